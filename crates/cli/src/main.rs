@@ -1,0 +1,2 @@
+//! `rem`, the one binary.
+fn main() {}
