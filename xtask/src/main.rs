@@ -1,2 +1,73 @@
-//! The project's own checks.
-fn main() {}
+//! The project's own checks: `cargo xtask check` is what CI runs, and what to run before a push.
+//!
+//! `check` runs them all; each can be run by its name. They print what they do, and stop at the first failure.
+
+mod deps;
+mod ledger;
+mod tidy;
+
+use std::path::PathBuf;
+use std::process::{Command, ExitCode};
+use std::time::Instant;
+
+type Step = (&'static str, &'static str, fn() -> Result<(), String>);
+
+/// Every check, in the order in which `check` runs them: cheap ones first.
+const STEPS: &[Step] = &[
+    ("tidy", "source rules: no long files, no unfinished places, no machine paths", tidy::run),
+    ("deps", "crate edges of the architecture, and licences", deps::run),
+    ("ledger", "the compliance ledger against the tests that it names", ledger::run),
+    ("fmt", "formatting", || cargo(&["fmt", "--all", "--check"])),
+    ("clippy", "lints, crate by crate so that features do not unify", clippy),
+    ("doc", "documentation builds without a warning", doc),
+    ("test", "every test", || cargo(&["test", "--workspace", "--locked"])),
+];
+
+fn main() -> ExitCode {
+    let wanted = std::env::args().nth(1).unwrap_or_default();
+    let steps: Vec<&Step> = STEPS.iter().filter(|s| wanted == "check" || s.0 == wanted).collect();
+    if steps.is_empty() {
+        eprintln!("usage: cargo xtask check|NAME, where NAME is one of");
+        for (name, what, _) in STEPS {
+            eprintln!("  {name:8} {what}");
+        }
+        return ExitCode::from(2);
+    }
+    for (name, what, run) in steps {
+        println!("==> {name}: {what}");
+        let start = Instant::now();
+        if let Err(why) = run() {
+            eprintln!("==> {name} failed: {why}");
+            return ExitCode::FAILURE;
+        }
+        println!("==> {name}: ok, {:.1} s", start.elapsed().as_secs_f64());
+    }
+    ExitCode::SUCCESS
+}
+
+/// The workspace's root, wherever the command was started.
+fn root() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).parent().expect("xtask lies in the workspace").to_path_buf()
+}
+
+fn cargo(args: &[&str]) -> Result<(), String> {
+    run(Command::new(env!("CARGO")).args(args))
+}
+
+fn run(command: &mut Command) -> Result<(), String> {
+    let status = command.current_dir(root()).status().map_err(|e| format!("{command:?}: {e}"))?;
+    if status.success() { Ok(()) } else { Err(format!("{command:?}: {status}")) }
+}
+
+fn clippy() -> Result<(), String> {
+    for package in deps::members()? {
+        cargo(&["clippy", "--quiet", "--locked", "-p", &package, "--all-targets", "--", "-D", "warnings"])?;
+    }
+    Ok(())
+}
+
+fn doc() -> Result<(), String> {
+    run(Command::new(env!("CARGO"))
+        .args(["doc", "--quiet", "--workspace", "--no-deps", "--locked"])
+        .env("RUSTDOCFLAGS", "-D warnings"))
+}

@@ -1,0 +1,32 @@
+# Two commands do everything on a fresh Debian machine with a Rust toolchain:
+#   make demo   builds the release binary and runs the main job on real input
+#   make test   installs what the tests need, then runs every check: this is CI
+.PHONY: demo test check deps-demo deps-test
+.DEFAULT_GOAL := help
+
+# A C compiler and linker are all that the build itself needs.
+DEMO_PACKAGES := gcc libc6-dev
+# tshark reads our captures; QEMU boots a stock kernel as a Soft-RoCE peer; the rest builds and runs that guest.
+TEST_PACKAGES := $(DEMO_PACKAGES) tshark iproute2 qemu-system-x86 busybox-static cpio kmod xz-utils rdma-core \
+	ibverbs-providers ibverbs-utils rdmacm-utils libibverbs-dev librdmacm-dev
+
+help:
+	@sed -n '1,3p' Makefile
+
+demo: deps-demo
+	@echo "==> building rem (release)"
+	cargo build --release --locked -p remanence-cli
+	@echo "==> rem demo"
+	./target/release/rem demo
+
+test: deps-test
+	cargo xtask check
+
+check:
+	cargo xtask check
+
+deps-demo:
+	@scripts/debian-packages $(DEMO_PACKAGES)
+
+deps-test:
+	@scripts/debian-packages $(TEST_PACKAGES)
