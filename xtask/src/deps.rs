@@ -16,7 +16,8 @@ const EDGES: &[(&str, &[&str])] = &[
     ("verbs", &["wire", "rnic", "pmem", "link"]),
     ("pool", &["wire", "rnic", "pmem", "verbs"]),
     ("sim", &["wire", "rnic", "pmem"]),
-    ("cli", &["wire", "rnic", "pmem", "link", "verbs", "pool", "sim"]),
+    ("bench", &["wire", "rnic", "pmem", "link", "verbs", "pool"]),
+    ("cli", &["bench", "wire", "rnic", "pmem", "link", "verbs", "pool", "sim"]),
 ];
 
 /// Licences that go with Apache-2.0 OR MIT in a binary we ship.

@@ -1,0 +1,11 @@
+//! The benches: each reproduces one figure or table, or holds one hot path against the physical limit of the
+//! machine and against the peer that a user would pick instead.
+//!
+//! What is compared is interleaved in one run. The two cores of a small virtual machine drift between a *near*
+//! and a *far* state (see [`machine`]), which changes two-core figures by up to 3.5 times: so every sample is
+//! tagged with the state that was probed before and after it, and ratios are taken within one state only.
+
+pub mod machine;
+pub mod plot;
+pub mod report;
+pub mod samples;

@@ -1,0 +1,100 @@
+//! Figures as SVG.
+
+use std::path::Path;
+
+use plotters::prelude::*;
+
+use crate::report::{Report, Row, bytes};
+
+/// Draws one panel for each operation and metric of the report: x is logarithmic, a line for each series. Where
+/// both machine states were met, the one with more samples is drawn.
+///
+/// # Errors
+/// One sentence if the file cannot be written.
+pub fn draw(report: &Report, path: &Path) -> Result<(), String> {
+    let mut panels: Vec<(String, &str, &str)> = Vec::new();
+    for row in &report.rows {
+        let panel = (row.op.clone(), row.metric, row.unit);
+        if !panels.contains(&panel) {
+            panels.push(panel);
+        }
+    }
+    if panels.is_empty() {
+        return Err("nothing to draw: the bench has no rows".into());
+    }
+    let columns = panels.len().min(3);
+    let lines = panels.len().div_ceil(columns);
+    let size = (460 * columns as u32, 340 * lines as u32 + 30);
+    let fault = |e: String| format!("cannot draw {}: {e}", path.display());
+    let root = SVGBackend::new(path, size).into_drawing_area();
+    root.fill(&WHITE).map_err(|e| fault(e.to_string()))?;
+    let titled = root
+        .titled(&format!("rem bench {} on {}", report.bench, report.machine), ("sans-serif", 14))
+        .map_err(|e| fault(e.to_string()))?;
+    for (area, (op, metric, unit)) in titled.split_evenly((lines, columns)).iter().zip(&panels) {
+        let rows: Vec<&Row> = report.rows.iter().filter(|r| r.op == *op && r.metric == *metric).collect();
+        panel(area, &format!("{op} {metric}"), unit, &rows).map_err(|e| fault(e.to_string()))?;
+    }
+    root.present().map_err(|e| fault(e.to_string()))
+}
+
+fn panel<'a>(
+    area: &DrawingArea<SVGBackend<'a>, plotters::coord::Shift>,
+    caption: &str,
+    unit: &str,
+    rows: &[&Row],
+) -> Result<(), Box<dyn std::error::Error + 'a>> {
+    let mut series: Vec<&str> = rows.iter().map(|r| r.series.as_str()).collect();
+    series.sort_unstable();
+    series.dedup();
+    let span = |values: Vec<f64>| {
+        let (low, high) = values.iter().fold((f64::MAX, 0.0_f64), |(l, h), v| (l.min(*v), h.max(*v)));
+        (low.max(1e-4) / 1.6)..(high.max(1e-3) * 1.6)
+    };
+    let xs = span(rows.iter().map(|r| r.x.max(1) as f64).collect());
+    let ys = span(rows.iter().map(|r| r.p50).collect());
+    let mut chart = ChartBuilder::on(area)
+        .caption(caption, ("sans-serif", 15))
+        .margin(10)
+        .x_label_area_size(32)
+        .y_label_area_size(56)
+        .build_cartesian_2d(xs.log_scale(), ys.log_scale())?;
+    chart
+        .configure_mesh()
+        .light_line_style(TRANSPARENT)
+        .x_label_formatter(&|x| bytes(x.round() as u64))
+        .y_label_formatter(&|y| crate::report::figure(*y))
+        .x_desc("bytes")
+        .y_desc(unit)
+        .draw()?;
+    for (index, name) in series.iter().enumerate() {
+        let colour = Palette99::pick(index).mix(1.0);
+        let points = line(rows, name);
+        chart
+            .draw_series(LineSeries::new(points.iter().copied(), colour.stroke_width(2)))?
+            .label(*name)
+            .legend(move |(x, y)| PathElement::new([(x, y), (x + 16, y)], colour.stroke_width(2)));
+        chart.draw_series(points.iter().map(|p| Circle::new(*p, 3, colour.filled())))?;
+    }
+    chart
+        .configure_series_labels()
+        .position(SeriesLabelPosition::UpperLeft)
+        .background_style(WHITE.mix(0.8))
+        .label_font(("sans-serif", 11))
+        .draw()?;
+    Ok(())
+}
+
+/// The points of one series, one for each x: of the state with the most samples there.
+fn line(rows: &[&Row], series: &str) -> Vec<(f64, f64)> {
+    let mut points: Vec<(u64, u64, f64)> = Vec::new();
+    for row in rows.iter().filter(|r| r.series == series) {
+        match points.iter_mut().find(|p| p.0 == row.x) {
+            Some(point) if point.1 >= row.n => {}
+            Some(point) => *point = (row.x, row.n, row.p50),
+            None => points.push((row.x, row.n, row.p50)),
+        }
+    }
+    points.sort_unstable_by_key(|p| p.0);
+    points.into_iter().map(|(x, _, y)| (x.max(1) as f64, y)).collect()
+}

@@ -1,0 +1,147 @@
+//! Samples kept apart by the state of the machine, and the ratios taken within one state.
+
+use std::collections::BTreeMap;
+
+use hdrhistogram::Histogram;
+
+use crate::machine::State;
+use crate::report::{Kind, Row};
+
+/// What one series measured at one point.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub struct Key {
+    /// The operation.
+    pub op: String,
+    /// Bytes, threads, ….
+    pub x: u64,
+    /// What was measured, over which path.
+    pub series: String,
+    /// `latency` in microseconds, or `throughput` in GB/s, or `rate` in Mop/s.
+    pub metric: Metric,
+}
+
+/// What is counted.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum Metric {
+    /// Microseconds; every operation is a sample.
+    Latency,
+    /// 10^9 bytes a second; every burst is a sample.
+    Throughput,
+    /// 10^6 operations a second; every burst is a sample.
+    Rate,
+}
+
+impl Metric {
+    const fn words(self) -> (&'static str, &'static str) {
+        match self {
+            Self::Latency => ("latency", "us"),
+            Self::Throughput => ("throughput", "GB/s"),
+            Self::Rate => ("rate", "Mop/s"),
+        }
+    }
+
+    /// What one unit of the histograms is: they count integers, a thousandth of a unit.
+    const SCALE: f64 = 1000.0;
+}
+
+/// All samples of a bench.
+#[derive(Default)]
+pub struct Samples {
+    kept: BTreeMap<(Key, State), Histogram<u64>>,
+    /// Bursts during which the state changed: dropped.
+    pub dropped: u64,
+}
+
+impl Samples {
+    /// Adds one burst's values, in the metric's unit, unless the state changed while it ran.
+    pub fn add(&mut self, key: &Key, before: State, after: State, values: impl IntoIterator<Item = f64>) {
+        if before != after {
+            self.dropped += 1;
+            return;
+        }
+        let histogram = self
+            .kept
+            .entry((key.clone(), before))
+            .or_insert_with(|| Histogram::new(3).expect("three digits are allowed"));
+        for value in values {
+            // The histogram grows by itself; only a value beyond 2^63 could fail.
+            let _ = histogram.record((value * Metric::SCALE).round().max(0.0) as u64);
+        }
+    }
+
+    /// The median of a point in a state.
+    #[must_use]
+    pub fn median(&self, key: &Key, state: State) -> Option<f64> {
+        let histogram = self.kept.get(&(key.clone(), state))?;
+        (!histogram.is_empty()).then(|| histogram.value_at_quantile(0.5) as f64 / Metric::SCALE)
+    }
+
+    /// The ratio of two medians, taken within each state and then averaged by how many samples both have;
+    /// `None` where no state has both.
+    #[must_use]
+    pub fn ratio(&self, over: &Key, under: &Key) -> Option<f64> {
+        let (mut sum, mut weight) = (0.0, 0.0);
+        for state in [State::Near, State::Far, State::Unclear] {
+            let (Some(a), Some(b)) = (self.median(over, state), self.median(under, state)) else { continue };
+            let n = |key: &Key| self.kept.get(&(key.clone(), state)).map_or(0, Histogram::len) as f64;
+            let both = n(over).min(n(under));
+            if b > 0.0 {
+                sum += both * (a / b);
+                weight += both;
+            }
+        }
+        (weight > 0.0).then(|| sum / weight)
+    }
+
+    /// Every point as a row of the report.
+    #[must_use]
+    pub fn rows(&self) -> Vec<Row> {
+        self.kept
+            .iter()
+            .filter(|(_, histogram)| !histogram.is_empty())
+            .map(|((key, state), histogram)| {
+                let (metric, unit) = key.metric.words();
+                let tail = if key.metric == Metric::Latency { 0.99 } else { 0.01 };
+                Row {
+                    series: key.series.clone(),
+                    op: key.op.clone(),
+                    x: key.x,
+                    metric,
+                    unit,
+                    state: state.word(),
+                    p50: histogram.value_at_quantile(0.5) as f64 / Metric::SCALE,
+                    p99: histogram.value_at_quantile(tail) as f64 / Metric::SCALE,
+                    n: histogram.len(),
+                    kind: Kind::Live,
+                }
+            })
+            .collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn key(series: &str) -> Key {
+        Key { op: "write".into(), x: 64, series: series.into(), metric: Metric::Latency }
+    }
+
+    #[test]
+    fn ratios_never_mix_states() {
+        let mut samples = Samples::default();
+        samples.add(&key("a"), State::Near, State::Near, [2.0; 10]);
+        samples.add(&key("b"), State::Far, State::Far, [1.0; 10]);
+        assert_eq!(samples.ratio(&key("a"), &key("b")), None);
+        samples.add(&key("b"), State::Near, State::Near, [1.0; 10]);
+        assert!((samples.ratio(&key("a"), &key("b")).unwrap() - 2.0).abs() < 0.01);
+    }
+
+    #[test]
+    fn a_burst_across_a_change_of_state_is_dropped() {
+        let mut samples = Samples::default();
+        samples.add(&key("a"), State::Near, State::Far, [1.0]);
+        assert_eq!(samples.dropped, 1);
+        assert!(samples.rows().is_empty());
+    }
+}
