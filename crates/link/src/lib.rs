@@ -1,1 +1,11 @@
-//! Placeholder until the first slice lands.
+//! Datagram back ends: what carries UDP payloads between RoCEv2 engines, and knows nothing of RDMA.
+//!
+//! [`Link`] is the trait that a live device drives; `udp` will implement it over sockets. Wrappers go around any
+//! link.
+//!
+//! Read first: RFC 768, udp(7), ip(7), and IBA Vol 1 Annex A17 for what RoCEv2 asks of the IP and UDP headers
+//! (the ICRC covers them, see [`SourcePort`] and [`Received::train_index`]).
+
+mod link;
+
+pub use link::{Event, Link, LinkCaps, LinkStats, Outgoing, Received, SourcePort, WaitFd};

@@ -1,0 +1,271 @@
+//! The trait between a live device and what carries its datagrams.
+//!
+//! The shape follows from four demands:
+//!
+//! * *Latency*: [`Link::recv`] ends after one system call that brought something, so that the answer leaves before
+//!   anybody asks for more; [`Link::send`] of a single datagram is one system call at most.
+//! * *Throughput*: the engine writes headers and payload once, into the buffer that the link lends with
+//!   [`Link::tx_buffer`] (a block that the kernel reads, an AF_XDP frame, a slot of shared memory), up to
+//!   [`LinkCaps::max_segments`] equal datagrams at a time; nothing copies it again on this side of the system call.
+//! * *Back-pressure*: a refused send leaves the lent buffer as it is. Nothing is lost, nothing must be built again:
+//!   send it again when a descriptor of [`Link::wait_fds`] becomes ready.
+//! * *Nothing is fatal*: a network loses, truncates and refuses. What a peer or a router can cause is a statistic
+//!   or an [`Event`]; an `Err` other than `WouldBlock` means that the link itself no longer works.
+//!
+//! The trait is object safe and is used as `Box<dyn Link>`: back ends and wrappers (capture, faults) are chosen on
+//! the command line and compose at run time. A virtual call costs about 2 ns beside the 500 ns and more of the
+//! cheapest system call behind it; the one path where it would show, writing a peer's region in place, does not go
+//! through a link at all.
+
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::RawFd;
+
+/// One datagram that arrived: a UDP payload and what its headers said.
+#[derive(Clone, Copy, Debug)]
+pub struct Received<'a> {
+    /// Who sent it.
+    pub src: SocketAddr,
+    /// The local address it was sent to.
+    pub dst_ip: IpAddr,
+    /// The IPv4 identification where the link can see it (AF_XDP); a UDP socket cannot. The ICRC covers it.
+    pub ip_id: Option<u16>,
+    /// Position in the train of equal datagrams that arrived together, 0 for one that came alone. With
+    /// segmentation offload the kernel numbers the datagrams of one send 0, 1, 2, …, so this is the likely
+    /// identification where [`Received::ip_id`] is unknown.
+    pub train_index: u16,
+    /// The two ECN bits of the IP header; 3 is "congestion experienced".
+    pub ecn: u8,
+    /// The hop limit it arrived with, 0 where the link did not ask for it.
+    pub ttl: u8,
+    /// The UDP payload, never more and never less than one datagram.
+    pub payload: &'a [u8],
+}
+
+/// One send: where the first `len` bytes of the lent buffer go, and cut into datagrams of which size.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Outgoing {
+    /// The local address to send from, one of [`LinkCaps::addresses`].
+    pub src: IpAddr,
+    /// The source port, honoured where [`LinkCaps::src_port`] is [`SourcePort::Any`].
+    pub src_port: u16,
+    /// The destination.
+    pub dst: SocketAddr,
+    /// IPv4 TOS or IPv6 traffic class: DSCP and, in the low two bits, ECN.
+    pub tos: u8,
+    /// TTL or hop limit.
+    pub ttl: u8,
+    /// How many bytes of the lent buffer to send.
+    pub len: usize,
+    /// Payload of every datagram but the last, which may be shorter. `len` or more means one datagram. The IPv4
+    /// identification of datagram i is i, and "don't fragment" is set.
+    pub segment_size: usize,
+}
+
+impl Outgoing {
+    /// The number of datagrams this send makes.
+    #[must_use]
+    pub fn segments(&self) -> usize {
+        if self.len == 0 { 1 } else { self.len.div_ceil(self.segment_size.max(1)) }
+    }
+}
+
+/// Which UDP source port leaves with a datagram. The ICRC covers it, so whoever computes one must know.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum SourcePort {
+    /// This port, whatever [`Outgoing::src_port`] says.
+    Fixed(u16),
+    /// The one that [`Outgoing::src_port`] names.
+    Any,
+}
+
+/// What a link can do; does not change while the link lives.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct LinkCaps {
+    /// The back end, for reports: `udp`, `xdp`, `shm`.
+    pub kind: &'static str,
+    /// The local addresses, at least one. Sends name one of them.
+    pub addresses: Vec<IpAddr>,
+    /// The UDP port at which datagrams are received, 4791 for RoCEv2 peers.
+    pub port: u16,
+    /// The largest IP packet that every address can send without fragmentation. A route to one peer may allow
+    /// less: see [`Link::path_mtu`].
+    pub mtu: usize,
+    /// The most datagrams in one send.
+    pub max_segments: usize,
+    /// The most bytes in one send: the length of the lent buffer.
+    pub max_send_bytes: usize,
+    /// What the source port of a datagram will be.
+    pub src_port: SourcePort,
+}
+
+impl LinkCaps {
+    /// The source port that a datagram will carry if its sender asks for `wanted`.
+    #[must_use]
+    pub fn effective_src_port(&self, wanted: u16) -> u16 {
+        match self.src_port {
+            SourcePort::Fixed(port) => port,
+            SourcePort::Any => wanted,
+        }
+    }
+}
+
+/// Counters since the link was opened.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct LinkStats {
+    /// Datagrams received.
+    pub rx_datagrams: u64,
+    /// Their payload bytes.
+    pub rx_bytes: u64,
+    /// System calls (or ring passes) that brought at least one datagram.
+    pub rx_batches: u64,
+    /// Datagrams cut by a buffer that was too small, or otherwise unusable; dropped.
+    pub rx_malformed: u64,
+    /// Datagrams sent.
+    pub tx_datagrams: u64,
+    /// Their payload bytes.
+    pub tx_bytes: u64,
+    /// System calls (or ring passes) that sent something.
+    pub tx_batches: u64,
+    /// Sends refused for now because a queue was full.
+    pub tx_blocked: u64,
+    /// Sends that the host's network stack refused for good (no route, too long, filtered); lost, as on a network.
+    pub tx_failed: u64,
+    /// Datagrams for another process of this host, handed on to it.
+    pub forwarded: u64,
+    /// Datagrams handed on to us by another process of this host.
+    pub forwarded_here: u64,
+    /// Datagrams for a process of this host that no longer exists or does not keep up; dropped.
+    pub undeliverable: u64,
+}
+
+/// Something the network told us outside of a datagram. A hint: whoever can forge a packet can forge these.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Event {
+    /// ICMP says that datagrams to `dst` do not arrive.
+    Unreachable {
+        /// Where the lost datagram was sent.
+        dst: SocketAddr,
+        /// The host answered, but no program has the port open. `false`: no such host or no way to it.
+        port_closed: bool,
+    },
+    /// Packets to `dst` must not be larger than `mtu` (ICMP "fragmentation needed", "packet too big").
+    PathMtu {
+        /// Where the packet that was too large was sent.
+        dst: SocketAddr,
+        /// The largest IP packet that passes.
+        mtu: usize,
+    },
+}
+
+/// A descriptor to wait on, with the events of poll(2) to wait for. Errors (`POLLERR`) wake as well.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct WaitFd {
+    /// The descriptor, owned by the link.
+    pub fd: RawFd,
+    /// `POLLIN`, and `POLLOUT` while a refused send waits for room.
+    pub events: i16,
+}
+
+/// A carrier of UDP payloads. See the module's head for the reasons behind its shape.
+///
+/// All methods return at once; waiting is the caller's, on [`Link::wait_fds`].
+pub trait Link: Send {
+    /// What this link can do.
+    fn caps(&self) -> &LinkCaps;
+
+    /// Lends the buffer of the next send, [`LinkCaps::max_send_bytes`] long. It is the same buffer, with the same
+    /// contents, until a send succeeds.
+    ///
+    /// # Errors
+    /// `WouldBlock` while the link has no room for another send.
+    fn tx_buffer(&mut self) -> io::Result<&mut [u8]>;
+
+    /// Sends the first `out.len` bytes of the lent buffer. They may wait in the link for [`Link::flush`].
+    ///
+    /// # Errors
+    /// `WouldBlock`: nothing was sent; the lent buffer keeps its contents, send again later. `InvalidInput`: `out`
+    /// breaks a limit of [`LinkCaps`]. Others: the link no longer works. What the network refuses is no error but
+    /// a loss, counted in [`LinkStats::tx_failed`].
+    fn send(&mut self, out: &Outgoing) -> io::Result<()>;
+
+    /// Pushes out what waits in the link. To be called before anybody waits for an answer.
+    ///
+    /// # Errors
+    /// `WouldBlock`: something still waits; call again when a descriptor is ready.
+    fn flush(&mut self) -> io::Result<()>;
+
+    /// Hands over what has arrived, at most one batch, and returns the number of datagrams; 0 means that nothing
+    /// was there. A single datagram costs one system call, and no second one is made behind it.
+    ///
+    /// # Errors
+    /// Only when the link no longer works.
+    fn recv(&mut self, sink: &mut dyn FnMut(Received<'_>)) -> io::Result<usize>;
+
+    /// Appends the descriptors to wait on. The set changes only when a send is refused (`POLLOUT` appears) and
+    /// when that is over.
+    fn wait_fds(&self, fds: &mut Vec<WaitFd>);
+
+    /// To be called right before waiting: arms wake-ups where they must be armed and looks at the slow channels
+    /// (error queues, forwarded datagrams). `true`: do not wait, call [`Link::recv`] or [`Link::poll_event`].
+    ///
+    /// # Errors
+    /// Only when the link no longer works.
+    fn prepare_wait(&mut self) -> io::Result<bool>;
+
+    /// The next thing the network told us outside of a datagram.
+    fn poll_event(&mut self) -> Option<Event> {
+        None
+    }
+
+    /// The largest IP packet that can go from `src` to `dst` without fragmentation, as far as this host knows.
+    fn path_mtu(&self, src: IpAddr, dst: IpAddr) -> usize {
+        let _ = (src, dst);
+        self.caps().mtu
+    }
+
+    /// Counters since the link was opened.
+    fn stats(&self) -> LinkStats;
+}
+
+impl<L: Link + ?Sized> Link for Box<L> {
+    fn caps(&self) -> &LinkCaps {
+        (**self).caps()
+    }
+
+    fn tx_buffer(&mut self) -> io::Result<&mut [u8]> {
+        (**self).tx_buffer()
+    }
+
+    fn send(&mut self, out: &Outgoing) -> io::Result<()> {
+        (**self).send(out)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        (**self).flush()
+    }
+
+    fn recv(&mut self, sink: &mut dyn FnMut(Received<'_>)) -> io::Result<usize> {
+        (**self).recv(sink)
+    }
+
+    fn wait_fds(&self, fds: &mut Vec<WaitFd>) {
+        (**self).wait_fds(fds);
+    }
+
+    fn prepare_wait(&mut self) -> io::Result<bool> {
+        (**self).prepare_wait()
+    }
+
+    fn poll_event(&mut self) -> Option<Event> {
+        (**self).poll_event()
+    }
+
+    fn path_mtu(&self, src: IpAddr, dst: IpAddr) -> usize {
+        (**self).path_mtu(src, dst)
+    }
+
+    fn stats(&self) -> LinkStats {
+        (**self).stats()
+    }
+}
