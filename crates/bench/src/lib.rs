@@ -6,6 +6,8 @@
 //! tagged with the state that was probed before and after it, and ratios are taken within one state only.
 
 pub mod machine;
+pub mod netns;
+pub mod peers;
 pub mod plot;
 pub mod report;
 pub mod samples;
