@@ -3,10 +3,34 @@
 //! Read first: IBA Vol 1 chapter 9 (transport layer) and Annex A17 (RoCEv2). Untrusted bytes stop here: a
 //! *view* may look at any bytes ever received and never panics; a *repr* holds only what the engine acts on,
 //! and parsing it is the single gate.
+//!
+//! From the outside in: [`ip`] and [`udp`] hold a [`packet`]; its first byte is an [`opcode`], whose table says
+//! which of [`deth`], [`reth`], [`atomic_eth`], [`aeth`], [`atomic_ack_eth`], [`imm_dt`], [`ieth`] and [`feth`]
+//! follow the [`bth`]; an [`icrc`] ends it.
 #![forbid(unsafe_code)]
+#![deny(clippy::little_endian_bytes)]
+#![warn(clippy::wildcard_enum_match_arm)]
 
+pub mod aeth;
+pub mod atomic_ack_eth;
+pub mod atomic_eth;
+pub mod bth;
+pub mod deth;
+mod error;
+pub mod feth;
+pub mod icrc;
+pub mod ieth;
+pub mod imm_dt;
+pub mod ip;
+pub mod opcode;
+pub mod packet;
 mod psn;
+pub mod reth;
 mod types;
+pub mod udp;
 
+pub use error::Error;
+pub use opcode::Opcode;
 pub use psn::Psn;
 pub use types::{Gid, Lkey, Msn, Mtu, Pkey, Qkey, Qpn, Rkey};
+pub use udp::ROCE_PORT;

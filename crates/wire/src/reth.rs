@@ -1,0 +1,86 @@
+//! RETH, the RDMA extended transport header: where in the responder's memory, and how much.
+//!
+//! Read first: IBA Vol 1, 9.3.3.
+//!
+//! ```text
+//!  0..8    virtual address
+//!  8..12   R_Key
+//!  12..16  DMA length
+//! ```
+
+use crate::types::Rkey;
+
+/// Bytes of a RETH.
+pub const LEN: usize = 16;
+
+/// A view of a RETH.
+#[derive(Clone, Copy, Debug)]
+pub struct Header<'a>(&'a [u8; LEN]);
+
+impl<'a> Header<'a> {
+    /// The view of exactly a RETH's bytes.
+    #[must_use]
+    pub const fn of(bytes: &'a [u8; LEN]) -> Self {
+        Self(bytes)
+    }
+
+    /// Virtual address.
+    #[must_use]
+    pub const fn va(self) -> u64 {
+        let b = self.0;
+        u64::from_be_bytes([b[0], b[1], b[2], b[3], b[4], b[5], b[6], b[7]])
+    }
+
+    /// Remote key.
+    #[must_use]
+    pub const fn rkey(self) -> Rkey {
+        Rkey(u32::from_be_bytes([self.0[8], self.0[9], self.0[10], self.0[11]]))
+    }
+
+    /// Length of the whole message, in bytes.
+    #[must_use]
+    pub const fn dma_len(self) -> u32 {
+        u32::from_be_bytes([self.0[12], self.0[13], self.0[14], self.0[15]])
+    }
+}
+
+/// A RETH as the engine acts on it.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Repr {
+    /// First virtual address.
+    pub va: u64,
+    /// Remote key.
+    pub rkey: Rkey,
+    /// Length of the whole message, in bytes.
+    pub dma_len: u32,
+}
+
+impl Repr {
+    /// Reads a view.
+    #[must_use]
+    pub const fn parse(header: Header<'_>) -> Self {
+        Self { va: header.va(), rkey: header.rkey(), dma_len: header.dma_len() }
+    }
+
+    /// Writes the header.
+    #[inline]
+    pub fn emit(&self, bytes: &mut [u8; LEN]) {
+        bytes[..8].copy_from_slice(&self.va.to_be_bytes());
+        bytes[8..12].copy_from_slice(&self.rkey.0.to_be_bytes());
+        bytes[12..].copy_from_slice(&self.dma_len.to_be_bytes());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn layout() {
+        let repr = Repr { va: 0x0102_0304_0506_0708, rkey: Rkey(0x1112_1314), dma_len: 0x8000_0000 };
+        let mut bytes = [0xee; LEN];
+        repr.emit(&mut bytes);
+        assert_eq!(bytes, [1, 2, 3, 4, 5, 6, 7, 8, 0x11, 0x12, 0x13, 0x14, 0x80, 0, 0, 0]);
+        assert_eq!(Repr::parse(Header::of(&bytes)), repr);
+    }
+}
