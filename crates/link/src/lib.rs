@@ -7,5 +7,7 @@
 //! (the ICRC covers them, see [`SourcePort`] and [`Received::train_index`]).
 
 mod link;
+pub mod veth;
+pub mod xdp;
 
 pub use link::{Event, Link, LinkCaps, LinkStats, Outgoing, Received, SourcePort, WaitFd};
