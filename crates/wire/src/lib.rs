@@ -6,7 +6,7 @@
 //!
 //! From the outside in: [`ip`] and [`udp`] hold a [`packet`]; its first byte is an [`opcode`], whose table says
 //! which of [`deth`], [`reth`], [`atomic_eth`], [`aeth`], [`atomic_ack_eth`], [`imm_dt`], [`ieth`] and [`feth`]
-//! follow the [`bth`]; an [`icrc`] ends it.
+//! follow the [`bth`]; an [`icrc`] ends it. Connections are made by [`cm`] messages, which are [`mad`]s.
 #![forbid(unsafe_code)]
 #![deny(clippy::little_endian_bytes)]
 #![warn(clippy::wildcard_enum_match_arm)]
@@ -15,6 +15,7 @@ pub mod aeth;
 pub mod atomic_ack_eth;
 pub mod atomic_eth;
 pub mod bth;
+pub mod cm;
 pub mod deth;
 mod error;
 pub mod feth;
@@ -22,6 +23,7 @@ pub mod icrc;
 pub mod ieth;
 pub mod imm_dt;
 pub mod ip;
+pub mod mad;
 pub mod opcode;
 pub mod packet;
 mod psn;
