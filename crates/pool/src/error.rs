@@ -1,0 +1,160 @@
+//! What can go wrong with a pool, each as one sentence that says what to do.
+
+use std::io;
+
+use thiserror::Error;
+
+use crate::blob::{BlobName, Version};
+use crate::format::VERSION;
+
+/// Why a file cannot be opened as a pool.
+#[derive(Clone, PartialEq, Eq, Debug, Error)]
+pub enum OpenError {
+    /// No magic number.
+    #[error(
+        "this is not a pool file; name another file, or remove this one to have a new pool made in its place"
+    )]
+    NotAPool,
+    /// All zeros.
+    #[error("this file holds no pool, only zeros; remove it to have a new pool made in its place")]
+    Blank,
+    /// Shorter than a superblock.
+    #[error(
+        "this file has only {file} bytes, too few for a pool; remove it to have a new pool made in its place"
+    )]
+    TooShort {
+        /// Bytes of the file.
+        file: u64,
+    },
+    /// Written by a machine, or a program, that swaps bytes.
+    #[error(
+        "this pool was written in the other byte order; copy its blobs over the network from the machine that wrote it"
+    )]
+    OtherByteOrder,
+    /// Another version of the format.
+    #[error(
+        "this pool has format version {found}, and this program reads version {VERSION}; serve it with the release that made it, and copy its blobs over"
+    )]
+    OtherVersion {
+        /// The file's version.
+        found: u32,
+    },
+    /// The superblock's checksum is wrong.
+    #[error(
+        "the superblock of this pool is damaged; restore the file from a copy, or make a new pool and bring it up to date from the other servers"
+    )]
+    SuperblockDamaged,
+    /// The file was cut.
+    #[error(
+        "this pool file was truncated: {file} of {pool} bytes are left; restore it from a copy, or make a new pool and bring it up to date from the other servers"
+    )]
+    Truncated {
+        /// Bytes of the file.
+        file: u64,
+        /// Bytes of the pool.
+        pool: u64,
+    },
+    /// Something was appended.
+    #[error(
+        "this pool file has {file} bytes, but the pool in it only {pool}; cut it back with `truncate -s {pool}` if nothing else is meant to be in it"
+    )]
+    Grown {
+        /// Bytes of the file.
+        file: u64,
+        /// Bytes of the pool.
+        pool: u64,
+    },
+    /// Both root copies are bad.
+    #[error(
+        "both root blocks of this pool are damaged; restore the file from a copy, or make a new pool and bring it up to date from the other servers"
+    )]
+    RootDamaged,
+    /// The catalogue contradicts itself.
+    #[error(
+        "the catalogue of this pool is damaged ({what}); restore the file from a copy, or make a new pool and bring it up to date from the other servers"
+    )]
+    CatalogueDamaged {
+        /// How it shows.
+        what: String,
+    },
+    /// A size that no pool can have.
+    #[error("a pool has 1M to 16T bytes, not {0}")]
+    BadSize(u64),
+    /// The medium failed while the pool was made or recovered.
+    #[error("the medium of this pool failed ({0}); check the disk")]
+    Medium(String),
+}
+
+/// Why a pool refuses a request.
+#[derive(Clone, PartialEq, Eq, Debug, Error)]
+pub enum PoolError {
+    /// No room for the data.
+    #[error(
+        "the pool is full: {wanted} more bytes were asked for and {free} are free; delete blobs or serve a larger pool"
+    )]
+    Full {
+        /// Bytes asked for.
+        wanted: u64,
+        /// Bytes free.
+        free: u64,
+    },
+    /// Enough room, but in too many pieces.
+    #[error("the pool is too fragmented for a blob of this size; delete blobs or serve a larger pool")]
+    Fragmented,
+    /// No room for the record.
+    #[error("the catalogue of the pool is full; delete blobs or serve a larger pool")]
+    CatalogueFull,
+    /// No such name.
+    #[error("there is no blob named {0:?}")]
+    NoSuchBlob(BlobName),
+    /// A reservation that is not (any more).
+    #[error("the reservation is unknown; it was committed, given up, or the server restarted since")]
+    NoSuchReservation,
+    /// A lease that is not (any more).
+    #[error("the read lease is unknown; it was released, or the server restarted since")]
+    NoSuchLease,
+    /// A commit of more bytes than were reserved.
+    #[error("{len} bytes were committed where {reserved} were reserved")]
+    TooLong {
+        /// Bytes committed.
+        len: u64,
+        /// Bytes reserved.
+        reserved: u64,
+    },
+    /// A commit before the data was made durable.
+    #[error("the data was not made durable before its commit")]
+    NotDurable,
+    /// Another writer was faster.
+    #[error("a newer version ({current}) of this blob is there already")]
+    Superseded {
+        /// The version that the pool holds.
+        current: Version,
+    },
+    /// The medium failed; from here on the pool refuses all changes, as nothing can be known to be durable.
+    #[error(
+        "the medium of the pool failed ({0}) and nothing more can be made durable; check the disk and restart the server"
+    )]
+    Medium(String),
+}
+
+impl PoolError {
+    /// The medium failed so.
+    #[must_use]
+    pub fn medium(error: &io::Error) -> Self {
+        Self::Medium(error.to_string())
+    }
+}
+
+impl OpenError {
+    /// The medium failed so.
+    #[must_use]
+    pub fn medium(error: &io::Error) -> Self {
+        Self::Medium(error.to_string())
+    }
+
+    /// The catalogue is damaged; it shows so.
+    #[must_use]
+    pub fn catalogue(what: impl Into<String>) -> Self {
+        Self::CatalogueDamaged { what: what.into() }
+    }
+}

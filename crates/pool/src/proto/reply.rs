@@ -1,0 +1,428 @@
+//! What a server answers.
+
+use super::{EXTENTS_PER_MESSAGE, MAX_MESSAGE, Malformed, Reader, RemoteExtent, Writer, message, open};
+use crate::auth::{Fingerprint, Nonce, Proof};
+use crate::blob::{Digest, Listing, State, Version};
+use crate::format::superblock::Uuid;
+
+/// The kinds of refusal that a client treats differently.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[repr(u8)]
+pub enum Code {
+    /// The token is wrong.
+    WrongToken = 1,
+    /// Too many wrong tokens came from this address.
+    TryLater = 2,
+    /// No such blob, reservation or lease.
+    NotFound = 3,
+    /// No room.
+    Full = 4,
+    /// A newer version is there.
+    Superseded = 5,
+    /// The server cannot make anything durable any more.
+    Failed = 6,
+    /// The request makes no sense as things are.
+    Refused = 7,
+    /// The server stops.
+    Stopping = 8,
+}
+
+impl Code {
+    const ALL: [Self; 8] = [
+        Self::WrongToken,
+        Self::TryLater,
+        Self::NotFound,
+        Self::Full,
+        Self::Superseded,
+        Self::Failed,
+        Self::Refused,
+        Self::Stopping,
+    ];
+}
+
+/// What a server is and how full its pool is.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct PoolInfo {
+    /// Which pool.
+    pub uuid: Uuid,
+    /// Bytes of the whole pool.
+    pub size: u64,
+    /// Bytes that blobs can have in all.
+    pub capacity: u64,
+    /// Bytes of these that are free.
+    pub free: u64,
+    /// Blobs.
+    pub blobs: u64,
+    /// Frames ever written to the catalogue.
+    pub sequence: u64,
+    /// The name of the pool's persistence domain.
+    pub domain: String,
+    /// One sentence: which failures its data survives.
+    pub survives: String,
+}
+
+/// A reply.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Reply {
+    /// To `Hello`.
+    Challenge {
+        /// The server's nonce.
+        nonce: Nonce,
+        /// Which token is asked for.
+        fingerprint: Fingerprint,
+    },
+    /// To `Authenticate`: come in.
+    Welcome {
+        /// That the server has the token too.
+        proof: Proof,
+        /// For the connection request of the data QP.
+        ticket: [u8; 16],
+        /// What this is.
+        info: PoolInfo,
+    },
+    /// Done; to requests that ask for nothing else.
+    Done,
+    /// To `Reserve` and `Scratch`.
+    Reserved {
+        /// Names the reservation.
+        reservation: u64,
+        /// The version that the name has now.
+        version: Version,
+        /// Where to write.
+        extents: Vec<RemoteExtent>,
+    },
+    /// To `Extend`, and to `MoreExtents`.
+    Extents {
+        /// The new ones.
+        extents: Vec<RemoteExtent>,
+    },
+    /// To `Commit` and `Delete`: durable.
+    Committed {
+        /// The version that is durable now.
+        version: Version,
+    },
+    /// To `Lookup`.
+    Found {
+        /// Names the lease.
+        lease: u64,
+        /// The blob's version.
+        version: Version,
+        /// Its length.
+        len: u64,
+        /// Its digest.
+        digest: Digest,
+        /// How many extents it has.
+        total: u32,
+        /// The first of them.
+        extents: Vec<RemoteExtent>,
+    },
+    /// To `List`.
+    Page {
+        /// The listings.
+        listings: Vec<Listing>,
+        /// There are more.
+        more: bool,
+    },
+    /// To `Stat`.
+    Info(PoolInfo),
+    /// To `VersionOf`.
+    IsAt {
+        /// The version.
+        version: Version,
+        /// It is a blob, not a deletion and not nothing.
+        live: bool,
+    },
+    /// To anything: no.
+    Refused {
+        /// Why, for the program.
+        code: Code,
+        /// Why, for the person: one sentence.
+        reason: String,
+    },
+}
+
+mod kind {
+    pub(super) const CHALLENGE: u8 = 65;
+    pub(super) const WELCOME: u8 = 66;
+    pub(super) const DONE: u8 = 67;
+    pub(super) const RESERVED: u8 = 68;
+    pub(super) const EXTENTS: u8 = 69;
+    pub(super) const COMMITTED: u8 = 70;
+    pub(super) const FOUND: u8 = 71;
+    pub(super) const PAGE: u8 = 72;
+    pub(super) const INFO: u8 = 73;
+    pub(super) const IS_AT: u8 = 74;
+    pub(super) const REFUSED: u8 = 75;
+}
+
+impl PoolInfo {
+    fn emit(&self, w: &mut Writer) {
+        w.bytes(&self.uuid.0);
+        for n in [self.size, self.capacity, self.free, self.blobs, self.sequence] {
+            w.u64(n);
+        }
+        w.text(&self.domain);
+        w.text(&self.survives);
+    }
+
+    fn parse(r: &mut Reader<'_>) -> Result<Self, Malformed> {
+        Ok(Self {
+            uuid: Uuid(r.bytes()?),
+            size: r.u64()?,
+            capacity: r.u64()?,
+            free: r.u64()?,
+            blobs: r.u64()?,
+            sequence: r.u64()?,
+            domain: r.text()?,
+            survives: r.text()?,
+        })
+    }
+}
+
+fn emit_listing(w: &mut Writer, listing: &Listing) {
+    w.text(listing.name.as_str());
+    w.version(listing.version);
+    match &listing.state {
+        State::Deleted => w.u8(0),
+        State::Live { len, digest } => {
+            w.u8(1);
+            w.u64(*len);
+            w.bytes(&digest.0);
+        }
+    }
+}
+
+fn parse_listing(r: &mut Reader<'_>) -> Result<Listing, Malformed> {
+    let (name, version) = (r.name()?, r.version()?);
+    let state = if r.bool()? { State::Live { len: r.u64()?, digest: r.digest()? } } else { State::Deleted };
+    Ok(Listing { name, version, state })
+}
+
+fn extents(r: &mut Reader<'_>) -> Result<Vec<RemoteExtent>, Malformed> {
+    let extents = r.list(RemoteExtent::parse)?;
+    if extents.len() > EXTENTS_PER_MESSAGE { Err(Malformed) } else { Ok(extents) }
+}
+
+impl Reply {
+    /// Fills a page with listings, as many as a message holds. Gives `None` back for what did not fit.
+    #[must_use]
+    pub fn page(listings: impl Iterator<Item = Listing>) -> Self {
+        let (mut page, mut room) = (Vec::new(), MAX_MESSAGE - 64);
+        let mut more = false;
+        for listing in listings {
+            let len = listing.name.as_str().len() + 64;
+            if len > room {
+                more = true;
+                break;
+            }
+            room -= len;
+            page.push(listing);
+        }
+        Self::Page { listings: page, more }
+    }
+
+    /// The message to send.
+    #[must_use]
+    pub fn emit(&self, number: u32) -> Vec<u8> {
+        message(self.kind(), number, |w| self.emit_body(w))
+    }
+
+    const fn kind(&self) -> u8 {
+        match self {
+            Self::Challenge { .. } => kind::CHALLENGE,
+            Self::Welcome { .. } => kind::WELCOME,
+            Self::Done => kind::DONE,
+            Self::Reserved { .. } => kind::RESERVED,
+            Self::Extents { .. } => kind::EXTENTS,
+            Self::Committed { .. } => kind::COMMITTED,
+            Self::Found { .. } => kind::FOUND,
+            Self::Page { .. } => kind::PAGE,
+            Self::Info(_) => kind::INFO,
+            Self::IsAt { .. } => kind::IS_AT,
+            Self::Refused { .. } => kind::REFUSED,
+        }
+    }
+
+    fn emit_body(&self, w: &mut Writer) {
+        match self {
+            Self::Challenge { nonce, fingerprint } => {
+                w.bytes(nonce);
+                w.bytes(&fingerprint.0);
+            }
+            Self::Welcome { proof, ticket, info } => {
+                w.bytes(proof);
+                w.bytes(ticket);
+                info.emit(w);
+            }
+            Self::Done => {}
+            Self::Reserved { reservation, version, extents } => {
+                w.u64(*reservation);
+                w.version(*version);
+                w.list(extents, |w, e| e.emit(w));
+            }
+            Self::Extents { extents } => w.list(extents, |w, e| e.emit(w)),
+            Self::Committed { version } => w.version(*version),
+            Self::Found { lease, version, len, digest, total, extents } => {
+                w.u64(*lease);
+                w.version(*version);
+                w.u64(*len);
+                w.bytes(&digest.0);
+                w.u32(*total);
+                w.list(extents, |w, e| e.emit(w));
+            }
+            Self::Page { listings, more } => {
+                w.u8((*more).into());
+                w.list(listings, emit_listing);
+            }
+            Self::Info(info) => info.emit(w),
+            Self::IsAt { version, live } => {
+                w.version(*version);
+                w.u8((*live).into());
+            }
+            Self::Refused { code, reason } => {
+                w.u8(*code as u8);
+                w.text(reason);
+            }
+        }
+    }
+
+    /// Reads a message: the number of the request and the reply.
+    ///
+    /// # Errors
+    /// It is none.
+    pub fn parse(bytes: &[u8]) -> Result<(u32, Self), Malformed> {
+        let (kind, number, mut r) = open(bytes)?;
+        let reply = match kind {
+            kind::CHALLENGE => Self::Challenge { nonce: r.bytes()?, fingerprint: Fingerprint(r.bytes()?) },
+            kind::WELCOME => {
+                Self::Welcome { proof: r.bytes()?, ticket: r.bytes()?, info: PoolInfo::parse(&mut r)? }
+            }
+            kind::DONE => Self::Done,
+            kind::RESERVED => {
+                Self::Reserved { reservation: r.u64()?, version: r.version()?, extents: extents(&mut r)? }
+            }
+            kind::EXTENTS => Self::Extents { extents: extents(&mut r)? },
+            kind::COMMITTED => Self::Committed { version: r.version()? },
+            kind::FOUND => Self::Found {
+                lease: r.u64()?,
+                version: r.version()?,
+                len: r.u64()?,
+                digest: r.digest()?,
+                total: r.u32()?,
+                extents: extents(&mut r)?,
+            },
+            kind::PAGE => Self::Page { more: r.bool()?, listings: r.list(parse_listing)? },
+            kind::INFO => Self::Info(PoolInfo::parse(&mut r)?),
+            kind::IS_AT => Self::IsAt { version: r.version()?, live: r.bool()? },
+            kind::REFUSED => {
+                let code = r.u8()?;
+                let code = Code::ALL.into_iter().find(|c| *c as u8 == code).ok_or(Malformed)?;
+                Self::Refused { code, reason: r.text()? }
+            }
+            _ => return Err(Malformed),
+        };
+        r.end()?;
+        Ok((number, reply))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::request::tests::{name, version};
+    use super::*;
+    use proptest::prelude::*;
+
+    fn info() -> impl Strategy<Value = PoolInfo> {
+        (any::<[u8; 16]>(), any::<[u64; 5]>(), "[a-z-]{0,20}", "[a-zA-Z ,.]{0,200}").prop_map(
+            |(uuid, n, domain, survives)| PoolInfo {
+                uuid: Uuid(uuid),
+                size: n[0],
+                capacity: n[1],
+                free: n[2],
+                blobs: n[3],
+                sequence: n[4],
+                domain,
+                survives,
+            },
+        )
+    }
+
+    fn listing() -> impl Strategy<Value = Listing> {
+        let state = prop_oneof![
+            Just(State::Deleted),
+            (any::<u64>(), any::<[u8; 32]>()).prop_map(|(len, d)| State::Live { len, digest: Digest(d) }),
+        ];
+        (name(), version(), state).prop_map(|(name, version, state)| Listing { name, version, state })
+    }
+
+    fn reply() -> impl Strategy<Value = Reply> {
+        let n = any::<u64>;
+        let extents = || {
+            let extent =
+                (n(), n(), any::<u32>()).prop_map(|(addr, len, rkey)| RemoteExtent { addr, len, rkey });
+            prop::collection::vec(extent, 0..EXTENTS_PER_MESSAGE + 1)
+        };
+        prop_oneof![
+            any::<([u8; 32], [u8; 8])>()
+                .prop_map(|(nonce, f)| Reply::Challenge { nonce, fingerprint: Fingerprint(f) }),
+            (any::<([u8; 32], [u8; 16])>(), info()).prop_map(|((proof, ticket), info)| Reply::Welcome {
+                proof,
+                ticket,
+                info
+            }),
+            Just(Reply::Done),
+            (n(), version(), extents()).prop_map(|(reservation, version, extents)| Reply::Reserved {
+                reservation,
+                version,
+                extents
+            }),
+            extents().prop_map(|extents| Reply::Extents { extents }),
+            version().prop_map(|version| Reply::Committed { version }),
+            (n(), version(), n(), any::<([u8; 32], u32)>(), extents()).prop_map(
+                |(lease, version, len, (digest, total), extents)| Reply::Found {
+                    lease,
+                    version,
+                    len,
+                    digest: Digest(digest),
+                    total,
+                    extents
+                }
+            ),
+            prop::collection::vec(listing(), 0..30).prop_map(|l| Reply::page(l.into_iter())),
+            info().prop_map(Reply::Info),
+            (version(), any::<bool>()).prop_map(|(version, live)| Reply::IsAt { version, live }),
+            (prop::sample::select(&Code::ALL[..]), "[a-zA-Z ,.]{0,200}")
+                .prop_map(|(code, reason)| Reply::Refused { code, reason }),
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn what_was_emitted_is_parsed_and_nothing_shorter_or_longer(reply in reply(), number in any::<u32>()) {
+            let bytes = reply.emit(number);
+            for cut in 0..bytes.len() {
+                prop_assert_eq!(Reply::parse(&bytes[..cut]), Err(Malformed));
+            }
+            prop_assert_eq!(Reply::parse(&[&bytes[..], &[0]].concat()), Err(Malformed));
+            prop_assert_eq!(Reply::parse(&bytes), Ok((number, reply)));
+        }
+
+        #[test]
+        fn any_bytes_do_no_harm(bytes in prop::collection::vec(any::<u8>(), 0..300), kind in 60_u8..80) {
+            let _ = Reply::parse(&bytes);
+            let _ = Reply::parse(&message(kind, 1, |w| w.bytes(&bytes)));
+        }
+    }
+
+    #[test]
+    fn a_page_takes_what_fits_and_says_that_there_is_more() {
+        let listings = (0..100).map(|n| Listing {
+            name: crate::blob::BlobName::new(&format!("{n:03}{}", "x".repeat(900))).expect("fair"),
+            version: Version::NONE,
+            state: State::Deleted,
+        });
+        let Reply::Page { listings, more } = Reply::page(listings) else { panic!("a page") };
+        assert_eq!((listings.len(), more), (4, true));
+        assert!(Reply::Page { listings, more }.emit(1).len() <= MAX_MESSAGE);
+    }
+}

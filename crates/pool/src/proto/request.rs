@@ -1,0 +1,272 @@
+//! What a client asks for.
+
+use super::{Malformed, Writer, message, open};
+use crate::auth::{Nonce, Proof};
+use crate::blob::{BlobName, Digest, Version};
+
+/// A request.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Request {
+    /// The first message.
+    Hello {
+        /// The client's nonce.
+        nonce: Nonce,
+    },
+    /// The second one.
+    Authenticate {
+        /// That the client has the token.
+        proof: Proof,
+    },
+    /// Are you there?
+    Ping,
+    /// Opens a reservation for a blob.
+    Reserve {
+        /// Its name.
+        name: BlobName,
+        /// Room to begin with; zero is allowed.
+        bytes: u64,
+    },
+    /// More room for a reservation.
+    Extend {
+        /// Which.
+        reservation: u64,
+        /// How much more.
+        bytes: u64,
+    },
+    /// The data is complete and was flushed with persistence placement; make it the blob.
+    Commit {
+        /// Which reservation.
+        reservation: u64,
+        /// The blob's version.
+        version: Version,
+        /// Its length.
+        len: u64,
+        /// Its digest.
+        digest: Digest,
+    },
+    /// Gives a reservation or scratch memory up.
+    Abandon {
+        /// Which.
+        reservation: u64,
+    },
+    /// Opens a blob for reading.
+    Lookup {
+        /// Its name.
+        name: BlobName,
+    },
+    /// The next extents of a blob opened for reading.
+    MoreExtents {
+        /// The lease.
+        lease: u64,
+        /// How many are known already.
+        from: u32,
+    },
+    /// Done with reading.
+    Release {
+        /// The lease.
+        lease: u64,
+    },
+    /// A page of the catalogue, in the order of the names, deletions included.
+    List {
+        /// The last name of the page before.
+        after: Option<BlobName>,
+    },
+    /// Deletes a blob.
+    Delete {
+        /// Its name.
+        name: BlobName,
+        /// The deletion's version.
+        version: Version,
+    },
+    /// How full is the pool, and what is it?
+    Stat,
+    /// Memory to measure with: never becomes a blob, allows every operation.
+    Scratch {
+        /// How much.
+        bytes: u64,
+    },
+    /// The version of a name, deletions included.
+    VersionOf {
+        /// The name.
+        name: BlobName,
+    },
+}
+
+mod kind {
+    pub(super) const HELLO: u8 = 1;
+    pub(super) const AUTHENTICATE: u8 = 2;
+    pub(super) const PING: u8 = 3;
+    pub(super) const RESERVE: u8 = 4;
+    pub(super) const EXTEND: u8 = 5;
+    pub(super) const COMMIT: u8 = 6;
+    pub(super) const ABANDON: u8 = 7;
+    pub(super) const LOOKUP: u8 = 8;
+    pub(super) const MORE_EXTENTS: u8 = 9;
+    pub(super) const RELEASE: u8 = 10;
+    pub(super) const LIST: u8 = 11;
+    pub(super) const DELETE: u8 = 12;
+    pub(super) const STAT: u8 = 13;
+    pub(super) const SCRATCH: u8 = 14;
+    pub(super) const VERSION_OF: u8 = 15;
+}
+
+impl Request {
+    /// The message to send.
+    #[must_use]
+    pub fn emit(&self, number: u32) -> Vec<u8> {
+        message(self.kind(), number, |w| self.emit_body(w))
+    }
+
+    const fn kind(&self) -> u8 {
+        match self {
+            Self::Hello { .. } => kind::HELLO,
+            Self::Authenticate { .. } => kind::AUTHENTICATE,
+            Self::Ping => kind::PING,
+            Self::Reserve { .. } => kind::RESERVE,
+            Self::Extend { .. } => kind::EXTEND,
+            Self::Commit { .. } => kind::COMMIT,
+            Self::Abandon { .. } => kind::ABANDON,
+            Self::Lookup { .. } => kind::LOOKUP,
+            Self::MoreExtents { .. } => kind::MORE_EXTENTS,
+            Self::Release { .. } => kind::RELEASE,
+            Self::List { .. } => kind::LIST,
+            Self::Delete { .. } => kind::DELETE,
+            Self::Stat => kind::STAT,
+            Self::Scratch { .. } => kind::SCRATCH,
+            Self::VersionOf { .. } => kind::VERSION_OF,
+        }
+    }
+
+    fn emit_body(&self, w: &mut Writer) {
+        match self {
+            Self::Hello { nonce } => w.bytes(nonce),
+            Self::Authenticate { proof } => w.bytes(proof),
+            Self::Ping | Self::Stat => {}
+            Self::Reserve { name, bytes } => {
+                w.text(name.as_str());
+                w.u64(*bytes);
+            }
+            Self::Extend { reservation, bytes } => {
+                w.u64(*reservation);
+                w.u64(*bytes);
+            }
+            Self::Commit { reservation, version, len, digest } => {
+                w.u64(*reservation);
+                w.version(*version);
+                w.u64(*len);
+                w.bytes(&digest.0);
+            }
+            Self::Abandon { reservation } => w.u64(*reservation),
+            Self::Lookup { name } | Self::VersionOf { name } => w.text(name.as_str()),
+            Self::MoreExtents { lease, from } => {
+                w.u64(*lease);
+                w.u32(*from);
+            }
+            Self::Release { lease } => w.u64(*lease),
+            Self::List { after } => {
+                w.u8(after.is_some().into());
+                after.iter().for_each(|name| w.text(name.as_str()));
+            }
+            Self::Delete { name, version } => {
+                w.text(name.as_str());
+                w.version(*version);
+            }
+            Self::Scratch { bytes } => w.u64(*bytes),
+        }
+    }
+
+    /// Reads a message: its number and the request.
+    ///
+    /// # Errors
+    /// It is none.
+    pub fn parse(bytes: &[u8]) -> Result<(u32, Self), Malformed> {
+        let (kind, number, mut r) = open(bytes)?;
+        let request = match kind {
+            kind::HELLO => Self::Hello { nonce: r.bytes()? },
+            kind::AUTHENTICATE => Self::Authenticate { proof: r.bytes()? },
+            kind::PING => Self::Ping,
+            kind::RESERVE => Self::Reserve { name: r.name()?, bytes: r.u64()? },
+            kind::EXTEND => Self::Extend { reservation: r.u64()?, bytes: r.u64()? },
+            kind::COMMIT => Self::Commit {
+                reservation: r.u64()?,
+                version: r.version()?,
+                len: r.u64()?,
+                digest: r.digest()?,
+            },
+            kind::ABANDON => Self::Abandon { reservation: r.u64()? },
+            kind::LOOKUP => Self::Lookup { name: r.name()? },
+            kind::MORE_EXTENTS => Self::MoreExtents { lease: r.u64()?, from: r.u32()? },
+            kind::RELEASE => Self::Release { lease: r.u64()? },
+            kind::LIST => Self::List { after: if r.bool()? { Some(r.name()?) } else { None } },
+            kind::DELETE => Self::Delete { name: r.name()?, version: r.version()? },
+            kind::STAT => Self::Stat,
+            kind::SCRATCH => Self::Scratch { bytes: r.u64()? },
+            kind::VERSION_OF => Self::VersionOf { name: r.name()? },
+            _ => return Err(Malformed),
+        };
+        r.end()?;
+        Ok((number, request))
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    pub(in crate::proto) fn name() -> impl Strategy<Value = BlobName> {
+        "[a-zA-Z0-9/._ü]{1,500}".prop_map(|n| BlobName::new(&n).expect("a fair name"))
+    }
+
+    pub(in crate::proto) fn version() -> impl Strategy<Value = Version> {
+        any::<(u64, u64)>().prop_map(|(counter, writer)| Version { counter, writer })
+    }
+
+    fn request() -> impl Strategy<Value = Request> {
+        let n = any::<u64>;
+        prop_oneof![
+            any::<[u8; 32]>().prop_map(|nonce| Request::Hello { nonce }),
+            any::<[u8; 32]>().prop_map(|proof| Request::Authenticate { proof }),
+            Just(Request::Ping),
+            (name(), n()).prop_map(|(name, bytes)| Request::Reserve { name, bytes }),
+            (n(), n()).prop_map(|(reservation, bytes)| Request::Extend { reservation, bytes }),
+            (n(), version(), n(), any::<[u8; 32]>()).prop_map(|(reservation, version, len, digest)| {
+                Request::Commit { reservation, version, len, digest: Digest(digest) }
+            }),
+            n().prop_map(|reservation| Request::Abandon { reservation }),
+            name().prop_map(|name| Request::Lookup { name }),
+            (n(), any::<u32>()).prop_map(|(lease, from)| Request::MoreExtents { lease, from }),
+            n().prop_map(|lease| Request::Release { lease }),
+            prop::option::of(name()).prop_map(|after| Request::List { after }),
+            (name(), version()).prop_map(|(name, version)| Request::Delete { name, version }),
+            Just(Request::Stat),
+            n().prop_map(|bytes| Request::Scratch { bytes }),
+            name().prop_map(|name| Request::VersionOf { name }),
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn what_was_emitted_is_parsed_and_nothing_shorter_or_longer(request in request(), number in any::<u32>()) {
+            let bytes = request.emit(number);
+            for cut in 0..bytes.len() {
+                prop_assert_eq!(Request::parse(&bytes[..cut]), Err(Malformed));
+            }
+            prop_assert_eq!(Request::parse(&[&bytes[..], &[0]].concat()), Err(Malformed));
+            prop_assert_eq!(Request::parse(&bytes), Ok((number, request)));
+        }
+
+        #[test]
+        fn any_bytes_do_no_harm(bytes in prop::collection::vec(any::<u8>(), 0..300), kind in 0_u8..20) {
+            let _ = Request::parse(&bytes);
+            let _ = Request::parse(&message(kind, 1, |w| w.bytes(&bytes)));
+        }
+    }
+
+    #[test]
+    fn a_longer_message_than_agreed_is_not_looked_at() {
+        let mut bytes = Request::Ping.emit(1);
+        bytes.resize(super::super::MAX_MESSAGE + 1, 0);
+        assert_eq!(Request::parse(&bytes), Err(Malformed));
+    }
+}
