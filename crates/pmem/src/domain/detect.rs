@@ -1,0 +1,418 @@
+//! Finds out where a store must get to, from what the kernel tells: once, when a region is made.
+//!
+//! A file's bytes live on a block device (sysfs), below a file system (mountinfo). Only a mapping that the kernel
+//! accepted with MAP_SYNC may be made durable from user space; every other file goes through the page cache, on a
+//! persistent-memory device too. Of persistent memory the platform tells what is flushed when the power goes:
+//! `persistence_domain` of its nd region is `cpu_cache` (eADR), `memory_controller` (ADR) or silent.
+//! Read first: Linux Documentation/driver-api/nvdimm, and mmap(2) on MAP_SYNC.
+
+use std::fs::{self, File};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use super::{Domain, Guarantee, PersistenceDomain, Survives};
+use crate::flush::{self, Instruction};
+use crate::{Error, map};
+
+/// File systems that keep their data in the kernel's memory.
+const IN_MEMORY: &[&str] = &["tmpfs", "ramfs", "devtmpfs", "hugetlbfs"];
+
+/// File systems whose device is another machine, or another program.
+const REMOTE: &[&str] = &["nfs", "nfs4", "cifs", "smb3", "9p", "ceph", "virtiofs"];
+
+/// What is known of the mount that a file lies on.
+#[derive(Clone, PartialEq, Eq, Debug)]
+struct Mount {
+    fs: String,
+    source: String,
+    options: String,
+}
+
+impl Mount {
+    fn has(&self, wanted: &str) -> bool {
+        self.options.split(',').any(|option| option == wanted)
+    }
+}
+
+/// Detects the domain of an open file. `map_sync`: the kernel accepted a MAP_SYNC mapping of it.
+pub(crate) fn of_file(
+    file: &File,
+    map_sync: bool,
+    declared: Option<PersistenceDomain>,
+) -> Result<Domain, Error> {
+    let metadata = file.metadata().map_err(|e| Error::os("the file's metadata", e))?;
+    let mountinfo = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+    let mut domain = judge(Path::new("/sys"), &mountinfo, mount_id(file), metadata.dev(), map_sync);
+    if let Some(declared) = declared {
+        if domain.domain() == PersistenceDomain::PageCache {
+            return Err(Error::Declared { what: format!("a file on {}", domain.medium), declared });
+        }
+        domain.declare(declared);
+    }
+    Ok(domain)
+}
+
+/// The domain of anonymous memory.
+pub(crate) fn of_anonymous() -> Domain {
+    plain(PersistenceDomain::Volatile, "anonymous memory")
+}
+
+/// The domain of a memfd: it has no name to find it by, and goes with the last process that holds it.
+pub(crate) fn of_memfd() -> Domain {
+    plain(PersistenceDomain::Volatile, "a memfd")
+}
+
+/// The domain of memory that somebody else mapped, who may declare what it is.
+pub(crate) fn of_foreign(declared: Option<PersistenceDomain>) -> Domain {
+    let mut domain = plain(PersistenceDomain::Volatile, "foreign memory");
+    if let Some(declared) = declared {
+        domain.declare(declared);
+    }
+    domain
+}
+
+fn plain(domain: PersistenceDomain, medium: &str) -> Domain {
+    Domain { guarantee: Guarantee::of(domain), medium: medium.to_owned(), caveat: None, evidence: Vec::new() }
+}
+
+/// The id of the mount that the file was opened through; /proc/self/mountinfo is indexed by it.
+fn mount_id(file: &File) -> Option<u64> {
+    let text = fs::read_to_string(format!("/proc/self/fdinfo/{}", file.as_raw_fd())).ok()?;
+    text.lines().find_map(|line| line.strip_prefix("mnt_id:"))?.trim().parse().ok()
+}
+
+/// Line format: id parent major:minor root mountpoint options [tags] - type source superoptions (proc(5)).
+fn find_mount(mountinfo: &str, id: u64) -> Option<Mount> {
+    mountinfo.lines().find_map(|line| {
+        let (left, right) = line.split_once(" - ")?;
+        let mut left = left.split(' ');
+        if left.next()?.parse() != Ok(id) {
+            return None;
+        }
+        let options = left.nth(4)?;
+        let mut right = right.split(' ');
+        let (fs, source) = (right.next()?.to_owned(), right.next()?.to_owned());
+        let options = format!("{options},{}", right.next().unwrap_or_default());
+        Some(Mount { fs, source, options })
+    })
+}
+
+fn judge(sys: &Path, mountinfo: &str, mount_id: Option<u64>, dev: u64, map_sync: bool) -> Domain {
+    let mut evidence = Vec::new();
+    let mount = mount_id.and_then(|id| find_mount(mountinfo, id));
+    let fs = mount.as_ref().map_or("an unknown file system", |m| m.fs.as_str());
+    let device = block_device(sys, dev);
+    let on = match (&device, &mount) {
+        (Some(device), _) => name_of(device),
+        (None, Some(mount)) => mount.source.clone(),
+        (None, None) => "an unknown device".to_owned(),
+    };
+    if let Some(mount) = &mount {
+        evidence.push(format!("{} mounted with {}", mount.fs, mount.options));
+    }
+    if IN_MEMORY.contains(&fs) {
+        return Domain { evidence, ..plain(PersistenceDomain::Process, fs) };
+    }
+    evidence.push(format!("MAP_SYNC {}", if map_sync { "accepted" } else { "not supported" }));
+    let medium = format!("{fs} on {on}");
+    if map_sync {
+        return persistent_memory(device.as_deref(), medium, evidence);
+    }
+    page_cache(fs, device.as_deref(), mount.as_ref(), medium, evidence)
+}
+
+fn persistent_memory(device: Option<&Path>, medium: String, mut evidence: Vec<String>) -> Domain {
+    let regions = device.map(pmem_domains).unwrap_or_default();
+    for (name, region) in &regions {
+        evidence.push(format!("{name}: persistence_domain {region:?}"));
+    }
+    let all = |what: &str| !regions.is_empty() && regions.iter().all(|(_, region)| region == what);
+    let known = |what: &str| matches!(what, "cpu_cache" | "memory_controller");
+    let domain = if all("cpu_cache") { PersistenceDomain::Eadr } else { PersistenceDomain::Adr };
+    let mut guarantee = Guarantee::of(domain);
+    let mut caveat = None;
+    if regions.is_empty() || regions.iter().any(|(_, region)| !known(region)) {
+        // Memory that the kernel was told to treat as persistent (memmap=) looks like this, and is not.
+        guarantee.after_psync = Survives::PROCESS_CRASH;
+        guarantee.before_psync = Survives::PROCESS_CRASH;
+        caveat = Some(
+            "the platform does not say that this memory keeps its content without power; declare adr or eadr \
+             if you know that it does"
+                .to_owned(),
+        );
+    }
+    Domain { guarantee, medium, caveat, evidence }
+}
+
+fn page_cache(
+    fs: &str,
+    device: Option<&Path>,
+    mount: Option<&Mount>,
+    medium: String,
+    mut evidence: Vec<String>,
+) -> Domain {
+    let mut guarantee = Guarantee::of(PersistenceDomain::PageCache);
+    let mut caveat = None;
+    let caches = device.map(write_caches).unwrap_or_default();
+    for (name, cache) in &caches {
+        evidence.push(format!("{name}: write cache {cache:?}"));
+    }
+    let volatile_cache = caches.iter().any(|(_, cache)| cache == "write back");
+    let unflushed = mount.is_some_and(|m| {
+        m.has("nobarrier") || m.has("barrier=0") || (m.fs == "overlay" && m.has("volatile"))
+    });
+    if REMOTE.contains(&fs) || fs.starts_with("fuse") {
+        caveat = Some(format!("as far as the server behind {fs} keeps its word"));
+    } else if unflushed && (volatile_cache || caches.is_empty()) {
+        guarantee.after_psync.power_loss = false;
+        caveat = Some(
+            "mounted without write barriers, so the device's cache is never flushed; mount it with barriers"
+                .to_owned(),
+        );
+    } else if volatile_cache {
+        caveat = Some("the device has a write-back cache, which each psync has it flush".to_owned());
+    } else if caches.is_empty() && fs != "overlay" {
+        caveat = Some("no block device is known below it".to_owned());
+    }
+    Domain { guarantee, medium, caveat, evidence }
+}
+
+/// The sysfs folder of the whole block device with this number.
+fn block_device(sys: &Path, dev: u64) -> Option<PathBuf> {
+    let (major, minor) = (libc::major(dev), libc::minor(dev));
+    let path = fs::canonicalize(sys.join(format!("dev/block/{major}:{minor}"))).ok()?;
+    // A partition lies inside its disk's folder, and has no queue of its own.
+    if path.join("partition").exists() { path.parent().map(Path::to_path_buf) } else { Some(path) }
+}
+
+fn name_of(device: &Path) -> String {
+    device.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned())
+}
+
+/// The devices that a device is made of (device mapper, md), down to the last.
+fn leaves(device: &Path) -> Vec<PathBuf> {
+    let slaves: Vec<PathBuf> = fs::read_dir(device.join("slaves"))
+        .map(|entries| entries.flatten().filter_map(|e| fs::canonicalize(e.path()).ok()).collect())
+        .unwrap_or_default();
+    if slaves.is_empty() {
+        return vec![device.to_path_buf()];
+    }
+    slaves
+        .iter()
+        .map(|slave| match slave.join("partition").exists() {
+            true => slave.parent().map_or_else(|| slave.clone(), Path::to_path_buf),
+            false => slave.clone(),
+        })
+        .flat_map(|slave| leaves(&slave))
+        .collect()
+}
+
+fn write_caches(device: &Path) -> Vec<(String, String)> {
+    leaves(device)
+        .iter()
+        .filter_map(|leaf| Some((name_of(leaf), read_word(&leaf.join("queue/write_cache"))?)))
+        .collect()
+}
+
+fn pmem_domains(device: &Path) -> Vec<(String, String)> {
+    leaves(device)
+        .iter()
+        .map(|leaf| {
+            // .../ndbus0/region0/pfn0.0/block/pmem0: the file is in one of the folders above.
+            let word = leaf.ancestors().find_map(|folder| read_word(&folder.join("persistence_domain")));
+            (name_of(leaf), word.unwrap_or_default())
+        })
+        .collect()
+}
+
+fn read_word(path: &Path) -> Option<String> {
+    fs::read_to_string(path).ok().map(|text| text.trim().to_owned())
+}
+
+/// A persistent-memory block device, whether or not anything is mounted on it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct PmemDevice {
+    /// Its name: pmem0.
+    pub name: String,
+    /// Whether file systems may map it directly.
+    pub dax: bool,
+    /// What the platform keeps when the power goes, in the kernel's words; empty where it does not say.
+    pub persistence_domain: String,
+}
+
+/// What matters about the machine as a whole.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Machine {
+    /// The best instruction that writes a cache line back.
+    pub instruction: Instruction,
+    /// Bytes in a cache line.
+    pub line: usize,
+    /// Persistent-memory block devices.
+    pub devices: Vec<PmemDevice>,
+}
+
+/// Looks at the machine, for `rem doctor`.
+#[must_use]
+pub fn machine() -> Machine {
+    Machine { instruction: flush::instruction(), line: flush::LINE, devices: devices(Path::new("/sys")) }
+}
+
+fn devices(sys: &Path) -> Vec<PmemDevice> {
+    let mut devices: Vec<PmemDevice> = fs::read_dir(sys.join("block"))
+        .into_iter()
+        .flatten()
+        .flatten()
+        .filter(|entry| entry.file_name().to_string_lossy().starts_with("pmem"))
+        .filter_map(|entry| fs::canonicalize(entry.path()).ok())
+        .map(|device| PmemDevice {
+            name: name_of(&device),
+            dax: read_word(&device.join("queue/dax")).as_deref() == Some("1"),
+            persistence_domain: pmem_domains(&device).pop().map(|(_, word)| word).unwrap_or_default(),
+        })
+        .collect();
+    devices.sort_by(|a, b| a.name.cmp(&b.name));
+    devices
+}
+
+/// The domain that a file in this directory would have, found with a file that never gets a name.
+///
+/// # Errors
+/// The directory cannot be written to.
+pub fn probe_directory(directory: &Path) -> Result<Domain, Error> {
+    let file = map::unnamed_file(directory, map::page_size() as u64)?;
+    let map_sync = map::accepts_map_sync(&file);
+    of_file(&file, map_sync, None)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A sysfs of our own, gone when the test ends.
+    struct Sysfs(PathBuf);
+
+    impl Sysfs {
+        fn new(name: &str) -> Self {
+            let root = std::env::temp_dir().join(format!("remanence-sysfs-{}-{name}", std::process::id()));
+            fs::create_dir_all(root.join("dev/block")).unwrap();
+            fs::create_dir_all(root.join("block")).unwrap();
+            Self(root)
+        }
+
+        fn file(self, path: &str, text: &str) -> Self {
+            let path = self.0.join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+            self
+        }
+
+        fn link(self, from: &str, to: &str) -> Self {
+            let from = self.0.join(from);
+            fs::create_dir_all(from.parent().unwrap()).unwrap();
+            std::os::unix::fs::symlink(self.0.join(to), from).unwrap();
+            self
+        }
+
+        fn judge(&self, mountinfo: &str, minor: u32, map_sync: bool) -> Domain {
+            judge(&self.0, mountinfo, Some(7), libc::makedev(259, minor), map_sync)
+        }
+    }
+
+    impl Drop for Sysfs {
+        fn drop(&mut self) {
+            let _ = fs::remove_dir_all(&self.0);
+        }
+    }
+
+    fn pmem(name: &str, domain: &str) -> Sysfs {
+        Sysfs::new(name)
+            .file("devices/nd/region0/persistence_domain", domain)
+            .file("devices/nd/region0/pfn0.0/block/pmem0/queue/dax", "1\n")
+            .file("devices/nd/region0/pfn0.0/block/pmem0/queue/write_cache", "write back\n")
+            .link("dev/block/259:0", "devices/nd/region0/pfn0.0/block/pmem0")
+            .link("block/pmem0", "devices/nd/region0/pfn0.0/block/pmem0")
+    }
+
+    const DAX: &str = "7 1 259:0 / /mnt rw,relatime shared:1 - ext4 /dev/pmem0 rw,dax=always\n";
+
+    #[test]
+    fn the_platform_says_adr_or_eadr_or_nothing() {
+        let adr = pmem("adr", "memory_controller\n").judge(DAX, 0, true);
+        assert_eq!(adr.guarantee(), Guarantee::of(PersistenceDomain::Adr));
+        assert_eq!(adr.medium(), "ext4 on pmem0");
+        let eadr = pmem("eadr", "cpu_cache\n").judge(DAX, 0, true);
+        assert_eq!(eadr.guarantee(), Guarantee::of(PersistenceDomain::Eadr));
+
+        let silent = pmem("silent", "\n").judge(DAX, 0, true);
+        assert_eq!(silent.domain(), PersistenceDomain::Adr, "lines are written back all the same");
+        assert!(!silent.guarantee().is_durable(), "but nobody promises anything for a power loss");
+        assert!(silent.caveat().unwrap().contains("declare"));
+    }
+
+    #[test]
+    fn persistent_memory_without_map_sync_is_a_page_cache() {
+        let domain = pmem("nosync", "cpu_cache\n").judge(DAX, 0, false);
+        assert_eq!(domain.domain(), PersistenceDomain::PageCache);
+    }
+
+    #[test]
+    fn a_stripe_is_as_strong_as_its_weakest_device() {
+        let sys = pmem("stripe", "cpu_cache\n")
+            .file("devices/nd/region1/persistence_domain", "memory_controller\n")
+            .file("devices/nd/region1/pfn1.0/block/pmem1/queue/dax", "1\n")
+            .file("devices/virtual/block/dm-0/queue/dax", "1\n")
+            .link("devices/virtual/block/dm-0/slaves/pmem0", "devices/nd/region0/pfn0.0/block/pmem0")
+            .link("devices/virtual/block/dm-0/slaves/pmem1", "devices/nd/region1/pfn1.0/block/pmem1")
+            .link("dev/block/259:5", "devices/virtual/block/dm-0");
+        let domain = sys.judge(DAX, 5, true);
+        assert_eq!(domain.guarantee(), Guarantee::of(PersistenceDomain::Adr));
+        assert_eq!(domain.medium(), "ext4 on dm-0");
+    }
+
+    #[test]
+    fn a_disk_without_barriers_does_not_survive_a_power_loss() {
+        let sys = || {
+            Sysfs::new("disk")
+                .file("devices/vda/queue/write_cache", "write back\n")
+                .file("devices/vda/vda1/partition", "1\n")
+                .link("dev/block/259:1", "devices/vda/vda1")
+        };
+        let mount = |options: &str| format!("7 1 259:1 / / rw - ext4 /dev/vda1 {options}\n");
+        let safe = sys().judge(&mount("rw"), 1, false);
+        assert_eq!(safe.medium(), "ext4 on vda");
+        assert!(safe.guarantee().is_durable());
+        assert!(safe.caveat().unwrap().contains("write-back cache"));
+        let unsafe_mount = sys().judge(&mount("rw,nobarrier"), 1, false);
+        assert!(!unsafe_mount.guarantee().is_durable());
+        assert!(unsafe_mount.guarantee().after_psync.os_crash);
+        assert!(unsafe_mount.to_string().contains("without write barriers"), "{unsafe_mount}");
+    }
+
+    #[test]
+    fn a_tmpfs_survives_its_process_only() {
+        let sys = Sysfs::new("tmpfs");
+        let domain = sys.judge("7 1 0:44 / /dev/shm rw,nosuid - tmpfs tmpfs rw\n", 9, false);
+        assert_eq!(domain.guarantee(), Guarantee::of(PersistenceDomain::Process));
+    }
+
+    #[test]
+    fn another_mount_is_not_taken_for_ours() {
+        let info = "17 1 0:44 / /a rw - tmpfs a rw\n7 1 259:1 / /b rw - xfs /dev/b rw\n";
+        assert_eq!(find_mount(info, 7).unwrap().fs, "xfs");
+        assert_eq!(find_mount(info, 8), None);
+    }
+
+    #[test]
+    fn persistent_memory_devices_are_listed() {
+        let sys = pmem("list", "memory_controller\n");
+        assert_eq!(
+            devices(&sys.0),
+            [PmemDevice {
+                name: "pmem0".to_owned(),
+                dax: true,
+                persistence_domain: "memory_controller".to_owned()
+            }]
+        );
+    }
+}

@@ -1,0 +1,99 @@
+//! What can go wrong when a region is made: one sentence each, which says what to do.
+
+use std::io;
+use std::path::PathBuf;
+
+use crate::domain::PersistenceDomain;
+
+/// Why a region could not be made.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// Another process, or another region of this one, has the file open as a region.
+    #[error(
+        "{path} is in use by {}: stop it first, or use another file",
+        holder.map_or_else(|| "another process".to_owned(), |pid| format!("process {pid}"))
+    )]
+    InUse {
+        /// The file.
+        path: PathBuf,
+        /// The process that holds the lock, where /proc/locks names it.
+        holder: Option<u32>,
+    },
+    /// The file does not exist, and nobody asked to create it.
+    #[error("{path} does not exist: create it first, or check the path")]
+    Missing {
+        /// The file.
+        path: PathBuf,
+    },
+    /// The file exists already, and was to be created anew.
+    #[error("{path} exists already: open it instead, or remove it first if it is not needed")]
+    Exists {
+        /// The file.
+        path: PathBuf,
+    },
+    /// The file is shorter than what its owner wrote.
+    #[error(
+        "{path} was truncated: {found} bytes are left of {expected}; restore it from a replica or a backup"
+    )]
+    Truncated {
+        /// The file.
+        path: PathBuf,
+        /// The length that it should have.
+        expected: u64,
+        /// The length that it has.
+        found: u64,
+    },
+    /// The file system cannot hold the file: found out now, by reserving every block, and not by SIGBUS later.
+    #[error("no space for {len} bytes in {path}: free some space, or ask for less")]
+    NoSpace {
+        /// The file.
+        path: PathBuf,
+        /// The length that was asked for.
+        len: u64,
+    },
+    /// A directory, a device or a pipe.
+    #[error(
+        "{path} is not a regular file: a region needs one (for persistent memory, a file on a DAX mount)"
+    )]
+    NotAFile {
+        /// The file.
+        path: PathBuf,
+    },
+    /// A region of no bytes, or one that does not fit the address space.
+    #[error(
+        "a region of {len} bytes cannot be mapped: ask for between 1 byte and what the machine can address"
+    )]
+    BadLength {
+        /// The length that was asked for.
+        len: u64,
+    },
+    /// A persistence domain was declared for memory that certainly does not have it.
+    #[error(
+        "{what} cannot be declared {declared}: its data gets to the device by fdatasync, whatever is declared; \
+         leave the declaration out, or put the file on a DAX mount"
+    )]
+    Declared {
+        /// The region.
+        what: String,
+        /// The domain that was declared.
+        declared: PersistenceDomain,
+    },
+    /// The operating system refused.
+    #[error("{what}: {source}")]
+    Os {
+        /// What was tried, on what.
+        what: String,
+        /// Its answer.
+        source: io::Error,
+    },
+}
+
+impl Error {
+    pub(crate) fn os(what: impl Into<String>, source: io::Error) -> Self {
+        Self::Os { what: what.into(), source }
+    }
+
+    pub(crate) fn last_os(what: impl Into<String>) -> Self {
+        Self::os(what, io::Error::last_os_error())
+    }
+}

@@ -1,0 +1,194 @@
+//! Opens a file as a region, such that what can fail fails now, with a sentence, and not later by a signal.
+//!
+//! Every block is reserved, so a full disk is an error here. The file and its name are made durable before anything
+//! is put in it. An exclusive lock keeps a second server away, and goes with the process.
+
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use crate::Error;
+use crate::domain::{self, PersistenceDomain};
+use crate::map::{self, Mapping};
+use crate::region::{Kind, Region};
+
+/// How to open a file as a region.
+///
+/// ```no_run
+/// use remanence_pmem::FileOptions;
+/// let region = FileOptions::new().create(64 << 20).populate(true).open("/mnt/pmem/pool")?;
+/// # Ok::<(), remanence_pmem::Error>(())
+/// ```
+#[derive(Clone, Debug, Default)]
+pub struct FileOptions {
+    create: Option<u64>,
+    create_new: bool,
+    expect: Option<u64>,
+    declared: Option<PersistenceDomain>,
+    populate: bool,
+}
+
+impl FileOptions {
+    /// Opens a file that exists, whole.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Creates the file with this length if it does not exist, and extends it if it is shorter.
+    #[must_use]
+    pub const fn create(mut self, len: u64) -> Self {
+        self.create = Some(len);
+        self
+    }
+
+    /// Creates the file with this length, and refuses if it exists.
+    #[must_use]
+    pub const fn create_new(mut self, len: u64) -> Self {
+        self.create = Some(len);
+        self.create_new = true;
+        self
+    }
+
+    /// Refuses the file as truncated if it is shorter than this.
+    #[must_use]
+    pub const fn expect_len(mut self, len: u64) -> Self {
+        self.expect = Some(len);
+        self
+    }
+
+    /// Takes the user's word for the persistence domain, where the machine does not tell.
+    #[must_use]
+    pub const fn declare(mut self, domain: PersistenceDomain) -> Self {
+        self.declared = Some(domain);
+        self
+    }
+
+    /// Makes every page present at once.
+    #[must_use]
+    pub const fn populate(mut self, yes: bool) -> Self {
+        self.populate = yes;
+        self
+    }
+
+    /// Opens the file.
+    ///
+    /// # Errors
+    /// One sentence that says what to do: [`Error`].
+    pub fn open(&self, path: impl Into<PathBuf>) -> Result<Region, Error> {
+        let path = path.into();
+        let (file, created) = self.open_file(&path)?;
+        let opened = self.fill(&file, &path).and_then(|len| self.map(file, len, &path));
+        if opened.is_err() && created {
+            // Nobody has seen it: leave no half-made file behind.
+            let _ = fs::remove_file(&path);
+        }
+        let region = opened?;
+        if self.populate {
+            region.populate();
+        }
+        Ok(region)
+    }
+
+    fn open_file(&self, path: &Path) -> Result<(File, bool), Error> {
+        let mut options = File::options();
+        options.read(true).write(true);
+        let exists = match fs::metadata(path) {
+            Ok(metadata) if !metadata.is_file() => return Err(Error::NotAFile { path: path.to_owned() }),
+            Ok(_) => true,
+            Err(_) => false,
+        };
+        if self.create.is_some() && !exists {
+            match options.clone().create_new(true).open(path) {
+                Ok(file) => return Ok((file, true)),
+                Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {}
+                Err(e) => return Err(Error::os(format!("creating {}", path.display()), e)),
+            }
+        }
+        if self.create_new {
+            return Err(Error::Exists { path: path.to_owned() });
+        }
+        match options.open(path) {
+            Ok(file) => Ok((file, false)),
+            Err(e) if e.kind() == io::ErrorKind::NotFound => Err(Error::Missing { path: path.to_owned() }),
+            Err(e) => Err(Error::os(format!("opening {}", path.display()), e)),
+        }
+    }
+
+    /// Locks the file and gives it its length; returns that.
+    fn fill(&self, file: &File, path: &Path) -> Result<u64, Error> {
+        if let Err(e) = map::lock_exclusively(file) {
+            return Err(match e.kind() {
+                io::ErrorKind::WouldBlock => Error::InUse { path: path.to_owned(), holder: holder_of(file) },
+                _ => Error::os(format!("locking {}", path.display()), e),
+            });
+        }
+        let os = |e| Error::os(path.display().to_string(), e);
+        let found = file.metadata().map_err(os)?.len();
+        if let Some(expected) = self.expect.filter(|expected| found < *expected && self.create.is_none()) {
+            return Err(Error::Truncated { path: path.to_owned(), expected, found });
+        }
+        let len = self.create.map_or(found, |wanted| wanted.max(found));
+        if len == 0 {
+            return Err(Error::BadLength { len });
+        }
+        // An existing file may have holes, whose blocks could be missing just as well.
+        match map::reserve(file, len) {
+            Ok(()) => {}
+            Err(e) if e.raw_os_error() == Some(libc::EOPNOTSUPP) => write_zeros(file, found, len, path)?,
+            Err(e) => return Err(full(path, len, e)),
+        }
+        if found < len {
+            file.sync_all().map_err(os)?;
+            sync_directory_of(path).map_err(os)?;
+        }
+        Ok(len)
+    }
+
+    fn map(&self, file: File, len: u64, path: &Path) -> Result<Region, Error> {
+        let (mapping, map_sync) = Mapping::file(&file, len)?;
+        let domain = domain::of_file(&file, map_sync, self.declared)?;
+        let kind = if map_sync { Kind::DaxFile } else { Kind::File };
+        Ok(Region::assemble(kind, mapping, len, domain, Some(file), Some(path.to_owned())))
+    }
+}
+
+fn full(path: &Path, len: u64, e: io::Error) -> Error {
+    match e.raw_os_error() {
+        Some(libc::ENOSPC | libc::EDQUOT | libc::EFBIG) => Error::NoSpace { path: path.to_owned(), len },
+        _ => Error::os(format!("reserving {len} bytes for {}", path.display()), e),
+    }
+}
+
+/// For file systems without fallocate: blocks are there once they were written.
+fn write_zeros(file: &File, from: u64, to: u64, path: &Path) -> Result<(), Error> {
+    use std::os::unix::fs::FileExt;
+    let zeros = vec![0; 1 << 20];
+    let mut at = from;
+    while at < to {
+        let chunk = zeros.len().min(usize::try_from(to - at).unwrap_or(usize::MAX));
+        file.write_all_at(&zeros[..chunk], at).map_err(|e| full(path, to, e))?;
+        at += chunk as u64;
+    }
+    Ok(())
+}
+
+/// A new file is durable when its name is.
+fn sync_directory_of(path: &Path) -> io::Result<()> {
+    let parent = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    File::open(parent)?.sync_all()
+}
+
+/// The process that holds the lock. Line format: `1: FLOCK ADVISORY WRITE pid major:minor:inode 0 EOF` (proc(5)).
+fn holder_of(file: &File) -> Option<u32> {
+    let metadata = file.metadata().ok()?;
+    let id =
+        format!("{:02x}:{:02x}:{}", libc::major(metadata.dev()), libc::minor(metadata.dev()), metadata.ino());
+    let locks = fs::read_to_string("/proc/locks").ok()?;
+    locks.lines().find_map(|line| {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        (words.get(1) == Some(&"FLOCK") && words.get(5) == Some(&id.as_str()))
+            .then(|| words[4].parse().ok())?
+    })
+}

@@ -1,0 +1,191 @@
+//! The mapping system calls, and the arithmetic of pages.
+//!
+//! The promise of this room: a [`Mapping`] is alive for as long as the value is, and nobody else unmaps it.
+#![expect(unsafe_code, reason = "mmap and friends")]
+
+use std::ffi::{CString, c_int, c_void};
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::ptr;
+
+use crate::Error;
+
+/// Bytes in a page of this machine.
+pub(crate) fn page_size() -> usize {
+    // SAFETY: reads a constant.
+    let size = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
+    usize::try_from(size).expect("a page has a size")
+}
+
+fn whole_pages(len: u64) -> Result<usize, Error> {
+    let page = page_size() as u64;
+    let rounded = len.checked_next_multiple_of(page).filter(|rounded| *rounded <= i64::MAX as u64 && len > 0);
+    rounded.and_then(|rounded| usize::try_from(rounded).ok()).ok_or(Error::BadLength { len })
+}
+
+/// A live mapping, unmapped when dropped; or memory that somebody else owns.
+#[derive(Debug)]
+pub(crate) struct Mapping {
+    base: *mut u8,
+    /// Whole pages of ours; zero for foreign memory.
+    mapped: usize,
+}
+
+// SAFETY: a mapping is an address range of the process, not of a thread.
+unsafe impl Send for Mapping {}
+// SAFETY: as above; whoever reaches through `base` answers for races.
+unsafe impl Sync for Mapping {}
+
+impl Mapping {
+    /// Maps a file, with MAP_SYNC if it can be (then stores are durable by cache-line write-back alone), and says
+    /// whether it could.
+    pub(crate) fn file(file: &File, len: u64) -> Result<(Self, bool), Error> {
+        let mapped = whole_pages(len)?;
+        if let Ok(mapping) = map(mapped, libc::MAP_SHARED_VALIDATE | libc::MAP_SYNC, file.as_raw_fd()) {
+            return Ok((mapping, true));
+        }
+        let mapping = map(mapped, libc::MAP_SHARED, file.as_raw_fd());
+        Ok((mapping.map_err(|e| Error::os(format!("mapping {len} bytes of the file"), e))?, false))
+    }
+
+    /// Memory of this process alone.
+    pub(crate) fn anonymous(len: u64) -> Result<Self, Error> {
+        let mapped = whole_pages(len)?;
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+        let mapping = map(mapped, flags, -1).map_err(|e| Error::os(format!("mapping {len} bytes"), e))?;
+        mapping.advise(libc::MADV_HUGEPAGE);
+        Ok(mapping)
+    }
+
+    /// Memory that stays somebody else's.
+    pub(crate) const fn foreign(base: *mut u8) -> Self {
+        Self { base, mapped: 0 }
+    }
+
+    /// The first byte.
+    pub(crate) const fn base(&self) -> *mut u8 {
+        self.base
+    }
+
+    /// Bytes mapped, in whole pages; zero for foreign memory.
+    pub(crate) const fn mapped(&self) -> usize {
+        self.mapped
+    }
+
+    /// Makes every page present and writable now, so that no first access has to. Best effort: a kernel without it
+    /// (before 5.14) takes the faults later.
+    pub(crate) fn populate(&self) {
+        self.advise(libc::MADV_POPULATE_WRITE);
+    }
+
+    fn advise(&self, advice: c_int) {
+        if self.mapped > 0 {
+            // SAFETY: the range is ours; the advice changes no content. Its failure costs speed only.
+            unsafe { libc::madvise(self.base.cast(), self.mapped, advice) };
+        }
+    }
+
+    /// Has the kernel write these whole pages to the device, and flush its cache.
+    pub(crate) fn msync(&self, offset: usize, len: usize) -> io::Result<()> {
+        let start = self.base.wrapping_add(offset);
+        // SAFETY: msync reads the mapping only, and answers ENOMEM if a page of it is not mapped.
+        check(unsafe { libc::msync(start.cast(), len, libc::MS_SYNC) })
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        if self.mapped > 0 {
+            // SAFETY: this mapping is ours, and this is the last use of it.
+            unsafe { libc::munmap(self.base.cast(), self.mapped) };
+        }
+    }
+}
+
+fn map(mapped: usize, flags: c_int, fd: c_int) -> io::Result<Mapping> {
+    // SAFETY: the kernel chooses an address range that nobody uses.
+    let base =
+        unsafe { libc::mmap(ptr::null_mut(), mapped, libc::PROT_READ | libc::PROT_WRITE, flags, fd, 0) };
+    if base == libc::MAP_FAILED {
+        Err(io::Error::last_os_error())
+    } else {
+        Ok(Mapping { base: base.cast(), mapped })
+    }
+}
+
+/// Puts a page of zeros where a page of a mapping of ours has become unreachable. Safe to call in a signal handler.
+///
+/// # Safety
+/// The page lies in a live [`Mapping`].
+pub(crate) unsafe fn replace_page(page: usize) -> bool {
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
+    let prot = libc::PROT_READ | libc::PROT_WRITE;
+    // SAFETY: the caller's; the page belongs to a region, and nobody holds a reference into it.
+    let base = unsafe { libc::mmap(page as *mut c_void, page_size(), prot, flags, -1, 0) };
+    base != libc::MAP_FAILED
+}
+
+/// Whether the kernel accepts a MAP_SYNC mapping of the file's first page.
+pub(crate) fn accepts_map_sync(file: &File) -> bool {
+    map(page_size(), libc::MAP_SHARED_VALIDATE | libc::MAP_SYNC, file.as_raw_fd()).is_ok()
+}
+
+/// A file without a name, of a length, in a directory: it goes when it is closed.
+pub(crate) fn unnamed_file(directory: &Path, len: u64) -> Result<File, Error> {
+    let what = || format!("trying out {}", directory.display());
+    let path = CString::new(directory.as_os_str().as_bytes()).map_err(|e| Error::os(what(), e.into()))?;
+    // SAFETY: the path is a C string that outlives the call.
+    let fd = unsafe { libc::open(path.as_ptr(), libc::O_TMPFILE | libc::O_RDWR | libc::O_CLOEXEC, 0o600) };
+    if fd < 0 {
+        return Err(Error::last_os(what()));
+    }
+    // SAFETY: a new descriptor that nobody else knows.
+    let file = unsafe { File::from_raw_fd(fd) };
+    file.set_len(len).map_err(|e| Error::os(what(), e))?;
+    Ok(file)
+}
+
+/// A file in memory, of fixed length: its seals keep every holder from cutting it short under the others.
+pub(crate) fn memfd(name: &str, len: u64) -> Result<File, Error> {
+    let what = || format!("making the memfd {name}");
+    let name = CString::new(name).map_err(|e| Error::os(what(), e.into()))?;
+    // SAFETY: the name is a C string that outlives the call.
+    let fd = unsafe { libc::memfd_create(name.as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING) };
+    if fd < 0 {
+        return Err(Error::last_os(what()));
+    }
+    // SAFETY: a new descriptor that nobody else knows.
+    let file = File::from(unsafe { OwnedFd::from_raw_fd(fd) });
+    file.set_len(whole_pages(len)? as u64).map_err(|e| Error::os(what(), e))?;
+    let seals = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
+    // SAFETY: changes flags of a file of ours.
+    check(unsafe { libc::fcntl(file.as_raw_fd(), libc::F_ADD_SEALS, seals) })
+        .map_err(|e| Error::os(what(), e))?;
+    Ok(file)
+}
+
+/// Reserves every block of the file up to `len` and makes it that long.
+pub(crate) fn reserve(file: &File, len: u64) -> io::Result<()> {
+    let len = i64::try_from(len).map_err(|_| io::Error::from_raw_os_error(libc::EFBIG))?;
+    loop {
+        // SAFETY: changes a file of ours.
+        match check(unsafe { libc::fallocate(file.as_raw_fd(), 0, 0, len) }) {
+            Err(e) if e.raw_os_error() == Some(libc::EINTR) => {}
+            other => return other,
+        }
+    }
+}
+
+/// Takes the file for ourselves. The lock goes with the last descriptor of this open file, so a killed process
+/// holds nobody up.
+pub(crate) fn lock_exclusively(file: &File) -> io::Result<()> {
+    // SAFETY: locks a file of ours.
+    check(unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) })
+}
+
+fn check(result: c_int) -> io::Result<()> {
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}

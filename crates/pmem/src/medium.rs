@@ -1,0 +1,112 @@
+//! Memory that a crash may cut short, as recovery code sees it.
+
+use std::io;
+use std::ops::Range;
+use std::sync::Arc;
+
+/// Bytes with the three verbs of persistence. [`Region`](crate::Region) is one, and so is
+/// [`CrashImage`](crate::crash_image::CrashImage), so code written against this trait can be crashed at every step.
+///
+/// Offsets are bytes from the start. A range that does not lie inside is a broken promise of the caller, and panics.
+/// All methods take `&self`: several parts of one program hold the same medium.
+pub trait Medium {
+    /// Bytes in it.
+    fn len(&self) -> u64;
+
+    /// Whether it holds no byte.
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Copies bytes out.
+    fn read(&self, offset: u64, into: &mut [u8]);
+
+    /// Copies bytes in, in ascending order: visible when it returns, not durable. A crash may leave any part of
+    /// them, except that 1, 2, 4 or 8 bytes at a multiple of their length are never torn.
+    fn write(&self, offset: u64, bytes: &[u8]);
+
+    /// As [`write`](Self::write) followed by [`pwb`](Self::pwb), and cheaper for more than a few lines.
+    fn write_nt(&self, offset: u64, bytes: &[u8]) {
+        self.write(offset, bytes);
+        self.pwb(offset..offset + bytes.len() as u64);
+    }
+
+    /// Loads the native-endian word at a multiple of 8 (acquire).
+    fn load_u64(&self, offset: u64) -> u64;
+
+    /// Stores the native-endian word at a multiple of 8 (release), never torn. Visible, not durable.
+    fn store_u64(&self, offset: u64, value: u64);
+
+    /// Atomically replaces the word at a multiple of 8 by `swap` if it equals `compare`; returns what was there.
+    fn compare_and_swap(&self, offset: u64, compare: u64, swap: u64) -> u64;
+
+    /// Atomically adds to the word at a multiple of 8, wrapping; returns what was there.
+    fn fetch_add(&self, offset: u64, add: u64) -> u64;
+
+    /// Persistent write-back: asks that these bytes go to the persistence domain. Does not wait.
+    fn pwb(&self, range: Range<u64>);
+
+    /// Persistent fence: no later store reaches the domain before every earlier write-back has.
+    ///
+    /// # Errors
+    /// The medium failed; see [`psync`](Self::psync). (Where the only order is to wait, this waits.)
+    fn pfence(&self) -> io::Result<()>;
+
+    /// Persistent sync: waits until every earlier write-back is in the persistence domain.
+    ///
+    /// # Errors
+    /// The medium failed: what was not durable before may never be. Every later call fails as well.
+    fn psync(&self) -> io::Result<()>;
+
+    /// [`pwb`](Self::pwb) and [`psync`](Self::psync), for one-off use.
+    ///
+    /// # Errors
+    /// As for [`psync`](Self::psync).
+    fn persist(&self, range: Range<u64>) -> io::Result<()> {
+        self.pwb(range);
+        self.psync()
+    }
+}
+
+macro_rules! forward {
+    ($holder:ty) => {
+        impl<M: Medium + ?Sized> Medium for $holder {
+            fn len(&self) -> u64 {
+                (**self).len()
+            }
+            fn read(&self, offset: u64, into: &mut [u8]) {
+                (**self).read(offset, into);
+            }
+            fn write(&self, offset: u64, bytes: &[u8]) {
+                (**self).write(offset, bytes);
+            }
+            fn write_nt(&self, offset: u64, bytes: &[u8]) {
+                (**self).write_nt(offset, bytes);
+            }
+            fn load_u64(&self, offset: u64) -> u64 {
+                (**self).load_u64(offset)
+            }
+            fn store_u64(&self, offset: u64, value: u64) {
+                (**self).store_u64(offset, value);
+            }
+            fn compare_and_swap(&self, offset: u64, compare: u64, swap: u64) -> u64 {
+                (**self).compare_and_swap(offset, compare, swap)
+            }
+            fn fetch_add(&self, offset: u64, add: u64) -> u64 {
+                (**self).fetch_add(offset, add)
+            }
+            fn pwb(&self, range: Range<u64>) {
+                (**self).pwb(range);
+            }
+            fn pfence(&self) -> io::Result<()> {
+                (**self).pfence()
+            }
+            fn psync(&self) -> io::Result<()> {
+                (**self).psync()
+            }
+        }
+    };
+}
+
+forward!(&M);
+forward!(Arc<M>);

@@ -1,0 +1,478 @@
+//! The only raw memory: a mapped range that a peer, other threads and other processes write when they like.
+//!
+//! The promise of this room: every access lies inside the live mapping that the `Region` holds (checked, in release
+//! builds too), and is an atomic or one of the copies of `copy`, whose head has the argument for why racing is
+//! sound. No reference to this memory is ever made, but to an atomic word for the length of one access.
+#![expect(unsafe_code, reason = "the room with the pointers")]
+
+use std::fmt;
+use std::fs::File;
+use std::io;
+use std::ops::Range;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::path::PathBuf;
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::copy::{NT_MIN, copy, copy_nt};
+use crate::domain::{self, Domain, PersistenceDomain, StoreGranularity};
+use crate::flush::page::{Pages, Work};
+use crate::flush::{self, Instruction, LINE};
+use crate::map::{self, Mapping};
+use crate::medium::Medium;
+use crate::sigbus::Watch;
+use crate::{Error, FileOptions};
+
+/// What a region is made of.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Kind {
+    /// A file on persistent memory, mapped with MAP_SYNC.
+    DaxFile,
+    /// A file behind the page cache, or in a tmpfs.
+    File,
+    /// A file without a name, in memory, to be shared by its descriptor.
+    Memfd,
+    /// Memory of this process alone.
+    Anonymous,
+    /// Memory that somebody else mapped.
+    Foreign,
+}
+
+/// A handle to mapped memory; clones are the same memory, which is unmapped with the last of them.
+///
+/// The verbs of persistence are those of [`Medium`], and mean what the region's [`Domain`] says.
+#[derive(Clone)]
+pub struct Region(Arc<Inner>);
+
+struct Inner {
+    base: *mut u8,
+    len: u64,
+    kind: Kind,
+    domain: Domain,
+    granularity: StoreGranularity,
+    instruction: Instruction,
+    pages: Pages,
+    page: u64,
+    path: Option<PathBuf>,
+    file: Option<File>,
+    // Dropped in this order: the watch ends before the mapping does.
+    watch: Watch,
+    mapping: Mapping,
+}
+
+// SAFETY: `base` points into the mapping, which is not tied to a thread; all accesses through it may race.
+unsafe impl Send for Inner {}
+// SAFETY: as above.
+unsafe impl Sync for Inner {}
+
+impl Region {
+    /// Opens or creates a file as the options say: [`FileOptions::open`].
+    ///
+    /// # Errors
+    /// As [`FileOptions::open`].
+    pub fn open_file(path: impl Into<PathBuf>, options: &FileOptions) -> Result<Self, Error> {
+        options.open(path)
+    }
+
+    /// A file in memory without a name, to be shared by its descriptor ([`share`](Self::share)).
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub fn memfd(name: &str, len: u64) -> Result<Self, Error> {
+        let file = map::memfd(name, len)?;
+        let (mapping, _) = Mapping::file(&file, len)?;
+        Ok(Self::assemble(Kind::Memfd, mapping, len, domain::of_memfd(), Some(file), None))
+    }
+
+    /// Memory of this process alone, zeroed, on huge pages where the kernel has some.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub fn anonymous(len: u64) -> Result<Self, Error> {
+        let mapping = Mapping::anonymous(len)?;
+        Ok(Self::assemble(Kind::Anonymous, mapping, len, domain::of_anonymous(), None, None))
+    }
+
+    /// The memory behind a descriptor that a peer shared ([`share`](Self::share)): the first `len` bytes.
+    ///
+    /// # Errors
+    /// It is shorter than that, or cannot be mapped.
+    pub fn from_shared_fd(fd: OwnedFd, len: u64) -> Result<Self, Error> {
+        let file = File::from(fd);
+        let found = file.metadata().map_err(|e| Error::os("the shared memory's length", e))?.len();
+        if found < len {
+            let path = PathBuf::from("the shared memory");
+            return Err(Error::Truncated { path, expected: len, found });
+        }
+        let (mapping, map_sync) = Mapping::file(&file, len)?;
+        let sealed = is_sealed_memfd(&file);
+        let domain = if sealed { domain::of_memfd() } else { domain::of_file(&file, map_sync, None)? };
+        let kind = match (sealed, map_sync) {
+            (true, _) => Kind::Memfd,
+            (false, true) => Kind::DaxFile,
+            (false, false) => Kind::File,
+        };
+        Ok(Self::assemble(kind, mapping, len, domain, Some(file), None))
+    }
+
+    /// Memory that somebody else mapped, such as the caller of a C interface.
+    ///
+    /// `declared`: what its owner knows of its persistence domain; nothing is detected. Memory behind a page cache
+    /// may be declared so: its pages are then written by msync.
+    ///
+    /// # Safety
+    /// `base..base + len` is mapped, readable and writable, for as long as any clone of the region lives. Rust code
+    /// holds no reference into it while the region is used.
+    ///
+    /// # Errors
+    /// A length of zero, or one that runs past the address space.
+    pub unsafe fn from_raw(
+        base: NonNull<u8>,
+        len: u64,
+        declared: Option<PersistenceDomain>,
+    ) -> Result<Self, Error> {
+        let fits = usize::try_from(len).is_ok_and(|len| base.addr().get().checked_add(len).is_some());
+        if len == 0 || !fits {
+            return Err(Error::BadLength { len });
+        }
+        let mapping = Mapping::foreign(base.as_ptr());
+        Ok(Self::assemble(Kind::Foreign, mapping, len, domain::of_foreign(declared), None, None))
+    }
+
+    pub(crate) fn assemble(
+        kind: Kind,
+        mapping: Mapping,
+        len: u64,
+        domain: Domain,
+        file: Option<File>,
+        path: Option<PathBuf>,
+    ) -> Self {
+        let base = mapping.base();
+        // A sealed memfd cannot be cut short; any other file can.
+        let watch = match kind {
+            Kind::File | Kind::DaxFile => Watch::new(base as usize, mapping.mapped()),
+            Kind::Memfd | Kind::Anonymous | Kind::Foreign => Watch::none(),
+        };
+        Self(Arc::new(Inner {
+            base,
+            len,
+            kind,
+            granularity: domain.granularity(),
+            domain,
+            instruction: flush::instruction(),
+            pages: Pages::default(),
+            page: map::page_size() as u64,
+            path,
+            file,
+            watch,
+            mapping,
+        }))
+    }
+
+    /// Bytes in it.
+    #[must_use]
+    #[expect(clippy::len_without_is_empty, reason = "a region is never empty")]
+    pub fn len(&self) -> u64 {
+        self.0.len
+    }
+
+    /// What it is made of.
+    #[must_use]
+    pub fn kind(&self) -> Kind {
+        self.0.kind
+    }
+
+    /// Which failures its data survives.
+    #[must_use]
+    pub fn domain(&self) -> &Domain {
+        &self.0.domain
+    }
+
+    /// The file behind it, if it was opened by name.
+    #[must_use]
+    pub fn path(&self) -> Option<&std::path::Path> {
+        self.0.path.as_deref()
+    }
+
+    /// The descriptor of the file behind it. It carries the exclusive lock: to give it to another process use
+    /// [`share`](Self::share).
+    #[must_use]
+    pub fn fd(&self) -> Option<BorrowedFd<'_>> {
+        self.0.file.as_ref().map(AsFd::as_fd)
+    }
+
+    /// A descriptor for another process, which makes a region of it by [`from_shared_fd`](Self::from_shared_fd). It
+    /// is opened anew, as a duplicate would keep the exclusive lock after this process has died.
+    ///
+    /// # Errors
+    /// There is no file (anonymous and foreign memory), or it cannot be opened again.
+    pub fn share(&self) -> io::Result<OwnedFd> {
+        let Some(file) = &self.0.file else {
+            return Err(io::Error::new(io::ErrorKind::Unsupported, "this memory has no file to share it by"));
+        };
+        let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+        Ok(File::options().read(true).write(true).open(path)?.into())
+    }
+
+    /// The first byte. Whoever reads or writes through it takes over the promise of `copy`: no references, and only
+    /// accesses that may race.
+    #[must_use]
+    pub fn base(&self) -> *mut u8 {
+        self.0.base
+    }
+
+    /// Whether the range lies inside.
+    #[must_use]
+    #[inline]
+    pub fn contains(&self, offset: u64, len: u64) -> bool {
+        offset.checked_add(len).is_some_and(|end| end <= self.0.len)
+    }
+
+    /// Makes every page present now, so that no first access has to wait for the kernel.
+    pub fn populate(&self) {
+        self.0.mapping.populate();
+    }
+
+    /// What has gone wrong with the medium, if anything: then no psync succeeds any more. Cheap; worth asking before
+    /// handing out what was read, as a lost page reads as zeros.
+    #[inline]
+    pub fn failure(&self) -> Result<(), io::Error> {
+        match self.0.watch.lost() {
+            None => Ok(()),
+            Some(offset) => Err(self.lost_page(offset)),
+        }
+    }
+
+    #[cold]
+    fn lost_page(&self, offset: u64) -> io::Error {
+        let name = self.0.path.as_ref().map_or("a shared file".into(), |path| path.to_string_lossy());
+        let found = self.0.file.as_ref().and_then(|file| file.metadata().ok()).map_or(0, |m| m.len());
+        let why = if found < self.0.len { "the file was truncated" } else { "its medium cannot be read" };
+        io::Error::other(format!("{name} lost the page at offset {offset}: {why}; restore it from a replica"))
+    }
+
+    /// The address of `len` bytes at an offset.
+    #[inline]
+    #[track_caller]
+    fn at(&self, offset: u64, len: usize) -> *mut u8 {
+        assert!(
+            self.contains(offset, len as u64),
+            "{len} bytes at offset {offset} do not lie in a region of {}",
+            self.0.len
+        );
+        // SAFETY: inside the mapping, as just checked (so the offset fits a usize).
+        unsafe { self.0.base.add(offset as usize) }
+    }
+
+    /// The word at an offset.
+    #[inline]
+    #[track_caller]
+    fn word(&self, offset: u64) -> &AtomicU64 {
+        let at = self.at(offset, 8);
+        assert!((at as usize).is_multiple_of(8), "the word at offset {offset} is not aligned");
+        // SAFETY: aligned and inside the live mapping, as just checked. The reference is to an atomic, which is what
+        // lets others write meanwhile; it does not outlive the borrow of `self`.
+        unsafe { AtomicU64::from_ptr(at.cast()) }
+    }
+
+    /// Copies bytes out.
+    #[inline]
+    pub fn read(&self, offset: u64, into: &mut [u8]) {
+        let from = self.at(offset, into.len());
+        // SAFETY: `at` checked the source; the target is the caller's own.
+        unsafe { copy(into.as_mut_ptr(), from, into.len()) }
+    }
+
+    /// Copies bytes in, the last byte last: visible, not durable.
+    #[inline]
+    pub fn write(&self, offset: u64, bytes: &[u8]) {
+        let to = self.at(offset, bytes.len());
+        // SAFETY: `at` checked the target; the source is the caller's own.
+        unsafe { copy(to, bytes.as_ptr(), bytes.len()) }
+    }
+
+    /// As [`write`](Self::write) then [`pwb`](Self::pwb): on persistent memory long writes go past the caches, which
+    /// is about half the work.
+    pub fn write_nt(&self, offset: u64, bytes: &[u8]) {
+        let end = offset + bytes.len() as u64;
+        if self.0.granularity != StoreGranularity::CacheLine || bytes.len() < NT_MIN {
+            self.write(offset, bytes);
+            return self.pwb(offset..end);
+        }
+        let to = self.at(offset, bytes.len());
+        // The two ends share their lines with other data, so they go through the cache.
+        let head = (to as usize).next_multiple_of(LINE) - to as usize;
+        let body = (bytes.len() - head) & !(LINE - 1);
+        self.write(offset, &bytes[..head]);
+        // SAFETY: `at` checked the target, and body starts on a line of it; the source is the caller's own.
+        unsafe { copy_nt(to.add(head), bytes[head..].as_ptr(), body) };
+        let tail = offset + (head + body) as u64;
+        self.write(tail, &bytes[head + body..]);
+        self.pwb(offset..offset + head as u64);
+        self.pwb(tail..end);
+    }
+
+    /// Copies from one place to another, in ascending order, between regions or within one.
+    pub fn copy_to(&self, offset: u64, to: &Self, to_offset: u64, len: usize) {
+        let (from, target) = (self.at(offset, len), to.at(to_offset, len));
+        // SAFETY: both were checked.
+        unsafe { copy(target, from, len) }
+    }
+
+    /// Loads the native-endian word at a multiple of 8 (acquire).
+    #[inline]
+    #[must_use]
+    pub fn load_u64(&self, offset: u64) -> u64 {
+        self.word(offset).load(Ordering::Acquire)
+    }
+
+    /// Stores the native-endian word at a multiple of 8 (release). Visible, not durable.
+    #[inline]
+    pub fn store_u64(&self, offset: u64, value: u64) {
+        self.word(offset).store(value, Ordering::Release);
+    }
+
+    /// Atomically replaces the word at a multiple of 8 if it equals `compare`; returns what was there.
+    #[inline]
+    pub fn compare_and_swap(&self, offset: u64, compare: u64, swap: u64) -> u64 {
+        match self.word(offset).compare_exchange(compare, swap, Ordering::SeqCst, Ordering::SeqCst) {
+            Ok(was) | Err(was) => was,
+        }
+    }
+
+    /// Atomically adds to the word at a multiple of 8, wrapping; returns what was there.
+    #[inline]
+    pub fn fetch_add(&self, offset: u64, add: u64) -> u64 {
+        self.word(offset).fetch_add(add, Ordering::SeqCst)
+    }
+
+    /// Asks that these bytes go to the persistence domain; does not wait.
+    #[inline]
+    pub fn pwb(&self, range: Range<u64>) {
+        let len = range.end.saturating_sub(range.start);
+        let start = self.at(range.start, len as usize) as usize;
+        match self.0.granularity {
+            // SAFETY: every line of the range is mapped, as `at` checked: mappings are whole pages, and a page is
+            // whole lines.
+            StoreGranularity::CacheLine => unsafe {
+                flush::write_back(self.0.instruction, start..start + len as usize);
+            },
+            StoreGranularity::Page => self.0.pages.pwb(self.page_range(range), self.0.page),
+            StoreGranularity::Byte | StoreGranularity::None => {}
+        }
+    }
+
+    /// Foreign memory need not start on a page, and msync wants one: then count from the page below.
+    fn page_range(&self, range: Range<u64>) -> Range<u64> {
+        let skew = self.0.base as u64 & (self.0.page - 1);
+        if range.is_empty() { range } else { range.start + skew..range.end + skew }
+    }
+
+    /// No later store reaches the domain before every earlier write-back has.
+    ///
+    /// # Errors
+    /// As [`psync`](Self::psync): on a page cache the only order is to wait.
+    #[inline]
+    pub fn pfence(&self) -> io::Result<()> {
+        self.psync()
+    }
+
+    /// Waits until every earlier write-back, by any thread, is in the persistence domain.
+    ///
+    /// # Errors
+    /// The medium failed, now or before: what was not durable may never be.
+    #[inline]
+    pub fn psync(&self) -> io::Result<()> {
+        flush::fence();
+        if self.0.granularity == StoreGranularity::Page {
+            self.0.pages.psync(|work| self.write_pages(work))?;
+            self.check_length()?;
+        }
+        self.failure()
+    }
+
+    /// [`pwb`](Self::pwb) and [`psync`](Self::psync).
+    ///
+    /// # Errors
+    /// As [`psync`](Self::psync).
+    pub fn persist(&self, range: Range<u64>) -> io::Result<()> {
+        self.pwb(range);
+        self.psync()
+    }
+
+    fn write_pages(&self, work: Work) -> io::Result<()> {
+        let skew = self.0.base as usize & (self.0.page as usize - 1);
+        let ranges = match (work, &self.0.file) {
+            (Work::Everything, Some(file)) => return file.sync_data(),
+            (Work::Everything, None) => std::iter::once(0..self.0.len + skew as u64).collect(),
+            (Work::Ranges(ranges), _) => ranges,
+        };
+        for range in ranges {
+            let start = range.start as usize;
+            self.0.mapping.msync(start.wrapping_sub(skew), range.end as usize - start)?;
+        }
+        Ok(())
+    }
+
+    /// Pages beyond the end of a file that was cut short are dropped from the mapping without a signal until somebody
+    /// touches them, and msync of them succeeds.
+    fn check_length(&self) -> io::Result<()> {
+        let Some(file) = &self.0.file else { return Ok(()) };
+        let found = file.metadata()?.len();
+        if found < self.0.len { Err(self.lost_page(found & !(self.0.page - 1))) } else { Ok(()) }
+    }
+}
+
+fn is_sealed_memfd(file: &File) -> bool {
+    // SAFETY: asks for flags of an open file; other files answer EINVAL.
+    let seals = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GET_SEALS) };
+    seals >= 0 && seals & libc::F_SEAL_SHRINK != 0
+}
+
+impl fmt::Debug for Region {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Region")
+            .field("kind", &self.0.kind)
+            .field("len", &self.0.len)
+            .field("path", &self.0.path)
+            .field("domain", &self.0.domain.domain())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Medium for Region {
+    fn len(&self) -> u64 {
+        self.len()
+    }
+    fn read(&self, offset: u64, into: &mut [u8]) {
+        self.read(offset, into);
+    }
+    fn write(&self, offset: u64, bytes: &[u8]) {
+        self.write(offset, bytes);
+    }
+    fn write_nt(&self, offset: u64, bytes: &[u8]) {
+        self.write_nt(offset, bytes);
+    }
+    fn load_u64(&self, offset: u64) -> u64 {
+        self.load_u64(offset)
+    }
+    fn store_u64(&self, offset: u64, value: u64) {
+        self.store_u64(offset, value);
+    }
+    fn compare_and_swap(&self, offset: u64, compare: u64, swap: u64) -> u64 {
+        self.compare_and_swap(offset, compare, swap)
+    }
+    fn fetch_add(&self, offset: u64, add: u64) -> u64 {
+        self.fetch_add(offset, add)
+    }
+    fn pwb(&self, range: Range<u64>) {
+        self.pwb(range);
+    }
+    fn pfence(&self) -> io::Result<()> {
+        self.pfence()
+    }
+    fn psync(&self) -> io::Result<()> {
+        self.psync()
+    }
+}
