@@ -111,3 +111,22 @@ pub struct Wc {
     /// The completion was solicited by the sender.
     pub solicited: bool,
 }
+
+impl Wc {
+    /// A successful completion of nothing yet.
+    #[must_use]
+    pub const fn new(opcode: WcOpcode, qpn: Qpn) -> Self {
+        Self {
+            wr_id: 0,
+            status: WcStatus::Success,
+            opcode,
+            byte_len: 0,
+            imm: None,
+            invalidated: None,
+            qpn,
+            src_qp: Qpn::new(0),
+            grh: false,
+            solicited: false,
+        }
+    }
+}

@@ -61,6 +61,15 @@ pub enum Selectivity {
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct MwHandle(pub u32);
 
+/// The type of a memory window (IBA Vol 1, 10.6.7.2).
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum MwType {
+    /// Reached through any QP of its PD; bound by `Device::bind_mw`.
+    Type1,
+    /// Type 2B: reached through the QP that bound it only; bound and invalidated by work requests.
+    Type2,
+}
+
 /// Names an address handle of this device.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct AhHandle(pub u32);

@@ -1,0 +1,248 @@
+//! The device: its objects, its edges to the network and to time.
+//!
+//! Methods come in four kinds. Verbs create, change and destroy objects (in the module of each object). Postings
+//! hand in work (`post_*`). `handle_*` tell the device what happened: a datagram came, time passed, a flush
+//! ended. `poll_*` ask what it wants: packets to send, the next deadline, completions, events. After a
+//! `handle_*`, a posting or a `modify_qp`, poll for packets and deadlines again.
+
+use std::collections::VecDeque;
+use std::net::IpAddr;
+use std::ops::Range;
+
+use rand_chacha::ChaCha8Rng;
+use rand_core::{RngCore, SeedableRng};
+use remanence_wire::{Gid, Mtu};
+
+use crate::ah::Ah;
+use crate::async_event::AsyncEvent;
+use crate::cq::{Cq, CqHandle};
+use crate::keys::Keys;
+use crate::pd::Pd;
+use crate::qp::QpTable;
+use crate::slab::Slab;
+use crate::srq::Srq;
+use crate::stats::Stats;
+
+/// The longest message, 2^31 bytes (IBA Vol 1, 9.4.1).
+pub const MAX_MESSAGE: u32 = 1 << 31;
+
+pub use remanence_wire::ROCE_PORT;
+
+/// Which UDP source port packets leave with. The ICRC covers it, so this must be the truth.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum SourcePort {
+    /// Always this one: plain UDP sockets.
+    Fixed(u16),
+    /// One of 0xC000 to 0xFFFF for each QP, so that the network can spread flows (Annex A17.4.5.2).
+    PerQp,
+}
+
+/// What a device is and how large its objects may be.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Config {
+    /// The GID table: our own addresses.
+    pub gids: Vec<Gid>,
+    /// Numbers for QPs. QP 0 and QP 1 are special and never part of it.
+    pub qpns: Range<u32>,
+    /// The largest path MTU that the link carries.
+    pub mtu: Mtu,
+    /// UDP source port.
+    pub source_port: SourcePort,
+    /// Mark packets as ECN-capable, so that congestion is told before it is loss.
+    pub ecn: bool,
+    /// Advertise receive WQEs as end-to-end credits.
+    pub credits: bool,
+    /// Packets in flight on one QP at most, and at first.
+    pub window: WindowLimits,
+    /// PDs.
+    pub max_pd: u32,
+    /// MRs.
+    pub max_mr: u32,
+    /// MWs.
+    pub max_mw: u32,
+    /// AHs.
+    pub max_ah: u32,
+    /// CQs.
+    pub max_cq: u32,
+    /// Entries of a CQ.
+    pub max_cqe: u32,
+    /// SRQs.
+    pub max_srq: u32,
+    /// WQEs of an SRQ.
+    pub max_srq_wr: u32,
+    /// QPs.
+    pub max_qp: u32,
+    /// WQEs of a send or receive queue.
+    pub max_qp_wr: u32,
+    /// Scatter/gather entries of a WQE.
+    pub max_sge: u32,
+    /// Bytes of inline data of a WQE.
+    pub max_inline: u32,
+    /// Outstanding READs, atomics and flushes of a QP, each way.
+    pub max_rd_atomic: u8,
+    /// Everything random comes from this.
+    pub seed: u64,
+}
+
+/// Limits of the congestion window of a QP, in packets.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct WindowLimits {
+    /// Before anything is known of the path.
+    pub initial: u32,
+    /// At most.
+    pub max: u32,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            gids: Vec::new(),
+            qpns: 0x11..0x1_0000,
+            mtu: Mtu::B4096,
+            source_port: SourcePort::PerQp,
+            ecn: true,
+            credits: true,
+            window: WindowLimits { initial: 32, max: 512 },
+            max_pd: 1 << 14,
+            max_mr: 1 << 16,
+            max_mw: 1 << 14,
+            max_ah: 1 << 14,
+            max_cq: 1 << 14,
+            max_cqe: 1 << 22,
+            max_srq: 1 << 12,
+            max_srq_wr: 1 << 16,
+            max_qp: 1 << 15,
+            max_qp_wr: 1 << 15,
+            max_sge: 32,
+            max_inline: 1024,
+            max_rd_atomic: 128,
+            seed: 0,
+        }
+    }
+}
+
+/// What the network layers say of a received datagram.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct RxMeta {
+    /// Source address.
+    pub src: IpAddr,
+    /// Destination address: one of ours.
+    pub dst: IpAddr,
+    /// UDP source port.
+    pub src_port: u16,
+    /// IPv4 identification, where the link can see it; else the engine finds it out from the ICRC.
+    pub ip_id: Option<u16>,
+    /// Position in the train of equal datagrams that arrived together: the likely identification.
+    pub train_index: u16,
+    /// The two ECN bits.
+    pub ecn: u8,
+    /// TTL or hop limit.
+    pub hop_limit: u8,
+}
+
+impl RxMeta {
+    /// Whether the packet met congestion (RFC 3168, CE).
+    #[must_use]
+    pub const fn congestion_experienced(&self) -> bool {
+        self.ecn & 3 == 3
+    }
+}
+
+/// Packets to send: `len` bytes of the buffer are one or more UDP payloads of `segment_size` bytes, the last of
+/// which may be shorter. The UDP destination port is [`ROCE_PORT`]. On IPv4, segment `i` must leave with
+/// identification `i` and DF set, which its ICRC covers.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Transmit {
+    /// Source address.
+    pub src: IpAddr,
+    /// Destination address.
+    pub dst: IpAddr,
+    /// UDP source port, as [`Config::source_port`] decides.
+    pub src_port: u16,
+    /// TOS or traffic class, ECN bits included.
+    pub tos: u8,
+    /// TTL or hop limit.
+    pub hop_limit: u8,
+    /// Bytes written to the buffer.
+    pub len: usize,
+    /// Bytes of each UDP payload but the last.
+    pub segment_size: usize,
+}
+
+/// All of a device but its QPs, so that a QP can be worked on beside it.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    pub(crate) config: Config,
+    pub(crate) stats: Stats,
+    pub(crate) pds: Slab<Pd>,
+    pub(crate) keys: Keys,
+    pub(crate) ahs: Slab<Ah>,
+    pub(crate) cqs: Slab<Cq>,
+    pub(crate) srqs: Slab<Srq>,
+    pub(crate) cq_events: VecDeque<CqHandle>,
+    pub(crate) async_events: VecDeque<AsyncEvent>,
+    rng: ChaCha8Rng,
+}
+
+impl Shared {
+    pub(crate) fn gid(&self, index: u8) -> Option<Gid> {
+        self.config.gids.get(usize::from(index)).copied().filter(|&gid| gid != Gid::default())
+    }
+
+    pub(crate) fn random(&mut self) -> u32 {
+        self.rng.next_u32()
+    }
+}
+
+/// A software RNIC.
+#[derive(Debug)]
+pub struct Device {
+    pub(crate) shared: Shared,
+    pub(crate) qps: QpTable,
+}
+
+impl Device {
+    /// A device without objects.
+    #[must_use]
+    pub fn new(config: Config) -> Self {
+        let shared = Shared {
+            stats: Stats::default(),
+            pds: Slab::new(config.max_pd),
+            keys: Keys::new(config.max_mr.saturating_add(config.max_mw)),
+            ahs: Slab::new(config.max_ah),
+            cqs: Slab::new(config.max_cq),
+            srqs: Slab::new(config.max_srq),
+            cq_events: VecDeque::new(),
+            async_events: VecDeque::new(),
+            rng: ChaCha8Rng::seed_from_u64(config.seed),
+            config,
+        };
+        Self { qps: QpTable::new(shared.config.qpns.clone(), shared.config.max_qp), shared }
+    }
+
+    /// What the device was created with (and the GIDs set since).
+    #[must_use]
+    pub const fn config(&self) -> &Config {
+        &self.shared.config
+    }
+
+    /// Sets or clears an entry of the GID table. QPs and AHs that use it keep their addresses.
+    pub fn set_gid(&mut self, index: u8, gid: Option<Gid>) {
+        let gids = &mut self.shared.config.gids;
+        if gids.len() <= usize::from(index) {
+            gids.resize(usize::from(index) + 1, Gid::default());
+        }
+        gids[usize::from(index)] = gid.unwrap_or_default();
+    }
+
+    /// Gives the device more QP numbers, when a host hands them out in blocks.
+    pub fn add_qpns(&mut self, qpns: Range<u32>) {
+        self.qps.add_range(qpns);
+    }
+
+    /// The counters.
+    #[must_use]
+    pub const fn stats(&self) -> &Stats {
+        &self.shared.stats
+    }
+}
