@@ -6,7 +6,7 @@
 //!
 //! From the outside in: [`ip`] and [`udp`] hold a [`packet`]; its first byte is an [`opcode`], whose table says
 //! which of [`deth`], [`reth`], [`atomic_eth`], [`aeth`], [`atomic_ack_eth`], [`imm_dt`], [`ieth`] and [`feth`]
-//! follow the [`bth`]; an [`icrc`] ends it. Connections are made by [`cm`] messages, which are [`mad`]s.
+//! follow the [`bth`]; an [`icrc`] ends it. Connections are made by [`cm`] messages, which are [`mad`]s. [`pretty`] prints any of it.
 #![forbid(unsafe_code)]
 #![deny(clippy::little_endian_bytes)]
 #![warn(clippy::wildcard_enum_match_arm)]
@@ -26,6 +26,7 @@ pub mod ip;
 pub mod mad;
 pub mod opcode;
 pub mod packet;
+pub mod pretty;
 mod psn;
 pub mod reth;
 mod types;
