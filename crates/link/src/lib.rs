@@ -1,13 +1,19 @@
 //! Datagram back ends: what carries UDP payloads between RoCEv2 engines, and knows nothing of RDMA.
 //!
-//! [`Link`] is the trait that a live device drives; `udp` will implement it over sockets. Wrappers go around any
-//! link.
+//! [`Link`] is the trait that a live device drives; [`udp`] implements it over sockets. Wrappers go around any
+//! link. [`route`] says which local address reaches a peer.
 //!
 //! Read first: RFC 768, udp(7), ip(7), and IBA Vol 1 Annex A17 for what RoCEv2 asks of the IP and UDP headers
 //! (the ICRC covers them, see [`SourcePort`] and [`Received::train_index`]).
 
+#[cfg(test)]
+mod conformance;
 mod link;
+pub mod route;
+mod sys;
+pub mod udp;
 pub mod veth;
+pub mod wait;
 pub mod xdp;
 
 pub use link::{Event, Link, LinkCaps, LinkStats, Outgoing, Received, SourcePort, WaitFd};

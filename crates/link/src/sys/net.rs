@@ -1,0 +1,295 @@
+//! UDP sockets: options, sends and receives without waiting.
+//!
+//! Read first: udp(7), ip(7), ipv6(7); `control` for what travels beside the payload.
+
+use std::io;
+use std::mem::{self, MaybeUninit};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+
+use libc::{c_int, c_void, socklen_t};
+
+use super::control::{ControlBuf, RecvControl, SendControl};
+
+/// Turns the `-1` of a system call into the error behind it.
+pub(crate) fn check(ret: isize) -> io::Result<usize> {
+    usize::try_from(ret).map_err(|_| io::Error::last_os_error())
+}
+
+/// A socket address in the kernel's form, for IPv4 or IPv6.
+#[derive(Clone, Copy)]
+pub(crate) struct RawAddr {
+    storage: Storage,
+    len: socklen_t,
+}
+
+#[derive(Clone, Copy)]
+#[repr(C)]
+union Storage {
+    family: libc::sa_family_t,
+    v4: libc::sockaddr_in,
+    v6: libc::sockaddr_in6,
+}
+
+impl RawAddr {
+    /// Room for the kernel to write an address to.
+    pub(crate) fn room() -> Self {
+        // SAFETY: all-zero bytes are a valid value of every variant (plain integers and byte arrays).
+        let storage = unsafe { mem::zeroed() };
+        Self { storage, len: Self::capacity() }
+    }
+
+    fn capacity() -> socklen_t {
+        socklen_t::try_from(mem::size_of::<Storage>()).expect("28 bytes")
+    }
+
+    pub(crate) fn as_ptr(&self) -> *const libc::sockaddr {
+        (&raw const self.storage).cast()
+    }
+
+    pub(crate) fn as_mut_ptr(&mut self) -> *mut libc::sockaddr {
+        (&raw mut self.storage).cast()
+    }
+
+    pub(crate) fn len(&self) -> socklen_t {
+        self.len
+    }
+
+    pub(crate) fn len_mut(&mut self) -> &mut socklen_t {
+        &mut self.len
+    }
+
+    pub(crate) fn set_len(&mut self, len: socklen_t) {
+        self.len = len;
+    }
+
+    /// What the kernel wrote, `None` if it is of no known family.
+    pub(crate) fn get(&self) -> Option<SocketAddr> {
+        // SAFETY: every variant begins with the family, and `room` initialised all bytes.
+        let family = unsafe { self.storage.family };
+        match c_int::from(family) {
+            libc::AF_INET => {
+                // SAFETY: all bytes are initialised and any bit pattern is a valid `sockaddr_in`.
+                let a = unsafe { self.storage.v4 };
+                let ip = Ipv4Addr::from(u32::from_be(a.sin_addr.s_addr));
+                Some(SocketAddr::V4(SocketAddrV4::new(ip, u16::from_be(a.sin_port))))
+            }
+            libc::AF_INET6 => {
+                // SAFETY: as above, for `sockaddr_in6`.
+                let a = unsafe { self.storage.v6 };
+                let ip = Ipv6Addr::from(a.sin6_addr.s6_addr);
+                let port = u16::from_be(a.sin6_port);
+                Some(SocketAddr::V6(SocketAddrV6::new(ip, port, a.sin6_flowinfo, a.sin6_scope_id)))
+            }
+            _ => None,
+        }
+    }
+}
+
+impl From<SocketAddr> for RawAddr {
+    fn from(addr: SocketAddr) -> Self {
+        let mut raw = Self::room();
+        match addr {
+            SocketAddr::V4(a) => {
+                raw.storage.v4 = libc::sockaddr_in {
+                    sin_family: libc::AF_INET as libc::sa_family_t,
+                    sin_port: a.port().to_be(),
+                    sin_addr: libc::in_addr { s_addr: u32::from(*a.ip()).to_be() },
+                    sin_zero: [0; 8],
+                };
+                raw.len = mem::size_of::<libc::sockaddr_in>() as socklen_t;
+            }
+            SocketAddr::V6(a) => {
+                raw.storage.v6 = libc::sockaddr_in6 {
+                    sin6_family: libc::AF_INET6 as libc::sa_family_t,
+                    sin6_port: a.port().to_be(),
+                    sin6_flowinfo: a.flowinfo(),
+                    sin6_addr: libc::in6_addr { s6_addr: a.ip().octets() },
+                    sin6_scope_id: a.scope_id(),
+                };
+                raw.len = mem::size_of::<libc::sockaddr_in6>() as socklen_t;
+            }
+        }
+        raw
+    }
+}
+
+/// A non-blocking, close-on-exec UDP socket of the address family of `like`.
+pub(crate) fn udp_socket(like: IpAddr) -> io::Result<OwnedFd> {
+    let family = if like.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 };
+    // SAFETY: no pointers.
+    let fd = unsafe { libc::socket(family, libc::SOCK_DGRAM | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC, 0) };
+    check(fd as isize)?;
+    // SAFETY: a fresh descriptor that nothing else owns.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// `setsockopt` with an integer.
+pub(crate) fn set_option(fd: BorrowedFd<'_>, level: c_int, name: c_int, value: c_int) -> io::Result<()> {
+    let len = mem::size_of::<c_int>() as socklen_t;
+    // SAFETY: the pointer and length describe `value`, which outlives the call.
+    let ret = unsafe { libc::setsockopt(fd.as_raw_fd(), level, name, (&raw const value).cast(), len) };
+    check(ret as isize).map(drop)
+}
+
+/// `getsockopt` of an integer.
+pub(crate) fn get_option(fd: BorrowedFd<'_>, level: c_int, name: c_int) -> io::Result<c_int> {
+    let mut value: c_int = 0;
+    let mut len = mem::size_of::<c_int>() as socklen_t;
+    // SAFETY: the pointers describe `value` and `len`, which outlive the call.
+    let ret = unsafe { libc::getsockopt(fd.as_raw_fd(), level, name, (&raw mut value).cast(), &raw mut len) };
+    check(ret as isize)?;
+    Ok(value)
+}
+
+/// Binds to a local address.
+pub(crate) fn bind(fd: BorrowedFd<'_>, addr: SocketAddr) -> io::Result<()> {
+    let raw = RawAddr::from(addr);
+    // SAFETY: the pointer and length describe `raw`, which outlives the call.
+    check(unsafe { libc::bind(fd.as_raw_fd(), raw.as_ptr(), raw.len()) } as isize).map(drop)
+}
+
+/// Sets the default destination; for UDP this sends nothing, it looks up the route.
+pub(crate) fn connect(fd: BorrowedFd<'_>, addr: SocketAddr) -> io::Result<()> {
+    let raw = RawAddr::from(addr);
+    // SAFETY: the pointer and length describe `raw`, which outlives the call.
+    check(unsafe { libc::connect(fd.as_raw_fd(), raw.as_ptr(), raw.len()) } as isize).map(drop)
+}
+
+/// The address a socket is bound to.
+pub(crate) fn local_addr(fd: BorrowedFd<'_>) -> io::Result<SocketAddr> {
+    let mut raw = RawAddr::room();
+    let (addr, len) = (raw.as_mut_ptr(), &raw mut *raw.len_mut());
+    // SAFETY: both pointers lead into `raw`; the kernel writes at most the length given there.
+    check(unsafe { libc::getsockname(fd.as_raw_fd(), addr, len) } as isize)?;
+    raw.get().ok_or_else(|| io::Error::other("a UDP socket without an IP address"))
+}
+
+/// Sends one datagram, without control data: the cheapest unconnected send there is.
+pub(crate) fn send_to(fd: BorrowedFd<'_>, payload: &[u8], dst: &RawAddr) -> io::Result<usize> {
+    let ptr = payload.as_ptr().cast::<c_void>();
+    // SAFETY: pointers and lengths describe `payload` and `dst`, which outlive the call.
+    let ret = unsafe { libc::sendto(fd.as_raw_fd(), ptr, payload.len(), 0, dst.as_ptr(), dst.len()) };
+    check(ret)
+}
+
+/// Sends with control data: a train of datagrams (segmentation), another TOS or TTL than the socket's.
+pub(crate) fn send_msg(
+    fd: BorrowedFd<'_>,
+    payload: &[u8],
+    dst: &RawAddr,
+    control: &SendControl,
+) -> io::Result<usize> {
+    let mut iov = libc::iovec { iov_base: payload.as_ptr().cast_mut().cast(), iov_len: payload.len() };
+    let mut buf = ControlBuf::new();
+    let control_len = control.encode(&mut buf);
+    // SAFETY: all-zero is a valid `msghdr` (null pointers, zero lengths).
+    let mut msg: libc::msghdr = unsafe { mem::zeroed() };
+    msg.msg_name = dst.as_ptr().cast_mut().cast();
+    msg.msg_namelen = dst.len();
+    msg.msg_iov = &raw mut iov;
+    msg.msg_iovlen = 1;
+    msg.msg_control = buf.as_mut_ptr();
+    msg.msg_controllen = control_len as _;
+    // SAFETY: every pointer in `msg` leads to a live local or argument of the stated length; sendmsg only reads.
+    check(unsafe { libc::sendmsg(fd.as_raw_fd(), &raw const msg, 0) })
+}
+
+/// Receives one datagram into `buf`: its true length (more than `buf` holds if it was cut) and its sender.
+pub(crate) fn recv_from(fd: BorrowedFd<'_>, buf: &mut [u8]) -> io::Result<(usize, Option<SocketAddr>)> {
+    let mut raw = RawAddr::room();
+    let (addr, len) = (raw.as_mut_ptr(), &raw mut *raw.len_mut());
+    let (ptr, room) = (buf.as_mut_ptr().cast(), buf.len());
+    // SAFETY: the pointers lead into `buf` and `raw`, the kernel writes at most the lengths given.
+    let got = check(unsafe { libc::recvfrom(fd.as_raw_fd(), ptr, room, libc::MSG_TRUNC, addr, len) })?;
+    Ok((got, raw.get()))
+}
+
+/// What one receive brought, beside the payload.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RecvMeta {
+    /// Bytes in the buffer.
+    pub(crate) len: usize,
+    /// The sender.
+    pub(crate) src: Option<SocketAddr>,
+    /// The buffer was too small.
+    pub(crate) truncated: bool,
+    /// What the control data said.
+    pub(crate) control: RecvControl,
+}
+
+/// Receives one datagram, or a train of equal ones, with control data.
+pub(crate) fn recv_msg(fd: BorrowedFd<'_>, buf: &mut [u8], flags: c_int) -> io::Result<RecvMeta> {
+    let mut src = RawAddr::room();
+    let mut iov = libc::iovec { iov_base: buf.as_mut_ptr().cast(), iov_len: buf.len() };
+    let mut control = ControlBuf::new();
+    let mut msg = recv_header(&mut src, &mut iov, &mut control);
+    // SAFETY: `recv_header` filled `msg` with pointers to live locals and their sizes.
+    let len = check(unsafe { libc::recvmsg(fd.as_raw_fd(), &raw mut msg, flags) })?;
+    Ok(recv_meta(&msg, len, &mut src))
+}
+
+fn recv_header(src: &mut RawAddr, iov: &mut libc::iovec, control: &mut ControlBuf) -> libc::msghdr {
+    // SAFETY: all-zero is a valid `msghdr` (null pointers, zero lengths).
+    let mut msg: libc::msghdr = unsafe { mem::zeroed() };
+    msg.msg_name = src.as_mut_ptr().cast();
+    msg.msg_namelen = src.len();
+    msg.msg_iov = &raw mut *iov;
+    msg.msg_iovlen = 1;
+    msg.msg_control = control.as_mut_ptr();
+    msg.msg_controllen = ControlBuf::LEN as _;
+    msg
+}
+
+fn recv_meta(msg: &libc::msghdr, len: usize, src: &mut RawAddr) -> RecvMeta {
+    src.set_len(msg.msg_namelen);
+    // SAFETY: the kernel filled this header, and the control buffer it points to is still alive in the caller.
+    let control = unsafe { RecvControl::decode(msg) };
+    let src = if msg.msg_namelen == 0 { None } else { src.get() };
+    RecvMeta { len, src, truncated: msg.msg_flags & libc::MSG_TRUNC != 0, control }
+}
+
+/// The most receives in one [`recv_many`].
+pub(crate) const BATCH: usize = 16;
+
+/// Receives up to `BATCH` datagrams or trains in one system call, the i-th into the i-th chunk of `buf`, and calls
+/// `each` for every one of them.
+pub(crate) fn recv_many(
+    fd: BorrowedFd<'_>,
+    buf: &mut [u8],
+    chunk: usize,
+    mut each: impl FnMut(RecvMeta, &[u8]),
+) -> io::Result<usize> {
+    let slots = (buf.len() / chunk).min(BATCH);
+    let mut src = [RawAddr::room(); BATCH];
+    let mut iov = [libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 }; BATCH];
+    let mut control = [const { ControlBuf::new() }; BATCH];
+    let mut msgs = [const { MaybeUninit::<libc::mmsghdr>::uninit() }; BATCH];
+    for (i, piece) in buf.chunks_exact_mut(chunk).take(slots).enumerate() {
+        iov[i] = libc::iovec { iov_base: piece.as_mut_ptr().cast(), iov_len: piece.len() };
+        let msg_hdr = recv_header(&mut src[i], &mut iov[i], &mut control[i]);
+        msgs[i].write(libc::mmsghdr { msg_hdr, msg_len: 0 });
+    }
+    let vec = msgs.as_mut_ptr().cast::<libc::mmsghdr>();
+    // SAFETY: the first `slots` headers are initialised, with pointers to live locals and chunks of `buf`.
+    let n = check(
+        unsafe { libc::recvmmsg(fd.as_raw_fd(), vec, slots as u32, 0, std::ptr::null_mut()) } as isize
+    )?;
+    for (i, piece) in buf.chunks_exact(chunk).take(n).enumerate() {
+        // SAFETY: i < n <= slots, so this header was initialised above.
+        let msg = unsafe { msgs[i].assume_init_ref() };
+        let meta = recv_meta(&msg.msg_hdr, msg.msg_len as usize, &mut src[i]);
+        each(meta, &piece[..meta.len.min(chunk)]);
+    }
+    Ok(n)
+}
+
+/// Randomness of the operating system, for choices that must differ between processes.
+pub(crate) fn random_u64() -> u64 {
+    let mut value = 0u64;
+    let size = mem::size_of::<u64>();
+    // SAFETY: pointer and length describe `value`. Requests of up to 256 bytes are never cut short.
+    let got = unsafe { libc::getrandom((&raw mut value).cast(), size, 0) };
+    assert_eq!(usize::try_from(got), Ok(size), "the kernel has no randomness");
+    value
+}

@@ -1,0 +1,289 @@
+//! Datagrams over UDP sockets: works everywhere, without privileges.
+//!
+//! Two sockets per local address. The *receiving* one is bound to the RoCEv2 port. The *sending* one is bound to a
+//! port of the range that RoCEv2 senders use (IBA Annex A17 wants entropy there, for ECMP and RSS), and never
+//! connected: a connected socket numbers its packets from a start that nobody can know, while an unconnected one
+//! with path-MTU discovery sends IPv4 identification 0 (i for segment i of a train), which the ICRC covers. Being
+//! apart, ICMP errors come back to the process that caused them, even where several share the receiving port.
+//!
+//! Read first: udp(7), ip(7); `rx.rs` for how a receive stays cheap when latency counts and when volume counts.
+
+mod rx;
+#[cfg(test)]
+mod tests;
+mod tx;
+
+use std::collections::VecDeque;
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+
+use crate::link::{Event, Link, LinkCaps, LinkStats, Outgoing, Received, SourcePort, WaitFd};
+use crate::route::{self, Interface};
+use crate::sys::net;
+
+/// The UDP destination port of RoCEv2.
+pub const ROCE_PORT: u16 = 4791;
+
+/// The largest UDP payload over IPv4, and hence of one send.
+const MAX_SEND_BYTES: usize = 65_507;
+
+/// The most segments that every kernel with `UDP_SEGMENT` takes in one send.
+const MAX_SEGMENTS: usize = 64;
+
+/// How to open a [`UdpLink`].
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Options {
+    /// The local addresses.
+    pub addresses: Vec<IpAddr>,
+    /// The port to receive on; 0 takes any free one.
+    pub port: u16,
+    /// The source port; `None` takes a free one of 0xC000 to 0xFFFF, as RoCEv2 senders do.
+    pub src_port: Option<u16>,
+    /// Bytes of receive buffer to ask for; the kernel may grant less (`net.core.rmem_max`) unless we are root.
+    pub recv_buffer: usize,
+    /// Bytes of send buffer to ask for.
+    pub send_buffer: usize,
+    /// Use segmentation and receive offload where there is one. Without, every datagram is one send.
+    pub offload: bool,
+}
+
+impl Options {
+    /// The RoCEv2 port on `addresses`, with buffers for a few milliseconds of the fastest stream.
+    #[must_use]
+    pub fn new(addresses: Vec<IpAddr>) -> Self {
+        Self {
+            addresses,
+            port: ROCE_PORT,
+            src_port: None,
+            recv_buffer: 16 << 20,
+            send_buffer: 4 << 20,
+            offload: true,
+        }
+    }
+}
+
+/// One local address: where it receives, where it sends.
+#[derive(Debug)]
+struct Port {
+    interface: Interface,
+    rx: rx::Receiver,
+    tx: tx::Sender,
+}
+
+/// A [`Link`] over UDP sockets.
+#[derive(Debug)]
+pub struct UdpLink {
+    caps: LinkCaps,
+    ports: Vec<Port>,
+    /// The port that received last, tried first.
+    hot: usize,
+    /// The port to try next when the hot one has nothing.
+    other: usize,
+    /// Calls of `recv`, so that a busy port cannot starve the others.
+    calls: u32,
+    tx_buffer: Box<[u8]>,
+    rx_buffer: Box<[u8]>,
+    events: VecDeque<Event>,
+    stats: LinkStats,
+}
+
+impl UdpLink {
+    /// Opens the sockets.
+    ///
+    /// # Errors
+    /// A sentence that says what to do: no such address, port taken, no permission.
+    pub fn open(options: &Options) -> io::Result<Self> {
+        if options.addresses.is_empty() {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                "a UDP link needs at least one local address",
+            ));
+        }
+        let interfaces: Vec<Interface> =
+            options.addresses.iter().map(|addr| route::interface_of(*addr)).collect::<io::Result<_>>()?;
+        // Port 0 stands for any free port, the same one on every address.
+        let mut port = options.port;
+        let mut receivers = Vec::new();
+        for interface in &interfaces {
+            let receiver = rx::Receiver::open(interface.socket_addr(port), options)?;
+            port = receiver.port();
+            receivers.push(receiver);
+        }
+        let (src_port, senders) = tx::open_all(&interfaces, options)?;
+        let offload = options.offload && senders.iter().all(tx::Sender::offload);
+        let caps = LinkCaps {
+            kind: "udp",
+            addresses: options.addresses.clone(),
+            port,
+            mtu: interfaces.iter().map(|i| i.mtu).min().expect("at least one address"),
+            max_segments: if offload { MAX_SEGMENTS } else { 1 },
+            max_send_bytes: MAX_SEND_BYTES,
+            src_port: SourcePort::Fixed(src_port),
+        };
+        let ports = interfaces
+            .into_iter()
+            .zip(receivers)
+            .zip(senders)
+            .map(|((interface, rx), tx)| Port { interface, rx, tx })
+            .collect();
+        Ok(Self {
+            caps,
+            ports,
+            hot: 0,
+            other: 0,
+            calls: 0,
+            tx_buffer: vec![0; MAX_SEND_BYTES].into_boxed_slice(),
+            rx_buffer: vec![0; rx::BUFFER_LEN].into_boxed_slice(),
+            events: VecDeque::new(),
+            stats: LinkStats::default(),
+        })
+    }
+
+    /// The sockets' receive and send buffers as granted, in bytes of kernel memory, for reports.
+    ///
+    /// # Errors
+    /// When the kernel does not say.
+    pub fn buffer_sizes(&self) -> io::Result<(usize, usize)> {
+        Ok((self.ports[0].rx.buffer_size()?, self.ports[0].tx.buffer_size()?))
+    }
+
+    /// Tries the port that was busy last, and one other, in turn.
+    fn choose(&mut self) -> [Option<usize>; 2] {
+        let count = self.ports.len();
+        if count == 1 {
+            return [Some(0), None];
+        }
+        self.calls = self.calls.wrapping_add(1);
+        self.other = (self.other + 1) % count;
+        if self.other == self.hot {
+            self.other = (self.other + 1) % count;
+        }
+        // A stream never leaves its socket empty: every so often it must wait for the others.
+        if self.calls.is_multiple_of(16) {
+            [Some(self.other), Some(self.hot)]
+        } else {
+            [Some(self.hot), Some(self.other)]
+        }
+    }
+}
+
+impl Link for UdpLink {
+    fn caps(&self) -> &LinkCaps {
+        &self.caps
+    }
+
+    fn tx_buffer(&mut self) -> io::Result<&mut [u8]> {
+        Ok(&mut self.tx_buffer)
+    }
+
+    fn send(&mut self, out: &Outgoing) -> io::Result<()> {
+        let segments = out.segments();
+        if out.len > MAX_SEND_BYTES || segments > self.caps.max_segments {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                format!("{} bytes in {segments} datagrams are more than the link takes at once", out.len),
+            ));
+        }
+        let Some(port) = self.ports.iter_mut().find(|p| p.interface.addr == out.src) else {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                format!("{} is none of the link's addresses", out.src),
+            ));
+        };
+        let dst = with_scope(out.dst, &port.interface);
+        match port.tx.send(&self.tx_buffer[..out.len], dst, out, &mut self.events) {
+            Ok(tx::Verdict::Sent) => {
+                self.stats.tx_datagrams += segments as u64;
+                self.stats.tx_bytes += out.len as u64;
+                self.stats.tx_batches += 1;
+                Ok(())
+            }
+            Ok(tx::Verdict::Lost) => {
+                self.stats.tx_failed += 1;
+                Ok(())
+            }
+            Ok(tx::Verdict::NoOffload) => {
+                self.caps.max_segments = 1;
+                self.stats.tx_failed += 1;
+                Ok(())
+            }
+            Err(err) => {
+                if err.kind() == io::ErrorKind::WouldBlock {
+                    self.stats.tx_blocked += 1;
+                }
+                Err(err)
+            }
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn recv(&mut self, sink: &mut dyn FnMut(Received<'_>)) -> io::Result<usize> {
+        for index in self.choose().into_iter().flatten() {
+            let n = self.ports[index].rx.recv(&mut self.rx_buffer, &mut self.stats, sink)?;
+            if n > 0 {
+                self.hot = index;
+                return Ok(n);
+            }
+        }
+        Ok(0)
+    }
+
+    fn wait_fds(&self, fds: &mut Vec<WaitFd>) {
+        for port in &self.ports {
+            fds.push(WaitFd { fd: port.rx.as_raw_fd(), events: libc::POLLIN });
+            let events = if port.tx.blocked() { libc::POLLOUT } else { 0 };
+            fds.push(WaitFd { fd: port.tx.as_raw_fd(), events });
+        }
+    }
+
+    fn prepare_wait(&mut self) -> io::Result<bool> {
+        for port in &mut self.ports {
+            port.tx.drain_errors(&mut self.events);
+        }
+        Ok(!self.events.is_empty())
+    }
+
+    fn poll_event(&mut self) -> Option<Event> {
+        self.events.pop_front()
+    }
+
+    fn path_mtu(&self, src: IpAddr, dst: IpAddr) -> usize {
+        let Some(port) = self.ports.iter().find(|p| p.interface.addr == src) else {
+            return self.caps.mtu;
+        };
+        let dst = with_scope(SocketAddr::new(dst, self.caps.port), &port.interface);
+        route::mtu(port.interface.socket_addr(0), dst).unwrap_or(port.interface.mtu)
+    }
+
+    fn stats(&self) -> LinkStats {
+        self.stats
+    }
+}
+
+/// A link-local destination needs the interface; the engine only knows the address.
+fn with_scope(dst: SocketAddr, interface: &Interface) -> SocketAddr {
+    match dst {
+        SocketAddr::V6(mut v6) if v6.ip().is_unicast_link_local() && v6.scope_id() == 0 => {
+            v6.set_scope_id(interface.index);
+            v6.into()
+        }
+        _ => dst,
+    }
+}
+
+/// Asks for a buffer size, beyond the limit for ordinary users where we may.
+fn set_buffer(
+    fd: std::os::fd::BorrowedFd<'_>,
+    force: libc::c_int,
+    plain: libc::c_int,
+    bytes: usize,
+) -> io::Result<()> {
+    let bytes = libc::c_int::try_from(bytes).unwrap_or(libc::c_int::MAX);
+    if net::set_option(fd, libc::SOL_SOCKET, force, bytes).is_ok() {
+        return Ok(());
+    }
+    net::set_option(fd, libc::SOL_SOCKET, plain, bytes)
+}

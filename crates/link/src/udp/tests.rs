@@ -1,0 +1,145 @@
+//! The UDP link: the conformance suite over both address families, and what is particular to sockets.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
+
+use super::{Options, UdpLink};
+use crate::conformance::{self, Pair, outgoing, receive, send};
+use crate::link::{Event, Link, Outgoing, SourcePort};
+
+/// A link on a free port of its own.
+fn link(addr: IpAddr) -> UdpLink {
+    UdpLink::open(&Options { port: 0, ..Options::new(vec![addr]) }).expect("a socket on loopback")
+}
+
+fn pair(addr: IpAddr) -> Pair {
+    Pair { a: Box::new(link(addr)), b: Box::new(link(addr)), lossy: true, sees_ecn: true }
+}
+
+#[test]
+fn ipv4_conforms() {
+    conformance::all(|| pair(Ipv4Addr::LOCALHOST.into()));
+}
+
+#[test]
+fn ipv6_conforms() {
+    if crate::route::interface_of(Ipv6Addr::LOCALHOST.into()).is_err() {
+        eprintln!("skipped: this machine has no IPv6 loopback address");
+        return;
+    }
+    conformance::all(|| pair(Ipv6Addr::LOCALHOST.into()));
+}
+
+#[test]
+fn without_offload_it_conforms_as_well() {
+    conformance::all(|| {
+        let open = || {
+            let options =
+                Options { port: 0, offload: false, ..Options::new(vec![Ipv4Addr::LOCALHOST.into()]) };
+            let link = UdpLink::open(&options).expect("a socket on loopback");
+            assert_eq!(link.caps().max_segments, 1);
+            Box::new(link)
+        };
+        Pair { a: open(), b: open(), lossy: true, sees_ecn: true }
+    });
+}
+
+#[test]
+fn two_addresses_receive_and_send_each_under_its_own_name() {
+    let (one, two) = (Ipv4Addr::new(127, 0, 0, 1), Ipv4Addr::new(127, 0, 0, 2));
+    let mut both = UdpLink::open(&Options { port: 0, ..Options::new(vec![one.into(), two.into()]) })
+        .expect("sockets on loopback");
+    let mut peer = link(one.into());
+    for (i, addr) in [one, two, one, one, two].into_iter().enumerate() {
+        let note = [i as u8; 8];
+        peer.tx_buffer().expect("room")[..8].copy_from_slice(&note);
+        let out =
+            Outgoing { dst: SocketAddr::new(addr.into(), both.caps().port), ..outgoing(&peer, &both, 8, 8) };
+        peer.send(&out).expect("sent");
+        let got = receive(&mut both, 1);
+        assert_eq!((got[0].dst_ip, &got[0].payload[..]), (addr.into(), &note[..]));
+
+        both.tx_buffer().expect("room")[..8].copy_from_slice(&note);
+        let out = Outgoing { src: addr.into(), ..outgoing(&both, &peer, 8, 8) };
+        both.send(&out).expect("sent");
+        assert_eq!(receive(&mut peer, 1)[0].src.ip(), IpAddr::from(addr));
+    }
+}
+
+#[test]
+fn a_busy_address_does_not_starve_the_other() {
+    let (one, two) = (Ipv4Addr::new(127, 0, 0, 1), Ipv4Addr::new(127, 0, 0, 2));
+    let mut both = UdpLink::open(&Options { port: 0, ..Options::new(vec![one.into(), two.into()]) })
+        .expect("sockets on loopback");
+    let sender = UdpSocket::bind("127.0.0.1:0").expect("a socket");
+    for _ in 0..2000 {
+        sender.send_to(b"busy", (one, both.caps().port)).expect("sent");
+    }
+    sender.send_to(b"quiet", (two, both.caps().port)).expect("sent");
+    let (mut calls, mut heard) = (0, false);
+    while !heard {
+        both.recv(&mut |rx| heard |= rx.payload == b"quiet").expect("a working link");
+        calls += 1;
+        assert!(calls < 40, "2000 datagrams on one address hid one on the other");
+    }
+}
+
+#[test]
+fn a_closed_port_is_an_event_and_the_link_goes_on() {
+    let mut a = link(Ipv4Addr::LOCALHOST.into());
+    let gone = {
+        let socket = UdpSocket::bind("127.0.0.1:0").expect("a socket");
+        socket.local_addr().expect("bound")
+    };
+    for _ in 0..3 {
+        a.tx_buffer().expect("room")[..4].fill(0);
+        let out = Outgoing { dst: gone, ..outgoing(&a, &a, 4, 4) };
+        a.send(&out).expect("losing is the network's right");
+    }
+    let mut found = Vec::new();
+    while found.is_empty() {
+        a.prepare_wait().expect("a working link");
+        found.extend(std::iter::from_fn(|| a.poll_event()));
+    }
+    assert_eq!(found[0], Event::Unreachable { dst: gone, port_closed: true });
+    let mut b = link(Ipv4Addr::LOCALHOST.into());
+    send(&mut a, &b, b"alive", 64);
+    assert_eq!(receive(&mut b, 1)[0].payload, b"alive");
+}
+
+#[test]
+fn no_route_is_a_loss_with_a_reason() {
+    let mut a = link(Ipv4Addr::LOCALHOST.into());
+    let dst: SocketAddr = "192.0.2.1:4791".parse().expect("an address");
+    a.tx_buffer().expect("room")[..4].fill(0);
+    let out = Outgoing { dst, ..outgoing(&a, &a, 4, 4) };
+    // From 127.0.0.1 there is no way to another network.
+    a.send(&out).expect("losing is the network's right");
+    assert_eq!(a.poll_event(), Some(Event::Unreachable { dst, port_closed: false }));
+    assert_eq!(a.stats().tx_failed, 1);
+}
+
+#[test]
+fn a_taken_port_is_one_sentence_that_names_it() {
+    let a = link(Ipv4Addr::LOCALHOST.into());
+    let options = Options { port: a.caps().port, ..Options::new(vec![Ipv4Addr::LOCALHOST.into()]) };
+    let err = UdpLink::open(&options).expect_err("taken");
+    assert_eq!(err.kind(), std::io::ErrorKind::AddrInUse);
+    let text = err.to_string();
+    assert!(text.contains(&a.caps().port.to_string()) && text.contains("127.0.0.1"), "{text}");
+}
+
+#[test]
+fn the_source_port_is_of_the_range_of_roce_senders() {
+    let a = link(Ipv4Addr::LOCALHOST.into());
+    let SourcePort::Fixed(port) = a.caps().src_port else { panic!("a socket has one port") };
+    assert!(port >= 0xC000, "{port}");
+}
+
+#[test]
+fn what_arrives_at_the_source_port_is_not_kept() {
+    let mut a = link(Ipv4Addr::LOCALHOST.into());
+    let SourcePort::Fixed(port) = a.caps().src_port else { panic!("a socket has one port") };
+    let stranger = UdpSocket::bind("127.0.0.1:0").expect("a socket");
+    stranger.send_to(b"junk", ("127.0.0.1", port)).expect("sent");
+    conformance::assert_silent(&mut a);
+}
