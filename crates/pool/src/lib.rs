@@ -3,7 +3,7 @@
 //! Read in this order:
 //!
 //! 1. [`format`](mod@format) — how a pool lies in its file, and why a crash at any point is harmless;
-//! 2. `pool` — a blob's life: reserved, data durable, committed; `recover` is the way back after a
+//! 2. [`pool`] — a blob's life: reserved, data durable, committed; [`recover`](mod@recover) is the way back after a
 //!    crash. Both are pure: they decide over a [`remanence_pmem::Medium`] and never wait for anything else;
 //! 3. [`proto`] and [`auth`] — what client and server say to each other before and around the one-sided
 //!    operations that move the data;
@@ -17,7 +17,11 @@ pub mod auth;
 pub mod blob;
 pub mod error;
 pub mod format;
+pub mod pool;
 pub mod proto;
+pub mod recover;
 
 pub use blob::{BlobName, Digest, Listing, State, Version};
 pub use error::{OpenError, PoolError};
+pub use pool::{Change, Pool};
+pub use recover::recover;

@@ -1,0 +1,137 @@
+//! What people see: aligned, calm, coloured only where stdout is a terminal.
+
+use std::fmt::Display;
+use std::time::Duration;
+
+use anstream::println;
+use anstyle::{AnsiColor, Style};
+
+const BOLD: Style = Style::new().bold();
+const DIM: Style = Style::new().dimmed();
+
+/// How good the news of a line is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Mood {
+    /// As it should be.
+    Good,
+    /// Worth knowing.
+    Note,
+    /// Not there; nothing is broken.
+    Absent,
+    /// Wrong.
+    Bad,
+}
+
+impl Mood {
+    const fn mark(self) -> (&'static str, Style) {
+        match self {
+            Self::Good => ("✓", AnsiColor::Green.on_default()),
+            Self::Note => ("•", AnsiColor::Yellow.on_default()),
+            Self::Absent => ("·", DIM),
+            Self::Bad => ("✗", AnsiColor::Red.on_default().bold()),
+        }
+    }
+}
+
+/// A heading over lines.
+pub(crate) fn heading(text: impl Display) {
+    println!("\n{BOLD}{text}{BOLD:#}");
+}
+
+/// A marked line with a name and what is to be said of it; long texts continue under themselves.
+pub(crate) fn line(mood: Mood, name: &str, text: impl Display) {
+    let (mark, style) = mood.mark();
+    let text = text.to_string();
+    let mut rows = wrap(&text, width().saturating_sub(NAME + 5).max(30)).into_iter();
+    let first = rows.next().unwrap_or_default();
+    println!("  {style}{mark}{style:#} {name:<NAME$} {first}");
+    for row in rows {
+        println!("    {:<NAME$} {row}", "");
+    }
+}
+
+/// A remark in a lighter colour.
+pub(crate) fn remark(text: impl Display) {
+    println!("{DIM}{text}{DIM:#}");
+}
+
+/// The width of the name column.
+const NAME: usize = 20;
+
+fn width() -> usize {
+    console::Term::stdout().size_checked().map_or(110, |(_, columns)| usize::from(columns)).clamp(60, 120)
+}
+
+/// Breaks a text into rows of at most `width` characters, between words.
+fn wrap(text: &str, width: usize) -> Vec<String> {
+    let mut rows: Vec<String> = Vec::new();
+    for word in text.split_whitespace() {
+        match rows.last_mut() {
+            Some(row) if row.chars().count() + 1 + word.chars().count() <= width => {
+                row.push(' ');
+                row.push_str(word);
+            }
+            _ => rows.push(word.to_owned()),
+        }
+    }
+    rows
+}
+
+/// Bytes for people: `1.5 GiB`.
+pub(crate) fn bytes(n: u64) -> String {
+    let unit = [(1_u64 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")]
+        .into_iter()
+        .find(|(unit, _)| n >= *unit);
+    match unit {
+        Some((unit, name)) => {
+            let value = n as f64 / unit as f64;
+            let digits = if value < 10.0 { 2 } else { usize::from(value < 100.0) };
+            format!("{value:.digits$} {name}")
+        }
+        None => format!("{n} bytes"),
+    }
+}
+
+/// A duration for people: three digits and a fitting unit.
+pub(crate) fn time(t: Duration) -> String {
+    let nanos = t.as_nanos() as f64;
+    let (value, unit) = match nanos {
+        n if n < 1e3 => return format!("{n:.0} ns"),
+        n if n < 1e6 => (n / 1e3, "µs"),
+        n if n < 1e9 => (n / 1e6, "ms"),
+        n => (n / 1e9, "s"),
+    };
+    let digits = if value < 10.0 { 2 } else { usize::from(value < 100.0) };
+    format!("{value:.digits$} {unit}")
+}
+
+/// Bytes per second for people.
+pub(crate) fn rate(n: u64, t: Duration) -> String {
+    format!("{:.0} MB/s", n as f64 / 1e6 / t.as_secs_f64().max(1e-9))
+}
+
+/// `1 file`, `2 files`.
+pub(crate) fn count(n: usize, one: &str) -> String {
+    format!("{n} {one}{}", if n == 1 { "" } else { "s" })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_have_three_digits_and_a_unit() {
+        assert_eq!([999, 1024, 1536, 150 << 20, 3 << 30].map(bytes), [
+            "999 bytes", "1.00 KiB", "1.50 KiB", "150 MiB", "3.00 GiB"
+        ]);
+        assert_eq!([5, 1_500, 25_000, 250_000_000, 3_000_000_000].map(|n| time(Duration::from_nanos(n))), [
+            "5 ns", "1.50 µs", "25.0 µs", "250 ms", "3.00 s"
+        ]);
+    }
+
+    #[test]
+    fn rows_break_between_words() {
+        assert_eq!(wrap("one two three", 7), ["one two", "three"]);
+        assert_eq!(wrap("unbreakable", 4), ["unbreakable"]);
+    }
+}
