@@ -54,6 +54,7 @@ impl Shared {
             Armed::Solicited => wc.solicited || wc.status != WcStatus::Success,
         };
         cq.ring.push_back(wc);
+        self.stats.completions += 1;
         if fires {
             cq.armed = Armed::No;
             self.cq_events.push_back(handle);

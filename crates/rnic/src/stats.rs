@@ -56,6 +56,8 @@ pub struct Stats {
     pub tx_packets: u64,
     /// Their bytes.
     pub tx_bytes: u64,
+    /// Work completions written to CQs.
+    pub completions: u64,
     /// Request packets sent again.
     pub retransmits: u64,
     /// Local ACK timeouts.

@@ -1,0 +1,182 @@
+//! Queues of events behind descriptors that consumers poll: completion channels, asynchronous events, events of
+//! the connection manager.
+//!
+//! The descriptor is level-triggered and mirrors the queue: readable exactly while an event waits. Programs put it
+//! into epoll sets, and switch it to non-blocking mode with fcntl behind our back; both must work as they do with
+//! the kernel's verbs. So nobody ever sleeps in read(2) on it: a blocking get looks at the descriptor's mode each
+//! time it finds the queue empty.
+
+use std::collections::VecDeque;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use remanence_rnic::CqHandle;
+
+use crate::context::Handle;
+use crate::error::Error;
+use crate::wake::{self, Event};
+
+/// A queue whose descriptor is readable while it holds something.
+#[derive(Debug)]
+pub(crate) struct EventQueue<T> {
+    queue: Mutex<VecDeque<T>>,
+    event: Event,
+}
+
+impl<T> EventQueue<T> {
+    pub(crate) fn new() -> Result<Self, Error> {
+        let event = Event::new().map_err(|e| Error::os("cannot create an event descriptor", e))?;
+        Ok(Self { queue: Mutex::new(VecDeque::new()), event })
+    }
+
+    pub(crate) fn push(&self, item: T) {
+        let mut queue = self.lock();
+        queue.push_back(item);
+        if queue.len() == 1 {
+            self.event.raise();
+        }
+    }
+
+    pub(crate) fn pop(&self) -> Option<T> {
+        let mut queue = self.lock();
+        let item = queue.pop_front()?;
+        if queue.is_empty() {
+            self.event.lower();
+        }
+        Some(item)
+    }
+
+    pub(crate) fn retain(&self, keep: impl FnMut(&T) -> bool) {
+        let mut queue = self.lock();
+        let before = queue.len();
+        queue.retain(keep);
+        if before > 0 && queue.is_empty() {
+            self.event.lower();
+        }
+    }
+
+    pub(crate) fn is_nonblocking(&self) -> bool {
+        wake::is_nonblocking(self.event.as_fd())
+    }
+
+    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
+        self.event.as_fd()
+    }
+
+    /// The queue is valid after any panic: no step of ours leaves it half changed.
+    fn lock(&self) -> MutexGuard<'_, VecDeque<T>> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A completion queue had what its consumer asked to be told of.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct CqEvent {
+    /// The queue.
+    pub cq: CqHandle,
+    /// What the queue was created with.
+    pub user_data: u64,
+}
+
+#[derive(Debug)]
+pub(crate) struct ChannelInner {
+    pub(crate) events: Arc<EventQueue<CqEvent>>,
+    pub(crate) handle: Arc<Handle>,
+}
+
+/// A completion channel: where the notifications of any number of CQs arrive. Clones are the same channel.
+#[derive(Clone, Debug)]
+pub struct CompChannel {
+    pub(crate) inner: Arc<ChannelInner>,
+}
+
+impl CompChannel {
+    pub(crate) fn new(handle: &Arc<Handle>) -> Result<Self, Error> {
+        Ok(Self {
+            inner: Arc::new(ChannelInner {
+                events: Arc::new(EventQueue::new()?),
+                handle: Arc::clone(handle),
+            }),
+        })
+    }
+
+    /// The next notification, waiting for it; `None` if the limit was reached first, or at once if the descriptor
+    /// is in non-blocking mode and there is none.
+    ///
+    /// While it waits, this thread serves the device.
+    pub fn get_event(&self, limit: Option<Duration>) -> Option<CqEvent> {
+        self.inner.events.pop().or_else(|| {
+            if self.inner.events.is_nonblocking() {
+                return None;
+            }
+            self.inner.handle.wait(limit, |_| self.inner.events.pop())
+        })
+    }
+
+    /// The next notification if there is one.
+    #[must_use]
+    pub fn try_get_event(&self) -> Option<CqEvent> {
+        self.inner.events.pop()
+    }
+
+    /// Whether a CQ still uses this channel.
+    #[must_use]
+    pub fn is_used(&self) -> bool {
+        self.inner.handle.with_driver(|driver| driver.routes_to(&self.inner.events) > 0)
+    }
+}
+
+/// Readable while a notification waits.
+impl AsFd for CompChannel {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.inner.events.fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn readable<T>(queue: &EventQueue<T>) -> bool {
+        queue.event.is_raised()
+    }
+
+    #[test]
+    fn the_descriptor_mirrors_the_queue() {
+        let queue = EventQueue::new().unwrap();
+        assert!(!readable(&queue));
+        queue.push(1);
+        queue.push(2);
+        assert!(readable(&queue));
+        assert_eq!(queue.pop(), Some(1));
+        assert!(readable(&queue), "one event is still there");
+        assert_eq!(queue.pop(), Some(2));
+        assert!(!readable(&queue));
+        assert_eq!(queue.pop(), None);
+        queue.push(3);
+        queue.push(4);
+        queue.retain(|&event| event == 4);
+        assert!(readable(&queue));
+        queue.retain(|_| false);
+        assert!(!readable(&queue));
+    }
+
+    #[test]
+    fn a_consumer_may_switch_the_mode_of_the_descriptor() {
+        let queue = EventQueue::<u32>::new().unwrap();
+        for nonblocking in [false, true, false] {
+            let flags = rustix::fs::fcntl_getfl(queue.fd()).unwrap();
+            let flags = if nonblocking {
+                flags | rustix::fs::OFlags::NONBLOCK
+            } else {
+                flags - rustix::fs::OFlags::NONBLOCK
+            };
+            rustix::fs::fcntl_setfl(queue.fd(), flags).unwrap();
+            assert_eq!(queue.is_nonblocking(), nonblocking);
+            queue.push(1);
+            assert_eq!(queue.pop(), Some(1));
+            assert!(!readable(&queue));
+        }
+    }
+}

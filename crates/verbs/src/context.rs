@@ -1,0 +1,260 @@
+//! An open device.
+
+use std::fmt;
+use std::io;
+use std::ops::Deref;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use remanence_link::{LinkCaps, LinkStats, SourcePort};
+use remanence_rnic::{Config, Device, Stats};
+use remanence_wire::{Gid, Mtu};
+
+use crate::channel::{CompChannel, EventQueue};
+use crate::clock::Clock;
+use crate::cq::Cq;
+use crate::driver::{Driver, Turn};
+use crate::error::Error;
+use crate::flush::{self, FlushQueue};
+use crate::handover::Progress;
+use crate::lock::DeviceLock;
+use crate::memory::RegionMemory;
+use crate::options::Options;
+use crate::pd::Pd;
+use crate::progress;
+use crate::wake::Event;
+
+/// What happened to the device or one of its objects outside any work request.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum AsyncEvent {
+    /// To an object.
+    Affiliated(remanence_rnic::AsyncEvent),
+    /// The link failed; nothing will be sent or received any more (`IBV_EVENT_DEVICE_FATAL`).
+    DeviceFatal(io::ErrorKind),
+}
+
+/// What the threads of a device share. They hold this part only, so that they do not keep the device open.
+pub(crate) struct Shared {
+    pub(crate) lock: DeviceLock<Driver>,
+    pub(crate) clock: Clock,
+    /// Wakes the progress thread.
+    pub(crate) thread: Arc<Event>,
+    pub(crate) stop: AtomicBool,
+    /// `Driver::news` as of the end of the last turn, for those who find the lock taken.
+    pub(crate) news: Arc<AtomicU64>,
+}
+
+impl Shared {
+    /// Takes the device lock for a turn.
+    pub(crate) fn turn(&self) -> Turn<'_> {
+        let driver = self.lock.lock();
+        Turn::new(driver, self.clock.now())
+    }
+}
+
+/// Keeps the device open: every object has one. The last one to go closes it.
+pub(crate) struct Handle {
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) caps: LinkCaps,
+    pub(crate) config: Config,
+    flushes: Arc<FlushQueue>,
+    async_events: Arc<EventQueue<AsyncEvent>>,
+    threads: Mutex<Vec<JoinHandle<()>>>,
+}
+
+impl Deref for Handle {
+    type Target = Shared;
+
+    fn deref(&self) -> &Shared {
+        &self.shared
+    }
+}
+
+impl fmt::Debug for Handle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Handle")
+            .field("kind", &self.caps.kind)
+            .field("gids", &self.config.gids)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        self.shared.stop.store(true, Ordering::Release);
+        self.shared.thread.raise();
+        self.flushes.stop();
+        // Neither thread ever owns a Handle, so this is not one of them joining itself.
+        for thread in self.threads.get_mut().unwrap_or_else(PoisonError::into_inner).drain(..) {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// An open device. Clones are the same device; it closes when the last clone and the last object of it are gone.
+#[derive(Clone, Debug)]
+pub struct Context {
+    pub(crate) handle: Arc<Handle>,
+}
+
+impl Context {
+    /// Opens a device.
+    ///
+    /// # Errors
+    /// One sentence that says what to do: the link cannot be opened (no such address or interface, port taken, no
+    /// permission), or the operating system refuses a descriptor or a thread.
+    pub fn open(options: Options) -> Result<Self, Error> {
+        let link = options.link.open()?;
+        let caps = link.caps().clone();
+        let mut config = options.config;
+        config.gids = caps.addresses.iter().map(|&address| Gid::from_ip(address)).collect();
+        config.mtu = options.mtu.min(Mtu::fitting(caps.mtu).unwrap_or(Mtu::B256));
+        config.source_port = match caps.src_port {
+            SourcePort::Fixed(port) => remanence_rnic::SourcePort::Fixed(port),
+            SourcePort::Any => remanence_rnic::SourcePort::PerQp,
+        };
+        if config.seed == 0 {
+            config.seed = random();
+        }
+        let os = |e| Error::os("cannot create an event descriptor", e);
+        let thread = Arc::new(Event::new().map_err(os)?);
+        let async_events = Arc::new(EventQueue::new()?);
+        let flushes = Arc::new(FlushQueue::default());
+        let news = Arc::new(AtomicU64::new(0));
+        let driver = Driver::new(
+            Device::new(config.clone()),
+            RegionMemory::new(Arc::clone(&flushes)),
+            link,
+            options.progress,
+            Arc::clone(&async_events),
+            Arc::clone(&thread),
+            Arc::clone(&news),
+        );
+        let shared = Arc::new(Shared {
+            lock: DeviceLock::new(driver),
+            clock: Clock::new(),
+            thread,
+            stop: AtomicBool::new(false),
+            news,
+        });
+        // The handle exists before the threads, so that an error below stops those already running.
+        let handle = Arc::new(Handle {
+            shared: Arc::clone(&shared),
+            caps,
+            config,
+            flushes: Arc::clone(&flushes),
+            async_events,
+            threads: Mutex::new(Vec::new()),
+        });
+        let mut threads = Vec::new();
+        if options.progress != Progress::ByConsumer {
+            let shared = Arc::clone(&shared);
+            threads
+                .push(progress::spawn(shared).map_err(|e| Error::os("cannot start the progress thread", e))?);
+        }
+        *handle.threads.lock().unwrap_or_else(PoisonError::into_inner) = threads;
+        let worker = flush::spawn(flushes, move |outcomes| progress::flushed(&shared, outcomes))
+            .map_err(|e| Error::os("cannot start the flush worker", e))?;
+        handle.threads.lock().unwrap_or_else(PoisonError::into_inner).push(worker);
+        Ok(Self { handle })
+    }
+
+    /// Allocates a protection domain.
+    ///
+    /// # Errors
+    /// The device has no room.
+    pub fn alloc_pd(&self) -> Result<Pd, Error> {
+        Pd::new(&self.handle)
+    }
+
+    /// Creates a completion channel.
+    ///
+    /// # Errors
+    /// The operating system refuses a descriptor.
+    pub fn create_comp_channel(&self) -> Result<CompChannel, Error> {
+        CompChannel::new(&self.handle)
+    }
+
+    /// Creates a completion queue of at least `capacity` entries. With a channel, notifications that were asked for
+    /// arrive there with `user_data`.
+    ///
+    /// # Errors
+    /// The capacity is zero or beyond the device's, or the device has no room.
+    pub fn create_cq(
+        &self,
+        capacity: u32,
+        channel: Option<&CompChannel>,
+        user_data: u64,
+    ) -> Result<Cq, Error> {
+        Cq::new(&self.handle, capacity, channel, user_data)
+    }
+
+    /// What the device was opened with: limits, GIDs, MTU.
+    #[must_use]
+    pub fn config(&self) -> &Config {
+        &self.handle.config
+    }
+
+    /// What the link can do.
+    #[must_use]
+    pub fn link_caps(&self) -> &LinkCaps {
+        &self.handle.caps
+    }
+
+    /// The counters of the engine.
+    #[must_use]
+    pub fn stats(&self) -> Stats {
+        self.handle.lock.lock().device.stats().clone()
+    }
+
+    /// The counters of the link.
+    #[must_use]
+    pub fn link_stats(&self) -> LinkStats {
+        self.handle.lock.lock().link_stats()
+    }
+
+    /// The next asynchronous event, waiting for it; `None` if the limit was reached first, or at once if the
+    /// descriptor ([`async_fd`](Self::async_fd)) is in non-blocking mode and there is none.
+    #[must_use]
+    pub fn get_async_event(&self, limit: Option<Duration>) -> Option<AsyncEvent> {
+        let events = &self.handle.async_events;
+        events.pop().or_else(|| {
+            if events.is_nonblocking() { None } else { self.handle.wait(limit, |_| events.pop()) }
+        })
+    }
+
+    /// The next asynchronous event if there is one.
+    #[must_use]
+    pub fn try_get_async_event(&self) -> Option<AsyncEvent> {
+        self.handle.async_events.pop()
+    }
+
+    /// Readable while an asynchronous event waits.
+    #[must_use]
+    pub fn async_fd(&self) -> BorrowedFd<'_> {
+        self.handle.async_events.fd()
+    }
+
+    /// Serves the device once: for programs with [`Progress::ByConsumer`] that have nothing to poll.
+    pub fn poll(&self) -> bool {
+        let mut turn = self.handle.turn();
+        turn.polled();
+        turn.drive()
+    }
+}
+
+impl AsFd for Context {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.async_fd()
+    }
+}
+
+/// PSNs and keys must not repeat from one run to the next. This is the standard library's own source of random
+/// keys, another one each time.
+pub(crate) fn random() -> u64 {
+    use std::hash::{BuildHasher, Hasher};
+    std::collections::hash_map::RandomState::new().build_hasher().finish()
+}

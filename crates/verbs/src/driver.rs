@@ -1,0 +1,394 @@
+//! What the device lock protects, and one turn of driving it: {receive, engine, transmit}.
+//!
+//! Whoever holds the lock may take a turn; `progress.rs` says who does when. Everything that must follow a change of
+//! the engine (packets leave, events reach their queues, sleepers who should know are woken) is in
+//! [`Driver::settle`], which a [`Turn`] calls when it ends, so that no path can forget it.
+
+use std::collections::HashMap;
+use std::io;
+use std::net::SocketAddr;
+use std::ops::{Deref, DerefMut};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, MutexGuard};
+use std::time::Duration;
+
+use remanence_link::{Link, LinkStats, Outgoing, WaitFd};
+use remanence_rnic::{CqHandle, Device, FlushId, Instant, RxMeta};
+
+use crate::channel::{CqEvent, EventQueue};
+use crate::context::AsyncEvent;
+use crate::handover::{Handover, Kick, Outlook, Plan, Progress, WaiterId};
+use crate::memory::RegionMemory;
+use crate::wake::Event;
+
+/// Sends of one turn, each up to 64 KiB: then somebody must look at what came in, or the socket buffer overflows.
+const SENDS_PER_TURN: usize = 16;
+
+/// Where the notifications of a CQ go.
+#[derive(Debug)]
+struct CqRoute {
+    events: Arc<EventQueue<CqEvent>>,
+    user_data: u64,
+}
+
+pub(crate) struct Driver {
+    pub(crate) device: Device,
+    pub(crate) memory: RegionMemory,
+    link: Box<dyn Link>,
+    /// The UDP port that peers receive on; ours is the same.
+    port: u16,
+    handover: Handover,
+    /// A send that the link had no room for. Its bytes wait in the link's lent buffer.
+    refused: Option<Outgoing>,
+    /// The link has no buffer to lend, or could not push everything out.
+    full: bool,
+    /// The engine has more to send than one turn allows.
+    more: bool,
+    /// The link does not work any more; packets are lost as on a cut cable.
+    failed: bool,
+    routes: HashMap<CqHandle, CqRoute>,
+    async_events: Arc<EventQueue<AsyncEvent>>,
+    thread: Arc<Event>,
+    waiters: Vec<Option<Arc<Event>>>,
+    /// Counts what a blocked consumer may wait for; see [`Driver::news`].
+    pushed: u64,
+    told: u64,
+    published: Arc<AtomicU64>,
+    /// ICMP messages that the link passed on.
+    hints: u64,
+}
+
+impl Driver {
+    pub(crate) fn new(
+        device: Device,
+        memory: RegionMemory,
+        link: Box<dyn Link>,
+        progress: Progress,
+        async_events: Arc<EventQueue<AsyncEvent>>,
+        thread: Arc<Event>,
+        published: Arc<AtomicU64>,
+    ) -> Self {
+        Self {
+            device,
+            memory,
+            port: link.caps().port,
+            link,
+            handover: Handover::new(progress),
+            refused: None,
+            full: false,
+            more: false,
+            failed: false,
+            routes: HashMap::new(),
+            async_events,
+            thread,
+            waiters: Vec::new(),
+            pushed: 0,
+            told: 0,
+            published,
+            hints: 0,
+        }
+    }
+
+    /// One turn. Says whether there was anything to do.
+    pub(crate) fn drive(&mut self, now: Instant) -> bool {
+        let received = self.receive(now);
+        let due = self.device.poll_timeout().is_some_and(|deadline| deadline <= now);
+        if due {
+            self.device.handle_timeout(now);
+        }
+        // Before anybody receives again: the peer waits for these.
+        let sent = self.transmit(now);
+        received || due || sent
+    }
+
+    fn receive(&mut self, now: Instant) -> bool {
+        if self.failed {
+            return false;
+        }
+        let Self { device, memory, link, .. } = self;
+        let received = link.recv(&mut |datagram| {
+            let meta = RxMeta {
+                src: datagram.src.ip(),
+                dst: datagram.dst_ip,
+                src_port: datagram.src.port(),
+                ip_id: datagram.ip_id,
+                train_index: datagram.train_index,
+                ecn: datagram.ecn,
+                hop_limit: datagram.ttl,
+            };
+            device.handle_datagram(now, &meta, datagram.payload, memory);
+        });
+        match received {
+            Ok(n) => n > 0,
+            Err(e) => {
+                self.fail(&e);
+                false
+            }
+        }
+    }
+
+    /// Sends what the engine has to send, up to the limit of a turn. Says whether anything left.
+    pub(crate) fn transmit(&mut self, now: Instant) -> bool {
+        self.more = false;
+        if self.failed {
+            return false;
+        }
+        let mut sent = false;
+        match self.transmit_all(now, &mut sent).and_then(|()| self.flush(sent)) {
+            Ok(()) => self.full = false,
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock => self.full = true,
+            Err(e) => self.fail(&e),
+        }
+        sent
+    }
+
+    fn transmit_all(&mut self, now: Instant, sent: &mut bool) -> io::Result<()> {
+        if let Some(out) = self.refused {
+            self.link.send(&out)?;
+            self.refused = None;
+            *sent = true;
+        }
+        for _ in 0..SENDS_PER_TURN {
+            // Asked each time: a link may find out that its offload does not work.
+            let max_segments = self.link.caps().max_segments;
+            let buf = self.link.tx_buffer()?;
+            let Some(transmit) = self.device.poll_transmit(now, buf, max_segments, &mut self.memory) else {
+                return Ok(());
+            };
+            let out = Outgoing {
+                src: transmit.src,
+                src_port: transmit.src_port,
+                dst: SocketAddr::new(transmit.dst, self.port),
+                tos: transmit.tos,
+                ttl: transmit.hop_limit,
+                len: transmit.len,
+                segment_size: transmit.segment_size,
+            };
+            if let Err(e) = self.link.send(&out) {
+                if e.kind() == io::ErrorKind::WouldBlock {
+                    self.refused = Some(out);
+                }
+                // What went before must not wait for room that only it can make.
+                self.flush(*sent)?;
+                return Err(e);
+            }
+            *sent = true;
+        }
+        self.more = true;
+        Ok(())
+    }
+
+    fn flush(&mut self, sent: bool) -> io::Result<()> {
+        if sent || self.full { self.link.flush() } else { Ok(()) }
+    }
+
+    #[cold]
+    fn fail(&mut self, error: &io::Error) {
+        if !self.failed {
+            self.failed = true;
+            self.pushed += 1;
+            self.async_events.push(AsyncEvent::DeviceFatal(error.kind()));
+        }
+    }
+
+    fn outlook(&self, now: Instant) -> Outlook {
+        let deadline = if self.more { Some(now) } else { self.device.poll_timeout() };
+        Outlook { deadline, blocked: self.full && !self.failed }
+    }
+
+    /// What must follow every change of the engine, before the lock is released. `me`: the waiter whose turn it is,
+    /// who needs no waking.
+    fn settle(&mut self, now: Instant, me: Option<WaiterId>) {
+        self.transmit(now);
+        self.pump_events();
+        let news = self.news();
+        if news != self.told {
+            self.told = news;
+            self.published.store(news, Ordering::Release);
+            for sleeper in self.handover.sleepers().filter(|&id| Some(id) != me) {
+                if let Some(Some(event)) = self.waiters.get(sleeper.0 as usize) {
+                    event.raise();
+                }
+            }
+        }
+        let kick = self.handover.changed(self.outlook(now));
+        self.kick(kick);
+    }
+
+    /// Moves the engine's events to the queues that consumers read.
+    pub(crate) fn pump_events(&mut self) {
+        while let Some(cq) = self.device.poll_cq_event() {
+            if let Some(route) = self.routes.get(&cq) {
+                route.events.push(CqEvent { cq, user_data: route.user_data });
+                self.pushed += 1;
+            }
+        }
+        while let Some(event) = self.device.poll_async_event() {
+            self.async_events.push(AsyncEvent::Affiliated(event));
+            self.pushed += 1;
+        }
+    }
+
+    /// Grows whenever something happened that a consumer may be waiting for.
+    pub(crate) fn news(&self) -> u64 {
+        self.pushed + self.device.stats().completions
+    }
+
+    fn kick(&self, kick: Kick) {
+        match kick {
+            Kick::None => {}
+            Kick::Thread => self.thread.raise(),
+            Kick::Waiter(id) => {
+                if let Some(Some(event)) = self.waiters.get(id.0 as usize) {
+                    event.raise();
+                }
+            }
+        }
+    }
+
+    /// A flush that was pending has ended.
+    pub(crate) fn flush_done(&mut self, now: Instant, id: FlushId, result: Result<(), ()>) {
+        self.device.flush_done(now, id, result, &mut self.memory);
+    }
+
+    /// A consumer polled and found nothing.
+    pub(crate) fn polled(&mut self, now: Instant) {
+        let kick = self.handover.polled(now);
+        self.kick(kick);
+    }
+
+    /// What the progress thread does next. Fills in the descriptors to watch.
+    pub(crate) fn plan_thread(&mut self, now: Instant, worked: bool, fds: &mut Vec<WaitFd>) -> Plan {
+        let plan = self.handover.plan(now, worked, self.outlook(now));
+        if let Plan::Watch(limit) = plan {
+            if !self.may_wait(fds) {
+                self.handover.stay_awake();
+                return Plan::Again;
+            }
+            return Plan::Watch(limit);
+        }
+        plan
+    }
+
+    /// What a blocked consumer does next.
+    pub(crate) fn plan_waiter(
+        &mut self,
+        now: Instant,
+        id: WaiterId,
+        worked: bool,
+        fds: &mut Vec<WaitFd>,
+    ) -> Plan {
+        let (plan, kick) = self.handover.plan_waiter(now, id, worked, self.outlook(now));
+        self.kick(kick);
+        match plan {
+            Plan::Watch(_) if !self.may_wait(fds) => Plan::Again,
+            Plan::Again | Plan::Rest(_) | Plan::Watch(_) => plan,
+        }
+    }
+
+    fn may_wait(&mut self, fds: &mut Vec<WaitFd>) -> bool {
+        fds.clear();
+        if self.failed {
+            return true;
+        }
+        let prepared = self.link.prepare_wait();
+        while self.link.poll_event().is_some() {
+            // Hints that anyone on the network can forge; timeouts tell the truth.
+            self.hints += 1;
+        }
+        match prepared {
+            Ok(busy) => {
+                self.link.wait_fds(fds);
+                !busy
+            }
+            Err(e) => {
+                self.fail(&e);
+                true
+            }
+        }
+    }
+
+    pub(crate) fn waiter_came(&mut self, event: Arc<Event>) -> WaiterId {
+        let slot = self.waiters.iter().position(Option::is_none).unwrap_or_else(|| {
+            self.waiters.push(None);
+            self.waiters.len() - 1
+        });
+        self.waiters[slot] = Some(event);
+        WaiterId(u32::try_from(slot).expect("threads are fewer"))
+    }
+
+    pub(crate) fn waiter_left(&mut self, id: WaiterId) {
+        self.waiters[id.0 as usize] = None;
+        let kick = self.handover.waiter_left(id);
+        self.kick(kick);
+    }
+
+    pub(crate) fn route_cq(&mut self, cq: CqHandle, events: Arc<EventQueue<CqEvent>>, user_data: u64) {
+        self.routes.insert(cq, CqRoute { events, user_data });
+    }
+
+    /// Forgets a CQ's channel, and takes the notifications back that nobody read.
+    pub(crate) fn unroute_cq(&mut self, cq: CqHandle) {
+        if let Some(route) = self.routes.remove(&cq) {
+            route.events.retain(|event| event.cq != cq);
+        }
+    }
+
+    pub(crate) fn routes_to(&self, events: &Arc<EventQueue<CqEvent>>) -> usize {
+        self.routes.values().filter(|route| Arc::ptr_eq(&route.events, events)).count()
+    }
+
+    pub(crate) fn link_stats(&self) -> LinkStats {
+        self.link.stats()
+    }
+}
+
+/// The device lock, held, and the time of the turn. Settles when it ends.
+pub(crate) struct Turn<'a> {
+    driver: MutexGuard<'a, Driver>,
+    pub(crate) now: Instant,
+    pub(crate) me: Option<WaiterId>,
+}
+
+impl<'a> Turn<'a> {
+    pub(crate) fn new(driver: MutexGuard<'a, Driver>, now: Instant) -> Self {
+        Self { driver, now, me: None }
+    }
+
+    pub(crate) fn drive(&mut self) -> bool {
+        let now = self.now;
+        self.driver.drive(now)
+    }
+
+    pub(crate) fn polled(&mut self) {
+        let now = self.now;
+        self.driver.polled(now);
+    }
+}
+
+impl Deref for Turn<'_> {
+    type Target = Driver;
+
+    fn deref(&self) -> &Driver {
+        &self.driver
+    }
+}
+
+impl DerefMut for Turn<'_> {
+    fn deref_mut(&mut self) -> &mut Driver {
+        &mut self.driver
+    }
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        if !std::thread::panicking() {
+            self.driver.settle(self.now, self.me);
+        }
+    }
+}
+
+/// The shorter of two limits, either of which may be none.
+pub(crate) fn shorter(a: Option<Duration>, b: Option<Duration>) -> Option<Duration> {
+    [a, b].into_iter().flatten().min()
+}

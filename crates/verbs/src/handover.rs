@@ -1,0 +1,375 @@
+//! Who drives the device, and who watches its link while nobody does. Pure decisions; `progress.rs` acts on them.
+//!
+//! # The three kinds of driver
+//!
+//! Driving is one turn of {receive, engine, transmit} under the device lock. Three kinds of thread drive:
+//!
+//! - a **poller**: a consumer's thread inside `Cq::poll`. It takes its turn inline, which is the fastest path
+//!   there is, but it may stop polling at any moment without telling anyone;
+//! - a **waiter**: a consumer's thread inside a blocking call (`Cq::wait`, `CompChannel::get_event`, a connect).
+//!   It takes turns, and when there is nothing to do it *watches*: it sleeps on the link's descriptors itself, so
+//!   that the packet it waits for wakes it with no other thread in between. It does say when it leaves;
+//! - the **progress thread**, which serves peers' one-sided operations when no consumer's thread does.
+//!
+//! At most one thread watches: two would both be woken by each packet. The progress thread is in one of these
+//! states, and every change of state happens under the device lock:
+//!
+//! | state | it | leaves it |
+//! |---|---|---|
+//! | `Awake` | will take the lock again without sleeping | by its own decision, under the lock |
+//! | `Leased` | sleeps on its own event for at most [`LEASE_MAX`], as a poller drives | when the lease is over |
+//! | `Watching` | sleeps on the link and on its event until the deadline it knew | packet, deadline or kick |
+//! | `Parked` | sleeps on its own event without limit, as a waiter watches | kick, when the last waiter leaves |
+//!
+//! # Why no wake-up is lost
+//!
+//! What must not go unnoticed is: a packet in the link, a deadline of the engine, room in a full socket.
+//!
+//! 1. A thread decides to sleep while it holds the device lock, after it looked at all three; it records in this
+//!    struct, still under the lock, on what and until when it sleeps. Whoever changes the engine does so under
+//!    the lock too, hence either before the decision (which then saw the change) or after it; and then calls
+//!    [`Handover::changed`] before it unlocks, which compares the change with the record and orders a kick where
+//!    the sleeper would be late. The kick raises the sleeper's event, a level-triggered descriptor: it ends a
+//!    sleep that has begun and one that is about to begin.
+//! 2. A packet that arrives after the last look makes the link's descriptor readable (sockets), or raises it as
+//!    the link promised in `prepare_wait` (rings). One thread watches, or:
+//! 3. nobody watches because a poller drives. Then the progress thread is `Leased` and looks again when the lease
+//!    is over: if no poll came meanwhile it takes over. `Parked` is entered only while a waiter watches, and that
+//!    waiter hands over in [`Handover::waiter_left`]: to another waiter, or to the progress thread.
+//!
+//! So in every state at least one of {someone awake, a bounded lease, a watcher, a kick under way} holds. The test
+//! at the end of this file checks that sentence, after each step, for thousands of random schedules of pollers
+//! that stop at any time, waiters, posts, packets and deadlines.
+
+use std::time::Duration;
+
+use remanence_rnic::Instant;
+
+/// A poller drives at most this long after its last poll; from then on the progress thread does. It is what a
+/// peer's one-sided operation may wait when a consumer stops polling. Waking the progress thread this often
+/// beside a polling consumer costs about 1 % of a core.
+pub(crate) const LEASE_MAX: Duration = Duration::from_micros(256);
+
+/// The first lease: a consumer that polls for a moment gets only a moment.
+const LEASE_MIN: Duration = Duration::from_micros(32);
+
+/// This many polls, none later than [`POLL_GAP`] after the one before, make a consumer a poller. An event-driven
+/// consumer polls two or three times for each event and must not be taken for one.
+const POLLER_POLLS: u32 = 8;
+
+/// See [`POLLER_POLLS`]. An empty poll takes about 0.3 us.
+const POLL_GAP: Duration = Duration::from_micros(10);
+
+/// A waiter that watched this long without leaving is trusted to do so for long: the progress thread parks.
+const PARK_AFTER: Duration = Duration::from_millis(20);
+
+/// While there was work this recently the watcher limits its sleep to [`RECENT_SLEEP`], so that the retransmission
+/// timers of fresh requests do not each need a kick.
+const RECENT: Duration = Duration::from_millis(20);
+const RECENT_SLEEP: Duration = Duration::from_millis(1);
+
+/// How the progress thread of a context behaves.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Progress {
+    /// Serves whenever no consumer's thread does; spins as long as spinning has paid lately, then sleeps.
+    #[default]
+    Adaptive,
+    /// Serves whenever no consumer's thread does; sleeps as soon as there is nothing to do.
+    Sleep,
+    /// Serves whenever no consumer's thread does, and never sleeps then: the lowest latency for peers, for a core.
+    Spin,
+    /// There is no progress thread: peers are served only while the consumer polls or waits.
+    ByConsumer,
+}
+
+/// Which waiter; an index that `progress.rs` hands out.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct WaiterId(pub(crate) u32);
+
+/// Whom to wake after the lock is released.
+#[must_use]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Kick {
+    /// Nobody.
+    None,
+    /// The progress thread.
+    Thread,
+    /// A waiter.
+    Waiter(WaiterId),
+}
+
+/// What a thread does next, having released the lock.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Plan {
+    /// Takes another turn.
+    Again,
+    /// Sleeps on its own event, at most this long.
+    Rest(Option<Duration>),
+    /// Sleeps on its own event and the link, at most this long.
+    Watch(Option<Duration>),
+}
+
+/// What a thread knows of the engine and the link when it decides.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Outlook {
+    /// When the engine wants to be called, if nothing arrives.
+    pub(crate) deadline: Option<Instant>,
+    /// A packet waits for room in the link.
+    pub(crate) blocked: bool,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Thread {
+    Absent,
+    Awake,
+    Leased { polls: u64 },
+    Watching,
+    Parked,
+}
+
+/// On what the watcher was told to sleep.
+#[derive(Clone, Copy, Debug)]
+struct Watch {
+    until: Option<Instant>,
+    writable: bool,
+}
+
+/// How long to spin before sleeping, from how long the last silences were (as KVM's `halt_poll_ns` does): spinning
+/// pays while silences are shorter than what a wake-up costs.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SpinBudget {
+    now: Duration,
+}
+
+impl SpinBudget {
+    /// Twice a wake-up through the kernel on a virtual machine, which is the most that spinning can be worth.
+    const MAX: Duration = Duration::from_micros(50);
+    const MIN: Duration = Duration::from_micros(5);
+
+    pub(crate) fn new() -> Self {
+        Self { now: Self::MAX }
+    }
+
+    /// Whether to go on spinning after a silence of `silence`.
+    pub(crate) fn covers(&self, silence: Duration) -> bool {
+        silence < self.now
+    }
+
+    /// Learns from a silence that just ended.
+    pub(crate) fn learn(&mut self, silence: Duration) {
+        if silence <= Self::MAX {
+            self.now = (self.now * 2).clamp(Self::MIN, Self::MAX);
+        } else {
+            self.now /= 2;
+            if self.now < Self::MIN {
+                self.now = Duration::ZERO;
+            }
+        }
+    }
+}
+
+/// See the head of the file. Lives under the device lock.
+#[derive(Debug)]
+pub(crate) struct Handover {
+    policy: Progress,
+    thread: Thread,
+    /// The waiter that watches.
+    seat: Option<WaiterId>,
+    seated_at: Instant,
+    /// What the thread that watches (progress thread or waiter) sleeps on.
+    watch: Watch,
+    /// Waiters that sleep on their own event only, in the order of their coming.
+    bench: Vec<WaiterId>,
+    polls: u64,
+    streak: u32,
+    polled_at: Instant,
+    lease: Duration,
+    worked_at: Instant,
+    spin: SpinBudget,
+}
+
+impl Handover {
+    pub(crate) fn new(policy: Progress) -> Self {
+        Self {
+            policy,
+            thread: if policy == Progress::ByConsumer { Thread::Absent } else { Thread::Awake },
+            seat: None,
+            seated_at: Instant::ZERO,
+            watch: Watch { until: None, writable: false },
+            bench: Vec::new(),
+            polls: 0,
+            streak: 0,
+            polled_at: Instant::ZERO,
+            lease: LEASE_MIN,
+            worked_at: Instant::ZERO,
+            spin: SpinBudget::new(),
+        }
+    }
+
+    /// A consumer polled: a poller in the making. Takes the progress thread off the link once it is one.
+    #[inline]
+    pub(crate) fn polled(&mut self, now: Instant) -> Kick {
+        self.polls += 1;
+        if now.since(self.polled_at) > POLL_GAP {
+            self.streak = 0;
+        }
+        self.polled_at = now;
+        self.streak = self.streak.saturating_add(1);
+        if self.streak >= POLLER_POLLS && self.thread == Thread::Watching {
+            self.thread = Thread::Awake;
+            return Kick::Thread;
+        }
+        Kick::None
+    }
+
+    /// The engine changed under the lock: does whoever watches sleep too long, or on too little?
+    #[inline]
+    pub(crate) fn changed(&mut self, outlook: Outlook) -> Kick {
+        let watched = self.seat.is_some() || self.thread == Thread::Watching;
+        if !watched || !self.watch.misses(outlook) {
+            return Kick::None;
+        }
+        // The record is adjusted at once, so that one kick is enough for a row of changes.
+        self.watch = Watch { until: Some(Instant::ZERO), writable: true };
+        match self.seat {
+            Some(waiter) => Kick::Waiter(waiter),
+            None => {
+                self.thread = Thread::Awake;
+                Kick::Thread
+            }
+        }
+    }
+
+    /// The progress thread took a turn; `worked` says whether there was anything to do.
+    pub(crate) fn plan(&mut self, now: Instant, worked: bool, outlook: Outlook) -> Plan {
+        let leased = match self.thread {
+            Thread::Leased { polls } => Some(self.polls.wrapping_sub(polls) >= u64::from(POLLER_POLLS)),
+            Thread::Absent | Thread::Awake | Thread::Watching | Thread::Parked => None,
+        };
+        self.thread = Thread::Awake;
+        self.note(now, worked);
+        if self.seat.is_some() {
+            return self.leave_it_to_the_waiter(now);
+        }
+        let polled = leased.unwrap_or(self.streak >= POLLER_POLLS && now.since(self.polled_at) <= POLL_GAP);
+        if polled {
+            self.thread = Thread::Leased { polls: self.polls };
+            let lease = self.lease;
+            self.lease = (lease * 2).min(LEASE_MAX);
+            return Plan::Rest(Some(lease));
+        }
+        self.lease = LEASE_MIN;
+        if worked || self.policy == Progress::Spin || self.spins(now) {
+            return Plan::Again;
+        }
+        self.thread = Thread::Watching;
+        Plan::Watch(self.watch(now, outlook))
+    }
+
+    fn leave_it_to_the_waiter(&mut self, now: Instant) -> Plan {
+        if now.since(self.seated_at) >= PARK_AFTER {
+            self.thread = Thread::Parked;
+            return Plan::Rest(None);
+        }
+        self.thread = Thread::Leased { polls: self.polls };
+        Plan::Rest(Some(LEASE_MAX))
+    }
+
+    /// The progress thread found, in `prepare_wait`, that it may not sleep after all.
+    pub(crate) fn stay_awake(&mut self) {
+        if self.thread == Thread::Watching {
+            self.thread = Thread::Awake;
+        }
+    }
+
+    /// A waiter took a turn that did not bring what it waits for. While it spins it is a poller like any other.
+    pub(crate) fn plan_waiter(
+        &mut self,
+        now: Instant,
+        id: WaiterId,
+        worked: bool,
+        outlook: Outlook,
+    ) -> (Plan, Kick) {
+        self.note(now, worked);
+        if worked || self.policy == Progress::Spin || self.spins(now) {
+            return (Plan::Again, self.polled(now));
+        }
+        if self.seat.is_some_and(|seated| seated != id) {
+            if !self.bench.contains(&id) {
+                self.bench.push(id);
+            }
+            return (Plan::Rest(None), Kick::None);
+        }
+        self.bench.retain(|&other| other != id);
+        if self.seat.is_none() {
+            self.seat = Some(id);
+            self.seated_at = now;
+        }
+        let limit = self.watch(now, outlook);
+        let kick = if self.thread == Thread::Watching {
+            self.thread = Thread::Awake;
+            Kick::Thread
+        } else {
+            Kick::None
+        };
+        (Plan::Watch(limit), kick)
+    }
+
+    /// A waiter returns to its caller, with or without what it waited for.
+    pub(crate) fn waiter_left(&mut self, id: WaiterId) -> Kick {
+        self.bench.retain(|&other| other != id);
+        if self.seat.is_some_and(|seated| seated != id) {
+            return Kick::None;
+        }
+        // An empty seat counts as its own: this waiter may have been called to it and gave up meanwhile.
+        self.seat = None;
+        if let Some(&next) = self.bench.first() {
+            return Kick::Waiter(next);
+        }
+        if self.thread == Thread::Parked {
+            self.thread = Thread::Awake;
+            return Kick::Thread;
+        }
+        Kick::None
+    }
+
+    /// Waiters that sleep, for the driver that brought something any of them may wait for.
+    pub(crate) fn sleepers(&self) -> impl Iterator<Item = WaiterId> {
+        self.seat.into_iter().chain(self.bench.iter().copied())
+    }
+
+    fn note(&mut self, now: Instant, worked: bool) {
+        if worked {
+            if self.policy != Progress::Sleep {
+                self.spin.learn(now.since(self.worked_at));
+            }
+            self.worked_at = now;
+        }
+    }
+
+    fn spins(&self, now: Instant) -> bool {
+        self.policy != Progress::Sleep && self.spin.covers(now.since(self.worked_at))
+    }
+
+    /// Records what the watcher sleeps on; returns the limit of its sleep.
+    fn watch(&mut self, now: Instant, outlook: Outlook) -> Option<Duration> {
+        let recent = (now.since(self.worked_at) < RECENT).then(|| now + RECENT_SLEEP);
+        let until = [outlook.deadline, recent].into_iter().flatten().min();
+        self.watch = Watch { until, writable: outlook.blocked };
+        until.map(|until| until.since(now))
+    }
+}
+
+impl Watch {
+    fn misses(&self, outlook: Outlook) -> bool {
+        let late = match (outlook.deadline, self.until) {
+            (None, _) => false,
+            (Some(_), None) => true,
+            (Some(deadline), Some(until)) => deadline < until,
+        };
+        late || (outlook.blocked && !self.writable)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,322 @@
+//! Random schedules of every kind of driver against the decisions, in virtual time; see the head of `handover.rs`.
+
+use super::*;
+
+/// A small generator, so that a failing seed is the whole story.
+struct Dice(u64);
+
+impl Dice {
+    fn new(seed: u64) -> Self {
+        Self(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15))
+    }
+
+    fn roll(&mut self, sides: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0 % sides
+    }
+}
+
+/// A thread as its scheduler sees it.
+#[derive(Clone, Copy, PartialEq, Debug)]
+enum State {
+    /// Not in a call of ours.
+    Out,
+    /// Will take the lock.
+    Runnable,
+    /// Asleep on its event, until then, and on the link if `link`.
+    Asleep { until: Option<Instant>, link: Option<bool> },
+}
+
+struct World {
+    now: Instant,
+    handover: Handover,
+    /// Packets that wait in the link.
+    packets: u32,
+    deadline: Option<Instant>,
+    /// A packet of ours waits for room, and whether there is room by now.
+    blocked: bool,
+    room: bool,
+    thread: State,
+    thread_event: bool,
+    waiters: [State; 3],
+    waiter_events: [bool; 3],
+    polling: bool,
+}
+
+impl World {
+    fn new(policy: Progress) -> Self {
+        Self {
+            now: Instant::from_nanos(1_000_000_000),
+            handover: Handover::new(policy),
+            packets: 0,
+            deadline: None,
+            blocked: false,
+            room: false,
+            thread: State::Runnable,
+            thread_event: false,
+            waiters: [State::Out; 3],
+            waiter_events: [false; 3],
+            polling: false,
+        }
+    }
+
+    fn outlook(&self) -> Outlook {
+        Outlook { deadline: self.deadline, blocked: self.blocked }
+    }
+
+    /// One turn of {receive, engine, transmit}.
+    fn turn(&mut self) -> bool {
+        let due = self.deadline.is_some_and(|deadline| deadline <= self.now);
+        let sent = self.blocked && self.room;
+        let worked = self.packets > 0 || due || sent;
+        self.packets = 0;
+        if due {
+            self.deadline = None;
+        }
+        if sent {
+            self.blocked = false;
+        }
+        worked
+    }
+
+    fn kick(&mut self, kick: Kick) {
+        match kick {
+            Kick::None => {}
+            Kick::Thread => self.thread_event = true,
+            Kick::Waiter(WaiterId(id)) => self.waiter_events[id as usize] = true,
+        }
+    }
+
+    fn settle(&mut self) {
+        let outlook = self.outlook();
+        let kick = self.handover.changed(outlook);
+        self.kick(kick);
+    }
+
+    fn asleep(&self, plan: Plan) -> State {
+        match plan {
+            Plan::Again => State::Runnable,
+            Plan::Rest(limit) => State::Asleep { until: limit.map(|limit| self.now + limit), link: None },
+            Plan::Watch(limit) => {
+                State::Asleep { until: limit.map(|limit| self.now + limit), link: Some(self.blocked) }
+            }
+        }
+    }
+
+    fn wakes(&self, state: State, event: bool) -> bool {
+        let State::Asleep { until, link } = state else { return false };
+        let by_link = link.is_some_and(|writable| self.packets > 0 || (writable && self.room));
+        event || by_link || until.is_some_and(|until| until <= self.now)
+    }
+
+    fn run_thread(&mut self) {
+        if self.wakes(self.thread, self.thread_event) {
+            self.thread_event = false;
+            self.thread = State::Runnable;
+        } else if self.thread == State::Runnable {
+            let worked = self.turn();
+            let plan = self.handover.plan(self.now, worked, self.outlook());
+            self.thread = self.asleep(plan);
+            self.settle();
+        }
+    }
+
+    fn run_waiter(&mut self, id: usize, satisfied: bool) {
+        if self.wakes(self.waiters[id], self.waiter_events[id]) {
+            self.waiter_events[id] = false;
+            self.waiters[id] = State::Runnable;
+        } else if self.waiters[id] == State::Runnable {
+            let worked = self.turn();
+            if satisfied {
+                let kick = self.handover.waiter_left(WaiterId(id as u32));
+                self.kick(kick);
+                self.waiters[id] = State::Out;
+                self.waiter_events[id] = false;
+            } else {
+                let (plan, kick) =
+                    self.handover.plan_waiter(self.now, WaiterId(id as u32), worked, self.outlook());
+                self.kick(kick);
+                self.waiters[id] = self.asleep(plan);
+            }
+            self.settle();
+        }
+    }
+
+    fn poll(&mut self) {
+        self.turn();
+        let kick = self.handover.polled(self.now);
+        self.kick(kick);
+        self.settle();
+    }
+
+    fn step(&mut self, dice: &mut Dice) {
+        match dice.roll(16) {
+            0 => self.packets += 1,
+            1 => {
+                self.deadline = Some(self.now + Duration::from_micros(dice.roll(5_000)));
+                self.settle();
+            }
+            2 => {
+                (self.blocked, self.room) = (true, false);
+                self.settle();
+            }
+            3 => self.room = true,
+            4 => self.polling = dice.roll(4) != 0,
+            5 | 6 => self.now = self.now + Duration::from_nanos(dice.roll(3_000)),
+            7 => self.now = self.now + Duration::from_micros(dice.roll(400)),
+            8 => self.now = self.now + Duration::from_millis(dice.roll(30)),
+            9 => {
+                let id = dice.roll(3) as usize;
+                if self.waiters[id] == State::Out {
+                    self.waiters[id] = State::Runnable;
+                }
+            }
+            10 | 11 => {
+                let (id, satisfied) = (dice.roll(3) as usize, dice.roll(4) == 0);
+                self.run_waiter(id, satisfied);
+            }
+            12 | 13 => self.run_thread(),
+            _ if self.polling => {
+                for _ in 0..=dice.roll(12) {
+                    self.poll();
+                    self.now = self.now + Duration::from_nanos(300 + dice.roll(500));
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// The sentence of the head of `handover.rs`: nothing can happen that nobody would notice.
+    fn assert_attended(&self, seed: u64, step: u32) {
+        let everyone = || {
+            std::iter::once((self.thread, self.thread_event))
+                .chain(self.waiters.into_iter().zip(self.waiter_events))
+        };
+        let awake =
+            everyone().any(|(state, event)| state == State::Runnable || (state != State::Out && event));
+        let leased = match self.thread {
+            State::Asleep { until: Some(until), link: None } => until <= self.now + LEASE_MAX,
+            _ => false,
+        };
+        let watched = everyone().any(|(state, _)| match state {
+            State::Asleep { until, link: Some(writable) } => {
+                let in_time = match (self.deadline, until) {
+                    (None, _) => true,
+                    (Some(_), None) => false,
+                    (Some(deadline), Some(until)) => until <= deadline,
+                };
+                in_time && (writable || !self.blocked)
+            }
+            _ => false,
+        });
+        assert!(
+            awake || leased || watched,
+            "seed {seed}, step {step}: nobody attends; thread {:?}, waiters {:?}, {:?}",
+            self.thread,
+            self.waiters,
+            self.handover
+        );
+        let watchers = everyone()
+            .filter(|(state, event)| matches!(state, State::Asleep { link: Some(_), .. }) && !event);
+        assert!(watchers.count() <= 1, "seed {seed}, step {step}: two threads watch; {:?}", self.handover);
+    }
+}
+
+#[test]
+fn in_every_schedule_someone_attends_to_the_device() {
+    for policy in [Progress::Adaptive, Progress::Sleep, Progress::Spin] {
+        for seed in 1..1_500 {
+            let mut dice = Dice::new(seed);
+            let mut world = World::new(policy);
+            for step in 0..400 {
+                world.step(&mut dice);
+                world.assert_attended(seed, step);
+            }
+        }
+    }
+}
+
+#[test]
+fn when_consumers_go_away_the_progress_thread_serves_what_is_left() {
+    for seed in 1..1_500 {
+        let mut dice = Dice::new(seed);
+        let mut world = World::new(Progress::Adaptive);
+        for _ in 0..200 {
+            world.step(&mut dice);
+        }
+        world.polling = false;
+        for id in 0..3 {
+            // A blocked consumer notices its own time limit; nothing else may be needed to get it out.
+            if world.waiters[id] != State::Out {
+                world.waiters[id] = State::Runnable;
+                world.run_waiter(id, true);
+            }
+        }
+        (world.packets, world.room) = (1, true);
+        for _ in 0..1_000 {
+            world.run_thread();
+            world.now = world.now + Duration::from_micros(20);
+        }
+        assert_eq!((world.packets, world.deadline, world.blocked), (0, None, false), "seed {seed}");
+        assert_eq!(world.handover.thread, Thread::Watching, "seed {seed}");
+    }
+}
+
+#[test]
+fn a_poller_takes_the_progress_thread_off_the_link_and_keeps_it_off() {
+    let mut world = World::new(Progress::Adaptive);
+    for _ in 0..100 {
+        world.run_thread();
+        world.now = world.now + Duration::from_micros(10);
+    }
+    assert_eq!(world.handover.thread, Thread::Watching);
+    let mut turns = 0;
+    let before = world.now;
+    while world.now.since(before) < Duration::from_millis(100) {
+        world.poll();
+        world.now = world.now + Duration::from_nanos(400);
+        if world.wakes(world.thread, world.thread_event) || world.thread == State::Runnable {
+            world.run_thread();
+            turns += 1;
+        }
+        assert!(
+            world.now.since(before) < Duration::from_micros(100) || world.handover.thread != Thread::Watching
+        );
+    }
+    // Two steps (wake, turn) for each lease.
+    assert!(turns < 1_000, "the progress thread took {turns} steps beside a poller in 100 ms");
+}
+
+#[test]
+fn an_event_driven_consumer_is_not_taken_for_a_poller() {
+    let mut world = World::new(Progress::Adaptive);
+    for _ in 0..200 {
+        world.packets += 1;
+        for _ in 0..20 {
+            world.run_thread();
+            world.now = world.now + Duration::from_micros(10);
+        }
+        assert_eq!(world.handover.thread, Thread::Watching);
+        for _ in 0..3 {
+            world.poll();
+            world.now = world.now + Duration::from_nanos(400);
+        }
+    }
+}
+
+#[test]
+fn spinning_lasts_while_silences_are_short_and_stops_when_they_are_long() {
+    let mut budget = SpinBudget::new();
+    for _ in 0..10 {
+        budget.learn(Duration::from_micros(10));
+    }
+    assert!(budget.covers(Duration::from_micros(40)));
+    for _ in 0..10 {
+        budget.learn(Duration::from_millis(1));
+    }
+    assert!(!budget.covers(Duration::ZERO));
+    budget.learn(Duration::from_micros(10));
+    assert!(budget.covers(Duration::from_micros(4)));
+}

@@ -1,0 +1,75 @@
+//! The device lock: held for a few microseconds at a time by whoever drives, asked for by everyone.
+//!
+//! A plain mutex is almost right. Two things are added. A thread that finds the lock taken spins for about as
+//! long as a driver holds it before it goes to sleep: being woken costs 20 us on a virtual machine, more than
+//! the driver's whole turn. And it is counted while it waits, so that a thread that takes the lock in a loop
+//! (the progress thread, spinning) can see that it should step aside: mutexes are not fair.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Mutex, MutexGuard, TryLockError};
+
+/// Turns of the spin loop before a thread sleeps: some 20 us, longer than a burst of 64 KiB takes to send.
+const SPINS: u32 = 1_000;
+
+#[derive(Debug)]
+pub(crate) struct DeviceLock<T> {
+    waiting: AtomicU32,
+    mutex: Mutex<T>,
+}
+
+impl<T> DeviceLock<T> {
+    pub(crate) fn new(value: T) -> Self {
+        Self { waiting: AtomicU32::new(0), mutex: Mutex::new(value) }
+    }
+
+    /// The lock if it is free.
+    ///
+    /// # Panics
+    /// If a thread panicked while it held the lock: the device's state is then unknown, and a device that
+    /// answers peers out of an unknown state is worse than none.
+    pub(crate) fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
+        match self.mutex.try_lock() {
+            Ok(guard) => Some(guard),
+            Err(TryLockError::WouldBlock) => None,
+            Err(TryLockError::Poisoned(_)) => poisoned(),
+        }
+    }
+
+    /// The lock, waiting for it as the head of this file says. Panics as [`try_lock`](Self::try_lock) does.
+    pub(crate) fn lock(&self) -> MutexGuard<'_, T> {
+        if let Some(guard) = self.try_lock() {
+            return guard;
+        }
+        self.lock_contended()
+    }
+
+    #[cold]
+    fn lock_contended(&self) -> MutexGuard<'_, T> {
+        self.waiting.fetch_add(1, Ordering::Relaxed);
+        let mut guard = None;
+        for _ in 0..SPINS {
+            std::hint::spin_loop();
+            guard = self.try_lock();
+            if guard.is_some() {
+                break;
+            }
+        }
+        let guard = guard.unwrap_or_else(|| self.mutex.lock().unwrap_or_else(|_| poisoned()));
+        self.waiting.fetch_sub(1, Ordering::Relaxed);
+        guard
+    }
+
+    /// The lock for a destructor, which must not panic: `None` if a thread panicked while holding it.
+    pub(crate) fn lock_to_drop(&self) -> Option<MutexGuard<'_, T>> {
+        self.mutex.lock().ok()
+    }
+
+    /// Whether another thread waits for the lock at this moment.
+    pub(crate) fn is_wanted(&self) -> bool {
+        self.waiting.load(Ordering::Relaxed) != 0
+    }
+}
+
+fn poisoned() -> ! {
+    panic!("a thread panicked inside the engine; this device can no longer be used")
+}

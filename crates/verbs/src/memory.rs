@@ -1,0 +1,112 @@
+//! Registered memory as the engine reaches it: `rnic::Memory` over `pmem::Region`s.
+//!
+//! A region is reachable by its [`RegionId`] from the registration of an MR to its deregistration, both under the
+//! device lock, and the engine uses an id only under that lock and only through a live MR. So nothing is reached
+//! after it is gone; what a flush worker needs longer, it owns a clone of.
+
+use std::sync::Arc;
+
+use remanence_pmem::{Region, StoreGranularity};
+use remanence_rnic::PlacementSupport;
+use remanence_rnic::{FlushId, FlushOutcome, Memory, Placement, RegionId, Span};
+
+use crate::flush::FlushQueue;
+
+/// Longer ranges of persistent memory are written back by a flush worker: 64 KiB of clwb takes 4 us, about what a
+/// packet takes to send, and nobody else is served meanwhile.
+const INLINE_FLUSH_MAX: u64 = 64 << 10;
+
+#[derive(Debug)]
+pub(crate) struct RegionMemory {
+    regions: Vec<Option<Region>>,
+    free: Vec<u32>,
+    flushes: Arc<FlushQueue>,
+}
+
+impl RegionMemory {
+    pub(crate) fn new(flushes: Arc<FlushQueue>) -> Self {
+        Self { regions: Vec::new(), free: Vec::new(), flushes }
+    }
+
+    pub(crate) fn insert(&mut self, region: Region) -> RegionId {
+        if let Some(id) = self.free.pop() {
+            self.regions[id as usize] = Some(region);
+            return RegionId(id);
+        }
+        self.regions.push(Some(region));
+        RegionId(u32::try_from(self.regions.len() - 1).expect("the engine limits the number of MRs"))
+    }
+
+    pub(crate) fn remove(&mut self, id: RegionId) {
+        let was = self.regions[id.0 as usize].take();
+        assert!(was.is_some(), "region {} was removed twice", id.0);
+        self.free.push(id.0);
+    }
+
+    #[inline]
+    fn region(&self, id: RegionId) -> &Region {
+        match self.regions.get(id.0 as usize) {
+            Some(Some(region)) => region,
+            _ => panic!("the engine reached for region {}, which is not registered", id.0),
+        }
+    }
+}
+
+impl Memory for RegionMemory {
+    #[inline]
+    fn read(&self, region: RegionId, offset: u64, into: &mut [u8]) {
+        self.region(region).read(offset, into);
+    }
+
+    #[inline]
+    fn write(&mut self, region: RegionId, offset: u64, bytes: &[u8]) {
+        self.region(region).write(offset, bytes);
+    }
+
+    fn atomic_write(&mut self, region: RegionId, offset: u64, bytes: [u8; 8]) {
+        // The region's word is native-endian and the wire's bytes go to memory in their order.
+        #[expect(clippy::host_endian_bytes, reason = "bytes of memory to a native word and back: no format")]
+        self.region(region).store_u64(offset, u64::from_ne_bytes(bytes));
+    }
+
+    fn compare_and_swap(&mut self, region: RegionId, offset: u64, compare: u64, swap: u64) -> u64 {
+        self.region(region).compare_and_swap(offset, compare, swap)
+    }
+
+    fn fetch_add(&mut self, region: RegionId, offset: u64, add: u64) -> u64 {
+        self.region(region).fetch_add(offset, add)
+    }
+
+    fn placement_support(&self, region: RegionId) -> PlacementSupport {
+        if self.region(region).domain().guarantee().is_durable() {
+            PlacementSupport::GLOBAL_VISIBILITY | PlacementSupport::PERSISTENCE
+        } else {
+            PlacementSupport::GLOBAL_VISIBILITY
+        }
+    }
+
+    fn flush(&mut self, id: FlushId, span: Span, placement: Placement) -> FlushOutcome {
+        let region = self.region(span.region);
+        let range = if span.len == 0 { 0..region.len() } else { span.offset..span.offset + span.len };
+        match placement {
+            // Our own stores are visible when they are made; what was lost with the medium must be told.
+            Placement::GlobalVisibility => outcome(region.failure().is_ok()),
+            Placement::Persistence => match region.domain().granularity() {
+                StoreGranularity::None => FlushOutcome::Failed,
+                StoreGranularity::Byte => outcome(region.psync().is_ok()),
+                StoreGranularity::CacheLine if range.end - range.start <= INLINE_FLUSH_MAX => {
+                    region.pwb(range);
+                    outcome(region.psync().is_ok())
+                }
+                StoreGranularity::CacheLine | StoreGranularity::Page => {
+                    self.flushes.push(id, region.clone(), range);
+                    FlushOutcome::Pending
+                }
+            },
+        }
+    }
+}
+
+fn outcome(done: bool) -> FlushOutcome {
+    if done { FlushOutcome::Done } else { FlushOutcome::Failed }
+}

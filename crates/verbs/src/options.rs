@@ -1,0 +1,78 @@
+//! How a device is opened.
+
+use std::fmt;
+use std::net::IpAddr;
+
+use remanence_link::udp::UdpLink;
+use remanence_link::xdp::XdpLink;
+use remanence_link::{Link, udp, xdp};
+use remanence_rnic::Config;
+use remanence_wire::Mtu;
+
+use crate::error::Error;
+use crate::handover::Progress;
+
+/// What carries the device's packets.
+pub enum LinkKind {
+    /// UDP sockets: everywhere, without privileges.
+    Udp(udp::Options),
+    /// AF_XDP: the fastest; needs privileges.
+    Xdp(xdp::Config),
+    /// A link that the caller made.
+    Given(Box<dyn Link>),
+}
+
+impl LinkKind {
+    pub(crate) fn open(self) -> Result<Box<dyn Link>, Error> {
+        Ok(match self {
+            Self::Udp(options) => Box::new(UdpLink::open(&options).map_err(|e| Error::os("UDP", e))?),
+            Self::Xdp(config) => {
+                Box::new(XdpLink::open(&config).map_err(|e| Error::os("AF_XDP", std::io::Error::other(e)))?)
+            }
+            Self::Given(link) => link,
+        })
+    }
+}
+
+impl fmt::Debug for LinkKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Udp(options) => f.debug_tuple("Udp").field(options).finish(),
+            Self::Xdp(config) => f.debug_tuple("Xdp").field(config).finish(),
+            Self::Given(link) => f.debug_tuple("Given").field(link.caps()).finish(),
+        }
+    }
+}
+
+/// How a device is opened.
+#[derive(Debug)]
+pub struct Options {
+    /// What carries its packets.
+    pub link: LinkKind,
+    /// Its limits. GIDs, path MTU and source port come from the link; a seed of 0 is replaced by a random one.
+    pub config: Config,
+    /// The largest path MTU to offer; the link may carry less.
+    pub mtu: Mtu,
+    /// Who drives the device when no consumer does.
+    pub progress: Progress,
+}
+
+impl Options {
+    /// A device on a link.
+    #[must_use]
+    pub fn new(link: LinkKind) -> Self {
+        Self { link, config: Config::default(), mtu: Mtu::B4096, progress: Progress::default() }
+    }
+
+    /// A device on UDP sockets at a local address.
+    #[must_use]
+    pub fn udp(address: IpAddr) -> Self {
+        Self::new(LinkKind::Udp(udp::Options::new(vec![address])))
+    }
+
+    /// A device on AF_XDP sockets of a network interface.
+    #[must_use]
+    pub fn xdp(interface: &str) -> Self {
+        Self::new(LinkKind::Xdp(xdp::Config::new(interface)))
+    }
+}

@@ -1,0 +1,119 @@
+//! The threads that drive: the progress thread, and consumers' threads while they are blocked. Who does what when is
+//! decided in `handover.rs`; read its head first.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use remanence_rnic::FlushId;
+
+use crate::context::Shared;
+use crate::driver::{Driver, shorter};
+use crate::handover::Plan;
+use crate::wake::{self, Event};
+
+/// How long the progress thread steps aside for a thread that waits for the lock: the time that one needs to see
+/// that the lock is free.
+const STEP_ASIDE: u32 = 64;
+
+pub(crate) fn spawn(shared: Arc<Shared>) -> std::io::Result<JoinHandle<()>> {
+    std::thread::Builder::new().name("remanence-rnic".into()).spawn(move || run(&shared))
+}
+
+fn run(shared: &Shared) {
+    let (mut fds, mut none) = (Vec::new(), Vec::new());
+    while !shared.stop.load(Ordering::Acquire) {
+        let mut turn = shared.turn();
+        let worked = turn.drive();
+        let now = turn.now;
+        let plan = turn.plan_thread(now, worked, &mut fds);
+        drop(turn);
+        match plan {
+            Plan::Again => step_aside(shared),
+            Plan::Rest(limit) => {
+                wake::sleep(&shared.thread, &mut none, limit);
+                shared.thread.lower();
+            }
+            Plan::Watch(limit) => {
+                wake::sleep(&shared.thread, &mut fds, limit);
+                shared.thread.lower();
+            }
+        }
+    }
+}
+
+fn step_aside(shared: &Shared) {
+    for _ in 0..STEP_ASIDE {
+        if !shared.lock.is_wanted() {
+            return;
+        }
+        std::hint::spin_loop();
+    }
+}
+
+/// The flush worker ended a round: the answers leave from here, with no other thread in between.
+pub(crate) fn flushed(shared: &Shared, outcomes: &[(FlushId, Result<(), ()>)]) {
+    let mut turn = shared.turn();
+    let now = turn.now;
+    for &(id, outcome) in outcomes {
+        turn.flush_done(now, id, outcome);
+    }
+}
+
+thread_local! {
+    /// What this thread sleeps on while it is blocked in a call; made once, as it costs two system calls.
+    static BLOCKED: Arc<Event> = Arc::new(Event::new().expect("an event descriptor for a blocking call"));
+}
+
+impl Shared {
+    /// Blocks until `ready` returns something or the limit is over. Meanwhile this thread drives the device.
+    ///
+    /// `ready` is called under the device lock, also right at the beginning.
+    pub(crate) fn wait<T>(
+        &self,
+        limit: Option<Duration>,
+        mut ready: impl FnMut(&mut Driver) -> Option<T>,
+    ) -> Option<T> {
+        let end = limit.map(|limit| self.clock.now() + limit);
+        let event = BLOCKED.with(Arc::clone);
+        let (mut fds, mut none) = (Vec::new(), Vec::new());
+        let mut me = None;
+        loop {
+            let mut turn = self.turn();
+            turn.me = me;
+            let mut found = ready(&mut turn);
+            let mut worked = false;
+            if found.is_none() {
+                worked = turn.drive();
+                turn.pump_events();
+                found = ready(&mut turn);
+            }
+            let now = turn.now;
+            if found.is_some() || end.is_some_and(|end| end <= now) {
+                if let Some(me) = me {
+                    turn.waiter_left(me);
+                }
+                return found;
+            }
+            let id = *me.get_or_insert_with(|| turn.waiter_came(Arc::clone(&event)));
+            let plan = turn.plan_waiter(now, id, worked, &mut fds);
+            drop(turn);
+            let left = end.map(|end| end.since(now));
+            match plan {
+                Plan::Again => step_aside(self),
+                Plan::Rest(limit) => wake::sleep(&event, &mut none, shorter(limit, left)),
+                Plan::Watch(limit) => wake::sleep(&event, &mut fds, shorter(limit, left)),
+            }
+            if plan != Plan::Again {
+                // Whatever raised it changed something first, under the lock that the next turn takes.
+                event.lower();
+            }
+        }
+    }
+
+    /// Looks at the driver, or changes it in a way that nobody needs to hear of.
+    pub(crate) fn with_driver<T>(&self, look: impl FnOnce(&mut Driver) -> T) -> T {
+        look(&mut self.lock.lock())
+    }
+}

@@ -1,0 +1,300 @@
+//! Queue pairs: posting work, and connecting out of band.
+
+use std::sync::Arc;
+
+use remanence_rnic::Access;
+use remanence_rnic::AhAttr;
+use remanence_rnic::{MwBind, RecvWr, SendFlags, SendWr};
+use remanence_rnic::{PostError, VerbError};
+use remanence_rnic::{QpAttr, QpCaps, QpInfo, QpInit, QpState, QpType};
+use remanence_wire::{Gid, Mtu, Psn, Qkey, Qpn, Rkey};
+
+use crate::context::random;
+use crate::cq::Cq;
+use crate::error::Error;
+use crate::mr::Mw;
+use crate::pd::Pd;
+use crate::srq::Srq;
+
+/// What a QP is created with.
+#[derive(Clone, Copy, Debug)]
+pub struct QpOptions<'a> {
+    /// Transport service.
+    pub ty: QpType,
+    /// Where sends complete.
+    pub send_cq: &'a Cq,
+    /// Where receives complete.
+    pub recv_cq: &'a Cq,
+    /// Where receives come from, instead of an own receive queue.
+    pub srq: Option<&'a Srq>,
+    /// Queue sizes.
+    pub caps: QpCaps,
+    /// Every send work request is signalled.
+    pub sq_sig_all: bool,
+}
+
+impl<'a> QpOptions<'a> {
+    /// A reliable connection that completes on `cq`, with middling queues.
+    #[must_use]
+    pub fn rc(cq: &'a Cq) -> Self {
+        let caps =
+            QpCaps { max_send_wr: 128, max_recv_wr: 128, max_send_sge: 4, max_recv_sge: 4, max_inline: 256 };
+        Self { ty: QpType::Rc, send_cq: cq, recv_cq: cq, srq: None, caps, sq_sig_all: false }
+    }
+}
+
+/// Where a QP is: what two consumers tell each other to connect their QPs out of band.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct QpEndpoint {
+    /// Address.
+    pub gid: Gid,
+    /// The QP.
+    pub qpn: Qpn,
+    /// The first PSN that it will send.
+    pub psn: Psn,
+}
+
+/// Attributes of a connection that both ends should agree on, and those that each end chooses.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct ConnectAttr {
+    /// What the peer may do through the QP.
+    pub access: Access,
+    /// Path MTU; `None` is the largest that the device offers.
+    pub path_mtu: Option<Mtu>,
+    /// READs, atomics and flushes outstanding to the peer at most.
+    pub max_rd_atomic: u8,
+    /// The same from the peer.
+    pub max_dest_rd_atomic: u8,
+    /// Local ACK timeout, 4.096 us * 2^n; 0 means never.
+    pub timeout: u8,
+    /// Timeouts in a row before the QP gives up, 0 to 7.
+    pub retry_cnt: u8,
+    /// RNR NAKs in a row before the QP gives up, 0 to 6; 7 means never.
+    pub rnr_retry: u8,
+    /// Code of the time that an RNR NAK asks the peer to wait.
+    pub min_rnr_timer: u8,
+}
+
+impl Default for ConnectAttr {
+    fn default() -> Self {
+        Self {
+            access: Access::REMOTE_WRITE
+                | Access::REMOTE_READ
+                | Access::REMOTE_ATOMIC
+                | Access::FLUSH_GLOBAL
+                | Access::FLUSH_PERSISTENT,
+            path_mtu: None,
+            max_rd_atomic: 16,
+            max_dest_rd_atomic: 16,
+            // 67 ms, as perftest and most programs choose; the engine's own estimate is far below it.
+            timeout: 14,
+            retry_cnt: 7,
+            rnr_retry: 7,
+            // 0.64 ms.
+            min_rnr_timer: 12,
+        }
+    }
+}
+
+#[derive(Debug)]
+pub(crate) struct QpInner {
+    pub(crate) qpn: Qpn,
+    ty: QpType,
+    pd: Pd,
+    send_cq: Cq,
+    recv_cq: Cq,
+    srq: Option<Srq>,
+    first_psn: Psn,
+}
+
+impl Drop for QpInner {
+    fn drop(&mut self) {
+        if let Some(mut driver) = self.pd.inner.handle.lock.lock_to_drop() {
+            let _ = driver.device.destroy_qp(self.qpn);
+        }
+    }
+}
+
+/// A queue pair. Clones are the same QP; with the last of them it is destroyed, and what was posted is gone without
+/// a completion.
+#[derive(Clone, Debug)]
+pub struct Qp {
+    pub(crate) inner: Arc<QpInner>,
+}
+
+impl Qp {
+    pub(crate) fn new(pd: &Pd, options: &QpOptions<'_>) -> Result<Self, Error> {
+        let mut driver = pd.inner.handle.lock.lock();
+        let qpn = driver.device.create_qp(&QpInit {
+            pd: pd.inner.raw,
+            ty: options.ty,
+            send_cq: options.send_cq.inner.raw,
+            recv_cq: options.recv_cq.inner.raw,
+            srq: options.srq.map(|srq| srq.inner.raw),
+            caps: options.caps,
+            sq_sig_all: options.sq_sig_all,
+        })?;
+        drop(driver);
+        let first_psn = Psn::new(random() as u32 & 0xff_ffff);
+        let inner = QpInner {
+            qpn,
+            ty: options.ty,
+            pd: pd.clone(),
+            send_cq: options.send_cq.clone(),
+            recv_cq: options.recv_cq.clone(),
+            srq: options.srq.cloned(),
+            first_psn,
+        };
+        Ok(Self { inner: Arc::new(inner) })
+    }
+
+    /// Its number.
+    #[must_use]
+    pub fn qpn(&self) -> Qpn {
+        self.inner.qpn
+    }
+
+    /// Its transport service.
+    #[must_use]
+    pub fn ty(&self) -> QpType {
+        self.inner.ty
+    }
+
+    /// The domain it belongs to.
+    #[must_use]
+    pub fn pd(&self) -> &Pd {
+        &self.inner.pd
+    }
+
+    /// Where its sends complete.
+    #[must_use]
+    pub fn send_cq(&self) -> &Cq {
+        &self.inner.send_cq
+    }
+
+    /// Where its receives complete.
+    #[must_use]
+    pub fn recv_cq(&self) -> &Cq {
+        &self.inner.recv_cq
+    }
+
+    /// Where its receives come from, if not from its own queue.
+    #[must_use]
+    pub fn srq(&self) -> Option<&Srq> {
+        self.inner.srq.as_ref()
+    }
+
+    /// Posts a send work request; what can leave now leaves from this thread.
+    ///
+    /// # Errors
+    /// Nothing was posted.
+    #[inline]
+    pub fn post_send(&self, wr: &SendWr<'_>) -> Result<(), PostError> {
+        self.inner.pd.inner.handle.turn().device.post_send(self.inner.qpn, wr)
+    }
+
+    /// Posts several send work requests behind one doorbell: packets of small ones leave together.
+    ///
+    /// # Errors
+    /// The first request that was refused, and why; those before it are posted.
+    pub fn post_sends(&self, wrs: &[SendWr<'_>]) -> Result<(), (usize, PostError)> {
+        let mut turn = self.inner.pd.inner.handle.turn();
+        for (i, wr) in wrs.iter().enumerate() {
+            turn.device.post_send(self.inner.qpn, wr).map_err(|e| (i, e))?;
+        }
+        Ok(())
+    }
+
+    /// Posts a receive.
+    ///
+    /// # Errors
+    /// Nothing was posted.
+    #[inline]
+    pub fn post_recv(&self, wr: &RecvWr<'_>) -> Result<(), PostError> {
+        self.inner.pd.inner.handle.turn().device.post_recv(self.inner.qpn, wr)
+    }
+
+    /// Posts the binding of a type 1 memory window; returns the rkey that it will have.
+    ///
+    /// # Errors
+    /// Nothing was posted.
+    pub fn bind_mw(&self, wr_id: u64, flags: SendFlags, mw: &Mw, bind: MwBind) -> Result<Rkey, PostError> {
+        self.inner.pd.inner.handle.turn().device.bind_mw(self.inner.qpn, wr_id, flags, mw.raw(), bind)
+    }
+
+    /// Changes attributes, the state among them.
+    ///
+    /// # Errors
+    /// The state machine has no such transition, or it needs other attributes. The QP is as it was.
+    pub fn modify(&self, attr: &QpAttr) -> Result<(), VerbError> {
+        let mut turn = self.inner.pd.inner.handle.turn();
+        let now = turn.now;
+        turn.device.modify_qp(now, self.inner.qpn, attr)
+    }
+
+    /// What it was created with, its attributes and its state.
+    ///
+    /// # Errors
+    /// It was destroyed by name.
+    pub fn query(&self) -> Result<QpInfo, VerbError> {
+        self.inner.pd.inner.handle.lock.lock().device.query_qp(self.inner.qpn)
+    }
+
+    /// Destroys it now; what was posted is gone without a completion.
+    ///
+    /// # Errors
+    /// It was destroyed before.
+    pub fn destroy(&self) -> Result<(), VerbError> {
+        self.inner.pd.inner.handle.turn().device.destroy_qp(self.inner.qpn)
+    }
+
+    /// What a peer needs to know to connect to this QP, at the first GID of the device.
+    #[must_use]
+    pub fn endpoint(&self) -> QpEndpoint {
+        let gid = self.inner.pd.inner.handle.config.gids.first().copied().unwrap_or_default();
+        QpEndpoint { gid, qpn: self.inner.qpn, psn: self.inner.first_psn }
+    }
+
+    /// Takes an RC or UC QP from RESET to RTS, connected to a peer that was learnt of out of band.
+    ///
+    /// # Errors
+    /// The QP is not in RESET, or an attribute does not fit the device.
+    pub fn connect_to(&self, peer: &QpEndpoint, attr: &ConnectAttr) -> Result<(), VerbError> {
+        let rc = self.inner.ty == QpType::Rc;
+        let path_mtu = attr.path_mtu.unwrap_or(self.inner.pd.inner.handle.config.mtu);
+        self.modify(&QpAttr { state: Some(QpState::Init), access: Some(attr.access), ..QpAttr::default() })?;
+        self.modify(&QpAttr {
+            state: Some(QpState::Rtr),
+            av: Some(AhAttr::new(peer.gid)),
+            path_mtu: Some(path_mtu),
+            dest_qpn: Some(peer.qpn),
+            rq_psn: Some(peer.psn),
+            max_dest_rd_atomic: rc.then_some(attr.max_dest_rd_atomic),
+            min_rnr_timer: rc.then_some(attr.min_rnr_timer),
+            ..QpAttr::default()
+        })?;
+        self.modify(&QpAttr {
+            state: Some(QpState::Rts),
+            sq_psn: Some(self.inner.first_psn),
+            max_rd_atomic: rc.then_some(attr.max_rd_atomic),
+            timeout: rc.then_some(attr.timeout),
+            retry_cnt: rc.then_some(attr.retry_cnt),
+            rnr_retry: rc.then_some(attr.rnr_retry),
+            ..QpAttr::default()
+        })
+    }
+
+    /// Takes a UD QP from RESET to RTS.
+    ///
+    /// # Errors
+    /// The QP is not in RESET, or not UD.
+    pub fn activate_ud(&self, qkey: Qkey) -> Result<(), VerbError> {
+        self.modify(&QpAttr { state: Some(QpState::Init), qkey: Some(qkey), ..QpAttr::default() })?;
+        self.modify(&QpAttr { state: Some(QpState::Rtr), ..QpAttr::default() })?;
+        self.modify(&QpAttr {
+            state: Some(QpState::Rts),
+            sq_psn: Some(self.inner.first_psn),
+            ..QpAttr::default()
+        })
+    }
+}
