@@ -29,8 +29,10 @@
 //! see as accesses), `flush` (cache maintenance), `map` (the mapping system calls), `sigbus` (the fault handler)
 //! and `region` (every pointer lies inside a live mapping).
 
+pub mod crash_image;
 pub mod domain;
 pub mod flush;
+pub mod layout;
 
 mod copy;
 mod error;

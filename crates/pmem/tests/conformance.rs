@@ -4,6 +4,7 @@ use std::fs;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use remanence_pmem::crash_image::CrashImage;
 use remanence_pmem::{FileOptions, Medium, PersistenceDomain, Region};
 
 const LEN: u64 = 3 * 4096 + 100;
@@ -190,3 +191,10 @@ mod disk_file {
         super::outside_is_refused(&make().0);
     }
 }
+
+fn image(domain: PersistenceDomain) -> (CrashImage, ()) {
+    (CrashImage::new(LEN, domain), ())
+}
+
+conformance!(crash_image_of_lines, image(PersistenceDomain::Adr));
+conformance!(crash_image_of_pages, image(PersistenceDomain::PageCache));

@@ -1,0 +1,143 @@
+//! Crashes a workload after every step, in every way or in many.
+
+use std::collections::HashSet;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+
+use super::{Choices, CrashImage, EveryWay, Failure, Seeded, Step};
+use crate::medium::Medium;
+
+/// How thoroughly to crash.
+#[derive(Clone, Copy, Debug)]
+pub struct Explorer {
+    /// The failure.
+    pub failure: Failure,
+    /// At a step where a crash has no more outcomes than this, all are tried.
+    pub ways_max: usize,
+    /// Otherwise this many are drawn by seed, besides the first `ways_max`.
+    pub samples: usize,
+    /// The seed.
+    pub seed: u64,
+}
+
+impl Default for Explorer {
+    fn default() -> Self {
+        Self { failure: Failure::PowerLoss, ways_max: 512, samples: 256, seed: 1 }
+    }
+}
+
+/// What was tried.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Report {
+    /// Steps after which the workload was crashed.
+    pub steps: usize,
+    /// Of those, steps at which every outcome was tried.
+    pub exhausted: usize,
+    /// Different outcomes that were checked.
+    pub crashes: usize,
+}
+
+impl Explorer {
+    /// Runs the workload once on a copy of `start`, then, for each step of it, hands what a crash at that step leaves
+    /// to `check`, with the notes that the workload had made by then.
+    ///
+    /// # Panics
+    /// When `check` does: a line on standard error then names the step, so that it can be looked at alone.
+    pub fn run(
+        &self,
+        start: &CrashImage,
+        workload: impl FnOnce(&CrashImage),
+        mut check: impl FnMut(&CrashImage, &[u64]),
+    ) -> Report {
+        let running = start.clone();
+        running.start_recording();
+        workload(&running);
+        let steps = running.stop_recording();
+
+        let replayed = start.clone();
+        let mut notes = Vec::new();
+        let mut report = Report::default();
+        self.crash_here(&replayed, None, &notes, &mut check, &mut report, "before the first step");
+        for (number, step) in steps.iter().enumerate() {
+            replayed.replay(step);
+            match step {
+                // A write-back alone changes nothing that a crash could show.
+                Step::Pwb(_) => continue,
+                Step::Note(note) => notes.push(*note),
+                Step::Store(_) | Step::Pfence | Step::Psync => {}
+            }
+            let place = format!("step {number} of {}: {}", steps.len(), describe(step));
+            self.crash_here(&replayed, Some(step), &notes, &mut check, &mut report, &place);
+        }
+        assert_eq!(replayed.bytes(), running.bytes(), "the replay did what the workload did");
+        report
+    }
+
+    fn crash_here(
+        &self,
+        image: &CrashImage,
+        step: Option<&Step>,
+        notes: &[u64],
+        check: &mut impl FnMut(&CrashImage, &[u64]),
+        report: &mut Report,
+        place: &str,
+    ) {
+        let mut seen: HashSet<Vec<u8>> = HashSet::new();
+        let mut one = |choices: &mut dyn Choices, how: &str| {
+            let mut crashed = vec![image.crash(self.failure, choices)];
+            if let Some(Step::Store(store)) = step.filter(|_| self.visible_survives(image)) {
+                crashed.push(image.cut_short(store, choices));
+            }
+            for crashed in crashed {
+                if !seen.insert(crashed.bytes()) {
+                    continue;
+                }
+                report.crashes += 1;
+                if let Err(panic) = catch_unwind(AssertUnwindSafe(|| check(&crashed, notes))) {
+                    eprintln!("the check failed after a crash at {place}, {how}, notes {notes:?}");
+                    resume_unwind(panic);
+                }
+            }
+        };
+        report.steps += 1;
+        let mut ways = EveryWay::new();
+        for way in 0..self.ways_max {
+            one(&mut ways, &format!("way {way}"));
+            if !ways.advance() {
+                report.exhausted += 1;
+                return;
+            }
+        }
+        for sample in 0..self.samples as u64 {
+            let seed = self.seed.wrapping_add(sample);
+            one(&mut Seeded::new(seed), &format!("seed {seed}"));
+        }
+    }
+
+    fn visible_survives(&self, image: &CrashImage) -> bool {
+        self.failure.is_in(crate::Guarantee::of(image.domain()).before_psync)
+    }
+}
+
+fn describe(step: &Step) -> String {
+    match step {
+        Step::Store(store) => format!("store of {} bytes at {}", store.bytes.len(), store.offset),
+        Step::Pwb(range) => format!("pwb of {range:?}"),
+        Step::Pfence => "pfence".to_owned(),
+        Step::Psync => "psync".to_owned(),
+        Step::Note(note) => format!("note {note}"),
+    }
+}
+
+impl CrashImage {
+    /// What is left after a failure, chosen by a seed.
+    #[must_use]
+    pub fn crash_seeded(&self, failure: Failure, seed: u64) -> Self {
+        self.crash(failure, &mut Seeded::new(seed))
+    }
+
+    /// Whether two images show the same bytes.
+    #[must_use]
+    pub fn same_bytes(&self, other: &Self) -> bool {
+        self.len() == other.len() && self.bytes() == other.bytes()
+    }
+}

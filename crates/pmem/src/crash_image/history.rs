@@ -1,0 +1,198 @@
+//! Which stores are certain to be durable, and which a crash may take back.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use super::Choices;
+
+/// A unit that is stored to and never written back keeps this many stores; older ones are then durable for certain,
+/// as if the cache had evicted them. It bounds a long simulation, and takes possibilities away only.
+const STORES_MAX: usize = 64;
+
+/// A store, as a workload made it.
+#[derive(Clone, Debug)]
+pub(super) struct Store {
+    pub(super) offset: u64,
+    pub(super) bytes: Vec<u8>,
+    pub(super) before: Vec<u8>,
+    /// One store of the CPU: never torn.
+    pub(super) indivisible: bool,
+}
+
+/// The bytes that are durable for certain, and per unit (line or page) the stores since.
+#[derive(Clone, Debug)]
+pub(super) struct History {
+    certain: Vec<u8>,
+    unit: u64,
+    tracked: bool,
+    units: BTreeMap<u64, Unit>,
+    /// Fences so far, and how many of them a psync has made certain.
+    fences: u64,
+    synced: u64,
+    /// Units that were written back since the last fence, and since the last psync.
+    asked: Vec<u64>,
+    fenced: Vec<u64>,
+}
+
+#[derive(Clone, Debug, Default)]
+struct Unit {
+    stores: Vec<Part>,
+    /// How many stores the last pwb covered, until a fence comes.
+    asked: usize,
+    /// Per fence, how many stores it covers.
+    covered: Vec<(u64, usize)>,
+}
+
+/// The part of a store that falls into one unit.
+#[derive(Clone, Debug)]
+struct Part {
+    /// Made after this many fences.
+    fences: u64,
+    at: usize,
+    bytes: Box<[u8]>,
+    indivisible: bool,
+}
+
+impl Part {
+    /// The words of the unit that it touches.
+    fn words(&self) -> Range<usize> {
+        self.at / 8..(self.at + self.bytes.len()).div_ceil(8)
+    }
+
+    /// Carries out the bytes that fall into one word, up to `keep` of them, if it touches that.
+    fn apply(&self, unit: &mut [u8], word: usize, keep: impl FnOnce(usize) -> usize) {
+        let start = self.at.max(word * 8);
+        let end = (self.at + self.bytes.len()).min(word * 8 + 8);
+        if start < end {
+            let end = start + keep(end - start);
+            unit[start..end].copy_from_slice(&self.bytes[start - self.at..end - self.at]);
+        }
+    }
+}
+
+impl History {
+    pub(super) fn new(certain: Vec<u8>, unit: u64, tracked: bool) -> Self {
+        Self {
+            certain,
+            unit,
+            tracked,
+            units: BTreeMap::new(),
+            fences: 0,
+            synced: 0,
+            asked: Vec::new(),
+            fenced: Vec::new(),
+        }
+    }
+
+    pub(super) fn store(&mut self, offset: u64, bytes: &[u8], indivisible: bool) {
+        if !self.tracked {
+            return;
+        }
+        let mut done = 0;
+        while done < bytes.len() {
+            let offset = offset + done as u64;
+            let (index, at) = (offset / self.unit, (offset % self.unit) as usize);
+            let len = (bytes.len() - done).min(self.unit as usize - at);
+            let part = Part { fences: self.fences, at, bytes: bytes[done..done + len].into(), indivisible };
+            let unit = self.units.entry(index).or_default();
+            unit.stores.push(part);
+            if unit.stores.len() > STORES_MAX {
+                self.settle(index, 1);
+            }
+            done += len;
+        }
+    }
+
+    pub(super) fn pwb(&mut self, units: Range<u64>) {
+        for (index, unit) in self.units.range_mut(units) {
+            unit.asked = unit.stores.len();
+            self.asked.push(*index);
+        }
+    }
+
+    pub(super) fn pfence(&mut self) {
+        self.fences += 1;
+        for index in std::mem::take(&mut self.asked) {
+            let Some(unit) = self.units.get_mut(&index) else { continue };
+            if unit.asked > 0 {
+                unit.covered.push((self.fences, unit.asked));
+                unit.asked = 0;
+                self.fenced.push(index);
+            }
+        }
+    }
+
+    pub(super) fn psync(&mut self) {
+        self.pfence();
+        self.synced = self.fences;
+        for index in std::mem::take(&mut self.fenced) {
+            let covered = self.units.get(&index).map_or(0, |unit| unit.covered_by(self.fences));
+            self.settle(index, covered);
+        }
+    }
+
+    /// Makes the first `count` stores of a unit certain.
+    fn settle(&mut self, index: u64, count: usize) {
+        let Some(unit) = self.units.get_mut(&index) else { return };
+        let start = (index * self.unit) as usize;
+        for part in unit.stores.drain(..count) {
+            let at = start + part.at;
+            self.certain[at..at + part.bytes.len()].copy_from_slice(&part.bytes);
+        }
+        unit.asked = unit.asked.saturating_sub(count);
+        unit.covered.iter_mut().for_each(|(_, covered)| *covered = covered.saturating_sub(count));
+        unit.covered.retain(|(fence, covered)| *fence > self.synced && *covered > 0);
+        if unit.stores.is_empty() {
+            self.units.remove(&index);
+        }
+    }
+
+    /// One possible content after a crash.
+    pub(super) fn crash(&self, choices: &mut dyn Choices) -> Vec<u8> {
+        let mut bytes = self.certain.clone();
+        // The newest fence that still held: no later store can have survived, and all it covers has.
+        let pending = (self.fences - self.synced) as usize;
+        let fence = self.fences - choices.pick(pending + 1) as u64;
+        for (index, unit) in &self.units {
+            let start = (index * self.unit) as usize;
+            let end = bytes.len().min(start + self.unit as usize);
+            unit.crash(fence, &mut bytes[start..end], choices);
+        }
+        bytes
+    }
+}
+
+impl Unit {
+    fn covered_by(&self, fence: u64) -> usize {
+        self.covered.iter().filter(|(f, _)| *f <= fence).map(|(_, covered)| *covered).max().unwrap_or(0)
+    }
+
+    fn crash(&self, fence: u64, bytes: &mut [u8], choices: &mut dyn Choices) {
+        let sure = self.covered_by(fence);
+        let possible = self.stores.iter().take_while(|part| part.fences <= fence).count().max(sure);
+        let together = choices.together().then(|| sure + choices.pick(possible - sure + 1));
+        let mut words: Vec<usize> = self.stores[..possible].iter().flat_map(Part::words).collect();
+        words.sort_unstable();
+        words.dedup();
+        for word in words {
+            let touching = |stores: Range<usize>| {
+                stores.filter(move |i| self.stores[*i].words().contains(&word)).collect::<Vec<usize>>()
+            };
+            for i in touching(0..sure) {
+                self.stores[i].apply(bytes, word, |len| len);
+            }
+            let open = touching(sure..possible);
+            let kept = match together {
+                Some(kept) => open.iter().filter(|i| **i < kept).count(),
+                None if open.is_empty() => 0,
+                None => choices.pick(open.len() + 1),
+            };
+            for i in &open[..kept] {
+                self.stores[*i].apply(bytes, word, |len| len);
+            }
+            if let Some(i) = open.get(kept).filter(|i| together.is_none() && !self.stores[**i].indivisible) {
+                self.stores[*i].apply(bytes, word, |len| choices.torn(len));
+            }
+        }
+    }
+}
