@@ -13,6 +13,7 @@
 pub mod access;
 mod ah;
 mod async_event;
+pub mod cm;
 mod cq;
 pub mod device;
 mod error;

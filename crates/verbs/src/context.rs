@@ -121,8 +121,7 @@ impl Context {
         }
         let os = |e| Error::os("cannot create an event descriptor", e);
         let thread = Arc::new(Event::new().map_err(os)?);
-        let async_events = Arc::new(EventQueue::new());
-        async_events.fd()?;
+        let async_events = Arc::new(EventQueue::new()?);
         let flushes = Arc::new(FlushQueue::default());
         let news = Arc::new(AtomicU64::new(0));
         let driver = Driver::new(
@@ -236,7 +235,7 @@ impl Context {
     /// Readable while an asynchronous event waits.
     #[must_use]
     pub fn async_fd(&self) -> BorrowedFd<'_> {
-        self.handle.async_events.fd().expect("made with the device")
+        self.handle.async_events.fd()
     }
 
     /// Serves the device once: for programs with [`Progress::ByConsumer`] that have nothing to poll.

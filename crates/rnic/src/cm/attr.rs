@@ -1,0 +1,78 @@
+//! The QP attributes that a connection has agreed on: what `rdma_init_qp_attr` gives.
+
+use remanence_wire::Qkey;
+
+use super::Manager;
+use super::conn::{Conn, State};
+use super::types::{CmError, CommId, Transport};
+use crate::access::Access;
+use crate::ah::AhAttr;
+use crate::qp::{QpAttr, QpState};
+
+impl Manager {
+    /// RESET to INIT. `access` is what the peer may do; cma.c of Linux allows REMOTE_WRITE, and READ and atomics
+    /// where it has responder resources.
+    #[must_use]
+    pub fn qp_init(access: Access) -> QpAttr {
+        QpAttr { state: Some(QpState::Init), access: Some(access), ..QpAttr::default() }
+    }
+
+    /// RESET to INIT of a UD QP.
+    #[must_use]
+    pub fn qp_init_ud(qkey: Qkey) -> QpAttr {
+        QpAttr { state: Some(QpState::Init), qkey: Some(qkey), ..QpAttr::default() }
+    }
+
+    /// INIT to RTR: on the passive side before `accept` (change `max_dest_rd_atomic` to what will be accepted, if
+    /// that is not what the peer asked for), on the active one after [`super::Event::Response`]. The destination
+    /// in `av` is filled in.
+    pub fn qp_rtr(&self, id: CommId, av: AhAttr) -> Result<QpAttr, CmError> {
+        let conn = self.with_peer(id)?;
+        let rc = conn.transport == Transport::Rc;
+        Ok(QpAttr {
+            state: Some(QpState::Rtr),
+            av: Some(AhAttr { dgid: conn.path.remote, ..av }),
+            path_mtu: Some(conn.mtu),
+            dest_qpn: Some(conn.remote_qpn),
+            rq_psn: Some(conn.rq_psn),
+            max_dest_rd_atomic: rc.then_some(conn.responder_resources),
+            min_rnr_timer: rc.then_some(self.config.min_rnr_timer),
+            ..QpAttr::default()
+        })
+    }
+
+    /// RTR to RTS.
+    pub fn qp_rts(&self, id: CommId) -> Result<QpAttr, CmError> {
+        let conn = self.with_peer(id)?;
+        let rc = conn.transport == Transport::Rc;
+        Ok(QpAttr {
+            state: Some(QpState::Rts),
+            sq_psn: Some(conn.sq_psn),
+            timeout: rc.then_some(conn.ack_timeout),
+            retry_cnt: rc.then_some(conn.retry_count),
+            rnr_retry: rc.then_some(conn.rnr_retry_count),
+            max_rd_atomic: rc.then_some(conn.initiator_depth),
+            ..QpAttr::default()
+        })
+    }
+
+    fn with_peer(&self, id: CommId) -> Result<&Conn, CmError> {
+        let conn = self.known(id)?;
+        match conn.state {
+            State::ReqRcvd
+            | State::MraReqSent
+            | State::RepSent
+            | State::MraRepRcvd
+            | State::RepRcvd
+            | State::MraRepSent
+            | State::Established => Ok(conn),
+            State::ReqSent
+            | State::MraReqRcvd
+            | State::DreqSent
+            | State::Timewait
+            | State::SidrReqSent
+            | State::SidrReqRcvd
+            | State::SidrRepSent => Err(CmError::State),
+        }
+    }
+}

@@ -1,0 +1,280 @@
+//! How connections end: REJ, DREQ, DREP, timewait (IBA Vol 1, 12.9.6, 12.9.8).
+
+use remanence_wire::Gid;
+use remanence_wire::cm::{Drep, Dreq, Rej, RejReason, RejectedMessage};
+
+use super::conn::{Conn, State};
+use super::message::{self, Reject};
+use super::types::{CmError, CommId, Ended, Event, Path};
+use super::{Manager, timing};
+use crate::time::Instant;
+
+impl Manager {
+    /// Rejects a request ([`Event::ConnectRequest`]) or an answer ([`Event::Response`]). The ID is gone.
+    pub fn reject(
+        &mut self,
+        id: CommId,
+        reason: RejReason,
+        ari: &[u8],
+        private_data: &[u8],
+    ) -> Result<(), CmError> {
+        let conn = self.known(id)?;
+        let rejected = match conn.state {
+            State::ReqRcvd | State::MraReqSent => RejectedMessage::Req,
+            State::RepRcvd | State::MraRepSent => RejectedMessage::Rep,
+            State::ReqSent
+            | State::MraReqRcvd
+            | State::RepSent
+            | State::MraRepRcvd
+            | State::Established
+            | State::DreqSent
+            | State::Timewait
+            | State::SidrReqSent
+            | State::SidrReqRcvd
+            | State::SidrRepSent => return Err(CmError::State),
+        };
+        let reject = Reject { message: rejected, reason, info: ari, private_data };
+        let (path, mad) = (conn.path, message::rej(conn.tid, id.0, conn.remote_id, &reject)?);
+        self.send(path, mad);
+        self.remove(id.0);
+        Ok(())
+    }
+
+    /// Ends an established connection, or one whose REP was sent. [`Event::Disconnected`] follows; the QP should
+    /// be in the error state.
+    pub fn disconnect(&mut self, now: Instant, id: CommId) -> Result<(), CmError> {
+        match self.known(id)?.state {
+            State::Established => self.send_dreq(now, id.0),
+            // A DREQ is not for this state (12.9.6); the peer that has our REP takes a REJ in any of its states.
+            State::RepSent | State::MraRepRcvd => {
+                self.send_rej(id.0, &Reject::new(RejectedMessage::Other, RejReason::CONSUMER_DEFINED));
+                self.end(now, id.0, Ended::Local);
+            }
+            State::ReqSent
+            | State::MraReqRcvd
+            | State::RepRcvd
+            | State::MraRepSent
+            | State::ReqRcvd
+            | State::MraReqSent
+            | State::DreqSent
+            | State::Timewait
+            | State::SidrReqSent
+            | State::SidrReqRcvd
+            | State::SidrRepSent => return Err(CmError::State),
+        }
+        Ok(())
+    }
+
+    /// The caller has lost interest in `id`: it is ended as politely as its state allows, with no further events.
+    pub fn close(&mut self, now: Instant, id: CommId) {
+        let Some(conn) = self.conns.get_mut(&id.0) else { return };
+        conn.abandoned = true;
+        let state = conn.state;
+        self.forget_events(id);
+        match state {
+            State::ReqSent | State::MraReqRcvd => self.give_up_active(now, id.0),
+            State::ReqRcvd | State::MraReqSent | State::SidrReqRcvd | State::RepRcvd | State::MraRepSent => {
+                self.turn_away(id.0)
+            }
+            State::RepSent | State::MraRepRcvd => {
+                self.send_rej(id.0, &Reject::new(RejectedMessage::Other, RejReason::CONSUMER_DEFINED));
+                self.enter_timewait(now, id.0);
+            }
+            State::Established => self.send_dreq(now, id.0),
+            State::SidrReqSent => self.remove(id.0),
+            // These end by themselves.
+            State::DreqSent | State::Timewait | State::SidrRepSent => {}
+        }
+    }
+
+    /// Rejects what its caller will never decide on.
+    pub(super) fn turn_away(&mut self, id: u32) {
+        let rejected = match self.conns[&id].state {
+            State::SidrReqRcvd => return self.refuse_sidr(id),
+            State::RepRcvd | State::MraRepSent => RejectedMessage::Rep,
+            State::ReqRcvd | State::MraReqSent => RejectedMessage::Req,
+            State::ReqSent
+            | State::MraReqRcvd
+            | State::RepSent
+            | State::MraRepRcvd
+            | State::Established
+            | State::DreqSent
+            | State::Timewait
+            | State::SidrReqSent
+            | State::SidrRepSent => unreachable!("only what waits for our caller can be turned away"),
+        };
+        self.send_rej(id, &Reject::new(rejected, RejReason::CONSUMER_DEFINED));
+        self.remove(id);
+    }
+
+    /// Sends a REJ on a connection's behalf.
+    pub(super) fn send_rej(&mut self, id: u32, reject: &Reject<'_>) {
+        let conn = &self.conns[&id];
+        let mad = message::rej(conn.tid, id, conn.remote_id, reject).expect("our own information fits");
+        self.send(conn.path, mad);
+    }
+
+    fn forget_events(&mut self, gone: CommId) {
+        self.events.retain(|event| match event {
+            Event::ConnectRequest(request) => request.id != gone,
+            Event::SidrRequest(request) => request.id != gone,
+            Event::Response { id, .. }
+            | Event::Established { id }
+            | Event::Rejected { id, .. }
+            | Event::Unreachable { id }
+            | Event::Disconnected { id, .. }
+            | Event::TimewaitExit { id }
+            | Event::SidrResponse { id, .. } => *id != gone,
+        });
+    }
+
+    pub(super) fn send_dreq(&mut self, now: Instant, id: u32) {
+        let retries = self.config.max_cm_retries;
+        let conn = self.conns.get_mut(&id).expect("the caller looked it up");
+        // A new exchange: the ID is unique here, and REQ and DREQ are told apart by their attribute.
+        conn.tid = u64::from(id);
+        let dreq = message::dreq(conn, id);
+        conn.message = Some(Box::new(dreq));
+        conn.retries_left = retries;
+        let deadline = now + conn.retry_interval;
+        self.set_state(id, State::DreqSent);
+        self.resend(id);
+        self.set_timer(id, deadline);
+    }
+
+    pub(super) fn on_dreq(&mut self, now: Instant, from: Gid, tid: u64, dreq: &Dreq) {
+        let id = dreq.remote_comm_id;
+        let Some(conn) = self.matching(from, id, dreq.local_comm_id) else {
+            // It is over here already; the peer shall not ask for long (12.9.8.4).
+            self.stats.unexpected += 1;
+            let path = self.reply_path(id, from);
+            self.send_stateless(path, Ok(message::drep(tid, id, dreq.local_comm_id)));
+            return;
+        };
+        if conn.local_qpn != dreq.remote_qpn {
+            self.stats.unexpected += 1;
+            return;
+        }
+        let (path, drep) = (conn.path, message::drep(tid, id, conn.remote_id));
+        match conn.state {
+            State::RepSent | State::MraRepRcvd => {
+                // The peer was connected, so our REP got there and its RTU got lost.
+                self.on_up(id);
+                self.send(path, drep);
+                self.end(now, id, Ended::Remote);
+            }
+            State::Established | State::RepRcvd | State::MraRepSent => {
+                self.send(path, drep);
+                self.end(now, id, Ended::Remote);
+            }
+            State::DreqSent => {
+                self.send(path, drep);
+                self.end(now, id, Ended::Local);
+            }
+            State::Timewait => {
+                self.stats.duplicates += 1;
+                self.send(path, drep);
+            }
+            State::ReqSent
+            | State::MraReqRcvd
+            | State::ReqRcvd
+            | State::MraReqSent
+            | State::SidrReqSent
+            | State::SidrReqRcvd
+            | State::SidrRepSent => self.stats.unexpected += 1,
+        }
+    }
+
+    pub(super) fn on_drep(&mut self, now: Instant, from: Gid, drep: &Drep) {
+        match self.matching(from, drep.remote_comm_id, drep.local_comm_id).map(|conn| conn.state) {
+            Some(State::DreqSent) => self.end(now, drep.remote_comm_id, Ended::Local),
+            Some(_) => self.stats.duplicates += 1,
+            None => self.stats.unexpected += 1,
+        }
+    }
+
+    pub(super) fn give_up_disconnect(&mut self, now: Instant, id: u32) {
+        self.end(now, id, Ended::Unanswered);
+    }
+
+    pub(super) fn on_rej(&mut self, now: Instant, from: Gid, rej: &Rej) {
+        let Some((id, state)) = self.rejected(from, rej) else {
+            self.stats.unexpected += 1;
+            return;
+        };
+        match state {
+            State::ReqSent
+            | State::MraReqRcvd
+            | State::ReqRcvd
+            | State::MraReqSent
+            | State::RepRcvd
+            | State::MraRepSent => {
+                self.emit_rejected(id, rej);
+                self.remove(id);
+            }
+            State::RepSent | State::MraRepRcvd => {
+                self.emit_rejected(id, rej);
+                self.enter_timewait(now, id);
+            }
+            State::Established => self.end(now, id, Ended::Stale),
+            State::DreqSent => self.end(now, id, Ended::Local),
+            State::Timewait => self.stats.duplicates += 1,
+            State::SidrReqSent | State::SidrReqRcvd | State::SidrRepSent => self.stats.unexpected += 1,
+        }
+    }
+
+    /// Which connection a REJ means.
+    fn rejected(&self, from: Gid, rej: &Rej) -> Option<(u32, State)> {
+        let found = |id: u32, conn: &Conn| (conn.path.remote == from).then_some((id, conn.state));
+        if rej.reason == RejReason::TIMEOUT {
+            // The sender gave up waiting for us and may not know our ID; it names itself by its GUID (12.7.11).
+            let guid = u64::from_be_bytes(*rej.info.first_chunk()?);
+            let &id = self.by_remote_id.get(&(guid, rej.local_comm_id))?;
+            return found(id, &self.conns[&id]);
+        }
+        let conn = self.conns.get(&rej.remote_comm_id)?;
+        let fits = match rej.message {
+            // The sender may not have had an ID to give.
+            RejectedMessage::Req => matches!(conn.state, State::ReqSent | State::MraReqRcvd),
+            RejectedMessage::Rep | RejectedMessage::Other | RejectedMessage::Reserved => {
+                conn.remote_id == rej.local_comm_id && conn.remote_id != 0
+            }
+        };
+        found(rej.remote_comm_id, conn).filter(|_| fits)
+    }
+
+    fn emit_rejected(&mut self, id: u32, rej: &Rej) {
+        self.emit(
+            id,
+            Event::Rejected {
+                id: CommId(id),
+                reason: rej.reason,
+                ari: rej.info[..usize::from(rej.info_len).min(rej.info.len())].into(),
+                private_data: rej.private_data.as_slice().into(),
+            },
+        );
+    }
+
+    /// Reports the end of `id` and waits for its last packets.
+    fn end(&mut self, now: Instant, id: u32, ended: Ended) {
+        if !self.conns[&id].reported {
+            self.emit(id, Event::Disconnected { id: CommId(id), ended });
+        }
+        self.enter_timewait(now, id);
+    }
+
+    pub(super) fn enter_timewait(&mut self, now: Instant, id: u32) {
+        self.set_state(id, State::Timewait);
+        let conn = self.conns.get_mut(&id).expect("the caller looked it up");
+        conn.message = None;
+        // Both ways, and a late ACK (12.9.8.3.1).
+        let until = now + timing::duration(conn.ack_timeout);
+        self.set_timer(id, until);
+    }
+
+    /// The path of a connection, while it is known.
+    #[must_use]
+    pub fn path(&self, id: CommId) -> Option<Path> {
+        self.conns.get(&id.0).map(|conn| conn.path)
+    }
+}

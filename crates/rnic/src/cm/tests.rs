@@ -1,0 +1,5 @@
+//! Two managers and a network between them.
+
+mod lossy;
+mod pair;
+mod rules;
