@@ -159,7 +159,7 @@ fn a_slow_caller_on_the_active_side_asks_for_patience_too() {
     let mut pair = Pair::new();
     let (active, passive) = pair.request();
     pair.passive.accept(pair.now, passive, &accept_with(2)).unwrap();
-    pair.pass(Duration::from_millis(700));
+    pair.pass(Duration::from_secs(1));
     assert_eq!(pair.active.state(active), Some(State::MraRepSent));
     assert_eq!(pair.passive.state(passive), Some(State::MraRepRcvd));
     pair.active.establish(active, b"").unwrap();
