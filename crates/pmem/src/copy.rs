@@ -19,9 +19,9 @@
 //! an address that is a multiple of its length is one store. A longer one may be seen, and may be torn by a crash,
 //! at any byte.
 //!
-//! **Speed.** Up to 16 bytes two overlapping scalar moves, up to 64 overlapping vector moves, then a vector loop,
-//! and from [`REP_MIN`] `rep movsb`, whose microcode needs no read of the lines that it is about to overwrite.
-//! `examples/copy_bench.rs` measures each against memcpy.
+//! **Speed.** Up to 16 bytes two overlapping scalar moves, up to 64 overlapping vector moves, then a loop over the
+//! widest vectors that stores whole lines, and for long copies `rep movsb`, whose microcode need not read the lines
+//! that it is about to overwrite. `examples/copy_bench.rs` measures each against memcpy.
 
 #[cfg(not(target_arch = "x86_64"))]
 mod portable;

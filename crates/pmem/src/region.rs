@@ -313,7 +313,7 @@ impl Region {
         self.pwb(tail..end);
     }
 
-    /// Copies from one place to another, in ascending order, between regions or within one.
+    /// Copies from one place to another, between regions or within one; ranges that overlap get a mixture.
     pub fn copy_to(&self, offset: u64, to: &Self, to_offset: u64, len: usize) {
         let (from, target) = (self.at(offset, len), to.at(to_offset, len));
         // SAFETY: both were checked.

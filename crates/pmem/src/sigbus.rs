@@ -9,7 +9,7 @@
 //! The handler is installed with the first region that maps a file. Faults outside of every region go to the
 //! handler that was there before, or kill the process as they would have.
 //!
-//! The promise of this room: the handler does what may be done in a handler only (atomics, mmap, sigaction), and
+//! The promise of this room: the handler does what may be done in a handler only (atomics, mmap, sigaction, raise), and
 //! replaces pages of live regions only.
 #![expect(unsafe_code, reason = "a signal handler")]
 
@@ -102,8 +102,9 @@ fn install() {
 
 extern "C" fn on_sigbus(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
     // SAFETY: the kernel hands a valid siginfo to a handler with SA_SIGINFO.
-    let address = unsafe { (*info).si_addr() } as usize;
-    for slot in &SLOT {
+    let (address, code) = unsafe { ((*info).si_addr() as usize, (*info).si_code) };
+    // A signal that somebody sent has no address, and a code that is not positive.
+    for slot in SLOT.iter().filter(|_| code > 0) {
         let base = slot.base.load(Ordering::Acquire);
         if base > TAKEN && (base..slot.end.load(Ordering::Relaxed)).contains(&address) {
             let page = address & !(map::page_size() - 1);
@@ -123,13 +124,14 @@ extern "C" fn on_sigbus(signal: c_int, info: *mut libc::siginfo_t, context: *mut
 fn pass_on(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
     let previous = PREVIOUS.load(Ordering::Acquire);
     // SAFETY: set before the handler was installed, never freed; a handler in it has the signature that its flags
-    // say. With no handler the default is put back, and the access that faulted, being repeated, meets it.
+    // say. With no handler the default is put back and the signal raised again, to be met on return.
     unsafe {
         match (*previous).sa_sigaction {
             libc::SIG_DFL | libc::SIG_IGN => {
                 let mut default: libc::sigaction = mem::zeroed();
                 default.sa_sigaction = libc::SIG_DFL;
                 libc::sigaction(libc::SIGBUS, &raw const default, ptr::null_mut());
+                libc::raise(libc::SIGBUS);
             }
             handler if (*previous).sa_flags & libc::SA_SIGINFO != 0 => {
                 let handler: extern "C" fn(c_int, *mut libc::siginfo_t, *mut c_void) =

@@ -1,0 +1,253 @@
+//! Regions over files: what is refused at once, what happens when the file changes under us, what a kill leaves.
+
+#![expect(unsafe_code, reason = "one test faults on purpose")]
+
+use std::fs::{self, File};
+use std::io::{BufRead, BufReader, Write};
+use std::os::fd::AsRawFd;
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use remanence_pmem::{Error, FileOptions, PersistenceDomain, Region, domain};
+
+/// Tells this program, started once more by a test of its own, that it is the child.
+const CHILD: &str = "REMANENCE_PMEM_TEST_FILE";
+
+struct Scratch(PathBuf);
+
+impl Scratch {
+    fn new(directory: &str, name: &str) -> Self {
+        let path = Path::new(directory).join(format!("files-{}-{name}", std::process::id()));
+        let _ = fs::remove_file(&path);
+        Self(path)
+    }
+
+    fn on_disk(name: &str) -> Self {
+        Self::new(env!("CARGO_TARGET_TMPDIR"), name)
+    }
+
+    fn shm(name: &str) -> Self {
+        Self::new("/dev/shm", name)
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(&self.0);
+    }
+}
+
+#[test]
+fn a_second_owner_is_told_who_the_first_is() {
+    let scratch = Scratch::on_disk("second");
+    let first = FileOptions::new().create(8192).open(&scratch.0).unwrap();
+    let refused = FileOptions::new().open(&scratch.0).unwrap_err();
+    let Error::InUse { holder, .. } = &refused else { panic!("{refused}") };
+    assert_eq!(*holder, Some(std::process::id()), "{refused}");
+    assert!(refused.to_string().contains("stop it first"), "{refused}");
+    drop(first);
+    FileOptions::new().open(&scratch.0).unwrap();
+}
+
+#[test]
+fn who_shares_the_memory_does_not_hold_the_lock() {
+    let scratch = Scratch::on_disk("shared");
+    let owner = FileOptions::new().create(8192).open(&scratch.0).unwrap();
+    let peer = Region::from_shared_fd(owner.share().unwrap(), 8192).unwrap();
+    owner.write(100, b"seen by both");
+    let mut seen = [0; 12];
+    peer.read(100, &mut seen);
+    assert_eq!(&seen, b"seen by both");
+    drop(owner);
+    FileOptions::new().open(&scratch.0).expect("the peer outlives the owner and does not stand in its way");
+    let too_long = Region::from_shared_fd(peer.share().unwrap(), 8193).unwrap_err();
+    assert!(matches!(too_long, Error::Truncated { expected: 8193, found: 8192, .. }), "{too_long}");
+}
+
+#[test]
+fn what_cannot_work_is_refused_in_a_sentence() {
+    let scratch = Scratch::shm("refused");
+    let open = |options: FileOptions| options.open(&scratch.0).unwrap_err();
+    assert!(matches!(open(FileOptions::new()), Error::Missing { .. }));
+    let full = open(FileOptions::new().create(1 << 50));
+    assert!(matches!(full, Error::NoSpace { .. }), "{full}");
+    assert!(!scratch.0.exists(), "no half-made file is left");
+    assert!(matches!(open(FileOptions::new().create(0)), Error::BadLength { len: 0 }));
+    assert!(matches!(Region::anonymous(0), Err(Error::BadLength { .. })));
+    assert!(matches!(Region::anonymous(u64::MAX), Err(Error::BadLength { .. })));
+    assert!(matches!(FileOptions::new().open("/dev/null"), Err(Error::NotAFile { .. })));
+    assert!(matches!(FileOptions::new().create(1).open("/dev/shm"), Err(Error::NotAFile { .. })));
+
+    File::create(&scratch.0).unwrap().write_all(&[1; 5000]).unwrap();
+    let exists = open(FileOptions::new().create_new(4096));
+    assert!(matches!(exists, Error::Exists { .. }), "{exists}");
+    let short = open(FileOptions::new().expect_len(8192));
+    assert!(matches!(short, Error::Truncated { expected: 8192, found: 5000, .. }), "{short}");
+    assert!(short.to_string().contains("restore it"), "{short}");
+    assert_eq!(fs::read(&scratch.0).unwrap(), [1; 5000], "nothing was touched");
+}
+
+#[test]
+fn an_existing_file_keeps_its_bytes_and_grows_by_zeros() {
+    let scratch = Scratch::on_disk("grows");
+    fs::write(&scratch.0, [7; 5000]).unwrap();
+    let whole = FileOptions::new().open(&scratch.0).unwrap();
+    assert_eq!(whole.len(), 5000);
+    drop(whole);
+    let grown = FileOptions::new().create(10_000).populate(true).open(&scratch.0).unwrap();
+    let mut bytes = vec![1; 10_000];
+    grown.read(0, &mut bytes);
+    assert!(bytes[..5000].iter().all(|b| *b == 7) && bytes[5000..].iter().all(|b| *b == 0));
+    let kept = FileOptions::new().create(100);
+    drop(grown);
+    assert_eq!(kept.open(&scratch.0).unwrap().len(), 10_000, "never cut short");
+}
+
+#[test]
+fn domains_are_detected_and_a_declaration_cannot_wish_a_page_cache_away() {
+    let disk = Scratch::on_disk("domain");
+    let shm = Scratch::shm("domain");
+    let on_disk = FileOptions::new().create(4096).open(&disk.0).unwrap();
+    let expected = domain::probe_directory(disk.0.parent().unwrap()).unwrap();
+    assert_eq!(on_disk.domain(), &expected, "a probe of the directory says the same");
+    let declared = FileOptions::new().create(4096).declare(PersistenceDomain::Adr);
+    let on_shm = declared.open(&shm.0).unwrap();
+    assert!(on_shm.domain().guarantee().declared);
+    assert!(on_shm.domain().to_string().contains("declared"), "{}", on_shm.domain());
+    drop(on_disk);
+    if expected.domain() == PersistenceDomain::PageCache {
+        let refused = declared.open(&disk.0).unwrap_err();
+        assert!(matches!(refused, Error::Declared { .. }), "{refused}");
+        assert!(disk.0.exists(), "a file that was there before stays");
+    }
+}
+
+/// The file is cut short while it is mapped: the process lives, and nothing is called durable any more.
+fn truncation(scratch: &Scratch) {
+    let region = FileOptions::new().create(4 * 4096).open(&scratch.0).unwrap();
+    region.write(0, &[5; 4 * 4096]);
+    region.persist(0..4 * 4096).unwrap();
+    File::options().write(true).open(&scratch.0).unwrap().set_len(4096).unwrap();
+
+    let mut bytes = [1; 8];
+    region.read(2 * 4096 + 16, &mut bytes);
+    assert_eq!(bytes, [0; 8], "a lost page reads as zeros");
+    assert_eq!(region.load_u64(0), 0x0505_0505_0505_0505, "the others are untouched");
+    region.write(2 * 4096, &[6; 100]);
+    let failure = region.failure().unwrap_err().to_string();
+    assert!(failure.contains("offset 8192") && failure.contains("truncated"), "{failure}");
+    region.write(0, &[6; 8]);
+    for _ in 0..2 {
+        let refused = region.persist(0..8).unwrap_err().to_string();
+        assert!(refused.contains("truncated"), "{refused}");
+    }
+}
+
+#[test]
+fn a_file_that_is_truncated_fails_its_region_and_not_the_process() {
+    truncation(&Scratch::on_disk("truncated"));
+    truncation(&Scratch::shm("truncated"));
+}
+
+#[test]
+fn a_truncation_that_nobody_touched_is_found_by_psync() {
+    let scratch = Scratch::on_disk("untouched");
+    let region = FileOptions::new().create(4 * 4096).open(&scratch.0).unwrap();
+    File::options().write(true).open(&scratch.0).unwrap().set_len(4096).unwrap();
+    region.write(0, &[6; 8]);
+    let refused = region.persist(0..8).unwrap_err().to_string();
+    assert!(refused.contains("truncated"), "{refused}");
+}
+
+#[test]
+fn two_failed_regions_do_not_share_their_fate_with_a_third() {
+    let (one, two) = (Scratch::shm("fate-1"), Scratch::shm("fate-2"));
+    let lost = FileOptions::new().create(8192).open(&one.0).unwrap();
+    let fine = FileOptions::new().create(8192).open(&two.0).unwrap();
+    File::options().write(true).open(&one.0).unwrap().set_len(0).unwrap();
+    lost.write(0, &[1]);
+    fine.write(0, &[1]);
+    assert!(lost.psync().is_err());
+    fine.psync().unwrap();
+    drop(lost);
+    let reopened = FileOptions::new().create(8192).open(&one.0).unwrap();
+    reopened.persist(0..8192).expect("a new region starts afresh");
+}
+
+/// Starts this test program again as a child that runs one function of this file.
+fn child(name: &str, path: &Path) -> Command {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--exact", name, "--nocapture", "--test-threads=1"]).env(CHILD, path);
+    command
+}
+
+fn child_path() -> Option<PathBuf> {
+    std::env::var_os(CHILD).map(PathBuf::from)
+}
+
+/// With our handler installed, does what should kill this process.
+fn die_of_sigbus(path: &Path, how: &str) {
+    let watched = FileOptions::new().create(4096).open(path).unwrap();
+    watched.write(0, &[1]);
+    if how == "sent" {
+        let _ = Command::new("kill").args(["-BUS", &std::process::id().to_string()]).status();
+    } else {
+        let file = File::open(path).unwrap();
+        // SAFETY: a new mapping of a page that the file does not have; reading it raises SIGBUS.
+        unsafe {
+            let page = libc::mmap(
+                std::ptr::null_mut(),
+                8192,
+                libc::PROT_READ,
+                libc::MAP_SHARED,
+                file.as_raw_fd(),
+                0,
+            );
+            page.cast::<u8>().add(4096).read_volatile();
+        }
+    }
+    unreachable!("survived SIGBUS");
+}
+
+#[test]
+fn a_fault_outside_of_every_region_kills_as_it_always_did() {
+    if let Some(path) = child_path() {
+        return die_of_sigbus(&path, &path.extension().unwrap().to_string_lossy());
+    }
+    for how in ["sent", "raised"] {
+        let scratch = Scratch::shm(&format!("outside.{how}"));
+        let name = "a_fault_outside_of_every_region_kills_as_it_always_did";
+        let status = child(name, &scratch.0).stdout(Stdio::null()).stderr(Stdio::null()).status().unwrap();
+        assert_eq!(status.signal(), Some(libc::SIGBUS), "{how}: {status}");
+    }
+}
+
+#[test]
+fn what_was_written_outlives_a_killed_process() {
+    if let Some(path) = child_path() {
+        let region = FileOptions::new().create(1 << 20).open(path).unwrap();
+        region.write(1000, b"written by the dead");
+        region.store_u64(0, 1);
+        println!("written");
+        loop {
+            std::thread::park();
+        }
+    }
+    let scratch = Scratch::on_disk("killed");
+    let mut process = child("what_was_written_outlives_a_killed_process", &scratch.0)
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let output = BufReader::new(process.stdout.take().unwrap());
+    assert!(output.lines().any(|line| line.unwrap().ends_with("written")), "the child said nothing");
+    assert!(matches!(FileOptions::new().open(&scratch.0), Err(Error::InUse { .. })), "while it lives");
+    process.kill().unwrap();
+    process.wait().unwrap();
+    let region = FileOptions::new().open(&scratch.0).expect("the lock went with the process");
+    let mut bytes = [0; 19];
+    region.read(1000, &mut bytes);
+    assert_eq!(&bytes, b"written by the dead");
+    assert_eq!(region.load_u64(0), 1);
+}
