@@ -105,7 +105,7 @@ pub enum PoolError {
     #[error("the catalogue of the pool is full; delete blobs or serve a larger pool")]
     CatalogueFull,
     /// No such name.
-    #[error("there is no blob named {0:?}")]
+    #[error("there is no blob named \"{0}\"")]
     NoSuchBlob(BlobName),
     /// A reservation that is not (any more).
     #[error("the reservation is unknown; it was committed, given up, or the server restarted since")]

@@ -20,6 +20,7 @@ pub mod format;
 pub mod pool;
 pub mod proto;
 pub mod recover;
+pub mod server;
 
 pub use blob::{BlobName, Digest, Listing, State, Version};
 pub use error::{OpenError, PoolError};

@@ -264,11 +264,17 @@ impl<M: Medium> Pool<M> {
         id
     }
 
-    /// Adds room for `bytes` to a reservation, rounded up to blocks, behind what it has. Returns the new extents.
+    /// Adds room for `bytes` to a reservation, rounded up to blocks, behind what it has. Returns the new extents, at
+    /// most `max_extents`: on a fragmented pool that may be less room than was asked for, but never none.
     ///
     /// # Errors
     /// No such reservation, or no room; nothing has changed then.
-    pub fn extend(&mut self, id: ReservationId, bytes: u64) -> Result<Vec<Extent>, PoolError> {
+    pub fn extend(
+        &mut self,
+        id: ReservationId,
+        bytes: u64,
+        max_extents: usize,
+    ) -> Result<Vec<Extent>, PoolError> {
         self.usable()?;
         let reservation = self.reservations.get_mut(&id).ok_or(PoolError::NoSuchReservation)?;
         let free = self.alloc.free_blocks() * BLOCK;
@@ -276,10 +282,11 @@ impl<M: Medium> Pool<M> {
             return Err(PoolError::Full { wanted: bytes, free });
         }
         let after = reservation.extents.last().map(|e| e.end());
-        let new = self
-            .alloc
-            .allocate(bytes.div_ceil(BLOCK), after, MAX_EXTENTS - reservation.extents.len())
-            .ok_or(PoolError::Fragmented)?;
+        let most = max_extents.min(MAX_EXTENTS - reservation.extents.len());
+        let new = self.alloc.allocate(bytes.div_ceil(BLOCK), after, most);
+        if bytes > 0 && new.is_empty() {
+            return Err(PoolError::Fragmented);
+        }
         new.iter().for_each(|extent| push_joined(&mut reservation.extents, *extent));
         reservation.durable = false;
         Ok(new)

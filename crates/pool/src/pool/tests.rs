@@ -28,7 +28,7 @@ fn bytes(seed: u64, len: usize) -> Vec<u8> {
 fn write(pool: &mut Pool<Region>, text: &str, data: &[u8]) -> ReservationId {
     let id = pool.reserve(name(text));
     let mut rest = data;
-    for extent in pool.extend(id, data.len() as u64).expect("room") {
+    for extent in pool.extend(id, data.len() as u64, 64).expect("room") {
         let (part, behind) = rest.split_at(rest.len().min((extent.blocks * BLOCK) as usize));
         pool.medium().write(pool.geometry().block(extent.start), part);
         rest = behind;
@@ -127,7 +127,7 @@ fn nothing_is_committed_that_was_not_made_durable_reserved_or_newer() {
     let id = write(&mut pool, "a", &data);
     assert_eq!(pool.commit(&[change(id, 1, &data)]), Ok(vec![Err(PoolError::NotDurable)]));
     pool.data_durable(id).expect("reserved");
-    pool.extend(id, 1).expect("room");
+    pool.extend(id, 1, 64).expect("room");
     assert_eq!(
         pool.commit(&[change(id, 1, &data)]),
         Ok(vec![Err(PoolError::NotDurable)]),
@@ -194,9 +194,9 @@ fn a_full_pool_says_so_and_has_lost_nothing() {
     let mut pool = pool();
     let capacity = pool.usage().capacity;
     let id = pool.reserve(name("big"));
-    pool.extend(id, capacity - BLOCK).expect("room");
-    assert_eq!(pool.extend(id, 2 * BLOCK), Err(PoolError::Full { wanted: 2 * BLOCK, free: BLOCK }));
-    pool.extend(id, BLOCK).expect("room");
+    pool.extend(id, capacity - BLOCK, 64).expect("room");
+    assert_eq!(pool.extend(id, 2 * BLOCK, 64), Err(PoolError::Full { wanted: 2 * BLOCK, free: BLOCK }));
+    pool.extend(id, BLOCK, 64).expect("room");
     assert_eq!(pool.usage().free, 0);
     pool.abandon(id).expect("reserved");
     assert_eq!(pool.usage().free, capacity);

@@ -14,7 +14,7 @@ mod request;
 
 pub use codec::Malformed;
 use codec::{Reader, Writer};
-pub use reply::{Code, PoolInfo, Reply};
+pub use reply::{Code, PoolInfo, Reply, sentence};
 pub use request::Request;
 
 /// The version of this protocol; both sides must have the same.

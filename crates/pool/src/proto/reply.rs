@@ -55,6 +55,8 @@ pub struct PoolInfo {
     pub blobs: u64,
     /// Frames ever written to the catalogue.
     pub sequence: u64,
+    /// A FLUSH with persistence placement makes data durable here; otherwise the pool lives in memory only.
+    pub durable: bool,
     /// The name of the pool's persistence domain.
     pub domain: String,
     /// One sentence: which failures its data survives.
@@ -161,6 +163,7 @@ impl PoolInfo {
         for n in [self.size, self.capacity, self.free, self.blobs, self.sequence] {
             w.u64(n);
         }
+        w.u8(self.durable.into());
         w.text(&self.domain);
         w.text(&self.survives);
     }
@@ -173,6 +176,7 @@ impl PoolInfo {
             free: r.u64()?,
             blobs: r.u64()?,
             sequence: r.u64()?,
+            durable: r.bool()?,
             domain: r.text()?,
             survives: r.text()?,
         })
@@ -203,8 +207,27 @@ fn extents(r: &mut Reader<'_>) -> Result<Vec<RemoteExtent>, Malformed> {
     if extents.len() > EXTENTS_PER_MESSAGE { Err(Malformed) } else { Ok(extents) }
 }
 
+/// The most bytes of a sentence in a message.
+const MAX_TEXT: usize = 2000;
+
+/// A text that may travel and be printed: without control characters, and not too long.
+#[must_use]
+pub fn sentence(text: &str) -> String {
+    let mut text: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
+    while text.len() > MAX_TEXT {
+        text.pop();
+    }
+    text
+}
+
 impl Reply {
-    /// Fills a page with listings, as many as a message holds. Gives `None` back for what did not fit.
+    /// A refusal; the reason is made fit to travel.
+    #[must_use]
+    pub fn refused(code: Code, reason: &str) -> Self {
+        Self::Refused { code, reason: sentence(reason) }
+    }
+
+    /// Fills a page with listings, as many as a message holds.
     #[must_use]
     pub fn page(listings: impl Iterator<Item = Listing>) -> Self {
         let (mut page, mut room) = (Vec::new(), MAX_MESSAGE - 64);
@@ -341,6 +364,7 @@ mod tests {
                 free: n[2],
                 blobs: n[3],
                 sequence: n[4],
+                durable: n[0] % 2 == 0,
                 domain,
                 survives,
             },

@@ -1,0 +1,618 @@
+//! What a server answers, decided without waiting: who may come in, what each client may reach, when a blob counts.
+//!
+//! The rules, which the tests below hold against it:
+//!
+//! * Nothing but `Hello` and `Authenticate` is answered before the client has proved that it has the token; no key
+//!   to memory exists for it before.
+//! * A key opens one extent, for the QPs of one client: blocks it reserved (to write), or blocks of a blob it looked
+//!   up (to read). Its keys are closed before its reservation becomes a blob, when it lets go, and when it is gone.
+//! * Commits that arrive together become durable together: [`Core::settle`] makes one frame of them.
+//! * Clients, and what each may hold, are bounded.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::time::Duration;
+
+use remanence_pmem::Medium;
+
+use crate::alloc::Extent;
+use crate::auth::{Gate, Nonce, Side, Token};
+use crate::blob::Version;
+use crate::error::PoolError;
+use crate::format::BLOCK;
+use crate::pool::{Change, LeaseId, Pool, ReservationId};
+use crate::proto::{Code, EXTENTS_PER_MESSAGE, PoolInfo, RemoteExtent, Reply, Request, WINDOW, sentence};
+
+/// Names a client connection.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct ClientId(pub u64);
+
+/// What a key allows.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Rights {
+    /// WRITE and FLUSH: a reservation.
+    Fill,
+    /// READ: a committed blob.
+    Read,
+    /// Everything: scratch memory.
+    All,
+}
+
+/// Opens and closes pool memory to clients. The live server implements it with MRs of the client's own PD.
+pub trait Keys {
+    /// Opens `len` bytes from `offset` of the pool to this client's QPs.
+    ///
+    /// # Errors
+    /// Why not, as a sentence.
+    fn open(
+        &mut self,
+        client: ClientId,
+        offset: u64,
+        len: u64,
+        rights: Rights,
+    ) -> Result<RemoteExtent, String>;
+
+    /// Closes what `open` opened. When this returns, no access under that key succeeds any more.
+    fn close(&mut self, client: ClientId, extent: RemoteExtent);
+}
+
+/// What to do after a message was received.
+#[derive(PartialEq, Eq, Debug)]
+pub enum Verdict {
+    /// Send this.
+    Reply(Vec<u8>),
+    /// The answer comes from [`Core::settle`], which must be called soon.
+    Later,
+    /// Send this, then disconnect.
+    Last(Vec<u8>),
+    /// Disconnect: no sound client sends this.
+    Hostile(&'static str),
+}
+
+/// Bounds.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Limits {
+    /// Clients in all.
+    pub clients: usize,
+    /// Clients that have not proved anything yet.
+    pub strangers: usize,
+    /// How long a stranger may take.
+    pub patience: Duration,
+    /// Reservations, and leases, that one client may hold.
+    pub holdings: usize,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self { clients: 4096, strangers: 64, patience: Duration::from_secs(10), holdings: 1024 }
+    }
+}
+
+/// Why a connection is not taken.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum Crowded {
+    /// [`Limits::clients`].
+    #[error("the server has as many clients as it takes; try again later")]
+    Clients,
+    /// [`Limits::strangers`].
+    #[error("too many connections are waiting to be authenticated; try again later")]
+    Strangers,
+}
+
+#[derive(Debug)]
+enum Standing {
+    /// Connected, at this time.
+    Stranger(Duration),
+    /// Said hello.
+    Challenged { since: Duration, client: Nonce, server: Nonce },
+    /// Has the token.
+    Member { ticket: [u8; 16] },
+}
+
+#[derive(Debug)]
+struct Client {
+    address: IpAddr,
+    standing: Standing,
+    reservations: BTreeMap<ReservationId, Holding>,
+    leases: BTreeMap<LeaseId, Holding>,
+    /// Requests that wait for [`Core::settle`].
+    waiting: usize,
+}
+
+/// The keys of a reservation or a lease.
+#[derive(Debug, Default)]
+struct Holding {
+    keys: Vec<RemoteExtent>,
+    /// A lease: extents that the client has not asked for yet.
+    unopened: Vec<(u64, u64)>,
+    /// A reservation that may not grow or change any more: its commit was asked for.
+    sealed: bool,
+    /// Scratch memory is no blob and never will be.
+    scratch: bool,
+}
+
+#[derive(Debug)]
+struct Waiting {
+    client: ClientId,
+    number: u32,
+    change: Change,
+}
+
+/// Counts what happened, for the operator.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Stats {
+    /// Clients that proved the token.
+    pub admitted: u64,
+    /// Wrong tokens.
+    pub wrong_tokens: u64,
+    /// Blobs committed.
+    pub committed: u64,
+    /// Blobs deleted.
+    pub deleted: u64,
+    /// Connections ended for what they sent.
+    pub hostile: u64,
+}
+
+/// The server without its network.
+#[derive(Debug)]
+pub struct Core<M> {
+    pool: Pool<M>,
+    token: Token,
+    limits: Limits,
+    gate: Gate,
+    /// The persistence domain's name and sentence, and whether FLUSH makes durable here.
+    domain: (String, String, bool),
+    clients: BTreeMap<ClientId, Client>,
+    strangers: usize,
+    waiting: Vec<Waiting>,
+    stats: Stats,
+}
+
+impl<M: Medium> Core<M> {
+    /// A server for `pool`. `domain` is the persistence domain's name and `survives` its sentence; `durable` says
+    /// whether a FLUSH with persistence placement can be had.
+    #[must_use]
+    pub fn new(
+        pool: Pool<M>,
+        token: Token,
+        limits: Limits,
+        domain: &str,
+        survives: &str,
+        durable: bool,
+    ) -> Self {
+        Self {
+            pool,
+            token,
+            limits,
+            gate: Gate::default(),
+            domain: (sentence(domain), sentence(survives), durable),
+            clients: BTreeMap::new(),
+            strangers: 0,
+            waiting: Vec::new(),
+            stats: Stats::default(),
+        }
+    }
+
+    /// The pool.
+    pub const fn pool(&self) -> &Pool<M> {
+        &self.pool
+    }
+
+    /// What happened so far.
+    #[must_use]
+    pub const fn stats(&self) -> Stats {
+        self.stats
+    }
+
+    /// Clients that are connected.
+    #[must_use]
+    pub fn clients(&self) -> usize {
+        self.clients.len()
+    }
+
+    /// Says goodbye to the pool: see [`Pool::close`].
+    ///
+    /// # Errors
+    /// The medium failed.
+    pub fn close(&mut self) -> Result<(), PoolError> {
+        self.pool.close()
+    }
+
+    /// Someone connected.
+    ///
+    /// # Errors
+    /// There are too many already.
+    pub fn connected(&mut self, now: Duration, client: ClientId, address: IpAddr) -> Result<(), Crowded> {
+        if self.clients.len() >= self.limits.clients {
+            return Err(Crowded::Clients);
+        }
+        if self.strangers >= self.limits.strangers {
+            return Err(Crowded::Strangers);
+        }
+        self.strangers += 1;
+        let standing = Standing::Stranger(now);
+        let (reservations, leases) = (BTreeMap::new(), BTreeMap::new());
+        self.clients.insert(client, Client { address, standing, reservations, leases, waiting: 0 });
+        Ok(())
+    }
+
+    /// Whose second QP a connection request is, by its ticket.
+    #[must_use]
+    pub fn by_ticket(&self, given: &[u8; 16]) -> Option<ClientId> {
+        self.clients.iter().find_map(|(id, client)| match &client.standing {
+            Standing::Member { ticket } if ticket == given => Some(*id),
+            _ => None,
+        })
+    }
+
+    /// Strangers whose time is over; the caller disconnects them.
+    pub fn expired(&self, now: Duration) -> impl Iterator<Item = ClientId> {
+        self.clients.iter().filter_map(move |(id, client)| match &client.standing {
+            Standing::Stranger(since) | Standing::Challenged { since, .. } => {
+                (now.saturating_sub(*since) >= self.limits.patience).then_some(*id)
+            }
+            Standing::Member { .. } => None,
+        })
+    }
+
+    /// Someone is gone: what it reserved is free again, what it read may go.
+    pub fn disconnected(&mut self, client: ClientId, keys: &mut impl Keys) {
+        let Some(gone) = self.clients.remove(&client) else { return };
+        self.strangers -= usize::from(!matches!(gone.standing, Standing::Member { .. }));
+        // Its commits may have been asked for and not made: they are not made any more. Nobody was told they were.
+        self.waiting.retain(|waiting| waiting.client != client);
+        for (id, holding) in gone.reservations {
+            holding.keys.into_iter().for_each(|key| keys.close(client, key));
+            self.pool.abandon(id).expect("held by this client");
+        }
+        for (id, holding) in gone.leases {
+            holding.keys.into_iter().for_each(|key| keys.close(client, key));
+            self.pool.release(id).expect("held by this client");
+        }
+    }
+
+    /// A message came.
+    pub fn receive(
+        &mut self,
+        now: Duration,
+        from: ClientId,
+        message: &[u8],
+        random: &mut impl FnMut(&mut [u8]),
+        keys: &mut impl Keys,
+    ) -> Verdict {
+        let Ok((number, request)) = Request::parse(message) else {
+            return self.hostile("a malformed message");
+        };
+        let Some(client) = self.clients.get_mut(&from) else { return Verdict::Hostile("nobody") };
+        match (&client.standing, request) {
+            (Standing::Stranger(since), Request::Hello { nonce }) => {
+                if let Err(wait) = self.gate.admit(now, client.address) {
+                    return Verdict::Last(too_early(client.address, wait).emit(number));
+                }
+                let mut server = [0; 32];
+                random(&mut server);
+                client.standing = Standing::Challenged { since: *since, client: nonce, server };
+                let fingerprint = self.token.fingerprint();
+                Verdict::Reply(Reply::Challenge { nonce: server, fingerprint }.emit(number))
+            }
+            (Standing::Challenged { client: c, server: s, .. }, Request::Authenticate { proof }) => {
+                // Again, as many may have been challenged before the first of them failed.
+                if let Err(wait) = self.gate.admit(now, client.address) {
+                    return Verdict::Last(too_early(client.address, wait).emit(number));
+                }
+                if !self.token.verify(Side::Client, c, s, &proof) {
+                    self.stats.wrong_tokens += 1;
+                    self.gate.failed(now, client.address);
+                    let reason =
+                        "the token is wrong; use the one that this server printed or keeps in its token file";
+                    return Verdict::Last(Reply::refused(Code::WrongToken, reason).emit(number));
+                }
+                let proof = self.token.prove(Side::Server, c, s);
+                let mut ticket = [0; 16];
+                random(&mut ticket);
+                self.gate.succeeded(client.address);
+                client.standing = Standing::Member { ticket };
+                self.strangers -= 1;
+                self.stats.admitted += 1;
+                Verdict::Reply(Reply::Welcome { proof, ticket, info: self.info() }.emit(number))
+            }
+            (Standing::Member { .. }, Request::Hello { .. } | Request::Authenticate { .. }) => {
+                self.hostile("authentication twice")
+            }
+            (Standing::Member { .. }, request) => self.serve(from, number, request, keys),
+            (Standing::Stranger(_) | Standing::Challenged { .. }, _) => {
+                self.hostile("a request before authentication")
+            }
+        }
+    }
+
+    fn serve(&mut self, from: ClientId, number: u32, request: Request, keys: &mut impl Keys) -> Verdict {
+        let client = self.clients.get_mut(&from).expect("looked up by the caller");
+        let answer = match request {
+            Request::Hello { .. } | Request::Authenticate { .. } => unreachable!("not from members"),
+            Request::Ping => Ok(Reply::Done),
+            Request::Reserve { name, bytes } => {
+                let version = self.pool.version(&name);
+                self.reserve(from, name, bytes, Rights::Fill, version, keys)
+            }
+            Request::Scratch { bytes } => {
+                let name = crate::BlobName::new("scratch").expect("a fair name");
+                self.reserve(from, name, bytes, Rights::All, Version::NONE, keys)
+            }
+            Request::Extend { reservation, bytes } => self
+                .extend(from, ReservationId(reservation), bytes, Rights::Fill, keys)
+                .map(|extents| Reply::Extents { extents }),
+            Request::Commit { reservation, version, len, digest } => {
+                let id = ReservationId(reservation);
+                match client.reservations.get_mut(&id).filter(|held| !held.scratch) {
+                    None => Err(PoolError::NoSuchReservation.into()),
+                    Some(held) => {
+                        // From here on the data may not change, whoever wins.
+                        held.sealed = true;
+                        held.keys.drain(..).for_each(|key| keys.close(from, key));
+                        self.pool.data_durable(id).expect("held by this client");
+                        return self.wait(
+                            from,
+                            number,
+                            Change::Put { reservation: id, version, len, digest },
+                        );
+                    }
+                }
+            }
+            Request::Delete { name, version } => {
+                return self.wait(from, number, Change::Delete { name, version });
+            }
+            Request::Abandon { reservation } => {
+                let id = ReservationId(reservation);
+                // A commit that waits would find its reservation gone.
+                let waits = self
+                    .waiting
+                    .iter()
+                    .any(|w| matches!(w.change, Change::Put { reservation, .. } if reservation == id));
+                match client.reservations.remove(&id) {
+                    Some(_) if waits => return self.hostile("an abandoned commit"),
+                    None => Err(PoolError::NoSuchReservation.into()),
+                    Some(held) => {
+                        held.keys.into_iter().for_each(|key| keys.close(from, key));
+                        self.pool.abandon(id).map(|()| Reply::Done).map_err(Into::into)
+                    }
+                }
+            }
+            Request::Lookup { name } => self.lookup(from, &name, keys),
+            Request::MoreExtents { lease, from: known } => {
+                self.more_extents(from, LeaseId(lease), known, keys).map(|extents| Reply::Extents { extents })
+            }
+            Request::Release { lease } => match client.leases.remove(&LeaseId(lease)) {
+                None => Err(PoolError::NoSuchLease.into()),
+                Some(held) => {
+                    held.keys.into_iter().for_each(|key| keys.close(from, key));
+                    self.pool.release(LeaseId(lease)).map(|()| Reply::Done).map_err(Into::into)
+                }
+            },
+            Request::List { after } => Ok(Reply::page(self.pool.list(after.as_ref()))),
+            Request::Stat => Ok(Reply::Info(self.info())),
+            Request::VersionOf { name } => {
+                Ok(Reply::IsAt { version: self.pool.version(&name), live: self.pool.find(&name).is_some() })
+            }
+        };
+        Verdict::Reply(answer.unwrap_or_else(No::into_reply).emit(number))
+    }
+
+    /// Makes all changes that wait durable, and gives the answers.
+    pub fn settle(&mut self) -> Vec<(ClientId, Vec<u8>)> {
+        let waiting = std::mem::take(&mut self.waiting);
+        let changes: Vec<Change> = waiting.iter().map(|w| w.change.clone()).collect();
+        let verdicts = match self.pool.commit(&changes) {
+            Ok(verdicts) => verdicts,
+            Err(failed) => vec![Err(failed); waiting.len()],
+        };
+        let mut answers = Vec::with_capacity(waiting.len());
+        for (waiting, verdict) in waiting.into_iter().zip(verdicts) {
+            let client = self.clients.get_mut(&waiting.client).expect("who is gone does not wait");
+            client.waiting -= 1;
+            if verdict.is_ok() {
+                match &waiting.change {
+                    Change::Put { reservation, .. } => {
+                        client.reservations.remove(reservation).expect("held by this client");
+                        self.stats.committed += 1;
+                    }
+                    Change::Delete { .. } => self.stats.deleted += 1,
+                }
+            }
+            let reply =
+                verdict.map_or_else(|e| No::from(e).into_reply(), |version| Reply::Committed { version });
+            answers.push((waiting.client, reply.emit(waiting.number)));
+        }
+        answers
+    }
+
+    /// Whether [`Core::settle`] has something to do.
+    #[must_use]
+    pub fn has_waiting(&self) -> bool {
+        !self.waiting.is_empty()
+    }
+
+    fn wait(&mut self, client: ClientId, number: u32, change: Change) -> Verdict {
+        let waiting = &mut self.clients.get_mut(&client).expect("looked up by the caller").waiting;
+        if *waiting >= WINDOW {
+            return self.hostile("more requests at once than agreed");
+        }
+        *waiting += 1;
+        self.waiting.push(Waiting { client, number, change });
+        Verdict::Later
+    }
+
+    fn reserve(
+        &mut self,
+        from: ClientId,
+        name: crate::BlobName,
+        bytes: u64,
+        rights: Rights,
+        version: Version,
+        keys: &mut impl Keys,
+    ) -> Result<Reply, No> {
+        let held = &mut self.clients.get_mut(&from).expect("looked up by the caller").reservations;
+        if held.len() >= self.limits.holdings {
+            return Err(No::refused("this client holds as many reservations as a client may"));
+        }
+        let id = self.pool.reserve(name);
+        held.insert(id, Holding { scratch: rights == Rights::All, ..Holding::default() });
+        match self.extend(from, id, bytes, rights, keys) {
+            Ok(extents) => Ok(Reply::Reserved { reservation: id.0, version, extents }),
+            Err(no) => {
+                self.clients.get_mut(&from).expect("looked up above").reservations.remove(&id);
+                self.pool.abandon(id).expect("reserved above");
+                Err(no)
+            }
+        }
+    }
+
+    fn extend(
+        &mut self,
+        from: ClientId,
+        id: ReservationId,
+        bytes: u64,
+        rights: Rights,
+        keys: &mut impl Keys,
+    ) -> Result<Vec<RemoteExtent>, No> {
+        let held = self.clients.get_mut(&from).expect("looked up by the caller").reservations.get_mut(&id);
+        let held = held.ok_or(PoolError::NoSuchReservation)?;
+        if held.sealed || (held.scratch && rights != Rights::All) {
+            return Err(No::refused("this reservation cannot grow any more"));
+        }
+        let extents = self.pool.extend(id, bytes, EXTENTS_PER_MESSAGE)?;
+        let opened = open_all(&self.pool, from, &extents, rights, keys)?;
+        // Blocks without a key stay in the reservation: they are free again when it goes, and so does the blob's
+        // order not depend on what could be opened.
+        held.keys.extend(&opened);
+        Ok(opened)
+    }
+
+    fn lookup(&mut self, from: ClientId, name: &crate::BlobName, keys: &mut impl Keys) -> Result<Reply, No> {
+        let held = &mut self.clients.get_mut(&from).expect("looked up by the caller").leases;
+        if held.len() >= self.limits.holdings {
+            return Err(No::refused("this client holds as many read leases as a client may"));
+        }
+        let (id, found) = self.pool.lease(name)?;
+        let spans = spans(&self.pool, &found.extents);
+        held.insert(id, Holding { unopened: spans, ..Holding::default() });
+        let total = found.extents.len() as u32;
+        match self.more_extents(from, id, 0, keys) {
+            Ok(extents) => {
+                let (version, len, digest) = (found.version, found.len, found.digest);
+                Ok(Reply::Found { lease: id.0, version, len, digest, total, extents })
+            }
+            Err(no) => {
+                self.clients.get_mut(&from).expect("looked up above").leases.remove(&id);
+                self.pool.release(id).expect("leased above");
+                Err(no)
+            }
+        }
+    }
+
+    fn more_extents(
+        &mut self,
+        from: ClientId,
+        id: LeaseId,
+        known: u32,
+        keys: &mut impl Keys,
+    ) -> Result<Vec<RemoteExtent>, No> {
+        let held = self.clients.get_mut(&from).expect("looked up by the caller").leases.get_mut(&id);
+        let held = held.ok_or(PoolError::NoSuchLease)?;
+        if known as usize != held.keys.len() {
+            return Err(No::refused("extents are read in order"));
+        }
+        let next = held.unopened.len().min(EXTENTS_PER_MESSAGE);
+        let mut opened = Vec::with_capacity(next);
+        for (offset, len) in held.unopened.drain(..next) {
+            opened.push(keys.open(from, offset, len, Rights::Read).map_err(No::refused)?);
+            held.keys.extend(opened.last());
+        }
+        Ok(opened)
+    }
+
+    fn info(&self) -> PoolInfo {
+        let usage = self.pool.usage();
+        PoolInfo {
+            uuid: self.pool.uuid(),
+            size: usage.size,
+            capacity: usage.capacity,
+            free: usage.free,
+            blobs: usage.blobs,
+            sequence: usage.sequence,
+            durable: self.domain.2,
+            domain: self.domain.0.clone(),
+            survives: self.domain.1.clone(),
+        }
+    }
+
+    fn hostile(&mut self, what: &'static str) -> Verdict {
+        self.stats.hostile += 1;
+        Verdict::Hostile(what)
+    }
+}
+
+fn too_early(address: IpAddr, wait: Duration) -> Reply {
+    let seconds = wait.as_secs() + 1;
+    Reply::refused(
+        Code::TryLater,
+        &format!("too many wrong tokens came from {address}; try again in {seconds} seconds"),
+    )
+}
+
+/// Opens extents to a client, all or none.
+fn open_all<M: Medium>(
+    pool: &Pool<M>,
+    client: ClientId,
+    extents: &[Extent],
+    rights: Rights,
+    keys: &mut impl Keys,
+) -> Result<Vec<RemoteExtent>, No> {
+    let mut opened = Vec::with_capacity(extents.len());
+    for (offset, len) in spans(pool, extents) {
+        match keys.open(client, offset, len, rights) {
+            Ok(extent) => opened.push(extent),
+            Err(why) => {
+                opened.into_iter().for_each(|extent| keys.close(client, extent));
+                return Err(No::refused(why));
+            }
+        }
+    }
+    Ok(opened)
+}
+
+/// Where extents lie in the pool: offset and length in bytes.
+fn spans<M: Medium>(pool: &Pool<M>, extents: &[Extent]) -> Vec<(u64, u64)> {
+    extents.iter().map(|e| (pool.geometry().block(e.start), e.blocks * BLOCK)).collect()
+}
+
+/// A refusal.
+struct No {
+    code: Code,
+    reason: String,
+}
+
+impl No {
+    fn refused(reason: impl Into<String>) -> Self {
+        Self { code: Code::Refused, reason: reason.into() }
+    }
+
+    fn into_reply(self) -> Reply {
+        Reply::refused(self.code, &self.reason)
+    }
+}
+
+impl From<PoolError> for No {
+    fn from(error: PoolError) -> Self {
+        let code = match &error {
+            PoolError::Full { .. } | PoolError::Fragmented | PoolError::CatalogueFull => Code::Full,
+            PoolError::NoSuchBlob(_) | PoolError::NoSuchReservation | PoolError::NoSuchLease => {
+                Code::NotFound
+            }
+            PoolError::TooLong { .. } | PoolError::NotDurable => Code::Refused,
+            PoolError::Superseded { .. } => Code::Superseded,
+            PoolError::Medium(_) => Code::Failed,
+        };
+        Self { code, reason: error.to_string() }
+    }
+}
