@@ -44,20 +44,21 @@ pub struct Geometry {
 }
 
 impl Geometry {
-    /// The smallest pool.
-    pub const MIN_SIZE: u64 = 1 << 20;
+    /// The smallest pool: ten blocks of data.
+    pub const MIN_SIZE: u64 = 64 << 10;
     /// The largest pool: 16 TiB, far below where any sum here could overflow.
     pub const MAX_SIZE: u64 = 1 << 44;
 
-    /// Divides `size` bytes: 1/64 for the two halves of the catalogue (an eighth of a MiB to 64 MiB each), which
-    /// suits blobs of 16 KiB on average; the rest for data.
+    /// Divides `size` bytes: 1/64 for the two halves of the catalogue (at most 64 MiB each), which suits blobs of
+    /// 16 KiB on average, and up to an eighth in small pools; the rest for data.
     #[must_use]
     pub fn for_size(size: u64) -> Option<Self> {
         let size = size / BLOCK * BLOCK;
         if !(Self::MIN_SIZE..=Self::MAX_SIZE).contains(&size) {
             return None;
         }
-        let half_len = (size / 128).clamp(128 << 10, 64 << 20) / BLOCK * BLOCK;
+        let least = (size / 16).min(128 << 10);
+        let half_len = (size / 128).clamp(least, 64 << 20) / BLOCK * BLOCK;
         Self::check(size, half_len)
     }
 
@@ -129,7 +130,7 @@ mod tests {
 
     #[test]
     fn the_parts_fill_the_pool_and_do_not_overlap() {
-        for size in [1 << 20, (1 << 20) + 5000, 64 << 20, 1 << 30, 1 << 40, 1 << 44] {
+        for size in [64 << 10, 1 << 20, (1 << 20) + 5000, 64 << 20, 1 << 30, 1 << 40, 1 << 44] {
             let g = Geometry::for_size(size).expect("a fair size");
             assert_eq!(g.block(g.data_blocks), g.size, "{g:?}");
             assert_eq!(g.half(Half::Second) + g.half_len, g.data());
