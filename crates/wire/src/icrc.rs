@@ -11,11 +11,17 @@
 //! `x` has an inverse: dividing gives back `e(x)`, which must fit 16 bits. A damaged packet passes with a
 //! chance of 2^-16 in place of 2^-32 (`tests/properties.rs` measures the share of single-bit errors); a
 //! receiver that sees the IP header passes it in and keeps all 32 bits.
+//!
+//! **Linux' FLUSH** has another ICRC: Soft-RoCE (seen in 6.12, there since FLUSH came in 6.2) takes the headers for
+//! payload too and covers them twice, the second time with the BTH as it is. It expects the same of others and
+//! drops a FLUSH with the right ICRC. [`check`] takes either; [`seal_linux_flush`] makes the other one, for a
+//! requester that found out whom it is talking to.
 
 use std::net::IpAddr;
 
 use crc32fast::Hasher;
 
+use crate::opcode::Opcode;
 use crate::{bth, ip, udp};
 
 /// Bytes of an ICRC.
@@ -101,6 +107,12 @@ pub struct BadIcrc;
 #[must_use]
 #[inline]
 pub fn compute(flow: &Flow, ip_id: u16, body: &[u8]) -> u32 {
+    hash(flow, ip_id, body).finalize()
+}
+
+/// The hasher behind the last byte of `body`.
+#[inline]
+fn hash(flow: &Flow, ip_id: u16, body: &[u8]) -> Hasher {
     assert!(body.len() >= bth::LEN && body.len() + LEN <= PAYLOAD_MAX, "{} bytes are no packet", body.len());
     let udp_len = (udp::LEN + body.len() + LEN) as u16;
     let (bth, rest) = body.split_at(bth::LEN);
@@ -126,7 +138,7 @@ pub fn compute(flow: &Flow, ip_id: u16, body: &[u8]) -> u32 {
         hasher.update(&block);
     }
     hasher.update(rest);
-    hasher.finalize()
+    hasher
 }
 
 /// Writes the ICRC into the last four bytes of `payload`, a whole UDP payload.
@@ -139,6 +151,21 @@ pub fn seal(flow: &Flow, ip_id: u16, payload: &mut [u8]) {
     *icrc = to_wire(compute(flow, ip_id, body));
 }
 
+/// Like [`seal`], for a FLUSH to Linux Soft-RoCE.
+///
+/// # Panics
+/// When `payload` is shorter than BTH and ICRC or too long for UDP.
+pub fn seal_linux_flush(flow: &Flow, ip_id: u16, payload: &mut [u8]) {
+    let (body, icrc) = payload.split_last_chunk_mut::<LEN>().expect("room for an ICRC");
+    *icrc = to_wire(compute_linux_flush(flow, ip_id, body));
+}
+
+fn compute_linux_flush(flow: &Flow, ip_id: u16, body: &[u8]) -> u32 {
+    let mut hasher = hash(flow, ip_id, body);
+    hasher.update(body);
+    hasher.finalize()
+}
+
 /// Checks the ICRC of `payload`, a whole UDP payload. An identification that is given must be the packet's;
 /// without one, zero is tried and then the packet's own is found out.
 ///
@@ -148,12 +175,16 @@ pub fn seal(flow: &Flow, ip_id: u16, payload: &mut [u8]) {
 pub fn check(flow: &Flow, ip_id: Option<u16>, payload: &[u8]) -> Result<IpId, BadIcrc> {
     match ip_id {
         Some(id) => match mismatch(flow, id, payload)? {
-            0 if flow.v6 => Ok(IpId::Absent),
-            0 => Ok(IpId::Confirmed(id)),
-            _ => Err(BadIcrc),
+            0 => Ok(confirmed(flow, id)),
+            _ => check_linux_flush(flow, id, true, payload),
         },
         None => check_guess(flow, 0, payload),
     }
+}
+
+#[inline]
+const fn confirmed(flow: &Flow, ip_id: u16) -> IpId {
+    if flow.v6 { IpId::Absent } else { IpId::Confirmed(ip_id) }
 }
 
 /// Like [`check`], where the identification is probably `guess` (the segment's number within a batch of a
@@ -165,13 +196,32 @@ pub fn check(flow: &Flow, ip_id: Option<u16>, payload: &[u8]) -> Result<IpId, Ba
 pub fn check_guess(flow: &Flow, guess: u16, payload: &[u8]) -> Result<IpId, BadIcrc> {
     let mismatch = mismatch(flow, guess, payload)?;
     if mismatch == 0 {
-        return Ok(if flow.v6 { IpId::Absent } else { IpId::Confirmed(guess) });
+        return Ok(confirmed(flow, guess));
     }
-    if flow.v6 {
+    if !flow.v6
+        && let Some(error) = ident_error(mismatch, payload.len() - LEN)
+    {
+        return Ok(IpId::Recovered(guess ^ error));
+    }
+    check_linux_flush(flow, guess, false, payload)
+}
+
+/// The second chance of a FLUSH whose ICRC is wrong by the specification.
+#[cold]
+fn check_linux_flush(flow: &Flow, ip_id: u16, is_known: bool, payload: &[u8]) -> Result<IpId, BadIcrc> {
+    let Some((body, icrc)) = payload.split_last_chunk::<LEN>() else { return Err(BadIcrc) };
+    if body[0] != Opcode::RcFlush as u8 || 2 * body.len() > PAYLOAD_MAX {
         return Err(BadIcrc);
     }
-    let error = ident_error(mismatch, payload.len() - LEN).ok_or(BadIcrc)?;
-    Ok(IpId::Recovered(guess ^ error))
+    let mismatch = from_wire(*icrc) ^ compute_linux_flush(flow, ip_id, body);
+    if mismatch == 0 {
+        return Ok(confirmed(flow, ip_id));
+    }
+    if is_known || flow.v6 {
+        return Err(BadIcrc);
+    }
+    let error = ident_error(mismatch, 2 * body.len()).ok_or(BadIcrc)?;
+    Ok(IpId::Recovered(ip_id ^ error))
 }
 
 /// What came xor what should have come, were `ip_id` the identification.
@@ -323,6 +373,28 @@ mod tests {
         seal(&flow, 0, &mut packet);
         packet[bth::VARIANT_BYTE] ^= 0xff;
         assert_eq!(check(&flow, Some(0), &packet), Ok(IpId::Confirmed(0)));
+    }
+
+    #[test]
+    fn a_flush_may_have_the_icrc_of_linux() {
+        for flow in [flow("10.0.0.1", "10.0.0.2"), flow("fe80::1", "fe80::2")] {
+            let mut packet = payload(36);
+            packet[0] = Opcode::RcFlush as u8;
+            seal_linux_flush(&flow, 0x1234, &mut packet);
+            let (given, recovered) = if flow.is_ipv6() {
+                (IpId::Absent, IpId::Absent)
+            } else {
+                (IpId::Confirmed(0x1234), IpId::Recovered(0x1234))
+            };
+            assert_eq!(check(&flow, Some(0x1234), &packet), Ok(given));
+            assert_eq!(check(&flow, None, &packet), Ok(recovered));
+            packet[30] ^= 4;
+            assert_eq!(check(&flow, Some(0x1234), &packet), Err(BadIcrc));
+            packet[30] ^= 4;
+            packet[0] = Opcode::RcReadRequest as u8;
+            seal_linux_flush(&flow, 0x1234, &mut packet);
+            assert_eq!(check(&flow, Some(0x1234), &packet), Err(BadIcrc), "nothing but a FLUSH may");
+        }
     }
 
     #[test]

@@ -21,6 +21,7 @@ pub use req::{Path, Req, TransportService};
 use std::fmt;
 use std::time::Duration;
 
+use crate::types::Mtu;
 use crate::{Error, mad};
 
 /// A message of the communication manager.
@@ -202,7 +203,7 @@ impl fmt::Display for Message {
                 m.starting_psn,
                 m.responder_resources,
                 m.initiator_depth,
-                m.path_mtu,
+                Mtu::from_code(m.path_mtu).map_or(0, Mtu::bytes),
             ),
             Self::Mra(m) => write!(f, " id {:#010x} to {:#010x}", m.local_comm_id, m.remote_comm_id),
             Self::Rej(m) => {
