@@ -1,8 +1,9 @@
 //! The AF_XDP link over a veth pair of our own, with another AF_XDP link or the kernel's sockets at the far end.
 //! Skipped, with the reason, where the privilege is missing.
 
-use std::io;
+use std::io::{self, BufRead, BufReader};
 use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use remanence_link::veth::{End, Veth};
@@ -127,6 +128,74 @@ fn a_burst_wraps_the_rings_and_loses_nothing() {
     }
     assert_eq!((next, right.dropped().unwrap()), (sent, 0));
     assert_eq!(right.stats().rx_bytes, left.stats().tx_bytes);
+}
+
+#[test]
+fn two_threads_play_ping_pong_without_a_loss() {
+    let Some(veth) = veth(1500) else { return };
+    let ends = [End::Left, End::Right];
+    let mut links = ends.map(|end| open(&veth, end, Mode::Generic));
+    std::thread::scope(|scope| {
+        for (link, end) in links.iter_mut().zip(ends) {
+            scope.spawn(move || {
+                let rounds = 40_000;
+                let out = to(end.other().ipv4(), end.ipv4(), 4);
+                let start = Instant::now();
+                // Left serves, and gets the odd numbers; Right gets the even ones.
+                let mut expected = 0_u32;
+                if end == End::Left {
+                    send(link, out, &expected.to_be_bytes());
+                    expected = 1;
+                }
+                while expected < rounds {
+                    assert!(start.elapsed() < PATIENCE, "the ball was lost at {expected}");
+                    let mut got = false;
+                    link.recv(&mut |received| {
+                        assert_eq!(received.payload, expected.to_be_bytes());
+                        got = true;
+                    })
+                    .unwrap();
+                    if got {
+                        send(link, out, &(expected + 1).to_be_bytes());
+                        expected += 2;
+                    } else {
+                        std::thread::yield_now();
+                    }
+                }
+            });
+        }
+    });
+}
+
+#[test]
+fn a_killed_process_leaves_the_interface_free() {
+    let Some(veth) = veth(1500) else { return };
+    let mut child = veth
+        .within(End::Left, || {
+            let itself = std::env::current_exe()?;
+            Command::new(itself)
+                .args(["--exact", "holds_the_interface_for_another_test", "--ignored", "--nocapture"])
+                .stdin(Stdio::piped())
+                .stdout(Stdio::piped())
+                .spawn()
+        })
+        .unwrap();
+    let output = BufReader::new(child.stdout.take().unwrap());
+    assert!(output.lines().any(|line| line.unwrap().contains("holding")), "the child opens the link");
+    let refused = veth.within(End::Left, || Ok(XdpLink::open(&Config::new(Veth::INTERFACE)))).unwrap();
+    assert!(matches!(refused.unwrap_err(), OpenError::QueueTaken(_, 0)));
+    child.kill().unwrap();
+    child.wait().unwrap();
+    open(&veth, End::Left, Mode::Generic);
+}
+
+/// Not a test: the child of the one above.
+#[test]
+#[ignore = "run by a_killed_process_leaves_the_interface_free"]
+fn holds_the_interface_for_another_test() {
+    let _link = XdpLink::open(&Config::new(Veth::INTERFACE)).unwrap();
+    println!("holding");
+    io::stdin().read_line(&mut String::new()).unwrap();
 }
 
 #[test]

@@ -17,6 +17,7 @@
 mod frame;
 mod neighbour;
 pub(crate) mod netlink;
+pub mod probe;
 mod program;
 mod ring;
 pub(crate) mod sys;

@@ -175,6 +175,8 @@ pub(super) struct Socket {
     fd: OwnedFd,
     umem: Mapping,
     free: Vec<u32>,
+    /// Received frames that wait for room in the fill ring.
+    late: Vec<u32>,
     fill: Ring<u64>,
     completion: Ring<u64>,
     receive: Ring<libc::xdp_desc>,
@@ -216,6 +218,7 @@ impl Socket {
             fd,
             umem,
             free: (entries..frames).collect(),
+            late: Vec::new(),
             unpushed: false,
         };
         for frame in 0..entries {
@@ -321,10 +324,10 @@ impl Socket {
             // SAFETY: inside the UMEM (asserted); the kernel gave us the frame with the descriptor and gets it
             // back through the fill ring only below, after the slice is gone.
             sink(unsafe { std::slice::from_raw_parts(self.umem.start.add(start).as_ptr(), len) });
-            // There are as many frames beyond the transmit side's as the fill ring has entries, so there is room.
-            let room = self.fill.has_room();
-            assert!(room, "a frame that came from the fill ring fits in it");
-            self.fill.put(u64::from(frame_of(desc.addr)) * FRAME as u64);
+            // A frame that came from the fill ring fits in it; but the kernel publishes the received frame before
+            // it says that the fill ring has an entry less, so that may still look full.
+            self.late.push(frame_of(desc.addr));
+            self.refill();
             count += 1;
         }
         if count > 0 {
@@ -332,6 +335,14 @@ impl Socket {
             self.fill.publish();
         }
         count
+    }
+
+    /// Gives frames that were looked at to the kernel, as far as the fill ring has room.
+    fn refill(&mut self) {
+        while !self.late.is_empty() && self.fill.has_room() {
+            let frame = self.late.pop().expect("not empty");
+            self.fill.put(u64::from(frame) * FRAME as u64);
+        }
     }
 
     /// A driver in native mode may have run out of frames and gone to sleep.
