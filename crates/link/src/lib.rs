@@ -8,9 +8,11 @@
 
 #[cfg(test)]
 mod conformance;
+pub mod host;
 mod link;
 pub mod route;
 mod sys;
+mod train;
 pub mod udp;
 pub mod veth;
 pub mod wait;

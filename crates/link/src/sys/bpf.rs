@@ -1,4 +1,4 @@
-//! Classic BPF: the instructions we use, and attaching them.
+//! Classic BPF: the instructions we use, and the two places where a program is attached.
 //!
 //! Read first: Linux Documentation/networking/filter.rst; socket(7), `SO_ATTACH_FILTER` and
 //! `SO_ATTACH_REUSEPORT_CBPF`.
@@ -20,17 +20,64 @@ pub(crate) struct Insn {
     pub(crate) k: u32,
 }
 
+/// The most instructions the kernel takes (`BPF_MAXINSNS`).
+pub(crate) const MAX_INSNS: usize = 4096;
+
+const LD_W_ABS: u16 = 0x20;
+const LD_H_ABS: u16 = 0x28;
+const LD_B_ABS: u16 = 0x30;
+const ALU_AND_K: u16 = 0x54;
+const JMP_JA: u16 = 0x05;
+const JMP_JEQ_K: u16 = 0x15;
 const RET_K: u16 = 0x06;
+const RET_A: u16 = 0x16;
 
 impl Insn {
     const fn new(code: u16, k: u32) -> Self {
         Self { code, jt: 0, jf: 0, k }
     }
 
+    /// A := `width` bytes at `offset`, most significant first; a load outside of the packet ends the program with 0.
+    pub(crate) fn load(offset: u16, width: u8) -> Self {
+        let code = match width {
+            1 => LD_B_ABS,
+            2 => LD_H_ABS,
+            4 => LD_W_ABS,
+            _ => unreachable!("BPF loads 1, 2 or 4 bytes, not {width}"),
+        };
+        Self::new(code, offset.into())
+    }
+
+    /// A := A & `mask`.
+    pub(crate) const fn and(mask: u32) -> Self {
+        Self::new(ALU_AND_K, mask)
+    }
+
+    /// Skips `jt` instructions if A = `k`, else `jf`.
+    pub(crate) const fn jump_eq(k: u32, jt: u8, jf: u8) -> Self {
+        Self { code: JMP_JEQ_K, jt, jf, k }
+    }
+
+    /// Skips `by` instructions.
+    pub(crate) const fn jump(by: u32) -> Self {
+        Self::new(JMP_JA, by)
+    }
+
     /// Ends with `k`.
     pub(crate) const fn ret(k: u32) -> Self {
         Self::new(RET_K, k)
     }
+
+    /// Ends with A.
+    pub(crate) const fn ret_a() -> Self {
+        Self::new(RET_A, 0)
+    }
+}
+
+/// Makes the program choose among the sockets that share this one's address and port: it sees the UDP payload and
+/// returns the index of a socket in the order in which the group was joined.
+pub(crate) fn attach_reuseport(fd: BorrowedFd<'_>, program: &[Insn]) -> io::Result<()> {
+    attach(fd, libc::SO_ATTACH_REUSEPORT_CBPF, program)
 }
 
 /// Drops everything that arrives at this socket.

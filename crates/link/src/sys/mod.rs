@@ -6,6 +6,11 @@
 
 pub(crate) mod bpf;
 pub(crate) mod control;
+pub(crate) mod event;
 pub(crate) mod interfaces;
 pub(crate) mod net;
 pub(crate) mod poll;
+#[cfg(test)]
+pub(crate) mod process;
+pub(crate) mod unix;
+pub(crate) mod words;

@@ -9,6 +9,7 @@
 //! Read first: udp(7), ip(7); `rx.rs` for how a receive stays cheap when latency counts and when volume counts.
 
 mod rx;
+mod steer;
 #[cfg(test)]
 mod tests;
 mod tx;
@@ -16,10 +17,14 @@ mod tx;
 use std::collections::VecDeque;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
 
+use crate::host::{Seat, Sharing};
 use crate::link::{Event, Link, LinkCaps, LinkStats, Outgoing, Received, SourcePort, WaitFd};
 use crate::route::{self, Interface};
 use crate::sys::net;
+use crate::train::Train;
+use crate::wait;
 
 /// The UDP destination port of RoCEv2.
 pub const ROCE_PORT: u16 = 4791;
@@ -31,7 +36,7 @@ const MAX_SEND_BYTES: usize = 65_507;
 const MAX_SEGMENTS: usize = 64;
 
 /// How to open a [`UdpLink`].
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, Debug)]
 pub struct Options {
     /// The local addresses.
     pub addresses: Vec<IpAddr>,
@@ -45,6 +50,8 @@ pub struct Options {
     pub send_buffer: usize,
     /// Use segmentation and receive offload where there is one. Without, every datagram is one send.
     pub offload: bool,
+    /// Share the port with other processes of this host.
+    pub seat: Option<Seat>,
 }
 
 impl Options {
@@ -58,6 +65,7 @@ impl Options {
             recv_buffer: 16 << 20,
             send_buffer: 4 << 20,
             offload: true,
+            seat: None,
         }
     }
 }
@@ -85,7 +93,18 @@ pub struct UdpLink {
     rx_buffer: Box<[u8]>,
     events: VecDeque<Event>,
     stats: LinkStats,
+    shared: Option<Shared>,
 }
+
+/// What a link needs to share its port.
+#[derive(Debug)]
+struct Shared {
+    sharing: Sharing,
+    steering: steer::Steering,
+}
+
+/// Calls of `recv` between two looks at the slow channels, for who never waits; some 100 us of spinning.
+const LOOK_EVERY: u32 = 1024;
 
 impl UdpLink {
     /// Opens the sockets.
@@ -106,7 +125,7 @@ impl UdpLink {
         let mut receivers = Vec::new();
         for interface in &interfaces {
             let receiver = rx::Receiver::open(interface.socket_addr(port), options)?;
-            port = receiver.port();
+            port = receiver.addr().port();
             receivers.push(receiver);
         }
         let (src_port, senders) = tx::open_all(&interfaces, options)?;
@@ -120,12 +139,20 @@ impl UdpLink {
             max_send_bytes: MAX_SEND_BYTES,
             src_port: SourcePort::Fixed(src_port),
         };
-        let ports = interfaces
+        let ports: Vec<Port> = interfaces
             .into_iter()
             .zip(receivers)
             .zip(senders)
             .map(|((interface, rx), tx)| Port { interface, rx, tx })
             .collect();
+        let shared = match &options.seat {
+            Some(seat) => {
+                let sharing = Sharing::new(seat.clone());
+                let steering = steer::Steering::begin(&sharing, &ports)?;
+                Some(Shared { sharing, steering })
+            }
+            None => None,
+        };
         Ok(Self {
             caps,
             ports,
@@ -136,6 +163,7 @@ impl UdpLink {
             rx_buffer: vec![0; rx::BUFFER_LEN].into_boxed_slice(),
             events: VecDeque::new(),
             stats: LinkStats::default(),
+            shared,
         })
     }
 
@@ -147,13 +175,54 @@ impl UdpLink {
         Ok((self.ports[0].rx.buffer_size()?, self.ports[0].tx.buffer_size()?))
     }
 
+    /// One receive at one address.
+    fn recv_at(&mut self, index: usize, sink: &mut dyn FnMut(Received<'_>)) -> io::Result<rx::Arrived> {
+        let (stats, buffer) = (&mut self.stats, &mut self.rx_buffer);
+        let Some(Shared { sharing, steering }) = &mut self.shared else {
+            return self.ports[index].rx.recv(buffer, |train| hand_over(&train, stats, sink));
+        };
+        let arrived = self.ports[index].rx.recv(buffer, |train| {
+            if !steering.intercept(sharing.seat(), index, &train) {
+                sharing.sort(&train, stats, |stats, part| hand_over(&part, stats, sink));
+            }
+        })?;
+        steering.settle(sharing, &self.ports);
+        Ok(arrived)
+    }
+
+    /// Takes in what other processes of this host sent on to us.
+    fn take_in(&mut self, sink: &mut dyn FnMut(Received<'_>)) -> io::Result<usize> {
+        let Some(Shared { sharing, steering }) = &mut self.shared else { return Ok(0) };
+        if self.calls.is_multiple_of(LOOK_EVERY) {
+            sharing.look_soon();
+        }
+        if !sharing.rung() {
+            return Ok(0);
+        }
+        let before = self.stats.rx_datagrams;
+        let seat = sharing.seat().clone();
+        let taken = sharing.take_in(&mut self.stats, |stats, train| {
+            let index = self.ports.iter().position(|p| p.interface.addr == train.dst_ip).unwrap_or(0);
+            if !steering.intercept(&seat, index, &train) {
+                hand_over(&train, stats, sink);
+            }
+        })?;
+        if taken.tick {
+            steering.tick(sharing, &self.ports)?;
+        }
+        if taken.detour {
+            steering.suspect(sharing, &self.ports);
+        }
+        steering.settle(sharing, &self.ports);
+        Ok(count_since(before, &self.stats))
+    }
+
     /// Tries the port that was busy last, and one other, in turn.
     fn choose(&mut self) -> [Option<usize>; 2] {
         let count = self.ports.len();
         if count == 1 {
             return [Some(0), None];
         }
-        self.calls = self.calls.wrapping_add(1);
         self.other = (self.other + 1) % count;
         if self.other == self.hot {
             self.other = (self.other + 1) % count;
@@ -221,11 +290,19 @@ impl Link for UdpLink {
     }
 
     fn recv(&mut self, sink: &mut dyn FnMut(Received<'_>)) -> io::Result<usize> {
+        self.calls = self.calls.wrapping_add(1);
+        let taken_in = self.take_in(sink)?;
+        if taken_in > 0 {
+            return Ok(taken_in);
+        }
         for index in self.choose().into_iter().flatten() {
-            let n = self.ports[index].rx.recv(&mut self.rx_buffer, &mut self.stats, sink)?;
-            if n > 0 {
+            let before = self.stats.rx_datagrams;
+            let arrived = self.recv_at(index, sink)?;
+            if arrived.receives > 0 {
                 self.hot = index;
-                return Ok(n);
+                self.stats.rx_batches += 1;
+                self.stats.rx_malformed += arrived.malformed;
+                return Ok(count_since(before, &self.stats));
             }
         }
         Ok(0)
@@ -237,13 +314,25 @@ impl Link for UdpLink {
             let events = if port.tx.blocked() { libc::POLLOUT } else { 0 };
             fds.push(WaitFd { fd: port.tx.as_raw_fd(), events });
         }
+        if let Some(shared) = &self.shared {
+            fds.push(WaitFd { fd: shared.sharing.news_fd(), events: libc::POLLIN });
+        }
     }
 
     fn prepare_wait(&mut self) -> io::Result<bool> {
         for port in &mut self.ports {
             port.tx.drain_errors(&mut self.events);
         }
-        Ok(!self.events.is_empty())
+        let mut hurry = !self.events.is_empty();
+        if let Some(shared) = &mut self.shared {
+            // Whoever waits next must not miss what came over the slow channels; `recv` will look there first.
+            hurry |= wait::poll(
+                &[WaitFd { fd: shared.sharing.news_fd(), events: libc::POLLIN }],
+                Some(Duration::ZERO),
+            )?;
+            shared.sharing.look_soon();
+        }
+        Ok(hurry)
     }
 
     fn poll_event(&mut self) -> Option<Event> {
@@ -261,6 +350,18 @@ impl Link for UdpLink {
     fn stats(&self) -> LinkStats {
         self.stats
     }
+}
+
+fn hand_over(train: &Train<'_>, stats: &mut LinkStats, sink: &mut dyn FnMut(Received<'_>)) {
+    for datagram in train.datagrams() {
+        stats.rx_datagrams += 1;
+        stats.rx_bytes += datagram.payload.len() as u64;
+        sink(datagram);
+    }
+}
+
+fn count_since(before: u64, stats: &LinkStats) -> usize {
+    usize::try_from(stats.rx_datagrams - before).unwrap_or(usize::MAX)
 }
 
 /// A link-local destination needs the interface; the engine only knows the address.

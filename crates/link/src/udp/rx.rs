@@ -15,12 +15,12 @@
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 
 use super::{Options, set_buffer};
-use crate::link::{LinkStats, Received};
 use crate::sys::control::{SOL_UDP, UDP_GRO};
 use crate::sys::net::{self, RecvMeta};
+use crate::train::Train;
 
 /// Room for one datagram or train.
 const CHUNK: usize = 1 << 16;
@@ -83,13 +83,20 @@ impl Receiver {
         let offload = options.offload
             && net::set_option(fd, SOL_UDP, UDP_GRO, 1).is_ok()
             && net::set_option(fd, SOL_UDP, UDP_GRO, 0).is_ok();
+        if options.seat.is_some() {
+            net::set_option(fd, libc::SOL_SOCKET, libc::SO_REUSEPORT, 1)?;
+        }
         net::bind(fd, addr).map_err(|err| explain_bind(&err, addr))?;
         let addr = net::local_addr(fd)?;
         Ok(Self { socket, addr, mode: Mode::Lonely, offload, burst: 0, lone: 0, wide: false })
     }
 
-    pub(super) fn port(&self) -> u16 {
-        self.addr.port()
+    pub(super) fn addr(&self) -> SocketAddr {
+        self.addr
+    }
+
+    pub(super) fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
     }
 
     pub(super) fn as_raw_fd(&self) -> RawFd {
@@ -101,45 +108,33 @@ impl Receiver {
         usize::try_from(size).map_err(io::Error::other)
     }
 
-    /// One receive: hands over what it brought and returns the number of datagrams.
-    pub(super) fn recv(
-        &mut self,
-        buffer: &mut [u8],
-        stats: &mut LinkStats,
-        sink: &mut dyn FnMut(Received<'_>),
-    ) -> io::Result<usize> {
-        let before = stats.rx_datagrams;
+    /// One receive: hands over what it brought.
+    pub(super) fn recv(&mut self, buffer: &mut [u8], sink: impl FnMut(Train<'_>)) -> io::Result<Arrived> {
         let fd = self.socket.as_fd();
-        let mut split = Splitter { dst_ip: self.addr.ip(), stats, sink };
+        let mut unpack = Unpacker { dst_ip: self.addr.ip(), arrived: Arrived::default(), sink };
         let result = match self.mode {
             Mode::Lonely => net::recv_from(fd, &mut buffer[..CHUNK]).map(|(len, src)| {
-                split.single(len, src, buffer);
-                (1, len)
+                unpack.datagram(len, src, buffer);
+                1
             }),
             Mode::Busy if self.wide => {
-                let mut bytes = 0;
-                net::recv_many(fd, buffer, STRIDE, |meta, data| {
-                    bytes += data.len();
-                    split.train(&meta, data);
-                })
-                .map(|n| (n, bytes))
+                net::recv_many(fd, buffer, STRIDE, |meta, data| unpack.train(&meta, data))
             }
             Mode::Busy | Mode::Calming { .. } => net::recv_msg(fd, &mut buffer[..CHUNK], 0).map(|meta| {
-                split.train(&meta, &buffer[..meta.len.min(CHUNK)]);
-                (1, meta.len)
+                unpack.train(&meta, &buffer[..meta.len.min(CHUNK)]);
+                1
             }),
         };
         match result {
-            Ok((receives, bytes)) => {
-                stats.rx_batches += 1;
-                let datagrams = stats.rx_datagrams - before;
-                self.note_arrival(receives, datagrams, bytes);
-                Ok(usize::try_from(datagrams).unwrap_or(usize::MAX))
+            Ok(receives) => {
+                let arrived = Arrived { receives, ..unpack.arrived };
+                self.note_arrival(&arrived);
+                Ok(arrived)
             }
             Err(err) => match err.raw_os_error() {
                 Some(libc::EAGAIN) => {
                     self.note_empty();
-                    Ok(0)
+                    Ok(Arrived::default())
                 }
                 // Soft errors: a signal, or ICMP news about a packet of somebody who sent from this port.
                 Some(
@@ -150,13 +145,14 @@ impl Receiver {
                     | libc::ENETDOWN
                     | libc::ENOMEM
                     | libc::ENOBUFS,
-                ) => Ok(0),
+                ) => Ok(Arrived::default()),
                 _ => Err(err),
             },
         }
     }
 
-    fn note_arrival(&mut self, receives: usize, datagrams: u64, bytes: usize) {
+    fn note_arrival(&mut self, arrived: &Arrived) {
+        let &Arrived { receives, datagrams, bytes, .. } = arrived;
         self.burst = self.burst.saturating_add(u32::try_from(datagrams).unwrap_or(u32::MAX));
         if self.burst > 1 {
             self.lone = 0;
@@ -215,48 +211,64 @@ impl Receiver {
     }
 }
 
-/// Cuts what a receive brought into datagrams and hands them on.
-struct Splitter<'s> {
-    dst_ip: IpAddr,
-    stats: &'s mut LinkStats,
-    sink: &'s mut dyn FnMut(Received<'_>),
+/// What one receive brought.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Arrived {
+    /// Buffers filled; 0 when the socket was empty.
+    pub(super) receives: usize,
+    datagrams: usize,
+    bytes: usize,
+    /// Unusable ones, dropped.
+    pub(super) malformed: u64,
 }
 
-impl Splitter<'_> {
-    fn single(&mut self, len: usize, src: Option<SocketAddr>, buffer: &[u8]) {
+/// Makes trains of what a receive brought.
+struct Unpacker<F> {
+    dst_ip: IpAddr,
+    arrived: Arrived,
+    sink: F,
+}
+
+impl<F: FnMut(Train<'_>)> Unpacker<F> {
+    fn datagram(&mut self, len: usize, src: Option<SocketAddr>, buffer: &[u8]) {
         let Some(src) = src.filter(|_| len <= CHUNK) else {
-            self.stats.rx_malformed += 1;
+            self.arrived.malformed += 1;
             return;
         };
-        self.hand_over(src, 0, 0, 0, &buffer[..len]);
+        let data = &buffer[..len];
+        self.hand_over(Train {
+            src,
+            dst_ip: self.dst_ip,
+            ecn: 0,
+            ttl: 0,
+            segment_size: len.max(1),
+            first_index: 0,
+            data,
+        });
     }
 
     fn train(&mut self, meta: &RecvMeta, data: &[u8]) {
         let Some(src) = meta.src.filter(|_| !meta.truncated) else {
-            self.stats.rx_malformed += 1;
+            self.arrived.malformed += 1;
             return;
         };
         let (ecn, ttl) = (meta.control.tos & 3, meta.control.ttl);
         let segment_size = meta.control.segment_size.unwrap_or(data.len()).max(1);
-        if data.is_empty() {
-            self.hand_over(src, 0, ecn, ttl, data);
-        }
-        for (i, payload) in (0u16..).zip(data.chunks(segment_size)) {
-            self.hand_over(src, i, ecn, ttl, payload);
-        }
+        self.hand_over(Train { src, dst_ip: self.dst_ip, ecn, ttl, segment_size, first_index: 0, data });
     }
 
-    fn hand_over(&mut self, src: SocketAddr, train_index: u16, ecn: u8, ttl: u8, payload: &[u8]) {
-        self.stats.rx_datagrams += 1;
-        self.stats.rx_bytes += payload.len() as u64;
-        (self.sink)(Received { src, dst_ip: self.dst_ip, ip_id: None, train_index, ecn, ttl, payload });
+    fn hand_over(&mut self, train: Train<'_>) {
+        self.arrived.datagrams += train.data.len().div_ceil(train.segment_size).max(1);
+        self.arrived.bytes += train.data.len();
+        (self.sink)(train);
     }
 }
 
 fn explain_bind(err: &io::Error, addr: SocketAddr) -> io::Error {
     let what = match err.kind() {
         io::ErrorKind::AddrInUse => format!(
-            "UDP port {} on {} is taken by another program (ss -ulnp shows which); stop it, or choose another address",
+            "UDP port {} on {} is taken by a program of another user, or one that does not share it (ss -ulnp shows \
+             which); stop it, or choose another address",
             addr.port(),
             addr.ip()
         ),

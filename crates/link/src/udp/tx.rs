@@ -103,6 +103,11 @@ impl Sender {
         self.socket.as_raw_fd()
     }
 
+    /// Sends a few bytes of our own, and does not care what becomes of them.
+    pub(super) fn send_aside(&self, payload: &[u8], dst: SocketAddr) {
+        let _ = net::send_to(self.socket.as_fd(), payload, &RawAddr::from(dst));
+    }
+
     pub(super) fn buffer_size(&self) -> io::Result<usize> {
         let size = net::get_option(self.socket.as_fd(), libc::SOL_SOCKET, libc::SO_SNDBUF)?;
         usize::try_from(size).map_err(io::Error::other)

@@ -1,0 +1,229 @@
+//! What processes that share a port tell each other to be faster: a page per slot in shared memory.
+//!
+//! Nothing on the board is needed for correctness, and nothing on it is believed beyond that: it may be stale, torn
+//! or missing, and then datagrams take a detour. A page is written by the holder of its slot only. There are no
+//! locks, so nobody can die or be stopped holding one.
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::net::SocketAddr;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::{SLOTS, Table};
+use crate::sys::unix::effective_uid;
+use crate::sys::words::Words;
+
+/// Words of a slot's page.
+const PAGE: usize = 512;
+/// Who holds the slot: a random number, 0 for nobody.
+const INCARNATION: usize = 0;
+/// Counts the datagrams that others sent on to the slot, so that a spinning holder need not ask the kernel.
+const DOORBELL: usize = 1;
+/// On the page of slot 0: counts the changes to what steering is made from.
+const CHANGES: usize = 2;
+/// Pairs of a group's key and the holder's index in that group, plus one.
+const GROUPS: usize = 8;
+const MAX_GROUPS: usize = 32;
+/// The services the holder listens for.
+const SERVICES: usize = 128;
+const MAX_SERVICES: usize = PAGE - SERVICES;
+
+/// The board of this user in this network namespace.
+#[derive(Debug)]
+pub(crate) struct Board {
+    words: Words,
+    /// The file behind it; a board without one is ours alone.
+    file: Option<u64>,
+}
+
+impl Board {
+    /// Opens the board, or makes a private one where there is no shared one to be had.
+    pub(crate) fn open() -> io::Result<Self> {
+        let len = SLOTS * PAGE;
+        match open_file(len).and_then(|(file, number)| Ok((Words::map(Some(&file), len)?, number))) {
+            Ok((words, number)) => Ok(Self { words, file: Some(number) }),
+            Err(_) => Ok(Self { words: Words::map(None, len)?, file: None }),
+        }
+    }
+
+    /// Others see it.
+    pub(crate) fn shared(&self) -> bool {
+        self.file.is_some()
+    }
+
+    /// It is the one that processes open now. Files in /dev/shm are removed, by hand or when their user logs out.
+    pub(crate) fn is_current(&self) -> bool {
+        let now = path().and_then(std::fs::metadata).map(|found| found.ino());
+        now.ok() == self.file
+    }
+
+    /// Takes `slot`'s page of this board over from another one.
+    pub(crate) fn move_from(&self, old: &Self, slot: u8) {
+        for index in GROUPS..PAGE {
+            self.word(slot, index).store(old.word(slot, index).load(Ordering::Acquire), Ordering::Release);
+        }
+        self.word(slot, INCARNATION)
+            .store(old.word(slot, INCARNATION).load(Ordering::Acquire), Ordering::Release);
+        self.changed();
+    }
+
+    fn word(&self, slot: u8, index: usize) -> &AtomicU64 {
+        self.words.at(usize::from(slot) * PAGE + index)
+    }
+
+    /// Takes the page of a slot that the caller holds.
+    pub(crate) fn take(&self, slot: u8, incarnation: u64) {
+        // The doorbell counts on: a bell that somebody rings for the previous holder does no harm.
+        for index in GROUPS..PAGE {
+            self.word(slot, index).store(0, Ordering::Relaxed);
+        }
+        self.word(slot, INCARNATION).store(incarnation, Ordering::Release);
+    }
+
+    /// Leaves the page, unless somebody else has it by now.
+    pub(crate) fn leave(&self, slot: u8, incarnation: u64) {
+        let word = self.word(slot, INCARNATION);
+        let _ = word.compare_exchange(incarnation, 0, Ordering::AcqRel, Ordering::Relaxed);
+    }
+
+    /// The slots that have a holder, or had one that could not leave, with the holder's incarnation.
+    pub(crate) fn taken(&self) -> impl Iterator<Item = (u8, u64)> + '_ {
+        (0..=u8::MAX).filter_map(|slot| {
+            let incarnation = self.word(slot, INCARNATION).load(Ordering::Acquire);
+            (incarnation != 0).then_some((slot, incarnation))
+        })
+    }
+
+    /// Tells the holder of `slot` that a datagram waits.
+    pub(crate) fn ring(&self, slot: u8) {
+        self.word(slot, DOORBELL).fetch_add(1, Ordering::Release);
+    }
+
+    /// How often the bell of `slot` was rung.
+    pub(crate) fn rung(&self, slot: u8) -> u64 {
+        self.word(slot, DOORBELL).load(Ordering::Acquire)
+    }
+
+    /// A number that is another one after every change to what [`Board::table`] says.
+    pub(crate) fn changes(&self) -> u64 {
+        self.word(0, CHANGES).load(Ordering::Acquire)
+    }
+
+    fn changed(&self) {
+        self.word(0, CHANGES).fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// Publishes the index of `slot`'s socket in the group of `addr`.
+    pub(crate) fn publish_index(&self, slot: u8, addr: SocketAddr, socket: u32) {
+        let key = group_key(addr);
+        for pair in 0..MAX_GROUPS {
+            let word = self.word(slot, GROUPS + 2 * pair);
+            let found = word.load(Ordering::Relaxed);
+            if found == key || found == 0 {
+                self.word(slot, GROUPS + 2 * pair + 1).store(u64::from(socket) + 1, Ordering::Release);
+                word.store(key, Ordering::Release);
+                self.changed();
+                return;
+            }
+        }
+    }
+
+    /// Where `slot` says its socket of the group of `addr` is.
+    pub(crate) fn index(&self, slot: u8, addr: SocketAddr) -> Option<u32> {
+        let key = group_key(addr);
+        (0..MAX_GROUPS)
+            .find(|pair| self.word(slot, GROUPS + 2 * pair).load(Ordering::Acquire) == key)
+            .and_then(|pair| self.word(slot, GROUPS + 2 * pair + 1).load(Ordering::Acquire).checked_sub(1))
+            .and_then(|index| u32::try_from(index).ok())
+    }
+
+    /// Publishes that `slot` listens for `service`. `false`: the page is full, and the service's requests will take
+    /// the detour.
+    pub(crate) fn add_service(&self, slot: u8, service: u64) -> bool {
+        let added = self.replace_service(slot, 0, service);
+        self.changed();
+        added
+    }
+
+    /// Takes that back.
+    pub(crate) fn remove_service(&self, slot: u8, service: u64) {
+        self.replace_service(slot, service, 0);
+        self.changed();
+    }
+
+    fn replace_service(&self, slot: u8, old: u64, new: u64) -> bool {
+        (0..MAX_SERVICES).any(|i| {
+            let word = self.word(slot, SERVICES + i);
+            word.compare_exchange(old, new, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+        })
+    }
+
+    /// Who says it listens for `service`.
+    pub(crate) fn listener(&self, service: u64) -> Option<u8> {
+        self.taken().map(|(slot, _)| slot).find(|slot| self.services(*slot).any(|s| s == service))
+    }
+
+    fn services(&self, slot: u8) -> impl Iterator<Item = u64> + '_ {
+        (0..MAX_SERVICES)
+            .map(move |i| self.word(slot, SERVICES + i).load(Ordering::Acquire))
+            .filter(|s| *s != 0)
+    }
+
+    /// All that the board says about the group of `addr`.
+    pub(crate) fn table(&self, addr: SocketAddr) -> Table {
+        let mut table = Table::default();
+        for (slot, _) in self.taken() {
+            if let Some(index) = self.index(slot, addr) {
+                table.slots.push((slot, index));
+                table.services.extend(self.services(slot).map(|service| (service, index)));
+            }
+        }
+        table
+    }
+}
+
+/// Where the board is. The number after the name is the layout's version: programs of another version see another
+/// board.
+pub(crate) fn path() -> io::Result<PathBuf> {
+    let namespace = std::fs::metadata("/proc/thread-self/ns/net")?.ino();
+    Ok(format!("/dev/shm/remanence-board-1.{}.{namespace}", effective_uid()).into())
+}
+
+/// The file and its number. Only its owner may use it: others could not share the port either.
+fn open_file(words: usize) -> io::Result<(File, u64)> {
+    let file = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .mode(0o600)
+        .custom_flags(libc::O_NOFOLLOW | libc::O_CLOEXEC)
+        .open(path()?)?;
+    let found = file.metadata()?;
+    if !found.is_file() || found.uid() != effective_uid() {
+        return Err(io::ErrorKind::PermissionDenied.into());
+    }
+    let len = (words * size_of::<u64>()) as u64;
+    if found.len() < len {
+        file.set_len(len)?;
+    }
+    Ok((file, found.ino()))
+}
+
+/// A number that stands for a reuseport group, never 0. Two groups with the same number would cost detours.
+fn group_key(addr: SocketAddr) -> u64 {
+    let mut key = 0xcbf2_9ce4_8422_2325_u64;
+    let mut mix = |bytes: &[u8]| {
+        for byte in bytes {
+            key = (key ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
+        }
+    };
+    match addr.ip() {
+        std::net::IpAddr::V4(ip) => mix(&ip.octets()),
+        std::net::IpAddr::V6(ip) => mix(&ip.octets()),
+    }
+    mix(&addr.port().to_be_bytes());
+    key | 1
+}

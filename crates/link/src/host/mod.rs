@@ -1,0 +1,42 @@
+//! Several processes on one host share one UDP port, as they would share one NIC.
+//!
+//! A real RNIC has one QP number space and looks every packet up in it. Here each process has an engine of its own, so
+//! the space is divided: a process takes a [`Seat`], and with it one of 256 *slots* of 65,536 QP numbers. The slot is
+//! the top byte of every QP number and of every communication id it gives out, so that a datagram says by itself
+//! where it belongs; a connection request says which *service* it wants, and a process can listen for a service. Where
+//! in a datagram these bytes stand, the caller says with a [`SteerRule`]: this crate knows nothing of RDMA.
+//!
+//! Three mechanisms, each independent of the health of the others:
+//!
+//! 1. **Who is who** is kept by the kernel, not by us. Slot 0x3f belongs to whoever holds the abstract unix name
+//!    `remanence/slot/3f`, a service to whoever holds `remanence/service/…`. Such a name belongs to one network
+//!    namespace, exactly as port 4791 does; taking one is atomic; it is gone when its owner is, SIGKILL included;
+//!    nobody can hold a lock and die, or hold it and be stopped.
+//! 2. **Delivery**: whoever receives a datagram that is not its own sends it, with its addresses, to the name of its
+//!    owner. This alone makes sharing correct.
+//! 3. **Steering** makes it fast: all processes bind the same port with `SO_REUSEPORT`, and a BPF program picks the
+//!    socket by the same rule. It needs to know which socket of the kernel's array is whose, which [`board`] and the
+//!    steering of the UDP link work out. All they know is a hint: a wrong hint costs a detour, and the detour is what
+//!    corrects it.
+//!
+//! Limits: all processes that share a port run as the same user (the kernel asks this of `SO_REUSEPORT`). A stopped
+//! process keeps its own datagrams waiting, and nobody else's. The kernel queues few datagrams per unix socket
+//! (`net.unix.max_dgram_qlen`), so that the detour loses under load, as a network may.
+//!
+//! Read first: unix(7) on abstract names; socket(7), `SO_REUSEPORT` and `SO_ATTACH_REUSEPORT_CBPF`.
+
+pub(crate) mod board;
+mod message;
+mod rule;
+mod seat;
+mod sharing;
+#[cfg(test)]
+mod tests;
+
+pub use rule::{Match, SteerCase, SteerRule, SteerTo};
+pub(crate) use rule::{Owner, PROBE_MAGIC, Table, attach};
+pub use seat::{Listening, Seat};
+pub(crate) use sharing::Sharing;
+
+/// The number of slots.
+pub const SLOTS: usize = 256;

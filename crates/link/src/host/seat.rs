@@ -1,0 +1,327 @@
+//! A process's place among those that share a port: its slot, and the services it listens for.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::io;
+use std::net::IpAddr;
+use std::ops::Range;
+use std::os::fd::{AsFd, OwnedFd, RawFd};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::time::Duration;
+
+use super::board::Board;
+use super::message::{self, HEADER_LEN};
+use super::{Owner, SLOTS, SteerRule};
+use crate::sys::event::{Epoll, Timer};
+use crate::sys::net;
+use crate::sys::unix::{self, Name};
+use crate::train::Train;
+
+/// The QP number of multicast, which nobody can have.
+const MULTICAST_QPN: u32 = 0x00FF_FFFF;
+
+/// A slot of the host's QP number space, held until the last clone is dropped (or the process ends, in whatever
+/// way).
+///
+/// Like every descriptor, it is inherited by a child that forks without executing; the slot is free when that child
+/// has ended too. The sockets of a link behave the same.
+#[derive(Clone)]
+pub struct Seat(Arc<Inner>);
+
+struct Inner {
+    slot: u8,
+    incarnation: u64,
+    rule: SteerRule,
+    board: RwLock<Arc<Board>>,
+    /// The holder of the slot's name. Receives what others send on.
+    socket: OwnedFd,
+    /// All that can bring news beside the UDP sockets: `socket`, the services' sockets, the timer.
+    news: Epoll,
+    timer: Timer,
+    listeners: Mutex<Listeners>,
+}
+
+#[derive(Default)]
+struct Listeners {
+    next_token: u64,
+    by_token: HashMap<u64, (Service, OwnedFd)>,
+}
+
+/// A service, at one of this host's addresses or at all of them.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Service {
+    id: u64,
+    addr: Option<IpAddr>,
+}
+
+/// Which channel of a seat has news.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum News {
+    Timer,
+    /// Datagrams that others sent on, at the slot or at a service.
+    Datagrams(u64),
+}
+
+const SLOT_TOKEN: u64 = 0;
+const TIMER_TOKEN: u64 = 1;
+const FIRST_LISTENER_TOKEN: u64 = 2;
+
+impl Seat {
+    /// Takes a free slot.
+    ///
+    /// # Errors
+    /// `AddrInUse` when all slots are taken, or what the kernel says.
+    pub fn claim(rule: SteerRule) -> io::Result<Self> {
+        // Starting anywhere, a restarted process rarely gets the numbers that peers still associate with its
+        // previous life.
+        let first = net::random_u64() as u8;
+        for i in 0..SLOTS {
+            let slot = first.wrapping_add(i as u8);
+            match unix::bind(&slot_name(slot)) {
+                Ok(socket) => return Self::sit(slot, socket, rule),
+                Err(err) if err.kind() == io::ErrorKind::AddrInUse => {}
+                Err(err) => return Err(err),
+            }
+        }
+        Err(io::Error::new(
+            io::ErrorKind::AddrInUse,
+            format!(
+                "all {SLOTS} places for processes on this host are taken; close one that uses the RoCEv2 port"
+            ),
+        ))
+    }
+
+    fn sit(slot: u8, socket: OwnedFd, rule: SteerRule) -> io::Result<Self> {
+        let (news, timer) = (Epoll::new()?, Timer::new()?);
+        news.add(socket.as_fd(), SLOT_TOKEN)?;
+        news.add(timer.as_fd(), TIMER_TOKEN)?;
+        let board = Arc::new(Board::open()?);
+        let incarnation = net::random_u64() | 1;
+        board.take(slot, incarnation);
+        let listeners = Mutex::new(Listeners { next_token: FIRST_LISTENER_TOKEN, ..Listeners::default() });
+        let board = RwLock::new(board);
+        Ok(Self(Arc::new(Inner { slot, incarnation, rule, board, socket, news, timer, listeners })))
+    }
+
+    /// The slot: the top byte of the QP numbers and of the communication ids that this process may give out.
+    #[must_use]
+    pub fn slot(&self) -> u8 {
+        self.0.slot
+    }
+
+    /// The QP numbers that this process may give out. Never 0, 1 (the special QPs) or 0xFFFFFF (multicast).
+    #[must_use]
+    pub fn qpns(&self) -> Range<u32> {
+        let first = u32::from(self.0.slot) << 16;
+        first.max(2)..(first + (1 << 16)).min(MULTICAST_QPN)
+    }
+
+    /// Listens for `service` at one address or at all: requests for it that reach any process of this host will come
+    /// here.
+    ///
+    /// # Errors
+    /// `AddrInUse` when some process of this host already listens for it there.
+    pub fn listen(&self, service: u64, addr: Option<IpAddr>) -> io::Result<Listening> {
+        let service = Service { id: service, addr };
+        let socket = unix::bind(&service.name()).map_err(|err| match err.kind() {
+            io::ErrorKind::AddrInUse => {
+                io::Error::new(err.kind(), format!("a process of this host already listens for {service}"))
+            }
+            _ => err,
+        })?;
+        let mut listeners = self.listeners();
+        let token = listeners.next_token;
+        listeners.next_token += 1;
+        self.0.news.add(socket.as_fd(), token)?;
+        listeners.by_token.insert(token, (service, socket));
+        drop(listeners);
+        let board = self.board();
+        board.add_service(self.0.slot, service.id);
+        // So that the link puts it into the steering.
+        board.ring(self.0.slot);
+        Ok(Listening { seat: self.clone(), token })
+    }
+
+    fn listeners(&self) -> MutexGuard<'_, Listeners> {
+        // Nothing under this lock can panic half-way.
+        self.0.listeners.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn rule(&self) -> &SteerRule {
+        &self.0.rule
+    }
+
+    /// The board as it was when last looked at.
+    pub(crate) fn board(&self) -> Arc<Board> {
+        self.0.board.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Moves to the board that others use now, if that is another one.
+    pub(crate) fn find_board(&self) -> io::Result<()> {
+        let old = self.board();
+        if old.is_current() {
+            return Ok(());
+        }
+        let new = Board::open()?;
+        new.move_from(&old, self.0.slot);
+        *self.0.board.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(new);
+        Ok(())
+    }
+
+    pub(crate) fn news_fd(&self) -> RawFd {
+        self.0.news.as_raw_fd()
+    }
+
+    pub(crate) fn set_timer(&self, period: Duration) -> io::Result<()> {
+        self.0.timer.set(period)
+    }
+
+    /// What has news, without waiting. The timer is cleared.
+    pub(crate) fn news(&self) -> io::Result<impl Iterator<Item = News> + use<>> {
+        let ready = self.0.news.ready()?;
+        let timer = self.0.clone();
+        Ok(ready.map(move |token| {
+            if token == TIMER_TOKEN {
+                timer.timer.clear();
+                News::Timer
+            } else {
+                News::Datagrams(token)
+            }
+        }))
+    }
+
+    /// One message from the channel `token`, if there is one, in `buffer`. `Ok(None)`: empty, or gone meanwhile.
+    /// `Some(None)`: a message that is not to be believed.
+    pub(crate) fn receive<'b>(
+        &self,
+        token: u64,
+        buffer: &'b mut [u8],
+    ) -> io::Result<Option<Option<Train<'b>>>> {
+        let received = if token == SLOT_TOKEN {
+            unix::recv(self.0.socket.as_fd(), buffer)
+        } else {
+            let listeners = self.listeners();
+            let Some((_, socket)) = listeners.by_token.get(&token) else { return Ok(None) };
+            unix::recv(socket.as_fd(), buffer)
+        };
+        match received {
+            // Another user could forge any sender, which the network does not let him do.
+            Ok((len, false, Some(uid))) if uid == unix::effective_uid() => {
+                Ok(Some(message::decode(&buffer[..len])))
+            }
+            Ok(_) => Ok(Some(None)),
+            Err(err) if matches!(err.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {
+                Ok(None)
+            }
+            Err(err) => Err(err),
+        }
+    }
+
+    /// Whether this process listens for `service` at `addr`.
+    pub(crate) fn listens(&self, service: u64, addr: IpAddr) -> bool {
+        let serves = |s: &Service| s.id == service && s.addr.is_none_or(|at| at == addr);
+        self.listeners().by_token.values().any(|(s, _)| serves(s))
+    }
+
+    /// Sends a train on to its owner.
+    pub(crate) fn pass_on(&self, owner: Owner, train: &Train<'_>) -> Passed {
+        match owner {
+            Owner::Slot(slot) => {
+                let passed = self.pass_to(&slot_name(slot), train);
+                if passed == Passed::On {
+                    self.board().ring(slot);
+                }
+                passed
+            }
+            Owner::Service(id) => {
+                let here = Service { id, addr: Some(train.dst_ip) };
+                let mut passed = self.pass_to(&here.name(), train);
+                if passed == Passed::NoSuchOwner {
+                    passed = self.pass_to(&Service { id, addr: None }.name(), train);
+                }
+                if passed == Passed::On {
+                    let board = self.board();
+                    board.listener(id).into_iter().for_each(|slot| board.ring(slot));
+                }
+                passed
+            }
+        }
+    }
+
+    fn pass_to(&self, name: &Name, train: &Train<'_>) -> Passed {
+        let head: [u8; HEADER_LEN] = message::encode(train);
+        match unix::send_to(self.0.socket.as_fd(), name, &head, train.data) {
+            Ok(()) => Passed::On,
+            Err(err) if err.raw_os_error() == Some(libc::ECONNREFUSED) => Passed::NoSuchOwner,
+            Err(_) => Passed::Lost,
+        }
+    }
+
+    /// Erases from the board those who died without leaving. Asks the kernel once per entry, about 2 us each.
+    pub(crate) fn bury_the_dead(&self) {
+        let board = self.board();
+        for (slot, incarnation) in board.taken() {
+            if slot != self.0.slot && matches!(unix::is_held(&slot_name(slot)), Ok(false)) {
+                board.leave(slot, incarnation);
+            }
+        }
+    }
+}
+
+/// What became of a train that was sent on.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Passed {
+    On,
+    NoSuchOwner,
+    /// The owner does not keep up.
+    Lost,
+}
+
+impl fmt::Debug for Seat {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Seat({:#04x})", self.0.slot)
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        let board = self.board.get_mut().unwrap_or_else(PoisonError::into_inner);
+        board.leave(self.slot, self.incarnation);
+    }
+}
+
+/// A service being listened for, until this is dropped.
+#[derive(Debug)]
+pub struct Listening {
+    seat: Seat,
+    token: u64,
+}
+
+impl Drop for Listening {
+    fn drop(&mut self) {
+        let removed = self.seat.listeners().by_token.remove(&self.token);
+        if let Some((service, _)) = removed {
+            self.seat.board().remove_service(self.seat.0.slot, service.id);
+        }
+    }
+}
+
+impl Service {
+    fn name(&self) -> Name {
+        Name::new(&match self.addr {
+            Some(addr) => format!("remanence/service/{:016x}/{addr}", self.id),
+            None => format!("remanence/service/{:016x}", self.id),
+        })
+    }
+}
+
+impl fmt::Display for Service {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "service {:#018x}", self.id)?;
+        self.addr.map_or(Ok(()), |addr| write!(f, " at {addr}"))
+    }
+}
+
+fn slot_name(slot: u8) -> Name {
+    Name::new(&format!("remanence/slot/{slot:02x}"))
+}

@@ -1,0 +1,184 @@
+//! The link's side of a seat: sorts what arrives into ours and others', and takes in what others sent on.
+
+use std::io;
+use std::os::fd::RawFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::board::Board;
+use super::seat::{News, Passed};
+use super::{Owner, Seat};
+use crate::link::LinkStats;
+use crate::train::Train;
+
+/// The most messages taken in at a time.
+const BATCH: usize = 16;
+
+/// Whose a datagram is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Verdict {
+    Mine,
+    Of(Owner),
+}
+
+/// A seat in use by a link.
+#[derive(Debug)]
+pub(crate) struct Sharing {
+    seat: Seat,
+    /// The seat's board, at hand.
+    board: Arc<Board>,
+    /// The doorbell's count when last looked at.
+    bell: u64,
+    /// Someone said that there is something.
+    look: bool,
+    buffer: Box<[u8]>,
+}
+
+/// What the slow channels brought.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(crate) struct TakenIn {
+    /// The timer fired.
+    pub(crate) tick: bool,
+    /// Others had to send datagrams of our slot on: steering is wrong somewhere.
+    pub(crate) detour: bool,
+}
+
+impl Sharing {
+    pub(crate) fn new(seat: Seat) -> Self {
+        let board = seat.board();
+        let bell = board.rung(seat.slot());
+        // A train of the largest size and its header.
+        let buffer = vec![0; super::message::HEADER_LEN + (1 << 16)].into_boxed_slice();
+        Self { seat, board, bell, look: true, buffer }
+    }
+
+    pub(crate) fn seat(&self) -> &Seat {
+        &self.seat
+    }
+
+    pub(crate) fn board(&self) -> &Board {
+        &self.board
+    }
+
+    /// Moves to the board that others use now, if that is another one.
+    pub(crate) fn find_board(&mut self) -> io::Result<()> {
+        self.seat.find_board()?;
+        self.board = self.seat.board();
+        Ok(())
+    }
+
+    /// Whose `payload`, sent to `train`'s destination, is. What nobody can own is ours to count as malformed.
+    fn verdict(&self, train: &Train<'_>, payload: &[u8]) -> Verdict {
+        match self.seat.rule().owner(payload) {
+            Some(Owner::Slot(slot)) if slot == self.seat.slot() => Verdict::Mine,
+            Some(Owner::Service(id)) if self.seat.listens(id, train.dst_ip) => Verdict::Mine,
+            Some(owner) => Verdict::Of(owner),
+            None => Verdict::Mine,
+        }
+    }
+
+    /// Hands our part of `train` to `mine` and sends the rest on.
+    pub(crate) fn sort(
+        &self,
+        train: &Train<'_>,
+        stats: &mut LinkStats,
+        mut mine: impl FnMut(&mut LinkStats, Train<'_>),
+    ) {
+        let mut start = 0;
+        let mut verdict = None;
+        let mut count = 0;
+        for payload in train.payloads() {
+            let next = self.verdict(train, payload);
+            if let Some(current) = verdict.filter(|current| *current != next) {
+                self.settle(current, &train.part(start, count), stats, &mut mine);
+                start = count;
+            }
+            verdict = Some(next);
+            count += 1;
+        }
+        if let Some(last) = verdict {
+            self.settle(last, &train.part(start, count), stats, &mut mine);
+        }
+    }
+
+    fn settle(
+        &self,
+        verdict: Verdict,
+        part: &Train<'_>,
+        stats: &mut LinkStats,
+        mine: &mut impl FnMut(&mut LinkStats, Train<'_>),
+    ) {
+        let Verdict::Of(owner) = verdict else { return mine(stats, *part) };
+        let datagrams = part.payloads().count() as u64;
+        match (self.seat.pass_on(owner, part), owner) {
+            (Passed::On, _) => stats.forwarded += datagrams,
+            // Nobody listens: any of us may say so to the one who asks.
+            (Passed::NoSuchOwner, Owner::Service(_)) => mine(stats, *part),
+            (Passed::NoSuchOwner, Owner::Slot(_)) | (Passed::Lost, _) => stats.undeliverable += datagrams,
+        }
+    }
+
+    /// Something may wait on a slow channel: the doorbell rang, or [`Sharing::look_soon`] was called. One load.
+    pub(crate) fn rung(&mut self) -> bool {
+        let bell = self.board.rung(self.seat.slot());
+        let rung = self.look || bell != self.bell;
+        self.bell = bell;
+        self.look = false;
+        rung
+    }
+
+    /// Makes the next [`Sharing::rung`] say yes.
+    pub(crate) fn look_soon(&mut self) {
+        self.look = true;
+    }
+
+    /// Takes in what others sent on to us, a batch at most, in the order of arrival at each channel.
+    pub(crate) fn take_in(
+        &mut self,
+        stats: &mut LinkStats,
+        mut sink: impl FnMut(&mut LinkStats, Train<'_>),
+    ) -> io::Result<TakenIn> {
+        let mut taken = TakenIn::default();
+        let mut left = BATCH;
+        let seat = self.seat.clone();
+        for news in seat.news()? {
+            let News::Datagrams(token) = news else {
+                taken.tick = true;
+                continue;
+            };
+            while left > 0 {
+                let Some(message) = seat.receive(token, &mut self.buffer)? else { break };
+                left -= 1;
+                let Some(train) = message else {
+                    stats.rx_malformed += 1;
+                    continue;
+                };
+                taken.detour = true;
+                // Only once: what is not ours now would go round in circles. Senders pass on datagrams of one owner.
+                let ours = train.payloads().all(|payload| match seat.rule().owner(payload) {
+                    Some(Owner::Slot(slot)) => slot == seat.slot(),
+                    Some(Owner::Service(_)) => true,
+                    None => false,
+                });
+                let datagrams = train.payloads().count() as u64;
+                if ours {
+                    stats.forwarded_here += datagrams;
+                    sink(stats, train);
+                } else {
+                    stats.undeliverable += datagrams;
+                }
+            }
+        }
+        self.look |= left == 0;
+        Ok(taken)
+    }
+
+    /// The descriptor that becomes readable with news.
+    pub(crate) fn news_fd(&self) -> RawFd {
+        self.seat.news_fd()
+    }
+
+    pub(crate) fn set_timer(&self, period: Duration) -> io::Result<()> {
+        self.seat.set_timer(period)
+    }
+}

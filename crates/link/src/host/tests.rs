@@ -1,0 +1,529 @@
+//! Sharing a port between real processes: each one is this test binary again, in a network namespace of the test's.
+//!
+//! The rule is the one of RoCEv2 (IBA Vol 1, 9.2 for the BTH, 12.6 for the messages of the connection manager), with
+//! the offsets that `verbs` uses.
+
+use std::io::{BufRead, BufReader, Write};
+use std::net::UdpSocket;
+use std::os::fd::{AsFd, AsRawFd};
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::time::{Duration, Instant};
+
+use super::rule::{Owner, PROBE_MAGIC, Table};
+use super::{Match, Seat, SteerCase, SteerRule, SteerTo};
+use crate::link::{Link, WaitFd};
+use crate::sys::bpf::MAX_INSNS;
+use crate::sys::net;
+use crate::udp::{Options, ROCE_PORT, UdpLink};
+use crate::veth::{End, Veth};
+
+/// How long what must happen may take; only a failing test ever waits so long.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+const CHILD: &str = "REMANENCE_TEST_CHILD";
+
+fn rule() -> SteerRule {
+    let gsi = Match { offset: 4, width: 4, mask: 0x00FF_FFFF, value: 1 };
+    let attribute = |value| Match { offset: 36, width: 2, mask: 0xFFFF, value };
+    let case = |when: &[Match], to| SteerCase { when: when.to_vec(), to };
+    SteerRule {
+        cases: vec![
+            case(&[gsi, attribute(0x10)], SteerTo::Service(52)),
+            case(&[gsi, attribute(0x18)], SteerTo::Slot(44)),
+            case(&[gsi], SteerTo::Slot(48)),
+            case(&[], SteerTo::Slot(5)),
+        ],
+    }
+}
+
+/// A datagram for a QP of `slot`, with a number to know it by.
+fn to_qp(slot: u8, number: u32) -> Vec<u8> {
+    let mut payload = vec![0; 64];
+    payload[..8].copy_from_slice(&[0x0A, 0x40, 0xFF, 0xFF, 0, slot, 0x12, 0x34]);
+    payload[60..].copy_from_slice(&number.to_be_bytes());
+    payload
+}
+
+/// A connection request for `service`.
+fn to_service(service: u64, number: u32) -> Vec<u8> {
+    let mut payload = vec![0; 280];
+    payload[..8].copy_from_slice(&[0x64, 0, 0xFF, 0xFF, 0, 0, 0, 1]);
+    payload[36..38].copy_from_slice(&[0, 0x10]);
+    payload[52..60].copy_from_slice(&service.to_be_bytes());
+    payload[60..64].copy_from_slice(&number.to_be_bytes());
+    payload
+}
+
+fn number_of(payload: &[u8]) -> u32 {
+    u32::from_be_bytes(*payload[60..].first_chunk().expect("a test datagram"))
+}
+
+// ---- the rule and its program -------------------------------------------------------------------------------------
+
+#[test]
+fn the_rule_reads_slots_and_services() {
+    let rule = rule();
+    assert_eq!(rule.owner(&to_qp(0x3f, 0)), Some(Owner::Slot(0x3f)));
+    assert_eq!(rule.owner(&to_service(0x0106_4321, 0)), Some(Owner::Service(0x0106_4321)));
+    let mut reply = to_service(0, 0);
+    reply[36..38].copy_from_slice(&[0, 0x13]);
+    reply[48] = 0x77;
+    assert_eq!(rule.owner(&reply), Some(Owner::Slot(0x77)));
+    assert_eq!(rule.owner(&[0; 4]), None, "too short to say");
+    assert_eq!(rule.owner(&[0, 0, 0, 0, 0, 0, 0, 1]), None, "a management datagram without its datagram");
+}
+
+#[test]
+fn the_largest_table_makes_a_program_that_the_kernel_takes() {
+    let table = Table {
+        slots: (0..=255).map(|slot| (slot, u32::from(slot))).collect(),
+        services: (0..5000).map(|service| (service, 1)).collect(),
+    };
+    let program = rule().compile(&table, MAX_INSNS);
+    assert!(program.len() > 4000 && program.len() <= MAX_INSNS, "{}", program.len());
+    let localhost = "127.0.0.1:0".parse().expect("an address");
+    let socket = net::udp_socket("127.0.0.1".parse().expect("an address")).expect("a socket");
+    let fd = socket.as_fd();
+    net::set_option(fd, libc::SOL_SOCKET, libc::SO_REUSEPORT, 1).expect("before the bind");
+    net::bind(fd, localhost).expect("any port");
+    super::attach(fd, &rule(), &table).expect("the kernel verifies it, or a shorter one");
+}
+
+#[test]
+fn a_program_keeps_to_its_budget_and_prefers_slots() {
+    let slots: Vec<_> = (0..=255).map(|slot| (slot, u32::from(slot))).collect();
+    let table = Table { slots, services: (0..5000).map(|service| (service, 1)).collect() };
+    for budget in [64, 100, 1000, 1700, MAX_INSNS] {
+        let program = rule().compile(&table, budget);
+        assert!(program.len() <= budget, "{} of {budget}", program.len());
+    }
+    assert_eq!(run(&rule().compile(&table, 1700), &to_qp(255, 0)), 255, "all slots fit");
+    assert_eq!(run(&rule().compile(&table, 64), &to_qp(255, 0)), u32::MAX, "not all slots fit");
+}
+
+// The program is interpreted here as the kernel does, to hold it against the rule byte for byte.
+fn run(program: &[crate::sys::bpf::Insn], payload: &[u8]) -> u32 {
+    let (mut a, mut pc) = (0u32, 0usize);
+    loop {
+        let insn = program[pc];
+        pc += 1;
+        let mut load = |width: usize| {
+            let bytes = payload.get(insn.k as usize..insn.k as usize + width)?;
+            a = bytes.iter().fold(0, |n, b| n << 8 | u32::from(*b));
+            Some(())
+        };
+        match insn.code {
+            0x20 if load(4).is_none() => return 0,
+            0x28 if load(2).is_none() => return 0,
+            0x30 if load(1).is_none() => return 0,
+            0x20 | 0x28 | 0x30 => {}
+            0x54 => a &= insn.k,
+            0x05 => pc += insn.k as usize,
+            0x15 => pc += usize::from(if a == insn.k { insn.jt } else { insn.jf }),
+            0x06 => return insn.k,
+            0x16 => return a,
+            code => panic!("an instruction {code:#x} that we never emit"),
+        }
+    }
+}
+
+#[test]
+fn the_program_chooses_as_the_rule_does() {
+    let rule = rule();
+    let table = Table { slots: vec![(3, 0), (200, 1), (0, 2)], services: vec![(0x0106_0007, 1), (7, 2)] };
+    let program = rule.compile(&table, MAX_INSNS);
+    let mut payloads = vec![vec![], vec![0; 4], to_qp(3, 1), to_qp(200, 2), to_qp(0, 3), to_qp(9, 4)];
+    payloads.extend([7, 0x0106_0007, 8].map(|service| to_service(service, 5)));
+    for attribute in [0x11, 0x13, 0x18] {
+        for slot in [3, 200, 9] {
+            let mut mad = to_service(0, 6);
+            mad[37] = attribute;
+            (mad[44], mad[48]) = (slot, slot ^ 1);
+            payloads.push(mad);
+        }
+    }
+    for payload in payloads {
+        let expected = match rule.owner(&payload) {
+            Some(Owner::Slot(slot)) => table.slots.iter().find(|(s, _)| *s == slot).map(|(_, i)| *i),
+            Some(Owner::Service(id)) => table.services.iter().find(|(s, _)| *s == id).map(|(_, i)| *i),
+            None => Some(0),
+        };
+        assert_eq!(run(&program, &payload), expected.unwrap_or(u32::MAX), "{payload:02x?}");
+    }
+    let mut probe = [0; 64];
+    probe[..4].copy_from_slice(&PROBE_MAGIC[0].to_be_bytes());
+    probe[4..8].copy_from_slice(&PROBE_MAGIC[1].to_be_bytes());
+    probe[8..12].copy_from_slice(&17_u32.to_be_bytes());
+    assert_eq!(run(&program, &probe), 17);
+}
+
+// ---- seats --------------------------------------------------------------------------------------------------------
+
+#[test]
+fn seats_divide_the_numbers_and_never_give_out_the_special_ones() {
+    let (a, b) = (Seat::claim(rule()).expect("a seat"), Seat::claim(rule()).expect("a seat"));
+    assert_ne!(a.slot(), b.slot());
+    for seat in [&a, &b] {
+        let range = seat.qpns();
+        assert!(range.start >= 2 && range.end <= 0x00FF_FFFF && range.len() >= 65_534, "{range:?}");
+        assert!(
+            range.start >> 16 == u32::from(seat.slot()) && (range.end - 1) >> 16 == u32::from(seat.slot())
+        );
+    }
+}
+
+#[test]
+fn a_service_has_one_listener_until_it_is_dropped() {
+    let (a, b) = (Seat::claim(rule()).expect("a seat"), Seat::claim(rule()).expect("a seat"));
+    // Unlikely to be anybody else's on this machine.
+    let service = net::random_u64();
+    let listening = a.listen(service, None).expect("free");
+    let err = b.listen(service, None).expect_err("taken");
+    assert_eq!(err.kind(), std::io::ErrorKind::AddrInUse);
+    b.listen(service, Some("127.0.0.9".parse().expect("an address")))
+        .expect("another address is another listener");
+    drop(listening);
+    b.listen(service, None).expect("free again");
+}
+
+// ---- processes ----------------------------------------------------------------------------------------------------
+
+/// Not a test of its own: what the other tests start as a process.
+#[test]
+fn child_process() {
+    if std::env::var_os(CHILD).is_some() {
+        serve();
+    }
+}
+
+/// Prints what arrives; obeys lines on standard input.
+fn serve() {
+    let seat = Seat::claim(rule()).expect("a seat");
+    let options =
+        Options { seat: Some(seat.clone()), ..Options::new(vec!["127.0.0.1".parse().expect("an address")]) };
+    let mut link = UdpLink::open(&options).expect("the port can be shared");
+    let mut listening = Vec::new();
+    say(&format!("seat {}", seat.slot()));
+    let stdin = std::io::stdin();
+    let mut fds = Vec::new();
+    loop {
+        let mut got = Vec::new();
+        while link.recv(&mut |rx| got.push((number_of(rx.payload), rx.src))).expect("a working link") > 0 {}
+        for (number, src) in got {
+            say(&format!("got {number} from {src}"));
+        }
+        if link.prepare_wait().expect("a working link") {
+            continue;
+        }
+        fds.clear();
+        link.wait_fds(&mut fds);
+        let input = WaitFd { fd: stdin.as_raw_fd(), events: libc::POLLIN };
+        fds.push(input);
+        crate::wait::poll(&fds, None).expect("poll");
+        if crate::wait::poll(&[input], Some(Duration::ZERO)).expect("poll") {
+            let mut line = String::new();
+            if stdin.lock().read_line(&mut line).expect("standard input") == 0 {
+                return;
+            }
+            match line.trim().split_once(' ') {
+                Some(("listen", service)) => {
+                    listening.push(seat.listen(service.parse().expect("a number"), None).expect("free"));
+                    say("listening");
+                }
+                _ => {
+                    let stats = link.stats();
+                    say(&format!("detours {}", stats.forwarded + stats.forwarded_here));
+                }
+            }
+        }
+    }
+}
+
+fn say(text: &str) {
+    // One write, so that the harness's own output cannot cut the line in two.
+    std::io::stdout().write_all(format!("\n@{text}\n").as_bytes()).expect("the parent reads");
+}
+
+struct Process {
+    child: Child,
+    stdin: ChildStdin,
+    lines: Receiver<String>,
+    slot: u8,
+    /// Numbers of datagrams that arrived and were not asked for yet.
+    got: Vec<u32>,
+}
+
+impl Process {
+    /// Starts a process that shares the port, in the calling thread's namespace.
+    fn start() -> Self {
+        let mut child = Command::new(std::env::current_exe().expect("the test binary"))
+            .args(["--exact", "host::tests::child_process", "--nocapture", "--test-threads=1"])
+            .env(CHILD, "1")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("the test binary runs");
+        let (send, lines) = channel();
+        let stdout = BufReader::new(child.stdout.take().expect("piped"));
+        std::thread::spawn(move || {
+            for line in stdout.lines().map_while(Result::ok) {
+                if let Some(text) = line.strip_prefix('@') {
+                    let _ = send.send(text.to_owned());
+                }
+            }
+        });
+        let stdin = child.stdin.take().expect("piped");
+        let mut process = Self { child, stdin, lines, slot: 0, got: Vec::new() };
+        process.slot = process.answer("seat").parse().expect("a slot");
+        process
+    }
+
+    /// Waits for the line that begins with `word`, keeping what arrived in between.
+    fn answer(&mut self, word: &str) -> String {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            let line = self
+                .lines
+                .recv_timeout(left)
+                .unwrap_or_else(|_| panic!("no line {word:?} from {}", self.slot));
+            match line.split_once(' ') {
+                Some((first, rest)) if first == word => return rest.to_owned(),
+                Some(("got", rest)) => self.keep(rest),
+                _ if line == word => return String::new(),
+                _ => panic!("unexpected line {line:?}"),
+            }
+        }
+    }
+
+    fn keep(&mut self, rest: &str) {
+        let number = rest.split(' ').next().expect("a word");
+        self.got.push(number.parse().expect("a number"));
+    }
+
+    fn ask(&mut self, line: &str, answer: &str) -> String {
+        writeln!(self.stdin, "{line}").expect("the process lives");
+        self.answer(answer)
+    }
+
+    /// Datagrams of anybody's that this process saw on a detour.
+    fn detours(&mut self) -> u64 {
+        self.ask("detours", "detours").parse().expect("a number")
+    }
+
+    /// Whether the datagram `number` arrives within `time`.
+    fn hears(&mut self, number: u32, time: Duration) -> bool {
+        let deadline = Instant::now() + time;
+        loop {
+            if let Some(at) = self.got.iter().position(|got| *got == number) {
+                self.got.remove(at);
+                return true;
+            }
+            match self.lines.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
+                Ok(line) => {
+                    self.keep(line.strip_prefix("got ").expect("only datagrams are reported unasked"))
+                }
+                Err(RecvTimeoutError::Timeout) => return false,
+                Err(RecvTimeoutError::Disconnected) => panic!("the process of slot {} ended", self.slot),
+            }
+        }
+    }
+
+    fn signal(&self, signal: libc::c_int) {
+        crate::sys::process::kill(self.child.id(), signal).expect("our own child");
+    }
+
+    fn kill(mut self) {
+        self.child.kill().expect("our own child");
+        self.child.wait().expect("our own child");
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// The rest of the world: many peers, so that the kernel's hash spreads them.
+struct World {
+    peers: Vec<UdpSocket>,
+    /// Whom each datagram was sent to, by its number.
+    owners: Vec<Option<u8>>,
+}
+
+impl World {
+    fn new() -> Self {
+        let peers = (0..16).map(|_| UdpSocket::bind("127.0.0.1:0").expect("a socket")).collect();
+        Self { peers, owners: Vec::new() }
+    }
+
+    fn send(&mut self, owner: Option<u8>, payload: impl Fn(u32) -> Vec<u8>) -> u32 {
+        let number = self.owners.len();
+        self.owners.push(owner);
+        let peer = &self.peers[number % self.peers.len()];
+        peer.send_to(&payload(number as u32), ("127.0.0.1", ROCE_PORT)).expect("sent");
+        number as u32
+    }
+
+    fn send_to_slot(&mut self, slot: u8) -> u32 {
+        self.send(Some(slot), |number| to_qp(slot, number))
+    }
+
+    /// One datagram from every peer to every process; how many were not there in `time`.
+    fn lost(&mut self, processes: &mut [&mut Process], time: Duration) -> usize {
+        let mut lost = 0;
+        for process in &mut *processes {
+            let slot = process.slot;
+            let numbers: Vec<u32> = (0..self.peers.len()).map(|_| self.send_to_slot(slot)).collect();
+            lost += numbers.into_iter().filter(|number| !process.hears(*number, time)).count();
+        }
+        for process in processes {
+            for number in process.got.drain(..) {
+                assert_eq!(self.owners[number as usize], Some(process.slot), "datagram {number} went astray");
+            }
+        }
+        lost
+    }
+
+    /// A round in which nothing may be lost.
+    fn round(&mut self, processes: &mut [&mut Process]) {
+        assert_eq!(self.lost(processes, PATIENCE), 0);
+    }
+
+    /// Rounds until one loses nothing and needs no detour.
+    fn until_direct(&mut self, processes: &mut [&mut Process]) {
+        let detours = |processes: &mut [&mut Process]| processes.iter_mut().map(|p| p.detours()).sum::<u64>();
+        let start = Instant::now();
+        loop {
+            let before = detours(processes);
+            if self.lost(processes, Duration::from_millis(100)) == 0 && detours(processes) == before {
+                return;
+            }
+            assert!(start.elapsed() < PATIENCE, "datagrams are still lost, or take detours");
+        }
+    }
+}
+
+/// A namespace for this test alone. Its board goes with it.
+struct Alone {
+    _veth: Veth,
+}
+
+impl Drop for Alone {
+    fn drop(&mut self) {
+        let _ = super::board::path().and_then(std::fs::remove_file);
+    }
+}
+
+/// A namespace for this test alone, or a reason to skip it.
+fn alone() -> Option<Alone> {
+    match Veth::new(1500) {
+        Ok(veth) => {
+            veth.enter(End::Left).expect("a new namespace");
+            Some(Alone { _veth: veth })
+        }
+        Err(err) => {
+            eprintln!("skipped: a network namespace for the test alone needs root: {err}");
+            None
+        }
+    }
+}
+
+#[test]
+fn three_processes_receive_only_what_is_theirs_and_without_detours() {
+    let Some(_alone) = alone() else { return };
+    let [mut a, mut b, mut c] = [(); 3].map(|()| Process::start());
+    let mut world = World::new();
+    world.until_direct(&mut [&mut a, &mut b, &mut c]);
+}
+
+#[test]
+fn the_others_go_on_when_one_is_killed_and_a_new_one_joins() {
+    let Some(_alone) = alone() else { return };
+    let [mut a, mut b, mut c] = [(); 3].map(|()| Process::start());
+    let mut world = World::new();
+    world.until_direct(&mut [&mut a, &mut b, &mut c]);
+    // The first one's socket is where the last one's will be.
+    let slot_of_the_dead = a.slot;
+    a.kill();
+    world.until_direct(&mut [&mut b, &mut c]);
+    // What is still sent to the dead goes nowhere.
+    world.send_to_slot(slot_of_the_dead);
+    world.round(&mut [&mut b, &mut c]);
+    let mut d = Process::start();
+    world.round(&mut [&mut b, &mut c, &mut d]);
+    world.until_direct(&mut [&mut b, &mut c, &mut d]);
+    b.kill();
+    c.kill();
+    world.until_direct(&mut [&mut d]);
+}
+
+#[test]
+fn a_stopped_process_disturbs_nobody_and_finds_its_datagrams_when_it_goes_on() {
+    let Some(_alone) = alone() else { return };
+    let [mut a, mut b, mut c] = [(); 3].map(|()| Process::start());
+    let mut world = World::new();
+    world.until_direct(&mut [&mut a, &mut b, &mut c]);
+    b.signal(libc::SIGSTOP);
+    let waiting = world.send_to_slot(b.slot);
+    world.round(&mut [&mut a, &mut c]);
+    // Now indices change while the stopped one cannot help: it neither sends on nor finds its own place.
+    a.kill();
+    world.until_direct(&mut [&mut c]);
+    let mut d = Process::start();
+    world.until_direct(&mut [&mut c, &mut d]);
+    b.signal(libc::SIGCONT);
+    assert!(b.hears(waiting, PATIENCE), "what waited in the stopped process's socket is still there");
+    world.until_direct(&mut [&mut b, &mut c, &mut d]);
+}
+
+#[test]
+fn a_lost_board_costs_detours_until_all_have_found_the_new_one() {
+    let Some(_alone) = alone() else { return };
+    let [mut a, mut b] = [(); 2].map(|()| Process::start());
+    let mut world = World::new();
+    world.until_direct(&mut [&mut a, &mut b]);
+    std::fs::remove_file(super::board::path().expect("a board")).expect("shared with the processes");
+    let mut c = Process::start();
+    world.round(&mut [&mut a, &mut b, &mut c]);
+    world.until_direct(&mut [&mut a, &mut b, &mut c]);
+}
+
+#[test]
+fn requests_find_the_listener_wherever_they_arrive() {
+    let Some(_alone) = alone() else { return };
+    let [mut a, mut b, mut c] = [(); 3].map(|()| Process::start());
+    let mut world = World::new();
+    a.ask("listen 4660", "listening");
+    c.ask("listen 22136", "listening");
+    for _ in 0..3 {
+        for (process, service) in [(&mut a, 4660), (&mut c, 22136)] {
+            for _ in 0..16 {
+                let number = world.send(None, |number| to_service(service, number));
+                assert!(process.hears(number, PATIENCE), "no request for {service}");
+            }
+        }
+    }
+    // Nobody listens: exactly one process gets it, to answer that.
+    let number = world.send(None, |number| to_service(99, number));
+    let start = Instant::now();
+    let mut heard = 0;
+    while heard == 0 {
+        heard = [&mut a, &mut b, &mut c]
+            .into_iter()
+            .filter_map(|p| p.hears(number, Duration::ZERO).then_some(()))
+            .count();
+        assert!(start.elapsed() < PATIENCE, "a request without listener vanished");
+    }
+    world.until_direct(&mut [&mut a, &mut b, &mut c]);
+    // The listener dies; another process takes the service over.
+    a.kill();
+    b.ask("listen 4660", "listening");
+    for _ in 0..16 {
+        let number = world.send(None, |number| to_service(4660, number));
+        assert!(b.hears(number, PATIENCE), "the new listener does not get the requests");
+    }
+}
