@@ -8,7 +8,7 @@
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use remanence_rnic::CqHandle;
@@ -17,51 +17,69 @@ use crate::context::Handle;
 use crate::error::Error;
 use crate::wake::{self, Event};
 
-/// A queue whose descriptor is readable while it holds something.
+/// A queue whose descriptor is readable while it holds something. The descriptor is made when somebody asks for it:
+/// ten thousand connections need not cost ten thousand descriptors.
 #[derive(Debug)]
 pub(crate) struct EventQueue<T> {
     queue: Mutex<VecDeque<T>>,
-    event: Event,
+    event: OnceLock<Event>,
 }
 
 impl<T> EventQueue<T> {
-    pub(crate) fn new() -> Result<Self, Error> {
-        let event = Event::new().map_err(|e| Error::os("cannot create an event descriptor", e))?;
-        Ok(Self { queue: Mutex::new(VecDeque::new()), event })
+    pub(crate) fn new() -> Self {
+        Self { queue: Mutex::new(VecDeque::new()), event: OnceLock::new() }
     }
 
     pub(crate) fn push(&self, item: T) {
         let mut queue = self.lock();
         queue.push_back(item);
-        if queue.len() == 1 {
-            self.event.raise();
+        if queue.len() == 1
+            && let Some(event) = self.event.get()
+        {
+            event.raise();
         }
     }
 
     pub(crate) fn pop(&self) -> Option<T> {
         let mut queue = self.lock();
         let item = queue.pop_front()?;
-        if queue.is_empty() {
-            self.event.lower();
-        }
+        self.lower_if_empty(&queue);
         Some(item)
     }
 
     pub(crate) fn retain(&self, keep: impl FnMut(&T) -> bool) {
         let mut queue = self.lock();
-        let before = queue.len();
-        queue.retain(keep);
-        if before > 0 && queue.is_empty() {
-            self.event.lower();
+        if !queue.is_empty() {
+            queue.retain(keep);
+            self.lower_if_empty(&queue);
         }
     }
 
-    pub(crate) fn is_nonblocking(&self) -> bool {
-        wake::is_nonblocking(self.event.as_fd())
+    fn lower_if_empty(&self, queue: &VecDeque<T>) {
+        if queue.is_empty()
+            && let Some(event) = self.event.get()
+        {
+            event.lower();
+        }
     }
 
-    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
-        self.event.as_fd()
+    /// Whether the consumer switched the descriptor to non-blocking mode.
+    pub(crate) fn is_nonblocking(&self) -> bool {
+        self.event.get().is_some_and(|event| wake::is_nonblocking(event.as_fd()))
+    }
+
+    /// The descriptor.
+    pub(crate) fn fd(&self) -> Result<BorrowedFd<'_>, Error> {
+        if let Some(event) = self.event.get() {
+            return Ok(event.as_fd());
+        }
+        let event = Event::new().map_err(|e| Error::os("cannot create an event descriptor", e))?;
+        let queue = self.lock();
+        let event = self.event.get_or_init(|| event);
+        if !queue.is_empty() {
+            event.raise();
+        }
+        Ok(event.as_fd())
     }
 
     /// The queue is valid after any panic: no step of ours leaves it half changed.
@@ -93,12 +111,9 @@ pub struct CompChannel {
 
 impl CompChannel {
     pub(crate) fn new(handle: &Arc<Handle>) -> Result<Self, Error> {
-        Ok(Self {
-            inner: Arc::new(ChannelInner {
-                events: Arc::new(EventQueue::new()?),
-                handle: Arc::clone(handle),
-            }),
-        })
+        let events = Arc::new(EventQueue::new());
+        events.fd()?;
+        Ok(Self { inner: Arc::new(ChannelInner { events, handle: Arc::clone(handle) }) })
     }
 
     /// The next notification, waiting for it; `None` if the limit was reached first, or at once if the descriptor
@@ -130,7 +145,7 @@ impl CompChannel {
 /// Readable while a notification waits.
 impl AsFd for CompChannel {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.inner.events.fd()
+        self.inner.events.fd().expect("made with the channel")
     }
 }
 
@@ -139,12 +154,13 @@ mod tests {
     use super::*;
 
     fn readable<T>(queue: &EventQueue<T>) -> bool {
-        queue.event.is_raised()
+        queue.event.get().unwrap().is_raised()
     }
 
     #[test]
     fn the_descriptor_mirrors_the_queue() {
-        let queue = EventQueue::new().unwrap();
+        let queue = EventQueue::new();
+        queue.fd().unwrap();
         assert!(!readable(&queue));
         queue.push(1);
         queue.push(2);
@@ -163,16 +179,27 @@ mod tests {
     }
 
     #[test]
+    fn a_descriptor_made_late_tells_of_what_waits_already() {
+        let queue = EventQueue::new();
+        queue.push(1);
+        queue.fd().unwrap();
+        assert!(readable(&queue));
+        assert_eq!(queue.pop(), Some(1));
+        assert!(!readable(&queue));
+    }
+
+    #[test]
     fn a_consumer_may_switch_the_mode_of_the_descriptor() {
-        let queue = EventQueue::<u32>::new().unwrap();
+        let queue = EventQueue::<u32>::new();
+        assert!(!queue.is_nonblocking(), "nobody can have switched what does not exist");
         for nonblocking in [false, true, false] {
-            let flags = rustix::fs::fcntl_getfl(queue.fd()).unwrap();
+            let flags = rustix::fs::fcntl_getfl(queue.fd().unwrap()).unwrap();
             let flags = if nonblocking {
                 flags | rustix::fs::OFlags::NONBLOCK
             } else {
                 flags - rustix::fs::OFlags::NONBLOCK
             };
-            rustix::fs::fcntl_setfl(queue.fd(), flags).unwrap();
+            rustix::fs::fcntl_setfl(queue.fd().unwrap(), flags).unwrap();
             assert_eq!(queue.is_nonblocking(), nonblocking);
             queue.push(1);
             assert_eq!(queue.pop(), Some(1));

@@ -121,7 +121,8 @@ impl Context {
         }
         let os = |e| Error::os("cannot create an event descriptor", e);
         let thread = Arc::new(Event::new().map_err(os)?);
-        let async_events = Arc::new(EventQueue::new()?);
+        let async_events = Arc::new(EventQueue::new());
+        async_events.fd()?;
         let flushes = Arc::new(FlushQueue::default());
         let news = Arc::new(AtomicU64::new(0));
         let driver = Driver::new(
@@ -235,7 +236,7 @@ impl Context {
     /// Readable while an asynchronous event waits.
     #[must_use]
     pub fn async_fd(&self) -> BorrowedFd<'_> {
-        self.handle.async_events.fd()
+        self.handle.async_events.fd().expect("made with the device")
     }
 
     /// Serves the device once: for programs with [`Progress::ByConsumer`] that have nothing to poll.

@@ -94,3 +94,55 @@ pub(crate) fn spawn(
 ) -> std::io::Result<std::thread::JoinHandle<()>> {
     std::thread::Builder::new().name("remanence-flush".into()).spawn(move || queue.work(done))
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use remanence_pmem::FileOptions;
+
+    use super::*;
+
+    fn file_region(name: &str) -> (std::path::PathBuf, Region) {
+        let path = std::env::temp_dir().join(format!("remanence-flush-{}-{name}", std::process::id()));
+        let region = FileOptions::new().create_new(1 << 20).open(&path).unwrap();
+        (path, region)
+    }
+
+    #[test]
+    fn every_flush_of_a_round_gets_its_answer_and_stopping_drops_the_rest() {
+        let (path, region) = file_region("round");
+        let queue = Arc::new(FlushQueue::default());
+        let (tell, told) = mpsc::channel();
+        for id in 0..10 {
+            queue.push(FlushId(id), region.clone(), id * 4096..id * 4096 + 64);
+        }
+        let worker =
+            spawn(Arc::clone(&queue), move |outcomes| tell.send(outcomes.to_vec()).unwrap()).unwrap();
+        let first = told.recv().unwrap();
+        assert!(first.iter().map(|&(id, outcome)| (id.0, outcome)).eq((0..10).map(|id| (id, Ok(())))));
+        queue.stop();
+        worker.join().unwrap();
+        queue.push(FlushId(11), region, 0..64);
+        assert!(told.recv().is_err(), "the worker is gone, and with it its end of the channel");
+        std::fs::remove_file(path).unwrap();
+    }
+
+    #[test]
+    fn a_medium_that_failed_fails_every_flush_of_it_and_no_other() {
+        let (path, broken) = file_region("broken");
+        let (other_path, sound) = file_region("sound");
+        // A file cut short under its region is a medium that lost pages.
+        std::fs::File::options().write(true).open(&path).unwrap().set_len(4096).unwrap();
+        let jobs = [(0, &broken), (1, &sound), (2, &broken)].map(|(id, region)| Job {
+            id: FlushId(id),
+            region: region.clone(),
+            range: 0..64,
+        });
+        let mut outcomes = Vec::new();
+        run_round(&jobs, &mut outcomes);
+        assert_eq!(outcomes, [(FlushId(0), Err(())), (FlushId(1), Ok(())), (FlushId(2), Err(()))]);
+        std::fs::remove_file(path).unwrap();
+        std::fs::remove_file(other_path).unwrap();
+    }
+}

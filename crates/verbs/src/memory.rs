@@ -110,3 +110,52 @@ impl Memory for RegionMemory {
 fn outcome(done: bool) -> FlushOutcome {
     if done { FlushOutcome::Done } else { FlushOutcome::Failed }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn memory() -> RegionMemory {
+        RegionMemory::new(Arc::new(FlushQueue::default()))
+    }
+
+    #[test]
+    fn memory_that_nothing_makes_durable_says_so_and_refuses_persistence() {
+        let mut memory = memory();
+        let id = memory.insert(Region::anonymous(4096).unwrap());
+        assert_eq!(memory.placement_support(id), PlacementSupport::GLOBAL_VISIBILITY);
+        let span = Span { region: id, offset: 0, len: 64 };
+        assert_eq!(memory.flush(FlushId(1), span, Placement::GlobalVisibility), FlushOutcome::Done);
+        assert_eq!(memory.flush(FlushId(2), span, Placement::Persistence), FlushOutcome::Failed);
+    }
+
+    #[test]
+    fn an_atomic_write_stores_the_bytes_in_their_order() {
+        let mut memory = memory();
+        let region = Region::anonymous(4096).unwrap();
+        let id = memory.insert(region.clone());
+        memory.atomic_write(id, 8, *b"in order");
+        let mut bytes = [0; 24];
+        region.read(0, &mut bytes);
+        assert_eq!(&bytes, b"\0\0\0\0\0\0\0\0in order\0\0\0\0\0\0\0\0");
+    }
+
+    #[test]
+    #[should_panic(expected = "not registered")]
+    fn a_region_that_was_removed_is_not_reached() {
+        let mut memory = memory();
+        let id = memory.insert(Region::anonymous(4096).unwrap());
+        memory.remove(id);
+        memory.read(id, 0, &mut [0]);
+    }
+
+    #[test]
+    fn an_id_is_used_again_only_after_its_region_is_gone() {
+        let mut memory = memory();
+        let first = memory.insert(Region::anonymous(4096).unwrap());
+        let second = memory.insert(Region::anonymous(4096).unwrap());
+        assert_ne!(first, second);
+        memory.remove(first);
+        assert_eq!(memory.insert(Region::anonymous(4096).unwrap()), first);
+    }
+}
