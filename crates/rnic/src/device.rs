@@ -2,7 +2,7 @@
 //!
 //! Methods come in four kinds. Verbs create, change and destroy objects (in the module of each object). Postings
 //! hand in work (`post_*`). `handle_*` tell the device what happened: a datagram came, time passed, a flush
-//! ended. `poll_*` ask what it wants: packets to send, the next deadline, completions, events. After a
+//! ended; they take the time even where nothing in the method needs it today. `poll_*` ask what it wants: packets to send, the next deadline, completions, events. After a
 //! `handle_*`, a posting or a `modify_qp`, poll for packets and deadlines again.
 
 use std::collections::VecDeque;
@@ -11,12 +11,14 @@ use std::ops::Range;
 
 use rand_chacha::ChaCha8Rng;
 use rand_core::{RngCore, SeedableRng};
-use remanence_wire::{Gid, Mtu};
+use remanence_wire::{Gid, Mtu, Qpn};
 
 use crate::ah::Ah;
 use crate::async_event::AsyncEvent;
 use crate::cq::{Cq, CqHandle};
+use crate::gsi::Gsi;
 use crate::keys::Keys;
+use crate::network::Agenda;
 use crate::pd::Pd;
 use crate::qp::QpTable;
 use crate::slab::Slab;
@@ -181,6 +183,7 @@ pub(crate) struct Shared {
     pub(crate) srqs: Slab<Srq>,
     pub(crate) cq_events: VecDeque<CqHandle>,
     pub(crate) async_events: VecDeque<AsyncEvent>,
+    pub(crate) agenda: Agenda,
     rng: ChaCha8Rng,
 }
 
@@ -199,6 +202,9 @@ impl Shared {
 pub struct Device {
     pub(crate) shared: Shared,
     pub(crate) qps: QpTable,
+    pub(crate) gsi: Gsi,
+    /// Multicast groups and the UD QPs that listen to them.
+    pub(crate) groups: Vec<(Gid, Qpn)>,
 }
 
 impl Device {
@@ -214,10 +220,12 @@ impl Device {
             srqs: Slab::new(config.max_srq),
             cq_events: VecDeque::new(),
             async_events: VecDeque::new(),
+            agenda: Agenda::default(),
             rng: ChaCha8Rng::seed_from_u64(config.seed),
             config,
         };
-        Self { qps: QpTable::new(shared.config.qpns.clone(), shared.config.max_qp), shared }
+        let qps = QpTable::new(shared.config.qpns.clone(), shared.config.max_qp);
+        Self { shared, qps, gsi: Gsi::default(), groups: Vec::new() }
     }
 
     /// What the device was created with (and the GIDs set since).
@@ -233,11 +241,6 @@ impl Device {
             gids.resize(usize::from(index) + 1, Gid::default());
         }
         gids[usize::from(index)] = gid.unwrap_or_default();
-    }
-
-    /// Gives the device more QP numbers, when a host hands them out in blocks.
-    pub fn add_qpns(&mut self, qpns: Range<u32>) {
-        self.qps.add_range(qpns);
     }
 
     /// The counters.

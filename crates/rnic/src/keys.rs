@@ -85,13 +85,22 @@ pub(crate) struct Keys {
     slot_bits: u32,
     mrs: u32,
     mws: u32,
+    /// Type 2 windows that are bound.
+    bound: u32,
 }
 
 impl Keys {
     /// A table of up to `max` keys. Slot 0 stays empty, so that no key is zero.
     pub(crate) fn new(max: u32) -> Self {
         let slot_bits = (max.saturating_add(1)).next_power_of_two().trailing_zeros().clamp(8, 24);
-        Self { slots: vec![None], free: std::collections::VecDeque::new(), slot_bits, mrs: 0, mws: 0 }
+        Self {
+            slots: vec![None],
+            free: std::collections::VecDeque::new(),
+            slot_bits,
+            mrs: 0,
+            mws: 0,
+            bound: 0,
+        }
     }
 
     pub(crate) const fn counts(&self) -> (u32, u32) {
@@ -251,6 +260,7 @@ impl Keys {
         self.unpin(old);
         if let Some(binding) = &binding {
             self.mr_mut(binding.mr).expect("resolved just now").windows += 1;
+            self.bound += u32::from(binding.qpn.is_some());
         }
         let mw = self.mw_mut(request.mw).expect("found above");
         mw.binding = binding;
@@ -299,7 +309,8 @@ impl Keys {
 
     /// Gives up the windows that a QP bound, when it is reset or destroyed.
     pub(crate) fn unbind_all_of(&mut self, qpn: Qpn) {
-        for slot in 0..self.slots.len() as u32 {
+        let slots = if self.bound == 0 { 0 } else { self.slots.len() as u32 };
+        for slot in 0..slots {
             let Some(mw) = self.mw_mut(slot) else { continue };
             if mw.binding.is_some_and(|binding| binding.qpn == Some(qpn)) {
                 let old = mw.binding.take();
@@ -311,6 +322,7 @@ impl Keys {
     pub(crate) fn unpin(&mut self, binding: Option<Binding>) {
         if let Some(binding) = binding {
             self.mr_mut(binding.mr).expect("an MR outlives its windows").windows -= 1;
+            self.bound -= u32::from(binding.qpn.is_some());
         }
     }
 }

@@ -73,3 +73,9 @@ pub trait Memory {
     /// Gives the range the placement. A range of length zero is the whole region given.
     fn flush(&mut self, id: FlushId, span: Span, placement: Placement) -> FlushOutcome;
 }
+
+/// The bytes of a `u64` as the CPU keeps it: an atomic's result lands in memory in host order.
+#[expect(clippy::host_endian_bytes, reason = "atomics are on native integers (IBA Vol 1, 9.4.5)")]
+pub(crate) const fn native_bytes(value: u64) -> [u8; 8] {
+    value.to_ne_bytes()
+}

@@ -65,27 +65,6 @@ impl<T> Slab<T> {
         self.free.push_back(index);
         slot.value.take()
     }
-
-    /// The object in a slot, whatever its generation: for lookups that carry their own proof of freshness.
-    pub(crate) fn at(&self, slot: usize) -> Option<&T> {
-        self.slots.get(slot)?.value.as_ref()
-    }
-
-    pub(crate) fn at_mut(&mut self, slot: usize) -> Option<&mut T> {
-        self.slots.get_mut(slot)?.value.as_mut()
-    }
-
-    pub(crate) const fn slot(handle: u32) -> usize {
-        (handle & SLOT_MASK) as usize
-    }
-
-    pub(crate) fn values(&self) -> impl Iterator<Item = &T> {
-        self.slots.iter().filter_map(|slot| slot.value.as_ref())
-    }
-
-    pub(crate) fn len(&self) -> usize {
-        self.slots.len() - self.free.len()
-    }
 }
 
 #[cfg(test)]
@@ -103,6 +82,5 @@ mod tests {
         let c = slab.insert('c').unwrap();
         assert_ne!(a, c);
         assert_eq!((slab.get(a), slab.get(b), slab.get(c)), (None, Some(&'b'), Some(&'c')));
-        assert_eq!(slab.len(), 2);
     }
 }

@@ -181,6 +181,10 @@ impl SendQueue {
         (self.wqes, self.sges, self.inline) = (wqes, sges, inline);
     }
 
+    pub(crate) const fn clear(&mut self) {
+        self.head = self.tail;
+    }
+
     /// The scatter/gather list of a WQE without inline data.
     #[inline]
     pub(crate) fn sges(&self, at: u32) -> &[Sge] {
@@ -194,13 +198,6 @@ impl SendQueue {
         let index = self.index(at);
         let wqe = &self.wqes[index];
         wqe.inline.then(|| &self.inline[index * self.max_inline as usize..][..wqe.len as usize])
-    }
-
-    /// Bytes on the heap, for the memory account.
-    pub(crate) fn heap_bytes(&self) -> usize {
-        self.wqes.capacity() * size_of::<Wqe>()
-            + self.sges.capacity() * size_of::<Sge>()
-            + self.inline.capacity()
     }
 }
 
@@ -286,14 +283,8 @@ impl RecvQueue {
         (self.slots, self.sges) = (slots, sges);
     }
 
-    /// How many bytes the oldest WQE holds.
-    pub(crate) fn front_room(&self) -> Option<u64> {
-        if self.len() == 0 {
-            return None;
-        }
-        let index = self.head as usize & (self.slots.len() - 1);
-        let sges = &self.sges[index * self.max_sge as usize..][..self.slots[index].sges as usize];
-        Some(sges.iter().map(|sge| u64::from(sge.len)).sum())
+    pub(crate) const fn clear(&mut self) {
+        self.head = self.tail;
     }
 
     /// Takes the oldest WQE into `into`, whose storage is used again.
@@ -319,11 +310,6 @@ impl RecvQueue {
         let wr_id = self.slots[self.head as usize & (self.slots.len() - 1)].wr_id;
         self.head = self.head.wrapping_add(1);
         Some(wr_id)
-    }
-
-    /// Bytes on the heap, for the memory account.
-    pub(crate) fn heap_bytes(&self) -> usize {
-        self.slots.capacity() * size_of::<RecvSlot>() + self.sges.capacity() * size_of::<Sge>()
     }
 }
 

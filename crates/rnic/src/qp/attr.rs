@@ -93,6 +93,44 @@ pub struct QpAttr {
     pub sqd_event: Option<bool>,
 }
 
+impl QpAttr {
+    /// Takes over what a change gives, the state aside: that is the QP's own.
+    pub(crate) fn merge(&mut self, change: &Self) {
+        let Self {
+            state: _,
+            cur_state: _,
+            qkey,
+            access,
+            av,
+            path_mtu,
+            dest_qpn,
+            rq_psn,
+            sq_psn,
+            max_rd_atomic,
+            max_dest_rd_atomic,
+            timeout,
+            retry_cnt,
+            rnr_retry,
+            min_rnr_timer,
+            sqd_event,
+        } = *change;
+        self.qkey = qkey.or(self.qkey);
+        self.access = access.or(self.access);
+        self.av = av.or(self.av);
+        self.path_mtu = path_mtu.or(self.path_mtu);
+        self.dest_qpn = dest_qpn.or(self.dest_qpn);
+        self.rq_psn = rq_psn.or(self.rq_psn);
+        self.sq_psn = sq_psn.or(self.sq_psn);
+        self.max_rd_atomic = max_rd_atomic.or(self.max_rd_atomic);
+        self.max_dest_rd_atomic = max_dest_rd_atomic.or(self.max_dest_rd_atomic);
+        self.timeout = timeout.or(self.timeout);
+        self.retry_cnt = retry_cnt.or(self.retry_cnt);
+        self.rnr_retry = rnr_retry.or(self.rnr_retry);
+        self.min_rnr_timer = min_rnr_timer.or(self.min_rnr_timer);
+        self.sqd_event = sqd_event.or(self.sqd_event);
+    }
+}
+
 /// What `query_qp` answers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct QpInfo {

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use remanence_wire::{Qpn, icrc};
 
 use crate::ah::Av;
-use crate::device::{ROCE_PORT, RxMeta, SourcePort};
+use crate::device::{ROCE_PORT, RxMeta, SourcePort, Transmit};
 
 #[derive(Clone, Debug)]
 pub(crate) struct Path {
@@ -38,6 +38,19 @@ impl Path {
             flow: icrc::Flow::new(av.src, av.dst, src_port, ROCE_PORT),
             rx_flow: icrc::Flow::new(av.dst, av.src, ROCE_PORT, ROCE_PORT),
             rx_port: ROCE_PORT,
+        }
+    }
+
+    /// What to tell the link of `len` bytes of packets of `segment_size` bytes.
+    pub(crate) const fn transmit(&self, len: usize, segment_size: usize) -> Transmit {
+        Transmit {
+            src: self.src,
+            dst: self.dst,
+            src_port: self.src_port,
+            tos: self.tos,
+            hop_limit: self.hop_limit,
+            len,
+            segment_size,
         }
     }
 

@@ -70,10 +70,6 @@ impl QpTable {
         self.slots[slot as usize].as_deref_mut()
     }
 
-    pub(crate) const fn len(&self) -> u32 {
-        self.live
-    }
-
     /// Adds the QP that `make` builds for a number and a slot; `None` when either has run out.
     pub(crate) fn insert(&mut self, make: impl FnOnce(Qpn, u32) -> Qp) -> Option<Qpn> {
         if self.live >= self.max {

@@ -2,13 +2,20 @@
 //!
 //! Read first: IBA Vol 1, 11.2.5 (QP verbs) and 11.4.1 (posting).
 
-use remanence_wire::{Gid, Mtu, Qpn};
+use remanence_wire::{Gid, Mtu, Psn, Qpn};
 
+use super::Qp;
 use super::attr::{QpAttr, QpInfo, QpInit, QpType};
+use super::congestion::Congestion;
+use super::path::Path;
+use super::receive::Receiving;
+use super::requester::Requester;
+use super::responder::Responder;
+use super::retry::Retry;
 use super::state::{self, QpState};
-use super::{Qp, path::Path};
+use super::timer::TimerEntry;
 use crate::access::Access;
-use crate::device::{Device, MAX_MESSAGE};
+use crate::device::{Device, MAX_MESSAGE, Shared};
 use crate::error::{PostError, VerbError};
 use crate::time::Instant;
 use crate::wqe::{RecvQueue, SendQueue};
@@ -35,18 +42,36 @@ impl Device {
         }
         let (recv_wr, recv_sge) =
             if init.srq.is_some() { (0, 0) } else { (caps.max_recv_wr, caps.max_recv_sge) };
+        let recv_pd = match init.srq {
+            Some(srq) => self.shared.srqs.get(srq.0).expect("checked above").pd,
+            None => init.pd,
+        };
         let make = |qpn, slot| Qp {
             qpn,
             slot,
             state: QpState::Reset,
-            init: *init,
-            attr: QpAttr::default(),
-            dest: Qpn::new(0),
+            queued: false,
+            wants_tx: false,
+            cq_lost: false,
+            draining: false,
+            comm_est: false,
+            cnp_due: false,
+            cnp_at: None,
             mtu: config.mtu,
+            dest: Qpn::new(0),
             access: Access::empty(),
+            init: *init,
+            recv_pd,
+            attr: QpAttr::default(),
             path: None,
             sq: SendQueue::new(caps.max_send_wr, caps.max_send_sge, caps.max_inline),
             rq: RecvQueue::new(recv_wr, recv_sge),
+            requester: Requester::default(),
+            congestion: Congestion::new(config.window),
+            retry: Retry::default(),
+            responder: Responder::default(),
+            receiving: Receiving::default(),
+            timer: TimerEntry::default(),
         };
         let qpn = self.qps.insert(make).ok_or(VerbError::NoRoom("QP"))?;
         self.use_pd(init.pd);
@@ -61,7 +86,9 @@ impl Device {
 
     /// Destroys a QP. Its outstanding work requests vanish without completions.
     pub fn destroy_qp(&mut self, qpn: Qpn) -> Result<(), VerbError> {
-        let qp = self.qps.remove(qpn).ok_or(VerbError::NoSuchObject("QP"))?;
+        let mut qp = self.qps.remove(qpn).ok_or(VerbError::NoSuchObject("QP"))?;
+        self.shared.forget(&mut qp);
+        self.groups.retain(|&(_, member)| member != qpn);
         for cq in [qp.init.send_cq, qp.init.recv_cq] {
             self.shared.cqs.get_mut(cq.0).expect("a CQ outlives its QPs").users -= 1;
         }
@@ -76,53 +103,174 @@ impl Device {
     /// What a QP was created with, its attributes, its state.
     pub fn query_qp(&self, qpn: Qpn) -> Result<QpInfo, VerbError> {
         let qp = self.qps.get(qpn).ok_or(VerbError::NoSuchObject("QP"))?;
-        Ok(QpInfo { init: qp.init, attr: qp.attr, state: qp.state, draining: false })
+        Ok(QpInfo { init: qp.init, attr: qp.attr, state: qp.state, draining: qp.draining })
     }
 
-    /// Changes attributes, and with them or alone the state.
+    /// Changes attributes, and with them or alone the state. Nothing changes on an error.
     pub fn modify_qp(&mut self, _now: Instant, qpn: Qpn, attr: &QpAttr) -> Result<(), VerbError> {
-        let Self { shared, qps } = self;
+        let Self { shared, qps, .. } = self;
         let qp = qps.get_mut(qpn).ok_or(VerbError::NoSuchObject("QP"))?;
         let to = state::check(qp.init.ty, qp.state, attr)?;
-        if attr.path_mtu.is_some_and(|mtu| mtu > shared.config.mtu) {
-            return Err(VerbError::InvalidArgument("the path MTU is larger than the link carries"));
-        }
-        let av = attr.av.as_ref().map(|av| shared.resolve(av)).transpose()?;
-        if let Some(dest) = attr.dest_qpn {
-            qp.dest = dest;
-        }
-        if let Some(av) = av {
-            let path = Path::new(&av, qpn, qp.dest, shared.config.source_port, shared.config.ecn);
-            qp.path = Some(Box::new(path));
-        }
-        qp.state = to;
+        check_ranges(shared, attr)?;
+        let dest = attr.dest_qpn.unwrap_or(qp.dest);
+        let path = match &attr.av {
+            Some(av) => {
+                let av = shared.resolve(av)?;
+                let config = &shared.config;
+                Some(Box::new(Path::new(&av, qpn, dest, config.source_port, config.ecn)))
+            }
+            None => None,
+        };
+        qp.attr.merge(attr);
+        qp.dest = dest;
+        qp.path = path.or_else(|| qp.path.take());
+        qp.mtu = attr.path_mtu.unwrap_or(qp.mtu);
+        qp.access = attr.access.unwrap_or(qp.access);
+        qp.change_state(shared, to, attr);
+        shared.settle(qp);
         Ok(())
     }
 
     /// Posts a send-queue work request. Poll for packets to send afterwards.
     pub fn post_send(&mut self, qpn: Qpn, wr: &SendWr<'_>) -> Result<(), PostError> {
-        let qp = self.qps.get_mut(qpn).ok_or(PostError::NoSuchQueue)?;
-        let len = check_send(qp.init.ty, self.shared.config.mtu, wr)?;
-        qp.sq.post(wr, len)
+        let Self { shared, qps, .. } = self;
+        let qp = qps.get_mut(qpn).ok_or(PostError::NoSuchQueue)?;
+        let len = check_send(qp.init.ty, qp.mtu, wr)?;
+        if let Some(dest) = &wr.ud
+            && qp.init.ty == QpType::Ud
+            && shared.ahs.get(dest.ah.0).is_none_or(|ah| ah.pd != qp.init.pd)
+        {
+            return Err(PostError::InvalidAh);
+        }
+        match qp.state {
+            QpState::Reset | QpState::Init | QpState::Rtr => return Err(PostError::InvalidState),
+            QpState::Rts | QpState::Sqd | QpState::Sqe | QpState::Err => qp.sq.post(wr, len)?,
+        }
+        if matches!(qp.state, QpState::Sqe | QpState::Err) {
+            // Accepted, and flushed at once (10.3.1.5, 10.3.1.6).
+            qp.flush_sends(shared);
+        } else {
+            qp.wants_tx = true;
+            shared.settle(qp);
+        }
+        Ok(())
     }
 
     /// Posts a receive to the QP's own receive queue.
     pub fn post_recv(&mut self, qpn: Qpn, wr: &RecvWr<'_>) -> Result<(), PostError> {
-        let qp = self.qps.get_mut(qpn).ok_or(PostError::NoSuchQueue)?;
+        let Self { shared, qps, .. } = self;
+        let qp = qps.get_mut(qpn).ok_or(PostError::NoSuchQueue)?;
         if qp.init.srq.is_some() || qp.state == QpState::Reset {
             return Err(PostError::InvalidState);
         }
-        qp.rq.post(wr)
+        qp.rq.post(wr)?;
+        if qp.state == QpState::Err {
+            qp.flush_receives(shared);
+        }
+        Ok(())
     }
 
-    /// Lets a UD QP receive what is sent to a multicast group. The link joins the group; that is the caller's.
+    /// Lets a UD QP receive what is sent to a multicast group. That the link joins the group is the caller's
+    /// business.
     pub fn attach_mcast(&mut self, qpn: Qpn, mgid: Gid) -> Result<(), VerbError> {
         let qp = self.qps.get(qpn).ok_or(VerbError::NoSuchObject("QP"))?;
         if qp.init.ty != QpType::Ud || !mgid.to_ip().is_multicast() {
             return Err(VerbError::InvalidArgument("multicast is for UD QPs and multicast GIDs"));
         }
+        if !self.groups.contains(&(mgid, qpn)) {
+            self.groups.push((mgid, qpn));
+        }
         Ok(())
     }
+
+    /// Undoes [`Device::attach_mcast`].
+    pub fn detach_mcast(&mut self, qpn: Qpn, mgid: Gid) -> Result<(), VerbError> {
+        let at = self.groups.iter().position(|&member| member == (mgid, qpn));
+        self.groups.swap_remove(at.ok_or(VerbError::InvalidArgument("the QP is not attached to the group"))?);
+        Ok(())
+    }
+
+    /// Bytes that a QP takes beside its send and receive queue.
+    pub fn qp_footprint(&self, qpn: Qpn) -> Result<usize, VerbError> {
+        self.qps.get(qpn).map(Qp::footprint).ok_or(VerbError::NoSuchObject("QP"))
+    }
+}
+
+impl Qp {
+    /// Carries out a transition that the state machine allows.
+    fn change_state(&mut self, shared: &mut Shared, to: QpState, attr: &QpAttr) {
+        let from = std::mem::replace(&mut self.state, to);
+        match (from, to) {
+            (_, QpState::Reset) => self.reset(shared),
+            (QpState::Err, QpState::Err) => self.responder.silence(),
+            (_, QpState::Err) => {
+                self.responder.silence();
+                self.enter_error(shared);
+            }
+            (QpState::Init, QpState::Rtr) => {
+                let resources = self.attr.max_dest_rd_atomic.unwrap_or(0);
+                self.responder.reset(self.attr.rq_psn.unwrap_or_default(), resources);
+                self.comm_est = false;
+            }
+            (QpState::Rtr, QpState::Rts) => {
+                self.requester.reset(self.attr.sq_psn.unwrap_or_default(), self.sq.head);
+                self.congestion = Congestion::new(shared.config.window);
+                self.retry = Retry::default();
+            }
+            (QpState::Rts, QpState::Sqd) => {
+                self.draining = true;
+                self.check_drained(shared);
+            }
+            (QpState::Sqd, QpState::Sqd) => {
+                if let Some(resources) = attr.max_dest_rd_atomic {
+                    self.responder.resources.resize(resources);
+                }
+            }
+            (QpState::Sqd | QpState::Sqe, QpState::Rts) => {
+                self.draining = false;
+                self.wants_tx = true;
+            }
+            _ => {}
+        }
+    }
+
+    /// Back to RESET: everything is forgotten, nothing completes.
+    fn reset(&mut self, shared: &mut Shared) {
+        shared.keys.unbind_all_of(self.qpn);
+        self.sq.clear();
+        self.rq.clear();
+        self.requester.reset(Psn::default(), self.sq.head);
+        self.responder.reset(Psn::default(), 0);
+        self.receiving.taken = false;
+        self.retry = Retry::default();
+        self.attr = QpAttr::default();
+        self.access = Access::empty();
+        self.path = None;
+        self.dest = Qpn::new(0);
+        self.mtu = shared.config.mtu;
+        (self.draining, self.comm_est, self.cnp_due) = (false, false, false);
+    }
+}
+
+/// The ranges of attributes that their types do not bound.
+fn check_ranges(shared: &Shared, attr: &QpAttr) -> Result<(), VerbError> {
+    let config = &shared.config;
+    if attr.path_mtu.is_some_and(|mtu| mtu > config.mtu) {
+        return Err(VerbError::InvalidArgument("the path MTU is larger than the link carries"));
+    }
+    for depth in [attr.max_rd_atomic, attr.max_dest_rd_atomic] {
+        if depth.is_some_and(|depth| depth > config.max_rd_atomic) {
+            return Err(VerbError::InvalidArgument("more outstanding READs and atomics than the device has"));
+        }
+    }
+    let within = |value: Option<u8>, max| value.is_none_or(|value| value <= max);
+    if !within(attr.timeout, 31) || !within(attr.min_rnr_timer, 31) {
+        return Err(VerbError::InvalidArgument("timeout and RNR timer codes are 0 to 31"));
+    }
+    if !within(attr.retry_cnt, 7) || !within(attr.rnr_retry, 7) {
+        return Err(VerbError::InvalidArgument("retry counts are 0 to 7"));
+    }
+    Ok(())
 }
 
 /// The rules that a send work request obeys on its own; returns the bytes of local data.

@@ -1,0 +1,215 @@
+//! Responder resources: what the responder remembers of READs, atomics, FLUSHes and ATOMIC WRITEs.
+//!
+//! Read first: IBA Vol 1, 9.7.4.1 (duplicates) and 9.7.5.1 (responses), Annex A19.
+//!
+//! Each such request takes an entry, and there are as many as the responder promised (`max_dest_rd_atomic`).
+//! While it is *open* an entry is in the line of responses, which leave in the order of their PSNs. Afterwards it
+//! stays as memory of what was answered, until a newer request needs its place: a duplicate atomic is answered
+//! from there and not executed again.
+
+use std::collections::VecDeque;
+
+use remanence_wire::{Psn, Rkey};
+
+use crate::keys::Place;
+use crate::memory::{FlushId, Placement};
+
+/// What was asked.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Request {
+    Read {
+        va: u64,
+        len: u32,
+        rkey: Rkey,
+    },
+    CompareSwap {
+        va: u64,
+        rkey: Rkey,
+        compare: u64,
+        swap: u64,
+    },
+    FetchAdd {
+        va: u64,
+        rkey: Rkey,
+        add: u64,
+    },
+    AtomicWrite {
+        va: u64,
+        rkey: Rkey,
+        data: [u8; 8],
+    },
+    /// The range was checked when the request came: which bytes it means is settled then.
+    Flush {
+        place: Place,
+        len: u64,
+        placement: Placement,
+    },
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Progress {
+    /// Behind a FLUSH, or behind a READ that is still being sent.
+    Waiting,
+    /// The memory is working on it.
+    Flushing(FlushId),
+    /// Executed; response packets from `next` on are to be sent, the first of them at `start`.
+    Answering { start: Psn, next: Psn },
+    /// Answered; kept for duplicates.
+    Closed,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Resource {
+    pub(crate) request: Request,
+    pub(crate) progress: Progress,
+    pub(crate) first: Psn,
+    pub(crate) last: Psn,
+    /// What an atomic found.
+    pub(crate) original: u64,
+}
+
+impl Resource {
+    /// Executed: its whole response is due.
+    pub(crate) const fn answer(&mut self) {
+        self.progress = Progress::Answering { start: self.first, next: self.first };
+    }
+
+    /// The number of its response packets.
+    pub(crate) const fn psns(&self) -> u32 {
+        super::distance(self.first, self.last) + 1
+    }
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Resources {
+    ring: VecDeque<Resource>,
+    open: usize,
+    max: usize,
+}
+
+impl Resources {
+    pub(crate) fn reset(&mut self, max: u8) {
+        self.ring.clear();
+        self.open = 0;
+        self.max = usize::from(max);
+    }
+
+    /// Changes the number of entries (in SQD). What is remembered stays until its place is needed.
+    pub(crate) fn resize(&mut self, max: u8) {
+        self.max = usize::from(max);
+    }
+
+    /// Whether nothing waits for its response.
+    #[inline]
+    pub(crate) const fn is_quiet(&self) -> bool {
+        self.open == 0
+    }
+
+    /// Whether one more request can be taken: there is a free entry, or the oldest is no longer open.
+    pub(crate) fn has_room(&self) -> bool {
+        self.ring.len() < self.max
+            || self.ring.front().is_some_and(|oldest| matches!(oldest.progress, Progress::Closed))
+    }
+
+    pub(crate) fn push(&mut self, request: Request, first: Psn, last: Psn) {
+        while self.ring.len() >= self.max {
+            self.ring.pop_front();
+        }
+        self.ring.push_back(Resource { request, progress: Progress::Waiting, first, last, original: 0 });
+        self.open += 1;
+    }
+
+    /// The entry that a duplicate request means.
+    pub(crate) fn find(&mut self, psn: Psn) -> Option<usize> {
+        self.ring.iter().position(|entry| psn.in_window(entry.first, entry.psns()))
+    }
+
+    pub(crate) fn get(&self, index: usize) -> &Resource {
+        &self.ring[index]
+    }
+
+    pub(crate) fn get_mut(&mut self, index: usize) -> &mut Resource {
+        &mut self.ring[index]
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.ring.len()
+    }
+
+    /// Opens a closed entry again, to answer from `start`.
+    pub(crate) fn reopen(&mut self, index: usize, start: Psn) {
+        let entry = &mut self.ring[index];
+        if entry.progress == Progress::Closed {
+            self.open += 1;
+        }
+        entry.progress = Progress::Answering { start, next: start };
+    }
+
+    pub(crate) fn close(&mut self, index: usize) {
+        debug_assert!(self.ring[index].progress != Progress::Closed);
+        self.ring[index].progress = Progress::Closed;
+        self.open -= 1;
+    }
+
+    /// Closes everything: the QP refused a request or went to the error state.
+    pub(crate) fn close_from(&mut self, index: usize) {
+        for at in index..self.ring.len() {
+            if self.ring[at].progress != Progress::Closed {
+                self.close(at);
+            }
+        }
+    }
+
+    /// The first open entry: the one whose response must leave next.
+    pub(crate) fn front(&self) -> Option<usize> {
+        if self.open == 0 {
+            return None;
+        }
+        self.ring.iter().position(|entry| entry.progress != Progress::Closed)
+    }
+
+    pub(crate) fn flushing(&self, id: FlushId) -> Option<usize> {
+        if self.open == 0 {
+            return None;
+        }
+        self.ring.iter().position(|entry| entry.progress == Progress::Flushing(id))
+    }
+
+    /// Bytes on the heap, for the memory account.
+    pub(crate) fn heap_bytes(&self) -> usize {
+        self.ring.capacity() * size_of::<Resource>()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(len: u32) -> Request {
+        Request::Read { va: 0, len, rkey: Rkey(1) }
+    }
+
+    #[test]
+    fn closed_entries_stay_until_their_place_is_needed() {
+        let mut resources = Resources::default();
+        resources.reset(2);
+        let psn = Psn::new;
+        resources.push(read(1), psn(10), psn(10));
+        resources.push(read(9000), psn(11), psn(13));
+        assert!(!resources.has_room());
+        assert_eq!(resources.front(), Some(0));
+        resources.close(0);
+        assert!(resources.has_room());
+        assert_eq!(resources.front(), Some(1));
+        assert_eq!(resources.find(psn(10)), Some(0));
+        assert_eq!(resources.find(psn(13)), Some(1));
+        assert_eq!(resources.find(psn(14)), None);
+        resources.push(read(1), psn(14), psn(14));
+        assert_eq!(resources.find(psn(10)), None);
+        resources.close_from(0);
+        assert!(resources.is_quiet());
+        resources.reopen(0, psn(12));
+        assert_eq!(resources.get(0).progress, Progress::Answering { start: psn(12), next: psn(12) });
+        assert_eq!(resources.front(), Some(0));
+    }
+}

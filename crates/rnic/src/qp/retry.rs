@@ -1,0 +1,263 @@
+//! When a requester sends again, and when it gives up.
+//!
+//! Read first: IBA Vol 1, 9.7.6.1 (transport timer), 9.9.2.1 (retry counters), 9.7.5.2.8 (RNR NAK timer).
+//!
+//! The local ACK timeout of a QP is chosen for the worst path that it may meet, so that waiting for it after every
+//! lost tail would cost tens of milliseconds. Here it bounds the *patience* of the QP, as the specification means
+//! it: without progress for (retry count + 1) timeouts, the work request fails. Within that, requests are sent
+//! again after a timeout that follows the measured round trip (RFC 6298), doubling each time.
+
+use std::time::Duration;
+
+use remanence_wire::Psn;
+
+use crate::time::Instant;
+
+/// The shortest retransmission timeout. Either end may be a process that the scheduler took off its core; sending
+/// again before it is back only adds work.
+const RTO_MIN_NS: u64 = 4_000_000;
+/// Before anything was measured.
+const RTO_INITIAL_NS: u64 = 25_000_000;
+/// The longest step of the doubling; a healed path is noticed within this time.
+const RTO_MAX_NS: u64 = 500_000_000;
+/// With an unknown round trip, two reports of the same gap closer than this are one.
+const GAP_MIN_NS: u64 = 100_000;
+
+/// The local ACK timeout of a code (IBA Vol 1, 9.7.6.1.3); `None` for 0, which means never.
+pub(crate) fn local_ack_timeout(code: u8) -> Option<Duration> {
+    (code != 0).then(|| Duration::from_nanos(4096 << (code & 0x1f)))
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Retry {
+    /// When to act: to send again, or to go on after an RNR NAK. `None` while nothing is outstanding.
+    deadline: Option<Instant>,
+    /// When the peer last acknowledged something new, or the QP started to wait.
+    progress_at: Instant,
+    /// How often the deadline has passed since.
+    backoff: u32,
+    srtt_ns: u64,
+    rttvar_ns: u64,
+    /// A packet whose acknowledgement is being timed.
+    sample: Option<(Psn, Instant)>,
+    /// RNR NAKs in a row.
+    rnr: u8,
+    /// Waiting for the RNR NAK timer.
+    rnr_wait: bool,
+    /// The last gap that was repaired, and when.
+    gap: Option<(Psn, Instant)>,
+}
+
+/// What to do at a deadline.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Expired {
+    /// Send again.
+    Resend,
+    /// The RNR NAK timer is over: go on.
+    RnrOver,
+    /// The retry count is exhausted.
+    GiveUp,
+}
+
+impl Retry {
+    pub(crate) const fn deadline(&self) -> Option<Instant> {
+        self.deadline
+    }
+
+    pub(crate) const fn rnr_waiting(&self) -> bool {
+        self.rnr_wait
+    }
+
+    pub(crate) const fn rtt_ns(&self) -> u64 {
+        self.srtt_ns
+    }
+
+    fn rto(&self) -> Duration {
+        let base = if self.srtt_ns == 0 {
+            RTO_INITIAL_NS
+        } else {
+            (self.srtt_ns + 4 * self.rttvar_ns).max(RTO_MIN_NS)
+        };
+        Duration::from_nanos((base << self.backoff.min(8)).min(RTO_MAX_NS))
+    }
+
+    /// Something was sent. Starts the timer if it does not run.
+    #[inline]
+    pub(crate) fn on_sent(&mut self, now: Instant) {
+        if self.deadline.is_none() {
+            self.progress_at = now;
+            self.backoff = 0;
+            self.deadline = Some(now + self.rto());
+        }
+    }
+
+    /// Times the acknowledgement of `psn`, if no other is being timed.
+    #[inline]
+    pub(crate) fn start_sample(&mut self, psn: Psn, now: Instant) {
+        if self.sample.is_none() {
+            self.sample = Some((psn, now));
+        }
+    }
+
+    /// The peer acknowledged everything before `una`; `idle` says that nothing more is outstanding.
+    #[inline]
+    pub(crate) fn on_progress(&mut self, una: Psn, idle: bool, now: Instant) {
+        if let Some((psn, sent)) = self.sample
+            && psn.is_before(una)
+        {
+            self.sample = None;
+            self.measured(now.as_nanos().saturating_sub(sent.as_nanos()));
+        }
+        self.progress_at = now;
+        self.backoff = 0;
+        self.rnr = 0;
+        self.rnr_wait = false;
+        self.gap = None;
+        self.deadline = if idle { None } else { Some(now + self.rto()) };
+    }
+
+    /// RFC 6298, 2.
+    fn measured(&mut self, rtt: u64) {
+        let rtt = rtt.max(1);
+        if self.srtt_ns == 0 {
+            (self.srtt_ns, self.rttvar_ns) = (rtt, rtt / 2);
+        } else {
+            self.rttvar_ns = (3 * self.rttvar_ns + self.srtt_ns.abs_diff(rtt)) / 4;
+            self.srtt_ns = (7 * self.srtt_ns + rtt) / 8;
+        }
+    }
+
+    /// The requester goes back: what is being timed would be answered twice (Karn).
+    pub(crate) const fn on_go_back(&mut self) {
+        self.sample = None;
+    }
+
+    /// Whether a report that `una` was lost is news. The packets already in flight behind a gap may report it
+    /// again before the repair can have arrived.
+    pub(crate) fn is_new_gap(&mut self, una: Psn, now: Instant) -> bool {
+        let quiet = self.srtt_ns.max(GAP_MIN_NS);
+        let known = self
+            .gap
+            .is_some_and(|(psn, at)| psn == una && now.as_nanos().saturating_sub(at.as_nanos()) < quiet);
+        if !known {
+            self.gap = Some((una, now));
+        }
+        !known
+    }
+
+    /// An RNR NAK: wait as long as it asks. `Err` when there were too many in a row; a limit of 7 is none.
+    pub(crate) fn on_rnr_nak(&mut self, wait: Duration, limit: u8, now: Instant) -> Result<(), ()> {
+        if limit < 7 {
+            if self.rnr >= limit {
+                return Err(());
+            }
+            self.rnr += 1;
+        }
+        self.progress_at = now;
+        self.backoff = 0;
+        self.rnr_wait = true;
+        self.deadline = Some(now + wait);
+        Ok(())
+    }
+
+    /// Called when the deadline may have passed; `None` if it has not.
+    pub(crate) fn expire(&mut self, timeout: u8, retry_cnt: u8, now: Instant) -> Option<Expired> {
+        if self.deadline? > now {
+            return None;
+        }
+        if self.rnr_wait {
+            self.rnr_wait = false;
+            self.progress_at = now;
+            self.deadline = None;
+            return Some(Expired::RnrOver);
+        }
+        let patience = local_ack_timeout(timeout).map(|t| self.progress_at + t * (u32::from(retry_cnt) + 1));
+        if patience.is_some_and(|end| end <= now) {
+            self.deadline = None;
+            return Some(Expired::GiveUp);
+        }
+        self.backoff += 1;
+        let next = now + self.rto();
+        self.deadline = Some(patience.map_or(next, |end| end.min(next)));
+        Some(Expired::Resend)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: u64 = 1_000_000;
+
+    fn at(millis: u64) -> Instant {
+        Instant::from_nanos(1 + millis * MS)
+    }
+
+    /// Runs the timer to its end; returns how often it asked to send again, and when it gave up.
+    fn exhaust(timeout: u8, retry_cnt: u8) -> (u32, Duration) {
+        let mut retry = Retry::default();
+        retry.on_sent(at(0));
+        let mut resends = 0;
+        loop {
+            let now = retry.deadline().unwrap();
+            match retry.expire(timeout, retry_cnt, now).unwrap() {
+                Expired::Resend => resends += 1,
+                Expired::GiveUp => return (resends, now.since(at(0))),
+                Expired::RnrOver => unreachable!("no RNR NAK came"),
+            }
+        }
+    }
+
+    #[test]
+    fn patience_is_the_retry_count_times_the_local_ack_timeout() {
+        for (timeout, retry_cnt) in [(14, 7), (14, 0), (10, 3), (17, 7)] {
+            let (resends, gave_up) = exhaust(timeout, retry_cnt);
+            let wanted = local_ack_timeout(timeout).unwrap() * (u32::from(retry_cnt) + 1);
+            // The first check is after the initial timeout, so that short patience ends there.
+            assert_eq!(gave_up, wanted.max(Duration::from_nanos(RTO_INITIAL_NS)));
+            assert!(resends >= u32::from(gave_up > Duration::from_nanos(RTO_INITIAL_NS)));
+        }
+    }
+
+    #[test]
+    fn the_timeout_follows_the_round_trip_and_doubles() {
+        let mut retry = Retry::default();
+        for n in 0..20u32 {
+            retry.on_sent(at(u64::from(n) * 20));
+            retry.start_sample(Psn::new(n), at(u64::from(n) * 20));
+            retry.on_progress(Psn::new(n + 1), true, at(u64::from(n) * 20 + 10));
+        }
+        assert_eq!(retry.deadline(), None);
+        assert_eq!(retry.rtt_ns(), 10 * MS);
+        retry.on_sent(at(1000));
+        let first = retry.deadline().unwrap().since(at(1000));
+        assert!(first >= Duration::from_millis(10) && first < Duration::from_millis(20));
+        assert_eq!(retry.expire(18, 7, at(1001)), None);
+        assert_eq!(retry.expire(18, 7, at(1050)), Some(Expired::Resend));
+        assert_eq!(retry.deadline().unwrap().since(at(1050)), first * 2);
+    }
+
+    #[test]
+    fn rnr_naks_are_counted_unless_the_limit_is_seven() {
+        let mut retry = Retry::default();
+        retry.on_sent(at(0));
+        let wait = Duration::from_millis(1);
+        assert_eq!(retry.on_rnr_nak(wait, 2, at(0)), Ok(()));
+        assert_eq!(retry.expire(14, 7, at(0)), None);
+        assert_eq!(retry.expire(14, 7, at(1)), Some(Expired::RnrOver));
+        assert_eq!(retry.on_rnr_nak(wait, 2, at(2)), Ok(()));
+        assert_eq!(retry.on_rnr_nak(wait, 2, at(3)), Err(()));
+        for n in 0..1000 {
+            assert_eq!(retry.on_rnr_nak(wait, 7, at(n)), Ok(()));
+        }
+    }
+
+    #[test]
+    fn a_gap_is_repaired_once_per_round_trip() {
+        let mut retry = Retry::default();
+        assert!(retry.is_new_gap(Psn::new(5), at(0)));
+        assert!(!retry.is_new_gap(Psn::new(5), at(0)));
+        assert!(retry.is_new_gap(Psn::new(6), at(0)));
+        assert!(retry.is_new_gap(Psn::new(6), at(1)));
+    }
+}

@@ -1,0 +1,5 @@
+//! Engine against engine, in memory and in simulated time.
+
+mod basic;
+#[expect(dead_code, reason = "the tests that use the rest of the harness come one by one")]
+mod pair;
