@@ -11,3 +11,4 @@ pub mod peers;
 pub mod plot;
 pub mod report;
 pub mod samples;
+pub mod transport;

@@ -60,6 +60,8 @@ pub enum State {
     Far,
     /// The probe fell between the two, or there is only one core.
     Unclear,
+    /// For figures of one core, which know no states.
+    Any,
 }
 
 impl State {
@@ -75,6 +77,7 @@ impl State {
             Self::Near => "near",
             Self::Far => "far",
             Self::Unclear => "unclear",
+            Self::Any => "any",
         }
     }
 

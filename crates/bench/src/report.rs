@@ -111,7 +111,7 @@ impl Report {
     pub fn table(&self) -> String {
         let mut out = format!("{}\n\n", self.machine);
         let mut rows = Table::new();
-        rows.load_preset(presets::UTF8_HORIZONTAL_ONLY);
+        rows.load_preset(presets::NOTHING);
         rows.set_header(["op", "size", "series", "state", "p50", "p99", "unit", "n"]);
         for row in &self.rows {
             rows.add_row([
@@ -129,7 +129,7 @@ impl Report {
         let _ = writeln!(out, "{rows}");
         if !self.bars.is_empty() {
             let mut bars = Table::new();
-            bars.load_preset(presets::UTF8_HORIZONTAL_ONLY);
+            bars.load_preset(presets::NOTHING);
             bars.set_header(["bar", "value", "", "limit", ""]);
             for bar in &self.bars {
                 bars.add_row([

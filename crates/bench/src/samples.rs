@@ -69,25 +69,22 @@ impl Samples {
         }
     }
 
-    /// The median of a point in a state.
-    #[must_use]
-    pub fn median(&self, key: &Key, state: State) -> Option<f64> {
-        let histogram = self.kept.get(&(key.clone(), state))?;
-        (!histogram.is_empty()).then(|| histogram.value_at_quantile(0.5) as f64 / Metric::SCALE)
-    }
-
     /// The ratio of two medians, taken within each state and then averaged by how many samples both have;
     /// `None` where no state has both.
     #[must_use]
     pub fn ratio(&self, over: &Key, under: &Key) -> Option<f64> {
         let (mut sum, mut weight) = (0.0, 0.0);
         for state in [State::Near, State::Far, State::Unclear] {
-            let (Some(a), Some(b)) = (self.median(over, state), self.median(under, state)) else { continue };
-            let n = |key: &Key| self.kept.get(&(key.clone(), state)).map_or(0, Histogram::len) as f64;
-            let both = n(over).min(n(under));
+            // What one core measured alone goes with every state.
+            let at = |key: &Key| {
+                let within = |state| self.kept.get(&(key.clone(), state)).filter(|h| !h.is_empty());
+                let histogram = within(state).or_else(|| within(State::Any))?;
+                Some((histogram.value_at_quantile(0.5) as f64, histogram.len() as f64))
+            };
+            let (Some((a, n)), Some((b, m))) = (at(over), at(under)) else { continue };
             if b > 0.0 {
-                sum += both * (a / b);
-                weight += both;
+                sum += n.min(m) * (a / b);
+                weight += n.min(m);
             }
         }
         (weight > 0.0).then(|| sum / weight)

@@ -1,0 +1,134 @@
+//! One end of the transport bench: a process that does what the controller says.
+
+use std::io::{BufRead, Write};
+use std::net::IpAddr;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+
+use super::bare::{BareUdp, BareXdp};
+use super::ours::Ours;
+use super::protocol::{Carrier, Endpoint, Reply, Request, Test};
+
+/// What is open. Everything that measures is behind one lock-free hand-over: the serving thread owns it while it
+/// serves, and gives it back.
+enum Open {
+    Ours(Box<Ours>),
+    BareUdp(BareUdp),
+    BareXdp(Box<BareXdp>),
+}
+
+type Serving = (Arc<AtomicBool>, JoinHandle<(Open, Result<(), String>)>);
+
+#[derive(Default)]
+struct Agent {
+    open: Option<Open>,
+    serving: Option<Serving>,
+}
+
+/// Serves one controller on standard input and output until it closes them.
+pub fn main() -> ExitCode {
+    let mut agent = Agent::default();
+    for line in std::io::stdin().lock().lines() {
+        let Ok(line) = line else { return ExitCode::FAILURE };
+        let reply = match serde_json::from_str::<Request>(&line) {
+            Ok(request) => agent.handle(request).unwrap_or_else(Reply::Failed),
+            Err(e) => Reply::Failed(format!("not a request: {e}")),
+        };
+        let mut text = serde_json::to_string(&reply).expect("a reply is plain data");
+        text.push('\n');
+        let mut out = std::io::stdout().lock();
+        if out.write_all(text.as_bytes()).and_then(|()| out.flush()).is_err() {
+            return ExitCode::FAILURE;
+        }
+    }
+    ExitCode::SUCCESS
+}
+
+impl Agent {
+    fn handle(&mut self, request: Request) -> Result<Reply, String> {
+        match request {
+            Request::Open { carrier, address, peer, interface, server } => {
+                self.open(carrier, address, peer, &interface, server)
+            }
+            Request::Connect(peer) => self.connect(peer.as_ref()),
+            Request::Serve { test, size } => self.serve(test, size),
+            Request::Stop => self.stop(),
+            Request::Run { test, size, ms } => self.run(test, size, ms),
+        }
+    }
+
+    fn open(
+        &mut self,
+        carrier: Carrier,
+        address: IpAddr,
+        peer: IpAddr,
+        interface: &str,
+        server: bool,
+    ) -> Result<Reply, String> {
+        let open = match carrier {
+            Carrier::Udp | Carrier::Xdp | Carrier::Shm => {
+                Open::Ours(Box::new(Ours::open(carrier, address, interface)?))
+            }
+            Carrier::BareUdp => Open::BareUdp(BareUdp::open(address, peer, server)?),
+            Carrier::BareXdp => Open::BareXdp(Box::new(BareXdp::new(interface, address, peer))),
+        };
+        let endpoint = if let Open::Ours(ours) = &open { Some(ours.endpoint()) } else { None };
+        self.open = Some(open);
+        Ok(Reply::Opened(endpoint))
+    }
+
+    fn connect(&mut self, peer: Option<&Endpoint>) -> Result<Reply, String> {
+        if let (Some(Open::Ours(ours)), Some(peer)) = (&mut self.open, peer) {
+            ours.connect(peer)?;
+        }
+        Ok(Reply::Ok)
+    }
+
+    fn serve(&mut self, test: Test, size: u64) -> Result<Reply, String> {
+        let mut open = self.open.take().ok_or("nothing is open")?;
+        // An AF_XDP path takes its interface when it first knows the size.
+        if let Open::BareXdp(bare) = &mut open {
+            bare.prepare(size)?;
+        }
+        let stop = Arc::new(AtomicBool::new(false));
+        let thread = std::thread::spawn({
+            let stop = Arc::clone(&stop);
+            move || {
+                let result = match &mut open {
+                    Open::Ours(ours) => ours.serve(test, size, &stop),
+                    Open::BareUdp(bare) => bare.serve(test, &stop),
+                    Open::BareXdp(bare) => bare.serve(&stop),
+                };
+                (open, result)
+            }
+        });
+        self.serving = Some((stop, thread));
+        Ok(Reply::Ok)
+    }
+
+    fn stop(&mut self) -> Result<Reply, String> {
+        let (stop, thread) = self.serving.take().ok_or("nothing is served")?;
+        stop.store(true, Ordering::Relaxed);
+        let (open, result) = thread.join().map_err(|_| "the serving thread panicked")?;
+        self.open = Some(open);
+        result.map(|()| Reply::Ok)
+    }
+
+    fn run(&mut self, test: Test, size: u64, ms: u64) -> Result<Reply, String> {
+        let samples = match self.open.as_mut().ok_or("nothing is open")? {
+            Open::Ours(ours) => {
+                let samples = ours.run(test, size, ms)?;
+                ours.settle();
+                samples
+            }
+            Open::BareUdp(bare) => bare.run(test, size, ms)?,
+            Open::BareXdp(bare) => {
+                bare.prepare(size)?;
+                bare.run(ms)?
+            }
+        };
+        Ok(Reply::Samples(samples))
+    }
+}

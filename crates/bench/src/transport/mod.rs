@@ -1,0 +1,165 @@
+//! `rem bench transport`: every operation over every carrier, beside the bare path and the peers.
+//!
+//! For each path there is a pair of agents, two processes pinned to one core each, that stay open for the whole
+//! bench. The controller lets one pair at a time run for some milliseconds, in turn, and reads the state of the
+//! machine before and after: so whatever is compared ran within moments of each other.
+
+pub mod agent;
+mod bare;
+mod local;
+mod ours;
+mod plan;
+mod protocol;
+mod session;
+
+use std::collections::BTreeMap;
+
+use self::plan::{Path, Step};
+use self::protocol::Test;
+use self::session::Session;
+use crate::machine::{Machine, State};
+use crate::netns::Place;
+use crate::peers::{self, Peer};
+use crate::report::Report;
+use crate::samples::{Key, Metric, Samples};
+
+/// How the bench is run.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Fewer, shorter samples; finishes in about half a minute.
+    pub quick: bool,
+    /// The program that is started with the argument `bench-agent` for each end.
+    pub program: std::path::PathBuf,
+    /// Only these paths (`udp-lo`, `udp-veth`, `xdp-veth`, `shm`); all when empty.
+    pub paths: Vec<String>,
+}
+
+/// Runs it. `progress` is told each step, as (done, of, what).
+///
+/// # Errors
+/// One sentence when nothing at all can be measured; what cannot be measured alone is in the report's `skipped`.
+pub fn run(options: &Options, mut progress: impl FnMut(u64, u64, &str)) -> Result<Report, String> {
+    let (rounds, ms) = if options.quick { (3, 12) } else { (9, 40) };
+    let plan = plan::steps(&options.paths);
+    let peers = plan::peers(&options.paths);
+    let total = rounds * (plan.len() + peers.len()) as u64;
+    let mut skipped = Vec::new();
+    let mut sessions = sessions(options, &plan, &mut skipped);
+    let mut peers: Vec<_> = peers
+        .into_iter()
+        .filter(|(peer, ..)| match peer.missing() {
+            None => true,
+            Some(why) => {
+                if !skipped.contains(&why) {
+                    skipped.push(why);
+                }
+                false
+            }
+        })
+        .collect();
+    if sessions.is_empty() {
+        return Err(format!("no path could be opened: {}", skipped.join("; ")));
+    }
+    let mut samples = Samples::default();
+    let mut done = 0;
+    for _ in 0..rounds {
+        for step in &plan {
+            done += 1;
+            progress(done, total, &step.words());
+            let Some(session) = sessions.get_mut(&step.path) else { continue };
+            let before = State::probe();
+            match session.sample(step.test, step.size, ms) {
+                Ok(values) => record(&mut samples, step, before, State::probe(), &values),
+                Err(why) => {
+                    skipped.push(format!("{}: {why}", step.words()));
+                    sessions.remove(&step.path);
+                }
+            }
+        }
+        peers.retain(|(peer, test, size)| {
+            done += 1;
+            progress(done, total, &peer.series());
+            let kept = sample_peer(&mut samples, *peer, test, *size, options.quick);
+            kept.map_err(|why| skipped.push(why)).is_ok()
+        });
+    }
+    local::sample(&mut samples, options.quick);
+    progress(total, total, "done");
+    let params = serde_json::json!({
+        "quick": options.quick, "rounds": rounds, "ms": ms, "paths": options.paths, "dropped": samples.dropped,
+        "latency": "post to completion, spinning on both sides; ping-pong and put_lat: half a round trip",
+    });
+    let bars = plan::bars(&samples);
+    Ok(Report { bench: "transport", machine: Machine::here(), params, rows: samples.rows(), bars, skipped })
+}
+
+fn sessions(options: &Options, plan: &[Step], skipped: &mut Vec<String>) -> BTreeMap<Path, Session> {
+    let mut sessions = BTreeMap::new();
+    let mut tried = Vec::new();
+    for path in plan.iter().map(|step| step.path) {
+        if tried.contains(&path) {
+            continue;
+        }
+        tried.push(path);
+        match Session::open(&options.program, path) {
+            Ok(session) => drop(sessions.insert(path, session)),
+            Err(why) => skipped.push(format!("{}: {why}", path.series())),
+        }
+    }
+    sessions
+}
+
+fn record(samples: &mut Samples, step: &Step, before: State, after: State, values: &[u64]) {
+    let key = step.key();
+    if step.test.is_burst() {
+        let [operations, nanos] = values else { return };
+        let per_nano = *operations as f64 / (*nanos).max(1) as f64;
+        let value = match key.metric {
+            Metric::Rate => per_nano * 1e3,
+            Metric::Throughput | Metric::Latency => per_nano * step.size as f64,
+        };
+        samples.add(&key, before, after, [value]);
+    } else {
+        samples.add(&key, before, after, values.iter().map(|nanos| *nanos as f64 / 1e3));
+    }
+}
+
+fn sample_peer(
+    samples: &mut Samples,
+    peer: Peer,
+    test: &'static str,
+    size: u64,
+    quick: bool,
+) -> Result<(), String> {
+    let bandwidth = test.ends_with("_bw");
+    let rounds = match (size, bandwidth) {
+        (0..=4096, false) => 5_000,
+        (0..=4096, true) => 50_000,
+        (4097..=65_536, _) => 5_000,
+        _ => 300,
+    };
+    let rounds = if quick { rounds / 2 } else { rounds };
+    // In shared memory an operation takes a tenth of a microsecond.
+    let rounds = if peer == plan::UCX_SHM && size <= 65_536 { rounds * 40 } else { rounds };
+    let before = State::probe();
+    let figures = peers::run(peer, test, size, rounds, &Place::Loopback)?;
+    let after = State::probe();
+    let op = if test.is_empty() { "pingpong" } else { test }.to_owned();
+    let (metric, value) = if bandwidth {
+        (Metric::Throughput, figures.gbytes_s)
+    } else {
+        (Metric::Latency, figures.half_rtt_us)
+    };
+    samples.add(&Key { op, x: size, series: peer.series(), metric }, before, after, [value]);
+    Ok(())
+}
+
+/// The key under which a test's samples are kept.
+fn key(path: Path, test: Test, size: u64) -> Key {
+    let metric = match test {
+        Test::WriteRate => Metric::Rate,
+        _ if test.is_burst() => Metric::Throughput,
+        _ => Metric::Latency,
+    };
+    Key { op: test.op().to_owned(), x: size, series: path.series().to_owned(), metric }
+}

@@ -1,0 +1,273 @@
+//! What is measured, in which order, and what is asked of it.
+
+use super::key;
+use super::protocol::{Carrier, Test};
+use crate::netns::{Place, Veth};
+use crate::peers::Peer;
+use crate::report::{Bar, Sense};
+use crate::samples::{Key, Metric, Samples};
+
+/// A carrier at a place.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(super) enum Path {
+    BareUdpLo,
+    UdpLo,
+    BareUdpVeth,
+    UdpVeth,
+    BareXdpVeth,
+    XdpVeth,
+    Shm,
+}
+
+impl Path {
+    pub(super) const ALL: [Self; 7] = [
+        Self::BareUdpLo,
+        Self::UdpLo,
+        Self::BareUdpVeth,
+        Self::UdpVeth,
+        Self::BareXdpVeth,
+        Self::XdpVeth,
+        Self::Shm,
+    ];
+
+    /// What the user calls the path; the bare one goes with ours.
+    pub(super) const fn name(self) -> &'static str {
+        match self {
+            Self::BareUdpLo | Self::UdpLo => "udp-lo",
+            Self::BareUdpVeth | Self::UdpVeth => "udp-veth",
+            Self::BareXdpVeth | Self::XdpVeth => "xdp-veth",
+            Self::Shm => "shm",
+        }
+    }
+
+    pub(super) const fn series(self) -> &'static str {
+        match self {
+            Self::BareUdpLo => "bare/udp-lo",
+            Self::UdpLo => "remanence/udp-lo",
+            Self::BareUdpVeth => "bare/udp-veth",
+            Self::UdpVeth => "remanence/udp-veth",
+            Self::BareXdpVeth => "bare/xdp-veth",
+            Self::XdpVeth => "remanence/xdp-veth",
+            Self::Shm => "remanence/shm",
+        }
+    }
+
+    pub(super) const fn carrier(self) -> Carrier {
+        match self {
+            Self::BareUdpLo | Self::BareUdpVeth => Carrier::BareUdp,
+            Self::UdpLo | Self::UdpVeth => Carrier::Udp,
+            Self::BareXdpVeth => Carrier::BareXdp,
+            Self::XdpVeth => Carrier::Xdp,
+            Self::Shm => Carrier::Shm,
+        }
+    }
+
+    /// Makes the place where it runs.
+    pub(super) fn place(self) -> Result<Place, String> {
+        match self {
+            Self::BareUdpLo | Self::UdpLo | Self::Shm => Ok(Place::Loopback),
+            Self::BareUdpVeth | Self::UdpVeth => Veth::new(9000).map(Place::Veth),
+            // An AF_XDP frame is a page at most.
+            Self::BareXdpVeth | Self::XdpVeth => Veth::new(3000).map(Place::Veth),
+        }
+    }
+}
+
+/// One thing to measure.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Step {
+    pub(super) path: Path,
+    pub(super) test: Test,
+    pub(super) size: u64,
+}
+
+impl Step {
+    pub(super) fn key(&self) -> Key {
+        key(self.path, self.test, self.size)
+    }
+
+    pub(super) fn words(&self) -> String {
+        format!("{} {} {}", self.path.series(), self.test.op(), crate::report::bytes(self.size))
+    }
+}
+
+const SIZES: [u64; 5] = [8, 64, 4 << 10, 64 << 10, 1 << 20];
+
+/// Everything, grouped so that what is compared follows each other.
+pub(super) fn steps(wanted: &[String]) -> Vec<Step> {
+    let paths = Path::ALL.into_iter().filter(|p| wanted.is_empty() || wanted.iter().any(|w| w == p.name()));
+    let paths: Vec<Path> = paths.collect();
+    let mut steps = Vec::new();
+    for size in SIZES {
+        for &path in &paths {
+            let mut add = |test| steps.push(Step { path, test, size });
+            match path.carrier() {
+                // A bare datagram ends where a UDP payload or an AF_XDP frame does.
+                Carrier::BareUdp if size <= 4 << 10 => add(Test::Ping),
+                Carrier::BareUdp if size == 64 << 10 => add(Test::Stream),
+                Carrier::BareXdp if size <= 64 => add(Test::Ping),
+                Carrier::BareUdp | Carrier::BareXdp => {}
+                Carrier::Udp | Carrier::Xdp | Carrier::Shm => {
+                    [Test::Write, Test::Read, Test::Send].into_iter().for_each(&mut add);
+                    match size {
+                        8 => [Test::CompareSwap, Test::FetchAdd, Test::AtomicWrite, Test::WriteRate]
+                            .into_iter()
+                            .for_each(&mut add),
+                        64 => [Test::Flush, Test::FlushPersistent, Test::PingPong]
+                            .into_iter()
+                            .for_each(&mut add),
+                        _ => [Test::WriteStream, Test::ReadStream, Test::SendStream]
+                            .into_iter()
+                            .for_each(&mut add),
+                    }
+                }
+            }
+        }
+    }
+    steps
+}
+
+/// UCX in shared memory.
+pub(super) const UCX_SHM: Peer = Peer::Ucx("posix,cma");
+const UCX_TCP: Peer = Peer::Ucx("tcp");
+
+/// Which peers to run, on which test and size.
+pub(super) fn peers(wanted: &[String]) -> Vec<(Peer, &'static str, u64)> {
+    let mut list = Vec::new();
+    let mut add = |peer, test, size| list.push((peer, test, size));
+    let on = |path: &str| wanted.is_empty() || wanted.iter().any(|w| w == path);
+    if on("udp-lo") {
+        for (test, size) in
+            [("ucp_put_lat", 64), ("tag_lat", 64), ("ucp_put_bw", 64 << 10), ("ucp_put_bw", 1 << 20)]
+        {
+            add(UCX_TCP, test, size);
+        }
+        add(Peer::Fabric("tcp", "msg"), "", 64);
+        add(Peer::Fabric("udp;ofi_rxd", "rdm"), "", 64);
+        add(Peer::Fabric("udp;ofi_rxd", "rdm"), "", 64 << 10);
+    }
+    if on("shm") {
+        for (test, size) in
+            [("ucp_put_lat", 8), ("ucp_put_lat", 64), ("ucp_put_lat", 4 << 10), ("ucp_put_bw", 1 << 20)]
+        {
+            add(UCX_SHM, test, size);
+        }
+        add(Peer::Fabric("shm", "rdm"), "", 64);
+    }
+    list
+}
+
+/// The key of the memcpy that streams in shared memory are held against.
+pub(super) fn memcpy_key(size: u64) -> Key {
+    Key { op: "write".into(), x: size, series: "memcpy".into(), metric: Metric::Throughput }
+}
+
+/// What is asked of the transport.
+pub(super) fn bars(samples: &Samples) -> Vec<Bar> {
+    let ping = |path| key(path, Test::Ping, 64);
+    let write = |path| key(path, Test::Write, 64);
+    let stream = |path| key(path, Test::WriteStream, 64 << 10);
+    let bare_stream = |path| key(path, Test::Stream, 64 << 10);
+    let ucx = |peer: Peer, test: &str, size, metric| Key {
+        op: test.into(),
+        x: size,
+        series: peer.series(),
+        metric,
+    };
+    let bar = |name: &str, over: &Key, under: &Key, sense, limit| {
+        Bar::new(name, samples.ratio(over, under), sense, limit)
+    };
+    let put_lat = |size| ucx(UCX_SHM, "ucp_put_lat", size, Metric::Latency);
+    vec![
+        bar(
+            "UDP loopback, 64 B WRITE / bare round trip",
+            &write(Path::UdpLo),
+            &ping(Path::BareUdpLo),
+            Sense::AtMost,
+            1.25,
+        ),
+        bar(
+            "UDP veth, 64 B WRITE / bare round trip",
+            &write(Path::UdpVeth),
+            &ping(Path::BareUdpVeth),
+            Sense::AtMost,
+            1.25,
+        ),
+        bar(
+            "AF_XDP veth, 64 B WRITE / bare round trip",
+            &write(Path::XdpVeth),
+            &ping(Path::BareXdpVeth),
+            Sense::AtMost,
+            1.35,
+        ),
+        bar(
+            "AF_XDP veth, 64 B WRITE / bare UDP veth round trip",
+            &write(Path::XdpVeth),
+            &ping(Path::BareUdpVeth),
+            Sense::AtMost,
+            1.0,
+        ),
+        bar(
+            "UDP loopback, 64 KiB WRITE stream / bare stream",
+            &stream(Path::UdpLo),
+            &bare_stream(Path::BareUdpLo),
+            Sense::AtLeast,
+            0.6,
+        ),
+        bar(
+            "UDP veth, 64 KiB WRITE stream / bare stream",
+            &stream(Path::UdpVeth),
+            &bare_stream(Path::BareUdpVeth),
+            Sense::AtLeast,
+            0.6,
+        ),
+        bar(
+            "UDP loopback, 64 KiB WRITE stream / UCX tcp put",
+            &stream(Path::UdpLo),
+            &ucx(UCX_TCP, "ucp_put_bw", 64 << 10, Metric::Throughput),
+            Sense::AtLeast,
+            3.0,
+        ),
+        bar(
+            "shared memory, 64 B ping-pong / UCX posix put_lat",
+            &key(Path::Shm, Test::PingPong, 64),
+            &put_lat(64),
+            Sense::AtMost,
+            2.0,
+        ),
+        bar(
+            "shared memory, 1 MiB WRITE stream / memcpy",
+            &key(Path::Shm, Test::WriteStream, 1 << 20),
+            &memcpy_key(1 << 20),
+            Sense::AtLeast,
+            0.8,
+        ),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_bar_is_measured_by_some_step_or_peer() {
+        let mut samples = Samples::default();
+        let near = crate::machine::State::Near;
+        for step in steps(&[]) {
+            samples.add(&step.key(), near, near, [1.0]);
+        }
+        for (peer, test, size) in peers(&[]) {
+            let metric = if test.ends_with("_bw") { Metric::Throughput } else { Metric::Latency };
+            samples.add(
+                &Key { op: test.to_owned(), x: size, series: peer.series(), metric },
+                near,
+                near,
+                [1.0],
+            );
+        }
+        samples.add(&memcpy_key(1 << 20), near, near, [1.0]);
+        for bar in bars(&samples) {
+            assert!(bar.value.is_some(), "{} has no samples", bar.name);
+        }
+    }
+}

@@ -1,0 +1,155 @@
+//! What the controller of the transport bench and its two agents say to each other: a line of JSON each, over the
+//! agents' standard input and output. Agents wait in a blocking read between runs, so that they cost nothing.
+
+use serde::{Deserialize, Serialize};
+
+/// What carries the packets.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(super) enum Carrier {
+    /// UDP sockets.
+    Udp,
+    /// AF_XDP sockets on a veth.
+    Xdp,
+    /// Shared memory between processes of one host.
+    Shm,
+    /// UDP sockets and nothing of ours: the physical limit.
+    BareUdp,
+    /// AF_XDP rings and nothing of ours: the physical limit.
+    BareXdp,
+}
+
+/// What one run measures.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(super) enum Test {
+    /// Bare: one datagram out and one back. Latency, per round trip.
+    Ping,
+    /// Bare: one way, with the offloads that we use, in a window that the receiver opens. Throughput.
+    Stream,
+    /// Post to completion of one RDMA WRITE. Latency.
+    Write,
+    /// Post to completion of one RDMA READ. Latency.
+    Read,
+    /// Post to completion of one SEND. Latency.
+    Send,
+    /// Post to completion of a FLUSH of the range just written, placement global visibility. Latency.
+    Flush,
+    /// The same with placement persistence, on a file in the page cache: one fdatasync each. Latency.
+    FlushPersistent,
+    /// Post to completion of a CmpSwap. Latency.
+    CompareSwap,
+    /// Post to completion of a FetchAdd. Latency.
+    FetchAdd,
+    /// Post to completion of an ATOMIC WRITE. Latency.
+    AtomicWrite,
+    /// WRITEs in flight. Throughput.
+    WriteStream,
+    /// READs in flight. Throughput.
+    ReadStream,
+    /// SENDs in flight. Throughput.
+    SendStream,
+    /// Small WRITEs in flight, several to a doorbell. Rate.
+    WriteRate,
+    /// Each side WRITEs into the other's memory and polls its own. Latency, half of a round trip.
+    PingPong,
+}
+
+impl Test {
+    /// Whether a run yields one value for the whole burst and not one for each operation.
+    #[must_use]
+    pub(super) const fn is_burst(self) -> bool {
+        matches!(
+            self,
+            Self::Stream | Self::WriteStream | Self::ReadStream | Self::SendStream | Self::WriteRate
+        )
+    }
+
+    /// The operation's name in a report.
+    #[must_use]
+    pub(super) const fn op(self) -> &'static str {
+        match self {
+            Self::Ping => "ping",
+            Self::Stream => "stream",
+            Self::Write | Self::WriteStream | Self::WriteRate => "write",
+            Self::Read | Self::ReadStream => "read",
+            Self::Send | Self::SendStream => "send",
+            Self::Flush => "flush",
+            Self::FlushPersistent => "flush-persistent",
+            Self::CompareSwap => "cas",
+            Self::FetchAdd => "faa",
+            Self::AtomicWrite => "atomic-write",
+            Self::PingPong => "ping-pong",
+        }
+    }
+}
+
+/// Where an agent's QP and memory are.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub(super) struct Endpoint {
+    /// GID as an IP address.
+    pub(super) gid: std::net::Ipv6Addr,
+    /// QP number.
+    pub(super) qpn: u32,
+    /// First PSN.
+    pub(super) psn: u32,
+    /// Of the memory that the peer may reach.
+    pub(super) rkey: u32,
+    /// Its first address.
+    pub(super) addr: u64,
+    /// Of the file that the peer may reach, whose first address is 0.
+    pub(super) file_rkey: u32,
+}
+
+/// Controller to agent.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(super) enum Request {
+    /// Open a carrier at `address`; answered by [`Reply::Opened`].
+    Open {
+        /// What to open.
+        carrier: Carrier,
+        /// Our address.
+        address: std::net::IpAddr,
+        /// The peer's.
+        peer: std::net::IpAddr,
+        /// The network interface.
+        interface: String,
+        /// The agent that answers.
+        server: bool,
+    },
+    /// Connect to the peer's endpoint.
+    Connect(Option<Endpoint>),
+    /// Serve the peer, spinning, until [`Request::Stop`].
+    Serve {
+        /// What the peer will run.
+        test: Test,
+        /// With which size.
+        size: u64,
+    },
+    /// Stop serving.
+    Stop,
+    /// Run a test.
+    Run {
+        /// Which.
+        test: Test,
+        /// Bytes of an operation.
+        size: u64,
+        /// How long, in milliseconds.
+        ms: u64,
+    },
+}
+
+/// Agent to controller.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(super) enum Reply {
+    /// Open; a bare carrier has no endpoint.
+    Opened(Option<Endpoint>),
+    /// Done, nothing to say.
+    Ok,
+    /// Nanoseconds of each operation, or for a burst one pair of operations and nanoseconds.
+    Samples(Vec<u64>),
+    /// It did not work, in one sentence.
+    Failed(String),
+}
