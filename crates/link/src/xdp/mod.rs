@@ -21,6 +21,8 @@ pub mod probe;
 mod program;
 mod ring;
 pub(crate) mod sys;
+#[cfg(test)]
+mod tests;
 
 use std::collections::VecDeque;
 use std::fmt;
