@@ -11,6 +11,7 @@ mod conformance;
 pub mod host;
 mod link;
 pub mod route;
+pub mod shm;
 mod sys;
 mod train;
 pub mod udp;
@@ -18,4 +19,6 @@ pub mod veth;
 pub mod wait;
 pub mod xdp;
 
-pub use link::{Event, Link, LinkCaps, LinkStats, Outgoing, Received, SourcePort, WaitFd};
+pub use link::{
+    Event, Link, LinkCaps, LinkStats, Outgoing, Received, SideChannel, SideEvent, SourcePort, WaitFd,
+};

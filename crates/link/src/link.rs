@@ -19,7 +19,7 @@
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::os::fd::RawFd;
+use std::os::fd::{BorrowedFd, OwnedFd, RawFd};
 
 /// One datagram that arrived: a UDP payload and what its headers said.
 #[derive(Clone, Copy, Debug)]
@@ -97,6 +97,9 @@ pub struct LinkCaps {
     pub max_send_bytes: usize,
     /// What the source port of a datagram will be.
     pub src_port: SourcePort,
+    /// Bytes arrive as they were sent or not at all, so that a checksum over them (the ICRC) tells nothing: both
+    /// ends may leave it out. True of shared memory.
+    pub reliable_bytes: bool,
 }
 
 impl LinkCaps {
@@ -224,8 +227,45 @@ pub trait Link: Send {
         self.caps().mtu
     }
 
+    /// The way for messages and descriptors beside the datagrams, where there is one.
+    fn side_channel(&mut self) -> Option<&mut dyn SideChannel> {
+        None
+    }
+
     /// Counters since the link was opened.
     fn stats(&self) -> LinkStats;
+}
+
+/// Something that came beside the datagrams.
+#[derive(Debug)]
+pub enum SideEvent {
+    /// A message from the process at `from`.
+    Message {
+        /// The sender's address.
+        from: IpAddr,
+        /// What it says.
+        message: Vec<u8>,
+        /// A descriptor that came with it.
+        file: Option<OwnedFd>,
+    },
+    /// The process at `peer` has ended; nothing more comes from it.
+    Gone {
+        /// Its address.
+        peer: IpAddr,
+    },
+}
+
+/// Messages between the processes of one host, beside the datagrams of a [`Link`]; they can carry a descriptor, and
+/// so memory. In order and reliable while both processes live. `recv` and `prepare_wait` of the link move them.
+pub trait SideChannel {
+    /// Sends a message of at most 1000 bytes.
+    ///
+    /// # Errors
+    /// `NotFound`, `ConnectionRefused`: nobody is there. `WouldBlock`: the receiver does not keep up.
+    fn send_side(&mut self, to: IpAddr, message: &[u8], file: Option<BorrowedFd<'_>>) -> io::Result<()>;
+
+    /// The next thing that came.
+    fn poll_side(&mut self) -> Option<SideEvent>;
 }
 
 impl<L: Link + ?Sized> Link for Box<L> {
@@ -263,6 +303,10 @@ impl<L: Link + ?Sized> Link for Box<L> {
 
     fn path_mtu(&self, src: IpAddr, dst: IpAddr) -> usize {
         (**self).path_mtu(src, dst)
+    }
+
+    fn side_channel(&mut self) -> Option<&mut dyn SideChannel> {
+        (**self).side_channel()
     }
 
     fn stats(&self) -> LinkStats {

@@ -138,6 +138,7 @@ impl UdpLink {
             max_segments: if offload { MAX_SEGMENTS } else { 1 },
             max_send_bytes: MAX_SEND_BYTES,
             src_port: SourcePort::Fixed(src_port),
+            reliable_bytes: false,
         };
         let ports: Vec<Port> = interfaces
             .into_iter()

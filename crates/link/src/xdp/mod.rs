@@ -228,6 +228,7 @@ impl XdpLink {
             max_segments: 1,
             max_send_bytes: mtu - 28,
             src_port: SourcePort::Any,
+            reliable_bytes: false,
         };
         Ok(Self {
             caps,
