@@ -3,6 +3,9 @@
 //! Read first: IBA Vol 1, 10.6 (memory management) and 10.6.7 (memory access checks). Every access to registered
 //! memory passes through [`Keys::local`] or [`Keys::remote`]; what comes out is a place inside one region.
 //!
+//! Handles are the keys that an object was created with (without the variant, for a window), so that a handle
+//! kept too long finds nothing.
+//!
 //! A key is `random | slot | variant`: the slot finds the entry with one index, and the whole key must then
 //! match. The random bits only make a stray or guessed key unlikely to match; the variant (low 8 bits) belongs
 //! to the consumer of a type 2 memory window.
@@ -12,7 +15,10 @@ use remanence_wire::{Lkey, Qpn, Rkey};
 use crate::access::Access;
 use crate::memory::RegionId;
 use crate::pd::PdHandle;
-use crate::wr::MwType;
+use crate::wr::{MwHandle, MwType};
+
+/// All of a key but its variant.
+pub(crate) const VARIANT_MASK: u32 = !0xff;
 
 /// The place of the first byte of a checked range.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -180,6 +186,12 @@ impl Keys {
         (mr.key == key).then_some(slot as u32)
     }
 
+    /// The slot of the live MW of a handle.
+    pub(crate) fn window(&self, handle: MwHandle) -> Option<u32> {
+        let slot = self.slot_of(handle.0) as u32;
+        (self.mw(slot)?.key & VARIANT_MASK == handle.0).then_some(slot)
+    }
+
     /// The slot of the live MW that a key names.
     pub(crate) fn find_mw(&self, key: u32) -> Option<u32> {
         let slot = self.slot_of(key);
@@ -245,8 +257,9 @@ impl Keys {
     /// Binds a window: a type 1 window to anything at any time, a type 2 window only when it is free. The new
     /// rkey must keep the window's upper 24 bits (IBA Vol 1, 10.6.7.2.2 and 10.6.7.2.3).
     pub(crate) fn bind(&mut self, request: &BindRequest) -> Result<(), BindError> {
-        let mw = self.mw(request.mw).ok_or(BindError)?;
-        if mw.pd != request.pd || (mw.key ^ request.rkey.0) >> 8 != 0 {
+        let slot = self.window(request.mw).ok_or(BindError)?;
+        let mw = self.mw(slot).expect("found above");
+        if mw.pd != request.pd || (mw.key ^ request.rkey.0) & VARIANT_MASK != 0 {
             return Err(BindError);
         }
         let (ty, old) = (mw.ty, mw.binding);
@@ -262,7 +275,7 @@ impl Keys {
             self.mr_mut(binding.mr).expect("resolved just now").windows += 1;
             self.bound += u32::from(binding.qpn.is_some());
         }
-        let mw = self.mw_mut(request.mw).expect("found above");
+        let mw = self.mw_mut(slot).expect("found above");
         mw.binding = binding;
         mw.key = request.rkey.0;
         Ok(())
@@ -330,7 +343,7 @@ impl Keys {
 /// The arguments of a bind, as the requester executes it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct BindRequest {
-    pub(crate) mw: u32,
+    pub(crate) mw: MwHandle,
     pub(crate) rkey: Rkey,
     pub(crate) mr: Lkey,
     pub(crate) addr: u64,

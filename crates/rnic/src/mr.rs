@@ -75,9 +75,9 @@ impl Device {
         let entry = |key| {
             Entry::Mr(MrEntry { key, pd, access: attr.access, base, len: attr.span.len, place, windows: 0 })
         };
-        let (slot, key) = self.shared.keys.insert(random, entry).ok_or(VerbError::NoRoom("MR"))?;
+        let (_, key) = self.shared.keys.insert(random, entry).ok_or(VerbError::NoRoom("MR"))?;
         self.use_pd(pd);
-        Ok(Mr { handle: MrHandle(slot), lkey: Lkey(key), rkey: Rkey(key) })
+        Ok(Mr { handle: MrHandle(key), lkey: Lkey(key), rkey: Rkey(key) })
     }
 
     /// Changes rights, memory or PD of a region in place, keys kept (`ibv_rereg_mr`). `None` keeps a part.
@@ -88,7 +88,8 @@ impl Device {
         attr: Option<&MrAttr>,
         mem: &impl Memory,
     ) -> Result<(), VerbError> {
-        let old = self.shared.keys.mr(mr.0).ok_or(VerbError::NoSuchObject("MR"))?;
+        let slot = self.shared.keys.find_mr(mr.0).ok_or(VerbError::NoSuchObject("MR"))?;
+        let old = self.shared.keys.mr(slot).expect("found above");
         if old.windows > 0 {
             return Err(VerbError::Busy("MR"));
         }
@@ -97,7 +98,7 @@ impl Device {
             self.check_pd(pd)?;
         }
         let base = attr.map(|attr| check_attr(attr, mem)).transpose()?;
-        let entry = self.shared.keys.mr_mut(mr.0).expect("found above");
+        let entry = self.shared.keys.mr_mut(slot).expect("found above");
         if let (Some(attr), Some(base)) = (attr, base) {
             entry.access = attr.access;
             entry.base = base;
@@ -115,12 +116,13 @@ impl Device {
     /// Deregisters a region. From here on its keys reach nothing, also for messages that are half way in or
     /// out; refused while a memory window is bound to it (C11-13).
     pub fn dereg_mr(&mut self, mr: MrHandle) -> Result<(), VerbError> {
-        let entry = self.shared.keys.mr(mr.0).ok_or(VerbError::NoSuchObject("MR"))?;
+        let slot = self.shared.keys.find_mr(mr.0).ok_or(VerbError::NoSuchObject("MR"))?;
+        let entry = self.shared.keys.mr(slot).expect("found above");
         if entry.windows > 0 {
             return Err(VerbError::Busy("MR"));
         }
         let pd = entry.pd;
-        self.shared.keys.remove(mr.0);
+        self.shared.keys.remove(slot);
         self.release_pd(pd);
         Ok(())
     }

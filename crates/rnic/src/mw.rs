@@ -8,7 +8,7 @@ use remanence_wire::{Qpn, Rkey};
 
 use crate::device::Device;
 use crate::error::{PostError, VerbError};
-use crate::keys::{Entry, MwEntry};
+use crate::keys::{Entry, MwEntry, VARIANT_MASK};
 use crate::pd::PdHandle;
 use crate::wr::{Data, MwBind, MwHandle, MwType, SendFlags, SendOp, SendWr};
 
@@ -21,17 +21,18 @@ impl Device {
         }
         let random = self.shared.random();
         let entry = |key| Entry::Mw(MwEntry { key, pd, ty, binding: None });
-        let (slot, key) = self.shared.keys.insert(random, entry).ok_or(VerbError::NoRoom("MW"))?;
+        let (_, key) = self.shared.keys.insert(random, entry).ok_or(VerbError::NoRoom("MW"))?;
         self.use_pd(pd);
-        Ok((MwHandle(slot), Rkey(key)))
+        Ok((MwHandle(key & VARIANT_MASK), Rkey(key)))
     }
 
     /// Frees a memory window, bound or not.
     pub fn dealloc_mw(&mut self, mw: MwHandle) -> Result<(), VerbError> {
-        let entry = self.shared.keys.mw(mw.0).ok_or(VerbError::NoSuchObject("MW"))?;
+        let slot = self.shared.keys.window(mw).ok_or(VerbError::NoSuchObject("MW"))?;
+        let entry = self.shared.keys.mw(slot).expect("found above");
         let (pd, binding) = (entry.pd, entry.binding);
         self.shared.keys.unpin(binding);
-        self.shared.keys.remove(mw.0);
+        self.shared.keys.remove(slot);
         self.release_pd(pd);
         Ok(())
     }
@@ -45,7 +46,8 @@ impl Device {
         mw: MwHandle,
         bind: MwBind,
     ) -> Result<Rkey, PostError> {
-        let entry = self.shared.keys.mw(mw.0).ok_or(PostError::InvalidOperation)?;
+        let slot = self.shared.keys.window(mw).ok_or(PostError::InvalidOperation)?;
+        let entry = self.shared.keys.mw(slot).expect("found above");
         if entry.ty != MwType::Type1 {
             return Err(PostError::InvalidOperation);
         }

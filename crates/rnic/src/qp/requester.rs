@@ -34,6 +34,8 @@ const ACK_REQ_INTERVAL: u32 = 16;
 pub(crate) struct Outstanding {
     pub(crate) first: Psn,
     pub(crate) last: Psn,
+    /// It may take as long as the medium does.
+    flush: bool,
 }
 
 #[derive(Debug, Default)]
@@ -198,7 +200,7 @@ impl Qp {
             SendOp::LocalInv(rkey) => shared.keys.invalidate(pd, qpn, rkey).map_err(|_| WcStatus::LocQpOpErr),
             SendOp::BindMw { mw, rkey, bind } => {
                 let request = BindRequest {
-                    mw: mw.0,
+                    mw,
                     rkey,
                     mr: bind.mr,
                     addr: bind.addr,
@@ -317,10 +319,13 @@ impl Qp {
             return Ok(Sent::Failed(WcStatus::LocProtErr));
         }
         self.after_packet(shared, now, psn.next(), ack_req, last);
-        if last && self.init.ty == QpType::Uc {
+        if self.init.ty == QpType::Uc {
             // Nobody will answer: sent is done.
             self.requester.una = self.requester.psn;
-            self.complete_head(shared, WcStatus::Success);
+            if last {
+                self.complete_head(shared, WcStatus::Success);
+                self.complete_local(shared);
+            }
         }
         Ok(Sent::Yes)
     }
@@ -379,7 +384,7 @@ impl Qp {
             if psn != wqe.first_psn {
                 self.requester.ssn = self.requester.ssn.wrapping_add(1);
             }
-            self.requester.outstanding.push_back(Outstanding { first: psn, last });
+            self.requester.outstanding.push_back(Outstanding { first: psn, last, flush: false });
         }
         self.after_packet(shared, now, last.next(), true, last == wqe.last_psn());
         Ok(Sent::Yes)
@@ -428,7 +433,8 @@ impl Qp {
             return Ok(Sent::Failed(WcStatus::LocProtErr));
         }
         if psn == self.requester.max_psn {
-            self.requester.outstanding.push_back(Outstanding { first: psn, last: psn });
+            let flush = matches!(wqe.op, SendOp::Flush { .. });
+            self.requester.outstanding.push_back(Outstanding { first: psn, last: psn, flush });
         }
         self.after_packet(shared, now, psn.next(), true, true);
         Ok(Sent::Yes)
@@ -463,8 +469,9 @@ impl Qp {
         if again {
             shared.stats.retransmits += 1;
         } else {
-            if ack_req && req.outstanding.is_empty() {
-                self.retry.start_sample(req.psn, now);
+            // Round trips are measured, flushes are not.
+            if ack_req && self.retry.wants_sample() && !req.outstanding.iter().any(|part| part.flush) {
+                self.retry.start_sample(next.sub(1), now);
             }
             req.max_psn = next;
         }

@@ -66,6 +66,8 @@ pub(crate) struct Resource {
     pub(crate) last: Psn,
     /// What an atomic found.
     pub(crate) original: u64,
+    /// It was answered before, and is open for a duplicate only.
+    replay: bool,
 }
 
 impl Resource {
@@ -105,17 +107,21 @@ impl Resources {
         self.open == 0
     }
 
-    /// Whether one more request can be taken: there is a free entry, or the oldest is no longer open.
+    /// Whether one more request can be taken: there is a free entry, or the oldest was answered. (If it is open
+    /// again for a duplicate, the peer that sends a new request has its answer.)
     pub(crate) fn has_room(&self) -> bool {
         self.ring.len() < self.max
-            || self.ring.front().is_some_and(|oldest| matches!(oldest.progress, Progress::Closed))
+            || self.ring.front().is_some_and(|oldest| oldest.progress == Progress::Closed || oldest.replay)
     }
 
     pub(crate) fn push(&mut self, request: Request, first: Psn, last: Psn) {
-        while self.ring.len() >= self.max {
-            self.ring.pop_front();
+        while self.ring.len() >= self.max
+            && let Some(oldest) = self.ring.pop_front()
+        {
+            self.open -= usize::from(oldest.progress != Progress::Closed);
         }
-        self.ring.push_back(Resource { request, progress: Progress::Waiting, first, last, original: 0 });
+        let progress = Progress::Waiting;
+        self.ring.push_back(Resource { request, progress, first, last, original: 0, replay: false });
         self.open += 1;
     }
 
@@ -141,6 +147,7 @@ impl Resources {
         let entry = &mut self.ring[index];
         if entry.progress == Progress::Closed {
             self.open += 1;
+            entry.replay = true;
         }
         entry.progress = Progress::Answering { start, next: start };
     }
@@ -206,10 +213,16 @@ mod tests {
         assert_eq!(resources.find(psn(14)), None);
         resources.push(read(1), psn(14), psn(14));
         assert_eq!(resources.find(psn(10)), None);
+        resources.close(0);
+        resources.close(1);
+        resources.reopen(0, psn(11));
+        assert!(resources.has_room(), "a replay does not stand in the way");
+        resources.push(read(1), psn(15), psn(15));
+        assert_eq!(resources.find(psn(11)), None);
         resources.close_from(0);
         assert!(resources.is_quiet());
-        resources.reopen(0, psn(12));
-        assert_eq!(resources.get(0).progress, Progress::Answering { start: psn(12), next: psn(12) });
+        resources.reopen(0, psn(14));
+        assert_eq!(resources.get(0).progress, Progress::Answering { start: psn(14), next: psn(14) });
         assert_eq!(resources.front(), Some(0));
     }
 }

@@ -168,10 +168,7 @@ impl Qp {
                     self.respond(batch, Opcode::RcReadResponseOnly, psn, headers)?;
                 }
             }
-            // The entry may be gone: a READ can lose its memory region half way.
-            if self.responder.refused.is_none() || index < self.responder.resources.len() {
-                self.close_answered(index);
-            }
+            self.close_answered(index);
             self.run_resources(shared, mem);
         }
         self.transmit_acknowledge(shared, batch)
@@ -180,7 +177,8 @@ impl Qp {
     fn close_answered(&mut self, index: usize) {
         let resources = &mut self.responder.resources;
         let entry = resources.get(index);
-        if matches!(entry.progress, Progress::Closed) {
+        if entry.progress == Progress::Closed {
+            // A READ whose memory region went away was refused half way.
             return;
         }
         // Its response acknowledged all that came before.

@@ -91,12 +91,16 @@ impl Retry {
         }
     }
 
-    /// Times the acknowledgement of `psn`, if no other is being timed.
+    /// Whether no acknowledgement is being timed.
     #[inline]
-    pub(crate) fn start_sample(&mut self, psn: Psn, now: Instant) {
-        if self.sample.is_none() {
-            self.sample = Some((psn, now));
-        }
+    pub(crate) const fn wants_sample(&self) -> bool {
+        self.sample.is_none()
+    }
+
+    /// Times the acknowledgement of `psn`.
+    #[inline]
+    pub(crate) const fn start_sample(&mut self, psn: Psn, now: Instant) {
+        self.sample = Some((psn, now));
     }
 
     /// The peer acknowledged everything before `una`; `idle` says that nothing more is outstanding.
