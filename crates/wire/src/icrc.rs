@@ -46,14 +46,22 @@ pub struct Flow {
 }
 
 impl Flow {
-    /// The flow from `src` to `dst`. IPv4-mapped IPv6 addresses count as IPv4, which they are on the wire.
+    /// The flow from `src` to `dst`. Two IPv4-mapped IPv6 addresses count as IPv4, which they are on the wire.
     ///
     /// # Panics
-    /// When the addresses are of two families.
+    /// When one address is IPv4 and the other is not.
     #[must_use]
     pub fn new(src: IpAddr, dst: IpAddr, src_port: u16, dst_port: u16) -> Self {
+        let pair = match (src, dst) {
+            (IpAddr::V4(_), IpAddr::V4(_)) => (src, dst),
+            // One mapped address beside a real one is what nobody sends, but a frame may hold it.
+            _ => match (src.to_canonical(), dst.to_canonical()) {
+                (IpAddr::V4(src), IpAddr::V4(dst)) => (src.into(), dst.into()),
+                _ => (src, dst),
+            },
+        };
         let mut headers = [0xff; V6_HEADERS];
-        let (udp_at, v6) = match (src.to_canonical(), dst.to_canonical()) {
+        let (udp_at, v6) = match pair {
             (IpAddr::V4(src), IpAddr::V4(dst)) => {
                 let h = &mut headers[LRH..];
                 // TOS, TTL and header checksum are ones.
@@ -364,6 +372,8 @@ mod tests {
     #[test]
     fn mapped_addresses_are_ipv4() {
         assert_eq!(flow("::ffff:10.0.0.1", "::ffff:10.0.0.2"), flow("10.0.0.1", "10.0.0.2"));
+        assert_eq!(flow("::ffff:10.0.0.1", "10.0.0.2"), flow("10.0.0.1", "10.0.0.2"));
+        assert!(flow("::ffff:10.0.0.1", "fe80::1").is_ipv6());
     }
 
     #[test]

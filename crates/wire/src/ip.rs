@@ -74,9 +74,9 @@ impl Repr {
         if flags & FRAGMENT != 0 {
             return Err(Error::Ip("fragment"));
         }
-        // The ICRC covers the flag, and Annex A17 asks for it; a flow without it is nobody's we know.
-        if flags & DONT_FRAGMENT == 0 {
-            return Err(Error::Ip("DF clear"));
+        // The ICRC covers the flags, and Annex A17 asks for DF alone; a flow without it is nobody's we know.
+        if flags != DONT_FRAGMENT {
+            return Err(Error::Ip("IPv4 flags"));
         }
         if h[9] != PROTOCOL_UDP {
             return Err(Error::Ip("not UDP"));
@@ -261,7 +261,8 @@ mod tests {
         assert_eq!(refused(0, 0x55), Error::Ip("IP version"));
         assert_eq!(refused(3, 33), Error::Ip("IPv4 total length"));
         assert_eq!(refused(6, 0x20), Error::Ip("fragment"));
-        assert_eq!(refused(6, 0x00), Error::Ip("DF clear"));
+        assert_eq!(refused(6, 0x00), Error::Ip("IPv4 flags"));
+        assert_eq!(refused(6, 0xc0), Error::Ip("IPv4 flags"));
         assert_eq!(refused(9, 6), Error::Ip("not UDP"));
         assert_eq!(refused(8, 63), Error::Ip("IPv4 header checksum"));
         assert_eq!(refused(25, 13), Error::Ip("UDP and IP lengths differ"));

@@ -19,6 +19,8 @@ pub mod cm;
 pub mod deth;
 mod error;
 pub mod feth;
+#[doc(hidden)]
+pub mod fuzzing;
 pub mod icrc;
 pub mod ieth;
 pub mod imm_dt;

@@ -5,7 +5,7 @@
 //! what can be constructed with matching halves can be emitted.
 //!
 //! A sender works in place: [`Repr::emit`] writes the headers, the caller puts the payload behind them, and
-//! [`finish`] adds pad and ICRC. A receiver calls [`icrc::check`](crate::icrc::check) on the same bytes that it
+//! [`finish`] adds pad and ICRC. A receiver calls [`icrc::check`] on the same bytes that it
 //! parses; parsing does not.
 
 use crate::opcode::{CNP_RESERVED_LEN, Layout, Opcode, OpcodeInfo};

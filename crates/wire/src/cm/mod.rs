@@ -2,7 +2,7 @@
 //!
 //! Read first: IBA Vol 1, 12.6 and 12.11 (message contents, tables 106 to 120). Offsets below count from the end
 //! of the MAD header, as the specification's tables do; they were checked against Linux' `ibta_vol1_c12.h` and
-//! a captured conversation. [`cma`] is what RDMA-CM puts into the private data.
+//! a captured conversation. [`CmaHeader`] is what RDMA-CM puts into the private data.
 //!
 //! What a message *means* is the business of the engine's connection manager. Reserved bits are neither kept nor
 //! checked; private data is always the whole field, as the receiver cannot tell data from padding.

@@ -1,0 +1,7 @@
+//! A MAD of the communication manager.
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use remanence_wire::fuzzing;
+
+fuzz_target!(|data: &[u8]| fuzzing::cm(data));

@@ -1,0 +1,7 @@
+//! An RDMA-CM header.
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use remanence_wire::fuzzing;
+
+fuzz_target!(|data: &[u8]| fuzzing::cma(data));

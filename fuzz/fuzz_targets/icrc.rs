@@ -1,0 +1,7 @@
+//! A UDP payload behind an identification and a bit to flip.
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use remanence_wire::fuzzing;
+
+fuzz_target!(|data: &[u8]| fuzzing::icrc(data));
