@@ -73,7 +73,7 @@ impl<T> EventQueue<T> {
         if let Some(event) = self.event.get() {
             return Ok(event.as_fd());
         }
-        let event = Event::new().map_err(|e| Error::os("cannot create an event descriptor", e))?;
+        let event = Event::for_consumer().map_err(|e| Error::os("cannot create an event descriptor", e))?;
         let queue = self.lock();
         let event = self.event.get_or_init(|| event);
         if !queue.is_empty() {
@@ -161,6 +161,7 @@ mod tests {
     fn the_descriptor_mirrors_the_queue() {
         let queue = EventQueue::new();
         queue.fd().unwrap();
+        assert!(!queue.is_nonblocking(), "as with the kernel's verbs");
         assert!(!readable(&queue));
         queue.push(1);
         queue.push(2);

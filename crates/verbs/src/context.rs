@@ -10,13 +10,15 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use remanence_link::{LinkCaps, LinkStats, SourcePort};
-use remanence_rnic::{Config, Device, Stats};
+use remanence_rnic::cm;
+use remanence_rnic::{AsyncEvent, Config, Device, Stats};
 use remanence_wire::{Gid, Mtu};
 
 use crate::channel::{CompChannel, EventQueue};
 use crate::clock::Clock;
+use crate::cm::Connections;
 use crate::cq::Cq;
-use crate::driver::{Driver, Turn};
+use crate::driver::{Driver, Signals, Turn};
 use crate::error::Error;
 use crate::flush::{self, FlushQueue};
 use crate::handover::Progress;
@@ -29,9 +31,9 @@ use crate::wake::Event;
 
 /// What happened to the device or one of its objects outside any work request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum AsyncEvent {
+pub enum DeviceEvent {
     /// To an object.
-    Affiliated(remanence_rnic::AsyncEvent),
+    Affiliated(AsyncEvent),
     /// The link failed; nothing will be sent or received any more (`IBV_EVENT_DEVICE_FATAL`).
     DeviceFatal(io::ErrorKind),
 }
@@ -40,11 +42,8 @@ pub enum AsyncEvent {
 pub(crate) struct Shared {
     pub(crate) lock: DeviceLock<Driver>,
     pub(crate) clock: Clock,
-    /// Wakes the progress thread.
-    pub(crate) thread: Arc<Event>,
+    pub(crate) signals: Signals,
     pub(crate) stop: AtomicBool,
-    /// `Driver::news` as of the end of the last turn, for those who find the lock taken.
-    pub(crate) news: Arc<AtomicU64>,
 }
 
 impl Shared {
@@ -61,7 +60,6 @@ pub(crate) struct Handle {
     pub(crate) caps: LinkCaps,
     pub(crate) config: Config,
     flushes: Arc<FlushQueue>,
-    async_events: Arc<EventQueue<AsyncEvent>>,
     threads: Mutex<Vec<JoinHandle<()>>>,
 }
 
@@ -85,7 +83,7 @@ impl fmt::Debug for Handle {
 impl Drop for Handle {
     fn drop(&mut self) {
         self.shared.stop.store(true, Ordering::Release);
-        self.shared.thread.raise();
+        self.shared.signals.thread.raise();
         self.flushes.stop();
         // Neither thread ever owns a Handle, so this is not one of them joining itself.
         for thread in self.threads.get_mut().unwrap_or_else(PoisonError::into_inner).drain(..) {
@@ -124,22 +122,26 @@ impl Context {
         let async_events = Arc::new(EventQueue::new());
         async_events.fd()?;
         let flushes = Arc::new(FlushQueue::default());
-        let news = Arc::new(AtomicU64::new(0));
+        let signals = Signals { thread, async_events, news: Arc::new(AtomicU64::new(0)) };
         let driver = Driver::new(
             Device::new(config.clone()),
             RegionMemory::new(Arc::clone(&flushes)),
+            Connections::new(cm::Config {
+                ca_guid: random(),
+                gids: config.gids.clone(),
+                seed: random(),
+                max_mtu: config.mtu,
+                ..cm::Config::default()
+            }),
             link,
             options.progress,
-            Arc::clone(&async_events),
-            Arc::clone(&thread),
-            Arc::clone(&news),
+            signals.clone(),
         );
         let shared = Arc::new(Shared {
             lock: DeviceLock::new(driver),
             clock: Clock::new(),
-            thread,
+            signals,
             stop: AtomicBool::new(false),
-            news,
         });
         // The handle exists before the threads, so that an error below stops those already running.
         let handle = Arc::new(Handle {
@@ -147,7 +149,6 @@ impl Context {
             caps,
             config,
             flushes: Arc::clone(&flushes),
-            async_events,
             threads: Mutex::new(Vec::new()),
         });
         let mut threads = Vec::new();
@@ -220,8 +221,8 @@ impl Context {
     /// The next asynchronous event, waiting for it; `None` if the limit was reached first, or at once if the
     /// descriptor ([`async_fd`](Self::async_fd)) is in non-blocking mode and there is none.
     #[must_use]
-    pub fn get_async_event(&self, limit: Option<Duration>) -> Option<AsyncEvent> {
-        let events = &self.handle.async_events;
+    pub fn get_async_event(&self, limit: Option<Duration>) -> Option<DeviceEvent> {
+        let events = &self.handle.signals.async_events;
         events.pop().or_else(|| {
             if events.is_nonblocking() { None } else { self.handle.wait(limit, |_| events.pop()) }
         })
@@ -229,14 +230,14 @@ impl Context {
 
     /// The next asynchronous event if there is one.
     #[must_use]
-    pub fn try_get_async_event(&self) -> Option<AsyncEvent> {
-        self.handle.async_events.pop()
+    pub fn try_get_async_event(&self) -> Option<DeviceEvent> {
+        self.handle.signals.async_events.pop()
     }
 
     /// Readable while an asynchronous event waits.
     #[must_use]
     pub fn async_fd(&self) -> BorrowedFd<'_> {
-        self.handle.async_events.fd().expect("made with the device")
+        self.handle.signals.async_events.fd().expect("made with the device")
     }
 
     /// Serves the device once: for programs with [`Progress::ByConsumer`] that have nothing to poll.

@@ -86,7 +86,7 @@ impl Cq {
         let mut driver = match shared.lock.try_lock() {
             Some(driver) => driver,
             // Someone else drives. What is published before its turn ends is what this queue may hold.
-            None if shared.news.load(Ordering::Acquire) == inner.empty_at.load(Ordering::Relaxed) => {
+            None if shared.signals.news.load(Ordering::Acquire) == inner.empty_at.load(Ordering::Relaxed) => {
                 return Ok(0);
             }
             None => shared.lock.lock(),

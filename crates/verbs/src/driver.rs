@@ -13,10 +13,13 @@ use std::sync::{Arc, MutexGuard};
 use std::time::Duration;
 
 use remanence_link::{Link, LinkStats, Outgoing, WaitFd};
-use remanence_rnic::{CqHandle, Device, FlushId, Instant, RxMeta};
+use remanence_rnic::{AsyncEvent, CqHandle, Device, FlushId, Instant, RxMeta};
+
+use remanence_wire::Gid;
 
 use crate::channel::{CqEvent, EventQueue};
-use crate::context::AsyncEvent;
+use crate::cm::Connections;
+use crate::context::DeviceEvent;
 use crate::handover::{Handover, Kick, Outlook, Plan, Progress, WaiterId};
 use crate::memory::RegionMemory;
 use crate::wake::Event;
@@ -31,9 +34,21 @@ struct CqRoute {
     user_data: u64,
 }
 
+/// How a driver makes itself heard outside the lock.
+#[derive(Clone, Debug)]
+pub(crate) struct Signals {
+    /// Wakes the progress thread.
+    pub(crate) thread: Arc<Event>,
+    /// Asynchronous events, for the consumer.
+    pub(crate) async_events: Arc<EventQueue<DeviceEvent>>,
+    /// [`Driver::news`] as of the end of the last turn, for those who find the lock taken.
+    pub(crate) news: Arc<AtomicU64>,
+}
+
 pub(crate) struct Driver {
     pub(crate) device: Device,
     pub(crate) memory: RegionMemory,
+    pub(crate) cm: Connections,
     link: Box<dyn Link>,
     /// The UDP port that peers receive on; ours is the same.
     port: u16,
@@ -47,13 +62,11 @@ pub(crate) struct Driver {
     /// The link does not work any more; packets are lost as on a cut cable.
     failed: bool,
     routes: HashMap<CqHandle, CqRoute>,
-    async_events: Arc<EventQueue<AsyncEvent>>,
-    thread: Arc<Event>,
+    signals: Signals,
     waiters: Vec<Option<Arc<Event>>>,
     /// Counts what a blocked consumer may wait for; see [`Driver::news`].
     pushed: u64,
     told: u64,
-    published: Arc<AtomicU64>,
     /// ICMP messages that the link passed on.
     hints: u64,
 }
@@ -62,15 +75,15 @@ impl Driver {
     pub(crate) fn new(
         device: Device,
         memory: RegionMemory,
+        cm: Connections,
         link: Box<dyn Link>,
         progress: Progress,
-        async_events: Arc<EventQueue<AsyncEvent>>,
-        thread: Arc<Event>,
-        published: Arc<AtomicU64>,
+        signals: Signals,
     ) -> Self {
         Self {
             device,
             memory,
+            cm,
             port: link.caps().port,
             link,
             handover: Handover::new(progress),
@@ -79,12 +92,10 @@ impl Driver {
             more: false,
             failed: false,
             routes: HashMap::new(),
-            async_events,
-            thread,
+            signals,
             waiters: Vec::new(),
             pushed: 0,
             told: 0,
-            published,
             hints: 0,
         }
     }
@@ -96,6 +107,7 @@ impl Driver {
         if due {
             self.device.handle_timeout(now);
         }
+        self.pump_cm(now);
         // Before anybody receives again: the peer waits for these.
         let sent = self.transmit(now);
         received || due || sent
@@ -187,24 +199,27 @@ impl Driver {
         if !self.failed {
             self.failed = true;
             self.pushed += 1;
-            self.async_events.push(AsyncEvent::DeviceFatal(error.kind()));
+            self.signals.async_events.push(DeviceEvent::DeviceFatal(error.kind()));
         }
     }
 
     fn outlook(&self, now: Instant) -> Outlook {
-        let deadline = if self.more { Some(now) } else { self.device.poll_timeout() };
+        let engine = if self.more { Some(now) } else { self.device.poll_timeout() };
+        let deadline = [engine, self.cm.manager.poll_timeout()].into_iter().flatten().min();
         Outlook { deadline, blocked: self.full && !self.failed }
     }
 
     /// What must follow every change of the engine, before the lock is released. `me`: the waiter whose turn it is,
     /// who needs no waking.
     fn settle(&mut self, now: Instant, me: Option<WaiterId>) {
-        self.transmit(now);
+        // Events of the engine may move the connection manager, and that may have MADs to send.
         self.pump_events();
+        self.pump_cm(now);
+        self.transmit(now);
         let news = self.news();
         if news != self.told {
             self.told = news;
-            self.published.store(news, Ordering::Release);
+            self.signals.news.store(news, Ordering::Release);
             for sleeper in self.handover.sleepers().filter(|&id| Some(id) != me) {
                 if let Some(Some(event)) = self.waiters.get(sleeper.0 as usize) {
                     event.raise();
@@ -213,6 +228,10 @@ impl Driver {
         }
         let kick = self.handover.changed(self.outlook(now));
         self.kick(kick);
+    }
+
+    fn pump_cm(&mut self, now: Instant) {
+        self.pushed += self.cm.pump(now, &mut self.device);
     }
 
     /// Moves the engine's events to the queues that consumers read.
@@ -224,7 +243,10 @@ impl Driver {
             }
         }
         while let Some(event) = self.device.poll_async_event() {
-            self.async_events.push(AsyncEvent::Affiliated(event));
+            if let AsyncEvent::CommEst(qpn) = event {
+                self.cm.communication_established(qpn);
+            }
+            self.signals.async_events.push(DeviceEvent::Affiliated(event));
             self.pushed += 1;
         }
     }
@@ -237,7 +259,7 @@ impl Driver {
     fn kick(&self, kick: Kick) {
         match kick {
             Kick::None => {}
-            Kick::Thread => self.thread.raise(),
+            Kick::Thread => self.signals.thread.raise(),
             Kick::Waiter(id) => {
                 if let Some(Some(event)) = self.waiters.get(id.0 as usize) {
                     event.raise();
@@ -261,7 +283,7 @@ impl Driver {
     pub(crate) fn plan_thread(&mut self, now: Instant, worked: bool, fds: &mut Vec<WaitFd>) -> Plan {
         let plan = self.handover.plan(now, worked, self.outlook(now));
         if let Plan::Watch(limit) = plan {
-            if !self.may_wait(fds) {
+            if !self.may_wait(now, fds) {
                 self.handover.stay_awake();
                 return Plan::Again;
             }
@@ -281,20 +303,24 @@ impl Driver {
         let (plan, kick) = self.handover.plan_waiter(now, id, worked, self.outlook(now));
         self.kick(kick);
         match plan {
-            Plan::Watch(_) if !self.may_wait(fds) => Plan::Again,
+            Plan::Watch(_) if !self.may_wait(now, fds) => Plan::Again,
             Plan::Again | Plan::Rest(_) | Plan::Watch(_) => plan,
         }
     }
 
-    fn may_wait(&mut self, fds: &mut Vec<WaitFd>) -> bool {
+    fn may_wait(&mut self, now: Instant, fds: &mut Vec<WaitFd>) -> bool {
         fds.clear();
         if self.failed {
             return true;
         }
         let prepared = self.link.prepare_wait();
-        while self.link.poll_event().is_some() {
-            // Hints that anyone on the network can forge; timeouts tell the truth.
+        while let Some(event) = self.link.poll_event() {
+            // Hints that anyone on the network can forge. Timeouts tell the truth of an established connection; an
+            // attempt to connect may be given up sooner.
             self.hints += 1;
+            if let remanence_link::Event::Unreachable { dst, port_closed: true } = event {
+                self.pushed += self.cm.refused(now, Gid::from_ip(dst.ip()));
+            }
         }
         match prepared {
             Ok(busy) => {

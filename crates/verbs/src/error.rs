@@ -1,9 +1,12 @@
 //! What this crate's callers can be told. Verbs keep the engine's own errors; what the machine refuses is added.
 
 use std::io;
+use std::net::IpAddr;
 use std::sync::Arc;
 
-use remanence_rnic::{CqError, PostError, VerbError};
+use remanence_rnic::cm::CmError;
+use remanence_rnic::{CqError, PostError, VerbError, WcStatus};
+use remanence_wire::cm::RejReason;
 
 /// Why a call failed.
 #[derive(Clone, Debug, thiserror::Error)]
@@ -25,13 +28,46 @@ pub enum Error {
         /// Its answer.
         source: Arc<io::Error>,
     },
-    /// A blocking call reached its time limit.
-    #[error("timed out: {0}")]
-    TimedOut(&'static str),
+    /// The connection manager refused.
+    #[error(transparent)]
+    Cm(#[from] CmError),
+    /// Another listener has the port.
+    #[error("port {0} is taken by another listener on this device: stop it, or choose another port")]
+    PortInUse(u16),
+    /// The peer does not want the connection.
+    #[error("{peer} refused the connection: {}", describe(*reason))]
+    Rejected {
+        /// The peer.
+        peer: IpAddr,
+        /// Its reason.
+        reason: RejReason,
+        /// What its consumer says, padded with zeros.
+        private_data: Arc<[u8]>,
+    },
+    /// The peer did not answer, or its host says that nothing answers there.
+    #[error("{0} does not answer: check the address, and that the server is running")]
+    NoAnswer(IpAddr),
+    /// A work request failed.
+    #[error("a work request failed: {0}")]
+    Completion(WcStatus),
+    /// The connection is over.
+    #[error("the connection to {0} is over")]
+    Disconnected(IpAddr),
 }
 
 impl Error {
     pub(crate) fn os(what: impl Into<String>, source: io::Error) -> Self {
         Self::Os { what: what.into(), source: Arc::new(source) }
+    }
+}
+
+/// The reasons that a user can do something about, in the user's words.
+fn describe(reason: RejReason) -> String {
+    match reason {
+        RejReason::INVALID_SERVICE_ID => {
+            "nothing listens on that port; start the server, or check the port".to_owned()
+        }
+        RejReason::CONSUMER_DEFINED => "the program there said no".to_owned(),
+        other => other.to_string(),
     }
 }

@@ -15,6 +15,8 @@
 mod ah;
 mod channel;
 mod clock;
+mod cm;
+mod connect;
 mod context;
 mod cq;
 mod driver;
@@ -26,6 +28,7 @@ mod memory;
 mod mr;
 mod options;
 mod pd;
+pub mod perf;
 mod progress;
 mod qp;
 mod srq;
@@ -33,7 +36,9 @@ mod wake;
 
 pub use ah::Ah;
 pub use channel::{CompChannel, CqEvent};
-pub use context::{AsyncEvent, Context};
+pub use cm::{Cm, CmChannel, CmEvent};
+pub use connect::{Connection, Incoming, Listener, Phase};
+pub use context::{Context, DeviceEvent};
 pub use cq::Cq;
 pub use error::Error;
 pub use handover::Progress;

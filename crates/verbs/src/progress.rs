@@ -32,12 +32,12 @@ fn run(shared: &Shared) {
         match plan {
             Plan::Again => step_aside(shared),
             Plan::Rest(limit) => {
-                wake::sleep(&shared.thread, &mut none, limit);
-                shared.thread.lower();
+                wake::sleep(&shared.signals.thread, &mut none, limit);
+                shared.signals.thread.lower();
             }
             Plan::Watch(limit) => {
-                wake::sleep(&shared.thread, &mut fds, limit);
-                shared.thread.lower();
+                wake::sleep(&shared.signals.thread, &mut fds, limit);
+                shared.signals.thread.lower();
             }
         }
     }

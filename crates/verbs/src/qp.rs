@@ -154,6 +154,10 @@ impl Qp {
         self.inner.qpn
     }
 
+    pub(crate) fn is_rc(&self) -> bool {
+        self.inner.ty == QpType::Rc
+    }
+
     /// Its transport service.
     #[must_use]
     pub fn ty(&self) -> QpType {
@@ -260,7 +264,7 @@ impl Qp {
     /// # Errors
     /// The QP is not in RESET, or an attribute does not fit the device.
     pub fn connect_to(&self, peer: &QpEndpoint, attr: &ConnectAttr) -> Result<(), VerbError> {
-        let rc = self.inner.ty == QpType::Rc;
+        let rc = self.is_rc();
         let path_mtu = attr.path_mtu.unwrap_or(self.inner.pd.inner.handle.config.mtu);
         self.modify(&QpAttr { state: Some(QpState::Init), access: Some(attr.access), ..QpAttr::default() })?;
         self.modify(&QpAttr {

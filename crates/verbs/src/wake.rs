@@ -15,8 +15,14 @@ pub(crate) struct Event {
 }
 
 impl Event {
+    /// For threads of this crate.
     pub(crate) fn new() -> io::Result<Self> {
         Ok(Self { fd: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)? })
+    }
+
+    /// For a consumer, who finds it in blocking mode and may change that. Lower it only while it is raised.
+    pub(crate) fn for_consumer() -> io::Result<Self> {
+        Ok(Self { fd: eventfd(0, EventfdFlags::CLOEXEC)? })
     }
 
     /// Makes the descriptor readable.
@@ -33,8 +39,7 @@ impl Event {
         }
     }
 
-    /// Makes the descriptor unreadable. Only the thread that decides what readable means may call it: a
-    /// descriptor that a consumer switched to blocking mode would block here if it were not raised.
+    /// Makes the descriptor unreadable.
     pub(crate) fn lower(&self) {
         let mut count = [0u8; 8];
         while let Err(rustix::io::Errno::INTR) = rustix::io::read(&self.fd, &mut count) {}
@@ -65,6 +70,11 @@ pub(crate) fn sleep(event: &Event, fds: &mut Vec<WaitFd>, limit: Option<Duration
     fds.push(event.wait_fd());
     let _ = wait::poll(fds, limit);
     fds.pop();
+}
+
+/// Sleeps until `fd` is readable, or `limit` is over.
+pub(crate) fn until_readable(fd: BorrowedFd<'_>, limit: Option<Duration>) {
+    let _ = wait::poll(&[WaitFd { fd: fd.as_raw_fd(), events: PollFlags::IN.bits().cast_signed() }], limit);
 }
 
 /// Whether the file description behind `fd` is in non-blocking mode now: a consumer may switch it at any time

@@ -1,0 +1,397 @@
+//! Runs the connection manager: its MADs go through QP 1 of the device, its time is the device's, its events go to
+//! the queue of whoever the connection or listener belongs to.
+//!
+//! This is the plain form, one call for one act, as `rdma_cm` has it; `connect.rs` makes connections of it. Read
+//! first: the head of `remanence_rnic::cm`.
+
+use std::collections::HashMap;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+use std::time::Duration;
+
+use remanence_rnic::cm::{self, CmError, CommId, Event, ListenId, Manager, Path};
+use remanence_rnic::{AhAttr, Device, Instant, QpAttr, QpState};
+use remanence_wire::cm::RejReason;
+use remanence_wire::{Gid, Qpn};
+
+use crate::channel::EventQueue;
+use crate::context::{Context, Handle};
+use crate::error::Error;
+use crate::wake;
+
+/// Something happened to a connection or listener.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct CmEvent {
+    /// What the connection or listener was made with.
+    pub user_data: u64,
+    /// What happened.
+    pub event: Event,
+}
+
+/// Where events of connections and listeners arrive, of any number of devices (`rdma_event_channel`). Clones are the
+/// same channel.
+#[derive(Clone, Debug)]
+pub struct CmChannel {
+    pub(crate) events: Arc<EventQueue<CmEvent>>,
+}
+
+impl CmChannel {
+    /// An empty channel.
+    ///
+    /// # Errors
+    /// The operating system refuses a descriptor.
+    pub fn new() -> Result<Self, Error> {
+        let events = Arc::new(EventQueue::new());
+        events.fd()?;
+        Ok(Self { events })
+    }
+
+    /// The next event, waiting for it; `None` if the limit was reached first, or at once if the descriptor is in
+    /// non-blocking mode and there is none.
+    ///
+    /// The devices must have progress threads: this thread serves none of them while it waits.
+    #[must_use]
+    pub fn get_event(&self, limit: Option<Duration>) -> Option<CmEvent> {
+        let end = limit.map(|limit| std::time::Instant::now() + limit);
+        loop {
+            let event = self.events.pop();
+            let left = end.map(|end| end.saturating_duration_since(std::time::Instant::now()));
+            if event.is_some() || left == Some(Duration::ZERO) || self.events.is_nonblocking() {
+                return event;
+            }
+            wake::until_readable(self.as_fd(), left);
+        }
+    }
+
+    /// The next event if there is one.
+    #[must_use]
+    pub fn try_get_event(&self) -> Option<CmEvent> {
+        self.events.pop()
+    }
+
+    /// Takes back the events of what is identified by `user_data`.
+    pub fn discard(&self, user_data: u64) {
+        self.events.retain(|event| event.user_data != user_data);
+    }
+}
+
+/// Readable while an event waits.
+impl AsFd for CmChannel {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.events.fd().expect("made with the channel")
+    }
+}
+
+/// Whose a connection or listener is.
+#[derive(Clone, Debug)]
+struct Route {
+    events: Arc<EventQueue<CmEvent>>,
+    user_data: u64,
+    /// The QP that the connection is for.
+    qpn: Option<Qpn>,
+    /// How often the network said that nobody has the peer's port open while we asked.
+    refused: u8,
+}
+
+/// ICMP messages "port unreachable" that end an attempt to connect. One may be of a peer that restarts, and the
+/// request is repeated anyway; with the second, no answer can be expected soon.
+const REFUSALS: u8 = 2;
+
+/// The connection manager of a device, and its books. Lives under the device lock.
+#[derive(Debug)]
+pub(crate) struct Connections {
+    pub(crate) manager: Manager,
+    routes: HashMap<CommId, Route>,
+    listeners: HashMap<ListenId, Route>,
+    by_qpn: HashMap<Qpn, CommId>,
+}
+
+impl Connections {
+    pub(crate) fn new(config: cm::Config) -> Self {
+        Self {
+            manager: Manager::new(config),
+            routes: HashMap::new(),
+            listeners: HashMap::new(),
+            by_qpn: HashMap::new(),
+        }
+    }
+
+    /// Moves MADs between the manager and QP 1, and events to their owners. Returns how many events it moved.
+    #[inline]
+    pub(crate) fn pump(&mut self, now: Instant, device: &mut Device) -> u64 {
+        while let Some(mad) = device.poll_mad() {
+            self.manager.handle_mad(now, mad.from, &mad.mad);
+        }
+        if self.manager.poll_timeout().is_some_and(|deadline| deadline <= now) {
+            self.manager.handle_timeout(now);
+        }
+        while let Some((path, mad)) = self.manager.poll_transmit() {
+            let gids = &device.config().gids;
+            let sgid_index = gids.iter().position(|&gid| gid == path.local).unwrap_or(0);
+            let sgid_index = u8::try_from(sgid_index).unwrap_or(0);
+            // A path that cannot be sent on loses the message, as a network may.
+            let _ = device.send_mad(&AhAttr { sgid_index, ..AhAttr::new(path.remote) }, &mad);
+        }
+        let mut moved = 0;
+        while let Some(event) = self.manager.poll_event() {
+            self.deliver(now, device, event);
+            moved += 1;
+        }
+        moved
+    }
+
+    fn deliver(&mut self, now: Instant, device: &mut Device, event: Event) {
+        let (route, gone) = match &event {
+            Event::ConnectRequest(request) => {
+                let route = self.listeners.get(&request.listener).cloned();
+                if let Some(route) = &route {
+                    self.routes.insert(request.id, route.clone());
+                }
+                (route, None)
+            }
+            Event::SidrRequest(request) => (self.listeners.get(&request.listener).cloned(), None),
+            Event::Response { id, .. } | Event::Established { id } => (self.routes.get(id).cloned(), None),
+            Event::Disconnected { id, .. } => {
+                let route = self.routes.get(id).cloned();
+                if let Some(qpn) = route.as_ref().and_then(|route| route.qpn) {
+                    // What is outstanding is flushed now, not when its retries are used up. The QP may be gone.
+                    let attr = QpAttr { state: Some(QpState::Err), ..QpAttr::default() };
+                    let _ = device.modify_qp(now, qpn, &attr);
+                }
+                (route, None)
+            }
+            Event::Rejected { id, .. }
+            | Event::Unreachable { id }
+            | Event::TimewaitExit { id }
+            | Event::SidrResponse { id, .. } => (self.routes.get(id).cloned(), Some(*id)),
+        };
+        if let Some(id) = gone {
+            self.forget(id);
+        }
+        if let Some(route) = route {
+            route.events.push(CmEvent { user_data: route.user_data, event });
+        }
+    }
+
+    fn forget(&mut self, id: CommId) {
+        if let Some(Route { qpn: Some(qpn), .. }) = self.routes.remove(&id)
+            && self.by_qpn.get(&qpn) == Some(&id)
+        {
+            self.by_qpn.remove(&qpn);
+        }
+    }
+
+    /// The first packet arrived on a QP in RTR: as good as the RTU, which may have been lost.
+    pub(crate) fn communication_established(&mut self, qpn: Qpn) {
+        if let Some(&id) = self.by_qpn.get(&qpn) {
+            self.manager.communication_established(id);
+        }
+    }
+
+    /// The network says that nobody has the port open at `remote`. Returns how many events that made.
+    pub(crate) fn refused(&mut self, now: Instant, remote: Gid) -> u64 {
+        let mut ended = Vec::new();
+        for (&id, route) in &mut self.routes {
+            let asking = matches!(self.manager.state(id), Some(cm::State::ReqSent));
+            if asking && self.manager.path(id).is_some_and(|path| path.remote == remote) {
+                route.refused += 1;
+                if route.refused >= REFUSALS {
+                    ended.push(id);
+                }
+            }
+        }
+        for &id in &ended {
+            let route = self.routes.get(&id).cloned();
+            self.manager.close(now, id);
+            self.forget(id);
+            if let Some(route) = route {
+                route.events.push(CmEvent { user_data: route.user_data, event: Event::Unreachable { id } });
+            }
+        }
+        ended.len() as u64
+    }
+
+    fn attach_qp(&mut self, id: CommId, qpn: Qpn) {
+        if let Some(route) = self.routes.get_mut(&id) {
+            route.qpn = Some(qpn);
+            self.by_qpn.insert(qpn, id);
+        }
+    }
+}
+
+/// The connection manager of a device. Private data is given and taken as the messages carry it.
+#[derive(Clone, Copy, Debug)]
+pub struct Cm<'a> {
+    handle: &'a Arc<Handle>,
+}
+
+impl Context {
+    /// The connection manager, act by act. Most programs use [`Connection`](crate::Connection) and
+    /// [`Listener`](crate::Listener).
+    #[must_use]
+    pub fn cm(&self) -> Cm<'_> {
+        Cm { handle: &self.handle }
+    }
+}
+
+impl<'a> Cm<'a> {
+    pub(crate) fn of(handle: &'a Arc<Handle>) -> Self {
+        Self { handle }
+    }
+
+    /// Listens on a service; [`Event::ConnectRequest`] and [`Event::SidrRequest`] arrive on the channel with
+    /// `user_data`, and further events of the connections made from them too, until [`adopt`](Self::adopt).
+    ///
+    /// # Errors
+    /// Another listener has the service.
+    pub fn listen(
+        self,
+        listen: &cm::Listen,
+        channel: &CmChannel,
+        user_data: u64,
+    ) -> Result<ListenId, CmError> {
+        self.listen_on(listen, &channel.events, user_data)
+    }
+
+    pub(crate) fn listen_on(
+        self,
+        listen: &cm::Listen,
+        events: &Arc<EventQueue<CmEvent>>,
+        user_data: u64,
+    ) -> Result<ListenId, CmError> {
+        let mut turn = self.handle.turn();
+        let id = turn.cm.manager.listen(listen)?;
+        turn.cm.listeners.insert(id, Route { events: Arc::clone(events), user_data, qpn: None, refused: 0 });
+        Ok(id)
+    }
+
+    /// Stops listening; undecided requests are rejected.
+    pub fn unlisten(self, id: ListenId) {
+        let mut turn = self.handle.turn();
+        turn.cm.listeners.remove(&id);
+        turn.cm.manager.unlisten(id);
+    }
+
+    /// Asks a peer for a connection for the QP `connect.qpn`.
+    ///
+    /// # Errors
+    /// The path mixes IP versions, the private data does not fit, or there are too many connections.
+    pub fn connect(
+        self,
+        connect: &cm::Connect<'_>,
+        channel: &CmChannel,
+        user_data: u64,
+    ) -> Result<CommId, CmError> {
+        self.connect_on(connect, &channel.events, user_data)
+    }
+
+    pub(crate) fn connect_on(
+        self,
+        connect: &cm::Connect<'_>,
+        events: &Arc<EventQueue<CmEvent>>,
+        user_data: u64,
+    ) -> Result<CommId, CmError> {
+        let mut turn = self.handle.turn();
+        let now = turn.now;
+        let id = turn.cm.manager.connect(now, connect)?;
+        turn.cm.routes.insert(id, Route { events: Arc::clone(events), user_data, qpn: None, refused: 0 });
+        turn.cm.attach_qp(id, connect.qpn);
+        Ok(id)
+    }
+
+    /// Sends the further events of a connection to another channel, or with other user data (`rdma_migrate_id`, and
+    /// the new identifier of a connection request).
+    pub fn adopt(self, id: CommId, channel: &CmChannel, user_data: u64) {
+        self.adopt_on(id, &channel.events, user_data);
+    }
+
+    pub(crate) fn adopt_on(self, id: CommId, events: &Arc<EventQueue<CmEvent>>, user_data: u64) {
+        let mut turn = self.handle.turn();
+        if let Some(route) = turn.cm.routes.get_mut(&id) {
+            route.events = Arc::clone(events);
+            route.user_data = user_data;
+        }
+    }
+
+    /// Accepts a request with a QP that is in RTR. [`Event::Established`] follows when the peer is there.
+    ///
+    /// # Errors
+    /// The request is gone, or the private data does not fit.
+    pub fn accept(self, id: CommId, accept: &cm::Accept<'_>) -> Result<(), CmError> {
+        let mut turn = self.handle.turn();
+        let now = turn.now;
+        turn.cm.manager.accept(now, id, accept)?;
+        turn.cm.attach_qp(id, accept.qpn);
+        Ok(())
+    }
+
+    /// After [`Event::Response`], with the QP in RTS: tells the peer that the connection is up.
+    ///
+    /// # Errors
+    /// The connection is gone, or not in this state.
+    pub fn establish(self, id: CommId, private_data: &[u8]) -> Result<(), CmError> {
+        self.handle.turn().cm.manager.establish(id, private_data)
+    }
+
+    /// Rejects a request or a response.
+    ///
+    /// # Errors
+    /// The connection is gone, or not in this state.
+    pub fn reject(self, id: CommId, reason: RejReason, private_data: &[u8]) -> Result<(), CmError> {
+        let mut turn = self.handle.turn();
+        turn.cm.manager.reject(id, reason, &[], private_data)?;
+        turn.cm.forget(id);
+        Ok(())
+    }
+
+    /// Ends a connection. [`Event::Disconnected`] follows.
+    ///
+    /// # Errors
+    /// The connection is gone, or not up.
+    pub fn disconnect(self, id: CommId) -> Result<(), CmError> {
+        let mut turn = self.handle.turn();
+        let now = turn.now;
+        turn.cm.manager.disconnect(now, id)
+    }
+
+    /// Loses interest: the connection is ended as politely as its state allows, without further events.
+    pub fn close(self, id: CommId) {
+        let mut turn = self.handle.turn();
+        let now = turn.now;
+        turn.cm.manager.close(now, id);
+        turn.cm.forget(id);
+    }
+
+    /// The attributes that take the connection's QP from INIT to RTR.
+    ///
+    /// # Errors
+    /// The peer is not known in this state.
+    pub fn qp_rtr(self, id: CommId) -> Result<QpAttr, CmError> {
+        let driver = self.handle.lock.lock();
+        let path = driver.cm.manager.path(id).ok_or(CmError::UnknownId)?;
+        let gids = &driver.device.config().gids;
+        let index = gids.iter().position(|&gid| gid == path.local).unwrap_or(0);
+        let sgid_index = u8::try_from(index).unwrap_or(0);
+        driver.cm.manager.qp_rtr(id, AhAttr { sgid_index, ..AhAttr::new(path.remote) })
+    }
+
+    /// The attributes that take the connection's QP from RTR to RTS.
+    ///
+    /// # Errors
+    /// The peer is not known in this state.
+    pub fn qp_rts(self, id: CommId) -> Result<QpAttr, CmError> {
+        self.handle.lock.lock().cm.manager.qp_rts(id)
+    }
+
+    /// The two ends of a connection, while it is known.
+    #[must_use]
+    pub fn path(self, id: CommId) -> Option<Path> {
+        self.handle.lock.lock().cm.manager.path(id)
+    }
+
+    /// Counters.
+    #[must_use]
+    pub fn stats(self) -> cm::Stats {
+        *self.handle.lock.lock().cm.manager.stats()
+    }
+}

@@ -1,0 +1,451 @@
+//! Reliable connections between QPs, by the connection manager: listen, connect, accept, reject, disconnect.
+//!
+//! Each side brings a QP in RESET; the connection takes it to RTS, and to ERR when it is over. Blocking calls serve
+//! the device while they wait. Who must not block asks for the descriptor, and calls the `try_` form or
+//! [`Connection::advance`] when it is readable.
+
+use std::fmt;
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::BorrowedFd;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use remanence_rnic::cm::{
+    Accept, CmError, CommId, Connect, Ended, Event, Listen, ListenId, Path, Request, Transport,
+};
+use remanence_rnic::{QpAttr, QpState};
+use remanence_wire::Gid;
+use remanence_wire::cm::{PortSpace, RejReason, ServiceId};
+
+use crate::channel::EventQueue;
+use crate::cm::{Cm, CmEvent};
+use crate::context::{Context, Handle};
+use crate::error::Error;
+use crate::qp::{ConnectAttr, Qp};
+
+/// The port that our own REQs name as theirs. Nothing listens there; the header wants a number.
+const CALLER_PORT: u16 = 0;
+
+/// Waits on a port for peers that want to connect.
+#[derive(Debug)]
+pub struct Listener {
+    handle: Arc<Handle>,
+    id: ListenId,
+    events: Arc<EventQueue<CmEvent>>,
+    port: u16,
+}
+
+impl Listener {
+    /// Listens on a port of RDMA-CM's TCP port space, at every address of the device. At most `backlog` requests
+    /// wait for a decision at a time; further peers ask again.
+    ///
+    /// # Errors
+    /// Another listener has the port.
+    pub fn bind(context: &Context, port: u16, backlog: usize) -> Result<Self, Error> {
+        let events = Arc::new(EventQueue::new());
+        let listen = Listen { service_id: ServiceId::new(PortSpace::Tcp, port), local: None, backlog };
+        let id = Cm::of(&context.handle).listen_on(&listen, &events, 0).map_err(|e| match e {
+            CmError::InUse => Error::PortInUse(port),
+            other => other.into(),
+        })?;
+        Ok(Self { handle: Arc::clone(&context.handle), id, events, port })
+    }
+
+    /// The port.
+    #[must_use]
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// The next request, waiting for it; `None` if the limit was reached first.
+    #[must_use]
+    pub fn get_request(&self, limit: Option<Duration>) -> Option<Incoming> {
+        self.handle.wait(limit, |_| self.events.pop()).and_then(|event| self.incoming(event))
+    }
+
+    /// The next request if there is one.
+    #[must_use]
+    pub fn try_get_request(&self) -> Option<Incoming> {
+        self.events.pop().and_then(|event| self.incoming(event))
+    }
+
+    /// Readable while a request waits.
+    ///
+    /// # Errors
+    /// The operating system refuses a descriptor.
+    pub fn fd(&self) -> Result<BorrowedFd<'_>, Error> {
+        self.events.fd()
+    }
+
+    fn incoming(&self, event: CmEvent) -> Option<Incoming> {
+        match event.event {
+            Event::ConnectRequest(request) => {
+                let events = Arc::new(EventQueue::new());
+                Cm::of(&self.handle).adopt_on(request.id, &events, 0);
+                Some(Incoming { handle: Some(Arc::clone(&self.handle)), request, events })
+            }
+            // A peer that took its request back before anybody looked at it; and nobody asks a listener for UD.
+            _ => None,
+        }
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        Cm::of(&self.handle).unlisten(self.id);
+    }
+}
+
+/// A peer that wants to connect. Dropped undecided, it is rejected.
+#[derive(Debug)]
+pub struct Incoming {
+    /// `None` once it is decided.
+    handle: Option<Arc<Handle>>,
+    request: Box<Request>,
+    events: Arc<EventQueue<CmEvent>>,
+}
+
+impl Incoming {
+    /// What the peer asks for.
+    #[must_use]
+    pub fn request(&self) -> &Request {
+        &self.request
+    }
+
+    /// Where it is.
+    #[must_use]
+    pub fn peer(&self) -> IpAddr {
+        self.request.path.remote.to_ip()
+    }
+
+    /// What its consumer says, padded with zeros to the size of the field: 56 bytes.
+    #[must_use]
+    pub fn private_data(&self) -> &[u8] {
+        &self.request.private_data
+    }
+
+    /// Accepts, with a QP in RESET (or INIT) and at most 196 bytes for the peer's consumer. The QP is in RTS when
+    /// this returns, but must not send before the connection is [established](Connection::wait_established).
+    ///
+    /// # Errors
+    /// The peer took its request back, or an attribute does not fit.
+    pub fn accept(mut self, qp: &Qp, attr: &ConnectAttr, private_data: &[u8]) -> Result<Connection, Error> {
+        let handle = self.handle.take().expect("decided once");
+        let (cm, id) = (Cm::of(&handle), self.request.id);
+        let connection = Connection::new(&handle, id, qp, self.request.path, Arc::clone(&self.events));
+        let depth = Depth::of(attr, &self.request);
+        let result = to_init(qp, attr)
+            .and_then(|()| {
+                let rtr = QpAttr { max_dest_rd_atomic: depth.responder(qp), ..cm.qp_rtr(id)? };
+                let rts = QpAttr { max_rd_atomic: depth.initiator(qp), ..cm.qp_rts(id)? };
+                qp.modify(&rtr)?;
+                Ok(qp.modify(&rts)?)
+            })
+            .and_then(|()| {
+                let accept = Accept {
+                    qpn: qp.qpn(),
+                    responder_resources: depth.responder_resources,
+                    initiator_depth: depth.initiator_depth,
+                    rnr_retry_count: attr.rnr_retry,
+                    srq: qp.srq().is_some(),
+                    private_data,
+                };
+                Ok(cm.accept(id, &accept)?)
+            });
+        // An error drops the connection, which rejects the request.
+        result.map(|()| connection)
+    }
+
+    /// Rejects, with at most 148 bytes for the peer's consumer.
+    ///
+    /// # Errors
+    /// The private data does not fit; the request is rejected without.
+    pub fn reject(mut self, private_data: &[u8]) -> Result<(), Error> {
+        let handle = self.handle.take().expect("decided once");
+        let cm = Cm::of(&handle);
+        match cm.reject(self.request.id, RejReason::CONSUMER_DEFINED, private_data) {
+            // The peer took it back meanwhile.
+            Ok(()) | Err(CmError::UnknownId) => Ok(()),
+            Err(e) => {
+                cm.close(self.request.id);
+                Err(e.into())
+            }
+        }
+    }
+}
+
+impl Drop for Incoming {
+    fn drop(&mut self) {
+        if let Some(handle) = &self.handle {
+            Cm::of(handle).close(self.request.id);
+        }
+    }
+}
+
+/// How many READs and atomics may be outstanding: what we want, limited by what the peer asked for.
+struct Depth {
+    responder_resources: u8,
+    initiator_depth: u8,
+}
+
+impl Depth {
+    fn of(attr: &ConnectAttr, request: &Request) -> Self {
+        Self {
+            responder_resources: attr.max_dest_rd_atomic.min(request.responder_resources),
+            initiator_depth: attr.max_rd_atomic.min(request.initiator_depth),
+        }
+    }
+
+    fn responder(&self, qp: &Qp) -> Option<u8> {
+        qp.is_rc().then_some(self.responder_resources)
+    }
+
+    fn initiator(&self, qp: &Qp) -> Option<u8> {
+        qp.is_rc().then_some(self.initiator_depth)
+    }
+}
+
+fn to_init(qp: &Qp, attr: &ConnectAttr) -> Result<(), Error> {
+    Ok(qp.modify(&QpAttr { state: Some(QpState::Init), access: Some(attr.access), ..QpAttr::default() })?)
+}
+
+/// How far a connection is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Phase {
+    /// The two sides are still talking about it.
+    Connecting,
+    /// Both sides may send.
+    Established,
+    /// It is over.
+    Ended(Ended),
+}
+
+#[derive(Debug)]
+struct State {
+    phase: Phase,
+    private_data: Box<[u8]>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    handle: Arc<Handle>,
+    id: CommId,
+    qp: Qp,
+    path: Path,
+    events: Arc<EventQueue<CmEvent>>,
+    state: Mutex<State>,
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        Cm::of(&self.handle).close(self.id);
+    }
+}
+
+/// A connection of a QP, made or in the making. Clones are the same connection; it is ended, as politely as possible
+/// without waiting, when the last of them is dropped.
+#[derive(Clone, Debug)]
+pub struct Connection {
+    inner: Arc<Inner>,
+}
+
+impl Connection {
+    fn new(handle: &Arc<Handle>, id: CommId, qp: &Qp, path: Path, events: Arc<EventQueue<CmEvent>>) -> Self {
+        let state = State { phase: Phase::Connecting, private_data: Box::default() };
+        let handle = Arc::clone(handle);
+        let inner = Inner { handle, id, qp: qp.clone(), path, events, state: Mutex::new(state) };
+        Self { inner: Arc::new(inner) }
+    }
+
+    /// Connects a QP in RESET to a listening peer, and waits until both sides may send. At most 56 bytes go to the
+    /// peer's consumer.
+    ///
+    /// # Errors
+    /// One sentence that says what happened: nobody listens there, the peer rejected or did not answer, or the
+    /// limit was reached.
+    pub fn connect(
+        qp: &Qp,
+        peer: SocketAddr,
+        attr: &ConnectAttr,
+        private_data: &[u8],
+        limit: Option<Duration>,
+    ) -> Result<Self, Error> {
+        let connection = Self::start(qp, peer, attr, private_data)?;
+        if connection.wait_established(limit)? { Ok(connection) } else { Err(Error::NoAnswer(peer.ip())) }
+    }
+
+    /// Begins to connect, and returns at once: call [`advance`](Self::advance) when [`fd`](Self::fd) is readable.
+    ///
+    /// # Errors
+    /// An argument does not fit; the peer was not asked.
+    pub fn start(qp: &Qp, peer: SocketAddr, attr: &ConnectAttr, private_data: &[u8]) -> Result<Self, Error> {
+        let handle = &qp.pd().inner.handle;
+        let remote = Gid::from_ip(peer.ip());
+        let same_version = |gid: &&Gid| gid.to_ip().is_ipv4() == peer.ip().is_ipv4();
+        let local = handle.config.gids.iter().find(same_version).copied().ok_or(CmError::Path)?;
+        to_init(qp, attr)?;
+        let path = Path { local, remote };
+        let connect = Connect {
+            path,
+            service_id: ServiceId::new(PortSpace::Tcp, peer.port()),
+            transport: if qp.is_rc() { Transport::Rc } else { Transport::Uc },
+            qpn: qp.qpn(),
+            responder_resources: attr.max_dest_rd_atomic,
+            initiator_depth: attr.max_rd_atomic,
+            retry_count: attr.retry_cnt,
+            rnr_retry_count: attr.rnr_retry,
+            srq: qp.srq().is_some(),
+            mtu: attr.path_mtu.unwrap_or(handle.config.mtu),
+            cma_port: Some(CALLER_PORT),
+            private_data,
+        };
+        let events = Arc::new(EventQueue::new());
+        let id = Cm::of(handle).connect_on(&connect, &events, 0)?;
+        Ok(Self::new(handle, id, qp, path, events))
+    }
+
+    /// Takes what happened since; says how far the connection is.
+    ///
+    /// # Errors
+    /// As [`connect`](Self::connect): the connection will not be.
+    pub fn advance(&self) -> Result<Phase, Error> {
+        while let Some(event) = self.inner.events.pop() {
+            self.handle_event(event.event)?;
+        }
+        Ok(self.state().phase)
+    }
+
+    fn handle_event(&self, event: Event) -> Result<(), Error> {
+        let cm = Cm::of(&self.inner.handle);
+        let (id, qp) = (self.inner.id, &self.inner.qp);
+        match event {
+            Event::Response { private_data, .. } => {
+                self.state().private_data = private_data;
+                let up = || -> Result<(), Error> {
+                    qp.modify(&cm.qp_rtr(id)?)?;
+                    qp.modify(&cm.qp_rts(id)?)?;
+                    Ok(cm.establish(id, &[])?)
+                };
+                if let Err(e) = up() {
+                    cm.close(id);
+                    return Err(e);
+                }
+                self.state().phase = Phase::Established;
+            }
+            Event::Established { .. } => self.state().phase = Phase::Established,
+            Event::Disconnected { ended, .. } => self.state().phase = Phase::Ended(ended),
+            Event::Rejected { reason, private_data, .. } => {
+                self.state().phase = Phase::Ended(Ended::Remote);
+                return Err(Error::Rejected { peer: self.peer(), reason, private_data: private_data.into() });
+            }
+            Event::Unreachable { .. } => {
+                self.state().phase = Phase::Ended(Ended::Unanswered);
+                return Err(Error::NoAnswer(self.peer()));
+            }
+            Event::TimewaitExit { .. } => {}
+            Event::ConnectRequest(_) | Event::SidrRequest(_) | Event::SidrResponse { .. } => {
+                unreachable!("a connection is no listener")
+            }
+        }
+        Ok(())
+    }
+
+    fn wait_for(
+        &self,
+        limit: Option<Duration>,
+        mut enough: impl FnMut(Phase) -> bool,
+    ) -> Result<bool, Error> {
+        let end = limit.map(|limit| std::time::Instant::now() + limit);
+        loop {
+            if enough(self.advance()?) {
+                return Ok(true);
+            }
+            let left = end.map(|end| end.saturating_duration_since(std::time::Instant::now()));
+            if left == Some(Duration::ZERO) {
+                return Ok(false);
+            }
+            if let Some(event) = self.inner.handle.wait(left, |_| self.inner.events.pop()) {
+                self.handle_event(event.event)?;
+            }
+        }
+    }
+
+    /// Waits until both sides may send; `false` if the limit was reached first.
+    ///
+    /// # Errors
+    /// The connection will not be: the peer rejected, gave up, or did not answer.
+    pub fn wait_established(&self, limit: Option<Duration>) -> Result<bool, Error> {
+        let mut ended = None;
+        let done = self.wait_for(limit, |phase| {
+            if let Phase::Ended(how) = phase {
+                ended = Some(how);
+            }
+            phase != Phase::Connecting
+        })?;
+        match ended {
+            Some(_) => Err(Error::Disconnected(self.peer())),
+            None => Ok(done),
+        }
+    }
+
+    /// Waits until the connection is over; `false` if the limit was reached first.
+    ///
+    /// # Errors
+    /// The connection never was.
+    pub fn wait_ended(&self, limit: Option<Duration>) -> Result<bool, Error> {
+        self.wait_for(limit, |phase| matches!(phase, Phase::Ended(_)))
+    }
+
+    /// Ends the connection; what is outstanding is flushed. The peer is told, and asked to confirm:
+    /// [`wait_ended`](Self::wait_ended).
+    ///
+    /// # Errors
+    /// It is not established.
+    pub fn disconnect(&self) -> Result<(), Error> {
+        let _ = self.inner.qp.modify(&QpAttr { state: Some(QpState::Err), ..QpAttr::default() });
+        Ok(Cm::of(&self.inner.handle).disconnect(self.inner.id)?)
+    }
+
+    /// The QP.
+    #[must_use]
+    pub fn qp(&self) -> &Qp {
+        &self.inner.qp
+    }
+
+    /// Where the peer is.
+    #[must_use]
+    pub fn peer(&self) -> IpAddr {
+        self.inner.path.remote.to_ip()
+    }
+
+    /// Active side: what the peer's consumer said when it accepted, padded with zeros to 196 bytes.
+    #[must_use]
+    pub fn private_data(&self) -> Box<[u8]> {
+        self.state().private_data.clone()
+    }
+
+    /// Readable while [`advance`](Self::advance) has something to do.
+    ///
+    /// # Errors
+    /// The operating system refuses a descriptor.
+    pub fn fd(&self) -> Result<BorrowedFd<'_>, Error> {
+        self.inner.events.fd()
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.inner.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl fmt::Display for Phase {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Connecting => "connecting",
+            Self::Established => "established",
+            Self::Ended(Ended::Local) => "ended by us",
+            Self::Ended(Ended::Remote) => "ended by the peer",
+            Self::Ended(Ended::Unanswered) => "ended, and the peer did not answer",
+            Self::Ended(Ended::Stale) => "lost: the peer does not know it any more",
+        })
+    }
+}

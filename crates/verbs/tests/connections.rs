@@ -1,0 +1,192 @@
+//! Connections by the connection manager, blocking and not, made, refused, lost and ended.
+
+mod common;
+
+use std::net::SocketAddr;
+use std::os::fd::AsRawFd;
+use std::thread;
+
+use common::{LIMIT, Side, address, address_of, open, socket_addr, wr};
+use remanence_link::{WaitFd, wait};
+use remanence_rnic::{QpState, RecvWr, SendOp, WcStatus};
+use remanence_verbs::{ConnectAttr, Connection, Error, Listener, Phase, Progress};
+use remanence_wire::cm::RejReason;
+
+const PORT: u16 = 7471;
+
+/// A server that accepts one connection and hands both over.
+fn accept_one(server: &Side, listener: &Listener, private_data: &[u8]) -> Connection {
+    let incoming = listener.get_request(LIMIT).expect("a request");
+    let connection = incoming.accept(&server.qp(), &ConnectAttr::default(), private_data).unwrap();
+    assert!(connection.wait_established(LIMIT).unwrap());
+    connection
+}
+
+fn connected() -> (Side, Side, Connection, Connection) {
+    let (client, server) = (Side::new(), Side::new());
+    let listener = Listener::bind(&server.context, PORT, 16).unwrap();
+    let peer = socket_addr(&server.context, PORT);
+    let (ours, theirs) = thread::scope(|scope| {
+        let theirs = scope.spawn(|| accept_one(&server, &listener, b"welcome"));
+        let ours = Connection::connect(&client.qp(), peer, &ConnectAttr::default(), b"hello", LIMIT).unwrap();
+        (ours, theirs.join().unwrap())
+    });
+    (client, server, ours, theirs)
+}
+
+#[test]
+fn two_sides_connect_tell_each_other_something_and_disconnect() {
+    let (client, server) = (Side::new(), Side::new());
+    let listener = Listener::bind(&server.context, PORT, 16).unwrap();
+    let peer = socket_addr(&server.context, PORT);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let incoming = listener.get_request(LIMIT).expect("a request");
+            assert_eq!(incoming.peer(), address_of(&client.context));
+            assert_eq!(&incoming.private_data()[..6], b"hello\0");
+            assert_eq!(incoming.private_data().len(), 56, "the whole field, as rdma_cm gives it");
+            let qp = server.qp();
+            let connection = incoming.accept(&qp, &ConnectAttr::default(), b"welcome").unwrap();
+            assert!(connection.wait_established(LIMIT).unwrap());
+            qp.post_recv(&RecvWr { wr_id: 1, sges: &[server.mr.sge(0, 64)] }).unwrap();
+            let wc = server.success();
+            assert_eq!((wc.byte_len, server.bytes(0, 4)), (4, b"data".to_vec()));
+            assert!(connection.wait_ended(LIMIT).unwrap());
+            assert_eq!(qp.query().unwrap().state, QpState::Err);
+        });
+        let qp = client.qp();
+        let connection = Connection::connect(&qp, peer, &ConnectAttr::default(), b"hello", LIMIT).unwrap();
+        assert_eq!(&connection.private_data()[..8], b"welcome\0");
+        client.fill(0, b"data");
+        qp.post_send(&wr(1, SendOp::Send, &[client.mr.sge(0, 4)])).unwrap();
+        client.success();
+        connection.disconnect().unwrap();
+        assert!(connection.wait_ended(LIMIT).unwrap());
+        assert_eq!(connection.advance().unwrap().to_string(), "ended by us");
+    });
+}
+
+#[test]
+fn a_peer_that_says_no_is_quoted() {
+    let (client, server) = (Side::new(), Side::new());
+    let listener = Listener::bind(&server.context, PORT, 16).unwrap();
+    let peer = socket_addr(&server.context, PORT);
+    thread::scope(|scope| {
+        scope.spawn(|| listener.get_request(LIMIT).unwrap().reject(b"not you").unwrap());
+        let refused = Connection::connect(&client.qp(), peer, &ConnectAttr::default(), b"", LIMIT);
+        match refused.unwrap_err() {
+            Error::Rejected { reason, private_data, .. } => {
+                assert_eq!(reason, RejReason::CONSUMER_DEFINED);
+                assert_eq!(&private_data[..8], b"not you\0");
+            }
+            other => panic!("{other}"),
+        }
+    });
+}
+
+#[test]
+fn a_port_where_nobody_listens_and_a_host_where_nobody_is_are_told_apart() {
+    let (client, server) = (Side::new(), Side::new());
+    let attr = ConnectAttr::default();
+    let peer = socket_addr(&server.context, PORT + 1);
+    let error = Connection::connect(&client.qp(), peer, &attr, b"", LIMIT).unwrap_err();
+    assert!(error.to_string().contains("nothing listens on that port"), "{error}");
+    let nobody = SocketAddr::new(address(), PORT);
+    let error = Connection::connect(&client.qp(), nobody, &attr, b"", LIMIT).unwrap_err();
+    assert!(error.to_string().contains("does not answer"), "{error}");
+}
+
+#[test]
+fn a_port_is_taken_once() {
+    let side = Side::new();
+    let first = Listener::bind(&side.context, PORT, 1).unwrap();
+    let error = Listener::bind(&side.context, PORT, 1).unwrap_err();
+    assert!(error.to_string().contains("7471 is taken"), "{error}");
+    drop(first);
+    Listener::bind(&side.context, PORT, 1).unwrap();
+}
+
+#[test]
+fn when_one_side_drops_its_connection_the_others_work_is_flushed() {
+    let (client, server, ours, theirs) = connected();
+    theirs.qp().post_recv(&RecvWr { wr_id: 3, sges: &[server.mr.sge(0, 64)] }).unwrap();
+    drop(ours);
+    assert!(theirs.wait_ended(LIMIT).unwrap());
+    let wc = server.completion();
+    assert_eq!((wc.wr_id, wc.status), (3, WcStatus::WrFlushErr));
+    drop(client);
+}
+
+#[test]
+fn both_sides_may_disconnect_at_once() {
+    let (_client, _server, ours, theirs) = connected();
+    thread::scope(|scope| {
+        for connection in [&ours, &theirs] {
+            scope.spawn(move || {
+                // The other side may have been faster: then it is over already.
+                let _ = connection.disconnect();
+                assert!(connection.wait_ended(LIMIT).unwrap());
+            });
+        }
+    });
+}
+
+#[test]
+fn a_program_with_an_event_loop_connects_without_blocking() {
+    let (client, server) = (Side::new(), Side::new());
+    let listener = Listener::bind(&server.context, PORT, 16).unwrap();
+    let peer = socket_addr(&server.context, PORT);
+    let ours = Connection::start(&client.qp(), peer, &ConnectAttr::default(), b"loop").unwrap();
+    let mut theirs = None::<Connection>;
+    let readable = |fd: i32| WaitFd { fd, events: libc::POLLIN };
+    loop {
+        let up = ours.advance().unwrap() == Phase::Established;
+        if theirs.is_none() {
+            theirs = listener
+                .try_get_request()
+                .map(|incoming| incoming.accept(&server.qp(), &ConnectAttr::default(), b"").unwrap());
+        }
+        let other_up = theirs.as_ref().is_some_and(|theirs| theirs.advance().unwrap() == Phase::Established);
+        if up && other_up {
+            break;
+        }
+        let mut fds =
+            vec![readable(ours.fd().unwrap().as_raw_fd()), readable(listener.fd().unwrap().as_raw_fd())];
+        fds.extend(theirs.as_ref().map(|theirs| readable(theirs.fd().unwrap().as_raw_fd())));
+        assert!(wait::poll(&fds, LIMIT).unwrap(), "nothing happens any more");
+    }
+}
+
+#[test]
+fn many_clients_connect_at_the_same_time() {
+    let server = Side::new();
+    let listener = Listener::bind(&server.context, PORT, 64).unwrap();
+    let peer = socket_addr(&server.context, PORT);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let connections: Vec<_> = (0..32)
+                .map(|_| {
+                    let incoming = listener.get_request(LIMIT).expect("a request");
+                    incoming.accept(&server.qp(), &ConnectAttr::default(), b"").unwrap()
+                })
+                .collect();
+            for connection in connections {
+                assert!(connection.wait_ended(LIMIT).unwrap());
+            }
+        });
+        for _ in 0..4 {
+            scope.spawn(|| {
+                let client = Side::with(open(Progress::default()));
+                for _ in 0..8 {
+                    let qp = client.qp();
+                    let connection =
+                        Connection::connect(&qp, peer, &ConnectAttr::default(), b"", LIMIT).unwrap();
+                    client.fill(0, b"x");
+                    qp.post_send(&wr(1, SendOp::Write(server.mr.remote(0)), &[client.mr.sge(0, 1)])).unwrap();
+                    client.success();
+                    connection.disconnect().unwrap();
+                }
+            });
+        }
+    });
+}
