@@ -50,6 +50,9 @@ pub struct Config {
     pub mtu: Mtu,
     /// UDP source port.
     pub source_port: SourcePort,
+    /// Compute and check ICRCs. Off only where no packet can be damaged on the way and all peers have it off:
+    /// shared memory. The field is then there and zero. (MADs of QP 1 carry one always.)
+    pub icrc: bool,
     /// Mark packets as ECN-capable, so that congestion is told before it is loss.
     pub ecn: bool,
     /// Advertise receive WQEs as end-to-end credits.
@@ -102,6 +105,7 @@ impl Default for Config {
             qpns: 0x11..0x1_0000,
             mtu: Mtu::B4096,
             source_port: SourcePort::PerQp,
+            icrc: true,
             ecn: true,
             credits: true,
             window: WindowLimits { initial: 32, max: 512 },

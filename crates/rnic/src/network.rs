@@ -118,7 +118,7 @@ impl Device {
         while let Some(slot) = shared.agenda.ready.pop_front() {
             let Some(qp) = qps.at(slot) else { continue };
             qp.queued = false;
-            let mut batch = Batch::new(buf, max_segments);
+            let mut batch = Batch::new(buf, max_segments, shared.config.icrc);
             let transmit = qp.transmit(shared, now, &mut batch, mem);
             let count = batch.count();
             shared.settle(qp);

@@ -13,11 +13,13 @@ pub(crate) struct Batch<'b> {
     max: usize,
     /// A shorter packet came, and ended the batch.
     closed: bool,
+    /// Packets get an ICRC.
+    icrc: bool,
 }
 
 impl<'b> Batch<'b> {
-    pub(crate) const fn new(buf: &'b mut [u8], max: usize) -> Self {
-        Self { buf, len: 0, segment: 0, count: 0, max, closed: false }
+    pub(crate) const fn new(buf: &'b mut [u8], max: usize, icrc: bool) -> Self {
+        Self { buf, len: 0, segment: 0, count: 0, max, closed: false, icrc }
     }
 
     /// Whether a packet of `size` bytes may come next.
@@ -43,7 +45,11 @@ impl<'b> Batch<'b> {
         let buf = &mut self.buf[self.len..];
         let header_len = repr.emit(buf);
         fill(&mut buf[header_len..header_len + payload_len])?;
-        let size = packet::finish(buf, header_len, payload_len, flow, self.count as u16);
+        let size = if self.icrc {
+            packet::finish(buf, header_len, payload_len, flow, self.count as u16)
+        } else {
+            packet::finish_without_icrc(buf, header_len, payload_len)
+        };
         if self.count == 0 {
             self.segment = size;
         } else {

@@ -114,6 +114,7 @@ impl Context {
             SourcePort::Fixed(port) => remanence_rnic::SourcePort::Fixed(port),
             SourcePort::Any => remanence_rnic::SourcePort::PerQp,
         };
+        config.icrc &= !caps.reliable_bytes;
         if config.seed == 0 {
             config.seed = random();
         }

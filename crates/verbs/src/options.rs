@@ -3,9 +3,10 @@
 use std::fmt;
 use std::net::IpAddr;
 
+use remanence_link::shm::ShmLink;
 use remanence_link::udp::UdpLink;
 use remanence_link::xdp::XdpLink;
-use remanence_link::{Link, udp, xdp};
+use remanence_link::{Link, shm, udp, xdp};
 use remanence_rnic::Config;
 use remanence_wire::Mtu;
 
@@ -18,6 +19,8 @@ pub enum LinkKind {
     Udp(udp::Options),
     /// AF_XDP: the fastest; needs privileges.
     Xdp(xdp::Config),
+    /// Shared memory, between processes of this host.
+    Shm(shm::Config),
     /// A link that the caller made.
     Given(Box<dyn Link>),
 }
@@ -29,6 +32,9 @@ impl LinkKind {
             Self::Xdp(config) => {
                 Box::new(XdpLink::open(&config).map_err(|e| Error::os("AF_XDP", std::io::Error::other(e)))?)
             }
+            Self::Shm(config) => Box::new(
+                ShmLink::open(&config).map_err(|e| Error::os("shared memory", std::io::Error::other(e)))?,
+            ),
             Self::Given(link) => link,
         })
     }
@@ -39,6 +45,7 @@ impl fmt::Debug for LinkKind {
         match self {
             Self::Udp(options) => f.debug_tuple("Udp").field(options).finish(),
             Self::Xdp(config) => f.debug_tuple("Xdp").field(config).finish(),
+            Self::Shm(config) => f.debug_tuple("Shm").field(config).finish(),
             Self::Given(link) => f.debug_tuple("Given").field(link.caps()).finish(),
         }
     }
@@ -74,5 +81,11 @@ impl Options {
     #[must_use]
     pub fn xdp(interface: &str) -> Self {
         Self::new(LinkKind::Xdp(xdp::Config::new(interface)))
+    }
+
+    /// A device on shared memory, at a given address or any free one.
+    #[must_use]
+    pub fn shm(address: Option<IpAddr>) -> Self {
+        Self::new(LinkKind::Shm(shm::Config { address, ..shm::Config::default() }))
     }
 }

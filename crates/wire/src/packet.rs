@@ -154,15 +154,32 @@ pub const fn packet_len(header_len: usize, payload_len: usize) -> usize {
 /// When `buf` has no room for pad and ICRC.
 #[inline]
 pub fn finish(buf: &mut [u8], header_len: usize, payload_len: usize, flow: &icrc::Flow, ip_id: u16) -> usize {
+    let len = pad(buf, header_len, payload_len) + icrc::LEN;
+    icrc::seal(flow, ip_id, &mut buf[..len]);
+    len
+}
+
+/// Like [`finish`], with zero for the ICRC: for links that cannot damage a packet, between peers that both know.
+///
+/// # Panics
+/// When `buf` has no room for pad and ICRC.
+#[inline]
+pub fn finish_without_icrc(buf: &mut [u8], header_len: usize, payload_len: usize) -> usize {
+    let end = pad(buf, header_len, payload_len);
+    buf[end..end + icrc::LEN].fill(0);
+    end + icrc::LEN
+}
+
+/// Adds pad and PadCnt; returns where the ICRC goes.
+#[inline]
+fn pad(buf: &mut [u8], header_len: usize, payload_len: usize) -> usize {
     let pad = pad_len(payload_len);
     let end = header_len + payload_len;
     if pad != 0 {
         bth::set_pad(&mut buf[1], pad as u8);
         buf[end..end + pad].fill(0);
     }
-    let len = end + pad + icrc::LEN;
-    icrc::seal(flow, ip_id, &mut buf[..len]);
-    len
+    end + pad
 }
 
 /// A view of a whole UDP payload that has the shape of a packet: a known opcode, all of its headers, a legal

@@ -130,7 +130,9 @@ impl Qp {
         if !path.matches(rx) {
             return Err(DropReason::WrongAddress);
         }
-        check_icrc(path.rx_flow(rx.src_port), rx, packet.bytes())?;
+        if shared.config.icrc {
+            check_icrc(path.rx_flow(rx.src_port), rx, packet.bytes())?;
+        }
         let bth = packet.bth();
         check_pkey(&bth)?;
         if rx.congestion_experienced() {
