@@ -10,6 +10,7 @@
 mod conformance;
 pub mod host;
 mod link;
+pub mod pcap;
 pub mod route;
 pub mod shm;
 mod sys;
