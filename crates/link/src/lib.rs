@@ -8,6 +8,7 @@
 
 #[cfg(test)]
 mod conformance;
+pub mod fault;
 pub mod host;
 mod link;
 pub mod pcap;

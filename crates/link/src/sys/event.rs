@@ -62,11 +62,20 @@ impl Timer {
 
     /// Fires every `period` from now on.
     pub(crate) fn set(&self, period: Duration) -> io::Result<()> {
-        let at = libc::timespec {
-            tv_sec: libc::time_t::try_from(period.as_secs()).unwrap_or(libc::time_t::MAX),
-            tv_nsec: period.subsec_nanos().into(),
+        self.program(period, period)
+    }
+
+    /// Fires once, `after` from now.
+    pub(crate) fn set_once(&self, after: Duration) -> io::Result<()> {
+        self.program(after, Duration::ZERO)
+    }
+
+    fn program(&self, first: Duration, period: Duration) -> io::Result<()> {
+        let timespec = |time: Duration| libc::timespec {
+            tv_sec: libc::time_t::try_from(time.as_secs()).unwrap_or(libc::time_t::MAX),
+            tv_nsec: time.subsec_nanos().into(),
         };
-        let spec = libc::itimerspec { it_interval: at, it_value: at };
+        let spec = libc::itimerspec { it_interval: timespec(period), it_value: timespec(first) };
         // SAFETY: the new value outlives the call; nobody asks for the old one.
         let ret =
             unsafe { libc::timerfd_settime(self.0.as_raw_fd(), 0, &raw const spec, std::ptr::null_mut()) };
@@ -78,6 +87,10 @@ impl Timer {
         let mut count = [0u8; 8];
         // SAFETY: pointer and length describe `count`. An empty timer says EAGAIN, which is as good.
         let _ = unsafe { libc::read(self.0.as_raw_fd(), count.as_mut_ptr().cast(), count.len()) };
+    }
+
+    pub(crate) fn as_raw_fd(&self) -> std::os::fd::RawFd {
+        self.0.as_raw_fd()
     }
 
     pub(crate) fn as_fd(&self) -> BorrowedFd<'_> {
