@@ -5,6 +5,8 @@
 //! direction the link therefore sends single datagrams: a train cut by us would not carry the IPv4 identifications
 //! that its ICRCs cover. To disturb a stream at full speed, set faults for the receiving direction, at either end.
 //!
+//! The side channel of a link is not offered: what goes there would go round the faults.
+//!
 //! Rates and partitions can be changed while traffic flows, through [`FaultControl`].
 
 mod queue;
@@ -36,7 +38,8 @@ pub struct Faults {
     pub reordering: f64,
     /// How long a reordered datagram is held back at most; zero stands for 1 ms.
     pub reorder_by: Duration,
-    /// One of its bits is inverted.
+    /// One of its bits is inverted. Where [`LinkCaps::reliable_bytes`] says that bytes arrive as they were sent or not
+    /// at all, it vanishes instead.
     pub corruption: f64,
     /// Every datagram takes this much longer.
     pub delay: Duration,
@@ -45,6 +48,12 @@ pub struct Faults {
 }
 
 impl Faults {
+    /// A carrier that guarantees its bytes has no checksum behind it: what it damages, it must not deliver.
+    fn damage_is_loss(&mut self) {
+        self.loss = 1.0 - (1.0 - self.loss) * (1.0 - self.corruption);
+        self.corruption = 0.0;
+    }
+
     fn any(&self) -> bool {
         *self != Self { reorder_by: self.reorder_by, ..Self::default() }
     }
@@ -235,6 +244,10 @@ impl<L: Link> Faulty<L> {
         if changes != self.seen_changes {
             let setting = self.control.setting();
             self.plan = setting.plan;
+            if self.caps.reliable_bytes {
+                self.plan.tx.damage_is_loss();
+                self.plan.rx.damage_is_loss();
+            }
             self.everyone = setting.everyone;
             self.isolated.clone_from(&setting.isolated);
             drop(setting);

@@ -31,6 +31,7 @@ impl Mirror {
             max_segments: 8,
             max_send_bytes: 8192,
             src_port: SourcePort::Any,
+            reliable_bytes: false,
         };
         Self { caps, buffer: vec![0; 8192], queue: VecDeque::new(), refuse: 0 }
     }
@@ -172,6 +173,19 @@ fn corruption_inverts_exactly_one_bit() {
             let bits: u32 = sent.iter().zip(&payload).map(|(a, b)| (a ^ b).count_ones()).sum();
             assert_eq!((payload.len(), bits), (100, 1));
         }
+    }
+}
+
+#[test]
+fn a_carrier_that_guarantees_its_bytes_loses_what_it_would_damage() {
+    for plan in both_ways(Faults { corruption: 0.5, ..Faults::default() }) {
+        let mut mirror = Mirror::new();
+        mirror.caps.reliable_bytes = true;
+        let mut link = Faulty::new(mirror, plan, 5).expect("a timer");
+        let got = exchange(&mut link, 1000);
+        let lost = link.control().stats().lost;
+        assert!(lost.abs_diff(500) < 100 && got.len() as u64 == 1000 - lost, "{lost}");
+        assert!(got.iter().all(|payload| payload[4..] == pattern(0, 100)[4..]));
     }
 }
 

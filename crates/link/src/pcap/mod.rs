@@ -16,7 +16,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use crate::link::{Event, Link, LinkCaps, LinkStats, Outgoing, Received, WaitFd};
+use crate::link::{Event, Link, LinkCaps, LinkStats, Outgoing, Received, SideChannel, WaitFd};
 use frame::{Frame, Headers};
 use pcapng::Direction;
 
@@ -217,6 +217,10 @@ impl<L: Link> Link for Capture<L> {
 
     fn path_mtu(&self, src: IpAddr, dst: IpAddr) -> usize {
         self.inner.path_mtu(src, dst)
+    }
+
+    fn side_channel(&mut self) -> Option<&mut dyn SideChannel> {
+        self.inner.side_channel()
     }
 
     fn stats(&self) -> LinkStats {
