@@ -15,6 +15,7 @@
 pub mod alloc;
 pub mod auth;
 pub mod blob;
+pub mod client;
 pub mod error;
 pub mod format;
 pub mod pool;

@@ -158,6 +158,22 @@ mod kind {
 }
 
 impl PoolInfo {
+    /// What is known before the server said anything.
+    #[must_use]
+    pub fn unknown() -> Self {
+        Self {
+            uuid: Uuid([0; 16]),
+            size: 0,
+            capacity: 0,
+            free: 0,
+            blobs: 0,
+            sequence: 0,
+            durable: false,
+            domain: String::new(),
+            survives: String::new(),
+        }
+    }
+
     fn emit(&self, w: &mut Writer) {
         w.bytes(&self.uuid.0);
         for n in [self.size, self.capacity, self.free, self.blobs, self.sequence] {

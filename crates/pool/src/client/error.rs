@@ -1,0 +1,130 @@
+//! What a client tells its user, one sentence each.
+
+use std::fmt;
+use std::io;
+
+use thiserror::Error;
+
+use crate::blob::BlobName;
+use crate::proto::Code;
+
+/// Why one server is of no use now.
+#[derive(Clone, PartialEq, Eq, Debug, Error)]
+pub enum Why {
+    /// No connection.
+    #[error("cannot be reached ({0})")]
+    Unreachable(String),
+    /// It stopped answering.
+    #[error("stopped answering; it was killed, its machine is down, or the network is")]
+    Silent,
+    /// It ended the connection.
+    #[error("ended the connection; it was stopped")]
+    Left,
+    /// None of our tokens is its own.
+    #[error("has another token; use the one that it printed or keeps in its token file")]
+    WrongToken,
+    /// It did not prove that it has the token.
+    #[error("could not prove that it has the token, so nothing was sent to it; check the address")]
+    Impostor,
+    /// It said no.
+    #[error("{reason}")]
+    Refused {
+        /// Which kind of no.
+        code: Code,
+        /// Its sentence.
+        reason: String,
+    },
+    /// It refused an access to its memory, or the operation failed there.
+    #[error("failed while data was moved ({0})")]
+    Access(String),
+    /// It said something that makes no sense.
+    #[error("answered nonsense; check that it runs the same release")]
+    Nonsense,
+    /// What it has is not what was put there.
+    #[error("has other bytes than were put there")]
+    Damaged,
+    /// Our own side could not go on.
+    #[error("could not be served by this side ({0})")]
+    Local(String),
+}
+
+/// A server that is of no use, and why.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Lost {
+    /// As its user named it.
+    pub server: String,
+    /// Why.
+    pub why: Why,
+}
+
+impl fmt::Display for Lost {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}", self.server, self.why)
+    }
+}
+
+/// Several of them, in one sentence.
+pub(crate) fn list(lost: &[Lost]) -> String {
+    let words: Vec<String> = lost.iter().map(Lost::to_string).collect();
+    if words.is_empty() { "no server was named".into() } else { words.join("; ") }
+}
+
+/// Why a client's request failed.
+#[derive(Debug, Error)]
+pub enum Error {
+    /// Too few servers.
+    #[error("only {have} of the {need} servers that were asked for can be used: {}", list(lost))]
+    TooFew {
+        /// How many there are.
+        have: usize,
+        /// How many are needed.
+        need: usize,
+        /// The others.
+        lost: Vec<Lost>,
+    },
+    /// The blob is on fewer servers than the quorum.
+    #[error(
+        "\"{name}\" is durable on {have} servers, and {need} were asked for: {}; put it again when they are back",
+        list(lost)
+    )]
+    NoQuorum {
+        /// The blob.
+        name: BlobName,
+        /// On how many it is durable.
+        have: usize,
+        /// On how many it should be.
+        need: usize,
+        /// The others.
+        lost: Vec<Lost>,
+    },
+    /// No such blob.
+    #[error("there is no blob named \"{0}\" on these servers")]
+    NotFound(BlobName),
+    /// Nobody can give the blob.
+    #[error("\"{name}\" cannot be read: {}", list(lost))]
+    Unreadable {
+        /// The blob.
+        name: BlobName,
+        /// Who has it, and why that is of no use.
+        lost: Vec<Lost>,
+    },
+    /// The quorum makes no sense.
+    #[error("a quorum of {quorum} is not possible with {servers} servers")]
+    BadQuorum {
+        /// What was asked for.
+        quorum: usize,
+        /// How many servers there are.
+        servers: usize,
+    },
+    /// The source or the destination of the data failed.
+    #[error("{what} ({error})")]
+    Io {
+        /// What was tried.
+        what: String,
+        /// What the system said.
+        error: io::Error,
+    },
+    /// The device refused.
+    #[error("the network device cannot be used ({0})")]
+    Device(#[from] remanence_verbs::Error),
+}

@@ -1,0 +1,346 @@
+//! Puts blobs on servers and gets them back.
+//!
+//! A [`Client`] has a link to each server and a ring of registered memory that all of them share: a chunk of data is
+//! read into it once and written to every server from there. Nothing here has threads of its own but the one that
+//! reads the source of a [`put`](Client::put).
+//!
+//! Read in this order: [`leg`] (pure: what goes to one server next), `link` (one server's connections), `put`, `get`,
+//! `resync`.
+
+mod error;
+mod get;
+pub mod leg;
+mod link;
+pub mod measure;
+mod put;
+mod resync;
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use remanence_pmem::Region;
+use remanence_rnic::{Access, Wc};
+use remanence_verbs::{Context, Cq, Mr};
+
+pub use error::{Error, Lost, Why};
+pub use get::{BlobReader, Got};
+use link::{Happened, Link, Tag};
+pub use put::{Event, PutReport, Source, Upload};
+pub use resync::{Difference, SyncReport, differences};
+
+use crate::auth::Token;
+use crate::blob::{BlobName, Listing, Version};
+use crate::proto::{PoolInfo, Reply, Request};
+
+/// How a client is made.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Servers: as the user names them, and where they are.
+    pub servers: Vec<(String, SocketAddr)>,
+    /// Tokens; each server says which one it wants.
+    pub tokens: Vec<Token>,
+    /// How long a server may take to answer a connection request.
+    pub connect_limit: Duration,
+    /// Bytes of a chunk.
+    pub chunk: u32,
+    /// Chunks in the ring.
+    pub chunks: u32,
+}
+
+impl Options {
+    /// Servers and tokens, and what suits most programs: 16 MiB in flight in chunks of 512 KiB, which is small enough
+    /// for a core's L2 cache and large enough that a chunk's bookkeeping does not show.
+    #[must_use]
+    pub fn new(servers: Vec<(String, SocketAddr)>, tokens: Vec<Token>) -> Self {
+        Self { servers, tokens, connect_limit: Duration::from_secs(5), chunk: 512 << 10, chunks: 32 }
+    }
+}
+
+/// A server's place in [`Options::servers`].
+pub type ServerIndex = usize;
+
+enum Seat {
+    Live(Box<Link>),
+    Lost(Lost),
+}
+
+/// Connections to some servers.
+pub struct Client {
+    seats: Vec<Seat>,
+    cq: Cq,
+    ring: Mr,
+    options: Options,
+    /// Decides between writers of one version.
+    writer: u64,
+    next_tag: Tag,
+    completions: Vec<Wc>,
+    /// What happened and was not looked at yet.
+    news: std::collections::VecDeque<News>,
+}
+
+/// Something happened at a server.
+#[derive(Debug)]
+enum News {
+    /// On its link.
+    From(ServerIndex, Happened),
+    /// It is lost.
+    Lost(ServerIndex),
+}
+
+impl Client {
+    /// Connects to all servers of `options`, at least `need` of which must be there.
+    ///
+    /// # Errors
+    /// Fewer are, or the device refuses.
+    pub fn connect(context: &Context, options: Options, need: usize) -> Result<Self, Error> {
+        let pd = context.alloc_pd()?;
+        let servers = options.servers.len();
+        if need > servers || servers == 0 {
+            return Err(Error::BadQuorum { quorum: need, servers });
+        }
+        // Both QPs of each server, all their queues.
+        let cq = context.create_cq((servers * 256) as u32, None, 0)?;
+        let region = Region::anonymous(u64::from(options.chunk) * u64::from(options.chunks))
+            .map_err(|e| device("the ring of chunks", e))?;
+        let ring = pd.reg_mr(&region, Access::LOCAL_WRITE)?;
+        let mut writer = [0; 8];
+        getrandom::fill(&mut writer).map_err(|e| device("random bytes", e))?;
+        let links = link::open_all(&pd, &cq, &options.servers, &options.tokens, options.connect_limit);
+        let seats = links.into_iter().zip(&options.servers).map(|(link, (name, _))| match link {
+            Ok(link) => Seat::Live(Box::new(link)),
+            Err(why) => Seat::Lost(Lost { server: name.clone(), why }),
+        });
+        let this = Self {
+            seats: seats.collect(),
+            cq,
+            ring,
+            options,
+            writer: u64::from_le_bytes(writer),
+            next_tag: 1,
+            completions: Vec::new(),
+            news: std::collections::VecDeque::new(),
+        };
+        let have = this.live().count();
+        if have < need { Err(Error::TooFew { have, need, lost: this.lost() }) } else { Ok(this) }
+    }
+
+    /// Servers that can be used.
+    pub fn live(&self) -> impl Iterator<Item = ServerIndex> {
+        self.seats.iter().enumerate().filter(|(_, seat)| matches!(seat, Seat::Live(_))).map(|(n, _)| n)
+    }
+
+    /// Servers that cannot, and why.
+    #[must_use]
+    pub fn lost(&self) -> Vec<Lost> {
+        self.seats
+            .iter()
+            .filter_map(|seat| match seat {
+                Seat::Lost(lost) => Some(lost.clone()),
+                Seat::Live(_) => None,
+            })
+            .collect()
+    }
+
+    /// A server's name, as the user gave it.
+    #[must_use]
+    pub fn name(&self, server: ServerIndex) -> &str {
+        &self.options.servers[server].0
+    }
+
+    /// What a live server said of itself when it was connected.
+    #[must_use]
+    pub fn info(&self, server: ServerIndex) -> Option<&PoolInfo> {
+        match &self.seats[server] {
+            Seat::Live(link) => Some(&link.info),
+            Seat::Lost(_) => None,
+        }
+    }
+
+    /// Asks a server how full its pool is.
+    ///
+    /// # Errors
+    /// It is lost.
+    pub fn stat(&mut self, server: ServerIndex) -> Result<PoolInfo, Lost> {
+        match self.request(server, Request::Stat)? {
+            Reply::Info(info) => Ok(info),
+            other => Err(self.nonsense(server, other)),
+        }
+    }
+
+    /// The whole catalogue of a server, deletions included.
+    ///
+    /// # Errors
+    /// It is lost.
+    pub fn list(&mut self, server: ServerIndex) -> Result<Vec<Listing>, Lost> {
+        let mut all: Vec<Listing> = Vec::new();
+        loop {
+            let after = all.last().map(|listing| listing.name.clone());
+            match self.request(server, Request::List { after })? {
+                // A page that is empty and says there is more would go on for ever.
+                Reply::Page { listings, more } if !(more && listings.is_empty()) => {
+                    all.extend(listings);
+                    if !more {
+                        return Ok(all);
+                    }
+                }
+                other => return Err(self.nonsense(server, other)),
+            }
+        }
+    }
+
+    /// The newest version of a name on each live server; `true` where it is a blob.
+    ///
+    /// # Errors
+    /// No server is left.
+    pub fn versions(&mut self, name: &BlobName) -> Result<Vec<(ServerIndex, Version, bool)>, Error> {
+        let mut found = Vec::new();
+        for server in self.live().collect::<Vec<_>>() {
+            match self.request(server, Request::VersionOf { name: name.clone() }) {
+                Ok(Reply::IsAt { version, live }) => found.push((server, version, live)),
+                Ok(other) => drop(self.nonsense(server, other)),
+                Err(_) => {}
+            }
+        }
+        let lost = self.lost();
+        if found.is_empty() { Err(Error::TooFew { have: 0, need: 1, lost }) } else { Ok(found) }
+    }
+
+    /// Deletes a blob on all live servers; returns on how many it is durably gone.
+    ///
+    /// # Errors
+    /// It is on none of them, or fewer than `need` could do it.
+    pub fn delete(&mut self, name: &BlobName, need: usize) -> Result<usize, Error> {
+        let versions = self.versions(name)?;
+        if versions.iter().all(|(_, _, live)| !live) {
+            return Err(Error::NotFound(name.clone()));
+        }
+        let newest = versions.iter().map(|(_, version, _)| *version).max().unwrap_or(Version::NONE);
+        let version = newest.next(self.writer);
+        let mut have = 0;
+        for (server, _, live) in versions {
+            // Where it is not, there is nothing to delete; resync brings the deletion there.
+            let request = Request::Delete { name: name.clone(), version };
+            match live.then(|| self.request(server, request)) {
+                None | Some(Ok(Reply::Committed { .. })) => have += 1,
+                Some(_) => {}
+            }
+        }
+        if have < need {
+            return Err(Error::NoQuorum { name: name.clone(), have, need, lost: self.lost() });
+        }
+        Ok(have)
+    }
+
+    // ---- the machinery ----
+
+    /// One request, one reply. A refusal is an error, and leaves the server usable.
+    fn request(&mut self, server: ServerIndex, request: Request) -> Result<Reply, Lost> {
+        let tag = self.tag();
+        self.ask(server, request, tag)?;
+        loop {
+            match self.next_news(Some(Duration::from_millis(100))) {
+                Some(News::From(from, Happened::Replied(number, reply)))
+                    if (from, number) == (server, tag) =>
+                {
+                    return match reply {
+                        Reply::Refused { .. } => {
+                            Err(Lost { server: self.name(server).to_owned(), why: link::unexpected(reply) })
+                        }
+                        reply => Ok(reply),
+                    };
+                }
+                Some(News::Lost(from)) if from == server => return Err(self.why_lost(server)),
+                // Left over from something that was given up.
+                Some(_) | None => {}
+            }
+        }
+    }
+
+    fn tag(&mut self) -> Tag {
+        self.next_tag += 1;
+        self.next_tag
+    }
+
+    fn ask(&mut self, server: ServerIndex, request: Request, tag: Tag) -> Result<(), Lost> {
+        self.on(server, |link| link.ask(request, tag))
+    }
+
+    /// Does something on a server's link, which is lost if it fails.
+    fn on<T>(
+        &mut self,
+        server: ServerIndex,
+        act: impl FnOnce(&mut Link) -> Result<T, Why>,
+    ) -> Result<T, Lost> {
+        match &mut self.seats[server] {
+            Seat::Lost(lost) => Err(lost.clone()),
+            Seat::Live(link) => match act(link) {
+                Ok(done) => Ok(done),
+                Err(why) => Err(self.lose(server, why)),
+            },
+        }
+    }
+
+    fn link(&self, server: ServerIndex) -> Option<&Link> {
+        match &self.seats[server] {
+            Seat::Live(link) => Some(link),
+            Seat::Lost(_) => None,
+        }
+    }
+
+    fn lose(&mut self, server: ServerIndex, why: Why) -> Lost {
+        let lost = Lost { server: self.name(server).to_owned(), why };
+        if let Seat::Live(_) = &self.seats[server] {
+            // Dropping the link takes its QPs away: nothing reads or writes our memory for it any more.
+            self.seats[server] = Seat::Lost(lost.clone());
+            self.news.push_back(News::Lost(server));
+        }
+        lost
+    }
+
+    fn why_lost(&self, server: ServerIndex) -> Lost {
+        match &self.seats[server] {
+            Seat::Lost(lost) => lost.clone(),
+            Seat::Live(link) => Lost { server: link.name.clone(), why: Why::Nonsense },
+        }
+    }
+
+    fn nonsense(&mut self, server: ServerIndex, reply: Reply) -> Lost {
+        self.lose(server, link::unexpected(reply))
+    }
+
+    /// The next thing that happened, waiting up to `limit` for it.
+    fn next_news(&mut self, limit: Option<Duration>) -> Option<News> {
+        if self.news.is_empty() {
+            self.completions.clear();
+            let mut completions = std::mem::take(&mut self.completions);
+            let waited = match limit {
+                Some(limit) => self.cq.wait(&mut completions, 256, Some(limit)),
+                None => self.cq.poll(&mut completions, 256),
+            };
+            // The CQ is sized for everything that can be outstanding.
+            waited.expect("the CQ holds all completions");
+            for wc in &completions {
+                self.completed(wc);
+            }
+            self.completions = completions;
+            for server in 0..self.seats.len() {
+                let _ = self.on(server, Link::tick);
+            }
+        }
+        self.news.pop_front()
+    }
+
+    fn completed(&mut self, wc: &Wc) {
+        let owner = self.seats.iter().position(|seat| matches!(seat, Seat::Live(link) if link.owns(wc.qpn)));
+        // A QP that was lost has completions under way still.
+        let Some(server) = owner else { return };
+        if let Ok(Some(happened)) = self.on(server, |link| link.completed(wc)) {
+            self.news.push_back(News::From(server, happened));
+        }
+    }
+}
+
+fn device(what: &str, error: impl std::fmt::Display) -> Error {
+    let source = std::sync::Arc::new(std::io::Error::other(error.to_string()));
+    Error::Device(remanence_verbs::Error::Os { what: what.to_owned(), source })
+}

@@ -1,0 +1,627 @@
+//! Puts streams on several servers at once.
+//!
+//! One thread reads the sources, hashes them and fills chunks of the ring; the caller's thread moves each chunk to
+//! every server and, when all of a blob is flushed there, has it committed. Many small blobs are under way at a time,
+//! so their waits for the media overlap. A blob is durable when at least `quorum` servers have said so; a server
+//! that is lost on the way is told of, and the rest goes on as long as the quorum can be reached.
+
+use std::collections::{BTreeMap, HashMap};
+use std::io::{self, Read};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, TryRecvError, channel, sync_channel};
+use std::time::{Duration, Instant};
+
+use super::leg::{Act, End, Leg};
+use super::link::{self, Happened, Tag};
+use super::{Client, Error, Lost, News, ServerIndex, Why};
+use crate::blob::{BlobName, Digest, Version};
+use crate::proto::{Code, Reply, Request};
+
+/// Blobs under way at a time.
+const OPEN: usize = 32;
+
+/// Bytes that are read and hashed at once: they stay in the cache in between.
+const GULP: usize = 128 << 10;
+
+/// One blob to put.
+pub struct Source<'a> {
+    /// Its name on the servers.
+    pub name: BlobName,
+    /// Its length, if known: then its room is reserved at once.
+    pub len: Option<u64>,
+    /// Its bytes.
+    pub reader: Box<dyn Read + Send + 'a>,
+    /// The version it must have; `None` takes the next one.
+    pub version: Option<Version>,
+}
+
+/// How to put.
+#[derive(Clone, Debug)]
+pub struct Upload {
+    /// On how many servers a blob must be durable.
+    pub quorum: usize,
+    /// The servers; `None` means all that are live.
+    pub servers: Option<Vec<ServerIndex>>,
+}
+
+/// What happens on the way.
+#[derive(Debug)]
+pub enum Event<'a> {
+    /// So many more bytes of a source are on their way to the servers.
+    Sent(u64),
+    /// A blob is durable.
+    Durable {
+        /// Its name.
+        name: &'a BlobName,
+        /// Its version.
+        version: Version,
+        /// Its length.
+        len: u64,
+        /// Its digest.
+        digest: Digest,
+        /// From the first byte read to the last word of the quorum.
+        took: Duration,
+        /// On so many servers.
+        copies: usize,
+    },
+    /// A server is lost; the others go on.
+    Lost(&'a Lost),
+}
+
+/// What was done.
+#[derive(Clone, Debug)]
+pub struct PutReport {
+    /// Blobs.
+    pub blobs: usize,
+    /// Their bytes.
+    pub bytes: u64,
+    /// From the beginning to the end.
+    pub elapsed: Duration,
+    /// Blobs that are durable on the quorum but not on every server that was named.
+    pub incomplete: usize,
+}
+
+/// From the reading thread.
+enum Feed {
+    Begin { name: BlobName, len: Option<u64>, version: Option<Version>, at: Instant },
+    Chunk { slot: u32, len: u32 },
+    End(End),
+    Broken { what: String, error: io::Error },
+}
+
+/// What a tag stands for.
+enum Owed {
+    Reply { transfer: u64, server: ServerIndex },
+    Written { transfer: u64, server: ServerIndex },
+    Flushed { transfer: u64, server: ServerIndex },
+}
+
+/// A leg, and whether it was given up and only waits for what is under way.
+struct Path {
+    server: ServerIndex,
+    leg: Leg,
+    given_up: bool,
+}
+
+struct Transfer {
+    name: BlobName,
+    paths: Vec<Path>,
+    version: Option<Version>,
+    end: Option<End>,
+    began: Instant,
+    done: usize,
+    lost: Vec<Lost>,
+    /// The user was told that it is durable.
+    told: bool,
+}
+
+impl Client {
+    /// Puts blobs. `events` is told what happens on the way, from this thread.
+    ///
+    /// # Errors
+    /// At the first blob that does not reach the quorum, or source that cannot be read. What was told to be durable
+    /// is. The client should not be used for more: what it had reserved is given back when it is dropped.
+    pub fn put<'a>(
+        &mut self,
+        sources: impl Iterator<Item = Result<Source<'a>, (String, io::Error)>> + Send,
+        upload: &Upload,
+        events: &mut dyn FnMut(Event<'_>),
+    ) -> Result<PutReport, Error> {
+        let servers = upload.servers.clone().unwrap_or_else(|| self.live().collect());
+        let named = upload.servers.as_ref().map_or(self.options.servers.len(), Vec::len);
+        let began = Instant::now();
+        if upload.quorum == 0 || upload.quorum > named {
+            return Err(Error::BadQuorum { quorum: upload.quorum, servers: named });
+        }
+        let (feed_tx, feed) = sync_channel(self.options.chunks as usize);
+        let (free, free_rx) = channel();
+        for slot in 0..self.options.chunks {
+            free.send(slot).expect("the other end is here");
+        }
+        let chunk = self.options.chunk;
+        let ring = self.ring.region().clone();
+        let ring_offset = self.ring.offset();
+        std::thread::scope(|scope| {
+            scope.spawn(move || {
+                let place = |slot: u32| ring_offset + u64::from(slot) * u64::from(chunk);
+                let fill = |slot: u32, at: u32, bytes: &[u8]| ring.write(place(slot) + u64::from(at), bytes);
+                read_all(sources, chunk, &feed_tx, &free_rx, fill);
+            });
+            // Dropping the loop's ends of the channels ends the reading thread.
+            let put = Put {
+                client: self,
+                servers,
+                named,
+                quorum: upload.quorum,
+                feed,
+                feed_over: false,
+                free,
+                users: vec![0; 0],
+                transfers: BTreeMap::new(),
+                reading: None,
+                next: 0,
+                owed: HashMap::new(),
+                acts: Vec::new(),
+                report: PutReport { blobs: 0, bytes: 0, elapsed: Duration::ZERO, incomplete: 0 },
+            };
+            put.run(events).map(|report| PutReport { elapsed: began.elapsed(), ..report })
+        })
+    }
+}
+
+/// The reading thread. Ends when the sources do, or when nobody listens any more.
+fn read_all<'a>(
+    sources: impl Iterator<Item = Result<Source<'a>, (String, io::Error)>>,
+    chunk: u32,
+    feed: &SyncSender<Feed>,
+    free: &Receiver<u32>,
+    fill: impl Fn(u32, u32, &[u8]),
+) {
+    let mut gulp = vec![0; GULP.min(chunk as usize)];
+    for source in sources {
+        let done = source.and_then(|source| {
+            let what = format!("the source of \"{}\" cannot be read", source.name);
+            read_one(source, chunk, feed, free, &fill, &mut gulp).map_err(|error| (what, error))
+        });
+        match done {
+            Ok(true) => {}
+            Ok(false) => return,
+            Err((what, error)) => {
+                let _ = feed.send(Feed::Broken { what, error });
+                return;
+            }
+        }
+    }
+}
+
+/// Reads one source; `false` if nobody listens any more.
+fn read_one(
+    mut source: Source<'_>,
+    chunk: u32,
+    feed: &SyncSender<Feed>,
+    free: &Receiver<u32>,
+    fill: impl Fn(u32, u32, &[u8]),
+    gulp: &mut [u8],
+) -> io::Result<bool> {
+    let begin =
+        Feed::Begin { name: source.name, len: source.len, version: source.version, at: Instant::now() };
+    if feed.send(begin).is_err() {
+        return Ok(false);
+    }
+    let (mut hasher, mut len, mut over) = (blake3::Hasher::new(), 0, false);
+    while !over {
+        // Bytes first, then a slot: a source that is at its end needs none.
+        let mut have = read_some(&mut source.reader, gulp)?;
+        if have == 0 {
+            break;
+        }
+        let Ok(slot) = free.recv() else { return Ok(false) };
+        let mut at = 0;
+        loop {
+            hasher.update(&gulp[..have]);
+            fill(slot, at, &gulp[..have]);
+            at += have as u32;
+            let room = ((chunk - at) as usize).min(gulp.len());
+            if room == 0 {
+                break;
+            }
+            have = read_some(&mut source.reader, &mut gulp[..room])?;
+            over = have == 0;
+            if over {
+                break;
+            }
+        }
+        len += u64::from(at);
+        if feed.send(Feed::Chunk { slot, len: at }).is_err() {
+            return Ok(false);
+        }
+    }
+    let end = End { len, digest: Digest(*hasher.finalize().as_bytes()) };
+    Ok(feed.send(Feed::End(end)).is_ok())
+}
+
+/// Reads until the buffer is full or the source ends: a pipe gives little at a time.
+fn read_some(reader: &mut dyn Read, into: &mut [u8]) -> io::Result<usize> {
+    let mut have = 0;
+    while have < into.len() {
+        match reader.read(&mut into[have..]) {
+            Ok(0) => break,
+            Ok(n) => have += n,
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+            Err(e) => return Err(e),
+        }
+    }
+    Ok(have)
+}
+
+/// One call of [`Client::put`] while it runs.
+struct Put<'a> {
+    client: &'a mut Client,
+    servers: Vec<ServerIndex>,
+    named: usize,
+    quorum: usize,
+    feed: Receiver<Feed>,
+    feed_over: bool,
+    free: Sender<u32>,
+    /// For each slot, how many legs still need it.
+    users: Vec<u32>,
+    transfers: BTreeMap<u64, Transfer>,
+    /// The transfer that the reading thread is at.
+    reading: Option<u64>,
+    next: u64,
+    owed: HashMap<Tag, Owed>,
+    acts: Vec<Act>,
+    report: PutReport,
+}
+
+impl Put<'_> {
+    fn run(mut self, events: &mut dyn FnMut(Event<'_>)) -> Result<PutReport, Error> {
+        self.users = vec![0; self.client.options.chunks as usize];
+        loop {
+            while !self.feed_over && self.transfers.len() < OPEN {
+                match self.feed.try_recv() {
+                    Ok(feed) => self.fed(feed, events)?,
+                    Err(TryRecvError::Empty) => break,
+                    Err(TryRecvError::Disconnected) => self.feed_over = true,
+                }
+            }
+            self.step();
+            self.finish(events)?;
+            if self.feed_over && self.transfers.is_empty() {
+                return Ok(self.report);
+            }
+            self.wait(events)?;
+        }
+    }
+
+    fn fed(&mut self, feed: Feed, events: &mut dyn FnMut(Event<'_>)) -> Result<(), Error> {
+        match feed {
+            Feed::Begin { name, len, version, at } => self.begin(name, len, version, at),
+            Feed::Chunk { slot, len } => {
+                let transfer = self.reading();
+                let mut users = 0;
+                for path in transfer.paths.iter_mut().filter(|path| !path.given_up) {
+                    path.leg.chunk(slot, len);
+                    users += 1;
+                }
+                self.users[slot as usize] = users;
+                if users == 0 {
+                    // The reading thread may have ended.
+                    let _ = self.free.send(slot);
+                }
+                events(Event::Sent(len.into()));
+            }
+            Feed::End(end) => {
+                let transfer = self.reading();
+                transfer.end = Some(end);
+                transfer.paths.iter_mut().for_each(|path| path.leg.end(end));
+                self.reading = None;
+            }
+            Feed::Broken { what, error } => return Err(Error::Io { what, error }),
+        }
+        Ok(())
+    }
+
+    fn reading(&mut self) -> &mut Transfer {
+        let id = self.reading.expect("a chunk follows a beginning");
+        self.transfers.get_mut(&id).expect("it stays until its source ends")
+    }
+
+    fn begin(&mut self, name: BlobName, len: Option<u64>, version: Option<Version>, began: Instant) {
+        let id = self.next;
+        self.next += 1;
+        self.reading = Some(id);
+        let mut transfer = Transfer {
+            name,
+            paths: Vec::new(),
+            version,
+            end: None,
+            began,
+            done: 0,
+            lost: Vec::new(),
+            told: false,
+        };
+        for server in self.servers.clone() {
+            let (leg, ask) = Leg::open(transfer.name.clone(), len);
+            let Act::Ask(request) = ask else { unreachable!("a leg opens with a request") };
+            match self.ask(id, server, request) {
+                Ok(()) => transfer.paths.push(Path { server, leg, given_up: false }),
+                Err(lost) => transfer.lost.push(lost),
+            }
+        }
+        self.transfers.insert(id, transfer);
+    }
+
+    fn ask(&mut self, transfer: u64, server: ServerIndex, request: Request) -> Result<(), Lost> {
+        let tag = self.client.tag();
+        self.client.ask(server, request, tag)?;
+        self.owed.insert(tag, Owed::Reply { transfer, server });
+        Ok(())
+    }
+
+    /// Gives every server the work that it can take.
+    fn step(&mut self) {
+        let ids: Vec<u64> = self.transfers.keys().copied().collect();
+        for id in ids {
+            let count = self.transfers[&id].paths.len();
+            for n in 0..count {
+                let transfer = self.transfers.get_mut(&id).expect("listed above");
+                let path = &mut transfer.paths[n];
+                let Some(link) = self.client.link(path.server) else { continue };
+                if path.given_up {
+                    continue;
+                }
+                let mut acts = std::mem::take(&mut self.acts);
+                path.leg.step(link.budget(), &mut acts);
+                let server = path.server;
+                for act in acts.drain(..) {
+                    // A server that is lost here is in the news, where its legs are taken away.
+                    if self.act(id, server, act).is_err() {
+                        break;
+                    }
+                }
+                self.acts = acts;
+            }
+            self.commit(id);
+        }
+    }
+
+    fn act(&mut self, transfer: u64, server: ServerIndex, act: Act) -> Result<(), Lost> {
+        let tag = self.client.tag();
+        let chunk = u64::from(self.client.options.chunk);
+        match act {
+            Act::Ask(request) => self.ask(transfer, server, request)?,
+            Act::Write { slot, offset, len, addr, rkey } => {
+                let from = self.client.ring.sge(u64::from(slot) * chunk + u64::from(offset), len);
+                self.client.on(server, |link| link.write(from, addr, rkey, tag))?;
+                self.owed.insert(tag, Owed::Written { transfer, server });
+            }
+            Act::Flush { addr, len, rkey } => {
+                self.client.on(server, |link| link.flush(addr, len, rkey, tag))?;
+                self.owed.insert(tag, Owed::Flushed { transfer, server });
+            }
+        }
+        Ok(())
+    }
+
+    /// Has the blob committed where all of it is durable. The version is chosen once, when every server has said what
+    /// it has.
+    fn commit(&mut self, id: u64) {
+        let writer = self.client.writer;
+        let transfer = self.transfers.get_mut(&id).expect("the caller has it");
+        if transfer.version.is_none() {
+            let live = || transfer.paths.iter().filter(|path| !path.given_up);
+            if live().any(|path| path.leg.seen().is_none()) {
+                return;
+            }
+            transfer.version = live().filter_map(|path| path.leg.seen()).max().map(|seen| seen.next(writer));
+        }
+        let Some(version) = transfer.version else { return };
+        let ready = transfer.paths.iter_mut().filter(|path| !path.given_up && path.leg.is_ready());
+        let commits: Vec<_> = ready.map(|path| (path.server, path.leg.commit(version))).collect();
+        for (server, act) in commits {
+            // As above: who is lost is in the news.
+            let _ = self.act(id, server, act);
+        }
+    }
+
+    /// Tells of blobs that are durable, and takes away those that nothing more can happen to.
+    fn finish(&mut self, events: &mut dyn FnMut(Event<'_>)) -> Result<(), Error> {
+        let (quorum, named) = (self.quorum, self.named);
+        let mut over = Vec::new();
+        for (id, transfer) in &mut self.transfers {
+            let open = transfer.paths.iter().filter(|path| !path.given_up).count();
+            if transfer.done + open < quorum {
+                let (name, have, lost) = (transfer.name.clone(), transfer.done, self.client.lost());
+                let lost = transfer.lost.iter().cloned().chain(lost).fold(Vec::new(), |mut all, one| {
+                    if !all.contains(&one) {
+                        all.push(one);
+                    }
+                    all
+                });
+                return Err(Error::NoQuorum { name, have, need: quorum, lost });
+            }
+            if open > 0 || transfer.end.is_none() {
+                continue;
+            }
+            if !transfer.told {
+                transfer.told = true;
+                let End { len, digest } = transfer.end.expect("checked above");
+                self.report.blobs += 1;
+                self.report.bytes += len;
+                self.report.incomplete += usize::from(transfer.done < named);
+                events(Event::Durable {
+                    name: &transfer.name,
+                    version: transfer.version.expect("committed somewhere"),
+                    len,
+                    digest,
+                    took: transfer.began.elapsed(),
+                    copies: transfer.done,
+                });
+            }
+            if transfer.paths.is_empty() {
+                over.push(*id);
+            }
+        }
+        over.into_iter().for_each(|id| drop(self.transfers.remove(&id)));
+        Ok(())
+    }
+
+    /// Waits for something to happen, on the links or at the source.
+    fn wait(&mut self, events: &mut dyn FnMut(Event<'_>)) -> Result<(), Error> {
+        let busy = self.client.live().any(|s| self.client.link(s).is_some_and(link::Link::is_busy));
+        if busy {
+            // The source may have something before the servers do; a millisecond bounds what it waits.
+            let limit = if self.feed_over { 100 } else { 1 };
+            let mut news = self.client.next_news(Some(Duration::from_millis(limit)));
+            while let Some(what) = news {
+                self.happened(what, events);
+                // What is there already; then there is room for more.
+                news = self.client.news.pop_front();
+            }
+            return Ok(());
+        }
+        while let Some(what) = self.client.next_news(None) {
+            self.happened(what, events);
+        }
+        if !self.feed_over && self.transfers.len() < OPEN {
+            match self.feed.recv_timeout(Duration::from_millis(50)) {
+                Ok(feed) => self.fed(feed, events)?,
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => self.feed_over = true,
+            }
+        }
+        Ok(())
+    }
+
+    fn happened(&mut self, news: News, events: &mut dyn FnMut(Event<'_>)) {
+        match news {
+            News::Lost(server) => self.server_lost(server, events),
+            News::From(_, happened) => {
+                let (Happened::Replied(tag, _) | Happened::Completed(tag)) = &happened;
+                // What is owed to nobody was given up, or is of an earlier request.
+                let Some(owed) = self.owed.remove(tag) else { return };
+                match (owed, happened) {
+                    (Owed::Reply { transfer, server }, Happened::Replied(_, reply)) => {
+                        self.replied(transfer, server, reply);
+                    }
+                    (Owed::Written { transfer, server }, _) => {
+                        if let Some(path) = self.path(transfer, server) {
+                            let slot = path.leg.written();
+                            self.release(slot);
+                            self.drained(transfer, server);
+                        }
+                    }
+                    (Owed::Flushed { transfer, server }, _) => {
+                        if let Some(path) = self.path(transfer, server) {
+                            path.leg.flushed();
+                            self.drained(transfer, server);
+                        }
+                    }
+                    (Owed::Reply { .. }, Happened::Completed(_)) => {
+                        unreachable!("requests have their own tags")
+                    }
+                }
+            }
+        }
+    }
+
+    fn path(&mut self, transfer: u64, server: ServerIndex) -> Option<&mut Path> {
+        self.transfers.get_mut(&transfer)?.paths.iter_mut().find(|path| path.server == server)
+    }
+
+    fn replied(&mut self, id: u64, server: ServerIndex, reply: Reply) {
+        let Some(path) = self.path(id, server) else { return };
+        match reply {
+            Reply::Reserved { reservation, version, extents } => {
+                path.leg.reserved(reservation, version, &extents);
+                self.drained(id, server);
+            }
+            Reply::Extents { extents } => path.leg.extended(&extents),
+            Reply::Committed { version } => {
+                path.leg.committed(version);
+                self.complete(id, server);
+            }
+            // Somebody wrote a newer version. For who copies an old one that is as good as done.
+            Reply::Refused { code: Code::Superseded, .. } if self.is_copy(id) => {
+                self.complete(id, server);
+            }
+            Reply::Refused { .. } => self.give_up(id, server, link::unexpected(reply)),
+            other => {
+                let why = link::unexpected(other);
+                let _ = self.client.lose(server, why);
+            }
+        }
+    }
+
+    /// Whether the version was given, and not chosen by us.
+    fn is_copy(&self, id: u64) -> bool {
+        self.transfers.get(&id).and_then(|t| t.version).is_some_and(|v| v.writer != self.client.writer)
+    }
+
+    fn complete(&mut self, id: u64, server: ServerIndex) {
+        let transfer = self.transfers.get_mut(&id).expect("the caller has it");
+        transfer.paths.retain(|path| path.server != server);
+        transfer.done += 1;
+    }
+
+    /// The server refused this blob, and can be used for others: what it reserved goes back to it once nothing of
+    /// ours is on its way there any more. (A WRITE that arrived later would find its key closed, and end the QP.)
+    fn give_up(&mut self, id: u64, server: ServerIndex, why: Why) {
+        let name = self.client.name(server).to_owned();
+        let transfer = self.transfers.get_mut(&id).expect("the caller has it");
+        transfer.lost.push(Lost { server: name, why });
+        let path = self.path(id, server).expect("the caller has it");
+        path.given_up = true;
+        let slots = path.leg.stop();
+        self.release(slots);
+        self.drained(id, server);
+    }
+
+    /// Takes a given-up leg away once nothing is under way on it.
+    fn drained(&mut self, id: u64, server: ServerIndex) {
+        let Some(path) = self.path(id, server) else { return };
+        if !path.given_up || !path.leg.is_idle() {
+            return;
+        }
+        let reservation = path.leg.reservation();
+        let transfer = self.transfers.get_mut(&id).expect("looked up above");
+        transfer.paths.retain(|path| path.server != server);
+        if let Some(reservation) = reservation {
+            let _ = self.client.on(server, |link| link.tell(Request::Abandon { reservation }));
+        }
+    }
+
+    fn server_lost(&mut self, server: ServerIndex, events: &mut dyn FnMut(Event<'_>)) {
+        let lost = self.client.why_lost(server);
+        let mut slots = Vec::new();
+        for transfer in self.transfers.values_mut() {
+            for path in transfer.paths.iter().filter(|path| path.server == server) {
+                slots.extend(path.leg.slots());
+                if !path.given_up {
+                    transfer.lost.push(lost.clone());
+                }
+            }
+            transfer.paths.retain(|path| path.server != server);
+        }
+        self.release(slots);
+        self.servers.retain(|s| *s != server);
+        self.owed.retain(|_, owed| match owed {
+            Owed::Reply { server: s, .. }
+            | Owed::Written { server: s, .. }
+            | Owed::Flushed { server: s, .. } => *s != server,
+        });
+        events(Event::Lost(&lost));
+    }
+
+    /// One leg less needs these slots.
+    fn release(&mut self, slots: impl IntoIterator<Item = u32>) {
+        for slot in slots {
+            let users = &mut self.users[slot as usize];
+            *users -= 1;
+            if *users == 0 {
+                // The reading thread may have ended.
+                let _ = self.free.send(slot);
+            }
+        }
+    }
+}

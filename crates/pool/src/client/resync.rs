@@ -1,0 +1,175 @@
+//! Brings a server that was away up to date from the others.
+//!
+//! The version of each name decides: what a source has newer is copied with its version, deletions too. Each copy goes
+//! the way of any put, so it is durable and whole or not there; an interrupted catch-up is simply begun again.
+
+use std::collections::BTreeMap;
+use std::io::{self, Read};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::get::Download;
+use super::put::{Event, Source, Upload};
+use super::{Client, Error, ServerIndex};
+use crate::blob::{BlobName, Listing, State, Version};
+use crate::proto::{Reply, Request};
+
+/// Something that a source has newer than the target.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Difference {
+    /// What the source has.
+    pub listing: Listing,
+    /// What the target has: [`Version::NONE`] if it never heard of the name.
+    pub behind: Version,
+    /// The target has an older blob of that name.
+    pub stale: bool,
+    /// Which source.
+    pub source: ServerIndex,
+}
+
+/// What was done.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct SyncReport {
+    /// Blobs copied.
+    pub copied: usize,
+    /// Their bytes.
+    pub bytes: u64,
+    /// Blobs deleted.
+    pub deleted: usize,
+    /// How long it took.
+    pub elapsed: Duration,
+}
+
+/// What `target` (a client of one server) is behind `sources`.
+///
+/// # Errors
+/// The target is lost, or all sources are.
+pub fn differences(sources: &mut Client, target: &mut Client) -> Result<Vec<Difference>, Error> {
+    let mut newest: BTreeMap<BlobName, (Listing, ServerIndex)> = BTreeMap::new();
+    let mut asked = 0;
+    for source in sources.live().collect::<Vec<_>>() {
+        let Ok(catalogue) = sources.list(source) else { continue };
+        asked += 1;
+        for listing in catalogue {
+            let known = newest.get(&listing.name).map_or(Version::NONE, |(known, _)| known.version);
+            if listing.version > known {
+                newest.insert(listing.name.clone(), (listing, source));
+            }
+        }
+    }
+    if asked == 0 {
+        return Err(Error::TooFew { have: 0, need: 1, lost: sources.lost() });
+    }
+    let has: BTreeMap<BlobName, (Version, bool)> = target
+        .list(0)
+        .map_err(|lost| Error::TooFew { have: 0, need: 1, lost: vec![lost] })?
+        .into_iter()
+        .map(|listing| (listing.name, (listing.version, listing.state != State::Deleted)))
+        .collect();
+    Ok(newest
+        .into_values()
+        .filter_map(|(listing, source)| {
+            let (behind, stale) = has.get(&listing.name).copied().unwrap_or((Version::NONE, false));
+            (listing.version > behind).then_some(Difference { listing, behind, stale, source })
+        })
+        // A deletion of what the target never had is none.
+        .filter(|difference| difference.stale || difference.listing.state != State::Deleted)
+        .collect())
+}
+
+impl Client {
+    /// Brings this client's only server up to date from `sources`. `events` is told of each copy.
+    ///
+    /// # Errors
+    /// The target is lost or full, or a blob can be had from no source.
+    pub fn catch_up(
+        &mut self,
+        sources: &mut Self,
+        events: &mut dyn FnMut(Event<'_>),
+    ) -> Result<SyncReport, Error> {
+        let began = Instant::now();
+        let mut report = SyncReport::default();
+        // Each round that fails because of a source loses that source, so rounds are bounded by their number.
+        for _ in 0..=sources.options.servers.len() {
+            let behind = differences(sources, self)?;
+            if behind.is_empty() {
+                break;
+            }
+            match self.copy(sources, &behind, &mut report, events) {
+                Ok(()) => {}
+                Err(Error::Io { .. }) if sources.live().next().is_some() => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(SyncReport { elapsed: began.elapsed(), ..report })
+    }
+
+    fn copy(
+        &mut self,
+        sources: &mut Self,
+        behind: &[Difference],
+        report: &mut SyncReport,
+        events: &mut dyn FnMut(Event<'_>),
+    ) -> Result<(), Error> {
+        for difference in behind {
+            if difference.listing.state == State::Deleted {
+                let (name, version) = (difference.listing.name.clone(), difference.listing.version);
+                match self.request(0, Request::Delete { name, version }) {
+                    Ok(Reply::Committed { .. }) => report.deleted += 1,
+                    Ok(other) => drop(self.nonsense(0, other)),
+                    Err(lost) => return Err(Error::TooFew { have: 0, need: 1, lost: vec![lost] }),
+                }
+            }
+        }
+        let shared = Mutex::new(sources);
+        let blobs = behind.iter().filter_map(|difference| match difference.listing.state {
+            State::Live { len, .. } => Some((difference, len)),
+            State::Deleted => None,
+        });
+        let readers = blobs.map(|(difference, len)| {
+            let (name, version) = (difference.listing.name.clone(), difference.listing.version);
+            let mut client = shared.lock().unwrap_or_else(PoisonError::into_inner);
+            match Download::open(&mut client, difference.source, &name) {
+                Ok(download) => {
+                    let reader = Box::new(SharedReader { client: &shared, download });
+                    Ok(Source { name, len: Some(len), reader, version: Some(version) })
+                }
+                Err(lost) => {
+                    Err((format!("\"{name}\" cannot be copied"), io::Error::other(lost.to_string())))
+                }
+            }
+        });
+        let upload = Upload { quorum: 1, servers: Some(vec![0]) };
+        let (mut copied, mut bytes) = (0, 0);
+        let done = self.put(readers, &upload, &mut |event| {
+            if let Event::Durable { len, .. } = &event {
+                copied += 1;
+                bytes += len;
+            }
+            events(event);
+        });
+        report.copied += copied;
+        report.bytes += bytes;
+        done.map(drop)
+    }
+}
+
+/// A blob of a source, read by the thread that feeds the put.
+struct SharedReader<'a, 'b> {
+    client: &'a Mutex<&'b mut Client>,
+    download: Download,
+}
+
+impl Read for SharedReader<'_, '_> {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        let mut client = self.client.lock().unwrap_or_else(PoisonError::into_inner);
+        self.download.read(&mut client, into)
+    }
+}
+
+impl Drop for SharedReader<'_, '_> {
+    fn drop(&mut self) {
+        let mut client = self.client.lock().unwrap_or_else(PoisonError::into_inner);
+        self.download.close(&mut client);
+    }
+}

@@ -1,0 +1,254 @@
+//! Client and server over sockets, in one process.
+
+mod common;
+
+use std::io::Read as _;
+use std::time::Duration;
+
+use common::{Host, bytes, name, put, put_with, source, token};
+use remanence_pool::auth::Token;
+use remanence_pool::client::{Client, Error, Event, Options, Source, Upload, Why, measure::Op};
+use remanence_pool::{BlobName, Digest, State};
+
+fn get(client: &mut Client, text: &str) -> Result<Vec<u8>, Error> {
+    let mut data = Vec::new();
+    client
+        .get(&name(text), |reader| {
+            data.clear();
+            reader.read_to_end(&mut data).map(drop)
+        })
+        .map(|_| data)
+}
+
+#[test]
+fn what_is_put_is_got_back_whatever_its_length() {
+    let host = Host::new(64 << 20);
+    let mut client = host.client();
+    for len in [0, 1, 7, 4095, 4096, 4097, 131_072, 524_288, 524_289, 3_000_000, 20_000_000] {
+        let (text, data) = (format!("blob-{len}"), bytes(len as u64, len));
+        let known = put(&mut client, &text, data.clone(), 1).expect("durable");
+        assert_eq!((known.blobs, known.bytes), (1, len as u64));
+        assert!(get(&mut client, &text).expect("there") == data, "{len} bytes, length known");
+        let unknown = Source { len: None, ..source(&format!("stream-{len}"), data.clone()) };
+        put_with(&mut client, vec![unknown], 1, &mut |_| ()).expect("durable");
+        assert!(get(&mut client, &format!("stream-{len}")).expect("there") == data, "{len} bytes, a stream");
+    }
+    let info = client.stat(0).expect("there");
+    assert_eq!(info.blobs, 22);
+}
+
+#[test]
+fn a_thousand_small_blobs_are_put_side_by_side() {
+    let host = Host::new(64 << 20);
+    let mut client = host.client();
+    let sources = (0..1000).map(|n| source(&format!("{n:04}"), bytes(n, 100 + n as usize))).collect();
+    let mut told = Vec::new();
+    let report = put_with(&mut client, sources, 1, &mut |event| {
+        if let Event::Durable { name, len, copies, .. } = event {
+            assert_eq!(copies, 1);
+            told.push((name.to_string(), len));
+        }
+    });
+    assert_eq!(report.expect("durable").blobs, 1000);
+    told.sort();
+    assert_eq!(told.len(), 1000);
+    assert_eq!(told[999], ("0999".into(), 1099));
+    let catalogue = client.list(0).expect("there");
+    assert_eq!(catalogue.len(), 1000);
+    for n in [0, 1, 500, 999] {
+        assert_eq!(get(&mut client, &format!("{n:04}")).expect("there"), bytes(n, 100 + n as usize));
+        let State::Live { digest, .. } = catalogue[n as usize].state else { panic!("live") };
+        assert_eq!(digest, Digest::of(&bytes(n, 100 + n as usize)));
+    }
+}
+
+#[test]
+fn a_blob_is_overwritten_and_deleted_by_name() {
+    let host = Host::new(16 << 20);
+    let mut client = host.client();
+    put(&mut client, "a", bytes(1, 10_000), 1).expect("durable");
+    put(&mut client, "a", bytes(2, 500), 1).expect("durable");
+    assert_eq!(get(&mut client, "a").expect("there"), bytes(2, 500));
+    let free = client.stat(0).expect("there").free;
+    assert_eq!(client.delete(&name("a"), 1).expect("there"), 1);
+    assert!(matches!(get(&mut client, "a"), Err(Error::NotFound(_))));
+    assert!(matches!(client.delete(&name("a"), 1), Err(Error::NotFound(_))));
+    assert_eq!(client.stat(0).expect("there").free, free + 4096);
+}
+
+#[test]
+fn a_wrong_token_is_said_and_opens_nothing() {
+    let host = Host::new(16 << 20);
+    let wrong = vec![Token::new("this-is-not-the-one").expect("fair")];
+    let error = Client::connect(&host.context(), Options::new(vec![host.named()], wrong), 1)
+        .map(drop)
+        .expect_err("shut");
+    let Error::TooFew { lost, .. } = error else { panic!("{error}") };
+    assert_eq!(lost[0].why, Why::WrongToken);
+    // The right one among others is found by its fingerprint.
+    let ring = vec![Token::new("this-is-not-the-one").expect("fair"), token()];
+    Client::connect(&host.context(), Options::new(vec![host.named()], ring), 1).map(drop).expect("open");
+    assert_eq!(host.server().stats().admitted, 1);
+}
+
+#[test]
+fn a_full_pool_is_said_and_what_was_there_stays() {
+    let host = Host::new(1 << 20);
+    let mut client = host.client();
+    put(&mut client, "small", bytes(1, 5000), 1).expect("durable");
+    let error = put(&mut client, "large", bytes(2, 2 << 20), 1).expect_err("full");
+    assert!(error.to_string().contains("the pool is full"), "{error}");
+    // A stream finds out on the way.
+    let mut client = host.client();
+    let stream = Source { len: None, ..source("stream", bytes(2, 2 << 20)) };
+    let error = put_with(&mut client, vec![stream], 1, &mut |_| ()).expect_err("full");
+    assert!(error.to_string().contains("the pool is full"), "{error}");
+    let mut client = host.client();
+    assert_eq!(get(&mut client, "small").expect("there"), bytes(1, 5000));
+}
+
+#[test]
+fn a_blob_is_durable_on_all_servers_or_on_a_quorum() {
+    let hosts = [Host::new(16 << 20), Host::new(16 << 20), Host::new(64 << 10)];
+    let servers: Vec<_> = hosts.iter().map(Host::named).collect();
+    let context = hosts[0].context();
+    let mut client = Client::connect(&context, Options::new(servers, vec![token()]), 3).expect("all there");
+    let mut copies = Vec::new();
+    put_with(&mut client, vec![source("a", bytes(1, 10_000))], 3, &mut |event| {
+        if let Event::Durable { copies: n, .. } = event {
+            copies.push(n);
+        }
+    })
+    .expect("durable on all");
+    assert_eq!(copies, [3]);
+    // The third one is too small for this.
+    let report =
+        put_with(&mut client, vec![source("b", bytes(2, 3_000_000))], 2, &mut |_| ()).expect("on two");
+    assert_eq!((report.blobs, report.incomplete), (1, 1));
+    assert_eq!(get(&mut client, "b").expect("there"), bytes(2, 3_000_000));
+    let error = put(&mut client, "c", bytes(3, 3_000_000), 3).expect_err("not on all");
+    assert!(error.to_string().contains("is durable on"), "{error}");
+    assert_eq!(client.list(2).expect("there").len(), 1);
+}
+
+#[test]
+fn a_damaged_copy_is_noticed_and_the_next_server_asked() {
+    let hosts = [Host::new(16 << 20), Host::new(16 << 20)];
+    let servers: Vec<_> = hosts.iter().map(Host::named).collect();
+    let context = hosts[0].context();
+    let mut client = Client::connect(&context, Options::new(servers, vec![token()]), 2).expect("both there");
+    put(&mut client, "a", bytes(1, 1_000_000), 2).expect("durable");
+    hosts[0].rot(500_000);
+    let mut data = Vec::new();
+    let got = client.get(&name("a"), |reader| {
+        data.clear();
+        reader.read_to_end(&mut data).map(drop)
+    });
+    let got = got.expect("the other one is sound");
+    assert_eq!((got.server, got.lost.len(), &got.lost[0].why), (1, 1, &Why::Damaged));
+    assert_eq!(data, bytes(1, 1_000_000));
+    hosts[1].rot(500_000);
+    let error = get(&mut client, "a").expect_err("both are damaged");
+    assert!(matches!(error, Error::Unreadable { ref lost, .. } if lost.len() == 2), "{error}");
+}
+
+#[test]
+fn a_server_that_stops_on_the_way_is_told_of_and_catches_up_later() {
+    let mut hosts = [Host::file(64 << 20), Host::file(64 << 20), Host::file(64 << 20)];
+    let servers: Vec<_> = hosts.iter().map(Host::named).collect();
+    let context = hosts[0].context();
+    let mut client =
+        Client::connect(&context, Options::new(servers.clone(), vec![token()]), 3).expect("all there");
+    put(&mut client, "before", bytes(0, 5000), 3).expect("durable");
+    put(&mut client, "deleted", bytes(0, 5000), 3).expect("durable");
+    let (mut durable, mut lost, mut victim) = (0, Vec::new(), Some(hosts[1].take()));
+    let sources = (0..200).map(|n| source(&format!("{n:03}"), bytes(n, 100_000))).collect();
+    let report = put_with(&mut client, sources, 2, &mut |event| match event {
+        Event::Durable { .. } => {
+            durable += 1;
+            if durable == 50 {
+                victim.take().expect("once").stop().expect("closed");
+            }
+        }
+        Event::Lost(which) => lost.push(which.clone()),
+        Event::Sent(_) => {}
+    });
+    let report = report.expect("two are left");
+    assert_eq!((report.blobs, lost.len()), (200, 1));
+    assert!(report.incomplete > 0 && report.incomplete < 200, "{report:?}");
+    assert_eq!(lost[0].server, servers[1].0);
+    client.delete(&name("deleted"), 2).expect("on two");
+    put(&mut client, "before", bytes(1, 70_000), 2).expect("durable");
+
+    hosts[1].restart();
+    let mut target =
+        Client::connect(&context, Options::new(vec![hosts[1].named()], vec![token()]), 1).expect("back");
+    let sync = target.catch_up(&mut client, &mut |_| ()).expect("caught up");
+    assert_eq!((sync.copied, sync.deleted), (report.incomplete + 1, 1));
+    assert_eq!(target.catch_up(&mut client, &mut |_| ()).expect("nothing to do").copied, 0);
+    for n in 0..200 {
+        assert!(get(&mut target, &format!("{n:03}")).expect("there") == bytes(n, 100_000));
+    }
+    assert_eq!(get(&mut target, "before").expect("there"), bytes(1, 70_000));
+    assert_eq!(client.list(0).expect("there"), target.list(0).expect("there"));
+}
+
+#[test]
+fn what_a_client_reserved_and_did_not_commit_is_free_when_it_is_gone() {
+    let host = Host::new(16 << 20);
+    let mut client = host.client();
+    let free = client.stat(0).expect("there").free;
+    let broken = Source {
+        name: name("broken"),
+        len: Some(3_000_000),
+        reader: Box::new(std::io::repeat(1).take(1_000_000).chain(Broken)),
+        version: None,
+    };
+    let error = put_with(&mut client, vec![broken], 1, &mut |_| ()).expect_err("the source fails");
+    assert!(error.to_string().contains("the disk is on fire"), "{error}");
+    drop(client);
+    let mut client = host.client();
+    for _ in 0..100 {
+        if client.stat(0).expect("there").free == free {
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    panic!("{} of {free} bytes are free", client.stat(0).expect("there").free);
+}
+
+struct Broken;
+
+impl std::io::Read for Broken {
+    fn read(&mut self, _: &mut [u8]) -> std::io::Result<usize> {
+        Err(std::io::Error::other("the disk is on fire"))
+    }
+}
+
+#[test]
+fn every_operation_can_be_measured() {
+    let host = Host::new(16 << 20);
+    let mut client = host.client();
+    let mut scratch = client.scratch(0, 1 << 20).expect("room");
+    for op in Op::ALL {
+        let once = scratch.once(op, 64).expect("done");
+        let (count, time) = scratch.stream(op, 4096, 16, Duration::from_millis(20)).expect("done");
+        assert!(once > Duration::ZERO && count > 0 && time >= Duration::from_millis(20), "{op:?}");
+    }
+    drop(scratch);
+    assert_eq!(client.list(0).expect("there"), []);
+}
+
+#[test]
+fn an_upload_of_nothing_is_done_at_once() {
+    let host = Host::new(16 << 20);
+    let report = put_with(&mut host.client(), vec![], 1, &mut |_| ()).expect("nothing to do");
+    assert_eq!((report.blobs, report.bytes), (0, 0));
+    let mut client = host.client();
+    let bad = Upload { quorum: 2, servers: None };
+    let none = std::iter::empty();
+    assert!(matches!(client.put(none, &bad, &mut |_| ()), Err(Error::BadQuorum { quorum: 2, servers: 1 })));
+    assert!(
+        matches!(get(&mut client, "nothing"), Err(Error::NotFound(n)) if n == BlobName::new("nothing").expect("fair"))
+    );
+}
