@@ -5,10 +5,12 @@
 //! first: the head of `remanence_rnic::cm`.
 
 use std::collections::HashMap;
+use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
+use remanence_link::host::Listening;
 use remanence_rnic::cm::{self, CmError, CommId, Event, ListenId, Manager, Path};
 use remanence_rnic::{AhAttr, Device, Instant, QpAttr, QpState};
 use remanence_wire::cm::RejReason;
@@ -93,6 +95,13 @@ struct Route {
     refused: u8,
 }
 
+/// A listener, and its entry in the host's book of services where the port is shared.
+#[derive(Debug)]
+struct Service {
+    route: Route,
+    _listening: Vec<Listening>,
+}
+
 /// ICMP messages "port unreachable" that end an attempt to connect. One may be of a peer that restarts, and the
 /// request is repeated anyway; with the second, no answer can be expected soon.
 const REFUSALS: u8 = 2;
@@ -102,7 +111,7 @@ const REFUSALS: u8 = 2;
 pub(crate) struct Connections {
     pub(crate) manager: Manager,
     routes: HashMap<CommId, Route>,
-    listeners: HashMap<ListenId, Route>,
+    listeners: HashMap<ListenId, Service>,
     by_qpn: HashMap<Qpn, CommId>,
 }
 
@@ -143,13 +152,13 @@ impl Connections {
     fn deliver(&mut self, now: Instant, device: &mut Device, event: Event) {
         let (route, gone) = match &event {
             Event::ConnectRequest(request) => {
-                let route = self.listeners.get(&request.listener).cloned();
+                let route = self.listener(request.listener);
                 if let Some(route) = &route {
                     self.routes.insert(request.id, route.clone());
                 }
                 (route, None)
             }
-            Event::SidrRequest(request) => (self.listeners.get(&request.listener).cloned(), None),
+            Event::SidrRequest(request) => (self.listener(request.listener), None),
             Event::Response { id, .. } | Event::Established { id } => (self.routes.get(id).cloned(), None),
             Event::Disconnected { id, .. } => {
                 let route = self.routes.get(id).cloned();
@@ -171,6 +180,10 @@ impl Connections {
         if let Some(route) = route {
             route.events.push(CmEvent { user_data: route.user_data, event });
         }
+    }
+
+    fn listener(&self, id: ListenId) -> Option<Route> {
+        self.listeners.get(&id).map(|service| service.route.clone())
     }
 
     fn forget(&mut self, id: CommId) {
@@ -244,12 +257,7 @@ impl<'a> Cm<'a> {
     ///
     /// # Errors
     /// Another listener has the service.
-    pub fn listen(
-        self,
-        listen: &cm::Listen,
-        channel: &CmChannel,
-        user_data: u64,
-    ) -> Result<ListenId, CmError> {
+    pub fn listen(self, listen: &cm::Listen, channel: &CmChannel, user_data: u64) -> Result<ListenId, Error> {
         self.listen_on(listen, &channel.events, user_data)
     }
 
@@ -258,18 +266,36 @@ impl<'a> Cm<'a> {
         listen: &cm::Listen,
         events: &Arc<EventQueue<CmEvent>>,
         user_data: u64,
-    ) -> Result<ListenId, CmError> {
+    ) -> Result<ListenId, Error> {
+        // One process of the host gets the requests for a service at an address, whichever of them the kernel hands
+        // them to.
+        let mut listening = Vec::new();
+        if let Some(seat) = &self.handle.seat {
+            let all = self.handle.config.gids.as_slice();
+            for gid in listen.local.as_ref().map_or(all, std::slice::from_ref) {
+                listening.push(seat.listen(listen.service_id.0, Some(gid.to_ip())).map_err(|e| {
+                    if e.kind() == io::ErrorKind::AddrInUse {
+                        CmError::InUse.into()
+                    } else {
+                        Error::os("cannot listen", e)
+                    }
+                })?);
+            }
+        }
         let mut turn = self.handle.turn();
         let id = turn.cm.manager.listen(listen)?;
-        turn.cm.listeners.insert(id, Route { events: Arc::clone(events), user_data, qpn: None, refused: 0 });
+        let route = Route { events: Arc::clone(events), user_data, qpn: None, refused: 0 };
+        turn.cm.listeners.insert(id, Service { route, _listening: listening });
         Ok(id)
     }
 
     /// Stops listening; undecided requests are rejected.
     pub fn unlisten(self, id: ListenId) {
         let mut turn = self.handle.turn();
-        turn.cm.listeners.remove(&id);
+        let service = turn.cm.listeners.remove(&id);
         turn.cm.manager.unlisten(id);
+        drop(turn);
+        drop(service);
     }
 
     /// Asks a peer for a connection for the QP `connect.qpn`.

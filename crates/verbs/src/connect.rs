@@ -45,8 +45,8 @@ impl Listener {
         let events = Arc::new(EventQueue::new());
         let listen = Listen { service_id: ServiceId::new(PortSpace::Tcp, port), local: None, backlog };
         let id = Cm::of(&context.handle).listen_on(&listen, &events, 0).map_err(|e| match e {
-            CmError::InUse => Error::PortInUse(port),
-            other => other.into(),
+            Error::Cm(CmError::InUse) => Error::PortInUse(port),
+            other => other,
         })?;
         Ok(Self { handle: Arc::clone(&context.handle), id, events, port })
     }

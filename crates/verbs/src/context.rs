@@ -9,8 +9,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use remanence_link::host::Seat;
 use remanence_link::{LinkCaps, LinkStats, SourcePort};
-use remanence_rnic::cm;
+use remanence_rnic::cm::{self, CommIdSpace};
 use remanence_rnic::{AsyncEvent, Config, Device, Stats};
 use remanence_wire::{Gid, Mtu};
 
@@ -27,6 +28,7 @@ use crate::memory::RegionMemory;
 use crate::options::Options;
 use crate::pd::Pd;
 use crate::progress;
+use crate::share;
 use crate::wake::Event;
 
 /// What happened to the device or one of its objects outside any work request.
@@ -59,6 +61,8 @@ pub(crate) struct Handle {
     pub(crate) shared: Arc<Shared>,
     pub(crate) caps: LinkCaps,
     pub(crate) config: Config,
+    /// Where the port is shared.
+    pub(crate) seat: Option<Seat>,
     flushes: Arc<FlushQueue>,
     threads: Mutex<Vec<JoinHandle<()>>>,
 }
@@ -105,7 +109,7 @@ impl Context {
     /// One sentence that says what to do: the link cannot be opened (no such address or interface, port taken, no
     /// permission), or the operating system refuses a descriptor or a thread.
     pub fn open(options: Options) -> Result<Self, Error> {
-        let link = options.link.open()?;
+        let (link, seat) = options.link.open()?;
         let caps = link.caps().clone();
         let mut config = options.config;
         config.gids = caps.addresses.iter().map(|&address| Gid::from_ip(address)).collect();
@@ -115,6 +119,9 @@ impl Context {
             SourcePort::Any => remanence_rnic::SourcePort::PerQp,
         };
         config.icrc &= !caps.reliable_bytes;
+        if let Some(seat) = &seat {
+            config.qpns = seat.qpns();
+        }
         if config.seed == 0 {
             config.seed = random();
         }
@@ -132,6 +139,7 @@ impl Context {
                 gids: config.gids.clone(),
                 seed: random(),
                 max_mtu: config.mtu,
+                comm_ids: seat.as_ref().map_or(CommIdSpace::ALL, share::comm_ids),
                 ..cm::Config::default()
             }),
             link,
@@ -149,6 +157,7 @@ impl Context {
             shared: Arc::clone(&shared),
             caps,
             config,
+            seat,
             flushes: Arc::clone(&flushes),
             threads: Mutex::new(Vec::new()),
         });

@@ -32,7 +32,7 @@ pub enum Error {
     #[error(transparent)]
     Cm(#[from] CmError),
     /// Another listener has the port.
-    #[error("port {0} is taken by another listener on this device: stop it, or choose another port")]
+    #[error("port {0} is taken by another listener on this host: stop it, or choose another port")]
     PortInUse(u16),
     /// The peer does not want the connection.
     #[error("{peer} refused the connection: {}", describe(*reason))]

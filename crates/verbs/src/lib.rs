@@ -31,6 +31,7 @@ mod pd;
 pub mod perf;
 mod progress;
 mod qp;
+mod share;
 mod srq;
 mod wake;
 

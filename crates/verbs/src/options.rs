@@ -3,6 +3,7 @@
 use std::fmt;
 use std::net::IpAddr;
 
+use remanence_link::host::Seat;
 use remanence_link::shm::ShmLink;
 use remanence_link::udp::UdpLink;
 use remanence_link::xdp::XdpLink;
@@ -12,10 +13,12 @@ use remanence_wire::Mtu;
 
 use crate::error::Error;
 use crate::handover::Progress;
+use crate::share;
 
 /// What carries the device's packets.
 pub enum LinkKind {
-    /// UDP sockets: everywhere, without privileges.
+    /// UDP sockets: everywhere, without privileges. The port is shared with other processes of this host and
+    /// other devices of this one.
     Udp(udp::Options),
     /// AF_XDP: the fastest; needs privileges.
     Xdp(xdp::Config),
@@ -26,16 +29,27 @@ pub enum LinkKind {
 }
 
 impl LinkKind {
-    pub(crate) fn open(self) -> Result<Box<dyn Link>, Error> {
+    /// Opens the link, and takes a seat at the port where it is shared.
+    pub(crate) fn open(self) -> Result<(Box<dyn Link>, Option<Seat>), Error> {
         Ok(match self {
-            Self::Udp(options) => Box::new(UdpLink::open(&options).map_err(|e| Error::os("UDP", e))?),
-            Self::Xdp(config) => {
-                Box::new(XdpLink::open(&config).map_err(|e| Error::os("AF_XDP", std::io::Error::other(e)))?)
+            Self::Udp(mut options) => {
+                let udp = |e| Error::os("UDP", e);
+                let seat = match options.seat {
+                    Some(seat) => seat,
+                    None => share::claim().map_err(udp)?,
+                };
+                options.seat = Some(seat.clone());
+                (Box::new(UdpLink::open(&options).map_err(udp)?), Some(seat))
             }
-            Self::Shm(config) => Box::new(
-                ShmLink::open(&config).map_err(|e| Error::os("shared memory", std::io::Error::other(e)))?,
-            ),
-            Self::Given(link) => link,
+            Self::Xdp(config) => {
+                let xdp = |e| Error::os("AF_XDP", std::io::Error::other(e));
+                (Box::new(XdpLink::open(&config).map_err(xdp)?), None)
+            }
+            Self::Shm(config) => {
+                let shm = |e| Error::os("shared memory", std::io::Error::other(e));
+                (Box::new(ShmLink::open(&config).map_err(shm)?), None)
+            }
+            Self::Given(link) => (link, None),
         })
     }
 }

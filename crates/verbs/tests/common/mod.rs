@@ -33,6 +33,11 @@ pub(crate) fn open(progress: Progress) -> Context {
     Context::open(Options { progress, ..link }).expect("a device on this host")
 }
 
+/// A device on UDP at an address that others may use too.
+pub(crate) fn open_at(address: IpAddr, progress: Progress) -> Context {
+    Context::open(Options { progress, ..Options::udp(address) }).expect("a device on the loopback interface")
+}
+
 pub(crate) fn address_of(context: &Context) -> IpAddr {
     context.config().gids[0].to_ip()
 }

@@ -1,0 +1,121 @@
+//! Several processes at one address, and processes that die.
+//!
+//! Each test starts this test program again as its child, which plays the part that the environment names.
+
+mod common;
+
+use std::io::{BufRead, BufReader};
+use std::net::{IpAddr, SocketAddr};
+use std::process::{Child, Command, Stdio};
+
+use common::{LIMIT, Side, address, open_at, wr};
+use remanence_rnic::{RecvWr, RemoteAddr, SendOp, WcStatus};
+use remanence_verbs::{ConnectAttr, Connection, Listener, Progress};
+use remanence_wire::Rkey;
+
+const PART: &str = "REMANENCE_TEST_SERVER_AT";
+
+/// A server in a process of its own; killed when dropped.
+struct Server {
+    child: Child,
+    peer: SocketAddr,
+}
+
+impl Server {
+    fn start(address: IpAddr, port: u16) -> Self {
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args(["the_part_of_the_server", "--exact", "--ignored", "--nocapture"])
+            .env(PART, format!("{address} {port}"))
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        assert!(lines.any(|line| line.unwrap().contains("listening")), "the server ended early");
+        Self { child, peer: SocketAddr::new(address, port) }
+    }
+
+    fn kill(&mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Accepts whoever comes, tells the rkey of its memory, and serves until it is killed.
+#[test]
+#[ignore = "the part of a child process"]
+fn the_part_of_the_server() {
+    let Ok(part) = std::env::var(PART) else { return };
+    let (address, port) = part.split_once(' ').unwrap();
+    let side = Side::with(open_at(address.parse().unwrap(), Progress::default()));
+    let listener = Listener::bind(&side.context, port.parse().unwrap(), 64).unwrap();
+    println!("listening");
+    let mut connections = Vec::new();
+    while let Some(incoming) = listener.get_request(LIMIT) {
+        let qp = side.qp();
+        let rkey = side.mr.rkey().0.to_be_bytes();
+        let connection = incoming.accept(&qp, &ConnectAttr::default(), &rkey).unwrap();
+        for wr_id in 0..16 {
+            qp.post_recv(&RecvWr { wr_id, sges: &[side.mr.sge(1 << 16, 64)] }).unwrap();
+        }
+        connections.push(connection);
+    }
+}
+
+fn connect(client: &Side, peer: SocketAddr, attr: &ConnectAttr) -> (Connection, RemoteAddr) {
+    let connection = Connection::connect(&client.qp(), peer, attr, b"", LIMIT).unwrap();
+    let rkey = Rkey(u32::from_be_bytes(*connection.private_data().first_chunk().unwrap()));
+    (connection, RemoteAddr { addr: 0, rkey })
+}
+
+fn write_and_read_back(client: &Side, connection: &Connection, remote: RemoteAddr, value: u64) {
+    client.mr.region().store_u64(0, value);
+    client.mr.region().store_u64(8, 0);
+    connection.qp().post_send(&wr(1, SendOp::Write(remote), &[client.mr.sge(0, 8)])).unwrap();
+    connection.qp().post_send(&wr(2, SendOp::Read(remote), &[client.mr.sge(8, 8)])).unwrap();
+    assert_eq!((client.success().wr_id, client.success().wr_id), (1, 2));
+    assert_eq!(client.mr.region().load_u64(8), value);
+}
+
+#[test]
+fn three_processes_and_we_share_one_address() {
+    let address = address();
+    let servers: Vec<_> = (7471..7474).map(|port| Server::start(address, port)).collect();
+    let client = Side::with(open_at(address, Progress::default()));
+    let connections: Vec<_> =
+        servers.iter().map(|server| connect(&client, server.peer, &ConnectAttr::default())).collect();
+    for round in 0..100 {
+        for (i, (connection, remote)) in connections.iter().enumerate() {
+            write_and_read_back(&client, connection, *remote, round * 10 + i as u64);
+        }
+    }
+    let taken = Listener::bind(&client.context, 7472, 1).unwrap_err();
+    assert!(taken.to_string().contains("7472 is taken"), "{taken}");
+}
+
+#[test]
+fn a_killed_peer_shows_as_a_failed_completion_and_its_successor_is_reached() {
+    let address = address();
+    let mut server = Server::start(address, 7471);
+    let client = Side::new();
+    // About 70 ms to give up; the default takes seconds.
+    let attr = ConnectAttr { retry_cnt: 1, ..ConnectAttr::default() };
+    let (connection, remote) = connect(&client, server.peer, &attr);
+    write_and_read_back(&client, &connection, remote, 1);
+    server.kill();
+    connection.qp().post_send(&wr(3, SendOp::Write(remote), &[client.mr.sge(0, 8)])).unwrap();
+    connection.qp().post_send(&wr(4, SendOp::Write(remote), &[client.mr.sge(0, 8)])).unwrap();
+    let (first, second) = (client.completion(), client.completion());
+    assert_eq!((first.wr_id, first.status), (3, WcStatus::RetryExcErr));
+    assert_eq!((second.wr_id, second.status), (4, WcStatus::WrFlushErr));
+    drop(connection);
+    let again = Server::start(address, 7471);
+    let (connection, remote) = connect(&client, again.peer, &attr);
+    write_and_read_back(&client, &connection, remote, 2);
+}
