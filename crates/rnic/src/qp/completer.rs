@@ -140,7 +140,11 @@ impl Qp {
         let n = distance(before, una);
         if n != 0 {
             // After a timeout one packet was sent again; an answer to more than that was on its way already.
-            self.congestion.after_timeout(self.requester.psn.is_before(una));
+            let arrived = self.requester.psn.is_before(una);
+            if self.congestion.after_timeout(arrived) {
+                // A FLUSH was slow, and that is over. What was sent behind it is taken to be where it belongs.
+                self.seek(self.requester.max_psn);
+            }
             self.congestion.on_progress(n, una);
             self.retry.on_progress(una, una == self.requester.max_psn, now);
             // While sending again: what was just acknowledged need not be. (The cursor can also fall behind on

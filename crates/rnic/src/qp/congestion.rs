@@ -30,8 +30,8 @@ pub(crate) struct Congestion {
     max: u32,
     /// Losses of packets before this one were already paid for.
     recovery: Option<Psn>,
-    /// What a timeout took away, to be given back if it proves to have been spurious.
-    undo: Option<(u32, u32)>,
+    /// Window and threshold to go on with when a timeout is answered, and whether the path was to blame.
+    undo: Option<(u32, u32, bool)>,
     alpha: u32,
     alpha_at: Instant,
     cut_at: Instant,
@@ -96,9 +96,9 @@ impl Congestion {
         if self.undo.is_none() {
             if blame {
                 self.threshold = (self.window / 2).max(MIN);
-                self.undo = Some((self.threshold, self.threshold));
+                self.undo = Some((self.threshold, self.threshold, true));
             } else {
-                self.undo = Some((self.window, self.threshold));
+                self.undo = Some((self.window, self.threshold, false));
             }
         }
         self.window = ONE;
@@ -106,14 +106,14 @@ impl Congestion {
     }
 
     /// The first answer after a timeout. If it acknowledges more than was sent again, the rest had arrived, and
-    /// need not be probed for (RFC 5682).
+    /// need not be probed for (RFC 5682). `true` if nothing speaks for a loss at all.
     #[inline]
-    pub(crate) fn after_timeout(&mut self, arrived: bool) {
-        if let Some((window, threshold)) = self.undo.take() {
-            self.window = if arrived { window } else { MIN };
-            self.threshold = threshold;
-            self.recovery = None;
-        }
+    pub(crate) fn after_timeout(&mut self, arrived: bool) -> bool {
+        let Some((window, threshold, blame)) = self.undo.take() else { return false };
+        self.window = if arrived || !blame { window } else { MIN };
+        self.threshold = threshold;
+        self.recovery = None;
+        !blame
     }
 
     /// The peer saw congestion marks on our packets.
