@@ -72,13 +72,17 @@ impl Retry {
         self.srtt_ns
     }
 
-    fn rto(&self) -> Duration {
-        let base = if self.srtt_ns == 0 {
+    /// The timeout before any doubling.
+    fn base_rto(&self) -> Duration {
+        Duration::from_nanos(if self.srtt_ns == 0 {
             RTO_INITIAL_NS
         } else {
             (self.srtt_ns + 4 * self.rttvar_ns).max(RTO_MIN_NS)
-        };
-        Duration::from_nanos((base << self.backoff.min(8)).min(RTO_MAX_NS))
+        })
+    }
+
+    fn rto(&self) -> Duration {
+        (self.base_rto() * (1 << self.backoff.min(8))).min(Duration::from_nanos(RTO_MAX_NS))
     }
 
     /// Something was sent. Starts the timer if it does not run.
@@ -181,7 +185,11 @@ impl Retry {
             return Some(Expired::GiveUp);
         }
         self.backoff += 1;
-        let next = now + self.rto();
+        // However far the doubling has come, (retry count + 1) tries must fit into the patience: the QP gives up
+        // after that many answers were missed (9.7.6.1.3), not after a long silence that it chose itself.
+        let step =
+            local_ack_timeout(timeout).map_or(self.rto(), |limit| self.rto().min(limit.max(self.base_rto())));
+        let next = now + step;
         self.deadline = Some(patience.map_or(next, |end| end.min(next)));
         Some(Expired::Resend)
     }
