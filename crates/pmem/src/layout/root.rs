@@ -46,12 +46,12 @@ impl<M: Medium> Root<M> {
     /// The medium failed.
     pub fn format(medium: M, offset: u64, tag: u64, payload: &[u8]) -> Result<Self, LayoutError> {
         assert!(offset.is_multiple_of(SLOT_LEN), "a root record at {offset} does not start on a page");
-        // What is in the slots may be valid, and newer than what is about to be written.
+        // What is in the slots may be valid, and newer than what is about to be written. No fence is needed between:
+        // until `store` has waited for all of it, the old record may be found as well.
         for slot in 0..2 {
             medium.write(offset + slot * SLOT_LEN, &[0; PAYLOAD]);
             medium.pwb(offset + slot * SLOT_LEN..offset + slot * SLOT_LEN + PAYLOAD as u64);
         }
-        medium.pfence()?;
         let mut root = Self { medium, offset, tag, generation: 0, slot: 1 };
         root.store(payload)?;
         Ok(root)
