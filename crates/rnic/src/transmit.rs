@@ -60,6 +60,15 @@ impl<'b> Batch<'b> {
         Ok(())
     }
 
+    /// Gives the last packet, a FLUSH of `size` bytes, the ICRC that Linux computes for one.
+    #[cold]
+    pub(crate) fn seal_for_linux(&mut self, flow: &icrc::Flow, size: usize) {
+        if self.icrc {
+            let start = self.len - size;
+            icrc::seal_linux_flush(flow, self.count as u16 - 1, &mut self.buf[start..self.len]);
+        }
+    }
+
     pub(crate) const fn is_empty(&self) -> bool {
         self.count == 0
     }

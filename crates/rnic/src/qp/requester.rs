@@ -58,6 +58,10 @@ pub(crate) struct Requester {
     /// The last message that the peer's credits allow (9.7.7.2.5); `None` without flow control.
     pub(crate) limit: Option<u32>,
     since_ack_req: u32,
+    /// FLUSHes get the ICRC that Linux Soft-RoCE expects, which is another than the specification's
+    /// (`remanence_wire::icrc`), and drops all others. Nothing tells who the peer is, so each FLUSH that is sent again
+    /// tries the other kind; what was answered last is tried first.
+    linux_flush: bool,
 }
 
 impl Requester {
@@ -419,7 +423,8 @@ impl Qp {
     ) -> Result<Sent, Full> {
         let (at, psn) = (self.requester.cursor, self.requester.psn);
         let part = if matches!(wqe.op, SendOp::AtomicWrite(_)) { 8 } else { 0 };
-        if !batch.admits(packet_len(opcode.info().header_len.into(), part)) {
+        let size = packet_len(opcode.info().header_len.into(), part);
+        if !batch.admits(size) {
             return Err(Full);
         }
         let is_atomic = matches!(wqe.op, SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. });
@@ -432,8 +437,14 @@ impl Qp {
         if batch.push(&path.flow, &Repr { bth, headers }, part, fill).is_err() {
             return Ok(Sent::Failed(WcStatus::LocProtErr));
         }
-        if psn == self.requester.max_psn {
-            let flush = matches!(wqe.op, SendOp::Flush { .. });
+        let (again, flush) = (psn != self.requester.max_psn, opcode == Opcode::RcFlush);
+        if flush {
+            self.requester.linux_flush ^= again;
+            if self.requester.linux_flush {
+                batch.seal_for_linux(&path.flow, size);
+            }
+        }
+        if !again {
             self.requester.outstanding.push_back(Outstanding { first: psn, last: psn, flush });
         }
         self.after_packet(shared, now, psn.next(), true, true);

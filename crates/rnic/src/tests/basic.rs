@@ -120,6 +120,38 @@ fn flush_and_atomic_write_are_answered_as_soft_roce_does() {
 }
 
 #[test]
+fn a_flush_that_is_sent_again_tries_the_icrc_of_linux_and_of_the_standard_in_turn() {
+    use std::cell::RefCell;
+    use std::rc::Rc;
+    let mut pair = Pair::connected();
+    let dst = pair.b().buffer(4096, REMOTE, 0);
+    let seen = Rc::new(RefCell::new(Vec::new()));
+    let log = Rc::clone(&seen);
+    // A peer that drops the first two.
+    pair.hook = Some(Box::new(move |_, packet| {
+        if packet.opcode() != Opcode::RcFlush {
+            return Fate::Deliver;
+        }
+        log.borrow_mut().push(packet.icrc());
+        if log.borrow().len() <= 2 { Fate::Drop } else { Fate::Deliver }
+    }));
+    let flush = |offset| SendOp::Flush {
+        remote: dst.remote(offset),
+        len: 50,
+        placement: Placement::Persistence,
+        selectivity: Selectivity::Range,
+    };
+    assert_eq!(pair.execute(flush(0), &[]).status, WcStatus::Success);
+    {
+        let icrcs = seen.borrow();
+        assert_eq!(icrcs.len(), 3);
+        assert_eq!(icrcs[0], icrcs[2], "the standard's again");
+        assert_ne!(icrcs[0], icrcs[1], "and the other between");
+    }
+    assert_eq!(pair.b().mem.flushes.len(), 1, "either is understood, once");
+}
+
+#[test]
 fn a_terrible_wire_changes_nothing_but_time() {
     for seed in 0..40 {
         let mtu = Mtu::ALL[seed as usize % 5];
