@@ -1,0 +1,141 @@
+//! Our end: a live device on the tap, its memory, and its QPs connected to QPs of the guest.
+
+use std::net::IpAddr;
+use std::ops::Range;
+use std::time::{Duration, Instant};
+
+use remanence_pmem::Region;
+use remanence_rnic::{Access, Data, QpType, RecvWr, RemoteAddr, SendFlags, SendOp, SendWr, Wc, WcStatus};
+use remanence_verbs::{ConnectAttr, Context, Cq, Mr, Options, Pd, Qp, QpEndpoint, QpOptions};
+use remanence_wire::{Mtu, Psn, Qkey};
+
+use crate::guest::{Guest, GuestQp, HOST, pattern};
+
+const LEN: u64 = 4 << 20;
+/// Emulated, the guest is some fifty times slower than we are.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Everything that a peer may be allowed.
+pub(crate) fn all_rights() -> Access {
+    Access::LOCAL_WRITE
+        | Access::REMOTE_WRITE
+        | Access::REMOTE_READ
+        | Access::REMOTE_ATOMIC
+        | Access::FLUSH_GLOBAL
+}
+
+/// Our device, with memory that a guest may reach.
+pub(crate) struct Host {
+    pub(crate) context: Context,
+    pub(crate) pd: Pd,
+    pub(crate) region: Region,
+    pub(crate) mr: Mr,
+}
+
+impl Host {
+    pub(crate) fn open() -> Self {
+        let context = Context::open(Options::udp(IpAddr::V4(HOST))).expect("a device on the tap");
+        let pd = context.alloc_pd().expect("a protection domain");
+        let region = Region::memfd("soft-roce", LEN).expect("memory");
+        let mr = pd.reg_mr(&region, all_rights()).expect("a memory region");
+        Self { context, pd, region, mr }
+    }
+
+    pub(crate) fn cq(&self) -> Cq {
+        self.context.create_cq(512, None, 0).expect("a completion queue")
+    }
+
+    /// A QP of ours and one of the guest's, connected through the guest's control connection.
+    pub(crate) fn pair(&self, guest: &mut Guest, ty: QpType, mtu: Mtu) -> Pair {
+        let cq = self.cq();
+        let qp = self.pd.create_qp(&QpOptions { ty, ..QpOptions::rc(&cq) }).expect("a QP");
+        let name = match ty {
+            QpType::Rc => "rc",
+            QpType::Uc => "uc",
+            QpType::Ud => "ud",
+        };
+        let theirs = guest.create_qp(name);
+        let own = qp.endpoint();
+        // Near the end of the circle, so that every test wraps.
+        let their_psn = Psn::new(0xff_fff0);
+        if ty == QpType::Ud {
+            qp.activate_ud(Qkey(0x1122_3344)).expect("RTS");
+        } else {
+            let peer = QpEndpoint { gid: theirs.gid, qpn: theirs.qpn, psn: their_psn };
+            let attr = ConnectAttr { path_mtu: Some(mtu), ..ConnectAttr::default() };
+            qp.connect_to(&peer, &attr).expect("RTS");
+        }
+        guest.connect(theirs.id, own.qpn, own.psn, their_psn, own.gid, mtu.bytes() as u32);
+        Pair { qp, cq, theirs }
+    }
+
+    pub(crate) fn fill(&self, offset: u64, len: usize, seed: u64) {
+        self.region.write(offset, &pattern(seed, len));
+    }
+
+    /// Compares our memory with a pattern, byte by byte.
+    pub(crate) fn check(&self, offset: u64, len: usize, seed: u64) {
+        let mut found = vec![0; len];
+        self.region.read(offset, &mut found);
+        let expected = pattern(seed, len);
+        if let Some(i) = (0..len).find(|&i| found[i] != expected[i]) {
+            panic!("byte {i} of {len} is {:#x} and should be {:#x}", found[i], expected[i]);
+        }
+    }
+
+    /// Asserts that nothing was written here.
+    pub(crate) fn check_untouched(&self, range: Range<u64>) {
+        let mut found = vec![0; (range.end - range.start) as usize];
+        self.region.read(range.start, &mut found);
+        assert!(found.iter().all(|byte| *byte == 0), "bytes in {range:?} were touched");
+    }
+}
+
+/// Two connected QPs.
+pub(crate) struct Pair {
+    pub(crate) qp: Qp,
+    pub(crate) cq: Cq,
+    pub(crate) theirs: GuestQp,
+}
+
+impl Pair {
+    /// Posts one signalled work request and waits for its completion.
+    pub(crate) fn run(&self, host: &Host, op: SendOp, offset: u64, len: usize) -> Wc {
+        self.post(host, op, offset, len);
+        self.wait(1)[0]
+    }
+
+    pub(crate) fn post(&self, host: &Host, op: SendOp, offset: u64, len: usize) {
+        let sge = [host.mr.sge(offset, len as u32)];
+        let data = if matches!(op, SendOp::Flush { .. }) { &[][..] } else { &sge[..] };
+        let wr = SendWr { wr_id: 1, op, data: Data::Sges(data), flags: SendFlags::SIGNALED, ud: None };
+        self.qp.post_send(&wr).expect("posted");
+    }
+
+    pub(crate) fn post_recv(&self, host: &Host, offset: u64, len: usize) {
+        let sges = [host.mr.sge(offset, len as u32)];
+        self.qp.post_recv(&RecvWr { wr_id: 2, sges: &sges }).expect("posted");
+    }
+
+    pub(crate) fn wait(&self, count: usize) -> Vec<Wc> {
+        let (mut found, start) = (Vec::new(), Instant::now());
+        while found.len() < count {
+            let left = PATIENCE.saturating_sub(start.elapsed());
+            let missing = count - found.len();
+            let n = self.cq.wait(&mut found, missing, Some(left)).expect("no overflow");
+            assert!(n > 0, "{missing} of {count} completions did not come: {:?}", self.qp.query());
+        }
+        found
+    }
+
+    pub(crate) fn run_ok(&self, host: &Host, op: SendOp, offset: u64, len: usize) -> Wc {
+        let wc = self.run(host, op, offset, len);
+        assert_eq!(wc.status, WcStatus::Success, "{op:?} of {len} bytes: {wc:?}");
+        wc
+    }
+}
+
+/// A place in the guest's memory.
+pub(crate) fn remote(guest: &Guest, offset: u64) -> RemoteAddr {
+    RemoteAddr { addr: guest.addr + offset, rkey: guest.rkey }
+}

@@ -1,0 +1,108 @@
+#!/bin/bash
+# A Linux machine with Soft-RoCE (or with emulated NVDIMMs) in seconds: Debian's stock 6.12 kernel under QEMU's
+# software emulation. Needs no privilege but for the tap that its caller made.
+#   guest.sh build DIR              kernel, modules and initramfs in DIR; again only what has changed
+#   guest.sh boot DIR TAP           boots behind the tap as 10.77.0.2 and runs rxe_peer; the console is this terminal
+#   guest.sh pmem DIR PROGRAM...    boots with an ext4-dax mount on an emulated NVDIMM and runs the program there
+# A missing tool or package ends it with status 3 and one sentence.
+set -euo pipefail
+here=$(cd "$(dirname "$0")" && pwd)
+command=${1:-} dir=$(mkdir -p "${2:-.}" && cd "${2:-.}" && pwd)
+
+missing() { echo "$*" >&2; exit 3; }
+need() { for tool in "$@"; do type -P "$tool" >/dev/null || missing "$tool is not installed"; done; }
+export PATH=$PATH:/usr/sbin:/sbin
+
+kernel_version() { basename "$(ls -d "$dir"/kernel/lib/modules/6.12* 2>/dev/null | head -n 1)"; }
+
+fetch_kernel() {
+  [ ! -e "$dir/kernel/.complete" ] || return 0
+  need apt-cache apt-get dpkg depmod
+  local package
+  package=$(apt-cache search '^linux-image-6\.12\..*deb12-amd64$' | awk '{print $1}' | sort -V | tail -n 1)
+  [ -n "$package" ] || missing "apt knows no linux-image-6.12 for Debian 12: run apt-get update"
+  echo "fetching $package"
+  rm -rf "$dir/kernel" "$dir/deb" && mkdir -p "$dir/deb"
+  (cd "$dir/deb" && apt-get download -qq "$package" 2>&1) || missing "apt-get could not download $package"
+  dpkg -x "$dir"/deb/*.deb "$dir/kernel" && rm -rf "$dir/deb"
+  depmod -b "$dir/kernel" "$(basename "$dir"/kernel/lib/modules/6.12*)"
+  touch "$dir/kernel/.complete"
+}
+
+# Copies a program and the libraries that it loads.
+install_program() {
+  local file=$1 root=$2
+  cp -L --parents "$file" "$root/"
+  { ldd "$file" 2>/dev/null || true; } | grep -oE '/[^ ]+' | while read -r library; do cp -Lu --parents "$library" "$root/"; done
+}
+
+# The modules named and what they need, unpacked, in the order of loading.
+install_modules() {
+  local root=$1 version number=0; shift
+  version=$(kernel_version)
+  mkdir -p "$root/modules"
+  for module in "$@"; do
+    modprobe -d "$dir/kernel" -S "$version" --show-depends "$module" 2>/dev/null || true
+  done | awk '/^insmod/ {print $2}' | awk '!seen[$0]++' | while read -r file; do
+    number=$((number + 1))
+    xz -dc "$file" > "$root/modules/$(printf %03d $number)-$(basename "$file" .xz)"
+  done
+}
+
+pack() { (cd "$1" && find . | LC_ALL=C sort | cpio -o -H newc --quiet | gzip -1) > "$2.new" && mv "$2.new" "$2"; }
+
+fresh_root() { rm -rf "$1" && mkdir -p "$1"/{bin,dev,proc,sys,tmp,mnt,etc/libibverbs.d} && cp "$(type -P busybox)" "$1/bin/busybox"; }
+
+preamble='#!/bin/busybox sh
+/bin/busybox --install -s /bin
+export PATH=/bin:/usr/bin:/usr/sbin:/sbin
+mount -t proc proc /proc; mount -t sysfs sys /sys; mount -t devtmpfs dev /dev; mount -t tmpfs tmp /tmp
+for module in /modules/*; do insmod $module 2>/dev/null || echo "could not load $module"; done'
+
+build() {
+  need qemu-system-x86_64 busybox cpio gzip xz modprobe rdma ip gcc ldd
+  for header in infiniband/verbs.h rdma/rdma_cma.h rdma/rdma_user_rxe.h; do
+    [ -e "/usr/include/$header" ] || missing "the C header $header is not installed (libibverbs-dev, librdmacm-dev)"
+  done
+  local provider=/usr/lib/x86_64-linux-gnu/libibverbs/librxe-rdmav34.so
+  [ -e "$provider" ] || missing "libibverbs has no rxe provider (ibverbs-providers)"
+  fetch_kernel
+  local stamp; stamp=$(cat "$here/guest.sh" "$here/rxe_peer.c" "$provider" | cksum)
+  [ "$(cat "$dir/rxe.stamp" 2>/dev/null)" != "$stamp" ] || return 0
+  echo "building the guest"
+  gcc -O1 -g -Wall -Wextra -o "$dir/rxe_peer" "$here/rxe_peer.c" -libverbs -lrdmacm
+  local root=$dir/root
+  fresh_root "$root"
+  # crc32 must be loaded before rxe, or `rdma link add` fails.
+  install_modules "$root" crc32_generic crc32_pclmul virtio_pci virtio_net ib_umad rdma_ucm rdma_rxe
+  echo 'driver rxe' > "$root/etc/libibverbs.d/rxe.driver"
+  for file in "$(type -P rdma)" "$(type -P ip)" "$dir/rxe_peer" "$provider" /lib/x86_64-linux-gnu/libgcc_s.so.1; do
+    install_program "$file" "$root"
+  done
+  mv "$root/$dir/rxe_peer" "$root/bin/rxe_peer"
+  cat > "$root/init" <<I
+$preamble
+echo 0 > /proc/sys/net/ipv6/conf/default/accept_dad; echo 0 > /proc/sys/net/ipv6/conf/eth0/accept_dad
+ip link set lo up; ip link set eth0 mtu 4300; ip link set eth0 up
+ip addr add 10.77.0.2/24 dev eth0; ip addr add fd77::2/64 dev eth0
+rdma link add rxe0 type rxe netdev eth0
+rxe_peer
+echo "guest ends"; poweroff -f
+I
+  chmod +x "$root/init"
+  pack "$root" "$dir/rxe.gz"
+  echo "$stamp" > "$dir/rxe.stamp"
+}
+
+emulate() {
+  exec qemu-system-x86_64 -accel tcg,thread=multi -cpu max -nographic -no-reboot -nodefaults -serial stdio \
+    -kernel "$dir"/kernel/boot/vmlinuz-6.12* \
+    -append 'console=ttyS0 panic=-1 quiet tsc=reliable no_timer_check mitigations=off' "$@" </dev/null
+}
+
+case $command in
+  build) build;;
+  boot) emulate -smp 2 -m 512M -initrd "$dir/rxe.gz" -device virtio-net-pci,netdev=n0,romfile= \
+          -netdev "tap,id=n0,ifname=$3,script=no,downscript=no";;
+  *) sed -n '2,8s/^# //p' "$0"; exit 2;;
+esac
