@@ -223,7 +223,16 @@ pub enum Phase {
 #[derive(Debug)]
 struct State {
     phase: Phase,
+    /// It was established once, even if it is over by now.
+    was_up: bool,
     private_data: Box<[u8]>,
+}
+
+impl State {
+    fn come_up(&mut self) {
+        self.phase = Phase::Established;
+        self.was_up = true;
+    }
 }
 
 #[derive(Debug)]
@@ -251,7 +260,7 @@ pub struct Connection {
 
 impl Connection {
     fn new(handle: &Arc<Handle>, id: CommId, qp: &Qp, path: Path, events: Arc<EventQueue<CmEvent>>) -> Self {
-        let state = State { phase: Phase::Connecting, private_data: Box::default() };
+        let state = State { phase: Phase::Connecting, was_up: false, private_data: Box::default() };
         let handle = Arc::clone(handle);
         let inner = Inner { handle, id, qp: qp.clone(), path, events, state: Mutex::new(state) };
         Self { inner: Arc::new(inner) }
@@ -330,9 +339,9 @@ impl Connection {
                     cm.close(id);
                     return Err(e);
                 }
-                self.state().phase = Phase::Established;
+                self.state().come_up();
             }
-            Event::Established { .. } => self.state().phase = Phase::Established,
+            Event::Established { .. } => self.state().come_up(),
             Event::Disconnected { ended, .. } => self.state().phase = Phase::Ended(ended),
             Event::Rejected { reason, private_data, .. } => {
                 self.state().phase = Phase::Ended(Ended::Remote);
@@ -370,22 +379,14 @@ impl Connection {
         }
     }
 
-    /// Waits until both sides may send; `false` if the limit was reached first.
+    /// Waits until both sides may send; `false` if the limit was reached first. A connection that was made, and is
+    /// over already, counts as made: what arrived meanwhile is in the CQ.
     ///
     /// # Errors
     /// The connection will not be: the peer rejected, gave up, or did not answer.
     pub fn wait_established(&self, limit: Option<Duration>) -> Result<bool, Error> {
-        let mut ended = None;
-        let done = self.wait_for(limit, |phase| {
-            if let Phase::Ended(how) = phase {
-                ended = Some(how);
-            }
-            phase != Phase::Connecting
-        })?;
-        match ended {
-            Some(_) => Err(Error::Disconnected(self.peer())),
-            None => Ok(done),
-        }
+        let done = self.wait_for(limit, |phase| phase != Phase::Connecting)?;
+        if done && !self.state().was_up { Err(Error::Disconnected(self.peer())) } else { Ok(done) }
     }
 
     /// Waits until the connection is over; `false` if the limit was reached first.

@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use remanence_link::fault::FaultControl;
 use remanence_link::host::Seat;
 use remanence_link::{LinkCaps, LinkStats, SourcePort};
 use remanence_rnic::cm::{self, CommIdSpace};
@@ -25,7 +26,7 @@ use crate::flush::{self, FlushQueue};
 use crate::handover::Progress;
 use crate::lock::DeviceLock;
 use crate::memory::RegionMemory;
-use crate::options::Options;
+use crate::options::{Opened, Options};
 use crate::pd::Pd;
 use crate::progress;
 use crate::share;
@@ -63,6 +64,7 @@ pub(crate) struct Handle {
     pub(crate) config: Config,
     /// Where the port is shared.
     pub(crate) seat: Option<Seat>,
+    faults: Option<FaultControl>,
     flushes: Arc<FlushQueue>,
     threads: Mutex<Vec<JoinHandle<()>>>,
 }
@@ -109,7 +111,8 @@ impl Context {
     /// One sentence that says what to do: the link cannot be opened (no such address or interface, port taken, no
     /// permission), or the operating system refuses a descriptor or a thread.
     pub fn open(options: Options) -> Result<Self, Error> {
-        let (link, seat) = options.link.open()?;
+        let Opened { link, seat, faults } =
+            Options::open_link(options.link, options.faults, options.capture.as_deref())?;
         let caps = link.caps().clone();
         let mut config = options.config;
         config.gids = caps.addresses.iter().map(|&address| Gid::from_ip(address)).collect();
@@ -158,6 +161,7 @@ impl Context {
             caps,
             config,
             seat,
+            faults,
             flushes: Arc::clone(&flushes),
             threads: Mutex::new(Vec::new()),
         });
@@ -226,6 +230,12 @@ impl Context {
     #[must_use]
     pub fn link_stats(&self) -> LinkStats {
         self.handle.lock.lock().link_stats()
+    }
+
+    /// Changes the faults of the network, and counts them, where [`Options::faults`] asked for some.
+    #[must_use]
+    pub fn fault_control(&self) -> Option<&FaultControl> {
+        self.handle.faults.as_ref()
     }
 
     /// The next asynchronous event, waiting for it; `None` if the limit was reached first, or at once if the

@@ -2,14 +2,18 @@
 
 use std::fmt;
 use std::net::IpAddr;
+use std::path::{Path, PathBuf};
 
+use remanence_link::fault::{FaultControl, Faulty, Plan};
 use remanence_link::host::Seat;
+use remanence_link::pcap::Capture;
 use remanence_link::shm::ShmLink;
 use remanence_link::udp::UdpLink;
 use remanence_link::xdp::XdpLink;
-use remanence_link::{Link, shm, udp, xdp};
+use remanence_link::{Link, Received, shm, udp, xdp};
 use remanence_rnic::Config;
 use remanence_wire::Mtu;
+use remanence_wire::icrc::{self, Flow, IpId};
 
 use crate::error::Error;
 use crate::handover::Progress;
@@ -54,6 +58,16 @@ impl LinkKind {
     }
 }
 
+/// The IPv4 identification of a datagram that came through a socket, found out from its ICRC.
+fn identification(datagram: &Received<'_>) -> Option<u16> {
+    let flow =
+        Flow::new(datagram.src.ip(), datagram.dst_ip, datagram.src.port(), remanence_rnic::device::ROCE_PORT);
+    match icrc::check_guess(&flow, datagram.ip_id.unwrap_or(datagram.train_index), datagram.payload) {
+        Ok(IpId::Confirmed(id) | IpId::Recovered(id)) => Some(id),
+        Ok(IpId::Absent) | Err(_) => None,
+    }
+}
+
 impl fmt::Debug for LinkKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -76,13 +90,53 @@ pub struct Options {
     pub mtu: Mtu,
     /// Who drives the device when no consumer does.
     pub progress: Progress,
+    /// Records what is sent and received to a pcapng file, which Wireshark reads as RoCEv2. With faults, it shows what
+    /// this host would see on a bad network: all that is sent, and what of the rest arrives.
+    pub capture: Option<PathBuf>,
+    /// Makes the network bad, from a seed; see [`Context::fault_control`](crate::Context::fault_control).
+    pub faults: Option<(Plan, u64)>,
+}
+
+/// A link, and what goes with it.
+pub(crate) struct Opened {
+    pub(crate) link: Box<dyn Link>,
+    pub(crate) seat: Option<Seat>,
+    pub(crate) faults: Option<FaultControl>,
 }
 
 impl Options {
+    /// Opens the link with what shall go around it.
+    pub(crate) fn open_link(
+        link: LinkKind,
+        faults: Option<(Plan, u64)>,
+        capture: Option<&Path>,
+    ) -> Result<Opened, Error> {
+        let (mut link, seat) = link.open()?;
+        let mut control = None;
+        if let Some((plan, seed)) = faults {
+            let faulty = Faulty::new(link, plan, seed).map_err(|e| Error::os("cannot delay packets", e))?;
+            control = Some(faulty.control());
+            link = Box::new(faulty);
+        }
+        if let Some(path) = capture {
+            let capture = Capture::create(link, path);
+            let capture = capture.map_err(|e| Error::os(format!("cannot write {}", path.display()), e))?;
+            link = Box::new(capture.ip_id_from(identification));
+        }
+        Ok(Opened { link, seat, faults: control })
+    }
+
     /// A device on a link.
     #[must_use]
     pub fn new(link: LinkKind) -> Self {
-        Self { link, config: Config::default(), mtu: Mtu::B4096, progress: Progress::default() }
+        Self {
+            link,
+            config: Config::default(),
+            mtu: Mtu::B4096,
+            progress: Progress::default(),
+            capture: None,
+            faults: None,
+        }
     }
 
     /// A device on UDP sockets at a local address.
