@@ -37,7 +37,7 @@ impl Ours {
         let mut options = match carrier {
             Carrier::Udp => Options::udp(address),
             Carrier::Xdp => Options::xdp(interface),
-            Carrier::Shm => return Err("shared memory is not wired up yet".into()),
+            Carrier::Shm => Options::shm(None),
             Carrier::BareUdp | Carrier::BareXdp => return Err("a bare carrier has no QP".into()),
         };
         // The agent spins on its own; a progress thread would only compete for the core.
