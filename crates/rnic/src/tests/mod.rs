@@ -5,3 +5,4 @@ mod basic;
 mod pair;
 mod reliable;
 mod states;
+mod verbs;
