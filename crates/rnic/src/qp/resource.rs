@@ -76,6 +76,11 @@ impl Resource {
         self.progress = Progress::Answering { start: self.first, next: self.first };
     }
 
+    /// Whether it was answered before, and is open for a duplicate only.
+    pub(crate) const fn is_replay(&self) -> bool {
+        self.replay
+    }
+
     /// The number of its response packets.
     pub(crate) const fn psns(&self) -> u32 {
         super::distance(self.first, self.last) + 1

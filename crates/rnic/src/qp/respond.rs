@@ -236,7 +236,13 @@ impl Qp {
             });
             if sent.is_err() {
                 self.responder.resources.get_mut(index).progress = Progress::Answering { start, next };
-                self.refuse_resource(shared, index, NakCode::RemoteAccessError);
+                if entry.is_replay() {
+                    // It was answered while the key was good, and a copy that comes late must not end a connection
+                    // whose consumers waited for the answer before they took the key away.
+                    self.responder.resources.close(index);
+                } else {
+                    self.refuse_resource(shared, index, NakCode::RemoteAccessError);
+                }
                 return Ok(());
             }
             if last {

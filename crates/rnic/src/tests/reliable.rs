@@ -462,6 +462,21 @@ fn an_atomic_waits_for_a_read_that_is_still_being_sent() {
 }
 
 #[test]
+fn a_late_duplicate_read_of_memory_that_is_gone_is_dropped() {
+    let (mut pair, local, remote) = pair_with(Mtu::B1024, 4096);
+    let wc = pair.execute(SendOp::Read(remote.remote(0)), &[local.sge(0, 4096)]);
+    assert_eq!(wc.status, WcStatus::Success);
+    let late = pair.log.iter().find(|(from, _)| *from == 0).unwrap().1;
+    pair.b().device.dereg_mr(remote.mr.handle).unwrap();
+    pair.inject(1, &late, &[]);
+    pair.run();
+    let qpn = pair.qpns[1];
+    assert_eq!(pair.b().state(qpn), QpState::Rts);
+    assert_eq!(pair.b().events().iter().filter(|event| **event != AsyncEvent::CommEst(qpn)).count(), 0);
+    assert_eq!(pair.execute(SendOp::Write(remote.remote(0)), &[]).status, WcStatus::Success);
+}
+
+#[test]
 fn a_lossy_path_degrades_and_does_not_collapse() {
     // Goodput under random loss, as packets sent for each packet needed: a fixed window of 512 would send
     // hundreds. The window finds a size at which losing one packet costs a few.
