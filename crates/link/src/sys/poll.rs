@@ -6,10 +6,24 @@ use std::time::Duration;
 use super::net::check;
 use crate::link::WaitFd;
 
+/// Descriptors that are polled without allocating: a link has two for each address, and callers add one.
+const ON_STACK: usize = 16;
+
 /// See [`crate::wait::poll`].
 pub(crate) fn poll(fds: &[WaitFd], at_most: Option<Duration>) -> io::Result<bool> {
-    let mut raw: Vec<libc::pollfd> =
-        fds.iter().map(|f| libc::pollfd { fd: f.fd, events: f.events, revents: 0 }).collect();
+    let raw = |f: &WaitFd| libc::pollfd { fd: f.fd, events: f.events, revents: 0 };
+    if fds.len() <= ON_STACK {
+        let mut set = [libc::pollfd { fd: -1, events: 0, revents: 0 }; ON_STACK];
+        for (to, from) in set.iter_mut().zip(fds) {
+            *to = raw(from);
+        }
+        poll_raw(&mut set[..fds.len()], at_most)
+    } else {
+        poll_raw(&mut fds.iter().map(raw).collect::<Vec<_>>(), at_most)
+    }
+}
+
+fn poll_raw(raw: &mut [libc::pollfd], at_most: Option<Duration>) -> io::Result<bool> {
     let timeout = at_most.map(|d| libc::timespec {
         tv_sec: libc::time_t::try_from(d.as_secs()).unwrap_or(libc::time_t::MAX),
         tv_nsec: d.subsec_nanos().into(),
