@@ -8,7 +8,7 @@
 DEMO_PACKAGES := gcc libc6-dev
 # tshark reads our captures; QEMU boots a stock kernel as a Soft-RoCE peer; the rest builds and runs that guest.
 TEST_PACKAGES := $(DEMO_PACKAGES) tshark iproute2 qemu-system-x86 busybox-static cpio kmod xz-utils rdma-core \
-	ibverbs-providers ibverbs-utils rdmacm-utils libibverbs-dev librdmacm-dev
+	ibverbs-providers ibverbs-utils rdmacm-utils e2fsprogs libibverbs-dev librdmacm-dev
 
 help:
 	@sed -n '1,3p' Makefile

@@ -3,7 +3,8 @@
 # software emulation. Needs no privilege but for the tap that its caller made.
 #   guest.sh build DIR              kernel, modules and initramfs in DIR; again only what has changed
 #   guest.sh boot DIR TAP           boots behind the tap as 10.77.0.2 and runs rxe_peer; the console is this terminal
-#   guest.sh pmem DIR PROGRAM...    boots with an ext4-dax mount on an emulated NVDIMM and runs the program there
+#   guest.sh pmem DIR PROGRAM...    boots with emulated NVDIMMs, runs each program in an ext4-dax mount on one of them
+#                                   (REMANENCE_TEST_DIR names it), and ends with the first status that is not 0
 # A missing tool or package ends it with status 3 and one sentence.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
@@ -15,6 +16,10 @@ export PATH=$PATH:/usr/sbin:/sbin
 
 kernel_version() { basename "$(ls -d "$dir"/kernel/lib/modules/6.12* 2>/dev/null | head -n 1)"; }
 
+# One at a time: several tests share the directory.
+lock() { exec 9> "$dir/lock" && flock 9; }
+unlock() { exec 9>&-; }
+
 fetch_kernel() {
   [ ! -e "$dir/kernel/.complete" ] || return 0
   need apt-cache apt-get dpkg depmod
@@ -23,7 +28,7 @@ fetch_kernel() {
   [ -n "$package" ] || missing "apt knows no linux-image-6.12 for Debian 12: run apt-get update"
   echo "fetching $package"
   rm -rf "$dir/kernel" "$dir/deb" && mkdir -p "$dir/deb"
-  (cd "$dir/deb" && apt-get download -qq "$package" 2>&1) || missing "apt-get could not download $package"
+  (cd "$dir/deb" && apt-get download -qq "$package" >/dev/null 2>&1) || missing "apt-get could not download $package"
   dpkg -x "$dir"/deb/*.deb "$dir/kernel" && rm -rf "$dir/deb"
   depmod -b "$dir/kernel" "$(basename "$dir"/kernel/lib/modules/6.12*)"
   touch "$dir/kernel/.complete"
@@ -66,6 +71,7 @@ build() {
   done
   local provider=/usr/lib/x86_64-linux-gnu/libibverbs/librxe-rdmav34.so
   [ -e "$provider" ] || missing "libibverbs has no rxe provider (ibverbs-providers)"
+  lock
   fetch_kernel
   local stamp; stamp=$(cat "$here/guest.sh" "$here/rxe_peer.c" "$provider" | cksum)
   [ "$(cat "$dir/rxe.stamp" 2>/dev/null)" != "$stamp" ] || return 0
@@ -100,8 +106,51 @@ emulate() {
     -append 'console=ttyS0 panic=-1 quiet tsc=reliable no_timer_check mitigations=off' "$@" </dev/null
 }
 
+# Turns a raw namespace into one that file systems may map directly, which ndctl would do through the same files.
+fsdax='fsdax() {
+  devices=/sys/bus/nd/devices seed=$(cat /sys/bus/nd/devices/region$1/pfn_seed)
+  echo namespace$1.0 > /sys/bus/nd/drivers/nd_pmem/unbind
+  cat /proc/sys/kernel/random/uuid > $devices/$seed/uuid; echo 2097152 > $devices/$seed/align
+  echo ram > $devices/$seed/mode; echo namespace$1.0 > $devices/$seed/namespace
+  echo $seed > /sys/bus/nd/drivers/nd_pmem/bind
+}'
+
+pmem() {
+  need qemu-system-x86_64 busybox cpio gzip xz modprobe mke2fs ldd
+  lock
+  fetch_kernel
+  local root=$dir/pmem-root run='' file claim=${PERSISTENCE:-mem-ctrl}
+  fresh_root "$root"
+  install_modules "$root" crc32c_generic crc32c_intel nd_pmem nfit ext4
+  install_program "$(type -P mke2fs)" "$root"
+  for file in "$@"; do
+    install_program "$file" "$root"
+    run+="$file --nocapture --test-threads=1 || status=\$?"$'\n'
+  done
+  cat > "$root/init" <<I
+$preamble
+mkdir -p /dev/shm; mount -t tmpfs shm /dev/shm
+$fsdax
+fsdax 0
+$(type -P mke2fs) -q -F -t ext4 -b 4096 /dev/pmem0 2>/dev/null # not busybox' own, which makes ext2
+mount -t ext4 -o dax /dev/pmem0 /mnt || poweroff -f
+export REMANENCE_TEST_DIR=/mnt RUST_BACKTRACE=0
+status=0
+$run
+echo "guest status \$status"; poweroff -f
+I
+  chmod +x "$root/init"
+  pack "$root" "$dir/$claim.gz"
+  unlock
+  (emulate -smp 1 -m 768M,slots=2,maxmem=4G -machine "pc,nvdimm=on,nvdimm-persistence=$claim" \
+    -object memory-backend-ram,id=m1,size=256M -device nvdimm,id=n1,memdev=m1 -initrd "$dir/$claim.gz") | tee "$dir/$claim.log"
+  status=$(tr -d '\r' < "$dir/$claim.log" | sed -n 's/^guest status //p')
+  exit "${status:-1}"
+}
+
 case $command in
   build) build;;
+  pmem) shift 2; pmem "$@";;
   boot) emulate -smp 2 -m 512M -initrd "$dir/rxe.gz" -device virtio-net-pci,netdev=n0,romfile= \
           -netdev "tap,id=n0,ifname=$3,script=no,downscript=no";;
   *) sed -n '2,8s/^# //p' "$0"; exit 2;;

@@ -168,7 +168,9 @@ pub struct Guarantee {
 }
 
 impl Guarantee {
-    pub(crate) const fn of(domain: PersistenceDomain) -> Self {
+    /// What a domain promises when the platform keeps its word.
+    #[must_use]
+    pub const fn of(domain: PersistenceDomain) -> Self {
         let (before_psync, after_psync) = domain.survives();
         Self { domain, declared: false, before_psync, after_psync }
     }

@@ -16,10 +16,13 @@ use crate::flush::{self, Instruction};
 use crate::{Error, map};
 
 /// File systems that keep their data in the kernel's memory.
-const IN_MEMORY: &[&str] = &["tmpfs", "ramfs", "devtmpfs", "hugetlbfs"];
+const IN_MEMORY: &[&str] = &["tmpfs", "ramfs", "rootfs", "devtmpfs", "hugetlbfs"];
 
 /// File systems whose device is another machine, or another program.
 const REMOTE: &[&str] = &["nfs", "nfs4", "cifs", "smb3", "9p", "ceph", "virtiofs"];
+
+/// File systems that manage their own devices, of which the file's device number says nothing.
+const OWN_DEVICES: &[&str] = &["btrfs", "zfs", "bcachefs"];
 
 /// What is known of the mount that a file lies on.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -172,8 +175,12 @@ fn page_cache(
         );
     } else if volatile_cache {
         caveat = Some("the device has a write-back cache, which each psync has it flush".to_owned());
-    } else if caches.is_empty() && fs != "overlay" {
-        caveat = Some("no block device is known below it".to_owned());
+    } else if fs == "overlay" {
+        caveat = Some("as far as the file system below the overlay keeps its word".to_owned());
+    } else if device.is_none() && !OWN_DEVICES.contains(&fs) {
+        // Whatever it is, it did not show that it has a device to keep the data on.
+        guarantee.after_psync = Survives::PROCESS_CRASH;
+        caveat = Some("no device is known below it; use a file system on a disk".to_owned());
     }
     Domain { guarantee, medium, caveat, evidence }
 }
@@ -394,6 +401,17 @@ mod tests {
         let sys = Sysfs::new("tmpfs");
         let domain = sys.judge("7 1 0:44 / /dev/shm rw,nosuid - tmpfs tmpfs rw\n", 9, false);
         assert_eq!(domain.guarantee(), Guarantee::of(PersistenceDomain::Process));
+    }
+
+    #[test]
+    fn a_file_system_that_shows_no_device_promises_nothing() {
+        let sys = Sysfs::new("unknown");
+        let of = |fs: &str| sys.judge(&format!("7 1 0:30 / / rw - {fs} none rw\n"), 9, false);
+        assert!(!of("mystery").guarantee().is_durable());
+        assert_eq!(of("rootfs").domain(), PersistenceDomain::Process, "an initramfs");
+        assert!(of("btrfs").guarantee().is_durable());
+        assert!(of("overlay").caveat().unwrap().contains("below the overlay"));
+        assert!(of("nfs4").caveat().unwrap().contains("server"));
     }
 
     #[test]
