@@ -267,5 +267,12 @@ mod tests {
         assert_eq!(refused(8, 63), Error::Ip("IPv4 header checksum"));
         assert_eq!(refused(25, 13), Error::Ip("UDP and IP lengths differ"));
         assert!(Datagram::parse(&[]).is_err());
+
+        let mut good = [0; 52];
+        example("fe80::1", "fe80::2").emit(&mut good);
+        udp::Repr { src_port: 1, dst_port: 2, payload_len: 4 }.emit(good[40..].first_chunk_mut().unwrap());
+        assert!(Datagram::parse(&good).is_ok());
+        good[6] = 58;
+        assert_eq!(Datagram::parse(&good), Err(Error::Ip("not UDP")));
     }
 }

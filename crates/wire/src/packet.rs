@@ -379,3 +379,64 @@ impl<'a> Packet<'a> {
         Repr { bth: self.bth(), headers: self.headers() }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The shortest packet of an opcode: its headers, zero but for the opcode, and an ICRC.
+    fn shortest(opcode: Opcode) -> Vec<u8> {
+        let mut bytes = vec![0; usize::from(opcode.info().header_len) + icrc::LEN];
+        bytes[0] = opcode as u8;
+        bytes
+    }
+
+    #[test]
+    fn every_opcode_needs_all_of_its_headers_and_its_pad() {
+        for &opcode in Opcode::ALL {
+            let bytes = shortest(opcode);
+            let packet = Packet::parse(&bytes).unwrap();
+            assert_eq!((packet.opcode(), packet.payload()), (opcode, &[][..]));
+            for len in 0..bytes.len() {
+                assert!(
+                    matches!(Packet::parse(&bytes[..len]), Err(Error::Truncated { .. })),
+                    "{opcode} {len}"
+                );
+            }
+            for pad in 1..4u8 {
+                let mut bytes = bytes.clone();
+                bytes[1] = pad << 4;
+                let need = bytes.len() + usize::from(pad);
+                assert_eq!(Packet::parse(&bytes).err(), Some(Error::Truncated { len: bytes.len(), need }));
+                bytes.extend([0; 4]);
+                assert_eq!(Packet::parse(&bytes).unwrap().payload().len(), 4 - usize::from(pad));
+            }
+        }
+    }
+
+    #[test]
+    fn what_has_not_the_shape_of_a_packet_is_refused() {
+        let refused = |opcode: Opcode, at: usize, value: u8| {
+            let mut bytes = shortest(opcode);
+            bytes[at] = value;
+            Packet::parse(&bytes).unwrap_err()
+        };
+        assert_eq!(refused(Opcode::RcSendOnly, 0, 0x15), Error::Opcode(0x15));
+        // RD, XRC and the manufacturers' opcodes.
+        assert_eq!(refused(Opcode::RcSendOnly, 0, 0x44), Error::Opcode(0x44));
+        assert_eq!(refused(Opcode::RcSendOnly, 0, 0xa4), Error::Opcode(0xa4));
+        assert_eq!(refused(Opcode::RcSendOnly, 0, 0xff), Error::Opcode(0xff));
+        assert_eq!(refused(Opcode::RcSendOnly, 1, 0x0f), Error::TransportVersion(15));
+        for syndrome in [0x40, 0x5f, 0x65, 0x80, 0xff] {
+            for opcode in [Opcode::RcAck, Opcode::RcAtomicAck, Opcode::RcReadResponseOnly] {
+                assert_eq!(refused(opcode, 12, syndrome), Error::Syndrome(syndrome));
+            }
+        }
+        for extra in 1..4 {
+            let mut bytes = shortest(Opcode::UdSendOnly);
+            bytes.resize(bytes.len() + extra, 0);
+            let (opcode, len) = (Opcode::UdSendOnly, bytes.len());
+            assert_eq!(Packet::parse(&bytes).err(), Some(Error::Unaligned { opcode, len }));
+        }
+    }
+}

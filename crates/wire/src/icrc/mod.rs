@@ -220,7 +220,7 @@ pub fn check_guess(flow: &Flow, guess: u16, payload: &[u8]) -> Result<IpId, BadI
 #[cold]
 fn check_linux_flush(flow: &Flow, ip_id: u16, is_known: bool, payload: &[u8]) -> Result<IpId, BadIcrc> {
     let Some((body, icrc)) = payload.split_last_chunk::<LEN>() else { return Err(BadIcrc) };
-    if body[0] != Opcode::RcFlush as u8 || 2 * body.len() > PAYLOAD_MAX {
+    if body[0] != Opcode::RcFlush as u8 {
         return Err(BadIcrc);
     }
     let mismatch = from_wire(*icrc) ^ compute_linux_flush(flow, ip_id, body);
@@ -330,6 +330,7 @@ mod tests {
             };
             assert_eq!(check(&flow, Some(0x1234), &packet), Ok(given));
             assert_eq!(check(&flow, None, &packet), Ok(recovered));
+            assert_eq!(check(&flow, Some(0x1235), &packet).is_ok(), flow.is_ipv6());
             packet[30] ^= 4;
             assert_eq!(check(&flow, Some(0x1234), &packet), Err(BadIcrc));
             packet[30] ^= 4;
