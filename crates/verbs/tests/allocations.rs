@@ -56,8 +56,8 @@ fn a_warm_connection_allocates_nothing() {
     };
     rounds(1_000);
     let before = ALLOCATIONS.load(Ordering::Relaxed);
-    rounds(10_000);
+    rounds(3_000);
     let allocations = ALLOCATIONS.load(Ordering::Relaxed) - before;
     // The housekeeping of a shared port allocates some ten times a second, which is not the data path.
-    assert!(allocations < 1_000, "{allocations} allocations in 10,000 rounds of four operations");
+    assert!(allocations < 300, "{allocations} allocations in 3,000 rounds of four operations");
 }
