@@ -1,6 +1,6 @@
 //! AETH, the ACK extended transport header: the responder's verdict, and how far it has come.
 //!
-//! Read first: IBA Vol 1, 9.5.1 (layout), 9.7.5.2 (syndromes), 9.7.5.2.8 (RNR NAK timer), 9.7.7.2 (credits).
+//! Read first: IBA Vol 1, 9.3 (layout), 9.7.5.2 (syndromes), 9.7.5.2.8 (RNR NAK timer), 9.7.7.2 (credits).
 //!
 //! ```text
 //!  0     syndrome: zero(1) kind(2) value(5); kinds 0 ACK, 1 RNR NAK, 2 reserved, 3 NAK

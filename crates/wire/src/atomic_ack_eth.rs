@@ -1,6 +1,6 @@
 //! AtomicAckETH: the value that an atomic found.
 //!
-//! Read first: IBA Vol 1, 9.5.3.
+//! Read first: IBA Vol 1, 9.3 (extension headers).
 
 /// Bytes of an AtomicAckETH.
 pub const LEN: usize = 8;

@@ -1,6 +1,6 @@
 //! AtomicETH, the extended transport header of CmpSwap and FetchAdd requests.
 //!
-//! Read first: IBA Vol 1, 9.3.5.
+//! Read first: IBA Vol 1, 9.3 (extension headers).
 //!
 //! ```text
 //!  0..8    virtual address

@@ -16,10 +16,10 @@ pub enum Error {
     /// The opcode is unassigned, or of a transport that is not spoken here.
     #[error("unknown BTH opcode {0:#04x}")]
     Opcode(u8),
-    /// The transport header version is not zero (IBA Vol 1, 9.6.1.1.2).
+    /// The transport header version is not zero (IBA Vol 1, 9.6).
     #[error("unknown transport header version {0}")]
     TransportVersion(u8),
-    /// Payload and pad are not a whole number of 4-byte words (IBA Vol 1, 9.2.2.2).
+    /// Payload and pad are not a whole number of 4-byte words (IBA Vol 1, 9.2).
     #[error("{opcode}: {len} bytes are not a whole number of words")]
     Unaligned {
         /// Of the packet.

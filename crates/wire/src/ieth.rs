@@ -1,6 +1,6 @@
 //! IETH, the invalidate extended transport header: the R_Key that a SEND takes away at the responder.
 //!
-//! Read first: IBA Vol 1, 9.3.7.
+//! Read first: IBA Vol 1, 9.3.
 
 use crate::types::Rkey;
 

@@ -1,6 +1,6 @@
 //! ImmDt: 4 bytes of immediate data, which reach the responder's consumer in a work completion.
 //!
-//! Read first: IBA Vol 1, 9.3.6. The bytes are the consumer's; we call their big-endian value *the* immediate,
+//! Read first: IBA Vol 1, 9.3. The bytes are the consumer's; we call their big-endian value *the* immediate,
 //! as verbs programs do when they write `htonl(value)`.
 
 /// Bytes of an ImmDt.

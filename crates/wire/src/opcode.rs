@@ -113,7 +113,7 @@ pub enum Layout {
 /// The reserved bytes that follow the BTH of a CNP (Annex A17).
 pub(crate) const CNP_RESERVED_LEN: usize = 16;
 
-/// How long the payload of a packet may be (IBA Vol 1, 9.7.4.1.6 and 9.8.2.2.6).
+/// How long the payload of a packet may be (IBA Vol 1, 9.7.4.1.6).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[repr(u8)]
 pub enum Payload {

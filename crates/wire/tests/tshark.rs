@@ -1,7 +1,7 @@
 //! Wireshark's dissector against ours, field by field, over every golden packet.
 //!
-//! Skipped, with a printed reason, where tshark is not installed; `make test` installs it. What tshark 4.0 cannot
-//! say is written down in [`blind`], so that the list is looked at when it learns.
+//! Skipped, with a printed reason, where tshark is not installed; `make test` installs it. What tshark 4.0, the one
+//! of Debian 12, cannot say is written down at [`blind`].
 
 mod common;
 
@@ -371,8 +371,11 @@ fn tshark_reads_the_same_fields() {
     };
     assert_eq!(theirs.len(), cases.len());
     let mut compared = 0;
-    for ((name, frame), (fields, malformed)) in cases.iter().zip(theirs) {
+    for ((name, frame), (mut fields, malformed)) in cases.iter().zip(theirs) {
         let packet = Packet::parse(common::datagram(frame).payload).unwrap();
+        if blind(packet.opcode()) {
+            fields.retain(|name, _| name.starts_with("bth."));
+        }
         assert_eq!(ours(&packet), fields, "{name}: {packet}");
         assert_eq!(malformed, "", "{name}: {packet}");
         compared += fields.len();
