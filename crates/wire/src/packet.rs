@@ -185,7 +185,7 @@ fn pad(buf: &mut [u8], header_len: usize, payload_len: usize) -> usize {
 /// A view of a whole UDP payload that has the shape of a packet: a known opcode, all of its headers, a legal
 /// pad and room for an ICRC. Whether the payload's length suits the opcode is for the engine to judge, which
 /// must answer some of the misfits ([`OpcodeInfo::payload`]).
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy)]
 pub struct Packet<'a> {
     bytes: &'a [u8],
     opcode: Opcode,

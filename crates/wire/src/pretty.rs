@@ -79,6 +79,12 @@ impl fmt::Display for Packet<'_> {
     }
 }
 
+impl fmt::Debug for Packet<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Packet({self})")
+    }
+}
+
 impl fmt::Display for reth::Repr {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "va {:#x} rkey {} dma {}", self.va, self.rkey, self.dma_len)
