@@ -20,11 +20,12 @@
 //!    corrects it.
 //!
 //! Limits: all processes that share a port run as the same user (the kernel asks this of `SO_REUSEPORT`). A stopped
-//! process keeps its own datagrams waiting, and nobody else's. The kernel queues few datagrams per unix socket
-//! (`net.unix.max_dgram_qlen`), so that the detour loses under load, as a network may.
+//! process keeps its own datagrams waiting, and nobody else's. The detour has room for a few
+//! megabytes and a tenth of a second; beyond that it loses, as a network may.
 //!
 //! Read first: unix(7) on abstract names; socket(7), `SO_REUSEPORT` and `SO_ATTACH_REUSEPORT_CBPF`.
 
+mod backlog;
 pub(crate) mod board;
 mod message;
 mod rule;

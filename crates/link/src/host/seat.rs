@@ -62,6 +62,9 @@ pub(crate) enum News {
     Datagrams(u64),
 }
 
+/// Bytes under way to others, as far as the kernel lets us.
+const SEND_BUFFER: libc::c_int = 8 << 20;
+
 const SLOT_TOKEN: u64 = 0;
 const TIMER_TOKEN: u64 = 1;
 const FIRST_LISTENER_TOKEN: u64 = 2;
@@ -93,6 +96,9 @@ impl Seat {
 
     fn sit(slot: u8, socket: OwnedFd, rule: SteerRule) -> io::Result<Self> {
         let (news, timer) = (Epoll::new()?, Timer::new()?);
+        // A full queue at one of the others must not use up what we may have under way to the rest.
+        let _ = net::set_option(socket.as_fd(), libc::SOL_SOCKET, libc::SO_SNDBUFFORCE, SEND_BUFFER)
+            .or_else(|_| net::set_option(socket.as_fd(), libc::SOL_SOCKET, libc::SO_SNDBUF, SEND_BUFFER));
         news.add(socket.as_fd(), SLOT_TOKEN)?;
         news.add(timer.as_fd(), TIMER_TOKEN)?;
         let board = Arc::new(Board::open()?);
@@ -253,6 +259,7 @@ impl Seat {
         match unix::send_to(self.0.socket.as_fd(), name, &head, train.data) {
             Ok(()) => Passed::On,
             Err(err) if err.raw_os_error() == Some(libc::ECONNREFUSED) => Passed::NoSuchOwner,
+            Err(err) if matches!(err.raw_os_error(), Some(libc::EAGAIN | libc::ENOBUFS)) => Passed::Full,
             Err(_) => Passed::Lost,
         }
     }
@@ -274,6 +281,8 @@ pub(crate) enum Passed {
     On,
     NoSuchOwner,
     /// The owner does not keep up.
+    Full,
+    /// The kernel does not send it.
     Lost,
 }
 

@@ -3,8 +3,9 @@
 use std::io;
 use std::os::fd::RawFd;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use super::backlog::Backlog;
 use super::board::Board;
 use super::seat::{News, Passed};
 use super::{Owner, Seat};
@@ -13,6 +14,9 @@ use crate::train::Train;
 
 /// The most messages taken in at a time.
 const BATCH: usize = 16;
+
+/// How often the backlog is tried again while nobody receives.
+const RETRY_EVERY: Duration = Duration::from_millis(1);
 
 /// Whose a datagram is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -31,6 +35,11 @@ pub(crate) struct Sharing {
     bell: u64,
     /// Someone said that there is something.
     look: bool,
+    /// What could not be sent on yet.
+    backlog: Backlog,
+    /// How often the timer is wanted, and when it was last reported.
+    period: Duration,
+    ticked: Instant,
     buffer: Box<[u8]>,
 }
 
@@ -49,7 +58,16 @@ impl Sharing {
         let bell = board.rung(seat.slot());
         // A train of the largest size and its header.
         let buffer = vec![0; super::message::HEADER_LEN + (1 << 16)].into_boxed_slice();
-        Self { seat, board, bell, look: true, buffer }
+        Self {
+            seat,
+            board,
+            bell,
+            look: true,
+            backlog: Backlog::default(),
+            period: Duration::MAX,
+            ticked: Instant::now(),
+            buffer,
+        }
     }
 
     pub(crate) fn seat(&self) -> &Seat {
@@ -79,11 +97,14 @@ impl Sharing {
 
     /// Hands our part of `train` to `mine` and sends the rest on.
     pub(crate) fn sort(
-        &self,
+        &mut self,
         train: &Train<'_>,
         stats: &mut LinkStats,
         mut mine: impl FnMut(&mut LinkStats, Train<'_>),
     ) {
+        if train.data.len() <= train.segment_size {
+            return self.settle(self.verdict(train, train.data), train, stats, &mut mine);
+        }
         let mut start = 0;
         let mut verdict = None;
         let mut count = 0;
@@ -102,7 +123,7 @@ impl Sharing {
     }
 
     fn settle(
-        &self,
+        &mut self,
         verdict: Verdict,
         part: &Train<'_>,
         stats: &mut LinkStats,
@@ -110,18 +131,41 @@ impl Sharing {
     ) {
         let Verdict::Of(owner) = verdict else { return mine(stats, *part) };
         let datagrams = part.payloads().count() as u64;
-        match (self.seat.pass_on(owner, part), owner) {
+        // Behind what waits already, so that the order stays.
+        let queued = !self.backlog.is_empty() && self.backlog.holds(owner);
+        let passed = if queued { Passed::Full } else { self.seat.pass_on(owner, part) };
+        match (passed, owner) {
             (Passed::On, _) => stats.forwarded += datagrams,
+            (Passed::Full, _) if self.keep(owner, part) => {}
             // Nobody listens: any of us may say so to the one who asks.
             (Passed::NoSuchOwner, Owner::Service(_)) => mine(stats, *part),
-            (Passed::NoSuchOwner, Owner::Slot(_)) | (Passed::Lost, _) => stats.undeliverable += datagrams,
+            (Passed::NoSuchOwner, Owner::Slot(_)) | (Passed::Full | Passed::Lost, _) => {
+                stats.undeliverable += datagrams
+            }
+        }
+    }
+
+    /// Keeps a train that could not be sent on; `false` if there is no room.
+    fn keep(&mut self, owner: Owner, part: &Train<'_>) -> bool {
+        if self.backlog.is_empty() {
+            // Should the timer fail, the backlog still moves whenever somebody receives.
+            let _ = self.seat.set_timer(RETRY_EVERY);
+        }
+        self.backlog.push(owner, part)
+    }
+
+    fn work_off(&mut self, stats: &mut LinkStats) {
+        let seat = &self.seat;
+        self.backlog.retry(stats, |owner, train| seat.pass_on(owner, train));
+        if self.backlog.is_empty() {
+            let _ = seat.set_timer(self.period);
         }
     }
 
     /// Something may wait on a slow channel: the doorbell rang, or [`Sharing::look_soon`] was called. One load.
     pub(crate) fn rung(&mut self) -> bool {
         let bell = self.board.rung(self.seat.slot());
-        let rung = self.look || bell != self.bell;
+        let rung = self.look || bell != self.bell || !self.backlog.is_empty();
         self.bell = bell;
         self.look = false;
         rung
@@ -143,7 +187,8 @@ impl Sharing {
         let seat = self.seat.clone();
         for news in seat.news()? {
             let News::Datagrams(token) = news else {
-                taken.tick = true;
+                // The timer also fires for the backlog.
+                taken.tick = self.ticked.elapsed() + RETRY_EVERY >= self.period;
                 continue;
             };
             while left > 0 {
@@ -170,6 +215,12 @@ impl Sharing {
             }
         }
         self.look |= left == 0;
+        if taken.tick {
+            self.ticked = Instant::now();
+        }
+        if !self.backlog.is_empty() {
+            self.work_off(stats);
+        }
         Ok(taken)
     }
 
@@ -178,7 +229,12 @@ impl Sharing {
         self.seat.news_fd()
     }
 
-    pub(crate) fn set_timer(&self, period: Duration) -> io::Result<()> {
-        self.seat.set_timer(period)
+    /// Makes [`Sharing::take_in`] report a tick every `period`.
+    pub(crate) fn set_period(&mut self, period: Duration) -> io::Result<()> {
+        if period == self.period {
+            return Ok(());
+        }
+        self.period = period;
+        if self.backlog.is_empty() { self.seat.set_timer(period) } else { Ok(()) }
     }
 }

@@ -103,6 +103,9 @@ struct Shared {
     steering: steer::Steering,
 }
 
+/// Receives in a row that may bring nothing for us.
+const MAX_STRAYS: usize = 16;
+
 /// Calls of `recv` between two looks at the slow channels, for who never waits; some 100 us of spinning.
 const LOOK_EVERY: u32 = 1024;
 
@@ -148,8 +151,8 @@ impl UdpLink {
             .collect();
         let shared = match &options.seat {
             Some(seat) => {
-                let sharing = Sharing::new(seat.clone());
-                let steering = steer::Steering::begin(&sharing, &ports)?;
+                let mut sharing = Sharing::new(seat.clone());
+                let steering = steer::Steering::begin(&mut sharing, &ports)?;
                 Some(Shared { sharing, steering })
             }
             None => None,
@@ -296,14 +299,21 @@ impl Link for UdpLink {
         if taken_in > 0 {
             return Ok(taken_in);
         }
+        let before = self.stats.rx_datagrams;
         for index in self.choose().into_iter().flatten() {
-            let before = self.stats.rx_datagrams;
-            let arrived = self.recv_at(index, sink)?;
-            if arrived.receives > 0 {
-                self.hot = index;
-                self.stats.rx_batches += 1;
+            // What others sent to each other, or to nobody, is not worth returning for; nor may it keep us forever.
+            for _ in 0..MAX_STRAYS {
+                let arrived = self.recv_at(index, sink)?;
                 self.stats.rx_malformed += arrived.malformed;
-                return Ok(count_since(before, &self.stats));
+                let count = count_since(before, &self.stats);
+                if count > 0 {
+                    self.hot = index;
+                    self.stats.rx_batches += 1;
+                    return Ok(count);
+                }
+                if arrived.receives == 0 {
+                    break;
+                }
             }
         }
         Ok(0)

@@ -165,7 +165,9 @@ impl Receiver {
                 self.wide = self.burst >= BURST && bytes < SMALL && (!self.wide || receives > 1);
             }
             Mode::Calming { .. } if self.burst >= BURST => self.become_busy(),
-            Mode::Calming { .. } => self.mode = Mode::Calming { empty: 0 },
+            // A train was still under way: be patient once more.
+            Mode::Calming { .. } if datagrams > receives => self.mode = Mode::Calming { empty: 0 },
+            Mode::Calming { .. } => {}
         }
     }
 

@@ -51,7 +51,6 @@ const PAUSE_MAX: Duration = Duration::from_secs(1);
 pub(super) struct Steering {
     groups: Vec<Group>,
     ticks: u32,
-    period: Duration,
     last_detour: Instant,
     /// The board's state when a program was last made from it.
     seen_changes: u64,
@@ -68,6 +67,8 @@ struct Group {
     test: Option<u64>,
     /// How many indices to probe.
     reach: u32,
+    /// There is a program of ours.
+    attached: bool,
     /// The program may not say what the board says.
     stale: bool,
     /// A probe arrived; the index is to be published.
@@ -78,16 +79,15 @@ struct Group {
 
 impl Steering {
     /// Joins the groups: attaches what the board knows, and starts looking for our place.
-    pub(super) fn begin(sharing: &Sharing, ports: &[Port]) -> io::Result<Self> {
+    pub(super) fn begin(sharing: &mut Sharing, ports: &[Port]) -> io::Result<Self> {
         let groups = ports.iter().map(|port| Group::new(port.rx.addr())).collect();
-        let mut steering =
-            Self { groups, ticks: 0, period: Duration::ZERO, last_detour: Instant::now(), seen_changes: 0 };
+        let mut steering = Self { groups, ticks: 0, last_detour: Instant::now(), seen_changes: 0 };
         sharing.seat().bury_the_dead();
         for (group, port) in steering.groups.iter_mut().zip(ports) {
             group.attach(sharing, port)?;
             group.experiment(sharing, port);
         }
-        steering.set_period(sharing, LOOK_AROUND_EVERY.min(DOUBT_EVERY))?;
+        sharing.set_period(LOOK_AROUND_EVERY.min(DOUBT_EVERY))?;
         Ok(steering)
     }
 
@@ -138,7 +138,7 @@ impl Steering {
                 group.experiment(sharing, port);
             }
         }
-        self.set_period(sharing, if others { DOUBT_EVERY } else { LOOK_AROUND_EVERY })
+        sharing.set_period(if others { DOUBT_EVERY } else { LOOK_AROUND_EVERY })
     }
 
     /// Publishes and attaches what is to be published and attached.
@@ -160,14 +160,6 @@ impl Steering {
         }
         self.seen_changes = changes;
     }
-
-    fn set_period(&mut self, sharing: &Sharing, period: Duration) -> io::Result<()> {
-        if period != self.period {
-            sharing.set_timer(period)?;
-            self.period = period;
-        }
-        Ok(())
-    }
 }
 
 impl Group {
@@ -178,6 +170,7 @@ impl Group {
             probes: None,
             test: None,
             reach: 2,
+            attached: false,
             stale: false,
             news: false,
             last: Instant::now(),
@@ -234,12 +227,17 @@ impl Group {
             // Knowing only of ourselves, we would undo what others know of themselves.
             return Ok(());
         }
+        if !self.attached && !board.taken().any(|(slot, _)| slot != sharing.seat().slot()) {
+            // Alone there is nothing to choose, and choosing costs. Whoever joins attaches a program.
+            return Ok(());
+        }
         // Whoever publishes while we attach an older state may have attached before us: then ours must be repeated.
         for _ in 0..8 {
             let before = board.changes();
             let table: Table = board.table(self.addr);
             host::attach(port.rx.as_fd(), sharing.seat().rule(), &table)?;
             self.stale = false;
+            self.attached = true;
             if board.changes() == before {
                 break;
             }

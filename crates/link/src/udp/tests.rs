@@ -4,6 +4,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 
 use super::{Options, UdpLink};
 use crate::conformance::{self, Pair, outgoing, receive, send};
+use crate::host::{Seat, SteerRule};
 use crate::link::{Event, Link, Outgoing, SourcePort};
 
 /// A link on a free port of its own.
@@ -38,6 +39,20 @@ fn without_offload_it_conforms_as_well() {
             let link = UdpLink::open(&options).expect("a socket on loopback");
             assert_eq!(link.caps().max_segments, 1);
             Box::new(link)
+        };
+        Pair { a: open(), b: open(), lossy: true, sees_ecn: true }
+    });
+}
+
+#[test]
+fn a_shared_port_conforms_as_well() {
+    conformance::all(|| {
+        let open = || {
+            // By this rule nothing is anybody's in particular, and so stays where it arrives.
+            let seat = Seat::claim(SteerRule { cases: Vec::new() }).expect("a seat");
+            let options =
+                Options { port: 0, seat: Some(seat), ..Options::new(vec![Ipv4Addr::LOCALHOST.into()]) };
+            Box::new(UdpLink::open(&options).expect("a socket on loopback"))
         };
         Pair { a: open(), b: open(), lossy: true, sees_ecn: true }
     });
