@@ -21,7 +21,8 @@ const CLIENT: &str = "127.0.0.2";
 const LIMIT: Option<Duration> = Some(Duration::from_secs(10));
 
 fn main() -> Result<(), Box<dyn Error>> {
-    let file = std::env::args_os().nth(1).map_or_else(|| std::env::temp_dir().join("remote-memory"), PathBuf::from);
+    let file =
+        std::env::args_os().nth(1).map_or_else(|| std::env::temp_dir().join("remote-memory"), PathBuf::from);
     let memory = FileOptions::new().create(1 << 20).open(&file)?;
     println!("server: {}: {}", file.display(), memory.domain());
     let server: SocketAddr = SERVER.parse()?;

@@ -13,7 +13,7 @@ use std::time::Duration;
 use remanence_link::host::Listening;
 use remanence_rnic::cm::{self, CmError, CommId, Event, ListenId, Manager, Path};
 use remanence_rnic::{AhAttr, Device, Instant, QpAttr, QpState};
-use remanence_wire::cm::RejReason;
+use remanence_wire::cm::{RejReason, ServiceId};
 use remanence_wire::{Gid, Qpn};
 
 use crate::channel::EventQueue;
@@ -323,6 +323,37 @@ impl<'a> Cm<'a> {
         turn.cm.routes.insert(id, Route { events: Arc::clone(events), user_data, qpn: None, refused: 0 });
         turn.cm.attach_qp(id, connect.qpn);
         Ok(id)
+    }
+
+    /// Asks a peer for the UD QP of a service; [`Event::SidrResponse`] or [`Event::Unreachable`] follows.
+    ///
+    /// # Errors
+    /// The path mixes IP versions, the private data does not fit, or there are too many connections.
+    pub fn resolve(
+        self,
+        path: Path,
+        service_id: ServiceId,
+        cma_port: Option<u16>,
+        private_data: &[u8],
+        channel: &CmChannel,
+        user_data: u64,
+    ) -> Result<CommId, CmError> {
+        let mut turn = self.handle.turn();
+        let now = turn.now;
+        let id = turn.cm.manager.resolve(now, path, service_id, cma_port, private_data)?;
+        let route = Route { events: Arc::clone(&channel.events), user_data, qpn: None, refused: 0 };
+        turn.cm.routes.insert(id, route);
+        Ok(id)
+    }
+
+    /// Answers [`Event::SidrRequest`].
+    ///
+    /// # Errors
+    /// The request is gone, or the private data does not fit.
+    pub fn sidr_reply(self, id: CommId, reply: &cm::SidrReply<'_>) -> Result<(), CmError> {
+        let mut turn = self.handle.turn();
+        let now = turn.now;
+        turn.cm.manager.sidr_reply(now, id, reply)
     }
 
     /// Sends the further events of a connection to another channel, or with other user data (`rdma_migrate_id`, and

@@ -290,8 +290,8 @@ impl Connection {
     pub fn start(qp: &Qp, peer: SocketAddr, attr: &ConnectAttr, private_data: &[u8]) -> Result<Self, Error> {
         let handle = &qp.pd().inner.handle;
         let remote = Gid::from_ip(peer.ip());
-        let same_version = |gid: &&Gid| gid.to_ip().is_ipv4() == peer.ip().is_ipv4();
-        let local = handle.config.gids.iter().find(same_version).copied().ok_or(CmError::Path)?;
+        let local =
+            handle.config.gids.get(usize::from(handle.sgid_index(remote))).copied().unwrap_or_default();
         to_init(qp, attr)?;
         let path = Path { local, remote };
         let connect = Connect {

@@ -20,7 +20,7 @@ use crate::channel::{CompChannel, EventQueue};
 use crate::clock::Clock;
 use crate::cm::Connections;
 use crate::cq::Cq;
-use crate::driver::{Driver, Signals, Turn};
+use crate::driver::{Driver, ProgressStats, Signals, Turn};
 use crate::error::Error;
 use crate::flush::{self, FlushQueue};
 use crate::handover::Progress;
@@ -67,6 +67,16 @@ pub(crate) struct Handle {
     faults: Option<FaultControl>,
     flushes: Arc<FlushQueue>,
     threads: Mutex<Vec<JoinHandle<()>>>,
+}
+
+impl Handle {
+    /// Which of our addresses reaches a peer: one of its IP version, and its own if it is one of ours.
+    pub(crate) fn sgid_index(&self, remote: Gid) -> u8 {
+        let gids = &self.config.gids;
+        let same_version = |gid: &Gid| gid.to_ip().is_ipv4() == remote.to_ip().is_ipv4();
+        let index = gids.iter().position(|&gid| gid == remote).or_else(|| gids.iter().position(same_version));
+        u8::try_from(index.unwrap_or(0)).unwrap_or(0)
+    }
 }
 
 impl Deref for Handle {
@@ -224,6 +234,12 @@ impl Context {
     #[must_use]
     pub fn stats(&self) -> Stats {
         self.handle.lock.lock().device.stats().clone()
+    }
+
+    /// Who drove the device how often, and what it took.
+    #[must_use]
+    pub fn progress_stats(&self) -> ProgressStats {
+        self.handle.lock.lock().counters
     }
 
     /// The counters of the link.

@@ -34,6 +34,23 @@ struct CqRoute {
     user_data: u64,
 }
 
+/// Who drove a device how often, and what it took. Counters since it was opened.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct ProgressStats {
+    /// Turns of consumers that polled and found nothing.
+    pub poller_turns: u64,
+    /// Turns of consumers in blocking calls.
+    pub waiter_turns: u64,
+    /// Turns of the progress thread.
+    pub thread_turns: u64,
+    /// Times that the progress thread or a blocked consumer went to sleep on the link.
+    pub watches: u64,
+    /// Times that a sleeping thread was woken as something changed that it could not see.
+    pub kicks: u64,
+    /// ICMP messages that the link passed on.
+    pub icmp_messages: u64,
+}
+
 /// How a driver makes itself heard outside the lock.
 #[derive(Clone, Debug)]
 pub(crate) struct Signals {
@@ -67,8 +84,7 @@ pub(crate) struct Driver {
     /// Counts what a blocked consumer may wait for; see [`Driver::news`].
     pushed: u64,
     told: u64,
-    /// ICMP messages that the link passed on.
-    hints: u64,
+    pub(crate) counters: ProgressStats,
 }
 
 impl Driver {
@@ -96,7 +112,7 @@ impl Driver {
             waiters: Vec::new(),
             pushed: 0,
             told: 0,
-            hints: 0,
+            counters: ProgressStats::default(),
         }
     }
 
@@ -256,7 +272,8 @@ impl Driver {
         self.pushed + self.device.stats().completions
     }
 
-    fn kick(&self, kick: Kick) {
+    fn kick(&mut self, kick: Kick) {
+        self.counters.kicks += u64::from(kick != Kick::None);
         match kick {
             Kick::None => {}
             Kick::Thread => self.signals.thread.raise(),
@@ -275,12 +292,14 @@ impl Driver {
 
     /// A consumer polled and found nothing.
     pub(crate) fn polled(&mut self, now: Instant) {
+        self.counters.poller_turns += 1;
         let kick = self.handover.polled(now);
         self.kick(kick);
     }
 
     /// What the progress thread does next. Fills in the descriptors to watch.
     pub(crate) fn plan_thread(&mut self, now: Instant, worked: bool, fds: &mut Vec<WaitFd>) -> Plan {
+        self.counters.thread_turns += 1;
         let plan = self.handover.plan(now, worked, self.outlook(now));
         if let Plan::Watch(limit) = plan {
             if !self.may_wait(now, fds) {
@@ -300,6 +319,7 @@ impl Driver {
         worked: bool,
         fds: &mut Vec<WaitFd>,
     ) -> Plan {
+        self.counters.waiter_turns += 1;
         let (plan, kick) = self.handover.plan_waiter(now, id, worked, self.outlook(now));
         self.kick(kick);
         match plan {
@@ -313,11 +333,12 @@ impl Driver {
         if self.failed {
             return true;
         }
+        self.counters.watches += 1;
         let prepared = self.link.prepare_wait();
         while let Some(event) = self.link.poll_event() {
             // Hints that anyone on the network can forge. Timeouts tell the truth of an established connection; an
             // attempt to connect may be given up sooner.
-            self.hints += 1;
+            self.counters.icmp_messages += 1;
             if let remanence_link::Event::Unreachable { dst, port_closed: true } = event {
                 self.pushed += self.cm.refused(now, Gid::from_ip(dst.ip()));
             }

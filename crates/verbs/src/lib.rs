@@ -41,6 +41,7 @@ pub use cm::{Cm, CmChannel, CmEvent};
 pub use connect::{Connection, Incoming, Listener, Phase};
 pub use context::{Context, DeviceEvent};
 pub use cq::Cq;
+pub use driver::ProgressStats;
 pub use error::Error;
 pub use handover::Progress;
 pub use mr::{Mr, MrMemory, Mw};

@@ -265,11 +265,12 @@ impl Qp {
     /// The QP is not in RESET, or an attribute does not fit the device.
     pub fn connect_to(&self, peer: &QpEndpoint, attr: &ConnectAttr) -> Result<(), VerbError> {
         let rc = self.is_rc();
+        let sgid_index = self.inner.pd.inner.handle.sgid_index(peer.gid);
         let path_mtu = attr.path_mtu.unwrap_or(self.inner.pd.inner.handle.config.mtu);
         self.modify(&QpAttr { state: Some(QpState::Init), access: Some(attr.access), ..QpAttr::default() })?;
         self.modify(&QpAttr {
             state: Some(QpState::Rtr),
-            av: Some(AhAttr::new(peer.gid)),
+            av: Some(AhAttr { sgid_index, ..AhAttr::new(peer.gid) }),
             path_mtu: Some(path_mtu),
             dest_qpn: Some(peer.qpn),
             rq_psn: Some(peer.psn),

@@ -4,6 +4,7 @@ mod common;
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
+use std::time::{Duration, Instant};
 
 use common::{ALL, LIMIT, Pair, Side, connect, open, pattern, wr};
 use remanence_pmem::Region;
@@ -100,6 +101,28 @@ fn a_thousand_qps_carry_their_own_data() {
     }
     for i in 0..qps.len() as u64 {
         assert_eq!(b.mr.region().load_u64(i * 8), i + 1);
+    }
+}
+
+#[test]
+fn a_device_with_a_thousand_idle_connections_sleeps() {
+    let (a, b) = (Side::new(), Side::new());
+    let _qps: Vec<_> = (0..1000)
+        .map(|_| {
+            let (qa, qb) = (a.qp(), b.qp());
+            connect(&qa, &qb);
+            (qa, qb)
+        })
+        .collect();
+    let turns = || b.context.progress_stats().thread_turns;
+    // The last retries of spinning and of the recent work end; then nothing but housekeeping is left.
+    let quiet = |before: u64| {
+        thread::sleep(Duration::from_millis(100));
+        turns() - before < 20
+    };
+    let begin = Instant::now();
+    while !quiet(turns()) {
+        assert!(begin.elapsed() < LIMIT.unwrap(), "the progress thread does not come to rest");
     }
 }
 
