@@ -16,6 +16,7 @@ pub mod cm;
 mod cq;
 pub mod device;
 mod error;
+pub mod fuzzing;
 mod gsi;
 mod keys;
 pub mod memory;

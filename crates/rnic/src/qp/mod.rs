@@ -269,6 +269,33 @@ impl Qp {
         }
     }
 
+    /// Panics if the QP's books do not balance. For tests and fuzzing.
+    pub(crate) fn audit(&self) {
+        let (sq, req) = (&self.sq, &self.requester);
+        let from_head = |at: u32| at.wrapping_sub(sq.head);
+        assert!(from_head(req.fresh) <= sq.len(), "fresh is between head and tail");
+        assert!(from_head(req.cursor) <= from_head(req.fresh), "the cursor is not beyond what was started");
+        let (sent, reached) = (distance(req.una, req.max_psn), distance(req.una, req.psn));
+        assert!(
+            reached <= sent && sent < 1 << 23,
+            "una {:?}, psn {:?}, max {:?}",
+            req.una,
+            req.psn,
+            req.max_psn
+        );
+        let busy = (from_head(req.fresh) != 0 || sent != 0) && self.init.ty == QpType::Rc;
+        let started =
+            (0..from_head(req.fresh)).any(|n| sq.get(sq.head.wrapping_add(n)).psns != 0 && sent != 0);
+        assert_eq!(busy && sent != 0, started, "what is in flight belongs to a WQE");
+        assert!(!started || self.retry.deadline().is_some(), "what is in flight has a deadline");
+        assert!(req.outstanding.len() <= usize::from(self.attr.max_rd_atomic.unwrap_or(0)));
+        for part in &req.outstanding {
+            let within = distance(req.una, part.last);
+            assert!(within < sent, "an outstanding request is not answered yet");
+        }
+        self.responder.resources.audit();
+    }
+
     /// Bytes that the QP takes beside its queues.
     pub(crate) fn footprint(&self) -> usize {
         size_of::<Self>()

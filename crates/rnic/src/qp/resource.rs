@@ -187,6 +187,15 @@ impl Resources {
         self.ring.iter().position(|entry| entry.progress == Progress::Flushing(id))
     }
 
+    /// Panics if the count of open entries is wrong, or PSNs are out of order. For tests and fuzzing.
+    pub(crate) fn audit(&self) {
+        let open = self.ring.iter().filter(|entry| entry.progress != Progress::Closed).count();
+        assert_eq!(open, self.open);
+        for (one, next) in self.ring.iter().zip(self.ring.iter().skip(1)) {
+            assert!(one.last.is_before(next.first));
+        }
+    }
+
     /// Bytes on the heap, for the memory account.
     pub(crate) fn heap_bytes(&self) -> usize {
         self.ring.capacity() * size_of::<Resource>()
