@@ -135,7 +135,9 @@ fn wireshark_opens_it_as_rocev2() {
             "ip.checksum.status",
             "udp.checksum.status",
         ];
+        // Without a home it has no preferences of somebody's.
         let output = Command::new("tshark")
+            .env("HOME", std::env::temp_dir())
             .args([
                 "-n",
                 "-o",

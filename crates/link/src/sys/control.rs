@@ -109,6 +109,8 @@ pub(crate) struct RecvControl {
 pub(crate) struct ExtendedError {
     /// The errno it stands for.
     pub(crate) errno: c_int,
+    /// It comes from our own stack, about a send that also failed; otherwise from ICMP.
+    pub(crate) local: bool,
     /// For `EMSGSIZE` the path MTU.
     pub(crate) info: u32,
 }
@@ -175,7 +177,9 @@ fn byte(data: &[u8]) -> u8 {
     reason = "control data is in the kernel's own, that is the host's, order"
 )]
 fn extended_error(data: &[u8]) -> Option<ExtendedError> {
+    const SO_EE_ORIGIN_LOCAL: u8 = 1;
     let errno = int(data)?;
+    let local = *data.get(4)? == SO_EE_ORIGIN_LOCAL;
     let info = u32::from_ne_bytes(*data.get(8..)?.first_chunk::<4>()?);
-    Some(ExtendedError { errno, info })
+    Some(ExtendedError { errno, local, info })
 }

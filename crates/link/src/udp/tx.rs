@@ -188,14 +188,18 @@ impl Sender {
         Ok(())
     }
 
-    /// Reads the error queue; whether it held anything.
+    /// Reads the error queue; whether ICMP had anything to say.
     pub(super) fn drain_errors(&mut self, events: &mut VecDeque<Event>) -> bool {
         let mut any = false;
         // The queue quotes the lost packet, of which we need nothing.
         let mut quote = [0; 64];
         while let Ok(meta) = net::recv_msg(self.socket.as_fd(), &mut quote, libc::MSG_ERRQUEUE) {
-            any = true;
             let (Some(dst), Some(error)) = (meta.src, meta.control.error) else { continue };
+            if error.local {
+                // Whoever sent it knows already, and knows the port too.
+                continue;
+            }
+            any = true;
             note(
                 events,
                 match error.errno {
