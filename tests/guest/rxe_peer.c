@@ -11,6 +11,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <infiniband/verbs.h>
+#include <net/if.h>
 #include <poll.h>
 #include <rdma/rdma_cma.h>
 #include <rdma/rdma_user_rxe.h>
@@ -19,6 +20,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -26,13 +28,17 @@
 enum { MEMORY = 4 << 20, QPS = 64, PORT = 7777, PATIENCE_MS = 20000 };
 // Younger than libibverbs' header.
 enum { FLUSH_GLOBAL = 1 << 8, FLUSH_PERSISTENT = 1 << 9, RXE_WR_FLUSH = 14 };
-enum { RIGHTS = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC | FLUSH_GLOBAL };
+enum {
+  QP_RIGHTS = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC | FLUSH_GLOBAL,
+  RIGHTS = QP_RIGHTS | IBV_ACCESS_MW_BIND,
+};
 
 struct peer {
   struct ibv_cq *cq;
   struct ibv_qp *qp;
   struct ibv_qp_ex *qpx;
   struct ibv_ah *ah;
+  struct ibv_mw *mw;
   uint32_t remote_qpn;
   struct rdma_cm_id *cm;
 };
@@ -98,7 +104,7 @@ static int make_qp(struct peer *p, enum ibv_qp_type type, struct rdma_cm_id *id)
   if (type != IBV_QPT_UD) ops |= IBV_QP_EX_WITH_RDMA_WRITE | IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM;
   if (type == IBV_QPT_RC)
     ops |= IBV_QP_EX_WITH_RDMA_READ | IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP | IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD |
-           IBV_QP_EX_WITH_SEND_WITH_INV | IBV_QP_EX_WITH_ATOMIC_WRITE;
+           IBV_QP_EX_WITH_SEND_WITH_INV | IBV_QP_EX_WITH_ATOMIC_WRITE | IBV_QP_EX_WITH_BIND_MW;
   if (!(p->cq = ibv_create_cq(ctx, 512, NULL, NULL, 0))) return -1;
   struct ibv_qp_init_attr_ex init = {.send_cq = p->cq, .recv_cq = p->cq, .qp_type = type, .pd = pd, .sq_sig_all = 1,
     .cap = {.max_send_wr = 128, .max_recv_wr = 128, .max_send_sge = 2, .max_recv_sge = 2},
@@ -116,6 +122,7 @@ static int make_qp(struct peer *p, enum ibv_qp_type type, struct rdma_cm_id *id)
 
 static void destroy(struct peer *p) {
   if (p->ah) ibv_destroy_ah(p->ah);
+  if (p->mw) ibv_dealloc_mw(p->mw);
   if (p->cm) {
     rdma_destroy_qp(p->cm);
     rdma_destroy_id(p->cm);
@@ -157,7 +164,7 @@ static void do_rts(int id, uint32_t qpn, uint32_t their_psn, uint32_t my_psn, co
   int index = gid_index(gid.raw[0] == 0xfd, &own);
   TRY(index >= 0);
   struct ibv_qp_attr a = {.qp_state = IBV_QPS_INIT, .port_num = 1, .qkey = 0x11223344,
-    .qp_access_flags = RIGHTS | FLUSH_PERSISTENT};
+    .qp_access_flags = QP_RIGHTS | FLUSH_PERSISTENT};
   int mask = IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | (type == IBV_QPT_UD ? IBV_QP_QKEY : IBV_QP_ACCESS_FLAGS);
   TRY0(ibv_modify_qp(p->qp, &a, mask));
   struct ibv_ah_attr ah = {.is_global = 1, .port_num = 1, .grh = {.dgid = gid, .sgid_index = index, .hop_limit = 64}};
@@ -255,6 +262,22 @@ static void do_post(int id, const char *op, uint64_t offset, uint32_t len, uint6
   answer("ok");
 }
 
+// bind ID OFFSET LEN: ok RKEY; binds a type 2 memory window, which completes as any work request
+static void do_bind(int id, uint64_t offset, uint64_t len) {
+  struct peer *p = find(id);
+  TRY(p && inside(offset, len));
+  if (!p->mw) TRY(p->mw = ibv_alloc_mw(pd, IBV_MW_TYPE_2));
+  struct ibv_mw_bind_info bind = {.mr = mr, .addr = (uintptr_t)mem + offset, .length = len,
+    .mw_access_flags = IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE};
+  uint32_t rkey = ibv_inc_rkey(p->mw->rkey);
+  p->qpx->wr_id = 3;
+  p->qpx->wr_flags = 0;
+  ibv_wr_start(p->qpx);
+  ibv_wr_bind_mw(p->qpx, p->mw, rkey, &bind);
+  TRY0(ibv_wr_complete(p->qpx));
+  answer("ok %u", rkey);
+}
+
 // wait ID COUNT: ok STATUS:OPCODE:LENGTH:IMMEDIATE ...
 static void do_wait(int id, int count) {
   struct peer *p = find(id);
@@ -309,19 +332,23 @@ static struct rdma_conn_param with_private(const char *text) {
     .private_data = text, .private_data_len = strlen(text)};
 }
 
-static struct sockaddr_in address(const char *text, int port) {
-  struct sockaddr_in at = {.sin_family = AF_INET, .sin_port = htons(port)};
-  inet_aton(text, &at.sin_addr);
+union address { struct sockaddr any; struct sockaddr_in v4; struct sockaddr_in6 v6; };
+
+static union address address(const char *text, int port) {
+  union address at = {.v6 = {.sin6_family = AF_INET6, .sin6_port = htons(port)}};
+  if (inet_pton(AF_INET6, text, &at.v6.sin6_addr) == 1) return at;
+  at.v4 = (struct sockaddr_in){.sin_family = AF_INET, .sin_port = htons(port)};
+  inet_pton(AF_INET, text, &at.v4.sin_addr);
   return at;
 }
 
 // cm_listen PORT
 static void do_cm_listen(int port) {
-  struct sockaddr_in at = address("0.0.0.0", port);
+  union address at = address("::", port); // IPv4 too
   if (listener) rdma_destroy_id(listener);
   listener = NULL;
   TRY0(rdma_create_id(channel, &listener, NULL, RDMA_PS_TCP));
-  TRY0(rdma_bind_addr(listener, (struct sockaddr *)&at));
+  TRY0(rdma_bind_addr(listener, &at.any));
   TRY0(rdma_listen(listener, 8));
   answer("ok");
 }
@@ -352,13 +379,13 @@ static void do_cm_accept(const char *text) {
 
 // cm_connect ADDRESS PORT PRIVATE: ok ID QPN THEIR_PRIVATE
 static void do_cm_connect(const char *host, int port, const char *text) {
-  struct sockaddr_in at = address(host, port);
+  union address at = address(host, port);
   struct rdma_cm_id *cm;
   struct rdma_cm_event *event;
   int id = free_slot();
   TRY(id >= 0);
   TRY0(rdma_create_id(channel, &cm, NULL, RDMA_PS_TCP));
-  TRY0(rdma_resolve_addr(cm, NULL, (struct sockaddr *)&at, PATIENCE_MS));
+  TRY0(rdma_resolve_addr(cm, NULL, &at.any, PATIENCE_MS));
   if (!(event = expect(RDMA_CM_EVENT_ADDR_RESOLVED))) return;
   rdma_ack_cm_event(event);
   TRY0(rdma_resolve_route(cm, PATIENCE_MS));
@@ -390,6 +417,17 @@ static void do_cm_end(int id, int ours) {
   answer("ok");
 }
 
+// mtu BYTES: of the interface; the device's follows
+static void do_mtu(int mtu) {
+  struct ifreq request = {.ifr_mtu = mtu};
+  strcpy(request.ifr_name, "eth0");
+  int s = socket(AF_INET, SOCK_DGRAM, 0);
+  int failed = ioctl(s, SIOCSIFMTU, &request);
+  close(s);
+  TRY(!failed);
+  answer("ok");
+}
+
 static void do_check(uint64_t offset, uint64_t len, uint64_t seed) {
   TRY(inside(offset, len));
   for (uint64_t i = 0; i < len; i++)
@@ -415,7 +453,9 @@ static void obey(char *line) {
   else if (sscanf(line, "recv %d %lu %lu", &id, n, n + 1) == 3) do_recv(id, n[0], n[1]);
   else if (sscanf(line, "post %d %31s %lu %lu %lu %lu %lu %lu", &id, word[0], n, n + 1, n + 2, n + 3, n + 4, n + 5) >= 4)
     do_post(id, word[0], n[0], n[1], n[2], n[3], n[4], n[5]);
+  else if (sscanf(line, "mtu %lu", n) == 1) do_mtu(n[0]);
   else if (sscanf(line, "wait %d %lu", &id, n) == 2) do_wait(id, n[0]);
+  else if (sscanf(line, "bind %d %lu %lu", &id, n, n + 1) == 3) do_bind(id, n[0], n[1]);
   else if (sscanf(line, "destroy %d", &id) == 1) {
     struct peer *p = find(id);
     TRY(p);
@@ -433,7 +473,7 @@ static void obey(char *line) {
     answer("ok");
   } else if (sscanf(line, "cm_listen %lu", n) == 1) do_cm_listen(n[0]);
   else if (sscanf(line, "cm_accept %255s", word[0]) == 1) do_cm_accept(word[0]);
-  else if (sscanf(line, "cm_connect %31s %lu %255s", word[0], n, word[1]) == 3) do_cm_connect(word[0], n[0], word[1]);
+  else if (sscanf(line, "cm_connect %63s %lu %255s", word[0], n, word[1]) == 3) do_cm_connect(word[0], n[0], word[1]);
   else if (sscanf(line, "cm_disconnect %d", &id) == 1) do_cm_end(id, 1);
   else if (sscanf(line, "cm_gone %d", &id) == 1) do_cm_end(id, 0);
   else answer("error no command %s", line);
@@ -442,10 +482,10 @@ static void obey(char *line) {
 int main(void) {
   setvbuf(stdout, NULL, _IONBF, 0);
   if (!open_device()) return perror("rxe_peer: no RDMA device"), 1;
-  struct sockaddr_in at = address("0.0.0.0", PORT);
+  union address at = address("0.0.0.0", PORT);
   int one = 1, s = socket(AF_INET, SOCK_STREAM, 0);
   setsockopt(s, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one);
-  if (bind(s, (struct sockaddr *)&at, sizeof at) || listen(s, 1)) return perror("rxe_peer: control port"), 1;
+  if (bind(s, &at.any, sizeof at.v4) || listen(s, 1)) return perror("rxe_peer: control port"), 1;
   printf("rxe_peer ready\n");
   int tcp = accept(s, NULL, NULL);
   FILE *commands = tcp < 0 ? NULL : fdopen(tcp, "r");

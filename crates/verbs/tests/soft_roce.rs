@@ -9,14 +9,17 @@ mod guest;
 #[path = "soft_roce/host.rs"]
 mod host;
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use guest::{GUEST, Guest, GuestQp, pattern};
-use host::{Host, Pair, remote};
-use remanence_rnic::{Placement, QpType, RemoteAddr, Selectivity, SendOp, WcOpcode, WcStatus};
+use guest::{Guest, GuestQp, guest_beside, pattern};
+use host::{Carrier, Host, Pair, remote};
+use remanence_pmem::FileOptions;
+use remanence_rnic::{
+    Access, MwBind, MwType, Placement, QpType, RemoteAddr, Selectivity, SendOp, WcOpcode, WcStatus,
+};
 use remanence_verbs::{ConnectAttr, Connection, Listener, QpOptions};
 use remanence_wire::{Gid, Mtu, Qpn, Rkey};
 
@@ -25,7 +28,6 @@ const INSIDE: &str = "REMANENCE_SOFT_ROCE";
 
 /// Around every boundary that matters: nothing, less than a word, one packet, one more byte, many packets.
 const LENGTHS: [usize; 9] = [0, 1, 7, 1024, 1025, 4096, 4097, 70_001, 1 << 20];
-const MTUS: [Mtu; 2] = [Mtu::B1024, Mtu::B4096];
 
 /// Where data lies in both memories; the byte before and after must stay as they are.
 const AT: u64 = 4096;
@@ -53,6 +55,11 @@ fn linux_soft_roce_and_we_understand_each_other() {
     assert!(status.success(), "inside the namespace: {status}");
 }
 
+/// In a user namespace everybody is root of something.
+fn is_real_root() -> bool {
+    std::fs::read_to_string("/proc/self/uid_map").is_ok_and(|map| map.contains("4294967295"))
+}
+
 fn is_root() -> bool {
     Command::new("id").arg("-u").output().is_ok_and(|output| output.stdout == b"0\n")
 }
@@ -73,31 +80,45 @@ fn possible() -> Result<(), String> {
     }
 }
 
+type Story = fn(&Host, &mut Guest);
+
+/// Every carrier goes through all of them.
+const STORIES: &[(&str, Story)] = &[
+    ("we write, read and send", we_request),
+    ("the guest writes, reads and sends", the_guest_requests),
+    ("our atomics, ATOMIC WRITE and FLUSH", our_atomics_and_flushes),
+    ("the guest's atomics, ATOMIC WRITE and FLUSH", the_guests_atomics_and_flushes),
+    ("FLUSH to persistence", a_flush_to_persistence),
+    ("memory windows, bound and invalidated", memory_windows),
+    ("UC both ways", unreliable_connections),
+    ("UD both ways", datagrams),
+    ("a wrong key is refused, both ways", wrong_keys),
+    ("both at once, on many QPs", both_at_once),
+    ("connections that we make", cm_we_connect),
+    ("connections that the guest makes", cm_the_guest_connects),
+    ("connections that are refused", cm_refusals),
+];
+
 fn inside() {
     let mut guest = Guest::boot();
     let capture = Capture::start();
-    let host = Host::open();
-    type Story = fn(&Host, &mut Guest);
-    let stories: &[(&str, Story)] = &[
-        ("we write, read and send", we_request),
-        ("the guest writes, reads and sends", the_guest_requests),
-        ("our atomics, ATOMIC WRITE and FLUSH", our_atomics_and_flushes),
-        ("the guest's atomics, ATOMIC WRITE and FLUSH", the_guests_atomics_and_flushes),
-        ("UC both ways", unreliable_connections),
-        ("UD both ways", datagrams),
-        ("a wrong key is refused, both ways", wrong_keys),
-        ("both at once, on many QPs", both_at_once),
-        ("connections that we make", cm_we_connect),
-        ("connections that the guest makes", cm_the_guest_connects),
-        ("connections that are refused", cm_refusals),
-    ];
-    for (name, story) in stories {
+    for carrier in [Carrier::UdpV4, Carrier::UdpV6, Carrier::Xdp, Carrier::BadWeather] {
+        if carrier == Carrier::Xdp && !is_real_root() {
+            eprintln!("skipped: AF_XDP, which needs more than a user namespace");
+            continue;
+        }
         let start = Instant::now();
-        story(&host, &mut guest);
-        eprintln!("{name}: {:.1} s", start.elapsed().as_secs_f64());
+        let host = Host::open(carrier);
+        // What its connection manager asks for follows from its interface, and is refused if we cannot carry it.
+        guest.ask(&format!("mtu {}", host.mtus[1].bytes() + 204));
+        for (name, story) in STORIES {
+            let start = Instant::now();
+            story(&host, &mut guest);
+            eprintln!("  {name}: {:.1} s", start.elapsed().as_secs_f64());
+        }
+        let again = host.context.stats().retransmits;
+        eprintln!("{carrier:?}: {:.1} s, {again} packets sent again", start.elapsed().as_secs_f64());
     }
-    eprintln!("{} packets were sent again", host.context.stats().retransmits);
-    drop(host);
     guest.end();
     capture.judge();
 }
@@ -171,7 +192,7 @@ fn count(file: &Path, filter: &str) -> usize {
 }
 
 fn we_request(host: &Host, guest: &mut Guest) {
-    for mtu in MTUS {
+    for mtu in host.mtus {
         let pair = host.pair(guest, QpType::Rc, mtu);
         let id = pair.theirs.id;
         for (number, len) in LENGTHS.into_iter().enumerate() {
@@ -189,9 +210,12 @@ fn we_request(host: &Host, guest: &mut Guest) {
             assert_eq!(found, u64::from(after), "the byte after {len} written ones");
             // READ
             guest.fill(AT, len, seed + 2);
-            let wc = pair.run_ok(host, SendOp::Read(remote(guest, AT)), AT, len);
-            assert_eq!((wc.opcode, wc.byte_len as usize), (WcOpcode::RdmaRead, len));
-            host.check(AT, len, seed + 2);
+            // Linux 6.12 never answers a READ of nothing again: it forgets the rkey, and then misses it.
+            if len > 0 || host.carrier != Carrier::BadWeather {
+                let wc = pair.run_ok(host, SendOp::Read(remote(guest, AT)), AT, len);
+                assert_eq!((wc.opcode, wc.byte_len as usize), (WcOpcode::RdmaRead, len));
+                host.check(AT, len, seed + 2);
+            }
             // SEND, with immediate and without, and WRITE with immediate
             for (op, imm, is_write) in [
                 (SendOp::Send, 0, false),
@@ -214,10 +238,13 @@ fn we_request(host: &Host, guest: &mut Guest) {
 
 fn the_guest_requests(host: &Host, guest: &mut Guest) {
     let place = host.mr.remote(AT);
-    for mtu in MTUS {
+    for mtu in host.mtus {
         let pair = host.pair(guest, QpType::Rc, mtu);
         let id = pair.theirs.id;
         for (number, len) in LENGTHS.into_iter().enumerate() {
+            if len > 100_000 && host.carrier == Carrier::BadWeather {
+                continue; // Linux waits for its timer after most losses, and takes long
+            }
             let seed = (number as u64 + 1) * 1000 + mtu.bytes() as u64;
             let post = |guest: &mut Guest, op: &str, imm: u32| {
                 let (addr, rkey) = (place.addr, place.rkey.0);
@@ -331,8 +358,71 @@ fn the_guests_atomics_and_flushes(host: &Host, guest: &mut Guest) {
     guest.ask(&format!("destroy {id}"));
 }
 
+fn a_flush_to_persistence(host: &Host, guest: &mut Guest) {
+    let pair = host.pair(guest, QpType::Rc, host.mtus[0]);
+    let id = pair.theirs.id;
+    let path = guest::directory().join(format!("flushed-{}", std::process::id()));
+    let region = FileOptions::new().create_new(1 << 20).open(&path).expect("a file");
+    let _ = std::fs::remove_file(&path);
+    let domain = region.domain().to_string();
+    let mr = host.pd.reg_mr(&region, host::all_rights() | Access::FLUSH_PERSISTENT).expect("a file can");
+    let place = mr.remote(AT);
+    guest.fill(AT, 5000, 3);
+    guest.ask(&format!("post {id} write {AT} 5000 {} {}", place.addr, place.rkey.0));
+    guest.ask(&format!("post {id} flush {AT} 5000 {} {} 2 0", place.addr, place.rkey.0));
+    guest.ask(&format!("post {id} flush {AT} 0 {} {} 3 1", place.addr, place.rkey.0));
+    guest.wait(id, 3).into_iter().for_each(|wc| _ = wc.assert_success());
+    let mut found = vec![0; 5000];
+    region.read(AT, &mut found);
+    assert_eq!(found, pattern(3, 5000), "{domain}");
+    guest.ask(&format!("destroy {id}"));
+}
+
+fn memory_windows(host: &Host, guest: &mut Guest) {
+    // Ours, invalidated by the guest's SEND.
+    let pair = host.pair(guest, QpType::Rc, host.mtus[0]);
+    let id = pair.theirs.id;
+    let mw = host.pd.alloc_mw(MwType::Type2).expect("a window");
+    let rkey = Rkey(mw.rkey().0 & !0xff | 0x5a);
+    let access = Access::REMOTE_WRITE | Access::REMOTE_READ;
+    let bind = MwBind { mr: host.mr.lkey(), addr: host.mr.addr() + AT, len: 100, access };
+    pair.run_ok(host, SendOp::BindMw { mw: mw.raw(), rkey, bind }, 0, 0);
+    guest.fill(AT, 100, 1);
+    let addr = host.mr.addr() + AT;
+    let write = |guest: &mut Guest, len: u32| {
+        guest.ask(&format!("post {id} write {AT} {len} {addr} {}", rkey.0));
+        guest.wait_one(id)
+    };
+    write(guest, 100).assert_success();
+    host.check(AT, 100, 1);
+    pair.post_recv(host, AT, 100);
+    guest.ask(&format!("post {id} send_inv {AT} 10 0 {}", rkey.0));
+    guest.wait_one(id).assert_success();
+    assert_eq!(pair.wait(1)[0].invalidated, Some(rkey));
+    assert_eq!(write(guest, 1).status, WcStatus::RemAccessErr as u32, "the window is gone");
+    guest.ask(&format!("destroy {id}"));
+
+    // The guest's, invalidated by our SEND.
+    let pair = host.pair(guest, QpType::Rc, host.mtus[0]);
+    let id = pair.theirs.id;
+    let rkey = Rkey(guest.ask(&format!("bind {id} {AT} 100"))[0].parse().expect("a key"));
+    guest.wait_one(id).assert_success();
+    let window = RemoteAddr { rkey, ..remote(guest, AT) };
+    host.fill(AT, 100, 2);
+    pair.run_ok(host, SendOp::Write(window), AT, 100);
+    guest.check(AT, 100, 2);
+    guest.post_recv(id, AT, 100);
+    pair.run_ok(host, SendOp::SendInv(rkey), AT, 10);
+    guest.wait_one(id).assert_success();
+    assert_eq!(pair.run(host, SendOp::Write(window), AT, 1).status, WcStatus::RemAccessErr);
+    guest.ask(&format!("destroy {id}"));
+}
+
 fn unreliable_connections(host: &Host, guest: &mut Guest) {
-    for mtu in MTUS {
+    if host.carrier == Carrier::BadWeather {
+        return; // what is lost stays lost
+    }
+    for mtu in host.mtus {
         let pair = host.pair(guest, QpType::Uc, mtu);
         let id = pair.theirs.id;
         for (seed, len) in [(1, 0), (2, 5), (3, 1025), (4, 9000)] {
@@ -373,10 +463,13 @@ const GRH: usize = 40;
 
 fn datagrams(host: &Host, guest: &mut Guest) {
     use remanence_rnic::{AhAttr, Data, SendFlags, SendWr};
-    let pair = host.pair(guest, QpType::Ud, Mtu::B4096);
+    if host.carrier == Carrier::BadWeather {
+        return;
+    }
+    let pair = host.pair(guest, QpType::Ud, host.mtus[1]);
     let id = pair.theirs.id;
     let ah = host.pd.create_ah(&AhAttr::new(pair.theirs.gid)).expect("an address handle");
-    for (seed, len) in [(1, 0), (2, 5), (3, 1024), (4, 4096)] {
+    for (seed, len) in [(1, 0), (2, 5), (3, 1024), (4, host.mtus[1].bytes())] {
         guest.post_recv(id, AT, GRH + len);
         host.fill(AT, len, seed);
         let sges = [host.mr.sge(AT, len as u32)];
@@ -431,7 +524,7 @@ fn both_at_once(host: &Host, guest: &mut Guest) {
     const LEN: usize = 20_000;
     let slot = |qp: usize, wr: usize| ((qp * DEPTH + wr) * LEN) as u64;
     let (out, back) = (AT, AT + (2 << 20));
-    let pairs: Vec<Pair> = (0..QPS).map(|i| host.pair(guest, QpType::Rc, MTUS[i % 2])).collect();
+    let pairs: Vec<Pair> = (0..QPS).map(|i| host.pair(guest, QpType::Rc, host.mtus[i % 2])).collect();
     host.fill(out, QPS * DEPTH * LEN, 41);
     guest.fill(back, QPS * DEPTH * LEN, 42);
     for (i, pair) in pairs.iter().enumerate() {
@@ -463,10 +556,10 @@ fn private(hex: &str) -> Vec<u8> {
 }
 
 /// A connected QP of the guest, from its answer: number, QPN, private data.
-fn connected(words: &[String]) -> GuestQp {
+fn connected(host: &Host, words: &[String]) -> GuestQp {
     let id = words[0].parse().expect("a number");
     let qpn = Qpn::new(words[1].parse().expect("a QPN"));
-    GuestQp { id, qpn, gid: Gid::from_ip(IpAddr::V4(GUEST)) }
+    GuestQp { id, qpn, gid: Gid::from_ip(guest_beside(host.address)) }
 }
 
 /// Data both ways over a connection, by each side's own operations.
@@ -495,7 +588,7 @@ fn exercise(host: &Host, guest: &mut Guest, pair: &Pair, seed: u64) {
 
 fn cm_we_connect(host: &Host, guest: &mut Guest) {
     guest.ask("cm_listen 7471");
-    let peer = SocketAddr::new(IpAddr::V4(GUEST), 7471);
+    let peer = SocketAddr::new(guest_beside(host.address), 7471);
     for ours in [true, false] {
         let cq = host.cq();
         let qp = host.pd.create_qp(&QpOptions::rc(&cq)).expect("a QP");
@@ -505,7 +598,7 @@ fn cm_we_connect(host: &Host, guest: &mut Guest) {
         let words = guest.answer().expect("accepted");
         assert!(private(&words[2]).starts_with(b"hello guest\0"), "{words:?}");
         assert!(connection.private_data().starts_with(b"welcome\0"));
-        let pair = Pair { qp, cq, theirs: connected(&words) };
+        let pair = Pair { qp, cq, theirs: connected(host, &words) };
         exercise(host, guest, &pair, 7);
         if ours {
             connection.disconnect().expect("established");
@@ -522,15 +615,15 @@ fn cm_the_guest_connects(host: &Host, guest: &mut Guest) {
     for ours in [true, false] {
         let cq = host.cq();
         let qp = host.pd.create_qp(&QpOptions::rc(&cq)).expect("a QP");
-        guest.tell(&format!("cm_connect {} 7472 hello-host", guest::HOST));
+        guest.tell(&format!("cm_connect {} 7472 hello-host", host.address));
         let incoming = listener.get_request(LIMIT).expect("the guest asks");
-        assert_eq!(incoming.peer(), IpAddr::V4(GUEST));
+        assert_eq!(incoming.peer(), guest_beside(host.address));
         assert!(incoming.private_data().starts_with(b"hello-host\0"), "{:?}", incoming.private_data());
         let connection = incoming.accept(&qp, &ConnectAttr::default(), b"welcome guest").expect("accepted");
         let words = guest.answer().expect("connected");
         assert!(private(&words[2]).starts_with(b"welcome guest\0"), "{words:?}");
         assert!(connection.wait_established(LIMIT).expect("the guest goes on"), "no RTU came");
-        let pair = Pair { qp, cq, theirs: connected(&words) };
+        let pair = Pair { qp, cq, theirs: connected(host, &words) };
         exercise(host, guest, &pair, 8);
         if ours {
             connection.disconnect().expect("established");
@@ -546,7 +639,7 @@ fn cm_refusals(host: &Host, guest: &mut Guest) {
     let cq = host.cq();
     let connect = |port: u16| {
         let qp = host.pd.create_qp(&QpOptions::rc(&cq)).expect("a QP");
-        let peer = SocketAddr::new(IpAddr::V4(GUEST), port);
+        let peer = SocketAddr::new(guest_beside(host.address), port);
         let refused = Connection::connect(&qp, peer, &ConnectAttr::default(), b"", LIMIT);
         refused.expect_err("refused").to_string()
     };
@@ -558,12 +651,12 @@ fn cm_refusals(host: &Host, guest: &mut Guest) {
     eprintln!("  nobody listens in the guest: {}", connect(7599));
 
     let listener = Listener::bind(&host.context, 7472, 8).expect("the port is free");
-    guest.tell(&format!("cm_connect {} 7472 x", guest::HOST));
+    guest.tell(&format!("cm_connect {} 7472 x", host.address));
     listener.get_request(LIMIT).expect("the guest asks").reject(b"not now").expect("rejected");
     let answer = guest.answer().expect_err("rejected");
     assert!(answer.contains("REJECTED"), "{answer}");
     drop(listener);
-    guest.tell(&format!("cm_connect {} 7472 x", guest::HOST));
+    guest.tell(&format!("cm_connect {} 7472 x", host.address));
     let answer = guest.answer().expect_err("nobody listens");
     assert!(answer.contains("REJECTED"), "{answer}");
 }

@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Write};
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -10,11 +10,18 @@ use std::time::{Duration, Instant};
 use remanence_rnic::WcStatus;
 use remanence_wire::{Gid, Psn, Qpn, Rkey};
 
-/// Our address on the tap.
+/// Our addresses on the tap.
 pub(crate) const HOST: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 1);
+pub(crate) const HOST_V6: Ipv6Addr = Ipv6Addr::new(0xfd77, 0, 0, 0, 0, 0, 0, 1);
 /// The guest's.
-pub(crate) const GUEST: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 2);
-const TAP: &str = "rem0";
+const GUEST: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 2);
+const GUEST_V6: Ipv6Addr = Ipv6Addr::new(0xfd77, 0, 0, 0, 0, 0, 0, 2);
+
+/// The guest's address in the same family as ours.
+pub(crate) fn guest_beside(ours: IpAddr) -> IpAddr {
+    if ours.is_ipv6() { IpAddr::V6(GUEST_V6) } else { IpAddr::V4(GUEST) }
+}
+pub(crate) const TAP: &str = "rem0";
 const BOOT_LIMIT: Duration = Duration::from_secs(120);
 
 fn script() -> PathBuf {
@@ -88,6 +95,7 @@ impl Guest {
         ip("link set lo up");
         ip(&format!("tuntap add {TAP} mode tap"));
         ip(&format!("addr add {HOST}/24 dev {TAP}"));
+        ip(&format!("-6 addr add {HOST_V6}/64 dev {TAP} nodad"));
         ip(&format!("link set {TAP} mtu 4300 up"));
         let console = directory().join("console.log");
         let log = File::create(&console).expect("the guest's directory can be written");
@@ -145,8 +153,8 @@ impl Guest {
         self.answer().unwrap_or_else(|e| panic!("{command}: {e}"))
     }
 
-    pub(crate) fn create_qp(&mut self, ty: &str) -> GuestQp {
-        let words = self.ask(&format!("qp {ty} 0"));
+    pub(crate) fn create_qp(&mut self, ty: &str, v6: bool) -> GuestQp {
+        let words = self.ask(&format!("qp {ty} {}", u8::from(v6)));
         let bytes: Vec<u8> =
             (0..16).map(|i| u8::from_str_radix(&words[2][2 * i..2 * i + 2], 16).expect("hex")).collect();
         GuestQp {

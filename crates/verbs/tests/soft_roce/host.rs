@@ -4,12 +4,15 @@ use std::net::IpAddr;
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
+use remanence_link::fault::{Faults, Faulty, Plan};
+use remanence_link::udp::{self, UdpLink};
+use remanence_link::xdp;
 use remanence_pmem::Region;
 use remanence_rnic::{Access, Data, QpType, RecvWr, RemoteAddr, SendFlags, SendOp, SendWr, Wc, WcStatus};
-use remanence_verbs::{ConnectAttr, Context, Cq, Mr, Options, Pd, Qp, QpEndpoint, QpOptions};
-use remanence_wire::{Mtu, Psn, Qkey};
+use remanence_verbs::{ConnectAttr, Context, Cq, LinkKind, Mr, Options, Pd, Qp, QpEndpoint, QpOptions};
+use remanence_wire::{Gid, Mtu, Psn, Qkey};
 
-use crate::guest::{Guest, GuestQp, HOST, pattern};
+use crate::guest::{Guest, GuestQp, HOST, HOST_V6, TAP, pattern};
 
 const LEN: u64 = 4 << 20;
 /// Emulated, the guest is some fifty times slower than we are.
@@ -22,10 +25,45 @@ pub(crate) fn all_rights() -> Access {
         | Access::REMOTE_READ
         | Access::REMOTE_ATOMIC
         | Access::FLUSH_GLOBAL
+        | Access::MW_BIND
+}
+
+/// What carries our packets to the tap.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Carrier {
+    UdpV4,
+    UdpV6,
+    Xdp,
+    /// UDP over a network that loses, repeats, reorders and damages.
+    BadWeather,
+}
+
+impl Carrier {
+    fn link(self) -> LinkKind {
+        match self {
+            Self::UdpV4 => LinkKind::Udp(udp::Options::new(vec![IpAddr::V4(HOST)])),
+            Self::UdpV6 => LinkKind::Udp(udp::Options::new(vec![IpAddr::V6(HOST_V6)])),
+            Self::Xdp => LinkKind::Xdp(xdp::Config::new(TAP)),
+            Self::BadWeather => {
+                let inner = UdpLink::open(&udp::Options::new(vec![IpAddr::V4(HOST)])).expect("a UDP link");
+                let rx = Faults { loss: 0.02, duplication: 0.02, reordering: 0.02, ..Faults::default() };
+                // Not of what we receive: behind a socket 16 of the ICRC's 32 bits go to finding out the IPv4
+                // identification, and one damaged packet in 65,536 passes.
+                let tx = Faults { corruption: 0.02, ..rx };
+                let link = Faulty::new(inner, Plan { tx, rx }, 7).expect("a timer");
+                LinkKind::Given(Box::new(link))
+            }
+        }
+    }
 }
 
 /// Our device, with memory that a guest may reach.
 pub(crate) struct Host {
+    pub(crate) carrier: Carrier,
+    /// Our address.
+    pub(crate) address: IpAddr,
+    /// Path MTUs to try.
+    pub(crate) mtus: [Mtu; 2],
     pub(crate) context: Context,
     pub(crate) pd: Pd,
     pub(crate) region: Region,
@@ -33,12 +71,15 @@ pub(crate) struct Host {
 }
 
 impl Host {
-    pub(crate) fn open() -> Self {
-        let context = Context::open(Options::udp(IpAddr::V4(HOST))).expect("a device on the tap");
+    pub(crate) fn open(carrier: Carrier) -> Self {
+        let context = Context::open(Options::new(carrier.link())).expect("a device on the tap");
+        let address = if carrier == Carrier::UdpV6 { IpAddr::V6(HOST_V6) } else { IpAddr::V4(HOST) };
+        // What AF_XDP can carry is in its head.
+        let mtus = [Mtu::B1024, if carrier == Carrier::Xdp { Mtu::B2048 } else { Mtu::B4096 }];
         let pd = context.alloc_pd().expect("a protection domain");
         let region = Region::memfd("soft-roce", LEN).expect("memory");
         let mr = pd.reg_mr(&region, all_rights()).expect("a memory region");
-        Self { context, pd, region, mr }
+        Self { carrier, address, mtus, context, pd, region, mr }
     }
 
     pub(crate) fn cq(&self) -> Cq {
@@ -54,8 +95,8 @@ impl Host {
             QpType::Uc => "uc",
             QpType::Ud => "ud",
         };
-        let theirs = guest.create_qp(name);
-        let own = qp.endpoint();
+        let theirs = guest.create_qp(name, self.address.is_ipv6());
+        let own = self.endpoint(&qp);
         // Near the end of the circle, so that every test wraps.
         let their_psn = Psn::new(0xff_fff0);
         if ty == QpType::Ud {
@@ -67,6 +108,11 @@ impl Host {
         }
         guest.connect(theirs.id, own.qpn, own.psn, their_psn, own.gid, mtu.bytes() as u32);
         Pair { qp, cq, theirs }
+    }
+
+    /// Where the guest finds the QP.
+    fn endpoint(&self, qp: &Qp) -> QpEndpoint {
+        QpEndpoint { gid: Gid::from_ip(self.address), ..qp.endpoint() }
     }
 
     pub(crate) fn fill(&self, offset: u64, len: usize, seed: u64) {
@@ -107,7 +153,8 @@ impl Pair {
 
     pub(crate) fn post(&self, host: &Host, op: SendOp, offset: u64, len: usize) {
         let sge = [host.mr.sge(offset, len as u32)];
-        let data = if matches!(op, SendOp::Flush { .. }) { &[][..] } else { &sge[..] };
+        let data =
+            if matches!(op, SendOp::Flush { .. } | SendOp::BindMw { .. }) { &[][..] } else { &sge[..] };
         let wr = SendWr { wr_id: 1, op, data: Data::Sges(data), flags: SendFlags::SIGNALED, ud: None };
         self.qp.post_send(&wr).expect("posted");
     }
