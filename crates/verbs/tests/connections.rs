@@ -8,9 +8,11 @@ use std::thread;
 
 use common::{LIMIT, Side, address, address_of, open, socket_addr, wr};
 use remanence_link::{WaitFd, wait};
+use remanence_rnic::cm::{Event, Listen, Path, SidrReply};
 use remanence_rnic::{QpState, RecvWr, SendOp, WcStatus};
-use remanence_verbs::{ConnectAttr, Connection, Error, Listener, Phase, Progress};
-use remanence_wire::cm::RejReason;
+use remanence_verbs::{CmChannel, ConnectAttr, Connection, Error, Listener, Phase, Progress};
+use remanence_wire::cm::{PortSpace, RejReason, ServiceId, SidrRep};
+use remanence_wire::{Qkey, Qpn};
 
 const PORT: u16 = 7471;
 
@@ -189,4 +191,34 @@ fn many_clients_connect_at_the_same_time() {
             });
         }
     });
+}
+
+#[test]
+fn a_ud_service_is_resolved_over_plain_channels() {
+    let (client, server) = (Side::new(), Side::new());
+    let (asking, answering) = (CmChannel::new().unwrap(), CmChannel::new().unwrap());
+    let service_id = ServiceId::new(PortSpace::Udp, PORT);
+    let listen = Listen { service_id, local: None, backlog: 4 };
+    let listener = server.context.cm().listen(&listen, &answering, 11).unwrap();
+    let gid = |side: &Side| side.context.config().gids[0];
+    let path = Path { local: gid(&client), remote: gid(&server) };
+    let id = client.context.cm().resolve(path, service_id, Some(9), b"who?", &asking, 22).unwrap();
+
+    let asked = answering.get_event(LIMIT).unwrap();
+    assert_eq!(asked.user_data, 11);
+    let Event::SidrRequest(request) = asked.event else { panic!("{asked:?}") };
+    assert_eq!((request.listener, &request.private_data[..4]), (listener, &b"who?"[..]));
+    let (qpn, qkey) = (Qpn::new(0x1234), Qkey::RDMA_UDP);
+    let reply = SidrReply { status: SidrRep::STATUS_VALID, qpn, qkey, private_data: b"me" };
+    server.context.cm().sidr_reply(request.id, &reply).unwrap();
+
+    let answered = asking.get_event(LIMIT).unwrap();
+    assert_eq!(answered.user_data, 22);
+    let Event::SidrResponse { id: answered_id, qpn: told, qkey: key, private_data, .. } = answered.event
+    else {
+        panic!("{answered:?}")
+    };
+    assert_eq!((answered_id, told, key, &private_data[..2]), (id, qpn, qkey, &b"me"[..]));
+    server.context.cm().unlisten(listener);
+    assert_eq!(asking.try_get_event(), None);
 }
