@@ -87,12 +87,14 @@ impl Cq {
             Some(driver) => driver,
             // Someone else drives. What is published before its turn ends is what this queue may hold.
             None if shared.signals.news.load(Ordering::Acquire) == inner.empty_at.load(Ordering::Relaxed) => {
+                shared.lock.miss();
                 return Ok(0);
             }
             None => shared.lock.lock(),
         };
         let n = driver.device.poll_cq(inner.raw, out, max)?;
         if n > 0 {
+            driver.count_polls(1);
             return Ok(n);
         }
         let mut turn = Turn::new(driver, shared.clock.now());
@@ -133,7 +135,10 @@ impl Cq {
     /// # Errors
     /// It was destroyed by name.
     pub fn req_notify(&self, solicited_only: bool) -> Result<(), VerbError> {
-        self.inner.handle.turn().device.req_notify_cq(self.inner.raw, solicited_only)
+        let mut turn = self.inner.handle.turn();
+        turn.device.req_notify_cq(self.inner.raw, solicited_only)?;
+        turn.armed();
+        Ok(())
     }
 
     /// Changes the capacity, if what is in the queue fits.

@@ -290,6 +290,17 @@ impl Driver {
         self.device.flush_done(now, id, result, &mut self.memory);
     }
 
+    /// A consumer polled and found something, or found the lock taken.
+    pub(crate) fn count_polls(&mut self, polls: u32) {
+        self.handover.count_polls(u64::from(polls));
+    }
+
+    /// A consumer asked for a notification.
+    pub(crate) fn armed(&mut self) {
+        let kick = self.handover.armed();
+        self.kick(kick);
+    }
+
     /// A consumer polled and found nothing.
     pub(crate) fn polled(&mut self, now: Instant) {
         self.counters.poller_turns += 1;

@@ -17,7 +17,7 @@
 //! | state | it | leaves it |
 //! |---|---|---|
 //! | `Awake` | will take the lock again without sleeping | by its own decision, under the lock |
-//! | `Leased` | sleeps on its own event for at most [`LEASE_MAX`], as a poller drives | when the lease is over |
+//! | `Leased` | sleeps on its own event for at most [`LEASE_MAX`], as a poller drives (or [`WAITER_LEASE`], as a waiter watches) | when the lease is over |
 //! | `Watching` | sleeps on the link and on its event until the deadline it knew | packet, deadline or kick |
 //! | `Parked` | sleeps on its own event without limit, as a waiter watches | kick, when the last waiter leaves |
 //!
@@ -34,7 +34,7 @@
 //! 2. A packet that arrives after the last look makes the link's descriptor readable (sockets), or raises it as
 //!    the link promised in `prepare_wait` (rings). One thread watches, or:
 //! 3. nobody watches because a poller drives. Then the progress thread is `Leased` and looks again when the lease
-//!    is over: if no poll came meanwhile it takes over. `Parked` is entered only while a waiter watches, and that
+//!    is over: if no poll came lately it takes over. `Parked` is entered only while a waiter watches, and that
 //!    waiter hands over in [`Handover::waiter_left`]: to another waiter, or to the progress thread.
 //!
 //! So in every state at least one of {someone awake, a bounded lease, a watcher, a kick under way} holds. The test
@@ -53,12 +53,16 @@ pub(crate) const LEASE_MAX: Duration = Duration::from_micros(256);
 /// The first lease: a consumer that polls for a moment gets only a moment.
 const LEASE_MIN: Duration = Duration::from_micros(32);
 
-/// This many polls, none later than [`POLL_GAP`] after the one before, make a consumer a poller. An event-driven
-/// consumer polls two or three times for each event and must not be taken for one.
-const POLLER_POLLS: u32 = 8;
+/// Polls with no more than this between them are one row of polls.
+const POLL_GAP: Duration = Duration::from_micros(50);
 
-/// See [`POLLER_POLLS`]. An empty poll takes about 0.3 us.
-const POLL_GAP: Duration = Duration::from_micros(10);
+/// A consumer whose row of polls lasts this long is a poller. An event-driven consumer, who also polls a few times for
+/// each event, never gets that far: asking for the next notification ends the row.
+const POLLER_AFTER: Duration = Duration::from_micros(100);
+
+/// The progress thread looks this often whether a waiter still watches, until it parks. Waiters come and go with each
+/// blocking call, so this is also what a peer's operation may wait when one does not come back.
+pub(crate) const WAITER_LEASE: Duration = Duration::from_millis(1);
 
 /// A waiter that watched this long without leaving is trusted to do so for long: the progress thread parks.
 const PARK_AFTER: Duration = Duration::from_millis(20);
@@ -122,7 +126,10 @@ pub(crate) struct Outlook {
 enum Thread {
     Absent,
     Awake,
-    Leased { polls: u64 },
+    /// A poller drives, or a waiter watches; in the latter case `to_poller` is false.
+    Leased {
+        to_poller: bool,
+    },
     Watching,
     Parked,
 }
@@ -180,9 +187,12 @@ pub(crate) struct Handover {
     watch: Watch,
     /// Waiters that sleep on their own event only, in the order of their coming.
     bench: Vec<WaiterId>,
+    /// Polls so far, and how many the progress thread has seen.
     polls: u64,
-    streak: u32,
-    polled_at: Instant,
+    polls_seen: u64,
+    /// When the last poll was, and when the row of polls began that it belongs to.
+    polled_at: Option<Instant>,
+    row_since: Instant,
     lease: Duration,
     worked_at: Instant,
     spin: SpinBudget,
@@ -198,28 +208,54 @@ impl Handover {
             watch: Watch { until: None, writable: false },
             bench: Vec::new(),
             polls: 0,
-            streak: 0,
-            polled_at: Instant::ZERO,
+            polls_seen: 0,
+            polled_at: None,
+            row_since: Instant::ZERO,
             lease: LEASE_MIN,
             worked_at: Instant::ZERO,
             spin: SpinBudget::new(),
         }
     }
 
-    /// A consumer polled: a poller in the making. Takes the progress thread off the link once it is one.
+    /// A consumer polled. Without the time, which is only worth asking for when there was nothing to take.
+    #[inline]
+    pub(crate) fn count_polls(&mut self, polls: u64) {
+        self.polls += polls;
+    }
+
+    /// A consumer polled, and drives. Takes the progress thread off the link once this consumer is a poller.
     #[inline]
     pub(crate) fn polled(&mut self, now: Instant) -> Kick {
         self.polls += 1;
-        if now.since(self.polled_at) > POLL_GAP {
-            self.streak = 0;
-        }
-        self.polled_at = now;
-        self.streak = self.streak.saturating_add(1);
-        if self.streak >= POLLER_POLLS && self.thread == Thread::Watching {
+        self.extend_row(now);
+        if self.thread == Thread::Watching && self.is_polled(now) {
             self.thread = Thread::Awake;
             return Kick::Thread;
         }
         Kick::None
+    }
+
+    /// A consumer asked to be notified, and will sleep: it is no poller any more, whatever it was.
+    pub(crate) fn armed(&mut self) -> Kick {
+        self.polled_at = None;
+        if self.thread == (Thread::Leased { to_poller: true }) {
+            self.thread = Thread::Awake;
+            return Kick::Thread;
+        }
+        Kick::None
+    }
+
+    fn extend_row(&mut self, now: Instant) {
+        if self.polled_at.is_none_or(|last| now.since(last) > POLL_GAP) {
+            self.row_since = now;
+        }
+        self.polled_at = Some(now);
+    }
+
+    /// Whether a poller drives.
+    fn is_polled(&self, now: Instant) -> bool {
+        self.polled_at
+            .is_some_and(|last| now.since(last) <= POLL_GAP && last.since(self.row_since) >= POLLER_AFTER)
     }
 
     /// The engine changed under the lock: does whoever watches sleep too long, or on too little?
@@ -242,18 +278,18 @@ impl Handover {
 
     /// The progress thread took a turn; `worked` says whether there was anything to do.
     pub(crate) fn plan(&mut self, now: Instant, worked: bool, outlook: Outlook) -> Plan {
-        let leased = match self.thread {
-            Thread::Leased { polls } => Some(self.polls.wrapping_sub(polls) >= u64::from(POLLER_POLLS)),
-            Thread::Absent | Thread::Awake | Thread::Watching | Thread::Parked => None,
-        };
         self.thread = Thread::Awake;
         self.note(now, worked);
         if self.seat.is_some() {
             return self.leave_it_to_the_waiter(now);
         }
-        let polled = leased.unwrap_or(self.streak >= POLLER_POLLS && now.since(self.polled_at) <= POLL_GAP);
-        if polled {
-            self.thread = Thread::Leased { polls: self.polls };
+        if self.polls != self.polls_seen {
+            self.polls_seen = self.polls;
+            // Polls that found something to take did not ask for the time: they were since the last look.
+            self.extend_row(now);
+        }
+        if self.is_polled(now) {
+            self.thread = Thread::Leased { to_poller: true };
             let lease = self.lease;
             self.lease = (lease * 2).min(LEASE_MAX);
             return Plan::Rest(Some(lease));
@@ -271,8 +307,8 @@ impl Handover {
             self.thread = Thread::Parked;
             return Plan::Rest(None);
         }
-        self.thread = Thread::Leased { polls: self.polls };
-        Plan::Rest(Some(LEASE_MAX))
+        self.thread = Thread::Leased { to_poller: false };
+        Plan::Rest(Some(WAITER_LEASE))
     }
 
     /// The progress thread found, in `prepare_wait`, that it may not sleep after all.

@@ -14,12 +14,14 @@ const SPINS: u32 = 1_000;
 #[derive(Debug)]
 pub(crate) struct DeviceLock<T> {
     waiting: AtomicU32,
+    /// How often somebody found the lock taken and left.
+    missed: AtomicU32,
     mutex: Mutex<T>,
 }
 
 impl<T> DeviceLock<T> {
     pub(crate) fn new(value: T) -> Self {
-        Self { waiting: AtomicU32::new(0), mutex: Mutex::new(value) }
+        Self { waiting: AtomicU32::new(0), missed: AtomicU32::new(0), mutex: Mutex::new(value) }
     }
 
     /// The lock if it is free.
@@ -62,6 +64,16 @@ impl<T> DeviceLock<T> {
     /// The lock for a destructor, which must not panic: `None` if a thread panicked while holding it.
     pub(crate) fn lock_to_drop(&self) -> Option<MutexGuard<'_, T>> {
         self.mutex.lock().ok()
+    }
+
+    /// Notes that the caller found the lock taken and leaves.
+    pub(crate) fn miss(&self) {
+        self.missed.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// How often that happened since the last call.
+    pub(crate) fn take_missed(&self) -> u32 {
+        if self.missed.load(Ordering::Relaxed) == 0 { 0 } else { self.missed.swap(0, Ordering::Relaxed) }
     }
 
     /// Whether another thread waits for the lock at this moment.

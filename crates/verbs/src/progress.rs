@@ -27,6 +27,7 @@ fn run(shared: &Shared) {
         let mut turn = shared.turn();
         let worked = turn.drive();
         let now = turn.now;
+        turn.count_polls(shared.lock.take_missed());
         let plan = turn.plan_thread(now, worked, &mut fds);
         drop(turn);
         match plan {

@@ -178,8 +178,13 @@ impl World {
                 self.run_waiter(id, satisfied);
             }
             12 | 13 => self.run_thread(),
+            14 if dice.roll(4) == 0 => {
+                let kick = self.handover.armed();
+                self.kick(kick);
+                self.settle();
+            }
             _ if self.polling => {
-                for _ in 0..=dice.roll(12) {
+                for _ in 0..=dice.roll(400) {
                     self.poll();
                     self.now = self.now + Duration::from_nanos(300 + dice.roll(500));
                 }
@@ -199,7 +204,7 @@ impl World {
         let awake =
             everyone().any(|(state, event)| state == State::Runnable || (state != State::Out && event));
         let leased = match self.thread {
-            State::Asleep { until: Some(until), link: None } => until <= self.now + LEASE_MAX,
+            State::Asleep { until: Some(until), link: None } => until <= self.now + WAITER_LEASE,
             _ => false,
         };
         let watched = everyone().any(|(state, _)| match state {
@@ -283,9 +288,8 @@ fn a_poller_takes_the_progress_thread_off_the_link_and_keeps_it_off() {
             world.run_thread();
             turns += 1;
         }
-        assert!(
-            world.now.since(before) < Duration::from_micros(100) || world.handover.thread != Thread::Watching
-        );
+        let settled = world.now.since(before) > POLLER_AFTER * 2;
+        assert!(!settled || world.handover.thread != Thread::Watching);
     }
     // Two steps (wake, turn) for each lease.
     assert!(turns < 1_000, "the progress thread took {turns} steps beside a poller in 100 ms");
@@ -305,7 +309,44 @@ fn an_event_driven_consumer_is_not_taken_for_a_poller() {
             world.poll();
             world.now = world.now + Duration::from_nanos(400);
         }
+        let kick = world.handover.armed();
+        assert_eq!(kick, Kick::None, "nobody rests on this consumer's polls");
     }
+}
+
+#[test]
+fn a_busy_event_driven_consumer_is_not_taken_for_a_poller_either() {
+    let mut world = World::new(Progress::Adaptive);
+    // An event every 10 us, without a pause in which the progress thread could go to sleep.
+    for _ in 0..1_000 {
+        world.packets += 1;
+        world.run_thread();
+        for _ in 0..3 {
+            world.poll();
+            world.now = world.now + Duration::from_micros(3);
+        }
+        let kick = world.handover.armed();
+        assert_eq!(kick, Kick::None);
+        assert_eq!(world.handover.thread, Thread::Awake);
+    }
+}
+
+#[test]
+fn a_poller_that_asks_for_a_notification_gives_the_link_back() {
+    let mut world = World::new(Progress::Adaptive);
+    while world.handover.thread != (Thread::Leased { to_poller: true }) {
+        world.poll();
+        world.run_thread();
+        world.now = world.now + Duration::from_nanos(400);
+    }
+    let kick = world.handover.armed();
+    world.kick(kick);
+    assert!(world.thread_event);
+    for _ in 0..100 {
+        world.run_thread();
+        world.now = world.now + Duration::from_micros(5);
+    }
+    assert_eq!(world.handover.thread, Thread::Watching);
 }
 
 #[test]
