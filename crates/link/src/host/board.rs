@@ -55,7 +55,7 @@ impl Board {
 
     /// It is the one that processes open now. Files in /dev/shm are removed, by hand or when their user logs out.
     pub(crate) fn is_current(&self) -> bool {
-        let now = path().and_then(std::fs::metadata).map(|found| found.ino());
+        let now = path(effective_uid()).and_then(std::fs::metadata).map(|found| found.ino());
         now.ok() == self.file
     }
 
@@ -184,11 +184,11 @@ impl Board {
     }
 }
 
-/// Where the board is. The number after the name is the layout's version: programs of another version see another
+/// Where a user's board is. The number after the name is the layout's version: programs of another version see another
 /// board.
-pub(crate) fn path() -> io::Result<PathBuf> {
+pub(crate) fn path(user: u32) -> io::Result<PathBuf> {
     let namespace = std::fs::metadata("/proc/thread-self/ns/net")?.ino();
-    Ok(format!("/dev/shm/remanence-board-1.{}.{namespace}", effective_uid()).into())
+    Ok(format!("/dev/shm/remanence-board-1.{user}.{namespace}").into())
 }
 
 /// The file and its number. Only its owner may use it: others could not share the port either.
@@ -200,7 +200,7 @@ fn open_file(words: usize) -> io::Result<(File, u64)> {
         .truncate(false)
         .mode(0o600)
         .custom_flags(libc::O_NOFOLLOW | libc::O_CLOEXEC)
-        .open(path()?)?;
+        .open(path(effective_uid())?)?;
     let found = file.metadata()?;
     if !found.is_file() || found.uid() != effective_uid() {
         return Err(io::ErrorKind::PermissionDenied.into());

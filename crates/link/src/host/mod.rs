@@ -19,7 +19,11 @@
 //!    steering of the UDP link work out. All they know is a hint: a wrong hint costs a detour, and the detour is what
 //!    corrects it.
 //!
-//! Limits: all processes that share a port run as the same user (the kernel asks this of `SO_REUSEPORT`). A stopped
+//! Users: the kernel lets only processes of the same user share a port. While root's have it, those of other users are
+//! *guests*: they send for themselves and receive what root's send on, at the price of a second hop. Root does not
+//! accept datagrams from other users, who could forge their senders; it needs the port first.
+//!
+//! Limits: A stopped
 //! process keeps its own datagrams waiting, and nobody else's. The detour has room for a few
 //! megabytes and a tenth of a second; beyond that it loses, as a network may.
 //!
@@ -36,6 +40,7 @@ mod tests;
 
 pub use rule::{Match, SteerCase, SteerRule, SteerTo};
 pub(crate) use rule::{Owner, PROBE_MAGIC, Table, attach};
+pub(crate) use seat::SLOT_CHANNEL;
 pub use seat::{Listening, Seat};
 pub(crate) use sharing::Sharing;
 

@@ -65,7 +65,8 @@ pub(crate) enum News {
 /// Bytes under way to others, as far as the kernel lets us.
 const SEND_BUFFER: libc::c_int = 8 << 20;
 
-const SLOT_TOKEN: u64 = 0;
+/// The channel of the slot, for [`Seat::receive`].
+pub(crate) const SLOT_CHANNEL: u64 = 0;
 const TIMER_TOKEN: u64 = 1;
 const FIRST_LISTENER_TOKEN: u64 = 2;
 
@@ -99,7 +100,7 @@ impl Seat {
         // A full queue at one of the others must not use up what we may have under way to the rest.
         let _ = net::set_option(socket.as_fd(), libc::SOL_SOCKET, libc::SO_SNDBUFFORCE, SEND_BUFFER)
             .or_else(|_| net::set_option(socket.as_fd(), libc::SOL_SOCKET, libc::SO_SNDBUF, SEND_BUFFER));
-        news.add(socket.as_fd(), SLOT_TOKEN)?;
+        news.add(socket.as_fd(), SLOT_CHANNEL)?;
         news.add(timer.as_fd(), TIMER_TOKEN)?;
         let board = Arc::new(Board::open()?);
         let incarnation = net::random_u64() | 1;
@@ -203,7 +204,7 @@ impl Seat {
         token: u64,
         buffer: &'b mut [u8],
     ) -> io::Result<Option<Option<Train<'b>>>> {
-        let received = if token == SLOT_TOKEN {
+        let received = if token == SLOT_CHANNEL {
             unix::recv(self.0.socket.as_fd(), buffer)
         } else {
             let listeners = self.listeners();
@@ -211,8 +212,8 @@ impl Seat {
             unix::recv(socket.as_fd(), buffer)
         };
         match received {
-            // Another user could forge any sender, which the network does not let him do.
-            Ok((len, false, Some(uid))) if uid == unix::effective_uid() => {
+            // Another user could forge any sender, which the network does not let him do; root could anyway.
+            Ok((len, false, Some(uid))) if uid == 0 || uid == unix::effective_uid() => {
                 Ok(Some(message::decode(&buffer[..len])))
             }
             Ok(_) => Ok(Some(None)),

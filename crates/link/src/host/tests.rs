@@ -6,6 +6,7 @@
 use std::io::{BufRead, BufReader, Write};
 use std::net::UdpSocket;
 use std::os::fd::{AsFd, AsRawFd};
+use std::os::unix::process::CommandExt;
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
@@ -20,6 +21,9 @@ use crate::veth::{End, Veth};
 
 /// How long what must happen may take; only a failing test ever waits so long.
 const PATIENCE: Duration = Duration::from_secs(20);
+
+/// A user who is not root.
+const NOBODY: u32 = 65_534;
 
 const CHILD: &str = "REMANENCE_TEST_CHILD";
 
@@ -257,13 +261,21 @@ struct Process {
 impl Process {
     /// Starts a process that shares the port, in the calling thread's namespace.
     fn start() -> Self {
-        let mut child = Command::new(std::env::current_exe().expect("the test binary"))
+        Self::start_as(None).expect("the test binary runs")
+    }
+
+    /// The same, as another user.
+    fn start_as(user: Option<u32>) -> std::io::Result<Self> {
+        let mut command = Command::new(std::env::current_exe().expect("the test binary"));
+        if let Some(user) = user {
+            command.uid(user).gid(user).current_dir("/");
+        }
+        let mut child = command
             .args(["--exact", "host::tests::child_process", "--nocapture", "--test-threads=1"])
             .env(CHILD, "1")
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
-            .spawn()
-            .expect("the test binary runs");
+            .spawn()?;
         let (send, lines) = channel();
         let stdout = BufReader::new(child.stdout.take().expect("piped"));
         std::thread::spawn(move || {
@@ -276,7 +288,7 @@ impl Process {
         let stdin = child.stdin.take().expect("piped");
         let mut process = Self { child, stdin, lines, slot: 0, got: Vec::new() };
         process.slot = process.answer("seat").parse().expect("a slot");
-        process
+        Ok(process)
     }
 
     /// Waits for the line that begins with `word`, keeping what arrived in between.
@@ -419,7 +431,9 @@ struct Alone {
 
 impl Drop for Alone {
     fn drop(&mut self) {
-        let _ = super::board::path().and_then(std::fs::remove_file);
+        for uid in [super::board::path(0), super::board::path(NOBODY)] {
+            let _ = uid.and_then(std::fs::remove_file);
+        }
     }
 }
 
@@ -491,10 +505,32 @@ fn a_lost_board_costs_detours_until_all_have_found_the_new_one() {
     let [mut a, mut b] = [(); 2].map(|()| Process::start());
     let mut world = World::new();
     world.until_direct(&mut [&mut a, &mut b]);
-    std::fs::remove_file(super::board::path().expect("a board")).expect("shared with the processes");
+    std::fs::remove_file(super::board::path(0).expect("a board")).expect("shared with the processes");
     let mut c = Process::start();
     world.round(&mut [&mut a, &mut b, &mut c]);
     world.until_direct(&mut [&mut a, &mut b, &mut c]);
+}
+
+#[test]
+fn another_user_is_a_guest_while_root_has_the_port_and_inherits_it() {
+    let Some(_alone) = alone() else { return };
+    let [mut a, mut b] = [(); 2].map(|()| Process::start());
+    let mut guest = match Process::start_as(Some(NOBODY)) {
+        Ok(guest) => guest,
+        Err(err) => {
+            eprintln!("skipped: another user cannot execute the test: {err}");
+            return;
+        }
+    };
+    let mut world = World::new();
+    world.round(&mut [&mut a, &mut b, &mut guest]);
+    guest.ask("listen 4660", "listening");
+    let number = world.send(None, |number| to_service(4660, number));
+    assert!(guest.hears(number, PATIENCE), "the guest's service is not found");
+    a.kill();
+    world.lost(&mut [&mut guest], Duration::from_millis(10));
+    b.kill();
+    world.until_direct(&mut [&mut guest]);
 }
 
 #[test]

@@ -109,6 +109,9 @@ const MAX_STRAYS: usize = 16;
 /// Calls of `recv` between two looks at the slow channels, for who never waits; some 100 us of spinning.
 const LOOK_EVERY: u32 = 1024;
 
+/// The same where all that is ours comes that way, from a process that cannot ring our bell.
+const LOOK_EVERY_AS_GUEST: u32 = 4;
+
 impl UdpLink {
     /// Opens the sockets.
     ///
@@ -151,6 +154,11 @@ impl UdpLink {
             .collect();
         let shared = match &options.seat {
             Some(seat) => {
+                if let Some(guest) =
+                    ports.iter().find(|port| !port.rx.bound() && !steer::is_sent_on(seat, port))
+                {
+                    return Err(guest.rx.taken());
+                }
                 let mut sharing = Sharing::new(seat.clone());
                 let steering = steer::Steering::begin(&mut sharing, &ports)?;
                 Some(Shared { sharing, steering })
@@ -197,7 +205,9 @@ impl UdpLink {
     /// Takes in what other processes of this host sent on to us.
     fn take_in(&mut self, sink: &mut dyn FnMut(Received<'_>)) -> io::Result<usize> {
         let Some(Shared { sharing, steering }) = &mut self.shared else { return Ok(0) };
-        if self.calls.is_multiple_of(LOOK_EVERY) {
+        let every =
+            if self.ports.iter().all(|port| port.rx.bound()) { LOOK_EVERY } else { LOOK_EVERY_AS_GUEST };
+        if self.calls.is_multiple_of(every) {
             sharing.look_soon();
         }
         if !sharing.rung() {
@@ -212,7 +222,7 @@ impl UdpLink {
             }
         })?;
         if taken.tick {
-            steering.tick(sharing, &self.ports)?;
+            steering.tick(sharing, &mut self.ports)?;
         }
         if taken.detour {
             steering.suspect(sharing, &self.ports);

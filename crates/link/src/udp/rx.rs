@@ -58,6 +58,8 @@ enum Mode {
 pub(super) struct Receiver {
     socket: OwnedFd,
     addr: SocketAddr,
+    /// The address is ours, perhaps beside others; if not, nothing ever arrives here.
+    bound: bool,
     mode: Mode,
     /// The kernel has receive offload and we may use it.
     offload: bool,
@@ -86,9 +88,30 @@ impl Receiver {
         if options.seat.is_some() {
             net::set_option(fd, libc::SOL_SOCKET, libc::SO_REUSEPORT, 1)?;
         }
-        net::bind(fd, addr).map_err(|err| explain_bind(&err, addr))?;
-        let addr = net::local_addr(fd)?;
-        Ok(Self { socket, addr, mode: Mode::Lonely, offload, burst: 0, lone: 0, wide: false })
+        let bound = match net::bind(fd, addr) {
+            Ok(()) => true,
+            // Perhaps the owner sends on to us what is ours; the caller finds out.
+            Err(err) if err.kind() == io::ErrorKind::AddrInUse && options.seat.is_some() => false,
+            Err(err) => return Err(explain_bind(&err, addr)),
+        };
+        let addr = if bound { net::local_addr(fd)? } else { addr };
+        Ok(Self { socket, addr, bound, mode: Mode::Lonely, offload, burst: 0, lone: 0, wide: false })
+    }
+
+    /// Datagrams arrive here, and not only at somebody who sends ours on.
+    pub(super) fn bound(&self) -> bool {
+        self.bound
+    }
+
+    /// Takes the address if it is free by now; whether it was.
+    pub(super) fn try_bind(&mut self) -> bool {
+        self.bound = net::bind(self.as_fd(), self.addr).is_ok();
+        self.bound
+    }
+
+    /// The error of an address that belongs to somebody who does not share it with us.
+    pub(super) fn taken(&self) -> io::Error {
+        explain_bind(&io::ErrorKind::AddrInUse.into(), self.addr)
     }
 
     pub(super) fn addr(&self) -> SocketAddr {

@@ -20,8 +20,10 @@ use std::time::{Duration, Instant};
 
 use super::Port;
 use crate::host::{self, Owner, PROBE_MAGIC, Seat, Sharing, Table};
+use crate::link::WaitFd;
 use crate::sys::net;
 use crate::train::Train;
+use crate::wait;
 
 /// Bytes of a probe or test.
 const PROBE_LEN: usize = 64;
@@ -116,7 +118,7 @@ impl Steering {
     }
 
     /// The timer fired.
-    pub(super) fn tick(&mut self, sharing: &mut Sharing, ports: &[Port]) -> io::Result<()> {
+    pub(super) fn tick(&mut self, sharing: &mut Sharing, ports: &mut [Port]) -> io::Result<()> {
         sharing.find_board()?;
         let seat = sharing.seat();
         self.ticks = self.ticks.wrapping_add(1);
@@ -126,6 +128,11 @@ impl Steering {
         let calm = self.last_detour.elapsed() > PAUSE_MAX;
         let others = sharing.board().taken().any(|(slot, _)| slot != seat.slot());
         for (group, port) in self.groups.iter_mut().zip(ports) {
+            if !port.rx.bound() && port.rx.try_bind() {
+                // Who had the port is gone. We are no longer a guest.
+                group.attach(sharing, port)?;
+                group.experiment(sharing, port);
+            }
             // What was sent at the last tick had all the time in the world to arrive.
             if group.probes.is_some() {
                 group.reach = (group.reach * 2).min(MAX_GROUP);
@@ -180,7 +187,7 @@ impl Group {
 
     /// Sends ourselves the probes and the test. Without a common board there is nobody to tell the outcome.
     fn experiment(&mut self, sharing: &Sharing, port: &Port) {
-        if !sharing.board().shared() {
+        if !sharing.board().shared() || !port.rx.bound() {
             return;
         }
         let known = sharing.board().taken().count() as u32 + 1;
@@ -223,7 +230,7 @@ impl Group {
     /// Attaches the program that the board asks for.
     fn attach(&mut self, sharing: &Sharing, port: &Port) -> io::Result<()> {
         let board = sharing.board();
-        if !board.shared() {
+        if !board.shared() || !port.rx.bound() {
             // Knowing only of ourselves, we would undo what others know of themselves.
             return Ok(());
         }
@@ -245,6 +252,29 @@ impl Group {
         Ok(())
     }
 }
+
+/// Whether the process that has the port sends on to us what is ours. It may belong to root, whom we trust; then the
+/// kernel does not let us share its port, but it can hand on.
+pub(super) fn is_sent_on(seat: &Seat, port: &Port) -> bool {
+    let nonce = net::random_u64();
+    let Some(payload) = test(seat, nonce) else { return false };
+    let mut buffer = vec![0; 1 << 10];
+    let start = Instant::now();
+    while start.elapsed() < GUEST_PATIENCE {
+        port.tx.send_aside(&payload, port.rx.addr());
+        let news = [WaitFd { fd: seat.news_fd(), events: libc::POLLIN }];
+        let _ = wait::poll(&news, Some(GUEST_PATIENCE / 8));
+        while let Ok(Some(message)) = seat.receive(host::SLOT_CHANNEL, &mut buffer) {
+            if message.is_some_and(|train| train.data == payload) {
+                return true;
+            }
+        }
+    }
+    false
+}
+
+/// How long the owner of the port may take to send a first datagram on.
+const GUEST_PATIENCE: Duration = Duration::from_millis(800);
 
 fn probe(index: u32, nonce: u64) -> [u8; PROBE_LEN] {
     let mut payload = [0; PROBE_LEN];
