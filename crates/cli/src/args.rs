@@ -7,7 +7,7 @@ use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-use remanence_pool::auth::{Fingerprint, Token};
+use remanence_pool::auth::Token;
 use remanence_pool::proto::DEFAULT_PORT;
 
 use crate::fail::{Context as _, Fail};
@@ -90,9 +90,12 @@ impl fmt::Display for Server {
 impl Server {
     /// Asks the resolver.
     pub(crate) fn resolve(&self) -> Result<SocketAddr, Fail> {
-        let mut found = (self.host.as_str(), self.port)
-            .to_socket_addrs()
-            .map_err(|e| Fail::new(format!("the name {} cannot be resolved ({e}); check its spelling, or give an IP address", self.host)))?;
+        let mut found = (self.host.as_str(), self.port).to_socket_addrs().map_err(|e| {
+            Fail::new(format!(
+                "the name {} cannot be resolved ({e}); check its spelling, or give an IP address",
+                self.host
+            ))
+        })?;
         found.next().ok_or_else(|| Fail::new(format!("the name {} has no address", self.host)))
     }
 }
@@ -101,7 +104,14 @@ impl Server {
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Servers {
     /// Servers as host[:port], separated by commas or given several times
-    #[arg(short, long = "server", value_name = "HOST[:PORT]", value_delimiter = ',', env = "REM_SERVERS", required = true)]
+    #[arg(
+        short,
+        long = "server",
+        value_name = "HOST[:PORT]",
+        value_delimiter = ',',
+        env = "REM_SERVERS",
+        required = true
+    )]
     pub(crate) servers: Vec<Server>,
     #[command(flatten)]
     pub(crate) tokens: Tokens,
@@ -114,7 +124,13 @@ pub(crate) struct Tokens {
     #[arg(long, value_name = "FILE", env = "REM_TOKEN_FILE")]
     pub(crate) token_file: Option<PathBuf>,
     /// The token itself; safer in the environment or in a file, as arguments show in `ps`
-    #[arg(long, value_name = "TOKEN", env = "REM_TOKEN", hide_env_values = true, conflicts_with = "token_file")]
+    #[arg(
+        long,
+        value_name = "TOKEN",
+        env = "REM_TOKEN",
+        hide_env_values = true,
+        conflicts_with = "token_file"
+    )]
     pub(crate) token: Option<String>,
 }
 
@@ -131,10 +147,18 @@ impl Tokens {
                 ));
             }
         };
-        let tokens: Result<Vec<_>, _> =
-            text.lines().map(str::trim).filter(|l| !l.is_empty() && !l.starts_with('#')).map(Token::new).collect();
+        let tokens: Result<Vec<_>, _> = text
+            .lines()
+            .map(str::trim)
+            .filter(|l| !l.is_empty() && !l.starts_with('#'))
+            .map(Token::new)
+            .collect();
         let tokens = tokens.map_err(|e| Fail::new(e.to_string()))?;
-        if tokens.is_empty() { Err(Fail::new("the token file is empty; restart `rem serve` to have one made")) } else { Ok(tokens) }
+        if tokens.is_empty() {
+            Err(Fail::new("the token file is empty; restart `rem serve` to have one made"))
+        } else {
+            Ok(tokens)
+        }
     }
 }
 
@@ -145,7 +169,9 @@ pub(crate) fn server_token(given: &Tokens, file: &Path) -> Result<Token, Fail> {
         return if tokens.len() == 1 {
             Ok(tokens.remove(0))
         } else {
-            Err(Fail::new("a server has one token, and the token file holds several; give it a file of its own"))
+            Err(Fail::new(
+                "a server has one token, and the token file holds several; give it a file of its own",
+            ))
         };
     }
     let file = given.token_file.as_deref().unwrap_or(file);
@@ -168,7 +194,10 @@ pub(crate) fn server_token(given: &Tokens, file: &Path) -> Result<Token, Fail> {
     };
     let mode = std::fs::metadata(file).map_or(0, |m| m.permissions().mode());
     if mode & 0o077 != 0 {
-        return Err(Fail::new(format!("others may read the token file {0}; run `chmod 600 {0}` first", file.display())));
+        return Err(Fail::new(format!(
+            "others may read the token file {0}; run `chmod 600 {0}` first",
+            file.display()
+        )));
     }
     Ok(token)
 }
@@ -180,18 +209,15 @@ pub(crate) fn random_token() -> Result<Token, Fail> {
     Ok(Token::from_random(random))
 }
 
-/// The token that a server asks for, among ours.
-pub(crate) fn by_fingerprint(tokens: &[Token], wanted: Fingerprint) -> Option<&Token> {
-    tokens.iter().find(|token| token.fingerprint() == wanted)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn sizes_are_read_and_printed() {
-        for (text, bytes) in [("0", 0), ("4096", 4096), ("64K", 65536), ("1G", 1 << 30), ("3MiB", 3 << 20), ("16T", 1 << 44)] {
+        for (text, bytes) in
+            [("0", 0), ("4096", 4096), ("64K", 65536), ("1G", 1 << 30), ("3MiB", 3 << 20), ("16T", 1 << 44)]
+        {
             assert_eq!(text.parse(), Ok(Size(bytes)), "{text}");
         }
         for text in ["", "K", "-1", "1.5G", "1X", "99999999999T", "1 G"] {

@@ -1,10 +1,14 @@
 //! What people see: aligned, calm, coloured only where stdout is a terminal.
 
 use std::fmt::Display;
+use std::io::{IsTerminal as _, Write as _};
 use std::time::Duration;
 
 use anstream::println;
 use anstyle::{AnsiColor, Style};
+use indicatif::{ProgressBar, ProgressStyle};
+
+use crate::fail::{Context as _, Fail};
 
 const BOLD: Style = Style::new().bold();
 const DIM: Style = Style::new().dimmed();
@@ -63,7 +67,7 @@ fn width() -> usize {
 }
 
 /// Breaks a text into rows of at most `width` characters, between words.
-fn wrap(text: &str, width: usize) -> Vec<String> {
+pub(crate) fn wrap(text: &str, width: usize) -> Vec<String> {
     let mut rows: Vec<String> = Vec::new();
     for word in text.split_whitespace() {
         match rows.last_mut() {
@@ -115,18 +119,76 @@ pub(crate) fn count(n: usize, one: &str) -> String {
     format!("{n} {one}{}", if n == 1 { "" } else { "s" })
 }
 
+/// A JSON object, for programs; indented, as people read it too.
+pub(crate) fn print_json(value: &serde_json::Value) -> Result<(), Fail> {
+    let mut out = std::io::stdout().lock();
+    let written = serde_json::to_writer_pretty(&mut out, value).map_err(std::io::Error::from);
+    written.and_then(|()| writeln!(out)).context(|| "standard output cannot be written".into())
+}
+
+/// Progress on stderr, if somebody sees it.
+pub(crate) struct Bar(ProgressBar);
+
+impl Bar {
+    /// For so many bytes, if it is known.
+    pub(crate) fn bytes(total: Option<u64>, quiet: bool) -> Self {
+        if quiet || !std::io::stderr().is_terminal() {
+            return Self(ProgressBar::hidden());
+        }
+        let this = Self(ProgressBar::new(0));
+        match total {
+            Some(total) => this.begin(total),
+            None => this.0.set_style(style("{spinner} {bytes:>11}  {binary_bytes_per_sec}")),
+        }
+        this
+    }
+
+    /// Begins (again) with a known number of bytes.
+    pub(crate) fn begin(&self, total: u64) {
+        self.0.set_style(style(
+            "{wide_bar:.cyan/dim} {bytes:>11} of {total_bytes}  {binary_bytes_per_sec:>12}",
+        ));
+        self.0.set_length(total);
+        self.0.set_position(0);
+    }
+
+    pub(crate) fn add(&self, bytes: u64) {
+        self.0.inc(bytes);
+    }
+
+    /// A remark on stderr, above the bar.
+    pub(crate) fn say(&self, text: impl Display) {
+        self.0.suspend(|| anstream::eprintln!("rem: {text}"));
+    }
+
+    /// Says something on stdout, above the bar.
+    pub(crate) fn around(&self, say: impl FnOnce()) {
+        self.0.suspend(say);
+    }
+
+    pub(crate) fn done(&self) {
+        self.0.finish_and_clear();
+    }
+}
+
+fn style(template: &str) -> ProgressStyle {
+    ProgressStyle::with_template(template).expect("a constant template").progress_chars("━━─")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn numbers_have_three_digits_and_a_unit() {
-        assert_eq!([999, 1024, 1536, 150 << 20, 3 << 30].map(bytes), [
-            "999 bytes", "1.00 KiB", "1.50 KiB", "150 MiB", "3.00 GiB"
-        ]);
-        assert_eq!([5, 1_500, 25_000, 250_000_000, 3_000_000_000].map(|n| time(Duration::from_nanos(n))), [
-            "5 ns", "1.50 µs", "25.0 µs", "250 ms", "3.00 s"
-        ]);
+        assert_eq!(
+            [999, 1024, 1536, 150 << 20, 3 << 30].map(bytes),
+            ["999 bytes", "1.00 KiB", "1.50 KiB", "150 MiB", "3.00 GiB"]
+        );
+        assert_eq!(
+            [5, 1_500, 25_000, 250_000_000, 3_000_000_000].map(|n| time(Duration::from_nanos(n))),
+            ["5 ns", "1.50 µs", "25.0 µs", "250 ms", "3.00 s"]
+        );
     }
 
     #[test]

@@ -81,6 +81,29 @@ impl Digest {
     pub fn of(bytes: &[u8]) -> Self {
         Self(*blake3::hash(bytes).as_bytes())
     }
+
+    /// Begins the digest of bytes that come in parts.
+    #[must_use]
+    pub fn hasher() -> DigestHasher {
+        DigestHasher(blake3::Hasher::new())
+    }
+}
+
+/// A digest in the making.
+#[derive(Clone, Debug)]
+pub struct DigestHasher(blake3::Hasher);
+
+impl DigestHasher {
+    /// The next bytes.
+    pub fn update(&mut self, bytes: &[u8]) {
+        self.0.update(bytes);
+    }
+
+    /// The digest of all bytes so far.
+    #[must_use]
+    pub fn finish(&self) -> Digest {
+        Digest(*self.0.finalize().as_bytes())
+    }
 }
 
 impl fmt::Display for Digest {

@@ -513,7 +513,7 @@ impl<M: Medium> Pool<M> {
     #[must_use]
     pub fn verify(&self, name: &BlobName) -> Option<bool> {
         let found = self.find(name)?;
-        let mut hasher = blake3::Hasher::new();
+        let mut hasher = Digest::hasher();
         let mut buffer = vec![0; 256 << 10];
         let mut left = found.len;
         for extent in &found.extents {
@@ -528,7 +528,7 @@ impl<M: Medium> Pool<M> {
                 in_extent -= part.len() as u64;
             }
         }
-        Some(Digest(*hasher.finalize().as_bytes()) == found.digest)
+        Some(hasher.finish() == found.digest)
     }
 
     // ---- the medium ----

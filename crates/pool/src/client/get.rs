@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use super::link::{self, Happened, Tag};
 use super::{Client, Error, Lost, News, ServerIndex, Why};
-use crate::blob::{BlobName, Digest, Version};
+use crate::blob::{BlobName, Digest, DigestHasher, Version};
 use crate::proto::{RemoteExtent, Reply, Request};
 
 /// What was read.
@@ -44,7 +44,7 @@ pub(super) struct Download {
     free: Vec<u32>,
     /// The chunk that is being handed out: slot, position, bytes.
     current: Option<(u32, u32, u32)>,
-    hasher: blake3::Hasher,
+    hasher: DigestHasher,
     handed_out: u64,
     verified: bool,
     failure: Option<Lost>,
@@ -175,7 +175,7 @@ impl Download {
             under_way: VecDeque::new(),
             free: (0..client.options.chunks).collect(),
             current: None,
-            hasher: blake3::Hasher::new(),
+            hasher: Digest::hasher(),
             handed_out: 0,
             verified: false,
             failure: None,
@@ -196,7 +196,7 @@ impl Download {
             return Err(failure.clone());
         }
         if self.handed_out == self.len {
-            if !self.verified && Digest(*self.hasher.finalize().as_bytes()) != self.digest {
+            if !self.verified && self.hasher.finish() != self.digest {
                 // The server is sound otherwise: other blobs can be had from it.
                 return Err(Lost { server: client.name(self.server).to_owned(), why: Why::Damaged });
             }

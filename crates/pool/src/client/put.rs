@@ -207,7 +207,7 @@ fn read_one(
     if feed.send(begin).is_err() {
         return Ok(false);
     }
-    let (mut hasher, mut len, mut over) = (blake3::Hasher::new(), 0, false);
+    let (mut hasher, mut len, mut over) = (Digest::hasher(), 0, false);
     while !over {
         // Bytes first, then a slot: a source that is at its end needs none.
         let mut have = read_some(&mut source.reader, gulp)?;
@@ -235,7 +235,7 @@ fn read_one(
             return Ok(false);
         }
     }
-    let end = End { len, digest: Digest(*hasher.finalize().as_bytes()) };
+    let end = End { len, digest: hasher.finish() };
     Ok(feed.send(Feed::End(end)).is_ok())
 }
 

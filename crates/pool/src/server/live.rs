@@ -154,7 +154,7 @@ impl Server {
         };
         let (name, survives) = (domain.domain().name(), domain.to_string());
         let core = Core::new(pool, options.token, options.limits, name, &survives, durable);
-        let listener = Listener::bind(context, options.port, options.limits.strangers)?;
+        let listener = listen(context, options.port, options.limits.strangers)?;
         let port = listener.port();
         let peers = Peers { region, support, by_id: BTreeMap::new(), by_qpn: HashMap::new() };
         let state = State { core, peers, next_id: 1, started: Instant::now(), next_tick: Duration::ZERO };
@@ -220,6 +220,24 @@ impl Server {
 impl Drop for Server {
     fn drop(&mut self) {
         self.join();
+    }
+}
+
+/// Listens on a port; for port 0 on one of the dynamic range that is free.
+fn listen(context: &Context, port: u16, backlog: usize) -> Result<Listener, remanence_verbs::Error> {
+    const DYNAMIC: u16 = 49152;
+    if port != 0 {
+        return Listener::bind(context, port, backlog);
+    }
+    let mut attempt = 0;
+    loop {
+        let mut random = [0; 2];
+        getrandom::fill(&mut random).expect("the kernel gives random bytes");
+        let port = DYNAMIC | u16::from_be_bytes(random);
+        match Listener::bind(context, port, backlog) {
+            Err(remanence_verbs::Error::PortInUse(_)) if attempt < 64 => attempt += 1,
+            result => return result,
+        }
     }
 }
 

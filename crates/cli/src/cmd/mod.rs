@@ -1,0 +1,59 @@
+//! The commands, one file each.
+
+mod bench;
+mod blob;
+mod demo;
+mod doctor;
+mod get;
+mod perf;
+mod ping;
+mod put;
+mod serve;
+mod sim;
+
+use crate::fail::Fail;
+
+#[derive(clap::Subcommand, Debug)]
+pub(crate) enum Command {
+    /// The whole story on this machine: write durably to three servers, kill them, recover, verify
+    Demo(demo::Args),
+    /// What this machine guarantees: persistence domains, flush instructions, links, devices
+    Doctor(doctor::Args),
+    /// A memory server: exports a pool of persistent memory
+    Serve(serve::Args),
+    /// Make files or a stream durable on one or several servers
+    Put(put::Args),
+    /// Get a blob back, verified
+    Get(get::Args),
+    /// List, delete or copy blobs
+    Blob(blob::Args),
+    /// Latency of one operation to a server
+    Ping(ping::Args),
+    /// Latency and bandwidth of the operations to a server
+    Perf(perf::Args),
+    /// One simulated cluster; the seed replays it
+    Sim(sim::Args),
+    /// Reproduce a figure or a table, with the baselines in the same run
+    Bench(bench::Args),
+    /// One end of a bench, started by its controller
+    #[command(hide = true)]
+    BenchAgent,
+}
+
+impl Command {
+    pub(crate) fn run(self) -> Result<(), Fail> {
+        match self {
+            Self::Demo(args) => demo::run(&args),
+            Self::Doctor(args) => doctor::run(&args),
+            Self::Serve(args) => serve::run(&args),
+            Self::Put(args) => put::run(&args),
+            Self::Get(args) => get::run(&args),
+            Self::Blob(args) => blob::run(&args),
+            Self::Ping(args) => ping::run(&args),
+            Self::Perf(args) => perf::run(&args),
+            Self::Sim(args) => sim::run(&args),
+            Self::Bench(args) => bench::run(&args),
+            Self::BenchAgent => bench::agent(),
+        }
+    }
+}

@@ -1,0 +1,226 @@
+//! `rem serve`: a memory server.
+
+use std::io::{Read as _, Write as _};
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use remanence_pmem::{PersistenceDomain, Region};
+use remanence_pool::server::{self, Limits, Server};
+use remanence_pool::{Pool, State};
+use serde_json::json;
+
+use crate::args::{self, Size, Tokens};
+use crate::device;
+use crate::fail::{Context as _, Fail};
+use crate::signals::Stop;
+use crate::ui::{self, Mood};
+
+/// A new pool's size when none is given.
+const DEFAULT_SIZE: Size = Size(1 << 30);
+
+#[derive(clap::Args, Debug)]
+#[command(after_help = "\
+Examples:
+  rem serve pool                                 a pool of 1G in the file `pool`, made if it is not there
+  rem serve /mnt/pmem/pool --size 64G            on persistent memory
+  rem serve pool --listen 192.0.2.7              reachable from other machines
+  rem serve --memory 4G                          nothing survives: for measuring")]
+pub(crate) struct Args {
+    /// File of the pool; made if it is not there, with a token file beside it
+    #[arg(value_name = "POOL", required_unless_present = "memory")]
+    pool: Option<PathBuf>,
+    /// Size of a new pool
+    #[arg(long, value_name = "SIZE", conflicts_with = "memory")]
+    size: Option<Size>,
+    /// Keep the pool in memory instead; it is gone when the server ends
+    #[arg(long, value_name = "SIZE", conflicts_with = "pool")]
+    memory: Option<Size>,
+    /// Address to listen on; port 0 takes one that is free
+    #[arg(long, value_name = "HOST[:PORT]", default_value = "127.0.0.1")]
+    listen: args::Server,
+    #[command(flatten)]
+    tokens: Tokens,
+    /// Take your word for the persistence domain, where the machine does not tell
+    #[arg(long, value_name = "DOMAIN", value_parser = ["adr", "eadr", "wsp"])]
+    declare: Option<String>,
+    /// Read every blob and compare its digest before serving
+    #[arg(long)]
+    check: bool,
+    /// Print JSON: one line when ready, one at the end
+    #[arg(long)]
+    json: bool,
+    /// Stop when standard input ends: for programs that start servers
+    #[arg(long, hide = true)]
+    stop_on_eof: bool,
+}
+
+pub(crate) fn run(args: &Args) -> Result<(), Fail> {
+    let stop = Stop::listen()?;
+    let (pool, made) = open_pool(args)?;
+    if args.check {
+        check(&pool, args.json)?;
+    }
+    let (token, token_file) = token(args)?;
+    let region = pool.medium().clone();
+    let (usage, uuid) = (pool.usage(), pool.uuid());
+    let listen = args.listen.resolve()?;
+    let context = device::open_at(listen.ip())?;
+    let options = server::Options { port: listen.port(), token: token.clone(), limits: Limits::default() };
+    let server = Server::start(&context, pool, options)
+        .map_err(|e| Fail::new(format!("{} cannot be served: {e}", args.listen)))?;
+    let address = server.address();
+    let domain = region.domain();
+    if args.json {
+        let ready = json!({
+            "event": "ready",
+            "address": address.to_string(),
+            "pid": std::process::id(),
+            "pool": args.pool,
+            "uuid": uuid.to_string(),
+            "made": made,
+            "size": usage.size,
+            "free": usage.free,
+            "blobs": usage.blobs,
+            "token_file": token_file,
+            "token_fingerprint": token.fingerprint().to_string(),
+            "domain": domain.domain().name(),
+            "durable": domain.guarantee().is_durable(),
+            "survives": domain.to_string(),
+        });
+        print_line(&ready.to_string())?;
+    } else {
+        let place = args.pool.as_ref().map_or("memory".into(), |p| p.display().to_string());
+        let what = if made { "made just now" } else { "recovered" };
+        let blobs = ui::count(usage.blobs as usize, "blob");
+        let free = ui::bytes(usage.free);
+        ui::line(
+            Mood::Good,
+            "pool",
+            format!("{place}, {}, {blobs}, {free} free ({what})", ui::bytes(usage.size)),
+        );
+        ui::line(Mood::Good, "address", address);
+        match &token_file {
+            Some(file) => ui::line(
+                Mood::Good,
+                "token",
+                format!("in {} (fingerprint {})", file.display(), token.fingerprint()),
+            ),
+            None if args.tokens.token.is_some() => {
+                ui::line(Mood::Good, "token", format!("as given (fingerprint {})", token.fingerprint()));
+            }
+            None => ui::line(Mood::Good, "token", token.secret()),
+        }
+        let mood = if domain.guarantee().is_durable() { Mood::Good } else { Mood::Note };
+        ui::line(mood, "durability", domain);
+        hint(&address, token_file.as_deref(), token.secret());
+    }
+    let running = wait(&server, &stop, args.stop_on_eof);
+    let stats = server.stats();
+    let closed = server.stop();
+    if args.json {
+        let stopped = json!({
+            "event": "stopped",
+            "clients_admitted": stats.admitted,
+            "wrong_tokens": stats.wrong_tokens,
+            "hostile": stats.hostile,
+            "committed": stats.committed,
+            "deleted": stats.deleted,
+        });
+        print_line(&stopped.to_string())?;
+    } else {
+        ui::remark(format!(
+            "stopped after {} and {}",
+            ui::count(stats.admitted as usize, "client"),
+            ui::count(stats.committed as usize, "commit")
+        ));
+    }
+    closed.map_err(|e| Fail::new(e.to_string()))?;
+    running
+}
+
+fn open_pool(args: &Args) -> Result<(Pool<Region>, bool), Fail> {
+    let sentence = |e: server::FileError| Fail::new(e.to_string());
+    match (&args.pool, args.memory) {
+        (Some(path), _) => {
+            let declared = args.declare.as_deref().and_then(PersistenceDomain::from_name);
+            server::open_or_make(path, args.size.map(|s| s.0), DEFAULT_SIZE.0, declared).map_err(sentence)
+        }
+        (None, Some(size)) => server::in_memory(size.0).map(|pool| (pool, true)).map_err(sentence),
+        (None, None) => unreachable!("clap asks for one of them"),
+    }
+}
+
+/// The token, and the file that it is in.
+fn token(args: &Args) -> Result<(remanence_pool::auth::Token, Option<PathBuf>), Fail> {
+    let beside = args.pool.as_ref().map(|pool| {
+        let mut name = pool.as_os_str().to_owned();
+        name.push(".token");
+        PathBuf::from(name)
+    });
+    match (&args.tokens.token, args.tokens.token_file.clone().or(beside)) {
+        (Some(_), _) => Ok((args::server_token(&args.tokens, Path::new(""))?, None)),
+        (None, Some(file)) => Ok((args::server_token(&args.tokens, &file)?, Some(file))),
+        (None, None) => Ok((args::random_token()?, None)),
+    }
+}
+
+/// Compares every blob's digest; a damaged one is named, and the server does not start.
+fn check(pool: &Pool<Region>, quiet: bool) -> Result<(), Fail> {
+    let live = || pool.list(None).filter(|l| matches!(l.state, State::Live { .. }));
+    let damaged: Vec<String> =
+        live().filter(|l| pool.verify(&l.name) != Some(true)).map(|l| format!("\"{}\"", l.name)).collect();
+    if !damaged.is_empty() {
+        let list = damaged.join(", ");
+        return Err(Fail::new(format!(
+            "the pool holds damaged blobs: {list}; serve it without --check and put them again, or copy them from another server"
+        )));
+    }
+    if !quiet {
+        ui::line(
+            Mood::Good,
+            "check",
+            format!("{} read, every digest right", ui::count(live().count(), "blob")),
+        );
+    }
+    Ok(())
+}
+
+fn hint(address: &SocketAddr, token_file: Option<&Path>, secret: &str) {
+    let token = match token_file {
+        Some(file) => format!("--token-file {}", file.display()),
+        None => format!("--token {secret}"),
+    };
+    ui::remark(format!("\n  rem put -s {address} {token} FILE\n  rem get -s {address} {token} FILE\n"));
+    if address.ip().is_loopback() {
+        ui::remark("  Only this machine can reach it; --listen ADDRESS lets others in.");
+    }
+    ui::remark("  Ctrl-C stops the server; a pool in a file stays.");
+}
+
+/// Until someone asks us to stop.
+fn wait(server: &Server, stop: &Stop, on_eof: bool) -> Result<(), Fail> {
+    if on_eof {
+        let stop = stop.clone();
+        std::thread::spawn(move || {
+            let mut sink = [0; 64];
+            while !matches!(std::io::stdin().read(&mut sink), Ok(0) | Err(_)) {}
+            stop.ask();
+        });
+    }
+    while !stop.is_asked() {
+        if !server.is_running() {
+            return Err(Fail::new(
+                "the server's device failed; look at the network interface, then start it again",
+            ));
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    Ok(())
+}
+
+/// A line for another program, which may be waiting for it behind a pipe.
+fn print_line(line: &str) -> Result<(), Fail> {
+    let mut out = std::io::stdout().lock();
+    writeln!(out, "{line}").and_then(|()| out.flush()).context(|| "standard output cannot be written".into())
+}
