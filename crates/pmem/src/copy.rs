@@ -23,7 +23,7 @@
 //! widest vectors that stores whole lines, and for long copies `rep movsb`, whose microcode need not read the lines
 //! that it is about to overwrite. `examples/copy_bench.rs` measures each against memcpy.
 
-#[cfg(not(target_arch = "x86_64"))]
+#[cfg(any(test, not(target_arch = "x86_64")))]
 mod portable;
 #[cfg(target_arch = "x86_64")]
 mod x86_64;

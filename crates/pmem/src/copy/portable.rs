@@ -11,8 +11,8 @@ pub(crate) unsafe fn copy(dst: *mut u8, src: *const u8, len: usize) {
     let mut at = 0;
     // SAFETY: `at..at + 1` and `at..at + 8` stay below `len`, and words are only used where both are aligned.
     unsafe {
-        if (dst as usize ^ src as usize) % 8 == 0 {
-            while at < len && (dst as usize + at) % 8 != 0 {
+        if (dst as usize ^ src as usize).is_multiple_of(8) {
+            while at < len && !(dst as usize + at).is_multiple_of(8) {
                 dst.add(at).write_volatile(src.add(at).read_volatile());
                 at += 1;
             }
@@ -20,13 +20,13 @@ pub(crate) unsafe fn copy(dst: *mut u8, src: *const u8, len: usize) {
                 dst.add(at).cast::<u64>().write_volatile(src.add(at).cast::<u64>().read_volatile());
                 at += 8;
             }
-        } else if (dst as usize) % 8 == 0 && len == 8 {
+        } else if (dst as usize).is_multiple_of(8) && len == 8 {
             // One store, whatever the source's alignment: a promise of the parent module.
             let mut word = [0_u8; 8];
             for (i, byte) in word.iter_mut().enumerate() {
                 *byte = src.add(i).read_volatile();
             }
-            dst.cast::<[u8; 8]>().cast::<u64>().write_volatile(std::mem::transmute::<[u8; 8], u64>(word));
+            dst.cast::<[u8; 8]>().cast::<u64>().write_volatile(u64::from_le_bytes(word).to_le());
             return;
         }
         while at < len {

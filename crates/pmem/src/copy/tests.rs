@@ -1,6 +1,6 @@
 #![expect(unsafe_code, reason = "calls the copies on memory that this test owns")]
 
-use super::{copy, copy_nt};
+use super::{copy, copy_nt, portable};
 
 const LENGTHS: &[usize] = &[
     0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 15, 16, 17, 24, 31, 32, 33, 47, 48, 63, 64, 65, 96, 127, 128, 129, 191,
@@ -8,8 +8,30 @@ const LENGTHS: &[usize] = &[
     65_536,
 ];
 
+type Copy = unsafe fn(*mut u8, *const u8, usize);
+
 #[test]
 fn every_length_and_alignment_arrives_and_nothing_beside_it() {
+    every_length_and_alignment(|to, from, len| {
+        // SAFETY: the caller's.
+        unsafe { copy(to, from, len) }
+    });
+}
+
+#[test]
+fn the_portable_copy_does_the_same() {
+    every_length_and_alignment(|to, from, len| {
+        // SAFETY: the caller's.
+        unsafe { portable::copy(to, from, len) }
+    });
+    let (mut target, source) = (vec![0_u8; 256], vec![7_u8; 128]);
+    let start = target.as_ptr().align_offset(64);
+    // SAFETY: both ranges lie in the vectors.
+    unsafe { portable::copy_nt(target.as_mut_ptr().add(start), source.as_ptr(), 128) };
+    assert_eq!(target[start..start + 128], source);
+}
+
+fn every_length_and_alignment(copy: Copy) {
     let source: Vec<u8> = (0..70_000_u32).map(|i| (i * 7 + i / 251 + 1) as u8 | 1).collect();
     for &len in LENGTHS {
         for from in [0, 1, 7, 8, 13] {
