@@ -103,7 +103,11 @@ impl Device {
     /// What a QP was created with, its attributes, its state.
     pub fn query_qp(&self, qpn: Qpn) -> Result<QpInfo, VerbError> {
         let qp = self.qps.get(qpn).ok_or(VerbError::NoSuchObject("QP"))?;
-        Ok(QpInfo { init: qp.init, attr: qp.attr, state: qp.state, draining: qp.draining })
+        let mut attr = qp.attr;
+        // The PSNs as they are now, where there are any.
+        attr.rq_psn = attr.rq_psn.map(|_| qp.responder.epsn);
+        attr.sq_psn = attr.sq_psn.map(|_| qp.requester.max_psn);
+        Ok(QpInfo { init: qp.init, attr, state: qp.state, draining: qp.draining })
     }
 
     /// Changes attributes, and with them or alone the state. Nothing changes on an error.
