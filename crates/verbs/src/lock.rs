@@ -85,3 +85,66 @@ impl<T> DeviceLock<T> {
 fn poisoned() -> ! {
     panic!("a thread panicked inside the engine; this device can no longer be used")
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn everyone_gets_the_lock_and_nobody_shares_it() {
+        let lock = DeviceLock::new(0u64);
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    for _ in 0..10_000 {
+                        let mut count = lock.lock();
+                        let was = *count;
+                        std::hint::black_box(&mut count);
+                        *count = was + 1;
+                    }
+                });
+            }
+        });
+        assert_eq!(*lock.lock(), 40_000);
+        assert!(!lock.is_wanted());
+    }
+
+    #[test]
+    fn a_holder_sees_that_it_is_waited_for() {
+        let lock = DeviceLock::new(());
+        let held = lock.lock();
+        assert!(lock.try_lock().is_none());
+        std::thread::scope(|scope| {
+            scope.spawn(|| drop(lock.lock()));
+            while !lock.is_wanted() {
+                std::thread::yield_now();
+            }
+            drop(held);
+        });
+        assert!(!lock.is_wanted());
+    }
+
+    #[test]
+    fn misses_are_counted_once() {
+        let lock = DeviceLock::new(());
+        lock.miss();
+        lock.miss();
+        assert_eq!((lock.take_missed(), lock.take_missed()), (2, 0));
+    }
+
+    #[test]
+    #[should_panic(expected = "can no longer be used")]
+    fn a_device_whose_driver_panicked_is_used_by_nobody() {
+        let lock = DeviceLock::new(());
+        let _ = std::thread::scope(|scope| {
+            scope
+                .spawn(|| {
+                    let _held = lock.lock();
+                    panic!("inside the engine");
+                })
+                .join()
+        });
+        assert!(lock.lock_to_drop().is_none());
+        drop(lock.lock());
+    }
+}
