@@ -15,20 +15,28 @@ use super::{SLOTS, Table};
 use crate::sys::unix::effective_uid;
 use crate::sys::words::Words;
 
-/// Words of a slot's page.
+/// Who holds each slot: a random number, 0 for nobody. One word a slot, close together, so that looking at all of
+/// them is cheap and leaves the pages of the others untouched.
+const INCARNATIONS: usize = 0;
+/// Counts the changes to what steering is made from.
+const CHANGES: usize = SLOTS;
+/// Counts the datagrams that others sent on to each slot, so that a spinning holder need not ask the kernel. A cache
+/// line a slot: the holder looks at it all the time.
+const DOORBELLS: usize = 2 * SLOTS;
+const LINE: usize = 8;
+/// Then a page for each slot.
+const PAGES: usize = 8 * PAGE;
 const PAGE: usize = 512;
-/// Who holds the slot: a random number, 0 for nobody.
-const INCARNATION: usize = 0;
-/// Counts the datagrams that others sent on to the slot, so that a spinning holder need not ask the kernel.
-const DOORBELL: usize = 1;
-/// On the page of slot 0: counts the changes to what steering is made from.
-const CHANGES: usize = 2;
-/// Pairs of a group's key and the holder's index in that group, plus one.
-const GROUPS: usize = 8;
+/// On it, pairs of a group's key and the holder's index in that group, plus one,
+const GROUPS: usize = 0;
 const MAX_GROUPS: usize = 32;
-/// The services the holder listens for.
-const SERVICES: usize = 128;
+/// and the services the holder listens for.
+const SERVICES: usize = 2 * MAX_GROUPS;
 const MAX_SERVICES: usize = PAGE - SERVICES;
+
+/// Words of the whole board.
+const LEN: usize = PAGES + SLOTS * PAGE;
+const _: () = assert!(DOORBELLS + SLOTS * LINE <= PAGES);
 
 /// The board of this user in this network namespace.
 #[derive(Debug)]
@@ -41,10 +49,9 @@ pub(crate) struct Board {
 impl Board {
     /// Opens the board, or makes a private one where there is no shared one to be had.
     pub(crate) fn open() -> io::Result<Self> {
-        let len = SLOTS * PAGE;
-        match open_file(len).and_then(|(file, number)| Ok((Words::map(Some(&file), len)?, number))) {
+        match open_file().and_then(|(file, number)| Ok((Words::map(Some(&file), LEN)?, number))) {
             Ok((words, number)) => Ok(Self { words, file: Some(number) }),
-            Err(_) => Ok(Self { words: Words::map(None, len)?, file: None }),
+            Err(_) => Ok(Self { words: Words::map(None, LEN)?, file: None }),
         }
     }
 
@@ -61,58 +68,72 @@ impl Board {
 
     /// Takes `slot`'s page of this board over from another one.
     pub(crate) fn move_from(&self, old: &Self, slot: u8) {
-        for index in GROUPS..PAGE {
+        for index in 0..PAGE {
             self.word(slot, index).store(old.word(slot, index).load(Ordering::Acquire), Ordering::Release);
         }
-        self.word(slot, INCARNATION)
-            .store(old.word(slot, INCARNATION).load(Ordering::Acquire), Ordering::Release);
+        self.incarnation(slot).store(old.incarnation(slot).load(Ordering::Acquire), Ordering::Release);
         self.changed();
     }
 
+    fn incarnation(&self, slot: u8) -> &AtomicU64 {
+        self.words.at(INCARNATIONS + usize::from(slot))
+    }
+
+    fn doorbell(&self, slot: u8) -> &AtomicU64 {
+        self.words.at(DOORBELLS + usize::from(slot) * LINE)
+    }
+
     fn word(&self, slot: u8, index: usize) -> &AtomicU64 {
-        self.words.at(usize::from(slot) * PAGE + index)
+        self.words.at(PAGES + usize::from(slot) * PAGE + index)
     }
 
     /// Takes the page of a slot that the caller holds.
     pub(crate) fn take(&self, slot: u8, incarnation: u64) {
         // The doorbell counts on: a bell that somebody rings for the previous holder does no harm.
-        for index in GROUPS..PAGE {
+        for index in 0..PAGE {
             self.word(slot, index).store(0, Ordering::Relaxed);
         }
-        self.word(slot, INCARNATION).store(incarnation, Ordering::Release);
+        self.incarnation(slot).store(incarnation, Ordering::Release);
     }
 
     /// Leaves the page, unless somebody else has it by now.
     pub(crate) fn leave(&self, slot: u8, incarnation: u64) {
-        let word = self.word(slot, INCARNATION);
-        let _ = word.compare_exchange(incarnation, 0, Ordering::AcqRel, Ordering::Relaxed);
+        let _ = self.incarnation(slot).compare_exchange(incarnation, 0, Ordering::AcqRel, Ordering::Relaxed);
+    }
+
+    /// Removes the file if nobody is on it any more. Should somebody be opening it right now, he will find the next one
+    /// as everybody does whose board was removed.
+    pub(crate) fn clear_away(&self) {
+        if self.taken().next().is_none() && self.is_current() && self.shared() {
+            let _ = path(effective_uid()).and_then(std::fs::remove_file);
+        }
     }
 
     /// The slots that have a holder, or had one that could not leave, with the holder's incarnation.
     pub(crate) fn taken(&self) -> impl Iterator<Item = (u8, u64)> + '_ {
         (0..=u8::MAX).filter_map(|slot| {
-            let incarnation = self.word(slot, INCARNATION).load(Ordering::Acquire);
+            let incarnation = self.incarnation(slot).load(Ordering::Acquire);
             (incarnation != 0).then_some((slot, incarnation))
         })
     }
 
     /// Tells the holder of `slot` that a datagram waits.
     pub(crate) fn ring(&self, slot: u8) {
-        self.word(slot, DOORBELL).fetch_add(1, Ordering::Release);
+        self.doorbell(slot).fetch_add(1, Ordering::Release);
     }
 
     /// How often the bell of `slot` was rung.
     pub(crate) fn rung(&self, slot: u8) -> u64 {
-        self.word(slot, DOORBELL).load(Ordering::Acquire)
+        self.doorbell(slot).load(Ordering::Acquire)
     }
 
     /// A number that is another one after every change to what [`Board::table`] says.
     pub(crate) fn changes(&self) -> u64 {
-        self.word(0, CHANGES).load(Ordering::Acquire)
+        self.words.at(CHANGES).load(Ordering::Acquire)
     }
 
     fn changed(&self) {
-        self.word(0, CHANGES).fetch_add(1, Ordering::AcqRel);
+        self.words.at(CHANGES).fetch_add(1, Ordering::AcqRel);
     }
 
     /// Publishes the index of `slot`'s socket in the group of `addr`.
@@ -188,11 +209,11 @@ impl Board {
 /// board.
 pub(crate) fn path(user: u32) -> io::Result<PathBuf> {
     let namespace = std::fs::metadata("/proc/thread-self/ns/net")?.ino();
-    Ok(format!("/dev/shm/remanence-board-1.{user}.{namespace}").into())
+    Ok(format!("/dev/shm/remanence-board-2.{user}.{namespace}").into())
 }
 
 /// The file and its number. Only its owner may use it: others could not share the port either.
-fn open_file(words: usize) -> io::Result<(File, u64)> {
+fn open_file() -> io::Result<(File, u64)> {
     let file = OpenOptions::new()
         .read(true)
         .write(true)
@@ -205,7 +226,7 @@ fn open_file(words: usize) -> io::Result<(File, u64)> {
     if !found.is_file() || found.uid() != effective_uid() {
         return Err(io::ErrorKind::PermissionDenied.into());
     }
-    let len = (words * size_of::<u64>()) as u64;
+    let len = (LEN * size_of::<u64>()) as u64;
     if found.len() < len {
         file.set_len(len)?;
     }

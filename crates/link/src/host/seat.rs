@@ -297,6 +297,7 @@ impl Drop for Inner {
     fn drop(&mut self) {
         let board = self.board.get_mut().unwrap_or_else(PoisonError::into_inner);
         board.leave(self.slot, self.incarnation);
+        board.clear_away();
     }
 }
 
