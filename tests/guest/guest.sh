@@ -2,7 +2,8 @@
 # A Linux machine with Soft-RoCE (or with emulated NVDIMMs) in seconds: Debian's stock 6.12 kernel under QEMU's
 # software emulation. Needs no privilege but for the tap that its caller made.
 #   guest.sh build DIR              kernel, modules and initramfs in DIR; again only what has changed
-#   guest.sh boot DIR TAP           boots behind the tap as 10.77.0.2 and runs rxe_peer; the console is this terminal
+#   guest.sh boot DIR TAP           boots behind the tap as 10.77.0.2 and fd77::2, with an emulated NVDIMM as /dev/dax0.0,
+#                                   and runs rxe_peer; the console is this terminal
 #   guest.sh pmem DIR PROGRAM...    boots with emulated NVDIMMs, runs each program in an ext4-dax mount on one of them
 #                                   (REMANENCE_TEST_DIR names it), and ends with the first status that is not 0
 # A missing tool or package ends it with status 3 and one sentence.
@@ -58,6 +59,16 @@ pack() { (cd "$1" && find . | LC_ALL=C sort | cpio -o -H newc --quiet | gzip -1)
 
 fresh_root() { rm -rf "$1" && mkdir -p "$1"/{bin,dev,proc,sys,tmp,mnt,etc/libibverbs.d} && cp "$(type -P busybox)" "$1/bin/busybox"; }
 
+# Turns a raw namespace into one that can be mapped directly, by file systems (pfn, nd_pmem) or as a device (dax,
+# dax_pmem). ndctl would do it through the same files.
+namespace='namespace() {
+  devices=/sys/bus/nd/devices seed=$(cat /sys/bus/nd/devices/region$1/$2_seed)
+  echo namespace$1.0 > /sys/bus/nd/drivers/nd_pmem/unbind
+  cat /proc/sys/kernel/random/uuid > $devices/$seed/uuid; echo 2097152 > $devices/$seed/align
+  echo ram > $devices/$seed/mode 2>/dev/null; echo namespace$1.0 > $devices/$seed/namespace
+  echo $seed > /sys/bus/nd/drivers/$3/bind
+}'
+
 preamble='#!/bin/busybox sh
 /bin/busybox --install -s /bin
 export PATH=/bin:/usr/bin:/usr/sbin:/sbin
@@ -80,7 +91,8 @@ build() {
   local root=$dir/root
   fresh_root "$root"
   # crc32 must be loaded before rxe, or `rdma link add` fails.
-  install_modules "$root" crc32_generic crc32_pclmul virtio_pci virtio_net ib_umad rdma_ucm rdma_rxe
+  install_modules "$root" crc32_generic crc32_pclmul virtio_pci virtio_net ib_umad rdma_ucm rdma_rxe \
+    nd_pmem nfit dax_pmem device_dax
   echo 'driver rxe' > "$root/etc/libibverbs.d/rxe.driver"
   for file in "$(type -P rdma)" "$(type -P ip)" "$dir/rxe_peer" "$provider" /lib/x86_64-linux-gnu/libgcc_s.so.1; do
     install_program "$file" "$root"
@@ -92,6 +104,8 @@ echo 0 > /proc/sys/net/ipv6/conf/default/accept_dad; echo 0 > /proc/sys/net/ipv6
 ip link set lo up; ip link set eth0 mtu 4300; ip link set eth0 up
 ip addr add 10.77.0.2/24 dev eth0; ip addr add fd77::2/64 dev eth0
 rdma link add rxe0 type rxe netdev eth0
+$namespace
+namespace 0 dax dax_pmem
 rxe_peer
 echo "guest ends"; poweroff -f
 I
@@ -105,15 +119,6 @@ emulate() {
     -kernel "$dir"/kernel/boot/vmlinuz-6.12* \
     -append 'console=ttyS0 panic=-1 quiet tsc=reliable no_timer_check mitigations=off' "$@" </dev/null
 }
-
-# Turns a raw namespace into one that file systems may map directly, which ndctl would do through the same files.
-fsdax='fsdax() {
-  devices=/sys/bus/nd/devices seed=$(cat /sys/bus/nd/devices/region$1/pfn_seed)
-  echo namespace$1.0 > /sys/bus/nd/drivers/nd_pmem/unbind
-  cat /proc/sys/kernel/random/uuid > $devices/$seed/uuid; echo 2097152 > $devices/$seed/align
-  echo ram > $devices/$seed/mode; echo namespace$1.0 > $devices/$seed/namespace
-  echo $seed > /sys/bus/nd/drivers/nd_pmem/bind
-}'
 
 pmem() {
   need qemu-system-x86_64 busybox cpio gzip xz modprobe mke2fs ldd
@@ -130,8 +135,8 @@ pmem() {
   cat > "$root/init" <<I
 $preamble
 mkdir -p /dev/shm; mount -t tmpfs shm /dev/shm
-$fsdax
-fsdax 0
+$namespace
+namespace 0 pfn nd_pmem
 $(type -P mke2fs) -q -F -t ext4 -b 4096 /dev/pmem0 2>/dev/null # not busybox' own, which makes ext2
 mount -t ext4 -o dax /dev/pmem0 /mnt || poweroff -f
 export REMANENCE_TEST_DIR=/mnt RUST_BACKTRACE=0
@@ -151,7 +156,9 @@ I
 case $command in
   build) build;;
   pmem) shift 2; pmem "$@";;
-  boot) emulate -smp 2 -m 512M -initrd "$dir/rxe.gz" -device virtio-net-pci,netdev=n0,romfile= \
+  boot) emulate -smp 2 -m 512M,slots=2,maxmem=2G -initrd "$dir/rxe.gz" -device virtio-net-pci,netdev=n0,romfile= \
+          -machine pc,nvdimm=on,nvdimm-persistence=mem-ctrl \
+          -object memory-backend-ram,id=m1,size=64M -device nvdimm,id=n1,memdev=m1 \
           -netdev "tap,id=n0,ifname=$3,script=no,downscript=no";;
   *) sed -n '2,8s/^# //p' "$0"; exit 2;;
 esac

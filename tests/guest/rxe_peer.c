@@ -25,7 +25,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-enum { MEMORY = 4 << 20, QPS = 64, PORT = 7777, PATIENCE_MS = 20000 };
+enum { MEMORY = 4 << 20, PMEM = 4 << 20, QPS = 64, PORT = 7777, PATIENCE_MS = 20000 };
 // Younger than libibverbs' header.
 enum { FLUSH_GLOBAL = 1 << 8, FLUSH_PERSISTENT = 1 << 9, RXE_WR_FLUSH = 14 };
 enum {
@@ -45,8 +45,8 @@ struct peer {
 
 static struct ibv_context *ctx;
 static struct ibv_pd *pd;
-static struct ibv_mr *mr;
-static uint8_t *mem;
+static struct ibv_mr *mr, *pmem_mr; // the second is persistent, if the machine has such memory
+static uint8_t *mem, *pmem;
 static struct peer peers[QPS];
 static struct rdma_event_channel *channel;
 static struct rdma_cm_id *listener;
@@ -80,6 +80,17 @@ static int open_device(void) {
   return list && (ctx = list[0]) && (pd = ibv_alloc_pd(ctx)) &&
          (mem = mmap(NULL, MEMORY, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)) != MAP_FAILED &&
          (mr = ibv_reg_mr(pd, mem, MEMORY, RIGHTS)) && (channel = rdma_create_event_channel());
+}
+
+// pmem: ok ADDRESS RKEY LENGTH, of a region that may be flushed to persistence
+static void do_pmem(void) {
+  if (!pmem_mr) {
+    int fd = open("/dev/dax0.0", O_RDWR);
+    TRY(fd >= 0);
+    TRY((pmem = mmap(NULL, PMEM, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0)) != MAP_FAILED);
+    TRY(pmem_mr = ibv_reg_mr(pd, pmem, PMEM, RIGHTS | FLUSH_PERSISTENT));
+  }
+  answer("ok %lu %u %d", (uintptr_t)pmem, pmem_mr->rkey, PMEM);
 }
 
 // The IPv4 (or, if asked, the IPv6) GID of the port.
@@ -428,14 +439,18 @@ static void do_mtu(int mtu) {
   answer("ok");
 }
 
-static void do_check(uint64_t offset, uint64_t len, uint64_t seed) {
-  TRY(inside(offset, len));
+static void do_compare(const uint8_t *at, uint64_t len, uint64_t seed) {
   for (uint64_t i = 0; i < len; i++)
-    if (mem[offset + i] != pattern(seed, i)) {
-      answer("error byte %lu is %#x and should be %#x", i, mem[offset + i], pattern(seed, i));
+    if (at[i] != pattern(seed, i)) {
+      answer("error byte %lu is %#x and should be %#x", i, at[i], pattern(seed, i));
       return;
     }
   answer("ok");
+}
+
+static void do_check(uint64_t offset, uint64_t len, uint64_t seed) {
+  TRY(inside(offset, len));
+  do_compare(mem + offset, len, seed);
 }
 
 static void do_fill(uint64_t offset, uint64_t len, uint64_t seed) {
@@ -453,7 +468,11 @@ static void obey(char *line) {
   else if (sscanf(line, "recv %d %lu %lu", &id, n, n + 1) == 3) do_recv(id, n[0], n[1]);
   else if (sscanf(line, "post %d %31s %lu %lu %lu %lu %lu %lu", &id, word[0], n, n + 1, n + 2, n + 3, n + 4, n + 5) >= 4)
     do_post(id, word[0], n[0], n[1], n[2], n[3], n[4], n[5]);
-  else if (sscanf(line, "mtu %lu", n) == 1) do_mtu(n[0]);
+  else if (!strcmp(line, "pmem")) do_pmem();
+  else if (sscanf(line, "pmem_check %lu %lu %lu", n, n + 1, n + 2) == 3) {
+    TRY(pmem && n[0] + n[1] <= PMEM);
+    do_compare(pmem + n[0], n[1], n[2]);
+  } else if (sscanf(line, "mtu %lu", n) == 1) do_mtu(n[0]);
   else if (sscanf(line, "wait %d %lu", &id, n) == 2) do_wait(id, n[0]);
   else if (sscanf(line, "bind %d %lu %lu", &id, n, n + 1) == 3) do_bind(id, n[0], n[1]);
   else if (sscanf(line, "destroy %d", &id) == 1) {

@@ -375,6 +375,17 @@ fn a_flush_to_persistence(host: &Host, guest: &mut Guest) {
     let mut found = vec![0; 5000];
     region.read(AT, &mut found);
     assert_eq!(found, pattern(3, 5000), "{domain}");
+
+    // And to the guest's NVDIMM.
+    let words = guest.ask("pmem");
+    let addr: u64 = words[0].parse().expect("an address");
+    let nvdimm = RemoteAddr { addr: addr + AT, rkey: Rkey(words[1].parse().expect("a key")) };
+    host.fill(AT, 5000, 4);
+    pair.post(host, SendOp::Write(nvdimm), AT, 5000);
+    pair.post(host, flush(nvdimm, 5000, Placement::Persistence, Selectivity::Range), 0, 0);
+    pair.post(host, flush(nvdimm, 0, Placement::Persistence, Selectivity::MemoryRegion), 0, 0);
+    pair.wait(3).iter().for_each(|wc| assert_eq!(wc.status, WcStatus::Success, "{wc:?}"));
+    guest.ask(&format!("pmem_check {AT} 5000 4"));
     guest.ask(&format!("destroy {id}"));
 }
 
