@@ -188,6 +188,8 @@ pub(crate) struct Shared {
     pub(crate) cq_events: VecDeque<CqHandle>,
     pub(crate) async_events: VecDeque<AsyncEvent>,
     pub(crate) agenda: Agenda,
+    /// State changes of QPs, see [`Device::qp_changes`].
+    pub(crate) qp_changes: u64,
     rng: ChaCha8Rng,
 }
 
@@ -225,6 +227,7 @@ impl Device {
             cq_events: VecDeque::new(),
             async_events: VecDeque::new(),
             agenda: Agenda::default(),
+            qp_changes: 0,
             rng: ChaCha8Rng::seed_from_u64(config.seed),
             config,
         };

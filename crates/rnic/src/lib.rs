@@ -12,6 +12,7 @@
 pub mod access;
 mod ah;
 mod async_event;
+mod beside;
 pub mod cm;
 mod cq;
 pub mod device;
@@ -37,6 +38,7 @@ pub mod wr;
 pub use access::{Access, PlacementSupport};
 pub use ah::AhAttr;
 pub use async_event::AsyncEvent;
+pub use beside::LocalMr;
 pub use cq::CqHandle;
 pub use device::{Config, Device, MAX_MESSAGE, ROCE_PORT, RxMeta, SourcePort, Transmit, WindowLimits};
 pub use error::{CqError, PostError, VerbError};

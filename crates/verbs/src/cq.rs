@@ -10,8 +10,9 @@ use remanence_rnic::{CqError, VerbError};
 
 use crate::channel::{ChannelInner, CompChannel};
 use crate::context::{Context, Handle};
-use crate::driver::Turn;
+use crate::driver::{Driver, Turn};
 use crate::error::Error;
+use crate::inplace::Beside;
 
 #[derive(Debug)]
 pub(crate) struct CqInner {
@@ -21,6 +22,24 @@ pub(crate) struct CqInner {
     /// `Driver::news` when the queue was last found empty under the lock. While nothing else is published the queue
     /// is still empty, and a poller who finds the lock taken need not wait for it.
     empty_at: AtomicU64,
+    /// Completions of operations that needed no engine.
+    pub(crate) beside: Arc<Beside>,
+}
+
+/// A thread that may sleep on a CQ: until it goes, completions take the way that wakes it.
+struct Sleeper<'a>(&'a Beside);
+
+impl<'a> Sleeper<'a> {
+    fn new(beside: &'a Beside) -> Self {
+        beside.sleeper(true);
+        Self(beside)
+    }
+}
+
+impl Drop for Sleeper<'_> {
+    fn drop(&mut self) {
+        self.0.sleeper(false);
+    }
 }
 
 impl Drop for CqInner {
@@ -53,7 +72,10 @@ impl Cq {
         }
         let channel = channel.map(|channel| Arc::clone(&channel.inner));
         let handle = Arc::clone(handle);
-        Ok(Self { inner: Arc::new(CqInner { raw, handle, channel, empty_at: AtomicU64::new(u64::MAX) }) })
+        let beside = Arc::new(Beside::default());
+        beside.set_capacity(capacity);
+        let empty_at = AtomicU64::new(u64::MAX);
+        Ok(Self { inner: Arc::new(CqInner { raw, handle, channel, empty_at, beside }) })
     }
 
     /// Names it among the device's CQs (notifications and asynchronous events do).
@@ -83,6 +105,9 @@ impl Cq {
     pub fn poll(&self, out: &mut Vec<Wc>, max: usize) -> Result<usize, CqError> {
         let inner = &*self.inner;
         let shared = &*inner.handle.shared;
+        if inner.beside.is_used() {
+            return self.poll_both(out, max);
+        }
         let mut driver = match shared.lock.try_lock() {
             Some(driver) => driver,
             // Someone else drives. What is published before its turn ends is what this queue may hold.
@@ -107,12 +132,55 @@ impl Cq {
         Ok(n)
     }
 
+    /// As [`poll`](Self::poll), where there may be completions that the engine has not seen. Its own are older, so
+    /// they come first.
+    #[inline]
+    fn poll_both(&self, out: &mut Vec<Wc>, max: usize) -> Result<usize, CqError> {
+        let inner = &*self.inner;
+        let shared = &*inner.handle.shared;
+        let engine_is_empty =
+            || shared.signals.news.load(Ordering::Acquire) == inner.empty_at.load(Ordering::Relaxed);
+        if engine_is_empty() {
+            let (n, serve) = inner.beside.take(out, max);
+            if n > 0 {
+                if serve && let Some(driver) = shared.lock.try_lock() {
+                    let mut turn = Turn::new(driver, shared.clock.now());
+                    turn.polled();
+                    turn.drive();
+                }
+                return Ok(n);
+            }
+        }
+        let mut driver = match shared.lock.try_lock() {
+            Some(driver) => driver,
+            None if engine_is_empty() => return Ok(0),
+            None => shared.lock.lock(),
+        };
+        let mut n = self.poll_under_lock(&mut driver, out, max)?;
+        if n == 0 {
+            let mut turn = Turn::new(driver, shared.clock.now());
+            turn.polled();
+            turn.drive();
+            n = self.poll_under_lock(&mut turn, out, max)?;
+        }
+        Ok(n)
+    }
+
+    fn poll_under_lock(&self, driver: &mut Driver, out: &mut Vec<Wc>, max: usize) -> Result<usize, CqError> {
+        let n = driver.device.poll_cq(self.inner.raw, out, max)?;
+        if n == max {
+            return Ok(n);
+        }
+        self.inner.empty_at.store(driver.news(), Ordering::Relaxed);
+        Ok(n + self.inner.beside.take(out, max - n).0)
+    }
+
     /// Moves what is there to `out` without serving the device.
     ///
     /// # Errors
     /// The queue overflowed; completions were lost.
     pub fn peek(&self, out: &mut Vec<Wc>, max: usize) -> Result<usize, CqError> {
-        self.inner.handle.lock.lock().device.poll_cq(self.inner.raw, out, max)
+        self.poll_under_lock(&mut self.inner.handle.lock.lock(), out, max)
     }
 
     /// As [`poll`](Self::poll), but waits for the first completion: spins as long as that has paid lately, then
@@ -121,8 +189,8 @@ impl Cq {
     /// # Errors
     /// The queue overflowed; completions were lost.
     pub fn wait(&self, out: &mut Vec<Wc>, max: usize, limit: Option<Duration>) -> Result<usize, CqError> {
-        let raw = self.inner.raw;
-        let found = self.inner.handle.wait(limit, |driver| match driver.device.poll_cq(raw, out, max) {
+        let _sleeper = Sleeper::new(&self.inner.beside);
+        let found = self.inner.handle.wait(limit, |driver| match self.poll_under_lock(driver, out, max) {
             Ok(0) => None,
             result => Some(result),
         });
@@ -135,6 +203,7 @@ impl Cq {
     /// # Errors
     /// It was destroyed by name.
     pub fn req_notify(&self, solicited_only: bool) -> Result<(), VerbError> {
+        self.inner.beside.notifies();
         let mut turn = self.inner.handle.turn();
         turn.device.req_notify_cq(self.inner.raw, solicited_only)?;
         turn.armed();
@@ -146,7 +215,9 @@ impl Cq {
     /// # Errors
     /// It does not fit, or the capacity is zero or beyond the device's.
     pub fn resize(&self, capacity: u32) -> Result<(), VerbError> {
-        self.inner.handle.turn().device.resize_cq(self.inner.raw, capacity)
+        self.inner.handle.turn().device.resize_cq(self.inner.raw, capacity)?;
+        self.inner.beside.set_capacity(capacity);
+        Ok(())
     }
 
     /// Destroys it now, if no QP uses it; pending notifications vanish.

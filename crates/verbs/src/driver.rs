@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, MutexGuard};
 use std::time::Duration;
 
-use remanence_link::{Link, LinkStats, Outgoing, WaitFd};
+use remanence_link::{Link, LinkStats, Outgoing, SideChannel, WaitFd};
 use remanence_rnic::{AsyncEvent, CqHandle, Device, FlushId, Instant, RxMeta};
 
 use remanence_wire::Gid;
@@ -21,6 +21,7 @@ use crate::channel::{CqEvent, EventQueue};
 use crate::cm::Connections;
 use crate::context::DeviceEvent;
 use crate::handover::{Handover, Kick, Outlook, Plan, Progress, WaiterId};
+use crate::inplace::{self, InPlace};
 use crate::memory::RegionMemory;
 use crate::wake::Event;
 
@@ -66,6 +67,7 @@ pub(crate) struct Driver {
     pub(crate) device: Device,
     pub(crate) memory: RegionMemory,
     pub(crate) cm: Connections,
+    pub(crate) in_place: InPlace,
     link: Box<dyn Link>,
     /// The UDP port that peers receive on; ours is the same.
     port: u16,
@@ -92,7 +94,7 @@ impl Driver {
         device: Device,
         memory: RegionMemory,
         cm: Connections,
-        link: Box<dyn Link>,
+        mut link: Box<dyn Link>,
         progress: Progress,
         signals: Signals,
     ) -> Self {
@@ -100,6 +102,7 @@ impl Driver {
             device,
             memory,
             cm,
+            in_place: InPlace::new(link.side_channel().is_some()),
             port: link.caps().port,
             link,
             handover: Handover::new(progress),
@@ -146,6 +149,9 @@ impl Driver {
             };
             device.handle_datagram(now, &meta, datagram.payload, memory);
         });
+        if self.in_place.is_possible() {
+            inplace::side_events(self);
+        }
         match received {
             Ok(n) => n > 0,
             Err(e) => {
@@ -153,6 +159,11 @@ impl Driver {
                 false
             }
         }
+    }
+
+    /// Memory in place, and the way to its other users.
+    pub(crate) fn in_place_and_side(&mut self) -> (&mut InPlace, Option<&mut dyn SideChannel>) {
+        (&mut self.in_place, self.link.side_channel())
     }
 
     /// Sends what the engine has to send, up to the limit of a turn. Says whether anything left.
@@ -231,6 +242,9 @@ impl Driver {
         // Events of the engine may move the connection manager, and that may have MADs to send.
         self.pump_events();
         self.pump_cm(now);
+        if self.in_place.is_possible() {
+            self.in_place.review(&self.device);
+        }
         self.transmit(now);
         let news = self.news();
         if news != self.told {

@@ -23,6 +23,7 @@ mod driver;
 mod error;
 mod flush;
 mod handover;
+mod inplace;
 mod lock;
 mod memory;
 mod mr;

@@ -43,6 +43,11 @@ impl RegionMemory {
         self.free.push(id.0);
     }
 
+    /// A handle to a registered region, for whoever uses it outside the engine.
+    pub(crate) fn clone_of(&self, id: RegionId) -> Region {
+        self.region(id).clone()
+    }
+
     #[inline]
     fn region(&self, id: RegionId) -> &Region {
         match self.regions.get(id.0 as usize) {

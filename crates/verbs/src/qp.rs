@@ -12,6 +12,7 @@ use remanence_wire::{Gid, Mtu, Psn, Qkey, Qpn, Rkey};
 use crate::context::random;
 use crate::cq::Cq;
 use crate::error::Error;
+use crate::inplace::{self, LaneOf, Limits};
 use crate::mr::Mw;
 use crate::pd::Pd;
 use crate::srq::Srq;
@@ -105,11 +106,16 @@ pub(crate) struct QpInner {
     recv_cq: Cq,
     srq: Option<Srq>,
     first_psn: Psn,
+    /// The way to a peer's memory without packets, on links that have one.
+    lane: Option<LaneOf>,
 }
 
 impl Drop for QpInner {
     fn drop(&mut self) {
         if let Some(mut driver) = self.pd.inner.handle.lock.lock_to_drop() {
+            if let Some(lane) = &self.lane {
+                driver.in_place.remove_lane(lane);
+            }
             let _ = driver.device.destroy_qp(self.qpn);
         }
     }
@@ -134,6 +140,15 @@ impl Qp {
             caps: options.caps,
             sq_sig_all: options.sq_sig_all,
         })?;
+        let lane = (options.ty == QpType::Rc && driver.in_place.is_possible()).then(|| {
+            let limits = Limits {
+                sq_sig_all: options.sq_sig_all,
+                max_sge: options.caps.max_send_sge,
+                max_inline: options.caps.max_inline,
+            };
+            let cq = &options.send_cq.inner;
+            driver.in_place.add_lane(&cq.beside, qpn, pd.inner.raw, cq.raw, limits)
+        });
         drop(driver);
         let first_psn = Psn::new(random() as u32 & 0xff_ffff);
         let inner = QpInner {
@@ -144,6 +159,7 @@ impl Qp {
             recv_cq: options.recv_cq.clone(),
             srq: options.srq.cloned(),
             first_psn,
+            lane,
         };
         Ok(Self { inner: Arc::new(inner) })
     }
@@ -194,6 +210,14 @@ impl Qp {
     /// Nothing was posted.
     #[inline]
     pub fn post_send(&self, wr: &SendWr<'_>) -> Result<(), PostError> {
+        if let Some(of) = &self.inner.lane {
+            if of.beside.post(of.lane, wr) {
+                return Ok(());
+            }
+            let mut turn = self.inner.pd.inner.handle.turn();
+            let now = turn.now;
+            return inplace::post(&mut turn, now, of, wr);
+        }
         self.inner.pd.inner.handle.turn().device.post_send(self.inner.qpn, wr)
     }
 
@@ -202,11 +226,30 @@ impl Qp {
     /// # Errors
     /// The first request that was refused, and why; those before it are posted.
     pub fn post_sends(&self, wrs: &[SendWr<'_>]) -> Result<(), (usize, PostError)> {
+        let mut wrs = wrs.iter().enumerate().peekable();
+        if let Some(of) = &self.inner.lane {
+            while wrs.next_if(|(_, wr)| of.beside.post(of.lane, wr)).is_some() {}
+            if wrs.peek().is_none() {
+                return Ok(());
+            }
+        }
         let mut turn = self.inner.pd.inner.handle.turn();
-        for (i, wr) in wrs.iter().enumerate() {
+        let now = turn.now;
+        for (i, wr) in wrs {
+            if let Some(of) = &self.inner.lane {
+                inplace::post(&mut turn, now, of, wr).map_err(|e| (i, e))?;
+                continue;
+            }
             turn.device.post_send(self.inner.qpn, wr).map_err(|e| (i, e))?;
         }
         Ok(())
+    }
+
+    /// Operations that were carried out in the peer's memory, with no packet: see
+    /// [`Mr::share_in_place`](crate::Mr::share_in_place).
+    #[must_use]
+    pub fn in_place_operations(&self) -> u64 {
+        self.inner.lane.as_ref().map_or(0, |of| of.beside.lock().operations(of.lane))
     }
 
     /// Posts a receive.
@@ -223,7 +266,11 @@ impl Qp {
     /// # Errors
     /// Nothing was posted.
     pub fn bind_mw(&self, wr_id: u64, flags: SendFlags, mw: &Mw, bind: MwBind) -> Result<Rkey, PostError> {
-        self.inner.pd.inner.handle.turn().device.bind_mw(self.inner.qpn, wr_id, flags, mw.raw(), bind)
+        let mut turn = self.inner.pd.inner.handle.turn();
+        if let Some(of) = &self.inner.lane {
+            inplace::before_engine(&mut turn, of);
+        }
+        turn.device.bind_mw(self.inner.qpn, wr_id, flags, mw.raw(), bind)
     }
 
     /// Changes attributes, the state among them.

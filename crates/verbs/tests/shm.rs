@@ -1,8 +1,6 @@
 //! The same tests on shared memory: operations, connections and threads are the same whatever carries the packets.
 #![expect(clippy::duplicate_mod, reason = "each file brings its own view of what the tests share")]
 
-#![expect(clippy::duplicate_mod, reason = "each of the three brings the common part along")]
-
 #[path = "operations.rs"]
 mod operations;
 

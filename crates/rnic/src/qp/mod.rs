@@ -233,6 +233,7 @@ impl Qp {
     /// Takes the QP to the error state: everything posted completes as flushed (10.3.1.5).
     pub(crate) fn enter_error(&mut self, shared: &mut Shared) {
         self.state = QpState::Err;
+        shared.qp_changes += 1;
         self.flush_sends(shared);
         self.flush_receives(shared);
         if self.init.srq.is_some() {

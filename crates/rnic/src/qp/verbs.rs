@@ -88,6 +88,7 @@ impl Device {
     pub fn destroy_qp(&mut self, qpn: Qpn) -> Result<(), VerbError> {
         let mut qp = self.qps.remove(qpn).ok_or(VerbError::NoSuchObject("QP"))?;
         self.shared.forget(&mut qp);
+        self.shared.qp_changes += 1;
         self.groups.retain(|&(_, member)| member != qpn);
         for cq in [qp.init.send_cq, qp.init.recv_cq] {
             self.shared.cqs.get_mut(cq.0).expect("a CQ outlives its QPs").users -= 1;
@@ -204,6 +205,7 @@ impl Qp {
     /// Carries out a transition that the state machine allows.
     fn change_state(&mut self, shared: &mut Shared, to: QpState, attr: &QpAttr) {
         let from = std::mem::replace(&mut self.state, to);
+        shared.qp_changes += u64::from(from != to);
         match (from, to) {
             (_, QpState::Reset) => self.reset(shared),
             (QpState::Err, QpState::Err) => self.responder.silence(),
