@@ -180,6 +180,9 @@ impl Drop for Capture {
 
 fn count(file: &Path, filter: &str) -> usize {
     let output = Command::new("tshark")
+        // Nobody's preferences.
+        .env("HOME", guest::directory())
+        .env("XDG_CONFIG_HOME", guest::directory())
         // Not guessing what an RDMA payload might be: 16 bytes of pattern now and then look like a bad VLAN tag.
         .args(["-n", "--disable-protocol", "rpcordma"])
         .args(["--disable-heuristic", "eth_over_ib", "--disable-heuristic", "mellanox_eoib", "-r"])
