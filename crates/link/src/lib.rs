@@ -1,7 +1,13 @@
 //! Datagram back ends: what carries UDP payloads between RoCEv2 engines, and knows nothing of RDMA.
 //!
-//! [`Link`] is the trait that a live device drives; [`udp`] implements it over sockets. Wrappers go around any
-//! link. [`route`] says which local address reaches a peer.
+//! [`Link`] is the trait that a live device drives. Three back ends implement it:
+//!
+//! * [`udp`]: sockets; everywhere, without privileges. [`host`] lets processes share the one RoCEv2 port.
+//! * [`xdp`]: AF_XDP; about half the round trip, for those who may.
+//! * [`shm`]: rings in memory that two processes of one host share.
+//!
+//! Two wrappers go around any of them: [`pcap`] records, [`fault`] makes the network bad. [`route`] says which local
+//! address reaches a peer, [`wait`] waits, and [`veth`] is a cable between two namespaces to try things on.
 //!
 //! Read first: RFC 768, udp(7), ip(7), and IBA Vol 1 Annex A17 for what RoCEv2 asks of the IP and UDP headers
 //! (the ICRC covers them, see [`SourcePort`] and [`Received::train_index`]).

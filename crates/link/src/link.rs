@@ -79,7 +79,7 @@ pub enum SourcePort {
     Any,
 }
 
-/// What a link can do; does not change while the link lives.
+/// What a link can do. Does not change while the link lives, except for [`LinkCaps::max_segments`].
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct LinkCaps {
     /// The back end, for reports: `udp`, `xdp`, `shm`.
@@ -91,7 +91,8 @@ pub struct LinkCaps {
     /// The largest IP packet that every address can send without fragmentation. A route to one peer may allow
     /// less: see [`Link::path_mtu`].
     pub mtu: usize,
-    /// The most datagrams in one send.
+    /// The most datagrams in one send. Ask before each: it falls to 1 when a device on the way turns out not to
+    /// segment, and while faults are set for sending.
     pub max_segments: usize,
     /// The most bytes in one send: the length of the lent buffer.
     pub max_send_bytes: usize,

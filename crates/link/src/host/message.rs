@@ -95,6 +95,28 @@ mod tests {
     }
 
     #[test]
+    fn any_bytes_are_read_or_refused_and_what_is_read_is_whole() {
+        use rand_core::{RngCore, SeedableRng};
+        let mut rng = rand_chacha::ChaCha8Rng::seed_from_u64(2);
+        let mut read = 0;
+        for _ in 0..50_000 {
+            let mut message = vec![0; rng.next_u32() as usize % 120];
+            rng.fill_bytes(&mut message);
+            if message.len() > 8 && rng.next_u32() % 4 > 0 {
+                let family = 4 + (message[4] & 2);
+                message[..8].copy_from_slice(&[b'R', b'M', b'F', b'1', family, 3, 9, 0]);
+            }
+            if let Some(train) = decode(&message) {
+                let bytes: usize = train.payloads().map(<[u8]>::len).sum();
+                assert_eq!(bytes, message.len() - HEADER_LEN);
+                assert_eq!(encode(&train)[..16], message[..16]);
+                read += 1;
+            }
+        }
+        assert!(read > 1000, "{read}");
+    }
+
+    #[test]
     fn foreign_bytes_are_refused() {
         let train = Train {
             src: "127.0.0.1:1".parse().expect("an address"),

@@ -11,6 +11,9 @@ use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
+use rand_chacha::ChaCha8Rng;
+use rand_core::{RngCore, SeedableRng};
+
 use super::rule::{Owner, PROBE_MAGIC, Table};
 use super::{Match, Seat, SteerCase, SteerRule, SteerTo};
 use crate::link::{Link, WaitFd};
@@ -147,6 +150,14 @@ fn the_program_chooses_as_the_rule_does() {
             payloads.push(mad);
         }
     }
+    // And anything at all, mostly small numbers, since those are what the rule looks for.
+    let mut rng = ChaCha8Rng::seed_from_u64(1);
+    payloads.extend((0..20_000).map(|_| {
+        let len = rng.next_u32() as usize % 80;
+        (0..len)
+            .map(|_| [0, 0, 0, 1, 3, 7, 0x10, 0x18, 200, rng.next_u32() as u8][rng.next_u32() as usize % 10])
+            .collect()
+    }));
     for payload in payloads {
         let expected = match rule.owner(&payload) {
             Some(Owner::Slot(slot)) => table.slots.iter().find(|(s, _)| *s == slot).map(|(_, i)| *i),
