@@ -127,6 +127,7 @@ pub(crate) fn all(mut make: impl FnMut() -> Pair) {
     the_ecn_bits_arrive_in_dense_traffic(make());
     limits_are_errors_of_the_caller(make());
     waiting_ends_when_something_arrives(make());
+    a_look_in_between_leaves_the_sleeper_armed(make());
     counters_count(make());
 }
 
@@ -316,6 +317,26 @@ fn waiting_ends_when_something_arrives(p: Pair) {
         send_patiently(&mut *a, &out);
     }
     receiver.join().expect("every datagram woke the receiver");
+}
+
+/// One thread sleeps on the link; another one looks in between, takes what is there, and goes.
+fn a_look_in_between_leaves_the_sleeper_armed(mut p: Pair) {
+    send(&mut *p.a, &*p.b, b"acquainted", 10);
+    receive(&mut *p.b, 1);
+    assert!(!p.b.prepare_wait().expect("a working link"));
+    let mut fds = Vec::new();
+    p.b.wait_fds(&mut fds);
+    for round in 0..5_u8 {
+        assert_silent(&mut *p.b);
+        send(&mut *p.a, &*p.b, &[round], 1);
+        assert!(crate::wait::poll(&fds, Some(PATIENCE)).expect("poll"), "the sleeper wakes, round {round}");
+        let mut got = Vec::new();
+        p.b.recv(&mut |rx| got.push(rx.payload.to_vec())).expect("a working link");
+        assert_eq!(got, [[round]]);
+    }
+    p.b.wait_is_over();
+    send(&mut *p.a, &*p.b, b"awake", 5);
+    assert_eq!(receive(&mut *p.b, 1)[0].payload, b"awake");
 }
 
 fn counters_count(mut p: Pair) {

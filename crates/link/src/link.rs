@@ -217,6 +217,11 @@ pub trait Link: Send {
     /// Only when the link no longer works.
     fn prepare_wait(&mut self) -> io::Result<bool>;
 
+    /// Nobody waits on the descriptors any more: what [`Link::prepare_wait`] armed may be disarmed, which spares the
+    /// peers the waking. Until then it stays armed, whoever calls [`Link::recv`] meanwhile: that may be a thread
+    /// that looks once while another one sleeps.
+    fn wait_is_over(&mut self) {}
+
     /// The next thing the network told us outside of a datagram.
     fn poll_event(&mut self) -> Option<Event> {
         None
@@ -296,6 +301,10 @@ impl<L: Link + ?Sized> Link for Box<L> {
 
     fn prepare_wait(&mut self) -> io::Result<bool> {
         (**self).prepare_wait()
+    }
+
+    fn wait_is_over(&mut self) {
+        (**self).wait_is_over();
     }
 
     fn poll_event(&mut self) -> Option<Event> {

@@ -78,6 +78,8 @@ pub(crate) struct Driver {
     full: bool,
     /// The engine has more to send than one turn allows.
     more: bool,
+    /// The link was told that somebody waits on it, and not yet that nobody does any more.
+    armed: bool,
     /// The link does not work any more; packets are lost as on a cut cable.
     failed: bool,
     routes: HashMap<CqHandle, CqRoute>,
@@ -109,6 +111,7 @@ impl Driver {
             refused: None,
             full: false,
             more: false,
+            armed: false,
             failed: false,
             routes: HashMap::new(),
             signals,
@@ -135,6 +138,10 @@ impl Driver {
     fn receive(&mut self, now: Instant) -> bool {
         if self.failed {
             return false;
+        }
+        if self.armed && !self.handover.is_watched() {
+            self.armed = false;
+            self.link.wait_is_over();
         }
         let Self { device, memory, link, .. } = self;
         let received = link.recv(&mut |datagram| {
@@ -359,6 +366,7 @@ impl Driver {
             return true;
         }
         self.counters.watches += 1;
+        self.armed = true;
         let prepared = self.link.prepare_wait();
         while let Some(event) = self.link.poll_event() {
             // Hints that anyone on the network can forge. Timeouts tell the truth of an established connection; an

@@ -258,11 +258,16 @@ impl Handover {
             .is_some_and(|last| now.since(last) <= POLL_GAP && last.since(self.row_since) >= POLLER_AFTER)
     }
 
+    /// Somebody sleeps on the link, or is about to.
+    #[inline]
+    pub(crate) fn is_watched(&self) -> bool {
+        self.seat.is_some() || self.thread == Thread::Watching
+    }
+
     /// The engine changed under the lock: does whoever watches sleep too long, or on too little?
     #[inline]
     pub(crate) fn changed(&mut self, outlook: Outlook) -> Kick {
-        let watched = self.seat.is_some() || self.thread == Thread::Watching;
-        if !watched || !self.watch.misses(outlook) {
+        if !self.is_watched() || !self.watch.misses(outlook) {
             return Kick::None;
         }
         // The record is adjusted at once, so that one kick is enough for a row of changes.

@@ -481,6 +481,10 @@ impl<L: Link> Link for Faulty<L> {
         fds.push(WaitFd { fd: self.timer.as_raw_fd(), events: libc::POLLIN });
     }
 
+    fn wait_is_over(&mut self) {
+        self.inner.wait_is_over();
+    }
+
     fn prepare_wait(&mut self) -> io::Result<bool> {
         self.timer.clear();
         self.armed = None;

@@ -205,6 +205,10 @@ impl<L: Link> Link for Capture<L> {
         self.inner.wait_fds(fds);
     }
 
+    fn wait_is_over(&mut self) {
+        self.inner.wait_is_over();
+    }
+
     fn prepare_wait(&mut self) -> io::Result<bool> {
         // Whoever waits has time to write, and whoever is killed while waiting leaves a whole file.
         self.recorder.write();

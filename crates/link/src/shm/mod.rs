@@ -109,7 +109,7 @@ pub struct ShmLink {
     own: Box<[u8]>,
     /// Where records of peers that are not believed are copied to.
     inbox: Vec<u8>,
-    /// We have told the peers that we sleep.
+    /// Somebody waits for our descriptors, or is about to: the peers are told to wake us.
     asleep: bool,
     service_in: u32,
     events: VecDeque<Event>,
@@ -325,6 +325,59 @@ impl ShmLink {
         self.stats.tx_blocked += 1;
         Err(io::ErrorKind::WouldBlock.into())
     }
+
+    /// Reads what is in the rings, a batch of each.
+    fn read(&mut self, sink: &mut dyn FnMut(Received<'_>)) -> usize {
+        let mut count = 0;
+        let mut dead = None;
+        let Self { peers, stats, address, inbox, .. } = self;
+        for (at, peer) in peers.iter_mut().enumerate() {
+            let Some(peer) = peer else { continue };
+            let (dying, trust, from) = (peer.dying, peer.trust, peer.address);
+            let Some(rings) = &mut peer.rings else { continue };
+            for _ in 0..BATCH {
+                let envelope = match rings.reader.next() {
+                    Ok(Some(envelope)) => envelope,
+                    Ok(None) if !dying => break,
+                    Ok(None) => {
+                        dead = Some(at);
+                        break;
+                    }
+                    Err(_) => {
+                        stats.rx_malformed += 1;
+                        dead = Some(at);
+                        break;
+                    }
+                };
+                let payload = match trust {
+                    Trust::Full => rings.reader.payload(envelope.len),
+                    Trust::Copy => {
+                        inbox.resize(envelope.len, 0);
+                        rings.reader.copy_out(inbox);
+                        &inbox[..]
+                    }
+                };
+                count += hand_over(&envelope, payload, from, *address, sink);
+                stats.rx_bytes += envelope.len as u64;
+                rings.reader.advance(envelope.len);
+            }
+            if rings.reader.tell() {
+                peer.poke();
+            }
+        }
+        if let Some(at) = dead {
+            self.bury(at);
+        }
+        count
+    }
+
+    /// Makes writers wake whoever sleeps. True: something is there already.
+    fn arm(&self) -> bool {
+        let rings = || self.peers.iter().flatten().filter_map(|peer| peer.rings.as_ref());
+        rings().for_each(|rings| rings.reader.fall_asleep());
+        ring::sleepy_fence();
+        rings().any(|rings| rings.reader.is_ready())
+    }
 }
 
 /// Takes a free address of 127.64.0.0/10.
@@ -433,56 +486,14 @@ impl Link for ShmLink {
 
     fn recv(&mut self, sink: &mut dyn FnMut(Received<'_>)) -> io::Result<usize> {
         self.service_in -= 1;
-        if self.asleep {
-            self.asleep = false;
-            self.peers
-                .iter()
-                .flatten()
-                .filter_map(|peer| peer.rings.as_ref())
-                .for_each(|r| r.reader.wake_up());
-            self.service()?;
-        } else if self.service_in == 0 {
+        if self.service_in == 0 || self.asleep {
             self.service()?;
         }
-        let mut count = 0;
-        let mut dead = None;
-        let Self { peers, stats, address, inbox, .. } = self;
-        for (at, peer) in peers.iter_mut().enumerate() {
-            let Some(peer) = peer else { continue };
-            let (dying, trust, from) = (peer.dying, peer.trust, peer.address);
-            let Some(rings) = &mut peer.rings else { continue };
-            for _ in 0..BATCH {
-                let envelope = match rings.reader.next() {
-                    Ok(Some(envelope)) => envelope,
-                    Ok(None) if !dying => break,
-                    Ok(None) => {
-                        dead = Some(at);
-                        break;
-                    }
-                    Err(_) => {
-                        stats.rx_malformed += 1;
-                        dead = Some(at);
-                        break;
-                    }
-                };
-                let payload = match trust {
-                    Trust::Full => rings.reader.payload(envelope.len),
-                    Trust::Copy => {
-                        inbox.resize(envelope.len, 0);
-                        rings.reader.copy_out(inbox);
-                        &inbox[..]
-                    }
-                };
-                count += hand_over(&envelope, payload, from, *address, sink);
-                stats.rx_bytes += envelope.len as u64;
-                rings.reader.advance(envelope.len);
-            }
-            if rings.reader.tell() {
-                peer.poke();
-            }
-        }
-        if let Some(at) = dead {
-            self.bury(at);
+        let mut count = self.read(sink);
+        // Somebody sleeps while we look: whoever has woken that thread will not do it again unless asked, and may
+        // have found us looking instead of it.
+        while self.asleep && self.arm() {
+            count += self.read(sink);
         }
         if count > 0 {
             self.stats.rx_datagrams += count as u64;
@@ -498,10 +509,7 @@ impl Link for ShmLink {
     fn prepare_wait(&mut self) -> io::Result<bool> {
         self.service()?;
         self.asleep = true;
-        let rings = || self.peers.iter().flatten().filter_map(|peer| peer.rings.as_ref());
-        rings().for_each(|rings| rings.reader.fall_asleep());
-        ring::sleepy_fence();
-        let ready = rings().any(|rings| rings.reader.is_ready());
+        let ready = self.arm();
         let dying = self.peers.iter().flatten().any(|peer| peer.dying);
         for peer in self.peers.iter_mut().flatten() {
             if peer.rings.as_mut().is_some_and(|rings| rings.reader.tell()) {
@@ -509,6 +517,16 @@ impl Link for ShmLink {
             }
         }
         Ok(ready || dying || !self.events.is_empty() || !self.side_events.is_empty())
+    }
+
+    fn wait_is_over(&mut self) {
+        if std::mem::replace(&mut self.asleep, false) {
+            self.peers
+                .iter()
+                .flatten()
+                .filter_map(|peer| peer.rings.as_ref())
+                .for_each(|r| r.reader.wake_up());
+        }
     }
 
     fn poll_event(&mut self) -> Option<Event> {
