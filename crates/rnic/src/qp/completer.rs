@@ -36,6 +36,9 @@ impl Qp {
         // Only what is in flight can be answered (9.7.6.1: ghost responses are dropped).
         let req = &self.requester;
         if !bth.psn.in_window(req.una, distance(req.una, req.max_psn)) {
+            if packet.info().operation == Operation::ReadResponse && bth.psn.is_before(req.una) {
+                self.congestion.on_duplicate_response();
+            }
             return Err(DropReason::Stale);
         }
         match packet.info().operation {
@@ -140,9 +143,8 @@ impl Qp {
         let n = distance(before, una);
         if n != 0 {
             // After a timeout one packet was sent again; an answer to more than that was on its way already.
-            let arrived = self.requester.psn.is_before(una);
-            if self.congestion.after_timeout(arrived) {
-                // A FLUSH was slow, and that is over. What was sent behind it is taken to be where it belongs.
+            if self.congestion.after_timeout(self.requester.psn.is_before(una)) {
+                // Nothing was lost: go on where the timeout broke in.
                 self.seek(self.requester.max_psn);
             }
             self.congestion.on_progress(n, una);
@@ -223,8 +225,10 @@ impl Qp {
                 let mtu = self.mtu.bytes() as u32;
                 let offset = distance(wqe.first_psn, psn).wrapping_mul(mtu);
                 let expected = (wqe.len - offset).min(mtu) as usize;
-                let ends = self.requester.outstanding.front().is_some_and(|part| part.last == psn);
-                if payload.len() != expected || info.position.ends() != ends {
+                // Where a response begins and ends depends on how the request was sent again; but it must end
+                // where its first request did.
+                let end = self.requester.outstanding.front().is_some_and(|part| part.last == psn);
+                if payload.len() != expected || (end && !info.position.ends()) {
                     return WcStatus::BadRespErr;
                 }
                 scatter(shared, self.init.pd, self.sq.sges(at), offset.into(), payload, mem)

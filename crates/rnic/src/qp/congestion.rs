@@ -30,8 +30,10 @@ pub(crate) struct Congestion {
     max: u32,
     /// Losses of packets before this one were already paid for.
     recovery: Option<Psn>,
-    /// Window and threshold to go on with when a timeout is answered, and whether the path was to blame.
+    /// Window and threshold before a timeout that is not answered yet, and whether the path is to blame for it.
     undo: Option<(u32, u32, bool)>,
+    /// Window and threshold before the last timeout that counted as a loss.
+    regret: Option<(u32, u32)>,
     alpha: u32,
     alpha_at: Instant,
     cut_at: Instant,
@@ -46,6 +48,7 @@ impl Congestion {
             max,
             recovery: None,
             undo: None,
+            regret: None,
             alpha: ALPHA_ONE,
             alpha_at: Instant::ZERO,
             cut_at: Instant::ZERO,
@@ -81,7 +84,7 @@ impl Congestion {
 
     /// A packet was lost; everything up to `max_psn` had been sent.
     pub(crate) fn on_loss(&mut self, una: Psn, max_psn: Psn) {
-        self.undo = None;
+        (self.undo, self.regret) = (None, None);
         if self.recovery.is_some_and(|until| una.is_before(until)) {
             return;
         }
@@ -90,30 +93,39 @@ impl Congestion {
         self.recovery = Some(max_psn);
     }
 
-    /// Nothing came back in time: start over with a single packet. Unless the path is not to `blame`, half of the
-    /// window is gone when answers come again.
+    /// Nothing came back in time: start over with a single packet. A path that is not to `blame` has lost nothing.
     pub(crate) fn on_timeout(&mut self, max_psn: Psn, blame: bool) {
         if self.undo.is_none() {
-            if blame {
-                self.threshold = (self.window / 2).max(MIN);
-                self.undo = Some((self.threshold, self.threshold, true));
-            } else {
-                self.undo = Some((self.window, self.threshold, false));
-            }
+            self.undo = Some((self.window, self.threshold, blame));
         }
         self.window = ONE;
         self.recovery = Some(max_psn);
     }
 
-    /// The first answer after a timeout. If it acknowledges more than was sent again, the rest had arrived, and
-    /// need not be probed for (RFC 5682). `true` if nothing speaks for a loss at all.
+    /// The first answer after a timeout. Had the packet that was sent again been lost the first time, then all
+    /// behind it would have been dropped as out of sequence: an answer that covers more proves that nothing was
+    /// lost, and only somebody late (as RFC 5682 finds out for TCP). `true` if nothing need be sent again.
     #[inline]
-    pub(crate) fn after_timeout(&mut self, arrived: bool) -> bool {
+    pub(crate) fn after_timeout(&mut self, covers_more: bool) -> bool {
         let Some((window, threshold, blame)) = self.undo.take() else { return false };
-        self.window = if arrived || !blame { window } else { MIN };
-        self.threshold = threshold;
         self.recovery = None;
-        !blame
+        if covers_more || !blame {
+            (self.window, self.threshold) = (window, threshold);
+            return true;
+        }
+        self.regret = Some((window, threshold));
+        self.threshold = (window / 2).max(MIN);
+        self.window = MIN;
+        false
+    }
+
+    /// The response of a READ came a second time: it was late, and not lost (as RFC 3708 concludes for TCP).
+    #[cold]
+    pub(crate) fn on_duplicate_response(&mut self) {
+        if let Some((window, threshold)) = self.regret.take() {
+            self.window = self.window.max(window);
+            self.threshold = self.threshold.max(threshold);
+        }
     }
 
     /// The peer saw congestion marks on our packets.
@@ -170,19 +182,20 @@ mod tests {
     #[test]
     fn a_timeout_probes_with_one_packet_and_then_believes_the_answer() {
         let mut c = window(64);
-        c.on_timeout(Psn::new(64), false);
-        c.on_timeout(Psn::new(64), false);
+        c.on_timeout(Psn::new(64), true);
+        c.on_timeout(Psn::new(64), true);
         assert_eq!(c.packets(), 1);
-        c.after_timeout(true);
+        assert!(c.after_timeout(true), "nothing was lost");
+        assert_eq!(c.packets(), 64);
+        c.on_timeout(Psn::new(64), false);
+        assert!(c.after_timeout(false), "a FLUSH was slow");
         assert_eq!(c.packets(), 64);
         c.on_timeout(Psn::new(64), true);
-        c.after_timeout(true);
-        assert_eq!(c.packets(), 32);
-        c.on_timeout(Psn::new(64), true);
-        c.after_timeout(false);
+        assert!(!c.after_timeout(false));
         assert_eq!(c.packets(), 2);
         c.on_progress(2, Psn::new(65));
         assert_eq!(c.packets(), 4, "slow start up to half of what was");
+        assert!(!c.after_timeout(true), "only the first answer counts");
     }
 
     #[test]

@@ -394,8 +394,8 @@ impl Qp {
         Ok(Sent::Yes)
     }
 
-    /// The last PSN of the part of a READ that begins at `psn`. A part sent before keeps its end: the peer
-    /// remembers it as one request.
+    /// The last PSN of the part of a READ that begins at `psn`. A part sent before keeps its end: the peer may or may
+    /// not have seen it, and must not see two requests that overlap in part.
     fn read_part(&self, wqe: &Wqe, psn: Psn) -> Psn {
         let req = &self.requester;
         if psn != req.max_psn {

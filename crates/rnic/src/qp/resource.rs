@@ -52,8 +52,8 @@ pub(crate) enum Progress {
     Waiting,
     /// The memory is working on it.
     Flushing(FlushId),
-    /// Executed; response packets from `next` on are to be sent, the first of them at `start`.
-    Answering { start: Psn, next: Psn },
+    /// Executed; response packets from `next` to `end` are to be sent, the first of them was or is at `start`.
+    Answering { start: Psn, next: Psn, end: Psn },
     /// Answered; kept for duplicates.
     Closed,
 }
@@ -73,7 +73,7 @@ pub(crate) struct Resource {
 impl Resource {
     /// Executed: its whole response is due.
     pub(crate) const fn answer(&mut self) {
-        self.progress = Progress::Answering { start: self.first, next: self.first };
+        self.progress = Progress::Answering { start: self.first, next: self.first, end: self.last };
     }
 
     /// Whether it was answered before, and is open for a duplicate only.
@@ -147,14 +147,19 @@ impl Resources {
         self.ring.len()
     }
 
-    /// Opens a closed entry again, to answer from `start`.
-    pub(crate) fn reopen(&mut self, index: usize, start: Psn) {
+    /// Opens an entry to answer `start` to `end` again. If it is being answered already, that goes on afterwards.
+    pub(crate) fn reopen(&mut self, index: usize, start: Psn, end: Psn) {
         let entry = &mut self.ring[index];
-        if entry.progress == Progress::Closed {
-            self.open += 1;
-            entry.replay = true;
-        }
-        entry.progress = Progress::Answering { start, next: start };
+        let end = match entry.progress {
+            Progress::Answering { end: old, .. } if end.is_before(old) => old,
+            Progress::Closed => {
+                self.open += 1;
+                entry.replay = true;
+                end
+            }
+            Progress::Answering { .. } | Progress::Waiting | Progress::Flushing(_) => end,
+        };
+        entry.progress = Progress::Answering { start, next: start, end };
     }
 
     pub(crate) fn close(&mut self, index: usize) {
@@ -211,6 +216,28 @@ mod tests {
     }
 
     #[test]
+    fn a_piece_asked_for_again_does_not_cut_the_answer_short() {
+        let mut resources = Resources::default();
+        resources.reset(1);
+        let psn = Psn::new;
+        resources.push(read(9000), psn(0xff_ffff), psn(7));
+        resources.get_mut(0).progress =
+            Progress::Answering { start: psn(0xff_ffff), next: psn(3), end: psn(7) };
+        resources.reopen(0, psn(0), psn(1));
+        assert_eq!(
+            resources.get(0).progress,
+            Progress::Answering { start: psn(0), next: psn(0), end: psn(7) }
+        );
+        resources.close(0);
+        resources.reopen(0, psn(0), psn(1));
+        assert_eq!(
+            resources.get(0).progress,
+            Progress::Answering { start: psn(0), next: psn(0), end: psn(1) }
+        );
+        resources.audit();
+    }
+
+    #[test]
     fn closed_entries_stay_until_their_place_is_needed() {
         let mut resources = Resources::default();
         resources.reset(2);
@@ -229,14 +256,17 @@ mod tests {
         assert_eq!(resources.find(psn(10)), None);
         resources.close(0);
         resources.close(1);
-        resources.reopen(0, psn(11));
+        resources.reopen(0, psn(11), psn(11));
         assert!(resources.has_room(), "a replay does not stand in the way");
         resources.push(read(1), psn(15), psn(15));
         assert_eq!(resources.find(psn(11)), None);
         resources.close_from(0);
         assert!(resources.is_quiet());
-        resources.reopen(0, psn(14));
-        assert_eq!(resources.get(0).progress, Progress::Answering { start: psn(14), next: psn(14) });
+        resources.reopen(0, psn(14), psn(14));
+        assert_eq!(
+            resources.get(0).progress,
+            Progress::Answering { start: psn(14), next: psn(14), end: psn(14) }
+        );
         assert_eq!(resources.front(), Some(0));
     }
 }

@@ -9,6 +9,8 @@
 //! atomics and further FLUSHes wait in their line, except that FLUSHes in a row start together, so that one
 //! fdatasync can serve many.
 
+use std::ops::RangeInclusive;
+
 use remanence_wire::aeth::{self, Aeth, Credits, NakCode};
 use remanence_wire::packet::{Headers, Repr, packet_len};
 use remanence_wire::{Msn, Opcode, Psn, atomic_ack_eth, bth};
@@ -151,12 +153,12 @@ impl Qp {
     ) -> Result<(), Full> {
         while let Some(index) = self.responder.resources.front() {
             let entry = self.responder.resources.get(index);
-            let Progress::Answering { start, next } = entry.progress else {
+            let Progress::Answering { start, next, end } = entry.progress else {
                 // Still being executed; nothing may overtake it.
                 return Ok(());
             };
             match entry.request {
-                Request::Read { .. } => self.stream_read(shared, batch, index, start, next, mem)?,
+                Request::Read { .. } => self.stream_read(shared, batch, index, start..=end, next, mem)?,
                 Request::CompareSwap { .. } | Request::FetchAdd { .. } => {
                     let (psn, ack) = (entry.first, atomic_ack_eth::Repr { original: entry.original });
                     let headers = Headers::AethAtomicAck(self.ack_aeth(shared), ack);
@@ -195,18 +197,19 @@ impl Qp {
         shared: &mut Shared,
         batch: &mut Batch<'_>,
         index: usize,
-        start: Psn,
+        range: RangeInclusive<Psn>,
         mut next: Psn,
         mem: &mut impl Memory,
     ) -> Result<(), Full> {
         let entry = *self.responder.resources.get(index);
         let Request::Read { va, len, rkey } = entry.request else { unreachable!("called for a READ") };
+        let (start, end) = range.into_inner();
         let mtu = self.mtu.bytes() as u32;
         debug_assert_eq!(entry.psns(), packets(len, self.mtu));
         loop {
             let offset = super::distance(entry.first, next).wrapping_mul(mtu);
             let part = (len - offset).min(mtu);
-            let (first, last) = (next == start, next == entry.last);
+            let (first, last) = (next == start, next == end);
             let opcode = match (first, last) {
                 (true, true) => Opcode::RcReadResponseOnly,
                 (true, false) => Opcode::RcReadResponseFirst,
@@ -216,7 +219,7 @@ impl Qp {
             let full = !batch.admits(packet_len(opcode.info().header_len.into(), part as usize));
             if full {
                 let entry = self.responder.resources.get_mut(index);
-                entry.progress = Progress::Answering { start, next };
+                entry.progress = Progress::Answering { start, next, end };
                 return Err(Full);
             }
             let headers = if first || last { Headers::Aeth(self.ack_aeth(shared)) } else { Headers::None };
@@ -235,7 +238,7 @@ impl Qp {
                 Ok(())
             });
             if sent.is_err() {
-                self.responder.resources.get_mut(index).progress = Progress::Answering { start, next };
+                self.responder.resources.get_mut(index).progress = Progress::Answering { start, next, end };
                 if entry.is_replay() {
                     // It was answered while the key was good, and a copy that comes late must not end a connection
                     // whose consumers waited for the answer before they took the key away.

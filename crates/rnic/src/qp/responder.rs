@@ -13,7 +13,7 @@ use remanence_wire::opcode::{OpcodeInfo, Operation, Position};
 use remanence_wire::packet::Packet;
 use remanence_wire::{Psn, Rkey, bth, reth};
 
-use super::resource::{Request, Resources};
+use super::resource::{Progress, Request, Resources};
 use super::{Qp, QpState, QpType, packets};
 use crate::access::Access;
 use crate::async_event::AsyncEvent;
@@ -521,20 +521,24 @@ impl Qp {
         let index = resources.find(psn).ok_or(DropReason::Stale)?;
         let entry = *resources.get(index);
         let Request::Read { va, len, rkey } = entry.request else { return Err(DropReason::Stale) };
-        let skipped = super::distance(entry.first, psn) * self.mtu.bytes() as u32;
-        let the_rest = reth.rkey == rkey
-            && reth.va == va.wrapping_add(u64::from(skipped))
-            && len.checked_sub(skipped) == Some(reth.dma_len);
-        if !the_rest {
+        // A piece of what was asked for the first time: whole packets, or up to its end.
+        let mtu = self.mtu.bytes() as u32;
+        let skipped = super::distance(entry.first, psn) * mtu;
+        let end = psn.add(packets(reth.dma_len, self.mtu) - 1);
+        let rest = len - skipped;
+        let piece = reth.dma_len == rest || (reth.dma_len < rest && reth.dma_len.is_multiple_of(mtu));
+        if reth.rkey != rkey
+            || reth.va != va.wrapping_add(u64::from(skipped))
+            || !piece
+            || reth.dma_len == 0 && len != 0
+        {
             return Err(DropReason::Stale);
         }
         match entry.progress {
             // Not answered at all yet, and will be.
-            super::resource::Progress::Waiting | super::resource::Progress::Flushing(_) => {}
-            super::resource::Progress::Answering { next, .. } if !psn.is_before(next) => {}
-            super::resource::Progress::Answering { .. } | super::resource::Progress::Closed => {
-                resources.reopen(index, psn);
-            }
+            Progress::Waiting | Progress::Flushing(_) => {}
+            Progress::Answering { next, .. } if !psn.is_before(next) => {}
+            Progress::Answering { .. } | Progress::Closed => resources.reopen(index, psn, end),
         }
         self.run_resources(shared, mem);
         Ok(())
@@ -561,8 +565,8 @@ impl Qp {
         if !same {
             return Err(DropReason::Stale);
         }
-        if entry.progress == super::resource::Progress::Closed {
-            resources.reopen(index, psn);
+        if entry.progress == Progress::Closed {
+            resources.reopen(index, psn, psn);
         }
         Ok(())
     }

@@ -424,6 +424,12 @@ fn a_duplicate_read_is_executed_again_within_its_old_bounds_only() {
         opcodes,
         [(Opcode::RcReadResponseFirst, FIRST.add(1)), (Opcode::RcReadResponseLast, FIRST.add(2))]
     );
+    // A piece from the middle.
+    case.pair.log.clear();
+    case.inject(Opcode::RcReadRequest, FIRST.next(), request(1024, 1024), &[]);
+    case.pair.collect();
+    let opcodes: Vec<_> = case.pair.log.iter().map(|(_, repr)| (repr.bth.opcode, repr.bth.psn)).collect();
+    assert_eq!(opcodes, [(Opcode::RcReadResponseOnly, FIRST.next())]);
     // Another range, another length, another key, or a PSN that was no READ.
     for headers in [
         request(1020, 1976),

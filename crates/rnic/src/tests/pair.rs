@@ -200,6 +200,8 @@ pub(crate) enum Fate {
     Duplicate,
     /// Delivered that much later.
     Delay(Duration),
+    /// Delivered then, or as usual if that is later: the receiver is away.
+    HoldUntil(Instant),
     /// One bit flipped.
     Corrupt,
     /// Marked as having met congestion.
@@ -400,6 +402,7 @@ impl Pair {
             Fate::Drop => return,
             Fate::Duplicate => self.fly(at, Flight { to, rx, bytes: bytes.clone() }),
             Fate::Delay(by) => at = at + by,
+            Fate::HoldUntil(back) => at = at.max(back),
             Fate::Corrupt => {
                 let bit = self.rng.next_u32() as usize % (bytes.len() * 8);
                 // Not a bit that routers may change, which the ICRC leaves out.

@@ -507,6 +507,27 @@ fn a_lossy_path_degrades_and_does_not_collapse() {
 }
 
 #[test]
+fn a_peer_that_was_away_for_a_while_is_not_taken_for_a_loss() {
+    for read in [false, true] {
+        let (mut pair, src, dst) = pair_with(Mtu::B1024, 1 << 20);
+        let op = if read { SendOp::Read(dst.remote(0)) } else { SendOp::Write(dst.remote(0)) };
+        for _ in 0..3 {
+            pair.execute(op, &[src.sge(0, 1 << 20)]);
+        }
+        let window = |pair: &Pair| pair.nodes[0].device.qps.get(pair.qpns[0]).unwrap().congestion.packets();
+        let before = window(&pair);
+        let back = pair.now + Duration::from_millis(30);
+        pair.hook =
+            Some(Box::new(move |from, _| if from == 0 { Fate::HoldUntil(back) } else { Fate::Deliver }));
+        pair.execute(op, &[src.sge(0, 1 << 20)]);
+        let stats = pair.nodes[0].device.stats();
+        assert!(stats.timeouts >= 2, "it was missed");
+        assert!(stats.retransmits <= 2 * stats.timeouts, "{} packets were sent again", stats.retransmits);
+        assert!(window(&pair) >= before, "the window is {} after {before}", window(&pair));
+    }
+}
+
+#[test]
 fn congestion_marks_are_told_and_obeyed() {
     let (mut pair, src, dst) = pair_with(Mtu::B1024, 1 << 20);
     pair.hook = Some(Box::new(|from, packet| {
