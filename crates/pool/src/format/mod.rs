@@ -49,8 +49,9 @@ impl Geometry {
     /// The largest pool: 16 TiB, far below where any sum here could overflow.
     pub const MAX_SIZE: u64 = 1 << 44;
 
-    /// Divides `size` bytes: 1/64 for the two halves of the catalogue (at most 64 MiB each), which suits blobs of
-    /// 16 KiB on average, and up to an eighth in small pools; the rest for data.
+    /// Divides `size` bytes: 1/16 for the two halves of the catalogue (at most 256 MiB each), room for a record of
+    /// 128 bytes for every block of data, so that a pool of small blobs runs out of data first; and up to an eighth
+    /// in small pools; the rest for data.
     #[must_use]
     pub fn for_size(size: u64) -> Option<Self> {
         let size = size / BLOCK * BLOCK;
@@ -58,7 +59,7 @@ impl Geometry {
             return None;
         }
         let least = (size / 16).min(128 << 10);
-        let half_len = (size / 128).clamp(least, 64 << 20) / BLOCK * BLOCK;
+        let half_len = (size / 32).clamp(least, 256 << 20) / BLOCK * BLOCK;
         Self::check(size, half_len)
     }
 
