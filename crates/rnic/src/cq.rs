@@ -1,6 +1,6 @@
 //! Completion queues: rings of work completions, with one-shot notification and overflow.
 //!
-//! Read first: IBA Vol 1, 11.4.2 (poll and request notification) and 11.6.3.2 (CQ errors).
+//! Read first: IBA Vol 1, 11.4.2 (poll and request notification) and 11.6.3 (CQ errors).
 
 use std::collections::VecDeque;
 
@@ -104,7 +104,7 @@ impl Device {
     /// Completions already in the queue do not count: poll after arming, as with any RNIC.
     pub fn req_notify_cq(&mut self, cq: CqHandle, solicited_only: bool) -> Result<(), VerbError> {
         let cq = self.shared.cqs.get_mut(cq.0).ok_or(VerbError::NoSuchObject("CQ"))?;
-        // A request for any completion is not weakened by a later one for solicited ones (C11-31).
+        // A request for any completion is not weakened by a later one for solicited ones.
         cq.armed = match (cq.armed, solicited_only) {
             (Armed::Next, _) | (_, false) => Armed::Next,
             (Armed::No | Armed::Solicited, true) => Armed::Solicited,

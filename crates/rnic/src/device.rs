@@ -2,8 +2,9 @@
 //!
 //! Methods come in four kinds. Verbs create, change and destroy objects (in the module of each object). Postings
 //! hand in work (`post_*`). `handle_*` tell the device what happened: a datagram came, time passed, a flush
-//! ended; they take the time even where nothing in the method needs it today. `poll_*` ask what it wants: packets to send, the next deadline, completions, events. After a
-//! `handle_*`, a posting or a `modify_qp`, poll for packets and deadlines again.
+//! ended; they take the time even where nothing in the method needs it today. `poll_*` ask what it wants: packets
+//! to send, the next deadline, completions, events. After a `handle_*`, a posting or a `modify_qp`, poll for
+//! packets and deadlines again.
 
 use std::collections::VecDeque;
 use std::net::IpAddr;
@@ -35,7 +36,7 @@ pub use remanence_wire::ROCE_PORT;
 pub enum SourcePort {
     /// Always this one: plain UDP sockets.
     Fixed(u16),
-    /// One of 0xC000 to 0xFFFF for each QP, so that the network can spread flows (Annex A17.4.5.2).
+    /// One of 0xC000 to 0xFFFF for each QP, so that the network can spread flows (Annex A17).
     PerQp,
 }
 

@@ -62,7 +62,7 @@ pub enum CqError {
     /// No such CQ.
     #[error("no such CQ")]
     NoSuchCq,
-    /// More completions than the CQ has room for (IBA Vol 1, 11.6.3.2).
+    /// More completions than the CQ has room for (IBA Vol 1, 11.6.3).
     #[error("the CQ overflowed")]
     Overflow,
 }

@@ -255,7 +255,7 @@ impl Keys {
     }
 
     /// Binds a window: a type 1 window to anything at any time, a type 2 window only when it is free. The new
-    /// rkey must keep the window's upper 24 bits (IBA Vol 1, 10.6.7.2.2 and 10.6.7.2.3).
+    /// rkey must keep the window's upper 24 bits (IBA Vol 1, 10.6.7).
     pub(crate) fn bind(&mut self, request: &BindRequest) -> Result<(), BindError> {
         let slot = self.window(request.mw).ok_or(BindError)?;
         let mw = self.mw(slot).expect("found above");
@@ -292,7 +292,7 @@ impl Keys {
         let rights = request.access & remote_rights;
         if mr.pd != request.pd
             || !mr.access.contains(Access::MW_BIND)
-            // A window must not be bound to a zero-based MR (10.6.7.2.1: its addresses would mean two things).
+            // A window must not be bound to a zero-based MR (10.6.7: its addresses would mean two things).
             || mr.access.contains(Access::ZERO_BASED)
             // Remote rights to write need the MR's own local right to write; flush rights the MR's own.
             || (rights.intersects(Access::REMOTE_WRITE | Access::REMOTE_ATOMIC)

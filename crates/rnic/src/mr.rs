@@ -114,7 +114,7 @@ impl Device {
     }
 
     /// Deregisters a region. From here on its keys reach nothing, also for messages that are half way in or
-    /// out; refused while a memory window is bound to it (C11-13).
+    /// out; refused while a memory window is bound to it.
     pub fn dereg_mr(&mut self, mr: MrHandle) -> Result<(), VerbError> {
         let slot = self.shared.keys.find_mr(mr.0).ok_or(VerbError::NoSuchObject("MR"))?;
         let entry = self.shared.keys.mr(slot).expect("found above");

@@ -1,6 +1,6 @@
 //! Memory windows: rights to a part of an MR that work requests give and take.
 //!
-//! Read first: IBA Vol 1, 10.6.7.2. A type 1 window is reached through any QP of its PD and is bound by
+//! Read first: IBA Vol 1, 10.6.7. A type 1 window is reached through any QP of its PD and is bound by
 //! [`Device::bind_mw`]; a type 2 window (2B here) only through the QP that bound it, with an rkey whose low
 //! 8 bits the consumer chooses.
 

@@ -7,7 +7,7 @@ use crate::error::VerbError;
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct PdHandle(pub u32);
 
-/// A PD only counts who uses it, as it may not go before they do (IBA Vol 1, 11.2.1.5).
+/// A PD only counts who uses it, as it may not go before they do (IBA Vol 1, 11.2.1).
 #[derive(Debug, Default)]
 pub(crate) struct Pd {
     pub(crate) users: u32,

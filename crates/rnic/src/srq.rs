@@ -1,6 +1,6 @@
 //! Shared receive queues.
 //!
-//! Read first: IBA Vol 1, 10.2.9 and 11.2.3 (verbs), 11.6.3.1 (limit event).
+//! Read first: IBA Vol 1, 10.2.9 and 11.2.3 (verbs), 11.6.3 (limit event).
 
 use crate::async_event::AsyncEvent;
 use crate::device::{Device, Shared};

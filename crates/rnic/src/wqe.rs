@@ -24,7 +24,7 @@ pub(crate) struct Wqe {
     pub(crate) first_psn: Psn,
     /// The number of PSNs that the WQE takes (request packets, or response packets of a READ).
     pub(crate) psns: u32,
-    /// Send sequence number, for end-to-end credits (IBA Vol 1, 9.7.7.2.5).
+    /// Send sequence number, for end-to-end credits (IBA Vol 1, 9.7.7).
     pub(crate) ssn: u32,
 }
 

@@ -61,7 +61,7 @@ pub enum Selectivity {
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct MwHandle(pub u32);
 
-/// The type of a memory window (IBA Vol 1, 10.6.7.2).
+/// The type of a memory window (IBA Vol 1, 10.6.7).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum MwType {
     /// Reached through any QP of its PD; bound by `Device::bind_mw`.

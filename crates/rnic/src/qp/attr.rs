@@ -81,7 +81,7 @@ pub struct QpAttr {
     pub max_rd_atomic: Option<u8>,
     /// The same from the peer.
     pub max_dest_rd_atomic: Option<u8>,
-    /// Local ACK timeout, 4.096 us * 2^n; 0 means never (IBA Vol 1, 9.7.6.1.3).
+    /// Local ACK timeout, 4.096 us * 2^n; 0 means never (IBA Vol 1, 9.7.6).
     pub timeout: Option<u8>,
     /// Timeouts in a row before the QP gives up, 0 to 7.
     pub retry_cnt: Option<u8>,

@@ -4,7 +4,7 @@
 //!
 //! Completions are in the order of the work requests. A response to one request acknowledges all before it; a
 //! READ, an atomic, a FLUSH or an ATOMIC WRITE is completed by its own response only, so that an answer from
-//! beyond it says that the response was lost (9.7.6.1.2: implied NAK).
+//! beyond it says that the response was lost (9.7.6: implied NAK).
 
 use remanence_wire::aeth::{self, Aeth, NakCode};
 use remanence_wire::opcode::{Operation, Position};
@@ -33,7 +33,7 @@ impl Qp {
         bth: &bth::Repr,
         mem: &mut impl Memory,
     ) -> Result<(), DropReason> {
-        // Only what is in flight can be answered (9.7.6.1: ghost responses are dropped).
+        // Only what is in flight can be answered (9.7.6: ghost responses are dropped).
         let req = &self.requester;
         if !bth.psn.in_window(req.una, distance(req.una, req.max_psn)) {
             if packet.info().operation == Operation::ReadResponse && bth.psn.is_before(req.una) {
@@ -287,7 +287,7 @@ impl Qp {
         }
     }
 
-    /// Completes the oldest WQE and frees it. Without error and signal nobody is told (10.7.3.1).
+    /// Completes the oldest WQE and frees it. Without error and signal nobody is told (10.7.3).
     pub(crate) fn complete_head(&mut self, shared: &mut Shared, status: WcStatus) {
         let wqe = self.sq.get(self.sq.head);
         let signaled = self.init.sq_sig_all || wqe.flags.contains(SendFlags::SIGNALED);

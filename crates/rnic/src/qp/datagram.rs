@@ -1,6 +1,6 @@
 //! UD: datagrams out and in.
 //!
-//! Read first: IBA Vol 1, 9.8.3 (unreliable datagram), 10.2.5 (Q_Keys), 11.4.1.2 (the GRH area), Annex A17.4.5.
+//! Read first: IBA Vol 1, 9.8.3 (unreliable datagram), 10.2.5 (Q_Keys), 11.4.1 (the GRH area), Annex A17.
 
 use std::net::IpAddr;
 
@@ -89,7 +89,7 @@ impl Qp {
         Some(path.transmit(batch.len(), batch.segment()))
     }
 
-    /// Takes a datagram. What is wrong with it is nobody's business but ours (9.8.3.2: silently dropped).
+    /// Takes a datagram. What is wrong with it is nobody's business but ours (9.8.3: silently dropped).
     pub(crate) fn handle_datagram(
         &mut self,
         shared: &mut Shared,
@@ -119,7 +119,7 @@ impl Qp {
         let filled =
             self.fill_receive(shared, &grh, mem).and_then(|()| self.fill_receive(shared, payload, mem));
         if filled.is_err() {
-            // The consumer's own buffer is wrong (9.9.3.1, class E).
+            // The consumer's own buffer is wrong (9.9.3, class E).
             self.fail_receive(shared, WcStatus::LocProtErr);
             self.enter_error(shared);
             return Err(DropReason::NoReceive);

@@ -47,7 +47,7 @@ pub use state::QpState;
 pub(crate) use table::QpTable;
 use timer::TimerEntry;
 
-/// CNPs to one peer are at least this far apart (Annex A17.9.4 leaves the rate open; DCQCN uses 50 us).
+/// CNPs to one peer are at least this far apart (Annex A17 leaves the rate open; DCQCN uses 50 us).
 const CNP_INTERVAL_NS: u64 = 50_000;
 
 /// A queue pair.
@@ -230,7 +230,7 @@ impl Qp {
         Ok(())
     }
 
-    /// Takes the QP to the error state: everything posted completes as flushed (10.3.1.5).
+    /// Takes the QP to the error state: everything posted completes as flushed (10.3.1).
     pub(crate) fn enter_error(&mut self, shared: &mut Shared) {
         self.state = QpState::Err;
         shared.qp_changes += 1;
@@ -260,7 +260,7 @@ impl Qp {
         }
     }
 
-    /// A QP whose completion was lost goes to the error state (11.6.3.2).
+    /// A QP whose completion was lost goes to the error state (11.6.3).
     fn settle_cq(&mut self, shared: &mut Shared) {
         if std::mem::take(&mut self.cq_lost) && self.state != QpState::Err {
             self.responder.silence();

@@ -1,6 +1,6 @@
 //! Turns posted WQEs into request packets, and sends them again until the completer is satisfied.
 //!
-//! Read first: IBA Vol 1, 9.7.3 (request packets), 9.7.7.2 (credits), 10.8.3 (ordering, fence). The receiving half
+//! Read first: IBA Vol 1, 9.7.3 (request packets), 9.7.7 (credits), 10.8.3 (ordering, fence). The receiving half
 //! is `completer.rs`; when to send again is `retry.rs`; how much may be in flight is `congestion.rs`.
 //!
 //! The unacknowledged requests are not kept anywhere but in the send queue: each started WQE knows its PSNs. The
@@ -55,7 +55,7 @@ pub(crate) struct Requester {
     pub(crate) outstanding: VecDeque<Outstanding>,
     /// Messages started.
     pub(crate) ssn: u32,
-    /// The last message that the peer's credits allow (9.7.7.2.5); `None` without flow control.
+    /// The last message that the peer's credits allow (9.7.7); `None` without flow control.
     pub(crate) limit: Option<u32>,
     since_ack_req: u32,
     /// FLUSHes get the ICRC that Linux Soft-RoCE expects, which is another than the specification's
@@ -165,7 +165,7 @@ impl Qp {
     }
 
     /// Without credits one message may still go when nothing else is out: its answer tells how things stand, and
-    /// an RNR NAK does no harm (the *limited* WQE of 9.7.7.2.5).
+    /// an RNR NAK does no harm (the *limited* WQE of 9.7.7).
     fn credit_allows(&self) -> bool {
         let req = &self.requester;
         match req.limit {

@@ -1,6 +1,6 @@
 //! Responder resources: what the responder remembers of READs, atomics, FLUSHes and ATOMIC WRITEs.
 //!
-//! Read first: IBA Vol 1, 9.7.4.1 (duplicates) and 9.7.5.1 (responses), Annex A19.
+//! Read first: IBA Vol 1, 9.7.4 (duplicates) and 9.7.5 (responses), Annex A19.
 //!
 //! Each such request takes an entry, and there are as many as the responder promised (`max_dest_rd_atomic`).
 //! While it is *open* an entry is in the line of responses, which leave in the order of their PSNs. Afterwards it

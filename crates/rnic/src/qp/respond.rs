@@ -1,6 +1,6 @@
 //! The sending half of the responder: executes what waited, streams READ responses, answers, acknowledges.
 //!
-//! Read first: IBA Vol 1, 9.7.5.1 (response order), 9.7.7.2 (credits), 10.8.3.3 (ordering), Annex A19.
+//! Read first: IBA Vol 1, 9.7.5 (response order), 9.7.7 (credits), 10.8.3 (ordering), Annex A19.
 //!
 //! Responses leave in the order of the requests. A response acknowledges everything before it, and so does a NAK;
 //! an ACK proper is sent only when no resource is open, for the last request executed, however many asked.
@@ -28,7 +28,7 @@ use crate::wc::WcStatus;
 pub(crate) struct Full;
 
 impl Qp {
-    /// Executes the resources whose turn has come (10.8.3.3 and the ordering table of Annex A19).
+    /// Executes the resources whose turn has come (10.8.3 and the ordering table of Annex A19).
     pub(crate) fn run_resources(&mut self, shared: &mut Shared, mem: &mut impl Memory) {
         if self.responder.resources.is_quiet() {
             return;
@@ -280,7 +280,7 @@ impl Qp {
         Ok(())
     }
 
-    /// An ACK with the receive WQEs that are free, unless they are shared with other QPs (9.7.7.2).
+    /// An ACK with the receive WQEs that are free, unless they are shared with other QPs (9.7.7).
     fn ack_aeth(&self, shared: &Shared) -> aeth::Repr {
         let credits = if self.init.srq.is_some() || !shared.config.credits {
             Credits::UNLIMITED

@@ -90,7 +90,7 @@ impl Responder {
 enum Refusal {
     /// No receive WQE: come back later.
     NotReady,
-    /// Class C of 9.9.3.1: NAK, and the QP goes to the error state. The receive WQE of the message, if one is
+    /// Class C of 9.9.3: NAK, and the QP goes to the error state. The receive WQE of the message, if one is
     /// taken, completes with the status.
     Fatal(NakCode, WcStatus),
     /// Class J: the message was received and is acknowledged, but what it asked to invalidate could not be.
@@ -175,7 +175,7 @@ impl Qp {
             return Ok(false);
         }
         if !self.responder.waiting {
-            // One NAK for each gap (9.7.5.2.3): everything that follows it is missing the same packet.
+            // One NAK for each gap (9.7.5): everything that follows it is missing the same packet.
             self.responder.waiting = true;
             self.responder.nak_due = Some(Aeth::Nak(NakCode::PsnSequenceError));
             self.wants_tx = true;
@@ -185,7 +185,7 @@ impl Qp {
     }
 
     /// UC has no memory of what was lost: a gap ends the message it is in, and the next message starts anew
-    /// (9.8.2.2.3).
+    /// (9.8.2).
     fn check_psn_uc(&mut self, info: &OpcodeInfo, psn: Psn) -> Result<(), DropReason> {
         let responder = &mut self.responder;
         if psn != responder.epsn || responder.skipping {
@@ -201,7 +201,7 @@ impl Qp {
         Ok(())
     }
 
-    /// First after last, middle after first, and of the same kind (9.7.4.1.3).
+    /// First after last, middle after first, and of the same kind (9.7.4).
     fn check_op_seq(&mut self, info: &OpcodeInfo) -> Result<(), Refusal> {
         let fits = match (info.position, self.responder.message) {
             (Position::First | Position::Only, Message::None) => true,
@@ -214,14 +214,14 @@ impl Qp {
             return Ok(());
         }
         if self.init.ty == QpType::Uc && info.position.starts() {
-            // A new message where the old one should go on: the old one is dropped (9.8.2.2.5).
+            // A new message where the old one should go on: the old one is dropped (9.8.2).
             self.responder.message = Message::None;
             return Ok(());
         }
         Err(INVALID_REQUEST)
     }
 
-    /// Whether the QP is enabled for the operation (9.7.4.1.4).
+    /// Whether the QP is enabled for the operation (9.7.4).
     fn check_op_valid(&self, packet: &Packet<'_>) -> Result<(), Refusal> {
         let needed = match packet.info().operation {
             Operation::Send => return Ok(()),
@@ -237,8 +237,8 @@ impl Qp {
         if self.access.contains(needed) { Ok(()) } else { Err(INVALID_REQUEST) }
     }
 
-    /// Whether what the request needs here is there: a receive WQE (9.7.5.2.8) or a responder resource
-    /// (9.7.4.1.5).
+    /// Whether what the request needs here is there: a receive WQE (9.7.5) or a responder resource
+    /// (9.7.4).
     fn check_resource(&mut self, shared: &mut Shared, info: &OpcodeInfo) -> Result<(), Refusal> {
         match info.operation {
             Operation::Send if info.position.starts() => {
@@ -276,7 +276,7 @@ impl Qp {
     }
 
     /// Whether the payload is as long as its opcode, the path MTU, the RETH and the receive WQE allow
-    /// (9.7.4.1.6).
+    /// (9.7.4).
     fn check_length(&self, packet: &Packet<'_>) -> Result<(), Refusal> {
         let info = packet.info();
         let len = packet.payload().len();
@@ -322,7 +322,7 @@ impl Qp {
         }
     }
 
-    /// Whether the rkey reaches the bytes with the right that the operation needs (9.7.4.1.7); says where they
+    /// Whether the rkey reaches the bytes with the right that the operation needs (9.7.4); says where they
     /// are. A READ or WRITE of nothing needs no key (C9-88).
     fn check_rkey(&self, shared: &Shared, packet: &Packet<'_>) -> Result<Target, Refusal> {
         let remote = |rkey, va, len: u32, need| {
@@ -378,7 +378,7 @@ impl Qp {
         }
     }
 
-    /// What a FLUSH covers. A whole memory region is named by its rkey alone (A19.4.3).
+    /// What a FLUSH covers. A whole memory region is named by its rkey alone (A19).
     fn check_flush(&self, shared: &Shared, packet: &Packet<'_>) -> Result<Target, Refusal> {
         let feth = packet.feth().expect("a FLUSH has a FETH");
         let reth = reth_of(packet);
@@ -483,7 +483,7 @@ impl Qp {
         }
     }
 
-    /// A request that came before (9.7.4.1.2): acknowledged again, and answered again if it has an answer.
+    /// A request that came before (9.7.4): acknowledged again, and answered again if it has an answer.
     fn handle_duplicate(
         &mut self,
         shared: &mut Shared,
@@ -509,7 +509,7 @@ impl Qp {
         }
     }
 
-    /// A READ is executed again, from where the peer asks: it may have the first part (9.7.4.1.2.2).
+    /// A READ is executed again, from where the peer asks: it may have the first part (9.7.4).
     fn replay_read(
         &mut self,
         shared: &mut Shared,
@@ -544,7 +544,7 @@ impl Qp {
         Ok(())
     }
 
-    /// Atomics, FLUSH and ATOMIC WRITE are answered from memory and not executed again (9.7.4.1.2.3, A19).
+    /// Atomics, FLUSH and ATOMIC WRITE are answered from memory and not executed again (9.7.4, A19).
     fn replay_result(&mut self, packet: &Packet<'_>, psn: Psn) -> Result<(), DropReason> {
         let resources = &mut self.responder.resources;
         let index = resources.find(psn).ok_or(DropReason::Stale)?;
@@ -605,7 +605,7 @@ impl Qp {
         }
     }
 
-    /// UC: nobody is told. A buffer that is wrong in itself is the consumer's error, and the QP's end (9.9.3.2).
+    /// UC: nobody is told. A buffer that is wrong in itself is the consumer's error, and the QP's end (9.9.3).
     fn drop_message(&mut self, shared: &mut Shared, psn: Psn, refusal: Refusal) -> Result<(), DropReason> {
         let responder = &mut self.responder;
         responder.epsn = psn.next();

@@ -1,6 +1,6 @@
 //! When a requester sends again, and when it gives up.
 //!
-//! Read first: IBA Vol 1, 9.7.6.1 (transport timer), 9.9.2.1 (retry counters), 9.7.5.2.8 (RNR NAK timer).
+//! Read first: IBA Vol 1, 9.7.6 (transport timer), 9.9.2 (retry counters), 9.7.5 (RNR NAK timer).
 //!
 //! The local ACK timeout of a QP is chosen for the worst path that it may meet, so that waiting for it after every
 //! lost tail would cost tens of milliseconds. Here it bounds the *patience* of the QP, as the specification means
@@ -23,7 +23,7 @@ const RTO_MAX_NS: u64 = 500_000_000;
 /// With an unknown round trip, two reports of the same gap closer than this are one.
 const GAP_MIN_NS: u64 = 100_000;
 
-/// The local ACK timeout of a code (IBA Vol 1, 9.7.6.1.3); `None` for 0, which means never.
+/// The local ACK timeout of a code (IBA Vol 1, 9.7.6); `None` for 0, which means never.
 pub(crate) fn local_ack_timeout(code: u8) -> Option<Duration> {
     (code != 0).then(|| Duration::from_nanos(4096 << (code & 0x1f)))
 }
@@ -186,7 +186,7 @@ impl Retry {
         }
         self.backoff += 1;
         // However far the doubling has come, (retry count + 1) tries must fit into the patience: the QP gives up
-        // after that many answers were missed (9.7.6.1.3), not after a long silence that it chose itself.
+        // after that many answers were missed (9.7.6), not after a long silence that it chose itself.
         let step =
             local_ack_timeout(timeout).map_or(self.rto(), |limit| self.rto().min(limit.max(self.base_rto())));
         let next = now + step;

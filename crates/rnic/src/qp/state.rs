@@ -1,6 +1,6 @@
 //! The QP state machine: which transitions exist, and which attributes each needs and allows.
 //!
-//! Read first: IBA Vol 1, 10.3.1 (states) and 11.2.5.2 (modify QP, its table of transitions).
+//! Read first: IBA Vol 1, 10.3.1 (states) and 11.2.5 (modify QP, its table of transitions).
 
 use std::fmt;
 

@@ -152,7 +152,7 @@ impl Device {
             QpState::Rts | QpState::Sqd | QpState::Sqe | QpState::Err => qp.sq.post(wr, len)?,
         }
         if matches!(qp.state, QpState::Sqe | QpState::Err) {
-            // Accepted, and flushed at once (10.3.1.5, 10.3.1.6).
+            // Accepted, and flushed at once (10.3.1).
             qp.flush_sends(shared);
         } else {
             qp.wants_tx = true;

@@ -65,7 +65,7 @@ const FIELDS: [&str; 14] = [
     "sqd_event",
 ];
 
-/// IBA Vol 1, 11.2.5.2 as the verbs have it, written out once more: state from, state to, needed, also allowed.
+/// IBA Vol 1, 11.2.5 as the verbs have it, written out once more: state from, state to, needed, also allowed.
 fn table(ty: QpType) -> Vec<(QpState, QpState, &'static [&'static str], &'static [&'static str])> {
     use QpState::*;
     let mut rows: Vec<(QpState, QpState, &[&str], &[&str])> = vec![(Rts, Sqd, &[], &["sqd_event"])];
