@@ -278,9 +278,7 @@ impl Context {
 
     /// Serves the device once: for programs with [`Progress::ByConsumer`] that have nothing to poll.
     pub fn poll(&self) -> bool {
-        let mut turn = self.handle.turn();
-        turn.polled();
-        turn.drive()
+        self.handle.turn().poll()
     }
 }
 

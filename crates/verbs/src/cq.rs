@@ -123,8 +123,7 @@ impl Cq {
             return Ok(n);
         }
         let mut turn = Turn::new(driver, shared.clock.now());
-        turn.polled();
-        turn.drive();
+        turn.poll();
         let n = turn.device.poll_cq(inner.raw, out, max)?;
         if n == 0 {
             inner.empty_at.store(turn.news(), Ordering::Relaxed);
@@ -145,8 +144,7 @@ impl Cq {
             if n > 0 {
                 if serve && let Some(driver) = shared.lock.try_lock() {
                     let mut turn = Turn::new(driver, shared.clock.now());
-                    turn.polled();
-                    turn.drive();
+                    turn.poll();
                 }
                 return Ok(n);
             }
@@ -159,8 +157,7 @@ impl Cq {
         let mut n = self.poll_under_lock(&mut driver, out, max)?;
         if n == 0 {
             let mut turn = Turn::new(driver, shared.clock.now());
-            turn.polled();
-            turn.drive();
+            turn.poll();
             n = self.poll_under_lock(&mut turn, out, max)?;
         }
         Ok(n)

@@ -125,7 +125,11 @@ impl Driver {
     /// One turn. Says whether there was anything to do.
     pub(crate) fn drive(&mut self, now: Instant) -> bool {
         let received = self.receive(now);
-        let due = self.device.poll_timeout().is_some_and(|deadline| deadline <= now);
+        let due = self.deadline().is_some_and(|deadline| deadline <= now);
+        if !(received || due || self.more || self.full) {
+            // Every change before this turn was settled, so there is nothing to send: the usual end of a poll.
+            return false;
+        }
         if due {
             self.device.handle_timeout(now);
         }
@@ -133,6 +137,14 @@ impl Driver {
         // Before anybody receives again: the peer waits for these.
         let sent = self.transmit(now);
         received || due || sent
+    }
+
+    /// When the engine or the connection manager wants to be called.
+    fn deadline(&self) -> Option<Instant> {
+        match (self.device.poll_timeout(), self.cm.manager.poll_timeout()) {
+            (Some(engine), Some(cm)) => Some(engine.min(cm)),
+            (engine, cm) => engine.or(cm),
+        }
     }
 
     fn receive(&mut self, now: Instant) -> bool {
@@ -156,14 +168,13 @@ impl Driver {
             };
             device.handle_datagram(now, &meta, datagram.payload, memory);
         });
-        if self.in_place.is_possible() {
-            inplace::side_events(self);
-        }
+        let beside = self.in_place.is_possible() && inplace::side_events(self);
         match received {
-            Ok(n) => n > 0,
+            Ok(n) => n > 0 || beside,
             Err(e) => {
                 self.fail(&e);
-                false
+                // That is news, which must be told.
+                true
             }
         }
     }
@@ -238,8 +249,7 @@ impl Driver {
     }
 
     fn outlook(&self, now: Instant) -> Outlook {
-        let engine = if self.more { Some(now) } else { self.device.poll_timeout() };
-        let deadline = [engine, self.cm.manager.poll_timeout()].into_iter().flatten().min();
+        let deadline = if self.more { Some(now) } else { self.deadline() };
         Outlook { deadline, blocked: self.full && !self.failed }
     }
 
@@ -327,6 +337,11 @@ impl Driver {
         self.counters.poller_turns += 1;
         let kick = self.handover.polled(now);
         self.kick(kick);
+    }
+
+    /// Whether the progress thread, whose lease is over, may rest on as a poller still drives.
+    pub(crate) fn renew_lease(&mut self, now: Instant) -> Option<Duration> {
+        self.handover.renew(now)
     }
 
     /// What the progress thread does next. Fills in the descriptors to watch.
@@ -428,11 +443,13 @@ pub(crate) struct Turn<'a> {
     driver: MutexGuard<'a, Driver>,
     pub(crate) now: Instant,
     pub(crate) me: Option<WaiterId>,
+    /// Nothing was changed that must be settled.
+    idle: bool,
 }
 
 impl<'a> Turn<'a> {
     pub(crate) fn new(driver: MutexGuard<'a, Driver>, now: Instant) -> Self {
-        Self { driver, now, me: None }
+        Self { driver, now, me: None, idle: false }
     }
 
     pub(crate) fn drive(&mut self) -> bool {
@@ -440,9 +457,13 @@ impl<'a> Turn<'a> {
         self.driver.drive(now)
     }
 
-    pub(crate) fn polled(&mut self) {
+    /// The turn of a poller, who changes nothing else. Says whether there was anything to do.
+    pub(crate) fn poll(&mut self) -> bool {
         let now = self.now;
         self.driver.polled(now);
+        let worked = self.driver.drive(now);
+        self.idle = !worked;
+        worked
     }
 }
 
@@ -462,7 +483,7 @@ impl DerefMut for Turn<'_> {
 
 impl Drop for Turn<'_> {
     fn drop(&mut self) {
-        if !std::thread::panicking() {
+        if !self.idle && !std::thread::panicking() {
             self.driver.settle(self.now, self.me);
         }
     }

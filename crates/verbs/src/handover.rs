@@ -281,6 +281,18 @@ impl Handover {
         }
     }
 
+    /// The lease of the progress thread is over: how long it rests on without taking a turn, if a poller drives.
+    pub(crate) fn renew(&mut self, now: Instant) -> Option<Duration> {
+        let leased = self.thread == (Thread::Leased { to_poller: true }) && self.seat.is_none();
+        if !leased || !self.is_polled(now) {
+            return None;
+        }
+        self.polls_seen = self.polls;
+        let lease = self.lease;
+        self.lease = (lease * 2).min(LEASE_MAX);
+        Some(lease)
+    }
+
     /// The progress thread took a turn; `worked` says whether there was anything to do.
     pub(crate) fn plan(&mut self, now: Instant, worked: bool, outlook: Outlook) -> Plan {
         self.thread = Thread::Awake;

@@ -6,6 +6,7 @@ use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use remanence_link::WaitFd;
 use remanence_rnic::FlushId;
 
 use crate::context::Shared;
@@ -32,14 +33,27 @@ fn run(shared: &Shared) {
         drop(turn);
         match plan {
             Plan::Again => step_aside(shared),
-            Plan::Rest(limit) => {
-                wake::sleep(&shared.signals.thread, &mut none, limit);
-                shared.signals.thread.lower();
-            }
+            Plan::Rest(limit) => rest(shared, &mut none, limit),
             Plan::Watch(limit) => {
                 wake::sleep(&shared.signals.thread, &mut fds, limit);
                 shared.signals.thread.lower();
             }
+        }
+    }
+}
+
+/// Sleeps until a poller has stopped, or somebody calls.
+fn rest(shared: &Shared, none: &mut Vec<WaitFd>, mut limit: Option<Duration>) {
+    loop {
+        wake::sleep(&shared.signals.thread, none, limit);
+        shared.signals.thread.lower();
+        if shared.stop.load(Ordering::Acquire) {
+            return;
+        }
+        // No turn: it would only be in the poller's way.
+        match shared.lock.lock().renew_lease(shared.clock.now()) {
+            Some(lease) => limit = Some(lease),
+            None => return,
         }
     }
 }

@@ -114,7 +114,10 @@ impl World {
     fn run_thread(&mut self) {
         if self.wakes(self.thread, self.thread_event) {
             self.thread_event = false;
-            self.thread = State::Runnable;
+            self.thread = match self.handover.renew(self.now) {
+                Some(lease) => self.asleep(Plan::Rest(Some(lease))),
+                None => State::Runnable,
+            };
         } else if self.thread == State::Runnable {
             let worked = self.turn();
             let plan = self.handover.plan(self.now, worked, self.outlook());

@@ -460,12 +460,15 @@ fn execute(
     }
 }
 
-/// What came on the side channel.
-pub(crate) fn side_events(driver: &mut Driver) {
+/// Takes what came on the side channel; says whether anything did.
+pub(crate) fn side_events(driver: &mut Driver) -> bool {
+    let mut came = false;
     loop {
-        let (inplace, Some(side)) = driver.in_place_and_side() else { return };
-        match side.poll_side() {
-            None => return,
+        let (inplace, Some(side)) = driver.in_place_and_side() else { return came };
+        let event = side.poll_side();
+        came |= event.is_some();
+        match event {
+            None => return came,
             Some(SideEvent::Gone { peer }) => inplace.gone(peer),
             Some(SideEvent::Message { from, message, file }) => {
                 // What makes no sense is dropped: operations then go by packets.
