@@ -1,14 +1,18 @@
-//! Runs a range of seeds and shows those that fail: `cargo run --example hunt -- 0 10000`.
+//! Runs a range of seeds and shows those that fail: `cargo run --release --example hunt -- 0 10000`.
+//!
+//! More arguments: lines of the trace to show, and work requests of a run.
 
 use remanence_sim::{Params, run};
 
 fn main() {
     let mut args = std::env::args().skip(1).map(|arg| arg.parse::<u64>().expect("a number"));
     let (first, last) = (args.next().unwrap_or(0), args.next().unwrap_or(1000));
-    let lines = args.next().unwrap_or(20) as usize;
+    let mut params = Params::default();
+    params.trace_lines = args.next().map_or(20, |lines| lines as usize);
+    params.ops = args.next().map_or(params.ops, |ops| ops as u32);
     let mut failed = 0;
     for seed in first..last {
-        let outcome = run(seed, &Params { trace_lines: lines, ..Params::default() });
+        let outcome = run(seed, &params);
         if !outcome.passed() {
             println!("{outcome}\n");
             failed += 1;

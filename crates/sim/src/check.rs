@@ -4,7 +4,7 @@ use remanence_rnic::{QpType, Wc, WcOpcode, WcStatus};
 use remanence_wire::Qpn;
 
 use crate::end::{Kind, Message, Op, Piece, Place, Window, gap_pattern};
-use crate::memory::AtomicDone;
+use crate::memory::{AtomicDone, AtomicKind};
 use crate::target::WrongByte;
 use crate::workload::{GRH, wr_id};
 use crate::world::{Check, ConnState, Violation, World, ensure};
@@ -35,10 +35,12 @@ impl World<'_> {
                 done.kind, done.region
             )));
         };
+        let (seq, ..) = self.ends[index].atomics.pop_front().expect("found above");
+        self.check_flush_order(index, seq)?;
         let end = &mut self.ends[index];
-        let (seq, ..) = end.atomics.pop_front().expect("found above");
         if let Some(op) = end.ops.iter_mut().find(|op| op.seq == seq) {
             match op.old {
+                _ if op.kind == Kind::AtomicWrite => {}
                 Some(old) => ensure!(
                     old == done.old,
                     "end {index}: atomic {seq} found {:#x} in place of {old:#x}",
@@ -46,6 +48,27 @@ impl World<'_> {
                 ),
                 None => op.old = Some(done.old),
             }
+        }
+        Ok(())
+    }
+
+    /// What commits by an atomic or ATOMIC WRITE relies on the FLUSHes before it: they must have taken place, or a
+    /// crash could leave the commit without the data (Annex A19, ordering).
+    fn check_flush_order(&self, index: usize, seq: u64) -> Check {
+        let end = &self.ends[index];
+        let earlier = end.ops.iter().take_while(|op| op.seq < seq);
+        let flushes: Vec<&Op> =
+            earlier.filter(|op| matches!(op.kind, Kind::Flush { persist: true, .. })).collect();
+        if flushes.is_empty() || end.survivors.is_some() {
+            return Ok(());
+        }
+        let peer = &self.ends[end.peer];
+        let left = self.nodes[peer.node].memory.after_worst_crash(peer.target);
+        for flush in flushes {
+            let range = flush.remote.clone();
+            end.oracle.check_flushed(flush.seq, range.start, &left[range]).map_err(|wrong| {
+                wrong_byte(index, flush, "was passed by an atomic; a crash now would leave", wrong)
+            })?;
         }
         Ok(())
     }
@@ -391,9 +414,9 @@ const fn opcode(kind: Kind) -> WcOpcode {
         Kind::Send | Kind::SendImm(_) | Kind::SendInv(_) => WcOpcode::Send,
         Kind::Write | Kind::WriteImm(_) => WcOpcode::RdmaWrite,
         Kind::Read => WcOpcode::RdmaRead,
-        Kind::Atomic(crate::memory::AtomicKind::CompareSwap { .. }) => WcOpcode::CompSwap,
-        Kind::Atomic(crate::memory::AtomicKind::FetchAdd { .. }) => WcOpcode::FetchAdd,
-        Kind::AtomicWrite => WcOpcode::AtomicWrite,
+        Kind::Atomic(AtomicKind::CompareSwap { .. }) => WcOpcode::CompSwap,
+        Kind::Atomic(AtomicKind::FetchAdd { .. }) => WcOpcode::FetchAdd,
+        Kind::AtomicWrite | Kind::Atomic(AtomicKind::Store { .. }) => WcOpcode::AtomicWrite,
         Kind::Flush { .. } => WcOpcode::Flush,
         Kind::BindMw => WcOpcode::BindMw,
         Kind::LocalInv => WcOpcode::LocalInv,

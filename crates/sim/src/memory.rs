@@ -24,8 +24,17 @@ pub(crate) struct AtomicDone {
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum AtomicKind {
-    CompareSwap { compare: u64, swap: u64 },
-    FetchAdd { add: u64 },
+    CompareSwap {
+        compare: u64,
+        swap: u64,
+    },
+    FetchAdd {
+        add: u64,
+    },
+    /// ATOMIC WRITE.
+    Store {
+        value: u64,
+    },
 }
 
 impl AtomicKind {
@@ -35,6 +44,7 @@ impl AtomicKind {
             Self::CompareSwap { compare, swap } if old == compare => swap,
             Self::CompareSwap { .. } => old,
             Self::FetchAdd { add } => old.wrapping_add(add),
+            Self::Store { value } => value,
         }
     }
 }
@@ -193,8 +203,7 @@ impl Memory for SimMemory {
     }
 
     fn atomic_write(&mut self, region: RegionId, offset: u64, bytes: [u8; 8]) {
-        assert!(offset.is_multiple_of(8), "ATOMIC WRITE at unaligned offset {offset:#x}");
-        self.write(region, offset, &bytes);
+        self.atomic(region, offset, AtomicKind::Store { value: u64::from_le_bytes(bytes) });
     }
 
     fn compare_and_swap(&mut self, region: RegionId, offset: u64, compare: u64, swap: u64) -> u64 {
@@ -249,6 +258,7 @@ impl SimMemory {
         // The contract says native order; a seed must mean the same on every machine.
         let old = u64::from_le_bytes(word);
         let new = kind.apply(old);
+        // (A compare that failed stores nothing.)
         if new != old {
             self.write(region, offset, &new.to_le_bytes());
         }

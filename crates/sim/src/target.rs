@@ -92,6 +92,11 @@ impl Target {
         self.check(start, found, u64::MAX, |at| self.durable[at])
     }
 
+    /// Whether the bytes can be what a crash leaves once a FLUSH posted as `seq` has taken place.
+    pub(crate) fn check_flushed(&self, seq: u64, start: usize, found: &[u8]) -> Result<(), WrongByte> {
+        self.check(start, found, u64::MAX, |at| self.durable[at].max(seq))
+    }
+
     /// Whether the bytes can be there at all.
     pub(crate) fn check_possible(&self, start: usize, found: &[u8]) -> Result<(), WrongByte> {
         self.check(start, found, u64::MAX, |_| 0)

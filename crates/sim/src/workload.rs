@@ -334,8 +334,12 @@ impl World<'_> {
             }
         }
         match &mut op.kind {
-            Kind::Write | Kind::WriteImm(_) | Kind::AtomicWrite => {
+            Kind::Write | Kind::WriteImm(_) => end.oracle.post(op.seq, op.remote.start, data),
+            Kind::AtomicWrite => {
                 end.oracle.post(op.seq, op.remote.start, data);
+                let value = u64::from_le_bytes(data.try_into().expect("8 bytes"));
+                let kind = AtomicKind::Store { value };
+                end.atomics.push_back((op.seq, Place::Target, op.remote.start, kind));
             }
             Kind::Atomic(kind) => {
                 if op.place == Place::Target {
@@ -424,6 +428,7 @@ impl World<'_> {
                 SendOp::CompareSwap { remote, compare, swap }
             }
             Kind::AtomicWrite => SendOp::AtomicWrite(remote),
+            Kind::Atomic(AtomicKind::Store { .. }) => unreachable!("an ATOMIC WRITE has its own kind"),
             Kind::Flush { persist, whole } => SendOp::Flush {
                 remote,
                 len: op.remote.len() as u32,
