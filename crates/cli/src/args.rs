@@ -114,7 +114,17 @@ pub(crate) struct Servers {
     )]
     pub(crate) servers: Vec<Server>,
     #[command(flatten)]
+    pub(crate) reach: Reach,
+}
+
+/// The options that say how a server is reached.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct Reach {
+    #[command(flatten)]
     pub(crate) tokens: Tokens,
+    /// Local address to send from [default: the one that routes to the server]
+    #[arg(long, value_name = "ADDRESS", env = "REM_LOCAL")]
+    pub(crate) local: Option<IpAddr>,
 }
 
 /// The options that say which token.

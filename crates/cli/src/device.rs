@@ -15,8 +15,11 @@ pub(crate) fn open_at(address: IpAddr) -> Result<Context, Fail> {
         .map_err(|e| Fail::new(format!("the network device cannot be opened: {e}")))
 }
 
-/// A device from which `peer` is reached.
-pub(crate) fn open_towards(peer: IpAddr) -> Result<Context, Fail> {
+/// A device from which `peer` is reached: at the address that was given, or at the one that the routes say.
+pub(crate) fn open_towards(peer: IpAddr, local: Option<IpAddr>) -> Result<Context, Fail> {
+    if let Some(local) = local {
+        return open_at(local);
+    }
     let route = remanence_link::route::to(peer)
         .context(|| format!("there is no way from here to {peer}; check the address and the network"))?;
     open_at(route.source)
@@ -25,8 +28,8 @@ pub(crate) fn open_towards(peer: IpAddr) -> Result<Context, Fail> {
 /// A client of the servers that a command names, at least `need` of which must be there.
 pub(crate) fn connect(servers: &Servers, need: usize) -> Result<Client, Fail> {
     let named = resolve(servers)?;
-    let context = open_towards(named[0].1.ip())?;
-    connect_on(&context, named, servers.tokens.load()?, need)
+    let context = open_towards(named[0].1.ip(), servers.reach.local)?;
+    connect_on(&context, named, servers.reach.tokens.load()?, need)
 }
 
 /// The servers of a command, and where they are.

@@ -139,9 +139,9 @@ fn delete(args: &Delete) -> Result<(), Fail> {
 }
 
 fn sync(args: &Sync) -> Result<(), Fail> {
-    let tokens = args.servers.tokens.load()?;
+    let tokens = args.servers.reach.tokens.load()?;
     let to = args.to.resolve()?;
-    let context = device::open_towards(to.ip())?;
+    let context = device::open_towards(to.ip(), args.servers.reach.local)?;
     let mut sources = device::connect_on(&context, device::resolve(&args.servers)?, tokens.clone(), 1)?;
     let mut target = device::connect_on(&context, vec![(args.to.to_string(), to)], tokens, 1)?;
     let bar = Bar::bytes(None, args.json);

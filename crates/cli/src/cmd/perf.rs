@@ -6,7 +6,7 @@ use hdrhistogram::Histogram;
 use remanence_pool::client::measure::{Op, Scratch};
 use serde_json::json;
 
-use crate::args::{self, Servers, Size, Tokens};
+use crate::args::{self, Reach, Servers, Size};
 use crate::device;
 use crate::fail::Fail;
 use crate::signals::Stop;
@@ -24,7 +24,7 @@ pub(crate) struct Args {
     #[arg(value_name = "HOST[:PORT]")]
     server: args::Server,
     #[command(flatten)]
-    tokens: Tokens,
+    reach: Reach,
     /// The operations, several times for several [default: all]
     #[arg(long = "op", value_name = "OP")]
     ops: Vec<OpName>,
@@ -112,14 +112,14 @@ impl Samples {
     }
 }
 
-/// A size that the scratch memory can take.
-pub(crate) fn fitting(size: Size, max: u64) -> Result<u32, Fail> {
+/// The most bytes of one operation: our own side of it lies in the client's ring.
+const MAX_SIZE: Size = Size(16 << 20);
+
+/// A size that can be measured.
+pub(crate) fn fitting(size: Size) -> Result<u32, Fail> {
     match u32::try_from(size.0) {
-        Ok(fits) if size.0 > 0 && size.0 <= max => Ok(fits),
-        _ => Err(Fail::new(format!(
-            "a size of {size} cannot be measured here; take one from 1 to {}",
-            Size(max)
-        ))),
+        Ok(fits) if (1..=MAX_SIZE.0).contains(&size.0) => Ok(fits),
+        _ => Err(Fail::new(format!("a size of {size} cannot be measured; take one from 1 to {MAX_SIZE}"))),
     }
 }
 
@@ -135,18 +135,17 @@ pub(crate) fn run(args: &Args) -> Result<(), Fail> {
     if !(0.001..=3600.0).contains(&args.time) {
         return Err(Fail::new("--time takes 0.001 to 3600 seconds"));
     }
+    let sizes = args.sizes.iter().map(|size| fitting(*size)).collect::<Result<Vec<_>, _>>()?;
     let stop = Stop::listen()?;
-    let servers = Servers { servers: vec![args.server.clone()], tokens: args.tokens.clone() };
+    let servers = Servers { servers: vec![args.server.clone()], reach: args.reach.clone() };
     let mut client = device::connect(&servers, 1)?;
-    let largest = args.sizes.iter().map(|size| size.0).max().unwrap_or(8);
-    let mut scratch =
-        client.scratch(0, largest.clamp(8, 16 << 20)).map_err(|lost| Fail::new(lost.to_string()))?;
+    let largest = sizes.iter().max().copied().unwrap_or(8);
+    let mut scratch = client.scratch(0, largest.into()).map_err(|lost| Fail::new(lost.to_string()))?;
     let ops: Vec<Op> =
         if args.ops.is_empty() { Op::ALL.to_vec() } else { args.ops.iter().map(|op| op.0).collect() };
     let mut rows = Vec::new();
     for op in ops {
-        for size in &args.sizes {
-            let size = fitting(*size, scratch.max_size())?;
+        for &size in &sizes {
             // Operations of a fixed length do not get another one by asking.
             if stop.is_asked()
                 || rows.iter().any(|row: &Row| row.op == op && op.bytes(row.size) == op.bytes(size))

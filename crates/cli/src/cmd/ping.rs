@@ -4,7 +4,7 @@ use remanence_pool::client::measure::Op;
 use serde_json::json;
 
 use super::perf::{OpName, Samples};
-use crate::args::{self, Servers, Size, Tokens};
+use crate::args::{self, Reach, Servers, Size};
 use crate::device;
 use crate::fail::Fail;
 use crate::signals::Stop;
@@ -22,7 +22,7 @@ pub(crate) struct Args {
     #[arg(value_name = "HOST[:PORT]")]
     server: args::Server,
     #[command(flatten)]
-    tokens: Tokens,
+    reach: Reach,
     /// The operation
     #[arg(long, default_value = "ping")]
     op: OpName,
@@ -38,12 +38,12 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: &Args) -> Result<(), Fail> {
+    let size = super::perf::fitting(args.size)?;
     let stop = Stop::listen()?;
-    let servers = Servers { servers: vec![args.server.clone()], tokens: args.tokens.clone() };
+    let servers = Servers { servers: vec![args.server.clone()], reach: args.reach.clone() };
     let mut client = device::connect(&servers, 1)?;
     let fail = |lost: remanence_pool::client::Lost| Fail::new(lost.to_string());
-    let mut scratch = client.scratch(0, args.size.0.clamp(8, 16 << 20)).map_err(fail)?;
-    let size = super::perf::fitting(args.size, scratch.max_size())?;
+    let mut scratch = client.scratch(0, size.into()).map_err(fail)?;
     let op: Op = args.op.into();
     for _ in 0..args.count.min(16) {
         scratch.once(op, size).map_err(fail)?;

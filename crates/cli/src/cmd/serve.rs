@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use remanence_pmem::{PersistenceDomain, Region};
-use remanence_pool::server::{self, Limits, Server};
+use remanence_pool::server::{self, Limits, Port, Server};
 use remanence_pool::{Pool, State};
 use serde_json::json;
 
@@ -57,6 +57,9 @@ pub(crate) struct Args {
 
 pub(crate) fn run(args: &Args) -> Result<(), Fail> {
     let stop = Stop::listen()?;
+    let unserved = |e: remanence_verbs::Error| Fail::new(format!("{} cannot be served: {e}", args.listen));
+    let listen = args.listen.resolve()?;
+    let port = Port::take(&device::open_at(listen.ip())?, listen.port()).map_err(unserved)?;
     let (pool, made) = open_pool(args)?;
     if args.check {
         check(&pool, args.json)?;
@@ -64,11 +67,8 @@ pub(crate) fn run(args: &Args) -> Result<(), Fail> {
     let (token, token_file) = token(args)?;
     let region = pool.medium().clone();
     let (usage, uuid) = (pool.usage(), pool.uuid());
-    let listen = args.listen.resolve()?;
-    let context = device::open_at(listen.ip())?;
-    let options = server::Options { port: listen.port(), token: token.clone(), limits: Limits::default() };
-    let server = Server::start(&context, pool, options)
-        .map_err(|e| Fail::new(format!("{} cannot be served: {e}", args.listen)))?;
+    let options = server::Options { token: token.clone(), limits: Limits::default() };
+    let server = Server::start(port, pool, options).map_err(unserved)?;
     let address = server.address();
     let domain = region.domain();
     if args.json {

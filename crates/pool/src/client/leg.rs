@@ -126,7 +126,7 @@ impl Leg {
             flushes: 0,
             end: None,
         };
-        (this, Act::Ask(Request::Reserve { name, bytes: first }))
+        (this, Act::Ask(Request::Reserve { name, bytes: first, at_least: expected.unwrap_or(1) }))
     }
 
     /// The version that the server had when it reserved; `None` as long as it has not answered.
@@ -325,7 +325,8 @@ impl Leg {
         };
         if bytes > 0 {
             self.asking = true;
-            acts.push(Act::Ask(Request::Extend { reservation: self.reservation, bytes }));
+            let at_least = missing.max(1);
+            acts.push(Act::Ask(Request::Extend { reservation: self.reservation, bytes, at_least }));
         }
     }
 
@@ -354,7 +355,7 @@ mod tests {
     #[test]
     fn a_small_blob_is_reserved_written_flushed_and_committed() {
         let (mut leg, ask) = Leg::open(name(), Some(100));
-        assert_eq!(ask, Act::Ask(Request::Reserve { name: name(), bytes: 100 }));
+        assert_eq!(ask, Act::Ask(Request::Reserve { name: name(), bytes: 100, at_least: 100 }));
         leg.chunk(3, 100);
         leg.end(End { len: 100, digest: DIGEST });
         let mut acts = Vec::new();

@@ -99,12 +99,6 @@ impl Client {
 }
 
 impl Scratch<'_> {
-    /// The most bytes of one operation: the ring's memory is its local side.
-    #[must_use]
-    pub fn max_size(&self) -> u64 {
-        self.client.ring.len().min(self.remote.len)
-    }
-
     /// Does `op` with `size` bytes once, and waits until it is complete.
     ///
     /// # Errors

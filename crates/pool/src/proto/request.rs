@@ -25,6 +25,8 @@ pub enum Request {
         name: BlobName,
         /// Room to begin with; zero is allowed.
         bytes: u64,
+        /// Where so much is not free, this much will do: a stream does not know what it will need.
+        at_least: u64,
     },
     /// More room for a reservation.
     Extend {
@@ -32,6 +34,8 @@ pub enum Request {
         reservation: u64,
         /// How much more.
         bytes: u64,
+        /// As for `Reserve`.
+        at_least: u64,
     },
     /// The data is complete and was flushed with persistence placement; make it the blob.
     Commit {
@@ -142,13 +146,15 @@ impl Request {
             Self::Hello { nonce } => w.bytes(nonce),
             Self::Authenticate { proof } => w.bytes(proof),
             Self::Ping | Self::Stat => {}
-            Self::Reserve { name, bytes } => {
+            Self::Reserve { name, bytes, at_least } => {
                 w.text(name.as_str());
                 w.u64(*bytes);
+                w.u64(*at_least);
             }
-            Self::Extend { reservation, bytes } => {
+            Self::Extend { reservation, bytes, at_least } => {
                 w.u64(*reservation);
                 w.u64(*bytes);
+                w.u64(*at_least);
             }
             Self::Commit { reservation, version, len, digest } => {
                 w.u64(*reservation);
@@ -185,8 +191,8 @@ impl Request {
             kind::HELLO => Self::Hello { nonce: r.bytes()? },
             kind::AUTHENTICATE => Self::Authenticate { proof: r.bytes()? },
             kind::PING => Self::Ping,
-            kind::RESERVE => Self::Reserve { name: r.name()?, bytes: r.u64()? },
-            kind::EXTEND => Self::Extend { reservation: r.u64()?, bytes: r.u64()? },
+            kind::RESERVE => Self::Reserve { name: r.name()?, bytes: r.u64()?, at_least: r.u64()? },
+            kind::EXTEND => Self::Extend { reservation: r.u64()?, bytes: r.u64()?, at_least: r.u64()? },
             kind::COMMIT => Self::Commit {
                 reservation: r.u64()?,
                 version: r.version()?,
@@ -228,8 +234,12 @@ pub(super) mod tests {
             any::<[u8; 32]>().prop_map(|nonce| Request::Hello { nonce }),
             any::<[u8; 32]>().prop_map(|proof| Request::Authenticate { proof }),
             Just(Request::Ping),
-            (name(), n()).prop_map(|(name, bytes)| Request::Reserve { name, bytes }),
-            (n(), n()).prop_map(|(reservation, bytes)| Request::Extend { reservation, bytes }),
+            (name(), n(), n()).prop_map(|(name, bytes, at_least)| Request::Reserve { name, bytes, at_least }),
+            (n(), n(), n()).prop_map(|(reservation, bytes, at_least)| Request::Extend {
+                reservation,
+                bytes,
+                at_least
+            }),
             (n(), version(), n(), any::<[u8; 32]>()).prop_map(|(reservation, version, len, digest)| {
                 Request::Commit { reservation, version, len, digest: Digest(digest) }
             }),

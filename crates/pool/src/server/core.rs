@@ -331,17 +331,20 @@ impl<M: Medium> Core<M> {
         let answer = match request {
             Request::Hello { .. } | Request::Authenticate { .. } => unreachable!("not from members"),
             Request::Ping => Ok(Reply::Done),
-            Request::Reserve { name, bytes } => {
+            Request::Reserve { name, bytes, at_least } => {
                 let version = self.pool.version(&name);
+                let bytes = self.clip(bytes, at_least);
                 self.reserve(from, name, bytes, Rights::Fill, version, keys)
             }
             Request::Scratch { bytes } => {
                 let name = crate::BlobName::new("scratch").expect("a fair name");
                 self.reserve(from, name, bytes, Rights::All, Version::NONE, keys)
             }
-            Request::Extend { reservation, bytes } => self
-                .extend(from, ReservationId(reservation), bytes, Rights::Fill, keys)
-                .map(|extents| Reply::Extents { extents }),
+            Request::Extend { reservation, bytes, at_least } => {
+                let bytes = self.clip(bytes, at_least);
+                self.extend(from, ReservationId(reservation), bytes, Rights::Fill, keys)
+                    .map(|extents| Reply::Extents { extents })
+            }
             Request::Commit { reservation, version, len, digest } => {
                 let id = ReservationId(reservation);
                 match client.reservations.get_mut(&id).filter(|held| !held.scratch) {
@@ -440,6 +443,12 @@ impl<M: Medium> Core<M> {
         *waiting += 1;
         self.waiting.push(Waiting { client, number, change });
         Verdict::Later
+    }
+
+    /// As much as is free, where less than `bytes` is, and that will do.
+    fn clip(&self, bytes: u64, at_least: u64) -> u64 {
+        let free = self.pool.usage().free;
+        if free < bytes && free >= at_least { free } else { bytes }
     }
 
     fn reserve(

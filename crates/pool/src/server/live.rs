@@ -41,8 +41,6 @@ const PROBE: u64 = u64::MAX;
 /// How a server is started.
 #[derive(Debug)]
 pub struct Options {
-    /// The port of the connection manager; 0 takes one that is free.
-    pub port: u16,
     /// Who may come in.
     pub token: Token,
     /// Bounds.
@@ -128,6 +126,31 @@ struct Shared {
     stop: AtomicBool,
 }
 
+/// A port that is ours: clients that connect wait until a [`Server`] is started on it.
+///
+/// Apart from the server, so that a program finds out that the port is taken before it makes a pool.
+pub struct Port {
+    context: Context,
+    listener: Listener,
+}
+
+impl Port {
+    /// Takes a port of the connection manager; 0 takes one that is free.
+    ///
+    /// # Errors
+    /// It is taken.
+    pub fn take(context: &Context, port: u16) -> Result<Self, remanence_verbs::Error> {
+        let listener = listen(context, port, Limits::default().strangers)?;
+        Ok(Self { context: context.clone(), listener })
+    }
+
+    /// Where clients connect.
+    #[must_use]
+    pub fn address(&self) -> SocketAddr {
+        SocketAddr::new(self.context.link_caps().addresses[0], self.listener.port())
+    }
+}
+
 /// A server that serves until it is dropped or [stopped](Server::stop).
 pub struct Server {
     shared: Arc<Shared>,
@@ -136,15 +159,13 @@ pub struct Server {
 }
 
 impl Server {
-    /// Serves `pool` on a device.
+    /// Serves `pool` on a port.
     ///
     /// # Errors
-    /// The port is taken, or the device has no room.
-    pub fn start(
-        context: &Context,
-        pool: Pool<Region>,
-        options: Options,
-    ) -> Result<Self, remanence_verbs::Error> {
+    /// The device has no room.
+    pub fn start(port: Port, pool: Pool<Region>, options: Options) -> Result<Self, remanence_verbs::Error> {
+        let address = port.address();
+        let Port { context, listener } = port;
         let region = pool.medium().clone();
         let domain = region.domain();
         let durable = domain.guarantee().is_durable();
@@ -154,8 +175,6 @@ impl Server {
         };
         let (name, survives) = (domain.domain().name(), domain.to_string());
         let core = Core::new(pool, options.token, options.limits, name, &survives, durable);
-        let listener = listen(context, options.port, options.limits.strangers)?;
-        let port = listener.port();
         let peers = Peers { region, support, by_id: BTreeMap::new(), by_qpn: HashMap::new() };
         let state = State { core, peers, next_id: 1, started: Instant::now(), next_tick: Duration::ZERO };
         let capacity = (options.limits.clients * (WINDOW + SENDS + 2)).min(context.config().max_cqe as usize);
@@ -165,14 +184,13 @@ impl Server {
             cq: context.create_cq(capacity as u32, None, 0)?,
             stop: AtomicBool::new(false),
         });
-        let address = context.link_caps().addresses[0];
         let serving = Arc::clone(&shared);
         let accepting = Arc::clone(&shared);
         let threads = vec![
             spawn("pool-serve", move || serving.serve())?,
             spawn("pool-accept", move || accepting.accept(&listener))?,
         ];
-        Ok(Self { shared, address: SocketAddr::new(address, port), threads })
+        Ok(Self { shared, address, threads })
     }
 
     /// Where clients connect.

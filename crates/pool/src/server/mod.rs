@@ -9,7 +9,7 @@ pub mod live;
 
 pub use self::core::{Limits, Stats};
 pub use self::file::{FileError, in_memory, open_or_make};
-pub use self::live::{Options, Server};
+pub use self::live::{Options, Port, Server};
 
 #[cfg(test)]
 mod tests;

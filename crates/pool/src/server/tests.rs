@@ -113,7 +113,7 @@ impl World {
     }
 
     fn reserve(&mut self, client: ClientId, text: &str, bytes: u64) -> (u64, Vec<RemoteExtent>) {
-        match self.ask(client, &Request::Reserve { name: name(text), bytes }) {
+        match self.ask(client, &Request::Reserve { name: name(text), bytes, at_least: bytes }) {
             Reply::Reserved { reservation, extents, .. } => (reservation, extents),
             other => panic!("{other:?}"),
         }
@@ -156,7 +156,7 @@ fn code(reply: &Reply) -> Option<Code> {
 fn before_the_token_is_proved_nothing_is_answered_and_no_key_exists() {
     let requests = [
         Request::Ping,
-        Request::Reserve { name: name("a"), bytes: 1 },
+        Request::Reserve { name: name("a"), bytes: 1, at_least: 1 },
         Request::Lookup { name: name("a") },
         Request::List { after: None },
         Request::Stat,
@@ -262,7 +262,7 @@ fn one_client_cannot_touch_what_another_holds() {
     world.put(alice, "b", 1, &[1; 100]);
     let Reply::Found { lease, .. } = world.ask(alice, &Request::Lookup { name: name("b") }) else { panic!() };
     for request in [
-        Request::Extend { reservation, bytes: 1 },
+        Request::Extend { reservation, bytes: 1, at_least: 1 },
         commit(reservation, 9, &[]),
         Request::Abandon { reservation },
         Request::MoreExtents { lease, from: 1 },
@@ -270,7 +270,10 @@ fn one_client_cannot_touch_what_another_holds() {
     ] {
         assert_eq!(code(&world.ask(mallory, &request)), Some(Code::NotFound), "{request:?}");
     }
-    assert!(matches!(world.ask(alice, &Request::Extend { reservation, bytes: 1 }), Reply::Extents { .. }));
+    assert!(matches!(
+        world.ask(alice, &Request::Extend { reservation, bytes: 1, at_least: 1 }),
+        Reply::Extents { .. }
+    ));
 }
 
 #[test]
@@ -313,7 +316,7 @@ fn commits_that_arrive_together_share_a_frame_and_each_gets_its_answer() {
     // The data of a loser is still there, sealed: it may win with a newer version, or go.
     assert!(matches!(world.ask(clients[1], &commit(held[1], 5, &[])), Reply::Committed { .. }));
     assert_eq!(
-        code(&world.ask(clients[2], &Request::Extend { reservation: held[2], bytes: 1 })),
+        code(&world.ask(clients[2], &Request::Extend { reservation: held[2], bytes: 1, at_least: 1 })),
         Some(Code::Refused)
     );
     assert_eq!(world.ask(clients[2], &Request::Abandon { reservation: held[2] }), Reply::Done);
@@ -325,18 +328,36 @@ fn a_full_pool_is_said_and_what_was_half_reserved_is_given_back() {
     let client = world.member(1);
     let free = world.core.pool().usage().free;
     assert_eq!(
-        code(&world.ask(client, &Request::Reserve { name: name("a"), bytes: free + 1 })),
+        code(&world.ask(client, &Request::Reserve { name: name("a"), bytes: free + 1, at_least: free + 1 })),
         Some(Code::Full)
     );
     world.keys.broken = true;
     assert_eq!(
-        code(&world.ask(client, &Request::Reserve { name: name("a"), bytes: 10 })),
+        code(&world.ask(client, &Request::Reserve { name: name("a"), bytes: 10, at_least: 10 })),
         Some(Code::Refused)
     );
     world.keys.broken = false;
     assert_eq!(world.core.pool().usage().free, free);
     let (reservation, _) = world.reserve(client, "a", free);
-    assert_eq!(code(&world.ask(client, &Request::Extend { reservation, bytes: 1 })), Some(Code::Full));
+    assert_eq!(
+        code(&world.ask(client, &Request::Extend { reservation, bytes: 1, at_least: 1 })),
+        Some(Code::Full)
+    );
+}
+
+#[test]
+fn a_stream_gets_what_is_left_when_that_will_do() {
+    let mut world = World::new();
+    let client = world.member(1);
+    let free = world.core.pool().usage().free;
+    let reserve = |bytes, at_least| Request::Reserve { name: name("a"), bytes, at_least };
+    assert_eq!(code(&world.ask(client, &reserve(2 * free, free + 1))), Some(Code::Full));
+    let Reply::Reserved { reservation, extents, .. } = world.ask(client, &reserve(2 * free, 1)) else {
+        panic!()
+    };
+    assert_eq!(extents.iter().map(|e| e.len).sum::<u64>(), free);
+    let extend = Request::Extend { reservation, bytes: 4096, at_least: 1 };
+    assert_eq!(code(&world.ask(client, &extend)), Some(Code::Full), "nothing at all will not do");
 }
 
 #[test]
@@ -377,7 +398,10 @@ fn scratch_memory_never_becomes_a_blob() {
     };
     assert_eq!(world.keys.rights, [Rights::All]);
     assert_eq!(code(&world.ask(client, &commit(reservation, 1, &[]))), Some(Code::NotFound));
-    assert_eq!(code(&world.ask(client, &Request::Extend { reservation, bytes: 1 })), Some(Code::Refused));
+    assert_eq!(
+        code(&world.ask(client, &Request::Extend { reservation, bytes: 1, at_least: 1 })),
+        Some(Code::Refused)
+    );
     assert_eq!(world.ask(client, &Request::Abandon { reservation }), Reply::Done);
     assert!(world.keys.open.is_empty());
 }

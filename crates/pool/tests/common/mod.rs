@@ -9,7 +9,7 @@ use remanence_pmem::Region;
 use remanence_pool::auth::Token;
 use remanence_pool::client::{Client, Error, Event, Options, PutReport, Source, Upload};
 use remanence_pool::format::{BLOCK, Geometry};
-use remanence_pool::server::{self, Limits, Server};
+use remanence_pool::server::{self, Limits, Port, Server};
 use remanence_pool::{BlobName, Pool};
 use remanence_verbs::{Context, Options as DeviceOptions};
 
@@ -92,8 +92,9 @@ impl Host {
     }
 
     fn start(&mut self, pool: Pool<Region>) {
-        let options = server::Options { port: PORT, token: token(), limits: Limits::default() };
-        self.server = Some(Server::start(&open(self.address), pool, options).expect("serves"));
+        let port = Port::take(&open(self.address), PORT).expect("free");
+        let options = server::Options { token: token(), limits: Limits::default() };
+        self.server = Some(Server::start(port, pool, options).expect("serves"));
     }
 
     /// Takes the server away, to be stopped.

@@ -20,7 +20,7 @@ use crate::args::{self, Size};
 use crate::device;
 use crate::fail::{Context as _, Fail};
 
-/// Where everybody is.
+/// Where everybody is: four processes share one address and the one port of RoCEv2, as they would share a NIC.
 const HOST: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
 /// How long a server may take to recover its pool and say that it is ready.
@@ -91,7 +91,7 @@ impl Cluster {
         let mut inner = lock(&self.inner);
         let mut started = Vec::new();
         for &n in which {
-            started.push((n, spawn(&inner.members[n].pool, inner.size, &inner.token, n)?));
+            started.push((n, spawn(&inner.members[n].pool, inner.size, &inner.token)?));
         }
         let mut outcome = Ok(());
         for (n, starting) in started {
@@ -176,7 +176,7 @@ struct Starting {
     lifeline: ChildStdin,
 }
 
-fn spawn(pool: &Path, size: Size, token: &Token, n: usize) -> Result<Starting, Fail> {
+fn spawn(pool: &Path, size: Size, token: &Token) -> Result<Starting, Fail> {
     let program = std::env::current_exe().context(|| "this program cannot be found".into())?;
     let mut command = Command::new(program);
     command.arg("serve").arg(pool);
@@ -184,7 +184,7 @@ fn spawn(pool: &Path, size: Size, token: &Token, n: usize) -> Result<Starting, F
         command.args(["--size", &size.to_string()]);
     }
     command
-        .args(["--listen", &format!("127.0.0.{}:0", n + 2), "--json", "--stop-on-eof"])
+        .args(["--listen", &format!("{HOST}:0"), "--json", "--stop-on-eof"])
         .env("REM_TOKEN", token.secret())
         .env_remove("REM_TOKEN_FILE")
         .stdin(Stdio::piped())

@@ -254,11 +254,11 @@ fn blake3_of(
 }
 
 impl Input {
-    /// Room for the input, for what is overwritten never, and for a catalogue of many small files.
+    /// Room for the input and for its catalogue, which has 1/128 of a pool for each half and fills three quarters of it.
     fn pool_size(&self) -> Size {
         let blocks: u64 = self.items.iter().map(|item| item.len.unwrap_or(0).div_ceil(4096) * 4096).sum();
-        // Two blobs may be under way where one was lost and is put again.
-        let room = blocks + blocks / 4 + (self.items.len() as u64) * 512 + (48 << 20);
+        let records: u64 = self.items.iter().map(|item| 128 + item.name.as_str().len() as u64).sum();
+        let room = (blocks + blocks / 4 + (48 << 20)).max(records * 128 * 4 / 3);
         Size(room.next_multiple_of(16 << 20))
     }
 }

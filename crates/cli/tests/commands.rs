@@ -1,0 +1,68 @@
+//! Commands that need no server: help, doctor, sim, and command lines that make no sense.
+
+mod common;
+
+use common::{rem, run};
+
+#[test]
+fn every_command_has_help_with_an_example() {
+    for command in [
+        "demo",
+        "doctor",
+        "serve",
+        "put",
+        "get",
+        "blob list",
+        "blob delete",
+        "blob sync",
+        "ping",
+        "perf",
+        "sim",
+        "bench transport",
+    ] {
+        let help =
+            String::from_utf8(run(rem().args(command.split(' ')).arg("--help")).good()).expect("UTF-8");
+        assert!(help.contains("Example"), "{command}:\n{help}");
+        assert!(help.contains(&format!("rem {command}")), "{command}:\n{help}");
+        assert!(help.contains("--json"), "{command}:\n{help}");
+    }
+    let all = String::from_utf8(run(rem().arg("--help")).good()).expect("UTF-8");
+    assert!(all.contains("rem demo"), "{all}");
+}
+
+#[test]
+fn a_command_line_that_makes_no_sense_has_status_2() {
+    for line in [
+        &["frobnicate"][..],
+        &["serve"],
+        &["put", "x"],
+        &["get", "-s", "a b", "x"],
+        &["serve", "p", "--size", "many"],
+    ] {
+        let said = run(rem().args(line));
+        assert_eq!(said.status, Some(2), "{line:?}: {}", said.stderr);
+        assert!(said.stdout.is_empty() && said.stderr.starts_with("error: "), "{line:?}: {}", said.stderr);
+    }
+}
+
+#[test]
+fn doctor_says_what_this_machine_guarantees() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let said = run(rem().args(["doctor", "--json"]).arg(dir.path())).json();
+    for section in ["machine", "persistence", "links", "rdma_devices", "limits"] {
+        assert!(said[section].as_array().is_some_and(|s| !s.is_empty()), "{section}");
+    }
+    assert!(said["persistence"][0]["survives"].is_string());
+    let table = String::from_utf8(run(rem().arg("doctor")).good()).expect("UTF-8");
+    assert!(table.contains("Persistence") && !table.contains('\u{1b}'), "no colours into a pipe:\n{table}");
+    let missing = String::from_utf8(run(rem().args(["doctor", "/does/not/exist"])).good()).expect("UTF-8");
+    assert!(missing.contains("cannot be tried"), "{missing}");
+}
+
+#[test]
+fn a_seed_is_simulated_and_replayed() {
+    let one = run(rem().args(["sim", "--seed", "7", "--json"])).json();
+    let two = run(rem().args(["sim", "--seed", "7", "--json"])).json();
+    assert_eq!(one, two);
+    assert_eq!(one["verdict"], "pass");
+}

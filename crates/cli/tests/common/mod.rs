@@ -1,0 +1,191 @@
+//! `rem` as its users run it: real processes, each test with addresses and files of its own.
+#![allow(dead_code, reason = "each test program uses a part")]
+
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::net::Ipv4Addr;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+/// An address of 127/8 that no other test of this or another process uses at the moment.
+pub(crate) fn address() -> Ipv4Addr {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let process = std::process::id() % 60_000 + 256;
+    let n = NEXT.fetch_add(1, Ordering::Relaxed) % 254 + 1;
+    Ipv4Addr::new(127, (process >> 8) as u8, process as u8, n as u8)
+}
+
+/// The program, with nothing of our own environment that it would read, and a local address of its own.
+pub(crate) fn rem() -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_rem"));
+    for variable in ["REM_TOKEN", "REM_TOKEN_FILE", "REM_SERVERS"] {
+        command.env_remove(variable);
+    }
+    command.env("REM_LOCAL", address().to_string()).stdin(Stdio::null());
+    command
+}
+
+/// What a finished command said.
+pub(crate) struct Said {
+    pub(crate) status: Option<i32>,
+    pub(crate) stdout: Vec<u8>,
+    pub(crate) stderr: String,
+}
+
+impl Said {
+    pub(crate) fn of(output: Output) -> Self {
+        let stderr = String::from_utf8(output.stderr).expect("UTF-8");
+        Self { status: output.status.code(), stdout: output.stdout, stderr }
+    }
+
+    /// It succeeded; what is on stdout.
+    pub(crate) fn good(self) -> Vec<u8> {
+        assert_eq!(self.status, Some(0), "{}", self.stderr);
+        self.stdout
+    }
+
+    pub(crate) fn json(self) -> Value {
+        serde_json::from_slice(&self.good()).expect("JSON on stdout")
+    }
+
+    /// It failed, with status 1, nothing on stdout and one sentence on stderr that contains `what`.
+    pub(crate) fn bad(self, what: &str) {
+        assert_eq!(self.status, Some(1), "{}", self.stderr);
+        let last = self.stderr.trim_end().lines().last().unwrap_or_default();
+        assert!(last.starts_with("rem: ") && last.contains(what), "{:?} does not say {what:?}", self.stderr);
+        assert!(!self.stderr.contains("panicked"), "{}", self.stderr);
+        assert_eq!(String::from_utf8_lossy(&self.stdout), "");
+    }
+}
+
+pub(crate) fn run(command: &mut Command) -> Said {
+    Said::of(command.output().expect("rem starts"))
+}
+
+/// Runs a command with something on standard input.
+pub(crate) fn run_with_input(command: &mut Command, input: &[u8]) -> Said {
+    let mut child = command
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("rem starts");
+    let mut stdin = child.stdin.take().expect("piped");
+    let input = input.to_vec();
+    // It may end early, and then does not read all.
+    let writer = std::thread::spawn(move || drop(stdin.write_all(&input)));
+    let output = child.wait_with_output().expect("it ends");
+    writer.join().expect("the writer ends");
+    Said::of(output)
+}
+
+/// A server process with a pool in a directory of its own.
+pub(crate) struct Server {
+    pub(crate) dir: TempDir,
+    pub(crate) address: Ipv4Addr,
+    pub(crate) child: Option<Child>,
+    pub(crate) ready: Value,
+}
+
+impl Server {
+    pub(crate) fn new(size: &str) -> Self {
+        let dir = tempfile::tempdir().expect("a directory");
+        let mut this = Self { dir, address: address(), child: None, ready: Value::Null };
+        this.start(&["--size", size]);
+        this
+    }
+
+    pub(crate) fn pool(&self) -> PathBuf {
+        self.dir.path().join("pool")
+    }
+
+    pub(crate) fn token_file(&self) -> PathBuf {
+        self.dir.path().join("pool.token")
+    }
+
+    /// `rem serve`, as this server is started.
+    pub(crate) fn command(&self) -> Command {
+        let mut command = rem();
+        command.arg("serve").arg(self.pool()).args(["--listen", &self.address.to_string(), "--json"]);
+        command
+    }
+
+    pub(crate) fn start(&mut self, more: &[&str]) {
+        let mut command = self.command();
+        command.args(more).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().expect("rem starts");
+        let mut line = String::new();
+        let stdout = child.stdout.take().expect("piped");
+        let mut lines = BufReader::new(stdout);
+        lines.read_line(&mut line).expect("it says something");
+        if line.is_empty() {
+            let mut why = String::new();
+            child.stderr.take().expect("piped").read_to_string(&mut why).expect("UTF-8");
+            panic!("the server did not start: {why}");
+        }
+        self.ready = serde_json::from_str(&line).expect("JSON");
+        assert_eq!(self.ready["event"], "ready");
+        child.stdout = Some(lines.into_inner());
+        self.child = Some(child);
+    }
+
+    /// SIGKILL.
+    pub(crate) fn kill(&mut self) {
+        let mut child = self.child.take().expect("it runs");
+        child.kill().expect("it runs");
+        child.wait().expect("it ends");
+    }
+
+    /// SIGTERM; what it said at last.
+    pub(crate) fn stop(&mut self) -> Value {
+        let child = self.child.take().expect("it runs");
+        signal(&child, "-TERM");
+        let said = Said::of(child.wait_with_output().expect("it ends"));
+        serde_json::from_slice(&said.good()).expect("JSON")
+    }
+
+    /// A command for this server.
+    pub(crate) fn client(&self, verb: &str) -> Command {
+        client(verb, &[self])
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        if let Some(mut child) = self.child.take() {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+/// A command for several servers, with all their tokens.
+pub(crate) fn client(verb: &str, servers: &[&Server]) -> Command {
+    let names: Vec<_> = servers.iter().map(|s| s.address.to_string()).collect();
+    let tokens: Vec<_> =
+        servers.iter().map(|s| std::fs::read_to_string(s.token_file()).expect("a token")).collect();
+    let mut command = rem();
+    command.args(verb.split(' ')).args(["-s", &names.join(",")]).env("REM_TOKEN", tokens.join("\n"));
+    command
+}
+
+pub(crate) fn signal(child: &Child, signal: &str) {
+    let status = Command::new("kill").args([signal, &child.id().to_string()]).status();
+    assert!(status.expect("kill runs").success());
+}
+
+pub(crate) fn write(dir: &Path, name: &str, bytes: &[u8]) -> PathBuf {
+    let path = dir.join(name);
+    std::fs::write(&path, bytes).expect("written");
+    path
+}
+
+/// Bytes that differ from block to block.
+pub(crate) fn bytes(seed: u64, len: usize) -> Vec<u8> {
+    (0..len as u64)
+        .map(|n| (seed.wrapping_mul(0x9E37_79B9).wrapping_add(n.wrapping_mul(0x1_0001)) >> 7) as u8)
+        .collect()
+}

@@ -1,0 +1,286 @@
+//! Put and get against server processes: what works, and what is said when it does not.
+
+mod common;
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
+use std::process::Stdio;
+
+use common::{Server, bytes, client, rem, run, run_with_input, signal, write};
+
+#[test]
+fn a_file_and_a_stream_are_put_and_got_back() {
+    let server = Server::new("64M");
+    let here = tempfile::tempdir().expect("a directory");
+    let data = bytes(1, 3_000_000);
+    let file = write(here.path(), "notes.bin", &data);
+    let said = run(server.client("put").arg(&file).args(["--name", "notes", "--json"])).json();
+    assert_eq!(
+        (&said["bytes"], &said["durable"], &said["blobs"][0]["copies"]),
+        (&3_000_000.into(), &true.into(), &1.into())
+    );
+    let streamed = bytes(2, 5_000_000);
+    run_with_input(server.client("put").args(["--name", "stream", "-"]), &streamed).good();
+    run_with_input(server.client("put").args(["--name", "nothing", "-"]), &[]).good();
+
+    assert!(run(server.client("get").arg("stream")).good() == streamed);
+    assert_eq!(run(server.client("get").arg("nothing")).good(), b"");
+    let out = here.path().join("out");
+    let said = run(server.client("get").arg("notes").arg("-o").arg(&out).arg("--json")).json();
+    assert_eq!(said["len"], 3_000_000);
+    assert!(fs::read(&out).expect("there") == data);
+    let list = run(server.client("blob list").arg("--json")).json();
+    let names: Vec<_> = list["blobs"].as_array().expect("a list").iter().map(|b| b["name"].clone()).collect();
+    assert_eq!(names, ["notes", "nothing", "stream"]);
+    run(server.client("blob delete").arg("notes")).good();
+    run(server.client("get").arg("notes")).bad("there is no blob named \"notes\"");
+}
+
+#[test]
+fn a_directory_is_put_whole() {
+    let server = Server::new("64M");
+    let here = tempfile::tempdir().expect("a directory");
+    fs::create_dir_all(here.path().join("src/deep")).expect("made");
+    write(here.path(), "src/a.txt", b"a");
+    write(here.path(), "src/deep/b.txt", &bytes(3, 700_000));
+    let put = |more: &[&str]| run(server.client("put").args(more).arg("src").current_dir(here.path()));
+    put(&[]).bad("add -r");
+    put(&["-r"]).good();
+    assert_eq!(run(server.client("get").arg("src/a.txt")).good(), b"a");
+    assert_eq!(run(server.client("get").arg("src/deep/b.txt")).good(), bytes(3, 700_000));
+}
+
+#[test]
+fn a_server_says_that_it_is_ready_and_stops_when_asked() {
+    let mut server = Server::new("16M");
+    assert_eq!((&server.ready["made"], &server.ready["blobs"]), (&true.into(), &0.into()));
+    assert!(server.ready["survives"].as_str().expect("a sentence").contains("data survives"));
+    let mode = fs::metadata(server.token_file()).expect("there").permissions().mode();
+    assert_eq!(mode & 0o777, 0o600);
+    run_with_input(server.client("put").args(["--name", "a", "-"]), b"kept").good();
+    assert_eq!(server.stop()["committed"], 1);
+    server.start(&["--check"]);
+    assert_eq!((&server.ready["made"], &server.ready["blobs"]), (&false.into(), &1.into()));
+    assert_eq!(run(server.client("get").arg("a")).good(), b"kept");
+    fs::set_permissions(server.token_file(), fs::Permissions::from_mode(0o644)).expect("changed");
+    server.stop();
+    run(&mut server.command()).bad("others may read the token file");
+}
+
+#[test]
+fn what_is_durable_is_there_after_sigkill() {
+    let mut server = Server::new("64M");
+    let data = bytes(7, 2_000_000);
+    for n in 0..5 {
+        run_with_input(server.client("put").args(["--name", &format!("blob-{n}"), "-"]), &data[n..]).good();
+    }
+    server.kill();
+    server.start(&["--check"]);
+    assert_eq!(server.ready["blobs"], 5);
+    for n in 0..5 {
+        assert!(run(server.client("get").arg(format!("blob-{n}"))).good() == data[n..]);
+    }
+}
+
+#[test]
+fn a_server_killed_in_the_middle_is_told_and_the_quorum_goes_on() {
+    let (one, mut two) = (Server::new("256M"), Server::new("256M"));
+    let here = tempfile::tempdir().expect("a directory");
+    for n in 0..400 {
+        write(here.path(), &format!("{n:03}"), &bytes(n, 100_000));
+    }
+    let put = |quorum: &str| {
+        let mut command = client("put", &[&one, &two]);
+        command.args(["-r", "--json", "--quorum", quorum, "."]).current_dir(here.path());
+        command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("rem starts")
+    };
+    // Killed as soon as it has something: in the middle of the stream.
+    let wait_for_some = |server: &Server| {
+        for _ in 0..1000 {
+            let list = run(server.client("blob list").arg("--json")).json();
+            if list["blobs"].as_array().is_some_and(|blobs| blobs.len() > 20) {
+                return;
+            }
+        }
+        panic!("nothing arrives");
+    };
+    let child = put("1");
+    wait_for_some(&two);
+    two.kill();
+    let said = common::Said::of(child.wait_with_output().expect("it ends"));
+    let note = said.stderr.clone();
+    let said = said.json();
+    assert_eq!(said["blobs"].as_array().expect("a list").len(), 400);
+    if said["lost"].as_array().is_some_and(Vec::is_empty) {
+        // It was done before the kill: a fast machine.
+        assert_eq!(note, "");
+    } else {
+        assert!(note.contains("going on with the rest"), "{note}");
+        two.start(&[]);
+        let sync = run(client("blob sync", &[&one]).args(["--to", &two.address.to_string(), "--json"]).env(
+            "REM_TOKEN",
+            [&one, &two].map(|s| fs::read_to_string(s.token_file()).expect("a token")).join("\n"),
+        ));
+        assert!(sync.json()["copied"].as_u64().expect("a number") > 0);
+    }
+    two.start_if_down();
+    for n in [0, 17, 399] {
+        assert!(run(two.client("get").arg(format!("{n:03}"))).good() == bytes(n, 100_000));
+    }
+}
+
+#[test]
+fn without_a_quorum_the_put_fails_and_says_why() {
+    let (one, mut two) = (Server::new("16M"), Server::new("16M"));
+    let mut put = client("put", &[&one, &two]);
+    two.kill();
+    put.args(["--name", "a", "-"]);
+    run_with_input(&mut put, b"x").bad("only 1 of the 2 servers that were asked for can be used");
+    let mut put = client("put", &[&one, &two]);
+    put.args(["--name", "a", "--quorum", "1", "-"]);
+    let said = run_with_input(&mut put, b"x");
+    assert!(said.stderr.contains("going on with the rest"), "{}", said.stderr);
+    said.good();
+    let mut put = client("put", &[&one]);
+    run_with_input(put.args(["--name", "a", "--quorum", "2", "-"]), b"x")
+        .bad("a quorum of 2 is not possible with 1");
+}
+
+#[test]
+fn a_damaged_copy_never_reaches_the_user() {
+    let (mut one, two) = (Server::new("16M"), Server::new("16M"));
+    let data = bytes(5, 300_000);
+    run_with_input(client("put", &[&one, &two]).args(["--name", "a", "-"]), &data).good();
+    one.stop();
+    let mut pool = fs::read(one.pool()).expect("there");
+    // Wherever the blob lies: a run of its bytes is found, and one of them changed.
+    let at = pool.windows(64).position(|w| w == &data[100_000..100_064]).expect("in the pool");
+    pool[at] ^= 1;
+    fs::write(one.pool(), pool).expect("written");
+    run(one.command().arg("--check")).bad("the pool holds damaged blobs: \"a\"");
+    one.start(&[]);
+    let here = tempfile::tempdir().expect("a directory");
+    let out = here.path().join("out");
+    run(one.client("get").arg("a")).bad("has other bytes than were put there");
+    run(one.client("get").arg("a").arg("-o").arg(&out)).bad("has other bytes than were put there");
+    assert_eq!(fs::read_dir(here.path()).expect("readable").count(), 0, "not even a part of it");
+    let said = run(client("get", &[&one, &two]).arg("a").arg("-o").arg(&out));
+    assert!(said.stderr.contains("has other bytes"), "{}", said.stderr);
+    said.good();
+    assert_eq!(fs::read(&out).expect("there"), data);
+}
+
+#[test]
+fn a_wrong_or_missing_token_is_said() {
+    let server = Server::new("16M");
+    let get = || {
+        let mut get = rem();
+        get.args(["get", "-s", &server.address.to_string(), "a"]);
+        get
+    };
+    run(&mut get()).bad("no token was given");
+    run(get().env("REM_TOKEN", "this-is-the-wrong-one")).bad("has another token");
+    run(get().env("REM_TOKEN", "short")).bad("at least 16 characters");
+    run(get().args(["--token-file", "/does/not/exist"])).bad("the token file /does/not/exist cannot be read");
+    let nobody = tempfile::NamedTempFile::new().expect("a file");
+    run(get().arg("--token-file").arg(nobody.path())).bad("the token file is empty");
+    run(get().arg("--token-file").arg(server.token_file())).bad("there is no blob named");
+}
+
+#[test]
+fn a_server_that_is_not_there_is_said() {
+    let nowhere = common::address().to_string();
+    run(rem().args(["get", "-s", &nowhere, "a"]).env("REM_TOKEN", "any-token-will-do-here"))
+        .bad("cannot be reached");
+    run(rem().args(["ping", "no-such-host.invalid"]).env("REM_TOKEN", "any-token-will-do-here"))
+        .bad("cannot be resolved");
+    let server = Server::new("16M");
+    let other = format!("{}:7999", server.address);
+    run(rem().args(["get", "-s", &other, "a"]).env("REM_TOKEN", "any-token-will-do-here"))
+        .bad("nothing listens on that port");
+}
+
+#[test]
+fn a_pool_that_cannot_be_served_is_said() {
+    let mut server = Server::new("16M");
+    let mut second = rem();
+    second.arg("serve").arg(server.pool()).args(["--listen", &common::address().to_string()]);
+    run(&mut second).bad("in use");
+    let elsewhere = tempfile::tempdir().expect("a directory");
+    let mut third = rem();
+    third.arg("serve").arg(elsewhere.path().join("pool")).args([
+        "--size",
+        "1M",
+        "--listen",
+        &server.address.to_string(),
+    ]);
+    run(&mut third).bad("port 7471 is taken");
+    server.stop();
+    run(server.command().args(["--size", "32M"])).bad("leave --size out");
+    let whole = fs::read(server.pool()).expect("there");
+    let mut other = whole.clone();
+    other[8] = 200;
+    fs::write(server.pool(), &other).expect("written");
+    run(&mut server.command()).bad("format version 200");
+    fs::write(server.pool(), &whole[..1_000_000]).expect("written");
+    run(&mut server.command()).bad("truncated: 1000000 of 16777216 bytes are left");
+    fs::write(server.pool(), b"#!/bin/sh\n").expect("written");
+    run(&mut server.command()).bad("too few for a pool");
+    fs::write(server.pool(), [b'x'; 9000]).expect("written");
+    run(&mut server.command()).bad("not a pool file");
+    let mut huge = rem();
+    huge.arg("serve").arg(elsewhere.path().join("huge")).args(["--size", "15T"]);
+    run(&mut huge).bad("no space for 16492674416640 bytes");
+    assert_eq!(fs::read_dir(elsewhere.path()).expect("readable").count(), 0, "nothing is left behind");
+    run(rem().args(["serve", "/does/not/exist/pool"])).bad("No such file or directory");
+    run(rem().args(["serve", "--memory", "1K"])).bad("64K to 16T");
+}
+
+#[test]
+fn a_full_pool_and_a_full_disk_are_said() {
+    let server = Server::new("1M");
+    run_with_input(server.client("put").args(["--name", "a", "-"]), &bytes(1, 2_000_000))
+        .bad("the pool is full");
+    run_with_input(server.client("put").args(["--name", "a", "-"]), b"small").good();
+    run(server.client("get").args(["a", "-o", "/dev/full"])).bad("No space left on device");
+    run(server.client("get").args(["a", "-o", "/does/not/exist"])).bad("cannot be written");
+}
+
+#[test]
+fn operations_are_measured() {
+    let server = Server::new("16M");
+    let token = fs::read_to_string(server.token_file()).expect("a token");
+    let at = server.address.to_string();
+    let ping = run(rem()
+        .args(["ping", &at, "-n", "50", "--op", "durable-write", "--size", "4K", "--json"])
+        .env("REM_TOKEN", &token));
+    let ping = ping.json();
+    assert_eq!((&ping["size"], &ping["latency"]["n"]), (&4096.into(), &50.into()));
+    let perf =
+        run(rem().args(["perf", &at, "--time", "0.01", "--size", "8,4K", "--json"]).env("REM_TOKEN", &token));
+    let rows = perf.json()["rows"].as_array().expect("rows").len();
+    assert_eq!(rows, 12, "ping and three atomics once, four operations at two sizes");
+    run(rem().args(["ping", &at, "--size", "2G"]).env("REM_TOKEN", &token)).bad("cannot be measured");
+}
+
+#[test]
+fn a_server_stops_with_who_started_it() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let mut command = rem();
+    command.arg("serve").arg(dir.path().join("pool")).args(["--size", "1M", "--json", "--stop-on-eof"]);
+    command.args(["--listen", &common::address().to_string()]);
+    command.stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut child = command.spawn().expect("rem starts");
+    drop(child.stdin.take());
+    assert!(child.wait().expect("it ends").success());
+    let server = Server::new("1M");
+    signal(server.child.as_ref().expect("it runs"), "-INT");
+}
+
+impl Server {
+    fn start_if_down(&mut self) {
+        if self.child.is_none() {
+            self.start(&[]);
+        }
+    }
+}
