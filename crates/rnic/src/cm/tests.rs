@@ -1,5 +1,6 @@
 //! Two managers and a network between them.
 
+mod linux;
 mod lossy;
 mod pair;
 mod rules;

@@ -130,7 +130,7 @@ pub struct Rep {
     pub local_qpn: Qpn,
     /// The sender's EE context (RD only), 24 bits.
     pub local_eecn: u32,
-    /// The first PSN that the sender will send.
+    /// Where the *receiver* shall begin to send: the first PSN that the sender expects.
     pub starting_psn: Psn,
     /// READs and atomics that the sender is ready to answer at a time.
     pub responder_resources: u8,

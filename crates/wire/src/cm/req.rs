@@ -113,7 +113,7 @@ pub struct Req {
     pub transport_service: TransportService,
     /// The sender supports end-to-end flow control.
     pub end_to_end_flow_control: bool,
-    /// The first PSN that the sender will send.
+    /// Where the *receiver* shall begin to send: the first PSN that the sender expects.
     pub starting_psn: Psn,
     /// How long the sender's CM may take to answer, 5 bits: 4.096 us * 2^n.
     pub local_cm_response_timeout: u8,
