@@ -103,7 +103,7 @@ impl Server {
 /// The options that say which servers, and with which token.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Servers {
-    /// Servers as host[:port], separated by commas or given several times
+    /// Servers as HOST or HOST:PORT, separated by commas or given several times
     #[arg(
         short,
         long = "server",

@@ -8,7 +8,7 @@
 //! ```
 //!
 //! Read first: the crash argument in [`crate::format`]. The other way in, for an existing pool, is
-//! [`crate::recover`].
+//! [`crate::recover`](mod@crate::recover).
 
 use std::collections::BTreeMap;
 

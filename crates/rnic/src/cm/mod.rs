@@ -5,7 +5,7 @@
 //! one does what that one can live with, and a comment says so.
 //!
 //! A [`Manager`] owns no QP. It is fed MADs (`handle_mad`) and time (`handle_timeout`), gives MADs
-//! (`poll_transmit`) and events (`poll_event`), and for each connection knows the [`QpAttr`] values that bring a
+//! (`poll_transmit`) and events (`poll_event`), and for each connection knows the [`QpAttr`](crate::QpAttr) values that bring a
 //! QP to INIT, RTR and RTS; its caller applies them. Every exchange ends: each message that wants an answer is
 //! repeated a bounded number of times, everything that a peer can make us keep is bounded, and what a peer lost
 //! (REQ, REP, RTU, REJ, DREQ, DREP) is said again when it asks again.
