@@ -151,16 +151,20 @@ impl Cq {
         }
         let mut driver = match shared.lock.try_lock() {
             Some(driver) => driver,
-            None if engine_is_empty() => return Ok(0),
+            None if engine_is_empty() => {
+                shared.lock.miss();
+                return Ok(0);
+            }
             None => shared.lock.lock(),
         };
-        let mut n = self.poll_under_lock(&mut driver, out, max)?;
-        if n == 0 {
-            let mut turn = Turn::new(driver, shared.clock.now());
-            turn.poll();
-            n = self.poll_under_lock(&mut turn, out, max)?;
+        let n = self.poll_under_lock(&mut driver, out, max)?;
+        if n > 0 {
+            driver.count_polls(1);
+            return Ok(n);
         }
-        Ok(n)
+        let mut turn = Turn::new(driver, shared.clock.now());
+        turn.poll();
+        self.poll_under_lock(&mut turn, out, max)
     }
 
     fn poll_under_lock(&self, driver: &mut Driver, out: &mut Vec<Wc>, max: usize) -> Result<usize, CqError> {

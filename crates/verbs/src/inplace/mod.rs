@@ -500,3 +500,6 @@ fn listen(driver: &mut Driver, address: IpAddr, message: Message, file: Option<O
         _ => {}
     }
 }
+
+#[cfg(test)]
+mod tests;
