@@ -72,7 +72,8 @@ namespace='namespace() {
 preamble='#!/bin/busybox sh
 /bin/busybox --install -s /bin
 export PATH=/bin:/usr/bin:/usr/sbin:/sbin
-mount -t proc proc /proc; mount -t sysfs sys /sys; mount -t devtmpfs dev /dev; mount -t tmpfs tmp /tmp
+# No tmpfs on /tmp: what runs here keeps the path that it has on the host, which may lie there.
+mount -t proc proc /proc; mount -t sysfs sys /sys; mount -t devtmpfs dev /dev
 for module in /modules/*; do insmod $module 2>/dev/null || echo "could not load $module"; done'
 
 build() {
