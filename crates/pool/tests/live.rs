@@ -8,6 +8,7 @@ use std::time::Duration;
 use common::{Host, bytes, name, put, put_with, source, token};
 use remanence_pool::auth::Token;
 use remanence_pool::client::{Client, Error, Event, Options, Source, Upload, Why, measure::Op};
+use remanence_pool::server::Limits;
 use remanence_pool::{BlobName, Digest, State};
 
 fn get(client: &mut Client, text: &str) -> Result<Vec<u8>, Error> {
@@ -223,6 +224,28 @@ impl std::io::Read for Broken {
     fn read(&mut self, _: &mut [u8]) -> std::io::Result<usize> {
         Err(std::io::Error::other("the disk is on fire"))
     }
+}
+
+/// A stream that takes long says nothing on the control QP; that is no reason to end it.
+#[test]
+fn a_quiet_client_is_asked_whether_it_is_there_and_stays() {
+    let limits = Limits { quiet: Duration::from_millis(1), ..Limits::default() };
+    let host = Host::with_limits(16 << 20, limits);
+    let mut client = host.client();
+    let probed = |at_least| {
+        for _ in 0..1000 {
+            if host.server().stats().probed >= at_least {
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        panic!("not probed: {:?}, {} clients", host.server().stats(), host.server().clients());
+    };
+    probed(1);
+    put(&mut client, "a", bytes(1, 10_000), 1).expect("still connected");
+    probed(3);
+    assert_eq!(get(&mut client, "a").expect("still connected"), bytes(1, 10_000));
+    assert_eq!(host.server().stats().admitted, 1);
 }
 
 #[test]

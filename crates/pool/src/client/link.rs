@@ -79,8 +79,9 @@ fn dial(pd: &Pd, cq: &Cq, address: SocketAddr, limit: Duration) -> Result<Dialle
     let qp = pd.create_qp(&QpOptions { caps, ..QpOptions::rc(cq) }).map_err(local)?;
     let region = Region::anonymous(((WINDOW + SENDS) * MAX_MESSAGE) as u64).map_err(local)?;
     let buffers = pd.reg_mr(&region, Access::LOCAL_WRITE).map_err(local)?;
+    // REMOTE_WRITE lets the server ask a quiet client whether it is there, by a WRITE of no bytes; no MR of ours has it.
     // Three retries: with the CM's timeout of half a second a dead server is noticed after about two.
-    let attr = ConnectAttr { access: Access::empty(), retry_cnt: 3, ..ConnectAttr::default() };
+    let attr = ConnectAttr { access: Access::REMOTE_WRITE, retry_cnt: 3, ..ConnectAttr::default() };
     let control =
         Connection::connect(&qp, address, &attr, &Purpose::Control.emit(), Some(limit)).map_err(refusal)?;
     Ok(Dialled { control, buffers })

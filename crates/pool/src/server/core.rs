@@ -80,11 +80,19 @@ pub struct Limits {
     pub patience: Duration,
     /// Reservations, and leases, that one client may hold.
     pub holdings: usize,
+    /// A client that said nothing for so long is asked whether it is there.
+    pub quiet: Duration,
 }
 
 impl Default for Limits {
     fn default() -> Self {
-        Self { clients: 4096, strangers: 64, patience: Duration::from_secs(10), holdings: 1024 }
+        Self {
+            clients: 4096,
+            strangers: 64,
+            patience: Duration::from_secs(10),
+            holdings: 1024,
+            quiet: Duration::from_secs(5),
+        }
     }
 }
 
@@ -151,6 +159,8 @@ pub struct Stats {
     pub deleted: u64,
     /// Connections ended for what they sent.
     pub hostile: u64,
+    /// Quiet clients that were asked whether they are there, and were.
+    pub probed: u64,
 }
 
 /// The server without its network.
@@ -202,6 +212,17 @@ impl<M: Medium> Core<M> {
     #[must_use]
     pub const fn stats(&self) -> Stats {
         self.stats
+    }
+
+    /// A quiet client was asked whether it is there, and is.
+    pub fn probed(&mut self) {
+        self.stats.probed += 1;
+    }
+
+    /// The bounds.
+    #[must_use]
+    pub const fn limits(&self) -> Limits {
+        self.limits
     }
 
     /// Clients that are connected.

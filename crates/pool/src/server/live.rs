@@ -29,9 +29,6 @@ use crate::proto::{BadPurpose, MAX_MESSAGE, Purpose, RemoteExtent, VERSION, WIND
 /// How long the serving thread waits at most before it looks at its clock and at whether it should stop.
 const TICK: Duration = Duration::from_millis(200);
 
-/// A client that said nothing for so long is asked whether it is there.
-const QUIET: Duration = Duration::from_secs(5);
-
 /// Send buffers of a client: a reply for each request it may have open, and as many whose completion is late.
 const SENDS: usize = 2 * WINDOW;
 
@@ -449,7 +446,10 @@ impl State {
         peer.heard = Instant::now();
         match wc.opcode {
             WcOpcode::Recv => self.received(client, wc),
-            _ if wc.wr_id == PROBE => peer.probing = false,
+            _ if wc.wr_id == PROBE => {
+                peer.probing = false;
+                self.core.probed();
+            }
             _ => {
                 peer.free_sends.push(wc.wr_id as u32);
                 let failed = peer.push().is_err();
@@ -511,9 +511,10 @@ impl State {
             return;
         }
         self.next_tick = now + TICK;
+        let limit = self.core.limits().quiet;
         let expired: Vec<ClientId> = self.core.expired(now).collect();
         let quiet =
-            self.peers.by_id.iter_mut().filter(|(_, peer)| !peer.probing && peer.heard.elapsed() >= QUIET);
+            self.peers.by_id.iter_mut().filter(|(_, peer)| !peer.probing && peer.heard.elapsed() >= limit);
         let dead: Vec<ClientId> =
             quiet.filter_map(|(id, peer)| peer.probe().is_err().then_some(*id)).collect();
         expired.into_iter().chain(dead).for_each(|client| self.remove(client));

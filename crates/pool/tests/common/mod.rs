@@ -81,6 +81,17 @@ impl Host {
         this
     }
 
+    /// With other bounds than usual.
+    pub(crate) fn with_limits(size: u64, limits: Limits) -> Self {
+        let pool = server::in_memory(size).expect("memory");
+        let mut this =
+            Self { address: address(), server: None, region: Some(pool.medium().clone()), file: None };
+        let port = Port::take(&open(this.address), PORT).expect("free");
+        let options = server::Options { token: token(), limits };
+        this.server = Some(Server::start(port, pool, options).expect("serves"));
+        this
+    }
+
     /// With a pool in a file, so that it can restart.
     pub(crate) fn file(size: u64) -> Self {
         let file = tempfile::tempdir().expect("a directory");
