@@ -6,8 +6,8 @@ use plotters::prelude::*;
 
 use crate::report::{Report, Row, bytes};
 
-/// Draws one panel for each operation and metric of the report: x is logarithmic, a line for each series. Where
-/// both machine states were met, the one with more samples is drawn.
+/// Draws one panel for each operation and metric of the report that was measured at more than one x: both axes are
+/// logarithmic, a line for each series. Where both machine states were met, the one with more samples is drawn.
 ///
 /// # Errors
 /// One sentence if the file cannot be written.
@@ -15,12 +15,13 @@ pub fn draw(report: &Report, path: &Path) -> Result<(), String> {
     let mut panels: Vec<(String, &str, &str)> = Vec::new();
     for row in &report.rows {
         let panel = (row.op.clone(), row.metric, row.unit);
-        if !panels.contains(&panel) {
+        let curve = report.rows.iter().any(|r| (&r.op, r.metric) == (&row.op, row.metric) && r.x != row.x);
+        if curve && !panels.contains(&panel) {
             panels.push(panel);
         }
     }
     if panels.is_empty() {
-        return Err("nothing to draw: the bench has no rows".into());
+        return Err("nothing to draw: no operation was measured at more than one size".into());
     }
     let columns = panels.len().min(3);
     let lines = panels.len().div_ceil(columns);
@@ -78,7 +79,8 @@ fn panel<'a>(
     }
     chart
         .configure_series_labels()
-        .position(SeriesLabelPosition::UpperLeft)
+        // Latencies rise to the right, rates and throughputs leave their corner free there.
+        .position(if unit == "us" { SeriesLabelPosition::UpperLeft } else { SeriesLabelPosition::LowerRight })
         .background_style(WHITE.mix(0.8))
         .label_font(("sans-serif", 11))
         .draw()?;
