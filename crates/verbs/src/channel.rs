@@ -14,6 +14,7 @@ use std::time::Duration;
 use remanence_rnic::CqHandle;
 
 use crate::context::Handle;
+use crate::driver::Interest;
 use crate::error::Error;
 use crate::wake::{self, Event};
 
@@ -125,7 +126,7 @@ impl CompChannel {
             if self.inner.events.is_nonblocking() {
                 return None;
             }
-            self.inner.handle.wait(limit, |_| self.inner.events.pop())
+            self.inner.handle.wait(limit, Interest::Events, |_| self.inner.events.pop())
         })
     }
 

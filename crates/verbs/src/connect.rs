@@ -20,6 +20,7 @@ use remanence_wire::cm::{PortSpace, RejReason, ServiceId};
 use crate::channel::EventQueue;
 use crate::cm::{Cm, CmEvent};
 use crate::context::{Context, Handle};
+use crate::driver::Interest;
 use crate::error::Error;
 use crate::qp::{ConnectAttr, Qp};
 
@@ -60,7 +61,9 @@ impl Listener {
     /// The next request, waiting for it; `None` if the limit was reached first.
     #[must_use]
     pub fn get_request(&self, limit: Option<Duration>) -> Option<Incoming> {
-        self.handle.wait(limit, |_| self.events.pop()).and_then(|event| self.incoming(event))
+        self.handle
+            .wait(limit, Interest::Events, |_| self.events.pop())
+            .and_then(|event| self.incoming(event))
     }
 
     /// The next request if there is one.
@@ -373,7 +376,7 @@ impl Connection {
             if left == Some(Duration::ZERO) {
                 return Ok(false);
             }
-            if let Some(event) = self.inner.handle.wait(left, |_| self.inner.events.pop()) {
+            if let Some(event) = self.inner.handle.wait(left, Interest::Events, |_| self.inner.events.pop()) {
                 self.handle_event(event.event)?;
             }
         }

@@ -20,7 +20,7 @@ use crate::channel::{CompChannel, EventQueue};
 use crate::clock::Clock;
 use crate::cm::Connections;
 use crate::cq::Cq;
-use crate::driver::{Driver, ProgressStats, Signals, Turn};
+use crate::driver::{Driver, Interest, ProgressStats, Signals, Turn};
 use crate::error::Error;
 use crate::flush::{self, FlushQueue};
 use crate::handover::Progress;
@@ -260,7 +260,11 @@ impl Context {
     pub fn get_async_event(&self, limit: Option<Duration>) -> Option<DeviceEvent> {
         let events = &self.handle.signals.async_events;
         events.pop().or_else(|| {
-            if events.is_nonblocking() { None } else { self.handle.wait(limit, |_| events.pop()) }
+            if events.is_nonblocking() {
+                None
+            } else {
+                self.handle.wait(limit, Interest::Events, |_| events.pop())
+            }
         })
     }
 

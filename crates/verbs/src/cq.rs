@@ -10,7 +10,7 @@ use remanence_rnic::{CqError, VerbError};
 
 use crate::channel::{ChannelInner, CompChannel};
 use crate::context::{Context, Handle};
-use crate::driver::{Driver, Turn};
+use crate::driver::{Driver, Interest, Turn};
 use crate::error::Error;
 use crate::inplace::Beside;
 
@@ -191,9 +191,11 @@ impl Cq {
     /// The queue overflowed; completions were lost.
     pub fn wait(&self, out: &mut Vec<Wc>, max: usize, limit: Option<Duration>) -> Result<usize, CqError> {
         let _sleeper = Sleeper::new(&self.inner.beside);
-        let found = self.inner.handle.wait(limit, |driver| match self.poll_under_lock(driver, out, max) {
-            Ok(0) => None,
-            result => Some(result),
+        let found = self.inner.handle.wait(limit, Interest::Completions, |driver| {
+            match self.poll_under_lock(driver, out, max) {
+                Ok(0) => None,
+                result => Some(result),
+            }
         });
         found.unwrap_or(Ok(0))
     }

@@ -28,6 +28,22 @@ use crate::wake::Event;
 /// Sends of one turn, each up to 64 KiB: then somebody must look at what came in, or the socket buffer overflows.
 const SENDS_PER_TURN: usize = 16;
 
+/// What a blocked consumer waits for, so that it is not woken for anything else.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Interest {
+    /// Completions.
+    Completions,
+    /// Notifications, asynchronous events, events of connections.
+    Events,
+}
+
+/// What happened so far that a blocked consumer may be waiting for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct News {
+    completions: u64,
+    events: u64,
+}
+
 /// Where the notifications of a CQ go.
 #[derive(Debug)]
 struct CqRoute {
@@ -84,10 +100,10 @@ pub(crate) struct Driver {
     failed: bool,
     routes: HashMap<CqHandle, CqRoute>,
     signals: Signals,
-    waiters: Vec<Option<Arc<Event>>>,
+    waiters: Vec<Option<(Arc<Event>, Interest)>>,
     /// Counts what a blocked consumer may wait for; see [`Driver::news`].
     pushed: u64,
-    told: u64,
+    told: News,
     pub(crate) counters: ProgressStats,
 }
 
@@ -117,7 +133,7 @@ impl Driver {
             signals,
             waiters: Vec::new(),
             pushed: 0,
-            told: 0,
+            told: News { completions: 0, events: 0 },
             counters: ProgressStats::default(),
         }
     }
@@ -263,15 +279,9 @@ impl Driver {
             self.in_place.review(&self.device);
         }
         self.transmit(now);
-        let news = self.news();
+        let news = News { completions: self.device.stats().completions, events: self.pushed };
         if news != self.told {
-            self.told = news;
-            self.signals.news.store(news, Ordering::Release);
-            for sleeper in self.handover.sleepers().filter(|&id| Some(id) != me) {
-                if let Some(Some(event)) = self.waiters.get(sleeper.0 as usize) {
-                    event.raise();
-                }
-            }
+            self.tell(news, me);
         }
         let kick = self.handover.changed(self.outlook(now));
         self.kick(kick);
@@ -279,6 +289,23 @@ impl Driver {
 
     fn pump_cm(&mut self, now: Instant) {
         self.pushed += self.cm.pump(now, &mut self.device);
+    }
+
+    /// Publishes the news, and wakes whom it concerns.
+    fn tell(&mut self, news: News, me: Option<WaiterId>) {
+        let told = std::mem::replace(&mut self.told, news);
+        self.signals.news.store(self.news(), Ordering::Release);
+        for sleeper in self.handover.sleepers().filter(|&id| Some(id) != me) {
+            if let Some(Some((event, interest))) = self.waiters.get(sleeper.0 as usize) {
+                let concerned = match interest {
+                    Interest::Completions => news.completions != told.completions,
+                    Interest::Events => news.events != told.events,
+                };
+                if concerned {
+                    event.raise();
+                }
+            }
+        }
     }
 
     /// Moves the engine's events to the queues that consumers read.
@@ -309,7 +336,7 @@ impl Driver {
             Kick::None => {}
             Kick::Thread => self.signals.thread.raise(),
             Kick::Waiter(id) => {
-                if let Some(Some(event)) = self.waiters.get(id.0 as usize) {
+                if let Some(Some((event, _))) = self.waiters.get(id.0 as usize) {
                     event.raise();
                 }
             }
@@ -403,12 +430,12 @@ impl Driver {
         }
     }
 
-    pub(crate) fn waiter_came(&mut self, event: Arc<Event>) -> WaiterId {
+    pub(crate) fn waiter_came(&mut self, event: Arc<Event>, interest: Interest) -> WaiterId {
         let slot = self.waiters.iter().position(Option::is_none).unwrap_or_else(|| {
             self.waiters.push(None);
             self.waiters.len() - 1
         });
-        self.waiters[slot] = Some(event);
+        self.waiters[slot] = Some((event, interest));
         WaiterId(u32::try_from(slot).expect("threads are fewer"))
     }
 

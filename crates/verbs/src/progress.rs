@@ -10,8 +10,8 @@ use remanence_link::WaitFd;
 use remanence_rnic::FlushId;
 
 use crate::context::Shared;
-use crate::driver::{Driver, shorter};
-use crate::handover::Plan;
+use crate::driver::{Driver, Interest, shorter};
+use crate::handover::{LEASE_MAX, Plan};
 use crate::wake::{self, Event};
 
 /// How long the progress thread steps aside for a thread that waits for the lock: the time that one needs to see
@@ -50,8 +50,13 @@ fn rest(shared: &Shared, none: &mut Vec<WaitFd>, mut limit: Option<Duration>) {
         if shared.stop.load(Ordering::Acquire) {
             return;
         }
-        // No turn: it would only be in the poller's way.
-        match shared.lock.lock().renew_lease(shared.clock.now()) {
+        // No turn, and no waiting for the lock: both would only be in the poller's way. Whoever holds the lock drives
+        // now; whether it still does is seen at the end of one more lease.
+        let renewed = match shared.lock.try_lock() {
+            Some(mut driver) => driver.renew_lease(shared.clock.now()),
+            None => limit.filter(|&limit| limit <= LEASE_MAX),
+        };
+        match renewed {
             Some(lease) => limit = Some(lease),
             None => return,
         }
@@ -84,10 +89,11 @@ thread_local! {
 impl Shared {
     /// Blocks until `ready` returns something or the limit is over. Meanwhile this thread drives the device.
     ///
-    /// `ready` is called under the device lock, also right at the beginning.
+    /// `ready` is called under the device lock, right at the beginning and after what `interest` says.
     pub(crate) fn wait<T>(
         &self,
         limit: Option<Duration>,
+        interest: Interest,
         mut ready: impl FnMut(&mut Driver) -> Option<T>,
     ) -> Option<T> {
         let end = limit.map(|limit| self.clock.now() + limit);
@@ -111,7 +117,7 @@ impl Shared {
                 }
                 return found;
             }
-            let id = *me.get_or_insert_with(|| turn.waiter_came(Arc::clone(&event)));
+            let id = *me.get_or_insert_with(|| turn.waiter_came(Arc::clone(&event), interest));
             let plan = turn.plan_waiter(now, id, worked, &mut fds);
             drop(turn);
             let left = end.map(|end| end.since(now));

@@ -207,7 +207,7 @@ impl World {
         let awake =
             everyone().any(|(state, event)| state == State::Runnable || (state != State::Out && event));
         let leased = match self.thread {
-            State::Asleep { until: Some(until), link: None } => until <= self.now + WAITER_LEASE,
+            State::Asleep { until: Some(until), link: None } => until <= self.now + LEASE_MAX,
             _ => false,
         };
         let watched = everyone().any(|(state, _)| match state {
@@ -365,4 +365,22 @@ fn spinning_lasts_while_silences_are_short_and_stops_when_they_are_long() {
     assert!(!budget.covers(Duration::ZERO));
     budget.learn(Duration::from_micros(10));
     assert!(budget.covers(Duration::from_micros(4)));
+}
+
+#[test]
+fn of_several_blocked_consumers_one_spins_and_the_others_sleep() {
+    let mut world = World::new(Progress::Adaptive);
+    world.waiters = [State::Runnable; 3];
+    // Busy enough that spinning pays for whoever is in the seat.
+    for _ in 0..1_000 {
+        world.packets += 1;
+        for id in 0..3 {
+            world.run_waiter(id, false);
+        }
+        world.now = world.now + Duration::from_micros(3);
+    }
+    assert_eq!(world.waiters[0], State::Runnable);
+    for other in &world.waiters[1..] {
+        assert_eq!(*other, State::Asleep { until: None, link: None });
+    }
 }
