@@ -16,6 +16,7 @@
 //! | `active.rs` | REQ out, REP in, RTU out |
 //! | `passive.rs` | REQ in, REP out, RTU in; listeners, backlog, duplicates, stale connections |
 //! | `teardown.rs` | REJ, DREQ, DREP, timewait |
+//! | `refusals.rs` | who was refused lately, and how |
 //! | `sidr.rs` | service ID resolution, for UD |
 //! | `attr.rs` | QP attributes |
 //! | `message.rs` | the MADs that leave |
@@ -26,6 +27,7 @@ mod conn;
 mod ids;
 mod message;
 mod passive;
+mod refusals;
 mod sidr;
 mod teardown;
 #[cfg(test)]
@@ -43,6 +45,7 @@ use self::conn::Conn;
 pub use self::conn::State;
 use self::ids::CommIds;
 use self::message::Mad;
+use self::refusals::Refusals;
 pub use self::types::{
     Accept, CmError, CommId, CommIdSpace, Config, Connect, Ended, Event, Listen, ListenId, Path, Request,
     SidrReply, SidrRequest, Stats, Transport,
@@ -70,6 +73,7 @@ pub struct Manager {
     by_remote_qpn: BTreeMap<(u64, u32), u32>,
     /// SIDR exchanges of the passive side by the peer's GID and request ID.
     by_sidr: BTreeMap<(Gid, u32), u32>,
+    refusals: Refusals,
     timers: BTreeSet<(Instant, u32)>,
     half_open: usize,
     out: VecDeque<(Path, Box<Mad>)>,
@@ -99,6 +103,7 @@ impl Manager {
             by_remote_id: BTreeMap::new(),
             by_remote_qpn: BTreeMap::new(),
             by_sidr: BTreeMap::new(),
+            refusals: Refusals::default(),
             timers: BTreeSet::new(),
             half_open: 0,
             out: VecDeque::new(),

@@ -8,6 +8,7 @@ use remanence_wire::{Mtu, Qpn};
 
 use super::conn::{Conn, State};
 use super::message::{self, Reject};
+use super::refusals::Question;
 use super::types::{Accept, CmError, CommId, Ended, Event, Listen, ListenId, Path, Request, Transport};
 use super::{Listener, Manager, timing};
 use crate::time::Instant;
@@ -122,6 +123,10 @@ impl Manager {
         }
         if let Some(&id) = self.by_remote_qpn.get(&(req.local_ca_guid, req.local_qpn.value())) {
             return self.reject_stale(now, from, tid, req, id);
+        }
+        if let Some((path, answer)) = self.refusals.find(&Question::of(from, req)) {
+            self.stats.duplicates += 1;
+            return self.send_stateless(path, Ok(*answer));
         }
         match self.verdict(from, req) {
             Verdict::Ask(asked) => self.on_first_req(now, from, tid, req, &asked),

@@ -4,7 +4,8 @@ use remanence_wire::Gid;
 use remanence_wire::cm::{Drep, Dreq, Rej, RejReason, RejectedMessage};
 
 use super::conn::{Conn, State};
-use super::message::{self, Reject};
+use super::message::{self, Mad, Reject};
+use super::refusals::Question;
 use super::types::{CmError, CommId, Ended, Event, Path};
 use super::{Manager, timing};
 use crate::time::Instant;
@@ -34,9 +35,8 @@ impl Manager {
             | State::SidrRepSent => return Err(CmError::State),
         };
         let reject = Reject { message: rejected, reason, info: ari, private_data };
-        let (path, mad) = (conn.path, message::rej(conn.tid, id.0, conn.remote_id, &reject)?);
-        self.send(path, mad);
-        self.remove(id.0);
+        let mad = message::rej(conn.tid, id.0, conn.remote_id, &reject)?;
+        self.refuse(id.0, rejected, mad);
         Ok(())
     }
 
@@ -103,7 +103,27 @@ impl Manager {
             | State::SidrReqSent
             | State::SidrRepSent => unreachable!("only what waits for our caller can be turned away"),
         };
-        self.send_rej(id, &Reject::new(rejected, RejReason::CONSUMER_DEFINED));
+        let conn = &self.conns[&id];
+        let reject = Reject::new(rejected, RejReason::CONSUMER_DEFINED);
+        let mad = message::rej(conn.tid, id, conn.remote_id, &reject).expect("our own information fits");
+        self.refuse(id, rejected, mad);
+    }
+
+    /// Sends the REJ that our caller decided on, and forgets the connection. A repeated REQ gets the same REJ.
+    fn refuse(&mut self, id: u32, rejected: RejectedMessage, mad: Mad) {
+        let conn = &self.conns[&id];
+        let path = conn.path;
+        if rejected == RejectedMessage::Req {
+            let question = Question {
+                from: path.remote,
+                guid: conn.remote_guid,
+                id: conn.remote_id,
+                qpn: conn.remote_qpn,
+                psn: conn.sq_psn,
+            };
+            self.refusals.remember(question, path, Box::new(mad));
+        }
+        self.send(path, mad);
         self.remove(id);
     }
 

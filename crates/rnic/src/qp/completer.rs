@@ -195,8 +195,10 @@ impl Qp {
         let req = &mut self.requester;
         let before = req.una;
         req.una = psn.next();
-        if req.outstanding.front().is_some_and(|part| part.last == psn) {
-            req.outstanding.pop_front();
+        if let Some(part) = req.outstanding.pop_front_if(|part| part.last == psn) {
+            if let Some(sent) = part.flush {
+                req.flush_icrc.on_answer(sent);
+            }
             // A fence, or a READ in want of a resource, may go on.
             self.wants_tx |= self.requester.cursor != self.sq.tail;
         }
@@ -266,6 +268,10 @@ impl Qp {
     /// Sends again from the first packet that is not acknowledged.
     fn go_back(&mut self) {
         self.seek(self.requester.una);
+        let req = &mut self.requester;
+        if req.outstanding.front().is_some_and(|part| part.flush.is_some() && part.first == req.una) {
+            req.flush_icrc.on_go_back();
+        }
         self.retry.on_go_back();
         self.wants_tx = true;
     }

@@ -34,8 +34,40 @@ const ACK_REQ_INTERVAL: u32 = 16;
 pub(crate) struct Outstanding {
     pub(crate) first: Psn,
     pub(crate) last: Psn,
-    /// It may take as long as the medium does.
-    flush: bool,
+    /// A FLUSH, which may take as long as the medium does: the ICRCs that it was sent with.
+    pub(crate) flush: Option<FlushIcrcs>,
+}
+
+/// A set of the two ICRCs that a FLUSH can have.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub(crate) struct FlushIcrcs {
+    standard: bool,
+    linux: bool,
+}
+
+/// Which ICRC FLUSHes get. Linux Soft-RoCE expects another than the specification's (`remanence_wire::icrc`) and drops
+/// all others, and nothing tells who the peer is. So each time that the requester goes back to a FLUSH it tries the
+/// other kind, for all that it sends again; and when a FLUSH that went out in one kind only is answered, it knows.
+#[derive(Clone, Copy, Default, Debug)]
+pub(crate) struct FlushIcrc {
+    linux: bool,
+    known: bool,
+}
+
+impl FlushIcrc {
+    /// The oldest request in flight is a FLUSH, and is sent again.
+    pub(crate) const fn on_go_back(&mut self) {
+        if !self.known {
+            self.linux = !self.linux;
+        }
+    }
+
+    /// A FLUSH was answered that had been sent with these.
+    pub(crate) const fn on_answer(&mut self, sent: FlushIcrcs) {
+        if sent.standard != sent.linux {
+            *self = Self { linux: sent.linux, known: true };
+        }
+    }
 }
 
 #[derive(Debug, Default)]
@@ -58,10 +90,7 @@ pub(crate) struct Requester {
     /// The last message that the peer's credits allow (9.7.7); `None` without flow control.
     pub(crate) limit: Option<u32>,
     since_ack_req: u32,
-    /// FLUSHes get the ICRC that Linux Soft-RoCE expects, which is another than the specification's
-    /// (`remanence_wire::icrc`), and drops all others. Nothing tells who the peer is, so each FLUSH that is sent again
-    /// tries the other kind; what was answered last is tried first.
-    linux_flush: bool,
+    pub(crate) flush_icrc: FlushIcrc,
 }
 
 impl Requester {
@@ -388,7 +417,7 @@ impl Qp {
             if psn != wqe.first_psn {
                 self.requester.ssn = self.requester.ssn.wrapping_add(1);
             }
-            self.requester.outstanding.push_back(Outstanding { first: psn, last, flush: false });
+            self.requester.outstanding.push_back(Outstanding { first: psn, last, flush: None });
         }
         self.after_packet(shared, now, last.next(), true, last == wqe.last_psn());
         Ok(Sent::Yes)
@@ -437,15 +466,19 @@ impl Qp {
         if batch.push(&path.flow, &Repr { bth, headers }, part, fill).is_err() {
             return Ok(Sent::Failed(WcStatus::LocProtErr));
         }
-        let (again, flush) = (psn != self.requester.max_psn, opcode == Opcode::RcFlush);
-        if flush {
-            self.requester.linux_flush ^= again;
-            if self.requester.linux_flush {
+        let flush = (opcode == Opcode::RcFlush).then(FlushIcrcs::default);
+        let req = &mut self.requester;
+        if psn == req.max_psn {
+            req.outstanding.push_back(Outstanding { first: psn, last: psn, flush });
+        }
+        if flush.is_some() {
+            let linux = req.flush_icrc.linux;
+            if linux {
                 batch.seal_for_linux(&path.flow, size);
             }
-        }
-        if !again {
-            self.requester.outstanding.push_back(Outstanding { first: psn, last: psn, flush });
+            let part = req.outstanding.iter_mut().find(|part| part.first == psn);
+            let sent = part.and_then(|part| part.flush.as_mut()).expect("what is not answered is outstanding");
+            *(if linux { &mut sent.linux } else { &mut sent.standard }) = true;
         }
         self.after_packet(shared, now, psn.next(), true, true);
         Ok(Sent::Yes)
@@ -481,7 +514,7 @@ impl Qp {
             shared.stats.retransmits += 1;
         } else {
             // Round trips are measured, flushes are not.
-            if ack_req && self.retry.wants_sample() && !req.outstanding.iter().any(|part| part.flush) {
+            if ack_req && self.retry.wants_sample() && !req.outstanding.iter().any(|part| part.flush.is_some()) {
                 self.retry.start_sample(next.sub(1), now);
             }
             req.max_psn = next;

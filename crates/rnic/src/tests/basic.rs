@@ -151,6 +151,54 @@ fn a_flush_that_is_sent_again_tries_the_icrc_of_linux_and_of_the_standard_in_tur
     assert_eq!(pair.b().mem.flushes.len(), 1, "either is understood, once");
 }
 
+/// A peer that drops the standard's ICRC, and loses some of the others, gets both FLUSHes of a row in the kind that it
+/// takes, however often they are sent again; and once one was answered at once, nothing else is tried.
+#[test]
+fn flushes_of_a_row_are_sent_again_alike_and_an_answer_says_which_kind_the_peer_takes() {
+    use std::cell::RefCell;
+    use std::rc::Rc;
+    for lost in 0..4 {
+        let mut pair = Pair::connected();
+        let dst = pair.b().buffer(4096, REMOTE, 0);
+        let seen = Rc::new(RefCell::new(Vec::new()));
+        let log = Rc::clone(&seen);
+        let mut others = 0;
+        pair.hook = Some(Box::new(move |_, packet| {
+            if packet.opcode() != Opcode::RcFlush {
+                return Fate::Deliver;
+            }
+            let this = (packet.bth().psn, packet.icrc());
+            let mut log = log.borrow_mut();
+            log.push(this);
+            // The first two are in the standard's.
+            if log[..log.len().min(2)].contains(&this) {
+                return Fate::Drop;
+            }
+            others += 1;
+            // The first of the row, and later every other one.
+            if others <= lost || (others > 8 && others % 2 == 0) { Fate::Drop } else { Fate::Deliver }
+        }));
+        let flush = |offset| SendOp::Flush {
+            remote: dst.remote(offset),
+            len: 50,
+            placement: Placement::Persistence,
+            selectivity: Selectivity::Range,
+        };
+        pair.post(0, flush(0), &[]);
+        pair.post(1, flush(64), &[]);
+        pair.run();
+        assert!(pair.a().sends().iter().all(|wc| wc.status == WcStatus::Success), "{lost} lost");
+        let row = seen.borrow().len();
+        for n in 2..22 {
+            assert_eq!(pair.execute(flush(64 * n), &[]).status, WcStatus::Success);
+        }
+        let mut later = seen.borrow()[row..].to_vec();
+        assert!(later.len() > 28, "every other one was lost");
+        later.dedup();
+        assert_eq!(later.len(), 20, "a FLUSH to a known peer is sent again as it was");
+    }
+}
+
 #[test]
 fn a_terrible_wire_changes_nothing_but_time() {
     for seed in 0..40 {

@@ -222,6 +222,19 @@ fn reject_carries_reason_and_data_and_leaves_nothing() {
 }
 
 #[test]
+fn a_lost_reject_is_said_again_and_the_caller_is_not_asked_again() {
+    let mut pair = Pair::new();
+    let (active, passive) = pair.request();
+    pair.passive.reject(passive, RejReason::CONSUMER_DEFINED, &[], b"full").unwrap();
+    Pair::lose(&mut pair.passive);
+    pair.pass(Duration::from_secs(2));
+    assert_eq!(pair.passive.poll_event(), None, "it has decided");
+    let Some(Event::Rejected { id, private_data, .. }) = pair.active.poll_event() else { panic!() };
+    assert_eq!((id, &private_data[..5]), (active, &b"full\0"[..]));
+    assert!(pair.active.is_empty() && pair.passive.is_empty());
+}
+
+#[test]
 fn the_active_side_can_refuse_the_answer() {
     let mut pair = Pair::new();
     let (active, passive) = pair.request();
