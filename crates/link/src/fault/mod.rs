@@ -48,6 +48,17 @@ pub struct Faults {
 }
 
 impl Faults {
+    /// A perfect network.
+    pub const NONE: Self = Self {
+        loss: 0.0,
+        duplication: 0.0,
+        reordering: 0.0,
+        reorder_by: Duration::ZERO,
+        corruption: 0.0,
+        delay: Duration::ZERO,
+        jitter: Duration::ZERO,
+    };
+
     /// A carrier that guarantees its bytes has no checksum behind it: what it damages, it must not deliver.
     fn damage_is_loss(&mut self) {
         self.loss = 1.0 - (1.0 - self.loss) * (1.0 - self.corruption);

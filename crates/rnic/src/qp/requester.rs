@@ -477,7 +477,8 @@ impl Qp {
                 batch.seal_for_linux(&path.flow, size);
             }
             let part = req.outstanding.iter_mut().find(|part| part.first == psn);
-            let sent = part.and_then(|part| part.flush.as_mut()).expect("what is not answered is outstanding");
+            let sent =
+                part.and_then(|part| part.flush.as_mut()).expect("what is not answered is outstanding");
             *(if linux { &mut sent.linux } else { &mut sent.standard }) = true;
         }
         self.after_packet(shared, now, psn.next(), true, true);
@@ -514,7 +515,10 @@ impl Qp {
             shared.stats.retransmits += 1;
         } else {
             // Round trips are measured, flushes are not.
-            if ack_req && self.retry.wants_sample() && !req.outstanding.iter().any(|part| part.flush.is_some()) {
+            if ack_req
+                && self.retry.wants_sample()
+                && !req.outstanding.iter().any(|part| part.flush.is_some())
+            {
                 self.retry.start_sample(next.sub(1), now);
             }
             req.max_psn = next;
