@@ -114,7 +114,8 @@ impl Device {
 
     /// Moves up to `max` completions, oldest first, to the end of `out`; says how many. After an overflow the
     /// completions before it come first, then [`CqError::Overflow`] for ever.
-    pub fn poll_cq(&mut self, cq: CqHandle, out: &mut Vec<Wc>, max: usize) -> Result<usize, CqError> {
+    #[inline]
+    pub fn poll_cq(&mut self, cq: CqHandle, out: &mut impl Extend<Wc>, max: usize) -> Result<usize, CqError> {
         let cq = self.shared.cqs.get_mut(cq.0).ok_or(CqError::NoSuchCq)?;
         let n = cq.ring.len().min(max);
         if n == 0 && cq.overflowed {

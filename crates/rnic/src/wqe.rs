@@ -130,15 +130,22 @@ impl SendQueue {
         &mut self.wqes[index]
     }
 
-    pub(crate) fn post(&mut self, wr: &SendWr<'_>, len: u32) -> Result<(), PostError> {
-        if self.len() >= self.capacity {
+    /// Whether it can be posted behind `ahead` others that are not posted yet.
+    #[inline]
+    pub(crate) fn check(&self, wr: &SendWr<'_>, ahead: u32) -> Result<(), PostError> {
+        if self.len().saturating_add(ahead) >= self.capacity {
             return Err(PostError::QueueFull);
         }
+        match wr.data {
+            Data::Sges(sges) if sges.len() > self.max_sge as usize => Err(PostError::TooManySges),
+            Data::Inline(data) if data.len() > self.max_inline as usize => Err(PostError::InlineTooLong),
+            Data::Sges(_) | Data::Inline(_) => Ok(()),
+        }
+    }
+
+    pub(crate) fn post(&mut self, wr: &SendWr<'_>, len: u32) -> Result<(), PostError> {
+        self.check(wr, 0)?;
         let (sges, inline) = match wr.data {
-            Data::Sges(sges) if sges.len() > self.max_sge as usize => return Err(PostError::TooManySges),
-            Data::Inline(data) if data.len() > self.max_inline as usize => {
-                return Err(PostError::InlineTooLong);
-            }
             Data::Sges(sges) => (sges.len() as u8, false),
             Data::Inline(_) => (0, true),
         };

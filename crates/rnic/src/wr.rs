@@ -6,8 +6,10 @@ use remanence_wire::{Lkey, Qkey, Qpn, Rkey};
 use crate::access::Access;
 use crate::memory::Placement;
 
-/// A local buffer: `len` bytes at virtual address `addr` of the MR that `lkey` names.
+/// A local buffer: `len` bytes at virtual address `addr` of the MR that `lkey` names. Laid out as `struct ibv_sge`,
+/// so that the C ABI need not copy lists.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(C)]
 pub struct Sge {
     /// Virtual address (the MR's iova counts).
     pub addr: u64,

@@ -10,7 +10,7 @@ use remanence_rnic::{CqError, VerbError};
 
 use crate::channel::{ChannelInner, CompChannel};
 use crate::context::{Context, Handle};
-use crate::driver::{Driver, Interest, Turn};
+use crate::driver::{Driver, Interest, Object, Turn};
 use crate::error::Error;
 use crate::inplace::Beside;
 
@@ -47,7 +47,9 @@ impl Drop for CqInner {
         if let Some(mut driver) = self.handle.lock.lock_to_drop() {
             driver.unroute_cq(self.raw);
             // QPs own their CQs, so none is left; unless it was destroyed by name.
-            let _ = driver.device.destroy_cq(self.raw);
+            if driver.device.destroy_cq(self.raw).is_ok() {
+                driver.forget_async_events(Object::Cq(self.raw));
+            }
         }
     }
 }
@@ -102,7 +104,7 @@ impl Cq {
     /// # Errors
     /// The queue overflowed; completions were lost.
     #[inline]
-    pub fn poll(&self, out: &mut Vec<Wc>, max: usize) -> Result<usize, CqError> {
+    pub fn poll(&self, out: &mut impl Extend<Wc>, max: usize) -> Result<usize, CqError> {
         let inner = &*self.inner;
         let shared = &*inner.handle.shared;
         if inner.beside.is_used() {
@@ -134,7 +136,7 @@ impl Cq {
     /// As [`poll`](Self::poll), where there may be completions that the engine has not seen. Its own are older, so
     /// they come first.
     #[inline]
-    fn poll_both(&self, out: &mut Vec<Wc>, max: usize) -> Result<usize, CqError> {
+    fn poll_both(&self, out: &mut impl Extend<Wc>, max: usize) -> Result<usize, CqError> {
         let inner = &*self.inner;
         let shared = &*inner.handle.shared;
         let engine_is_empty =
@@ -167,7 +169,12 @@ impl Cq {
         self.poll_under_lock(&mut turn, out, max)
     }
 
-    fn poll_under_lock(&self, driver: &mut Driver, out: &mut Vec<Wc>, max: usize) -> Result<usize, CqError> {
+    fn poll_under_lock(
+        &self,
+        driver: &mut Driver,
+        out: &mut impl Extend<Wc>,
+        max: usize,
+    ) -> Result<usize, CqError> {
         let n = driver.device.poll_cq(self.inner.raw, out, max)?;
         if n == max {
             return Ok(n);
@@ -180,7 +187,7 @@ impl Cq {
     ///
     /// # Errors
     /// The queue overflowed; completions were lost.
-    pub fn peek(&self, out: &mut Vec<Wc>, max: usize) -> Result<usize, CqError> {
+    pub fn peek(&self, out: &mut impl Extend<Wc>, max: usize) -> Result<usize, CqError> {
         self.poll_under_lock(&mut self.inner.handle.lock.lock(), out, max)
     }
 
@@ -231,6 +238,7 @@ impl Cq {
         let mut turn = self.inner.handle.turn();
         turn.device.destroy_cq(self.inner.raw)?;
         turn.unroute_cq(self.inner.raw);
+        turn.forget_async_events(Object::Cq(self.inner.raw));
         Ok(())
     }
 }

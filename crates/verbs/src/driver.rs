@@ -13,9 +13,8 @@ use std::sync::{Arc, MutexGuard};
 use std::time::Duration;
 
 use remanence_link::{Link, LinkStats, Outgoing, SideChannel, WaitFd};
-use remanence_rnic::{AsyncEvent, CqHandle, Device, FlushId, Instant, RxMeta};
-
-use remanence_wire::Gid;
+use remanence_rnic::{AsyncEvent, CqHandle, Device, FlushId, Instant, RxMeta, SrqHandle};
+use remanence_wire::{Gid, Qpn};
 
 use crate::channel::{CqEvent, EventQueue};
 use crate::cm::Connections;
@@ -42,6 +41,32 @@ pub(crate) enum Interest {
 struct News {
     completions: u64,
     events: u64,
+}
+
+/// What an asynchronous event happened to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Object {
+    Qp(Qpn),
+    Cq(CqHandle),
+    Srq(SrqHandle),
+}
+
+impl Object {
+    fn of(event: &DeviceEvent) -> Option<Self> {
+        Some(match *event {
+            DeviceEvent::DeviceFatal(_) => return None,
+            DeviceEvent::Affiliated(event) => match event {
+                AsyncEvent::CommEst(qpn)
+                | AsyncEvent::SqDrained(qpn)
+                | AsyncEvent::LastWqeReached(qpn)
+                | AsyncEvent::QpRequestError(qpn)
+                | AsyncEvent::QpAccessError(qpn)
+                | AsyncEvent::QpFatal(qpn) => Self::Qp(qpn),
+                AsyncEvent::CqError(cq) => Self::Cq(cq),
+                AsyncEvent::SrqLimitReached(srq) => Self::Srq(srq),
+            },
+        })
+    }
 }
 
 /// Where the notifications of a CQ go.
@@ -323,6 +348,12 @@ impl Driver {
             self.signals.async_events.push(DeviceEvent::Affiliated(event));
             self.pushed += 1;
         }
+    }
+
+    /// Takes the asynchronous events of an object back that nobody read: it was destroyed.
+    pub(crate) fn forget_async_events(&mut self, object: Object) {
+        self.pump_events();
+        self.signals.async_events.retain(|event| Object::of(event) != Some(object));
     }
 
     /// Grows whenever something happened that a consumer may be waiting for.

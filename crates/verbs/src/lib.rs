@@ -48,5 +48,5 @@ pub use handover::Progress;
 pub use mr::{Mr, MrMemory, Mw};
 pub use options::{LinkKind, Options};
 pub use pd::Pd;
-pub use qp::{ConnectAttr, Qp, QpEndpoint, QpOptions};
+pub use qp::{ConnectAttr, Doorbell, Qp, QpEndpoint, QpOptions};
 pub use srq::Srq;

@@ -1,5 +1,6 @@
 //! Queue pairs: posting work, and connecting out of band.
 
+use std::fmt;
 use std::sync::Arc;
 
 use remanence_rnic::Access;
@@ -11,6 +12,7 @@ use remanence_wire::{Gid, Mtu, Psn, Qkey, Qpn, Rkey};
 
 use crate::context::random;
 use crate::cq::Cq;
+use crate::driver::{Object, Turn};
 use crate::error::Error;
 use crate::inplace::{self, LaneOf, Limits};
 use crate::mr::Mw;
@@ -116,8 +118,60 @@ impl Drop for QpInner {
             if let Some(lane) = &self.lane {
                 driver.in_place.remove_lane(lane);
             }
-            let _ = driver.device.destroy_qp(self.qpn);
+            if driver.device.destroy_qp(self.qpn).is_ok() {
+                driver.forget_async_events(Object::Qp(self.qpn));
+            }
         }
+    }
+}
+
+/// Posts to a QP behind one doorbell: see [`Qp::doorbell`].
+#[must_use = "the doorbell rings when this is dropped"]
+pub struct Doorbell<'a> {
+    qp: &'a QpInner,
+    /// The device lock, from the first request that needs the engine.
+    turn: Option<Turn<'a>>,
+}
+
+impl<'a> Doorbell<'a> {
+    #[inline]
+    fn turn(&mut self) -> &mut Turn<'a> {
+        let qp = self.qp;
+        self.turn.get_or_insert_with(|| qp.pd.inner.handle.turn())
+    }
+
+    /// Posts a send work request.
+    ///
+    /// # Errors
+    /// It was not posted; those before it are.
+    #[inline]
+    pub fn post_send(&mut self, wr: &SendWr<'_>) -> Result<(), PostError> {
+        let qp = self.qp;
+        if let Some(of) = &qp.lane {
+            if self.turn.is_none() && of.beside.post(of.lane, wr) {
+                return Ok(());
+            }
+            let turn = self.turn();
+            let now = turn.now;
+            return inplace::post(turn, now, of, wr);
+        }
+        self.turn().device.post_send(qp.qpn, wr)
+    }
+
+    /// Whether a send work request would be accepted behind `ahead` others that are not posted yet: for lists that go
+    /// whole or not at all.
+    ///
+    /// # Errors
+    /// Why it would not.
+    pub fn check_send(&mut self, wr: &SendWr<'_>, ahead: u32) -> Result<(), PostError> {
+        let qpn = self.qp.qpn;
+        self.turn().device.check_post_send(qpn, wr, ahead)
+    }
+}
+
+impl fmt::Debug for Doorbell<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Doorbell").field("qpn", &self.qp.qpn).finish_non_exhaustive()
     }
 }
 
@@ -226,23 +280,15 @@ impl Qp {
     /// # Errors
     /// The first request that was refused, and why; those before it are posted.
     pub fn post_sends(&self, wrs: &[SendWr<'_>]) -> Result<(), (usize, PostError)> {
-        let mut wrs = wrs.iter().enumerate().peekable();
-        if let Some(of) = &self.inner.lane {
-            while wrs.next_if(|(_, wr)| of.beside.post(of.lane, wr)).is_some() {}
-            if wrs.peek().is_none() {
-                return Ok(());
-            }
-        }
-        let mut turn = self.inner.pd.inner.handle.turn();
-        let now = turn.now;
-        for (i, wr) in wrs {
-            if let Some(of) = &self.inner.lane {
-                inplace::post(&mut turn, now, of, wr).map_err(|e| (i, e))?;
-                continue;
-            }
-            turn.device.post_send(self.inner.qpn, wr).map_err(|e| (i, e))?;
-        }
-        Ok(())
+        let mut doorbell = self.doorbell();
+        wrs.iter().enumerate().try_for_each(|(i, wr)| doorbell.post_send(wr).map_err(|e| (i, e)))
+    }
+
+    /// Posts behind one doorbell, which rings when the guard is dropped: for requests that do not exist all at once.
+    /// This thread must not use the device otherwise in the meantime.
+    #[inline]
+    pub fn doorbell(&self) -> Doorbell<'_> {
+        Doorbell { qp: &self.inner, turn: None }
     }
 
     /// Operations that were carried out in the peer's memory, with no packet: see
@@ -259,6 +305,21 @@ impl Qp {
     #[inline]
     pub fn post_recv(&self, wr: &RecvWr<'_>) -> Result<(), PostError> {
         self.inner.pd.inner.handle.turn().device.post_recv(self.inner.qpn, wr)
+    }
+
+    /// Posts several receives in one turn.
+    ///
+    /// # Errors
+    /// The first that was refused, and why; those before it are posted.
+    #[inline]
+    pub fn post_recvs<'w>(
+        &self,
+        wrs: impl IntoIterator<Item = RecvWr<'w>>,
+    ) -> Result<(), (usize, PostError)> {
+        let mut turn = self.inner.pd.inner.handle.turn();
+        wrs.into_iter()
+            .enumerate()
+            .try_for_each(|(i, wr)| turn.device.post_recv(self.inner.qpn, &wr).map_err(|e| (i, e)))
     }
 
     /// Posts the binding of a type 1 memory window; returns the rkey that it will have.
@@ -296,7 +357,10 @@ impl Qp {
     /// # Errors
     /// It was destroyed before.
     pub fn destroy(&self) -> Result<(), VerbError> {
-        self.inner.pd.inner.handle.turn().device.destroy_qp(self.inner.qpn)
+        let mut turn = self.inner.pd.inner.handle.turn();
+        turn.device.destroy_qp(self.inner.qpn)?;
+        turn.forget_async_events(Object::Qp(self.inner.qpn));
+        Ok(())
     }
 
     /// What a peer needs to know to connect to this QP, at the first GID of the device.

@@ -6,6 +6,7 @@ use remanence_rnic::RecvWr;
 use remanence_rnic::{PostError, VerbError};
 use remanence_rnic::{SrqAttr, SrqHandle};
 
+use crate::driver::Object;
 use crate::error::Error;
 use crate::pd::Pd;
 
@@ -17,8 +18,10 @@ pub(crate) struct SrqInner {
 
 impl Drop for SrqInner {
     fn drop(&mut self) {
-        if let Some(mut driver) = self.pd.inner.handle.lock.lock_to_drop() {
-            let _ = driver.device.destroy_srq(self.raw);
+        if let Some(mut driver) = self.pd.inner.handle.lock.lock_to_drop()
+            && driver.device.destroy_srq(self.raw).is_ok()
+        {
+            driver.forget_async_events(Object::Srq(self.raw));
         }
     }
 }
@@ -55,6 +58,20 @@ impl Srq {
         self.inner.pd.inner.handle.turn().device.post_srq_recv(self.inner.raw, wr)
     }
 
+    /// Posts several receives in one turn.
+    ///
+    /// # Errors
+    /// The first that was refused, and why; those before it are posted.
+    pub fn post_recvs<'w>(
+        &self,
+        wrs: impl IntoIterator<Item = RecvWr<'w>>,
+    ) -> Result<(), (usize, PostError)> {
+        let mut turn = self.inner.pd.inner.handle.turn();
+        wrs.into_iter()
+            .enumerate()
+            .try_for_each(|(i, wr)| turn.device.post_srq_recv(self.inner.raw, &wr).map_err(|e| (i, e)))
+    }
+
     /// Changes size or limit.
     ///
     /// # Errors
@@ -76,6 +93,9 @@ impl Srq {
     /// # Errors
     /// `Busy`: a QP uses it.
     pub fn destroy(&self) -> Result<(), VerbError> {
-        self.inner.pd.inner.handle.turn().device.destroy_srq(self.inner.raw)
+        let mut turn = self.inner.pd.inner.handle.turn();
+        turn.device.destroy_srq(self.inner.raw)?;
+        turn.forget_async_events(Object::Srq(self.inner.raw));
+        Ok(())
     }
 }

@@ -9,7 +9,7 @@ use std::time::Duration;
 use common::{ALL, LIMIT, Pair, Side, connect, open, wr};
 use remanence_link::{WaitFd, wait};
 use remanence_pmem::Region;
-use remanence_rnic::{AsyncEvent, RecvWr, SendFlags, SendOp, SendWr, SrqAttr};
+use remanence_rnic::{AsyncEvent, QpAttr, QpState, RecvWr, SendFlags, SendOp, SendWr, SrqAttr};
 use remanence_verbs::{CompChannel, DeviceEvent, Progress, QpOptions};
 
 fn readable(fd: BorrowedFd<'_>) -> bool {
@@ -127,6 +127,25 @@ fn asynchronous_events_arrive_at_their_descriptor() {
     set_nonblocking(b.context.async_fd());
     assert_eq!(b.context.get_async_event(None), None);
     b.success();
+}
+
+#[test]
+fn the_asynchronous_events_of_a_destroyed_object_vanish() {
+    let (a, b) = (Side::new(), Side::new());
+    let srq = b.pd.create_srq(&SrqAttr { max_wr: 16, max_sge: 1, limit: 2 }).unwrap();
+    let qb = b.pd.create_qp(&QpOptions { srq: Some(&srq), ..QpOptions::rc(&b.cq) }).unwrap();
+    let qa = a.qp();
+    connect(&qa, &qb);
+    srq.post_recvs((0..2).map(|wr_id| RecvWr { wr_id, sges: &[] })).unwrap();
+    qa.post_send(&wr(1, SendOp::Send, &[])).unwrap();
+    b.success();
+    qb.modify(&QpAttr { state: Some(QpState::Err), ..QpAttr::default() }).unwrap();
+    assert!(readable(b.context.async_fd()), "the limit was reached, and there was a last WQE");
+    qb.destroy().unwrap();
+    let event = b.context.try_get_async_event();
+    assert_eq!(event, Some(DeviceEvent::Affiliated(AsyncEvent::SrqLimitReached(srq.raw()))));
+    assert!(!readable(b.context.async_fd()), "the QP's event went with it");
+    assert_eq!(b.context.try_get_async_event(), None);
 }
 
 #[test]

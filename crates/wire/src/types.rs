@@ -7,6 +7,7 @@ macro_rules! number {
     ($(#[$doc:meta])* $name:ident, $repr:ty) => {
         $(#[$doc])*
         #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+        #[repr(transparent)]
         pub struct $name(pub $repr);
 
         impl fmt::Debug for $name {

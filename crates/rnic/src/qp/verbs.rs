@@ -140,17 +140,8 @@ impl Device {
     pub fn post_send(&mut self, qpn: Qpn, wr: &SendWr<'_>) -> Result<(), PostError> {
         let Self { shared, qps, .. } = self;
         let qp = qps.get_mut(qpn).ok_or(PostError::NoSuchQueue)?;
-        let len = check_send(qp.init.ty, qp.mtu, wr)?;
-        if let Some(dest) = &wr.ud
-            && qp.init.ty == QpType::Ud
-            && shared.ahs.get(dest.ah.0).is_none_or(|ah| ah.pd != qp.init.pd)
-        {
-            return Err(PostError::InvalidAh);
-        }
-        match qp.state {
-            QpState::Reset | QpState::Init | QpState::Rtr => return Err(PostError::InvalidState),
-            QpState::Rts | QpState::Sqd | QpState::Sqe | QpState::Err => qp.sq.post(wr, len)?,
-        }
+        let len = qp.may_post(shared, wr)?;
+        qp.sq.post(wr, len)?;
         if matches!(qp.state, QpState::Sqe | QpState::Err) {
             // Accepted, and flushed at once (10.3.1).
             qp.flush_sends(shared);
@@ -159,6 +150,14 @@ impl Device {
             shared.settle(qp);
         }
         Ok(())
+    }
+
+    /// Whether a send-queue work request would be accepted behind `ahead` others that are not posted yet: for lists
+    /// that go whole or not at all.
+    pub fn check_post_send(&self, qpn: Qpn, wr: &SendWr<'_>, ahead: u32) -> Result<(), PostError> {
+        let qp = self.qps.get(qpn).ok_or(PostError::NoSuchQueue)?;
+        qp.may_post(&self.shared, wr)?;
+        qp.sq.check(wr, ahead)
     }
 
     /// Posts a receive to the QP's own receive queue.
@@ -202,6 +201,22 @@ impl Device {
 }
 
 impl Qp {
+    /// Whether a send work request fits this QP in its state, room in the queue apart; the bytes of local data.
+    #[inline]
+    fn may_post(&self, shared: &Shared, wr: &SendWr<'_>) -> Result<u32, PostError> {
+        let len = check_send(self.init.ty, self.mtu, wr)?;
+        if let Some(dest) = &wr.ud
+            && self.init.ty == QpType::Ud
+            && shared.ahs.get(dest.ah.0).is_none_or(|ah| ah.pd != self.init.pd)
+        {
+            return Err(PostError::InvalidAh);
+        }
+        match self.state {
+            QpState::Reset | QpState::Init | QpState::Rtr => Err(PostError::InvalidState),
+            QpState::Rts | QpState::Sqd | QpState::Sqe | QpState::Err => Ok(len),
+        }
+    }
+
     /// Carries out a transition that the state machine allows.
     fn change_state(&mut self, shared: &mut Shared, to: QpState, attr: &QpAttr) {
         let from = std::mem::replace(&mut self.state, to);

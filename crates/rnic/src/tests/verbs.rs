@@ -52,6 +52,13 @@ fn postings_beyond_the_queue_are_refused() {
         device.post_send(qpns[0], &request(SendOp::Send, Data::Sges(&[sge; 5]))),
         Err(PostError::TooManySges)
     );
+    assert_eq!(
+        device.check_post_send(qpns[0], &request(SendOp::Send, Data::Sges(&[sge; 5])), 0),
+        Err(PostError::TooManySges)
+    );
+    let nothing = request(SendOp::Send, Data::Sges(&[]));
+    assert_eq!(device.check_post_send(qpns[0], &nothing, 255), Ok(()));
+    assert_eq!(device.check_post_send(qpns[0], &nothing, 256), Err(PostError::QueueFull));
     for _ in 0..256 {
         device.post_send(qpns[0], &request(SendOp::Send, Data::Sges(&[]))).unwrap();
         device.post_recv(qpns[0], &RecvWr { wr_id: 0, sges: &[] }).unwrap();

@@ -382,16 +382,11 @@ impl Beside {
 
     /// Moves what is done to `out`. Says how many, and whether the device is to be served all the same.
     #[inline]
-    pub(crate) fn take(&self, out: &mut Vec<Wc>, max: usize) -> (usize, bool) {
+    pub(crate) fn take(&self, out: &mut impl Extend<Wc>, max: usize) -> (usize, bool) {
         let mut state = self.state.lock();
         let state = &mut *state;
-        let mut taken = 0;
-        while taken < max
-            && let Some(wc) = state.done.pop_front()
-        {
-            out.push(wc);
-            taken += 1;
-        }
+        let taken = state.done.len().min(max);
+        out.extend(state.done.drain(..taken));
         state.polls += u32::from(taken > 0);
         (taken, state.polls.is_multiple_of(SERVE_EVERY))
     }
