@@ -1,0 +1,1 @@
+//! Asynchronous events of devices and their objects.

@@ -1,0 +1,1 @@
+//! librdmacm: connections, over the connection manager of the safe verbs.

@@ -1,0 +1,1 @@
+//! Forked children: the devices of the parent are inert there, and new ones can be opened.

@@ -1,0 +1,1 @@
+//! The private version node that provider libraries link to (libmlx5 and libefa, which programs link to).

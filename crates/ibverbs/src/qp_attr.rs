@@ -1,0 +1,1 @@
+//! Attributes of queue pairs, between C and the engine.

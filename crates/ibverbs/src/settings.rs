@@ -1,0 +1,1 @@
+//! The environment variables that say how devices are opened, parsed once.

@@ -1,0 +1,1 @@
+//! Names of enumeration values, and conversions of rates.

@@ -1,0 +1,1 @@
+//! What programs read below `/sys` through the library.

@@ -1,0 +1,1 @@
+//! Work completions, from the engine to C.
