@@ -56,6 +56,17 @@ impl<T> EventQueue<T> {
         }
     }
 
+    /// Takes out what answers to `which`, in order.
+    pub(crate) fn take(&self, which: impl Fn(&T) -> bool) -> Vec<T> {
+        let mut queue = self.lock();
+        let (taken, kept) = std::mem::take(&mut *queue).into_iter().partition::<Vec<_>, _>(which);
+        queue.extend(kept);
+        if !taken.is_empty() {
+            self.lower_if_empty(&queue);
+        }
+        taken
+    }
+
     fn lower_if_empty(&self, queue: &VecDeque<T>) {
         if queue.is_empty()
             && let Some(event) = self.event.get()

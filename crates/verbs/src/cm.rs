@@ -26,8 +26,8 @@ use crate::wake;
 pub struct CmEvent {
     /// What the connection or listener was made with.
     pub user_data: u64,
-    /// What happened.
-    pub event: Event,
+    /// What happened; `None` for what the consumer put into the channel itself ([`CmChannel::push`]).
+    pub event: Option<Event>,
 }
 
 /// Where events of connections and listeners arrive, of any number of devices (`rdma_event_channel`). Clones are the
@@ -71,6 +71,20 @@ impl CmChannel {
         self.events.pop()
     }
 
+    /// Puts in an event of the consumer's own, in order with the others: `rdma_resolve_addr` and its like have
+    /// their answers without the network, and must give them here all the same.
+    pub fn push(&self, user_data: u64) {
+        self.events.push(CmEvent { user_data, event: None });
+    }
+
+    /// Moves the events of what is identified by `user_data` to another channel, in order. Those of a connection that
+    /// goes on move with [`Cm::adopt`]; these are the rest.
+    pub fn move_to(&self, user_data: u64, other: &Self) {
+        for event in self.events.take(|event| event.user_data == user_data) {
+            other.events.push(event);
+        }
+    }
+
     /// Takes back the events of what is identified by `user_data`.
     pub fn discard(&self, user_data: u64) {
         self.events.retain(|event| event.user_data != user_data);
@@ -91,15 +105,24 @@ struct Route {
     user_data: u64,
     /// The QP that the connection is for.
     qpn: Option<Qpn>,
+    /// The QP shall be in the error state when the connection is over: what is outstanding is then flushed at once,
+    /// not when its retries are used up.
+    flush: bool,
     /// How often the network said that nobody has the peer's port open while we asked.
     refused: u8,
 }
 
-/// A listener, and its entry in the host's book of services where the port is shared.
+/// A service of this process at some of its addresses, until this is dropped: an entry in the host's book of services
+/// where the RoCEv2 port is shared.
+#[derive(Debug)]
+pub struct Claim {
+    _listening: Vec<Listening>,
+}
+
 #[derive(Debug)]
 struct Service {
     route: Route,
-    _listening: Vec<Listening>,
+    _claim: Claim,
 }
 
 /// ICMP messages "port unreachable" that end an attempt to connect. One may be of a peer that restarts, and the
@@ -162,8 +185,8 @@ impl Connections {
             Event::Response { id, .. } | Event::Established { id } => (self.routes.get(id).cloned(), None),
             Event::Disconnected { id, .. } => {
                 let route = self.routes.get(id).cloned();
-                if let Some(qpn) = route.as_ref().and_then(|route| route.qpn) {
-                    // What is outstanding is flushed now, not when its retries are used up. The QP may be gone.
+                if let Some(qpn) = route.as_ref().filter(|route| route.flush).and_then(|route| route.qpn) {
+                    // The QP may be gone.
                     let attr = QpAttr { state: Some(QpState::Err), ..QpAttr::default() };
                     let _ = device.modify_qp(now, qpn, &attr);
                 }
@@ -178,7 +201,7 @@ impl Connections {
             self.forget(id);
         }
         if let Some(route) = route {
-            route.events.push(CmEvent { user_data: route.user_data, event });
+            route.events.push(CmEvent { user_data: route.user_data, event: Some(event) });
         }
     }
 
@@ -218,15 +241,17 @@ impl Connections {
             self.manager.close(now, id);
             self.forget(id);
             if let Some(route) = route {
-                route.events.push(CmEvent { user_data: route.user_data, event: Event::Unreachable { id } });
+                let event = Some(Event::Unreachable { id });
+                route.events.push(CmEvent { user_data: route.user_data, event });
             }
         }
         ended.len() as u64
     }
 
-    fn attach_qp(&mut self, id: CommId, qpn: Qpn) {
+    fn attach_qp(&mut self, id: CommId, qpn: Qpn, flush: bool) {
         if let Some(route) = self.routes.get_mut(&id) {
             route.qpn = Some(qpn);
+            route.flush = flush;
             self.by_qpn.insert(qpn, id);
         }
     }
@@ -267,13 +292,37 @@ impl<'a> Cm<'a> {
         events: &Arc<EventQueue<CmEvent>>,
         user_data: u64,
     ) -> Result<ListenId, Error> {
+        let claim = self.claim(listen.service_id, listen.local)?;
+        self.listen_with(claim, listen, events, user_data)
+    }
+
+    fn listen_with(
+        self,
+        claim: Claim,
+        listen: &cm::Listen,
+        events: &Arc<EventQueue<CmEvent>>,
+        user_data: u64,
+    ) -> Result<ListenId, Error> {
+        let mut turn = self.handle.turn();
+        let id = turn.cm.manager.listen(listen)?;
+        let route = Route { events: Arc::clone(events), user_data, qpn: None, flush: false, refused: 0 };
+        turn.cm.listeners.insert(id, Service { route, _claim: claim });
+        Ok(id)
+    }
+
+    /// Takes a service at one address of the device, or at all of them, before anybody listens there: what binding
+    /// a port does. Requests that arrive meanwhile are rejected.
+    ///
+    /// # Errors
+    /// Some process of this host has it.
+    pub fn claim(self, service_id: ServiceId, local: Option<Gid>) -> Result<Claim, Error> {
         // One process of the host gets the requests for a service at an address, whichever of them the kernel hands
         // them to.
         let mut listening = Vec::new();
         if let Some(seat) = &self.handle.seat {
             let all = self.handle.config.gids.as_slice();
-            for gid in listen.local.as_ref().map_or(all, std::slice::from_ref) {
-                listening.push(seat.listen(listen.service_id.0, Some(gid.to_ip())).map_err(|e| {
+            for gid in local.as_ref().map_or(all, std::slice::from_ref) {
+                listening.push(seat.listen(service_id.0, Some(gid.to_ip())).map_err(|e| {
                     if e.kind() == io::ErrorKind::AddrInUse {
                         CmError::InUse.into()
                     } else {
@@ -282,11 +331,21 @@ impl<'a> Cm<'a> {
                 })?);
             }
         }
-        let mut turn = self.handle.turn();
-        let id = turn.cm.manager.listen(listen)?;
-        let route = Route { events: Arc::clone(events), user_data, qpn: None, refused: 0 };
-        turn.cm.listeners.insert(id, Service { route, _listening: listening });
-        Ok(id)
+        Ok(Claim { _listening: listening })
+    }
+
+    /// [`listen`](Self::listen) to what was claimed before. The claim is given up if that fails.
+    ///
+    /// # Errors
+    /// Another listener of this device has the service.
+    pub fn listen_claimed(
+        self,
+        claim: Claim,
+        listen: &cm::Listen,
+        channel: &CmChannel,
+        user_data: u64,
+    ) -> Result<ListenId, Error> {
+        self.listen_with(claim, listen, &channel.events, user_data)
     }
 
     /// Stops listening; undecided requests are rejected.
@@ -298,7 +357,7 @@ impl<'a> Cm<'a> {
         drop(service);
     }
 
-    /// Asks a peer for a connection for the QP `connect.qpn`.
+    /// Asks a peer for a connection for the QP `connect.qpn`. Its state stays the caller's business to the end.
     ///
     /// # Errors
     /// The path mixes IP versions, the private data does not fit, or there are too many connections.
@@ -308,7 +367,7 @@ impl<'a> Cm<'a> {
         channel: &CmChannel,
         user_data: u64,
     ) -> Result<CommId, CmError> {
-        self.connect_on(connect, &channel.events, user_data)
+        self.connect_on(connect, &channel.events, user_data, false)
     }
 
     pub(crate) fn connect_on(
@@ -316,12 +375,15 @@ impl<'a> Cm<'a> {
         connect: &cm::Connect<'_>,
         events: &Arc<EventQueue<CmEvent>>,
         user_data: u64,
+        flush: bool,
     ) -> Result<CommId, CmError> {
         let mut turn = self.handle.turn();
         let now = turn.now;
         let id = turn.cm.manager.connect(now, connect)?;
-        turn.cm.routes.insert(id, Route { events: Arc::clone(events), user_data, qpn: None, refused: 0 });
-        turn.cm.attach_qp(id, connect.qpn);
+        turn.cm
+            .routes
+            .insert(id, Route { events: Arc::clone(events), user_data, qpn: None, flush: false, refused: 0 });
+        turn.cm.attach_qp(id, connect.qpn, flush);
         Ok(id)
     }
 
@@ -341,7 +403,8 @@ impl<'a> Cm<'a> {
         let mut turn = self.handle.turn();
         let now = turn.now;
         let id = turn.cm.manager.resolve(now, path, service_id, cma_port, private_data)?;
-        let route = Route { events: Arc::clone(&channel.events), user_data, qpn: None, refused: 0 };
+        let route =
+            Route { events: Arc::clone(&channel.events), user_data, qpn: None, flush: false, refused: 0 };
         turn.cm.routes.insert(id, route);
         Ok(id)
     }
@@ -356,29 +419,58 @@ impl<'a> Cm<'a> {
         turn.cm.manager.sidr_reply(now, id, reply)
     }
 
-    /// Sends the further events of a connection to another channel, or with other user data (`rdma_migrate_id`, and
-    /// the new identifier of a connection request).
+    /// Sends the events of a connection to another channel, or with other user data (`rdma_migrate_id`, and the new
+    /// identifier of a connection request); those that wait in its old channel go along. A request that is adopted
+    /// leaves the backlog of its listener and outlives it.
     pub fn adopt(self, id: CommId, channel: &CmChannel, user_data: u64) {
         self.adopt_on(id, &channel.events, user_data);
     }
 
     pub(crate) fn adopt_on(self, id: CommId, events: &Arc<EventQueue<CmEvent>>, user_data: u64) {
         let mut turn = self.handle.turn();
+        turn.cm.manager.adopt(id);
         if let Some(route) = turn.cm.routes.get_mut(&id) {
-            route.events = Arc::clone(events);
+            let old = std::mem::replace(&mut route.events, Arc::clone(events));
             route.user_data = user_data;
+            // Only the holder of the device lock pushes events of connections, so that their order stays.
+            for event in old.take(|event| event.event.as_ref().and_then(Event::connection) == Some(id)) {
+                events.push(CmEvent { user_data, ..event });
+            }
         }
     }
 
-    /// Accepts a request with a QP that is in RTR. [`Event::Established`] follows when the peer is there.
+    /// Sends the further requests of a listener to another channel; those that wait in its old channel go along.
+    pub fn adopt_listener(self, id: ListenId, channel: &CmChannel) {
+        let mut turn = self.handle.turn();
+        if let Some(Service { route, .. }) = turn.cm.listeners.get_mut(&id) {
+            let old = std::mem::replace(&mut route.events, Arc::clone(&channel.events));
+            let user_data = route.user_data;
+            for event in old.take(|event| event.user_data == user_data && event.event.is_some()) {
+                channel.events.push(event);
+            }
+        }
+    }
+
+    /// The consumer knows of a packet that arrived on the connection's QP: as good as the peer's last word
+    /// (`rdma_notify`).
+    pub fn communication_established(self, id: CommId) {
+        self.handle.turn().cm.manager.communication_established(id);
+    }
+
+    /// Accepts a request with a QP that is in RTR. [`Event::Established`] follows when the peer is there. The QP's
+    /// state stays the caller's business to the end.
     ///
     /// # Errors
     /// The request is gone, or the private data does not fit.
     pub fn accept(self, id: CommId, accept: &cm::Accept<'_>) -> Result<(), CmError> {
+        self.accept_with(id, accept, false)
+    }
+
+    pub(crate) fn accept_with(self, id: CommId, accept: &cm::Accept<'_>, flush: bool) -> Result<(), CmError> {
         let mut turn = self.handle.turn();
         let now = turn.now;
         turn.cm.manager.accept(now, id, accept)?;
-        turn.cm.attach_qp(id, accept.qpn);
+        turn.cm.attach_qp(id, accept.qpn, flush);
         Ok(())
     }
 

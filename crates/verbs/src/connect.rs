@@ -82,7 +82,7 @@ impl Listener {
 
     fn incoming(&self, event: CmEvent) -> Option<Incoming> {
         match event.event {
-            Event::ConnectRequest(request) => {
+            Some(Event::ConnectRequest(request)) => {
                 let events = Arc::new(EventQueue::new());
                 Cm::of(&self.handle).adopt_on(request.id, &events, 0);
                 Some(Incoming { handle: Some(Arc::clone(&self.handle)), request, events })
@@ -153,7 +153,7 @@ impl Incoming {
                     srq: qp.srq().is_some(),
                     private_data,
                 };
-                Ok(cm.accept(id, &accept)?)
+                Ok(cm.accept_with(id, &accept, true)?)
             });
         // An error drops the connection, which rejects the request.
         result.map(|()| connection)
@@ -312,7 +312,7 @@ impl Connection {
             private_data,
         };
         let events = Arc::new(EventQueue::new());
-        let id = Cm::of(handle).connect_on(&connect, &events, 0)?;
+        let id = Cm::of(handle).connect_on(&connect, &events, 0, true)?;
         Ok(Self::new(handle, id, qp, path, events))
     }
 
@@ -322,12 +322,13 @@ impl Connection {
     /// As [`connect`](Self::connect): the connection will not be.
     pub fn advance(&self) -> Result<Phase, Error> {
         while let Some(event) = self.inner.events.pop() {
-            self.handle_event(event.event)?;
+            self.handle_event(event)?;
         }
         Ok(self.state().phase)
     }
 
-    fn handle_event(&self, event: Event) -> Result<(), Error> {
+    fn handle_event(&self, event: CmEvent) -> Result<(), Error> {
+        let event = event.event.expect("nobody else has this channel");
         let cm = Cm::of(&self.inner.handle);
         let (id, qp) = (self.inner.id, &self.inner.qp);
         match event {
@@ -377,7 +378,7 @@ impl Connection {
                 return Ok(false);
             }
             if let Some(event) = self.inner.handle.wait(left, Interest::Events, |_| self.inner.events.pop()) {
-                self.handle_event(event.event)?;
+                self.handle_event(event)?;
             }
         }
     }

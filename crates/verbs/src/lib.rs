@@ -38,7 +38,7 @@ mod wake;
 
 pub use ah::Ah;
 pub use channel::{CompChannel, CqEvent};
-pub use cm::{Cm, CmChannel, CmEvent};
+pub use cm::{Claim, Cm, CmChannel, CmEvent};
 pub use connect::{Connection, Incoming, Listener, Phase};
 pub use context::{Context, DeviceEvent};
 pub use cq::Cq;

@@ -8,7 +8,7 @@ use std::thread;
 
 use common::{LIMIT, Side, address, address_of, open, socket_addr, wr};
 use remanence_link::{WaitFd, wait};
-use remanence_rnic::cm::{Event, Listen, Path, SidrReply};
+use remanence_rnic::cm::{CmError, Event, Listen, Path, SidrReply};
 use remanence_rnic::{QpState, RecvWr, SendOp, WcStatus};
 use remanence_verbs::{CmChannel, ConnectAttr, Connection, Error, Listener, Phase, Progress};
 use remanence_wire::cm::{PortSpace, RejReason, ServiceId, SidrRep};
@@ -206,7 +206,7 @@ fn a_ud_service_is_resolved_over_plain_channels() {
 
     let asked = answering.get_event(LIMIT).unwrap();
     assert_eq!(asked.user_data, 11);
-    let Event::SidrRequest(request) = asked.event else { panic!("{asked:?}") };
+    let Some(Event::SidrRequest(request)) = asked.event else { panic!("{asked:?}") };
     assert_eq!((request.listener, &request.private_data[..4]), (listener, &b"who?"[..]));
     let (qpn, qkey) = (Qpn::new(0x1234), Qkey::RDMA_UDP);
     let reply = SidrReply { status: SidrRep::STATUS_VALID, qpn, qkey, private_data: b"me" };
@@ -214,11 +214,49 @@ fn a_ud_service_is_resolved_over_plain_channels() {
 
     let answered = asking.get_event(LIMIT).unwrap();
     assert_eq!(answered.user_data, 22);
-    let Event::SidrResponse { id: answered_id, qpn: told, qkey: key, private_data, .. } = answered.event
+    let Some(Event::SidrResponse { id: answered_id, qpn: told, qkey: key, private_data, .. }) =
+        answered.event
     else {
         panic!("{answered:?}")
     };
     assert_eq!((answered_id, told, key, &private_data[..2]), (id, qpn, qkey, &b"me"[..]));
     server.context.cm().unlisten(listener);
     assert_eq!(asking.try_get_event(), None);
+}
+
+#[test]
+fn a_claimed_port_is_taken_before_anybody_listens_and_events_move_with_their_owner() {
+    let (client, server) = (Side::new(), Side::new());
+    let service_id = ServiceId::new(PortSpace::Tcp, PORT + 1);
+    let gid = |side: &Side| side.context.config().gids[0];
+    let claim = server.context.cm().claim(service_id, Some(gid(&server))).unwrap();
+    let taken = server.context.cm().claim(service_id, None).unwrap_err();
+    assert!(matches!(taken, Error::Cm(CmError::InUse)), "{taken}");
+
+    let (first, second) = (CmChannel::new().unwrap(), CmChannel::new().unwrap());
+    let listen = Listen { service_id, local: Some(gid(&server)), backlog: 1 };
+    let listener = server.context.cm().listen_claimed(claim, &listen, &first, 1).unwrap();
+    let peer = SocketAddr::new(gid(&server).to_ip(), PORT + 1);
+    let (qp, other) = (client.qp(), client.qp());
+    let connection = Connection::start(&qp, peer, &ConnectAttr::default(), b"").unwrap();
+    let asked = first.get_event(LIMIT).expect("a request");
+    let Some(Event::ConnectRequest(request)) = asked.event else { panic!("{asked:?}") };
+    server.context.cm().adopt(request.id, &second, 2);
+
+    // The backlog of one has room again, and what the channel holds moves with the listener.
+    let another = Connection::start(&other, peer, &ConnectAttr::default(), b"").unwrap();
+    let asked = first.get_event(LIMIT).expect("another request");
+    assert!(matches!(asked.event, Some(Event::ConnectRequest(_))), "{asked:?}");
+    first.push(7);
+    server.context.cm().adopt_listener(listener, &second);
+    first.move_to(7, &second);
+    assert_eq!(first.try_get_event(), None);
+    let own = second.try_get_event().expect("the consumer's own event");
+    assert_eq!((own.user_data, own.event), (7, None));
+    server.context.cm().unlisten(listener);
+    assert!(another.wait_established(LIMIT).is_err(), "nobody adopted it");
+
+    server.context.cm().reject(request.id, RejReason::CONSUMER_DEFINED, b"").unwrap();
+    assert!(connection.wait_established(LIMIT).is_err());
+    drop(server.context.cm().claim(service_id, None).expect("the port is free again"));
 }

@@ -25,6 +25,7 @@ impl Manager {
             state: State::ReqSent,
             listener: None,
             abandoned: false,
+            adopted: false,
             path: connect.path,
             service_id: connect.service_id,
             transport: connect.transport,

@@ -90,6 +90,8 @@ pub(super) struct Conn {
     pub(super) listener: Option<ListenId>,
     /// Nobody listens for events of this one any more.
     pub(super) abandoned: bool,
+    /// Its listener's caller has taken it over: it no longer counts against the backlog, nor goes with the listener.
+    pub(super) adopted: bool,
     pub(super) path: Path,
     pub(super) service_id: ServiceId,
     pub(super) transport: Transport,
@@ -120,4 +122,11 @@ pub(super) struct Conn {
     /// How long the peer will repeat its request: after that, it has given up.
     pub(super) patience: Duration,
     pub(super) deadline: Option<Instant>,
+}
+
+impl Conn {
+    /// Whose backlog it counts against while it is half open.
+    pub(super) fn backlog(&self) -> Option<ListenId> {
+        self.listener.filter(|_| !self.adopted)
+    }
 }

@@ -265,7 +265,7 @@ impl Manager {
     /// Moves `id` to `state` and keeps the books of half-open connections.
     fn set_state(&mut self, id: u32, state: State) {
         let conn = self.conns.get_mut(&id).expect("the caller looked it up");
-        let (was, listener) = (conn.state.is_half_open(), conn.listener);
+        let (was, listener) = (conn.state.is_half_open(), conn.backlog());
         conn.state = state;
         if was && !state.is_half_open() {
             self.release_half_open(listener);
@@ -305,7 +305,7 @@ impl Manager {
         self.cancel_timer(id);
         let conn = self.conns.remove(&id).expect("the caller looked it up");
         if conn.state.is_half_open() {
-            self.release_half_open(conn.listener);
+            self.release_half_open(conn.backlog());
         }
         let remote_id = (conn.remote_guid, conn.remote_id);
         if self.by_remote_id.get(&remote_id) == Some(&id) {

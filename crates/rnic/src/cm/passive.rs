@@ -28,12 +28,13 @@ impl Manager {
     }
 
     /// Stops to listen. Requests that still wait for a decision are rejected, without an event; what was accepted
-    /// goes on.
+    /// or [adopted](Self::adopt) goes on.
     pub fn unlisten(&mut self, id: ListenId) {
         let Some(listener) = self.listeners.remove(&id) else { return };
         self.services.remove(&(listener.listen.service_id.0, listener.listen.local));
         let undecided = |conn: &Conn| {
             conn.listener == Some(id)
+                && !conn.adopted
                 && matches!(conn.state, State::ReqRcvd | State::MraReqSent | State::SidrReqRcvd)
         };
         let undecided: Vec<u32> =
@@ -51,6 +52,18 @@ impl Manager {
         });
         for conn in undecided {
             self.turn_away(conn);
+        }
+    }
+
+    /// The caller has taken the request out of the queue of its listener, and decides on it in its own time: it
+    /// leaves the backlog, and outlives the listener.
+    pub fn adopt(&mut self, id: CommId) {
+        let Some(conn) = self.conns.get_mut(&id.0).filter(|conn| !conn.adopted) else { return };
+        conn.adopted = true;
+        if conn.state.is_half_open()
+            && let Some(listener) = conn.listener.and_then(|id| self.listeners.get_mut(&id))
+        {
+            listener.pending -= 1;
         }
     }
 
@@ -194,6 +207,7 @@ impl Manager {
             state: State::ReqRcvd,
             listener: Some(listener),
             abandoned: false,
+            adopted: false,
             path,
             service_id: req.service_id,
             transport,

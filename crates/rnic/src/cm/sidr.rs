@@ -147,6 +147,7 @@ fn blank(state: State, path: Path, listener: Option<ListenId>, tid: u64, remote_
         state,
         listener,
         abandoned: false,
+        adopted: false,
         path,
         service_id: ServiceId(0),
         transport: Transport::Rc,

@@ -308,6 +308,23 @@ pub enum Event {
     },
 }
 
+impl Event {
+    /// The connection that it is about; `None` for a request, which its listener hears.
+    #[must_use]
+    pub const fn connection(&self) -> Option<CommId> {
+        match self {
+            Self::ConnectRequest(_) | Self::SidrRequest(_) => None,
+            Self::Response { id, .. }
+            | Self::Established { id }
+            | Self::Rejected { id, .. }
+            | Self::Unreachable { id }
+            | Self::Disconnected { id, .. }
+            | Self::TimewaitExit { id }
+            | Self::SidrResponse { id, .. } => Some(*id),
+        }
+    }
+}
+
 /// A caller's bad argument, or a limit.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, thiserror::Error)]
 pub enum CmError {

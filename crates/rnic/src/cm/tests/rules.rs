@@ -313,6 +313,27 @@ fn the_backlog_is_a_bound_and_requests_come_again() {
 }
 
 #[test]
+fn an_adopted_request_leaves_the_backlog_and_outlives_its_listener() {
+    let mut pair = Pair::new();
+    pair.passive = Manager::new(config(2));
+    pair.listener = pair.passive.listen(&listen_anywhere(1)).unwrap();
+    let (_, adopted) = pair.request();
+    pair.passive.adopt(adopted);
+    pair.passive.adopt(adopted);
+    pair.active.connect(pair.now, &connect_to(2, 1, 0x12)).unwrap();
+    pair.run();
+    assert_eq!((pair.passive.len(), pair.passive.stats().overflowed), (2, 0), "there is room for another");
+    pair.passive.unlisten(pair.listener);
+    assert_eq!(pair.passive.len(), 1, "the one that nobody took went with the listener");
+    pair.passive.accept(pair.now, adopted, &accept_with(0x22)).unwrap();
+    pair.run();
+    let answered = std::iter::from_fn(|| pair.active.poll_event())
+        .filter(|event| matches!(event, Event::Response { .. }))
+        .count();
+    assert_eq!(answered, 1);
+}
+
+#[test]
 fn a_flood_of_requests_is_bounded_over_all_listeners() {
     let mut manager = Manager::new(Config { max_half_open: 10, ..config(2) });
     manager.listen(&listen_anywhere(100)).unwrap();
