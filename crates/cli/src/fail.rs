@@ -4,23 +4,35 @@ use std::fmt;
 
 /// One sentence that says what happened and what to do.
 #[derive(PartialEq, Eq)]
-pub(crate) struct Fail(String);
+pub(crate) struct Fail {
+    sentence: String,
+    status: u8,
+}
 
 impl Fail {
     pub(crate) fn new(sentence: impl Into<String>) -> Self {
-        Self(sentence.into())
+        Self { sentence: sentence.into(), status: 1 }
+    }
+
+    /// Ends with another exit status than 1, where a convention says so.
+    pub(crate) fn with_status(self, status: u8) -> Self {
+        Self { status, ..self }
+    }
+
+    pub(crate) const fn status(&self) -> u8 {
+        self.status
     }
 }
 
 impl fmt::Display for Fail {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
+        f.write_str(&self.sentence)
     }
 }
 
 impl fmt::Debug for Fail {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
+        f.write_str(&self.sentence)
     }
 }
 
@@ -32,6 +44,6 @@ pub(crate) trait Context<T> {
 
 impl<T, E: fmt::Display> Context<T> for Result<T, E> {
     fn context(self, what: impl FnOnce() -> String) -> Result<T, Fail> {
-        self.map_err(|error| Fail(format!("{} ({error})", what())))
+        self.map_err(|error| Fail::new(format!("{} ({error})", what())))
     }
 }

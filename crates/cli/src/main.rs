@@ -2,8 +2,7 @@
 //!
 //! `rem <noun> <verb>`: one file for each noun, in `cmd`. A command returns, and `main` alone decides what becomes of
 //! it: exit status 0 on success only; else one sentence on stderr, and status 1 (2 for a command line that makes no
-//! sense).
-#![forbid(unsafe_code)]
+//! sense, and `rem verbs` has those of env(1)).
 
 mod args;
 mod cmd;
@@ -30,7 +29,7 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(fail) => {
             anstream::eprintln!("rem: {fail}");
-            ExitCode::FAILURE
+            ExitCode::from(fail.status())
         }
     }
 }

@@ -119,6 +119,15 @@ pub(crate) fn count(n: usize, one: &str) -> String {
     format!("{n} {one}{}", if n == 1 { "" } else { "s" })
 }
 
+/// `a`, `a and b`, `a, b and c`.
+pub(crate) fn list(names: &[&str]) -> String {
+    match names {
+        [] => "none".into(),
+        [one] => (*one).into(),
+        [head @ .., last] => format!("{} and {last}", head.join(", ")),
+    }
+}
+
 /// A JSON object, for programs; indented, as people read it too.
 pub(crate) fn print_json(value: &serde_json::Value) -> Result<(), Fail> {
     let mut out = std::io::stdout().lock();

@@ -26,6 +26,8 @@ fn every_command_has_help_with_an_example() {
         assert!(help.contains(&format!("rem {command}")), "{command}:\n{help}");
         assert!(help.contains("--json"), "{command}:\n{help}");
     }
+    let verbs = String::from_utf8(run(rem().args(["verbs", "--help"])).good()).expect("UTF-8");
+    assert!(verbs.contains("Example") && verbs.contains("rem verbs -- "), "{verbs}");
     let all = String::from_utf8(run(rem().arg("--help")).good()).expect("UTF-8");
     assert!(all.contains("rem demo"), "{all}");
 }
@@ -49,7 +51,7 @@ fn a_command_line_that_makes_no_sense_has_status_2() {
 fn doctor_says_what_this_machine_guarantees() {
     let dir = tempfile::tempdir().expect("a directory");
     let said = run(rem().args(["doctor", "--json"]).arg(dir.path())).json();
-    for section in ["machine", "persistence", "links", "rdma_devices", "limits"] {
+    for section in ["machine", "persistence", "links", "rdma_devices", "verbs", "limits"] {
         assert!(said[section].as_array().is_some_and(|s| !s.is_empty()), "{section}");
     }
     assert!(said["persistence"][0]["survives"].is_string());

@@ -13,6 +13,7 @@ use remanence_pmem::domain::{self, probe_directory};
 use remanence_pmem::{Domain, StoreGranularity};
 use serde_json::{Value, json};
 
+use super::verbs;
 use crate::fail::Fail;
 use crate::ui::{self, Mood};
 
@@ -65,6 +66,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Fail> {
             key: "rdma_devices",
             findings: rdma_devices(Path::new("/sys/class/infiniband")),
         },
+        Section { title: "Verbs programs", key: "verbs", findings: verbs_devices() },
         Section { title: "Limits", key: "limits", findings: limits() },
     ];
     if args.json {
@@ -355,6 +357,28 @@ fn rdma_devices(class: &Path) -> Vec<Finding> {
     if findings.is_empty() {
         let text = "none, and none is needed: rem brings its own RNIC, in software";
         findings.push(Finding::new(Mood::Absent, "devices", text, json!({ "devices": 0 })));
+    }
+    findings
+}
+
+/// What a program has under `rem verbs`.
+fn verbs_devices() -> Vec<Finding> {
+    let mut findings = vec![match verbs::find_libraries() {
+        Ok(place) => {
+            let text = format!("{}; `rem verbs -- COMMAND` runs a program with them", place.display());
+            Finding::new(Mood::Good, "libraries", text, json!({ "directory": place }))
+        }
+        Err(fail) => Finding::new(Mood::Absent, "libraries", fail.to_string(), json!({ "directory": null })),
+    }];
+    for device in verbs::devices().unwrap_or_default() {
+        let addresses: Vec<String> = device.addresses.iter().map(ToString::to_string).collect();
+        let text = format!("{}; {} bytes to a packet", addresses.join(", "), device.path_mtu());
+        let json = json!({
+            "interface": device.interface,
+            "addresses": addresses,
+            "path_mtu": device.path_mtu(),
+        });
+        findings.push(Finding::new(Mood::Good, device.name, text, json));
     }
     findings
 }

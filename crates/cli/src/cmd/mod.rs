@@ -10,6 +10,7 @@ mod ping;
 mod put;
 mod serve;
 mod sim;
+mod verbs;
 
 use crate::fail::Fail;
 
@@ -33,6 +34,8 @@ pub(crate) enum Command {
     Perf(perf::Args),
     /// One simulated cluster; the seed replays it
     Sim(sim::Args),
+    /// Run an unmodified verbs program on our RNIC
+    Verbs(verbs::Args),
     /// Reproduce a figure or a table, with the baselines in the same run
     Bench(bench::Args),
     /// One end of a bench, started by its controller
@@ -52,6 +55,7 @@ impl Command {
             Self::Ping(args) => ping::run(&args),
             Self::Perf(args) => perf::run(&args),
             Self::Sim(args) => sim::run(&args),
+            Self::Verbs(args) => verbs::run(&args),
             Self::Bench(args) => bench::run(&args),
             Self::BenchAgent => bench::agent(),
         }
