@@ -3,11 +3,15 @@
 # software emulation. Needs no privilege but for the tap that its caller made.
 #   guest.sh build DIR              kernel, modules and initramfs in DIR; again only what has changed
 #   guest.sh boot DIR TAP           boots behind the tap as 10.77.0.2 and fd77::2, with an emulated NVDIMM as /dev/dax0.0,
-#                                   and runs rxe_peer; the console is this terminal
+#                                   and runs rxe_peer, and the agent beside it; the console is this terminal
+#   guest.sh alone DIR PORT TREE    boots behind no tap: what connects to 127.0.0.1:PORT talks to the agent. The files in
+#                                   TREE are in the guest too, and rxe is loaded but has no device
 #   guest.sh pmem DIR PROGRAM...    boots with emulated NVDIMMs, runs each program in an ext4-dax mount on one of them
 #                                   (REMANENCE_TEST_DIR names it), and ends with the first status that is not 0
 # A missing tool or package ends it with status 3 and one sentence.
 set -euo pipefail
+# What goes into the guest are the system's own libraries, whoever calls.
+unset LD_LIBRARY_PATH LD_PRELOAD
 here=$(cd "$(dirname "$0")" && pwd)
 command=${1:-} dir=$(mkdir -p "${2:-.}" && cd "${2:-.}" && pwd)
 
@@ -57,6 +61,15 @@ install_modules() {
 
 pack() { (cd "$1" && find . | LC_ALL=C sort | cpio -o -H newc --quiet | gzip -1) > "$2.new" && mv "$2.new" "$2"; }
 
+# Verbs programs as Debian has them, those that are installed.
+programs() {
+  local name
+  for name in ib_{write,read,send,atomic}_{lat,bw} ibv_{rc,uc,ud,srq}_pingpong ibv_devices ibv_devinfo rping ucmatose \
+      udaddy cmtime rdma_server rdma_client; do
+    type -P "$name" || true
+  done
+}
+
 fresh_root() { rm -rf "$1" && mkdir -p "$1"/{bin,dev,proc,sys,tmp,mnt,etc/libibverbs.d} && cp "$(type -P busybox)" "$1/bin/busybox"; }
 
 # Turns a raw namespace into one that can be mapped directly, by file systems (pfn, nd_pmem) or as a device (dax,
@@ -71,7 +84,7 @@ namespace='namespace() {
 
 preamble='#!/bin/busybox sh
 /bin/busybox --install -s /bin
-export PATH=/bin:/usr/bin:/usr/sbin:/sbin
+export PATH=/bin:/usr/bin:/usr/sbin:/sbin # busybox prefers its own ip and tc to these
 # No tmpfs on /tmp: what runs here keeps the path that it has on the host, which may lie there.
 mount -t proc proc /proc; mount -t sysfs sys /sys; mount -t devtmpfs dev /dev
 for module in /modules/*; do insmod $module 2>/dev/null || echo "could not load $module"; done'
@@ -85,24 +98,32 @@ build() {
   [ -e "$provider" ] || missing "libibverbs has no rxe provider (ibverbs-providers)"
   lock
   fetch_kernel
-  local stamp; stamp=$(cat "$here/guest.sh" "$here/rxe_peer.c" "$provider" | cksum)
+  local stamp; stamp=$(cat "$here"/guest.sh "$here"/*.c "$provider" $(programs) | cksum)
   [ "$(cat "$dir/rxe.stamp" 2>/dev/null)" != "$stamp" ] || return 0
   echo "building the guest"
   gcc -O1 -g -Wall -Wextra -o "$dir/rxe_peer" "$here/rxe_peer.c" -libverbs -lrdmacm
+  gcc -O1 -g -Wall -Wextra -o "$dir/agent" "$here/agent.c"
   local root=$dir/root
   fresh_root "$root"
   # crc32 must be loaded before rxe, or `rdma link add` fails.
   install_modules "$root" crc32_generic crc32_pclmul virtio_pci virtio_net ib_umad rdma_ucm rdma_rxe \
-    nd_pmem nfit dax_pmem device_dax
+    nd_pmem nfit dax_pmem device_dax veth sch_netem
   echo 'driver rxe' > "$root/etc/libibverbs.d/rxe.driver"
-  for file in "$(type -P rdma)" "$(type -P ip)" "$dir/rxe_peer" "$provider" /lib/x86_64-linux-gnu/libgcc_s.so.1; do
+  for file in $(type -P rdma ip tc) $(programs) "$dir/rxe_peer" "$dir/agent" "$provider" \
+      /lib/x86_64-linux-gnu/lib{gcc_s.so.1,rt.so.1,util.so.1,pthread.so.0,m.so.6,dl.so.2}; do
     install_program "$file" "$root"
   done
-  mv "$root/$dir/rxe_peer" "$root/bin/rxe_peer"
+  mv "$root/$dir"/{rxe_peer,agent} "$root/bin/"
   cat > "$root/init" <<I
 $preamble
+mkdir -p /dev/shm /run; mount -t tmpfs shm /dev/shm
 echo 0 > /proc/sys/net/ipv6/conf/default/accept_dad; echo 0 > /proc/sys/net/ipv6/conf/eth0/accept_dad
 ip link set lo up; ip link set eth0 mtu 4300; ip link set eth0 up
+agent &
+if grep -q remanence=alone /proc/cmdline; then
+  ip addr add 10.0.2.15/24 dev eth0
+  wait
+fi
 ip addr add 10.77.0.2/24 dev eth0; ip addr add fd77::2/64 dev eth0
 rdma link add rxe0 type rxe netdev eth0
 $namespace
@@ -118,7 +139,7 @@ I
 emulate() {
   exec qemu-system-x86_64 -accel tcg,thread=multi -cpu max -nographic -no-reboot -nodefaults -serial stdio \
     -kernel "$dir"/kernel/boot/vmlinuz-6.12* \
-    -append 'console=ttyS0 panic=-1 quiet tsc=reliable no_timer_check mitigations=off' "$@" </dev/null
+    -append "console=ttyS0 panic=-1 quiet tsc=reliable no_timer_check mitigations=off ${append:-}" "$@" </dev/null
 }
 
 pmem() {
@@ -154,6 +175,15 @@ I
   exit "${status:-1}"
 }
 
+# The kernel unpacks one archive behind the other.
+alone() {
+  local port=$1 tree=$2 append=remanence=alone
+  pack "$tree" "$dir/tree.gz"
+  cat "$dir/rxe.gz" "$dir/tree.gz" > "$dir/alone.gz"
+  emulate -smp 2 -m 1G -initrd "$dir/alone.gz" -device virtio-net-pci,netdev=n0,romfile= \
+    -netdev "user,id=n0,restrict=on,hostfwd=tcp:127.0.0.1:$port-:7778"
+}
+
 case $command in
   build) build;;
   pmem) shift 2; pmem "$@";;
@@ -161,5 +191,6 @@ case $command in
           -machine pc,nvdimm=on,nvdimm-persistence=mem-ctrl \
           -object memory-backend-ram,id=m1,size=64M -device nvdimm,id=n1,memdev=m1 \
           -netdev "tap,id=n0,ifname=$3,script=no,downscript=no";;
-  *) sed -n '2,8s/^# //p' "$0"; exit 2;;
+  alone) alone "$3" "$4";;
+  *) sed -n '2,11s/^# //p' "$0"; exit 2;;
 esac

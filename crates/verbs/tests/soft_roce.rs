@@ -8,14 +8,15 @@
 mod guest;
 #[path = "soft_roce/host.rs"]
 mod host;
+#[path = "../../../tests/guest/machine.rs"]
+mod machine;
 
 use std::net::SocketAddr;
-use std::path::Path;
-use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use guest::{Guest, GuestQp, guest_beside, pattern};
 use host::{Carrier, Host, Pair, remote};
+use machine::Capture;
 use remanence_pmem::FileOptions;
 use remanence_rnic::{
     Access, MwBind, MwType, Placement, QpType, RemoteAddr, Selectivity, SendOp, WcOpcode, WcStatus,
@@ -34,50 +35,12 @@ const AT: u64 = 4096;
 
 #[test]
 fn linux_soft_roce_and_we_understand_each_other() {
-    if std::env::var_os(INSIDE).is_some() {
-        return inside();
-    }
-    if let Err(reason) = possible().and_then(|()| guest::build()) {
-        eprintln!("skipped: {reason}");
-        return;
-    }
-    let mut namespace = Command::new("unshare");
-    namespace.arg("--net");
-    if !is_root() {
-        namespace.args(["--user", "--map-root-user"]);
-    }
-    let status = namespace
-        .arg(std::env::current_exe().expect("this program"))
-        .args(["--exact", "linux_soft_roce_and_we_understand_each_other", "--nocapture"])
-        .env(INSIDE, "1")
-        .status()
-        .expect("unshare was there a moment ago");
-    assert!(status.success(), "inside the namespace: {status}");
+    machine::in_a_namespace("linux_soft_roce_and_we_understand_each_other", INSIDE, inside);
 }
 
 /// In a user namespace everybody is root of something.
 fn is_real_root() -> bool {
     std::fs::read_to_string("/proc/self/uid_map").is_ok_and(|map| map.contains("4294967295"))
-}
-
-fn is_root() -> bool {
-    Command::new("id").arg("-u").output().is_ok_and(|output| output.stdout == b"0\n")
-}
-
-/// What a guest needs, or the reason why there can be none.
-fn possible() -> Result<(), String> {
-    if !cfg!(all(target_arch = "x86_64", target_os = "linux")) {
-        return Err("the guest is a Linux on x86-64".to_owned());
-    }
-    let mut namespace = Command::new("unshare");
-    namespace.args(if is_root() { &["--net"][..] } else { &["--net", "--user", "--map-root-user"] });
-    match namespace.args(["ip", "tuntap", "add", "rem0", "mode", "tap"]).output() {
-        Ok(output) if output.status.success() => Ok(()),
-        Ok(output) => {
-            Err(format!("no tap in a new network namespace: {}", String::from_utf8_lossy(&output.stderr)))
-        }
-        Err(e) => Err(format!("unshare: {e}")),
-    }
 }
 
 type Story = fn(&Host, &mut Guest);
@@ -125,77 +88,6 @@ fn inside() {
     }
     guest.end();
     capture.judge();
-}
-
-/// The packets of the whole test, recorded on the tap.
-struct Capture {
-    recorder: Option<Child>,
-}
-
-impl Capture {
-    fn file() -> std::path::PathBuf {
-        guest::directory().join("capture.pcapng")
-    }
-
-    fn start() -> Self {
-        let recorder = Command::new("dumpcap")
-            .args(["-q", "-i", "rem0", "-f", "udp port 4791", "-B", "64", "-w"])
-            .arg(Self::file())
-            .stderr(Stdio::piped())
-            .spawn();
-        let Ok(mut recorder) = recorder else {
-            eprintln!("skipped: the look at the packets, as dumpcap is not installed (package tshark)");
-            return Self { recorder: None };
-        };
-        // It says so when it listens.
-        let mut said = std::io::BufReader::new(recorder.stderr.take().expect("piped"));
-        let mut line = String::new();
-        while !line.contains("File:") {
-            line.clear();
-            let n = std::io::BufRead::read_line(&mut said, &mut line).expect("dumpcap speaks");
-            assert!(n > 0, "dumpcap ended");
-        }
-        std::thread::spawn(move || std::io::copy(&mut said, &mut std::io::sink()));
-        Self { recorder: Some(recorder) }
-    }
-
-    /// Every packet is RoCEv2 to Wireshark too, and none is malformed.
-    fn judge(mut self) {
-        let Some(mut recorder) = self.recorder.take() else { return };
-        let stopped = Command::new("kill").args(["-INT", &recorder.id().to_string()]).status();
-        assert!(stopped.is_ok_and(|status| status.success()), "kill");
-        recorder.wait().expect("dumpcap ends");
-        let all = count(&Self::file(), "infiniband");
-        let strange = count(&Self::file(), "_ws.malformed or (udp.dstport == 4791 and not infiniband)");
-        eprintln!("tshark knows {all} packets as InfiniBand, and {strange} as malformed");
-        assert!(all > 5_000, "too few packets were recorded");
-        assert_eq!(strange, 0, "{}", Self::file().display());
-    }
-}
-
-impl Drop for Capture {
-    fn drop(&mut self) {
-        if let Some(recorder) = &mut self.recorder {
-            let _ = recorder.kill();
-            let _ = recorder.wait();
-        }
-    }
-}
-
-fn count(file: &Path, filter: &str) -> usize {
-    let output = Command::new("tshark")
-        // Nobody's preferences.
-        .env("HOME", guest::directory())
-        .env("XDG_CONFIG_HOME", guest::directory())
-        // Not guessing what an RDMA payload might be: 16 bytes of pattern now and then look like a bad VLAN tag.
-        .args(["-n", "--disable-protocol", "rpcordma"])
-        .args(["--disable-heuristic", "eth_over_ib", "--disable-heuristic", "mellanox_eoib", "-r"])
-        .arg(file)
-        .args(["-Y", filter, "-T", "fields", "-e", "frame.number"])
-        .output()
-        .expect("tshark comes with dumpcap");
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    output.stdout.iter().filter(|byte| **byte == b'\n').count()
 }
 
 fn we_request(host: &Host, guest: &mut Guest) {
@@ -368,7 +260,7 @@ fn the_guests_atomics_and_flushes(host: &Host, guest: &mut Guest) {
 fn a_flush_to_persistence(host: &Host, guest: &mut Guest) {
     let pair = host.pair(guest, QpType::Rc, host.mtus[0]);
     let id = pair.theirs.id;
-    let path = guest::directory().join(format!("flushed-{}", std::process::id()));
+    let path = machine::directory().join(format!("flushed-{}", std::process::id()));
     let region = FileOptions::new().create_new(1 << 20).open(&path).expect("a file");
     let _ = std::fs::remove_file(&path);
     let domain = region.domain().to_string();

@@ -11,7 +11,8 @@ use remanence_rnic::{Access, Data, QpType, RecvWr, RemoteAddr, SendFlags, SendOp
 use remanence_verbs::{ConnectAttr, Context, Cq, LinkKind, Mr, Options, Pd, Qp, QpEndpoint, QpOptions};
 use remanence_wire::{Gid, Mtu, Psn, Qkey};
 
-use crate::guest::{Guest, GuestQp, HOST, HOST_V6, TAP, pattern};
+use crate::guest::{Guest, GuestQp, pattern};
+use crate::machine::{HOST, HOST_V6, TAP};
 
 const LEN: u64 = 4 << 20;
 /// Emulated, the guest is some fifty times slower than we are.
