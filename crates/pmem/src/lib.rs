@@ -26,8 +26,8 @@
 //! ```
 //!
 //! Where `unsafe` is, and what each room promises: `copy` (bytes move by instructions that the compiler does not
-//! see as accesses), `flush` (cache maintenance), `map` (the mapping system calls), `sigbus` (the fault handler)
-//! and `region` (every pointer lies inside a live mapping).
+//! see as accesses), `guarded` (the same for memory that may vanish), `flush` (cache maintenance), `map` (the mapping
+//! system calls), `sigbus` (the fault handler) and `region` (every pointer lies inside a live mapping).
 
 pub mod crash_image;
 pub mod domain;
@@ -37,6 +37,7 @@ pub mod layout;
 mod copy;
 mod error;
 mod file;
+mod guarded;
 mod map;
 mod medium;
 mod region;
@@ -45,5 +46,6 @@ mod sigbus;
 pub use domain::{Domain, Guarantee, PersistenceDomain, StoreGranularity, Survives};
 pub use error::Error;
 pub use file::FileOptions;
+pub use guarded::Fault;
 pub use medium::Medium;
 pub use region::{Kind, Region};

@@ -128,6 +128,49 @@ pub(crate) unsafe fn replace_page(page: usize) -> bool {
     base != libc::MAP_FAILED
 }
 
+/// Makes the pages of a range present, to be read or also written. `EFAULT`: somewhere nothing is mapped, or not so that
+/// it can be.
+pub(crate) fn make_present(start: usize, len: usize, write: bool) -> io::Result<()> {
+    let fault = || Err(io::Error::from_raw_os_error(libc::EFAULT));
+    let page = page_size();
+    let first = start & !(page - 1);
+    let Some(end) = start.checked_add(len).and_then(|end| end.checked_next_multiple_of(page)) else {
+        return fault();
+    };
+    let advice = if write { libc::MADV_POPULATE_WRITE } else { libc::MADV_POPULATE_READ };
+    let populate = |from: usize, len: usize| loop {
+        // SAFETY: the pages become present as if somebody had touched them, which changes no content; where nothing
+        // is mapped the kernel says so.
+        let done = check(unsafe { libc::madvise(ptr::without_provenance_mut(from), len, advice) });
+        match done {
+            Err(e) if matches!(e.raw_os_error(), Some(libc::EINTR | libc::EAGAIN)) => {}
+            other => return other,
+        }
+    };
+    match populate(first, end - first) {
+        Ok(()) => Ok(()),
+        // Kernels before 5.14 do not know the advice, not even for nothing.
+        Err(_) if populate(first, 0).is_err() => is_mapped(first, end - first),
+        Err(e) if e.raw_os_error() == Some(libc::EHWPOISON) => Err(e),
+        Err(_) => fault(),
+    }
+}
+
+/// Whether all of a range of pages is mapped at all.
+fn is_mapped(start: usize, len: usize) -> io::Result<()> {
+    const PAGES: usize = 4096;
+    let mut present = [0_u8; PAGES];
+    let page = page_size();
+    for at in (0..len).step_by(PAGES * page) {
+        let part = (len - at).min(PAGES * page);
+        let from = ptr::without_provenance_mut(start + at);
+        // SAFETY: the kernel writes a byte for each page, and reads nothing of the range.
+        check(unsafe { libc::mincore(from, part, present.as_mut_ptr()) })
+            .map_err(|_| io::Error::from_raw_os_error(libc::EFAULT))?;
+    }
+    Ok(())
+}
+
 /// Whether the kernel accepts a MAP_SYNC mapping of the file's first page.
 pub(crate) fn accepts_map_sync(file: &File) -> bool {
     map(page_size(), libc::MAP_SHARED_VALIDATE | libc::MAP_SYNC, file.as_raw_fd()).is_ok()

@@ -13,7 +13,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use crate::copy::{NT_MIN, copy, copy_nt};
 use crate::domain::{self, Domain, PersistenceDomain, StoreGranularity};
@@ -21,8 +21,8 @@ use crate::flush::page::{Pages, Work};
 use crate::flush::{self, Instruction, LINE};
 use crate::map::{self, Mapping};
 use crate::medium::Medium;
-use crate::sigbus::Watch;
-use crate::{Error, FileOptions};
+use crate::sigbus::{self, Watch};
+use crate::{Error, Fault, FileOptions, guarded};
 
 /// What a region is made of.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -52,6 +52,10 @@ struct Inner {
     domain: Domain,
     granularity: StoreGranularity,
     instruction: Instruction,
+    /// The memory may vanish: it is reached through `guarded` only.
+    guarded: bool,
+    /// An access that cannot say so met memory that had vanished.
+    faulted: AtomicBool,
     pages: Pages,
     page: u64,
     path: Option<PathBuf>,
@@ -140,7 +144,43 @@ impl Region {
         Ok(Self::assemble(Kind::Foreign, mapping, len, domain::of_foreign(declared), None, None))
     }
 
+    /// Memory of the process that its owner, such as an application behind a C interface, hands over for a while, and
+    /// may even unmap: then accesses fail ([`try_read`](Self::try_read) and its like say so), and nothing else happens.
+    /// It is volatile: nothing makes it durable.
+    ///
+    /// Any address and any length will do, zero included, and nothing is looked at:
+    /// [`check_present`](Self::check_present) does that. Atomics need an *address* that is a multiple of 8, whatever
+    /// the offset.
+    ///
+    /// # Safety
+    /// Rust code holds no reference into what of the range is mapped, while the region is used. What is mapped there
+    /// later, while a clone of the region lives, is reached too.
+    ///
+    /// # Errors
+    /// A range that runs past the address space.
+    pub unsafe fn borrowed(base: *mut u8, len: u64) -> Result<Self, Error> {
+        if usize::try_from(len).is_ok_and(|len| base.addr().checked_add(len).is_some()) {
+            let domain = domain::of_borrowed();
+            sigbus::guard();
+            Ok(Self::assemble_with(true, Kind::Foreign, Mapping::foreign(base), len, domain, None, None))
+        } else {
+            Err(Error::BadLength { len })
+        }
+    }
+
     pub(crate) fn assemble(
+        kind: Kind,
+        mapping: Mapping,
+        len: u64,
+        domain: Domain,
+        file: Option<File>,
+        path: Option<PathBuf>,
+    ) -> Self {
+        Self::assemble_with(false, kind, mapping, len, domain, file, path)
+    }
+
+    fn assemble_with(
+        guarded: bool,
         kind: Kind,
         mapping: Mapping,
         len: u64,
@@ -161,6 +201,8 @@ impl Region {
             granularity: domain.granularity(),
             domain,
             instruction: flush::instruction(),
+            guarded,
+            faulted: AtomicBool::new(false),
             pages: Pages::default(),
             page: map::page_size() as u64,
             path,
@@ -172,7 +214,7 @@ impl Region {
 
     /// Bytes in it.
     #[must_use]
-    #[expect(clippy::len_without_is_empty, reason = "a region is never empty")]
+    #[expect(clippy::len_without_is_empty, reason = "only borrowed memory can be empty, and is of no interest then")]
     pub fn len(&self) -> u64 {
         self.0.len
     }
@@ -238,6 +280,9 @@ impl Region {
     /// handing out what was read, as a lost page reads as zeros.
     #[inline]
     pub fn failure(&self) -> Result<(), io::Error> {
+        if self.0.faulted.load(Ordering::Relaxed) {
+            return Err(vanished());
+        }
         match self.0.watch.lost() {
             None => Ok(()),
             Some(offset) => Err(self.lost_page(offset)),
@@ -261,8 +306,9 @@ impl Region {
             "{len} bytes at offset {offset} do not lie in a region of {}",
             self.0.len
         );
-        // SAFETY: inside the mapping, as just checked (so the offset fits a usize).
-        unsafe { self.0.base.add(offset as usize) }
+        // Inside the mapping, as just checked (so the offset fits a usize). Borrowed memory need not be mapped, and may
+        // be the whole address space.
+        self.0.base.wrapping_add(offset as usize)
     }
 
     /// The word at an offset.
@@ -276,27 +322,80 @@ impl Region {
         unsafe { AtomicU64::from_ptr(at.cast()) }
     }
 
-    /// Copies bytes out.
+    /// Copies bytes out. (Zeros instead, of borrowed memory that has vanished: see [`failure`](Self::failure).)
     #[inline]
     pub fn read(&self, offset: u64, into: &mut [u8]) {
-        let from = self.at(offset, into.len());
-        // SAFETY: `at` checked the source; the target is the caller's own.
-        unsafe { copy(into.as_mut_ptr(), from, into.len()) }
+        if self.try_read(offset, into).is_err() {
+            into.fill(0);
+            self.fault();
+        }
     }
 
     /// Copies bytes in, the last byte last: visible, not durable.
     #[inline]
     pub fn write(&self, offset: u64, bytes: &[u8]) {
+        if self.try_write(offset, bytes).is_err() {
+            self.fault();
+        }
+    }
+
+    /// As [`read`](Self::read).
+    ///
+    /// # Errors
+    /// The memory is borrowed, and part of it has vanished; what was copied is undefined.
+    #[inline]
+    pub fn try_read(&self, offset: u64, into: &mut [u8]) -> Result<(), Fault> {
+        let from = self.at(offset, into.len());
+        // SAFETY: `at` checked the source; the target is the caller's own. The handler came with the region.
+        unsafe {
+            if self.0.guarded {
+                return guarded::copy(into.as_mut_ptr(), from, into.len());
+            }
+            copy(into.as_mut_ptr(), from, into.len());
+        }
+        Ok(())
+    }
+
+    /// As [`write`](Self::write).
+    ///
+    /// # Errors
+    /// The memory is borrowed, and part of it has vanished, or may not be written; what was copied is undefined.
+    #[inline]
+    pub fn try_write(&self, offset: u64, bytes: &[u8]) -> Result<(), Fault> {
         let to = self.at(offset, bytes.len());
-        // SAFETY: `at` checked the target; the source is the caller's own.
-        unsafe { copy(to, bytes.as_ptr(), bytes.len()) }
+        // SAFETY: `at` checked the target; the source is the caller's own. The handler came with the region.
+        unsafe {
+            if self.0.guarded {
+                return guarded::copy(to, bytes.as_ptr(), bytes.len());
+            }
+            copy(to, bytes.as_ptr(), bytes.len());
+        }
+        Ok(())
+    }
+
+    /// Whether all of a range can be read, and written with `write`: what a network card finds out when it pins the
+    /// pages of borrowed memory. Its pages are made present. Other memory is ours, and always can.
+    ///
+    /// # Errors
+    /// `EFAULT`.
+    pub fn check_present(&self, offset: u64, len: u64, write: bool) -> io::Result<()> {
+        assert!(self.contains(offset, len), "{len} bytes at offset {offset} do not lie in {}", self.0.len);
+        if !self.0.guarded || len == 0 {
+            return Ok(());
+        }
+        map::make_present(self.0.base.addr().wrapping_add(offset as usize), len as usize, write)
+    }
+
+    #[cold]
+    fn fault(&self) {
+        self.0.faulted.store(true, Ordering::Relaxed);
     }
 
     /// As [`write`](Self::write) then [`pwb`](Self::pwb): on persistent memory long writes go past the caches, which
     /// is about half the work.
     pub fn write_nt(&self, offset: u64, bytes: &[u8]) {
         let end = offset + bytes.len() as u64;
-        if self.0.granularity != StoreGranularity::CacheLine || bytes.len() < NT_MIN {
+        if self.0.guarded || self.0.granularity != StoreGranularity::CacheLine || bytes.len() < NT_MIN {
             self.write(offset, bytes);
             return self.pwb(offset..end);
         }
@@ -317,34 +416,109 @@ impl Region {
     pub fn copy_to(&self, offset: u64, to: &Self, to_offset: u64, len: usize) {
         let (from, target) = (self.at(offset, len), to.at(to_offset, len));
         // SAFETY: both were checked.
-        unsafe { copy(target, from, len) }
+        unsafe {
+            if !(self.0.guarded || to.0.guarded) {
+                copy(target, from, len);
+            } else if guarded::copy(target, from, len).is_err() {
+                self.fault();
+                to.fault();
+            }
+        }
     }
 
     /// Loads the native-endian word at a multiple of 8 (acquire).
     #[inline]
     #[must_use]
     pub fn load_u64(&self, offset: u64) -> u64 {
+        if self.0.guarded {
+            let loaded = self.guarded_word(offset).and_then(|at| {
+                // SAFETY: `guarded_word` checked it.
+                unsafe { guarded::load(at) }
+            });
+            return self.or_zero(loaded);
+        }
         self.word(offset).load(Ordering::Acquire)
     }
 
     /// Stores the native-endian word at a multiple of 8 (release). Visible, not durable.
     #[inline]
     pub fn store_u64(&self, offset: u64, value: u64) {
-        self.word(offset).store(value, Ordering::Release);
+        let stored = self.try_store_u64(offset, value);
+        self.or_zero(stored.map(|()| 0));
     }
 
     /// Atomically replaces the word at a multiple of 8 if it equals `compare`; returns what was there.
     #[inline]
     pub fn compare_and_swap(&self, offset: u64, compare: u64, swap: u64) -> u64 {
-        match self.word(offset).compare_exchange(compare, swap, Ordering::SeqCst, Ordering::SeqCst) {
-            Ok(was) | Err(was) => was,
-        }
+        let was = self.try_compare_and_swap(offset, compare, swap);
+        self.or_zero(was)
     }
 
     /// Atomically adds to the word at a multiple of 8, wrapping; returns what was there.
     #[inline]
     pub fn fetch_add(&self, offset: u64, add: u64) -> u64 {
-        self.word(offset).fetch_add(add, Ordering::SeqCst)
+        let was = self.try_fetch_add(offset, add);
+        self.or_zero(was)
+    }
+
+    /// As [`store_u64`](Self::store_u64).
+    ///
+    /// # Errors
+    /// The memory is borrowed, and the word has vanished, may not be written, or its address is not a multiple of 8.
+    #[inline]
+    pub fn try_store_u64(&self, offset: u64, value: u64) -> Result<(), Fault> {
+        if self.0.guarded {
+            let at = self.guarded_word(offset)?;
+            // SAFETY: `guarded_word` checked it.
+            return unsafe { guarded::store(at, value) };
+        }
+        self.word(offset).store(value, Ordering::Release);
+        Ok(())
+    }
+
+    /// As [`compare_and_swap`](Self::compare_and_swap).
+    ///
+    /// # Errors
+    /// As [`try_store_u64`](Self::try_store_u64).
+    #[inline]
+    pub fn try_compare_and_swap(&self, offset: u64, compare: u64, swap: u64) -> Result<u64, Fault> {
+        if self.0.guarded {
+            let at = self.guarded_word(offset)?;
+            // SAFETY: `guarded_word` checked it.
+            return unsafe { guarded::compare_and_swap(at, compare, swap) };
+        }
+        match self.word(offset).compare_exchange(compare, swap, Ordering::SeqCst, Ordering::SeqCst) {
+            Ok(was) | Err(was) => Ok(was),
+        }
+    }
+
+    /// As [`fetch_add`](Self::fetch_add).
+    ///
+    /// # Errors
+    /// As [`try_store_u64`](Self::try_store_u64).
+    #[inline]
+    pub fn try_fetch_add(&self, offset: u64, add: u64) -> Result<u64, Fault> {
+        if self.0.guarded {
+            let at = self.guarded_word(offset)?;
+            // SAFETY: `guarded_word` checked it.
+            return unsafe { guarded::fetch_add(at, add) };
+        }
+        Ok(self.word(offset).fetch_add(add, Ordering::SeqCst))
+    }
+
+    /// The address of a word of borrowed memory. Where addresses that peers name and those of the memory differ, a
+    /// word that is aligned for them need not be for us.
+    fn guarded_word(&self, offset: u64) -> Result<*mut u8, Fault> {
+        let at = self.at(offset, 8);
+        if at.addr().is_multiple_of(8) { Ok(at) } else { Err(Fault) }
+    }
+
+    #[inline]
+    fn or_zero(&self, value: Result<u64, Fault>) -> u64 {
+        value.unwrap_or_else(|Fault| {
+            self.fault();
+            0
+        })
     }
 
     /// Asks that these bytes go to the persistence domain; does not wait.
@@ -422,6 +596,11 @@ impl Region {
         let found = file.metadata()?.len();
         if found < self.0.len { Err(self.lost_page(found & !(self.0.page - 1))) } else { Ok(()) }
     }
+}
+
+#[cold]
+fn vanished() -> io::Error {
+    io::Error::other("memory that was borrowed from its owner was unmapped while it was in use; nothing of it is left")
 }
 
 fn is_sealed_memfd(file: &File) -> bool {

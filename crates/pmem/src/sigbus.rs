@@ -6,7 +6,11 @@
 //! sentence, so that nothing more is ever called durable, and its owner decides what to do. What was read of the
 //! page is zeros, which a checksum finds.
 //!
-//! The handler is installed with the first region that maps a file. Faults outside of every region go to the
+//! Memory that an application owns is another matter: nobody may put pages in its place. It is reached by the routines
+//! of `guarded.rs` only, and a fault there (SIGSEGV where nothing is mapped any more, SIGBUS where a file was cut
+//! short) makes the access fail.
+//!
+//! The handlers are installed with the first region that needs them. Faults outside of every region go to the
 //! handler that was there before, or kill the process as they would have.
 //!
 //! The promise of this room: the handler does what may be done in a handler only (atomics, mmap, sigaction, raise), and
@@ -19,7 +23,7 @@ use std::ptr;
 use std::sync::Once;
 use std::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 
-use crate::map;
+use crate::{guarded, map};
 
 /// Regions that can be watched at a time. One more is mapped all the same, and has the default's fate.
 const SLOTS: usize = 1024;
@@ -37,8 +41,14 @@ const TAKEN: usize = 1;
 static SLOT: [Slot; SLOTS] =
     [const { Slot { base: AtomicUsize::new(0), end: AtomicUsize::new(0), lost: AtomicU64::new(0) } }; SLOTS];
 
-/// Who handled SIGBUS before us.
-static PREVIOUS: AtomicPtr<libc::sigaction> = AtomicPtr::new(ptr::null_mut());
+/// Who handled a signal before us.
+struct Previous {
+    installed: Once,
+    action: AtomicPtr<libc::sigaction>,
+}
+
+static BUS: Previous = Previous { installed: Once::new(), action: AtomicPtr::new(ptr::null_mut()) };
+static SEGV: Previous = Previous { installed: Once::new(), action: AtomicPtr::new(ptr::null_mut()) };
 
 /// Watches one mapping until dropped, which must be before it is unmapped.
 #[derive(Debug)]
@@ -49,7 +59,7 @@ pub(crate) struct Watch {
 impl Watch {
     /// Watches these addresses.
     pub(crate) fn new(base: usize, len: usize) -> Self {
-        install();
+        install(libc::SIGBUS, &BUS);
         let slot = SLOT.iter().position(|slot| {
             slot.base.compare_exchange(0, TAKEN, Ordering::Acquire, Ordering::Relaxed).is_ok()
         });
@@ -81,30 +91,39 @@ impl Drop for Watch {
     }
 }
 
-fn install() {
-    static ONCE: Once = Once::new();
-    ONCE.call_once(|| {
+/// Installs what the routines of `guarded.rs` need.
+pub(crate) fn guard() {
+    install(libc::SIGBUS, &BUS);
+    install(libc::SIGSEGV, &SEGV);
+}
+
+fn install(signal: c_int, slot: &'static Previous) {
+    slot.installed.call_once(|| {
         // SAFETY: all zeros is a valid sigaction; the calls get pointers to live values; the handler has the
         // signature that SA_SIGINFO asks for. It may run as soon as it is installed, so what came before is
         // known first.
         unsafe {
             let mut previous: libc::sigaction = mem::zeroed();
-            libc::sigaction(libc::SIGBUS, ptr::null(), &raw mut previous);
-            PREVIOUS.store(Box::into_raw(Box::new(previous)), Ordering::Release);
+            libc::sigaction(signal, ptr::null(), &raw mut previous);
+            slot.action.store(Box::into_raw(Box::new(previous)), Ordering::Release);
             let mut ours: libc::sigaction = mem::zeroed();
-            ours.sa_sigaction = on_sigbus as *const () as usize;
+            ours.sa_sigaction = on_fault as *const () as usize;
             ours.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
             libc::sigemptyset(&raw mut ours.sa_mask);
-            libc::sigaction(libc::SIGBUS, &raw const ours, ptr::null_mut());
+            libc::sigaction(signal, &raw const ours, ptr::null_mut());
         }
     });
 }
 
-extern "C" fn on_sigbus(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
+extern "C" fn on_fault(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
     // SAFETY: the kernel hands a valid siginfo to a handler with SA_SIGINFO.
     let (address, code) = unsafe { ((*info).si_addr() as usize, (*info).si_code) };
     // A signal that somebody sent has no address, and a code that is not positive.
-    for slot in SLOT.iter().filter(|_| code > 0) {
+    // SAFETY: the context is the kernel's, and we are in the handler.
+    if code > 0 && unsafe { guarded::land(context) } {
+        return;
+    }
+    for slot in SLOT.iter().filter(|_| code > 0 && signal == libc::SIGBUS) {
         let base = slot.base.load(Ordering::Acquire);
         if base > TAKEN && (base..slot.end.load(Ordering::Relaxed)).contains(&address) {
             let page = address & !(map::page_size() - 1);
@@ -122,7 +141,7 @@ extern "C" fn on_sigbus(signal: c_int, info: *mut libc::siginfo_t, context: *mut
 
 /// Does what would have happened without us.
 fn pass_on(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
-    let previous = PREVIOUS.load(Ordering::Acquire);
+    let previous = if signal == libc::SIGBUS { &BUS } else { &SEGV }.action.load(Ordering::Acquire);
     // SAFETY: set before the handler was installed, never freed; a handler in it has the signature that its flags
     // say. With no handler the default is put back and the signal raised again, to be met on return.
     unsafe {
@@ -130,8 +149,8 @@ fn pass_on(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
             libc::SIG_DFL | libc::SIG_IGN => {
                 let mut default: libc::sigaction = mem::zeroed();
                 default.sa_sigaction = libc::SIG_DFL;
-                libc::sigaction(libc::SIGBUS, &raw const default, ptr::null_mut());
-                libc::raise(libc::SIGBUS);
+                libc::sigaction(signal, &raw const default, ptr::null_mut());
+                libc::raise(signal);
             }
             handler if (*previous).sa_flags & libc::SA_SIGINFO != 0 => {
                 let handler: extern "C" fn(c_int, *mut libc::siginfo_t, *mut c_void) =

@@ -18,6 +18,10 @@ bitflags! {
         const MW_BIND = 1 << 4;
         /// Addresses count from zero, not from the iova.
         const ZERO_BASED = 1 << 5;
+        /// The memory need not be there when it is registered.
+        const ON_DEMAND = 1 << 6;
+        /// Accepted and without effect: pages of any size are alike to us.
+        const HUGETLB = 1 << 7;
         /// Peers may FLUSH it with placement type global visibility.
         const FLUSH_GLOBAL = 1 << 8;
         /// Peers may FLUSH it with placement type persistence; refused where the region cannot give that.

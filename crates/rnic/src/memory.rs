@@ -67,6 +67,12 @@ pub trait Memory {
     /// there. Atomic against the CPU's own atomics too.
     fn fetch_add(&mut self, region: RegionId, offset: u64, add: u64) -> u64;
 
+    /// Whether an access since the last call did not reach its memory, which its owner took away in spite of the
+    /// registration; what was read then is no data, and what was written is lost. Asked after each access.
+    fn take_fault(&self) -> bool {
+        false
+    }
+
     /// Which placements a FLUSH of this region can honour; decides what an MR over it may be registered for.
     fn placement_support(&self, region: RegionId) -> PlacementSupport;
 

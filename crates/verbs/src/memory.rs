@@ -4,9 +4,10 @@
 //! device lock, and the engine uses an id only under that lock and only through a live MR. So nothing is reached
 //! after it is gone; what a flush worker needs longer, it owns a clone of.
 
+use std::cell::Cell;
 use std::sync::Arc;
 
-use remanence_pmem::{Region, StoreGranularity};
+use remanence_pmem::{Fault, Region, StoreGranularity};
 use remanence_rnic::PlacementSupport;
 use remanence_rnic::{FlushId, FlushOutcome, Memory, Placement, RegionId, Span};
 
@@ -20,12 +21,14 @@ const INLINE_FLUSH_MAX: u64 = 64 << 10;
 pub(crate) struct RegionMemory {
     regions: Vec<Option<Region>>,
     free: Vec<u32>,
+    /// An access met memory that its owner had unmapped.
+    fault: Cell<bool>,
     flushes: Arc<FlushQueue>,
 }
 
 impl RegionMemory {
     pub(crate) fn new(flushes: Arc<FlushQueue>) -> Self {
-        Self { regions: Vec::new(), free: Vec::new(), flushes }
+        Self { regions: Vec::new(), free: Vec::new(), fault: Cell::new(false), flushes }
     }
 
     pub(crate) fn insert(&mut self, region: Region) -> RegionId {
@@ -49,6 +52,14 @@ impl RegionMemory {
     }
 
     #[inline]
+    fn note<T: Default>(&self, result: Result<T, Fault>) -> T {
+        result.unwrap_or_else(|Fault| {
+            self.fault.set(true);
+            T::default()
+        })
+    }
+
+    #[inline]
     fn region(&self, id: RegionId) -> &Region {
         match self.regions.get(id.0 as usize) {
             Some(Some(region)) => region,
@@ -60,26 +71,32 @@ impl RegionMemory {
 impl Memory for RegionMemory {
     #[inline]
     fn read(&self, region: RegionId, offset: u64, into: &mut [u8]) {
-        self.region(region).read(offset, into);
+        self.note(self.region(region).try_read(offset, into));
     }
 
     #[inline]
     fn write(&mut self, region: RegionId, offset: u64, bytes: &[u8]) {
-        self.region(region).write(offset, bytes);
+        self.note(self.region(region).try_write(offset, bytes));
     }
 
     fn atomic_write(&mut self, region: RegionId, offset: u64, bytes: [u8; 8]) {
         // The region's word is native-endian and the wire's bytes go to memory in their order.
         #[expect(clippy::host_endian_bytes, reason = "bytes of memory to a native word and back: no format")]
-        self.region(region).store_u64(offset, u64::from_ne_bytes(bytes));
+        let value = u64::from_ne_bytes(bytes);
+        self.note(self.region(region).try_store_u64(offset, value));
     }
 
     fn compare_and_swap(&mut self, region: RegionId, offset: u64, compare: u64, swap: u64) -> u64 {
-        self.region(region).compare_and_swap(offset, compare, swap)
+        self.note(self.region(region).try_compare_and_swap(offset, compare, swap))
     }
 
     fn fetch_add(&mut self, region: RegionId, offset: u64, add: u64) -> u64 {
-        self.region(region).fetch_add(offset, add)
+        self.note(self.region(region).try_fetch_add(offset, add))
+    }
+
+    #[inline]
+    fn take_fault(&self) -> bool {
+        self.fault.replace(false)
     }
 
     fn placement_support(&self, region: RegionId) -> PlacementSupport {

@@ -38,6 +38,7 @@ impl Mr {
         if !region.contains(offset, len) {
             return Err(VerbError::InvalidArgument("the range does not lie in the region").into());
         }
+        check_present(region, offset, len, access)?;
         let mut driver = pd.inner.handle.lock.lock();
         let driver = &mut *driver;
         let id = driver.memory.insert(region.clone());
@@ -147,7 +148,13 @@ impl Mr {
     ///
     /// # Errors
     /// As for a registration; the MR is then as it was. `Busy`: a memory window is bound to it.
-    pub fn rereg(&mut self, pd: Option<&Pd>, memory: Option<&MrMemory<'_>>) -> Result<(), VerbError> {
+    pub fn rereg(&mut self, pd: Option<&Pd>, memory: Option<&MrMemory<'_>>) -> Result<(), Error> {
+        if let Some(new) = memory {
+            if !new.region.contains(new.offset, new.len) {
+                return Err(VerbError::InvalidArgument("the range does not lie in the region").into());
+            }
+            check_present(new.region, new.offset, new.len, new.access)?;
+        }
         let mut guard = self.pd.inner.handle.lock.lock();
         let driver = &mut *guard;
         let new_pd = pd.map(|pd| pd.inner.raw);
@@ -159,15 +166,12 @@ impl Mr {
             self.pd = pd.unwrap_or(&self.pd).clone();
             return Ok(());
         };
-        if !new.region.contains(new.offset, new.len) {
-            return Err(VerbError::InvalidArgument("the range does not lie in the region"));
-        }
         let id = driver.memory.insert(new.region.clone());
         let span = Span { region: id, offset: new.offset, len: new.len };
         let attr = MrAttr { span, iova: new.iova, access: new.access };
         if let Err(e) = driver.device.rereg_mr(self.raw.handle, new_pd, Some(&attr), &driver.memory) {
             driver.memory.remove(id);
-            return Err(e);
+            return Err(e.into());
         }
         driver.memory.remove(self.id);
         let withdrawal = driver.in_place.mr_gone(&self.raw);
@@ -180,6 +184,15 @@ impl Mr {
         self.pd = pd.unwrap_or(&self.pd).clone();
         Ok(())
     }
+}
+
+/// Borrowed memory must be there, and allow what is asked for; as when a network card pins it.
+fn check_present(region: &Region, offset: u64, len: u64, access: Access) -> Result<(), Error> {
+    if access.contains(Access::ON_DEMAND) {
+        return Ok(());
+    }
+    let present = region.check_present(offset, len, access.contains(Access::LOCAL_WRITE));
+    present.map_err(|e| Error::os("the memory to be registered is not there, or not to be used so", e))
 }
 
 impl Drop for Mr {

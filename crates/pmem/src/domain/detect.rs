@@ -75,6 +75,11 @@ pub(crate) fn of_foreign(declared: Option<PersistenceDomain>) -> Domain {
     domain
 }
 
+/// The domain of memory that its owner lends us, and may take away.
+pub(crate) fn of_borrowed() -> Domain {
+    plain(PersistenceDomain::Volatile, "memory of the process")
+}
+
 fn plain(domain: PersistenceDomain, medium: &str) -> Domain {
     Domain { guarantee: Guarantee::of(domain), medium: medium.to_owned(), caveat: None, evidence: Vec::new() }
 }

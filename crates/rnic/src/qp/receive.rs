@@ -20,7 +20,7 @@ pub(crate) struct Receiving {
     pub(crate) received: u32,
 }
 
-/// A local buffer that its lkey does not reach.
+/// A local buffer that its lkey does not reach, or that is not there any more.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct LocalProtection;
 
@@ -68,6 +68,7 @@ pub(crate) fn scatter(
         if !bytes.is_empty() {
             let at = place(sge, sge.addr.wrapping_add(skip), bytes.len())?;
             mem.write(at.region, at.offset, bytes);
+            return if mem.take_fault() { Err(LocalProtection) } else { Ok(()) };
         }
         return Ok(());
     }
@@ -75,7 +76,7 @@ pub(crate) fn scatter(
     for_each_part(sges, skip, bytes.len(), |sge, addr, at, part| {
         let to = place(sge, addr, part)?;
         mem.write(to.region, to.offset, &bytes[at..at + part]);
-        Ok(())
+        if mem.take_fault() { Err(LocalProtection) } else { Ok(()) }
     })
 }
 

@@ -382,7 +382,7 @@ impl Qp {
             let from =
                 shared.keys.local(self.init.pd, sge.lkey, addr, part as u64, Access::empty()).ok_or(())?;
             mem.read(from.region, from.offset, &mut buf[done..done + part]);
-            Ok(())
+            if mem.take_fault() { Err(()) } else { Ok(()) }
         })
     }
 

@@ -79,8 +79,8 @@ impl Qp {
                         (behind, writing) = (true, true);
                         continue;
                     }
-                    if self.execute_atomic(shared, index, mem).is_err() {
-                        self.refuse_resource(shared, index, NakCode::RemoteAccessError);
+                    if let Err(code) = self.execute_atomic(shared, index, mem) {
+                        self.refuse_resource(shared, index, code);
                         return;
                     }
                 }
@@ -89,24 +89,33 @@ impl Qp {
     }
 
     /// Executes an atomic; its key is checked again, as it may have waited since the first time.
-    fn execute_atomic(&mut self, shared: &Shared, index: usize, mem: &mut impl Memory) -> Result<(), ()> {
+    fn execute_atomic(
+        &mut self,
+        shared: &Shared,
+        index: usize,
+        mem: &mut impl Memory,
+    ) -> Result<(), NakCode> {
         let entry = self.responder.resources.get_mut(index);
         let (pd, qpn) = (self.init.pd, self.qpn);
-        let place = |rkey, va, need| shared.keys.remote(pd, qpn, rkey, va, 8, need).ok_or(());
+        let place = |rkey, va, need| shared.keys.remote(pd, qpn, rkey, va, 8, need);
+        let refused = NakCode::RemoteAccessError;
         match entry.request {
             Request::CompareSwap { va, rkey, compare, swap } => {
-                let at = place(rkey, va, Access::REMOTE_ATOMIC)?;
+                let at = place(rkey, va, Access::REMOTE_ATOMIC).ok_or(refused)?;
                 entry.original = mem.compare_and_swap(at.region, at.offset, compare, swap);
             }
             Request::FetchAdd { va, rkey, add } => {
-                let at = place(rkey, va, Access::REMOTE_ATOMIC)?;
+                let at = place(rkey, va, Access::REMOTE_ATOMIC).ok_or(refused)?;
                 entry.original = mem.fetch_add(at.region, at.offset, add);
             }
             Request::AtomicWrite { va, rkey, data } => {
-                let at = place(rkey, va, Access::REMOTE_WRITE)?;
+                let at = place(rkey, va, Access::REMOTE_WRITE).ok_or(refused)?;
                 mem.atomic_write(at.region, at.offset, data);
             }
             Request::Read { .. } | Request::Flush { .. } => unreachable!("not an atomic"),
+        }
+        if mem.take_fault() {
+            return Err(NakCode::RemoteOperationalError);
         }
         entry.answer();
         Ok(())
@@ -225,7 +234,7 @@ impl Qp {
             let headers = if first || last { Headers::Aeth(self.ack_aeth(shared)) } else { Headers::None };
             let repr = Repr { bth: bth::Repr::new(opcode, self.dest, next), headers };
             let path = self.path.as_deref().expect("a connected QP has a path");
-            let sent: Result<(), ()> = batch.push(&path.flow, &repr, part as usize, |buf| {
+            let sent: Result<(), NakCode> = batch.push(&path.flow, &repr, part as usize, |buf| {
                 if part == 0 {
                     return Ok(());
                 }
@@ -233,18 +242,18 @@ impl Qp {
                 let at = shared
                     .keys
                     .remote(self.init.pd, self.qpn, rkey, va, u64::from(part), Access::REMOTE_READ)
-                    .ok_or(())?;
+                    .ok_or(NakCode::RemoteAccessError)?;
                 mem.read(at.region, at.offset, buf);
-                Ok(())
+                if mem.take_fault() { Err(NakCode::RemoteOperationalError) } else { Ok(()) }
             });
-            if sent.is_err() {
+            if let Err(code) = sent {
                 self.responder.resources.get_mut(index).progress = Progress::Answering { start, next, end };
                 if entry.is_replay() {
                     // It was answered while the key was good, and a copy that comes late must not end a connection
                     // whose consumers waited for the answer before they took the key away.
                     self.responder.resources.close(index);
                 } else {
-                    self.refuse_resource(shared, index, NakCode::RemoteAccessError);
+                    self.refuse_resource(shared, index, code);
                 }
                 return Ok(());
             }

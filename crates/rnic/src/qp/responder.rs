@@ -422,6 +422,9 @@ impl Qp {
             }
             Target::Place(place) => {
                 mem.write(place.region, place.offset, payload);
+                if mem.take_fault() {
+                    return Err(PROTECTION_ERROR);
+                }
                 let (va, rkey, left, total) = match (packet.reth(), self.responder.message) {
                     (Some(reth), _) => (reth.va, reth.rkey, reth.dma_len, reth.dma_len),
                     (None, Message::Write { va, rkey, left, total }) => (va, rkey, left, total),
