@@ -17,27 +17,6 @@ macro_rules! absent {
 }
 
 absent!(errno::null_with(libc::ENOSYS) => *mut c_void:
-    ibv_create_cq
-    ibv_create_qp
-    ibv_create_srq
-    ibv_qp_to_qp_ex
-);
-absent!(libc::ENOSYS => c_int:
-    ibv_attach_mcast
-    ibv_destroy_cq
-    ibv_destroy_qp
-    ibv_destroy_srq
-    ibv_detach_mcast
-    ibv_modify_qp
-    ibv_modify_srq
-    ibv_query_qp
-    ibv_query_srq
-    ibv_resize_cq
-);
-absent!(0 => c_int:
-    ibv_query_qp_data_in_order
-);
-absent!(errno::null_with(libc::ENOSYS) => *mut c_void:
     rem_rdma_create_event_channel
     rem_rdma_get_devices
     rem_rdma_event_str

@@ -32,6 +32,15 @@ impl Ctx {
 pub(crate) struct Entry<T> {
     pub(crate) object: *mut T,
     pub(crate) reported: u32,
+    /// Of a CQ: completion events that were handed out. They too must be acknowledged.
+    pub(crate) completions: u32,
+}
+
+/// Events of a CQ that were handed out.
+#[derive(Clone, Copy, Default, Debug)]
+pub(crate) struct Reported {
+    pub(crate) asynchronous: u32,
+    pub(crate) completions: u32,
 }
 
 // SAFETY: the pointer is a name that is handed back to C; nothing here reads through it.
@@ -48,15 +57,15 @@ pub(crate) struct Table {
 
 impl Table {
     pub(crate) fn add_qp(&mut self, qpn: Qpn, object: *mut ibv_qp) {
-        self.qps.insert(qpn, Entry { object, reported: 0 });
+        self.qps.insert(qpn, Entry::new(object));
     }
 
     pub(crate) fn add_cq(&mut self, cq: CqHandle, object: *mut ibv_cq) {
-        self.cqs.insert(cq, Entry { object, reported: 0 });
+        self.cqs.insert(cq, Entry::new(object));
     }
 
     pub(crate) fn add_srq(&mut self, srq: SrqHandle, object: *mut ibv_srq) {
-        self.srqs.insert(srq, Entry { object, reported: 0 });
+        self.srqs.insert(srq, Entry::new(object));
     }
 
     /// Its events are no longer handed out; says how many were.
@@ -65,8 +74,10 @@ impl Table {
     }
 
     /// As [`remove_qp`](Self::remove_qp).
-    pub(crate) fn remove_cq(&mut self, cq: CqHandle) -> u32 {
-        self.cqs.remove(&cq).map_or(0, |entry| entry.reported)
+    pub(crate) fn remove_cq(&mut self, cq: CqHandle) -> Reported {
+        let reported =
+            |entry: Entry<_>| Reported { asynchronous: entry.reported, completions: entry.completions };
+        self.cqs.remove(&cq).map(reported).unwrap_or_default()
     }
 
     /// As [`remove_qp`](Self::remove_qp).
@@ -84,6 +95,14 @@ impl Table {
         self.cqs.get_mut(&cq).map(Entry::report)
     }
 
+    /// The C object of a CQ, about to be told of a completion event. `None`: it was destroyed after the event was
+    /// taken from its channel, and the event is nobody's.
+    pub(crate) fn report_completion(&mut self, cq: CqHandle) -> Option<*mut ibv_cq> {
+        let entry = self.cqs.get_mut(&cq)?;
+        entry.completions = entry.completions.wrapping_add(1);
+        Some(entry.object)
+    }
+
     /// As [`report_qp`](Self::report_qp).
     pub(crate) fn report_srq(&mut self, srq: SrqHandle) -> Option<*mut ibv_srq> {
         self.srqs.get_mut(&srq).map(Entry::report)
@@ -91,6 +110,10 @@ impl Table {
 }
 
 impl<T> Entry<T> {
+    fn new(object: *mut T) -> Self {
+        Self { object, reported: 0, completions: 0 }
+    }
+
     fn report(&mut self) -> *mut T {
         self.reported = self.reported.wrapping_add(1);
         self.object

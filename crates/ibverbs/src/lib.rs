@@ -38,5 +38,6 @@ mod settings;
 mod srq;
 mod strings;
 mod sysfs;
+mod turnstile;
 mod wc;
 mod wr;
