@@ -13,12 +13,13 @@ const EDGES: &[(&str, &[&str])] = &[
     ("pmem", &[]),
     ("link", &[]),
     ("rnic", &["wire"]),
+    ("persist", &["rnic", "pmem"]),
     ("verbs", &["wire", "rnic", "pmem", "link"]),
     ("ibverbs", &["wire", "rnic", "pmem", "link", "verbs"]),
     ("pool", &["wire", "rnic", "pmem", "verbs"]),
     ("sim", &["wire", "rnic", "pmem"]),
     ("bench", &["wire", "rnic", "pmem", "link", "verbs", "pool"]),
-    ("cli", &["bench", "wire", "rnic", "pmem", "link", "verbs", "pool", "sim"]),
+    ("cli", &["bench", "wire", "rnic", "pmem", "link", "verbs", "pool", "sim", "persist"]),
 ];
 
 /// Licences that go with Apache-2.0 OR MIT in a binary we ship.
