@@ -31,7 +31,7 @@ fn the_program_gets_its_arguments_and_our_settings_and_its_status_is_ours() {
     let (libraries, mut command) = verbs();
     command
         .args(["--link", "shm", "--loss", "0.02", "--delay", "500us", "--seed", "7", "--capture", "c.pcapng"])
-        .args(["--device", "rem_lo", "--", "sh", "-c", "env; echo \"args $*\"; exit 7", "sh", "-v", "a b"]);
+        .args(["--device", "rem_shm", "--", "sh", "-c", "env; echo \"args $*\"; exit 7", "sh", "-v", "a b"]);
     let said = run(&mut command);
     assert_eq!(said.status, Some(7), "{}", said.stderr);
     assert_eq!(said.stderr, "", "nothing but the program speaks");
@@ -42,7 +42,7 @@ fn the_program_gets_its_arguments_and_our_settings_and_its_status_is_ours() {
     has("REMANENCE_LOSS=0.02");
     has("REMANENCE_DELAY=500us");
     has("REMANENCE_SEED=7");
-    has("REMANENCE_DEVICE=rem_lo");
+    has("REMANENCE_DEVICE=rem_shm");
     has("args -v a b");
     let here = std::env::current_dir().expect("a directory").join("c.pcapng");
     has(&format!("REMANENCE_CAPTURE={}", here.display()));
@@ -113,7 +113,7 @@ fn seen_by_a_program(before: &[&str]) -> Option<String> {
     let look = "cd /sys/class/infiniband/rem_lo && cat parent ports/1/gids/0 ports/1/gid_attrs/types/0 node_type && \
                 ls device/net && test -r ports/1/counters/port_rcv_packets && \
                 cat /sys/class/infiniband_verbs/uverbs*/ibdev && \
-                cd /dev/infiniband && test -c rem_lo -a -r rem_lo -a -w rem_lo -a -c uverbs0 -a -c rdma_cm && \
+                cd /dev/infiniband && test -c rem_lo -a -r rem_lo -a -w rem_lo -a -c uverbs1 -a -c rdma_cm && \
                 test -c /dev/null -a -d /dev/shm -a -d /sys/class/net && id -u && echo whole";
     let said = run(outer.args(["--verbose", "--", "sh", "-c", look]));
     if said.stderr.contains("runs without") {

@@ -1,11 +1,12 @@
 //! The devices that the drop-in libraries show, and what the kernel would say of them below /sys.
 //!
-//! One for each network interface that is up and has an address, those that reach other hosts first. The libraries decide
-//! (`remanence-ibverbs`, `device.rs`); a test of theirs compares this view with what they answer.
+//! One for each network interface that is up and has an address, loopback last. The libraries decide (`device.rs` of
+//! `remanence-ibverbs`); a test compares this view with what a program gets from them.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::io;
-use std::net::{IpAddr, Ipv6Addr};
+use std::net::{IpAddr, Ipv6Addr, UdpSocket};
 
 use remanence_link::route::{self, Interface};
 
@@ -16,12 +17,25 @@ pub(super) const GIDS: usize = 16;
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Device {
     pub(crate) name: String,
-    pub(crate) interface: String,
+    /// None of the device in shared memory.
+    pub(crate) interface: Option<String>,
+    /// The interface's number, which also is that of its uverbs node.
+    pub(super) index: u32,
     pub(crate) addresses: Vec<IpAddr>,
     pub(crate) mtu: usize,
 }
 
 impl Device {
+    /// The one device of a process whose packets travel in shared memory.
+    pub(super) fn in_shared_memory() -> Self {
+        Self { name: "rem_shm".into(), interface: None, index: 0, addresses: Vec::new(), mtu: usize::MAX }
+    }
+
+    /// Whether a setting means this one.
+    pub(super) fn is_called(&self, name: &str) -> bool {
+        self.name == name || self.interface.as_deref() == Some(name)
+    }
+
     /// Its GID table without the empty entries: the addresses, IPv4 as the mapped form.
     pub(super) fn gids(&self) -> Vec<Ipv6Addr> {
         let gid = |address: &IpAddr| match address {
@@ -33,9 +47,12 @@ impl Device {
 
     /// Its GUID: the interface's hardware address as an EUI-64.
     pub(super) fn guid(&self) -> [u8; 8] {
-        let text =
-            fs::read_to_string(format!("/sys/class/net/{}/address", self.interface)).unwrap_or_default();
-        eui64(&text)
+        match &self.interface {
+            Some(name) => {
+                eui64(&fs::read_to_string(format!("/sys/class/net/{name}/address")).unwrap_or_default())
+            }
+            None => [2, 0, 0, 0xff, 0xfe, 0, 0, 1],
+        }
     }
 
     /// The payload of one packet: the largest of the sizes of the specification that fits with its headers.
@@ -48,23 +65,32 @@ impl Device {
 
 /// All devices of this network namespace.
 pub(crate) fn list() -> io::Result<Vec<Device>> {
-    Ok(from(route::interfaces()?))
+    // An address that the kernel still looks for on the network cannot be used yet.
+    let usable = |interface: &Interface| UdpSocket::bind(interface.socket_addr(0)).is_ok();
+    Ok(from(route::interfaces()?.into_iter().filter(|i| i.up), usable))
 }
 
-fn from(interfaces: Vec<Interface>) -> Vec<Device> {
-    let (loopback, others): (Vec<_>, Vec<_>) =
-        interfaces.into_iter().filter(|i| i.up).partition(|i| i.loopback);
-    let mut devices: Vec<Device> = Vec::new();
-    for interface in others.into_iter().chain(loopback) {
-        match devices.iter_mut().find(|device| device.interface == interface.name) {
-            Some(device) => device.addresses.push(interface.addr),
-            None => devices.push(Device {
-                name: format!("rem_{}", interface.name),
-                interface: interface.name,
-                addresses: vec![interface.addr],
-                mtu: interface.mtu,
-            }),
+fn from(interfaces: impl Iterator<Item = Interface>, usable: impl Fn(&Interface) -> bool) -> Vec<Device> {
+    let mut by_rank = BTreeMap::new();
+    for interface in interfaces {
+        let device = by_rank.entry((interface.loopback, interface.index)).or_insert_with(|| Device {
+            name: format!("rem_{}", interface.name),
+            interface: Some(interface.name.clone()),
+            index: interface.index,
+            addresses: Vec::new(),
+            mtu: interface.mtu,
+        });
+        if usable(&interface) && !device.addresses.contains(&interface.addr) {
+            device.addresses.push(interface.addr);
         }
+    }
+    let mut devices: Vec<Device> = by_rank.into_values().collect();
+    for device in &mut devices {
+        device.addresses.sort_by_key(|addr| match addr {
+            IpAddr::V4(_) => 0,
+            IpAddr::V6(v6) if v6.is_unicast_link_local() => 2,
+            IpAddr::V6(_) => 1,
+        });
     }
     devices
 }
@@ -82,31 +108,32 @@ fn eui64(mac: &str) -> [u8; 8] {
 mod tests {
     use super::*;
 
-    fn interface(name: &str, addr: &str, up: bool) -> Interface {
-        Interface {
-            name: name.into(),
-            index: 1,
-            addr: addr.parse().expect("an address"),
-            scope_id: 0,
-            mtu: 1500,
-            up,
-            loopback: name == "lo",
-        }
+    fn interface(name: &str, index: u32, addr: &str) -> Interface {
+        let addr = addr.parse().expect("an address");
+        Interface { name: name.into(), index, addr, scope_id: 0, mtu: 1500, up: true, loopback: name == "lo" }
     }
 
     #[test]
-    fn one_device_for_each_interface_with_an_address_and_loopback_last() {
-        let devices = from(vec![
-            interface("lo", "127.0.0.1", true),
-            interface("eth0", "192.0.2.2", true),
-            interface("eth1", "192.0.2.9", false),
-            interface("lo", "::1", true),
-            interface("eth0", "fe80::1", true),
-        ]);
+    fn one_device_for_each_interface_with_ipv4_first_and_loopback_last() {
+        let all = [
+            interface("lo", 1, "127.0.0.1"),
+            interface("eth1", 3, "192.0.2.9"),
+            interface("eth0", 2, "fe80::1"),
+            interface("lo", 1, "::1"),
+            interface("eth0", 2, "2001:db8::1"),
+            interface("eth0", 2, "192.0.2.2"),
+            interface("eth1", 3, "2001:db8::2"),
+        ];
+        let tentative = IpAddr::from([0x2001, 0xdb8, 0, 0, 0, 0, 0, 2]);
+        let devices = from(all.into_iter(), |interface| interface.addr != tentative);
         let names: Vec<_> = devices.iter().map(|d| (d.name.as_str(), d.addresses.len())).collect();
-        assert_eq!(names, [("rem_eth0", 2), ("rem_lo", 2)]);
-        assert_eq!(devices[0].gids()[0].to_string(), "::ffff:192.0.2.2");
+        assert_eq!(names, [("rem_eth0", 3), ("rem_eth1", 1), ("rem_lo", 2)]);
+        let gids: Vec<String> = devices[0].gids().iter().map(ToString::to_string).collect();
+        assert_eq!(gids, ["::ffff:192.0.2.2", "2001:db8::1", "fe80::1"]);
         assert_eq!(devices[0].path_mtu(), 1024);
+        assert!(
+            devices[0].is_called("eth0") && devices[0].is_called("rem_eth0") && !devices[0].is_called("rem")
+        );
     }
 
     #[test]

@@ -125,7 +125,7 @@ impl FromStr for Delay {
         // In this order: "5ms" ends with "s" too.
         let number = ["ns", "us", "ms", "s"].iter().find_map(|unit| text.strip_suffix(unit));
         match number.map(str::parse::<f64>) {
-            Some(Ok(n)) if n.is_finite() && n >= 0.0 && !text.starts_with(['+', '-']) => {
+            Some(Ok(_)) if text.starts_with(|c: char| c.is_ascii_digit()) && !text.contains('e') => {
                 Ok(Self(text.to_owned()))
             }
             _ => Err(format!("{text:?} is no time; write a number and ns, us, ms or s, like 500us")),
@@ -161,7 +161,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Fail> {
     if args.no_view {
         say("/sys and /dev are left as they are".into());
     } else {
-        match view::enter(&chosen(&args.device)?) {
+        match view::enter(&chosen(args.link, &args.device)?) {
             Ok(how) => {
                 say(format!("/sys/class/infiniband and /dev/infiniband are there for the program, {how}"))
             }
@@ -206,13 +206,16 @@ fn settings(args: &Args, libraries: &Path) -> Result<Vec<(&'static str, OsString
 }
 
 /// The devices that the program will have.
-fn chosen(names: &[String]) -> Result<Vec<Device>, Fail> {
-    let all = devices().context(|| "the network interfaces cannot be listed".into())?;
+fn chosen(link: Option<Link>, names: &[String]) -> Result<Vec<Device>, Fail> {
+    let all = match link {
+        Some(Link::Shm) => vec![Device::in_shared_memory()],
+        _ => devices().context(|| "the network interfaces cannot be listed".into())?,
+    };
     if names.is_empty() {
         return Ok(all);
     }
     let find = |name: &String| {
-        all.iter().find(|device| device.name == *name).cloned().ok_or_else(|| {
+        all.iter().find(|device| device.is_called(name)).cloned().ok_or_else(|| {
             let known: Vec<&str> = all.iter().map(|device| device.name.as_str()).collect();
             Fail::new(format!("there is no device {name}; this host has {}", ui::list(&known)))
         })
@@ -245,7 +248,7 @@ mod tests {
         for good in ["500us", "2ms", "1s", "0.5ms", "250ns"] {
             assert!(good.parse::<Delay>().is_ok(), "{good}");
         }
-        for bad in ["", "5", "us", "-1ms", "1m", "1 h", "infs"] {
+        for bad in ["", "5", "us", "-1ms", "1m", "1 h", "infs", "1e3us"] {
             assert!(bad.parse::<Delay>().is_err(), "{bad}");
         }
     }

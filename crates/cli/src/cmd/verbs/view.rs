@@ -128,13 +128,13 @@ impl Dir {
 fn fill_sys(root: &Path, devices: &[Device]) -> io::Result<()> {
     let (class, verbs) = (Dir::new(root.join("infiniband"))?, Dir::new(root.join("infiniband_verbs"))?);
     verbs.file("abi_version", 6)?;
-    for (n, device) in devices.iter().enumerate() {
+    for device in devices {
         let dir = class.dir(&device.name)?;
         fill_device(&dir, device)?;
-        let uverbs = verbs.dir(format!("uverbs{n}"))?;
+        let uverbs = verbs.dir(format!("uverbs{}", device.index))?;
         uverbs.file("ibdev", &device.name)?;
         uverbs.file("abi_version", 1)?;
-        uverbs.file("dev", format_args!("231:{}", 192 + n))?;
+        uverbs.file("dev", format_args!("231:{}", 192 + device.index))?;
         uverbs.link("device", format!("../../infiniband/{}/device", device.name))?;
     }
     Ok(())
@@ -145,26 +145,28 @@ fn fill_device(dir: &Dir, device: &Device) -> io::Result<()> {
     dir.file("node_type", "1: CA")?;
     dir.file("node_guid", &guid)?;
     dir.file("sys_image_guid", &guid)?;
-    dir.file("node_desc", format_args!("remanence on {}", device.interface))?;
+    dir.file("node_desc", "remanence")?;
     dir.file("fw_ver", env!("CARGO_PKG_VERSION"))?;
-    // The kernel's software devices name their interface so.
-    dir.file("parent", &device.interface)?;
     fill_parent(dir, device)?;
     fill_port(&dir.dir("ports/1")?, device)
 }
 
 /// `device`: the interface's own where it has hardware, so that a topology can be read; its likeness otherwise.
 fn fill_parent(dir: &Dir, device: &Device) -> io::Result<()> {
-    let interface = &device.interface;
-    let network = PathBuf::from(format!("/sys/class/net/{interface}"));
-    if network.join("device/net").join(interface).exists() {
-        return dir.link("device", fs::canonicalize(network.join("device"))?);
+    let network = device.interface.as_ref().map(|name| Path::new("/sys/class/net").join(name));
+    if let (Some(interface), Some(network)) = (&device.interface, &network) {
+        // The kernel's software devices name their interface so.
+        dir.file("parent", interface)?;
+        if network.join("device/net").join(interface).exists() {
+            return dir.link("device", fs::canonicalize(network.join("device"))?);
+        }
     }
     let parent = dir.dir("device")?;
     parent.file("numa_node", -1)?;
     let online = fs::read_to_string("/sys/devices/system/cpu/online").unwrap_or_default();
     parent.file("local_cpulist", online.trim())?;
     parent.file("local_cpus", cpu_mask(online.trim()))?;
+    let (Some(interface), Some(network)) = (&device.interface, &network) else { return Ok(()) };
     let interfaces = parent.dir("net")?;
     if network.exists() {
         return interfaces.link(interface, network);
@@ -196,15 +198,16 @@ fn fill_port(port: &Dir, device: &Device) -> io::Result<()> {
         gids.file(&name, words(&used.get(n).unwrap_or(&Ipv6Addr::UNSPECIFIED).octets()))?;
         if n < used.len() {
             types.file(&name, "RoCE v2")?;
-            interfaces.file(&name, &device.interface)?;
+            interfaces.file(&name, device.interface.as_deref().unwrap_or_default())?;
         }
     }
-    fill_counters(&port.dir("counters")?, device)
+    let counters = port.dir("counters")?;
+    device.interface.as_ref().map_or(Ok(()), |interface| fill_counters(&counters, interface))
 }
 
 /// The interface's counters where they count the same thing, as they are whenever they are read.
-fn fill_counters(counters: &Dir, device: &Device) -> io::Result<()> {
-    let statistics = PathBuf::from(format!("/sys/class/net/{}/statistics", device.interface));
+fn fill_counters(counters: &Dir, interface: &str) -> io::Result<()> {
+    let statistics = PathBuf::from(format!("/sys/class/net/{interface}/statistics"));
     for (name, same) in [
         ("port_xmit_packets", "tx_packets"),
         ("port_rcv_packets", "rx_packets"),
@@ -223,7 +226,7 @@ fn fill_dev(root: &Path, devices: &[Device]) -> io::Result<()> {
     // Readable and writable as programs check, but for who speaks to the kernel's driver every command fails.
     let node = ["full", "null"].map(|name| root.join(name)).into_iter().find(|node| node.exists());
     let node = node.ok_or_else(|| io::Error::other("there is neither /dev/full nor /dev/null"))?;
-    let numbered = (0..devices.len()).map(|n| format!("uverbs{n}"));
+    let numbered = devices.iter().map(|device| format!("uverbs{}", device.index));
     let named = devices.iter().map(|device| device.name.clone());
     for name in named.chain(numbered).chain(["rdma_cm".into()]) {
         let at = dir.join(name);
