@@ -233,6 +233,24 @@ pub trait Link: Send {
         self.caps().mtu
     }
 
+    /// Receives what is sent to an IP multicast group, too: [`Received::dst_ip`] is then the group. On every interface
+    /// that carries one of [`LinkCaps::addresses`] of the group's IP version, and from this host as from others: every
+    /// link that joined, of any process, gets a copy of its own. Joining twice is joining once.
+    ///
+    /// # Errors
+    /// `Unsupported`: this kind of link has no multicast. Others: the kernel refuses.
+    fn join(&mut self, group: IpAddr) -> io::Result<()> {
+        Err(io::Error::new(
+            io::ErrorKind::Unsupported,
+            format!("a link of the kind {} cannot join {group}: use UDP for multicast", self.caps().kind),
+        ))
+    }
+
+    /// Undoes [`Link::join`].
+    fn leave(&mut self, group: IpAddr) {
+        let _ = group;
+    }
+
     /// The way for messages and descriptors beside the datagrams, where there is one.
     fn side_channel(&mut self) -> Option<&mut dyn SideChannel> {
         None
@@ -313,6 +331,14 @@ impl<L: Link + ?Sized> Link for Box<L> {
 
     fn path_mtu(&self, src: IpAddr, dst: IpAddr) -> usize {
         (**self).path_mtu(src, dst)
+    }
+
+    fn join(&mut self, group: IpAddr) -> io::Result<()> {
+        (**self).join(group)
+    }
+
+    fn leave(&mut self, group: IpAddr) {
+        (**self).leave(group);
     }
 
     fn side_channel(&mut self) -> Option<&mut dyn SideChannel> {

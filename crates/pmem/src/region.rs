@@ -214,7 +214,10 @@ impl Region {
 
     /// Bytes in it.
     #[must_use]
-    #[expect(clippy::len_without_is_empty, reason = "only borrowed memory can be empty, and is of no interest then")]
+    #[expect(
+        clippy::len_without_is_empty,
+        reason = "only borrowed memory can be empty, and is of no interest then"
+    )]
     pub fn len(&self) -> u64 {
         self.0.len
     }
@@ -600,7 +603,9 @@ impl Region {
 
 #[cold]
 fn vanished() -> io::Error {
-    io::Error::other("memory that was borrowed from its owner was unmapped while it was in use; nothing of it is left")
+    io::Error::other(
+        "memory that was borrowed from its owner was unmapped while it was in use; nothing of it is left",
+    )
 }
 
 fn is_sealed_memfd(file: &File) -> bool {

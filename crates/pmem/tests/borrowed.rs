@@ -141,7 +141,8 @@ fn a_hole_is_found_before_it_is_used() {
 #[test]
 fn a_file_cut_short_under_its_owner_is_memory_that_vanished() {
     let path = std::env::temp_dir().join(format!("remanence-borrowed-{}", std::process::id()));
-    let file = std::fs::File::options().read(true).write(true).create(true).truncate(true).open(&path).unwrap();
+    let file =
+        std::fs::File::options().read(true).write(true).create(true).truncate(true).open(&path).unwrap();
     file.set_len(2 * PAGE as u64).unwrap();
     let mapped = {
         use std::os::fd::AsRawFd;

@@ -84,6 +84,10 @@ pub struct Config {
     pub max_sge: u32,
     /// Bytes of inline data of a WQE.
     pub max_inline: u32,
+    /// Multicast groups that QPs are attached to.
+    pub max_mcast_groups: u32,
+    /// QPs attached to a multicast group.
+    pub max_mcast_qps: u32,
     /// Outstanding READs, atomics and flushes of a QP, each way.
     pub max_rd_atomic: u8,
     /// Everything random comes from this.
@@ -122,6 +126,8 @@ impl Default for Config {
             max_qp_wr: 1 << 15,
             max_sge: 32,
             max_inline: 1024,
+            max_mcast_groups: 1 << 10,
+            max_mcast_qps: 1 << 8,
             max_rd_atomic: 128,
             seed: 0,
         }
@@ -212,6 +218,8 @@ pub struct Device {
     pub(crate) gsi: Gsi,
     /// Multicast groups and the UD QPs that listen to them.
     pub(crate) groups: Vec<(Gid, Qpn)>,
+    /// Groups that nobody listens to any more.
+    pub(crate) left: Vec<Gid>,
 }
 
 impl Device {
@@ -233,7 +241,7 @@ impl Device {
             config,
         };
         let qps = QpTable::new(shared.config.qpns.clone(), shared.config.max_qp);
-        Self { shared, qps, gsi: Gsi::default(), groups: Vec::new() }
+        Self { shared, qps, gsi: Gsi::default(), groups: Vec::new(), left: Vec::new() }
     }
 
     /// What the device was created with (and the GIDs set since).

@@ -72,8 +72,12 @@ impl Device {
         mem: &mut impl Memory,
     ) -> Result<(), DropReason> {
         let packet = Packet::parse(payload).map_err(|_| DropReason::Malformed)?;
-        let Self { shared, qps, gsi, groups } = self;
+        let Self { shared, qps, gsi, groups, .. } = self;
         let qpn = packet.dest_qp();
+        // IBA Vol 1, 9.6.1.2: the QP number of multicast goes with a multicast address, and with no other.
+        if rx.dst.is_multicast() != (qpn == Qpn::MULTICAST) || rx.src.is_multicast() {
+            return Err(DropReason::NoSuchQp);
+        }
         if let Some(qp) = qps.get_mut(qpn) {
             let result = qp.receive(shared, now, rx, &packet, mem);
             shared.settle(qp);

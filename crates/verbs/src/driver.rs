@@ -19,6 +19,7 @@ use remanence_wire::{Gid, Qpn};
 use crate::channel::{CqEvent, EventQueue};
 use crate::cm::Connections;
 use crate::context::DeviceEvent;
+use crate::error::Error;
 use crate::handover::{Handover, Kick, Outlook, Plan, Progress, WaiterId};
 use crate::inplace::{self, InPlace};
 use crate::memory::RegionMemory;
@@ -371,6 +372,27 @@ impl Driver {
                     event.raise();
                 }
             }
+        }
+    }
+
+    /// Attaches a QP to a multicast group, which the link joins with the first.
+    pub(crate) fn attach_mcast(&mut self, qpn: Qpn, group: Gid) -> Result<(), Error> {
+        self.device.attach_mcast(qpn, group)?;
+        if let Err(e) = self.link.join(group.to_ip()) {
+            self.device.detach_mcast(qpn, group)?;
+            let _ = self.device.poll_left_group();
+            return Err(Error::os("multicast", e));
+        }
+        // The group's descriptors are new to whoever sleeps on those that there were.
+        let kick = self.handover.look_again();
+        self.kick(kick);
+        Ok(())
+    }
+
+    /// Leaves the groups that no QP is attached to any more.
+    pub(crate) fn leave_groups(&mut self) {
+        while let Some(group) = self.device.poll_left_group() {
+            self.link.leave(group.to_ip());
         }
     }
 

@@ -269,7 +269,12 @@ impl Handover {
     /// The engine changed under the lock: does whoever watches sleep too long, or on too little?
     #[inline]
     pub(crate) fn changed(&mut self, outlook: Outlook) -> Kick {
-        if !self.is_watched() || !self.watch.misses(outlook) {
+        if self.watch.misses(outlook) { self.look_again() } else { Kick::None }
+    }
+
+    /// What whoever watches sleeps on is not what should be slept on any more.
+    pub(crate) fn look_again(&mut self) -> Kick {
+        if !self.is_watched() {
             return Kick::None;
         }
         // The record is adjusted at once, so that one kick is enough for a row of changes.

@@ -120,6 +120,7 @@ impl Drop for QpInner {
             }
             if driver.device.destroy_qp(self.qpn).is_ok() {
                 driver.forget_async_events(Object::Qp(self.qpn));
+                driver.leave_groups();
             }
         }
     }
@@ -352,6 +353,28 @@ impl Qp {
         self.inner.pd.inner.handle.lock.lock().device.query_qp(self.inner.qpn)
     }
 
+    /// Lets a UD QP receive what is sent to a multicast group, from this host as from others: an IPv4 group as an
+    /// IPv4-mapped GID, or an IPv6 group. Attaching twice is attaching once. Datagrams to the group go to the QP number
+    /// [`Qpn::MULTICAST`].
+    ///
+    /// # Errors
+    /// The QP is not UD, the GID no multicast group, a limit of the device is reached; or the link has no multicast
+    /// (only UDP has), or cannot join.
+    pub fn attach_mcast(&self, group: Gid) -> Result<(), Error> {
+        self.inner.pd.inner.handle.turn().attach_mcast(self.inner.qpn, group)
+    }
+
+    /// Undoes [`attach_mcast`](Self::attach_mcast).
+    ///
+    /// # Errors
+    /// The QP is not attached to the group.
+    pub fn detach_mcast(&self, group: Gid) -> Result<(), VerbError> {
+        let mut turn = self.inner.pd.inner.handle.turn();
+        turn.device.detach_mcast(self.inner.qpn, group)?;
+        turn.leave_groups();
+        Ok(())
+    }
+
     /// Destroys it now; what was posted is gone without a completion.
     ///
     /// # Errors
@@ -359,6 +382,7 @@ impl Qp {
     pub fn destroy(&self) -> Result<(), VerbError> {
         let mut turn = self.inner.pd.inner.handle.turn();
         turn.device.destroy_qp(self.inner.qpn)?;
+        turn.leave_groups();
         turn.forget_async_events(Object::Qp(self.inner.qpn));
         Ok(())
     }

@@ -219,6 +219,14 @@ impl<L: Link> Link for Capture<L> {
         self.inner.poll_event()
     }
 
+    fn join(&mut self, group: IpAddr) -> io::Result<()> {
+        self.inner.join(group)
+    }
+
+    fn leave(&mut self, group: IpAddr) {
+        self.inner.leave(group);
+    }
+
     fn path_mtu(&self, src: IpAddr, dst: IpAddr) -> usize {
         self.inner.path_mtu(src, dst)
     }

@@ -156,6 +156,48 @@ pub(crate) fn connect(fd: BorrowedFd<'_>, addr: SocketAddr) -> io::Result<()> {
     check(unsafe { libc::connect(fd.as_raw_fd(), raw.as_ptr(), raw.len()) } as isize).map(drop)
 }
 
+/// Makes a socket member of a multicast group, on an interface, until it is closed.
+pub(crate) fn join_group(fd: BorrowedFd<'_>, group: IpAddr, interface: u32) -> io::Result<()> {
+    match group {
+        IpAddr::V4(group) => {
+            let request = mreqn(group, interface);
+            set_struct(fd, libc::IPPROTO_IP, libc::IP_ADD_MEMBERSHIP, &request)
+        }
+        IpAddr::V6(group) => {
+            let multiaddr = libc::in6_addr { s6_addr: group.octets() };
+            let request = libc::ipv6_mreq { ipv6mr_multiaddr: multiaddr, ipv6mr_interface: interface };
+            set_struct(fd, libc::IPPROTO_IPV6, libc::IPV6_ADD_MEMBERSHIP, &request)
+        }
+    }
+}
+
+/// Has what the socket sends to multicast groups leave by an interface. `like`: of the socket's address family.
+pub(crate) fn send_groups_by(fd: BorrowedFd<'_>, like: IpAddr, interface: u32) -> io::Result<()> {
+    if like.is_ipv4() {
+        let request = mreqn(Ipv4Addr::UNSPECIFIED, interface);
+        set_struct(fd, libc::IPPROTO_IP, libc::IP_MULTICAST_IF, &request)
+    } else {
+        let index = c_int::try_from(interface).map_err(io::Error::other)?;
+        set_option(fd, libc::IPPROTO_IPV6, libc::IPV6_MULTICAST_IF, index)
+    }
+}
+
+fn mreqn(group: Ipv4Addr, interface: u32) -> libc::ip_mreqn {
+    libc::ip_mreqn {
+        imr_multiaddr: libc::in_addr { s_addr: u32::from(group).to_be() },
+        imr_address: libc::in_addr { s_addr: 0 },
+        imr_ifindex: interface.cast_signed(),
+    }
+}
+
+/// `setsockopt` with a plain structure of the kernel's.
+fn set_struct<T: Copy>(fd: BorrowedFd<'_>, level: c_int, name: c_int, value: &T) -> io::Result<()> {
+    let len = mem::size_of::<T>() as socklen_t;
+    let value = std::ptr::from_ref(value).cast();
+    // SAFETY: the pointer and length describe `value`, which outlives the call.
+    check(unsafe { libc::setsockopt(fd.as_raw_fd(), level, name, value, len) } as isize).map(drop)
+}
+
 /// The address a socket is bound to.
 pub(crate) fn local_addr(fd: BorrowedFd<'_>) -> io::Result<SocketAddr> {
     let mut raw = RawAddr::room();

@@ -8,6 +8,7 @@
 //!
 //! Read first: udp(7), ip(7); `rx.rs` for how a receive stays cheap when latency counts and when volume counts.
 
+mod groups;
 mod rx;
 mod steer;
 #[cfg(test)]
@@ -83,7 +84,9 @@ struct Port {
 pub struct UdpLink {
     caps: LinkCaps,
     ports: Vec<Port>,
-    /// The port that received last, tried first.
+    groups: groups::Groups,
+    options: Options,
+    /// The port (or, counted behind the ports, the group) that received last, tried first.
     hot: usize,
     /// The port to try next when the hot one has nothing.
     other: usize,
@@ -168,6 +171,8 @@ impl UdpLink {
         Ok(Self {
             caps,
             ports,
+            groups: groups::Groups::default(),
+            options: options.clone(),
             hot: 0,
             other: 0,
             calls: 0,
@@ -190,6 +195,11 @@ impl UdpLink {
     /// One receive at one address.
     fn recv_at(&mut self, index: usize, sink: &mut dyn FnMut(Received<'_>)) -> io::Result<rx::Arrived> {
         let (stats, buffer) = (&mut self.stats, &mut self.rx_buffer);
+        if let Some(group) = index.checked_sub(self.ports.len()) {
+            // Multicast is everybody's who joined: nothing to sort, nothing to send on.
+            let Some(receiver) = self.groups.receiver(group) else { return Ok(rx::Arrived::default()) };
+            return receiver.recv(buffer, |train| hand_over(&train, stats, sink));
+        }
         let Some(Shared { sharing, steering }) = &mut self.shared else {
             return self.ports[index].rx.recv(buffer, |train| hand_over(&train, stats, sink));
         };
@@ -233,7 +243,7 @@ impl UdpLink {
 
     /// Tries the port that was busy last, and one other, in turn.
     fn choose(&mut self) -> [Option<usize>; 2] {
-        let count = self.ports.len();
+        let count = self.ports.len() + self.groups.count();
         if count == 1 {
             return [Some(0), None];
         }
@@ -335,6 +345,7 @@ impl Link for UdpLink {
             let events = if port.tx.blocked() { libc::POLLOUT } else { 0 };
             fds.push(WaitFd { fd: port.tx.as_raw_fd(), events });
         }
+        fds.extend(self.groups.receivers().map(|rx| WaitFd { fd: rx.as_raw_fd(), events: libc::POLLIN }));
         if let Some(shared) = &self.shared {
             fds.push(WaitFd { fd: shared.sharing.news_fd(), events: libc::POLLIN });
         }
@@ -368,6 +379,16 @@ impl Link for UdpLink {
         route::mtu(port.interface.socket_addr(0), dst).unwrap_or(port.interface.mtu)
     }
 
+    fn join(&mut self, group: IpAddr) -> io::Result<()> {
+        let interfaces = self.ports.iter().map(|port| &port.interface);
+        self.groups.join(group, self.caps.port, interfaces, &self.options)
+    }
+
+    fn leave(&mut self, group: IpAddr) {
+        self.groups.leave(group);
+        (self.hot, self.other) = (0, 0);
+    }
+
     fn stats(&self) -> LinkStats {
         self.stats
     }
@@ -388,7 +409,9 @@ fn count_since(before: u64, stats: &LinkStats) -> usize {
 /// A link-local destination needs the interface; the engine only knows the address.
 fn with_scope(dst: SocketAddr, interface: &Interface) -> SocketAddr {
     match dst {
-        SocketAddr::V6(mut v6) if v6.ip().is_unicast_link_local() && v6.scope_id() == 0 => {
+        SocketAddr::V6(mut v6)
+            if (v6.ip().is_unicast_link_local() || v6.ip().is_multicast()) && v6.scope_id() == 0 =>
+        {
             v6.set_scope_id(interface.index);
             v6.into()
         }

@@ -73,6 +73,41 @@ pub(super) struct Receiver {
 
 impl Receiver {
     pub(super) fn open(addr: SocketAddr, options: &Options) -> io::Result<Self> {
+        let (socket, offload) = Self::socket(addr, options)?;
+        let fd = socket.as_fd();
+        if options.seat.is_some() {
+            net::set_option(fd, libc::SOL_SOCKET, libc::SO_REUSEPORT, 1)?;
+        }
+        let bound = match net::bind(fd, addr) {
+            Ok(()) => true,
+            // Perhaps the owner sends on to us what is ours; the caller finds out.
+            Err(err) if err.kind() == io::ErrorKind::AddrInUse && options.seat.is_some() => false,
+            Err(err) => return Err(explain_bind(&err, addr)),
+        };
+        let addr = if bound { net::local_addr(fd)? } else { addr };
+        Ok(Self { socket, addr, bound, mode: Mode::Lonely, offload, burst: 0, lone: 0, wide: false })
+    }
+
+    /// For what is sent to a multicast group and arrives at an interface; see `groups.rs`.
+    pub(super) fn open_group(addr: SocketAddr, interface: u32, options: &Options) -> io::Result<Self> {
+        let (socket, offload) = Self::socket(addr, options)?;
+        let fd = socket.as_fd();
+        net::set_option(fd, libc::SOL_SOCKET, libc::SO_REUSEADDR, 1)?;
+        // Only what was joined on this interface, and not all that anybody on this host joined anywhere.
+        if addr.is_ipv4() {
+            net::set_option(fd, libc::IPPROTO_IP, libc::IP_MULTICAST_ALL, 0)?;
+        } else {
+            // Kernels before 4.20 have no such option.
+            let _ = net::set_option(fd, libc::IPPROTO_IPV6, libc::IPV6_MULTICAST_ALL, 0);
+        }
+        net::bind(fd, addr)?;
+        net::join_group(fd, addr.ip(), interface)?;
+        let (mode, burst) = (Mode::Lonely, 0);
+        Ok(Self { socket, addr, bound: true, mode, offload, burst, lone: 0, wide: false })
+    }
+
+    /// A socket, and whether it has receive offload.
+    fn socket(addr: SocketAddr, options: &Options) -> io::Result<(OwnedFd, bool)> {
         let socket = net::udp_socket(addr.ip())?;
         let fd = socket.as_fd();
         if addr.is_ipv6() {
@@ -85,17 +120,7 @@ impl Receiver {
         let offload = options.offload
             && net::set_option(fd, SOL_UDP, UDP_GRO, 1).is_ok()
             && net::set_option(fd, SOL_UDP, UDP_GRO, 0).is_ok();
-        if options.seat.is_some() {
-            net::set_option(fd, libc::SOL_SOCKET, libc::SO_REUSEPORT, 1)?;
-        }
-        let bound = match net::bind(fd, addr) {
-            Ok(()) => true,
-            // Perhaps the owner sends on to us what is ours; the caller finds out.
-            Err(err) if err.kind() == io::ErrorKind::AddrInUse && options.seat.is_some() => false,
-            Err(err) => return Err(explain_bind(&err, addr)),
-        };
-        let addr = if bound { net::local_addr(fd)? } else { addr };
-        Ok(Self { socket, addr, bound, mode: Mode::Lonely, offload, burst: 0, lone: 0, wide: false })
+        Ok((socket, offload))
     }
 
     /// Datagrams arrive here, and not only at somebody who sends ours on.

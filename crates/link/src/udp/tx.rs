@@ -63,11 +63,11 @@ pub(super) fn open_all(interfaces: &[Interface], options: &Options) -> io::Resul
 }
 
 fn open_with_port(interfaces: &[Interface], port: u16, options: &Options) -> io::Result<Vec<Sender>> {
-    interfaces.iter().map(|i| Sender::open(i.socket_addr(port), options)).collect()
+    interfaces.iter().map(|i| Sender::open(i.socket_addr(port), i.index, options)).collect()
 }
 
 impl Sender {
-    fn open(addr: SocketAddr, options: &Options) -> io::Result<Self> {
+    fn open(addr: SocketAddr, interface: u32, options: &Options) -> io::Result<Self> {
         let socket = net::udp_socket(addr.ip())?;
         let fd = socket.as_fd();
         if addr.is_ipv4() {
@@ -86,6 +86,9 @@ impl Sender {
         let offload = options.offload && net::set_option(fd, SOL_UDP, UDP_SEGMENT, 0).is_ok();
         net::bind(fd, addr)?;
         let default = (0, default_ttl(fd, addr.is_ipv4())?);
+        net::send_groups_by(fd, addr.ip(), interface)?;
+        // What a work request says holds for multicast too, which has a default of its own, 1.
+        set_multicast_ttl(fd, addr.is_ipv4(), default.1)?;
         Ok(Self { socket, offload, blocked: false, default, habit: (0, 0, 0) })
     }
 
@@ -183,6 +186,7 @@ impl Sender {
             };
             net::set_option(fd, level, tos, wanted.0.into())?;
             net::set_option(fd, level, ttl, wanted.1.into())?;
+            set_multicast_ttl(fd, v4, wanted.1)?;
             self.default = wanted;
         }
         Ok(())
@@ -226,6 +230,15 @@ fn note(events: &mut VecDeque<Event>, event: Event) {
     if events.back() != Some(&event) && events.len() < MAX_EVENTS {
         events.push_back(event);
     }
+}
+
+fn set_multicast_ttl(fd: std::os::fd::BorrowedFd<'_>, v4: bool, ttl: u8) -> io::Result<()> {
+    let (level, name) = if v4 {
+        (libc::IPPROTO_IP, libc::IP_MULTICAST_TTL)
+    } else {
+        (libc::IPPROTO_IPV6, libc::IPV6_MULTICAST_HOPS)
+    };
+    net::set_option(fd, level, name, ttl.into())
 }
 
 fn default_ttl(fd: std::os::fd::BorrowedFd<'_>, v4: bool) -> io::Result<u8> {

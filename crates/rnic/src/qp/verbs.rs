@@ -89,7 +89,7 @@ impl Device {
         let mut qp = self.qps.remove(qpn).ok_or(VerbError::NoSuchObject("QP"))?;
         self.shared.forget(&mut qp);
         self.shared.qp_changes += 1;
-        self.groups.retain(|&(_, member)| member != qpn);
+        self.leave_groups(|&(_, member)| member == qpn);
         for cq in [qp.init.send_cq, qp.init.recv_cq] {
             self.shared.cqs.get_mut(cq.0).expect("a CQ outlives its QPs").users -= 1;
         }
@@ -181,16 +181,53 @@ impl Device {
         if qp.init.ty != QpType::Ud || !mgid.to_ip().is_multicast() {
             return Err(VerbError::InvalidArgument("multicast is for UD QPs and multicast GIDs"));
         }
-        if !self.groups.contains(&(mgid, qpn)) {
-            self.groups.push((mgid, qpn));
+        if self.groups.contains(&(mgid, qpn)) {
+            return Ok(());
         }
+        let members = self.groups.iter().filter(|(group, _)| *group == mgid).count();
+        let config = &self.shared.config;
+        if members >= config.max_mcast_qps as usize {
+            return Err(VerbError::NoRoom("QP in the multicast group"));
+        }
+        if members == 0 && self.groups().count() >= config.max_mcast_groups as usize {
+            return Err(VerbError::NoRoom("multicast group"));
+        }
+        self.groups.push((mgid, qpn));
+        self.left.retain(|group| *group != mgid);
         Ok(())
+    }
+
+    /// The multicast groups that QPs are attached to.
+    pub fn groups(&self) -> impl Iterator<Item = Gid> {
+        let first =
+            |&(at, (mgid, _)): &(usize, &(Gid, Qpn))| self.groups[..at].iter().all(|(g, _)| g != mgid);
+        self.groups.iter().enumerate().filter(first).map(|(_, (mgid, _))| *mgid)
+    }
+
+    /// The next group whose last QP was detached or destroyed: the link may leave it.
+    pub fn poll_left_group(&mut self) -> Option<Gid> {
+        self.left.pop()
+    }
+
+    fn leave_groups(&mut self, leaves: impl Fn(&(Gid, Qpn)) -> bool) {
+        let mut gone = Vec::new();
+        self.groups.retain(|member| {
+            let stays = !leaves(member);
+            if !stays {
+                gone.push(member.0);
+            }
+            stays
+        });
+        gone.retain(|mgid| self.groups.iter().all(|(group, _)| group != mgid));
+        self.left.append(&mut gone);
     }
 
     /// Undoes [`Device::attach_mcast`].
     pub fn detach_mcast(&mut self, qpn: Qpn, mgid: Gid) -> Result<(), VerbError> {
-        let at = self.groups.iter().position(|&member| member == (mgid, qpn));
-        self.groups.swap_remove(at.ok_or(VerbError::InvalidArgument("the QP is not attached to the group"))?);
+        if !self.groups.contains(&(mgid, qpn)) {
+            return Err(VerbError::InvalidArgument("the QP is not attached to the group"));
+        }
+        self.leave_groups(|&member| member == (mgid, qpn));
         Ok(())
     }
 

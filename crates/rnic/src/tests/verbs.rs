@@ -588,6 +588,35 @@ fn a_multicast_datagram_reaches_every_member() {
     assert_eq!(got, [qpns[1], second[1]]);
     pair.b().device.detach_mcast(qpns[1], group).unwrap();
     assert!(pair.b().device.detach_mcast(qpns[1], group).is_err());
+    assert_eq!(pair.b().device.poll_left_group(), None, "one member is left");
+
+    // A group's address goes with the QP number of groups only.
+    let before = pair.b().device.stats().clone();
+    send_ud(&mut pair, 2, UdDest { ah, qpn: outsider[1], qkey: Qkey(0x1111) }, &[]).unwrap();
+    pair.run();
+    assert_eq!(pair.b().recvs(), []);
+    assert_eq!(pair.b().device.stats().rx_packets, before.rx_packets + 1);
+
+    pair.b().device.destroy_qp(second[1]).unwrap();
+    assert_eq!(pair.b().device.poll_left_group(), Some(group));
+    assert_eq!(pair.b().device.poll_left_group(), None);
+}
+
+#[test]
+fn multicast_groups_and_their_members_are_limited() {
+    let limits = Config { max_mcast_groups: 1, max_mcast_qps: 2, ..Config::default() };
+    let (mut pair, _) = datagrams(limits);
+    let group = |n| Gid::from_ip(std::net::IpAddr::from([230, 0, 0, n]));
+    let qpns = [0; 3].map(|_| pair.connect(QpType::Ud, Mtu::B1024, |_| {})[1]);
+    let device = &mut pair.b().device;
+    device.attach_mcast(qpns[0], group(1)).unwrap();
+    device.attach_mcast(qpns[1], group(1)).unwrap();
+    device.attach_mcast(qpns[1], group(1)).unwrap();
+    assert!(matches!(device.attach_mcast(qpns[2], group(1)), Err(VerbError::NoRoom(_))));
+    assert!(matches!(device.attach_mcast(qpns[2], group(2)), Err(VerbError::NoRoom(_))));
+    device.detach_mcast(qpns[0], group(1)).unwrap();
+    device.attach_mcast(qpns[2], group(1)).unwrap();
+    assert!(device.groups().eq([group(1)]));
 }
 
 #[test]
