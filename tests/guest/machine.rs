@@ -182,10 +182,9 @@ impl Capture {
 
     /// Every packet is RoCEv2 to Wireshark too, and none is malformed.
     pub(crate) fn judge(mut self) {
-        let Some(mut recorder) = self.recorder.take() else { return };
-        let stopped = Command::new("kill").args(["-INT", &recorder.id().to_string()]).status();
-        assert!(stopped.is_ok_and(|status| status.success()), "kill");
-        recorder.wait().expect("dumpcap ends");
+        if !self.stop() {
+            return;
+        }
         let all = count(&Self::file(), "infiniband");
         let strange = count(&Self::file(), "_ws.malformed or (udp.dstport == 4791 and not infiniband)");
         eprintln!("tshark knows {all} packets as InfiniBand, and {strange} as malformed");
@@ -194,12 +193,19 @@ impl Capture {
     }
 }
 
+impl Capture {
+    /// Ends the recording with all packets in the file; says whether there was one.
+    fn stop(&mut self) -> bool {
+        let Some(mut recorder) = self.recorder.take() else { return false };
+        let _ = Command::new("kill").args(["-INT", &recorder.id().to_string()]).status();
+        recorder.wait().is_ok()
+    }
+}
+
+/// A failed test leaves its packets to look at.
 impl Drop for Capture {
     fn drop(&mut self) {
-        if let Some(recorder) = &mut self.recorder {
-            let _ = recorder.kill();
-            let _ = recorder.wait();
-        }
+        self.stop();
     }
 }
 

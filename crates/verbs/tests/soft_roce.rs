@@ -50,16 +50,18 @@ const STORIES: &[(&str, Story)] = &[
     ("we write, read and send", we_request),
     ("the guest writes, reads and sends", the_guest_requests),
     ("our atomics, ATOMIC WRITE and FLUSH", |host, guest| {
-        host.losing_no_answers(|| our_atomics_and_flushes(host, guest));
+        host.hearing_the_guest(|| our_atomics_and_flushes(host, guest));
     }),
-    ("the guest's atomics, ATOMIC WRITE and FLUSH", the_guests_atomics_and_flushes),
-    ("FLUSH to persistence", |host, guest| host.losing_no_answers(|| a_flush_to_persistence(host, guest))),
+    ("the guest's atomics, ATOMIC WRITE and FLUSH", |host, guest| {
+        host.hearing_the_guest(|| the_guests_atomics_and_flushes(host, guest));
+    }),
+    ("FLUSH to persistence", |host, guest| host.hearing_the_guest(|| a_flush_to_persistence(host, guest))),
     ("memory windows, bound and invalidated", |host, guest| {
-        host.losing_no_answers(|| memory_windows(host, guest));
+        host.hearing_the_guest(|| memory_windows(host, guest));
     }),
     ("UC both ways", unreliable_connections),
     ("UD both ways", datagrams),
-    ("a wrong key is refused, both ways", |host, guest| host.losing_no_answers(|| wrong_keys(host, guest))),
+    ("a wrong key is refused, both ways", |host, guest| host.hearing_the_guest(|| wrong_keys(host, guest))),
     ("both at once, on many QPs", both_at_once),
     ("connections that we make", cm_we_connect),
     ("connections that the guest makes", cm_the_guest_connects),

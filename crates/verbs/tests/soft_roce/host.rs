@@ -79,11 +79,13 @@ impl Host {
         Self { carrier, address, mtus, context, pd, region, mr }
     }
 
-    /// Runs a part of a story in weather that loses none of the guest's answers. Linux answers a FLUSH only once: the
-    /// responder resource that it keeps of it has no PSNs (`rxe_prepare_res`), so that it does not find the FLUSH that is
-    /// asked for again, and a requester whose answer was lost can only give up. A refusal too comes once: the QP that
-    /// refused is in the error state.
-    pub(crate) fn losing_no_answers<T>(&self, part: impl FnOnce() -> T) -> T {
+    /// Runs a part of a story in weather that loses nothing of what the guest sends, as Linux says some things once
+    /// (seen in 6.12):
+    /// - the answer to a FLUSH: the responder resource that it keeps has no PSNs (`rxe_prepare_res`), so that a FLUSH that is
+    ///   asked for again is not found and not answered;
+    /// - a refusal: the QP that refused is in the error state;
+    /// - an ATOMIC WRITE: sent again, it carries another virtual address (0 for 64 here, with the right data).
+    pub(crate) fn hearing_the_guest<T>(&self, part: impl FnOnce() -> T) -> T {
         let Some(weather) = self.context.fault_control() else { return part() };
         weather.set(Plan { rx: Faults { loss: 0.0, ..RX }, ..BAD_WEATHER });
         let result = part();
