@@ -65,7 +65,7 @@ const STORIES: &[(&str, Story)] = &[
     ("both at once, on many QPs", both_at_once),
     ("connections that we make", cm_we_connect),
     ("connections that the guest makes", cm_the_guest_connects),
-    ("connections that are refused", cm_refusals),
+    ("connections that are refused", |host, guest| host.hearing_the_guest(|| cm_refusals(host, guest))),
 ];
 
 fn inside() {

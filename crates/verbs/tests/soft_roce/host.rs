@@ -83,7 +83,8 @@ impl Host {
     /// (seen in 6.12):
     /// - the answer to a FLUSH: the responder resource that it keeps has no PSNs (`rxe_prepare_res`), so that a FLUSH that is
     ///   asked for again is not found and not answered;
-    /// - a refusal: the QP that refused is in the error state;
+    /// - a refusal: the QP that refused is in the error state, and a consumer's REJ is not repeated: a REQ that comes again
+    ///   is a new request to it;
     /// - an ATOMIC WRITE: sent again, it carries another virtual address (0 for 64 here, with the right data).
     pub(crate) fn hearing_the_guest<T>(&self, part: impl FnOnce() -> T) -> T {
         let Some(weather) = self.context.fault_control() else { return part() };
