@@ -2,11 +2,12 @@
 
 use std::cell::UnsafeCell;
 use std::ffi::{c_int, c_void};
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use libc::{PTHREAD_COND_INITIALIZER, PTHREAD_MUTEX_INITIALIZER};
 use remanence_rnic::{QpCaps, QpType};
 use remanence_verbs::{Qp, QpOptions};
+use remanence_wire::Gid;
 
 use crate::abi::{
     IBV_QP_EX_WITH_ATOMIC_WRITE, IBV_QP_INIT_ATTR_CREATE_FLAGS, IBV_QP_INIT_ATTR_IND_TABLE,
@@ -36,7 +37,14 @@ pub(crate) struct QpObj {
     /// Of a QP that is posted to by function calls.
     pub(crate) builder: Option<Builder>,
     /// Multicast groups that it is attached to.
-    pub(crate) groups: AtomicU32,
+    groups: Mutex<Vec<Gid>>,
+}
+
+impl QpObj {
+    /// Multicast groups that it is attached to.
+    pub(crate) fn groups(&self) -> MutexGuard<'_, Vec<Gid>> {
+        self.groups.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 /// Our queue pair behind C's pointer.
@@ -138,7 +146,7 @@ unsafe fn create(request: &Request) -> Result<*mut QpObj, c_int> {
         Builder::default()
     });
     let sq_sig_all = request.sq_sig_all;
-    let groups = AtomicU32::new(0);
+    let groups = Mutex::default();
     let object = Box::new(QpObj { c: UnsafeCell::new(c), qp, ty, caps, sq_sig_all, builder, groups });
     let object = Box::into_raw(object);
     // SAFETY: the context of a live domain.
@@ -281,7 +289,7 @@ pub unsafe extern "C" fn ibv_query_qp(
 pub unsafe extern "C" fn ibv_destroy_qp(p: *mut ibv_qp) -> c_int {
     // SAFETY: C hands in a live QP, whose context is live too.
     let (object, ctx) = unsafe { (qp(p), ctx((*p).context)) };
-    if object.groups.load(Ordering::Relaxed) > 0 {
+    if !object.groups().is_empty() {
         return libc::EBUSY;
     }
     if let Err(e) = object.qp.destroy() {
