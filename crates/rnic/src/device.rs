@@ -21,7 +21,7 @@ use crate::gsi::Gsi;
 use crate::keys::Keys;
 use crate::network::Agenda;
 use crate::pd::Pd;
-use crate::qp::QpTable;
+use crate::qp::{QpTable, Silence};
 use crate::slab::Slab;
 use crate::srq::Srq;
 use crate::stats::Stats;
@@ -195,6 +195,8 @@ pub(crate) struct Shared {
     pub(crate) cq_events: VecDeque<CqHandle>,
     pub(crate) async_events: VecDeque<AsyncEvent>,
     pub(crate) agenda: Agenda,
+    /// Watched peers that do not answer.
+    pub(crate) silences: VecDeque<(Qpn, Silence)>,
     /// State changes of QPs, see [`Device::qp_changes`].
     pub(crate) qp_changes: u64,
     rng: ChaCha8Rng,
@@ -236,6 +238,7 @@ impl Device {
             cq_events: VecDeque::new(),
             async_events: VecDeque::new(),
             agenda: Agenda::default(),
+            silences: VecDeque::new(),
             qp_changes: 0,
             rng: ChaCha8Rng::seed_from_u64(config.seed),
             config,

@@ -46,7 +46,7 @@ pub use gsi::{MAD_LEN, ReceivedMad};
 pub use memory::{FlushId, FlushOutcome, Memory, Placement, RegionId, Span};
 pub use mr::{Mr, MrAttr, MrHandle};
 pub use pd::PdHandle;
-pub use qp::{QpAttr, QpCaps, QpInfo, QpInit, QpState, QpType};
+pub use qp::{QpAttr, QpCaps, QpInfo, QpInit, QpState, QpType, Silence};
 pub use srq::{SrqAttr, SrqHandle};
 pub use stats::{DropReason, Stats};
 pub use time::Instant;

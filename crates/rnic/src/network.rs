@@ -9,8 +9,8 @@ use remanence_wire::{Gid, Qpn};
 use crate::device::{Device, RxMeta, Shared, Transmit};
 use crate::gsi::MAD_LEN;
 use crate::memory::{FlushId, Memory};
-use crate::qp::Qp;
 use crate::qp::timer::Timers;
+use crate::qp::{Qp, QpType, Silence};
 use crate::stats::DropReason;
 use crate::time::Instant;
 use crate::transmit::Batch;
@@ -35,6 +35,9 @@ impl Shared {
             self.agenda.ready.push_back(qp.slot);
         }
         if let Some(deadline) = qp.retry.deadline() {
+            self.agenda.timers.arm(qp.slot, &mut qp.timer, deadline);
+        }
+        if let Some(deadline) = qp.keepalive.deadline() {
             self.agenda.timers.arm(qp.slot, &mut qp.timer, deadline);
         }
     }
@@ -160,6 +163,20 @@ impl Device {
             qp.finish_flush(shared, id, result, mem);
             shared.settle(qp);
         }
+    }
+
+    /// Watches over the peer of an RC QP from now on, until the QP leaves RTS: [`poll_silence`](Self::poll_silence).
+    pub fn watch_peer(&mut self, now: Instant, qpn: Qpn) {
+        let Self { shared, qps, .. } = self;
+        if let Some(qp) = qps.get_mut(qpn).filter(|qp| qp.init.ty == QpType::Rc) {
+            qp.keepalive.watch(now);
+            shared.settle(qp);
+        }
+    }
+
+    /// The next news of a watched peer that does not answer. After [`Silence::Lost`] it is no longer watched.
+    pub fn poll_silence(&mut self) -> Option<(Qpn, Silence)> {
+        self.shared.silences.pop_front()
     }
 
     /// Gives the device more QP numbers, when a host hands them out in blocks.

@@ -6,13 +6,14 @@
 
 use std::collections::HashMap;
 use std::io;
+use std::net::UdpSocket;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
-use remanence_link::host::Listening;
+use remanence_link::host::{Listening, Seat};
 use remanence_rnic::cm::{self, CmError, CommId, Event, ListenId, Manager, Path};
-use remanence_rnic::{AhAttr, Device, Instant, QpAttr, QpState};
+use remanence_rnic::{AhAttr, Device, Instant, QpAttr, QpState, Silence};
 use remanence_wire::cm::{RejReason, ServiceId};
 use remanence_wire::{Gid, Qpn};
 
@@ -110,6 +111,14 @@ struct Route {
     flush: bool,
     /// How often the network said that nobody has the peer's port open while we asked.
     refused: u8,
+    /// It said so since the peer was last asked whether it is there.
+    closed: bool,
+}
+
+impl Route {
+    fn new(events: &Arc<EventQueue<CmEvent>>, user_data: u64) -> Self {
+        Self { events: Arc::clone(events), user_data, qpn: None, flush: false, refused: 0, closed: false }
+    }
 }
 
 /// A service of this process at some of its addresses, until this is dropped: an entry in the host's book of services
@@ -136,15 +145,18 @@ pub(crate) struct Connections {
     routes: HashMap<CommId, Route>,
     listeners: HashMap<ListenId, Service>,
     by_qpn: HashMap<Qpn, CommId>,
+    /// Processes of this host share the port, and their slots say who lives.
+    shared_port: bool,
 }
 
 impl Connections {
-    pub(crate) fn new(config: cm::Config) -> Self {
+    pub(crate) fn new(config: cm::Config, shared_port: bool) -> Self {
         Self {
             manager: Manager::new(config),
             routes: HashMap::new(),
             listeners: HashMap::new(),
             by_qpn: HashMap::new(),
+            shared_port,
         }
     }
 
@@ -156,6 +168,9 @@ impl Connections {
         }
         if self.manager.poll_timeout().is_some_and(|deadline| deadline <= now) {
             self.manager.handle_timeout(now);
+        }
+        while let Some((qpn, silence)) = device.poll_silence() {
+            self.silent(now, qpn, silence);
         }
         while let Some((path, mad)) = self.manager.poll_transmit() {
             let gids = &device.config().gids;
@@ -182,7 +197,11 @@ impl Connections {
                 (route, None)
             }
             Event::SidrRequest(request) => (self.listener(request.listener), None),
-            Event::Response { id, .. } | Event::Established { id } => (self.routes.get(id).cloned(), None),
+            Event::Response { id, .. } => (self.routes.get(id).cloned(), None),
+            Event::Established { id } => {
+                self.watch(now, device, *id);
+                (self.routes.get(id).cloned(), None)
+            }
             Event::Disconnected { id, .. } => {
                 let route = self.routes.get(id).cloned();
                 if let Some(qpn) = route.as_ref().filter(|route| route.flush).and_then(|route| route.qpn) {
@@ -224,12 +243,46 @@ impl Connections {
         }
     }
 
+    /// From now on somebody notices when the peer of this connection is gone.
+    fn watch(&mut self, now: Instant, device: &mut Device, id: CommId) {
+        if let Some(route) = self.routes.get_mut(&id) {
+            (route.refused, route.closed) = (0, false);
+            if let Some(qpn) = route.qpn {
+                device.watch_peer(now, qpn);
+            }
+        }
+    }
+
+    /// The peer of a QP does not answer. What the network says of its port, and this host of its process, is believed
+    /// then.
+    fn silent(&mut self, now: Instant, qpn: Qpn, silence: Silence) {
+        let Some(&id) = self.by_qpn.get(&qpn) else { return };
+        let Some(route) = self.routes.get_mut(&id) else { return };
+        let closed = std::mem::take(&mut route.closed);
+        route.refused = if closed { route.refused + 1 } else { 0 };
+        if silence == Silence::Lost || route.refused >= REFUSALS || self.is_dead(id) {
+            self.manager.lost(now, id);
+        }
+    }
+
+    /// Whether the peer was a process of this host that has ended.
+    fn is_dead(&self, id: CommId) -> bool {
+        let (Some(path), Some(qpn)) = (self.manager.path(id), self.manager.remote_qpn(id)) else {
+            return false;
+        };
+        // Only what is an address of this host can be bound.
+        self.shared_port && !Seat::is_taken(qpn.value()) && UdpSocket::bind((path.remote.to_ip(), 0)).is_ok()
+    }
+
     /// The network says that nobody has the port open at `remote`. Returns how many events that made.
     pub(crate) fn refused(&mut self, now: Instant, remote: Gid) -> u64 {
         let mut ended = Vec::new();
         for (&id, route) in &mut self.routes {
-            let asking = matches!(self.manager.state(id), Some(cm::State::ReqSent));
-            if asking && self.manager.path(id).is_some_and(|path| path.remote == remote) {
+            if self.manager.path(id).is_none_or(|path| path.remote != remote) {
+                continue;
+            }
+            route.closed = true;
+            if matches!(self.manager.state(id), Some(cm::State::ReqSent)) {
                 route.refused += 1;
                 if route.refused >= REFUSALS {
                     ended.push(id);
@@ -305,7 +358,7 @@ impl<'a> Cm<'a> {
     ) -> Result<ListenId, Error> {
         let mut turn = self.handle.turn();
         let id = turn.cm.manager.listen(listen)?;
-        let route = Route { events: Arc::clone(events), user_data, qpn: None, flush: false, refused: 0 };
+        let route = Route::new(events, user_data);
         turn.cm.listeners.insert(id, Service { route, _claim: claim });
         Ok(id)
     }
@@ -380,9 +433,7 @@ impl<'a> Cm<'a> {
         let mut turn = self.handle.turn();
         let now = turn.now;
         let id = turn.cm.manager.connect(now, connect)?;
-        turn.cm
-            .routes
-            .insert(id, Route { events: Arc::clone(events), user_data, qpn: None, flush: false, refused: 0 });
+        turn.cm.routes.insert(id, Route::new(events, user_data));
         turn.cm.attach_qp(id, connect.qpn, flush);
         Ok(id)
     }
@@ -403,8 +454,7 @@ impl<'a> Cm<'a> {
         let mut turn = self.handle.turn();
         let now = turn.now;
         let id = turn.cm.manager.resolve(now, path, service_id, cma_port, private_data)?;
-        let route =
-            Route { events: Arc::clone(&channel.events), user_data, qpn: None, flush: false, refused: 0 };
+        let route = Route::new(&channel.events, user_data);
         turn.cm.routes.insert(id, route);
         Ok(id)
     }
@@ -479,7 +529,12 @@ impl<'a> Cm<'a> {
     /// # Errors
     /// The connection is gone, or not in this state.
     pub fn establish(self, id: CommId, private_data: &[u8]) -> Result<(), CmError> {
-        self.handle.turn().cm.manager.establish(id, private_data)
+        let mut turn = self.handle.turn();
+        let now = turn.now;
+        turn.cm.manager.establish(id, private_data)?;
+        let driver = &mut *turn;
+        driver.cm.watch(now, &mut driver.device, id);
+        Ok(())
     }
 
     /// Rejects a request or a response.

@@ -147,14 +147,17 @@ impl Context {
         let driver = Driver::new(
             Device::new(config.clone()),
             RegionMemory::new(Arc::clone(&flushes)),
-            Connections::new(cm::Config {
-                ca_guid: random(),
-                gids: config.gids.clone(),
-                seed: random(),
-                max_mtu: config.mtu,
-                comm_ids: seat.as_ref().map_or(CommIdSpace::ALL, share::comm_ids),
-                ..cm::Config::default()
-            }),
+            Connections::new(
+                cm::Config {
+                    ca_guid: random(),
+                    gids: config.gids.clone(),
+                    seed: random(),
+                    max_mtu: config.mtu,
+                    comm_ids: seat.as_ref().map_or(CommIdSpace::ALL, share::comm_ids),
+                    ..cm::Config::default()
+                },
+                seat.is_some(),
+            ),
             link,
             options.progress,
             signals.clone(),

@@ -119,3 +119,16 @@ fn a_killed_peer_shows_as_a_failed_completion_and_its_successor_is_reached() {
     let (connection, remote) = connect(&client, again.peer, &attr);
     write_and_read_back(&client, &connection, remote, 2);
 }
+
+#[test]
+fn a_killed_peer_is_missed_by_who_only_waits() {
+    let mut server = Server::start(address(), 7471);
+    // One of another address, whose host has nobody left at the port afterwards, and one that shares it.
+    let (other, same) = (Side::new(), Side::with(open_at(server.peer.ip(), Progress::default())));
+    let attr = ConnectAttr::default();
+    let connections = [&other, &same].map(|side| connect(side, server.peer, &attr).0);
+    server.kill();
+    for connection in connections {
+        assert!(connection.wait_ended(LIMIT).unwrap(), "nobody said so");
+    }
+}

@@ -116,6 +116,12 @@ impl Seat {
         self.0.slot
     }
 
+    /// Whether a process of this host has the slot to which a QP number belongs.
+    #[must_use]
+    pub fn is_taken(qpn: u32) -> bool {
+        unix::bind(&slot_name((qpn >> 16) as u8)).is_err()
+    }
+
     /// The QP numbers that this process may give out. Never 0, 1 (the special QPs) or 0xFFFFFF (multicast).
     #[must_use]
     pub fn qpns(&self) -> Range<u32> {

@@ -1,7 +1,7 @@
 //! How connections end: REJ, DREQ, DREP, timewait (IBA Vol 1, 12.9.6, 12.9.8).
 
-use remanence_wire::Gid;
 use remanence_wire::cm::{Drep, Dreq, Rej, RejReason, RejectedMessage};
+use remanence_wire::{Gid, Qpn};
 
 use super::conn::{Conn, State};
 use super::message::{self, Mad, Reject};
@@ -63,6 +63,18 @@ impl Manager {
             | State::SidrRepSent => return Err(CmError::State),
         }
         Ok(())
+    }
+
+    /// The peer of an established connection does not answer any more: the connection is over. A peer that was only away
+    /// for long is told.
+    pub fn lost(&mut self, now: Instant, id: CommId) {
+        let Some(conn) = self.conns.get_mut(&id.0).filter(|conn| conn.state == State::Established) else {
+            return;
+        };
+        conn.tid = u64::from(id.0);
+        let (path, dreq) = (conn.path, message::dreq(conn, id.0));
+        self.send(path, dreq);
+        self.end(now, id.0, Ended::Unanswered);
     }
 
     /// The caller has lost interest in `id`: it is ended as politely as its state allows, with no further events.
@@ -290,6 +302,12 @@ impl Manager {
         // Both ways, and a late ACK (12.9.8.3.1).
         let until = now + timing::duration(conn.ack_timeout);
         self.set_timer(id, until);
+    }
+
+    /// The peer's QP, once it is known.
+    #[must_use]
+    pub fn remote_qpn(&self, id: CommId) -> Option<Qpn> {
+        self.conns.get(&id.0).map(|conn| conn.remote_qpn)
     }
 
     /// The path of a connection, while it is known.

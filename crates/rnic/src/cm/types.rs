@@ -235,7 +235,7 @@ pub enum Ended {
     Local,
     /// The peer asked.
     Remote,
-    /// We asked, and the peer never answered.
+    /// We asked, for the end of the connection or whether anybody is there, and the peer never answered.
     Unanswered,
     /// The peer began a new connection with the same QP, or says that it does not know this one: it lost its
     /// state without telling (IBA Vol 1, 12.9.8.3).

@@ -13,7 +13,7 @@ use remanence_wire::{Msn, Psn, bth};
 
 use super::receive::scatter;
 use super::retry::Expired;
-use super::{Qp, QpState, distance};
+use super::{Qp, QpState, Silence, distance};
 use crate::async_event::AsyncEvent;
 use crate::device::Shared;
 use crate::memory::Memory;
@@ -289,8 +289,18 @@ impl Qp {
                 self.congestion.on_timeout(self.requester.max_psn, !flushing);
                 self.go_back();
             }
-            Some(Expired::GiveUp) => self.fail_head(shared, WcStatus::RetryExcErr),
+            Some(Expired::GiveUp) => {
+                // It has answered nothing for as long as the consumer wanted to wait.
+                if self.keepalive.is_watching() {
+                    shared.silences.push_back((self.qpn, Silence::Lost));
+                }
+                self.fail_head(shared, WcStatus::RetryExcErr);
+            }
         }
+        if let Some(silence) = self.keepalive.expire(now) {
+            shared.silences.push_back((self.qpn, silence));
+        }
+        self.wants_tx |= self.keepalive.due;
     }
 
     /// Completes the oldest WQE and frees it. Without error and signal nobody is told (10.7.3).

@@ -9,6 +9,7 @@ pub(crate) mod attr;
 mod completer;
 mod congestion;
 pub(crate) mod datagram;
+mod keepalive;
 pub(crate) mod path;
 mod receive;
 mod requester;
@@ -37,6 +38,8 @@ use crate::wc::{Wc, WcOpcode, WcStatus};
 use crate::wqe::{RecvQueue, SendQueue};
 pub use attr::{QpAttr, QpCaps, QpInfo, QpInit, QpType};
 use congestion::Congestion;
+use keepalive::Keepalive;
+pub use keepalive::Silence;
 use path::Path;
 use receive::Receiving;
 use requester::Requester;
@@ -83,6 +86,7 @@ pub(crate) struct Qp {
     pub(crate) requester: Requester,
     pub(crate) congestion: Congestion,
     pub(crate) retry: Retry,
+    pub(crate) keepalive: Keepalive,
     pub(crate) responder: Responder,
     pub(crate) receiving: Receiving,
     pub(crate) timer: TimerEntry,
@@ -135,6 +139,7 @@ impl Qp {
         }
         let bth = packet.bth();
         check_pkey(&bth)?;
+        self.keepalive.heard(now);
         if rx.congestion_experienced() {
             self.on_congestion_mark(shared, now, packet);
         }
@@ -233,6 +238,7 @@ impl Qp {
     /// Takes the QP to the error state: everything posted completes as flushed (10.3.1).
     pub(crate) fn enter_error(&mut self, shared: &mut Shared) {
         self.state = QpState::Err;
+        self.keepalive.stop();
         shared.qp_changes += 1;
         self.flush_sends(shared);
         self.flush_receives(shared);

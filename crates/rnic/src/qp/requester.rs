@@ -10,7 +10,7 @@ use std::collections::VecDeque;
 
 use remanence_wire::feth::{self, PlacementType, SelectivityLevel};
 use remanence_wire::packet::{Headers, Repr, packet_len};
-use remanence_wire::{Opcode, Psn, atomic_eth, bth, ieth, imm_dt, reth};
+use remanence_wire::{Opcode, Psn, Rkey, atomic_eth, bth, ieth, imm_dt, reth};
 
 use super::receive::for_each_part;
 use super::respond::Full;
@@ -136,6 +136,9 @@ impl Qp {
         if !matches!(self.state, QpState::Rts | QpState::Sqd) || self.retry.rnr_waiting() {
             return Ok(());
         }
+        if self.keepalive.due {
+            self.send_probe(batch)?;
+        }
         while self.next_request(shared) == Next::Send {
             let sent = self.send_request(shared, now, batch, mem)?;
             match sent {
@@ -146,6 +149,25 @@ impl Qp {
                 }
             }
         }
+        Ok(())
+    }
+
+    /// Asks the peer whether it is there. What is in flight asks that anyway.
+    fn send_probe(&mut self, batch: &mut Batch<'_>) -> Result<(), Full> {
+        let req = &self.requester;
+        if req.una == req.max_psn {
+            let opcode = Opcode::RcWriteOnly;
+            if !batch.admits(packet_len(opcode.info().header_len.into(), 0)) {
+                return Err(Full);
+            }
+            let last = Psn::new(req.una.value().wrapping_sub(1));
+            let bth = bth::Repr { ack_req: true, ..bth::Repr::new(opcode, self.dest, last) };
+            let reth = reth::Repr { va: 0, rkey: Rkey(0), dma_len: 0 };
+            let path = self.path.as_deref().expect("a connected QP has a path");
+            let repr = Repr { bth, headers: Headers::Reth(reth) };
+            batch.push(&path.flow, &repr, 0, |_| Ok::<(), ()>(())).expect("no payload, nothing to fail");
+        }
+        self.keepalive.due = false;
         Ok(())
     }
 

@@ -7,6 +7,7 @@ use remanence_wire::{Gid, Mtu, Psn, Qpn};
 use super::Qp;
 use super::attr::{QpAttr, QpInfo, QpInit, QpType};
 use super::congestion::Congestion;
+use super::keepalive::Keepalive;
 use super::path::Path;
 use super::receive::Receiving;
 use super::requester::Requester;
@@ -69,6 +70,7 @@ impl Device {
             requester: Requester::default(),
             congestion: Congestion::new(config.window),
             retry: Retry::default(),
+            keepalive: Keepalive::default(),
             responder: Responder::default(),
             receiving: Receiving::default(),
             timer: TimerEntry::default(),
@@ -301,6 +303,7 @@ impl Qp {
         self.responder.reset(Psn::default(), 0);
         self.receiving.taken = false;
         self.retry = Retry::default();
+        self.keepalive.stop();
         self.attr = QpAttr::default();
         self.access = Access::empty();
         self.path = None;

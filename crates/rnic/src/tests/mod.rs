@@ -2,6 +2,7 @@
 
 mod bad_input;
 mod basic;
+mod keepalive;
 mod mutated;
 mod pair;
 mod reliable;

@@ -63,6 +63,20 @@ fn req_rep_rtu_make_a_connection_and_dreq_drep_end_it() {
 }
 
 #[test]
+fn a_lost_peer_ends_the_connection_and_is_told_should_it_come_back() {
+    let mut pair = Pair::new();
+    let (active, passive) = pair.establish();
+    pair.active.lost(pair.now, active);
+    assert_eq!(pair.active.poll_event(), Some(Event::Disconnected { id: active, ended: Ended::Unanswered }));
+    assert_eq!(pair.active.state(active), Some(State::Timewait));
+    pair.run();
+    assert_eq!(pair.passive.poll_event(), Some(Event::Disconnected { id: passive, ended: Ended::Remote }));
+    // Not twice.
+    pair.active.lost(pair.now, active);
+    assert_eq!(pair.active.poll_event(), None);
+}
+
+#[test]
 fn nobody_listening_is_told_at_once() {
     let mut pair = Pair::new();
     let other = ServiceId::new(PortSpace::Tcp, 1);

@@ -1,0 +1,107 @@
+//! Watched peers: the living answer and notice nothing, the dead are found out.
+
+use std::time::Duration;
+
+use remanence_wire::{Opcode, Qpn};
+
+use super::pair::{Fate, Pair, REMOTE};
+use crate::*;
+
+fn watch(pair: &mut Pair) {
+    let (now, qpns) = (pair.now, pair.qpns);
+    for (node, qpn) in pair.nodes.iter_mut().zip(qpns) {
+        node.device.watch_peer(now, qpn);
+    }
+}
+
+fn silences(pair: &mut Pair) -> Vec<(Qpn, Silence)> {
+    std::iter::from_fn(|| pair.a().device.poll_silence()).collect()
+}
+
+#[test]
+fn a_quiet_peer_is_asked_and_answers_without_noticing() {
+    let mut pair = Pair::connected();
+    watch(&mut pair);
+    let qpn = pair.qpns[1];
+    pair.b().post_recv(qpn, 1, &[]);
+    pair.run_for(Duration::from_secs(60));
+    let (asked, answered) = (pair.sent(0, Opcode::RcWriteOnly), pair.sent(1, Opcode::RcAck));
+    assert!((20..=30).contains(&asked), "{asked} questions in a minute");
+    assert_eq!(asked, answered);
+    assert_eq!(silences(&mut pair), []);
+    assert_eq!((pair.b().recvs(), pair.b().events(), pair.b().mem.writes), (vec![], vec![], 0));
+    // And the connection works on, from the first PSN.
+    let data = pair.a().buffer(64, REMOTE, 7);
+    let sink = pair.b().buffer(64, REMOTE, 0);
+    pair.post(2, SendOp::Write(sink.remote(0)), &[data.sge(0, 64)]);
+    pair.run_for(Duration::from_millis(1));
+    assert_eq!(pair.a().sends()[0].status, WcStatus::Success);
+    assert_eq!(pair.b().bytes(&sink), [7; 64]);
+}
+
+#[test]
+fn nobody_is_asked_who_is_heard_or_not_watched() {
+    let mut pair = Pair::connected();
+    pair.run_for(Duration::from_secs(60));
+    assert_eq!(pair.sent(0, Opcode::RcWriteOnly), 0);
+    watch(&mut pair);
+    let qpn = pair.qpns[1];
+    for _ in 0..60 {
+        pair.b().post_recv(qpn, 1, &[]);
+        pair.post(1, SendOp::Send, &[]);
+        pair.run_for(Duration::from_secs(1));
+    }
+    assert_eq!(pair.sent(0, Opcode::RcWriteOnly) + pair.sent(1, Opcode::RcWriteOnly), 0);
+}
+
+#[test]
+fn a_dead_peer_is_lost_after_ten_seconds_of_silence() {
+    let mut pair = Pair::connected();
+    watch(&mut pair);
+    pair.hook = Some(Box::new(|from, _| if from == 1 { Fate::Drop } else { Fate::Deliver }));
+    let qpn = pair.qpns[0];
+    pair.run_for(Duration::from_millis(9_900));
+    let known = silences(&mut pair);
+    assert!(!known.is_empty() && known.iter().all(|&known| known == (qpn, Silence::Unanswered)), "{known:?}");
+    pair.run_for(Duration::from_millis(200));
+    assert_eq!(silences(&mut pair), [(qpn, Silence::Lost)]);
+    assert_eq!(pair.a().state(qpn), QpState::Rts, "what becomes of the QP is its owner's business");
+    let asked = pair.sent(0, Opcode::RcWriteOnly);
+    pair.run_for(Duration::from_secs(60));
+    assert_eq!((silences(&mut pair), pair.sent(0, Opcode::RcWriteOnly)), (vec![], asked));
+}
+
+#[test]
+fn loss_is_not_death() {
+    let mut pair = Pair::connected();
+    watch(&mut pair);
+    pair.weather(3, 10, 0, 0, 0);
+    pair.run_for(Duration::from_secs(600));
+    let known = silences(&mut pair);
+    assert!(known.iter().all(|known| known.1 == Silence::Unanswered), "{known:?}");
+}
+
+#[test]
+fn a_work_request_that_ran_out_of_retries_says_the_same() {
+    let mut pair = Pair::connected();
+    watch(&mut pair);
+    pair.hook = Some(Box::new(|_, _| Fate::Drop));
+    let qpn = pair.qpns[0];
+    pair.post(1, SendOp::Send, &[]);
+    pair.run_for(Duration::from_secs(1));
+    assert_eq!(pair.a().sends()[0].status, WcStatus::RetryExcErr);
+    assert_eq!(silences(&mut pair), [(qpn, Silence::Lost)]);
+}
+
+#[test]
+fn a_qp_that_left_rts_asks_nobody() {
+    for state in [QpState::Err, QpState::Reset] {
+        let mut pair = Pair::connected();
+        watch(&mut pair);
+        let (now, qpn) = (pair.now, pair.qpns[0]);
+        let attr = QpAttr { state: Some(state), ..QpAttr::default() };
+        pair.a().device.modify_qp(now, qpn, &attr).unwrap();
+        pair.run_for(Duration::from_secs(60));
+        assert_eq!((pair.sent(0, Opcode::RcWriteOnly), silences(&mut pair)), (0, vec![]));
+    }
+}
