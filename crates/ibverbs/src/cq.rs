@@ -130,10 +130,10 @@ pub unsafe extern "C" fn ibv_resize_cq(p: *mut ibv_cq, cqe: c_int) -> c_int {
 pub unsafe extern "C" fn ibv_destroy_cq(p: *mut ibv_cq) -> c_int {
     // SAFETY: C hands in a live CQ, whose context is live too.
     let (object, ctx) = unsafe { (cq(p), ctx((*p).context)) };
-    if let Err(e) = object.cq.destroy() {
-        return errno::of_verb(e);
-    }
-    let reported = ctx.table().remove_cq(object.cq.raw());
+    let reported = match ctx.destroy_cq(object.cq.raw(), || object.cq.destroy()) {
+        Ok(reported) => reported,
+        Err(e) => return e,
+    };
     // SAFETY: as above; after this nobody else knows the object, which came from a Box.
     unsafe {
         let (mutex, cond) = (&raw mut (*p).mutex, &raw mut (*p).cond);

@@ -292,10 +292,10 @@ pub unsafe extern "C" fn ibv_destroy_qp(p: *mut ibv_qp) -> c_int {
     if !object.groups().is_empty() {
         return libc::EBUSY;
     }
-    if let Err(e) = object.qp.destroy() {
-        return errno::of_verb(e);
-    }
-    let reported = ctx.table().remove_qp(object.qp.qpn());
+    let reported = match ctx.destroy_qp(object.qp.qpn(), || object.qp.destroy()) {
+        Ok(reported) => reported,
+        Err(e) => return e,
+    };
     // SAFETY: as above; after this nobody else knows the object, which came from a Box.
     unsafe {
         let (mutex, cond) = (&raw mut (*p).mutex, &raw mut (*p).cond);

@@ -129,10 +129,10 @@ pub unsafe extern "C" fn ibv_query_srq(p: *mut ibv_srq, attr: *mut ibv_srq_attr)
 pub unsafe extern "C" fn ibv_destroy_srq(p: *mut ibv_srq) -> c_int {
     // SAFETY: C hands in a live queue, whose context is live too.
     let (object, ctx) = unsafe { (srq(p), ctx((*p).context)) };
-    if let Err(e) = object.srq.destroy() {
-        return errno::of_verb(e);
-    }
-    let reported = ctx.table().remove_srq(object.srq.raw());
+    let reported = match ctx.destroy_srq(object.srq.raw(), || object.srq.destroy()) {
+        Ok(reported) => reported,
+        Err(e) => return e,
+    };
     // SAFETY: as above; after this nobody else knows the object, which came from a Box.
     unsafe {
         let (mutex, cond) = (&raw mut (*p).mutex, &raw mut (*p).cond);

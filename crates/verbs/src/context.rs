@@ -277,6 +277,11 @@ impl Context {
         self.handle.signals.async_events.pop()
     }
 
+    /// Drops events that nobody took yet: those of an object that was destroyed.
+    pub fn retain_async_events(&self, keep: impl FnMut(&DeviceEvent) -> bool) {
+        self.handle.signals.async_events.retain(keep);
+    }
+
     /// Readable while an asynchronous event waits.
     #[must_use]
     pub fn async_fd(&self) -> BorrowedFd<'_> {
