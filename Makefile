@@ -1,7 +1,7 @@
 # Two commands do everything on a fresh Debian machine with a Rust toolchain:
 #   make demo   builds the release binary and runs the main job on real input
 #   make test   installs what the tests need, then runs every check: this is CI
-.PHONY: demo test check deps-demo deps-test
+.PHONY: demo test check dropin deps-demo deps-test
 .DEFAULT_GOAL := help
 
 # A C compiler and linker are all that the build itself needs.
@@ -20,6 +20,9 @@ demo: deps-demo
 	cargo build --release --locked -p remanence-cli
 	@echo "==> rem demo"
 	./target/release/rem demo
+
+dropin: deps-demo
+	cargo xtask dropin --release
 
 test: deps-test
 	cargo xtask check

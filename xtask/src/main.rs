@@ -1,8 +1,11 @@
 //! The project's own checks: `cargo xtask check` is what CI runs, and what to run before a push.
 //!
 //! `check` runs them all; each can be run by its name. They print what they do, and stop at the first failure.
+//!
+//! And one thing that cargo cannot build alone: `cargo xtask dropin` makes the two C libraries.
 
 mod deps;
+mod dropin;
 mod ledger;
 mod tidy;
 
@@ -25,9 +28,19 @@ const STEPS: &[Step] = &[
 
 fn main() -> ExitCode {
     let wanted = std::env::args().nth(1).unwrap_or_default();
+    if wanted == "dropin" {
+        return match dropin::run(std::env::args().any(|arg| arg == "--release")) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(why) => {
+                eprintln!("==> dropin failed: {why}");
+                ExitCode::FAILURE
+            }
+        };
+    }
     let steps: Vec<&Step> = STEPS.iter().filter(|s| wanted == "check" || s.0 == wanted).collect();
     if steps.is_empty() {
-        eprintln!("usage: cargo xtask check|NAME, where NAME is one of");
+        eprintln!("usage: cargo xtask dropin [--release]: builds libibverbs.so.1 and librdmacm.so.1");
+        eprintln!("       cargo xtask check|NAME, where NAME is one of");
         for (name, what, _) in STEPS {
             eprintln!("  {name:8} {what}");
         }
