@@ -79,7 +79,8 @@ impl Host {
         Self { carrier, address, mtus, context, pd, region, mr }
     }
 
-    /// Runs a part of a story in weather that loses nothing of what the guest sends, as Linux says some things once
+    /// Runs a part of a story in weather that loses nothing of what the guest sends, and keeps its order (an answer
+    /// that overtakes another counts as that one's loss), as Linux says some things once
     /// (seen in 6.12):
     /// - the answer to a FLUSH: the responder resource that it keeps has no PSNs (`rxe_prepare_res`), so that a FLUSH that is
     ///   asked for again is not found and not answered;
@@ -88,7 +89,7 @@ impl Host {
     /// - an ATOMIC WRITE: sent again, it carries another virtual address (0 for 64 here, with the right data).
     pub(crate) fn hearing_the_guest<T>(&self, part: impl FnOnce() -> T) -> T {
         let Some(weather) = self.context.fault_control() else { return part() };
-        weather.set(Plan { rx: Faults { loss: 0.0, ..RX }, ..BAD_WEATHER });
+        weather.set(Plan { rx: Faults { duplication: 0.02, ..Faults::NONE }, ..BAD_WEATHER });
         let result = part();
         weather.set(BAD_WEATHER);
         result
