@@ -1,9 +1,11 @@
 //! What the tests of the C ABI share: a C compiler, and directories of their own.
 #![allow(dead_code, reason = "each test program uses a part")]
 
+use std::ffi::OsStr;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::OnceLock;
 
 /// A directory for what this test process builds, below cargo's own.
 pub(crate) fn scratch(name: &str) -> PathBuf {
@@ -28,4 +30,66 @@ pub(crate) fn run_c(name: &str, source: &str, include: Option<&PathBuf>) -> Stri
     assert!(output.status.success(), "{name}: {output:?}");
     fs::remove_dir_all(&dir).expect("removed");
     String::from_utf8(output.stdout).expect("text")
+}
+
+/// The directory of the two libraries as this test's sources make them, built once for each process; or as
+/// `REMANENCE_TEST_LIB` says. (cargo and `link.sh` lock what they write, so test programs need not.)
+pub(crate) fn dropin() -> PathBuf {
+    static BUILT: OnceLock<PathBuf> = OnceLock::new();
+    BUILT.get_or_init(|| std::env::var_os("REMANENCE_TEST_LIB").map_or_else(build, PathBuf::from)).clone()
+}
+
+fn build() -> PathBuf {
+    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().expect("below cargo's directory");
+    let built = Command::new(env!("CARGO"))
+        .args([
+            "build",
+            "--quiet",
+            "--locked",
+            "-p",
+            "remanence-ibverbs",
+            "--profile",
+            "test",
+            "--target-dir",
+        ])
+        .arg(target)
+        .current_dir(here)
+        .status()
+        .expect("cargo runs");
+    assert!(built.success(), "the archive does not build");
+    let out = target.join("debug/dropin");
+    let archive = target.join("debug/libremanence_ibverbs.a");
+    let linked = Command::new(here.join("link.sh")).arg(archive).arg(&out).status().expect("a shell");
+    assert!(linked.success(), "the libraries do not link: apt install gcc");
+    out
+}
+
+/// A program as its users run it, but with our libraries, and on the loopback interface only.
+pub(crate) fn program(name: impl AsRef<OsStr>) -> Command {
+    let mut command = Command::new("timeout");
+    command.arg("60").arg(name);
+    for (variable, _) in std::env::vars_os() {
+        if variable.to_string_lossy().starts_with("REMANENCE_") {
+            command.env_remove(variable);
+        }
+    }
+    command.env("LD_LIBRARY_PATH", dropin()).env("REMANENCE_DEVICE", "rem_lo");
+    command
+}
+
+/// Compiles a C program against the installed headers and our libraries.
+pub(crate) fn compile(dir: &Path, name: &str, source: &str) -> PathBuf {
+    let (file, program) = (dir.join(name).with_extension("c"), dir.join(name));
+    fs::write(&file, source).expect("written");
+    let compiled = Command::new("cc")
+        .args(["-D_GNU_SOURCE", "-Wall", "-Wextra", "-O1", "-o"])
+        .arg(&program)
+        .arg(&file)
+        .arg("-L")
+        .arg(dropin())
+        .args(["-libverbs", "-lrdmacm", "-lpthread", "-ldl"])
+        .status();
+    assert!(compiled.expect("a C compiler: apt install gcc").success(), "{name} does not compile");
+    program
 }
