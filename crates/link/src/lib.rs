@@ -30,3 +30,5 @@ pub mod xdp;
 pub use link::{
     Event, Link, LinkCaps, LinkStats, Outgoing, Received, SideChannel, SideEvent, SourcePort, WaitFd,
 };
+pub use sys::descriptor::{Descriptor, abandon_inherited, generation};
+pub use sys::net::random_u64 as random;

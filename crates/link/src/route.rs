@@ -6,6 +6,7 @@ use std::io;
 use std::net::{IpAddr, SocketAddr, SocketAddrV6};
 use std::os::fd::AsFd;
 
+use crate::sys::descriptor::Descriptor;
 use crate::sys::{interfaces, net};
 
 /// An address of this host and the interface that carries it.
@@ -102,7 +103,7 @@ pub(crate) fn to_mtu(peer: SocketAddr) -> io::Result<usize> {
     ask(&net::udp_socket(peer.ip())?, peer).map(|route| route.mtu)
 }
 
-fn ask(socket: &std::os::fd::OwnedFd, peer: SocketAddr) -> io::Result<Route> {
+fn ask(socket: &Descriptor, peer: SocketAddr) -> io::Result<Route> {
     net::connect(socket.as_fd(), peer)?;
     let (level, name) =
         if peer.is_ipv4() { (libc::IPPROTO_IP, libc::IP_MTU) } else { (libc::IPPROTO_IPV6, libc::IPV6_MTU) };

@@ -11,6 +11,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
+use remanence_link::generation;
 use remanence_rnic::CqHandle;
 
 use crate::context::Handle;
@@ -22,16 +23,25 @@ use crate::wake::{self, Event};
 /// ten thousand connections need not cost ten thousand descriptors.
 #[derive(Debug)]
 pub(crate) struct EventQueue<T> {
+    born: u32,
     queue: Mutex<VecDeque<T>>,
     event: OnceLock<Event>,
 }
 
 impl<T> EventQueue<T> {
     pub(crate) fn new() -> Self {
-        Self { queue: Mutex::new(VecDeque::new()), event: OnceLock::new() }
+        Self { born: generation(), queue: Mutex::new(VecDeque::new()), event: OnceLock::new() }
+    }
+
+    /// We are a forked child, and it was our parent's: whoever held its lock is not there to let go of it.
+    pub(crate) fn is_abandoned(&self) -> bool {
+        self.born != generation()
     }
 
     pub(crate) fn push(&self, item: T) {
+        if self.is_abandoned() {
+            return;
+        }
         let mut queue = self.lock();
         queue.push_back(item);
         if queue.len() == 1
@@ -42,6 +52,9 @@ impl<T> EventQueue<T> {
     }
 
     pub(crate) fn pop(&self) -> Option<T> {
+        if self.is_abandoned() {
+            return None;
+        }
         let mut queue = self.lock();
         let item = queue.pop_front()?;
         self.lower_if_empty(&queue);
@@ -49,6 +62,9 @@ impl<T> EventQueue<T> {
     }
 
     pub(crate) fn retain(&self, keep: impl FnMut(&T) -> bool) {
+        if self.is_abandoned() {
+            return;
+        }
         let mut queue = self.lock();
         if !queue.is_empty() {
             queue.retain(keep);
@@ -58,6 +74,9 @@ impl<T> EventQueue<T> {
 
     /// Takes out what answers to `which`, in order.
     pub(crate) fn take(&self, which: impl Fn(&T) -> bool) -> Vec<T> {
+        if self.is_abandoned() {
+            return Vec::new();
+        }
         let mut queue = self.lock();
         let (taken, kept) = std::mem::take(&mut *queue).into_iter().partition::<Vec<_>, _>(which);
         queue.extend(kept);
@@ -77,13 +96,19 @@ impl<T> EventQueue<T> {
 
     /// Whether the consumer switched the descriptor to non-blocking mode.
     pub(crate) fn is_nonblocking(&self) -> bool {
-        self.event.get().is_some_and(|event| wake::is_nonblocking(event.as_fd()))
+        self.event.get().is_some_and(|event| event.is_open() && wake::is_nonblocking(event.as_fd()))
     }
 
     /// The descriptor.
     pub(crate) fn fd(&self) -> Result<BorrowedFd<'_>, Error> {
         if let Some(event) = self.event.get() {
             return Ok(event.as_fd());
+        }
+        if self.is_abandoned() {
+            return Err(Error::os(
+                "a channel of the parent process",
+                std::io::ErrorKind::NotConnected.into(),
+            ));
         }
         let event = Event::for_consumer().map_err(|e| Error::os("cannot create an event descriptor", e))?;
         let queue = self.lock();

@@ -59,7 +59,11 @@ impl CmChannel {
         loop {
             let event = self.events.pop();
             let left = end.map(|end| end.saturating_duration_since(std::time::Instant::now()));
-            if event.is_some() || left == Some(Duration::ZERO) || self.events.is_nonblocking() {
+            if event.is_some()
+                || self.events.is_abandoned()
+                || left == Some(Duration::ZERO)
+                || self.events.is_nonblocking()
+            {
                 return event;
             }
             wake::until_readable(self.as_fd(), left);
@@ -372,6 +376,9 @@ impl<'a> Cm<'a> {
         // One process of the host gets the requests for a service at an address, whichever of them the kernel hands
         // them to.
         let mut listening = Vec::new();
+        if self.handle.lock.is_abandoned() {
+            return Err(Error::os("the device was the parent process's", io::ErrorKind::NotConnected.into()));
+        }
         if let Some(seat) = &self.handle.seat {
             let all = self.handle.config.gids.as_slice();
             for gid in local.as_ref().map_or(all, std::slice::from_ref) {

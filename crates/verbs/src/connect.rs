@@ -321,6 +321,9 @@ impl Connection {
     /// # Errors
     /// As [`connect`](Self::connect): the connection will not be.
     pub fn advance(&self) -> Result<Phase, Error> {
+        if self.inner.events.is_abandoned() {
+            return Err(Error::Disconnected(self.peer()));
+        }
         while let Some(event) = self.inner.events.pop() {
             self.handle_event(event)?;
         }

@@ -16,6 +16,7 @@ use remanence_rnic::cm::{self, CommIdSpace};
 use remanence_rnic::{AsyncEvent, Config, Device, Stats};
 use remanence_wire::{Gid, Mtu};
 
+use crate::abandon;
 use crate::channel::{CompChannel, EventQueue};
 use crate::clock::Clock;
 use crate::cm::Connections;
@@ -98,6 +99,13 @@ impl fmt::Debug for Handle {
 
 impl Drop for Handle {
     fn drop(&mut self) {
+        if self.shared.lock.is_abandoned() {
+            // All of it is as a thread of the parent left it; its descriptors are closed already.
+            std::mem::forget((Arc::clone(&self.shared), self.seat.take(), Arc::clone(&self.flushes)));
+            let threads = std::mem::replace(&mut self.threads, Mutex::new(Vec::new()));
+            std::mem::forget(threads);
+            return;
+        }
         self.shared.stop.store(true, Ordering::Release);
         self.shared.signals.thread.raise();
         self.flushes.stop();
@@ -162,8 +170,12 @@ impl Context {
             options.progress,
             signals.clone(),
         );
+        let heir = {
+            let (caps, signals) = (caps.clone(), signals.clone());
+            move || abandon::heir(&caps, &signals)
+        };
         let shared = Arc::new(Shared {
-            lock: DeviceLock::new(driver),
+            lock: DeviceLock::new(driver, heir),
             clock: Clock::new(),
             signals,
             stop: AtomicBool::new(false),
@@ -288,6 +300,17 @@ impl Context {
         self.handle.signals.async_events.fd().expect("made with the device")
     }
 
+    /// In a child that was forked: gives this device of the parent up, and with it every other one that the parent had
+    /// open. Descriptors that were inherited are closed, so that the port and the parent's place at it are free when
+    /// the parent ends; nothing of the parent's is disturbed, and no lock is waited for. From then on calls on the
+    /// device and its objects fail, and to drop them does nothing. The child may open devices of its own.
+    ///
+    /// Best called right after the fork (`pthread_atfork`); it allocates nothing. In the process that opened the
+    /// device it does nothing.
+    pub fn abandon(&self) {
+        remanence_link::abandon_inherited();
+    }
+
     /// Serves the device once: for programs with [`Progress::ByConsumer`] that have nothing to poll.
     pub fn poll(&self) -> bool {
         self.handle.turn().poll()
@@ -300,9 +323,7 @@ impl AsFd for Context {
     }
 }
 
-/// PSNs and keys must not repeat from one run to the next. This is the standard library's own source of random
-/// keys, another one each time.
+/// PSNs and keys must not repeat from one run to the next, nor in a child of the process.
 pub(crate) fn random() -> u64 {
-    use std::hash::{BuildHasher, Hasher};
-    std::collections::hash_map::RandomState::new().build_hasher().finish()
+    remanence_link::random()
 }

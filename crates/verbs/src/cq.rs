@@ -139,6 +139,9 @@ impl Cq {
     fn poll_both(&self, out: &mut impl Extend<Wc>, max: usize) -> Result<usize, CqError> {
         let inner = &*self.inner;
         let shared = &*inner.handle.shared;
+        if shared.lock.is_abandoned() {
+            return Err(CqError::NoSuchCq);
+        }
         let engine_is_empty =
             || shared.signals.news.load(Ordering::Acquire) == inner.empty_at.load(Ordering::Relaxed);
         if engine_is_empty() {
@@ -188,6 +191,9 @@ impl Cq {
     /// # Errors
     /// The queue overflowed; completions were lost.
     pub fn peek(&self, out: &mut impl Extend<Wc>, max: usize) -> Result<usize, CqError> {
+        if self.inner.handle.lock.is_abandoned() {
+            return Err(CqError::NoSuchCq);
+        }
         self.poll_under_lock(&mut self.inner.handle.lock.lock(), out, max)
     }
 
@@ -197,6 +203,9 @@ impl Cq {
     /// # Errors
     /// The queue overflowed; completions were lost.
     pub fn wait(&self, out: &mut Vec<Wc>, max: usize, limit: Option<Duration>) -> Result<usize, CqError> {
+        if self.inner.handle.lock.is_abandoned() {
+            return Err(CqError::NoSuchCq);
+        }
         let _sleeper = Sleeper::new(&self.inner.beside);
         let found = self.inner.handle.wait(limit, Interest::Completions, |driver| {
             match self.poll_under_lock(driver, out, max) {
@@ -213,6 +222,9 @@ impl Cq {
     /// # Errors
     /// It was destroyed by name.
     pub fn req_notify(&self, solicited_only: bool) -> Result<(), VerbError> {
+        if self.inner.handle.lock.is_abandoned() {
+            return Err(VerbError::NoSuchObject("CQ"));
+        }
         self.inner.beside.notifies();
         let mut turn = self.inner.handle.turn();
         turn.device.req_notify_cq(self.inner.raw, solicited_only)?;

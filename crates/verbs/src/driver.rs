@@ -164,6 +164,18 @@ impl Driver {
         }
     }
 
+    /// A driver whose link does not work.
+    pub(crate) fn failed(
+        device: Device,
+        memory: RegionMemory,
+        cm: Connections,
+        link: Box<dyn Link>,
+        progress: Progress,
+        signals: Signals,
+    ) -> Self {
+        Self { failed: true, ..Self::new(device, memory, cm, link, progress, signals) }
+    }
+
     /// One turn. Says whether there was anything to do.
     pub(crate) fn drive(&mut self, now: Instant) -> bool {
         let received = self.receive(now);

@@ -12,6 +12,7 @@
 //! system call, off the lock.
 #![forbid(unsafe_code)]
 
+mod abandon;
 mod ah;
 mod channel;
 mod clock;

@@ -7,7 +7,9 @@
 //! (the progress thread, spinning) can see that it should step aside: mutexes are not fair.
 
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Mutex, MutexGuard, TryLockError};
+use std::sync::{Mutex, MutexGuard, OnceLock, TryLockError};
+
+use remanence_link::generation;
 
 /// Tries before a thread sleeps: some 20 us, longer than a burst of 64 KiB takes to send.
 const TRIES: u32 = 32;
@@ -15,8 +17,11 @@ const TRIES: u32 = 32;
 /// Turns of the spin loop before each.
 const SPINS: u32 = 8;
 
-#[derive(Debug)]
 pub(crate) struct DeviceLock<T> {
+    /// What a forked child gets instead; see `abandon.rs`.
+    heir: OnceLock<Mutex<T>>,
+    make_heir: Box<dyn Fn() -> T + Send + Sync>,
+    born: u32,
     waiting: AtomicU32,
     /// How often somebody found the lock taken and left.
     missed: AtomicU32,
@@ -24,8 +29,31 @@ pub(crate) struct DeviceLock<T> {
 }
 
 impl<T> DeviceLock<T> {
-    pub(crate) fn new(value: T) -> Self {
-        Self { waiting: AtomicU32::new(0), missed: AtomicU32::new(0), mutex: Mutex::new(value) }
+    pub(crate) fn new(value: T, make_heir: impl Fn() -> T + Send + Sync + 'static) -> Self {
+        Self {
+            heir: OnceLock::new(),
+            make_heir: Box::new(make_heir),
+            born: generation(),
+            waiting: AtomicU32::new(0),
+            missed: AtomicU32::new(0),
+            mutex: Mutex::new(value),
+        }
+    }
+
+    /// We are a child of the process that made it, and have abandoned it.
+    #[inline]
+    pub(crate) fn is_abandoned(&self) -> bool {
+        self.born != generation()
+    }
+
+    #[inline]
+    fn mutex(&self) -> &Mutex<T> {
+        if self.is_abandoned() { self.heir() } else { &self.mutex }
+    }
+
+    #[cold]
+    fn heir(&self) -> &Mutex<T> {
+        self.heir.get_or_init(|| Mutex::new((self.make_heir)()))
     }
 
     /// The lock if it is free.
@@ -34,7 +62,7 @@ impl<T> DeviceLock<T> {
     /// If a thread panicked while it held the lock: the device's state is then unknown, and a device that
     /// answers peers out of an unknown state is worse than none.
     pub(crate) fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
-        match self.mutex.try_lock() {
+        match self.mutex().try_lock() {
             Ok(guard) => Some(guard),
             Err(TryLockError::WouldBlock) => None,
             Err(TryLockError::Poisoned(_)) => poisoned(),
@@ -63,14 +91,15 @@ impl<T> DeviceLock<T> {
             }
             std::thread::yield_now();
         }
-        let guard = guard.unwrap_or_else(|| self.mutex.lock().unwrap_or_else(|_| poisoned()));
+        let guard = guard.unwrap_or_else(|| self.mutex().lock().unwrap_or_else(|_| poisoned()));
         self.waiting.fetch_sub(1, Ordering::Relaxed);
         guard
     }
 
-    /// The lock for a destructor, which must not panic: `None` if a thread panicked while holding it.
+    /// The lock for a destructor, which must not panic: `None` if a thread panicked while holding it, or if there is
+    /// nothing left to destroy.
     pub(crate) fn lock_to_drop(&self) -> Option<MutexGuard<'_, T>> {
-        self.mutex.lock().ok()
+        if self.is_abandoned() { None } else { self.mutex.lock().ok() }
     }
 
     /// Notes that the caller found the lock taken and leaves. Who does so in a row, as a poller, gives way now and
@@ -103,7 +132,7 @@ mod tests {
 
     #[test]
     fn everyone_gets_the_lock_and_nobody_shares_it() {
-        let lock = DeviceLock::new(0u64);
+        let lock = DeviceLock::new(0u64, || 0);
         std::thread::scope(|scope| {
             for _ in 0..4 {
                 scope.spawn(|| {
@@ -122,7 +151,7 @@ mod tests {
 
     #[test]
     fn a_holder_sees_that_it_is_waited_for() {
-        let lock = DeviceLock::new(());
+        let lock = DeviceLock::new((), || ());
         let held = lock.lock();
         assert!(lock.try_lock().is_none());
         std::thread::scope(|scope| {
@@ -137,7 +166,7 @@ mod tests {
 
     #[test]
     fn misses_are_counted_once() {
-        let lock = DeviceLock::new(());
+        let lock = DeviceLock::new((), || ());
         lock.miss();
         lock.miss();
         assert_eq!((lock.take_missed(), lock.take_missed()), (2, 0));
@@ -146,7 +175,7 @@ mod tests {
     #[test]
     #[should_panic(expected = "can no longer be used")]
     fn a_device_whose_driver_panicked_is_used_by_nobody() {
-        let lock = DeviceLock::new(());
+        let lock = DeviceLock::new((), || ());
         let _ = std::thread::scope(|scope| {
             scope
                 .spawn(|| {

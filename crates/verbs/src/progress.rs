@@ -1,6 +1,7 @@
 //! The threads that drive: the progress thread, and consumers' threads while they are blocked. Who does what when is
 //! decided in `handover.rs`; read its head first.
 
+use std::cell::RefCell;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
@@ -83,7 +84,18 @@ pub(crate) fn flushed(shared: &Shared, outcomes: &[(FlushId, Result<(), ()>)]) {
 
 thread_local! {
     /// What this thread sleeps on while it is blocked in a call; made once, as it costs two system calls.
-    static BLOCKED: Arc<Event> = Arc::new(Event::new().expect("an event descriptor for a blocking call"));
+    static BLOCKED: RefCell<Option<Arc<Event>>> = const { RefCell::new(None) };
+}
+
+/// The event of this thread. A child has the one of the thread that forked, and closed it.
+fn blocked() -> Arc<Event> {
+    BLOCKED.with_borrow_mut(|event| match event {
+        Some(event) if event.is_open() => Arc::clone(event),
+        _ => {
+            let new = Arc::new(Event::new().expect("an event descriptor for a blocking call"));
+            Arc::clone(event.insert(new))
+        }
+    })
 }
 
 impl Shared {
@@ -97,7 +109,10 @@ impl Shared {
         mut ready: impl FnMut(&mut Driver) -> Option<T>,
     ) -> Option<T> {
         let end = limit.map(|limit| self.clock.now() + limit);
-        let event = BLOCKED.with(Arc::clone);
+        if self.lock.is_abandoned() {
+            return None;
+        }
+        let event = blocked();
         let (mut fds, mut none) = (Vec::new(), Vec::new());
         let mut me = None;
         loop {

@@ -112,6 +112,13 @@ pub(crate) struct QpInner {
     lane: Option<LaneOf>,
 }
 
+impl QpInner {
+    #[inline]
+    fn lane(&self) -> Option<&LaneOf> {
+        self.lane.as_ref().filter(|_| !self.pd.inner.handle.lock.is_abandoned())
+    }
+}
+
 impl Drop for QpInner {
     fn drop(&mut self) {
         if let Some(mut driver) = self.pd.inner.handle.lock.lock_to_drop() {
@@ -148,7 +155,7 @@ impl<'a> Doorbell<'a> {
     #[inline]
     pub fn post_send(&mut self, wr: &SendWr<'_>) -> Result<(), PostError> {
         let qp = self.qp;
-        if let Some(of) = &qp.lane {
+        if let Some(of) = qp.lane() {
             if self.turn.is_none() && of.beside.post(of.lane, wr) {
                 return Ok(());
             }
@@ -265,7 +272,7 @@ impl Qp {
     /// Nothing was posted.
     #[inline]
     pub fn post_send(&self, wr: &SendWr<'_>) -> Result<(), PostError> {
-        if let Some(of) = &self.inner.lane {
+        if let Some(of) = self.inner.lane() {
             if of.beside.post(of.lane, wr) {
                 return Ok(());
             }
@@ -296,7 +303,7 @@ impl Qp {
     /// [`Mr::share_in_place`](crate::Mr::share_in_place).
     #[must_use]
     pub fn in_place_operations(&self) -> u64 {
-        self.inner.lane.as_ref().map_or(0, |of| of.beside.lock().operations(of.lane))
+        self.inner.lane().map_or(0, |of| of.beside.lock().operations(of.lane))
     }
 
     /// Posts a receive.
@@ -329,7 +336,7 @@ impl Qp {
     /// Nothing was posted.
     pub fn bind_mw(&self, wr_id: u64, flags: SendFlags, mw: &Mw, bind: MwBind) -> Result<Rkey, PostError> {
         let mut turn = self.inner.pd.inner.handle.turn();
-        if let Some(of) = &self.inner.lane {
+        if let Some(of) = self.inner.lane() {
             inplace::before_engine(&mut turn, of);
         }
         turn.device.bind_mw(self.inner.qpn, wr_id, flags, mw.raw(), bind)

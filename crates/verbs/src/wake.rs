@@ -2,31 +2,39 @@
 //! descriptors with a time limit. Nothing else in the crate makes a system call of its own.
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::time::Duration;
 
-use remanence_link::{WaitFd, wait};
+use remanence_link::{Descriptor, WaitFd, wait};
 use rustix::event::{EventfdFlags, PollFlags, eventfd};
 
 /// A descriptor that is readable while it is raised. Raising it twice is raising it once.
 #[derive(Debug)]
 pub(crate) struct Event {
-    fd: OwnedFd,
+    fd: Descriptor,
 }
 
 impl Event {
     /// For threads of this crate.
     pub(crate) fn new() -> io::Result<Self> {
-        Ok(Self { fd: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)? })
+        Ok(Self { fd: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?.into() })
     }
 
     /// For a consumer, who finds it in blocking mode and may change that. Lower it only while it is raised.
     pub(crate) fn for_consumer() -> io::Result<Self> {
-        Ok(Self { fd: eventfd(0, EventfdFlags::CLOEXEC)? })
+        Ok(Self { fd: eventfd(0, EventfdFlags::CLOEXEC)?.into() })
+    }
+
+    /// It is ours, and not what a forked child has given back.
+    pub(crate) fn is_open(&self) -> bool {
+        self.fd.is_open()
     }
 
     /// Makes the descriptor readable.
     pub(crate) fn raise(&self) {
+        if !self.is_open() {
+            return;
+        }
         #[expect(clippy::host_endian_bytes, reason = "eventfd(2) takes a native word")]
         let one = 1u64.to_ne_bytes();
         loop {
@@ -41,6 +49,9 @@ impl Event {
 
     /// Makes the descriptor unreadable.
     pub(crate) fn lower(&self) {
+        if !self.is_open() {
+            return;
+        }
         let mut count = [0u8; 8];
         while let Err(rustix::io::Errno::INTR) = rustix::io::read(&self.fd, &mut count) {}
     }

@@ -5,13 +5,14 @@ use std::fmt;
 use std::io;
 use std::net::IpAddr;
 use std::ops::Range;
-use std::os::fd::{AsFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, RawFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::Duration;
 
 use super::board::Board;
 use super::message::{self, HEADER_LEN};
 use super::{Owner, SLOTS, SteerRule};
+use crate::sys::descriptor::Descriptor;
 use crate::sys::event::{Epoll, Timer};
 use crate::sys::net;
 use crate::sys::unix::{self, Name};
@@ -24,7 +25,7 @@ const MULTICAST_QPN: u32 = 0x00FF_FFFF;
 /// way).
 ///
 /// Like every descriptor, it is inherited by a child that forks without executing; the slot is free when that child
-/// has ended too. The sockets of a link behave the same.
+/// has ended too, or called [`abandon_inherited`](crate::abandon_inherited). The sockets of a link behave the same.
 #[derive(Clone)]
 pub struct Seat(Arc<Inner>);
 
@@ -34,7 +35,7 @@ struct Inner {
     rule: SteerRule,
     board: RwLock<Arc<Board>>,
     /// The holder of the slot's name. Receives what others send on.
-    socket: OwnedFd,
+    socket: Descriptor,
     /// All that can bring news beside the UDP sockets: `socket`, the services' sockets, the timer.
     news: Epoll,
     timer: Timer,
@@ -44,7 +45,7 @@ struct Inner {
 #[derive(Default)]
 struct Listeners {
     next_token: u64,
-    by_token: HashMap<u64, (Service, OwnedFd)>,
+    by_token: HashMap<u64, (Service, Descriptor)>,
 }
 
 /// A service, at one of this host's addresses or at all of them.
@@ -95,7 +96,7 @@ impl Seat {
         ))
     }
 
-    fn sit(slot: u8, socket: OwnedFd, rule: SteerRule) -> io::Result<Self> {
+    fn sit(slot: u8, socket: Descriptor, rule: SteerRule) -> io::Result<Self> {
         let (news, timer) = (Epoll::new()?, Timer::new()?);
         // A full queue at one of the others must not use up what we may have under way to the rest.
         let _ = net::set_option(socket.as_fd(), libc::SOL_SOCKET, libc::SO_SNDBUFFORCE, SEND_BUFFER)
@@ -301,6 +302,10 @@ impl fmt::Debug for Seat {
 
 impl Drop for Inner {
     fn drop(&mut self) {
+        if !self.socket.is_ours() {
+            // We are a child, and it is still the parent's.
+            return;
+        }
         let board = self.board.get_mut().unwrap_or_else(PoisonError::into_inner);
         board.leave(self.slot, self.incarnation);
         board.clear_away();
@@ -316,6 +321,9 @@ pub struct Listening {
 
 impl Drop for Listening {
     fn drop(&mut self) {
+        if !self.seat.0.socket.is_ours() {
+            return;
+        }
         let removed = self.seat.listeners().by_token.remove(&self.token);
         if let Some((service, _)) = removed {
             self.seat.board().remove_service(self.seat.0.slot, service.id);

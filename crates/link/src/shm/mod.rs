@@ -21,13 +21,14 @@ mod tests;
 use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
 use rustix::buffer::spare_capacity;
 use rustix::event::epoll;
 use thiserror::Error;
 
+use crate::sys::descriptor::Descriptor;
 use crate::{
     Event, Link, LinkCaps, LinkStats, Outgoing, Received, SideChannel, SideEvent, SourcePort, WaitFd, sys,
 };
@@ -98,8 +99,8 @@ pub struct ShmLink {
     caps: LinkCaps,
     config: Config,
     address: IpAddr,
-    listener: OwnedFd,
-    epoll: OwnedFd,
+    listener: Descriptor,
+    epoll: Descriptor,
     peers: Vec<Option<Peer>>,
     /// Whom to send to, by address. A peer that only its own side made is found here too.
     routes: HashMap<IpAddr, usize>,
@@ -138,6 +139,7 @@ impl ShmLink {
         };
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)
             .and_then(|epoll| {
+                let epoll = Descriptor::from(epoll);
                 epoll::add(&epoll, &listener, epoll::EventData::new_u64(LISTENER), epoll::EventFlags::IN)?;
                 Ok(epoll)
             })
@@ -381,7 +383,7 @@ impl ShmLink {
 }
 
 /// Takes a free address of 127.64.0.0/10.
-fn any_address() -> io::Result<(IpAddr, OwnedFd)> {
+fn any_address() -> io::Result<(IpAddr, Descriptor)> {
     loop {
         let [a, b, c, ..] = sys::net::random_u64().to_be_bytes();
         let address = Ipv4Addr::new(127, 64 | a & 63, b, c).into();

@@ -16,6 +16,7 @@ use rustix::net::{
 };
 
 use super::ring::{self, Reader, Writer};
+use crate::sys::descriptor::Descriptor;
 
 /// First bytes of the first message, with the version of what follows.
 const MAGIC: [u8; 8] = *b"rem-shm\x01";
@@ -32,13 +33,13 @@ fn name(address: IpAddr) -> io::Result<SocketAddrUnix> {
     Ok(SocketAddrUnix::new_abstract_name(format!("remanence/shm/{address}").as_bytes())?)
 }
 
-fn socket() -> io::Result<OwnedFd> {
+fn socket() -> io::Result<Descriptor> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    Ok(rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?)
+    Ok(rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?.into())
 }
 
 /// Takes an address; `AddrInUse` if another process has it.
-pub(super) fn listen(address: IpAddr) -> io::Result<OwnedFd> {
+pub(super) fn listen(address: IpAddr) -> io::Result<Descriptor> {
     let listener = socket()?;
     rustix::net::bind(&listener, &name(address)?)?;
     rustix::net::listen(&listener, 128)?;
@@ -46,16 +47,16 @@ pub(super) fn listen(address: IpAddr) -> io::Result<OwnedFd> {
 }
 
 /// A connection to whoever has the address.
-pub(super) fn dial(address: IpAddr) -> io::Result<OwnedFd> {
+pub(super) fn dial(address: IpAddr) -> io::Result<Descriptor> {
     let socket = socket()?;
     rustix::net::connect(&socket, &name(address)?)?;
     Ok(socket)
 }
 
 /// The next process that came to our address.
-pub(super) fn accept(listener: &OwnedFd) -> io::Result<Option<OwnedFd>> {
+pub(super) fn accept(listener: &Descriptor) -> io::Result<Option<Descriptor>> {
     match rustix::net::accept_with(listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
-        Ok(socket) => Ok(Some(socket)),
+        Ok(socket) => Ok(Some(socket.into())),
         Err(Errno::AGAIN | Errno::CONNABORTED | Errno::INTR) => Ok(None),
         Err(e) => Err(e.into()),
     }
@@ -93,7 +94,7 @@ pub(super) struct Rings {
 /// One peer process.
 #[derive(Debug)]
 pub(super) struct Peer {
-    pub(super) socket: OwnedFd,
+    pub(super) socket: Descriptor,
     pub(super) trust: Trust,
     /// Its address; of a peer that came to us, once it said hello.
     pub(super) address: IpAddr,
@@ -125,7 +126,7 @@ impl Peer {
     }
 
     /// A process that came to our address; refused if it is not one that may.
-    pub(super) fn accepted(socket: OwnedFd, others: &[u32]) -> io::Result<Self> {
+    pub(super) fn accepted(socket: Descriptor, others: &[u32]) -> io::Result<Self> {
         let trust = trust(&socket, others)?;
         let address = Ipv6Addr::UNSPECIFIED.into();
         Ok(Self { socket, trust, address, rings: None, unflushed: false, dying: false, stuck: None })
@@ -195,7 +196,7 @@ fn octets(address: IpAddr) -> [u8; 16] {
 }
 
 /// Who is at the other end, and how far it is believed.
-fn trust(socket: &OwnedFd, others: &[u32]) -> io::Result<Trust> {
+fn trust(socket: &Descriptor, others: &[u32]) -> io::Result<Trust> {
     let uid = sockopt::socket_peercred(socket)?.uid;
     if uid == rustix::process::geteuid() || uid.is_root() {
         Ok(Trust::Full)
@@ -207,7 +208,7 @@ fn trust(socket: &OwnedFd, others: &[u32]) -> io::Result<Trust> {
     }
 }
 
-fn send(socket: &OwnedFd, parts: &[&[u8]], file: Option<BorrowedFd<'_>>) -> io::Result<()> {
+fn send(socket: &Descriptor, parts: &[&[u8]], file: Option<BorrowedFd<'_>>) -> io::Result<()> {
     let parts: Vec<_> = parts.iter().map(|part| IoSlice::new(part)).collect();
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut ancillary = SendAncillaryBuffer::new(&mut space);

@@ -4,11 +4,12 @@ use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::time::Duration;
 
+use super::descriptor::Descriptor;
 use super::net::check;
 
 /// An epoll set whose members are told apart by a token.
 #[derive(Debug)]
-pub(crate) struct Epoll(OwnedFd);
+pub(crate) struct Epoll(Descriptor);
 
 impl Epoll {
     pub(crate) fn new() -> io::Result<Self> {
@@ -16,7 +17,7 @@ impl Epoll {
         let fd = unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) };
         check(fd as isize)?;
         // SAFETY: a fresh descriptor that nothing else owns.
-        Ok(Self(unsafe { OwnedFd::from_raw_fd(fd) }))
+        Ok(Self(unsafe { OwnedFd::from_raw_fd(fd) }.into()))
     }
 
     /// Watches `fd` for input. Closing it takes it out.
@@ -48,7 +49,7 @@ impl Epoll {
 
 /// A periodic timer that is readable when it has fired.
 #[derive(Debug)]
-pub(crate) struct Timer(OwnedFd);
+pub(crate) struct Timer(Descriptor);
 
 impl Timer {
     pub(crate) fn new() -> io::Result<Self> {
@@ -57,7 +58,7 @@ impl Timer {
             unsafe { libc::timerfd_create(libc::CLOCK_MONOTONIC, libc::TFD_NONBLOCK | libc::TFD_CLOEXEC) };
         check(fd as isize)?;
         // SAFETY: a fresh descriptor that nothing else owns.
-        Ok(Self(unsafe { OwnedFd::from_raw_fd(fd) }))
+        Ok(Self(unsafe { OwnedFd::from_raw_fd(fd) }.into()))
     }
 
     /// Fires every `period` from now on.

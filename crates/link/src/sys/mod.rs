@@ -6,6 +6,7 @@
 
 pub(crate) mod bpf;
 pub(crate) mod control;
+pub(crate) mod descriptor;
 pub(crate) mod event;
 pub(crate) mod interfaces;
 pub(crate) mod net;

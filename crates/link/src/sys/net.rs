@@ -10,6 +10,7 @@ use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use libc::{c_int, c_void, socklen_t};
 
 use super::control::{ControlBuf, RecvControl, SendControl};
+use super::descriptor::Descriptor;
 
 /// Turns the `-1` of a system call into the error behind it.
 pub(crate) fn check(ret: isize) -> io::Result<usize> {
@@ -115,13 +116,13 @@ impl From<SocketAddr> for RawAddr {
 }
 
 /// A non-blocking, close-on-exec UDP socket of the address family of `like`.
-pub(crate) fn udp_socket(like: IpAddr) -> io::Result<OwnedFd> {
+pub(crate) fn udp_socket(like: IpAddr) -> io::Result<Descriptor> {
     let family = if like.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 };
     // SAFETY: no pointers.
     let fd = unsafe { libc::socket(family, libc::SOCK_DGRAM | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC, 0) };
     check(fd as isize)?;
     // SAFETY: a fresh descriptor that nothing else owns.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) }.into())
 }
 
 /// `setsockopt` with an integer.
@@ -327,7 +328,8 @@ pub(crate) fn recv_many(
 }
 
 /// Randomness of the operating system, for choices that must differ between processes.
-pub(crate) fn random_u64() -> u64 {
+#[must_use]
+pub fn random_u64() -> u64 {
     let mut value = 0u64;
     let size = mem::size_of::<u64>();
     // SAFETY: pointer and length describe `value`. Requests of up to 256 bytes are never cut short.

@@ -10,6 +10,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use libc::socklen_t;
 
 use super::control::{ControlBuf, RecvControl};
+use super::descriptor::Descriptor;
 use super::net::{check, set_option};
 
 /// An abstract name.
@@ -36,7 +37,7 @@ impl Name {
 }
 
 /// A non-blocking datagram socket under `name`, which learns the sender's user with every datagram.
-pub(crate) fn bind(name: &Name) -> io::Result<OwnedFd> {
+pub(crate) fn bind(name: &Name) -> io::Result<Descriptor> {
     let socket = socket()?;
     set_option(socket.as_fd(), libc::SOL_SOCKET, libc::SO_PASSCRED, 1)?;
     let addr = (&raw const name.raw).cast();
@@ -59,13 +60,13 @@ pub(crate) fn is_held(name: &Name) -> io::Result<bool> {
     }
 }
 
-fn socket() -> io::Result<OwnedFd> {
+fn socket() -> io::Result<Descriptor> {
     let kind = libc::SOCK_DGRAM | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
     // SAFETY: no pointers.
     let fd = unsafe { libc::socket(libc::AF_UNIX, kind, 0) };
     check(fd as isize)?;
     // SAFETY: a fresh descriptor that nothing else owns.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) }.into())
 }
 
 /// Sends `head` and `body` as one datagram to the holder of `name`.

@@ -15,10 +15,11 @@
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 
 use super::{Options, set_buffer};
 use crate::sys::control::{SOL_UDP, UDP_GRO};
+use crate::sys::descriptor::Descriptor;
 use crate::sys::net::{self, RecvMeta};
 use crate::train::Train;
 
@@ -56,7 +57,7 @@ enum Mode {
 /// The receiving socket of one local address.
 #[derive(Debug)]
 pub(super) struct Receiver {
-    socket: OwnedFd,
+    socket: Descriptor,
     addr: SocketAddr,
     /// The address is ours, perhaps beside others; if not, nothing ever arrives here.
     bound: bool,
@@ -107,7 +108,7 @@ impl Receiver {
     }
 
     /// A socket, and whether it has receive offload.
-    fn socket(addr: SocketAddr, options: &Options) -> io::Result<(OwnedFd, bool)> {
+    fn socket(addr: SocketAddr, options: &Options) -> io::Result<(Descriptor, bool)> {
         let socket = net::udp_socket(addr.ip())?;
         let fd = socket.as_fd();
         if addr.is_ipv6() {

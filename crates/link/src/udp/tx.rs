@@ -3,13 +3,14 @@
 use std::collections::VecDeque;
 use std::io;
 use std::net::SocketAddr;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, RawFd};
 
 use super::{Options, set_buffer};
 use crate::link::{Event, Outgoing};
 use crate::route::Interface;
 use crate::sys::bpf;
 use crate::sys::control::{SOL_UDP, SendControl, UDP_SEGMENT};
+use crate::sys::descriptor::Descriptor;
 use crate::sys::net::{self, RawAddr};
 
 /// First of the ports from which RoCEv2 senders choose (IBA Annex A17: the 14 low bits carry entropy).
@@ -36,7 +37,7 @@ pub(super) enum Verdict {
 /// The sending socket of one local address.
 #[derive(Debug)]
 pub(super) struct Sender {
-    socket: OwnedFd,
+    socket: Descriptor,
     offload: bool,
     blocked: bool,
     /// TOS and TTL that packets carry when nothing is said.

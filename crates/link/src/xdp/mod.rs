@@ -28,11 +28,12 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::AsRawFd;
 use std::time::{Duration, Instant};
 
 use thiserror::Error;
 
+use crate::sys::descriptor::Descriptor;
 use crate::{Event, Link, LinkCaps, LinkStats, Outgoing, Received, SourcePort, WaitFd};
 use frame::{Fields, HEADER_ROOM};
 use neighbour::{Held, Neighbours, Way, hold};
@@ -169,7 +170,7 @@ pub struct XdpLink {
     news_in: u32,
     stats: LinkStats,
     /// Holds the program on the interface.
-    _attachment: OwnedFd,
+    _attachment: Descriptor,
 }
 
 impl XdpLink {
@@ -252,7 +253,7 @@ impl XdpLink {
         index: u32,
         mode: Mode,
         addresses: &[IpAddr],
-    ) -> Result<(OwnedFd, Vec<Socket>), OpenError> {
+    ) -> Result<(Descriptor, Vec<Socket>), OpenError> {
         let name = || config.interface.clone();
         let failed = |step: &'static str| {
             move |e: io::Error| match e.raw_os_error() {

@@ -7,9 +7,9 @@
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
-use std::os::fd::OwnedFd;
 
 use super::sys;
+use crate::sys::descriptor::Descriptor;
 
 /// A MAC address.
 pub(crate) type Mac = [u8; 6];
@@ -175,7 +175,7 @@ pub(crate) enum Neighbour {
 
 /// A conversation with the kernel's routing.
 #[derive(Debug)]
-pub(crate) struct Netlink(OwnedFd);
+pub(crate) struct Netlink(Descriptor);
 
 impl Netlink {
     pub(crate) fn open() -> io::Result<Self> {
@@ -316,14 +316,14 @@ impl Netlink {
 
 /// News of the neighbour table.
 #[derive(Debug)]
-pub(crate) struct NeighbourWatch(OwnedFd);
+pub(crate) struct NeighbourWatch(Descriptor);
 
 impl NeighbourWatch {
     pub(crate) fn open() -> io::Result<Self> {
         sys::netlink(RTMGRP_NEIGH, true).map(Self)
     }
 
-    pub(crate) fn fd(&self) -> &OwnedFd {
+    pub(crate) fn fd(&self) -> &Descriptor {
         &self.0
     }
 

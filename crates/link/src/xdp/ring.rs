@@ -10,11 +10,12 @@
 )]
 
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, RawFd};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::sys;
+use crate::sys::descriptor::Descriptor;
 
 /// Bytes of a frame: one page, the largest that needs no huge pages.
 pub(super) const FRAME: usize = 4096;
@@ -42,6 +43,9 @@ impl Mapping {
         if start == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
         }
+        // A forked child has no use for it, and would keep the socket alive with it.
+        // SAFETY: a mapping of ours; at worst a child keeps it.
+        unsafe { libc::madvise(start, len, libc::MADV_DONTFORK) };
         Ok(Self { start: NonNull::new(start.cast()).expect("mmap gives no null"), len })
     }
 }
@@ -69,7 +73,12 @@ struct Ring<T> {
 }
 
 impl<T: Copy> Ring<T> {
-    fn map(socket: &OwnedFd, offset: u64, entries: u32, layout: &libc::xdp_ring_offset) -> io::Result<Self> {
+    fn map(
+        socket: &Descriptor,
+        offset: u64,
+        entries: u32,
+        layout: &libc::xdp_ring_offset,
+    ) -> io::Result<Self> {
         assert!(entries.is_power_of_two(), "the kernel's rings are powers of two");
         let at = |offset: u64| usize::try_from(offset).expect("a ring is small");
         let len = at(layout.desc) + entries as usize * size_of::<T>();
@@ -172,7 +181,7 @@ pub(super) struct Frame(u32);
 /// One AF_XDP socket on one queue, with its UMEM.
 #[derive(Debug)]
 pub(super) struct Socket {
-    fd: OwnedFd,
+    fd: Descriptor,
     umem: Mapping,
     free: Vec<u32>,
     /// Received frames that wait for room in the fill ring.
@@ -228,7 +237,7 @@ impl Socket {
         Ok(socket)
     }
 
-    pub(super) fn fd(&self) -> &OwnedFd {
+    pub(super) fn fd(&self) -> &Descriptor {
         &self.fd
     }
 

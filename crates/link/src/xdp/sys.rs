@@ -12,6 +12,7 @@ use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 
 use super::program::Instruction;
+use crate::sys::descriptor::Descriptor;
 
 const BPF_MAP_CREATE: c_int = 0;
 const BPF_MAP_UPDATE_ELEM: c_int = 2;
@@ -31,9 +32,9 @@ fn check(result: c_int) -> io::Result<c_int> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
 }
 
-fn owned(fd: c_int) -> OwnedFd {
+fn owned(fd: c_int) -> Descriptor {
     // SAFETY: every caller passes the descriptor that a successful syscall has just given it, and nobody else.
-    unsafe { OwnedFd::from_raw_fd(fd) }
+    unsafe { OwnedFd::from_raw_fd(fd) }.into()
 }
 
 /// `bpf(2)` with one member of `union bpf_attr`. A shorter attribute is as if the rest were zero.
@@ -44,7 +45,7 @@ fn bpf<T>(command: c_int, attr: &T) -> io::Result<c_int> {
 }
 
 /// Makes the map of sockets by queue.
-pub(super) fn create_xskmap(queues: u32) -> io::Result<OwnedFd> {
+pub(super) fn create_xskmap(queues: u32) -> io::Result<Descriptor> {
     #[repr(C)]
     struct Attr {
         map_type: u32,
@@ -59,7 +60,7 @@ pub(super) fn create_xskmap(queues: u32) -> io::Result<OwnedFd> {
 }
 
 /// Lets frames of `queue` go to `socket`.
-pub(super) fn set_xskmap(map: &OwnedFd, queue: u32, socket: &OwnedFd) -> io::Result<()> {
+pub(super) fn set_xskmap(map: &Descriptor, queue: u32, socket: &Descriptor) -> io::Result<()> {
     #[repr(C, align(8))]
     struct Attr {
         map_fd: u32,
@@ -80,7 +81,7 @@ pub(super) fn set_xskmap(map: &OwnedFd, queue: u32, socket: &OwnedFd) -> io::Res
 }
 
 /// Loads an XDP program; on failure the error carries the verifier's last words.
-pub(super) fn load_program(code: &[Instruction]) -> io::Result<OwnedFd> {
+pub(super) fn load_program(code: &[Instruction]) -> io::Result<Descriptor> {
     #[repr(C, align(8))]
     struct Attr {
         prog_type: u32,
@@ -131,7 +132,7 @@ pub(super) fn load_program(code: &[Instruction]) -> io::Result<OwnedFd> {
 
 /// Attaches `program` to an interface for as long as the returned descriptor lives: the kernel detaches it when
 /// the descriptor closes, whatever ended the process.
-pub(super) fn attach(program: &OwnedFd, interface: u32, flags: u32) -> io::Result<OwnedFd> {
+pub(super) fn attach(program: &Descriptor, interface: u32, flags: u32) -> io::Result<Descriptor> {
     #[repr(C)]
     struct Attr {
         prog_fd: u32,
@@ -149,13 +150,13 @@ fn fd_u32(fd: RawFd) -> u32 {
 }
 
 /// An AF_XDP socket, without UMEM or rings yet.
-pub(super) fn xdp_socket() -> io::Result<OwnedFd> {
+pub(super) fn xdp_socket() -> io::Result<Descriptor> {
     // SAFETY: no pointers.
     check(unsafe { libc::socket(libc::AF_XDP, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0) }).map(owned)
 }
 
 /// Sets an option of level `SOL_XDP`.
-pub(super) fn set_option<T>(socket: &OwnedFd, option: c_int, value: &T) -> io::Result<()> {
+pub(super) fn set_option<T>(socket: &Descriptor, option: c_int, value: &T) -> io::Result<()> {
     let len = libc::socklen_t::try_from(size_of::<T>()).expect("options are small");
     // SAFETY: `value` is live and `len` bytes long.
     check(unsafe {
@@ -165,17 +166,17 @@ pub(super) fn set_option<T>(socket: &OwnedFd, option: c_int, value: &T) -> io::R
 }
 
 /// Where the four rings keep their indices, flags and entries.
-pub(super) fn mmap_offsets(socket: &OwnedFd) -> io::Result<libc::xdp_mmap_offsets> {
+pub(super) fn mmap_offsets(socket: &Descriptor) -> io::Result<libc::xdp_mmap_offsets> {
     get_option(socket, libc::XDP_MMAP_OFFSETS)
 }
 
 /// The socket's counters.
-pub(super) fn statistics(socket: &OwnedFd) -> io::Result<libc::xdp_statistics> {
+pub(super) fn statistics(socket: &Descriptor) -> io::Result<libc::xdp_statistics> {
     get_option(socket, libc::XDP_STATISTICS)
 }
 
 /// Reads an option of level `SOL_XDP` into one of the kernel's plain structures of integers.
-fn get_option<T>(socket: &OwnedFd, option: c_int) -> io::Result<T> {
+fn get_option<T>(socket: &Descriptor, option: c_int) -> io::Result<T> {
     let mut value = std::mem::MaybeUninit::<T>::zeroed();
     let mut len = libc::socklen_t::try_from(size_of::<T>()).expect("options are small");
     // SAFETY: `value` is writable for `len` bytes.
@@ -188,7 +189,7 @@ fn get_option<T>(socket: &OwnedFd, option: c_int) -> io::Result<T> {
 }
 
 /// Binds the socket to a queue of an interface.
-pub(super) fn bind(socket: &OwnedFd, interface: u32, queue: u32, flags: u16) -> io::Result<()> {
+pub(super) fn bind(socket: &Descriptor, interface: u32, queue: u32, flags: u16) -> io::Result<()> {
     let address = libc::sockaddr_xdp {
         sxdp_family: u16::try_from(libc::AF_XDP).expect("44"),
         sxdp_flags: flags,
@@ -218,7 +219,7 @@ pub(crate) fn interface_index(name: &str) -> io::Result<u32> {
 }
 
 /// A netlink socket of the routing family, non-blocking on request, joined to `groups`.
-pub(super) fn netlink(groups: u32, nonblocking: bool) -> io::Result<OwnedFd> {
+pub(super) fn netlink(groups: u32, nonblocking: bool) -> io::Result<Descriptor> {
     let kind = libc::SOCK_RAW | libc::SOCK_CLOEXEC | if nonblocking { libc::SOCK_NONBLOCK } else { 0 };
     // SAFETY: no pointers.
     let socket = owned(check(unsafe { libc::socket(libc::AF_NETLINK, kind, libc::NETLINK_ROUTE) })?);
@@ -233,14 +234,14 @@ pub(super) fn netlink(groups: u32, nonblocking: bool) -> io::Result<OwnedFd> {
 }
 
 /// Sends one datagram to the kernel.
-pub(super) fn send(socket: &OwnedFd, message: &[u8]) -> io::Result<()> {
+pub(super) fn send(socket: &Descriptor, message: &[u8]) -> io::Result<()> {
     // SAFETY: `message` is readable for its length.
     let sent = unsafe { libc::send(socket.as_raw_fd(), message.as_ptr().cast::<c_void>(), message.len(), 0) };
     if sent < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
 /// Receives one datagram.
-pub(super) fn receive(socket: &OwnedFd, into: &mut [u8]) -> io::Result<usize> {
+pub(super) fn receive(socket: &Descriptor, into: &mut [u8]) -> io::Result<usize> {
     // SAFETY: `into` is writable for its length.
     let got = unsafe { libc::recv(socket.as_raw_fd(), into.as_mut_ptr().cast::<c_void>(), into.len(), 0) };
     if got < 0 { Err(io::Error::last_os_error()) } else { Ok(got.unsigned_abs()) }
