@@ -15,7 +15,6 @@
 
 pub mod abi;
 
-mod absent;
 mod ah;
 mod async_event;
 mod capture;

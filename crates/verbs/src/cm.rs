@@ -408,6 +408,12 @@ impl<'a> Cm<'a> {
         self.listen_with(claim, listen, &channel.events, user_data)
     }
 
+    /// From now on, asks for a service that nobody listens for (yet) this many times more, 10 ms apart: see
+    /// [`cm::Manager::set_knocks`].
+    pub fn set_knocks(self, knocks: u8) {
+        self.handle.lock.lock().cm.manager.set_knocks(knocks);
+    }
+
     /// Stops listening; undecided requests are rejected.
     pub fn unlisten(self, id: ListenId) {
         let mut turn = self.handle.turn();

@@ -45,6 +45,7 @@ impl Manager {
             reported: false,
             message: Some(Box::new(req)),
             retries_left: self.config.max_cm_retries,
+            knocks_left: self.knocks,
             retry_interval,
             patience: retry_interval,
             deadline: None,
@@ -156,6 +157,10 @@ impl Manager {
             Event::Response {
                 id: CommId(id),
                 remote_qpn: rep.local_qpn,
+                responder_resources: rep.initiator_depth,
+                initiator_depth: rep.responder_resources,
+                rnr_retry_count: rep.rnr_retry_count,
+                srq: rep.srq,
                 private_data: rep.private_data.as_slice().into(),
             },
         );

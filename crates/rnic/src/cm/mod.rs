@@ -76,6 +76,7 @@ pub struct Manager {
     refusals: Refusals,
     timers: BTreeSet<(Instant, u32)>,
     half_open: usize,
+    knocks: u8,
     out: VecDeque<(Path, Box<Mad>)>,
     events: VecDeque<Event>,
     stats: Stats,
@@ -106,10 +107,20 @@ impl Manager {
             refusals: Refusals::default(),
             timers: BTreeSet::new(),
             half_open: 0,
+            knocks: 0,
             out: VecDeque::new(),
             events: VecDeque::new(),
             stats: Stats::default(),
         }
+    }
+
+    /// From now on, asks for a service that nobody listens for `knocks` times more, 10 ms apart, before it believes
+    /// that.
+    ///
+    /// Programs agree out of band that one will connect as soon as the other will listen. Where a connection takes a
+    /// system call here and a work queue there, the listener always wins that race; in one process it does not.
+    pub fn set_knocks(&mut self, knocks: u8) {
+        self.knocks = knocks;
     }
 
     /// Takes a MAD that arrived on QP 1 from `from`.
@@ -128,7 +139,7 @@ impl Manager {
             Message::Dreq(dreq) => self.on_dreq(now, from, tid, &dreq),
             Message::Drep(drep) => self.on_drep(now, from, &drep),
             Message::SidrReq(req) => self.on_sidr_req(now, from, tid, &req),
-            Message::SidrRep(rep) => self.on_sidr_rep(from, &rep),
+            Message::SidrRep(rep) => self.on_sidr_rep(now, from, &rep),
             // Alternate paths do not exist on RoCE; cm.c ignores these there too.
             Message::Lap(..) | Message::Apr(..) => self.stats.unexpected += 1,
         }

@@ -227,6 +227,7 @@ impl Manager {
             reported: false,
             message: None,
             retries_left: req.max_cm_retries,
+            knocks_left: 0,
             retry_interval: timing::duration(req.local_cm_response_timeout) + 2 * timing::duration(lifetime),
             patience,
             deadline: None,

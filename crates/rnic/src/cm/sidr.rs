@@ -26,6 +26,7 @@ impl Manager {
         let mut conn = blank(State::SidrReqSent, path, None, u64::from(id), 0);
         conn.message = Some(Box::new(req));
         conn.retries_left = self.config.max_cm_retries;
+        conn.knocks_left = self.knocks;
         conn.retry_interval = interval;
         self.insert(id, conn);
         self.resend(id);
@@ -101,7 +102,7 @@ impl Manager {
         })));
     }
 
-    pub(super) fn on_sidr_rep(&mut self, from: Gid, rep: &SidrRep) {
+    pub(super) fn on_sidr_rep(&mut self, now: Instant, from: Gid, rep: &SidrRep) {
         let id = rep.request_id;
         let waits = self
             .conns
@@ -109,6 +110,9 @@ impl Manager {
             .is_some_and(|conn| conn.state == State::SidrReqSent && conn.path.remote == from);
         if !waits {
             self.stats.unexpected += 1;
+            return;
+        }
+        if rep.status == SidrRep::STATUS_UNSUPPORTED && self.knocks_again(now, id) {
             return;
         }
         self.emit(
@@ -167,6 +171,7 @@ fn blank(state: State, path: Path, listener: Option<ListenId>, tid: u64, remote_
         reported: false,
         message: None,
         retries_left: 0,
+        knocks_left: 0,
         retry_interval: std::time::Duration::ZERO,
         patience: std::time::Duration::ZERO,
         deadline: None,

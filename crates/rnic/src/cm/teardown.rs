@@ -1,5 +1,7 @@
 //! How connections end: REJ, DREQ, DREP, timewait (IBA Vol 1, 12.9.6, 12.9.8).
 
+use std::time::Duration;
+
 use remanence_wire::cm::{Drep, Dreq, Rej, RejReason, RejectedMessage};
 use remanence_wire::{Gid, Qpn};
 
@@ -9,6 +11,9 @@ use super::refusals::Question;
 use super::types::{CmError, CommId, Ended, Event, Path};
 use super::{Manager, timing};
 use crate::time::Instant;
+
+/// Between two attempts to find somebody who listens.
+const KNOCK_INTERVAL: Duration = Duration::from_millis(10);
 
 impl Manager {
     /// Rejects a request ([`Event::ConnectRequest`]) or an answer ([`Event::Response`]). The ID is gone.
@@ -234,6 +239,9 @@ impl Manager {
             self.stats.unexpected += 1;
             return;
         };
+        if rej.reason == RejReason::INVALID_SERVICE_ID && self.knocks_again(now, id) {
+            return;
+        }
         match state {
             State::ReqSent
             | State::MraReqRcvd
@@ -273,6 +281,17 @@ impl Manager {
             }
         };
         found(rej.remote_comm_id, conn).filter(|_| fits)
+    }
+
+    /// Nobody listens there. Lets the timer ask again soon, if it may.
+    pub(super) fn knocks_again(&mut self, now: Instant, id: u32) -> bool {
+        let Some(conn) = self.conns.get_mut(&id).filter(|conn| conn.knocks_left > 0 && conn.retries_left > 0)
+        else {
+            return false;
+        };
+        conn.knocks_left -= 1;
+        self.set_timer(id, now + KNOCK_INTERVAL);
+        true
     }
 
     fn emit_rejected(&mut self, id: u32, rej: &Rej) {

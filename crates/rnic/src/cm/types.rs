@@ -254,6 +254,14 @@ pub enum Event {
         id: CommId,
         /// The peer's QP.
         remote_qpn: Qpn,
+        /// What the peer will have outstanding, as it says.
+        responder_resources: u8,
+        /// What the peer serves, as it says.
+        initiator_depth: u8,
+        /// RNR retries that the peer asks of us.
+        rnr_retry_count: u8,
+        /// The peer's QP uses an SRQ.
+        srq: bool,
         /// The peer's consumer's data, the whole field of 196 bytes.
         private_data: Box<[u8]>,
     },

@@ -34,7 +34,9 @@ fn req_rep_rtu_make_a_connection_and_dreq_drep_end_it() {
     assert_eq!(rtr.path_mtu, Some(Mtu::B1024));
     pair.passive.accept(pair.now, request.id, &accept_with(0x22)).unwrap();
     pair.run();
-    let Some(Event::Response { id, remote_qpn, private_data }) = pair.active.poll_event() else { panic!() };
+    let Some(Event::Response { id, remote_qpn, private_data, .. }) = pair.active.poll_event() else {
+        panic!()
+    };
     assert_eq!((id, remote_qpn, &private_data[..8]), (active, Qpn::new(0x22), &b"welcome\0"[..]));
     assert_eq!(private_data.len(), 196);
 
@@ -324,6 +326,42 @@ fn the_backlog_is_a_bound_and_requests_come_again() {
             }
         }
     }
+}
+
+#[test]
+fn whoever_knocks_again_finds_a_listener_that_comes_late() {
+    let mut pair = Pair::new();
+    pair.passive = Manager::new(config(2));
+    pair.active.set_knocks(3);
+    let late = pair.active.connect(pair.now, &connect_to(2, 1, 0x11)).unwrap();
+    pair.pass(Duration::from_millis(25));
+    assert_eq!(pair.active.poll_event(), None);
+    pair.passive.listen(&listen_anywhere(1)).unwrap();
+    pair.pass(Duration::from_millis(10));
+    let Some(Event::ConnectRequest(request)) = pair.passive.poll_event() else { panic!("no request") };
+    pair.passive.accept(pair.now, request.id, &accept_with(0x22)).unwrap();
+    pair.run();
+    assert!(matches!(pair.active.poll_event(), Some(Event::Response { id, .. }) if id == late));
+
+    // And where nobody comes, it is told after all.
+    let elsewhere = Connect { service_id: ServiceId(1), cma_port: None, ..connect_to(2, 1, 0x12) };
+    pair.active.connect(pair.now, &elsewhere).unwrap();
+    let path = Path { local: gid(1), remote: gid(2) };
+    pair.active.resolve(pair.now, path, ServiceId(1), None, b"").unwrap();
+    pair.pass(Duration::from_millis(25));
+    assert_eq!(pair.active.poll_event(), None);
+    pair.pass(Duration::from_millis(10));
+    let told: Vec<Event> = std::iter::from_fn(|| pair.active.poll_event()).collect();
+    assert!(
+        matches!(
+            &told[..],
+            [
+                Event::Rejected { reason: RejReason::INVALID_SERVICE_ID, .. },
+                Event::SidrResponse { status: SidrRep::STATUS_UNSUPPORTED, .. }
+            ]
+        ),
+        "{told:?}"
+    );
 }
 
 #[test]

@@ -1,0 +1,139 @@
+//! Event channels: where programs wait for events, and get them.
+//!
+//! The descriptor is that of the connection manager's channel, readable while an event waits. Nobody sleeps in
+//! read(2) on it, so that a program may switch it to non-blocking mode at any time.
+
+use std::ffi::c_int;
+use std::os::fd::{AsFd, AsRawFd};
+use std::ptr::{self, NonNull};
+
+use remanence_verbs::CmChannel;
+
+use crate::abi::*;
+use crate::errno;
+
+use super::devices;
+use super::event;
+use super::id::registry;
+
+#[repr(C)]
+struct ChannelObj {
+    c: rdma_event_channel,
+    queue: CmChannel,
+}
+
+/// A live event channel.
+#[derive(Clone, Copy)]
+pub(super) struct Channel(NonNull<ChannelObj>);
+
+impl Channel {
+    /// # Safety
+    /// `channel` came from `rdma_create_event_channel`, or is one that a synchronous identifier made, and was not
+    /// destroyed.
+    pub(super) unsafe fn of(channel: *mut rdma_event_channel) -> Self {
+        // SAFETY: by the contract it is not null, and the first field of a ChannelObj.
+        Self(unsafe { NonNull::new_unchecked(channel.cast()) })
+    }
+
+    pub(super) fn new() -> Result<Self, c_int> {
+        let queue = CmChannel::new().map_err(|e| errno::of(&e))?;
+        let c = rdma_event_channel { fd: queue.as_fd().as_raw_fd() };
+        Ok(Self(NonNull::from(Box::leak(Box::new(ChannelObj { c, queue })))))
+    }
+
+    /// C's pointer.
+    pub(super) fn c(self) -> *mut rdma_event_channel {
+        self.0.as_ptr().cast()
+    }
+
+    pub(super) fn queue<'a>(self) -> &'a CmChannel {
+        // SAFETY: the channel is live for as long as calls with it go on.
+        unsafe { &(*self.0.as_ptr()).queue }
+    }
+
+    pub(super) fn destroy(self) {
+        // SAFETY: whoever has it gives it up.
+        drop(unsafe { Box::from_raw(self.0.as_ptr()) });
+    }
+
+    /// The next event, waiting for it unless the program has said that it does not want to.
+    pub(super) fn next(self) -> Result<*mut rdma_cm_event, c_int> {
+        let queue = self.queue();
+        loop {
+            let taken = registry().take(|| queue.try_get_event().map(|event| (event.user_data, event.event)));
+            match taken {
+                Some((target, event)) => {
+                    // Some events are not for the program.
+                    if let Some(event) = event::of(self, target, event) {
+                        return Ok(event);
+                    }
+                }
+                None => wait(queue.as_fd().as_raw_fd())?,
+            }
+        }
+    }
+}
+
+/// Waits until the descriptor is readable.
+fn wait(fd: c_int) -> Result<(), c_int> {
+    // SAFETY: fcntl with F_GETFL takes any number for a descriptor.
+    if unsafe { libc::fcntl(fd, libc::F_GETFL) } & libc::O_NONBLOCK != 0 {
+        return Err(libc::EAGAIN);
+    }
+    let mut poll = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
+    // SAFETY: one entry.
+    if unsafe { libc::poll(&raw mut poll, 1, -1) } < 0 {
+        let error = std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO);
+        if error != libc::EINTR || is_interruptible() {
+            return Err(error);
+        }
+    }
+    Ok(())
+}
+
+/// Whether a signal handler of this program wants calls to end early. The standard library waits in write(2), which
+/// goes on by itself after handlers with `SA_RESTART`; poll(2) never does, and does not say which handler it was.
+fn is_interruptible() -> bool {
+    (1..=libc::SIGRTMAX()).any(|signal| {
+        // SAFETY: all zeros are a value of this structure, and the kernel only writes it.
+        let action = unsafe {
+            let mut action: libc::sigaction = std::mem::zeroed();
+            if libc::sigaction(signal, ptr::null(), &raw mut action) != 0 {
+                return false;
+            }
+            action
+        };
+        action.sa_sigaction != libc::SIG_DFL
+            && action.sa_sigaction != libc::SIG_IGN
+            && action.sa_flags & libc::SA_RESTART == 0
+    })
+}
+
+/// `rdma_create_event_channel(3)`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rem_rdma_create_event_channel() -> *mut rdma_event_channel {
+    match devices::some().and_then(|()| Channel::new()) {
+        Ok(channel) => channel.c(),
+        Err(e) => errno::null_with(e),
+    }
+}
+
+/// `rdma_destroy_event_channel(3)`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rem_rdma_destroy_event_channel(channel: *mut rdma_event_channel) {
+    // SAFETY: what the C API promises.
+    unsafe { Channel::of(channel) }.destroy();
+}
+
+/// `rdma_get_cm_event(3)`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rem_rdma_get_cm_event(
+    channel: *mut rdma_event_channel,
+    event: *mut *mut rdma_cm_event,
+) -> c_int {
+    if event.is_null() {
+        return errno::minus_one_with(libc::EINVAL);
+    }
+    // SAFETY: what the C API promises.
+    super::answer(unsafe { Channel::of(channel) }.next().map(|next| unsafe { event.write(next) }))
+}
