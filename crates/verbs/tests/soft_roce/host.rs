@@ -116,7 +116,8 @@ impl Host {
             qp.activate_ud(Qkey(0x1122_3344)).expect("RTS");
         } else {
             let peer = QpEndpoint { gid: theirs.gid, qpn: theirs.qpn, psn: their_psn };
-            let attr = ConnectAttr { path_mtu: Some(mtu), ..ConnectAttr::default() };
+            // 4 s of patience: the emulated guest shares two cores with everything else that runs.
+            let attr = ConnectAttr { path_mtu: Some(mtu), timeout: 17, ..ConnectAttr::default() };
             qp.connect_to(&peer, &attr).expect("RTS");
         }
         guest.connect(theirs.id, own.qpn, own.psn, their_psn, own.gid, mtu.bytes() as u32);
