@@ -59,6 +59,8 @@ fn device_attr(ctx: &Ctx) -> ibv_device_attr {
         max_mr_size: u64::MAX,
         // Any power of two: we have no page tables.
         page_size_cap: 0xffff_f000,
+        // Nobody's, as of other devices in software; programs take 0 for a broken one.
+        vendor_id: 0x00ff_ffff,
         device_cap_flags: IBV_DEVICE_CURR_QP_STATE_MOD
             | IBV_DEVICE_SYS_IMAGE_GUID
             | IBV_DEVICE_RC_RNR_NAK_GEN
@@ -101,7 +103,7 @@ fn device_attr_ex(ctx: &Ctx) -> ibv_device_attr_ex {
         orig_attr,
         // All memory is demand-paged: it is the processor that touches it.
         odp_caps: ibv_odp_caps {
-            general_caps: IBV_ODP_SUPPORT.into(),
+            general_caps: (IBV_ODP_SUPPORT | IBV_ODP_SUPPORT_IMPLICIT).into(),
             per_transport_caps: ibv_odp_caps_per_transport_caps {
                 rc_odp_caps: ODP,
                 uc_odp_caps: IBV_ODP_SUPPORT_SEND | IBV_ODP_SUPPORT_RECV | IBV_ODP_SUPPORT_WRITE,

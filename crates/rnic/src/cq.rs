@@ -4,6 +4,8 @@
 
 use std::collections::VecDeque;
 
+use remanence_wire::Qpn;
+
 use crate::async_event::AsyncEvent;
 use crate::device::{Device, Shared};
 use crate::error::{CqError, VerbError};
@@ -60,6 +62,13 @@ impl Shared {
             self.cq_events.push_back(handle);
         }
         Ok(())
+    }
+
+    /// Drops the completions of a QP that nobody took yet.
+    pub(crate) fn forget_completions(&mut self, handle: CqHandle, qpn: Qpn) {
+        if let Some(cq) = self.cqs.get_mut(handle.0) {
+            cq.ring.retain(|wc| wc.qpn != qpn);
+        }
     }
 }
 

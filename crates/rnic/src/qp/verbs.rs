@@ -294,9 +294,13 @@ impl Qp {
         }
     }
 
-    /// Back to RESET: everything is forgotten, nothing completes.
+    /// Back to RESET: everything is forgotten, nothing completes. Nor is anything left of what has completed: who starts
+    /// over, as programs do after an error, must not take the old errors for the new QP's (providers' libraries clean
+    /// their CQs likewise).
     fn reset(&mut self, shared: &mut Shared) {
         shared.keys.unbind_all_of(self.qpn);
+        shared.forget_completions(self.init.send_cq, self.qpn);
+        shared.forget_completions(self.init.recv_cq, self.qpn);
         self.sq.clear();
         self.rq.clear();
         self.requester.reset(Psn::default(), self.sq.head);

@@ -327,6 +327,14 @@ fn going_to_error_flushes_everything_in_order_and_reset_forgets() {
     pair.a().device.modify_qp(now, qpns[0], &reset).unwrap();
     pair.run();
     assert_eq!((pair.a().sends(), pair.a().recvs()), (vec![], vec![]));
+    // Nor is anything left in the CQs of what a QP completed before: but it is of others.
+    let stranger = qp_in(&mut pair, QpType::Rc, QpState::Err);
+    for qpn in [qpns[0], stranger] {
+        pair.nodes[0].device.modify_qp(now, qpn, &err).unwrap();
+        pair.a().post_recv(qpn, 3, &[src.sge(0, 8)]);
+    }
+    pair.nodes[0].device.modify_qp(now, qpns[0], &reset).unwrap();
+    assert!(pair.a().recvs().iter().map(|wc| (wc.wr_id, wc.qpn)).eq([(3, stranger)]));
     // The QP can be connected again, with other PSNs, and is as new.
     pair.hook = None;
     for at in [0, 1] {
