@@ -46,7 +46,7 @@ impl Ctx {
         // hands is not looked at again, not even to free it.
         // SAFETY: nobody refers to the table.
         unsafe { ptr::write(&raw mut self.table, Mutex::default()) };
-        std::mem::forget(self.context.clone());
+        self.context.abandon();
     }
 
     /// Destroys a QP in the engine, and forgets it: its events that nobody took yet vanish. Says how many were handed

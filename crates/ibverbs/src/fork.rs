@@ -29,7 +29,19 @@ static GENERATION: AtomicU64 = AtomicU64::new(0);
 
 /// Another number in every child: what was made under another one is not ours.
 pub(crate) fn generation() -> u64 {
+    watch();
     GENERATION.load(Ordering::Relaxed)
+}
+
+/// From here on forks are noticed.
+fn watch() {
+    static HANDLERS: Once = Once::new();
+    HANDLERS.call_once(|| {
+        // SAFETY: three functions that live as long as the process: the library is never unloaded.
+        unsafe {
+            libc::pthread_atfork(Some(before_fork), Some(after_fork_in_parent), Some(after_fork_in_child))
+        };
+    });
 }
 
 impl Registry {
@@ -77,13 +89,7 @@ extern "C" fn after_fork_in_child() {
 
 /// A context is open from here on.
 pub(crate) fn opened(block: *mut verbs_context) {
-    static HANDLERS: Once = Once::new();
-    HANDLERS.call_once(|| {
-        // SAFETY: three functions that live as long as the process: the library is never unloaded.
-        unsafe {
-            libc::pthread_atfork(Some(before_fork), Some(after_fork_in_parent), Some(after_fork_in_child))
-        };
-    });
+    watch();
     REGISTRY.with(|open| open.push(block));
 }
 

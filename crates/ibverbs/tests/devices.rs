@@ -399,11 +399,15 @@ static void close_side(struct side *s)
 
 static pid_t child(int sends, int in, int out, struct side *parents)
 {
+    int inherited = parents->c->async_fd;
+    CHECK(inherited >= 0);
     pid_t pid = fork();
     CHECK(pid >= 0);
     if (pid > 0)
         return pid;
     alarm(50);
+    /* What belongs to the parent's device is closed. */
+    CHECK(fcntl(inherited, F_GETFD) == -1 && parents->c->async_fd == -1);
     static struct side s;
     struct name mine = open_side(&s), peer;
     CHECK(write(out, &mine, sizeof mine) == sizeof mine && read(in, &peer, sizeof peer) == sizeof peer);

@@ -59,7 +59,6 @@ pub use context::*;
 pub use cq_ex::*;
 pub use enums::*;
 pub use qp_ex::*;
-#[allow(unused_imports, reason = "the other half of the headers is landing")]
 pub use rdma::*;
 pub use sa::*;
 pub use verbs::*;
