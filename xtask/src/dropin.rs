@@ -10,7 +10,13 @@ use crate::{cargo, root, run as run_command};
 
 pub(crate) fn run(release: bool) -> Result<(), String> {
     let (profile, directory) = if release { ("release", "release") } else { ("dev", "debug") };
-    cargo(&["build", "--locked", "-p", "remanence-ibverbs", "--profile", profile])?;
+    let mut args = vec!["rustc", "--locked", "-p", "remanence-ibverbs", "--lib", "--profile", profile];
+    if release {
+        // The archive alone: beside a Rust library cargo does not optimise it across crates, which is 3 % of the
+        // instructions of a small WRITE.
+        args.extend(["--crate-type", "staticlib"]);
+    }
+    cargo(&args)?;
     let built = target().join(directory);
     let out = built.join("dropin");
     let link = root().join("crates/ibverbs/link.sh");
