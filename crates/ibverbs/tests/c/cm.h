@@ -1,5 +1,4 @@
 /* What the tests of librdmacm share: checks that say where they failed, and the steps that every connection takes. */
-#define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>

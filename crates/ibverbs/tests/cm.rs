@@ -1,0 +1,46 @@
+//! librdmacm as C programs use it: `c/cm_*.c` against the installed headers and our libraries. Each is a story of its
+//! own, and says itself what is wrong.
+
+mod common;
+
+use std::fs;
+
+/// Compiles one of the programs and runs it. (Its parts that start it again find our libraries in the environment.)
+fn story(name: &str, source: &str) {
+    let dir = common::scratch(name);
+    fs::write(dir.join("cm.h"), include_str!("c/cm.h")).expect("written");
+    let program = common::compile(&dir, name, source);
+    let output = common::program(program).output().expect("it runs");
+    assert!(
+        output.status.success(),
+        "{name}: {:?}: {}",
+        output.status,
+        String::from_utf8_lossy(&output.stderr)
+    );
+    fs::remove_dir_all(&dir).expect("removed");
+}
+
+#[test]
+fn connections_are_made_refused_and_ended_and_everyone_is_told() {
+    story("cm_connect", include_str!("c/cm_connect.c"));
+}
+
+#[test]
+fn ports_and_addresses_are_given_as_the_kernel_gives_them() {
+    story("cm_bind", include_str!("c/cm_bind.c"));
+}
+
+#[test]
+fn endpoints_wait_for_what_they_ask() {
+    story("cm_sync", include_str!("c/cm_sync.c"));
+}
+
+#[test]
+fn datagrams_find_their_service_and_their_group() {
+    story("cm_ud", include_str!("c/cm_ud.c"));
+}
+
+#[test]
+fn programs_may_bring_their_own_qps_and_change_their_channels() {
+    story("cm_own_qp", include_str!("c/cm_own_qp.c"));
+}
