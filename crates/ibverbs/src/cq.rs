@@ -6,6 +6,7 @@ use std::ptr;
 
 use libc::{PTHREAD_COND_INITIALIZER, PTHREAD_MUTEX_INITIALIZER, pthread_cond_t, pthread_mutex_t};
 use remanence_verbs::Cq;
+use remanence_wire::Qpn;
 
 use crate::abi::{
     IBV_CQ_ATTR_MODERATE, Plain, ibv_comp_channel, ibv_context, ibv_context_ops, ibv_cq, ibv_cq_ex,
@@ -26,6 +27,15 @@ pub(crate) struct CqObj {
     pub(crate) cq: Cq,
     /// Of a CQ that is read field by field.
     pub(crate) reader: Option<Reader>,
+}
+
+impl CqObj {
+    /// Drops what was taken out of the queue ahead of its reader, of a QP that is reset.
+    pub(crate) fn forget(&self, qpn: Qpn) {
+        if let Some(reader) = &self.reader {
+            reader.forget(qpn);
+        }
+    }
 }
 
 /// Our completion queue behind C's pointer.

@@ -5,6 +5,7 @@ use std::ffi::{c_int, c_uint};
 use std::ptr;
 
 use remanence_rnic::{CqError, Wc};
+use remanence_wire::Qpn;
 
 use crate::abi::{
     IBV_CQ_INIT_ATTR_MASK_FLAGS, IBV_CQ_INIT_ATTR_MASK_PD, IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN,
@@ -26,10 +27,11 @@ pub(crate) fn install(_: &mut ibv_context_ops, vc: &mut verbs_context) {
     vc.create_cq_ex = Some(create_cq_ex);
 }
 
-/// The completions that were taken from the queue; the one at `at` is being read.
+/// The completions that were taken from the queue; the one at `at` is the next, or is being read.
 struct Batch {
     entries: Vec<Wc>,
     at: usize,
+    reading: bool,
 }
 
 /// What a CQ needs to be read field by field. Between `start_poll` and `end_poll` it belongs to one thread.
@@ -40,7 +42,7 @@ pub(crate) struct Reader {
 
 impl Reader {
     fn new(single_threaded: bool) -> Self {
-        let batch = Batch { entries: Vec::with_capacity(AHEAD), at: 0 };
+        let batch = Batch { entries: Vec::with_capacity(AHEAD), at: 0, reading: false };
         Self { turnstile: Turnstile::new(single_threaded), batch: UnsafeCell::new(batch) }
     }
 
@@ -55,18 +57,40 @@ impl Reader {
         self.turnstile.leave();
         taken
     }
+
+    /// Drops what was taken ahead of a QP that is reset, as the engine does with what is in the queue.
+    pub(crate) fn forget(&self, qpn: Qpn) {
+        self.turnstile.enter();
+        // SAFETY: between enter and leave this thread is the only one here.
+        let batch = unsafe { &mut *self.batch.get() };
+        let mut index = 0;
+        let kept = batch.at + usize::from(batch.reading);
+        batch.entries.retain(|wc| {
+            index += 1;
+            index <= kept || wc.qpn != qpn
+        });
+        self.turnstile.leave();
+    }
 }
 
 impl Batch {
     /// Whether there is an entry at `at`, having looked for more if not.
     #[inline]
     fn fill(&mut self, object: &CqObj) -> Result<bool, CqError> {
-        if self.at < self.entries.len() {
-            return Ok(true);
+        if self.at == self.entries.len() {
+            self.entries.clear();
+            (self.at, self.reading) = (0, false);
+            object.cq.poll(&mut self.entries, AHEAD)?;
         }
-        self.entries.clear();
-        self.at = 0;
-        Ok(object.cq.poll(&mut self.entries, AHEAD)? > 0)
+        self.reading = !self.entries.is_empty();
+        Ok(self.reading)
+    }
+
+    /// The entry at hand was read.
+    #[inline]
+    fn step(&mut self) {
+        self.at += usize::from(self.reading);
+        self.reading = false;
     }
 }
 
@@ -210,8 +234,7 @@ unsafe extern "C" fn start_poll(p: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr) 
 unsafe extern "C" fn next_poll(p: *mut ibv_cq_ex) -> c_int {
     // SAFETY: C is between start_poll and end_poll.
     unsafe {
-        let batch = batch(p);
-        batch.at = (batch.at + 1).min(batch.entries.len());
+        batch(p).step();
         show(p)
     }
 }
@@ -219,8 +242,7 @@ unsafe extern "C" fn next_poll(p: *mut ibv_cq_ex) -> c_int {
 unsafe extern "C" fn end_poll(p: *mut ibv_cq_ex) {
     // SAFETY: C is between start_poll and end_poll.
     unsafe {
-        let batch = batch(p);
-        batch.at = (batch.at + 1).min(batch.entries.len());
+        batch(p).step();
         parts(p).1.turnstile.leave();
     }
 }

@@ -247,6 +247,12 @@ pub unsafe extern "C" fn ibv_modify_qp(p: *mut ibv_qp, attr: *mut ibv_qp_attr, m
     if changed.is_ok() && mask as u32 & IBV_QP_STATE != 0 {
         // SAFETY: as above; programs do not modify a QP from two threads at once.
         unsafe { (*p).state = attr.qp_state };
+        if attr.qp_state == IBV_QPS_RESET {
+            // SAFETY: its CQs live as long as it does.
+            for cq in unsafe { [cq((*p).send_cq), cq((*p).recv_cq)] } {
+                cq.forget(object.qp.qpn());
+            }
+        }
     }
     errno::code(changed)
 }

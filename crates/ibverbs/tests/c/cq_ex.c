@@ -80,6 +80,16 @@ static void fields_are_read_one_by_one(struct side *s, uint32_t flags)
 	for (int i = 1; i < 10; i++)
 		EQ(expect(ibv_cq_ex_to_cq(cq), 100 + i, IBV_WC_SUCCESS).byte_len, i);
 	EQ(ibv_start_poll(cq, &attr), ENOENT);
+
+	/* A queue pair that is reset takes its completions with it, also those. */
+	send_some(s, a, b, 10);
+	while (ibv_start_poll(cq, &attr) == ENOENT)
+		CHECK(seconds() < end);
+	EQ(cq->wr_id, 100);
+	ibv_end_poll(cq);
+	struct ibv_qp_attr reset = { .qp_state = IBV_QPS_RESET };
+	EQ(ibv_modify_qp(b, &reset, IBV_QP_STATE), 0);
+	EQ(ibv_start_poll(cq, &attr), ENOENT);
 	EQ(ibv_destroy_cq(ibv_cq_ex_to_cq(cq)), EBUSY);
 	EQ(ibv_destroy_qp(a), 0);
 	EQ(ibv_destroy_qp(b), 0);
