@@ -152,6 +152,16 @@ impl Bar {
         this
     }
 
+    /// For so many things of one kind.
+    pub(crate) fn items(total: u64, what: &str, quiet: bool) -> Self {
+        if quiet || !std::io::stderr().is_terminal() {
+            return Self(ProgressBar::hidden());
+        }
+        let bar = ProgressBar::new(total).with_message(what.to_owned());
+        bar.set_style(style("{wide_bar:.cyan/dim} {pos:>6} of {len} {msg}  {eta:>4} left"));
+        Self(bar)
+    }
+
     /// Begins (again) with a known number of bytes.
     pub(crate) fn begin(&self, total: u64) {
         self.0.set_style(style(

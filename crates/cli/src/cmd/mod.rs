@@ -2,6 +2,7 @@
 
 mod bench;
 mod blob;
+mod check;
 mod demo;
 mod doctor;
 mod get;
@@ -36,6 +37,8 @@ pub(crate) enum Command {
     Sim(sim::Args),
     /// Run an unmodified verbs program on our RNIC
     Verbs(verbs::Args),
+    /// Explore everything that can happen, and say what was seen
+    Check(check::Args),
     /// Reproduce a figure or a table, with the baselines in the same run
     Bench(bench::Args),
     /// One end of a bench, started by its controller
@@ -56,6 +59,7 @@ impl Command {
             Self::Perf(args) => perf::run(&args),
             Self::Sim(args) => sim::run(&args),
             Self::Verbs(args) => verbs::run(&args),
+            Self::Check(args) => check::run(&args),
             Self::Bench(args) => bench::run(&args),
             Self::BenchAgent => bench::agent(),
         }

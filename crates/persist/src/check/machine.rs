@@ -11,7 +11,8 @@
 //!    words. It may pass a FLUSH, a READ and an ATOMIC WRITE. At the IIO it is visible: the IIO's write buffer is coherent.
 //! 3. From the IIO atoms go on in any order: to the L3 cache with DDIO, or past it; without DDIO to the memory controller.
 //! 4. FLUSH and READ are executed behind everything earlier, when it has left the IIO (*visibility*) or is in the domain
-//!    (*persistence*). ATOMIC WRITE is executed behind everything earlier too, and is then visible.
+//!    (*persistence*). ATOMIC WRITE is executed behind everything earlier too, and then is on its way like any WRITE: that
+//!    it was executed says nothing of where the word is.
 //! 5. A completion of a posted operation means that the responder's RNIC has it (InfiniBand, RoCE) or nothing (iWARP); of
 //!    the others, that they were executed. Completions are in order.
 //! 6. A receive completion means that the message and everything before it is visible.
@@ -96,7 +97,7 @@ struct Posting {
     /// Atoms of earlier posted operations, and of earlier ATOMIC WRITEs.
     posted_before: Atoms,
     atomic_before: Atoms,
-    /// Earlier flushes, and its own number if it is one.
+    /// Earlier non-posted operations, and its own number if it is one.
     flushes_before: u32,
     flush: u32,
 }
@@ -326,7 +327,7 @@ impl Program {
                     postings.iter().filter(|p| p.kind == wanted).fold(0, |mask, p| mask | p.atoms)
                 };
                 let (posted_before, atomic_before) = (before(Kind::Posted), before(Kind::Atomic));
-                let flush = if matches!(kind, Kind::Flush(_)) { 1 << flushes } else { 0 };
+                let flush = if kind == Kind::Posted { 0 } else { 1 << flushes };
                 postings.push(Posting {
                     kind,
                     atoms,
@@ -503,8 +504,7 @@ impl Program {
         let next = match does {
             RqDo::Post(op) => {
                 let posting = &self.postings[usize::from(*op)];
-                let held = posting.fenced
-                    && !(s.executed(posting.flushes_before) && s.at_least(posting.atomic_before, Level::Iio));
+                let held = posting.fenced && !s.executed(posting.flushes_before);
                 let mut next = s.rq_next();
                 for atom in bits(posting.atoms) {
                     next = next.with(atom, Level::Wire);
@@ -514,10 +514,9 @@ impl Program {
             RqDo::Complete(op) => {
                 let over = self.postings.get(usize::from(*op)).is_none_or(|last| {
                     let early = self.machine.config.transport == Transport::Iwarp;
-                    let own = |kind| if last.kind == kind { last.atoms } else { 0 };
+                    let own = if last.kind == Kind::Posted { last.atoms } else { 0 };
                     s.executed(last.flushes_before | last.flush)
-                        && s.at_least(last.atomic_before | own(Kind::Atomic), Level::Iio)
-                        && (early || s.at_least(last.posted_before | own(Kind::Posted), Level::Rnic))
+                        && (early || s.at_least(last.posted_before | own, Level::Rnic))
                 });
                 over.then(|| s.rq_next())
             }
@@ -546,13 +545,13 @@ impl Program {
             RspDo::Copy { atoms, from } => {
                 let there =
                     from.is_some_and(|from| s.at_least(from, Level::Iio) && s.none_at(from, Level::Gone));
-                let mut next = s.rsp_next();
-                if there {
-                    for atom in bits(atoms) {
-                        next = next.with(atom, Level::Rnic);
-                    }
-                } else {
-                    next.control |= GARBAGE;
+                // Word by word: a crash may come between two stores.
+                let word = bits(atoms).find(|n| s.level(*n) == Level::None);
+                let last = word.is_none_or(|n| atoms >> n == 1);
+                let mut next = if last { s.rsp_next() } else { s };
+                match word {
+                    Some(n) if there => next = next.with(n, Level::Rnic),
+                    _ => next.control |= GARBAGE,
                 }
                 Some(next)
             }
@@ -575,13 +574,18 @@ impl Program {
 
     fn flush_moves(&self, s: State, to: &mut impl FnMut(Event, State)) {
         for (op, posting) in self.postings.iter().enumerate() {
-            let Kind::Flush(kind) = posting.kind else { continue };
-            let posted = self.rq[..s.rq()].contains(&RqDo::Post(op as u8));
-            if posted
-                && !s.executed(posting.flush)
-                && s.executed(posting.flushes_before)
-                && self.pushed(s, posting, kind)
+            if posting.kind == Kind::Posted
+                || s.executed(posting.flush)
+                || !s.executed(posting.flushes_before)
             {
+                continue;
+            }
+            let posted = self.rq[..s.rq()].contains(&RqDo::Post(op as u8));
+            let ready = || match posting.kind {
+                Kind::Flush(kind) => self.pushed(s, posting, kind),
+                Kind::Atomic | Kind::Posted => s.at_least(posting.atoms, Level::Rnic),
+            };
+            if posted && ready() {
                 to(Event::Executed(op), State { control: s.control | posting.flush << FLUSH_SHIFT, ..s });
             }
         }
@@ -649,7 +653,7 @@ impl Program {
                     (Kind::Posted, Order::Posted) => s.at_least(posting.posted_before, Level::Iio),
                     (Kind::Atomic | Kind::Flush(_), _) => {
                         s.at_least(posting.posted_before | posting.atomic_before, Level::Iio)
-                            && s.executed(posting.flushes_before)
+                            && s.executed(posting.flush)
                     }
                 };
                 if behind {

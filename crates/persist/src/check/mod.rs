@@ -12,16 +12,26 @@
 //! of two words (which may tear), then twice in a row with no receive buffer to spare, then twice to the same place.
 //! What [`machine`] takes for granted can be withdrawn, one [`Assumption`] at a time, to see which cells stand on it.
 
+mod assumptions;
 mod explore;
 mod machine;
+mod matrix;
 mod mutants;
+mod prover;
+mod subjects;
+mod synthesis;
 mod timeline;
 
 use std::fmt;
 
+pub use assumptions::{Withdrawn, withdraw};
 pub use explore::{Counterexample, Verdict};
 pub use machine::Level;
-pub use mutants::{Mutant, Mutation, mutants};
+pub use matrix::{Entry, Matrix, matrix, matrix_configs};
+pub use mutants::{Mutant, Mutation};
+pub use prover::{Outcome, Prover};
+pub use subjects::{Checked, Subject, further_subjects, paper_subjects};
+pub use synthesis::{Synthesis, synthesise};
 
 use crate::recipe::{Recipe, Rq, Update};
 use crate::taxonomy::{Config, Domain, FlushSupport};
@@ -175,7 +185,7 @@ impl Scenario {
     /// Twice, with the receive buffers of one round.
     pub const TWICE: Self = Self { name: "twice", rounds: 2, spare: 1, words: 1, same_place: false };
     /// Twice, to the same place, with the messages of both rounds to be found by recovery.
-    pub const AGAIN: Self = Self { name: "again", rounds: 2, spare: 2, words: 1, same_place: true };
+    pub const AGAIN: Self = Self { name: "again", rounds: 2, spare: 2, words: 2, same_place: true };
     /// Once, with updates of one word, for long lists.
     pub const WORDS: Self = Self { name: "words", rounds: 1, spare: 1, words: 1, same_place: false };
 
@@ -184,10 +194,10 @@ impl Scenario {
     pub fn of(recipe: &Recipe) -> Vec<Self> {
         // Tearing is known from two updates; a list is about order.
         let mut all = vec![if recipe.shape.count > 2 { Self::WORDS } else { Self::ALONE }];
-        if recipe.messages() > 0 && recipe.shape.count <= 2 {
+        if recipe.messages() > 0 {
             all.push(Self::TWICE);
             if recipe.replay {
-                all.push(Self::AGAIN);
+                all.push(Self { words: if recipe.shape.count == 1 { 2 } else { 1 }, ..Self::AGAIN });
             }
         }
         all

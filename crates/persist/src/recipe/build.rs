@@ -94,11 +94,17 @@ fn writes(config: &Config, op: Op, shape: Shape, steps: &mut Vec<Step>) {
         }
         Reach::Flush(flush) => {
             let flush = Step::Rq(Rq::Flush(flush));
+            // An ATOMIC WRITE waits at the responder for what is before it. In WSP what has arrived counts already, and
+            // where packets may overtake each other it must not even be sent too early.
+            let atomic = shape.word
+                && (op, config.atomic) == (Op::Write, AtomicSupport::Native)
+                && (config.domain, config.order) != (Domain::Wsp, Order::Relaxed);
             for (n, update) in updates.iter().enumerate() {
-                let word = shape.word && n == last;
                 let behind = match (n > 0 && shape.ordered && !keeps_order(config), op, config.atomic) {
                     (false, ..) => post(op, *update),
-                    (true, Op::Write, AtomicSupport::Native) if word => Step::Rq(Rq::AtomicWrite(*update)),
+                    (true, Op::Write, AtomicSupport::Native) if atomic && n == last => {
+                        Step::Rq(Rq::AtomicWrite(*update))
+                    }
                     (true, Op::Write, AtomicSupport::Fenced) => Step::Rq(Rq::FencedWrite(*update)),
                     (true, ..) => {
                         steps.push(Step::Rq(Rq::Comp));
@@ -106,7 +112,9 @@ fn writes(config: &Config, op: Op, shape: Shape, steps: &mut Vec<Step>) {
                     }
                 };
                 steps.push(behind);
-                if n == last || shape.ordered && !keeps_order(config) {
+                // Visible after what is before it is all that is needed where caches are kept.
+                let follows = atomic && n + 1 == last && config.domain.keeps_caches();
+                if n == last || shape.ordered && !keeps_order(config) && !follows {
                     steps.push(flush);
                 }
             }
@@ -166,7 +174,7 @@ fn sends(config: &Config, shape: Shape, steps: &mut Vec<Step>) {
 
 /// Adds what the paper leaves unsaid, and follows from the steps: whether recovery applies messages, and what the
 /// responder owes afterwards.
-pub(super) fn complete(config: &Config, shape: Shape, steps: Vec<Step>, source: Source) -> Recipe {
+pub(crate) fn complete(config: &Config, shape: Shape, steps: Vec<Step>, source: Source) -> Recipe {
     let mut recipe = Recipe { shape, steps, deferred: Vec::new(), replay: false, source };
     let mut unreceived: Vec<Message> = Vec::new();
     let mut copied = Set::NONE;

@@ -10,6 +10,9 @@ mod table;
 
 use std::fmt;
 
+use crate::taxonomy::Config;
+
+pub(crate) use build::complete;
 pub use build::{build, variants};
 pub use run::{Persistent, Requester, Run, Waiting};
 pub use table::{Cell, cells};
@@ -353,24 +356,31 @@ impl Recipe {
     /// What must hold beyond the configuration, in sentences. The checker shows what happens without
     /// ([`crate::check::Assumption`]).
     #[must_use]
-    pub fn preconditions(&self) -> Vec<&'static str> {
+    pub fn preconditions(&self, config: &Config) -> Vec<&'static str> {
         let mut all = Vec::new();
-        if !self.shape.word {
+        // Where messages are durable when they are received, applying them again repairs a torn copy.
+        if !(self.shape.word || self.replay && config.domain.keeps_caches()) {
             all.push(
                 "the last update carries a checksum that recovery verifies: it may be found torn at 8 bytes",
             );
         }
         if self.replay {
-            all.push("recovery finds the messages in the receive buffers, verifies each one's checksum and applies the \
-                      whole ones, oldest first, before anything else");
+            all.push(
+                "recovery finds the messages in the receive buffers, verifies each one's checksum and applies the \
+                 whole ones, oldest first, before anything else",
+            );
             all.push(
                 "a receive buffer is posted again only after the effect of its message is durable itself",
             );
         }
+        if self.replay && self.requester().any(|s| matches!(s, Rq::Flush(Flush::Global | Flush::Persistent)))
+        {
+            all.push("the FLUSH names the receive buffer, whose region grants it");
+        }
         if self.requester().any(|s| matches!(s, Rq::Flush(Flush::Read))) {
             all.push("the READ is posted on the QP of the updates, and memory is not registered with relaxed ordering");
         }
-        if self.requester().any(|s| matches!(s, Rq::WriteImm(_))) {
+        if self.requester().any(|s| matches!(s, Rq::WriteImm(_))) && !self.is_two_sided() {
             all.push("the immediate may be lost in a crash, though the update is not");
         }
         all
