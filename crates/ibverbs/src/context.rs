@@ -5,7 +5,9 @@
 
 use std::collections::HashMap;
 use std::ffi::c_int;
+use std::fs::File;
 use std::mem::offset_of;
+use std::os::fd::AsRawFd as _;
 use std::ptr;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -28,6 +30,8 @@ pub(crate) struct Ctx {
     pub(crate) context: Context,
     pub(crate) device: &'static Device,
     table: Mutex<Table>,
+    /// `cmd_fd`: where a program would find the kernel's driver. It may be duplicated; nobody listens there.
+    commands: File,
 }
 
 impl Ctx {
@@ -213,12 +217,13 @@ fn open(device: &'static Device) -> Result<*mut ibv_context, c_int> {
         eprintln!("remanence: cannot open {}: {e}", device.info.name);
         errno::of(&e)
     })?;
-    let ctx = Box::new(Ctx { context, device, table: Mutex::default() });
+    let commands = File::open("/dev/null").map_err(|e| e.raw_os_error().unwrap_or(libc::EIO))?;
+    let ctx = Box::new(Ctx { context, device, table: Mutex::default(), commands });
     let mut block = Box::new(verbs_context::zeroed());
     let c = &mut block.context;
     c.device = device.as_c();
-    c.cmd_fd = -1;
-    c.async_fd = std::os::fd::AsRawFd::as_raw_fd(&ctx.context.async_fd());
+    c.cmd_fd = ctx.commands.as_raw_fd();
+    c.async_fd = ctx.context.async_fd().as_raw_fd();
     c.num_comp_vectors = std::thread::available_parallelism().map_or(1, |n| n.get().try_into().unwrap_or(1));
     c.mutex = libc::PTHREAD_MUTEX_INITIALIZER;
     c.abi_compat = ptr::without_provenance_mut(usize::MAX);
@@ -266,7 +271,7 @@ pub unsafe extern "C" fn ibv_close_device(p: *mut ibv_context) -> c_int {
     0
 }
 
-/// There is no descriptor that another process could import a device from.
+/// There is no kernel to share a device's objects through.
 #[unsafe(no_mangle)]
 pub extern "C" fn ibv_import_device(_cmd_fd: c_int) -> *mut ibv_context {
     errno::null_with(libc::EOPNOTSUPP)

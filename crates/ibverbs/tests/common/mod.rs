@@ -2,6 +2,8 @@
 #![allow(dead_code, reason = "each test program uses a part")]
 
 use std::ffi::OsStr;
+pub(crate) mod world;
+
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -63,6 +65,30 @@ fn build() -> PathBuf {
     let linked = Command::new(here.join("link.sh")).arg(archive).arg(&out).status().expect("a shell");
     assert!(linked.success(), "the libraries do not link: apt install gcc");
     out
+}
+
+/// `rem`, as this workspace makes it.
+pub(crate) fn rem() -> PathBuf {
+    static BUILT: OnceLock<PathBuf> = OnceLock::new();
+    let build = || {
+        let here = Path::new(env!("CARGO_MANIFEST_DIR"));
+        let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().expect("below cargo's directory");
+        let mut cargo = Command::new(env!("CARGO"));
+        cargo.args([
+            "build",
+            "--quiet",
+            "--locked",
+            "-p",
+            "remanence-cli",
+            "--profile",
+            "test",
+            "--target-dir",
+        ]);
+        let built = cargo.arg(target).current_dir(here).status().expect("cargo runs");
+        assert!(built.success(), "rem does not build");
+        target.join("debug/rem")
+    };
+    BUILT.get_or_init(build).clone()
 }
 
 /// A program as its users run it, but with our libraries, and on the loopback interface only.
