@@ -2,7 +2,10 @@
 
 mod common;
 
-use std::process::Output;
+use std::ffi::OsStr;
+use std::process::{Command, Output, Stdio};
+use std::sync::atomic::{AtomicU16, Ordering};
+use std::time::{Duration, Instant};
 
 /// Whether a program of this name is installed.
 fn installed(name: &str) -> bool {
@@ -59,7 +62,9 @@ fn a_setting_that_makes_no_sense_is_told_and_not_guessed() {
 /// Programs that link to libmlx5 or libefa: those load only if our private node has every name.
 #[test]
 fn programs_with_provider_libraries_load() {
-    for (name, argument) in [("ib_write_lat", "--version"), ("ib_send_bw", "--version"), ("ucx_info", "-v")] {
+    for (name, argument) in
+        [("ib_write_lat", "--version"), ("ib_send_bw", "--version"), ("ucx_info", "-v"), ("fi_info", "-l")]
+    {
         if installed(name) {
             let output = common::program(name).arg(argument).output().expect("it runs");
             let said = String::from_utf8_lossy(&output.stderr);
@@ -458,4 +463,130 @@ int main(void)
 "#
         ),
     );
+}
+
+/// Threads that open and close devices, while another one forks children that do the same.
+#[test]
+fn any_thread_may_open_close_and_fork_at_any_time() {
+    run_c(
+        "threads",
+        &format!(
+            "{HEAD}{}",
+            r#"
+static void use(void)
+{
+    static char buf[4096];
+    struct ibv_device **list = ibv_get_device_list(NULL);
+    CHECK(list && list[0]);
+    struct ibv_context *c = ibv_open_device(list[0]);
+    ibv_free_device_list(list);
+    CHECK(c);
+    struct ibv_pd *pd = ibv_alloc_pd(c);
+    CHECK(pd);
+    struct ibv_mr *mr = ibv_reg_mr(pd, buf, sizeof buf, ALL);
+    struct ibv_cq *cq = ibv_create_cq(c, 4, NULL, NULL, 0);
+    CHECK(mr && cq);
+    CHECK(ibv_destroy_cq(cq) == 0 && ibv_dereg_mr(mr) == 0 && ibv_dealloc_pd(pd) == 0 && ibv_close_device(c) == 0);
+}
+
+static void *several(void *arg)
+{
+    (void)arg;
+    for (int i = 0; i < 5; i++)
+        use();
+    return NULL;
+}
+
+int main(void)
+{
+    pthread_t threads[4];
+    alarm(55);
+    for (int i = 0; i < 4; i++)
+        CHECK(pthread_create(&threads[i], NULL, several, NULL) == 0);
+    for (int i = 0; i < 5; i++) {
+        pid_t pid = fork();
+        CHECK(pid >= 0);
+        if (pid == 0) {
+            alarm(50);
+            use();
+            _exit(0);
+        }
+        int status;
+        CHECK(waitpid(pid, &status, 0) == pid && status == 0);
+    }
+    for (int i = 0; i < 4; i++)
+        pthread_join(threads[i], NULL);
+    return 0;
+}
+"#
+        ),
+    );
+}
+
+/// Both ends of a ping-pong with these settings: what the client says, and the server if it ends by itself.
+fn pingpong(arguments: &[&str], settings: &[(&str, &OsStr)], ends: bool) -> (Output, Option<Output>) {
+    static PORT: AtomicU16 = AtomicU16::new(0);
+    let port = 20_000 + (std::process::id() % 10_000) as u16 * 4 + PORT.fetch_add(1, Ordering::Relaxed);
+    let end = |server: Option<&str>| {
+        let mut command = common::program("ibv_rc_pingpong");
+        command.args(["-g", "0", "-p", &port.to_string()]).args(arguments).args(server);
+        if settings.iter().any(|s| s.0 == "REMANENCE_LINK") {
+            command.env_remove("REMANENCE_DEVICE");
+        }
+        command.envs(settings.iter().copied()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command
+    };
+    let mut server = end(None).spawn().expect("it starts");
+    let client = (0..100).find_map(|_| {
+        std::thread::sleep(Duration::from_millis(100));
+        let output = end(Some("127.0.0.1")).output().expect("it runs");
+        // The server may not listen yet.
+        let early = String::from_utf8_lossy(&output.stderr).contains("Couldn't connect");
+        (!early).then_some(output)
+    });
+    let client = client.expect("the client finds its server");
+    if ends {
+        return (client, Some(server.wait_with_output().expect("it ends")));
+    }
+    // Not SIGKILL: `timeout` hands this one on to the program.
+    let killed = Command::new("kill").arg(server.id().to_string()).status();
+    assert!(killed.expect("kill").success(), "it still waits");
+    let _ = server.wait();
+    (client, None)
+}
+
+#[test]
+fn packets_are_captured_lost_and_delayed_as_the_environment_says() {
+    if !installed("ibv_rc_pingpong") {
+        return;
+    }
+    let dir = common::scratch("settings");
+    let capture = dir.join("run.pcapng");
+    let settings = [("REMANENCE_CAPTURE", capture.as_os_str()), ("REMANENCE_DELAY", OsStr::new("2ms"))];
+    let start = Instant::now();
+    let (client, server) = pingpong(&["-n", "50", "-s", "1024"], &settings, true);
+    assert!(good(&client).contains("50 iters"), "{client:?}");
+    good(&server.expect("it ended"));
+    assert!(start.elapsed() > Duration::from_millis(200), "50 times there and back, 2 ms each");
+    let files: Vec<_> =
+        std::fs::read_dir(&dir).expect("listed").map(|file| file.expect("a file").path()).collect();
+    assert!(files.contains(&capture) && files.len() >= 2, "two processes write two files: {files:?}");
+    for file in files {
+        let bytes = std::fs::read(&file).expect("read");
+        assert_eq!(bytes[..4], [0x0a, 0x0d, 0x0d, 0x0a], "{} is no pcapng file", file.display());
+    }
+    std::fs::remove_dir_all(dir).expect("removed");
+
+    let (client, _) = pingpong(&["-n", "5"], &[("REMANENCE_LOSS", OsStr::new("1"))], false);
+    let said = String::from_utf8_lossy(&client.stderr);
+    assert!(!client.status.success() && said.contains("transport retry counter exceeded"), "{client:?}");
+}
+
+#[test]
+fn shared_memory_carries_a_program_too() {
+    if installed("ibv_rc_pingpong") {
+        let (client, server) = pingpong(&["-n", "100", "-c"], &[("REMANENCE_LINK", OsStr::new("shm"))], true);
+        good(&client);
+        good(&server.expect("it ended"));
+    }
 }

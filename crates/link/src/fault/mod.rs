@@ -167,7 +167,7 @@ enum Count {
 
 /// A link over a bad network.
 #[derive(Debug)]
-pub struct Faulty<L> {
+pub struct Faulty<L: Link> {
     inner: L,
     caps: LinkCaps,
     control: FaultControl,
@@ -305,6 +305,15 @@ impl<L: Link> Faulty<L> {
             count += 1;
         }
         count
+    }
+}
+
+/// What was sent before the link closes is on its way, as on any network: a held ACK must not die with its sender. It
+/// leaves early, as nobody is left to wait for its time.
+impl<L: Link> Drop for Faulty<L> {
+    fn drop(&mut self) {
+        const LONGER_THAN_ANY_DELAY: Duration = Duration::from_secs(86_400);
+        let _ = self.release_tx(Instant::now() + LONGER_THAN_ANY_DELAY);
     }
 }
 

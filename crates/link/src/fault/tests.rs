@@ -138,6 +138,21 @@ fn with_a_delay_nothing_is_lost_and_waiting_ends_in_time() {
 }
 
 #[test]
+fn what_is_held_back_when_the_link_closes_still_arrives() {
+    let faults = Faults { delay: Duration::from_secs(600), ..Faults::default() };
+    let options = Options { port: 0, ..Options::new(vec![Ipv4Addr::LOCALHOST.into()]) };
+    let plan = Plan { tx: faults, rx: Faults::NONE };
+    let mut a = Faulty::new(UdpLink::open(&options).expect("a socket"), plan, 1).expect("a timer");
+    let mut b = UdpLink::open(&options).expect("a socket");
+    send(&mut a, &b, &pattern(1, 100), 100);
+    send(&mut a, &b, &pattern(2, 100), 100);
+    conformance::assert_silent(&mut b);
+    drop(a);
+    let got = receive(&mut b, 2);
+    assert_eq!((&got[0].payload, &got[1].payload), (&pattern(1, 100), &pattern(2, 100)));
+}
+
+#[test]
 fn a_seed_decides_whom_it_hits() {
     let faults = Faults { loss: 0.1, duplication: 0.1, corruption: 0.1, ..Faults::default() };
     for plan in both_ways(faults) {
