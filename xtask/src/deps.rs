@@ -18,7 +18,7 @@ const EDGES: &[(&str, &[&str])] = &[
     ("ibverbs", &["wire", "rnic", "pmem", "link", "verbs"]),
     ("pool", &["wire", "rnic", "pmem", "verbs"]),
     ("sim", &["wire", "rnic", "pmem"]),
-    ("bench", &["wire", "rnic", "pmem", "link", "verbs", "pool"]),
+    ("bench", &["wire", "rnic", "pmem", "link", "verbs", "ibverbs", "pool"]),
     ("cli", &["bench", "wire", "rnic", "pmem", "link", "verbs", "pool", "sim", "persist"]),
 ];
 

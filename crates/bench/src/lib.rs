@@ -8,7 +8,10 @@
 pub mod machine;
 pub mod netns;
 pub mod peers;
+pub mod perftest;
 pub mod plot;
 pub mod report;
 pub mod samples;
 pub mod transport;
+pub mod urdma;
+pub mod verbs;

@@ -40,8 +40,13 @@ impl Metric {
         }
     }
 
-    /// What one unit of the histograms is: they count integers, a thousandth of a unit.
-    const SCALE: f64 = 1000.0;
+    /// The histograms count integers: nanoseconds, kilobytes a second, operations a second.
+    const fn scale(self) -> f64 {
+        match self {
+            Self::Latency => 1e3,
+            Self::Throughput | Self::Rate => 1e6,
+        }
+    }
 }
 
 /// All samples of a bench.
@@ -65,7 +70,7 @@ impl Samples {
             .or_insert_with(|| Histogram::new(3).expect("three digits are allowed"));
         for value in values {
             // The histogram grows by itself; only a value beyond 2^63 could fail.
-            let _ = histogram.record((value * Metric::SCALE).round().max(0.0) as u64);
+            let _ = histogram.record((value * key.metric.scale()).round().max(0.0) as u64);
         }
     }
 
@@ -106,8 +111,8 @@ impl Samples {
                     metric,
                     unit,
                     state: state.word(),
-                    p50: histogram.value_at_quantile(0.5) as f64 / Metric::SCALE,
-                    p99: histogram.value_at_quantile(tail) as f64 / Metric::SCALE,
+                    p50: histogram.value_at_quantile(0.5) as f64 / key.metric.scale(),
+                    p99: histogram.value_at_quantile(tail) as f64 / key.metric.scale(),
                     n: histogram.len(),
                     kind: Kind::Live,
                 }

@@ -19,6 +19,8 @@ fn every_command_has_help_with_an_example() {
         "perf",
         "sim",
         "bench transport",
+        "bench urdma",
+        "bench verbs",
     ] {
         let help =
             String::from_utf8(run(rem().args(command.split(' ')).arg("--help")).good()).expect("UTF-8");

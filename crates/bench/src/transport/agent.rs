@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 
 use super::bare::{BareUdp, BareXdp};
+use super::cabi::CAbi;
 use super::ours::Ours;
 use super::protocol::{Carrier, Endpoint, Reply, Request, Test};
 
@@ -15,6 +16,7 @@ use super::protocol::{Carrier, Endpoint, Reply, Request, Test};
 /// serves, and gives it back.
 enum Open {
     Ours(Box<Ours>),
+    CAbi(Box<CAbi>),
     BareUdp(BareUdp),
     BareXdp(Box<BareXdp>),
 }
@@ -68,20 +70,30 @@ impl Agent {
         server: bool,
     ) -> Result<Reply, String> {
         let open = match carrier {
-            Carrier::Udp | Carrier::Xdp | Carrier::Shm => {
+            Carrier::Udp | Carrier::UdpServed | Carrier::Xdp | Carrier::Shm => {
                 Open::Ours(Box::new(Ours::open(carrier, address, interface)?))
+            }
+            Carrier::CAbi => {
+                let directory = std::env::var_os("REMANENCE_LIB").ok_or("REMANENCE_LIB is not set")?;
+                Open::CAbi(Box::new(CAbi::open(directory.as_ref(), interface)?))
             }
             Carrier::BareUdp => Open::BareUdp(BareUdp::open(address, peer, server)?),
             Carrier::BareXdp => Open::BareXdp(Box::new(BareXdp::new(interface, address, peer))),
         };
-        let endpoint = if let Open::Ours(ours) = &open { Some(ours.endpoint()) } else { None };
+        let endpoint = match &open {
+            Open::Ours(ours) => Some(ours.endpoint()),
+            Open::CAbi(ours) => Some(ours.endpoint()),
+            Open::BareUdp(_) | Open::BareXdp(_) => None,
+        };
         self.open = Some(open);
         Ok(Reply::Opened(endpoint))
     }
 
     fn connect(&mut self, peer: Option<&Endpoint>) -> Result<Reply, String> {
-        if let (Some(Open::Ours(ours)), Some(peer)) = (&mut self.open, peer) {
-            ours.connect(peer)?;
+        match (&mut self.open, peer) {
+            (Some(Open::Ours(ours)), Some(peer)) => ours.connect(peer)?,
+            (Some(Open::CAbi(ours)), Some(peer)) => ours.connect(peer)?,
+            _ => {}
         }
         Ok(Reply::Ok)
     }
@@ -98,6 +110,7 @@ impl Agent {
             move || {
                 let result = match &mut open {
                     Open::Ours(ours) => ours.serve(test, size, &stop),
+                    Open::CAbi(ours) => ours.serve(&stop),
                     Open::BareUdp(bare) => bare.serve(test, &stop),
                     Open::BareXdp(bare) => bare.serve(&stop),
                 };
@@ -123,6 +136,7 @@ impl Agent {
                 ours.settle();
                 samples
             }
+            Open::CAbi(ours) => ours.run(test, size, ms)?,
             Open::BareUdp(bare) => bare.run(test, size, ms)?,
             Open::BareXdp(bare) => {
                 bare.prepare(size)?;

@@ -144,7 +144,8 @@ impl BareUdp {
             match self.socket.recv_from(&mut report) {
                 Ok((8, _)) => {
                     let total = u64::from_be_bytes(report);
-                    base += total.saturating_sub(arrived);
+                    // What was taken for lost may still come.
+                    base = (base + total.saturating_sub(arrived)).min(sent);
                     arrived = arrived.max(total);
                     heard = Instant::now();
                 }

@@ -6,11 +6,12 @@
 
 pub mod agent;
 mod bare;
+mod cabi;
 mod local;
 mod ours;
-mod plan;
-mod protocol;
-mod session;
+pub(crate) mod plan;
+pub(crate) mod protocol;
+pub(crate) mod session;
 
 use std::collections::BTreeMap;
 
@@ -101,7 +102,7 @@ fn sessions(options: &Options, plan: &[Step], skipped: &mut Vec<String>) -> BTre
             continue;
         }
         tried.push(path);
-        match Session::open(&options.program, path) {
+        match Session::open(&options.program, path, None) {
             Ok(session) => drop(sessions.insert(path, session)),
             Err(why) => skipped.push(format!("{}: {why}", path.series())),
         }

@@ -17,7 +17,7 @@ use super::protocol::{Carrier, Endpoint, Test};
 /// Largest operation; the buffer holds two of them, one for each direction.
 pub(crate) const SIZE_MAX: u64 = 1 << 20;
 /// Receives kept posted.
-const RECVS: u32 = 256;
+pub(super) const RECVS: u32 = 256;
 /// A run that makes no headway for this long has failed.
 const PATIENCE: Duration = Duration::from_secs(5);
 
@@ -38,13 +38,17 @@ pub(crate) struct Ours {
 impl Ours {
     pub(crate) fn open(carrier: Carrier, address: IpAddr, interface: &str) -> Result<Self, String> {
         let mut options = match carrier {
-            Carrier::Udp => Options::udp(address),
+            Carrier::Udp | Carrier::UdpServed => Options::udp(address),
             Carrier::Xdp => Options::xdp(interface),
             Carrier::Shm => Options::shm(None),
-            Carrier::BareUdp | Carrier::BareXdp => return Err("a bare carrier has no QP".into()),
+            Carrier::CAbi | Carrier::BareUdp | Carrier::BareXdp => {
+                return Err("not a carrier of the Rust API".into());
+            }
         };
-        // The agent spins on its own; a progress thread would only compete for the core.
-        options.progress = Progress::ByConsumer;
+        if carrier != Carrier::UdpServed {
+            // The agent spins on its own; a progress thread would only compete for the core.
+            options.progress = Progress::ByConsumer;
+        }
         let sentence = |e: &dyn std::fmt::Display| e.to_string();
         let context = Context::open(options).map_err(|e| sentence(&e))?;
         let pd = context.alloc_pd().map_err(|e| sentence(&e))?;
@@ -307,13 +311,13 @@ impl Ours {
 
 /// Notices that nothing has happened for too long, at the price of a clock reading now and then.
 #[derive(Default)]
-struct Patience {
+pub(super) struct Patience {
     polls: u32,
     since: Option<Instant>,
 }
 
 impl Patience {
-    fn check(&mut self) -> Result<(), String> {
+    pub(super) fn check(&mut self) -> Result<(), String> {
         self.polls += 1;
         if self.polls.is_multiple_of(1 << 14)
             && self.since.get_or_insert_with(Instant::now).elapsed() > PATIENCE

@@ -9,7 +9,7 @@ use crate::samples::{Key, Metric, Samples};
 
 /// A carrier at a place.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub(super) enum Path {
+pub(crate) enum Path {
     BareUdpLo,
     UdpLo,
     BareUdpVeth,
@@ -17,6 +17,9 @@ pub(super) enum Path {
     BareXdpVeth,
     XdpVeth,
     Shm,
+    /// Of `rem bench verbs`, to be compared with the next.
+    UdpServedLo,
+    CAbiLo,
 }
 
 impl Path {
@@ -33,14 +36,14 @@ impl Path {
     /// What the user calls the path; the bare one goes with ours.
     pub(super) const fn name(self) -> &'static str {
         match self {
-            Self::BareUdpLo | Self::UdpLo => "udp-lo",
+            Self::BareUdpLo | Self::UdpLo | Self::UdpServedLo | Self::CAbiLo => "udp-lo",
             Self::BareUdpVeth | Self::UdpVeth => "udp-veth",
             Self::BareXdpVeth | Self::XdpVeth => "xdp-veth",
             Self::Shm => "shm",
         }
     }
 
-    pub(super) const fn series(self) -> &'static str {
+    pub(crate) const fn series(self) -> &'static str {
         match self {
             Self::BareUdpLo => "bare/udp-lo",
             Self::UdpLo => "remanence/udp-lo",
@@ -49,6 +52,8 @@ impl Path {
             Self::BareXdpVeth => "bare/xdp-veth",
             Self::XdpVeth => "remanence/xdp-veth",
             Self::Shm => "remanence/shm",
+            Self::UdpServedLo => "rust-api/udp-lo",
+            Self::CAbiLo => "c-abi/udp-lo",
         }
     }
 
@@ -59,13 +64,17 @@ impl Path {
             Self::BareXdpVeth => Carrier::BareXdp,
             Self::XdpVeth => Carrier::Xdp,
             Self::Shm => Carrier::Shm,
+            Self::UdpServedLo => Carrier::UdpServed,
+            Self::CAbiLo => Carrier::CAbi,
         }
     }
 
     /// Makes the place where it runs.
     pub(super) fn place(self) -> Result<Place, String> {
         match self {
-            Self::BareUdpLo | Self::UdpLo | Self::Shm => Ok(Place::Loopback),
+            Self::BareUdpLo | Self::UdpLo | Self::UdpServedLo | Self::CAbiLo | Self::Shm => {
+                Ok(Place::Loopback)
+            }
             Self::BareUdpVeth | Self::UdpVeth => Veth::new(9000).map(Place::Veth),
             // An AF_XDP frame is a page at most.
             Self::BareXdpVeth | Self::XdpVeth => Veth::new(3000).map(Place::Veth),
@@ -106,7 +115,7 @@ pub(super) fn steps(wanted: &[String]) -> Vec<Step> {
                 Carrier::BareUdp if size <= 4 << 10 => add(Test::Ping),
                 Carrier::BareUdp if size == 64 << 10 => add(Test::Stream),
                 Carrier::BareXdp if size <= 64 => add(Test::Ping),
-                Carrier::BareUdp | Carrier::BareXdp => {}
+                Carrier::BareUdp | Carrier::BareXdp | Carrier::UdpServed | Carrier::CAbi => {}
                 Carrier::Udp | Carrier::Xdp | Carrier::Shm => {
                     [Test::Write, Test::Read, Test::Send].into_iter().for_each(&mut add);
                     match size {

@@ -9,6 +9,10 @@ use serde::{Deserialize, Serialize};
 pub(super) enum Carrier {
     /// UDP sockets.
     Udp,
+    /// UDP sockets, with a thread of the device's own beside whoever polls, as the C libraries have it.
+    UdpServed,
+    /// The same through `libibverbs.so.1`, in the directory that `REMANENCE_LIB` names.
+    CAbi,
     /// AF_XDP sockets on a veth.
     Xdp,
     /// Shared memory between processes of one host.
@@ -22,7 +26,7 @@ pub(super) enum Carrier {
 /// What one run measures.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub(super) enum Test {
+pub(crate) enum Test {
     /// Bare: one datagram out and one back. Latency, per round trip.
     Ping,
     /// Bare: one way, with the offloads that we use, in a window that the receiver opens. Throughput.

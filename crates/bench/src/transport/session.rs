@@ -9,7 +9,7 @@ use super::protocol::{Reply, Request, Test};
 use crate::netns::Place;
 
 /// A pair of agents at a place.
-pub(super) struct Session {
+pub(crate) struct Session {
     client: Agent,
     server: Agent,
     /// Dropped last: the namespaces go when the agents are gone.
@@ -23,12 +23,12 @@ struct Agent {
 }
 
 impl Session {
-    /// Starts both agents and connects them.
-    pub(super) fn open(program: &FilePath, path: Path) -> Result<Self, String> {
+    /// Starts both agents and connects them; `libraries` is where those find ours that go through the C ABI.
+    pub(crate) fn open(program: &FilePath, path: Path, libraries: Option<&FilePath>) -> Result<Self, String> {
         let place = path.place()?;
         let mut session = Self {
-            client: Agent::start(program, &place, true)?,
-            server: Agent::start(program, &place, false)?,
+            client: Agent::start(program, &place, true, libraries)?,
+            server: Agent::start(program, &place, false, libraries)?,
             _place: place,
         };
         let parse = |address: String| address.parse().map_err(|e| format!("{address}: {e}"));
@@ -54,7 +54,7 @@ impl Session {
     }
 
     /// One run of a test while the server spins.
-    pub(super) fn sample(&mut self, test: Test, size: u64, ms: u64) -> Result<Vec<u64>, String> {
+    pub(crate) fn sample(&mut self, test: Test, size: u64, ms: u64) -> Result<Vec<u64>, String> {
         self.server.ask(&Request::Serve { test, size })?;
         let samples = self.client.ask(&Request::Run { test, size, ms });
         let stopped = self.server.ask(&Request::Stop);
@@ -66,10 +66,16 @@ impl Session {
 }
 
 impl Agent {
-    fn start(program: &FilePath, place: &Place, client: bool) -> Result<Self, String> {
+    fn start(
+        program: &FilePath,
+        place: &Place,
+        client: bool,
+        libraries: Option<&FilePath>,
+    ) -> Result<Self, String> {
         let program = program.to_str().ok_or("the program's path is not UTF-8")?;
         let mut process = place
             .command(program, usize::from(client), client)
+            .envs(libraries.map(|directory| ("REMANENCE_LIB", directory)))
             .arg("bench-agent")
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())

@@ -2,9 +2,12 @@
 //! share (options, and what becomes of a report) is here.
 
 mod transport;
+mod urdma;
+mod verbs;
 
 use std::path::PathBuf;
 
+use indicatif::{ProgressBar, ProgressStyle};
 use remanence_bench::report::Report;
 
 use crate::fail::{Context as _, Fail};
@@ -19,6 +22,10 @@ pub(crate) struct Args {
 enum Bench {
     /// Every operation over every carrier, beside the bare path and the peers
     Transport(transport::Args),
+    /// perftest on our libraries against Linux' Soft-RoCE, inside one guest
+    Urdma(urdma::Args),
+    /// perftest on the drop-in libraries, beside bare UDP; the C ABI beside the Rust API
+    Verbs(verbs::Args),
 }
 
 /// Options of every bench.
@@ -38,6 +45,8 @@ struct Common {
 pub(crate) fn run(args: &Args) -> Result<(), Fail> {
     match &args.bench {
         Bench::Transport(args) => transport::run(args),
+        Bench::Urdma(args) => urdma::run(args),
+        Bench::Verbs(args) => verbs::run(args),
     }
 }
 
@@ -46,6 +55,20 @@ pub(crate) fn agent() -> Result<(), Fail> {
     // It has told its controller already how it ended.
     let _: std::process::ExitCode = remanence_bench::transport::agent::main();
     Ok(())
+}
+
+/// A progress bar, and what a bench tells it: done, of how many, what comes next.
+fn progress() -> (ProgressBar, impl FnMut(u64, u64, &str)) {
+    let bar = ProgressBar::new(0);
+    let style = ProgressStyle::with_template("{wide_bar:.cyan/dim} {pos}/{len} {msg:40}").expect("constant");
+    bar.set_style(style.progress_chars("━━─"));
+    let shown = bar.clone();
+    let tell = move |done, of, what: &str| {
+        shown.set_length(of);
+        shown.set_position(done);
+        shown.set_message(what.to_owned());
+    };
+    (bar, tell)
 }
 
 /// Prints, writes and draws a report as the options say.

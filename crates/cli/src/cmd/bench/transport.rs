@@ -1,6 +1,5 @@
 //! `rem bench transport`.
 
-use indicatif::{ProgressBar, ProgressStyle};
 use remanence_bench::transport::{self, Options};
 
 use super::Common;
@@ -22,14 +21,8 @@ pub(super) struct Args {
 pub(super) fn run(args: &Args) -> Result<(), Fail> {
     let program = std::env::current_exe().context(|| "this program cannot be found".into())?;
     let options = Options { quick: args.common.quick, program, paths: args.paths.clone() };
-    let bar = ProgressBar::new(0);
-    let style = ProgressStyle::with_template("{wide_bar:.cyan/dim} {pos}/{len} {msg:40}").expect("constant");
-    bar.set_style(style.progress_chars("━━─"));
-    let report = transport::run(&options, |done, of, what| {
-        bar.set_length(of);
-        bar.set_position(done);
-        bar.set_message(what.to_owned());
-    });
+    let (bar, progress) = super::progress();
+    let report = transport::run(&options, progress);
     bar.finish_and_clear();
     super::publish(&report.map_err(Fail::new)?, &args.common)
 }

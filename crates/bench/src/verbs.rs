@@ -1,0 +1,287 @@
+//! `rem bench verbs`: perftest on the drop-in libraries, beside bare UDP, over loopback; and what the C ABI adds to the
+//! Rust API.
+//!
+//! perftest's client and server have a core each. What perftest starts anew for every figure, the bare sockets and the
+//! two APIs keep open: agents of the transport bench, which take turns with it.
+
+use std::io::Read;
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use crate::machine::{Machine, State};
+use crate::perftest::{Op, Run};
+use crate::report::{Bar, Report, Sense};
+use crate::samples::{Key, Metric, Samples};
+use crate::transport::plan::Path;
+use crate::transport::protocol::Test;
+use crate::transport::session::Session;
+
+/// How the bench is run.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Fewer sizes and rounds: about half a minute.
+    pub quick: bool,
+    /// The program that is started with the argument `bench-agent`.
+    pub program: PathBuf,
+    /// Where our libraries are.
+    pub libraries: PathBuf,
+}
+
+const SERIES: &str = "perftest/udp-lo";
+const BARE: &str = "bare/udp-lo";
+/// The two APIs, and what they are compared in.
+const APIS: [Path; 2] = [Path::UdpServedLo, Path::CAbiLo];
+const API_TESTS: [(Test, Op); 3] = [(Test::Write, Op::Write), (Test::Read, Op::Read), (Test::Send, Op::Send)];
+/// The largest datagram that still is one.
+const BARE_MAX: u64 = 64_000;
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Runs it. `progress` is told each step, as (done, of, what).
+///
+/// # Errors
+/// One sentence when nothing at all can be measured.
+pub fn run(options: &Options, mut progress: impl FnMut(u64, u64, &str)) -> Result<Report, String> {
+    let (rounds, ms, sizes): (u64, u64, &[u64]) = if options.quick {
+        (3, 20, &[64, 4 << 10, 64 << 10, 1 << 20])
+    } else {
+        (7, 40, &[64, 256, 1 << 10, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20])
+    };
+    let mut bench = Bench { options, samples: Samples::default(), skipped: Vec::new() };
+    let mut bare = bench.open(Path::BareUdpLo);
+    let mut apis = APIS.map(|path| bench.open(path));
+    let runs: Vec<Run> = Op::ALL
+        .into_iter()
+        .flat_map(|op| {
+            let point = move |size: &u64| {
+                [Metric::Latency, Metric::Throughput].map(|metric| Run {
+                    op,
+                    metric,
+                    size: *size,
+                    count: count(metric, *size),
+                })
+            };
+            sizes.iter().flat_map(point)
+        })
+        .collect();
+    let total = rounds * (runs.len() + sizes.len() + API_TESTS.len()) as u64;
+    let mut done = 0;
+    let mut step = |what: &str| {
+        done += 1;
+        progress(done, total, what);
+    };
+    for _ in 0..rounds {
+        for &size in sizes {
+            step(&format!("{BARE} {}", crate::report::bytes(size)));
+            bench.bare(&mut bare, size, ms);
+            for run in runs.iter().filter(|run| run.size == size) {
+                step(&run.words(SERIES));
+                bench.perftest(run);
+            }
+        }
+        for (test, op) in API_TESTS {
+            step(&format!("both APIs, {}", op.word()));
+            // Alternating within the round too: the difference that is looked for is small.
+            for _ in 0..4 {
+                for (api, path) in apis.iter_mut().zip(APIS) {
+                    let key = api_key(op, path);
+                    bench.agent(api, test, 64, ms, &[(key, 1e-3)]);
+                }
+            }
+        }
+    }
+    let rows = bench.samples.rows();
+    if rows.is_empty() {
+        return Err(format!("nothing could be measured: {}", bench.skipped.join("; ")));
+    }
+    let params = serde_json::json!({
+        "quick": options.quick, "rounds": rounds, "ms": ms, "dropped": bench.samples.dropped,
+        "path": "UDP over loopback, path MTU 4096, client and server on a core each",
+        "latency": "perftest's and bare: half a round trip for write and send, a whole one for read; \
+                    by post and poll: from posting to the completion, both sides polling",
+        "throughput": "bare: datagrams of 4112 bytes, 15 to a send, in a window",
+    });
+    let bars = bars(&bench.samples);
+    Ok(Report { bench: "verbs", machine: Machine::here(), params, rows, bars, skipped: bench.skipped })
+}
+
+fn api_key(op: Op, path: Path) -> Key {
+    let op = format!("{} by post and poll", op.word());
+    Key { op, x: 64, series: path.series().to_owned(), metric: Metric::Latency }
+}
+
+/// What the C ABI may add to the Rust API.
+fn bars(samples: &Samples) -> Vec<Bar> {
+    let bar = |(_, op): (Test, Op)| {
+        let ratio = samples.ratio(&api_key(op, Path::CAbiLo), &api_key(op, Path::UdpServedLo));
+        let name = format!("64 B {} latency, C ABI / Rust API", op.word().to_uppercase());
+        Bar::new(name, ratio, Sense::AtMost, 1.05)
+    };
+    API_TESTS.into_iter().map(bar).collect()
+}
+
+/// Tens of milliseconds each.
+fn count(metric: Metric, size: u64) -> u64 {
+    if metric == Metric::Latency {
+        ((64 << 20) / size).clamp(50, 4000)
+    } else {
+        ((128 << 20) / size).clamp(100, 20_000)
+    }
+}
+
+struct Bench<'a> {
+    options: &'a Options,
+    samples: Samples,
+    skipped: Vec<String>,
+}
+
+impl Bench<'_> {
+    fn open(&mut self, path: Path) -> Option<Session> {
+        let session = Session::open(&self.options.program, path, Some(&self.options.libraries));
+        session.map_err(|why| self.skip(format!("{}: {why}", path.series()))).ok()
+    }
+
+    /// Once for each reason.
+    fn skip(&mut self, why: String) {
+        if !self.skipped.contains(&why) {
+            self.skipped.push(why);
+        }
+    }
+
+    /// One run of a pair of agents; each of its values, in nanoseconds, goes to every key, times the key's factor.
+    fn agent(&mut self, session: &mut Option<Session>, test: Test, size: u64, ms: u64, keys: &[(Key, f64)]) {
+        let Some(open) = session else { return };
+        let before = State::probe();
+        match open.sample(test, size, ms) {
+            Ok(values) => {
+                let after = State::probe();
+                for (key, factor) in keys {
+                    self.samples.add(key, before, after, values.iter().map(|nanos| *nanos as f64 * factor));
+                }
+            }
+            Err(why) => {
+                self.skip(format!("{test:?}: {why}"));
+                *session = None;
+            }
+        }
+    }
+
+    /// Bare sockets under each operation's name, so that they stand beside it.
+    fn bare(&mut self, session: &mut Option<Session>, size: u64, ms: u64) {
+        let key = |op: Op, metric| Key { op: op.word().to_owned(), x: size, series: BARE.to_owned(), metric };
+        if size <= BARE_MAX {
+            let whole = |op| if op == Op::Read { 1e-3 } else { 0.5e-3 };
+            let keys = Op::ALL.map(|op| (key(op, Metric::Latency), whole(op)));
+            self.agent(session, Test::Ping, size, ms, &keys);
+        }
+        // Its datagrams are of one size, that of a full packet.
+        if size >= 4 << 10 {
+            let Some(open) = session else { return };
+            let before = State::probe();
+            match open.sample(Test::Stream, size, ms) {
+                Ok(pair) => {
+                    let after = State::probe();
+                    let [operations, nanos] = pair[..] else { return };
+                    let rate = (operations * size) as f64 / nanos.max(1) as f64;
+                    for op in Op::ALL {
+                        self.samples.add(&key(op, Metric::Throughput), before, after, [rate]);
+                    }
+                }
+                Err(why) => {
+                    self.skip(format!("bare stream: {why}"));
+                    *session = None;
+                }
+            }
+        }
+    }
+
+    fn perftest(&mut self, run: &Run) {
+        let before = State::probe();
+        match pair(self.options, run) {
+            Ok(values) => self.samples.add(&run.key(SERIES), before, State::probe(), values),
+            Err(why) => self.skip(why),
+        }
+    }
+}
+
+/// Runs a server and a client of perftest; what is returned is what the client found.
+fn pair(options: &Options, run: &Run) -> Result<Vec<f64>, String> {
+    let free = std::net::TcpListener::bind("127.0.0.1:0").and_then(|socket| socket.local_addr());
+    let port = free.map_err(|e| format!("no free port: {e}"))?.port();
+    let start = |core: usize, peer: Option<&str>| {
+        let mut command = Command::new("sh");
+        command
+            // A client that finds nobody says so on its standard error.
+            .args(["-c", "exec \"$@\" 2>&1", "sh", "taskset", "-c", &core.to_string(), run.program()])
+            .args(run.arguments("rem_lo", port))
+            .args(peer)
+            .env("LD_LIBRARY_PATH", &options.libraries)
+            .env("REMANENCE_DEVICE", "rem_lo")
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null());
+        command.spawn().map(Program).map_err(|e| format!("taskset {}: {e}", run.program()))
+    };
+    let server = start(0, None)?;
+    // It prints its parameters when it listens, but into a pipe's buffer: so the client tries until it is there.
+    let begin = Instant::now();
+    loop {
+        let text = start(1, Some("127.0.0.1"))?.read(PATIENCE)?;
+        match run.parse(&text) {
+            Ok(values) => {
+                server.read(PATIENCE)?;
+                return Ok(values);
+            }
+            Err(_) if text.contains("ouldn't connect") && begin.elapsed() < Duration::from_secs(5) => {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            Err(why) => return Err(why),
+        }
+    }
+}
+
+/// Ends the process that it holds, however its holder ends.
+struct Program(Child);
+
+impl Program {
+    /// What it prints until it ends.
+    fn read(mut self, patience: Duration) -> Result<String, String> {
+        let mut out = self.0.stdout.take().ok_or("no standard output")?;
+        let reader = std::thread::spawn(move || {
+            let mut text = String::new();
+            let _ = out.read_to_string(&mut text);
+            text
+        });
+        let begin = Instant::now();
+        while self.0.try_wait().map_err(|e| e.to_string())?.is_none() {
+            if begin.elapsed() > patience {
+                return Err(format!("perftest did not end within {} s", patience.as_secs()));
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        reader.join().map_err(|_| "the reader panicked".to_owned())
+    }
+}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_bar_is_measured_under_its_key() {
+        let mut samples = Samples::default();
+        for path in APIS {
+            for (_, op) in API_TESTS {
+                samples.add(&api_key(op, path), State::Near, State::Near, [1.0]);
+            }
+        }
+        assert!(bars(&samples).iter().all(|bar| bar.holds && bar.value == Some(1.0)));
+    }
+}
