@@ -103,17 +103,18 @@ build() {
   echo "building the guest"
   gcc -O1 -g -Wall -Wextra -o "$dir/rxe_peer" "$here/rxe_peer.c" -libverbs -lrdmacm
   gcc -O1 -g -Wall -Wextra -o "$dir/agent" "$here/agent.c"
+  gcc -O1 -g -Wall -Wextra -o "$dir/durable" "$here/durable.c" -libverbs
   local root=$dir/root
   fresh_root "$root"
   # crc32 must be loaded before rxe, or `rdma link add` fails.
   install_modules "$root" crc32_generic crc32_pclmul virtio_pci virtio_net ib_umad rdma_ucm rdma_rxe \
     nd_pmem nfit dax_pmem device_dax veth sch_netem
   echo 'driver rxe' > "$root/etc/libibverbs.d/rxe.driver"
-  for file in $(type -P rdma ip tc) $(programs) "$dir/rxe_peer" "$dir/agent" "$provider" \
+  for file in $(type -P rdma ip tc) $(programs) "$dir"/{rxe_peer,agent,durable} "$provider" \
       /lib/x86_64-linux-gnu/lib{gcc_s.so.1,rt.so.1,util.so.1,pthread.so.0,m.so.6,dl.so.2}; do
     install_program "$file" "$root"
   done
-  mv "$root/$dir"/{rxe_peer,agent} "$root/bin/"
+  mv "$root/$dir"/{rxe_peer,agent,durable} "$root/bin/"
   cat > "$root/init" <<I
 $preamble
 mkdir -p /dev/shm /run; mount -t tmpfs shm /dev/shm

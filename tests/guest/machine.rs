@@ -143,8 +143,11 @@ impl Machine {
 
 impl Drop for Machine {
     fn drop(&mut self) {
-        let _ = self.process.kill();
-        let _ = self.process.wait();
+        if matches!(self.process.try_wait(), Ok(None)) {
+            // `timeout` hands SIGTERM on to the emulator; SIGKILL it could not hand on.
+            let _ = Command::new("kill").arg(self.process.id().to_string()).status();
+            let _ = self.process.wait();
+        }
     }
 }
 
