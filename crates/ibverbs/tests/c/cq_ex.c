@@ -45,7 +45,7 @@ static void fields_are_read_one_by_one(struct side *s, uint32_t flags)
 	send_some(s, a, b, 14);
 	send_some(s, a, b, 0);
 	int seen = 0;
-	double end = seconds() + 20;
+	double end = seconds() + 50;
 	while (seen < 14) {
 		int e = ibv_start_poll(cq, &attr);
 		if (e == ENOENT) {
@@ -121,7 +121,7 @@ static void *reader(void *arg)
 {
 	struct ibv_cq_ex *cq = arg;
 	struct ibv_poll_cq_attr attr = { 0 };
-	double end = seconds() + 20;
+	double end = seconds() + 50;
 	while (read_in_all < 64) {
 		CHECK(seconds() < end);
 		if (ibv_start_poll(cq, &attr))

@@ -206,7 +206,7 @@ static void a_full_send_queue_says_so(void)
 	EQ(post_recv_at(&s, a, 1, 0, 8), 0);
 	/* Nobody answers there. */
 	EQ(to_rtr(a, &s, 0x777777), 0);
-	EQ(to_rts(a, 7), 0);
+	EQ(to_rts_within(a, 7, 10), 0);
 	for (int i = 0; i < 20; i++) {
 		wr[i].wr_id = i;
 		wr[i].next = i < 19 ? &wr[i + 1] : NULL;
@@ -297,8 +297,8 @@ static void attributes_come_back(void)
 	EQ(attr.dest_qp_num, b->qp_num);
 	EQ(attr.qp_access_flags, 0x30e);
 	EQ(attr.port_num, 1);
-	EQ(attr.timeout, 8);
-	EQ(attr.retry_cnt, 2);
+	EQ(attr.timeout, 20);
+	EQ(attr.retry_cnt, 6);
 	EQ(attr.rnr_retry, 7);
 	EQ(attr.min_rnr_timer, 1);
 	EQ(attr.max_rd_atomic, 4);

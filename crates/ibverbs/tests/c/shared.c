@@ -261,7 +261,7 @@ static void notifications(struct side *s)
 	connect_qps(s, a, b);
 	EQ(ibv_req_notify_cq(cq, 0), 0);
 	message(s, a, b, 0);
-	double end = seconds() + 20;
+	double end = seconds() + 50;
 	while (!readable(channel->fd))
 		CHECK(seconds() < end);
 	EQ(ibv_destroy_qp(a), 0);

@@ -120,14 +120,20 @@ static int to_rtr(struct ibv_qp *qp, struct side *s, uint32_t dest)
 	return ibv_modify_qp(qp, &attr, mask);
 }
 
-static int to_rts(struct ibv_qp *qp, int rnr_retry)
+/* Ready to send. Patient: a test machine may starve one of the two ends for seconds. */
+static int to_rts_within(struct ibv_qp *qp, int rnr_retry, int timeout)
 {
-	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_RTS, .sq_psn = 0x123, .timeout = 8, .retry_cnt = 2,
+	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_RTS, .sq_psn = 0x123, .timeout = timeout, .retry_cnt = 6,
 				    .rnr_retry = rnr_retry, .max_rd_atomic = 4 };
 	int mask = IBV_QP_STATE | IBV_QP_SQ_PSN;
 	if (qp->qp_type == IBV_QPT_RC)
 		mask |= IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_MAX_QP_RD_ATOMIC;
 	return ibv_modify_qp(qp, &attr, mask);
+}
+
+static int to_rts(struct ibv_qp *qp, int rnr_retry)
+{
+	return to_rts_within(qp, rnr_retry, 20);
 }
 
 static void connect_rnr(struct side *s, struct ibv_qp *a, struct ibv_qp *b, int rnr_retry)
@@ -187,7 +193,7 @@ static double seconds(void)
 static struct ibv_wc next_wc(struct ibv_cq *cq)
 {
 	struct ibv_wc wc;
-	double end = seconds() + 20;
+	double end = seconds() + 50;
 	int n;
 	while ((n = ibv_poll_cq(cq, 1, &wc)) == 0)
 		CHECK(seconds() < end);
