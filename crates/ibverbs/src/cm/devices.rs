@@ -5,7 +5,8 @@ use std::collections::HashMap;
 use std::ffi::c_int;
 use std::net::IpAddr;
 use std::ptr;
-use std::sync::{Mutex, PoisonError};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use remanence_wire::Gid;
 
@@ -24,13 +25,30 @@ pub(super) fn all() -> Vec<&'static Device> {
 
 /// Nothing works without devices, and the real library says so at once.
 pub(super) fn some() -> Result<(), c_int> {
-    if all().is_empty() { Err(libc::ENODEV) } else { Ok(()) }
+    // Interfaces that went away since are found out when they are needed.
+    static FOUND: AtomicBool = AtomicBool::new(false);
+    if !FOUND.load(Ordering::Relaxed) {
+        if all().is_empty() {
+            return Err(libc::ENODEV);
+        }
+        FOUND.store(true, Ordering::Relaxed);
+    }
+    Ok(())
 }
 
 /// The device that has an address; with an interface number, only that interface's.
 pub(super) fn find(ip: IpAddr, scope: u32) -> Option<&'static Device> {
+    let fits = |device: &Device| scope == 0 || device.info.index == scope;
+    // Most connections are not the first, and to look at every interface of the host takes longer than all the rest.
+    let known = domains()
+        .keys()
+        .map(|open| open.ctx())
+        .find(|ctx| fits(ctx.device) && ctx.context.config().gids.contains(&Gid::from_ip(ip)));
+    if let Some(ctx) = known {
+        return Some(ctx.device);
+    }
     all().into_iter().find(|device| match device.info.interface {
-        Some(_) => (scope == 0 || device.info.index == scope) && device.addresses().contains(&ip),
+        Some(_) => fits(device) && device.addresses().contains(&ip),
         None => gids(device).contains(&Gid::from_ip(ip)),
     })
 }
@@ -55,7 +73,12 @@ struct SharedPd(*mut ibv_pd);
 // SAFETY: verbs may be called from every thread.
 unsafe impl Send for SharedPd {}
 
-static DOMAINS: PerProcess<Mutex<HashMap<Verbs, SharedPd>>> = PerProcess::new();
+/// Those of the devices that are open, which are never closed.
+fn domains() -> MutexGuard<'static, HashMap<Verbs, SharedPd>> {
+    static DOMAINS: PerProcess<Mutex<HashMap<Verbs, SharedPd>>> = PerProcess::new();
+    // Every change is one insertion.
+    DOMAINS.get().lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// How often a service is asked for again that nobody listens for yet, 10 ms apart. Programs such as perftest let the
 /// server begin to listen and the client begin to connect at the same moment.
@@ -63,7 +86,7 @@ const KNOCKS: u8 = 8;
 
 /// The protection domain of those that bring none. It is never freed, as its device is never closed.
 pub(super) fn default_pd(device: Verbs) -> Result<*mut ibv_pd, c_int> {
-    let mut domains = DOMAINS.get().lock().unwrap_or_else(PoisonError::into_inner);
+    let mut domains = domains();
     if let Some(pd) = domains.get(&device) {
         return Ok(pd.0);
     }
