@@ -28,7 +28,7 @@ pub(super) fn some() -> Result<(), c_int> {
     // Interfaces that went away since are found out when they are needed.
     static FOUND: AtomicBool = AtomicBool::new(false);
     if !FOUND.load(Ordering::Relaxed) {
-        if all().is_empty() {
+        if device::list()?.is_empty() {
             return Err(libc::ENODEV);
         }
         FOUND.store(true, Ordering::Relaxed);

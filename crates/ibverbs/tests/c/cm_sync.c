@@ -40,7 +40,7 @@ static int client(const char *port, int welcome)
 {
 	struct rdma_addrinfo *res = info(port, 0);
 	struct ibv_qp_init_attr attr = qp_attr(IBV_QPT_RC);
-	struct rdma_conn_param param = {.private_data = "from the caller", .private_data_len = 15,
+	struct rdma_conn_param param = {.private_data = "from the caller", .private_data_len = 15, .retry_count = 7,
 					.responder_resources = 1, .initiator_depth = 1};
 	char buffer[N] = "ask";
 	struct rdma_cm_id *id;

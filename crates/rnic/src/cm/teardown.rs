@@ -285,11 +285,10 @@ impl Manager {
 
     /// Nobody listens there. Lets the timer ask again soon, if it may.
     pub(super) fn knocks_again(&mut self, now: Instant, id: u32) -> bool {
-        let Some(conn) = self.conns.get_mut(&id).filter(|conn| conn.knocks_left > 0 && conn.retries_left > 0)
-        else {
-            return false;
-        };
+        let Some(conn) = self.conns.get_mut(&id).filter(|conn| conn.knocks_left > 0) else { return false };
         conn.knocks_left -= 1;
+        // The timer takes one, but this one was answered.
+        conn.retries_left = conn.retries_left.saturating_add(1);
         self.set_timer(id, now + KNOCK_INTERVAL);
         true
     }
