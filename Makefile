@@ -1,7 +1,8 @@
-# Two commands do everything on a fresh Debian machine with a Rust toolchain:
+# Three commands do everything on a fresh Debian machine with a Rust toolchain:
 #   make demo   builds the release binary and runs the main job on real input
+#   make verbs  builds it and the libraries under unmodified verbs programs
 #   make test   installs what the tests need, then runs every check: this is CI
-.PHONY: demo test check dropin deps-demo deps-test
+.PHONY: demo verbs test check deps-demo deps-test
 .DEFAULT_GOAL := help
 
 # A C compiler and linker are all that the build itself needs.
@@ -13,7 +14,7 @@ TEST_PACKAGES := $(DEMO_PACKAGES) tshark iproute2 qemu-system-x86 busybox-static
 	perftest qperf fio librpma-dev python3-pyverbs ucx-utils libfabric-bin valgrind
 
 help:
-	@sed -n '1,3p' Makefile
+	@sed -n '1,4p' Makefile
 
 demo: deps-demo
 	@echo "==> building rem (release)"
@@ -21,8 +22,11 @@ demo: deps-demo
 	@echo "==> rem demo"
 	./target/release/rem demo
 
-dropin: deps-demo
+verbs: deps-demo
+	@echo "==> building rem and the drop-in libraries (release)"
+	cargo build --release --locked -p remanence-cli
 	cargo xtask dropin --release
+	@echo "==> ready: ./target/release/rem verbs -- ibv_devinfo"
 
 test: deps-test
 	cargo xtask check

@@ -1,0 +1,102 @@
+//! rdmacm-utils: programs that find each other by address and port through librdmacm.
+
+use crate::harness::{Place, ROW, Ready, Row, both, run};
+use crate::weather::LOSS;
+
+const RPING: Row = Row { server: "rping -s -a {server} -C 20 -V", ready: Ready::Cm(7174), ..ROW };
+const UCMATOSE: Row = Row { server: "ucmatose", ready: Ready::Cm(7471), says: &["return status 0"], ..ROW };
+const UDADDY: Row = Row { server: "udaddy", ready: Ready::Cm(7174), says: &["return status 0"], ..ROW };
+
+const ROWS: &[Row] = &[
+    Row { client: "rping -c -a {server} -C 20 -V -v", says: &["ping data: rdma-ping-19"], ..RPING },
+    Row {
+        client: "rping -c -a {server} -C 20 -V -S 30000",
+        server: "rping -s -a {server} -C 20 -V -S 30000",
+        ..RPING
+    },
+    UCMATOSE_ROW,
+    Row {
+        server: "ucmatose -c 10 -C 50 -S 4000 -t 8",
+        client: "ucmatose -c 10 -C 50 -S 4000 -s {server}",
+        ..UCMATOSE
+    },
+    Row { server: "ucmatose -m -c 2", client: "ucmatose -m -c 2 -s {server}", ..UCMATOSE },
+    Row { client: "udaddy -s {server}", ..UDADDY },
+    Row { server: "udaddy -c 4 -C 30 -S 512", client: "udaddy -c 4 -C 30 -S 512 -s {server}", ..UDADDY },
+    Row {
+        server: "cmtime -c 50",
+        client: "cmtime -c 50 -s {server}",
+        ready: Ready::Cm(7471),
+        says: &["connect"],
+        serves_on: true,
+        ..ROW
+    },
+    Row {
+        server: "rdma_server",
+        client: "rdma_client -s {server}",
+        ready: Ready::Cm(7471),
+        says: &["rdma_client: end 0"],
+        server_says: &["rdma_server: end 0"],
+        ..ROW
+    },
+];
+
+const UCMATOSE_ROW: Row = Row { client: "ucmatose -s {server}", ..UCMATOSE };
+
+#[test]
+fn rdmacm_utils_on_one_host() {
+    run(Place::Host, ROWS);
+}
+
+#[test]
+fn rdmacm_utils_between_two_hosts() {
+    run(Place::Wire, ROWS);
+}
+
+#[test]
+fn multicast_is_received_by_who_joined() {
+    run(
+        Place::Wire,
+        &[Row {
+            server: "mckey -m 239.1.2.3 -b {server} -C 10",
+            client: "mckey -m 239.1.2.3 -b {client} -C 10 -s",
+            ready: Ready::Line,
+            ..ROW
+        }],
+    );
+}
+
+#[test]
+fn perftest_with_rdma_cm() {
+    run(
+        Place::Host,
+        &[
+            Row { ready: Ready::Cm(18515), ..both!("ib_write_lat -n 100 -R") },
+            Row { ready: Ready::Cm(18515), ..both!("ib_write_bw -n 100 -R -b") },
+            Row { ready: Ready::Cm(18515), ..both!("ib_read_lat -n 100 -R -o 1") },
+            Row { ready: Ready::Cm(18515), ..both!("ib_read_bw -n 100 -R -m 1024") },
+            Row { ready: Ready::Cm(18515), ..both!("ib_send_lat -n 100 -R -I 100 -s 100") },
+            Row { ready: Ready::Cm(18515), ..both!("ib_send_lat -n 100 -c UD -R") },
+            Row { ready: Ready::Cm(18515), ..both!("ib_send_bw -n 100 -R") },
+            Row { ready: Ready::Cm(18515), ..both!("ib_atomic_lat -n 100 -R") },
+        ],
+    );
+    run(
+        Place::Wire,
+        &[
+            Row { ready: Ready::Cm(18515), ..both!("ib_write_bw -d rem_veth0 -n 100 -R -q 2") },
+            Row { ready: Ready::Cm(18515), ..both!("ib_send_lat -d rem_veth0 -n 200 -R") },
+        ],
+    );
+}
+
+#[test]
+fn rping_on_a_path_that_loses_packets() {
+    let row = Row {
+        server: "rping -s -a {server} -C 50 -V",
+        client: "rping -c -a {server} -C 50 -V",
+        settings: LOSS,
+        ..RPING
+    };
+    run(Place::Wire, &[row]);
+}
