@@ -107,7 +107,7 @@ pub(crate) const GID_TABLE_LEN: usize = 16;
 fn fill(into: &mut [c_char], text: &str) {
     let end = into.len() - 1;
     for (to, from) in into[..end].iter_mut().zip(text.bytes()) {
-        *to = from.cast_signed();
+        *to = from as c_char;
     }
 }
 

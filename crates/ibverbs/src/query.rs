@@ -1,6 +1,6 @@
 //! What a device and its port are, and the GID table.
 
-use std::ffi::c_int;
+use std::ffi::{c_char, c_int};
 use std::net::IpAddr;
 use std::ptr;
 
@@ -50,7 +50,7 @@ fn device_attr(ctx: &Ctx) -> ibv_device_attr {
     let guid = ctx.device.info.guid.to_be();
     let mut fw_ver = [0; 64];
     for (to, from) in fw_ver.iter_mut().zip(env!("CARGO_PKG_VERSION").bytes()) {
-        *to = from.cast_signed();
+        *to = from as c_char;
     }
     ibv_device_attr {
         fw_ver,

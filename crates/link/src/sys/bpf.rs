@@ -85,12 +85,23 @@ pub(crate) fn attach_drop_all(fd: BorrowedFd<'_>) -> io::Result<()> {
     attach(fd, libc::SO_ATTACH_FILTER, &[Insn::ret(0)])
 }
 
+/// `sock_fprog`, with its hole named, so that it holds zeros: the kernel copies it, and Valgrind minds.
+#[repr(C)]
+struct Program {
+    len: u16,
+    hole: [u8; HOLE],
+    filter: *mut libc::sock_filter,
+}
+
+const HOLE: usize = mem::offset_of!(libc::sock_fprog, filter) - 2;
+const _: () = assert!(mem::size_of::<Program>() == mem::size_of::<libc::sock_fprog>());
+
 fn attach(fd: BorrowedFd<'_>, name: c_int, program: &[Insn]) -> io::Result<()> {
     let mut filter: Vec<libc::sock_filter> =
         program.iter().map(|i| libc::sock_filter { code: i.code, jt: i.jt, jf: i.jf, k: i.k }).collect();
     let len = u16::try_from(filter.len()).map_err(|_| io::ErrorKind::InvalidInput)?;
-    let fprog = libc::sock_fprog { len, filter: filter.as_mut_ptr() };
-    let size = mem::size_of::<libc::sock_fprog>() as socklen_t;
+    let fprog = Program { len, hole: [0; HOLE], filter: filter.as_mut_ptr() };
+    let size = mem::size_of::<Program>() as socklen_t;
     // SAFETY: `fprog` and the instructions it points to outlive the call; the kernel copies and verifies them.
     let ret =
         unsafe { libc::setsockopt(fd.as_raw_fd(), libc::SOL_SOCKET, name, (&raw const fprog).cast(), size) };

@@ -79,7 +79,7 @@ fn mtu(name: &str) -> io::Result<usize> {
         return Err(io::ErrorKind::InvalidInput.into());
     }
     for (to, from) in request.ifr_name.iter_mut().zip(name.bytes()) {
-        *to = from.cast_signed();
+        *to = from as libc::c_char;
     }
     // SAFETY: SIOCGIFMTU reads the name from `request` and writes its MTU field.
     check(unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCGIFMTU, &raw mut request) } as isize)?;

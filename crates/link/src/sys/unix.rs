@@ -29,7 +29,7 @@ impl Name {
         raw.sun_family = libc::AF_UNIX as libc::sa_family_t;
         // The first byte stays zero: that is what makes the name abstract.
         for (to, from) in raw.sun_path[1..].iter_mut().zip(text.bytes()) {
-            *to = from.cast_signed();
+            *to = from as libc::c_char;
         }
         let len = mem::offset_of!(libc::sockaddr_un, sun_path) + 1 + text.len();
         Self { raw, len: len as socklen_t }
