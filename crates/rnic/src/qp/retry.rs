@@ -170,7 +170,8 @@ impl Retry {
 
     /// Called when the deadline may have passed; `None` if it has not.
     pub(crate) fn expire(&mut self, timeout: u8, retry_cnt: u8, now: Instant) -> Option<Expired> {
-        if self.deadline? > now {
+        let deadline = self.deadline?;
+        if deadline > now {
             return None;
         }
         if self.rnr_wait {
@@ -181,6 +182,13 @@ impl Retry {
         }
         let patience = local_ack_timeout(timeout).map(|t| self.progress_at + t * (u32::from(retry_cnt) + 1));
         if patience.is_some_and(|end| end <= now) {
+            if now.since(deadline) > Duration::from_nanos(RTO_MIN_NS) {
+                // It was us who were away. Whoever looks at the clock so late may not have looked at what arrived
+                // meanwhile either: once more, and then in time.
+                self.backoff += 1;
+                self.deadline = Some(now + self.base_rto());
+                return Some(Expired::Resend);
+            }
             self.deadline = None;
             return Some(Expired::GiveUp);
         }
@@ -229,6 +237,16 @@ mod tests {
             assert_eq!(gave_up, wanted.max(Duration::from_nanos(RTO_INITIAL_NS)));
             assert!(resends >= u32::from(gave_up > Duration::from_nanos(RTO_INITIAL_NS)));
         }
+    }
+
+    #[test]
+    fn a_deadline_that_was_slept_through_is_no_proof_of_silence() {
+        let mut retry = Retry::default();
+        retry.on_sent(at(0));
+        assert_eq!(retry.expire(12, 3, at(5000)), Some(Expired::Resend));
+        let again = retry.deadline().unwrap();
+        assert_eq!(again.since(at(5000)), Duration::from_nanos(RTO_INITIAL_NS));
+        assert_eq!(retry.expire(12, 3, again), Some(Expired::GiveUp));
     }
 
     #[test]
