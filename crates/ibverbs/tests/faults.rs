@@ -1,0 +1,306 @@
+//! Bad input and faults, over the C ABI and with real processes: the errno, completion status or CM event that the
+//! standard libraries would give, no hang, nothing left behind, and nobody else disturbed. Programs: `tests/faults/*.c`.
+
+mod common;
+
+use std::collections::HashMap;
+use std::net::{IpAddr, Ipv4Addr, UdpSocket};
+use std::path::PathBuf;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use common::world::{ADDRESS, Net, Program, compile};
+use remanence_rnic::cm::{self, Manager, Path, Transport};
+use remanence_rnic::{AhAttr, Device, FlushId, FlushOutcome, Instant, Memory, Placement, PlacementSupport};
+use remanence_rnic::{ROCE_PORT, RegionId, Span};
+use remanence_wire::cm::ServiceId;
+use remanence_wire::{Gid, Mtu, Qpn};
+
+const VERBS: &[&str] = &["-libverbs", "-lrdmacm"];
+
+/// A network, the programs, and a pair of them that must not notice anything.
+struct Scene {
+    net: Net,
+    dir: PathBuf,
+    libraries: PathBuf,
+    programs: HashMap<&'static str, PathBuf>,
+    /// Most of these programs spin, and would only wait for those of other tests.
+    _turn: MutexGuard<'static, ()>,
+}
+
+impl Scene {
+    fn new(name: &str) -> Option<Self> {
+        static TURN: Mutex<()> = Mutex::new(());
+        let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+        match Net::new() {
+            Ok(net) => {
+                let (dir, libraries) = (common::scratch(name), common::dropin());
+                Some(Self { net, dir, libraries, programs: HashMap::new(), _turn: turn })
+            }
+            Err(why) => {
+                println!("skipped: {why}");
+                None
+            }
+        }
+    }
+
+    fn start(&mut self, program: &'static str, args: &[&str]) -> Program {
+        let binary =
+            self.programs.entry(program).or_insert_with(|| compile("faults", program, VERBS, &self.dir));
+        let mut command = self.net.command(&self.libraries, binary);
+        command.args(args);
+        Program::start(command)
+    }
+
+    /// One end of a connection, by its role in `cm.c`.
+    fn cm(&mut self, role: &str, port: &str) -> Program {
+        self.start("cm", &[role, ADDRESS, port])
+    }
+
+    /// A server that listens; what it says of its descriptors and threads.
+    fn server(&mut self, port: &str) -> (Program, String) {
+        let mut server = self.cm("serve", port);
+        let has = server.until("ready");
+        (server, has)
+    }
+
+    /// Runs a program to its end, which must be a good one.
+    fn verified(&mut self, program: &'static str, args: &[&str]) {
+        let said = self.start(program, args).ends_well();
+        assert_eq!(said.last().map(String::as_str), Some("verified"), "{said:?}");
+    }
+
+    fn bystanders(&mut self) -> Bystanders {
+        let (server, _) = self.server("7400");
+        let mut client = self.cm("pair", "7400");
+        client.until("running");
+        Bystanders { _server: server, client }
+    }
+}
+
+impl Drop for Scene {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.dir);
+    }
+}
+
+/// A server and a client that exchange messages and check every byte, for as long as this lives.
+struct Bystanders {
+    _server: Program,
+    client: Program,
+}
+
+impl Bystanders {
+    #[track_caller]
+    fn noticed_nothing(self) {
+        let said = self.client.ends_well();
+        assert!(said.last().is_some_and(|line| line.starts_with("rounds ")), "{said:?}");
+    }
+}
+
+/// Waits until a server has seen a client go, and holds no more than before.
+#[track_caller]
+fn gone(server: &mut Program, has: &str) {
+    server.until("disconnected");
+    assert_eq!(
+        server.until("gone"),
+        format!("8 flushed, {has}"),
+        "every receive comes back, and nothing is left"
+    );
+}
+
+#[test]
+fn a_client_killed_in_the_middle_of_a_write_leaves_nothing_behind() {
+    let Some(mut scene) = Scene::new("killed-client") else { return };
+    let bystanders = scene.bystanders();
+    let (mut server, has) = scene.server("7471");
+    for _ in 0..2 {
+        let mut writer = scene.cm("write", "7471");
+        writer.until("writing");
+        writer.kill();
+        gone(&mut server, &has);
+    }
+    // And it serves on.
+    let mut client = scene.cm("pair", "7471");
+    client.until("running");
+    client.ends_well();
+    gone(&mut server, &has);
+    bystanders.noticed_nothing();
+}
+
+#[test]
+fn a_killed_server_is_noticed_by_who_waits_and_by_who_sends() {
+    let Some(mut scene) = Scene::new("killed-server") else { return };
+    let bystanders = scene.bystanders();
+    let (mut server, _) = scene.server("7471");
+    let (mut waits, mut sends) = (scene.cm("wait", "7471"), scene.cm("send", "7471"));
+    waits.until("waiting");
+    sends.until("waiting");
+    sends.say("a message");
+    assert_eq!(sends.until("status"), "success");
+    server.kill();
+    sends.say("a message");
+    assert_eq!(sends.until("status"), "transport retry counter exceeded");
+    sends.say("a message");
+    assert_eq!(sends.until("status"), "Work Request Flushed Error");
+    sends.ends_well();
+    // As the kernel says when a DREQ has no answer: -ETIMEDOUT.
+    assert_eq!(waits.until("event"), "RDMA_CM_EVENT_DISCONNECTED -110");
+    waits.until("flushed");
+    waits.ends_well();
+    // Another one can have its place.
+    let (_server, _) = scene.server("7471");
+    let mut client = scene.cm("pair", "7471");
+    client.until("running");
+    client.ends_well();
+    bystanders.noticed_nothing();
+}
+
+#[test]
+fn nobody_refuses_at_once_and_an_absent_host_in_time() {
+    let Some(mut scene) = Scene::new("nobody") else { return };
+    // Without anybody at the port: the network itself says so.
+    let said = scene.start("cm", &["nobody", ADDRESS, "7"]).ends_well();
+    assert!(said[0].contains("RDMA_CM_EVENT_REJECTED 8"), "{said:?}");
+    assert_eq!(said[1], "connect -1 ECONNREFUSED");
+    // With others who use the port, but not this service: reason 8, invalid service ID.
+    let bystanders = scene.bystanders();
+    let said = scene.start("cm", &["nobody", ADDRESS, "7"]).ends_well();
+    assert_eq!(said, ["event RDMA_CM_EVENT_REJECTED 8", "connect -1 ECONNREFUSED"]);
+    // An address behind the interface that nobody has.
+    let said = scene.start("cm", &["nobody", "10.77.0.9", "7"]).ends_well();
+    assert_eq!(said, ["event RDMA_CM_EVENT_UNREACHABLE -110", "connect -1 ETIMEDOUT"]);
+    bystanders.noticed_nothing();
+}
+
+#[test]
+fn garbage_is_dropped() {
+    let Some(mut scene) = Scene::new("garbage") else { return };
+    let bystanders = scene.bystanders();
+    let (mut server, has) = scene.server("7471");
+    let mut client = scene.cm("pair", "7471");
+    let qpn = client.until("running");
+    let qpn = qpn.split(' ').next_back().expect("its QP number").to_owned();
+    scene.start("garbage", &[ADDRESS, &qpn, "20000"]).ends_well();
+    client.ends_well();
+    gone(&mut server, &has);
+    bystanders.noticed_nothing();
+}
+
+#[test]
+fn full_queues_and_wrong_requests_have_the_errno_of_the_standard() {
+    let Some(mut scene) = Scene::new("queues") else { return };
+    scene.verified("queues", &[]);
+}
+
+#[test]
+fn memory_that_goes_away_fails_what_uses_it_and_nothing_else() {
+    let Some(mut scene) = Scene::new("dereg") else { return };
+    scene.verified("dereg", &[]);
+}
+
+#[test]
+fn children_do_not_disturb_their_parent() {
+    let Some(mut scene) = Scene::new("fork") else { return };
+    let bystanders = scene.bystanders();
+    scene.verified("fork", &[]);
+    bystanders.noticed_nothing();
+}
+
+#[test]
+fn whatever_is_made_can_be_destroyed_without_a_trace() {
+    let Some(mut scene) = Scene::new("cycle") else { return };
+    scene.verified("cycle", &[ADDRESS, "7471", "20"]);
+}
+
+#[test]
+fn half_open_handshakes_and_a_flood_of_requests_pass() {
+    let Some(mut scene) = Scene::new("flood") else { return };
+    let bystanders = scene.bystanders();
+    let (mut server, has) = scene.server("7471");
+    let me = std::env::current_exe().expect("this program has a file");
+    let mut flood = scene.net.command(&scene.libraries, me);
+    flood.args(["the_part_of_the_flood", "--exact", "--ignored", "--nocapture"]).env(PART, "5000");
+    let mut flood = Program::start(flood);
+    flood.until("flooding");
+    // Whoever means it gets through.
+    let mut client = scene.cm("pair", "7471");
+    client.until("running");
+    flood.until("flooded");
+    flood.end();
+    client.ends_well();
+    // What was accepted for nobody is given up, one by one; at last only the listener is left.
+    let mut tries = 0;
+    while !server.until("gone").ends_with(&has) {
+        tries += 1;
+        assert!(tries < 200, "more was accepted than a backlog holds");
+    }
+    bystanders.noticed_nothing();
+}
+
+const PART: &str = "REMANENCE_TEST_FLOOD";
+
+/// Requests for connections that will never be, from an engine of its own that does not listen to answers.
+#[test]
+#[ignore = "the part of a child process"]
+fn the_part_of_the_flood() {
+    let Ok(count) = std::env::var(PART) else { return };
+    let address: Ipv4Addr = ADDRESS.parse().expect("an address");
+    let gid = Gid::from_ip(IpAddr::V4(address));
+    let config = remanence_rnic::Config { gids: vec![gid], ..remanence_rnic::Config::default() };
+    let mut device = Device::new(config);
+    let config = cm::Config { ca_guid: 7, gids: vec![gid], seed: 7, ..cm::Config::default() };
+    let mut manager = Manager::new(config);
+    let socket = UdpSocket::bind((address, 0)).expect("a socket");
+    let mut buf = vec![0; 9000];
+    println!("flooding");
+    for n in 0..count.parse::<u32>().expect("a number") {
+        let now = Instant::from_nanos(1_000_000_000 + u64::from(n));
+        let request = cm::Connect {
+            path: Path { local: gid, remote: gid },
+            service_id: ServiceId(0x0106_0000 | 7471),
+            transport: Transport::Rc,
+            qpn: Qpn::new(0xee_0000 | (n & 0xffff)),
+            responder_resources: 1,
+            initiator_depth: 1,
+            retry_count: 7,
+            rnr_retry_count: 7,
+            srq: false,
+            mtu: Mtu::B1024,
+            cma_port: Some(9),
+            private_data: &[],
+        };
+        manager.connect(now, &request).expect("room");
+        while let Some((path, mad)) = manager.poll_transmit() {
+            device.send_mad(&AhAttr::new(path.remote), &mad).expect("an address of its own");
+        }
+        while let Some(out) = device.poll_transmit(now, &mut buf, 1, &mut Nothing) {
+            // A full socket buffer loses some, as floods do.
+            let _ = socket.send_to(&buf[..out.len], (address, ROCE_PORT));
+        }
+        if n.is_multiple_of(64) {
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        }
+    }
+    println!("flooded");
+}
+
+/// The memory of an engine that has none.
+struct Nothing;
+
+impl Memory for Nothing {
+    fn read(&self, _: RegionId, _: u64, _: &mut [u8]) {}
+    fn write(&mut self, _: RegionId, _: u64, _: &[u8]) {}
+    fn atomic_write(&mut self, _: RegionId, _: u64, _: [u8; 8]) {}
+    fn compare_and_swap(&mut self, _: RegionId, _: u64, _: u64, _: u64) -> u64 {
+        0
+    }
+    fn fetch_add(&mut self, _: RegionId, _: u64, _: u64) -> u64 {
+        0
+    }
+    fn placement_support(&self, _: RegionId) -> PlacementSupport {
+        PlacementSupport::all()
+    }
+    fn flush(&mut self, _: FlushId, _: Span, _: Placement) -> FlushOutcome {
+        FlushOutcome::Done
+    }
+}
