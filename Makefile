@@ -10,7 +10,7 @@ DEMO_PACKAGES := gcc libc6-dev
 # tshark reads our captures; QEMU boots a stock kernel as a Soft-RoCE peer; the next ones build and run that guest; the
 # last line is verbs programs that run on our libraries, and what looks for leaks while they do.
 TEST_PACKAGES := $(DEMO_PACKAGES) tshark iproute2 qemu-system-x86 busybox-static cpio kmod xz-utils rdma-core \
-	ibverbs-providers ibverbs-utils rdmacm-utils e2fsprogs libibverbs-dev librdmacm-dev \
+	ibverbs-providers ibverbs-utils rdmacm-utils e2fsprogs spin libibverbs-dev librdmacm-dev \
 	perftest qperf fio librpma-dev python3-pyverbs ucx-utils libfabric-bin valgrind
 
 help:

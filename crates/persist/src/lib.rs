@@ -8,6 +8,7 @@
 #![forbid(unsafe_code)]
 
 pub mod check;
+pub mod plan;
 pub mod recipe;
 pub mod taxonomy;
 

@@ -13,7 +13,7 @@ use remanence_pmem::domain::{self, probe_directory};
 use remanence_pmem::{Domain, StoreGranularity};
 use serde_json::{Value, json};
 
-use super::verbs;
+use super::{explain, verbs};
 use crate::fail::Fail;
 use crate::ui::{self, Mood};
 
@@ -21,7 +21,10 @@ use crate::ui::{self, Mood};
 #[command(after_help = "\
 Examples:
   rem doctor
-  rem doctor /mnt/pmem /srv/data --json")]
+  rem doctor /mnt/pmem /srv/data --json
+  rem doctor --explain                     which method of remote persistence fits these places, and why
+  rem doctor --explain --responder DMP+no-DDIO+PM+read+fenced
+                                           the same for another machine, of which that is known")]
 pub(crate) struct Args {
     /// Directories whose guarantees matter [default: here, temporary files, shared memory, and persistent memory]
     #[arg(value_name = "DIRECTORY")]
@@ -29,6 +32,12 @@ pub(crate) struct Args {
     /// Show how it was found out
     #[arg(short, long)]
     verbose: bool,
+    /// Say which method makes remote updates durable, why, what it survives and what would be faster
+    #[arg(long)]
+    explain: bool,
+    /// Explain this responder in place of this machine: domain, DDIO, receive buffers and what differs from RoCE with FLUSH
+    #[arg(long, value_name = "CONFIGURATION", requires = "explain")]
+    responder: Option<remanence_persist::Config>,
     /// Print one JSON object
     #[arg(long)]
     json: bool,
@@ -57,6 +66,9 @@ struct Section {
 }
 
 pub(crate) fn run(args: &Args) -> Result<(), Fail> {
+    if args.explain {
+        return explain_all(args);
+    }
     let sections = [
         Section { title: "Machine", key: "machine", findings: machine() },
         Section { title: "Persistence", key: "persistence", findings: persistence(&args.paths) },
@@ -97,6 +109,41 @@ pub(crate) fn run(args: &Args) -> Result<(), Fail> {
         }
     }
     anstream::println!();
+    Ok(())
+}
+
+fn explain_all(args: &Args) -> Result<(), Fail> {
+    let mut all = Vec::new();
+    if let Some(config) = &args.responder {
+        all.push(explain::responder(&config.to_string(), config)?);
+    } else {
+        let paths = if args.paths.is_empty() { usual_places() } else { args.paths.clone() };
+        for path in paths {
+            let name = path.display().to_string();
+            match probe_directory(&path) {
+                Ok(domain) => all.push(explain::place(&name, domain.domain())?),
+                Err(e) if args.paths.is_empty() => {
+                    ui::line(Mood::Bad, &name, format!("cannot be tried: {e}"))
+                }
+                Err(e) => {
+                    return Err(Fail::new(format!(
+                        "{name} cannot be tried ({e}); give a directory to write to"
+                    )));
+                }
+            }
+        }
+    }
+    if args.json {
+        let explained: Vec<Value> = all.into_iter().map(|e| e.json).collect();
+        return ui::print_json(&json!({ "explained": explained }));
+    }
+    for (n, explained) in all.iter().enumerate() {
+        ui::heading(&explained.name);
+        match all[..n].iter().find(|earlier| earlier.text == explained.text) {
+            Some(earlier) => anstream::println!("as {}", earlier.name),
+            None => anstream::println!("{}", explained.text.trim_end()),
+        }
+    }
     Ok(())
 }
 

@@ -5,6 +5,7 @@ mod blob;
 mod check;
 mod demo;
 mod doctor;
+mod explain;
 mod get;
 mod perf;
 mod ping;

@@ -71,10 +71,11 @@ impl Met {
         }
     }
 
-    fn insert(&mut self, s: State, from: u32) {
+    /// Whether it is new.
+    fn insert(&mut self, s: State, from: u32) -> bool {
         let slot = self.slot(s);
         if self.table[slot] != FREE {
-            return;
+            return false;
         }
         self.table[slot] = self.states.len() as u32;
         self.states.push((s, from));
@@ -85,6 +86,7 @@ impl Met {
                 self.table[slot] = n as u32;
             }
         }
+        true
     }
 }
 
@@ -117,6 +119,31 @@ pub(super) fn explore(recipe: &Recipe, machine: &Machine, scenario: &Scenario) -
     Verdict { states: met.states.len(), fault: None }
 }
 
+/// Whether a recipe fails in a scenario, and after how many states. Depth first, the two sides before the data: most
+/// wrong recipes are refuted by the first behaviour in which nothing moves before it must.
+pub(super) fn fails(recipe: &Recipe, machine: &Machine, scenario: &Scenario) -> (bool, usize) {
+    let program = Program::new(recipe, machine, scenario);
+    let mut met = Met::new();
+    met.insert(program.initial(), FREE);
+    let mut open = vec![0_u32];
+    let mut found: Vec<u32> = Vec::new();
+    while let Some(at) = open.pop() {
+        let state = met.states[at as usize].0;
+        let mut moved = false;
+        program.moves(state, |_, to| {
+            moved = true;
+            if met.insert(to, at) {
+                found.push(met.states.len() as u32 - 1);
+            }
+        });
+        if program.crash(state).is_some() || !moved && !program.finished(state) {
+            return (true, met.states.len());
+        }
+        open.extend(found.drain(..).rev());
+    }
+    (false, met.states.len())
+}
+
 /// The events from the beginning to a state.
 fn way(program: &Program, met: &Met, to: usize) -> Vec<Event> {
     let mut events = Vec::new();
@@ -141,6 +168,19 @@ mod tests {
     use super::*;
     use crate::recipe::cells;
     use crate::taxonomy::Transport;
+
+    #[test]
+    fn depth_and_breadth_come_to_the_same() {
+        for cell in cells(Transport::Roce) {
+            for (_, mutant) in super::super::single_mutants(&cell.recipe()) {
+                let machine = Machine::new(cell.config);
+                let breadth = explore(&mutant, &machine, &Scenario::ALONE);
+                let (failed, states) = fails(&mutant, &machine, &Scenario::ALONE);
+                assert_eq!(failed, !breadth.holds(), "{mutant}");
+                assert!(failed || states == breadth.states, "{mutant}: all of it is explored");
+            }
+        }
+    }
 
     #[test]
     fn every_cell_of_the_paper_holds() {

@@ -28,7 +28,7 @@ pub use assumptions::{Withdrawn, withdraw};
 pub use explore::{Counterexample, Verdict};
 pub use machine::Level;
 pub use matrix::{Entry, Matrix, matrix, matrix_configs};
-pub use mutants::{Mutant, Mutation};
+pub use mutants::{Mutant, Mutation, single_mutants};
 pub use prover::{Outcome, Prover};
 pub use subjects::{Checked, Subject, further_subjects, paper_subjects};
 pub use synthesis::{Synthesis, synthesise};
@@ -287,6 +287,11 @@ impl fmt::Display for Fault {
             Self::Stuck => f.write_str("somebody waits for ever"),
         }
     }
+}
+
+/// Explores a recipe on a machine in one scenario, up to the first fault.
+pub fn check_in(recipe: &Recipe, machine: &Machine, scenario: &Scenario) -> Verdict {
+    explore::explore(recipe, machine, scenario)
 }
 
 /// Explores a recipe on a machine, in every scenario that matters to it, up to the first fault.

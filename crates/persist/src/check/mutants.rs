@@ -46,7 +46,7 @@ pub struct Mutant {
 /// Every single mutant of a recipe, checked on a machine.
 pub(super) fn mutants(prover: &mut Prover, recipe: &Recipe, machine: &Machine) -> Vec<Mutant> {
     let mut checked = Vec::new();
-    for (mutation, recipe) in make(recipe) {
+    for (mutation, recipe) in single_mutants(recipe) {
         let outcome = prover.prove(&recipe, machine);
         checked.push(Mutant { mutation, recipe, outcome });
     }
@@ -54,7 +54,8 @@ pub(super) fn mutants(prover: &mut Prover, recipe: &Recipe, machine: &Machine) -
 }
 
 /// Every single mutant of a recipe.
-pub(super) fn make(recipe: &Recipe) -> Vec<(Mutation, Recipe)> {
+#[must_use]
+pub fn single_mutants(recipe: &Recipe) -> Vec<(Mutation, Recipe)> {
     let mut all = Vec::new();
     let steps = &recipe.steps;
     for (n, step) in steps.iter().enumerate() {

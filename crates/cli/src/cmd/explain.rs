@@ -1,0 +1,82 @@
+//! `rem doctor --explain`: which method makes a remote update durable here, why, what it survives, and what would be faster.
+
+use remanence_persist::Config;
+use remanence_persist::check::Prover;
+use remanence_persist::plan::{Costs, Plan, Request, explain, plan};
+use remanence_persist::recipe::{Rsp, Step};
+use remanence_persist::taxonomy::Domain;
+use remanence_pmem::PersistenceDomain;
+use serde_json::{Value, json};
+
+use crate::fail::Fail;
+
+/// A responder, and what is said of it.
+pub(crate) struct Explained {
+    pub(crate) name: String,
+    pub(crate) text: String,
+    pub(crate) json: Value,
+}
+
+/// A place on this machine, served by our own RNIC.
+pub(crate) fn place(name: &str, domain: PersistenceDomain) -> Result<Explained, Fail> {
+    match Domain::of(domain) {
+        Some(domain) => responder(name, &Config::software(domain)),
+        None => {
+            let text = "nothing outlives the process here, so nothing can be made durable\n".to_owned();
+            Ok(Explained { name: name.to_owned(), text, json: json!({ "name": name, "durable": false }) })
+        }
+    }
+}
+
+/// A responder of that configuration: a record of a log, and a record with the pointer to the tail behind it.
+pub(crate) fn responder(name: &str, config: &Config) -> Result<Explained, Fail> {
+    let mut prover = Prover::default();
+    let mut text = String::new();
+    let mut plans = Vec::new();
+    for (what, request) in [("record", Request::record(64)), ("append", Request::append(64))] {
+        let plan =
+            plan(&mut prover, config, &request, &Costs::PAPERS).map_err(|e| Fail::new(e.to_string()))?;
+        text.push_str(&explain(&mut prover, &plan, &Costs::PAPERS));
+        text.push('\n');
+        plans.push(plan_json(what, &plan));
+    }
+    text.push_str("costs are those of papers 001 and 004, and not of this machine\n");
+    let json = json!({
+        "name": name,
+        "durable": true,
+        "configuration": config.to_string(),
+        "survives": config.domain.survives().to_string(),
+        "plans": plans,
+    });
+    Ok(Explained { name: name.to_owned(), text, json })
+}
+
+fn plan_json(what: &str, plan: &Plan) -> Value {
+    json!({
+        "request": what,
+        "sizes": plan.request.sizes,
+        "operation": plan.op.name(),
+        "steps": plan.recipe.steps.iter().map(Step::to_string).collect::<Vec<_>>(),
+        "afterwards": plan.recipe.deferred.iter().map(Rsp::to_string).collect::<Vec<_>>(),
+        "one_sided": !plan.recipe.is_two_sided(),
+        "source": plan.recipe.source.to_string(),
+        "preconditions": plan.recipe.preconditions(&plan.config),
+        "latency_ns": plan.estimate.latency,
+        "responder_ns": plan.estimate.responder,
+        "costs": "papers 001 and 004",
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_place_that_keeps_nothing_says_so_and_one_that_does_names_its_recipe() {
+        let none = place("here", PersistenceDomain::Volatile).expect("said");
+        assert_eq!(none.json["durable"], false);
+        let file = place("/srv", PersistenceDomain::PageCache).expect("planned");
+        assert_eq!(file.json["configuration"], "page-cache+DDIO+DRAM+persistent");
+        assert!(file.text.contains("survives"), "{}", file.text);
+    }
+}
