@@ -50,3 +50,8 @@ fn posting_by_function_calls() {
 fn shared_queues_windows_and_events() {
     run("shared");
 }
+
+#[test]
+fn no_allocation_to_post_or_to_poll() {
+    run("allocations");
+}
