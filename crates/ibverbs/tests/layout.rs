@@ -174,6 +174,27 @@ fn of_version_44() -> Vec<Layout> {
     }
 }
 
+/// Of `rdma_cma.h`.
+#[rustfmt::skip]
+fn of_rdma_cma() -> Vec<Layout> {
+    layouts! {
+        struct rdma_ib_addr { sgid, dgid, pkey }
+        struct rdma_addr { src_storage, dst_storage, ibaddr = "addr.ibaddr", ibaddr.pkey = "addr.ibaddr.pkey" }
+        struct rdma_route { addr, path_rec, num_paths }
+        struct rdma_event_channel { fd }
+        struct rdma_cm_id { verbs, channel, context, qp, route, ps, port_num, event, send_cq_channel, send_cq,
+            recv_cq_channel, recv_cq, srq, pd, qp_type }
+        struct rdma_conn_param { private_data, private_data_len, responder_resources, initiator_depth,
+            flow_control, retry_count, rnr_retry_count, srq, qp_num }
+        struct rdma_ud_param { private_data, private_data_len, ah_attr, qp_num, qkey }
+        struct rdma_cm_event { id, listen_id, event, status, param.conn, param.ud }
+        struct rdma_addrinfo { ai_flags, ai_family, ai_qp_type, ai_port_space, ai_src_len, ai_dst_len, ai_src_addr,
+            ai_dst_addr, ai_src_canonname, ai_dst_canonname, ai_route_len, ai_route, ai_connect_len, ai_connect,
+            ai_next }
+        struct rdma_cm_join_mc_attr_ex { comp_mask, join_flags, addr }
+    }
+}
+
 /// What came later.
 #[rustfmt::skip]
 fn newer() -> Vec<Layout> {
@@ -196,6 +217,7 @@ fn newer() -> Vec<Layout> {
 fn program(layouts: &[Layout], constants: &[(String, i128)]) -> String {
     let mut c = String::from(
         "#include <stdio.h>\n#include <stddef.h>\n#include <infiniband/verbs.h>\n#include <infiniband/sa.h>\n\
+         #include <rdma/rdma_cma.h>\n\
          int main(void) {\n",
     );
     for layout in layouts {
@@ -244,7 +266,7 @@ fn compare(layouts: &[Layout], constants: &[(String, i128)], c: &BTreeMap<String
     assert!(faults.is_empty(), "{}", faults.join("\n"));
 }
 
-/// The constants of `abi/enums.rs`, from its text: 400 names are not worth a second list.
+/// The constants of `abi/enums.rs` and `abi/rdma.rs`, from their text: 400 names are not worth a second list.
 fn constants() -> Vec<(String, i128)> {
     let number = |text: &str| {
         let text = text.replace('_', "");
@@ -252,7 +274,7 @@ fn constants() -> Vec<(String, i128)> {
             .map_or_else(|| text.parse(), |hex| i128::from_str_radix(hex, 16))
             .expect("a number")
     };
-    let source = include_str!("../src/abi/enums.rs");
+    let source = concat!(include_str!("../src/abi/enums.rs"), include_str!("../src/abi/rdma.rs"));
     let line = |line: &str| {
         let (name, rest) = line.strip_prefix("pub const ")?.split_once(':')?;
         let value = rest.split_once('=')?.1.trim().trim_end_matches(';');
@@ -284,6 +306,11 @@ fn is_newer(name: &str) -> bool {
         "RATE_1200",
         "ODP_SUPPORT_ATOMIC_WRITE",
         "CQ_INIT_ATTR_MASK_PD",
+        "ADDRINFO",
+        "EVENT_USER",
+        "EVENT_INTERNAL",
+        "RAI_SA",
+        "RAI_DNS",
     ];
     NEWER.iter().any(|part| name.contains(part)) && name != "IBV_ADVISE_MR_FLAG_FLUSH"
 }
@@ -291,6 +318,7 @@ fn is_newer(name: &str) -> bool {
 #[test]
 fn structures_are_laid_out_as_the_installed_headers_say() {
     let mut layouts = of_version_44();
+    layouts.extend(of_rdma_cma());
     // These three grew since, so their sizes and, for the context, the offsets, are another matter: below.
     let c = said_by_c(&program(&layouts, &[]), "layout", None);
     for layout in &mut layouts {
