@@ -23,6 +23,18 @@ pub(crate) fn imm(wc: &Wc) -> u32 {
     }
 }
 
+/// What kind of header a received datagram has. There are no service levels on Ethernet, and the hardware that UCX was
+/// written for says it in their place: bit 3 for a UDP header, then 1 for IPv6, 2 for IPv4 (Annex A17, A17.4.5.1,
+/// wants it to be told, and not where). UCX drops datagrams that do not say it.
+#[inline]
+pub(crate) fn sl(wc: &Wc) -> u8 {
+    match (wc.grh, wc.ipv4) {
+        (false, _) => 0,
+        (true, false) => 0b1001,
+        (true, true) => 0b1010,
+    }
+}
+
 /// A completion as C sees it.
 #[inline]
 pub(crate) fn of(wc: &Wc) -> ibv_wc {
@@ -39,7 +51,7 @@ pub(crate) fn of(wc: &Wc) -> ibv_wc {
         // What only an InfiniBand link has is zero; the one partition is the first.
         pkey_index: 0,
         slid: 0,
-        sl: 0,
+        sl: sl(wc),
         dlid_path_bits: 0,
     }
 }
@@ -88,6 +100,7 @@ mod tests {
         let wc = Wc { imm: None, invalidated: Some(Rkey(0x0102_0304)), grh: true, ..wc };
         assert_eq!(imm(&wc), 0x0102_0304);
         assert_eq!(flags(&wc), IBV_WC_WITH_INV | IBV_WC_GRH);
+        assert_eq!((sl(&wc), sl(&Wc { ipv4: true, ..wc }), sl(&Wc { grh: false, ..wc })), (9, 10, 0));
         let c = of(&Wc { status: WcStatus::RemAccessErr, ..wc });
         assert_eq!((c.opcode, c.status, c.qp_num), (IBV_WC_RECV, IBV_WC_REM_ACCESS_ERR, 0x17));
     }

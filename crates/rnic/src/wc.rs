@@ -108,6 +108,8 @@ pub struct Wc {
     pub src_qp: Qpn,
     /// UD: a 40-byte GRH area precedes the data (always so on RoCE).
     pub grh: bool,
+    /// UD: that area holds an IPv4 header, in its last 20 bytes.
+    pub ipv4: bool,
     /// The completion was solicited by the sender.
     pub solicited: bool,
 }
@@ -126,6 +128,7 @@ impl Wc {
             qpn,
             src_qp: Qpn::new(0),
             grh: false,
+            ipv4: false,
             solicited: false,
         }
     }

@@ -129,6 +129,7 @@ impl Qp {
             imm: packet.imm().map(|imm| imm.imm),
             src_qp: deth.src_qp,
             grh: true,
+            ipv4: rx.src.is_ipv4(),
             solicited: packet.bth_header().solicited(),
             ..Wc::new(WcOpcode::Recv, self.qpn)
         };
