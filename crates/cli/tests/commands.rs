@@ -18,6 +18,7 @@ fn every_command_has_help_with_an_example() {
         "ping",
         "perf",
         "sim",
+        "check persistence",
         "bench transport",
         "bench urdma",
         "bench verbs",
@@ -69,4 +70,33 @@ fn a_seed_is_simulated_and_replayed() {
     let two = run(rem().args(["sim", "--seed", "7", "--json"])).json();
     assert_eq!(one, two);
     assert_eq!(one["verdict"], "pass");
+}
+
+#[test]
+fn check_persistence_proves_the_papers_cells_and_kills_their_mutants() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let found = run(rem().args(["check", "persistence", "--quick", "--json"])).json();
+    assert_eq!((&found["cells_checked"], &found["cells_holding"]), (&144.into(), &144.into()));
+    assert_eq!(found["mutants_made"], found["mutants_killed"]);
+    assert!(found["states"].as_u64().is_some_and(|n| n > 10_000));
+    // One cell, with a drawing of each failure.
+    let cell = ["check", "persistence", "--cell", "no-ddio+dmp+pm/WRITE/compound", "--svg"];
+    let told = String::from_utf8(run(rem().args(cell).arg(dir.path())).good()).expect("UTF-8");
+    assert!(told.contains("Rq Write(a); Rq Flush; Rq AtomicWrite(b); Rq Flush; Rq Comp"), "{told}");
+    assert!(told.contains("CRASH") && told.contains("paper 004, table 3"), "{told}");
+    let drawn = std::fs::read_dir(dir.path()).expect("the directory").count();
+    assert_eq!(drawn, 9, "one for each mutant");
+    let said = run(rem().args(["check", "persistence", "--cell", "DMP+DDR"]));
+    assert_eq!(said.status, Some(1));
+    assert!(said.stderr.contains("is no part of a configuration"), "{}", said.stderr);
+}
+
+#[test]
+fn doctor_explains_which_method_fits_and_what_it_survives() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let said = run(rem().args(["doctor", "--explain", "--json"]).arg(dir.path())).json();
+    assert!(said["explained"][0]["name"].is_string());
+    let other = ["doctor", "--explain", "--responder", "DMP+DDIO+DRAM+read+fenced"];
+    let told = String::from_utf8(run(rem().args(other)).good()).expect("UTF-8");
+    assert!(told.contains("survives") && told.contains("faster with"), "{told}");
 }

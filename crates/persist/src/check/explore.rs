@@ -194,4 +194,19 @@ mod tests {
         }
         println!("{states} states");
     }
+
+    #[test]
+    fn what_is_safe_in_the_memory_controller_need_not_be_followed_to_the_dimm() {
+        for cell in cells(Transport::Roce) {
+            let near = Machine::new(cell.config);
+            let far = Machine { media: true, ..near };
+            let recipe = cell.recipe();
+            let mutants = super::super::single_mutants(&recipe).into_iter().map(|(_, mutant)| mutant);
+            for recipe in mutants.chain([recipe]) {
+                let (a, b) =
+                    (explore(&recipe, &near, &Scenario::WORDS), explore(&recipe, &far, &Scenario::WORDS));
+                assert_eq!(a.word(), b.word(), "{}: {recipe}", cell.name());
+            }
+        }
+    }
 }

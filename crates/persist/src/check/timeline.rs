@@ -141,11 +141,15 @@ impl Counterexample {
                 continue;
             }
             let place = Lane::of(level, program.atoms[n].cpu).name(self.machine.config.domain);
-            let volatile = if level >= Level::Iio && place != "wire" { "" } else { " buffer" };
+            let place = match level {
+                Level::Wire => "on the wire".to_owned(),
+                Level::Rnic => format!("{place} buffer"),
+                _ => place.to_owned(),
+            };
             if program.survives(state, n) {
                 kept.push(atom_name(program, n));
             } else {
-                lost.push(format!("{} ({place}{volatile})", atom_name(program, n)));
+                lost.push(format!("{} ({place})", atom_name(program, n)));
             }
         }
         let list = |all: &[String]| if all.is_empty() { "nothing".into() } else { all.join(", ") };
