@@ -26,10 +26,10 @@ const ODP: u32 = IBV_ODP_SUPPORT_SEND
 /// The one partition.
 const PKEY: u16 = 0xffff;
 
-/// Capabilities that only the extended query tells, and that verbs.h has no names for (`IB_UVERBS_DEVICE_FLUSH_GLOBAL`,
-/// `_FLUSH_PERSISTENT` and `_ATOMIC_WRITE` of the kernel).
+/// Capabilities that only the extended query tells, and that verbs.h has no names for (`IB_UVERBS_DEVICE_FLUSH_GLOBAL`
+/// and `_ATOMIC_WRITE` of the kernel). Flushing to persistence (bit 39) is not among them: memory that a program lends us
+/// is volatile as far as we know, and registering it for that is refused.
 const CAP_FLUSH_GLOBAL: u64 = 1 << 38;
-const CAP_FLUSH_PERSISTENT: u64 = 1 << 39;
 const CAP_ATOMIC_WRITE: u64 = 1 << 40;
 
 pub(crate) fn install(ops: &mut ibv_context_ops, block: &mut verbs_context) {
@@ -110,10 +110,7 @@ fn device_attr_ex(ctx: &Ctx) -> ibv_device_attr_ex {
                 ud_odp_caps: IBV_ODP_SUPPORT_SEND | IBV_ODP_SUPPORT_RECV | IBV_ODP_SUPPORT_SRQ_RECV,
             },
         },
-        device_cap_flags_ex: u64::from(orig_attr.device_cap_flags)
-            | CAP_FLUSH_GLOBAL
-            | CAP_FLUSH_PERSISTENT
-            | CAP_ATOMIC_WRITE,
+        device_cap_flags_ex: u64::from(orig_attr.device_cap_flags) | CAP_FLUSH_GLOBAL | CAP_ATOMIC_WRITE,
         pci_atomic_caps: ibv_pci_atomic_caps { fetch_add: cas, swap: 0, compare_swap: cas },
         phys_port_cnt_ex: 1,
         ..ibv_device_attr_ex::zeroed()

@@ -215,6 +215,11 @@ int main(void)
     CHECK(!ibv_reg_mr(pd, hole, 4096, ALL) && errno == EFAULT);
     mr = ibv_reg_mr(pd, hole, 4096, ALL | IBV_ACCESS_ON_DEMAND);
     CHECK(mr && ibv_dereg_mr(mr) == 0);
+    /* FLUSH: visible, yes; durable, not this memory. */
+    mr = ibv_reg_mr(pd, buf, 4096, ALL | 0x100);
+    CHECK(mr && ibv_dereg_mr(mr) == 0);
+    errno = 0;
+    CHECK(!ibv_reg_mr(pd, buf, 4096, ALL | 0x200) && errno == EOPNOTSUPP);
     mr = ibv_reg_mr_iova(pd, buf, 4096, 0x1000, ALL | IBV_ACCESS_RELAXED_ORDERING);
     CHECK(mr && ibv_dereg_mr(mr) == 0);
     errno = 0;
