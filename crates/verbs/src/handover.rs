@@ -63,6 +63,11 @@ const POLL_GAP: Duration = Duration::from_micros(50);
 /// each event, never gets that far: asking for the next notification ends the row.
 const POLLER_AFTER: Duration = Duration::from_micros(100);
 
+/// The strictest that both become, for a consumer that stopped to poll too often: an empty poll takes less than 1 us.
+/// A row of polls that lasts as long as this makes up for everything.
+const GAP_MIN: Duration = Duration::from_micros(4);
+const POLLER_AFTER_MAX: Duration = Duration::from_millis(100);
+
 /// A waiter that watched this long without leaving is trusted to do so for long: the progress thread parks.
 const PARK_AFTER: Duration = Duration::from_millis(20);
 
@@ -140,20 +145,27 @@ struct Watch {
     writable: bool,
 }
 
-/// How long to spin before sleeping, from how long the last silences were (as KVM's `halt_poll_ns` does): spinning
-/// pays while silences are shorter than what a wake-up costs.
+/// How long to spin before sleeping. Spinning pays while silences are shorter than what a wake-up costs, *and* end
+/// while somebody spins: where there are more threads than cores, the consumer that would answer may be waiting for this
+/// very core (it may spin itself, on memory), and the silence lasts as long as the spinning does. So what counts is
+/// whether spinning was rewarded. Once it has been given up, it is tried again now and then, when silences are short.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SpinBudget {
     now: Duration,
+    /// Short silences until the next try, of so many.
+    left: u32,
+    every: u32,
 }
 
 impl SpinBudget {
     /// Twice a wake-up through the kernel on a virtual machine, which is the most that spinning can be worth.
     const MAX: Duration = Duration::from_micros(50);
     const MIN: Duration = Duration::from_micros(5);
+    /// Of this many short silences, one is spent on trying: 2 % of the time when it is in vain.
+    const EVERY_MAX: u32 = 64;
 
     pub(crate) fn new() -> Self {
-        Self { now: Self::MAX }
+        Self { now: Self::MAX, left: 1, every: 1 }
     }
 
     /// Whether to go on spinning after a silence of `silence`.
@@ -161,14 +173,25 @@ impl SpinBudget {
         silence < self.now
     }
 
-    /// Learns from a silence that just ended.
-    pub(crate) fn learn(&mut self, silence: Duration) {
-        if silence <= Self::MAX {
-            self.now = (self.now * 2).clamp(Self::MIN, Self::MAX);
-        } else {
+    /// Learns from a silence that just ended; `slept`: nobody spun any more when it did.
+    pub(crate) fn learn(&mut self, silence: Duration, slept: bool) {
+        if !slept {
+            // Less than that is found by the look that comes before any sleep.
+            if silence >= Self::MIN {
+                self.now = (self.now * 2).clamp(Self::MIN, Self::MAX);
+                (self.left, self.every) = (1, 1);
+            }
+        } else if self.now > Duration::ZERO {
             self.now /= 2;
-            if self.now < Self::MIN {
+            if self.now < Self::MIN || self.every > 1 {
                 self.now = Duration::ZERO;
+                self.every = (self.every * 2).min(Self::EVERY_MAX);
+                self.left = self.every;
+            }
+        } else if silence <= Self::MAX {
+            self.left -= 1;
+            if self.left == 0 {
+                self.now = Self::MAX;
             }
         }
     }
@@ -194,9 +217,14 @@ pub(crate) struct Handover {
     /// When the last poll was, and when the row of polls began that it belongs to.
     polled_at: Option<Instant>,
     row_since: Instant,
+    /// What makes a poller, of this consumer: at first [`POLL_GAP`] and [`POLLER_AFTER`].
+    gap: Duration,
+    poller_after: Duration,
     lease: Duration,
     worked_at: Instant,
     spin: SpinBudget,
+    /// Whoever watched went to sleep since there was work.
+    slept: bool,
 }
 
 impl Handover {
@@ -213,9 +241,12 @@ impl Handover {
             polls_seen: 0,
             polled_at: None,
             row_since: Instant::ZERO,
+            gap: POLL_GAP,
+            poller_after: POLLER_AFTER,
             lease: LEASE_MIN,
             worked_at: Instant::ZERO,
             spin: SpinBudget::new(),
+            slept: false,
         }
     }
 
@@ -248,16 +279,19 @@ impl Handover {
     }
 
     fn extend_row(&mut self, now: Instant) {
-        if self.polled_at.is_none_or(|last| now.since(last) > POLL_GAP) {
+        if self.polled_at.is_none_or(|last| now.since(last) > self.gap) {
             self.row_since = now;
+        } else if self.gap < POLL_GAP && now.since(self.row_since) >= POLLER_AFTER_MAX {
+            (self.gap, self.poller_after) = (POLL_GAP, POLLER_AFTER);
         }
         self.polled_at = Some(now);
     }
 
     /// Whether a poller drives.
     fn is_polled(&self, now: Instant) -> bool {
-        self.polled_at
-            .is_some_and(|last| now.since(last) <= POLL_GAP && last.since(self.row_since) >= POLLER_AFTER)
+        self.polled_at.is_some_and(|last| {
+            now.since(last) <= self.gap && last.since(self.row_since) >= self.poller_after
+        })
     }
 
     /// Somebody sleeps on the link, or is about to.
@@ -302,6 +336,7 @@ impl Handover {
 
     /// The progress thread took a turn; `worked` says whether there was anything to do.
     pub(crate) fn plan(&mut self, now: Instant, worked: bool, outlook: Outlook) -> Plan {
+        let was_leased = self.thread == (Thread::Leased { to_poller: true });
         self.thread = Thread::Awake;
         self.note(now, worked);
         if self.seat.is_some() {
@@ -318,12 +353,23 @@ impl Handover {
             self.lease = (lease * 2).min(LEASE_MAX);
             return Plan::Rest(Some(lease));
         }
+        if was_leased && worked {
+            self.distrust();
+        }
         self.lease = LEASE_MIN;
         if worked || self.policy == Progress::Spin || self.spins(now) {
             return Plan::Again;
         }
         self.thread = Thread::Watching;
         Plan::Watch(self.watch(now, outlook))
+    }
+
+    /// A consumer stopped to poll while a peer waited. One that does so again and again, such as one that spins on its
+    /// memory between polls, is no poller: it must poll for longer, and with less between the polls, to be taken for
+    /// one.
+    fn distrust(&mut self) {
+        self.gap = (self.gap / 4).max(GAP_MIN);
+        self.poller_after = (self.poller_after * 4).min(POLLER_AFTER_MAX);
     }
 
     fn leave_it_to_the_waiter(&mut self, now: Instant) -> Plan {
@@ -405,9 +451,10 @@ impl Handover {
     fn note(&mut self, now: Instant, worked: bool) {
         if worked {
             if self.policy != Progress::Sleep {
-                self.spin.learn(now.since(self.worked_at));
+                self.spin.learn(now.since(self.worked_at), self.slept);
             }
             self.worked_at = now;
+            self.slept = false;
         }
     }
 
@@ -420,6 +467,7 @@ impl Handover {
         let recent = (now.since(self.worked_at) < RECENT).then(|| now + RECENT_SLEEP);
         let until = [outlook.deadline, recent].into_iter().flatten().min();
         self.watch = Watch { until, writable: outlook.blocked };
+        self.slept = true;
         until.map(|until| until.since(now))
     }
 }

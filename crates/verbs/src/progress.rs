@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use remanence_link::WaitFd;
+use remanence_link::{WaitFd, ask_for_short_slices};
 use remanence_rnic::FlushId;
 
 use crate::context::Shared;
@@ -25,6 +25,7 @@ pub(crate) fn spawn(shared: Arc<Shared>) -> std::io::Result<JoinHandle<()>> {
 
 fn run(shared: &Shared) {
     let (mut fds, mut none) = (Vec::new(), Vec::new());
+    ask_for_short_slices();
     while !shared.stop.load(Ordering::Acquire) {
         let mut turn = shared.turn();
         let worked = turn.drive();

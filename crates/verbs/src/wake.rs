@@ -3,6 +3,7 @@
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use remanence_link::{Descriptor, WaitFd, wait};
@@ -12,17 +13,28 @@ use rustix::event::{EventfdFlags, PollFlags, eventfd};
 #[derive(Debug)]
 pub(crate) struct Event {
     fd: Descriptor,
+    /// May be readable. Of an event for a consumer always, who could have raised it himself.
+    raised: AtomicBool,
+    for_consumer: bool,
 }
 
 impl Event {
     /// For threads of this crate.
     pub(crate) fn new() -> io::Result<Self> {
-        Ok(Self { fd: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?.into() })
+        Ok(Self {
+            fd: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?.into(),
+            raised: AtomicBool::new(false),
+            for_consumer: false,
+        })
     }
 
     /// For a consumer, who finds it in blocking mode and may change that. Lower it only while it is raised.
     pub(crate) fn for_consumer() -> io::Result<Self> {
-        Ok(Self { fd: eventfd(0, EventfdFlags::CLOEXEC)?.into() })
+        Ok(Self {
+            fd: eventfd(0, EventfdFlags::CLOEXEC)?.into(),
+            raised: AtomicBool::new(false),
+            for_consumer: true,
+        })
     }
 
     /// It is ours, and not what a forked child has given back.
@@ -41,14 +53,22 @@ impl Event {
             match rustix::io::write(&self.fd, &one) {
                 Err(rustix::io::Errno::INTR) => {}
                 // Full (2^64 - 2 raises unread) is raised, which is all that was asked for.
-                Ok(_) | Err(rustix::io::Errno::AGAIN) => return,
+                Ok(_) | Err(rustix::io::Errno::AGAIN) => {
+                    // Behind the write: who sees it finds the descriptor readable.
+                    self.raised.store(true, Ordering::Release);
+                    return;
+                }
                 Err(e) => panic!("an event descriptor of this process could not be written: {e}"),
             }
         }
     }
 
-    /// Makes the descriptor unreadable.
+    /// Makes the descriptor unreadable, if it was raised. (One that is being raised right now may stay readable; who
+    /// sleeps on it then does not sleep.)
     pub(crate) fn lower(&self) {
+        if !self.for_consumer && !self.raised.swap(false, Ordering::Acquire) {
+            return;
+        }
         if !self.is_open() {
             return;
         }

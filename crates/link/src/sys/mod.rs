@@ -13,5 +13,6 @@ pub(crate) mod net;
 pub(crate) mod poll;
 #[cfg(test)]
 pub(crate) mod process;
+pub(crate) mod sched;
 pub(crate) mod unix;
 pub(crate) mod words;

@@ -95,6 +95,11 @@ pub struct UdpLink {
     tx_buffer: Box<[u8]>,
     rx_buffer: Box<[u8]>,
     events: VecDeque<Event>,
+    /// Something was received since somebody last prepared to wait. If nothing was, what woke him may be on the slow
+    /// channels, which are not worth four system calls for every datagram that wakes somebody.
+    fruitful: bool,
+    /// Look at what others sent on to us as soon as the sockets are empty.
+    look_when_idle: bool,
     stats: LinkStats,
     shared: Option<Shared>,
 }
@@ -179,6 +184,8 @@ impl UdpLink {
             tx_buffer: vec![0; MAX_SEND_BYTES].into_boxed_slice(),
             rx_buffer: vec![0; rx::BUFFER_LEN].into_boxed_slice(),
             events: VecDeque::new(),
+            fruitful: false,
+            look_when_idle: false,
             stats: LinkStats::default(),
             shared,
         })
@@ -317,6 +324,7 @@ impl Link for UdpLink {
         self.calls = self.calls.wrapping_add(1);
         let taken_in = self.take_in(sink)?;
         if taken_in > 0 {
+            self.fruitful = true;
             return Ok(taken_in);
         }
         let before = self.stats.rx_datagrams;
@@ -328,6 +336,7 @@ impl Link for UdpLink {
                 let count = count_since(before, &self.stats);
                 if count > 0 {
                     self.hot = index;
+                    self.fruitful = true;
                     self.stats.rx_batches += 1;
                     return Ok(count);
                 }
@@ -335,6 +344,14 @@ impl Link for UdpLink {
                     break;
                 }
             }
+        }
+        if std::mem::take(&mut self.look_when_idle)
+            && let Some(Shared { sharing, .. }) = &mut self.shared
+        {
+            sharing.look_soon();
+            let taken_in = self.take_in(sink)?;
+            self.fruitful |= taken_in > 0;
+            return Ok(taken_in);
         }
         Ok(0)
     }
@@ -352,6 +369,12 @@ impl Link for UdpLink {
     }
 
     fn prepare_wait(&mut self) -> io::Result<bool> {
+        // What waits on a slow channel ends the wait at once, as all of them are among its descriptors; and is looked
+        // at then, as nothing was received. Whoever receives something each time he wakes up need not ask before.
+        self.look_when_idle = true;
+        if std::mem::take(&mut self.fruitful) {
+            return Ok(!self.events.is_empty());
+        }
         for port in &mut self.ports {
             port.tx.drain_errors(&mut self.events);
         }
@@ -362,7 +385,9 @@ impl Link for UdpLink {
                 &[WaitFd { fd: shared.sharing.news_fd(), events: libc::POLLIN }],
                 Some(Duration::ZERO),
             )?;
-            shared.sharing.look_soon();
+            if hurry {
+                shared.sharing.look_soon();
+            }
         }
         Ok(hurry)
     }

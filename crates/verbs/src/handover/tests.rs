@@ -353,18 +353,72 @@ fn a_poller_that_asks_for_a_notification_gives_the_link_back() {
 }
 
 #[test]
-fn spinning_lasts_while_silences_are_short_and_stops_when_they_are_long() {
+fn spinning_lasts_while_it_is_rewarded() {
+    const SHORT: Duration = Duration::from_micros(10);
     let mut budget = SpinBudget::new();
     for _ in 0..10 {
-        budget.learn(Duration::from_micros(10));
+        budget.learn(SHORT, false);
     }
     assert!(budget.covers(Duration::from_micros(40)));
     for _ in 0..10 {
-        budget.learn(Duration::from_millis(1));
+        budget.learn(Duration::from_millis(1), true);
     }
     assert!(!budget.covers(Duration::ZERO));
-    budget.learn(Duration::from_micros(10));
-    assert!(budget.covers(Duration::from_micros(4)));
+    // Long silences are no reason to try again; short ones are, and a reward is believed at once.
+    budget.learn(Duration::from_millis(1), true);
+    assert!(!budget.covers(Duration::ZERO));
+    for _ in 0..2 {
+        budget.learn(SHORT, true);
+    }
+    assert!(budget.covers(Duration::from_micros(40)));
+    budget.learn(SHORT, false);
+    assert!(budget.covers(Duration::from_micros(40)));
+}
+
+/// Silences are short, but only as nobody spins: he who would end them waits for this core.
+#[test]
+fn spinning_in_vain_is_tried_ever_more_rarely() {
+    let mut budget = SpinBudget::new();
+    let mut spun = 0;
+    for _ in 0..6400 {
+        if budget.covers(Duration::from_micros(4)) {
+            spun += 1;
+            budget.learn(Duration::from_micros(80), true);
+        } else {
+            budget.learn(Duration::from_micros(30), true);
+            // The answer to what was just handled is there already: no reward for spinning.
+            budget.learn(Duration::from_micros(2), false);
+        }
+    }
+    assert!((100..120).contains(&spun), "{spun} times");
+}
+
+/// As `ib_write_lat` has it: polls for its own completion, then spins on memory.
+#[test]
+fn a_consumer_that_keeps_stopping_to_poll_is_no_poller_any_more() {
+    let mut world = World::new(Progress::Sleep);
+    let (mut leased, mut late) = (0, 0);
+    for round in 0..2_000 {
+        for _ in 0..20 {
+            let _ = world.handover.polled(world.now);
+            world.now = world.now + Duration::from_micros(6);
+            world.run_thread();
+        }
+        // Now a packet comes that nobody polls for.
+        world.packets += 1;
+        let came = world.now;
+        while world.packets > 0 {
+            world.now = world.now + Duration::from_micros(10);
+            world.run_thread();
+        }
+        if round >= 100 {
+            leased += u32::from(world.now.since(came) > Duration::from_micros(30));
+        } else {
+            late += u32::from(world.now.since(came) > Duration::from_micros(30));
+        }
+    }
+    assert!(late > 0, "at first it passes for one");
+    assert_eq!(leased, 0, "and then never again");
 }
 
 #[test]
