@@ -55,19 +55,27 @@ impl Prover {
         if let Some(why) = machine.refuses(recipe) {
             return Outcome::Refused(why);
         }
-        let machine = canonical(*machine, recipe);
+        let asked = *machine;
+        // A story is told of the machine that was asked about, though it was found on its like.
+        let tell = |mut outcome: Outcome| {
+            if let Outcome::Fails(how) = &mut outcome {
+                how.machine = asked;
+            }
+            outcome
+        };
+        let machine = canonical(asked, recipe);
         let shape = (recipe.shape.count, recipe.shape.ordered, recipe.shape.word, recipe.replay);
         let key = (recipe.steps.clone(), recipe.deferred.clone(), shape, machine);
         if let Some(outcome) = self.known.get(&key) {
             self.reused += 1;
-            return outcome.clone();
+            return tell(outcome.clone());
         }
         let Verdict { states, fault } = check(recipe, &machine);
         self.states += states as u64;
         self.runs += 1;
         let outcome = fault.map_or(Outcome::Holds, Outcome::Fails);
         self.known.insert(key, outcome.clone());
-        outcome
+        tell(outcome)
     }
 }
 
@@ -103,6 +111,22 @@ mod tests {
                 assert_eq!((a.word(), a.states), (b.word(), b.states), "{config} {recipe}");
             }
         }
+    }
+
+    #[test]
+    fn a_story_is_told_of_the_machine_that_was_asked_about() {
+        let config: Config = "MHP+DDIO+PM+iwarp+read".parse().expect("a configuration");
+        let mut recipe = build(&config, Op::WriteImm, Shape::SINGLETON);
+        recipe.steps.retain(|s| !matches!(s, Step::Rq(Rq::Flush(_))));
+        let mut prover = Prover::default();
+        for _ in 0..2 {
+            let Outcome::Fails(how) = prover.prove(&recipe, &Machine::new(config)) else {
+                panic!("it holds")
+            };
+            assert_eq!(how.machine.config, config);
+            assert!(how.to_string().contains("CRASH"));
+        }
+        assert_eq!((prover.runs, prover.reused), (1, 1));
     }
 
     #[test]
