@@ -14,7 +14,7 @@ use crate::abi::{
     IBV_QP_INIT_ATTR_MAX_TSO_HEADER, IBV_QP_INIT_ATTR_PD, IBV_QP_INIT_ATTR_RX_HASH,
     IBV_QP_INIT_ATTR_SEND_OPS_FLAGS, IBV_QP_STATE, IBV_QPS_RESET, IBV_QPT_RC, IBV_QPT_UC, IBV_QPT_UD, Plain,
     ibv_context, ibv_context_ops, ibv_cq, ibv_pd, ibv_qp, ibv_qp_attr, ibv_qp_cap, ibv_qp_ex,
-    ibv_qp_init_attr, ibv_qp_init_attr_ex, ibv_qp_type, ibv_srq, ibv_wr_opcode, verbs_context,
+    ibv_qp_init_attr, ibv_qp_init_attr_ex, ibv_qp_type, ibv_sge, ibv_srq, ibv_wr_opcode, verbs_context,
 };
 use crate::context::ctx;
 use crate::cq::{cq, wait_for_acks};
@@ -24,6 +24,9 @@ use crate::qp_attr;
 use crate::qp_ex::{self, Builder};
 use crate::srq::srq;
 use crate::wr::MAX_INLINE;
+
+/// The bytes of an entry of a gather list.
+const SGE_LEN: u32 = size_of::<ibv_sge>() as u32;
 
 /// A queue pair, with what C sees of it in front: always the extended structure, which begins with the plain one.
 #[repr(C)]
@@ -99,6 +102,9 @@ unsafe fn create(request: &Request) -> Result<*mut QpObj, c_int> {
     if strangers || caps.max_inline > MAX_INLINE as u32 {
         return Err(libc::EINVAL);
     }
+    // A WQE has room for its gather list, and inline data may take it: devices give this much to whoever asks for none,
+    // and programs (rdma_xclient) live on it.
+    caps.max_inline = caps.max_inline.max(SGE_LEN.saturating_mul(caps.max_send_sge).min(MAX_INLINE as u32));
     if let Some(ops) = request.send_ops {
         if ops & !qp_ex::operations(ty) != 0 {
             return Err(libc::EOPNOTSUPP);
