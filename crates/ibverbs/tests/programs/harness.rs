@@ -5,6 +5,7 @@ use std::fmt::Write as _;
 use std::fs;
 use std::io::{BufRead as _, BufReader, Read as _};
 use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
@@ -25,6 +26,12 @@ pub(crate) struct Row {
     pub(crate) server_says: &'static [&'static str],
     /// The server goes on, and is ended when the client is done.
     pub(crate) serves_on: bool,
+    /// So many clients at the same time.
+    pub(crate) clients: usize,
+    /// Both see the devices below /sys and /dev: by `rem verbs`, where it is built.
+    pub(crate) view: bool,
+    /// How often it may fail for a reason of its own: see the row.
+    pub(crate) tries: usize,
     pub(crate) settings: &'static [(&'static str, &'static str)],
     pub(crate) limit: Duration,
 }
@@ -62,6 +69,9 @@ pub(crate) const ROW: Row = Row {
     says: &[],
     server_says: &[],
     serves_on: false,
+    clients: 1,
+    view: false,
+    tries: 1,
     settings: &[],
     limit: Duration::from_secs(30),
 };
@@ -92,7 +102,11 @@ pub(crate) fn run(place: Place, rows: &[Row]) {
     let mut failures = String::new();
     for row in rows {
         let began = Instant::now();
-        match net.pair(row) {
+        let mut tried = net.pair(row);
+        for _ in 1..row.tries {
+            tried = tried.or_else(|_| net.pair(row));
+        }
+        match tried {
             Ok(Said::Skipped(why)) => println!("skipped: {}: {why}", row.client),
             Ok(Said::All) => println!("{:6.2} s  {}", began.elapsed().as_secs_f64(), row.client),
             Err(why) => {
@@ -193,6 +207,9 @@ impl Net {
             // Into a pipe they would keep their lines to themselves.
             command.args(["stdbuf", "-oL"]);
         }
+        if row.view {
+            command.arg(rem()).args(["verbs", "--"]);
+        }
         for word in line.split_whitespace() {
             command.arg(word);
         }
@@ -201,7 +218,9 @@ impl Net {
         {
             command.env_remove(name);
         }
-        command.env("LD_LIBRARY_PATH", common::dropin()).envs(row.settings.iter().copied());
+        let libraries = common::dropin();
+        let variable = if row.view { "REMANENCE_LIB" } else { "LD_LIBRARY_PATH" };
+        command.env(variable, libraries).envs(row.settings.iter().copied());
         Running::start(command, &line)
     }
 
@@ -212,6 +231,9 @@ impl Net {
                 return Ok(Said::Skipped(format!("{program} is not installed")));
             }
         }
+        if row.view && !rem().exists() {
+            return Ok(Said::Skipped("rem is not built".into()));
+        }
         let until = Instant::now() + row.limit;
         let mut server = None;
         if !matches!(row.ready, Ready::Alone) {
@@ -221,10 +243,13 @@ impl Net {
             }
             server = Some(running);
         }
-        let mut client = self.program(1, row.client, row)?;
-        let mut faults = Vec::new();
-        if let Err(why) = client.ends_well(until) {
-            faults.push(format!("client: {why}"));
+        let clients: Result<Vec<Running>, String> =
+            (0..row.clients).map(|_| self.program(1, row.client, row)).collect();
+        let (mut clients, mut faults) = (clients?, Vec::new());
+        for client in &mut clients {
+            if let Err(why) = client.ends_well(until) {
+                faults.push(format!("client: {why}"));
+            }
         }
         if let Some(server) = &mut server {
             if row.serves_on {
@@ -234,16 +259,12 @@ impl Net {
                 faults.push(format!("server: {why}"));
             }
         }
-        let (client, server) = (client.said(), server.map_or_else(String::new, Running::said));
-        for (who, said, wanted) in [("client", &client, row.says), ("server", &server, row.server_says)] {
-            faults.extend(wanted.iter().filter(|w| !said.contains(**w)).map(|w| format!("{who}: no {w:?}")));
-            for line in said.lines() {
-                let lower = line.to_lowercase();
-                let bad = TROUBLE.iter().any(|word| lower.contains(word));
-                if bad && !NO_TROUBLE.iter().any(|fine| line.contains(fine)) {
-                    faults.push(format!("{who}: {line}"));
-                }
-            }
+        let server = server.map_or_else(String::new, Running::said);
+        check("server", &server, row.server_says, &mut faults);
+        let mut client = String::new();
+        for said in clients.into_iter().map(Running::said) {
+            check("client", &said, row.says, &mut faults);
+            client += &said;
         }
         if faults.is_empty() {
             return Ok(Said::All);
@@ -257,6 +278,23 @@ impl Net {
             server.trim_end()
         ))
     }
+}
+
+/// All of `wanted` was said, and no trouble.
+fn check(who: &str, said: &str, wanted: &[&str], faults: &mut Vec<String>) {
+    faults.extend(wanted.iter().filter(|w| !said.contains(**w)).map(|w| format!("{who}: no {w:?}")));
+    for line in said.lines() {
+        let lower = line.to_lowercase();
+        let bad = TROUBLE.iter().any(|word| lower.contains(word));
+        if bad && !NO_TROUBLE.iter().any(|fine| line.contains(fine)) {
+            faults.push(format!("{who}: {line}"));
+        }
+    }
+}
+
+/// The binary of the `cli` crate, which a test of the whole workspace builds first.
+fn rem() -> PathBuf {
+    Path::new(env!("CARGO_TARGET_TMPDIR")).parent().expect("below cargo's directory").join("debug/rem")
 }
 
 impl Drop for Net {

@@ -9,6 +9,7 @@ mod harness;
 
 mod devices;
 mod librpma;
+mod others;
 mod perftest;
 mod pingpong;
 mod qperf;

@@ -1,5 +1,6 @@
 //! rdmacm-utils: programs that find each other by address and port through librdmacm.
 
+use crate::common;
 use crate::harness::{Place, ROW, Ready, Row, both, run};
 use crate::weather::LOSS;
 
@@ -99,4 +100,13 @@ fn rping_on_a_path_that_loses_packets() {
         ..RPING
     };
     run(Place::Wire, &[row]);
+}
+
+/// They are exported so that programs load.
+#[test]
+fn rsockets_say_that_they_are_not_there() {
+    let Ok(output) = common::program("rstream").args(["-s", "127.0.0.1"]).output() else { return };
+    let said = String::from_utf8_lossy(&output.stderr);
+    // timeout(1), by which it is run, ends with 127 where there is no rstream.
+    assert!(output.status.code() == Some(127) || said.contains("Function not implemented"), "{output:?}");
 }

@@ -1,0 +1,60 @@
+//! Verbs programs of other projects: UCX, fio.
+
+use std::time::Duration;
+
+use crate::harness::{Place, ROW, Ready, Row, run};
+
+const UCX: Row = Row {
+    server: "ucx_perftest -p 13337",
+    ready: Ready::Tcp(13337),
+    says: &["Final:"],
+    view: true,
+    settings: &[("UCX_TLS", "rc_verbs,ud_verbs,self"), ("UCX_NET_DEVICES", "rem_lo:1")],
+    ..ROW
+};
+/// Datagrams alone, whose retransmission is UCX's own.
+const UCX_UD: Row = Row { settings: &[("UCX_TLS", "ud_verbs,self"), ("UCX_NET_DEVICES", "rem_lo:1")], ..UCX };
+
+/// UCX takes a device only if /dev/infiniband has it.
+#[test]
+fn ucx_runs_on_rc_and_on_ud() {
+    run(
+        Place::Host,
+        &[
+            Row { client: "ucx_perftest -p 13337 {server} -t tag_lat -n 100 -w 5 -s 4096", ..UCX },
+            Row { client: "ucx_perftest -p 13337 {server} -t stream_bw -n 100 -w 5 -s 100000", ..UCX },
+            Row { client: "ucx_perftest -p 13337 {server} -t ucp_put_lat -n 100 -w 5 -s 64", ..UCX },
+            Row { client: "ucx_perftest -p 13337 {server} -t ucp_get -n 50 -w 5 -s 65536", ..UCX },
+            Row { client: "ucx_perftest -p 13337 {server} -t ucp_fadd -n 50 -w 5 -s 8", ..UCX },
+            Row { client: "ucx_perftest -p 13337 {server} -t tag_lat -n 50 -w 5 -s 64", ..UCX_UD },
+        ],
+    );
+}
+
+/// It gives its peer half a second to post receives, and asks for no RNR retry: on a busy machine that is too little.
+const FIO: Row = Row { ready: Ready::Cm(5001), tries: 4, limit: Duration::from_secs(15), ..ROW };
+
+#[test]
+fn fio_writes_and_sends_with_verification() {
+    run(
+        Place::Host,
+        &[
+            Row {
+                server: "fio --name=s --ioengine=rdma --port=5001 --bs=16k --size=2m --iodepth=8 --rw=read",
+                client: "fio --name=c --ioengine=rdma --hostname={server} --port=5001 --verb=write --bs=16k \
+                         --size=2m --iodepth=8 --rw=write",
+                says: &["WRITE:", "err= 0"],
+                ..FIO
+            },
+            Row {
+                server: "fio --name=s --ioengine=rdma --port=5001 --bs=16k --size=2m --iodepth=16 --rw=read \
+                         --verify=crc32c --verify_fatal=1",
+                client: "fio --name=c --ioengine=rdma --hostname={server} --port=5001 --verb=send --bs=16k \
+                         --size=2m --iodepth=1 --iodepth_batch_complete=1 --rw=write --verify=crc32c --do_verify=0",
+                says: &["WRITE:", "err= 0"],
+                server_says: &["READ:", "err= 0"],
+                ..FIO
+            },
+        ],
+    );
+}
