@@ -48,9 +48,10 @@ fn fio_writes_and_sends_with_verification() {
             },
             Row {
                 server: "fio --name=s --ioengine=rdma --port=5001 --bs=16k --size=2m --iodepth=16 --rw=read \
-                         --verify=crc32c --verify_fatal=1",
+                         --verify=crc32c --verify_fatal=1 --verify_state_save=0",
                 client: "fio --name=c --ioengine=rdma --hostname={server} --port=5001 --verb=send --bs=16k \
-                         --size=2m --iodepth=1 --iodepth_batch_complete=1 --rw=write --verify=crc32c --do_verify=0",
+                         --size=2m --iodepth=1 --iodepth_batch_complete=1 --rw=write --verify=crc32c --do_verify=0 \
+                         --verify_state_save=0",
                 says: &["WRITE:", "err= 0"],
                 server_says: &["READ:", "err= 0"],
                 ..FIO
