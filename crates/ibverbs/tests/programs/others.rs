@@ -31,7 +31,7 @@ fn ucx_runs_on_rc_and_on_ud() {
     );
 }
 
-/// It gives its peer half a second to post receives, and asks for no RNR retry: on a busy machine that is too little.
+/// Its jobs are threads, as its processes would outlive it. It gives its peer half a second to post receives, and asks for no RNR retry: on a busy machine that is too little.
 const FIO: Row = Row { ready: Ready::Cm(5001), tries: 4, limit: Duration::from_secs(15), ..ROW };
 
 #[test]
@@ -40,16 +40,16 @@ fn fio_writes_and_sends_with_verification() {
         Place::Host,
         &[
             Row {
-                server: "fio --name=s --ioengine=rdma --port=5001 --bs=16k --size=2m --iodepth=8 --rw=read",
-                client: "fio --name=c --ioengine=rdma --hostname={server} --port=5001 --verb=write --bs=16k \
+                server: "fio --thread --name=s --ioengine=rdma --port=5001 --bs=16k --size=2m --iodepth=8 --rw=read",
+                client: "fio --thread --name=c --ioengine=rdma --hostname={server} --port=5001 --verb=write --bs=16k \
                          --size=2m --iodepth=8 --rw=write",
                 says: &["WRITE:", "err= 0"],
                 ..FIO
             },
             Row {
-                server: "fio --name=s --ioengine=rdma --port=5001 --bs=16k --size=2m --iodepth=16 --rw=read \
+                server: "fio --thread --name=s --ioengine=rdma --port=5001 --bs=16k --size=2m --iodepth=16 --rw=read \
                          --verify=crc32c --verify_fatal=1 --verify_state_save=0",
-                client: "fio --name=c --ioengine=rdma --hostname={server} --port=5001 --verb=send --bs=16k \
+                client: "fio --thread --name=c --ioengine=rdma --hostname={server} --port=5001 --verb=send --bs=16k \
                          --size=2m --iodepth=1 --iodepth_batch_complete=1 --rw=write --verify=crc32c --do_verify=0 \
                          --verify_state_save=0",
                 says: &["WRITE:", "err= 0"],
