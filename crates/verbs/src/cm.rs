@@ -18,6 +18,7 @@ use remanence_wire::cm::{RejReason, ServiceId};
 use remanence_wire::{Gid, Qpn};
 
 use crate::channel::EventQueue;
+use crate::claims;
 use crate::context::{Context, Handle};
 use crate::error::Error;
 use crate::wake;
@@ -126,10 +127,11 @@ impl Route {
 }
 
 /// A service of this process at some of its addresses, until this is dropped: an entry in the host's book of services
-/// where the RoCEv2 port is shared.
+/// where the RoCEv2 port is shared, in the device's own elsewhere.
 #[derive(Debug)]
 pub struct Claim {
     _listening: Vec<Listening>,
+    _entry: Option<claims::Entry>,
 }
 
 #[derive(Debug)]
@@ -379,9 +381,10 @@ impl<'a> Cm<'a> {
         if self.handle.lock.is_abandoned() {
             return Err(Error::os("the device was the parent process's", io::ErrorKind::NotConnected.into()));
         }
+        let gids = local.as_ref().map_or(self.handle.config.gids.as_slice(), std::slice::from_ref);
+        let mut entry = None;
         if let Some(seat) = &self.handle.seat {
-            let all = self.handle.config.gids.as_slice();
-            for gid in local.as_ref().map_or(all, std::slice::from_ref) {
+            for gid in gids {
                 listening.push(seat.listen(service_id.0, Some(gid.to_ip())).map_err(|e| {
                     if e.kind() == io::ErrorKind::AddrInUse {
                         CmError::InUse.into()
@@ -390,8 +393,10 @@ impl<'a> Cm<'a> {
                     }
                 })?);
             }
+        } else {
+            entry = Some(self.handle.claims.enter(service_id, gids).ok_or(CmError::InUse)?);
         }
-        Ok(Claim { _listening: listening })
+        Ok(Claim { _listening: listening, _entry: entry })
     }
 
     /// [`listen`](Self::listen) to what was claimed before. The claim is given up if that fails.

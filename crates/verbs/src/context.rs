@@ -18,6 +18,7 @@ use remanence_wire::{Gid, Mtu};
 
 use crate::abandon;
 use crate::channel::{CompChannel, EventQueue};
+use crate::claims::Claims;
 use crate::clock::Clock;
 use crate::cm::Connections;
 use crate::cq::Cq;
@@ -65,6 +66,8 @@ pub(crate) struct Handle {
     pub(crate) config: Config,
     /// Where the port is shared.
     pub(crate) seat: Option<Seat>,
+    /// Where it is not: the services that are taken.
+    pub(crate) claims: Claims,
     faults: Option<FaultControl>,
     flushes: Arc<FlushQueue>,
     threads: Mutex<Vec<JoinHandle<()>>>,
@@ -186,6 +189,7 @@ impl Context {
             caps,
             config,
             seat,
+            claims: Claims::default(),
             faults,
             flushes: Arc::clone(&flushes),
             threads: Mutex::new(Vec::new()),

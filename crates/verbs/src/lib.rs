@@ -15,6 +15,7 @@
 mod abandon;
 mod ah;
 mod channel;
+mod claims;
 mod clock;
 mod cm;
 mod connect;
