@@ -8,7 +8,6 @@ mod common;
 mod harness;
 
 mod devices;
-mod librpma;
 mod others;
 mod perftest;
 mod pingpong;

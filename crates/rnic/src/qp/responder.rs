@@ -497,8 +497,10 @@ impl Qp {
         shared.stats.rx_duplicates += 1;
         self.wants_tx = true;
         match packet.info().operation {
+            // Where the peer waits for it, and not in the middle of what it sends again: Soft-RoCE (6.12) stops there when
+            // the ACK covers the whole message, and never sends anything on that QP again.
             Operation::Send | Operation::Write => {
-                self.responder.ack_due = true;
+                self.responder.ack_due |= bth.ack_req || packet.info().position.ends();
                 Ok(())
             }
             Operation::ReadRequest => self.replay_read(shared, bth.psn, &reth_of(packet), mem),

@@ -1,7 +1,7 @@
 //! The devices that the drop-in libraries show, and what the kernel would say of them below /sys.
 //!
-//! One for each network interface that is up and has an address, loopback last. The libraries decide (`device.rs` of
-//! `remanence-ibverbs`); a test compares this view with what a program gets from them.
+//! One for each network interface that is up and has an address, loopback last. The libraries decide: what changes in
+//! `device.rs` of `remanence-ibverbs` must change here.
 
 use std::collections::BTreeMap;
 use std::fs;
