@@ -21,7 +21,7 @@ use crate::abi::*;
 use crate::capture;
 use crate::device::{Device, device};
 use crate::errno;
-use crate::fork;
+use crate::fork::{self, Held};
 use crate::ops;
 use crate::settings::{self, LinkChoice};
 
@@ -236,20 +236,22 @@ fn open(device: &'static Device) -> Result<*mut ibv_context, c_int> {
     Ok(unsafe { &raw mut (*block).context })
 }
 
+/// The contexts of [`of_process`]: generation, device, context.
+pub(crate) static OF_PROCESS: Held<Vec<(u64, usize, usize)>> = Held::new(Vec::new());
+
 /// A context of the device for this process, opened on first need and never closed: what librdmacm works with. A forked
 /// child gets its own.
 pub(crate) fn of_process(device: &'static Device) -> Result<*mut ibv_context, c_int> {
-    static OPEN: Mutex<Vec<(u64, usize, usize)>> = Mutex::new(Vec::new());
-    // A child of a process that was about to open one when it forked finds the lock taken for ever; nobody forks there.
-    let mut open_contexts = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
-    let (generation, key) = (fork::generation(), device.as_c().addr());
-    if let Some(&(.., p)) = open_contexts.iter().find(|&&(g, d, _)| (g, d) == (generation, key)) {
-        return Ok(ptr::with_exposed_provenance_mut(p));
-    }
-    let p = open(device)?;
-    open_contexts.retain(|&(g, ..)| g == generation);
-    open_contexts.push((generation, key, p.expose_provenance()));
-    Ok(p)
+    OF_PROCESS.with(|contexts| {
+        let (generation, key) = (fork::generation(), device.as_c().addr());
+        if let Some(&(.., p)) = contexts.iter().find(|&&(g, d, _)| (g, d) == (generation, key)) {
+            return Ok(ptr::with_exposed_provenance_mut(p));
+        }
+        let p = open(device)?;
+        contexts.retain(|&(g, ..)| g == generation);
+        contexts.push((generation, key, p.expose_provenance()));
+        Ok(p)
+    })
 }
 
 #[unsafe(no_mangle)]

@@ -8,12 +8,12 @@ use std::ffi::{c_char, c_int};
 use std::fs;
 use std::net::{IpAddr, UdpSocket};
 use std::ptr;
-use std::sync::{Mutex, PoisonError};
 
 use remanence_link::route::{self, Interface};
 
 use crate::abi::*;
 use crate::errno;
+use crate::fork::Held;
 use crate::settings::{self, LinkChoice, Settings};
 use crate::sysfs;
 
@@ -176,17 +176,20 @@ fn chosen(found: Vec<Info>, settings: &Settings) -> Result<Vec<Info>, c_int> {
     Ok(chosen)
 }
 
+/// Every device that was ever listed.
+pub(crate) static KNOWN: Held<Vec<&'static Device>> = Held::new(Vec::new());
+
 /// The one device of that name and number in this process.
 fn intern(info: Info) -> &'static Device {
-    static DEVICES: Mutex<Vec<&'static Device>> = Mutex::new(Vec::new());
-    let mut devices = DEVICES.lock().unwrap_or_else(PoisonError::into_inner);
-    let same = |d: &&&Device| d.info.name == info.name && d.info.index == info.index;
-    if let Some(known) = devices.iter().find(same) {
-        return known;
-    }
-    let device: &'static Device = Box::leak(Box::new(Device::new(info)));
-    devices.push(device);
-    device
+    KNOWN.with(|devices| {
+        let same = |d: &&&Device| d.info.name == info.name && d.info.index == info.index;
+        if let Some(known) = devices.iter().find(same) {
+            return *known;
+        }
+        let device: &'static Device = Box::leak(Box::new(Device::new(info)));
+        devices.push(device);
+        device
+    })
 }
 
 #[unsafe(no_mangle)]

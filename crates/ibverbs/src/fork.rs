@@ -7,46 +7,31 @@
 
 use std::cell::UnsafeCell;
 use std::ffi::{c_int, c_void};
-use std::sync::Once;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::abi::*;
-use crate::context::Ctx;
+use crate::context::{self, Ctx};
+use crate::device;
 
-/// The contexts that are open, behind a lock that is held across `fork`, so that a child finds the list in order.
-struct Registry {
+/// State of the process behind a lock that is held across `fork`, so that a child finds it in order, and free: a plain
+/// mutex stays locked for ever in a child if another thread of the parent had it.
+///
+/// Each is in [`before_fork`] and the two functions after it.
+pub(crate) struct Held<T> {
     lock: UnsafeCell<libc::pthread_mutex_t>,
-    open: UnsafeCell<Vec<*mut verbs_context>>,
+    value: UnsafeCell<T>,
 }
 
-// SAFETY: `open` is reached with the lock held only; the pointers are used by a child that is alone.
-unsafe impl Sync for Registry {}
+// SAFETY: `value` is reached with the lock held only.
+unsafe impl<T: Send> Sync for Held<T> {}
 
-static REGISTRY: Registry =
-    Registry { lock: UnsafeCell::new(libc::PTHREAD_MUTEX_INITIALIZER), open: UnsafeCell::new(Vec::new()) };
+impl<T> Held<T> {
+    pub(crate) const fn new(value: T) -> Self {
+        Self { lock: UnsafeCell::new(libc::PTHREAD_MUTEX_INITIALIZER), value: UnsafeCell::new(value) }
+    }
 
-static GENERATION: AtomicU64 = AtomicU64::new(0);
-
-/// Another number in every child: what was made under another one is not ours.
-pub(crate) fn generation() -> u64 {
-    watch();
-    GENERATION.load(Ordering::Relaxed)
-}
-
-/// From here on forks are noticed.
-fn watch() {
-    static HANDLERS: Once = Once::new();
-    HANDLERS.call_once(|| {
-        // SAFETY: three functions that live as long as the process: the library is never unloaded.
-        unsafe {
-            libc::pthread_atfork(Some(before_fork), Some(after_fork_in_parent), Some(after_fork_in_child))
-        };
-    });
-}
-
-impl Registry {
     fn lock(&self) {
-        // SAFETY: a mutex that was initialized by its constant, and never moves.
+        // SAFETY: a mutex that was initialized by its constant, and never moves: these are statics.
         unsafe { libc::pthread_mutex_lock(self.lock.get()) };
     }
 
@@ -55,28 +40,67 @@ impl Registry {
         unsafe { libc::pthread_mutex_unlock(self.lock.get()) };
     }
 
-    fn with<R>(&self, f: impl FnOnce(&mut Vec<*mut verbs_context>) -> R) -> R {
+    pub(crate) fn with<R>(&'static self, f: impl FnOnce(&mut T) -> R) -> R {
+        /// Unlocks, whether `f` returned or panicked.
+        struct Guard<T: 'static>(&'static Held<T>);
+        impl<T> Drop for Guard<T> {
+            fn drop(&mut self) {
+                self.0.unlock();
+            }
+        }
         self.lock();
+        let _guard = Guard(self);
         // SAFETY: under the lock this is the only reference.
-        let result = f(unsafe { &mut *self.open.get() });
-        self.unlock();
-        result
+        f(unsafe { &mut *self.value.get() })
     }
 }
 
+/// A context that is open.
+struct Open(*mut verbs_context);
+
+// SAFETY: the pointer is compared, and used by a child that is alone.
+unsafe impl Send for Open {}
+
+static REGISTRY: Held<Vec<Open>> = Held::new(Vec::new());
+
+static GENERATION: AtomicU64 = AtomicU64::new(0);
+
+/// Another number in every child: what was made under another one is not ours.
+pub(crate) fn generation() -> u64 {
+    GENERATION.load(Ordering::Relaxed)
+}
+
+/// Forks are noticed from when the library is loaded: a thread that asked for it later could itself be overtaken by one.
+#[used]
+#[unsafe(link_section = ".init_array")]
+static WATCH: extern "C" fn() = {
+    extern "C" fn watch() {
+        // SAFETY: three functions that live as long as the process: the library is never unloaded.
+        unsafe {
+            libc::pthread_atfork(Some(before_fork), Some(after_fork_in_parent), Some(after_fork_in_child))
+        };
+    }
+    watch
+};
+
+/// Takes the locks, in the order in which they nest: a context of the process is opened under the first.
 extern "C" fn before_fork() {
+    context::OF_PROCESS.lock();
+    device::KNOWN.lock();
     REGISTRY.lock();
 }
 
 extern "C" fn after_fork_in_parent() {
     REGISTRY.unlock();
+    device::KNOWN.unlock();
+    context::OF_PROCESS.unlock();
 }
 
 extern "C" fn after_fork_in_child() {
     GENERATION.fetch_add(1, Ordering::Relaxed);
     // SAFETY: the parent's thread that forked took the lock, and its copy is the only thread here.
-    let open = std::mem::take(unsafe { &mut *REGISTRY.open.get() });
-    for block in &open {
+    let open = std::mem::take(unsafe { &mut *REGISTRY.value.get() });
+    for Open(block) in &open {
         // SAFETY: contexts in the list are open, and nobody else exists who could close or use them.
         unsafe {
             (*(**block).priv_.cast::<Ctx>()).abandon();
@@ -84,18 +108,17 @@ extern "C" fn after_fork_in_child() {
             (**block).context.mutex = libc::PTHREAD_MUTEX_INITIALIZER;
         }
     }
-    REGISTRY.unlock();
+    after_fork_in_parent();
 }
 
 /// A context is open from here on.
 pub(crate) fn opened(block: *mut verbs_context) {
-    watch();
-    REGISTRY.with(|open| open.push(block));
+    REGISTRY.with(|open| open.push(Open(block)));
 }
 
 /// It is about to be closed.
 pub(crate) fn closed(block: *mut verbs_context) {
-    REGISTRY.with(|open| open.retain(|&other| other != block));
+    REGISTRY.with(|open| open.retain(|other| other.0 != block));
 }
 
 /// Nothing needs to be done to the memory that is registered.

@@ -17,9 +17,10 @@ use std::env;
 use std::ffi::{OsString, c_int};
 use std::net::IpAddr;
 use std::path::PathBuf;
-use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use once_cell::race::OnceBox;
 use remanence_link::fault::{Faults, Plan};
 use remanence_wire::Mtu;
 
@@ -47,15 +48,15 @@ pub(crate) struct Settings {
 
 /// The settings of this process. If a variable makes no sense, the user is told so once, and no device is opened.
 pub(crate) fn get() -> Result<&'static Settings, c_int> {
-    static SETTINGS: OnceLock<Option<Settings>> = OnceLock::new();
-    let settings = SETTINGS.get_or_init(|| match parse(|name| env::var_os(name)) {
-        Ok(settings) => Some(settings),
-        Err(sentence) => {
+    static SETTINGS: OnceBox<Result<Settings, String>> = OnceBox::new();
+    static TOLD: AtomicBool = AtomicBool::new(false);
+    let settings = SETTINGS.get_or_init(|| Box::new(parse(|name| env::var_os(name))));
+    settings.as_ref().map_err(|sentence| {
+        if !TOLD.swap(true, Ordering::Relaxed) {
             eprintln!("remanence: {sentence}");
-            None
         }
-    });
-    settings.as_ref().ok_or(libc::EINVAL)
+        libc::EINVAL
+    })
 }
 
 fn parse(get: impl Fn(&str) -> Option<OsString>) -> Result<Settings, String> {

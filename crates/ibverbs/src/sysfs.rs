@@ -5,20 +5,21 @@ use std::fs::File;
 use std::io::Read as _;
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
-use std::sync::OnceLock;
+
+use once_cell::race::OnceBox;
 
 use crate::errno;
 
 /// Where sysfs is: `SYSFS_PATH` if the user says so, and is who it seems.
 fn sysfs_path() -> &'static CStr {
-    static PATH: OnceLock<CString> = OnceLock::new();
+    static PATH: OnceBox<CString> = OnceBox::new();
     PATH.get_or_init(|| {
         // SAFETY: these calls cannot fail and touch no memory.
         let honest = unsafe { libc::getuid() == libc::geteuid() };
         let named = if honest { std::env::var("SYSFS_PATH").ok() } else { None };
         let path =
             named.map(|path| path.trim_end_matches('/').to_owned()).unwrap_or_else(|| "/sys".to_owned());
-        CString::new(path).expect("an environment variable holds no NUL")
+        Box::new(CString::new(path).expect("an environment variable holds no NUL"))
     })
 }
 

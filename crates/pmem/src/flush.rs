@@ -18,7 +18,8 @@ use x86_64 as arch;
 
 use std::fmt;
 use std::ops::Range;
-use std::sync::OnceLock;
+
+use once_cell::race::OnceBox;
 
 /// Bytes that one write-back covers. 64 on every x86-64 and on the arm64 servers that have persistent memory; a
 /// CPU with longer lines writes back more than it was asked to, which is harmless, and `detect` refuses shorter.
@@ -54,8 +55,8 @@ impl fmt::Display for Instruction {
 /// The best instruction of this CPU.
 #[must_use]
 pub fn instruction() -> Instruction {
-    static CHOSEN: OnceLock<Instruction> = OnceLock::new();
-    *CHOSEN.get_or_init(arch::detect)
+    static CHOSEN: OnceBox<Instruction> = OnceBox::new();
+    *CHOSEN.get_or_init(|| Box::new(arch::detect()))
 }
 
 /// The lines that hold any byte of the range, as the address of the first and how many. The end is computed

@@ -20,8 +20,7 @@
 use std::ffi::{c_int, c_void};
 use std::mem;
 use std::ptr;
-use std::sync::Once;
-use std::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 
 use crate::{guarded, map};
 
@@ -43,12 +42,14 @@ static SLOT: [Slot; SLOTS] =
 
 /// Who handled a signal before us.
 struct Previous {
-    installed: Once,
+    installed: AtomicBool,
     action: AtomicPtr<libc::sigaction>,
 }
 
-static BUS: Previous = Previous { installed: Once::new(), action: AtomicPtr::new(ptr::null_mut()) };
-static SEGV: Previous = Previous { installed: Once::new(), action: AtomicPtr::new(ptr::null_mut()) };
+static BUS: Previous =
+    Previous { installed: AtomicBool::new(false), action: AtomicPtr::new(ptr::null_mut()) };
+static SEGV: Previous =
+    Previous { installed: AtomicBool::new(false), action: AtomicPtr::new(ptr::null_mut()) };
 
 /// Watches one mapping until dropped, which must be before it is unmapped.
 #[derive(Debug)]
@@ -97,22 +98,31 @@ pub(crate) fn guard() {
     install(libc::SIGSEGV, &SEGV);
 }
 
+/// Installs our handler before it returns, whoever else is about to. Nobody waits for another thread here: a child that
+/// is forked in between has no such thread.
 fn install(signal: c_int, slot: &'static Previous) {
-    slot.installed.call_once(|| {
-        // SAFETY: all zeros is a valid sigaction; the calls get pointers to live values; the handler has the
-        // signature that SA_SIGINFO asks for. It may run as soon as it is installed, so what came before is
-        // known first.
-        unsafe {
-            let mut previous: libc::sigaction = mem::zeroed();
-            libc::sigaction(signal, ptr::null(), &raw mut previous);
-            slot.action.store(Box::into_raw(Box::new(previous)), Ordering::Release);
-            let mut ours: libc::sigaction = mem::zeroed();
-            ours.sa_sigaction = on_fault as *const () as usize;
-            ours.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
-            libc::sigemptyset(&raw mut ours.sa_mask);
-            libc::sigaction(signal, &raw const ours, ptr::null_mut());
+    if slot.installed.load(Ordering::Acquire) {
+        return;
+    }
+    // SAFETY: all zeros is a valid sigaction; the calls get pointers to live values; the handler has the signature that
+    // SA_SIGINFO asks for. It may run as soon as it is installed, so what came before is known first: the thread that
+    // notes it is one that asked when nobody had installed ours yet. To install ours again changes nothing.
+    unsafe {
+        let mut previous: Box<libc::sigaction> = Box::new(mem::zeroed());
+        libc::sigaction(signal, ptr::null(), &raw mut *previous);
+        let previous = Box::into_raw(previous);
+        let noted =
+            slot.action.compare_exchange(ptr::null_mut(), previous, Ordering::AcqRel, Ordering::Acquire);
+        if noted.is_err() {
+            drop(Box::from_raw(previous));
         }
-    });
+        let mut ours: libc::sigaction = mem::zeroed();
+        ours.sa_sigaction = on_fault as *const () as usize;
+        ours.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
+        libc::sigemptyset(&raw mut ours.sa_mask);
+        libc::sigaction(signal, &raw const ours, ptr::null_mut());
+    }
+    slot.installed.store(true, Ordering::Release);
 }
 
 extern "C" fn on_fault(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
