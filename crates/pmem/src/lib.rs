@@ -8,7 +8,8 @@
 //!
 //! Code that recovers after a crash is written against [`Medium`], which a [`Region`] implements, and so does
 //! [`crash_image::CrashImage`], where a test decides what a crash leaves behind.
-//! [`layout`] has the checksummed building blocks that on-media formats are made of.
+//! [`layout`] has the checksummed building blocks that on-media formats are made of, and [`engine`] those who copy into
+//! a region while their caller does something else.
 //!
 //! ```
 //! use remanence_pmem::FileOptions;
@@ -31,6 +32,7 @@
 
 pub mod crash_image;
 pub mod domain;
+pub mod engine;
 pub mod flush;
 pub mod layout;
 

@@ -4,6 +4,8 @@ use std::io;
 use std::ops::Range;
 use std::sync::Arc;
 
+use crate::region::Region;
+
 /// Bytes with the three verbs of persistence. [`Region`](crate::Region) is one, and so is
 /// [`CrashImage`](crate::crash_image::CrashImage), so code written against this trait can be crashed at every step.
 ///
@@ -29,6 +31,16 @@ pub trait Medium {
     fn write_nt(&self, offset: u64, bytes: &[u8]) {
         self.write(offset, bytes);
         self.pwb(offset..offset + bytes.len() as u64);
+    }
+
+    /// As [`write`](Self::write), of `len` bytes that lie in a region.
+    fn write_from(&self, offset: u64, from: &Region, at: u64, len: u64) {
+        in_pieces(from, at, len, |done, piece| self.write(offset + done, piece));
+    }
+
+    /// As [`write_nt`](Self::write_nt), of `len` bytes that lie in a region.
+    fn write_nt_from(&self, offset: u64, from: &Region, at: u64, len: u64) {
+        in_pieces(from, at, len, |done, piece| self.write_nt(offset + done, piece));
     }
 
     /// Loads the native-endian word at a multiple of 8 (acquire).
@@ -68,6 +80,18 @@ pub trait Medium {
     }
 }
 
+/// Hands bytes of a region on through a buffer, for media that cannot be copied to from there.
+fn in_pieces(from: &Region, at: u64, len: u64, mut write: impl FnMut(u64, &[u8])) {
+    let mut buffer = [0; 4096];
+    let mut done = 0;
+    while done < len {
+        let piece = &mut buffer[..(len - done).min(4096) as usize];
+        from.read(at + done, piece);
+        write(done, piece);
+        done += piece.len() as u64;
+    }
+}
+
 macro_rules! forward {
     ($holder:ty) => {
         impl<M: Medium + ?Sized> Medium for $holder {
@@ -82,6 +106,12 @@ macro_rules! forward {
             }
             fn write_nt(&self, offset: u64, bytes: &[u8]) {
                 (**self).write_nt(offset, bytes);
+            }
+            fn write_from(&self, offset: u64, from: &Region, at: u64, len: u64) {
+                (**self).write_from(offset, from, at, len);
+            }
+            fn write_nt_from(&self, offset: u64, from: &Region, at: u64, len: u64) {
+                (**self).write_nt_from(offset, from, at, len);
             }
             fn load_u64(&self, offset: u64) -> u64 {
                 (**self).load_u64(offset)

@@ -398,21 +398,45 @@ impl Region {
     /// is about half the work.
     pub fn write_nt(&self, offset: u64, bytes: &[u8]) {
         let end = offset + bytes.len() as u64;
-        if self.0.guarded || self.0.granularity != StoreGranularity::CacheLine || bytes.len() < NT_MIN {
+        if !self.gains_past_caches(bytes.len()) {
             self.write(offset, bytes);
             return self.pwb(offset..end);
         }
-        let to = self.at(offset, bytes.len());
+        // SAFETY: the source is the caller's own.
+        unsafe { self.past_caches(offset, bytes.as_ptr(), bytes.len()) };
+    }
+
+    /// As [`copy_to`](Self::copy_to) and then [`pwb`](Self::pwb) of the target, past the caches where
+    /// [`write_nt`](Self::write_nt) would.
+    pub fn copy_nt_to(&self, offset: u64, to: &Self, to_offset: u64, len: usize) {
+        if self.0.guarded || !to.gains_past_caches(len) {
+            self.copy_to(offset, to, to_offset, len);
+            return to.pwb(to_offset..to_offset + len as u64);
+        }
+        // SAFETY: `at` checked the source.
+        unsafe { to.past_caches(to_offset, self.at(offset, len), len) };
+    }
+
+    fn gains_past_caches(&self, len: usize) -> bool {
+        !self.0.guarded && self.0.granularity == StoreGranularity::CacheLine && len >= NT_MIN
+    }
+
+    /// # Safety
+    /// `len` bytes can be read at `from`, by somebody who promises what `copy` asks.
+    unsafe fn past_caches(&self, offset: u64, from: *const u8, len: usize) {
+        let to = self.at(offset, len);
         // The two ends share their lines with other data, so they go through the cache.
         let head = (to as usize).next_multiple_of(LINE) - to as usize;
-        let body = (bytes.len() - head) & !(LINE - 1);
-        self.write(offset, &bytes[..head]);
-        // SAFETY: `at` checked the target, and body starts on a line of it; the source is the caller's own.
-        unsafe { copy_nt(to.add(head), bytes[head..].as_ptr(), body) };
-        let tail = offset + (head + body) as u64;
-        self.write(tail, &bytes[head + body..]);
+        let body = (len - head) & !(LINE - 1);
+        let tail = head + body;
+        // SAFETY: `at` checked the target, whose body starts on a line; the source is the caller's.
+        unsafe {
+            copy(to, from, head);
+            copy_nt(to.add(head), from.add(head), body);
+            copy(to.add(tail), from.add(tail), len - tail);
+        }
         self.pwb(offset..offset + head as u64);
-        self.pwb(tail..end);
+        self.pwb(offset + tail as u64..offset + len as u64);
     }
 
     /// Copies from one place to another, between regions or within one; ranges that overlap get a mixture.
@@ -637,6 +661,12 @@ impl Medium for Region {
     }
     fn write_nt(&self, offset: u64, bytes: &[u8]) {
         self.write_nt(offset, bytes);
+    }
+    fn write_from(&self, offset: u64, from: &Region, at: u64, len: u64) {
+        from.copy_to(at, self, offset, len as usize);
+    }
+    fn write_nt_from(&self, offset: u64, from: &Region, at: u64, len: u64) {
+        from.copy_nt_to(at, self, offset, len as usize);
     }
     fn load_u64(&self, offset: u64) -> u64 {
         self.load_u64(offset)
