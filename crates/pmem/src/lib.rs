@@ -31,6 +31,7 @@
 //! system calls), `sigbus` (the fault handler) and `region` (every pointer lies inside a live mapping).
 
 pub mod crash_image;
+pub mod dimm;
 pub mod domain;
 pub mod engine;
 pub mod flush;
