@@ -30,6 +30,7 @@
 //! see as accesses), `guarded` (the same for memory that may vanish), `flush` (cache maintenance), `map` (the mapping
 //! system calls), `sigbus` (the fault handler) and `region` (every pointer lies inside a live mapping).
 
+pub mod counter;
 pub mod crash_image;
 pub mod dimm;
 pub mod domain;

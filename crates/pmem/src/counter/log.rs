@@ -1,0 +1,371 @@
+//! The log of paper 001 (6): entries in a ring of bytes, and a durable word that says how many bytes were ever
+//! appended.
+//!
+//! ```text
+//! area, at a multiple of 256:
+//!      0  head   plain word: bytes that were trimmed
+//!    256  tail   the word W: bytes that were appended (8 bytes, or ten chunks)
+//!      …  ring, from the next multiple of 256 to the end
+//! entry, at position p of all bytes ever appended, found at p mod ring:
+//!      0  length    u32   bytes of payload; ffffffff: nothing here, go on at the start of the ring
+//!      4  crc       u32   CRC-32 of the tag and of all the others
+//!      8  position  u64
+//!     16  payload, then zeros up to a multiple of 8
+//! ```
+//! The crash argument. [`commit`](CountedLog::commit) makes the entries durable, and only then the tail that covers
+//! them; a crash leaves the old tail or the new one, and entries below either are whole. What lies behind the tail
+//! is nothing, whole or torn: it will be overwritten. The head moves in the same way, over entries that nobody needs
+//! any more, and space is reused only once the head that frees it is durable. Checksums are therefore not needed to
+//! find the end, as in [`layout::Log`](crate::layout::Log), which pays one durable write for an entry and not two;
+//! they find damage of the medium.
+//!
+//! Which of the two? `layout::Log` is cheaper to append to. This one knows its end at once, keeps its entries intact
+//! where they lie, can commit many in one word, and forgets its oldest.
+
+use std::io;
+use std::ops::Range;
+
+use super::{DurableWord, PlainWord, Reader, WordError};
+use crate::medium::Medium;
+
+const HEADER: u64 = 16;
+const SKIP: u32 = u32::MAX;
+const TAIL: u64 = 256;
+const ALIGN: u64 = 256;
+
+/// A place in a log: bytes that were appended before it, ever.
+pub type Position = u64;
+
+/// An entry of a log.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Entry {
+    /// Where it begins.
+    pub position: Position,
+    /// Where it ends, and the next begins.
+    pub end: Position,
+    /// Where its payload is on the medium.
+    pub payload: u64,
+    /// Bytes of payload.
+    pub len: u64,
+}
+
+/// Why a log could not be opened, or not be appended to.
+#[derive(Debug, thiserror::Error)]
+pub enum LogFault {
+    /// The ring has no room for the entry.
+    #[error(
+        "the log is full: {needed} bytes are needed and {left} are left; trim what is not needed any more"
+    )]
+    Full {
+        /// Bytes that the entry takes.
+        needed: u64,
+        /// Bytes that are left.
+        left: u64,
+    },
+    /// The entry takes more than half of the ring.
+    #[error("an entry of {len} bytes does not fit a log whose ring has {ring}, as it may take half of that")]
+    TooLong {
+        /// Bytes of payload.
+        len: u64,
+        /// Bytes of the ring.
+        ring: u64,
+    },
+    /// The area is misplaced, or too short.
+    #[error(
+        "{start}..{end} is no place for this log: it must be on the medium, aligned to 256, with room for {least} bytes"
+    )]
+    Misplaced {
+        /// Its start.
+        start: u64,
+        /// Its end.
+        end: u64,
+        /// The least that is needed.
+        least: u64,
+    },
+    /// Head and tail are none that this log could have written.
+    #[error(
+        "head {head} and tail {tail} do not belong to a log with a ring of {ring} bytes: it was never formatted, or is \
+         damaged"
+    )]
+    Bounds {
+        /// Bytes trimmed.
+        head: Position,
+        /// Bytes appended.
+        tail: Position,
+        /// Bytes of the ring.
+        ring: u64,
+    },
+    /// An entry below the tail is not whole.
+    #[error(
+        "the entry at position {at} is damaged: the {whole} entries before it are safe, the {lost} bytes from there to \
+         the tail are not; restore them from a replica"
+    )]
+    Damaged {
+        /// Where.
+        at: Position,
+        /// Entries before it, which were handed out.
+        whole: u64,
+        /// Bytes from there on.
+        lost: u64,
+    },
+    /// Nobody may trim in the middle of an entry, or what is not committed.
+    #[error(
+        "position {position} is no end of a committed entry of this log, so it cannot be trimmed to there"
+    )]
+    NotAnEnd {
+        /// Where.
+        position: Position,
+    },
+    /// Head or tail could not be set or opened.
+    #[error(transparent)]
+    Word(#[from] WordError),
+    /// The medium failed.
+    #[error("the medium failed: {0}")]
+    Medium(#[from] io::Error),
+}
+
+/// A log whose tail is the durable word `W`. One writer; [`readers`](Self::reader) see how far it is durable.
+#[derive(Debug)]
+pub struct CountedLog<W: DurableWord> {
+    medium: W::Medium,
+    ring: Range<u64>,
+    tag: u64,
+    head: PlainWord<W::Medium>,
+    tail: W,
+    /// Up to here entries were appended; up to the tail they are committed.
+    end: Position,
+    failed: bool,
+}
+
+impl<W: DurableWord> CountedLog<W>
+where
+    W::Medium: Clone,
+{
+    /// The shortest area that can hold any entry.
+    pub const AREA_MIN: u64 = Self::RING + ALIGN;
+
+    /// Where the ring begins in the area.
+    const RING: u64 = TAIL + W::LEN.next_multiple_of(ALIGN);
+
+    /// Makes an empty log, over whatever was there. The tag goes into the checksums: draw it anew for each new log.
+    ///
+    /// # Errors
+    /// [`LogFault::Misplaced`]; the medium failed.
+    pub fn format(medium: W::Medium, area: Range<u64>, tag: u64) -> Result<Self, LogFault> {
+        let ring = Self::ring(&medium, &area)?;
+        let head = PlainWord::format(medium.clone(), area.start)?;
+        let tail = W::format(medium.clone(), area.start + TAIL)?;
+        Ok(Self { medium, ring, tag, head, tail, end: 0, failed: false })
+    }
+
+    /// Finds a log again, and hands every entry from head to tail to `visit`, oldest first.
+    ///
+    /// # Errors
+    /// [`LogFault::Misplaced`], [`LogFault::Bounds`]; [`LogFault::Damaged`] after the entries before the damage were
+    /// handed out; the medium failed.
+    pub fn open(
+        medium: W::Medium,
+        area: Range<u64>,
+        tag: u64,
+        mut visit: impl FnMut(Entry, &[u8]),
+    ) -> Result<Self, LogFault> {
+        let ring = Self::ring(&medium, &area)?;
+        let head = PlainWord::open(medium.clone(), area.start)?;
+        let tail = W::open(medium.clone(), area.start + TAIL)?;
+        let end = tail.get();
+        let log = Self { medium, ring, tag, head, tail, end, failed: false };
+        let (from, len) = (log.head.get(), log.capacity());
+        let sound = from.is_multiple_of(8) && end.is_multiple_of(8) && from <= end && end - from <= len;
+        if !sound {
+            return Err(LogFault::Bounds { head: from, tail: end, ring: len });
+        }
+        let (mut at, mut whole) = (from, 0);
+        while at < end {
+            let next = match log.read_at(at, end) {
+                Some(Found::Entry(entry, payload)) => {
+                    visit(entry, &payload);
+                    whole += 1;
+                    entry.end
+                }
+                Some(Found::Skip(next)) => next,
+                None => return Err(LogFault::Damaged { at, whole, lost: end - at }),
+            };
+            at = next;
+        }
+        Ok(log)
+    }
+
+    fn ring(medium: &W::Medium, area: &Range<u64>) -> Result<Range<u64>, LogFault> {
+        let Range { start, end } = *area;
+        let aligned = start.is_multiple_of(ALIGN) && end.is_multiple_of(8);
+        let fits = start.checked_add(Self::AREA_MIN).is_some_and(|least| least <= end) && end <= medium.len();
+        if aligned && fits {
+            Ok(start + Self::RING..end)
+        } else {
+            Err(LogFault::Misplaced { start, end, least: Self::AREA_MIN })
+        }
+    }
+}
+
+enum Found {
+    Entry(Entry, Vec<u8>),
+    Skip(Position),
+}
+
+impl<W: DurableWord> CountedLog<W> {
+    /// Appends an entry: visible, and durable after the next [`commit`](Self::commit).
+    ///
+    /// # Errors
+    /// [`LogFault::Full`], [`LogFault::TooLong`], which change nothing; the medium failed before.
+    pub fn append(&mut self, payload: &[u8]) -> Result<Entry, LogFault> {
+        if self.failed {
+            return Err(WordError::Failed.into());
+        }
+        let (len, ring) = (payload.len() as u64, self.capacity());
+        let needed = HEADER + len.next_multiple_of(8);
+        // Half a ring: so that an empty log has room for it wherever its end is, as entries do not wrap.
+        if needed > ring / 2 || len >= u64::from(SKIP) {
+            return Err(LogFault::TooLong { len, ring });
+        }
+        let to_the_end = ring - self.end % ring;
+        let skipped = if needed > to_the_end { to_the_end } else { 0 };
+        let left = self.left();
+        if needed + skipped > left {
+            return Err(LogFault::Full { needed: needed + skipped, left });
+        }
+        if skipped >= HEADER {
+            self.write_entry(self.end, SKIP, &[]);
+        }
+        let position = self.end + skipped;
+        self.write_entry(position, len as u32, payload);
+        self.end = position + needed;
+        Ok(Entry { position, end: self.end, payload: self.place(position) + HEADER, len })
+    }
+
+    /// Makes every appended entry durable, then the tail that covers them: two durable writes.
+    ///
+    /// # Errors
+    /// The medium failed: the entries since the last commit may or may not be found later, and nothing more can be
+    /// appended.
+    pub fn commit(&mut self) -> Result<Position, LogFault> {
+        if self.failed {
+            return Err(WordError::Failed.into());
+        }
+        if self.end != self.tail.get() {
+            let synced = self.medium.psync();
+            self.failed = synced.is_err();
+            synced?;
+            let set = self.tail.set(self.end);
+            self.failed = set.is_err();
+            set?;
+        }
+        Ok(self.end)
+    }
+
+    /// Forgets the entries before a position, which is the end of a committed entry (or the head); durable on return.
+    ///
+    /// # Errors
+    /// [`LogFault::NotAnEnd`]; the medium failed.
+    pub fn trim(&mut self, to: Position) -> Result<(), LogFault> {
+        let tail = self.tail.get();
+        let mut at = self.head.get();
+        while at < to && to <= tail {
+            at = match self.read_at(at, tail) {
+                Some(Found::Entry(entry, _)) => entry.end,
+                Some(Found::Skip(next)) => next,
+                None => break,
+            };
+        }
+        if at != to {
+            return Err(LogFault::NotAnEnd { position: to });
+        }
+        Ok(self.head.set(to)?)
+    }
+
+    /// Where the oldest entry is.
+    #[must_use]
+    pub fn head(&self) -> Position {
+        self.head.get()
+    }
+
+    /// Up to where entries are committed.
+    #[must_use]
+    pub fn tail(&self) -> Position {
+        self.tail.get()
+    }
+
+    /// The committed tail, for other threads.
+    #[must_use]
+    pub fn reader(&self) -> Reader {
+        self.tail.reader()
+    }
+
+    /// Bytes of the ring.
+    #[must_use]
+    pub const fn capacity(&self) -> u64 {
+        self.ring.end - self.ring.start
+    }
+
+    /// Bytes that are left in the ring.
+    #[must_use]
+    pub fn left(&self) -> u64 {
+        self.capacity() - (self.end - self.head.get())
+    }
+
+    fn place(&self, position: Position) -> u64 {
+        self.ring.start + position % self.capacity()
+    }
+
+    fn write_entry(&self, position: Position, len: u32, payload: &[u8]) {
+        let mut bytes = Vec::with_capacity(HEADER as usize + payload.len().next_multiple_of(8));
+        bytes.extend_from_slice(&len.to_le_bytes());
+        bytes.extend_from_slice(&[0; 4]);
+        bytes.extend_from_slice(&position.to_le_bytes());
+        bytes.extend_from_slice(payload);
+        bytes.resize(bytes.len().next_multiple_of(8), 0);
+        let crc = self.checksum(&bytes);
+        bytes[4..8].copy_from_slice(&crc.to_le_bytes());
+        self.medium.write_nt(self.place(position), &bytes);
+    }
+
+    /// What is at a position, if it is whole and ends at or before `end`.
+    fn read_at(&self, position: Position, end: Position) -> Option<Found> {
+        let ring = self.capacity();
+        let to_the_end = ring - position % ring;
+        let next_lap = position + to_the_end;
+        if to_the_end < HEADER {
+            return (next_lap <= end).then_some(Found::Skip(next_lap));
+        }
+        let mut header = [0; HEADER as usize];
+        self.medium.read(self.place(position), &mut header);
+        let len = u32::from_le_bytes(header[..4].try_into().expect("four bytes"));
+        let payload = if len == SKIP { 0 } else { u64::from(len) };
+        let needed = HEADER + payload.next_multiple_of(8);
+        let found = u64::from_le_bytes(header[8..].try_into().expect("eight bytes"));
+        if found != position || needed > to_the_end || position + needed > end {
+            return None;
+        }
+        let mut bytes = vec![0; needed as usize];
+        self.medium.read(self.place(position), &mut bytes);
+        let crc = u32::from_le_bytes(bytes[4..8].try_into().expect("four bytes"));
+        if crc != self.checksum(&bytes) || !bytes.starts_with(&header) {
+            return None;
+        }
+        if len == SKIP {
+            return (next_lap <= end).then_some(Found::Skip(next_lap));
+        }
+        bytes.truncate((HEADER + payload) as usize);
+        let place = self.place(position) + HEADER;
+        let entry = Entry { position, end: position + needed, payload: place, len: payload };
+        Some(Found::Entry(entry, bytes.split_off(HEADER as usize)))
+    }
+
+    /// Of an entry and its log's tag, its own field left out.
+    fn checksum(&self, entry: &[u8]) -> u32 {
+        let mut hasher = crc32fast::Hasher::new();
+        hasher.update(&self.tag.to_le_bytes());
+        hasher.update(&entry[..4]);
+        hasher.update(&entry[8..]);
+        hasher.finalize()
+    }
+}
