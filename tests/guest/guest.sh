@@ -138,7 +138,7 @@ I
 }
 
 emulate() {
-  exec qemu-system-x86_64 -accel tcg,thread=multi -cpu max -nographic -no-reboot -nodefaults -serial stdio \
+  exec qemu-system-x86_64 -accel tcg,thread=multi -cpu "${cpu:-max}" -nographic -no-reboot -nodefaults -serial stdio \
     -kernel "$dir"/kernel/boot/vmlinuz-6.12* \
     -append "console=ttyS0 panic=-1 quiet tsc=reliable no_timer_check mitigations=off ${append:-}" "$@" </dev/null
 }
@@ -179,6 +179,9 @@ I
 # The kernel unpacks one archive behind the other.
 alone() {
   local port=$1 tree=$2 append=remanence=alone
+  # For measurements: without the instructions whose emulation takes many times as long as what they replace, which both
+  # sides would use for checksums and copies on a real CPU.
+  local cpu=max,pclmulqdq=off,avx=off,avx2=off,erms=off
   pack "$tree" "$dir/tree.gz"
   cat "$dir/rxe.gz" "$dir/tree.gz" > "$dir/alone.gz"
   emulate -smp 2 -m 1G -initrd "$dir/alone.gz" -device virtio-net-pci,netdev=n0,romfile= \

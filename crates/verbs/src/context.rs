@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use remanence_link::fault::FaultControl;
 use remanence_link::host::Seat;
-use remanence_link::{LinkCaps, LinkStats, SourcePort};
+use remanence_link::{Link, LinkCaps, LinkStats, SourcePort};
 use remanence_rnic::cm::{self, CommIdSpace};
 use remanence_rnic::{AsyncEvent, Config, Device, Stats};
 use remanence_wire::{Gid, Mtu};
@@ -25,7 +25,7 @@ use crate::cq::Cq;
 use crate::driver::{Driver, Interest, ProgressStats, Signals, Turn};
 use crate::error::Error;
 use crate::flush::{self, FlushQueue};
-use crate::handover::Progress;
+use crate::handover::{Pace, Progress};
 use crate::lock::DeviceLock;
 use crate::memory::RegionMemory;
 use crate::options::{Opened, Options};
@@ -132,8 +132,10 @@ impl Context {
     /// One sentence that says what to do: the link cannot be opened (no such address or interface, port taken, no
     /// permission), or the operating system refuses a descriptor or a thread.
     pub fn open(options: Options) -> Result<Self, Error> {
-        let Opened { link, seat, faults } =
+        let Opened { mut link, seat, faults } =
             Options::open_link(options.link, options.faults, options.capture.as_deref())?;
+        let clock = Clock::new();
+        let pace = pace(&clock, &mut *link);
         let caps = link.caps().clone();
         let mut config = options.config;
         config.gids = caps.addresses.iter().map(|&address| Gid::from_ip(address)).collect();
@@ -171,6 +173,7 @@ impl Context {
             ),
             link,
             options.progress,
+            pace,
             signals.clone(),
         );
         let heir = {
@@ -179,7 +182,7 @@ impl Context {
         };
         let shared = Arc::new(Shared {
             lock: DeviceLock::new(driver, heir),
-            clock: Clock::new(),
+            clock,
             signals,
             stop: AtomicBool::new(false),
         });
@@ -325,6 +328,17 @@ impl AsFd for Context {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.async_fd()
     }
+}
+
+/// How slow this machine is: the shortest of a few empty polls. What arrives meanwhile is for nobody: there are no QPs yet.
+fn pace(clock: &Clock, link: &mut dyn Link) -> Pace {
+    const POLLS: usize = 8;
+    let time = |_| {
+        let start = clock.now();
+        let empty = matches!(link.recv(&mut |_| ()), Ok(0));
+        empty.then(|| clock.now().since(start))
+    };
+    (0..POLLS).filter_map(time).min().map_or(Pace::ONE, Pace::of_empty_poll)
 }
 
 /// PSNs and keys must not repeat from one run to the next, nor in a child of the process.

@@ -20,7 +20,7 @@ use crate::channel::{CqEvent, EventQueue};
 use crate::cm::Connections;
 use crate::context::DeviceEvent;
 use crate::error::Error;
-use crate::handover::{Handover, Kick, Outlook, Plan, Progress, WaiterId};
+use crate::handover::{Handover, Kick, Outlook, Pace, Plan, Progress, WaiterId};
 use crate::inplace::{self, InPlace};
 use crate::memory::RegionMemory;
 use crate::wake::Event;
@@ -120,6 +120,8 @@ pub(crate) struct Driver {
     full: bool,
     /// The engine has more to send than one turn allows.
     more: bool,
+    /// The last turn received several datagrams at once.
+    crowded: bool,
     /// The link was told that somebody waits on it, and not yet that nobody does any more.
     armed: bool,
     /// The link does not work any more; packets are lost as on a cut cable.
@@ -140,6 +142,7 @@ impl Driver {
         cm: Connections,
         mut link: Box<dyn Link>,
         progress: Progress,
+        pace: Pace,
         signals: Signals,
     ) -> Self {
         Self {
@@ -149,10 +152,11 @@ impl Driver {
             in_place: InPlace::new(link.side_channel().is_some()),
             port: link.caps().port,
             link,
-            handover: Handover::new(progress),
+            handover: Handover::new(progress, pace),
             refused: None,
             full: false,
             more: false,
+            crowded: false,
             armed: false,
             failed: false,
             routes: HashMap::new(),
@@ -173,7 +177,7 @@ impl Driver {
         progress: Progress,
         signals: Signals,
     ) -> Self {
-        Self { failed: true, ..Self::new(device, memory, cm, link, progress, signals) }
+        Self { failed: true, ..Self::new(device, memory, cm, link, progress, Pace::ONE, signals) }
     }
 
     /// One turn. Says whether there was anything to do.
@@ -202,6 +206,7 @@ impl Driver {
     }
 
     fn receive(&mut self, now: Instant) -> bool {
+        self.crowded = false;
         if self.failed {
             return false;
         }
@@ -223,6 +228,7 @@ impl Driver {
             device.handle_datagram(now, &meta, datagram.payload, memory);
         });
         let beside = self.in_place.is_possible() && inplace::side_events(self);
+        self.crowded = matches!(received, Ok(2..));
         match received {
             Ok(n) => n > 0 || beside,
             Err(e) => {
@@ -304,7 +310,7 @@ impl Driver {
 
     fn outlook(&self, now: Instant) -> Outlook {
         let deadline = if self.more { Some(now) } else { self.deadline() };
-        Outlook { deadline, blocked: self.full && !self.failed }
+        Outlook { deadline, blocked: self.full && !self.failed, busy: self.more || self.crowded }
     }
 
     /// What must follow every change of the engine, before the lock is released. `me`: the waiter whose turn it is,

@@ -17,7 +17,7 @@
 //! | state | it | leaves it |
 //! |---|---|---|
 //! | `Awake` | will take the lock again without sleeping | by its own decision, under the lock |
-//! | `Leased` | sleeps on its own event for at most [`LEASE_MAX`], as a poller drives or a waiter watches | when the lease is over |
+//! | `Leased` | sleeps on its own event for at most [`LEASE_LIMIT`], as a poller drives or a waiter watches | when the lease is over |
 //! | `Watching` | sleeps on the link and on its event until the deadline it knew | packet, deadline or kick |
 //! | `Parked` | sleeps on its own event without limit, as a waiter watches | kick, when the last waiter leaves |
 //!
@@ -45,13 +45,48 @@ use std::time::Duration;
 
 use remanence_rnic::Instant;
 
+/// How slow this machine is: the times below are those of one on which a poll that finds nothing takes 0.4 us, and are
+/// multiplied by this. On an emulated CPU a poll takes longer than [`GAP_MIN`], and nobody would ever be a poller.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Pace(u32);
+
+impl Pace {
+    /// The machine that the times are written for.
+    pub(crate) const ONE: Self = Self(1);
+    const MAX: u32 = 32;
+    /// Not slower than that is not slow.
+    const SLOW: Duration = Duration::from_nanos(800);
+
+    /// Of a machine on which an empty poll takes that long. What an empty poll does not have, a packet's way and a
+    /// wake-up, an emulator slows down twice as much (8 times and 16 times were measured).
+    pub(crate) fn of_empty_poll(time: Duration) -> Self {
+        if time <= Self::SLOW {
+            return Self::ONE;
+        }
+        let times = u32::try_from(time.as_nanos() / 200).unwrap_or(u32::MAX);
+        Self(times.min(Self::MAX))
+    }
+
+    fn of(self, time: Duration) -> Duration {
+        time * self.0
+    }
+
+    /// A peer must not wait for long, however slow we are.
+    fn lease_max(self) -> Duration {
+        self.of(LEASE_MAX).min(LEASE_LIMIT)
+    }
+}
+
 /// A poller drives at most this long after its last poll; from then on the progress thread does. It is what a
 /// peer's one-sided operation may wait when a consumer stops polling without asking for a notification or blocking.
 /// Each look of the progress thread costs a poller on the same core about 28 us (measured on a virtual machine, where
 /// it was the 99th percentile of a WRITE with leases of 256 us): 1.4 % with this.
 ///
 /// The progress thread also looks this often whether a waiter still has the seat, until it parks.
-pub(crate) const LEASE_MAX: Duration = Duration::from_millis(2);
+const LEASE_MAX: Duration = Duration::from_millis(2);
+
+/// No lease is longer, at any pace.
+pub(crate) const LEASE_LIMIT: Duration = Duration::from_millis(8);
 
 /// The first lease: a consumer that polls for a moment gets only a moment.
 const LEASE_MIN: Duration = Duration::from_micros(32);
@@ -124,6 +159,8 @@ pub(crate) struct Outlook {
     pub(crate) deadline: Option<Instant>,
     /// A packet waits for room in the link.
     pub(crate) blocked: bool,
+    /// The last turn left something undone, or took so much at once that more is likely to be there already.
+    pub(crate) busy: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -151,6 +188,7 @@ struct Watch {
 /// whether spinning was rewarded. Once it has been given up, it is tried again now and then, when silences are short.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SpinBudget {
+    pace: Pace,
     now: Duration,
     /// Short silences until the next try, of so many.
     left: u32,
@@ -164,8 +202,13 @@ impl SpinBudget {
     /// Of this many short silences, one is spent on trying: 2 % of the time when it is in vain.
     const EVERY_MAX: u32 = 64;
 
-    pub(crate) fn new() -> Self {
-        Self { now: Self::MAX, left: 1, every: 1 }
+    pub(crate) fn new(pace: Pace) -> Self {
+        Self { pace, now: pace.of(Self::MAX), left: 1, every: 1 }
+    }
+
+    /// Whether it has not been given up.
+    fn pays(&self) -> bool {
+        self.now > Duration::ZERO
     }
 
     /// Whether to go on spinning after a silence of `silence`.
@@ -175,23 +218,24 @@ impl SpinBudget {
 
     /// Learns from a silence that just ended; `slept`: nobody spun any more when it did.
     pub(crate) fn learn(&mut self, silence: Duration, slept: bool) {
+        let (min, max) = (self.pace.of(Self::MIN), self.pace.of(Self::MAX));
         if !slept {
             // Less than that is found by the look that comes before any sleep.
-            if silence >= Self::MIN {
-                self.now = (self.now * 2).clamp(Self::MIN, Self::MAX);
+            if silence >= min {
+                self.now = (self.now * 2).clamp(min, max);
                 (self.left, self.every) = (1, 1);
             }
         } else if self.now > Duration::ZERO {
             self.now /= 2;
-            if self.now < Self::MIN || self.every > 1 {
+            if self.now < min || self.every > 1 {
                 self.now = Duration::ZERO;
                 self.every = (self.every * 2).min(Self::EVERY_MAX);
                 self.left = self.every;
             }
-        } else if silence <= Self::MAX {
+        } else if silence <= max {
             self.left -= 1;
             if self.left == 0 {
-                self.now = Self::MAX;
+                self.now = max;
             }
         }
     }
@@ -201,6 +245,7 @@ impl SpinBudget {
 #[derive(Debug)]
 pub(crate) struct Handover {
     policy: Progress,
+    pace: Pace,
     thread: Thread,
     /// The waiter that spins or watches.
     seat: Option<WaiterId>,
@@ -228,9 +273,10 @@ pub(crate) struct Handover {
 }
 
 impl Handover {
-    pub(crate) fn new(policy: Progress) -> Self {
+    pub(crate) fn new(policy: Progress, pace: Pace) -> Self {
         Self {
             policy,
+            pace,
             thread: if policy == Progress::ByConsumer { Thread::Absent } else { Thread::Awake },
             seat: None,
             seat_sleeps: false,
@@ -241,11 +287,11 @@ impl Handover {
             polls_seen: 0,
             polled_at: None,
             row_since: Instant::ZERO,
-            gap: POLL_GAP,
-            poller_after: POLLER_AFTER,
-            lease: LEASE_MIN,
+            gap: pace.of(POLL_GAP),
+            poller_after: pace.of(POLLER_AFTER),
+            lease: pace.of(LEASE_MIN),
             worked_at: Instant::ZERO,
-            spin: SpinBudget::new(),
+            spin: SpinBudget::new(pace),
             slept: false,
         }
     }
@@ -281,8 +327,10 @@ impl Handover {
     fn extend_row(&mut self, now: Instant) {
         if self.polled_at.is_none_or(|last| now.since(last) > self.gap) {
             self.row_since = now;
-        } else if self.gap < POLL_GAP && now.since(self.row_since) >= POLLER_AFTER_MAX {
-            (self.gap, self.poller_after) = (POLL_GAP, POLLER_AFTER);
+        } else if self.gap < self.pace.of(POLL_GAP)
+            && now.since(self.row_since) >= self.pace.of(POLLER_AFTER_MAX)
+        {
+            (self.gap, self.poller_after) = (self.pace.of(POLL_GAP), self.pace.of(POLLER_AFTER));
         }
         self.polled_at = Some(now);
     }
@@ -330,7 +378,7 @@ impl Handover {
         }
         self.polls_seen = self.polls;
         let lease = self.lease;
-        self.lease = (lease * 2).min(LEASE_MAX);
+        self.lease = (lease * 2).min(self.pace.lease_max());
         Some(lease)
     }
 
@@ -350,14 +398,14 @@ impl Handover {
         if self.is_polled(now) {
             self.thread = Thread::Leased { to_poller: true };
             let lease = self.lease;
-            self.lease = (lease * 2).min(LEASE_MAX);
+            self.lease = (lease * 2).min(self.pace.lease_max());
             return Plan::Rest(Some(lease));
         }
         if was_leased && worked {
             self.distrust();
         }
-        self.lease = LEASE_MIN;
-        if worked || self.policy == Progress::Spin || self.spins(now) {
+        self.lease = self.pace.of(LEASE_MIN);
+        if self.looks_again(now, worked, outlook) {
             return Plan::Again;
         }
         self.thread = Thread::Watching;
@@ -368,8 +416,8 @@ impl Handover {
     /// memory between polls, is no poller: it must poll for longer, and with less between the polls, to be taken for
     /// one.
     fn distrust(&mut self) {
-        self.gap = (self.gap / 4).max(GAP_MIN);
-        self.poller_after = (self.poller_after * 4).min(POLLER_AFTER_MAX);
+        self.gap = (self.gap / 4).max(self.pace.of(GAP_MIN));
+        self.poller_after = (self.poller_after * 4).min(self.pace.of(POLLER_AFTER_MAX));
     }
 
     fn leave_it_to_the_waiter(&mut self, now: Instant) -> Plan {
@@ -378,7 +426,7 @@ impl Handover {
             return Plan::Rest(None);
         }
         self.thread = Thread::Leased { to_poller: false };
-        Plan::Rest(Some(LEASE_MAX))
+        Plan::Rest(Some(self.pace.lease_max()))
     }
 
     /// The progress thread found, in `prepare_wait`, that it may not sleep after all.
@@ -416,7 +464,7 @@ impl Handover {
         } else {
             Kick::None
         };
-        if worked || self.policy == Progress::Spin || self.spins(now) {
+        if self.looks_again(now, worked, outlook) {
             self.seat_sleeps = false;
             return (Plan::Again, kick);
         }
@@ -456,6 +504,13 @@ impl Handover {
             self.worked_at = now;
             self.slept = false;
         }
+    }
+
+    /// Whether to take another turn before sleeping. After work it is the rule, as the next packet is often there by
+    /// then; but where spinning has been given up, somebody else wants this core, and the kernel may look as well: a
+    /// watcher does not sleep while there is something in the link.
+    fn looks_again(&self, now: Instant, worked: bool, outlook: Outlook) -> bool {
+        outlook.busy || self.policy == Progress::Spin || self.spins(now) || (worked && self.spin.pays())
     }
 
     fn spins(&self, now: Instant) -> bool {

@@ -12,7 +12,7 @@ use remanence_rnic::FlushId;
 
 use crate::context::Shared;
 use crate::driver::{Driver, Interest, shorter};
-use crate::handover::{LEASE_MAX, Plan};
+use crate::handover::{LEASE_LIMIT, Plan};
 use crate::wake::{self, Event};
 
 /// How long the progress thread steps aside for a thread that waits for the lock: the time that one needs to see
@@ -56,7 +56,7 @@ fn rest(shared: &Shared, none: &mut Vec<WaitFd>, mut limit: Option<Duration>) {
         // now; whether it still does is seen at the end of one more lease.
         let renewed = match shared.lock.try_lock() {
             Some(mut driver) => driver.renew_lease(shared.clock.now()),
-            None => limit.filter(|&limit| limit <= LEASE_MAX),
+            None => limit.filter(|&limit| limit <= LEASE_LIMIT),
         };
         match renewed {
             Some(lease) => limit = Some(lease),

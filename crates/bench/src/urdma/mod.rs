@@ -118,7 +118,8 @@ pub fn run(options: &Options, mut progress: impl FnMut(u64, u64, &str)) -> Resul
     }
     let params = serde_json::json!({
         "quick": options.quick, "rounds": rounds,
-        "guest": format!("Linux {kernel} in QEMU's software emulation, 2 cores: only ratios mean anything"),
+        "guest": format!("Linux {kernel} in QEMU's software emulation, 2 cores, without carry-less multiplication, AVX and fast string \
+             moves, whose emulation is slower than doing without: only ratios mean anything"),
         "wire": "one veth pair, MTU 4300, path MTU 4096, client and server on a core each",
         "latency": "perftest: half a round trip for write and send, a whole one for read",
     });

@@ -49,7 +49,7 @@ impl World {
     fn new(policy: Progress) -> Self {
         Self {
             now: Instant::from_nanos(1_000_000_000),
-            handover: Handover::new(policy),
+            handover: Handover::new(policy, Pace::ONE),
             packets: 0,
             deadline: None,
             blocked: false,
@@ -63,7 +63,7 @@ impl World {
     }
 
     fn outlook(&self) -> Outlook {
-        Outlook { deadline: self.deadline, blocked: self.blocked }
+        Outlook { deadline: self.deadline, blocked: self.blocked, busy: self.packets > 1 }
     }
 
     /// One turn of {receive, engine, transmit}.
@@ -207,7 +207,7 @@ impl World {
         let awake =
             everyone().any(|(state, event)| state == State::Runnable || (state != State::Out && event));
         let leased = match self.thread {
-            State::Asleep { until: Some(until), link: None } => until <= self.now + LEASE_MAX,
+            State::Asleep { until: Some(until), link: None } => until <= self.now + LEASE_LIMIT,
             _ => false,
         };
         let watched = everyone().any(|(state, _)| match state {
@@ -355,7 +355,7 @@ fn a_poller_that_asks_for_a_notification_gives_the_link_back() {
 #[test]
 fn spinning_lasts_while_it_is_rewarded() {
     const SHORT: Duration = Duration::from_micros(10);
-    let mut budget = SpinBudget::new();
+    let mut budget = SpinBudget::new(Pace::ONE);
     for _ in 0..10 {
         budget.learn(SHORT, false);
     }
@@ -378,7 +378,7 @@ fn spinning_lasts_while_it_is_rewarded() {
 /// Silences are short, but only as nobody spins: he who would end them waits for this core.
 #[test]
 fn spinning_in_vain_is_tried_ever_more_rarely() {
-    let mut budget = SpinBudget::new();
+    let mut budget = SpinBudget::new(Pace::ONE);
     let mut spun = 0;
     for _ in 0..6400 {
         if budget.covers(Duration::from_micros(4)) {
@@ -437,4 +437,18 @@ fn of_several_blocked_consumers_one_spins_and_the_others_sleep() {
     for other in &world.waiters[1..] {
         assert_eq!(*other, State::Asleep { until: None, link: None });
     }
+}
+
+#[test]
+fn a_slow_machine_has_longer_times_and_a_fast_one_those_of_the_constants() {
+    assert_eq!(Pace::of_empty_poll(Duration::from_nanos(400)), Pace::ONE);
+    assert_eq!(Pace::of_empty_poll(Duration::from_nanos(3_200)).of(GAP_MIN), GAP_MIN * 16);
+    let slowest = Pace::of_empty_poll(Duration::from_secs(1));
+    assert!(slowest.of(POLL_GAP) < Duration::from_millis(2), "{slowest:?}");
+    assert_eq!(slowest.lease_max(), LEASE_LIMIT);
+    // A spin that was given up at this pace is tried again for silences that are short at this pace.
+    let mut budget = SpinBudget::new(slowest);
+    assert!(budget.covers(Duration::from_millis(1)));
+    budget.learn(Duration::from_millis(10), true);
+    assert!(budget.pays() && !budget.covers(Duration::from_millis(1)));
 }
