@@ -52,14 +52,19 @@ fn panel<'a>(
         let (low, high) = values.iter().fold((f64::MAX, 0.0_f64), |(l, h), v| (l.min(*v), h.max(*v)));
         (low.max(1e-4) / 1.6)..(high.max(1e-3) * 1.6)
     };
-    let xs = span(rows.iter().map(|r| r.x.max(1) as f64).collect());
+    let mut measured: Vec<f64> = rows.iter().map(|r| r.x.max(1) as f64).collect();
+    measured.sort_by(f64::total_cmp);
+    measured.dedup();
+    let xs = span(measured.clone());
+    // More labels would run into each other.
+    let marks = measured.iter().step_by(measured.len().div_ceil(9)).copied().collect();
     let ys = span(rows.iter().map(|r| r.p50).collect());
     let mut chart = ChartBuilder::on(area)
         .caption(caption, ("sans-serif", 15))
         .margin(10)
         .x_label_area_size(32)
         .y_label_area_size(56)
-        .build_cartesian_2d(xs.log_scale(), ys.log_scale())?;
+        .build_cartesian_2d(xs.log_scale().with_key_points(marks), ys.log_scale())?;
     chart
         .configure_mesh()
         .light_line_style(TRANSPARENT)
