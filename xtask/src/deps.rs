@@ -17,6 +17,7 @@ const EDGES: &[(&str, &[&str])] = &[
     ("verbs", &["wire", "rnic", "pmem", "link"]),
     ("ibverbs", &["wire", "rnic", "pmem", "link", "verbs"]),
     ("pool", &["wire", "rnic", "pmem", "verbs"]),
+    ("remote", &["wire", "rnic", "pmem", "verbs", "persist"]),
     ("sim", &["wire", "rnic", "pmem"]),
     ("bench", &["wire", "rnic", "pmem", "link", "verbs", "ibverbs", "pool"]),
     ("cli", &["bench", "wire", "rnic", "pmem", "link", "verbs", "pool", "sim", "persist"]),

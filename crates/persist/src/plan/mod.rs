@@ -55,7 +55,9 @@ impl Request {
         Self { sizes: vec![size, 8], ordered: true, checksum: false, ..Self::record(size) }
     }
 
-    fn shape(&self) -> Shape {
+    /// The shape of a recipe for it.
+    #[must_use]
+    pub fn shape(&self) -> Shape {
         let word = self.sizes.last().is_some_and(|size| *size <= 8);
         Shape { count: self.sizes.len() as u8, ordered: self.ordered && self.sizes.len() > 1, word }
     }

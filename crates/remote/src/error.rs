@@ -1,0 +1,95 @@
+//! What can go wrong, each as one sentence that says what to do.
+
+use std::net::SocketAddr;
+
+use remanence_persist::plan::Refusal;
+use remanence_rnic::WcStatus;
+
+use crate::requester::Broken;
+use crate::responder::Fault;
+use crate::ring::RingError;
+
+/// Why a call failed.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// Verbs refused something.
+    #[error(transparent)]
+    Verbs(#[from] remanence_verbs::Error),
+    /// The memory could not be had.
+    #[error(transparent)]
+    Memory(#[from] remanence_pmem::Error),
+    /// Who listens there is no server of this protocol.
+    #[error("{0} is no persistence server; check the port")]
+    Stranger(SocketAddr),
+    /// It speaks another version.
+    #[error(
+        "{peer} speaks version {theirs} of the protocol, and this is version {}; use the same release on both sides",
+        crate::hello::VERSION
+    )]
+    OtherVersion {
+        /// The server.
+        peer: SocketAddr,
+        /// Its version.
+        theirs: u16,
+    },
+    /// The server refused, and said why.
+    #[error("{peer} refused the connection: {why}")]
+    Refused {
+        /// The server.
+        peer: SocketAddr,
+        /// Its sentence.
+        why: String,
+    },
+    /// The two sides cannot rely on anything together, or nothing is proven for what they agree on.
+    #[error(transparent)]
+    NoRecipe(#[from] Refusal),
+    /// The server's memory may be written in any order.
+    #[error(
+        "the server's memory is registered with relaxed ordering, so that writes may be placed in any order; register it without, or declare \"relaxed\" here to use the slower methods that are proven for it"
+    )]
+    Relaxed,
+    /// The server says that it executes FLUSH, and does not.
+    #[error(
+        "the server says that it executes {what}, and answers {status}; nothing can be made durable that way: declare \"read\" on its side, or check its RNIC"
+    )]
+    FlushRefused {
+        /// Which FLUSH.
+        what: &'static str,
+        /// Its answer.
+        status: WcStatus,
+    },
+    /// An argument is wrong; nothing was sent.
+    #[error("{0}")]
+    Argument(String),
+    /// A work request failed. Nothing that was under way may be believed durable; it may be, all the same.
+    #[error("{what} failed ({status}); what was under way may be durable or not: connect again and look")]
+    Completion {
+        /// Which.
+        what: &'static str,
+        /// How.
+        status: WcStatus,
+    },
+    /// The session is over for another reason.
+    #[error("{0}; what was under way may be durable or not: connect again and look")]
+    Broken(#[from] Broken),
+    /// The session has failed before.
+    #[error("the session is over since an earlier failure; connect again")]
+    Over,
+    /// The server did not go on in time.
+    #[error(
+        "the server has not gone on for {0} s; what is under way may be durable or not: check whether it runs"
+    )]
+    Silent(u64),
+    /// The application at the server refused a call.
+    #[error("the server's application refused: {0}")]
+    Application(String),
+    /// A server cannot serve this region.
+    #[error("{0}")]
+    Region(String),
+    /// Its receive buffers cannot be opened, or recovered.
+    #[error(transparent)]
+    Ring(#[from] RingError),
+    /// A client of the server, or its medium.
+    #[error(transparent)]
+    Session(#[from] Fault),
+}

@@ -1,0 +1,301 @@
+//! The handshake: what the two sides tell each other in the private data of the connection manager's messages.
+//!
+//! The client's REQ carries a [`Hello`]: its version, and the configuration that it declares, if it declares one. The
+//! server answers with a [`Welcome`] in its REP: what it is, what both rely on from now on, where its memory lies; or with
+//! a rejection that carries a sentence. Everything is checked by the one who reads it.
+
+use remanence_persist::Config;
+use remanence_persist::taxonomy::{AtomicSupport, Buffers, Domain, FlushSupport, Order, Transport};
+use remanence_pmem::Guarantee;
+
+use crate::codec::{Malformed, Reader, clipped, sentence};
+
+/// The version of the protocol, of the messages in persistent memory too. Both sides must have the same.
+pub const VERSION: u16 = 1;
+
+const MAGIC: [u8; 4] = *b"RREM";
+
+/// Private data of a REQ (IBA Vol 1, 12.6.5, less what RDMA-CM's own header takes).
+const REQ_MAX: usize = 56;
+/// Private data of a REP.
+const REP_MAX: usize = 196;
+/// Private data of a REJ.
+pub(crate) const REJ_MAX: usize = 148;
+
+/// A configuration in 16 bits: domain 0..3, DDIO 3, buffers 4, transport 5, FLUSH 6..8, ATOMIC WRITE 8, order 9.
+#[must_use]
+pub fn config_bits(config: &Config) -> u16 {
+    let domain = Domain::ALL.iter().position(|d| *d == config.domain).expect("one of all") as u16;
+    domain
+        | u16::from(config.ddio) << 3
+        | (config.buffers as u16) << 4
+        | (config.transport as u16) << 5
+        | (config.flush as u16) << 6
+        | (config.atomic as u16) << 8
+        | (config.order as u16) << 9
+}
+
+/// The inverse of [`config_bits`].
+///
+/// # Errors
+/// Bits that it never makes.
+pub fn config_from_bits(bits: u16) -> Result<Config, Malformed> {
+    let bit = |n: u16| bits >> n & 1 == 1;
+    if bits >> 10 != 0 {
+        return Err(Malformed);
+    }
+    Ok(Config {
+        domain: *Domain::ALL.get(usize::from(bits & 7)).ok_or(Malformed)?,
+        ddio: bit(3),
+        buffers: if bit(4) { Buffers::Pm } else { Buffers::Dram },
+        transport: if bit(5) { Transport::Iwarp } else { Transport::Roce },
+        flush: match bits >> 6 & 3 {
+            0 => FlushSupport::Read,
+            1 => FlushSupport::Global,
+            2 => FlushSupport::Persistent,
+            _ => return Err(Malformed),
+        },
+        atomic: if bit(8) { AtomicSupport::Fenced } else { AtomicSupport::Native },
+        order: if bit(9) { Order::Relaxed } else { Order::Posted },
+    })
+}
+
+/// Why a connection request is not one of this protocol's.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Stranger {
+    /// Some other program's.
+    Other,
+    /// Ours, of another version.
+    Version(u16),
+}
+
+/// What a client says first.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Hello {
+    /// What it declares of the server, if anything.
+    pub declared: Option<Config>,
+}
+
+impl Hello {
+    /// The private data to send.
+    #[must_use]
+    pub fn emit(&self) -> [u8; REQ_MAX] {
+        let mut bytes = [0; REQ_MAX];
+        bytes[..4].copy_from_slice(&MAGIC);
+        bytes[4..6].copy_from_slice(&VERSION.to_be_bytes());
+        if let Some(config) = &self.declared {
+            bytes[7] = 1;
+            bytes[8..10].copy_from_slice(&config_bits(config).to_be_bytes());
+        }
+        bytes
+    }
+
+    /// Reads private data; what the connection manager padded it with is not looked at.
+    ///
+    /// # Errors
+    /// It is not of this protocol, or of another version.
+    pub fn parse(bytes: &[u8]) -> Result<Self, Stranger> {
+        let mut r = Reader::new(bytes);
+        header(&mut r)?;
+        let other = |Malformed| Stranger::Other;
+        let (flags, bits) = (r.u16().map_err(other)?, r.u16().map_err(other)?);
+        match flags {
+            0 => Ok(Self { declared: None }),
+            1 => Ok(Self { declared: Some(config_from_bits(bits).map_err(other)?) }),
+            _ => Err(Stranger::Other),
+        }
+    }
+}
+
+fn header(r: &mut Reader<'_>) -> Result<(), Stranger> {
+    if r.bytes() != Ok(MAGIC) {
+        return Err(Stranger::Other);
+    }
+    match r.u16() {
+        Ok(VERSION) => Ok(()),
+        Ok(other) => Err(Stranger::Version(other)),
+        Err(Malformed) => Err(Stranger::Other),
+    }
+}
+
+/// Memory of the server, as a client names it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Window {
+    /// The key.
+    pub rkey: u32,
+    /// Address of the first byte.
+    pub addr: u64,
+    /// Bytes.
+    pub len: u64,
+}
+
+/// What the server answers.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Welcome {
+    /// What the server is, by its own word.
+    pub server: Config,
+    /// What both rely on.
+    pub agreed: Config,
+    /// The server's configuration was declared by its operator, in part at least, and not detected.
+    pub declared: bool,
+    /// What the region promises, by the server's word.
+    pub guarantee: Guarantee,
+    /// The memory to update.
+    pub region: Window,
+    /// The receive buffers of this session, for FLUSH and READ to name.
+    pub buffers: Window,
+    /// How many receive buffers there are.
+    pub slots: u16,
+    /// Bytes of each.
+    pub slot_size: u32,
+    /// Names this session in its messages.
+    pub stamp: u64,
+    /// What the server says of its region, as far as it fits.
+    pub sentence: String,
+}
+
+impl Welcome {
+    /// The private data to send.
+    #[must_use]
+    pub fn emit(&self) -> Vec<u8> {
+        let mut b = Vec::with_capacity(REP_MAX);
+        b.extend_from_slice(&MAGIC);
+        b.extend_from_slice(&VERSION.to_be_bytes());
+        for word in [
+            u16::from(self.declared),
+            config_bits(&self.server),
+            config_bits(&self.agreed),
+            self.guarantee.to_bits(),
+            self.slots,
+        ] {
+            b.extend_from_slice(&word.to_be_bytes());
+        }
+        for window in [&self.region, &self.buffers] {
+            b.extend_from_slice(&window.rkey.to_be_bytes());
+            b.extend_from_slice(&window.addr.to_be_bytes());
+            b.extend_from_slice(&window.len.to_be_bytes());
+        }
+        b.extend_from_slice(&self.slot_size.to_be_bytes());
+        b.extend_from_slice(&self.stamp.to_be_bytes());
+        let room = REP_MAX - b.len();
+        b.extend_from_slice(clipped(&self.sentence, room));
+        b
+    }
+
+    /// Reads private data.
+    ///
+    /// # Errors
+    /// It is not of this protocol, of another version, or contradicts itself.
+    pub fn parse(bytes: &[u8]) -> Result<Self, Stranger> {
+        let mut r = Reader::new(bytes);
+        header(&mut r)?;
+        let this = Self::body(&mut r).map_err(|Malformed| Stranger::Other)?;
+        // A ring whose size overflows, buffers without room for a header: nobody of ours says so.
+        let ring = u64::from(this.slots) * u64::from(this.slot_size);
+        let end = |w: &Window| w.addr.checked_add(w.len).is_some();
+        let sound = this.slots > 0
+            && this.slot_size as usize >= crate::message::HEADER
+            && ring == this.buffers.len
+            && end(&this.region)
+            && end(&this.buffers)
+            && this.agreed == this.server.agree(&this.agreed).unwrap_or(Config::SAFE);
+        if sound { Ok(this) } else { Err(Stranger::Other) }
+    }
+
+    fn body(r: &mut Reader<'_>) -> Result<Self, Malformed> {
+        let declared = match r.u16()? {
+            0 => false,
+            1 => true,
+            _ => return Err(Malformed),
+        };
+        let (server, agreed) = (config_from_bits(r.u16()?)?, config_from_bits(r.u16()?)?);
+        let guarantee = Guarantee::from_bits(r.u16()?).ok_or(Malformed)?;
+        let slots = r.u16()?;
+        let mut window = || Ok(Window { rkey: r.u32()?, addr: r.u64()?, len: r.u64()? });
+        let (region, buffers) = (window()?, window()?);
+        let (slot_size, stamp) = (r.u32()?, r.u64()?);
+        let sentence = sentence(r.rest());
+        Ok(Self { server, agreed, declared, guarantee, region, buffers, slots, slot_size, stamp, sentence })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use remanence_pmem::PersistenceDomain;
+
+    use super::*;
+
+    fn welcome() -> Welcome {
+        let server = Config::software(Domain::Dmp);
+        Welcome {
+            server,
+            agreed: server,
+            declared: true,
+            guarantee: Guarantee::of(PersistenceDomain::Adr),
+            region: Window { rkey: 7, addr: 0, len: 1 << 20 },
+            buffers: Window { rkey: 8, addr: 4096, len: 64 * 4096 },
+            slots: 64,
+            slot_size: 4096,
+            stamp: 0x1234_5678_9abc_def0,
+            sentence: "ext4 on pmem0, persistent memory (ADR)".into(),
+        }
+    }
+
+    #[test]
+    fn every_configuration_goes_through_its_bits() {
+        for config in Config::all() {
+            assert_eq!(config_from_bits(config_bits(&config)), Ok(config));
+        }
+        for bits in [5, 6, 7, 3 << 6, 1 << 10, u16::MAX] {
+            assert_eq!(config_from_bits(bits), Err(Malformed), "{bits:#x}");
+        }
+    }
+
+    #[test]
+    fn both_messages_come_through_the_padding_of_the_connection_manager() {
+        for declared in [None, Some(Config::SAFE)] {
+            assert_eq!(Hello::parse(&Hello { declared }.emit()), Ok(Hello { declared }));
+        }
+        let mut bytes = welcome().emit();
+        assert!(bytes.len() <= REP_MAX);
+        bytes.resize(REP_MAX, 0);
+        assert_eq!(Welcome::parse(&bytes), Ok(welcome()));
+        let long = Welcome { sentence: "long ".repeat(100), ..welcome() };
+        assert_eq!(long.emit().len(), REP_MAX);
+    }
+
+    #[test]
+    fn another_version_is_told_from_another_program() {
+        let mut bytes = Hello { declared: None }.emit();
+        bytes[5] = 9;
+        assert_eq!(Hello::parse(&bytes), Err(Stranger::Version(9)));
+        assert_eq!(Hello::parse(&[0; REQ_MAX]), Err(Stranger::Other));
+        let mut bytes = welcome().emit();
+        bytes[5] = 2;
+        assert_eq!(Welcome::parse(&bytes), Err(Stranger::Version(2)));
+    }
+
+    #[test]
+    fn an_agreement_that_is_stronger_than_the_server_is_not_believed() {
+        let mut lie = welcome();
+        lie.agreed.domain = Domain::Wsp;
+        assert_eq!(Welcome::parse(&lie.emit()), Err(Stranger::Other));
+        let mut ring = welcome();
+        ring.slots = 63;
+        assert_eq!(Welcome::parse(&ring.emit()), Err(Stranger::Other));
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_do_no_harm(bytes in prop::collection::vec(any::<u8>(), 0..200), ours in any::<bool>()) {
+            let mut bytes = bytes;
+            if ours && bytes.len() >= 6 {
+                bytes[..4].copy_from_slice(&MAGIC);
+                bytes[4..6].copy_from_slice(&VERSION.to_be_bytes());
+            }
+            let _ = Hello::parse(&bytes);
+            let _ = Welcome::parse(&bytes);
+        }
+    }
+}

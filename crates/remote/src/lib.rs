@@ -1,0 +1,63 @@
+//! Live remote persistence: configurations are exchanged, the cheapest proven recipe is picked and carried out over verbs,
+//! and what messages left in persistent memory is applied after a crash.
+//!
+//! A [`Server`] exports a region and serves the responder's steps; a [`Session`] plans and carries out. Only the end of a
+//! recipe mints a [`Persistent`](remanence_persist::Persistent), which says what the update survives.
+//!
+//! ```
+//! use std::sync::atomic::{AtomicBool, Ordering};
+//!
+//! use remanence_persist::plan::Request;
+//! use remanence_pmem::FileOptions;
+//! use remanence_remote::{Options, Server, ServerOptions, Session};
+//! use remanence_verbs::Context;
+//!
+//! # let path = std::env::temp_dir().join(format!("remanence-remote-doc-{}", std::process::id()));
+//! let device = |ip: &str| Context::open(remanence_verbs::Options::udp(ip.parse().expect("an address")));
+//! let region = FileOptions::new().create(1 << 20).open(&path)?;
+//! let mut server = Server::bind(ServerOptions::new(&device("127.9.8.1")?, region, 0))?;
+//! let (to, stop) = (server.addr(), AtomicBool::new(false));
+//! let client = device("127.9.8.2")?;
+//! std::thread::scope(|scope| {
+//!     let serving = scope.spawn(|| server.run(&stop));
+//!     let conduct = || -> Result<(), Box<dyn std::error::Error>> {
+//!         let mut session = Session::connect(&client, to, Options::default())?;
+//!         println!("{}", session.region());
+//!         // A record, and then the pointer to it: each durable before the next one is.
+//!         let plan = session.plan(&Request::append(12))?;
+//!         let token = session.persist(&plan, &[(64, b"not lost any"), (0, &1_u64.to_le_bytes())])?;
+//!         println!("survives {}, by {}", token.survives(), plan.recipe);
+//!         Ok(())
+//!     };
+//!     let result = conduct();
+//!     stop.store(true, Ordering::Release);
+//!     serving.join().expect("the server's thread").expect("it served");
+//!     result
+//! })?;
+//! # std::fs::remove_file(&path)?;
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! Read in this order: [`hello`] (the handshake), [`message`], [`program`] (the responder's half of a recipe), the two
+//! sans-IO halves [`requester`] and [`responder`], [`ring`] (receive buffers in persistent memory, and recovery). The live
+//! halves around them own the QPs and decide nothing. `docs/persistence.md`, section *Live*, has what is promised.
+#![forbid(unsafe_code)]
+
+mod codec;
+mod costs;
+mod error;
+pub mod hello;
+pub mod message;
+pub mod program;
+pub mod requester;
+pub mod responder;
+pub mod ring;
+mod server;
+mod session;
+
+pub use codec::Malformed;
+pub use costs::CostSource;
+pub use error::Error;
+pub use requester::Ticket;
+pub use server::{Call, Server, ServerOptions, Stats};
+pub use session::{Options, Plan, RemoteRegion, Session};

@@ -1,0 +1,457 @@
+//! The responder's side of a session, sans-IO: what is done about each message that arrives.
+//!
+//! It is told of messages in the order in which they were received, reads them in their buffers, carries out the steps
+//! that the plan lists for them, and says through [`World`] what to send and which buffers to give back. Memory is a
+//! [`Medium`], so that the same code runs on a live region and on one that a test crashes at every step.
+//!
+//! One `psync` serves several flush steps where no order is asked for between them: it is done at the latest before an
+//! acknowledgement, and before a copy that must come after what was flushed.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::io;
+
+use remanence_persist::Config;
+use remanence_persist::recipe::{Rsp, Target};
+use remanence_pmem::Medium;
+
+use crate::codec::Malformed;
+use crate::message::{Answer, AnswerKind, Entry, Kind, Parsed};
+use crate::program::{PLACE_BITS, Program};
+use crate::ring::Ring;
+
+/// What the responder does to the world.
+pub trait World {
+    /// Sends an answer.
+    fn send(&mut self, answer: Answer);
+
+    /// Gives the buffer of that message back to the RNIC.
+    fn repost(&mut self, number: u64);
+
+    /// Asks the application.
+    ///
+    /// # Errors
+    /// Its sentence, for the client.
+    fn call(&mut self, service: u16, request: &[u8]) -> Result<Vec<u8>, String>;
+}
+
+/// Why a session is over.
+#[derive(Debug, thiserror::Error)]
+pub enum Fault {
+    /// The client sent what no client of ours sends.
+    #[error("the client broke the protocol: {0}")]
+    Peer(&'static str),
+    /// The medium failed; nothing more is acknowledged.
+    #[error("the medium failed ({0}); what was not acknowledged may be lost; check the disk")]
+    Medium(#[from] io::Error),
+}
+
+impl From<Malformed> for Fault {
+    fn from(_: Malformed) -> Self {
+        Self::Peer("a message is malformed")
+    }
+}
+
+/// What a session is served with.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Terms {
+    /// What both sides rely on.
+    pub config: Config,
+    /// Bytes that are served, from offset 0.
+    pub data_len: u64,
+    /// Where its receive buffers lie.
+    pub ring: Ring,
+    /// They are in persistent memory, and recovery looks at them.
+    pub durable_buffers: bool,
+    /// Of the session.
+    pub stamp: u64,
+    /// Unit of the places in immediates.
+    pub shift: u32,
+}
+
+/// Steps that are owed for a message, and what it names.
+#[derive(Debug)]
+struct Owed {
+    number: u64,
+    steps: Vec<Rsp>,
+    entries: Vec<(u8, Entry)>,
+    ordered: bool,
+    /// Recovery would apply it.
+    replay: bool,
+}
+
+/// Counters of a session.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Served {
+    /// Messages received.
+    pub messages: u64,
+    /// Updates copied to their places.
+    pub copies: u64,
+    /// Times that the medium was waited for.
+    pub psyncs: u64,
+    /// Acknowledgements.
+    pub acks: u64,
+}
+
+/// The responder's side of one session.
+#[derive(Debug)]
+pub struct Responder {
+    terms: Terms,
+    received: u64,
+    reposted: u64,
+    announced: u64,
+    plans: BTreeMap<u16, Program>,
+    /// Which part of which plan an immediate's number stands for.
+    classes: BTreeMap<u8, (u16, u8)>,
+    owed: VecDeque<Owed>,
+    /// Write-backs were asked for and not waited for.
+    unsynced: bool,
+    served: Served,
+    buffer: Vec<u8>,
+}
+
+/// So many plans one session may have: more than a client of ours ever makes.
+const PLANS_MAX: usize = 1024;
+
+impl Responder {
+    /// A session that begins.
+    #[must_use]
+    pub fn new(terms: Terms) -> Self {
+        Self {
+            terms,
+            received: 0,
+            reposted: 0,
+            announced: 0,
+            plans: BTreeMap::new(),
+            classes: BTreeMap::new(),
+            owed: VecDeque::new(),
+            unsynced: false,
+            served: Served::default(),
+            buffer: vec![0; terms.ring.slot_size as usize],
+        }
+    }
+
+    /// What it was begun with.
+    #[must_use]
+    pub const fn terms(&self) -> &Terms {
+        &self.terms
+    }
+
+    /// What it did so far.
+    #[must_use]
+    pub const fn served(&self) -> Served {
+        self.served
+    }
+
+    /// Adds a plan without asking whether it is right: for tests that show what a wrong one does.
+    pub fn insert_plan(&mut self, number: u16, program: Program, classes: &[u8]) {
+        for (part, class) in classes.iter().enumerate() {
+            self.classes.insert(*class, (number, part as u8));
+        }
+        self.plans.insert(number, program);
+    }
+
+    /// The next message has arrived: in its buffer, or (with `imm`) as a WRITE_IMM of `len` bytes.
+    ///
+    /// # Errors
+    /// The session is over. If the medium failed, the client has been told.
+    pub fn message<M: Medium, B: Medium>(
+        &mut self,
+        len: u32,
+        imm: Option<u32>,
+        memory: &M,
+        buffers: &B,
+        world: &mut impl World,
+    ) -> Result<(), Fault> {
+        let number = self.received + 1;
+        let result = self.serve(number, len, imm, memory, buffers, world);
+        if let Err(Fault::Medium(e)) = &result {
+            self.failed(number, e, world);
+        }
+        result
+    }
+
+    fn failed(&mut self, number: u64, e: &io::Error, world: &mut impl World) {
+        let body = format!("the server's medium failed ({e})").into_bytes();
+        world.send(Answer { kind: AnswerKind::Failed, number, reposted: self.announced, body });
+    }
+
+    fn serve<M: Medium, B: Medium>(
+        &mut self,
+        number: u64,
+        len: u32,
+        imm: Option<u32>,
+        memory: &M,
+        buffers: &B,
+        world: &mut impl World,
+    ) -> Result<(), Fault> {
+        if self.received - self.reposted >= u64::from(self.terms.ring.slots) {
+            return Err(Fault::Peer("more messages than receive buffers"));
+        }
+        self.received = number;
+        self.served.messages += 1;
+        if let Some(imm) = imm {
+            return self.immediate(number, len, imm, memory, buffers, world);
+        }
+        let mut buffer = std::mem::take(&mut self.buffer);
+        buffers.read(self.terms.ring.buffer(number), &mut buffer);
+        let result = self.sent(number, &buffer, len, memory, buffers, world);
+        self.buffer = buffer;
+        result
+    }
+
+    fn sent<M: Medium, B: Medium>(
+        &mut self,
+        number: u64,
+        buffer: &[u8],
+        len: u32,
+        memory: &M,
+        buffers: &B,
+        world: &mut impl World,
+    ) -> Result<(), Fault> {
+        let message = Parsed::read(buffer)?;
+        let header = message.header;
+        if message.len != len || header.stamp != self.terms.stamp || header.number != number {
+            return Err(Fault::Peer("a message is not the one that was due"));
+        }
+        match header.kind {
+            Kind::Update => {
+                let program = self.plans.get(&header.plan).ok_or(Fault::Peer("the plan is unknown"))?;
+                let part = program.parts().get(usize::from(header.part)).cloned();
+                let part = part.ok_or(Fault::Peer("the plan has no such message"))?;
+                if !message.carries(part.message) || header.replay != program.replay() {
+                    return Err(Fault::Peer("a message is not the one that its plan says"));
+                }
+                let (ordered, replay) = (program.ordered(), program.replay());
+                for entry in &message.entries {
+                    self.check(entry.offset, entry.len)?;
+                }
+                let all = (0..64).filter(|n| (part.message.notice.0 | part.message.data.0) >> n & 1 == 1);
+                let entries: Vec<(u8, Entry)> = all.zip(message.entries.iter().copied()).collect();
+                if !replay {
+                    self.settle(memory, buffers, world)?;
+                }
+                self.act(number, &part.now, &entries, ordered, memory, buffers, world)?;
+                self.owed.push_back(Owed { number, steps: part.later, entries, ordered, replay });
+            }
+            Kind::Plan => {
+                self.settle(memory, buffers, world)?;
+                let refused = self.plan(header.plan, message.body)?;
+                let kind = if refused.is_some() { AnswerKind::Refused } else { AnswerKind::Reply };
+                self.answer(number, kind, refused.unwrap_or_default().into(), world);
+            }
+            Kind::Call => {
+                // What the client sent before is in its place when the application looks.
+                self.settle(memory, buffers, world)?;
+                let room = self.terms.ring.slot_size as usize - crate::message::ANSWER_HEADER;
+                let (kind, body) = match world.call(header.plan, message.body) {
+                    Ok(body) if body.len() <= room => (AnswerKind::Reply, body),
+                    Ok(_) => (AnswerKind::Refused, b"the server's answer is longer than a message".to_vec()),
+                    Err(why) => (AnswerKind::Refused, crate::codec::clipped(&why, room).to_vec()),
+                };
+                self.answer(number, kind, body, world);
+            }
+        }
+        Ok(())
+    }
+
+    /// Answers a call: its buffer is given back at once, and the answer says so.
+    fn answer(&mut self, number: u64, kind: AnswerKind, body: Vec<u8>, world: &mut impl World) {
+        world.repost(number);
+        self.reposted = number;
+        self.announced = number;
+        world.send(Answer { kind, number, reposted: number, body });
+    }
+
+    fn plan(&mut self, number: u16, body: &[u8]) -> Result<Option<&'static str>, Fault> {
+        let (program, classes) = Program::parse(body)?;
+        if self.plans.len() >= PLANS_MAX || self.plans.contains_key(&number) {
+            return Err(Fault::Peer("too many plans"));
+        }
+        if !(classes.is_empty() || classes.len() == program.parts().len()) || classes.iter().any(|c| *c > 15)
+        {
+            return Err(Fault::Peer("a plan has other numbers than parts"));
+        }
+        if let Err(why) = program.check(&self.terms.config) {
+            return Ok(Some(why));
+        }
+        self.insert_plan(number, program, classes);
+        Ok(None)
+    }
+
+    fn immediate<M: Medium, B: Medium>(
+        &mut self,
+        number: u64,
+        len: u32,
+        imm: u32,
+        memory: &M,
+        buffers: &B,
+        world: &mut impl World,
+    ) -> Result<(), Fault> {
+        let class = (imm >> PLACE_BITS) as u8;
+        let known = self.classes.get(&class).and_then(|(plan, part)| {
+            let program = self.plans.get(plan)?;
+            Some((program.parts().get(usize::from(*part))?.clone(), program.ordered()))
+        });
+        let (part, ordered) = known.ok_or(Fault::Peer("an immediate means nothing"))?;
+        let offset = u64::from(imm & ((1 << PLACE_BITS) - 1)) << self.terms.shift;
+        // Where exactly in the first unit it begins is not said; a flush may cover a little more.
+        let end = (offset + u64::from(len) + (1 << self.terms.shift)).min(self.terms.data_len);
+        let len = end.checked_sub(offset).and_then(|len| u32::try_from(len).ok());
+        let len = len.ok_or(Fault::Peer("an immediate names a place outside of the region"))?;
+        let update = part.message.notice.iter().next().ok_or(Fault::Peer("an immediate means nothing"))?;
+        let entries = vec![(update.0, Entry { offset, len, data: None })];
+        self.settle(memory, buffers, world)?;
+        self.act(number, &part.now, &entries, ordered, memory, buffers, world)?;
+        self.owed.push_back(Owed { number, steps: part.later, entries, ordered, replay: false });
+        Ok(())
+    }
+
+    fn check(&self, offset: u64, len: u32) -> Result<(), Fault> {
+        let end = offset.checked_add(u64::from(len));
+        if end.is_some_and(|end| end <= self.terms.data_len) {
+            Ok(())
+        } else {
+            Err(Fault::Peer("an update lies outside of the region"))
+        }
+    }
+
+    #[expect(clippy::too_many_arguments, reason = "a message, and the three things it can touch")]
+    fn act<M: Medium, B: Medium>(
+        &mut self,
+        number: u64,
+        steps: &[Rsp],
+        entries: &[(u8, Entry)],
+        ordered: bool,
+        memory: &M,
+        buffers: &B,
+        world: &mut impl World,
+    ) -> Result<(), Fault> {
+        let find = |u: u8| entries.iter().find(|(n, _)| *n == u).map(|(_, entry)| *entry);
+        let missing = || Fault::Peer("a step is about an update that the message does not name");
+        for step in steps {
+            match step {
+                Rsp::Receive(_) => {}
+                Rsp::Copy(u) => {
+                    let entry = find(u.0).ok_or_else(missing)?;
+                    let at = entry.data.ok_or_else(missing)?;
+                    if ordered {
+                        self.sync(memory)?;
+                    }
+                    let mut bytes = vec![0; entry.len as usize];
+                    buffers.read(self.terms.ring.buffer(number) + u64::from(at), &mut bytes);
+                    memory.write(entry.offset, &bytes);
+                    self.served.copies += 1;
+                }
+                Rsp::Flush(Target::Update(u)) => {
+                    let entry = find(u.0).ok_or_else(missing)?;
+                    memory.pwb(entry.offset..entry.offset + u64::from(entry.len));
+                    self.unsynced = true;
+                }
+                Rsp::Flush(Target::Buffer) => {
+                    let at = self.terms.ring.buffer(number);
+                    buffers.pwb(at..at + u64::from(self.terms.ring.slot_size));
+                    buffers.psync()?;
+                    self.served.psyncs += 1;
+                }
+                Rsp::Ack => {
+                    self.sync(memory)?;
+                    self.announced = self.announced.max(self.reposted);
+                    self.served.acks += 1;
+                    let reposted = self.reposted;
+                    world.send(Answer { kind: AnswerKind::Ack, number, reposted, body: Vec::new() });
+                }
+                // All of a message's effects first, and what makes recovery forget it: see `settle`.
+                Rsp::Repost => {}
+            }
+        }
+        Ok(())
+    }
+
+    fn sync<M: Medium>(&mut self, memory: &M) -> io::Result<()> {
+        if self.unsynced {
+            memory.psync()?;
+            self.unsynced = false;
+            self.served.psyncs += 1;
+        }
+        Ok(())
+    }
+
+    /// Does what is owed: late copies, in the order of the messages; then recovery is told to forget the messages; only then
+    /// are their buffers given back.
+    ///
+    /// # Errors
+    /// The medium failed.
+    pub fn settle<M: Medium, B: Medium>(
+        &mut self,
+        memory: &M,
+        buffers: &B,
+        world: &mut impl World,
+    ) -> Result<(), Fault> {
+        if self.owed.is_empty() {
+            return Ok(());
+        }
+        let owed: Vec<Owed> = self.owed.drain(..).collect();
+        let mut forget = None;
+        for message in &owed {
+            self.act(
+                message.number,
+                &message.steps,
+                &message.entries,
+                message.ordered,
+                memory,
+                buffers,
+                world,
+            )?;
+            if message.replay {
+                forget = Some(message.number);
+            }
+        }
+        self.sync(memory)?;
+        if let Some(number) = forget.filter(|_| self.terms.durable_buffers) {
+            self.terms.ring.applied(buffers, number)?;
+            self.served.psyncs += 1;
+        }
+        for message in owed {
+            if message.steps.contains(&Rsp::Repost) {
+                world.repost(message.number);
+                self.reposted = message.number;
+            }
+        }
+        Ok(())
+    }
+
+    /// Nothing else is there to do: does what is owed, and tells the client of its buffers when that is worth a message.
+    ///
+    /// # Errors
+    /// The medium failed; the client has been told.
+    pub fn idle<M: Medium, B: Medium>(
+        &mut self,
+        memory: &M,
+        buffers: &B,
+        world: &mut impl World,
+    ) -> Result<(), Fault> {
+        let result = self.settle(memory, buffers, world);
+        if let Err(Fault::Medium(e)) = &result {
+            self.failed(self.received, e, world);
+        }
+        result?;
+        if self.reposted - self.announced >= u64::from(self.terms.ring.slots).div_ceil(4) {
+            self.announced = self.reposted;
+            let (number, reposted) = (self.received, self.reposted);
+            world.send(Answer { kind: AnswerKind::Credit, number, reposted, body: Vec::new() });
+        }
+        Ok(())
+    }
+
+    /// Whether something is owed.
+    #[must_use]
+    pub fn is_busy(&self) -> bool {
+        !self.owed.is_empty()
+    }
+
+    /// Whether so much is owed that receive buffers run out.
+    #[must_use]
+    pub fn is_pressed(&self) -> bool {
+        self.owed.len() * 2 >= usize::from(self.terms.ring.slots)
+    }
+}

@@ -1,0 +1,741 @@
+//! The responder's side, live: a region is exported, and the responder's steps of recipes are served.
+//!
+//! [`Server::bind`] recovers before it listens. [`Server::run`] serves on the calling thread, and accepts on another one;
+//! one-sided operations need neither, the device serves them. What is decided about a message is decided in
+//! [`crate::responder`].
+
+use std::collections::{BTreeMap, VecDeque};
+use std::fmt;
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use remanence_persist::Config;
+use remanence_persist::taxonomy::{Buffers, Domain, FlushSupport, Order};
+use remanence_pmem::Region;
+use remanence_rnic::{
+    Access, Data, PostError, QpCaps, RecvWr, SendFlags, SendOp, SendWr, Wc, WcOpcode, WcStatus,
+};
+use remanence_verbs::{ConnectAttr, Connection, Context, Cq, Incoming, Listener, Mr, Pd, Qp, QpOptions};
+use remanence_wire::Qpn;
+
+use crate::codec::clipped;
+use crate::error::Error;
+use crate::hello::{Hello, REJ_MAX, Stranger, VERSION, Welcome, Window};
+use crate::message::Answer;
+use crate::program::granule_shift;
+use crate::responder::{Responder, Served, Terms, World};
+use crate::ring::{Layout, Recovered, Ring, recover};
+use crate::session::{DESCRIBE, SETTLE, SLOTS_MAX};
+
+/// How long the serving thread waits at most before it looks at whether it should stop.
+const TICK: Duration = Duration::from_millis(100);
+/// Answers that are not longer go without a buffer.
+const INLINE: usize = 256;
+/// Marks a work request as a receive.
+const RECEIVE: u64 = 1 << 63;
+/// A send whose completion frees no buffer.
+const NOBODY: u64 = u64::MAX >> 1;
+
+/// How a server is made.
+#[derive(Clone, Debug)]
+pub struct ServerOptions {
+    context: Context,
+    region: Region,
+    port: u16,
+    declared: Option<Config>,
+    ddio: Option<bool>,
+    buffers: Buffers,
+    sessions: u16,
+    slots: u16,
+    message: u32,
+    relaxed: bool,
+}
+
+impl ServerOptions {
+    /// A server of that region on a port of the connection manager (0: one that is free), with receive buffers in DRAM, for
+    /// 16 sessions with 64 buffers of 4 KiB each.
+    #[must_use]
+    pub fn new(context: &Context, region: Region, port: u16) -> Self {
+        Self {
+            context: context.clone(),
+            region,
+            port,
+            declared: None,
+            ddio: None,
+            buffers: Buffers::Dram,
+            sessions: 16,
+            slots: 64,
+            message: 4096,
+            relaxed: false,
+        }
+    }
+
+    /// Takes the operator's word for the whole configuration, in place of what is detected. Its receive buffers are put
+    /// where it says.
+    #[must_use]
+    pub const fn declare(mut self, config: Config) -> Self {
+        self.declared = Some(config);
+        self.buffers = config.buffers;
+        self
+    }
+
+    /// Whether arriving data stops in the CPU's cache. There is no way to find out; if nothing is said it is assumed so.
+    #[must_use]
+    pub const fn ddio(mut self, on: bool) -> Self {
+        self.ddio = Some(on);
+        self
+    }
+
+    /// Puts receive buffers at the end of the region, so that messages in them are durable when they are flushed; a restart
+    /// applies them.
+    #[must_use]
+    pub const fn buffers(mut self, place: Buffers) -> Self {
+        self.buffers = place;
+        self
+    }
+
+    /// Sessions at a time.
+    #[must_use]
+    pub const fn sessions(mut self, count: u16) -> Self {
+        self.sessions = count;
+        self
+    }
+
+    /// Receive buffers of each session, 4 to 256, and the bytes of each, 512 to 1 MiB in steps of 64.
+    #[must_use]
+    pub const fn messages(mut self, slots: u16, bytes: u32) -> Self {
+        self.slots = slots;
+        self.message = bytes;
+        self
+    }
+
+    /// Registers the memory with relaxed ordering, as programs do for speed. Clients that do not expect it refuse.
+    #[must_use]
+    pub const fn relaxed_ordering(mut self) -> Self {
+        self.relaxed = true;
+        self
+    }
+
+    /// What this server is, and whether somebody's word was taken for a part of it.
+    fn detect(&self) -> Result<(Config, bool), Error> {
+        let domain = self.region.domain();
+        let durable = domain.guarantee().is_durable();
+        let order = if self.relaxed { Order::Relaxed } else { Order::Posted };
+        if let Some(declared) = self.declared {
+            if declared.flush == FlushSupport::Persistent && !durable {
+                return Err(Error::Region(format!(
+                    "FLUSH to persistence is declared, and nothing makes this region durable ({domain}); declare \"global\" or \"read\", or serve a file on a disk or on persistent memory"
+                )));
+            }
+            return Ok((Config { order: order.max(declared.order), ..declared }, true));
+        }
+        let domain = match Domain::of(domain.domain()) {
+            // Its platform promises nothing beyond the process, whatever it is made of.
+            Some(_) if !durable => Domain::Process,
+            Some(found) => found,
+            None => {
+                return Err(Error::Region(format!(
+                    "nothing of this region outlives its process ({domain}); serve a file, or declare a configuration to try its methods"
+                )));
+            }
+        };
+        let found = Config { buffers: self.buffers, order, ..Config::software(domain) };
+        let declared = self.region.domain().guarantee().declared;
+        Ok((Config { ddio: self.ddio.unwrap_or(found.ddio), ..found }, declared || self.ddio.is_some()))
+    }
+
+    fn check(&self) -> Result<(), Error> {
+        let argument = |text: String| Err(Error::Argument(text));
+        if !(4..=SLOTS_MAX).contains(&self.slots) {
+            return argument(format!("a session has 4 to {SLOTS_MAX} receive buffers, not {}", self.slots));
+        }
+        if !(512..=1 << 20).contains(&self.message) || !self.message.is_multiple_of(64) {
+            return argument(format!(
+                "a receive buffer has 512 to 1048576 bytes, in steps of 64, not {}",
+                self.message
+            ));
+        }
+        if self.sessions == 0 {
+            return argument("a server takes at least one session".into());
+        }
+        Ok(())
+    }
+}
+
+/// A call to the application.
+#[derive(Clone, Copy, Debug)]
+pub struct Call<'a> {
+    /// Names the session: never that of another one, before or after.
+    pub session: u64,
+    /// What it asks.
+    pub request: &'a [u8],
+}
+
+type Handler = Box<dyn FnMut(&Call<'_>) -> Result<Vec<u8>, String> + Send>;
+
+/// What a server did.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Stats {
+    /// Sessions that were accepted.
+    pub sessions: u64,
+    /// Sessions that were ended because the client broke the protocol.
+    pub expelled: u64,
+    /// What was served, of all sessions.
+    pub served: Served,
+}
+
+struct Link {
+    id: u64,
+    connection: Connection,
+    /// Receive buffers, DRAM or not.
+    incoming: Mr,
+    ring: Ring,
+    outgoing: Mr,
+    free: Vec<u32>,
+    unsent: VecDeque<Answer>,
+    failed: bool,
+}
+
+struct Peer {
+    /// Which of the server's sessions.
+    index: u16,
+    responder: Responder,
+    link: Link,
+}
+
+struct State {
+    peers: BTreeMap<Qpn, Peer>,
+    stats: Stats,
+    next_id: u64,
+}
+
+/// All that both threads of a server use.
+struct Core {
+    options: ServerOptions,
+    config: Config,
+    declared: bool,
+    layout: Option<Layout>,
+    data_len: u64,
+    recovered: Recovered,
+    listener: Listener,
+    pd: Pd,
+    cq: Cq,
+    memory: Mr,
+    state: Mutex<State>,
+}
+
+/// The responder: exports a region, serves the responder's steps.
+pub struct Server {
+    core: Core,
+    handlers: BTreeMap<u16, Handler>,
+    round: Option<Box<dyn FnMut() + Send>>,
+}
+
+impl fmt::Debug for Server {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Server")
+            .field("addr", &self.addr())
+            .field("config", self.config())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Server {
+    /// Recovers what a crash left in the region's receive buffers, and then listens. Clients that connect wait until
+    /// [`run`](Self::run).
+    ///
+    /// # Errors
+    /// One sentence that says what to do: the port is taken, the region keeps nothing, or too little, or cannot do what is
+    /// declared of it; another version wrote its receive buffers; the medium failed.
+    pub fn bind(options: ServerOptions) -> Result<Self, Error> {
+        options.check()?;
+        let (config, declared) = options.detect()?;
+        let region = &options.region;
+        let found = Layout::find(region)?;
+        let recovered = recover(region)?;
+        let medium = |e| Error::Ring(crate::ring::RingError::Medium(e));
+        let layout = match (config.buffers, found) {
+            (Buffers::Pm, _) => {
+                let layout =
+                    Layout::at_the_end(region.len(), options.sessions, options.slots, options.message)?;
+                layout.format(region).map_err(medium)?;
+                Some(layout)
+            }
+            (Buffers::Dram, Some(_)) => {
+                Layout::remove(region).map_err(medium)?;
+                None
+            }
+            (Buffers::Dram, None) => None,
+        };
+        let data_len = layout.map_or(region.len(), |layout| layout.data_len);
+        let listener = listen(&options.context, options.port)?;
+        let pd = options.context.alloc_pd()?;
+        let each = usize::from(options.slots) * 6 + 32;
+        let capacity = (usize::from(options.sessions) * each).min(options.context.config().max_cqe as usize);
+        let cq = options.context.create_cq(capacity as u32, None, 0)?;
+        let mut access = Access::LOCAL_WRITE
+            | Access::REMOTE_WRITE
+            | Access::REMOTE_READ
+            | Access::REMOTE_ATOMIC
+            | flush_rights(&config);
+        if config.order == Order::Relaxed {
+            access |= Access::RELAXED_ORDERING;
+        }
+        let memory = pd.reg_mr_at(region, 0, data_len, 0, access)?;
+        let state = State { peers: BTreeMap::new(), stats: Stats::default(), next_id: 1 };
+        let core = Core {
+            options,
+            config,
+            declared,
+            layout,
+            data_len,
+            recovered,
+            listener,
+            pd,
+            cq,
+            memory,
+            state: Mutex::new(state),
+        };
+        Ok(Self { core, handlers: BTreeMap::new(), round: None })
+    }
+
+    /// Where clients connect.
+    #[must_use]
+    pub fn addr(&self) -> SocketAddr {
+        SocketAddr::new(self.core.options.context.link_caps().addresses[0], self.core.listener.port())
+    }
+
+    /// What it is.
+    #[must_use]
+    pub const fn config(&self) -> &Config {
+        &self.core.config
+    }
+
+    /// Bytes that clients may update, from the start of the region.
+    #[must_use]
+    pub const fn len(&self) -> u64 {
+        self.core.data_len
+    }
+
+    /// Whether there is nothing to update: never.
+    #[must_use]
+    pub const fn is_empty(&self) -> bool {
+        self.core.data_len == 0
+    }
+
+    /// What was found in receive buffers when it was bound.
+    #[must_use]
+    pub const fn recovered(&self) -> Recovered {
+        self.core.recovered
+    }
+
+    /// What it is and which failures updates survive, in a sentence.
+    #[must_use]
+    pub fn sentence(&self) -> String {
+        self.core.sentence()
+    }
+
+    /// Answers [`Session::call`](crate::Session::call)s of a service. The handler runs on the serving thread, and sees what
+    /// its session did before.
+    ///
+    /// # Panics
+    /// For the services 65534 and 65535, which are the server's own.
+    pub fn on_call(
+        &mut self,
+        service: u16,
+        handler: impl FnMut(&Call<'_>) -> Result<Vec<u8>, String> + Send + 'static,
+    ) {
+        assert!(service < DESCRIBE, "service {service} is the server's own");
+        self.handlers.insert(service, Box::new(handler));
+    }
+
+    /// Other work of the serving thread: called again and again, and no message is served meanwhile. This is what a busy
+    /// application is to those who need its help; with it the thread never sleeps.
+    pub fn on_round(&mut self, work: impl FnMut() + Send + 'static) {
+        self.round = Some(Box::new(work));
+    }
+
+    /// What happened so far.
+    #[must_use]
+    pub fn stats(&self) -> Stats {
+        let state = self.core.lock();
+        let mut stats = state.stats;
+        state.peers.values().for_each(|peer| add(&mut stats.served, peer.responder.served()));
+        stats
+    }
+
+    /// Serves until `stop` is set, and then ends all sessions.
+    ///
+    /// # Errors
+    /// The device is gone; the medium failed.
+    pub fn run(&mut self, stop: &AtomicBool) -> Result<Stats, Error> {
+        let mut handlers = std::mem::take(&mut self.handlers);
+        let mut round = self.round.take();
+        let this = &self.core;
+        let over = &AtomicBool::new(false);
+        let served = std::thread::scope(|scope| {
+            let accepting =
+                std::thread::Builder::new().name("persist-accept".into()).spawn_scoped(scope, move || {
+                    while !stop.load(Ordering::Acquire) && !over.load(Ordering::Acquire) {
+                        if let Some(incoming) = this.listener.get_request(Some(TICK)) {
+                            // A peer may be refused or fail; the server goes on, and the peer was told.
+                            let _ = this.accept(incoming);
+                        }
+                    }
+                });
+            let started = accepting.map(drop).map_err(|e| {
+                Error::Verbs(remanence_verbs::Error::Os {
+                    what: "a thread cannot be started".into(),
+                    source: std::sync::Arc::new(e),
+                })
+            });
+            let served = started.and_then(|()| this.serve(stop, &mut handlers, &mut round));
+            over.store(true, Ordering::Release);
+            served
+        });
+        (self.handlers, self.round) = (handlers, round);
+        let stats = self.stats();
+        let everyone: Vec<Qpn> = self.core.lock().peers.keys().copied().collect();
+        for qpn in everyone {
+            self.core.lock().remove(qpn, &self.core.options.region);
+        }
+        served.map(|()| stats)
+    }
+}
+
+impl Core {
+    fn sentence(&self) -> String {
+        let word = if self.declared { "declared" } else { "detected" };
+        let ddio = match self.options.ddio {
+            None if self.options.declared.is_none() => "; DDIO is assumed on, as it cannot be detected",
+            _ => "",
+        };
+        format!("{}; configuration {} ({word}){ddio}", self.options.region.domain(), self.config)
+    }
+
+    /// The state is whole between any two statements that can panic; a poisoned lock is as good as any.
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn serve(
+        &self,
+        stop: &AtomicBool,
+        handlers: &mut BTreeMap<u16, Handler>,
+        round: &mut Option<Box<dyn FnMut() + Send>>,
+    ) -> Result<(), Error> {
+        let mut completions = Vec::new();
+        while !stop.load(Ordering::Acquire) {
+            completions.clear();
+            let cq = |e: remanence_rnic::CqError| Error::Verbs(e.into());
+            if let Some(work) = round {
+                self.cq.poll(&mut completions, 256).map_err(cq)?;
+                work();
+            } else {
+                self.cq.wait(&mut completions, 256, Some(TICK)).map_err(cq)?;
+            }
+            let mut state = self.lock();
+            for wc in &completions {
+                self.completed(&mut state, wc, handlers);
+            }
+            self.idle(&mut state, handlers);
+        }
+        Ok(())
+    }
+
+    fn completed(&self, state: &mut State, wc: &Wc, handlers: &mut BTreeMap<u16, Handler>) {
+        let Some(peer) = state.peers.get_mut(&wc.qpn) else { return };
+        let region = &self.options.region;
+        if wc.status != WcStatus::Success {
+            state.remove(wc.qpn, region);
+            return;
+        }
+        if wc.wr_id & RECEIVE == 0 {
+            if wc.wr_id != NOBODY {
+                peer.link.free.push(wc.wr_id as u32);
+            }
+            peer.link.push();
+            return;
+        }
+        let Peer { responder, link, .. } = peer;
+        let imm = (wc.opcode == WcOpcode::RecvRdmaWithImm).then(|| wc.imm.unwrap_or(0));
+        let buffers = link.incoming.region().clone();
+        let mut world = Live { link, handlers, core: self };
+        let mut result = responder.message(wc.byte_len, imm, region, &buffers, &mut world);
+        if result.is_ok() && responder.is_pressed() {
+            result = responder.idle(region, &buffers, &mut world);
+        }
+        if result.is_err() {
+            // What was said last goes out; then the connection ends, and the client learns of it.
+            state.stats.expelled += 1;
+            state.remove(wc.qpn, region);
+        }
+    }
+
+    /// Does what was put off, when nobody waits.
+    fn idle(&self, state: &mut State, handlers: &mut BTreeMap<u16, Handler>) {
+        let region = &self.options.region;
+        let mut gone = Vec::new();
+        for (qpn, peer) in &mut state.peers {
+            let Peer { responder, link, .. } = peer;
+            let buffers = link.incoming.region().clone();
+            let result = responder.idle(region, &buffers, &mut Live { link, handlers, core: self });
+            peer.link.push();
+            if result.is_err() || peer.link.failed {
+                gone.push(*qpn);
+            }
+        }
+        for qpn in gone {
+            state.remove(qpn, region);
+        }
+    }
+
+    fn accept(&self, incoming: Incoming) -> Result<(), Error> {
+        let reject = |incoming: Incoming, why: &str| Ok(incoming.reject(clipped(why, REJ_MAX))?);
+        let declared = match Hello::parse(incoming.private_data()) {
+            Ok(hello) => hello.declared,
+            Err(Stranger::Other) => {
+                return reject(incoming, "this is a persistence server, and you are no client of one");
+            }
+            Err(Stranger::Version(theirs)) => {
+                let why = format!(
+                    "it speaks version {VERSION} of the protocol and you speak {theirs}; use the same release"
+                );
+                return reject(incoming, &why);
+            }
+        };
+        let agreed = match declared.map_or(Ok(self.config), |declared| self.config.agree(&declared)) {
+            Ok(agreed) => agreed,
+            Err(refusal) => return reject(incoming, &refusal.to_string()),
+        };
+        let mut state = self.lock();
+        let taken = |n: u16| state.peers.values().any(|peer| peer.index == n);
+        let Some(index) = (0..self.options.sessions).find(|n| !taken(*n)) else {
+            return reject(incoming, "it has as many sessions as it takes; try again later");
+        };
+        let id = state.next_id;
+        state.next_id += 1;
+        let (stamp, ring, incoming_mr) = self.buffers(index)?;
+        let outgoing = Region::anonymous(ring.bytes())?;
+        let outgoing = self.pd.reg_mr(&outgoing, Access::LOCAL_WRITE)?;
+        let slots = u32::from(ring.slots);
+        let caps = QpCaps {
+            max_send_wr: 4 * slots + 16,
+            max_recv_wr: slots,
+            max_send_sge: 1,
+            max_recv_sge: 1,
+            max_inline: INLINE as u32,
+        };
+        let qp = self.pd.create_qp(&QpOptions { caps, ..QpOptions::rc(&self.cq) })?;
+        let shift = granule_shift(self.data_len);
+        let terms = Terms {
+            config: agreed,
+            data_len: self.data_len,
+            ring,
+            durable_buffers: self.layout.is_some(),
+            stamp,
+            shift,
+        };
+        let welcome = Welcome {
+            server: self.config,
+            agreed,
+            declared: self.declared,
+            guarantee: self.options.region.domain().guarantee(),
+            region: Window { rkey: self.memory.rkey().0, addr: self.memory.addr(), len: self.data_len },
+            buffers: Window { rkey: incoming_mr.rkey().0, addr: incoming_mr.addr(), len: ring.bytes() },
+            slots: ring.slots,
+            slot_size: ring.slot_size,
+            stamp,
+            sentence: self.sentence(),
+        };
+        // Receives are posted before the peer can know of the QP; INIT is the first state that takes them.
+        let attr = ConnectAttr { max_rd_atomic: 1, ..ConnectAttr::default() };
+        qp.modify(&remanence_rnic::QpAttr {
+            state: Some(remanence_rnic::QpState::Init),
+            access: Some(attr.access),
+            ..remanence_rnic::QpAttr::default()
+        })
+        .map_err(remanence_verbs::Error::from)?;
+        for n in 0..u64::from(ring.slots) {
+            post_recv(&qp, &incoming_mr, &ring, n + 1)?;
+        }
+        let connection = incoming.accept(&qp, &attr, &welcome.emit())?;
+        let link = Link {
+            id,
+            connection,
+            incoming: incoming_mr,
+            ring,
+            outgoing,
+            free: (0..slots).collect(),
+            unsent: VecDeque::new(),
+            failed: false,
+        };
+        state.stats.sessions += 1;
+        state.peers.insert(qp.qpn(), Peer { index, responder: Responder::new(terms), link });
+        Ok(())
+    }
+
+    /// Receive buffers for a session: its stamp is durable when this returns.
+    fn buffers(&self, index: u16) -> Result<(u64, Ring, Mr), Error> {
+        let mut stamp = [0; 8];
+        getrandom::fill(&mut stamp).expect("the kernel gives random bytes");
+        let stamp = u64::from_be_bytes(stamp);
+        if let Some(layout) = &self.layout {
+            let ring = layout.ring(index);
+            ring.begin(&self.options.region, stamp).map_err(crate::responder::Fault::Medium)?;
+            // A READ in place of a FLUSH reads them.
+            let access = Access::LOCAL_WRITE | Access::REMOTE_READ | flush_rights(&self.config);
+            let mr = self.pd.reg_mr_at(&self.options.region, ring.first, ring.bytes(), 0, access)?;
+            return Ok((stamp, ring, mr));
+        }
+        let ring = Ring::volatile(self.options.slots, self.options.message);
+        let region = Region::anonymous(ring.bytes())?;
+        let access = Access::LOCAL_WRITE | Access::REMOTE_READ | Access::FLUSH_GLOBAL;
+        Ok((stamp, ring, self.pd.reg_mr(&region, access)?))
+    }
+}
+
+fn add(all: &mut Served, one: Served) {
+    all.messages += one.messages;
+    all.copies += one.copies;
+    all.psyncs += one.psyncs;
+    all.acks += one.acks;
+}
+
+fn flush_rights(config: &Config) -> Access {
+    match config.flush {
+        FlushSupport::Read => Access::empty(),
+        FlushSupport::Global => Access::FLUSH_GLOBAL,
+        FlushSupport::Persistent => Access::FLUSH_GLOBAL | Access::FLUSH_PERSISTENT,
+    }
+}
+
+/// The buffer of message `number` is given to the RNIC.
+fn post_recv(qp: &Qp, mr: &Mr, ring: &Ring, number: u64) -> Result<(), Error> {
+    let at = ring.buffer(number) - ring.first;
+    let sge = [mr.sge(at, ring.slot_size)];
+    let posted = qp.post_recv(&RecvWr { wr_id: number | RECEIVE, sges: &sge });
+    Ok(posted.map_err(remanence_verbs::Error::from)?)
+}
+
+impl State {
+    /// A session ends. What it left in its buffers is applied: it may have been told that it is durable.
+    fn remove(&mut self, qpn: Qpn, region: &Region) {
+        let Some(mut peer) = self.peers.remove(&qpn) else { return };
+        let buffers = peer.link.incoming.region().clone();
+        let _ = peer.responder.settle(region, &buffers, &mut Nobody);
+        add(&mut self.stats.served, peer.responder.served());
+        let _ = peer.link.connection.disconnect();
+    }
+}
+
+/// The world of a session that is over.
+struct Nobody;
+
+impl World for Nobody {
+    fn send(&mut self, _: Answer) {}
+
+    fn repost(&mut self, _: u64) {}
+
+    fn call(&mut self, _: u16, _: &[u8]) -> Result<Vec<u8>, String> {
+        Err("the session is over".into())
+    }
+}
+
+struct Live<'a> {
+    link: &'a mut Link,
+    handlers: &'a mut BTreeMap<u16, Handler>,
+    core: &'a Core,
+}
+
+impl World for Live<'_> {
+    fn send(&mut self, answer: Answer) {
+        self.link.unsent.push_back(answer);
+        self.link.push();
+    }
+
+    fn repost(&mut self, number: u64) {
+        let Link { connection, incoming, ring, failed, .. } = &mut *self.link;
+        // The buffer of this message is the next one in the ring that the RNIC gets.
+        let next = number + u64::from(ring.slots);
+        *failed |= post_recv(connection.qp(), incoming, ring, next).is_err();
+    }
+
+    fn call(&mut self, service: u16, request: &[u8]) -> Result<Vec<u8>, String> {
+        match (service, self.handlers.get_mut(&service)) {
+            (SETTLE, _) => Ok(Vec::new()),
+            (DESCRIBE, _) => {
+                let room = self.link.ring.slot_size as usize - crate::message::ANSWER_HEADER;
+                Ok(clipped(&self.core.sentence(), room).to_vec())
+            }
+            (_, Some(handler)) => handler(&Call { session: self.link.id, request }),
+            (_, None) => Err(format!("the server has no service {service}")),
+        }
+    }
+}
+
+impl Link {
+    /// Sends what waits, as far as there is room.
+    fn push(&mut self) {
+        while let Some(answer) = self.unsent.front() {
+            let bytes = answer.emit();
+            let qp = self.connection.qp();
+            let posted = if bytes.len() <= INLINE {
+                let wr = SendWr {
+                    wr_id: NOBODY,
+                    op: SendOp::Send,
+                    data: Data::Inline(&bytes),
+                    flags: SendFlags::empty(),
+                    ud: None,
+                };
+                qp.post_send(&wr)
+            } else {
+                let Some(slot) = self.free.pop() else { return };
+                let at = u64::from(slot) * u64::from(self.ring.slot_size);
+                self.outgoing.region().write(at, &bytes);
+                let sge = [self.outgoing.sge(at, bytes.len() as u32)];
+                let wr = SendWr {
+                    wr_id: slot.into(),
+                    op: SendOp::Send,
+                    data: Data::Sges(&sge),
+                    flags: SendFlags::SIGNALED,
+                    ud: None,
+                };
+                let posted = qp.post_send(&wr);
+                if posted.is_err() {
+                    self.free.push(slot);
+                }
+                posted
+            };
+            match posted {
+                Ok(()) => drop(self.unsent.pop_front()),
+                // Before the connection is established, and when the queue is full: soon again.
+                Err(PostError::QueueFull | PostError::InvalidState) => return,
+                Err(_) => {
+                    self.failed = true;
+                    return;
+                }
+            }
+        }
+    }
+}
+
+/// Listens on a port; for port 0 on one of the dynamic range that is free.
+fn listen(context: &Context, port: u16) -> Result<Listener, Error> {
+    const DYNAMIC: u16 = 49152;
+    const BACKLOG: usize = 16;
+    if port != 0 {
+        return Ok(Listener::bind(context, port, BACKLOG)?);
+    }
+    let mut attempt = 0;
+    loop {
+        let mut random = [0; 2];
+        getrandom::fill(&mut random).expect("the kernel gives random bytes");
+        match Listener::bind(context, DYNAMIC | u16::from_be_bytes(random), BACKLOG) {
+            Err(remanence_verbs::Error::PortInUse(_)) if attempt < 64 => attempt += 1,
+            result => return Ok(result?),
+        }
+    }
+}

@@ -1,0 +1,694 @@
+//! A client's session: connect, plan, make updates durable.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::net::SocketAddr;
+use std::ops::Deref;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use remanence_persist::Config;
+use remanence_persist::check::{Machine, Prover};
+use remanence_persist::plan::{self, Costs, Refusal, Request};
+use remanence_persist::recipe::{Op, Persistent, Recipe, build};
+use remanence_persist::taxonomy::{FlushSupport, Order};
+use remanence_pmem::{Guarantee, Region};
+use remanence_rnic::{
+    Access, Data, Placement, PostError, QpCaps, RecvWr, SendFlags, SendOp, SendWr, Wc, WcStatus,
+};
+use remanence_verbs::{ConnectAttr, Connection, Context, Cq, Doorbell, Mr, Pd, QpOptions};
+
+use crate::codec::sentence;
+use crate::costs::{self, CostSource};
+use crate::error::Error;
+use crate::hello::{Hello, Stranger, Welcome};
+use crate::message::{HEADER, Kind};
+use crate::program::{Classes, granule_shift};
+use crate::requester::{Broken, Method, Port, Refused, Requester, Terms, Ticket};
+
+/// Send work requests that a session may have posted.
+const SQ_DEPTH: u32 = 512;
+/// Receive buffers that a server may have for a session at most.
+pub(crate) const SLOTS_MAX: u16 = 256;
+/// Receive work requests: an acknowledgement and a credit for each of the server's buffers.
+const RQ_DEPTH: u32 = 2 * SLOTS_MAX as u32 + 8;
+/// Marks a work request as a receive.
+const RECEIVE: u64 = 1 << 63;
+/// The service that the server itself answers: once it has applied everything before.
+pub(crate) const SETTLE: u16 = u16::MAX;
+/// The service that says what the server is, at full length.
+pub(crate) const DESCRIBE: u16 = u16::MAX - 1;
+
+/// How a client connects.
+#[derive(Clone, Debug)]
+pub struct Options {
+    declared: Option<Config>,
+    depth: usize,
+    staging: u64,
+    patience: Duration,
+    costs: CostSource,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            declared: None,
+            depth: 16,
+            staging: 1 << 20,
+            patience: Duration::from_secs(30),
+            costs: CostSource::Cached,
+        }
+    }
+}
+
+impl Options {
+    /// What this side knows of the server, or wants to be assumed of it. On every axis the weaker of this and of what the
+    /// server says holds. Without it the server's word counts.
+    #[must_use]
+    pub const fn declare(mut self, config: Config) -> Self {
+        self.declared = Some(config);
+        self
+    }
+
+    /// How many runs [`Session::submit`] has under way at a time; 16 if nothing is said.
+    #[must_use]
+    pub const fn depth(mut self, runs: usize) -> Self {
+        self.depth = runs;
+        self
+    }
+
+    /// Bytes of registered memory for updates on their way; it grows for larger ones. 1 MiB if nothing is said.
+    #[must_use]
+    pub const fn staging(mut self, bytes: u64) -> Self {
+        self.staging = bytes;
+        self
+    }
+
+    /// How long the server may go without a sign before a call gives up; 30 s if nothing is said.
+    #[must_use]
+    pub const fn patience(mut self, limit: Duration) -> Self {
+        self.patience = limit;
+        self
+    }
+
+    /// What plans are compared by; [`CostSource::Cached`] if nothing is said.
+    #[must_use]
+    pub const fn costs(mut self, source: CostSource) -> Self {
+        self.costs = source;
+        self
+    }
+}
+
+/// The server's memory, as a session sees it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct RemoteRegion {
+    /// Bytes.
+    pub len: u64,
+    /// Its key.
+    pub rkey: u32,
+    /// Address of its first byte.
+    pub addr: u64,
+    /// What it promises, by the server's word.
+    pub guarantee: Guarantee,
+    /// The server's configuration was declared, in part at least, and not detected.
+    pub declared: bool,
+    /// What the server says of it, as a person would read it.
+    pub sentence: String,
+}
+
+impl fmt::Display for RemoteRegion {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} bytes; {}", self.len, self.sentence)?;
+        if self.declared { f.write_str("; its configuration is declared and not detected") } else { Ok(()) }
+    }
+}
+
+/// A plan that a session can carry out. Clones are the same plan.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    plan: Arc<plan::Plan>,
+    method: Arc<Method>,
+}
+
+impl Deref for Plan {
+    type Target = plan::Plan;
+
+    fn deref(&self) -> &plan::Plan {
+        &self.plan
+    }
+}
+
+/// Posts behind one doorbell.
+struct Live<'a> {
+    doorbell: Doorbell<'a>,
+    staging: &'a Mr,
+}
+
+impl Port for Live<'_> {
+    fn stage(&mut self, at: u64, bytes: &[u8]) {
+        self.staging.region().write(at, bytes);
+    }
+
+    fn post(&mut self, wr_id: u64, op: SendOp, at: u64, len: u32, flags: SendFlags) -> Result<(), PostError> {
+        let sge = [self.staging.sge(at, len)];
+        let data = Data::Sges(if len == 0 { &[] } else { &sge });
+        self.doorbell.post_send(&SendWr { wr_id, op, data, flags, ud: None })
+    }
+}
+
+/// One connection to one responder, on which updates are made durable. Dropped, it disconnects.
+pub struct Session {
+    requester: Requester,
+    welcome: Welcome,
+    connection: Connection,
+    cq: Cq,
+    pd: Pd,
+    staging: Mr,
+    incoming: Mr,
+    prover: Prover,
+    costs: Costs,
+    plans: Vec<(Request, Option<Op>, Plan)>,
+    methods: Vec<Arc<Method>>,
+    classes: Classes,
+    ended: VecDeque<(Ticket, Persistent)>,
+    completions: Vec<Wc>,
+    patience: Duration,
+    over: bool,
+}
+
+impl fmt::Debug for Session {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Session")
+            .field("peer", &self.connection.peer())
+            .field("agreed", &self.welcome.agreed)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Session {
+    /// Connects to a [`Server`](crate::Server), and agrees with it on what both rely on.
+    ///
+    /// # Errors
+    /// One sentence that says what to do: nobody or something else listens there, it is of another version, it refuses, its
+    /// memory may be written in any order and that was not declared, it does not execute the FLUSH that it claims to.
+    pub fn connect(context: &Context, to: SocketAddr, options: Options) -> Result<Self, Error> {
+        let pd = context.alloc_pd()?;
+        let cq = context.create_cq(SQ_DEPTH + RQ_DEPTH + 8, None, 0)?;
+        let caps = QpCaps {
+            max_send_wr: SQ_DEPTH,
+            max_recv_wr: RQ_DEPTH,
+            max_send_sge: 1,
+            max_recv_sge: 1,
+            max_inline: 0,
+        };
+        let qp = pd.create_qp(&QpOptions { caps, ..QpOptions::rc(&cq) })?;
+        let attr = ConnectAttr { access: Access::empty(), ..ConnectAttr::default() };
+        let hello = Hello { declared: options.declared }.emit();
+        let connection = Connection::connect(&qp, to, &attr, &hello, Some(options.patience))
+            .map_err(|e| refusal(to, e))?;
+        let welcome = Welcome::parse(&connection.private_data()).map_err(|stranger| match stranger {
+            Stranger::Other => Error::Stranger(to),
+            Stranger::Version(theirs) => Error::OtherVersion { peer: to, theirs },
+        })?;
+        agree(to, &welcome, options.declared.as_ref())?;
+        let slots = welcome.slots.min(SLOTS_MAX);
+        let size = u64::from(welcome.slot_size);
+        // One more page of staging would do; growing it later costs a registration.
+        let staging = Region::anonymous(options.staging.max(2 * size).max(4096))?;
+        let staging = pd.reg_mr(&staging, Access::LOCAL_WRITE)?;
+        let answers = u64::from(slots) * 2 + 8;
+        let incoming = pd.reg_mr(&Region::anonymous(answers * size)?, Access::LOCAL_WRITE)?;
+        let terms = Terms {
+            config: welcome.agreed,
+            region: welcome.region,
+            buffers: welcome.buffers,
+            slots: welcome.slots,
+            slot_size: welcome.slot_size,
+            stamp: welcome.stamp,
+            shift: granule_shift(welcome.region.len),
+        };
+        let mut this = Self {
+            requester: Requester::new(terms, SQ_DEPTH, options.depth, staging.len()),
+            welcome,
+            connection,
+            cq,
+            pd,
+            staging,
+            incoming,
+            prover: Prover::default(),
+            costs: Costs::PAPERS,
+            plans: Vec::new(),
+            methods: Vec::new(),
+            classes: Classes::default(),
+            ended: VecDeque::new(),
+            completions: Vec::new(),
+            patience: options.patience,
+            over: false,
+        };
+        for n in 0..answers {
+            this.post_recv(n)?;
+        }
+        this.prove_flush()?;
+        this.welcome.sentence = sentence(&this.call(DESCRIBE, &[])?);
+        this.costs = costs::of(&mut this, to, options.costs)?;
+        Ok(this)
+    }
+
+    /// What both sides rely on.
+    #[must_use]
+    pub const fn config(&self) -> &Config {
+        &self.welcome.agreed
+    }
+
+    /// What the server is by its own word, which this side may have weakened.
+    #[must_use]
+    pub const fn server_config(&self) -> &Config {
+        &self.welcome.server
+    }
+
+    /// The server's memory.
+    #[must_use]
+    pub fn region(&self) -> RemoteRegion {
+        let welcome = &self.welcome;
+        RemoteRegion {
+            len: welcome.region.len,
+            rkey: welcome.region.rkey,
+            addr: welcome.region.addr,
+            guarantee: welcome.guarantee,
+            declared: welcome.declared,
+            sentence: welcome.sentence.clone(),
+        }
+    }
+
+    /// What plans are compared by.
+    #[must_use]
+    pub const fn costs(&self) -> &Costs {
+        &self.costs
+    }
+
+    /// The largest update that a message can bring, alone in it.
+    #[must_use]
+    pub fn message_max(&self) -> u32 {
+        self.room(1)
+    }
+
+    fn room(&self, count: usize) -> u32 {
+        self.welcome.slot_size.saturating_sub((HEADER + count * crate::message::ENTRY) as u32)
+    }
+
+    /// The cheapest method that is proven for a request. Plans are remembered: a request that was planned before costs
+    /// nothing, and a new one a message to the server.
+    ///
+    /// # Errors
+    /// A sentence that says why there is no method, and what would help.
+    pub fn plan(&mut self, request: &Request) -> Result<Plan, Refusal> {
+        if let Some((.., known)) = self.plans.iter().find(|(r, op, _)| r == request && op.is_none()) {
+            return Ok(known.clone());
+        }
+        let fitting = Request {
+            message_max: request.message_max.min(self.room(request.sizes.len())),
+            ..request.clone()
+        };
+        let found = plan::plan(&mut self.prover, &self.welcome.agreed, &fitting, &self.costs)?;
+        let plan = self.adopt(found)?;
+        self.plans.push((request.clone(), None, plan.clone()));
+        Ok(plan)
+    }
+
+    /// The method of the paper's cell for an operation, cheapest or not: to compare them.
+    ///
+    /// # Errors
+    /// It does not hold here, or the update does not fit into a message.
+    pub fn plan_by(&mut self, op: Op, request: &Request) -> Result<Plan, Refusal> {
+        if let Some((.., known)) = self.plans.iter().find(|(r, o, _)| r == request && *o == Some(op)) {
+            return Ok(known.clone());
+        }
+        let config = self.welcome.agreed;
+        let recipe = build(&config, op, request.shape());
+        let plan = self.plan_for(op, recipe, request)?;
+        self.plans.push((request.clone(), Some(op), plan.clone()));
+        Ok(plan)
+    }
+
+    /// A recipe of the caller's, if it holds here.
+    ///
+    /// # Errors
+    /// It does not: the sentence says what is lost. Or the updates do not fit into a message.
+    pub fn plan_for(&mut self, op: Op, recipe: Recipe, request: &Request) -> Result<Plan, Refusal> {
+        let config = self.welcome.agreed;
+        // As in the planner: from three updates on a recipe repeats itself, and so does its proof.
+        if recipe.shape.count <= 3 {
+            let outcome = self.prover.prove(&recipe, &Machine::new(config));
+            if !outcome.holds() {
+                return Err(Refusal(format!(
+                    "{recipe} does not hold on {config} ({}); ask for a plan instead",
+                    outcome.word()
+                )));
+            }
+        } else {
+            let small = plan::Request { sizes: vec![8; 3], ..request.clone() };
+            let small = build(&config, op, remanence_persist::Shape { count: 3, ..small.shape() });
+            if !self.prover.prove(&small, &Machine::new(config)).holds() {
+                return Err(Refusal(format!("no such list is proven on {config}; ask for a plan instead")));
+            }
+        }
+        let estimate = self.costs.estimate(&recipe, &request.sizes, &config);
+        self.adopt(plan::Plan { config, request: request.clone(), op, recipe, estimate, others: Vec::new() })
+    }
+
+    /// Tells the server its half of a plan.
+    fn adopt(&mut self, plan: plan::Plan) -> Result<Plan, Refusal> {
+        let refuse = |e: String| Refusal(format!("the plan cannot be carried out: {e}"));
+        if let Some(known) = self.methods.iter().find(|method| *method.recipe() == plan.recipe) {
+            return Ok(Plan { method: Arc::clone(known), plan: Arc::new(plan) });
+        }
+        let number = self.methods.len() as u16;
+        let bare = Method::new(&plan.recipe, number, Vec::new()).map_err(|e| refuse(e.into()))?;
+        let mut classes = Vec::new();
+        if plan.op == Op::WriteImm && !bare.program().parts().is_empty() {
+            let entered = self.classes.enter(bare.program());
+            classes =
+                entered.ok_or_else(|| refuse("this session has too many plans with WRITE_IMM".into()))?;
+        }
+        if !bare.program().parts().is_empty() {
+            let mut body = bare.program().emit();
+            body.extend_from_slice(&classes);
+            let reply = self.ask(Kind::Plan, number, &body).map_err(|e| refuse(e.to_string()))?;
+            reply.map_err(|why| refuse(format!("the server refuses its half ({why})")))?;
+        }
+        let method = Method::new(&plan.recipe, number, classes).map_err(|e| refuse(e.into()))?;
+        let method = Arc::new(method);
+        self.methods.push(Arc::clone(&method));
+        Ok(Plan { method, plan: Arc::new(plan) })
+    }
+
+    /// Carries a plan out. `updates[i]` is where in the region, and the bytes. Blocks: spins while that pays, then waits.
+    ///
+    /// # Errors
+    /// Nothing may be believed durable; but for [`Error::Argument`] the session is over, and what was under way may be
+    /// durable or not.
+    pub fn persist(&mut self, plan: &Plan, updates: &[(u64, &[u8])]) -> Result<Persistent, Error> {
+        let ticket = self.submit(plan, updates)?;
+        loop {
+            if let Some(at) = self.ended.iter().position(|(other, _)| *other == ticket) {
+                return Ok(self.ended.remove(at).expect("found just now").1);
+            }
+            self.wait()?;
+        }
+    }
+
+    /// Begins to carry a plan out, and returns when it is on its way: as many runs as [`Options::depth`] says are under way at
+    /// a time, beyond that this waits for the oldest. Runs end in the order of their tickets ([`poll`](Self::poll)).
+    ///
+    /// Nothing is promised of the order between two runs under way, but that of two that write the same bytes the later
+    /// one stays.
+    ///
+    /// # Errors
+    /// As [`persist`](Self::persist).
+    pub fn submit(&mut self, plan: &Plan, updates: &[(u64, &[u8])]) -> Result<Ticket, Error> {
+        loop {
+            self.alive()?;
+            let qp = self.connection.qp().clone();
+            let mut port = Live { doorbell: qp.doorbell(), staging: &self.staging };
+            let result = self.requester.submit(&plan.method, updates, &mut port);
+            let driven = match result {
+                Ok(_) => self.requester.drive(&mut port),
+                Err(_) => Ok(()),
+            };
+            drop(port);
+            self.judge(driven)?;
+            match result {
+                Ok(ticket) => {
+                    self.collect();
+                    return Ok(ticket);
+                }
+                Err(refused) => self.make_room(refused)?,
+            }
+        }
+    }
+
+    /// The next run that has ended, if one has, in the order of the tickets. Does not wait.
+    ///
+    /// # Errors
+    /// As [`persist`](Self::persist).
+    pub fn poll(&mut self) -> Result<Option<(Ticket, Persistent)>, Error> {
+        if let Some(first) = self.ended.pop_front() {
+            return Ok(Some(first));
+        }
+        self.alive()?;
+        let mut completions = std::mem::take(&mut self.completions);
+        completions.clear();
+        let polled = self.cq.poll(&mut completions, 64);
+        self.take(completions, polled.map_err(|e| Error::Verbs(e.into())))?;
+        Ok(self.ended.pop_front())
+    }
+
+    /// Waits until every run has ended, and hands out the last ones.
+    ///
+    /// # Errors
+    /// As [`persist`](Self::persist).
+    pub fn finish(&mut self) -> Result<Vec<(Ticket, Persistent)>, Error> {
+        while self.requester.under_way() > 0 {
+            self.wait()?;
+        }
+        Ok(self.ended.drain(..).collect())
+    }
+
+    /// Runs that were submitted and have not been handed out.
+    #[must_use]
+    pub fn under_way(&self) -> usize {
+        self.requester.under_way() + self.ended.len()
+    }
+
+    /// Reads what is visible at the server, by RDMA READ. That says nothing of whether it is durable.
+    ///
+    /// # Errors
+    /// As [`persist`](Self::persist).
+    pub fn read(&mut self, offset: u64, into: &mut [u8]) -> Result<(), Error> {
+        let chunk = (self.staging.len() / 4).min(1 << 20) as usize;
+        for (n, part) in into.chunks_mut(chunk).enumerate() {
+            let at = offset.wrapping_add((n * chunk) as u64);
+            let (number, staged) = loop {
+                self.alive()?;
+                match self.requester.read(at, part.len() as u32) {
+                    Ok(read) => break read,
+                    Err(refused) => self.make_room(refused)?,
+                }
+            };
+            self.drive()?;
+            while !self.requester.is_done(number) {
+                self.wait()?;
+            }
+            self.staging.region().read(staged, part);
+            self.requester.release(number);
+        }
+        Ok(())
+    }
+
+    /// Asks the server's application: [`Server::on_call`](crate::Server::on_call). It sees what this session did before.
+    ///
+    /// # Errors
+    /// [`Error::Application`] if it refuses; [`Error::Argument`] if the request is too long for a message; else the session is
+    /// over.
+    pub fn call(&mut self, service: u16, request: &[u8]) -> Result<Vec<u8>, Error> {
+        self.ask(Kind::Call, service, request)?.map_err(Error::Application)
+    }
+
+    /// Waits until the server has applied every message: what is durable in its receive buffers is in its place then.
+    ///
+    /// # Errors
+    /// The session is over.
+    pub fn settle(&mut self) -> Result<(), Error> {
+        self.call(SETTLE, &[]).map(drop)
+    }
+
+    fn ask(&mut self, kind: Kind, service: u16, body: &[u8]) -> Result<Result<Vec<u8>, String>, Error> {
+        let number = loop {
+            self.alive()?;
+            let qp = self.connection.qp().clone();
+            let mut port = Live { doorbell: qp.doorbell(), staging: &self.staging };
+            let asked = self.requester.call(kind, service, body, &mut port);
+            drop(port);
+            match asked {
+                Ok(number) => break number,
+                Err(refused) => self.make_room(refused)?,
+            }
+        };
+        self.drive()?;
+        loop {
+            if let Some(reply) = self.requester.reply(number) {
+                return Ok(reply);
+            }
+            self.wait()?;
+        }
+    }
+
+    /// Does what lets a refused request succeed the next time.
+    fn make_room(&mut self, refused: Refused) -> Result<(), Error> {
+        match refused {
+            Refused::Never(why) => Err(Error::Argument(why)),
+            Refused::Busy => self.wait(),
+            Refused::Unapplied => self.settle(),
+            Refused::Staging(bytes) => {
+                while !self.requester.is_idle() {
+                    self.wait()?;
+                }
+                let region = Region::anonymous(bytes.next_power_of_two())?;
+                self.staging = self.pd.reg_mr(&region, Access::LOCAL_WRITE)?;
+                self.requester.set_staging(self.staging.len());
+                Ok(())
+            }
+        }
+    }
+
+    fn alive(&self) -> Result<(), Error> {
+        if self.over { Err(Error::Over) } else { Ok(()) }
+    }
+
+    fn judge<T>(&mut self, result: Result<T, Broken>) -> Result<T, Error> {
+        self.over |= result.is_err();
+        Ok(result?)
+    }
+
+    /// Lets runs go on.
+    pub(crate) fn drive(&mut self) -> Result<(), Error> {
+        let qp = self.connection.qp().clone();
+        let mut port = Live { doorbell: qp.doorbell(), staging: &self.staging };
+        let driven = self.requester.drive(&mut port);
+        drop(port);
+        self.judge(driven)?;
+        self.collect();
+        Ok(())
+    }
+
+    fn collect(&mut self) {
+        while let Some(ended) = self.requester.finished() {
+            self.ended.push_back(ended);
+        }
+    }
+
+    /// Waits for anything to come, and lets runs go on.
+    pub(crate) fn wait(&mut self) -> Result<(), Error> {
+        self.alive()?;
+        let mut completions = std::mem::take(&mut self.completions);
+        completions.clear();
+        let begin = Instant::now();
+        let came = self.cq.wait(&mut completions, 64, Some(self.patience));
+        if matches!(came, Ok(0)) && begin.elapsed() >= self.patience {
+            self.over = true;
+            return Err(Error::Silent(self.patience.as_secs()));
+        }
+        self.take(completions, came.map_err(|e| Error::Verbs(e.into())))
+    }
+
+    fn take(&mut self, completions: Vec<Wc>, came: Result<usize, Error>) -> Result<(), Error> {
+        let result = came.and_then(|_| self.completed(&completions));
+        self.completions = completions;
+        if result.is_err() {
+            self.over = true;
+            return result;
+        }
+        self.drive()
+    }
+
+    fn completed(&mut self, completions: &[Wc]) -> Result<(), Error> {
+        for wc in completions {
+            if wc.status != WcStatus::Success {
+                // The first one says why; what was flushed after it says nothing.
+                let all = completions.iter().filter(|wc| wc.status != WcStatus::Success);
+                let first = all.clone().find(|wc| wc.status != WcStatus::WrFlushErr).unwrap_or(wc);
+                return Err(self.failure(first));
+            }
+            if wc.wr_id & RECEIVE == 0 {
+                self.requester.completed(wc.wr_id);
+                continue;
+            }
+            let n = wc.wr_id & !RECEIVE;
+            let mut bytes = vec![0; wc.byte_len as usize];
+            self.incoming.region().read(n * u64::from(self.welcome.slot_size), &mut bytes);
+            self.post_recv(n)?;
+            self.requester.received(&bytes)?;
+        }
+        Ok(())
+    }
+
+    fn failure(&self, wc: &Wc) -> Error {
+        if wc.wr_id & RECEIVE != 0 {
+            return Error::Completion { what: "the connection", status: wc.status };
+        }
+        let what = self.requester.what(wc.wr_id);
+        let refused = matches!(wc.status, WcStatus::RemAccessErr | WcStatus::RemInvReqErr);
+        if refused && what.starts_with("a FLUSH") {
+            return Error::FlushRefused { what: &what[2..], status: wc.status };
+        }
+        Error::Completion { what, status: wc.status }
+    }
+
+    fn post_recv(&self, n: u64) -> Result<(), Error> {
+        let size = self.welcome.slot_size;
+        let sge = [self.incoming.sge(n * u64::from(size), size)];
+        let wr = RecvWr { wr_id: n | RECEIVE, sges: &sge };
+        Ok(self.connection.qp().post_recv(&wr).map_err(remanence_verbs::Error::from)?)
+    }
+
+    /// Finds out whether the server executes the FLUSH that both rely on.
+    fn prove_flush(&mut self) -> Result<(), Error> {
+        let placement = match self.welcome.agreed.flush {
+            FlushSupport::Read => return Ok(()),
+            FlushSupport::Global => Placement::GlobalVisibility,
+            FlushSupport::Persistent => Placement::Persistence,
+        };
+        self.timed(|requester| Ok(requester.flush(placement, 0, 8))).map(drop)
+    }
+
+    /// What a work request takes.
+    pub(crate) fn timed(
+        &mut self,
+        queue: impl FnOnce(&mut Requester) -> Result<u64, Refused>,
+    ) -> Result<Duration, Error> {
+        let begin = Instant::now();
+        let number = match queue(&mut self.requester) {
+            Ok(number) => number,
+            Err(Refused::Never(why)) => return Err(Error::Argument(why)),
+            Err(_) => return Err(Error::Argument("something is under way".into())),
+        };
+        self.drive()?;
+        while !self.requester.is_done(number) {
+            self.wait()?;
+        }
+        Ok(begin.elapsed())
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        // The server is told; nobody waits for its answer.
+        let _ = self.connection.disconnect();
+    }
+}
+
+/// The server's sentence, if it rejected us.
+fn refusal(peer: SocketAddr, error: remanence_verbs::Error) -> Error {
+    match error {
+        remanence_verbs::Error::Rejected { ref private_data, .. } if private_data.iter().any(|b| *b != 0) => {
+            Error::Refused { peer, why: sentence(private_data) }
+        }
+        other => Error::Verbs(other),
+    }
+}
+
+/// Both sides must have come to the same conclusion, and this one must want it.
+fn agree(peer: SocketAddr, welcome: &Welcome, declared: Option<&Config>) -> Result<(), Error> {
+    if welcome.server.order == Order::Relaxed && declared.is_none_or(|d| d.order != Order::Relaxed) {
+        return Err(Error::Relaxed);
+    }
+    let ours = declared.map_or(Ok(welcome.server), |declared| welcome.server.agree(declared))?;
+    if ours != welcome.agreed {
+        let why = format!(
+            "it relies on {} where {ours} was agreed; use the same release on both sides",
+            welcome.agreed
+        );
+        return Err(Error::Refused { peer, why });
+    }
+    Ok(())
+}

@@ -1,0 +1,112 @@
+//! Servers of a test's own, each on a loopback address of its own.
+#![allow(dead_code, reason = "each test program uses a part")]
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::thread::JoinHandle;
+
+use remanence_persist::Config;
+use remanence_persist::plan::Costs;
+use remanence_persist::taxonomy::Domain;
+use remanence_pmem::{FileOptions, PersistenceDomain, Region};
+use remanence_remote::{CostSource, Error, Options, Server, ServerOptions, Session, Stats};
+use remanence_verbs::Context;
+use tempfile::TempDir;
+
+/// An address of 127/8 that no other test of this or another process uses at the moment.
+pub(crate) fn address() -> IpAddr {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let process = std::process::id() % 60_000 + 256;
+    let n = NEXT.fetch_add(1, Ordering::Relaxed) % 254 + 1;
+    Ipv4Addr::new(127, (process >> 8) as u8, process as u8, n as u8).into()
+}
+
+pub(crate) fn context() -> Context {
+    Context::open(remanence_verbs::Options::udp(address())).expect("a device on loopback")
+}
+
+/// A server with a thread of its own.
+pub(crate) struct Host {
+    pub(crate) addr: SocketAddr,
+    pub(crate) region: Region,
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<Result<Stats, Error>>>,
+    _dir: TempDir,
+}
+
+impl Host {
+    /// Of a file that goes with the test.
+    pub(crate) fn file(len: u64, change: impl FnOnce(ServerOptions) -> ServerOptions) -> Self {
+        Self::with(len, None, change, |_| ())
+    }
+
+    /// Of a file whose domain is declared.
+    pub(crate) fn declared(
+        len: u64,
+        domain: PersistenceDomain,
+        change: impl FnOnce(ServerOptions) -> ServerOptions,
+    ) -> Self {
+        Self::with(len, Some(domain), change, |_| ())
+    }
+
+    pub(crate) fn with(
+        len: u64,
+        domain: Option<PersistenceDomain>,
+        change: impl FnOnce(ServerOptions) -> ServerOptions,
+        prepare: impl FnOnce(&mut Server),
+    ) -> Self {
+        // A file on a disk is behind the page cache, whatever is declared; what is in memory may be anything.
+        let disk = domain.is_none_or(|domain| domain == PersistenceDomain::PageCache);
+        let dir = if disk { tempfile::tempdir() } else { tempfile::tempdir_in("/dev/shm") };
+        let dir = dir.expect("a directory");
+        let mut options = FileOptions::new().create(len);
+        if let Some(domain) = domain.filter(|domain| !disk && *domain != PersistenceDomain::Process) {
+            options = options.declare(domain);
+        }
+        let region = options.open(dir.path().join("memory")).expect("a file");
+        let options = change(ServerOptions::new(&context(), region.clone(), 0));
+        let mut server = Server::bind(options).expect("a server");
+        prepare(&mut server);
+        let (addr, stop) = (server.addr(), Arc::new(AtomicBool::new(false)));
+        let stopping = Arc::clone(&stop);
+        let thread = Some(std::thread::spawn(move || server.run(&stopping)));
+        Self { addr, region, stop, thread, _dir: dir }
+    }
+
+    /// Ends it.
+    pub(crate) fn stop(&mut self) -> Stats {
+        self.stop.store(true, Ordering::Release);
+        let thread = self.thread.take().expect("it runs");
+        thread.join().expect("the server's thread").expect("it served")
+    }
+}
+
+impl Drop for Host {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Release);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+pub(crate) fn session(host: &Host, options: Options) -> Session {
+    Session::connect(&context(), host.addr, options).expect("connected")
+}
+
+/// What nobody measures.
+pub(crate) fn fixed() -> Options {
+    Options::default().costs(CostSource::Fixed(Costs::PAPERS))
+}
+
+/// The domain to declare a file as, so that it can serve that configuration.
+pub(crate) fn declared(config: &Config) -> PersistenceDomain {
+    match config.domain {
+        Domain::Dmp => PersistenceDomain::Adr,
+        Domain::Mhp => PersistenceDomain::Eadr,
+        Domain::Wsp => PersistenceDomain::Wsp,
+        Domain::PageCache => PersistenceDomain::PageCache,
+        Domain::Process => PersistenceDomain::Process,
+    }
+}
