@@ -18,6 +18,7 @@ const EDGES: &[(&str, &[&str])] = &[
     ("ibverbs", &["wire", "rnic", "pmem", "link", "verbs"]),
     ("pool", &["wire", "rnic", "pmem", "verbs"]),
     ("remote", &["wire", "rnic", "pmem", "verbs", "persist"]),
+    ("rpc", &["wire", "rnic", "pmem", "verbs", "persist"]),
     ("sim", &["wire", "rnic", "pmem"]),
     ("bench", &["wire", "rnic", "pmem", "link", "verbs", "ibverbs", "pool"]),
     ("cli", &["bench", "wire", "rnic", "pmem", "link", "verbs", "pool", "sim", "persist"]),

@@ -1,0 +1,19 @@
+//! Remote procedure calls over UD QPs, and what they are for here: making data durable by asking the remote CPU.
+//!
+//! The study of Kalia, Andersen and Kaminsky (SoCC '20) on this stack. Its question is when a call to the remote CPU is
+//! as good as one-sided RDMA for data that must survive a failure, and its answers need a request path that leaves
+//! nothing on the table.
+//!
+//! | module | what |
+//! |---|---|
+//! | [`header`] | the packets |
+//! | [`core`] | the protocol, sans-IO: sessions, fragments, loss, congestion, at most once |
+//! | [`live`] | the same on a live device: an event loop over a UD QP |
+//!
+//! `docs/rpc.md` has the protocol, the formats, and what holds of the paper here.
+#![forbid(unsafe_code)]
+
+pub mod core;
+pub mod fuzzing;
+pub mod header;
+pub mod live;
