@@ -46,12 +46,8 @@ fn converse(rpc: &mut Rpc, to: remanence_rpc::header::Address, sizes: &[usize]) 
         }
     }
     rpc.disconnect(session);
-    loop {
-        match rpc.poll(Some(LIMIT)).unwrap() {
-            Some(Event::Ended { why: Ended::Closed, .. }) => break,
-            other => panic!("{other:?}"),
-        }
-    }
+    let over = rpc.poll(Some(LIMIT)).unwrap();
+    assert!(matches!(over, Some(Event::Ended { why: Ended::Closed, .. })), "{over:?}");
 }
 
 const SIZES: [usize; 12] = [0, 1, 200, 225, 4063, 4064, 4065, 100_000, 1 << 20, 5, 40_000, 8128];
