@@ -14,6 +14,7 @@ use super::config::Config;
 use super::congestion::Congestion;
 use super::event::{CallError, Ended, Event, RequestId, SessionId};
 use super::server::{self, Server, Verdict};
+use crate::draw::Draw;
 use crate::header::{Address, HEADER_LEN, PACKETS_MAX, Repr, Status, packets};
 
 /// Times that a client says goodbye before it goes without an answer.
@@ -121,7 +122,7 @@ pub struct Endpoint<B: Buffers> {
     control: VecDeque<(Address, Repr)>,
     events: VecDeque<Event<B>>,
     timers: BTreeSet<(Instant, u32)>,
-    draws: u64,
+    draws: Draw,
     generations: u32,
     stats: Stats,
 }
@@ -135,7 +136,7 @@ impl<B: Buffers> Endpoint<B> {
     pub fn new(config: Config) -> Self {
         Self {
             capacity: config.capacity(),
-            draws: config.seed ^ config.incarnation.rotate_left(32),
+            draws: Draw(config.seed ^ config.incarnation.rotate_left(32)),
             config,
             sessions: Vec::new(),
             free: Vec::new(),
@@ -438,13 +439,9 @@ impl<B: Buffers> Endpoint<B> {
         None
     }
 
+    /// Keys need not be secret, only unlikely to meet.
     fn draw(&mut self) -> u32 {
-        // SplitMix64: keys need not be secret, only unlikely to meet.
-        self.draws = self.draws.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut word = self.draws;
-        word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (word ^ (word >> 31)) as u32
+        self.draws.next() as u32
     }
 
     fn say(&mut self, to: Address, repr: Repr) {

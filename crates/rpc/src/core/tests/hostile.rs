@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{Datagram, Draw, End, Heap, address, at, bytes_of, datagram};
+use super::{Datagram, Draw, End, Heap, Percent as _, address, at, bytes_of, datagram};
 use crate::core::config::Config;
 use crate::core::endpoint::Endpoint;
 use crate::core::event::Event;

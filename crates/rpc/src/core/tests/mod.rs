@@ -12,6 +12,7 @@ use remanence_wire::{Gid, Qpn};
 
 use super::buffers::{Body, Buffers, Packet};
 use super::endpoint::{Endpoint, Transmit};
+pub(super) use crate::draw::Draw;
 use crate::header::{Address, HEADER_LEN};
 
 /// A datagram on the heap.
@@ -83,23 +84,12 @@ pub(super) fn datagram(transmit: &Transmit<Arc<Vec<u8>>>) -> Datagram {
     Datagram(bytes)
 }
 
-/// Numbers from a seed.
-pub(super) struct Draw(pub(super) u64);
+pub(super) trait Percent {
+    fn percent(&mut self, n: u64) -> bool;
+}
 
-impl Draw {
-    pub(super) fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut word = self.0;
-        word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        word ^ (word >> 31)
-    }
-
-    pub(super) fn below(&mut self, n: u64) -> u64 {
-        self.next() % n
-    }
-
-    pub(super) fn percent(&mut self, n: u64) -> bool {
+impl Percent for Draw {
+    fn percent(&mut self, n: u64) -> bool {
         self.below(100) < n
     }
 }

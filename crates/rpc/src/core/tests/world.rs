@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use remanence_rnic::Instant;
 
-use super::{Datagram, Draw, End, Heap, address, bytes_of, datagram};
+use super::{Datagram, Draw, End, Heap, Percent as _, address, bytes_of, datagram};
 use crate::core::config::Config;
 use crate::core::endpoint::Endpoint;
 use crate::core::event::{CallError, Ended, Event, Failure, RequestId, SessionId};
