@@ -14,6 +14,7 @@ const EDGES: &[(&str, &[&str])] = &[
     ("link", &[]),
     ("rnic", &["wire"]),
     ("persist", &["rnic", "pmem"]),
+    ("kv", &["pmem"]),
     ("verbs", &["wire", "rnic", "pmem", "link"]),
     ("ibverbs", &["wire", "rnic", "pmem", "link", "verbs"]),
     ("pool", &["wire", "rnic", "pmem", "verbs"]),

@@ -1,0 +1,264 @@
+//! The client's core: operations emit work requests and take completions.
+//!
+//! An [`Operation`] is a small state machine. [`Operation::step`] says what to post next ([`Verb`]s, in order, under one
+//! doorbell), and is called again with the completions; [`Many`] runs several together, so that they share doorbells,
+//! messages and flushes. The host owns QPs and threads. [`run`] is such a host for those that may block.
+//!
+//! A GET is two one-sided READs, entry and object, or one, where the location is cached; the server's CPU sees nothing. What
+//! it returns was the key's value at one moment between its begin and its end, whatever writes, cleaning, displacement or
+//! resizing went on.
+
+mod cache;
+mod get;
+mod many;
+mod put;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+pub use get::{Found, Get};
+pub use many::Many;
+pub use put::{Call, Put};
+
+use crate::format::slot::fingerprint;
+use crate::format::{KEY_MAX, hash};
+use crate::proto::{Refusal, Reply, Request};
+use crate::view::View;
+use cache::Cache;
+
+/// A work request. Places are bytes from the start of the server's medium.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Verb {
+    /// RDMA READ.
+    Read {
+        /// From where.
+        at: u64,
+        /// How many bytes.
+        len: u64,
+    },
+    /// RDMA WRITE. Complete means visible.
+    Write {
+        /// To where.
+        at: u64,
+        /// What.
+        bytes: Vec<u8>,
+    },
+    /// The persistence recipe of the server's configuration, for all of these, in any order. Complete means durable.
+    Persist(Vec<(u64, Vec<u8>)>),
+    /// A message to the server, and its reply.
+    Call(Request),
+}
+
+/// What became of a [`Verb`].
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Completion {
+    /// The bytes that were read.
+    Read(Vec<u8>),
+    /// Written.
+    Written,
+    /// Durable.
+    Persistent,
+    /// The reply.
+    Reply(Reply),
+}
+
+/// Where an operation stands.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Progress<T> {
+    /// Post these, in this order, on one QP; then step with one completion for each.
+    Post(Vec<Verb>),
+    /// Somebody else must finish first. Step again, without completions, a little later.
+    Again,
+    /// It is over.
+    Done(T),
+}
+
+/// Something that a client does.
+pub trait Operation {
+    /// What comes out.
+    type Output;
+
+    /// Goes on. `now` is the server's clock, milliseconds. The first time, and after [`Progress::Again`], there are no
+    /// completions.
+    fn step(&mut self, client: &mut Client, now: u64, completions: Vec<Completion>)
+    -> Progress<Self::Output>;
+
+    /// It will not go on: the connection is gone, or nobody wants the result. Nothing that it posted may be under way.
+    /// Returns what to tell the server, if it can be told.
+    fn cancel(&mut self, client: &mut Client) -> Option<Request>;
+}
+
+/// Why an operation failed.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum Error {
+    /// The server refused.
+    #[error(transparent)]
+    Refused(#[from] Refusal),
+    /// The server said something that makes no sense.
+    #[error("the server's answer means nothing: {0}")]
+    Protocol(&'static str),
+}
+
+/// What happened so far.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Stats {
+    /// Values that were found with one READ.
+    pub cached: u64,
+    /// Cached locations that turned out to be stale.
+    pub stale: u64,
+    /// READs.
+    pub reads: u64,
+    /// Objects whose checksum failed while their entry was pending: the version before was returned.
+    pub fell_back: u64,
+    /// GETs that had to begin again.
+    pub again: u64,
+    /// GETs that the server had to answer.
+    pub asked: u64,
+}
+
+/// What a client knows.
+#[derive(Debug)]
+pub struct Client {
+    view: View,
+    cache: Cache,
+    /// Operations under way, and the view that they began with.
+    under_way: BTreeMap<u64, u64>,
+    next: u64,
+    acknowledged: u64,
+    confirm: Vec<u64>,
+    suspects: BTreeSet<Vec<u8>>,
+    stats: Stats,
+}
+
+impl Client {
+    /// A client that caches at most so many locations, at a server with this view.
+    #[must_use]
+    pub fn new(view: View, locations: usize) -> Self {
+        Self {
+            acknowledged: view.number,
+            view,
+            cache: Cache::new(locations),
+            under_way: BTreeMap::new(),
+            next: 0,
+            confirm: Vec::new(),
+            suspects: BTreeSet::new(),
+            stats: Stats::default(),
+        }
+    }
+
+    /// The view.
+    #[must_use]
+    pub const fn view(&self) -> &View {
+        &self.view
+    }
+
+    /// Takes a new view: after a notice, or a reconnection.
+    pub fn adopt(&mut self, view: View) {
+        let same_run = view.boot == self.view.boot && view.salt == self.view.salt;
+        if !same_run {
+            // Marks are volatile, and versions in the cache may have been taken back by the crash.
+            self.cache.clear();
+            self.confirm.clear();
+            self.suspects.clear();
+            self.acknowledged = view.number;
+            self.view = view;
+        } else if view.number >= self.view.number {
+            self.cache.retain(|location| view.links.contains_key(&(location.head, location.link)));
+            self.view = view;
+        }
+    }
+
+    /// The acknowledgement of a view, once nothing that is under way began with an older one.
+    pub fn poll_acknowledgement(&mut self) -> Option<Request> {
+        let oldest = self.under_way.values().min().copied().unwrap_or(u64::MAX);
+        let view = oldest.min(self.view.number);
+        if view <= self.acknowledged {
+            return None;
+        }
+        self.acknowledged = view;
+        Some(Request::Acknowledge { view })
+    }
+
+    /// Writes that are done, for the server to settle when it has time. PUTs carry them along; an idle client should send
+    /// them now and then.
+    pub fn poll_confirm(&mut self) -> Option<Request> {
+        let versions = std::mem::take(&mut self.confirm);
+        (!versions.is_empty()).then_some(Request::Confirm { versions })
+    }
+
+    /// A key whose newest object was found incomplete: the server is to look at it (4.2). Nobody has to wait for that.
+    pub fn poll_report(&mut self) -> Option<Request> {
+        self.suspects.pop_first().map(|key| Request::Settle { key })
+    }
+
+    /// What happened so far.
+    #[must_use]
+    pub const fn stats(&self) -> Stats {
+        self.stats
+    }
+
+    fn begin(&mut self) -> u64 {
+        let id = self.next;
+        self.next += 1;
+        self.under_way.insert(id, self.view.number);
+        id
+    }
+
+    fn end(&mut self, id: Option<u64>) {
+        id.and_then(|id| self.under_way.remove(&id));
+    }
+
+    fn fingerprint(&self, key: &[u8]) -> Result<u64, Refusal> {
+        if key.is_empty() || key.len() > KEY_MAX {
+            return Err(Refusal::BadKey);
+        }
+        Ok(fingerprint(hash(self.view.salt, key)))
+    }
+}
+
+/// Memory and a server that can be reached by somebody who waits.
+pub trait RemoteMemory {
+    /// Why it cannot be reached any more.
+    type Error;
+
+    /// Posts these in order, waits, and returns a completion for each.
+    ///
+    /// # Errors
+    /// The connection is gone: whether writes took place is not known.
+    fn post(&mut self, verbs: Vec<Verb>) -> Result<Vec<Completion>, Self::Error>;
+
+    /// The server's clock, milliseconds.
+    fn now(&self) -> u64;
+
+    /// Lets somebody else go on, the longer the more often it was tried.
+    ///
+    /// # Errors
+    /// As for [`post`](Self::post), or it was tried for too long.
+    fn again(&mut self, tries: u32) -> Result<(), Self::Error>;
+}
+
+/// Carries an operation out.
+///
+/// # Errors
+/// The remote memory cannot be reached any more.
+pub fn run<O: Operation, R: RemoteMemory>(
+    client: &mut Client,
+    remote: &mut R,
+    operation: &mut O,
+) -> Result<O::Output, R::Error> {
+    let mut completions = Vec::new();
+    let mut tries = 0;
+    loop {
+        let waited = match operation.step(client, remote.now(), std::mem::take(&mut completions)) {
+            Progress::Post(verbs) => remote.post(verbs).map(|done| completions = done),
+            Progress::Again => {
+                tries += 1;
+                remote.again(tries)
+            }
+            Progress::Done(output) => return Ok(output),
+        };
+        if let Err(error) = waited {
+            operation.cancel(client);
+            return Err(error);
+        }
+    }
+}

@@ -1,0 +1,233 @@
+//! PUT: a request, the address back, and the client writes the value itself. And what is one message: DELETE, and values
+//! that the server writes.
+
+use super::cache::Location;
+use super::{Client, Completion, Error, Operation, Progress, Verb};
+use crate::format::object::{Content, HEADER_LEN, WRITTEN_FROM, crc64, emit};
+use crate::format::{Chunk, Place, UNIT};
+use crate::proto::{Expect, Refusal, Reply, Request, Reserved};
+use crate::view::{Link, Mode};
+
+/// How often a full store is asked again: cleaning may be under way.
+const FULL_TRIES: u32 = 64;
+
+/// Writes a key's value.
+#[derive(Debug)]
+pub struct Put {
+    key: Vec<u8>,
+    value: Vec<u8>,
+    expires: u64,
+    expect: Expect,
+    id: Option<u64>,
+    state: State,
+    tries: u32,
+}
+
+#[derive(Debug)]
+enum State {
+    Begin,
+    /// Whether the request went out in a batch, behind a confirmation.
+    Asked {
+        batch: bool,
+    },
+    Writing(Reserved),
+    Over,
+}
+
+type Outcome = Result<u64, Error>;
+
+impl Put {
+    /// Of this key; the version comes back. `expires` is a time of the server's clock in milliseconds, 0 for never.
+    #[must_use]
+    pub fn new(key: &[u8], value: &[u8], expires: u64, expect: Expect) -> Self {
+        let (key, value) = (key.to_vec(), value.to_vec());
+        Self { key, value, expires, expect, id: None, state: State::Begin, tries: 0 }
+    }
+
+    /// Whether the server has handed out room: from then on a failure leaves the outcome open.
+    #[must_use]
+    pub const fn is_writing(&self) -> bool {
+        matches!(self.state, State::Writing(_))
+    }
+
+    fn over(&mut self, client: &mut Client, outcome: Outcome) -> Progress<Outcome> {
+        client.end(self.id.take());
+        self.state = State::Over;
+        Progress::Done(outcome)
+    }
+
+    fn ask(&mut self, client: &mut Client) -> Progress<Outcome> {
+        let put = Request::Put {
+            key: self.key.clone(),
+            len: self.value.len() as u64,
+            expires: self.expires,
+            expect: self.expect,
+        };
+        let confirm = client.poll_confirm();
+        self.state = State::Asked { batch: confirm.is_some() };
+        let request = match confirm {
+            Some(confirm) => Request::Batch(vec![confirm, put]),
+            None => put,
+        };
+        Progress::Post(vec![Verb::Call(request)])
+    }
+
+    fn asked(&mut self, client: &mut Client, reply: Reply) -> Progress<Outcome> {
+        match reply {
+            Reply::Reserved(reserved) => self.write(client, reserved),
+            Reply::Refused(Refusal::Unfinished | Refusal::Growing) => {
+                // Whatever was read to decide `expect` is checked again then.
+                self.state = State::Begin;
+                Progress::Again
+            }
+            Reply::Refused(Refusal::Full) if self.tries < FULL_TRIES => {
+                self.tries += 1;
+                self.state = State::Begin;
+                Progress::Again
+            }
+            Reply::Refused(refusal) => self.over(client, Err(refusal.into())),
+            _ => self.over(client, Err(Error::Protocol("no answer to a PUT"))),
+        }
+    }
+
+    fn write(&mut self, client: &mut Client, reserved: Reserved) -> Progress<Outcome> {
+        let place = Place {
+            salt: client.view.salt,
+            head: reserved.head,
+            offset: reserved.offset,
+            epoch: reserved.epoch,
+        };
+        let sum: u64 = reserved.extents.iter().map(|extent| u64::from(extent.len)).sum();
+        let chained = !reserved.extents.is_empty();
+        if chained && sum != self.value.len() as u64 {
+            return self.over(client, Err(Error::Protocol("room for another value")));
+        }
+        // The link may be newer than the view; who knows it need not ask.
+        let (link, unit) = client.view.geometry.split(reserved.offset);
+        let start = reserved.at.checked_sub(u64::from(unit) * UNIT);
+        let Some(at) = start
+            .filter(|at| at.saturating_add(client.view.geometry.region_len) <= client.view.geometry.size)
+        else {
+            return self.over(client, Err(Error::Protocol("room outside of the medium")));
+        };
+        client.view.links.insert((reserved.head, link), Link { at, epoch: reserved.epoch });
+        let mut writes: Vec<(u64, Vec<u8>)> = Vec::new();
+        let mut chunks = Vec::new();
+        let mut rest = &self.value[..];
+        for extent in &reserved.extents {
+            let (part, behind) = rest.split_at(extent.len as usize);
+            chunks.push(Chunk { offset: extent.offset, len: extent.len, crc: crc64(&[part]) });
+            writes.push((extent.at, part.to_vec()));
+            rest = behind;
+        }
+        let content = if chained { Content::Chained(&chunks) } else { Content::Value(&self.value) };
+        let bytes = emit(&place, reserved.version, self.expires, &self.key, content);
+        writes.push((reserved.at + WRITTEN_FROM as u64, bytes[WRITTEN_FROM..].to_vec()));
+        self.state = State::Writing(reserved);
+        Progress::Post(match client.view.mode {
+            Mode::Durable => vec![Verb::Persist(writes)],
+            Mode::Erda => writes.into_iter().map(|(at, bytes)| Verb::Write { at, bytes }).collect(),
+        })
+    }
+
+    fn written(&mut self, client: &mut Client, reserved: &Reserved) -> Progress<Outcome> {
+        client.confirm.push(reserved.version);
+        if reserved.extents.is_empty() {
+            let (link, _) = client.view.geometry.split(reserved.offset);
+            let len = (HEADER_LEN + self.key.len() + self.value.len()) as u64;
+            let (version, head, offset) = (reserved.version, reserved.head, reserved.offset);
+            client.cache.insert(&self.key, Location { version, head, link, offset, len });
+        }
+        let version = reserved.version;
+        self.over(client, Ok(version))
+    }
+}
+
+impl Operation for Put {
+    type Output = Outcome;
+
+    fn step(&mut self, client: &mut Client, _: u64, mut completions: Vec<Completion>) -> Progress<Outcome> {
+        if self.id.is_none() {
+            if let Err(refusal) = client.fingerprint(&self.key) {
+                return self.over(client, Err(refusal.into()));
+            }
+            self.id = Some(client.begin());
+        }
+        match std::mem::replace(&mut self.state, State::Over) {
+            State::Begin => self.ask(client),
+            State::Asked { batch } => match (batch, completions.pop()) {
+                (false, Some(Completion::Reply(reply))) => self.asked(client, reply),
+                (true, Some(Completion::Reply(Reply::Batch(mut replies)))) => match replies.pop() {
+                    Some(reply) => self.asked(client, reply),
+                    None => self.over(client, Err(Error::Protocol("an empty batch"))),
+                },
+                (true, Some(Completion::Reply(Reply::Refused(refusal)))) => {
+                    self.over(client, Err(refusal.into()))
+                }
+                _ => self.over(client, Err(Error::Protocol("no reply to a PUT"))),
+            },
+            State::Writing(reserved) => self.written(client, &reserved),
+            State::Over => self.over(client, Err(Error::Protocol("a step after the end"))),
+        }
+    }
+
+    fn cancel(&mut self, client: &mut Client) -> Option<Request> {
+        client.end(self.id.take());
+        match std::mem::replace(&mut self.state, State::Over) {
+            State::Writing(reserved) => Some(Request::Abandon { version: reserved.version }),
+            State::Begin | State::Asked { .. } | State::Over => None,
+        }
+    }
+}
+
+/// One message, and its reply. Asked again while a write of the key is under way.
+#[derive(Debug)]
+pub struct Call {
+    request: Request,
+    id: Option<u64>,
+}
+
+impl Call {
+    /// Of this request.
+    #[must_use]
+    pub const fn new(request: Request) -> Self {
+        Self { request, id: None }
+    }
+
+    /// A key is to have no value.
+    #[must_use]
+    pub fn delete(key: &[u8], expect: Expect) -> Self {
+        Self::new(Request::Delete { key: key.to_vec(), expect })
+    }
+}
+
+impl Operation for Call {
+    type Output = Result<Reply, Error>;
+
+    fn step(
+        &mut self,
+        client: &mut Client,
+        _: u64,
+        mut completions: Vec<Completion>,
+    ) -> Progress<Self::Output> {
+        let outcome = match completions.pop() {
+            None => {
+                self.id.get_or_insert_with(|| client.begin());
+                return Progress::Post(vec![Verb::Call(self.request.clone())]);
+            }
+            Some(Completion::Reply(Reply::Refused(Refusal::Unfinished | Refusal::Growing))) => {
+                return Progress::Again;
+            }
+            Some(Completion::Reply(Reply::Refused(refusal))) => Err(refusal.into()),
+            Some(Completion::Reply(reply)) => Ok(reply),
+            Some(_) => Err(Error::Protocol("no reply to a message")),
+        };
+        client.end(self.id.take());
+        Progress::Done(outcome)
+    }
+
+    fn cancel(&mut self, client: &mut Client) -> Option<Request> {
+        client.end(self.id.take());
+        None
+    }
+}

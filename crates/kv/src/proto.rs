@@ -1,0 +1,216 @@
+//! What clients and the server say to each other. Everything else is READ and WRITE.
+//!
+//! Requests come from strangers: [`Request::parse`] takes any bytes, and what it returns has been checked as far as that is
+//! possible without the store. [`Reply::parse`] does the same for the client.
+
+mod codec;
+
+use crate::format::{KEY_MAX, Offset};
+use crate::view::View;
+
+/// The most requests of a batch.
+pub const BATCH_MAX: usize = 256;
+
+/// On what a change depends.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Expect {
+    /// On nothing.
+    Any,
+    /// The key has no value.
+    Absent,
+    /// The key has a value.
+    Present,
+    /// The key's value has this version: compare and swap.
+    Version(u64),
+}
+
+/// What a client asks for.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Request {
+    /// Room for a value, which the client then writes itself.
+    Put {
+        /// The key.
+        key: Vec<u8>,
+        /// Bytes of value.
+        len: u64,
+        /// When it ends, milliseconds of the server's clock; 0: never.
+        expires: u64,
+        /// On what it depends.
+        expect: Expect,
+    },
+    /// A value that the server is to write.
+    PutInline {
+        /// The key.
+        key: Vec<u8>,
+        /// The value.
+        value: Vec<u8>,
+        /// When it ends, milliseconds of the server's clock; 0: never.
+        expires: u64,
+        /// On what it depends.
+        expect: Expect,
+    },
+    /// The key is to have no value.
+    Delete {
+        /// The key.
+        key: Vec<u8>,
+        /// On what it depends.
+        expect: Expect,
+    },
+    /// The value, from the server. Clients read themselves; this is for those that cannot.
+    Get {
+        /// The key.
+        key: Vec<u8>,
+    },
+    /// The key's newest whole version is to be durable; the server repairs what it can. Readers ask for it when a checksum
+    /// fails, or when in durable mode an object may not be durable yet.
+    Settle {
+        /// The key.
+        key: Vec<u8>,
+    },
+    /// These writes of the client's own are done: the server may settle them while it has time.
+    Confirm {
+        /// The versions that were handed out.
+        versions: Vec<u64>,
+    },
+    /// The client will not finish this write. It must have no WRITE under way for it.
+    Abandon {
+        /// The version that was handed out.
+        version: u64,
+    },
+    /// Keys, in the order of their fingerprints.
+    Scan {
+        /// From where: 0, or what the last page said.
+        cursor: u64,
+        /// How many, about.
+        limit: u32,
+    },
+    /// The view as it is now.
+    View,
+    /// Nothing that this client has under way uses an older view.
+    Acknowledge {
+        /// The view's number.
+        view: u64,
+    },
+    /// Several, which share one wait for the medium. Not in each other.
+    Batch(Vec<Self>),
+}
+
+/// An extent that was handed out for a part of a value.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Extent {
+    /// Its place in the log.
+    pub offset: Offset,
+    /// Its place on the medium.
+    pub at: u64,
+    /// Bytes of value.
+    pub len: u32,
+}
+
+/// Room that was handed out.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Reserved {
+    /// The version that the object must have; it names the reservation too.
+    pub version: u64,
+    /// Whose log.
+    pub head: u8,
+    /// Where in it.
+    pub offset: Offset,
+    /// The region's epoch.
+    pub epoch: u32,
+    /// Where the object starts on the medium.
+    pub at: u64,
+    /// Where the value goes, if it does not fit a segment.
+    pub extents: Vec<Extent>,
+}
+
+/// Why a request was not carried out. The sentence says what to do.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum Refusal {
+    /// The condition does not hold.
+    #[error("the key has version {found} (0: no value): read it again and decide anew")]
+    WrongVersion {
+        /// The version that it has; 0: none.
+        found: u64,
+    },
+    /// Somebody's write of this key is under way.
+    #[error("a write of this key is under way: try again")]
+    Unfinished,
+    /// The table is about to grow.
+    #[error("the hash table has no place for the key until it has grown: try again")]
+    Growing,
+    /// There is no room, and cleaning may make some.
+    #[error("the pool is full: try again after log cleaning, delete keys, or make the pool larger")]
+    Full,
+    /// The value can never fit.
+    #[error("a value of {len} bytes is too large for this pool, which has {pool}")]
+    TooLarge {
+        /// Bytes of value.
+        len: u64,
+        /// Bytes of pool.
+        pool: u64,
+    },
+    /// No key is that long, or empty.
+    #[error("a key has 1 to {KEY_MAX} bytes")]
+    BadKey,
+    /// The client has too many unfinished writes.
+    #[error("too many unfinished writes of this client: finish or abandon some first")]
+    TooMany,
+    /// The client said something that makes no sense.
+    #[error("the request means nothing")]
+    Malformed,
+    /// The reservation does not exist (any more), or is another client's.
+    #[error("there is no such unfinished write of this client")]
+    NotYours,
+    /// The server has given up on the client.
+    #[error("the server has closed this session: connect again")]
+    Fenced,
+    /// The object and its predecessor are damaged.
+    #[error("the value is damaged on the medium: restore it from a copy")]
+    Damaged,
+    /// The medium failed.
+    #[error("the server's medium failed: nothing more is made durable until it is replaced")]
+    Medium,
+}
+
+/// What the server answers.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Reply {
+    /// Room for a value.
+    Reserved(Reserved),
+    /// The change is made.
+    Done {
+        /// The version that it made; 0: there was nothing to change.
+        version: u64,
+    },
+    /// The key has no value.
+    Absent,
+    /// The key's newest version is whole, and in durable mode durable.
+    Settled {
+        /// Which that is.
+        version: u64,
+    },
+    /// The value.
+    Value {
+        /// Its version.
+        version: u64,
+        /// When it ends; 0: never.
+        expires: u64,
+        /// The value.
+        value: Vec<u8>,
+    },
+    /// Keys.
+    Page {
+        /// Where to go on; `None` at the end.
+        next: Option<u64>,
+        /// The keys.
+        keys: Vec<Vec<u8>>,
+    },
+    /// The view.
+    View(View),
+    /// Answers to a batch, in order.
+    Batch(Vec<Self>),
+    /// As was asked, and there is nothing to say.
+    Ok,
+    /// It was not carried out.
+    Refused(Refusal),
+}

@@ -1,0 +1,473 @@
+//! Requests and replies as bytes. All integers are little-endian; a byte string is a u32 length and the bytes.
+
+use super::{BATCH_MAX, Expect, Extent, Refusal, Reply, Request, Reserved};
+use crate::format::slot::TableAt;
+use crate::format::{Geometry, Offset};
+use crate::view::{Link, Mode, View};
+
+/// Takes values off the front.
+struct Reader<'a>(&'a [u8]);
+
+impl<'a> Reader<'a> {
+    fn take<const N: usize>(&mut self) -> Option<[u8; N]> {
+        let (head, rest) = self.0.split_first_chunk::<N>()?;
+        self.0 = rest;
+        Some(*head)
+    }
+    fn u8(&mut self) -> Option<u8> {
+        Some(self.take::<1>()?[0])
+    }
+    fn u16(&mut self) -> Option<u16> {
+        self.take().map(u16::from_le_bytes)
+    }
+    fn u32(&mut self) -> Option<u32> {
+        self.take().map(u32::from_le_bytes)
+    }
+    fn u64(&mut self) -> Option<u64> {
+        self.take().map(u64::from_le_bytes)
+    }
+    fn bytes(&mut self) -> Option<&'a [u8]> {
+        let len = self.u32()? as usize;
+        let (head, rest) = self.0.split_at_checked(len)?;
+        self.0 = rest;
+        Some(head)
+    }
+    fn vec(&mut self) -> Option<Vec<u8>> {
+        self.bytes().map(<[u8]>::to_vec)
+    }
+    /// So many items of at least `least` bytes each; a count that the rest cannot hold is refused before anything is
+    /// allocated for it.
+    fn many<T>(&mut self, least: usize, mut item: impl FnMut(&mut Self) -> Option<T>) -> Option<Vec<T>> {
+        let count = self.u32()? as usize;
+        if count > self.0.len() / least {
+            return None;
+        }
+        (0..count).map(|_| item(self)).collect()
+    }
+    fn end<T>(&self, value: T) -> Option<T> {
+        self.0.is_empty().then_some(value)
+    }
+}
+
+fn put_bytes(to: &mut Vec<u8>, bytes: &[u8]) {
+    to.extend((bytes.len() as u32).to_le_bytes());
+    to.extend_from_slice(bytes);
+}
+
+impl Expect {
+    fn emit(self, to: &mut Vec<u8>) {
+        let (tag, version) = match self {
+            Self::Any => (0, 0),
+            Self::Absent => (1, 0),
+            Self::Present => (2, 0),
+            Self::Version(version) => (3, version),
+        };
+        to.push(tag);
+        to.extend(version.to_le_bytes());
+    }
+
+    fn parse(from: &mut Reader<'_>) -> Option<Self> {
+        let tag = from.u8()?;
+        let version = from.u64()?;
+        match tag {
+            0 => Some(Self::Any),
+            1 => Some(Self::Absent),
+            2 => Some(Self::Present),
+            3 => Some(Self::Version(version)),
+            _ => None,
+        }
+    }
+}
+
+impl Request {
+    /// As bytes.
+    #[must_use]
+    pub fn emit(&self) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        self.emit_to(&mut bytes);
+        bytes
+    }
+
+    fn emit_to(&self, to: &mut Vec<u8>) {
+        match self {
+            Self::Put { key, len, expires, expect } => {
+                to.push(1);
+                put_bytes(to, key);
+                to.extend(len.to_le_bytes());
+                to.extend(expires.to_le_bytes());
+                expect.emit(to);
+            }
+            Self::PutInline { key, value, expires, expect } => {
+                to.push(2);
+                put_bytes(to, key);
+                put_bytes(to, value);
+                to.extend(expires.to_le_bytes());
+                expect.emit(to);
+            }
+            Self::Delete { key, expect } => {
+                to.push(3);
+                put_bytes(to, key);
+                expect.emit(to);
+            }
+            Self::Get { key } => {
+                to.push(4);
+                put_bytes(to, key);
+            }
+            Self::Settle { key } => {
+                to.push(5);
+                put_bytes(to, key);
+            }
+            Self::Confirm { versions } => {
+                to.push(6);
+                to.extend((versions.len() as u32).to_le_bytes());
+                versions.iter().for_each(|version| to.extend(version.to_le_bytes()));
+            }
+            Self::Abandon { version } => {
+                to.push(7);
+                to.extend(version.to_le_bytes());
+            }
+            Self::Scan { cursor, limit } => {
+                to.push(8);
+                to.extend(cursor.to_le_bytes());
+                to.extend(limit.to_le_bytes());
+            }
+            Self::View => to.push(9),
+            Self::Acknowledge { view } => {
+                to.push(10);
+                to.extend(view.to_le_bytes());
+            }
+            Self::Batch(requests) => {
+                to.push(11);
+                to.extend((requests.len() as u32).to_le_bytes());
+                requests.iter().for_each(|request| request.emit_to(to));
+            }
+        }
+    }
+
+    /// From bytes of anybody. `None`: they are no request.
+    #[must_use]
+    pub fn parse(bytes: &[u8]) -> Option<Self> {
+        let mut from = Reader(bytes);
+        let request = Self::parse_from(&mut from, true)?;
+        from.end(request)
+    }
+
+    fn parse_from(from: &mut Reader<'_>, outermost: bool) -> Option<Self> {
+        Some(match from.u8()? {
+            1 => {
+                let (key, len, expires) = (from.vec()?, from.u64()?, from.u64()?);
+                Self::Put { key, len, expires, expect: Expect::parse(from)? }
+            }
+            2 => {
+                let (key, value, expires) = (from.vec()?, from.vec()?, from.u64()?);
+                Self::PutInline { key, value, expires, expect: Expect::parse(from)? }
+            }
+            3 => Self::Delete { key: from.vec()?, expect: Expect::parse(from)? },
+            4 => Self::Get { key: from.vec()? },
+            5 => Self::Settle { key: from.vec()? },
+            6 => Self::Confirm { versions: from.many(8, Reader::u64)? },
+            7 => Self::Abandon { version: from.u64()? },
+            8 => Self::Scan { cursor: from.u64()?, limit: from.u32()? },
+            9 => Self::View,
+            10 => Self::Acknowledge { view: from.u64()? },
+            11 if outermost => {
+                let requests = from.many(1, |from| Self::parse_from(from, false))?;
+                if requests.len() > BATCH_MAX {
+                    return None;
+                }
+                Self::Batch(requests)
+            }
+            _ => return None,
+        })
+    }
+}
+
+impl Refusal {
+    fn emit(&self, to: &mut Vec<u8>) {
+        let (tag, a, b) = match self {
+            Self::WrongVersion { found } => (0, *found, 0),
+            Self::Unfinished => (1, 0, 0),
+            Self::Growing => (2, 0, 0),
+            Self::Full => (3, 0, 0),
+            Self::TooLarge { len, pool } => (4, *len, *pool),
+            Self::BadKey => (5, 0, 0),
+            Self::TooMany => (6, 0, 0),
+            Self::Malformed => (7, 0, 0),
+            Self::NotYours => (8, 0, 0),
+            Self::Fenced => (9, 0, 0),
+            Self::Damaged => (10, 0, 0),
+            Self::Medium => (11, 0, 0),
+        };
+        to.push(tag);
+        to.extend(u64::to_le_bytes(a));
+        to.extend(u64::to_le_bytes(b));
+    }
+
+    fn parse(from: &mut Reader<'_>) -> Option<Self> {
+        let (tag, a, b) = (from.u8()?, from.u64()?, from.u64()?);
+        Some(match tag {
+            0 => Self::WrongVersion { found: a },
+            1 => Self::Unfinished,
+            2 => Self::Growing,
+            3 => Self::Full,
+            4 => Self::TooLarge { len: a, pool: b },
+            5 => Self::BadKey,
+            6 => Self::TooMany,
+            7 => Self::Malformed,
+            8 => Self::NotYours,
+            9 => Self::Fenced,
+            10 => Self::Damaged,
+            11 => Self::Medium,
+            _ => return None,
+        })
+    }
+}
+
+impl Reply {
+    /// As bytes.
+    #[must_use]
+    pub fn emit(&self) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        self.emit_to(&mut bytes);
+        bytes
+    }
+
+    fn emit_to(&self, to: &mut Vec<u8>) {
+        match self {
+            Self::Reserved(reserved) => {
+                to.push(1);
+                to.extend(reserved.version.to_le_bytes());
+                to.push(reserved.head);
+                to.extend(reserved.offset.0.to_le_bytes());
+                to.extend(reserved.epoch.to_le_bytes());
+                to.extend(reserved.at.to_le_bytes());
+                to.extend((reserved.extents.len() as u32).to_le_bytes());
+                for extent in &reserved.extents {
+                    to.extend(extent.offset.0.to_le_bytes());
+                    to.extend(extent.at.to_le_bytes());
+                    to.extend(extent.len.to_le_bytes());
+                }
+            }
+            Self::Done { version } => {
+                to.push(2);
+                to.extend(version.to_le_bytes());
+            }
+            Self::Absent => to.push(3),
+            Self::Settled { version } => {
+                to.push(4);
+                to.extend(version.to_le_bytes());
+            }
+            Self::Value { version, expires, value } => {
+                to.push(5);
+                to.extend(version.to_le_bytes());
+                to.extend(expires.to_le_bytes());
+                put_bytes(to, value);
+            }
+            Self::Page { next, keys } => {
+                to.push(6);
+                to.push(u8::from(next.is_some()));
+                to.extend(next.unwrap_or(0).to_le_bytes());
+                to.extend((keys.len() as u32).to_le_bytes());
+                keys.iter().for_each(|key| put_bytes(to, key));
+            }
+            Self::View(view) => {
+                to.push(7);
+                view.emit(to);
+            }
+            Self::Batch(replies) => {
+                to.push(8);
+                to.extend((replies.len() as u32).to_le_bytes());
+                replies.iter().for_each(|reply| reply.emit_to(to));
+            }
+            Self::Ok => to.push(9),
+            Self::Refused(refusal) => {
+                to.push(10);
+                refusal.emit(to);
+            }
+        }
+    }
+
+    /// From bytes of anybody. `None`: they are no reply.
+    #[must_use]
+    pub fn parse(bytes: &[u8]) -> Option<Self> {
+        let mut from = Reader(bytes);
+        let reply = Self::parse_from(&mut from, true)?;
+        from.end(reply)
+    }
+
+    fn parse_from(from: &mut Reader<'_>, outermost: bool) -> Option<Self> {
+        Some(match from.u8()? {
+            1 => Self::Reserved(Reserved {
+                version: from.u64()?,
+                head: from.u8()?,
+                offset: Offset(from.u32()?),
+                epoch: from.u32()?,
+                at: from.u64()?,
+                extents: from.many(16, |from| {
+                    Some(Extent { offset: Offset(from.u32()?), at: from.u64()?, len: from.u32()? })
+                })?,
+            }),
+            2 => Self::Done { version: from.u64()? },
+            3 => Self::Absent,
+            4 => Self::Settled { version: from.u64()? },
+            5 => Self::Value { version: from.u64()?, expires: from.u64()?, value: from.vec()? },
+            6 => {
+                let (more, next) = (from.u8()?, from.u64()?);
+                let keys = from.many(4, Reader::vec)?;
+                Self::Page { next: (more != 0).then_some(next), keys }
+            }
+            7 => Self::View(View::parse(from)?),
+            8 if outermost => Self::Batch(from.many(1, |from| Self::parse_from(from, false))?),
+            9 => Self::Ok,
+            10 => Self::Refused(Refusal::parse(from)?),
+            _ => return None,
+        })
+    }
+}
+
+impl View {
+    fn emit(&self, to: &mut Vec<u8>) {
+        to.extend(self.number.to_le_bytes());
+        to.extend(self.boot.to_le_bytes());
+        to.push(match self.mode {
+            Mode::Erda => 0,
+            Mode::Durable => 1,
+        });
+        to.extend(self.geometry.size.to_le_bytes());
+        to.extend(self.geometry.region_len.to_le_bytes());
+        to.extend(self.geometry.segment_len.to_le_bytes());
+        to.extend(self.geometry.heads.to_le_bytes());
+        to.extend(self.salt.to_le_bytes());
+        to.extend((self.tables.len() as u32).to_le_bytes());
+        for table in &self.tables {
+            to.extend(table.at.to_le_bytes());
+            to.extend(table.buckets.to_le_bytes());
+        }
+        to.extend((self.links.len() as u32).to_le_bytes());
+        for ((head, link), region) in &self.links {
+            to.push(*head);
+            to.extend(link.to_le_bytes());
+            to.extend(region.at.to_le_bytes());
+            to.extend(region.epoch.to_le_bytes());
+        }
+    }
+
+    fn parse(from: &mut Reader<'_>) -> Option<Self> {
+        let (number, boot) = (from.u64()?, from.u32()?);
+        let mode = match from.u8()? {
+            0 => Mode::Erda,
+            1 => Mode::Durable,
+            _ => return None,
+        };
+        let geometry = Geometry {
+            size: from.u64()?,
+            region_len: from.u64()?,
+            segment_len: from.u64()?,
+            heads: from.u16()?,
+        };
+        geometry.check().ok()?;
+        let salt = from.u64()?;
+        let inside = |at: u64, len: u64| at.checked_add(len).is_some_and(|end| end <= geometry.size);
+        let tables = from.many(16, |from| {
+            let table = TableAt { at: from.u64()?, buckets: from.u64()? };
+            let fair =
+                (1..1 << 48).contains(&table.buckets) && inside(table.at, TableAt::bytes(table.buckets));
+            fair.then_some(table)
+        })?;
+        if tables.is_empty() || tables.len() > 2 {
+            return None;
+        }
+        let links = from.many(15, |from| {
+            let (head, link) = (from.u8()?, from.u16()?);
+            let region = Link { at: from.u64()?, epoch: from.u32()? };
+            inside(region.at, geometry.region_len).then_some(((head, link), region))
+        })?;
+        Some(Self { number, boot, mode, geometry, salt, tables, links: links.into_iter().collect() })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn requests() -> Vec<Request> {
+        let (key, expect) = (b"key".to_vec(), Expect::Version(4));
+        vec![
+            Request::Put { key: key.clone(), len: 9, expires: 3, expect },
+            Request::PutInline { key: key.clone(), value: b"v".to_vec(), expires: 0, expect: Expect::Absent },
+            Request::Delete { key: key.clone(), expect: Expect::Present },
+            Request::Get { key: key.clone() },
+            Request::Settle { key },
+            Request::Confirm { versions: vec![1, 2] },
+            Request::Abandon { version: 7 },
+            Request::Scan { cursor: 1, limit: 2 },
+            Request::View,
+            Request::Acknowledge { view: 5 },
+        ]
+    }
+
+    fn replies() -> Vec<Reply> {
+        let geometry = Geometry::for_size(1 << 20);
+        let table = TableAt { at: geometry.region(0), buckets: 64 };
+        let view = View {
+            number: 3,
+            boot: 1,
+            mode: Mode::Durable,
+            geometry,
+            salt: 4,
+            tables: vec![table],
+            links: BTreeMap::from([((0, 5), Link { at: geometry.region(1), epoch: 9 })]),
+        };
+        let extents = vec![Extent { offset: Offset(4), at: 256, len: 3 }];
+        vec![
+            Reply::Reserved(Reserved { version: 1, head: 2, offset: Offset(3), epoch: 4, at: 5, extents }),
+            Reply::Done { version: 8 },
+            Reply::Absent,
+            Reply::Settled { version: 2 },
+            Reply::Value { version: 1, expires: 2, value: b"v".to_vec() },
+            Reply::Page { next: None, keys: vec![b"a".to_vec(), b"b".to_vec()] },
+            Reply::Page { next: Some(0), keys: vec![] },
+            Reply::View(view),
+            Reply::Ok,
+            Reply::Refused(Refusal::TooLarge { len: 1, pool: 2 }),
+        ]
+    }
+
+    #[test]
+    fn what_was_emitted_is_parsed_and_no_prefix_of_it_is() {
+        let mut all = requests();
+        all.push(Request::Batch(requests()));
+        for request in all {
+            let bytes = request.emit();
+            assert_eq!(Request::parse(&bytes), Some(request.clone()));
+            assert!((0..bytes.len()).all(|len| Request::parse(&bytes[..len]).is_none()), "{request:?}");
+        }
+        let mut all = replies();
+        all.push(Reply::Batch(replies()));
+        for reply in all {
+            let bytes = reply.emit();
+            assert_eq!(Reply::parse(&bytes), Some(reply.clone()));
+            assert!((0..bytes.len()).all(|len| Reply::parse(&bytes[..len]).is_none()), "{reply:?}");
+        }
+    }
+
+    #[test]
+    fn a_batch_in_a_batch_is_refused() {
+        let nested = Request::Batch(vec![Request::Batch(vec![Request::View])]);
+        assert_eq!(Request::parse(&nested.emit()), None);
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_parsed_without_a_panic(bytes in prop::collection::vec(any::<u8>(), 0..120)) {
+            if let Some(request) = Request::parse(&bytes) {
+                prop_assert_eq!(Request::parse(&request.emit()), Some(request));
+            }
+            let _ = Reply::parse(&bytes);
+        }
+    }
+}

@@ -1,0 +1,170 @@
+//! The table is resized without stopping.
+//!
+//! A larger table is cleared, a bit at a time. Then clients are told of it, and when all have said that they look into both,
+//! entries move over, a bit at a time: copied, durable, then cleared, so that recovery finds an entry in one table or equal
+//! ones in both. Readers look into the old table first, so an entry that moves cannot be missed. When the old table is empty,
+//! clients are told, and when all have acknowledged that, its regions are free.
+
+use remanence_pmem::Medium;
+use remanence_pmem::layout::LayoutError;
+
+use super::Server;
+use super::index::{Entry, clear};
+use super::log::{SPARE, io};
+use crate::format::slot::TableAt;
+use crate::format::{RegionKind, RegionWord};
+use crate::proto::Refusal;
+
+/// How far resizing has come.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Growth {
+    Idle,
+    /// The larger table is being cleared; so many bytes are.
+    Clearing(TableAt, u64),
+    /// Clients are told; this view must be acknowledged.
+    Announced(u64),
+    /// Entries move, from this index on.
+    Moving(u64),
+    /// The old table is empty; when the view is acknowledged, it is free.
+    Retiring(TableAt, u64),
+}
+
+impl Growth {
+    pub(super) fn is_idle(self) -> bool {
+        self == Self::Idle
+    }
+
+    /// The tables that clients look into.
+    pub(super) fn view(self, tables: &[TableAt]) -> Vec<TableAt> {
+        tables.to_vec()
+    }
+
+    /// Where new entries go: to the larger table when every client looks there.
+    pub(super) fn inserts_to(self, tables: &[TableAt]) -> TableAt {
+        match self {
+            Self::Moving(_) => *tables.last().expect("there is a table"),
+            Self::Idle | Self::Clearing(..) | Self::Announced(_) | Self::Retiring(..) => tables[0],
+        }
+    }
+}
+
+/// Bytes that are cleared for one thing of a step's budget.
+const CLEARED: u64 = 64 << 10;
+
+impl<M: Medium + Clone> Server<M> {
+    /// Begins to move to a table with so many buckets. The entries in use must fit.
+    ///
+    /// # Errors
+    /// The table is being resized already, it would be too small, there is no room, or the medium failed.
+    pub fn resize(&mut self, buckets: u64) -> Result<(), Refusal> {
+        if !self.growth.is_idle() {
+            return Err(Refusal::Unfinished);
+        }
+        if buckets == 0 || buckets >= 1 << 40 || self.index.used * 10 > buckets * 9 {
+            return Err(Refusal::Malformed);
+        }
+        let count = TableAt::bytes(buckets).div_ceil(self.log.geometry.region_len);
+        // The cleaner must not be left without room.
+        let fits = count as usize + SPARE <= self.log.free.len();
+        let first = u32::try_from(count).ok().filter(|_| fits).and_then(|count| self.log.run_of_free(count));
+        let first = first.ok_or(Refusal::Full)?;
+        for region in first..first + count as u32 {
+            let epoch = self.log.epoch + 1;
+            self.log.set(region, RegionWord { kind: RegionKind::Table, head: 0, link: 0, epoch })?;
+        }
+        let table = TableAt { at: self.log.geometry.region(first), buckets };
+        self.growth = Growth::Clearing(table, 0);
+        Ok(())
+    }
+
+    /// Goes on; returns whether there is more to do at once.
+    pub(super) fn grow(&mut self, now: u64, budget: usize) -> Result<bool, Refusal> {
+        self.last_step = now;
+        match self.growth {
+            Growth::Idle if self.wants_entries || self.index.is_crowded() => {
+                self.wants_entries = false;
+                let buckets = (self.index.tables[0].buckets * 2).max(self.index.used * 2);
+                match self.resize(buckets) {
+                    Ok(()) => Ok(true),
+                    Err(Refusal::Full) => {
+                        self.wants_room = true;
+                        Ok(false)
+                    }
+                    Err(other) => Err(other),
+                }
+            }
+            Growth::Idle => Ok(false),
+            Growth::Clearing(table, done) => {
+                let done = clear(&self.medium, table, done, CLEARED * budget as u64);
+                self.growth = Growth::Clearing(table, done);
+                if done < TableAt::bytes(table.buckets) {
+                    return Ok(true);
+                }
+                self.sync_now()?;
+                self.index.tables.push(table);
+                self.store_root()?;
+                self.growth = Growth::Announced(self.new_view(now));
+                Ok(true)
+            }
+            Growth::Announced(view) if self.all_have(view) => {
+                self.growth = Growth::Moving(0);
+                Ok(true)
+            }
+            Growth::Announced(_) => Ok(false),
+            Growth::Moving(from) => self.move_entries(now, from, budget),
+            Growth::Retiring(table, view) if self.all_have(view) => {
+                self.free_table(table)?;
+                self.growth = Growth::Idle;
+                self.stats.grown += 1;
+                Ok(false)
+            }
+            Growth::Retiring(..) => Ok(false),
+        }
+    }
+
+    fn move_entries(&mut self, now: u64, from: u64, budget: usize) -> Result<bool, Refusal> {
+        let [old, new] = self.index.tables[..] else { panic!("entries move between two tables") };
+        let until = old.slots().min(from.saturating_add(budget as u64));
+        for index in from..until {
+            let slot = self.index.slots(old, index, 1)[0];
+            if slot.word.is_free() {
+                continue;
+            }
+            let entry = Entry { table: old, index, slot };
+            match self.index.make_room(new, slot.meta.fingerprint()).map_err(|e| io(&e))? {
+                Ok(free) => self.index.move_entry(entry, free).map_err(|e| io(&e))?,
+                // Twice the table and no place: only keys that were made to collide do that. The entry stays, both
+                // tables are looked into, and the next step tries again.
+                Err(_) => {
+                    self.growth = Growth::Moving(index);
+                    return Ok(false);
+                }
+            }
+        }
+        self.growth = Growth::Moving(until);
+        if until < old.slots() {
+            return Ok(true);
+        }
+        self.sync_now()?;
+        self.index.tables.remove(0);
+        self.store_root()?;
+        self.growth = Growth::Retiring(old, self.new_view(now));
+        Ok(true)
+    }
+
+    pub(super) fn free_table(&mut self, table: TableAt) -> Result<(), Refusal> {
+        let geometry = self.log.geometry;
+        let first = ((table.at - geometry.region(0)) / geometry.region_len) as u32;
+        let count = TableAt::bytes(table.buckets).div_ceil(geometry.region_len) as u32;
+        (first..first + count).try_for_each(|region| self.log.release(region))
+    }
+
+    /// Stores which tables there are.
+    pub(super) fn store_root(&mut self) -> Result<(), Refusal> {
+        let payload = super::open::root_payload(self.boot, &self.index.tables);
+        self.root.store(&payload).map_err(|error| match error {
+            LayoutError::Medium(e) => io(&e),
+            LayoutError::Invalid { .. } => Refusal::Medium,
+        })
+    }
+}

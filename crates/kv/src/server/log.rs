@@ -1,0 +1,255 @@
+//! The logs: regions, the links of each head, and where the next object goes.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+
+use remanence_pmem::Medium;
+
+use super::index::store;
+use crate::format::{DIRECTORY, Geometry, HEAD_WORDS, HeadWord, Offset, RegionKind, RegionWord, UNIT};
+use crate::proto::Refusal;
+use crate::view::Link;
+
+/// Something that a region holds a part of: an object, or a chunk of one.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Start {
+    pub(super) fingerprint: u64,
+    /// Where the object is, whose chunk it may be.
+    pub(super) object: Offset,
+}
+
+#[derive(Debug)]
+pub(super) struct Region {
+    pub(super) word: RegionWord,
+    /// What was put there, in the order of the log: what the cleaner scans from the end. Volatile; recovery finds what
+    /// is referenced.
+    pub(super) starts: Vec<Start>,
+    /// On its way out: in no view any more, and still not free.
+    pub(super) retiring: bool,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Head {
+    /// The link that is written to, and the next unit of it.
+    tail: Option<(u16, u32)>,
+    /// The number of the link after the last one.
+    next_link: u16,
+    /// Units handed out since the log was cleaned last.
+    pub(super) written: u64,
+}
+
+/// Who asks for room.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Purpose {
+    /// A client, who must leave some for the cleaner.
+    Store,
+    /// What makes room in the end.
+    Reclaim,
+}
+
+/// Room that was handed out.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Room {
+    pub(super) offset: Offset,
+    pub(super) at: u64,
+    pub(super) epoch: u32,
+}
+
+pub(super) struct Log<M> {
+    pub(super) medium: M,
+    pub(super) geometry: Geometry,
+    pub(super) regions: Vec<Region>,
+    pub(super) links: BTreeMap<(u8, u16), u32>,
+    pub(super) free: BTreeSet<u32>,
+    pub(super) heads: Vec<Head>,
+    pub(super) epoch: u32,
+}
+
+/// Regions that clients leave to the cleaner.
+pub(super) const SPARE: usize = 2;
+
+impl<M: Medium> Log<M> {
+    /// The log as the directory and the head words describe it. `None`: they contradict each other.
+    pub(super) fn open(medium: M, geometry: Geometry) -> Option<Self> {
+        let mut log = Self {
+            geometry,
+            regions: Vec::new(),
+            links: BTreeMap::new(),
+            free: BTreeSet::new(),
+            heads: Vec::new(),
+            epoch: 0,
+            medium,
+        };
+        for index in 0..geometry.regions() {
+            let word = RegionWord::parse(super::index::load(&log.medium, directory(index)))?;
+            log.epoch = log.epoch.max(word.epoch);
+            match word.kind {
+                RegionKind::Free => drop(log.free.insert(index)),
+                RegionKind::Table => {}
+                RegionKind::Log => {
+                    let fair =
+                        u16::from(word.head) < geometry.heads && u32::from(word.link) < geometry.links();
+                    if !fair || log.links.insert((word.head, word.link), index).is_some() {
+                        return None;
+                    }
+                }
+            }
+            log.regions.push(Region { word, starts: Vec::new(), retiring: false });
+        }
+        for head in 0..geometry.heads {
+            let at = HEAD_WORDS + 8 * u64::from(head);
+            let mut state = Head::default();
+            if let Some(HeadWord { link, segment }) = HeadWord::parse(super::index::load(&log.medium, at)) {
+                // Everything up to the end of that segment may have been handed out, and may still be written to by
+                // nobody: the keys of the last run are gone with its process.
+                let unit = (segment + 1).checked_mul(geometry.segment_units())?;
+                let known = log.links.contains_key(&(head as u8, link));
+                state.tail = (known && unit < geometry.region_units()).then_some((link, unit));
+                state.next_link = log.after(link);
+            }
+            log.heads.push(state);
+        }
+        Some(log)
+    }
+
+    fn after(&self, link: u16) -> u16 {
+        ((u32::from(link) + 1) % self.geometry.links()) as u16
+    }
+
+    /// Where an offset lies, and the region's epoch.
+    pub(super) fn locate(&self, head: u8, offset: Offset) -> Option<Room> {
+        let (link, unit) = self.geometry.split(offset);
+        let region = *self.links.get(&(head, link))?;
+        let at = self.geometry.region(region) + u64::from(unit) * UNIT;
+        Some(Room { offset, at, epoch: self.regions[region as usize].word.epoch })
+    }
+
+    /// The region of an offset.
+    pub(super) fn region_of(&self, head: u8, offset: Offset) -> Option<u32> {
+        self.links.get(&(head, self.geometry.split(offset).0)).copied()
+    }
+
+    /// The links as clients see them.
+    pub(super) fn view(&self) -> BTreeMap<(u8, u16), Link> {
+        let seen = self.links.iter().filter(|(_, region)| !self.regions[**region as usize].retiring);
+        seen.map(|(link, region)| {
+            let epoch = self.regions[*region as usize].word.epoch;
+            (*link, Link { at: self.geometry.region(*region), epoch })
+        })
+        .collect()
+    }
+
+    /// Whether a region is the one that its head's log is written to.
+    pub(super) fn is_tail(&self, region: u32) -> bool {
+        let word = self.regions[region as usize].word;
+        self.heads[usize::from(word.head)].tail.is_some_and(|(link, _)| link == word.link)
+    }
+
+    /// Room for an object or a chunk of so many bytes at the end of a head's log.
+    ///
+    /// Handed out means durable: the head word says that this segment is in use before any address in it leaves.
+    pub(super) fn hand_out(
+        &mut self,
+        head: u8,
+        bytes: u64,
+        start: impl FnOnce(Offset) -> Start,
+        purpose: Purpose,
+    ) -> Result<Room, Refusal> {
+        let units = bytes.div_ceil(UNIT) as u32;
+        let segment = self.geometry.segment_units();
+        assert!(bytes <= self.geometry.object_max(), "{bytes} bytes for one object");
+        let (mut link, mut unit) = match self.heads[usize::from(head)].tail {
+            Some(tail) => tail,
+            None => self.link(head, purpose)?,
+        };
+        // An object does not span two segments (3.3).
+        if unit % segment != 0 && unit % segment + units > segment {
+            unit = unit.next_multiple_of(segment);
+        }
+        if unit + units > self.geometry.region_units() {
+            (link, unit) = self.link(head, purpose)?;
+        }
+        let state = &mut self.heads[usize::from(head)];
+        let entered = HeadWord { link, segment: unit / segment };
+        state.tail = Some((link, unit + units));
+        state.written += u64::from(units);
+        let at = HEAD_WORDS + 8 * u64::from(head);
+        if HeadWord::parse(super::index::load(&self.medium, at)) != Some(entered) {
+            store(&self.medium, at, HeadWord::emit(Some(entered)));
+            self.medium.persist(at..at + 8).map_err(|_| Refusal::Medium)?;
+        }
+        let offset = self.geometry.join(link, unit);
+        let room = self.locate(head, offset).expect("the tail is linked");
+        let region = self.links[&(head, link)];
+        self.regions[region as usize].starts.push(start(offset));
+        Ok(room)
+    }
+
+    /// Puts a free region to use as the next link, and returns its first unit.
+    fn link(&mut self, head: u8, purpose: Purpose) -> Result<(u16, u32), Refusal> {
+        let link = self.heads[usize::from(head)].next_link;
+        let spare = if purpose == Purpose::Store { SPARE } else { 0 };
+        if self.free.len() <= spare || self.links.contains_key(&(head, link)) {
+            return Err(Refusal::Full);
+        }
+        let region = *self.free.first().expect("not empty");
+        let word = RegionWord { kind: RegionKind::Log, head, link, epoch: self.epoch + 1 };
+        self.set(region, word)?;
+        self.links.insert((head, link), region);
+        let next_link = self.after(link);
+        let state = &mut self.heads[usize::from(head)];
+        state.next_link = next_link;
+        state.tail = Some((link, 1));
+        Ok((link, 1))
+    }
+
+    /// The next object of this head goes to a region of its own, if there is one.
+    pub(super) fn cut(&mut self, head: u8) -> Result<(), Refusal> {
+        if self.heads[usize::from(head)].tail.is_some() {
+            self.link(head, Purpose::Reclaim)?;
+        }
+        Ok(())
+    }
+
+    /// Changes what a region is, durably.
+    pub(super) fn set(&mut self, region: u32, word: RegionWord) -> Result<(), Refusal> {
+        store(&self.medium, directory(region), word.emit());
+        self.medium.persist(directory(region)..directory(region) + 8).map_err(|_| Refusal::Medium)?;
+        self.epoch = self.epoch.max(word.epoch);
+        let old = std::mem::replace(&mut self.regions[region as usize].word, word);
+        if old.kind == RegionKind::Log {
+            self.links.remove(&(old.head, old.link));
+        }
+        if word.kind == RegionKind::Free {
+            self.free.insert(region);
+            self.regions[region as usize].starts = Vec::new();
+            self.regions[region as usize].retiring = false;
+        } else {
+            self.free.remove(&region);
+        }
+        Ok(())
+    }
+
+    /// Gives a region back. Nothing on the medium may refer to it.
+    pub(super) fn release(&mut self, region: u32) -> Result<(), Refusal> {
+        let epoch = self.regions[region as usize].word.epoch;
+        self.set(region, RegionWord { kind: RegionKind::Free, head: 0, link: 0, epoch })
+    }
+
+    /// So many free regions in a row, for a table: the first of them.
+    pub(super) fn run_of_free(&self, count: u32) -> Option<u32> {
+        self.free
+            .iter()
+            .copied()
+            .find(|first| (*first..first.saturating_add(count)).all(|region| self.free.contains(&region)))
+    }
+}
+
+pub(super) const fn directory(region: u32) -> u64 {
+    DIRECTORY + 8 * region as u64
+}
+
+pub(super) fn io(error: &io::Error) -> Refusal {
+    let _ = error;
+    Refusal::Medium
+}

@@ -1,0 +1,524 @@
+//! The server's core: requests in, replies out, and work that is done a bit at a time.
+//!
+//! Single-threaded and sans-IO: [`Server::handle`] carries one request out, [`Server::step`] does some of what can wait
+//! (settling, cleaning, growing, giving up on clients), [`Server::poll_event`] says what the host must do. Time is an
+//! argument, in milliseconds of any clock that goes on over restarts if values are to expire.
+//!
+//! The rules that everything else follows from:
+//!
+//! 1. A key has at most one unfinished write. The next one is handed out after that was seen whole and made durable, or
+//!    given up; so the *old* version that an entry names is always whole and durable.
+//! 2. A write is given up only when its client can write no more: [`Event::Fence`] asks the host to cut the client off, and
+//!    [`Server::disconnected`] says that it is done. Then the checksum is looked at once more.
+//! 3. Memory is used again only when every client has said that it has nothing under way which could touch it.
+
+mod clean;
+mod grow;
+mod index;
+mod log;
+mod open;
+mod scan;
+mod settle;
+mod write;
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::fmt;
+
+use remanence_pmem::Medium;
+use remanence_pmem::layout::Root;
+
+pub use open::{OpenError, Recovered, format};
+pub use scan::Scrubbed;
+
+use crate::format::object::{Content, Object};
+use crate::format::slot::fingerprint;
+use crate::format::{Chunk, Flaw, KEY_MAX, Offset, Place, Superblock, hash};
+use crate::proto::{BATCH_MAX, Expect, Refusal, Reply, Request};
+use crate::view::{Mode, View};
+use clean::Cleaning;
+use grow::Growth;
+use index::{Entry, Index};
+use log::Log;
+
+/// A connected client.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct ClientId(pub u64);
+
+/// How the server behaves.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Options {
+    /// What the acknowledgement of a write means.
+    pub mode: Mode,
+    /// How long a client may take to finish a write, or to acknowledge a view, before the server asks for it to be cut
+    /// off, milliseconds.
+    pub lease: u64,
+    /// The most unfinished writes of one client.
+    pub unfinished_max: usize,
+    /// Whether cleaning starts by itself when free regions run low.
+    pub clean_by_itself: bool,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self { mode: Mode::Durable, lease: 2000, unfinished_max: 1024, clean_by_itself: true }
+    }
+}
+
+/// What the host must do.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Event {
+    /// Tell the client that there is a new view. It asks for it, and acknowledges it when nothing that it has under way
+    /// is older.
+    Notice {
+        /// Whom.
+        client: ClientId,
+        /// The view's number.
+        view: u64,
+    },
+    /// Cut the client off, so that nothing it has sent can reach the memory any more: destroy the QP, or invalidate its
+    /// keys. Then call [`Server::disconnected`].
+    Fence {
+        /// Whom.
+        client: ClientId,
+    },
+}
+
+/// What happened so far.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Stats {
+    /// Places that were handed out for values.
+    pub reserved: u64,
+    /// Writes that were seen whole and settled.
+    pub settled: u64,
+    /// Writes that were given up, their keys going back to the version before.
+    pub given_up: u64,
+    /// Values and tombstones that the server wrote itself.
+    pub written: u64,
+    /// Requests that came while a write of the key was under way.
+    pub unfinished: u64,
+    /// Regions that cleaning set free.
+    pub regions_freed: u64,
+    /// Objects that cleaning moved.
+    pub objects_moved: u64,
+    /// Entries that were displaced in their table, or moved to a larger one.
+    pub entries_moved: u64,
+    /// Tables that were replaced by larger ones.
+    pub grown: u64,
+    /// Objects that were found damaged, though they had been whole.
+    pub damaged: u64,
+    /// Of those, keys that went back to the version before.
+    pub repaired: u64,
+    /// Clients that the host was asked to cut off.
+    pub fenced: u64,
+}
+
+/// How full the store is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Usage {
+    /// Regions in all.
+    pub regions: u32,
+    /// Regions that are free.
+    pub regions_free: u32,
+    /// Entries that are in use, tombstones included.
+    pub entries: u64,
+    /// Entries in all.
+    pub entries_max: u64,
+    /// Writes under way.
+    pub unfinished: usize,
+    /// A head is being cleaned.
+    pub cleaning: bool,
+    /// The table is being resized.
+    pub growing: bool,
+}
+
+/// A write that was handed out and not seen whole yet.
+#[derive(Clone, Debug)]
+struct Unfinished {
+    client: ClientId,
+    key: Vec<u8>,
+    fingerprint: u64,
+    head: u8,
+    offset: Offset,
+    /// Bytes that were handed out for the object.
+    room: u64,
+    extents: Vec<(Offset, u32)>,
+    since: u64,
+}
+
+#[derive(Clone, Debug, Default)]
+struct Client {
+    view: u64,
+    unfinished: BTreeSet<u64>,
+    fencing: bool,
+}
+
+/// A store that is open.
+pub struct Server<M> {
+    medium: M,
+    superblock: Superblock,
+    root: Root<M>,
+    options: Options,
+    boot: u32,
+    index: Index<M>,
+    log: Log<M>,
+    /// Versions of this run.
+    counter: u64,
+    unfinished: BTreeMap<u64, Unfinished>,
+    places: BTreeMap<(u8, Offset), u64>,
+    confirmed: VecDeque<u64>,
+    clients: BTreeMap<ClientId, Client>,
+    next_client: u64,
+    view: u64,
+    /// Since when the server has been waiting for a view to be acknowledged.
+    view_since: u64,
+    /// The time of the last step.
+    last_step: u64,
+    growth: Growth,
+    /// When a log was cleaned last though little was written to it.
+    cleaned_anyway: u64,
+    cleaning: Option<Cleaning>,
+    /// A write found no room, or free regions run low.
+    wants_room: bool,
+    /// A new key found no place in the table.
+    wants_entries: bool,
+    events: VecDeque<Event>,
+    /// Something was written back that no sync covers yet.
+    dirty: bool,
+    stats: Stats,
+}
+
+impl<M> fmt::Debug for Server<M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Server").field("boot", &self.boot).field("stats", &self.stats).finish_non_exhaustive()
+    }
+}
+
+/// What a key's entry stands for.
+enum Current {
+    /// No value; the entry, if there is one, names a tombstone or something that expired.
+    Absent(Option<Entry>),
+    /// A value.
+    Live(Entry, u64),
+}
+
+impl Current {
+    const fn version(&self) -> u64 {
+        match self {
+            Self::Absent(_) => 0,
+            Self::Live(_, version) => *version,
+        }
+    }
+
+    const fn entry(&self) -> Option<Entry> {
+        match self {
+            Self::Absent(entry) => *entry,
+            Self::Live(entry, _) => Some(*entry),
+        }
+    }
+
+    fn check(&self, expect: Expect) -> Result<(), Refusal> {
+        let holds = match expect {
+            Expect::Any => true,
+            Expect::Absent => self.version() == 0,
+            Expect::Present => self.version() != 0,
+            Expect::Version(version) => self.version() == version,
+        };
+        if holds { Ok(()) } else { Err(Refusal::WrongVersion { found: self.version() }) }
+    }
+}
+
+impl<M: Medium + Clone> Server<M> {
+    /// A client has connected. It asks for the view first.
+    pub fn connect(&mut self) -> ClientId {
+        let id = ClientId(self.next_client);
+        self.next_client += 1;
+        self.clients.insert(id, Client { view: self.view, ..Client::default() });
+        id
+    }
+
+    /// Nothing that this client has sent can reach the memory any more.
+    ///
+    /// # Errors
+    /// The medium failed.
+    pub fn disconnected(&mut self, client: ClientId) -> Result<(), Refusal> {
+        let Some(gone) = self.clients.remove(&client) else { return Ok(()) };
+        for version in gone.unfinished {
+            self.give_up(version)?;
+        }
+        self.sync()
+    }
+
+    /// Carries out a request.
+    pub fn handle(&mut self, now: u64, client: ClientId, request: &Request) -> Reply {
+        let Some(state) = self.clients.get(&client) else { return Reply::Refused(Refusal::Fenced) };
+        // The host may be about to cut it off: what it is told now, it could not finish.
+        if state.fencing {
+            return Reply::Refused(Refusal::Fenced);
+        }
+        let reply = match request {
+            Request::Batch(requests) if requests.len() <= BATCH_MAX => {
+                Reply::Batch(requests.iter().map(|request| self.one(now, client, request)).collect())
+            }
+            request => self.one(now, client, request),
+        };
+        // In durable mode no reply leaves before everything that it speaks of is durable.
+        if self.options.mode == Mode::Durable && self.sync().is_err() {
+            return Reply::Refused(Refusal::Medium);
+        }
+        reply
+    }
+
+    fn one(&mut self, now: u64, client: ClientId, request: &Request) -> Reply {
+        let outcome = match request {
+            Request::Put { key, len, expires, expect } => {
+                let _ = expires; // the client writes it itself
+                self.reserve(now, client, key, *len, *expect).map(Reply::Reserved)
+            }
+            Request::PutInline { key, value, expires, expect } => {
+                self.write(now, key, Some((value, *expires)), *expect).map(|version| Reply::Done { version })
+            }
+            Request::Delete { key, expect } => {
+                self.write(now, key, None, *expect).map(|version| Reply::Done { version })
+            }
+            Request::Get { key } => self.get(now, key),
+            Request::Settle { key } => self.settle_key(now, key),
+            Request::Confirm { versions } => {
+                let own = |version: &&u64| self.unfinished.get(version).is_some_and(|u| u.client == client);
+                let versions: Vec<u64> = versions.iter().filter(own).copied().collect();
+                self.confirmed.extend(versions);
+                Ok(Reply::Ok)
+            }
+            Request::Abandon { version } => match self.unfinished.get(version) {
+                Some(unfinished) if unfinished.client == client => self.give_up(*version).map(|()| Reply::Ok),
+                _ => Err(Refusal::NotYours),
+            },
+            Request::Scan { cursor, limit } => self.scan(now, *cursor, *limit),
+            Request::View => Ok(Reply::View(self.view())),
+            Request::Acknowledge { view } => {
+                let view = (*view).min(self.view);
+                let state = self.clients.get_mut(&client).expect("it is connected");
+                state.view = state.view.max(view);
+                Ok(Reply::Ok)
+            }
+            Request::Batch(_) => Err(Refusal::Malformed),
+        };
+        outcome.unwrap_or_else(|refusal| {
+            self.stats.unfinished += u64::from(refusal == Refusal::Unfinished);
+            self.wants_room |= refusal == Refusal::Full;
+            self.wants_entries |= refusal == Refusal::Growing;
+            Reply::Refused(refusal)
+        })
+    }
+
+    /// The view as it is now.
+    #[must_use]
+    pub fn view(&self) -> View {
+        View {
+            number: self.view,
+            boot: self.boot,
+            mode: self.options.mode,
+            geometry: self.superblock.geometry,
+            salt: self.superblock.salt,
+            tables: self.growth.view(&self.index.tables),
+            links: self.log.view(),
+        }
+    }
+
+    /// What the host must do next.
+    pub fn poll_event(&mut self) -> Option<Event> {
+        self.events.pop_front()
+    }
+
+    /// Does some of what can wait: about `budget` small things. Returns whether there is more to do at once.
+    ///
+    /// # Errors
+    /// The medium failed.
+    pub fn step(&mut self, now: u64, budget: usize) -> Result<bool, Refusal> {
+        for _ in 0..budget {
+            let Some(version) = self.confirmed.pop_front() else { break };
+            self.finish(version)?;
+        }
+        self.expire(now)?;
+        let growing = self.grow(now, budget)?;
+        let cleaning = self.clean_step(now, budget)?;
+        self.sync()?;
+        Ok(growing || cleaning || !self.confirmed.is_empty())
+    }
+
+    /// What happened so far.
+    #[must_use]
+    pub fn stats(&self) -> Stats {
+        Stats { entries_moved: self.index.moves, ..self.stats }
+    }
+
+    /// How full the store is.
+    #[must_use]
+    pub fn usage(&self) -> Usage {
+        Usage {
+            regions: self.superblock.geometry.regions(),
+            regions_free: self.log.free.len() as u32,
+            entries: self.index.used,
+            entries_max: self.index.tables.iter().map(|table| table.slots()).sum(),
+            unfinished: self.unfinished.len(),
+            cleaning: self.cleaning.is_some(),
+            growing: !self.growth.is_idle(),
+        }
+    }
+
+    // What all parts use.
+
+    fn fingerprint(&self, key: &[u8]) -> Result<u64, Refusal> {
+        if key.is_empty() || key.len() > KEY_MAX {
+            return Err(Refusal::BadKey);
+        }
+        Ok(fingerprint(hash(self.superblock.salt, key)))
+    }
+
+    fn next_version(&mut self) -> u64 {
+        self.counter += 1;
+        // Versions of a later run are higher: 2^40 per run, 2^24 runs.
+        u64::from(self.boot) << 40 | self.counter
+    }
+
+    fn place(&self, head: u8, offset: Offset) -> Option<(u64, Place)> {
+        let room = self.log.locate(head, offset)?;
+        Some((room.at, Place { salt: self.superblock.salt, head, offset, epoch: room.epoch }))
+    }
+
+    /// The bytes of the whole object at a place.
+    fn object(&self, head: u8, offset: Offset) -> Result<Vec<u8>, Flaw> {
+        let (at, place) = self.place(head, offset).ok_or(Flaw::Torn)?;
+        let unit = u64::from(self.superblock.geometry.split(offset).1) * crate::format::UNIT;
+        let room = self.superblock.geometry.segment_len - unit % self.superblock.geometry.segment_len;
+        let mut bytes = vec![0; 256.min(room) as usize];
+        self.medium.read(at, &mut bytes);
+        match Object::parse(&bytes, &place) {
+            Ok(object) => {
+                let len = object.header.len();
+                bytes.truncate(len as usize);
+                Ok(bytes)
+            }
+            Err(Flaw::Short(len)) if len <= room => {
+                bytes.resize(len as usize, 0);
+                self.medium.read(at, &mut bytes);
+                Object::parse(&bytes, &place)?;
+                Ok(bytes)
+            }
+            Err(_) => Err(Flaw::Torn),
+        }
+    }
+
+    /// The same, with its chunks verified; the value is put together if it is asked for.
+    fn whole(&self, head: u8, offset: Offset) -> Result<(Vec<u8>, Vec<Chunk>), Flaw> {
+        let bytes = self.object(head, offset)?;
+        let object = self.parsed(&bytes, head, offset);
+        if !object.header.chained {
+            return Ok((bytes, Vec::new()));
+        }
+        let (_, chunks) = object.chunks().ok_or(Flaw::Torn)?;
+        for chunk in &chunks {
+            self.chunk(head, chunk)?;
+        }
+        Ok((bytes, chunks))
+    }
+
+    fn chunk(&self, head: u8, chunk: &Chunk) -> Result<Vec<u8>, Flaw> {
+        let room = self.log.locate(head, chunk.offset).ok_or(Flaw::Torn)?;
+        let unit = u64::from(self.superblock.geometry.split(chunk.offset).1) * crate::format::UNIT;
+        let left = self.superblock.geometry.segment_len - unit % self.superblock.geometry.segment_len;
+        if u64::from(chunk.len) > left {
+            return Err(Flaw::Torn);
+        }
+        let mut bytes = vec![0; chunk.len as usize];
+        self.medium.read(room.at, &mut bytes);
+        let whole = crate::format::object::crc64(&[&bytes]) == chunk.crc;
+        if whole { Ok(bytes) } else { Err(Flaw::Torn) }
+    }
+
+    /// Bytes that [`Self::object`] has verified.
+    fn parsed<'a>(&self, bytes: &'a [u8], head: u8, offset: Offset) -> Object<'a> {
+        let (_, place) = self.place(head, offset).expect("it was read from there");
+        Object::parse(bytes, &place).expect("it was verified")
+    }
+
+    /// The entry of a key.
+    fn lookup(&self, key: &[u8], fingerprint: u64) -> Option<Entry> {
+        self.index.candidates(fingerprint).into_iter().find(|entry| self.is_of(entry, key))
+    }
+
+    fn is_of(&self, entry: &Entry, key: &[u8]) -> bool {
+        let head = entry.slot.meta.head();
+        let word = entry.slot.word;
+        let unfinished = word.new_offset().and_then(|new| self.places.get(&(head, new)));
+        if let Some(unfinished) = unfinished.and_then(|version| self.unfinished.get(version)) {
+            return unfinished.key == key;
+        }
+        for offset in [word.new_offset(), word.old_offset()].into_iter().flatten() {
+            if let Ok(bytes) = self.object(head, offset) {
+                return self.parsed(&bytes, head, offset).key == key;
+            }
+        }
+        // Both are damaged. 48 bits of hash are all that is left of the key, and hardly ever another's.
+        true
+    }
+
+    /// What a settled entry stands for.
+    fn current(&self, now: u64, entry: Option<Entry>) -> Result<Current, Refusal> {
+        let Some(entry) = entry else { return Ok(Current::Absent(None)) };
+        let head = entry.slot.meta.head();
+        let offset = entry.slot.word.new_offset().ok_or(Refusal::Damaged)?;
+        let bytes = self.object(head, offset).map_err(|_| Refusal::Damaged)?;
+        let header = self.parsed(&bytes, head, offset).header;
+        if header.deleted || header.is_expired(now) {
+            return Ok(Current::Absent(Some(entry)));
+        }
+        Ok(Current::Live(entry, header.version))
+    }
+
+    /// Says on the medium that an object has or may have a successor, for clients that cached its place.
+    fn mark(&self, head: u8, offset: Option<Offset>, superseded: bool) {
+        let Some(room) = offset.and_then(|offset| self.log.locate(head, offset)) else { return };
+        let version = index::load(&self.medium, room.at + 16);
+        index::store(&self.medium, room.at, if superseded { version } else { 0 });
+    }
+
+    /// Everything that was written back is in the domain before anything that is stored from here on.
+    fn order(&mut self) -> Result<(), Refusal> {
+        match self.options.mode {
+            Mode::Erda => self.medium.pfence().map_err(|e| log::io(&e)),
+            Mode::Durable => self.sync_now(),
+        }
+    }
+
+    fn sync(&mut self) -> Result<(), Refusal> {
+        if self.dirty { self.sync_now() } else { Ok(()) }
+    }
+
+    fn sync_now(&mut self) -> Result<(), Refusal> {
+        self.medium.psync().map_err(|e| log::io(&e))?;
+        self.dirty = false;
+        Ok(())
+    }
+
+    /// A new view: everybody is told.
+    fn new_view(&mut self, now: u64) -> u64 {
+        self.view += 1;
+        self.view_since = now;
+        let view = self.view;
+        self.events.extend(self.clients.keys().map(|client| Event::Notice { client: *client, view }));
+        view
+    }
+
+    /// Whether every client has said that nothing it has under way is older than this view.
+    fn all_have(&self, view: u64) -> bool {
+        self.clients.values().all(|client| client.view >= view)
+    }
+
+    fn content<'a>(object: &Object<'a>, chunks: &'a [Chunk]) -> Content<'a> {
+        match object.header {
+            header if header.deleted => Content::Deleted,
+            header if header.chained => Content::Chained(chunks),
+            _ => Content::Value(object.value),
+        }
+    }
+}

@@ -1,0 +1,328 @@
+//! Making a store, and finding it again after a clean end or any crash.
+//!
+//! Recovery reads the table once. Entries that are not pending were whole and durable when they were settled, so only pending
+//! ones are checked, wherever their objects lie (the paper checks each log's last segment, and a slow client's object may
+//! lie before it): a whole object is settled, and otherwise the entry goes back to the version before. Nobody can write any
+//! more: the keys of the last run went with its process.
+
+use std::fmt;
+
+use remanence_pmem::Medium;
+use remanence_pmem::layout::{LayoutError, Root};
+
+use super::grow::Growth;
+use super::index::{Entry, Index, clear};
+use super::log::{Log, Start, directory};
+use super::settle::Settling;
+use super::{Options, Server, Stats};
+use crate::format::slot::{NEIGHBOURHOOD, TableAt};
+use crate::format::superblock::SUPERBLOCK_LEN;
+use crate::format::{
+    BadGeometry, Geometry, HEAD_WORDS, HEADS_MAX, Hint, ROOT, RegionKind, RegionWord, Superblock,
+    SuperblockError, UNIT, Word, get_u32, get_u64,
+};
+use crate::proto::Refusal;
+
+/// Why a store cannot be made or opened.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    /// There is none that this program can use.
+    #[error(transparent)]
+    Superblock(#[from] SuperblockError),
+    /// It cannot be made like that.
+    #[error("no store can be made: {0}")]
+    Geometry(#[from] BadGeometry),
+    /// What a crash cannot do was done to it.
+    #[error("the store is damaged ({0}): restore it from a copy")]
+    Damaged(&'static str),
+    /// The medium failed.
+    #[error("the medium failed: {0}")]
+    Medium(String),
+}
+
+impl OpenError {
+    fn medium(error: &impl fmt::Display) -> Self {
+        Self::Medium(error.to_string())
+    }
+
+    fn layout(error: LayoutError) -> Self {
+        match error {
+            LayoutError::Invalid { .. } => Self::Damaged("its root record is not there"),
+            LayoutError::Medium(e) => Self::medium(&e),
+        }
+    }
+}
+
+impl From<Refusal> for OpenError {
+    fn from(refusal: Refusal) -> Self {
+        Self::medium(&refusal)
+    }
+}
+
+/// What recovery found.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Recovered {
+    /// Entries in use, tombstones included.
+    pub entries: u64,
+    /// Entries that were pending.
+    pub pending: u64,
+    /// Of those, entries whose object was whole.
+    pub completed: u64,
+    /// Of those, entries that went back to the version before, or to nothing.
+    pub rolled_back: u64,
+    /// Equal entries that a move had left, cleared.
+    pub doubled: u64,
+    /// Regions that nothing refers to, set free.
+    pub freed: u64,
+}
+
+/// Makes an empty store. What was on the medium before is gone. Durable on return.
+///
+/// The salt is to be drawn at random; `buckets` is how many keys the first table is for, about.
+///
+/// # Errors
+/// The geometry will not do, or the medium failed.
+pub fn format<M: Medium + Clone>(
+    medium: &M,
+    geometry: &Geometry,
+    buckets: u64,
+    salt: u64,
+    uuid: [u8; 16],
+) -> Result<(), OpenError> {
+    geometry.check()?;
+    if geometry.size > medium.len() {
+        return Err(BadGeometry("the medium is shorter than the store").into());
+    }
+    let buckets = buckets.max(NEIGHBOURHOOD);
+    let regions = TableAt::bytes(buckets).div_ceil(geometry.region_len);
+    if regions + 2 > u64::from(geometry.regions()) {
+        return Err(BadGeometry("the first table leaves no room for anything else").into());
+    }
+    let failed = |e: std::io::Error| OpenError::medium(&e);
+    // Until the end there is no store: a crash leaves none, or all of it.
+    medium.write(0, &[0; SUPERBLOCK_LEN]);
+    medium.persist(0..SUPERBLOCK_LEN as u64).map_err(failed)?;
+    for head in 0..u64::from(HEADS_MAX) {
+        super::index::store(medium, HEAD_WORDS + 8 * head, 0);
+    }
+    medium.pwb(HEAD_WORDS..HEAD_WORDS + 8 * u64::from(HEADS_MAX));
+    for region in 0..geometry.regions() {
+        let kind = if u64::from(region) < regions { RegionKind::Table } else { RegionKind::Free };
+        let epoch = u32::from(kind == RegionKind::Table);
+        super::index::store(medium, directory(region), RegionWord { kind, epoch, ..RegionWord::FREE }.emit());
+    }
+    medium.pwb(directory(0)..directory(geometry.regions()));
+    let table = TableAt { at: geometry.region(0), buckets };
+    clear(medium, table, 0, u64::MAX / 2);
+    Root::format(medium.clone(), ROOT, salt, &root_payload(0, &[table])).map_err(OpenError::layout)?;
+    medium.psync().map_err(failed)?;
+    let superblock = Superblock { geometry: *geometry, salt, uuid };
+    medium.write(0, &superblock.emit());
+    medium.persist(0..SUPERBLOCK_LEN as u64).map_err(failed)
+}
+
+/// How often the store was opened, and its tables.
+pub(super) fn root_payload(boot: u32, tables: &[TableAt]) -> Vec<u8> {
+    let mut bytes = boot.to_le_bytes().to_vec();
+    for table in tables {
+        bytes.extend(table.at.to_le_bytes());
+        bytes.extend(table.buckets.to_le_bytes());
+    }
+    bytes
+}
+
+fn parse_root(bytes: &[u8], geometry: &Geometry) -> Option<(u32, Vec<TableAt>)> {
+    let (boot, rest) = bytes.split_at_checked(4)?;
+    if !matches!(rest.len(), 16 | 32) {
+        return None;
+    }
+    let tables: Vec<TableAt> =
+        rest.chunks_exact(16).map(|t| TableAt { at: get_u64(t, 0), buckets: get_u64(t, 8) }).collect();
+    let fair = tables.iter().all(|table| {
+        let start = geometry.region(0);
+        table.at >= start
+            && (table.at - start).is_multiple_of(geometry.region_len)
+            && (NEIGHBOURHOOD..1 << 40).contains(&table.buckets)
+            && table.at.checked_add(TableAt::bytes(table.buckets)).is_some_and(|end| end <= geometry.size)
+    });
+    fair.then_some((get_u32(boot, 0), tables))
+}
+
+impl<M: Medium + Clone> Server<M> {
+    /// Opens the store on a medium, after a clean end or a crash.
+    ///
+    /// # Errors
+    /// There is none, it is damaged, or the medium failed.
+    pub fn open(medium: M, options: Options) -> Result<(Self, Recovered), OpenError> {
+        if medium.len() < ROOT {
+            return Err(SuperblockError::Missing.into());
+        }
+        let mut first = [0; SUPERBLOCK_LEN];
+        medium.read(0, &mut first);
+        let superblock = Superblock::parse(&first, medium.len())?;
+        let geometry = superblock.geometry;
+        let (mut root, payload) =
+            Root::open(medium.clone(), ROOT, superblock.salt).map_err(OpenError::layout)?;
+        let (boot, tables) =
+            parse_root(&payload, &geometry).ok_or(OpenError::Damaged("its root record means nothing"))?;
+        let boot = boot + 1;
+        // Before anything else: versions of this run are higher than all before, whatever becomes of it.
+        root.store(&root_payload(boot, &tables)).map_err(OpenError::layout)?;
+        let log = Log::open(medium.clone(), geometry)
+            .ok_or(OpenError::Damaged("its directory contradicts itself"))?;
+        let growth = if tables.len() == 2 { Growth::Moving(0) } else { Growth::Idle };
+        let mut server = Self {
+            index: Index { medium: medium.clone(), tables, used: 0, moves: 0 },
+            medium,
+            superblock,
+            root,
+            options,
+            boot,
+            log,
+            counter: 0,
+            unfinished: Default::default(),
+            places: Default::default(),
+            confirmed: Default::default(),
+            clients: Default::default(),
+            next_client: u64::from(boot) << 32,
+            view: 1,
+            view_since: 0,
+            last_step: 0,
+            growth,
+            cleaned_anyway: 0,
+            cleaning: None,
+            wants_room: false,
+            wants_entries: false,
+            events: Default::default(),
+            dirty: true,
+            stats: Stats::default(),
+        };
+        let recovered = server.recover()?;
+        Ok((server, recovered))
+    }
+
+    fn recover(&mut self) -> Result<Recovered, OpenError> {
+        let mut recovered = Recovered::default();
+        let tables = self.index.tables.clone();
+        // After the death of the process alone, what is read here may still be on its way into the domain.
+        let regions = self.superblock.geometry.regions();
+        self.medium.pwb(HEAD_WORDS..directory(regions));
+        tables.iter().for_each(|table| self.medium.pwb(table.at..table.at + TableAt::bytes(table.buckets)));
+        self.sync_now()?;
+        for table in &tables {
+            let mut index = 0;
+            while index < table.slots() {
+                let slots = self.index.slots(*table, index, 256);
+                let count = slots.len() as u64;
+                for (n, slot) in slots.into_iter().enumerate() {
+                    if !slot.word.is_free() {
+                        self.index.used += 1;
+                        let entry = Entry { table: *table, index: index + n as u64, slot };
+                        self.recover_entry(entry, &mut recovered)?;
+                    }
+                }
+                index += count;
+            }
+        }
+        recovered.entries = self.index.used;
+        self.sync_now()?;
+        recovered.freed = self.free_unreferenced()?;
+        self.stats = Stats::default();
+        Ok(recovered)
+    }
+
+    fn recover_entry(&mut self, mut entry: Entry, recovered: &mut Recovered) -> Result<(), OpenError> {
+        let (table, meta) = (entry.table, entry.slot.meta);
+        let fingerprint = meta.fingerprint();
+        let home = table.home(fingerprint);
+        if !(home..home + NEIGHBOURHOOD).contains(&entry.index)
+            || meta.head() != self.superblock.geometry.head_of(fingerprint)
+        {
+            return Err(OpenError::Damaged("an entry of its table is where it cannot be"));
+        }
+        // A crash within a move leaves two equal entries; nothing is changed in between, so either may go.
+        let doubled = self.index.candidates(fingerprint).into_iter().any(|other| {
+            let later = other.table != table || other.index > entry.index;
+            let behind = self.index.tables.last() == Some(&other.table);
+            later
+                && behind_or_same(behind, other.table == table)
+                && other.slot.meta.head() == meta.head()
+                && other.slot.word.new_offset() == entry.slot.word.new_offset()
+        });
+        if doubled {
+            recovered.doubled += 1;
+            self.index.set_word(&mut entry, Word::FREE);
+            return self.medium.pfence().map_err(|e| OpenError::medium(&e));
+        }
+        if entry.slot.word.is_pending() {
+            recovered.pending += 1;
+            let had = entry.slot.word.new_offset();
+            let settled = match self.settle(entry)? {
+                Settling::Settled(settled) => Some(settled),
+                Settling::Gone => None,
+                Settling::Unfinished => unreachable!("nothing was handed out in this run"),
+            };
+            if settled.is_some_and(|settled| settled.slot.word.new_offset() == had) {
+                recovered.completed += 1;
+            } else {
+                recovered.rolled_back += 1;
+            }
+            let Some(settled) = settled else { return Ok(()) };
+            entry = settled;
+            if let Some(new) = entry.slot.word.new_offset() {
+                self.refresh_hint(&mut entry, new)?;
+            }
+        }
+        self.remember(&entry);
+        Ok(())
+    }
+
+    /// Tells regions what they hold of this entry's newest version.
+    fn remember(&mut self, entry: &Entry) {
+        let head = entry.slot.meta.head();
+        let Some(object) = entry.slot.word.new_offset() else { return };
+        let start = Start { fingerprint: entry.slot.meta.fingerprint(), object };
+        let mut places = vec![object];
+        if entry.slot.meta.hint() == Hint::CHAINED
+            && let Ok(bytes) = self.object(head, object)
+        {
+            let chunks = self.parsed(&bytes, head, object).chunks();
+            places.extend(chunks.into_iter().flat_map(|(_, chunks)| chunks).map(|chunk| chunk.offset));
+        }
+        for place in places {
+            if let Some(region) = self.log.region_of(head, place) {
+                self.log.regions[region as usize].starts.push(start);
+            }
+        }
+    }
+
+    /// Regions that cleaning had emptied, that were linked too early, or that were to become tables.
+    fn free_unreferenced(&mut self) -> Result<u64, OpenError> {
+        let geometry = self.superblock.geometry;
+        let in_tables = |region: u32| {
+            let at = geometry.region(region);
+            self.index.tables.iter().any(|t| (t.at..t.at + TableAt::bytes(t.buckets)).contains(&at))
+        };
+        let unreferenced: Vec<u32> = (0..geometry.regions())
+            .filter(|index| {
+                let region = &self.log.regions[*index as usize];
+                match region.word.kind {
+                    RegionKind::Free => false,
+                    RegionKind::Table => !in_tables(*index),
+                    RegionKind::Log => region.starts.is_empty() && !self.log.is_tail(*index),
+                }
+            })
+            .collect();
+        for region in &unreferenced {
+            self.log.release(*region)?;
+        }
+        Ok(unreferenced.len() as u64)
+    }
+}
+
+/// Of two equal entries in one table, and of one in each of two, the first goes.
+const fn behind_or_same(behind: bool, same: bool) -> bool {
+    behind || same
+}
+
+const _: () = assert!(UNIT == 64);

@@ -1,0 +1,100 @@
+//! Iteration and scrubbing: all entries, in the order of their fingerprints.
+//!
+//! The order is the same in tables of any size, so a cursor is a fingerprint, and goes on where it was whatever is displaced
+//! or resized meanwhile: a key that is there all the time is seen once.
+
+use remanence_pmem::Medium;
+
+use super::Server;
+use super::index::Entry;
+use super::settle::Settling;
+use crate::format::slot::{FINGERPRINT_BITS, NEIGHBOURHOOD};
+use crate::proto::{Refusal, Reply};
+
+/// The most keys of a page.
+const PAGE_MAX: u32 = 1024;
+
+/// What a scrub has found.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Scrubbed {
+    /// Objects that were read and verified.
+    pub verified: u64,
+    /// Damaged objects whose keys went back to the version before.
+    pub repaired: u64,
+    /// Keys whose value is lost: both versions are damaged.
+    pub lost: u64,
+    /// Where to go on; `None` at the end.
+    pub next: Option<u64>,
+}
+
+impl<M: Medium + Clone> Server<M> {
+    /// The entries of the buckets from a fingerprint on, until about `limit` are found; and where to go on.
+    fn entries_from(&self, cursor: u64, limit: usize) -> (Vec<Entry>, Option<u64>) {
+        let narrow = self.index.tables[0];
+        let mut found: Vec<Entry> = Vec::new();
+        let mut low = cursor;
+        while low < 1 << FINGERPRINT_BITS && found.len() < limit {
+            // The fingerprints of one bucket of the first table.
+            let bucket = u128::from(narrow.home(low) + 1);
+            let high = (bucket << FINGERPRINT_BITS).div_ceil(narrow.buckets.into()) as u64;
+            for table in &self.index.tables {
+                let (first, last) = (table.home(low), table.home(high - 1));
+                let slots = self.index.slots(*table, first, last - first + NEIGHBOURHOOD);
+                found.extend(
+                    slots
+                        .into_iter()
+                        .enumerate()
+                        .filter(|(_, slot)| {
+                            !slot.word.is_free() && (low..high).contains(&slot.meta.fingerprint())
+                        })
+                        .map(|(n, slot)| Entry { table: *table, index: first + n as u64, slot }),
+                );
+            }
+            low = high;
+        }
+        found.sort_by_key(|entry| entry.slot.meta.fingerprint());
+        (found, (low < 1 << FINGERPRINT_BITS).then_some(low))
+    }
+
+    pub(super) fn scan(&mut self, now: u64, cursor: u64, limit: u32) -> Result<Reply, Refusal> {
+        let (entries, next) = self.entries_from(cursor, limit.clamp(1, PAGE_MAX) as usize);
+        let mut keys = Vec::with_capacity(entries.len());
+        for entry in entries {
+            let head = entry.slot.meta.head();
+            let offset = match self.settle(entry)? {
+                Settling::Settled(entry) => entry.slot.word.new_offset(),
+                Settling::Gone => None,
+                Settling::Unfinished => entry.slot.word.old_offset(),
+            };
+            let Some(offset) = offset else { continue };
+            // What is damaged is told to those who ask for it, and by a scrub.
+            let Ok(bytes) = self.object(head, offset) else { continue };
+            let object = self.parsed(&bytes, head, offset);
+            if !object.header.deleted && !object.header.is_expired(now) {
+                keys.push(object.key.to_vec());
+            }
+        }
+        Ok(Reply::Page { next, keys })
+    }
+
+    /// Reads and verifies about `limit` values from a cursor on (0 at first), and repairs what can be repaired.
+    ///
+    /// # Errors
+    /// The medium failed.
+    pub fn scrub(&mut self, cursor: u64, limit: usize) -> Result<Scrubbed, Refusal> {
+        let (entries, next) = self.entries_from(cursor, limit.max(1));
+        let mut scrubbed = Scrubbed { next, ..Scrubbed::default() };
+        for entry in entries {
+            let Settling::Settled(entry) = self.settle(entry)? else { continue };
+            let before = self.stats.repaired;
+            match self.verified(entry) {
+                Ok(_) if self.stats.repaired == before => scrubbed.verified += 1,
+                Ok(_) => scrubbed.repaired += 1,
+                Err(Refusal::Damaged) => scrubbed.lost += 1,
+                Err(other) => return Err(other),
+            }
+        }
+        self.sync()?;
+        Ok(scrubbed)
+    }
+}

@@ -1,0 +1,221 @@
+//! Pending entries: settled when the object is whole and durable, given up when it will never be.
+
+use remanence_pmem::Medium;
+
+use super::index::Entry;
+use super::{Event, Server, Unfinished};
+use crate::format::object::{HEADER_LEN, Object};
+use crate::format::{Hint, Offset};
+use crate::proto::{Refusal, Reply};
+
+/// What became of a pending entry.
+pub(super) enum Settling {
+    /// It is settled now.
+    Settled(Entry),
+    /// There is nothing left of it.
+    Gone,
+    /// Its client may still be writing.
+    Unfinished,
+}
+
+impl<M: Medium + Clone> Server<M> {
+    /// Settles an entry if its object is whole.
+    pub(super) fn settle(&mut self, entry: Entry) -> Result<Settling, Refusal> {
+        if !entry.slot.word.is_pending() {
+            return Ok(Settling::Settled(entry));
+        }
+        let head = entry.slot.meta.head();
+        let new = entry.slot.word.new_offset().ok_or(Refusal::Damaged)?;
+        let known = self.places.get(&(head, new)).copied();
+        match known {
+            // Of this run: only what was handed out for this very write counts.
+            Some(version) if !self.is_whole(version, &self.unfinished[&version]) => Ok(Settling::Unfinished),
+            Some(version) => {
+                let entry = self.make_settled(entry)?;
+                self.forget(version);
+                Ok(Settling::Settled(entry))
+            }
+            // Of the run before: nobody writes there any more.
+            None if self.whole(head, new).is_ok() => Ok(Settling::Settled(self.make_settled(entry)?)),
+            None => self.back(entry).map(|entry| entry.map_or(Settling::Gone, Settling::Settled)),
+        }
+    }
+
+    fn is_whole(&self, version: u64, unfinished: &Unfinished) -> bool {
+        let Ok((bytes, chunks)) = self.whole(unfinished.head, unfinished.offset) else { return false };
+        let object: Object<'_> = self.parsed(&bytes, unfinished.head, unfinished.offset);
+        let extents: Vec<(Offset, u32)> = chunks.iter().map(|chunk| (chunk.offset, chunk.len)).collect();
+        object.header.version == version
+            && object.key == unfinished.key
+            && object.header.len() <= unfinished.room
+            && extents == unfinished.extents
+    }
+
+    /// The object is durable before the word says that it is.
+    fn make_settled(&mut self, mut entry: Entry) -> Result<Entry, Refusal> {
+        let head = entry.slot.meta.head();
+        let new = entry.slot.word.new_offset().expect("a pending entry has a new version");
+        let (bytes, chunks) = self.whole(head, new).map_err(|_| Refusal::Damaged)?;
+        let (at, _) = self.place(head, new).expect("it was read from there");
+        self.medium.pwb(at..at + bytes.len() as u64);
+        for chunk in &chunks {
+            let room = self.log.locate(head, chunk.offset).expect("it was read from there");
+            self.medium.pwb(room.at..room.at + u64::from(chunk.len));
+        }
+        self.medium.pwb(entry.at()..entry.at() + crate::format::slot::SLOT_LEN);
+        self.order()?;
+        // This store may be lost: recovery looks at pending entries.
+        let word = entry.slot.word.settled();
+        self.index.set_word(&mut entry, word);
+        self.stats.settled += 1;
+        Ok(entry)
+    }
+
+    /// Back to the version before, which is whole and durable by rule 1. The repair of 4.2.
+    pub(super) fn back(&mut self, mut entry: Entry) -> Result<Option<Entry>, Refusal> {
+        let head = entry.slot.meta.head();
+        let word = entry.slot.word.flipped();
+        if let Some(offset) = word.new_offset() {
+            self.refresh_hint(&mut entry, offset)?;
+        }
+        self.index.set_word(&mut entry, word);
+        self.dirty = true;
+        self.mark(head, word.new_offset(), false);
+        Ok((!word.is_free()).then_some(entry))
+    }
+
+    /// Makes the hint that of the object at this offset, durably if recovery depends on it.
+    pub(super) fn refresh_hint(&mut self, entry: &mut Entry, offset: Offset) -> Result<(), Refusal> {
+        let Ok(bytes) = self.object(entry.slot.meta.head(), offset) else { return Ok(()) };
+        let header = self.parsed(&bytes, entry.slot.meta.head(), offset).header;
+        let hint = if header.chained { Hint::CHAINED } else { Hint::of(bytes.len() as u64) };
+        if entry.slot.meta.hint() != hint {
+            let meta = entry.slot.meta.with_hint(hint);
+            self.index.set_meta(entry, meta);
+            self.order()?;
+        }
+        Ok(())
+    }
+
+    fn forget(&mut self, version: u64) {
+        let Some(unfinished) = self.unfinished.remove(&version) else { return };
+        self.places.remove(&(unfinished.head, unfinished.offset));
+        if let Some(client) = self.clients.get_mut(&unfinished.client) {
+            client.unfinished.remove(&version);
+        }
+    }
+
+    /// Settles a write that is said to be done, if it is.
+    pub(super) fn finish(&mut self, version: u64) -> Result<(), Refusal> {
+        let Some(unfinished) = self.unfinished.get(&version) else { return Ok(()) };
+        let (fingerprint, head, offset) = (unfinished.fingerprint, unfinished.head, unfinished.offset);
+        if let Some(entry) = self.index.at_place(fingerprint, head, offset) {
+            self.settle(entry)?;
+        }
+        Ok(())
+    }
+
+    /// A write whose client can write no more: settled if it is whole after all, given up otherwise.
+    pub(super) fn give_up(&mut self, version: u64) -> Result<(), Refusal> {
+        let Some(unfinished) = self.unfinished.get(&version).cloned() else { return Ok(()) };
+        let entry = self.index.at_place(unfinished.fingerprint, unfinished.head, unfinished.offset);
+        let entry = entry.expect("an unfinished write has a pending entry");
+        if let Settling::Unfinished = self.settle(entry)? {
+            self.back(entry)?;
+            self.forget(version);
+            self.stats.given_up += 1;
+        }
+        Ok(())
+    }
+
+    /// Looks for clients that take too long.
+    pub(super) fn expire(&mut self, now: u64) -> Result<(), Refusal> {
+        let late: Vec<u64> = self
+            .unfinished
+            .iter()
+            .filter(|(_, u)| now.saturating_sub(u.since) >= self.options.lease)
+            .map(|(version, _)| *version)
+            .collect();
+        for version in late {
+            self.finish(version)?;
+            if let Some(unfinished) = self.unfinished.get(&version) {
+                self.fence(unfinished.client);
+            }
+        }
+        if now.saturating_sub(self.view_since) >= self.options.lease {
+            let behind: Vec<_> =
+                self.clients.iter().filter(|(_, c)| c.view < self.view).map(|(id, _)| *id).collect();
+            behind.into_iter().for_each(|client| self.fence(client));
+        }
+        Ok(())
+    }
+
+    fn fence(&mut self, client: super::ClientId) {
+        let Some(state) = self.clients.get_mut(&client) else { return };
+        if !std::mem::replace(&mut state.fencing, true) {
+            self.stats.fenced += 1;
+            self.events.push_back(Event::Fence { client });
+        }
+    }
+
+    /// The request of a reader: the newest whole version is to be durable.
+    pub(super) fn settle_key(&mut self, now: u64, key: &[u8]) -> Result<Reply, Refusal> {
+        let fingerprint = self.fingerprint(key)?;
+        let Some(entry) = self.lookup(key, fingerprint) else { return Ok(Reply::Absent) };
+        let entry = match self.settle(entry)? {
+            Settling::Settled(entry) => entry,
+            Settling::Gone => return Ok(Reply::Absent),
+            Settling::Unfinished => return Err(Refusal::Unfinished),
+        };
+        let entry = self.verified(entry)?;
+        let current = self.current(now, entry)?;
+        Ok(match current.version() {
+            0 => Reply::Absent,
+            version => Reply::Settled { version },
+        })
+    }
+
+    /// A settled entry whose object is whole; if it is damaged, the entry goes back to the version before, if that is.
+    pub(super) fn verified(&mut self, entry: Entry) -> Result<Option<Entry>, Refusal> {
+        let head = entry.slot.meta.head();
+        let word = entry.slot.word;
+        if word.new_offset().is_some_and(|new| self.whole(head, new).is_ok()) {
+            return Ok(Some(entry));
+        }
+        self.stats.damaged += 1;
+        if word.old_offset().is_some_and(|old| self.whole(head, old).is_ok()) {
+            self.stats.repaired += 1;
+            return self.back(entry);
+        }
+        Err(Refusal::Damaged)
+    }
+
+    /// The value, read by the server. During a write it is the version before, as a reader would find.
+    pub(super) fn get(&mut self, now: u64, key: &[u8]) -> Result<Reply, Refusal> {
+        let fingerprint = self.fingerprint(key)?;
+        let Some(entry) = self.lookup(key, fingerprint) else { return Ok(Reply::Absent) };
+        let head = entry.slot.meta.head();
+        let offset = match self.settle(entry)? {
+            Settling::Settled(entry) => {
+                let Some(entry) = self.verified(entry)? else { return Ok(Reply::Absent) };
+                entry.slot.word.new_offset()
+            }
+            Settling::Gone => None,
+            Settling::Unfinished => entry.slot.word.old_offset(),
+        };
+        let Some(offset) = offset else { return Ok(Reply::Absent) };
+        let (bytes, chunks) = self.whole(head, offset).map_err(|_| Refusal::Damaged)?;
+        let object = self.parsed(&bytes, head, offset);
+        if object.header.deleted || object.header.is_expired(now) {
+            return Ok(Reply::Absent);
+        }
+        let mut value = Vec::new();
+        if chunks.is_empty() {
+            value.extend_from_slice(&bytes[HEADER_LEN + object.key.len()..]);
+        }
+        for chunk in &chunks {
+            value.extend(self.chunk(head, chunk).map_err(|_| Refusal::Damaged)?);
+        }
+        Ok(Reply::Value { version: object.header.version, expires: object.header.expires, value })
+    }
+}

@@ -1,0 +1,256 @@
+//! Changes of keys: room for a client to write a value, values and tombstones that the server writes itself.
+
+use remanence_pmem::Medium;
+
+use super::index::Entry;
+use super::log::{Purpose, Start};
+use super::settle::Settling;
+use super::{ClientId, Current, Server, Unfinished, log};
+use crate::format::object::{CHUNK_LEN, Content, LIST_LEN, chunk_lens, emit, object_len};
+use crate::format::{Hint, Meta, Offset, Place, Word};
+use crate::proto::{Expect, Extent, Refusal, Reserved};
+use crate::view::Mode;
+
+impl<M: Medium + Clone> Server<M> {
+    /// Hands out room for a value (3.3). The entry names it from here on, and is pending.
+    pub(super) fn reserve(
+        &mut self,
+        now: u64,
+        client: ClientId,
+        key: &[u8],
+        len: u64,
+        expect: Expect,
+    ) -> Result<Reserved, Refusal> {
+        let fingerprint = self.fingerprint(key)?;
+        if self.clients[&client].unfinished.len() >= self.options.unfinished_max {
+            // Most of them are done, and nobody has looked yet.
+            let versions: Vec<u64> = self.clients[&client].unfinished.iter().copied().collect();
+            versions.into_iter().try_for_each(|version| self.finish(version))?;
+            if self.clients[&client].unfinished.len() >= self.options.unfinished_max {
+                return Err(Refusal::TooMany);
+            }
+        }
+        let current = self.settled(now, key, fingerprint)?;
+        current.check(expect)?;
+        let (object, chunks) = self.layout(key, len)?;
+        let head = self.log.geometry.head_of(fingerprint);
+        let free = self.entry_for(now, &current, fingerprint)?;
+        // The object last, so that its chunks' starts can name it; both are known only together.
+        let mut extents = Vec::with_capacity(chunks.len());
+        for chunk in &chunks {
+            let start = |object| Start { fingerprint, object };
+            let room = self.log.hand_out(head, u64::from(*chunk), start, Purpose::Store)?;
+            extents.push(Extent { offset: room.offset, at: room.at, len: *chunk });
+        }
+        let start = |object| Start { fingerprint, object };
+        let room = self.log.hand_out(head, object, start, Purpose::Store)?;
+        self.own_chunks(head, extents.iter().map(|e| e.offset), room.offset);
+
+        let version = self.next_version();
+        let hint = if extents.is_empty() { Hint::of(object) } else { Hint::CHAINED };
+        self.point(&current, free, Meta::new(fingerprint, head, hint), |word| word.update(room.offset))?;
+        let unfinished = Unfinished {
+            client,
+            key: key.to_vec(),
+            fingerprint,
+            head,
+            offset: room.offset,
+            room: object,
+            extents: extents.iter().map(|extent| (extent.offset, extent.len)).collect(),
+            since: now,
+        };
+        self.unfinished.insert(version, unfinished);
+        self.places.insert((head, room.offset), version);
+        self.clients.get_mut(&client).expect("it is connected").unfinished.insert(version);
+        self.stats.reserved += 1;
+        let (offset, epoch, at) = (room.offset, room.epoch, room.at);
+        Ok(Reserved { version, head, offset, epoch, at, extents })
+    }
+
+    /// Writes a value, or a tombstone, for a client that does not itself. Whole and durable (as far as the mode goes)
+    /// when it returns.
+    pub(super) fn write(
+        &mut self,
+        now: u64,
+        key: &[u8],
+        value: Option<(&[u8], u64)>,
+        expect: Expect,
+    ) -> Result<u64, Refusal> {
+        let fingerprint = self.fingerprint(key)?;
+        let current = self.settled(now, key, fingerprint)?;
+        current.check(expect)?;
+        if value.is_none() && current.version() == 0 {
+            return Ok(0);
+        }
+        let head = self.log.geometry.head_of(fingerprint);
+        let free = self.entry_for(now, &current, fingerprint)?;
+        // A deletion makes room in the end, so it may use what clients leave.
+        let purpose = if value.is_some() { Purpose::Store } else { Purpose::Reclaim };
+        let version = self.next_version();
+        let start = |object| Start { fingerprint, object };
+        let (offset, hint) = match value {
+            None => {
+                let room = self.log.hand_out(head, object_len(key.len(), 0), start, purpose)?;
+                self.put_object(head, room.offset, version, 0, key, Content::Deleted);
+                (room.offset, Hint::of(object_len(key.len(), 0)))
+            }
+            Some((value, expires)) => {
+                let (object, lens) = self.layout(key, value.len() as u64)?;
+                let mut chunks = Vec::with_capacity(lens.len());
+                let mut rest = value;
+                for len in &lens {
+                    let (part, behind) = rest.split_at(*len as usize);
+                    let room = self.log.hand_out(head, u64::from(*len), start, purpose)?;
+                    self.medium.write_nt(room.at, part);
+                    let crc = crate::format::object::crc64(&[part]);
+                    chunks.push(crate::format::Chunk { offset: room.offset, len: *len, crc });
+                    rest = behind;
+                }
+                let room = self.log.hand_out(head, object, start, purpose)?;
+                self.own_chunks(head, chunks.iter().map(|c| c.offset), room.offset);
+                let content = if lens.is_empty() { Content::Value(value) } else { Content::Chained(&chunks) };
+                self.put_object(head, room.offset, version, expires, key, content);
+                let hint = if lens.is_empty() { Hint::of(object) } else { Hint::CHAINED };
+                (room.offset, hint)
+            }
+        };
+        // The object before the word that names it.
+        self.order()?;
+        let meta = Meta::new(fingerprint, head, hint);
+        match self.options.mode {
+            Mode::Erda => drop(self.point(&current, free, meta, |word| word.update(offset).settled())?),
+            Mode::Durable => {
+                // Readers may see the word before it is durable. They must not believe it before: pending until then.
+                let mut entry = self.point(&current, free, meta, |word| word.update(offset))?;
+                self.sync_now()?;
+                // This store may be lost: recovery looks at pending entries.
+                let word = entry.slot.word.settled();
+                self.index.set_word(&mut entry, word);
+            }
+        }
+        self.stats.written += 1;
+        Ok(version)
+    }
+
+    /// Bytes of the object, and of its chunks if the value does not fit a segment.
+    fn layout(&self, key: &[u8], len: u64) -> Result<(u64, Vec<u32>), Refusal> {
+        let max = self.log.geometry.object_max();
+        let pool = u64::from(self.log.geometry.regions()) * self.log.geometry.region_len;
+        let too_large = Refusal::TooLarge { len, pool };
+        if len > pool {
+            return Err(too_large);
+        }
+        let object = object_len(key.len(), len);
+        if object <= max {
+            return Ok((object, Vec::new()));
+        }
+        let chunks = len.div_ceil(max);
+        let object = object_len(key.len(), LIST_LEN as u64 + chunks * CHUNK_LEN as u64);
+        if object > max {
+            return Err(too_large);
+        }
+        Ok((object, chunk_lens(len, max).collect()))
+    }
+
+    /// An entry to use: the key's own, or a free one in its neighbourhood.
+    fn entry_for(&mut self, now: u64, current: &Current, fingerprint: u64) -> Result<Option<Entry>, Refusal> {
+        if current.entry().is_some() {
+            return Ok(None);
+        }
+        let table = self.growth.inserts_to(&self.index.tables);
+        if let Ok(entry) = self.index.make_room(table, fingerprint).map_err(|e| log::io(&e))? {
+            return Ok(Some(entry));
+        }
+        // A tombstone is only good for recovery and for the version before it: take its place.
+        let slots = self.index.slots(table, table.home(fingerprint), crate::format::slot::NEIGHBOURHOOD);
+        for (n, slot) in slots.into_iter().enumerate() {
+            let mut entry = Entry { table, index: table.home(fingerprint) + n as u64, slot };
+            if slot.word.is_free() || slot.word.is_pending() {
+                continue;
+            }
+            if matches!(self.current(now, Some(entry)), Ok(Current::Absent(_))) {
+                self.mark(slot.meta.head(), slot.word.new_offset(), true);
+                self.index.set_word(&mut entry, Word::FREE);
+                self.order()?;
+                return Ok(Some(entry));
+            }
+        }
+        Err(Refusal::Growing)
+    }
+
+    /// Points the key's entry to a new place. What was new becomes old, and clients that cached it will notice.
+    fn point(
+        &mut self,
+        current: &Current,
+        free: Option<Entry>,
+        meta: Meta,
+        word: impl FnOnce(Word) -> Word,
+    ) -> Result<Entry, Refusal> {
+        self.dirty = true;
+        let Some(mut entry) = current.entry() else {
+            let free = free.expect("a key without an entry was given a free one");
+            return self.index.create(free, meta, word(Word::FREE)).map_err(|e| log::io(&e));
+        };
+        let old = entry.slot.word;
+        self.mark(entry.slot.meta.head(), old.new_offset(), true);
+        if entry.slot.meta != meta {
+            self.index.set_meta(&mut entry, meta);
+            if meta.hint() == Hint::CHAINED {
+                // Recovery finds chunks by the hint.
+                self.order()?;
+            }
+        }
+        self.index.set_word(&mut entry, word(old));
+        self.dirty = true;
+        Ok(entry)
+    }
+
+    /// Writes an object and asks for its write-back.
+    pub(super) fn put_object(
+        &self,
+        head: u8,
+        offset: Offset,
+        version: u64,
+        expires: u64,
+        key: &[u8],
+        content: Content<'_>,
+    ) {
+        let (at, place): (u64, Place) = self.place(head, offset).expect("it was handed out");
+        let bytes = emit(&place, version, expires, key, content);
+        // With the mark: the same version may have been here before, and been marked when it was moved away.
+        self.medium.write_nt(at, &bytes);
+    }
+
+    /// Chunks are handed out before their object: tell their regions whose they are.
+    pub(super) fn own_chunks(&mut self, head: u8, chunks: impl Iterator<Item = Offset>, object: Offset) {
+        for chunk in chunks {
+            let region = self.log.region_of(head, chunk).expect("it was handed out");
+            let starts = &mut self.log.regions[region as usize].starts;
+            if let Some(start) = starts.iter_mut().rev().find(|start| start.object == chunk) {
+                start.object = object;
+            }
+        }
+    }
+
+    /// The key's state when nothing of it is pending, which is when it may be changed: rule 1.
+    fn settled(&mut self, now: u64, key: &[u8], fingerprint: u64) -> Result<Current, Refusal> {
+        let entry = match self.lookup(key, fingerprint) {
+            Some(entry) if entry.slot.word.is_pending() => match self.settle(entry)? {
+                Settling::Settled(entry) => Some(entry),
+                Settling::Gone => None,
+                Settling::Unfinished => return Err(Refusal::Unfinished),
+            },
+            entry => entry,
+        };
+        match self.current(now, entry) {
+            Err(Refusal::Damaged) => {}
+            current => return current,
+        }
+        // Back to the version before, if that is whole. Otherwise there is nothing to lose: a new value may take its place.
+        match self.verified(entry.expect("what is damaged is there")) {
+            Ok(repaired) => self.current(now, repaired),
+            Err(Refusal::Damaged) => Ok(Current::Absent(entry)),
+            Err(other) => Err(other),
+        }
+    }
+}

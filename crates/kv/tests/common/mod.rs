@@ -1,0 +1,216 @@
+//! A server and its clients in one thread: memory is a crash image, and every message goes through its bytes.
+#![allow(dead_code, reason = "every test file uses a part of it")]
+
+use std::cell::{Cell, RefCell};
+
+use remanence_kv::client::{
+    Call, Client, Completion, Error, Found, Get, Many, Operation, Put, RemoteMemory, Verb, run,
+};
+use remanence_kv::proto::{Expect, Reply, Request};
+use remanence_kv::server::{ClientId, Event, Options, Server, format};
+use remanence_kv::view::{Mode, View};
+use remanence_kv::{Geometry, Refusal};
+use remanence_pmem::crash_image::CrashImage;
+use remanence_pmem::{Medium, PersistenceDomain};
+
+pub(crate) const SALT: u64 = 0x5EED;
+
+/// A pool of few small regions, so that everything happens soon.
+pub(crate) const SMALL: Geometry = Geometry { size: 64 << 10, region_len: 2048, segment_len: 1024, heads: 2 };
+
+pub(crate) const DURABLE: Options =
+    Options { mode: Mode::Durable, lease: 1000, unfinished_max: 16, clean_by_itself: false };
+pub(crate) const ERDA: Options = Options { mode: Mode::Erda, ..DURABLE };
+
+pub(crate) fn formatted(geometry: Geometry, buckets: u64) -> CrashImage {
+    let image = CrashImage::new(geometry.size, PersistenceDomain::Adr);
+    format(&&image, &geometry, buckets, SALT, [7; 16]).expect("a fair geometry");
+    image
+}
+
+pub(crate) type Core<'a> = Server<&'a CrashImage>;
+
+/// A store with one server and any number of clients that wait.
+pub(crate) struct Store<'a> {
+    pub(crate) image: &'a CrashImage,
+    pub(crate) server: RefCell<Core<'a>>,
+    pub(crate) now: Cell<u64>,
+    /// What [`RemoteMemory::again`] does: the server goes on with what can wait.
+    pub(crate) budget: usize,
+}
+
+impl<'a> Store<'a> {
+    pub(crate) fn open(image: &'a CrashImage, options: Options) -> Self {
+        let (server, _) = Server::open(image, options).expect("a store");
+        Self { image, server: RefCell::new(server), now: Cell::new(1), budget: 16 }
+    }
+
+    pub(crate) fn client(&self, locations: usize) -> Session<'_, 'a> {
+        let id = self.server.borrow_mut().connect();
+        let view = self.server.borrow().view();
+        Session { store: self, id, client: Client::new(view, locations), posts: 0, verbs: Vec::new() }
+    }
+
+    pub(crate) fn step(&self) -> bool {
+        self.server.borrow_mut().step(self.now.get(), self.budget).expect("memory does not fail")
+    }
+
+    pub(crate) fn events(&self) -> Vec<Event> {
+        std::iter::from_fn(|| self.server.borrow_mut().poll_event()).collect()
+    }
+
+    /// Steps, with these clients taking views and acknowledging them, until nothing goes on.
+    pub(crate) fn settle_down(&self, sessions: &mut [&mut Session<'_, '_>]) {
+        for _ in 0..10_000 {
+            let more = self.step();
+            for session in &mut *sessions {
+                session.attend();
+            }
+            let usage = self.server.borrow().usage();
+            if !more && !usage.cleaning && !usage.growing {
+                return;
+            }
+        }
+        panic!("it never comes to rest: {:?}", self.server.borrow().usage());
+    }
+}
+
+/// A connected client.
+pub(crate) struct Session<'s, 'a> {
+    pub(crate) store: &'s Store<'a>,
+    pub(crate) id: ClientId,
+    pub(crate) client: Client,
+    pub(crate) posts: usize,
+    /// Kinds of what was posted, for counting.
+    pub(crate) verbs: Vec<&'static str>,
+}
+
+struct Remote<'r, 's, 'a> {
+    store: &'s Store<'a>,
+    id: ClientId,
+    posts: &'r mut usize,
+    verbs: &'r mut Vec<&'static str>,
+}
+
+pub(crate) fn call(server: &mut Core<'_>, now: u64, id: ClientId, request: &Request) -> Reply {
+    let request = Request::parse(&request.emit()).expect("what was emitted is parsed");
+    let reply = server.handle(now, id, &request);
+    Reply::parse(&reply.emit()).expect("what was emitted is parsed")
+}
+
+impl RemoteMemory for Remote<'_, '_, '_> {
+    type Error = &'static str;
+
+    fn post(&mut self, verbs: Vec<Verb>) -> Result<Vec<Completion>, Self::Error> {
+        *self.posts += 1;
+        let one = |verb: Verb| match verb {
+            Verb::Read { at, len } => {
+                self.verbs.push("read");
+                let mut bytes = vec![0; len as usize];
+                self.store.image.read(at, &mut bytes);
+                Completion::Read(bytes)
+            }
+            Verb::Write { at, bytes } => {
+                self.verbs.push("write");
+                self.store.image.write(at, &bytes);
+                Completion::Written
+            }
+            Verb::Persist(updates) => {
+                self.verbs.push("persist");
+                for (at, bytes) in &updates {
+                    self.store.image.write_nt(*at, bytes);
+                }
+                self.store.image.psync().expect("memory does not fail");
+                Completion::Persistent
+            }
+            Verb::Call(request) => {
+                self.verbs.push("call");
+                let mut server = self.store.server.borrow_mut();
+                Completion::Reply(call(&mut server, self.store.now.get(), self.id, &request))
+            }
+        };
+        Ok(verbs.into_iter().map(one).collect())
+    }
+
+    fn now(&self) -> u64 {
+        self.store.now.get()
+    }
+
+    fn again(&mut self, tries: u32) -> Result<(), Self::Error> {
+        if tries > 500 {
+            return Err("tried for too long");
+        }
+        self.store.step();
+        Ok(())
+    }
+}
+
+impl Session<'_, '_> {
+    pub(crate) fn run<O: Operation>(&mut self, operation: &mut O) -> O::Output {
+        self.try_run(operation).expect("it comes to an end")
+    }
+
+    pub(crate) fn try_run<O: Operation>(&mut self, operation: &mut O) -> Result<O::Output, &'static str> {
+        let mut remote =
+            Remote { store: self.store, id: self.id, posts: &mut self.posts, verbs: &mut self.verbs };
+        run(&mut self.client, &mut remote, operation)
+    }
+
+    pub(crate) fn get(&mut self, key: &[u8]) -> Option<Found> {
+        self.run(&mut Get::new(key)).expect("a GET does not fail")
+    }
+
+    pub(crate) fn value(&mut self, key: &[u8]) -> Option<Vec<u8>> {
+        self.get(key).map(|found| found.value)
+    }
+
+    pub(crate) fn put(&mut self, key: &[u8], value: &[u8]) -> Result<u64, Error> {
+        self.put_if(key, value, Expect::Any)
+    }
+
+    pub(crate) fn put_if(&mut self, key: &[u8], value: &[u8], expect: Expect) -> Result<u64, Error> {
+        self.run(&mut Put::new(key, value, 0, expect))
+    }
+
+    pub(crate) fn delete(&mut self, key: &[u8]) -> u64 {
+        match self.run(&mut Call::delete(key, Expect::Any)) {
+            Ok(Reply::Done { version }) => version,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    pub(crate) fn call(&mut self, request: &Request) -> Reply {
+        call(&mut self.store.server.borrow_mut(), self.store.now.get(), self.id, request)
+    }
+
+    /// Takes the newest view and acknowledges it, as a host does after a notice.
+    pub(crate) fn attend(&mut self) {
+        let view: View = self.store.server.borrow().view();
+        self.client.adopt(view);
+        if let Some(acknowledge) = self.client.poll_acknowledgement() {
+            self.call(&acknowledge);
+        }
+    }
+
+    pub(crate) fn keys(&mut self) -> Vec<Vec<u8>> {
+        let (mut cursor, mut all) = (0, Vec::new());
+        loop {
+            let Reply::Page { next, keys } = self.call(&Request::Scan { cursor, limit: 7 }) else {
+                panic!("no page")
+            };
+            all.extend(keys);
+            let Some(next) = next else { break };
+            cursor = next;
+        }
+        all.sort();
+        all
+    }
+}
+
+pub(crate) type Gets = Many<Get>;
+pub(crate) const FULL: Error = Error::Refused(Refusal::Full);
+
+/// Bytes that tell of their origin.
+pub(crate) fn value(seed: u64, len: usize) -> Vec<u8> {
+    (0..len as u64).map(|n| (seed.wrapping_mul(0x9E37_79B9).wrapping_add(n * 13) >> 3) as u8 | 1).collect()
+}

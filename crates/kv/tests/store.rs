@@ -1,0 +1,342 @@
+//! What a user of the store sees, one idea to a test.
+
+mod common;
+
+use common::*;
+use remanence_kv::client::{Error, Get, Many, Put};
+use remanence_kv::format::KEY_MAX;
+use remanence_kv::proto::{Expect, Reply, Request};
+use remanence_kv::{Geometry, Options, Refusal};
+
+fn store(run: impl FnOnce(&Store<'_>)) {
+    let image = formatted(SMALL, 64);
+    run(&Store::open(&image, DURABLE));
+}
+
+#[test]
+fn what_was_put_is_found_by_everybody_and_what_was_deleted_is_not() {
+    store(|store| {
+        let (mut writer, mut reader) = (store.client(0), store.client(0));
+        assert_eq!(reader.get(b"key"), None);
+        let version = writer.put(b"key", b"value").expect("room");
+        let found = reader.get(b"key").expect("there");
+        assert_eq!((found.version, &found.value[..], found.expires), (version, &b"value"[..], 0));
+        assert_eq!(reader.get(b"kez"), None);
+        let second = writer.put(b"key", b"").expect("room");
+        assert!(second > version);
+        assert_eq!(reader.value(b"key"), Some(vec![]), "an empty value is a value");
+        assert!(writer.delete(b"key") > second);
+        assert_eq!((reader.get(b"key"), writer.delete(b"key")), (None, 0));
+        writer.put(b"key", b"back").expect("room");
+        assert_eq!(reader.value(b"key"), Some(b"back".to_vec()));
+    });
+}
+
+#[test]
+fn a_get_is_two_reads_and_one_with_a_cached_location() {
+    store(|store| {
+        let (mut writer, mut reader) = (store.client(0), store.client(10));
+        writer.put(b"key", &value(1, 300)).expect("room");
+        reader.get(b"key");
+        for _ in 0..3 {
+            store.step();
+        }
+        reader.call(&Request::Settle { key: b"key".to_vec() });
+        let mut cold = store.client(10);
+        assert_eq!(cold.value(b"key"), Some(value(1, 300)));
+        assert_eq!(cold.verbs, ["read", "read"], "entry and object, and the server sees nothing");
+        cold.verbs.clear();
+        assert_eq!(cold.value(b"key"), Some(value(1, 300)));
+        assert_eq!(cold.verbs, ["read"], "the location is cached");
+    });
+}
+
+#[test]
+fn a_cached_location_notices_that_it_is_stale() {
+    store(|store| {
+        let (mut writer, mut reader) = (store.client(0), store.client(10));
+        writer.put(b"key", b"one").expect("room");
+        assert_eq!(reader.value(b"key"), Some(b"one".to_vec()));
+        writer.put(b"key", b"two").expect("room");
+        assert_eq!(reader.value(b"key"), Some(b"two".to_vec()), "the mark tells");
+        assert_eq!(reader.client.stats().stale, 1);
+        writer.delete(b"key");
+        assert_eq!(reader.value(b"key"), None);
+    });
+}
+
+#[test]
+fn a_write_that_does_not_come_leaves_the_version_before() {
+    store(|store| {
+        let (mut writer, mut reader) = (store.client(0), store.client(10));
+        writer.put(b"key", b"one").expect("room");
+        assert_eq!(reader.value(b"key"), Some(b"one".to_vec()));
+        let put = Request::Put { key: b"key".to_vec(), len: 3, expires: 0, expect: Expect::Any };
+        let Reply::Reserved(reserved) = writer.call(&put) else { panic!("room") };
+        assert_eq!(reader.value(b"key"), Some(b"one".to_vec()), "4.2");
+        assert_eq!(reader.client.stats().fell_back, 1);
+        // Another write of the key has to wait for it.
+        let mut other = store.client(0);
+        assert_eq!(other.call(&put), Reply::Refused(Refusal::Unfinished));
+        assert_eq!(
+            other.call(&Request::Abandon { version: reserved.version }),
+            Reply::Refused(Refusal::NotYours)
+        );
+        // The lease passes, the host cuts the writer off, and the key is free again.
+        store.now.set(5000);
+        store.step();
+        assert_eq!(store.events(), [remanence_kv::server::Event::Fence { client: writer.id }]);
+        assert_eq!(writer.call(&Request::View), Reply::Refused(Refusal::Fenced));
+        store.server.borrow_mut().disconnected(writer.id).expect("memory does not fail");
+        assert_eq!(store.server.borrow().stats().given_up, 1);
+        reader.verbs.clear();
+        assert_eq!(reader.value(b"key"), Some(b"one".to_vec()));
+        other.put(b"key", b"two").expect("the key is free");
+        assert_eq!(reader.value(b"key"), Some(b"two".to_vec()));
+    });
+}
+
+#[test]
+fn a_write_that_its_client_abandons_frees_the_key_at_once() {
+    store(|store| {
+        let mut writer = store.client(0);
+        let put = Request::Put { key: b"new".to_vec(), len: 3, expires: 0, expect: Expect::Absent };
+        let Reply::Reserved(reserved) = writer.call(&put) else { panic!("room") };
+        assert_eq!(writer.value(b"new"), None);
+        assert_eq!(writer.call(&Request::Abandon { version: reserved.version }), Reply::Ok);
+        assert_eq!(store.server.borrow().usage().entries, 0, "nothing is left of a creation that failed");
+        writer.put_if(b"new", b"one", Expect::Absent).expect("the condition holds");
+    });
+}
+
+#[test]
+fn a_change_depends_on_what_it_expects() {
+    store(|store| {
+        let mut client = store.client(0);
+        let wrong = |found| Err(Error::Refused(Refusal::WrongVersion { found }));
+        assert_eq!(client.put_if(b"key", b"0", Expect::Present), wrong(0));
+        assert_eq!(client.put_if(b"key", b"0", Expect::Version(9)), wrong(0));
+        let one = client.put_if(b"key", b"1", Expect::Absent).expect("absent");
+        assert_eq!(client.put_if(b"key", b"2", Expect::Absent), wrong(one));
+        let two = client.put_if(b"key", b"2", Expect::Version(one)).expect("it has this version");
+        assert_eq!(client.put_if(b"key", b"3", Expect::Version(one)), wrong(two));
+        let stale = Request::Delete { key: b"key".to_vec(), expect: Expect::Version(one) };
+        assert_eq!(client.call(&stale), Reply::Refused(Refusal::WrongVersion { found: two }));
+        client.delete(b"key");
+        let three = client.put_if(b"key", b"3", Expect::Absent).expect("deleted is absent");
+        assert!(three > two, "a key that comes back does not repeat versions");
+    });
+}
+
+#[test]
+fn a_value_ends_when_its_time_comes() {
+    store(|store| {
+        let mut client = store.client(4);
+        client.run(&mut Put::new(b"key", b"one", 100, Expect::Any)).expect("room");
+        assert_eq!(client.value(b"key"), Some(b"one".to_vec()));
+        store.now.set(100);
+        assert_eq!(client.value(b"key"), None, "cached or not");
+        assert_eq!(store.client(0).value(b"key"), None);
+        client.put_if(b"key", b"two", Expect::Absent).expect("what has ended is absent");
+        assert_eq!(client.value(b"key"), Some(b"two".to_vec()));
+    });
+}
+
+#[test]
+fn a_value_larger_than_a_segment_lies_in_chunks() {
+    store(|store| {
+        let mut client = store.client(4);
+        let large = value(3, 5000);
+        client.put(b"large", &large).expect("room");
+        assert_eq!(client.value(b"large"), Some(large.clone()));
+        assert_eq!(store.client(0).value(b"large"), Some(large.clone()));
+        client.put(b"large", b"small").expect("room");
+        assert_eq!(client.value(b"large"), Some(b"small".to_vec()));
+        let inline =
+            Request::PutInline { key: b"in".to_vec(), value: large.clone(), expires: 0, expect: Expect::Any };
+        assert!(matches!(client.call(&inline), Reply::Done { .. }));
+        assert_eq!(client.value(b"in"), Some(large.clone()));
+        let Reply::Value { value, .. } = client.call(&Request::Get { key: b"in".to_vec() }) else { panic!() };
+        assert_eq!(value, large);
+    });
+}
+
+#[test]
+fn what_cannot_be_is_refused_with_a_reason() {
+    store(|store| {
+        let mut client = store.client(0);
+        let refused = |r: Refusal| Err::<u64, _>(Error::Refused(r));
+        assert_eq!(client.put(b"", b"x"), refused(Refusal::BadKey));
+        assert_eq!(client.put(&[1; KEY_MAX + 1], b"x"), refused(Refusal::BadKey));
+        client.put(&[1; 900], b"x").expect("a key that fits a segment");
+        let put = Request::Put { key: b"k".to_vec(), len: u64::MAX, expires: 0, expect: Expect::Any };
+        assert!(matches!(client.call(&put), Reply::Refused(Refusal::TooLarge { .. })));
+        let nested = Request::Batch(vec![Request::Batch(vec![])]);
+        assert_eq!(
+            store.server.borrow_mut().handle(0, client.id, &nested),
+            Reply::Batch(vec![Reply::Refused(Refusal::Malformed)])
+        );
+        let put = |n: u8| Request::Put { key: vec![n], len: 1, expires: 0, expect: Expect::Any };
+        let replies: Vec<Reply> = (1..=17).map(|n| client.call(&put(n))).collect();
+        assert!(replies[..16].iter().all(|reply| matches!(reply, Reply::Reserved(_))));
+        assert_eq!(replies[16], Reply::Refused(Refusal::TooMany));
+    });
+}
+
+#[test]
+fn a_batch_shares_doorbells_messages_and_flushes() {
+    store(|store| {
+        let mut client = store.client(0);
+        let puts = (0..20u64).map(|n| Put::new(&n.to_le_bytes(), &value(n, 50), 0, Expect::Any)).collect();
+        // More than one client may have under way: the rest is refused, and nothing of it hangs.
+        let outputs = client.run(&mut Many::new(puts));
+        assert_eq!(outputs.iter().filter(|output| output.is_ok()).count(), 16);
+        assert_eq!(client.verbs, ["call", "persist"], "one message and one flush for all");
+        let confirm = client.client.poll_confirm().expect("sixteen");
+        client.call(&confirm);
+        store.step();
+        assert_eq!(store.server.borrow().usage().unfinished, 0);
+        client.verbs.clear();
+        let gets = (0..16u64).map(|n| Get::new(&n.to_le_bytes())).collect();
+        let found = client.run(&mut Many::new(gets));
+        assert_eq!(client.posts, 2 + 2, "two rounds");
+        for (n, found) in found.into_iter().enumerate() {
+            let found = found.expect("no failure").expect("there");
+            assert_eq!(found.value, value(n as u64, 50));
+        }
+    });
+}
+
+#[test]
+fn every_key_is_listed_once() {
+    store(|store| {
+        let mut client = store.client(0);
+        let mut all: Vec<Vec<u8>> = (0..40u8).map(|n| vec![b'k', n]).collect();
+        for key in &all {
+            client.put(key, b"v").expect("room");
+        }
+        client.delete(&all.remove(7));
+        assert_eq!(client.keys(), all);
+    });
+}
+
+#[test]
+fn a_full_pool_says_so_and_cleaning_makes_room() {
+    let image = formatted(SMALL, 64);
+    let store = Store::open(&image, Options { clean_by_itself: true, ..DURABLE });
+    let mut client = store.client(8);
+    // Far more than the pool holds, of few keys.
+    for n in 0..600u64 {
+        let key = [n as u8 % 10];
+        let mut tries = 0;
+        while client.put(&key, &value(n, 200)) == Err(FULL) {
+            tries += 1;
+            assert!(tries < 20, "cleaning does not help at {n}");
+            store.settle_down(&mut [&mut client]);
+        }
+        if n % 20 == 0 {
+            store.settle_down(&mut [&mut client]);
+        }
+        assert_eq!(client.value(&key), Some(value(n, 200)), "{n}");
+    }
+    assert!(store.server.borrow().stats().regions_freed > 20, "{:?}", store.server.borrow().stats());
+    // And of ever new ones: that is full, and what was there stays.
+    let full = (0..1000u64).find(|n| client.put(&n.to_le_bytes(), &value(*n, 200)).is_err());
+    let full = full.expect("the pool is finite");
+    store.settle_down(&mut [&mut client]);
+    for n in 0..full {
+        assert_eq!(client.value(&n.to_le_bytes()), Some(value(n, 200)), "{n} of {full}");
+    }
+    // Deleting makes room.
+    for n in 0..full {
+        client.delete(&n.to_le_bytes());
+        if n % 8 == 0 {
+            store.settle_down(&mut [&mut client]);
+        }
+    }
+    store.settle_down(&mut [&mut client]);
+    client.put(b"again", b"room").expect("deleting made room");
+}
+
+#[test]
+fn the_table_grows_under_its_readers() {
+    let geometry = Geometry { size: 256 << 10, region_len: 8192, ..SMALL };
+    let image = formatted(geometry, 16);
+    let store = Store::open(&image, DURABLE);
+    let (mut writer, mut reader) = (store.client(0), store.client(0));
+    let mut known = 0u64;
+    for n in 0..500u64 {
+        loop {
+            match writer.try_run(&mut Put::new(&n.to_le_bytes(), &value(n, 20), 0, Expect::Any)) {
+                Ok(Ok(_)) => break,
+                // Growing waits until everybody has the view; here nobody else runs.
+                Ok(Err(error)) => panic!("{error}"),
+                Err(_) => store.settle_down(&mut [&mut writer, &mut reader]),
+            }
+        }
+        if n % 7 == 0 {
+            store.step();
+            writer.attend();
+            reader.attend();
+        }
+        known = known * 31 % (n + 1);
+        assert_eq!(reader.value(&known.to_le_bytes()), Some(value(known, 20)), "{known} after {n}");
+        assert_eq!(reader.value(&(n + 1).to_le_bytes()), None);
+    }
+    store.settle_down(&mut [&mut writer, &mut reader]);
+    let stats = store.server.borrow().stats();
+    assert!(stats.grown >= 4 && stats.entries_moved > 100, "{stats:?}");
+    assert_eq!(writer.keys().len(), 500);
+    for n in 0..500u64 {
+        assert_eq!(reader.value(&n.to_le_bytes()), Some(value(n, 20)));
+    }
+}
+
+#[test]
+fn a_server_that_starts_again_has_everything() {
+    let image = formatted(SMALL, 64);
+    let store = Store::open(&image, DURABLE);
+    let mut client = store.client(8);
+    for n in 0..30u64 {
+        client.put(&n.to_le_bytes(), &value(n, 60)).expect("room");
+    }
+    client.delete(&3u64.to_le_bytes());
+    let before = client.get(&7u64.to_le_bytes()).expect("there");
+    drop(client);
+    drop(store);
+    let store = Store::open(&image, DURABLE);
+    let mut client = store.client(8);
+    for n in 0..30u64 {
+        let expected = (n != 3).then(|| value(n, 60));
+        assert_eq!(client.value(&n.to_le_bytes()), expected, "{n}");
+    }
+    let version = client.put_if(&7u64.to_le_bytes(), b"new", Expect::Version(before.version)).expect("CAS");
+    assert!(version > before.version, "versions go on over restarts");
+}
+
+#[test]
+fn a_scrub_repairs_what_it_can_and_counts_what_it_cannot() {
+    let image = formatted(SMALL, 64);
+    let store = Store::open(&image, DURABLE);
+    let mut client = store.client(0);
+    client.put(b"twice", b"one").expect("room");
+    client.put(b"twice", b"two").expect("room");
+    client.put(b"once", b"one").expect("room");
+    client.put(b"fine", b"one").expect("room");
+    drop(client.keys());
+    // A bit rots in the newest version of each.
+    let bytes = image.bytes();
+    let rot = |needle: &[u8]| {
+        let at = bytes.windows(needle.len()).position(|window| window == needle).expect("in the log");
+        use remanence_pmem::Medium;
+        image.write(at as u64, b"X");
+    };
+    rot(b"twicetwo");
+    rot(b"onceone");
+    let scrubbed = store.server.borrow_mut().scrub(0, 1000).expect("memory does not fail");
+    assert_eq!((scrubbed.verified, scrubbed.repaired, scrubbed.lost, scrubbed.next), (1, 1, 1, None));
+    assert_eq!(client.value(b"twice"), Some(b"one".to_vec()), "the version before");
+    assert_eq!(client.run(&mut Get::new(b"once")), Err(Error::Refused(Refusal::Damaged)));
+    client.put(b"once", b"two").expect("a new value heals the key");
+    assert_eq!(client.value(b"once"), Some(b"two".to_vec()));
+}
