@@ -285,12 +285,12 @@ impl Requester {
         }
         let recipe = method.recipe();
         let writes = |u: usize| recipe.requester().any(|step| written(step) == Some(u));
-        if !self.unapplied.is_empty()
-            && updates
-                .iter()
-                .enumerate()
-                .any(|(n, (at, bytes))| writes(n) && self.is_unapplied(*at, bytes.len() as u64))
-        {
+        // A message of an earlier run may still be on its way to the same places.
+        let mut places = updates.iter().enumerate().filter(|(n, _)| writes(*n)).map(|(_, update)| update);
+        if places.clone().any(|(at, bytes)| self.is_to_be_sent(*at, bytes.len() as u64)) {
+            return Err(Refused::Busy);
+        }
+        if places.any(|(at, bytes)| self.is_unapplied(*at, bytes.len() as u64)) {
             return Err(Refused::Unapplied);
         }
         // Where writes may be placed in any order, those of two runs to the same bytes must not be under way together.
@@ -417,6 +417,13 @@ impl Requester {
         })
     }
 
+    /// Whether a run under way has yet to send a message that the server will apply to some of these bytes.
+    fn is_to_be_sent(&self, at: u64, len: u64) -> bool {
+        let runs = self.active.iter().filter(|one| one.job.method.recipe.replay && !one.job.sends.is_empty());
+        runs.flat_map(|one| &one.job.updates)
+            .any(|(other, n, _)| *other < at + len && at < other + u64::from(*n))
+    }
+
     /// Whether the server still owes a copy to some of these bytes.
     #[must_use]
     pub fn is_unapplied(&self, at: u64, len: u64) -> bool {
@@ -474,6 +481,9 @@ impl Requester {
                 "{len} bytes at {offset} do not lie in the server's region of {}",
                 self.terms.region.len
             )));
+        }
+        if self.is_to_be_sent(offset, len.into()) {
+            return Err(Refused::Busy);
         }
         if self.is_unapplied(offset, len.into()) {
             return Err(Refused::Unapplied);

@@ -77,6 +77,8 @@ struct Owed {
     ordered: bool,
     /// Recovery would apply it.
     replay: bool,
+    /// Bytes of the message.
+    len: u32,
 }
 
 /// Counters of a session.
@@ -231,7 +233,7 @@ impl Responder {
                     self.settle(memory, buffers, world)?;
                 }
                 self.act(number, &part.now, &entries, ordered, memory, buffers, world)?;
-                self.owed.push_back(Owed { number, steps: part.later, entries, ordered, replay });
+                self.owed.push_back(Owed { number, steps: part.later, entries, ordered, replay, len });
             }
             Kind::Plan => {
                 self.settle(memory, buffers, world)?;
@@ -302,7 +304,7 @@ impl Responder {
         let entries = vec![(update.0, Entry { offset, len, data: None })];
         self.settle(memory, buffers, world)?;
         self.act(number, &part.now, &entries, ordered, memory, buffers, world)?;
-        self.owed.push_back(Owed { number, steps: part.later, entries, ordered, replay: false });
+        self.owed.push_back(Owed { number, steps: part.later, entries, ordered, replay: false, len: 0 });
         Ok(())
     }
 
@@ -392,6 +394,19 @@ impl Responder {
         }
         let owed: Vec<Owed> = self.owed.drain(..).collect();
         let mut forget = None;
+        // A message that has arrived need not be durable yet, and its copy goes over what was acknowledged before: half a copy
+        // must be repaired from the message.
+        let fresh = owed.iter().filter(|message| message.replay && !self.terms.config.domain.keeps_caches());
+        let mut any = false;
+        for message in fresh {
+            let at = self.terms.ring.buffer(message.number);
+            buffers.pwb(at..at + u64::from(message.len));
+            any = true;
+        }
+        if any {
+            buffers.psync()?;
+            self.served.psyncs += 1;
+        }
         for message in &owed {
             self.act(
                 message.number,
