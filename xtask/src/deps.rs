@@ -19,6 +19,7 @@ const EDGES: &[(&str, &[&str])] = &[
     ("ibverbs", &["wire", "rnic", "pmem", "link", "verbs"]),
     ("pool", &["wire", "rnic", "pmem", "verbs"]),
     ("remote", &["wire", "rnic", "pmem", "verbs", "persist"]),
+    ("remotelog", &["pmem", "persist", "remote", "rnic", "verbs"]),
     ("rpc", &["wire", "rnic", "pmem", "verbs", "persist"]),
     ("sim", &["wire", "rnic", "pmem"]),
     ("bench", &["wire", "rnic", "pmem", "link", "verbs", "ibverbs", "pool"]),

@@ -1,0 +1,235 @@
+//! What can go wrong with a log, each as one sentence that says what is safe and what to do.
+
+use std::io;
+
+use thiserror::Error;
+
+use crate::format::{Epoch, VERSION};
+
+/// Why a region cannot be opened as a log.
+#[derive(Clone, PartialEq, Eq, Debug, Error)]
+pub enum OpenError {
+    /// No magic number.
+    #[error("this is not a log; name another file, or remove this one to have a new log made in its place")]
+    NotALog,
+    /// All zeros.
+    #[error("this file holds no log, only zeros; remove it to have a new log made in its place")]
+    Blank,
+    /// Shorter than a superblock.
+    #[error(
+        "this file has only {len} bytes, too few for a log; remove it to have a new log made in its place"
+    )]
+    TooShort {
+        /// Bytes of the region.
+        len: u64,
+    },
+    /// Written by a machine, or a program, that swaps bytes.
+    #[error(
+        "this log was written in the other byte order; serve it on the machine that wrote it, and copy its records over"
+    )]
+    OtherByteOrder,
+    /// Another version of the format.
+    #[error(
+        "this log has format version {found}, and this program reads version {VERSION}; nothing was changed: serve it with \
+         the release that made it, and copy its records over"
+    )]
+    OtherVersion {
+        /// The file's version.
+        found: u32,
+    },
+    /// The superblock's checksum is wrong.
+    #[error(
+        "the superblock of this log is damaged, so none of its records can be told from other bytes; restore the file from a \
+         copy, or make a new log and rebuild it from the other servers"
+    )]
+    SuperblockDamaged,
+    /// The file was cut.
+    #[error(
+        "this log was truncated: {len} of {log} bytes are left; restore the file from a copy, or make a new log and rebuild \
+         it from the other servers"
+    )]
+    Truncated {
+        /// Bytes of the region.
+        len: u64,
+        /// Bytes of the log.
+        log: u64,
+    },
+    /// Something was appended to the file.
+    #[error(
+        "this file has {len} bytes, but the log in it only {log}; cut it back with `truncate -s {log}` if nothing else is \
+         meant to be in it"
+    )]
+    Grown {
+        /// Bytes of the region.
+        len: u64,
+        /// Bytes of the log.
+        log: u64,
+    },
+    /// Both slots of the root record are bad.
+    #[error(
+        "both root records of this log are damaged, so that it is not known where it begins; restore the file from a copy, \
+         or make a new log and rebuild it from the other servers"
+    )]
+    RootDamaged,
+    /// A size that no log can have.
+    #[error(
+        "a region of {size} bytes cannot hold segments of {segment} bytes; a log needs 16K and at least two segments of \
+         256 bytes to 1G, a multiple of 8"
+    )]
+    BadGeometry {
+        /// Bytes of the region.
+        size: u64,
+        /// Bytes of a segment.
+        segment: u64,
+    },
+    /// The medium failed.
+    #[error("the medium of this log failed ({0}); check the disk")]
+    Medium(String),
+}
+
+impl OpenError {
+    pub(crate) fn medium(error: &io::Error) -> Self {
+        Self::Medium(error.to_string())
+    }
+}
+
+/// What is wrong at the place where a record should be.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
+pub enum Fault {
+    /// Zeros, or the end of its segment.
+    #[error("nothing is there")]
+    Nothing,
+    /// The length leads out of the segment.
+    #[error("its length is impossible")]
+    Length,
+    /// Another number.
+    #[error("another record is there")]
+    Sequence,
+    /// Of before a fence, or of an older writer than the record before.
+    #[error("a record that was cut off is there")]
+    Stale,
+    /// The checksum is wrong.
+    #[error("its checksum is wrong")]
+    Checksum,
+    /// It is whole, but does not end where the tail says.
+    #[error("the tail word does not point behind a record")]
+    Tail,
+}
+
+/// How it is known that the record was whole once.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
+pub enum Proof {
+    /// The tail word.
+    #[error("the tail word lies behind it")]
+    Tail,
+    /// A later record, whose writer had been told so.
+    #[error("the writer of record {sequence} had been told that it is durable")]
+    Later {
+        /// That record.
+        sequence: u64,
+    },
+    /// The root record.
+    #[error("the root record says that the log reached {sequence}")]
+    Root {
+        /// So far.
+        sequence: u64,
+    },
+}
+
+/// A record that was durable and is not whole any more: a crash cannot do that, a failing medium or a stray writer can.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
+#[error(
+    "record {sequence} (byte {offset}) is damaged: {fault}, and {proof}; {}, and what follows is not safe to use; \
+     rebuild this server from the others, or give the rest up with `rem log serve --cut {sequence}`",
+    safe(*.first, *.sequence)
+)]
+pub struct Damage {
+    /// The first record that is not there.
+    pub sequence: u64,
+    /// The first one that was not trimmed.
+    pub first: u64,
+    /// Where it should be, in the region.
+    pub offset: u64,
+    /// What is there.
+    pub fault: Fault,
+    /// How it is known that it was whole.
+    pub proof: Proof,
+}
+
+fn safe(first: u64, bad: u64) -> String {
+    match bad.saturating_sub(first) {
+        0 => "no record before it is left".into(),
+        1 => format!("record {first} is whole and safe"),
+        _ => format!("records {first} to {} are whole and safe", bad - 1),
+    }
+}
+
+/// Why a server does not do what a client asks of its log.
+#[derive(Clone, PartialEq, Eq, Debug, Error)]
+pub enum Refused {
+    /// The writer is not the newest.
+    #[error(
+        "a newer writer (epoch {promised}) has taken the log over; nothing that it has not acknowledged was lost: open the \
+         log again to write to it"
+    )]
+    Fenced {
+        /// The epoch that the server listens to.
+        promised: Epoch,
+    },
+    /// A record that is not there.
+    #[error("record {asked} is not in the log, which has {first} to {next} (exclusive)")]
+    NotThere {
+        /// The number.
+        asked: u64,
+        /// The first one there.
+        first: u64,
+        /// One more than the last.
+        next: u64,
+    },
+    /// Damage.
+    #[error("{0}")]
+    Damaged(Damage),
+    /// The request makes no sense.
+    #[error("the request is not one of this protocol ({0}); use the same release on both sides")]
+    Nonsense(String),
+    /// Whatever else the server said.
+    #[error("{0}")]
+    Said(String),
+    /// The medium failed; from here on nothing is changed, as nothing can be known to be durable.
+    #[error(
+        "the medium of the log failed ({0}) and nothing more can be made durable; what was acknowledged before is safe if \
+         the disk is: check it, and restart the server"
+    )]
+    Medium(String),
+}
+
+impl Refused {
+    pub(crate) fn medium(error: &impl ToString) -> Self {
+        Self::Medium(error.to_string())
+    }
+}
+
+/// Why a record was not appended. Nothing was changed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
+pub enum AppendError {
+    /// It will never fit.
+    #[error(
+        "a record of {len} bytes does not fit into a segment, which takes {max}; split it, or make a log with longer segments"
+    )]
+    TooLong {
+        /// Bytes of payload.
+        len: u64,
+        /// The most.
+        max: u64,
+    },
+    /// It does not fit now.
+    #[error(
+        "the log is full: {needed} bytes are needed and {free} are free; trim records that were applied, or serve a larger log"
+    )]
+    Full {
+        /// Bytes that it takes.
+        needed: u64,
+        /// Bytes that are free.
+        free: u64,
+    },
+}

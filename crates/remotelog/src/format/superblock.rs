@@ -1,0 +1,157 @@
+//! Page 0: what this region is. Written once, as the last step of making a log.
+
+use super::{Geometry, Mode, ROOT_AT, VERSION, u32_at, u64_at};
+use crate::error::OpenError;
+
+const MAGIC: &[u8; 8] = b"REMLOG\0\0";
+const BYTE_ORDER: u32 = 0x0102_0304;
+
+/// Bytes of the superblock.
+pub const SUPERBLOCK_LEN: u64 = ROOT_AT;
+
+mod field {
+    pub(super) const VERSION: usize = 8;
+    pub(super) const BYTE_ORDER: usize = 12;
+    pub(super) const UUID: usize = 16;
+    pub(super) const SIZE: usize = 32;
+    pub(super) const SEGMENT: usize = 40;
+    pub(super) const SALT: usize = 48;
+    pub(super) const MODE: usize = 56;
+    pub(super) const CRC: usize = 60;
+    pub(super) const END: usize = 64;
+}
+const _: () = assert!(field::END == field::CRC + 4 && field::END as u64 <= SUPERBLOCK_LEN);
+
+/// Sixteen bytes that name a log or a group of them.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub struct Uuid(pub [u8; 16]);
+
+impl std::fmt::Display for Uuid {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        for (n, byte) in self.0.iter().enumerate() {
+            f.write_str(if matches!(n, 4 | 6 | 8 | 10) { "-" } else { "" })?;
+            write!(f, "{byte:02x}")?;
+        }
+        Ok(())
+    }
+}
+
+impl std::fmt::Debug for Uuid {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{self}")
+    }
+}
+
+/// The contents of page 0.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Superblock {
+    /// Which log.
+    pub uuid: Uuid,
+    /// How it is divided.
+    pub geometry: Geometry,
+    /// Goes into the checksum of every record, so that nothing of an earlier log in the same place can pass for one.
+    pub salt: u64,
+    /// How its end is found.
+    pub mode: Mode,
+}
+
+impl Superblock {
+    /// The bytes to write.
+    #[must_use]
+    pub fn emit(&self) -> Vec<u8> {
+        let mut page = vec![0; SUPERBLOCK_LEN as usize];
+        page[..8].copy_from_slice(MAGIC);
+        page[field::VERSION..][..4].copy_from_slice(&VERSION.to_le_bytes());
+        page[field::BYTE_ORDER..][..4].copy_from_slice(&BYTE_ORDER.to_le_bytes());
+        page[field::UUID..][..16].copy_from_slice(&self.uuid.0);
+        page[field::SIZE..][..8].copy_from_slice(&self.geometry.size.to_le_bytes());
+        page[field::SEGMENT..][..8].copy_from_slice(&self.geometry.segment.to_le_bytes());
+        page[field::SALT..][..8].copy_from_slice(&self.salt.to_le_bytes());
+        page[field::MODE..][..4].copy_from_slice(&self.mode.code().to_le_bytes());
+        let crc = crc32fast::hash(&page[..field::CRC]);
+        page[field::CRC..field::END].copy_from_slice(&crc.to_le_bytes());
+        page
+    }
+
+    /// Reads page 0 of a region of so many bytes.
+    ///
+    /// # Errors
+    /// The region is too short, no log, another version's log, damaged, or not as long as it says.
+    pub fn parse(page: &[u8], len: u64) -> Result<Self, OpenError> {
+        if page.len() < field::END {
+            return Err(OpenError::TooShort { len });
+        }
+        if &page[..8] != MAGIC {
+            let swapped = page[..8].iter().rev().eq(MAGIC);
+            let blank = page.iter().all(|byte| *byte == 0);
+            return Err(match (swapped, blank) {
+                (true, _) => OpenError::OtherByteOrder,
+                (_, true) => OpenError::Blank,
+                _ => OpenError::NotALog,
+            });
+        }
+        if u32_at(page, field::BYTE_ORDER) == BYTE_ORDER.swap_bytes() {
+            return Err(OpenError::OtherByteOrder);
+        }
+        // The version comes before the checksum: where that lies is the other version's business.
+        let version = u32_at(page, field::VERSION);
+        if version != VERSION {
+            return Err(OpenError::OtherVersion { found: version });
+        }
+        if crc32fast::hash(&page[..field::CRC]) != u32_at(page, field::CRC) {
+            return Err(OpenError::SuperblockDamaged);
+        }
+        let geometry = Geometry::new(u64_at(page, field::SIZE), u64_at(page, field::SEGMENT));
+        let (Some(geometry), Some(mode)) = (geometry, Mode::from_code(u32_at(page, field::MODE))) else {
+            return Err(OpenError::SuperblockDamaged);
+        };
+        match len {
+            n if n < geometry.size => Err(OpenError::Truncated { len: n, log: geometry.size }),
+            n if n > geometry.size => Err(OpenError::Grown { len: n, log: geometry.size }),
+            _ => Ok(Self {
+                uuid: Uuid(page[field::UUID..][..16].try_into().expect("16 bytes")),
+                geometry,
+                salt: u64_at(page, field::SALT),
+                mode,
+            }),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn superblock() -> Superblock {
+        let geometry = Geometry::new(1 << 20, 4096).expect("fair");
+        Superblock { uuid: Uuid(*b"0123456789abcdef"), geometry, salt: 0xDEAD_BEEF, mode: Mode::Compound }
+    }
+
+    #[test]
+    fn what_was_emitted_is_parsed() {
+        assert_eq!(Superblock::parse(&superblock().emit(), 1 << 20), Ok(superblock()));
+    }
+
+    #[test]
+    fn another_file_is_told_from_another_version_and_from_a_damaged_one() {
+        let parse = |change: &dyn Fn(&mut Vec<u8>), len| {
+            let mut page = superblock().emit();
+            change(&mut page);
+            Superblock::parse(&page, len)
+        };
+        assert_eq!(parse(&|p| p[0] = b'X', 1 << 20), Err(OpenError::NotALog));
+        assert_eq!(parse(&|p| p.fill(0), 1 << 20), Err(OpenError::Blank));
+        assert_eq!(parse(&|p| p.truncate(20), 20), Err(OpenError::TooShort { len: 20 }));
+        assert_eq!(parse(&|p| p[8] = 9, 1 << 20), Err(OpenError::OtherVersion { found: 9 }));
+        assert_eq!(parse(&|p| p[12..16].reverse(), 1 << 20), Err(OpenError::OtherByteOrder));
+        for byte in 16..field::END {
+            assert_eq!(
+                parse(&|p| p[byte] ^= 0x10, 1 << 20),
+                Err(OpenError::SuperblockDamaged),
+                "byte {byte}"
+            );
+        }
+        assert_eq!(parse(&|_| (), 8192), Err(OpenError::Truncated { len: 8192, log: 1 << 20 }));
+        assert_eq!(parse(&|_| (), 2 << 20), Err(OpenError::Grown { len: 2 << 20, log: 1 << 20 }));
+    }
+}

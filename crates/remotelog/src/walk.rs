@@ -1,0 +1,236 @@
+//! Going from record to record: recovery, verification and readers all walk the same way.
+//!
+//! `format/mod.rs` has the argument of what may be taken for a record of the log.
+
+use std::convert::Infallible;
+
+use remanence_pmem::Medium;
+
+use crate::error::Fault;
+use crate::format::record::{HEADER_LEN, Header, verify};
+use crate::format::root::Fence;
+use crate::format::{Cursor, Geometry};
+
+/// Where bytes come from: a medium, or a region that is reached by RDMA READs.
+pub trait Source {
+    /// Why they do not.
+    type Error;
+
+    /// Fills `into` with the bytes at an offset of the region.
+    ///
+    /// # Errors
+    /// They cannot be read.
+    fn read(&mut self, offset: u64, into: &mut [u8]) -> Result<(), Self::Error>;
+}
+
+/// A medium as a source, which never fails.
+#[derive(Debug)]
+pub struct Local<'a, M>(pub &'a M);
+
+impl<M: Medium> Source for Local<'_, M> {
+    type Error = Infallible;
+
+    fn read(&mut self, offset: u64, into: &mut [u8]) -> Result<(), Infallible> {
+        self.0.read(offset, into);
+        Ok(())
+    }
+}
+
+/// What decides whether bytes are a record of the log.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Rules {
+    /// How the region is divided.
+    pub geometry: Geometry,
+    /// The log's salt.
+    pub salt: u64,
+    /// What was cut off.
+    pub fence: Fence,
+    /// No record lies at or behind this position: there the ring meets its head.
+    pub limit: u64,
+}
+
+/// A record that was found.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Found {
+    /// Where it begins.
+    pub position: u64,
+    /// Its header.
+    pub header: Header,
+    /// Where the log goes on behind it.
+    pub after: Cursor,
+}
+
+impl Rules {
+    /// The record that the log goes on with, if there is one; `payload` then holds its payload.
+    ///
+    /// # Errors
+    /// The source fails.
+    pub fn next<S: Source>(
+        &self,
+        source: &mut S,
+        at: &Cursor,
+        payload: &mut Vec<u8>,
+    ) -> Result<Result<Found, Fault>, S::Error> {
+        let here = self.at(source, at.position, at, payload)?;
+        let segment = self.geometry.next_segment(at.position);
+        if here.is_ok() || at.position.is_multiple_of(self.geometry.segment) {
+            return Ok(here);
+        }
+        // It did not fit into the rest of the segment, perhaps.
+        Ok(match self.at(source, segment, at, payload)? {
+            Ok(found) => Ok(found),
+            Err(there) if here == Err(Fault::Nothing) => Err(there),
+            Err(_) => here,
+        })
+    }
+
+    /// The record at a position, if it may follow `after`.
+    fn at<S: Source>(
+        &self,
+        source: &mut S,
+        position: u64,
+        after: &Cursor,
+        payload: &mut Vec<u8>,
+    ) -> Result<Result<Found, Fault>, S::Error> {
+        let found = self.whole(source, position, payload, |header| {
+            if header.sequence != after.sequence {
+                // A record of an earlier round of the ring is where nothing was appended yet.
+                return Some(if header.sequence < after.sequence { Fault::Nothing } else { Fault::Sequence });
+            }
+            let fenced = header.sequence >= self.fence.sequence && header.stamp < self.fence.stamp;
+            (fenced || header.epoch < after.epoch || header.stamp < after.stamp).then_some(Fault::Stale)
+        })?;
+        Ok(found)
+    }
+
+    /// The record at a position, if it is whole and nothing is wrong with its header.
+    fn whole<S: Source>(
+        &self,
+        source: &mut S,
+        position: u64,
+        payload: &mut Vec<u8>,
+        wrong: impl FnOnce(&Header) -> Option<Fault>,
+    ) -> Result<Result<Found, Fault>, S::Error> {
+        let end = self.geometry.next_segment(position).min(self.limit);
+        if position + HEADER_LEN > end {
+            return Ok(Err(Fault::Nothing));
+        }
+        let offset = self.geometry.offset(position);
+        let mut first = [0; HEADER_LEN as usize];
+        source.read(offset, &mut first)?;
+        let header = Header::parse(&first);
+        if header.epoch.counter() == 0 || header.stamp == 0 {
+            return Ok(Err(if first == [0; 32] { Fault::Nothing } else { Fault::Checksum }));
+        }
+        if let Some(fault) = wrong(&header) {
+            return Ok(Err(fault));
+        }
+        if header.record_len() > end - position {
+            return Ok(Err(Fault::Length));
+        }
+        payload.clear();
+        payload.resize(header.record_len() as usize, 0);
+        payload[..first.len()].copy_from_slice(&first);
+        source.read(offset + HEADER_LEN, &mut payload[first.len()..])?;
+        if !verify(payload, self.salt) {
+            return Ok(Err(Fault::Checksum));
+        }
+        payload.copy_within(first.len().., 0);
+        payload.truncate(header.length as usize);
+        let after = Cursor {
+            position: position + header.record_len(),
+            sequence: header.sequence + 1,
+            epoch: header.epoch,
+            stamp: header.stamp,
+        };
+        Ok(Ok(Found { position, header, after }))
+    }
+
+    /// A later record whose writer knew that the one due at `end` was durable: it proves that the log did not end here.
+    ///
+    /// It looks at every place of this segment, and where the others begin.
+    ///
+    /// # Errors
+    /// The source fails.
+    pub fn proof<S: Source>(&self, source: &mut S, end: &Cursor) -> Result<Option<u64>, S::Error> {
+        let mut payload = Vec::new();
+        let mut look = |source: &mut S, position| {
+            let found = self.whole(source, position, &mut payload, |header| {
+                let later = header.sequence > end.sequence
+                    && header.sequence - end.sequence <= self.geometry.capacity() / HEADER_LEN
+                    && header.sequence.saturating_sub(header.pending.into()) > end.sequence
+                    && header.stamp >= end.stamp
+                    && (header.sequence < self.fence.sequence || header.stamp >= self.fence.stamp);
+                (!later).then_some(Fault::Sequence)
+            })?;
+            Ok(found.ok().map(|found| found.header.sequence))
+        };
+        let mut segment = self.geometry.next_segment(end.position);
+        for position in (end.position..segment.min(self.limit)).step_by(8) {
+            if let Some(sequence) = look(source, position)? {
+                return Ok(Some(sequence));
+            }
+        }
+        while segment < self.limit {
+            if let Some(sequence) = look(source, segment)? {
+                return Ok(Some(sequence));
+            }
+            segment = self.geometry.next_segment(segment);
+        }
+        Ok(None)
+    }
+}
+
+/// A source that reads ahead, for one that costs a round trip.
+#[derive(Debug)]
+pub struct Ahead<S> {
+    source: S,
+    /// No byte at or behind this is read.
+    len: u64,
+    window: u64,
+    at: u64,
+    bytes: Vec<u8>,
+}
+
+impl<S: Source> Ahead<S> {
+    /// Reads `window` bytes at a time from a region of `len`.
+    #[must_use]
+    pub const fn new(source: S, len: u64, window: u64) -> Self {
+        Self { source, len, window, at: 0, bytes: Vec::new() }
+    }
+
+    /// Forgets what it has read, as it may have changed since.
+    pub fn forget(&mut self) {
+        self.bytes.clear();
+    }
+
+    /// The source.
+    pub const fn get_mut(&mut self) -> &mut S {
+        &mut self.source
+    }
+}
+
+impl<S: Source> Source for Ahead<S> {
+    type Error = S::Error;
+
+    fn read(&mut self, offset: u64, into: &mut [u8]) -> Result<(), S::Error> {
+        let have = self.at..self.at + self.bytes.len() as u64;
+        let want = offset..offset + into.len() as u64;
+        if want.start < have.start || want.end > have.end {
+            if want.end - want.start > self.window {
+                return self.source.read(offset, into);
+            }
+            self.bytes.clear();
+            let end = (offset + self.window).min(self.len).max(want.end);
+            self.bytes.resize((end - offset) as usize, 0);
+            self.at = offset;
+            if let Err(error) = self.source.read(offset, &mut self.bytes) {
+                self.bytes.clear();
+                return Err(error);
+            }
+        }
+        let start = (offset - self.at) as usize;
+        into.copy_from_slice(&self.bytes[start..start + into.len()]);
+        Ok(())
+    }
+}

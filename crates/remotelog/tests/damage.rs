@@ -1,0 +1,312 @@
+//! What is damaged is named, with what is safe; what a crash may leave is not taken for damage.
+
+use proptest::prelude::*;
+use remanence_pmem::crash_image::CrashImage;
+use remanence_pmem::{Medium, PersistenceDomain};
+use remanence_remotelog::error::{Fault, Proof};
+use remanence_remotelog::format::superblock::Uuid;
+use remanence_remotelog::format::{DATA_AT, VERSION};
+use remanence_remotelog::walk::Local;
+use remanence_remotelog::{
+    AppendError, Epoch, Geometry, Make, Mode, OpenError, Reader, Refused, Store, Updates, Writer,
+};
+
+const EPOCH: Epoch = Epoch::new(1, 1);
+
+fn log(mode: Mode, segment: u64, segments: u64) -> (CrashImage, Writer) {
+    let geometry = Geometry::new(DATA_AT + segments * segment, segment).expect("fair");
+    let image = CrashImage::new(geometry.size, PersistenceDomain::Adr);
+    let make = Make { mode, geometry, uuid: Uuid([9; 16]), salt: 3 };
+    let mut store = Store::create(&image, &make).expect("fair");
+    let writer = Writer::new(store.grant(EPOCH).expect("the first").writer_grant(), EPOCH);
+    drop(store);
+    (image, writer)
+}
+
+fn carry_out(image: &CrashImage, updates: &Updates) {
+    for (offset, bytes) in updates.list() {
+        image.write(offset, bytes);
+        image.persist(offset..offset + bytes.len() as u64).expect("memory");
+    }
+}
+
+fn append(image: &CrashImage, writer: &mut Writer, payload: &[u8]) -> u64 {
+    let updates = writer.append(payload).expect("room");
+    carry_out(image, &updates);
+    writer.acknowledged(writer.next());
+    updates.offset
+}
+
+#[test]
+fn a_damaged_record_in_the_middle_is_named_with_what_is_safe() {
+    for mode in Mode::ALL {
+        let (image, mut writer) = log(mode, 4096, 4);
+        let offsets: Vec<u64> = (0..9).map(|n| append(&image, &mut writer, &[n; 40])).collect();
+        let at = offsets[5] + 40;
+        image.write(at, &[0xee]);
+        image.persist(at..at + 1).expect("memory");
+        let mut store = Store::open(&image).expect("the rest can be read");
+        let damage = *store.damage().expect("it is found");
+        assert_eq!((damage.sequence, damage.first, damage.offset), (5, 0, offsets[5]));
+        assert_eq!(damage.fault, Fault::Checksum);
+        let proof = if mode == Mode::Compound { Proof::Tail } else { Proof::Later { sequence: 7 } };
+        assert!(damage.proof == proof || matches!(damage.proof, Proof::Later { .. }), "{damage}");
+        let said = damage.to_string();
+        assert!(said.contains("records 0 to 4 are whole and safe") && said.contains("--cut 5"), "{said}");
+        // A promise does not sweep it under the carpet; the records before it can still be read.
+        let status = store.grant(Epoch::new(2, 1)).expect("it is told all the same");
+        assert_eq!(status.damage, Some(damage));
+        assert_eq!(Store::open(&image).expect("open").damage(), Some(&damage));
+        assert!(matches!(store.adopt(Epoch::new(2, 1), 5, Uuid([1; 16]), 1, 1), Err(Refused::Damaged(_))));
+        // Who gives the rest up gets a log that goes on.
+        store.give_up_from(5).expect("it is the administrator's word");
+        let mut store = Store::open(&image).expect("open");
+        assert_eq!((store.damage(), store.tail().sequence), (None, 5));
+        let epoch = Epoch::new(9, 1);
+        let mut writer = Writer::new(store.grant(epoch).expect("higher").writer_grant(), epoch);
+        append(&image, &mut writer, b"on we go");
+        let store = Store::open(&image).expect("open");
+        assert_eq!((store.damage(), store.tail().sequence), (None, 6));
+    }
+}
+
+#[test]
+fn the_loss_of_the_last_record_is_noticed_where_it_can_be() {
+    // In singleton mode nothing but the root record can tell it from an append that a crash cut short.
+    let (image, mut writer) = log(Mode::Singleton, 4096, 4);
+    let offsets: Vec<u64> = (0..4).map(|n| append(&image, &mut writer, &[n; 40])).collect();
+    let cut = CrashImage::from_bytes(image.bytes(), PersistenceDomain::Adr);
+    cut.write(offsets[3], &[0; 72]);
+    let store = Store::open(&cut).expect("open");
+    assert_eq!((store.damage(), store.tail().sequence), (None, 3));
+    let mut store = Store::open(&image).expect("open");
+    store.note_known(EPOCH, 4).expect("they are there");
+    image.write(offsets[3], &[0; 72]);
+    let damage = *Store::open(&image).expect("open").damage().expect("the root record knows");
+    assert_eq!(
+        (damage.sequence, damage.fault, damage.proof),
+        (3, Fault::Nothing, Proof::Root { sequence: 4 })
+    );
+
+    let (image, mut writer) = log(Mode::Compound, 4096, 4);
+    let offsets: Vec<u64> = (0..4).map(|n| append(&image, &mut writer, &[n; 40])).collect();
+    image.write(offsets[3], &[0; 8]);
+    assert_eq!(Store::open(&image).expect("open").damage().map(|d| d.sequence), Some(3));
+}
+
+#[test]
+fn half_a_record_is_the_end_of_the_log() {
+    let (image, mut writer) = log(Mode::Singleton, 4096, 4);
+    append(&image, &mut writer, b"whole");
+    let updates = writer.append(&[7; 100]).expect("room");
+    for half in 1..updates.records.len() {
+        let torn = CrashImage::from_bytes(image.bytes(), PersistenceDomain::Adr);
+        torn.write(updates.offset, &updates.records[..half]);
+        let store = Store::open(&torn).expect("open");
+        // The last bytes are padding: zeros, as is what they are written over.
+        let whole = updates.records[half..].iter().all(|byte| *byte == 0);
+        assert_eq!((store.damage(), store.tail().sequence), (None, 1 + u64::from(whole)), "{half} bytes");
+    }
+}
+
+#[test]
+fn logs_of_another_version_or_that_lost_their_roots_are_refused_with_a_sentence() {
+    let (image, _) = log(Mode::Singleton, 4096, 4);
+    let with = |at: u64, bytes: &[u8]| {
+        let other = CrashImage::from_bytes(image.bytes(), PersistenceDomain::Adr);
+        other.write(at, bytes);
+        Store::open(&other).expect_err("refused")
+    };
+    let other = with(8, &(VERSION + 1).to_le_bytes());
+    assert_eq!(other, OpenError::OtherVersion { found: VERSION + 1 });
+    assert!(other.to_string().contains("nothing was changed"), "{other}");
+    assert_eq!(with(50, &[0xff]), OpenError::SuperblockDamaged);
+    assert_eq!(with(4096, &[0xff; 8192]), OpenError::RootDamaged);
+    assert_eq!(with(0, b"SQLite format 3"), OpenError::NotALog);
+}
+
+#[test]
+fn a_log_takes_what_it_can_and_says_what_it_cannot() {
+    let (image, mut writer) = log(Mode::Singleton, 256, 4);
+    assert_eq!(writer.append(&[1; 225]), Err(AppendError::TooLong { len: 225, max: 224 }));
+    assert_eq!(append(&image, &mut writer, &[]), DATA_AT, "a record may be empty");
+    assert_eq!(append(&image, &mut writer, &[1; 224]), DATA_AT + 256, "the longest fills a segment");
+    append(&image, &mut writer, &[2; 224]);
+    append(&image, &mut writer, &[3; 224]);
+    let full = writer.append(&[]);
+    assert_eq!(full, Err(AppendError::Full { needed: 32, free: 0 }));
+    assert_eq!((writer.next(), writer.free()), (4, 0), "nothing has changed");
+    // Room comes back when records are trimmed, and only theirs.
+    let mut store = Store::open(&image).expect("open");
+    assert!(matches!(store.trim(5), Err(Refused::NotThere { asked: 5, first: 0, next: 4 })));
+    let status = store.trim(1).expect("it is there");
+    writer.trimmed(status.state.head.position);
+    assert!(
+        matches!(writer.append(&[1; 224]), Err(AppendError::Full { .. })),
+        "the segment is not free as a whole"
+    );
+    let status = store.trim(2).expect("it is there");
+    writer.trimmed(status.state.head.position);
+    append(&image, &mut writer, &[4; 200]);
+    let store = Store::open(&image).expect("open");
+    assert_eq!((store.damage(), store.state().head.sequence, store.tail().sequence), (None, 2, 5));
+}
+
+#[test]
+fn a_record_that_was_cut_off_does_not_come_back_where_the_next_one_went_to_another_segment() {
+    for mode in Mode::ALL {
+        for (cut_off, long) in [(30, 120), (120, 30)] {
+            let (image, mut writer) = log(mode, 256, 4);
+            append(&image, &mut writer, &[1; 100]);
+            // Number 1 is written, short or long, and not chosen; then its other form goes to the other place.
+            append(&image, &mut writer, &vec![2; cut_off]);
+            let mut store = Store::open(&image).expect("open");
+            for (counter, number) in [(2, 1), (3, 2)] {
+                let epoch = Epoch::new(counter, 1);
+                store.grant(epoch).expect("higher");
+                let status = store.truncate(epoch, number).expect("it is there");
+                let mut writer = Writer::new(status.writer_grant(), epoch);
+                append(&image, &mut writer, &vec![10 + number as u8; if number == 1 { long } else { 1 }]);
+                store.status().expect("memory");
+            }
+            // Even if it is lost: then the loss is seen, and nothing else taken for it.
+            let mut store = Store::open(&image).expect("open");
+            assert_eq!((store.damage(), store.tail().sequence), (None, 3), "{mode:?} {cut_off}");
+            let status = store.status().expect("memory");
+            let mut reader = Reader::new(&status);
+            for expected in [vec![1; 100], vec![11; long], vec![12; 1]] {
+                let Ok(found) = reader.read(&mut Local(&&image));
+                let (found, bytes) = found.expect("whole");
+                assert_eq!(bytes, expected);
+                if found.header.sequence == 1 {
+                    image.write(status.superblock.geometry.offset(found.position) + 33, &[0x77]);
+                }
+            }
+            assert_eq!(Store::open(&image).expect("open").damage().map(|d| d.sequence), Some(1));
+        }
+    }
+}
+
+#[test]
+fn an_older_writer_is_refused() {
+    let (image, _) = log(Mode::Singleton, 4096, 4);
+    let mut store = Store::open(&image).expect("open");
+    let fenced = Refused::Fenced { promised: EPOCH };
+    assert_eq!(store.grant(Epoch::new(1, 7)), Err(fenced), "one counter, one writer");
+    store.grant(Epoch::new(2, 7)).expect("higher");
+    let fenced = Err(Refused::Fenced { promised: Epoch::new(2, 7) });
+    assert_eq!(store.truncate(EPOCH, 0), fenced);
+    assert_eq!(store.reset(EPOCH, 0, Epoch::NONE), fenced);
+    assert_eq!(store.adopt(EPOCH, 0, Uuid([1; 16]), 1, 1), fenced);
+    assert_eq!(store.note_known(EPOCH, 0), fenced);
+}
+
+#[test]
+fn a_failed_medium_ends_everything() {
+    let (image, mut writer) = log(Mode::Singleton, 4096, 4);
+    let mut store = Store::open(&image).expect("open");
+    append(&image, &mut writer, b"x");
+    image.fail_after_psyncs(0);
+    assert!(matches!(store.status(), Err(Refused::Medium(_))));
+    assert!(matches!(store.grant(Epoch::new(2, 1)), Err(Refused::Medium(_))));
+}
+
+#[derive(Clone, Debug)]
+enum Op {
+    Append(usize),
+    Batch(Vec<usize>),
+    Trim(u8),
+    Reopen,
+    NewWriter,
+    Lost(usize),
+}
+
+fn ops() -> impl Strategy<Value = Vec<Op>> {
+    let len = prop_oneof![0..20_usize, 200..225_usize, 0..225_usize];
+    let op = prop_oneof![
+        6 => len.clone().prop_map(Op::Append),
+        2 => prop::collection::vec(len.clone(), 1..6).prop_map(Op::Batch),
+        3 => any::<u8>().prop_map(Op::Trim),
+        1 => Just(Op::Reopen),
+        1 => Just(Op::NewWriter),
+        1 => len.prop_map(Op::Lost),
+    ];
+    prop::collection::vec(op, 1..60)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 96, ..ProptestConfig::default() })]
+
+    /// Against a deque: appends, batches, trims, changes of the writer, appends that were lost; around the ring many times.
+    #[test]
+    fn the_log_is_a_queue(ops in ops(), compound in any::<bool>()) {
+        let mode = if compound { Mode::Compound } else { Mode::Singleton };
+        let (image, mut writer) = log(mode, 256, 3);
+        let mut store = Store::open(&image).expect("open");
+        let mut model: std::collections::VecDeque<Vec<u8>> = std::collections::VecDeque::new();
+        let mut first = 0_u64;
+        let mut counter = 1;
+        let mut fill = 0_u8;
+        for op in ops {
+            fill = fill.wrapping_add(1);
+            match op {
+                Op::Append(len) => {
+                    if let Ok(updates) = writer.append(&vec![fill; len]) {
+                        carry_out(&image, &updates);
+                        writer.acknowledged(writer.next());
+                        model.push_back(vec![fill; len]);
+                    }
+                }
+                Op::Batch(lens) => {
+                    let payloads: Vec<Vec<u8>> = lens.iter().map(|len| vec![fill; *len]).collect();
+                    let slices: Vec<&[u8]> = payloads.iter().map(Vec::as_slice).collect();
+                    if let Ok(updates) = writer.append_batch(&slices) {
+                        carry_out(&image, &updates);
+                        writer.acknowledged(writer.next());
+                        let count = (updates.sequences.1 - updates.sequences.0) as usize;
+                        prop_assert!(count >= 1);
+                        model.extend(payloads.into_iter().take(count));
+                    }
+                }
+                Op::Trim(part) => {
+                    let below = first + model.len() as u64 * u64::from(part) / 255;
+                    let status = store.trim(below).expect("they are there");
+                    writer.trimmed(status.state.head.position);
+                    model.drain(..(below - first) as usize);
+                    first = below;
+                }
+                Op::Reopen => {
+                    drop(store);
+                    store = Store::open(&image).expect("open");
+                }
+                Op::NewWriter | Op::Lost(_) => {
+                    if let Op::Lost(len) = op {
+                        // Two appends, of which the first is lost: the second one must never count.
+                        if writer.append(&vec![fill; len]).is_ok()
+                            && let Ok(updates) = writer.append(&[0xdd; 9])
+                        {
+                            image.write(updates.offset, &updates.records);
+                        }
+                    }
+                    counter += 1;
+                    let epoch = Epoch::new(counter, 1);
+                    let status = store.grant(epoch).expect("higher");
+                    writer = Writer::new(status.writer_grant(), epoch);
+                }
+            }
+            let status = store.status().expect("memory");
+            prop_assert_eq!(status.damage, None);
+            prop_assert_eq!(status.state.head.sequence, first);
+            prop_assert_eq!(status.tail.sequence, first + model.len() as u64);
+            let mut reader = Reader::new(&status);
+            for expected in &model {
+                let Ok(found) = reader.read(&mut Local(&image));
+                prop_assert_eq!(found.expect("it is there").1, &expected[..]);
+            }
+        }
+        drop(store);
+        let store = Store::open(&image).expect("open");
+        prop_assert_eq!(store.damage(), None);
+        prop_assert_eq!(store.tail().sequence, first + model.len() as u64);
+    }
+}
