@@ -67,6 +67,11 @@ impl<M: Medium + Clone> Server<M> {
         // This store may be lost: recovery looks at pending entries.
         let word = entry.slot.word.settled();
         self.index.set_word(&mut entry, word);
+        if entry.slot.meta.hint() == Hint::CHAINED && chunks.is_empty() {
+            // Not before: until the pending word was durable, recovery might have found the version before.
+            let meta = entry.slot.meta.with_hint(Hint::of(bytes.len() as u64));
+            self.index.set_meta(&mut entry, meta);
+        }
         self.stats.settled += 1;
         Ok(entry)
     }

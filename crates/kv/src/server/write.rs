@@ -126,6 +126,7 @@ impl<M: Medium + Clone> Server<M> {
                 // This store may be lost: recovery looks at pending entries.
                 let word = entry.slot.word.settled();
                 self.index.set_word(&mut entry, word);
+                self.index.set_meta(&mut entry, meta);
             }
         }
         self.stats.written += 1;
@@ -193,10 +194,10 @@ impl<M: Medium + Clone> Server<M> {
         };
         let old = entry.slot.word;
         self.mark(entry.slot.meta.head(), old.new_offset(), true);
-        if entry.slot.meta != meta {
+        // Recovery finds chunks by the hint: it says so before the word names such an object, and as long as it may.
+        if entry.slot.meta != meta && entry.slot.meta.hint() != Hint::CHAINED {
             self.index.set_meta(&mut entry, meta);
             if meta.hint() == Hint::CHAINED {
-                // Recovery finds chunks by the hint.
                 self.order()?;
             }
         }

@@ -1,6 +1,9 @@
 //! A server and its clients in one thread: memory is a crash image, and every message goes through its bytes.
 #![allow(dead_code, reason = "every test file uses a part of it")]
 
+pub(crate) mod history;
+pub(crate) mod world;
+
 use std::cell::{Cell, RefCell};
 
 use remanence_kv::client::{
