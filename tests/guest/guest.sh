@@ -8,6 +8,10 @@
 #                                   TREE are in the guest too, and rxe is loaded but has no device
 #   guest.sh pmem DIR PROGRAM...    boots with emulated NVDIMMs, runs each program in an ext4-dax mount on one of them
 #                                   (REMANENCE_TEST_DIR names it), and ends with the first status that is not 0
+#   guest.sh kept DIR IMAGE PROGRAM...
+#                                   boots with an emulated NVDIMM whose content the file IMAGE keeps, and runs the command in
+#                                   an ext4-dax mount on it; the boot that makes IMAGE makes the file system too. This very
+#                                   process becomes the emulator: who kills it cuts the guest's power
 # A missing tool or package ends it with status 3 and one sentence.
 set -euo pipefail
 # What goes into the guest are the system's own libraries, whoever calls.
@@ -176,6 +180,40 @@ I
   exit "${status:-1}"
 }
 
+kept() {
+  need qemu-system-x86_64 busybox cpio gzip xz modprobe mke2fs ldd truncate
+  local image=$1 root=$dir/kept-root append=remanence=again; shift
+  lock
+  fetch_kernel
+  if [ ! -e "$image" ]; then
+    append=remanence=fresh
+    truncate -s 128M "$image"
+    fresh_root "$root"
+    install_modules "$root" crc32c_generic crc32c_intel nd_pmem nfit ext4
+    install_program "$(type -P mke2fs)" "$root"
+    install_program "$1" "$root"
+    cat > "$root/init" <<I
+$preamble
+mkdir -p /dev/shm; mount -t tmpfs shm /dev/shm; ifconfig lo up
+$namespace
+if grep -q remanence=fresh /proc/cmdline; then
+  namespace 0 pfn nd_pmem
+  $(type -P mke2fs) -q -F -t ext4 -b 4096 /dev/pmem0 2>/dev/null
+fi
+mount -t ext4 -o dax /dev/pmem0 /mnt || poweroff -f
+export REMANENCE_TEST_DIR=/mnt RUST_BACKTRACE=0
+$*
+echo "guest status \$?"; umount /mnt; poweroff -f
+I
+    chmod +x "$root/init"
+    pack "$root" "$image.gz"
+  fi
+  unlock
+  emulate -smp 2 -m 768M,slots=2,maxmem=4G -machine pc,nvdimm=on,nvdimm-persistence=mem-ctrl \
+    -object "memory-backend-file,id=m1,share=on,mem-path=$image,size=128M" -device nvdimm,id=n1,memdev=m1 \
+    -initrd "$image.gz"
+}
+
 # The kernel unpacks one archive behind the other.
 alone() {
   local port=$1 tree=$2 append=remanence=alone
@@ -191,10 +229,11 @@ alone() {
 case $command in
   build) build;;
   pmem) shift 2; pmem "$@";;
+  kept) shift 2; kept "$@";;
   boot) emulate -smp 2 -m 512M,slots=2,maxmem=2G -initrd "$dir/rxe.gz" -device virtio-net-pci,netdev=n0,romfile= \
           -machine pc,nvdimm=on,nvdimm-persistence=mem-ctrl \
           -object memory-backend-ram,id=m1,size=64M -device nvdimm,id=n1,memdev=m1 \
           -netdev "tap,id=n0,ifname=$3,script=no,downscript=no";;
   alone) alone "$3" "$4";;
-  *) sed -n '2,11s/^# //p' "$0"; exit 2;;
+  *) sed -n '2,15s/^# //p' "$0"; exit 2;;
 esac
