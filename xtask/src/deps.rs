@@ -22,6 +22,8 @@ const EDGES: &[(&str, &[&str])] = &[
     ("remotelog", &["pmem", "persist", "remote", "rnic", "verbs"]),
     ("rpc", &["wire", "rnic", "pmem", "verbs", "persist"]),
     ("sim", &["wire", "rnic", "pmem"]),
+    ("resp", &[]),
+    ("ycsb", &[]),
     ("bench", &["wire", "rnic", "pmem", "link", "verbs", "ibverbs", "pool"]),
     ("cli", &["bench", "wire", "rnic", "pmem", "link", "verbs", "pool", "sim", "persist"]),
 ];

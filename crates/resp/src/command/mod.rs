@@ -1,0 +1,434 @@
+//! The commands, by Redis 7.0's semantics and texts.
+//!
+//! [`dispatch`] finds the command, says what is wrong with the request as Redis would, and leaves the rest to one file per
+//! family. A handler writes its reply; if it fails after it began one, what it wrote is taken back and the error stands
+//! alone.
+
+mod connection;
+mod expiry;
+mod hashes;
+mod info;
+mod keys;
+mod scan;
+mod server;
+mod strings;
+mod table;
+
+use std::borrow::Cow;
+
+use crate::engine::{Moment, Session, Shared};
+use crate::number::parse_i64;
+use crate::protocol::{Request, Writer};
+use crate::store::{Condition, Key, Store, StoreError, Version};
+use crate::value::{Fields, Head, Kind, UnixMs};
+
+pub use table::{COMMANDS, Command, Id};
+
+pub(crate) const WRONG_TYPE: &str = "WRONGTYPE Operation against a key holding the wrong kind of value";
+pub(crate) const SYNTAX: &str = "ERR syntax error";
+pub(crate) const NOT_INTEGER: &str = "ERR value is not an integer or out of range";
+pub(crate) const NOT_FLOAT: &str = "ERR value is not a valid float";
+pub(crate) const OVERFLOW: &str = "ERR increment or decrement would overflow";
+pub(crate) const NO_NUMBER: &str = "ERR increment would produce NaN or Infinity";
+pub(crate) const NO_SUCH_KEY: &str = "ERR no such key";
+const NOT_AUTHENTICATED: &str = "NOAUTH Authentication required.";
+const CONTENDED: &str = "TRYAGAIN other clients keep changing this key: try again";
+
+/// How often a conditional write is tried. Each failure means that somebody else succeeded.
+const ATTEMPTS: usize = 10_000;
+
+/// Why a command failed.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) enum Failure {
+    /// The error's text.
+    Said(Cow<'static, [u8]>),
+    /// The store's.
+    Store(StoreError),
+}
+
+impl From<StoreError> for Failure {
+    fn from(error: StoreError) -> Self {
+        Self::Store(error)
+    }
+}
+
+impl From<&'static str> for Failure {
+    fn from(text: &'static str) -> Self {
+        Self::Said(Cow::Borrowed(text.as_bytes()))
+    }
+}
+
+impl Failure {
+    pub(crate) const fn text(text: Vec<u8>) -> Self {
+        Self::Said(Cow::Owned(text))
+    }
+
+    fn bytes(&self) -> Cow<'_, [u8]> {
+        match self {
+            Self::Said(text) => Cow::Borrowed(text),
+            Self::Store(error) => Cow::Owned(error.to_string().into_bytes()),
+        }
+    }
+}
+
+/// What most handlers return.
+pub(crate) type Done<T = ()> = Result<T, Failure>;
+
+/// A command that is being carried out, and its surroundings.
+pub(crate) struct Call<'a, S> {
+    pub(crate) command: &'static Command,
+    pub(crate) request: &'a Request<'a>,
+    pub(crate) store: &'a mut S,
+    pub(crate) session: &'a mut Session,
+    pub(crate) shared: &'a Shared,
+    pub(crate) moment: Moment,
+    pub(crate) reply: Writer<'a>,
+}
+
+/// A value that was read.
+pub(crate) struct Item {
+    pub(crate) head: Head,
+    version: Version,
+    bytes: Vec<u8>,
+    start: usize,
+}
+
+impl Item {
+    /// What stands behind the head.
+    pub(crate) fn payload(&self) -> &[u8] {
+        &self.bytes[self.start..]
+    }
+
+    pub(crate) fn string(&self) -> Done<&[u8]> {
+        match self.head.kind {
+            Kind::String => Ok(self.payload()),
+            Kind::Hash => Err(WRONG_TYPE.into()),
+        }
+    }
+
+    pub(crate) fn fields(&self) -> Done<Fields<'_>> {
+        match self.head.kind {
+            Kind::Hash => Ok(Fields::parse(self.payload())?),
+            Kind::String => Err(WRONG_TYPE.into()),
+        }
+    }
+}
+
+/// What a change does to the key.
+pub(crate) enum Change {
+    /// The new value is in the buffer.
+    Write,
+    Delete,
+    Keep,
+}
+
+/// Carries a request out; which command it was, if it was one.
+pub(crate) fn dispatch<S: Store>(
+    session: &mut Session,
+    request: &Request<'_>,
+    store: &mut S,
+    shared: &Shared,
+    moment: Moment,
+    out: &mut Vec<u8>,
+) -> Option<&'static Command> {
+    let start = out.len();
+    let found = Command::find(request.word(0));
+    let refusal = match found {
+        None => Some(Failure::text(unknown(request))),
+        Some(command) if !command.takes(request.len()) => Some(wrong_arity(command.name)),
+        Some(command) if session.stranger(shared) && !command.open_to_strangers() => {
+            Some(NOT_AUTHENTICATED.into())
+        }
+        Some(_) => None,
+    };
+    let failure = match (found, refusal) {
+        (Some(command), None) => {
+            let reply = Writer::new(out, session.version);
+            let mut call = Call { command, request, store, session, shared, moment, reply };
+            let done = call.carry_out();
+            shared.stats.commands.add(1);
+            shared.stats.of(command.id).calls.add(1);
+            if done.is_err() {
+                shared.stats.of(command.id).failed.add(1);
+            }
+            done.err()
+        }
+        (found, refusal) => {
+            if let Some(command) = found {
+                shared.stats.of(command.id).rejected.add(1);
+            }
+            refusal
+        }
+    };
+    if let Some(failure) = failure {
+        let text = failure.bytes();
+        shared.stats.error(&text);
+        out.truncate(start);
+        Writer::new(out, session.version).error(&text);
+    }
+    found
+}
+
+pub(crate) fn wrong_arity(name: &str) -> Failure {
+    Failure::text(format!("ERR wrong number of arguments for '{name}' command").into_bytes())
+}
+
+/// The text for a name that is no command: the name and what follows, each cut at 128 bytes, and at a NUL as C's strings
+/// are.
+fn unknown(request: &Request<'_>) -> Vec<u8> {
+    const MAX: usize = 128;
+    let c_string = |word: &[u8], max: usize| {
+        let end = word.iter().position(|&byte| byte == 0).unwrap_or(word.len());
+        word[..end.min(max)].to_vec()
+    };
+    let mut arguments = Vec::new();
+    for word in request.words(1) {
+        if arguments.len() >= MAX {
+            break;
+        }
+        let room = MAX - arguments.len();
+        arguments.push(b'\'');
+        arguments.extend(c_string(word, room));
+        arguments.extend_from_slice(b"' ");
+    }
+    let mut text = b"ERR unknown command '".to_vec();
+    text.extend(c_string(request.word(0), MAX));
+    text.extend_from_slice(b"', with args beginning with: ");
+    text.extend(arguments);
+    text
+}
+
+impl<'a, S: Store> Call<'a, S> {
+    fn carry_out(&mut self) -> Done {
+        match self.command.id {
+            Id::Append => self.append(),
+            Id::Auth => self.auth(),
+            Id::Client => self.client(),
+            Id::Command => self.command(),
+            Id::Config => self.config(),
+            Id::DbSize => self.dbsize(),
+            Id::Decr => self.increment_by(-1),
+            Id::DecrBy => self.decrby(),
+            Id::Del | Id::Unlink => self.del(),
+            Id::Echo => self.echo(),
+            Id::Exists | Id::Touch => self.exists(),
+            Id::Expire => self.expire(true, false),
+            Id::ExpireAt => self.expire(true, true),
+            Id::ExpireTime => self.expire_time(true),
+            Id::FlushAll => self.flush(true),
+            Id::FlushDb => self.flush(false),
+            Id::Get => self.get(),
+            Id::GetDel => self.getdel(),
+            Id::GetEx => self.getex(),
+            Id::GetRange | Id::Substr => self.getrange(),
+            Id::GetSet => self.getset(),
+            Id::HDel => self.hdel(),
+            Id::Hello => self.hello(),
+            Id::HExists => self.hexists(),
+            Id::HGet => self.hget(),
+            Id::HGetAll => self.hgetall(),
+            Id::HIncrBy => self.hincrby(),
+            Id::HIncrByFloat => self.hincrbyfloat(),
+            Id::HKeys => self.hash_column(true),
+            Id::HLen => self.hlen(),
+            Id::HMGet => self.hmget(),
+            Id::HMSet | Id::HSet => self.hset(),
+            Id::HScan => self.hscan(),
+            Id::HSetNx => self.hsetnx(),
+            Id::HStrLen => self.hstrlen(),
+            Id::HVals => self.hash_column(false),
+            Id::Incr => self.increment_by(1),
+            Id::IncrBy => self.incrby(),
+            Id::IncrByFloat => self.incrbyfloat(),
+            Id::Info => self.info(),
+            Id::Keys => self.keys(),
+            Id::MGet => self.mget(),
+            Id::MSet => self.mset(),
+            Id::MSetNx => self.msetnx(),
+            Id::Persist => self.persist(),
+            Id::PExpire => self.expire(false, false),
+            Id::PExpireAt => self.expire(false, true),
+            Id::PExpireTime => self.expire_time(false),
+            Id::Ping => self.ping(),
+            Id::PSetEx => self.setex(false),
+            Id::PTtl => self.ttl(false),
+            Id::Quit => self.quit(),
+            Id::RandomKey => self.randomkey(),
+            Id::Rename => self.rename(false),
+            Id::RenameNx => self.rename(true),
+            Id::Reset => self.reset(),
+            Id::Scan => self.scan(),
+            Id::Select => self.select(),
+            Id::Set => self.set(),
+            Id::SetEx => self.setex(true),
+            Id::SetNx => self.setnx(),
+            Id::SetRange => self.setrange(),
+            Id::StrLen => self.strlen(),
+            Id::Time => self.time(),
+            Id::Ttl => self.ttl(true),
+            Id::Type => self.kind(),
+        }
+    }
+
+    pub(crate) fn word(&self, index: usize) -> &'a [u8] {
+        self.request.word(index)
+    }
+
+    pub(crate) fn integer(&self, index: usize) -> Done<i64> {
+        parse_i64(self.word(index)).ok_or_else(|| NOT_INTEGER.into())
+    }
+
+    /// Whether a word is this one, in any case.
+    pub(crate) fn is(&self, index: usize, word: &str) -> bool {
+        self.word(index).eq_ignore_ascii_case(word.as_bytes())
+    }
+
+    pub(crate) const fn key_of(&self, name: &'a [u8]) -> Key<'a> {
+        Key { space: self.session.space, name }
+    }
+
+    pub(crate) const fn now(&self) -> UnixMs {
+        self.moment.now()
+    }
+
+    pub(crate) fn buffer(&mut self) -> Vec<u8> {
+        let mut buffer = self.session.spare.pop().unwrap_or_default();
+        buffer.clear();
+        buffer
+    }
+
+    /// Gives a buffer back for the next command. Large ones are let go, and a handful is enough.
+    pub(crate) fn recycle(&mut self, buffer: Vec<u8>) {
+        if buffer.capacity() <= 64 * 1024 && self.session.spare.len() < 4 {
+            self.session.spare.push(buffer);
+        }
+    }
+
+    pub(crate) fn release(&mut self, item: Item) {
+        self.recycle(item.bytes);
+    }
+
+    /// Reads a key, expired or not.
+    fn fetch(&mut self, key: Key<'_>) -> Done<Option<Item>> {
+        let mut bytes = self.buffer();
+        let Some(version) = self.store.get(key, &mut bytes)? else {
+            self.recycle(bytes);
+            return Ok(None);
+        };
+        let (head, start) = Head::parse(&bytes)?;
+        Ok(Some(Item { head, version, bytes, start }))
+    }
+
+    /// Reads a key. One that expired is not there, and is deleted.
+    pub(crate) fn load(&mut self, name: &'a [u8]) -> Done<Option<Item>> {
+        let key = self.key_of(name);
+        let Some(item) = self.fetch(key)? else { return Ok(None) };
+        if !item.head.expired(self.now()) {
+            return Ok(Some(item));
+        }
+        self.expire_now(key, item.version)?;
+        self.release(item);
+        Ok(None)
+    }
+
+    /// The same, and counts whether it was there.
+    pub(crate) fn load_counted(&mut self, name: &'a [u8]) -> Done<Option<Item>> {
+        let item = self.load(name)?;
+        self.count_hit(item.is_some());
+        Ok(item)
+    }
+
+    pub(crate) fn count_hit(&self, hit: bool) {
+        let stats = &self.shared.stats;
+        if hit { stats.hits.add(1) } else { stats.misses.add(1) }
+    }
+
+    /// Reads the front of a key's value. One that expired is not there, and is deleted.
+    pub(crate) fn head(&mut self, name: &'a [u8]) -> Done<Option<(Head, Version)>> {
+        let key = self.key_of(name);
+        let mut bytes = self.buffer();
+        let version = self.store.head(key, &mut bytes)?;
+        let found = match version {
+            None => None,
+            Some(version) => {
+                let (head, _) = Head::parse(&bytes)?;
+                if head.expired(self.now()) {
+                    self.expire_now(key, version)?;
+                    None
+                } else {
+                    Some((head, version))
+                }
+            }
+        };
+        self.recycle(bytes);
+        Ok(found)
+    }
+
+    fn expire_now(&mut self, key: Key<'_>, version: Version) -> Done {
+        // If somebody has written it since, it is no longer the value that expired.
+        if self.store.delete(key, Condition::Is(version))? {
+            self.shared.stats.expired.add(1);
+        }
+        Ok(())
+    }
+
+    /// Writes a key whatever it was.
+    pub(crate) fn overwrite(&mut self, name: &'a [u8], head: Head, payload: &[u8]) -> Done {
+        let key = self.key_of(name);
+        let mut value = self.buffer();
+        head.emit(&mut value);
+        value.extend_from_slice(payload);
+        let written = self.store.put(key, &value, Condition::Always)?;
+        assert!(written, "a write without a condition was not carried out");
+        self.recycle(value);
+        Ok(())
+    }
+
+    /// Changes a key atomically: `change` sees the value, if there is one, and says what becomes of it, with a new value
+    /// (head and all) appended to the buffer. It may be called again, when somebody else was faster.
+    pub(crate) fn update<T>(
+        &mut self,
+        name: &'a [u8],
+        mut change: impl FnMut(Option<&Item>, &mut Vec<u8>) -> Done<(Change, T)>,
+    ) -> Done<T> {
+        let key = self.key_of(name);
+        for _ in 0..ATTEMPTS {
+            let mut item = self.fetch(key)?;
+            let condition = item.as_ref().map_or(Condition::Absent, |item| Condition::Is(item.version));
+            let expired = item.take_if(|item| item.head.expired(self.moment.now())).is_some();
+            let mut value = self.buffer();
+            let (change, answer) = change(item.as_ref(), &mut value)?;
+            let done = match change {
+                Change::Write => self.store.put(key, &value, condition)?,
+                Change::Delete => self.store.delete(key, condition)?,
+                // What expired goes as it would have on any other look at the key.
+                Change::Keep if expired => {
+                    self.store.delete(key, condition)?;
+                    true
+                }
+                Change::Keep => true,
+            };
+            self.recycle(value);
+            if let Some(item) = item {
+                self.release(item);
+            }
+            if done {
+                self.shared.stats.expired.add(u64::from(expired));
+                return Ok(answer);
+            }
+        }
+        Err(CONTENDED.into())
+    }
+
+    /// Lets go of an item whose reply has been written.
+    pub(crate) fn reply_bulk(&mut self, item: Option<Item>) -> Done {
+        match item {
+            None => self.reply.null(),
+            Some(item) => {
+                self.reply.bulk(item.string()?);
+                self.release(item);
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,370 @@
+//! A gateway's connections, and what they share.
+//!
+//! Each connection has a [`Session`]; all have one [`Shared`]. A command is carried out by [`Session::execute`] on the
+//! thread that calls it. Commands on one key are atomic by themselves: they write on the condition that nobody else has.
+//! Commands on several keys are atomic if nothing runs beside them, which is the caller's part: [`isolation`] says which
+//! those are, and a readers-writer lock around `execute` does it.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU8, AtomicU16, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crate::command::{self, Command};
+use crate::protocol::{Request, Version, Writer};
+use crate::stats::Stats;
+use crate::store::Store;
+use crate::value::UnixMs;
+
+/// The version of Redis whose commands and texts these are.
+pub const REDIS_VERSION: &str = "7.0.15";
+
+/// What a gateway is told.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// What AUTH must say; without it, everybody is let in.
+    pub password: Option<String>,
+    /// How many databases SELECT has, at most 256.
+    pub databases: u16,
+    /// The TCP port, for INFO.
+    pub port: u16,
+    /// Connections at most, for INFO and CONFIG GET; the gateway counts them.
+    pub clients_max: usize,
+    /// Seconds after which an idle connection is closed, 0 for never.
+    pub idle_timeout_s: u64,
+    /// Bytes of the longest string: `proto-max-bulk-len`.
+    pub bulk_max: usize,
+    /// 40 hexadecimal digits that name this process' run.
+    pub run_id: String,
+    /// The process' number.
+    pub process: u32,
+    /// The system, for INFO: name, release and machine.
+    pub system: String,
+    /// What an acknowledged write survives, in one sentence: CONFIG GET and INFO tell it.
+    pub durability: String,
+    /// What CONFIG GET says of `appendonly` and `appendfsync`: whether acknowledged writes survive the process.
+    pub durable: bool,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            password: None,
+            databases: 16,
+            port: 6379,
+            clients_max: 10_000,
+            idle_timeout_s: 0,
+            bulk_max: 512 << 20,
+            run_id: "0".repeat(40),
+            process: 0,
+            system: String::new(),
+            durability: "nothing: values are in this process' memory".to_owned(),
+            durable: false,
+        }
+    }
+}
+
+/// What the outside knows of the process, refreshed now and then.
+#[derive(Clone, Copy, Default, Debug)]
+pub struct Facts {
+    /// Bytes resident.
+    pub resident: u64,
+    /// The most it has been.
+    pub resident_peak: u64,
+    /// Bytes of memory of the machine.
+    pub machine_memory: u64,
+    /// Microseconds of CPU in the kernel.
+    pub cpu_system_us: u64,
+    /// Microseconds of CPU in the program.
+    pub cpu_user_us: u64,
+    /// Commands a second, lately.
+    pub rate: u64,
+    /// Bytes a second received and sent, lately.
+    pub bytes_in: u64,
+    /// See `bytes_in`.
+    pub bytes_out: u64,
+}
+
+/// When a command runs, and on what luck.
+#[derive(Clone, Copy, Debug)]
+pub struct Moment {
+    /// Microseconds of Unix time. One command sees one time.
+    pub unix_us: i64,
+    /// For RANDOMKEY.
+    pub random: u64,
+}
+
+impl Moment {
+    /// Milliseconds of Unix time.
+    #[must_use]
+    pub const fn now(&self) -> UnixMs {
+        self.unix_us.div_euclid(1000)
+    }
+}
+
+/// What others see of a connection.
+#[derive(Debug)]
+pub struct Peer {
+    /// Its number.
+    pub id: u64,
+    /// Where it comes from.
+    pub address: String,
+    /// Where it came to.
+    pub local: String,
+    opened_us: i64,
+    name: Mutex<Vec<u8>>,
+    space: AtomicU8,
+    version: AtomicU8,
+    last_us: AtomicI64,
+    /// One more than the number of the last command.
+    last_command: AtomicU16,
+    killed: AtomicBool,
+}
+
+impl Peer {
+    /// Whether CLIENT KILL has asked for its end.
+    #[must_use]
+    pub fn killed(&self) -> bool {
+        self.killed.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn kill(&self) {
+        self.killed.store(true, Ordering::Relaxed);
+    }
+
+    /// Microseconds of Unix time of its last command, or of its start.
+    #[must_use]
+    pub fn last_us(&self) -> i64 {
+        self.last_us.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn name(&self) -> MutexGuard<'_, Vec<u8>> {
+        self.name.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Its line in CLIENT LIST.
+    pub(crate) fn line(&self, now_us: i64) -> Vec<u8> {
+        let seconds = |since: i64| (now_us - since).max(0) / 1_000_000;
+        let last = self.last_command.load(Ordering::Relaxed);
+        let last = last.checked_sub(1).map_or("NULL", |index| command::COMMANDS[usize::from(index)].name);
+        let mut line =
+            format!("id={} addr={} laddr={} fd=-1 name=", self.id, self.address, self.local).into_bytes();
+        line.extend_from_slice(&self.name());
+        line.extend_from_slice(
+            format!(
+                " age={} idle={} flags=N db={} sub=0 psub=0 ssub=0 multi=-1 qbuf=0 qbuf-free=0 argv-mem=0 multi-mem=0 \
+                 rbs=0 rbp=0 obl=0 oll=0 omem=0 tot-mem=0 events=r cmd={last} user=default redir=-1 resp={}\n",
+                seconds(self.opened_us),
+                seconds(self.last_us()),
+                self.space.load(Ordering::Relaxed),
+                self.version.load(Ordering::Relaxed),
+            )
+            .as_bytes(),
+        );
+        line
+    }
+}
+
+/// What all connections of a gateway share.
+#[derive(Debug)]
+pub struct Shared {
+    /// As it was told.
+    pub config: Config,
+    /// Counts.
+    pub stats: Stats,
+    started_us: i64,
+    next_id: AtomicU64,
+    peers: Mutex<BTreeMap<u64, Arc<Peer>>>,
+    facts: Mutex<Facts>,
+}
+
+impl Shared {
+    /// A gateway that starts now, in microseconds of Unix time.
+    #[must_use]
+    pub fn new(config: Config, now_us: i64) -> Self {
+        Self {
+            config,
+            stats: Stats::default(),
+            started_us: now_us,
+            next_id: AtomicU64::new(1),
+            peers: Mutex::default(),
+            facts: Mutex::default(),
+        }
+    }
+
+    /// When it started, in microseconds of Unix time.
+    #[must_use]
+    pub const fn started_us(&self) -> i64 {
+        self.started_us
+    }
+
+    /// Every connection, by number.
+    pub fn peers(&self) -> MutexGuard<'_, BTreeMap<u64, Arc<Peer>>> {
+        self.peers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What is known of the process.
+    #[must_use]
+    pub fn facts(&self) -> Facts {
+        *self.facts.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Tells it anew.
+    pub fn set_facts(&self, facts: Facts) {
+        *self.facts.lock().unwrap_or_else(PoisonError::into_inner) = facts;
+    }
+}
+
+/// What a command needs around it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Isolation {
+    /// Others may run beside it.
+    Together,
+    /// Nothing else may.
+    Alone,
+}
+
+/// Whether a request must run alone to be atomic: it reads or writes several keys, or all.
+#[must_use]
+pub fn isolation(request: &Request<'_>) -> Isolation {
+    use command::Id;
+    let Some(command) = Command::find(request.word(0)) else { return Isolation::Together };
+    let alone = match command.id {
+        Id::Rename | Id::RenameNx | Id::FlushDb | Id::FlushAll => true,
+        _ => command.keys[1] < 0 && request.len() as i64 > command.keys[0] + command.keys[2],
+    };
+    if alone { Isolation::Alone } else { Isolation::Together }
+}
+
+/// Which replies a connection wants.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Replies {
+    On,
+    Off,
+    /// This one not.
+    SkipThis,
+    /// The next one not.
+    SkipNext,
+}
+
+/// One connection's state.
+#[derive(Debug)]
+pub struct Session {
+    pub(crate) peer: Arc<Peer>,
+    pub(crate) version: Version,
+    pub(crate) space: u8,
+    pub(crate) authenticated: bool,
+    pub(crate) replies: Replies,
+    closing: bool,
+    /// Buffers that commands use and give back.
+    pub(crate) spare: Vec<Vec<u8>>,
+}
+
+impl Session {
+    /// A new connection, at so many microseconds of Unix time; the addresses are for CLIENT LIST. It is in the list
+    /// until [`Self::close`].
+    #[must_use]
+    pub fn open(shared: &Shared, address: &str, local: &str, now_us: i64) -> Self {
+        let peer = Arc::new(Peer {
+            id: shared.next_id.fetch_add(1, Ordering::Relaxed),
+            address: address.to_owned(),
+            local: local.to_owned(),
+            opened_us: now_us,
+            name: Mutex::default(),
+            space: AtomicU8::new(0),
+            version: AtomicU8::new(2),
+            last_us: AtomicI64::new(now_us),
+            last_command: AtomicU16::new(0),
+            killed: AtomicBool::new(false),
+        });
+        shared.peers().insert(peer.id, peer.clone());
+        shared.stats.connections.add(1);
+        Self {
+            peer,
+            version: Version::Resp2,
+            space: 0,
+            authenticated: shared.config.password.is_none(),
+            replies: Replies::On,
+            closing: false,
+            spare: Vec::new(),
+        }
+    }
+
+    /// The connection is gone.
+    pub fn close(self, shared: &Shared) {
+        shared.peers().remove(&self.peer.id);
+    }
+
+    /// What others see of it.
+    #[must_use]
+    pub const fn peer(&self) -> &Arc<Peer> {
+        &self.peer
+    }
+
+    /// Whether it must authenticate and has not.
+    #[must_use]
+    pub const fn stranger(&self, shared: &Shared) -> bool {
+        shared.config.password.is_some() && !self.authenticated
+    }
+
+    /// Whether it is to be closed once its replies have been sent.
+    #[must_use]
+    pub const fn closing(&self) -> bool {
+        self.closing
+    }
+
+    pub(crate) const fn close_after_reply(&mut self) {
+        self.closing = true;
+    }
+
+    pub(crate) fn set_space(&mut self, space: u8) {
+        self.space = space;
+        self.peer.space.store(space, Ordering::Relaxed);
+    }
+
+    pub(crate) fn set_version(&mut self, version: Version) {
+        self.version = version;
+        self.peer.version.store(version.number() as u8, Ordering::Relaxed);
+    }
+
+    /// Carries a request out and appends the reply to `out`. Which command it was, if it was one; the caller may add
+    /// what it took to [`Stats::of`].
+    pub fn execute<S: Store>(
+        &mut self,
+        request: &Request<'_>,
+        store: &mut S,
+        shared: &Shared,
+        moment: Moment,
+        out: &mut Vec<u8>,
+    ) -> Option<&'static Command> {
+        let start = out.len();
+        let command = command::dispatch(self, request, store, shared, moment, out);
+        self.peer.last_us.store(moment.unix_us, Ordering::Relaxed);
+        if let Some(command) = command {
+            self.peer.last_command.store(command.id as u16 + 1, Ordering::Relaxed);
+        }
+        match self.replies {
+            Replies::On => {}
+            Replies::Off => out.truncate(start),
+            Replies::SkipThis => {
+                out.truncate(start);
+                self.replies = Replies::On;
+            }
+            Replies::SkipNext => self.replies = Replies::SkipThis,
+        }
+        command
+    }
+
+    /// Tells the peer that what it sent is no request; the connection is to be closed.
+    pub fn protocol_error(
+        &mut self,
+        error: &crate::protocol::ProtocolError,
+        shared: &Shared,
+        out: &mut Vec<u8>,
+    ) {
+        let text = [b"ERR ".as_slice(), &error.text()].concat();
+        shared.stats.protocol_errors.add(1);
+        shared.stats.error(&text);
+        Writer::new(out, self.version).error(&text);
+        self.closing = true;
+    }
+}

@@ -1,0 +1,124 @@
+//! Patterns of KEYS, SCAN and CONFIG GET: `stringmatchlen` of Redis, without its exponential worst case.
+//!
+//! `*` any bytes, `?` one byte, `[a-z]` and `[^a-z]` one byte of a class, `\` the next byte itself. As there, a class that
+//! nothing closes ends with the pattern, and a range may be given backwards.
+
+/// Whether all of `text` matches `pattern`.
+#[must_use]
+pub fn matches(pattern: &[u8], text: &[u8], ignore_case: bool) -> bool {
+    let fold = |byte: u8| if ignore_case { byte.to_ascii_lowercase() } else { byte };
+    let (mut p, mut t) = (0, 0);
+    // Where the last star stood, and how much of the text it has taken so far. Only the last one can need to take more:
+    // whatever an earlier one took, the later one could make up for.
+    let mut star: Option<(usize, usize)> = None;
+    loop {
+        if pattern.get(p) == Some(&b'*') {
+            star = Some((p + 1, t));
+            p += 1;
+            continue;
+        }
+        if t == text.len() && p >= pattern.len() {
+            return true;
+        }
+        if t < text.len() && p < pattern.len() {
+            let (hit, after) = one(pattern, p, text[t], fold);
+            if hit {
+                p = after;
+                t += 1;
+                continue;
+            }
+        }
+        match star {
+            Some((after, taken)) if taken < text.len() => {
+                star = Some((after, taken + 1));
+                p = after;
+                t = taken + 1;
+            }
+            _ => return false,
+        }
+    }
+}
+
+/// Whether the element of the pattern at `at` takes `byte`, and where the next one is.
+fn one(pattern: &[u8], at: usize, byte: u8, fold: impl Fn(u8) -> u8) -> (bool, usize) {
+    match pattern[at] {
+        b'?' => (true, at + 1),
+        b'[' => class(pattern, at + 1, byte, fold),
+        b'\\' if at + 1 < pattern.len() => (fold(pattern[at + 1]) == fold(byte), at + 2),
+        literal => (fold(literal) == fold(byte), at + 1),
+    }
+}
+
+fn class(pattern: &[u8], mut at: usize, byte: u8, fold: impl Fn(u8) -> u8) -> (bool, usize) {
+    let negated = pattern.get(at) == Some(&b'^');
+    at += usize::from(negated);
+    let mut hit = false;
+    loop {
+        match pattern[at.min(pattern.len())..] {
+            [] => break,
+            [b'\\', escaped, ..] => {
+                hit |= escaped == byte;
+                at += 2;
+            }
+            [b']', ..] => {
+                at += 1;
+                break;
+            }
+            [from, b'-', to, ..] => {
+                let (low, high) = (from.min(to), from.max(to));
+                hit |= (fold(low)..=fold(high)).contains(&fold(byte));
+                at += 3;
+            }
+            [literal, ..] => {
+                hit |= fold(literal) == fold(byte);
+                at += 1;
+            }
+        }
+    }
+    (hit != negated, at)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::matches;
+
+    #[test]
+    fn patterns_match_as_in_redis() {
+        for (pattern, text, expected) in [
+            ("", "", true),
+            ("", "a", false),
+            ("*", "", true),
+            ("*", "anything", true),
+            ("a*c", "abbc", true),
+            ("a*c", "abb", false),
+            ("a**c", "ac", true),
+            ("h?llo", "hello", true),
+            ("h?llo", "hllo", false),
+            ("h[ae]llo", "hallo", true),
+            ("h[ae]llo", "hillo", false),
+            ("h[^e]llo", "hallo", true),
+            ("h[^e]llo", "hello", false),
+            ("h[a-c]llo", "hbllo", true),
+            ("h[c-a]llo", "hbllo", true),
+            ("h\\*", "h*", true),
+            ("h\\*", "hx", false),
+            ("[\\]]", "]", true),
+            ("[abc", "b", true),
+            ("[", "x", false),
+            ("a\\", "a\\", true),
+            ("*a*b*c", "xxaxxbxxc", true),
+            ("*a*b*c", "xxaxxcxxb", false),
+            ("HELLO", "hello", false),
+        ] {
+            assert_eq!(matches(pattern.as_bytes(), text.as_bytes(), false), expected, "{pattern} {text}");
+        }
+        assert!(matches(b"MaxMem*", b"maxmemory", true));
+    }
+
+    #[test]
+    fn stars_do_not_explode() {
+        let pattern = b"a*".repeat(1000);
+        let text = vec![b'a'; 20_000];
+        assert!(!matches(&[&pattern[..], b"b"].concat(), &text, false));
+    }
+}

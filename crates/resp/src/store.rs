@@ -1,0 +1,145 @@
+//! What the commands need of a store. Erda plugs in here; [`crate::memory`] is one for tests.
+//!
+//! A store has keys, values and a version of each value, and can replace a value on the condition that its version is
+//! still the one that was read. That is all that a command on one key needs to be atomic, among any number of gateways.
+//! Commands on several keys are atomic among the connections of one gateway, which runs them alone (see
+//! [`crate::engine`]); for a crash, or another gateway, they are a sequence of writes.
+//!
+//! A handle belongs to one thread; threads have handles of their own on one store.
+
+/// Bytes from the start of a value that [`Store::head`] and [`Store::scan`] give: enough to tell what it is and when it
+/// expires.
+pub const HEAD_LEN: usize = 9;
+
+/// A key. Redis has numbered databases; a store without such a thing can put the number in front of the name.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub struct Key<'a> {
+    /// The database.
+    pub space: u8,
+    /// Any bytes.
+    pub name: &'a [u8],
+}
+
+/// A version of a key's value: differs between any two values that the key has had, also across its deletion.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub struct Version(pub u64);
+
+/// What may be written.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum Condition {
+    /// Whatever is there.
+    Always,
+    /// Only if there is no value.
+    Absent,
+    /// Only if the value is still this one.
+    Is(Version),
+}
+
+/// What a store can hold.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct StoreLimits {
+    /// Bytes of the longest key.
+    pub key: usize,
+    /// Bytes of the longest value, head included.
+    pub value: usize,
+}
+
+/// Why a store did not do what it was asked. Nothing has been changed, but by [`StoreError::Unavailable`], after which
+/// nobody knows.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum StoreError {
+    /// There is no room.
+    #[error("OOM command not allowed when used memory > 'maxmemory'.")]
+    Full,
+    /// The key is longer than the store's limit.
+    #[error("ERR the key has {len} bytes and the store takes {limit}: shorten it")]
+    KeyTooLong {
+        /// Bytes of it.
+        len: usize,
+        /// Bytes it may have.
+        limit: usize,
+    },
+    /// The value is longer than the store's limit.
+    #[error("ERR the value has {len} bytes and the store takes {limit}: split it over several keys")]
+    ValueTooLong {
+        /// Bytes of it, head included.
+        len: usize,
+        /// Bytes it may have.
+        limit: usize,
+    },
+    /// The store cannot be reached, or failed: the reason, as a sentence.
+    #[error("ERR the store did not answer: {0}")]
+    Unavailable(String),
+    /// A stored value that this crate did not write.
+    #[error("ERR the value of this key was not written by a Redis client: use the store's own")]
+    Foreign,
+}
+
+/// A store of keys and values.
+///
+/// What a returned write survives is the store's affair; the gateway answers after the store has.
+pub trait Store {
+    /// What it can hold.
+    fn limits(&self) -> StoreLimits;
+
+    /// Appends the value to `value`; its version, or `None` if there is none.
+    ///
+    /// # Errors
+    /// [`StoreError`]
+    fn get(&mut self, key: Key<'_>, value: &mut Vec<u8>) -> Result<Option<Version>, StoreError>;
+
+    /// Appends the first [`HEAD_LEN`] bytes of the value, or all if it has fewer.
+    ///
+    /// # Errors
+    /// [`StoreError`]
+    fn head(&mut self, key: Key<'_>, head: &mut Vec<u8>) -> Result<Option<Version>, StoreError> {
+        let start = head.len();
+        let version = self.get(key, head)?;
+        head.truncate(start + HEAD_LEN);
+        Ok(version)
+    }
+
+    /// Writes a value if the condition holds; whether it did.
+    ///
+    /// # Errors
+    /// [`StoreError`]
+    fn put(&mut self, key: Key<'_>, value: &[u8], condition: Condition) -> Result<bool, StoreError>;
+
+    /// Deletes a value if there is one and the condition holds; whether it did.
+    ///
+    /// # Errors
+    /// [`StoreError`]
+    fn delete(&mut self, key: Key<'_>, condition: Condition) -> Result<bool, StoreError>;
+
+    /// Shows `each` the names of about `count` keys, at least one if there is one left, each with the head of its value;
+    /// the cursor to go on from, or 0 at the end. Going from 0 until 0 shows every key that is there all the while, and
+    /// may show one twice; any cursor is taken.
+    ///
+    /// # Errors
+    /// [`StoreError`]
+    fn scan(
+        &mut self,
+        space: u8,
+        cursor: u64,
+        count: usize,
+        each: &mut dyn FnMut(&[u8], &[u8]),
+    ) -> Result<u64, StoreError>;
+
+    /// Puts the name of some key into `name`, chosen by `random`; whether there is any.
+    ///
+    /// # Errors
+    /// [`StoreError`]
+    fn sample(&mut self, space: u8, random: u64, name: &mut Vec<u8>) -> Result<bool, StoreError>;
+
+    /// How many keys there are, those that expired and that nobody has noticed included.
+    ///
+    /// # Errors
+    /// [`StoreError`]
+    fn count(&mut self, space: u8) -> Result<u64, StoreError>;
+
+    /// Deletes every key of one database, or of all.
+    ///
+    /// # Errors
+    /// [`StoreError`]
+    fn clear(&mut self, space: Option<u8>) -> Result<(), StoreError>;
+}
