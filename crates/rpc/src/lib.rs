@@ -9,16 +9,21 @@
 //! | [`header`] | the packets |
 //! | [`core`] | the protocol, sans-IO: sessions, fragments, loss, congestion, at most once |
 //! | [`live`] | the same on a live device: an event loop over a UD QP |
+//! | [`copier`], [`durable`] | calls that make their payload durable, by a copy engine |
+//! | [`log`] | the persistent log server |
 //! | [`pwrite`] | the one-sided way: WRITE and READ, WRITE and FLUSH |
 //! | [`visibility`] | what a completed WRITE is, on a responder with the stages of a real one |
 //!
 //! `docs/rpc.md` has the protocol, the formats, and what holds of the paper here.
 #![forbid(unsafe_code)]
 
+pub mod copier;
 pub mod core;
 mod draw;
+pub mod durable;
 pub mod fuzzing;
 pub mod header;
 pub mod live;
+pub mod log;
 pub mod pwrite;
 pub mod visibility;

@@ -398,6 +398,12 @@ impl<B: Buffers> Endpoint<B> {
         self.events.pop_front()
     }
 
+    /// Whether there is an event to be polled.
+    #[must_use]
+    pub fn has_event(&self) -> bool {
+        !self.events.is_empty()
+    }
+
     /// Whether a packet would leave now.
     #[must_use]
     pub fn wants_tx(&self) -> bool {

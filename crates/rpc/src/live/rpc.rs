@@ -252,6 +252,20 @@ impl Rpc {
         }
     }
 
+    /// Sends what may leave now, such as the last words of a server that ends. [`poll`](Self::poll) does it by itself.
+    ///
+    /// # Errors
+    /// The endpoint does not work any more.
+    pub fn flush(&mut self) -> Result<(), Error> {
+        self.transmit()
+    }
+
+    /// Whether [`poll`](Self::poll) would return something at once, of what came already.
+    #[must_use]
+    pub fn has_event(&self) -> bool {
+        self.end.has_event()
+    }
+
     fn now(&self) -> Instant {
         Instant::from_nanos(u64::try_from(self.start.elapsed().as_nanos()).unwrap_or(u64::MAX))
     }

@@ -1,0 +1,175 @@
+//! Serves one log: appends of many clients, several to a commit.
+
+use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use remanence_pmem::Region;
+use remanence_pmem::counter::{Entry, LogFault};
+
+use super::{APPEND, BOUNDS, LogFile, READ, TRIM};
+use crate::core::buffers::Body;
+use crate::core::event::{Event, RequestId};
+use crate::header::Status;
+use crate::live::{Live, Rpc};
+
+/// How long the event loop sleeps at most before it looks whether it shall end.
+const LOOK: Duration = Duration::from_millis(20);
+
+/// How a log is served.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Options {
+    /// Appends that may share one commit, if they have come already: nobody waits for more of them. 1 is the paper's.
+    pub batch: usize,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self { batch: 32 }
+    }
+}
+
+/// Serves one log.
+#[derive(Debug)]
+pub struct Server {
+    rpc: Rpc,
+    log: LogFile<Region>,
+    options: Options,
+    /// Appended, and acknowledged after the next commit.
+    appended: Vec<(RequestId, Entry)>,
+    bytes: Vec<u8>,
+    appends: u64,
+    commits: u64,
+}
+
+impl Server {
+    /// Over a log that was made or opened.
+    #[must_use]
+    pub fn new(rpc: Rpc, log: LogFile<Region>, options: Options) -> Self {
+        Self { rpc, log, options, appended: Vec::new(), bytes: Vec::new(), appends: 0, commits: 0 }
+    }
+
+    /// Entries appended, and commits made, by this server.
+    #[must_use]
+    pub fn counts(&self) -> (u64, u64) {
+        (self.appends, self.commits)
+    }
+
+    /// Serves until it shall stop.
+    ///
+    /// # Errors
+    /// The endpoint does not work any more, or the medium failed.
+    pub fn run(&mut self, stop: &AtomicBool) -> io::Result<()> {
+        while !stop.load(Ordering::Relaxed) {
+            self.turn()?;
+        }
+        Ok(())
+    }
+
+    /// One round of the event loop.
+    ///
+    /// # Errors
+    /// The endpoint does not work any more, or the medium failed.
+    pub fn turn(&mut self) -> io::Result<()> {
+        if let Some(Event::Request { id, service, body }) =
+            self.rpc.poll(Some(LOOK)).map_err(io::Error::other)?
+        {
+            self.serve(id, service, &body)?;
+        }
+        // What came together is committed together.
+        if !self.appended.is_empty() && (self.appended.len() >= self.options.batch || !self.rpc.has_event()) {
+            self.commit()?;
+        }
+        Ok(())
+    }
+
+    fn commit(&mut self) -> io::Result<()> {
+        let result = self.log.commit();
+        self.commits += 1;
+        for (id, entry) in self.appended.drain(..) {
+            match &result {
+                Ok(()) => {
+                    let mut answer = [0; 16];
+                    answer[..8].copy_from_slice(&entry.position.to_be_bytes());
+                    answer[8..].copy_from_slice(&entry.end.to_be_bytes());
+                    self.rpc.respond_with(id, Status::Done, &answer);
+                }
+                Err(why) => {
+                    self.rpc.respond_with(id, Status::Refused, why.to_string().as_bytes());
+                }
+            }
+        }
+        if result.is_err() {
+            // Its last words.
+            let _ = self.rpc.flush();
+        }
+        result.map_err(failed)
+    }
+
+    fn serve(&mut self, id: RequestId, service: u16, body: &Body<Live>) -> io::Result<()> {
+        let position = || {
+            let mut bytes = [0; 8];
+            (body.len() == 8).then(|| {
+                body.read(0, &mut bytes);
+                u64::from_be_bytes(bytes)
+            })
+        };
+        match service {
+            APPEND => {
+                self.bytes.resize(body.len(), 0);
+                body.read(0, &mut self.bytes);
+                match self.log.append(&self.bytes) {
+                    Ok(entry) => {
+                        self.appends += 1;
+                        self.appended.push((id, entry));
+                    }
+                    Err(why @ (LogFault::Full { .. } | LogFault::TooLong { .. })) => {
+                        self.refuse(id, &why.to_string());
+                    }
+                    Err(why) => {
+                        self.refuse(id, &why.to_string());
+                        let _ = self.rpc.flush();
+                        return Err(failed(why));
+                    }
+                }
+            }
+            BOUNDS => {
+                let (head, tail) = self.log.bounds();
+                let mut answer = head.to_be_bytes().to_vec();
+                answer.extend_from_slice(&tail.to_be_bytes());
+                self.rpc.respond_with(id, Status::Done, &answer);
+            }
+            READ => match position().map(|position| self.log.read(position)) {
+                Some(Some((entry, bytes))) => {
+                    let mut answer = entry.end.to_be_bytes().to_vec();
+                    answer.extend_from_slice(&bytes);
+                    self.rpc.respond_with(id, Status::Done, &answer);
+                }
+                Some(None) => self.refuse(id, "no committed entry begins there"),
+                None => self.refuse(id, "a position has eight bytes"),
+            },
+            TRIM => match position().map(|position| self.log.trim(position)) {
+                Some(Ok(())) => {
+                    self.rpc.respond(id, Status::Done, None);
+                }
+                Some(Err(why)) => self.refuse(id, &why.to_string()),
+                None => self.refuse(id, "a position has eight bytes"),
+            },
+            _ => {
+                self.rpc.respond(id, Status::NoService, None);
+            }
+        }
+        Ok(())
+    }
+
+    fn refuse(&mut self, id: RequestId, why: &str) {
+        self.rpc.respond_with(id, Status::Refused, why.as_bytes());
+    }
+}
+
+fn failed(why: LogFault) -> io::Error {
+    match why {
+        LogFault::Medium(e) => e,
+        other => io::Error::other(other),
+    }
+}
