@@ -59,5 +59,5 @@ pub use codec::Malformed;
 pub use costs::CostSource;
 pub use error::Error;
 pub use requester::Ticket;
-pub use server::{Call, Server, ServerOptions, Stats};
+pub use server::{Call, Cutter, Server, ServerOptions, Stats};
 pub use session::{Options, Plan, RemoteRegion, Session};

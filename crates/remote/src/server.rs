@@ -4,11 +4,11 @@
 //! one-sided operations need neither, the device serves them. What is decided about a message is decided in
 //! [`crate::responder`].
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use remanence_persist::Config;
@@ -175,6 +175,35 @@ pub struct Call<'a> {
 
 type Handler = Box<dyn FnMut(&Call<'_>) -> Result<Vec<u8>, String> + Send>;
 
+/// Ends sessions of a server: from a handler of its calls, which cannot do it at once as it is called for one of them, or
+/// from another thread.
+#[derive(Clone, Debug, Default)]
+pub struct Cutter(Arc<Mutex<Sessions>>);
+
+#[derive(Debug, Default)]
+struct Sessions {
+    live: BTreeSet<u64>,
+    cut: BTreeSet<u64>,
+}
+
+impl Cutter {
+    /// Asks for the end of a session. It has come when [`is_live`](Self::is_live) says so.
+    pub fn cut(&self, session: u64) {
+        self.lock().cut.insert(session);
+    }
+
+    /// Whether a session goes on. If it does not, everything that it brought is in place, and nothing of it can come any
+    /// more: its QP is in the error state.
+    #[must_use]
+    pub fn is_live(&self, session: u64) -> bool {
+        self.lock().live.contains(&session)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Sessions> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
 /// What a server did.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Stats {
@@ -209,6 +238,7 @@ struct State {
     peers: BTreeMap<Qpn, Peer>,
     stats: Stats,
     next_id: u64,
+    cutter: Cutter,
 }
 
 /// All that both threads of a server use.
@@ -284,7 +314,8 @@ impl Server {
             access |= Access::RELAXED_ORDERING;
         }
         let memory = pd.reg_mr_at(region, 0, data_len, 0, access)?;
-        let state = State { peers: BTreeMap::new(), stats: Stats::default(), next_id: 1 };
+        let state =
+            State { peers: BTreeMap::new(), stats: Stats::default(), next_id: 1, cutter: Cutter::default() };
         let core = Core {
             options,
             config,
@@ -351,6 +382,12 @@ impl Server {
         self.handlers.insert(service, Box::new(handler));
     }
 
+    /// What ends sessions.
+    #[must_use]
+    pub fn cutter(&self) -> Cutter {
+        self.core.lock().cutter.clone()
+    }
+
     /// Other work of the serving thread: called again and again, and no message is served meanwhile. This is what a busy
     /// application is to those who need its help; with it the thread never sleeps.
     pub fn on_round(&mut self, work: impl FnMut() + Send + 'static) {
@@ -388,7 +425,7 @@ impl Server {
             let started = accepting.map(drop).map_err(|e| {
                 Error::Verbs(remanence_verbs::Error::Os {
                     what: "a thread cannot be started".into(),
-                    source: std::sync::Arc::new(e),
+                    source: Arc::new(e),
                 })
             });
             let served = started.and_then(|()| this.serve(stop, &mut handlers, &mut round));
@@ -441,6 +478,7 @@ impl Core {
                 self.completed(&mut state, wc, handlers);
             }
             self.idle(&mut state, handlers);
+            state.cut(&self.options.region);
         }
         Ok(())
     }
@@ -573,6 +611,7 @@ impl Core {
             failed: false,
         };
         state.stats.sessions += 1;
+        state.cutter.lock().live.insert(id);
         state.peers.insert(qp.qpn(), Peer { index, responder: Responder::new(terms), link });
         Ok(())
     }
@@ -628,6 +667,17 @@ impl State {
         let _ = peer.responder.settle(region, &buffers, &mut Nobody);
         add(&mut self.stats.served, peer.responder.served());
         let _ = peer.link.connection.disconnect();
+        let mut sessions = self.cutter.lock();
+        sessions.live.remove(&peer.link.id);
+        sessions.cut.remove(&peer.link.id);
+    }
+
+    /// Ends the sessions whose end was asked for.
+    fn cut(&mut self, region: &Region) {
+        let asked = std::mem::take(&mut self.cutter.lock().cut);
+        let of = |id| self.peers.iter().find(|(_, peer)| peer.link.id == id).map(|(qpn, _)| *qpn);
+        let gone: Vec<Qpn> = asked.into_iter().filter_map(of).collect();
+        gone.into_iter().for_each(|qpn| self.remove(qpn, region));
     }
 }
 

@@ -192,6 +192,9 @@ pub enum Refused {
     /// The request makes no sense.
     #[error("the request is not one of this protocol ({0}); use the same release on both sides")]
     Nonsense(String),
+    /// The connection of an older writer is being cut.
+    #[error("the server is cutting the connection of an older writer; ask again")]
+    Busy,
     /// Whatever else the server said.
     #[error("{0}")]
     Said(String),

@@ -9,7 +9,8 @@
 //! 1. [`format`](mod@format) — how a log lies in its region, and why a stale record is never taken for one;
 //! 2. [`writer`] — where the next record goes; [`walk`] — how records are found;
 //! 3. [`store`] — the server's half: recovery, promises, truncation, trimming; [`proto`] — how it is asked;
-//! 4. [`group`] — one log on several servers, and why no acknowledged record is lost.
+//! 4. [`group`] — one log on several servers, and why no acknowledged record is lost;
+//! 5. [`live`] — the same on real memory and real connections.
 //!
 //! Read first: paper 004, section 4.1; `docs/remotelog.md` has the promises and the failures.
 #![forbid(unsafe_code)]
@@ -18,6 +19,7 @@ pub mod error;
 pub mod format;
 pub mod fuzzing;
 pub mod group;
+pub mod live;
 pub mod proto;
 pub mod store;
 pub mod walk;

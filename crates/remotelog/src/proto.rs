@@ -160,6 +160,7 @@ pub fn emit_reply(reply: &Result<Status, Refused>) -> Vec<u8> {
             out.extend_from_slice(&promised.0.to_le_bytes());
             out
         }
+        Err(Refused::Busy) => vec![3],
         Err(other) => {
             let mut out = vec![2];
             out.extend_from_slice(other.to_string().as_bytes());
@@ -206,6 +207,7 @@ pub fn parse_reply(bytes: &[u8]) -> Result<Status, Refused> {
             Ok(Status { superblock, state, tail, runs, damage })
         }
         Some(1) if bytes.len() == 9 => Err(Refused::Fenced { promised: Epoch(u64_at(bytes, 1)) }),
+        Some(3) if bytes.len() == 1 => Err(Refused::Busy),
         Some(2) => Err(Refused::Said(String::from_utf8_lossy(&bytes[1..]).into_owned())),
         _ => Err(bad()),
     }
@@ -303,6 +305,7 @@ mod tests {
             assert!(Request::parse(&bytes[..bytes.len() - 1]).is_err());
         }
         assert!(Request::parse(&[9]).is_err());
+        assert_eq!(parse_reply(&emit_reply(&Err(Refused::Busy))), Err(Refused::Busy));
         let fenced = Err(Refused::Fenced { promised: epoch });
         for reply in [Ok(status()), Ok(Status { damage: None, runs: vec![], ..status() }), fenced] {
             assert_eq!(parse_reply(&emit_reply(&reply)), reply);

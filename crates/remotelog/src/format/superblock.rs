@@ -55,6 +55,12 @@ pub struct Superblock {
     pub mode: Mode,
 }
 
+/// How many bytes a superblock says that its log has, if the page begins like one: it need not be right.
+#[must_use]
+pub fn recorded_size(page: &[u8]) -> Option<u64> {
+    (page.len() >= field::END && page.starts_with(MAGIC)).then(|| u64_at(page, field::SIZE))
+}
+
 impl Superblock {
     /// The bytes to write.
     #[must_use]

@@ -1,0 +1,15 @@
+//! The log on real memory and real connections: [`LogServer`] exports one, [`SessionLeg`] is a connection to one.
+//!
+//! Appends, reads and whatever else moves records are RDMA into the server's region, by the recipe that its machine needs;
+//! the server's application is asked only for what [`crate::proto`] has.
+
+mod leg;
+mod medium;
+mod server;
+
+pub use leg::{SessionLeg, connect};
+pub use medium::Part;
+pub use server::{LogServer, New, ServeError};
+
+/// The number of the log's service at a server.
+pub const SERVICE: u16 = 1;

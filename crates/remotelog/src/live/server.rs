@@ -1,0 +1,223 @@
+//! A server of a log.
+
+use std::net::SocketAddr;
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use remanence_persist::Config;
+use remanence_pmem::Region;
+use remanence_remote::ring::Recovered;
+use remanence_remote::{Call, Cutter, Server, ServerOptions, Stats};
+use thiserror::Error;
+
+use super::medium::Part;
+use crate::error::{OpenError, Refused};
+use crate::format::superblock::{SUPERBLOCK_LEN, Uuid, recorded_size};
+use crate::format::{Geometry, Mode};
+use crate::proto::{Request, emit_reply};
+use crate::store::{Make, Status, Store};
+
+/// Why a log is not served.
+#[derive(Debug, Error)]
+pub enum ServeError {
+    /// The memory cannot be exported.
+    #[error(transparent)]
+    Remote(#[from] remanence_remote::Error),
+    /// There is no log in it.
+    #[error(transparent)]
+    Open(#[from] OpenError),
+    /// The log does not do what was asked.
+    #[error(transparent)]
+    Refused(#[from] Refused),
+    /// Receive buffers in persistent memory take room that the log has.
+    #[error(
+        "the log fills {log} of the {len} bytes that are left beside receive buffers in persistent memory; serve it with \
+         receive buffers in DRAM"
+    )]
+    NoRoom {
+        /// Bytes of the log.
+        log: u64,
+        /// Bytes that are left.
+        len: u64,
+    },
+}
+
+/// What a log shall be if there is none yet.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct New {
+    /// How its end is found.
+    pub mode: Mode,
+    /// Bytes of a segment; `None` for the usual.
+    pub segment: Option<u64>,
+    /// Random bytes, for its name and its salt.
+    pub random: [u8; 24],
+}
+
+/// A log that is exported.
+#[derive(Debug)]
+pub struct LogServer {
+    server: Server,
+    shared: Arc<Shared>,
+    made: bool,
+}
+
+#[derive(Debug)]
+struct Shared {
+    store: Mutex<Store<Part>>,
+    cutter: Cutter,
+}
+
+impl Shared {
+    /// The store is whole between any two statements that can panic.
+    fn lock(&self) -> MutexGuard<'_, Store<Part>> {
+        self.store.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl LogServer {
+    /// Recovers the log in a region, or makes one if the region is blank, and listens.
+    ///
+    /// # Errors
+    /// The region cannot be exported, or holds something else.
+    pub fn bind(options: ServerOptions, region: &Region, new: &New) -> Result<Self, ServeError> {
+        // What a crash left in receive buffers is applied in here, before the log is looked at.
+        let mut server = Server::bind(options)?;
+        let len = server.len();
+        let mut page = vec![0; SUPERBLOCK_LEN.min(len) as usize];
+        region.read(0, &mut page);
+        let (store, made) = match recorded_size(&page) {
+            Some(log) if log > len && log <= remanence_pmem::Medium::len(region) => {
+                return Err(ServeError::NoRoom { log, len });
+            }
+            Some(log) if log <= len => (Store::open(Part::new(region.clone(), log))?, false),
+            _ => match Store::open(Part::new(region.clone(), len)) {
+                Err(OpenError::Blank) => (make(region, len, new)?, true),
+                other => (other?, false),
+            },
+        };
+        let shared = Arc::new(Shared { store: Mutex::new(store), cutter: server.cutter() });
+        let serving = Arc::clone(&shared);
+        let mut writer = None;
+        server.on_call(super::SERVICE, move |call| Ok(serving.serve(call, &mut writer)));
+        Ok(Self { server, shared, made })
+    }
+
+    /// Where clients connect.
+    #[must_use]
+    pub fn addr(&self) -> SocketAddr {
+        self.server.addr()
+    }
+
+    /// What it is, as far as persistence depends on it.
+    #[must_use]
+    pub const fn config(&self) -> &Config {
+        self.server.config()
+    }
+
+    /// What it is and which failures a record survives, in a sentence.
+    #[must_use]
+    pub fn sentence(&self) -> String {
+        self.server.sentence()
+    }
+
+    /// The log was made just now.
+    #[must_use]
+    pub const fn made(&self) -> bool {
+        self.made
+    }
+
+    /// What was found in receive buffers.
+    #[must_use]
+    pub const fn recovered(&self) -> Recovered {
+        self.server.recovered()
+    }
+
+    /// How the log is.
+    ///
+    /// # Errors
+    /// The medium failed.
+    pub fn status(&self) -> Result<Status, Refused> {
+        self.shared.lock().status()
+    }
+
+    /// Gives up the records from that number on, as an administrator decides who has lost one.
+    ///
+    /// # Errors
+    /// There is no such record, or the medium failed.
+    pub fn give_up_from(&self, sequence: u64) -> Result<(), Refused> {
+        self.shared.lock().give_up_from(sequence)
+    }
+
+    /// Other work of the serving thread, as of an application that is busy: see
+    /// [`Server::on_round`](remanence_remote::Server::on_round).
+    pub fn on_round(&mut self, work: impl FnMut() + Send + 'static) {
+        self.server.on_round(work);
+    }
+
+    /// Serves until `stop` is set.
+    ///
+    /// # Errors
+    /// The device is gone; the medium failed.
+    pub fn run(&mut self, stop: &AtomicBool) -> Result<Stats, remanence_remote::Error> {
+        self.server.run(stop)
+    }
+}
+
+fn make(region: &Region, len: u64, new: &New) -> Result<Store<Part>, OpenError> {
+    let segment = new.segment.or_else(|| Geometry::for_size(len).map(|g| g.segment)).unwrap_or(0);
+    let geometry = Geometry { size: len, segment };
+    let (uuid, salt) = new.random.split_at(16);
+    let make = Make {
+        mode: new.mode,
+        geometry,
+        uuid: Uuid(uuid.try_into().expect("16 bytes")),
+        salt: u64::from_le_bytes(salt.try_into().expect("eight bytes")),
+    };
+    Store::create(Part::new(region.clone(), len), &make)
+}
+
+impl Shared {
+    fn serve(&self, call: &Call<'_>, writer: &mut Option<u64>) -> Vec<u8> {
+        emit_reply(
+            &Request::parse(call.request).and_then(|request| self.answer(&request, call.session, writer)),
+        )
+    }
+
+    fn answer(&self, request: &Request, session: u64, writer: &mut Option<u64>) -> Result<Status, Refused> {
+        let mut store = self.lock();
+        match *request {
+            Request::Status => store.status(),
+            Request::Grant { epoch } => {
+                let promised = store.state().promised;
+                if epoch.counter() <= promised.counter() {
+                    return Err(Refused::Fenced { promised });
+                }
+                // Nothing of the writer before may arrive while or after the log is looked at.
+                if let Some(before) =
+                    writer.filter(|before| *before != session && self.cutter.is_live(*before))
+                {
+                    self.cutter.cut(before);
+                    return Err(Refused::Busy);
+                }
+                *writer = Some(session);
+                store.grant(epoch)
+            }
+            // A session that was not promised the log has no business with what follows.
+            Request::Truncate { .. }
+            | Request::Reset { .. }
+            | Request::Adopt { .. }
+            | Request::Known { .. }
+                if *writer != Some(session) =>
+            {
+                Err(Refused::Fenced { promised: store.state().promised })
+            }
+            Request::Truncate { epoch, sequence } => store.truncate(epoch, sequence),
+            Request::Reset { epoch, sequence, after } => store.reset(epoch, sequence, after),
+            Request::Adopt { epoch, sequence, group, members, acks } => {
+                store.adopt(epoch, sequence, group, members, acks)
+            }
+            Request::Trim { below } => store.trim(below),
+            Request::Known { epoch, below } => store.note_known(epoch, below),
+        }
+    }
+}

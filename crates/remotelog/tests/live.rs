@@ -1,0 +1,239 @@
+//! Real servers in this process, real connections over loopback.
+#![expect(clippy::disallowed_methods, reason = "servers have threads of their own, in tests of what is live")]
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::thread::JoinHandle;
+
+use remanence_persist::Config;
+use remanence_persist::plan::Costs;
+use remanence_persist::recipe::Op;
+use remanence_pmem::{FileOptions, PersistenceDomain, Region};
+use remanence_remote::{CostSource, ServerOptions};
+use remanence_remotelog::format::superblock::Uuid;
+use remanence_remotelog::group::{LegError, Options};
+use remanence_remotelog::live::{LogServer, New, SessionLeg, connect};
+use remanence_remotelog::proto::Request;
+use remanence_remotelog::walk::{Ahead, Source};
+use remanence_remotelog::{Group, GroupError, Leg, Mode, OpenError, Reader};
+use remanence_verbs::Context;
+use tempfile::TempDir;
+
+/// An address of 127/8 that no other test of this or another process uses at the moment.
+fn address() -> IpAddr {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let process = std::process::id() % 60_000 + 256;
+    let n = NEXT.fetch_add(1, Ordering::Relaxed) % 254 + 1;
+    Ipv4Addr::new(127, (process >> 8) as u8, process as u8, n as u8).into()
+}
+
+fn context() -> Context {
+    Context::open(remanence_verbs::Options::udp(address())).expect("a device on loopback")
+}
+
+struct Host {
+    addr: SocketAddr,
+    region: Region,
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+    dir: Arc<TempDir>,
+    mode: Mode,
+    config: Option<Config>,
+}
+
+impl Host {
+    fn new(mode: Mode, config: Option<&str>) -> Self {
+        let dir = Arc::new(tempfile::tempdir_in("/dev/shm").expect("a directory"));
+        let mut file = FileOptions::new().create(1 << 20);
+        if config.is_some() {
+            file = file.declare(PersistenceDomain::Adr);
+        }
+        let region = file.open(dir.path().join("log")).expect("a file");
+        Self::on(dir, region, mode, config.map(|text| text.parse().expect("a configuration")))
+    }
+
+    fn on(dir: Arc<TempDir>, region: Region, mode: Mode, config: Option<Config>) -> Self {
+        let mut options = ServerOptions::new(&context(), region.clone(), 0).sessions(8).messages(16, 4096);
+        if let Some(config) = config {
+            options = options.declare(config);
+        }
+        let mut random = [0; 24];
+        random[..4].copy_from_slice(&std::process::id().to_le_bytes());
+        random[8..12].copy_from_slice(&address().to_string().len().to_le_bytes()[..4]);
+        static NEXT: AtomicU32 = AtomicU32::new(1);
+        random[4..8].copy_from_slice(&NEXT.fetch_add(1, Ordering::Relaxed).to_le_bytes());
+        let new = New { mode, segment: Some(16 << 10), random };
+        let mut server = LogServer::bind(options, &region, &new).expect("a server");
+        let (addr, stop) = (server.addr(), Arc::new(AtomicBool::new(false)));
+        let stopping = Arc::clone(&stop);
+        let thread = Some(std::thread::spawn(move || {
+            server.run(&stopping).expect("it serves");
+        }));
+        Self { addr, region, stop, thread, dir, mode, config }
+    }
+
+    fn end(&mut self) {
+        self.stop.store(true, Ordering::Release);
+        if let Some(thread) = self.thread.take() {
+            thread.join().expect("it ends well");
+        }
+    }
+
+    /// Ends, and begins again on what is there.
+    fn restart(mut self) -> Self {
+        self.end();
+        Self::on(Arc::clone(&self.dir), self.region.clone(), self.mode, self.config)
+    }
+
+    fn leg(&self, op: Option<Op>) -> Result<SessionLeg, LegError> {
+        let options = remanence_remote::Options::default().costs(CostSource::Fixed(Costs::PAPERS));
+        connect(&context(), self.addr, options, op)
+    }
+}
+
+impl Drop for Host {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+fn options(writer: u32) -> Options {
+    Options { acks: None, writer, group: Uuid([4; 16]) }
+}
+
+fn open(
+    hosts: &[&Host],
+    op: Option<Op>,
+    writer: u32,
+    acks: Option<u16>,
+) -> Result<Group<SessionLeg>, GroupError> {
+    let legs = hosts.iter().map(|host| (host.addr.to_string(), host.leg(op))).collect();
+    Group::open(legs, &Options { acks, ..options(writer) }).map(|(group, _)| group)
+}
+
+fn payload(n: u64) -> Vec<u8> {
+    (0..n * 37 % 300).map(|i| (i + n) as u8).collect()
+}
+
+struct Far<'a>(&'a mut SessionLeg);
+
+impl Source for Far<'_> {
+    type Error = LegError;
+    fn read(&mut self, offset: u64, into: &mut [u8]) -> Result<(), LegError> {
+        self.0.read(offset, into)
+    }
+}
+
+/// Everything that is there, read from afar.
+fn read_all(host: &Host) -> Vec<Vec<u8>> {
+    let mut leg = host.leg(None).expect("it is there");
+    let status = leg.call(&Request::Status).expect("it answers");
+    assert_eq!(status.damage, None);
+    let mut reader = Reader::new(&status);
+    let mut ahead = Ahead::new(Far(&mut leg), status.superblock.geometry.size, 8192);
+    let mut all = Vec::new();
+    while reader.next_sequence() < status.tail.sequence {
+        all.push(reader.read(&mut ahead).expect("it is reached").expect("it is whole").1.to_vec());
+    }
+    all
+}
+
+#[test]
+fn every_operation_appends_in_both_modes_and_a_restart_finds_all_of_it() {
+    for mode in Mode::ALL {
+        for config in ["DMP+DDIO+DRAM", "MHP+DDIO+PM", "DMP+no-DDIO+PM", "WSP+DDIO+DRAM"] {
+            let mut host = Host::new(mode, Some(config));
+            let mut next = 0;
+            for (n, op) in Op::ALL.into_iter().enumerate() {
+                let mut group = open(&[&host], Some(op), n as u32, None).expect("it opens");
+                assert_eq!(group.next(), next, "{config} {op:?}");
+                for _ in 0..20 {
+                    assert_eq!(group.append(&payload(next)), Ok(next), "{config} {op:?}");
+                    next += 1;
+                    if next % 5 == 0 {
+                        group.wait(next).expect("it goes on");
+                    }
+                }
+                group.close().expect("it goes on");
+                host = host.restart();
+            }
+            let expected: Vec<Vec<u8>> = (0..next).map(payload).collect();
+            assert_eq!(read_all(&host), expected, "{mode:?} {config}");
+        }
+    }
+}
+
+#[test]
+fn a_later_writer_cuts_the_earlier_one_off() {
+    let host = Host::new(Mode::Singleton, None);
+    let mut first = open(&[&host], None, 1, None).expect("it opens");
+    first.append(b"one").expect("room");
+    first.wait(1).expect("it goes on");
+    let mut second = open(&[&host], None, 2, None).expect("it opens");
+    let late = first.append(b"never").and_then(|_| first.wait(2));
+    assert!(matches!(late, Err(GroupError::TooFew { .. })), "{late:?}");
+    second.append(b"two").expect("room");
+    second.wait(2).expect("it goes on");
+    assert_eq!(read_all(&host), [b"one".to_vec(), b"two".to_vec()]);
+}
+
+#[test]
+fn a_group_goes_on_without_one_and_rebuilds_it() {
+    let mut hosts =
+        [Host::new(Mode::Singleton, None), Host::new(Mode::Singleton, None), Host::new(Mode::Compound, None)];
+    let mut group = open(&[&hosts[0], &hosts[1], &hosts[2]], None, 1, Some(2)).expect("all are there");
+    for n in 0..10 {
+        group.append(&payload(n)).expect("room");
+    }
+    group.wait(10).expect("all are there");
+    hosts[2].end();
+    for n in 10..20 {
+        group.append(&payload(n)).expect("two are enough");
+        group.wait(n + 1).expect("two are enough");
+    }
+    group.trim(3).expect("they are acknowledged");
+    assert_eq!(group.lost().len(), 1);
+    drop(group);
+    // One comes back with what it had, one with nothing.
+    let [a, _b, c] = hosts;
+    let c = c.restart();
+    let b = Host::new(Mode::Singleton, None);
+    let legs = [&a, &b, &c].iter().map(|host| (host.addr.to_string(), host.leg(None))).collect();
+    let (mut group, opened) = Group::open(legs, &options(2)).expect("two of them know");
+    assert_eq!((opened.lost.len(), group.next(), group.quorum()), (0, 20, (2, 3)));
+    group.append(&payload(20)).expect("room");
+    group.close().expect("all are there");
+    let expected: Vec<Vec<u8>> = (3..=20).map(payload).collect();
+    for host in [&a, &b, &c] {
+        assert_eq!(read_all(host), expected);
+    }
+}
+
+#[test]
+fn what_is_no_log_is_not_served() {
+    let dir = tempfile::tempdir_in("/dev/shm").expect("a directory");
+    let path = dir.path().join("letter");
+    std::fs::write(&path, vec![b'x'; 1 << 16]).expect("a file");
+    let region = FileOptions::new().open(&path).expect("a file");
+    let new = New { mode: Mode::Singleton, segment: None, random: [1; 24] };
+    let served = LogServer::bind(ServerOptions::new(&context(), region.clone(), 0), &region, &new);
+    let error = served.map(drop).expect_err("it is a letter");
+    assert_eq!(error.to_string(), OpenError::NotALog.to_string());
+    assert_eq!(std::fs::read(&path).expect("it is there"), vec![b'x'; 1 << 16], "nothing was changed");
+}
+
+#[test]
+fn damage_is_told_to_who_opens_the_log() {
+    let host = Host::new(Mode::Singleton, None);
+    let mut group = open(&[&host], None, 1, None).expect("it opens");
+    for n in 0..6 {
+        group.append(&payload(n + 1)).expect("room");
+        group.wait(n + 1).expect("it goes on");
+    }
+    group.close().expect("it goes on");
+    host.region.write(remanence_remotelog::format::DATA_AT + 40, &[0xff; 4]);
+    let host = host.restart();
+    let refused = open(&[&host], None, 2, None).map(drop).expect_err("it is damaged").to_string();
+    assert!(refused.contains("record 0") && refused.contains("damaged"), "{refused}");
+}
