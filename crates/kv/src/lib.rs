@@ -8,8 +8,10 @@
 //! completions; time is an argument, and nothing waits.
 #![forbid(unsafe_code)]
 
+pub mod baseline;
 pub mod client;
 pub mod format;
+pub mod paper;
 pub mod proto;
 pub mod server;
 pub mod view;
