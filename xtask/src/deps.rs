@@ -25,7 +25,7 @@ const EDGES: &[(&str, &[&str])] = &[
     ("resp", &[]),
     ("ycsb", &[]),
     ("bench", &["wire", "rnic", "pmem", "link", "verbs", "ibverbs", "pool"]),
-    ("cli", &["bench", "wire", "rnic", "pmem", "link", "verbs", "pool", "sim", "persist"]),
+    ("cli", &["bench", "wire", "rnic", "pmem", "link", "verbs", "pool", "sim", "persist", "remote"]),
 ];
 
 /// Licences that go with Apache-2.0 OR MIT in a binary we ship.

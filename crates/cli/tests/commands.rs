@@ -100,3 +100,33 @@ fn doctor_explains_which_method_fits_and_what_it_survives() {
     let told = String::from_utf8(run(rem().args(other)).good()).expect("UTF-8");
     assert!(told.contains("survives") && told.contains("faster with"), "{told}");
 }
+
+#[test]
+fn doctor_asks_a_live_server_what_both_can_rely_on() {
+    use std::sync::atomic::{AtomicBool, Ordering};
+    let dir = tempfile::tempdir().expect("a directory");
+    let region =
+        remanence_pmem::FileOptions::new().create(1 << 20).open(dir.path().join("m")).expect("a file");
+    let options = remanence_verbs::Options::udp(common::address().into());
+    let device = remanence_verbs::Context::open(options).expect("a device");
+    let options = remanence_remote::ServerOptions::new(&device, region, 0);
+    let mut server = remanence_remote::Server::bind(options).expect("a server");
+    let (to, stop) = (server.addr().to_string(), AtomicBool::new(false));
+    std::thread::scope(|scope| {
+        scope.spawn(|| server.run(&stop).expect("it serves"));
+        let ask = ["doctor", "--explain", "--responder", &to];
+        let (told, said) = (run(rem().args(ask)), run(rem().args(ask).arg("--json")));
+        stop.store(true, Ordering::Release);
+        let told = String::from_utf8(told.good()).expect("UTF-8");
+        for wanted in
+            ["DDIO is assumed on", "page-cache+DDIO+DRAM+persistent", "survives", "costs were measured"]
+        {
+            assert!(told.contains(wanted), "{wanted:?} is missing:\n{told}");
+        }
+        let said = said.json();
+        assert_eq!(said["explained"][0]["plans"][1]["costs"], "measured");
+        assert!(said["explained"][0]["measured_ns"]["round_trip"].as_f64().is_some_and(|t| t > 0.0));
+    });
+    let nobody = format!("{}:7999", common::address());
+    run(rem().args(["doctor", "--explain", "--responder", &nobody])).bad("does not answer");
+}

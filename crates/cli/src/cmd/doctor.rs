@@ -24,7 +24,9 @@ Examples:
   rem doctor /mnt/pmem /srv/data --json
   rem doctor --explain                     which method of remote persistence fits these places, and why
   rem doctor --explain --responder DMP+no-DDIO+PM+read+fenced
-                                           the same for another machine, of which that is known")]
+                                           the same for another machine, of which that is known
+  rem doctor --explain --responder 10.0.0.2:7481
+                                           the same for a live server (rem log serve), by a handshake, with measured costs")]
 pub(crate) struct Args {
     /// Directories whose guarantees matter [default: here, temporary files, shared memory, and persistent memory]
     #[arg(value_name = "DIRECTORY")]
@@ -35,9 +37,13 @@ pub(crate) struct Args {
     /// Say which method makes remote updates durable, why, what it survives and what would be faster
     #[arg(long)]
     explain: bool,
-    /// Explain this responder in place of this machine: domain, DDIO, receive buffers and what differs from RoCE with FLUSH
-    #[arg(long, value_name = "CONFIGURATION", requires = "explain")]
-    responder: Option<remanence_persist::Config>,
+    /// Explain this responder in place of this machine: domain, DDIO, receive buffers and what differs from RoCE with FLUSH;
+    /// or a server, which is asked
+    #[arg(long, value_name = "CONFIGURATION|HOST:PORT", requires = "explain")]
+    responder: Option<explain::Responder>,
+    /// Local address to send from [default: the one that routes to the server]
+    #[arg(long, value_name = "ADDRESS", env = "REM_LOCAL")]
+    local: Option<IpAddr>,
     /// Print one JSON object
     #[arg(long)]
     json: bool,
@@ -114,24 +120,12 @@ pub(crate) fn run(args: &Args) -> Result<(), Fail> {
 
 fn explain_all(args: &Args) -> Result<(), Fail> {
     let mut all = Vec::new();
-    if let Some(config) = &args.responder {
-        all.push(explain::responder(&config.to_string(), config)?);
-    } else {
-        let paths = if args.paths.is_empty() { usual_places() } else { args.paths.clone() };
-        for path in paths {
-            let name = path.display().to_string();
-            match probe_directory(&path) {
-                Ok(domain) => all.push(explain::place(&name, domain.domain())?),
-                Err(e) if args.paths.is_empty() => {
-                    ui::line(Mood::Bad, &name, format!("cannot be tried: {e}"))
-                }
-                Err(e) => {
-                    return Err(Fail::new(format!(
-                        "{name} cannot be tried ({e}); give a directory to write to"
-                    )));
-                }
-            }
+    match &args.responder {
+        Some(explain::Responder::Configuration(config)) => {
+            all.push(explain::responder(&config.to_string(), config)?);
         }
+        Some(explain::Responder::Server(server)) => all.push(explain::server(server, args.local)?),
+        None => explain_places(args, &mut all)?,
     }
     if args.json {
         let explained: Vec<Value> = all.into_iter().map(|e| e.json).collect();
@@ -142,6 +136,21 @@ fn explain_all(args: &Args) -> Result<(), Fail> {
         match all[..n].iter().find(|earlier| earlier.text == explained.text) {
             Some(earlier) => anstream::println!("as {}", earlier.name),
             None => anstream::println!("{}", explained.text.trim_end()),
+        }
+    }
+    Ok(())
+}
+
+fn explain_places(args: &Args, all: &mut Vec<explain::Explained>) -> Result<(), Fail> {
+    let paths = if args.paths.is_empty() { usual_places() } else { args.paths.clone() };
+    for path in paths {
+        let name = path.display().to_string();
+        match probe_directory(&path) {
+            Ok(domain) => all.push(explain::place(&name, domain.domain())?),
+            Err(e) if args.paths.is_empty() => ui::line(Mood::Bad, &name, format!("cannot be tried: {e}")),
+            Err(e) => {
+                return Err(Fail::new(format!("{name} cannot be tried ({e}); give a directory to write to")));
+            }
         }
     }
     Ok(())

@@ -1,14 +1,42 @@
 //! `rem doctor --explain`: which method makes a remote update durable here, why, what it survives, and what would be faster.
 
+use std::fmt::Write as _;
+use std::net::IpAddr;
+use std::str::FromStr;
+
 use remanence_persist::Config;
 use remanence_persist::check::Prover;
 use remanence_persist::plan::{Costs, Plan, Request, explain, plan};
 use remanence_persist::recipe::{Rsp, Step};
 use remanence_persist::taxonomy::Domain;
 use remanence_pmem::PersistenceDomain;
+use remanence_remote::{CostSource, Options, Session};
 use serde_json::{Value, json};
 
+use crate::args::Server;
+use crate::device;
 use crate::fail::Fail;
+
+/// Whom to explain: a configuration, or a server that is asked for its own.
+#[derive(Clone, Debug)]
+pub(crate) enum Responder {
+    /// Of which that is known.
+    Configuration(Config),
+    /// A live one.
+    Server(Server),
+}
+
+impl FromStr for Responder {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        // Only an address has a colon.
+        if text.contains(':') {
+            return text.parse().map(Self::Server);
+        }
+        text.parse().map(Self::Configuration).map_err(|e: String| format!("{e}; or host:port of a server"))
+    }
+}
 
 /// A responder, and what is said of it.
 pub(crate) struct Explained {
@@ -38,7 +66,7 @@ pub(crate) fn responder(name: &str, config: &Config) -> Result<Explained, Fail> 
             plan(&mut prover, config, &request, &Costs::PAPERS).map_err(|e| Fail::new(e.to_string()))?;
         text.push_str(&explain(&mut prover, &plan, &Costs::PAPERS));
         text.push('\n');
-        plans.push(plan_json(what, &plan));
+        plans.push(plan_json(what, &plan, "papers 001 and 004"));
     }
     text.push_str("costs are those of papers 001 and 004, and not of this machine\n");
     let json = json!({
@@ -51,7 +79,51 @@ pub(crate) fn responder(name: &str, config: &Config) -> Result<Explained, Fail> 
     Ok(Explained { name: name.to_owned(), text, json })
 }
 
-fn plan_json(what: &str, plan: &Plan) -> Value {
+/// A live server: what both sides rely on, by a handshake, and the plans with costs measured on this connection.
+pub(crate) fn server(server: &Server, local: Option<IpAddr>) -> Result<Explained, Fail> {
+    let name = server.to_string();
+    let fail = |e: remanence_remote::Error| Fail::new(e.to_string());
+    let to = server.resolve()?;
+    let context = device::open_towards(to.ip(), local)?;
+    let options = Options::default().costs(CostSource::Measured);
+    let mut session = Session::connect(&context, to, options).map_err(fail)?;
+    let (config, costs, region) = (*session.config(), *session.costs(), session.region());
+    let mut prover = Prover::default();
+    let mut text = String::new();
+    let mut plans = Vec::new();
+    let _ = writeln!(text, "server      {region}\n");
+    for (what, request) in [("record", Request::record(64)), ("append", Request::append(64))] {
+        let plan = session.plan(&request).map_err(|e| Fail::new(e.to_string()))?;
+        text.push_str(&explain(&mut prover, &plan, &costs));
+        text.push('\n');
+        plans.push(plan_json(what, &plan, "measured"));
+    }
+    text.push_str(
+        "costs were measured on this connection; those of copies and bytes are papers 001 and 004's\n",
+    );
+    let json = json!({
+        "name": name,
+        "durable": region.guarantee.is_durable(),
+        "configuration": config.to_string(),
+        "server_configuration": session.server_config().to_string(),
+        "declared": region.declared,
+        "sentence": region.sentence,
+        "bytes": region.len,
+        "survives": config.domain.survives().to_string(),
+        "measured_ns": {
+            "round_trip": costs.round_trip,
+            "read": costs.read,
+            "flush_global": costs.flush_global,
+            "flush_persistent": costs.flush_persistent,
+            "fdatasync": costs.fdatasync,
+            "message": costs.wake + costs.handle,
+        },
+        "plans": plans,
+    });
+    Ok(Explained { name, text, json })
+}
+
+fn plan_json(what: &str, plan: &Plan, costs: &str) -> Value {
     json!({
         "request": what,
         "sizes": plan.request.sizes,
@@ -63,7 +135,7 @@ fn plan_json(what: &str, plan: &Plan) -> Value {
         "preconditions": plan.recipe.preconditions(&plan.config),
         "latency_ns": plan.estimate.latency,
         "responder_ns": plan.estimate.responder,
-        "costs": "papers 001 and 004",
+        "costs": costs,
     })
 }
 
