@@ -11,6 +11,7 @@
 pub mod baseline;
 pub mod client;
 pub mod format;
+pub mod fuzzing;
 pub mod paper;
 pub mod proto;
 pub mod server;

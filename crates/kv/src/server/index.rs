@@ -92,7 +92,7 @@ impl<M: Medium> Index<M> {
     /// Stores the word of an entry and asks for its write-back.
     pub(super) fn set_word(&mut self, entry: &mut Entry, word: Word) {
         if word.is_free() {
-            self.used -= 1;
+            self.used = self.used.saturating_sub(1);
         }
         entry.slot.word = word;
         store(&self.medium, entry.at() + 8, word.0);
@@ -129,7 +129,8 @@ impl<M: Medium> Index<M> {
             let slots = self.slots(table, first, NEIGHBOURHOOD - 1);
             // The furthest one that may go there: fewest steps.
             let movable = slots.iter().enumerate().find(|(_, slot)| {
-                !slot.word.is_free() && free - table.home(slot.meta.fingerprint()) < NEIGHBOURHOOD
+                let distance = free.checked_sub(table.home(slot.meta.fingerprint()));
+                !slot.word.is_free() && distance.is_some_and(|distance| distance < NEIGHBOURHOOD)
             });
             let Some((n, slot)) = movable else { return Ok(Err(NoPlace)) };
             let from = Entry { table, index: first + n as u64, slot: *slot };

@@ -155,9 +155,12 @@ impl<M: Medium> Log<M> {
         start: impl FnOnce(Offset) -> Start,
         purpose: Purpose,
     ) -> Result<Room, Refusal> {
+        // Requests are checked before. A copy of an object can be too long if a client tampered with it.
+        if bytes == 0 || bytes > self.geometry.object_max() {
+            return Err(Refusal::Damaged);
+        }
         let units = bytes.div_ceil(UNIT) as u32;
         let segment = self.geometry.segment_units();
-        assert!(bytes <= self.geometry.object_max(), "{bytes} bytes for one object");
         let (mut link, mut unit) = match self.heads[usize::from(head)].tail {
             Some(tail) => tail,
             None => self.link(head, purpose)?,

@@ -124,7 +124,11 @@ impl<M: Medium + Clone> Server<M> {
     pub(super) fn give_up(&mut self, version: u64) -> Result<(), Refusal> {
         let Some(unfinished) = self.unfinished.get(&version).cloned() else { return Ok(()) };
         let entry = self.index.at_place(unfinished.fingerprint, unfinished.head, unfinished.offset);
-        let entry = entry.expect("an unfinished write has a pending entry");
+        let Some(entry) = entry else {
+            // Somebody who may write to the table took it away.
+            self.forget(version);
+            return Ok(());
+        };
         if let Settling::Unfinished = self.settle(entry)? {
             self.back(entry)?;
             self.forget(version);
