@@ -23,6 +23,7 @@ const EDGES: &[(&str, &[&str])] = &[
     ("rpc", &["wire", "rnic", "pmem", "verbs", "persist"]),
     ("sim", &["wire", "rnic", "pmem"]),
     ("resp", &[]),
+    ("gateway", &["resp"]),
     ("ycsb", &[]),
     ("bench", &["wire", "rnic", "pmem", "link", "verbs", "ibverbs", "pool"]),
     ("cli", &["bench", "wire", "rnic", "pmem", "link", "verbs", "pool", "sim", "persist", "remote"]),

@@ -131,7 +131,12 @@ impl Peer {
         self.killed.store(true, Ordering::Relaxed);
     }
 
-    /// Microseconds of Unix time of its last command, or of its start.
+    /// Something was received from it, at so many microseconds of Unix time.
+    pub fn touch(&self, now_us: i64) {
+        self.last_us.store(now_us, Ordering::Relaxed);
+    }
+
+    /// Microseconds of Unix time when something was last received from it, or carried out for it.
     #[must_use]
     pub fn last_us(&self) -> i64 {
         self.last_us.load(Ordering::Relaxed)

@@ -1,0 +1,269 @@
+//! One Redis client: its socket, its requests, its replies.
+//!
+//! A turn carries out what has been received, sends what that gave, and receives more, until nothing is left to do or the
+//! turn has done its share, so that one busy client does not keep the others waiting. Replies of a pipeline are sent
+//! together. A client that does not read its replies is not read from: what it has sent stays where it is, in the end in
+//! the client's own socket.
+
+use std::io::{self, ErrorKind, Read as _, Write as _};
+use std::sync::RwLock;
+
+use remanence_resp::engine::{Isolation, Moment, Session, Shared, isolation};
+use remanence_resp::protocol::{Decoder, Limits};
+use remanence_resp::store::Store;
+
+use crate::process;
+use crate::stream::Stream;
+
+/// Requests that one turn carries out.
+const REQUESTS: usize = 512;
+/// Reads that one turn makes, each of a worker's whole buffer.
+const READS: usize = 4;
+/// An output buffer that grew beyond this for large replies is given back once it is empty.
+const KEEP: usize = 256 * 1024;
+
+#[derive(Debug)]
+pub(crate) struct Connection {
+    pub(crate) stream: Stream,
+    session: Session,
+    decoder: Decoder,
+    output: Vec<u8>,
+    /// How much of `output` has been sent.
+    sent: usize,
+    /// Edge-triggered: true until the socket said that it would block.
+    readable: bool,
+    writable: bool,
+    /// The peer has closed its half.
+    ended: bool,
+    /// The gateway stops: what has been received is answered, and nothing more is received.
+    leaving: bool,
+    /// Microseconds of Unix time since when output has been waiting, without any of it being taken.
+    stalled_us: Option<i64>,
+    throttled: bool,
+}
+
+/// What a worker lends to a turn.
+pub(crate) struct Turn<'a, S> {
+    pub(crate) store: &'a mut S,
+    pub(crate) shared: &'a Shared,
+    pub(crate) alone: &'a RwLock<()>,
+    pub(crate) buffer: &'a mut [u8],
+    pub(crate) random: &'a mut u64,
+    pub(crate) output_high: usize,
+}
+
+/// How a turn ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum After {
+    /// Nothing to do until the socket says so.
+    Wait,
+    /// There is more to do at once.
+    Again,
+    /// The connection is over.
+    Close,
+}
+
+impl Connection {
+    pub(crate) fn new(stream: Stream, session: Session, limits: Limits) -> Self {
+        Self {
+            stream,
+            session,
+            decoder: Decoder::new(limits),
+            output: Vec::new(),
+            sent: 0,
+            readable: true,
+            writable: true,
+            ended: false,
+            leaving: false,
+            stalled_us: None,
+            throttled: false,
+        }
+    }
+
+    pub(crate) const fn session(&self) -> &Session {
+        &self.session
+    }
+
+    pub(crate) fn into_session(self) -> Session {
+        self.session
+    }
+
+    /// The socket is ready for something.
+    pub(crate) const fn wake(&mut self, readable: bool, writable: bool) {
+        self.readable |= readable;
+        self.writable |= writable;
+    }
+
+    /// Since when the peer has taken nothing of what waits for it.
+    pub(crate) const fn stalled_us(&self) -> Option<i64> {
+        self.stalled_us
+    }
+
+    /// Whether anything is left to send.
+    pub(crate) const fn owes(&self) -> bool {
+        self.sent < self.output.len()
+    }
+
+    /// Nothing more is received from here on.
+    pub(crate) const fn leave(&mut self) {
+        self.leaving = true;
+    }
+
+    /// Takes what the peer has sent and will not be answered, so that closing the socket does not cost it the replies that
+    /// are still under way: a socket closed over unread bytes resets the connection.
+    pub(crate) fn drain(&mut self, buffer: &mut [u8]) {
+        for _ in 0..64 {
+            if !matches!(self.stream.read(buffer), Ok(count) if count > 0) {
+                return;
+            }
+        }
+    }
+
+    /// Does what there is to do.
+    pub(crate) fn turn<S: Store>(&mut self, with: &mut Turn<'_, S>) -> After {
+        let (mut requests, mut reads) = (0, 0);
+        loop {
+            requests += match self.carry_out(with, REQUESTS - requests) {
+                Ok(count) => count,
+                Err(Throttled) => {
+                    // Not before what waits has been sent: is there room now?
+                    if self.flush(with.shared).is_err() {
+                        return After::Close;
+                    }
+                    if self.output.len() - self.sent > with.output_high {
+                        if !self.throttled {
+                            self.throttled = true;
+                            with.shared.stats.throttled.add(1);
+                        }
+                        return After::Wait;
+                    }
+                    continue;
+                }
+            };
+            self.throttled = false;
+            if self.flush(with.shared).is_err() {
+                return After::Close;
+            }
+            if self.session.closing() || (self.ended && requests < REQUESTS) {
+                return if self.owes() { After::Wait } else { After::Close };
+            }
+            if requests >= REQUESTS || reads >= READS {
+                return After::Again;
+            }
+            if !self.readable || self.leaving {
+                return After::Wait;
+            }
+            reads += 1;
+            match self.receive(with) {
+                Ok(()) => {}
+                Err(error) if error.kind() == ErrorKind::WouldBlock => self.readable = false,
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(_) => return After::Close,
+            }
+        }
+    }
+
+    fn receive<S>(&mut self, with: &mut Turn<'_, S>) -> io::Result<()> {
+        let count = self.stream.read(with.buffer)?;
+        with.shared.stats.reads.add(1);
+        with.shared.stats.input_bytes.add(count as u64);
+        self.session.peer().touch(process::unix_us());
+        if count == 0 {
+            self.ended = true;
+            self.readable = false;
+        }
+        self.decoder.push(&with.buffer[..count]);
+        Ok(())
+    }
+
+    /// Carries out up to so many requests; how many.
+    fn carry_out<S: Store>(&mut self, with: &mut Turn<'_, S>, max: usize) -> Result<usize, Throttled> {
+        let mut now = None;
+        let mut count = 0;
+        while count < max && !self.session.closing() {
+            if self.output.len() - self.sent > with.output_high {
+                return Err(Throttled);
+            }
+            let stranger = self.session.stranger(with.shared);
+            match self.decoder.next(stranger) {
+                Ok(None) => break,
+                Ok(Some(request)) => {
+                    let start = *now.get_or_insert_with(process::unix_us);
+                    *with.random = next_random(*with.random);
+                    let moment = Moment { unix_us: start, random: *with.random };
+                    // A poisoned lock protects nothing that could be torn: it only keeps commands apart.
+                    let command = match isolation(&request) {
+                        Isolation::Together => {
+                            let _beside =
+                                with.alone.read().unwrap_or_else(std::sync::PoisonError::into_inner);
+                            self.session.execute(&request, with.store, with.shared, moment, &mut self.output)
+                        }
+                        Isolation::Alone => {
+                            let _alone =
+                                with.alone.write().unwrap_or_else(std::sync::PoisonError::into_inner);
+                            self.session.execute(&request, with.store, with.shared, moment, &mut self.output)
+                        }
+                    };
+                    // The end of one command is the start of the next: one look at the clock for both.
+                    let end = process::unix_us();
+                    if let Some(command) = command {
+                        with.shared
+                            .stats
+                            .of(command.id)
+                            .microseconds
+                            .add(end.saturating_sub(start).max(0) as u64);
+                    }
+                    now = Some(end);
+                    count += 1;
+                }
+                Err(error) => {
+                    self.session.protocol_error(&error, with.shared, &mut self.output);
+                    break;
+                }
+            }
+        }
+        Ok(count)
+    }
+
+    /// Sends what waits, as far as the socket takes it.
+    fn flush(&mut self, shared: &Shared) -> io::Result<()> {
+        while self.owes() && self.writable {
+            match self.stream.write(&self.output[self.sent..]) {
+                Ok(0) => return Err(ErrorKind::WriteZero.into()),
+                Ok(count) => {
+                    self.sent += count;
+                    self.stalled_us = None;
+                    shared.stats.writes.add(1);
+                    shared.stats.output_bytes.add(count as u64);
+                }
+                Err(error) if error.kind() == ErrorKind::WouldBlock => self.writable = false,
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        if self.owes() {
+            self.stalled_us.get_or_insert_with(process::unix_us);
+            // What has been sent is not dragged along.
+            if self.sent > KEEP {
+                self.output.drain(..self.sent);
+                self.sent = 0;
+            }
+        } else {
+            self.output.clear();
+            self.output.shrink_to(KEEP);
+            self.sent = 0;
+            self.stalled_us = None;
+        }
+        Ok(())
+    }
+}
+
+/// More output waits than may.
+struct Throttled;
+
+/// A step of splitmix64's sequence.
+pub(crate) const fn next_random(state: u64) -> u64 {
+    let z = state.wrapping_add(0x9E37_79B9_7F4A_7C15);
+    let mixed = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB) ^ z
+}

@@ -1,0 +1,329 @@
+//! A Redis server's front end over any store: the sockets and threads around `remanence-resp`.
+//!
+//! [`Gateway::start`] listens on TCP and unix sockets and serves every connection from a few worker threads, each with
+//! its own handle of the store and its own epoll. A worker sleeps when nothing happens. What a connection can cost is
+//! bounded: what it sends is limited by [`Options::limits`], what it does not read stops it being read from, connections
+//! are counted, idle ones can be closed. `/metrics` speaks Prometheus, and INFO says the same to Redis' tools.
+//!
+//! ```
+//! use remanence_gateway::{Address, Gateway, Options};
+//! use remanence_resp::memory::MemoryStore;
+//!
+//! let store = MemoryStore::default();
+//! let options = Options { listen: vec![Address::parse("127.0.0.1:0").unwrap()], ..Options::default() };
+//! let gateway = Gateway::start(options, |_| Ok(store.clone())).unwrap();
+//! println!("redis-cli -p {}", gateway.addresses()[0]);
+//! gateway.stop();
+//! ```
+//!
+//! Read first: `docs/gateway.md`.
+#![forbid(unsafe_code)]
+
+mod connection;
+mod http;
+mod metrics;
+mod process;
+mod stream;
+mod worker;
+
+use std::fmt;
+use std::io;
+use std::net::{SocketAddr, ToSocketAddrs as _};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, mpsc};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use mio::{Poll, Waker};
+use remanence_resp::engine::{Config, Shared};
+use remanence_resp::protocol::Limits;
+use remanence_resp::store::{Store, StoreError};
+
+use crate::stream::Listener;
+use crate::worker::{Common, Mailbox, WAKER, Worker};
+
+/// Where to listen.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Address {
+    /// A TCP address. Port 0 is any free one.
+    Tcp(SocketAddr),
+    /// A unix socket. A socket that a dead process left at the path is replaced; anything else there is an error.
+    Unix(PathBuf),
+}
+
+impl Address {
+    /// Reads `host:port`, or a path with a slash in it.
+    ///
+    /// # Errors
+    /// [`Error::Address`] if it is neither, or the host is not known.
+    pub fn parse(text: &str) -> Result<Self, Error> {
+        if text.contains('/') {
+            return Ok(Self::Unix(PathBuf::from(text)));
+        }
+        let bad = |reason: String| Error::Address { text: text.to_owned(), reason };
+        let mut found = text.to_socket_addrs().map_err(|error| bad(error.to_string()))?;
+        found.next().map(Self::Tcp).ok_or_else(|| bad("the host has no address".to_owned()))
+    }
+}
+
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Tcp(address) => address.fmt(f),
+            Self::Unix(path) => path.display().fmt(f),
+        }
+    }
+}
+
+/// Writes more lines of Prometheus text, at every scrape.
+pub type MoreMetrics = Arc<dyn Fn(&mut String) + Send + Sync>;
+
+/// What a gateway is started with.
+#[derive(Clone)]
+pub struct Options {
+    /// Where Redis clients connect.
+    pub listen: Vec<Address>,
+    /// Where Prometheus connects: `http://ADDRESS/metrics`. None is no such place. It is not authenticated.
+    pub metrics: Option<SocketAddr>,
+    /// More to tell Prometheus, of the store for instance.
+    pub more_metrics: Option<MoreMetrics>,
+    /// Worker threads.
+    pub threads: usize,
+    /// Connections at most, and seconds an idle one may last, are in here too.
+    pub config: Config,
+    /// What one connection may send.
+    pub limits: Limits,
+    /// Bytes of replies that a connection may leave unread before no more of its requests are carried out. A reply that is
+    /// larger is still sent whole.
+    pub output_high: usize,
+    /// A connection that leaves replies unread for so long is closed.
+    pub stall: Duration,
+    /// How long a stopping gateway tries to send what it owes.
+    pub grace: Duration,
+    /// Keys looked at ten times a second for having expired; 0 is never. They are never served, looked at or not.
+    pub sweep: usize,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            listen: vec![Address::Tcp(SocketAddr::from(([127, 0, 0, 1], 6379)))],
+            metrics: None,
+            more_metrics: None,
+            threads: std::thread::available_parallelism().map_or(1, usize::from).min(8),
+            config: Config::default(),
+            limits: Limits::default(),
+            output_high: 1 << 20,
+            stall: Duration::from_secs(60),
+            grace: Duration::from_secs(5),
+            sweep: 20,
+        }
+    }
+}
+
+/// Why a gateway does not start.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// Text that is no address.
+    #[error("{text:?} is no address to listen on ({reason}): give host:port or a path")]
+    Address {
+        /// The text.
+        text: String,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// An address that cannot be had.
+    #[error("cannot listen on {address} ({error}): is another server there?")]
+    Listen {
+        /// Where.
+        address: String,
+        /// The system's reason.
+        error: io::Error,
+    },
+    /// The system refuses a thread or an epoll.
+    #[error("the system refuses what a gateway needs: {0}")]
+    System(io::Error),
+    /// The store cannot be opened.
+    #[error("the store cannot be opened: {0}")]
+    Store(StoreError),
+    /// Options that make no gateway.
+    #[error("{0}")]
+    Options(&'static str),
+}
+
+/// A running gateway. Dropping it stops it.
+pub struct Gateway {
+    addresses: Vec<Address>,
+    metrics: Option<SocketAddr>,
+    shared: Arc<Shared>,
+    stopper: Stopper,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl fmt::Debug for Gateway {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Gateway").field("addresses", &self.addresses).field("metrics", &self.metrics).finish()
+    }
+}
+
+/// Asks a gateway to stop, from any thread.
+#[derive(Clone)]
+pub struct Stopper {
+    stop: Arc<AtomicBool>,
+    wakers: Arc<Vec<Waker>>,
+}
+
+impl fmt::Debug for Stopper {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Stopper").finish_non_exhaustive()
+    }
+}
+
+impl Stopper {
+    /// No more connections are accepted; requests that have been received are answered; then everything is closed.
+    pub fn stop(&self) {
+        self.stop.store(true, Ordering::Release);
+        for worker in 0..self.wakers.len() {
+            self.wake(worker);
+        }
+    }
+
+    /// Lets a worker look at its inbox, and at this.
+    fn wake(&self, worker: usize) {
+        // A worker that cannot be woken looks by itself a tenth of a second later.
+        let _ = self.wakers[worker].wake();
+    }
+
+    fn stopping(&self) -> bool {
+        self.stop.load(Ordering::Acquire)
+    }
+}
+
+impl Gateway {
+    /// Listens and serves. `open` gives each worker its handle of the store, by the worker's number.
+    ///
+    /// # Errors
+    /// [`Error`], before anything is served.
+    pub fn start<S, F>(mut options: Options, open: F) -> Result<Self, Error>
+    where
+        S: Store + Send + 'static,
+        F: Fn(usize) -> Result<S, StoreError>,
+    {
+        if options.listen.is_empty() {
+            return Err(Error::Options("a gateway needs an address to listen on: give host:port or a path"));
+        }
+        if options.threads == 0 || options.config.clients_max == 0 {
+            return Err(Error::Options(
+                "a gateway needs a thread and a connection at least: raise what is 0",
+            ));
+        }
+        let listeners = options.listen.iter().map(Listener::bind).collect::<Result<Vec<_>, _>>()?;
+        let addresses: Vec<Address> = listeners.iter().map(Listener::address).collect();
+        let metrics_listener =
+            options.metrics.map(|address| Listener::bind(&Address::Tcp(address))).transpose()?;
+        let metrics = metrics_listener.as_ref().and_then(|listener| match listener.address() {
+            Address::Tcp(address) => Some(address),
+            Address::Unix(_) => None,
+        });
+        process::complete(&mut options.config, &addresses);
+        let shared = Arc::new(Shared::new(options.config.clone(), process::unix_us()));
+        process::refresh(&shared, &mut process::Rates::default());
+
+        let mut polls = Vec::new();
+        let (mut wakers, mut mailboxes, mut inboxes) = (Vec::new(), Vec::new(), Vec::new());
+        for _ in 0..options.threads {
+            let poll = Poll::new().map_err(Error::System)?;
+            wakers.push(Waker::new(poll.registry(), WAKER).map_err(Error::System)?);
+            let (sender, receiver) = mpsc::channel();
+            mailboxes.push(Mailbox::new(sender));
+            inboxes.push(receiver);
+            polls.push(poll);
+        }
+        let stores = (0..options.threads).map(&open).collect::<Result<Vec<_>, _>>().map_err(Error::Store)?;
+        let stopper = Stopper { stop: Arc::new(AtomicBool::new(false)), wakers: Arc::new(wakers) };
+        let common = Arc::new(Common {
+            options,
+            shared: shared.clone(),
+            stopper: stopper.clone(),
+            mailboxes,
+            alone: Default::default(),
+        });
+
+        // From here on, a failure must stop the workers that run already: dropping the gateway does.
+        let mut gateway = Self { addresses, metrics, shared, stopper, threads: Vec::new() };
+        let mut doors = Some((listeners, metrics_listener));
+        for (number, ((poll, inbox), store)) in polls.into_iter().zip(inboxes).zip(stores).enumerate() {
+            let worker = Worker::new(number, poll, inbox, store, common.clone());
+            let worker = worker.with_doors(doors.take()).map_err(Error::System)?;
+            let thread = std::thread::Builder::new()
+                .name(format!("gateway-{number}"))
+                .spawn(move || worker.run())
+                .map_err(Error::System)?;
+            gateway.threads.push(thread);
+        }
+        Ok(gateway)
+    }
+
+    /// Where it listens, with the ports that were free.
+    #[must_use]
+    pub fn addresses(&self) -> &[Address] {
+        &self.addresses
+    }
+
+    /// Where its metrics are.
+    #[must_use]
+    pub const fn metrics(&self) -> Option<SocketAddr> {
+        self.metrics
+    }
+
+    /// Its counts and connections.
+    #[must_use]
+    pub const fn shared(&self) -> &Arc<Shared> {
+        &self.shared
+    }
+
+    /// A handle that stops it.
+    #[must_use]
+    pub fn stopper(&self) -> Stopper {
+        self.stopper.clone()
+    }
+
+    /// Stops it and waits until everything received has been answered, or the grace is over.
+    pub fn stop(mut self) {
+        self.finish(true);
+    }
+
+    /// Waits until somebody stops it.
+    pub fn wait(mut self) {
+        self.finish(false);
+    }
+
+    fn finish(&mut self, stop: bool) {
+        if stop {
+            self.stopper.stop();
+        }
+        let threads = std::mem::take(&mut self.threads);
+        if threads.is_empty() {
+            return;
+        }
+        for thread in threads {
+            // A worker that panicked has said why; the others are asked to end, rather than to serve half a gateway.
+            if thread.join().is_err() {
+                self.stopper.stop();
+            }
+        }
+        for address in &self.addresses {
+            if let Address::Unix(path) = address {
+                // Somebody may have removed it already.
+                let _ = std::fs::remove_file(path);
+            }
+        }
+    }
+}
+
+impl Drop for Gateway {
+    fn drop(&mut self) {
+        self.finish(true);
+    }
+}

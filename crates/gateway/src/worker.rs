@@ -1,0 +1,405 @@
+//! A thread with an epoll, a handle of the store, and its share of the connections.
+//!
+//! The first worker has the listening sockets and deals connections out, each to the worker that has fewest; it also
+//! answers Prometheus, sweeps the store for expired keys and looks at the system now and then. A worker wakes up ten
+//! times a second to see whether connections have been killed, are idle or stalled; nothing else depends on that clock.
+
+use std::io::ErrorKind;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, Sender};
+use std::sync::{Arc, RwLock};
+use std::time::{Duration, Instant};
+
+use mio::{Events, Poll, Token};
+use remanence_resp::engine::{Session, Shared};
+use remanence_resp::store::Store;
+use remanence_resp::sweep::Sweep;
+
+use crate::connection::{After, Connection, Turn};
+use crate::http::Scrape;
+use crate::process::{self, Rates};
+use crate::stream::{Listener, Stream};
+use crate::{Options, Stopper};
+
+/// Wakes a worker.
+pub(crate) const WAKER: Token = Token(0);
+/// The listening sockets, the one of the metrics last.
+const DOORS: usize = 1;
+/// Connections.
+const SEATS: usize = 1024;
+
+const TICK: Duration = Duration::from_millis(100);
+const READ_BUFFER: usize = 64 * 1024;
+/// Scrapes at a time.
+const SCRAPES_MAX: usize = 64;
+
+/// What all workers share.
+pub(crate) struct Common {
+    pub(crate) options: Options,
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) stopper: Stopper,
+    pub(crate) mailboxes: Vec<Mailbox>,
+    /// Commands on several keys hold it alone, all others together.
+    pub(crate) alone: RwLock<()>,
+}
+
+/// Where a worker gets its connections from.
+pub(crate) struct Mailbox {
+    sender: Sender<Arrival>,
+    /// Connections that it has or has been sent.
+    load: AtomicUsize,
+}
+
+impl Mailbox {
+    pub(crate) const fn new(sender: Sender<Arrival>) -> Self {
+        Self { sender, load: AtomicUsize::new(0) }
+    }
+}
+
+/// A new connection, and the names of its ends.
+pub(crate) struct Arrival {
+    stream: Stream,
+    address: String,
+    local: String,
+}
+
+/// Who sits at a place of the table.
+enum Guest {
+    Client(Box<Connection>),
+    Scrape(Box<Scrape>),
+}
+
+#[derive(Default)]
+struct Doors {
+    clients: Vec<Listener>,
+    metrics: Option<Listener>,
+    /// The system had no descriptor left for a connection that waits: it is asked again at the next tick.
+    again: bool,
+    sweep: Sweep,
+    rates: Rates,
+    /// Ticks since the start.
+    ticks: u64,
+}
+
+pub(crate) struct Worker<S> {
+    number: usize,
+    poll: Poll,
+    inbox: Receiver<Arrival>,
+    store: S,
+    common: Arc<Common>,
+    doors: Option<Doors>,
+    guests: Vec<Option<Guest>>,
+    free: Vec<usize>,
+    scrapes: usize,
+    /// Places that have more to do, whatever their sockets say.
+    again: Vec<usize>,
+    buffer: Vec<u8>,
+    random: u64,
+}
+
+impl<S: Store> Worker<S> {
+    pub(crate) fn new(
+        number: usize,
+        poll: Poll,
+        inbox: Receiver<Arrival>,
+        store: S,
+        common: Arc<Common>,
+    ) -> Self {
+        Self {
+            number,
+            poll,
+            inbox,
+            store,
+            common,
+            doors: None,
+            guests: Vec::new(),
+            free: Vec::new(),
+            scrapes: 0,
+            again: Vec::new(),
+            buffer: vec![0; READ_BUFFER],
+            random: u64::from_le_bytes(process::random()),
+        }
+    }
+
+    /// Gives the worker the listening sockets, if it is the one that has them.
+    pub(crate) fn with_doors(
+        mut self,
+        doors: Option<(Vec<Listener>, Option<Listener>)>,
+    ) -> std::io::Result<Self> {
+        let Some((mut clients, mut metrics)) = doors else { return Ok(self) };
+        for (index, listener) in clients.iter_mut().chain(&mut metrics).enumerate() {
+            listener.register(self.poll.registry(), Token(DOORS + index))?;
+        }
+        self.doors = Some(Doors { clients, metrics, ..Doors::default() });
+        Ok(self)
+    }
+
+    pub(crate) fn run(mut self) {
+        let mut events = Events::with_capacity(1024);
+        let mut next_tick = Instant::now() + TICK;
+        while !self.stopping() {
+            let wait = if self.again.is_empty() {
+                next_tick.saturating_duration_since(Instant::now())
+            } else {
+                Duration::ZERO
+            };
+            match self.poll.poll(&mut events, Some(wait)) {
+                Ok(()) => {}
+                Err(error) if error.kind() == ErrorKind::Interrupted => continue,
+                Err(error) => panic!("epoll of gateway worker {} failed: {error}", self.number),
+            }
+            for event in &events {
+                match event.token() {
+                    WAKER => {}
+                    Token(door @ DOORS..SEATS) => self.answer_door(door - DOORS),
+                    Token(seat) => self.wake(seat - SEATS, event.is_readable(), event.is_writable()),
+                }
+            }
+            while let Ok(arrival) = self.inbox.try_recv() {
+                self.seat(arrival);
+            }
+            for place in std::mem::take(&mut self.again) {
+                self.turn(place);
+            }
+            if Instant::now() >= next_tick {
+                self.tick();
+                next_tick = Instant::now() + TICK;
+            }
+        }
+        self.farewell();
+    }
+
+    fn stopping(&self) -> bool {
+        self.common.stopper.stopping()
+    }
+
+    /// Takes every connection that waits at a door.
+    fn answer_door(&mut self, door: usize) {
+        let Some(mut doors) = self.doors.take() else { return };
+        let scraper = door == doors.clients.len();
+        let listener = if scraper { doors.metrics.as_ref() } else { doors.clients.get(door) };
+        while let Some(listener) = listener {
+            match listener.accept() {
+                Ok((stream, ..)) if scraper => self.seat_scrape(stream),
+                Ok((stream, address, local)) => self.deal(Arrival { stream, address, local }),
+                Err(error) if error.kind() == ErrorKind::WouldBlock => break,
+                // Whoever it was has gone again.
+                Err(error)
+                    if matches!(error.kind(), ErrorKind::ConnectionAborted | ErrorKind::Interrupted) => {}
+                Err(_) => {
+                    doors.again = true;
+                    break;
+                }
+            }
+        }
+        self.doors = Some(doors);
+    }
+
+    /// Gives a connection to the worker that has fewest.
+    fn deal(&mut self, mut arrival: Arrival) {
+        let common = self.common.clone();
+        let loads = || common.mailboxes.iter().map(|mailbox| mailbox.load.load(Ordering::Relaxed));
+        if loads().sum::<usize>() >= common.options.config.clients_max {
+            common.shared.stats.rejected_connections.add(1);
+            // Best effort: whoever is told no is closed anyway.
+            let _ = std::io::Write::write(&mut arrival.stream, b"-ERR max number of clients reached\r\n");
+            return;
+        }
+        let chosen = loads().enumerate().min_by_key(|(_, load)| *load).map_or(0, |(index, _)| index);
+        common.mailboxes[chosen].load.fetch_add(1, Ordering::Relaxed);
+        if chosen == self.number {
+            self.seat(arrival);
+        } else if common.mailboxes[chosen].sender.send(arrival).is_ok() {
+            common.stopper.wake(chosen);
+        }
+    }
+
+    fn place(&mut self) -> usize {
+        self.free.pop().unwrap_or_else(|| {
+            self.guests.push(None);
+            self.guests.len() - 1
+        })
+    }
+
+    fn seat(&mut self, mut arrival: Arrival) {
+        let place = self.place();
+        if arrival.stream.register(self.poll.registry(), Token(SEATS + place)).is_err() {
+            self.free.push(place);
+            self.common.mailboxes[self.number].load.fetch_sub(1, Ordering::Relaxed);
+            return;
+        }
+        let session =
+            Session::open(&self.common.shared, &arrival.address, &arrival.local, process::unix_us());
+        let connection = Connection::new(arrival.stream, session, self.common.options.limits);
+        self.guests[place] = Some(Guest::Client(Box::new(connection)));
+        self.turn(place);
+    }
+
+    fn seat_scrape(&mut self, mut stream: Stream) {
+        if self.scrapes >= SCRAPES_MAX {
+            return;
+        }
+        let place = self.place();
+        if stream.register(self.poll.registry(), Token(SEATS + place)).is_err() {
+            self.free.push(place);
+            return;
+        }
+        self.scrapes += 1;
+        self.guests[place] = Some(Guest::Scrape(Box::new(Scrape::new(stream, Instant::now()))));
+        self.turn(place);
+    }
+
+    fn wake(&mut self, place: usize, readable: bool, writable: bool) {
+        if let Some(Some(Guest::Client(connection))) = self.guests.get_mut(place) {
+            connection.wake(readable, writable);
+        }
+        self.turn(place);
+    }
+
+    /// Does what there is to do at a place. It may have been left since the event, or taken by somebody else: a turn
+    /// without need does no harm.
+    fn turn(&mut self, place: usize) {
+        let common = &*self.common;
+        let after = match self.guests.get_mut(place) {
+            Some(Some(Guest::Client(connection))) => connection.turn(&mut Turn {
+                store: &mut self.store,
+                shared: &common.shared,
+                alone: &common.alone,
+                buffer: &mut self.buffer,
+                random: &mut self.random,
+                output_high: common.options.output_high,
+            }),
+            Some(Some(Guest::Scrape(scrape))) => {
+                scrape.turn(&common.shared, common.options.more_metrics.as_ref())
+            }
+            _ => return,
+        };
+        match after {
+            After::Wait => {}
+            After::Again => self.again.push(place),
+            After::Close => self.leave(place),
+        }
+    }
+
+    fn leave(&mut self, place: usize) {
+        match self.guests.get_mut(place).and_then(Option::take) {
+            None => return,
+            Some(Guest::Client(mut connection)) => {
+                connection.drain(&mut self.buffer);
+                connection.stream.deregister(self.poll.registry());
+                connection.into_session().close(&self.common.shared);
+                self.common.mailboxes[self.number].load.fetch_sub(1, Ordering::Relaxed);
+            }
+            Some(Guest::Scrape(mut scrape)) => {
+                scrape.stream.deregister(self.poll.registry());
+                self.scrapes -= 1;
+            }
+        }
+        self.free.push(place);
+    }
+
+    fn tick(&mut self) {
+        let now_us = process::unix_us();
+        let (options, shared) = (&self.common.options, &self.common.shared);
+        let idle_us = options.config.idle_timeout_s.saturating_mul(1_000_000) as i64;
+        let stall_us = options.stall.as_micros() as i64;
+        let mut over = Vec::new();
+        for (place, guest) in self.guests.iter().enumerate() {
+            match guest {
+                Some(Guest::Client(connection)) => {
+                    let peer = connection.session().peer();
+                    let idle = idle_us > 0 && now_us - peer.last_us() > idle_us;
+                    let stalled = connection.stalled_us().is_some_and(|since| now_us - since > stall_us);
+                    if idle || stalled {
+                        shared.stats.idle_closed.add(1);
+                    }
+                    if idle || stalled || peer.killed() {
+                        over.push(place);
+                    }
+                }
+                Some(Guest::Scrape(scrape)) if scrape.late(Instant::now()) => over.push(place),
+                _ => {}
+            }
+        }
+        over.into_iter().for_each(|place| self.leave(place));
+        self.housekeeping();
+    }
+
+    /// What one worker does for all.
+    fn housekeeping(&mut self) {
+        let Some(doors) = &mut self.doors else { return };
+        let (options, shared) = (&self.common.options, &self.common.shared);
+        doors.ticks += 1;
+        if doors.ticks.is_multiple_of(10) {
+            process::refresh(shared, &mut doors.rates);
+        }
+        if options.sweep > 0 {
+            let now_ms = process::unix_us().div_euclid(1000);
+            let databases = options.config.databases;
+            // A quarter expired means that there is more where that came from; a few rounds, and the next tick.
+            for _ in 0..16 {
+                match doors.sweep.step(&mut self.store, &shared.stats, databases, now_ms, options.sweep) {
+                    Ok(deleted) if deleted as usize * 4 >= options.sweep => {}
+                    // A store that fails now is asked again at the next tick; nothing expired is served meanwhile.
+                    Ok(_) | Err(_) => break,
+                }
+            }
+        }
+        if std::mem::take(&mut doors.again) {
+            for door in 0..=doors.clients.len() {
+                self.answer_door(door);
+            }
+        }
+    }
+
+    /// Answers what has been received, sends what is owed as long as the grace lasts, and closes everything.
+    fn farewell(mut self) {
+        self.doors = None;
+        self.again.clear();
+        while let Ok(arrival) = self.inbox.try_recv() {
+            self.seat(arrival);
+        }
+        let deadline = Instant::now() + self.common.options.grace;
+        let mut events = Events::with_capacity(1024);
+        let mut first = true;
+        loop {
+            for place in 0..self.guests.len() {
+                if first {
+                    // One more look at every socket: requests that had arrived when the stop came are answered.
+                    self.wake(place, true, true);
+                    if let Some(Guest::Client(connection)) = &mut self.guests[place] {
+                        connection.leave();
+                    }
+                }
+                // A pipeline that a turn could not finish goes on, to the end of what has been received.
+                while self.again.pop_if(|again| *again == place).is_some() {
+                    self.turn(place);
+                }
+                let owes = match &self.guests[place] {
+                    Some(Guest::Client(connection)) => connection.owes(),
+                    Some(Guest::Scrape(scrape)) => scrape.owes(),
+                    None => continue,
+                };
+                if !owes {
+                    self.leave(place);
+                }
+            }
+            first = false;
+            let left = deadline.saturating_duration_since(Instant::now());
+            if self.guests.iter().all(Option::is_none) || left.is_zero() {
+                break;
+            }
+            if self.poll.poll(&mut events, Some(left.min(TICK))).is_err() {
+                continue;
+            }
+            for event in &events {
+                if let Token(seat @ SEATS..) = event.token() {
+                    self.wake(seat - SEATS, event.is_readable(), event.is_writable());
+                }
+            }
+        }
+        for place in 0..self.guests.len() {
+            self.leave(place);
+        }
+    }
+}
