@@ -17,6 +17,8 @@ const BANNED: &[(&str, &str)] = &[
     (concat!("X", "XX"), "an open question belongs in an issue"),
     (concat!("db", "g!("), "a leftover"),
     (concat!("#[ig", "nore]"), "an ignored test needs a reason and a command that runs it"),
+    (concat!("<<<<", "<<< "), "a merge that was not finished"),
+    (concat!(">>>>", ">>> "), "a merge that was not finished"),
     (concat!("/ro", "ot/"), "a machine path"),
     (concat!("/ho", "me/"), "a machine path"),
     (concat!("/wo", "rk/"), "a machine path"),
