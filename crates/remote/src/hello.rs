@@ -13,6 +13,11 @@ use crate::codec::{Malformed, Reader, clipped, sentence};
 /// The version of the protocol, of the messages in persistent memory too. Both sides must have the same.
 pub const VERSION: u16 = 1;
 
+/// Receive buffers that a server has for a session at most, and bytes of each.
+pub const SLOTS_MAX: u16 = 256;
+/// Bytes of a receive buffer at most.
+pub const SLOT_SIZE_MAX: u32 = 1 << 20;
+
 const MAGIC: [u8; 4] = *b"RREM";
 
 /// Private data of a REQ (IBA Vol 1, 12.6.5, less what RDMA-CM's own header takes).
@@ -193,8 +198,8 @@ impl Welcome {
         // A ring whose size overflows, buffers without room for a header: nobody of ours says so.
         let ring = u64::from(this.slots) * u64::from(this.slot_size);
         let end = |w: &Window| w.addr.checked_add(w.len).is_some();
-        let sound = this.slots > 0
-            && this.slot_size as usize >= crate::message::HEADER
+        let sound = (1..=SLOTS_MAX).contains(&this.slots)
+            && (crate::message::HEADER as u32..=SLOT_SIZE_MAX).contains(&this.slot_size)
             && ring == this.buffers.len
             && end(&this.region)
             && end(&this.buffers)

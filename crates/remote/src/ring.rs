@@ -128,10 +128,12 @@ impl Layout {
         if version != VERSION {
             return Err(RingError::OtherVersion(version));
         }
-        // With its checksum right it is ours; that it fits is checked all the same.
-        let end =
-            layout.data_len.checked_add(layout.session(layout.sessions).saturating_sub(layout.data_len));
-        Ok((end.is_some_and(|end| end <= at) && layout.slots > 0).then_some(layout))
+        // Whoever may write the region could have written this, checksum and all, before there were receive buffers in it.
+        let ring = u64::from(layout.slots).checked_mul(layout.slot_size.into());
+        let all = ring.and_then(|ring| ring.checked_add(PAGE)?.checked_mul(layout.sessions.into()));
+        let fits = all.and_then(|all| layout.data_len.checked_add(all)).is_some_and(|end| end <= at);
+        let aligned = layout.data_len.is_multiple_of(PAGE) && layout.slot_size.is_multiple_of(64);
+        Ok((fits && aligned && layout.slots > 0 && layout.slot_size > 0).then_some(layout))
     }
 
     /// Makes the receive buffers of a region that has none, or other ones; what was in them must have been applied.
@@ -411,6 +413,25 @@ mod tests {
                 assert_eq!(at(crashed, 64, 8), b"newer...");
             },
         );
+    }
+
+    #[test]
+    fn a_superblock_that_a_client_made_up_does_no_harm() {
+        let honest = layout();
+        for lie in [
+            Layout { data_len: u64::MAX - 4095, ..honest },
+            Layout { data_len: honest.data_len + 1, ..honest },
+            Layout { slots: u16::MAX, slot_size: u32::MAX - 63, ..honest },
+            Layout { sessions: u16::MAX, ..honest },
+            Layout { slots: 0, ..honest },
+            Layout { slot_size: 0, ..honest },
+            Layout { slot_size: 500, ..honest },
+        ] {
+            let image = CrashImage::new(LEN, PersistenceDomain::Adr);
+            image.write(LEN - PAGE, &lie.superblock());
+            assert_eq!(Layout::find(&image).expect("ours by its checksum"), None, "{lie:?}");
+            assert_eq!(recover(&image).expect("nothing there"), Recovered::default());
+        }
     }
 
     #[test]

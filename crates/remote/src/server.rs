@@ -22,12 +22,12 @@ use remanence_wire::Qpn;
 
 use crate::codec::clipped;
 use crate::error::Error;
-use crate::hello::{Hello, REJ_MAX, Stranger, VERSION, Welcome, Window};
+use crate::hello::{Hello, REJ_MAX, SLOT_SIZE_MAX, SLOTS_MAX, Stranger, VERSION, Welcome, Window};
 use crate::message::Answer;
 use crate::program::granule_shift;
 use crate::responder::{Responder, Served, Terms, World};
 use crate::ring::{Layout, Recovered, Ring, recover};
-use crate::session::{DESCRIBE, SETTLE, SLOTS_MAX};
+use crate::session::{DESCRIBE, SETTLE};
 
 /// How long the serving thread waits at most before it looks at whether it should stop.
 const TICK: Duration = Duration::from_millis(100);
@@ -151,7 +151,7 @@ impl ServerOptions {
         if !(4..=SLOTS_MAX).contains(&self.slots) {
             return argument(format!("a session has 4 to {SLOTS_MAX} receive buffers, not {}", self.slots));
         }
-        if !(512..=1 << 20).contains(&self.message) || !self.message.is_multiple_of(64) {
+        if !(512..=SLOT_SIZE_MAX).contains(&self.message) || !self.message.is_multiple_of(64) {
             return argument(format!(
                 "a receive buffer has 512 to 1048576 bytes, in steps of 64, not {}",
                 self.message

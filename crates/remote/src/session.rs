@@ -21,15 +21,13 @@ use remanence_verbs::{ConnectAttr, Connection, Context, Cq, Doorbell, Mr, Pd, Qp
 use crate::codec::sentence;
 use crate::costs::{self, CostSource};
 use crate::error::Error;
-use crate::hello::{Hello, Stranger, Welcome};
+use crate::hello::{Hello, SLOTS_MAX, Stranger, Welcome};
 use crate::message::{HEADER, Kind};
 use crate::program::{Classes, granule_shift};
 use crate::requester::{Broken, Method, Port, Refused, Requester, Terms, Ticket};
 
 /// Send work requests that a session may have posted.
 const SQ_DEPTH: u32 = 512;
-/// Receive buffers that a server may have for a session at most.
-pub(crate) const SLOTS_MAX: u16 = 256;
 /// Receive work requests: an acknowledgement and a credit for each of the server's buffers.
 const RQ_DEPTH: u32 = 2 * SLOTS_MAX as u32 + 8;
 /// Marks a work request as a receive.
@@ -211,12 +209,11 @@ impl Session {
             Stranger::Version(theirs) => Error::OtherVersion { peer: to, theirs },
         })?;
         agree(to, &welcome, options.declared.as_ref())?;
-        let slots = welcome.slots.min(SLOTS_MAX);
         let size = u64::from(welcome.slot_size);
         // One more page of staging would do; growing it later costs a registration.
         let staging = Region::anonymous(options.staging.max(2 * size).max(4096))?;
         let staging = pd.reg_mr(&staging, Access::LOCAL_WRITE)?;
-        let answers = u64::from(slots) * 2 + 8;
+        let answers = u64::from(welcome.slots) * 2 + 8;
         let incoming = pd.reg_mr(&Region::anonymous(answers * size)?, Access::LOCAL_WRITE)?;
         let terms = Terms {
             config: welcome.agreed,
@@ -440,6 +437,17 @@ impl Session {
         completions.clear();
         let polled = self.cq.poll(&mut completions, 64);
         self.take(completions, polled.map_err(|e| Error::Verbs(e.into())))?;
+        Ok(self.ended.pop_front())
+    }
+
+    /// As [`poll`](Self::poll), but waits for the next run to end; `None` if none is under way.
+    ///
+    /// # Errors
+    /// As [`persist`](Self::persist).
+    pub fn next_ended(&mut self) -> Result<Option<(Ticket, Persistent)>, Error> {
+        while self.ended.is_empty() && self.requester.under_way() > 0 {
+            self.wait()?;
+        }
         Ok(self.ended.pop_front())
     }
 

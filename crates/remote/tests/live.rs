@@ -256,3 +256,45 @@ fn costs_are_measured_once_and_remembered() {
     assert_eq!(first.costs(), again.costs());
     assert!(first.costs().round_trip > 0.0);
 }
+
+#[test]
+fn sessions_share_a_server_and_one_too_many_is_told_so() {
+    let host = Host::declared(1 << 20, PersistenceDomain::Adr, |o| {
+        o.declare("DMP+no-DDIO+PM".parse().expect("a configuration")).sessions(2).messages(8, 1024)
+    });
+    let mut both = [session(&host, fixed()), session(&host, fixed())];
+    let Err(e) = Session::connect(&context(), host.addr, fixed()) else { panic!("there was room") };
+    assert!(matches!(&e, Error::Refused { why, .. } if why.contains("as many sessions")), "{e}");
+    // Interleaved, by messages that are applied late.
+    let request = Request::record(200);
+    let plans = [0, 1].map(|n: usize| both[n].plan_by(Op::Send, &request).expect("a plan"));
+    for n in 0..60_u64 {
+        for (who, session) in both.iter_mut().enumerate() {
+            let at = 4096 + (n * 2 + who as u64) * 256;
+            session.submit(&plans[who], &[(at, &fill(at, 200))]).expect("it is there");
+        }
+    }
+    for session in &mut both {
+        while session.next_ended().expect("it is there").is_some() {}
+        session.settle().expect("it is there");
+    }
+    for n in 0..120 {
+        let mut back = [0; 200];
+        host.region.read(4096 + n * 256, &mut back);
+        assert_eq!(back[..], fill(4096 + n * 256, 200), "record {n}");
+    }
+    // When one has gone there is room again, soon.
+    drop(both);
+    let again = (0..300).find_map(|_| {
+        std::thread::sleep(std::time::Duration::from_millis(20));
+        Session::connect(&context(), host.addr, fixed()).ok()
+    });
+    assert!(again.is_some(), "no room");
+}
+
+#[test]
+fn a_session_and_a_server_may_move_to_another_thread() {
+    fn moves<T: Send>() {}
+    moves::<Session>();
+    moves::<remanence_remote::Server>();
+}
