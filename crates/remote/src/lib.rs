@@ -46,6 +46,8 @@
 mod codec;
 mod costs;
 mod error;
+#[doc(hidden)]
+pub mod fuzzing;
 pub mod hello;
 pub mod message;
 pub mod program;

@@ -1,0 +1,174 @@
+//! What the fuzz target does with its bytes; `fuzz/` holds the shell, and `tests/corpus.rs` runs the committed corpus through
+//! the same functions on every `cargo test`.
+
+use std::io;
+use std::ops::Range;
+
+use remanence_persist::Config;
+use remanence_pmem::crash_image::CrashImage;
+use remanence_pmem::{Medium, PersistenceDomain};
+
+use crate::hello::{Hello, Welcome};
+use crate::message::{Answer, HEADER, Parsed};
+use crate::program::Program;
+use crate::responder::{Responder, Terms, World};
+use crate::ring::{Layout, PAGE, Ring, recover};
+
+/// Any bytes as everything that is decoded here: nothing panics, and what is accepted is written as it was read.
+pub fn decode(bytes: &[u8]) {
+    if let Ok(hello) = Hello::parse(bytes) {
+        assert_eq!(Hello::parse(&hello.emit()), Ok(hello));
+    }
+    if let Ok(welcome) = Welcome::parse(bytes) {
+        let again = Welcome::parse(&welcome.emit()).expect("its own words");
+        assert_eq!(
+            (again.server, again.agreed, again.region),
+            (welcome.server, welcome.agreed, welcome.region)
+        );
+    }
+    if let Ok(answer) = Answer::parse(bytes) {
+        assert_eq!(answer.emit(), bytes);
+    }
+    if let Ok(message) = Parsed::read(bytes) {
+        assert!(message.len as usize <= bytes.len());
+    }
+    if let Ok((program, rest)) = Program::parse(bytes) {
+        assert_eq!([&program.emit()[..], rest].concat(), bytes);
+        let _ = program.check(&Config::SAFE);
+    }
+}
+
+const DATA: u64 = 4096;
+const SLOT: u32 = 512;
+
+/// Memory of which only the first bytes may be touched.
+struct Guarded(CrashImage);
+
+impl Guarded {
+    fn check(range: Range<u64>) {
+        assert!(range.end <= DATA, "{range:?} of {DATA} bytes");
+    }
+}
+
+impl Medium for Guarded {
+    fn len(&self) -> u64 {
+        self.0.len()
+    }
+
+    fn read(&self, offset: u64, into: &mut [u8]) {
+        self.0.read(offset, into);
+    }
+
+    fn write(&self, offset: u64, bytes: &[u8]) {
+        Self::check(offset..offset + bytes.len() as u64);
+        self.0.write(offset, bytes);
+    }
+
+    fn load_u64(&self, offset: u64) -> u64 {
+        self.0.load_u64(offset)
+    }
+
+    fn store_u64(&self, offset: u64, value: u64) {
+        Self::check(offset..offset + 8);
+        self.0.store_u64(offset, value);
+    }
+
+    fn compare_and_swap(&self, offset: u64, compare: u64, swap: u64) -> u64 {
+        self.0.compare_and_swap(offset, compare, swap)
+    }
+
+    fn fetch_add(&self, offset: u64, add: u64) -> u64 {
+        self.0.fetch_add(offset, add)
+    }
+
+    fn pwb(&self, range: Range<u64>) {
+        Self::check(range.clone());
+        self.0.pwb(range);
+    }
+
+    fn pfence(&self) -> io::Result<()> {
+        self.0.pfence()
+    }
+
+    fn psync(&self) -> io::Result<()> {
+        self.0.psync()
+    }
+}
+
+/// Counts what the responder gives back.
+#[derive(Default)]
+struct Counted {
+    reposted: u64,
+    answers: u64,
+}
+
+impl World for Counted {
+    fn send(&mut self, answer: Answer) {
+        assert!(Answer::parse(&answer.emit()).is_ok());
+        self.answers += 1;
+    }
+
+    fn repost(&mut self, number: u64) {
+        assert_eq!(number, self.reposted + 1, "buffers are given back in their order, each once");
+        self.reposted = number;
+    }
+
+    fn call(&mut self, _: u16, request: &[u8]) -> Result<Vec<u8>, String> {
+        if request.len() % 2 == 0 { Ok(request.to_vec()) } else { Err("odd".into()) }
+    }
+}
+
+/// Any bytes as a story of messages to a responder: number, stamp, length and checksum are filled in, so that most get past
+/// the first checks. Nothing outside of the region is touched, and buffers are given back in order.
+pub fn responder(bytes: &[u8]) {
+    let configs = ["DMP+DDIO+DRAM", "DMP+no-DDIO+PM", "MHP+DDIO+PM", "page-cache+DDIO+PM+persistent"];
+    let Some((first, mut rest)) = bytes.split_first() else { return };
+    let config: Config = configs[usize::from(first % 4)].parse().expect("a configuration");
+    let ring = Ring::volatile(4, SLOT);
+    let terms = Terms { config, data_len: DATA, ring, durable_buffers: false, stamp: 5, shift: 6 };
+    let mut responder = Responder::new(terms);
+    let memory = Guarded(CrashImage::new(2 * DATA, PersistenceDomain::Adr));
+    let buffers = CrashImage::new(ring.bytes(), PersistenceDomain::Adr);
+    let mut world = Counted::default();
+    for number in 1_u64.. {
+        let Some((head, more)) = rest.split_first_chunk::<8>() else { break };
+        let [how, kind, flags, part, plan, entries, len, imm] = *head;
+        let (body, more) = more.split_at(more.len().min(usize::from(len)));
+        rest = more;
+        let result = if how % 4 == 0 {
+            let imm = u32::from_be_bytes([imm, plan, part, entries]);
+            responder.message(len.into(), Some(imm), &memory, &buffers, &mut world)
+        } else {
+            let mut message = vec![0; HEADER];
+            message[4..8].copy_from_slice(&((HEADER + body.len()) as u32).to_be_bytes());
+            message[8..16].copy_from_slice(&5_u64.to_be_bytes());
+            message[16..24].copy_from_slice(&number.to_be_bytes());
+            message[32..35].copy_from_slice(&[kind % 4, flags % 2, part % 8]);
+            message[37] = plan % 4;
+            message[39] = entries % 8;
+            message.extend_from_slice(body);
+            let crc = crc32fast::hash(&message[4..]);
+            message[..4].copy_from_slice(&crc.to_be_bytes());
+            buffers.write(ring.buffer(number), &message);
+            responder.message(message.len() as u32, None, &memory, &buffers, &mut world)
+        };
+        if result.is_err() || responder.idle(&memory, &buffers, &mut world).is_err() {
+            break;
+        }
+        assert!(world.reposted <= number && world.answers <= 2 * number);
+    }
+}
+
+/// Any bytes in the place of receive buffers: recovery does not panic, touches nothing but what is served, and finds nothing
+/// more to do the second time.
+pub fn recovery(bytes: &[u8]) {
+    const LEN: u64 = 16 * PAGE;
+    let image = CrashImage::new(LEN, PersistenceDomain::Adr);
+    let layout = Layout::at_the_end(LEN, 2, 4, SLOT).expect("room");
+    layout.format(&image).expect("memory does not fail");
+    let room = (LEN - PAGE - layout.data_len) as usize;
+    image.write(layout.data_len, &bytes[..bytes.len().min(room)]);
+    let _ = recover(&image).expect("no other version wrote this");
+    assert_eq!(recover(&image).expect("the same").applied, 0);
+    assert_eq!(Layout::find(&image).expect("the same"), Some(layout));
+}
