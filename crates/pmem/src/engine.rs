@@ -189,9 +189,12 @@ pub enum CrashOrder {
 /// How an engine copies.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Options {
-    pub(crate) placement: Placement,
-    pub(crate) order: CrashOrder,
-    pub(crate) window: usize,
+    /// Where stores go first.
+    pub placement: Placement,
+    /// What a crash may leave.
+    pub order: CrashOrder,
+    /// How many copies may be submitted and not yet handed back.
+    pub window: usize,
 }
 
 impl Options {
@@ -219,15 +222,15 @@ impl Options {
     }
 
     /// How many copies may be submitted and not yet handed back; 1 to [`WINDOW_MAX`](Self::WINDOW_MAX), and brought
-    /// into that range.
+    /// into that range by the engine.
     #[must_use]
     pub const fn window(mut self, copies: usize) -> Self {
-        self.window = match copies {
-            0 => 1,
-            1..=Self::WINDOW_MAX => copies,
-            _ => Self::WINDOW_MAX,
-        };
+        self.window = copies;
         self
+    }
+
+    fn within_bounds(self) -> Self {
+        Self { window: self.window.clamp(1, Self::WINDOW_MAX), ..self }
     }
 }
 

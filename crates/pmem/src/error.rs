@@ -4,6 +4,7 @@ use std::io;
 use std::path::PathBuf;
 
 use crate::domain::PersistenceDomain;
+use crate::flush::Instruction;
 
 /// Why a region could not be made.
 #[derive(Debug, thiserror::Error)]
@@ -77,6 +78,12 @@ pub enum Error {
         what: String,
         /// The domain that was declared.
         declared: PersistenceDomain,
+    },
+    /// Cache lines were to be written back by an instruction that this CPU does not have.
+    #[error("this CPU has no {instruction}: leave the choice out, and the best that it has is taken")]
+    NoInstruction {
+        /// The instruction.
+        instruction: Instruction,
     },
     /// The operating system refused.
     #[error("{what}: {source}")]

@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 
 use crate::Error;
 use crate::domain::{self, PersistenceDomain};
+use crate::flush::{self, Instruction};
 use crate::map::{self, Mapping};
 use crate::region::{Kind, Region};
 
@@ -26,6 +27,7 @@ pub struct FileOptions {
     create_new: bool,
     expect: Option<u64>,
     declared: Option<PersistenceDomain>,
+    write_back: Option<Instruction>,
     populate: bool,
 }
 
@@ -65,6 +67,13 @@ impl FileOptions {
         self
     }
 
+    /// Writes cache lines back by this instruction, and not by the best that the CPU has: to measure what it costs.
+    #[must_use]
+    pub const fn write_back(mut self, instruction: Instruction) -> Self {
+        self.write_back = Some(instruction);
+        self
+    }
+
     /// Makes every page present at once.
     #[must_use]
     pub const fn populate(mut self, yes: bool) -> Self {
@@ -78,6 +87,9 @@ impl FileOptions {
     /// One sentence that says what to do: [`Error`].
     pub fn open(&self, path: impl Into<PathBuf>) -> Result<Region, Error> {
         let path = path.into();
+        if let Some(instruction) = self.write_back.filter(|instruction| !flush::has(*instruction)) {
+            return Err(Error::NoInstruction { instruction });
+        }
         let (file, created) = self.open_file(&path)?;
         let opened = self.fill(&file, &path).and_then(|len| self.map(file, len, &path));
         if opened.is_err() && created {
@@ -150,7 +162,11 @@ impl FileOptions {
         let (mapping, map_sync) = Mapping::file(&file, len)?;
         let domain = domain::of_file(&file, map_sync, self.declared)?;
         let kind = if map_sync { Kind::DaxFile } else { Kind::File };
-        Ok(Region::assemble(kind, mapping, len, domain, Some(file), Some(path.to_owned())))
+        let region = Region::assemble(kind, mapping, len, domain, Some(file), Some(path.to_owned()));
+        Ok(match self.write_back {
+            Some(instruction) => region.with_instruction(instruction),
+            None => region,
+        })
     }
 }
 

@@ -59,6 +59,12 @@ pub fn instruction() -> Instruction {
     *CHOSEN.get_or_init(|| Box::new(arch::detect()))
 }
 
+/// Whether this CPU has an instruction.
+#[must_use]
+pub fn has(instruction: Instruction) -> bool {
+    arch::has(instruction)
+}
+
 /// The lines that hold any byte of the range, as the address of the first and how many. The end is computed
 /// before the start is rounded down: rounding first loses the tail of an object that does not start on a line.
 pub(crate) fn lines_of(range: Range<usize>) -> (usize, usize) {
@@ -119,5 +125,6 @@ mod tests {
     #[test]
     fn this_cpu_has_an_instruction() {
         println!("{}", instruction());
+        assert!(has(instruction()));
     }
 }

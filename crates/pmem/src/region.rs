@@ -212,6 +212,12 @@ impl Region {
         }))
     }
 
+    /// The same, before anybody else has it, with lines written back by an instruction that this CPU has.
+    pub(crate) fn with_instruction(mut self, instruction: Instruction) -> Self {
+        Arc::get_mut(&mut self.0).expect("nobody else has it yet").instruction = instruction;
+        self
+    }
+
     /// Bytes in it.
     #[must_use]
     #[expect(

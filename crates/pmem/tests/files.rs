@@ -53,6 +53,40 @@ fn a_second_owner_is_told_who_the_first_is() {
 }
 
 #[test]
+fn lines_are_written_back_by_the_instruction_that_was_asked_for_if_the_cpu_has_it() {
+    use remanence_pmem::flush::{self, Instruction};
+    let all = [
+        Instruction::Clwb,
+        Instruction::ClflushOpt,
+        Instruction::Clflush,
+        Instruction::DcCvap,
+        Instruction::DcCvac,
+    ];
+    for instruction in all {
+        let scratch = Scratch::shm("instruction");
+        let options =
+            FileOptions::new().create_new(8192).declare(PersistenceDomain::Adr).write_back(instruction);
+        match options.open(&scratch.0) {
+            Ok(region) => {
+                assert!(flush::has(instruction));
+                region.write(100, b"written back");
+                region.persist(100..112).unwrap();
+            }
+            Err(refused) => {
+                assert!(!flush::has(instruction));
+                assert_eq!(
+                    refused.to_string(),
+                    format!(
+                        "this CPU has no {instruction}: leave the choice out, and the best that it has is taken"
+                    )
+                );
+                assert!(!scratch.0.exists(), "refused before anything was made");
+            }
+        }
+    }
+}
+
+#[test]
 fn who_shares_the_memory_does_not_hold_the_lock() {
     let scratch = Scratch::on_disk("shared");
     let owner = FileOptions::new().create(8192).open(&scratch.0).unwrap();

@@ -2,7 +2,7 @@
 //! appended.
 //!
 //! ```text
-//! area, at a multiple of 256:
+//! area, from a multiple of 256 to its last whole line:
 //!      0  head   plain word: bytes that were trimmed
 //!    256  tail   the word W: bytes that were appended (8 bytes, or ten chunks)
 //!      …  ring, from the next multiple of 256 to the end
@@ -10,8 +10,11 @@
 //!      0  length    u32   bytes of payload; ffffffff: nothing here, go on at the start of the ring
 //!      4  crc       u32   CRC-32 of the tag and of all the others
 //!      8  position  u64
-//!     16  payload, then zeros up to a multiple of 8
+//!     16  payload, then zeros up to the end of its last line
 //! ```
+//! Entries begin on lines of their own. Where a written-back line has to be fetched again (which is what the rotating
+//! words are for), an entry that shared a line with the one before it would pay just that for each append.
+//!
 //! The crash argument. [`commit`](CountedLog::commit) makes the entries durable, and only then the tail that covers
 //! them; a crash leaves the old tail or the new one, and entries below either are whole. What lies behind the tail
 //! is nothing, whole or torn: it will be overwritten. The head moves in the same way, over entries that nobody needs
@@ -26,12 +29,14 @@ use std::io;
 use std::ops::Range;
 
 use super::{DurableWord, PlainWord, Reader, WordError};
+use crate::flush::LINE;
 use crate::medium::Medium;
 
 const HEADER: u64 = 16;
 const SKIP: u32 = u32::MAX;
 const TAIL: u64 = 256;
 const ALIGN: u64 = 256;
+const STEP: u64 = LINE as u64;
 
 /// A place in a log: bytes that were appended before it, ever.
 pub type Position = u64;
@@ -72,7 +77,8 @@ pub enum LogFault {
     },
     /// The area is misplaced, or too short.
     #[error(
-        "{start}..{end} is no place for this log: it must be on the medium, aligned to 256, with room for {least} bytes"
+        "{start}..{end} is no place for this log: it must be on the medium, start at a multiple of 256, \
+         and have room for {least} bytes"
     )]
     Misplaced {
         /// Its start.
@@ -135,6 +141,8 @@ pub struct CountedLog<W: DurableWord> {
     /// Up to here entries were appended; up to the tail they are committed.
     end: Position,
     failed: bool,
+    /// The entry that is being written.
+    bytes: Vec<u8>,
 }
 
 impl<W: DurableWord> CountedLog<W>
@@ -155,7 +163,7 @@ where
         let ring = Self::ring(&medium, &area)?;
         let head = PlainWord::format(medium.clone(), area.start)?;
         let tail = W::format(medium.clone(), area.start + TAIL)?;
-        Ok(Self { medium, ring, tag, head, tail, end: 0, failed: false })
+        Ok(Self { medium, ring, tag, head, tail, end: 0, failed: false, bytes: Vec::new() })
     }
 
     /// Finds a log again, and hands every entry from head to tail to `visit`, oldest first.
@@ -173,9 +181,9 @@ where
         let head = PlainWord::open(medium.clone(), area.start)?;
         let tail = W::open(medium.clone(), area.start + TAIL)?;
         let end = tail.get();
-        let log = Self { medium, ring, tag, head, tail, end, failed: false };
+        let log = Self { medium, ring, tag, head, tail, end, failed: false, bytes: Vec::new() };
         let (from, len) = (log.head.get(), log.capacity());
-        let sound = from.is_multiple_of(8) && end.is_multiple_of(8) && from <= end && end - from <= len;
+        let sound = from.is_multiple_of(STEP) && end.is_multiple_of(STEP) && from <= end && end - from <= len;
         if !sound {
             return Err(LogFault::Bounds { head: from, tail: end, ring: len });
         }
@@ -197,10 +205,12 @@ where
 
     fn ring(medium: &W::Medium, area: &Range<u64>) -> Result<Range<u64>, LogFault> {
         let Range { start, end } = *area;
-        let aligned = start.is_multiple_of(ALIGN) && end.is_multiple_of(8);
-        let fits = start.checked_add(Self::AREA_MIN).is_some_and(|least| least <= end) && end <= medium.len();
-        if aligned && fits {
-            Ok(start + Self::RING..end)
+        // Whole lines only.
+        let last = end & !(STEP - 1);
+        let fits =
+            start.checked_add(Self::AREA_MIN).is_some_and(|least| least <= last) && end <= medium.len();
+        if start.is_multiple_of(ALIGN) && fits {
+            Ok(start + Self::RING..last)
         } else {
             Err(LogFault::Misplaced { start, end, least: Self::AREA_MIN })
         }
@@ -222,7 +232,7 @@ impl<W: DurableWord> CountedLog<W> {
             return Err(WordError::Failed.into());
         }
         let (len, ring) = (payload.len() as u64, self.capacity());
-        let needed = HEADER + len.next_multiple_of(8);
+        let needed = (HEADER + len).next_multiple_of(STEP);
         // Half a ring: so that an empty log has room for it wherever its end is, as entries do not wrap.
         if needed > ring / 2 || len >= u64::from(SKIP) {
             return Err(LogFault::TooLong { len, ring });
@@ -233,7 +243,7 @@ impl<W: DurableWord> CountedLog<W> {
         if needed + skipped > left {
             return Err(LogFault::Full { needed: needed + skipped, left });
         }
-        if skipped >= HEADER {
+        if skipped > 0 {
             self.write_entry(self.end, SKIP, &[]);
         }
         let position = self.end + skipped;
@@ -316,16 +326,18 @@ impl<W: DurableWord> CountedLog<W> {
         self.ring.start + position % self.capacity()
     }
 
-    fn write_entry(&self, position: Position, len: u32, payload: &[u8]) {
-        let mut bytes = Vec::with_capacity(HEADER as usize + payload.len().next_multiple_of(8));
+    fn write_entry(&mut self, position: Position, len: u32, payload: &[u8]) {
+        let mut bytes = std::mem::take(&mut self.bytes);
+        bytes.clear();
         bytes.extend_from_slice(&len.to_le_bytes());
         bytes.extend_from_slice(&[0; 4]);
         bytes.extend_from_slice(&position.to_le_bytes());
         bytes.extend_from_slice(payload);
-        bytes.resize(bytes.len().next_multiple_of(8), 0);
+        bytes.resize(bytes.len().next_multiple_of(LINE), 0);
         let crc = self.checksum(&bytes);
         bytes[4..8].copy_from_slice(&crc.to_le_bytes());
         self.medium.write_nt(self.place(position), &bytes);
+        self.bytes = bytes;
     }
 
     /// What is at a position, if it is whole and ends at or before `end`.
@@ -333,14 +345,11 @@ impl<W: DurableWord> CountedLog<W> {
         let ring = self.capacity();
         let to_the_end = ring - position % ring;
         let next_lap = position + to_the_end;
-        if to_the_end < HEADER {
-            return (next_lap <= end).then_some(Found::Skip(next_lap));
-        }
         let mut header = [0; HEADER as usize];
         self.medium.read(self.place(position), &mut header);
         let len = u32::from_le_bytes(header[..4].try_into().expect("four bytes"));
         let payload = if len == SKIP { 0 } else { u64::from(len) };
-        let needed = HEADER + payload.next_multiple_of(8);
+        let needed = (HEADER + payload).next_multiple_of(STEP);
         let found = u64::from_le_bytes(header[8..].try_into().expect("eight bytes"));
         if found != position || needed > to_the_end || position + needed > end {
             return None;

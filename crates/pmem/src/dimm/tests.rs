@@ -163,6 +163,7 @@ fn a_trace_has_each_line_that_was_dirty_and_each_fence() {
     traced.pwb(0..64);
     traced.psync().unwrap();
     traced.store_u64(512, 1);
+    assert_eq!(traced.dirty(), [1, 8], "the second half of the write at 60, and the word");
     traced.write_nt(128, &[2; 64]);
     traced.pwb(0..1024);
     traced.pwb(5..5);

@@ -45,6 +45,11 @@ impl<M: Medium> Traced<M> {
         std::mem::take(&mut self.lock().events)
     }
 
+    /// The lines that were stored to and not written back, in the order of their addresses: what only the cache has.
+    pub fn dirty(&self) -> Vec<u64> {
+        self.lock().dirty.iter().copied().collect()
+    }
+
     /// The medium, and the notes that nobody has taken.
     pub fn into_parts(self) -> (M, Vec<Event>) {
         let notes = self.notes.into_inner().unwrap_or_else(PoisonError::into_inner);

@@ -22,7 +22,7 @@ impl<M: Medium> Inline<M> {
     /// synced at once.)
     #[must_use]
     pub fn new(options: Options) -> Self {
-        let options = options.crash_order(super::CrashOrder::Prefix);
+        let options = options.crash_order(super::CrashOrder::Prefix).within_bounds();
         Self { options, done: VecDeque::new(), next: 0, stopped: false, media: PhantomData }
     }
 

@@ -1,9 +1,9 @@
 //! The stress test of paper 001 (5.4): does anybody ever see a later copy who cannot see an earlier one?
 //!
 //! Copy number n fills slot n mod *slots* with the word n, again and again. A monitor reads while the engine copies.
-//! When it meets the word n anywhere, every copy before n must be whole: the slot of n - 1 holds no word below n -
-//! 1, that of n - 2 none below n - 2, and so on around the ring. (Words may well be higher: a later lap has been
-//! there.)
+//! When it meets the word n in a slot, copy n - 1 must be whole: its slot holds no word below n - 1. (Words may well
+//! be higher: a later lap has been there.) Looking at every slot in this way finds any reordering, however far: of a
+//! run of copies of which the last is visible and the first is not, there are two neighbours of which that is true.
 //!
 //! Whoever relies on the order of an engine in crashes as well relies on this first: what is not visible in order
 //! cannot become durable in order.
@@ -138,7 +138,7 @@ impl<'a> Ring<'a> {
         (slot * self.len..(slot + 1) * self.len).step_by(8).map(|at| (at, self.region.load_u64(at)))
     }
 
-    /// Takes each slot in turn as that of the later copy, and looks at all earlier ones.
+    /// Takes each slot in turn as that of the later copy, and looks at the one before it.
     fn look(&self, verdict: &mut Verdict) {
         let mut under_way = false;
         for slot in 0..self.slots {
@@ -155,13 +155,12 @@ impl<'a> Ring<'a> {
         verdict.under_way += u64::from(under_way);
     }
 
-    /// A word that a copy before `seen` should have brought, and which is not there.
+    /// A word that the copy before `seen` should have brought, and which is not there.
     fn earlier(&self, seen: u64) -> Option<Violation> {
-        (seen.saturating_sub(self.slots - 1).max(1)..seen).rev().find_map(|missing| {
-            let mut words = self.words(missing % self.slots);
-            let (offset, found) = words.find(|(_, word)| *word < missing)?;
-            Some(Violation { seen, missing, offset, found })
-        })
+        let missing = seen.checked_sub(1).filter(|missing| *missing > 0)?;
+        let mut words = self.words(missing % self.slots);
+        let (offset, found) = words.find(|(_, word)| *word < missing)?;
+        Some(Violation { seen, missing, offset, found })
     }
 }
 
@@ -209,11 +208,12 @@ mod tests {
         assert_eq!((verdict.violations, verdict.first), (1, Some(expected)));
         put(&region, 8, 1..2);
         assert_eq!(look(&region).violations, 0);
-        // And one that is two copies back.
+        // And with two copies overtaken.
         put(&region, 11, 0..1);
-        assert_eq!(look(&region).first.unwrap().missing, 10, "of two, the later is told first");
-        put(&region, 9, 0..2);
+        assert_eq!(look(&region).first.unwrap().missing, 10);
         put(&region, 10, 0..2);
+        assert_eq!(look(&region).first.unwrap().missing, 9);
+        put(&region, 9, 0..2);
         assert_eq!(look(&region).violations, 0);
     }
 }

@@ -456,8 +456,11 @@ fn what_a_completion_is_worth_depends_on_the_region() {
     assert!(Promise::Synced.survives(adr).power_loss);
     assert!(Promise::Visible.survives(Guarantee::of(PersistenceDomain::Eadr)).power_loss);
     assert!(!Promise::Synced.survives(Guarantee::of(PersistenceDomain::Process)).power_loss);
-    assert_eq!(Options::new().window(0).window, 1);
-    assert_eq!(Options::new().window(usize::MAX).window, Options::WINDOW_MAX);
+    for (asked, given) in [(0, 1), (3, 3), (usize::MAX, Options::WINDOW_MAX)] {
+        let inline = Inline::<Region>::new(Options::new().window(asked));
+        assert_eq!(inline.options().window, given);
+        assert_eq!(Worker::<Region>::new(Options::new().window(asked)).unwrap().options().window, given);
+    }
     for placement in Placement::ALL {
         assert_eq!(Placement::from_name(placement.name()), Some(placement));
     }

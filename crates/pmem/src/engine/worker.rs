@@ -116,6 +116,7 @@ impl<M: Medium + Clone + Send + 'static> Worker<M> {
     }
 
     fn start(options: Options, notify: Option<Notify>) -> io::Result<Self> {
+        let options = options.within_bounds();
         let shared = Arc::new(Shared {
             options,
             slots: (0..options.window).map(|_| Mutex::new(Slot::Free)).collect(),
@@ -372,4 +373,46 @@ impl<M> Drop for Farewell<'_, M> {
 /// No lock here guards a state that a panic could leave half-made: slots are replaced whole.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+    use std::time::Duration;
+
+    use super::*;
+
+    /// Longer than any machine takes to wake a thread; only a thread that sleeps for ever is waited for so long.
+    const FOR_EVER: Duration = Duration::from_secs(60);
+
+    #[test]
+    fn who_has_something_to_do_does_not_go_to_sleep() {
+        let (tell, told) = mpsc::channel();
+        std::thread::spawn(move || {
+            Bed::default().sleep_unless(|| true);
+            tell.send(())
+        });
+        told.recv_timeout(FOR_EVER).expect("nobody wakes who has not looked");
+    }
+
+    #[test]
+    fn a_wake_up_between_the_last_look_and_the_sleep_is_not_lost() {
+        let bed = Arc::new(Bed::default());
+        let (tell, told) = mpsc::channel();
+        std::thread::spawn(move || {
+            let other = Arc::clone(&bed);
+            let (roused, rousing) = mpsc::channel();
+            bed.sleep_unless(|| {
+                // Said to sleep, has looked, and does not sleep yet: the other side has to wait for that. It gets a
+                // moment to do it wrong.
+                std::thread::spawn(move || {
+                    other.rouse();
+                    roused.send(())
+                });
+                rousing.recv_timeout(Duration::from_millis(100)).is_ok()
+            });
+            tell.send(rousing.recv().is_ok())
+        });
+        assert_eq!(told.recv_timeout(FOR_EVER), Ok(true), "the wake-up was lost");
+    }
 }

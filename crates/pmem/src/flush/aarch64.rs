@@ -9,9 +9,19 @@ use super::{Instruction, LINE};
 const HWCAP_DCPOP: u64 = 1 << 16;
 
 pub(super) fn detect() -> Instruction {
-    // SAFETY: reads a word of the auxiliary vector.
-    let capabilities = unsafe { libc::getauxval(libc::AT_HWCAP) };
-    if capabilities & HWCAP_DCPOP != 0 { Instruction::DcCvap } else { Instruction::DcCvac }
+    if has(Instruction::DcCvap) { Instruction::DcCvap } else { Instruction::DcCvac }
+}
+
+pub(super) fn has(instruction: Instruction) -> bool {
+    match instruction {
+        Instruction::DcCvac => true,
+        Instruction::DcCvap => {
+            // SAFETY: reads a word of the auxiliary vector.
+            let capabilities = unsafe { libc::getauxval(libc::AT_HWCAP) };
+            capabilities & HWCAP_DCPOP != 0
+        }
+        Instruction::Clwb | Instruction::ClflushOpt | Instruction::Clflush => false,
+    }
 }
 
 /// Writes `count` lines back, the first at address `first`.

@@ -15,13 +15,17 @@ pub(super) fn detect() -> Instruction {
     let basic = __cpuid(1);
     let line = (basic.ebx >> 8 & 0xff) as usize * 8;
     assert!(line == 0 || line >= LINE, "this CPU flushes {line} bytes at a time, and we step by {LINE}");
-    let features = if __cpuid(0).eax >= 7 { __cpuid_count(7, 0).ebx } else { 0 };
-    if features & 1 << 24 != 0 {
-        Instruction::Clwb
-    } else if features & 1 << 23 != 0 {
-        Instruction::ClflushOpt
-    } else {
-        Instruction::Clflush
+    let best = [Instruction::Clwb, Instruction::ClflushOpt].into_iter().find(|instruction| has(*instruction));
+    best.unwrap_or(Instruction::Clflush)
+}
+
+pub(super) fn has(instruction: Instruction) -> bool {
+    let features = || if __cpuid(0).eax >= 7 { __cpuid_count(7, 0).ebx } else { 0 };
+    match instruction {
+        Instruction::Clwb => features() & 1 << 24 != 0,
+        Instruction::ClflushOpt => features() & 1 << 23 != 0,
+        Instruction::Clflush => __cpuid(1).edx & 1 << 19 != 0,
+        Instruction::DcCvap | Instruction::DcCvac => false,
     }
 }
 
