@@ -5,6 +5,9 @@
 //! and a *far* state (see [`machine`]), which changes two-core figures by up to 3.5 times: so every sample is
 //! tagged with the state that was probed before and after it, and ratios are taken within one state only.
 
+pub mod claims;
+pub mod copy_engine;
+pub mod counter;
 pub mod machine;
 pub mod netns;
 pub mod peers;

@@ -34,14 +34,21 @@ pub fn draw(report: &Report, path: &Path) -> Result<(), String> {
         .map_err(|e| fault(e.to_string()))?;
     for (area, (op, metric, unit)) in titled.split_evenly((lines, columns)).iter().zip(&panels) {
         let rows: Vec<&Row> = report.rows.iter().filter(|r| r.op == *op && r.metric == *metric).collect();
-        panel(area, &format!("{op} {metric}"), unit, &rows).map_err(|e| fault(e.to_string()))?;
+        let caption = format!("{op} {metric}");
+        panel(area, &caption, axis(report, op), unit, &rows).map_err(|e| fault(e.to_string()))?;
     }
     root.present().map_err(|e| fault(e.to_string()))
+}
+
+/// What an operation's x is: bytes, unless the parameter `x` has another word for it.
+fn axis<'a>(report: &'a Report, op: &str) -> &'a str {
+    report.params["x"][op].as_str().unwrap_or("bytes")
 }
 
 fn panel<'a>(
     area: &DrawingArea<SVGBackend<'a>, plotters::coord::Shift>,
     caption: &str,
+    axis: &str,
     unit: &str,
     rows: &[&Row],
 ) -> Result<(), Box<dyn std::error::Error + 'a>> {
@@ -68,9 +75,11 @@ fn panel<'a>(
     chart
         .configure_mesh()
         .light_line_style(TRANSPARENT)
-        .x_label_formatter(&|x| bytes(x.round() as u64))
+        .x_label_formatter(&|x| {
+            if axis == "bytes" { bytes(x.round() as u64) } else { crate::report::figure(*x) }
+        })
         .y_label_formatter(&|y| crate::report::figure(*y))
-        .x_desc("bytes")
+        .x_desc(axis)
         .y_desc(unit)
         .draw()?;
     for (index, name) in series.iter().enumerate() {

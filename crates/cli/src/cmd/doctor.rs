@@ -10,6 +10,7 @@ use remanence_bench::machine::Machine;
 use remanence_link::udp::{self, UdpLink};
 use remanence_link::{Link as _, shm};
 use remanence_pmem::domain::{self, probe_directory};
+use remanence_pmem::engine::dsa;
 use remanence_pmem::{Domain, StoreGranularity};
 use serde_json::{Value, json};
 
@@ -159,6 +160,7 @@ fn explain_places(args: &Args, all: &mut Vec<explain::Explained>) -> Result<(), 
 fn machine() -> Vec<Finding> {
     let machine = Machine::here();
     let cpu = domain::machine();
+    let copies = dsa::detect();
     let flags = cpu_flags(&fs::read_to_string("/proc/cpuinfo").unwrap_or_default());
     let has = |flag: &str| flags.iter().any(|f| f == flag);
     let instructions: Vec<&str> = ["clflush", "clflushopt", "clwb"].into_iter().filter(|i| has(i)).collect();
@@ -174,6 +176,12 @@ fn machine() -> Vec<Finding> {
             "write-back",
             format!("{} writes cache lines of {} bytes back{all}", cpu.instruction, cpu.line),
             json!({ "instruction": cpu.instruction.to_string(), "line": cpu.line, "available": instructions }),
+        ),
+        Finding::new(
+            Mood::Note,
+            "copies",
+            copies.to_string(),
+            json!({ "dsa": copies.usable().map(|queue| &queue.name) }),
         ),
         Finding::new(
             Mood::Note,

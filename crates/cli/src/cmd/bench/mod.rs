@@ -1,6 +1,8 @@
 //! `rem bench NAME`: figures and tables, reproduced with the baselines in the same run. One file per bench; what they
 //! share (options, and what becomes of a report) is here.
 
+mod copy_engine;
+mod counter;
 mod transport;
 mod urdma;
 mod verbs;
@@ -8,6 +10,7 @@ mod verbs;
 use std::path::PathBuf;
 
 use indicatif::{ProgressBar, ProgressStyle};
+use remanence_bench::claims::{self, Claim};
 use remanence_bench::report::Report;
 
 use crate::fail::{Context as _, Fail};
@@ -20,6 +23,10 @@ pub(crate) struct Args {
 
 #[derive(clap::Subcommand, Debug)]
 enum Bench {
+    /// Copy engines beside memcpy, in order or not, and what direct cache access does to DIMMs
+    CopyEngine(copy_engine::Args),
+    /// Durable words that are set again and again, plain and rotating, and logs that count with them
+    Counter(counter::Args),
     /// Every operation over every carrier, beside the bare path and the peers
     Transport(transport::Args),
     /// perftest on our libraries against Linux' Soft-RoCE, inside one guest
@@ -44,6 +51,8 @@ struct Common {
 
 pub(crate) fn run(args: &Args) -> Result<(), Fail> {
     match &args.bench {
+        Bench::CopyEngine(args) => copy_engine::run(args),
+        Bench::Counter(args) => counter::run(args),
         Bench::Transport(args) => transport::run(args),
         Bench::Urdma(args) => urdma::run(args),
         Bench::Verbs(args) => verbs::run(args),
@@ -69,6 +78,15 @@ fn progress() -> (ProgressBar, impl FnMut(u64, u64, &str)) {
         shown.set_message(what.to_owned());
     };
     (bar, tell)
+}
+
+/// As [`publish`], with what the paper claims below the tables.
+fn publish_with_claims(report: &Report, claims: &[Claim], common: &Common) -> Result<(), Fail> {
+    publish(report, common)?;
+    if common.json.as_deref().is_none_or(|file| file.as_os_str() != "-") {
+        anstream::println!("{}", claims::text(claims));
+    }
+    Ok(())
 }
 
 /// Prints, writes and draws a report as the options say.

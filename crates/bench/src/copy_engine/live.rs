@@ -1,0 +1,280 @@
+//! The live half: real engines on real memory.
+
+use std::time::{Duration, Instant};
+
+use remanence_pmem::engine::order::{Stress, Verdict, stress};
+use remanence_pmem::engine::{CopyEngine, Inline, Options, Placement, Refusal, Source, Worker};
+use remanence_pmem::{FileOptions, PersistenceDomain, Region};
+
+use super::{SIZES, key};
+use crate::machine::State;
+use crate::report::{Kind, Row};
+use crate::samples::{Metric, Samples};
+
+pub(super) const DRAM: &str = "copy to DRAM";
+pub(super) const PM: &str = "copy to PM";
+pub(super) const SUBMIT: &str = "submitter's time";
+pub(super) const ORDER: &str = "order";
+pub(super) const MEMCPY: &str = "memcpy";
+
+/// Bytes of a copy of the order test.
+const ORDER_LEN: u64 = 1024;
+
+/// An engine in one way of copying. Without a window it is the caller's own CPU.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Engine {
+    pub(super) placement: Placement,
+    pub(super) window: usize,
+}
+
+impl Engine {
+    pub(super) fn series(self) -> String {
+        let Self { placement, window } = self;
+        if window == 0 { format!("own CPU, {placement}") } else { format!("worker, {placement}, W={window}") }
+    }
+
+    fn make(self) -> Result<Box<dyn CopyEngine>, String> {
+        let options = Options::new().placement(self.placement).window(self.window.max(1));
+        if self.window == 0 {
+            return Ok(Box::new(Inline::new(options)));
+        }
+        let worker = Worker::new(options).map_err(|e| format!("no thread for the engine: {e}"))?;
+        Ok(Box::new(worker))
+    }
+}
+
+/// What is compared on DRAM, and on memory whose lines are written back.
+fn engines(op: &str) -> Vec<Engine> {
+    use Placement::{Cached, NonTemporal, WriteBack};
+    let list: &[(Placement, usize)] = match op {
+        DRAM => &[(Cached, 0), (Cached, 1), (Cached, 8)],
+        PM => &[
+            (WriteBack, 0),
+            (NonTemporal, 0),
+            (Cached, 8),
+            (WriteBack, 8),
+            (NonTemporal, 1),
+            (NonTemporal, 8),
+        ],
+        SUBMIT => &[(WriteBack, 0), (NonTemporal, 0), (NonTemporal, 8)],
+        _ => &[(Cached, 0), (NonTemporal, 0), (Cached, 8), (WriteBack, 8), (NonTemporal, 8)],
+    };
+    list.iter().map(|&(placement, window)| Engine { placement, window }).collect()
+}
+
+/// What the order test found with one engine.
+pub(super) struct Order {
+    engine: Engine,
+    pub(super) verdict: Verdict,
+}
+
+impl Order {
+    pub(super) fn row(&self) -> Row {
+        let violations = self.verdict.violations as f64;
+        Row {
+            series: self.engine.series(),
+            op: ORDER.to_owned(),
+            x: ORDER_LEN,
+            metric: "violations",
+            unit: "count",
+            state: State::Any.word(),
+            p50: violations,
+            p99: violations,
+            n: self.verdict.looks,
+            kind: Kind::Live,
+        }
+    }
+}
+
+/// All that was measured.
+pub(super) struct Live {
+    pub(super) samples: Samples,
+    pub(super) order: Vec<Order>,
+    pub(super) rounds: u64,
+    pub(super) ms: u64,
+    /// Bytes of the memory that was copied to.
+    pub(super) target: u64,
+}
+
+/// Where copies go: on from where the last one went, and round.
+struct Target {
+    region: Region,
+    at: u64,
+}
+
+impl Target {
+    fn next(&mut self, size: u64) -> u64 {
+        if self.at + size > self.region.len() {
+            self.at = 0;
+        }
+        let at = self.at;
+        self.at += size;
+        at
+    }
+}
+
+pub(super) fn run(quick: bool, mut progress: impl FnMut(u64, u64, &str)) -> Result<Live, String> {
+    let (rounds, ms) = if quick { (3, 6) } else { (11, 25) };
+    // Much more than a core's own caches; the paper's was 4 GiB.
+    let target: u64 = if quick { 256 << 20 } else { 1 << 30 };
+    let dram = Region::anonymous(target).map_err(|e| e.to_string())?;
+    dram.populate();
+    let mut dram = Target { region: dram, at: 0 };
+    let mut pm = Target { region: declared(target)?, at: 0 };
+    let (mut vector, mut at) = (vec![1_u8; target as usize], 0);
+    let mut samples = Samples::default();
+    let ops = [DRAM, PM, SUBMIT];
+    let steps = 1 + ops.iter().map(|op| engines(op).len()).sum::<usize>();
+    let total = rounds * (SIZES.len() * steps) as u64 + engines(ORDER).len() as u64;
+    let mut done = 0;
+    for _ in 0..rounds {
+        for size in SIZES {
+            done += 1;
+            progress(done, total, MEMCPY);
+            let rate = memcpy(&mut vector, &mut at, size as usize, Duration::from_millis(ms));
+            samples.add(&key(DRAM, size, MEMCPY, Metric::Throughput), State::Any, State::Any, [rate]);
+            for op in ops {
+                for engine in engines(op) {
+                    done += 1;
+                    progress(done, total, &format!("{op}: {}", engine.series()));
+                    let target = if op == DRAM { &mut dram } else { &mut pm };
+                    sample(&mut samples, op, engine, target, size, Duration::from_millis(ms))?;
+                }
+            }
+        }
+    }
+    let mut order = Vec::new();
+    for engine in engines(ORDER) {
+        done += 1;
+        progress(done, total, &format!("order: {}", engine.series()));
+        let copies = if quick { 20_000 } else { 1_000_000 };
+        let stressed = stress(&mut *engine.make()?, &pm.region, Stress { copies, len: ORDER_LEN, slots: 12 });
+        order.push(Order { engine, verdict: stressed.map_err(|e| e.to_string())? });
+    }
+    Ok(Live { samples, order, rounds, ms, target })
+}
+
+/// DRAM whose lines are written back as if it were persistent.
+pub(crate) fn declared(len: u64) -> Result<Region, String> {
+    let path = std::path::Path::new("/dev/shm").join(format!("remanence-bench-{}", std::process::id()));
+    let options = FileOptions::new().create_new(len).declare(PersistenceDomain::Adr).populate(true);
+    let region = options.open(&path).map_err(|e| e.to_string());
+    let _ = std::fs::remove_file(&path);
+    region
+}
+
+fn sample(
+    samples: &mut Samples,
+    op: &str,
+    engine: Engine,
+    target: &mut Target,
+    size: u64,
+    budget: Duration,
+) -> Result<(), String> {
+    // Two cores at work know two states.
+    let probe = || if engine.window == 0 { State::Any } else { State::probe() };
+    let mut running = engine.make()?;
+    let before = probe();
+    let (metric, values) = if op == SUBMIT {
+        (Metric::Latency, submit_times(&mut *running, target, size, budget)?)
+    } else {
+        (Metric::Throughput, vec![burst(&mut *running, target, size, budget)?])
+    };
+    samples.add(&key(op, size, &engine.series(), metric), before, probe(), values);
+    Ok(())
+}
+
+/// GB/s of copies of one size, as many under way as the window allows.
+fn burst(
+    engine: &mut dyn CopyEngine,
+    target: &mut Target,
+    size: u64,
+    budget: Duration,
+) -> Result<f64, String> {
+    let mut free: Vec<Vec<u8>> = vec![vec![0x5A; size as usize]; engine.options().window];
+    let mut copied = 0;
+    let start = Instant::now();
+    while start.elapsed() < budget {
+        for _ in 0..8 {
+            let buffer = match free.pop() {
+                Some(buffer) => buffer,
+                None => take(engine)?,
+            };
+            let offset = target.next(size);
+            submit(engine, buffer.into(), &target.region, offset)?;
+            copied += size;
+        }
+    }
+    while engine.in_flight() > 0 {
+        take(engine)?;
+    }
+    Ok(copied as f64 / start.elapsed().as_nanos() as f64)
+}
+
+/// Microseconds that the submitter spends on a copy: handing it over, and taking its completion. Whatever it would do
+/// in between is not counted.
+fn submit_times(
+    engine: &mut dyn CopyEngine,
+    target: &mut Target,
+    size: u64,
+    budget: Duration,
+) -> Result<Vec<f64>, String> {
+    let mut values = Vec::new();
+    let mut buffer = vec![0x5A; size as usize];
+    let start = Instant::now();
+    while start.elapsed() < budget {
+        let offset = target.next(size);
+        let source = Source::from(buffer);
+        let handing = Instant::now();
+        submit(engine, source, &target.region, offset)?;
+        let handed = handing.elapsed();
+        buffer = loop {
+            let taking = Instant::now();
+            if let Some(completion) = engine.poll() {
+                values.push((handed + taking.elapsed()).as_nanos() as f64 / 1e3);
+                completion.outcome.map_err(|e| e.to_string())?;
+                break completion.source.into_bytes().unwrap_or_default();
+            }
+            std::hint::spin_loop();
+        };
+    }
+    Ok(values)
+}
+
+fn submit(engine: &mut dyn CopyEngine, mut source: Source, to: &Region, offset: u64) -> Result<(), String> {
+    loop {
+        match engine.submit(source, to, offset) {
+            Ok(_) => return Ok(()),
+            Err(refused) if matches!(refused.why, Refusal::WindowFull { .. }) => {
+                source = refused.source;
+                take(engine)?;
+            }
+            Err(refused) => return Err(refused.to_string()),
+        }
+    }
+}
+
+/// Waits for a completion, and takes its buffer.
+fn take(engine: &mut dyn CopyEngine) -> Result<Vec<u8>, String> {
+    let completion = engine.wait().ok_or("a buffer went missing")?;
+    completion.outcome.map_err(|e| e.to_string())?;
+    Ok(completion.source.into_bytes().unwrap_or_default())
+}
+
+/// GB/s of memcpy from one small buffer to all of a large one, on from where it stopped.
+fn memcpy(to: &mut [u8], at: &mut usize, size: usize, budget: Duration) -> f64 {
+    let from = vec![0x5A_u8; size];
+    let mut bytes = 0;
+    let start = Instant::now();
+    while start.elapsed() < budget {
+        for _ in 0..8 {
+            if *at + size > to.len() {
+                *at = 0;
+            }
+            to[*at..*at + size].copy_from_slice(std::hint::black_box(&from));
+            *at += size;
+            bytes += size;
+        }
+    }
+    bytes as f64 / start.elapsed().as_nanos() as f64
+}

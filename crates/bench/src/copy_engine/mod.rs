@@ -1,0 +1,206 @@
+//! `rem bench copy-engine`: who copies into memory, how fast, and at what price to the caller (paper 001, section 5.4:
+//! figures 5 and 6, the order test, and the write amplification behind them).
+//!
+//! Live: the engines of `pmem::engine` on DRAM, and on DRAM that is declared persistent (ADR), so that cache lines
+//! are written back as on a persistent DIMM; beside memcpy, the limit. Model: the same figures for the paper's
+//! machine, from its own peaks and from the DIMM model.
+
+mod live;
+mod model;
+
+use remanence_pmem::engine::{Placement, dsa};
+
+use self::live::{DRAM, Engine, PM, SUBMIT};
+use crate::claims::{Claim, Verdict, times};
+use crate::machine::Machine;
+use crate::report::{Bar, Report, Sense};
+use crate::samples::{Key, Metric, Samples};
+
+/// How the bench is run.
+#[derive(Clone, Copy, Debug)]
+pub struct Options {
+    /// Fewer, shorter samples, and a smaller target; finishes in about half a minute.
+    pub quick: bool,
+}
+
+/// Bytes of a copy: those of the paper's figures.
+const SIZES: [u64; 8] = [1 << 10, 2 << 10, 4 << 10, 8 << 10, 16 << 10, 32 << 10, 64 << 10, 128 << 10];
+
+/// Runs it. `progress` is told each step, as (done, of, what).
+///
+/// # Errors
+/// One sentence when there is no memory to copy to.
+pub fn run(options: Options, progress: impl FnMut(u64, u64, &str)) -> Result<(Report, Vec<Claim>), String> {
+    let live = live::run(options.quick, progress)?;
+    let model = model::Model::new();
+    let mut rows = live.samples.rows();
+    rows.extend(live.order.iter().map(live::Order::row));
+    rows.extend(model.rows());
+    let bars = bars(&live, &model);
+    let claims = claims(&live, &model);
+    let params = serde_json::json!({
+        "quick": options.quick, "rounds": live.rounds, "ms": live.ms, "target": live.target,
+        "sources": "as many as are under way, used again and again, so that they stay in the cache",
+        "pm": "a tmpfs file, declared ADR: lines are written back and fenced as on a persistent DIMM, and end in DRAM",
+        "dsa": dsa::detect().to_string(),
+        "dropped": live.samples.dropped,
+        "x": { model::AMPLIFICATION: "lines of disorder" },
+        "claims": &claims,
+    });
+    let skipped = vec![dsa::detect().to_string()];
+    Ok((Report { bench: "copy-engine", machine: Machine::here(), params, rows, bars, skipped }, claims))
+}
+
+fn key(op: &str, x: u64, series: &str, metric: Metric) -> Key {
+    Key { op: op.to_owned(), x, series: series.to_owned(), metric }
+}
+
+fn throughput(samples: &Samples, op: &str, size: u64, over: &str, under: &str) -> Option<f64> {
+    samples.ratio(&key(op, size, over, Metric::Throughput), &key(op, size, under, Metric::Throughput))
+}
+
+/// What the bars and the claims are about.
+fn ratio(samples: &Samples, op: &str, size: u64, over: Engine, under: Engine) -> Option<f64> {
+    throughput(samples, op, size, &over.series(), &under.series())
+}
+
+const INLINE: fn(Placement) -> Engine = |placement| Engine { placement, window: 0 };
+const WORKER_1: fn(Placement) -> Engine = |placement| Engine { placement, window: 1 };
+const WORKER_8: fn(Placement) -> Engine = |placement| Engine { placement, window: 8 };
+
+fn busy(samples: &Samples, size: u64) -> Option<f64> {
+    let at = |engine: Engine| key(SUBMIT, size, &engine.series(), Metric::Latency);
+    samples.ratio(&at(WORKER_8(Placement::NonTemporal)), &at(INLINE(Placement::NonTemporal)))
+}
+
+fn bars(live: &live::Live, model: &model::Model) -> Vec<Bar> {
+    use Placement::{Cached, NonTemporal, WriteBack};
+    let samples = &live.samples;
+    let violations = live.order.iter().map(|order| order.verdict.violations).sum::<u64>();
+    vec![
+        Bar::new(
+            "copies that were seen out of order, all engines",
+            Some(violations as f64),
+            Sense::AtMost,
+            0.0,
+        ),
+        Bar::new(
+            "64 KiB to PM: the submitter's time with the worker / with its own CPU",
+            busy(samples, 64 << 10),
+            Sense::AtMost,
+            0.5,
+        ),
+        Bar::new(
+            "64 KiB to PM: worker, 8 under way / own CPU, throughput",
+            ratio(samples, PM, 64 << 10, WORKER_8(NonTemporal), INLINE(NonTemporal)),
+            Sense::AtLeast,
+            0.8,
+        ),
+        Bar::new(
+            "64 KiB to PM: non-temporal / written back, throughput",
+            ratio(samples, PM, 64 << 10, INLINE(NonTemporal), INLINE(WriteBack)),
+            Sense::AtLeast,
+            1.0,
+        ),
+        Bar::new(
+            "64 KiB to DRAM: worker, 8 under way / memcpy, throughput",
+            throughput(samples, DRAM, 64 << 10, &WORKER_8(Cached).series(), live::MEMCPY),
+            Sense::AtLeast,
+            0.7,
+        ),
+        Bar::new(
+            "model: write amplification with direct cache access (2 in the paper)",
+            Some(model.amplified),
+            Sense::AtLeast,
+            1.7,
+        ),
+        Bar::new("model: write amplification without", Some(model.direct), Sense::AtMost, 1.05),
+        Bar::new(
+            "model: 64 KiB to PM, direct cache access off / on (11.5 / 5.8 GB/s in the paper)",
+            Some(model.to_pm(64 << 10, false) / model.to_pm(64 << 10, true)),
+            Sense::AtLeast,
+            1.7,
+        ),
+    ]
+}
+
+fn claims(live: &live::Live, model: &model::Model) -> Vec<Claim> {
+    use Placement::{Cached, NonTemporal, WriteBack};
+    let samples = &live.samples;
+    let pipelined = ratio(samples, DRAM, 4 << 10, WORKER_8(Cached), WORKER_1(Cached));
+    let engine = throughput(samples, DRAM, 64 << 10, &WORKER_8(Cached).series(), live::MEMCPY);
+    let dca_large = ratio(samples, PM, 64 << 10, WORKER_8(NonTemporal), WORKER_8(Cached));
+    let dca_small = ratio(samples, PM, 1 << 10, WORKER_8(NonTemporal), WORKER_8(Cached));
+    let nt = ratio(samples, PM, 64 << 10, INLINE(NonTemporal), INLINE(WriteBack));
+    let looks: u64 = live.order.iter().map(|order| order.verdict.looks).sum();
+    let under_way: u64 = live.order.iter().map(|order| order.verdict.under_way).sum();
+    let violations: u64 = live.order.iter().map(|order| order.verdict.violations).sum();
+    vec![
+        Claim::new(
+            "fig. 5: several copies under way are up to 3 x faster than one at a time, from 4 KiB",
+            Verdict::of(pipelined.map(|ratio| ratio >= 1.15)),
+            format!(
+                "8 under way / 1: {} at 4 KiB; what is hidden here is the hand-over between two cores, there it is the \
+                 engine's start-up, so the gain is of the same kind and of another size",
+                times(pipelined)
+            ),
+        ),
+        Claim::new(
+            "fig. 5: the DMA engine copies 1.44 x as fast as memcpy on one core, from 8 KiB",
+            Verdict::of(engine.map(|ratio| ratio >= 1.44)),
+            format!(
+                "worker / memcpy: {} at 64 KiB; the worker is a core like the submitter's, and copies no faster. \
+                 What it gives is the submitter's time: {} of that of copying by itself. {}",
+                times(engine),
+                times(busy(samples, 64 << 10)),
+                dsa::detect()
+            ),
+        ),
+        Claim::new(
+            "fig. 6: without direct cache access the engine writes 2 x as fast to Optane (11.5 against 5.8 GB/s)",
+            Verdict::ModelOnly,
+            format!(
+                "model: {} against {} GB/s, for an amplification of {} against {}. Here, on DRAM: {} at 64 KiB, \
+                 where a line that is not cached need not be read first, and the medium has no blocks to amplify",
+                crate::report::figure(model.to_pm(64 << 10, false)),
+                crate::report::figure(model.to_pm(64 << 10, true)),
+                crate::report::figure(model.direct),
+                crate::report::figure(model.amplified),
+                times(dca_large)
+            ),
+        ),
+        Claim::new(
+            "fig. 6: for copies of 1 to 2 KiB direct cache access is faster (and not durable)",
+            Verdict::of(dca_small.map(|ratio| ratio < 1.0)),
+            format!("off / on: {} at 1 KiB; off has a fence to wait for, on has none", times(dca_small)),
+        ),
+        Claim::new(
+            "5.4: a copy is never visible before an earlier one of its channel",
+            Verdict::of(Some(violations == 0)),
+            format!(
+                "{violations} violations in {looks} looks at {} copies; {under_way} looks fell upon a copy under way",
+                live.order.iter().map(|order| order.verdict.copies).sum::<u64>()
+            ),
+        ),
+        Claim::new(
+            "5.4.2: persistent copies of one core use non-temporal stores",
+            Verdict::of(nt.map(|ratio| ratio >= 1.0)),
+            format!(
+                "non-temporal / written back: {} at 64 KiB; worker, written back / non-temporal: {}",
+                times(nt),
+                times(ratio(samples, PM, 64 << 10, WORKER_8(WriteBack), WORKER_8(NonTemporal)))
+            ),
+        ),
+        Claim::new(
+            "5.2: DDIO makes DIMMs write about 2 x what they receive, and disabling it ends that",
+            Verdict::ModelOnly,
+            format!(
+                "{} with lines leaving a cache in random order (calibrated to the paper's counters, 1.86), {} in \
+                 sequence; the engines' own stores, traced: {}",
+                crate::report::figure(model.amplified),
+                crate::report::figure(model.direct),
+                model.traced()
+            ),
+        ),
+    ]
+}

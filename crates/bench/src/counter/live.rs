@@ -1,0 +1,252 @@
+//! The live half: real words and logs.
+
+use std::time::{Duration, Instant};
+
+use remanence_pmem::counter::{CountedLog, DurableWord, PlainWord, RotatingCounter, RotatingRegister};
+use remanence_pmem::flush::{self, Instruction};
+use remanence_pmem::layout::{Log, Unrecovered};
+use remanence_pmem::{FileOptions, PersistenceDomain, Region};
+
+use super::key;
+use crate::machine::State;
+use crate::samples::Samples;
+
+pub(super) const UPDATE: &str = "update";
+pub(super) const UNFENCED: &str = "update without fences";
+pub(super) const SEQUENCE: &str = "update in sequence";
+pub(super) const APPEND: &str = "append";
+pub(super) const BARE: &str = "bare store, write-back, fence";
+pub(super) const STORE: &str = "bare store";
+pub(super) const BARE_APPEND: &str = "two bare durable writes";
+pub(super) const CHECKSUMS: &str = "checksums only";
+
+/// Chunks of the rotation; 1 is the plain word.
+pub(super) const CHUNKS: [u64; 6] = [1, 2, 3, 5, 10, 20];
+/// Bytes of an entry, as in figure 9.
+pub(super) const ENTRIES: [u64; 7] = [64, 128, 256, 512, 1024, 2048, 4096];
+
+const MEMORY: u64 = 64 << 20;
+
+/// What a log counts with.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Word {
+    Plain,
+    Counter,
+    Register,
+}
+
+impl Word {
+    pub(super) const ALL: [Self; 3] = [Self::Plain, Self::Counter, Self::Register];
+
+    pub(super) const fn series(self) -> &'static str {
+        match self {
+            Self::Plain => "plain word",
+            Self::Counter => "rotating counter",
+            Self::Register => "rotating register",
+        }
+    }
+}
+
+/// All that was measured.
+pub(super) struct Live {
+    pub(super) samples: Samples,
+    /// Those of the CPU, the best first.
+    pub(super) instructions: Vec<Instruction>,
+    pub(super) rounds: u64,
+    pub(super) updates: u64,
+    pub(super) skipped: Vec<String>,
+}
+
+pub(super) fn fenced(instruction: Instruction) -> String {
+    format!("{instruction}, fenced")
+}
+
+pub(super) fn unfenced(instruction: Instruction) -> String {
+    format!("{instruction}, unfenced")
+}
+
+pub(super) fn run(quick: bool, mut progress: impl FnMut(u64, u64, &str)) -> Result<Live, String> {
+    use Instruction::{Clflush, ClflushOpt, Clwb, DcCvac, DcCvap};
+    let (rounds, updates) = if quick { (5, 2_000) } else { (31, 20_000) };
+    let (instructions, missing): (Vec<_>, Vec<_>) =
+        [Clwb, ClflushOpt, Clflush, DcCvap, DcCvac].into_iter().partition(|i| flush::has(*i));
+    let skipped = missing.iter().map(|i| format!("{i}: this CPU does not have it")).collect();
+    let regions = instructions.iter().map(|i| declared(*i)).collect::<Result<Vec<Region>, String>>()?;
+    let mut live = Live { samples: Samples::default(), instructions, rounds, updates, skipped };
+    let total = rounds * (regions.len() as u64 + 2);
+    for round in 0..rounds {
+        for (number, region) in regions.iter().enumerate() {
+            let instruction = live.instructions[number];
+            progress(round * (regions.len() as u64 + 2) + number as u64, total, &fenced(instruction));
+            live.words(region, instruction)?;
+        }
+        let done = round * (regions.len() as u64 + 2) + regions.len() as u64;
+        progress(done, total, BARE);
+        live.bare(&regions[0]);
+        progress(done + 1, total, APPEND);
+        live.logs(&regions[0], round)?;
+    }
+    Ok(live)
+}
+
+/// DRAM whose lines are written back by this instruction, as if it were persistent.
+fn declared(instruction: Instruction) -> Result<Region, String> {
+    let name = format!("remanence-counter-{}-{instruction}", std::process::id()).replace(' ', "-");
+    let path = std::path::Path::new("/dev/shm").join(name);
+    let options = FileOptions::new()
+        .create_new(MEMORY)
+        .declare(PersistenceDomain::Adr)
+        .write_back(instruction)
+        .populate(true);
+    let region = options.open(&path).map_err(|e| e.to_string());
+    let _ = std::fs::remove_file(&path);
+    region
+}
+
+impl Live {
+    fn add(&mut self, op: &str, x: u64, series: &str, rate: f64) {
+        self.samples.add(&key(op, x, series), State::Any, State::Any, [rate]);
+    }
+
+    /// Every rotation, with a fence for each update and without.
+    fn words(&mut self, region: &Region, instruction: Instruction) -> Result<(), String> {
+        let updates = self.updates;
+        for chunks in CHUNKS {
+            let rate = match chunks {
+                1 => word::<PlainWord<Region>>(region, updates),
+                2 => word::<RotatingCounter<Region, 2>>(region, updates),
+                3 => word::<RotatingCounter<Region, 3>>(region, updates),
+                5 => word::<RotatingCounter<Region, 5>>(region, updates),
+                10 => word::<RotatingCounter<Region, 10>>(region, updates),
+                20 => word::<RotatingCounter<Region, 20>>(region, updates),
+                _ => Err(format!("no counter of {chunks} chunks was compiled in")),
+            }?;
+            self.add(UPDATE, chunks, &fenced(instruction), rate);
+            let rate = stores(region, updates, 256, chunks, Then::WriteBack);
+            self.add(UNFENCED, chunks, &unfenced(instruction), rate);
+        }
+        let rate = stores(region, updates, 64, MEMORY / 64, Then::Sync);
+        self.add(SEQUENCE, 64, &fenced(instruction), rate);
+        let rate = stores(region, updates, 64, MEMORY / 64, Then::WriteBack);
+        self.add(SEQUENCE, 64, &unfenced(instruction), rate);
+        Ok(())
+    }
+
+    /// What a word cannot be faster than.
+    fn bare(&mut self, region: &Region) {
+        for chunks in CHUNKS {
+            let rate = stores(region, self.updates, 256, chunks, Then::Sync);
+            self.add(UPDATE, chunks, BARE, rate);
+            let rate = stores(region, self.updates, 256, chunks, Then::Nothing);
+            self.add(UNFENCED, chunks, STORE, rate);
+        }
+    }
+
+    fn logs(&mut self, region: &Region, round: u64) -> Result<(), String> {
+        for size in ENTRIES {
+            let appends = (self.updates / 2).min(MEMORY / 2 / (size + 128));
+            for word in Word::ALL {
+                let rate = match word {
+                    Word::Plain => counted::<PlainWord<Region>>(region, appends, size, round),
+                    Word::Counter => counted::<RotatingCounter<Region>>(region, appends, size, round),
+                    Word::Register => counted::<RotatingRegister<Region>>(region, appends, size, round),
+                }?;
+                self.add(APPEND, size, word.series(), rate);
+            }
+            self.add(APPEND, size, CHECKSUMS, checksummed(region, appends, size, round)?);
+            self.add(APPEND, size, BARE_APPEND, bare_appends(region, appends, size));
+        }
+        Ok(())
+    }
+}
+
+/// Million operations a second.
+fn rate(operations: u64, elapsed: Duration) -> f64 {
+    operations as f64 * 1e3 / elapsed.as_nanos().max(1) as f64
+}
+
+/// Updates of a durable word.
+fn word<W: DurableWord<Medium = Region>>(region: &Region, updates: u64) -> Result<f64, String> {
+    let mut word = W::format(region.clone(), 0).map_err(|e| e.to_string())?;
+    let start = Instant::now();
+    for value in 1..=updates {
+        word.set(value).map_err(|e| e.to_string())?;
+    }
+    Ok(rate(updates, start.elapsed()))
+}
+
+/// What follows a store.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Then {
+    Nothing,
+    WriteBack,
+    Sync,
+}
+
+/// Bare stores to so many places in turn, this far apart.
+fn stores(region: &Region, updates: u64, step: u64, places: u64, then: Then) -> f64 {
+    let mut place = 0;
+    let start = Instant::now();
+    for value in 1..=updates {
+        let at = place * step;
+        place = if place + 1 == places { 0 } else { place + 1 };
+        region.store_u64(at, value);
+        if then != Then::Nothing {
+            region.pwb(at..at + 8);
+        }
+        if then == Then::Sync {
+            // Memory that was declared by ourselves does not fail.
+            let _ = region.psync();
+        }
+    }
+    // What is still on its way belongs to the updates.
+    let _ = region.psync();
+    rate(updates, start.elapsed())
+}
+
+/// Appends, each durable before the next.
+fn counted<W: DurableWord<Medium = Region>>(
+    region: &Region,
+    appends: u64,
+    size: u64,
+    tag: u64,
+) -> Result<f64, String> {
+    let fault = |e: remanence_pmem::counter::LogFault| e.to_string();
+    let entry = vec![0x5A; size as usize];
+    let mut log = CountedLog::<W>::format(region.clone(), 0..MEMORY, tag).map_err(fault)?;
+    let start = Instant::now();
+    for _ in 0..appends {
+        log.append(&entry).map_err(fault)?;
+        log.commit().map_err(fault)?;
+    }
+    Ok(rate(appends, start.elapsed()))
+}
+
+/// The same into a log that finds its end by checksums.
+fn checksummed(region: &Region, appends: u64, size: u64, tag: u64) -> Result<f64, String> {
+    let entry = vec![0x5A; size as usize];
+    // No entry of an earlier round has this tag, so it is empty.
+    let empty = Unrecovered::new(region.clone(), 0..MEMORY, 0xC0FF_EE00 ^ size << 32 ^ tag);
+    let mut log: Log<Region> = empty.recover(1, |_, _| {}).map_err(|e| e.to_string())?;
+    let start = Instant::now();
+    for _ in 0..appends {
+        log.append(&entry).map_err(|e| e.to_string())?;
+        log.sync().map_err(|e| e.to_string())?;
+    }
+    Ok(rate(appends, start.elapsed()))
+}
+
+/// What an append cannot be faster than: its bytes, then a word, each durable before the next.
+fn bare_appends(region: &Region, appends: u64, size: u64) -> f64 {
+    let entry = vec![0x5A; (size as usize + 16).next_multiple_of(64)];
+    let start = Instant::now();
+    for number in 0..appends {
+        region.write_nt(4096 + number * entry.len() as u64, &entry);
+        let _ = region.psync();
+        let at = number % 10 * 256;
+        region.store_u64(at, number);
+        region.pwb(at..at + 8);
+        let _ = region.psync();
+    }
+    rate(appends, start.elapsed())
+}
