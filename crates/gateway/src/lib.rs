@@ -99,6 +99,9 @@ pub struct Options {
     pub output_high: usize,
     /// A connection that leaves replies unread for so long is closed.
     pub stall: Duration,
+    /// After how much silence the system asks whether a peer is still there, three times; one that is not is closed. None
+    /// is never.
+    pub keepalive: Option<Duration>,
     /// How long a stopping gateway tries to send what it owes.
     pub grace: Duration,
     /// Keys looked at ten times a second for having expired; 0 is never. They are never served, looked at or not.
@@ -116,6 +119,7 @@ impl Default for Options {
             limits: Limits::default(),
             output_high: 1 << 20,
             stall: Duration::from_secs(60),
+            keepalive: Some(Duration::from_secs(300)),
             grace: Duration::from_secs(5),
             sweep: 20,
         }
@@ -159,6 +163,7 @@ pub struct Gateway {
     shared: Arc<Shared>,
     stopper: Stopper,
     threads: Vec<JoinHandle<()>>,
+    panicked: bool,
 }
 
 impl fmt::Debug for Gateway {
@@ -177,6 +182,17 @@ pub struct Stopper {
 impl fmt::Debug for Stopper {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Stopper").finish_non_exhaustive()
+    }
+}
+
+/// A worker that panics has said why; half a gateway would only look like one.
+struct StopOnPanic(Stopper);
+
+impl Drop for StopOnPanic {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.stop();
+        }
     }
 }
 
@@ -251,14 +267,18 @@ impl Gateway {
         });
 
         // From here on, a failure must stop the workers that run already: dropping the gateway does.
-        let mut gateway = Self { addresses, metrics, shared, stopper, threads: Vec::new() };
+        let mut gateway = Self { addresses, metrics, shared, stopper, threads: Vec::new(), panicked: false };
         let mut doors = Some((listeners, metrics_listener));
         for (number, ((poll, inbox), store)) in polls.into_iter().zip(inboxes).zip(stores).enumerate() {
+            let stopper = gateway.stopper.clone();
             let worker = Worker::new(number, poll, inbox, store, common.clone());
             let worker = worker.with_doors(doors.take()).map_err(Error::System)?;
             let thread = std::thread::Builder::new()
                 .name(format!("gateway-{number}"))
-                .spawn(move || worker.run())
+                .spawn(move || {
+                    let _all_or_none = StopOnPanic(stopper);
+                    worker.run();
+                })
                 .map_err(Error::System)?;
             gateway.threads.push(thread);
         }
@@ -294,9 +314,11 @@ impl Gateway {
         self.finish(true);
     }
 
-    /// Waits until somebody stops it.
-    pub fn wait(mut self) {
+    /// Waits until somebody stops it, or a worker panicked and took the others along; whether it was stopped.
+    #[must_use]
+    pub fn wait(mut self) -> bool {
         self.finish(false);
+        !self.panicked
     }
 
     fn finish(&mut self, stop: bool) {
@@ -308,10 +330,7 @@ impl Gateway {
             return;
         }
         for thread in threads {
-            // A worker that panicked has said why; the others are asked to end, rather than to serve half a gateway.
-            if thread.join().is_err() {
-                self.stopper.stop();
-            }
+            self.panicked |= thread.join().is_err();
         }
         for address in &self.addresses {
             if let Address::Unix(path) = address {

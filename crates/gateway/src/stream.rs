@@ -3,10 +3,12 @@
 use std::io::{self, Read, Write};
 use std::os::unix::fs::FileTypeExt as _;
 use std::path::Path;
+use std::time::Duration;
 
 use mio::event::Source;
 use mio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use mio::{Interest, Registry, Token};
+use socket2::{SockRef, TcpKeepalive};
 
 use crate::{Address, Error};
 
@@ -47,13 +49,17 @@ impl Listener {
     }
 
     /// A connection and the names of its ends, as CLIENT LIST shows them.
-    pub(crate) fn accept(&self) -> io::Result<(Stream, String, String)> {
+    pub(crate) fn accept(&self, keepalive: Option<Duration>) -> io::Result<(Stream, String, String)> {
         match self {
             Self::Tcp(listener) => {
                 let (stream, peer) = listener.accept()?;
                 // Replies are written whole: to wait for more would only delay them. A socket that is gone already says
                 // so at its first read.
                 let _ = stream.set_nodelay(true);
+                if let Some(time) = keepalive {
+                    let probes = TcpKeepalive::new().with_time(time).with_interval(time / 3).with_retries(3);
+                    let _ = SockRef::from(&stream).set_tcp_keepalive(&probes);
+                }
                 let local = stream.local_addr().map(|local| local.to_string()).unwrap_or_default();
                 Ok((Stream::Tcp(stream), peer.to_string(), local))
             }

@@ -28,6 +28,8 @@ const DOORS: usize = 1;
 /// Connections.
 const SEATS: usize = 1024;
 
+/// Microseconds after which an idle connection gives back its buffers.
+const RELAX_US: i64 = 2_000_000;
 const TICK: Duration = Duration::from_millis(100);
 const READ_BUFFER: usize = 64 * 1024;
 /// Scrapes at a time.
@@ -179,7 +181,7 @@ impl<S: Store> Worker<S> {
         let scraper = door == doors.clients.len();
         let listener = if scraper { doors.metrics.as_ref() } else { doors.clients.get(door) };
         while let Some(listener) = listener {
-            match listener.accept() {
+            match listener.accept(self.common.options.keepalive) {
                 Ok((stream, ..)) if scraper => self.seat_scrape(stream),
                 Ok((stream, address, local)) => self.deal(Arrival { stream, address, local }),
                 Err(error) if error.kind() == ErrorKind::WouldBlock => break,
@@ -304,11 +306,16 @@ impl<S: Store> Worker<S> {
         let idle_us = options.config.idle_timeout_s.saturating_mul(1_000_000) as i64;
         let stall_us = options.stall.as_micros() as i64;
         let mut over = Vec::new();
-        for (place, guest) in self.guests.iter().enumerate() {
+        for (place, guest) in self.guests.iter_mut().enumerate() {
             match guest {
                 Some(Guest::Client(connection)) => {
-                    let peer = connection.session().peer();
-                    let idle = idle_us > 0 && now_us - peer.last_us() > idle_us;
+                    let peer = connection.session().peer().clone();
+                    let quiet = now_us - peer.last_us();
+                    // Once, in the tick that finds it quiet for so long.
+                    if quiet > RELAX_US && quiet < RELAX_US + 3 * TICK.as_micros() as i64 {
+                        connection.relax();
+                    }
+                    let idle = idle_us > 0 && quiet > idle_us;
                     let stalled = connection.stalled_us().is_some_and(|since| now_us - since > stall_us);
                     if idle || stalled {
                         shared.stats.idle_closed.add(1);

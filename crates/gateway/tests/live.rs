@@ -13,7 +13,7 @@ use remanence_gateway::{Address, Error, Gateway, Options};
 use remanence_resp::engine::Config;
 use remanence_resp::memory::MemoryStore;
 use remanence_resp::protocol::{Frame, Limits};
-use remanence_resp::store::StoreError;
+use remanence_resp::store::{Condition, Key, Store, StoreError, StoreLimits, Version};
 
 /// Waits for what happens by itself, sooner or later.
 fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
@@ -273,6 +273,87 @@ fn commands_on_several_keys_are_seen_whole() {
             assert_eq!(pair[0], pair[1]);
         }
     });
+    gateway.stop();
+}
+
+/// Panics when it is asked for a certain key.
+struct Fragile(MemoryStore);
+
+impl Store for Fragile {
+    fn limits(&self) -> StoreLimits {
+        self.0.limits()
+    }
+
+    fn get(&mut self, key: Key<'_>, value: &mut Vec<u8>) -> Result<Option<Version>, StoreError> {
+        assert!(key.name != b"boom", "this panic is part of a test");
+        self.0.get(key, value)
+    }
+
+    fn put(&mut self, key: Key<'_>, value: &[u8], condition: Condition) -> Result<bool, StoreError> {
+        self.0.put(key, value, condition)
+    }
+
+    fn delete(&mut self, key: Key<'_>, condition: Condition) -> Result<bool, StoreError> {
+        self.0.delete(key, condition)
+    }
+
+    fn scan(
+        &mut self,
+        space: u8,
+        cursor: u64,
+        count: usize,
+        each: &mut dyn FnMut(&[u8], &[u8]),
+    ) -> Result<u64, StoreError> {
+        self.0.scan(space, cursor, count, each)
+    }
+
+    fn sample(&mut self, space: u8, random: u64, name: &mut Vec<u8>) -> Result<bool, StoreError> {
+        self.0.sample(space, random, name)
+    }
+
+    fn count(&mut self, space: u8) -> Result<u64, StoreError> {
+        self.0.count(space)
+    }
+
+    fn clear(&mut self, space: Option<u8>) -> Result<(), StoreError> {
+        self.0.clear(space)
+    }
+}
+
+#[test]
+fn a_worker_that_panics_ends_the_whole_gateway() {
+    let store = MemoryStore::default();
+    let gateway = Gateway::start(options(), |_| Ok(Fragile(store.clone()))).unwrap();
+    let (mut one, mut two) = (Client::connect(&gateway), Client::connect(&gateway));
+    one.run("PING");
+    two.run("PING");
+    one.send(b"GET boom\r\n");
+    assert!(!gateway.wait());
+    assert_eq!(one.reply(), None);
+    assert_eq!(two.reply(), None);
+}
+
+#[test]
+fn a_gateway_can_be_stopped_from_elsewhere() {
+    let gateway = start(options());
+    let mut client = Client::connect(&gateway);
+    client.run("PING");
+    let stopper = gateway.stopper();
+    let stopping = std::thread::spawn(move || stopper.stop());
+    assert!(gateway.wait());
+    stopping.join().unwrap();
+    assert_eq!(client.reply(), None);
+}
+
+#[test]
+fn an_idle_connection_gives_its_memory_back_and_goes_on() {
+    let gateway = start(options());
+    let mut client = Client::connect(&gateway);
+    client.run(&format!("SET v {}", "x".repeat(50_000)));
+    client.run("GET v");
+    // Longer than a connection is kept warm; nothing here depends on how long it really takes.
+    std::thread::sleep(Duration::from_millis(2500));
+    assert_eq!(client.run("STRLEN v"), Frame::Integer(50_000));
     gateway.stop();
 }
 

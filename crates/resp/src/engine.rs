@@ -299,6 +299,11 @@ impl Session {
         shared.peers().remove(&self.peer.id);
     }
 
+    /// Gives back the memory that it keeps for its next command.
+    pub fn relax(&mut self) {
+        self.spare = Vec::new();
+    }
+
     /// What others see of it.
     #[must_use]
     pub const fn peer(&self) -> &Arc<Peer> {

@@ -138,6 +138,21 @@ fn a_large_buffer_is_given_back_after_a_large_request() {
 }
 
 #[test]
+fn a_decoder_at_rest_holds_nothing_and_goes_on() {
+    let mut decoder = Decoder::new(Limits::default());
+    decoder.push(b"PING\r\n*1\r\n$4\r\nQU");
+    assert_eq!(decoder.next(false).unwrap().unwrap().word(0), b"PING");
+    assert!(decoder.next(false).unwrap().is_none());
+    decoder.relax();
+    decoder.push(b"IT\r\n");
+    assert_eq!(decoder.next(false).unwrap().unwrap().word(0), b"QUIT", "not in the middle of a request");
+    decoder.relax();
+    assert_eq!(decoder.capacity(), 0);
+    decoder.push(b"PING\r\n");
+    assert_eq!(decoder.next(false).unwrap().unwrap().word(0), b"PING");
+}
+
+#[test]
 fn a_long_pipeline_is_decoded_in_one_pass() {
     let one = encode(&vec![b"GET".to_vec(), b"key".to_vec()]);
     let bytes = one.repeat(50_000);

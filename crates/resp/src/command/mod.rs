@@ -299,7 +299,7 @@ impl<'a, S: Store> Call<'a, S> {
 
     /// Gives a buffer back for the next command. Large ones are let go, and a handful is enough.
     pub(crate) fn recycle(&mut self, buffer: Vec<u8>) {
-        if buffer.capacity() <= 64 * 1024 && self.session.spare.len() < 4 {
+        if buffer.capacity() <= 16 * 1024 && self.session.spare.len() < 3 {
             self.session.spare.push(buffer);
         }
     }

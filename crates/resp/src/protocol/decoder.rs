@@ -196,6 +196,13 @@ impl Decoder {
         self.buffer.capacity() + self.line.capacity()
     }
 
+    /// Gives back the memory that is kept for the next request. Nothing happens in the middle of one.
+    pub fn relax(&mut self) {
+        if !self.partial() && !self.broken {
+            *self = Self::new(self.limits);
+        }
+    }
+
     /// Whether a request has begun and has not ended.
     #[must_use]
     pub const fn partial(&self) -> bool {
