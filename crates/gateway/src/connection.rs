@@ -155,7 +155,8 @@ impl Connection {
             if self.flush(with.shared).is_err() {
                 return After::Close;
             }
-            if self.session.closing() || (self.ended && requests < REQUESTS) {
+            // The end is only read once everything before it has been carried out.
+            if self.session.closing() || self.ended {
                 return if self.owes() { After::Wait } else { After::Close };
             }
             if requests >= REQUESTS || reads >= READS {

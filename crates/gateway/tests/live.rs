@@ -5,7 +5,8 @@ mod common;
 use std::io::{Read as _, Write as _};
 use std::net::{Shutdown, TcpStream};
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::sync::Arc;
+use std::sync::mpsc::{Receiver, channel};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use common::{Client, PATIENCE, bulk, ok, options, start, tcp};
@@ -276,8 +277,8 @@ fn commands_on_several_keys_are_seen_whole() {
     gateway.stop();
 }
 
-/// Panics when it is asked for a certain key.
-struct Fragile(MemoryStore);
+/// Panics when it is asked for a certain key, and at another waits until it is told to go on.
+struct Fragile(MemoryStore, Option<Receiver<()>>);
 
 impl Store for Fragile {
     fn limits(&self) -> StoreLimits {
@@ -286,6 +287,9 @@ impl Store for Fragile {
 
     fn get(&mut self, key: Key<'_>, value: &mut Vec<u8>) -> Result<Option<Version>, StoreError> {
         assert!(key.name != b"boom", "this panic is part of a test");
+        if let (b"gate", Some(gate)) = (key.name, &self.1) {
+            gate.recv_timeout(PATIENCE).unwrap();
+        }
         self.0.get(key, value)
     }
 
@@ -323,7 +327,7 @@ impl Store for Fragile {
 #[test]
 fn a_worker_that_panics_ends_the_whole_gateway() {
     let store = MemoryStore::default();
-    let gateway = Gateway::start(options(), |_| Ok(Fragile(store.clone()))).unwrap();
+    let gateway = Gateway::start(options(), |_| Ok(Fragile(store.clone(), None))).unwrap();
     let (mut one, mut two) = (Client::connect(&gateway), Client::connect(&gateway));
     one.run("PING");
     two.run("PING");
@@ -331,6 +335,32 @@ fn a_worker_that_panics_ends_the_whole_gateway() {
     assert!(!gateway.wait());
     assert_eq!(one.reply(), None);
     assert_eq!(two.reply(), None);
+}
+
+/// The only worker is held up in the store while requests arrive and the stop comes: they are read after it, and answered.
+#[test]
+fn what_had_arrived_when_the_stop_came_is_answered() {
+    let (store, (open, gate)) = (MemoryStore::default(), channel());
+    let gate = Mutex::new(Some(gate));
+    let gateway = Gateway::start(Options { threads: 1, ..options() }, |_| {
+        Ok(Fragile(store.clone(), gate.lock().unwrap().take()))
+    })
+    .unwrap();
+    let (mut one, mut two) = (Client::connect(&gateway), Client::connect(&gateway));
+    one.run("PING");
+    two.run("PING");
+    let before = gateway.shared().stats.reads.get();
+    one.send(b"GET gate\r\n");
+    eventually("the worker has read it", || gateway.shared().stats.reads.get() > before);
+    two.send(&b"INCR sum\r\n".repeat(2000));
+    gateway.stopper().stop();
+    open.send(()).unwrap();
+    assert_eq!(one.reply(), Some(Frame::Null));
+    for i in 1..=2000 {
+        assert_eq!(two.reply(), Some(Frame::Integer(i)));
+    }
+    assert_eq!(two.reply(), None);
+    assert!(gateway.wait());
 }
 
 #[test]
