@@ -114,7 +114,7 @@ impl World for Counted {
     }
 
     fn call(&mut self, _: u16, request: &[u8]) -> Result<Vec<u8>, String> {
-        if request.len() % 2 == 0 { Ok(request.to_vec()) } else { Err("odd".into()) }
+        if request.len().is_multiple_of(2) { Ok(request.to_vec()) } else { Err("odd".into()) }
     }
 }
 

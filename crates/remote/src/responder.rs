@@ -195,8 +195,9 @@ impl Responder {
             return self.immediate(number, len, imm, memory, buffers, world);
         }
         let mut buffer = std::mem::take(&mut self.buffer);
-        buffers.read(self.terms.ring.buffer(number), &mut buffer);
-        let result = self.sent(number, &buffer, len, memory, buffers, world);
+        let bytes = (len as usize).min(buffer.len());
+        buffers.read(self.terms.ring.buffer(number), &mut buffer[..bytes]);
+        let result = self.sent(number, &buffer[..bytes], len, memory, buffers, world);
         self.buffer = buffer;
         result
     }

@@ -26,7 +26,7 @@ const RECORD: u64 = 256;
 const RECORDS: u64 = 1500;
 const TAIL: u64 = 0;
 const FIRST: u64 = 4096;
-const LEN: u64 = 2 << 20;
+const LEN: u64 = 4 << 20;
 
 fn rounds() -> u64 {
     std::env::var("REMANENCE_ROUNDS").ok().and_then(|text| text.parse().ok()).unwrap_or(3)
@@ -91,7 +91,7 @@ fn serve() {
     let pm = std::env::var("REMANENCE_TEST_BUFFERS").is_ok_and(|b| b == "pm");
     let region = FileOptions::new().create(LEN).open(path).expect("a file");
     let device = Context::open(remanence_verbs::Options::udp(address)).expect("a device");
-    let options = ServerOptions::new(&device, region, 0).sessions(4).messages(16, 2048);
+    let options = ServerOptions::new(&device, region, 0).sessions(64).messages(16, 2048);
     let mut server =
         Server::bind(options.buffers(if pm { Buffers::Pm } else { Buffers::Dram })).expect("a server");
     // An application that does other things meanwhile: for a moment, and for as long as somebody wants.
