@@ -25,8 +25,14 @@ const EDGES: &[(&str, &[&str])] = &[
     ("resp", &[]),
     ("gateway", &["resp"]),
     ("ycsb", &[]),
-    ("bench", &["wire", "rnic", "pmem", "link", "verbs", "ibverbs", "pool"]),
-    ("cli", &["bench", "wire", "rnic", "pmem", "link", "verbs", "pool", "sim", "persist", "remote"]),
+    (
+        "bench",
+        &["wire", "rnic", "pmem", "link", "verbs", "ibverbs", "pool", "persist", "remote", "remotelog"],
+    ),
+    (
+        "cli",
+        &["bench", "wire", "rnic", "pmem", "link", "verbs", "pool", "sim", "persist", "remote", "remotelog"],
+    ),
 ];
 
 /// Licences that go with Apache-2.0 OR MIT in a binary we ship.

@@ -13,6 +13,7 @@ pub mod netns;
 pub mod peers;
 pub mod perftest;
 pub mod plot;
+pub mod remotelog;
 pub mod report;
 pub mod samples;
 pub mod transport;

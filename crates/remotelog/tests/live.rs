@@ -13,7 +13,7 @@ use remanence_pmem::{FileOptions, PersistenceDomain, Region};
 use remanence_remote::{CostSource, ServerOptions};
 use remanence_remotelog::format::superblock::Uuid;
 use remanence_remotelog::group::{LegError, Options};
-use remanence_remotelog::live::{LogServer, New, SessionLeg, connect};
+use remanence_remotelog::live::{LogServer, Method, New, SessionLeg, connect};
 use remanence_remotelog::proto::Request;
 use remanence_remotelog::walk::{Ahead, Source};
 use remanence_remotelog::{Group, GroupError, Leg, Mode, OpenError, Reader};
@@ -88,7 +88,7 @@ impl Host {
 
     fn leg(&self, op: Option<Op>) -> Result<SessionLeg, LegError> {
         let options = remanence_remote::Options::default().costs(CostSource::Fixed(Costs::PAPERS));
-        connect(&context(), self.addr, options, op)
+        connect(&context(), self.addr, options, op.map_or(Method::Cheapest, Method::Op))
     }
 }
 

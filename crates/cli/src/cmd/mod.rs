@@ -7,6 +7,7 @@ mod demo;
 mod doctor;
 mod explain;
 mod get;
+mod log;
 mod perf;
 mod ping;
 mod put;
@@ -30,6 +31,8 @@ pub(crate) enum Command {
     Get(get::Args),
     /// List, delete or copy blobs
     Blob(blob::Args),
+    /// An append-only log in remote memory, on one server or several
+    Log(log::Args),
     /// Latency of one operation to a server
     Ping(ping::Args),
     /// Latency and bandwidth of the operations to a server
@@ -56,6 +59,7 @@ impl Command {
             Self::Put(args) => put::run(&args),
             Self::Get(args) => get::run(&args),
             Self::Blob(args) => blob::run(&args),
+            Self::Log(args) => log::run(&args),
             Self::Ping(args) => ping::run(&args),
             Self::Perf(args) => perf::run(&args),
             Self::Sim(args) => sim::run(&args),

@@ -3,9 +3,9 @@
 use std::net::SocketAddr;
 
 use remanence_persist::plan::Request as PlanRequest;
-use remanence_persist::recipe::Op;
+use remanence_persist::recipe::{Op, Recipe};
 use remanence_pmem::Survives;
-use remanence_remote::{Error, Options, Session};
+use remanence_remote::{Error, Options, Plan, Session};
 use remanence_verbs::Context;
 
 use super::SERVICE;
@@ -18,20 +18,35 @@ use crate::writer::Updates;
 /// How often a server is asked again that is cutting the connection of an older writer: that takes a turn of its serving
 /// thread, which an application may keep busy.
 const ASKED_AGAIN: usize = 10_000;
-/// Looks without a completion after which the processor is offered to others.
+/// Looks without a completion after which the processor is offered to others: some tens of microseconds.
 const LOOKS: u32 = 200;
+
+/// How updates are made durable.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Method {
+    /// By the cheapest recipe that is proven.
+    Cheapest,
+    /// By the paper's for that operation.
+    Op(Op),
+    /// By this one, which is proven first.
+    Recipe(Op, Recipe),
+}
 
 /// A connection.
 #[derive(Debug)]
 pub struct SessionLeg {
     session: Session,
-    op: Option<Op>,
+    method: Method,
+    plans: Vec<(PlanRequest, Plan)>,
+    /// Nobody else is waited for: it may block.
+    alone: bool,
     looks: u32,
+    /// Updates that are durable, and of which that was not said yet.
+    done: usize,
     survives: Option<Survives>,
 }
 
-/// Connects to a server of a log. With an operation, the paper's recipe for that one is used, and the cheapest proven one
-/// without.
+/// Connects to a server of a log.
 ///
 /// # Errors
 /// One sentence that says what to do.
@@ -39,10 +54,10 @@ pub fn connect(
     context: &Context,
     to: SocketAddr,
     options: Options,
-    op: Option<Op>,
+    method: Method,
 ) -> Result<SessionLeg, LegError> {
     let session = Session::connect(context, to, options).map_err(lost)?;
-    Ok(SessionLeg { session, op, looks: 0, survives: None })
+    Ok(SessionLeg { session, method, plans: Vec::new(), alone: false, looks: 0, done: 0, survives: None })
 }
 
 fn lost(error: Error) -> LegError {
@@ -50,6 +65,12 @@ fn lost(error: Error) -> LegError {
 }
 
 impl SessionLeg {
+    /// It is the only one of its group: a look for a completion may wait for it.
+    #[must_use]
+    pub fn alone(self) -> Self {
+        Self { alone: true, ..self }
+    }
+
     /// The session under it.
     pub const fn session(&mut self) -> &mut Session {
         &mut self.session
@@ -70,12 +91,18 @@ impl SessionLeg {
         Ok((plan.recipe.to_string(), plan.recipe.is_two_sided()))
     }
 
-    fn plan(&mut self, request: &PlanRequest) -> Result<remanence_remote::Plan, LegError> {
-        let plan = match self.op {
-            Some(op) => self.session.plan_by(op, request),
-            None => self.session.plan(request),
+    fn plan(&mut self, request: &PlanRequest) -> Result<Plan, LegError> {
+        if let Some((_, plan)) = self.plans.iter().find(|(known, _)| known == request) {
+            return Ok(plan.clone());
+        }
+        let plan = match &self.method {
+            Method::Cheapest => self.session.plan(request),
+            Method::Op(op) => self.session.plan_by(*op, request),
+            Method::Recipe(op, recipe) => self.session.plan_for(*op, recipe.clone(), request),
         };
-        plan.map_err(|refusal| LegError::Refused(Refused::Said(refusal.to_string())))
+        let plan = plan.map_err(|refusal| LegError::Refused(Refused::Said(refusal.to_string())))?;
+        self.plans.push((request.clone(), plan.clone()));
+        Ok(plan)
     }
 }
 
@@ -102,6 +129,10 @@ impl Leg for SessionLeg {
     }
 
     fn poll(&mut self) -> Result<bool, LegError> {
+        if self.done > 0 {
+            self.done -= 1;
+            return Ok(true);
+        }
         if let Some((_, token)) = self.session.poll().map_err(lost)? {
             self.looks = 0;
             self.survives = Some(token.survives());
@@ -110,7 +141,17 @@ impl Leg for SessionLeg {
         self.looks += 1;
         if self.looks >= LOOKS {
             self.looks = 0;
-            std::thread::yield_now();
+            if !self.alone {
+                std::thread::yield_now();
+                return Ok(false);
+            }
+            // It gives the processor up while it waits, and notices a server that is silent for too long.
+            let ended = self.session.finish().map_err(lost)?;
+            if let Some((_, token)) = ended.last() {
+                self.survives = Some(token.survives());
+                self.done = ended.len() - 1;
+                return Ok(true);
+            }
         }
         Ok(false)
     }

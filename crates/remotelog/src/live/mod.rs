@@ -7,7 +7,7 @@ mod leg;
 mod medium;
 mod server;
 
-pub use leg::{SessionLeg, connect};
+pub use leg::{Method, SessionLeg, connect};
 pub use medium::Part;
 pub use server::{LogServer, New, ServeError};
 

@@ -3,6 +3,7 @@
 
 mod copy_engine;
 mod counter;
+mod remotelog;
 mod transport;
 mod urdma;
 mod verbs;
@@ -27,6 +28,8 @@ enum Bench {
     CopyEngine(copy_engine::Args),
     /// Durable words that are set again and again, plain and rotating, and logs that count with them
     Counter(counter::Args),
+    /// Durable appends by all 72 recipes of paper 004, its figure 2, beside message passing and bare UDP
+    Remotelog(remotelog::Args),
     /// Every operation over every carrier, beside the bare path and the peers
     Transport(transport::Args),
     /// perftest on our libraries against Linux' Soft-RoCE, inside one guest
@@ -53,6 +56,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Fail> {
     match &args.bench {
         Bench::CopyEngine(args) => copy_engine::run(args),
         Bench::Counter(args) => counter::run(args),
+        Bench::Remotelog(args) => remotelog::run(args),
         Bench::Transport(args) => transport::run(args),
         Bench::Urdma(args) => urdma::run(args),
         Bench::Verbs(args) => verbs::run(args),
@@ -91,6 +95,12 @@ fn publish_with_claims(report: &Report, claims: &[Claim], common: &Common) -> Re
 
 /// Prints, writes and draws a report as the options say.
 fn publish(report: &Report, common: &Common) -> Result<(), Fail> {
+    tell(report, common)?;
+    common.plot.as_deref().map_or(Ok(()), |file| remanence_bench::plot::draw(report, file).map_err(Fail::new))
+}
+
+/// Prints and writes a report as the options say.
+fn tell(report: &Report, common: &Common) -> Result<(), Fail> {
     match common.json.as_deref() {
         Some(file) if file.as_os_str() == "-" => anstream::println!("{}", report.json()),
         Some(file) => {
@@ -100,5 +110,5 @@ fn publish(report: &Report, common: &Common) -> Result<(), Fail> {
         }
         None => anstream::println!("{}", report.table()),
     }
-    common.plot.as_deref().map_or(Ok(()), |file| remanence_bench::plot::draw(report, file).map_err(Fail::new))
+    Ok(())
 }

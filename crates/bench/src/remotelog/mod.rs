@@ -1,0 +1,352 @@
+//! Figure 2 of paper 004: latency of a durable append to a remote log, over the recipes of all 72 cells.
+//!
+//! The configurations are *declared*: the recipe of each is carried out step by step on live memory and real sockets, and
+//! what is not here (a cache that arriving data stops in, a battery) is taken on trust. So the figures tell what the steps
+//! cost, not what survives. A responder is in this process, on a device of its own; its serving thread is idle but for the
+//! log, or busy with an application's work, which it leaves for messages every [`WORK`] or so.
+//!
+//! Beside every configuration stands message passing (SEND, copy, flush, acknowledgement, whatever its receive buffers
+//! are), and beside all of them a bare UDP round trip of a record's bytes.
+
+mod bare;
+pub mod figure;
+mod host;
+
+use std::time::{Duration, Instant};
+
+use remanence_persist::Config;
+use remanence_persist::plan::Costs;
+use remanence_persist::recipe::{Op, Recipe, Shape, build};
+use remanence_persist::taxonomy::{Buffers, Domain};
+use remanence_remotelog::{AppendError, GroupError, Mode};
+
+use crate::machine::{Machine, State};
+use crate::report::{Bar, Report, Sense};
+use crate::samples::{Key, Metric, Samples};
+use host::{Host, Method};
+
+/// How long an application works before it looks at its messages.
+pub const WORK: Duration = Duration::from_micros(50);
+/// Bytes of a record's payload, as in the issue's bar.
+const PAYLOAD: usize = 64;
+/// Bytes of the record.
+const RECORD: u64 = 96;
+
+/// How the bench is run.
+#[derive(Clone, Copy, Debug)]
+pub struct Options {
+    /// Fewer and shorter rounds.
+    pub quick: bool,
+}
+
+/// One bar of the figure.
+#[derive(Clone, Debug)]
+pub struct Cell {
+    /// The responder.
+    pub config: Config,
+    /// One update or two.
+    pub mode: Mode,
+    /// The operation; none is message passing.
+    pub op: Option<Op>,
+    /// The responder's application is busy.
+    pub busy: bool,
+}
+
+impl Cell {
+    /// The panel of the figure: (a) to (c) singleton, (d) to (f) compound.
+    #[must_use]
+    pub fn panel(&self) -> String {
+        format!("{} {}", self.config.domain.name(), self.mode.name())
+    }
+
+    /// The paper's name of the bar.
+    #[must_use]
+    pub fn name(&self) -> String {
+        let ddio = if self.config.ddio { "DDIO" } else { "noDDIO" };
+        let buffers = if self.config.buffers == Buffers::Pm { "PM" } else { "DRAM" };
+        format!("{ddio}_{buffers}_RQWRB_{}", self.op.map_or("MESSAGE", Op::name))
+    }
+
+    fn key(&self) -> Key {
+        let state = if self.busy { "busy" } else { "idle" };
+        let series = format!("{}/{state}", self.name());
+        Key { op: self.panel(), x: PAYLOAD as u64, series, metric: Metric::Latency }
+    }
+
+    /// What is carried out.
+    #[must_use]
+    pub fn recipe(&self) -> Recipe {
+        let shape = if self.mode == Mode::Singleton { Shape::SINGLETON } else { Shape::COMPOUND };
+        match self.op {
+            Some(op) => build(&self.config, op, shape),
+            None => build(&Config { buffers: Buffers::Dram, ..self.config }, Op::Send, shape),
+        }
+    }
+
+    fn with(&self, change: impl FnOnce(&mut Self)) -> Self {
+        let mut other = self.clone();
+        change(&mut other);
+        other
+    }
+}
+
+/// All of them, in the order of the paper: 72 cells and 24 of message passing, with the server idle and busy.
+#[must_use]
+pub fn cells() -> Vec<Cell> {
+    let mut cells = Vec::new();
+    for busy in [false, true] {
+        for mode in Mode::ALL {
+            for config in Config::papers() {
+                let ops = Op::ALL.into_iter().map(Some).chain([None]);
+                cells.extend(ops.map(|op| Cell { config, mode, op, busy }));
+            }
+        }
+    }
+    cells
+}
+
+/// Runs the bench.
+///
+/// # Errors
+/// One sentence.
+pub fn run(options: &Options, mut progress: impl FnMut(u64, u64, &str)) -> Result<Report, String> {
+    let (rounds, burst) = match options.quick {
+        true => (2_u64, Duration::from_millis(12)),
+        false => (9, Duration::from_millis(60)),
+    };
+    let cells = cells();
+    let mut samples = Samples::default();
+    let mut skipped = Vec::new();
+    let total = rounds * cells.len() as u64;
+    let mut done = 0;
+    let bare = bare_key();
+    for round in 0..rounds {
+        let mut hosts = Vec::new();
+        // Another order each round, so that no cell always follows the same one: a step that shares no factor with 192.
+        let step = [1, 77, 119, 53, 101, 31, 67, 149, 173][round as usize % 9];
+        for n in 0..cells.len() {
+            let cell = &cells[(n * step + round as usize * 29) % cells.len()];
+            progress(done, total, &format!("{} {}", cell.panel(), cell.name()));
+            done += 1;
+            let before = State::probe();
+            match append(cell, burst) {
+                Ok((values, host)) => {
+                    samples.add(&cell.key(), before, State::probe(), values);
+                    hosts.push(host);
+                }
+                Err(why) => {
+                    let line = format!("{} {}: {why}", cell.panel(), cell.key().series);
+                    if !skipped.contains(&line) {
+                        skipped.push(line);
+                    }
+                }
+            }
+            if n % 16 == 0 {
+                let before = State::probe();
+                let values = bare::round_trips(RECORD as usize, burst)?;
+                samples.add(&bare, before, State::probe(), values);
+            }
+        }
+        // They end while nothing is measured.
+        drop(hosts);
+    }
+    let bars = bars(&samples, &cells);
+    let params = serde_json::json!({
+        "payload": PAYLOAD,
+        "record": RECORD,
+        "rounds": rounds,
+        "burst_ms": burst.as_millis() as u64,
+        "busy_us": WORK.as_micros() as u64,
+        "configurations": "declared: every recipe is carried out step by step on live memory, and nothing here makes the \
+                           declared domain true",
+        "recipes": cells.iter().filter(|cell| !cell.busy).map(|cell| {
+            (format!("{} {}", cell.panel(), cell.name()), cell.recipe().to_string())
+        }).collect::<std::collections::BTreeMap<_, _>>(),
+        "dropped_bursts": samples.dropped,
+    });
+    Ok(Report { bench: "remotelog", machine: Machine::here(), params, rows: samples.rows(), bars, skipped })
+}
+
+fn bare_key() -> Key {
+    Key { op: "bare".into(), x: PAYLOAD as u64, series: "UDP round trip".into(), metric: Metric::Latency }
+}
+
+/// Appends for a while; microseconds each.
+fn append(cell: &Cell, burst: Duration) -> Result<(Vec<f64>, Host), String> {
+    let work = cell.busy.then_some(WORK);
+    let host = Host::start(&cell.config, cell.mode, work)?;
+    let method = cell.op.map_or(Method::Recipe(Op::Send, cell.recipe()), Method::Op);
+    let mut group = host.open(method, Costs::PAPERS)?;
+    let said = |e: GroupError| e.to_string();
+    let record = [0x5a; PAYLOAD];
+    let mut values = Vec::with_capacity(4096);
+    // The first ones pay for what is made on demand.
+    let mut warm = 20_u32;
+    let mut begin = Instant::now();
+    while begin.elapsed() < burst {
+        let start = Instant::now();
+        match group.append(&record) {
+            Ok(sequence) => group.wait(sequence + 1).map_err(said)?,
+            Err(GroupError::Append(AppendError::Full { .. })) => {
+                let below = group.next();
+                group.trim(below).map_err(said)?;
+                continue;
+            }
+            Err(error) => return Err(said(error)),
+        }
+        let took = start.elapsed();
+        if warm > 0 {
+            warm -= 1;
+            begin = Instant::now();
+        } else {
+            values.push(took.as_nanos() as f64 / 1e3);
+        }
+    }
+    drop(group);
+    host.end();
+    Ok((values, host))
+}
+
+/// The worst of several ratios, and whether there is any.
+fn worst(ratios: impl Iterator<Item = Option<f64>>) -> (Option<f64>, usize) {
+    let all: Vec<f64> = ratios.flatten().collect();
+    (all.iter().copied().reduce(f64::max), all.len())
+}
+
+fn median(ratios: impl Iterator<Item = Option<f64>>) -> Option<f64> {
+    let mut all: Vec<f64> = ratios.flatten().collect();
+    all.sort_unstable_by(f64::total_cmp);
+    (!all.is_empty()).then(|| all[all.len() / 2])
+}
+
+/// The issue's bars, and the paper's claims as bars.
+fn bars(samples: &Samples, cells: &[Cell]) -> Vec<Bar> {
+    let ratio = |over: &Cell, under: &Cell| samples.ratio(&over.key(), &under.key());
+    let message = |cell: &Cell| cell.with(|c| c.op = None);
+    let of = |mode: Mode, busy: bool| {
+        cells.iter().filter(move |c| c.op.is_some() && c.mode == mode && c.busy == busy)
+    };
+    let one_sided = |cell: &&Cell| !cell.recipe().is_two_sided();
+    let mut bars = Vec::new();
+
+    // The issue.
+    let against = |mode, busy| of(mode, busy).filter(one_sided).map(|cell| ratio(cell, &message(cell)));
+    let (value, n) = worst(against(Mode::Singleton, true));
+    bars.push(Bar::new(
+        format!("one-sided singleton / message passing, same configuration, busy server: worst of {n}"),
+        value,
+        Sense::AtMost,
+        0.75,
+    ));
+    let value = median(against(Mode::Singleton, true));
+    bars.push(Bar::new("the same, median", value, Sense::AtMost, 0.75));
+    for mode in Mode::ALL {
+        // Where the recipes differ: the one with FLUSH, and the one without.
+        let wsp = of(mode, false).filter(|c| c.config.domain == Domain::Wsp).filter(one_sided);
+        let (value, n) = worst(wsp.map(|cell| ratio(cell, &cell.with(|c| c.config.domain = Domain::Mhp))));
+        let name = format!("WSP / MHP, one-sided {}: worst of {n}", mode.name());
+        bars.push(Bar::new(name, value, Sense::AtMost, 0.75));
+    }
+    let trip = of(Mode::Singleton, false).filter(|cell| {
+        let recipe = cell.recipe();
+        recipe.waits() == 1
+            && !recipe.is_two_sided()
+            && cell.op == Some(Op::Write)
+            && cell.config.domain == Domain::Wsp
+    });
+    let (value, n) = worst(trip.map(|cell| samples.ratio(&cell.key(), &bare_key())));
+    bars.push(Bar::new(
+        format!("durable 64 B append in one round trip (WSP, WRITE) / bare UDP round trip: worst of {n}"),
+        value,
+        Sense::AtMost,
+        1.4,
+    ));
+
+    // The paper's claims.
+    let cell = |domain, ddio, buffers, mode, op| Cell {
+        config: Config::paper(domain, ddio, buffers),
+        mode,
+        op: Some(op),
+        busy: false,
+    };
+    use Domain::{Dmp, Mhp, Wsp};
+    let (single, compound, dram, pm) = (Mode::Singleton, Mode::Compound, Buffers::Dram, Buffers::Pm);
+    let pair = |a: Cell, b: Cell| ratio(&a, &b);
+    let mut claim = |name: &str, value: Option<f64>, limit: f64| {
+        bars.push(Bar::new(format!("claim {name}"), value, Sense::AtMost, limit));
+    };
+    claim(
+        "4.3: one-sided is faster than message passing (idle server, median)",
+        median(against(single, false)),
+        1.0,
+    );
+    claim(
+        "4.3: MHP is faster than DMP where that makes it one-sided (DDIO, DRAM, WRITE)",
+        pair(cell(Mhp, true, dram, single, Op::Write), cell(Dmp, true, dram, single, Op::Write)),
+        1.0,
+    );
+    claim(
+        "4.3: leaving out the FLUSH makes WSP faster (DDIO, DRAM, WRITE)",
+        pair(cell(Wsp, true, dram, single, Op::Write), cell(Mhp, true, dram, single, Op::Write)),
+        1.0,
+    );
+    for op in [Op::Write, Op::WriteImm] {
+        let value = pair(cell(Dmp, false, pm, single, op), cell(Dmp, true, pm, single, op));
+        claim(&format!("4.3: DDIO off makes DMP faster ({}, PM)", op.name()), value, 1.0);
+    }
+    for domain in [Mhp, Wsp] {
+        let value =
+            pair(cell(domain, true, pm, single, Op::Send), cell(domain, true, dram, single, Op::Send));
+        claim(&format!("4.3: receive buffers in PM make SEND faster ({})", domain.name()), value, 1.0);
+    }
+    claim(
+        "4.4: one message is faster than two round trips (DMP, DDIO, SEND / WRITE)",
+        pair(cell(Dmp, true, dram, compound, Op::Send), cell(Dmp, true, dram, compound, Op::Write)),
+        1.0,
+    );
+    for op in [Op::Write, Op::WriteImm] {
+        let value = pair(cell(Mhp, true, dram, compound, op), cell(Mhp, true, dram, compound, Op::Send));
+        claim(&format!("4.4: MHP makes one-sided {} faster than message passing", op.name()), value, 1.0);
+    }
+    claim(
+        "4.4: DDIO off and the non-posted WRITE make compound DMP faster (WRITE)",
+        pair(cell(Dmp, false, dram, compound, Op::Write), cell(Dmp, true, dram, compound, Op::Write)),
+        1.0,
+    );
+    claim(
+        "4.4: WRITE_IMM gains less than WRITE there, as it waits in between (WRITE / WRITE_IMM)",
+        pair(cell(Dmp, false, dram, compound, Op::Write), cell(Dmp, false, dram, compound, Op::WriteImm)),
+        1.0,
+    );
+    for domain in [Mhp, Wsp] {
+        let value = pair(
+            cell(domain, true, dram, compound, Op::Write),
+            cell(domain, false, dram, compound, Op::Write),
+        );
+        let apart = value.map(|ratio| ratio.max(1.0 / ratio));
+        claim(&format!("4.4: DDIO has no effect in {} (larger / smaller, WRITE)", domain.name()), apart, 1.1);
+    }
+    bars
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_figure_has_the_papers_cells_and_message_passing_beside_them() {
+        let cells = cells();
+        assert_eq!(cells.len(), 2 * (72 + 24));
+        let mut names: Vec<(String, String)> = cells.iter().map(|c| (c.panel(), c.key().series)).collect();
+        names.sort();
+        names.dedup();
+        assert_eq!(names.len(), cells.len(), "each has a name of its own");
+        assert_eq!(names.iter().map(|(panel, _)| panel).collect::<std::collections::BTreeSet<_>>().len(), 6);
+        for cell in cells.iter().filter(|cell| cell.op.is_none()) {
+            assert!(cell.recipe().is_two_sided());
+        }
+        for step in [1_u64, 77, 119, 53, 101, 31, 67, 149, 173] {
+            assert!((2..=13).all(|d| 192 % d != 0 || step % d != 0), "{step} shares a factor with 192");
+        }
+    }
+}

@@ -1,0 +1,27 @@
+//! `rem bench remotelog`.
+
+use remanence_bench::remotelog::{self, Options, figure};
+
+use super::Common;
+use crate::fail::Fail;
+
+#[derive(clap::Args, Debug)]
+#[command(after_help = "\
+Examples:
+  rem bench remotelog --quick
+  rem bench remotelog --json remotelog.json --plot remotelog.svg
+
+The configurations are declared: every recipe is carried out on live memory, and nothing makes the domain true.")]
+pub(super) struct Args {
+    #[command(flatten)]
+    common: Common,
+}
+
+pub(super) fn run(args: &Args) -> Result<(), Fail> {
+    let (bar, progress) = super::progress();
+    let report = remotelog::run(&Options { quick: args.common.quick }, progress);
+    bar.finish_and_clear();
+    let report = report.map_err(Fail::new)?;
+    super::tell(&report, &args.common)?;
+    args.common.plot.as_deref().map_or(Ok(()), |file| figure::draw(&report, file).map_err(Fail::new))
+}

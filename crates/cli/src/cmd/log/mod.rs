@@ -1,0 +1,153 @@
+//! `rem log`: an append-only log in remote memory. One file for each verb; what they share is here.
+
+mod append;
+mod bench;
+mod serve;
+mod tail;
+mod trim;
+mod verify;
+
+use std::net::IpAddr;
+
+use remanence_persist::recipe::Op;
+use remanence_remotelog::group::{self, LegError};
+use remanence_remotelog::live::{self, Method, SessionLeg};
+use remanence_remotelog::{Group, Leg, Status};
+
+use crate::args::Server;
+use crate::device;
+use crate::fail::Fail;
+
+#[derive(clap::Args, Debug)]
+pub(crate) struct Args {
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+#[derive(clap::Subcommand, Debug)]
+enum Verb {
+    /// Export a log in a file; it is made if it is not there
+    Serve(serve::Args),
+    /// Append lines of a stream or of a file, durable on one or several servers
+    Append(append::Args),
+    /// Print the records of a server, and follow it
+    Tail(tail::Args),
+    /// Check every record, and say what is safe
+    Verify(verify::Args),
+    /// Give up records that were applied, so that their place is free
+    Trim(trim::Args),
+    /// Latency of durable appends
+    Bench(bench::Args),
+}
+
+pub(crate) fn run(args: &Args) -> Result<(), Fail> {
+    match &args.verb {
+        Verb::Serve(args) => serve::run(args),
+        Verb::Append(args) => append::run(args),
+        Verb::Tail(args) => tail::run(args),
+        Verb::Verify(args) => verify::run(args),
+        Verb::Trim(args) => trim::run(args),
+        Verb::Bench(args) => bench::run(args),
+    }
+}
+
+/// How servers are reached.
+#[derive(Clone, Debug, clap::Args)]
+struct Reach {
+    /// Local address to send from [default: the one that routes to the server]
+    #[arg(long, value_name = "ADDRESS", env = "REM_LOCAL")]
+    local: Option<IpAddr>,
+    /// Give up when a server shows no sign of life for so many seconds
+    #[arg(long, value_name = "SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=3600))]
+    patience: u64,
+}
+
+impl Reach {
+    fn options(&self) -> remanence_remote::Options {
+        remanence_remote::Options::default().patience(std::time::Duration::from_secs(self.patience))
+    }
+}
+
+/// How a group is written to.
+#[derive(Clone, Debug, clap::Args)]
+struct Write {
+    /// Servers as HOST or HOST:PORT, separated by commas; name all that the log lies on, lost ones too
+    #[arg(value_name = "SERVER", value_delimiter = ',', required = true)]
+    servers: Vec<Server>,
+    /// How many servers must have a record before it is acknowledged; fixed when the log is made [default: all]
+    #[arg(long, value_name = "K", value_parser = clap::value_parser!(u16).range(1..))]
+    acks: Option<u16>,
+    /// Use the paper's recipe for this operation, not the cheapest that is proven
+    #[arg(long, value_name = "OP", value_parser = ["WRITE", "WRITE_IMM", "SEND"], ignore_case = true)]
+    op: Option<String>,
+    #[command(flatten)]
+    reach: Reach,
+}
+
+impl Write {
+    fn method(&self) -> Method {
+        let name = self.op.as_deref().unwrap_or_default();
+        let op = Op::ALL.into_iter().find(|op| op.name().eq_ignore_ascii_case(name));
+        op.map_or(Method::Cheapest, Method::Op)
+    }
+
+    /// Opens the log for writing, as its only writer.
+    fn open(&self) -> Result<(Group<SessionLeg>, group::Opened), Fail> {
+        if self.acks.is_some_and(|acks| usize::from(acks) > self.servers.len()) {
+            return Err(Fail::new(format!(
+                "--acks asks for more servers than the {} that were named; name more, or ask for fewer",
+                self.servers.len()
+            )));
+        }
+        let mut random = [0; 20];
+        getrandom::fill(&mut random)
+            .map_err(|e| Fail::new(format!("the system gives no random bytes: {e}")))?;
+        let (name, writer) = random.split_at(16);
+        let options = group::Options {
+            acks: self.acks,
+            writer: u32::from_le_bytes(writer.try_into().expect("four bytes")),
+            group: remanence_remotelog::format::superblock::Uuid(name.try_into().expect("16 bytes")),
+        };
+        let mut legs = Vec::new();
+        let mut context = None;
+        for server in &self.servers {
+            let to = server.resolve()?;
+            if context.is_none() {
+                context = Some(device::open_towards(to.ip(), self.reach.local)?);
+            }
+            let context = context.as_ref().expect("opened just now");
+            let leg = live::connect(context, to, self.reach.options(), self.method());
+            let alone = self.servers.len() == 1;
+            legs.push((server.to_string(), leg.map(|leg| if alone { leg.alone() } else { leg })));
+        }
+        Group::open(legs, &options).map_err(|e| Fail::new(e.to_string()))
+    }
+}
+
+/// A connection for reading, and how the log is.
+fn look(server: &Server, reach: &Reach) -> Result<(SessionLeg, Status), Fail> {
+    let to = server.resolve()?;
+    let context = device::open_towards(to.ip(), reach.local)?;
+    let mut leg =
+        live::connect(&context, to, reach.options(), Method::Cheapest).map_err(|e| of(server, &e))?;
+    let status = leg.call(&remanence_remotelog::proto::Request::Status).map_err(|e| of(server, &e))?;
+    Ok((leg, status))
+}
+
+fn of(server: &Server, error: &LegError) -> Fail {
+    Fail::new(format!("{server}: {error}"))
+}
+
+/// A server's region, read from afar.
+struct Far<'a>(&'a mut SessionLeg);
+
+impl remanence_remotelog::walk::Source for Far<'_> {
+    type Error = LegError;
+
+    fn read(&mut self, offset: u64, into: &mut [u8]) -> Result<(), LegError> {
+        self.0.read(offset, into)
+    }
+}
+
+/// Bytes that a reader asks for at a time.
+const WINDOW: u64 = 64 << 10;

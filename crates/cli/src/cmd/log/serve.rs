@@ -1,0 +1,180 @@
+//! `rem log serve`.
+
+use std::io::{Read as _, Write as _};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use remanence_persist::Config;
+use remanence_persist::taxonomy::Buffers;
+use remanence_pmem::{FileOptions, PersistenceDomain};
+use remanence_remote::ServerOptions;
+use remanence_remotelog::Mode;
+use remanence_remotelog::live::{LogServer, New};
+use serde_json::json;
+
+use crate::args::{self, Size};
+use crate::device;
+use crate::fail::{Context as _, Fail};
+use crate::signals::Stop;
+use crate::ui::{self, Mood};
+
+#[derive(clap::Args, Debug)]
+#[command(after_help = "\
+Examples:
+  rem log serve orders.log --size 256M            a log of 256M in a file, made if it is not there
+  rem log serve /mnt/pmem/orders.log --size 4G --mode compound
+  rem log serve orders.log --listen 192.0.2.7     reachable from other machines
+
+Whoever reaches the port can read and write the log: there is no token, so listen on trusted networks only.")]
+pub(super) struct Args {
+    /// File of the log; made if it is not there
+    #[arg(value_name = "FILE")]
+    file: PathBuf,
+    /// Size of a new file
+    #[arg(long, value_name = "SIZE", default_value = "64M")]
+    size: Size,
+    /// How the end of a new log is found: by checksums (one update for an append), or by a word (two, in order)
+    #[arg(long, value_name = "MODE", default_value = "singleton", value_parser = ["singleton", "compound"])]
+    mode: String,
+    /// Longest record of a new log, with 32 bytes of header [default: a sixteenth of the log]
+    #[arg(long, value_name = "SIZE")]
+    segment: Option<Size>,
+    /// Address to listen on; port 0 takes one that is free
+    #[arg(long, value_name = "HOST[:PORT]", default_value = "127.0.0.1")]
+    listen: args::Server,
+    /// Clients at a time
+    #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u16).range(1..=256))]
+    clients: u16,
+    /// Where messages are received: in volatile memory, or in the file, which lets clients SEND one-sidedly
+    #[arg(long, value_name = "PLACE", default_value = "dram", value_parser = ["dram", "pm"])]
+    buffers: String,
+    /// Take your word for the persistence domain, where the machine does not tell
+    #[arg(long, value_name = "DOMAIN", value_parser = ["adr", "eadr", "wsp"])]
+    declare: Option<String>,
+    /// Take your word for all that persistence depends on, like DMP+no-DDIO+PM: to try the methods of another machine
+    #[arg(long, value_name = "CONFIGURATION", conflicts_with = "buffers")]
+    configuration: Option<Config>,
+    /// Give up a damaged record of that number and everything behind it
+    #[arg(long, value_name = "SEQUENCE")]
+    cut: Option<u64>,
+    /// Print JSON: one line when ready, one at the end
+    #[arg(long)]
+    json: bool,
+    /// Stop when standard input ends: for programs that start servers
+    #[arg(long, hide = true)]
+    stop_on_eof: bool,
+}
+
+pub(super) fn run(args: &Args) -> Result<(), Fail> {
+    let asked = Stop::listen()?;
+    let listen = args.listen.resolve()?;
+    let context = device::open_at(listen.ip())?;
+    let mut file = FileOptions::new();
+    if let Some(domain) = args.declare.as_deref().and_then(PersistenceDomain::from_name) {
+        file = file.declare(domain);
+    }
+    if !args.file.exists() {
+        file = file.create(args.size.0);
+    }
+    let region = file.open(&args.file).map_err(|e| Fail::new(e.to_string()))?;
+    let mut options = ServerOptions::new(&context, region.clone(), listen.port()).sessions(args.clients);
+    options = match args.configuration {
+        Some(config) => options.declare(config),
+        None if args.buffers == "pm" => options.buffers(Buffers::Pm),
+        None => options,
+    };
+    let mut random = [0; 24];
+    getrandom::fill(&mut random).map_err(|e| Fail::new(format!("the system gives no random bytes: {e}")))?;
+    let mode: Mode = args.mode.parse().map_err(Fail::new)?;
+    let new = New { mode, segment: args.segment.map(|s| s.0), random };
+    let unserved =
+        |e: &dyn std::fmt::Display| Fail::new(format!("{} is not served: {e}", args.file.display()));
+    let mut server = LogServer::bind(options, &region, &new).map_err(|e| unserved(&e))?;
+    if let Some(sequence) = args.cut {
+        server.give_up_from(sequence).map_err(|e| unserved(&e))?;
+    }
+    let status = server.status().map_err(|e| unserved(&e))?;
+    let durable = region.domain().guarantee().is_durable();
+    if args.json {
+        let ready = json!({
+            "event": "ready",
+            "address": server.addr().to_string(),
+            "pid": std::process::id(),
+            "file": args.file,
+            "made": server.made(),
+            "uuid": status.superblock.uuid.to_string(),
+            "mode": status.superblock.mode.name(),
+            "size": status.superblock.geometry.size,
+            "segment": status.superblock.geometry.segment,
+            "first": status.state.head.sequence,
+            "next": status.tail.sequence,
+            "replayed": server.recovered().applied,
+            "damage": status.damage.map(|d| d.to_string()),
+            "configuration": server.config().to_string(),
+            "durable": durable,
+            "survives": server.sentence(),
+        });
+        print_line(&ready.to_string())?;
+    } else {
+        let what = if server.made() { "made just now" } else { "recovered" };
+        let records = match status.tail.sequence - status.state.head.sequence {
+            0 => "no records".to_owned(),
+            n => format!("{} from {}", ui::count(n as usize, "record"), status.state.head.sequence),
+        };
+        let log = format!(
+            "{}, {}, {}, {records} ({what})",
+            args.file.display(),
+            ui::bytes(status.superblock.geometry.size),
+            status.superblock.mode.name()
+        );
+        ui::line(Mood::Good, "log", log);
+        ui::line(Mood::Good, "address", server.addr());
+        ui::line(if durable { Mood::Good } else { Mood::Note }, "durability", server.sentence());
+        if let Some(damage) = status.damage {
+            ui::line(Mood::Bad, "damage", damage);
+        }
+        ui::remark(format!("\n  rem log append {0}\n  rem log tail {0} --follow\n", server.addr()));
+        ui::remark("  Ctrl-C stops the server; the log in the file stays.");
+    }
+    let stop = Arc::new(AtomicBool::new(false));
+    watch(&asked, &stop, args.stop_on_eof);
+    let stats = server.run(&stop).map_err(|e| Fail::new(e.to_string()))?;
+    if args.json {
+        let stopped = json!({
+            "event": "stopped",
+            "clients": stats.sessions,
+            "expelled": stats.expelled,
+            "messages": stats.served.messages,
+        });
+        print_line(&stopped.to_string())?;
+    } else {
+        ui::remark(format!("stopped after {}", ui::count(stats.sessions as usize, "client")));
+    }
+    Ok(())
+}
+
+/// Stops the server when somebody asks.
+fn watch(asked: &Stop, stop: &Arc<AtomicBool>, on_eof: bool) {
+    if on_eof {
+        let asked = asked.clone();
+        std::thread::spawn(move || {
+            let mut sink = [0; 64];
+            while !matches!(std::io::stdin().read(&mut sink), Ok(0) | Err(_)) {}
+            asked.ask();
+        });
+    }
+    let (asked, stop) = (asked.clone(), Arc::clone(stop));
+    std::thread::spawn(move || {
+        while !asked.is_asked() {
+            std::thread::sleep(std::time::Duration::from_millis(50));
+        }
+        stop.store(true, Ordering::Release);
+    });
+}
+
+/// A line for another program, which may be waiting for it behind a pipe.
+fn print_line(line: &str) -> Result<(), Fail> {
+    let mut out = std::io::stdout().lock();
+    writeln!(out, "{line}").and_then(|()| out.flush()).context(|| "standard output cannot be written".into())
+}

@@ -1,0 +1,119 @@
+//! `rem log tail`.
+
+use std::io::{self, Write as _};
+use std::time::Duration;
+
+use remanence_remotelog::proto::Request;
+use remanence_remotelog::walk::Ahead;
+use remanence_remotelog::{Leg as _, Reader};
+use serde_json::json;
+
+use super::{Far, Reach, WINDOW, look, of};
+use crate::args::Server;
+use crate::fail::{Context as _, Fail};
+use crate::signals::Stop;
+
+#[derive(clap::Args, Debug)]
+#[command(after_help = "\
+Examples:
+  rem log tail 127.0.0.1
+  rem log tail 127.0.0.1 --from 1000 --follow --json
+
+What is printed is durable on that server. In a log on several servers the last records may not have been acknowledged
+yet, and a later writer may then cut them off.")]
+pub(super) struct Args {
+    /// The server
+    #[arg(value_name = "SERVER")]
+    server: Server,
+    /// Number of the first record to print [default: the first one there is]
+    #[arg(long, value_name = "SEQUENCE")]
+    from: Option<u64>,
+    /// Wait for more records, until Ctrl-C
+    #[arg(short, long)]
+    follow: bool,
+    /// Print one JSON object for each record
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    reach: Reach,
+}
+
+/// How often a server is asked whether there is more.
+const PAUSE: Duration = Duration::from_millis(50);
+
+pub(super) fn run(args: &Args) -> Result<(), Fail> {
+    let stop = Stop::listen()?;
+    let (mut leg, mut status) = look(&args.server, &args.reach)?;
+    let first = status.state.head.sequence;
+    if let Some(from) = args.from {
+        if from < first {
+            return Err(Fail::new(format!(
+                "record {from} was trimmed: the log begins with {first} now; leave --from out to begin there"
+            )));
+        }
+        if from > status.tail.sequence && !args.follow {
+            return Err(Fail::new(format!(
+                "there is no record {from} yet: {} is next; wait for it with --follow",
+                status.tail.sequence
+            )));
+        }
+    }
+    let from = args.from.unwrap_or(first);
+    let mut reader = Reader::new(&status);
+    let mut out = io::BufWriter::new(io::stdout().lock());
+    let unwritten = || "standard output cannot be written".to_owned();
+    loop {
+        let mut ahead = Ahead::new(Far(&mut leg), status.superblock.geometry.size, WINDOW);
+        while reader.next_sequence() < status.tail.sequence && !stop.is_asked() {
+            let sequence = reader.next_sequence();
+            let Ok((found, payload)) = reader.read(&mut ahead).map_err(|e| of(&args.server, &e))? else {
+                break;
+            };
+            if sequence < from {
+                continue;
+            }
+            let written = if args.json {
+                let (key, value) = match std::str::from_utf8(payload) {
+                    Ok(text) => ("text", text.to_owned()),
+                    Err(_) => ("hex", payload.iter().map(|byte| format!("{byte:02x}")).collect()),
+                };
+                let mut record = json!({
+                    "sequence": sequence,
+                    "epoch": found.header.epoch.to_string(),
+                    "bytes": payload.len(),
+                });
+                record[key] = value.into();
+                writeln!(out, "{record}")
+            } else {
+                out.write_all(payload).and_then(|()| out.write_all(b"\n"))
+            };
+            written.context(unwritten)?;
+        }
+        out.flush().context(unwritten)?;
+        let seen = reader.next_sequence();
+        if stop.is_asked() {
+            return Ok(());
+        }
+        if seen < status.tail.sequence || args.follow {
+            // Trimmed under our eyes, perhaps.
+            status = leg.call(&Request::Status).map_err(|e| of(&args.server, &e))?;
+            let first = status.state.head.sequence;
+            if first > seen {
+                return Err(Fail::new(format!(
+                    "records {seen} to {} were trimmed before they could be read; begin again with --from {first}",
+                    first - 1
+                )));
+            }
+            reader.refresh(&status);
+        }
+        if let Some(damage) = status.damage.filter(|damage| damage.sequence <= seen) {
+            return Err(Fail::new(format!("{}: {damage}", args.server)));
+        }
+        if !args.follow && seen >= status.tail.sequence {
+            return Ok(());
+        }
+        if seen >= status.tail.sequence {
+            std::thread::sleep(PAUSE);
+        }
+    }
+}

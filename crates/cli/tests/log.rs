@@ -1,0 +1,260 @@
+//! `rem log` as its users run it: real processes, killed at random points.
+
+mod common;
+
+use std::collections::BTreeMap;
+use std::io::{BufRead as _, BufReader, Read as _};
+use std::net::Ipv4Addr;
+use std::path::PathBuf;
+use std::process::{Child, Stdio};
+
+use common::{address, rem, run, run_with_input};
+use serde_json::Value;
+use tempfile::TempDir;
+
+/// A server of a log in a file of its own.
+struct Server {
+    dir: TempDir,
+    address: Ipv4Addr,
+    child: Option<Child>,
+    ready: Value,
+}
+
+impl Server {
+    fn new(place: Option<&str>, more: &[&str]) -> Self {
+        let dir = place.map_or_else(tempfile::tempdir, tempfile::tempdir_in).expect("a directory");
+        let mut this = Self { dir, address: address(), child: None, ready: Value::Null };
+        this.start(more);
+        this
+    }
+
+    fn file(&self) -> PathBuf {
+        self.dir.path().join("log")
+    }
+
+    fn start(&mut self, more: &[&str]) {
+        let mut command = rem();
+        command.args(["log", "serve"]).arg(self.file());
+        command.args(["--listen", &self.address.to_string(), "--json", "--size", "2M"]).args(more);
+        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("rem starts");
+        let mut line = String::new();
+        BufReader::new(child.stdout.as_mut().expect("piped")).read_line(&mut line).expect("a line");
+        if line.is_empty() {
+            let mut said = String::new();
+            let _ = child.stderr.take().expect("piped").read_to_string(&mut said);
+            panic!("the server did not start: {said}");
+        }
+        self.ready = serde_json::from_str(&line).expect("JSON");
+        self.child = Some(child);
+    }
+
+    /// SIGKILL.
+    fn kill(&mut self) {
+        if let Some(mut child) = self.child.take() {
+            child.kill().expect("it runs");
+            child.wait().expect("it ends");
+        }
+    }
+
+    fn name(&self) -> String {
+        self.address.to_string()
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+fn tail(server: &Server, more: &[&str]) -> Vec<Value> {
+    let mut command = rem();
+    command.args(["log", "tail", &server.name(), "--json"]).args(more);
+    let out = String::from_utf8(run(&mut command).good()).expect("UTF-8");
+    out.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect()
+}
+
+#[test]
+fn records_go_in_come_out_and_are_trimmed() {
+    for mode in ["singleton", "compound"] {
+        let mut server = Server::new(Some("/dev/shm"), &["--mode", mode]);
+        assert_eq!((server.ready["made"].as_bool(), server.ready["next"].as_u64()), (Some(true), Some(0)));
+        let mut append = rem();
+        append.args(["log", "append", &server.name()]);
+        let said = run_with_input(&mut append, b"one\n\nthree\n");
+        assert!(said.stderr.contains("3 records durable on 1 server"), "{}", said.stderr);
+        assert_eq!(said.good(), b"0\n1\n2\n");
+        let mut append = rem();
+        append.args(["log", "append", &server.name(), "--json", "--whole"]);
+        let told = run_with_input(&mut append, &[0xff, b'\n', 0]).json();
+        assert_eq!((told["first"].as_u64(), told["next"].as_u64()), (Some(3), Some(4)));
+        let survives = told["servers"][0]["survives"].as_str().expect("a sentence");
+        assert!(survives.contains("process"), "{survives}");
+
+        let mut plain = rem();
+        plain.args(["log", "tail", &server.name()]);
+        assert_eq!(run(&mut plain).good(), b"one\n\nthree\n\xff\n\0\n");
+        let records = tail(&server, &["--from", "2"]);
+        assert_eq!(
+            (records[0]["text"].as_str(), records[1]["hex"].as_str()),
+            (Some("three"), Some("ff0a00"))
+        );
+
+        server.kill();
+        let whole = run(rem().args(["log", "verify", "--json"]).arg(server.file())).json();
+        assert_eq!((whole["whole"].as_bool(), whole["records"].as_u64()), (Some(true), Some(4)));
+        assert_eq!(whole["known"].as_u64(), Some(4), "the writer has closed the log");
+        server.start(&[]);
+        assert_eq!((server.ready["made"].as_bool(), server.ready["next"].as_u64()), (Some(false), Some(4)));
+        run(rem().args(["log", "trim", &server.name(), "2"])).good();
+        assert_eq!(tail(&server, &[]).len(), 2);
+        run(rem().args(["log", "tail", &server.name(), "--from", "1"])).bad("was trimmed");
+        run(rem().args(["log", "trim", &server.name(), "9"])).bad("up to 4");
+        let whole = run(rem().args(["log", "verify", &server.name(), "--json"])).json();
+        assert_eq!((whole["first"].as_u64(), whole["next"].as_u64()), (Some(2), Some(4)));
+        run(rem().args(["log", "verify"]).arg(server.file())).bad("");
+    }
+}
+
+#[test]
+fn three_servers_go_on_without_one_and_it_is_brought_up_to_date() {
+    let mut servers: Vec<Server> = (0..3).map(|_| Server::new(Some("/dev/shm"), &[])).collect();
+    let names = servers.iter().map(Server::name).collect::<Vec<_>>().join(",");
+    let append = |input: &[u8], more: &[&str]| {
+        let mut command = rem();
+        command.args(["log", "append", &names, "--json", "--patience", "5"]).args(more);
+        run_with_input(&mut command, input)
+    };
+    assert_eq!(append(b"a\nb\n", &["--acks", "2"]).json()["next"].as_u64(), Some(2));
+    servers[2].kill();
+    let told = append(b"c\nd\n", &[]).json();
+    assert_eq!(
+        (told["first"].as_u64(), told["next"].as_u64(), told["acks"].as_u64()),
+        (Some(2), Some(4), Some(2))
+    );
+    assert_eq!(told["lost"].as_array().map(Vec::len), Some(1));
+    servers[1].kill();
+    append(b"e\n", &[]).bad("1 of the 2 servers");
+    servers[1].start(&[]);
+    servers[2].start(&[]);
+    append(b"e\n", &["--acks", "3"]).bad("leave out --acks");
+    assert_eq!(append(b"e\n", &[]).json()["next"].as_u64(), Some(5));
+    for server in &servers {
+        let texts: Vec<String> =
+            tail(server, &[]).iter().map(|r| r["text"].as_str().unwrap_or_default().into()).collect();
+        assert_eq!(texts, ["a", "b", "c", "d", "e"]);
+    }
+    let one = servers[0].name();
+    run_with_input(rem().args(["log", "append", &one]), b"x\n").bad("name them all");
+}
+
+#[test]
+fn what_is_wrong_is_said_in_a_sentence() {
+    let mut server = Server::new(Some("/dev/shm"), &["--segment", "4K"]);
+    let name = server.name();
+    run_with_input(rem().args(["log", "append", &name, "--whole"]), &[7; 5000])
+        .bad("does not fit into a segment");
+    let two = format!("{name},{name}");
+    run_with_input(rem().args(["log", "append", &two]), b"x\n").bad("one and the same log");
+    run(rem().args(["log", "tail", &address().to_string(), "--patience", "1"])).bad("");
+    run(rem().args(["log", "verify", "no such thing"])).bad("neither a file nor an address");
+    let lines: String = (0..100).map(|n| format!("record {n:060}\n")).collect();
+    run_with_input(rem().args(["log", "append", &name]), lines.as_bytes()).good();
+    server.kill();
+    // A byte in the middle of the first record.
+    let mut bytes = std::fs::read(server.file()).expect("the file");
+    bytes[16384 + 50] ^= 0x40;
+    std::fs::write(server.file(), &bytes).expect("the file");
+    let said = run(rem().args(["log", "verify"]).arg(server.file()));
+    said.bad("record 0");
+    server.start(&[]);
+    assert!(server.ready["damage"].as_str().is_some_and(|d| d.contains("record 0")), "{}", server.ready);
+    run_with_input(rem().args(["log", "append", &name]), b"x\n").bad("damaged");
+    server.kill();
+    bytes[16384 + 50] ^= 0x40;
+    let at = 16384 + 4096 + 200;
+    bytes[at] ^= 0x40;
+    std::fs::write(server.file(), &bytes).expect("the file");
+    let said = run(rem().args(["log", "verify", "--json"]).arg(server.file()));
+    let damage: Value = serde_json::from_slice(&said.stdout).expect("JSON");
+    let bad = damage["bad"].as_u64().expect("a number");
+    assert!(
+        bad > 20 && said.stderr.contains(&format!("records 0 to {} are whole and safe", bad - 1)),
+        "{}",
+        said.stderr
+    );
+    server.start(&["--cut", &bad.to_string()]);
+    assert_eq!((server.ready["damage"].as_str(), server.ready["next"].as_u64()), (None, Some(bad)));
+    run_with_input(rem().args(["log", "append", &name]), b"x\n").good();
+    assert_eq!(tail(&server, &[]).len() as u64, bad + 1);
+    server.kill();
+    bytes[8] = 9;
+    std::fs::write(server.file(), &bytes).expect("the file");
+    run(rem().args(["log", "serve", "--listen", &name]).arg(server.file())).bad("format version 9");
+}
+
+/// Kills the server while lines are appended, again and again; every line whose number was printed must be there.
+fn kill_under_load(place: Option<&str>, more: &[&str], op: Option<&str>) {
+    let rounds = std::env::var("REM_LONG_TESTS").map_or(3, |_| 60);
+    let mut server = Server::new(place, more);
+    let mut acknowledged: BTreeMap<u64, String> = BTreeMap::new();
+    for round in 0..rounds {
+        let input = server.dir.path().join("input");
+        let line = |n: u64| format!("round {round} line {n} {}", "x".repeat((n * 13 % 90) as usize));
+        std::fs::write(&input, (0..4000).map(|n| line(n) + "\n").collect::<String>()).expect("a file");
+        let mut command = rem();
+        command.args(["log", "append", &server.name(), "--patience", "5", "--file"]).arg(&input);
+        if let Some(op) = op {
+            command.args(["--op", op]);
+        }
+        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().expect("rem starts");
+        let mut lines = BufReader::new(child.stdout.take().expect("piped")).lines();
+        // Another point each time: some way into the first lines, or far along.
+        let until = 1 + (round * 37 + 11) % 300;
+        let mut first = None;
+        let mut count = 0;
+        for printed in lines.by_ref().map_while(Result::ok) {
+            let sequence: u64 = printed.parse().expect("a number");
+            let first = *first.get_or_insert(sequence);
+            let old = acknowledged.insert(sequence, line(sequence - first));
+            assert_eq!(old, None, "{sequence} was acknowledged twice");
+            count += 1;
+            if count == until {
+                server.kill();
+            }
+        }
+        child.wait().expect("it ends");
+        server.kill();
+        server.start(more);
+        assert_eq!(server.ready["damage"], Value::Null);
+        let there: BTreeMap<u64, String> = tail(&server, &[])
+            .iter()
+            .map(|r| {
+                (r["sequence"].as_u64().expect("a number"), r["text"].as_str().expect("text").to_owned())
+            })
+            .collect();
+        for (sequence, text) in &acknowledged {
+            assert_eq!(
+                there.get(sequence),
+                Some(text),
+                "record {sequence}, which was acknowledged, round {round}"
+            );
+        }
+    }
+    assert!(acknowledged.len() as u64 > rounds, "hardly anything was acknowledged");
+}
+
+#[test]
+fn a_killed_server_loses_nothing_that_was_acknowledged() {
+    kill_under_load(Some("/dev/shm"), &["--mode", "compound"], None);
+}
+
+#[test]
+fn a_killed_server_with_messages_in_its_file_loses_nothing_that_was_acknowledged() {
+    kill_under_load(Some("/dev/shm"), &["--buffers", "pm", "--clients", "2"], Some("SEND"));
+}
+
+#[test]
+fn a_killed_server_of_a_file_on_a_disk_loses_nothing_that_was_acknowledged() {
+    kill_under_load(None, &[], None);
+}
