@@ -256,7 +256,7 @@ struct Core {
     state: Mutex<State>,
 }
 
-/// The responder: exports a region, serves the responder's steps.
+/// The responder: exports a region, serves the responder's steps. Whoever reaches it may read and write the region.
 pub struct Server {
     core: Core,
     handlers: BTreeMap<u16, Handler>,

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use rand_chacha::ChaCha8Rng;
 use rand_core::{RngCore, SeedableRng};
-use remanence_persist::taxonomy::{Buffers, Transport};
+use remanence_persist::taxonomy::{Buffers, Domain, Transport};
 use remanence_persist::{Config, Recipe};
 use remanence_pmem::Medium;
 use remanence_remote::hello::Window;
@@ -398,11 +398,13 @@ impl<'a> Play<'a> {
         let recipe = self.story.recipe;
         let same = self.story.then.is_some() || recipe.replay && self.rng.next_u32().is_multiple_of(2);
         let count = usize::from(recipe.shape.count);
+        // No two in one unit of write-back, so that the flush of one is none of another.
+        let apart = if self.story.config.domain == Domain::PageCache { 4096 } else { 128 };
         for run in 0..RUNS {
             let update = |u: usize| {
                 let word = recipe.shape.word && u + 1 == count;
                 let place = if same { u } else { run * count + u };
-                (128 + place as u64 * 128, content(run, u, if word { 8 } else { 24 }))
+                (128 + place as u64 * apart, content(run, u, if word { 8 } else { 24 }))
             };
             let updates = (0..count).map(update).collect();
             self.expected.push(Expected { ticket: Ticket(0), updates, acknowledged: false });
