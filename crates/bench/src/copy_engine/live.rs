@@ -113,10 +113,28 @@ impl Target {
     }
 }
 
-pub(super) fn run(quick: bool, mut progress: impl FnMut(u64, u64, &str)) -> Result<Live, String> {
-    let (rounds, ms) = if quick { (3, 6) } else { (11, 25) };
-    // Much more than a core's own caches; the paper's was 4 GiB.
-    let target: u64 = if quick { 256 << 20 } else { 1 << 30 };
+/// How much of it.
+#[derive(Clone, Copy)]
+pub(super) struct Effort {
+    pub(super) rounds: u64,
+    /// Milliseconds of each sample.
+    pub(super) ms: u64,
+    /// Bytes of the memory that is copied to: much more than a core's own caches; the paper's was 4 GiB.
+    pub(super) target: u64,
+    /// Copies of the order test, with each engine.
+    pub(super) copies: u64,
+    /// Whether samples of two cores are told apart by how far apart those are, which takes milliseconds each.
+    pub(super) states: bool,
+}
+
+impl Effort {
+    pub(super) const QUICK: Self = Self { rounds: 3, ms: 6, target: 256 << 20, copies: 20_000, states: true };
+    pub(super) const FULL: Self =
+        Self { rounds: 11, ms: 25, target: 1 << 30, copies: 1_000_000, states: true };
+}
+
+pub(super) fn run(effort: Effort, mut progress: impl FnMut(u64, u64, &str)) -> Result<Live, String> {
+    let Effort { rounds, ms, target, copies, .. } = effort;
     let dram = Region::anonymous(target).map_err(|e| e.to_string())?;
     dram.populate();
     let mut dram = Target { region: dram, at: 0 };
@@ -138,7 +156,7 @@ pub(super) fn run(quick: bool, mut progress: impl FnMut(u64, u64, &str)) -> Resu
                     done += 1;
                     progress(done, total, &format!("{op}: {}", engine.series()));
                     let target = if op == DRAM { &mut dram } else { &mut pm };
-                    sample(&mut samples, op, engine, target, size, Duration::from_millis(ms))?;
+                    sample(&mut samples, op, engine, target, size, effort)?;
                 }
             }
         }
@@ -147,7 +165,6 @@ pub(super) fn run(quick: bool, mut progress: impl FnMut(u64, u64, &str)) -> Resu
     for engine in engines(ORDER) {
         done += 1;
         progress(done, total, &format!("order: {}", engine.series()));
-        let copies = if quick { 20_000 } else { 1_000_000 };
         let stressed = stress(&mut *engine.make()?, &pm.region, Stress { copies, len: ORDER_LEN, slots: 12 });
         order.push(Order { engine, verdict: stressed.map_err(|e| e.to_string())? });
     }
@@ -155,7 +172,7 @@ pub(super) fn run(quick: bool, mut progress: impl FnMut(u64, u64, &str)) -> Resu
 }
 
 /// DRAM whose lines are written back as if it were persistent.
-pub(crate) fn declared(len: u64) -> Result<Region, String> {
+fn declared(len: u64) -> Result<Region, String> {
     let path = std::path::Path::new("/dev/shm").join(format!("remanence-bench-{}", std::process::id()));
     let options = FileOptions::new().create_new(len).declare(PersistenceDomain::Adr).populate(true);
     let region = options.open(&path).map_err(|e| e.to_string());
@@ -169,10 +186,11 @@ fn sample(
     engine: Engine,
     target: &mut Target,
     size: u64,
-    budget: Duration,
+    effort: Effort,
 ) -> Result<(), String> {
-    // Two cores at work know two states.
-    let probe = || if engine.window == 0 { State::Any } else { State::probe() };
+    let budget = Duration::from_millis(effort.ms);
+    // One core alone knows no states.
+    let probe = || if engine.window == 0 || !effort.states { State::Any } else { State::probe() };
     let mut running = engine.make()?;
     let before = probe();
     let (metric, values) = if op == SUBMIT {

@@ -10,7 +10,7 @@ mod model;
 
 use remanence_pmem::engine::{Placement, dsa};
 
-use self::live::{DRAM, Engine, PM, SUBMIT};
+use self::live::{DRAM, Effort, Engine, PM, SUBMIT};
 use crate::claims::{Claim, Verdict, times};
 use crate::machine::Machine;
 use crate::report::{Bar, Report, Sense};
@@ -31,7 +31,8 @@ const SIZES: [u64; 8] = [1 << 10, 2 << 10, 4 << 10, 8 << 10, 16 << 10, 32 << 10,
 /// # Errors
 /// One sentence when there is no memory to copy to.
 pub fn run(options: Options, progress: impl FnMut(u64, u64, &str)) -> Result<(Report, Vec<Claim>), String> {
-    let live = live::run(options.quick, progress)?;
+    let effort = if options.quick { Effort::QUICK } else { Effort::FULL };
+    let live = live::run(effort, progress)?;
     let model = model::Model::new();
     let mut rows = live.samples.rows();
     rows.extend(live.order.iter().map(live::Order::row));
@@ -203,4 +204,25 @@ fn claims(live: &live::Live, model: &model::Model) -> Vec<Claim> {
             ),
         ),
     ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_small_run_fills_every_bar_and_finds_no_copy_out_of_order() {
+        let effort = Effort { rounds: 1, ms: 1, target: 4 << 20, copies: 500, states: false };
+        let live = live::run(effort, |_, _, _| {}).unwrap();
+        let model = model::Model::new();
+        for bar in bars(&live, &model) {
+            assert!(bar.value.is_some(), "{} has no samples", bar.name);
+            // How fast it was is not for a test to say.
+            let exact = bar.name.starts_with("model") || bar.limit == 0.0;
+            assert!(bar.holds || !exact, "{bar:?}");
+        }
+        for claim in claims(&live, &model) {
+            assert!(claim.verdict != Verdict::Open, "{claim}");
+        }
+    }
 }

@@ -65,9 +65,11 @@ pub(super) fn unfenced(instruction: Instruction) -> String {
     format!("{instruction}, unfenced")
 }
 
-pub(super) fn run(quick: bool, mut progress: impl FnMut(u64, u64, &str)) -> Result<Live, String> {
+pub(super) fn run(
+    (rounds, updates): (u64, u64),
+    mut progress: impl FnMut(u64, u64, &str),
+) -> Result<Live, String> {
     use Instruction::{Clflush, ClflushOpt, Clwb, DcCvac, DcCvap};
-    let (rounds, updates) = if quick { (5, 2_000) } else { (31, 20_000) };
     let (instructions, missing): (Vec<_>, Vec<_>) =
         [Clwb, ClflushOpt, Clflush, DcCvap, DcCvac].into_iter().partition(|i| flush::has(*i));
     let skipped = missing.iter().map(|i| format!("{i}: this CPU does not have it")).collect();

@@ -29,7 +29,7 @@ pub struct Options {
 /// # Errors
 /// One sentence when there is no memory to write to.
 pub fn run(options: Options, progress: impl FnMut(u64, u64, &str)) -> Result<(Report, Vec<Claim>), String> {
-    let live = live::run(options.quick, progress)?;
+    let live = live::run(if options.quick { (5, 2_000) } else { (31, 20_000) }, progress)?;
     let mut rows = live.samples.rows();
     rows.extend(model::rows());
     let bars = bars(&live);
@@ -209,5 +209,22 @@ fn why(fenced: Option<f64>, unfenced: Option<f64>) -> &'static str {
              line costs; without fences write-backs of different lines overlap, and those of one line do not."
         }
         _ => "This CPU keeps the line, and write-backs of one line cost what those of several do.",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_small_run_fills_every_bar() {
+        let live = live::run((1, 200), |_, _, _| {}).unwrap();
+        for bar in bars(&live) {
+            assert!(bar.value.is_some(), "{} has no samples", bar.name);
+            assert!(bar.holds || !bar.name.starts_with("model"), "{bar:?}");
+        }
+        for claim in claims(&live) {
+            assert!(claim.verdict != Verdict::Open, "{claim}");
+        }
     }
 }
