@@ -23,7 +23,7 @@ const EDGES: &[(&str, &[&str])] = &[
     ("rpc", &["wire", "rnic", "pmem", "verbs", "persist"]),
     ("sim", &["wire", "rnic", "pmem"]),
     ("resp", &[]),
-    ("gateway", &["resp"]),
+    ("gateway", &["resp", "kv"]),
     ("ycsb", &[]),
     (
         "bench",

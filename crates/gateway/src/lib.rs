@@ -20,6 +20,7 @@
 #![forbid(unsafe_code)]
 
 mod connection;
+pub mod erda;
 mod http;
 mod metrics;
 mod process;

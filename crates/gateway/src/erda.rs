@@ -1,0 +1,236 @@
+//! Erda as a store for Redis' commands.
+//!
+//! What Redis' commands need is what Erda's clients do: a GET is one or two one-sided READs, a conditional write is a PUT
+//! with the version that was read. The rest is translation: the number of the database goes in front of the key, and
+//! times to live stay in the value, where [`remanence_resp::value`] has them, so that KEEPTTL and PERSIST are writes like
+//! any other.
+//!
+//! DBSIZE, FLUSHDB and the like walk through the store's keys: Erda keeps no count by database.
+
+use std::fmt::Display;
+
+use remanence_kv::client::{Call, Client, Error, Get, Many, Operation, Put, RemoteMemory, run};
+use remanence_kv::format::KEY_MAX;
+use remanence_kv::proto::{Expect, Refusal, Reply, Request};
+use remanence_resp::store::{Condition, HEAD_LEN, Key, Store, StoreError, StoreLimits, Version};
+
+/// Keys asked for at a time where all are wanted.
+const PAGE: usize = 256;
+
+/// One client of an Erda store, and the memory and server that it reaches.
+#[derive(Debug)]
+pub struct Erda<R> {
+    client: Client,
+    remote: R,
+}
+
+impl<R> Erda<R>
+where
+    R: RemoteMemory,
+    R::Error: Display,
+{
+    /// A handle for one thread.
+    #[must_use]
+    pub const fn new(client: Client, remote: R) -> Self {
+        Self { client, remote }
+    }
+
+    /// Erda's side of it: whoever receives the server's notices gives it new views here.
+    pub const fn client(&mut self) -> &mut Client {
+        &mut self.client
+    }
+
+    /// Tells the server what can wait, and what a busy client's writes carry along: for when nothing else is to do.
+    ///
+    /// # Errors
+    /// [`StoreError`]
+    pub fn rest(&mut self) -> Result<(), StoreError> {
+        if let Some(confirm) = self.client.poll_confirm() {
+            self.carry_out(&mut Call::new(confirm))?.map_err(|error| refused(&error))?;
+        }
+        Ok(())
+    }
+
+    fn carry_out<O: Operation>(&mut self, operation: &mut O) -> Result<O::Output, StoreError> {
+        let output = self.reach(operation)?;
+        // Nothing of ours is under way now: the server may take back what older views show.
+        if let Some(acknowledge) = self.client.poll_acknowledgement() {
+            let _ = self.reach(&mut Call::new(acknowledge))?;
+        }
+        while let Some(report) = self.client.poll_report() {
+            // The server looks at it when it can; its answer is for nobody.
+            let _ = self.reach(&mut Call::new(report))?;
+        }
+        Ok(output)
+    }
+
+    fn reach<O: Operation>(&mut self, operation: &mut O) -> Result<O::Output, StoreError> {
+        run(&mut self.client, &mut self.remote, operation)
+            .map_err(|error| StoreError::Unavailable(error.to_string()))
+    }
+
+    fn page(&mut self, cursor: u64, limit: usize) -> Result<(Vec<Vec<u8>>, Option<u64>), StoreError> {
+        let limit = limit.clamp(1, PAGE) as u32;
+        match self.carry_out(&mut Call::new(Request::Scan { cursor, limit }))? {
+            Ok(Reply::Page { next, keys }) => Ok((keys, next.filter(|next| *next > cursor))),
+            Ok(_) => Err(StoreError::Unavailable("the server answers a scan with something else".to_owned())),
+            Err(error) => Err(refused(&error)),
+        }
+    }
+
+    /// Shows `each` every key from a cursor on, its database first, until it says that it has enough.
+    fn walk(
+        &mut self,
+        from: u64,
+        mut each: impl FnMut(&mut Self, &[u8]) -> Result<bool, StoreError>,
+    ) -> Result<(), StoreError> {
+        let mut cursor = Some(from);
+        while let Some(at) = cursor {
+            let (keys, next) = self.page(at, PAGE)?;
+            for key in &keys {
+                if each(self, key)? {
+                    return Ok(());
+                }
+            }
+            cursor = next;
+        }
+        Ok(())
+    }
+}
+
+/// The database's number, then the name.
+fn named(key: Key<'_>) -> Result<Vec<u8>, StoreError> {
+    if key.name.len() >= KEY_MAX {
+        return Err(StoreError::KeyTooLong { len: key.name.len(), limit: KEY_MAX - 1 });
+    }
+    let mut name = Vec::with_capacity(1 + key.name.len());
+    name.push(key.space);
+    name.extend_from_slice(key.name);
+    Ok(name)
+}
+
+const fn expect(condition: Condition) -> Expect {
+    match condition {
+        Condition::Always => Expect::Any,
+        Condition::Absent => Expect::Absent,
+        Condition::Is(Version(version)) => Expect::Version(version),
+    }
+}
+
+fn refused(error: &Error) -> StoreError {
+    match error {
+        Error::Refused(Refusal::Full) => StoreError::Full,
+        Error::Refused(Refusal::TooLarge { len, pool }) => {
+            StoreError::ValueTooLong { len: *len as usize, limit: *pool as usize }
+        }
+        other => StoreError::Unavailable(other.to_string()),
+    }
+}
+
+impl<R> Store for Erda<R>
+where
+    R: RemoteMemory,
+    R::Error: Display,
+{
+    fn limits(&self) -> StoreLimits {
+        // How large a value can be depends on the pool's room at the moment: the server says so when it is too large.
+        StoreLimits { key: KEY_MAX - 1, value: usize::MAX }
+    }
+
+    fn get(&mut self, key: Key<'_>, value: &mut Vec<u8>) -> Result<Option<Version>, StoreError> {
+        // No key that long can have been written.
+        let Ok(name) = named(key) else { return Ok(None) };
+        let found = self.carry_out(&mut Get::new(&name))?.map_err(|error| refused(&error))?;
+        Ok(found.map(|found| {
+            value.extend_from_slice(&found.value);
+            Version(found.version)
+        }))
+    }
+
+    fn put(&mut self, key: Key<'_>, value: &[u8], condition: Condition) -> Result<bool, StoreError> {
+        let name = named(key)?;
+        match self.carry_out(&mut Put::new(&name, value, 0, expect(condition)))? {
+            Ok(_) => Ok(true),
+            Err(Error::Refused(Refusal::WrongVersion { .. })) => Ok(false),
+            Err(error) => Err(refused(&error)),
+        }
+    }
+
+    fn delete(&mut self, key: Key<'_>, condition: Condition) -> Result<bool, StoreError> {
+        let Ok(name) = named(key) else { return Ok(false) };
+        match self.carry_out(&mut Call::delete(&name, expect(condition)))? {
+            Ok(Reply::Done { version }) => Ok(version > 0),
+            Ok(_) => {
+                Err(StoreError::Unavailable("the server answers a delete with something else".to_owned()))
+            }
+            Err(Error::Refused(Refusal::WrongVersion { .. })) => Ok(false),
+            Err(error) => Err(refused(&error)),
+        }
+    }
+
+    fn scan(
+        &mut self,
+        space: u8,
+        cursor: u64,
+        count: usize,
+        each: &mut dyn FnMut(&[u8], &[u8]),
+    ) -> Result<u64, StoreError> {
+        let mut cursor = cursor;
+        loop {
+            let (mut keys, next) = self.page(cursor, count)?;
+            keys.retain(|key| key.first() == Some(&space));
+            // All values of a page under one doorbell.
+            let values = self.carry_out(&mut Many::new(keys.iter().map(|key| Get::new(key)).collect()))?;
+            let mut shown = 0;
+            for (key, value) in keys.iter().zip(values) {
+                if let Some(found) = value.map_err(|error| refused(&error))? {
+                    each(&key[1..], &found.value[..found.value.len().min(HEAD_LEN)]);
+                    shown += 1;
+                }
+            }
+            match next {
+                None => return Ok(0),
+                Some(next) if shown > 0 => return Ok(next),
+                // A page of other databases' keys.
+                Some(next) => cursor = next,
+            }
+        }
+    }
+
+    fn sample(&mut self, space: u8, random: u64, name: &mut Vec<u8>) -> Result<bool, StoreError> {
+        let mut found = false;
+        for from in [random, 0] {
+            self.walk(from, |_, key| {
+                found = key.first() == Some(&space);
+                if found {
+                    key[1..].clone_into(name);
+                }
+                Ok(found)
+            })?;
+            if found {
+                break;
+            }
+        }
+        Ok(found)
+    }
+
+    fn count(&mut self, space: u8) -> Result<u64, StoreError> {
+        let mut count = 0;
+        self.walk(0, |_, key| {
+            count += u64::from(key.first() == Some(&space));
+            Ok(false)
+        })?;
+        Ok(count)
+    }
+
+    fn clear(&mut self, space: Option<u8>) -> Result<(), StoreError> {
+        self.walk(0, |store, key| {
+            if let [own, name @ ..] = key
+                && space.is_none_or(|space| space == *own)
+            {
+                store.delete(Key { space: *own, name }, Condition::Always)?;
+            }
+            Ok(false)
+        })
+    }
+}

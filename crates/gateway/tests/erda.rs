@@ -1,0 +1,241 @@
+//! Redis' commands over Erda: the same replies as over a store in memory, with Erda's own server, formats and clients
+//! between, every message through its bytes.
+
+use std::cell::{Cell, RefCell};
+
+use remanence_gateway::erda::Erda;
+use remanence_kv::Geometry;
+use remanence_kv::client::{Client, Completion, RemoteMemory, Verb};
+use remanence_kv::proto::{Reply, Request};
+use remanence_kv::server::{ClientId, Options, Server, format};
+use remanence_kv::view::Mode;
+use remanence_pmem::crash_image::CrashImage;
+use remanence_pmem::{Medium as _, PersistenceDomain};
+use remanence_resp::engine::{Config, Moment, Session, Shared};
+use remanence_resp::memory::MemoryStore;
+use remanence_resp::protocol::{Decoder, Limits};
+use remanence_resp::store::{Condition, Key, Store, StoreError};
+
+const OPTIONS: Options =
+    Options { mode: Mode::Durable, lease: 1 << 40, unfinished_max: 16, clean_by_itself: true };
+
+struct Host<'a> {
+    image: &'a CrashImage,
+    server: RefCell<Server<&'a CrashImage>>,
+    now: Cell<u64>,
+}
+
+struct Remote<'h, 'a> {
+    host: &'h Host<'a>,
+    id: ClientId,
+    down: bool,
+}
+
+impl<'a> Host<'a> {
+    fn open(image: &'a CrashImage) -> Self {
+        let (server, _) = Server::open(image, OPTIONS).expect("a store");
+        Self { image, server: RefCell::new(server), now: Cell::new(1) }
+    }
+
+    fn connect(&self) -> Erda<Remote<'_, 'a>> {
+        let id = self.server.borrow_mut().connect();
+        let view = self.server.borrow().view();
+        Erda::new(Client::new(view, 64), Remote { host: self, id, down: false })
+    }
+
+    /// What a server does between messages, and its notice of a new view.
+    fn go_on(&self, client: &mut Erda<Remote<'_, '_>>) {
+        self.now.set(self.now.get() + 1);
+        self.server.borrow_mut().step(self.now.get(), 64).expect("memory does not fail");
+        client.client().adopt(self.server.borrow().view());
+        client.rest().expect("the server is there");
+    }
+}
+
+impl RemoteMemory for Remote<'_, '_> {
+    type Error = &'static str;
+
+    fn post(&mut self, verbs: Vec<Verb>) -> Result<Vec<Completion>, Self::Error> {
+        if self.down {
+            return Err("the link is down");
+        }
+        let one = |verb: Verb| match verb {
+            Verb::Read { at, len } => {
+                let mut bytes = vec![0; len as usize];
+                self.host.image.read(at, &mut bytes);
+                Completion::Read(bytes)
+            }
+            Verb::Write { at, bytes } => {
+                self.host.image.write(at, &bytes);
+                Completion::Written
+            }
+            Verb::Persist(updates) => {
+                for (at, bytes) in &updates {
+                    self.host.image.write_nt(*at, bytes);
+                }
+                self.host.image.psync().expect("memory does not fail");
+                Completion::Persistent
+            }
+            Verb::Call(request) => {
+                let request = Request::parse(&request.emit()).expect("what was emitted is parsed");
+                let reply = self.host.server.borrow_mut().handle(self.host.now.get(), self.id, &request);
+                Completion::Reply(Reply::parse(&reply.emit()).expect("what was emitted is parsed"))
+            }
+        };
+        Ok(verbs.into_iter().map(one).collect())
+    }
+
+    fn now(&self) -> u64 {
+        self.host.now.get()
+    }
+
+    fn again(&mut self, tries: u32) -> Result<(), Self::Error> {
+        if tries > 1000 {
+            return Err("it was tried for too long");
+        }
+        self.host.server.borrow_mut().step(self.host.now.get(), 16).expect("memory does not fail");
+        Ok(())
+    }
+}
+
+fn image() -> CrashImage {
+    let geometry = Geometry { size: 8 << 20, region_len: 256 << 10, segment_len: 64 << 10, heads: 2 };
+    let image = CrashImage::new(geometry.size, PersistenceDomain::Adr);
+    format(&&image, &geometry, 64, 0x5EED, [7; 16]).expect("a fair geometry");
+    image
+}
+
+fn reply<S: Store>(session: &mut Session, store: &mut S, shared: &Shared, now: i64, line: &str) -> String {
+    let mut decoder = Decoder::new(Limits::default());
+    decoder.push(format!("{line}\r\n").as_bytes());
+    let request = decoder.next(false).unwrap().expect("a line is a request");
+    let mut out = Vec::new();
+    session.execute(&request, store, shared, Moment { unix_us: now * 1000, random: 1 << 60 }, &mut out);
+    String::from_utf8(out).unwrap()
+}
+
+/// A step of splitmix64's sequence.
+fn random(state: &mut u64) -> usize {
+    *state = state.wrapping_add(0x9E37_79B9_7F4A_7C15);
+    let z = (*state ^ (*state >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    (z >> 33) as usize
+}
+
+#[test]
+fn replies_over_erda_are_those_over_memory() {
+    let image = image();
+    let host = Host::open(&image);
+    // Two clients take turns: what one writes, the other reads.
+    let mut erda = [host.connect(), host.connect()];
+    let mut memory = MemoryStore::default();
+    let shared = Shared::new(Config::default(), 0);
+    let (mut ours, mut theirs) = (Session::open(&shared, "a", "b", 0), Session::open(&shared, "c", "d", 0));
+    let (mut state, mut now) = (7, 1_000_000);
+    let lines = [
+        "SET @ %",
+        "SET @ % PX 50",
+        "SET @ % NX",
+        "SET @ % XX GET",
+        "SET @ % KEEPTTL",
+        "GET @",
+        "GETDEL @",
+        "APPEND @ %",
+        "INCR @",
+        "INCRBYFLOAT @ 0.5",
+        "MSET @ % @ %",
+        "MGET @ @ @",
+        "MSETNX @ % @ %",
+        "DEL @ @",
+        "EXISTS @ @",
+        "RENAME @ @",
+        "EXPIRE @ 1",
+        "PEXPIRE @ 20",
+        "PTTL @",
+        "PERSIST @",
+        "TYPE @",
+        "HSET @ f % g %",
+        "HGETALL @",
+        "HDEL @ f",
+        "HINCRBY @ n 2",
+        "HMGET @ f g n",
+        "KEYS *",
+        "DBSIZE",
+        "STRLEN @",
+        "SETRANGE @ 3 %",
+        "GETEX @ PX 30",
+        "SELECT 1",
+        "SELECT 0",
+    ];
+    for step in 0..3000 {
+        let mut line = lines[random(&mut state) % lines.len()].to_owned();
+        while let Some(at) = line.find('@') {
+            line.replace_range(at..=at, &format!("key{}", random(&mut state) % 12));
+        }
+        while let Some(at) = line.find('%') {
+            let len = 1 + random(&mut state) % 200;
+            line.replace_range(at..=at, &"1".repeat(len.min(1 + random(&mut state) % 200)));
+        }
+        let expected = reply(&mut theirs, &mut memory, &shared, now, &line);
+        let client = &mut erda[step % 2];
+        assert_eq!(reply(&mut ours, client, &shared, now, &line), expected, "step {step}: {line}");
+        host.go_on(client);
+        now += (random(&mut state) % 5) as i64;
+    }
+    for space in [0, 1] {
+        assert_eq!(erda[0].count(space).unwrap(), memory.count(space).unwrap());
+    }
+    assert_eq!(reply(&mut ours, &mut erda[1], &shared, now, "FLUSHALL"), "+OK\r\n");
+    assert_eq!(erda[0].count(0).unwrap() + erda[0].count(1).unwrap(), 0);
+}
+
+#[test]
+fn scans_go_through_every_key_of_one_database() {
+    let image = image();
+    let host = Host::open(&image);
+    let mut erda = host.connect();
+    let shared = Shared::new(Config::default(), 0);
+    let mut session = Session::open(&shared, "a", "b", 0);
+    for i in 0..100 {
+        for space in [0, 1] {
+            reply(&mut session, &mut erda, &shared, 1, &format!("SELECT {space}"));
+            assert_eq!(reply(&mut session, &mut erda, &shared, 1, &format!("SET s{space}-{i} v")), "+OK\r\n");
+            host.go_on(&mut erda);
+        }
+    }
+    let (mut names, mut cursor) = (std::collections::BTreeSet::new(), 0);
+    loop {
+        cursor = erda.scan(1, cursor, 7, &mut |name, _| _ = names.insert(name.to_vec())).unwrap();
+        if cursor == 0 {
+            break;
+        }
+    }
+    assert_eq!(names.len(), 100);
+    assert!(names.iter().all(|name| name.starts_with(b"s1-")));
+    let mut name = Vec::new();
+    assert!(erda.sample(0, u64::MAX / 3, &mut name).unwrap() && name.starts_with(b"s0-"));
+    assert!(!erda.sample(5, 9, &mut name).unwrap());
+    erda.clear(Some(1)).unwrap();
+    assert_eq!((erda.count(0).unwrap(), erda.count(1).unwrap()), (100, 0));
+}
+
+#[test]
+fn what_erda_cannot_hold_or_reach_is_an_error_of_redis() {
+    let image = image();
+    let host = Host::open(&image);
+    let mut erda = host.connect();
+    let mut put =
+        |name: &[u8], len: usize| erda.put(Key { space: 0, name }, &vec![1; len], Condition::Always);
+    assert_eq!(put(&[b'k'; 1023], 10), Ok(true));
+    assert_eq!(put(&[b'k'; 1024], 10), Err(StoreError::KeyTooLong { len: 1024, limit: 1023 }));
+    let too_long = put(b"a", 9 << 20);
+    assert!(matches!(too_long, Err(StoreError::ValueTooLong { .. } | StoreError::Full)), "{too_long:?}");
+    let id = host.server.borrow_mut().connect();
+    let view = host.server.borrow().view();
+    let mut cut_off = Erda::new(Client::new(view, 0), Remote { host: &host, id, down: true });
+    let shared = Shared::new(Config::default(), 0);
+    let mut session = Session::open(&shared, "a", "b", 0);
+    assert_eq!(
+        reply(&mut session, &mut cut_off, &shared, 1, "GET a"),
+        "-ERR the store did not answer: the link is down\r\n"
+    );
+}
