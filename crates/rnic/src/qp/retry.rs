@@ -4,8 +4,8 @@
 //!
 //! The local ACK timeout of a QP is chosen for the worst path that it may meet, so that waiting for it after every
 //! lost tail would cost tens of milliseconds. Here it bounds the *patience* of the QP, as the specification means
-//! it: without progress for (retry count + 1) timeouts, the work request fails. Within that, requests are sent
-//! again after a timeout that follows the measured round trip (RFC 6298), doubling each time.
+//! it: without progress for (retry count + 1) timeouts, somewhat stretched, the work request fails. Within that, requests
+//! are sent again after a timeout that follows the measured round trip (RFC 6298), doubling each time.
 
 use std::time::Duration;
 
@@ -20,12 +20,22 @@ const RTO_MIN_NS: u64 = 4_000_000;
 const RTO_INITIAL_NS: u64 = 25_000_000;
 /// The longest step of the doubling; a healed path is noticed within this time.
 const RTO_MAX_NS: u64 = 500_000_000;
+/// To this, short patience is stretched, by four at the most: as far as a timeout may be longer than what was asked for
+/// (9.7.6). Programs ask for half a second, of hardware. A peer in software may be off its core for as long, where it
+/// shares it with others.
+const PATIENCE_NS: u64 = 1_500_000_000;
 /// With an unknown round trip, two reports of the same gap closer than this are one.
 const GAP_MIN_NS: u64 = 100_000;
 
 /// The local ACK timeout of a code (IBA Vol 1, 9.7.6); `None` for 0, which means never.
 pub(crate) fn local_ack_timeout(code: u8) -> Option<Duration> {
     (code != 0).then(|| Duration::from_nanos(4096 << (code & 0x1f)))
+}
+
+/// How long a QP waits for progress before its work request fails; `None` is for ever.
+pub(crate) fn patience(timeout: u8, retry_cnt: u8) -> Option<Duration> {
+    let asked = local_ack_timeout(timeout)? * (u32::from(retry_cnt) + 1);
+    Some(asked.max((asked * 4).min(Duration::from_nanos(PATIENCE_NS))))
 }
 
 #[derive(Debug, Default)]
@@ -180,7 +190,7 @@ impl Retry {
             self.deadline = None;
             return Some(Expired::RnrOver);
         }
-        let patience = local_ack_timeout(timeout).map(|t| self.progress_at + t * (u32::from(retry_cnt) + 1));
+        let patience = patience(timeout, retry_cnt).map(|patience| self.progress_at + patience);
         if patience.is_some_and(|end| end <= now) {
             if now.since(deadline) > Duration::from_nanos(RTO_MIN_NS) {
                 // It was us who were away. Whoever looks at the clock so late may not have looked at what arrived
@@ -229,14 +239,22 @@ mod tests {
     }
 
     #[test]
-    fn patience_is_the_retry_count_times_the_local_ack_timeout() {
+    fn a_qp_gives_up_when_its_patience_ends() {
         for (timeout, retry_cnt) in [(14, 7), (14, 0), (10, 3), (17, 7)] {
             let (resends, gave_up) = exhaust(timeout, retry_cnt);
-            let wanted = local_ack_timeout(timeout).unwrap() * (u32::from(retry_cnt) + 1);
+            let wanted = patience(timeout, retry_cnt).unwrap();
             // The first check is after the initial timeout, so that short patience ends there.
             assert_eq!(gave_up, wanted.max(Duration::from_nanos(RTO_INITIAL_NS)));
             assert!(resends >= u32::from(gave_up > Duration::from_nanos(RTO_INITIAL_NS)));
         }
+    }
+
+    #[test]
+    fn patience_is_stretched_by_four_up_to_a_second_and_a_half() {
+        assert_eq!(patience(0, 7), None);
+        assert_eq!(patience(14, 0), Some(Duration::from_nanos(4 * (4096 << 14))));
+        assert_eq!(patience(14, 7), Some(Duration::from_millis(1500)), "what most programs ask for");
+        assert_eq!(patience(18, 7), Some(Duration::from_nanos(8 * (4096 << 18))), "long enough");
     }
 
     #[test]

@@ -88,7 +88,7 @@ fn a_work_request_that_ran_out_of_retries_says_the_same() {
     pair.hook = Some(Box::new(|_, _| Fate::Drop));
     let qpn = pair.qpns[0];
     pair.post(1, SendOp::Send, &[]);
-    pair.run_for(Duration::from_secs(1));
+    pair.run_for(Duration::from_secs(3));
     assert_eq!(pair.a().sends()[0].status, WcStatus::RetryExcErr);
     assert_eq!(silences(&mut pair), [(qpn, Silence::Lost)]);
 }
