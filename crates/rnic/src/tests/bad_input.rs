@@ -380,6 +380,37 @@ fn a_duplicate_write_is_acknowledged_and_not_executed() {
 }
 
 #[test]
+fn a_repeated_message_is_acknowledged_at_its_end_or_where_the_peer_asks() {
+    for ops in [
+        [Opcode::RcWriteFirst, Opcode::RcWriteMiddle, Opcode::RcWriteLast],
+        [Opcode::RcSendFirst, Opcode::RcSendMiddle, Opcode::RcSendLast],
+    ] {
+        let mut case = Case::new(EVERY);
+        let qpn = case.pair.qpns[1];
+        let room = [case.dst.sge(0, 4096)];
+        case.pair.b().post_recv(qpn, 1, &room);
+        let first = if ops[0] == Opcode::RcWriteFirst { case.reth(2056) } else { Headers::None };
+        let send = |case: &mut Case, at: usize, ack_req: bool| {
+            let (headers, len) = [(first, 1024), (Headers::None, 1024), (Headers::None, 8)][at];
+            let bth = bth::Repr { ack_req, ..bth::Repr::new(ops[at], qpn, FIRST.add(at as u32)) };
+            case.pair.inject(1, &Repr { bth, headers }, &vec![0xee; len]);
+            case.answers()
+        };
+        for at in 0..3 {
+            send(&mut case, at, at == 2);
+        }
+        let all = |answers: &[(Psn, Aeth)]| matches!(answers, [(psn, Aeth::Ack(_))] if *psn == FIRST.add(2));
+        // Soft-RoCE never sends again on a QP whose message is acknowledged while it is in the middle of repeating it.
+        assert_eq!(send(&mut case, 0, false), []);
+        assert_eq!(send(&mut case, 1, false), []);
+        assert!(all(&send(&mut case, 2, false)), "{ops:?}");
+        assert!(all(&send(&mut case, 1, true)), "{ops:?}: it was asked for");
+        assert_eq!(case.pair.nodes[1].device.stats().rx_duplicates, 4);
+        assert_eq!(case.pair.b().recvs().len(), usize::from(ops[0] == Opcode::RcSendFirst));
+    }
+}
+
+#[test]
 fn a_duplicate_atomic_is_answered_from_memory() {
     let mut case = Case::new(EVERY);
     let mr = case.dst;
