@@ -111,6 +111,63 @@ extern "C" fn after_fork_in_child() {
     after_fork_in_parent();
 }
 
+/// When the process ends by `exit`, the peers of its connections hear of it at once, as the kernel would tell them. (A
+/// process that is killed is missed later.)
+#[used]
+#[unsafe(link_section = ".fini_array")]
+static PART: extern "C" fn() = {
+    /// Of the whole farewell, should another thread hold what it needs and never let go: `exit` may have been called by
+    /// a signal handler.
+    const LIMIT_SECONDS: libc::time_t = 1;
+
+    extern "C" fn part_from_all(_: *mut c_void) -> *mut c_void {
+        REGISTRY.with(|open| {
+            for Open(block) in open.iter() {
+                // SAFETY: contexts in the list are open, and are not closed while we hold its lock.
+                unsafe { (*(**block).priv_.cast::<Ctx>()).context.part() };
+            }
+        });
+        std::ptr::null_mut()
+    }
+
+    extern "C" fn part() {
+        // SAFETY: plain C calls, with pointers to locals; the thread is waited for, or dies with the process that ends
+        // right after this.
+        unsafe {
+            if libc::pthread_mutex_trylock(REGISTRY.lock.get()) != 0 {
+                return;
+            }
+            let none_open = (*REGISTRY.value.get()).is_empty();
+            REGISTRY.unlock();
+            let mut thread = std::mem::zeroed();
+            if none_open
+                || libc::pthread_create(
+                    &raw mut thread,
+                    std::ptr::null(),
+                    part_from_all,
+                    std::ptr::null_mut(),
+                ) != 0
+            {
+                return;
+            }
+            let mut end = std::mem::zeroed();
+            libc::clock_gettime(libc::CLOCK_REALTIME, &raw mut end);
+            end.tv_sec += LIMIT_SECONDS;
+            pthread_timedjoin_np(thread, std::ptr::null_mut(), &raw const end);
+        }
+    }
+    part
+};
+
+unsafe extern "C" {
+    /// pthread_tryjoin_np(3).
+    fn pthread_timedjoin_np(
+        thread: libc::pthread_t,
+        ret: *mut *mut c_void,
+        abstime: *const libc::timespec,
+    ) -> c_int;
+}
+
 /// A context is open from here on.
 pub(crate) fn opened(block: *mut verbs_context) {
     REGISTRY.with(|open| open.push(Open(block)));

@@ -27,13 +27,17 @@ pub(crate) fn heir(caps: &LinkCaps, signals: &Signals) -> Driver {
         Device::new(Config { max_pd: 0, max_cq: 0, ..Config::default() }),
         RegionMemory::new(Arc::new(FlushQueue::default())),
         Connections::new(cm::Config::default(), false),
-        Box::new(Gone(caps.clone())),
+        gone(caps),
         Progress::ByConsumer,
         signals.clone(),
     )
 }
 
 /// A link that carries nothing any more.
+pub(crate) fn gone(caps: &LinkCaps) -> Box<dyn Link> {
+    Box::new(Gone(caps.clone()))
+}
+
 struct Gone(LinkCaps);
 
 impl Link for Gone {

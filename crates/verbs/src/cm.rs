@@ -282,18 +282,26 @@ impl Connections {
 
     /// The network says that nobody has the port open at `remote`. Returns how many events that made.
     pub(crate) fn refused(&mut self, now: Instant, remote: Gid) -> u64 {
-        let mut ended = Vec::new();
+        let (mut ended, mut leaving) = (Vec::new(), Vec::new());
         for (&id, route) in &mut self.routes {
             if self.manager.path(id).is_none_or(|path| path.remote != remote) {
                 continue;
             }
             route.closed = true;
-            if matches!(self.manager.state(id), Some(cm::State::ReqSent)) {
-                route.refused += 1;
-                if route.refused >= REFUSALS {
-                    ended.push(id);
+            match self.manager.state(id) {
+                Some(cm::State::ReqSent) => {
+                    route.refused += 1;
+                    if route.refused >= REFUSALS {
+                        ended.push(id);
+                    }
                 }
+                // Who wants to end it anyway takes such a message at its word.
+                Some(cm::State::DreqSent) => leaving.push(id),
+                _ => {}
             }
+        }
+        for id in leaving {
+            self.manager.nobody_answers(now, id);
         }
         for &id in &ended {
             let route = self.routes.get(&id).cloned();
@@ -413,7 +421,7 @@ impl<'a> Cm<'a> {
         self.listen_with(claim, listen, &channel.events, user_data)
     }
 
-    /// From now on, asks for a service that nobody listens for (yet) this many times more, 10 ms apart: see
+    /// From now on, asks for a service that nobody listens for (yet) this many times more: see
     /// [`cm::Manager::set_knocks`].
     pub fn set_knocks(self, knocks: u8) {
         self.handle.lock.lock().cm.manager.set_knocks(knocks);

@@ -318,6 +318,18 @@ impl Context {
         remanence_link::abandon_inherited();
     }
 
+    /// The process is about to end without having closed the device: peers of its connections are told, as a kernel would
+    /// tell them, and what the link holds back or records is not lost. From then on nothing is sent or received. Waits
+    /// for other threads that use the device for a fraction of a second at most.
+    pub fn part(&self) {
+        const PATIENCE: Duration = Duration::from_millis(300);
+        if let Some(driver) = self.handle.lock.lock_within(PATIENCE) {
+            let mut turn = Turn::new(driver, self.handle.clock.now());
+            let now = turn.now;
+            turn.part(now);
+        }
+    }
+
     /// Serves the device once: for programs with [`Progress::ByConsumer`] that have nothing to poll.
     pub fn poll(&self) -> bool {
         self.handle.turn().poll()

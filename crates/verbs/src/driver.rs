@@ -16,6 +16,7 @@ use remanence_link::{Link, LinkStats, Outgoing, SideChannel, WaitFd};
 use remanence_rnic::{AsyncEvent, CqHandle, Device, FlushId, Instant, RxMeta, SrqHandle};
 use remanence_wire::{Gid, Qpn};
 
+use crate::abandon;
 use crate::channel::{CqEvent, EventQueue};
 use crate::cm::Connections;
 use crate::context::DeviceEvent;
@@ -27,6 +28,9 @@ use crate::wake::Event;
 
 /// Sends of one turn, each up to 64 KiB: then somebody must look at what came in, or the socket buffer overflows.
 const SENDS_PER_TURN: usize = 16;
+
+/// Turns before a device is left for good, for what has arrived.
+const LAST_TURNS: usize = 16;
 
 /// What a blocked consumer waits for, so that it is not woken for anything else.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -306,6 +310,22 @@ impl Driver {
             self.pushed += 1;
             self.signals.async_events.push(DeviceEvent::DeviceFatal(error.kind()));
         }
+    }
+
+    /// The process ends: takes what has come, tells the peers of all connections, and closes the link, so that what it
+    /// holds back leaves and what it records is written.
+    pub(crate) fn part(&mut self, now: Instant) {
+        for _ in 0..LAST_TURNS {
+            if !self.drive(now) {
+                break;
+            }
+        }
+        self.cm.manager.close_all(now);
+        self.pump_cm(now);
+        while self.transmit(now) && self.more {}
+        let gone = abandon::gone(self.link.caps());
+        drop(std::mem::replace(&mut self.link, gone));
+        (self.failed, self.armed, self.refused) = (true, false, None);
     }
 
     fn outlook(&self, now: Instant) -> Outlook {

@@ -8,6 +8,7 @@
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock, TryLockError};
+use std::time::{Duration, Instant};
 
 use remanence_link::generation;
 
@@ -100,6 +101,19 @@ impl<T> DeviceLock<T> {
     /// nothing left to destroy.
     pub(crate) fn lock_to_drop(&self) -> Option<MutexGuard<'_, T>> {
         if self.is_abandoned() { None } else { self.mutex.lock().ok() }
+    }
+
+    /// The lock, if it can be had within `limit`; `None` too if there is nothing left to lock.
+    pub(crate) fn lock_within(&self, limit: Duration) -> Option<MutexGuard<'_, T>> {
+        let end = Instant::now() + limit;
+        while !self.is_abandoned() {
+            match self.mutex.try_lock() {
+                Ok(guard) => return Some(guard),
+                Err(TryLockError::WouldBlock) if Instant::now() < end => std::thread::yield_now(),
+                Err(_) => return None,
+            }
+        }
+        None
     }
 
     /// Notes that the caller found the lock taken and leaves. Who does so in a row, as a poller, gives way now and

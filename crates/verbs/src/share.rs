@@ -3,7 +3,9 @@
 //! Each process has a seat, and with it the top byte of its QP numbers and of its communication ids (see
 //! `remanence_link::host`). Packets name the QP. MADs go to QP 1, which everyone has, and are told apart by the
 //! message: a request names the service, which one process listens for; everything else names a communication id of
-//! its receiver.
+//! its receiver. (One thing does not: who gives up on a request that was never answered says so without knowing an id
+//! of the other side, which finds its connection by the sender's. So everyone hears that.) What is for a process that is
+//! gone is answered by one that is there, as by a connection manager that has forgotten: who disconnects need not wait.
 
 use std::io;
 
@@ -25,12 +27,14 @@ const RECEIVERS_ID: u16 = SENDERS_ID + 4;
 const SERVICE: u16 = SENDERS_ID + 8;
 
 const REQ: u32 = 0x10;
+const REJ: u32 = 0x12;
 const SIDR_REQ: u32 = 0x17;
 const SIDR_REP: u32 = 0x18;
 
 fn steer_rule() -> SteerRule {
     let gsi = Match { offset: DEST_QPN - 1, width: 4, mask: 0x00ff_ffff, value: Qpn::GSI.value() };
     let attribute = |value| Match { offset: ATTRIBUTE, width: 2, mask: 0xffff, value };
+    let nobodys = Match { offset: RECEIVERS_ID, width: 4, mask: u32::MAX, value: 0 };
     let case = |when: &[Match], to| SteerCase { when: when.to_vec(), to };
     SteerRule {
         cases: vec![
@@ -38,7 +42,8 @@ fn steer_rule() -> SteerRule {
             case(&[gsi, attribute(SIDR_REQ)], SteerTo::Service(SERVICE)),
             // The answer to a SIDR_REQ carries its request id back in the same place.
             case(&[gsi, attribute(SIDR_REP)], SteerTo::Slot(SENDERS_ID)),
-            case(&[gsi], SteerTo::Slot(RECEIVERS_ID)),
+            case(&[gsi, attribute(REJ), nobodys], SteerTo::Everyone),
+            case(&[gsi], SteerTo::SlotOrHeir(RECEIVERS_ID)),
             case(&[], SteerTo::Slot(DEST_QPN)),
         ],
     }

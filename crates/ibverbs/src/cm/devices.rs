@@ -80,9 +80,9 @@ fn domains() -> MutexGuard<'static, HashMap<Verbs, SharedPd>> {
     DOMAINS.get().lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// How often a service is asked for again that nobody listens for yet, 10 ms apart. Programs such as perftest let the
-/// server begin to listen and the client begin to connect at the same moment.
-const KNOCKS: u8 = 8;
+/// How often a service is asked for again that nobody listens for yet, for a third of a second in all. Programs such as
+/// perftest let the server begin to listen and the client begin to connect at the same moment.
+const KNOCKS: u8 = 9;
 
 /// The protection domain of those that bring none. It is never freed, as its device is never closed.
 pub(super) fn default_pd(device: Verbs) -> Result<*mut ibv_pd, c_int> {

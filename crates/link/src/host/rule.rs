@@ -39,15 +39,21 @@ pub struct Match {
 pub enum SteerTo {
     /// The byte at this offset is the owner's slot.
     Slot(u16),
+    /// The same; and where nobody has that slot any more, whoever gets it may answer for the dead.
+    SlotOrHeir(u16),
     /// The eight bytes at this offset name a service; the owner listens for it.
     Service(u16),
+    /// It does not say. Every process that shares the port gets it, and knows whether it is meant.
+    Everyone,
 }
 
 /// Whose a datagram is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Owner {
     Slot(u8),
+    SlotOrHeir(u8),
     Service(u64),
+    Everyone,
 }
 
 /// Which socket of a reuseport group is whose.
@@ -86,10 +92,14 @@ impl SteerRule {
             if case.holds(payload)? {
                 return match case.to {
                     SteerTo::Slot(at) => payload.get(usize::from(at)).map(|slot| Owner::Slot(*slot)),
+                    SteerTo::SlotOrHeir(at) => {
+                        payload.get(usize::from(at)).map(|slot| Owner::SlotOrHeir(*slot))
+                    }
                     SteerTo::Service(at) => {
                         let bytes = payload.get(usize::from(at)..)?.first_chunk::<8>()?;
                         Some(Owner::Service(u64::from_be_bytes(*bytes)))
                     }
+                    SteerTo::Everyone => Some(Owner::Everyone),
                 };
             }
         }
@@ -99,8 +109,8 @@ impl SteerRule {
     /// The offset of the slot in datagrams that no special case catches.
     pub(crate) fn plain_slot_offset(&self) -> Option<u16> {
         self.cases.iter().find(|case| case.when.is_empty()).and_then(|case| match case.to {
-            SteerTo::Slot(at) => Some(at),
-            SteerTo::Service(_) => None,
+            SteerTo::Slot(at) | SteerTo::SlotOrHeir(at) => Some(at),
+            SteerTo::Service(_) | SteerTo::Everyone => None,
         })
     }
 
@@ -112,8 +122,10 @@ impl SteerRule {
         let (slots, services) = (&table.slots[..slots], &table.services[..services]);
         for case in &self.cases {
             let action = match case.to {
-                SteerTo::Slot(at) => to_slot(at, slots),
+                SteerTo::Slot(at) | SteerTo::SlotOrHeir(at) => to_slot(at, slots),
                 SteerTo::Service(at) => to_service(at, services),
+                // Whoever gets it sends it on.
+                SteerTo::Everyone => vec![Insn::ret(NO_INDEX)],
             };
             program.extend(case.guard(action.len()));
             program.extend(action);
@@ -124,10 +136,13 @@ impl SteerRule {
 
     /// How many slots and services fit: slots first, they carry the data.
     fn share_out(&self, budget: usize, table: &Table) -> (usize, usize) {
-        let by_slot = self.cases.iter().filter(|case| matches!(case.to, SteerTo::Slot(_))).count();
-        let by_service = self.cases.len() - by_slot;
+        let count = |kind: fn(&SteerTo) -> bool| self.cases.iter().filter(|case| kind(&case.to)).count();
+        let by_slot = count(|to| matches!(to, SteerTo::Slot(_) | SteerTo::SlotOrHeir(_)));
+        let by_service = count(|to| matches!(to, SteerTo::Service(_)));
+        let by_none = self.cases.len() - by_slot - by_service;
         let conditions: usize = self.cases.iter().map(|case| case.when.len()).sum();
-        let fixed = probe_case().len() + CONDITION_INSNS * conditions + 2 * by_slot + by_service + 1;
+        let fixed =
+            probe_case().len() + CONDITION_INSNS * conditions + 2 * by_slot + by_service + by_none + 1;
         let room = budget.saturating_sub(fixed);
         let slots = table.slots.len().min(room / (SLOT_INSNS * by_slot).max(1));
         let room = room - slots * SLOT_INSNS * by_slot;

@@ -237,10 +237,11 @@ impl Seat {
         self.listeners().by_token.values().any(|(s, _)| serves(s))
     }
 
-    /// Sends a train on to its owner.
+    /// Sends a train on to its owner, who is one.
     pub(crate) fn pass_on(&self, owner: Owner, train: &Train<'_>) -> Passed {
         match owner {
-            Owner::Slot(slot) => {
+            Owner::Everyone => Passed::NoSuchOwner,
+            Owner::Slot(slot) | Owner::SlotOrHeir(slot) => {
                 let passed = self.pass_to(&slot_name(slot), train);
                 if passed == Passed::On {
                     self.board().ring(slot);

@@ -88,7 +88,7 @@ impl Sharing {
     /// Whose `payload`, sent to `train`'s destination, is. What nobody can own is ours to count as malformed.
     fn verdict(&self, train: &Train<'_>, payload: &[u8]) -> Verdict {
         match self.seat.rule().owner(payload) {
-            Some(Owner::Slot(slot)) if slot == self.seat.slot() => Verdict::Mine,
+            Some(Owner::Slot(slot) | Owner::SlotOrHeir(slot)) if slot == self.seat.slot() => Verdict::Mine,
             Some(Owner::Service(id)) if self.seat.listens(id, train.dst_ip) => Verdict::Mine,
             Some(owner) => Verdict::Of(owner),
             None => Verdict::Mine,
@@ -131,15 +131,24 @@ impl Sharing {
     ) {
         let Verdict::Of(owner) = verdict else { return mine(stats, *part) };
         let datagrams = part.payloads().count() as u64;
+        if owner == Owner::Everyone {
+            // Said once, to whoever can hear it now: it is not worth a place among what waits.
+            for (slot, _) in self.board.taken().filter(|(slot, _)| *slot != self.seat.slot()) {
+                if self.seat.pass_on(Owner::Slot(slot), part) == Passed::On {
+                    stats.forwarded += datagrams;
+                }
+            }
+            return mine(stats, *part);
+        }
         // Behind what waits already, so that the order stays.
         let queued = !self.backlog.is_empty() && self.backlog.holds(owner);
         let passed = if queued { Passed::Full } else { self.seat.pass_on(owner, part) };
         match (passed, owner) {
             (Passed::On, _) => stats.forwarded += datagrams,
             (Passed::Full, _) if self.keep(owner, part) => {}
-            // Nobody listens: any of us may say so to the one who asks.
-            (Passed::NoSuchOwner, Owner::Service(_)) => mine(stats, *part),
-            (Passed::NoSuchOwner, Owner::Slot(_)) | (Passed::Full | Passed::Lost, _) => {
+            // Nobody listens, or lives: any of us may say so to the one who asks.
+            (Passed::NoSuchOwner, Owner::Service(_) | Owner::SlotOrHeir(_)) => mine(stats, *part),
+            (Passed::NoSuchOwner, Owner::Slot(_) | Owner::Everyone) | (Passed::Full | Passed::Lost, _) => {
                 stats.undeliverable += datagrams
             }
         }
@@ -201,8 +210,8 @@ impl Sharing {
                 taken.detour = true;
                 // Only once: what is not ours now would go round in circles. Senders pass on datagrams of one owner.
                 let ours = train.payloads().all(|payload| match seat.rule().owner(payload) {
-                    Some(Owner::Slot(slot)) => slot == seat.slot(),
-                    Some(Owner::Service(_)) => true,
+                    Some(Owner::Slot(slot) | Owner::SlotOrHeir(slot)) => slot == seat.slot(),
+                    Some(Owner::Service(_) | Owner::Everyone) => true,
                     None => false,
                 });
                 let datagrams = train.payloads().count() as u64;

@@ -23,7 +23,7 @@ use crate::udp::{Options, ROCE_PORT, UdpLink};
 use crate::veth::{End, Veth};
 
 /// How long what must happen may take; only a failing test ever waits so long.
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(120);
 
 /// A user who is not root.
 const NOBODY: u32 = 65_534;
@@ -33,12 +33,14 @@ const CHILD: &str = "REMANENCE_TEST_CHILD";
 fn rule() -> SteerRule {
     let gsi = Match { offset: 4, width: 4, mask: 0x00FF_FFFF, value: 1 };
     let attribute = |value| Match { offset: 36, width: 2, mask: 0xFFFF, value };
+    let nobodys = Match { offset: 48, width: 4, mask: u32::MAX, value: 0 };
     let case = |when: &[Match], to| SteerCase { when: when.to_vec(), to };
     SteerRule {
         cases: vec![
             case(&[gsi, attribute(0x10)], SteerTo::Service(52)),
             case(&[gsi, attribute(0x18)], SteerTo::Slot(44)),
-            case(&[gsi], SteerTo::Slot(48)),
+            case(&[gsi, attribute(0x12), nobodys], SteerTo::Everyone),
+            case(&[gsi], SteerTo::SlotOrHeir(48)),
             case(&[], SteerTo::Slot(5)),
         ],
     }
@@ -76,7 +78,7 @@ fn the_rule_reads_slots_and_services() {
     let mut reply = to_service(0, 0);
     reply[36..38].copy_from_slice(&[0, 0x13]);
     reply[48] = 0x77;
-    assert_eq!(rule.owner(&reply), Some(Owner::Slot(0x77)));
+    assert_eq!(rule.owner(&reply), Some(Owner::SlotOrHeir(0x77)));
     assert_eq!(rule.owner(&[0; 4]), None, "too short to say");
     assert_eq!(rule.owner(&[0, 0, 0, 0, 0, 0, 0, 1]), None, "a management datagram without its datagram");
 }
@@ -142,8 +144,8 @@ fn the_program_chooses_as_the_rule_does() {
     let program = rule.compile(&table, MAX_INSNS);
     let mut payloads = vec![vec![], vec![0; 4], to_qp(3, 1), to_qp(200, 2), to_qp(0, 3), to_qp(9, 4)];
     payloads.extend([7, 0x0106_0007, 8].map(|service| to_service(service, 5)));
-    for attribute in [0x11, 0x13, 0x18] {
-        for slot in [3, 200, 9] {
+    for attribute in [0x11, 0x12, 0x13, 0x18] {
+        for slot in [3, 200, 9, 1] {
             let mut mad = to_service(0, 6);
             mad[37] = attribute;
             (mad[44], mad[48]) = (slot, slot ^ 1);
@@ -160,8 +162,11 @@ fn the_program_chooses_as_the_rule_does() {
     }));
     for payload in payloads {
         let expected = match rule.owner(&payload) {
-            Some(Owner::Slot(slot)) => table.slots.iter().find(|(s, _)| *s == slot).map(|(_, i)| *i),
+            Some(Owner::Slot(slot) | Owner::SlotOrHeir(slot)) => {
+                table.slots.iter().find(|(s, _)| *s == slot).map(|(_, i)| *i)
+            }
             Some(Owner::Service(id)) => table.services.iter().find(|(s, _)| *s == id).map(|(_, i)| *i),
+            Some(Owner::Everyone) => None,
             None => Some(0),
         };
         assert_eq!(run(&program, &payload), expected.unwrap_or(u32::MAX), "{payload:02x?}");
@@ -542,6 +547,46 @@ fn another_user_is_a_guest_while_root_has_the_port_and_inherits_it() {
     world.lost(&mut [&mut guest], Duration::from_millis(10));
     b.kill();
     world.until_direct(&mut [&mut guest]);
+}
+
+#[test]
+fn what_names_nobody_reaches_everyone_once() {
+    let Some(_alone) = alone() else { return };
+    let [mut a, mut b, mut c] = [(); 3].map(|()| Process::start());
+    let mut world = World::new();
+    for _ in 0..16 {
+        let number = world.send(None, |number| {
+            let mut rejection = to_service(0, number);
+            rejection[37] = 0x12;
+            rejection
+        });
+        for process in [&mut a, &mut b, &mut c] {
+            assert!(process.hears(number, PATIENCE), "slot {} did not hear of it", process.slot);
+        }
+    }
+    // Whatever came twice would stand behind the numbers of this.
+    world.until_direct(&mut [&mut a, &mut b, &mut c]);
+}
+
+#[test]
+fn a_message_to_the_dead_is_heard_by_one_of_the_living() {
+    let Some(_alone) = alone() else { return };
+    let [a, mut b, mut c] = [(); 3].map(|()| Process::start());
+    let mut world = World::new();
+    let dead = a.slot;
+    a.kill();
+    for _ in 0..16 {
+        let number = world.send(None, |number| {
+            let mut reply = to_service(0, number);
+            (reply[37], reply[48]) = (0x13, dead);
+            reply
+        });
+        let start = Instant::now();
+        while !b.hears(number, Duration::ZERO) && !c.hears(number, Duration::ZERO) {
+            assert!(start.elapsed() < PATIENCE, "nobody heard it");
+        }
+    }
+    world.until_direct(&mut [&mut b, &mut c]);
 }
 
 #[test]

@@ -114,8 +114,8 @@ impl Manager {
         }
     }
 
-    /// From now on, asks for a service that nobody listens for `knocks` times more, 10 ms apart, before it believes
-    /// that.
+    /// From now on, asks for a service that nobody listens for `knocks` times more before it believes that: five times 10
+    /// ms apart, then each time after twice as long.
     ///
     /// Programs agree out of band that one will connect as soon as the other will listen. Where a connection takes a
     /// system call here and a work queue there, the listener always wins that race; in one process it does not.

@@ -12,8 +12,10 @@ use super::types::{CmError, CommId, Ended, Event, Path};
 use super::{Manager, timing};
 use crate::time::Instant;
 
-/// Between two attempts to find somebody who listens.
+/// Between the first attempts to find somebody who listens.
 const KNOCK_INTERVAL: Duration = Duration::from_millis(10);
+/// So many knocks come at that interval, and each of the others after twice the time of the one before.
+const QUICK_KNOCKS: u8 = 5;
 
 impl Manager {
     /// Rejects a request ([`Event::ConnectRequest`]) or an answer ([`Event::Response`]). The ID is gone.
@@ -101,6 +103,21 @@ impl Manager {
             State::SidrReqSent => self.remove(id.0),
             // These end by themselves.
             State::DreqSent | State::Timewait | State::SidrRepSent => {}
+        }
+    }
+
+    /// The process that it all belongs to ends: as [`close`](Self::close), for everything.
+    pub fn close_all(&mut self, now: Instant) {
+        let all: Vec<u32> = self.conns.keys().copied().collect();
+        for id in all {
+            self.close(now, CommId(id));
+        }
+    }
+
+    /// The network says that nobody is there any more to confirm a disconnect: it is as good as confirmed.
+    pub fn nobody_answers(&mut self, now: Instant, id: CommId) {
+        if self.state(id) == Some(State::DreqSent) {
+            self.end(now, id.0, Ended::Local);
         }
     }
 
@@ -286,10 +303,12 @@ impl Manager {
     /// Nobody listens there. Lets the timer ask again soon, if it may.
     pub(super) fn knocks_again(&mut self, now: Instant, id: u32) -> bool {
         let Some(conn) = self.conns.get_mut(&id).filter(|conn| conn.knocks_left > 0) else { return false };
+        let knock = self.knocks.saturating_sub(conn.knocks_left);
         conn.knocks_left -= 1;
         // The timer takes one, but this one was answered.
         conn.retries_left = conn.retries_left.saturating_add(1);
-        self.set_timer(id, now + KNOCK_INTERVAL);
+        let slower = knock.saturating_sub(QUICK_KNOCKS - 1).min(10);
+        self.set_timer(id, now + KNOCK_INTERVAL * (1 << slower));
         true
     }
 
