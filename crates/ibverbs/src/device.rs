@@ -119,12 +119,7 @@ fn usable(interface: &Interface) -> bool {
 
 /// An EUI-64 made of the interface's MAC, as the kernel makes the GUID of a software device.
 fn guid(interface: &str) -> u64 {
-    let text = fs::read_to_string(format!("/sys/class/net/{interface}/address")).unwrap_or_default();
-    let mut mac = [0_u8; 6];
-    for (to, from) in mac.iter_mut().zip(text.trim().split(':')) {
-        *to = u8::from_str_radix(from, 16).unwrap_or(0);
-    }
-    let [a, b, c, d, e, f] = mac;
+    let [a, b, c, d, e, f] = route::hardware_address(interface).unwrap_or_default();
     u64::from_be_bytes([a ^ 2, b, c, 0xff, 0xfe, d, e, f])
 }
 

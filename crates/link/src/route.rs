@@ -56,6 +56,15 @@ pub fn interfaces() -> io::Result<Vec<Interface>> {
     interfaces::list()
 }
 
+/// The hardware address of an interface of this network namespace; zeros where it has none, as loopback. (What sysfs says
+/// may be of another namespace, the one in which it was mounted.)
+///
+/// # Errors
+/// There is no such interface.
+pub fn hardware_address(interface: &str) -> io::Result<[u8; 6]> {
+    interfaces::hardware_address(interface)
+}
+
 /// The interface that carries `addr`.
 ///
 /// # Errors

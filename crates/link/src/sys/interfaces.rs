@@ -70,8 +70,8 @@ unsafe fn read(item: &libc::ifaddrs) -> Option<Interface> {
     })
 }
 
-/// The MTU of an interface (`SIOCGIFMTU`).
-fn mtu(name: &str) -> io::Result<usize> {
+/// What the kernel answers to a question about an interface.
+fn ask(name: &str, question: libc::Ioctl) -> io::Result<libc::ifreq> {
     let socket = udp_socket(IpAddr::V4(Ipv4Addr::LOCALHOST))?;
     // SAFETY: all-zero is a valid `ifreq`.
     let mut request: libc::ifreq = unsafe { mem::zeroed() };
@@ -81,9 +81,23 @@ fn mtu(name: &str) -> io::Result<usize> {
     for (to, from) in request.ifr_name.iter_mut().zip(name.bytes()) {
         *to = from as libc::c_char;
     }
-    // SAFETY: SIOCGIFMTU reads the name from `request` and writes its MTU field.
-    check(unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCGIFMTU, &raw mut request) } as isize)?;
+    // SAFETY: all questions of netdevice(7) read the name from `request` and write into the rest of it.
+    check(unsafe { libc::ioctl(socket.as_raw_fd(), question as _, &raw mut request) } as isize)?;
+    Ok(request)
+}
+
+/// The MTU of an interface.
+fn mtu(name: &str) -> io::Result<usize> {
+    let answer = ask(name, libc::SIOCGIFMTU as libc::Ioctl)?;
     // SAFETY: the field that the successful call wrote.
-    let mtu = unsafe { request.ifr_ifru.ifru_mtu };
+    let mtu = unsafe { answer.ifr_ifru.ifru_mtu };
     usize::try_from(mtu).map_err(|_| io::ErrorKind::InvalidData.into())
+}
+
+/// The hardware address of an interface, of the six bytes that those of Ethernet have.
+pub(crate) fn hardware_address(name: &str) -> io::Result<[u8; 6]> {
+    let answer = ask(name, libc::SIOCGIFHWADDR as libc::Ioctl)?;
+    // SAFETY: the field that the successful call wrote.
+    let bytes = unsafe { answer.ifr_ifru.ifru_hwaddr.sa_data };
+    Ok(std::array::from_fn(|i| bytes[i].cast_unsigned()))
 }

@@ -319,7 +319,8 @@ fn explain_bind(err: &io::Error, addr: SocketAddr) -> io::Error {
     let what = match err.kind() {
         io::ErrorKind::AddrInUse => format!(
             "UDP port {} on {} is taken by a program of another user, or one that does not share it (ss -ulnp shows \
-             which); stop it, or choose another address",
+             which; if it names none, it is the kernel's own Soft-RoCE: rmmod rdma_rxe); stop it, or choose another \
+             address",
             addr.port(),
             addr.ip()
         ),

@@ -1,7 +1,7 @@
 //! The devices that the drop-in libraries show, and what the kernel would say of them below /sys.
 //!
-//! One for each network interface that is up and has an address, loopback last. The libraries decide: what changes in
-//! `device.rs` of `remanence-ibverbs` must change here.
+//! One for each network interface that is up and has an address, loopback last. The libraries decide, by `device.rs` and
+//! `query.rs` of `remanence-ibverbs`; a test of theirs compares what they say with what is here.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -48,11 +48,16 @@ impl Device {
     /// Its GUID: the interface's hardware address as an EUI-64.
     pub(super) fn guid(&self) -> [u8; 8] {
         match &self.interface {
-            Some(name) => {
-                eui64(&fs::read_to_string(format!("/sys/class/net/{name}/address")).unwrap_or_default())
-            }
+            Some(name) => eui64(route::hardware_address(name).unwrap_or_default()),
             None => [2, 0, 0, 0xff, 0xfe, 0, 0, 1],
         }
+    }
+
+    /// Its speed as sysfs writes it. What has no speed of its own, as loopback and veth, is as fast as the processor.
+    pub(super) fn rate(&self) -> &'static str {
+        let speed = |name| fs::read_to_string(format!("/sys/class/net/{name}/speed")).ok();
+        let mbps = self.interface.as_ref().and_then(speed).and_then(|text| text.trim().parse().ok());
+        rate_of(mbps.filter(|mbps| *mbps > 0).unwrap_or(10_000))
     }
 
     /// The payload of one packet: the largest of the sizes of the specification that fits with its headers.
@@ -95,13 +100,24 @@ fn from(interfaces: impl Iterator<Item = Interface>, usable: impl Fn(&Interface)
     devices
 }
 
-fn eui64(mac: &str) -> [u8; 8] {
-    let mut bytes = [0; 6];
-    for (byte, text) in bytes.iter_mut().zip(mac.trim().split(':')) {
-        *byte = u8::from_str_radix(text, 16).unwrap_or(0);
-    }
-    let [a, b, c, d, e, f] = bytes;
+fn eui64([a, b, c, d, e, f]: [u8; 6]) -> [u8; 8] {
     [a ^ 2, b, c, 0xff, 0xfe, d, e, f]
+}
+
+/// How the kernel writes the rate of a port that carries so many Mbit/s.
+fn rate_of(mbps: u32) -> &'static str {
+    let table = [
+        (2_500, "2.5 Gb/sec (1X SDR)"),
+        (5_000, "5 Gb/sec (1X DDR)"),
+        (10_000, "10 Gb/sec (1X QDR)"),
+        (25_000, "25 Gb/sec (1X EDR)"),
+        (40_000, "40 Gb/sec (4X QDR)"),
+        (50_000, "50 Gb/sec (1X HDR)"),
+        (100_000, "100 Gb/sec (4X EDR)"),
+        (200_000, "200 Gb/sec (4X HDR)"),
+        (400_000, "400 Gb/sec (4X NDR)"),
+    ];
+    table.iter().find(|row| row.0 >= mbps).or(table.last()).expect("the table is not empty").1
 }
 
 #[cfg(test)]
@@ -138,7 +154,7 @@ mod tests {
 
     #[test]
     fn a_guid_is_the_hardware_address_as_an_eui_64() {
-        assert_eq!(eui64("02:fc:00:00:00:01\n"), [0, 0xfc, 0, 0xff, 0xfe, 0, 0, 1]);
-        assert_eq!(eui64(""), [2, 0, 0, 0xff, 0xfe, 0, 0, 0]);
+        assert_eq!(eui64([2, 0xfc, 0, 0, 0, 1]), [0, 0xfc, 0, 0xff, 0xfe, 0, 0, 1]);
+        assert_eq!(eui64([0; 6]), [2, 0, 0, 0xff, 0xfe, 0, 0, 0]);
     }
 }

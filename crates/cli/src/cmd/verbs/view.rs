@@ -178,7 +178,7 @@ fn fill_parent(dir: &Dir, device: &Device) -> io::Result<()> {
 fn fill_port(port: &Dir, device: &Device) -> io::Result<()> {
     port.file("state", "4: ACTIVE")?;
     port.file("phys_state", "5: LinkUp")?;
-    port.file("rate", "10 Gb/sec (4X SDR)")?;
+    port.file("rate", device.rate())?;
     port.file("link_layer", "Ethernet")?;
     for (name, value) in [
         ("lid", "0x0"),
