@@ -29,6 +29,8 @@ fn transition(ty: QpType, from: QpState, to: QpState) -> Option<(u32, u32)> {
     use QpType::{Rc, Uc, Ud};
     let path = ALT_PATH | PATH_MIG_STATE;
     Some(match (from, to) {
+        // A QP that was never used has nothing that could be in error.
+        (Reset, Err) => return None,
         (_, Reset | Err) => (0, 0),
         (Reset, Init) => match ty {
             Rc | Uc => (PKEY_INDEX | PORT | ACCESS, 0),
@@ -262,6 +264,89 @@ mod tests {
         assert_eq!(any(QpState::Rts, 17), Err(libc::EINVAL));
         for to in [IBV_QPS_RESET, IBV_QPS_ERR] {
             assert!(any(QpState::Rts, to).is_ok());
+        }
+    }
+
+    /// What Linux allows (`qp_state_table` in drivers/infiniband/core/verbs.c), written down from there: states, types,
+    /// what is needed, what else may be given. Every QP may go to RESET, and to ERR but from RESET.
+    const LINUX: &str = "
+        RESET INIT RC,UC: PKEY_INDEX PORT ACCESS_FLAGS;
+        RESET INIT UD: PKEY_INDEX PORT QKEY;
+        INIT INIT RC,UC: ; PKEY_INDEX PORT ACCESS_FLAGS
+        INIT INIT UD: ; PKEY_INDEX PORT QKEY
+        INIT RTR RC: AV PATH_MTU DEST_QPN RQ_PSN MAX_DEST_RD_ATOMIC MIN_RNR_TIMER; ALT_PATH ACCESS_FLAGS PKEY_INDEX
+        INIT RTR UC: AV PATH_MTU DEST_QPN RQ_PSN; ALT_PATH ACCESS_FLAGS PKEY_INDEX
+        INIT RTR UD: ; PKEY_INDEX QKEY
+        RTR RTS RC: TIMEOUT RETRY_CNT RNR_RETRY SQ_PSN MAX_QP_RD_ATOMIC; \
+            CUR_STATE ALT_PATH ACCESS_FLAGS MIN_RNR_TIMER PATH_MIG_STATE
+        RTR RTS UC: SQ_PSN; CUR_STATE ALT_PATH ACCESS_FLAGS PATH_MIG_STATE
+        RTR RTS UD: SQ_PSN; CUR_STATE QKEY
+        RTS RTS RC: ; CUR_STATE ALT_PATH ACCESS_FLAGS MIN_RNR_TIMER PATH_MIG_STATE
+        RTS RTS UC: ; CUR_STATE ALT_PATH ACCESS_FLAGS PATH_MIG_STATE
+        RTS RTS UD: ; CUR_STATE QKEY
+        RTS SQD RC,UC,UD: ; EN_SQD_ASYNC_NOTIFY
+        SQD RTS RC: ; CUR_STATE ALT_PATH ACCESS_FLAGS MIN_RNR_TIMER PATH_MIG_STATE
+        SQD RTS UC: ; CUR_STATE ALT_PATH ACCESS_FLAGS PATH_MIG_STATE
+        SQD RTS UD: ; CUR_STATE QKEY
+        SQD SQD RC: ; PORT AV TIMEOUT RETRY_CNT RNR_RETRY MAX_QP_RD_ATOMIC MAX_DEST_RD_ATOMIC ALT_PATH \
+            ACCESS_FLAGS PKEY_INDEX MIN_RNR_TIMER PATH_MIG_STATE
+        SQD SQD UC: ; AV ALT_PATH ACCESS_FLAGS PKEY_INDEX PATH_MIG_STATE
+        SQD SQD UD: ; PKEY_INDEX QKEY
+        SQE RTS UC: ; CUR_STATE ACCESS_FLAGS
+        SQE RTS UD: ; CUR_STATE QKEY";
+
+    fn bits(names: &str) -> u32 {
+        let bit = |name: &str| match name {
+            "PKEY_INDEX" => PKEY_INDEX,
+            "PORT" => PORT,
+            "ACCESS_FLAGS" => ACCESS,
+            "QKEY" => QKEY,
+            "AV" => AV,
+            "PATH_MTU" => PATH_MTU,
+            "DEST_QPN" => DEST_QPN,
+            "RQ_PSN" => RQ_PSN,
+            "SQ_PSN" => SQ_PSN,
+            "MAX_DEST_RD_ATOMIC" => MAX_DEST_RD_ATOMIC,
+            "MAX_QP_RD_ATOMIC" => MAX_QP_RD_ATOMIC,
+            "MIN_RNR_TIMER" => MIN_RNR_TIMER,
+            "ALT_PATH" => ALT_PATH,
+            "PATH_MIG_STATE" => PATH_MIG_STATE,
+            "TIMEOUT" => TIMEOUT,
+            "RETRY_CNT" => RETRY_CNT,
+            "RNR_RETRY" => RNR_RETRY,
+            "CUR_STATE" => CUR_STATE,
+            "EN_SQD_ASYNC_NOTIFY" => EN_SQD_ASYNC_NOTIFY,
+            other => panic!("{other}"),
+        };
+        names.split_whitespace().map(bit).fold(0, |all, bit| all | bit)
+    }
+
+    /// By [`LINUX`].
+    fn of_linux(ty: &str, from: QpState, to: QpState) -> Option<(u32, u32)> {
+        match to {
+            QpState::Err if from == QpState::Reset => return None,
+            QpState::Err | QpState::Reset => return Some((0, 0)),
+            _ => {}
+        }
+        LINUX.lines().find_map(|row| {
+            let (head, masks) = row.split_once(':')?;
+            let words: Vec<&str> = head.split_whitespace().collect();
+            let is_it = words[0] == from.to_string()
+                && words[1] == to.to_string()
+                && words[2].split(',').any(|of| of == ty);
+            let (needed, allowed) = masks.split_once(';')?;
+            is_it.then(|| (bits(needed), bits(allowed)))
+        })
+    }
+
+    #[test]
+    fn transitions_are_those_of_linux() {
+        for (ty, name) in [(QpType::Rc, "RC"), (QpType::Uc, "UC"), (QpType::Ud, "UD")] {
+            for from in QpState::ALL {
+                for to in QpState::ALL {
+                    assert_eq!(transition(ty, from, to), of_linux(name, from, to), "{name}, {from} to {to}");
+                }
+            }
         }
     }
 

@@ -3,9 +3,12 @@
 mod common;
 
 use std::ffi::OsStr;
+use std::net::{Ipv6Addr, TcpListener};
 use std::process::{Command, Output, Stdio};
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::{Duration, Instant};
+
+use common::world::tcp_listens;
 
 /// Whether a program of this name is installed.
 fn installed(name: &str) -> bool {
@@ -311,8 +314,10 @@ int main(void)
     struct ibv_pd *pd = ibv_alloc_pd(c);
     struct ibv_qp_init_attr init = { .send_cq = cq, .recv_cq = cq, .qp_type = IBV_QPT_RC, .cap = { 4, 4, 1, 1, 0 } };
     struct ibv_qp *qp = ibv_create_qp(pd, &init);
-    struct ibv_qp_attr error = { .qp_state = IBV_QPS_ERR };
-    CHECK(qp && ibv_req_notify_cq(cq, 0) == 0 && ibv_modify_qp(qp, &error, IBV_QP_STATE) == 0);
+    struct ibv_qp_attr error = { .qp_state = IBV_QPS_ERR }, init_attr = { .qp_state = IBV_QPS_INIT, .port_num = 1 };
+    CHECK(qp && ibv_req_notify_cq(cq, 0) == 0 && ibv_modify_qp(qp, &error, IBV_QP_STATE) == EINVAL);
+    CHECK(!ibv_modify_qp(qp, &init_attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS));
+    CHECK(!ibv_modify_qp(qp, &error, IBV_QP_STATE));
     struct pollfd readable = { .fd = channel->fd, .events = POLLIN };
     CHECK(poll(&readable, 1, 0) == 0);
     struct ibv_recv_wr wr = { .wr_id = 7 }, *bad;
@@ -423,7 +428,7 @@ static pid_t child(int sends, int in, int out, struct side *parents)
     CHECK(pid >= 0);
     if (pid > 0)
         return pid;
-    alarm(50);
+    alarm(200);
     /* What belongs to the parent's device is closed. */
     CHECK(fcntl(inherited, F_GETFD) == -1 && parents->c->async_fd == -1);
     static struct side s;
@@ -452,7 +457,7 @@ static pid_t child(int sends, int in, int out, struct side *parents)
 int main(void)
 {
     static struct side s, t;
-    alarm(55);
+    alarm(220);
     struct name a = open_side(&s), b = open_side(&t);
     connect_side(&s, b);
     receive(&s);
@@ -515,14 +520,14 @@ static void *several(void *arg)
 int main(void)
 {
     pthread_t threads[4];
-    alarm(55);
+    alarm(220);
     for (int i = 0; i < 4; i++)
         CHECK(pthread_create(&threads[i], NULL, several, NULL) == 0);
     for (int i = 0; i < 5; i++) {
         pid_t pid = fork();
         CHECK(pid >= 0);
         if (pid == 0) {
-            alarm(50);
+            alarm(200);
             use();
             _exit(0);
         }
@@ -538,10 +543,21 @@ int main(void)
     );
 }
 
+/// A TCP port that nobody has. Outside of the range from which the kernel gives ports to those who ask for any.
+fn free_port() -> u16 {
+    static NEXT: AtomicU16 = AtomicU16::new(0);
+    loop {
+        let n = NEXT.fetch_add(1, Ordering::Relaxed);
+        let port = 20_000 + (std::process::id() % 1_000) as u16 * 10 + n % 2_000;
+        if TcpListener::bind((Ipv6Addr::UNSPECIFIED, port)).is_ok() {
+            return port;
+        }
+    }
+}
+
 /// Both ends of a ping-pong with these settings: what the client says, and the server if it ends by itself.
 fn pingpong(arguments: &[&str], settings: &[(&str, &OsStr)], ends: bool) -> (Output, Option<Output>) {
-    static PORT: AtomicU16 = AtomicU16::new(0);
-    let port = 20_000 + (std::process::id() % 10_000) as u16 * 4 + PORT.fetch_add(1, Ordering::Relaxed);
+    let port = free_port();
     let end = |server: Option<&str>| {
         let mut command = common::program("ibv_rc_pingpong");
         command.args(["-g", "0", "-p", &port.to_string()]).args(arguments).args(server);
@@ -552,14 +568,11 @@ fn pingpong(arguments: &[&str], settings: &[(&str, &OsStr)], ends: bool) -> (Out
         command
     };
     let mut server = end(None).spawn().expect("it starts");
-    let client = (0..100).find_map(|_| {
-        std::thread::sleep(Duration::from_millis(100));
-        let output = end(Some("127.0.0.1")).output().expect("it runs");
-        // The server may not listen yet.
-        let early = String::from_utf8_lossy(&output.stderr).contains("Couldn't connect");
-        (!early).then_some(output)
-    });
-    let client = client.expect("the client finds its server");
+    while !tcp_listens("self", port) {
+        assert!(server.try_wait().expect("our child").is_none(), "the server has ended");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let client = end(Some("127.0.0.1")).output().expect("it runs");
     if ends {
         return (client, Some(server.wait_with_output().expect("it ends")));
     }
