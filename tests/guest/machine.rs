@@ -14,7 +14,8 @@ pub(crate) const HOST_V6: Ipv6Addr = Ipv6Addr::new(0xfd77, 0, 0, 0, 0, 0, 0, 1);
 /// The guest's.
 pub(crate) const GUEST: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 2);
 pub(crate) const TAP: &str = "rem0";
-const BOOT_LIMIT: Duration = Duration::from_secs(120);
+/// Emulated, it is up in some ten seconds on a machine of its own.
+const BOOT_LIMIT: Duration = Duration::from_secs(600);
 
 fn script() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/guest/guest.sh")

@@ -25,7 +25,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-enum { MEMORY = 4 << 20, PMEM = 4 << 20, QPS = 64, PORT = 7777, PATIENCE_MS = 20000 };
+enum { MEMORY = 4 << 20, PMEM = 4 << 20, QPS = 64, PORT = 7777, PATIENCE_MS = 150000 };
 // Younger than libibverbs' header.
 enum { FLUSH_GLOBAL = 1 << 8, FLUSH_PERSISTENT = 1 << 9, RXE_WR_FLUSH = 14 };
 enum {

@@ -5,9 +5,11 @@
 mod common;
 
 use std::path::Path;
+use std::process::Command;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use common::listening::Sign;
 use common::world::{ADDRESS, LIMIT, Net, Program, compile, quiet};
 
 const OPTIONS: [&str; 6] = [
@@ -23,7 +25,7 @@ const OPTIONS: [&str; 6] = [
 fn net() -> Option<(Net, MutexGuard<'static, ()>)> {
     static TURN: Mutex<()> = Mutex::new(());
     let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
-    if !quiet(std::process::Command::new("valgrind").arg("--version")) {
+    if !quiet(Command::new("valgrind").arg("--version")) {
         println!("skipped: apt install valgrind");
         return None;
     }
@@ -36,29 +38,17 @@ fn net() -> Option<(Net, MutexGuard<'static, ()>)> {
     }
 }
 
-/// Starts a program under Valgrind, whose exit status says whether it found anything.
-fn start(net: &Net, program: &Path, args: &[&str]) -> Program {
+/// A program under Valgrind, whose exit status says whether it found anything.
+fn command(net: &Net, program: &Path, args: &[&str]) -> Command {
     let mut command = net.command(&common::dropin(), "valgrind");
     command.args(OPTIONS).arg(program).args(args);
-    Program::start(command)
+    command
 }
 
-/// Waits until a program listens, on the pingpongs' TCP port or for connections.
-fn listens(server: &mut Program) {
+/// Waits until a program listens: for connections, as its sign says, or on the pingpongs' TCP port.
+fn listens(net: &Net, server: &mut Program, sign: &Sign) {
     let until = Instant::now() + LIMIT;
-    let table =
-        |name: &str, id: u32| std::fs::read_to_string(format!("/proc/{id}/net/{name}")).unwrap_or_default();
-    loop {
-        let id = server.id();
-        // Until nsenter has become the program, these are the tables of another network.
-        let comm = std::fs::read_to_string(format!("/proc/{id}/comm")).unwrap_or_default();
-        let inside = !comm.starts_with("nsenter");
-        let tcp = ["tcp", "tcp6"]
-            .iter()
-            .any(|name| table(name, id).lines().any(|line| line.contains(":4853 ") && line.contains(" 0A ")));
-        if inside && (tcp || table("unix", id).contains("@remanence/service/")) {
-            return;
-        }
+    while !sign.is_given() && !net.tcp_listens(18515) {
         if Instant::now() > until {
             server.fail("does not listen");
         }
@@ -69,9 +59,11 @@ fn listens(server: &mut Program) {
 /// Runs both ends of a program.
 fn pair(net: &Net, program: &str, server: &[&str], client: &[&str]) {
     let program = Path::new(program);
-    let mut server = start(net, program, server);
-    listens(&mut server);
-    start(net, program, client).ends_well();
+    let mut server = command(net, program, server);
+    let sign = Sign::of(&mut server);
+    let mut server = Program::start(server);
+    listens(net, &mut server, &sign);
+    Program::start(command(net, program, client)).ends_well();
     server.ends_well();
 }
 
@@ -80,7 +72,7 @@ fn making_and_destroying_everything_is_clean() {
     let Some((net, _turn)) = net() else { return };
     let dir = common::scratch("valgrind");
     let cycle = compile("faults", "cycle", &["-libverbs", "-lrdmacm"], &dir);
-    let said = start(&net, &cycle, &[ADDRESS, "7471", "4"]).ends_well();
+    let said = Program::start(command(&net, &cycle, &[ADDRESS, "7471", "4"])).ends_well();
     assert_eq!(said.last().map(String::as_str), Some("verified"), "{said:?}");
     std::fs::remove_dir_all(&dir).expect("removed");
 }

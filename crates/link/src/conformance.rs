@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use crate::link::{Link, Outgoing, Received, WaitFd};
 
 /// How long a test waits for what must come; only a failing test ever waits so long.
-const PATIENCE: Duration = Duration::from_secs(10);
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Two links that reach each other, and what the suite must know about them.
 pub(crate) struct Pair {

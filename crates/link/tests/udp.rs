@@ -12,7 +12,7 @@ use remanence_link::xdp::{Config, Mode, XdpLink};
 use remanence_link::{Event, Link, Outgoing, Received};
 
 /// Far beyond what anything here takes; reached only by a failure.
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(120);
 
 fn veth(mtu: u32) -> Option<Veth> {
     match Veth::new(mtu) {

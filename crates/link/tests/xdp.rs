@@ -12,7 +12,7 @@ use remanence_link::{Event, Link, Outgoing, Received};
 
 const PORT: u16 = 4791;
 /// Far beyond what anything here takes; reached only by a failure.
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(120);
 
 /// A veth pair, or a reason to skip.
 fn veth(mtu: u32) -> Option<Veth> {

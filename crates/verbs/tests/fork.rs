@@ -3,7 +3,7 @@
 
 mod common;
 
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read as _, Write as _};
 use std::net::{IpAddr, UdpSocket};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::{Command, Stdio};
@@ -24,7 +24,7 @@ fn fork(child: impl FnOnce()) -> libc::pid_t {
     assert!(pid >= 0, "fork");
     if pid == 0 {
         // SAFETY: no pointers. What deadlocks is killed.
-        unsafe { libc::alarm(20) };
+        unsafe { libc::alarm(120) };
         let code = catch_unwind(AssertUnwindSafe(child)).map_or(1, |()| 0);
         // SAFETY: ends the child, without what the harness would do at an exit.
         unsafe { libc::_exit(code) };
@@ -112,7 +112,7 @@ fn a_child_gives_its_parents_devices_up_and_opens_its_own() {
                     write_and_check(&quiet, round);
                     assert_eq!(ended(pid), Ok(0), "round {round}");
                 }
-                let limit = Instant::now() + Duration::from_secs(20);
+                let limit = Instant::now() + Duration::from_secs(120);
                 while writes.load(Ordering::Relaxed) == before {
                     assert!(Instant::now() < limit, "the parent does not get on");
                     std::thread::yield_now();
@@ -162,13 +162,14 @@ fn the_part_of_the_forker() {
     let Ok(at) = std::env::var(PART) else { return };
     let side = Side::with(open_at(at.parse().unwrap(), Progress::default()));
     let _listener = Listener::bind(&side.context, 7787, 4).unwrap();
+    let (mut told, mut tells) = std::io::pipe().unwrap();
     let pid = fork(|| {
         side.context.abandon();
+        tells.write_all(b".").unwrap();
         // SAFETY: no pointers. The alarm ends it, if nobody else does.
         unsafe { libc::pause() };
     });
-    // It must have come so far.
-    std::thread::sleep(Duration::from_millis(200));
+    told.read_exact(&mut [0]).unwrap();
     println!("forked {pid}");
     std::process::exit(0);
 }

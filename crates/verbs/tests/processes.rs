@@ -104,7 +104,7 @@ fn a_killed_peer_shows_as_a_failed_completion_and_its_successor_is_reached() {
     let address = address();
     let mut server = Server::start(address, 7471);
     let client = Side::new();
-    // About 70 ms to give up; the default takes seconds.
+    // It gives up after half a second; and with it would come, after two, the news that the peer is dead.
     let attr = ConnectAttr { retry_cnt: 1, ..ConnectAttr::default() };
     let (connection, remote) = connect(&client, server.peer, &attr);
     write_and_read_back(&client, &connection, remote, 1);

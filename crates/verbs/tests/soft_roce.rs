@@ -460,7 +460,7 @@ fn both_at_once(host: &Host, guest: &mut Guest) {
     }
 }
 
-const LIMIT: Option<Duration> = Some(Duration::from_secs(20));
+const LIMIT: Option<Duration> = Some(Duration::from_secs(150));
 
 /// The guest's private data, which it prints in hex, zeros behind it included.
 fn private(hex: &str) -> Vec<u8> {

@@ -1,9 +1,10 @@
 //! What the tests of the C ABI share: a C compiler, and directories of their own.
 #![allow(dead_code, reason = "each test program uses a part")]
 
-use std::ffi::OsStr;
+pub(crate) mod listening;
 pub(crate) mod world;
 
+use std::ffi::OsStr;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -94,7 +95,7 @@ pub(crate) fn rem() -> PathBuf {
 /// A program as its users run it, but with our libraries, and on the loopback interface only.
 pub(crate) fn program(name: impl AsRef<OsStr>) -> Command {
     let mut command = Command::new("timeout");
-    command.arg("60").arg(name);
+    command.arg("240").arg(name);
     for (variable, _) in std::env::vars_os() {
         if variable.to_string_lossy().starts_with("REMANENCE_") {
             command.env_remove(variable);

@@ -1,6 +1,7 @@
 //! Where the tests' programs live: a network of their own, processes that are talked with line by line and killed when
 //! they take too long.
 
+use std::fs;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
@@ -16,8 +17,8 @@ pub(crate) const INTERFACE: &str = "ip link set lo up && ip link add rv0 type ve
 /// The address of that interface.
 pub(crate) const ADDRESS: &str = "10.77.0.1";
 
-/// How long anything may take that takes milliseconds.
-pub(crate) const LIMIT: Duration = Duration::from_secs(60);
+/// How long anything may take that takes milliseconds, or a second under Valgrind.
+pub(crate) const LIMIT: Duration = Duration::from_secs(240);
 
 /// Runs a command that says nothing.
 pub(crate) fn quiet(command: &mut Command) -> bool {
@@ -83,6 +84,23 @@ impl Net {
         command.env("LD_LIBRARY_PATH", libraries).env("REMANENCE_DEVICE", "rem_rv0");
         command
     }
+
+    /// Whether somebody in the network listens on a TCP port.
+    pub(crate) fn tcp_listens(&self, port: u16) -> bool {
+        tcp_listens(&self.holder.id().to_string(), port)
+    }
+}
+
+/// Whether somebody listens on a TCP port in the network that a process is in: its id, or `self`.
+pub(crate) fn tcp_listens(process: &str, port: u16) -> bool {
+    const LISTEN: &str = "0A";
+    ["tcp", "tcp6"].iter().any(|table| {
+        let text = fs::read_to_string(format!("/proc/{process}/net/{table}")).unwrap_or_default();
+        text.lines().any(|line| {
+            let words: Vec<&str> = line.split_whitespace().collect();
+            words.get(3) == Some(&LISTEN) && words[1].ends_with(&format!(":{port:04X}"))
+        })
+    })
 }
 
 impl Drop for Net {

@@ -8,10 +8,32 @@ use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
+use crate::common::listening::Sign;
+use crate::common::world::tcp_listens;
 use crate::machine::{GUEST, HOST, Machine, TAP, directory};
 
 /// Emulated, the guest is some fifty times slower than we are.
-const PATIENCE: Duration = Duration::from_secs(40);
+const PATIENCE: Duration = Duration::from_secs(150);
+
+/// How a server is seen to listen.
+#[derive(Clone, Copy)]
+enum Ready {
+    Tcp(u16),
+    /// `rdma_listen` has returned.
+    Cm,
+}
+
+impl Ready {
+    /// As the programs choose their ports.
+    fn of(command: &str) -> Self {
+        let by_cm = ["rping", "ucmatose", "udaddy"].iter().any(|name| command.starts_with(name));
+        match command.split(' ').next() {
+            _ if by_cm || command.contains(" -R ") => Self::Cm,
+            Some("durable") => Self::Tcp(18600),
+            _ => Self::Tcp(18515),
+        }
+    }
+}
 
 /// Where a program runs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -52,7 +74,7 @@ pub(crate) struct Ended {
 
 impl World {
     pub(crate) fn new(libraries: PathBuf) -> Self {
-        let (machine, control) = Machine::boot(Duration::from_secs(900));
+        let (machine, control) = Machine::boot(Duration::from_secs(7200));
         let gids = [String::new(), String::new()];
         let mut world = Self { machine, control, libraries, gids, weather: Vec::new(), started: 0 };
         for side in [Side::Ours, Side::Guest] {
@@ -90,7 +112,9 @@ impl World {
         // `durable` is built there, and Debian's daemons' paths are not everybody's.
         path.push(":");
         path.push(directory());
-        let child = Command::new("sh")
+        let mut shell = Command::new("sh");
+        let sign = Sign::of(&mut shell);
+        let child = shell
             .args(["-c", &format!("exec {command}")])
             .env("PATH", path)
             .env("LD_LIBRARY_PATH", &self.libraries)
@@ -101,7 +125,7 @@ impl World {
             .stderr(file)
             .spawn()
             .expect("sh");
-        Program::Here(Here { child, output })
+        Program::Here(Here { child, output, sign })
     }
 
     /// Runs a command to its end.
@@ -109,35 +133,46 @@ impl World {
         self.start(side, command).wait(PATIENCE)
     }
 
+    /// Waits until a server listens, or has ended.
+    fn listens(&mut self, side: Side, serving: &mut Program, ready: Ready) {
+        if side == Side::Guest {
+            let look = match ready {
+                Ready::Tcp(port) => format!("grep -qE ':{port:04X} 0+:0000 0A' /proc/net/tcp /proc/net/tcp6"),
+                Ready::Cm => "rdma resource show cm_id | grep -q 'state LISTEN'".to_owned(),
+            };
+            let mut looking = self.start(side, &format!("until {look}; do sleep 0.1; done"));
+            let until = Instant::now() + PATIENCE;
+            while Instant::now() < until && !looking.ended() && !serving.ended() {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            return;
+        }
+        let until = Instant::now() + PATIENCE;
+        let listens = |serving: &Program| match ready {
+            Ready::Tcp(port) => tcp_listens("self", port),
+            Ready::Cm => matches!(serving, Program::Here(here) if here.sign.is_given()),
+        };
+        while Instant::now() < until && !listens(serving) && !serving.ended() {
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+
     /// Runs a server and a client until both have ended well, and returns what the client said; the error is what both
     /// said.
-    ///
-    /// Nothing tells when a server listens, so a client that finds nobody is started again.
     pub(crate) fn serve_and_ask(&mut self, server: (Side, &str), client: &str) -> Result<String, String> {
         let (side, command) = server;
-        let start = Instant::now();
         let mut serving = self.start(side, command);
+        self.listens(side, &mut serving, Ready::of(command));
         let both = |ended: &Ended, other: &Ended| {
             format!(
                 "{side:?} serves: {command}\nclient: {client}\nclient ended with {}:\n{}\nserver ended with {}:\n{}",
                 ended.status, ended.text, other.status, other.text
             )
         };
-        let mut tries = 0;
-        let asked = loop {
-            std::thread::sleep(Duration::from_millis(if side == Side::Ours { 50 } else { 150 }));
-            let asked = self.run(side.other(), client);
-            if asked.status == 0 {
-                break asked;
-            }
-            tries += 1;
-            let early = ["Couldn't connect", "Connection refused", "REJECTED", "UNREACHABLE"];
-            let early = early.iter().any(|word| asked.text.contains(word));
-            if serving.ended() || !early || tries > 20 || start.elapsed() > PATIENCE {
-                let served = serving.wait(Duration::from_secs(3));
-                return Err(both(&asked, &served));
-            }
-        };
+        let asked = self.run(side.other(), client);
+        if asked.status != 0 {
+            return Err(both(&asked, &serving.wait(Duration::from_secs(3))));
+        }
         let served = serving.wait(PATIENCE);
         if served.status == 0 { Ok(asked.text) } else { Err(both(&asked, &served)) }
     }
@@ -189,6 +224,7 @@ impl Program {
 pub(crate) struct Here {
     child: Child,
     output: PathBuf,
+    sign: Sign,
 }
 
 impl Drop for Here {

@@ -48,7 +48,7 @@ fn asynchronous_events_are_waited_for() {
             server: "ibv_asyncwatch -d rem_lo",
             server_says: &["rem_lo: async event FD"],
             client: "ibv_devices",
-            ready: Ready::Line,
+            ready: Ready::Says("async event FD"),
             serves_on: true,
             ..ROW
         }],

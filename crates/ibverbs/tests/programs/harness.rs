@@ -3,15 +3,18 @@
 
 use std::fmt::Write as _;
 use std::fs;
-use std::io::{BufRead as _, BufReader, Read as _};
+use std::io::{BufRead as _, BufReader, Read};
 use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use crate::common;
+use crate::common::listening::Sign;
+use crate::common::world::tcp_listens;
 
 /// Two programs, and what becomes of them. `{server}` and `{client}` in arguments are the addresses of the two ends.
 #[derive(Clone, Copy)]
@@ -28,10 +31,11 @@ pub(crate) struct Row {
     pub(crate) serves_on: bool,
     /// So many clients at the same time.
     pub(crate) clients: usize,
-    /// Both see the devices below /sys and /dev: by `rem verbs`, where it is built.
-    pub(crate) view: bool,
-    /// How often it may fail for a reason of its own: see the row.
-    pub(crate) tries: usize,
+    /// Both are run by `rem verbs` with these options, and see the devices below /sys and /dev. `{scratch}` is a directory
+    /// of the test's.
+    pub(crate) verbs: Option<&'static [&'static str]>,
+    /// What either end says when it fails for a reason of its own, and may try again: see the row.
+    pub(crate) excuse: Option<&'static str>,
     pub(crate) settings: &'static [(&'static str, &'static str)],
     pub(crate) limit: Duration,
 }
@@ -41,10 +45,10 @@ pub(crate) struct Row {
 pub(crate) enum Ready {
     /// A TCP port is listened on.
     Tcp(u16),
-    /// A port of the connection manager is taken, and the program waits.
-    Cm(u16),
-    /// It does not say; the first line that it prints is soon enough.
-    Line,
+    /// `rdma_listen` has returned.
+    Cm,
+    /// It says so, in a line with these words.
+    Says(&'static str),
     /// There is one program only.
     Alone,
 }
@@ -70,15 +74,25 @@ pub(crate) const ROW: Row = Row {
     server_says: &[],
     serves_on: false,
     clients: 1,
-    view: false,
-    tries: 1,
+    verbs: None,
+    excuse: None,
     settings: &[],
-    limit: Duration::from_secs(30),
+    // Seconds are enough where there is nothing else to do.
+    limit: Duration::from_secs(150),
 };
+
+/// How often a program is run that has an excuse.
+const TRIES: usize = 5;
 
 /// What no program says that works. Lines with one of the second list are no trouble.
 const TROUBLE: [&str; 6] = ["error", "fail", "invalid data", "mismatch", "couldn't", "unable"];
-const NO_TROUBLE: [&str; 2] = ["Device not recognized to implement inline feature", "errors: 0"];
+const NO_TROUBLE: [&str; 4] = [
+    "Device not recognized to implement inline feature",
+    "errors: 0",
+    // perftest -R: the server did not listen yet. It tries again by itself.
+    "RDMA CM event error:",
+    "Event: RDMA_CM_EVENT_REJECTED; error: 8.",
+];
 
 /// Where the two programs are.
 pub(crate) enum Place {
@@ -91,20 +105,44 @@ pub(crate) enum Place {
 /// Runs all rows of a table, and fails with what went wrong in any of them.
 #[track_caller]
 pub(crate) fn run(place: Place, rows: &[Row]) {
+    run_and(place, rows, |_| ());
+}
+
+/// The same, and then looks at what they left behind in the scratch directory.
+#[track_caller]
+pub(crate) fn run_and(place: Place, rows: &[Row], look: impl FnOnce(&Path)) {
     let _one_at_a_time = one_at_a_time();
-    let net = match Net::new(&place) {
-        Ok(net) => net,
-        Err(why) if matches!(place, Place::Wire) => {
-            return println!("skipped: no network namespaces ({why})");
-        }
-        Err(_) => Net::shared(),
-    };
+    let Some(net) = Net::of(&place) else { return };
+    let failures = through(&net, rows);
+    assert!(failures.is_empty(), "\n{failures}");
+    look(&net.scratch);
+}
+
+/// Runs all rows at the same time.
+#[track_caller]
+pub(crate) fn run_at_once(place: Place, rows: &[Row]) {
+    let _one_at_a_time = one_at_a_time();
+    let Some(net) = Net::of(&place) else { return };
+    let failures: String = thread::scope(|scope| {
+        let net = &net;
+        let running: Vec<_> =
+            rows.iter().map(|row| scope.spawn(move || through(net, std::slice::from_ref(row)))).collect();
+        running.into_iter().map(|row| row.join().expect("it says what went wrong")).collect()
+    });
+    assert!(failures.is_empty(), "\n{failures}");
+}
+
+/// One row after the other; what went wrong.
+fn through(net: &Net, rows: &[Row]) -> String {
     let mut failures = String::new();
     for row in rows {
         let began = Instant::now();
         let mut tried = net.pair(row);
-        for _ in 1..row.tries {
-            tried = tried.or_else(|_| net.pair(row));
+        for _ in 1..TRIES {
+            match &tried {
+                Err(why) if row.excuse.is_some_and(|excuse| why.contains(excuse)) => tried = net.pair(row),
+                _ => break,
+            }
         }
         match tried {
             Ok(Said::Skipped(why)) => println!("skipped: {}: {why}", row.client),
@@ -115,7 +153,7 @@ pub(crate) fn run(place: Place, rows: &[Row]) {
             }
         }
     }
-    assert!(failures.is_empty(), "\n{failures}");
+    failures
 }
 
 /// Most of these programs spin, and would only wait for each other.
@@ -135,14 +173,28 @@ pub(crate) struct Net {
     client: Option<Child>,
     addresses: [&'static str; 2],
     privileged: bool,
+    pub(crate) scratch: PathBuf,
 }
 
 impl Net {
+    /// `None`, and the reason is said, if there can be none here.
+    fn of(place: &Place) -> Option<Self> {
+        match Self::new(place) {
+            Ok(net) => Some(net),
+            Err(why) if matches!(place, Place::Wire) => {
+                println!("skipped: no network namespaces ({why})");
+                None
+            }
+            Err(_) => Some(Self::shared()),
+        }
+    }
+
     fn new(place: &Place) -> Result<Self, String> {
         // Root needs no user namespace, and keeps its rights without one.
         let privileged = Command::new("unshare").args(["--net", "true"]).stderr(Stdio::null()).status();
         let privileged = privileged.is_ok_and(|status| status.success());
-        let mut net = Self { server: None, client: None, addresses: ["127.0.0.1"; 2], privileged };
+        let mut net = Self::shared();
+        net.privileged = privileged;
         let mut unshare = Command::new("unshare");
         if !privileged {
             unshare.args(["--user", "--map-root-user"]);
@@ -172,8 +224,10 @@ impl Net {
     }
 
     /// This machine's own network, where no other can be had.
-    const fn shared() -> Self {
-        Self { server: None, client: None, addresses: ["127.0.0.1"; 2], privileged: false }
+    fn shared() -> Self {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let scratch = common::scratch(&format!("programs.{}", COUNT.fetch_add(1, Ordering::Relaxed)));
+        Self { server: None, client: None, addresses: ["127.0.0.1"; 2], privileged: false, scratch }
     }
 
     fn sh(&self, script: &str) -> Result<(), String> {
@@ -203,12 +257,14 @@ impl Net {
             if side == 1 && self.client.is_some() { self.client.as_ref() } else { self.server.as_ref() };
         let line = line.replace("{server}", self.addresses[0]).replace("{client}", self.addresses[1]);
         let mut command = self.enter(holder);
-        if matches!(row.ready, Ready::Line) {
+        if matches!(row.ready, Ready::Says(_)) {
             // Into a pipe they would keep their lines to themselves.
             command.args(["stdbuf", "-oL"]);
         }
-        if row.view {
-            command.arg(rem()).args(["verbs", "--"]);
+        if let Some(options) = row.verbs {
+            let scratch = self.scratch.to_string_lossy();
+            let options = options.iter().map(|option| option.replace("{scratch}", &scratch));
+            command.arg(common::rem()).arg("verbs").args(options).arg("--");
         }
         for word in line.split_whitespace() {
             command.arg(word);
@@ -219,9 +275,40 @@ impl Net {
             command.env_remove(name);
         }
         let libraries = common::dropin();
-        let variable = if row.view { "REMANENCE_LIB" } else { "LD_LIBRARY_PATH" };
+        let variable = if row.verbs.is_some() { "REMANENCE_LIB" } else { "LD_LIBRARY_PATH" };
         command.env(variable, libraries).envs(row.settings.iter().copied());
-        Running::start(command, &line)
+        let sign = (side == 0 && matches!(row.ready, Ready::Cm)).then(|| Sign::of(&mut command));
+        Running::start(command, &line, sign)
+    }
+
+    /// Whether somebody listens on a TCP port where the servers are.
+    fn tcp_listens(&self, port: u16) -> bool {
+        let process =
+            self.server.as_ref().map_or_else(|| "self".to_owned(), |holder| holder.id().to_string());
+        tcp_listens(&process, port)
+    }
+
+    /// Looks until the server listens.
+    fn listens(&self, server: &mut Running, ready: Ready, until: Instant) -> Result<(), String> {
+        loop {
+            let there = match ready {
+                Ready::Tcp(port) => self.tcp_listens(port),
+                Ready::Cm => server.sign.as_ref().is_some_and(Sign::is_given),
+                Ready::Says(words) => server.has_said(words),
+                Ready::Alone => true,
+            };
+            if there {
+                return Ok(());
+            }
+            if let Ok(Some(status)) = server.child.try_wait() {
+                server.status = Some(status);
+                return Err(format!("server: {status} before it listened"));
+            }
+            if Instant::now() > until {
+                return Err(format!("server: does not listen ({ready:?})"));
+            }
+            thread::sleep(Duration::from_millis(1));
+        }
     }
 
     /// Runs a server and a client to their end.
@@ -231,14 +318,22 @@ impl Net {
                 return Ok(Said::Skipped(format!("{program} is not installed")));
             }
         }
-        if row.view && !rem().exists() {
-            return Ok(Said::Skipped("rem is not built".into()));
-        }
+        // Building what is run does not count.
+        let _ = (common::dropin(), row.verbs.map(|_| common::rem()));
         let until = Instant::now() + row.limit;
+        if let Ready::Tcp(port) = row.ready {
+            // Of a server of the row before, which was killed.
+            while self.tcp_listens(port) {
+                if Instant::now() > until {
+                    return Err(format!("somebody else listens on port {port}"));
+                }
+                thread::sleep(Duration::from_millis(1));
+            }
+        }
         let mut server = None;
         if !matches!(row.ready, Ready::Alone) {
             let mut running = self.program(0, row.server, row)?;
-            if let Err(why) = running.listens(row.ready, until) {
+            if let Err(why) = self.listens(&mut running, row.ready, until) {
                 return Err(running.end(&why));
             }
             server = Some(running);
@@ -292,17 +387,13 @@ fn check(who: &str, said: &str, wanted: &[&str], faults: &mut Vec<String>) {
     }
 }
 
-/// The binary of the `cli` crate, which a test of the whole workspace builds first.
-fn rem() -> PathBuf {
-    Path::new(env!("CARGO_TARGET_TMPDIR")).parent().expect("below cargo's directory").join("debug/rem")
-}
-
 impl Drop for Net {
     fn drop(&mut self) {
         for holder in [&mut self.client, &mut self.server].into_iter().flatten() {
             let _ = holder.kill();
             let _ = holder.wait();
         }
+        let _ = fs::remove_dir_all(&self.scratch);
     }
 }
 
@@ -333,13 +424,15 @@ fn installed(program: &str) -> bool {
 struct Running {
     child: Child,
     line: String,
-    readers: Vec<JoinHandle<String>>,
+    readers: Vec<JoinHandle<()>>,
+    /// What came so far, of both streams.
+    heard: [Arc<Mutex<Vec<u8>>>; 2],
     status: Option<ExitStatus>,
-    spoke: std::sync::mpsc::Receiver<()>,
+    sign: Option<Sign>,
 }
 
 impl Running {
-    fn start(mut command: Command, line: &str) -> Result<Self, String> {
+    fn start(mut command: Command, line: &str, sign: Option<Sign>) -> Result<Self, String> {
         let mut child = command
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
@@ -347,73 +440,22 @@ impl Running {
             .process_group(0)
             .spawn()
             .map_err(|e| format!("{line}: {e}"))?;
-        let (told, spoke) = std::sync::mpsc::channel();
-        let (out, err) = (child.stdout.take().expect("piped"), child.stderr.take().expect("piped"));
-        let readers = vec![
-            thread::spawn(move || {
-                let (mut out, mut all) = (BufReader::new(out), Vec::new());
-                let _ = out.read_until(b'\n', &mut all);
-                let _ = told.send(());
-                let _ = out.read_to_end(&mut all);
-                String::from_utf8_lossy(&all).into_owned()
-            }),
-            thread::spawn(move || {
-                let (mut err, mut all) = (err, Vec::new());
-                let _ = err.read_to_end(&mut all);
-                String::from_utf8_lossy(&all).into_owned()
-            }),
-        ];
-        Ok(Self { child, line: line.to_owned(), readers, status: None, spoke })
+        let heard = <[Arc<Mutex<Vec<u8>>>; 2]>::default();
+        let out = listen_to(child.stdout.take().expect("piped"), &heard[0]);
+        let err = listen_to(child.stderr.take().expect("piped"), &heard[1]);
+        Ok(Self { child, line: line.to_owned(), readers: vec![out, err], heard, status: None, sign })
     }
 
-    /// Looks until it listens.
-    fn listens(&mut self, ready: Ready, until: Instant) -> Result<(), String> {
-        loop {
-            let there = match ready {
-                Ready::Tcp(port) => self.tcp_listens(port),
-                Ready::Cm(port) => self.cm_listens(port),
-                Ready::Line => self.spoke.try_recv().is_ok(),
-                Ready::Alone => true,
-            };
-            if there {
-                return Ok(());
-            }
-            if let Ok(Some(status)) = self.child.try_wait() {
-                self.status = Some(status);
-                return Err(format!("server: {status} before it listened"));
-            }
-            if Instant::now() > until {
-                return Err(format!("server: does not listen ({ready:?})"));
-            }
-            thread::sleep(Duration::from_millis(1));
-        }
+    /// All that it said so far.
+    fn text(&self) -> String {
+        let texts = self.heard.each_ref().map(|heard| {
+            String::from_utf8_lossy(&heard.lock().unwrap_or_else(PoisonError::into_inner)).into_owned()
+        });
+        texts.concat()
     }
 
-    fn tcp_listens(&self, port: u16) -> bool {
-        const LISTEN: &str = "0A";
-        ["tcp", "tcp6"].iter().any(|table| {
-            let text =
-                fs::read_to_string(format!("/proc/{}/net/{table}", self.child.id())).unwrap_or_default();
-            text.lines().any(|line| {
-                let words: Vec<&str> = line.split_whitespace().collect();
-                words.get(3) == Some(&LISTEN) && words[1].ends_with(&format!(":{port:04X}"))
-            })
-        })
-    }
-
-    /// Each port that is taken is an abstract unix name, whose service ends with the port. It is taken a moment before
-    /// it is listened on: whoever then waits has done that too.
-    fn cm_listens(&self, port: u16) -> bool {
-        let proc = format!("/proc/{}", self.child.id());
-        let read = |file: &str| fs::read_to_string(format!("{proc}/{file}")).unwrap_or_default();
-        let (names, end) = (read("net/unix"), format!("{port:04x}"));
-        let mut services = names.lines().filter_map(|line| line.split_once("@remanence/service/"));
-        if !services.any(|(_, service)| service.split('/').next().is_some_and(|id| id.ends_with(&end))) {
-            return false;
-        }
-        let waits = read("syscall");
-        thread::sleep(Duration::from_millis(5));
-        waits != "running\n" && read("syscall") == waits
+    fn has_said(&self, words: &str) -> bool {
+        self.text().contains(words)
     }
 
     fn ends_well(&mut self, until: Instant) -> Result<(), String> {
@@ -445,13 +487,25 @@ impl Running {
     fn said(mut self) -> String {
         // A daemon of it would go on speaking.
         self.kill();
-        self.readers.drain(..).map(|reader| reader.join().expect("the reader ends")).collect()
+        self.readers.drain(..).for_each(|reader| reader.join().expect("the reader ends"));
+        self.text()
     }
 
     fn end(self, why: &str) -> String {
         let line = self.line.clone();
         format!("--- {line}\n{why}\n{}", self.said())
     }
+}
+
+/// Collects what a program says.
+fn listen_to(mut stream: impl Read + Send + 'static, heard: &Arc<Mutex<Vec<u8>>>) -> JoinHandle<()> {
+    let heard = Arc::clone(heard);
+    thread::spawn(move || {
+        let mut buffer = [0; 4096];
+        while let Ok(len @ 1..) = stream.read(&mut buffer) {
+            heard.lock().unwrap_or_else(PoisonError::into_inner).extend_from_slice(&buffer[..len]);
+        }
+    })
 }
 
 impl Drop for Running {

@@ -7,7 +7,9 @@
 mod common;
 mod harness;
 
+mod at_once;
 mod devices;
+mod links;
 mod others;
 mod perftest;
 mod pingpong;

@@ -2,13 +2,14 @@
 
 use std::time::Duration;
 
+use crate::common;
 use crate::harness::{Place, ROW, Ready, Row, run};
 
 const UCX: Row = Row {
     server: "ucx_perftest -p 13337",
     ready: Ready::Tcp(13337),
     says: &["Final:"],
-    view: true,
+    verbs: Some(&[]),
     settings: &[("UCX_TLS", "rc_verbs,ud_verbs,self"), ("UCX_NET_DEVICES", "rem_lo:1")],
     ..ROW
 };
@@ -31,8 +32,14 @@ fn ucx_runs_on_rc_and_on_ud() {
     );
 }
 
-/// Its jobs are threads, as its processes would outlive it. It gives its peer half a second to post receives, and asks for no RNR retry: on a busy machine that is too little.
-const FIO: Row = Row { ready: Ready::Cm(5001), tries: 4, limit: Duration::from_secs(15), ..ROW };
+/// Its jobs are threads, as its processes would outlive it. It gives its peer half a second to post receives, and asks for
+/// no RNR retry: where that is too little, the client says so and ends, and its server waits for ever.
+const FIO: Row = Row {
+    ready: Ready::Cm,
+    excuse: Some("RNR retry counter exceeded"),
+    limit: Duration::from_secs(40),
+    ..ROW
+};
 
 #[test]
 fn fio_writes_and_sends_with_verification() {
@@ -42,6 +49,13 @@ fn fio_writes_and_sends_with_verification() {
             Row {
                 server: "fio --thread --name=s --ioengine=rdma --port=5001 --bs=16k --size=2m --iodepth=8 --rw=read",
                 client: "fio --thread --name=c --ioengine=rdma --hostname={server} --port=5001 --verb=write --bs=16k \
+                         --size=2m --iodepth=8 --rw=write",
+                says: &["WRITE:", "err= 0"],
+                ..FIO
+            },
+            Row {
+                server: "fio --thread --name=s --ioengine=rdma --port=5001 --bs=16k --size=2m --iodepth=8 --rw=read",
+                client: "fio --thread --name=c --ioengine=rdma --hostname={server} --port=5001 --verb=read --bs=16k \
                          --size=2m --iodepth=8 --rw=write",
                 says: &["WRITE:", "err= 0"],
                 ..FIO
@@ -58,4 +72,16 @@ fn fio_writes_and_sends_with_verification() {
             },
         ],
     );
+}
+
+/// Whatever the verb: its engine takes sequential requests alone. (Its server is not told, and waits for ever.)
+#[test]
+fn fio_itself_refuses_random_requests() {
+    let line = "--thread --name=c --ioengine=rdma --hostname=127.0.0.1 --port=5001 --verb=read --bs=16k --size=2m \
+                --iodepth=8 --rw=randwrite";
+    let output = common::program("fio").args(line.split_whitespace()).output().expect("coreutils");
+    let said = String::from_utf8_lossy(&output.stderr) + String::from_utf8_lossy(&output.stdout);
+    // timeout(1), by which it is run, ends with 127 where there is no fio.
+    let refused = !output.status.success() && said.contains("RDMA network IO can't be random");
+    assert!(output.status.code() == Some(127) || refused, "{output:?}");
 }

@@ -4,9 +4,9 @@ use crate::common;
 use crate::harness::{Place, ROW, Ready, Row, both, run};
 use crate::weather::LOSS;
 
-const RPING: Row = Row { server: "rping -s -a {server} -C 20 -V", ready: Ready::Cm(7174), ..ROW };
-const UCMATOSE: Row = Row { server: "ucmatose", ready: Ready::Cm(7471), says: &["return status 0"], ..ROW };
-const UDADDY: Row = Row { server: "udaddy", ready: Ready::Cm(7174), says: &["return status 0"], ..ROW };
+const RPING: Row = Row { server: "rping -s -a {server} -C 20 -V", ready: Ready::Cm, ..ROW };
+const UCMATOSE: Row = Row { server: "ucmatose", ready: Ready::Cm, says: &["return status 0"], ..ROW };
+const UDADDY: Row = Row { server: "udaddy", ready: Ready::Cm, says: &["return status 0"], ..ROW };
 
 const ROWS: &[Row] = &[
     Row { client: "rping -c -a {server} -C 20 -V -v", says: &["ping data: rdma-ping-19"], ..RPING },
@@ -27,7 +27,7 @@ const ROWS: &[Row] = &[
     Row {
         server: "cmtime -c 50",
         client: "cmtime -c 50 -s {server}",
-        ready: Ready::Cm(7471),
+        ready: Ready::Cm,
         says: &["connect"],
         serves_on: true,
         ..ROW
@@ -35,7 +35,7 @@ const ROWS: &[Row] = &[
     Row {
         server: "rdma_server",
         client: "rdma_client -s {server}",
-        ready: Ready::Cm(7471),
+        ready: Ready::Cm,
         says: &["rdma_client: end 0"],
         server_says: &["rdma_server: end 0"],
         ..ROW
@@ -61,7 +61,7 @@ fn multicast_is_received_by_who_joined() {
         &[Row {
             server: "mckey -m 239.1.2.3 -b {server} -C 10",
             client: "mckey -m 239.1.2.3 -b {client} -C 10 -s",
-            ready: Ready::Line,
+            ready: Ready::Says("joined dgid"),
             ..ROW
         }],
     );
@@ -72,21 +72,21 @@ fn perftest_with_rdma_cm() {
     run(
         Place::Host,
         &[
-            Row { ready: Ready::Cm(18515), ..both!("ib_write_lat -n 100 -R") },
-            Row { ready: Ready::Cm(18515), ..both!("ib_write_bw -n 100 -R -b") },
-            Row { ready: Ready::Cm(18515), ..both!("ib_read_lat -n 100 -R -o 1") },
-            Row { ready: Ready::Cm(18515), ..both!("ib_read_bw -n 100 -R -m 1024") },
-            Row { ready: Ready::Cm(18515), ..both!("ib_send_lat -n 100 -R -I 100 -s 100") },
-            Row { ready: Ready::Cm(18515), ..both!("ib_send_lat -n 100 -c UD -R") },
-            Row { ready: Ready::Cm(18515), ..both!("ib_send_bw -n 100 -R") },
-            Row { ready: Ready::Cm(18515), ..both!("ib_atomic_lat -n 100 -R") },
+            Row { ready: Ready::Cm, ..both!("ib_write_lat -n 100 -R") },
+            Row { ready: Ready::Cm, ..both!("ib_write_bw -n 100 -R -b") },
+            Row { ready: Ready::Cm, ..both!("ib_read_lat -n 100 -R -o 1") },
+            Row { ready: Ready::Cm, ..both!("ib_read_bw -n 100 -R -m 1024") },
+            Row { ready: Ready::Cm, ..both!("ib_send_lat -n 100 -R -I 100 -s 100") },
+            Row { ready: Ready::Cm, ..both!("ib_send_lat -n 100 -c UD -R") },
+            Row { ready: Ready::Cm, ..both!("ib_send_bw -n 100 -R") },
+            Row { ready: Ready::Cm, ..both!("ib_atomic_lat -n 100 -R") },
         ],
     );
     run(
         Place::Wire,
         &[
-            Row { ready: Ready::Cm(18515), ..both!("ib_write_bw -d rem_veth0 -n 100 -R -q 2") },
-            Row { ready: Ready::Cm(18515), ..both!("ib_send_lat -d rem_veth0 -n 200 -R") },
+            Row { ready: Ready::Cm, ..both!("ib_write_bw -d rem_veth0 -n 100 -R -q 2") },
+            Row { ready: Ready::Cm, ..both!("ib_send_lat -d rem_veth0 -n 200 -R") },
         ],
     );
 }

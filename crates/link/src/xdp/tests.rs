@@ -14,7 +14,7 @@ fn acquaint(veth: &Veth) -> io::Result<()> {
     let [left, right] = [End::Left, End::Right].map(|end| {
         veth.within(end, || {
             let socket = UdpSocket::bind((end.ipv4(), 9999))?;
-            socket.set_read_timeout(Some(Duration::from_secs(10)))?;
+            socket.set_read_timeout(Some(Duration::from_secs(60)))?;
             Ok(socket)
         })
     });

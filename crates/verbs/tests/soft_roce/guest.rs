@@ -54,7 +54,7 @@ pub(crate) struct Guest {
 
 impl Guest {
     pub(crate) fn boot() -> Self {
-        let (machine, commands) = Machine::boot(Duration::from_secs(300));
+        let (machine, commands) = Machine::boot(Duration::from_secs(3600));
         let answers = BufReader::new(commands.try_clone().expect("a descriptor"));
         let (addr, rkey, len) = (0, Rkey(0), 0);
         let mut guest = Self { machine, answers, commands, addr, rkey, len };

@@ -16,7 +16,7 @@ use crate::machine::{HOST, HOST_V6, TAP};
 
 const LEN: u64 = 4 << 20;
 /// Emulated, the guest is some fifty times slower than we are.
-const PATIENCE: Duration = Duration::from_secs(30);
+const PATIENCE: Duration = Duration::from_secs(150);
 
 /// Everything that a peer may be allowed.
 pub(crate) fn all_rights() -> Access {
