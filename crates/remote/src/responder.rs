@@ -9,6 +9,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
+use std::sync::Arc;
 
 use remanence_persist::Config;
 use remanence_persist::recipe::{Rsp, Target};
@@ -72,7 +73,9 @@ pub struct Terms {
 #[derive(Debug)]
 struct Owed {
     number: u64,
-    steps: Vec<Rsp>,
+    /// The plan, and which of its messages it is.
+    program: Arc<Program>,
+    part: usize,
     entries: Vec<(u8, Entry)>,
     ordered: bool,
     /// Recovery would apply it.
@@ -101,7 +104,7 @@ pub struct Responder {
     received: u64,
     reposted: u64,
     announced: u64,
-    plans: BTreeMap<u16, Program>,
+    plans: BTreeMap<u16, Arc<Program>>,
     /// Which part of which plan an immediate's number stands for.
     classes: BTreeMap<u8, (u16, u8)>,
     owed: VecDeque<Owed>,
@@ -149,7 +152,7 @@ impl Responder {
         for (part, class) in classes.iter().enumerate() {
             self.classes.insert(*class, (number, part as u8));
         }
-        self.plans.insert(number, program);
+        self.plans.insert(number, Arc::new(program));
     }
 
     /// The next message has arrived: in its buffer, or (with `imm`) as a WRITE_IMM of `len` bytes.
@@ -219,8 +222,9 @@ impl Responder {
         match header.kind {
             Kind::Update => {
                 let program = self.plans.get(&header.plan).ok_or(Fault::Peer("the plan is unknown"))?;
-                let part = program.parts().get(usize::from(header.part)).cloned();
-                let part = part.ok_or(Fault::Peer("the plan has no such message"))?;
+                let program = Arc::clone(program);
+                let index = usize::from(header.part);
+                let part = program.parts().get(index).ok_or(Fault::Peer("the plan has no such message"))?;
                 if !message.carries(part.message) || header.replay != program.replay() {
                     return Err(Fault::Peer("a message is not the one that its plan says"));
                 }
@@ -234,7 +238,7 @@ impl Responder {
                     self.settle(memory, buffers, world)?;
                 }
                 self.act(number, &part.now, &entries, ordered, memory, buffers, world)?;
-                self.owed.push_back(Owed { number, steps: part.later, entries, ordered, replay, len });
+                self.owed.push_back(Owed { number, program, part: index, entries, ordered, replay, len });
             }
             Kind::Plan => {
                 self.settle(memory, buffers, world)?;
@@ -293,9 +297,10 @@ impl Responder {
         let class = (imm >> PLACE_BITS) as u8;
         let known = self.classes.get(&class).and_then(|(plan, part)| {
             let program = self.plans.get(plan)?;
-            Some((program.parts().get(usize::from(*part))?.clone(), program.ordered()))
+            Some((Arc::clone(program), usize::from(*part)))
         });
-        let (part, ordered) = known.ok_or(Fault::Peer("an immediate means nothing"))?;
+        let (program, index) = known.ok_or(Fault::Peer("an immediate means nothing"))?;
+        let (part, ordered) = (&program.parts()[index], program.ordered());
         let offset = u64::from(imm & ((1 << PLACE_BITS) - 1)) << self.terms.shift;
         // Where exactly in the first unit it begins is not said; a flush may cover a little more.
         let end = (offset + u64::from(len) + (1 << self.terms.shift)).min(self.terms.data_len);
@@ -305,7 +310,7 @@ impl Responder {
         let entries = vec![(update.0, Entry { offset, len, data: None })];
         self.settle(memory, buffers, world)?;
         self.act(number, &part.now, &entries, ordered, memory, buffers, world)?;
-        self.owed.push_back(Owed { number, steps: part.later, entries, ordered, replay: false, len: 0 });
+        self.owed.push_back(Owed { number, program, part: index, entries, ordered, replay: false, len: 0 });
         Ok(())
     }
 
@@ -411,7 +416,7 @@ impl Responder {
         for message in &owed {
             self.act(
                 message.number,
-                &message.steps,
+                &message.program.parts()[message.part].later,
                 &message.entries,
                 message.ordered,
                 memory,
@@ -428,7 +433,7 @@ impl Responder {
             self.served.psyncs += 1;
         }
         for message in owed {
-            if message.steps.contains(&Rsp::Repost) {
+            if message.program.parts()[message.part].later.contains(&Rsp::Repost) {
                 world.repost(message.number);
                 self.reposted = message.number;
             }

@@ -3,12 +3,14 @@
 mod common;
 
 use common::{Host, context, declared, fixed, session};
+use remanence_link::fault::{Faults, Plan};
 use remanence_persist::Config;
 use remanence_persist::plan::{Costs, Request};
 use remanence_persist::recipe::Op;
 use remanence_persist::taxonomy::{Buffers, Domain};
 use remanence_pmem::{PersistenceDomain, Survives};
 use remanence_remote::{CostSource, Error, Options, Session};
+use remanence_verbs::Context;
 
 fn fill(seed: u64, len: usize) -> Vec<u8> {
     (0..len as u64).map(|n| (seed.wrapping_mul(0x9E37_79B9).wrapping_add(n * 13) >> 3) as u8 | 1).collect()
@@ -297,4 +299,56 @@ fn a_session_and_a_server_may_move_to_another_thread() {
     fn moves<T: Send>() {}
     moves::<Session>();
     moves::<remanence_remote::Server>();
+}
+
+#[test]
+fn over_a_bad_network_every_recipe_comes_to_its_end() {
+    let faults =
+        Faults { loss: 0.02, duplication: 0.02, reordering: 0.02, corruption: 0.01, ..Faults::default() };
+    let plan = Plan { rx: faults, ..Plan::default() };
+    for (seed, text) in ["DMP+DDIO+DRAM", "DMP+no-DDIO+PM+fenced", "MHP+DDIO+PM+read"].into_iter().enumerate()
+    {
+        let config: Config = text.parse().expect("a configuration");
+        let host =
+            Host::declared(1 << 20, declared(&config), |o| o.declare(config).sessions(2).messages(8, 1024));
+        let options = remanence_verbs::Options {
+            faults: Some((plan.clone(), seed as u64 + 1)),
+            ..remanence_verbs::Options::udp(common::address())
+        };
+        let device = Context::open(options).expect("a device");
+        let mut session = Session::connect(&device, host.addr, fixed().declare(config)).expect("connected");
+        for op in Op::ALL {
+            let plan = session.plan_by(op, &Request::append(100)).expect("a plan");
+            for n in 0..60_u64 {
+                let updates: [(u64, &[u8]); 2] =
+                    [(4096 + n * 128, &fill(n, 100)), (64, &(n + 1).to_le_bytes())];
+                session.submit(&plan, &updates).expect("it arrives");
+            }
+            assert!(session.finish().is_ok());
+            session.settle().expect("it arrives");
+            assert_eq!(host.region.load_u64(64).to_le(), 60, "{text} {}", plan.recipe);
+            for n in 0..60 {
+                let mut back = [0; 100];
+                host.region.read(4096 + n * 128, &mut back);
+                assert_eq!(back[..], fill(n, 100), "{text} {}: record {n}", plan.recipe);
+            }
+        }
+        assert!(device.fault_control().expect("asked for").stats().lost > 0, "the network was not bad");
+    }
+}
+
+#[test]
+fn a_cable_that_is_cut_ends_the_session_with_a_sentence() {
+    let host = Host::declared(1 << 20, PersistenceDomain::Adr, |o| o);
+    let options = remanence_verbs::Options {
+        faults: Some((Plan::default(), 1)),
+        ..remanence_verbs::Options::udp(common::address())
+    };
+    let device = Context::open(options).expect("a device");
+    let mut session = Session::connect(&device, host.addr, fixed()).expect("connected");
+    let plan = session.plan(&Request::record(64)).expect("a plan");
+    device.fault_control().expect("asked for").isolate_all();
+    let e = session.persist(&plan, &[(0, &[1; 64])]).expect_err("nobody hears it");
+    assert!(e.to_string().contains("may be durable or not"), "{e}");
+    assert!(matches!(session.persist(&plan, &[(0, &[1; 64])]), Err(Error::Over)));
 }
