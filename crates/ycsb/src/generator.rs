@@ -106,7 +106,7 @@ impl Operation {
     }
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 enum Chooser {
     Uniform(Uniform),
     Zipfian(Scrambled),
@@ -116,7 +116,7 @@ enum Chooser {
     Sequential(Sequential),
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 enum Lengths {
     Constant(u64),
     Uniform(Uniform),
@@ -206,6 +206,21 @@ impl<R: Random> Generator<R> {
             inserts,
             random,
         })
+    }
+
+    /// The operations of another thread of the same run, without summing its distribution's zeta anew.
+    #[must_use]
+    pub fn for_thread<T: Random>(&self, random: T) -> Generator<T> {
+        Generator {
+            workload: self.workload.clone(),
+            inserts: self.inserts.clone(),
+            random,
+            mix: self.mix.clone(),
+            chooser: self.chooser.clone(),
+            field_lengths: self.field_lengths.clone(),
+            field: self.field.clone(),
+            scan_lengths: self.scan_lengths.clone(),
+        }
     }
 
     /// The insert sequence that the threads of a run share.

@@ -213,6 +213,11 @@ fn one_seed_replays_a_run_and_threads_differ() {
         let mut generator = Generator::new(workload, inserts, Seeded::new(seed, thread)).unwrap();
         (0..200).map(|_| generator.operation()).collect::<Vec<_>>()
     };
+    let shared = Arc::new(workload.clone());
+    let first =
+        Generator::new(shared.clone(), Generator::<Seeded>::inserts_of(&shared), Seeded::new(1, 0)).unwrap();
+    let mut second = first.for_thread(Seeded::new(1, 1));
+    assert_eq!((0..200).map(|_| second.operation()).collect::<Vec<_>>(), operations(1, 1));
     assert_eq!(operations(1, 0), operations(1, 0));
     assert_ne!(operations(1, 0), operations(1, 1));
     assert_ne!(operations(1, 0), operations(2, 0));
