@@ -7,13 +7,15 @@
 mod common;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use common::*;
 use remanence_kv::client::{Many, Put};
 use remanence_kv::proto::{Expect, Reply, Request};
 use remanence_kv::server::Server;
 use remanence_kv::{Geometry, Options};
-use remanence_pmem::crash_image::{CrashImage, Explorer};
+use remanence_pmem::crash_image::{CrashImage, EveryWay, Explorer, Failure};
 use remanence_pmem::{Medium, PersistenceDomain};
 
 const TINY: Geometry = Geometry { size: 32 << 10, region_len: 1024, segment_len: 512, heads: 2 };
@@ -337,4 +339,145 @@ fn a_medium_that_fails_is_said_so() {
         })
         .collect();
     assert_eq!(replies[2], Reply::Refused(remanence_kv::Refusal::Medium));
+}
+
+#[test]
+fn an_address_leaves_only_when_the_entry_that_names_it_is_durable() {
+    let image = formatted(TINY, 16);
+    let store = Store::open(&image, DURABLE);
+    let mut client = store.client(0);
+    for (key, pending) in [(1, 1), (2, 2)] {
+        let put = Request::Put { key: vec![key], len: 9, expires: 0, expect: Expect::Any };
+        assert!(matches!(client.call(&put), Reply::Reserved(_)));
+        // The harshest crash: nothing survives that no sync covers.
+        let crashed = image.crash(Failure::PowerLoss, &mut EveryWay::new());
+        let (_, recovered) = Server::open(&crashed, DURABLE).expect("a crash is no damage");
+        assert_eq!(recovered.pending, pending, "a client may be writing there by now");
+    }
+}
+
+#[test]
+fn a_deletion_without_room_for_a_tombstone_is_durable_when_it_is_seen() {
+    let image = formatted(TINY, 16);
+    let store = Store::open(&image, DURABLE);
+    let mut client = store.client(0);
+    let put =
+        |n: u8| Request::PutInline { key: vec![n], value: vec![n; 350], expires: 0, expect: Expect::Any };
+    let full = (0..200).find(|n| client.call(&put(*n)) == Reply::Refused(remanence_kv::Refusal::Full));
+    let full = full.expect("the pool is finite");
+    // Tombstones use what is left, and then entries go without one.
+    for n in 0..full {
+        client.delete(&[n]);
+        let crashed = image.crash(Failure::PowerLoss, &mut EveryWay::new());
+        let found = contents(&crashed, DURABLE);
+        let left: Contents = (n + 1..full).map(|n| (vec![n], vec![n; 350])).collect();
+        assert_eq!(found, left, "{n} of {full} was acknowledged as deleted");
+    }
+}
+
+/// At each sync, looks at what one-sided readers would believe by then.
+#[derive(Clone)]
+struct Peeking {
+    image: Arc<CrashImage>,
+    believed: Arc<AtomicU64>,
+}
+
+impl Peeking {
+    /// Settled entries of the first table: fingerprint and place of the newest version, or of both.
+    fn entries(image: &CrashImage, both: bool) -> BTreeSet<(u64, u32)> {
+        let mut bytes = vec![0; (79 * 16) as usize];
+        image.read(TINY.region(0) + 64, &mut bytes);
+        let slots = remanence_kv::format::Slot::parse_all(&bytes);
+        let believed = slots.filter(|slot| both || !slot.word.is_pending());
+        believed
+            .flat_map(|slot| {
+                let old = slot.word.old_offset().filter(|_| both);
+                let places = [slot.word.new_offset(), old].into_iter().flatten();
+                places.map(move |place| (slot.meta.fingerprint(), place.0)).collect::<Vec<_>>()
+            })
+            .collect()
+    }
+
+    fn look(&self) {
+        let crashed = self.image.crash(Failure::PowerLoss, &mut EveryWay::new());
+        let durable = Self::entries(&crashed, true);
+        for entry in Self::entries(&self.image, false) {
+            assert!(durable.contains(&entry), "{entry:?} can be read, and is not durable: {durable:?}");
+            self.believed.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+}
+
+impl Medium for Peeking {
+    fn len(&self) -> u64 {
+        self.image.len()
+    }
+    fn read(&self, offset: u64, into: &mut [u8]) {
+        self.image.read(offset, into);
+    }
+    fn write(&self, offset: u64, bytes: &[u8]) {
+        self.image.write(offset, bytes);
+    }
+    fn load_u64(&self, offset: u64) -> u64 {
+        self.image.load_u64(offset)
+    }
+    fn store_u64(&self, offset: u64, value: u64) {
+        self.image.store_u64(offset, value);
+    }
+    fn compare_and_swap(&self, offset: u64, compare: u64, swap: u64) -> u64 {
+        self.image.compare_and_swap(offset, compare, swap)
+    }
+    fn fetch_add(&self, offset: u64, add: u64) -> u64 {
+        self.image.fetch_add(offset, add)
+    }
+    fn pwb(&self, range: std::ops::Range<u64>) {
+        self.image.pwb(range);
+    }
+    fn pfence(&self) -> std::io::Result<()> {
+        self.image.pfence()
+    }
+    fn psync(&self) -> std::io::Result<()> {
+        self.look();
+        self.image.psync()
+    }
+}
+
+#[test]
+fn at_no_sync_could_a_reader_believe_what_is_not_durable() {
+    let image = Arc::new(CrashImage::new(TINY.size, PersistenceDomain::Adr));
+    remanence_kv::server::format(&image, &TINY, 64, SALT, [7; 16]).expect("fair");
+    let peeking = Peeking { image: image.clone(), believed: Arc::default() };
+    let (mut server, _) = Server::open(peeking.clone(), DURABLE).expect("a store");
+    let client = server.connect();
+    for n in 0..60u8 {
+        let key = vec![n % 9];
+        let put =
+            Request::PutInline { key: key.clone(), value: vec![n; 30], expires: 0, expect: Expect::Any };
+        assert!(matches!(server.handle(1, client, &put), Reply::Done { .. }));
+        if n % 7 == 0 {
+            server.handle(1, client, &Request::Delete { key: key.clone(), expect: Expect::Any });
+        }
+        let put = Request::Put { key: vec![n % 9], len: 20, expires: 0, expect: Expect::Any };
+        let Reply::Reserved(reserved) = server.handle(1, client, &put) else { panic!("room") };
+        let place = remanence_kv::format::Place {
+            salt: SALT,
+            head: reserved.head,
+            offset: reserved.offset,
+            epoch: reserved.epoch,
+        };
+        let content = remanence_kv::format::object::Content::Value(&[n; 20]);
+        let object = remanence_kv::format::object::emit(&place, reserved.version, 0, &[n % 9], content);
+        // Visible, and nothing more: whoever settles it must make it durable.
+        image.write(reserved.at + 8, &object[8..]);
+        server.handle(1, client, &Request::Settle { key: vec![n % 9] });
+        if n % 10 == 9 {
+            server.clean(n / 10 % 2).expect("nothing is being cleaned");
+            for _ in 0..30 {
+                server.step(1, 4).expect("memory does not fail");
+                let view = server.view().number;
+                server.handle(1, client, &Request::Acknowledge { view });
+            }
+        }
+    }
+    assert!(peeking.believed.load(Ordering::Relaxed) > 500);
 }

@@ -3,7 +3,7 @@
 mod common;
 
 use common::*;
-use remanence_kv::client::{Error, Get, Many, Put};
+use remanence_kv::client::{Completion, Error, Get, Many, Operation, Progress, Put, Verb};
 use remanence_kv::format::KEY_MAX;
 use remanence_kv::proto::{Expect, Reply, Request};
 use remanence_kv::{Geometry, Options, Refusal};
@@ -290,6 +290,136 @@ fn the_table_grows_under_its_readers() {
     for n in 0..500u64 {
         assert_eq!(reader.value(&n.to_le_bytes()), Some(value(n, 20)));
     }
+}
+
+#[test]
+fn a_client_that_waits_lets_the_server_go_on() {
+    // Growing and cleaning wait for acknowledgements of the very client that waits for them.
+    let geometry = Geometry { size: 96 << 10, region_len: 4096, ..SMALL };
+    let image = formatted(geometry, 16);
+    let store = Store::open(&image, Options { clean_by_itself: true, ..DURABLE });
+    let mut client = store.client(8);
+    for n in 0..2000u64 {
+        let key = (n % 150).to_le_bytes();
+        client.put(&key, &value(n, 100)).expect("room");
+    }
+    let stats = store.server.borrow().stats();
+    assert!(stats.grown > 0 && stats.regions_freed > 10 && stats.fenced == 0, "{stats:?}");
+    for n in 1850..2000u64 {
+        assert_eq!(client.value(&(n % 150).to_le_bytes()), Some(value(n, 100)));
+    }
+}
+
+#[test]
+fn a_table_that_cannot_grow_is_full_and_says_so() {
+    // Regions of 1 KiB, which the table's successor needs many of in a row, and values have used.
+    let geometry = Geometry { size: 26 << 10, region_len: 1024, segment_len: 512, heads: 1 };
+    let image = formatted(geometry, 16);
+    let store = Store::open(&image, DURABLE);
+    let mut client = store.client(0);
+    let put = |n: u8| Request::PutInline { key: vec![n], value: vec![n], expires: 0, expect: Expect::Any };
+    let mut full = None;
+    for n in 0..200u8 {
+        let mut tries = 0;
+        let reply = loop {
+            let reply = client.call(&put(n));
+            store.step();
+            client.attend();
+            tries += 1;
+            if reply != Reply::Refused(Refusal::Growing) || tries > 100 {
+                break reply;
+            }
+        };
+        match reply {
+            Reply::Done { .. } => {}
+            Reply::Refused(Refusal::Full) => {
+                full = Some(n);
+                break;
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+    let full = full.expect("it is finite");
+    for n in 0..full {
+        assert_eq!(client.value(&[n]), Some(vec![n]));
+    }
+    client.delete(&[0]);
+    client.put(&[1], &[2]).expect("a key that is there can be written");
+}
+
+#[test]
+fn a_miss_is_believed_only_if_nothing_moved_meanwhile() {
+    store(|store| {
+        let mut client = store.client(0);
+        client.put(b"key", b"value").expect("room");
+        let now = store.now.get();
+        let answer = |verbs: &[Verb], moved: u64| -> Vec<Completion> {
+            let read = verbs.iter().enumerate().map(|(n, verb)| match verb {
+                // The entry was read at its new place before it came there, and at its old one after it had gone.
+                Verb::Read { len: 256, .. } => Completion::Read(vec![0; 256]),
+                Verb::Read { len: 8, .. } => {
+                    let count = if n == 0 { 0 } else { moved };
+                    Completion::Read(u64::to_le_bytes(count).to_vec())
+                }
+                other => panic!("{other:?}"),
+            });
+            read.collect()
+        };
+        for (moved, believed) in [(1, false), (0, true)] {
+            let mut get = Get::new(b"key");
+            let mut completions = Vec::new();
+            for round in 0..2 {
+                let Progress::Post(verbs) = get.step(&mut client.client, now, completions) else { panic!() };
+                assert_eq!(verbs.len(), if round == 0 { 1 } else { 3 });
+                completions = answer(&verbs, moved);
+            }
+            let next = get.step(&mut client.client, now, completions);
+            assert_eq!(next == Progress::Done(Ok(None)), believed, "{moved} moves: {next:?}");
+            get.cancel(&mut client.client);
+        }
+    });
+}
+
+#[test]
+fn a_cached_location_notices_an_update_of_what_cleaning_moved() {
+    store(|store| {
+        let (mut writer, mut reader) = (store.client(0), store.client(10));
+        writer.put(b"key", b"one").expect("room");
+        assert_eq!(reader.value(b"key"), Some(b"one".to_vec()));
+        for head in 0..2 {
+            store.server.borrow_mut().clean(head).expect("nothing else is being cleaned");
+            // The reader hears nothing of it yet; what it has cached is where the value was.
+            for _ in 0..10 {
+                store.step();
+                writer.attend();
+            }
+            if head == 0 && store.server.borrow().usage().cleaning {
+                break;
+            }
+        }
+        assert_eq!(store.server.borrow().stats().objects_moved, 1);
+        writer.put(b"key", b"two").expect("room");
+        assert_eq!(reader.value(b"key"), Some(b"two".to_vec()));
+    });
+}
+
+#[test]
+fn every_move_of_an_entry_is_counted_where_readers_look() {
+    let geometry = Geometry { size: 128 << 10, region_len: 4096, ..SMALL };
+    let image = formatted(geometry, 64);
+    let store = Store::open(&image, DURABLE);
+    let mut client = store.client(0);
+    for n in 0..60u64 {
+        client.put(&n.to_le_bytes(), b"v").expect("room");
+    }
+    let table = store.server.borrow().view().tables[0];
+    let counted = remanence_pmem::Medium::load_u64(&image, table.at);
+    let moved = store.server.borrow().stats().entries_moved;
+    assert_eq!((counted, store.server.borrow().view().tables.len()), (moved, 1));
+    store.server.borrow_mut().resize(256).expect("room");
+    store.settle_down(&mut [&mut client]);
+    let counted = remanence_pmem::Medium::load_u64(&image, table.at);
+    assert!(counted >= 60, "{counted}: each entry moved to the larger table");
 }
 
 #[test]

@@ -200,6 +200,10 @@ impl Get {
     fn next_entry(&mut self, client: &mut Client) -> Progress<Outcome> {
         let Some(slot) = self.queue.pop_front() else { return self.look(client, true) };
         let Some(offset) = slot.word.new_offset() else {
+            if client.view.mode == Mode::Durable {
+                // It is going, and not yet durably so.
+                return self.again(client);
+            }
             self.not_it.push(slot);
             return self.next_entry(client);
         };

@@ -236,7 +236,27 @@ pub trait RemoteMemory {
     fn again(&mut self, tries: u32) -> Result<(), Self::Error>;
 }
 
-/// Carries an operation out.
+/// Takes the newest view, acknowledges it, and says what there is to say: what a host does after a notice, and an idle
+/// client now and then.
+///
+/// # Errors
+/// The remote memory cannot be reached any more.
+pub fn attend<R: RemoteMemory>(client: &mut Client, remote: &mut R) -> Result<(), R::Error> {
+    let mut verbs = vec![Verb::Call(Request::View)];
+    verbs.extend(client.poll_confirm().map(Verb::Call));
+    verbs.extend(client.poll_report().map(Verb::Call));
+    for completion in remote.post(verbs)? {
+        if let Completion::Reply(Reply::View(view)) = completion {
+            client.adopt(view);
+        }
+    }
+    if let Some(acknowledge) = client.poll_acknowledgement() {
+        remote.post(vec![Verb::Call(acknowledge)])?;
+    }
+    Ok(())
+}
+
+/// Carries an operation out. While it waits for others, the client attends to what the server may wait for.
 ///
 /// # Errors
 /// The remote memory cannot be reached any more.
@@ -252,7 +272,7 @@ pub fn run<O: Operation, R: RemoteMemory>(
             Progress::Post(verbs) => remote.post(verbs).map(|done| completions = done),
             Progress::Again => {
                 tries += 1;
-                remote.again(tries)
+                remote.again(tries).and_then(|()| attend(client, remote))
             }
             Progress::Done(output) => return Ok(output),
         };

@@ -56,6 +56,13 @@ impl Put {
         Progress::Done(outcome)
     }
 
+    /// Begins anew later. Until then nothing is under way: what it waits for may be this client's acknowledgement.
+    fn wait(&mut self, client: &mut Client) -> Progress<Outcome> {
+        client.end(self.id.take());
+        self.state = State::Begin;
+        Progress::Again
+    }
+
     fn ask(&mut self, client: &mut Client) -> Progress<Outcome> {
         let put = Request::Put {
             key: self.key.clone(),
@@ -75,15 +82,11 @@ impl Put {
     fn asked(&mut self, client: &mut Client, reply: Reply) -> Progress<Outcome> {
         match reply {
             Reply::Reserved(reserved) => self.write(client, reserved),
-            Reply::Refused(Refusal::Unfinished | Refusal::Growing) => {
-                // Whatever was read to decide `expect` is checked again then.
-                self.state = State::Begin;
-                Progress::Again
-            }
+            // The server checks the condition again then.
+            Reply::Refused(Refusal::Unfinished | Refusal::Growing) => self.wait(client),
             Reply::Refused(Refusal::Full) if self.tries < FULL_TRIES => {
                 self.tries += 1;
-                self.state = State::Begin;
-                Progress::Again
+                self.wait(client)
             }
             Reply::Refused(refusal) => self.over(client, Err(refusal.into())),
             _ => self.over(client, Err(Error::Protocol("no answer to a PUT"))),
@@ -212,10 +215,11 @@ impl Operation for Call {
     ) -> Progress<Self::Output> {
         let outcome = match completions.pop() {
             None => {
-                self.id.get_or_insert_with(|| client.begin());
+                self.id = Some(self.id.unwrap_or_else(|| client.begin()));
                 return Progress::Post(vec![Verb::Call(self.request.clone())]);
             }
             Some(Completion::Reply(Reply::Refused(Refusal::Unfinished | Refusal::Growing))) => {
+                client.end(self.id.take());
                 return Progress::Again;
             }
             Some(Completion::Reply(Reply::Refused(refusal))) => Err(refusal.into()),

@@ -39,6 +39,9 @@ impl Word {
     /// No entry.
     pub const FREE: Self = Self(0);
 
+    /// An entry that is about to be free: readers must not believe so yet, recovery may.
+    pub const GOING: Self = Self(PENDING);
+
     /// Whether there is no entry.
     #[must_use]
     pub const fn is_free(self) -> bool {

@@ -9,7 +9,7 @@ use remanence_pmem::Medium;
 use remanence_pmem::layout::LayoutError;
 
 use super::Server;
-use super::index::{Entry, clear};
+use super::index::{Entry, Index, clear};
 use super::log::{SPARE, io};
 use crate::format::slot::TableAt;
 use crate::format::{RegionKind, RegionWord};
@@ -37,6 +37,11 @@ impl Growth {
     /// The tables that clients look into.
     pub(super) fn view(self, tables: &[TableAt]) -> Vec<TableAt> {
         tables.to_vec()
+    }
+
+    /// Whether the larger table has no more room than the entries need that are still to move.
+    pub(super) fn must_catch_up<M: Medium>(self, index: &Index<M>) -> bool {
+        matches!(self, Self::Moving(_)) && index.used * 10 > index.tables[index.tables.len() - 1].slots() * 7
     }
 
     /// Where new entries go: to the larger table when every client looks there.
@@ -85,8 +90,12 @@ impl<M: Medium + Clone> Server<M> {
                 self.wants_entries = false;
                 let buckets = (self.index.tables[0].buckets * 2).max(self.index.used * 2);
                 match self.resize(buckets) {
-                    Ok(()) => Ok(true),
+                    Ok(()) => {
+                        self.cannot_grow = false;
+                        Ok(true)
+                    }
                     Err(Refusal::Full) => {
+                        self.cannot_grow = true;
                         self.wants_room = true;
                         Ok(false)
                     }

@@ -165,7 +165,7 @@ pub struct Server<M> {
     counter: u64,
     unfinished: BTreeMap<u64, Unfinished>,
     places: BTreeMap<(u8, Offset), u64>,
-    confirmed: VecDeque<u64>,
+    confirmed: BTreeSet<u64>,
     clients: BTreeMap<ClientId, Client>,
     next_client: u64,
     view: u64,
@@ -181,6 +181,8 @@ pub struct Server<M> {
     wants_room: bool,
     /// A new key found no place in the table.
     wants_entries: bool,
+    /// There was no room for a larger table when one was wanted last.
+    cannot_grow: bool,
     events: VecDeque<Event>,
     /// Something was written back that no sync covers yet.
     dirty: bool,
@@ -305,7 +307,6 @@ impl<M: Medium + Clone> Server<M> {
         outcome.unwrap_or_else(|refusal| {
             self.stats.unfinished += u64::from(refusal == Refusal::Unfinished);
             self.wants_room |= refusal == Refusal::Full;
-            self.wants_entries |= refusal == Refusal::Growing;
             Reply::Refused(refusal)
         })
     }
@@ -335,7 +336,7 @@ impl<M: Medium + Clone> Server<M> {
     /// The medium failed.
     pub fn step(&mut self, now: u64, budget: usize) -> Result<bool, Refusal> {
         for _ in 0..budget {
-            let Some(version) = self.confirmed.pop_front() else { break };
+            let Some(version) = self.confirmed.pop_first() else { break };
             self.finish(version)?;
         }
         self.expire(now)?;

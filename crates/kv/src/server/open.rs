@@ -193,6 +193,7 @@ impl<M: Medium + Clone> Server<M> {
             cleaning: None,
             wants_room: false,
             wants_entries: false,
+            cannot_grow: false,
             events: Default::default(),
             dirty: true,
             stats: Stats::default(),
@@ -239,6 +240,10 @@ impl<M: Medium + Clone> Server<M> {
             || meta.head() != self.superblock.geometry.head_of(fingerprint)
         {
             return Err(OpenError::Damaged("an entry of its table is where it cannot be"));
+        }
+        if entry.slot.word.new_offset().is_none() {
+            self.index.set_word(&mut entry, Word::FREE);
+            return Ok(());
         }
         // A crash within a move leaves two equal entries; nothing is changed in between, so either may go.
         let doubled = self.index.candidates(fingerprint).into_iter().any(|other| {

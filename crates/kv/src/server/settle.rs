@@ -5,7 +5,7 @@ use remanence_pmem::Medium;
 use super::index::Entry;
 use super::{Event, Server, Unfinished};
 use crate::format::object::{HEADER_LEN, Object};
-use crate::format::{Hint, Offset};
+use crate::format::{Chunk, Hint, Offset};
 use crate::proto::{Refusal, Reply};
 
 /// What became of a pending entry.
@@ -29,36 +29,44 @@ impl<M: Medium + Clone> Server<M> {
         let known = self.places.get(&(head, new)).copied();
         match known {
             // Of this run: only what was handed out for this very write counts.
-            Some(version) if !self.is_whole(version, &self.unfinished[&version]) => Ok(Settling::Unfinished),
-            Some(version) => {
-                let entry = self.make_settled(entry)?;
-                self.forget(version);
-                Ok(Settling::Settled(entry))
-            }
+            Some(version) => match self.what_is_whole(version, &self.unfinished[&version]) {
+                None => Ok(Settling::Unfinished),
+                Some((len, chunks)) => {
+                    let entry = self.make_settled(entry, len, &chunks)?;
+                    self.forget(version);
+                    Ok(Settling::Settled(entry))
+                }
+            },
             // Of the run before: nobody writes there any more.
-            None if self.whole(head, new).is_ok() => Ok(Settling::Settled(self.make_settled(entry)?)),
-            None => self.back(entry).map(|entry| entry.map_or(Settling::Gone, Settling::Settled)),
+            None => match self.whole(head, new) {
+                Ok((bytes, chunks)) => {
+                    let len = bytes.len() as u64;
+                    Ok(Settling::Settled(self.make_settled(entry, len, &chunks)?))
+                }
+                Err(_) => self.back(entry).map(|entry| entry.map_or(Settling::Gone, Settling::Settled)),
+            },
         }
     }
 
-    fn is_whole(&self, version: u64, unfinished: &Unfinished) -> bool {
-        let Ok((bytes, chunks)) = self.whole(unfinished.head, unfinished.offset) else { return false };
+    /// The bytes of the object and its chunks, if they are what was handed out for this write.
+    fn what_is_whole(&self, version: u64, unfinished: &Unfinished) -> Option<(u64, Vec<Chunk>)> {
+        let (bytes, chunks) = self.whole(unfinished.head, unfinished.offset).ok()?;
         let object: Object<'_> = self.parsed(&bytes, unfinished.head, unfinished.offset);
         let extents: Vec<(Offset, u32)> = chunks.iter().map(|chunk| (chunk.offset, chunk.len)).collect();
-        object.header.version == version
+        let fair = object.header.version == version
             && object.key == unfinished.key
             && object.header.len() <= unfinished.room
-            && extents == unfinished.extents
+            && extents == unfinished.extents;
+        fair.then_some((bytes.len() as u64, chunks))
     }
 
     /// The object is durable before the word says that it is.
-    fn make_settled(&mut self, mut entry: Entry) -> Result<Entry, Refusal> {
+    fn make_settled(&mut self, mut entry: Entry, len: u64, chunks: &[Chunk]) -> Result<Entry, Refusal> {
         let head = entry.slot.meta.head();
         let new = entry.slot.word.new_offset().expect("a pending entry has a new version");
-        let (bytes, chunks) = self.whole(head, new).map_err(|_| Refusal::Damaged)?;
         let (at, _) = self.place(head, new).expect("it was read from there");
-        self.medium.pwb(at..at + bytes.len() as u64);
-        for chunk in &chunks {
+        self.medium.pwb(at..at + len);
+        for chunk in chunks {
             let room = self.log.locate(head, chunk.offset).expect("it was read from there");
             self.medium.pwb(room.at..room.at + u64::from(chunk.len));
         }
@@ -69,7 +77,7 @@ impl<M: Medium + Clone> Server<M> {
         self.index.set_word(&mut entry, word);
         if entry.slot.meta.hint() == Hint::CHAINED && chunks.is_empty() {
             // Not before: until the pending word was durable, recovery might have found the version before.
-            let meta = entry.slot.meta.with_hint(Hint::of(bytes.len() as u64));
+            let meta = entry.slot.meta.with_hint(Hint::of(len));
             self.index.set_meta(&mut entry, meta);
         }
         self.stats.settled += 1;

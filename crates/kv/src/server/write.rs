@@ -84,13 +84,17 @@ impl<M: Medium + Clone> Server<M> {
         }
         let head = self.log.geometry.head_of(fingerprint);
         let free = self.entry_for(now, &current, fingerprint)?;
-        // A deletion makes room in the end, so it may use what clients leave.
-        let purpose = if value.is_some() { Purpose::Store } else { Purpose::Reclaim };
+        let purpose = Purpose::Store;
         let version = self.next_version();
         let start = |object| Start { fingerprint, object };
         let (offset, hint) = match value {
             None => {
-                let room = self.log.hand_out(head, object_len(key.len(), 0), start, purpose)?;
+                // A deletion makes room in the end, so it may use what others leave.
+                let len = object_len(key.len(), 0);
+                let room = match self.log.hand_out(head, len, start, Purpose::Reclaim) {
+                    Err(Refusal::Full) => return self.forget_key(&current).map(|()| version),
+                    room => room?,
+                };
                 self.put_object(head, room.offset, version, 0, key, Content::Deleted);
                 (room.offset, Hint::of(object_len(key.len(), 0)))
             }
@@ -133,6 +137,19 @@ impl<M: Medium + Clone> Server<M> {
         Ok(version)
     }
 
+    /// A deletion where there is no room for a tombstone: the entry goes.
+    fn forget_key(&mut self, current: &Current) -> Result<(), Refusal> {
+        let mut entry = current.entry().expect("there is a value");
+        self.mark(entry.slot.meta.head(), entry.slot.word.new_offset(), true);
+        // Readers may see the entry gone before that is durable. They must not believe it before: it is pending, with no
+        // version at all, until then.
+        self.index.set_word(&mut entry, Word::GOING);
+        self.order()?;
+        self.index.set_word(&mut entry, Word::FREE);
+        self.dirty = true;
+        Ok(())
+    }
+
     /// Bytes of the object, and of its chunks if the value does not fit a segment.
     fn layout(&self, key: &[u8], len: u64) -> Result<(u64, Vec<u32>), Refusal> {
         let max = self.log.geometry.object_max();
@@ -158,6 +175,13 @@ impl<M: Medium + Clone> Server<M> {
         if current.entry().is_some() {
             return Ok(None);
         }
+        // New entries must not fill the larger table before the old ones have moved: each pushes the move along.
+        if !self.growth.is_idle() {
+            self.grow(now, 8)?;
+        }
+        if self.growth.must_catch_up(&self.index) {
+            return Err(Refusal::Growing);
+        }
         let table = self.growth.inserts_to(&self.index.tables);
         if let Ok(entry) = self.index.make_room(table, fingerprint).map_err(|e| log::io(&e))? {
             return Ok(Some(entry));
@@ -176,7 +200,8 @@ impl<M: Medium + Clone> Server<M> {
                 return Ok(Some(entry));
             }
         }
-        Err(Refusal::Growing)
+        self.wants_entries = true;
+        Err(if self.cannot_grow { Refusal::Full } else { Refusal::Growing })
     }
 
     /// Points the key's entry to a new place. What was new becomes old, and clients that cached it will notice.
