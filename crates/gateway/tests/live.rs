@@ -195,7 +195,6 @@ fn idle_connections_are_closed_if_asked_for() {
     let config = Config { idle_timeout_s: 1, ..Config::default() };
     let gateway = start(Options { config, ..options() });
     let mut client = Client::connect(&gateway);
-    client.run("PING");
     assert_eq!(client.reply(), None);
     assert_eq!(gateway.shared().stats.idle_closed.get(), 1);
     gateway.stop();
