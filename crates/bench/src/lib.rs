@@ -15,6 +15,8 @@ pub mod perftest;
 pub mod plot;
 pub mod remotelog;
 pub mod report;
+pub mod rpc;
+pub mod rpc;
 pub mod samples;
 pub mod transport;
 pub mod urdma;

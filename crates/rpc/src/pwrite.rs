@@ -265,6 +265,12 @@ impl Writer {
         self.window - (self.submitted - self.finished)
     }
 
+    /// Writes that have completed, ever.
+    #[must_use]
+    pub fn finished(&self) -> u64 {
+        self.finished
+    }
+
     /// Starts a write of bytes that are copied at once. Writes complete in order.
     ///
     /// # Errors

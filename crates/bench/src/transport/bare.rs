@@ -28,7 +28,7 @@ const LOST_AFTER: Duration = Duration::from_millis(5);
 const SAMPLES_MAX_WAIT: Duration = Duration::from_secs(2);
 
 /// Plain UDP sockets.
-pub(super) struct BareUdp {
+pub(crate) struct BareUdp {
     socket: UdpSocket,
     peer: SocketAddr,
     buffer: Vec<u8>,
@@ -39,7 +39,7 @@ fn words(e: &io::Error) -> String {
 }
 
 impl BareUdp {
-    pub(super) fn open(address: IpAddr, peer: IpAddr, server: bool) -> Result<Self, String> {
+    pub(crate) fn open(address: IpAddr, peer: IpAddr, server: bool) -> Result<Self, String> {
         let (ours, theirs) = if server { (SERVER_PORT, CLIENT_PORT) } else { (CLIENT_PORT, SERVER_PORT) };
         let socket = UdpSocket::bind((address, ours)).map_err(|e| words(&e))?;
         socket.set_nonblocking(true).map_err(|e| words(&e))?;
@@ -51,7 +51,7 @@ impl BareUdp {
         Ok(Self { socket, peer: (peer, theirs).into(), buffer: vec![0x5A; 1 << 16] })
     }
 
-    pub(super) fn serve(&mut self, test: Test, stop: &AtomicBool) -> Result<(), String> {
+    pub(crate) fn serve(&mut self, test: Test, stop: &AtomicBool) -> Result<(), String> {
         let (mut received, mut reported) = (0_u64, 0);
         while !stop.load(Ordering::Relaxed) {
             let len = match self.socket.recv_from(&mut self.buffer) {
@@ -95,7 +95,7 @@ impl BareUdp {
         Ok(None)
     }
 
-    pub(super) fn run(&mut self, test: Test, size: u64, ms: u64) -> Result<Vec<u64>, String> {
+    pub(crate) fn run(&mut self, test: Test, size: u64, ms: u64) -> Result<Vec<u64>, String> {
         let budget = Duration::from_millis(ms);
         // What an earlier run left on the way.
         while self.receive(Duration::ZERO)?.is_some() {}

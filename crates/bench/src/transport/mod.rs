@@ -5,7 +5,7 @@
 //! machine before and after: so whatever is compared ran within moments of each other.
 
 pub mod agent;
-mod bare;
+pub(crate) mod bare;
 mod cabi;
 mod local;
 mod ours;

@@ -1,9 +1,12 @@
 //! `rem bench NAME`: figures and tables, reproduced with the baselines in the same run. One file per bench; what they
 //! share (options, and what becomes of a report) is here.
 
+mod bulk;
 mod copy_engine;
 mod counter;
 mod remotelog;
+mod logserver;
+mod pwrite;
 mod transport;
 mod urdma;
 mod verbs;
@@ -24,12 +27,18 @@ pub(crate) struct Args {
 
 #[derive(clap::Subcommand, Debug)]
 enum Bench {
+    /// Bulk durable writes, one-sided and by calls, with and without a copy engine
+    Bulk(bulk::Args),
     /// Copy engines beside memcpy, in order or not, and what direct cache access does to DIMMs
     CopyEngine(copy_engine::Args),
     /// Durable words that are set again and again, plain and rotating, and logs that count with them
     Counter(counter::Args),
     /// Durable appends by all 72 recipes of paper 004, its figure 2, beside message passing and bare UDP
     Remotelog(remotelog::Args),
+    /// The persistent log server, by the word that says how long its log is
+    Logserver(logserver::Args),
+    /// Small durable writes, one-sided and by calls, and the write-visibility test
+    Pwrite(pwrite::Args),
     /// Every operation over every carrier, beside the bare path and the peers
     Transport(transport::Args),
     /// perftest on our libraries against Linux' Soft-RoCE, inside one guest
@@ -54,9 +63,12 @@ struct Common {
 
 pub(crate) fn run(args: &Args) -> Result<(), Fail> {
     match &args.bench {
+        Bench::Bulk(args) => bulk::run(args),
         Bench::CopyEngine(args) => copy_engine::run(args),
         Bench::Counter(args) => counter::run(args),
         Bench::Remotelog(args) => remotelog::run(args),
+        Bench::Logserver(args) => logserver::run(args),
+        Bench::Pwrite(args) => pwrite::run(args),
         Bench::Transport(args) => transport::run(args),
         Bench::Urdma(args) => urdma::run(args),
         Bench::Verbs(args) => verbs::run(args),

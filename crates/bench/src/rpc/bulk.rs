@@ -1,0 +1,250 @@
+//! `rem bench bulk`: bulk durable writes, one-sided and by calls, with and without the asynchronous copy engine (paper 001,
+//! section 5, figures 4 and 7).
+
+use std::time::{Duration, Instant};
+
+use remanence_pmem::dimm::arrival::Cache;
+use remanence_pmem::dimm::{Config, Dimms};
+use remanence_rpc::durable::{Client, Fault};
+use remanence_rpc::pwrite::{Method, Writer};
+
+use super::host::{CLIENT_CORE, Copying, Host, MEMORY, words};
+use super::peer::{Bare, memcpy};
+use super::{Bench, Options, Outcome, key};
+use crate::claims::{Claim, Verdict, times};
+use crate::machine::{State, pin};
+use crate::report::{Bar, Kind, Row, Sense, bytes, figure};
+use crate::samples::{Key, Metric};
+
+const OP: &str = "bulk write";
+const MEMCPY: &str = "memcpy, one core";
+const STREAM: &str = "bare UDP stream";
+/// Figure 7's, and figure 4's at the end.
+const SIZES: [u64; 7] = [4 << 10, 8 << 10, 16 << 10, 32 << 10, 64 << 10, 128 << 10, 2 << 20];
+const QUICK: [u64; 4] = [8 << 10, 32 << 10, 128 << 10, 2 << 20];
+/// From here on the engine must not be slower (issue 4).
+const FROM: u64 = 32 << 10;
+/// Bytes that a client keeps under way, and how many writes at least and at most.
+const UNDER_WAY: u64 = 1 << 20;
+/// Bytes that are run through the DIMM model.
+const MODELLED: u64 = 16 << 20;
+
+const fn series(copying: Copying) -> &'static str {
+    match copying {
+        Copying::Cpu => "calls",
+        Copying::CpuCached => "calls, into the cache (visible)",
+        Copying::Engine => "calls + engine, DCA off",
+        Copying::EngineCached => "calls + engine, DCA on (visible)",
+    }
+}
+
+const fn one_sided_series(method: Method) -> &'static str {
+    match method {
+        Method::Write => "WRITE (visible)",
+        Method::WriteRead => "WRITE+READ",
+        Method::WriteFlush => "WRITE+FLUSH",
+    }
+}
+
+fn throughput(size: u64, series: &str) -> Key {
+    key(OP, size, series, Metric::Throughput)
+}
+
+fn window(size: u64) -> u64 {
+    (UNDER_WAY / size).clamp(4, 16)
+}
+
+/// Runs it. `progress` is told each step, as (done, of, what).
+///
+/// # Errors
+/// One sentence when nothing at all can be measured.
+pub fn run(options: Options, mut progress: impl FnMut(u64, u64, &str)) -> Outcome {
+    let (rounds, ms) = options.effort();
+    let sizes = if options.quick { &QUICK[..] } else { &SIZES[..] };
+    let host = Host::start(&Copying::ALL, &[])?;
+    let mut bench = Bench::default();
+    let mut writer = host.writer(16, 2 << 20)?;
+    let mut clients: Vec<Client> = (0..Copying::ALL.len()).map(|n| host.client(n)).collect::<Result<_, _>>()?;
+    let mut bare = Bare::open(host.addresses())?;
+    pin(CLIENT_CORE);
+    let steps = rounds * sizes.len() as u64;
+    let mut done = 0;
+    for _ in 0..rounds {
+        for &size in sizes {
+            progress(done, steps, &format!("{OP}s of {}", bytes(size)));
+            done += 1;
+            for (n, copying) in Copying::ALL.into_iter().enumerate() {
+                let client = &mut clients[n];
+                bench.sample(&throughput(size, series(copying)), || host.during(n, || calls(client, size, ms)));
+            }
+            for method in Method::ALL {
+                bench.sample(&throughput(size, one_sided_series(method)), || {
+                    host.driven(|| one_sided(&mut writer, method, size, ms))
+                });
+            }
+            bench.sample(&throughput(size, STREAM), || bare.stream(size, ms));
+            let rates = memcpy(size, ms / 3);
+            bench.samples.add(&throughput(size, MEMCPY), State::Any, State::Any, rates);
+        }
+    }
+    let (cached, direct) = (amplification(true), amplification(false));
+    let (bars, claims) = verdicts(&bench, sizes, cached, direct);
+    let params = serde_json::json!({
+        "quick": options.quick, "rounds": rounds, "ms": ms,
+        "under way": "1 MiB in 4 to 16 writes; calls: 8 of them, the others wait for a slot",
+        "throughput": "acknowledged bytes, at the client; DCA on and WRITE alone are visible, not durable",
+        "engine": "a worker thread, 8 copies ahead, from 8 KiB; no DMA engine is here",
+    });
+    bench.report("bulk", params, model_rows(cached, direct), bars, claims)
+}
+
+/// GB/s of writes that complete one after the other, as many under way as the window holds.
+fn stream(
+    size: u64,
+    ms: u64,
+    mut submit: impl FnMut(u64) -> Result<bool, String>,
+    mut wait: impl FnMut() -> Result<u64, String>,
+) -> Result<Vec<f64>, String> {
+    let budget = Duration::from_millis(ms);
+    let (begin, mut at, mut submitted, mut finished) = (Instant::now(), 0, 0_u64, 0_u64);
+    while begin.elapsed() < budget {
+        while submitted - finished < window(size) && submit(at)? {
+            submitted += 1;
+            at = if at + 2 * size > MEMORY { 0 } else { at + size };
+        }
+        finished += wait()?;
+    }
+    let elapsed = begin.elapsed();
+    let value = (finished * size) as f64 / elapsed.as_nanos() as f64;
+    while finished < submitted {
+        finished += wait()?;
+    }
+    Ok(vec![value])
+}
+
+fn calls(client: &mut Client, size: u64, ms: u64) -> Result<Vec<f64>, String> {
+    let data = vec![0x5A; size as usize];
+    let client = std::cell::RefCell::new(client);
+    stream(
+        size,
+        ms,
+        |at| match client.borrow_mut().submit(at, &data) {
+            Ok(()) => Ok(true),
+            // There is memory for so many messages and no more: what is under way comes first.
+            Err(Fault::Full) => Ok(false),
+            Err(why) => Err(words(why)),
+        },
+        || client.borrow_mut().wait().map(|()| 1).map_err(words),
+    )
+}
+
+fn one_sided(writer: &mut Writer, method: Method, size: u64, ms: u64) -> Result<Vec<f64>, String> {
+    let data = vec![0x5A; size as usize];
+    let mut before = writer.finished();
+    let writer = std::cell::RefCell::new(writer);
+    stream(
+        size,
+        ms,
+        |at| writer.borrow_mut().submit(method, at, &data).map(|()| true).map_err(words),
+        || {
+            let finished = writer.borrow_mut().wait().map_err(words)?;
+            let more = finished - before;
+            before = finished;
+            Ok(more)
+        },
+    )
+}
+
+/// Bytes that DIMMs write to their media for each byte that arrives in sequence: **a model**.
+fn amplification(ddio: bool) -> f64 {
+    let mut dimms = Dimms::new(Config::OPTANE_SET);
+    let lines = MODELLED / 64;
+    if ddio {
+        let mut cache = Cache::new(Cache::AS_MEASURED, 1);
+        (0..lines).for_each(|line| cache.write_line(line, &mut dimms));
+        cache.drain(&mut dimms);
+    } else {
+        (0..lines).for_each(|line| dimms.write_line(line));
+    }
+    dimms.drain();
+    dimms.counters().write_amplification()
+}
+
+fn model_rows(cached: f64, direct: f64) -> Vec<Row> {
+    let row = |series: &str, value| Row {
+        series: format!("model: {series}"),
+        op: "media bytes for each byte".into(),
+        x: 2 << 20,
+        metric: "ratio",
+        unit: "times",
+        state: "any",
+        p50: value,
+        p99: value,
+        n: 1,
+        kind: Kind::Model,
+    };
+    vec![row("DDIO or DCA on", cached), row("DDIO or DCA off", direct)]
+}
+
+fn verdicts(bench: &Bench, sizes: &[u64], cached: f64, direct: f64) -> (Vec<Bar>, Vec<Claim>) {
+    let ratio = |size, over: &str, under: &str| bench.ratio(&throughput(size, over), &throughput(size, under));
+    let (rpc, engine) = (series(Copying::Cpu), series(Copying::Engine));
+    let gain = |size| ratio(size, engine, rpc);
+    let mut bars: Vec<Bar> = sizes
+        .iter()
+        .filter(|&&size| size >= FROM)
+        .map(|&size| {
+            let name = format!("calls with the copy engine / without, {}", bytes(size));
+            Bar::new(name, gain(size), Sense::AtLeast, 1.0)
+        })
+        .collect();
+    bars.push(Bar::new("model: write amplification, DDIO on / off", Some(cached / direct), Sense::AtLeast, 1.7));
+    let large = 128 << 10;
+    let (write_stream, rpc_write) =
+        (ratio(2 << 20, one_sided_series(Method::Write), STREAM), ratio(2 << 20, rpc, one_sided_series(Method::Write)));
+    let dca = ratio(large, engine, series(Copying::EngineCached));
+    let claims = vec![
+        Claim::new(
+            "5.2, figure 4: one-sided 2 MB writes come near the line rate (45 of 56 Gbit/s)",
+            Verdict::of(write_stream.map(|ratio| ratio > 0.75)),
+            format!(
+                "{} of a bare UDP stream with the kernel's segmentation offload, which checks nothing and copies less: \
+                 the engine computes an ICRC on both sides",
+                times(write_stream)
+            ),
+        ),
+        Claim::new(
+            "5.2, figure 4: calls that copy with the CPU have half the bandwidth of one-sided writes (22 of 45 Gbit/s)",
+            Verdict::of(rpc_write.map(|ratio| ratio < 0.6)),
+            format!(
+                "{}. The one-sided path is a CPU's work here too, and its copy into memory is cheap beside it",
+                times(rpc_write)
+            ),
+        ),
+        Claim::new(
+            "5.2, figure 4: with DDIO twice as many bytes reach the media as arrive; without, as many",
+            Verdict::ModelOnly,
+            format!("{} with, {} without: there are no DIMMs of this kind here", figure(cached), figure(direct)),
+        ),
+        Claim::new(
+            "5.5, figure 7: the copy engine makes calls faster, from 16 KB on (2.3 x at 128 KB)",
+            Verdict::of(gain(large).map(|ratio| ratio > 1.2)),
+            format!(
+                "{} at 128 KiB. The paper's engine is hardware beside the cores, and its CPU copied at 34 Gbit/s. Here a \
+                 copy takes a small part of what a message costs, and its engine is a thread that needs a core: with two \
+                 cores, one for each side, there is none to spare",
+                times(gain(large))
+            ),
+        ),
+        Claim::new(
+            "5.5, figure 7: for large writes the engine is faster with direct cache access off (by 32 % at 128 KB)",
+            Verdict::of(dca.map(|ratio| ratio > 1.1)),
+            format!(
+                "{}. In the paper it is the write amplification of the DIMMs that makes the difference, which only the \
+                 model has; on DRAM, past the cache means waiting for memory",
+                times(dca)
+            ),
+        ),
+    ];
+    (bars, claims)
+}

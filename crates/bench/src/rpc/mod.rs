@@ -1,0 +1,103 @@
+//! The study of paper 001 (Kalia, Andersen, Kaminsky, SoCC '20): one-sided durable writes against calls that persist,
+//! small ([`pwrite`], figure 3) and in bulk ([`bulk`], figures 4 and 7), and the persistent log server ([`logserver`],
+//! figure 9).
+//!
+//! Server and client are threads of one process, each with a device of its own on UDP over loopback, and a core of its
+//! own where there are two. The server's memory is a file in shared memory that is *declared* to be in the persistence
+//! domain ADR: so cache lines are written back as on persistent memory, while a power loss would take all of it.
+
+pub mod bulk;
+mod host;
+pub mod logserver;
+mod peer;
+pub mod pwrite;
+
+use crate::claims::Claim;
+use crate::machine::{Machine, State};
+use crate::report::{Bar, Report};
+use crate::samples::{Key, Metric, Samples};
+
+/// How a bench of these is run.
+#[derive(Clone, Copy, Debug)]
+pub struct Options {
+    /// Fewer samples: about half a minute.
+    pub quick: bool,
+}
+
+impl Options {
+    /// Rounds, and milliseconds of one sample.
+    const fn effort(self) -> (u64, u64) {
+        if self.quick { (3, 15) } else { (9, 40) }
+    }
+}
+
+/// What a bench says: the report, and what becomes of the paper's claims.
+pub type Outcome = Result<(Report, Vec<Claim>), String>;
+
+/// Samples of one bench, each tagged with the state of the machine around it.
+#[derive(Default)]
+struct Bench {
+    samples: Samples,
+    skipped: Vec<String>,
+}
+
+impl Bench {
+    /// Takes one sample, which yields values in the metric's unit.
+    fn sample(&mut self, key: &Key, run: impl FnOnce() -> Result<Vec<f64>, String>) {
+        let before = State::probe();
+        match run() {
+            Ok(values) => self.samples.add(key, before, State::probe(), values),
+            Err(why) => {
+                let why = format!("{}: {why}", key.series);
+                // Once for each reason.
+                if !self.skipped.contains(&why) {
+                    self.skipped.push(why);
+                }
+            }
+        }
+    }
+
+    fn ratio(&self, over: &Key, under: &Key) -> Option<f64> {
+        self.samples.ratio(over, under)
+    }
+
+    fn report(
+        self,
+        bench: &'static str,
+        params: serde_json::Value,
+        more: Vec<crate::report::Row>,
+        bars: Vec<Bar>,
+        claims: Vec<Claim>,
+    ) -> Outcome {
+        let mut rows = self.samples.rows();
+        if rows.is_empty() {
+            return Err(format!("nothing could be measured: {}", self.skipped.join("; ")));
+        }
+        rows.extend(more);
+        let mut params = params;
+        params["dropped"] = self.samples.dropped.into();
+        params["claims"] = serde_json::to_value(&claims).unwrap_or_default();
+        params["memory"] = "a file in /dev/shm, declared ADR: it survives a crash of the process only".into();
+        let report = Report { bench, machine: Machine::here(), params, rows, bars, skipped: self.skipped };
+        Ok((report, claims))
+    }
+}
+
+fn key(op: &str, x: u64, series: &str, metric: Metric) -> Key {
+    Key { op: op.to_owned(), x, series: series.to_owned(), metric }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_measured_is_said_so() {
+        let mut bench = Bench::default();
+        bench.sample(&key("write", 64, "a", Metric::Latency), || Err("it is broken".into()));
+        bench.sample(&key("write", 64, "a", Metric::Latency), || Err("it is broken".into()));
+        assert_eq!(bench.skipped.len(), 1);
+        let outcome = bench.report("pwrite", serde_json::json!({}), Vec::new(), Vec::new(), Vec::new());
+        assert!(outcome.is_err_and(|why| why.contains("it is broken")));
+    }
+}

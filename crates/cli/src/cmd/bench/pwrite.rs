@@ -1,0 +1,24 @@
+//! `rem bench pwrite`.
+
+use remanence_bench::rpc::{Options, pwrite};
+
+use super::Common;
+use crate::fail::Fail;
+
+#[derive(clap::Args, Debug)]
+#[command(after_help = "\
+Examples:
+  rem bench pwrite --quick
+  rem bench pwrite --json pwrite.json --plot pwrite.svg")]
+pub(super) struct Args {
+    #[command(flatten)]
+    common: Common,
+}
+
+pub(super) fn run(args: &Args) -> Result<(), Fail> {
+    let (bar, progress) = super::progress();
+    let outcome = pwrite::run(Options { quick: args.common.quick }, progress);
+    bar.finish_and_clear();
+    let (report, claims) = outcome.map_err(Fail::new)?;
+    super::publish_with_claims(&report, &claims, &args.common)
+}
