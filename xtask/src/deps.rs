@@ -27,7 +27,19 @@ const EDGES: &[(&str, &[&str])] = &[
     ("ycsb", &[]),
     (
         "bench",
-        &["wire", "rnic", "pmem", "link", "verbs", "ibverbs", "pool", "persist", "remote", "remotelog"],
+        &[
+            "wire",
+            "rnic",
+            "pmem",
+            "link",
+            "verbs",
+            "ibverbs",
+            "pool",
+            "persist",
+            "remote",
+            "remotelog",
+            "rpc",
+        ],
     ),
     (
         "cli",

@@ -16,7 +16,6 @@ pub mod plot;
 pub mod remotelog;
 pub mod report;
 pub mod rpc;
-pub mod rpc;
 pub mod samples;
 pub mod transport;
 pub mod urdma;

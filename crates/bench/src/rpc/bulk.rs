@@ -8,11 +8,11 @@ use remanence_pmem::dimm::{Config, Dimms};
 use remanence_rpc::durable::{Client, Fault};
 use remanence_rpc::pwrite::{Method, Writer};
 
-use super::host::{CLIENT_CORE, Copying, Host, MEMORY, words};
+use super::host::{Copying, Host, MEMORY, words};
 use super::peer::{Bare, memcpy};
 use super::{Bench, Options, Outcome, key};
 use crate::claims::{Claim, Verdict, times};
-use crate::machine::{State, pin};
+use crate::machine::State;
 use crate::report::{Bar, Kind, Row, Sense, bytes, figure};
 use crate::samples::{Key, Metric};
 
@@ -64,9 +64,9 @@ pub fn run(options: Options, mut progress: impl FnMut(u64, u64, &str)) -> Outcom
     let host = Host::start(&Copying::ALL, &[])?;
     let mut bench = Bench::default();
     let mut writer = host.writer(16, 2 << 20)?;
-    let mut clients: Vec<Client> = (0..Copying::ALL.len()).map(|n| host.client(n)).collect::<Result<_, _>>()?;
+    let mut clients: Vec<Client> =
+        (0..Copying::ALL.len()).map(|n| host.client(n)).collect::<Result<_, _>>()?;
     let mut bare = Bare::open(host.addresses())?;
-    pin(CLIENT_CORE);
     let steps = rounds * sizes.len() as u64;
     let mut done = 0;
     for _ in 0..rounds {
@@ -75,7 +75,9 @@ pub fn run(options: Options, mut progress: impl FnMut(u64, u64, &str)) -> Outcom
             done += 1;
             for (n, copying) in Copying::ALL.into_iter().enumerate() {
                 let client = &mut clients[n];
-                bench.sample(&throughput(size, series(copying)), || host.during(n, || calls(client, size, ms)));
+                bench.sample(&throughput(size, series(copying)), || {
+                    host.during(n, || calls(client, size, ms))
+                });
             }
             for method in Method::ALL {
                 bench.sample(&throughput(size, one_sided_series(method)), || {
@@ -187,7 +189,8 @@ fn model_rows(cached: f64, direct: f64) -> Vec<Row> {
 }
 
 fn verdicts(bench: &Bench, sizes: &[u64], cached: f64, direct: f64) -> (Vec<Bar>, Vec<Claim>) {
-    let ratio = |size, over: &str, under: &str| bench.ratio(&throughput(size, over), &throughput(size, under));
+    let ratio =
+        |size, over: &str, under: &str| bench.ratio(&throughput(size, over), &throughput(size, under));
     let (rpc, engine) = (series(Copying::Cpu), series(Copying::Engine));
     let gain = |size| ratio(size, engine, rpc);
     let mut bars: Vec<Bar> = sizes
@@ -198,10 +201,17 @@ fn verdicts(bench: &Bench, sizes: &[u64], cached: f64, direct: f64) -> (Vec<Bar>
             Bar::new(name, gain(size), Sense::AtLeast, 1.0)
         })
         .collect();
-    bars.push(Bar::new("model: write amplification, DDIO on / off", Some(cached / direct), Sense::AtLeast, 1.7));
+    bars.push(Bar::new(
+        "model: write amplification, DDIO on / off",
+        Some(cached / direct),
+        Sense::AtLeast,
+        1.7,
+    ));
     let large = 128 << 10;
-    let (write_stream, rpc_write) =
-        (ratio(2 << 20, one_sided_series(Method::Write), STREAM), ratio(2 << 20, rpc, one_sided_series(Method::Write)));
+    let (write_stream, rpc_write) = (
+        ratio(2 << 20, one_sided_series(Method::Write), STREAM),
+        ratio(2 << 20, rpc, one_sided_series(Method::Write)),
+    );
     let dca = ratio(large, engine, series(Copying::EngineCached));
     let claims = vec![
         Claim::new(
@@ -224,7 +234,11 @@ fn verdicts(bench: &Bench, sizes: &[u64], cached: f64, direct: f64) -> (Vec<Bar>
         Claim::new(
             "5.2, figure 4: with DDIO twice as many bytes reach the media as arrive; without, as many",
             Verdict::ModelOnly,
-            format!("{} with, {} without: there are no DIMMs of this kind here", figure(cached), figure(direct)),
+            format!(
+                "{} with, {} without: there are no DIMMs of this kind here",
+                figure(cached),
+                figure(direct)
+            ),
         ),
         Claim::new(
             "5.5, figure 7: the copy engine makes calls faster, from 16 KB on (2.3 x at 128 KB)",

@@ -67,6 +67,12 @@ pub(super) fn words(e: impl std::fmt::Display) -> String {
     e.to_string()
 }
 
+/// What the thread shall serve, and what it does.
+struct Modes {
+    wanted: AtomicUsize,
+    current: AtomicUsize,
+}
+
 /// One thing that the thread can serve.
 enum Service {
     Durable(Box<durable::Server>),
@@ -75,7 +81,7 @@ enum Service {
 
 /// The server's half, and the way to it.
 pub(super) struct Host {
-    mode: Arc<AtomicUsize>,
+    modes: Arc<Modes>,
     thread: Option<JoinHandle<Result<(), String>>>,
     here: Context,
     there: Context,
@@ -93,7 +99,8 @@ fn address(n: u8) -> IpAddr {
 
 /// Memory that is written back by lines. The file goes with the host.
 fn memory(files: &mut Vec<PathBuf>, len: u64) -> Result<Region, String> {
-    let path = PathBuf::from("/dev/shm").join(format!("remanence-bench-{}-{}", std::process::id(), files.len()));
+    let path =
+        PathBuf::from("/dev/shm").join(format!("remanence-bench-{}-{}", std::process::id(), files.len()));
     files.push(path.clone());
     let options = FileOptions::new().create(len).declare(PersistenceDomain::Adr).populate(true);
     options.open(path).map_err(words)
@@ -101,7 +108,8 @@ fn memory(files: &mut Vec<PathBuf>, len: u64) -> Result<Region, String> {
 
 pub(super) fn options() -> Options {
     let config = Config { message_max: 4 << 20, ..Config::default() };
-    Options { receives: 1024, memory: 64 << 20, config }
+    // As the peers spin, and the paper's servers.
+    Options { spin: Duration::from_millis(20), config, ..Options::default() }
 }
 
 impl Host {
@@ -115,7 +123,11 @@ impl Host {
         let mut services = Vec::new();
         for way in copying {
             let rpc = serving.create(&options()).map_err(words)?;
-            services.push(Service::Durable(Box::new(durable::Server::new(rpc, region.clone(), way.copier()?))));
+            services.push(Service::Durable(Box::new(durable::Server::new(
+                rpc,
+                region.clone(),
+                way.copier()?,
+            ))));
         }
         for (n, (word, options)) in logs.iter().enumerate() {
             let rpc = serving.create(&self::options()).map_err(words)?;
@@ -123,17 +135,17 @@ impl Host {
             let log = log::LogFile::format(region, *word, n as u64 + 1).map_err(words)?;
             services.push(Service::Log(Box::new(log::Server::new(rpc, log, *options))));
         }
-        let mode = Arc::new(AtomicUsize::new(IDLE));
+        let modes = Arc::new(Modes { wanted: AtomicUsize::new(IDLE), current: AtomicUsize::new(IDLE) });
         let thread = {
-            let (mode, context) = (Arc::clone(&mode), there.clone());
+            let (modes, context) = (Arc::clone(&modes), there.clone());
             std::thread::Builder::new()
                 .name("bench-server".into())
-                .spawn(move || serve(&mode, &context, &mut services))
+                .spawn(move || serve(&modes, &context, &mut services))
                 .map_err(words)?
         };
         let nexus = Nexus::new(&here).map_err(words)?;
         let (thread, _serving, _export) = (Some(thread), serving, export);
-        Ok(Self { mode, thread, here, there, nexus, _serving, _export, files })
+        Ok(Self { modes, thread, here, there, nexus, _serving, _export, files })
     }
 
     fn at(&self, port: u16) -> SocketAddr {
@@ -166,6 +178,12 @@ impl Host {
     /// Serves endpoint number `endpoint` while `run` does something with it.
     pub(super) fn during<T>(&self, endpoint: usize, run: impl FnOnce() -> T) -> T {
         self.set(endpoint);
+        // It may still sleep on what it served before: that is not to be measured.
+        while self.modes.current.load(Ordering::Acquire) != endpoint
+            && self.thread.as_ref().is_some_and(|thread| !thread.is_finished())
+        {
+            std::thread::yield_now();
+        }
         let result = run();
         self.set(IDLE);
         result
@@ -177,7 +195,7 @@ impl Host {
     }
 
     fn set(&self, mode: usize) {
-        self.mode.store(mode, Ordering::Release);
+        self.modes.wanted.store(mode, Ordering::Release);
         if let Some(thread) = &self.thread {
             thread.thread().unpark();
         }
@@ -200,10 +218,12 @@ fn device(n: u8) -> Result<Context, String> {
     Context::open(Device::udp(address(n))).map_err(words)
 }
 
-fn serve(mode: &AtomicUsize, context: &Context, services: &mut [Service]) -> Result<(), String> {
+fn serve(modes: &Modes, context: &Context, services: &mut [Service]) -> Result<(), String> {
     pin(SERVER_CORE);
     loop {
-        match mode.load(Ordering::Acquire) {
+        let mode = modes.wanted.load(Ordering::Acquire);
+        modes.current.store(mode, Ordering::Release);
+        match mode {
             END => return Ok(()),
             IDLE => std::thread::park(),
             DRIVE => {

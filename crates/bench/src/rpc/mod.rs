@@ -12,8 +12,9 @@ pub mod logserver;
 mod peer;
 pub mod pwrite;
 
+use self::host::CLIENT_CORE;
 use crate::claims::Claim;
-use crate::machine::{Machine, State};
+use crate::machine::{Machine, State, pin};
 use crate::report::{Bar, Report};
 use crate::samples::{Key, Metric, Samples};
 
@@ -42,10 +43,16 @@ struct Bench {
 }
 
 impl Bench {
-    /// Takes one sample, which yields values in the metric's unit.
-    fn sample(&mut self, key: &Key, run: impl FnOnce() -> Result<Vec<f64>, String>) {
+    /// Takes one sample on the client's core, which yields values in the metric's unit.
+    fn sample(&mut self, key: &Key, run: impl FnOnce() -> Result<Vec<f64>, String> + Send) {
         let before = State::probe();
-        match run() {
+        let on_its_core = || {
+            pin(CLIENT_CORE);
+            run()
+        };
+        // A thread of its own: this one must stay free to probe both cores.
+        let outcome = std::thread::scope(|scope| scope.spawn(on_its_core).join());
+        match outcome.unwrap_or_else(|_| Err("the client panicked".into())) {
             Ok(values) => self.samples.add(key, before, State::probe(), values),
             Err(why) => {
                 let why = format!("{}: {why}", key.series);

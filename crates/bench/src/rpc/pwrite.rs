@@ -7,11 +7,10 @@ use remanence_rpc::durable::Client;
 use remanence_rpc::pwrite::{Method, Writer};
 use remanence_rpc::visibility::{Tally, tally};
 
-use super::host::{CLIENT_CORE, Copying, Host, MEMORY, words};
+use super::host::{Copying, Host, MEMORY, words};
 use super::peer::Bare;
 use super::{Bench, Options, Outcome, key};
 use crate::claims::{Claim, Verdict, times};
-use crate::machine::pin;
 use crate::report::{Bar, Kind, Row, Sense, figure};
 use crate::samples::{Key, Metric};
 
@@ -47,7 +46,6 @@ pub fn run(options: Options, mut progress: impl FnMut(u64, u64, &str)) -> Outcom
     let mut writer = host.writer(1, 4096)?;
     let mut clients: Vec<Client> = (0..SERVERS.len()).map(|n| host.client(n)).collect::<Result<_, _>>()?;
     let mut bare = Bare::open(host.addresses())?;
-    pin(CLIENT_CORE);
     let steps = rounds * SIZES.len() as u64;
     let mut done = 0;
     for _ in 0..rounds {
@@ -68,7 +66,8 @@ pub fn run(options: Options, mut progress: impl FnMut(u64, u64, &str)) -> Outcom
     }
     progress(steps, steps, "the write-visibility test");
     let trials = if options.quick { 300 } else { 2000 };
-    let seen = Method::ALL.map(|method| [true, false].map(|ddio| (method, ddio, tally(method, ddio, trials, 1))));
+    let seen =
+        Method::ALL.map(|method| [true, false].map(|ddio| (method, ddio, tally(method, ddio, trials, 1))));
     let seen: Vec<(Method, bool, Tally)> = seen.into_iter().flatten().collect();
     let (bars, claims) = verdicts(&bench, &seen);
     let params = serde_json::json!({
@@ -107,21 +106,23 @@ fn calls(client: &mut Client, size: u64, ms: u64) -> Result<Vec<f64>, String> {
 fn visibility_rows(seen: &[(Method, bool, Tally)]) -> Vec<Row> {
     let rows = seen.iter().flat_map(|(method, ddio, tally)| {
         let series = format!("{}, DDIO {}", series(*method), if *ddio { "on" } else { "off" });
-        [("visible at its completion", tally.visible), ("durable at its completion", tally.durable)].map(|(op, n)| {
-            let share = n as f64 * 100.0 / tally.trials.max(1) as f64;
-            Row {
-                series: series.clone(),
-                op: op.to_owned(),
-                x: 1024,
-                metric: "share",
-                unit: "%",
-                state: "any",
-                p50: share,
-                p99: share,
-                n: tally.trials,
-                kind: Kind::Simulated,
-            }
-        })
+        [("visible at its completion", tally.visible), ("durable at its completion", tally.durable)].map(
+            |(op, n)| {
+                let share = n as f64 * 100.0 / tally.trials.max(1) as f64;
+                Row {
+                    series: series.clone(),
+                    op: op.to_owned(),
+                    x: 1024,
+                    metric: "share",
+                    unit: "%",
+                    state: "any",
+                    p50: share,
+                    p99: share,
+                    n: tally.trials,
+                    kind: Kind::Simulated,
+                }
+            },
+        )
     });
     rows.collect()
 }
@@ -139,7 +140,12 @@ fn verdicts(bench: &Bench, seen: &[(Method, bool, Tally)]) -> (Vec<Bar>, Vec<Cla
     let (flushed, kept) = (of(Method::WriteFlush, true), of(Method::WriteRead, true));
     let bars = vec![
         Bar::new("64 B durable call / WRITE+READ, latency", rpc_read, Sense::AtMost, 1.25),
-        Bar::new("completed WRITEs that are invisible, staged responder, %", Some(invisible), Sense::AtLeast, 1.0),
+        Bar::new(
+            "completed WRITEs that are invisible, staged responder, %",
+            Some(invisible),
+            Sense::AtLeast,
+            1.0,
+        ),
         Bar::new(
             "WRITE+READ durable at completion, DDIO off, %",
             Some(pushed.durable as f64 * 100.0 / pushed.trials.max(1) as f64),
@@ -199,7 +205,11 @@ fn verdicts(bench: &Bench, seen: &[(Method, bool, Tally)]) -> (Vec<Bar>, Vec<Cla
         Claim::new(
             "1: making data durable takes far less (100 ns) than the network's round trip",
             Verdict::of(durable.map(|ratio| ratio < 1.25)),
-            format!("a durable call takes {} of one into the cache, {} of a bare round trip", times(durable), times(rpc_bare)),
+            format!(
+                "a durable call takes {} of one into the cache, {} of a bare round trip",
+                times(durable),
+                times(rpc_bare)
+            ),
         ),
     ];
     (bars, claims)

@@ -29,6 +29,8 @@ const SENDS: u32 = 256;
 const BATCH: usize = 64;
 /// Names receives among the completions.
 const RECEIVE: u64 = 1 << 32;
+/// Rounds of spinning after which others may have the core.
+const ROUNDS: u32 = 256;
 /// Peers whose address handles are kept.
 const HANDLES_MAX: usize = 4096;
 
@@ -39,6 +41,9 @@ pub struct Options {
     pub receives: u32,
     /// Bytes for messages, rounded up to a power of two.
     pub memory: u64,
+    /// How long [`Rpc::poll`] looks again and again before it sleeps, beyond what has paid lately. Zero is for a program
+    /// that shares its cores; a server with a core to itself saves its clients the wake-up.
+    pub spin: Duration,
     /// The protocol's limits and times. Incarnation and seed are filled in where they are zero, and the datagram is
     /// brought down to what the path takes.
     pub config: Config,
@@ -46,7 +51,7 @@ pub struct Options {
 
 impl Default for Options {
     fn default() -> Self {
-        Self { receives: 1024, memory: 64 << 20, config: Config::default() }
+        Self { receives: 1024, memory: 64 << 20, spin: Duration::ZERO, config: Config::default() }
     }
 }
 
@@ -67,6 +72,7 @@ pub struct Rpc {
     backlog: VecDeque<Transmit<Message>>,
     handles: BTreeMap<Gid, Ah>,
     start: Clock,
+    spin: Duration,
     wcs: Vec<Wc>,
     slots: Vec<u32>,
     pub(super) seat: Option<Seat>,
@@ -123,6 +129,7 @@ impl Rpc {
             backlog: VecDeque::new(),
             handles: BTreeMap::new(),
             start: Clock::now(),
+            spin: options.spin,
             wcs: Vec::with_capacity(BATCH),
             slots: Vec::new(),
             seat: None,
@@ -218,7 +225,9 @@ impl Rpc {
         if let Some(event) = self.end.poll_event() {
             return Ok(Some(event));
         }
-        let end = limit.map(|limit| self.now() + limit);
+        let begin = self.now();
+        let end = limit.map(|limit| begin + limit);
+        let mut rounds = 0_u32;
         loop {
             self.transmit()?;
             let mut wcs = std::mem::take(&mut self.wcs);
@@ -233,7 +242,13 @@ impl Rpc {
                     worked = true;
                 }
             }
-            if !worked && self.backlog.is_empty() && end.is_none_or(|end| end > now) {
+            if !worked && now.since(begin) < self.spin {
+                rounds += 1;
+                if rounds.is_multiple_of(ROUNDS) {
+                    // Somebody may be waiting for this core.
+                    std::thread::yield_now();
+                }
+            } else if !worked && self.backlog.is_empty() && end.is_none_or(|end| end > now) {
                 let until = self.end.poll_timeout().into_iter().chain(end).min();
                 let mut wcs = std::mem::take(&mut self.wcs);
                 let found = self.cq.wait(&mut wcs, BATCH, until.map(|until| until.since(now)));

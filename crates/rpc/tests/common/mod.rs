@@ -36,7 +36,7 @@ pub(crate) fn socket_addr(context: &Context) -> SocketAddr {
 /// Patient enough for a machine that does other things too.
 pub(crate) fn options() -> Options {
     let config = Config { patience: LIMIT, silence_max: LIMIT * 2, ..Config::default() };
-    Options { receives: 256, memory: 64 << 20, config }
+    Options { receives: 256, config, ..Options::default() }
 }
 
 /// A server in a thread, which answers with what `act` makes of a request.

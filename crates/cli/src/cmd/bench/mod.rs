@@ -4,9 +4,9 @@
 mod bulk;
 mod copy_engine;
 mod counter;
-mod remotelog;
 mod logserver;
 mod pwrite;
+mod remotelog;
 mod transport;
 mod urdma;
 mod verbs;
