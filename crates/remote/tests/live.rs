@@ -312,7 +312,7 @@ fn over_a_bad_network_every_recipe_comes_to_its_end() {
         let host =
             Host::declared(1 << 20, declared(&config), |o| o.declare(config).sessions(2).messages(8, 1024));
         let options = remanence_verbs::Options {
-            faults: Some((plan.clone(), seed as u64 + 1)),
+            faults: Some((plan, seed as u64 + 1)),
             ..remanence_verbs::Options::udp(common::address())
         };
         let device = Context::open(options).expect("a device");
