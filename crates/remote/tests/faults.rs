@@ -8,15 +8,15 @@ use std::time::Duration;
 use common::{Host, address, context, fixed, session};
 use remanence_persist::Config;
 use remanence_persist::plan::Request;
-use remanence_persist::recipe::{Op, Rsp, Shape, build};
+use remanence_persist::recipe::{Op, Rsp, Shape, build, variants};
 use remanence_persist::taxonomy::Domain;
-use remanence_pmem::crash_image::CrashImage;
+use remanence_pmem::crash_image::{Choices, CrashImage, Failure};
 use remanence_pmem::{Guarantee, Medium, PersistenceDomain, Region};
 use remanence_remote::hello::{Hello, VERSION, Welcome, Window};
 use remanence_remote::message::{Answer, AnswerKind, Entry, Header, Kind};
 use remanence_remote::program::Program;
 use remanence_remote::responder::{Fault, Responder, Terms, World};
-use remanence_remote::ring::Ring;
+use remanence_remote::ring::{Layout, Ring};
 use remanence_remote::{Error, Session};
 use remanence_rnic::{Access, Data, SendFlags, SendOp, SendWr};
 use remanence_verbs::{ConnectAttr, Connection, Context, Listener, Options as DeviceOptions, QpOptions};
@@ -308,4 +308,78 @@ fn a_recipe_of_another_configuration_is_refused_before_anything_is_sent() {
     let stronger = build(&"WSP+DDIO+DRAM".parse().expect("a configuration"), Op::Write, request.shape());
     let e = session.plan_for(Op::Write, stronger, &request).expect_err("it would lose data");
     assert!(e.to_string().contains("does not hold on DMP"), "{e}");
+}
+
+/// Looks at what a power loss would leave, whenever a buffer is given back.
+struct Watch<'a> {
+    image: &'a CrashImage,
+    places: &'a [u64],
+    given: Vec<u64>,
+}
+
+/// Nothing survives that was not promised.
+struct Worst;
+
+impl Choices for Worst {
+    fn pick(&mut self, _: usize) -> usize {
+        0
+    }
+}
+
+impl World for Watch<'_> {
+    fn send(&mut self, _: Answer) {}
+
+    fn repost(&mut self, number: u64) {
+        let crashed = self.image.crash(Failure::PowerLoss, &mut Worst);
+        let mut found = [0; 8];
+        crashed.read(self.places[number as usize - 1], &mut found);
+        assert_eq!(
+            found,
+            number.to_be_bytes(),
+            "the effect of message {number} is not durable, and its buffer goes"
+        );
+        // Whatever comes to these places by other means from now on stays: recovery has forgotten the message.
+        let last = remanence_remote::ring::recover(&crashed).expect("sound").applied;
+        assert_eq!(last, 0, "recovery would apply message {number} again");
+        self.given.push(number);
+    }
+
+    fn call(&mut self, _: u16, _: &[u8]) -> Result<Vec<u8>, String> {
+        unreachable!("nobody calls")
+    }
+}
+
+#[test]
+fn a_buffer_is_given_back_only_when_the_effect_of_its_message_is_durable() {
+    for (text, late) in [("DMP+no-DDIO+PM", true), ("DMP+DDIO+PM", true), ("DMP+DDIO+PM", false)] {
+        let config: Config = text.parse().expect("a configuration");
+        let image = CrashImage::new(64 << 10, PersistenceDomain::Adr);
+        let layout = Layout::at_the_end(image.len(), 1, 4, 512).expect("room");
+        layout.format(&image).expect("memory");
+        let ring = layout.ring(0);
+        ring.begin(&image, 9).expect("memory");
+        let terms =
+            Terms { config, data_len: layout.data_len, ring, durable_buffers: true, stamp: 9, shift: 6 };
+        let mut responder = Responder::new(terms);
+        let built = build(&config, Op::Send, Shape::SINGLETON);
+        let ours = variants(&config, Shape::SINGLETON).into_iter().map(|(_, recipe)| recipe);
+        let recipe = ours.chain([built]).find(|recipe| recipe.replay == late).expect("one of both kinds");
+        responder.insert_plan(0, Program::compile(&recipe).expect("a recipe"), &[]);
+        let places = [64, 128, 64, 192, 64, 128];
+        let mut world = Watch { image: &image, places: &places, given: Vec::new() };
+        for pair in [[1_u64, 2], [3, 4], [5, 6]] {
+            for number in pair {
+                let body = entry(places[number as usize - 1], &number.to_be_bytes());
+                let mut hash = crc32fast::Hasher::new();
+                hash.update(&body);
+                let after = if late { number - 1 } else { 0 };
+                let header = Header { number, after, replay: late, ..update(1) };
+                let bytes = [&header.emit(body.len() as u32, &hash)[..], &body].concat();
+                image.write(ring.buffer(number), &bytes);
+                responder.message(bytes.len() as u32, None, &image, &image, &mut world).expect("served");
+            }
+            responder.idle(&image, &image, &mut world).expect("memory");
+        }
+        assert_eq!(world.given, [1, 2, 3, 4, 5, 6], "{text}: {recipe}");
+    }
 }
