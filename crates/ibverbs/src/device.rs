@@ -40,6 +40,7 @@ pub(crate) struct Info {
     pub(crate) index: u32,
     /// Node GUID.
     pub(crate) guid: u64,
+    pub(crate) loopback: bool,
 }
 
 /// Our device behind C's pointer.
@@ -72,6 +73,11 @@ impl Device {
         mine.dedup();
         mine.truncate(GID_TABLE_LEN);
         mine
+    }
+
+    /// It is the loopback interface's.
+    pub(crate) fn is_loopback(&self) -> bool {
+        self.info.loopback
     }
 
     /// The interface's speed in Mbit/s, where it has one.
@@ -127,7 +133,13 @@ fn guid(interface: &str) -> u64 {
 pub(crate) fn list() -> Result<Vec<&'static Device>, c_int> {
     let settings = settings::get()?;
     let mut found = if settings.link == LinkChoice::Shm {
-        vec![Info { name: "rem_shm".to_owned(), interface: None, index: 0, guid: 0x0200_00ff_fe00_0001 }]
+        vec![Info {
+            name: "rem_shm".to_owned(),
+            interface: None,
+            index: 0,
+            guid: 0x0200_00ff_fe00_0001,
+            loopback: false,
+        }]
     } else {
         of_interfaces(&route::interfaces().map_err(|e| errno::of_io(&e))?)
     };
@@ -144,6 +156,7 @@ fn of_interfaces(all: &[Interface]) -> Vec<Info> {
             interface: Some(interface.name.clone()),
             index: interface.index,
             guid: guid(&interface.name),
+            loopback: interface.loopback,
         });
     }
     by_rank.into_values().collect()

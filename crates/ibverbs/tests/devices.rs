@@ -8,7 +8,7 @@ use std::process::{Command, Output, Stdio};
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::{Duration, Instant};
 
-use common::world::tcp_listens;
+use common::world::{INTERFACE, namespace, tcp_listens};
 
 /// Whether a program of this name is installed.
 fn installed(name: &str) -> bool {
@@ -96,6 +96,31 @@ fn run_c_often(times: usize, name: &str, source: &str) {
     for time in 0..times {
         let output = common::program(&program).output().expect("it runs");
         assert!(output.status.success(), "{name}, {time}: {output:?}");
+    }
+    std::fs::remove_dir_all(dir).expect("removed");
+}
+
+/// On this machine's interfaces, and in a network namespace, of which /sys shows nothing.
+#[test]
+fn the_view_of_sys_and_dev_says_what_the_libraries_say() {
+    let dir = common::scratch("view");
+    let program = common::compile(&dir, "view", include_str!("c/view.c"));
+    let mut namespace = namespace();
+    namespace.args(["sh", "-c", &format!("{INTERFACE} && exec \"$@\""), "sh"]);
+    // The other end of that interface's wire gets its address a while later: the view is a snapshot.
+    for (mut command, devices) in [(Command::new("env"), "rem_lo"), (namespace, "rem_rv0,rem_lo")] {
+        command.arg(common::rem()).args(["verbs", "--verbose", "--device", devices, "--"]).arg(&program);
+        let output = command
+            .env("REMANENCE_LIB", common::dropin())
+            .env_remove("LD_LIBRARY_PATH")
+            .output()
+            .expect("it runs");
+        let said = String::from_utf8_lossy(&output.stderr);
+        if said.contains("runs without") || said.contains("unshare") {
+            println!("skipped: no namespaces here: {said}");
+            continue;
+        }
+        assert!(good(&output).contains("rem_lo looked at"), "{output:?}");
     }
     std::fs::remove_dir_all(dir).expect("removed");
 }

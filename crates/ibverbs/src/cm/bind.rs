@@ -58,7 +58,10 @@ pub(super) fn bind(id: Id, inner: &mut Inner, to: SocketAddr) -> Result<(), c_in
         0 => free_port(to, claim)?,
         _ => (to, claim(to)?),
     };
-    if let Some(device) = device {
+    // To the kernel, loopback is as good as any address: an identifier that is bound there has no device yet. libfabric
+    // takes the one that it is shown for the only one that will do.
+    let shows = !at.ip().is_loopback() || devices::all().iter().all(|device| device.is_loopback());
+    if let Some(device) = device.filter(|_| shows) {
         id.attach(inner, device)?;
     }
     inner.bound = bound;

@@ -32,6 +32,32 @@ fn ucx_runs_on_rc_and_on_ud() {
     );
 }
 
+/// Open MPI and others run on it. (It looks for interfaces, and leaves loopback out.)
+#[test]
+fn libfabric_runs_messages_and_datagrams() {
+    const FI: Row = Row { ready: Ready::Tcp(47592), says: &["bytes"], ..ROW };
+    run(
+        Place::Wire,
+        &[
+            Row {
+                server: "fi_pingpong -p verbs -e msg -I 50",
+                client: "fi_pingpong -p verbs -e msg -I 50 {server}",
+                ..FI
+            },
+            Row {
+                server: "fi_pingpong -p verbs;ofi_rxm -e rdm -I 50",
+                client: "fi_pingpong -p verbs;ofi_rxm -e rdm -I 50 {server}",
+                ..FI
+            },
+            Row {
+                server: "fi_pingpong -p verbs -e dgram -I 50 -S 64",
+                client: "fi_pingpong -p verbs -e dgram -I 50 -S 64 {server}",
+                ..FI
+            },
+        ],
+    );
+}
+
 /// Its jobs are threads, as its processes would outlive it. It gives its peer half a second to post receives, and asks for
 /// no RNR retry: where that is too little, the client says so and ends, and its server waits for ever.
 const FIO: Row = Row {
