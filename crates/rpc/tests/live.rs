@@ -133,7 +133,8 @@ fn a_server_that_is_gone_is_noticed() {
     let (there, here) = (device(), device());
     let server = Server::start(&there, options(), reversed);
     let nexus = Nexus::new(&here).unwrap();
-    let config = Config { patience: Duration::from_millis(300), ..Config::default() };
+    // (Long enough for a server that waits for a core.)
+    let config = Config { patience: Duration::from_secs(3), ..Config::default() };
     let mut rpc = nexus.create(&Options { config, ..options() }).unwrap();
     let to = nexus.resolve(server.at, 0, LIMIT).unwrap();
     let session = rpc.connect(to).unwrap();

@@ -13,6 +13,8 @@
 //! Big-endian. **What is promised**: an acknowledged entry survives what the file's persistence domain says, at its
 //! position, with all entries acknowledged before it. An append whose answer is lost is there once or not at all.
 //! A medium that fails ends the server, and acknowledges nothing more.
+//!
+//! [`CountedLog`]: remanence_pmem::counter::CountedLog
 
 pub mod client;
 pub mod file;
