@@ -503,6 +503,27 @@ fn a_group_is_refused_where_its_servers_do_not_belong_together() {
 }
 
 #[test]
+fn an_empty_server_does_not_stand_in_for_one_that_knows() {
+    let sim = Sim::new(1, 3, 1, Mode::Singleton, true);
+    sim.lock().faults = false;
+    let connect = |n| (format!("server {n}"), SimLeg::connect(&sim, 0, n));
+    let lost = |n: usize| (format!("server {n}"), Err(LegError::Lost("it is down".into())));
+    let options = Options { acks: Some(2), writer: 1, group: Uuid([1; 16]) };
+    Group::open(vec![connect(0), connect(1), connect(2)], &options).map(drop).expect("it is made");
+    let (mut group, _) =
+        Group::open(vec![connect(0), connect(1), lost(2)], &options).expect("two are enough");
+    group.append(b"on 0 and 1").expect("room");
+    group.wait(1).expect("both are there");
+    drop(group);
+    sim.lock().servers[0].store = new_store(Mode::Singleton, 77);
+    // 0 has lost its disk, 1 is away, 2 has never seen the record.
+    let opened = Group::open(vec![connect(0), lost(1), connect(2)], &options).map(drop);
+    assert!(matches!(opened, Err(GroupError::TooFew { reached: 1, needed: 2, .. })), "{opened:?}");
+    let (group, _) = Group::open(vec![connect(0), connect(1), connect(2)], &options).expect("1 knows");
+    assert_eq!(group.next(), 1);
+}
+
+#[test]
 fn a_server_that_returns_empty_is_rebuilt_and_has_no_say() {
     let sim = Sim::new(1, 2, 1, Mode::Compound, true);
     sim.lock().faults = false;

@@ -188,6 +188,26 @@ fn a_record_that_was_cut_off_does_not_come_back_where_the_next_one_went_to_anoth
 }
 
 #[test]
+fn what_was_cut_off_behind_a_copy_of_an_older_record_stays_dead() {
+    let geometry = Geometry::new(DATA_AT + 4 * 4096, 4096).expect("fair");
+    let image = CrashImage::new(geometry.size, PersistenceDomain::Adr);
+    let make = Make { mode: Mode::Singleton, geometry, uuid: Uuid([9; 16]), salt: 3 };
+    let mut store = Store::create(&image, &make).expect("fair");
+    let (older, first, second) = (Epoch::new(1, 0), Epoch::new(1, 1), Epoch::new(2, 1));
+    let mut writer = Writer::new(store.grant(first).expect("the first").writer_grant(), first);
+    carry_out(&image, &writer.append_copy(older, &[0; 40]).expect("room"));
+    append(&image, &mut writer, &[1; 40]);
+    append(&image, &mut writer, &[2; 40]);
+    // Another log was chosen, of a writer whose epoch is lower: the copy ends where number 2 of before begins.
+    store.grant(second).expect("higher");
+    let status = store.truncate(second, 1).expect("it is there");
+    let mut writer = Writer::new(status.writer_grant(), second);
+    carry_out(&image, &writer.append_copy(older, &[7; 40]).expect("room"));
+    let store = Store::open(&image).expect("open");
+    assert_eq!((store.damage(), store.tail().sequence), (None, 2), "only the stamp tells them apart");
+}
+
+#[test]
 fn an_older_writer_is_refused() {
     let (image, _) = log(Mode::Singleton, 4096, 4);
     let mut store = Store::open(&image).expect("open");
