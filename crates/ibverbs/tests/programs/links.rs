@@ -84,7 +84,7 @@ fn recorded_and_delayed() {
             slow(both!("ib_read_bw -d rem_veth0 -n 20 -s 100000")),
             slow(both!("ib_atomic_lat -d rem_veth0 -n 50")),
             slow(Row {
-                server: "ucmatose -c 2 -C 10",
+                server: "ucmatose -b {server} -c 2 -C 10",
                 client: "ucmatose -c 2 -C 10 -s {server}",
                 ready: Ready::Cm,
                 ..ROW
