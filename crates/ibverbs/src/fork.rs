@@ -111,8 +111,8 @@ extern "C" fn after_fork_in_child() {
     after_fork_in_parent();
 }
 
-/// When a process that records or delays its packets ends by `exit`, the rest of them is written and leaves, and the
-/// peers of its connections hear of it.
+/// When a process that delays its packets ends by `exit`, the rest of them leaves, as it would from a wire that is long,
+/// and the peers of its connections hear of it.
 ///
 /// Of no other: programs such as rping end while threads of theirs still use what was destroyed, and survive only because
 /// exit comes at once.
@@ -137,10 +137,8 @@ static PART: extern "C" fn() = {
         // SAFETY: plain C calls, with pointers to locals; the thread is waited for, or dies with the process that ends
         // right after this.
         unsafe {
-            let none = [c"REMANENCE_CAPTURE", c"REMANENCE_DELAY"]
-                .iter()
-                .all(|name| libc::getenv(name.as_ptr()).is_null());
-            if none || libc::pthread_mutex_trylock(REGISTRY.lock.get()) != 0 {
+            let delays = !libc::getenv(c"REMANENCE_DELAY".as_ptr()).is_null();
+            if !delays || libc::pthread_mutex_trylock(REGISTRY.lock.get()) != 0 {
                 return;
             }
             let none_open = (*REGISTRY.value.get()).is_empty();

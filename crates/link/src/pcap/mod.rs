@@ -144,6 +144,9 @@ impl Recorder {
     }
 
     fn write(&mut self) {
+        if self.pending.is_empty() {
+            return;
+        }
         let Some(out) = &mut self.out else { return };
         if let Err(err) = out.write_all(&self.pending) {
             self.error = Some(err);
@@ -190,15 +193,21 @@ impl<L: Link> Link for Capture<L> {
     }
 
     fn flush(&mut self) -> io::Result<()> {
+        // After this the process may end at any time, and nothing tells a link.
+        self.recorder.write();
         self.inner.flush()
     }
 
     fn recv(&mut self, sink: &mut dyn FnMut(Received<'_>)) -> io::Result<usize> {
         let recorder = &mut self.recorder;
-        self.inner.recv(&mut |rx| {
+        let received = self.inner.recv(&mut |rx| {
             recorder.received(&rx);
             sink(rx);
-        })
+        });
+        if matches!(received, Ok(0)) {
+            recorder.write();
+        }
+        received
     }
 
     fn wait_fds(&self, fds: &mut Vec<WaitFd>) {
