@@ -118,11 +118,21 @@ struct Route {
     refused: u8,
     /// It said so since the peer was last asked whether it is there.
     closed: bool,
+    /// A request that its owner has not accepted, and of whose end he shall not hear.
+    undecided: bool,
 }
 
 impl Route {
     fn new(events: &Arc<EventQueue<CmEvent>>, user_data: u64) -> Self {
-        Self { events: Arc::clone(events), user_data, qpn: None, flush: false, refused: 0, closed: false }
+        Self {
+            events: Arc::clone(events),
+            user_data,
+            qpn: None,
+            flush: false,
+            refused: 0,
+            closed: false,
+            undecided: false,
+        }
     }
 }
 
@@ -153,6 +163,8 @@ pub(crate) struct Connections {
     by_qpn: HashMap<Qpn, CommId>,
     /// Processes of this host share the port, and their slots say who lives.
     shared_port: bool,
+    /// See [`Cm::keep_undecided_quiet`].
+    quiet: bool,
 }
 
 impl Connections {
@@ -163,6 +175,7 @@ impl Connections {
             listeners: HashMap::new(),
             by_qpn: HashMap::new(),
             shared_port,
+            quiet: false,
         }
     }
 
@@ -198,7 +211,7 @@ impl Connections {
             Event::ConnectRequest(request) => {
                 let route = self.listener(request.listener);
                 if let Some(route) = &route {
-                    self.routes.insert(request.id, route.clone());
+                    self.routes.insert(request.id, Route { undecided: self.quiet, ..route.clone() });
                 }
                 (route, None)
             }
@@ -225,7 +238,9 @@ impl Connections {
         if let Some(id) = gone {
             self.forget(id);
         }
-        if let Some(route) = route {
+        if let Some(route) =
+            route.filter(|route| !route.undecided || matches!(event, Event::ConnectRequest(_)))
+        {
             route.events.push(CmEvent { user_data: route.user_data, event: Some(event) });
         }
     }
@@ -421,6 +436,12 @@ impl<'a> Cm<'a> {
         self.listen_with(claim, listen, &channel.events, user_data)
     }
 
+    /// From now on, the end of a request that was not accepted yet is no event: who accepts it learns of it then. Linux
+    /// keeps it from programs too, whose channel would be readable for nothing.
+    pub fn keep_undecided_quiet(self) {
+        self.handle.lock.lock().cm.quiet = true;
+    }
+
     /// From now on, asks for a service that nobody listens for (yet) this many times more: see
     /// [`cm::Manager::set_knocks`].
     pub fn set_knocks(self, knocks: u8) {
@@ -546,6 +567,9 @@ impl<'a> Cm<'a> {
         let mut turn = self.handle.turn();
         let now = turn.now;
         turn.cm.manager.accept(now, id, accept)?;
+        if let Some(route) = turn.cm.routes.get_mut(&id) {
+            route.undecided = false;
+        }
         turn.cm.attach_qp(id, accept.qpn, flush);
         Ok(())
     }

@@ -96,6 +96,7 @@ pub(super) fn default_pd(device: Verbs) -> Result<*mut ibv_pd, c_int> {
         return Err(last_error());
     }
     device.ctx().context.cm().set_knocks(KNOCKS);
+    device.ctx().context.cm().keep_undecided_quiet();
     domains.insert(device, SharedPd(pd));
     Ok(pd)
 }
