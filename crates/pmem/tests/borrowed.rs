@@ -2,6 +2,7 @@
 #![expect(unsafe_code, reason = "maps and unmaps memory under a region")]
 
 use std::ptr;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use remanence_pmem::{Fault, Region};
 
@@ -15,11 +16,15 @@ struct Pages {
 
 impl Pages {
     fn new(pages: usize) -> Self {
+        // Where the kernel puts nothing by itself: it takes the highest gap that is large enough, and a hole that a test
+        // makes beside other threads' memory would soon be one of theirs.
+        static NEXT: AtomicUsize = AtomicUsize::new(0x10_0000_0000);
+        let at = NEXT.fetch_add(1 << 28, Ordering::Relaxed);
         let len = pages * PAGE;
-        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
-        // SAFETY: the kernel chooses a range that nobody uses.
-        let base =
-            unsafe { libc::mmap(ptr::null_mut(), len, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0) };
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE;
+        let prot = libc::PROT_READ | libc::PROT_WRITE;
+        // SAFETY: the kernel refuses a range that somebody uses.
+        let base = unsafe { libc::mmap(ptr::without_provenance_mut(at), len, prot, flags, -1, 0) };
         assert_ne!(base, libc::MAP_FAILED);
         Self { base: base.cast(), len }
     }
