@@ -57,12 +57,6 @@ impl Shared {
         let driver = self.lock.lock();
         Turn::new(driver, self.clock.now())
     }
-
-    /// As [`turn`](Self::turn), for a thread that has just been woken.
-    pub(crate) fn turn_when_woken(&self) -> Turn<'_> {
-        let driver = self.lock.lock_when_woken();
-        Turn::new(driver, self.clock.now())
-    }
 }
 
 /// Keeps the device open: every object has one. The last one to go closes it.

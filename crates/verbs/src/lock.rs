@@ -78,24 +78,11 @@ impl<T> DeviceLock<T> {
         self.lock_contended()
     }
 
-    /// The lock for a thread that has just been woken. It may have taken the core from the holder, and as the scheduler
-    /// prefers it (see `ask_for_short_slices`), to yield would not bring the holder back: it waits in the kernel at once.
-    pub(crate) fn lock_when_woken(&self) -> MutexGuard<'_, T> {
-        if let Some(guard) = self.try_lock() {
-            return guard;
-        }
-        self.wait_for(0)
-    }
-
     #[cold]
     fn lock_contended(&self) -> MutexGuard<'_, T> {
-        self.wait_for(TRIES)
-    }
-
-    fn wait_for(&self, tries: u32) -> MutexGuard<'_, T> {
         self.waiting.fetch_add(1, Ordering::Relaxed);
         let mut guard = None;
-        for _ in 0..tries {
+        for _ in 0..TRIES {
             for _ in 0..SPINS {
                 std::hint::spin_loop();
             }

@@ -26,15 +26,13 @@ pub(crate) fn spawn(shared: Arc<Shared>) -> std::io::Result<JoinHandle<()>> {
 fn run(shared: &Shared) {
     let (mut fds, mut none) = (Vec::new(), Vec::new());
     ask_for_short_slices();
-    let mut woken = false;
     while !shared.stop.load(Ordering::Acquire) {
-        let mut turn = if woken { shared.turn_when_woken() } else { shared.turn() };
+        let mut turn = shared.turn();
         let worked = turn.drive();
         let now = turn.now;
         turn.count_polls(shared.lock.take_missed());
         let plan = turn.plan_thread(now, worked, &mut fds);
         drop(turn);
-        woken = plan != Plan::Again;
         match plan {
             Plan::Again => step_aside(shared),
             Plan::Rest(limit) => rest(shared, &mut none, limit),
