@@ -241,7 +241,7 @@ const PART: &str = "REMANENCE_TEST_FLOOD";
 
 /// Requests for connections that will never be, from an engine of its own that does not listen to answers.
 #[test]
-#[ignore = "the part of a child process"]
+#[ignore = "run by half_open_handshakes_and_a_flood_of_requests_pass, as a child process"]
 fn the_part_of_the_flood() {
     let Ok(count) = std::env::var(PART) else { return };
     let address: Ipv4Addr = ADDRESS.parse().expect("an address");
