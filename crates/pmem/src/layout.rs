@@ -9,11 +9,13 @@
 
 mod log;
 mod root;
+mod uuid;
 
 use std::io;
 
 pub use log::{Appended, Log, LogError, Unrecovered};
 pub use root::{ROOT_LEN, ROOT_PAYLOAD_MAX, Root};
+pub use uuid::Uuid;
 
 /// Why a block could not be read.
 #[derive(Debug, thiserror::Error)]

@@ -1,5 +1,7 @@
 //! Block 0: what this file is. Written once, as the last step of making a pool.
 
+pub use remanence_pmem::layout::Uuid;
+
 use super::{BLOCK, Geometry, VERSION, u32_at, u64_at};
 use crate::error::OpenError;
 
@@ -17,26 +19,6 @@ mod field {
     pub(super) const END: usize = 60;
 }
 const _: () = assert!(field::END <= BLOCK as usize);
-
-/// Names a pool, for as long as it exists.
-#[derive(Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Uuid(pub [u8; 16]);
-
-impl std::fmt::Display for Uuid {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        for (n, byte) in self.0.iter().enumerate() {
-            f.write_str(if matches!(n, 4 | 6 | 8 | 10) { "-" } else { "" })?;
-            write!(f, "{byte:02x}")?;
-        }
-        Ok(())
-    }
-}
-
-impl std::fmt::Debug for Uuid {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{self}")
-    }
-}
 
 /// The contents of block 0.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

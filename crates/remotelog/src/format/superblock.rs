@@ -1,5 +1,7 @@
 //! Page 0: what this region is. Written once, as the last step of making a log.
 
+pub use remanence_pmem::layout::Uuid;
+
 use super::{Geometry, Mode, ROOT_AT, VERSION, u32_at, u64_at};
 use crate::error::OpenError;
 
@@ -21,26 +23,6 @@ mod field {
     pub(super) const END: usize = 64;
 }
 const _: () = assert!(field::END == field::CRC + 4 && field::END as u64 <= SUPERBLOCK_LEN);
-
-/// Sixteen bytes that name a log or a group of them.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
-pub struct Uuid(pub [u8; 16]);
-
-impl std::fmt::Display for Uuid {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        for (n, byte) in self.0.iter().enumerate() {
-            f.write_str(if matches!(n, 4 | 6 | 8 | 10) { "-" } else { "" })?;
-            write!(f, "{byte:02x}")?;
-        }
-        Ok(())
-    }
-}
-
-impl std::fmt::Debug for Uuid {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{self}")
-    }
-}
 
 /// The contents of page 0.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
