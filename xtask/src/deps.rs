@@ -23,7 +23,8 @@ const EDGES: &[(&str, &[&str])] = &[
     ("rpc", &["wire", "rnic", "pmem", "verbs", "persist"]),
     ("sim", &["wire", "rnic", "pmem"]),
     ("resp", &[]),
-    ("gateway", &["resp", "kv"]),
+    ("metrics", &[]),
+    ("gateway", &["resp", "kv", "metrics"]),
     ("ycsb", &[]),
     (
         "bench",

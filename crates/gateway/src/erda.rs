@@ -40,17 +40,6 @@ where
         &mut self.client
     }
 
-    /// Tells the server what can wait, and what a busy client's writes carry along: for when nothing else is to do.
-    ///
-    /// # Errors
-    /// [`StoreError`]
-    pub fn rest(&mut self) -> Result<(), StoreError> {
-        if let Some(confirm) = self.client.poll_confirm() {
-            self.carry_out(&mut Call::new(confirm))?.map_err(|error| refused(&error))?;
-        }
-        Ok(())
-    }
-
     fn carry_out<O: Operation>(&mut self, operation: &mut O) -> Result<O::Output, StoreError> {
         let output = self.reach(operation)?;
         // Nothing of ours is under way now: the server may take back what older views show.
@@ -194,6 +183,13 @@ where
                 // A page of other databases' keys.
                 Some(next) => cursor = next,
             }
+        }
+    }
+
+    fn rest(&mut self) {
+        // What a busy client's writes carry along. A server that cannot be told is noticed by whoever needs it.
+        if let Some(confirm) = self.client.poll_confirm() {
+            let _ = self.carry_out(&mut Call::new(confirm));
         }
     }
 

@@ -21,7 +21,6 @@
 
 mod connection;
 pub mod erda;
-mod http;
 mod metrics;
 mod process;
 mod stream;
@@ -37,6 +36,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use mio::{Poll, Waker};
+use remanence_metrics::{Endpoint, Source};
 use remanence_resp::engine::{Config, Shared};
 use remanence_resp::protocol::Limits;
 use remanence_resp::store::{Store, StoreError};
@@ -77,9 +77,6 @@ impl fmt::Display for Address {
     }
 }
 
-/// Writes more lines of Prometheus text, at every scrape.
-pub type MoreMetrics = Arc<dyn Fn(&mut String) + Send + Sync>;
-
 /// What a gateway is started with.
 #[derive(Clone)]
 pub struct Options {
@@ -88,7 +85,7 @@ pub struct Options {
     /// Where Prometheus connects: `http://ADDRESS/metrics`. None is no such place. It is not authenticated.
     pub metrics: Option<SocketAddr>,
     /// More to tell Prometheus, of the store for instance.
-    pub more_metrics: Option<MoreMetrics>,
+    pub more_metrics: Option<Source>,
     /// Worker threads.
     pub threads: usize,
     /// Connections at most, and seconds an idle one may last, are in here too.
@@ -160,7 +157,7 @@ pub enum Error {
 /// A running gateway. Dropping it stops it.
 pub struct Gateway {
     addresses: Vec<Address>,
-    metrics: Option<SocketAddr>,
+    metrics: Option<Endpoint>,
     shared: Arc<Shared>,
     stopper: Stopper,
     threads: Vec<JoinHandle<()>>,
@@ -169,7 +166,10 @@ pub struct Gateway {
 
 impl fmt::Debug for Gateway {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Gateway").field("addresses", &self.addresses).field("metrics", &self.metrics).finish()
+        f.debug_struct("Gateway")
+            .field("addresses", &self.addresses)
+            .field("metrics", &self.metrics())
+            .finish()
     }
 }
 
@@ -237,15 +237,15 @@ impl Gateway {
         }
         let listeners = options.listen.iter().map(Listener::bind).collect::<Result<Vec<_>, _>>()?;
         let addresses: Vec<Address> = listeners.iter().map(Listener::address).collect();
-        let metrics_listener =
-            options.metrics.map(|address| Listener::bind(&Address::Tcp(address))).transpose()?;
-        let metrics = metrics_listener.as_ref().and_then(|listener| match listener.address() {
-            Address::Tcp(address) => Some(address),
-            Address::Unix(_) => None,
-        });
         process::complete(&mut options.config, &addresses);
         let shared = Arc::new(Shared::new(options.config.clone(), process::unix_us()));
         process::refresh(&shared, &mut process::Rates::default());
+        let metrics = options.metrics.map(|address| {
+            let sources = metrics::sources(&shared, options.more_metrics.clone());
+            Endpoint::serve(address, sources)
+                .map_err(|error| Error::Listen { address: address.to_string(), error })
+        });
+        let metrics = metrics.transpose()?;
 
         let mut polls = Vec::new();
         let (mut wakers, mut mailboxes, mut inboxes) = (Vec::new(), Vec::new(), Vec::new());
@@ -269,7 +269,7 @@ impl Gateway {
 
         // From here on, a failure must stop the workers that run already: dropping the gateway does.
         let mut gateway = Self { addresses, metrics, shared, stopper, threads: Vec::new(), panicked: false };
-        let mut doors = Some((listeners, metrics_listener));
+        let mut doors = Some(listeners);
         for (number, ((poll, inbox), store)) in polls.into_iter().zip(inboxes).zip(stores).enumerate() {
             let stopper = gateway.stopper.clone();
             let worker = Worker::new(number, poll, inbox, store, common.clone());
@@ -294,8 +294,8 @@ impl Gateway {
 
     /// Where its metrics are.
     #[must_use]
-    pub const fn metrics(&self) -> Option<SocketAddr> {
-        self.metrics
+    pub fn metrics(&self) -> Option<SocketAddr> {
+        self.metrics.as_ref().map(Endpoint::address)
     }
 
     /// Its counts and connections.

@@ -5,14 +5,10 @@ use std::fs;
 use std::io::Read as _;
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use remanence_metrics::Sample;
 use remanence_resp::engine::{Config, Facts, Shared};
 
 use crate::Address;
-
-/// The kernel's unit of CPU time towards programs, on every architecture that Rust has.
-const TICK_US: u64 = 10_000;
-/// Bytes of a page where `/proc/self/statm` counts in pages: 4 KiB but on unusual kernels, where the figure is off.
-const PAGE: u64 = 4096;
 
 /// Microseconds of Unix time.
 pub(crate) fn unix_us() -> i64 {
@@ -66,25 +62,18 @@ pub(crate) fn refresh(shared: &Shared, rates: &mut Rates) {
     let rate = |new: u64, old: u64| {
         if first { 0 } else { new.saturating_sub(old).saturating_mul(1_000_000) / elapsed }
     };
-    let (resident, peak) = memory();
-    let (user, system) = cpu();
+    let sample = Sample::take();
     shared.set_facts(Facts {
-        resident,
-        resident_peak: peak.max(shared.facts().resident_peak).max(resident),
+        resident: sample.resident,
+        resident_peak: sample.resident_peak.max(sample.resident),
         machine_memory: machine_memory(),
-        cpu_system_us: system,
-        cpu_user_us: user,
+        cpu_system_us: sample.cpu_system_us,
+        cpu_user_us: sample.cpu_user_us,
         rate: rate(counts.0, rates.commands),
         bytes_in: rate(counts.1, rates.bytes_in),
         bytes_out: rate(counts.2, rates.bytes_out),
     });
     *rates = Rates { at_us: now, commands: counts.0, bytes_in: counts.1, bytes_out: counts.2 };
-}
-
-fn memory() -> (u64, u64) {
-    let text = fs::read_to_string("/proc/self/statm").unwrap_or_default();
-    let pages = text.split_ascii_whitespace().nth(1).and_then(|pages| pages.parse::<u64>().ok()).unwrap_or(0);
-    (pages * PAGE, 0)
 }
 
 fn machine_memory() -> u64 {
@@ -93,26 +82,11 @@ fn machine_memory() -> u64 {
     line.and_then(|line| line.split_ascii_whitespace().next()?.parse::<u64>().ok()).unwrap_or(0) * 1024
 }
 
-/// Microseconds in the program and in the kernel.
-fn cpu() -> (u64, u64) {
-    let text = fs::read_to_string("/proc/self/stat").unwrap_or_default();
-    // The name, in parentheses, may hold anything; the state behind it is field 3, the times are 14 and 15.
-    let rest = text.rsplit_once(')').map_or("", |(_, rest)| rest);
-    let mut fields = rest.split_ascii_whitespace().skip(11).map(|ticks| ticks.parse::<u64>().unwrap_or(0));
-    let (user, system) = (fields.next().unwrap_or(0), fields.next().unwrap_or(0));
-    (user * TICK_US, system * TICK_US)
-}
-
 #[cfg(test)]
 mod tests {
     #[test]
     fn the_system_tells_what_it_knows() {
-        assert!(super::memory().0 > 1 << 16);
         assert!(super::machine_memory() > 1 << 20);
         assert_ne!(super::random::<16>(), super::random::<16>());
-        // Long enough to be counted, whatever the machine does besides.
-        while super::cpu().0 + super::cpu().1 == 0 {
-            std::hint::black_box((0..1_000_000_u64).sum::<u64>());
-        }
     }
 }

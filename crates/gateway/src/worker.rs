@@ -1,7 +1,7 @@
 //! A thread with an epoll, a handle of the store, and its share of the connections.
 //!
 //! The first worker has the listening sockets and deals connections out, each to the worker that has fewest; it also
-//! answers Prometheus, sweeps the store for expired keys and looks at the system now and then. A worker wakes up ten
+//! sweeps the store for expired keys and looks at the system now and then. A worker wakes up ten
 //! times a second to see whether connections have been killed, are idle or stalled; nothing else depends on that clock.
 
 use std::io::ErrorKind;
@@ -16,14 +16,13 @@ use remanence_resp::store::Store;
 use remanence_resp::sweep::Sweep;
 
 use crate::connection::{After, Connection, Turn};
-use crate::http::Scrape;
 use crate::process::{self, Rates};
 use crate::stream::{Listener, Stream};
 use crate::{Options, Stopper};
 
 /// Wakes a worker.
 pub(crate) const WAKER: Token = Token(0);
-/// The listening sockets, the one of the metrics last.
+/// The listening sockets.
 const DOORS: usize = 1;
 /// Connections.
 const SEATS: usize = 1024;
@@ -32,8 +31,6 @@ const SEATS: usize = 1024;
 const RELAX_US: i64 = 2_000_000;
 const TICK: Duration = Duration::from_millis(100);
 const READ_BUFFER: usize = 64 * 1024;
-/// Scrapes at a time.
-const SCRAPES_MAX: usize = 64;
 
 /// What all workers share.
 pub(crate) struct Common {
@@ -65,16 +62,9 @@ pub(crate) struct Arrival {
     local: String,
 }
 
-/// Who sits at a place of the table.
-enum Guest {
-    Client(Box<Connection>),
-    Scrape(Box<Scrape>),
-}
-
 #[derive(Default)]
 struct Doors {
     clients: Vec<Listener>,
-    metrics: Option<Listener>,
     /// The system had no descriptor left for a connection that waits: it is asked again at the next tick.
     again: bool,
     sweep: Sweep,
@@ -90,9 +80,8 @@ pub(crate) struct Worker<S> {
     store: S,
     common: Arc<Common>,
     doors: Option<Doors>,
-    guests: Vec<Option<Guest>>,
+    guests: Vec<Option<Box<Connection>>>,
     free: Vec<usize>,
-    scrapes: usize,
     /// Places that have more to do, whatever their sockets say.
     again: Vec<usize>,
     buffer: Vec<u8>,
@@ -116,7 +105,6 @@ impl<S: Store> Worker<S> {
             doors: None,
             guests: Vec::new(),
             free: Vec::new(),
-            scrapes: 0,
             again: Vec::new(),
             buffer: vec![0; READ_BUFFER],
             random: u64::from_le_bytes(process::random()),
@@ -124,15 +112,12 @@ impl<S: Store> Worker<S> {
     }
 
     /// Gives the worker the listening sockets, if it is the one that has them.
-    pub(crate) fn with_doors(
-        mut self,
-        doors: Option<(Vec<Listener>, Option<Listener>)>,
-    ) -> std::io::Result<Self> {
-        let Some((mut clients, mut metrics)) = doors else { return Ok(self) };
-        for (index, listener) in clients.iter_mut().chain(&mut metrics).enumerate() {
+    pub(crate) fn with_doors(mut self, doors: Option<Vec<Listener>>) -> std::io::Result<Self> {
+        let Some(mut clients) = doors else { return Ok(self) };
+        for (index, listener) in clients.iter_mut().enumerate() {
             listener.register(self.poll.registry(), Token(DOORS + index))?;
         }
-        self.doors = Some(Doors { clients, metrics, ..Doors::default() });
+        self.doors = Some(Doors { clients, ..Doors::default() });
         Ok(self)
     }
 
@@ -178,11 +163,8 @@ impl<S: Store> Worker<S> {
     /// Takes every connection that waits at a door.
     fn answer_door(&mut self, door: usize) {
         let Some(mut doors) = self.doors.take() else { return };
-        let scraper = door == doors.clients.len();
-        let listener = if scraper { doors.metrics.as_ref() } else { doors.clients.get(door) };
-        while let Some(listener) = listener {
+        while let Some(listener) = doors.clients.get(door) {
             match listener.accept(self.common.options.keepalive) {
-                Ok((stream, ..)) if scraper => self.seat_scrape(stream),
                 Ok((stream, address, local)) => self.deal(Arrival { stream, address, local }),
                 Err(error) if error.kind() == ErrorKind::WouldBlock => break,
                 // Whoever it was has gone again.
@@ -233,26 +215,12 @@ impl<S: Store> Worker<S> {
         let session =
             Session::open(&self.common.shared, &arrival.address, &arrival.local, process::unix_us());
         let connection = Connection::new(arrival.stream, session, self.common.options.limits);
-        self.guests[place] = Some(Guest::Client(Box::new(connection)));
-        self.turn(place);
-    }
-
-    fn seat_scrape(&mut self, mut stream: Stream) {
-        if self.scrapes >= SCRAPES_MAX {
-            return;
-        }
-        let place = self.place();
-        if stream.register(self.poll.registry(), Token(SEATS + place)).is_err() {
-            self.free.push(place);
-            return;
-        }
-        self.scrapes += 1;
-        self.guests[place] = Some(Guest::Scrape(Box::new(Scrape::new(stream, Instant::now()))));
+        self.guests[place] = Some(Box::new(connection));
         self.turn(place);
     }
 
     fn wake(&mut self, place: usize, readable: bool, writable: bool) {
-        if let Some(Some(Guest::Client(connection))) = self.guests.get_mut(place) {
+        if let Some(Some(connection)) = self.guests.get_mut(place) {
             connection.wake(readable, writable);
         }
         self.turn(place);
@@ -263,7 +231,7 @@ impl<S: Store> Worker<S> {
     fn turn(&mut self, place: usize) {
         let common = &*self.common;
         let after = match self.guests.get_mut(place) {
-            Some(Some(Guest::Client(connection))) => connection.turn(&mut Turn {
+            Some(Some(connection)) => connection.turn(&mut Turn {
                 store: &mut self.store,
                 shared: &common.shared,
                 alone: &common.alone,
@@ -271,9 +239,6 @@ impl<S: Store> Worker<S> {
                 random: &mut self.random,
                 output_high: common.options.output_high,
             }),
-            Some(Some(Guest::Scrape(scrape))) => {
-                scrape.turn(&common.shared, common.options.more_metrics.as_ref())
-            }
             _ => return,
         };
         match after {
@@ -284,19 +249,11 @@ impl<S: Store> Worker<S> {
     }
 
     fn leave(&mut self, place: usize) {
-        match self.guests.get_mut(place).and_then(Option::take) {
-            None => return,
-            Some(Guest::Client(mut connection)) => {
-                connection.drain(&mut self.buffer);
-                connection.stream.deregister(self.poll.registry());
-                connection.into_session().close(&self.common.shared);
-                self.common.mailboxes[self.number].load.fetch_sub(1, Ordering::Relaxed);
-            }
-            Some(Guest::Scrape(mut scrape)) => {
-                scrape.stream.deregister(self.poll.registry());
-                self.scrapes -= 1;
-            }
-        }
+        let Some(mut connection) = self.guests.get_mut(place).and_then(Option::take) else { return };
+        connection.drain(&mut self.buffer);
+        connection.stream.deregister(self.poll.registry());
+        connection.into_session().close(&self.common.shared);
+        self.common.mailboxes[self.number].load.fetch_sub(1, Ordering::Relaxed);
         self.free.push(place);
     }
 
@@ -307,28 +264,24 @@ impl<S: Store> Worker<S> {
         let stall_us = options.stall.as_micros() as i64;
         let mut over = Vec::new();
         for (place, guest) in self.guests.iter_mut().enumerate() {
-            match guest {
-                Some(Guest::Client(connection)) => {
-                    let peer = connection.session().peer().clone();
-                    let quiet = now_us - peer.last_us();
-                    // Once, in the tick that finds it quiet for so long.
-                    if quiet > RELAX_US && quiet < RELAX_US + 3 * TICK.as_micros() as i64 {
-                        connection.relax();
-                    }
-                    let idle = idle_us > 0 && quiet > idle_us;
-                    let stalled = connection.stalled_us().is_some_and(|since| now_us - since > stall_us);
-                    if idle || stalled {
-                        shared.stats.idle_closed.add(1);
-                    }
-                    if idle || stalled || peer.killed() {
-                        over.push(place);
-                    }
-                }
-                Some(Guest::Scrape(scrape)) if scrape.late(Instant::now()) => over.push(place),
-                _ => {}
+            let Some(connection) = guest else { continue };
+            let peer = connection.session().peer().clone();
+            let quiet = now_us - peer.last_us();
+            // Once, in the tick that finds it quiet for so long.
+            if quiet > RELAX_US && quiet < RELAX_US + 3 * TICK.as_micros() as i64 {
+                connection.relax();
+            }
+            let idle = idle_us > 0 && quiet > idle_us;
+            let stalled = connection.stalled_us().is_some_and(|since| now_us - since > stall_us);
+            if idle || stalled {
+                shared.stats.idle_closed.add(1);
+            }
+            if idle || stalled || peer.killed() {
+                over.push(place);
             }
         }
         over.into_iter().for_each(|place| self.leave(place));
+        self.store.rest();
         self.housekeeping();
     }
 
@@ -353,7 +306,7 @@ impl<S: Store> Worker<S> {
             }
         }
         if std::mem::take(&mut doors.again) {
-            for door in 0..=doors.clients.len() {
+            for door in 0..doors.clients.len() {
                 self.answer_door(door);
             }
         }
@@ -374,7 +327,7 @@ impl<S: Store> Worker<S> {
                 if first {
                     // One more look at every socket: requests that had arrived when the stop came are answered.
                     self.wake(place, true, true);
-                    if let Some(Guest::Client(connection)) = &mut self.guests[place] {
+                    if let Some(connection) = &mut self.guests[place] {
                         connection.leave();
                     }
                 }
@@ -382,12 +335,7 @@ impl<S: Store> Worker<S> {
                 while self.again.pop_if(|again| *again == place).is_some() {
                     self.turn(place);
                 }
-                let owes = match &self.guests[place] {
-                    Some(Guest::Client(connection)) => connection.owes(),
-                    Some(Guest::Scrape(scrape)) => scrape.owes(),
-                    None => continue,
-                };
-                if !owes {
+                if self.guests[place].as_ref().is_some_and(|connection| !connection.owes()) {
                     self.leave(place);
                 }
             }

@@ -414,7 +414,8 @@ fn get(address: std::net::SocketAddr, request: &str) -> String {
 
 #[test]
 fn prometheus_reads_what_info_says() {
-    let more = Arc::new(|text: &mut String| text.push_str("erda_objects 42\n"));
+    let more: remanence_metrics::Source =
+        Arc::new(|page| page.gauge("erda_objects", None, "Objects.", 42_u64));
     let gateway = start(Options {
         metrics: Some("127.0.0.1:0".parse().unwrap()),
         more_metrics: Some(more),
@@ -433,17 +434,13 @@ fn prometheus_reads_what_info_says() {
         "remanence_gateway_commands_rejected_total{command=\"get\"} 1",
         "remanence_gateway_keyspace_hits_total 1",
         "remanence_gateway_errors_total{code=\"ERR\"} 2",
-        "# TYPE remanence_gateway_command_seconds_total counter",
+        "# TYPE remanence_gateway_commands_duration_seconds counter",
         "erda_objects 42",
     ] {
         assert!(text.lines().any(|found| found == line), "{line} is not in\n{text}");
     }
-    // Every line is a comment or a name, labels and a number.
     let body = text.split_once("\r\n\r\n").unwrap().1;
-    for line in body.lines().filter(|line| !line.starts_with('#')) {
-        let (_, value) = line.rsplit_once(' ').unwrap();
-        assert!(value.parse::<f64>().is_ok(), "{line}");
-    }
+    common::check_openmetrics(body);
     assert!(get(address, "GET /elsewhere HTTP/1.0\r\n\r\n").starts_with("HTTP/1.1 404"));
     let Frame::Bulk(info) = client.run("INFO") else { panic!() };
     let info = String::from_utf8(info).unwrap();

@@ -131,6 +131,9 @@ pub trait Store {
     /// [`StoreError`]
     fn sample(&mut self, space: u8, random: u64, name: &mut Vec<u8>) -> Result<bool, StoreError>;
 
+    /// Does what can wait, if anything does: called some ten times a second. What fails here fails the next operation.
+    fn rest(&mut self) {}
+
     /// How many keys there are, those that expired and that nobody has noticed included.
     ///
     /// # Errors

@@ -76,3 +76,21 @@ pub(crate) fn ok() -> Frame {
 pub(crate) fn bulk(text: &str) -> Frame {
     Frame::Bulk(text.as_bytes().to_vec())
 }
+
+/// Has Prometheus' own Python library read a page, where it is installed: its parser of OpenMetrics is a strict one.
+pub(crate) fn check_openmetrics(page: &str) {
+    use std::process::{Command, Stdio};
+    let script = "import sys\n\
+        from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse\n\
+        assert len(list(parse(sys.stdin.read()))) > 10\n";
+    let mut python = Command::new("/usr/bin/python3");
+    let python = python.args(["-c", script]).stdin(Stdio::piped()).stderr(Stdio::piped()).spawn();
+    let Ok(mut python) = python else { return println!("skipped: no /usr/bin/python3") };
+    python.stdin.take().unwrap().write_all(page.as_bytes()).unwrap();
+    let output = python.wait_with_output().unwrap();
+    let error = String::from_utf8_lossy(&output.stderr);
+    if error.contains("No module named 'prometheus_client'") {
+        return println!("skipped: install the package python3-prometheus-client");
+    }
+    assert!(output.status.success(), "{error}\n{page}");
+}

@@ -1,71 +1,10 @@
-//! As much of HTTP as Prometheus needs: one GET, one answer, and good-bye.
-
-use std::io::{ErrorKind, Read as _, Write as _};
-use std::time::{Duration, Instant};
-
-use remanence_resp::engine::Shared;
-
-use crate::connection::After;
-use crate::stream::Stream;
-use crate::{MoreMetrics, metrics};
+//! As much of HTTP as Prometheus needs: one GET, one answer, and good-bye. Sans-IO: bytes in, bytes out.
 
 /// A request's line and headers.
 const REQUEST_MAX: usize = 8 * 1024;
-/// From the first byte to the last.
-const PATIENCE: Duration = Duration::from_secs(10);
-
-/// One scrape.
-#[derive(Debug)]
-pub(crate) struct Scrape {
-    pub(crate) stream: Stream,
-    since: Instant,
-    request: Vec<u8>,
-    answer: Vec<u8>,
-    sent: usize,
-}
-
-impl Scrape {
-    pub(crate) const fn new(stream: Stream, now: Instant) -> Self {
-        Self { stream, since: now, request: Vec::new(), answer: Vec::new(), sent: 0 }
-    }
-
-    pub(crate) fn late(&self, now: Instant) -> bool {
-        now.duration_since(self.since) > PATIENCE
-    }
-
-    pub(crate) const fn owes(&self) -> bool {
-        self.sent < self.answer.len()
-    }
-
-    pub(crate) fn turn(&mut self, shared: &Shared, more: Option<&MoreMetrics>) -> After {
-        let mut buffer = [0; 2048];
-        while self.answer.is_empty() {
-            match self.stream.read(&mut buffer) {
-                Ok(0) => return After::Close,
-                Ok(count) => self.request.extend_from_slice(&buffer[..count]),
-                Err(error) if error.kind() == ErrorKind::WouldBlock => return After::Wait,
-                Err(error) if error.kind() == ErrorKind::Interrupted => continue,
-                Err(_) => return After::Close,
-            }
-            if let Some(answer) = answer(&self.request, || metrics::text(shared, more)) {
-                self.answer = answer;
-            }
-        }
-        while self.owes() {
-            match self.stream.write(&self.answer[self.sent..]) {
-                Ok(0) => return After::Close,
-                Ok(count) => self.sent += count,
-                Err(error) if error.kind() == ErrorKind::WouldBlock => return After::Wait,
-                Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                Err(_) => return After::Close,
-            }
-        }
-        After::Close
-    }
-}
 
 /// The answer to a request, once all of it is there.
-fn answer(request: &[u8], metrics: impl FnOnce() -> String) -> Option<Vec<u8>> {
+pub(crate) fn answer(request: &[u8], metrics: impl FnOnce() -> String) -> Option<Vec<u8>> {
     let plain = |status: &str, body: &str| reply(status, "text/plain; charset=utf-8", body);
     let whole =
         request.windows(4).any(|end| end == b"\r\n\r\n") || request.windows(2).any(|end| end == b"\n\n");
@@ -79,7 +18,8 @@ fn answer(request: &[u8], metrics: impl FnOnce() -> String) -> Option<Vec<u8>> {
     let path = target.split(|byte| *byte == b'?').next().unwrap_or_default();
     Some(match (method, path) {
         (b"GET" | b"HEAD", b"/metrics") => {
-            let mut whole = reply("200 OK", "text/plain; version=0.0.4; charset=utf-8", &metrics());
+            let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+            let mut whole = reply("200 OK", kind, &metrics());
             if method == b"HEAD" {
                 let body =
                     whole.windows(4).position(|end| end == b"\r\n\r\n").map_or(whole.len(), |at| at + 4);
