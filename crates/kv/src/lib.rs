@@ -12,6 +12,7 @@ pub mod baseline;
 pub mod client;
 pub mod format;
 pub mod fuzzing;
+pub mod history;
 pub mod paper;
 pub mod proto;
 pub mod server;

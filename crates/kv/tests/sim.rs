@@ -4,20 +4,10 @@
 
 mod common;
 
-use common::world::{Weather, World};
-use common::{DURABLE, ERDA};
+use common::world::{CALM, STORM, Weather, World};
+use common::{DURABLE, ERDA, seeds};
 use remanence_kv::Options;
 use remanence_kv::server::Stats;
-
-const CALM: Weather =
-    Weather { clients: 4, keys: 40, operations: 300, crash: 0, kill: 0, clean: 150, resize: 500, slow: 0 };
-const STORM: Weather = Weather { crash: 700, kill: 250, slow: 40, ..CALM };
-
-fn seeds(few: u64) -> std::ops::Range<u64> {
-    let Ok(asked) = std::env::var("REMANENCE_KV_SEEDS") else { return 0..few };
-    let (from, to) = asked.split_once("..").expect("REMANENCE_KV_SEEDS=from..to");
-    from.parse().expect("a number")..to.parse().expect("a number")
-}
 
 struct Sums {
     stats: Stats,

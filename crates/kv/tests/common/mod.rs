@@ -1,7 +1,7 @@
 //! A server and its clients in one thread: memory is a crash image, and every message goes through its bytes.
 #![allow(dead_code, reason = "every test file uses a part of it")]
 
-pub(crate) mod history;
+pub(crate) mod porcupine;
 pub(crate) mod world;
 
 use std::cell::{Cell, RefCell};
@@ -212,6 +212,13 @@ impl Session<'_, '_> {
 
 pub(crate) type Gets = Many<Get>;
 pub(crate) const FULL: Error = Error::Refused(Refusal::Full);
+
+/// The seeds of a run: as many, or those that `REMANENCE_KV_SEEDS=from..to` asks for.
+pub(crate) fn seeds(few: u64) -> std::ops::Range<u64> {
+    let Ok(asked) = std::env::var("REMANENCE_KV_SEEDS") else { return 0..few };
+    let (from, to) = asked.split_once("..").expect("REMANENCE_KV_SEEDS=from..to");
+    from.parse().expect("a number")..to.parse().expect("a number")
+}
 
 /// Bytes that tell of their origin.
 pub(crate) fn value(seed: u64, len: usize) -> Vec<u8> {

@@ -5,13 +5,12 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use remanence_kv::client::{Call, Client, Completion, Error, Found, Get, Operation, Progress, Put, Verb};
+use remanence_kv::history::{Event, History, Kind, State};
 use remanence_kv::proto::{Expect, Reply, Request};
 use remanence_kv::server::{ClientId, Event as ServerEvent, Server, format};
 use remanence_kv::{Geometry, Mode, Options, Refusal};
 use remanence_pmem::crash_image::{Choices, CrashImage, Failure, Seeded};
 use remanence_pmem::{Medium, PersistenceDomain};
-
-use super::history::{Event, Kind, State, linearizable};
 
 /// How wild it is.
 #[derive(Clone, Copy, Debug)]
@@ -27,6 +26,10 @@ pub(crate) struct Weather {
     /// Of one in so many operations the client is as slow as to be cut off.
     pub(crate) slow: usize,
 }
+
+pub(crate) const CALM: Weather =
+    Weather { clients: 4, keys: 40, operations: 300, crash: 0, kill: 0, clean: 150, resize: 500, slow: 0 };
+pub(crate) const STORM: Weather = Weather { crash: 700, kill: 250, slow: 40, ..CALM };
 
 enum Machine {
     Get(Get),
@@ -106,8 +109,10 @@ pub(crate) struct World {
     now: u64,
     next_write: u64,
     begun: usize,
-    /// What was seen, per key, since the start state.
-    pub(crate) histories: BTreeMap<Vec<u8>, (State, Vec<Event>)>,
+    /// What was seen of each key since the last start.
+    histories: BTreeMap<Vec<u8>, History>,
+    /// Histories that are over, and are checked.
+    pub(crate) checked: Vec<(Vec<u8>, History)>,
     ever: BTreeMap<Vec<u8>, Vec<State>>,
     pub(crate) crashes: usize,
     pub(crate) kills: usize,
@@ -162,6 +167,7 @@ impl World {
             next_write: 1,
             begun: 0,
             histories: BTreeMap::new(),
+            checked: Vec::new(),
             ever: BTreeMap::new(),
             crashes: 0,
             kills: 0,
@@ -249,12 +255,13 @@ impl World {
 
     /// The client will never know what became of its operation.
     fn lost(&mut self, actor: usize, tick: u64) {
+        let number = actor as u32;
         let actor = &mut self.actors[actor];
         let Some(mut running) = actor.running.take() else { return };
         running.machine.cancel(&mut actor.client);
         if let Some(kind) = running.kind {
-            let event = Event { kind, invoked: running.invoked, returned: tick, maybe: true };
-            self.record(running.key, event);
+            let (client, invoked) = (number, running.invoked);
+            self.record(running.key, Event { kind, client, invoked, returned: tick, maybe: true });
         }
     }
 
@@ -262,7 +269,7 @@ impl World {
         if let Kind::Write(state) | Kind::Swap(_, state) = event.kind {
             self.ever.entry(key.clone()).or_default().push(state);
         }
-        self.histories.entry(key).or_default().1.push(event);
+        self.histories.entry(key).or_default().events.push(event);
     }
 
     fn crash(&mut self) {
@@ -280,17 +287,18 @@ impl World {
         if self.options.mode == Mode::Erda {
             // What was acknowledged may be gone. What is there was there once, and a new history begins.
             self.check();
-            for (key, (start, events)) in &mut self.histories {
+            let keys: Vec<Vec<u8>> = self.ever.keys().cloned().collect();
+            for key in keys {
                 let id = self.server.connect();
                 let reply = self.server.handle(self.now, id, &Request::Get { key: key.clone() });
                 self.server.disconnected(id).expect("memory does not fail");
-                *start = match reply {
+                let start = match reply {
                     Reply::Value { value, .. } => state_of(Some(&value)),
                     Reply::Absent => 0,
                     other => panic!("{other:?}"),
                 };
-                assert!(*start == 0 || self.ever[key].contains(start), "a value from nowhere");
-                events.clear();
+                assert!(start == 0 || self.ever[&key].contains(&start), "a value from nowhere");
+                self.histories.insert(key, History { start, events: Vec::new() });
             }
         }
         let view = self.server.view();
@@ -374,7 +382,7 @@ impl World {
             Progress::Done(outcome) => outcome,
         };
         let running = self.actors[actor].running.take().expect("it runs");
-        let (invoked, returned) = (running.invoked, self.tick);
+        let (client, invoked, returned) = (actor as u32, running.invoked, self.tick);
         let kind = match (outcome, running.kind) {
             (Outcome::Got(found), _) => Kind::Read(state_of(found.as_ref().map(|f| &f.value[..]))),
             (Outcome::Done, Some(kind)) => kind,
@@ -383,15 +391,15 @@ impl World {
             (Outcome::Failed(Error::Refused(Refusal::Full)), _) => return,
             (Outcome::Failed(Error::Refused(Refusal::Fenced)), kind) => {
                 if let Some(kind) = kind {
-                    let event = Event { kind, invoked, returned: self.tick + 1_000, maybe: true };
-                    self.record(running.key, event);
+                    let returned = self.tick + 1_000;
+                    self.record(running.key, Event { kind, client, invoked, returned, maybe: true });
                 }
                 return;
             }
             (Outcome::Failed(error), _) => panic!("{error}"),
             (Outcome::Done | Outcome::WrongVersion, kind) => panic!("no such outcome of {kind:?}"),
         };
-        self.record(running.key, Event { kind, invoked, returned, maybe: false });
+        self.record(running.key, Event { kind, client, invoked, returned, maybe: false });
     }
 
     fn launch(&mut self, verb: Verb) -> Flying {
@@ -466,15 +474,13 @@ impl World {
     }
 
     /// Every history could have been.
-    fn check(&self) {
-        for (key, (start, events)) in &self.histories {
-            if linearizable(events, *start) {
-                continue;
+    fn check(&mut self) {
+        for (key, history) in std::mem::take(&mut self.histories) {
+            if !history.is_linearizable() {
+                eprint!("{}", history.json_lines("", &key));
+                panic!("no register could have had this history of {:?}", String::from_utf8_lossy(&key));
             }
-            for event in events {
-                eprintln!("{event:?}");
-            }
-            panic!("no register could have had this history of {:?}", String::from_utf8_lossy(key));
+            self.checked.push((key, history));
         }
     }
 }
