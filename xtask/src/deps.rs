@@ -9,6 +9,7 @@ use crate::root;
 
 /// Which workspace crates a crate may use, dev-dependencies apart. The table of ARCHITECTURE.md.
 const EDGES: &[(&str, &[&str])] = &[
+    ("auth", &[]),
     ("wire", &[]),
     ("pmem", &[]),
     ("link", &[]),
@@ -17,8 +18,8 @@ const EDGES: &[(&str, &[&str])] = &[
     ("kv", &["pmem"]),
     ("verbs", &["wire", "rnic", "pmem", "link"]),
     ("ibverbs", &["wire", "rnic", "pmem", "link", "verbs"]),
-    ("pool", &["wire", "rnic", "pmem", "verbs"]),
-    ("remote", &["wire", "rnic", "pmem", "verbs", "persist"]),
+    ("pool", &["auth", "wire", "rnic", "pmem", "verbs"]),
+    ("remote", &["auth", "wire", "rnic", "pmem", "verbs", "persist"]),
     ("remotelog", &["pmem", "persist", "remote", "rnic", "verbs"]),
     ("rpc", &["wire", "rnic", "pmem", "verbs", "persist"]),
     ("sim", &["wire", "rnic", "pmem"]),

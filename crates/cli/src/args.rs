@@ -145,6 +145,11 @@ pub(crate) struct Tokens {
 }
 
 impl Tokens {
+    /// All tokens that were given; none for servers that ask for none.
+    pub(crate) fn load_any(&self) -> Result<Vec<Token>, Fail> {
+        if self.token.is_none() && self.token_file.is_none() { Ok(Vec::new()) } else { self.load() }
+    }
+
     /// All tokens that were given.
     pub(crate) fn load(&self) -> Result<Vec<Token>, Fail> {
         let text = match (&self.token, &self.token_file) {
@@ -168,6 +173,41 @@ impl Tokens {
             Err(Fail::new("the token file is empty; restart `rem serve` to have one made"))
         } else {
             Ok(tokens)
+        }
+    }
+}
+
+/// The options that say whom a server lets in that need not have a token.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct Door {
+    #[command(flatten)]
+    tokens: Tokens,
+    /// Let other machines in without a token: they may read and write everything
+    #[arg(long, conflicts_with_all = ["token", "token_file"])]
+    insecure: bool,
+}
+
+impl Door {
+    /// The token, and the file that it is in. `None` if none was asked for: then this machine may come, or everybody if that
+    /// was said.
+    pub(crate) fn token(&self) -> Result<Option<(Token, Option<&Path>)>, Fail> {
+        match (&self.tokens.token, self.tokens.token_file.as_deref()) {
+            (None, None) => Ok(None),
+            (Some(_), _) => Ok(Some((server_token(&self.tokens, Path::new(""))?, None))),
+            (None, Some(file)) => Ok(Some((server_token(&self.tokens, file)?, Some(file)))),
+        }
+    }
+
+    /// Options of a server of [`remanence_remote`], with what was said here.
+    pub(crate) fn guard(
+        &self,
+        options: remanence_remote::ServerOptions,
+        token: Option<&Token>,
+    ) -> remanence_remote::ServerOptions {
+        match token {
+            Some(token) => options.token(token.clone()),
+            None if self.insecure => options.insecure(),
+            None => options,
         }
     }
 }

@@ -40,6 +40,17 @@ pub enum Error {
         /// Its sentence.
         why: String,
     },
+    /// It asks for a token, and none was given.
+    #[error("{0} asks for a token; pass the one that it was started with (--token-file, or REM_TOKEN)")]
+    TokenNeeded(SocketAddr),
+    /// None of the tokens is its own.
+    #[error("{0} has another token; pass the one that it was started with (--token-file, or REM_TOKEN)")]
+    WrongToken(SocketAddr),
+    /// A token was given, and whoever listens there did not prove to have it.
+    #[error(
+        "{0} did not prove that it has the token, so nothing was sent to it; check the address, or leave the token out if that server is meant to be open"
+    )]
+    Unproven(SocketAddr),
     /// The two sides cannot rely on anything together, or nothing is proven for what they agree on.
     #[error(transparent)]
     NoRecipe(#[from] Refusal),

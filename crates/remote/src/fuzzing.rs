@@ -8,7 +8,7 @@ use remanence_persist::Config;
 use remanence_pmem::crash_image::CrashImage;
 use remanence_pmem::{Medium, PersistenceDomain};
 
-use crate::hello::{Hello, Welcome};
+use crate::hello::{Hello, Rejection, Welcome};
 use crate::message::{Answer, HEADER, Parsed};
 use crate::program::Program;
 use crate::responder::{Responder, Terms, World};
@@ -26,6 +26,7 @@ pub fn decode(bytes: &[u8]) {
             (welcome.server, welcome.agreed, welcome.region)
         );
     }
+    let _ = Rejection::parse(bytes);
     if let Ok(answer) = Answer::parse(bytes) {
         assert_eq!(answer.emit(), bytes);
     }

@@ -2,16 +2,20 @@
 //!
 //! The client's REQ carries a [`Hello`]: its version, and the configuration that it declares, if it declares one. The
 //! server answers with a [`Welcome`] in its REP: what it is, what both rely on from now on, where its memory lies; or with
-//! a rejection that carries a sentence. Everything is checked by the one who reads it.
+//! a [`Rejection`] in its REJ. Everything is checked by the one who reads it. Who is answered at all: [`crate::admission`].
 
+use std::ops::Range;
+
+use remanence_auth::{Nonce, Proof};
 use remanence_persist::Config;
 use remanence_persist::taxonomy::{AtomicSupport, Buffers, Domain, FlushSupport, Order, Transport};
 use remanence_pmem::Guarantee;
 
 use crate::codec::{Malformed, Reader, clipped, sentence};
 
-/// The version of the protocol, of the messages in persistent memory too. Both sides must have the same.
-pub const VERSION: u16 = 1;
+/// The version of the protocol. Both sides must have the same. 2 has tokens; receive buffers in persistent memory have a
+/// version of their own.
+pub const VERSION: u16 = 2;
 
 /// Receive buffers that a server has for a session at most, and bytes of each.
 pub const SLOTS_MAX: u16 = 256;
@@ -79,6 +83,24 @@ pub enum Stranger {
 pub struct Hello {
     /// What it declares of the server, if anything.
     pub declared: Option<Config>,
+    /// Why it should be admitted.
+    pub credentials: Credentials,
+}
+
+/// What a client has to show.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Credentials {
+    /// Nothing: it has no token.
+    None,
+    /// It has a token, and asks for a challenge.
+    Nonce(Nonce),
+    /// The answer to a challenge.
+    Proof {
+        /// The first bytes of the server's nonce.
+        challenge: [u8; 8],
+        /// That it has the token.
+        proof: Proof,
+    },
 }
 
 impl Hello {
@@ -88,9 +110,28 @@ impl Hello {
         let mut bytes = [0; REQ_MAX];
         bytes[..4].copy_from_slice(&MAGIC);
         bytes[4..6].copy_from_slice(&VERSION.to_be_bytes());
+        bytes[6..10].copy_from_slice(&self.declaration());
+        match &self.credentials {
+            Credentials::None => {}
+            Credentials::Nonce(nonce) => {
+                bytes[6] = 1;
+                bytes[10..42].copy_from_slice(nonce);
+            }
+            Credentials::Proof { challenge, proof } => {
+                bytes[6] = 2;
+                bytes[10..18].copy_from_slice(challenge);
+                bytes[18..50].copy_from_slice(proof);
+            }
+        }
+        bytes
+    }
+
+    /// What a proof covers of it: what it declares, as it travels.
+    pub(crate) fn declaration(&self) -> [u8; 4] {
+        let mut bytes = [0; 4];
         if let Some(config) = &self.declared {
-            bytes[7] = 1;
-            bytes[8..10].copy_from_slice(&config_bits(config).to_be_bytes());
+            bytes[1] = 1;
+            bytes[2..].copy_from_slice(&config_bits(config).to_be_bytes());
         }
         bytes
     }
@@ -103,12 +144,23 @@ impl Hello {
         let mut r = Reader::new(bytes);
         header(&mut r)?;
         let other = |Malformed| Stranger::Other;
-        let (flags, bits) = (r.u16().map_err(other)?, r.u16().map_err(other)?);
-        match flags {
-            0 => Ok(Self { declared: None }),
-            1 => Ok(Self { declared: Some(config_from_bits(bits).map_err(other)?) }),
-            _ => Err(Stranger::Other),
-        }
+        Self::body(&mut r).map_err(other)
+    }
+
+    fn body(r: &mut Reader<'_>) -> Result<Self, Malformed> {
+        let (shown, declares, bits) = (r.u8()?, r.u8()?, r.u16()?);
+        let declared = match (declares, bits) {
+            (0, 0) => None,
+            (1, bits) => Some(config_from_bits(bits)?),
+            _ => return Err(Malformed),
+        };
+        let credentials = match shown {
+            0 => Credentials::None,
+            1 => Credentials::Nonce(r.bytes()?),
+            2 => Credentials::Proof { challenge: r.bytes()?, proof: r.bytes()? },
+            _ => return Err(Malformed),
+        };
+        Ok(Self { declared, credentials })
     }
 }
 
@@ -122,6 +174,56 @@ fn header(r: &mut Reader<'_>) -> Result<(), Stranger> {
         Err(Malformed) => Err(Stranger::Other),
     }
 }
+
+/// Why a client is not welcome, or not yet.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Rejection {
+    /// For a person to read.
+    Sentence(String),
+    /// It has to prove that it has the token, with this nonce of the server's.
+    Challenge(Nonce),
+    /// It showed no token, and the server asks for one.
+    TokenNeeded,
+    /// Its token is another one.
+    WrongToken,
+    /// It has a token, and the server has none that it could prove to have.
+    Open,
+}
+
+impl Rejection {
+    /// The private data to send.
+    #[must_use]
+    pub fn emit(&self) -> Vec<u8> {
+        let (kind, nonce): (u16, &[u8]) = match self {
+            Self::Sentence(why) => return clipped(why, REJ_MAX).to_vec(),
+            Self::Challenge(nonce) => (1, nonce),
+            Self::TokenNeeded => (2, &[]),
+            Self::WrongToken => (3, &[]),
+            Self::Open => (4, &[]),
+        };
+        [&MAGIC[..], &VERSION.to_be_bytes(), &kind.to_be_bytes(), nonce].concat()
+    }
+
+    /// Reads private data; whatever else it is, is a sentence.
+    #[must_use]
+    pub fn parse(bytes: &[u8]) -> Self {
+        let mut r = Reader::new(bytes);
+        let mut coded = || {
+            header(&mut r).ok()?;
+            Some(match r.u16().ok()? {
+                1 => Self::Challenge(r.bytes().ok()?),
+                2 => Self::TokenNeeded,
+                3 => Self::WrongToken,
+                4 => Self::Open,
+                _ => return None,
+            })
+        };
+        coded().unwrap_or_else(|| Self::Sentence(sentence(bytes)))
+    }
+}
+
+/// Where the server's proof is in an emitted [`Welcome`]; zeros without a token.
+pub(crate) const WELCOME_PROOF: Range<usize> = 68..100;
 
 /// Memory of the server, as a client names it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -182,6 +284,8 @@ impl Welcome {
         }
         b.extend_from_slice(&self.slot_size.to_be_bytes());
         b.extend_from_slice(&self.stamp.to_be_bytes());
+        assert_eq!(b.len(), WELCOME_PROOF.start);
+        b.resize(WELCOME_PROOF.end, 0);
         let room = REP_MAX - b.len();
         b.extend_from_slice(clipped(&self.sentence, room));
         b
@@ -219,19 +323,21 @@ impl Welcome {
         let mut window = || Ok(Window { rkey: r.u32()?, addr: r.u64()?, len: r.u64()? });
         let (region, buffers) = (window()?, window()?);
         let (slot_size, stamp) = (r.u32()?, r.u64()?);
+        // Checked by who knows the conversation.
+        r.bytes::<{ WELCOME_PROOF.end - WELCOME_PROOF.start }>()?;
         let sentence = sentence(r.rest());
         Ok(Self { server, agreed, declared, guarantee, region, buffers, slots, slot_size, stamp, sentence })
     }
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use proptest::prelude::*;
     use remanence_pmem::PersistenceDomain;
 
     use super::*;
 
-    fn welcome() -> Welcome {
+    pub(crate) fn welcome() -> Welcome {
         let server = Config::software(Domain::Dmp);
         Welcome {
             server,
@@ -259,8 +365,20 @@ mod tests {
 
     #[test]
     fn both_messages_come_through_the_padding_of_the_connection_manager() {
+        let proof = Credentials::Proof { challenge: [3; 8], proof: [4; 32] };
         for declared in [None, Some(Config::SAFE)] {
-            assert_eq!(Hello::parse(&Hello { declared }.emit()), Ok(Hello { declared }));
+            for credentials in [Credentials::None, Credentials::Nonce([5; 32]), proof] {
+                let hello = Hello { declared, credentials };
+                assert_eq!(Hello::parse(&hello.emit()), Ok(hello));
+            }
+        }
+        let sentence = Rejection::Sentence("no room".into());
+        let coded =
+            [Rejection::Challenge([6; 32]), Rejection::TokenNeeded, Rejection::WrongToken, Rejection::Open];
+        for rejection in coded.into_iter().chain([sentence]) {
+            let mut bytes = rejection.emit();
+            bytes.resize(REJ_MAX, 0);
+            assert_eq!(Rejection::parse(&bytes), rejection);
         }
         let mut bytes = welcome().emit();
         assert!(bytes.len() <= REP_MAX);
@@ -272,13 +390,13 @@ mod tests {
 
     #[test]
     fn another_version_is_told_from_another_program() {
-        let mut bytes = Hello { declared: None }.emit();
+        let mut bytes = Hello { declared: None, credentials: Credentials::None }.emit();
         bytes[5] = 9;
         assert_eq!(Hello::parse(&bytes), Err(Stranger::Version(9)));
         assert_eq!(Hello::parse(&[0; REQ_MAX]), Err(Stranger::Other));
         let mut bytes = welcome().emit();
-        bytes[5] = 2;
-        assert_eq!(Welcome::parse(&bytes), Err(Stranger::Version(2)));
+        bytes[5] = 3;
+        assert_eq!(Welcome::parse(&bytes), Err(Stranger::Version(3)));
     }
 
     #[test]
@@ -301,6 +419,7 @@ mod tests {
             }
             let _ = Hello::parse(&bytes);
             let _ = Welcome::parse(&bytes);
+            let _ = Rejection::parse(&bytes);
         }
     }
 }

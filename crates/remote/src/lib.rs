@@ -38,11 +38,12 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! Read in this order: [`hello`] (the handshake), [`message`], [`program`] (the responder's half of a recipe), the two
+//! Read in this order: [`hello`] (the handshake), [`admission`] (who is heard), [`message`], [`program`] (the responder's half of a recipe), the two
 //! sans-IO halves [`requester`] and [`responder`], [`ring`] (receive buffers in persistent memory, and recovery). The live
 //! halves around them own the QPs and decide nothing. `docs/persistence.md`, section *Live*, has what is promised.
 #![forbid(unsafe_code)]
 
+pub mod admission;
 mod codec;
 mod costs;
 mod error;
@@ -60,6 +61,7 @@ mod session;
 pub use codec::Malformed;
 pub use costs::CostSource;
 pub use error::Error;
+pub use remanence_auth::Token;
 pub use requester::Ticket;
 pub use server::{Call, Cutter, Server, ServerOptions, Stats};
 pub use session::{Options, Plan, RemoteRegion, Session};

@@ -22,8 +22,10 @@ use std::io;
 use remanence_pmem::Medium;
 
 use crate::codec::Reader;
-use crate::hello::VERSION;
 use crate::message::{Kind, Parsed};
+
+/// The version of what lies there. It is older than that of the handshake.
+pub const VERSION: u16 = 1;
 
 /// Bytes of a session's page, and of the superblock.
 pub const PAGE: u64 = 4096;
@@ -60,7 +62,7 @@ pub enum RingError {
     },
     /// Written by another release.
     #[error(
-        "the receive buffers in this region were written by version {0} of the protocol, and this is version {VERSION}; start the release that wrote them once, so that it applies what is in them"
+        "the receive buffers in this region have format {0}, and this release writes format {VERSION}; start the release that wrote them once, so that it applies what is in them"
     )]
     OtherVersion(u16),
     /// The medium failed.

@@ -9,8 +9,9 @@ use std::fmt;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use remanence_auth::Token;
 use remanence_persist::Config;
 use remanence_persist::taxonomy::{Buffers, Domain, FlushSupport, Order};
 use remanence_pmem::Region;
@@ -20,9 +21,10 @@ use remanence_rnic::{
 use remanence_verbs::{ConnectAttr, Connection, Context, Cq, Incoming, Listener, Mr, Pd, Qp, QpOptions};
 use remanence_wire::Qpn;
 
+use crate::admission::{Admission, Ends, Verdict};
 use crate::codec::clipped;
 use crate::error::Error;
-use crate::hello::{Hello, REJ_MAX, SLOT_SIZE_MAX, SLOTS_MAX, Stranger, VERSION, Welcome, Window};
+use crate::hello::{Hello, Rejection, SLOT_SIZE_MAX, SLOTS_MAX, Stranger, VERSION, Welcome, Window};
 use crate::message::Answer;
 use crate::program::granule_shift;
 use crate::responder::{Responder, Served, Terms, World};
@@ -51,6 +53,8 @@ pub struct ServerOptions {
     slots: u16,
     message: u32,
     relaxed: bool,
+    token: Option<Token>,
+    insecure: bool,
 }
 
 impl ServerOptions {
@@ -69,6 +73,8 @@ impl ServerOptions {
             slots: 64,
             message: 4096,
             relaxed: false,
+            token: None,
+            insecure: false,
         }
     }
 
@@ -118,6 +124,20 @@ impl ServerOptions {
         self
     }
 
+    /// Admits only clients that prove to have this token. Without one only this machine may reach the server.
+    #[must_use]
+    pub fn token(mut self, token: Token) -> Self {
+        self.token = Some(token);
+        self
+    }
+
+    /// Lets others than this machine reach it without a token: they may read and write the region.
+    #[must_use]
+    pub const fn insecure(mut self) -> Self {
+        self.insecure = true;
+        self
+    }
+
     /// What this server is, and whether somebody's word was taken for a part of it.
     fn detect(&self) -> Result<(Config, bool), Error> {
         let domain = self.region.domain();
@@ -159,6 +179,14 @@ impl ServerOptions {
         }
         if self.sessions == 0 {
             return argument("a server takes at least one session".into());
+        }
+        let caps = self.context.link_caps();
+        // Shared memory does not leave the machine, whatever it calls its addresses.
+        let stranger = caps.addresses.iter().find(|ip| caps.kind != "shm" && !ip.is_loopback());
+        if let (Some(ip), None, false) = (stranger, &self.token, self.insecure) {
+            return argument(format!(
+                "without a token whoever reaches {ip} could read and write the memory; give the server one (--token-file), let it listen on 127.0.0.1, or say that this is meant (--insecure)"
+            ));
         }
         Ok(())
     }
@@ -211,6 +239,8 @@ pub struct Stats {
     pub sessions: u64,
     /// Sessions that were ended because the client broke the protocol.
     pub expelled: u64,
+    /// Proofs of clients that were wrong: they have another token.
+    pub wrong_tokens: u64,
     /// What was served, of all sessions.
     pub served: Served,
 }
@@ -253,10 +283,12 @@ struct Core {
     pd: Pd,
     cq: Cq,
     memory: Mr,
+    admission: Mutex<Admission>,
+    begin: Instant,
     state: Mutex<State>,
 }
 
-/// The responder: exports a region, serves the responder's steps. Whoever reaches it may read and write the region.
+/// The responder: exports a region, serves the responder's steps. Who has a session may read and write the region.
 pub struct Server {
     core: Core,
     handlers: BTreeMap<u16, Handler>,
@@ -316,6 +348,7 @@ impl Server {
         let memory = pd.reg_mr_at(region, 0, data_len, 0, access)?;
         let state =
             State { peers: BTreeMap::new(), stats: Stats::default(), next_id: 1, cutter: Cutter::default() };
+        let admission = Mutex::new(Admission::new(options.token.clone()));
         let core = Core {
             options,
             config,
@@ -327,6 +360,8 @@ impl Server {
             pd,
             cq,
             memory,
+            admission,
+            begin: Instant::now(),
             state: Mutex::new(state),
         };
         Ok(Self { core, handlers: BTreeMap::new(), round: None })
@@ -399,6 +434,7 @@ impl Server {
     pub fn stats(&self) -> Stats {
         let state = self.core.lock();
         let mut stats = state.stats;
+        stats.wrong_tokens = self.core.admission().wrong();
         state.peers.values().for_each(|peer| add(&mut stats.served, peer.responder.served()));
         stats
     }
@@ -455,6 +491,10 @@ impl Core {
     /// The state is whole between any two statements that can panic; a poisoned lock is as good as any.
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn admission(&self) -> MutexGuard<'_, Admission> {
+        self.admission.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn serve(
@@ -531,9 +571,10 @@ impl Core {
     }
 
     fn accept(&self, incoming: Incoming) -> Result<(), Error> {
-        let reject = |incoming: Incoming, why: &str| Ok(incoming.reject(clipped(why, REJ_MAX))?);
-        let declared = match Hello::parse(incoming.private_data()) {
-            Ok(hello) => hello.declared,
+        let reject =
+            |incoming: Incoming, why: &str| Ok(incoming.reject(&Rejection::Sentence(why.into()).emit())?);
+        let hello = match Hello::parse(incoming.private_data()) {
+            Ok(hello) => hello,
             Err(Stranger::Other) => {
                 return reject(incoming, "this is a persistence server, and you are no client of one");
             }
@@ -544,7 +585,11 @@ impl Core {
                 return reject(incoming, &why);
             }
         };
-        let agreed = match declared.map_or(Ok(self.config), |declared| self.config.agree(&declared)) {
+        let bond = match self.judge(&incoming, &hello) {
+            Verdict::Admit(bond) => bond,
+            Verdict::Reject(rejection) => return Ok(incoming.reject(&rejection.emit())?),
+        };
+        let agreed = match hello.declared.map_or(Ok(self.config), |declared| self.config.agree(&declared)) {
             Ok(agreed) => agreed,
             Err(refusal) => return reject(incoming, &refusal.to_string()),
         };
@@ -599,7 +644,11 @@ impl Core {
         for n in 0..u64::from(ring.slots) {
             post_recv(&qp, &incoming_mr, &ring, n + 1)?;
         }
-        let connection = incoming.accept(&qp, &attr, &welcome.emit())?;
+        let mut welcome = welcome.emit();
+        if let Some(bond) = bond {
+            bond.seal(&mut welcome);
+        }
+        let connection = incoming.accept(&qp, &attr, &welcome)?;
         let link = Link {
             id,
             connection,
@@ -614,6 +663,15 @@ impl Core {
         state.cutter.lock().live.insert(id);
         state.peers.insert(qp.qpn(), Peer { index, responder: Responder::new(terms), link });
         Ok(())
+    }
+
+    fn judge(&self, incoming: &Incoming, hello: &Hello) -> Verdict {
+        let mut fresh = [0; 32];
+        getrandom::fill(&mut fresh).expect("the kernel gives random bytes");
+        let request = incoming.request();
+        let server = SocketAddr::new(request.path.local.to_ip(), self.listener.port());
+        let ends = Ends { client: incoming.peer(), qpn: request.remote_qpn.value(), server };
+        self.admission().judge(self.begin.elapsed(), fresh, &ends, hello)
     }
 
     /// Receive buffers for a session: its stamp is durable when this returns.

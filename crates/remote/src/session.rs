@@ -7,6 +7,7 @@ use std::ops::Deref;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use remanence_auth::{Nonce, Token};
 use remanence_persist::Config;
 use remanence_persist::check::{Machine, Prover};
 use remanence_persist::plan::{self, Costs, Refusal, Request};
@@ -18,10 +19,11 @@ use remanence_rnic::{
 };
 use remanence_verbs::{ConnectAttr, Connection, Context, Cq, Doorbell, Mr, Pd, QpOptions};
 
+use crate::admission::{Bond, Ends};
 use crate::codec::sentence;
 use crate::costs::{self, CostSource};
 use crate::error::Error;
-use crate::hello::{Hello, SLOTS_MAX, Stranger, Welcome};
+use crate::hello::{Credentials, Hello, Rejection, SLOTS_MAX, Stranger, Welcome};
 use crate::message::{HEADER, Kind};
 use crate::program::{Classes, granule_shift};
 use crate::requester::{Broken, Method, Port, Refused, Requester, Terms, Ticket};
@@ -45,6 +47,7 @@ pub struct Options {
     staging: u64,
     patience: Duration,
     costs: CostSource,
+    tokens: Vec<Token>,
 }
 
 impl Default for Options {
@@ -55,6 +58,7 @@ impl Default for Options {
             staging: 1 << 20,
             patience: Duration::from_secs(30),
             costs: CostSource::Cached,
+            tokens: Vec::new(),
         }
     }
 }
@@ -65,6 +69,14 @@ impl Options {
     #[must_use]
     pub const fn declare(mut self, config: Config) -> Self {
         self.declared = Some(config);
+        self
+    }
+
+    /// The token of the server, or several of which one is its own: they are tried in turn. With a token, a server that does
+    /// not prove to have it too is refused.
+    #[must_use]
+    pub fn tokens(mut self, tokens: impl IntoIterator<Item = Token>) -> Self {
+        self.tokens = tokens.into_iter().collect();
         self
     }
 
@@ -192,22 +204,7 @@ impl Session {
     pub fn connect(context: &Context, to: SocketAddr, options: Options) -> Result<Self, Error> {
         let pd = context.alloc_pd()?;
         let cq = context.create_cq(SQ_DEPTH + RQ_DEPTH + 8, None, 0)?;
-        let caps = QpCaps {
-            max_send_wr: SQ_DEPTH,
-            max_recv_wr: RQ_DEPTH,
-            max_send_sge: 1,
-            max_recv_sge: 1,
-            max_inline: 0,
-        };
-        let qp = pd.create_qp(&QpOptions { caps, ..QpOptions::rc(&cq) })?;
-        let attr = ConnectAttr { access: Access::empty(), ..ConnectAttr::default() };
-        let hello = Hello { declared: options.declared }.emit();
-        let connection = Connection::connect(&qp, to, &attr, &hello, Some(options.patience))
-            .map_err(|e| refusal(to, e))?;
-        let welcome = Welcome::parse(&connection.private_data()).map_err(|stranger| match stranger {
-            Stranger::Other => Error::Stranger(to),
-            Stranger::Version(theirs) => Error::OtherVersion { peer: to, theirs },
-        })?;
+        let (connection, welcome) = Dial { pd: &pd, cq: &cq, to, options: &options }.dial()?;
         agree(to, &welcome, options.declared.as_ref())?;
         let size = u64::from(welcome.slot_size);
         // One more page of staging would do; growing it later costs a registration.
@@ -675,13 +672,97 @@ impl Drop for Session {
     }
 }
 
-/// The server's sentence, if it rejected us.
-fn refusal(peer: SocketAddr, error: remanence_verbs::Error) -> Error {
-    match error {
-        remanence_verbs::Error::Rejected { ref private_data, .. } if private_data.iter().any(|b| *b != 0) => {
-            Error::Refused { peer, why: sentence(private_data) }
+/// How a server is talked into a session.
+struct Dial<'a> {
+    pd: &'a Pd,
+    cq: &'a Cq,
+    to: SocketAddr,
+    options: &'a Options,
+}
+
+impl Dial<'_> {
+    fn dial(&self) -> Result<(Connection, Welcome), Error> {
+        let to = self.to;
+        let hello = Hello { declared: self.options.declared, credentials: Credentials::None };
+        if self.options.tokens.is_empty() {
+            let (connection, rejection) = self.knock(|_| hello)?;
+            return match rejection {
+                None => self.welcome(connection),
+                Some(rejection) => Err(self.refusal(rejection)),
+            };
         }
-        other => Error::Verbs(other),
+        for token in &self.options.tokens {
+            let mut nonce: Nonce = [0; 32];
+            getrandom::fill(&mut nonce).expect("the kernel gives random bytes");
+            let asking = Hello { credentials: Credentials::Nonce(nonce), ..hello };
+            let (connection, rejection) = self.knock(|_| asking)?;
+            let challenge = match rejection {
+                Some(Rejection::Challenge(challenge)) => challenge,
+                Some(rejection) => return Err(self.refusal(rejection)),
+                // Whoever welcomes us without a proof of ours has none of its own.
+                None => return Err(Error::Unproven(to)),
+            };
+            let client = connection.local();
+            drop(connection);
+            let mut bond = None;
+            let (connection, rejection) = self.knock(|qpn| {
+                let ends = Ends { client, qpn, server: to };
+                bond.insert(Bond::new(token.clone(), nonce, challenge, ends)).answer(&hello)
+            })?;
+            match rejection {
+                None if bond.is_some_and(|bond| bond.is_sealed(&connection.private_data())) => {
+                    return self.welcome(connection);
+                }
+                None => return Err(Error::Unproven(to)),
+                Some(Rejection::WrongToken) => {}
+                Some(rejection) => return Err(self.refusal(rejection)),
+            }
+        }
+        Err(Error::WrongToken(to))
+    }
+
+    /// Asks for a connection once, with a new QP: it is there, or this is why not.
+    fn knock(&self, hello: impl FnOnce(u32) -> Hello) -> Result<(Connection, Option<Rejection>), Error> {
+        let caps = QpCaps {
+            max_send_wr: SQ_DEPTH,
+            max_recv_wr: RQ_DEPTH,
+            max_send_sge: 1,
+            max_recv_sge: 1,
+            max_inline: 0,
+        };
+        let qp = self.pd.create_qp(&QpOptions { caps, ..QpOptions::rc(self.cq) })?;
+        let attr = ConnectAttr { access: Access::empty(), ..ConnectAttr::default() };
+        let hello = hello(qp.qpn().value()).emit();
+        let connection = Connection::start(&qp, self.to, &attr, &hello)?;
+        match connection.wait_established(Some(self.options.patience)) {
+            Ok(true) => Ok((connection, None)),
+            Ok(false) => Err(remanence_verbs::Error::NoAnswer(self.to.ip()).into()),
+            Err(remanence_verbs::Error::Rejected { private_data, .. })
+                if private_data.iter().any(|b| *b != 0) =>
+            {
+                Ok((connection, Some(Rejection::parse(&private_data))))
+            }
+            Err(e) => Err(e.into()),
+        }
+    }
+
+    fn welcome(&self, connection: Connection) -> Result<(Connection, Welcome), Error> {
+        let welcome = Welcome::parse(&connection.private_data()).map_err(|stranger| match stranger {
+            Stranger::Other => Error::Stranger(self.to),
+            Stranger::Version(theirs) => Error::OtherVersion { peer: self.to, theirs },
+        })?;
+        Ok((connection, welcome))
+    }
+
+    fn refusal(&self, rejection: Rejection) -> Error {
+        match rejection {
+            Rejection::Sentence(why) => Error::Refused { peer: self.to, why },
+            Rejection::TokenNeeded => Error::TokenNeeded(self.to),
+            Rejection::WrongToken => Error::WrongToken(self.to),
+            Rejection::Open => Error::Unproven(self.to),
+            // Nobody asked for one.
+            Rejection::Challenge(_) => Error::Stranger(self.to),
+        }
     }
 }
 

@@ -12,7 +12,7 @@ use remanence_persist::recipe::{Op, Rsp, Shape, build, variants};
 use remanence_persist::taxonomy::Domain;
 use remanence_pmem::crash_image::{Choices, CrashImage, Failure};
 use remanence_pmem::{Guarantee, Medium, PersistenceDomain, Region};
-use remanence_remote::hello::{Hello, VERSION, Welcome, Window};
+use remanence_remote::hello::{Credentials, Hello, VERSION, Welcome, Window};
 use remanence_remote::message::{Answer, AnswerKind, Entry, Header, Kind};
 use remanence_remote::program::Program;
 use remanence_remote::responder::{Fault, Responder, Terms, World};
@@ -112,7 +112,7 @@ fn a_client_of_another_version_or_kind_is_rejected_with_a_sentence() {
         }
         other => panic!("{what}: {other:?}"),
     };
-    let mut hello = Hello { declared: None }.emit();
+    let mut hello = Hello { declared: None, credentials: Credentials::None }.emit();
     hello[4..6].copy_from_slice(&7_u16.to_be_bytes());
     rejected(&hello, "you speak 7");
     rejected(b"hello", "you are no client of one");
@@ -135,7 +135,9 @@ fn a_client_that_sends_nonsense_is_expelled_and_the_others_go_on() {
         entries: 0,
     };
     for bytes in [b"nonsense".to_vec(), vec![0xff; 200], header.emit(0, &hash).to_vec()] {
-        let (connection, _device) = stranger(&host, &Hello { declared: None }.emit()).expect("accepted");
+        let (connection, _device) =
+            stranger(&host, &Hello { declared: None, credentials: Credentials::None }.emit())
+                .expect("accepted");
         let wr = SendWr {
             wr_id: 1,
             op: SendOp::Send,

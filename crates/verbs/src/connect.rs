@@ -426,6 +426,12 @@ impl Connection {
         self.inner.path.remote.to_ip()
     }
 
+    /// Where this side is, as the peer sees it.
+    #[must_use]
+    pub fn local(&self) -> IpAddr {
+        self.inner.path.local.to_ip()
+    }
+
     /// Active side: what the peer's consumer said when it accepted, padded with zeros to 196 bytes.
     #[must_use]
     pub fn private_data(&self) -> Box<[u8]> {

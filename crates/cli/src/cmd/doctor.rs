@@ -45,6 +45,8 @@ pub(crate) struct Args {
     /// Local address to send from [default: the one that routes to the server]
     #[arg(long, value_name = "ADDRESS", env = "REM_LOCAL")]
     local: Option<IpAddr>,
+    #[command(flatten)]
+    tokens: crate::args::Tokens,
     /// Print one JSON object
     #[arg(long)]
     json: bool,
@@ -125,7 +127,9 @@ fn explain_all(args: &Args) -> Result<(), Fail> {
         Some(explain::Responder::Configuration(config)) => {
             all.push(explain::responder(&config.to_string(), config)?);
         }
-        Some(explain::Responder::Server(server)) => all.push(explain::server(server, args.local)?),
+        Some(explain::Responder::Server(server)) => {
+            all.push(explain::server(server, args.local, &args.tokens)?)
+        }
         None => explain_places(args, &mut all)?,
     }
     if args.json {

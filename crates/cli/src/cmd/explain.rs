@@ -13,7 +13,7 @@ use remanence_pmem::PersistenceDomain;
 use remanence_remote::{CostSource, Options, Session};
 use serde_json::{Value, json};
 
-use crate::args::Server;
+use crate::args::{Server, Tokens};
 use crate::device;
 use crate::fail::Fail;
 
@@ -80,12 +80,12 @@ pub(crate) fn responder(name: &str, config: &Config) -> Result<Explained, Fail> 
 }
 
 /// A live server: what both sides rely on, by a handshake, and the plans with costs measured on this connection.
-pub(crate) fn server(server: &Server, local: Option<IpAddr>) -> Result<Explained, Fail> {
+pub(crate) fn server(server: &Server, local: Option<IpAddr>, tokens: &Tokens) -> Result<Explained, Fail> {
     let name = server.to_string();
     let fail = |e: remanence_remote::Error| Fail::new(e.to_string());
     let to = server.resolve()?;
     let context = device::open_towards(to.ip(), local)?;
-    let options = Options::default().costs(CostSource::Measured);
+    let options = Options::default().costs(CostSource::Measured).tokens(tokens.load_any()?);
     let mut session = Session::connect(&context, to, options).map_err(fail)?;
     let (config, costs, region) = (*session.config(), *session.costs(), session.region());
     let mut prover = Prover::default();

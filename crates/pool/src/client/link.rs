@@ -136,12 +136,12 @@ impl Link {
             other => return Err(unexpected(other)),
         };
         let token = tokens.iter().find(|token| token.fingerprint() == fingerprint).ok_or(Why::WrongToken)?;
-        let proof = token.prove(Side::Client, &nonce, &theirs);
+        let proof = Side::Client.prove(token, &nonce, &theirs);
         let (proof, ticket, info) = match this.converse(desk, Request::Authenticate { proof }, limit)? {
             Reply::Welcome { proof, ticket, info } => (proof, ticket, info),
             other => return Err(unexpected(other)),
         };
-        if !token.verify(Side::Server, &nonce, &theirs, &proof) {
+        if !Side::Server.verify(token, &nonce, &theirs, &proof) {
             return Err(Why::Impostor);
         }
         this.info = info;

@@ -321,14 +321,14 @@ impl<M: Medium> Core<M> {
                 if let Err(wait) = self.gate.admit(now, client.address) {
                     return Verdict::Last(too_early(client.address, wait).emit(number));
                 }
-                if !self.token.verify(Side::Client, c, s, &proof) {
+                if !Side::Client.verify(&self.token, c, s, &proof) {
                     self.stats.wrong_tokens += 1;
                     self.gate.failed(now, client.address);
                     let reason =
                         "the token is wrong; use the one that this server printed or keeps in its token file";
                     return Verdict::Last(Reply::refused(Code::WrongToken, reason).emit(number));
                 }
-                let proof = self.token.prove(Side::Server, c, s);
+                let proof = Side::Server.prove(&self.token, c, s);
                 let mut ticket = [0; 16];
                 random(&mut ticket);
                 self.gate.succeeded(client.address);

@@ -99,9 +99,9 @@ impl World {
         };
         let token = Token::new(token).expect("fair");
         let reply =
-            self.ask(client, &Request::Authenticate { proof: token.prove(Side::Client, &nonce, &server) });
+            self.ask(client, &Request::Authenticate { proof: Side::Client.prove(&token, &nonce, &server) });
         if let Reply::Welcome { proof, .. } = &reply {
-            assert!(token.verify(Side::Server, &nonce, &server, proof));
+            assert!(Side::Server.verify(&token, &nonce, &server, proof));
         }
         reply
     }

@@ -14,7 +14,7 @@ use remanence_remotelog::group::{self, LegError};
 use remanence_remotelog::live::{self, Method, SessionLeg};
 use remanence_remotelog::{Group, Leg, Status};
 
-use crate::args::Server;
+use crate::args::{Server, Tokens};
 use crate::device;
 use crate::fail::Fail;
 
@@ -54,6 +54,8 @@ pub(crate) fn run(args: &Args) -> Result<(), Fail> {
 /// How servers are reached.
 #[derive(Clone, Debug, clap::Args)]
 struct Reach {
+    #[command(flatten)]
+    tokens: Tokens,
     /// Local address to send from [default: the one that routes to the server]
     #[arg(long, value_name = "ADDRESS", env = "REM_LOCAL")]
     local: Option<IpAddr>,
@@ -63,8 +65,9 @@ struct Reach {
 }
 
 impl Reach {
-    fn options(&self) -> remanence_remote::Options {
-        remanence_remote::Options::default().patience(std::time::Duration::from_secs(self.patience))
+    fn options(&self) -> Result<remanence_remote::Options, Fail> {
+        let patience = std::time::Duration::from_secs(self.patience);
+        Ok(remanence_remote::Options::default().patience(patience).tokens(self.tokens.load_any()?))
     }
 }
 
@@ -108,6 +111,7 @@ impl Write {
             writer: u32::from_le_bytes(writer.try_into().expect("four bytes")),
             group: remanence_remotelog::format::superblock::Uuid(name.try_into().expect("16 bytes")),
         };
+        let reach = self.reach.options()?;
         let mut legs = Vec::new();
         let mut context = None;
         for server in &self.servers {
@@ -116,7 +120,7 @@ impl Write {
                 context = Some(device::open_towards(to.ip(), self.reach.local)?);
             }
             let context = context.as_ref().expect("opened just now");
-            let leg = live::connect(context, to, self.reach.options(), self.method());
+            let leg = live::connect(context, to, reach.clone(), self.method());
             let alone = self.servers.len() == 1;
             legs.push((server.to_string(), leg.map(|leg| if alone { leg.alone() } else { leg })));
         }
@@ -129,7 +133,7 @@ fn look(server: &Server, reach: &Reach) -> Result<(SessionLeg, Status), Fail> {
     let to = server.resolve()?;
     let context = device::open_towards(to.ip(), reach.local)?;
     let mut leg =
-        live::connect(&context, to, reach.options(), Method::Cheapest).map_err(|e| of(server, &e))?;
+        live::connect(&context, to, reach.options()?, Method::Cheapest).map_err(|e| of(server, &e))?;
     let status = leg.call(&remanence_remotelog::proto::Request::Status).map_err(|e| of(server, &e))?;
     Ok((leg, status))
 }

@@ -24,9 +24,12 @@ use crate::ui::{self, Mood};
 Examples:
   rem log serve orders.log --size 256M            a log of 256M in a file, made if it is not there
   rem log serve /mnt/pmem/orders.log --size 4G --mode compound
-  rem log serve orders.log --listen 192.0.2.7     reachable from other machines
+  rem log serve orders.log --listen 192.0.2.7 --token-file orders.token
+                                                  reachable from other machines that have the token, which is made
+                                                  if the file is not there
 
-Whoever reaches the port can read and write the log: there is no token, so listen on trusted networks only.")]
+Without a token only this machine may reach the server, unless you say --insecure. RoCEv2 itself neither encrypts nor
+authenticates: on a network that others can forge packets on, a token does not help.")]
 pub(super) struct Args {
     /// File of the log; made if it is not there
     #[arg(value_name = "FILE")]
@@ -43,6 +46,8 @@ pub(super) struct Args {
     /// Address to listen on; port 0 takes one that is free
     #[arg(long, value_name = "HOST[:PORT]", default_value = "127.0.0.1")]
     listen: args::Server,
+    #[command(flatten)]
+    door: args::Door,
     /// Clients at a time
     #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u16).range(1..=256))]
     clients: u16,
@@ -78,7 +83,9 @@ pub(super) fn run(args: &Args) -> Result<(), Fail> {
         file = file.create(args.size.0);
     }
     let region = file.open(&args.file).map_err(|e| Fail::new(e.to_string()))?;
+    let token = args.door.token()?;
     let mut options = ServerOptions::new(&context, region.clone(), listen.port()).sessions(args.clients);
+    options = args.door.guard(options, token.as_ref().map(|(token, _)| token));
     options = match args.configuration {
         Some(config) => options.declare(config),
         None if args.buffers == "pm" => options.buffers(Buffers::Pm),
@@ -112,6 +119,8 @@ pub(super) fn run(args: &Args) -> Result<(), Fail> {
             "replayed": server.recovered().applied,
             "damage": status.damage.map(|d| d.to_string()),
             "configuration": server.config().to_string(),
+            "token_file": token.as_ref().and_then(|(_, file)| *file),
+            "token_fingerprint": token.as_ref().map(|(token, _)| token.fingerprint().to_string()),
             "durable": durable,
             "survives": server.sentence(),
         });
@@ -130,11 +139,31 @@ pub(super) fn run(args: &Args) -> Result<(), Fail> {
         );
         ui::line(Mood::Good, "log", log);
         ui::line(Mood::Good, "address", server.addr());
+        match &token {
+            Some((token, file)) => {
+                let place = file.map_or_else(|| "as given".into(), |file| format!("in {}", file.display()));
+                ui::line(Mood::Good, "token", format!("{place} (fingerprint {})", token.fingerprint()));
+            }
+            None if server.addr().ip().is_loopback() => {
+                ui::line(Mood::Note, "token", "none: everybody on this machine may read and write the log");
+            }
+            None => {
+                ui::line(Mood::Bad, "token", "none: whoever reaches this address may read and write the log")
+            }
+        }
         ui::line(if durable { Mood::Good } else { Mood::Note }, "durability", server.sentence());
         if let Some(damage) = status.damage {
             ui::line(Mood::Bad, "damage", damage);
         }
-        ui::remark(format!("\n  rem log append {0}\n  rem log tail {0} --follow\n", server.addr()));
+        let with = match &token {
+            Some((_, Some(file))) => format!(" --token-file {}", file.display()),
+            Some((_, None)) => " --token TOKEN".into(),
+            None => String::new(),
+        };
+        ui::remark(format!(
+            "\n  rem log append {0}{with}\n  rem log tail {0}{with} --follow\n",
+            server.addr()
+        ));
         ui::remark("  Ctrl-C stops the server; the log in the file stays.");
     }
     let stop = Arc::new(AtomicBool::new(false));
@@ -145,6 +174,7 @@ pub(super) fn run(args: &Args) -> Result<(), Fail> {
             "event": "stopped",
             "clients": stats.sessions,
             "expelled": stats.expelled,
+            "wrong_tokens": stats.wrong_tokens,
             "messages": stats.served.messages,
         });
         print_line(&stopped.to_string())?;
