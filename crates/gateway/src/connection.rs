@@ -2,13 +2,13 @@
 //!
 //! A turn carries out what has been received, sends what that gave, and receives more, until nothing is left to do or the
 //! turn has done its share, so that one busy client does not keep the others waiting. Replies of a pipeline are sent
-//! together. A client that does not read its replies is not read from: what it has sent stays where it is, in the end in
+//! together, and plain GETs or SETs that follow each other go to the store together. A client that does not read its replies is not read from: what it has sent stays where it is, in the end in
 //! the client's own socket.
 
 use std::io::{self, ErrorKind, Read as _, Write as _};
 use std::sync::RwLock;
 
-use remanence_resp::engine::{Isolation, Moment, Session, Shared, isolation};
+use remanence_resp::engine::{Isolation, Moment, Session, Shared, alike, isolation};
 use remanence_resp::protocol::{Decoder, Limits};
 use remanence_resp::store::Store;
 
@@ -17,6 +17,8 @@ use crate::stream::Stream;
 
 /// Requests that one turn carries out.
 const REQUESTS: usize = 512;
+/// Plain GETs, or plain SETs, of a pipeline that are carried out together at most.
+const RUN: usize = 64;
 /// Reads that one turn makes, each of a worker's whole buffer.
 const READS: usize = 4;
 /// An output buffer that grew beyond this for large replies is given back once it is empty; all of it is, once the
@@ -41,6 +43,10 @@ pub(crate) struct Connection {
     /// Microseconds of Unix time since when output has been waiting, without any of it being taken.
     stalled_us: Option<i64>,
     throttled: bool,
+    /// The peer has closed its half, or the socket failed, and that has not been read yet.
+    hung_up: bool,
+    /// How many requests may be carried out together, by how large replies have been.
+    run_max: usize,
 }
 
 /// What a worker lends to a turn.
@@ -78,6 +84,8 @@ impl Connection {
             leaving: false,
             stalled_us: None,
             throttled: false,
+            hung_up: false,
+            run_max: RUN / 4,
         }
     }
 
@@ -90,9 +98,10 @@ impl Connection {
     }
 
     /// The socket is ready for something.
-    pub(crate) const fn wake(&mut self, readable: bool, writable: bool) {
+    pub(crate) const fn wake(&mut self, readable: bool, writable: bool, hung_up: bool) {
         self.readable |= readable;
         self.writable |= writable;
+        self.hung_up |= hung_up;
     }
 
     /// Since when the peer has taken nothing of what waits for it.
@@ -183,6 +192,10 @@ impl Connection {
         if count == 0 {
             self.ended = true;
             self.readable = false;
+        } else if count < with.buffer.len() && self.stream.is_tcp() && !self.hung_up {
+            // epoll(7): a short read has emptied the socket, and what comes from here on is told as an edge; but for an end
+            // that has been told already.
+            self.readable = false;
         }
         self.decoder.push(&with.buffer[..count]);
         Ok(())
@@ -197,25 +210,29 @@ impl Connection {
                 return Err(Throttled);
             }
             let stranger = self.session.stranger(with.shared);
-            match self.decoder.next(stranger) {
+            match self.decoder.next_run(stranger, self.run_max.min(max - count), alike) {
                 Ok(None) => break,
-                Ok(Some(request)) => {
+                Ok(Some(run)) => {
                     let start = *now.get_or_insert_with(process::unix_us);
                     *with.random = next_random(*with.random);
                     let moment = Moment { unix_us: start, random: *with.random };
+                    let owed = self.output.len();
                     // A poisoned lock protects nothing that could be torn: it only keeps commands apart.
-                    let command = match isolation(&request) {
+                    let command = match isolation(&run.request(0)) {
                         Isolation::Together => {
                             let _beside =
                                 with.alone.read().unwrap_or_else(std::sync::PoisonError::into_inner);
-                            self.session.execute(&request, with.store, with.shared, moment, &mut self.output)
+                            self.session.execute_run(&run, with.store, with.shared, moment, &mut self.output)
                         }
                         Isolation::Alone => {
                             let _alone =
                                 with.alone.write().unwrap_or_else(std::sync::PoisonError::into_inner);
-                            self.session.execute(&request, with.store, with.shared, moment, &mut self.output)
+                            self.session.execute_run(&run, with.store, with.shared, moment, &mut self.output)
                         }
                     };
+                    // Replies to requests that are carried out together are in memory together.
+                    let each = (self.output.len() - owed) / run.len();
+                    self.run_max = (with.output_high / (each + 1)).clamp(1, RUN);
                     // The end of one command is the start of the next: one look at the clock for both.
                     let end = process::unix_us();
                     if let Some(command) = command {
@@ -226,7 +243,7 @@ impl Connection {
                             .add(end.saturating_sub(start).max(0) as u64);
                     }
                     now = Some(end);
-                    count += 1;
+                    count += run.len();
                 }
                 Err(error) => {
                     self.session.protocol_error(&error, with.shared, &mut self.output);

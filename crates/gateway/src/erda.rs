@@ -7,12 +7,13 @@
 //!
 //! DBSIZE, FLUSHDB and the like walk through the store's keys: Erda keeps no count by database.
 
+use std::collections::BTreeSet;
 use std::fmt::Display;
 
 use remanence_kv::client::{Call, Client, Error, Get, Many, Operation, Put, RemoteMemory, run};
 use remanence_kv::format::KEY_MAX;
 use remanence_kv::proto::{Expect, Refusal, Reply, Request};
-use remanence_resp::store::{Condition, HEAD_LEN, Key, Store, StoreError, StoreLimits, Version};
+use remanence_resp::store::{Condition, Fetched, HEAD_LEN, Key, Store, StoreError, StoreLimits, Version};
 
 /// Keys asked for at a time where all are wanted.
 const PAGE: usize = 256;
@@ -142,6 +143,54 @@ where
             Ok(_) => Ok(true),
             Err(Error::Refused(Refusal::WrongVersion { .. })) => Ok(false),
             Err(error) => Err(refused(&error)),
+        }
+    }
+
+    fn get_many(&mut self, keys: &[Key<'_>], values: &mut Vec<u8>, found: &mut Vec<Fetched>) {
+        // No key that is too long can have been written.
+        let names: Vec<Option<Vec<u8>>> = keys.iter().map(|key| named(*key).ok()).collect();
+        let gets = names.iter().flatten().map(|name| Get::new(name)).collect();
+        match self.carry_out(&mut Many::new(gets)) {
+            Err(error) => found.extend(names.iter().map(|_| Err(error.clone()))),
+            Ok(outputs) => {
+                let mut outputs = outputs.into_iter();
+                found.extend(names.iter().map(|name| {
+                    let output = name.as_ref().and_then(|_| outputs.next()).unwrap_or(Ok(None));
+                    let value = output.map_err(|error| refused(&error))?;
+                    Ok(value.map(|value| {
+                        let start = values.len();
+                        values.extend_from_slice(&value.value);
+                        (Version(value.version), start..values.len())
+                    }))
+                }));
+            }
+        }
+    }
+
+    fn put_many(&mut self, puts: &[(Key<'_>, &[u8])], done: &mut Vec<Result<(), StoreError>>) {
+        let mut rest = puts;
+        while !rest.is_empty() {
+            // A key has one unfinished write at a time: up to where one comes again, they go together.
+            let mut seen = BTreeSet::new();
+            let distinct = rest.iter().take_while(|(key, _)| seen.insert(*key)).count();
+            let (now, later) = rest.split_at(distinct);
+            rest = later;
+            let names: Vec<Result<Vec<u8>, StoreError>> = now.iter().map(|(key, _)| named(*key)).collect();
+            let named =
+                names.iter().zip(now).filter_map(|(name, (_, value))| Some((name.as_ref().ok()?, value)));
+            let puts = named.map(|(name, value)| Put::new(name, value, 0, Expect::Any)).collect();
+            let outputs = self.carry_out(&mut Many::new(puts));
+            let mut outputs = outputs.map(Vec::into_iter);
+            done.extend(names.into_iter().map(|name| {
+                name?;
+                match &mut outputs {
+                    Err(error) => Err(error.clone()),
+                    Ok(outputs) => {
+                        let output = outputs.next().expect("an output of each operation");
+                        output.map(drop).map_err(|error| refused(&error))
+                    }
+                }
+            }));
         }
     }
 

@@ -110,6 +110,10 @@ impl Stream {
         self.source().register(registry, token, Interest::READABLE | Interest::WRITABLE)
     }
 
+    pub(crate) const fn is_tcp(&self) -> bool {
+        matches!(self, Self::Tcp(_))
+    }
+
     pub(crate) fn deregister(&mut self, registry: &Registry) {
         // Closing the socket does the same: this only says it sooner.
         let _ = self.source().deregister(registry);

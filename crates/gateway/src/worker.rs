@@ -10,6 +10,7 @@ use std::sync::mpsc::{Receiver, Sender};
 use std::sync::{Arc, RwLock};
 use std::time::{Duration, Instant};
 
+use mio::event::Event;
 use mio::{Events, Poll, Token};
 use remanence_resp::engine::{Session, Shared};
 use remanence_resp::store::Store;
@@ -139,7 +140,7 @@ impl<S: Store> Worker<S> {
                 match event.token() {
                     WAKER => {}
                     Token(door @ DOORS..SEATS) => self.answer_door(door - DOORS),
-                    Token(seat) => self.wake(seat - SEATS, event.is_readable(), event.is_writable()),
+                    Token(seat) => self.wake(seat - SEATS, event),
                 }
             }
             while let Ok(arrival) = self.inbox.try_recv() {
@@ -219,9 +220,10 @@ impl<S: Store> Worker<S> {
         self.turn(place);
     }
 
-    fn wake(&mut self, place: usize, readable: bool, writable: bool) {
+    fn wake(&mut self, place: usize, event: &Event) {
         if let Some(Some(connection)) = self.guests.get_mut(place) {
-            connection.wake(readable, writable);
+            let hung_up = event.is_read_closed() || event.is_error();
+            connection.wake(event.is_readable(), event.is_writable(), hung_up);
         }
         self.turn(place);
     }
@@ -326,7 +328,10 @@ impl<S: Store> Worker<S> {
             for place in 0..self.guests.len() {
                 if first {
                     // One more look at every socket: requests that had arrived when the stop came are answered.
-                    self.wake(place, true, true);
+                    if let Some(connection) = &mut self.guests[place] {
+                        connection.wake(true, true, false);
+                    }
+                    self.turn(place);
                     if let Some(connection) = &mut self.guests[place] {
                         connection.leave();
                     }
@@ -349,7 +354,7 @@ impl<S: Store> Worker<S> {
             }
             for event in &events {
                 if let Token(seat @ SEATS..) = event.token() {
-                    self.wake(seat - SEATS, event.is_readable(), event.is_writable());
+                    self.wake(seat - SEATS, event);
                 }
             }
         }

@@ -189,6 +189,64 @@ fn replies_over_erda_are_those_over_memory() {
 }
 
 #[test]
+fn what_goes_together_is_what_would_have_gone_one_after_the_other() {
+    let image = image();
+    let host = Host::open(&image);
+    let mut erda = [host.connect(), host.connect()];
+    let mut memory = MemoryStore::default();
+    let mut state = 11;
+    for step in 0..200_u64 {
+        let client = &mut erda[step as usize % 2];
+        let value = |i: usize| format!("{step}-{i}").repeat(1 + i % 7).into_bytes();
+        // Keys come twice, and one is too long for Erda.
+        let mut names: Vec<Vec<u8>> =
+            (0..1 + random(&mut state) % 12).map(|_| vec![b'k', (random(&mut state) % 8) as u8]).collect();
+        if step % 5 == 0 {
+            names.insert(names.len() / 2, vec![b'x'; 2000]);
+        }
+        let keys: Vec<Key<'_>> = names.iter().map(|name| Key { space: 3, name }).collect();
+        let values: Vec<Vec<u8>> = (0..keys.len()).map(value).collect();
+        let fits = |key: &Key<'_>| key.name.len() < 1024;
+        if step % 2 == 0 {
+            let puts: Vec<(Key<'_>, &[u8])> =
+                keys.iter().copied().zip(values.iter().map(|v| &v[..])).collect();
+            let mut done = Vec::new();
+            client.put_many(&puts, &mut done);
+            assert_eq!(done.len(), puts.len());
+            for ((key, value), done) in puts.iter().zip(done) {
+                assert_eq!(done.is_ok(), fits(key), "{done:?}");
+                if fits(key) {
+                    assert_eq!(memory.put(*key, value, Condition::Always), Ok(true));
+                }
+            }
+        }
+        let (mut bytes, mut found) = (Vec::new(), Vec::new());
+        client.get_many(&keys, &mut bytes, &mut found);
+        assert_eq!(found.len(), keys.len());
+        for (key, found) in keys.iter().zip(found) {
+            let mut expected = Vec::new();
+            let there = memory.get(*key, &mut expected).unwrap().is_some();
+            let value = found.unwrap().map(|(_, range)| bytes[range].to_vec());
+            assert_eq!(value, there.then_some(expected), "step {step}");
+        }
+        host.go_on(client);
+    }
+    // A store that cannot be reached says so for each.
+    let view = host.server.borrow().view();
+    let id = host.server.borrow_mut().connect();
+    let mut cut_off = Erda::new(Client::new(view, 0), Remote { host: &host, id, down: true });
+    let (key, mut found, mut done) = (Key { space: 0, name: b"a" }, Vec::new(), Vec::new());
+    cut_off.get_many(&[key, key], &mut Vec::new(), &mut found);
+    cut_off.put_many(&[(key, b"1"), (key, b"2")], &mut done);
+    assert!(
+        found.len() == 2
+            && found.iter().all(Result::is_err)
+            && done.len() == 2
+            && done.iter().all(Result::is_err)
+    );
+}
+
+#[test]
 fn scans_go_through_every_key_of_one_database() {
     let image = image();
     let host = Host::open(&image);

@@ -10,9 +10,9 @@ use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU8, AtomicU16, AtomicU64, O
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::command::{self, Command};
-use crate::protocol::{Request, Version, Writer};
+use crate::protocol::{Request, Run, Version, Writer};
 use crate::stats::Stats;
-use crate::store::Store;
+use crate::store::{Fetched, Store, StoreError};
 use crate::value::UnixMs;
 
 /// The version of Redis whose commands and texts these are.
@@ -240,6 +240,18 @@ pub fn isolation(request: &Request<'_>) -> Isolation {
     if alone { Isolation::Alone } else { Isolation::Together }
 }
 
+/// Whether two requests are plain GETs, or plain SETs, which [`Session::execute_run`] carries out together. Each must have the
+/// words of one.
+#[must_use]
+pub fn alike(first: &Request<'_>, next: &Request<'_>) -> bool {
+    let name: &[u8] = match first.len() {
+        2 => b"GET",
+        3 => b"SET",
+        _ => return false,
+    };
+    [first, next].iter().all(|request| request.word(0).eq_ignore_ascii_case(name))
+}
+
 /// Which replies a connection wants.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Replies {
@@ -262,6 +274,9 @@ pub struct Session {
     closing: bool,
     /// Buffers that commands use and give back.
     pub(crate) spare: Vec<Vec<u8>>,
+    /// Answers of the store to a run of requests.
+    pub(crate) fetched: Vec<Fetched>,
+    pub(crate) written: Vec<Result<(), StoreError>>,
 }
 
 impl Session {
@@ -291,6 +306,8 @@ impl Session {
             replies: Replies::On,
             closing: false,
             spare: Vec::new(),
+            fetched: Vec::new(),
+            written: Vec::new(),
         }
     }
 
@@ -302,6 +319,8 @@ impl Session {
     /// Gives back the memory that it keeps for its next command.
     pub fn relax(&mut self) {
         self.spare = Vec::new();
+        self.fetched = Vec::new();
+        self.written = Vec::new();
     }
 
     /// What others see of it.
@@ -362,6 +381,29 @@ impl Session {
             Replies::SkipNext => self.replies = Replies::SkipThis,
         }
         command
+    }
+
+    /// Carries out requests that are [`alike`], or a single one, with the same replies as one after the other. The store is
+    /// asked for all of them at once. Which command it was, if it was one.
+    pub fn execute_run<S: Store>(
+        &mut self,
+        run: &Run<'_>,
+        store: &mut S,
+        shared: &Shared,
+        moment: Moment,
+        out: &mut Vec<u8>,
+    ) -> Option<&'static Command> {
+        if run.len() == 1 || self.replies != Replies::On || self.stranger(shared) {
+            let mut last = None;
+            for request in run.requests() {
+                last = self.execute(&request, store, shared, moment, out);
+            }
+            return last;
+        }
+        let command = command::dispatch_run(self, run, store, shared, moment, out);
+        self.peer.last_us.store(moment.unix_us, Ordering::Relaxed);
+        self.peer.last_command.store(command.id as u16 + 1, Ordering::Relaxed);
+        Some(command)
     }
 
     /// Tells the peer that what it sent is no request; the connection is to be closed.

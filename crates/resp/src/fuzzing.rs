@@ -22,13 +22,15 @@ fn small() -> Limits {
 fn requests<'a>(
     pieces: impl Iterator<Item = &'a [u8]>,
     stranger: bool,
+    run: usize,
 ) -> (Vec<Vec<Vec<u8>>>, Option<String>) {
     let (mut decoder, mut requests) = (Decoder::new(small()), Vec::new());
     for piece in pieces {
         decoder.push(piece);
         loop {
-            match decoder.next(stranger) {
-                Ok(Some(request)) => requests.push(request.words(0).map(<[u8]>::to_vec).collect()),
+            match decoder.next_run(stranger, run, |_, _| true) {
+                Ok(Some(run)) => requests
+                    .extend(run.requests().map(|request| request.words(0).map(<[u8]>::to_vec).collect())),
                 Ok(None) => break,
                 Err(error) => return (requests, Some(error.to_string())),
             }
@@ -46,8 +48,9 @@ pub fn resp(data: &[u8]) {
         return;
     };
     let size = usize::from(first >> 1).max(1);
-    let whole = requests(std::iter::once(bytes), stranger);
-    let pieces = requests(bytes.chunks(size), stranger);
+    let whole = requests(std::iter::once(bytes), stranger, 1);
+    assert_eq!(requests(std::iter::once(bytes), stranger, 5), whole, "several at a time");
+    let pieces = requests(bytes.chunks(size), stranger, 1 + size % 4);
     assert_eq!(whole.0, pieces.0, "in pieces of {size}");
     // A limit on what is pending may be noticed sooner in one than in the other, and nothing else may differ.
     if whole.1 != pieces.1 {

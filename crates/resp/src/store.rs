@@ -7,6 +7,8 @@
 //!
 //! A handle belongs to one thread; threads have handles of their own on one store.
 
+use std::ops::Range;
+
 /// Bytes from the start of a value that [`Store::head`] and [`Store::scan`] give: enough to tell what it is and when it
 /// expires.
 pub const HEAD_LEN: usize = 9;
@@ -75,6 +77,9 @@ pub enum StoreError {
     Foreign,
 }
 
+/// A value of [`Store::get_many`]: its version, and which bytes of the buffer it is.
+pub type Fetched = Result<Option<(Version, Range<usize>)>, StoreError>;
+
 /// A store of keys and values.
 ///
 /// What a returned write survives is the store's affair; the gateway answers after the store has.
@@ -104,6 +109,24 @@ pub trait Store {
     /// # Errors
     /// [`StoreError`]
     fn put(&mut self, key: Key<'_>, value: &[u8], condition: Condition) -> Result<bool, StoreError>;
+
+    /// Reads several values at once: appends each to `values`, and to `found`, in the order of the keys, where it is. Each is
+    /// what [`get`](Self::get) would find some time meanwhile.
+    fn get_many(&mut self, keys: &[Key<'_>], values: &mut Vec<u8>, found: &mut Vec<Fetched>) {
+        for key in keys {
+            let start = values.len();
+            let version = self.get(*key, values);
+            found.push(version.map(|version| version.map(|version| (version, start..values.len()))));
+        }
+    }
+
+    /// Writes several values at once, whatever was there: appends to `done`, in the order of the keys, whether each was
+    /// written. Of a key that is there twice the last value stays.
+    fn put_many(&mut self, puts: &[(Key<'_>, &[u8])], done: &mut Vec<Result<(), StoreError>>) {
+        for (key, value) in puts {
+            done.push(self.put(*key, value, Condition::Always).map(|_| ()));
+        }
+    }
 
     /// Deletes a value if there is one and the condition holds; whether it did.
     ///

@@ -362,3 +362,104 @@ fn a_connection_can_be_told_to_end() {
     assert_eq!(one.run(&shared, "CLIENT KILL TYPE normal SKIPME no"), ":1\r\n");
     assert!(one.session.closing());
 }
+
+/// A store where one key cannot be reached.
+struct Broken(MemoryStore);
+
+impl Store for Broken {
+    fn limits(&self) -> StoreLimits {
+        self.0.limits()
+    }
+
+    fn get(&mut self, key: Key<'_>, value: &mut Vec<u8>) -> Result<Option<Version>, StoreError> {
+        if key.name == b"lost" {
+            return Err(StoreError::Unavailable("it is lost".to_owned()));
+        }
+        self.0.get(key, value)
+    }
+
+    fn put(&mut self, key: Key<'_>, value: &[u8], condition: Condition) -> Result<bool, StoreError> {
+        if key.name == b"lost" {
+            return Err(StoreError::Full);
+        }
+        self.0.put(key, value, condition)
+    }
+
+    fn delete(&mut self, key: Key<'_>, condition: Condition) -> Result<bool, StoreError> {
+        self.0.delete(key, condition)
+    }
+
+    fn scan(
+        &mut self,
+        space: u8,
+        cursor: u64,
+        count: usize,
+        each: &mut dyn FnMut(&[u8], &[u8]),
+    ) -> Result<u64, StoreError> {
+        self.0.scan(space, cursor, count, each)
+    }
+
+    fn sample(&mut self, space: u8, random: u64, name: &mut Vec<u8>) -> Result<bool, StoreError> {
+        self.0.sample(space, random, name)
+    }
+
+    fn count(&mut self, space: u8) -> Result<u64, StoreError> {
+        self.0.count(space)
+    }
+
+    fn clear(&mut self, space: Option<u8>) -> Result<(), StoreError> {
+        self.0.clear(space)
+    }
+}
+
+#[test]
+fn what_goes_to_the_store_together_has_the_replies_and_counts_of_one_after_the_other() {
+    use remanence_resp::engine::alike;
+    let mut pipeline = Vec::new();
+    for name in ["a", "lost", "none", "hash", "late", "a", "b"] {
+        pipeline.extend(format!("*2\r\n$3\r\ngEt\r\n${}\r\n{name}\r\n", name.len()).into_bytes());
+    }
+    for (name, value) in [("a", "1"), ("a", "22"), ("lost", "3"), ("hash", ""), ("c", "4")] {
+        let words =
+            format!("*3\r\n$3\r\nSET\r\n${}\r\n{name}\r\n${}\r\n{value}\r\n", name.len(), value.len());
+        pipeline.extend(words.into_bytes());
+    }
+    for name in ["a", "hash", "c"] {
+        pipeline.extend(format!("*2\r\n$3\r\nGET\r\n${}\r\n{name}\r\n", name.len()).into_bytes());
+    }
+    let carry_out = |max: usize, before: &str| {
+        let shared = Shared::new(Config::default(), 0);
+        let mut client = Client::new(&shared, Broken(MemoryStore::default()));
+        for line in ["SET a x", "HSET hash f v", "SET late y PX 10", "SET b z", before] {
+            client.run(&shared, line);
+        }
+        client.now += 20;
+        let mut decoder = Decoder::new(Limits::default());
+        decoder.push(&pipeline);
+        let (mut out, mut longest) = (Vec::new(), 0);
+        let moment = Moment { unix_us: client.now * 1000, random: 7 };
+        while let Some(run) = decoder.next_run(false, max, alike).unwrap() {
+            longest = longest.max(run.len());
+            client.session.execute_run(&run, &mut client.store, &shared, moment, &mut out);
+        }
+        let stats = &shared.stats;
+        let counts = [&stats.commands, &stats.hits, &stats.misses, &stats.expired, &stats.errors];
+        let of = |name: &[u8]| {
+            let of = stats.of(remanence_resp::command::Command::find(name).unwrap().id);
+            (of.calls.get(), of.failed.get())
+        };
+        let told = (counts.map(|count| count.get()), of(b"get"), of(b"set"), stats.errors_by_code());
+        (String::from_utf8(out).unwrap(), told, longest)
+    };
+    for before in ["PING", "CLIENT REPLY SKIP", "CLIENT REPLY OFF"] {
+        let (one, together) = (carry_out(1, before), carry_out(64, before));
+        assert_eq!((&one.0, &one.1), (&together.0, &together.1), "{before}");
+        assert_eq!((one.2, together.2), (1, 7));
+    }
+    let (out, ..) = carry_out(64, "PING");
+    assert!(
+        out.starts_with("$1\r\nx\r\n-ERR the store did not answer: it is lost\r\n$-1\r\n-WRONGTYPE"),
+        "{out}"
+    );
+    assert!(out.ends_with("$2\r\n22\r\n$0\r\n\r\n$1\r\n4\r\n"), "{out}");
+}

@@ -20,6 +20,33 @@ fn decode<'a>(pieces: impl Iterator<Item = &'a [u8]>, limits: Limits) -> (Vec<Wo
     (requests, None)
 }
 
+/// The same, several at a time.
+fn decode_runs<'a>(
+    pieces: impl Iterator<Item = &'a [u8]>,
+    limits: Limits,
+) -> (Vec<Words>, Option<ProtocolError>) {
+    let (mut decoder, mut requests) = (Decoder::new(limits), Vec::new());
+    for piece in pieces {
+        decoder.push(piece);
+        loop {
+            // Alike are requests whose first words begin with the same bit.
+            let parity = |request: &remanence_resp::protocol::Request<'_>| {
+                request.word(0).first().map_or(0, |byte| byte & 1)
+            };
+            match decoder.next_run(false, 3, |a, b| parity(a) == parity(b)) {
+                Ok(Some(run)) => {
+                    assert!(run.len() <= 3 && run.requests().all(|r| parity(&r) == parity(&run.request(0))));
+                    requests
+                        .extend(run.requests().map(|r| r.words(0).map(<[u8]>::to_vec).collect::<Words>()));
+                }
+                Ok(None) => break,
+                Err(error) => return (requests, Some(error)),
+            }
+        }
+    }
+    (requests, None)
+}
+
 fn encode(words: &Words) -> Vec<u8> {
     let mut bytes = format!("*{}\r\n", words.len()).into_bytes();
     for word in words {
@@ -57,13 +84,15 @@ proptest! {
         for cut in 0..=bytes.len() {
             let (front, back) = bytes.split_at(cut);
             prop_assert_eq!(&decode([front, back].into_iter(), Limits::default()), &(requests.clone(), None), "cut at {}", cut);
+            prop_assert_eq!(&decode_runs([front, back].into_iter(), Limits::default()), &(requests.clone(), None), "runs, cut at {}", cut);
         }
     }
 
     #[test]
     fn any_bytes_are_requests_or_an_error(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
         let whole = decode(std::iter::once(&bytes[..]), Limits::default());
-        prop_assert_eq!(decode(bytes.chunks(1), Limits::default()), whole);
+        prop_assert_eq!(decode(bytes.chunks(1), Limits::default()), whole.clone());
+        prop_assert_eq!(decode_runs(std::iter::once(&bytes[..]), Limits::default()), whole, "in runs");
     }
 }
 

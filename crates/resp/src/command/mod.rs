@@ -9,6 +9,7 @@ mod expiry;
 mod hashes;
 mod info;
 mod keys;
+mod run;
 mod scan;
 mod server;
 mod strings;
@@ -22,6 +23,7 @@ use crate::protocol::{Request, Writer};
 use crate::store::{Condition, Key, Store, StoreError, Version};
 use crate::value::{Fields, Head, Kind, UnixMs};
 
+pub(crate) use run::dispatch_run;
 pub use table::{COMMANDS, Command, Id};
 
 pub(crate) const WRONG_TYPE: &str = "WRONGTYPE Operation against a key holding the wrong kind of value";
@@ -146,11 +148,7 @@ pub(crate) fn dispatch<S: Store>(
             let reply = Writer::new(out, session.version);
             let mut call = Call { command, request, store, session, shared, moment, reply };
             let done = call.carry_out();
-            shared.stats.commands.add(1);
-            shared.stats.of(command.id).calls.add(1);
-            if done.is_err() {
-                shared.stats.of(command.id).failed.add(1);
-            }
+            count(shared, command, &done);
             done.err()
         }
         (found, refusal) => {
@@ -161,12 +159,25 @@ pub(crate) fn dispatch<S: Store>(
         }
     };
     if let Some(failure) = failure {
-        let text = failure.bytes();
-        shared.stats.error(&text);
-        out.truncate(start);
-        Writer::new(out, session.version).error(&text);
+        answer_failure(session, shared, &failure, start, out);
     }
     found
+}
+
+fn count(shared: &Shared, command: &Command, done: &Done) {
+    shared.stats.commands.add(1);
+    shared.stats.of(command.id).calls.add(1);
+    if done.is_err() {
+        shared.stats.of(command.id).failed.add(1);
+    }
+}
+
+/// Takes back what was written of a reply, and answers with the error.
+fn answer_failure(session: &Session, shared: &Shared, failure: &Failure, start: usize, out: &mut Vec<u8>) {
+    let text = failure.bytes();
+    shared.stats.error(&text);
+    out.truncate(start);
+    Writer::new(out, session.version).error(&text);
 }
 
 pub(crate) fn wrong_arity(name: &str) -> Failure {

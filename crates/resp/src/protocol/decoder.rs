@@ -133,6 +133,39 @@ impl<'a> Request<'a> {
     }
 }
 
+/// Requests that came one behind the other, of equally many words each. Never empty.
+#[derive(Clone, Copy, Debug)]
+pub struct Run<'a> {
+    bytes: &'a [u8],
+    words: &'a [Range<usize>],
+    each: usize,
+}
+
+impl<'a> Run<'a> {
+    /// How many requests.
+    #[must_use]
+    #[expect(clippy::len_without_is_empty, reason = "a run is never empty")]
+    pub const fn len(&self) -> usize {
+        self.words.len() / self.each
+    }
+
+    /// One of them.
+    ///
+    /// # Panics
+    /// If there are not so many.
+    #[must_use]
+    pub fn request(&self, index: usize) -> Request<'a> {
+        let first = index * self.each;
+        Request { bytes: self.bytes, words: &self.words[first..first + self.each] }
+    }
+
+    /// All of them.
+    pub fn requests(&self) -> impl ExactSizeIterator<Item = Request<'a>> + use<'a> {
+        let bytes = self.bytes;
+        self.words.chunks_exact(self.each).map(move |words| Request { bytes, words })
+    }
+}
+
 /// Requests of one connection.
 #[derive(Debug)]
 pub struct Decoder {
@@ -151,6 +184,13 @@ pub struct Decoder {
     /// The words of an inline request, unquoted.
     line: Vec<u8>,
     broken: bool,
+}
+
+/// How a request came.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Form {
+    Array,
+    Line,
 }
 
 enum Step {
@@ -216,6 +256,14 @@ impl Decoder {
     /// # Errors
     /// [`ProtocolError`], now and at every later call.
     pub fn next(&mut self, stranger: bool) -> Result<Option<Request<'_>>, ProtocolError> {
+        Ok(match self.advance(stranger)? {
+            None => None,
+            Some(Form::Array) => Some(Request { bytes: &self.buffer, words: &self.words }),
+            Some(Form::Line) => Some(Request { bytes: &self.line, words: &self.words }),
+        })
+    }
+
+    fn advance(&mut self, stranger: bool) -> Result<Option<Form>, ProtocolError> {
         if self.broken {
             return Ok(None);
         }
@@ -223,11 +271,11 @@ impl Decoder {
             match self.step(stranger) {
                 Ok(Step::Multibulk) => {
                     self.done();
-                    return Ok(Some(Request { bytes: &self.buffer, words: &self.words }));
+                    return Ok(Some(Form::Array));
                 }
                 Ok(Step::Inline) => {
                     self.done();
-                    return Ok(Some(Request { bytes: &self.line, words: &self.words }));
+                    return Ok(Some(Form::Line));
                 }
                 Ok(Step::Empty) => self.done(),
                 Ok(Step::Partial) => {
@@ -244,6 +292,76 @@ impl Decoder {
                 }
             }
         }
+    }
+
+    /// As [`next`](Self::next), and up to `max` requests if what has come goes on with more that `alike` finds to be like the
+    /// first one. The others must be arrays of as many words.
+    ///
+    /// # Errors
+    /// [`ProtocolError`], now and at every later call.
+    pub fn next_run(
+        &mut self,
+        stranger: bool,
+        max: usize,
+        alike: impl Fn(&Request<'_>, &Request<'_>) -> bool,
+    ) -> Result<Option<Run<'_>>, ProtocolError> {
+        let Some(form) = self.advance(stranger)? else { return Ok(None) };
+        let each = self.words.len();
+        if form == Form::Line {
+            return Ok(Some(Run { bytes: &self.line, words: &self.words, each }));
+        }
+        // What a stranger sends is looked at one by one.
+        while !stranger && self.words.len() < max.saturating_mul(each) {
+            let Some(end) = self.whole(each) else { break };
+            let (words, last) = self.words.split_at(self.words.len() - each);
+            let [first, last] = [&words[..each], last].map(|words| Request { bytes: &self.buffer, words });
+            if !alike(&first, &last) {
+                self.words.truncate(self.words.len() - each);
+                break;
+            }
+            self.past(end);
+            self.done();
+        }
+        Ok(Some(Run { bytes: &self.buffer, words: &self.words, each }))
+    }
+
+    /// Appends the words of a request that starts at `at`, if it is an array of so many and all of it is there, and says
+    /// where it ends. What is unusual, wrong or too large is left to [`next`](Self::next).
+    fn whole(&mut self, count: usize) -> Option<usize> {
+        let before = self.words.len();
+        let end = self.try_whole(count);
+        if end.is_none() {
+            self.words.truncate(before);
+        }
+        end
+    }
+
+    fn try_whole(&mut self, count: usize) -> Option<usize> {
+        let mut at = self.at;
+        if self.number(&mut at, b'*')? != count {
+            return None;
+        }
+        for _ in 0..count {
+            let len = self.number(&mut at, b'$')?;
+            if len > self.limits.bulk || self.buffer.len() - at < len + 2 {
+                return None;
+            }
+            self.words.push(at..at + len);
+            at += len + 2;
+        }
+        (at - self.at <= self.limits.request).then_some(at)
+    }
+
+    /// A line of a mark and up to nine digits.
+    fn number(&self, at: &mut usize, mark: u8) -> Option<usize> {
+        let line = self.buffer.get(*at..)?.strip_prefix(&[mark])?;
+        let digits = line.iter().take(10).take_while(|byte| byte.is_ascii_digit()).count();
+        let padded = digits > 1 && line[0] == b'0';
+        if digits == 0 || digits == 10 || padded || line.get(digits..digits + 2)? != b"\r\n" {
+            return None;
+        }
+        *at += 1 + digits + 2;
+        Some(line[..digits].iter().fold(0, |sum, digit| sum * 10 + usize::from(digit - b'0')))
     }
 
     /// The request ends at `at`. Its bytes stay until more are pushed.

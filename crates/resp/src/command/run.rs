@@ -1,0 +1,126 @@
+//! Plain GETs and plain SETs of a pipeline, several at once: the store is asked for all of them together, and each has the
+//! reply, the error and the counts that it would have had alone.
+
+use super::{Call, Command, Done, Failure, Id, answer_failure, count};
+use crate::engine::{Moment, Session, Shared};
+use crate::protocol::{Run, Writer};
+use crate::store::{Fetched, Key, Store};
+use crate::value::{Head, Kind};
+
+/// Carries out a run of requests that are [`alike`](crate::engine::alike).
+pub(crate) fn dispatch_run<S: Store>(
+    session: &mut Session,
+    run: &Run<'_>,
+    store: &mut S,
+    shared: &Shared,
+    moment: Moment,
+    out: &mut Vec<u8>,
+) -> &'static Command {
+    let command = Command::find(run.request(0).word(0)).expect("a run is of GET or SET");
+    match command.id {
+        Id::Get => gets(session, run, command, store, shared, moment, out),
+        _ => sets(session, run, command, store, shared, out),
+    }
+    command
+}
+
+fn gets<S: Store>(
+    session: &mut Session,
+    run: &Run<'_>,
+    command: &'static Command,
+    store: &mut S,
+    shared: &Shared,
+    moment: Moment,
+    out: &mut Vec<u8>,
+) {
+    let mut values = session.spare.pop().unwrap_or_default();
+    values.clear();
+    let mut fetched = std::mem::take(&mut session.fetched);
+    let space = session.space;
+    let keys: Vec<Key<'_>> = run.requests().map(|request| Key { space, name: request.word(1) }).collect();
+    store.get_many(&keys, &mut values, &mut fetched);
+    assert_eq!(fetched.len(), keys.len(), "a store answers for each key");
+    for (request, fetched) in run.requests().zip(fetched.drain(..)) {
+        let start = out.len();
+        let reply = Writer::new(out, session.version);
+        let mut call = Call { command, request: &request, store, session, shared, moment, reply };
+        let done = call.get_of(fetched, &values);
+        count(shared, command, &done);
+        if let Err(failure) = done {
+            answer_failure(session, shared, &failure, start, out);
+        }
+    }
+    session.fetched = fetched;
+    recycle(session, values);
+}
+
+fn sets<S: Store>(
+    session: &mut Session,
+    run: &Run<'_>,
+    command: &'static Command,
+    store: &mut S,
+    shared: &Shared,
+    out: &mut Vec<u8>,
+) {
+    let mut values = session.spare.pop().unwrap_or_default();
+    values.clear();
+    let mut written = std::mem::take(&mut session.written);
+    let mut ends = Vec::with_capacity(run.len());
+    for request in run.requests() {
+        Head::new(Kind::String).emit(&mut values);
+        values.extend_from_slice(request.word(2));
+        ends.push(values.len());
+    }
+    let space = session.space;
+    let starts = std::iter::once(0).chain(ends.iter().copied());
+    let puts: Vec<(Key<'_>, &[u8])> = run
+        .requests()
+        .zip(starts.zip(&ends))
+        .map(|(request, (start, end))| (Key { space, name: request.word(1) }, &values[start..*end]))
+        .collect();
+    store.put_many(&puts, &mut written);
+    assert_eq!(written.len(), puts.len(), "a store answers for each value");
+    for written in written.drain(..) {
+        let done: Done = written.map_err(Failure::Store);
+        count(shared, command, &done);
+        match done {
+            Ok(()) => Writer::new(out, session.version).ok(),
+            Err(failure) => answer_failure(session, shared, &failure, out.len(), out),
+        }
+    }
+    session.written = written;
+    recycle(session, values);
+}
+
+/// As [`Call::recycle`].
+fn recycle(session: &mut Session, buffer: Vec<u8>) {
+    if buffer.capacity() <= 64 * 1024 && session.spare.len() < 3 {
+        session.spare.push(buffer);
+    }
+}
+
+impl<S: Store> Call<'_, S> {
+    /// GET, of a value that the store has been asked for.
+    fn get_of(&mut self, fetched: Fetched, values: &[u8]) -> Done {
+        let item = match fetched? {
+            None => None,
+            Some((version, range)) => {
+                let (head, start) = Head::parse(&values[range.clone()])?;
+                if head.expired(self.now()) {
+                    let key = self.key_of(self.word(1));
+                    self.expire_now(key, version)?;
+                    None
+                } else {
+                    Some((head, &values[range.start + start..range.end]))
+                }
+            }
+        };
+        self.count_hit(item.is_some());
+        match item {
+            None => self.reply.null(),
+            Some((Head { kind: Kind::String, .. }, payload)) => self.reply.bulk(payload),
+            Some(_) => return Err(super::WRONG_TYPE.into()),
+        }
+        Ok(())
+    }
+}
