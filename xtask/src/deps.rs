@@ -15,7 +15,7 @@ const EDGES: &[(&str, &[&str])] = &[
     ("link", &[]),
     ("rnic", &["wire"]),
     ("persist", &["rnic", "pmem"]),
-    ("kv", &["pmem"]),
+    ("kv", &["pmem", "verbs", "persist", "remote"]),
     ("verbs", &["wire", "rnic", "pmem", "link"]),
     ("ibverbs", &["wire", "rnic", "pmem", "link", "verbs"]),
     ("pool", &["auth", "wire", "rnic", "pmem", "verbs"]),
@@ -45,7 +45,20 @@ const EDGES: &[(&str, &[&str])] = &[
     ),
     (
         "cli",
-        &["bench", "wire", "rnic", "pmem", "link", "verbs", "pool", "sim", "persist", "remote", "remotelog"],
+        &[
+            "bench",
+            "wire",
+            "rnic",
+            "pmem",
+            "link",
+            "verbs",
+            "pool",
+            "sim",
+            "persist",
+            "remote",
+            "remotelog",
+            "kv",
+        ],
     ),
 ];
 

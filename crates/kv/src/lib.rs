@@ -5,7 +5,8 @@
 //! different here and why: the paper's design loses data in nine ways, and a test per way shows that this one does not.
 //!
 //! Pure: the [`server`] works on a [`pmem::Medium`](remanence_pmem::Medium), the [`client`] emits work requests and takes
-//! completions; time is an argument, and nothing waits.
+//! completions; time is an argument, and nothing waits. [`live`] is the one part that does: their host on real memory and
+//! real connections.
 #![forbid(unsafe_code)]
 
 pub mod baseline;
@@ -13,6 +14,7 @@ pub mod client;
 pub mod format;
 pub mod fuzzing;
 pub mod history;
+pub mod live;
 pub mod paper;
 pub mod proto;
 pub mod server;

@@ -57,6 +57,7 @@ pub mod responder;
 pub mod ring;
 mod server;
 mod session;
+mod together;
 
 pub use codec::Malformed;
 pub use costs::CostSource;
@@ -65,3 +66,4 @@ pub use remanence_auth::Token;
 pub use requester::Ticket;
 pub use server::{Call, Cutter, Server, ServerOptions, Stats};
 pub use session::{Options, Plan, RemoteRegion, Session};
+pub use together::{Done, Work};

@@ -209,6 +209,8 @@ pub enum AnswerKind {
     Refused = 4,
     /// The medium failed: nothing that was not acknowledged may be believed durable. The session is over.
     Failed = 5,
+    /// The application has something to say that nobody asked for.
+    Notice = 6,
 }
 
 impl Answer {
@@ -236,6 +238,7 @@ impl Answer {
             [3, 0, 0, 0] => AnswerKind::Reply,
             [4, 0, 0, 0] => AnswerKind::Refused,
             [5, 0, 0, 0] => AnswerKind::Failed,
+            [6, 0, 0, 0] => AnswerKind::Notice,
             _ => return Err(Malformed),
         };
         let len = r.u32()?;

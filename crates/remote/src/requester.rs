@@ -24,6 +24,9 @@ use crate::program::{PLACE_BITS, Program};
 /// Bytes at the start of staging where READs that stand in for FLUSHes put what nobody looks at.
 pub const SCRATCH: u64 = 64;
 
+/// Notices that are kept if nobody takes them; older ones go first.
+const NOTICES_MAX: usize = 64;
+
 /// Ranges that lie closer than this are flushed as one.
 const GAP: u64 = 4096;
 
@@ -204,6 +207,7 @@ pub struct Requester {
     expected_acks: VecDeque<(u64, Ticket)>,
     expected_replies: VecDeque<u64>,
     replies: VecDeque<(u64, Reply)>,
+    notices: VecDeque<Vec<u8>>,
     /// Places that the server will write when it applies a message.
     unapplied: VecDeque<(u64, u64, u64)>,
     staging: u64,
@@ -234,6 +238,7 @@ impl Requester {
             expected_acks: VecDeque::new(),
             expected_replies: VecDeque::new(),
             replies: VecDeque::new(),
+            notices: VecDeque::new(),
             unapplied: VecDeque::new(),
             staging,
             head: SCRATCH,
@@ -497,6 +502,36 @@ impl Requester {
         Ok((number, at))
     }
 
+    /// Queues a plain RDMA WRITE, which promises nothing but that the bytes are visible when [`is_done`](Self::is_done) says so
+    /// of the number.
+    ///
+    /// # Errors
+    /// Why not.
+    pub fn write(&mut self, offset: u64, bytes: &[u8], port: &mut impl Port) -> Result<u64, Refused> {
+        let len = bytes.len() as u64;
+        let end = offset.checked_add(len);
+        if bytes.is_empty() || end.is_none_or(|end| end > self.terms.region.len) || len > 1 << 30 {
+            return Err(Refused::Never(format!(
+                "{len} bytes at {offset} do not lie in the server's region of {}",
+                self.terms.region.len
+            )));
+        }
+        let unordered = self.terms.config.order == Order::Relaxed && self.overlaps(&[(offset, bytes)]);
+        if unordered || self.is_to_be_sent(offset, len) {
+            return Err(Refused::Busy);
+        }
+        if self.is_unapplied(offset, len) {
+            return Err(Refused::Unapplied);
+        }
+        let ticket = u64::MAX - self.queued;
+        let at = self.take(len.next_multiple_of(64), ticket)?;
+        port.stage(at, bytes);
+        let (op, flags) = (SendOp::Write(self.remote(offset)), SendFlags::SIGNALED);
+        let number = self.enqueue(Queued { op, at, len: len as u32, flags, message: false, what: "a WRITE" });
+        self.free(ticket, number);
+        Ok(number)
+    }
+
     /// Queues a FLUSH of a range: to find out whether the server executes it, and what that takes.
     pub fn flush(&mut self, placement: Placement, offset: u64, len: u32) -> u64 {
         let what = match placement {
@@ -582,6 +617,11 @@ impl Requester {
         self.free(ticket, last);
         self.expected_replies.push_back(header.number);
         Ok(header.number)
+    }
+
+    /// The oldest notice of the server's application that nobody has taken yet.
+    pub fn notice(&mut self) -> Option<Vec<u8>> {
+        self.notices.pop_front()
     }
 
     /// The answer to a call, when it has come.
@@ -681,6 +721,12 @@ impl Requester {
         }
         match answer.kind {
             AnswerKind::Credit => {}
+            AnswerKind::Notice => {
+                if self.notices.len() >= NOTICES_MAX {
+                    self.notices.pop_front();
+                }
+                self.notices.push_back(answer.body);
+            }
             AnswerKind::Ack => {
                 let (number, ticket) = self
                     .expected_acks

@@ -441,6 +441,12 @@ impl Responder {
         Ok(())
     }
 
+    /// Tells the client something that it did not ask for.
+    pub fn notice(&mut self, body: Vec<u8>, world: &mut impl World) {
+        let (number, reposted) = (self.received, self.announced);
+        world.send(Answer { kind: AnswerKind::Notice, number, reposted, body });
+    }
+
     /// Nothing else is there to do: does what is owed, and tells the client of its buffers when that is worth a message.
     ///
     /// # Errors

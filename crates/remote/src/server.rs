@@ -203,8 +203,11 @@ pub struct Call<'a> {
 
 type Handler = Box<dyn FnMut(&Call<'_>) -> Result<Vec<u8>, String> + Send>;
 
-/// Ends sessions of a server: from a handler of its calls, which cannot do it at once as it is called for one of them, or
-/// from another thread.
+/// What the serving thread does besides messages: it is told how much arrived, and says how long it can do without.
+type Turn = Box<dyn FnMut(usize) -> Option<Duration> + Send>;
+
+/// Reaches sessions of a server, to end one or to tell its client something: from a handler of its calls, which cannot do
+/// it at once as it is called for one of them, or from another thread.
 #[derive(Clone, Debug, Default)]
 pub struct Cutter(Arc<Mutex<Sessions>>);
 
@@ -212,6 +215,8 @@ pub struct Cutter(Arc<Mutex<Sessions>>);
 struct Sessions {
     live: BTreeSet<u64>,
     cut: BTreeSet<u64>,
+    notices: Vec<(u64, Vec<u8>)>,
+    ended: u64,
 }
 
 impl Cutter {
@@ -225,6 +230,22 @@ impl Cutter {
     #[must_use]
     pub fn is_live(&self, session: u64) -> bool {
         self.lock().live.contains(&session)
+    }
+
+    /// How many sessions have ended so far.
+    #[must_use]
+    pub fn ended(&self) -> u64 {
+        self.lock().ended
+    }
+
+    /// Tells a client something that it did not ask for: [`Session::notice`](crate::Session::notice). It goes out within a
+    /// tenth of a second. Nobody learns whether it arrived; a client that does not look for a long time gets no more, and one
+    /// that is gone is noticed so.
+    pub fn notify(&self, session: u64, body: Vec<u8>) {
+        let mut sessions = self.lock();
+        if sessions.live.contains(&session) {
+            sessions.notices.push((session, body));
+        }
     }
 
     fn lock(&self) -> MutexGuard<'_, Sessions> {
@@ -293,6 +314,7 @@ pub struct Server {
     core: Core,
     handlers: BTreeMap<u16, Handler>,
     round: Option<Box<dyn FnMut() + Send>>,
+    turn: Option<Turn>,
 }
 
 impl fmt::Debug for Server {
@@ -364,7 +386,7 @@ impl Server {
             begin: Instant::now(),
             state: Mutex::new(state),
         };
-        Ok(Self { core, handlers: BTreeMap::new(), round: None })
+        Ok(Self { core, handlers: BTreeMap::new(), round: None, turn: None })
     }
 
     /// Where clients connect.
@@ -429,6 +451,13 @@ impl Server {
         self.round = Some(Box::new(work));
     }
 
+    /// What the serving thread does besides messages, unlike [`on_round`](Self::on_round) without keeping a core busy: called
+    /// after each lot of messages with their number, and again when the time has passed that it returned, or a tenth of a
+    /// second. No message is served meanwhile. If it returns `None`, [`run`](Self::run) ends.
+    pub fn on_turn(&mut self, work: impl FnMut(usize) -> Option<Duration> + Send + 'static) {
+        self.turn = Some(Box::new(work));
+    }
+
     /// What happened so far.
     #[must_use]
     pub fn stats(&self) -> Stats {
@@ -445,7 +474,7 @@ impl Server {
     /// The device is gone; the medium failed.
     pub fn run(&mut self, stop: &AtomicBool) -> Result<Stats, Error> {
         let mut handlers = std::mem::take(&mut self.handlers);
-        let mut round = self.round.take();
+        let (mut round, mut turn) = (self.round.take(), self.turn.take());
         let this = &self.core;
         let over = &AtomicBool::new(false);
         let served = std::thread::scope(|scope| {
@@ -464,11 +493,11 @@ impl Server {
                     source: Arc::new(e),
                 })
             });
-            let served = started.and_then(|()| this.serve(stop, &mut handlers, &mut round));
+            let served = started.and_then(|()| this.serve(stop, &mut handlers, &mut round, &mut turn));
             over.store(true, Ordering::Release);
             served
         });
-        (self.handlers, self.round) = (handlers, round);
+        (self.handlers, self.round, self.turn) = (handlers, round, turn);
         let stats = self.stats();
         let everyone: Vec<Qpn> = self.core.lock().peers.keys().copied().collect();
         for qpn in everyone {
@@ -502,8 +531,10 @@ impl Core {
         stop: &AtomicBool,
         handlers: &mut BTreeMap<u16, Handler>,
         round: &mut Option<Box<dyn FnMut() + Send>>,
+        turn: &mut Option<Turn>,
     ) -> Result<(), Error> {
         let mut completions = Vec::new();
+        let mut limit = TICK;
         while !stop.load(Ordering::Acquire) {
             completions.clear();
             let cq = |e: remanence_rnic::CqError| Error::Verbs(e.into());
@@ -511,14 +542,24 @@ impl Core {
                 self.cq.poll(&mut completions, 256).map_err(cq)?;
                 work();
             } else {
-                self.cq.wait(&mut completions, 256, Some(TICK)).map_err(cq)?;
+                self.cq.wait(&mut completions, 256, Some(limit)).map_err(cq)?;
             }
             let mut state = self.lock();
             for wc in &completions {
                 self.completed(&mut state, wc, handlers);
             }
             self.idle(&mut state, handlers);
-            state.cut(&self.options.region);
+            if let Some(turn) = turn {
+                drop(state);
+                let Some(longest) = turn(completions.len()) else { return Ok(()) };
+                limit = longest.min(TICK);
+                state = self.lock();
+            }
+            self.notices(&mut state, handlers);
+            if state.cut(&self.options.region) {
+                // Who asked for the end waits to hear of it.
+                limit = Duration::ZERO;
+            }
         }
         Ok(())
     }
@@ -567,6 +608,19 @@ impl Core {
         }
         for qpn in gone {
             state.remove(qpn, region);
+        }
+    }
+
+    /// Sends what the application has to say.
+    fn notices(&self, state: &mut State, handlers: &mut BTreeMap<u16, Handler>) {
+        let asked = std::mem::take(&mut state.cutter.lock().notices);
+        for (id, body) in asked {
+            let Some(peer) = state.peers.values_mut().find(|peer| peer.link.id == id) else { continue };
+            let Peer { responder, link, .. } = peer;
+            // A client that does not look at what it is told needs no more of it.
+            if link.unsent.len() < usize::from(self.options.slots) {
+                responder.notice(body, &mut Live { link, handlers, core: self });
+            }
         }
     }
 
@@ -728,14 +782,17 @@ impl State {
         let mut sessions = self.cutter.lock();
         sessions.live.remove(&peer.link.id);
         sessions.cut.remove(&peer.link.id);
+        sessions.ended += 1;
     }
 
-    /// Ends the sessions whose end was asked for.
-    fn cut(&mut self, region: &Region) {
+    /// Ends the sessions whose end was asked for. Returns whether there were any.
+    fn cut(&mut self, region: &Region) -> bool {
         let asked = std::mem::take(&mut self.cutter.lock().cut);
         let of = |id| self.peers.iter().find(|(_, peer)| peer.link.id == id).map(|(qpn, _)| *qpn);
         let gone: Vec<Qpn> = asked.into_iter().filter_map(of).collect();
+        let any = !gone.is_empty();
         gone.into_iter().for_each(|qpn| self.remove(qpn, region));
+        any
     }
 }
 

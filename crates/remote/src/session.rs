@@ -148,8 +148,14 @@ impl Deref for Plan {
     }
 }
 
+impl Plan {
+    pub(crate) const fn method(&self) -> &Arc<Method> {
+        &self.method
+    }
+}
+
 /// Posts behind one doorbell.
-struct Live<'a> {
+pub(crate) struct Live<'a> {
     doorbell: Doorbell<'a>,
     staging: &'a Mr,
 }
@@ -507,6 +513,24 @@ impl Session {
         self.call(SETTLE, &[]).map(drop)
     }
 
+    /// The largest request of a [`call`](Self::call), bytes.
+    #[must_use]
+    pub const fn call_max(&self) -> usize {
+        (self.welcome.slot_size as usize).saturating_sub(HEADER)
+    }
+
+    /// What the server's application said without being asked, oldest first, as far as it has been received:
+    /// [`poll`](Self::poll), and everything that waits, receives. Of many that nobody takes the oldest are forgotten.
+    pub fn notice(&mut self) -> Option<Vec<u8>> {
+        self.requester.notice()
+    }
+
+    /// How long the server may go without a sign.
+    #[must_use]
+    pub const fn patience(&self) -> Duration {
+        self.patience
+    }
+
     fn ask(&mut self, kind: Kind, service: u16, body: &[u8]) -> Result<Result<Vec<u8>, String>, Error> {
         let number = loop {
             self.alive()?;
@@ -529,7 +553,7 @@ impl Session {
     }
 
     /// Does what lets a refused request succeed the next time.
-    fn make_room(&mut self, refused: Refused) -> Result<(), Error> {
+    pub(crate) fn make_room(&mut self, refused: Refused) -> Result<(), Error> {
         match refused {
             Refused::Never(why) => Err(Error::Argument(why)),
             Refused::Busy => self.wait(),
@@ -546,13 +570,55 @@ impl Session {
         }
     }
 
-    fn alive(&self) -> Result<(), Error> {
+    pub(crate) fn alive(&self) -> Result<(), Error> {
         if self.over { Err(Error::Over) } else { Ok(()) }
     }
 
     fn judge<T>(&mut self, result: Result<T, Broken>) -> Result<T, Error> {
         self.over |= result.is_err();
         Ok(result?)
+    }
+
+    /// Queues something and lets it go on, behind one doorbell.
+    pub(crate) fn with_port<T>(
+        &mut self,
+        queue: impl FnOnce(&mut Requester, &mut Live<'_>) -> Result<T, Error>,
+    ) -> Result<T, Error> {
+        let qp = self.connection.qp().clone();
+        let mut port = Live { doorbell: qp.doorbell(), staging: &self.staging };
+        let queued = queue(&mut self.requester, &mut port);
+        let driven = self.requester.drive(&mut port);
+        drop(port);
+        self.judge(driven)?;
+        self.collect();
+        queued
+    }
+
+    pub(crate) fn staging_len(&self) -> u64 {
+        self.staging.len()
+    }
+
+    pub(crate) const fn is_done(&self, number: u64) -> bool {
+        self.requester.is_done(number)
+    }
+
+    /// Takes what a READ brought out of staging, if it has come.
+    pub(crate) fn take_read(&mut self, number: u64, staged: u64, into: &mut [u8]) -> bool {
+        let came = self.requester.is_done(number);
+        if came {
+            self.staging.region().read(staged, into);
+            self.requester.release(number);
+        }
+        came
+    }
+
+    pub(crate) fn take_reply(&mut self, number: u64) -> Option<Result<Vec<u8>, String>> {
+        self.requester.reply(number)
+    }
+
+    pub(crate) fn take_ended(&mut self, ticket: Ticket) -> Option<Persistent> {
+        let at = self.ended.iter().position(|(other, _)| *other == ticket)?;
+        self.ended.remove(at).map(|(_, persistent)| persistent)
     }
 
     /// Lets runs go on.

@@ -40,6 +40,11 @@ impl<O: Operation> Many<O> {
         Self { operations, done, waits: Vec::new() }
     }
 
+    /// The operations, and what has come of them so far: for when the connection breaks in between.
+    pub fn outcomes(&self) -> impl Iterator<Item = (&O, Option<&O::Output>)> {
+        self.operations.iter().zip(self.done.iter().map(Option::as_ref))
+    }
+
     fn hand_back(&mut self, client: &mut Client, now: u64, completions: &[Completion]) -> Round<O> {
         let mut round = Round::default();
         let waits = std::mem::take(&mut self.waits);

@@ -1,0 +1,81 @@
+//! What can go wrong, each as one sentence that says what to do.
+
+use std::net::SocketAddr;
+
+use crate::client;
+use crate::proto::Refusal;
+use crate::server::OpenError;
+
+/// Why a call failed.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The connection, or what exports the memory.
+    #[error(transparent)]
+    Remote(#[from] remanence_remote::Error),
+    /// The memory could not be had.
+    #[error(transparent)]
+    Memory(#[from] remanence_pmem::Error),
+    /// There is no store in it, and none can be made.
+    #[error(transparent)]
+    Open(#[from] OpenError),
+    /// There is something else in it.
+    #[error("there is something else than a store in it; name another file, or remove this one")]
+    SomethingElse,
+    /// A store is there, and something else is asked of it.
+    #[error("{0}")]
+    Argument(String),
+    /// The server refused.
+    #[error(transparent)]
+    Refused(#[from] Refusal),
+    /// Who listens there serves something else.
+    #[error("{0} is no key-value server; check the port")]
+    Stranger(SocketAddr),
+    /// The server, or the client, speaks another version.
+    #[error(
+        "{peer} speaks version {theirs} of the store's protocol, and this is version {}; use the same release on both sides",
+        super::wire::VERSION
+    )]
+    OtherVersion {
+        /// The server.
+        peer: SocketAddr,
+        /// Its version.
+        theirs: u16,
+    },
+    /// The server said something that makes no sense.
+    #[error("the server's answer means nothing ({0}); use the same release on both sides")]
+    Protocol(&'static str),
+    /// The connection broke when the change may have been made already.
+    #[error(
+        "the connection broke while the change was under way ({0}): it was made or it was not; read the key to find out"
+    )]
+    Unknown(Box<Self>),
+    /// The change was not begun.
+    #[error("nothing was changed, as {0}")]
+    Lost(String),
+    /// Others were in the way all the time.
+    #[error("others have been in the way for {0} s: {1}")]
+    Waited(u64, &'static str),
+}
+
+impl From<client::Error> for Error {
+    fn from(error: client::Error) -> Self {
+        match error {
+            client::Error::Refused(refusal) => Self::Refused(refusal),
+            client::Error::Protocol(what) => Self::Protocol(what),
+        }
+    }
+}
+
+impl Error {
+    /// Whether the session is over: another one may go better.
+    pub(super) const fn is_end(&self) -> bool {
+        use remanence_remote::Error as Remote;
+        match self {
+            Self::Remote(error) => {
+                !matches!(error, Remote::Argument(_) | Remote::NoRecipe(_) | Remote::Application(_))
+            }
+            Self::Refused(Refusal::Fenced) => true,
+            _ => false,
+        }
+    }
+}

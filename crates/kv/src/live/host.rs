@@ -1,0 +1,309 @@
+//! The store's host: what the serving thread does about calls, and in between.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use remanence_pmem::Region;
+use remanence_remote::Cutter;
+
+use super::StoreStats;
+use super::wire::{
+    ANSWER_HEADER, ANSWER_MAX, ANSWERS_MAX, Answer, Call, Hello, REQUEST_MAX, VERSION, What, emit_words,
+    parse_words,
+};
+use crate::proto::{Refusal, Reply, Request};
+use crate::server::{ClientId, Event, Server};
+use crate::view::Mode;
+
+/// Small things that are done in one step: one wait for the medium covers them all.
+const BUDGET: usize = 64;
+/// Settling waits so long for the next message, as those that come together share a wait for the medium.
+const QUIET: Duration = Duration::from_millis(1);
+/// It is not put off for longer than this, however many messages come.
+const LATE: Duration = Duration::from_millis(10);
+/// A client that has said nothing for so long is told something, to see whether it is there.
+const PROBE: Duration = Duration::from_secs(5);
+/// Values that one call of a scrub reads at most: no other message is served meanwhile.
+const SCRUB_MAX: u64 = 256;
+
+/// A session.
+#[derive(Debug)]
+struct Peer {
+    client: Option<ClientId>,
+    /// The beginning of its next request.
+    part: Vec<u8>,
+    /// What it has not fetched yet.
+    rest: BTreeMap<u32, Vec<u8>>,
+    heard: Instant,
+}
+
+/// Everything that the serving thread works on.
+pub(super) struct Host {
+    pub(super) core: Server<Region>,
+    peers: BTreeMap<u64, Peer>,
+    cutter: Cutter,
+    mode: Mode,
+    lease: Duration,
+    /// Bytes of an answer that fit a message.
+    room: usize,
+    clock: Clock,
+    boot: u32,
+    calls: u64,
+    ended: u64,
+    last_message: Instant,
+    last_step: Instant,
+    last_probe: Instant,
+    /// Something came that a step may have to do with.
+    work: bool,
+    to_clean: BTreeSet<u8>,
+    failed: bool,
+}
+
+/// Milliseconds that go on over restarts, and do not jump meanwhile.
+#[derive(Clone, Copy, Debug)]
+struct Clock {
+    at: u64,
+    begin: Instant,
+}
+
+impl Clock {
+    fn now(&self) -> u64 {
+        self.at + self.begin.elapsed().as_millis() as u64
+    }
+}
+
+impl std::fmt::Debug for Host {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Host").field("core", &self.core).finish_non_exhaustive()
+    }
+}
+
+impl Host {
+    pub(super) fn new(core: Server<Region>, cutter: Cutter, lease: Duration, slot: usize) -> Self {
+        let now = Instant::now();
+        let at = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64);
+        let view = core.view();
+        Self {
+            core,
+            peers: BTreeMap::new(),
+            cutter,
+            mode: view.mode,
+            lease,
+            room: slot - ANSWER_HEADER,
+            clock: Clock { at, begin: now },
+            boot: view.boot,
+            calls: 0,
+            ended: 0,
+            last_message: now,
+            last_step: now,
+            last_probe: now,
+            work: true,
+            to_clean: BTreeSet::new(),
+            failed: false,
+        }
+    }
+
+    pub(super) fn stats(&self) -> StoreStats {
+        let geometry = self.core.view().geometry;
+        StoreStats {
+            server: self.core.stats(),
+            usage: self.core.usage(),
+            calls: self.calls,
+            clients: self.peers.values().filter(|peer| peer.client.is_some()).count() as u64,
+            uptime: self.clock.begin.elapsed().as_millis() as u64,
+            boot: self.boot,
+            mode: self.mode,
+            size: geometry.size,
+            region_len: geometry.region_len,
+            to_clean: self.to_clean.len() as u64,
+        }
+    }
+
+    /// The medium failed: nothing may be served any more.
+    pub(super) const fn has_failed(&self) -> bool {
+        self.failed
+    }
+
+    /// Answers a call of a session.
+    pub(super) fn serve(&mut self, session: u64, call: &[u8]) -> Result<Vec<u8>, String> {
+        let call = Call::parse(call).ok_or("the call means nothing; use the same release on both sides")?;
+        let fresh = || Peer { client: None, part: Vec::new(), rest: BTreeMap::new(), heard: Instant::now() };
+        let peer = self.peers.entry(session).or_insert_with(fresh);
+        peer.heard = Instant::now();
+        let body = match call.what {
+            What::Part => {
+                if peer.part.len() + call.body.len() > REQUEST_MAX {
+                    return Err(format!("a request has {REQUEST_MAX} bytes at most"));
+                }
+                peer.part.extend_from_slice(call.body);
+                return Ok(self.answer(session, call.tag, Vec::new()));
+            }
+            What::Rest => {
+                let rest = peer.rest.remove(&call.tag).ok_or("there is no more of that answer")?;
+                return Ok(self.answer(session, call.tag, rest));
+            }
+            _ if peer.part.is_empty() => call.body.to_vec(),
+            _ => [&std::mem::take(&mut peer.part)[..], call.body].concat(),
+        };
+        self.calls += 1;
+        let client = peer.client;
+        let answer = match (call.what, client) {
+            (What::Hello, None) => self.hello(session, &body)?,
+            (What::Hello, Some(_)) => return Err("this session has begun already".to_owned()),
+            (_, None) => {
+                return Err("this session has not begun; use the same release on both sides".to_owned());
+            }
+            (What::Request, Some(client)) => {
+                let reply = match Request::parse(&body) {
+                    Some(request) => self.core.handle(self.clock.now(), client, &request),
+                    None => Reply::Refused(Refusal::Malformed),
+                };
+                self.failed |= reply == Reply::Refused(Refusal::Medium);
+                let bytes = reply.emit();
+                // Such an answer is for a reader who was unlucky too often; it goes on by itself.
+                if bytes.len() > ANSWER_MAX { Reply::Refused(Refusal::Unfinished).emit() } else { bytes }
+            }
+            (What::Stats, Some(_)) => self.stats().emit(),
+            (What::Scrub, Some(_)) => self.scrub(&body)?,
+            (What::Compact, Some(_)) => {
+                let heads = self.core.view().geometry.heads;
+                self.to_clean = (0..=(heads - 1) as u8).collect();
+                self.work = true;
+                Vec::new()
+            }
+            (What::Part | What::Rest, _) => unreachable!("answered above"),
+        };
+        Ok(self.answer(session, call.tag, answer))
+    }
+
+    fn hello(&mut self, session: u64, body: &[u8]) -> Result<Vec<u8>, String> {
+        let theirs = body.first_chunk().map(|version| u16::from_le_bytes(*version));
+        let theirs = theirs.ok_or("the call means nothing; use the same release on both sides")?;
+        let hello = Hello { version: VERSION, lease: self.lease.as_millis() as u64 }.emit();
+        if theirs != VERSION {
+            // It learns the version, and no more.
+            return Ok(hello);
+        }
+        let client = self.core.connect();
+        self.peers.get_mut(&session).expect("it has just called").client = Some(client);
+        Ok([hello, Reply::View(self.core.view()).emit()].concat())
+    }
+
+    fn scrub(&mut self, body: &[u8]) -> Result<Vec<u8>, String> {
+        let [cursor, limit] =
+            parse_words(body).ok_or("the call means nothing; use the same release on both sides")?;
+        match self.core.scrub(cursor, limit.clamp(1, SCRUB_MAX) as usize) {
+            Ok(done) => {
+                let next = done.next.unwrap_or(u64::MAX);
+                Ok(emit_words(&[done.verified, done.repaired, done.lost, next]))
+            }
+            Err(refusal) => {
+                self.failed |= refusal == Refusal::Medium;
+                Err(refusal.to_string())
+            }
+        }
+    }
+
+    /// As much of an answer as fits; the rest waits to be fetched.
+    fn answer(&mut self, session: u64, tag: u32, mut bytes: Vec<u8>) -> Vec<u8> {
+        let rest = bytes.split_off(bytes.len().min(self.room));
+        let left = rest.len() as u32;
+        if left > 0
+            && let Some(peer) = self.peers.get_mut(&session)
+        {
+            peer.rest.insert(tag, rest);
+            let kept = |peer: &Peer| peer.rest.values().map(Vec::len).sum::<usize>();
+            // A client that leaves its answers lying loses the ones before.
+            while peer.rest.len() > ANSWERS_MAX || kept(peer) > 2 * ANSWER_MAX {
+                let other = peer.rest.keys().copied().find(|other| *other != tag);
+                other.and_then(|other| peer.rest.remove(&other));
+            }
+        }
+        Answer { left, clock: self.clock.now(), body: &bytes }.emit()
+    }
+
+    /// Does what can wait. Returns how long it may wait again; `None`: the medium failed.
+    pub(super) fn turn(&mut self, messages: usize) -> Option<Duration> {
+        self.failed |= self.do_turn(messages).is_err();
+        if self.failed {
+            return None;
+        }
+        let lease = self.lease / 8;
+        Some(if self.work { QUIET } else { lease.max(QUIET) })
+    }
+
+    fn do_turn(&mut self, messages: usize) -> Result<(), Refusal> {
+        if self.cutter.ended() != self.ended {
+            self.ended = self.cutter.ended();
+            self.forget_ended()?;
+        }
+        let now = Instant::now();
+        if messages > 0 {
+            (self.last_message, self.work) = (now, true);
+        }
+        let quiet = now.duration_since(self.last_message) >= QUIET;
+        if quiet || now.duration_since(self.last_step) >= LATE {
+            self.last_step = now;
+            if !self.to_clean.is_empty() && !self.core.usage().cleaning {
+                self.clean_next()?;
+            }
+            let more = self.core.step(self.clock.now(), BUDGET)?;
+            self.work = more || !self.to_clean.is_empty();
+        }
+        while let Some(event) = self.core.poll_event() {
+            let of =
+                |client| self.peers.iter().find(|(_, peer)| peer.client == Some(client)).map(|(id, _)| *id);
+            match event {
+                Event::Notice { client, view } => {
+                    if let Some(session) = of(client) {
+                        self.cutter.notify(session, view.to_le_bytes().to_vec());
+                    }
+                }
+                // When it has come, `forget_ended` hears of it.
+                Event::Fence { client } => {
+                    of(client).into_iter().for_each(|session| self.cutter.cut(session))
+                }
+            }
+        }
+        if now.duration_since(self.last_probe) >= PROBE {
+            self.last_probe = now;
+            let view = self.core.view().number.to_le_bytes();
+            let silent = self.peers.iter().filter(|(_, peer)| now.duration_since(peer.heard) >= PROBE);
+            silent.for_each(|(session, _)| self.cutter.notify(*session, view.to_vec()));
+        }
+        Ok(())
+    }
+
+    fn clean_next(&mut self) -> Result<(), Refusal> {
+        let Some(head) = self.to_clean.pop_first() else { return Ok(()) };
+        match self.core.clean(head) {
+            Err(Refusal::Medium) => Err(Refusal::Medium),
+            Err(Refusal::Unfinished) => {
+                self.to_clean.insert(head);
+                Ok(())
+            }
+            // Nothing to clean, or no room to clean into.
+            Ok(_) | Err(_) => Ok(()),
+        }
+    }
+
+    /// Nothing that sessions which are over have sent can arrive any more.
+    fn forget_ended(&mut self) -> Result<(), Refusal> {
+        let cutter = &self.cutter;
+        let gone: Vec<u64> = self.peers.keys().copied().filter(|session| !cutter.is_live(*session)).collect();
+        for session in gone {
+            if let Some(client) = self.peers.remove(&session).and_then(|peer| peer.client) {
+                self.core.disconnected(client)?;
+            }
+            self.work = true;
+        }
+        Ok(())
+    }
+
+    /// After the last session: everything that was written is settled, so that the next start finds nothing to do.
+    pub(super) fn end(&mut self) -> Result<(), Refusal> {
+        self.forget_ended()?;
+        // Cleaning and growing go on when the store is served again.
+        self.core.step(self.clock.now(), BUDGET).map(drop)
+    }
+}

@@ -1,0 +1,107 @@
+//! A region that holds a store, or is to hold one.
+
+use remanence_pmem::{Medium, Region};
+
+use super::Error;
+use crate::format::slot::{NEIGHBOURHOOD, TableAt};
+use crate::format::superblock::SUPERBLOCK_LEN;
+use crate::format::{BadGeometry, Geometry, Superblock, SuperblockError};
+use crate::server::{OpenError, Options, Recovered, Scrubbed, Server, format};
+
+/// Where it says that a store is being made: a crash meanwhile leaves this, and no superblock.
+const MAKING: u64 = 2048;
+const MAKING_MARK: [u8; 16] = *b"REMERDA making \x01";
+/// Where nothing of ours is, a file that begins with zeros for so long is blank.
+const BLANK: usize = 64 << 10;
+/// Behind the store: what exports the region looks there for receive buffers of its own, which no value may imitate.
+const BEHIND: u64 = 4096;
+
+/// How a store is made.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct New {
+    pub(super) geometry: Option<Geometry>,
+    pub(super) keys: Option<u64>,
+}
+
+/// Makes a store if the region is blank. Returns whether it did.
+pub(super) fn make_if_blank(region: &Region, new: &New) -> Result<bool, Error> {
+    let len = Medium::len(region);
+    let mut first = [0; SUPERBLOCK_LEN];
+    let short = || OpenError::from(BadGeometry("a store takes 256 KiB at least"));
+    if len < BLANK as u64 * 4 {
+        return Err(short().into());
+    }
+    Medium::read(region, 0, &mut first);
+    match Superblock::parse(&first, len) {
+        Ok(_) => return Ok(false),
+        Err(SuperblockError::Missing) => {}
+        Err(other) => return Err(OpenError::from(other).into()),
+    }
+    let mut mark = [0; MAKING_MARK.len()];
+    Medium::read(region, MAKING, &mut mark);
+    if mark != MAKING_MARK {
+        let mut start = vec![0; BLANK];
+        Medium::read(region, 0, &mut start);
+        if start.iter().any(|byte| *byte != 0) {
+            return Err(Error::SomethingElse);
+        }
+    }
+    let failed = |e: std::io::Error| OpenError::Medium(e.to_string());
+    Medium::write(region, MAKING, &MAKING_MARK);
+    Medium::persist(region, MAKING..MAKING + MAKING_MARK.len() as u64).map_err(failed)?;
+    let geometry = new.geometry.unwrap_or_else(|| Geometry::for_size(len - BEHIND));
+    if geometry.size > len - BEHIND {
+        return Err(OpenError::from(BadGeometry("the medium is shorter than the store and 4 KiB")).into());
+    }
+    geometry.check().map_err(OpenError::from)?;
+    // One entry for each KiB, if nothing is said, and a quarter of the regions at most: the table grows when it must.
+    let most = u64::from(geometry.regions() / 4).max(1) * geometry.region_len;
+    let mut buckets = new.keys.unwrap_or(geometry.size >> 10).max(NEIGHBOURHOOD);
+    while buckets > NEIGHBOURHOOD && TableAt::bytes(buckets) > most {
+        buckets /= 2;
+    }
+    let mut random = [0; 24];
+    getrandom::fill(&mut random)
+        .map_err(|e| Error::Argument(format!("the system gives no random bytes: {e}")))?;
+    let (salt, uuid) = random.split_first_chunk().expect("eight bytes and sixteen");
+    let uuid = uuid.try_into().expect("sixteen bytes");
+    format(region, &geometry, buckets, u64::from_le_bytes(*salt), uuid)?;
+    Ok(true)
+}
+
+/// What is found in a store that nobody serves.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Inspected {
+    /// The store's name and geometry.
+    pub superblock: Superblock,
+    /// What recovery would do.
+    pub recovered: Recovered,
+    /// Values that were verified, repaired and lost, as a scrub would count them.
+    pub scrubbed: Scrubbed,
+}
+
+/// Recovers a store and verifies every value in a copy-on-write view of it, so that nothing of the medium changes.
+///
+/// # Errors
+/// There is no store, or it is damaged beyond what recovery knows.
+pub fn inspect(region: &Region) -> Result<Inspected, Error> {
+    let overlay = super::overlay::Overlay::new(region.clone());
+    let mut first = [0; SUPERBLOCK_LEN];
+    let len = Medium::len(region);
+    if len < SUPERBLOCK_LEN as u64 {
+        return Err(OpenError::from(SuperblockError::Missing).into());
+    }
+    Medium::read(region, 0, &mut first);
+    let superblock = Superblock::parse(&first, len).map_err(OpenError::from)?;
+    let (mut server, recovered) = Server::open(&overlay, Options::default())?;
+    let mut all = Scrubbed::default();
+    let mut cursor = Some(0);
+    while let Some(from) = cursor {
+        let some = server.scrub(from, 256)?;
+        all.verified += some.verified;
+        all.repaired += some.repaired;
+        all.lost += some.lost;
+        cursor = some.next;
+    }
+    Ok(Inspected { superblock, recovered, scrubbed: all })
+}

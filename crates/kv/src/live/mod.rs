@@ -1,0 +1,55 @@
+//! The store on real memory and real connections: [`Server`] exports one, [`Store`] is a client that waits, and [`Session`]
+//! is what it, or any other host of the client's [operations](crate::client), reaches a server by.
+//!
+//! ```
+//! use std::sync::atomic::{AtomicBool, Ordering};
+//!
+//! use remanence_kv::live::{ConnectOptions, PutOptions, Server, ServerOptions, Store};
+//! use remanence_verbs::Context;
+//!
+//! # let path = std::env::temp_dir().join(format!("remanence-kv-doc-{}", std::process::id()));
+//! let device = |ip: &str| Context::open(remanence_verbs::Options::udp(ip.parse().expect("an address")));
+//! let mut server = Server::bind(&device("127.9.7.1")?, ServerOptions::file(&path).size(4 << 20))?;
+//! let (to, stop) = (server.addr(), AtomicBool::new(false));
+//! let client = device("127.9.7.2")?;
+//! std::thread::scope(|scope| {
+//!     let serving = scope.spawn(|| server.run(&stop));
+//!     let conduct = || -> Result<(), Box<dyn std::error::Error>> {
+//!         let mut store = Store::connect(&client, to, ConnectOptions::default())?;
+//!         // Durable when this returns: the value was written one-sidedly, and then flushed.
+//!         let version = store.put(b"remanence", b"what stays", PutOptions::default())?;
+//!         // The server's application sees nothing of this.
+//!         let found = store.get(b"remanence")?.expect("it is there");
+//!         assert_eq!((found.version, &found.value[..]), (version, &b"what stays"[..]));
+//!         Ok(())
+//!     };
+//!     let result = conduct();
+//!     stop.store(true, Ordering::Release);
+//!     serving.join().expect("the server's thread").expect("it served");
+//!     result
+//! })?;
+//! # std::fs::remove_file(&path)?;
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! `docs/kv.md` has what an acknowledgement promises on which medium.
+
+mod error;
+mod host;
+mod medium;
+mod overlay;
+mod server;
+mod session;
+mod stats;
+mod store;
+mod wire;
+
+pub use error::Error;
+pub use medium::{Inspected, inspect};
+pub use server::{Metrics, Server, ServerOptions};
+pub use session::{ConnectOptions, Session};
+pub use stats::StoreStats;
+pub use store::{Page, PutOptions, Store, Version};
+
+/// The number of the store's service at a server.
+pub const SERVICE: u16 = 2;

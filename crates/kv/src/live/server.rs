@@ -1,0 +1,314 @@
+//! A server of a store.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use remanence_persist::Config;
+use remanence_persist::taxonomy::Buffers;
+use remanence_pmem::{FileOptions, PersistenceDomain, Region};
+use remanence_remote::ring::Layout;
+use remanence_verbs::Context;
+
+use super::host::Host;
+use super::medium::{New, make_if_blank};
+use super::{Error, SERVICE, StoreStats};
+use crate::format::Geometry;
+use crate::proto::Refusal;
+use crate::server::{Options, Recovered, Server as Core};
+use crate::view::Mode;
+
+/// Receive buffers of a session, and bytes of each. What does not fit goes in parts.
+const SLOTS: u16 = 16;
+const SLOT: u32 = 16 << 10;
+
+/// Where the store lies.
+#[derive(Clone, Debug)]
+enum Place {
+    File(PathBuf),
+    Region(Region),
+}
+
+/// How a server is made.
+#[derive(Clone, Debug)]
+pub struct ServerOptions {
+    place: Place,
+    size: Option<u64>,
+    geometry: Option<Geometry>,
+    keys: Option<u64>,
+    declared: Option<PersistenceDomain>,
+    configuration: Option<Config>,
+    ddio: Option<bool>,
+    mode: Mode,
+    port: u16,
+    lease: Duration,
+    clients: u16,
+    unfinished: usize,
+    clean: bool,
+}
+
+impl ServerOptions {
+    /// Of a store in a file: on a disk, on a DAX file system, or in shared memory (`/dev/shm`). It is made if the file is not
+    /// there and a [`size`](Self::size) is given, or if the file is blank.
+    #[must_use]
+    pub fn file(path: impl Into<PathBuf>) -> Self {
+        Self::at(Place::File(path.into()))
+    }
+
+    /// Of a store in memory that is mapped already; it is made if the memory is blank.
+    #[must_use]
+    pub const fn region(region: Region) -> Self {
+        Self::at(Place::Region(region))
+    }
+
+    const fn at(place: Place) -> Self {
+        Self {
+            place,
+            size: None,
+            geometry: None,
+            keys: None,
+            declared: None,
+            configuration: None,
+            ddio: None,
+            mode: Mode::Durable,
+            port: 0,
+            lease: Duration::from_secs(2),
+            clients: 64,
+            unfinished: 1024,
+            clean: true,
+        }
+    }
+
+    /// Bytes of a new file; 256 KiB at least. A file that is there keeps its size.
+    #[must_use]
+    pub const fn size(mut self, bytes: u64) -> Self {
+        self.size = Some(bytes);
+        self
+    }
+
+    /// How a new store is divided; 4 KiB of the medium stay behind it. The paper's proportions if nothing is said.
+    #[must_use]
+    pub const fn geometry(mut self, geometry: Geometry) -> Self {
+        self.geometry = Some(geometry);
+        self
+    }
+
+    /// For how many keys the first table of a new store is made. It grows when it must.
+    #[must_use]
+    pub const fn keys(mut self, count: u64) -> Self {
+        self.keys = Some(count);
+        self
+    }
+
+    /// Takes the operator's word for the persistence domain of the file, where the machine does not tell.
+    #[must_use]
+    pub const fn declare(mut self, domain: PersistenceDomain) -> Self {
+        self.declared = Some(domain);
+        self
+    }
+
+    /// Takes the operator's word for all that persistence depends on. Receive buffers are in DRAM whatever it says: an object
+    /// that lies in a buffer is durable there, and no reader finds it.
+    #[must_use]
+    pub const fn configuration(mut self, config: Config) -> Self {
+        self.configuration = Some(config);
+        self
+    }
+
+    /// Whether arriving data stops in the CPU's cache; if nothing is said it is assumed so.
+    #[must_use]
+    pub const fn ddio(mut self, on: bool) -> Self {
+        self.ddio = Some(on);
+        self
+    }
+
+    /// What an acknowledgement means; [`Mode::Durable`] if nothing is said.
+    #[must_use]
+    pub const fn mode(mut self, mode: Mode) -> Self {
+        self.mode = mode;
+        self
+    }
+
+    /// The port of the connection manager; 0, or nothing said: one that is free.
+    #[must_use]
+    pub const fn port(mut self, port: u16) -> Self {
+        self.port = port;
+        self
+    }
+
+    /// How long a client may take to finish a write, or to acknowledge a view, before it is cut off; 2 s if nothing is said.
+    /// Nothing depends on it for being right, only for how long others wait.
+    #[must_use]
+    pub const fn lease(mut self, time: Duration) -> Self {
+        self.lease = time;
+        self
+    }
+
+    /// Clients at a time; 64 if nothing is said.
+    #[must_use]
+    pub const fn clients(mut self, count: u16) -> Self {
+        self.clients = count;
+        self
+    }
+
+    /// The most unfinished writes of one client; 1024 if nothing is said.
+    #[must_use]
+    pub const fn unfinished(mut self, count: usize) -> Self {
+        self.unfinished = count;
+        self
+    }
+
+    /// Whether logs are cleaned when free regions run low, without being asked; yes if nothing is said.
+    #[must_use]
+    pub const fn clean_by_itself(mut self, yes: bool) -> Self {
+        self.clean = yes;
+        self
+    }
+
+    fn open(&self) -> Result<Region, Error> {
+        let path = match &self.place {
+            Place::Region(region) => return Ok(region.clone()),
+            Place::File(path) => path,
+        };
+        let mut file = FileOptions::new();
+        if let Some(domain) = self.declared {
+            file = file.declare(domain);
+        }
+        match self.size {
+            Some(size) if !path.exists() => file = file.create(size),
+            None if !path.exists() => {
+                return Err(Error::Argument(format!(
+                    "there is no store at {}; say how large it is to be made",
+                    path.display()
+                )));
+            }
+            _ => {}
+        }
+        Ok(file.open(path)?)
+    }
+}
+
+/// What a server does, for other threads and after its end. Clones look at the same server.
+#[derive(Clone, Debug)]
+pub struct Metrics(Arc<Mutex<Host>>);
+
+impl Metrics {
+    /// As it is now.
+    #[must_use]
+    pub fn read(&self) -> StoreStats {
+        lock(&self.0).stats()
+    }
+}
+
+/// The host is whole between any two statements that can panic; a poisoned lock is as good as any.
+fn lock(host: &Mutex<Host>) -> MutexGuard<'_, Host> {
+    host.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A store that is exported.
+#[derive(Debug)]
+pub struct Server {
+    remote: remanence_remote::Server,
+    host: Arc<Mutex<Host>>,
+    recovered: Recovered,
+    made: bool,
+}
+
+impl Server {
+    /// Recovers the store, or makes one in a medium that is blank, and listens at the address of the device. Clients that
+    /// connect wait until [`run`](Self::run).
+    ///
+    /// # Errors
+    /// One sentence that says what to do: another process serves the file, there is something else in it, it was made by
+    /// another version or is damaged; the port is taken; the memory keeps nothing.
+    pub fn bind(context: &Context, options: ServerOptions) -> Result<Self, Error> {
+        if options.lease < Duration::from_millis(10) {
+            return Err(Error::Argument("a lease has 10 ms at least".to_owned()));
+        }
+        let region = options.open()?;
+        let new = New { geometry: options.geometry, keys: options.keys };
+        let made = make_if_blank(&region, &new)?;
+        // Ours are in DRAM always. What a client has written there is not to be taken for some.
+        let medium = |e: std::io::Error| crate::server::OpenError::Medium(e.to_string());
+        if matches!(Layout::find(&region), Ok(Some(_)) | Err(_)) {
+            Layout::remove(&region).map_err(medium)?;
+        }
+        let core = Options {
+            mode: options.mode,
+            lease: options.lease.as_millis() as u64,
+            unfinished_max: options.unfinished,
+            clean_by_itself: options.clean,
+        };
+        let (core, recovered) = Core::open(region.clone(), core)?;
+        let mut remote = remanence_remote::ServerOptions::new(context, region, options.port)
+            .sessions(options.clients)
+            .messages(SLOTS, SLOT);
+        if let Some(config) = options.configuration {
+            remote = remote.declare(Config { buffers: Buffers::Dram, ..config });
+        }
+        if let Some(on) = options.ddio {
+            remote = remote.ddio(on);
+        }
+        let mut remote = remanence_remote::Server::bind(remote)?;
+        let slot = SLOT as usize - remanence_remote::message::ANSWER_HEADER;
+        let host = Arc::new(Mutex::new(Host::new(core, remote.cutter(), options.lease, slot)));
+        let serving = Arc::clone(&host);
+        remote.on_call(SERVICE, move |call| lock(&serving).serve(call.session, call.request));
+        let turning = Arc::clone(&host);
+        remote.on_turn(move |messages| lock(&turning).turn(messages));
+        Ok(Self { remote, host, recovered, made })
+    }
+
+    /// Where clients connect.
+    #[must_use]
+    pub fn addr(&self) -> SocketAddr {
+        self.remote.addr()
+    }
+
+    /// What recovery found when it was bound.
+    #[must_use]
+    pub const fn recovered(&self) -> &Recovered {
+        &self.recovered
+    }
+
+    /// The store was made just now.
+    #[must_use]
+    pub const fn made(&self) -> bool {
+        self.made
+    }
+
+    /// What it is, as far as persistence depends on it.
+    #[must_use]
+    pub const fn config(&self) -> &Config {
+        self.remote.config()
+    }
+
+    /// What it is and which failures a value survives, in a sentence.
+    #[must_use]
+    pub fn sentence(&self) -> String {
+        self.remote.sentence()
+    }
+
+    /// What it does, for other threads.
+    #[must_use]
+    pub fn metrics(&self) -> Metrics {
+        Metrics(Arc::clone(&self.host))
+    }
+
+    /// Serves until `stop` is set, settles what was written, and ends all sessions.
+    ///
+    /// # Errors
+    /// The device is gone; the medium failed, and nothing more is made durable.
+    pub fn run(&mut self, stop: &AtomicBool) -> Result<StoreStats, Error> {
+        let served = self.remote.run(stop);
+        let mut host = lock(&self.host);
+        if host.has_failed() {
+            return Err(Refusal::Medium.into());
+        }
+        host.end()?;
+        served?;
+        Ok(host.stats())
+    }
+}

@@ -1,0 +1,109 @@
+//! What a server did, and how full its store is.
+
+use crate::server::{Stats, Usage};
+use crate::view::Mode;
+
+use super::wire::{emit_words, parse_words};
+
+/// A server at one moment.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct StoreStats {
+    /// What the store did in this run.
+    pub server: Stats,
+    /// How full it is.
+    pub usage: Usage,
+    /// Calls that the server's application answered. One-sided GETs are not among them: nobody there sees them.
+    pub calls: u64,
+    /// Clients that are connected.
+    pub clients: u64,
+    /// Since when it serves, milliseconds.
+    pub uptime: u64,
+    /// How often the store was opened.
+    pub boot: u32,
+    /// What an acknowledgement means.
+    pub mode: Mode,
+    /// Bytes of the store.
+    pub size: u64,
+    /// Bytes of a region.
+    pub region_len: u64,
+    /// Heads whose logs are still to be cleaned, because somebody asked for it.
+    pub to_clean: u64,
+}
+
+const WORDS: usize = 28;
+
+impl StoreStats {
+    pub(super) fn emit(&self) -> Vec<u8> {
+        let (s, u) = (&self.server, &self.usage);
+        let words: [u64; WORDS] = [
+            s.reserved,
+            s.settled,
+            s.given_up,
+            s.written,
+            s.unfinished,
+            s.regions_freed,
+            s.objects_moved,
+            s.entries_moved,
+            s.grown,
+            s.damaged,
+            s.repaired,
+            s.fenced,
+            u.regions.into(),
+            u.regions_free.into(),
+            u.entries,
+            u.entries_max,
+            u.unfinished as u64,
+            u.cleaning.into(),
+            u.growing.into(),
+            self.calls,
+            self.clients,
+            self.uptime,
+            self.boot.into(),
+            u64::from(self.mode == Mode::Durable),
+            self.size,
+            self.region_len,
+            self.to_clean,
+            0,
+        ];
+        emit_words(&words)
+    }
+
+    pub(super) fn parse(bytes: &[u8]) -> Option<Self> {
+        let w: [u64; WORDS] = parse_words(bytes)?;
+        let server = Stats {
+            reserved: w[0],
+            settled: w[1],
+            given_up: w[2],
+            written: w[3],
+            unfinished: w[4],
+            regions_freed: w[5],
+            objects_moved: w[6],
+            entries_moved: w[7],
+            grown: w[8],
+            damaged: w[9],
+            repaired: w[10],
+            fenced: w[11],
+        };
+        let usage = Usage {
+            regions: u32::try_from(w[12]).ok()?,
+            regions_free: u32::try_from(w[13]).ok()?,
+            entries: w[14],
+            entries_max: w[15],
+            unfinished: usize::try_from(w[16]).ok()?,
+            cleaning: w[17] != 0,
+            growing: w[18] != 0,
+        };
+        Some(Self {
+            server,
+            usage,
+            calls: w[19],
+            clients: w[20],
+            uptime: w[21],
+            boot: u32::try_from(w[22]).ok()?,
+            mode: if w[23] == 0 { Mode::Erda } else { Mode::Durable },
+            size: w[24],
+            region_len: w[25],
+            to_clean: w[26],
+        })
+    }
+}

@@ -1,0 +1,418 @@
+//! A client that waits.
+
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use remanence_verbs::Context;
+
+use super::wire::{What, emit_words, parse_words};
+use super::{ConnectOptions, Error, Session, StoreStats};
+use crate::client::{
+    self, Call, Client, Found, Get, Many, Operation, Progress, Put, RemoteMemory as _, attend,
+};
+use crate::proto::{Expect, Refusal, Reply, Request};
+use crate::server::Scrubbed;
+
+/// Operations that are carried out together at most, and about how many bytes they may bring.
+const TOGETHER: usize = 256;
+const TOGETHER_BYTES: usize = 32 << 20;
+/// Who has been idle for so long looks first whether the connection is still there.
+const IDLE: Duration = Duration::from_millis(20);
+/// Between two attempts to connect again.
+const RETRY: Duration = Duration::from_millis(50);
+
+/// Versions count over the whole store and over restarts; none is used twice.
+pub type Version = u64;
+
+/// What a PUT may depend on, and when its value ends.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct PutOptions {
+    /// On what it depends: [`Expect::Version`] is compare and swap.
+    pub expect: Expect,
+    /// How long the value lasts; `None`: until it is replaced. Milliseconds count.
+    pub ttl: Option<Duration>,
+}
+
+impl Default for PutOptions {
+    fn default() -> Self {
+        Self { expect: Expect::Any, ttl: None }
+    }
+}
+
+/// Some keys, in the order of their fingerprints.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Page {
+    /// The keys.
+    pub keys: Vec<Vec<u8>>,
+    /// Where to go on; `None` at the end.
+    pub next: Option<u64>,
+}
+
+/// A store at a server, for one thread.
+///
+/// A GET is one or two one-sided READs. A change that returns has happened, and in a store of mode `durable` it survives what
+/// the server's medium survives. When the connection breaks, it connects again, and repeats what can be repeated: GETs, and
+/// PUTs whose value was not on its way. For other changes it says [`Error::Unknown`], and does not guess.
+#[derive(Debug)]
+pub struct Store {
+    client: Client,
+    session: Session,
+    context: Context,
+    to: SocketAddr,
+    options: ConnectOptions,
+    /// The session is over.
+    broken: bool,
+    used: Instant,
+    reconnected: u64,
+}
+
+impl Store {
+    /// Connects to a [`Server`](super::Server).
+    ///
+    /// # Errors
+    /// As [`Session::connect`].
+    pub fn connect(context: &Context, to: SocketAddr, options: ConnectOptions) -> Result<Self, Error> {
+        let (session, view) = Session::connect(context, to, &options)?;
+        Ok(Self {
+            client: Client::new(view, options.locations),
+            session,
+            context: context.clone(),
+            to,
+            options,
+            broken: false,
+            used: Instant::now(),
+            reconnected: 0,
+        })
+    }
+
+    /// The client and its connection, for a host of one's own.
+    #[must_use]
+    pub fn into_parts(self) -> (Client, Session) {
+        (self.client, self.session)
+    }
+
+    /// The client: its view, and what it has counted.
+    #[must_use]
+    pub const fn client(&self) -> &Client {
+        &self.client
+    }
+
+    /// The connection.
+    pub const fn session(&mut self) -> &mut Session {
+        &mut self.session
+    }
+
+    /// How often it connected again.
+    #[must_use]
+    pub const fn reconnected(&self) -> u64 {
+        self.reconnected
+    }
+
+    /// The key's value; `None` if it has none.
+    ///
+    /// # Errors
+    /// The server cannot be reached, the key is none, the value is damaged.
+    pub fn get(&mut self, key: &[u8]) -> Result<Option<Found>, Error> {
+        self.repeat(|store| Ok(store.carry(&mut Get::new(key))??))
+    }
+
+    /// The values of several keys, their READs under one doorbell.
+    ///
+    /// # Errors
+    /// As [`get`](Self::get).
+    pub fn get_many<K: AsRef<[u8]>>(&mut self, keys: &[K]) -> Result<Vec<Option<Found>>, Error> {
+        let mut all = Vec::with_capacity(keys.len());
+        for some in keys.chunks(TOGETHER) {
+            let found = self.repeat(|store| {
+                let gets = some.iter().map(|key| Get::new(key.as_ref())).collect();
+                let found = store.carry(&mut Many::new(gets))?;
+                found.into_iter().map(|found| Ok(found?)).collect::<Result<Vec<_>, Error>>()
+            })?;
+            all.extend(found);
+        }
+        Ok(all)
+    }
+
+    /// Writes a key's value; its version comes back.
+    ///
+    /// # Errors
+    /// [`Error::Refused`]: the condition does not hold, there is no room, the key is none. [`Error::Unknown`]: the connection
+    /// broke when the value was on its way. Else it has not been written.
+    pub fn put(&mut self, key: &[u8], value: &[u8], options: PutOptions) -> Result<Version, Error> {
+        let outcome = self.put_many(&[(key, value)], options)?.pop();
+        outcome.expect("one was asked for")
+    }
+
+    /// Writes several keys' values: one message, one doorbell and one flush for each lot. Each has its own outcome.
+    ///
+    /// # Errors
+    /// The server cannot be reached, and nothing of this was begun. Otherwise as [`put`](Self::put), for each.
+    pub fn put_many<K: AsRef<[u8]>, V: AsRef<[u8]>>(
+        &mut self,
+        pairs: &[(K, V)],
+        options: PutOptions,
+    ) -> Result<Vec<Result<Version, Error>>, Error> {
+        let mut outcomes: Vec<Option<Result<Version, Error>>> = pairs.iter().map(|_| None).collect();
+        let mut lot: Vec<usize> = Vec::new();
+        let mut bytes = 0;
+        for (n, (_, value)) in pairs.iter().enumerate() {
+            let len = value.as_ref().len();
+            if !lot.is_empty() && (lot.len() == TOGETHER || bytes + len > TOGETHER_BYTES) {
+                self.put_lot(pairs, options, std::mem::take(&mut lot), &mut outcomes)?;
+                bytes = 0;
+            }
+            lot.push(n);
+            bytes += len;
+        }
+        self.put_lot(pairs, options, lot, &mut outcomes)?;
+        Ok(outcomes.into_iter().map(|outcome| outcome.expect("each has one")).collect())
+    }
+
+    fn put_lot<K: AsRef<[u8]>, V: AsRef<[u8]>>(
+        &mut self,
+        pairs: &[(K, V)],
+        options: PutOptions,
+        mut lot: Vec<usize>,
+        outcomes: &mut [Option<Result<Version, Error>>],
+    ) -> Result<(), Error> {
+        let since = Instant::now();
+        while !lot.is_empty() {
+            if let Err(error) = self.ready(since) {
+                return self.not_begun(&lot, outcomes, error);
+            }
+            let expires = options.ttl.map_or(0, |ttl| {
+                let milliseconds = u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX);
+                self.session.now().saturating_add(milliseconds.max(1))
+            });
+            let put =
+                |n: &usize| Put::new(pairs[*n].0.as_ref(), pairs[*n].1.as_ref(), expires, options.expect);
+            let mut many = Many::new(lot.iter().map(put).collect());
+            let (mut next, mut fenced) = (Vec::new(), None);
+            match self.carry(&mut many) {
+                Ok(done) => {
+                    for (n, outcome) in lot.iter().zip(done) {
+                        match outcome {
+                            // It refused this one, and will all that follow: nothing of it was begun.
+                            Err(client::Error::Refused(Refusal::Fenced)) => {
+                                fenced = Some(Error::Refused(Refusal::Fenced));
+                                next.push(*n);
+                            }
+                            outcome => outcomes[*n] = Some(outcome.map_err(Error::from)),
+                        }
+                    }
+                }
+                Err(error) => {
+                    let why = error.to_string();
+                    for ((put, done), n) in many.outcomes().zip(&lot) {
+                        match done {
+                            Some(outcome) => outcomes[*n] = Some(outcome.clone().map_err(Error::from)),
+                            None if put.is_writing() => {
+                                let broke = Error::Lost(why.clone());
+                                outcomes[*n] = Some(Err(Error::Unknown(Box::new(broke))));
+                            }
+                            None => next.push(*n),
+                        }
+                    }
+                    many.cancel(&mut self.client);
+                    fenced = Some(error);
+                }
+            }
+            lot = next;
+            if let Some(error) = fenced {
+                if let Err(error) = self.lost(error, since) {
+                    return self.not_begun(&lot, outcomes, error);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// These were not written. If that is all there is to say, it is said at once.
+    fn not_begun(
+        &self,
+        lot: &[usize],
+        outcomes: &mut [Option<Result<Version, Error>>],
+        error: Error,
+    ) -> Result<(), Error> {
+        if outcomes.iter().all(Option::is_none) {
+            return Err(error);
+        }
+        let why = error.to_string();
+        for n in lot {
+            outcomes[*n] = Some(Err(Error::Lost(why.clone())));
+        }
+        for outcome in outcomes.iter_mut().filter(|outcome| outcome.is_none()) {
+            *outcome = Some(Err(Error::Lost(why.clone())));
+        }
+        Ok(())
+    }
+
+    /// Takes a key's value away. Returns the version of the deletion; `None` if there was no value.
+    ///
+    /// # Errors
+    /// As [`put`](Self::put).
+    pub fn delete(&mut self, key: &[u8], expect: Expect) -> Result<Option<Version>, Error> {
+        let since = Instant::now();
+        loop {
+            self.ready(since)?;
+            let mut delete = Call::delete(key, expect);
+            match self.carry(&mut delete) {
+                Ok(Ok(Reply::Done { version })) => return Ok((version > 0).then_some(version)),
+                Ok(Ok(_)) => return Err(Error::Protocol("no answer to a DELETE")),
+                Ok(Err(client::Error::Refused(Refusal::Fenced))) => {
+                    self.lost(Refusal::Fenced.into(), since)?
+                }
+                Ok(Err(error)) => return Err(error.into()),
+                Err(error) => {
+                    delete.cancel(&mut self.client);
+                    let end = error.is_end();
+                    self.broken |= end;
+                    return Err(if end { Error::Unknown(Box::new(error)) } else { error });
+                }
+            }
+        }
+    }
+
+    /// Some keys from a cursor on: 0, or what the last page said. A key that is there all the time is seen once.
+    ///
+    /// # Errors
+    /// The server cannot be reached.
+    pub fn scan(&mut self, cursor: u64, limit: u32) -> Result<Page, Error> {
+        self.repeat(|store| match store.carry(&mut Call::new(Request::Scan { cursor, limit }))?? {
+            Reply::Page { next, keys } => Ok(Page { keys, next: next.filter(|next| *next > cursor) }),
+            _ => Err(Error::Protocol("no answer to a scan")),
+        })
+    }
+
+    /// What the server did, and how full it is.
+    ///
+    /// # Errors
+    /// The server cannot be reached.
+    pub fn stats(&mut self) -> Result<StoreStats, Error> {
+        self.repeat(|store| {
+            let said = store.session.ask(What::Stats, &[])?;
+            StoreStats::parse(&said).ok_or(Error::Protocol("its figures are none"))
+        })
+    }
+
+    /// Has the server read and verify some values from a cursor on (0 at first), and repair what can be repaired.
+    ///
+    /// # Errors
+    /// The server cannot be reached.
+    pub fn scrub(&mut self, cursor: u64, limit: u32) -> Result<Scrubbed, Error> {
+        self.repeat(|store| {
+            let said = store.session.ask(What::Scrub, &emit_words(&[cursor, limit.into()]))?;
+            let [verified, repaired, lost, next] =
+                parse_words(&said).ok_or(Error::Protocol("no answer to a scrub"))?;
+            let next = (next != u64::MAX && next > cursor).then_some(next);
+            Ok(Scrubbed { verified, repaired, lost, next })
+        })
+    }
+
+    /// Has the server clean all logs, one after the other. Returns at once; [`stats`](Self::stats) shows how far it is.
+    ///
+    /// # Errors
+    /// The server cannot be reached.
+    pub fn compact(&mut self) -> Result<(), Error> {
+        self.repeat(|store| store.session.ask(What::Compact, &[]).map(drop))
+    }
+
+    /// Does what the server may wait for: to be called now and then while idle, at least once per
+    /// [lease](Session::lease). Who does not is cut off when the server changes its view, and connects again.
+    ///
+    /// # Errors
+    /// The server cannot be reached.
+    pub fn rest(&mut self) -> Result<(), Error> {
+        self.repeat(|store| attend(&mut store.client, &mut store.session))
+    }
+
+    /// Something that may be carried out any number of times.
+    fn repeat<T>(&mut self, mut once: impl FnMut(&mut Self) -> Result<T, Error>) -> Result<T, Error> {
+        let since = Instant::now();
+        loop {
+            self.ready(since)?;
+            match once(self) {
+                Err(error) if error.is_end() => self.lost(error, since)?,
+                // Somebody writes, and the server had to be asked.
+                Err(Error::Refused(Refusal::Unfinished)) if since.elapsed() < self.options.waits() => {
+                    self.session.again(2)?;
+                }
+                outcome => return outcome,
+            }
+        }
+    }
+
+    /// The session is over. Whether to go on.
+    fn lost(&mut self, error: Error, since: Instant) -> Result<(), Error> {
+        if !error.is_end() {
+            return Err(error);
+        }
+        self.broken = true;
+        if !self.options.reconnect || since.elapsed() >= self.options.waits() { Err(error) } else { Ok(()) }
+    }
+
+    /// There is a session, and this client is up to date with what it was told.
+    fn ready(&mut self, since: Instant) -> Result<(), Error> {
+        if !self.broken && self.used.elapsed() >= IDLE {
+            // It may have been cut off meanwhile, and who looks first need not wonder what became of a change.
+            match self.session.noticed() {
+                Ok(view) if view.is_none_or(|view| view <= self.client.view().number) => {}
+                Ok(_) => self.broken = attend(&mut self.client, &mut self.session).is_err(),
+                Err(_) => self.broken = true,
+            }
+        }
+        while self.broken {
+            match Session::connect(&self.context, self.to, &self.options) {
+                Ok((session, view)) => {
+                    self.session = session;
+                    self.client.adopt(view);
+                    self.broken = false;
+                    self.reconnected += 1;
+                }
+                Err(error) => {
+                    if !self.options.reconnect || since.elapsed() >= self.options.waits() {
+                        return Err(error);
+                    }
+                    std::thread::sleep(RETRY);
+                }
+            }
+        }
+        self.used = Instant::now();
+        Ok(())
+    }
+
+    /// Carries an operation out. If the connection breaks, it is left as it is, to be looked at, and then cancelled.
+    fn carry<O: Operation>(&mut self, operation: &mut O) -> Result<O::Output, Error> {
+        let mut completions = Vec::new();
+        let mut tries = 0;
+        let output = loop {
+            match operation.step(&mut self.client, self.session.now(), std::mem::take(&mut completions)) {
+                Progress::Post(verbs) => completions = self.session.post(verbs)?,
+                Progress::Again => {
+                    tries += 1;
+                    self.session.again(tries)?;
+                    attend(&mut self.client, &mut self.session)?;
+                }
+                Progress::Done(output) => break output,
+            }
+        };
+        // What it brought stands, whatever becomes of the connection now.
+        self.broken |= self.tidy().is_err();
+        self.used = Instant::now();
+        Ok(output)
+    }
+
+    /// Says what there is to say when nothing is under way.
+    fn tidy(&mut self) -> Result<(), Error> {
+        if self.session.noticed()?.is_some_and(|view| view > self.client.view().number) {
+            attend(&mut self.client, &mut self.session)?;
+        }
+        while let Some(report) = self.client.poll_report() {
+            self.session.post(vec![client::Verb::Call(report)])?;
+        }
+        if let Some(acknowledge) = self.client.poll_acknowledgement() {
+            self.session.post(vec![client::Verb::Call(acknowledge)])?;
+        }
+        Ok(())
+    }
+}

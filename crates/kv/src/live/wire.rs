@@ -1,0 +1,136 @@
+//! What travels in the calls of a session: requests of [`crate::proto`] and a few of the host's own, in parts where they do
+//! not fit a message. All integers are little-endian.
+//!
+//! ```text
+//! call    u8 what, u32 tag, the rest
+//! answer  u32 bytes that are left for a call REST with the same tag, u64 the server's clock in milliseconds, the rest
+//! notice  u64 the number of the new view
+//! ```
+//! Calls come from strangers: what is parsed here has been checked, and what a session may make the server keep is bounded.
+
+/// The version of all this. Both sides must have the same.
+pub(super) const VERSION: u16 = 1;
+/// Bytes before what a call carries.
+pub(super) const CALL_HEADER: usize = 5;
+/// Bytes before what an answer carries.
+pub(super) const ANSWER_HEADER: usize = 12;
+/// The longest request, put together from its parts.
+pub(super) const REQUEST_MAX: usize = 8 << 20;
+/// The longest answer that the server keeps for a session until it is fetched.
+pub(super) const ANSWER_MAX: usize = 64 << 20;
+/// Answers of a session that are kept at a time.
+pub(super) const ANSWERS_MAX: usize = 16;
+
+/// What a call is for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u8)]
+pub(super) enum What {
+    /// The beginning of a request; the next call goes on with it.
+    Part = 1,
+    /// More of an answer.
+    Rest = 2,
+    /// The first call of a session: a version, and the answer is [`Hello`].
+    Hello = 3,
+    /// A request of the store.
+    Request = 4,
+    /// What happened so far, and how full the store is.
+    Stats = 5,
+    /// Read and verify some values: a cursor and how many.
+    Scrub = 6,
+    /// Clean all logs, one after the other.
+    Compact = 7,
+}
+
+/// A call.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Call<'a> {
+    pub(super) what: What,
+    pub(super) tag: u32,
+    pub(super) body: &'a [u8],
+}
+
+impl<'a> Call<'a> {
+    pub(super) fn emit(&self) -> Vec<u8> {
+        let mut bytes = Vec::with_capacity(CALL_HEADER + self.body.len());
+        bytes.push(self.what as u8);
+        bytes.extend(self.tag.to_le_bytes());
+        bytes.extend_from_slice(self.body);
+        bytes
+    }
+
+    pub(super) fn parse(bytes: &'a [u8]) -> Option<Self> {
+        let (&what, bytes) = bytes.split_first()?;
+        let (tag, body) = bytes.split_first_chunk()?;
+        let what = match what {
+            1 => What::Part,
+            2 => What::Rest,
+            3 => What::Hello,
+            4 => What::Request,
+            5 => What::Stats,
+            6 => What::Scrub,
+            7 => What::Compact,
+            _ => return None,
+        };
+        Some(Self { what, tag: u32::from_le_bytes(*tag), body })
+    }
+}
+
+/// An answer, or a part of one.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Answer<'a> {
+    pub(super) left: u32,
+    pub(super) clock: u64,
+    pub(super) body: &'a [u8],
+}
+
+impl<'a> Answer<'a> {
+    pub(super) fn emit(&self) -> Vec<u8> {
+        let mut bytes = Vec::with_capacity(ANSWER_HEADER + self.body.len());
+        bytes.extend(self.left.to_le_bytes());
+        bytes.extend(self.clock.to_le_bytes());
+        bytes.extend_from_slice(self.body);
+        bytes
+    }
+
+    pub(super) fn parse(bytes: &'a [u8]) -> Option<Self> {
+        let (left, bytes) = bytes.split_first_chunk()?;
+        let (clock, body) = bytes.split_first_chunk()?;
+        Some(Self { left: u32::from_le_bytes(*left), clock: u64::from_le_bytes(*clock), body })
+    }
+}
+
+/// What the server answers to the first call; the view follows.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Hello {
+    pub(super) version: u16,
+    /// Milliseconds.
+    pub(super) lease: u64,
+}
+
+impl Hello {
+    pub(super) fn emit(&self) -> Vec<u8> {
+        [&self.version.to_le_bytes()[..], &self.lease.to_le_bytes()].concat()
+    }
+
+    pub(super) fn parse(bytes: &[u8]) -> Option<(Self, &[u8])> {
+        let (version, bytes) = bytes.split_first_chunk()?;
+        let (lease, rest) = bytes.split_first_chunk()?;
+        Some((Self { version: u16::from_le_bytes(*version), lease: u64::from_le_bytes(*lease) }, rest))
+    }
+}
+
+/// Numbers, one after the other.
+pub(super) fn emit_words(words: &[u64]) -> Vec<u8> {
+    words.iter().flat_map(|word| word.to_le_bytes()).collect()
+}
+
+/// The inverse; a later version may have said more.
+pub(super) fn parse_words<const N: usize>(bytes: &[u8]) -> Option<[u64; N]> {
+    let mut words = [0; N];
+    let mut rest = bytes;
+    for word in &mut words {
+        let (head, behind) = rest.split_first_chunk()?;
+        (*word, rest) = (u64::from_le_bytes(*head), behind);
+    }
+    Some(words)
+}

@@ -1,0 +1,121 @@
+//! Servers of a test's own, each on a loopback address of its own.
+#![allow(dead_code, reason = "each test program uses a part")]
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use remanence_kv::live::{ConnectOptions, Error, Metrics, Server, ServerOptions, Store, StoreStats};
+use remanence_kv::server::Recovered;
+use remanence_persist::plan::Costs;
+use remanence_remote::CostSource;
+use remanence_verbs::Context;
+use tempfile::TempDir;
+
+pub(crate) const SIZE: u64 = 4 << 20;
+
+/// How long a test waits for what must come: much longer than it takes.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// An address of 127/8 that no other test of this or another process uses at the moment.
+pub(crate) fn address() -> IpAddr {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let process = std::process::id() % 60_000 + 256;
+    let n = NEXT.fetch_add(1, Ordering::Relaxed) % 254 + 1;
+    Ipv4Addr::new(127, (process >> 8) as u8, process as u8, n as u8).into()
+}
+
+pub(crate) fn context() -> Context {
+    Context::open(remanence_verbs::Options::udp(address())).expect("a device on loopback")
+}
+
+/// A server with a thread of its own.
+pub(crate) struct Host {
+    pub(crate) addr: SocketAddr,
+    pub(crate) recovered: Recovered,
+    metrics: Metrics,
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<Result<StoreStats, Error>>>,
+    _dir: Option<TempDir>,
+}
+
+impl Host {
+    /// Of a file that goes with the test.
+    pub(crate) fn new(size: u64, change: impl FnOnce(ServerOptions) -> ServerOptions) -> Self {
+        let dir = tempfile::tempdir().expect("a directory");
+        let mut host = Self::at(&dir.path().join("store"), size, change);
+        host._dir = Some(dir);
+        host
+    }
+
+    /// Of a file that may be there already.
+    pub(crate) fn at(path: &Path, size: u64, change: impl FnOnce(ServerOptions) -> ServerOptions) -> Self {
+        Self::on(&context(), path, size, change)
+    }
+
+    /// At that device.
+    pub(crate) fn on(
+        context: &Context,
+        path: &Path,
+        size: u64,
+        change: impl FnOnce(ServerOptions) -> ServerOptions,
+    ) -> Self {
+        let options = change(ServerOptions::file(path).size(size));
+        let mut server = Server::bind(context, options).expect("a server");
+        let (addr, metrics, recovered) = (server.addr(), server.metrics(), *server.recovered());
+        let stop = Arc::new(AtomicBool::new(false));
+        let stopping = Arc::clone(&stop);
+        let thread = Some(std::thread::spawn(move || server.run(&stopping)));
+        Self { addr, recovered, metrics, stop, thread, _dir: None }
+    }
+
+    pub(crate) fn metrics(&self) -> StoreStats {
+        self.metrics.read()
+    }
+
+    /// Waits until the server is in a state.
+    pub(crate) fn wait(&self, what: &str, is: impl Fn(&StoreStats) -> bool) -> StoreStats {
+        let begin = Instant::now();
+        loop {
+            let stats = self.metrics();
+            if is(&stats) {
+                return stats;
+            }
+            assert!(begin.elapsed() < PATIENCE, "{what}: {stats:?}");
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+
+    /// Waits until every write is settled.
+    pub(crate) fn settled(&self) {
+        self.wait("every write is settled", |stats| stats.usage.unfinished == 0);
+    }
+
+    /// Ends it.
+    pub(crate) fn stop(&mut self) -> Result<StoreStats, Error> {
+        self.stop.store(true, Ordering::Release);
+        let thread = self.thread.take().expect("it runs");
+        thread.join().expect("the server's thread")
+    }
+}
+
+impl Drop for Host {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Release);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// What nobody measures.
+pub(crate) fn options() -> ConnectOptions {
+    ConnectOptions::default().costs(CostSource::Fixed(Costs::PAPERS))
+}
+
+pub(crate) fn client(host: &Host) -> Store {
+    Store::connect(&context(), host.addr, options()).expect("connected")
+}
