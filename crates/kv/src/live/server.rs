@@ -9,6 +9,7 @@ use std::time::Duration;
 use remanence_persist::Config;
 use remanence_persist::taxonomy::Buffers;
 use remanence_pmem::{FileOptions, PersistenceDomain, Region};
+use remanence_remote::Token;
 use remanence_remote::ring::Layout;
 use remanence_verbs::Context;
 
@@ -47,6 +48,8 @@ pub struct ServerOptions {
     clients: u16,
     unfinished: usize,
     clean: bool,
+    token: Option<Token>,
+    insecure: bool,
 }
 
 impl ServerOptions {
@@ -78,6 +81,8 @@ impl ServerOptions {
             clients: 64,
             unfinished: 1024,
             clean: true,
+            token: None,
+            insecure: false,
         }
     }
 
@@ -167,6 +172,20 @@ impl ServerOptions {
         self
     }
 
+    /// Admits only clients that prove to have this token. Without one only this machine may reach the server.
+    #[must_use]
+    pub fn token(mut self, token: Token) -> Self {
+        self.token = Some(token);
+        self
+    }
+
+    /// Lets others than this machine reach it without a token: they may read and write the store's memory.
+    #[must_use]
+    pub const fn insecure(mut self) -> Self {
+        self.insecure = true;
+        self
+    }
+
     fn open(&self) -> Result<Region, Error> {
         let path = match &self.place {
             Place::Region(region) => return Ok(region.clone()),
@@ -250,6 +269,12 @@ impl Server {
         }
         if let Some(on) = options.ddio {
             remote = remote.ddio(on);
+        }
+        if let Some(token) = options.token {
+            remote = remote.token(token);
+        }
+        if options.insecure {
+            remote = remote.insecure();
         }
         let mut remote = remanence_remote::Server::bind(remote)?;
         let slot = SLOT as usize - remanence_remote::message::ANSWER_HEADER;

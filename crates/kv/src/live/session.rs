@@ -8,7 +8,7 @@ use remanence_persist::Config;
 use remanence_persist::plan::Request as PlanRequest;
 use remanence_persist::recipe::Op;
 use remanence_pmem::Survives;
-use remanence_remote::{CostSource, Done, Options, Plan, RemoteRegion, Work};
+use remanence_remote::{CostSource, Done, Options, Plan, RemoteRegion, Token, Work};
 use remanence_verbs::Context;
 
 use super::wire::{Answer, CALL_HEADER, Call, Hello, VERSION, What};
@@ -70,6 +70,13 @@ impl ConnectOptions {
     #[must_use]
     pub fn declare(mut self, config: Config) -> Self {
         self.remote = self.remote.declare(config);
+        self
+    }
+
+    /// The token of the server, or several of which one is its own.
+    #[must_use]
+    pub fn tokens(mut self, tokens: impl IntoIterator<Item = Token>) -> Self {
+        self.remote = self.remote.tokens(tokens);
         self
     }
 
