@@ -39,6 +39,7 @@
 mod choices;
 mod explore;
 mod history;
+mod lazy;
 
 use std::fmt;
 use std::io;
@@ -46,8 +47,9 @@ use std::ops::Range;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 pub use choices::{Choices, EveryWay, Seeded};
-pub use explore::{Explorer, Report};
+pub use explore::{Explorer, LazyReport, Report};
 use history::{History, Store};
+pub use lazy::Lazy;
 
 use crate::domain::{Guarantee, PersistenceDomain, StoreGranularity, Survives};
 use crate::flush::{LINE, lines_of};

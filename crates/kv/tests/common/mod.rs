@@ -1,6 +1,7 @@
 //! A server and its clients in one thread: memory is a crash image, and every message goes through its bytes.
 #![allow(dead_code, reason = "every test file uses a part of it")]
 
+pub(crate) mod ops;
 pub(crate) mod porcupine;
 pub(crate) mod world;
 
@@ -31,24 +32,24 @@ pub(crate) fn formatted(geometry: Geometry, buckets: u64) -> CrashImage {
     image
 }
 
-pub(crate) type Core<'a> = Server<&'a CrashImage>;
+pub(crate) type Core<'a, M = CrashImage> = Server<&'a M>;
 
 /// A store with one server and any number of clients that wait.
-pub(crate) struct Store<'a> {
-    pub(crate) image: &'a CrashImage,
-    pub(crate) server: RefCell<Core<'a>>,
+pub(crate) struct Store<'a, M = CrashImage> {
+    pub(crate) image: &'a M,
+    pub(crate) server: RefCell<Core<'a, M>>,
     pub(crate) now: Cell<u64>,
     /// What [`RemoteMemory::again`] does: the server goes on with what can wait.
     pub(crate) budget: usize,
 }
 
-impl<'a> Store<'a> {
-    pub(crate) fn open(image: &'a CrashImage, options: Options) -> Self {
+impl<'a, M: Medium> Store<'a, M> {
+    pub(crate) fn open(image: &'a M, options: Options) -> Self {
         let (server, _) = Server::open(image, options).expect("a store");
         Self { image, server: RefCell::new(server), now: Cell::new(1), budget: 16 }
     }
 
-    pub(crate) fn client(&self, locations: usize) -> Session<'_, 'a> {
+    pub(crate) fn client(&self, locations: usize) -> Session<'_, 'a, M> {
         let id = self.server.borrow_mut().connect();
         let view = self.server.borrow().view();
         Session { store: self, id, client: Client::new(view, locations), posts: 0, verbs: Vec::new() }
@@ -63,7 +64,7 @@ impl<'a> Store<'a> {
     }
 
     /// Steps, with these clients taking views and acknowledging them, until nothing goes on.
-    pub(crate) fn settle_down(&self, sessions: &mut [&mut Session<'_, '_>]) {
+    pub(crate) fn settle_down(&self, sessions: &mut [&mut Session<'_, '_, M>]) {
         for _ in 0..10_000 {
             let more = self.step();
             for session in &mut *sessions {
@@ -79,8 +80,8 @@ impl<'a> Store<'a> {
 }
 
 /// A connected client.
-pub(crate) struct Session<'s, 'a> {
-    pub(crate) store: &'s Store<'a>,
+pub(crate) struct Session<'s, 'a, M = CrashImage> {
+    pub(crate) store: &'s Store<'a, M>,
     pub(crate) id: ClientId,
     pub(crate) client: Client,
     pub(crate) posts: usize,
@@ -88,20 +89,20 @@ pub(crate) struct Session<'s, 'a> {
     pub(crate) verbs: Vec<&'static str>,
 }
 
-struct Remote<'r, 's, 'a> {
-    store: &'s Store<'a>,
+struct Remote<'r, 's, 'a, M> {
+    store: &'s Store<'a, M>,
     id: ClientId,
     posts: &'r mut usize,
     verbs: &'r mut Vec<&'static str>,
 }
 
-pub(crate) fn call(server: &mut Core<'_>, now: u64, id: ClientId, request: &Request) -> Reply {
+pub(crate) fn call<M: Medium>(server: &mut Core<'_, M>, now: u64, id: ClientId, request: &Request) -> Reply {
     let request = Request::parse(&request.emit()).expect("what was emitted is parsed");
     let reply = server.handle(now, id, &request);
     Reply::parse(&reply.emit()).expect("what was emitted is parsed")
 }
 
-impl RemoteMemory for Remote<'_, '_, '_> {
+impl<M: Medium> RemoteMemory for Remote<'_, '_, '_, M> {
     type Error = &'static str;
 
     fn post(&mut self, verbs: Vec<Verb>) -> Result<Vec<Completion>, Self::Error> {
@@ -148,7 +149,7 @@ impl RemoteMemory for Remote<'_, '_, '_> {
     }
 }
 
-impl Session<'_, '_> {
+impl<M: Medium> Session<'_, '_, M> {
     pub(crate) fn run<O: Operation>(&mut self, operation: &mut O) -> O::Output {
         self.try_run(operation).expect("it comes to an end")
     }

@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
-use super::{Choices, CrashImage, EveryWay, Failure, Seeded, Step};
+use super::{Choices, CrashImage, EveryWay, Failure, Lazy, Seeded, Step};
 use crate::medium::Medium;
 
 /// How thoroughly to crash.
@@ -36,6 +36,23 @@ pub struct Report {
     pub crashes: usize,
 }
 
+/// What was tried lazily.
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
+pub struct LazyReport {
+    /// Steps after which the workload was crashed.
+    pub steps: usize,
+    /// How often the check was executed, which covers every outcome of every step.
+    pub executions: usize,
+    /// The same at the step where it was most often.
+    pub executions_max: usize,
+    /// The most words that were open at a step.
+    pub undecided_max: usize,
+    /// How many outcomes an enumeration of what the crashes may leave would have had to go through.
+    pub outcomes: f64,
+    /// The same at the step where they are most.
+    pub outcomes_max: f64,
+}
+
 impl Explorer {
     /// Runs the workload once on a copy of `start`, then, for each step of it, hands what a crash at that step leaves
     /// to `check`, with the notes that the workload had made by then.
@@ -48,27 +65,51 @@ impl Explorer {
         workload: impl FnOnce(&CrashImage),
         mut check: impl FnMut(&CrashImage, &[u64]),
     ) -> Report {
-        let running = start.clone();
-        running.start_recording();
-        workload(&running);
-        let steps = running.stop_recording();
-
-        let replayed = start.clone();
-        let mut notes = Vec::new();
         let mut report = Report::default();
-        self.crash_here(&replayed, None, &notes, &mut check, &mut report, "before the first step");
-        for (number, step) in steps.iter().enumerate() {
-            replayed.replay(step);
-            match step {
-                // A write-back alone changes nothing that a crash could show.
-                Step::Pwb(_) => continue,
-                Step::Note(note) => notes.push(*note),
-                Step::Store(_) | Step::Pfence | Step::Psync => {}
+        each_step(start, workload, |image, step, notes, place| {
+            self.crash_here(image, step, notes, &mut check, &mut report, place);
+        });
+        report
+    }
+
+    /// The same, with everything that recovery does not read left undecided, and so every outcome of every step: see
+    /// [`Lazy`]. `check` is to be deterministic. `guarded` says, at each step, behind which offsets of the visible image a
+    /// checksum is. Only power losses, in domains where a store is not durable at once; `samples` and `seed` are not used.
+    ///
+    /// # Panics
+    /// When `check` does, as above. At a step where it reads so much that `ways_max` executions do not do.
+    pub fn run_lazily<G: Fn(u64) -> bool>(
+        &self,
+        start: &CrashImage,
+        workload: impl FnOnce(&CrashImage),
+        guarded: impl Fn(&CrashImage) -> G,
+        mut check: impl FnMut(&Lazy, &[u64]),
+    ) -> LazyReport {
+        let mut report = LazyReport::default();
+        each_step(start, workload, |image, _, notes, place| {
+            let nothing = Lazy::new(image, guarded(image));
+            report.steps += 1;
+            report.undecided_max = report.undecided_max.max(nothing.undecided());
+            report.outcomes += nothing.outcomes();
+            report.outcomes_max = report.outcomes_max.max(nothing.outcomes());
+            let mut ways = EveryWay::new();
+            let mut here = 0;
+            loop {
+                let crashed = nothing.again(ways);
+                if let Err(panic) = catch_unwind(AssertUnwindSafe(|| check(&crashed, notes))) {
+                    eprintln!("the check failed after a crash at {place}, execution {here}, notes {notes:?}");
+                    resume_unwind(panic);
+                }
+                here += 1;
+                ways = crashed.into_ways();
+                if !ways.advance() {
+                    break;
+                }
+                assert!(here < self.ways_max, "{place}: more than {here} executions, of {nothing:?}");
             }
-            let place = format!("step {number} of {}: {}", steps.len(), describe(step));
-            self.crash_here(&replayed, Some(step), &notes, &mut check, &mut report, &place);
-        }
-        assert_eq!(replayed.bytes(), running.bytes(), "the replay did what the workload did");
+            report.executions += here;
+            report.executions_max = report.executions_max.max(here);
+        });
         report
     }
 
@@ -116,6 +157,34 @@ impl Explorer {
     fn visible_survives(&self, image: &CrashImage) -> bool {
         self.failure.is_in(crate::Guarantee::of(image.domain()).before_psync)
     }
+}
+
+/// Runs the workload once, then comes by at each step of it.
+fn each_step(
+    start: &CrashImage,
+    workload: impl FnOnce(&CrashImage),
+    mut visit: impl FnMut(&CrashImage, Option<&Step>, &[u64], &str),
+) {
+    let running = start.clone();
+    running.start_recording();
+    workload(&running);
+    let steps = running.stop_recording();
+
+    let replayed = start.clone();
+    let mut notes = Vec::new();
+    visit(&replayed, None, &notes, "before the first step");
+    for (number, step) in steps.iter().enumerate() {
+        replayed.replay(step);
+        match step {
+            // A write-back alone changes nothing that a crash could show.
+            Step::Pwb(_) => continue,
+            Step::Note(note) => notes.push(*note),
+            Step::Store(_) | Step::Pfence | Step::Psync => {}
+        }
+        let place = format!("step {number} of {}: {}", steps.len(), describe(step));
+        visit(&replayed, Some(step), &notes, &place);
+    }
+    assert_eq!(replayed.bytes(), running.bytes(), "the replay did what the workload did");
 }
 
 fn describe(step: &Step) -> String {

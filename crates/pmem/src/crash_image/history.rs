@@ -32,6 +32,33 @@ pub(super) struct History {
     /// Units that were written back since the last fence, and since the last psync.
     asked: Vec<u64>,
     fenced: Vec<u64>,
+    /// Stores so far.
+    writes: u64,
+}
+
+/// A word of which a crash may leave one of several values.
+#[derive(Clone, Debug)]
+pub(super) struct OpenWord {
+    pub(super) at: u64,
+    /// Oldest first.
+    pub(super) values: Vec<OpenValue>,
+    /// The number of the last store to it, if all of the open ones were longer than one store of the CPU.
+    pub(super) write: Option<u64>,
+    len: usize,
+}
+
+/// A value, and with which fences as the newest that held it can be: bit n is fence n since the last psync.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct OpenValue {
+    pub(super) bytes: [u8; 8],
+    pub(super) fences: u128,
+}
+
+impl OpenWord {
+    /// Writes a value of it to the image.
+    pub(super) fn put(&self, value: [u8; 8], image: &mut [u8]) {
+        image[self.at as usize..self.at as usize + self.len].copy_from_slice(&value[..self.len]);
+    }
 }
 
 #[derive(Clone, Debug, Default)]
@@ -48,6 +75,8 @@ struct Unit {
 struct Part {
     /// Made after this many fences.
     fences: u64,
+    /// The number of the store.
+    write: u64,
     at: usize,
     bytes: Box<[u8]>,
     indivisible: bool,
@@ -81,19 +110,34 @@ impl History {
             synced: 0,
             asked: Vec::new(),
             fenced: Vec::new(),
+            writes: 0,
         }
+    }
+
+    pub(super) fn certain(&self) -> &[u8] {
+        &self.certain
+    }
+
+    /// The fences that may have been the newest that held, and every word that is open.
+    pub(super) fn open(&self) -> (u128, Vec<OpenWord>) {
+        let pending = self.fences - self.synced;
+        assert!(pending < 127, "{pending} fences since the last psync are more than can be told apart");
+        let open = |(index, unit): (&u64, &Unit)| unit.open(index * self.unit, self);
+        ((1 << (pending + 1)) - 1, self.units.iter().flat_map(open).collect())
     }
 
     pub(super) fn store(&mut self, offset: u64, bytes: &[u8], indivisible: bool) {
         if !self.tracked {
             return;
         }
+        self.writes += 1;
         let mut done = 0;
         while done < bytes.len() {
             let offset = offset + done as u64;
             let (index, at) = (offset / self.unit, (offset % self.unit) as usize);
             let len = (bytes.len() - done).min(self.unit as usize - at);
-            let part = Part { fences: self.fences, at, bytes: bytes[done..done + len].into(), indivisible };
+            let (fences, write) = (self.fences, self.writes);
+            let part = Part { fences, write, at, bytes: bytes[done..done + len].into(), indivisible };
             let unit = self.units.entry(index).or_default();
             unit.stores.push(part);
             if unit.stores.len() > STORES_MAX {
@@ -167,9 +211,54 @@ impl Unit {
         self.covered.iter().filter(|(f, _)| *f <= fence).map(|(_, covered)| *covered).max().unwrap_or(0)
     }
 
-    fn crash(&self, fence: u64, bytes: &mut [u8], choices: &mut dyn Choices) {
+    /// The stores that are certain if this was the newest fence that held, and those that may have survived.
+    fn extent(&self, fence: u64) -> (usize, usize) {
         let sure = self.covered_by(fence);
-        let possible = self.stores.iter().take_while(|part| part.fences <= fence).count().max(sure);
+        (sure, self.stores.iter().take_while(|part| part.fences <= fence).count().max(sure))
+    }
+
+    /// The words that are open: of each, every value that [`crash`](Self::crash) may leave of it.
+    fn open(&self, start: u64, of: &History) -> Vec<OpenWord> {
+        let mut words: Vec<usize> = self.stores.iter().flat_map(Part::words).collect();
+        words.sort_unstable();
+        words.dedup();
+        let end = of.certain.len().min((start + of.unit) as usize);
+        let certain = &of.certain[start as usize..end];
+        let word = |word: usize| {
+            let (from, len) = (word * 8, (certain.len() - word * 8).min(8));
+            let touching: Vec<(usize, &Part)> =
+                self.stores.iter().enumerate().filter(|(_, part)| part.words().contains(&word)).collect();
+            let mut values: Vec<OpenValue> = Vec::new();
+            for fence in of.synced..=of.fences {
+                let (sure, possible) = self.extent(fence);
+                let mut unit = certain.to_vec();
+                let mut note = |unit: &[u8]| {
+                    let mut bytes = [0; 8];
+                    bytes[..len].copy_from_slice(&unit[from..from + len]);
+                    let fences = 1 << (fence - of.synced);
+                    match values.iter_mut().find(|value| value.bytes == bytes) {
+                        Some(value) => value.fences |= fences,
+                        None => values.push(OpenValue { bytes, fences }),
+                    }
+                };
+                let (certain, open): (Vec<_>, Vec<_>) =
+                    touching.iter().filter(|(n, _)| *n < possible).partition(|(n, _)| *n < sure);
+                certain.iter().for_each(|(_, part)| part.apply(&mut unit, word, |len| len));
+                note(&unit);
+                for (_, part) in open {
+                    part.apply(&mut unit, word, |len| len);
+                    note(&unit);
+                }
+            }
+            let long = touching.iter().all(|(_, part)| !part.indivisible);
+            let write = touching.last().filter(|_| long).map(|(_, part)| part.write);
+            OpenWord { at: start + from as u64, values, write, len }
+        };
+        words.into_iter().map(word).filter(|word| word.values.len() > 1).collect()
+    }
+
+    fn crash(&self, fence: u64, bytes: &mut [u8], choices: &mut dyn Choices) {
+        let (sure, possible) = self.extent(fence);
         let together = choices.together().then(|| sure + choices.pick(possible - sure + 1));
         let mut words: Vec<usize> = self.stores[..possible].iter().flat_map(Part::words).collect();
         words.sort_unstable();

@@ -228,3 +228,141 @@ fn a_failing_medium_fails_for_good() {
     assert!(image.pfence().is_err());
     assert_eq!(words(&image, 0), BTreeSet::from([1, 2]), "and the failed psync promised nothing");
 }
+
+/// Every content that a power loss may leave, as lazy crashes see it that are read whole.
+fn lazy_outcomes(image: &CrashImage) -> BTreeSet<Vec<u8>> {
+    let nothing = Lazy::new(image, |_| false);
+    let (mut ways, mut all) = (EveryWay::new(), BTreeSet::new());
+    loop {
+        let crashed = nothing.again(ways);
+        let mut bytes = vec![0; image.len() as usize];
+        crashed.read(0, &mut bytes);
+        assert_eq!(crashed.undecided(), 0);
+        assert!(all.insert(bytes), "each one once");
+        ways = crashed.into_ways();
+        if !ways.advance() {
+            return all;
+        }
+    }
+}
+
+#[test]
+fn lazy_crashes_leave_what_crashes_leave() {
+    for seed in 0..400 {
+        let mut choices = Seeded::new(seed);
+        let domain = if seed % 4 == 0 { PersistenceDomain::PageCache } else { PersistenceDomain::Adr };
+        let image = CrashImage::new(203, domain);
+        for _ in 0..3 + choices.pick(9) {
+            let at = choices.pick(203) as u64;
+            match choices.pick(7) {
+                0 => image.store_u64(at.min(195) / 8 * 8, 1 + choices.pick(2) as u64),
+                1 => image.write(at, &vec![choices.pick(3) as u8; choices.pick(203 - at as usize).min(20)]),
+                2..4 => image.pwb(at..203),
+                4 => image.psync().unwrap(),
+                _ => image.pfence().unwrap(),
+            }
+        }
+        let eager = outcomes(&image);
+        let lazy = lazy_outcomes(&image);
+        assert_eq!(lazy, eager, "seed {seed}");
+        let completed = Lazy::new(&image, |_| false).completed().bytes();
+        assert!(eager.contains(&completed), "seed {seed}");
+        assert!(Lazy::new(&image, |_| false).outcomes() >= eager.len() as f64, "seed {seed}");
+    }
+}
+
+#[test]
+fn what_nobody_reads_is_not_decided() {
+    let report = Explorer::default().run_lazily(
+        &adr(1024),
+        |image| {
+            image.write(0, &[1; 800]);
+            image.pwb(0..800);
+            image.pfence().unwrap();
+            image.store_u64(960, 1);
+            image.persist(960..968).unwrap();
+            image.note(1);
+        },
+        |_| |_| false,
+        |crashed, notes| {
+            let committed = crashed.load_u64(960) == 1;
+            assert!(committed || notes.is_empty(), "the commit was acknowledged and is gone");
+            // Recovery that looks at one word of the entry, and at none if there is no commit.
+            assert!(!committed || crashed.load_u64(400) == 0x0101_0101_0101_0101, "a fence orders them");
+        },
+    );
+    assert_eq!((report.steps, report.executions_max, report.undecided_max), (6, 2, 101), "{report:?}");
+    assert!(report.outcomes > 2f64.powi(100), "{report:?}");
+}
+
+#[test]
+fn lazy_exploration_finds_a_missing_fence_and_a_lost_tail() {
+    let found = |workload: fn(&CrashImage), entry: u64| {
+        let check = |crashed: &Lazy, _: &[u64]| {
+            assert!(crashed.load_u64(0) == 0 || crashed.load_u64(entry) != 0, "committed without its entry");
+        };
+        let run = || Explorer::default().run_lazily(&adr(512), workload, |_| |_| false, check);
+        catch_unwind(AssertUnwindSafe(run)).is_err()
+    };
+    let ordered = |image: &CrashImage| {
+        image.write(64, &[7; 100]);
+        image.pwb(64..164);
+        image.pfence().unwrap();
+        image.store_u64(0, 1);
+    };
+    assert!(!found(ordered, 64) && !found(ordered, 152));
+    let no_fence = |image: &CrashImage| {
+        image.write(64, &[7; 100]);
+        image.pwb(64..164);
+        image.store_u64(0, 1);
+    };
+    assert!(found(no_fence, 64));
+    let lost_tail = |image: &CrashImage| {
+        image.write(64, &[7; 100]);
+        image.pwb(64..128);
+        image.pfence().unwrap();
+        image.store_u64(0, 1);
+    };
+    assert!(!found(lost_tail, 64) && found(lost_tail, 152));
+}
+
+#[test]
+fn bytes_behind_a_checksum_are_decided_in_classes() {
+    let mut seen = BTreeSet::new();
+    let report = Explorer { ways_max: 5000, ..Explorer::default() }.run_lazily(
+        &adr(512),
+        |image| {
+            image.write(0, &[1; 96]);
+            image.write(128, &[1; 96]);
+        },
+        |_| |_| true,
+        |crashed, _| {
+            let words = |at: u64| (0..12).map(|n| crashed.load_u64(at + 8 * n) != 0).collect::<Vec<bool>>();
+            seen.insert((words(0), words(128)));
+        },
+    );
+    // The first word alone, and the others in the two usual ways or the 44 of one write.
+    assert!(report.executions_max < 800, "{report:?}");
+    for n in 1..12 {
+        let all_but_one = (0..12).map(|k| k != n).collect::<Vec<bool>>();
+        assert!(seen.contains(&(all_but_one.clone(), vec![true; 12])), "{n}");
+        assert!(seen.contains(&(vec![true; 12], all_but_one)), "{n}");
+        assert!(seen.contains(&((0..12).map(|k| k < n).collect(), vec![false; 12])), "{n}");
+        assert!(seen.contains(&((0..12).map(|k| k == n).collect(), vec![false; 12])), "{n}");
+    }
+}
+
+#[test]
+fn what_is_written_after_the_crash_stays_and_needs_no_decision() {
+    let image = adr(128);
+    image.store_u64(0, 1);
+    image.store_u64(8, 2);
+    image.store_u64(16, 3);
+    let crashed = Lazy::new(&image, |_| false).again(EveryWay::new());
+    crashed.write(0, &[9; 12]);
+    assert_eq!(crashed.undecided(), 1, "the first word whole, the second decided, the third open");
+    assert_eq!(crashed.load_u64(0), 0x0909_0909_0909_0909);
+    assert_eq!(crashed.fetch_add(16, 5), 0, "the oldest first");
+    assert_eq!(crashed.compare_and_swap(16, 5, 6), 5);
+    assert_eq!(crashed.completed().load_u64(16), 6);
+}

@@ -1,0 +1,283 @@
+//! Operations to be crashed, what they leave when they are acknowledged, and what may be found after a crash.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use remanence_kv::client::{Many, Put};
+use remanence_kv::proto::{Expect, Reply, Request};
+use remanence_kv::{Geometry, Options};
+use remanence_pmem::crash_image::CrashImage;
+use remanence_pmem::{Medium, PersistenceDomain};
+
+use super::{SALT, Session, Store, formatted, value};
+
+pub(crate) const TINY: Geometry = Geometry { size: 32 << 10, region_len: 1024, segment_len: 512, heads: 2 };
+
+pub(crate) type Contents = BTreeMap<Vec<u8>, Vec<u8>>;
+
+#[derive(Clone, Debug)]
+pub(crate) enum Op {
+    Put(u8, Vec<u8>),
+    Inline(u8, Vec<u8>),
+    Delete(u8),
+    Batch(Vec<(u8, Vec<u8>)>),
+    /// Room is handed out, this much of the object is written, and the client dies.
+    Torn(u8, Vec<u8>, usize),
+    Clean(u8),
+    Resize(u64),
+    /// The server settles what clients have confirmed.
+    Settle,
+}
+
+impl Op {
+    pub(crate) fn apply(&self, contents: &mut Contents) {
+        match self {
+            Self::Put(key, value) | Self::Inline(key, value) => {
+                drop(contents.insert(vec![*key], value.clone()));
+            }
+            Self::Delete(key) => drop(contents.remove(&vec![*key])),
+            Self::Batch(puts) => {
+                puts.iter().for_each(|(key, value)| drop(contents.insert(vec![*key], value.clone())));
+            }
+            Self::Torn(..) | Self::Clean(_) | Self::Resize(_) | Self::Settle => {}
+        }
+    }
+
+    pub(crate) fn run(&self, store: &Store<'_>, client: &mut Session<'_, '_>) {
+        match self {
+            Self::Put(key, value) => assert!(client.put(&[*key], value).is_ok()),
+            Self::Inline(key, value) => {
+                let (key, value) = (vec![*key], value.clone());
+                let reply = client.call(&Request::PutInline { key, value, expires: 0, expect: Expect::Any });
+                assert!(matches!(reply, Reply::Done { .. }), "{reply:?}");
+            }
+            Self::Delete(key) => drop(client.delete(&[*key])),
+            Self::Batch(puts) => {
+                let puts = puts.iter().map(|(key, value)| Put::new(&[*key], value, 0, Expect::Any)).collect();
+                client.run(&mut Many::new(puts)).into_iter().for_each(|put| assert!(put.is_ok()));
+            }
+            Self::Torn(key, value, written) => torn(store, *key, value, *written),
+            Self::Clean(head) => {
+                store.server.borrow_mut().clean(*head).expect("nothing else is being cleaned");
+                store.settle_down(&mut [client]);
+            }
+            Self::Resize(buckets) => {
+                store.server.borrow_mut().resize(*buckets).expect("room");
+                store.settle_down(&mut [client]);
+            }
+            Self::Settle => {
+                if let Some(confirm) = client.client.poll_confirm() {
+                    client.call(&confirm);
+                }
+                store.step();
+            }
+        }
+    }
+}
+
+/// A client that dies within its WRITE.
+fn torn(store: &Store<'_>, key: u8, value: &[u8], written: usize) {
+    let mut dying = store.client(0);
+    let put = Request::Put { key: vec![key], len: value.len() as u64, expires: 0, expect: Expect::Any };
+    let Reply::Reserved(reserved) = dying.call(&put) else { panic!("room") };
+    let place = remanence_kv::format::Place {
+        salt: SALT,
+        head: reserved.head,
+        offset: reserved.offset,
+        epoch: reserved.epoch,
+    };
+    let content = remanence_kv::format::object::Content::Value(value);
+    let object = remanence_kv::format::object::emit(&place, reserved.version, 0, &[key], content);
+    store.image.write(reserved.at + 8, &object[8..written.min(object.len())]);
+    let id = dying.id;
+    drop(dying);
+    store.server.borrow_mut().disconnected(id).expect("memory does not fail");
+}
+
+/// What the server tells, and what a client reads by itself, which must be the same.
+pub(crate) fn contents<M: Medium>(crashed: &M, options: Options) -> Contents {
+    let store = Store::open(crashed, options);
+    let mut client = store.client(16);
+    let scrubbed = store.server.borrow_mut().scrub(0, 1000).expect("memory does not fail");
+    assert_eq!((scrubbed.lost, scrubbed.repaired), (0, 0), "an entry names what is not whole");
+    let mut contents = Contents::new();
+    for key in client.keys() {
+        assert!(!contents.contains_key(&key), "two entries name {key:?}");
+        let value = client.value(&key).expect("a key that is listed has a value");
+        assert_eq!(client.value(&key).as_ref(), Some(&value), "with its location cached");
+        let Reply::Value { value: told, .. } = client.call(&Request::Get { key: key.clone() }) else {
+            panic!("the server does not find {key:?}")
+        };
+        assert_eq!(told, value);
+        contents.insert(key, value);
+    }
+    contents
+}
+
+/// What is left can be worked on: everything is written, cleaned, resized and read again.
+pub(crate) fn works_on(crashed: &CrashImage, options: Options) {
+    let before = contents(crashed, options);
+    let store = Store::open(crashed, options);
+    let mut client = store.client(16);
+    for key in before.keys() {
+        client.put(key, b"after").expect("room");
+    }
+    for head in 0..2 {
+        store.server.borrow_mut().clean(head).expect("nothing is being cleaned");
+        store.settle_down(&mut [&mut client]);
+    }
+    store.server.borrow_mut().resize(40).expect("room");
+    store.settle_down(&mut [&mut client]);
+    assert_eq!(client.keys(), before.keys().cloned().collect::<Vec<_>>());
+    for key in before.keys() {
+        assert_eq!(client.value(key), Some(b"after".to_vec()));
+    }
+    let scrubbed = store.server.borrow_mut().scrub(0, 1000).expect("memory does not fail");
+    assert_eq!(scrubbed.verified, before.len() as u64);
+}
+
+/// A store on which `prepare` was carried out, durable, and what it holds then and after each of `ops`.
+pub(crate) fn prepared(
+    options: Options,
+    domain: PersistenceDomain,
+    prepare: &[Op],
+    ops: &[Op],
+) -> (CrashImage, Vec<Contents>) {
+    let prepared = {
+        let image = formatted(TINY, 16);
+        {
+            let store = Store::open(&image, options);
+            let mut client = store.client(0);
+            prepare.iter().for_each(|op| op.run(&store, &mut client));
+        }
+        CrashImage::from_bytes(image.bytes(), domain)
+    };
+    let mut after = vec![Contents::new()];
+    prepare.iter().for_each(|op| op.apply(&mut after[0]));
+    for op in ops {
+        let mut next = after.last().expect("the start").clone();
+        op.apply(&mut next);
+        after.push(next);
+    }
+    (prepared, after)
+}
+
+/// Carries them out, with a note after each.
+pub(crate) fn run_all(image: &CrashImage, options: Options, ops: &[Op]) {
+    let store = Store::open(image, options);
+    let mut client = store.client(0);
+    for (n, op) in ops.iter().enumerate() {
+        op.run(&store, &mut client);
+        image.note(n as u64 + 1);
+    }
+}
+
+/// Whether this may be found when the operations that the notes tell of were acknowledged, and the next was under way.
+pub(crate) fn fair(after: &[Contents], notes: &[u64], found: &Contents, options: Options) {
+    let (whole, next) = (&after[notes.len()], after.get(notes.len() + 1));
+    let keys: BTreeSet<&Vec<u8>> = after.iter().flat_map(BTreeMap::keys).chain(found.keys()).collect();
+    for key in keys {
+        let value = found.get(key);
+        let fair = match options.mode {
+            remanence_kv::Mode::Durable => {
+                value == whole.get(key) || next.is_some_and(|next| value == next.get(key))
+            }
+            remanence_kv::Mode::Erda => {
+                after[..=(notes.len() + 1).min(after.len() - 1)].iter().any(|state| value == state.get(key))
+            }
+        };
+        assert!(fair, "{key:?} is {value:?}, should be {:?} or {next:?}", whole.get(key));
+    }
+}
+
+pub(crate) fn some(count: u8, len: usize) -> Vec<Op> {
+    (0..count).map(|n| Op::Put(n, value(n.into(), len))).collect()
+}
+
+/// What was done before, and what is to be crashed.
+pub(crate) type Workload = (Vec<Op>, Vec<Op>);
+
+pub(crate) fn every_operation() -> Workload {
+    let ops = vec![
+        Op::Put(1, value(1, 30)),
+        Op::Put(1, value(2, 90)),
+        Op::Put(2, value(3, 10)),
+        Op::Delete(1),
+        Op::Inline(2, value(4, 100)),
+        Op::Put(1, value(5, 5)),
+        Op::Batch(vec![(1, value(6, 70)), (2, value(7, 7)), (3, value(8, 20))]),
+        Op::Settle,
+        Op::Put(3, value(9, 20)),
+        Op::Delete(3),
+    ];
+    (some(3, 20), ops)
+}
+
+pub(crate) fn dying_clients() -> Workload {
+    let ops = vec![
+        Op::Torn(1, value(1, 100), 70),
+        Op::Torn(1, value(2, 100), 8),
+        Op::Put(1, value(3, 100)),
+        Op::Torn(2, value(4, 40), 60),
+        Op::Torn(2, value(5, 40), 30),
+        Op::Delete(2),
+        Op::Torn(9, value(5, 40), 64),
+        Op::Put(9, value(6, 40)),
+    ];
+    (some(3, 60), ops)
+}
+
+pub(crate) fn chunks() -> Workload {
+    let ops = vec![
+        Op::Put(1, value(1, 1200)),
+        Op::Inline(2, value(2, 900)),
+        Op::Put(1, value(3, 20)),
+        Op::Clean(0),
+        Op::Clean(1),
+        Op::Put(2, value(4, 700)),
+    ];
+    (some(3, 60), ops)
+}
+
+pub(crate) fn for_mode_erda() -> Workload {
+    let ops = vec![
+        Op::Put(1, value(1, 30)),
+        Op::Put(1, value(2, 90)),
+        Op::Put(1, value(3, 10)),
+        Op::Settle,
+        Op::Delete(1),
+        Op::Inline(2, value(4, 100)),
+        Op::Put(7, value(5, 5)),
+        Op::Clean(0),
+        Op::Clean(1),
+        Op::Resize(32),
+    ];
+    (some(3, 20), ops)
+}
+
+pub(crate) fn cleaning() -> Workload {
+    let mut prepare = some(12, 60);
+    prepare.extend((0..6).map(|n| Op::Put(n, value(100 + u64::from(n), 40))));
+    prepare.extend([Op::Delete(2), Op::Delete(9), Op::Settle]);
+    let ops = vec![
+        Op::Clean(0),
+        Op::Clean(1),
+        Op::Put(0, value(7, 60)),
+        Op::Torn(5, value(8, 60), 50),
+        Op::Clean(0),
+        Op::Clean(1),
+        Op::Put(9, value(9, 10)),
+    ];
+    (prepare, ops)
+}
+
+pub(crate) fn resizing() -> Workload {
+    // More keys than a neighbourhood has places: entries are displaced on the way.
+    let mut ops: Vec<Op> = (20..30).map(|n| Op::Put(n, value(n.into(), 4))).collect();
+    ops[9] = Op::Inline(29, value(29, 4));
+    ops.push(Op::Resize(32));
+    ops.push(Op::Put(3, value(1, 4)));
+    ops.push(Op::Delete(4));
+    ops.push(Op::Resize(40));
+    ops.push(Op::Put(4, value(2, 4)));
+    (some(14, 4), ops)
+}
