@@ -20,8 +20,8 @@
 //! at any byte.
 //!
 //! **Speed.** Up to 16 bytes two overlapping scalar moves, up to 64 overlapping vector moves, then a loop over the
-//! widest vectors that stores whole lines, and for long copies `rep movsb`, whose microcode need not read the lines
-//! that it is about to overwrite. `examples/copy_bench.rs` measures each against memcpy.
+//! widest vectors that stores whole lines, and for long copies, where the CPU has it fast, `rep movsb`, whose microcode need
+//! not read the lines that it is about to overwrite. `examples/copy_bench.rs` measures each against memcpy.
 
 #[cfg(any(test, not(target_arch = "x86_64")))]
 mod portable;
