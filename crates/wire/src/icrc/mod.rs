@@ -18,6 +18,7 @@
 //! requester that found out whom it is talking to.
 
 mod linear;
+mod words;
 
 use std::net::IpAddr;
 
@@ -128,12 +129,12 @@ pub struct BadIcrc;
 #[must_use]
 #[inline]
 pub fn compute(flow: &Flow, ip_id: u16, body: &[u8]) -> u32 {
-    hash(flow, ip_id, body).finalize()
+    !register(flow, ip_id, body)
 }
 
-/// The hasher behind the last byte of `body`.
+/// The register behind the last byte of `body`.
 #[inline]
-fn hash(flow: &Flow, ip_id: u16, body: &[u8]) -> Hasher {
+fn register(flow: &Flow, ip_id: u16, body: &[u8]) -> u32 {
     assert!(body.len() >= bth::LEN && body.len() + LEN <= PAYLOAD_MAX, "{} bytes are no packet", body.len());
     let udp_len = (udp::LEN + body.len() + LEN) as u16;
     let lengths = if flow.v6 {
@@ -145,10 +146,20 @@ fn hash(flow: &Flow, ip_id: u16, body: &[u8]) -> Hasher {
     let (bth, rest) = body.split_first_chunk().expect("longer than a BTH");
     let mut bth: [u8; bth::LEN] = *bth;
     bth[bth::VARIANT_BYTE] = 0xff;
-    let register = TWELVE.update(register, &bth);
+    update(TWELVE.update(register, &bth), rest)
+}
+
+/// The register after more bytes.
+#[inline]
+fn update(register: u32, bytes: &[u8]) -> u32 {
+    if words::pays(bytes.len()) { words::update(register, bytes) } else { by_library(register, bytes) }
+}
+
+#[inline]
+fn by_library(register: u32, bytes: &[u8]) -> u32 {
     let mut hasher = Hasher::new_with_initial(!register);
-    hasher.update(rest);
-    hasher
+    hasher.update(bytes);
+    !hasher.finalize()
 }
 
 /// Writes the ICRC into the last four bytes of `payload`, a whole UDP payload.
@@ -171,9 +182,7 @@ pub fn seal_linux_flush(flow: &Flow, ip_id: u16, payload: &mut [u8]) {
 }
 
 fn compute_linux_flush(flow: &Flow, ip_id: u16, body: &[u8]) -> u32 {
-    let mut hasher = hash(flow, ip_id, body);
-    hasher.update(body);
-    hasher.finalize()
+    !update(register(flow, ip_id, body), body)
 }
 
 /// Checks the ICRC of `payload`, a whole UDP payload. An identification that is given must be the packet's;
