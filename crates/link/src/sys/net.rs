@@ -265,21 +265,22 @@ pub(crate) struct RecvMeta {
 pub(crate) fn recv_msg(fd: BorrowedFd<'_>, buf: &mut [u8], flags: c_int) -> io::Result<RecvMeta> {
     let mut src = RawAddr::room();
     let mut iov = libc::iovec { iov_base: buf.as_mut_ptr().cast(), iov_len: buf.len() };
-    let mut control = ControlBuf::new();
-    let mut msg = recv_header(&mut src, &mut iov, &mut control);
+    let mut control = MaybeUninit::<ControlBuf>::uninit();
+    let mut msg = recv_header(&mut src, &mut iov, control.as_mut_ptr().cast());
     // SAFETY: `recv_header` filled `msg` with pointers to live locals and their sizes.
     let len = check(unsafe { libc::recvmsg(fd.as_raw_fd(), &raw mut msg, flags) })?;
     Ok(recv_meta(&msg, len, &mut src))
 }
 
-fn recv_header(src: &mut RawAddr, iov: &mut libc::iovec, control: &mut ControlBuf) -> libc::msghdr {
+/// `control` points to a [`ControlBuf`], which need not be initialised.
+fn recv_header(src: &mut RawAddr, iov: &mut libc::iovec, control: *mut c_void) -> libc::msghdr {
     // SAFETY: all-zero is a valid `msghdr` (null pointers, zero lengths).
     let mut msg: libc::msghdr = unsafe { mem::zeroed() };
     msg.msg_name = src.as_mut_ptr().cast();
     msg.msg_namelen = src.len();
     msg.msg_iov = &raw mut *iov;
     msg.msg_iovlen = 1;
-    msg.msg_control = control.as_mut_ptr();
+    msg.msg_control = control;
     msg.msg_controllen = ControlBuf::LEN as _;
     msg
 }
@@ -295,33 +296,37 @@ fn recv_meta(msg: &libc::msghdr, len: usize, src: &mut RawAddr) -> RecvMeta {
 /// The most receives in one [`recv_many`].
 pub(crate) const BATCH: usize = 16;
 
-/// Receives up to `BATCH` datagrams or trains in one system call, the i-th into the i-th chunk of `buf`, and calls
-/// `each` for every one of them.
+/// Receives up to `slots` (of `BATCH`) datagrams or trains in one system call, the i-th into the i-th chunk of `buf`, and
+/// calls `each` for every one of them. Every slot has its price, whether something comes or not.
 pub(crate) fn recv_many(
     fd: BorrowedFd<'_>,
     buf: &mut [u8],
     chunk: usize,
+    slots: usize,
     mut each: impl FnMut(RecvMeta, &[u8]),
 ) -> io::Result<usize> {
-    let slots = (buf.len() / chunk).min(BATCH);
-    let mut src = [RawAddr::room(); BATCH];
-    let mut iov = [libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 }; BATCH];
-    let mut control = [const { ControlBuf::new() }; BATCH];
+    let slots = (buf.len() / chunk).min(BATCH).min(slots);
+    // 5 KiB, of which one receive needs a few hundred bytes: what is not used is not cleared either.
+    let mut src = [const { MaybeUninit::<RawAddr>::uninit() }; BATCH];
+    let mut iov = [const { MaybeUninit::<libc::iovec>::uninit() }; BATCH];
+    let mut control = [const { MaybeUninit::<ControlBuf>::uninit() }; BATCH];
     let mut msgs = [const { MaybeUninit::<libc::mmsghdr>::uninit() }; BATCH];
     for (i, piece) in buf.chunks_exact_mut(chunk).take(slots).enumerate() {
-        iov[i] = libc::iovec { iov_base: piece.as_mut_ptr().cast(), iov_len: piece.len() };
-        let msg_hdr = recv_header(&mut src[i], &mut iov[i], &mut control[i]);
+        let src = src[i].write(RawAddr::room());
+        let iov = iov[i].write(libc::iovec { iov_base: piece.as_mut_ptr().cast(), iov_len: piece.len() });
+        let msg_hdr = recv_header(src, iov, control[i].as_mut_ptr().cast());
         msgs[i].write(libc::mmsghdr { msg_hdr, msg_len: 0 });
     }
     let vec = msgs.as_mut_ptr().cast::<libc::mmsghdr>();
-    // SAFETY: the first `slots` headers are initialised, with pointers to live locals and chunks of `buf`.
+    // SAFETY: the first `slots` headers are initialised, with pointers to live locals and chunks of `buf`; of the control
+    // buffers the kernel says how far it wrote them.
     let n = check(
         unsafe { libc::recvmmsg(fd.as_raw_fd(), vec, slots as u32, 0, std::ptr::null_mut()) } as isize
     )?;
     for (i, piece) in buf.chunks_exact(chunk).take(n).enumerate() {
-        // SAFETY: i < n <= slots, so this header was initialised above.
-        let msg = unsafe { msgs[i].assume_init_ref() };
-        let meta = recv_meta(&msg.msg_hdr, msg.msg_len as usize, &mut src[i]);
+        // SAFETY: i < n <= slots, so both were initialised above.
+        let (msg, src) = unsafe { (msgs[i].assume_init_ref(), src[i].assume_init_mut()) };
+        let meta = recv_meta(&msg.msg_hdr, msg.msg_len as usize, src);
         each(meta, &piece[..meta.len.min(chunk)]);
     }
     Ok(n)

@@ -68,9 +68,12 @@ pub(super) struct Receiver {
     burst: u32,
     /// Times in a row that the socket was empty after exactly one datagram.
     lone: u32,
-    /// The last receive found a small datagram right after another.
-    wide: bool,
+    /// Receives to try in one system call: more than one after a small datagram right after another.
+    width: usize,
 }
+
+/// The least that is tried when more than one is.
+const WIDTH_MIN: usize = 2;
 
 impl Receiver {
     pub(super) fn open(addr: SocketAddr, options: &Options) -> io::Result<Self> {
@@ -86,7 +89,7 @@ impl Receiver {
             Err(err) => return Err(explain_bind(&err, addr)),
         };
         let addr = if bound { net::local_addr(fd)? } else { addr };
-        Ok(Self { socket, addr, bound, mode: Mode::Lonely, offload, burst: 0, lone: 0, wide: false })
+        Ok(Self { socket, addr, bound, mode: Mode::Lonely, offload, burst: 0, lone: 0, width: 1 })
     }
 
     /// For what is sent to a multicast group and arrives at an interface; see `groups.rs`.
@@ -104,7 +107,7 @@ impl Receiver {
         net::bind(fd, addr)?;
         net::join_group(fd, addr.ip(), interface)?;
         let (mode, burst) = (Mode::Lonely, 0);
-        Ok(Self { socket, addr, bound: true, mode, offload, burst, lone: 0, wide: false })
+        Ok(Self { socket, addr, bound: true, mode, offload, burst, lone: 0, width: 1 })
     }
 
     /// A socket, and whether it has receive offload.
@@ -166,8 +169,8 @@ impl Receiver {
                 unpack.datagram(len, src, buffer);
                 1
             }),
-            Mode::Busy if self.wide => {
-                net::recv_many(fd, buffer, STRIDE, |meta, data| unpack.train(&meta, data))
+            Mode::Busy if self.width > 1 => {
+                net::recv_many(fd, buffer, STRIDE, self.width, |meta, data| unpack.train(&meta, data))
             }
             Mode::Busy | Mode::Calming { .. } => net::recv_msg(fd, &mut buffer[..CHUNK], 0).map(|meta| {
                 unpack.train(&meta, &buffer[..meta.len.min(CHUNK)]);
@@ -211,7 +214,14 @@ impl Receiver {
             Mode::Lonely => {}
             Mode::Busy => {
                 // Several receives at once pay off when there are several and they are small.
-                self.wide = self.burst >= BURST && bytes < SMALL && (!self.wide || receives > 1);
+                let several = self.burst >= BURST && bytes < SMALL;
+                self.width = match (several, self.width) {
+                    (false, _) => 1,
+                    (true, 1) => WIDTH_MIN,
+                    (true, width) if receives == width => (2 * width).min(net::BATCH),
+                    // One that was not followed by a second one does not need room for it.
+                    (true, _) => receives.next_power_of_two(),
+                };
             }
             Mode::Calming { .. } if self.burst >= BURST => self.become_busy(),
             // A train was still under way: be patient once more.
@@ -225,7 +235,7 @@ impl Receiver {
             self.lone += 1;
         }
         self.burst = 0;
-        self.wide = false;
+        self.width = 1;
         match self.mode {
             Mode::Lonely => {}
             Mode::Busy if self.lone >= LONELY => {
