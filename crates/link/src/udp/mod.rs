@@ -114,6 +114,9 @@ struct Shared {
 /// Receives in a row that may bring nothing for us.
 const MAX_STRAYS: usize = 16;
 
+/// Calls of `recv` between two looks at a port that is not the hot one: each costs as much as the look at the hot one.
+const OTHER_EVERY: u32 = 8;
+
 /// Calls of `recv` between two looks at the slow channels, for who never waits; some 100 us of spinning.
 const LOOK_EVERY: u32 = 1024;
 
@@ -248,11 +251,16 @@ impl UdpLink {
         Ok(count_since(before, &self.stats))
     }
 
-    /// Tries the port that was busy last, and one other, in turn.
+    /// Tries the port that was busy last, and one other, in turn; the other one less often, while somebody polls in a row.
     fn choose(&mut self) -> [Option<usize>; 2] {
         let count = self.ports.len() + self.groups.count();
         if count == 1 {
             return [Some(0), None];
+        }
+        // At first none is hot; and who slept may have been woken by any of them.
+        let is_any_likely = self.stats.rx_datagrams == 0 || self.look_when_idle;
+        if !is_any_likely && !self.calls.is_multiple_of(OTHER_EVERY) {
+            return [Some(self.hot), None];
         }
         self.other = (self.other + 1) % count;
         if self.other == self.hot {

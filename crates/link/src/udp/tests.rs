@@ -98,6 +98,36 @@ fn a_busy_address_does_not_starve_the_other() {
     }
 }
 
+/// Who polls in a row looks at the address that was busy last, and at the other one now and then; who slept looks at both.
+#[test]
+fn an_address_that_is_not_busy_is_looked_at_now_and_then() {
+    let [one, two] = [1, 2].map(|last| IpAddr::from(Ipv4Addr::new(127, 0, 0, last)));
+    let mut options = Options::new(vec![one, two]);
+    options.port = 0;
+    let mut receiver = UdpLink::open(&options).unwrap();
+    let port = receiver.caps.port;
+    let send = |to: IpAddr| {
+        let socket = std::net::UdpSocket::bind((to, 0)).unwrap();
+        socket.send_to(b"here", (to, port)).unwrap();
+    };
+    let mut recv = |looks: u32| (0..looks).any(|_| receiver.recv(&mut |_| ()).unwrap() > 0);
+    for to in [one, two, one, two] {
+        send(to);
+        assert!(recv(2 * super::OTHER_EVERY), "{to}");
+    }
+    send(one);
+    assert!(recv(2 * super::OTHER_EVERY) && !recv(2 * super::OTHER_EVERY));
+    for _ in 0..super::OTHER_EVERY {
+        send(two);
+        assert!(!receiver.prepare_wait().unwrap());
+        assert_eq!(receiver.recv(&mut |_| ()).unwrap(), 1, "the first look of who was woken");
+        (receiver.hot, receiver.look_when_idle) = (0, false);
+        // Takes a call, so that the next round begins elsewhere.
+        assert_eq!(receiver.recv(&mut |_| ()).unwrap(), 0);
+        receiver.fruitful = true;
+    }
+}
+
 #[test]
 fn a_closed_port_is_an_event_and_the_link_goes_on() {
     let mut a = link(Ipv4Addr::LOCALHOST.into());
