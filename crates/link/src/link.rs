@@ -193,6 +193,13 @@ pub trait Link: Send {
     /// a loss, counted in [`LinkStats::tx_failed`].
     fn send(&mut self, out: &Outgoing) -> io::Result<()>;
 
+    /// Takes the first `out.len` bytes of the lent buffer to another process of this host in a way that loses nothing, if
+    /// the link has one and they are for such a process; if not, nothing happens. Beside [`Link::send`], not instead of
+    /// it: the receiver may get them twice, and out of order. Slow: for the last thing that there is to say.
+    fn send_surely(&mut self, out: &Outgoing) {
+        let _ = out;
+    }
+
     /// Pushes out what waits in the link. To be called before anybody waits for an answer.
     ///
     /// # Errors
@@ -303,6 +310,10 @@ impl<L: Link + ?Sized> Link for Box<L> {
 
     fn send(&mut self, out: &Outgoing) -> io::Result<()> {
         (**self).send(out)
+    }
+
+    fn send_surely(&mut self, out: &Outgoing) {
+        (**self).send_surely(out);
     }
 
     fn flush(&mut self) -> io::Result<()> {

@@ -21,7 +21,7 @@ use crate::gsi::Gsi;
 use crate::keys::Keys;
 use crate::network::Agenda;
 use crate::pd::Pd;
-use crate::qp::{QpTable, Silence};
+use crate::qp::{Parting, QpTable, Silence};
 use crate::slab::Slab;
 use crate::srq::Srq;
 use crate::stats::Stats;
@@ -180,6 +180,9 @@ pub struct Transmit {
     pub len: usize,
     /// Bytes of each UDP payload but the last.
     pub segment_size: usize,
+    /// The last acknowledgement of a QP, said again because nobody will answer should it be lost: to be sent in a surer
+    /// way, too, where the host has one.
+    pub parting: bool,
 }
 
 /// All of a device but its QPs, so that a QP can be worked on beside it.
@@ -197,6 +200,8 @@ pub(crate) struct Shared {
     pub(crate) agenda: Agenda,
     /// Watched peers that do not answer.
     pub(crate) silences: VecDeque<(Qpn, Silence)>,
+    /// Last acknowledgements of QPs that are gone.
+    pub(crate) partings: VecDeque<Parting>,
     /// State changes of QPs, see [`Device::qp_changes`].
     pub(crate) qp_changes: u64,
     rng: ChaCha8Rng,
@@ -239,6 +244,7 @@ impl Device {
             async_events: VecDeque::new(),
             agenda: Agenda::default(),
             silences: VecDeque::new(),
+            partings: VecDeque::new(),
             qp_changes: 0,
             rng: ChaCha8Rng::seed_from_u64(config.seed),
             config,

@@ -122,6 +122,12 @@ impl Device {
             shared.stats.tx_bytes += transmit.len as u64;
             return Some(transmit);
         }
+        if let Some(parting) = shared.partings.pop_front() {
+            let transmit = parting.transmit(shared, buf);
+            shared.stats.tx_packets += 1;
+            shared.stats.tx_bytes += transmit.len as u64;
+            return Some(transmit);
+        }
         while let Some(slot) = shared.agenda.ready.pop_front() {
             let Some(qp) = qps.at(slot) else { continue };
             qp.queued = false;

@@ -285,6 +285,9 @@ impl Driver {
                 len: transmit.len,
                 segment_size: transmit.segment_size,
             };
+            if transmit.parting {
+                self.link.send_surely(&out);
+            }
             if let Err(e) = self.link.send(&out) {
                 if e.kind() == io::ErrorKind::WouldBlock {
                     self.refused = Some(out);

@@ -121,7 +121,10 @@ impl QpInner {
 
 impl Drop for QpInner {
     fn drop(&mut self) {
-        if let Some(mut driver) = self.pd.inner.handle.lock.lock_to_drop() {
+        let handle = &self.pd.inner.handle;
+        if let Some(driver) = handle.lock.lock_to_drop() {
+            // As a turn, so that what the QP has to say before it goes is said.
+            let mut driver = Turn::new(driver, handle.clock.now());
             if let Some(lane) = &self.lane {
                 driver.in_place.remove_lane(lane);
             }

@@ -59,7 +59,7 @@ impl Backlog {
             return false;
         }
         let mut bytes = Vec::with_capacity(len);
-        bytes.extend_from_slice(&message::encode(train));
+        bytes.extend_from_slice(&message::encode(train, false));
         bytes.extend_from_slice(train.data);
         waiting.bytes += len;
         waiting.trains.push_back((Instant::now(), bytes.into_boxed_slice()));

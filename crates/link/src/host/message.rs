@@ -6,7 +6,7 @@
 //! | 4 | 4 or 6: the family of both addresses |
 //! | 5 | ECN bits |
 //! | 6 | TTL or hop limit, 0 unknown |
-//! | 7 | 0 |
+//! | 7 | 0: it came to the wrong process; 1: its sender chose this way |
 //! | 8..12 | segment size |
 //! | 12..14 | source port |
 //! | 14..16 | position of the first datagram in the train it was part of |
@@ -22,9 +22,10 @@ use crate::train::Train;
 pub(crate) const HEADER_LEN: usize = 48;
 const MAGIC: &[u8; 4] = b"RMF1";
 
-/// The header for `train`.
-pub(crate) fn encode(train: &Train<'_>) -> [u8; HEADER_LEN] {
+/// The header for `train`, which another process received, or (`chosen`) which its sender brings himself.
+pub(crate) fn encode(train: &Train<'_>, chosen: bool) -> [u8; HEADER_LEN] {
     let mut head = [0; HEADER_LEN];
+    head[7] = chosen.into();
     head[..4].copy_from_slice(MAGIC);
     head[4] = if train.src.is_ipv4() { 4 } else { 6 };
     head[5] = train.ecn;
@@ -37,10 +38,15 @@ pub(crate) fn encode(train: &Train<'_>) -> [u8; HEADER_LEN] {
     head
 }
 
+/// Whether the sender of a message that can be decoded chose this way.
+pub(crate) fn is_chosen(message: &[u8]) -> bool {
+    message[7] == 1
+}
+
 /// What `message` carries; `None` if it is not one of ours.
 pub(crate) fn decode(message: &[u8]) -> Option<Train<'_>> {
     let (head, data) = message.split_at_checked(HEADER_LEN)?;
-    if &head[..4] != MAGIC || head[7] != 0 {
+    if &head[..4] != MAGIC || head[7] > 1 {
         return None;
     }
     let family = head[4];
@@ -88,9 +94,11 @@ mod tests {
                 first_index: 7,
                 data: b"payload",
             };
-            let mut message = encode(&train).to_vec();
-            message.extend(train.data);
-            assert_eq!(decode(&message), Some(train));
+            for chosen in [false, true] {
+                let mut message = encode(&train, chosen).to_vec();
+                message.extend(train.data);
+                assert_eq!((decode(&message), is_chosen(&message)), (Some(train), chosen));
+            }
         }
     }
 
@@ -104,12 +112,21 @@ mod tests {
             rng.fill_bytes(&mut message);
             if message.len() > 8 && rng.next_u32() % 4 > 0 {
                 let family = 4 + (message[4] & 2);
-                message[..8].copy_from_slice(&[b'R', b'M', b'F', b'1', family, 3, 9, 0]);
+                message[..8].copy_from_slice(&[
+                    b'R',
+                    b'M',
+                    b'F',
+                    b'1',
+                    family,
+                    3,
+                    9,
+                    rng.next_u32() as u8 & 1,
+                ]);
             }
             if let Some(train) = decode(&message) {
                 let bytes: usize = train.payloads().map(<[u8]>::len).sum();
                 assert_eq!(bytes, message.len() - HEADER_LEN);
-                assert_eq!(encode(&train)[..16], message[..16]);
+                assert_eq!(encode(&train, is_chosen(&message))[..16], message[..16]);
                 read += 1;
             }
         }
@@ -127,9 +144,9 @@ mod tests {
             first_index: 0,
             data: &[],
         };
-        let good = encode(&train);
+        let good = encode(&train, false);
         assert!(decode(&good).is_some());
-        for (at, value) in [(0, b'x'), (4, 5), (7, 1), (11, 0)] {
+        for (at, value) in [(0, b'x'), (4, 5), (7, 2), (11, 0)] {
             let mut bad = good;
             bad[at] = value;
             assert_eq!(decode(&bad), None, "byte {at} = {value}");

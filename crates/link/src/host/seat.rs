@@ -55,6 +55,14 @@ struct Service {
     addr: Option<IpAddr>,
 }
 
+/// What another process sent us.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Message<'a> {
+    pub(crate) train: Train<'a>,
+    /// It says nothing of the kernel's choice among us: its sender preferred this way.
+    pub(crate) chosen: bool,
+}
+
 /// Which channel of a seat has news.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum News {
@@ -210,7 +218,7 @@ impl Seat {
         &self,
         token: u64,
         buffer: &'b mut [u8],
-    ) -> io::Result<Option<Option<Train<'b>>>> {
+    ) -> io::Result<Option<Option<Message<'b>>>> {
         let received = if token == SLOT_CHANNEL {
             unix::recv(self.0.socket.as_fd(), buffer)
         } else {
@@ -221,7 +229,9 @@ impl Seat {
         match received {
             // Another user could forge any sender, which the network does not let him do; root could anyway.
             Ok((len, false, Some(uid))) if uid == 0 || uid == unix::effective_uid() => {
-                Ok(Some(message::decode(&buffer[..len])))
+                let bytes = &buffer[..len];
+                let chosen = |train| Message { train, chosen: message::is_chosen(bytes) };
+                Ok(Some(message::decode(bytes).map(chosen)))
             }
             Ok(_) => Ok(Some(None)),
             Err(err) if matches!(err.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {
@@ -241,18 +251,12 @@ impl Seat {
     pub(crate) fn pass_on(&self, owner: Owner, train: &Train<'_>) -> Passed {
         match owner {
             Owner::Everyone => Passed::NoSuchOwner,
-            Owner::Slot(slot) | Owner::SlotOrHeir(slot) => {
-                let passed = self.pass_to(&slot_name(slot), train);
-                if passed == Passed::On {
-                    self.board().ring(slot);
-                }
-                passed
-            }
+            Owner::Slot(slot) | Owner::SlotOrHeir(slot) => self.pass_to_slot(slot, train, false),
             Owner::Service(id) => {
                 let here = Service { id, addr: Some(train.dst_ip) };
-                let mut passed = self.pass_to(&here.name(), train);
+                let mut passed = self.pass_to(&here.name(), train, false);
                 if passed == Passed::NoSuchOwner {
-                    passed = self.pass_to(&Service { id, addr: None }.name(), train);
+                    passed = self.pass_to(&Service { id, addr: None }.name(), train, false);
                 }
                 if passed == Passed::On {
                     let board = self.board();
@@ -263,8 +267,24 @@ impl Seat {
         }
     }
 
-    fn pass_to(&self, name: &Name, train: &Train<'_>) -> Passed {
-        let head: [u8; HEADER_LEN] = message::encode(train);
+    /// Hands a train of our own to its receiver, if that is one process of this host.
+    pub(crate) fn hand_over(&self, train: &Train<'_>) -> Passed {
+        match self.rule().owner(train.data) {
+            Some(Owner::Slot(slot) | Owner::SlotOrHeir(slot)) => self.pass_to_slot(slot, train, true),
+            Some(Owner::Service(_) | Owner::Everyone) | None => Passed::NoSuchOwner,
+        }
+    }
+
+    fn pass_to_slot(&self, slot: u8, train: &Train<'_>, chosen: bool) -> Passed {
+        let passed = self.pass_to(&slot_name(slot), train, chosen);
+        if passed == Passed::On {
+            self.board().ring(slot);
+        }
+        passed
+    }
+
+    fn pass_to(&self, name: &Name, train: &Train<'_>, chosen: bool) -> Passed {
+        let head: [u8; HEADER_LEN] = message::encode(train, chosen);
         match unix::send_to(self.0.socket.as_fd(), name, &head, train.data) {
             Ok(()) => Passed::On,
             Err(err) if err.raw_os_error() == Some(libc::ECONNREFUSED) => Passed::NoSuchOwner,

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use super::backlog::Backlog;
 use super::board::Board;
-use super::seat::{News, Passed};
+use super::seat::{Message, News, Passed};
 use super::{Owner, Seat};
 use crate::link::LinkStats;
 use crate::train::Train;
@@ -154,6 +154,16 @@ impl Sharing {
         }
     }
 
+    /// Hands a train of our own to the process of this host that it is for. One whose queue stays full is stopped, and
+    /// has to do without.
+    pub(crate) fn hand_over(&mut self, train: &Train<'_>) {
+        if self.seat.hand_over(train) == Passed::Full
+            && let Some(owner) = self.seat.rule().owner(train.data)
+        {
+            self.keep(owner, train);
+        }
+    }
+
     /// Keeps a train that could not be sent on; `false` if there is no room.
     fn keep(&mut self, owner: Owner, part: &Train<'_>) -> bool {
         if self.backlog.is_empty() {
@@ -203,11 +213,11 @@ impl Sharing {
             while left > 0 {
                 let Some(message) = seat.receive(token, &mut self.buffer)? else { break };
                 left -= 1;
-                let Some(train) = message else {
+                let Some(Message { train, chosen }) = message else {
                     stats.rx_malformed += 1;
                     continue;
                 };
-                taken.detour = true;
+                taken.detour |= !chosen;
                 // Only once: what is not ours now would go round in circles. Senders pass on datagrams of one owner.
                 let ours = train.payloads().all(|payload| match seat.rule().owner(payload) {
                     Some(Owner::Slot(slot) | Owner::SlotOrHeir(slot)) => slot == seat.slot(),

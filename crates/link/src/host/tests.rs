@@ -4,7 +4,7 @@
 //! the offsets that `verbs` uses.
 
 use std::io::{BufRead, BufReader, Write};
-use std::net::UdpSocket;
+use std::net::{SocketAddr, UdpSocket};
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, ChildStdin, Command, Stdio};
@@ -16,7 +16,7 @@ use rand_core::{RngCore, SeedableRng};
 
 use super::rule::{Owner, PROBE_MAGIC, Table};
 use super::{Match, Seat, SteerCase, SteerRule, SteerTo};
-use crate::link::{Link, WaitFd};
+use crate::link::{Link, Outgoing, WaitFd};
 use crate::sys::bpf::MAX_INSNS;
 use crate::sys::net;
 use crate::udp::{Options, ROCE_PORT, UdpLink};
@@ -251,6 +251,24 @@ fn serve() {
                     listening.push(seat.listen(service.parse().expect("a number"), None).expect("free"));
                     say("listening");
                 }
+                Some(("surely", what)) => {
+                    let (slot, number) = what.split_once(' ').expect("a slot and a number");
+                    let payload = to_qp(slot.parse().expect("a slot"), number.parse().expect("a number"));
+                    link.tx_buffer().expect("room")[..payload.len()].copy_from_slice(&payload);
+                    let here = "127.0.0.1".parse().expect("an address");
+                    let out = Outgoing {
+                        src: here,
+                        src_port: 0xC000,
+                        dst: SocketAddr::new(here, ROCE_PORT),
+                        tos: 2,
+                        ttl: 64,
+                        len: payload.len(),
+                        segment_size: payload.len(),
+                    };
+                    link.send_surely(&out);
+                    link.send_surely(&Outgoing { dst: "192.0.2.1:4791".parse().expect("an address"), ..out });
+                    say("handed");
+                }
                 _ => {
                     let stats = link.stats();
                     say(&format!("detours {}", stats.forwarded + stats.forwarded_here));
@@ -389,11 +407,16 @@ impl World {
     }
 
     fn send(&mut self, owner: Option<u8>, payload: impl Fn(u32) -> Vec<u8>) -> u32 {
-        let number = self.owners.len();
+        let number = self.number(owner);
+        let peer = &self.peers[number as usize % self.peers.len()];
+        peer.send_to(&payload(number), ("127.0.0.1", ROCE_PORT)).expect("sent");
+        number
+    }
+
+    /// A number for a datagram to `owner`.
+    fn number(&mut self, owner: Option<u8>) -> u32 {
         self.owners.push(owner);
-        let peer = &self.peers[number % self.peers.len()];
-        peer.send_to(&payload(number as u32), ("127.0.0.1", ROCE_PORT)).expect("sent");
-        number as u32
+        self.owners.len() as u32 - 1
     }
 
     fn send_to_slot(&mut self, slot: u8) -> u32 {
@@ -513,6 +536,25 @@ fn a_stopped_process_disturbs_nobody_and_finds_its_datagrams_when_it_goes_on() {
     b.signal(libc::SIGCONT);
     assert!(b.hears(waiting, PATIENCE), "what waited in the stopped process's socket is still there");
     world.until_direct(&mut [&mut b, &mut c, &mut d]);
+}
+
+/// The datagram goes to its owner whatever the kernel's choice would be, exactly once, and makes nobody doubt that.
+#[test]
+fn what_is_sent_surely_does_not_touch_the_network() {
+    let Some(_alone) = alone() else { return };
+    let [mut a, mut b, mut c] = [(); 3].map(|()| Process::start());
+    let mut world = World::new();
+    world.until_direct(&mut [&mut a, &mut b, &mut c]);
+    // Its socket is not even read.
+    a.signal(libc::SIGSTOP);
+    for _ in 0..5 {
+        let number = world.number(Some(b.slot));
+        c.ask(&format!("surely {} {number}", b.slot), "handed");
+        assert!(b.hears(number, PATIENCE), "not handed over");
+        assert!(!b.hears(number, Duration::from_millis(20)), "twice");
+    }
+    a.signal(libc::SIGCONT);
+    world.until_direct(&mut [&mut a, &mut b, &mut c]);
 }
 
 #[test]

@@ -265,7 +265,7 @@ pub(super) fn is_sent_on(seat: &Seat, port: &Port) -> bool {
         let news = [WaitFd { fd: seat.news_fd(), events: libc::POLLIN }];
         let _ = wait::poll(&news, Some(GUEST_PATIENCE / 8));
         while let Ok(Some(message)) = seat.receive(host::SLOT_CHANNEL, &mut buffer) {
-            if message.is_some_and(|train| train.data == payload) {
+            if message.is_some_and(|message| message.train.data == payload) {
                 return true;
             }
         }

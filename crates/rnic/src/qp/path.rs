@@ -51,6 +51,7 @@ impl Path {
             hop_limit: self.hop_limit,
             len,
             segment_size,
+            parting: false,
         }
     }
 

@@ -290,7 +290,7 @@ impl Qp {
     }
 
     /// An ACK with the receive WQEs that are free, unless they are shared with other QPs (9.7.7).
-    fn ack_aeth(&self, shared: &Shared) -> aeth::Repr {
+    pub(crate) fn ack_aeth(&self, shared: &Shared) -> aeth::Repr {
         let credits = if self.init.srq.is_some() || !shared.config.credits {
             Credits::UNLIMITED
         } else {

@@ -86,9 +86,11 @@ impl Device {
         Ok(qpn)
     }
 
-    /// Destroys a QP. Its outstanding work requests vanish without completions.
+    /// Destroys a QP. Its outstanding work requests vanish without completions. What it acknowledged last leaves once
+    /// more: poll for packets to send afterwards.
     pub fn destroy_qp(&mut self, qpn: Qpn) -> Result<(), VerbError> {
         let mut qp = self.qps.remove(qpn).ok_or(VerbError::NoSuchObject("QP"))?;
+        qp.part(&mut self.shared);
         self.shared.forget(&mut qp);
         self.shared.qp_changes += 1;
         self.leave_groups(|&(_, member)| member == qpn);
@@ -258,6 +260,9 @@ impl Qp {
 
     /// Carries out a transition that the state machine allows.
     fn change_state(&mut self, shared: &mut Shared, to: QpState, attr: &QpAttr) {
+        if matches!(to, QpState::Reset | QpState::Err) {
+            self.part(shared);
+        }
         let from = std::mem::replace(&mut self.state, to);
         shared.qp_changes += u64::from(from != to);
         match (from, to) {

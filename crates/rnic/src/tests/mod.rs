@@ -5,6 +5,7 @@ mod basic;
 mod keepalive;
 mod mutated;
 mod pair;
+mod parting;
 mod reliable;
 mod states;
 mod verbs;
