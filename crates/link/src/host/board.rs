@@ -151,6 +151,17 @@ impl Board {
         }
     }
 
+    /// Takes that back: the socket is about to close.
+    pub(crate) fn withdraw_index(&self, slot: u8, addr: SocketAddr) {
+        let key = group_key(addr);
+        let pair =
+            (0..MAX_GROUPS).find(|pair| self.word(slot, GROUPS + 2 * pair).load(Ordering::Relaxed) == key);
+        if let Some(pair) = pair {
+            self.word(slot, GROUPS + 2 * pair + 1).store(0, Ordering::Release);
+            self.changed();
+        }
+    }
+
     /// Where `slot` says its socket of the group of `addr` is.
     pub(crate) fn index(&self, slot: u8, addr: SocketAddr) -> Option<u32> {
         let key = group_key(addr);

@@ -61,6 +61,8 @@ pub(crate) enum Owner {
 pub(crate) struct Table {
     pub(crate) slots: Vec<(u8, u32)>,
     pub(crate) services: Vec<(u64, u32)>,
+    /// Who gets what is nobody's here, and sends it on; `None`: whom the kernel's hash chooses among all.
+    pub(crate) otherwise: Option<u32>,
 }
 
 /// Probes begin with these words (see `udp::steer`); the first byte is an opcode that RoCEv2 leaves to
@@ -120,17 +122,18 @@ impl SteerRule {
         let mut program = probe_case();
         let (slots, services) = self.share_out(budget, table);
         let (slots, services) = (&table.slots[..slots], &table.services[..services]);
+        let otherwise = table.otherwise.unwrap_or(NO_INDEX);
         for case in &self.cases {
             let action = match case.to {
-                SteerTo::Slot(at) | SteerTo::SlotOrHeir(at) => to_slot(at, slots),
-                SteerTo::Service(at) => to_service(at, services),
+                SteerTo::Slot(at) | SteerTo::SlotOrHeir(at) => to_slot(at, slots, otherwise),
+                SteerTo::Service(at) => to_service(at, services, otherwise),
                 // Whoever gets it sends it on.
-                SteerTo::Everyone => vec![Insn::ret(NO_INDEX)],
+                SteerTo::Everyone => vec![Insn::ret(otherwise)],
             };
             program.extend(case.guard(action.len()));
             program.extend(action);
         }
-        program.push(Insn::ret(NO_INDEX));
+        program.push(Insn::ret(otherwise));
         program
     }
 
@@ -198,19 +201,19 @@ fn probe_case() -> Vec<Insn> {
 
 const SLOT_INSNS: usize = 2;
 
-fn to_slot(at: u16, slots: &[(u8, u32)]) -> Vec<Insn> {
+fn to_slot(at: u16, slots: &[(u8, u32)], otherwise: u32) -> Vec<Insn> {
     let mut code = vec![Insn::load(at, 1)];
     for (slot, index) in slots {
         code.push(Insn::jump_eq((*slot).into(), 0, 1));
         code.push(Insn::ret(*index));
     }
-    code.push(Insn::ret(NO_INDEX));
+    code.push(Insn::ret(otherwise));
     code
 }
 
 const SERVICE_INSNS: usize = 5;
 
-fn to_service(at: u16, services: &[(u64, u32)]) -> Vec<Insn> {
+fn to_service(at: u16, services: &[(u64, u32)], otherwise: u32) -> Vec<Insn> {
     let mut code = Vec::new();
     for (service, index) in services {
         code.push(Insn::load(at, 4));
@@ -219,6 +222,6 @@ fn to_service(at: u16, services: &[(u64, u32)]) -> Vec<Insn> {
         code.push(Insn::jump_eq(*service as u32, 0, 1));
         code.push(Insn::ret(*index));
     }
-    code.push(Insn::ret(NO_INDEX));
+    code.push(Insn::ret(otherwise));
     code
 }

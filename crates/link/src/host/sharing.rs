@@ -173,6 +173,18 @@ impl Sharing {
         self.backlog.push(owner, part)
     }
 
+    /// Nobody will call again: gives what waits for others a moment.
+    pub(crate) fn finish(&mut self, stats: &mut LinkStats) {
+        const LIMIT: u32 = 20;
+        for _ in 0..LIMIT {
+            if self.backlog.is_empty() {
+                return;
+            }
+            std::thread::sleep(RETRY_EVERY);
+            self.work_off(stats);
+        }
+    }
+
     fn work_off(&mut self, stats: &mut LinkStats) {
         let seat = &self.seat;
         self.backlog.retry(stats, |owner, train| seat.pass_on(owner, train));

@@ -88,6 +88,7 @@ fn the_largest_table_makes_a_program_that_the_kernel_takes() {
     let table = Table {
         slots: (0..=255).map(|slot| (slot, u32::from(slot))).collect(),
         services: (0..5000).map(|service| (service, 1)).collect(),
+        otherwise: None,
     };
     let program = rule().compile(&table, MAX_INSNS);
     assert!(program.len() > 4000 && program.len() <= MAX_INSNS, "{}", program.len());
@@ -102,7 +103,8 @@ fn the_largest_table_makes_a_program_that_the_kernel_takes() {
 #[test]
 fn a_program_keeps_to_its_budget_and_prefers_slots() {
     let slots: Vec<_> = (0..=255).map(|slot| (slot, u32::from(slot))).collect();
-    let table = Table { slots, services: (0..5000).map(|service| (service, 1)).collect() };
+    let services = (0..5000).map(|service| (service, 1)).collect();
+    let table = Table { slots, services, otherwise: None };
     for budget in [64, 100, 1000, 1700, MAX_INSNS] {
         let program = rule().compile(&table, budget);
         assert!(program.len() <= budget, "{} of {budget}", program.len());
@@ -140,8 +142,10 @@ fn run(program: &[crate::sys::bpf::Insn], payload: &[u8]) -> u32 {
 #[test]
 fn the_program_chooses_as_the_rule_does() {
     let rule = rule();
-    let table = Table { slots: vec![(3, 0), (200, 1), (0, 2)], services: vec![(0x0106_0007, 1), (7, 2)] };
+    let (slots, services) = (vec![(3, 0), (200, 1), (0, 2)], vec![(0x0106_0007, 1), (7, 2)]);
+    let table = Table { slots, services, otherwise: None };
     let program = rule.compile(&table, MAX_INSNS);
+    let closing = rule.compile(&Table { otherwise: Some(2), ..table.clone() }, MAX_INSNS);
     let mut payloads = vec![vec![], vec![0; 4], to_qp(3, 1), to_qp(200, 2), to_qp(0, 3), to_qp(9, 4)];
     payloads.extend([7, 0x0106_0007, 8].map(|service| to_service(service, 5)));
     for attribute in [0x11, 0x12, 0x13, 0x18] {
@@ -170,6 +174,7 @@ fn the_program_chooses_as_the_rule_does() {
             None => Some(0),
         };
         assert_eq!(run(&program, &payload), expected.unwrap_or(u32::MAX), "{payload:02x?}");
+        assert_eq!(run(&closing, &payload), expected.unwrap_or(2), "{payload:02x?}");
     }
     let mut probe = [0; 64];
     probe[..4].copy_from_slice(&PROBE_MAGIC[0].to_be_bytes());
@@ -205,6 +210,42 @@ fn a_service_has_one_listener_until_it_is_dropped() {
         .expect("another address is another listener");
     drop(listening);
     b.listen(service, None).expect("free again");
+}
+
+#[test]
+fn what_stands_in_a_closing_socket_is_sent_on() {
+    const COUNT: u32 = 8;
+    let Some(_alone) = alone() else { return };
+    let localhost = "127.0.0.1".parse().expect("an address");
+    // A member of the group whose only task is to tell the kernel, wrongly, whose is whose.
+    let liar = net::udp_socket(localhost).expect("a socket");
+    net::set_option(liar.as_fd(), libc::SOL_SOCKET, libc::SO_REUSEPORT, 1).expect("before the bind");
+    net::bind(liar.as_fd(), SocketAddr::new(localhost, ROCE_PORT)).expect("free here");
+    let [(_, a), (seat, mut b)] = [(); 2].map(|()| {
+        let seat = Seat::claim(rule()).expect("a seat");
+        let options = Options { seat: Some(seat.clone()), ..Options::new(vec![localhost]) };
+        (seat, UdpLink::open(&options).expect("the port can be shared"))
+    });
+    let table = Table { slots: vec![(seat.slot(), 1)], ..Table::default() };
+    super::attach(liar.as_fd(), &rule(), &table).expect("the kernel takes it");
+    let peer = UdpSocket::bind("127.0.0.1:0").expect("a socket");
+    for number in 0..COUNT {
+        peer.send_to(&to_qp(seat.slot(), number), ("127.0.0.1", ROCE_PORT)).expect("sent");
+    }
+    let mut got = Vec::new();
+    assert_eq!(
+        b.recv(&mut |rx| got.push(number_of(rx.payload))).expect("a working link"),
+        0,
+        "all stands at A"
+    );
+    drop(a);
+    let start = Instant::now();
+    while got.len() < COUNT as usize && start.elapsed() < PATIENCE {
+        if b.recv(&mut |rx| got.push(number_of(rx.payload))).expect("a working link") == 0 {
+            let _ = b.prepare_wait().expect("a working link");
+        }
+    }
+    assert_eq!(got, (0..COUNT).collect::<Vec<_>>());
 }
 
 // ---- processes ----------------------------------------------------------------------------------------------------

@@ -111,6 +111,9 @@ struct Shared {
     steering: steer::Steering,
 }
 
+/// Receives of a link that closes, for others. Whoever keeps sending to it must not keep it.
+const MAX_LAST_RECEIVES: usize = 1024;
+
 /// Receives in a row that may bring nothing for us.
 const MAX_STRAYS: usize = 16;
 
@@ -272,6 +275,39 @@ impl UdpLink {
         } else {
             [Some(self.hot), Some(self.other)]
         }
+    }
+}
+
+/// A socket that closes takes along what stands in its queue, and among processes that share the port that may be
+/// somebody else's.
+impl Drop for UdpLink {
+    fn drop(&mut self) {
+        let Some(Shared { sharing, steering }) = &mut self.shared else { return };
+        if !self.ports.iter().all(|port| port.rx.is_ours()) {
+            return;
+        }
+        steering.end(sharing, &self.ports);
+        let seat = sharing.seat().clone();
+        let (stats, buffer) = (&mut self.stats, &mut self.rx_buffer);
+        for (index, port) in self.ports.iter_mut().enumerate() {
+            // The second time for a sender on another core who had chosen before the kernel was told.
+            let mut looks = 0;
+            for _ in 0..MAX_LAST_RECEIVES {
+                let arrived = port.rx.recv(buffer, |train| {
+                    if !steering.intercept(&seat, index, &train) {
+                        sharing.sort(&train, stats, |_, _| ());
+                    }
+                });
+                if arrived.map_or(true, |arrived| arrived.receives == 0) {
+                    looks += 1;
+                    if looks == 2 {
+                        break;
+                    }
+                    std::thread::yield_now();
+                }
+            }
+        }
+        sharing.finish(stats);
     }
 }
 

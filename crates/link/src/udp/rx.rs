@@ -132,6 +132,11 @@ impl Receiver {
         self.bound
     }
 
+    /// It is not the socket of the process that forked us.
+    pub(super) fn is_ours(&self) -> bool {
+        self.socket.is_ours()
+    }
+
     /// Takes the address if it is free by now; whether it was.
     pub(super) fn try_bind(&mut self) -> bool {
         self.bound = net::bind(self.as_fd(), self.addr).is_ok();

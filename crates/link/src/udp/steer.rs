@@ -148,6 +148,24 @@ impl Steering {
         sharing.set_period(if others { DOUBT_EVERY } else { LOOK_AROUND_EVERY })
     }
 
+    /// Our sockets are about to close: the kernel is to choose others, as far as they are known. What it has chosen ours for
+    /// by now stands in their queues.
+    pub(super) fn end(&mut self, sharing: &Sharing, ports: &[Port]) {
+        let (seat, board) = (sharing.seat(), sharing.board());
+        for (group, port) in self.groups.iter_mut().zip(ports) {
+            if !board.shared() || !port.rx.bound() {
+                continue;
+            }
+            board.withdraw_index(seat.slot(), group.addr);
+            let mut table = board.table(group.addr);
+            table.otherwise = table.slots.first().map(|(_, index)| *index);
+            if table.otherwise.is_some() {
+                let _ = host::attach(port.rx.as_fd(), seat.rule(), &table);
+            }
+            (group.probes, group.test) = (None, None);
+        }
+    }
+
     /// Publishes and attaches what is to be published and attached.
     pub(super) fn settle(&mut self, sharing: &Sharing, ports: &[Port]) {
         let changes = sharing.board().changes();
