@@ -8,6 +8,7 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 use std::ptr;
 
@@ -211,7 +212,14 @@ pub(crate) fn memfd(name: &str, len: u64) -> Result<File, Error> {
 }
 
 /// Reserves every block of the file up to `len` and makes it that long.
+///
+/// What cannot fit is refused before anything is taken: a file system may hand out all that it has before it says that it
+/// has no more, and for that moment nobody else could write.
 pub(crate) fn reserve(file: &File, len: u64) -> io::Result<()> {
+    let missing = len.saturating_sub(file.metadata()?.blocks() * 512);
+    if free_bytes(file)?.is_some_and(|free| missing > free) {
+        return Err(io::Error::from_raw_os_error(libc::ENOSPC));
+    }
     let len = i64::try_from(len).map_err(|_| io::Error::from_raw_os_error(libc::EFBIG))?;
     loop {
         // SAFETY: changes a file of ours.
@@ -220,6 +228,15 @@ pub(crate) fn reserve(file: &File, len: u64) -> io::Result<()> {
             other => return other,
         }
     }
+}
+
+/// What the file system of a file still has, in bytes, with what it keeps for root; `None` if it does not count.
+fn free_bytes(file: &File) -> io::Result<Option<u64>> {
+    // SAFETY: numbers only, for which zeros are values.
+    let mut found: libc::statvfs = unsafe { std::mem::zeroed() };
+    // SAFETY: writes into a structure of ours.
+    check(unsafe { libc::fstatvfs(file.as_raw_fd(), &raw mut found) })?;
+    Ok((found.f_blocks != 0).then(|| found.f_bfree.saturating_mul(found.f_frsize)))
 }
 
 /// Takes the file for ourselves. The lock goes with the last descriptor of this open file, so a killed process
@@ -231,4 +248,22 @@ pub(crate) fn lock_exclusively(file: &File) -> io::Result<()> {
 
 fn check(result: c_int) -> io::Result<()> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// ext4 takes block after block until there is none left, and leaves them with the file. (Its files can be that long.)
+    #[test]
+    fn what_cannot_fit_takes_nothing_from_others() {
+        let path = std::env::temp_dir().join(format!("remanence-pmem-{}-huge", std::process::id()));
+        let file = File::create(&path).expect("a file");
+        let refused = reserve(&file, 15 << 40).map_err(|e| e.raw_os_error());
+        let taken = file.metadata().expect("it is open").blocks();
+        let fits = reserve(&file, 1 << 20).map(|()| file.metadata().expect("it is open").len());
+        std::fs::remove_file(&path).expect("removed");
+        assert_eq!((refused, taken), (Err(Some(libc::ENOSPC)), 0));
+        assert_eq!(fits.map_err(|e| e.raw_os_error()), Ok(1 << 20));
+    }
 }
