@@ -44,6 +44,10 @@ pub(crate) struct Retry {
     deadline: Option<Instant>,
     /// When the peer last acknowledged something new, or the QP started to wait.
     progress_at: Instant,
+    /// How long after its deadlines it was called since, in sum.
+    away: Duration,
+    /// The patience was over when it came back, and the peer got one more try.
+    spared: bool,
     /// How often the deadline has passed since.
     backoff: u32,
     srtt_ns: u64,
@@ -95,11 +99,19 @@ impl Retry {
         (self.base_rto() * (1 << self.backoff.min(8))).min(Duration::from_nanos(RTO_MAX_NS))
     }
 
+    /// From here on the peer's silence counts.
+    #[inline]
+    const fn begin(&mut self, now: Instant) {
+        self.progress_at = now;
+        self.away = Duration::ZERO;
+        self.spared = false;
+    }
+
     /// Something was sent. Starts the timer if it does not run.
     #[inline]
     pub(crate) fn on_sent(&mut self, now: Instant) {
         if self.deadline.is_none() {
-            self.progress_at = now;
+            self.begin(now);
             self.backoff = 0;
             self.deadline = Some(now + self.rto());
         }
@@ -126,7 +138,7 @@ impl Retry {
             self.sample = None;
             self.measured(now.as_nanos().saturating_sub(sent.as_nanos()));
         }
-        self.progress_at = now;
+        self.begin(now);
         self.backoff = 0;
         self.rnr = 0;
         self.rnr_wait = false;
@@ -171,7 +183,7 @@ impl Retry {
             }
             self.rnr += 1;
         }
-        self.progress_at = now;
+        self.begin(now);
         self.backoff = 0;
         self.rnr_wait = true;
         self.deadline = Some(now + wait);
@@ -186,17 +198,26 @@ impl Retry {
         }
         if self.rnr_wait {
             self.rnr_wait = false;
-            self.progress_at = now;
+            self.begin(now);
             self.deadline = None;
             return Some(Expired::RnrOver);
         }
-        let patience = patience(timeout, retry_cnt).map(|patience| self.progress_at + patience);
+        let late = now.since(deadline);
+        self.away += late;
+        let limit = local_ack_timeout(timeout).map_or(self.rto(), |limit| limit.max(self.base_rto()));
+        let patience = patience(timeout, retry_cnt).map(|patience| {
+            // What we slept through says nothing of the peer. However long it was, we have listened for as long as most
+            // programs would wait.
+            let listened = self.away + patience.min(Duration::from_nanos(PATIENCE_NS));
+            self.progress_at + patience.max(listened)
+        });
         if patience.is_some_and(|end| end <= now) {
-            if now.since(deadline) > Duration::from_nanos(RTO_MIN_NS) {
-                // It was us who were away. Whoever looks at the clock so late may not have looked at what arrived
-                // meanwhile either: once more, and then in time.
+            if late > Duration::from_nanos(RTO_MIN_NS) && !self.spared {
+                // Whoever is back late is not alone in that: where a whole machine stood still, the peer begins to answer just
+                // now. Once more, for as long as one answer may take.
+                self.spared = true;
                 self.backoff += 1;
-                self.deadline = Some(now + self.base_rto());
+                self.deadline = Some(now + limit.min(Duration::from_nanos(RTO_MAX_NS)));
                 return Some(Expired::Resend);
             }
             self.deadline = None;
@@ -205,9 +226,7 @@ impl Retry {
         self.backoff += 1;
         // However far the doubling has come, (retry count + 1) tries must fit into the patience: the QP gives up
         // after that many answers were missed (9.7.6), not after a long silence that it chose itself.
-        let step =
-            local_ack_timeout(timeout).map_or(self.rto(), |limit| self.rto().min(limit.max(self.base_rto())));
-        let next = now + step;
+        let next = now + self.rto().min(limit);
         self.deadline = Some(patience.map_or(next, |end| end.min(next)));
         Some(Expired::Resend)
     }
@@ -259,12 +278,50 @@ mod tests {
 
     #[test]
     fn a_deadline_that_was_slept_through_is_no_proof_of_silence() {
+        // Slept through in the middle of the patience: the rest of it is still there.
         let mut retry = Retry::default();
         retry.on_sent(at(0));
-        assert_eq!(retry.expire(12, 3, at(5000)), Some(Expired::Resend));
-        let again = retry.deadline().unwrap();
-        assert_eq!(again.since(at(5000)), Duration::from_nanos(RTO_INITIAL_NS));
-        assert_eq!(retry.expire(12, 3, again), Some(Expired::GiveUp));
+        assert_eq!(retry.expire(14, 7, at(5000)), Some(Expired::Resend));
+        let (mut resends, mut now) = (0, at(5000));
+        let gave_up = loop {
+            now = now.max(retry.deadline().unwrap());
+            match retry.expire(14, 7, now).unwrap() {
+                Expired::Resend => resends += 1,
+                _ => break now,
+            }
+        };
+        let rest = Duration::from_millis(1500) - Duration::from_nanos(RTO_INITIAL_NS);
+        assert_eq!((gave_up.since(at(5000)), resends > 15), (rest, true));
+
+        // Slept through at its very end: the peer has as long as one answer may take, once.
+        for back in [5067, 9000] {
+            let mut retry = Retry::default();
+            retry.on_sent(at(0));
+            while retry.deadline().unwrap() < at(1500) {
+                assert_eq!(retry.expire(14, 7, retry.deadline().unwrap()), Some(Expired::Resend));
+            }
+            assert_eq!(retry.expire(14, 7, at(5000)), Some(Expired::Resend));
+            let once = retry.deadline().unwrap();
+            assert_eq!(once.since(at(5000)), Duration::from_nanos(4096 << 14));
+            assert_eq!(retry.expire(14, 7, once.max(at(back))), Some(Expired::GiveUp));
+        }
+    }
+
+    #[test]
+    fn who_is_always_late_gives_up_all_the_same() {
+        let mut retry = Retry::default();
+        retry.on_sent(at(0));
+        let late = Duration::from_millis(300);
+        let gave_up = loop {
+            let now = retry.deadline().unwrap() + late;
+            if retry.expire(20, 7, now) == Some(Expired::GiveUp) {
+                break now;
+            }
+        };
+        // One try more, and late twice.
+        let wanted = patience(20, 7).unwrap();
+        assert!(gave_up.since(at(0)) >= wanted);
+        assert!(gave_up.since(at(0)) <= wanted + Duration::from_nanos(RTO_MAX_NS) + late * 2);
     }
 
     #[test]
