@@ -58,10 +58,14 @@ fn a_warm_connection_allocates_nothing() {
         }
     };
     rounds(1_000);
-    let before = ALLOCATIONS.load(Ordering::Relaxed);
-    rounds(3_000);
-    let allocations = ALLOCATIONS.load(Ordering::Relaxed) - before;
-    // The housekeeping of a shared port allocates some ten times a second, which is not the data path.
+    // The housekeeping of a port allocates now and then, which is not the data path, and meets some of these runs. What
+    // allocates for a request does so in each of them.
+    let least = (0..150).map(|_| {
+        let before = ALLOCATIONS.load(Ordering::Relaxed);
+        rounds(20);
+        ALLOCATIONS.load(Ordering::Relaxed) - before
+    });
+    let least = least.min();
     drop(alone);
-    assert!(allocations < 300, "{allocations} allocations in 3,000 rounds of four operations");
+    assert_eq!(least, Some(0), "allocations in 20 rounds of four operations");
 }

@@ -104,10 +104,10 @@ fn a_killed_peer_shows_as_a_failed_completion_and_its_successor_is_reached() {
     let address = address();
     let mut server = Server::start(address, 7471);
     let client = Side::new();
-    // It gives up after half a second; and with it would come, after two, the news that the peer is dead.
+    // It gives up after half a second; and with it would come, after two, the news that the peer is dead. Nothing is asked
+    // of the living server with so little patience: it may wait for a core.
     let attr = ConnectAttr { retry_cnt: 1, ..ConnectAttr::default() };
     let (connection, remote) = connect(&client, server.peer, &attr);
-    write_and_read_back(&client, &connection, remote, 1);
     server.kill();
     connection.qp().post_send(&wr(3, SendOp::Write(remote), &[client.mr.sge(0, 8)])).unwrap();
     connection.qp().post_send(&wr(4, SendOp::Write(remote), &[client.mr.sge(0, 8)])).unwrap();
@@ -116,7 +116,7 @@ fn a_killed_peer_shows_as_a_failed_completion_and_its_successor_is_reached() {
     assert_eq!((second.wr_id, second.status), (4, WcStatus::WrFlushErr));
     drop(connection);
     let again = Server::start(address, 7471);
-    let (connection, remote) = connect(&client, again.peer, &attr);
+    let (connection, remote) = connect(&client, again.peer, &ConnectAttr::default());
     write_and_read_back(&client, &connection, remote, 2);
 }
 
