@@ -60,6 +60,31 @@ static int entries(const char *dir)
 static int descriptors(void) { return entries("/proc/self/fd"); }
 static int threads(void) { return entries("/proc/self/task"); }
 
+/* What there is, when there is nothing that is about to go: the library's housekeeping opens a descriptor for a moment, an
+ * object that another thread had in its hands goes with that thread's turn, and a thread that was joined is a task for a while
+ * yet. Of several looks that are apart the least one counts. */
+static int least(int (*count)(void))
+{
+	int n = count();
+	for (int i = 0; i < 20; i++) {
+		usleep(2000);
+		int again = count();
+		n = again < n ? again : n;
+	}
+	return n;
+}
+
+/* Waits until there is no more of it than before; what is left after half a minute stays for ever. */
+static int settled(int (*count)(void), int before)
+{
+	int now = count();
+	for (int i = 0; now > before && i < 15000; i++) {
+		usleep(2000);
+		now = count();
+	}
+	return now > before ? now : before;
+}
+
 static void *pages(size_t size)
 {
 	void *at = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
