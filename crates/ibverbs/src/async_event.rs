@@ -7,11 +7,12 @@
 use std::ffi::c_int;
 
 use remanence_rnic::AsyncEvent;
-use remanence_verbs::DeviceEvent;
+use remanence_verbs::{DeviceEvent, Interrupted};
 
 use crate::abi::*;
 use crate::context::{Ctx, ctx};
 use crate::errno;
+use crate::signals::is_interruptible;
 
 /// The C form of an event, which counts as handed out; nothing if its object is gone.
 fn to_c(ctx: &Ctx, event: DeviceEvent) -> Option<ibv_async_event> {
@@ -51,8 +52,10 @@ pub unsafe extern "C" fn ibv_get_async_event(
     // SAFETY: the caller's open device.
     let ctx = unsafe { ctx(context) };
     loop {
-        let Some(next) = ctx.context.get_async_event(None) else {
-            return errno::minus_one_with(libc::EAGAIN);
+        let next = match ctx.context.get_async_event_unless(None, is_interruptible) {
+            Ok(Some(next)) => next,
+            Ok(None) => return errno::minus_one_with(libc::EAGAIN),
+            Err(Interrupted) => return errno::minus_one_with(libc::EINTR),
         };
         if let Some(c) = to_c(ctx, next) {
             // SAFETY: the caller's structure.

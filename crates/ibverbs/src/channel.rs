@@ -4,12 +4,13 @@ use std::ffi::{c_int, c_void};
 use std::os::fd::{AsFd as _, AsRawFd as _};
 use std::ptr;
 
-use remanence_verbs::CompChannel;
+use remanence_verbs::{CompChannel, Interrupted};
 
 use crate::abi::*;
 use crate::async_event::acknowledge;
 use crate::context::ctx;
 use crate::errno;
+use crate::signals::is_interruptible;
 
 /// A completion channel, with what C sees of it in front.
 #[repr(C)]
@@ -63,7 +64,11 @@ pub unsafe extern "C" fn ibv_get_cq_event(
     // SAFETY: the caller's channel, of an open device.
     let (channel, ctx) = unsafe { (&channel(p).channel, ctx((*p).context)) };
     loop {
-        let Some(event) = channel.get_event(None) else { return errno::minus_one_with(libc::EAGAIN) };
+        let event = match channel.get_event_unless(None, is_interruptible) {
+            Ok(Some(event)) => event,
+            Ok(None) => return errno::minus_one_with(libc::EAGAIN),
+            Err(Interrupted) => return errno::minus_one_with(libc::EINTR),
+        };
         let object = ptr::with_exposed_provenance_mut(event.user_data as usize);
         // Of a CQ that was destroyed meanwhile, nobody is told.
         if let Some(found) = ctx.table().report_completion(event.cq, object) {

@@ -38,6 +38,7 @@ mod qp_attr;
 mod qp_ex;
 mod query;
 mod settings;
+mod signals;
 mod srq;
 mod strings;
 mod sysfs;

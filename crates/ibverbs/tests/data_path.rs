@@ -52,6 +52,11 @@ fn shared_queues_windows_and_events() {
 }
 
 #[test]
+fn signals_end_what_waits() {
+    run("signals");
+}
+
+#[test]
 fn no_allocation_to_post_or_to_poll() {
     run("allocations");
 }

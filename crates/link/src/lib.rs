@@ -32,4 +32,4 @@ pub use link::{
 };
 pub use sys::descriptor::{Descriptor, abandon_inherited, generation};
 pub use sys::net::random_u64 as random;
-pub use sys::sched::{ask_for_short_slices, cores};
+pub use sys::sched::{FAULTS, ask_for_short_slices, cores, without_signals};

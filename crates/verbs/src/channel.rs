@@ -17,6 +17,7 @@ use remanence_rnic::CqHandle;
 use crate::context::Handle;
 use crate::driver::Interest;
 use crate::error::Error;
+use crate::progress::Interrupted;
 use crate::wake::{self, Event};
 
 /// A queue whose descriptor is readable while it holds something. The descriptor is made when somebody asks for it:
@@ -158,12 +159,26 @@ impl CompChannel {
     ///
     /// While it waits, this thread serves the device.
     pub fn get_event(&self, limit: Option<Duration>) -> Option<CqEvent> {
-        self.inner.events.pop().or_else(|| {
-            if self.inner.events.is_nonblocking() {
-                return None;
+        self.get_event_unless(limit, || false).unwrap_or(None)
+    }
+
+    /// The same, for programs whose signal handlers end calls.
+    ///
+    /// # Errors
+    /// Nothing came, and a signal handler has run in this thread while it slept, of which `ends` then says that it ends the
+    /// call.
+    pub fn get_event_unless(
+        &self,
+        limit: Option<Duration>,
+        ends: impl Fn() -> bool,
+    ) -> Result<Option<CqEvent>, Interrupted> {
+        let events = &self.inner.events;
+        match events.pop() {
+            None if !events.is_nonblocking() => {
+                self.inner.handle.wait_unless(limit, Interest::Events, ends, |_| events.pop())
             }
-            self.inner.handle.wait(limit, Interest::Events, |_| self.inner.events.pop())
-        })
+            found => Ok(found),
+        }
     }
 
     /// The next notification if there is one.

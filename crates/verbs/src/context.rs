@@ -30,7 +30,7 @@ use crate::lock::DeviceLock;
 use crate::memory::RegionMemory;
 use crate::options::{Opened, Options};
 use crate::pd::Pd;
-use crate::progress;
+use crate::progress::{self, Interrupted};
 use crate::share;
 use crate::wake::Event;
 
@@ -280,14 +280,25 @@ impl Context {
     /// descriptor ([`async_fd`](Self::async_fd)) is in non-blocking mode and there is none.
     #[must_use]
     pub fn get_async_event(&self, limit: Option<Duration>) -> Option<DeviceEvent> {
+        self.get_async_event_unless(limit, || false).unwrap_or(None)
+    }
+
+    /// The same, for programs whose signal handlers end calls.
+    ///
+    /// # Errors
+    /// As of [`CompChannel::get_event_unless`].
+    pub fn get_async_event_unless(
+        &self,
+        limit: Option<Duration>,
+        ends: impl Fn() -> bool,
+    ) -> Result<Option<DeviceEvent>, Interrupted> {
         let events = &self.handle.signals.async_events;
-        events.pop().or_else(|| {
-            if events.is_nonblocking() {
-                None
-            } else {
-                self.handle.wait(limit, Interest::Events, |_| events.pop())
+        match events.pop() {
+            None if !events.is_nonblocking() => {
+                self.handle.wait_unless(limit, Interest::Events, ends, |_| events.pop())
             }
-        })
+            found => Ok(found),
+        }
     }
 
     /// The next asynchronous event if there is one.

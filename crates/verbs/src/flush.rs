@@ -7,6 +7,7 @@
 use std::ops::Range;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
+use remanence_link::without_signals;
 use remanence_pmem::Region;
 use remanence_rnic::FlushId;
 
@@ -92,7 +93,8 @@ pub(crate) fn spawn(
     queue: Arc<FlushQueue>,
     done: impl FnMut(&[(FlushId, Result<(), ()>)]) + Send + 'static,
 ) -> std::io::Result<std::thread::JoinHandle<()>> {
-    std::thread::Builder::new().name("remanence-flush".into()).spawn(move || queue.work(done))
+    let thread = std::thread::Builder::new().name("remanence-flush".into());
+    without_signals(|| thread.spawn(move || queue.work(done)))
 }
 
 #[cfg(test)]

@@ -50,5 +50,6 @@ pub use handover::Progress;
 pub use mr::{Mr, MrMemory, Mw};
 pub use options::{LinkKind, Options};
 pub use pd::Pd;
+pub use progress::Interrupted;
 pub use qp::{ConnectAttr, Doorbell, Qp, QpEndpoint, QpOptions};
 pub use srq::Srq;

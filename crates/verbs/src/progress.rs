@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use remanence_link::{WaitFd, ask_for_short_slices};
+use remanence_link::{WaitFd, ask_for_short_slices, without_signals};
 use remanence_rnic::FlushId;
 
 use crate::context::Shared;
@@ -20,7 +20,8 @@ use crate::wake::{self, Event};
 const STEP_ASIDE: u32 = 64;
 
 pub(crate) fn spawn(shared: Arc<Shared>) -> std::io::Result<JoinHandle<()>> {
-    std::thread::Builder::new().name("remanence-rnic".into()).spawn(move || run(&shared))
+    let thread = std::thread::Builder::new().name("remanence-rnic".into());
+    without_signals(|| thread.spawn(move || run(&shared)))
 }
 
 fn run(shared: &Shared) {
@@ -99,6 +100,10 @@ fn blocked() -> Arc<Event> {
     })
 }
 
+/// A signal handler of the program ended a wait.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Interrupted;
+
 impl Shared {
     /// Blocks until `ready` returns something or the limit is over. Meanwhile this thread drives the device.
     ///
@@ -107,15 +112,28 @@ impl Shared {
         &self,
         limit: Option<Duration>,
         interest: Interest,
-        mut ready: impl FnMut(&mut Driver) -> Option<T>,
+        ready: impl FnMut(&mut Driver) -> Option<T>,
     ) -> Option<T> {
+        self.wait_unless(limit, interest, || false, ready).unwrap_or(None)
+    }
+
+    /// The same; and `Err` if, before that, a signal handler has run in this thread while it slept, and `ends` says that it
+    /// ends the wait.
+    pub(crate) fn wait_unless<T>(
+        &self,
+        limit: Option<Duration>,
+        interest: Interest,
+        ends: impl Fn() -> bool,
+        mut ready: impl FnMut(&mut Driver) -> Option<T>,
+    ) -> Result<Option<T>, Interrupted> {
         let end = limit.map(|limit| self.clock.now() + limit);
         if self.lock.is_abandoned() {
-            return None;
+            return Ok(None);
         }
         let event = blocked();
         let (mut fds, mut none) = (Vec::new(), Vec::new());
         let mut me = None;
+        let mut interrupted = false;
         loop {
             let mut turn = self.turn();
             turn.me = me;
@@ -127,21 +145,25 @@ impl Shared {
                 found = ready(&mut turn);
             }
             let now = turn.now;
-            if found.is_some() || end.is_some_and(|end| end <= now) {
+            if found.is_some() || interrupted || end.is_some_and(|end| end <= now) {
                 if let Some(me) = me {
                     turn.waiter_left(me);
                 }
-                return found;
+                return if found.is_none() && interrupted { Err(Interrupted) } else { Ok(found) };
             }
             let id = *me.get_or_insert_with(|| turn.waiter_came(Arc::clone(&event), interest));
             let plan = turn.plan_waiter(now, id, worked, &mut fds);
             drop(turn);
             let left = end.map(|end| end.since(now));
-            match plan {
-                Plan::Again => step_aside(self),
+            let signalled = match plan {
+                Plan::Again => {
+                    step_aside(self);
+                    false
+                }
                 Plan::Rest(limit) => wake::sleep(&event, &mut none, shorter(limit, left)),
                 Plan::Watch(limit) => wake::sleep(&event, &mut fds, shorter(limit, left)),
-            }
+            };
+            interrupted = signalled && ends();
             if plan != Plan::Again {
                 // Whatever raised it changed something first, under the lock that the next turn takes.
                 event.lower();

@@ -95,12 +95,13 @@ impl AsFd for Event {
     }
 }
 
-/// Sleeps until `event` is raised, one of `fds` is ready, or `limit` is over. Wakes early for a signal, and takes an
-/// error for a wake-up: callers look again anyway.
-pub(crate) fn sleep(event: &Event, fds: &mut Vec<WaitFd>, limit: Option<Duration>) {
+/// Sleeps until `event` is raised, one of `fds` is ready, or `limit` is over. Wakes early for a signal, which it says, and
+/// takes an error for a wake-up: callers look again anyway.
+pub(crate) fn sleep(event: &Event, fds: &mut Vec<WaitFd>, limit: Option<Duration>) -> bool {
     fds.push(event.wait_fd());
-    let _ = wait::poll(fds, limit);
+    let woken = wait::poll_or_signal(fds, limit);
     fds.pop();
+    woken.is_err_and(|e| e.kind() == std::io::ErrorKind::Interrupted)
 }
 
 /// Sleeps until `fd` is readable, or `limit` is over.

@@ -5,12 +5,13 @@
 
 use std::ffi::c_int;
 use std::os::fd::{AsFd, AsRawFd};
-use std::ptr::{self, NonNull};
+use std::ptr::NonNull;
 
 use remanence_verbs::CmChannel;
 
 use crate::abi::*;
 use crate::errno;
+use crate::signals::is_interruptible;
 
 use super::devices;
 use super::event;
@@ -89,24 +90,6 @@ fn wait(fd: c_int) -> Result<(), c_int> {
         }
     }
     Ok(())
-}
-
-/// Whether a signal handler of this program wants calls to end early. The standard library waits in write(2), which
-/// goes on by itself after handlers with `SA_RESTART`; poll(2) never does, and does not say which handler it was.
-fn is_interruptible() -> bool {
-    (1..=libc::SIGRTMAX()).any(|signal| {
-        // SAFETY: all zeros are a value of this structure, and the kernel only writes it.
-        let action = unsafe {
-            let mut action: libc::sigaction = std::mem::zeroed();
-            if libc::sigaction(signal, ptr::null(), &raw mut action) != 0 {
-                return false;
-            }
-            action
-        };
-        action.sa_sigaction != libc::SIG_DFL
-            && action.sa_sigaction != libc::SIG_IGN
-            && action.sa_flags & libc::SA_RESTART == 0
-    })
 }
 
 /// `rdma_create_event_channel(3)`.

@@ -9,7 +9,7 @@ use crate::link::WaitFd;
 /// Descriptors that are polled without allocating: a link has two for each address, and callers add one.
 const ON_STACK: usize = 16;
 
-/// See [`crate::wait::poll`].
+/// See [`crate::wait::poll_or_signal`].
 pub(crate) fn poll(fds: &[WaitFd], at_most: Option<Duration>) -> io::Result<bool> {
     let raw = |f: &WaitFd| libc::pollfd { fd: f.fd, events: f.events, revents: 0 };
     if fds.len() <= ON_STACK {
@@ -31,9 +31,5 @@ fn poll_raw(raw: &mut [libc::pollfd], at_most: Option<Duration>) -> io::Result<b
     let timeout = timeout.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
     // SAFETY: the array and the time limit outlive the call; a null mask leaves the signals alone.
     let ret = unsafe { libc::ppoll(raw.as_mut_ptr(), raw.len() as libc::nfds_t, timeout, std::ptr::null()) };
-    match check(ret as isize) {
-        Ok(ready) => Ok(ready > 0),
-        Err(err) if err.kind() == io::ErrorKind::Interrupted => Ok(true),
-        Err(err) => Err(err),
-    }
+    check(ret as isize).map(|ready| ready > 0)
 }

@@ -49,6 +49,35 @@ pub fn ask_for_short_slices() {
     let _ = set(nicer) || set(attr);
 }
 
+/// The signals by which a thread learns of its own faults.
+pub const FAULTS: [i32; 7] =
+    [libc::SIGBUS, libc::SIGSEGV, libc::SIGILL, libc::SIGFPE, libc::SIGTRAP, libc::SIGSYS, libc::SIGABRT];
+
+/// Calls `start`, which starts a thread that takes no signals: those of a program are for the program's own threads, whose
+/// calls they end. [`FAULTS`] are not among them.
+pub fn without_signals<T>(start: impl FnOnce() -> T) -> T {
+    /// Gives the thread the signals back that it had.
+    struct Restore(libc::sigset_t);
+    impl Drop for Restore {
+        fn drop(&mut self) {
+            // SAFETY: a set that the kernel filled; it cannot fail with that.
+            unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const self.0, std::ptr::null_mut()) };
+        }
+    }
+    // SAFETY: sets are numbers, for which zeros are values; the calls fill them, and read them.
+    let _restore = unsafe {
+        let (mut all, mut before) = (mem::zeroed(), mem::zeroed());
+        libc::sigfillset(&raw mut all);
+        for fault in FAULTS {
+            libc::sigdelset(&raw mut all, fault);
+        }
+        libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut before);
+        Restore(before)
+    };
+    // Threads begin with the mask of the one that starts them.
+    start()
+}
+
 /// Cores that are online.
 #[must_use]
 pub fn cores() -> u32 {
@@ -60,6 +89,25 @@ pub fn cores() -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// The signals that this thread takes not, as proc(5) has them.
+    fn blocked() -> u64 {
+        let status = std::fs::read_to_string("/proc/thread-self/status").expect("proc(5)");
+        let line = status.lines().find_map(|line| line.strip_prefix("SigBlk:")).expect("proc(5)");
+        u64::from_str_radix(line.trim(), 16).expect("hexadecimal")
+    }
+
+    #[test]
+    fn a_thread_of_ours_takes_no_signal_but_its_own_faults() {
+        let bit = |signal: i32| 1_u64 << (signal - 1);
+        let before = blocked();
+        let theirs = without_signals(|| std::thread::spawn(blocked)).join().expect("it ends");
+        assert_eq!(blocked(), before, "the one that starts it has its own back");
+        for signal in [libc::SIGALRM, libc::SIGINT, libc::SIGTERM, libc::SIGUSR1, libc::SIGCHLD] {
+            assert_ne!(theirs & bit(signal), 0, "signal {signal}");
+        }
+        assert_eq!(theirs & (bit(libc::SIGBUS) | bit(libc::SIGSEGV)), 0);
+    }
 
     #[test]
     fn asking_keeps_the_policy_and_makes_nothing_worse() {
