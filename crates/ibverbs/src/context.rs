@@ -9,6 +9,7 @@ use std::fs::File;
 use std::mem::offset_of;
 use std::os::fd::AsRawFd as _;
 use std::ptr;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use remanence_link::udp;
@@ -207,6 +208,15 @@ fn open(device: &'static Device) -> Result<*mut ibv_context, c_int> {
         LinkChoice::Shm => LinkKind::Shm(shm::Config { address: settings.address, ..shm::Config::default() }),
     };
     if settings.link == LinkChoice::Udp && device.addresses().is_empty() {
+        // A program that tries again and again is not told again and again.
+        static SAID: AtomicBool = AtomicBool::new(false);
+        if !SAID.swap(true, Ordering::Relaxed) {
+            let interface = device.info.interface.as_deref().unwrap_or_default();
+            eprintln!(
+                "remanence: cannot open {}: the interface {interface} has no address that can be used now; see `ip address`",
+                device.info.name
+            );
+        }
         return Err(libc::ENODEV);
     }
     let mut options = Options::new(link);

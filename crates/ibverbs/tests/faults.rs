@@ -8,7 +8,7 @@ use std::net::{IpAddr, Ipv4Addr, UdpSocket};
 use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use common::world::{ADDRESS, Net, Program, compile};
+use common::world::{ADDRESS, Net, Program, compile, namespace};
 use remanence_rnic::cm::{self, Manager, Path, Transport};
 use remanence_rnic::{AhAttr, Device, FlushId, FlushOutcome, Instant, Memory, Placement, PlacementSupport};
 use remanence_rnic::{ROCE_PORT, RegionId, Span};
@@ -170,6 +170,28 @@ fn nobody_refuses_at_once_and_an_absent_host_in_time() {
     let said = scene.start("cm", &["nobody", "10.77.0.9", "7"]).ends_well();
     assert_eq!(said, ["event RDMA_CM_EVENT_UNREACHABLE -110", "connect -1 ETIMEDOUT"]);
     bystanders.noticed_nothing();
+}
+
+/// An address of which the kernel still looks whether somebody else has it: for ever, with so many questions to ask.
+#[test]
+fn an_interface_whose_address_cannot_be_used_yet_is_told() {
+    if !std::path::Path::new("/usr/bin/ibv_devinfo").exists() {
+        return println!("skipped: no ibv_devinfo is installed");
+    }
+    let script = "ip link set lo up && ip link add rv0 type veth peer name rv1 && ip link set rv0 addrgenmode none && \
+                  echo 1 > /proc/sys/net/ipv6/conf/rv0/accept_dad && echo 100000 > /proc/sys/net/ipv6/conf/rv0/dad_transmits && \
+                  ip addr add fd77::1/64 dev rv0 && ip link set rv0 up && ip link set rv1 up && echo made >&2 && exec \"$@\"";
+    let mut command = namespace();
+    let program = ["env", "REMANENCE_DEVICE=rem_rv0", "ibv_devinfo", "-d", "rem_rv0"];
+    command.args(["sh", "-c", script, "sh"]).args(program).env("LD_LIBRARY_PATH", common::dropin());
+    let output = command.output().expect("util-linux");
+    let said = String::from_utf8_lossy(&output.stderr);
+    if !said.contains("made") {
+        return println!("skipped: {said}");
+    }
+    assert!(!output.status.success(), "{output:?}");
+    let why = "cannot open rem_rv0: the interface rv0 has no address that can be used now";
+    assert_eq!(said.matches(why).count(), 1, "{said}");
 }
 
 #[test]
