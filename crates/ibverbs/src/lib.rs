@@ -30,6 +30,7 @@ mod marshall;
 mod mcast;
 mod mr;
 mod mw;
+mod newer;
 mod ops;
 mod pd;
 mod private;

@@ -122,7 +122,8 @@ pub unsafe extern "C" fn ibv_reg_mr_iova(
     unsafe { ibv_reg_mr_iova2(p, addr, length, iova, access.cast_unsigned()) }
 }
 
-unsafe extern "C" fn reg_mr_ex(p: *mut ibv_pd, attr: *mut ibv_mr_init_attr) -> *mut ibv_mr {
+/// As `ibv_reg_mr_ex(3)`, for memory that the program has of its own.
+pub(crate) unsafe extern "C" fn reg_mr_ex(p: *mut ibv_pd, attr: *mut ibv_mr_init_attr) -> *mut ibv_mr {
     const KNOWN: u64 = (IBV_REG_MR_MASK_IOVA | IBV_REG_MR_MASK_ADDR) as u64;
     // SAFETY: the caller's structure.
     let attr = unsafe { &*attr };

@@ -174,11 +174,14 @@ fn width_and_speed(mbps: u32) -> (u8, u8) {
     (found.1, found.2)
 }
 
+/// The speed of the port in Mbit/s. What has none of its own, as loopback and veth, is as fast as the processor.
+pub(crate) fn mbps(ctx: &Ctx) -> u32 {
+    ctx.device.speed_mbps().unwrap_or(10_000)
+}
+
 fn port_attr(ctx: &Ctx) -> ibv_port_attr {
     let config = ctx.context.config();
-    // What has no speed of its own, as loopback and veth, is as fast as the processor.
-    let mbps = ctx.device.speed_mbps().unwrap_or(10_000);
-    let (active_width, active_speed) = width_and_speed(mbps);
+    let (active_width, active_speed) = width_and_speed(mbps(ctx));
     ibv_port_attr {
         state: IBV_PORT_ACTIVE,
         max_mtu: IBV_MTU_4096,

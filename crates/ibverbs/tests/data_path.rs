@@ -57,6 +57,11 @@ fn signals_end_what_waits() {
 }
 
 #[test]
+fn what_newer_headers_declare() {
+    run("newer");
+}
+
+#[test]
 fn no_allocation_to_post_or_to_poll() {
     run("allocations");
 }

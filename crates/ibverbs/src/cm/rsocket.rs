@@ -16,7 +16,7 @@ macro_rules! absent {
 }
 
 absent!(
-    rem_raccept rem_rbind rem_rclose rem_rconnect rem_rfcntl rem_rgetpeername rem_rgetsockname rem_rgetsockopt
+    rem_raccept rem_rbind rem_rclose rem_rconnect rem_repoll_create rem_repoll_ctl rem_repoll_wait rem_rfcntl rem_rgetpeername rem_rgetsockname rem_rgetsockopt
     rem_riomap rem_riounmap rem_riowrite rem_rlisten rem_rpoll rem_rread rem_rreadv rem_rrecv rem_rrecvfrom
     rem_rrecvmsg rem_rselect rem_rsend rem_rsendmsg rem_rsendto rem_rsetsockopt rem_rshutdown rem_rsocket
     rem_rwrite rem_rwritev
