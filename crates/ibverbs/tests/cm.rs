@@ -10,7 +10,7 @@ fn story(name: &str, source: &str) {
     let dir = common::scratch(name);
     fs::write(dir.join("cm.h"), include_str!("c/cm.h")).expect("written");
     let program = common::compile(&dir, name, source);
-    let output = common::program(program).output().expect("it runs");
+    let output = common::program_alone(program).output().expect("it runs");
     assert!(
         output.status.success(),
         "{name}: {:?}: {}",

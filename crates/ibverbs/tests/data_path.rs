@@ -20,7 +20,7 @@ fn run(name: &str) {
         .status()
         .expect("a C compiler: apt install gcc");
     assert!(compiled.success(), "{name}.c does not compile: apt install libibverbs-dev");
-    let output = common::program(&program).output().expect("coreutils");
+    let output = common::program_alone(&program).output().expect("coreutils");
     assert!(output.status.success(), "{name}: {output:?}");
     assert!(output.stdout.is_empty() && output.stderr.is_empty(), "{name} has nothing to say: {output:?}");
     std::fs::remove_dir_all(&dir).expect("removed");

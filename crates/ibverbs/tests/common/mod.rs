@@ -94,7 +94,26 @@ pub(crate) fn rem() -> PathBuf {
 
 /// A program as its users run it, but with our libraries, and on the loopback interface only.
 pub(crate) fn program(name: impl AsRef<OsStr>) -> Command {
-    let mut command = Command::new("timeout");
+    with_libraries(Command::new("timeout"), name)
+}
+
+/// The same in a network of its own, where there can be one: no other process shares its port.
+pub(crate) fn program_alone(name: impl AsRef<OsStr>) -> Command {
+    const SCRIPT: &str = "ip link set lo up && ip route add 224.0.0.0/4 dev lo && exec timeout \"$@\"";
+    static POSSIBLE: OnceLock<bool> = OnceLock::new();
+    let network = || {
+        let mut command = world::namespace();
+        command.args(["sh", "-c", SCRIPT, "sh"]);
+        command
+    };
+    if *POSSIBLE.get_or_init(|| world::quiet(network().args(["10", "true"]))) {
+        with_libraries(network(), name)
+    } else {
+        program(name)
+    }
+}
+
+fn with_libraries(mut command: Command, name: impl AsRef<OsStr>) -> Command {
     command.arg("240").arg(name);
     for (variable, _) in std::env::vars_os() {
         if variable.to_string_lossy().starts_with("REMANENCE_") {
