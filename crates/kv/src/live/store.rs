@@ -113,7 +113,7 @@ impl Store {
     /// # Errors
     /// The server cannot be reached, the key is none, the value is damaged.
     pub fn get(&mut self, key: &[u8]) -> Result<Option<Found>, Error> {
-        self.repeat(|store| Ok(store.carry(&mut Get::new(key))??))
+        self.repeat(|store| Ok(store.look(Get::new(key))??))
     }
 
     /// The values of several keys, their READs under one doorbell.
@@ -125,7 +125,7 @@ impl Store {
         for some in keys.chunks(TOGETHER) {
             let found = self.repeat(|store| {
                 let gets = some.iter().map(|key| Get::new(key.as_ref())).collect();
-                let found = store.carry(&mut Many::new(gets))?;
+                let found = store.look(Many::new(gets))?;
                 found.into_iter().map(|found| Ok(found?)).collect::<Result<Vec<_>, Error>>()
             })?;
             all.extend(found);
@@ -278,7 +278,7 @@ impl Store {
     /// # Errors
     /// The server cannot be reached.
     pub fn scan(&mut self, cursor: u64, limit: u32) -> Result<Page, Error> {
-        self.repeat(|store| match store.carry(&mut Call::new(Request::Scan { cursor, limit }))?? {
+        self.repeat(|store| match store.look(Call::new(Request::Scan { cursor, limit }))?? {
             Reply::Page { next, keys } => Ok(Page { keys, next: next.filter(|next| *next > cursor) }),
             _ => Err(Error::Protocol("no answer to a scan")),
         })
@@ -379,6 +379,16 @@ impl Store {
         }
         self.used = Instant::now();
         Ok(())
+    }
+
+    /// Carries out what changes nothing. If the connection breaks it is over: an operation that counted as being under way
+    /// for ever would keep this client from acknowledging any later view.
+    fn look<O: Operation>(&mut self, mut operation: O) -> Result<O::Output, Error> {
+        let outcome = self.carry(&mut operation);
+        if outcome.is_err() {
+            operation.cancel(&mut self.client);
+        }
+        outcome
     }
 
     /// Carries an operation out. If the connection breaks, it is left as it is, to be looked at, and then cancelled.
