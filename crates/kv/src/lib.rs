@@ -14,6 +14,11 @@ pub mod client;
 pub mod format;
 pub mod fuzzing;
 pub mod history;
+#[allow(
+    clippy::disallowed_types,
+    clippy::disallowed_methods,
+    reason = "the one part that waits: it gives the others their time"
+)]
 pub mod live;
 pub mod paper;
 pub mod proto;

@@ -1,5 +1,7 @@
 //! Real servers and clients over loopback.
 
+#![allow(clippy::disallowed_types, clippy::disallowed_methods, reason = "real servers take real time")]
+
 #[path = "live/common.rs"]
 mod common;
 

@@ -5,6 +5,8 @@
 //! story, and `REMANENCE_KV_HISTORIES=file` keeps the histories for `tests/porcupine`. What is killed when does not follow
 //! from the seed alone, as the machine has its say.
 
+#![allow(clippy::disallowed_types, clippy::disallowed_methods, reason = "real processes take real time")]
+
 #[path = "torture/board.rs"]
 mod board;
 #[path = "torture/client.rs"]

@@ -89,11 +89,11 @@ impl Medium for Overlay {
     fn load_u64(&self, offset: u64) -> u64 {
         let mut word = [0; 8];
         self.read(offset, &mut word);
-        u64::from_ne_bytes(word)
+        u64::from_le_bytes(word).to_le()
     }
 
     fn store_u64(&self, offset: u64, value: u64) {
-        self.write(offset, &value.to_ne_bytes());
+        self.write(offset, &value.to_le().to_le_bytes());
     }
 
     fn compare_and_swap(&self, offset: u64, compare: u64, swap: u64) -> u64 {

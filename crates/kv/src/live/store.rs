@@ -218,10 +218,10 @@ impl Store {
                 }
             }
             lot = next;
-            if let Some(error) = fenced {
-                if let Err(error) = self.lost(error, since) {
-                    return self.not_begun(&lot, outcomes, error);
-                }
+            if let Some(error) = fenced
+                && let Err(error) = self.lost(error, since)
+            {
+                return self.not_begun(&lot, outcomes, error);
             }
         }
         Ok(())
