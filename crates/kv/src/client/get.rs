@@ -237,6 +237,10 @@ impl Get {
             Err(_) => return self.torn(client, slot, old),
         };
         if object.key != self.key {
+            // Another key of this fingerprint, or what a client wrote to room that it had for this key: the version before tells.
+            if !old && slot.word.is_pending() {
+                return self.torn(client, slot, false);
+            }
             self.not_it.push(slot);
             return self.next_entry(client);
         }

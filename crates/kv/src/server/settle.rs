@@ -39,6 +39,10 @@ impl<M: Medium + Clone> Server<M> {
             },
             // Of the run before: nobody writes there any more.
             None => match self.whole(head, new) {
+                // A client may have written another key's object to room that it had for this one.
+                Ok((bytes, _)) if !self.is_named_by(&entry, &bytes, new) => {
+                    self.back(entry).map(|entry| entry.map_or(Settling::Gone, Settling::Settled))
+                }
                 Ok((bytes, chunks)) => {
                     let len = bytes.len() as u64;
                     Ok(Settling::Settled(self.make_settled(entry, len, &chunks)?))
@@ -46,6 +50,12 @@ impl<M: Medium + Clone> Server<M> {
                 Err(_) => self.back(entry).map(|entry| entry.map_or(Settling::Gone, Settling::Settled)),
             },
         }
+    }
+
+    /// Whether an object's key has the fingerprint of the entry.
+    fn is_named_by(&self, entry: &Entry, bytes: &[u8], offset: Offset) -> bool {
+        let key = self.parsed(bytes, entry.slot.meta.head(), offset).key;
+        self.fingerprint(key).is_ok_and(|fingerprint| fingerprint == entry.slot.meta.fingerprint())
     }
 
     /// The bytes of the object and its chunks, if they are what was handed out for this write.

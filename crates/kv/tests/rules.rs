@@ -1,0 +1,141 @@
+//! Rules that hold even where a checksum would save the reader, each in a test of its own.
+//!
+//! What the server believes of what a client wrote: an object counts only if it is what the room was handed out for. The bytes
+//! are whole and their checksum fits in each of these; who wrote them was given that very room.
+
+mod common;
+
+use common::*;
+use remanence_kv::format::object::{Content, crc64, emit};
+use remanence_kv::format::{Chunk, Place};
+use remanence_kv::proto::{Expect, Reply, Request, Reserved};
+use remanence_pmem::Medium;
+
+fn reserve(client: &mut Session<'_, '_>, key: &[u8], len: u64) -> Reserved {
+    let put = Request::Put { key: key.to_vec(), len, expires: 0, expect: Expect::Any };
+    let Reply::Reserved(reserved) = client.call(&put) else { panic!("room") };
+    reserved
+}
+
+fn place(reserved: &Reserved) -> Place {
+    Place { salt: SALT, head: reserved.head, offset: reserved.offset, epoch: reserved.epoch }
+}
+
+/// `object` comes to lie in the room of a write of `a`, whose client then dies. What `a` has is what it had before.
+fn is_not_believed(store: &Store<'_>, mut liar: Session<'_, '_>, reserved: &Reserved, object: &[u8]) {
+    store.image.write_nt(reserved.at + 8, &object[8..]);
+    store.image.psync().expect("memory does not fail");
+    let mut honest = store.client(0);
+    assert_eq!(liar.call(&Request::Confirm { versions: vec![reserved.version] }), Reply::Ok);
+    store.step();
+    assert_eq!(honest.value(b"a"), Some(b"before".to_vec()), "the write is not done");
+    let unfinished = Reply::Refused(remanence_kv::Refusal::Unfinished);
+    assert_eq!(honest.call(&Request::Settle { key: b"a".to_vec() }), unfinished);
+    let id = liar.id;
+    drop(liar);
+    store.server.borrow_mut().disconnected(id).expect("memory does not fail");
+    assert_eq!(store.server.borrow().stats().given_up, 1);
+    assert_eq!(honest.value(b"a"), Some(b"before".to_vec()));
+    assert_eq!(honest.put(b"a", b"after"), Ok(honest.get(b"a").expect("it is there").version));
+}
+
+fn with_a(image: &remanence_pmem::crash_image::CrashImage) -> Store<'_> {
+    let store = Store::open(image, DURABLE);
+    let mut honest = store.client(0);
+    honest.put(b"a", b"before").expect("room");
+    store.settle_down(&mut [&mut honest]);
+    let id = honest.id;
+    drop(honest);
+    store.server.borrow_mut().disconnected(id).expect("memory does not fail");
+    store
+}
+
+#[test]
+fn another_keys_object_is_not_believed() {
+    let image = formatted(SMALL, 16);
+    let store = with_a(&image);
+    let mut liar = store.client(0);
+    let reserved = reserve(&mut liar, b"a", 5);
+    let object = emit(&place(&reserved), reserved.version, 0, b"b", Content::Value(b"forge"));
+    is_not_believed(&store, liar, &reserved, &object);
+}
+
+#[test]
+fn another_version_is_not_believed() {
+    let image = formatted(SMALL, 16);
+    let store = with_a(&image);
+    let mut liar = store.client(0);
+    let reserved = reserve(&mut liar, b"a", 5);
+    // One that nobody was given yet, and that would be higher than any for a long time.
+    let object = emit(&place(&reserved), reserved.version + 1000, 0, b"a", Content::Value(b"forge"));
+    is_not_believed(&store, liar, &reserved, &object);
+}
+
+#[test]
+fn chunks_that_were_not_handed_out_are_not_believed() {
+    let image = formatted(SMALL, 16);
+    let store = with_a(&image);
+    let mut liar = store.client(0);
+    let reserved = reserve(&mut liar, b"a", 1500);
+    assert!(reserved.extents.len() > 1);
+    let part = |len: u32| vec![7; len as usize];
+    let mut chunks: Vec<Chunk> = reserved
+        .extents
+        .iter()
+        .map(|extent| {
+            store.image.write_nt(extent.at, &part(extent.len));
+            Chunk { offset: extent.offset, len: extent.len, crc: crc64(&[&part(extent.len)]) }
+        })
+        .collect();
+    // The first one twice, and the second one nowhere: cleaning would hand its room to others.
+    chunks[1] = chunks[0];
+    let object = emit(&place(&reserved), reserved.version, 0, b"a", Content::Chained(&chunks));
+    is_not_believed(&store, liar, &reserved, &object);
+}
+
+#[test]
+fn recovery_believes_no_other_keys_object() {
+    let image = formatted(SMALL, 16);
+    {
+        let store = with_a(&image);
+        let mut honest = store.client(0);
+        honest.put(b"b", b"as it was").expect("room");
+        let mut liar = store.client(0);
+        let reserved = reserve(&mut liar, b"a", 5);
+        let object = emit(&place(&reserved), reserved.version, 0, b"b", Content::Value(b"forge"));
+        image.write_nt(reserved.at + 8, &object[8..]);
+        image.psync().expect("memory does not fail");
+    }
+    let (_, recovered) = remanence_kv::Server::open(&image.clone(), DURABLE).expect("a store");
+    assert_eq!(recovered.rolled_back, 1, "{recovered:?}");
+    let store = Store::open(&image, DURABLE);
+    let mut honest = store.client(0);
+    assert_eq!(honest.value(b"a"), Some(b"before".to_vec()));
+    assert_eq!(honest.value(b"b"), Some(b"as it was".to_vec()));
+    assert_eq!(honest.keys(), [b"a".to_vec(), b"b".to_vec()]);
+}
+
+#[test]
+fn memory_is_not_used_again_before_every_client_has_acknowledged_that() {
+    let image = formatted(SMALL, 16);
+    let store = Store::open(&image, DURABLE);
+    let (mut active, mut idle) = (store.client(0), store.client(0));
+    for n in 0..60 {
+        active.put(&[n % 3], &value(n.into(), 100)).expect("room");
+    }
+    let freed = || store.server.borrow().stats().regions_freed;
+    for head in 0..2 {
+        if !store.server.borrow_mut().clean(head).expect("nothing is being cleaned") {
+            continue;
+        }
+        let before = freed();
+        for _ in 0..200 {
+            store.step();
+            active.attend();
+        }
+        assert_eq!(freed(), before, "one of two has not acknowledged");
+        store.settle_down(&mut [&mut active, &mut idle]);
+        assert!(freed() > before);
+    }
+    assert!(freed() > 0);
+}
