@@ -258,3 +258,52 @@ fn a_killed_server_with_messages_in_its_file_loses_nothing_that_was_acknowledged
 fn a_killed_server_of_a_file_on_a_disk_loses_nothing_that_was_acknowledged() {
     kill_under_load(None, &[], None);
 }
+
+#[test]
+fn a_log_with_a_token_is_for_those_who_have_it() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let file = dir.path().join("token");
+    let name = file.to_str().expect("UTF-8");
+    let server = Server::new(Some("/dev/shm"), &["--token-file", name]);
+    assert_eq!(server.ready["token_file"], name);
+    assert!(server.ready["token_fingerprint"].is_string());
+    let secret = std::fs::read_to_string(&file).expect("it was made");
+    let append = |more: &[&str]| {
+        let mut command = rem();
+        command.args(["log", "append", &server.name()]).args(more);
+        run_with_input(&mut command, b"paid 17\n")
+    };
+    append(&[]).bad("asks for a token");
+    append(&["--token", "not-the-right-token"]).bad("has another token");
+    assert_eq!(append(&["--token-file", name]).good(), b"0\n");
+    assert_eq!(append(&["--token", secret.trim()]).good(), b"1\n");
+    run(rem().args(["log", "tail", &server.name()])).bad("asks for a token");
+    assert_eq!(tail(&server, &["--token-file", name]).len(), 2);
+    run(rem().args(["log", "verify", &server.name(), "--token-file", name])).good();
+    // An open server is not one for a client with a token: it could be anybody's.
+    let open = Server::new(Some("/dev/shm"), &[]);
+    let mut command = rem();
+    command.args(["log", "append", &open.name(), "--token-file", name]);
+    run_with_input(&mut command, b"paid 17\n").bad("did not prove that it has the token");
+    let said =
+        run(rem().args(["log", "bench", &server.name(), "--token-file", name, "--seconds", "1", "--json"]));
+    assert!(said.json()["p50_us"].as_f64().is_some_and(|us| us > 1.0), "an append takes longer than that");
+}
+
+#[test]
+fn without_a_token_a_log_is_not_served_to_other_machines_unless_that_is_said() {
+    let Ok(route) = remanence_link::route::to([192, 0, 2, 1].into()) else {
+        return println!("skipped: there is no way out of this machine");
+    };
+    let dir = tempfile::tempdir().expect("a directory");
+    let serve = |more: &[&str]| {
+        let mut command = rem();
+        command.args(["log", "serve"]).arg(dir.path().join("log"));
+        // It ends at once, as its standard input does.
+        command.args(["--listen", &format!("{}:0", route.source), "--stop-on-eof"]).args(more);
+        run(&mut command)
+    };
+    serve(&[]).bad("--insecure");
+    serve(&["--insecure"]).good();
+    serve(&["--token", "correct-horse-battery"]).good();
+}

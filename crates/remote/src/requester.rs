@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::task::Poll;
 
 use remanence_persist::recipe::{self, Flush, Persistent, Recipe, Rq, Run};
-use remanence_persist::taxonomy::Order;
+use remanence_persist::taxonomy::{Domain, Order};
 use remanence_persist::{Config, Shape};
 use remanence_rnic::{Placement, PostError, RemoteAddr, Selectivity, SendFlags, SendOp};
 use remanence_wire::Rkey;
@@ -27,8 +27,11 @@ pub const SCRATCH: u64 = 64;
 /// Notices that are kept if nobody takes them; older ones go first.
 const NOTICES_MAX: usize = 64;
 
-/// Ranges that lie closer than this are flushed as one.
+/// Ranges that lie closer than this are flushed as one where the responder writes back line by line: 64 lines cost it less
+/// than another FLUSH.
 const GAP: u64 = 4096;
+/// Bytes that a FLUSH of a range covers at most; beyond, it is one of the whole memory region.
+const RANGE_MAX: u64 = 1 << 31;
 
 /// What work requests are posted to, and where their data lies.
 pub trait Port {
@@ -896,9 +899,10 @@ impl<P: Port> View<'_, P> {
             Flush::Persistent => (Placement::Persistence, "a FLUSH to persistence"),
             Flush::Global | Flush::Read => (Placement::GlobalVisibility, "a FLUSH to global visibility"),
         };
-        for (addr, len, rkey) in merged(ranges) {
+        let reach = if lies_free(placement, &self.requester.terms.config) { u64::MAX } else { GAP };
+        for Cover { addr, len, rkey, selectivity } in covers(ranges, reach) {
             let remote = RemoteAddr { addr, rkey: Rkey(rkey) };
-            let op = SendOp::Flush { remote, len, placement, selectivity: Selectivity::Range };
+            let op = SendOp::Flush { remote, len, placement, selectivity };
             self.enqueue(op, 0, 0, SendFlags::empty(), false, what);
         }
     }
@@ -930,30 +934,131 @@ impl<P: Port> recipe::Requester for View<'_, P> {
     }
 }
 
-/// Ranges in ascending order, those that lie close together as one.
-fn merged(mut ranges: Vec<(u64, u64, u32)>) -> Vec<(u64, u32, u32)> {
+/// Whether it costs a responder nothing that a FLUSH covers what nobody wrote: it does not go through it line by line. Global
+/// visibility asks for no write-backs, nor do caches that are in the domain, and behind a page cache one fdatasync does for all.
+fn lies_free(placement: Placement, config: &Config) -> bool {
+    match (placement, config.domain) {
+        (Placement::GlobalVisibility, _) => true,
+        (Placement::Persistence, Domain::Dmp | Domain::Process) => false,
+        (Placement::Persistence, Domain::Mhp | Domain::Wsp | Domain::PageCache) => true,
+    }
+}
+
+/// What one FLUSH covers.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Cover {
+    addr: u64,
+    len: u32,
+    rkey: u32,
+    selectivity: Selectivity,
+}
+
+/// FLUSHes that cover all these ranges: one for those of a key that lie within `reach` of each other. This is what lets a
+/// recipe's one FLUSH step stand for everything that was posted before it, as the checker takes it.
+fn covers(mut ranges: Vec<(u64, u64, u32)>, reach: u64) -> Vec<Cover> {
     ranges.sort_unstable_by_key(|(addr, len, rkey)| (*rkey, *addr, *len));
     let mut all: Vec<(u64, u64, u32)> = Vec::with_capacity(ranges.len());
     for (addr, len, rkey) in ranges {
         match all.last_mut() {
             Some(last)
-                if last.2 == rkey && addr - last.0 <= last.1 + GAP && addr + len - last.0 < 1 << 31 =>
+                if last.2 == rkey
+                    && addr - last.0 <= last.1.saturating_add(reach)
+                    && (reach == u64::MAX || addr + len - last.0 < RANGE_MAX) =>
             {
                 last.1 = last.1.max(addr + len - last.0);
             }
             _ => all.push((addr, len, rkey)),
         }
     }
-    all.into_iter().map(|(addr, len, rkey)| (addr, len as u32, rkey)).collect()
+    let cover = |(addr, len, rkey)| match len {
+        0..RANGE_MAX => Cover { addr, len: len as u32, rkey, selectivity: Selectivity::Range },
+        _ => Cover { addr, len: 0, rkey, selectivity: Selectivity::MemoryRegion },
+    };
+    all.into_iter().map(cover).collect()
 }
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+    use remanence_persist::recipe::{Op, build};
+
     use super::*;
 
     #[test]
-    fn ranges_that_lie_close_together_are_flushed_as_one() {
-        let all = merged(vec![(10_000, 8, 1), (0, 64, 1), (64, 64, 1), (100, 8, 2), (4000, 100, 1)]);
-        assert_eq!(all, [(0, 4100, 1), (10_000, 8, 1), (100, 8, 2)]);
+    fn ranges_that_lie_close_together_are_flushed_as_one_and_far_ones_where_that_costs_nothing() {
+        let ranges = vec![(10_000, 8, 1), (0, 64, 1), (64, 64, 1), (100, 8, 2), (4000, 100, 1)];
+        let range = |addr, len, rkey| Cover { addr, len, rkey, selectivity: Selectivity::Range };
+        assert_eq!(covers(ranges.clone(), GAP), [range(0, 4100, 1), range(10_000, 8, 1), range(100, 8, 2)]);
+        assert_eq!(covers(ranges, u64::MAX), [range(0, 10_008, 1), range(100, 8, 2)]);
+        let far = vec![(0, 8, 1), (5 << 30, 8, 1)];
+        let whole = Cover { addr: 0, len: 0, rkey: 1, selectivity: Selectivity::MemoryRegion };
+        assert_eq!(covers(far.clone(), u64::MAX), [whole]);
+        assert_eq!(covers(far, GAP).len(), 2);
+    }
+
+    proptest! {
+        /// The obligation that one FLUSH step of a proof has: nothing that was posted before it is left out, and nothing of
+        /// another key or outside of what was written is asked for.
+        #[test]
+        fn a_flush_step_covers_everything_that_was_posted(
+            ranges in prop::collection::vec((0_u64..1 << 34, 1_u64..1 << 30, 1_u32..3), 1..12),
+            reach in prop_oneof![Just(GAP), Just(u64::MAX)],
+        ) {
+            let all = covers(ranges.clone(), reach);
+            for (addr, len, rkey) in &ranges {
+                let held = all.iter().filter(|c| c.rkey == *rkey).any(|c| match c.selectivity {
+                    Selectivity::MemoryRegion => true,
+                    Selectivity::Range => c.addr <= *addr && addr + len <= c.addr + u64::from(c.len),
+                });
+                prop_assert!(held, "{addr:#x} of {len} is left out of {all:?}");
+            }
+            for cover in &all {
+                let of = ranges.iter().filter(|(.., rkey)| *rkey == cover.rkey);
+                let low = of.clone().map(|(addr, ..)| *addr).min();
+                let high = of.map(|(addr, len, _)| addr + len).max();
+                prop_assert!(low.is_some_and(|low| low <= cover.addr));
+                prop_assert!(high.is_some_and(|high| cover.addr + u64::from(cover.len) <= high));
+            }
+            let keys: std::collections::BTreeSet<u32> = ranges.iter().map(|(.., rkey)| *rkey).collect();
+            prop_assert!(reach == GAP || all.len() == keys.len());
+        }
+    }
+
+    /// Keeps what is posted.
+    #[derive(Default)]
+    struct Posted(Vec<SendOp>);
+
+    impl Port for Posted {
+        fn stage(&mut self, _: u64, _: &[u8]) {}
+
+        fn post(&mut self, _: u64, op: SendOp, _: u64, _: u32, _: SendFlags) -> Result<(), PostError> {
+            self.0.push(op);
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn updates_that_lie_far_apart_share_one_flush_where_the_responder_does_not_go_line_by_line() {
+        for (text, flushes) in [
+            ("MHP+DDIO+DRAM", 1),
+            ("MHP+DDIO+DRAM+persistent", 1),
+            ("page-cache+DDIO+DRAM+persistent", 1),
+            ("DMP+DDIO+DRAM+persistent", 5),
+        ] {
+            let config: Config = text.parse().expect("a configuration");
+            let region = Window { rkey: 7, addr: 1 << 40, len: 1 << 30 };
+            let buffers = Window { rkey: 8, addr: 0, len: 16 * 1024 };
+            let terms = Terms { config, region, buffers, slots: 16, slot_size: 1024, stamp: 1, shift: 6 };
+            let mut requester = Requester::new(terms, 64, 4, 1 << 16);
+            let shape = Shape { count: 5, ordered: false, ..Shape::SINGLETON };
+            let method =
+                Arc::new(Method::new(&build(&config, Op::Write, shape), 0, Vec::new()).expect("a method"));
+            let updates: Vec<(u64, &[u8])> = (0..5).map(|n| (n << 24, &[1; 64][..])).collect();
+            let mut port = Posted::default();
+            requester.submit(&method, &updates, &mut port).expect("room");
+            requester.drive(&mut port).expect("posted");
+            let posted = port.0.iter().filter(|op| matches!(op, SendOp::Flush { .. })).count();
+            assert_eq!(posted, flushes, "{text}: {:?}", port.0);
+        }
     }
 }

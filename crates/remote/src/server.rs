@@ -688,6 +688,7 @@ impl Core {
             sentence: self.sentence(),
         };
         // Receives are posted before the peer can know of the QP; INIT is the first state that takes them.
+        // What a server has under way itself, which is nothing; its clients have as many FLUSHes and READs as they ask for.
         let attr = ConnectAttr { max_rd_atomic: 1, ..ConnectAttr::default() };
         qp.modify(&remanence_rnic::QpAttr {
             state: Some(remanence_rnic::QpState::Init),
