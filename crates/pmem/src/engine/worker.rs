@@ -16,6 +16,10 @@
 //! No wake-up is lost: who goes to sleep says so first, then looks once more; who has work for it makes the work
 //! visible first, then asks whether it sleeps. All four are sequentially consistent, so one of the two sees the other,
 //! and the lock in `Bed` closes the gap between the last look and the sleep.
+//!
+//! Fork. A child inherits the ring and not the thread. There the engine has ended: what its parent had under way comes back
+//! as [`CopyError::Died`] (the parent's own engine goes on with it), further copies are refused, and nobody waits for a thread
+//! that is somebody else's.
 
 use std::fmt;
 use std::io;
@@ -41,6 +45,8 @@ pub struct Worker<M = Region> {
     submitted: u64,
     reaped: u64,
     patience: Patience,
+    /// Whose thread it is.
+    process: u32,
 }
 
 /// What the two threads share.
@@ -132,7 +138,8 @@ impl<M: Medium + Clone + Send + 'static> Worker<M> {
         });
         let theirs = Arc::clone(&shared);
         let thread = Builder::new().name("remanence-copy".into()).spawn(move || theirs.work())?;
-        Ok(Self { shared, thread: Some(thread), submitted: 0, reaped: 0, patience: Patience::new() })
+        let process = std::process::id();
+        Ok(Self { shared, thread: Some(thread), submitted: 0, reaped: 0, patience: Patience::new(), process })
     }
 }
 
@@ -149,13 +156,25 @@ impl<M> Worker<M> {
         waiting
     }
 
+    /// The thread has ended, or is the parent's of this process. A system call, and a cheap one beside what is worth handing
+    /// over or waiting for.
+    fn is_over(&self) -> bool {
+        self.shared.ended.load(Ordering::SeqCst) || self.is_inherited()
+    }
+
+    fn is_inherited(&self) -> bool {
+        std::process::id() != self.process
+    }
+
     fn has_completion(&self) -> bool {
-        self.submitted > self.reaped
-            && (self.shared.ended.load(Ordering::SeqCst) || self.shared.done() > self.reaped)
+        self.submitted > self.reaped && (self.shared.done() > self.reaped || self.is_over())
     }
 
     /// Waits until the worker has nothing to do, or is gone.
     fn wait_idle(&mut self) {
+        if self.is_over() {
+            return;
+        }
         let (shared, submitted) = (&self.shared, self.submitted);
         let idle = || shared.done() == submitted || shared.ended.load(Ordering::SeqCst);
         self.patience.wait(idle, || shared.owner.sleep_unless(idle));
@@ -171,7 +190,7 @@ impl<M: Medium + Clone + Send + 'static> CopyEngine<M> for Worker<M> {
         let shared = &*self.shared;
         let window = shared.options.window;
         let why = match check(from.len(), to, offset) {
-            _ if shared.has_stopped() => Some(Refusal::Stopped),
+            _ if shared.has_stopped() || self.is_inherited() => Some(Refusal::Stopped),
             Err(why) => Some(why),
             Ok(()) if self.submitted - self.reaped == window as u64 => Some(Refusal::WindowFull { window }),
             Ok(()) => None,
@@ -194,10 +213,15 @@ impl<M: Medium + Clone + Send + 'static> CopyEngine<M> for Worker<M> {
         // In this order: once the thread has ended, `done` does not move any more.
         let ended = self.shared.ended.load(Ordering::SeqCst);
         let done = self.shared.done() > self.reaped;
-        if !done && !ended {
+        if !done && !ended && !self.is_inherited() {
             return None;
         }
         let ticket = Ticket(self.reaped);
+        if self.is_inherited() {
+            // Whoever held a lock when this process was made is not here to let go of it.
+            self.reaped += 1;
+            return Some(Completion { ticket, source: Source::lost(), outcome: Err(CopyError::Died) });
+        }
         let slot = std::mem::replace(&mut *self.shared.slot(self.reaped), Slot::Free);
         self.reaped += 1;
         Some(match slot {
@@ -213,8 +237,8 @@ impl<M: Medium + Clone + Send + 'static> CopyEngine<M> for Worker<M> {
     }
 
     fn wait(&mut self) -> Option<Completion> {
-        if self.submitted == self.reaped {
-            return None;
+        if self.submitted == self.reaped || self.is_over() {
+            return self.poll();
         }
         let (shared, reaped) = (&self.shared, self.reaped);
         let ready = || shared.done() > reaped || shared.ended.load(Ordering::SeqCst);
@@ -225,7 +249,7 @@ impl<M: Medium + Clone + Send + 'static> CopyEngine<M> for Worker<M> {
     fn copy(&mut self, from: &[u8], to: &M, offset: u64) -> Result<Promise, CopyError> {
         check(from.len() as u64, to, offset)?;
         self.wait_idle();
-        if self.shared.has_stopped() {
+        if self.shared.has_stopped() || self.is_inherited() {
             return Err(Refusal::Stopped.into());
         }
         let placement = self.shared.options.placement;
@@ -250,6 +274,11 @@ impl<M: Medium + Clone + Send + 'static> CopyEngine<M> for Worker<M> {
 
 impl<M> Drop for Worker<M> {
     fn drop(&mut self) {
+        if self.is_inherited() {
+            // Its handle names a thread of the parent: to join it would be to wait for ever.
+            std::mem::forget(self.thread.take());
+            return;
+        }
         self.shared.closing.store(true, Ordering::SeqCst);
         self.shared.worker.rouse();
         if let Some(thread) = self.thread.take() {
