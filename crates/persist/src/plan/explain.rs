@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use super::{Considered, Costs, Plan, plan};
 use crate::check::Prover;
-use crate::recipe::{Flush, Rq, Step};
+use crate::recipe::{Flush, Rq, Rsp, Set, Step, Target};
 use crate::taxonomy::{Buffers, Config, Domain, FlushSupport, Order, Transport};
 
 /// What the plan is, why it is right, what it survives, what must hold for it, and what would be faster if the machine
@@ -13,26 +13,36 @@ use crate::taxonomy::{Buffers, Config, Domain, FlushSupport, Order, Transport};
 pub fn explain(prover: &mut Prover, plan_: &Plan, costs: &Costs) -> String {
     let config = &plan_.config;
     let mut text = String::new();
-    let _ = writeln!(text, "responder   {config}: {}", describe(config));
+    let _ = writeln!(text, "server      {config}: {}", describe(config));
     let updates = match plan_.request.sizes.as_slice() {
-        [one] => format!("one update of {one} bytes"),
-        [a, b] if plan_.request.ordered => format!("{a} bytes, then {b} bytes, in this order"),
-        many if plan_.request.ordered => format!("{} updates, in order", many.len()),
-        many => format!("{} updates in any order", many.len()),
+        [one] => format!("one update, a, of {one} bytes"),
+        [a, b] if plan_.request.ordered => {
+            format!("a of {a} bytes, then b of {b} bytes: b never durable without a")
+        }
+        many if plan_.request.ordered => {
+            format!("{} updates, a, b, …: none durable without those before it", many.len())
+        }
+        many => format!("{} updates, a, b, …, in any order", many.len()),
     };
     let _ = writeln!(text, "request     {updates}");
     let _ = writeln!(text, "method      {}, {}", plan_.op.name(), sidedness(plan_));
     for (n, step) in plan_.recipe.steps.iter().enumerate() {
-        let _ = writeln!(text, "            {:>2}. {}", n + 1, in_words(step));
+        let (who, what) = match step {
+            Step::Rq(rq) => ("client", requesters(*rq)),
+            Step::Rsp(rsp) => ("server", responders(*rsp, config.domain)),
+        };
+        let _ = writeln!(text, "            {:>2}. {who}: {what}", n + 1);
     }
     if !plan_.recipe.deferred.is_empty() {
-        let steps: Vec<String> = plan_.recipe.deferred.iter().map(ToString::to_string).collect();
-        let _ = writeln!(text, "            afterwards, at leisure, the responder: {}", steps.join(", "));
+        let steps: Vec<String> =
+            plan_.recipe.deferred.iter().map(|rsp| responders(*rsp, config.domain)).collect();
+        let _ = writeln!(text, "            later, when nobody waits, the server: {}", steps.join("; "));
     }
+    let _ = writeln!(text, "in short    {} (as paper 004 writes it)", plan_.recipe);
     let _ = writeln!(text, "why         {}", why(config, plan_));
     let _ = writeln!(
         text,
-        "source      {}; proven on this machine's model by looking at every state",
+        "source      {}; checked on a model of such a server, in every state that it can be in, with a crash in each",
         plan_.recipe.source
     );
     let _ = writeln!(
@@ -46,7 +56,7 @@ pub fn explain(prover: &mut Prover, plan_: &Plan, costs: &Costs) -> String {
     let estimate = plan_.estimate;
     let _ = writeln!(
         text,
-        "costs       {:.1} us, {} of the responder's application",
+        "costs       {:.1} us until the client may go on; {} of the server's application thread",
         estimate.latency / 1e3,
         if estimate.responder > 0.0 {
             format!("{:.1} us", estimate.responder / 1e3)
@@ -60,7 +70,8 @@ pub fn explain(prover: &mut Prover, plan_: &Plan, costs: &Costs) -> String {
             Considered::Unsuitable(reason) => format!("not here: {reason}"),
             Considered::Wrong(reason) => format!("wrong here: {reason}"),
         };
-        let _ = writeln!(text, "instead     {what} by {}", other.recipe);
+        let help = if other.recipe.is_two_sided() { "with the server's application" } else { "one-sided" };
+        let _ = writeln!(text, "instead     {what}, {help}: {}", other.recipe);
     }
     for (change, better) in config.improvements() {
         let Ok(then) = plan(prover, &better, &plan_.request, costs) else { continue };
@@ -78,18 +89,22 @@ pub fn explain(prover: &mut Prover, plan_: &Plan, costs: &Costs) -> String {
 
 fn describe(config: &Config) -> String {
     let domain = match config.domain {
-        Domain::Dmp => "what has reached the memory controller survives a power loss",
-        Domain::Mhp => "what is visible, in caches too, survives a power loss",
-        Domain::Wsp => "what the RNIC has received survives a power loss",
-        Domain::PageCache => "what was synced to the disk survives a power loss",
-        Domain::Process => "what is visible survives the process",
+        Domain::Dmp => {
+            "what has reached the memory controller survives a power loss (ADR), what is in a cache does not"
+        }
+        Domain::Mhp => "what has reached a CPU cache or memory survives a power loss (eADR)",
+        Domain::Wsp => "what the RNIC has received survives a power loss (a battery for the whole system)",
+        Domain::PageCache => "an ordinary file: what was synced to the disk survives a power loss",
+        Domain::Process => {
+            "memory that outlives the process and not the machine: nothing survives a power loss"
+        }
     };
     let mut parts = vec![domain];
     if config.domain == Domain::Dmp {
         parts.push(if config.ddio {
-            "arriving data stops in the CPU's cache"
+            "arriving data stops in the CPU's cache (DDIO on)"
         } else {
-            "arriving data goes to memory"
+            "arriving data goes to memory (DDIO off)"
         });
     }
     if config.buffers == Buffers::Pm {
@@ -99,9 +114,9 @@ fn describe(config: &Config) -> String {
         parts.push("a completion does not say that the responder has anything");
     }
     parts.push(match config.flush {
-        FlushSupport::Read => "FLUSH is not to be had, READ stands in for it",
-        FlushSupport::Global => "FLUSH makes visible",
-        FlushSupport::Persistent => "FLUSH makes durable",
+        FlushSupport::Read => "its RNIC has no FLUSH, a READ stands in for it",
+        FlushSupport::Global => "its RNIC has the FLUSH that makes visible, not the one that makes durable",
+        FlushSupport::Persistent => "its RNIC has the FLUSH that makes durable",
     });
     if config.order == Order::Relaxed {
         parts.push("writes may be placed in any order");
@@ -111,20 +126,62 @@ fn describe(config: &Config) -> String {
 
 fn sidedness(plan: &Plan) -> &'static str {
     if plan.recipe.is_two_sided() {
-        "with the help of the responder's application"
+        "with the help of the server's application, which must not be busy"
     } else {
-        "one-sided: the responder's application may be busy"
+        "one-sided: the server's application takes no part and may be busy"
     }
 }
 
-fn in_words(step: &Step) -> String {
-    let text = match step {
-        Step::Rq(Rq::Flush(Flush::Read)) => "an RDMA READ on the same QP pushes them out of RNIC and IIO",
-        Step::Rq(Rq::Comp) => "the requester waits for the completion",
-        Step::Rq(Rq::Receive) => "the requester waits for the acknowledgement",
-        _ => return step.to_string(),
+/// What a step of the client is.
+fn requesters(step: Rq) -> String {
+    match step {
+        Rq::Write(u) => format!("RDMA WRITE of {u} to its place"),
+        Rq::WriteImm(u) => format!("RDMA WRITE of {u} to its place, with an immediate value for the server's application"),
+        Rq::Send(message) => {
+            let list = |set: Set| set.iter().map(|u| u.to_string()).collect::<Vec<_>>().join(", ");
+            match (message.data == Set::NONE, message.notice == Set::NONE) {
+                (false, true) => format!("SEND of a message that carries {}", list(message.data)),
+                (true, _) => format!("SEND of a message that says where {} was written", list(message.notice)),
+                (false, false) => format!(
+                    "SEND of a message that carries {}, and says where {} was written",
+                    list(message.data),
+                    list(message.notice)
+                ),
+            }
+        }
+        Rq::Flush(Flush::Read) => {
+            "RDMA READ on the same connection, which pushes what was written out of the server's RNIC and PCIe buffers"
+                .into()
+        }
+        Rq::Flush(Flush::Global) => {
+            "RDMA FLUSH (global visibility): what was written is where the server's CPU sees it".into()
+        }
+        Rq::Flush(Flush::Persistent) => "RDMA FLUSH (persistence): what was written is durable".into(),
+        Rq::AtomicWrite(u) => {
+            format!("RDMA ATOMIC WRITE of {u}: 8 bytes, never torn, and not before the FLUSH ahead of it is done")
+        }
+        Rq::FencedWrite(u) => {
+            format!("RDMA WRITE of {u}, held back here until the FLUSH or READ ahead of it has completed")
+        }
+        Rq::Comp => "waits for the completion".into(),
+        Rq::Receive => "waits for the server's acknowledgement".into(),
+    }
+}
+
+/// What a step of the server's application is.
+fn responders(step: Rsp, domain: Domain) -> String {
+    let sync = |what: &str| match domain {
+        Domain::PageCache => format!("syncs {what} to the disk (fdatasync)"),
+        _ => format!("writes {what} back from its cache (clwb, then a fence)"),
     };
-    format!("{step}: {text}")
+    match step {
+        Rsp::Receive(_) => "takes the message".into(),
+        Rsp::Copy(u) => format!("copies {u} from the message to its place"),
+        Rsp::Flush(Target::Update(u)) => sync(&u.to_string()),
+        Rsp::Flush(Target::Buffer) => sync("the receive buffer"),
+        Rsp::Ack => "acknowledges".into(),
+        Rsp::Repost => "gives the receive buffer back to its RNIC".into(),
+    }
 }
 
 fn why(config: &Config, plan: &Plan) -> &'static str {
@@ -132,24 +189,29 @@ fn why(config: &Config, plan: &Plan) -> &'static str {
     let persistent = plan.recipe.requester().any(|s| s == Rq::Flush(Flush::Persistent));
     match (plan.recipe.is_two_sided(), config.domain) {
         (true, Domain::Dmp | Domain::PageCache) if plan.recipe.replay => {
-            "only the responder's CPU can bring what has arrived into the domain, and the receive buffer lies in it"
+            "only the server's CPU can bring what has arrived into the domain, and the receive buffer lies in it"
         }
         (true, Domain::Dmp) if config.ddio => {
-            "arriving data stops in the cache, outside the domain, and only the responder's CPU can flush it from there"
+            "arriving data stops in the cache, outside the domain, and only the server's CPU can flush it from there"
         }
-        (true, Domain::PageCache) => "only a system call of the responder brings data to the disk",
-        (true, _) => "asking the responder's CPU is cheaper here than flushing from afar",
-        (false, _) if persistent => "the responder's RNIC executes FLUSH to persistence, whatever DDIO does",
+        (true, Domain::PageCache) => "only a system call on the server brings data to the disk",
+        (true, _) => "asking the server's CPU is cheaper here than flushing from afar",
+        (false, Domain::PageCache) if persistent => {
+            "no completion by itself means that the disk has the data; a FLUSH to persistence tells the server to sync, and is answered after that"
+        }
+        (false, _) if persistent => {
+            "the server's RNIC executes FLUSH to persistence, so that it does not matter where arriving data stops"
+        }
         (false, Domain::Dmp) => {
             "with DDIO off a FLUSH brings arriving data to the memory controller, which is in the domain"
         }
         (false, Domain::Wsp) if !flushes => {
-            "the responder's RNIC is in the domain, and the completion says that it has the data"
+            "the server's RNIC is in the domain, and the completion says that it has the data"
         }
         (false, Domain::Mhp | Domain::Process | Domain::Wsp) => {
             "caches are in the domain, so it is enough that a FLUSH makes the data visible"
         }
-        (false, Domain::PageCache) => "the responder syncs as a FLUSH tells it to",
+        (false, Domain::PageCache) => "the server syncs as a FLUSH tells it to",
     }
 }
 
@@ -170,7 +232,9 @@ mod tests {
         let text = text("DMP+DDIO+DRAM+read+fenced", &Request::append(4000));
         for wanted in [
             "DMP+DDIO+DRAM+read+fenced",
-            "arriving data stops in the cache",
+            "arriving data stops in the CPU's cache",
+            "client: waits for the server's acknowledgement",
+            "in short ",
             "survives    a process crash, an OS crash and a power loss",
             "faster with a platform that flushes its caches (eADR)",
         ] {

@@ -361,7 +361,7 @@ impl Recipe {
         // Where messages are durable when they are received, applying them again repairs a torn copy.
         if !(self.shape.word || self.replay && config.domain.keeps_caches()) {
             all.push(
-                "the last update carries a checksum that recovery verifies: it may be found torn at 8 bytes",
+                "the last update carries a checksum that recovery verifies: a crash may leave a part of it, in units of 8 bytes",
             );
         }
         if self.replay {
