@@ -7,12 +7,14 @@
 
 use std::collections::VecDeque;
 use std::io;
+use std::time::Instant;
 
 use remanence_pmem::Region;
 use remanence_pmem::engine::{
     CopyEngine, CopyError, Inline, Options, Placement, Promise, Refusal, Source, Ticket, Worker,
 };
 
+use crate::chooser::{Chooser, Way};
 use crate::core::buffers::Body;
 use crate::core::event::RequestId;
 use crate::live::Live;
@@ -33,22 +35,35 @@ pub struct Job {
 impl Job {
     fn source(&self) -> Source {
         let (region, start) = self.body.place();
-        Source::region(region, start + self.skip as u64, (self.body.len() - self.skip) as u64)
+        Source::region(region, start + self.skip as u64, self.bytes())
+    }
+
+    fn bytes(&self) -> u64 {
+        (self.body.len() - self.skip) as u64
     }
 }
 
 /// Copies requests into a region.
 pub struct Copier {
     engine: Box<dyn CopyEngine<Region>>,
-    /// For what is too short to be worth a hand-over, while nothing is under way.
+    /// For what is not worth a hand-over, while nothing is under way.
     inline: Inline<Region>,
-    inline_below: usize,
+    policy: Policy,
+    begin: Instant,
     promise: Promise,
     under_way: VecDeque<(Ticket, Job)>,
-    /// The engine's window is full.
+    /// The engine's window is full, or what is to be copied at once waits for the engine to be through with what is ahead.
     waiting: VecDeque<Job>,
-    /// Copies that were done at once.
+    /// Copies that were done at once: all of them came before all that are under way.
     done: VecDeque<(RequestId, Result<Promise, CopyError>)>,
+}
+
+/// When a copy is handed over.
+enum Policy {
+    /// From so many bytes on.
+    From(u64),
+    /// When that pays.
+    Measured(Box<Chooser>),
 }
 
 impl std::fmt::Debug for Copier {
@@ -66,7 +81,7 @@ impl Copier {
     #[must_use]
     pub fn inline(options: Options, placement: Placement) -> Self {
         let options = options.placement(placement);
-        Self::with(Box::new(Inline::new(options)), options.window(1), placement, 0)
+        Self::with(Box::new(Inline::new(options)), options.window(1), placement, Policy::From(0))
     }
 
     /// With a thread of its own, up to the window of copies ahead. Requests with fewer bytes to copy than `inline_below`
@@ -77,19 +92,34 @@ impl Copier {
     pub fn worker(options: Options, placement: Placement, inline_below: usize) -> io::Result<Self> {
         let options = options.placement(placement);
         let engine = Box::new(Worker::new(options)?);
-        Ok(Self::with(engine, options.window(1), placement, inline_below))
+        Ok(Self::with(engine, options.window(1), placement, Policy::From(inline_below as u64)))
+    }
+
+    /// With a thread of its own where that pays, and with the caller's CPU else: it pays if a core is idle that the thread
+    /// can have, and a copy takes longer than a hand-over, which is measured here, in less than a millisecond. Then both ways
+    /// are compared while they are used; one that does not pay is tried for some copies in a thousand.
+    ///
+    /// # Errors
+    /// The operating system refuses a thread, or memory to measure with.
+    pub fn adaptive(options: Options, placement: Placement) -> io::Result<Self> {
+        let options = options.placement(placement);
+        let mut engine = Worker::new(options)?;
+        let crossover = crossover(&mut engine, Inline::new(options.window(1))).map_err(io::Error::other)?;
+        let policy = Policy::Measured(Box::new(Chooser::new(crossover)));
+        Ok(Self::with(Box::new(engine), options.window(1), placement, policy))
     }
 
     fn with(
         engine: Box<dyn CopyEngine<Region>>,
         options: Options,
         placement: Placement,
-        inline_below: usize,
+        policy: Policy,
     ) -> Self {
         Self {
             inline: Inline::new(options),
             engine,
-            inline_below,
+            policy,
+            begin: Instant::now(),
             promise: placement.promise(),
             under_way: VecDeque::new(),
             waiting: VecDeque::new(),
@@ -111,20 +141,35 @@ impl Copier {
 
     /// Takes a call's bytes.
     pub fn submit(&mut self, to: &Region, job: Job) {
-        if self.is_idle() && job.body.len() - job.skip < self.inline_below {
-            let outcome = match self.inline.submit(job.source(), to, job.to) {
-                Ok(_) => self.inline.poll().map_or(Err(CopyError::GivenUp), |completion| completion.outcome),
-                Err(refused) => Err(refused.why.into()),
-            };
-            self.done.push_back((job.id, outcome));
-            return;
-        }
         self.waiting.push_back(job);
         self.feed(to);
     }
 
+    /// Whether a copy is done at once, and whether it waits for those ahead of it to be done so.
+    fn at_once(&mut self, bytes: u64) -> bool {
+        match &mut self.policy {
+            Policy::From(least) => bytes < *least && self.under_way.is_empty(),
+            Policy::Measured(chooser) => chooser.way(bytes) == Way::Inline,
+        }
+    }
+
     fn feed(&mut self, to: &Region) {
         while let Some(job) = self.waiting.pop_front() {
+            if self.at_once(job.bytes()) {
+                if !self.under_way.is_empty() {
+                    self.waiting.push_front(job);
+                    return;
+                }
+                let outcome = match self.inline.submit(job.source(), to, job.to) {
+                    Ok(_) => {
+                        self.inline.poll().map_or(Err(CopyError::GivenUp), |completion| completion.outcome)
+                    }
+                    Err(refused) => Err(refused.why.into()),
+                };
+                self.ended(job.bytes());
+                self.done.push_back((job.id, outcome));
+                continue;
+            }
             match self.engine.submit(job.source(), to, job.to) {
                 Ok(ticket) => self.under_way.push_back((ticket, job)),
                 Err(refused) if matches!(refused.why, Refusal::WindowFull { .. }) => {
@@ -143,6 +188,12 @@ impl Copier {
         }
     }
 
+    fn ended(&mut self, bytes: u64) {
+        if let Policy::Measured(chooser) = &mut self.policy {
+            chooser.copied(self.begin.elapsed(), bytes);
+        }
+    }
+
     /// The next call whose copy has come to its end; its buffer is free again.
     pub fn poll(&mut self, to: &Region) -> Option<(RequestId, Result<Promise, CopyError>)> {
         if let Some(done) = self.done.pop_front() {
@@ -152,11 +203,46 @@ impl Copier {
         let (ticket, job) = self.under_way.pop_front().expect("what completes was submitted");
         assert_eq!(ticket, completion.ticket, "completions come in order");
         let id = job.id;
+        self.ended(job.bytes());
         drop(job);
         self.feed(to);
         Some((id, completion.outcome))
     }
 }
+
+/// From how many bytes on a copy takes longer than to hand it over and to take its completion: the best of a few of both, as
+/// whoever had the core meanwhile is not what is measured.
+fn crossover(engine: &mut Worker<Region>, mut inline: Inline<Region>) -> Result<u64, remanence_pmem::Error> {
+    const SAMPLE: u64 = 64 << 10;
+    const TRIES: u32 = 8;
+    let (from, to) = (Region::anonymous(SAMPLE)?, Region::anonymous(SAMPLE)?);
+    // Its pages are made on demand.
+    (0..SAMPLE).step_by(4096).for_each(|at| {
+        from.write(at, &[1]);
+        to.write(at, &[1]);
+    });
+    let (mut copy, mut hand) = (u64::MAX, u64::MAX);
+    for _ in 0..TRIES {
+        let begin = Instant::now();
+        if inline.submit(Source::region(&from, 0, SAMPLE), &to, 0).is_ok() {
+            let _ = inline.poll();
+            copy = copy.min(begin.elapsed().as_nanos() as u64);
+        }
+        let begin = Instant::now();
+        if engine.submit(Source::region(&from, 0, 64), &to, 0).is_ok() {
+            let handed = begin.elapsed();
+            let _ = engine.wait();
+            let begin = Instant::now();
+            let _ = engine.poll();
+            hand = hand.min((handed + begin.elapsed()).as_nanos() as u64);
+        }
+    }
+    Ok((hand.saturating_mul(SAMPLE) / copy.max(1)).clamp(CROSSOVER_MIN, CROSSOVER_MAX))
+}
+
+/// What is never handed over, and what may always be, whatever was measured.
+const CROSSOVER_MIN: u64 = 4 << 10;
+const CROSSOVER_MAX: u64 = 256 << 10;
 
 /// What a failed copy means for the server: nothing more can be promised.
 pub(crate) fn fatal(error: CopyError) -> io::Error {

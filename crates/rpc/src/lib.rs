@@ -17,13 +17,17 @@
 //! `docs/rpc.md` has the protocol, the formats, and what holds of the paper here.
 #![forbid(unsafe_code)]
 
+mod chooser;
 pub mod copier;
 pub mod core;
 mod draw;
 pub mod durable;
+mod error;
 pub mod fuzzing;
 pub mod header;
 pub mod live;
 pub mod log;
 pub mod pwrite;
 pub mod visibility;
+
+pub use error::Error;

@@ -23,6 +23,8 @@ use remanence_rnic::{
 use remanence_verbs::{ConnectAttr, Connection, Context, Cq, Listener, Mr, Phase, Qp, QpOptions};
 use remanence_wire::Rkey;
 
+pub use crate::error::Error;
+
 /// How long the exporter's thread sleeps at most before it looks whether it shall end.
 const LOOK: Duration = Duration::from_millis(50);
 const BACKLOG: usize = 64;
@@ -56,50 +58,6 @@ impl Method {
             Self::WriteFlush => "write+flush",
         }
     }
-}
-
-/// What goes wrong with a one-sided write.
-#[derive(Debug, thiserror::Error)]
-pub enum Error {
-    /// The device, or the connection.
-    #[error(transparent)]
-    Device(#[from] remanence_verbs::Error),
-    /// Memory for buffers.
-    #[error(transparent)]
-    Memory(#[from] remanence_pmem::Error),
-    /// The operating system refuses a thread.
-    #[error("cannot start a thread: {0}")]
-    Thread(std::io::Error),
-    /// A work request was not accepted.
-    #[error("the QP refuses a work request: {0}")]
-    Post(#[from] remanence_rnic::PostError),
-    /// The completion queue is gone.
-    #[error("the completion queue does not work any more: {0}")]
-    Cq(#[from] remanence_rnic::CqError),
-    /// A write, or what should make it stay, failed: nothing is known of what was under way.
-    #[error("the write failed ({0}): what was under way may be there in part; connect again")]
-    Failed(WcStatus),
-    /// No completion came.
-    #[error("the peer did not answer within {0:?}; what was under way may be there or not")]
-    Silent(Duration),
-    /// Something else listens there.
-    #[error("what listens at {0} exports no memory for one-sided writes")]
-    NotAnExport(SocketAddr),
-    /// The write does not fit.
-    #[error("{len} bytes at offset {offset} do not lie in the {region} bytes that are exported")]
-    OutOfRange {
-        /// Where it should go.
-        offset: u64,
-        /// Its bytes.
-        len: u64,
-        /// Bytes that are exported.
-        region: u64,
-    },
-    /// The exporter's memory has no persistence domain to flush to.
-    #[error(
-        "the exported memory cannot be flushed ({0}): use a file, on persistent memory if it shall survive power loss"
-    )]
-    NoFlush(Guarantee),
 }
 
 fn rights(flush: bool) -> Access {

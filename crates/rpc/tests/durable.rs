@@ -71,6 +71,7 @@ fn copiers() -> Vec<(&'static str, Copier)> {
         ("non-temporal", Copier::inline(options, Placement::NonTemporal)),
         ("worker", Copier::worker(options, Placement::NonTemporal, 0).unwrap()),
         ("worker from 4 KiB", Copier::worker(options, Placement::NonTemporal, 4096).unwrap()),
+        ("adaptive", Copier::adaptive(options, Placement::NonTemporal).unwrap()),
         ("worker, cached", Copier::worker(options, Placement::Cached, 0).unwrap()),
     ]
 }

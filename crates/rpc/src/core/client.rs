@@ -11,10 +11,11 @@ use std::time::Duration;
 
 use remanence_rnic::Instant;
 
-use super::buffers::{Body, Buffers, Packet};
+use super::buffers::{Body, Buffers};
 use super::congestion::Congestion;
 use super::event::{Ended, Failure};
-use crate::header::{HEADER_LEN, PACKETS_MAX, Repr, SLOTS, Status, packets, range};
+use super::fragment::Fragment;
+use crate::header::{PACKETS_MAX, Repr, SLOTS, Status, packets, range};
 
 /// A packet to send: its header, and the part of a message that follows.
 pub(super) type Outgoing<M> = (Repr, Option<(M, Range<usize>)>);
@@ -107,16 +108,6 @@ pub(super) enum Outcome<B: Buffers> {
         tag: u64,
         why: Failure,
     },
-}
-
-/// A packet of a response.
-pub(super) struct Fragment<P> {
-    pub(super) request: u64,
-    pub(super) packet: u16,
-    pub(super) status: Status,
-    pub(super) length: u32,
-    pub(super) delay: u32,
-    pub(super) datagram: P,
 }
 
 pub(super) struct Client<M> {
@@ -319,15 +310,15 @@ impl<M: Clone> Client<M> {
         capacity: u32,
         message_max: u32,
         fragment: Fragment<B::Packet>,
+        (status, delay): (Status, u32),
     ) -> Outcome<B> {
-        let Fragment { request, packet, status, length, delay, datagram } = fragment;
+        let request = fragment.request;
         let Some(call) = self.call(request) else { return Outcome::Stale };
-        let (number, count) = (u32::from(packet), packets(length, capacity));
-        let span = range(number, length, capacity);
-        let len = datagram.len() - HEADER_LEN;
-        if number >= count || span.len() != len || call.reached < call.packets {
+        let Some(place) = fragment.place(capacity).filter(|_| call.reached >= call.packets) else {
             return Outcome::Misbehaved;
-        }
+        };
+        let Fragment { length, datagram, .. } = fragment;
+        let (number, count) = (place.number, place.count);
         let step = call.packets + number;
         if step <= call.answered {
             return Outcome::Stale;
@@ -354,7 +345,7 @@ impl<M: Clone> Client<M> {
         if (response.status, response.length) != (status, length) || step > call.reached {
             return Outcome::Misbehaved;
         }
-        buffers.copy(&datagram, HEADER_LEN, len, &mut response.message, span.start);
+        place.copy(buffers, &datagram, &mut response.message);
         let sample = call.advance(now, step, delay);
         let whole = call.answered == call.steps();
         self.sampled(now, request, sample);

@@ -9,11 +9,12 @@ use std::ops::Range;
 use remanence_rnic::Instant;
 
 use super::buffers::{Buffers, Packet};
-use super::client::{self, Client, Outcome, Waiting};
+use super::client::{Client, Outcome, Waiting};
 use super::config::Config;
 use super::congestion::Congestion;
 use super::event::{CallError, Ended, Event, RequestId, SessionId};
-use super::server::{self, Server, Verdict};
+use super::fragment::Fragment;
+use super::server::{Server, Verdict};
 use crate::draw::Draw;
 use crate::header::{Address, HEADER_LEN, PACKETS_MAX, Repr, Status, packets};
 
@@ -320,8 +321,8 @@ impl<B: Buffers> Endpoint<B> {
                 let Some(number) = self.server_session(from, session, key) else {
                     return self.unknown(from, session, key);
                 };
-                let fragment = server::Fragment { request, packet, service, length, datagram };
-                self.on_request(now, buffers, number, fragment);
+                let fragment = Fragment { request, packet, length, datagram };
+                self.on_request(now, buffers, number, fragment, service);
             }
             Repr::More { session, key, request, packet } => {
                 let Some(number) = self.server_session(from, session, key) else {
@@ -366,9 +367,10 @@ impl<B: Buffers> Endpoint<B> {
                 });
             }
             Repr::Response { session, key, request, packet, status, length, delay } => {
-                let fragment = client::Fragment { request, packet, status, length, delay, datagram };
+                let fragment = Fragment { request, packet, length, datagram };
+                let answer = (status, delay);
                 self.client_packet(now, from, session, key, |client, capacity, config, _| {
-                    client.on_response(now, buffers, capacity, config.message_max, fragment)
+                    client.on_response(now, buffers, capacity, config.message_max, fragment, answer)
                 });
             }
         }
@@ -691,12 +693,13 @@ impl<B: Buffers> Endpoint<B> {
         now: Instant,
         buffers: &mut B,
         number: u32,
-        fragment: server::Fragment<B::Packet>,
+        fragment: Fragment<B::Packet>,
+        service: u16,
     ) {
         self.heard(now, number);
         let (message_max, request) = (self.config.message_max, fragment.request);
         let Some(Session { half: Half::Server(server), capacity, .. }) = self.at(number) else { return };
-        let verdict = server.on_request(now, buffers, *capacity, message_max, fragment);
+        let verdict = server.on_request(now, buffers, *capacity, message_max, fragment, service);
         self.judge(number, request, verdict);
     }
 

@@ -21,7 +21,7 @@
 //! |---|---|
 //! | `config.rs`, `event.rs`, `buffers.rs` | what the caller says, is told, and brings |
 //! | `congestion.rs` | round trips, the timeout and the window |
-//! | `client.rs`, `server.rs` | the two halves of a session |
+//! | `client.rs`, `server.rs` | the two halves of a session; `fragment.rs`: what both do with a packet of a message |
 //! | `endpoint.rs` | sessions, timers, and the order in which packets leave |
 
 pub mod buffers;
@@ -30,6 +30,7 @@ pub mod config;
 pub mod congestion;
 pub mod endpoint;
 pub mod event;
+mod fragment;
 mod server;
 #[cfg(test)]
 mod tests;

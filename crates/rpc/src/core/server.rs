@@ -4,9 +4,10 @@ use std::collections::VecDeque;
 
 use remanence_rnic::Instant;
 
-use super::buffers::{Body, Buffers, Packet};
+use super::buffers::{Body, Buffers};
 use super::client::Outgoing;
-use crate::header::{HEADER_LEN, PACKETS_MAX, Repr, SLOTS, Status, packets, range};
+use super::fragment::Fragment;
+use crate::header::{PACKETS_MAX, Repr, SLOTS, Status, packets, range};
 
 enum Work<M> {
     /// No call came yet.
@@ -53,15 +54,6 @@ pub(super) enum Verdict<B: Buffers> {
         service: u16,
         body: Body<B>,
     },
-}
-
-/// A packet of a request.
-pub(super) struct Fragment<P> {
-    pub(super) request: u64,
-    pub(super) packet: u16,
-    pub(super) service: u16,
-    pub(super) length: u32,
-    pub(super) datagram: P,
 }
 
 pub(super) struct Server<M> {
@@ -113,14 +105,14 @@ impl<M: Clone> Server<M> {
         capacity: u32,
         message_max: u32,
         fragment: Fragment<B::Packet>,
+        service: u16,
     ) -> Verdict<B> {
-        let Fragment { request, packet, service, length, datagram } = fragment;
-        let (number, count) = (u32::from(packet), packets(length, capacity));
-        let span = range(number, length, capacity);
-        let len = datagram.len() - HEADER_LEN;
-        if number >= count || u64::from(count) > PACKETS_MAX || span.len() != len {
+        let Some(place) = fragment.place(capacity).filter(|place| u64::from(place.count) <= PACKETS_MAX)
+        else {
             return Verdict::Misbehaved;
-        }
+        };
+        let Fragment { request, packet, length, datagram } = fragment;
+        let (number, count) = (place.number, place.count);
         let slot = self.slot(request);
         if request < slot.number {
             return Verdict::Stale;
@@ -140,7 +132,7 @@ impl<M: Clone> Server<M> {
                         return Verdict::Misbehaved;
                     }
                     if number == *received {
-                        buffers.copy(&datagram, HEADER_LEN, len, message, span.start);
+                        place.copy(buffers, &datagram, message);
                         *received += 1;
                         if last {
                             slot.asked = now;
@@ -178,10 +170,10 @@ impl<M: Clone> Server<M> {
         let Some(mut message) = buffers.allocate(length as usize) else {
             return self.refuse(now, request, Status::Overloaded);
         };
-        buffers.copy(&datagram, HEADER_LEN, len, &mut message, 0);
+        place.copy(buffers, &datagram, &mut message);
         if count == 1 {
             slot.work = Work::Executing;
-            return Verdict::Deliver { service, body: Body::Message { message, len } };
+            return Verdict::Deliver { service, body: Body::Message { message, len: length as usize } };
         }
         slot.work = Work::Receiving { message, length, service, received: 1 };
         self.reply(request, What::Credit(0), now);

@@ -20,38 +20,4 @@ pub use memory::{Live, Message, Received};
 pub use nexus::Nexus;
 pub use rpc::{Options, Rpc};
 
-use std::net::SocketAddr;
-
-use remanence_rnic::WcStatus;
-
-/// What goes wrong with an endpoint, beyond what happens to sessions and calls.
-#[derive(Debug, thiserror::Error)]
-pub enum Error {
-    /// The device.
-    #[error(transparent)]
-    Device(#[from] remanence_verbs::Error),
-    /// Memory for buffers.
-    #[error(transparent)]
-    Memory(#[from] remanence_pmem::Error),
-    /// The operating system refuses a thread.
-    #[error("cannot start a thread: {0}")]
-    Thread(std::io::Error),
-    /// A work request of ours did not succeed.
-    #[error("the endpoint's QP does not work any more ({0}): make a new endpoint")]
-    Qp(WcStatus),
-    /// The completion queue is gone.
-    #[error("the endpoint's completion queue does not work any more ({0}): make a new endpoint")]
-    Cq(#[from] remanence_rnic::CqError),
-    /// A work request was not accepted.
-    #[error("the endpoint's QP refuses a work request ({0}): make a new endpoint")]
-    Post(#[from] remanence_rnic::PostError),
-    /// Nobody answers there.
-    #[error("nobody answers at {0}: is the server running, at that address and port?")]
-    NoAnswer(SocketAddr),
-    /// Somebody is there, and serves no calls.
-    #[error("no calls are served at {0}: is it another program's port, or does it have fewer endpoints?")]
-    NoService(SocketAddr),
-    /// The address cannot be reached from this device.
-    #[error("this device has no address from which {0} can be reached")]
-    NoPath(SocketAddr),
-}
+pub use crate::error::Error;

@@ -19,6 +19,7 @@
 pub mod client;
 pub mod file;
 pub mod server;
+mod sharing;
 
 pub use client::Client;
 pub use file::{LogFile, OpenError, Word};

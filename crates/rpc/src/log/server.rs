@@ -2,11 +2,12 @@
 
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use remanence_pmem::Region;
 use remanence_pmem::counter::{Entry, LogFault};
 
+use super::sharing::Sharing;
 use super::{APPEND, BOUNDS, LogFile, READ, TRIM};
 use crate::core::buffers::Body;
 use crate::core::event::{Event, RequestId};
@@ -19,7 +20,8 @@ const LOOK: Duration = Duration::from_millis(20);
 /// How a log is served.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Options {
-    /// Appends that may share one commit, if they have come already: nobody waits for more of them. 1 is the paper's.
+    /// Appends that may share one commit, if they have come already: nobody waits for more of them. 1 is the paper's. Fewer
+    /// share one where a commit is cheap beside an append, as those that wait are answered later.
     pub batch: usize,
 }
 
@@ -34,7 +36,7 @@ impl Default for Options {
 pub struct Server {
     rpc: Rpc,
     log: LogFile<Region>,
-    options: Options,
+    sharing: Sharing,
     /// Appended, and acknowledged after the next commit.
     appended: Vec<(RequestId, Entry)>,
     bytes: Vec<u8>,
@@ -46,7 +48,8 @@ impl Server {
     /// Over a log that was made or opened.
     #[must_use]
     pub fn new(rpc: Rpc, log: LogFile<Region>, options: Options) -> Self {
-        Self { rpc, log, options, appended: Vec::new(), bytes: Vec::new(), appends: 0, commits: 0 }
+        let sharing = Sharing::new(options.batch);
+        Self { rpc, log, sharing, appended: Vec::new(), bytes: Vec::new(), appends: 0, commits: 0 }
     }
 
     /// Entries appended, and commits made, by this server.
@@ -71,20 +74,28 @@ impl Server {
     /// # Errors
     /// The endpoint does not work any more, or the medium failed.
     pub fn turn(&mut self) -> io::Result<()> {
+        // What came with others is served without waiting for it: that is what an append costs.
+        let (before, appends) = (self.rpc.has_event().then(Instant::now), self.appends);
         if let Some(Event::Request { id, service, body }) =
             self.rpc.poll(Some(LOOK)).map_err(io::Error::other)?
         {
             self.serve(id, service, &body)?;
         }
-        // What came together is committed together.
-        if !self.appended.is_empty() && (self.appended.len() >= self.options.batch || !self.rpc.has_event()) {
+        if let Some(before) = before.filter(|_| self.appends > appends) {
+            self.sharing.appended(before.elapsed());
+        }
+        // What came together is committed together, as far as that pays.
+        if !self.appended.is_empty() && (self.appended.len() >= self.sharing.limit() || !self.rpc.has_event())
+        {
             self.commit()?;
         }
         Ok(())
     }
 
     fn commit(&mut self) -> io::Result<()> {
+        let begin = Instant::now();
         let result = self.log.commit();
+        self.sharing.committed(begin.elapsed());
         self.commits += 1;
         for (id, entry) in self.appended.drain(..) {
             match &result {
