@@ -15,7 +15,7 @@ use serde::Serialize;
 pub struct Machine {
     /// As the CPU names itself.
     pub cpu: String,
-    /// Cores that this process may use.
+    /// Cores that this process may use, wherever the thread that asks is pinned.
     pub cores: usize,
     /// The kernel's release.
     pub kernel: String,
@@ -37,7 +37,7 @@ impl Machine {
             .and_then(|l| l.split_whitespace().next());
         Self {
             cpu: cpu.map_or_else(|| "unknown CPU".to_owned(), |(_, name)| name.trim().to_owned()),
-            cores: std::thread::available_parallelism().map_or(1, Into::into),
+            cores: cores(),
             kernel: read("/proc/sys/kernel/osrelease").trim().to_owned(),
             memory: kib.and_then(|k| k.parse::<u64>().ok()).unwrap_or(0) << 10,
         }
@@ -92,6 +92,28 @@ impl State {
     }
 }
 
+/// Cores that this process may use. The standard library counts those of the calling thread, which is one where a bench has
+/// pinned it; so a thread asks that was let go first.
+#[must_use]
+pub fn cores() -> usize {
+    let count = || {
+        unpin();
+        std::thread::available_parallelism().map_or(1, usize::from)
+    };
+    std::thread::scope(|scope| scope.spawn(count).join()).unwrap_or(1)
+}
+
+/// Lets the calling thread run on every core that its process may use: the kernel leaves out the others.
+fn unpin() {
+    #[expect(unsafe_code, reason = "sched_setaffinity has no safe wrapper in std")]
+    // SAFETY: as in `pin`; every core that a set can name is named.
+    unsafe {
+        let mut set: libc::cpu_set_t = std::mem::zeroed();
+        (0..libc::CPU_SETSIZE as usize).for_each(|core| libc::CPU_SET(core, &mut set));
+        libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &raw const set);
+    }
+}
+
 /// Pins the calling thread to one core; best effort, as a bench on one core is still a bench.
 pub fn pin(core: usize) {
     #[expect(unsafe_code, reason = "sched_setaffinity has no safe wrapper in std")]
@@ -111,7 +133,7 @@ struct Line(AtomicU64);
 /// five runs of `rounds`. `None` with fewer than two cores.
 #[must_use]
 pub fn ping_pong_ns(rounds: u64) -> Option<f64> {
-    if std::thread::available_parallelism().map_or(1, usize::from) < 2 {
+    if cores() < 2 {
         return None;
     }
     let lines = Arc::new((Line(AtomicU64::new(0)), Line(AtomicU64::new(0)), Barrier::new(2)));

@@ -25,19 +25,28 @@ pub fn draw(report: &Report, path: &Path) -> Result<(), String> {
     }
     let columns = panels.len().min(3);
     let lines = panels.len().div_ceil(columns);
-    let size = (460 * columns as u32, 340 * lines as u32 + 30);
+    let title = format!("rem bench {} on {}", report.bench, report.machine);
+    // One panel is narrower than a title that names the machine.
+    let width = (460 * columns as u32).max(title_width(&title));
+    let size = (width, 340 * lines as u32 + 30);
     let fault = |e: String| format!("cannot draw {}: {e}", path.display());
     let root = SVGBackend::new(path, size).into_drawing_area();
     root.fill(&WHITE).map_err(|e| fault(e.to_string()))?;
-    let titled = root
-        .titled(&format!("rem bench {} on {}", report.bench, report.machine), ("sans-serif", 14))
-        .map_err(|e| fault(e.to_string()))?;
+    let titled = root.titled(&title, ("sans-serif", TITLE)).map_err(|e| fault(e.to_string()))?;
     for (area, (op, metric, unit)) in titled.split_evenly((lines, columns)).iter().zip(&panels) {
         let rows: Vec<&Row> = report.rows.iter().filter(|r| r.op == *op && r.metric == *metric).collect();
         let caption = format!("{op} {metric}");
         panel(area, &caption, axis(report, op), unit, &rows).map_err(|e| fault(e.to_string()))?;
     }
     root.present().map_err(|e| fault(e.to_string()))
+}
+
+/// Height of the title's letters, in pixels.
+const TITLE: u32 = 14;
+
+/// Pixels that a title takes at most: no letter of a sans-serif face is on average wider than 0.6 of its height.
+fn title_width(title: &str) -> u32 {
+    (title.chars().count() as u32 * TITLE * 6).div_ceil(10) + 2 * TITLE
 }
 
 /// What an operation's x is: bytes, unless the parameter `x` has another word for it.

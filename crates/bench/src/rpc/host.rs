@@ -47,10 +47,13 @@ pub(super) enum Copying {
     Engine,
     /// The asynchronous engine into the cache (DCA on): not durable.
     EngineCached,
+    /// The asynchronous engine where that pays, else the server's CPU; past the caches.
+    Adaptive,
 }
 
 impl Copying {
-    pub(super) const ALL: [Self; 4] = [Self::Cpu, Self::CpuCached, Self::Engine, Self::EngineCached];
+    pub(super) const ALL: [Self; 5] =
+        [Self::Cpu, Self::CpuCached, Self::Engine, Self::EngineCached, Self::Adaptive];
 
     fn copier(self) -> Result<Copier, String> {
         let options = Engine::new().window(WINDOW);
@@ -59,6 +62,7 @@ impl Copying {
             Self::CpuCached => Copier::inline(options, Placement::Cached),
             Self::Engine => Copier::worker(options, Placement::NonTemporal, INLINE_BELOW).map_err(words)?,
             Self::EngineCached => Copier::worker(options, Placement::Cached, INLINE_BELOW).map_err(words)?,
+            Self::Adaptive => Copier::adaptive(options, Placement::NonTemporal).map_err(words)?,
         })
     }
 }
