@@ -58,6 +58,7 @@ const EDGES: &[(&str, &[&str])] = &[
             "remote",
             "remotelog",
             "kv",
+            "rpc",
         ],
     ),
 ];

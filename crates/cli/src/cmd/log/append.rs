@@ -111,7 +111,7 @@ fn explain(group: &mut Group<SessionLeg>) -> Vec<(String, String, String)> {
 }
 
 /// Records from a thread of its own, so that waiting for input and waiting for servers do not hold each other up.
-fn read(mut input: Box<dyn BufRead + Send>, whole: bool) -> mpsc::Receiver<io::Result<Vec<u8>>> {
+pub(super) fn read(mut input: Box<dyn BufRead + Send>, whole: bool) -> mpsc::Receiver<io::Result<Vec<u8>>> {
     let (send, receive) = mpsc::sync_channel(AHEAD);
     std::thread::spawn(move || {
         if whole {

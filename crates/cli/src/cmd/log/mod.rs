@@ -2,6 +2,7 @@
 
 mod append;
 mod bench;
+mod calls;
 mod serve;
 mod tail;
 mod trim;
@@ -36,6 +37,8 @@ enum Verb {
     Verify(verify::Args),
     /// Give up records that were applied, so that their place is free
     Trim(trim::Args),
+    /// The log server of paper 001: appends by calls, one server
+    Calls(calls::Args),
     /// Latency of durable appends
     Bench(bench::Args),
 }
@@ -47,6 +50,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Fail> {
         Verb::Tail(args) => tail::run(args),
         Verb::Verify(args) => verify::run(args),
         Verb::Trim(args) => trim::run(args),
+        Verb::Calls(args) => calls::run(args),
         Verb::Bench(args) => bench::run(args),
     }
 }

@@ -185,7 +185,7 @@ pub(super) fn run(args: &Args) -> Result<(), Fail> {
 }
 
 /// Stops the server when somebody asks.
-fn watch(asked: &Stop, stop: &Arc<AtomicBool>, on_eof: bool) {
+pub(super) fn watch(asked: &Stop, stop: &Arc<AtomicBool>, on_eof: bool) {
     if on_eof {
         let asked = asked.clone();
         std::thread::spawn(move || {
@@ -204,7 +204,7 @@ fn watch(asked: &Stop, stop: &Arc<AtomicBool>, on_eof: bool) {
 }
 
 /// A line for another program, which may be waiting for it behind a pipe.
-fn print_line(line: &str) -> Result<(), Fail> {
+pub(super) fn print_line(line: &str) -> Result<(), Fail> {
     let mut out = std::io::stdout().lock();
     writeln!(out, "{line}").and_then(|()| out.flush()).context(|| "standard output cannot be written".into())
 }
