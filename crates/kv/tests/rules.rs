@@ -139,3 +139,39 @@ fn memory_is_not_used_again_before_every_client_has_acknowledged_that() {
     }
     assert!(freed() > 0);
 }
+
+#[test]
+fn a_table_is_not_used_again_before_every_client_has_acknowledged_that() {
+    let image = formatted(SMALL, 16);
+    let store = Store::open(&image, DURABLE);
+    let (mut active, mut idle) = (store.client(0), store.client(0));
+    for n in 0..10 {
+        active.put(&[n], b"value").expect("room");
+    }
+    let state = || (store.server.borrow().usage().growing, store.server.borrow().stats());
+    store.server.borrow_mut().resize(40).expect("room");
+    for _ in 0..200 {
+        store.step();
+        active.attend();
+    }
+    assert_eq!(
+        state().1.entries_moved,
+        0,
+        "one of two does not know yet that entries may be in either table"
+    );
+    idle.attend();
+    for _ in 0..200 {
+        store.step();
+        active.attend();
+    }
+    let (growing, stats) = state();
+    assert_eq!(
+        (growing, stats.entries_moved, stats.grown),
+        (true, 10, 0),
+        "one of two may still read the old one"
+    );
+    store.settle_down(&mut [&mut active, &mut idle]);
+    let (growing, stats) = state();
+    assert_eq!((growing, stats.grown), (false, 1));
+    assert_eq!(idle.value(&[3]), Some(b"value".to_vec()));
+}
