@@ -112,7 +112,9 @@ fn a_killed_peer_shows_as_a_failed_completion_and_its_successor_is_reached() {
     connection.qp().post_send(&wr(3, SendOp::Write(remote), &[client.mr.sge(0, 8)])).unwrap();
     connection.qp().post_send(&wr(4, SendOp::Write(remote), &[client.mr.sge(0, 8)])).unwrap();
     let (first, second) = (client.completion(), client.completion());
-    assert_eq!((first.wr_id, first.status), (3, WcStatus::RetryExcErr));
+    // On a machine so busy that half a second of listening takes two, the news comes first, and ends the connection.
+    let failed = [WcStatus::RetryExcErr, WcStatus::WrFlushErr].contains(&first.status);
+    assert!(first.wr_id == 3 && failed, "{first:?}");
     assert_eq!((second.wr_id, second.status), (4, WcStatus::WrFlushErr));
     drop(connection);
     let again = Server::start(address, 7471);
