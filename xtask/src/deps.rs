@@ -15,7 +15,7 @@ const EDGES: &[(&str, &[&str])] = &[
     ("link", &[]),
     ("rnic", &["wire"]),
     ("persist", &["rnic", "pmem"]),
-    ("kv", &["pmem", "verbs", "persist", "remote"]),
+    ("kv", &["metrics", "pmem", "verbs", "persist", "remote"]),
     ("verbs", &["wire", "rnic", "pmem", "link"]),
     ("ibverbs", &["wire", "rnic", "pmem", "link", "verbs"]),
     ("pool", &["auth", "wire", "rnic", "pmem", "verbs"]),
@@ -25,7 +25,7 @@ const EDGES: &[(&str, &[&str])] = &[
     ("sim", &["wire", "rnic", "pmem"]),
     ("resp", &[]),
     ("metrics", &[]),
-    ("gateway", &["resp", "kv", "metrics"]),
+    ("gateway", &["resp", "kv", "metrics", "verbs"]),
     ("ycsb", &[]),
     (
         "bench",
@@ -59,6 +59,9 @@ const EDGES: &[(&str, &[&str])] = &[
             "remotelog",
             "kv",
             "rpc",
+            "gateway",
+            "metrics",
+            "resp",
         ],
     ),
 ];

@@ -10,7 +10,7 @@
 use std::collections::BTreeSet;
 use std::fmt::Display;
 
-use remanence_kv::client::{Call, Client, Error, Get, Many, Operation, Put, RemoteMemory, run};
+use remanence_kv::client::{Call, Client, Error, Found, Get, Many, Operation, Put, RemoteMemory, run};
 use remanence_kv::format::KEY_MAX;
 use remanence_kv::proto::{Expect, Refusal, Reply, Request};
 use remanence_resp::store::{Condition, Fetched, HEAD_LEN, Key, Store, StoreError, StoreLimits, Version};
@@ -18,29 +18,82 @@ use remanence_resp::store::{Condition, Fetched, HEAD_LEN, Key, Store, StoreError
 /// Keys asked for at a time where all are wanted.
 const PAGE: usize = 256;
 
+/// Who reaches an Erda store for one worker. Names are the store's own keys.
+pub trait Handle {
+    /// A value.
+    ///
+    /// # Errors
+    /// [`StoreError`]
+    fn get(&mut self, name: &[u8]) -> Result<Option<Found>, StoreError>;
+
+    /// Several values, under one doorbell.
+    fn get_many(&mut self, names: &[Vec<u8>]) -> Vec<Result<Option<Found>, StoreError>>;
+
+    /// Writes a value if the condition holds; whether it did.
+    ///
+    /// # Errors
+    /// [`StoreError`]
+    fn put(&mut self, name: &[u8], value: &[u8], expect: Expect) -> Result<bool, StoreError>;
+
+    /// Writes several values of different names: one message, one doorbell, one flush.
+    fn put_many(&mut self, pairs: &[(Vec<u8>, &[u8])]) -> Vec<Result<(), StoreError>>;
+
+    /// Deletes a value if there is one and the condition holds; whether it did.
+    ///
+    /// # Errors
+    /// [`StoreError`]
+    fn delete(&mut self, name: &[u8], expect: Expect) -> Result<bool, StoreError>;
+
+    /// Some names from a cursor on, and where to go on.
+    ///
+    /// # Errors
+    /// [`StoreError`]
+    fn page(&mut self, cursor: u64, limit: u32) -> Result<(Vec<Vec<u8>>, Option<u64>), StoreError>;
+
+    /// Does what the server may wait for: called some ten times a second.
+    fn rest(&mut self);
+
+    /// What there is to say of the store, for INFO.
+    fn facts(&mut self) -> Vec<(&'static str, String)> {
+        Vec::new()
+    }
+}
+
+/// An Erda store as Redis' commands see it.
+#[derive(Debug)]
+pub struct Erda<H> {
+    handle: H,
+}
+
 /// One client of an Erda store, and the memory and server that it reaches.
 #[derive(Debug)]
-pub struct Erda<R> {
+pub struct Parts<R> {
     client: Client,
     remote: R,
 }
 
-impl<R> Erda<R>
+impl<R> Erda<Parts<R>>
 where
     R: RemoteMemory,
     R::Error: Display,
 {
-    /// A handle for one thread.
+    /// A handle for one thread, over anything that reaches the memory.
     #[must_use]
     pub const fn new(client: Client, remote: R) -> Self {
-        Self { client, remote }
+        Self { handle: Parts { client, remote } }
     }
 
     /// Erda's side of it: whoever receives the server's notices gives it new views here.
     pub const fn client(&mut self) -> &mut Client {
-        &mut self.client
+        &mut self.handle.client
     }
+}
 
+impl<R> Parts<R>
+where
+    R: RemoteMemory,
+    R::Error: Display,
+{
     fn carry_out<O: Operation>(&mut self, operation: &mut O) -> Result<O::Output, StoreError> {
         let output = self.reach(operation)?;
         // Nothing of ours is under way now: the server may take back what older views show.
@@ -58,14 +111,81 @@ where
         run(&mut self.client, &mut self.remote, operation)
             .map_err(|error| StoreError::Unavailable(error.to_string()))
     }
+}
 
-    fn page(&mut self, cursor: u64, limit: usize) -> Result<(Vec<Vec<u8>>, Option<u64>), StoreError> {
-        let limit = limit.clamp(1, PAGE) as u32;
+impl<R> Handle for Parts<R>
+where
+    R: RemoteMemory,
+    R::Error: Display,
+{
+    fn get(&mut self, name: &[u8]) -> Result<Option<Found>, StoreError> {
+        self.carry_out(&mut Get::new(name))?.map_err(|error| refused(&error))
+    }
+
+    fn get_many(&mut self, names: &[Vec<u8>]) -> Vec<Result<Option<Found>, StoreError>> {
+        let gets = names.iter().map(|name| Get::new(name)).collect();
+        match self.carry_out(&mut Many::new(gets)) {
+            Err(error) => names.iter().map(|_| Err(error.clone())).collect(),
+            Ok(outputs) => {
+                outputs.into_iter().map(|output| output.map_err(|error| refused(&error))).collect()
+            }
+        }
+    }
+
+    fn put(&mut self, name: &[u8], value: &[u8], expect: Expect) -> Result<bool, StoreError> {
+        match self.carry_out(&mut Put::new(name, value, 0, expect))? {
+            Ok(_) => Ok(true),
+            Err(Error::Refused(Refusal::WrongVersion { .. })) => Ok(false),
+            Err(error) => Err(refused(&error)),
+        }
+    }
+
+    fn put_many(&mut self, pairs: &[(Vec<u8>, &[u8])]) -> Vec<Result<(), StoreError>> {
+        let puts = pairs.iter().map(|(name, value)| Put::new(name, value, 0, Expect::Any)).collect();
+        match self.carry_out(&mut Many::new(puts)) {
+            Err(error) => pairs.iter().map(|_| Err(error.clone())).collect(),
+            Ok(outputs) => {
+                outputs.into_iter().map(|output| output.map(drop).map_err(|error| refused(&error))).collect()
+            }
+        }
+    }
+
+    fn delete(&mut self, name: &[u8], expect: Expect) -> Result<bool, StoreError> {
+        match self.carry_out(&mut Call::delete(name, expect))? {
+            Ok(Reply::Done { version }) => Ok(version > 0),
+            Ok(_) => {
+                Err(StoreError::Unavailable("the server answers a delete with something else".to_owned()))
+            }
+            Err(Error::Refused(Refusal::WrongVersion { .. })) => Ok(false),
+            Err(error) => Err(refused(&error)),
+        }
+    }
+
+    fn page(&mut self, cursor: u64, limit: u32) -> Result<(Vec<Vec<u8>>, Option<u64>), StoreError> {
         match self.carry_out(&mut Call::new(Request::Scan { cursor, limit }))? {
             Ok(Reply::Page { next, keys }) => Ok((keys, next.filter(|next| *next > cursor))),
             Ok(_) => Err(StoreError::Unavailable("the server answers a scan with something else".to_owned())),
             Err(error) => Err(refused(&error)),
         }
+    }
+
+    fn rest(&mut self) {
+        // What a busy client's writes carry along. A server that cannot be told is noticed by whoever needs it.
+        if let Some(confirm) = self.client.poll_confirm() {
+            let _ = self.carry_out(&mut Call::new(confirm));
+        }
+    }
+}
+
+impl<H: Handle> Erda<H> {
+    /// As one sees it through a handle.
+    #[must_use]
+    pub const fn over(handle: H) -> Self {
+        Self { handle }
+    }
+
+    fn page(&mut self, cursor: u64, limit: usize) -> Result<(Vec<Vec<u8>>, Option<u64>), StoreError> {
+        self.handle.page(cursor, limit.clamp(1, PAGE) as u32)
     }
 
     /// Shows `each` every key from a cursor on, its database first, until it says that it has enough.
@@ -109,19 +229,23 @@ const fn expect(condition: Condition) -> Expect {
 
 fn refused(error: &Error) -> StoreError {
     match error {
-        Error::Refused(Refusal::Full) => StoreError::Full,
-        Error::Refused(Refusal::TooLarge { len, pool }) => {
+        Error::Refused(refusal) => told(refusal),
+        other @ Error::Protocol(_) => StoreError::Unavailable(other.to_string()),
+    }
+}
+
+/// What Redis' clients are told of a refusal.
+pub(crate) fn told(refusal: &Refusal) -> StoreError {
+    match refusal {
+        Refusal::Full => StoreError::Full,
+        Refusal::TooLarge { len, pool } => {
             StoreError::ValueTooLong { len: *len as usize, limit: *pool as usize }
         }
         other => StoreError::Unavailable(other.to_string()),
     }
 }
 
-impl<R> Store for Erda<R>
-where
-    R: RemoteMemory,
-    R::Error: Display,
-{
+impl<H: Handle> Store for Erda<H> {
     fn limits(&self) -> StoreLimits {
         // How large a value can be depends on the pool's room at the moment: the server says so when it is too large.
         StoreLimits { key: KEY_MAX - 1, value: usize::MAX }
@@ -130,7 +254,7 @@ where
     fn get(&mut self, key: Key<'_>, value: &mut Vec<u8>) -> Result<Option<Version>, StoreError> {
         // No key that long can have been written.
         let Ok(name) = named(key) else { return Ok(None) };
-        let found = self.carry_out(&mut Get::new(&name))?.map_err(|error| refused(&error))?;
+        let found = self.handle.get(&name)?;
         Ok(found.map(|found| {
             value.extend_from_slice(&found.value);
             Version(found.version)
@@ -139,32 +263,23 @@ where
 
     fn put(&mut self, key: Key<'_>, value: &[u8], condition: Condition) -> Result<bool, StoreError> {
         let name = named(key)?;
-        match self.carry_out(&mut Put::new(&name, value, 0, expect(condition)))? {
-            Ok(_) => Ok(true),
-            Err(Error::Refused(Refusal::WrongVersion { .. })) => Ok(false),
-            Err(error) => Err(refused(&error)),
-        }
+        self.handle.put(&name, value, expect(condition))
     }
 
     fn get_many(&mut self, keys: &[Key<'_>], values: &mut Vec<u8>, found: &mut Vec<Fetched>) {
         // No key that is too long can have been written.
-        let names: Vec<Option<Vec<u8>>> = keys.iter().map(|key| named(*key).ok()).collect();
-        let gets = names.iter().flatten().map(|name| Get::new(name)).collect();
-        match self.carry_out(&mut Many::new(gets)) {
-            Err(error) => found.extend(names.iter().map(|_| Err(error.clone()))),
-            Ok(outputs) => {
-                let mut outputs = outputs.into_iter();
-                found.extend(names.iter().map(|name| {
-                    let output = name.as_ref().and_then(|_| outputs.next()).unwrap_or(Ok(None));
-                    let value = output.map_err(|error| refused(&error))?;
-                    Ok(value.map(|value| {
-                        let start = values.len();
-                        values.extend_from_slice(&value.value);
-                        (Version(value.version), start..values.len())
-                    }))
-                }));
-            }
-        }
+        let mut names = Vec::with_capacity(keys.len());
+        let short: Vec<bool> =
+            keys.iter().map(|key| named(*key).map(|name| names.push(name)).is_ok()).collect();
+        let mut outputs = self.handle.get_many(&names).into_iter();
+        found.extend(short.into_iter().map(|short| {
+            let output = if short { outputs.next().expect("one for each name")? } else { None };
+            Ok(output.map(|output| {
+                let start = values.len();
+                values.extend_from_slice(&output.value);
+                (Version(output.version), start..values.len())
+            }))
+        }));
     }
 
     fn put_many(&mut self, puts: &[(Key<'_>, &[u8])], done: &mut Vec<Result<(), StoreError>>) {
@@ -175,35 +290,21 @@ where
             let distinct = rest.iter().take_while(|(key, _)| seen.insert(*key)).count();
             let (now, later) = rest.split_at(distinct);
             rest = later;
-            let names: Vec<Result<Vec<u8>, StoreError>> = now.iter().map(|(key, _)| named(*key)).collect();
-            let named =
-                names.iter().zip(now).filter_map(|(name, (_, value))| Some((name.as_ref().ok()?, value)));
-            let puts = named.map(|(name, value)| Put::new(name, value, 0, Expect::Any)).collect();
-            let outputs = self.carry_out(&mut Many::new(puts));
-            let mut outputs = outputs.map(Vec::into_iter);
-            done.extend(names.into_iter().map(|name| {
-                name?;
-                match &mut outputs {
-                    Err(error) => Err(error.clone()),
-                    Ok(outputs) => {
-                        let output = outputs.next().expect("an output of each operation");
-                        output.map(drop).map_err(|error| refused(&error))
-                    }
-                }
-            }));
+            let mut pairs = Vec::with_capacity(now.len());
+            let named: Vec<Result<(), StoreError>> =
+                now.iter().map(|(key, value)| named(*key).map(|name| pairs.push((name, *value)))).collect();
+            let mut outputs = self.handle.put_many(&pairs).into_iter();
+            done.extend(
+                named
+                    .into_iter()
+                    .map(|named| named.and_then(|()| outputs.next().expect("one for each name"))),
+            );
         }
     }
 
     fn delete(&mut self, key: Key<'_>, condition: Condition) -> Result<bool, StoreError> {
         let Ok(name) = named(key) else { return Ok(false) };
-        match self.carry_out(&mut Call::delete(&name, expect(condition)))? {
-            Ok(Reply::Done { version }) => Ok(version > 0),
-            Ok(_) => {
-                Err(StoreError::Unavailable("the server answers a delete with something else".to_owned()))
-            }
-            Err(Error::Refused(Refusal::WrongVersion { .. })) => Ok(false),
-            Err(error) => Err(refused(&error)),
-        }
+        self.handle.delete(&name, expect(condition))
     }
 
     fn scan(
@@ -218,10 +319,10 @@ where
             let (mut keys, next) = self.page(cursor, count)?;
             keys.retain(|key| key.first() == Some(&space));
             // All values of a page under one doorbell.
-            let values = self.carry_out(&mut Many::new(keys.iter().map(|key| Get::new(key)).collect()))?;
+            let values = self.handle.get_many(&keys);
             let mut shown = 0;
             for (key, value) in keys.iter().zip(values) {
-                if let Some(found) = value.map_err(|error| refused(&error))? {
+                if let Some(found) = value? {
                     each(&key[1..], &found.value[..found.value.len().min(HEAD_LEN)]);
                     shown += 1;
                 }
@@ -236,10 +337,11 @@ where
     }
 
     fn rest(&mut self) {
-        // What a busy client's writes carry along. A server that cannot be told is noticed by whoever needs it.
-        if let Some(confirm) = self.client.poll_confirm() {
-            let _ = self.carry_out(&mut Call::new(confirm));
-        }
+        self.handle.rest();
+    }
+
+    fn facts(&mut self) -> Vec<(&'static str, String)> {
+        self.handle.facts()
     }
 
     fn sample(&mut self, space: u8, random: u64, name: &mut Vec<u8>) -> Result<bool, StoreError> {

@@ -21,6 +21,7 @@
 
 mod connection;
 pub mod erda;
+pub mod live;
 mod metrics;
 mod process;
 mod stream;

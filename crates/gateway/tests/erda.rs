@@ -3,7 +3,7 @@
 
 use std::cell::{Cell, RefCell};
 
-use remanence_gateway::erda::Erda;
+use remanence_gateway::erda::{Erda, Parts};
 use remanence_kv::Geometry;
 use remanence_kv::client::{Client, Completion, RemoteMemory, Verb};
 use remanence_kv::proto::{Reply, Request};
@@ -37,14 +37,14 @@ impl<'a> Host<'a> {
         Self { image, server: RefCell::new(server), now: Cell::new(1) }
     }
 
-    fn connect(&self) -> Erda<Remote<'_, 'a>> {
+    fn connect(&self) -> Erda<Parts<Remote<'_, 'a>>> {
         let id = self.server.borrow_mut().connect();
         let view = self.server.borrow().view();
         Erda::new(Client::new(view, 64), Remote { host: self, id, down: false })
     }
 
     /// What a server does between messages, and its notice of a new view.
-    fn go_on(&self, client: &mut Erda<Remote<'_, '_>>) {
+    fn go_on(&self, client: &mut Erda<Parts<Remote<'_, '_>>>) {
         self.now.set(self.now.get() + 1);
         self.server.borrow_mut().step(self.now.get(), 64).expect("memory does not fail");
         client.client().adopt(self.server.borrow().view());

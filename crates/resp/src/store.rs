@@ -157,6 +157,12 @@ pub trait Store {
     /// Does what can wait, if anything does: called some ten times a second. What fails here fails the next operation.
     fn rest(&mut self) {}
 
+    /// What there is to say of the store in INFO: names, as Redis would write them, and values. The section is left out if there
+    /// is nothing.
+    fn facts(&mut self) -> Vec<(&'static str, String)> {
+        Vec::new()
+    }
+
     /// How many keys there are, those that expired and that nobody has noticed included.
     ///
     /// # Errors

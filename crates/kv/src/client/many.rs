@@ -15,9 +15,16 @@ pub struct Many<O: Operation> {
 
 /// What one operation has in the post of a round.
 #[derive(Debug)]
-struct Wait {
-    operation: usize,
+pub(super) struct Wait {
+    pub(super) operation: usize,
     parts: Vec<Part>,
+}
+
+impl Wait {
+    /// The operation's own completions, out of those of the round.
+    pub(super) fn completions(&self, round: &[Completion]) -> Vec<Completion> {
+        self.parts.iter().map(|part| part.completion(round)).collect()
+    }
 }
 
 /// Where the completion of one work request is found.
@@ -50,7 +57,7 @@ impl<O: Operation> Many<O> {
         let waits = std::mem::take(&mut self.waits);
         let waiting: Vec<usize> = waits.iter().map(|wait| wait.operation).collect();
         for wait in waits {
-            let own = wait.parts.iter().map(|part| part.completion(completions)).collect();
+            let own = wait.completions(completions);
             self.one(client, now, wait.operation, own, &mut round);
         }
         for operation in 0..self.operations.len() {
@@ -75,59 +82,61 @@ impl<O: Operation> Many<O> {
             Progress::Done(output) => round.outputs.push((operation, output)),
         }
     }
+}
 
-    fn merge(&mut self, wanted: Vec<(usize, Vec<Verb>)>) -> Vec<Verb> {
-        let mut post: Vec<Verb> = Vec::new();
-        let mut requests: Vec<Request> = Vec::new();
-        let mut updates: Vec<(u64, Vec<u8>)> = Vec::new();
-        for (operation, verbs) in wanted {
-            let mut parts = Vec::new();
-            for verb in verbs {
-                parts.push(match verb {
-                    Verb::Call(Request::Batch(many)) => {
-                        let (first, count) = (requests.len(), many.len());
-                        requests.extend(many);
-                        Part::Shared { at: 0, first, count, batch: true }
-                    }
-                    Verb::Call(request) => {
-                        requests.push(request);
-                        Part::Shared { at: 0, first: requests.len() - 1, count: 1, batch: false }
-                    }
-                    Verb::Persist(more) => {
-                        updates.extend(more);
-                        Part::Persist(0)
-                    }
-                    verb @ (Verb::Read { .. } | Verb::Write { .. }) => {
-                        post.push(verb);
-                        Part::Own(post.len() - 1)
-                    }
-                });
-            }
-            self.waits.push(Wait { operation, parts });
-        }
-        // Messages that do not fit one batch go in several; no operation's own batch is divided, as the limit of those is
-        // half of ours at most (a confirmation and a PUT).
-        let shared = post.len();
-        let batches = requests.len().div_ceil(BATCH_MAX);
-        let persist = shared + batches;
-        for wait in &mut self.waits {
-            for part in &mut wait.parts {
-                match part {
-                    Part::Shared { at, .. } => *at = shared,
-                    Part::Persist(at) => *at = persist,
-                    Part::Own(_) => {}
+/// One post of what several operations want: messages become batches, what is to be durable one recipe.
+pub(super) fn merge(wanted: Vec<(usize, Vec<Verb>)>) -> (Vec<Verb>, Vec<Wait>) {
+    let mut waits = Vec::new();
+    let mut post: Vec<Verb> = Vec::new();
+    let mut requests: Vec<Request> = Vec::new();
+    let mut updates: Vec<(u64, Vec<u8>)> = Vec::new();
+    for (operation, verbs) in wanted {
+        let mut parts = Vec::new();
+        for verb in verbs {
+            parts.push(match verb {
+                Verb::Call(Request::Batch(many)) => {
+                    let (first, count) = (requests.len(), many.len());
+                    requests.extend(many);
+                    Part::Shared { at: 0, first, count, batch: true }
                 }
+                Verb::Call(request) => {
+                    requests.push(request);
+                    Part::Shared { at: 0, first: requests.len() - 1, count: 1, batch: false }
+                }
+                Verb::Persist(more) => {
+                    updates.extend(more);
+                    Part::Persist(0)
+                }
+                verb @ (Verb::Read { .. } | Verb::Write { .. }) => {
+                    post.push(verb);
+                    Part::Own(post.len() - 1)
+                }
+            });
+        }
+        waits.push(Wait { operation, parts });
+    }
+    // Messages that do not fit one batch go in several; no operation's own batch is divided, as the limit of those is
+    // half of ours at most (a confirmation and a PUT).
+    let shared = post.len();
+    let batches = requests.len().div_ceil(BATCH_MAX);
+    let persist = shared + batches;
+    for wait in &mut waits {
+        for part in &mut wait.parts {
+            match part {
+                Part::Shared { at, .. } => *at = shared,
+                Part::Persist(at) => *at = persist,
+                Part::Own(_) => {}
             }
         }
-        let mut requests = requests.into_iter().peekable();
-        while requests.peek().is_some() {
-            post.push(Verb::Call(Request::Batch(requests.by_ref().take(BATCH_MAX).collect())));
-        }
-        if !updates.is_empty() {
-            post.push(Verb::Persist(updates));
-        }
-        post
     }
+    let mut requests = requests.into_iter().peekable();
+    while requests.peek().is_some() {
+        post.push(Verb::Call(Request::Batch(requests.by_ref().take(BATCH_MAX).collect())));
+    }
+    if !updates.is_empty() {
+        post.push(Verb::Persist(updates));
+    }
+    (post, waits)
 }
 
 impl Part {
@@ -183,7 +192,9 @@ impl<O: Operation> Operation for Many<O> {
         if round.verbs.is_empty() {
             return Progress::Again;
         }
-        Progress::Post(self.merge(round.verbs))
+        let (post, waits) = merge(round.verbs);
+        self.waits = waits;
+        Progress::Post(post)
     }
 
     fn cancel(&mut self, client: &mut Client) -> Option<Request> {

@@ -11,12 +11,14 @@
 mod cache;
 mod get;
 mod many;
+mod mux;
 mod put;
 
 use std::collections::{BTreeMap, BTreeSet};
 
 pub use get::{Found, Get};
 pub use many::Many;
+pub use mux::{Any, Ended, Mux, Output, Step};
 pub use put::{Call, Put};
 
 use crate::format::slot::fingerprint;

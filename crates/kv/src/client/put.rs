@@ -197,6 +197,12 @@ impl Call {
         Self { request, id: None }
     }
 
+    /// Whether the server changes a value when it gets this.
+    #[must_use]
+    pub const fn changes(&self) -> bool {
+        matches!(self.request, Request::PutInline { .. } | Request::Delete { .. } | Request::Batch(_))
+    }
+
     /// A key is to have no value.
     #[must_use]
     pub fn delete(key: &[u8], expect: Expect) -> Self {

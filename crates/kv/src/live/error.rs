@@ -52,6 +52,14 @@ pub enum Error {
     /// The change was not begun.
     #[error("nothing was changed, as {0}")]
     Lost(String),
+    /// An operation did not end within the time that it was given.
+    #[error("the time that it was given is over, and nothing was changed; give it more, or try again")]
+    Late,
+    /// The same, of a change.
+    #[error(
+        "the time that it was given is over, and the change was under way: it was made or it was not; read the key to find out"
+    )]
+    LateUnknown,
     /// Others were in the way all the time.
     #[error("others have been in the way for {0} s: {1}")]
     Waited(u64, &'static str),

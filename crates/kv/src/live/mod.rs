@@ -34,16 +34,19 @@
 //!
 //! `docs/kv.md` has what an acknowledgement promises on which medium.
 
+mod asynch;
 mod error;
 mod host;
 mod medium;
 mod overlay;
+mod prometheus;
 mod server;
 mod session;
 mod stats;
 mod store;
 mod wire;
 
+pub use asynch::{AsyncStore, Cancelled, Cancelling, Pending};
 pub use error::Error;
 pub use medium::{Inspected, inspect};
 pub use server::{Metrics, Server, ServerOptions};

@@ -102,6 +102,12 @@ impl Store {
         &mut self.session
     }
 
+    /// Whether the connection stands, as far as the last operation could see.
+    #[must_use]
+    pub const fn is_connected(&self) -> bool {
+        !self.broken
+    }
+
     /// How often it connected again.
     #[must_use]
     pub const fn reconnected(&self) -> u64 {

@@ -19,11 +19,12 @@ pub(super) enum Section {
     CommandStats,
     ErrorStats,
     Cluster,
+    Store,
     Keyspace,
 }
 
 impl Section {
-    const ALL: [(Self, &'static str, bool); 12] = [
+    const ALL: [(Self, &'static str, bool); 13] = [
         (Self::Server, "server", true),
         (Self::Clients, "clients", true),
         (Self::Memory, "memory", true),
@@ -35,6 +36,7 @@ impl Section {
         (Self::CommandStats, "commandstats", false),
         (Self::ErrorStats, "errorstats", true),
         (Self::Cluster, "cluster", true),
+        (Self::Store, "store", true),
         (Self::Keyspace, "keyspace", true),
     ];
 
@@ -52,14 +54,22 @@ impl Section {
     }
 }
 
+/// What the store was asked for.
+#[derive(Debug, Default)]
+pub(super) struct Told {
+    /// Databases with keys, and how many.
+    pub(super) keys: Vec<(u16, u64)>,
+    pub(super) store: Vec<(&'static str, String)>,
+}
+
 /// The text of the sections, in Redis' order, each once.
-pub(super) fn text(sections: &[Section], shared: &Shared, now_us: i64, keys: &[(u16, u64)]) -> String {
+pub(super) fn text(sections: &[Section], shared: &Shared, now_us: i64, told: &Told) -> String {
     let mut text = String::new();
     for (section, ..) in Section::ALL.into_iter().filter(|(section, ..)| sections.contains(section)) {
         if !text.is_empty() {
             text.push_str("\r\n");
         }
-        write(section, shared, now_us, keys, &mut text);
+        write(section, shared, now_us, told, &mut text);
     }
     text
 }
@@ -69,7 +79,7 @@ fn line(text: &mut String, name: &str, value: impl std::fmt::Display) {
     let _ = write!(text, "{name}:{value}\r\n");
 }
 
-fn write(section: Section, shared: &Shared, now_us: i64, keys: &[(u16, u64)], text: &mut String) {
+fn write(section: Section, shared: &Shared, now_us: i64, told: &Told, text: &mut String) {
     let (config, stats, facts) = (&shared.config, &shared.stats, shared.facts());
     let title = match section {
         Section::Cpu => "CPU",
@@ -184,8 +194,13 @@ fn write(section: Section, shared: &Shared, now_us: i64, keys: &[(u16, u64)], te
             }
         }
         Section::Cluster => line(text, "cluster_enabled", 0),
+        Section::Store => {
+            for (name, value) in &told.store {
+                line(text, name, value);
+            }
+        }
         Section::Keyspace => {
-            for (space, count) in keys {
+            for (space, count) in &told.keys {
                 // Which of them expire is in the values: a count would be a walk through the store.
                 line(text, &format!("db{space}"), format!("keys={count},expires=0,avg_ttl=0"));
             }

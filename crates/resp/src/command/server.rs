@@ -1,6 +1,6 @@
 //! The server: COMMAND, CONFIG and INFO.
 
-use super::info::{self, Section};
+use super::info::{self, Section, Told};
 use super::{COMMANDS, Call, Command, Done, wrong_arity};
 use crate::glob;
 use crate::store::Store;
@@ -139,16 +139,22 @@ impl<S: Store> Call<'_, S> {
         if self.request.len() == 1 {
             sections.extend(Section::named(b"default"));
         }
-        let mut keys = Vec::new();
+        let mut told = Told::default();
+        if sections.contains(&Section::Store) {
+            told.store = self.store.facts();
+            if told.store.is_empty() {
+                sections.retain(|section| *section != Section::Store);
+            }
+        }
         if sections.contains(&Section::Keyspace) {
             for space in 0..self.shared.config.databases.clamp(1, 256) {
                 let count = self.store.count(space as u8)?;
                 if count > 0 {
-                    keys.push((space, count));
+                    told.keys.push((space, count));
                 }
             }
         }
-        let text = info::text(&sections, self.shared, self.moment.unix_us, &keys);
+        let text = info::text(&sections, self.shared, self.moment.unix_us, &told);
         self.reply.text(text.as_bytes());
         Ok(())
     }

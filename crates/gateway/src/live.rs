@@ -1,0 +1,446 @@
+//! A live Erda store under a gateway: a connection for each worker, and what happens while the server is away.
+//!
+//! A connection that breaks is made again by a thread of its own, so that no worker waits for a server that is gone: commands
+//! wait a moment for it, [`Connector::hold`] after it was lost, as a server that restarts is soon back; after that they fail
+//! at once with a sentence, until it is there. What can be repeated is: reads, and writes whose value was not on its way. Of
+//! other writes nobody knows whether they happened, and their error says so.
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use remanence_kv::client::{Found, Stats};
+use remanence_kv::live::{ConnectOptions, Error, PutOptions, Store};
+use remanence_kv::proto::{Expect, Refusal};
+use remanence_kv::view::Mode;
+use remanence_metrics::{Page, Source};
+use remanence_resp::store::StoreError;
+use remanence_verbs::Context;
+
+use crate::erda::{Erda, Handle, told};
+
+/// Between two attempts to connect again: the first pause, and the longest.
+const PAUSE: Duration = Duration::from_millis(20);
+const PAUSE_MAX: Duration = Duration::from_secs(1);
+/// How often something is repeated on a new connection.
+const REPEATS: u32 = 3;
+
+/// Makes connections to one server, for the workers of a gateway. Clones make them to the same one, and count together.
+#[derive(Clone, Debug)]
+pub struct Connector {
+    context: Context,
+    to: SocketAddr,
+    options: ConnectOptions,
+    hold: Duration,
+    counts: Arc<Counts>,
+}
+
+/// What the connections of a gateway did, together.
+#[derive(Debug, Default)]
+struct Counts {
+    workers: AtomicU64,
+    connected: AtomicU64,
+    lost: AtomicU64,
+    made_again: AtomicU64,
+    unknown: AtomicU64,
+    stats: Mutex<Stats>,
+}
+
+impl Counts {
+    fn stats(&self) -> Stats {
+        *self.stats.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Adds what a client counted since it was looked at last.
+    fn add(&self, now: &Stats, before: &Stats) {
+        let mut sum = self.stats.lock().unwrap_or_else(PoisonError::into_inner);
+        let counts: [fn(&mut Stats) -> &mut u64; 6] = [
+            |s| &mut s.cached,
+            |s| &mut s.stale,
+            |s| &mut s.reads,
+            |s| &mut s.fell_back,
+            |s| &mut s.again,
+            |s| &mut s.asked,
+        ];
+        for count in counts {
+            *count(&mut sum) += *count(&mut now.clone()) - *count(&mut before.clone());
+        }
+    }
+}
+
+impl Connector {
+    /// To this server.
+    #[must_use]
+    pub fn new(context: &Context, to: SocketAddr, options: ConnectOptions) -> Self {
+        Self {
+            context: context.clone(),
+            to,
+            // Who connects again, and when, is decided here.
+            options: options.reconnect(false),
+            hold: Duration::from_secs(1),
+            counts: Arc::default(),
+        }
+    }
+
+    /// How long a command waits for a connection that was lost, from then on; a second if nothing is said. No other connection
+    /// of the worker is served meanwhile.
+    #[must_use]
+    pub const fn hold(mut self, time: Duration) -> Self {
+        self.hold = time;
+        self
+    }
+
+    /// Connects a worker.
+    ///
+    /// # Errors
+    /// As [`Store::connect`]: a sentence that says what to do.
+    pub fn connect(&self) -> Result<Erda<Live>, Error> {
+        let store = Store::connect(&self.context, self.to, self.options.clone())?;
+        self.counts.workers.fetch_add(1, Ordering::Relaxed);
+        self.counts.connected.fetch_add(1, Ordering::Relaxed);
+        let (connector, before) = (self.clone(), Stats::default());
+        Ok(Erda::over(Live { connector, state: State::Up(Box::new(store)), before, wrote: false }))
+    }
+
+    /// What the connections did, for Prometheus.
+    #[must_use]
+    pub fn metrics(&self) -> Source {
+        let counts = Arc::clone(&self.counts);
+        Arc::new(move |page| counts.write(page))
+    }
+}
+
+impl Counts {
+    fn write(&self, page: &mut Page<'_>) -> fmt::Result {
+        let of = |count: &AtomicU64| count.load(Ordering::Relaxed);
+        let stats = self.stats();
+        page.gauge(
+            "remanence_gateway_store_workers",
+            None,
+            "Workers, each with a connection.",
+            of(&self.workers),
+        )?;
+        page.gauge(
+            "remanence_gateway_store_connected",
+            None,
+            "Workers whose connection is there.",
+            of(&self.connected),
+        )?;
+        for (name, help, count) in [
+            ("connections_lost", "Connections to the store that were lost.", of(&self.lost)),
+            ("connections_restored", "Connections that were made again.", of(&self.made_again)),
+            ("writes_unknown", "Writes of which nobody knows whether they happened.", of(&self.unknown)),
+            ("reads", "One-sided READs.", stats.reads),
+            ("cached_gets", "GETs that took one READ.", stats.cached),
+            ("stale_locations", "Cached locations that were out of date.", stats.stale),
+            (
+                "fallbacks",
+                "GETs that found a value half written, and returned the one before.",
+                stats.fell_back,
+            ),
+            ("retries", "GETs that began again.", stats.again),
+            ("server_gets", "GETs that the server had to answer.", stats.asked),
+        ] {
+            page.counter(&format!("remanence_gateway_store_{name}"), None, help, count)?;
+        }
+        Ok(())
+    }
+}
+
+/// One worker's connection.
+#[derive(Debug)]
+pub struct Live {
+    connector: Connector,
+    state: State,
+    /// What the client had counted when it was looked at last.
+    before: Stats,
+    /// Something was written that the server has not been told of.
+    wrote: bool,
+}
+
+#[derive(Debug)]
+enum State {
+    Up(Box<Store>),
+    Down(Outage),
+}
+
+#[derive(Debug)]
+struct Outage {
+    since: Instant,
+    why: Arc<Mutex<String>>,
+    /// The next connection comes here.
+    next: Receiver<Store>,
+    /// Whether anybody still wants it.
+    _wanted: Arc<()>,
+}
+
+impl Outage {
+    fn begin(connector: &Connector, why: String) -> Self {
+        let (sender, next) = channel();
+        let (why, wanted) = (Arc::new(Mutex::new(why)), Arc::new(()));
+        let (connector, said, still) = (connector.clone(), Arc::clone(&why), Arc::downgrade(&wanted));
+        let reconnect = move || {
+            let mut pause = PAUSE;
+            while still.strong_count() > 0 {
+                match Store::connect(&connector.context, connector.to, connector.options.clone()) {
+                    // A worker that has gone meanwhile drops it.
+                    Ok(store) => return drop(sender.send(store)),
+                    Err(error) => *said.lock().unwrap_or_else(PoisonError::into_inner) = error.to_string(),
+                }
+                std::thread::sleep(pause);
+                pause = (pause * 2).min(PAUSE_MAX);
+            }
+        };
+        let spawned = std::thread::Builder::new().name("reconnect".into()).spawn(reconnect);
+        if let Err(error) = spawned {
+            *why.lock().unwrap_or_else(PoisonError::into_inner) = error.to_string();
+        }
+        Self { since: Instant::now(), why, next, _wanted: wanted }
+    }
+}
+
+impl Live {
+    /// The connection, or why there is none.
+    fn up(&mut self) -> Result<&mut Store, StoreError> {
+        if let State::Up(store) = &self.state
+            && !store.is_connected()
+        {
+            self.lose("the connection is gone".to_owned());
+        }
+        if let State::Down(outage) = &self.state {
+            let left = self.connector.hold.saturating_sub(outage.since.elapsed());
+            match outage.next.recv_timeout(left) {
+                Ok(store) => {
+                    let counts = &self.connector.counts;
+                    counts.made_again.fetch_add(1, Ordering::Relaxed);
+                    counts.connected.fetch_add(1, Ordering::Relaxed);
+                    self.state = State::Up(Box::new(store));
+                }
+                Err(reason) => {
+                    let why = outage.why.lock().unwrap_or_else(PoisonError::into_inner).clone();
+                    let (to, since) = (self.connector.to, outage.since.elapsed().as_secs());
+                    if reason == RecvTimeoutError::Disconnected {
+                        // There was no thread to be had: the next command tries again.
+                        self.state = State::Down(Outage::begin(&self.connector, why.clone()));
+                    }
+                    return Err(StoreError::Unavailable(format!(
+                        "nothing was done, as {to} has been away for {since} s and is tried again and again ({why})"
+                    )));
+                }
+            }
+        }
+        match &mut self.state {
+            State::Up(store) => Ok(store),
+            State::Down(_) => unreachable!("it is up, or was answered"),
+        }
+    }
+
+    /// The connection is gone.
+    fn lose(&mut self, why: String) {
+        self.publish();
+        self.before = Stats::default();
+        self.wrote = false;
+        let counts = &self.connector.counts;
+        counts.lost.fetch_add(1, Ordering::Relaxed);
+        counts.connected.fetch_sub(1, Ordering::Relaxed);
+        self.state = State::Down(Outage::begin(&self.connector, why));
+    }
+
+    fn publish(&mut self) {
+        if let State::Up(store) = &self.state {
+            let now = store.client().stats();
+            self.connector.counts.add(&now, &self.before);
+            self.before = now;
+        }
+    }
+
+    /// Does something, on a new connection if this one breaks, unless it may have happened.
+    fn attempt<T>(&mut self, mut once: impl FnMut(&mut Store) -> Result<T, Error>) -> Result<T, Failed> {
+        for _ in 0..REPEATS {
+            let store = self.up()?;
+            let error = match once(store) {
+                Ok(output) => return Ok(output),
+                Err(error) => error,
+            };
+            if store.is_connected() {
+                return Err(self.failed(error));
+            }
+            self.lose(error.to_string());
+            if matches!(error, Error::Unknown(_)) {
+                return Err(self.failed(error));
+            }
+        }
+        Err(StoreError::Unavailable(format!(
+            "nothing was done, as the connection to {} broke {REPEATS} times",
+            self.connector.to
+        ))
+        .into())
+    }
+
+    fn failed(&self, error: Error) -> Failed {
+        match error {
+            Error::Refused(Refusal::WrongVersion { .. }) => Failed::Condition,
+            Error::Refused(refusal) => told(&refusal).into(),
+            error => {
+                if matches!(error, Error::Unknown(_)) {
+                    self.connector.counts.unknown.fetch_add(1, Ordering::Relaxed);
+                }
+                StoreError::Unavailable(error.to_string()).into()
+            }
+        }
+    }
+}
+
+/// Why something did not happen.
+enum Failed {
+    /// The condition does not hold.
+    Condition,
+    Store(StoreError),
+}
+
+impl From<StoreError> for Failed {
+    fn from(error: StoreError) -> Self {
+        Self::Store(error)
+    }
+}
+
+impl From<Failed> for StoreError {
+    fn from(failed: Failed) -> Self {
+        match failed {
+            // Only a write with a condition can fail so, and those are asked about.
+            Failed::Condition => Self::Unavailable("a condition failed that nobody made".to_owned()),
+            Failed::Store(error) => error,
+        }
+    }
+}
+
+impl Handle for Live {
+    fn get(&mut self, name: &[u8]) -> Result<Option<Found>, StoreError> {
+        Ok(self.attempt(|store| store.get(name))?)
+    }
+
+    fn get_many(&mut self, names: &[Vec<u8>]) -> Vec<Result<Option<Found>, StoreError>> {
+        match self.attempt(|store| store.get_many(names)) {
+            Ok(found) => found.into_iter().map(Ok).collect(),
+            // One that is damaged, say, is no reason not to return the others.
+            Err(_) if matches!(self.state, State::Up(_)) => names.iter().map(|name| self.get(name)).collect(),
+            Err(failed) => {
+                let error = StoreError::from(failed);
+                names.iter().map(|_| Err(error.clone())).collect()
+            }
+        }
+    }
+
+    fn put(&mut self, name: &[u8], value: &[u8], expect: Expect) -> Result<bool, StoreError> {
+        self.wrote = true;
+        let options = PutOptions { expect, ..PutOptions::default() };
+        match self.attempt(|store| store.put(name, value, options)) {
+            Ok(_) => Ok(true),
+            Err(Failed::Condition) => Ok(false),
+            Err(Failed::Store(error)) => Err(error),
+        }
+    }
+
+    fn put_many(&mut self, pairs: &[(Vec<u8>, &[u8])]) -> Vec<Result<(), StoreError>> {
+        self.wrote = true;
+        match self.attempt(|store| store.put_many(pairs, PutOptions::default())) {
+            Ok(outcomes) => outcomes
+                .into_iter()
+                .map(|outcome| outcome.map(drop).map_err(|error| self.failed(error).into()))
+                .collect(),
+            Err(failed) => {
+                let error = StoreError::from(failed);
+                pairs.iter().map(|_| Err(error.clone())).collect()
+            }
+        }
+    }
+
+    fn delete(&mut self, name: &[u8], expect: Expect) -> Result<bool, StoreError> {
+        self.wrote = true;
+        match self.attempt(|store| store.delete(name, expect)) {
+            Ok(version) => Ok(version.is_some()),
+            Err(Failed::Condition) => Ok(false),
+            Err(Failed::Store(error)) => Err(error),
+        }
+    }
+
+    fn page(&mut self, cursor: u64, limit: u32) -> Result<(Vec<Vec<u8>>, Option<u64>), StoreError> {
+        Ok(self.attempt(|store| store.scan(cursor, limit).map(|page| (page.keys, page.next)))?)
+    }
+
+    fn rest(&mut self) {
+        self.publish();
+        if let State::Down(outage) = &self.state {
+            // Nobody's command waits: it is only taken if it is there.
+            if outage.since.elapsed() >= self.connector.hold {
+                let _ = self.up();
+            }
+            return;
+        }
+        let State::Up(store) = &mut self.state else { return };
+        let known = store.client().view().number;
+        let rested = match store.session().noticed() {
+            Ok(view) if self.wrote || view.is_some_and(|view| view > known) => store.rest(),
+            other => other.map(drop),
+        };
+        self.wrote = false;
+        if let Err(error) = rested {
+            self.lose(error.to_string());
+        }
+    }
+
+    fn facts(&mut self) -> Vec<(&'static str, String)> {
+        self.publish();
+        let counts = Arc::clone(&self.connector.counts);
+        let of = |count: &AtomicU64| count.load(Ordering::Relaxed).to_string();
+        let stats = counts.stats();
+        let mut facts = vec![
+            ("store_server", self.connector.to.to_string()),
+            ("store_workers", of(&counts.workers)),
+            ("store_connected", of(&counts.connected)),
+            ("store_connections_lost", of(&counts.lost)),
+            ("store_writes_unknown", of(&counts.unknown)),
+            ("store_reads", stats.reads.to_string()),
+            ("store_cached_gets", stats.cached.to_string()),
+            ("store_server_gets", stats.asked.to_string()),
+        ];
+        // A server that is away says nothing, and INFO is still answered.
+        if let Ok(store) = self.attempt(Store::stats) {
+            let (server, usage) = (store.server, store.usage);
+            let yes = |yes: bool| u8::from(yes).to_string();
+            facts.extend([
+                ("store_mode", if store.mode == Mode::Durable { "durable" } else { "erda" }.to_owned()),
+                ("store_uptime_in_seconds", (store.uptime / 1000).to_string()),
+                ("store_boot", store.boot.to_string()),
+                ("store_size", store.size.to_string()),
+                ("store_region_size", store.region_len.to_string()),
+                ("store_regions", usage.regions.to_string()),
+                ("store_regions_free", usage.regions_free.to_string()),
+                ("store_entries", usage.entries.to_string()),
+                ("store_entries_max", usage.entries_max.to_string()),
+                ("store_unfinished_writes", usage.unfinished.to_string()),
+                ("store_cleaning", yes(usage.cleaning)),
+                ("store_growing", yes(usage.growing)),
+                ("store_clients", store.clients.to_string()),
+                ("store_calls", store.calls.to_string()),
+                ("store_settled_writes", server.settled.to_string()),
+                ("store_given_up_writes", server.given_up.to_string()),
+                ("store_damaged_objects", server.damaged.to_string()),
+            ]);
+        }
+        facts
+    }
+}
+
+impl Drop for Live {
+    fn drop(&mut self) {
+        self.publish();
+        self.connector.counts.workers.fetch_sub(1, Ordering::Relaxed);
+        if matches!(self.state, State::Up(_)) {
+            self.connector.counts.connected.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+}

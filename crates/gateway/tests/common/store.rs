@@ -1,0 +1,94 @@
+//! A live Erda server as a process of its own: this test binary, started again as one of its tests.
+
+use std::io::{BufRead as _, BufReader, Read as _};
+use std::net::SocketAddr;
+use std::path::Path;
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use remanence_gateway::live::Connector;
+use remanence_kv::live::{ConnectOptions, Server, ServerOptions};
+use remanence_verbs::Context;
+
+use crate::common::PATIENCE;
+
+const FILE: &str = "REMANENCE_GATEWAY_TEST_FILE";
+const ADDRESS: &str = "REMANENCE_GATEWAY_TEST_ADDRESS";
+
+/// A device at a loopback address of this test's own.
+pub(crate) fn context(ip: &str) -> Context {
+    Context::open(remanence_verbs::Options::udp(ip.parse().unwrap())).unwrap()
+}
+
+/// What the server's process does: the test that is named so calls it, and nothing else.
+pub(crate) fn serve() {
+    let (Ok(file), Ok(address)) = (std::env::var(FILE), std::env::var(ADDRESS)) else { return };
+    let address: SocketAddr = address.parse().unwrap();
+    // A process that was killed may still be on its way out of the port.
+    let mut server = loop {
+        let options = ServerOptions::file(&file).size(16 << 20).port(address.port());
+        match Server::bind(&context(&address.ip().to_string()), options) {
+            Ok(server) => break server,
+            Err(error) => println!("not yet: {error}"),
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    };
+    let stop = Arc::new(AtomicBool::new(false));
+    let asked = Arc::clone(&stop);
+    std::thread::spawn(move || {
+        let _ = std::io::stdin().read_to_end(&mut Vec::new());
+        asked.store(true, Ordering::Release);
+    });
+    println!("ready {}", server.addr());
+    server.run(&stop).unwrap();
+}
+
+pub(crate) struct Served {
+    child: Child,
+    _stdin: ChildStdin,
+    pub(crate) address: SocketAddr,
+}
+
+impl Served {
+    /// Starts the server; port 0 is one that is free.
+    pub(crate) fn start(file: &Path, address: SocketAddr) -> Self {
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "the_server_of_these_tests", "--nocapture", "--test-threads=1"])
+            .env(FILE, file)
+            .env(ADDRESS, address.to_string())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let stdin = child.stdin.take().unwrap();
+        let mut said = BufReader::new(child.stdout.take().unwrap());
+        let mut line = String::new();
+        let address = loop {
+            line.clear();
+            assert!(said.read_line(&mut line).unwrap() > 0, "the server ended");
+            if let Some((_, address)) = line.trim_end().split_once("ready ") {
+                break address.parse().unwrap();
+            }
+        };
+        Self { child, _stdin: stdin, address }
+    }
+
+    /// SIGKILL, and its end.
+    pub(crate) fn kill(&mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+pub(crate) fn connector(context: &Context, to: SocketAddr) -> Connector {
+    Connector::new(context, to, ConnectOptions::default().patience(PATIENCE))
+}

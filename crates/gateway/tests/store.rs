@@ -1,0 +1,232 @@
+//! The gateway on a live Erda server that is a process of its own, and that is killed.
+//!
+//! `REMANENCE_ROUNDS=N` kills N times (3 if it is not set).
+
+mod common;
+#[path = "common/store.rs"]
+mod store;
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use common::{Client, PATIENCE, bulk, ok, options};
+use remanence_gateway::live::Connector;
+use remanence_gateway::{Gateway, Options};
+use remanence_resp::protocol::Frame;
+use remanence_resp::store::StoreError;
+use store::{Served, connector, context};
+
+#[test]
+fn the_server_of_these_tests() {
+    store::serve();
+}
+
+fn gateway(connector: &Connector, options: Options) -> Gateway {
+    let open = |_| connector.connect().map_err(|error| StoreError::Unavailable(error.to_string()));
+    Gateway::start(options, open).unwrap()
+}
+
+fn rounds() -> u64 {
+    std::env::var("REMANENCE_ROUNDS").ok().and_then(|text| text.parse().ok()).unwrap_or(3)
+}
+
+#[test]
+fn commands_pipelines_and_info_go_through_a_live_store() {
+    let directory = tempfile::tempdir().unwrap();
+    let server = Served::start(&directory.path().join("store"), "127.9.31.1:0".parse().unwrap());
+    let connector = connector(&context("127.9.31.2"), server.address);
+    let metrics = Some("127.0.0.1:0".parse().unwrap());
+    let gateway =
+        gateway(&connector, Options { metrics, more_metrics: Some(connector.metrics()), ..options() });
+    let mut client = Client::connect(&gateway);
+    assert_eq!(client.run("SET a 1"), ok());
+    assert_eq!(client.run("INCR a"), Frame::Integer(2));
+    assert_eq!(client.run("HSET h f v"), Frame::Integer(1));
+    assert_eq!(client.run("SET a 5 NX"), Frame::Null);
+    // A pipeline, of which the workers' connections see each other's part.
+    let mut other = Client::connect(&gateway);
+    let mut pipeline = String::new();
+    for i in 0..500 {
+        let (key, value) = (format!("key{i:03}"), "v".repeat(i));
+        pipeline += &format!("*3\r\n$3\r\nSET\r\n$6\r\n{key}\r\n${i}\r\n{value}\r\n");
+    }
+    client.send(pipeline.as_bytes());
+    for _ in 0..500 {
+        assert_eq!(client.reply(), Some(ok()));
+    }
+    let gets: String = (0..500).map(|i| format!("*2\r\n$3\r\nGET\r\n$6\r\nkey{i:03}\r\n")).collect();
+    for client in [&mut client, &mut other] {
+        for _ in 0..2 {
+            client.send(gets.as_bytes());
+            for i in 0..500 {
+                assert_eq!(client.reply(), Some(bulk(&"v".repeat(i))));
+            }
+        }
+    }
+    assert_eq!(client.run("DBSIZE"), Frame::Integer(502));
+    assert_eq!(client.run("DEL key000 key001 none"), Frame::Integer(2));
+    let Frame::Bulk(info) = client.run("INFO") else { panic!() };
+    let info = String::from_utf8(info).unwrap();
+    let fact = |name: &str| {
+        let line = info.lines().find_map(|line| line.strip_prefix(&format!("{name}:")));
+        line.unwrap_or_else(|| panic!("{name} is not in\n{info}")).to_owned()
+    };
+    assert_eq!(fact("store_server"), server.address.to_string());
+    assert_eq!((fact("store_mode"), fact("store_connected")), ("durable".to_owned(), "2".to_owned()));
+    assert!(fact("store_entries").parse::<u64>().unwrap() >= 500);
+    assert!(fact("used_memory_peak").parse::<u64>().unwrap() > 1 << 20);
+    // The second time over, a GET is one READ: the server's application saw none of them.
+    assert!(fact("store_cached_gets").parse::<u64>().unwrap() >= 1000, "{info}");
+    assert_eq!(fact("store_server_gets"), "0");
+    let mut page = std::net::TcpStream::connect(gateway.metrics().unwrap()).unwrap();
+    let mut text = String::new();
+    std::io::Write::write_all(&mut page, b"GET /metrics HTTP/1.1\r\n\r\n").unwrap();
+    std::io::Read::read_to_string(&mut page, &mut text).unwrap();
+    assert!(text.contains("\nremanence_gateway_store_connected 2\n"), "{text}");
+    common::check_openmetrics(text.split_once("\r\n\r\n").unwrap().1);
+    gateway.stop();
+}
+
+#[test]
+fn every_acknowledged_set_is_there_after_the_server_was_killed() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("store");
+    let mut server = Served::start(&file, "127.9.32.1:0".parse().unwrap());
+    let address = server.address;
+    let connector = connector(&context("127.9.32.2"), address);
+    let gateway = Arc::new(gateway(&connector, options()));
+    let stop = Arc::new(AtomicBool::new(false));
+    let acknowledged = Arc::new(AtomicU64::new(0));
+    // The newest value that was acknowledged, and what was asked for since: the key has one of them.
+    type Key = (Option<u64>, Vec<u64>);
+    let keys: Arc<Mutex<BTreeMap<String, Key>>> = Arc::default();
+    let writers: Vec<_> = (0..3)
+        .map(|writer| {
+            let (gateway, stop, keys) = (gateway.clone(), stop.clone(), keys.clone());
+            let acknowledged = acknowledged.clone();
+            std::thread::spawn(move || {
+                let mut client = Client::connect(&gateway);
+                let mut n = 0_u64;
+                while !stop.load(Ordering::Acquire) {
+                    // Half of them alone, half in a pipeline.
+                    let lot: Vec<u64> = if n.is_multiple_of(2) { vec![n] } else { (n..n + 6).collect() };
+                    n += lot.len() as u64;
+                    let name = |n: u64| format!("w{writer}-{}", n % 40);
+                    let mut request = String::new();
+                    for n in &lot {
+                        let (key, value) = (name(*n), format!("{n:020}"));
+                        keys.lock().unwrap().entry(key.clone()).or_default().1.push(*n);
+                        request +=
+                            &format!("*3\r\n$3\r\nSET\r\n${}\r\n{key}\r\n$20\r\n{value}\r\n", key.len());
+                    }
+                    client.send(request.as_bytes());
+                    for n in &lot {
+                        match client.reply().expect("the gateway goes on") {
+                            Frame::Simple(_) => {
+                                let mut keys = keys.lock().unwrap();
+                                let key = keys.get_mut(&name(*n)).unwrap();
+                                (key.0, key.1) =
+                                    (Some(*n), key.1.iter().copied().filter(|m| m > n).collect());
+                                acknowledged.fetch_add(1, Ordering::AcqRel);
+                            }
+                            Frame::Error(text) => {
+                                let text = String::from_utf8(text).unwrap();
+                                assert!(text.starts_with("ERR the store did not answer: "), "{text}");
+                            }
+                            other => panic!("{other:?}"),
+                        }
+                    }
+                }
+            })
+        })
+        .collect();
+    for _ in 0..rounds() {
+        // Under load: as many again as there were.
+        let goal = acknowledged.load(Ordering::Acquire) + 100;
+        let since = Instant::now();
+        while acknowledged.load(Ordering::Acquire) < goal {
+            assert!(since.elapsed() < PATIENCE, "no SET is acknowledged any more");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        server.kill();
+        server = Served::start(&file, address);
+    }
+    let goal = acknowledged.load(Ordering::Acquire) + 50;
+    let since = Instant::now();
+    while acknowledged.load(Ordering::Acquire) < goal {
+        assert!(since.elapsed() < PATIENCE, "the gateway does not come back");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    stop.store(true, Ordering::Release);
+    writers.into_iter().for_each(|writer| writer.join().unwrap());
+    let mut client = Client::connect(&gateway);
+    for (name, (value, since)) in &*keys.lock().unwrap() {
+        let found = match client.run(&format!("GET {name}")) {
+            Frame::Bulk(bytes) => Some(String::from_utf8(bytes).unwrap().parse::<u64>().unwrap()),
+            Frame::Null => None,
+            other => panic!("{name}: {other:?}"),
+        };
+        let one = found == *value || found.is_some_and(|found| since.contains(&found));
+        assert!(one, "{name} is {found:?}, {value:?} was acknowledged, {since:?} asked for since");
+    }
+    let mut text = Vec::new();
+    if let Frame::Bulk(info) = client.run("INFO store") {
+        text = info;
+    }
+    let text = String::from_utf8(text).unwrap();
+    assert!(
+        !text.contains("store_connections_lost:0\r\n") && text.contains("store_connected:2\r\n"),
+        "{text}"
+    );
+    drop(client);
+    let gateway = Arc::try_unwrap(gateway).expect("the writers are done");
+    gateway.stop();
+}
+
+#[test]
+fn a_server_that_is_away_is_an_error_at_once_and_the_gateway_stops_all_the_same() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("store");
+    let mut server = Served::start(&file, "127.9.33.1:0".parse().unwrap());
+    let (address, context) = (server.address, context("127.9.33.2"));
+    let connector = connector(&context, address).hold(Duration::ZERO);
+    let gateway = gateway(&connector, options());
+    let mut client = Client::connect(&gateway);
+    assert_eq!(client.run("SET a 1"), ok());
+    server.kill();
+    let error = |frame: Frame| match frame {
+        Frame::Error(text) => String::from_utf8(text).unwrap(),
+        other => panic!("{other:?}"),
+    };
+    let text = error(client.run("GET a"));
+    assert!(text.starts_with("ERR the store did not answer: nothing was done"), "{text}");
+    assert!(error(client.run("SET a 2")).starts_with("ERR the store did not answer: "));
+    assert_eq!(client.run("PING"), Frame::Simple(b"PONG".to_vec()));
+    assert!(matches!(client.run("INFO"), Frame::Error(_) | Frame::Bulk(_)));
+    // A client that connects meanwhile is served, and told the same.
+    let mut other = Client::connect(&gateway);
+    assert!(error(other.run("MGET a b")).starts_with("ERR the store did not answer: "));
+    let server = Served::start(&file, address);
+    let since = Instant::now();
+    loop {
+        match client.run("GET a") {
+            // Of the SET that failed it was not said that nothing was done.
+            Frame::Bulk(value) => break assert!(value == b"1" || value == b"2"),
+            Frame::Error(_) => assert!(since.elapsed() < PATIENCE, "it does not come back"),
+            other => panic!("{other:?}"),
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    drop(server);
+    gateway.stop();
+    // Nobody is there: a gateway says so before it listens.
+    let error = remanence_gateway::live::Connector::new(
+        &context,
+        address,
+        remanence_kv::live::ConnectOptions::default().patience(Duration::from_millis(200)),
+    )
+    .connect();
+    assert!(error.is_err());
+}

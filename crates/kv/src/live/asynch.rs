@@ -1,0 +1,587 @@
+//! A client for programs that do not wait: futures, for any executor.
+//!
+//! A thread of the store's own carries operations out; it knows of no executor, and an executor need not know of it. What is
+//! asked for while something is under way goes out together when that has come back: READs under one doorbell, messages as
+//! one, values that are to be durable under one flush. So a thousand PUTs at a time cost a few flushes and not a thousand.
+//!
+//! An operation begins when its method is called, not when its future is first polled: call many, then await them.
+//!
+//! **Nobody has to await a future.** One that is dropped is given up: if it has not begun, it never does; if the server has
+//! handed out room and the value is not on its way, that is abandoned, and the key is free again; a value that is on its way
+//! arrives, and counts. Who wants to know which, asks by [`Pending::cancel`].
+//!
+//! ```
+//! # use remanence_kv::live::{AsyncStore, ConnectOptions, Error, PutOptions};
+//! # async fn example(context: &remanence_verbs::Context, to: std::net::SocketAddr) -> Result<(), Error> {
+//! let store = AsyncStore::connect(context, to, ConnectOptions::default())?;
+//! // All under way at once, and durable together.
+//! let puts: Vec<_> = (0..100_u32).map(|n| store.put(&n.to_le_bytes(), b"value", PutOptions::default())).collect();
+//! for put in puts {
+//!     put.await?;
+//! }
+//! let found = store.get(&7_u32.to_le_bytes()).within(std::time::Duration::from_secs(1)).await?;
+//! assert_eq!(found.expect("it is there").value, b"value");
+//! # Ok(())
+//! # }
+//! ```
+
+use std::collections::{BTreeMap, VecDeque};
+use std::fmt;
+use std::future::Future;
+use std::marker::PhantomData;
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::task::{Context as Task, Poll, Waker};
+use std::time::{Duration, Instant};
+
+use remanence_verbs::Context;
+
+use super::{ConnectOptions, Error, Page, PutOptions, Session, Version};
+use crate::client::{
+    Any, Call, Client, Completion, Ended, Found, Get, Mux, Output, Put, RemoteMemory as _, attend,
+};
+use crate::proto::{Expect, Reply, Request};
+
+/// How often an idle client looks for notices, and tells what its writes would have carried along.
+const REST: Duration = Duration::from_millis(100);
+/// The longest pause before something is asked again that waits for others, or a server is connected to again.
+const PAUSE_MAX: Duration = Duration::from_millis(50);
+
+/// A store at a server, for any number of tasks and threads. Clones are the same client.
+pub struct AsyncStore {
+    shared: Arc<Shared>,
+}
+
+/// What futures and the thread share.
+struct Shared {
+    state: Mutex<State>,
+    /// The thread waits here for something to do.
+    work: Condvar,
+    /// The keeper of times waits here.
+    clock: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    /// Asked for, and not taken up yet.
+    queue: VecDeque<Errand>,
+    slots: BTreeMap<u64, Slot>,
+    next: u64,
+    stores: usize,
+    /// The thread has ended.
+    over: bool,
+    keeper: bool,
+}
+
+enum Errand {
+    Begin { number: u64, wish: Wish },
+    GiveUp(u64),
+}
+
+/// What is asked for. Times to live become times when the operation begins, by the server's clock.
+enum Wish {
+    Get(Vec<u8>),
+    Put { key: Vec<u8>, value: Vec<u8>, options: PutOptions },
+    Call(Request),
+}
+
+struct Slot {
+    waker: Option<Waker>,
+    outcome: Option<Outcome>,
+    deadline: Option<Instant>,
+    /// Whether it changes something.
+    changes: bool,
+    /// The thread has taken it up.
+    taken: bool,
+    /// Its future is gone: nobody takes the outcome.
+    orphan: bool,
+}
+
+/// What becomes of an operation.
+enum Outcome {
+    Ended(Result<Output, Error>),
+    /// It was given up before anything was changed.
+    Never,
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // No step leaves it half changed.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    /// An operation has an outcome, for whoever still wants it.
+    fn settle(&mut self, number: u64, outcome: Outcome) {
+        let Some(slot) = self.slots.get_mut(&number) else { return };
+        if slot.orphan {
+            self.slots.remove(&number);
+        } else if slot.outcome.is_none() {
+            slot.outcome = Some(outcome);
+            slot.deadline = None;
+            if let Some(waker) = slot.waker.take() {
+                waker.wake();
+            }
+        }
+    }
+}
+
+impl fmt::Debug for AsyncStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("AsyncStore").field("under_way", &self.under_way()).finish_non_exhaustive()
+    }
+}
+
+impl Clone for AsyncStore {
+    fn clone(&self) -> Self {
+        self.shared.lock().stores += 1;
+        Self { shared: Arc::clone(&self.shared) }
+    }
+}
+
+impl Drop for AsyncStore {
+    fn drop(&mut self) {
+        self.shared.lock().stores -= 1;
+        self.shared.work.notify_all();
+    }
+}
+
+impl AsyncStore {
+    /// Connects to a [`Server`](super::Server), waiting for it, and begins the thread.
+    ///
+    /// # Errors
+    /// As [`Session::connect`]; or the system refuses a thread.
+    pub fn connect(context: &Context, to: SocketAddr, options: ConnectOptions) -> Result<Self, Error> {
+        let (session, view) = Session::connect(context, to, &options)?;
+        let client = Client::new(view, options.locations);
+        let state = State { stores: 1, ..State::default() };
+        let shared =
+            Arc::new(Shared { state: Mutex::new(state), work: Condvar::new(), clock: Condvar::new() });
+        let (context, theirs) = (context.clone(), Arc::clone(&shared));
+        let driver = Driver { shared: theirs, context, to, options, client, session, mux: Mux::new() };
+        std::thread::Builder::new()
+            .name("erda".into())
+            .spawn(move || driver.run())
+            .map_err(|e| Error::Argument(format!("the system refuses a thread: {e}")))?;
+        Ok(Self { shared })
+    }
+
+    /// The key's value; `None` if it has none.
+    pub fn get(&self, key: &[u8]) -> Pending<Option<Found>> {
+        self.begin(Wish::Get(key.to_vec()), false, |output| match output {
+            Output::Get(found) => Ok(found?),
+            _ => Err(Error::Protocol("no answer to a GET")),
+        })
+    }
+
+    /// Writes a key's value; its version comes back.
+    pub fn put(&self, key: &[u8], value: &[u8], options: PutOptions) -> Pending<Version> {
+        let wish = Wish::Put { key: key.to_vec(), value: value.to_vec(), options };
+        self.begin(wish, true, |output| match output {
+            Output::Put(version) => Ok(version?),
+            _ => Err(Error::Protocol("no answer to a PUT")),
+        })
+    }
+
+    /// Takes a key's value away. The version of the deletion comes back; `None` if there was no value.
+    pub fn delete(&self, key: &[u8], expect: Expect) -> Pending<Option<Version>> {
+        let wish = Wish::Call(Request::Delete { key: key.to_vec(), expect });
+        self.begin(wish, true, |output| match output {
+            Output::Call(reply) => match reply? {
+                Reply::Done { version } => Ok((version > 0).then_some(version)),
+                _ => Err(Error::Protocol("no answer to a DELETE")),
+            },
+            _ => Err(Error::Protocol("no answer to a DELETE")),
+        })
+    }
+
+    /// Some keys from a cursor on: 0, or what the last page said.
+    pub fn scan(&self, cursor: u64, limit: u32) -> Pending<Page> {
+        let wish = Wish::Call(Request::Scan { cursor, limit });
+        self.begin(wish, false, move |output| match output {
+            Output::Call(reply) => match reply? {
+                // A page that did not go on would be shown for ever.
+                Reply::Page { next, keys } => Ok(Page { keys, next }),
+                _ => Err(Error::Protocol("no answer to a scan")),
+            },
+            _ => Err(Error::Protocol("no answer to a scan")),
+        })
+    }
+
+    /// Operations that have been asked for and have not ended.
+    #[must_use]
+    pub fn under_way(&self) -> usize {
+        self.shared.lock().slots.values().filter(|slot| slot.outcome.is_none()).count()
+    }
+
+    fn begin<T>(
+        &self,
+        wish: Wish,
+        changes: bool,
+        read: impl Fn(Output) -> Result<T, Error> + Send + 'static,
+    ) -> Pending<T> {
+        let mut state = self.shared.lock();
+        let number = state.next;
+        state.next += 1;
+        let outcome =
+            state.over.then(|| Outcome::Ended(Err(Error::Lost("the client's thread has ended".to_owned()))));
+        let slot = Slot { waker: None, outcome, deadline: None, changes, taken: false, orphan: false };
+        state.slots.insert(number, slot);
+        state.queue.push_back(Errand::Begin { number, wish });
+        drop(state);
+        self.shared.work.notify_one();
+        let read: Read<T> = Box::new(read);
+        Pending { shared: Arc::clone(&self.shared), number, read, taken: false, kind: PhantomData }
+    }
+}
+
+type Read<T> = Box<dyn Fn(Output) -> Result<T, Error> + Send>;
+
+/// An operation under way: a future of its result. Dropped, the operation is given up; see the [module](self).
+#[must_use = "an operation that nobody awaits is given up"]
+pub struct Pending<T> {
+    shared: Arc<Shared>,
+    number: u64,
+    read: Read<T>,
+    /// The outcome was handed out, or the slot is another future's now.
+    taken: bool,
+    kind: PhantomData<fn() -> T>,
+}
+
+impl<T> fmt::Debug for Pending<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Pending").field("number", &self.number).finish_non_exhaustive()
+    }
+}
+
+/// What became of an operation that was cancelled.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Cancelled<T> {
+    /// Nothing was changed, and nothing will be.
+    Never,
+    /// It had come too far, and took effect.
+    Done(T),
+}
+
+impl<T> Pending<T> {
+    /// With a time by which it must have ended; it is given up then. The error says whether something may have been changed:
+    /// [`Error::Late`] or [`Error::LateUnknown`].
+    pub fn within(self, time: Duration) -> Self {
+        let mut state = self.shared.lock();
+        if let Some(slot) = state.slots.get_mut(&self.number)
+            && slot.outcome.is_none()
+        {
+            slot.deadline = Some(Instant::now() + time);
+            if !std::mem::replace(&mut state.keeper, true) {
+                let shared = Arc::clone(&self.shared);
+                let keeper = std::thread::Builder::new().name("erda-times".into());
+                // Without one, times are not kept, and operations end by the patience of the session.
+                state.keeper = keeper.spawn(move || keep_times(&shared)).is_ok();
+            }
+            self.shared.clock.notify_all();
+        }
+        drop(state);
+        self
+    }
+
+    /// Gives it up, and says what became of it: a future that ends when that is known.
+    pub fn cancel(mut self) -> Cancelling<T> {
+        self.taken = true;
+        self.shared.lock().queue.push_back(Errand::GiveUp(self.number));
+        self.shared.work.notify_one();
+        Cancelling(Self {
+            shared: Arc::clone(&self.shared),
+            number: self.number,
+            read: std::mem::replace(&mut self.read, Box::new(|_| Err(Error::Protocol("it was cancelled")))),
+            taken: false,
+            kind: PhantomData,
+        })
+    }
+
+    fn take(&mut self, task: &Task<'_>) -> Poll<Outcome> {
+        let mut state = self.shared.lock();
+        let Some(slot) = state.slots.get_mut(&self.number) else {
+            panic!("a future was polled after its end");
+        };
+        match slot.outcome.take() {
+            None => {
+                slot.waker = Some(task.waker().clone());
+                Poll::Pending
+            }
+            Some(outcome) => {
+                state.slots.remove(&self.number);
+                drop(state);
+                self.taken = true;
+                Poll::Ready(outcome)
+            }
+        }
+    }
+}
+
+impl<T> Future for Pending<T> {
+    type Output = Result<T, Error>;
+
+    fn poll(mut self: Pin<&mut Self>, task: &mut Task<'_>) -> Poll<Self::Output> {
+        self.take(task).map(|outcome| match outcome {
+            Outcome::Ended(output) => (self.read)(output?),
+            Outcome::Never => Err(Error::Late),
+        })
+    }
+}
+
+impl<T> Drop for Pending<T> {
+    fn drop(&mut self) {
+        if self.taken {
+            return;
+        }
+        let mut state = self.shared.lock();
+        let Some(slot) = state.slots.get_mut(&self.number) else { return };
+        if slot.outcome.is_some() {
+            state.slots.remove(&self.number);
+            return;
+        }
+        (slot.orphan, slot.waker, slot.deadline) = (true, None, None);
+        state.queue.push_back(Errand::GiveUp(self.number));
+        drop(state);
+        self.shared.work.notify_one();
+    }
+}
+
+/// A future of what became of an operation that was cancelled.
+#[must_use = "the operation is given up in any case; this says what became of it"]
+#[derive(Debug)]
+pub struct Cancelling<T>(Pending<T>);
+
+impl<T> Future for Cancelling<T> {
+    type Output = Result<Cancelled<T>, Error>;
+
+    fn poll(mut self: Pin<&mut Self>, task: &mut Task<'_>) -> Poll<Self::Output> {
+        self.0.take(task).map(|outcome| match outcome {
+            Outcome::Never => Ok(Cancelled::Never),
+            Outcome::Ended(output) => (self.0.read)(output?).map(Cancelled::Done),
+        })
+    }
+}
+
+/// Ends what is late. What it was told to do is given up by the thread, whenever that comes round to it.
+fn keep_times(shared: &Shared) {
+    let mut state = shared.lock();
+    while !state.over {
+        let now = Instant::now();
+        let late: Vec<u64> = state
+            .slots
+            .iter()
+            .filter(|(_, slot)| slot.deadline.is_some_and(|deadline| deadline <= now))
+            .map(|(number, _)| *number)
+            .collect();
+        for number in late {
+            let Some(slot) = state.slots.get_mut(&number) else { continue };
+            let error = if slot.changes && slot.taken { Error::LateUnknown } else { Error::Late };
+            state.settle(number, Outcome::Ended(Err(error)));
+            state.queue.push_back(Errand::GiveUp(number));
+            shared.work.notify_one();
+        }
+        let next = state.slots.values().filter_map(|slot| slot.deadline).min();
+        state = match next {
+            None => shared.clock.wait(state).unwrap_or_else(PoisonError::into_inner),
+            Some(next) => {
+                let left = next.saturating_duration_since(Instant::now());
+                shared.clock.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0
+            }
+        };
+    }
+}
+
+/// The thread: the client, its session, and what is under way.
+struct Driver {
+    shared: Arc<Shared>,
+    context: Context,
+    to: SocketAddr,
+    options: ConnectOptions,
+    client: Client,
+    session: Session,
+    mux: Mux,
+}
+
+/// Whatever ends the thread, nobody waits for ever.
+struct Farewell(Arc<Shared>);
+
+impl Drop for Farewell {
+    fn drop(&mut self) {
+        let mut state = self.0.lock();
+        state.over = true;
+        let open: Vec<u64> = state.slots.keys().copied().collect();
+        for number in open {
+            let unknown = state.slots.get(&number).is_some_and(|slot| slot.changes && slot.taken);
+            let gone = Error::Lost("the client's thread has ended".to_owned());
+            let error = if unknown { Error::Unknown(Box::new(gone)) } else { gone };
+            state.settle(number, Outcome::Ended(Err(error)));
+        }
+        self.0.clock.notify_all();
+    }
+}
+
+impl Driver {
+    fn run(mut self) {
+        let _farewell = Farewell(Arc::clone(&self.shared));
+        let mut waiting_since: Option<Instant> = None;
+        let mut pause = Duration::ZERO;
+        while self.take_up(pause) {
+            match self.turn() {
+                Ok(false) => (waiting_since, pause) = (None, Duration::ZERO),
+                // Somebody else must go on first, and may wait for our acknowledgement.
+                Ok(true) => {
+                    let since = *waiting_since.get_or_insert_with(Instant::now);
+                    pause = (pause * 2).clamp(Duration::from_micros(50), PAUSE_MAX);
+                    let attended = attend(&mut self.client, &mut self.session);
+                    if since.elapsed() >= self.options.waits() {
+                        waiting_since = None;
+                        self.end_all(&Error::Waited(
+                            since.elapsed().as_secs(),
+                            "writers of the key, or the cleaning of its log",
+                        ));
+                    }
+                    if let Err(error) = attended {
+                        self.end_all(&error);
+                        self.connect_again();
+                    }
+                }
+                Err(error) => {
+                    self.end_all(&error);
+                    self.connect_again();
+                }
+            }
+        }
+    }
+
+    /// Takes up what was asked for; waits for that if there is nothing else to do, for a pause if there is only something to
+    /// wait for. Returns whether to go on.
+    fn take_up(&mut self, pause: Duration) -> bool {
+        let shared = Arc::clone(&self.shared);
+        let mut state = shared.lock();
+        if state.queue.is_empty() && (self.mux.is_idle() || !pause.is_zero()) {
+            if state.stores == 0 && self.mux.is_idle() {
+                return false;
+            }
+            let limit = if self.mux.is_idle() { REST } else { pause };
+            state = shared.work.wait_timeout(state, limit).unwrap_or_else(PoisonError::into_inner).0;
+        }
+        drop(state);
+        self.join();
+        true
+    }
+
+    /// One round. Returns whether something waits for others.
+    fn turn(&mut self) -> Result<bool, Error> {
+        if self.mux.is_idle() {
+            self.rest()?;
+            return Ok(false);
+        }
+        let mut completions: Vec<Completion> = Vec::new();
+        loop {
+            let step = self.mux.step(&mut self.client, self.session.now(), &completions);
+            self.tell(step.ended, None);
+            if step.post.is_empty() {
+                return Ok(step.again && !self.mux.is_idle());
+            }
+            completions = self.session.post(step.post)?;
+            // What came meanwhile joins the next round.
+            self.join();
+        }
+    }
+
+    /// Takes up what has been asked for.
+    fn join(&mut self) {
+        let now = self.session.now();
+        let mut state = self.shared.lock();
+        for errand in std::mem::take(&mut state.queue) {
+            match errand {
+                Errand::Begin { number, wish } => {
+                    if let Some(slot) = state.slots.get_mut(&number) {
+                        slot.taken = true;
+                    }
+                    self.mux.begin(number, wish.operation(now));
+                }
+                Errand::GiveUp(number) => self.mux.give_up(number),
+            }
+        }
+    }
+
+    fn tell(&self, ended: Vec<(u64, Ended)>, broke: Option<&str>) {
+        if ended.is_empty() {
+            return;
+        }
+        let lost = || Error::Lost(broke.unwrap_or("the connection is gone").to_owned());
+        let mut state = self.shared.lock();
+        for (number, ended) in ended {
+            let outcome = match ended {
+                Ended::Done(output) => Outcome::Ended(Ok(output)),
+                Ended::Never => Outcome::Never,
+                Ended::Lost => Outcome::Ended(Err(lost())),
+                Ended::Unknown => Outcome::Ended(Err(Error::Unknown(Box::new(lost())))),
+            };
+            state.settle(number, outcome);
+        }
+    }
+
+    fn end_all(&mut self, why: &Error) {
+        let ended = self.mux.broken(&mut self.client);
+        self.tell(ended, Some(&why.to_string()));
+    }
+
+    /// Nothing else is there to do.
+    fn rest(&mut self) -> Result<(), Error> {
+        if self.session.noticed()?.is_some_and(|view| view > self.client.view().number) {
+            attend(&mut self.client, &mut self.session)?;
+        }
+        if let Some(confirm) = self.client.poll_confirm() {
+            self.session.post(vec![crate::client::Verb::Call(confirm)])?;
+        }
+        Ok(())
+    }
+
+    /// Until there is a connection again; what is asked for meanwhile is told when the patience is over.
+    fn connect_again(&mut self) {
+        let mut since = Instant::now();
+        let mut pause = Duration::from_millis(1);
+        loop {
+            let error = match Session::connect(&self.context, self.to, &self.options) {
+                Ok((session, view)) => {
+                    self.session = session;
+                    self.client.adopt(view);
+                    return;
+                }
+                Err(error) => error,
+            };
+            if self.shared.lock().stores == 0 {
+                return;
+            }
+            if !self.options.reconnect || since.elapsed() >= self.options.waits() {
+                self.join();
+                self.end_all(&error);
+                since = Instant::now();
+            }
+            let state = self.shared.lock();
+            drop(self.shared.work.wait_timeout(state, pause));
+            pause = (pause * 2).min(PAUSE_MAX);
+        }
+    }
+}
+
+impl Wish {
+    fn operation(self, now: u64) -> Any {
+        match self {
+            Self::Get(key) => Any::Get(Get::new(&key)),
+            Self::Put { key, value, options } => {
+                let expires = options.ttl.map_or(0, |ttl| {
+                    let milliseconds = u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX);
+                    now.saturating_add(milliseconds.max(1))
+                });
+                Any::Put(Put::new(&key, &value, expires, options.expect))
+            }
+            Self::Call(request) => Any::Call(Call::new(request)),
+        }
+    }
+}

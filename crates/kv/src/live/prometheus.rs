@@ -1,0 +1,69 @@
+//! What a server tells Prometheus. `docs/metrics.md` has every name.
+
+use std::fmt;
+use std::sync::Arc;
+
+use remanence_metrics::{Page, Source, Unit};
+
+use super::{Metrics, StoreStats};
+use crate::view::Mode;
+
+impl Metrics {
+    /// The server as a source of metrics, for a [`remanence_metrics::Endpoint`].
+    #[must_use]
+    pub fn source(&self) -> Source {
+        let metrics = self.clone();
+        Arc::new(move |page| write(page, &metrics.read()))
+    }
+}
+
+fn write(page: &mut Page<'_>, stats: &StoreStats) -> fmt::Result {
+    let (server, usage) = (&stats.server, &stats.usage);
+    let mode = if stats.mode == Mode::Durable { "durable" } else { "erda" };
+    page.info("remanence_kv", "What it is.", &[("version", env!("CARGO_PKG_VERSION")), ("mode", mode)])?;
+    page.gauge(
+        "remanence_kv_uptime",
+        Some(Unit::Seconds),
+        "Since when it serves.",
+        stats.uptime as f64 / 1e3,
+    )?;
+    page.gauge("remanence_kv_boots", None, "How often the store was opened.", u64::from(stats.boot))?;
+    page.gauge("remanence_kv_size", Some(Unit::Bytes), "The store.", stats.size)?;
+    page.gauge("remanence_kv_region", Some(Unit::Bytes), "A region of its logs.", stats.region_len)?;
+    let gauges: [(&str, &str, u64); 9] = [
+        ("regions", "Regions.", usage.regions.into()),
+        ("regions_free", "Regions that are free.", usage.regions_free.into()),
+        ("entries", "Entries in use, tombstones included.", usage.entries),
+        ("entries_max", "Entries of the table.", usage.entries_max),
+        ("unfinished_writes", "Writes under way.", usage.unfinished as u64),
+        ("cleaning", "1 while a log is cleaned.", usage.cleaning.into()),
+        ("growing", "1 while the table is resized.", usage.growing.into()),
+        ("clients", "Clients connected.", stats.clients),
+        ("heads_to_clean", "Logs still to be cleaned, as somebody asked for it.", stats.to_clean),
+    ];
+    for (name, help, value) in gauges {
+        page.gauge(&format!("remanence_kv_{name}"), None, help, value)?;
+    }
+    for (name, help, value) in [
+        ("calls", "Calls answered. One-sided GETs are not among them.", stats.calls),
+        ("reservations", "Places handed out for values.", server.reserved),
+        ("writes_settled", "Writes seen whole and settled.", server.settled),
+        ("writes_given_up", "Writes given up; their keys went back to the version before.", server.given_up),
+        ("writes_by_server", "Values and tombstones that the server wrote itself.", server.written),
+        (
+            "requests_unfinished",
+            "Requests that came while a write of the key was under way.",
+            server.unfinished,
+        ),
+        ("regions_freed", "Regions that cleaning set free.", server.regions_freed),
+        ("objects_moved", "Objects that cleaning moved.", server.objects_moved),
+        ("entries_moved", "Entries displaced, or moved to a larger table.", server.entries_moved),
+        ("tables_grown", "Tables replaced by larger ones.", server.grown),
+        ("objects_damaged", "Objects found damaged that had been whole.", server.damaged),
+        ("objects_repaired", "Of those, keys that went back to the version before.", server.repaired),
+        ("clients_fenced", "Clients that were cut off.", server.fenced),
+    ] {
+        page.counter(&format!("remanence_kv_{name}"), None, help, value)?;
+    }
+    Ok(())
+}
