@@ -188,6 +188,11 @@ pub(crate) struct Door {
 }
 
 impl Door {
+    /// Everybody may come.
+    pub(crate) const fn is_insecure(&self) -> bool {
+        self.insecure
+    }
+
     /// The token, and the file that it is in. `None` if none was asked for: then this machine may come, or everybody if that
     /// was said.
     pub(crate) fn token(&self) -> Result<Option<(Token, Option<&Path>)>, Fail> {

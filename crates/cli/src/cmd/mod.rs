@@ -7,6 +7,7 @@ mod demo;
 mod doctor;
 mod explain;
 mod get;
+mod kv;
 mod log;
 mod perf;
 mod ping;
@@ -33,6 +34,8 @@ pub(crate) enum Command {
     Blob(blob::Args),
     /// An append-only log in remote memory, on one server or several
     Log(log::Args),
+    /// A key-value store in remote memory, read one-sidedly
+    Kv(kv::Args),
     /// Latency of one operation to a server
     Ping(ping::Args),
     /// Latency and bandwidth of the operations to a server
@@ -60,6 +63,7 @@ impl Command {
             Self::Get(args) => get::run(&args),
             Self::Blob(args) => blob::run(&args),
             Self::Log(args) => log::run(&args),
+            Self::Kv(args) => kv::run(&args),
             Self::Ping(args) => ping::run(&args),
             Self::Perf(args) => perf::run(&args),
             Self::Sim(args) => sim::run(&args),

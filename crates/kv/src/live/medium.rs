@@ -86,6 +86,19 @@ pub struct Inspected {
 /// There is no store, or it is damaged beyond what recovery knows.
 pub fn inspect(region: &Region) -> Result<Inspected, Error> {
     let overlay = super::overlay::Overlay::new(region.clone());
+    scrub_all(region, &overlay)
+}
+
+/// Recovers a store that nobody serves and verifies every value; what is damaged goes back to the version before, if that is
+/// whole.
+///
+/// # Errors
+/// As [`inspect`], or the medium failed.
+pub fn repair(region: &Region) -> Result<Inspected, Error> {
+    scrub_all(region, region)
+}
+
+fn scrub_all(region: &Region, medium: &impl Medium) -> Result<Inspected, Error> {
     let mut first = [0; SUPERBLOCK_LEN];
     let len = Medium::len(region);
     if len < SUPERBLOCK_LEN as u64 {
@@ -93,7 +106,7 @@ pub fn inspect(region: &Region) -> Result<Inspected, Error> {
     }
     Medium::read(region, 0, &mut first);
     let superblock = Superblock::parse(&first, len).map_err(OpenError::from)?;
-    let (mut server, recovered) = Server::open(&overlay, Options::default())?;
+    let (mut server, recovered) = Server::open(medium, Options::default())?;
     let mut all = Scrubbed::default();
     let mut cursor = Some(0);
     while let Some(from) = cursor {

@@ -48,7 +48,7 @@ mod wire;
 
 pub use asynch::{AsyncStore, Cancelled, Cancelling, Pending};
 pub use error::Error;
-pub use medium::{Inspected, inspect};
+pub use medium::{Inspected, inspect, repair};
 pub use server::{Metrics, Server, ServerOptions};
 pub use session::{ConnectOptions, Session};
 pub use stats::StoreStats;

@@ -233,6 +233,7 @@ pub struct Server {
     host: Arc<Mutex<Host>>,
     recovered: Recovered,
     made: bool,
+    durable: bool,
 }
 
 impl Server {
@@ -254,6 +255,7 @@ impl Server {
         if matches!(Layout::find(&region), Ok(Some(_)) | Err(_)) {
             Layout::remove(&region).map_err(medium)?;
         }
+        let durable = region.domain().guarantee().is_durable();
         let core = Options {
             mode: options.mode,
             lease: options.lease.as_millis() as u64,
@@ -283,7 +285,7 @@ impl Server {
         remote.on_call(SERVICE, move |call| lock(&serving).serve(call.session, call.request));
         let turning = Arc::clone(&host);
         remote.on_turn(move |messages| lock(&turning).turn(messages));
-        Ok(Self { remote, host, recovered, made })
+        Ok(Self { remote, host, recovered, made, durable })
     }
 
     /// Where clients connect.
@@ -314,6 +316,13 @@ impl Server {
     #[must_use]
     pub fn sentence(&self) -> String {
         self.remote.sentence()
+    }
+
+    /// Whether what a store of mode `durable` acknowledges survives the loss of power. [`sentence`](Self::sentence) has what
+    /// it does survive.
+    #[must_use]
+    pub const fn is_durable(&self) -> bool {
+        self.durable
     }
 
     /// What it does, for other threads.

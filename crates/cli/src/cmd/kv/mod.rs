@@ -1,0 +1,173 @@
+//! `rem kv`: a key-value store in remote memory. One file for each verb; what they share is here.
+
+mod compact;
+mod del;
+mod get;
+mod put;
+mod scan;
+mod scrub;
+mod serve;
+mod stats;
+mod verify;
+
+use std::net::IpAddr;
+use std::path::Path;
+use std::str::FromStr;
+use std::time::Duration;
+
+use remanence_kv::live::{ConnectOptions, Error, Store};
+use remanence_kv::proto::{Expect, Refusal};
+use remanence_pmem::FileOptions;
+use serde_json::{Value, json};
+
+use crate::args::{Server, Tokens};
+use crate::device;
+use crate::fail::Fail;
+
+#[derive(clap::Args, Debug)]
+pub(crate) struct Args {
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+#[derive(clap::Subcommand, Debug)]
+enum Verb {
+    /// Export a store in a file; it is made if it is not there
+    Serve(serve::Args),
+    /// Write values, durable when it returns
+    Put(put::Args),
+    /// Read values, one-sidedly
+    Get(get::Args),
+    /// Take values away
+    Del(del::Args),
+    /// List keys
+    Scan(scan::Args),
+    /// What a server did, and how full it is
+    Stats(stats::Args),
+    /// Read and check every value, and change nothing
+    Verify(verify::Args),
+    /// Read every value on its medium, and repair what can be repaired
+    Scrub(scrub::Args),
+    /// Clean all logs, so that what was replaced or deleted gives its room back
+    Compact(compact::Args),
+}
+
+pub(crate) fn run(args: &Args) -> Result<(), Fail> {
+    match &args.verb {
+        Verb::Serve(args) => serve::run(args),
+        Verb::Put(args) => put::run(args),
+        Verb::Get(args) => get::run(args),
+        Verb::Del(args) => del::run(args),
+        Verb::Scan(args) => scan::run(args),
+        Verb::Stats(args) => stats::run(args),
+        Verb::Verify(args) => verify::run(args),
+        Verb::Scrub(args) => scrub::run(args),
+        Verb::Compact(args) => compact::run(args),
+    }
+}
+
+/// How a server is reached.
+#[derive(Clone, Debug, clap::Args)]
+struct Reach {
+    #[command(flatten)]
+    tokens: Tokens,
+    /// Local address to send from [default: the one that routes to the server]
+    #[arg(long, value_name = "ADDRESS", env = "REM_LOCAL")]
+    local: Option<IpAddr>,
+    /// Give up when a server shows no sign of life for so many seconds, or does not come back
+    #[arg(long, value_name = "SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=3600))]
+    patience: u64,
+}
+
+impl Reach {
+    fn connect(&self, server: &Server) -> Result<Store, Fail> {
+        let to = server.resolve()?;
+        let context = device::open_towards(to.ip(), self.local)?;
+        let options = ConnectOptions::default()
+            .patience(Duration::from_secs(self.patience))
+            .tokens(self.tokens.load_any()?);
+        Store::connect(&context, to, options).map_err(|e| of(server, &e))
+    }
+}
+
+fn of(server: &Server, error: &Error) -> Fail {
+    Fail::new(format!("{server}: {error}"))
+}
+
+/// On what a change depends, as the command line has it.
+#[derive(Clone, Copy, Debug)]
+struct Condition(Expect);
+
+impl FromStr for Condition {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        Ok(Self(match text {
+            "any" => Expect::Any,
+            "absent" => Expect::Absent,
+            "present" => Expect::Present,
+            version => Expect::Version(version.parse().map_err(|_| {
+                format!(
+                    "{text:?} is no condition; write absent, present, or the version that the key must have"
+                )
+            })?),
+        }))
+    }
+}
+
+/// What a refused change has to do with the condition that was given.
+fn refused(key: &[u8], error: &Error) -> String {
+    match error {
+        Error::Refused(Refusal::WrongVersion { found: 0 }) => {
+            format!("{} has no value, and --expect asks for one; nothing was changed", shown(key))
+        }
+        Error::Refused(Refusal::WrongVersion { found }) => format!(
+            "{} has version {found}, which is not what --expect asks for; nothing was changed: read it again and decide anew",
+            shown(key)
+        ),
+        other => format!("{}: {other}", shown(key)),
+    }
+}
+
+/// A key or a value for a person.
+fn shown(bytes: &[u8]) -> String {
+    match std::str::from_utf8(bytes) {
+        Ok(text) if !text.chars().any(char::is_control) => text.to_owned(),
+        _ => format!("0x{}", hex(bytes)),
+    }
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// Puts bytes into an object: as text where they are some, in hexadecimal digits otherwise.
+fn field(object: &mut Value, name: &str, bytes: &[u8]) {
+    match std::str::from_utf8(bytes) {
+        Ok(text) => object[name] = text.into(),
+        Err(_) => object[format!("{name}_hex")] = hex(bytes).into(),
+    }
+}
+
+/// A value and what is known of it.
+fn record(key: &[u8], found: &remanence_kv::client::Found) -> Value {
+    let mut record = json!({ "version": found.version, "bytes": found.value.len() });
+    if found.expires != 0 {
+        record["expires_ms"] = found.expires.into();
+    }
+    field(&mut record, "key", key);
+    field(&mut record, "value", &found.value);
+    record
+}
+
+/// The region of a file that nobody serves.
+fn open_file(path: &Path) -> Result<remanence_pmem::Region, Fail> {
+    FileOptions::new().open(path).map_err(|e| Fail::new(e.to_string()))
+}
+
+/// A server, if it is not a file.
+fn server_of(what: &str) -> Result<Server, Fail> {
+    what.parse().map_err(|_| {
+        Fail::new(format!("{what:?} is neither a file nor an address; write a path, or host:port"))
+    })
+}

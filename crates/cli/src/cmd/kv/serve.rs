@@ -1,0 +1,239 @@
+//! `rem kv serve`.
+
+use std::io::{Read as _, Write as _};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use remanence_kv::live::{Server, ServerOptions};
+use remanence_kv::view::Mode;
+use remanence_persist::Config;
+use remanence_pmem::PersistenceDomain;
+use serde_json::json;
+
+use crate::args::{self, Size};
+use crate::device;
+use crate::fail::{Context as _, Fail};
+use crate::signals::Stop;
+use crate::ui::{self, Mood};
+
+#[derive(clap::Args, Debug)]
+#[command(after_help = "\
+Examples:
+  rem kv serve users.kv --size 1G                 a store of 1G in a file, made if it is not there
+  rem kv serve /mnt/pmem/users.kv --size 64G      on persistent memory
+  rem kv serve users.kv --mode erda               as in the paper: acknowledged is visible, and not yet durable
+  rem kv serve users.kv --listen 192.0.2.7 --token-file users.token
+                                                  reachable from other machines that have the token, which is made
+                                                  if the file is not there
+
+Without a token only this machine may reach the server, unless you say --insecure. RoCEv2 itself neither encrypts nor
+authenticates: on a network that others can forge packets on, a token does not help.")]
+pub(super) struct Args {
+    /// File of the store; made if it is not there
+    #[arg(value_name = "FILE")]
+    file: PathBuf,
+    /// Size of a new file
+    #[arg(long, value_name = "SIZE", default_value = "256M")]
+    size: Size,
+    /// For how many keys the first table of a new store is made; it grows when it must [default: one for each KiB]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    keys: Option<u64>,
+    /// What an acknowledged write is: `durable`, or visible and atomic as in the paper (`erda`)
+    #[arg(long, value_name = "MODE", default_value = "durable", value_parser = ["durable", "erda"])]
+    mode: String,
+    /// Address to listen on; port 0 takes one that is free
+    #[arg(long, value_name = "HOST[:PORT]", default_value = "127.0.0.1")]
+    listen: args::Server,
+    #[command(flatten)]
+    door: args::Door,
+    /// Clients at a time
+    #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u16).range(1..=256))]
+    clients: u16,
+    /// Cut a client off that holds others up for so many milliseconds
+    #[arg(long, value_name = "MS", default_value_t = 2000, value_parser = clap::value_parser!(u64).range(10..=3_600_000))]
+    lease: u64,
+    /// Clean logs only when `rem kv compact` asks for it
+    #[arg(long)]
+    no_clean: bool,
+    /// Take your word for the persistence domain, where the machine does not tell
+    #[arg(long, value_name = "DOMAIN", value_parser = ["adr", "eadr", "wsp"])]
+    declare: Option<String>,
+    /// Take your word for all that persistence depends on, like DMP+no-DDIO: to try the methods of another machine
+    #[arg(long, value_name = "CONFIGURATION")]
+    configuration: Option<Config>,
+    /// Print JSON: one line when ready, one at the end
+    #[arg(long)]
+    json: bool,
+    /// Stop when standard input ends: for programs that start servers
+    #[arg(long, hide = true)]
+    stop_on_eof: bool,
+}
+
+impl Args {
+    fn options(&self, port: u16, token: Option<&remanence_remote::Token>) -> ServerOptions {
+        let mode = if self.mode == "erda" { Mode::Erda } else { Mode::Durable };
+        let mut options = ServerOptions::file(&self.file)
+            .size(self.size.0)
+            .mode(mode)
+            .port(port)
+            .clients(self.clients)
+            .lease(Duration::from_millis(self.lease))
+            .clean_by_itself(!self.no_clean);
+        if let Some(keys) = self.keys {
+            options = options.keys(keys);
+        }
+        if let Some(domain) = self.declare.as_deref().and_then(PersistenceDomain::from_name) {
+            options = options.declare(domain);
+        }
+        if let Some(config) = self.configuration {
+            options = options.configuration(config);
+        }
+        match token {
+            Some(token) => options.token(token.clone()),
+            None if self.door.is_insecure() => options.insecure(),
+            None => options,
+        }
+    }
+}
+
+pub(super) fn run(args: &Args) -> Result<(), Fail> {
+    let asked = Stop::listen()?;
+    let listen = args.listen.resolve()?;
+    let context = device::open_at(listen.ip())?;
+    let token = args.door.token()?;
+    let options = args.options(listen.port(), token.as_ref().map(|(token, _)| token));
+    let mut server = Server::bind(&context, options)
+        .map_err(|e| Fail::new(format!("{} is not served: {e}", args.file.display())))?;
+    let (stats, recovered) = (server.metrics().read(), *server.recovered());
+    let durable = server.is_durable();
+    if args.json {
+        let ready = json!({
+            "event": "ready",
+            "address": server.addr().to_string(),
+            "pid": std::process::id(),
+            "file": args.file,
+            "made": server.made(),
+            "mode": args.mode,
+            "size": stats.size,
+            "boot": stats.boot,
+            "entries": stats.usage.entries,
+            "recovered": {
+                "entries": recovered.entries,
+                "pending": recovered.pending,
+                "completed": recovered.completed,
+                "rolled_back": recovered.rolled_back,
+                "doubled": recovered.doubled,
+                "freed": recovered.freed,
+            },
+            "configuration": server.config().to_string(),
+            "token_file": token.as_ref().and_then(|(_, file)| *file),
+            "token_fingerprint": token.as_ref().map(|(token, _)| token.fingerprint().to_string()),
+            "durable": durable && args.mode == "durable",
+            "survives": server.sentence(),
+        });
+        print_line(&ready.to_string())?;
+    } else {
+        let what = if server.made() { "made just now" } else { "recovered" };
+        let keys = match stats.usage.entries {
+            0 => "no keys".to_owned(),
+            n => ui::count(n as usize, "entry").replace("entrys", "entries"),
+        };
+        ui::line(
+            Mood::Good,
+            "store",
+            format!("{}, {}, {keys} ({what})", args.file.display(), ui::bytes(stats.size)),
+        );
+        if recovered.pending + recovered.doubled + recovered.freed > 0 {
+            ui::line(
+                Mood::Note,
+                "recovery",
+                format!(
+                    "{} writes were under way: {} were whole and count, {} went back to the version before; {} moves finished, \
+                     {} regions freed",
+                    recovered.pending,
+                    recovered.completed,
+                    recovered.rolled_back,
+                    recovered.doubled,
+                    recovered.freed
+                ),
+            );
+        }
+        ui::line(Mood::Good, "address", server.addr());
+        match &token {
+            Some((token, file)) => {
+                let place = file.map_or_else(|| "as given".into(), |file| format!("in {}", file.display()));
+                ui::line(Mood::Good, "token", format!("{place} (fingerprint {})", token.fingerprint()));
+            }
+            None if server.addr().ip().is_loopback() => {
+                ui::line(Mood::Note, "token", "none: everybody on this machine may read and write the store");
+            }
+            None => {
+                ui::line(
+                    Mood::Bad,
+                    "token",
+                    "none: whoever reaches this address may read and write the store",
+                );
+            }
+        }
+        let sentence = server.sentence();
+        if args.mode == "erda" {
+            let text =
+                format!("an acknowledged write is visible and atomic, not durable (--mode erda); {sentence}");
+            ui::line(Mood::Note, "durability", text);
+        } else {
+            ui::line(if durable { Mood::Good } else { Mood::Note }, "durability", sentence);
+        }
+        let with = match &token {
+            Some((_, Some(file))) => format!(" --token-file {}", file.display()),
+            Some((_, None)) => " --token TOKEN".into(),
+            None => String::new(),
+        };
+        let to = server.addr();
+        ui::remark(format!("\n  rem kv put {to} KEY VALUE{with}\n  rem kv get {to} KEY{with}\n"));
+        ui::remark("  Ctrl-C stops the server; the store in the file stays.");
+    }
+    let stop = Arc::new(AtomicBool::new(false));
+    watch(&asked, &stop, args.stop_on_eof);
+    let stats = server
+        .run(&stop)
+        .map_err(|e| Fail::new(format!("{} is served no more: {e}", args.file.display())))?;
+    if args.json {
+        let mut stopped = super::stats::object(&stats);
+        stopped["event"] = "stopped".into();
+        print_line(&stopped.to_string())?;
+    } else {
+        ui::remark(format!(
+            "stopped; {} and {} written",
+            ui::count(stats.usage.entries as usize, "entry").replace("entrys", "entries"),
+            ui::count((stats.server.reserved + stats.server.written) as usize, "change")
+        ));
+    }
+    Ok(())
+}
+
+/// Stops the server when somebody asks.
+fn watch(asked: &Stop, stop: &Arc<AtomicBool>, on_eof: bool) {
+    if on_eof {
+        let asked = asked.clone();
+        std::thread::spawn(move || {
+            let mut sink = [0; 64];
+            while !matches!(std::io::stdin().read(&mut sink), Ok(0) | Err(_)) {}
+            asked.ask();
+        });
+    }
+    let (asked, stop) = (asked.clone(), Arc::clone(stop));
+    std::thread::spawn(move || {
+        while !asked.is_asked() {
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        stop.store(true, Ordering::Release);
+    });
+}
+
+/// A line for another program, which may be waiting for it behind a pipe.
+fn print_line(line: &str) -> Result<(), Fail> {
+    let mut out = std::io::stdout().lock();
+    writeln!(out, "{line}").and_then(|()| out.flush()).context(|| "standard output cannot be written".into())
+}

@@ -1,0 +1,132 @@
+//! `rem kv stats`.
+
+use std::time::Duration;
+
+use remanence_kv::live::StoreStats;
+use remanence_kv::view::Mode;
+use serde_json::{Value, json};
+
+use super::{Reach, of};
+use crate::args::Server;
+use crate::fail::Fail;
+use crate::ui::{self, Mood};
+
+#[derive(clap::Args, Debug)]
+#[command(after_help = "\
+Examples:
+  rem kv stats 127.0.0.1
+  rem kv stats 127.0.0.1 --json
+
+GETs are not among the figures: clients read the server's memory themselves, and nobody there counts them.")]
+pub(super) struct Args {
+    /// Server as HOST or HOST:PORT
+    #[arg(value_name = "SERVER")]
+    server: Server,
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    reach: Reach,
+}
+
+pub(super) fn run(args: &Args) -> Result<(), Fail> {
+    let mut store = args.reach.connect(&args.server)?;
+    let stats = store.stats().map_err(|e| of(&args.server, &e))?;
+    let region = store.session().region();
+    if args.json {
+        let mut object = object(&stats);
+        object["address"] = args.server.to_string().into();
+        object["configuration"] = store.session().config().to_string().into();
+        object["survives"] = region.sentence.into();
+        return ui::print_json(&object);
+    }
+    let (server, usage) = (&stats.server, &stats.usage);
+    let free = u64::from(usage.regions_free) * stats.region_len;
+    ui::line(
+        Mood::Good,
+        "store",
+        format!(
+            "{}, {} free for values; {} of {} entries in use; opened {} times",
+            ui::bytes(stats.size),
+            ui::bytes(free),
+            usage.entries,
+            usage.entries_max,
+            stats.boot
+        ),
+    );
+    let meaning = match stats.mode {
+        Mode::Durable => "durable",
+        Mode::Erda => "erda: acknowledged is visible and atomic, not durable",
+    };
+    ui::line(Mood::Good, "mode", meaning);
+    ui::line(Mood::Good, "medium", region.sentence);
+    ui::line(
+        Mood::Good,
+        "writes",
+        format!(
+            "{} by clients ({} settled, {} given up, {} under way), {} by the server",
+            server.reserved, server.settled, server.given_up, usage.unfinished, server.written
+        ),
+    );
+    let doing = match (usage.cleaning, usage.growing) {
+        (true, _) => "a log is being cleaned; ",
+        (_, true) => "the table is growing; ",
+        (false, false) => "",
+    };
+    ui::line(
+        Mood::Good,
+        "upkeep",
+        format!(
+            "{doing}{} objects moved, {} regions freed; table grown {} times",
+            server.objects_moved, server.regions_freed, server.grown
+        ),
+    );
+    let mood = if server.damaged > server.repaired { Mood::Bad } else { Mood::Good };
+    ui::line(mood, "damage", format!("{} found, {} repaired", server.damaged, server.repaired));
+    ui::line(
+        Mood::Good,
+        "clients",
+        format!(
+            "{} now, {} cut off; {} calls in {}",
+            stats.clients,
+            server.fenced,
+            stats.calls,
+            ui::time(Duration::from_millis(stats.uptime))
+        ),
+    );
+    Ok(())
+}
+
+/// All of it, for programs.
+pub(super) fn object(stats: &StoreStats) -> Value {
+    let (server, usage) = (&stats.server, &stats.usage);
+    json!({
+        "mode": match stats.mode { Mode::Durable => "durable", Mode::Erda => "erda" },
+        "size": stats.size,
+        "region_len": stats.region_len,
+        "regions": usage.regions,
+        "regions_free": usage.regions_free,
+        "entries": usage.entries,
+        "entries_max": usage.entries_max,
+        "unfinished": usage.unfinished,
+        "cleaning": usage.cleaning,
+        "growing": usage.growing,
+        "to_clean": stats.to_clean,
+        "boot": stats.boot,
+        "uptime_ms": stats.uptime,
+        "clients": stats.clients,
+        "calls": stats.calls,
+        "reserved": server.reserved,
+        "settled": server.settled,
+        "given_up": server.given_up,
+        "written": server.written,
+        "conflicts": server.unfinished,
+        "regions_freed": server.regions_freed,
+        "objects_moved": server.objects_moved,
+        "entries_moved": server.entries_moved,
+        "grown": server.grown,
+        "damaged": server.damaged,
+        "repaired": server.repaired,
+        "fenced": server.fenced,
+    })
+}

@@ -1,0 +1,144 @@
+//! `rem kv verify`.
+
+use std::path::Path;
+
+use remanence_kv::live::{Error, Store, inspect};
+use remanence_kv::proto::Refusal;
+use serde_json::json;
+
+use super::{Reach, of, open_file, server_of, shown};
+use crate::fail::Fail;
+use crate::ui::{self, Mood};
+
+/// Keys asked for at a time.
+const PAGE: u32 = 128;
+
+#[derive(clap::Args, Debug)]
+#[command(after_help = "\
+Examples:
+  rem kv verify 127.0.0.1                          every value of a running server, read over the network
+  rem kv verify users.kv                           a file that nobody serves now, and what recovery would do to it
+
+Nothing is changed. It fails if a value is damaged, and names its key. `rem kv scrub` repairs what can be repaired.")]
+pub(super) struct Args {
+    /// A server, or a file
+    #[arg(value_name = "SERVER|FILE")]
+    what: String,
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    reach: Reach,
+}
+
+pub(super) fn run(args: &Args) -> Result<(), Fail> {
+    let path = Path::new(&args.what);
+    if path.exists() { of_file(args, path) } else { of_server(args) }
+}
+
+fn of_file(args: &Args, path: &Path) -> Result<(), Fail> {
+    let region = open_file(path)?;
+    let found = inspect(&region).map_err(|e| Fail::new(format!("{}: {e}", args.what)))?;
+    let (recovered, scrubbed) = (found.recovered, found.scrubbed);
+    let damaged = scrubbed.repaired + scrubbed.lost;
+    if args.json {
+        ui::print_json(&json!({
+            "whole": damaged == 0,
+            "verified": scrubbed.verified,
+            "repairable": scrubbed.repaired,
+            "lost": scrubbed.lost,
+            "size": found.superblock.geometry.size,
+            "recovery": {
+                "pending": recovered.pending,
+                "completed": recovered.completed,
+                "rolled_back": recovered.rolled_back,
+                "doubled": recovered.doubled,
+                "freed": recovered.freed,
+            },
+        }))?;
+    } else if damaged == 0 {
+        ui::line(
+            Mood::Good,
+            "whole",
+            format!("{}, every checksum right", ui::count(scrubbed.verified as usize, "value")),
+        );
+        if recovered.pending > 0 {
+            ui::line(
+                Mood::Note,
+                "recovery",
+                format!(
+                    "{} writes were under way when it stopped: {} are whole and will count, {} will go back to the version before",
+                    recovered.pending, recovered.completed, recovered.rolled_back
+                ),
+            );
+        }
+    }
+    if damaged == 0 {
+        return Ok(());
+    }
+    Err(Fail::new(format!(
+        "{}: {damaged} of {} values are damaged; `rem kv scrub {}` takes {} back to the version before, and {} are lost: \
+         restore them from a copy",
+        args.what,
+        scrubbed.verified + damaged,
+        args.what,
+        scrubbed.repaired,
+        scrubbed.lost
+    )))
+}
+
+fn of_server(args: &Args) -> Result<(), Fail> {
+    let server = server_of(&args.what)?;
+    let mut store = args.reach.connect(&server)?;
+    let (mut values, mut bytes, mut damaged) = (0_u64, 0_u64, Vec::new());
+    let mut cursor = Some(0);
+    while let Some(from) = cursor {
+        let page = store.scan(from, PAGE).map_err(|e| of(&server, &e))?;
+        let found = match store.get_many(&page.keys) {
+            Ok(found) => found.into_iter().map(Ok).collect(),
+            Err(Error::Refused(Refusal::Damaged)) => one_by_one(&mut store, &page.keys),
+            Err(error) => return Err(of(&server, &error)),
+        };
+        for (key, found) in page.keys.iter().zip(found) {
+            match found {
+                Ok(Some(found)) => {
+                    values += 1;
+                    bytes += found.value.len() as u64;
+                }
+                // Deleted meanwhile.
+                Ok(None) => {}
+                Err(Error::Refused(Refusal::Damaged)) => damaged.push(shown(key)),
+                Err(error) => return Err(of(&server, &error)),
+            }
+        }
+        cursor = page.next;
+    }
+    if args.json {
+        ui::print_json(&json!({
+            "whole": damaged.is_empty(),
+            "values": values,
+            "bytes": bytes,
+            "damaged": damaged,
+        }))?;
+    } else if damaged.is_empty() {
+        let text =
+            format!("{} ({}), every checksum right", ui::count(values as usize, "value"), ui::bytes(bytes));
+        ui::line(Mood::Good, "whole", text);
+    }
+    match damaged.first() {
+        None => Ok(()),
+        Some(first) => Err(Fail::new(format!(
+            "{}: {} of {} values are damaged ({first} for one); `rem kv scrub {}` repairs what can be repaired",
+            args.what,
+            damaged.len(),
+            values + damaged.len() as u64,
+            args.what
+        ))),
+    }
+}
+
+type Got = Result<Option<remanence_kv::client::Found>, Error>;
+
+fn one_by_one(store: &mut Store, keys: &[Vec<u8>]) -> Vec<Got> {
+    keys.iter().map(|key| store.get(key)).collect()
+}

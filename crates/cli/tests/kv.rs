@@ -1,0 +1,309 @@
+//! `rem kv` as its users run it: real processes, killed while they work.
+
+mod common;
+
+use std::collections::BTreeMap;
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
+use std::process::{Child, Stdio};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use common::{address, rem, run, run_with_input};
+use remanence_kv::live::{ConnectOptions, Error, PutOptions, Store};
+use serde_json::Value;
+use tempfile::TempDir;
+
+/// How long a test waits for what must come: much longer than it takes.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// A server of a store in a file of its own.
+struct Server {
+    dir: TempDir,
+    address: Ipv4Addr,
+    child: Option<Child>,
+    ready: Value,
+}
+
+impl Server {
+    fn new(more: &[&str]) -> Self {
+        let dir = tempfile::tempdir_in("/dev/shm").expect("a directory");
+        let mut this = Self { dir, address: address(), child: None, ready: Value::Null };
+        this.start(more);
+        this
+    }
+
+    fn file(&self) -> PathBuf {
+        self.dir.path().join("store")
+    }
+
+    fn start(&mut self, more: &[&str]) {
+        let mut command = rem();
+        command.args(["kv", "serve"]).arg(self.file());
+        command.args(["--listen", &self.address.to_string(), "--json", "--size", "4M"]).args(more);
+        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("rem starts");
+        let mut line = String::new();
+        BufReader::new(child.stdout.as_mut().expect("piped")).read_line(&mut line).expect("a line");
+        if line.is_empty() {
+            let mut said = String::new();
+            let _ = child.stderr.take().expect("piped").read_to_string(&mut said);
+            panic!("the server did not start: {said}");
+        }
+        self.ready = serde_json::from_str(&line).expect("JSON");
+        self.child = Some(child);
+    }
+
+    /// SIGKILL.
+    fn kill(&mut self) {
+        if let Some(mut child) = self.child.take() {
+            child.kill().expect("it runs");
+            child.wait().expect("it ends");
+        }
+    }
+
+    fn name(&self) -> String {
+        self.address.to_string()
+    }
+
+    fn addr(&self) -> SocketAddr {
+        self.ready["address"].as_str().expect("an address").parse().expect("an address")
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+fn kv(server: &Server, verb: &str, more: &[&str]) -> common::Said {
+    run(rem().args(["kv", verb, &server.name()]).args(more))
+}
+
+fn text(bytes: Vec<u8>) -> String {
+    String::from_utf8(bytes).expect("UTF-8")
+}
+
+#[test]
+fn values_go_in_and_come_out() {
+    let mut server = Server::new(&[]);
+    assert_eq!(server.ready["made"].as_bool(), Some(true));
+    let version = text(kv(&server, "put", &["greeting", "hello"]).good());
+    assert_eq!(kv(&server, "get", &["greeting"]).good(), b"hello");
+    kv(&server, "get", &["nothing"]).bad("nothing has no value");
+    kv(&server, "put", &["greeting", "no", "--expect", "absent"]).bad("not what --expect asks for");
+    kv(&server, "put", &["other", "no", "--expect", "present"]).bad("--expect asks for one");
+    let made = kv(&server, "put", &["greeting", "hi", "--expect", version.trim(), "--json"]).json();
+    assert!(made["version"].as_u64() > version.trim().parse().ok(), "{made}");
+    assert!(made["survives"].as_str().is_some_and(|survives| survives.contains("process")), "{made}");
+    kv(&server, "put", &["greeting", "no", "--expect", version.trim()]).bad("not what --expect asks for");
+
+    // Any bytes, of a size that takes several chunks; from a stream and from a file.
+    let large = common::bytes(7, 600_000);
+    let mut put = rem();
+    put.args(["kv", "put", &server.name(), "large"]);
+    run_with_input(&mut put, &large).good();
+    let out = server.dir.path().join("out");
+    kv(&server, "get", &["large", "--output", out.to_str().expect("UTF-8")]).good();
+    assert!(std::fs::read(&out).expect("written") == large, "600,000 bytes come back");
+    kv(&server, "put", &["copy", "--file", out.to_str().expect("UTF-8")]).good();
+    assert!(kv(&server, "get", &["copy"]).good() == large, "and again");
+
+    let mut put = rem();
+    put.args(["kv", "put", &server.name(), "--batch"]);
+    let pairs: String = (0..300).map(|n| format!("user:{n}\tvalue {n}\n")).collect();
+    assert_eq!(text(run_with_input(&mut put, pairs.as_bytes()).good()).lines().count(), 300);
+    let mut keys: Vec<String> =
+        text(kv(&server, "scan", &["--prefix", "user:"]).good()).lines().map(str::to_owned).collect();
+    keys.sort();
+    keys.dedup();
+    assert_eq!(keys.len(), 300);
+    assert_eq!(text(kv(&server, "scan", &["--limit", "5"]).good()).lines().count(), 5);
+    let pairs = text(kv(&server, "scan", &["--prefix", "user:29", "--values"]).good());
+    assert!(pairs.contains("user:299\tvalue 299\n"), "{pairs}");
+    assert_eq!(text(kv(&server, "get", &["user:1", "user:2"]).good()), "user:1\tvalue 1\nuser:2\tvalue 2\n");
+    assert_eq!(text(kv(&server, "del", &["user:1", "user:2", "nobody"]).good()), "2\n");
+    kv(&server, "get", &["user:1", "user:3", "--json"]).good_but("has no value");
+
+    let stats = kv(&server, "stats", &["--json"]).json();
+    assert_eq!(stats["mode"].as_str(), Some("durable"));
+    assert!(stats["reserved"].as_u64() >= Some(300), "{stats}");
+    kv(&server, "stats", &[]).good();
+    let whole = kv(&server, "verify", &["--json"]).json();
+    assert_eq!((whole["whole"].as_bool(), whole["values"].as_u64()), (Some(true), Some(301)), "{whole}");
+    let scrubbed = kv(&server, "scrub", &["--json"]).json();
+    assert_eq!((scrubbed["repaired"].as_u64(), scrubbed["lost"].as_u64()), (Some(0), Some(0)), "{scrubbed}");
+    let compact = kv(&server, "compact", &["--json"]).json();
+    assert_eq!(compact["to_clean"].as_u64(), Some(0), "{compact}");
+    assert!(compact["regions_free"].as_u64() >= compact["regions_free_before"].as_u64(), "{compact}");
+
+    // Served: not by a second one, and not to be looked at.
+    run(rem().args(["kv", "serve", "--listen", &address().to_string()]).arg(server.file()))
+        .bad("is not served");
+    run(rem().args(["kv", "verify"]).arg(server.file())).bad("");
+    server.kill();
+    let before = std::fs::read(server.file()).expect("a file");
+    let whole = run(rem().args(["kv", "verify", "--json"]).arg(server.file())).json();
+    assert_eq!(
+        (whole["whole"].as_bool(), whole["verified"].as_u64() >= Some(301)),
+        (Some(true), true),
+        "{whole}"
+    );
+    assert!(std::fs::read(server.file()).expect("a file") == before, "verifying changes nothing");
+    run(rem().args(["kv", "scrub"]).arg(server.file())).good();
+    server.start(&["--mode", "erda"]);
+    assert_eq!(server.ready["made"].as_bool(), Some(false));
+    assert_eq!(kv(&server, "get", &["greeting"]).good(), b"hi");
+    assert!(kv(&server, "get", &["copy"]).good() == large, "it is still there");
+}
+
+trait GoodBut {
+    fn good_but(self, what: &str);
+}
+
+impl GoodBut for common::Said {
+    /// It failed, and printed something first.
+    fn good_but(self, what: &str) {
+        assert_eq!(self.status, Some(1), "{}", self.stderr);
+        assert!(self.stderr.contains(what), "{}", self.stderr);
+        assert!(!self.stdout.is_empty());
+    }
+}
+
+#[test]
+fn what_cannot_be_done_is_said_in_a_sentence() {
+    let server = Server::new(&["--size", "1M"]);
+    let long = "k".repeat(1025);
+    kv(&server, "put", &[&long, "v"]).bad("1 to 1024 bytes");
+    let mut put = rem();
+    put.args(["kv", "put", &server.name(), "large"]);
+    run_with_input(&mut put, &vec![1; 2 << 20]).bad("too large for this pool");
+    let mut put = rem();
+    put.args(["kv", "put", &server.name(), "--batch"]);
+    run_with_input(&mut put, b"no tab\n").bad("line 1 has no tab");
+    let unread = kv(&server, "put", &["k", "v", "--ttl", "soon"]);
+    assert!(unread.stderr.contains("is no time"), "{}", unread.stderr);
+    let unread = kv(&server, "put", &["k", "v", "--expect", "maybe"]);
+    assert!(unread.stderr.contains("is no condition"), "{}", unread.stderr);
+
+    let dir = tempfile::tempdir().expect("a directory");
+    let file = dir.path().join("letter");
+    std::fs::write(&file, vec![b'x'; 1 << 20]).expect("written");
+    run(rem().args(["kv", "serve", "--listen", &address().to_string()]).arg(&file))
+        .bad("something else than a store");
+    run(rem().args(["kv", "verify"]).arg(&file)).bad("there is no store");
+    let small = dir.path().join("small");
+    run(rem().args(["kv", "serve", "--size", "4K", "--listen", &address().to_string()]).arg(&small))
+        .bad("256 KiB at least");
+    run(rem().args(["kv", "verify", "no such file"])).bad("neither a file nor an address");
+    // Nobody there.
+    run(rem().args(["kv", "get", &address().to_string(), "key", "--patience", "1"])).bad("");
+}
+
+#[test]
+fn a_client_that_is_killed_leaves_whole_values() {
+    let server = Server::new(&["--lease", "500", "--size", "16M"]);
+    for round in 0..2 {
+        let mut writer = rem();
+        writer.args(["kv", "put", &server.name(), "--batch"]);
+        writer.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
+        let mut child = writer.spawn().expect("rem starts");
+        let mut stdin = child.stdin.take().expect("piped");
+        let feeding = std::thread::spawn(move || {
+            for n in 0_u64.. {
+                let pair =
+                    format!("key {}\tround {round} value {n} {}\n", n % 500, "x".repeat(n as usize % 700));
+                if stdin.write_all(pair.as_bytes()).is_err() {
+                    return;
+                }
+            }
+        });
+        // Some are acknowledged, and then it dies in the midst of others.
+        let mut acknowledged = BufReader::new(child.stdout.take().expect("piped")).lines();
+        let seen = (0..600).map_while(|_| acknowledged.next()).count();
+        assert_eq!(seen, 600);
+        child.kill().expect("it runs");
+        child.wait().expect("it ends");
+        feeding.join().expect("the feeder ends");
+        // Every one of the first 500 keys was acknowledged, and each has a whole value now, this round's.
+        let found = text(kv(&server, "scan", &["--values", "--patience", "60"]).good());
+        let values: BTreeMap<&str, &str> = found.lines().filter_map(|line| line.split_once('\t')).collect();
+        assert_eq!(values.len(), 500);
+        for (key, value) in values {
+            assert!(value.starts_with(&format!("round {round} value ")), "{key}: {value}");
+        }
+        // The keys that it was writing are free again.
+        kv(&server, "put", &["key 1", "mine", "--patience", "60"]).good();
+    }
+    assert_eq!(kv(&server, "verify", &["--json"]).json()["whole"].as_bool(), Some(true));
+}
+
+/// What a writer knows of its keys: what was acknowledged last, and what may have been written since.
+type Known = BTreeMap<String, (u64, Vec<u64>)>;
+
+fn value(n: u64) -> Vec<u8> {
+    [&n.to_le_bytes()[..], &vec![n as u8; n as usize % 3000]].concat()
+}
+
+fn write(addr: SocketAddr, writer: usize, stop: &AtomicBool, done: &AtomicU64) -> Known {
+    let context =
+        remanence_verbs::Context::open(remanence_verbs::Options::udp(address().into())).expect("a device");
+    let mut store =
+        Store::connect(&context, addr, ConnectOptions::default().patience(PATIENCE)).expect("connected");
+    let mut known = Known::new();
+    for n in 0_u64.. {
+        if stop.load(Ordering::Acquire) {
+            break;
+        }
+        let key = format!("writer {writer} key {}", n % 20);
+        let entry = known.entry(key.clone()).or_default();
+        match store.put(key.as_bytes(), &value(n), PutOptions::default()) {
+            Ok(_) => *entry = (n, Vec::new()),
+            // It is told, and not guessed.
+            Err(Error::Unknown(_)) => entry.1.push(n),
+            Err(error) => panic!("{error}"),
+        }
+        done.fetch_add(1, Ordering::AcqRel);
+    }
+    known
+}
+
+#[test]
+fn a_server_that_is_killed_under_load_has_everything_that_was_acknowledged() {
+    let mut server = Server::new(&["--size", "16M"]);
+    let addr = server.addr();
+    let (stop, done) = (AtomicBool::new(false), AtomicU64::new(0));
+    std::thread::scope(|scope| {
+        let (stop, done) = (&stop, &done);
+        let writers: Vec<_> = (0..2).map(|n| scope.spawn(move || write(addr, n, stop, done))).collect();
+        for _ in 0..3 {
+            let (before, begin) = (done.load(Ordering::Acquire), Instant::now());
+            while done.load(Ordering::Acquire) < before + 100 {
+                assert!(begin.elapsed() < PATIENCE, "the writers do not go on");
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            server.kill();
+            server.start(&[]);
+        }
+        let (before, begin) = (done.load(Ordering::Acquire), Instant::now());
+        while done.load(Ordering::Acquire) < before + 100 {
+            assert!(begin.elapsed() < PATIENCE, "the writers do not go on");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        stop.store(true, Ordering::Release);
+        let known: Vec<Known> = writers.into_iter().map(|writer| writer.join().expect("a writer")).collect();
+        server.kill();
+        server.start(&[]);
+        let context = remanence_verbs::Context::open(remanence_verbs::Options::udp(address().into()))
+            .expect("a device");
+        let mut store =
+            Store::connect(&context, addr, ConnectOptions::default().patience(PATIENCE)).expect("connected");
+        for (key, (acknowledged, perhaps)) in known.iter().flatten() {
+            let found = store.get(key.as_bytes()).expect("a GET").expect("it was acknowledged").value;
+            let right = found == value(*acknowledged) || perhaps.iter().any(|n| found == value(*n));
+            assert!(right, "{key}: neither {acknowledged} nor any of {perhaps:?}");
+        }
+    });
+    assert_eq!(kv(&server, "verify", &["--json"]).json()["whole"].as_bool(), Some(true));
+}
