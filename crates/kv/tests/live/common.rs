@@ -19,7 +19,7 @@ use tempfile::TempDir;
 pub(crate) const SIZE: u64 = 4 << 20;
 
 /// How long a test waits for what must come: much longer than it takes.
-const PATIENCE: Duration = Duration::from_secs(60);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 /// An address of 127/8 that no other test of this or another process uses at the moment.
 pub(crate) fn address() -> IpAddr {
@@ -65,7 +65,15 @@ impl Host {
         change: impl FnOnce(ServerOptions) -> ServerOptions,
     ) -> Self {
         let options = change(ServerOptions::file(path).size(size));
-        let mut server = Server::bind(context, options).expect("a server");
+        Self::run(Server::bind(context, options).expect("a server"))
+    }
+
+    /// Of any store.
+    pub(crate) fn of(options: ServerOptions) -> Self {
+        Self::run(Server::bind(&context(), options).expect("a server"))
+    }
+
+    fn run(mut server: Server) -> Self {
         let (addr, metrics, recovered) = (server.addr(), server.metrics(), *server.recovered());
         let stop = Arc::new(AtomicBool::new(false));
         let stopping = Arc::clone(&stop);
