@@ -206,6 +206,11 @@ impl Session {
         Ok(self.noticed.take())
     }
 
+    /// The same, of what arrived while something was waited for.
+    pub(super) const fn take_notice(&mut self) -> Option<u64> {
+        self.noticed.take()
+    }
+
     fn collect_notices(&mut self) {
         while let Some(notice) = self.remote.notice() {
             if let Ok(view) = notice.try_into().map(u64::from_le_bytes) {

@@ -18,6 +18,8 @@ const TOGETHER: usize = 256;
 const TOGETHER_BYTES: usize = 32 << 20;
 /// Who has been idle for so long looks first whether the connection is still there.
 const IDLE: Duration = Duration::from_millis(20);
+/// Between two attempts to write where there is no room yet.
+const FULL_NAP: Duration = Duration::from_millis(5);
 /// Between two attempts to connect again.
 const RETRY: Duration = Duration::from_millis(50);
 
@@ -203,6 +205,10 @@ impl Store {
                                 fenced = Some(Error::Refused(Refusal::Fenced));
                                 next.push(*n);
                             }
+                            // Cleaning waits for clients to answer, or for their leases.
+                            Err(client::Error::Refused(Refusal::Full)) if self.is_cleaning(since) => {
+                                next.push(*n)
+                            }
                             outcome => outcomes[*n] = Some(outcome.map_err(Error::from)),
                         }
                     }
@@ -224,6 +230,9 @@ impl Store {
                 }
             }
             lot = next;
+            if fenced.is_none() && !lot.is_empty() {
+                std::thread::sleep(FULL_NAP);
+            }
             if let Some(error) = fenced
                 && let Err(error) = self.lost(error, since)
             {
@@ -231,6 +240,18 @@ impl Store {
             }
         }
         Ok(())
+    }
+
+    /// Whether room may become free soon.
+    fn is_cleaning(&mut self, since: Instant) -> bool {
+        let long = self.session.lease().saturating_mul(2).min(self.options.waits());
+        since.elapsed() < long
+            && self
+                .session
+                .ask(What::Stats, &[])
+                .ok()
+                .and_then(|said| StoreStats::parse(&said))
+                .is_some_and(|stats| stats.usage.cleaning || stats.to_clean > 0)
     }
 
     /// These were not written. If that is all there is to say, it is said at once.
@@ -376,7 +397,9 @@ impl Store {
                     self.reconnected += 1;
                 }
                 Err(error) => {
-                    if !self.options.reconnect || since.elapsed() >= self.options.waits() {
+                    // Something else listens there now.
+                    let other = matches!(error, Error::Stranger(_) | Error::OtherVersion { .. });
+                    if other || !self.options.reconnect || since.elapsed() >= self.options.waits() {
                         return Err(error);
                     }
                     std::thread::sleep(RETRY);
@@ -420,7 +443,7 @@ impl Store {
 
     /// Says what there is to say when nothing is under way.
     fn tidy(&mut self) -> Result<(), Error> {
-        if self.session.noticed()?.is_some_and(|view| view > self.client.view().number) {
+        if self.session.take_notice().is_some_and(|view| view > self.client.view().number) {
             attend(&mut self.client, &mut self.session)?;
         }
         while let Some(report) = self.client.poll_report() {
