@@ -41,7 +41,13 @@ impl Server {
     fn start(&mut self, more: &[&str]) {
         let mut command = rem();
         command.args(["kv", "serve"]).arg(self.file());
-        command.args(["--listen", &self.address.to_string(), "--json", "--size", "4M"]).args(more);
+        command.args(["--listen", &self.address.to_string(), "--json"]).args(more);
+        // Long enough that nobody is cut off because the machine is busy.
+        for (option, value) in [("--size", "4M"), ("--lease", "30000")] {
+            if !more.contains(&option) {
+                command.args([option, value]);
+            }
+        }
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("rem starts");
         let mut line = String::new();
         BufReader::new(child.stdout.as_mut().expect("piped")).read_line(&mut line).expect("a line");
@@ -203,7 +209,7 @@ fn what_cannot_be_done_is_said_in_a_sentence() {
 
 #[test]
 fn a_client_that_is_killed_leaves_whole_values() {
-    let server = Server::new(&["--lease", "500", "--size", "16M"]);
+    let server = Server::new(&["--lease", "5000", "--size", "16M"]);
     for round in 0..2 {
         let mut writer = rem();
         writer.args(["kv", "put", &server.name(), "--batch"]);

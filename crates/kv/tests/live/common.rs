@@ -64,13 +64,13 @@ impl Host {
         size: u64,
         change: impl FnOnce(ServerOptions) -> ServerOptions,
     ) -> Self {
-        let options = change(ServerOptions::file(path).size(size));
+        let options = change(patient(ServerOptions::file(path).size(size)));
         Self::run(Server::bind(context, options).expect("a server"))
     }
 
     /// Of any store.
     pub(crate) fn of(options: ServerOptions) -> Self {
-        Self::run(Server::bind(&context(), options).expect("a server"))
+        Self::run(Server::bind(&context(), patient(options)).expect("a server"))
     }
 
     fn run(mut server: Server) -> Self {
@@ -118,6 +118,11 @@ impl Drop for Host {
             let _ = thread.join();
         }
     }
+}
+
+/// Nobody is cut off because the machine is busy.
+fn patient(options: ServerOptions) -> ServerOptions {
+    options.lease(Duration::from_secs(60))
 }
 
 /// What nobody measures.
