@@ -313,3 +313,25 @@ fn a_server_that_is_killed_under_load_has_everything_that_was_acknowledged() {
     });
     assert_eq!(kv(&server, "verify", &["--json"]).json()["whole"].as_bool(), Some(true));
 }
+
+#[test]
+fn the_place_of_a_client_that_died_is_free_again() {
+    let server = Server::new(&["--clients", "1"]);
+    let mut writer = rem();
+    writer.args(["kv", "put", &server.name(), "--batch"]);
+    writer.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
+    let mut child = writer.spawn().expect("rem starts");
+    let mut stdin = child.stdin.take().expect("piped");
+    let pairs: String = (0..256).map(|n| format!("key {n}\tvalue\n")).collect();
+    stdin.write_all(pairs.as_bytes()).expect("it reads");
+    let mut acknowledged = BufReader::new(child.stdout.take().expect("piped")).lines();
+    assert_eq!((0..256).map_while(|_| acknowledged.next()).count(), 256);
+    kv(&server, "get", &["key 1"]).bad("as many sessions as it takes");
+    child.kill().expect("it runs");
+    child.wait().expect("it ends");
+    let begin = Instant::now();
+    while kv(&server, "get", &["key 1"]).status != Some(0) {
+        assert!(begin.elapsed() < PATIENCE, "nobody noticed that it died");
+        std::thread::sleep(Duration::from_millis(200));
+    }
+}
