@@ -142,7 +142,7 @@ fn values_go_in_and_come_out() {
     assert_eq!((scrubbed["repaired"].as_u64(), scrubbed["lost"].as_u64()), (Some(0), Some(0)), "{scrubbed}");
     let compact = kv(&server, "compact", &["--json"]).json();
     assert_eq!(compact["to_clean"].as_u64(), Some(0), "{compact}");
-    assert!(compact["regions_free"].as_u64() >= compact["regions_free_before"].as_u64(), "{compact}");
+    assert!(compact["objects_moved"].as_u64() >= Some(301), "{compact}");
 
     // Served: not by a second one, and not to be looked at.
     run(rem().args(["kv", "serve", "--listen", &address().to_string()]).arg(server.file()))

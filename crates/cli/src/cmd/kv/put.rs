@@ -154,7 +154,7 @@ fn batch(args: &Args, options: PutOptions) -> Result<(), Fail> {
     if wrong > 0 {
         return Err(Fail::new(format!("{wrong} of {count} pairs were not written; the lines above say why")));
     }
-    ui::remark(format!("{} written", ui::count(count as usize, "pair")));
+    anstream::eprintln!("{} written", ui::count(count as usize, "pair"));
     Ok(())
 }
 
@@ -181,7 +181,7 @@ fn put_lot(
             Ok(version) => writeln!(out, "{version}"),
             Err(error) => {
                 *wrong += 1;
-                eprintln!("{}", refused(key, &error));
+                anstream::eprintln!("{}", refused(key, &error));
                 Ok(())
             }
         }
