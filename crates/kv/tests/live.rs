@@ -13,7 +13,7 @@ use remanence_kv::client::{Completion, RemoteMemory as _, Verb};
 use remanence_kv::live::{ConnectOptions, Error, PutOptions, Server, ServerOptions, Store, inspect};
 use remanence_kv::proto::{Expect, Refusal, Reply, Request};
 use remanence_kv::view::Mode;
-use remanence_pmem::Region;
+use remanence_pmem::{FileOptions, Region};
 
 /// Of a server that is to cut somebody off: the others must have been heard of within it on a busy machine too.
 const LEASE: Duration = Duration::from_secs(4);
@@ -283,7 +283,8 @@ fn a_client_finds_a_server_that_comes_back() {
 
 #[test]
 fn damage_is_found_and_repaired() {
-    let region = Region::memfd("store", SIZE).expect("memory");
+    let dir = tempfile::tempdir().expect("a directory");
+    let region = FileOptions::new().create(SIZE).open(dir.path().join("store")).expect("a file");
     let host = Host::of(ServerOptions::region(region.clone()));
     let mut store = client(&host);
     store.put(b"twice", b"the version before", PutOptions::default()).expect("a PUT");
@@ -378,7 +379,8 @@ fn what_is_not_a_store_is_left_alone() {
 
 #[test]
 fn another_service_is_told_from_a_store() {
-    let region = Region::memfd("memory", SIZE).expect("memory");
+    let dir = tempfile::tempdir().expect("a directory");
+    let region = FileOptions::new().create(SIZE).open(dir.path().join("memory")).expect("a file");
     let options = remanence_remote::ServerOptions::new(&common::context(), region, 0);
     let mut server = remanence_remote::Server::bind(options).expect("a server");
     let (addr, stop) = (server.addr(), AtomicBool::new(false));

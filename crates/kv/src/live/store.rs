@@ -388,6 +388,9 @@ impl Store {
                 Err(_) => self.broken = true,
             }
         }
+        if self.broken && !self.options.reconnect {
+            return Err(remanence_remote::Error::Over.into());
+        }
         while self.broken {
             match Session::connect(&self.context, self.to, &self.options) {
                 Ok((session, view)) => {
