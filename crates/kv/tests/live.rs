@@ -177,9 +177,9 @@ fn values_end_when_their_time_is_over() {
 
 #[test]
 fn every_key_is_seen_once() {
-    let host = Host::new(SIZE, |options| options.keys(16));
+    let host = Host::new(SIZE, |options| options.keys(64));
     let mut store = client(&host);
-    let pairs: Vec<(String, &str)> = (0..1000).map(|n| (format!("key {n}"), "value")).collect();
+    let pairs: Vec<(String, &str)> = (0..300).map(|n| (format!("key {n}"), "value")).collect();
     for outcome in store.put_many(&pairs, PutOptions::default()).expect("PUTs") {
         outcome.expect("a PUT");
     }
