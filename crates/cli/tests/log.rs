@@ -258,3 +258,93 @@ fn a_killed_server_with_messages_in_its_file_loses_nothing_that_was_acknowledged
 fn a_killed_server_of_a_file_on_a_disk_loses_nothing_that_was_acknowledged() {
     kill_under_load(None, &[], None);
 }
+
+#[test]
+fn a_log_with_a_token_is_for_those_who_have_it() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let file = dir.path().join("token");
+    let name = file.to_str().expect("UTF-8");
+    let server = Server::new(Some("/dev/shm"), &["--token-file", name]);
+    assert_eq!(server.ready["token_file"], name);
+    assert!(server.ready["token_fingerprint"].is_string());
+    let secret = std::fs::read_to_string(&file).expect("it was made");
+    let append = |more: &[&str]| {
+        let mut command = rem();
+        command.args(["log", "append", &server.name()]).args(more);
+        run_with_input(&mut command, b"paid 17\n")
+    };
+    append(&[]).bad("asks for a token");
+    append(&["--token", "not-the-right-token"]).bad("has another token");
+    assert_eq!(append(&["--token-file", name]).good(), b"0\n");
+    assert_eq!(append(&["--token", secret.trim()]).good(), b"1\n");
+    run(rem().args(["log", "tail", &server.name()])).bad("asks for a token");
+    assert_eq!(tail(&server, &["--token-file", name]).len(), 2);
+    run(rem().args(["log", "verify", &server.name(), "--token-file", name])).good();
+    // An open server is not one for a client with a token: it could be anybody's.
+    let open = Server::new(Some("/dev/shm"), &[]);
+    let mut command = rem();
+    command.args(["log", "append", &open.name(), "--token-file", name]);
+    run_with_input(&mut command, b"paid 17\n").bad("did not prove that it has the token");
+    let said =
+        run(rem().args(["log", "bench", &server.name(), "--token-file", name, "--seconds", "1", "--json"]));
+    assert!(said.json()["p50_us"].as_f64().is_some_and(|us| us > 1.0), "an append takes longer than that");
+}
+
+#[test]
+fn without_a_token_a_log_is_not_served_to_other_machines_unless_that_is_said() {
+    let Ok(route) = remanence_link::route::to([192, 0, 2, 1].into()) else {
+        return println!("skipped: there is no way out of this machine");
+    };
+    let dir = tempfile::tempdir().expect("a directory");
+    let serve = |more: &[&str]| {
+        let mut command = rem();
+        command.args(["log", "serve"]).arg(dir.path().join("log"));
+        // It ends at once, as its standard input does.
+        command.args(["--listen", &format!("{}:0", route.source), "--stop-on-eof"]).args(more);
+        run(&mut command)
+    };
+    serve(&[]).bad("--insecure");
+    serve(&["--insecure"]).good();
+    serve(&["--token", "correct-horse-battery"]).good();
+}
+
+#[test]
+fn the_log_server_of_calls_appends_prints_trims_and_recovers() {
+    let dir = tempfile::tempdir_in("/dev/shm").expect("a directory");
+    let (file, at) = (dir.path().join("calls"), address().to_string());
+    let serve = || {
+        let mut command = rem();
+        command.args(["log", "calls", "serve"]).arg(&file).args(["--listen", &at, "--size", "1M"]);
+        command.args(["--word", "rotating-counter", "--json"]);
+        let mut child = command.stdout(Stdio::piped()).spawn().expect("rem starts");
+        let mut line = String::new();
+        BufReader::new(child.stdout.as_mut().expect("piped")).read_line(&mut line).expect("a line");
+        let ready: Value = serde_json::from_str(&line).expect("JSON");
+        (child, ready)
+    };
+    let kill = |mut child: Child| {
+        child.kill().expect("it runs");
+        child.wait().expect("it ends");
+    };
+    let (child, ready) = serve();
+    assert_eq!((&ready["word"], &ready["made"]), (&"rotating-counter".into(), &true.into()));
+    let said = run_with_input(rem().args(["log", "calls", "append", &at]), b"one\ntwo\nthree\n").good();
+    let positions = String::from_utf8(said).expect("UTF-8");
+    let positions: Vec<u64> = positions.lines().map(|line| line.parse().expect("a position")).collect();
+    assert_eq!(positions.len(), 3);
+    // What was acknowledged is there after the server was killed.
+    kill(child);
+    let (child, ready) = serve();
+    assert_eq!((&ready["made"], &ready["entries"]), (&false.into(), &3.into()));
+    assert_eq!(run(rem().args(["log", "calls", "tail", &at])).good(), b"one\ntwo\nthree\n");
+    run(rem().args(["log", "calls", "trim", &at, &positions[1].to_string()])).good();
+    assert_eq!(run(rem().args(["log", "calls", "tail", &at])).good(), b"two\nthree\n");
+    run(rem().args(["log", "calls", "trim", &at, "3"])).bad("refuses");
+    kill(child);
+    run(rem().args(["log", "calls", "tail", &at, "--patience", "1"])).bad("nobody answers");
+    let other = dir.path().join("other");
+    run(rem().args(["log", "calls", "serve"]).arg(&other).args(["--listen", "192.0.2.1"])).bad("--insecure");
+    std::fs::write(&other, [0; 8192 * 4]).expect("written");
+    run(rem().args(["log", "calls", "serve"]).arg(&other).args(["--listen", &at]))
+        .bad("there is no log here");
+}

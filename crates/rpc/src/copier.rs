@@ -64,6 +64,9 @@ enum Policy {
     From(u64),
     /// When that pays.
     Measured(Box<Chooser>),
+    /// As a test says, over and over.
+    #[cfg(test)]
+    Told(VecDeque<bool>),
 }
 
 impl std::fmt::Debug for Copier {
@@ -150,6 +153,8 @@ impl Copier {
         match &mut self.policy {
             Policy::From(least) => bytes < *least && self.under_way.is_empty(),
             Policy::Measured(chooser) => chooser.way(bytes) == Way::Inline,
+            #[cfg(test)]
+            Policy::Told(inline) => inline[bytes as usize % inline.len()],
         }
     }
 
@@ -249,5 +254,51 @@ pub(crate) fn fatal(error: CopyError) -> io::Error {
     match error {
         CopyError::Medium(e) => e,
         other => io::Error::other(other),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::core::event::SessionId;
+    use crate::live::body_of;
+
+    /// Calls to one place, whose lengths say who copies them.
+    #[test]
+    fn calls_are_copied_and_answered_as_they_came_whoever_copies_which() {
+        let options = Options::new().window(3);
+        for told in [vec![true], vec![false], vec![true, false], vec![false, false, true, true, false]] {
+            let mut copier = Copier::worker(options, Placement::WriteBack, 0).expect("a thread");
+            copier.policy = Policy::Told(told.iter().copied().collect());
+            let region = Region::anonymous(1 << 16).expect("memory");
+            let (mut answered, mut last) = (0, [0; 1]);
+            for n in 0..200_u64 {
+                let id = RequestId { session: SessionId { number: 1, key: 1 }, number: n };
+                // Long ones, so that the engine is behind when a short way is taken.
+                let len = 20_000 + (n * 7919 % 11) as usize;
+                let body = body_of(&vec![n as u8; len]);
+                copier.submit(&region, Job { id, body, skip: 8, to: 64 });
+                if n % 5 == 4 {
+                    while let Some((id, outcome)) = copier.poll(&region) {
+                        assert_eq!((id.number, outcome.is_ok()), (answered, true), "{told:?}");
+                        answered += 1;
+                    }
+                }
+            }
+            while !copier.is_idle() {
+                match copier.poll(&region) {
+                    Some((id, outcome)) => {
+                        assert_eq!((id.number, outcome.is_ok()), (answered, true), "{told:?}");
+                        answered += 1;
+                        // Nothing of a later call was there before this one, and nothing of this one comes after it.
+                        region.read(64, &mut last);
+                        assert!(u64::from(last[0]) >= id.number, "{told:?}: {} at {}", last[0], id.number);
+                    }
+                    None => std::thread::yield_now(),
+                }
+            }
+            region.read(64, &mut last);
+            assert_eq!((answered, last[0]), (200, 199), "{told:?}");
+        }
     }
 }

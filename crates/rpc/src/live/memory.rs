@@ -247,3 +247,12 @@ impl Body<Live> {
         bytes
     }
 }
+
+/// A request of these bytes, for tests of what is done with one.
+#[cfg(test)]
+pub(crate) fn body_of(bytes: &[u8]) -> crate::core::buffers::Body<Live> {
+    let pool = Pool::new(1 << 17).expect("memory");
+    let message = pool.message(bytes.len()).expect("room");
+    message.write(0, bytes);
+    crate::core::buffers::Body::Message { message, len: bytes.len() }
+}

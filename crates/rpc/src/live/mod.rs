@@ -16,6 +16,8 @@ mod memory;
 mod nexus;
 mod rpc;
 
+#[cfg(test)]
+pub(crate) use memory::body_of;
 pub use memory::{Live, Message, Received};
 pub use nexus::Nexus;
 pub use rpc::{Options, Rpc};
