@@ -2,6 +2,7 @@
 
 mod compact;
 mod del;
+mod gateway;
 mod get;
 mod put;
 mod scan;
@@ -50,6 +51,8 @@ enum Verb {
     Scrub(scrub::Args),
     /// Clean all logs, so that what was replaced or deleted gives its room back
     Compact(compact::Args),
+    /// Redis clients on a store
+    Gateway(gateway::Args),
 }
 
 pub(crate) fn run(args: &Args) -> Result<(), Fail> {
@@ -63,6 +66,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Fail> {
         Verb::Verify(args) => verify::run(args),
         Verb::Scrub(args) => scrub::run(args),
         Verb::Compact(args) => compact::run(args),
+        Verb::Gateway(args) => gateway::run(args),
     }
 }
 

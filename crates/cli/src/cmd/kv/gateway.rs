@@ -1,0 +1,216 @@
+//! `rem kv gateway`.
+
+use std::io::{Read as _, Write as _};
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use remanence_gateway::live::Connector;
+use remanence_gateway::{Address, Gateway, Options};
+use remanence_kv::live::{ConnectOptions, Store};
+use remanence_kv::view::Mode;
+use remanence_resp::engine::Config;
+use remanence_resp::protocol::Limits;
+use remanence_resp::store::StoreError;
+use serde_json::json;
+
+use crate::args::{Reach, Server, Size};
+use crate::device;
+use crate::fail::{Context as _, Fail};
+use crate::signals::Stop;
+use crate::ui::{self, Mood};
+
+#[derive(clap::Args, Debug)]
+#[command(after_help = "\
+Examples:
+  rem kv gateway 192.0.2.7                             Redis on 127.0.0.1:6379, over the store that 192.0.2.7 serves
+  rem kv gateway 127.0.0.1 --listen 127.0.0.1:6380 --listen /run/gateway.sock --threads 2
+  rem kv gateway 127.0.0.1 --metrics 127.0.0.1:9181 --password-file secret
+
+redis-cli, redis-benchmark and Redis libraries connect as to Redis 7; docs/gateway.md has the commands. A server that restarts
+is connected to again. Several gateways may serve one store.")]
+pub(super) struct Args {
+    /// Server of the store, as HOST or HOST:PORT
+    #[arg(value_name = "SERVER")]
+    server: Server,
+    /// Where Redis clients connect: HOST:PORT, or the path of a unix socket; may be given several times, port 0 is a free one
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:6379")]
+    listen: Vec<String>,
+    /// Threads, each with a connection to the server [default: one for each processor, 8 at most]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256))]
+    threads: Option<u16>,
+    /// Serve metrics for Prometheus at http://ADDRESS/metrics, without authentication
+    #[arg(long, value_name = "ADDRESS")]
+    metrics: Option<SocketAddr>,
+    /// File whose first line is the password that Redis clients must AUTHenticate with
+    #[arg(long, value_name = "FILE", env = "REM_REDIS_PASSWORD_FILE")]
+    password_file: Option<PathBuf>,
+    /// Redis clients at a time
+    #[arg(long, value_name = "N", default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(1..))]
+    clients: u32,
+    /// Close clients that are idle for so many seconds; 0: never
+    #[arg(long, value_name = "SECONDS", default_value_t = 0)]
+    idle: u32,
+    /// Close clients that leave replies unread for so many seconds
+    #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u32).range(1..))]
+    stall: u32,
+    /// Bytes of replies that a client may leave unread before it is not read from
+    #[arg(long, value_name = "SIZE", default_value = "1M")]
+    output: Size,
+    /// Bytes of the longest value that a client may send
+    #[arg(long, value_name = "SIZE", default_value = "512M")]
+    value: Size,
+    /// Databases that SELECT has
+    #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u16).range(1..=256))]
+    databases: u16,
+    /// Places of values that each thread remembers, so that a GET takes one READ
+    #[arg(long, value_name = "N", default_value_t = 1 << 20)]
+    locations: usize,
+    /// How long commands wait for a server that has gone before they fail at once, milliseconds
+    #[arg(long, value_name = "MS", default_value_t = 1000)]
+    hold: u64,
+    /// Give up a connection to the server when that shows no sign of life for so many seconds
+    #[arg(long, value_name = "SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=3600))]
+    patience: u64,
+    #[command(flatten)]
+    reach: Reach,
+    /// Print JSON: one line when ready, one at the end
+    #[arg(long)]
+    json: bool,
+    /// Stop when standard input ends: for programs that start gateways
+    #[arg(long, hide = true)]
+    stop_on_eof: bool,
+}
+
+pub(super) fn run(args: &Args) -> Result<(), Fail> {
+    let asked = Stop::listen()?;
+    let to = args.server.resolve()?;
+    let context = device::open_towards(to.ip(), args.reach.local)?;
+    let patience = Duration::from_secs(args.patience);
+    let connect = ConnectOptions::default()
+        .patience(patience)
+        .locations(args.locations)
+        .tokens(args.reach.tokens.load_any()?);
+    // What the store is, and whether there is one, is asked before anybody is let in.
+    let of = |e: remanence_kv::live::Error| Fail::new(format!("{}: {e}", args.server));
+    let mut probe = Store::connect(&context, to, connect.clone()).map_err(of)?;
+    let region = probe.session().region();
+    let mode = probe.client().view().mode;
+    drop(probe);
+    let durable = mode == Mode::Durable && region.guarantee.is_durable();
+    let durability = match mode {
+        Mode::Durable => {
+            format!("an acknowledged write survives what the server's memory does: {}", region.sentence)
+        }
+        Mode::Erda => {
+            "an acknowledged write is visible, and not yet durable: a failure of the server may take it back"
+                .to_owned()
+        }
+    };
+
+    let options = Options {
+        listen: args
+            .listen
+            .iter()
+            .map(|text| Address::parse(text))
+            .collect::<Result<_, _>>()
+            .map_err(gateway)?,
+        metrics: args.metrics,
+        threads: args.threads.map_or(Options::default().threads, usize::from),
+        config: Config {
+            password: args.password()?,
+            databases: args.databases,
+            clients_max: args.clients as usize,
+            idle_timeout_s: args.idle.into(),
+            bulk_max: args.value.0 as usize,
+            durability: durability.clone(),
+            durable,
+            ..Config::default()
+        },
+        limits: Limits { bulk: args.value.0 as usize, ..Limits::default() },
+        output_high: args.output.0 as usize,
+        stall: Duration::from_secs(args.stall.into()),
+        ..Options::default()
+    };
+    let connector = Connector::new(&context, to, connect).hold(Duration::from_millis(args.hold));
+    let options = Options { more_metrics: Some(connector.metrics()), ..options };
+    let open = |_| connector.connect().map_err(|e| StoreError::Unavailable(e.to_string()));
+    let running = Gateway::start(options, open).map_err(gateway)?;
+    let addresses: Vec<String> = running.addresses().iter().map(ToString::to_string).collect();
+    let metrics = running.metrics().map(|address| format!("http://{address}/metrics"));
+    if args.json {
+        let ready = json!({
+            "event": "ready",
+            "addresses": addresses,
+            "metrics": metrics,
+            "pid": std::process::id(),
+            "server": to.to_string(),
+            "mode": if mode == Mode::Durable { "durable" } else { "erda" },
+            "durable": durable,
+            "durability": durability,
+        });
+        print_line(&ready.to_string())?;
+    } else {
+        ui::line(Mood::Good, "store", format!("{to}, {region}"));
+        ui::line(Mood::Good, "address", addresses.join(", "));
+        if let Some(metrics) = &metrics {
+            ui::line(Mood::Good, "metrics", metrics);
+        }
+        ui::line(if durable { Mood::Good } else { Mood::Note }, "durability", &durability);
+        ui::remark("\n  Ctrl-C answers what has been received, and stops.");
+    }
+    if args.stop_on_eof {
+        let asked = asked.clone();
+        std::thread::spawn(move || {
+            let mut sink = [0; 64];
+            while !matches!(std::io::stdin().read(&mut sink), Ok(0) | Err(_)) {}
+            asked.ask();
+        });
+    }
+    let stopper = running.stopper();
+    std::thread::spawn(move || {
+        while !asked.is_asked() {
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        stopper.stop();
+    });
+    let shared = running.shared().clone();
+    if !running.wait() {
+        return Err(Fail::new(
+            "a thread of the gateway panicked, and the others were stopped; report what it said",
+        ));
+    }
+    let (clients, commands) = (shared.stats.connections.get(), shared.stats.commands.get());
+    if args.json {
+        print_line(&json!({ "event": "stopped", "clients": clients, "commands": commands }).to_string())?;
+    } else {
+        ui::remark(format!("stopped after {}", ui::count(commands as usize, "command")));
+    }
+    Ok(())
+}
+
+fn gateway(error: remanence_gateway::Error) -> Fail {
+    Fail::new(error.to_string())
+}
+
+impl Args {
+    fn password(&self) -> Result<Option<String>, Fail> {
+        let Some(file) = &self.password_file else { return Ok(None) };
+        let text = std::fs::read_to_string(file)
+            .context(|| format!("the password file {} cannot be read", file.display()))?;
+        let password = text.lines().next().unwrap_or_default();
+        if password.is_empty() {
+            return Err(Fail::new(format!(
+                "the password file {} is empty; its first line is the password",
+                file.display()
+            )));
+        }
+        Ok(Some(password.to_owned()))
+    }
+}
+
+/// A line for another program, which may be waiting for it behind a pipe.
+fn print_line(line: &str) -> Result<(), Fail> {
+    let mut out = std::io::stdout().lock();
+    writeln!(out, "{line}").and_then(|()| out.flush()).context(|| "standard output cannot be written".into())
+}
