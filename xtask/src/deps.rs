@@ -41,6 +41,8 @@ const EDGES: &[(&str, &[&str])] = &[
             "remote",
             "remotelog",
             "rpc",
+            "kv",
+            "ycsb",
         ],
     ),
     (

@@ -12,6 +12,14 @@ use crate::report::{Report, Row, bytes};
 /// # Errors
 /// One sentence if the file cannot be written.
 pub fn draw(report: &Report, path: &Path) -> Result<(), String> {
+    draw_in(report, path, 3)
+}
+
+/// The same, with so many panels beside each other.
+///
+/// # Errors
+/// As [`draw`].
+pub fn draw_in(report: &Report, path: &Path, columns: usize) -> Result<(), String> {
     let mut panels: Vec<(String, &str, &str)> = Vec::new();
     for row in &report.rows {
         let panel = (row.op.clone(), row.metric, row.unit);
@@ -23,7 +31,7 @@ pub fn draw(report: &Report, path: &Path) -> Result<(), String> {
     if panels.is_empty() {
         return Err("nothing to draw: no operation was measured at more than one size".into());
     }
-    let columns = panels.len().min(3);
+    let columns = panels.len().min(columns);
     let lines = panels.len().div_ceil(columns);
     let title = format!("rem bench {} on {}", report.bench, report.machine);
     // One panel is narrower than a title that names the machine.

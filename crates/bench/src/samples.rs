@@ -29,6 +29,10 @@ pub enum Metric {
     Throughput,
     /// 10^6 operations a second; every burst is a sample.
     Rate,
+    /// Microseconds of CPU time for each operation; every burst is a sample.
+    Cpu,
+    /// Messages for each operation; every burst is a sample.
+    Messages,
 }
 
 impl Metric {
@@ -37,14 +41,16 @@ impl Metric {
             Self::Latency => ("latency", "us"),
             Self::Throughput => ("throughput", "GB/s"),
             Self::Rate => ("rate", "Mop/s"),
+            Self::Cpu => ("cpu", "us/op"),
+            Self::Messages => ("messages", "per op"),
         }
     }
 
     /// The histograms count integers: nanoseconds, kilobytes a second, operations a second.
     const fn scale(self) -> f64 {
         match self {
-            Self::Latency => 1e3,
-            Self::Throughput | Self::Rate => 1e6,
+            Self::Latency | Self::Cpu => 1e3,
+            Self::Throughput | Self::Rate | Self::Messages => 1e6,
         }
     }
 }
@@ -95,6 +101,15 @@ impl Samples {
         (weight > 0.0).then(|| sum / weight)
     }
 
+    /// The median of a point, of the state with the most samples.
+    #[must_use]
+    pub fn median(&self, key: &Key) -> Option<f64> {
+        let of_all = [State::Near, State::Far, State::Unclear, State::Any].into_iter();
+        let kept = of_all.filter_map(|state| self.kept.get(&(key.clone(), state)));
+        let most = kept.filter(|histogram| !histogram.is_empty()).max_by_key(|histogram| histogram.len())?;
+        Some(most.value_at_quantile(0.5) as f64 / key.metric.scale())
+    }
+
     /// Every point as a row of the report.
     #[must_use]
     pub fn rows(&self) -> Vec<Row> {
@@ -103,7 +118,8 @@ impl Samples {
             .filter(|(_, histogram)| !histogram.is_empty())
             .map(|((key, state), histogram)| {
                 let (metric, unit) = key.metric.words();
-                let tail = if key.metric == Metric::Latency { 0.99 } else { 0.01 };
+                let slowest_low = matches!(key.metric, Metric::Throughput | Metric::Rate);
+                let tail = if slowest_low { 0.01 } else { 0.99 };
                 Row {
                     series: key.series.clone(),
                     op: key.op.clone(),

@@ -91,8 +91,8 @@ pub struct Baseline<M> {
     /// The index, as it is on the medium: entry and address.
     index: BTreeMap<Vec<u8>, u64>,
     free: BTreeSet<u64>,
-    /// Numbers of records that were begun and not applied, oldest first.
-    waiting: VecDeque<u64>,
+    /// Records that were begun and not applied, oldest first: number and key, so that a reader need not look into others'.
+    waiting: VecDeque<(u64, Vec<u8>)>,
     next: u64,
     /// The applied number on the medium.
     applied: u64,
@@ -156,9 +156,10 @@ impl<M: Medium> Baseline<M> {
         }
         // Read After Write hands places out in order, and a client may have died within one: look at the whole ring.
         for number in applied..applied + sizes.records {
-            if this.pair(number).is_some() {
+            if let Some(mut pair) = this.pair(number) {
                 this.next = number + 1;
-                this.waiting.push_back(number);
+                pair.truncate(sizes.key);
+                this.waiting.push_back((number, pair));
             }
         }
         this.apply(usize::MAX)?;
@@ -200,7 +201,8 @@ impl<M: Medium> Baseline<M> {
     pub fn apply(&mut self, at_most: usize) -> std::io::Result<usize> {
         let mut applied = None;
         for _ in 0..at_most {
-            let Some(number) = self.waiting.front().copied() else { break };
+            let Some((number, _)) = self.waiting.front() else { break };
+            let number = *number;
             let Some(pair) = self.pair(number) else { break };
             let key = pair[..self.sizes.key].to_vec();
             match self.index.get(&key) {
@@ -238,8 +240,8 @@ impl<M: Medium> Baseline<M> {
 
     /// Gives up on a record that its client will not finish.
     pub fn skip_unfinished(&mut self) {
-        if let Some(number) = self.waiting.front().copied()
-            && self.pair(number).is_none()
+        if let Some((number, _)) = self.waiting.front()
+            && self.pair(*number).is_none()
         {
             self.waiting.pop_front();
         }
@@ -259,7 +261,7 @@ impl<M: Medium> Baseline<M> {
                 if !self.has_room(key)? {
                     return Ok(Reply::Refused(Refusal::Full));
                 }
-                let number = self.begin();
+                let number = self.begin(key);
                 let bytes = record(number, key, value);
                 self.medium.write_nt(self.sizes.slot(number), &bytes);
                 self.medium.psync()?;
@@ -272,7 +274,7 @@ impl<M: Medium> Baseline<M> {
                 if !self.has_room(key)? {
                     return Ok(Reply::Refused(Refusal::Full));
                 }
-                let number = self.begin();
+                let number = self.begin(key);
                 let at = self.sizes.slot(number);
                 let version = number + 1;
                 Reply::Reserved(Reserved {
@@ -301,19 +303,17 @@ impl<M: Medium> Baseline<M> {
         Ok(table && self.next - self.applied < self.sizes.records)
     }
 
-    fn begin(&mut self) -> u64 {
+    fn begin(&mut self, key: &[u8]) -> u64 {
         let number = self.next;
         self.next += 1;
-        self.waiting.push_back(number);
+        self.waiting.push_back((number, key.to_vec()));
         self.written.data += self.sizes.record() as u64;
         number
     }
 
     fn get(&self, key: &[u8]) -> Reply {
-        let newest = self.waiting.iter().rev().find_map(|number| {
-            let pair = self.pair(*number)?;
-            pair.starts_with(key).then_some((*number, pair))
-        });
+        let own = self.waiting.iter().rev().filter(|(_, of)| of == key);
+        let newest = own.filter_map(|(number, _)| Some((*number, self.pair(*number)?))).next();
         let (version, pair) = match newest {
             Some((number, pair)) => (number + 1, pair),
             None => {

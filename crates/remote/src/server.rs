@@ -26,6 +26,7 @@ use crate::codec::clipped;
 use crate::error::Error;
 use crate::hello::{Hello, Rejection, SLOT_SIZE_MAX, SLOTS_MAX, Stranger, VERSION, Welcome, Window};
 use crate::message::Answer;
+use crate::meter::Meter;
 use crate::program::granule_shift;
 use crate::responder::{Responder, Served, Terms, World};
 use crate::ring::{Layout, Recovered, Ring, recover};
@@ -315,6 +316,7 @@ pub struct Server {
     handlers: BTreeMap<u16, Handler>,
     round: Option<Box<dyn FnMut() + Send>>,
     turn: Option<Turn>,
+    meter: Option<Meter>,
 }
 
 impl fmt::Debug for Server {
@@ -386,7 +388,7 @@ impl Server {
             begin: Instant::now(),
             state: Mutex::new(state),
         };
-        Ok(Self { core, handlers: BTreeMap::new(), round: None, turn: None })
+        Ok(Self { core, handlers: BTreeMap::new(), round: None, turn: None, meter: None })
     }
 
     /// Where clients connect.
@@ -458,6 +460,11 @@ impl Server {
         self.turn = Some(Box::new(work));
     }
 
+    /// From here on counts messages, and the CPU time that they take.
+    pub fn meter(&mut self) -> Meter {
+        self.meter.get_or_insert_default().clone()
+    }
+
     /// What happened so far.
     #[must_use]
     pub fn stats(&self) -> Stats {
@@ -475,7 +482,7 @@ impl Server {
     pub fn run(&mut self, stop: &AtomicBool) -> Result<Stats, Error> {
         let mut handlers = std::mem::take(&mut self.handlers);
         let (mut round, mut turn) = (self.round.take(), self.turn.take());
-        let this = &self.core;
+        let (this, meter) = (&self.core, self.meter.as_ref());
         let over = &AtomicBool::new(false);
         let served = std::thread::scope(|scope| {
             let accepting =
@@ -493,7 +500,7 @@ impl Server {
                     source: Arc::new(e),
                 })
             });
-            let served = started.and_then(|()| this.serve(stop, &mut handlers, &mut round, &mut turn));
+            let served = started.and_then(|()| this.serve(stop, &mut handlers, &mut round, &mut turn, meter));
             over.store(true, Ordering::Release);
             served
         });
@@ -532,6 +539,7 @@ impl Core {
         handlers: &mut BTreeMap<u16, Handler>,
         round: &mut Option<Box<dyn FnMut() + Send>>,
         turn: &mut Option<Turn>,
+        meter: Option<&Meter>,
     ) -> Result<(), Error> {
         let mut completions = Vec::new();
         let mut limit = TICK;
@@ -544,6 +552,9 @@ impl Core {
             } else {
                 self.cq.wait(&mut completions, 256, Some(limit)).map_err(cq)?;
             }
+            // Looking whether there is anything to do is nobody's message; what a turn put off is.
+            let metered = meter.filter(|_| !completions.is_empty() || limit < TICK);
+            let since = metered.map(|_| Meter::now());
             let mut state = self.lock();
             for wc in &completions {
                 self.completed(&mut state, wc, handlers);
@@ -559,6 +570,11 @@ impl Core {
             if state.cut(&self.options.region) {
                 // Who asked for the end waits to hear of it.
                 limit = Duration::ZERO;
+            }
+            drop(state);
+            if let (Some(meter), Some(since)) = (metered, since) {
+                let received = |wc: &&Wc| wc.status == WcStatus::Success && wc.wr_id & RECEIVE != 0;
+                meter.add(completions.iter().filter(received).count() as u64, since);
             }
         }
         Ok(())

@@ -117,7 +117,9 @@ fn record(samples: &mut Samples, step: &Step, before: State, after: State, value
         let per_nano = *operations as f64 / (*nanos).max(1) as f64;
         let value = match key.metric {
             Metric::Rate => per_nano * 1e3,
-            Metric::Throughput | Metric::Latency => per_nano * step.size as f64,
+            Metric::Throughput | Metric::Latency | Metric::Cpu | Metric::Messages => {
+                per_nano * step.size as f64
+            }
         };
         samples.add(&key, before, after, [value]);
     } else {

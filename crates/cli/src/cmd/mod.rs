@@ -50,7 +50,7 @@ pub(crate) enum Command {
     Bench(bench::Args),
     /// One end of a bench, started by its controller
     #[command(hide = true)]
-    BenchAgent,
+    BenchAgent(bench::AgentArgs),
 }
 
 impl Command {
@@ -70,7 +70,7 @@ impl Command {
             Self::Verbs(args) => verbs::run(&args),
             Self::Check(args) => check::run(&args),
             Self::Bench(args) => bench::run(&args),
-            Self::BenchAgent => bench::agent(),
+            Self::BenchAgent(args) => bench::agent(&args),
         }
     }
 }

@@ -35,6 +35,7 @@
 //! `docs/kv.md` has what an acknowledgement promises on which medium.
 
 mod asynch;
+mod baseline;
 mod error;
 mod host;
 mod medium;
@@ -47,6 +48,7 @@ mod store;
 mod wire;
 
 pub use asynch::{AsyncStore, Cancelled, Cancelling, Pending};
+pub use baseline::{BaselineOptions, BaselineServer, BaselineStore};
 pub use error::Error;
 pub use medium::{Inspected, inspect, repair};
 pub use server::{Metrics, Server, ServerOptions};

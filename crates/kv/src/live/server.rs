@@ -22,8 +22,8 @@ use crate::server::{Options, Recovered, Server as Core};
 use crate::view::Mode;
 
 /// Receive buffers of a session, and bytes of each. What does not fit goes in parts.
-const SLOTS: u16 = 16;
-const SLOT: u32 = 16 << 10;
+pub(super) const SLOTS: u16 = 16;
+pub(super) const SLOT: u32 = 16 << 10;
 
 /// Where the store lies.
 #[derive(Clone, Debug)]
@@ -329,6 +329,17 @@ impl Server {
     #[must_use]
     pub fn metrics(&self) -> Metrics {
         Metrics(Arc::clone(&self.host))
+    }
+
+    /// Other work of the serving thread, which then never sleeps: what a busy application is to those who need its help. See
+    /// [`remanence_remote::Server::on_round`].
+    pub fn on_round(&mut self, work: impl FnMut() + Send + 'static) {
+        self.remote.on_round(work);
+    }
+
+    /// From here on counts messages, and the CPU time that the application spends on them.
+    pub fn meter(&mut self) -> remanence_remote::Meter {
+        self.remote.meter()
     }
 
     /// Serves until `stop` is set, settles what was written, and ends all sessions.

@@ -4,6 +4,7 @@
 mod bulk;
 mod copy_engine;
 mod counter;
+mod erda;
 mod logserver;
 mod pwrite;
 mod remotelog;
@@ -33,6 +34,8 @@ enum Bench {
     CopyEngine(copy_engine::Args),
     /// Durable words that are set again and again, plain and rotating, and logs that count with them
     Counter(counter::Args),
+    /// Erda, Redo Logging and Read After Write, figures 14 to 26 and Table 1 of paper 002; Redis and memcached beside ours
+    Erda(erda::Args),
     /// Durable appends by all 72 recipes of paper 004, its figure 2, beside message passing and bare UDP
     Remotelog(remotelog::Args),
     /// The persistent log server, by the word that says how long its log is
@@ -66,6 +69,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Fail> {
         Bench::Bulk(args) => bulk::run(args),
         Bench::CopyEngine(args) => copy_engine::run(args),
         Bench::Counter(args) => counter::run(args),
+        Bench::Erda(args) => erda::run(args),
         Bench::Remotelog(args) => remotelog::run(args),
         Bench::Logserver(args) => logserver::run(args),
         Bench::Pwrite(args) => pwrite::run(args),
@@ -76,10 +80,26 @@ pub(crate) fn run(args: &Args) -> Result<(), Fail> {
 }
 
 /// One end of a bench: a process that does what the controller says.
-pub(crate) fn agent() -> Result<(), Fail> {
+pub(crate) fn agent(args: &AgentArgs) -> Result<(), Fail> {
     // It has told its controller already how it ended.
-    let _: std::process::ExitCode = remanence_bench::transport::agent::main();
+    let _: std::process::ExitCode = match args.of {
+        Controller::Transport => remanence_bench::transport::agent::main(),
+        Controller::Erda => remanence_bench::erda::agent::main(),
+    };
     Ok(())
+}
+
+#[derive(clap::Args, Debug)]
+pub(crate) struct AgentArgs {
+    /// Which bench
+    #[arg(value_enum, default_value = "transport")]
+    of: Controller,
+}
+
+#[derive(clap::ValueEnum, Clone, Copy, Debug)]
+enum Controller {
+    Transport,
+    Erda,
 }
 
 /// A progress bar, and what a bench tells it: done, of how many, what comes next.
@@ -99,10 +119,15 @@ fn progress() -> (ProgressBar, impl FnMut(u64, u64, &str)) {
 /// As [`publish`], with what the paper claims below the tables.
 fn publish_with_claims(report: &Report, claims: &[Claim], common: &Common) -> Result<(), Fail> {
     publish(report, common)?;
+    tell_claims(claims, common);
+    Ok(())
+}
+
+/// Prints what the paper claims, unless standard output is for the report.
+fn tell_claims(claims: &[Claim], common: &Common) {
     if common.json.as_deref().is_none_or(|file| file.as_os_str() != "-") {
         anstream::println!("{}", claims::text(claims));
     }
-    Ok(())
 }
 
 /// Prints, writes and draws a report as the options say.

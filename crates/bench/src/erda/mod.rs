@@ -1,0 +1,576 @@
+//! `rem bench erda`: figures 14 to 26 and Table 1 of paper 002, and the stores that a user would pick instead.
+//!
+//! Erda, Redo Logging and Read After Write run live behind one transport, each server in a process of its own, so that its
+//! CPU time is known; the clients are threads of this process. Their memory is a file in `/dev/shm` that is *declared* to be
+//! persistent memory behind an ADR platform with DDIO off: every step of a scheme is carried out, and a power loss would take
+//! all of it. The paper adds 150 ns to each write to emulate NVM; here all schemes write back the same cache lines of the same
+//! memory, and nothing is added for anybody.
+//!
+//! Beside peers ([`peers`]) nothing is declared: our store is what it is on the medium that Redis has too.
+
+pub mod agent;
+mod cleaning;
+pub mod figure;
+pub mod load;
+mod peers;
+mod peerside;
+mod protocol;
+mod server;
+mod stores;
+mod table1;
+mod tcp;
+mod verdicts;
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::time::{Duration, Instant};
+
+use remanence_kv::baseline::Scheme;
+use remanence_kv::live::ConnectOptions;
+use remanence_persist::plan::Costs;
+use remanence_remote::CostSource;
+use remanence_verbs::Context;
+use remanence_ycsb::measure::Measurements;
+use remanence_ycsb::workload::{Mix, PAPER_002_THREADS, PAPER_002_VALUE_SIZES, Workload};
+
+pub use self::protocol::Carrier;
+pub use self::stores::{Native, Target, others};
+
+use self::load::{Handle, Load, Until};
+use self::protocol::{Cost, Open, Served};
+use self::server::Server;
+use crate::claims::Claim;
+use crate::machine::{Machine, State};
+use crate::report::{Report, Row};
+use crate::samples::{Key, Metric, Samples};
+
+/// Bytes of a value where the paper sweeps something else, and says so for its figure 26 only.
+const VALUE: usize = 1024;
+/// How long a busy application works before it looks at its messages.
+const WORK_US: u64 = 50;
+/// A quick run begins nothing new after this.
+const QUICK: Duration = Duration::from_secs(85);
+
+/// A part of the bench.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum Part {
+    /// Figures 14 to 17 and 22 to 25: latency and CPU cost by value size.
+    Latency,
+    /// Figures 18 to 21: throughput by threads.
+    Threads,
+    /// Figure 26: during log cleaning.
+    Cleaning,
+    /// Table 1: bytes written.
+    Bytes,
+    /// Redis and memcached.
+    Peers,
+}
+
+impl Part {
+    /// All of them, in the order in which they run.
+    pub const ALL: [Self; 5] = [Self::Bytes, Self::Latency, Self::Threads, Self::Cleaning, Self::Peers];
+
+    /// Its name on the command line.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Latency => "latency",
+            Self::Threads => "threads",
+            Self::Cleaning => "cleaning",
+            Self::Bytes => "bytes",
+            Self::Peers => "peers",
+        }
+    }
+}
+
+/// How much is measured.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Effort {
+    /// As little as shows that everything runs: for tests, and worth nothing else.
+    Tiny,
+    /// In less than two minutes.
+    Quick,
+    /// What figures are made of.
+    Full,
+}
+
+impl Effort {
+    const fn rounds(self) -> u64 {
+        match self {
+            Self::Tiny => 1,
+            Self::Quick => 3,
+            Self::Full => 9,
+        }
+    }
+
+    const fn burst(self) -> Duration {
+        Duration::from_millis(match self {
+            Self::Tiny => 4,
+            Self::Quick => 15,
+            Self::Full => 50,
+        })
+    }
+
+    fn sizes(self) -> Vec<usize> {
+        match self {
+            Self::Tiny => vec![1024],
+            Self::Quick => vec![16, 256, 1024, 4096],
+            Self::Full => PAPER_002_VALUE_SIZES.to_vec(),
+        }
+    }
+
+    fn threads(self) -> Vec<usize> {
+        match self {
+            Self::Tiny => vec![1, 4],
+            Self::Quick => vec![1, 4, 16],
+            Self::Full => PAPER_002_THREADS.to_vec(),
+        }
+    }
+
+    const fn records(self) -> u64 {
+        match self {
+            Self::Tiny => 64,
+            Self::Quick => 500,
+            // YCSB's default.
+            Self::Full => 1000,
+        }
+    }
+}
+
+/// How the bench is run.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// How much is measured.
+    pub effort: Effort,
+    /// The program that is started with the arguments `bench-agent erda` for each server.
+    pub program: PathBuf,
+    /// What carries packets in the paper's figures; beside peers both are measured.
+    pub carrier: Carrier,
+    /// A directory on a disk, for comparisons of what is synced to one.
+    pub dir: PathBuf,
+    /// What is run; all of it if empty.
+    pub parts: Vec<Part>,
+}
+
+/// What is compared.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(crate) enum Series {
+    /// Erda as in the paper: a GET is two READs.
+    TwoReads,
+    /// With the client's location cache: a GET of what it has seen is one READ.
+    Erda,
+    /// And durable when it acknowledges.
+    Durable,
+    Redo,
+    ReadAfterWrite,
+}
+
+impl Series {
+    const ALL: [Self; 5] = [Self::TwoReads, Self::Erda, Self::Durable, Self::Redo, Self::ReadAfterWrite];
+    /// What Erda is compared with.
+    const BASELINES: [Self; 2] = [Self::Redo, Self::ReadAfterWrite];
+
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::TwoReads => "Erda, two READs",
+            Self::Erda => "Erda",
+            Self::Durable => "Erda, durable",
+            Self::Redo => "Redo Logging",
+            Self::ReadAfterWrite => "Read After Write",
+        }
+    }
+
+    const fn served(self) -> Served {
+        match self {
+            Self::TwoReads | Self::Erda => Served::Erda { durable: false },
+            Self::Durable => Served::Erda { durable: true },
+            Self::Redo => Served::RedoLogging,
+            Self::ReadAfterWrite => Served::ReadAfterWrite,
+        }
+    }
+
+    const fn locations(self) -> usize {
+        if matches!(self, Self::TwoReads) { 0 } else { 1 << 16 }
+    }
+}
+
+/// The paper's name of a workload.
+const fn title(mix: Mix) -> &'static str {
+    match mix {
+        Mix::A => "YCSB-A",
+        Mix::B => "YCSB-B",
+        Mix::C => "YCSB-C",
+        Mix::D => "YCSB-D",
+        Mix::E => "YCSB-E",
+        Mix::F => "YCSB-F",
+        Mix::Update => "update-only",
+    }
+}
+
+/// What is asked of a workload's figure.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Figure {
+    /// The latency of each operation.
+    Each,
+    /// The mean of a burst, as the paper averages.
+    Mean,
+    /// CPU time that the server's application spends on its messages.
+    Application,
+    /// CPU time of the server's process.
+    Process,
+    /// Messages to the application.
+    Messages,
+    /// Throughput by threads.
+    Threads,
+}
+
+fn key(figure: Figure, mix: Mix, series: Series, busy: bool, x: usize) -> Key {
+    let (what, metric) = match figure {
+        Figure::Each => ("each", Metric::Latency),
+        Figure::Mean => ("mean", Metric::Latency),
+        Figure::Application => ("application", Metric::Cpu),
+        Figure::Process => ("server process", Metric::Cpu),
+        Figure::Messages => ("application", Metric::Messages),
+        Figure::Threads => ("by threads", Metric::Rate),
+    };
+    let state = if busy { "busy" } else { "idle" };
+    Key {
+        op: format!("{} {what}", title(mix)),
+        x: x as u64,
+        series: format!("{}/{state}", series.name()),
+        metric,
+    }
+}
+
+/// A bench under way.
+struct Bench<'a> {
+    options: &'a Options,
+    samples: Samples,
+    rows: Vec<Row>,
+    skipped: Vec<String>,
+    servers: BTreeMap<Series, Server>,
+    device: Context,
+    table1: Vec<table1::Cell>,
+    state: State,
+    begin: Instant,
+    /// Files of this run.
+    stores: u64,
+    progress: &'a mut dyn FnMut(u64, u64, &str),
+    steps: (u64, u64),
+}
+
+/// Runs it. `progress` is told each step, as (done, of, what).
+///
+/// # Errors
+/// One sentence when nothing at all can be measured; what cannot be measured alone is in the report's `skipped`.
+pub fn run(
+    options: &Options,
+    progress: &mut dyn FnMut(u64, u64, &str),
+) -> Result<(Report, Vec<Claim>), String> {
+    let effort = options.effort;
+    let parts = if options.parts.is_empty() { Part::ALL.to_vec() } else { options.parts.clone() };
+    let each = effort.rounds() * (Series::ALL.len() * 2) as u64;
+    let steps = |part: &Part| match part {
+        Part::Latency => each * effort.sizes().len() as u64,
+        // Once more at four threads: with a busy server.
+        Part::Threads => each / 2 * (effort.threads().len() as u64 + 1),
+        Part::Cleaning => Mix::PAPER_002.len() as u64,
+        Part::Bytes => 1,
+        Part::Peers => peerside::steps(effort),
+    };
+    let mut bench = Bench {
+        options,
+        samples: Samples::default(),
+        rows: Vec::new(),
+        skipped: Vec::new(),
+        servers: BTreeMap::new(),
+        device: agent::device(options.carrier)?,
+        table1: Vec::new(),
+        state: State::probe(),
+        begin: Instant::now(),
+        stores: 0,
+        progress,
+        steps: (0, parts.iter().map(steps).sum()),
+    };
+    let mut cleaned = BTreeMap::new();
+    for part in Part::ALL.into_iter().filter(|part| parts.contains(part)) {
+        match part {
+            Part::Bytes => {
+                bench.step("bytes written");
+                bench.table1 = table1::measure()?;
+                bench.rows.extend(table1::rows(&bench.table1));
+            }
+            Part::Latency => bench.latency(),
+            Part::Threads => bench.threads(),
+            Part::Cleaning => cleaned = bench.cleaning(),
+            Part::Peers => peerside::run(&mut bench),
+        }
+    }
+    bench.servers.clear();
+    let mut rows = bench.samples.rows();
+    rows.append(&mut bench.rows);
+    if rows.is_empty() {
+        return Err(format!("nothing could be measured: {}", bench.skipped.join("; ")));
+    }
+    let bars = verdicts::bars(&bench, &parts);
+    let claims = verdicts::claims(&bench, &cleaned);
+    let by_threads = Mix::PAPER_002.map(|mix| (format!("{} by threads", title(mix)), "threads"));
+    let over_time = Mix::PAPER_002.map(|mix| (cleaning::over_time(mix), "ms"));
+    let axes: BTreeMap<String, &str> = by_threads.into_iter().chain(over_time).collect();
+    let params = serde_json::json!({
+        "effort": format!("{effort:?}").to_lowercase(),
+        "rounds": effort.rounds(),
+        "burst_ms": effort.burst().as_millis() as u64,
+        "records": effort.records(),
+        "carrier": options.carrier,
+        "threads_value": VALUE,
+        "busy_us": WORK_US,
+        "parts": parts.iter().map(|part| part.name()).collect::<Vec<_>>(),
+        "x": axes,
+        "dropped": bench.samples.dropped,
+        "memory": "the paper's figures: a file in /dev/shm that is declared ADR with DDIO off; every step is carried out, and \
+                   nothing makes the domain true. No latency of NVM is added for anybody",
+        "cpu": "application: CPU time of the serving thread from a message's arrival to the end of what it makes it do, waiting \
+                not counted. server process: all its threads, with the RNIC's engine in software, and their waiting",
+        "claims": serde_json::to_value(&claims).unwrap_or_default(),
+    });
+    let report =
+        Report { bench: "erda", machine: Machine::here(), params, rows, bars, skipped: bench.skipped };
+    Ok((report, claims))
+}
+
+impl Bench<'_> {
+    fn step(&mut self, what: &str) {
+        (self.progress)(self.steps.0, self.steps.1, what);
+        self.steps.0 += 1;
+    }
+
+    /// Once for each reason.
+    fn skip(&mut self, why: String) {
+        if !self.skipped.contains(&why) {
+            self.skipped.push(why);
+        }
+    }
+
+    /// Whether a quick run has taken as long as it may.
+    fn is_late(&mut self) -> bool {
+        let late = self.options.effort == Effort::Quick && self.begin.elapsed() > QUICK;
+        if late {
+            let limit = QUICK.as_secs();
+            self.skip(format!(
+                "what was left after {limit} s: run it without --quick, or on a machine that does less"
+            ));
+        }
+        late
+    }
+
+    /// A command that becomes a server process.
+    fn agent(&self) -> Command {
+        let mut command = Command::new(&self.options.program);
+        command.args(["bench-agent", "erda"]);
+        command
+    }
+
+    /// A file of a store that is in memory.
+    fn memory(&mut self) -> PathBuf {
+        self.stores += 1;
+        PathBuf::from("/dev/shm").join(format!("rem-bench-erda-{}-{}", std::process::id(), self.stores))
+    }
+
+    /// Opens a series' store for values of a size, and fills it. The server process is started when it is needed first.
+    fn open(
+        &mut self,
+        series: Series,
+        value: usize,
+        busy: bool,
+        threads: usize,
+        records: u64,
+    ) -> Result<(SocketAddr, Vec<Handle>), String> {
+        let open = Open {
+            served: series.served(),
+            carrier: self.options.carrier,
+            file: self.memory(),
+            declared: true,
+            key: table1::KEY,
+            value,
+            keys: records,
+            // So much that logs are hardly ever cleaned in the middle, but for where that is what is looked at.
+            size: 64 << 20,
+            busy_us: if busy { WORK_US } else { 0 },
+        };
+        let agent = self.agent();
+        let server = match self.servers.entry(series) {
+            std::collections::btree_map::Entry::Occupied(entry) => entry.into_mut(),
+            std::collections::btree_map::Entry::Vacant(entry) => entry.insert(Server::start(agent)?),
+        };
+        let (addr, _) = server.open(&open)?;
+        let mut handles =
+            (0..threads).map(|_| connect(&self.device, series, addr)).collect::<Result<Vec<_>, _>>()?;
+        let load = load_of(Mix::C, value, records, Duration::ZERO);
+        load::fill(&load, &mut handles[..1], &AtomicU64::new(0))?;
+        self.quiet(series, &mut handles, true)?;
+        Ok((addr, handles))
+    }
+
+    /// Waits until a server has nothing left to do; clients say first what they have put off, if they have written.
+    fn quiet(&mut self, series: Series, handles: &mut [Handle], written: bool) -> Result<Cost, String> {
+        if written {
+            handles.iter_mut().try_for_each(|handle| handle.rest())?;
+        }
+        let server = self.servers.get_mut(&series).ok_or("the server is not open")?;
+        let begin = Instant::now();
+        let mut last = server.cost()?;
+        loop {
+            std::thread::sleep(Duration::from_millis(4));
+            let now = server.cost()?;
+            if (now.messages, now.application_us) == (last.messages, last.application_us)
+                || begin.elapsed() > Duration::from_secs(2)
+            {
+                return Ok(now);
+            }
+            last = now;
+        }
+    }
+
+    /// The rest of one burst's samples: which state it ran in.
+    fn states(&mut self) -> (State, State) {
+        let now = self.probe();
+        (std::mem::replace(&mut self.state, now), now)
+    }
+
+    /// Where nothing is meant to be compared, nothing is dropped either.
+    fn probe(&self) -> State {
+        if self.options.effort == Effort::Tiny { State::Any } else { State::probe() }
+    }
+
+    fn latency(&mut self) {
+        let effort = self.options.effort;
+        for round in 0..effort.rounds() {
+            for (n, value) in effort.sizes().into_iter().enumerate() {
+                for busy in [false, true] {
+                    for place in 0..Series::ALL.len() {
+                        // Another order each time, so that none always follows the same one.
+                        let series = Series::ALL[(place + round as usize + n) % Series::ALL.len()];
+                        self.step(&format!("{} with values of {value} bytes", series.name()));
+                        if self.is_late() {
+                            continue;
+                        }
+                        if let Err(why) = self.latencies(series, value, busy, round as usize) {
+                            self.servers.remove(&series);
+                            self.skip(format!("{}: {why}", series.name()));
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    fn latencies(&mut self, series: Series, value: usize, busy: bool, round: usize) -> Result<(), String> {
+        let effort = self.options.effort;
+        let (_, mut handles) = self.open(series, value, busy, 1, effort.records())?;
+        for n in 0..Mix::PAPER_002.len() {
+            let mix = Mix::PAPER_002[(n + round) % Mix::PAPER_002.len()];
+            let load = load_of(mix, value, effort.records(), effort.burst());
+            let before = self.quiet(series, &mut handles, true)?;
+            self.state = self.probe();
+            let measured = load::run(&load, &mut handles, &AtomicBool::new(false))?;
+            // What was put off belongs to the operations that put it off.
+            let cost = self.quiet(series, &mut handles, mix != Mix::C)?.since(before);
+            let (from, to) = self.states();
+            sound(&load, &measured)?;
+            let all = load::together(&load, &measured).latency;
+            let count = all.len().max(1) as f64;
+            let each = all.iter_recorded().flat_map(|v| {
+                std::iter::repeat_n(
+                    v.value_iterated_to() as f64 / 1e3,
+                    v.count_since_last_iteration() as usize,
+                )
+            });
+            let of = |figure| key(figure, mix, series, busy, value);
+            self.samples.add(&of(Figure::Each), from, to, each);
+            self.samples.add(&of(Figure::Mean), from, to, [all.mean() / 1e3]);
+            self.samples.add(&of(Figure::Application), from, to, [cost.application_us / count]);
+            self.samples.add(&of(Figure::Process), from, to, [cost.process_us / count]);
+            self.samples.add(&of(Figure::Messages), from, to, [cost.messages as f64 / count]);
+        }
+        drop(handles);
+        self.servers.get_mut(&series).ok_or("the server is gone")?.close()
+    }
+
+    fn threads(&mut self) {
+        let effort = self.options.effort;
+        for round in 0..effort.rounds() {
+            for (n, threads) in effort.threads().into_iter().enumerate() {
+                // The bar is at four threads: there the server is busy too.
+                for busy in if threads == 4 { &[false, true][..] } else { &[false] } {
+                    for place in 0..Series::ALL.len() {
+                        let series = Series::ALL[(place + round as usize + n) % Series::ALL.len()];
+                        self.step(&format!("{} by {threads} threads", series.name()));
+                        if self.is_late() {
+                            continue;
+                        }
+                        if let Err(why) = self.rates(series, threads, *busy, round as usize) {
+                            self.servers.remove(&series);
+                            self.skip(format!("{} by {threads} threads: {why}", series.name()));
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    fn rates(&mut self, series: Series, threads: usize, busy: bool, round: usize) -> Result<(), String> {
+        let effort = self.options.effort;
+        let (_, mut handles) = self.open(series, VALUE, busy, threads, effort.records())?;
+        for n in 0..Mix::PAPER_002.len() {
+            let mix = Mix::PAPER_002[(n + round) % Mix::PAPER_002.len()];
+            let load = load_of(mix, VALUE, effort.records(), effort.burst());
+            self.quiet(series, &mut handles, true)?;
+            self.state = self.probe();
+            let measured = load::run(&load, &mut handles, &AtomicBool::new(false))?;
+            let (from, to) = self.states();
+            sound(&load, &measured)?;
+            let key = key(Figure::Threads, mix, series, busy, threads);
+            self.samples.add(&key, from, to, [measured.rate() / 1e6]);
+        }
+        drop(handles);
+        self.servers.get_mut(&series).ok_or("the server is gone")?.close()
+    }
+}
+
+/// A run whose answers are not what was written is no measurement.
+fn sound(load: &Load, measured: &Measurements) -> Result<(), String> {
+    let all = load::together(load, measured);
+    match (&measured.first_error, all.missing + all.wrong) {
+        (Some(why), _) => Err(why.clone()),
+        (None, 1..) => Err(format!("{} reads found nothing or something else", all.missing + all.wrong)),
+        (None, 0) => Ok(()),
+    }
+}
+
+/// The paper's workload for a while, over keys of one length.
+fn load_of(mix: Mix, value: usize, records: u64, time: Duration) -> Load {
+    let workload = Workload { zero_padding: 19, ..Workload::paper_002(mix, value).sized(records, records) };
+    Load::new(workload, Until::Time(time))
+}
+
+/// How a client of this bench connects.
+fn connecting(locations: usize) -> ConnectOptions {
+    // What recipes cost is not asked of each server anew.
+    let options = ConnectOptions::default().costs(CostSource::Fixed(Costs::PAPERS));
+    options.patience(Duration::from_secs(20)).locations(locations)
+}
+
+fn connect(device: &Context, series: Series, to: SocketAddr) -> Result<Handle, String> {
+    let options = connecting(series.locations());
+    match series {
+        Series::TwoReads | Series::Erda | Series::Durable => {
+            Ok(Box::new(Native::connect(device, to, &options)?))
+        }
+        Series::Redo => stores::baseline(device, to, Scheme::RedoLogging, &options),
+        Series::ReadAfterWrite => stores::baseline(device, to, Scheme::ReadAfterWrite, &options),
+    }
+}

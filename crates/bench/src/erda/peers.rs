@@ -1,0 +1,289 @@
+//! What a user would pick instead: Redis and memcached from the distribution's packages, started as they come, on the same
+//! medium. And redis-benchmark, which is run against them and against our gateway alike.
+
+use std::io::Read as _;
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use super::tcp::Redis;
+
+/// How long a server may take until it answers.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// When Redis syncs its log.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(super) enum Fsync {
+    Always,
+    EverySecond,
+    No,
+}
+
+impl Fsync {
+    pub(super) const ALL: [Self; 3] = [Self::Always, Self::EverySecond, Self::No];
+
+    pub(super) const fn word(self) -> &'static str {
+        match self {
+            Self::Always => "always",
+            Self::EverySecond => "everysec",
+            Self::No => "no",
+        }
+    }
+}
+
+/// A server process, which ends when this goes.
+pub(super) struct Process {
+    child: Child,
+    addr: SocketAddr,
+    /// What it wrote is taken away with it.
+    dir: Option<PathBuf>,
+}
+
+impl Process {
+    pub(super) const fn addr(&self) -> SocketAddr {
+        self.addr
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        if let Some(dir) = &self.dir {
+            let _ = std::fs::remove_dir_all(dir);
+        }
+    }
+}
+
+/// Where a program of that name is, as the shell would find it.
+pub(super) fn find(program: &str) -> Option<PathBuf> {
+    let paths = std::env::var_os("PATH")?;
+    std::env::split_paths(&paths).map(|dir| dir.join(program)).find(|path| path.is_file())
+}
+
+/// Where it is, or how to get it.
+pub(super) fn installed(program: &str, package: &str) -> Result<PathBuf, String> {
+    find(program).ok_or_else(|| format!("{program} is not installed; `apt-get install {package}` brings it"))
+}
+
+/// Redis with its log in `dir`, which is made and goes with it.
+pub(super) fn redis(dir: PathBuf, fsync: Fsync) -> Result<Process, String> {
+    let program = installed("redis-server", "redis-server")?;
+    std::fs::create_dir_all(&dir).map_err(|e| format!("{} cannot be made: {e}", dir.display()))?;
+    let port = free_port()?.to_string();
+    let mut command = Command::new(program);
+    command.args(["--port", &port, "--bind", "127.0.0.1", "--save", "", "--appendonly", "yes"]);
+    // A rewrite of the log in the middle would be charged to whoever is measured then.
+    command.args(["--appendfsync", fsync.word(), "--auto-aof-rewrite-percentage", "0", "--daemonize", "no"]);
+    command.arg("--dir").arg(&dir);
+    start(command, &port, Some(dir), |to| {
+        Redis::connect(to, false, "Redis").and_then(|mut redis| redis.ping())
+    })
+}
+
+/// memcached, which keeps nothing.
+pub(super) fn memcached() -> Result<Process, String> {
+    let program = installed("memcached", "memcached")?;
+    let port = free_port()?.to_string();
+    let mut command = Command::new(program);
+    command.args(["-l", "127.0.0.1", "-p", &port, "-U", "0", "-m", "256"]);
+    // It refuses to be root without a name to become.
+    if std::env::var_os("HOME").is_some_and(|home| home == "/root") {
+        command.args(["-u", "root"]);
+    }
+    start(command, &port, None, |to| std::net::TcpStream::connect(to).map(drop).map_err(|e| e.to_string()))
+}
+
+/// Our gateway to a store, as its users start it.
+pub(super) fn gateway(program: &Path, store: SocketAddr) -> Result<Process, String> {
+    let known = Command::new(program)
+        .args(["kv", "gateway", "--help"])
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .status()
+        .is_ok_and(|status| status.success());
+    if !known {
+        return Err("this release of rem has no `rem kv gateway`".into());
+    }
+    let port = free_port()?.to_string();
+    let mut command = Command::new(program);
+    command.args(["kv", "gateway", &store.to_string(), "--listen", &format!("127.0.0.1:{port}")]);
+    start(command, &port, None, |to| Redis::connect(to, false, "gateway").and_then(|mut redis| redis.ping()))
+}
+
+fn start(
+    mut command: Command,
+    port: &str,
+    dir: Option<PathBuf>,
+    ready: impl Fn(SocketAddr) -> Result<(), String>,
+) -> Result<Process, String> {
+    let name =
+        Path::new(command.get_program()).file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let addr = SocketAddr::new(Ipv4Addr::LOCALHOST.into(), port.parse().expect("we wrote it"));
+    let child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn();
+    let child = child.map_err(|e| format!("{name} cannot be started: {e}"))?;
+    let mut process = Process { child, addr, dir };
+    let begin = Instant::now();
+    // None of them says when it listens: who answers does.
+    while ready(addr).is_err() {
+        if let Ok(Some(status)) = process.child.try_wait() {
+            let mut said = String::new();
+            process.child.stderr.take().map(|mut stderr| stderr.read_to_string(&mut said));
+            let last = said.trim().lines().last().unwrap_or_default();
+            return Err(format!("{name} ended at once ({status}) {last}").trim_end().to_owned());
+        }
+        if begin.elapsed() > PATIENCE {
+            return Err(format!("{name} did not answer within {} s", PATIENCE.as_secs()));
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    // Nobody reads it from here on, and a full pipe would stop it.
+    process.child.stderr.take();
+    Ok(process)
+}
+
+fn free_port() -> Result<u16, String> {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).map_err(|e| format!("no free port: {e}"))?;
+    listener.local_addr().map(|a| a.port()).map_err(|e| e.to_string())
+}
+
+/// How redis-benchmark is run.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(super) struct Shape {
+    pub(super) clients: u32,
+    pub(super) pipeline: u32,
+}
+
+impl Shape {
+    pub(super) const ALL: [Self; 4] = [
+        Self { clients: 1, pipeline: 1 },
+        Self { clients: 1, pipeline: 16 },
+        Self { clients: 50, pipeline: 1 },
+        Self { clients: 50, pipeline: 16 },
+    ];
+
+    pub(super) fn words(self) -> String {
+        format!("-c {} -P {}", self.clients, self.pipeline)
+    }
+}
+
+/// What it says of one test.
+#[derive(Clone, PartialEq, Debug)]
+pub(super) struct Said {
+    /// `SET` or `GET`.
+    pub(super) test: String,
+    /// Requests a second.
+    pub(super) rate: f64,
+    /// Microseconds, 50 and 99 of 100.
+    pub(super) p50_us: f64,
+    pub(super) p99_us: f64,
+}
+
+/// Runs SET and then GET of `value` bytes over `keys` keys. What took no time that it could tell is left out.
+pub(super) fn redis_benchmark(
+    to: SocketAddr,
+    shape: Shape,
+    value: usize,
+    keys: u64,
+    requests: u64,
+) -> Result<Vec<Said>, String> {
+    let program = installed("redis-benchmark", "redis-tools")?;
+    let mut command = Command::new(program);
+    command.args(["-h", &to.ip().to_string(), "-p", &to.port().to_string(), "-t", "set,get", "--csv"]);
+    command.args(["-c", &shape.clients.to_string(), "-P", &shape.pipeline.to_string()]);
+    command.args(["-d", &value.to_string(), "-r", &keys.to_string(), "-n", &requests.to_string()]);
+    let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn();
+    let mut child = child.map_err(|e| format!("redis-benchmark cannot be started: {e}"))?;
+    let begin = Instant::now();
+    loop {
+        match child.try_wait() {
+            Ok(Some(_)) => break,
+            Ok(None) if begin.elapsed() < 6 * PATIENCE => std::thread::sleep(Duration::from_millis(2)),
+            _ => {
+                let _ = child.kill();
+                let _ = child.wait();
+                return Err(format!("redis-benchmark {} did not end", shape.words()));
+            }
+        }
+    }
+    let mut text = String::new();
+    child.stdout.take().map(|mut stdout| stdout.read_to_string(&mut text));
+    let said: Vec<Said> = text.lines().filter_map(parse).collect();
+    Ok(said)
+}
+
+/// `"SET","rps","avg","min","p50","p95","p99","max"`, milliseconds.
+fn parse(line: &str) -> Option<Said> {
+    let fields: Vec<&str> = line.split(',').map(|field| field.trim_matches('"')).collect();
+    // A run that was too short to be timed has a rate of `inf`.
+    let number = |at: usize| fields.get(at)?.parse::<f64>().ok().filter(|number| number.is_finite());
+    let (rate, p50, p99) = (number(1)?, number(4)?, number(6)?);
+    Some(Said { test: fields[0].to_owned(), rate, p50_us: p50 * 1e3, p99_us: p99 * 1e3 })
+}
+
+/// What file system a directory is on, by the mount table.
+pub(super) fn file_system(dir: &Path) -> Option<String> {
+    let dir = dir.canonicalize().ok()?;
+    let mounts = std::fs::read_to_string("/proc/self/mounts").ok()?;
+    let mut best: Option<(usize, String)> = None;
+    for line in mounts.lines() {
+        let mut fields = line.split(' ').skip(1);
+        let (Some(at), Some(kind)) = (fields.next(), fields.next()) else { continue };
+        let len = at.len();
+        if dir.starts_with(at) && best.as_ref().is_none_or(|(longest, _)| *longest <= len) {
+            best = Some((len, kind.to_owned()));
+        }
+    }
+    best.map(|(_, kind)| kind)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_redis_benchmark_says_is_understood() {
+        let head = r#""test","rps","avg_latency_ms","min_latency_ms","p50_latency_ms","p95_latency_ms","p99_latency_ms","max_latency_ms""#;
+        assert_eq!(parse(head), None);
+        let said =
+            parse(r#""GET","66225.17","0.461","0.112","0.455","0.583","0.679","1.311""#).expect("a row");
+        assert_eq!((said.test.as_str(), said.rate), ("GET", 66225.17));
+        assert_eq!(parse(r#""GET","inf","0.4","0.1","0.4","0.5","0.6","1.3""#), None);
+        assert!((said.p50_us - 455.0).abs() < 1e-6 && (said.p99_us - 679.0).abs() < 1e-6);
+    }
+
+    #[test]
+    fn a_program_that_is_missing_is_named_with_its_package() {
+        let why = installed("no-such-program", "its-package").unwrap_err();
+        assert!(why.contains("no-such-program") && why.contains("apt-get install its-package"), "{why}");
+    }
+
+    #[test]
+    fn the_file_system_of_a_directory_is_known() {
+        assert_eq!(file_system(Path::new("/proc")).as_deref(), Some("proc"));
+    }
+
+    #[test]
+    fn redis_starts_answers_and_leaves_nothing_behind() {
+        if let Err(why) = installed("redis-server", "redis-server") {
+            eprintln!("skipped: {why}");
+            return;
+        }
+        let dir = std::env::temp_dir().join(format!("rem-bench-peers-{}", std::process::id()));
+        let process = redis(dir.clone(), Fsync::Always).expect("it starts");
+        let mut redis = Redis::connect(process.addr(), true, "Redis").expect("it answers");
+        use remanence_ycsb::packed::KeyValue as _;
+        redis.put(b"key", b"value").expect("it writes");
+        let mut value = Vec::new();
+        assert!(redis.get(b"key", &mut value).expect("it reads"));
+        assert_eq!(value, b"value");
+        if find("redis-benchmark").is_some() {
+            let said = redis_benchmark(process.addr(), Shape::ALL[0], 64, 10, 2000).expect("figures");
+            assert_eq!(said.iter().map(|s| s.test.as_str()).collect::<Vec<_>>(), ["SET", "GET"]);
+            assert!(said.iter().all(|s| s.rate > 0.0));
+        }
+        drop(process);
+        assert!(!dir.exists(), "its log went with it");
+    }
+}

@@ -1,0 +1,362 @@
+//! Our store beside what a user would pick instead, on the same host and the same medium: natively, through the gateway, and
+//! Redis and memcached, all with clients that spin; and redis-benchmark against whatever speaks RESP.
+
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::time::Instant;
+
+use remanence_kv::live::{PutOptions, Store};
+use remanence_verbs::Context;
+use remanence_ycsb::workload::Mix;
+
+use super::load::{self, Handle};
+use super::peers::{self, Fsync, Process, Shape};
+use super::protocol::{Carrier, Open, Served};
+use super::server::Server;
+use super::tcp::{Memcached, Redis};
+use super::{Bench, Effort, Native, agent, connecting, load_of, sound, table1};
+use crate::samples::{Key, Metric};
+
+/// Where data lies.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(super) enum Place {
+    /// `/dev/shm`: survives the end of a process.
+    Tmpfs,
+    /// A file on a disk, synced.
+    Disk,
+}
+
+impl Place {
+    const ALL: [Self; 2] = [Self::Tmpfs, Self::Disk];
+
+    pub(super) const fn name(self) -> &'static str {
+        match self {
+            Self::Tmpfs => "tmpfs",
+            Self::Disk => "disk",
+        }
+    }
+}
+
+/// Who is asked.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(super) enum Who {
+    Native(Carrier),
+    Gateway,
+    Redis(Fsync),
+    Memcached,
+}
+
+impl Who {
+    fn at(place: Place) -> Vec<Self> {
+        let mut all = vec![Self::Native(Carrier::Udp), Self::Native(Carrier::Shm)];
+        all.extend(Fsync::ALL.map(Self::Redis));
+        if place == Place::Tmpfs {
+            all.extend([Self::Gateway, Self::Memcached]);
+        }
+        all
+    }
+
+    pub(super) fn name(self) -> String {
+        match self {
+            Self::Native(carrier) => format!("native, {}", carrier.word()),
+            Self::Gateway => "gateway".into(),
+            Self::Redis(fsync) => format!("Redis, {}", fsync.word()),
+            Self::Memcached => "memcached".into(),
+        }
+    }
+
+    const fn speaks_resp(self) -> bool {
+        matches!(self, Self::Gateway | Self::Redis(_))
+    }
+}
+
+/// What is done.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Deed {
+    Get,
+    Put,
+}
+
+impl Deed {
+    const ALL: [Self; 2] = [Self::Get, Self::Put];
+
+    pub(super) const fn word(self) -> &'static str {
+        match self {
+            Self::Get => "GET",
+            Self::Put => "PUT",
+        }
+    }
+}
+
+/// One client that spins.
+pub(super) fn spinning(place: Place, deed: Deed, who: Who, value: usize) -> Key {
+    let op = format!("{} on {}", deed.word(), place.name());
+    Key { op, x: value as u64, series: who.name(), metric: Metric::Latency }
+}
+
+/// Sixteen under one doorbell.
+pub(super) fn together(place: Place, deed: Deed, who: Who, value: usize) -> Key {
+    let series = format!("{}, 16 together", who.name());
+    Key { series, metric: Metric::Rate, ..spinning(place, deed, who, value) }
+}
+
+/// redis-benchmark's rate.
+pub(super) fn benchmarked(place: Place, deed: Deed, who: Who, shape: Shape, value: usize) -> Key {
+    let op = format!("{} on {}, redis-benchmark {}", deed.word(), place.name(), shape.words());
+    Key { op, x: value as u64, series: who.name(), metric: Metric::Rate }
+}
+
+/// Bytes of a value.
+pub(super) const SIZES: [usize; 2] = [64, 1024];
+
+const fn rounds(effort: Effort) -> u64 {
+    match effort {
+        Effort::Tiny | Effort::Quick => 1,
+        Effort::Full => 5,
+    }
+}
+
+pub(super) fn steps(effort: Effort) -> u64 {
+    let each: usize = Place::ALL.map(|place| Who::at(place).len()).iter().sum();
+    rounds(effort) * (SIZES.len() * each) as u64
+}
+
+/// How many requests redis-benchmark makes: for a good part of a second, as far as one can know.
+const fn requests(effort: Effort, place: Place, who: Who, shape: Shape) -> u64 {
+    let synced = matches!((place, who), (Place::Disk, Who::Redis(Fsync::Always)));
+    let all = match (synced, shape.clients) {
+        (true, 1) => 200,
+        (true, _) => 4000,
+        (false, 1) => 8000,
+        (false, _) => 20_000,
+    } * shape.pipeline as u64
+        / if shape.pipeline > 1 { 3 } else { 1 };
+    match effort {
+        Effort::Tiny => all / 100 + 64,
+        Effort::Quick => all / 8 + 64,
+        Effort::Full => all,
+    }
+}
+
+/// A peer that runs.
+struct Peer {
+    place: Place,
+    who: Who,
+    handles: Vec<Handle>,
+    /// For operations under one doorbell.
+    store: Option<Store>,
+    addr: std::net::SocketAddr,
+    // The clients go before what they are connected to.
+    _device: Option<Context>,
+    _server: Option<Server>,
+    _process: Option<Process>,
+    _dir: Option<Directory>,
+}
+
+/// A directory that goes with its peer.
+struct Directory(PathBuf);
+
+impl Drop for Directory {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+pub(super) fn run(bench: &mut Bench<'_>) {
+    let effort = bench.options.effort;
+    let mut all = Vec::new();
+    for place in Place::ALL {
+        let Some(dir) = directory(bench, place) else { continue };
+        for who in Who::at(place) {
+            let native =
+                all.iter().find(|peer: &&Peer| peer.who == Who::Native(Carrier::Udp)).map(|peer| peer.addr);
+            match start(bench, place, who, &dir, native) {
+                Ok(peer) => all.push(peer),
+                Err(why) => bench.skip(format!("{} on {}: {why}", who.name(), place.name())),
+            }
+        }
+    }
+    if peers::find("redis-benchmark").is_none() {
+        bench.skip("redis-benchmark is not installed; `apt-get install redis-tools` brings it".into());
+    }
+    for round in 0..rounds(effort) {
+        for value in SIZES {
+            for n in 0..all.len() {
+                let count = all.len();
+                let peer = &mut all[(n + round as usize) % count];
+                bench.step(&format!(
+                    "{} on {} with values of {value} bytes",
+                    peer.who.name(),
+                    peer.place.name()
+                ));
+                if bench.is_late() {
+                    continue;
+                }
+                if let Err(why) = measure(bench, peer, value) {
+                    bench.skip(format!("{} on {}: {why}", peer.who.name(), peer.place.name()));
+                }
+            }
+        }
+    }
+}
+
+/// Where a place's files go.
+fn directory(bench: &mut Bench<'_>, place: Place) -> Option<PathBuf> {
+    let dir = match place {
+        Place::Tmpfs => PathBuf::from("/dev/shm"),
+        Place::Disk => bench.options.dir.clone(),
+    };
+    let kind = peers::file_system(&dir).unwrap_or_else(|| "nothing that is known".into());
+    if place == Place::Disk && matches!(kind.as_str(), "tmpfs" | "ramfs") {
+        bench.skip(format!(
+            "{} is {kind} and not on a disk: name another directory with --dir",
+            dir.display()
+        ));
+        return None;
+    }
+    Some(dir)
+}
+
+fn start(
+    bench: &mut Bench<'_>,
+    place: Place,
+    who: Who,
+    dir: &Path,
+    native: Option<std::net::SocketAddr>,
+) -> Result<Peer, String> {
+    bench.stores += 1;
+    let own = dir.join(format!("rem-bench-erda-{}-{}", std::process::id(), bench.stores));
+    let mut peer = Peer {
+        place,
+        who,
+        handles: Vec::new(),
+        store: None,
+        addr: std::net::SocketAddr::new(std::net::Ipv4Addr::LOCALHOST.into(), 0),
+        _device: None,
+        _server: None,
+        _process: None,
+        _dir: None,
+    };
+    let process = match who {
+        Who::Native(carrier) => {
+            let mut server = Server::start(bench.agent())?;
+            let open = Open {
+                served: Served::Erda { durable: true },
+                carrier,
+                file: own,
+                // It is what it is, as Redis' file is.
+                declared: false,
+                key: table1::KEY,
+                value: 64,
+                keys: bench.options.effort.records(),
+                size: 64 << 20,
+                busy_us: 0,
+            };
+            let (addr, _) = server.open(&open)?;
+            let device = agent::device(carrier)?;
+            peer.handles.push(Box::new(Native::connect(&device, addr, &connecting(1 << 16))?));
+            let store = Store::connect(&device, addr, connecting(1 << 16)).map_err(|e| e.to_string())?;
+            (peer.addr, peer.store, peer._device) = (addr, Some(store), Some(device));
+            peer._server = Some(server);
+            return Ok(peer);
+        }
+        Who::Gateway => peers::gateway(&bench.options.program, native.ok_or("there is no store for it")?)?,
+        Who::Redis(fsync) => {
+            peer._dir = Some(Directory(own.clone()));
+            peers::redis(own, fsync)?
+        }
+        Who::Memcached => peers::memcached()?,
+    };
+    peer.addr = process.addr();
+    peer.handles.push(match who {
+        Who::Memcached => Box::new(Memcached::connect(peer.addr, true)?),
+        _ => {
+            Box::new(Redis::connect(peer.addr, true, if who == Who::Gateway { "gateway" } else { "Redis" })?)
+        }
+    });
+    peer._process = Some(process);
+    Ok(peer)
+}
+
+fn measure(bench: &mut Bench<'_>, peer: &mut Peer, value: usize) -> Result<(), String> {
+    let effort = bench.options.effort;
+    let (place, who, records) = (peer.place, peer.who, effort.records());
+    let load = load_of(Mix::C, value, records, effort.burst());
+    load::fill(&load, &mut peer.handles, &AtomicU64::new(0))?;
+    peer.handles.iter_mut().try_for_each(|handle| handle.rest())?;
+    for (deed, mix) in Deed::ALL.into_iter().zip([Mix::C, Mix::Update]) {
+        // A disk needs more time to show what it is.
+        let slow = place == Place::Disk && deed == Deed::Put && effort == Effort::Full;
+        let time = effort.burst() * if slow { 6 } else { 2 };
+        let load = load_of(mix, value, records, time);
+        bench.state = bench.probe();
+        let measured = load::run(&load, &mut peer.handles, &AtomicBool::new(false))?;
+        let (from, to) = bench.states();
+        sound(&load, &measured)?;
+        let all = load::together(&load, &measured).latency;
+        let each = all.iter_recorded().flat_map(|v| {
+            std::iter::repeat_n(v.value_iterated_to() as f64 / 1e3, v.count_since_last_iteration() as usize)
+        });
+        bench.samples.add(&spinning(place, deed, who, value), from, to, each);
+        if let Some(store) = &mut peer.store {
+            let rate = sixteen(store, deed, value, records, time)?;
+            let (from, to) = bench.states();
+            bench.samples.add(&together(place, deed, who, value), from, to, [rate]);
+        }
+    }
+    if !who.speaks_resp() || peers::find("redis-benchmark").is_none() {
+        return Ok(());
+    }
+    for shape in Shape::ALL {
+        bench.state = bench.probe();
+        let requests = requests(effort, place, who, shape);
+        let said = peers::redis_benchmark(peer.addr, shape, value, records, requests)?;
+        let (from, to) = bench.states();
+        for one in said {
+            let deed = if one.test == "GET" { Deed::Get } else { Deed::Put };
+            let key = benchmarked(place, deed, who, shape, value);
+            bench.samples.add(&key, from, to, [one.rate / 1e6]);
+            let latency = Key { metric: Metric::Latency, ..key };
+            bench.samples.add(&latency, from, to, [one.p50_us]);
+        }
+    }
+    Ok(())
+}
+
+/// Millions of operations a second, sixteen keys at a time.
+fn sixteen(
+    store: &mut Store,
+    deed: Deed,
+    value: usize,
+    records: u64,
+    time: std::time::Duration,
+) -> Result<f64, String> {
+    let workload = load_of(Mix::C, value, records, time).workload;
+    let bytes = vec![0x5a_u8; value];
+    let (begin, mut done, mut next) = (Instant::now(), 0_u64, 0_u64);
+    while begin.elapsed() < time {
+        let keys: Vec<Vec<u8>> = (next..next + 16)
+            .map(|record| {
+                let mut key = Vec::new();
+                workload.key(record % records, &mut key);
+                key
+            })
+            .collect();
+        next = (next + 16) % records;
+        match deed {
+            Deed::Get => {
+                let found = store.get_many(&keys).map_err(|e| e.to_string())?;
+                if found.iter().any(Option::is_none) {
+                    return Err("a GET of sixteen found nothing".into());
+                }
+            }
+            Deed::Put => {
+                let pairs: Vec<(&[u8], &[u8])> = keys.iter().map(|key| (&key[..], &bytes[..])).collect();
+                let outcomes = store.put_many(&pairs, PutOptions::default()).map_err(|e| e.to_string())?;
+                outcomes.into_iter().collect::<Result<Vec<_>, _>>().map_err(|e| e.to_string())?;
+            }
+        }
+        done += 16;
+    }
+    Ok(done as f64 / begin.elapsed().as_nanos() as f64 * 1e3)
+}

@@ -1,0 +1,59 @@
+//! `rem bench erda`.
+
+use std::path::PathBuf;
+
+use remanence_bench::erda::{self, Carrier, Effort, Options, Part, figure};
+
+use super::Common;
+use crate::fail::{Context as _, Fail};
+
+#[derive(clap::Args, Debug)]
+#[command(after_help = "\
+Examples:
+  rem bench erda --quick
+  rem bench erda --json erda.json --plot erda.svg
+  rem bench erda --only peers --dir /var/tmp
+
+The paper's NVM is declared: every step of a scheme is carried out on live memory, and nothing makes the domain true. Beside
+Redis nothing is declared. Redis and memcached are measured where they are installed: `apt-get install redis-server
+redis-tools memcached`.")]
+pub(super) struct Args {
+    #[command(flatten)]
+    common: Common,
+    /// Only these parts; all of them if nothing is said
+    #[arg(long, value_name = "PART", value_delimiter = ',',
+        value_parser = ["latency", "threads", "cleaning", "bytes", "peers"])]
+    only: Vec<String>,
+    /// What carries packets in the paper's figures
+    #[arg(long, value_name = "CARRIER", default_value = "udp", value_parser = ["udp", "shm"])]
+    carrier: String,
+    /// A directory on a disk, for what is synced to one [default: where temporary files go]
+    #[arg(long, value_name = "DIRECTORY")]
+    dir: Option<PathBuf>,
+    /// As little as shows that all of it runs, for tests
+    #[arg(long, hide = true, conflicts_with = "quick")]
+    tiny: bool,
+}
+
+pub(super) fn run(args: &Args) -> Result<(), Fail> {
+    let program = std::env::current_exe().context(|| "this program cannot be found".to_owned())?;
+    let effort = match (args.tiny, args.common.quick) {
+        (true, _) => Effort::Tiny,
+        (_, true) => Effort::Quick,
+        _ => Effort::Full,
+    };
+    let options = Options {
+        effort,
+        program,
+        carrier: if args.carrier == "shm" { Carrier::Shm } else { Carrier::Udp },
+        dir: args.dir.clone().unwrap_or_else(std::env::temp_dir),
+        parts: Part::ALL.into_iter().filter(|part| args.only.iter().any(|name| name == part.name())).collect(),
+    };
+    let (bar, mut progress) = super::progress();
+    let outcome = erda::run(&options, &mut progress);
+    bar.finish_and_clear();
+    let (report, claims) = outcome.map_err(Fail::new)?;
+    super::tell(&report, &args.common)?;
+    super::tell_claims(&claims, &args.common);
+    args.common.plot.as_deref().map_or(Ok(()), |file| figure::draw(&report, file).map_err(Fail::new))
+}
