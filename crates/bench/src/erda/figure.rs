@@ -12,8 +12,11 @@ struct Panel<'a> {
     caption: String,
     op: String,
     metric: &'static str,
-    keep: Box<dyn Fn(&str) -> Option<String> + 'a>,
+    keep: Box<Keep<'a>>,
 }
+
+/// What a series is called in a panel, if it is there.
+type Keep<'a> = dyn Fn(&str) -> Option<String> + 'a;
 
 /// Draws the report to a file, as SVG.
 ///
@@ -27,7 +30,7 @@ pub fn draw(report: &Report, path: &Path) -> Result<(), String> {
         for row in report.rows.iter().filter(|row| row.op == panel.op && row.metric == panel.metric) {
             if let Some(series) = (panel.keep)(&row.series) {
                 // Nothing is below the axis of a logarithmic figure: what is nothing at all lies on it.
-                let floor = if row.unit == "us/op" { 1e-3 } else { 0.0 };
+                let floor = if row.unit == "us/op" { 1e-3 } else { 1e-4 };
                 let p50 = row.p50.max(floor);
                 drawn.rows.push(Row { op: panel.caption.clone(), series, p50, ..row.clone() });
             }

@@ -29,12 +29,14 @@ use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::time::{Duration, Instant};
 
 use remanence_kv::baseline::Scheme;
-use remanence_kv::live::ConnectOptions;
 use remanence_persist::plan::Costs;
 use remanence_remote::CostSource;
 use remanence_verbs::Context;
 use remanence_ycsb::measure::Measurements;
 use remanence_ycsb::workload::{Mix, PAPER_002_THREADS, PAPER_002_VALUE_SIZES, Workload};
+
+pub use remanence_kv::live::ConnectOptions;
+pub use remanence_ycsb as ycsb;
 
 pub use self::protocol::Carrier;
 pub use self::stores::{Native, Target, others};

@@ -47,7 +47,10 @@ pub(super) fn run(args: &Args) -> Result<(), Fail> {
         program,
         carrier: if args.carrier == "shm" { Carrier::Shm } else { Carrier::Udp },
         dir: args.dir.clone().unwrap_or_else(std::env::temp_dir),
-        parts: Part::ALL.into_iter().filter(|part| args.only.iter().any(|name| name == part.name())).collect(),
+        parts: Part::ALL
+            .into_iter()
+            .filter(|part| args.only.iter().any(|name| name == part.name()))
+            .collect(),
     };
     let (bar, mut progress) = super::progress();
     let outcome = erda::run(&options, &mut progress);

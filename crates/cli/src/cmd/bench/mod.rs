@@ -11,6 +11,7 @@ mod remotelog;
 mod transport;
 mod urdma;
 mod verbs;
+pub(crate) mod ycsb;
 
 use std::path::PathBuf;
 
@@ -48,6 +49,8 @@ enum Bench {
     Urdma(urdma::Args),
     /// perftest on the drop-in libraries, beside bare UDP; the C ABI beside the Rust API
     Verbs(verbs::Args),
+    /// YCSB's workloads against a store that runs: ours, Redis or memcached
+    Ycsb(Box<ycsb::Args>),
 }
 
 /// Options of every bench.
@@ -76,6 +79,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Fail> {
         Bench::Transport(args) => transport::run(args),
         Bench::Urdma(args) => urdma::run(args),
         Bench::Verbs(args) => verbs::run(args),
+        Bench::Ycsb(args) => ycsb::run(args),
     }
 }
 
