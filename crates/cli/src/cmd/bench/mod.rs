@@ -11,7 +11,6 @@ mod remotelog;
 mod transport;
 mod urdma;
 mod verbs;
-pub(crate) mod ycsb;
 
 use std::path::PathBuf;
 
@@ -49,8 +48,6 @@ enum Bench {
     Urdma(urdma::Args),
     /// perftest on the drop-in libraries, beside bare UDP; the C ABI beside the Rust API
     Verbs(verbs::Args),
-    /// YCSB's workloads against a store that runs: ours, Redis or memcached
-    Ycsb(Box<ycsb::Args>),
 }
 
 /// Options of every bench.
@@ -79,7 +76,6 @@ pub(crate) fn run(args: &Args) -> Result<(), Fail> {
         Bench::Transport(args) => transport::run(args),
         Bench::Urdma(args) => urdma::run(args),
         Bench::Verbs(args) => verbs::run(args),
-        Bench::Ycsb(args) => ycsb::run(args),
     }
 }
 

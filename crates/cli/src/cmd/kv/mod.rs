@@ -1,5 +1,6 @@
 //! `rem kv`: a key-value store in remote memory. One file for each verb; what they share is here.
 
+mod bench;
 mod compact;
 mod del;
 mod gateway;
@@ -51,6 +52,8 @@ enum Verb {
     Scrub(scrub::Args),
     /// Clean all logs, so that what was replaced or deleted gives its room back
     Compact(compact::Args),
+    /// YCSB's workloads against a store that runs: ours, Redis or memcached
+    Bench(Box<bench::Args>),
     /// Redis clients on a store
     Gateway(gateway::Args),
 }
@@ -66,6 +69,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Fail> {
         Verb::Verify(args) => verify::run(args),
         Verb::Scrub(args) => scrub::run(args),
         Verb::Compact(args) => compact::run(args),
+        Verb::Bench(args) => bench::run(args),
         Verb::Gateway(args) => gateway::run(args),
     }
 }

@@ -1,4 +1,4 @@
-//! `rem bench ycsb`: YCSB against a store that runs, ours or another.
+//! `rem kv bench`: YCSB against a store that runs, ours or another.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, channel};
@@ -19,15 +19,15 @@ use crate::ui;
 #[derive(clap::Args, Debug)]
 #[command(after_help = "\
 Examples:
-  rem bench ycsb 127.0.0.1 --workload a,b,c --threads 4 --seconds 10
-  rem bench ycsb 127.0.0.1 --value-size 1K --operations 100000 --histogram
-  rem bench ycsb redis://127.0.0.1:6379 --workload a --json
-  rem bench ycsb 127.0.0.1 --properties workloads/workloada --target-rate 5000
+  rem kv bench 127.0.0.1 --workload a,b,c --threads 4 --seconds 10
+  rem kv bench 127.0.0.1 --value-size 1K --operations 100000 --histogram
+  rem kv bench redis://127.0.0.1:6379 --workload a --json
+  rem kv bench 127.0.0.1 --properties workloads/workloada --target-rate 5000
 
 It writes keys that begin with `user`, and leaves them there. Records are YCSB's, ten fields of 100 bytes of which an update
 replaces one by reading and writing the record; with --value-size a record is one value, as in paper 002. The figures of that
 paper, with its baselines, are `rem bench erda`.")]
-pub(crate) struct Args {
+pub(super) struct Args {
     /// The store: HOST or HOST:PORT for ours, redis://HOST:PORT for whatever speaks RESP, memcached://HOST:PORT
     #[arg(value_name = "STORE")]
     target: Target,
@@ -140,7 +140,7 @@ fn connect(args: &Args) -> Result<Vec<Handle>, Fail> {
         .collect()
 }
 
-pub(crate) fn run(args: &Args) -> Result<(), Fail> {
+pub(super) fn run(args: &Args) -> Result<(), Fail> {
     let workloads = workloads(args)?;
     let mut handles = connect(args)?;
     let until = match (args.operations, args.seconds) {
