@@ -15,7 +15,7 @@ const EDGES: &[(&str, &[&str])] = &[
     ("link", &[]),
     ("rnic", &["wire"]),
     ("persist", &["rnic", "pmem"]),
-    ("kv", &["metrics", "pmem", "verbs", "persist", "remote"]),
+    ("kv", &["metrics", "pmem", "verbs", "persist", "remote", "remotelog"]),
     ("verbs", &["wire", "rnic", "pmem", "link"]),
     ("ibverbs", &["wire", "rnic", "pmem", "link", "verbs"]),
     ("pool", &["auth", "wire", "rnic", "pmem", "verbs"]),

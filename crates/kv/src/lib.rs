@@ -22,6 +22,7 @@ pub mod history;
 pub mod live;
 pub mod paper;
 pub mod proto;
+pub mod replica;
 pub mod server;
 pub mod view;
 

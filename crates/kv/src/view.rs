@@ -37,6 +37,9 @@ pub struct View {
     pub boot: u32,
     /// What an acknowledgement means.
     pub mode: Mode,
+    /// The store lies on several servers: the server settles a write, and ships it, before the client may believe that it
+    /// lasts. The memory that clients write to is not what lasts.
+    pub replicated: bool,
     /// How the medium is divided.
     pub geometry: Geometry,
     /// The store's salt.

@@ -58,6 +58,7 @@ fn client() -> Client {
         number: 1,
         boot: 1,
         mode: Mode::Durable,
+        replicated: false,
         geometry,
         salt: 0,
         tables: Vec::new(),

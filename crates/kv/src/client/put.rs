@@ -31,6 +31,8 @@ enum State {
         batch: bool,
     },
     Writing(Reserved),
+    /// The server is to see it whole, and to ship it.
+    Settling(Reserved),
     Over,
 }
 
@@ -47,7 +49,7 @@ impl Put {
     /// Whether the server has handed out room: from then on a failure leaves the outcome open.
     #[must_use]
     pub const fn is_writing(&self) -> bool {
-        matches!(self.state, State::Writing(_))
+        matches!(self.state, State::Writing(_) | State::Settling(_))
     }
 
     fn over(&mut self, client: &mut Client, outcome: Outcome) -> Progress<Outcome> {
@@ -128,13 +130,37 @@ impl Put {
         writes.push((reserved.at + WRITTEN_FROM as u64, bytes[WRITTEN_FROM..].to_vec()));
         self.state = State::Writing(reserved);
         Progress::Post(match client.view.mode {
+            // Here it would be durable where it does not have to be.
+            Mode::Durable if client.view.replicated => {
+                writes.into_iter().map(|(at, bytes)| Verb::Write { at, bytes }).collect()
+            }
             Mode::Durable => vec![Verb::Persist(writes)],
             Mode::Erda => writes.into_iter().map(|(at, bytes)| Verb::Write { at, bytes }).collect(),
         })
     }
 
-    fn written(&mut self, client: &mut Client, reserved: &Reserved) -> Progress<Outcome> {
+    fn written(&mut self, client: &mut Client, reserved: Reserved) -> Progress<Outcome> {
+        if client.view.replicated {
+            self.state = State::Settling(reserved);
+            return Progress::Post(vec![Verb::Call(Request::Settle { key: self.key.clone() })]);
+        }
         client.confirm.push(reserved.version);
+        self.done(client, &reserved)
+    }
+
+    /// On several servers: what the server says of a write that is whole, to its own knowledge of it.
+    fn settled(&mut self, client: &mut Client, reserved: &Reserved, reply: Reply) -> Progress<Outcome> {
+        match reply {
+            Reply::Settled { version } if version >= reserved.version => self.done(client, reserved),
+            // Somebody has changed the key since, which the server allows only when this write is settled (rule 1).
+            Reply::Absent | Reply::Refused(Refusal::Unfinished) => self.done(client, reserved),
+            Reply::Settled { .. } => self.over(client, Err(Refusal::NotYours.into())),
+            Reply::Refused(refusal) => self.over(client, Err(refusal.into())),
+            _ => self.over(client, Err(Error::Protocol("no answer to a write that is to be settled"))),
+        }
+    }
+
+    fn done(&mut self, client: &mut Client, reserved: &Reserved) -> Progress<Outcome> {
         if reserved.extents.is_empty() {
             let (link, _) = client.view.geometry.split(reserved.offset);
             let len = (HEADER_LEN + self.key.len() + self.value.len()) as u64;
@@ -169,7 +195,11 @@ impl Operation for Put {
                 }
                 _ => self.over(client, Err(Error::Protocol("no reply to a PUT"))),
             },
-            State::Writing(reserved) => self.written(client, &reserved),
+            State::Writing(reserved) => self.written(client, reserved),
+            State::Settling(reserved) => match completions.pop() {
+                Some(Completion::Reply(reply)) => self.settled(client, &reserved, reply),
+                _ => self.over(client, Err(Error::Protocol("no reply to a write that is to be settled"))),
+            },
             State::Over => self.over(client, Err(Error::Protocol("a step after the end"))),
         }
     }
@@ -177,7 +207,9 @@ impl Operation for Put {
     fn cancel(&mut self, client: &mut Client) -> Option<Request> {
         client.end(self.id.take());
         match std::mem::replace(&mut self.state, State::Over) {
-            State::Writing(reserved) => Some(Request::Abandon { version: reserved.version }),
+            State::Writing(reserved) | State::Settling(reserved) => {
+                Some(Request::Abandon { version: reserved.version })
+            }
             State::Begin | State::Asked { .. } | State::Over => None,
         }
     }

@@ -329,9 +329,11 @@ impl View {
     fn emit(&self, to: &mut Vec<u8>) {
         to.extend(self.number.to_le_bytes());
         to.extend(self.boot.to_le_bytes());
-        to.push(match self.mode {
-            Mode::Erda => 0,
-            Mode::Durable => 1,
+        to.push(match (self.mode, self.replicated) {
+            (Mode::Erda, false) => 0,
+            (Mode::Durable, false) => 1,
+            (Mode::Durable, true) => 2,
+            (Mode::Erda, true) => 3,
         });
         to.extend(self.geometry.size.to_le_bytes());
         to.extend(self.geometry.region_len.to_le_bytes());
@@ -354,9 +356,11 @@ impl View {
 
     fn parse(from: &mut Reader<'_>) -> Option<Self> {
         let (number, boot) = (from.u64()?, from.u32()?);
-        let mode = match from.u8()? {
-            0 => Mode::Erda,
-            1 => Mode::Durable,
+        let (mode, replicated) = match from.u8()? {
+            0 => (Mode::Erda, false),
+            1 => (Mode::Durable, false),
+            2 => (Mode::Durable, true),
+            3 => (Mode::Erda, true),
             _ => return None,
         };
         let geometry = Geometry {
@@ -382,7 +386,7 @@ impl View {
             let region = Link { at: from.u64()?, epoch: from.u32()? };
             inside(region.at, geometry.region_len).then_some(((head, link), region))
         })?;
-        Some(Self { number, boot, mode, geometry, salt, tables, links: links.into_iter().collect() })
+        Some(Self { number, boot, mode, replicated, geometry, salt, tables, links: links.into_iter().collect() })
     }
 }
 
@@ -417,6 +421,7 @@ mod tests {
             number: 3,
             boot: 1,
             mode: Mode::Durable,
+            replicated: true,
             geometry,
             salt: 4,
             tables: vec![table],

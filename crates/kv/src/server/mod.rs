@@ -187,6 +187,7 @@ pub struct Server<M> {
     /// Something was written back that no sync covers yet.
     dirty: bool,
     stats: Stats,
+    replicated: bool,
 }
 
 impl<M> fmt::Debug for Server<M> {
@@ -230,6 +231,12 @@ impl Current {
 }
 
 impl<M: Medium + Clone> Server<M> {
+    /// The medium is that of a primary ([`crate::replica`]): clients are told to have their writes settled. Before the first
+    /// of them connects.
+    pub const fn set_replicated(&mut self) {
+        self.replicated = true;
+    }
+
     /// A client has connected. It asks for the view first.
     pub fn connect(&mut self) -> ClientId {
         let id = ClientId(self.next_client);
@@ -318,6 +325,7 @@ impl<M: Medium + Clone> Server<M> {
             number: self.view,
             boot: self.boot,
             mode: self.options.mode,
+            replicated: self.replicated,
             geometry: self.superblock.geometry,
             salt: self.superblock.salt,
             tables: self.growth.view(&self.index.tables),

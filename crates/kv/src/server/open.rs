@@ -197,6 +197,7 @@ impl<M: Medium + Clone> Server<M> {
             events: Default::default(),
             dirty: true,
             stats: Stats::default(),
+            replicated: false,
         };
         let recovered = server.recover()?;
         Ok((server, recovered))

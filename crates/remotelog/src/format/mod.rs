@@ -102,6 +102,12 @@ impl Epoch {
         Self((counter as u64) << 32 | writer as u64)
     }
 
+    /// The number that the writer drew.
+    #[must_use]
+    pub const fn writer(self) -> u32 {
+        self.0 as u32
+    }
+
     /// The counter.
     #[must_use]
     pub const fn counter(self) -> u32 {

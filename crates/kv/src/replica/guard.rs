@@ -1,0 +1,97 @@
+//! Why nobody reads from a primary that was replaced.
+//!
+//! A primary may be cut off from the other members and not from its clients. Another one takes over, values change, and the
+//! first one's memory is read as before: nothing tells it, and no step here waits for a time to pass. So clients ask the
+//! members. Each exports, read-only, whom it has promised its log last ([`Promise`]); a client reads the promises of `acks`
+//! members along with whatever it reads from the primary, and believes what it has read, and every reply, only if none of
+//! these promises is to another primary of later.
+//!
+//! ARGUMENT. A primary answers only when `members - acks + 1` members have promised it their logs, and every set of so many
+//! meets every set of `acks`. So at the moment at which the last of the client's promises was read, no later primary had
+//! acknowledged anything. What the client read from its own primary was in the log of `acks` members before it could be
+//! read (rule 4), so it was the value at that moment or, if it came later, at the moment at which it came; both lie between
+//! the begin and the end of the client's operation. A member that has lost its disk may have forgotten a promise: it does
+//! not count until it has adopted an epoch again.
+
+use remanence_remotelog::Epoch;
+use remanence_remotelog::format::root::State;
+
+/// Bytes of a [`Promise`], which is stored in words that are each atomic.
+pub const PROMISE_LEN: usize = 16;
+
+/// What a member says of its log to clients. Little-endian.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Promise {
+    /// To whom its log is promised. Stored before the promise is made.
+    pub promised: Epoch,
+    /// The epoch that it adopted last; none if it is new, or has lost its disk.
+    pub adopted: Epoch,
+}
+
+impl Promise {
+    /// Of a member's log.
+    #[must_use]
+    pub const fn of(state: &State) -> Self {
+        Self { promised: state.promised, adopted: state.adopted }
+    }
+
+    /// As it is exported.
+    #[must_use]
+    pub fn emit(&self) -> [u8; PROMISE_LEN] {
+        let mut bytes = [0; PROMISE_LEN];
+        bytes[..8].copy_from_slice(&self.promised.0.to_le_bytes());
+        bytes[8..].copy_from_slice(&self.adopted.0.to_le_bytes());
+        bytes
+    }
+
+    /// As it was read.
+    #[must_use]
+    pub fn parse(bytes: &[u8; PROMISE_LEN]) -> Self {
+        let word = |at| Epoch(crate::format::get_u64(bytes, at));
+        Self { promised: word(0), adopted: word(8) }
+    }
+
+    /// Whether it lets the primary of this epoch be believed. A primary keeps its number ([`Epoch::writer`]) when it opens
+    /// the log again for a member that came back.
+    #[must_use]
+    pub fn lets(&self, primary: Epoch) -> bool {
+        let same = self.promised.writer() == primary.writer();
+        self.adopted != Epoch::NONE && (same || self.promised.counter() < primary.counter())
+    }
+}
+
+/// Whether what was read from a primary may be believed, by the promises of members that were read at the same time or
+/// later.
+#[must_use]
+pub fn is_current(primary: Epoch, promises: &[Promise], acks: usize) -> bool {
+    promises.iter().filter(|promise| promise.lets(primary)).count() >= acks
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_primary_is_believed_until_too_many_have_promised_another() {
+        let ours = Epoch::new(5, 77);
+        let promise = |counter, writer| Promise {
+            promised: Epoch::new(counter, writer),
+            adopted: Epoch::new(counter.min(5), writer),
+        };
+        let (same, earlier, reopened, later) = (promise(5, 77), promise(4, 1), promise(9, 77), promise(6, 1));
+        for good in [same, earlier, reopened] {
+            assert!(is_current(ours, &[same, good], 2));
+        }
+        assert!(!is_current(ours, &[same, later], 2));
+        assert!(is_current(ours, &[same, later], 1));
+        let blank = Promise { adopted: Epoch::NONE, ..earlier };
+        assert!(!is_current(ours, &[same, blank], 2), "who lost its disk may have promised anything");
+        assert_eq!(Promise::parse(&later.emit()), later);
+    }
+
+    #[test]
+    fn of_two_that_were_drawn_with_one_counter_neither_believes_the_other() {
+        let (one, other) = (Epoch::new(5, 1), Epoch::new(5, 2));
+        assert!(!Promise { promised: other, adopted: other }.lets(one));
+    }
+}

@@ -1,0 +1,361 @@
+//! A member's image of the store, which follows its log.
+//!
+//! The ledger says how far: a root record of its own, beside the image. An image at `n` has all records below `n`, durably;
+//! it may have any part of those that were being applied when a crash came, which are applied again.
+
+use remanence_pmem::Medium;
+use remanence_pmem::layout::{LayoutError, ROOT_LEN, Root};
+use remanence_remotelog::Epoch;
+use remanence_remotelog::format::superblock::Uuid;
+use remanence_remotelog::store::{Reader, Store};
+use remanence_remotelog::walk::Local;
+
+use super::change::apply;
+use crate::format::{get_u32, get_u64};
+
+/// Bytes of the medium that a ledger needs.
+pub const LEDGER_LEN: u64 = ROOT_LEN;
+/// Bytes of an image that are sent at once.
+pub const BLOCK: usize = 16 << 10;
+/// Tells a ledger's root from others'.
+const TAG: u64 = 0x4C45_4447_4552_0001;
+const LEDGER: usize = 32;
+
+/// What the primary wants of a member's image. It is obeyed only while the log is promised to that primary.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Order {
+    /// Apply the records below this number, which are acknowledged.
+    Apply {
+        /// The first record that is not applied.
+        below: u64,
+    },
+    /// An image is coming: what is there now is worth nothing.
+    Begin,
+    /// A part of the image.
+    Block {
+        /// Where.
+        at: u64,
+        /// What; zeros if it is empty.
+        bytes: Vec<u8>,
+        /// How many bytes.
+        len: u32,
+    },
+    /// That was all of it: with the records from this number on it is the store.
+    End {
+        /// The number.
+        applied: u64,
+    },
+    /// A part of the image, to be sent to another member.
+    Read {
+        /// From where.
+        at: u64,
+        /// How many bytes.
+        len: u32,
+    },
+}
+
+/// What a member says.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Told {
+    /// The image has all records below this number.
+    Applied(u64),
+    /// The image is another's, incomplete, or too old for what the log still has.
+    NeedsImage,
+    /// A part of it.
+    Bytes(Vec<u8>),
+    /// Done.
+    Ok,
+    /// It was not done. A sentence.
+    Refused(String),
+}
+
+/// How far an image has come.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Ledger {
+    /// It has all records below this number.
+    pub applied: u64,
+    /// It is an image, and not the beginning of one.
+    pub complete: bool,
+    /// Of the log of this group; the default before the first record.
+    pub group: Uuid,
+}
+
+impl Ledger {
+    fn emit(&self) -> [u8; LEDGER] {
+        let mut bytes = [0; LEDGER];
+        bytes[..8].copy_from_slice(&self.applied.to_le_bytes());
+        bytes[8] = u8::from(self.complete);
+        bytes[16..].copy_from_slice(&self.group.0);
+        bytes
+    }
+
+    fn parse(bytes: &[u8]) -> Option<Self> {
+        let bytes: &[u8; LEDGER] = bytes.try_into().ok()?;
+        let group = Uuid(bytes[16..].try_into().expect("16 bytes"));
+        let complete = match bytes[8] {
+            0 => false,
+            1 => true,
+            _ => return None,
+        };
+        Some(Self { applied: get_u64(bytes, 0), complete, group })
+    }
+}
+
+/// Why there is no image.
+#[derive(Debug, thiserror::Error)]
+pub enum KeeperError {
+    /// Nothing says what it is.
+    #[error(
+        "the ledger of this member's image is missing or damaged: remove image, ledger and log, and the member is rebuilt \
+         from the others"
+    )]
+    Damaged,
+    /// The medium failed.
+    #[error("the medium failed: {0}")]
+    Medium(String),
+}
+
+impl From<LayoutError> for KeeperError {
+    fn from(error: LayoutError) -> Self {
+        match error {
+            LayoutError::Invalid { .. } => Self::Damaged,
+            LayoutError::Medium(e) => Self::Medium(e.to_string()),
+        }
+    }
+}
+
+/// A member's image, and its ledger.
+#[derive(Debug)]
+pub struct Keeper<M> {
+    image: M,
+    root: Root<M>,
+    ledger: Ledger,
+}
+
+impl<M: Medium> Keeper<M> {
+    /// Of a new member, whose image is all zeros: what a store is before its first record.
+    ///
+    /// # Errors
+    /// The medium failed.
+    pub fn create(image: M, ledger: M) -> Result<Self, KeeperError> {
+        let state = Ledger { applied: 0, complete: true, group: Uuid::default() };
+        let root = Root::format(ledger, 0, TAG, &state.emit())?;
+        Ok(Self { image, root, ledger: state })
+    }
+
+    /// As it was left, after any crash.
+    ///
+    /// # Errors
+    /// The ledger means nothing, or the medium failed.
+    pub fn open(image: M, ledger: M) -> Result<Self, KeeperError> {
+        let (root, payload) = Root::open(ledger, 0, TAG)?;
+        let ledger = Ledger::parse(&payload).ok_or(KeeperError::Damaged)?;
+        Ok(Self { image, root, ledger })
+    }
+
+    /// The image.
+    pub const fn image(&self) -> &M {
+        &self.image
+    }
+
+    /// How far it has come.
+    #[must_use]
+    pub const fn ledger(&self) -> Ledger {
+        self.ledger
+    }
+
+    /// Does what the primary of an epoch wants, beside the member's log.
+    pub fn obey<L: Medium + Clone>(&mut self, log: &mut Store<L>, epoch: Epoch, order: &Order) -> Told {
+        let promised = log.state().promised;
+        if promised != epoch {
+            return Told::Refused(format!("the log is promised to another primary (epoch {promised})"));
+        }
+        self.carry_out(log, order).unwrap_or_else(Told::Refused)
+    }
+
+    fn carry_out<L: Medium + Clone>(&mut self, log: &mut Store<L>, order: &Order) -> Result<Told, String> {
+        let size = self.image.len();
+        let inside = |at: u64, len: u32| at.checked_add(len.into()).is_some_and(|end| end <= size);
+        match order {
+            Order::Apply { below } => self.apply(log, *below),
+            Order::Begin => {
+                // Durably worth nothing, before the first byte of it changes.
+                self.set(Ledger { complete: false, ..self.ledger })?;
+                Ok(Told::Ok)
+            }
+            Order::Block { at, bytes, len } => {
+                let fits = inside(*at, *len) && (bytes.is_empty() || bytes.len() == *len as usize);
+                if self.ledger.complete || !fits {
+                    return Err("no such part of an image is wanted".into());
+                }
+                let zeros;
+                let bytes = if bytes.is_empty() {
+                    zeros = vec![0; *len as usize];
+                    &zeros
+                } else {
+                    bytes
+                };
+                self.image.write_nt(*at, bytes);
+                Ok(Told::Ok)
+            }
+            Order::End { applied } => {
+                if self.ledger.complete {
+                    return Err("no image was begun".into());
+                }
+                self.image.psync().map_err(|e| e.to_string())?;
+                let group = log.state().group;
+                self.set(Ledger { applied: *applied, complete: true, group })?;
+                Ok(Told::Ok)
+            }
+            Order::Read { at, len } => {
+                if *len as usize > BLOCK || !inside(*at, *len) {
+                    return Err("no such part of the image".into());
+                }
+                let mut bytes = vec![0; *len as usize];
+                self.image.read(*at, &mut bytes);
+                Ok(Told::Bytes(bytes))
+            }
+        }
+    }
+
+    fn apply<L: Medium + Clone>(&mut self, log: &mut Store<L>, below: u64) -> Result<Told, String> {
+        let status = log.status().map_err(|e| e.to_string())?;
+        let group = status.state.group;
+        let fresh = self.ledger.group == Uuid::default() && self.ledger.applied == 0;
+        let ours = fresh || self.ledger.group == group;
+        if !self.ledger.complete || !ours || self.ledger.applied < status.state.head.sequence {
+            return Ok(Told::NeedsImage);
+        }
+        if below <= self.ledger.applied {
+            return Ok(Told::Applied(self.ledger.applied));
+        }
+        if below > status.tail.sequence {
+            return Err(format!("record {} is not there", status.tail.sequence));
+        }
+        let mut reader = Reader::new(&status);
+        while reader.next_sequence() < below {
+            let Ok(record) = reader.read(&mut Local(log.medium()));
+            let (found, payload) = record.map_err(|fault| fault.to_string())?;
+            if found.header.sequence >= self.ledger.applied {
+                apply(payload, &self.image).map_err(|e| e.to_string())?;
+            }
+        }
+        self.image.psync().map_err(|e| e.to_string())?;
+        self.set(Ledger { applied: below, complete: true, group })?;
+        Ok(Told::Applied(below))
+    }
+
+    fn set(&mut self, ledger: Ledger) -> Result<(), String> {
+        if ledger != self.ledger {
+            self.root.store(&ledger.emit()).map_err(|e| e.to_string())?;
+            self.ledger = ledger;
+        }
+        Ok(())
+    }
+}
+
+/// An order, and the epoch of who gives it, as they are sent.
+#[must_use]
+pub fn emit_order(epoch: Epoch, order: &Order) -> Vec<u8> {
+    let (tag, at, len, bytes): (u8, u64, u32, &[u8]) = match order {
+        Order::Apply { below } => (0, *below, 0, &[]),
+        Order::Begin => (1, 0, 0, &[]),
+        Order::Block { at, bytes, len } => (2, *at, *len, bytes),
+        Order::End { applied } => (3, *applied, 0, &[]),
+        Order::Read { at, len } => (4, *at, *len, &[]),
+    };
+    let mut out = Vec::with_capacity(21 + bytes.len());
+    out.push(tag);
+    out.extend_from_slice(&epoch.0.to_le_bytes());
+    out.extend_from_slice(&at.to_le_bytes());
+    out.extend_from_slice(&len.to_le_bytes());
+    out.extend_from_slice(bytes);
+    out
+}
+
+/// The inverse of [`emit_order`]; `None` for anything else.
+#[must_use]
+pub fn parse_order(bytes: &[u8]) -> Option<(Epoch, Order)> {
+    let (header, rest) = bytes.split_at_checked(21)?;
+    let (epoch, at, len) = (Epoch(get_u64(header, 1)), get_u64(header, 9), get_u32(header, 17));
+    let order = match header[0] {
+        0 if len == 0 => Order::Apply { below: at },
+        1 if (at, len) == (0, 0) => Order::Begin,
+        2 if len as usize <= BLOCK => {
+            let order = Order::Block { at, bytes: rest.to_vec(), len };
+            return (rest.is_empty() || rest.len() == len as usize).then_some((epoch, order));
+        }
+        3 if len == 0 => Order::End { applied: at },
+        4 => Order::Read { at, len },
+        _ => return None,
+    };
+    rest.is_empty().then_some((epoch, order))
+}
+
+/// What a member says, as it is sent.
+#[must_use]
+pub fn emit_told(told: &Told) -> Vec<u8> {
+    let (tag, number, bytes): (u8, u64, &[u8]) = match told {
+        Told::Applied(below) => (0, *below, &[]),
+        Told::NeedsImage => (1, 0, &[]),
+        Told::Bytes(bytes) => (2, 0, bytes),
+        Told::Ok => (3, 0, &[]),
+        Told::Refused(why) => (4, 0, why.as_bytes()),
+    };
+    let mut out = vec![tag];
+    out.extend_from_slice(&number.to_le_bytes());
+    out.extend_from_slice(bytes);
+    out
+}
+
+/// The inverse of [`emit_told`]; `None` for anything else.
+#[must_use]
+pub fn parse_told(bytes: &[u8]) -> Option<Told> {
+    let (header, rest) = bytes.split_at_checked(9)?;
+    let told = match header[0] {
+        0 => Told::Applied(get_u64(header, 1)),
+        1 => Told::NeedsImage,
+        2 => return Some(Told::Bytes(rest.to_vec())),
+        3 => Told::Ok,
+        4 => return Some(Told::Refused(String::from_utf8_lossy(rest).into_owned())),
+        _ => return None,
+    };
+    rest.is_empty().then_some(told)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn what_is_said_comes_through() {
+        let orders = [
+            Order::Apply { below: 7 },
+            Order::Begin,
+            Order::Block { at: 4096, bytes: vec![1; 100], len: 100 },
+            Order::Block { at: 4096, bytes: vec![], len: 100 },
+            Order::End { applied: 9 },
+            Order::Read { at: 1, len: 2 },
+        ];
+        for order in orders {
+            assert_eq!(parse_order(&emit_order(Epoch(5), &order)), Some((Epoch(5), order)));
+        }
+        let all =
+            [Told::Applied(3), Told::NeedsImage, Told::Bytes(vec![4; 9]), Told::Ok, Told::Refused("no".into())];
+        for told in all {
+            assert_eq!(parse_told(&emit_told(&told)), Some(told));
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_do_no_harm(bytes in prop::collection::vec(any::<u8>(), 0..64)) {
+            if let Some((epoch, order)) = parse_order(&bytes) {
+                prop_assert_eq!(emit_order(epoch, &order), bytes.clone());
+            }
+            let _ = parse_told(&bytes);
+        }
+    }
+}

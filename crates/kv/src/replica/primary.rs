@@ -1,0 +1,323 @@
+//! The one member that serves: it takes the log over, ships changes, trims the log behind the images, and rebuilds members
+//! that have lost theirs.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use remanence_remotelog::error::AppendError;
+use remanence_remotelog::group::{Leg, LegError, Opened};
+use remanence_remotelog::{Epoch, Group, GroupError};
+
+pub use remanence_remotelog::group::Options;
+
+use super::change::Changes;
+use super::keeper::{BLOCK, Order, Told};
+use super::mirror::Ship;
+
+/// The connection to a member: its log, and its image.
+pub trait Member: Leg {
+    /// Has it do something with its image.
+    ///
+    /// # Errors
+    /// The member is gone.
+    fn order(&mut self, epoch: Epoch, order: &Order) -> Result<Told, LegError>;
+
+    /// The longest record that its log takes, bytes.
+    fn record_max(&self) -> usize;
+
+    /// Bytes of its image.
+    fn image_len(&self) -> u64;
+}
+
+/// Why this member does not become, or stay, the primary. What was acknowledged is safe in every case.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum LeadError {
+    /// The log cannot be taken over.
+    #[error(transparent)]
+    Group(#[from] GroupError),
+    /// It has no image to begin with.
+    #[error("this member's image is incomplete or out of date ({0}): let another member take over, which rebuilds it")]
+    NoImage(String),
+    /// Somebody else was the primary meanwhile.
+    #[error("another member has become the primary; connect to that one")]
+    Deposed,
+}
+
+/// How the rebuilding of a member goes.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Rebuilding {
+    /// Nobody needs it, as far as is known.
+    Nobody,
+    /// So much of this member's image is there.
+    UnderWay {
+        /// The member.
+        name: String,
+        /// Bytes that were sent.
+        sent: u64,
+        /// Bytes in all.
+        of: u64,
+    },
+    /// This member has an image again.
+    Done(String),
+}
+
+struct Rebuild {
+    name: String,
+    /// The image is that of this record, or later: the log keeps it until then.
+    from: u64,
+    at: u64,
+}
+
+/// The primary's half of replication.
+pub struct Primary<L> {
+    /// `None`: it is the primary no more.
+    group: Option<Group<L>>,
+    own: String,
+    options: Options,
+    epoch: Epoch,
+    /// How far the images are, of those that have one.
+    applied: BTreeMap<String, u64>,
+    needs_image: Vec<String>,
+    rebuild: Option<Rebuild>,
+    record_max: usize,
+    image_len: u64,
+    /// Bytes that were shipped since the log was trimmed, and after how many it is to be.
+    shipped: u64,
+    trim_after: u64,
+    trimmed: u64,
+}
+
+impl<L> fmt::Debug for Primary<L> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Primary").field("own", &self.own).field("epoch", &self.epoch).finish_non_exhaustive()
+    }
+}
+
+fn leg<'a, L: Leg>(group: &'a mut Group<L>, name: &str) -> Option<&'a mut L> {
+    group.legs().find(|(other, _)| *other == name).map(|(_, leg)| leg)
+}
+
+impl<L: Member> Primary<L> {
+    /// Takes the log over. On return nobody else can ship, and the image of `own` has all that was ever acknowledged: copy
+    /// it to a working medium, put a [`Mirror`](super::Mirror) over that, and open the store.
+    ///
+    /// `trim_after` is how many bytes are shipped before images and log are brought up to date; a quarter of the log is
+    /// fair.
+    ///
+    /// # Errors
+    /// Too few members, a faster one, or no image here.
+    pub fn lead(
+        legs: Vec<(String, Result<L, LegError>)>,
+        own: &str,
+        options: &Options,
+        trim_after: u64,
+    ) -> Result<(Self, Opened), LeadError> {
+        let (group, opened) = Group::open(legs, options)?;
+        let mut this = Self {
+            epoch: group.epoch(),
+            group: Some(group),
+            own: own.to_owned(),
+            options: *options,
+            applied: BTreeMap::new(),
+            needs_image: Vec::new(),
+            rebuild: None,
+            record_max: 0,
+            image_len: 0,
+            shipped: 0,
+            trim_after,
+            trimmed: 0,
+        };
+        this.measure();
+        let group = this.group.as_mut().expect("opened just now");
+        let (next, epoch) = (group.next(), this.epoch);
+        let Some(leg) = leg(group, own) else { return Err(LeadError::NoImage("its log is gone".into())) };
+        match leg.order(epoch, &Order::Apply { below: next }) {
+            Ok(Told::Applied(below)) if below == next => Ok((this, opened)),
+            Ok(Told::Applied(_)) => Err(LeadError::NoImage("it is ahead of the log".into())),
+            Ok(Told::NeedsImage) => Err(LeadError::NoImage("records that it lacks were trimmed".into())),
+            Ok(Told::Refused(why)) => Err(LeadError::NoImage(why)),
+            Ok(Told::Bytes(_) | Told::Ok) => Err(LeadError::NoImage("it says what means nothing".into())),
+            Err(error) => Err(LeadError::NoImage(error.to_string())),
+        }
+    }
+
+    fn measure(&mut self) {
+        let Some(group) = &mut self.group else { return };
+        let (mut record, mut image) = (usize::MAX, u64::MAX);
+        for (_, leg) in group.legs() {
+            record = record.min(leg.record_max());
+            image = image.min(leg.image_len());
+        }
+        (self.record_max, self.image_len) = (record, image);
+    }
+
+    /// Takes members in that came back, by opening the log again: these connections in place of the old ones, all of them.
+    /// What was shipped was acknowledged, so nothing is under way.
+    ///
+    /// # Errors
+    /// It is the primary no more.
+    pub fn reopen(&mut self, legs: Vec<(String, Result<L, LegError>)>) -> Result<Opened, LeadError> {
+        let next = self.group.take().map(|group| group.next()).ok_or(LeadError::Deposed)?;
+        let (group, opened) = Group::open(legs, &self.options)?;
+        // Whoever was the primary in between has shipped a record before anything else, and it would be there, or was
+        // never acknowledged, and that primary is shut out now.
+        if group.next() != next {
+            return Err(LeadError::Deposed);
+        }
+        self.epoch = group.epoch();
+        self.group = Some(group);
+        self.rebuild = None;
+        self.measure();
+        Ok(opened)
+    }
+
+    /// The epoch.
+    #[must_use]
+    pub const fn epoch(&self) -> Epoch {
+        self.epoch
+    }
+
+    /// Members that do without, and why.
+    #[must_use]
+    pub fn lost(&self) -> Vec<(String, String)> {
+        self.group.as_ref().map(Group::lost).unwrap_or_default()
+    }
+
+    /// Records that were trimmed so far.
+    #[must_use]
+    pub const fn trimmed(&self) -> u64 {
+        self.trimmed
+    }
+
+    /// Has the images follow, and trims the log behind them.
+    ///
+    /// # Errors
+    /// It is the primary no more.
+    pub fn follow(&mut self) -> Result<(), LeadError> {
+        let group = self.group.as_mut().ok_or(LeadError::Deposed)?;
+        let (below, epoch) = (group.acknowledged(), self.epoch);
+        let acks = group.quorum().0;
+        for (name, leg) in group.legs() {
+            if self.rebuild.as_ref().is_some_and(|rebuild| rebuild.name == name) {
+                continue;
+            }
+            match leg.order(epoch, &Order::Apply { below }) {
+                Ok(Told::Applied(applied)) => drop(self.applied.insert(name.to_owned(), applied)),
+                Ok(Told::NeedsImage) => {
+                    self.applied.remove(name);
+                    if !self.needs_image.iter().any(|other| other == name) {
+                        self.needs_image.push(name.to_owned());
+                    }
+                }
+                // It has what it said last, and that durably; the log's own calls find out whether it is gone.
+                Ok(_) | Err(_) => {}
+            }
+        }
+        let mut applied: Vec<u64> = self.applied.values().copied().collect();
+        applied.sort_unstable_by_key(|applied| std::cmp::Reverse(*applied));
+        let images = applied.get(acks - 1).copied().unwrap_or(0);
+        let below = self.rebuild.as_ref().map_or(images, |rebuild| rebuild.from.min(images));
+        group.trim(below)?;
+        self.trimmed = self.trimmed.max(below);
+        self.shipped = 0;
+        Ok(())
+    }
+
+    /// Sends a member that has no image some of it, about `budget` bytes. The store is served meanwhile.
+    ///
+    /// # Errors
+    /// It is the primary no more, or this member's own image cannot be read.
+    pub fn rebuild(&mut self, budget: u64) -> Result<Rebuilding, LeadError> {
+        let epoch = self.epoch;
+        if self.rebuild.is_none() {
+            let Some(name) = self.needs_image.first().cloned() else { return Ok(Rebuilding::Nobody) };
+            let group = self.group.as_mut().ok_or(LeadError::Deposed)?;
+            let below = group.acknowledged();
+            let own = leg(group, &self.own).ok_or_else(|| LeadError::NoImage("its log is gone".into()))?;
+            let from = match own.order(epoch, &Order::Apply { below }) {
+                Ok(Told::Applied(applied)) => applied,
+                Ok(other) => return Err(LeadError::NoImage(format!("{other:?}"))),
+                Err(error) => return Err(LeadError::NoImage(error.to_string())),
+            };
+            let begun = leg(group, &name).map(|leg| leg.order(epoch, &Order::Begin));
+            if !matches!(begun, Some(Ok(Told::Ok))) {
+                self.needs_image.retain(|other| *other != name);
+                return Ok(Rebuilding::Nobody);
+            }
+            self.rebuild = Some(Rebuild { name, from, at: 0 });
+        }
+        let mut sent = 0;
+        while sent < budget {
+            let rebuild = self.rebuild.as_ref().expect("begun");
+            let (name, at, from) = (rebuild.name.clone(), rebuild.at, rebuild.from);
+            let group = self.group.as_mut().ok_or(LeadError::Deposed)?;
+            if at == self.image_len {
+                let ended = leg(group, &name).map(|leg| leg.order(epoch, &Order::End { applied: from }));
+                self.rebuild = None;
+                self.needs_image.retain(|other| *other != name);
+                return Ok(match ended {
+                    Some(Ok(Told::Ok)) => {
+                        self.applied.insert(name.clone(), from);
+                        Rebuilding::Done(name)
+                    }
+                    _ => Rebuilding::Nobody,
+                });
+            }
+            let len = (self.image_len - at).min(BLOCK as u64) as u32;
+            let own = leg(group, &self.own).ok_or_else(|| LeadError::NoImage("its log is gone".into()))?;
+            let bytes = match own.order(epoch, &Order::Read { at, len }) {
+                Ok(Told::Bytes(bytes)) => bytes,
+                Ok(other) => return Err(LeadError::NoImage(format!("{other:?}"))),
+                Err(error) => return Err(LeadError::NoImage(error.to_string())),
+            };
+            let bytes = if bytes.iter().all(|byte| *byte == 0) { Vec::new() } else { bytes };
+            let block = Order::Block { at, bytes, len };
+            if !matches!(leg(group, &name).map(|leg| leg.order(epoch, &block)), Some(Ok(Told::Ok))) {
+                // Lost again: it begins anew when it comes back.
+                self.rebuild = None;
+                self.needs_image.retain(|other| *other != name);
+                return Ok(Rebuilding::Nobody);
+            }
+            sent += u64::from(len);
+            self.rebuild.as_mut().expect("begun").at += u64::from(len);
+        }
+        let rebuild = self.rebuild.as_ref().expect("begun");
+        Ok(Rebuilding::UnderWay { name: rebuild.name.clone(), sent: rebuild.at, of: self.image_len })
+    }
+
+    fn append(&mut self, record: &[u8]) -> Result<(), LeadError> {
+        let group = self.group.as_mut().ok_or(LeadError::Deposed)?;
+        match group.append(record) {
+            Err(GroupError::Append(AppendError::Full { .. })) => {}
+            outcome => return outcome.map(drop).map_err(LeadError::from),
+        }
+        let next = group.next();
+        group.wait(next)?;
+        self.follow()?;
+        let group = self.group.as_mut().ok_or(LeadError::Deposed)?;
+        Ok(group.append(record).map(drop)?)
+    }
+
+    fn ship_all(&mut self, changes: &Changes) -> Result<(), LeadError> {
+        for record in changes.records(self.record_max) {
+            self.shipped += record.len() as u64;
+            self.append(&record)?;
+        }
+        let group = self.group.as_mut().ok_or(LeadError::Deposed)?;
+        let next = group.next();
+        group.wait(next)?;
+        if self.shipped >= self.trim_after {
+            self.follow()?;
+        }
+        Ok(())
+    }
+}
+
+impl<L: Member> Ship for Primary<L> {
+    fn ship(&mut self, changes: &Changes) -> Result<(), String> {
+        self.ship_all(changes).map_err(|error| {
+            self.group = None;
+            error.to_string()
+        })
+    }
+}
