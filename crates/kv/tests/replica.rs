@@ -51,6 +51,8 @@ struct Host {
     up: bool,
     /// Connections of before this are cut.
     connection: u64,
+    /// How often it died.
+    life: u64,
     blank: bool,
 }
 
@@ -63,7 +65,7 @@ impl Host {
         let log = Log::create(image(geometry.size), &make).expect("fair");
         let ledger = image(LEDGER_LEN);
         let keeper = Keeper::create(image(STORE.size), ledger.clone()).expect("fair");
-        Self { log, ledger, keeper, up: true, connection: 0, blank: true }
+        Self { log, ledger, keeper, up: true, connection: 0, life: 0, blank: true }
     }
 }
 
@@ -96,6 +98,7 @@ impl World {
         if self.hosts[n].up && self.one_in(400) {
             self.hosts[n].up = false;
             self.hosts[n].connection += 1;
+            self.hosts[n].life += 1;
             self.crashes += 1;
         } else if !self.hosts[n].up && self.one_in(60) {
             self.restart(n);
@@ -103,11 +106,17 @@ impl World {
     }
 
     fn restart(&mut self, n: usize) {
-        let whole = |host: &Host| !host.blank && host.keeper.ledger().complete;
+        // A member counts as lost until its image has all that the logs have no more.
+        let head = self.hosts.iter().map(|host| host.log.state().head.sequence).max().unwrap_or(0);
+        let whole = |host: &Host| {
+            let ledger = host.keeper.ledger();
+            !host.blank && ledger.complete && ledger.applied >= head
+        };
         let losable = self.hosts.iter().filter(|host| !whole(host)).count() < self.losses;
         if losable && self.one_in(3) {
             self.fresh += 1;
-            self.hosts[n] = Host { connection: self.hosts[n].connection, ..Host::new(self.fresh) };
+            let Host { connection, life, .. } = self.hosts[n];
+            self.hosts[n] = Host { connection, life, ..Host::new(self.fresh) };
             self.disks += 1;
             return;
         }
@@ -199,8 +208,7 @@ impl SimMember {
 
 /// A process that was started again is another one.
 fn life(world: &World, host: usize) -> u64 {
-    // Grants raise it too: half of it counts crashes only where nobody else may be granted meanwhile, so the disks tell.
-    Arc::as_ptr(world.hosts[host].log.medium()) as u64
+    world.hosts[host].life
 }
 
 impl Leg for SimMember {
@@ -316,6 +324,8 @@ struct Sim {
     next_write: u64,
     begun: usize,
     histories: BTreeMap<Vec<u8>, History>,
+    /// Why nobody took over, and how often.
+    refused: BTreeMap<String, usize>,
     stats: Stats,
 }
 
@@ -363,13 +373,8 @@ impl Sim {
             rebuilt: 0,
             guarded: true,
         };
-        let actor = || Actor {
-            at: None,
-            id: ClientId(0),
-            client: None,
-            running: None,
-            seen: BTreeMap::new(),
-        };
+        let actor =
+            || Actor { at: None, id: ClientId(0), client: None, running: None, seen: BTreeMap::new() };
         Self {
             world: Rc::new(RefCell::new(world)),
             acks,
@@ -381,6 +386,7 @@ impl Sim {
             next_write: 1,
             begun: 0,
             histories: BTreeMap::new(),
+            refused: BTreeMap::new(),
             stats: Stats::default(),
         }
     }
@@ -392,6 +398,17 @@ impl Sim {
 
     /// A member tries to take over.
     fn lead(&mut self, host: usize) -> Result<(), String> {
+        let outcome = self.try_lead(host);
+        if let Err(why) = &outcome {
+            *self
+                .refused
+                .entry(format!("m{host}: {}", why.chars().take(110).collect::<String>()))
+                .or_default() += 1;
+        }
+        outcome
+    }
+
+    fn try_lead(&mut self, host: usize) -> Result<(), String> {
         let number = self.next_serving;
         self.next_serving += 1;
         let options =
@@ -443,9 +460,8 @@ impl Sim {
         let world = self.world.borrow();
         let serving = &self.serving[&number];
         let up = world.hosts.iter().filter(|host| host.up);
-        let promises: Vec<Promise> = up
-            .map(|host| Promise::parse(&Promise::of(host.log.state()).emit()))
-            .collect();
+        let promises: Vec<Promise> =
+            up.map(|host| Promise::parse(&Promise::of(host.log.state()).emit())).collect();
         !world.guarded || is_current(serving.epoch, &promises, self.acks)
     }
 
@@ -454,7 +470,14 @@ impl Sim {
         self.world.borrow_mut().faults = true;
         while self.begun < operations {
             self.turn();
-            assert!(self.tick < 400_000, "it gets nowhere: {:?}", self.stats);
+            if self.tick >= 100_000 {
+                let world = self.world.borrow();
+                for host in &world.hosts {
+                    let state = host.log.state();
+                    eprintln!("{} {:?} {:?} {:?}", host.up, host.blank, host.keeper.ledger(), state);
+                }
+                panic!("it gets nowhere: {:?}, {:?}", self.stats, self.refused);
+            }
         }
         // Everything heals; what was acknowledged is there, on every member in turn.
         let members = {
@@ -494,7 +517,10 @@ impl Sim {
                 };
                 serving.server.disconnected(id).expect("it serves");
                 let (invoked, returned) = (self.tick - 1, self.tick);
-                self.record(key, Event { kind: Kind::Read(seen), client: 99, invoked, returned, maybe: false });
+                self.record(
+                    key,
+                    Event { kind: Kind::Read(seen), client: 99, invoked, returned, maybe: false },
+                );
             }
             self.serving.clear();
         }
@@ -601,7 +627,9 @@ impl Sim {
             match event {
                 ServerEvent::Notice { .. } => {
                     for actor in self.actors.iter_mut().filter(|actor| actor.at == Some(number)) {
-                        let (Some(client), view) = (&mut actor.client, serving.server.view()) else { continue };
+                        let (Some(client), view) = (&mut actor.client, serving.server.view()) else {
+                            continue;
+                        };
                         client.adopt(view);
                     }
                 }
@@ -609,7 +637,7 @@ impl Sim {
                     now_failed |= serving.server.disconnected(client).is_err();
                     let of = |a: &Actor| a.at == Some(number) && a.id == client;
                     if let Some(actor) = self.actors.iter().position(of) {
-                        lost(&mut self.actors[actor], &mut self.histories);
+                        forget_running(&mut self.actors[actor], &mut self.histories);
                         self.actors[actor].at = None;
                     }
                 }
@@ -626,7 +654,7 @@ impl Sim {
     }
 
     fn lost(&mut self, actor: usize) {
-        lost(&mut self.actors[actor], &mut self.histories);
+        forget_running(&mut self.actors[actor], &mut self.histories);
         self.actors[actor].at = None;
     }
 
@@ -644,6 +672,9 @@ impl Sim {
             }
             let number = living[self.world.borrow_mut().choices.pick(living.len())];
             let serving = self.serving.get_mut(&number).expect("it lives");
+            if serving.mirror.failed().is_some() {
+                return;
+            }
             let (id, view) = (serving.server.connect(), serving.server.view());
             if !self.is_current(number) {
                 return;
@@ -671,6 +702,8 @@ impl Sim {
                 Completion::Written
             }
             Verb::Persist(_) => panic!("the memory of a primary is not what lasts"),
+            // A server whose medium has failed answers nobody; its memory is read for a while.
+            Verb::Call(_) if serving.mirror.failed().is_some() => return self.lost(actor),
             Verb::Call(request) => match serving.server.handle(self.now, id, &request) {
                 Reply::Refused(Refusal::Medium) => {
                     // It is the primary no more. Nobody knows what becomes of it.
@@ -753,12 +786,15 @@ impl Sim {
                 Kind::Read(seen)
             }
             (Ok(_), Some(kind)) => kind,
-            (Err(Error::Refused(Refusal::WrongVersion { .. })), Some(Kind::Swap(old, _))) => Kind::NoSwap(old),
+            (Err(Error::Refused(Refusal::WrongVersion { .. })), Some(Kind::Swap(old, _))) => {
+                Kind::NoSwap(old)
+            }
             (Err(Error::Refused(Refusal::Full)), _) => return,
             (Err(Error::Refused(Refusal::Fenced)), kind) => {
                 state.at = None;
                 if let Some(kind) = kind {
-                    let event = Event { kind, client: 0, invoked: running.invoked, returned: NEVER, maybe: true };
+                    let event =
+                        Event { kind, client: 0, invoked: running.invoked, returned: NEVER, maybe: true };
                     self.record(running.key, event);
                 }
                 return;
@@ -790,7 +826,7 @@ fn nothing<T>(progress: Progress<Result<T, Error>>) -> Progress<Result<Option<Fo
 }
 
 /// Nobody knows what becomes of what a client had under way: a later primary may find it, or not.
-fn lost(actor: &mut Actor, histories: &mut BTreeMap<Vec<u8>, History>) {
+fn forget_running(actor: &mut Actor, histories: &mut BTreeMap<Vec<u8>, History>) {
     let Some(mut running) = actor.running.take() else { return };
     if let Some(client) = &mut actor.client {
         match &mut running.machine {

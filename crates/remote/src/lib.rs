@@ -49,6 +49,7 @@ mod costs;
 mod error;
 #[doc(hidden)]
 pub mod fuzzing;
+mod grants;
 pub mod hello;
 pub mod message;
 mod meter;
@@ -63,6 +64,7 @@ mod together;
 pub use codec::Malformed;
 pub use costs::CostSource;
 pub use error::Error;
+pub use grants::Grants;
 pub use meter::{Meter, Metered};
 pub use remanence_auth::Token;
 pub use requester::Ticket;

@@ -7,7 +7,7 @@
 //! The data of a run lies in *staging*, registered memory that the owner of this half keeps: it is copied there once, when
 //! the run is submitted, and stays until the last work request that could need it has completed.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::task::Poll;
 
@@ -211,6 +211,8 @@ pub struct Requester {
     expected_replies: VecDeque<u64>,
     replies: VecDeque<(u64, Reply)>,
     notices: VecDeque<Vec<u8>>,
+    /// Keys for bytes that the region's key does not let this session write: by the first byte, how many, and the key.
+    grants: BTreeMap<u64, (u64, u32)>,
     /// Places that the server will write when it applies a message.
     unapplied: VecDeque<(u64, u64, u64)>,
     staging: u64,
@@ -242,6 +244,7 @@ impl Requester {
             expected_replies: VecDeque::new(),
             replies: VecDeque::new(),
             notices: VecDeque::new(),
+            grants: BTreeMap::new(),
             unapplied: VecDeque::new(),
             staging,
             head: SCRATCH,
@@ -529,7 +532,7 @@ impl Requester {
         let ticket = u64::MAX - self.queued;
         let at = self.take(len.next_multiple_of(64), ticket)?;
         port.stage(at, bytes);
-        let (op, flags) = (SendOp::Write(self.remote(offset)), SendFlags::SIGNALED);
+        let (op, flags) = (SendOp::Write(self.writable(offset, len)), SendFlags::SIGNALED);
         let number = self.enqueue(Queued { op, at, len: len as u32, flags, message: false, what: "a WRITE" });
         self.free(ticket, number);
         Ok(number)
@@ -641,6 +644,26 @@ impl Requester {
     fn remote(&self, offset: u64) -> RemoteAddr {
         let Window { rkey, addr, .. } = self.terms.region;
         RemoteAddr { addr: addr.wrapping_add(offset), rkey: Rkey(rkey) }
+    }
+
+    /// The place as a WRITE names it: by a key that was granted for it, or by that of the region.
+    fn writable(&self, offset: u64, len: u64) -> RemoteAddr {
+        let remote = self.remote(offset);
+        let granted = self.grants.range(..=offset).next_back();
+        let inside = |(from, (span, _)): &(&u64, &(u64, u32))| {
+            offset - **from <= *span && len <= span - (offset - **from)
+        };
+        granted.filter(inside).map_or(remote, |(_, (_, rkey))| RemoteAddr { rkey: Rkey(*rkey), ..remote })
+    }
+
+    /// Notes a key for these bytes. One that began there before is forgotten.
+    pub fn grant(&mut self, offset: u64, len: u64, rkey: u32) {
+        self.grants.insert(offset, (len, rkey));
+    }
+
+    /// Forgets the key for what begins there.
+    pub fn forget_grant(&mut self, offset: u64) {
+        self.grants.remove(&offset);
     }
 
     /// Lets every run go on as far as it can, and posts what can be posted.
@@ -851,6 +874,7 @@ impl<P: Port> View<'_, P> {
         let (offset, len, at) = self.job.updates[usize::from(update.0)];
         let remote = self.requester.remote(offset);
         self.job.unflushed.push((remote.addr, len.into(), remote.rkey.0));
+        let remote = self.requester.writable(offset, len.into());
         let none = SendFlags::empty();
         match step {
             Rq::WriteImm(_) => {

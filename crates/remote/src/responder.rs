@@ -28,6 +28,12 @@ pub trait World {
     /// Gives the buffer of that message back to the RNIC.
     fn repost(&mut self, number: u64);
 
+    /// Whether the session may have these bytes of the region written. All, where nothing is guarded.
+    fn may_write(&mut self, offset: u64, len: u64) -> bool {
+        let _ = (offset, len);
+        true
+    }
+
     /// Asks the application.
     ///
     /// # Errors
@@ -342,6 +348,9 @@ impl Responder {
                 Rsp::Copy(u) => {
                     let entry = find(u.0).ok_or_else(missing)?;
                     let at = entry.data.ok_or_else(missing)?;
+                    if !world.may_write(entry.offset, entry.len.into()) {
+                        return Err(Fault::Peer("an update lies where this session may not write"));
+                    }
                     if ordered {
                         self.sync(memory)?;
                     }

@@ -24,6 +24,7 @@ use remanence_wire::Qpn;
 use crate::admission::{Admission, Ends, Verdict};
 use crate::codec::clipped;
 use crate::error::Error;
+use crate::grants::Grants;
 use crate::hello::{Hello, Rejection, SLOT_SIZE_MAX, SLOTS_MAX, Stranger, VERSION, Welcome, Window};
 use crate::message::Answer;
 use crate::meter::Meter;
@@ -40,6 +41,8 @@ const INLINE: usize = 256;
 const RECEIVE: u64 = 1 << 63;
 /// A send whose completion frees no buffer.
 const NOBODY: u64 = u64::MAX >> 1;
+/// One in so many binds of windows has a completion.
+const BINDS: u32 = 8;
 
 /// How a server is made.
 #[derive(Clone, Debug)]
@@ -56,6 +59,7 @@ pub struct ServerOptions {
     relaxed: bool,
     token: Option<Token>,
     insecure: bool,
+    guarded: bool,
 }
 
 impl ServerOptions {
@@ -76,6 +80,7 @@ impl ServerOptions {
             relaxed: false,
             token: None,
             insecure: false,
+            guarded: false,
         }
     }
 
@@ -136,6 +141,13 @@ impl ServerOptions {
     #[must_use]
     pub const fn insecure(mut self) -> Self {
         self.insecure = true;
+        self
+    }
+
+    /// Lets clients read the region, and write only what [`Server::grants`] gives them.
+    #[must_use]
+    pub const fn guarded(mut self) -> Self {
+        self.guarded = true;
         self
     }
 
@@ -277,6 +289,8 @@ struct Link {
     free: Vec<u32>,
     unsent: VecDeque<Answer>,
     failed: bool,
+    grants: Grants,
+    binds: u32,
 }
 
 struct Peer {
@@ -291,6 +305,7 @@ struct State {
     stats: Stats,
     next_id: u64,
     cutter: Cutter,
+    grants: Grants,
 }
 
 /// All that both threads of a server use.
@@ -361,17 +376,22 @@ impl Server {
         let each = usize::from(options.slots) * 6 + 32;
         let capacity = (usize::from(options.sessions) * each).min(options.context.config().max_cqe as usize);
         let cq = options.context.create_cq(capacity as u32, None, 0)?;
-        let mut access = Access::LOCAL_WRITE
-            | Access::REMOTE_WRITE
-            | Access::REMOTE_READ
-            | Access::REMOTE_ATOMIC
-            | flush_rights(&config);
+        let mut access = Access::LOCAL_WRITE | Access::REMOTE_READ | flush_rights(&config);
+        access |= match options.guarded {
+            true => Access::MW_BIND,
+            false => Access::REMOTE_WRITE | Access::REMOTE_ATOMIC,
+        };
         if config.order == Order::Relaxed {
             access |= Access::RELAXED_ORDERING;
         }
         let memory = pd.reg_mr_at(region, 0, data_len, 0, access)?;
-        let state =
-            State { peers: BTreeMap::new(), stats: Stats::default(), next_id: 1, cutter: Cutter::default() };
+        let state = State {
+            peers: BTreeMap::new(),
+            stats: Stats::default(),
+            next_id: 1,
+            cutter: Cutter::default(),
+            grants: Grants::new(&pd, &memory, flush_rights(&config), options.guarded),
+        };
         let admission = Mutex::new(Admission::new(options.token.clone()));
         let core = Core {
             options,
@@ -439,6 +459,12 @@ impl Server {
     ) {
         assert!(service < DESCRIBE, "service {service} is the server's own");
         self.handlers.insert(service, Box::new(handler));
+    }
+
+    /// What sessions of a [guarded](ServerOptions::guarded) server may write.
+    #[must_use]
+    pub fn grants(&self) -> Grants {
+        self.core.lock().grants.clone()
     }
 
     /// What ends sessions.
@@ -729,6 +755,8 @@ impl Core {
             free: (0..slots).collect(),
             unsent: VecDeque::new(),
             failed: false,
+            grants: state.grants.clone(),
+            binds: 0,
         };
         state.stats.sessions += 1;
         state.cutter.lock().live.insert(id);
@@ -793,7 +821,9 @@ impl State {
     fn remove(&mut self, qpn: Qpn, region: &Region) {
         let Some(mut peer) = self.peers.remove(&qpn) else { return };
         let buffers = peer.link.incoming.region().clone();
-        let _ = peer.responder.settle(region, &buffers, &mut Nobody);
+        let nobody = &mut Nobody { session: peer.link.id, grants: self.grants.clone() };
+        let _ = peer.responder.settle(region, &buffers, nobody);
+        self.grants.take_all(peer.link.id);
         add(&mut self.stats.served, peer.responder.served());
         let _ = peer.link.connection.disconnect();
         let mut sessions = self.cutter.lock();
@@ -814,12 +844,19 @@ impl State {
 }
 
 /// The world of a session that is over.
-struct Nobody;
+struct Nobody {
+    session: u64,
+    grants: Grants,
+}
 
 impl World for Nobody {
     fn send(&mut self, _: Answer) {}
 
     fn repost(&mut self, _: u64) {}
+
+    fn may_write(&mut self, offset: u64, len: u64) -> bool {
+        self.grants.covers(self.session, offset, len)
+    }
 
     fn call(&mut self, _: u16, _: &[u8]) -> Result<Vec<u8>, String> {
         Err("the session is over".into())
@@ -845,6 +882,10 @@ impl World for Live<'_> {
         *failed |= post_recv(connection.qp(), incoming, ring, next).is_err();
     }
 
+    fn may_write(&mut self, offset: u64, len: u64) -> bool {
+        self.link.grants.covers(self.link.id, offset, len)
+    }
+
     fn call(&mut self, service: u16, request: &[u8]) -> Result<Vec<u8>, String> {
         match (service, self.handlers.get_mut(&service)) {
             (SETTLE, _) => Ok(Vec::new()),
@@ -859,8 +900,35 @@ impl World for Live<'_> {
 }
 
 impl Link {
+    /// Binds the windows that were given, as far as there is room. False: not all of them.
+    fn bind(&mut self) -> bool {
+        while let Some(bind) = self.grants.next_bind(self.id) {
+            self.binds = self.binds.wrapping_add(1);
+            // Some of them say when they are done, as nothing else may free the queue.
+            let signaled = self.binds.is_multiple_of(BINDS);
+            let flags = if signaled { SendFlags::SIGNALED } else { SendFlags::empty() };
+            let wr = SendWr { wr_id: NOBODY, op: bind.op, data: Data::Sges(&[]), flags, ud: None };
+            match self.connection.qp().post_send(&wr) {
+                Ok(()) => {}
+                Err(PostError::QueueFull | PostError::InvalidState) => {
+                    self.grants.put_back(self.id, bind);
+                    return false;
+                }
+                Err(_) => {
+                    self.failed = true;
+                    return false;
+                }
+            }
+        }
+        true
+    }
+
     /// Sends what waits, as far as there is room.
     fn push(&mut self) {
+        // An answer may carry the key of any of them.
+        if !self.bind() {
+            return;
+        }
         while let Some(answer) = self.unsent.front() {
             let bytes = answer.emit();
             let qp = self.connection.qp();

@@ -530,6 +530,17 @@ impl Session {
         self.requester.notice()
     }
 
+    /// Writes these bytes with a key that the server's application granted this session ([`Grants`](crate::Grants)), until
+    /// it is forgotten.
+    pub fn grant(&mut self, offset: u64, len: u64, rkey: u32) {
+        self.requester.grant(offset, len, rkey);
+    }
+
+    /// Forgets the key for what begins there.
+    pub fn forget_grant(&mut self, offset: u64) {
+        self.requester.forget_grant(offset);
+    }
+
     /// How long the server may go without a sign.
     #[must_use]
     pub const fn patience(&self) -> Duration {

@@ -4,12 +4,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use remanence_pmem::Region;
-use remanence_remote::Cutter;
+use remanence_remote::{Cutter, Grants};
 
 use super::StoreStats;
 use super::wire::{
-    ANSWER_HEADER, ANSWER_MAX, ANSWERS_MAX, Answer, Call, Hello, REQUEST_MAX, VERSION, What, emit_words,
-    parse_words,
+    ANSWER_HEADER, ANSWER_MAX, ANSWERS_MAX, Answer, Call, Hello, Key, REQUEST_MAX, VERSION, What, emit_keyed,
+    emit_words, parse_words,
 };
 use crate::proto::{Refusal, Reply, Request};
 use crate::server::{ClientId, Event, Server};
@@ -42,6 +42,8 @@ pub(super) struct Host {
     pub(super) core: Server<Region>,
     peers: BTreeMap<u64, Peer>,
     cutter: Cutter,
+    /// What clients may write, if not everything.
+    grants: Option<Grants>,
     mode: Mode,
     lease: Duration,
     /// Bytes of an answer that fit a message.
@@ -79,7 +81,16 @@ impl std::fmt::Debug for Host {
 }
 
 impl Host {
-    pub(super) fn new(core: Server<Region>, cutter: Cutter, lease: Duration, slot: usize) -> Self {
+    pub(super) fn new(
+        mut core: Server<Region>,
+        cutter: Cutter,
+        grants: Option<Grants>,
+        lease: Duration,
+        slot: usize,
+    ) -> Self {
+        if let Some(grants) = grants.clone() {
+            core.set_revoke(Box::new(move |rooms| rooms.iter().for_each(|at| grants.take(*at))));
+        }
         let now = Instant::now();
         let at = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64);
         let view = core.view();
@@ -87,6 +98,7 @@ impl Host {
             core,
             peers: BTreeMap::new(),
             cutter,
+            grants,
             mode: view.mode,
             lease,
             room: slot - ANSWER_HEADER,
@@ -154,14 +166,16 @@ impl Host {
                 return Err("this session has not begun; use the same release on both sides".to_owned());
             }
             (What::Request, Some(client)) => {
-                let reply = match Request::parse(&body) {
+                let mut reply = match Request::parse(&body) {
                     Some(request) => self.core.handle(self.clock.now(), client, &request),
                     None => Reply::Refused(Refusal::Malformed),
                 };
                 self.failed |= reply == Reply::Refused(Refusal::Medium);
+                let keys = self.keys(session, client, &mut reply);
                 let bytes = reply.emit();
                 // Such an answer is for a reader who was unlucky too often; it goes on by itself.
-                if bytes.len() > ANSWER_MAX { Reply::Refused(Refusal::Unfinished).emit() } else { bytes }
+                let long = bytes.len() > ANSWER_MAX;
+                emit_keyed(&keys, &if long { Reply::Refused(Refusal::Unfinished).emit() } else { bytes })
             }
             (What::Stats, Some(_)) => self.stats().emit(),
             (What::Scrub, Some(_)) => self.scrub(&body)?,
@@ -174,6 +188,33 @@ impl Host {
             (What::Part | What::Rest, _) => unreachable!("answered above"),
         };
         Ok(self.answer(session, call.tag, answer))
+    }
+
+    /// Lets a session write what a reply has handed out. What the device has no window for is not handed out after all.
+    fn keys(&mut self, session: u64, client: ClientId, reply: &mut Reply) -> Vec<Key> {
+        let Some(grants) = self.grants.clone() else { return Vec::new() };
+        match reply {
+            Reply::Reserved(reserved) => {
+                let version = reserved.version;
+                let rooms = self.core.rooms(version);
+                let key = |(at, len): &(u64, u64)| {
+                    let rkey = grants.give(session, *at, *len)?;
+                    Some(Key { at: *at, len: *len as u32, rkey })
+                };
+                let keys: Vec<Key> = rooms.iter().map_while(key).collect();
+                if keys.len() == rooms.len() {
+                    return keys;
+                }
+                // Takes back what was given, too.
+                self.core.handle(self.clock.now(), client, &Request::Abandon { version });
+                *reply = Reply::Refused(Refusal::TooMany);
+                Vec::new()
+            }
+            Reply::Batch(replies) => {
+                replies.iter_mut().flat_map(|reply| self.keys(session, client, reply)).collect()
+            }
+            _ => Vec::new(),
+        }
     }
 
     fn hello(&mut self, session: u64, body: &[u8]) -> Result<Vec<u8>, String> {
@@ -261,7 +302,12 @@ impl Host {
                 }
                 // When it has come, `forget_ended` hears of it.
                 Event::Fence { client } => {
-                    of(client).into_iter().for_each(|session| self.cutter.cut(session))
+                    if let Some(session) = of(client) {
+                        if let Some(grants) = &self.grants {
+                            grants.take_all(session);
+                        }
+                        self.cutter.cut(session);
+                    }
                 }
             }
         }

@@ -50,6 +50,7 @@ pub struct ServerOptions {
     clean: bool,
     token: Option<Token>,
     insecure: bool,
+    guarded: bool,
 }
 
 impl ServerOptions {
@@ -83,6 +84,7 @@ impl ServerOptions {
             clean: true,
             token: None,
             insecure: false,
+            guarded: true,
         }
     }
 
@@ -186,6 +188,14 @@ impl ServerOptions {
         self
     }
 
+    /// Whether a client may write only what was handed out to it, by a memory window for each write; yes if nothing is said.
+    /// Else every client has the key to all of the store.
+    #[must_use]
+    pub const fn guarded(mut self, yes: bool) -> Self {
+        self.guarded = yes;
+        self
+    }
+
     fn open(&self) -> Result<Region, Error> {
         let path = match &self.place {
             Place::Region(region) => return Ok(region.clone()),
@@ -278,9 +288,13 @@ impl Server {
         if options.insecure {
             remote = remote.insecure();
         }
+        if options.guarded {
+            remote = remote.guarded();
+        }
         let mut remote = remanence_remote::Server::bind(remote)?;
+        let grants = options.guarded.then(|| remote.grants());
         let slot = SLOT as usize - remanence_remote::message::ANSWER_HEADER;
-        let host = Arc::new(Mutex::new(Host::new(core, remote.cutter(), options.lease, slot)));
+        let host = Arc::new(Mutex::new(Host::new(core, remote.cutter(), grants, options.lease, slot)));
         let serving = Arc::clone(&host);
         remote.on_call(SERVICE, move |call| lock(&serving).serve(call.session, call.request));
         let turning = Arc::clone(&host);

@@ -11,7 +11,7 @@ use remanence_pmem::Survives;
 use remanence_remote::{CostSource, Done, Options, Plan, RemoteRegion, Token, Work};
 use remanence_verbs::Context;
 
-use super::wire::{Answer, CALL_HEADER, Call, Hello, VERSION, What};
+use super::wire::{Answer, CALL_HEADER, Call, Hello, Key, VERSION, What, parse_keyed};
 use super::{Error, SERVICE};
 use crate::client::{Completion, RemoteMemory, Verb};
 use crate::proto::{Reply, Request};
@@ -395,6 +395,14 @@ impl RemoteMemory for Session {
         }
         let mut done: Vec<Option<Done>> = self.remote.together(&works)?.into_iter().map(Some).collect();
         drop(works);
+        // They were for one write.
+        for verb in &verbs {
+            match verb {
+                Verb::Write { at, .. } => self.remote.forget_grant(*at),
+                Verb::Persist(updates) => updates.iter().for_each(|(at, _)| self.remote.forget_grant(*at)),
+                Verb::Read { .. } | Verb::Call(_) => {}
+            }
+        }
         let mut completions: Vec<Completion> = verbs
             .iter()
             .map(|verb| match verb {
@@ -407,7 +415,11 @@ impl RemoteMemory for Session {
                 return Err(Error::Protocol("no answer"));
             };
             let bytes = self.answered(asked.tag, answer)?;
-            let reply = Reply::parse(&bytes).ok_or(Error::Protocol("a reply is none"))?;
+            let (keys, reply) = parse_keyed(&bytes).ok_or(Error::Protocol("a reply is none"))?;
+            for Key { at, len, rkey } in keys {
+                self.remote.grant(at, len.into(), rkey);
+            }
+            let reply = Reply::parse(reply).ok_or(Error::Protocol("a reply is none"))?;
             completions[asked.verb] = Completion::Reply(reply);
         }
         for (done, whose) in done.into_iter().zip(whose) {

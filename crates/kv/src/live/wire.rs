@@ -6,10 +6,12 @@
 //! answer  u32 bytes that are left for a call REST with the same tag, u64 the server's clock in milliseconds, the rest
 //! notice  u64 the number of the new view
 //! ```
+//! The answer to a REQUEST has keys before the reply: u32 how many, and of each u64 where on the medium, u32 bytes, u32 key.
+//! They let this session alone write there, until the write is settled or given up.
 //! Calls come from strangers: what is parsed here has been checked, and what a session may make the server keep is bounded.
 
 /// The version of all this. Both sides must have the same.
-pub(super) const VERSION: u16 = 1;
+pub(super) const VERSION: u16 = 2;
 /// Bytes before what a call carries.
 pub(super) const CALL_HEADER: usize = 5;
 /// Bytes before what an answer carries.
@@ -117,6 +119,42 @@ impl Hello {
         let (lease, rest) = bytes.split_first_chunk()?;
         Some((Self { version: u16::from_le_bytes(*version), lease: u64::from_le_bytes(*lease) }, rest))
     }
+}
+
+/// A right to write some bytes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Key {
+    pub(super) at: u64,
+    pub(super) len: u32,
+    pub(super) rkey: u32,
+}
+
+/// Keys, and the reply behind them.
+pub(super) fn emit_keyed(keys: &[Key], reply: &[u8]) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(4 + 16 * keys.len() + reply.len());
+    bytes.extend((keys.len() as u32).to_le_bytes());
+    for key in keys {
+        bytes.extend(key.at.to_le_bytes());
+        bytes.extend(key.len.to_le_bytes());
+        bytes.extend(key.rkey.to_le_bytes());
+    }
+    bytes.extend_from_slice(reply);
+    bytes
+}
+
+/// The inverse.
+pub(super) fn parse_keyed(bytes: &[u8]) -> Option<(Vec<Key>, &[u8])> {
+    let (count, mut rest) = bytes.split_first_chunk()?;
+    let mut keys = Vec::new();
+    for _ in 0..u32::from_le_bytes(*count) {
+        let (at, behind) = rest.split_first_chunk()?;
+        let (len, behind) = behind.split_first_chunk()?;
+        let (rkey, behind) = behind.split_first_chunk()?;
+        let (at, len, rkey) = (u64::from_le_bytes(*at), u32::from_le_bytes(*len), u32::from_le_bytes(*rkey));
+        keys.push(Key { at, len, rkey });
+        rest = behind;
+    }
+    Some((keys, rest))
 }
 
 /// Numbers, one after the other.

@@ -386,7 +386,16 @@ impl View {
             let region = Link { at: from.u64()?, epoch: from.u32()? };
             inside(region.at, geometry.region_len).then_some(((head, link), region))
         })?;
-        Some(Self { number, boot, mode, replicated, geometry, salt, tables, links: links.into_iter().collect() })
+        Some(Self {
+            number,
+            boot,
+            mode,
+            replicated,
+            geometry,
+            salt,
+            tables,
+            links: links.into_iter().collect(),
+        })
     }
 }
 

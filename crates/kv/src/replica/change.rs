@@ -109,11 +109,14 @@ fn cut(change: &[u8], max: usize) -> Vec<Vec<u8>> {
     change[HEADER..].chunks(room).enumerate().map(piece).collect()
 }
 
-/// The changes of a record, checked for a medium of so many bytes: place, length, and the bytes unless they are zeros.
+/// One change: place, length, and the bytes unless they are zeros.
+pub type Change<'a> = (u64, u64, Option<&'a [u8]>);
+
+/// The changes of a record, checked for a medium of so many bytes.
 ///
 /// # Errors
 /// It means nothing there; then none of it may be applied.
-pub fn parse(record: &[u8], size: u64) -> Result<Vec<(u64, u64, Option<&[u8]>)>, Meaningless> {
+pub fn parse(record: &[u8], size: u64) -> Result<Vec<Change<'_>>, Meaningless> {
     let mut rest = record;
     let mut changes = Vec::new();
     while !rest.is_empty() {

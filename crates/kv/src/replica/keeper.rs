@@ -342,8 +342,13 @@ mod tests {
         for order in orders {
             assert_eq!(parse_order(&emit_order(Epoch(5), &order)), Some((Epoch(5), order)));
         }
-        let all =
-            [Told::Applied(3), Told::NeedsImage, Told::Bytes(vec![4; 9]), Told::Ok, Told::Refused("no".into())];
+        let all = [
+            Told::Applied(3),
+            Told::NeedsImage,
+            Told::Bytes(vec![4; 9]),
+            Told::Ok,
+            Told::Refused("no".into()),
+        ];
         for told in all {
             assert_eq!(parse_told(&emit_told(&told)), Some(told));
         }

@@ -113,21 +113,19 @@ impl<M: Medium, S: Ship> Medium for Mirror<M, S> {
     }
 
     fn store_u64(&self, offset: u64, value: u64) {
-        self.lock().changes.push(offset, &value.to_ne_bytes());
         self.medium.store_u64(offset, value);
+        self.note(offset..offset + 8);
     }
 
     fn compare_and_swap(&self, offset: u64, compare: u64, swap: u64) -> u64 {
         let found = self.medium.compare_and_swap(offset, compare, swap);
-        if found == compare {
-            self.lock().changes.push(offset, &swap.to_ne_bytes());
-        }
+        self.note(offset..offset + 8);
         found
     }
 
     fn fetch_add(&self, offset: u64, add: u64) -> u64 {
         let found = self.medium.fetch_add(offset, add);
-        self.lock().changes.push(offset, &found.wrapping_add(add).to_ne_bytes());
+        self.note(offset..offset + 8);
         found
     }
 

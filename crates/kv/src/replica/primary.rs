@@ -36,7 +36,9 @@ pub enum LeadError {
     #[error(transparent)]
     Group(#[from] GroupError),
     /// It has no image to begin with.
-    #[error("this member's image is incomplete or out of date ({0}): let another member take over, which rebuilds it")]
+    #[error(
+        "this member's image is incomplete or out of date ({0}): let another member take over, which rebuilds it"
+    )]
     NoImage(String),
     /// Somebody else was the primary meanwhile.
     #[error("another member has become the primary; connect to that one")]
@@ -294,6 +296,15 @@ impl<L: Member> Primary<L> {
         let next = group.next();
         group.wait(next)?;
         self.follow()?;
+        let group = self.group.as_mut().ok_or(LeadError::Deposed)?;
+        match group.append(record) {
+            Err(GroupError::Append(AppendError::Full { .. })) => {}
+            outcome => return outcome.map(drop).map_err(LeadError::from),
+        }
+        // Too few images for the log to be trimmed: now they cannot wait any more.
+        while self.rebuild(u64::MAX)? != Rebuilding::Nobody {
+            self.follow()?;
+        }
         let group = self.group.as_mut().ok_or(LeadError::Deposed)?;
         Ok(group.append(record).map(drop)?)
     }

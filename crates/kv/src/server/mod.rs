@@ -64,6 +64,10 @@ impl Default for Options {
     }
 }
 
+/// Takes a client's right to write rooms away: bytes of the medium, by where they begin. On return nothing that it sends
+/// reaches them.
+pub type Revoke = Box<dyn FnMut(&[u64]) + Send>;
+
 /// What the host must do.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Event {
@@ -188,6 +192,7 @@ pub struct Server<M> {
     dirty: bool,
     stats: Stats,
     replicated: bool,
+    revoke: Option<Revoke>,
 }
 
 impl<M> fmt::Debug for Server<M> {
@@ -235,6 +240,33 @@ impl<M: Medium + Clone> Server<M> {
     /// of them connects.
     pub const fn set_replicated(&mut self) {
         self.replicated = true;
+    }
+
+    /// Clients may write only rooms that were handed out to them. `revoke` is called for each before it is decided what became
+    /// of the write.
+    pub fn set_revoke(&mut self, revoke: Revoke) {
+        self.revoke = Some(revoke);
+    }
+
+    /// The rooms of an unfinished write: where on the medium its client may write, and how many bytes. The object's mark is
+    /// the server's.
+    #[must_use]
+    pub fn rooms(&self, version: u64) -> Vec<(u64, u64)> {
+        let Some(unfinished) = self.unfinished.get(&version) else { return Vec::new() };
+        let at = |offset| self.log.locate(unfinished.head, offset).map(|room| room.at);
+        let mark = crate::format::object::WRITTEN_FROM as u64;
+        let object = at(unfinished.offset).map(|at| (at + mark, unfinished.room - mark));
+        let extents =
+            unfinished.extents.iter().filter_map(|(offset, len)| Some((at(*offset)?, (*len).into())));
+        object.into_iter().chain(extents).collect()
+    }
+
+    fn revoke(&mut self, version: u64) -> bool {
+        let Some(mut revoke) = self.revoke.take() else { return false };
+        let rooms: Vec<u64> = self.rooms(version).into_iter().map(|(at, _)| at).collect();
+        revoke(&rooms);
+        self.revoke = Some(revoke);
+        true
     }
 
     /// A client has connected. It asks for the view first.

@@ -198,6 +198,7 @@ impl<M: Medium + Clone> Server<M> {
             dirty: true,
             stats: Stats::default(),
             replicated: false,
+            revoke: None,
         };
         let recovered = server.recover()?;
         Ok((server, recovered))

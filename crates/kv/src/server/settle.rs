@@ -31,7 +31,14 @@ impl<M: Medium + Clone> Server<M> {
             // Of this run: only what was handed out for this very write counts.
             Some(version) => match self.what_is_whole(version, &self.unfinished[&version]) {
                 None => Ok(Settling::Unfinished),
-                Some((len, chunks)) => {
+                Some(seen) => {
+                    // What is settled must not change any more: the client loses its right first, and what was seen before
+                    // that is not believed.
+                    let seen = match self.revoke(version) {
+                        true => self.what_is_whole(version, &self.unfinished[&version]),
+                        false => Some(seen),
+                    };
+                    let Some((len, chunks)) = seen else { return Ok(Settling::Unfinished) };
                     let entry = self.make_settled(entry, len, &chunks)?;
                     self.forget(version);
                     Ok(Settling::Settled(entry))
@@ -141,6 +148,7 @@ impl<M: Medium + Clone> Server<M> {
     /// A write whose client can write no more: settled if it is whole after all, given up otherwise.
     pub(super) fn give_up(&mut self, version: u64) -> Result<(), Refusal> {
         let Some(unfinished) = self.unfinished.get(&version).cloned() else { return Ok(()) };
+        self.revoke(version);
         let entry = self.index.at_place(unfinished.fingerprint, unfinished.head, unfinished.offset);
         let Some(entry) = entry else {
             // Somebody who may write to the table took it away.
