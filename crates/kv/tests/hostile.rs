@@ -7,7 +7,7 @@ mod common;
 use common::{Host, SIZE, client, context};
 use remanence_kv::format::Place;
 use remanence_kv::format::object::{Content, WRITTEN_FROM, emit};
-use remanence_kv::live::{PutOptions, SERVICE, Store};
+use remanence_kv::live::{PutOptions, SERVICE, ServerOptions, Store};
 use remanence_kv::proto::{Expect, Refusal, Reply, Request, Reserved};
 use remanence_kv::view::View;
 use remanence_persist::plan::{Costs, Request as PlanRequest};

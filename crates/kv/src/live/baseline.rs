@@ -92,6 +92,7 @@ fn view() -> View {
         number: 1,
         boot: 1,
         mode: Mode::Durable,
+        replicated: false,
         geometry: Geometry::for_size(VIEW),
         salt: 0,
         // A view has a table, and nobody looks into this one.
