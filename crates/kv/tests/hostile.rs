@@ -245,6 +245,7 @@ fn who_asks_for_everything_gets_its_share() {
 
 /// What a window per write costs a PUT: medians with and without, interleaved. Printed, not judged.
 #[test]
+#[expect(clippy::disallowed_types, reason = "it measures")]
 fn measure_what_a_window_per_write_costs() {
     if std::env::var_os("REMANENCE_KV_MEASURE").is_none() {
         println!("REMANENCE_KV_MEASURE=1 measures it");

@@ -135,8 +135,9 @@ fn without_any_one_step_acknowledged_data_is_lost_or_nobody_goes_on() {
     let more = more.map(|text| text.parse::<Config>().expect("a configuration"));
     let wide = from_env("REMANENCE_WIDE").is_some_and(|wide| wide != 0);
     // The paper's, on both transports, some of ours, and of the others one in so many.
-    let chosen =
-        |n: usize, config: &Config| config.is_papers() || more.contains(config) || wide || n % OTHERS == 0;
+    let chosen = |n: usize, config: &Config| {
+        config.is_papers() || more.contains(config) || wide || n.is_multiple_of(OTHERS)
+    };
     let all = Config::all().into_iter().enumerate().filter(|(n, config)| chosen(*n, config));
     let (mut configs, mut prover, mut needless, mut unseen) = (0, Prover::default(), 0_u64, 0_u64);
     let reads = |recipe: &Recipe| recipe.requester().any(|step| step == Rq::Flush(Flush::Read));

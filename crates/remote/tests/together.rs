@@ -1,0 +1,104 @@
+//! Several things behind one doorbell, and what a server says without being asked.
+
+mod common;
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use common::{Host, fixed, session};
+use remanence_persist::plan::Request;
+use remanence_remote::{Cutter, Done, Error, Work};
+
+const LEN: u64 = 4 << 20;
+const SERVICE: u16 = 7;
+
+/// A server that echoes calls, and answers "notify" with a notice.
+fn host(turns: &Arc<AtomicU64>) -> Host {
+    let turns = Arc::clone(turns);
+    Host::with(
+        LEN,
+        None,
+        |options| options,
+        move |server| {
+            let cutter: Cutter = server.cutter();
+            let asked = Arc::new(Mutex::new(Vec::new()));
+            let asking = Arc::clone(&asked);
+            server.on_call(SERVICE, move |call| {
+                if call.request == b"notify" {
+                    asking.lock().expect("no panic").push(call.session);
+                }
+                if call.request == b"refuse" { Err("not that".to_owned()) } else { Ok(call.request.to_vec()) }
+            });
+            server.on_turn(move |_| {
+                turns.fetch_add(1, Ordering::AcqRel);
+                for session in asked.lock().expect("no panic").drain(..) {
+                    cutter.notify(session, b"as you asked".to_vec());
+                }
+                Some(Duration::from_millis(1))
+            });
+        },
+    )
+}
+
+#[test]
+fn everything_comes_back_in_its_place_however_much_there_is() {
+    let host = host(&Arc::default());
+    host.region.write(1 << 20, &vec![9; 3 << 20]);
+    // Staging holds a fraction of it.
+    let mut session = session(&host, fixed().staging(128 << 10));
+    let plan = session.plan(&Request { replay: false, ..Request::record(64) }).expect("a plan");
+    let large = vec![3; 900_000];
+    let update: &[(u64, &[u8])] = &[(4096, &[5; 64])];
+    let work = [
+        Work::Read { at: 1 << 20, len: 3 << 20 },
+        Work::Call { service: SERVICE, request: b"one" },
+        Work::Write { at: 8192, bytes: &large },
+        Work::Persist { plan: &plan, updates: update },
+        Work::Call { service: SERVICE, request: b"refuse" },
+        Work::Read { at: 0, len: 0 },
+    ];
+    let done = session.together(&work).expect("carried out");
+    assert!(matches!(&done[0], Done::Read(bytes) if *bytes == vec![9; 3 << 20]));
+    assert!(matches!(&done[1], Done::Reply(Ok(answer)) if answer == b"one"));
+    assert!(matches!(&done[2], Done::Written));
+    assert!(matches!(&done[3], Done::Persistent(_)));
+    assert!(matches!(&done[4], Done::Reply(Err(why)) if why == "not that"));
+    assert!(matches!(&done[5], Done::Read(bytes) if bytes.is_empty()));
+    let mut written = vec![0; large.len()];
+    host.region.read(8192, &mut written);
+    assert!(written == large);
+    let mut durable = [0; 64];
+    host.region.read(4096, &mut durable);
+    assert_eq!(durable, [5; 64]);
+    // What can never be done is told, and the session goes on.
+    let outside = [Work::Read { at: 0, len: 8 }, Work::Write { at: LEN - 4, bytes: &[1; 8] }];
+    assert!(matches!(session.together(&outside), Err(Error::Argument(_))));
+    assert_eq!(session.call(SERVICE, b"still there").expect("an answer"), b"still there");
+    assert!(session.together(&[]).expect("nothing").is_empty());
+}
+
+#[test]
+fn a_server_may_speak_first() {
+    let turns = Arc::default();
+    let host = host(&turns);
+    let mut session = session(&host, fixed());
+    assert_eq!(session.notice(), None);
+    session.call(SERVICE, b"notify").expect("an answer");
+    let begin = Instant::now();
+    let notice = loop {
+        session.poll().expect("the session goes on");
+        if let Some(notice) = session.notice() {
+            break notice;
+        }
+        assert!(begin.elapsed() < Duration::from_secs(60), "no notice");
+        std::thread::yield_now();
+    };
+    assert_eq!(notice, b"as you asked");
+    // Without messages it gets its turns as well.
+    let seen = turns.load(Ordering::Acquire);
+    while turns.load(Ordering::Acquire) < seen + 3 {
+        assert!(begin.elapsed() < Duration::from_secs(60), "no turns");
+        std::thread::yield_now();
+    }
+}
