@@ -190,7 +190,8 @@ impl Running {
             let memory = FileOptions::new().create(open.size).declare(PersistenceDomain::Adr);
             let region = memory.open(&open.file).map_err(words)?;
             region.populate();
-            options(ServerOptions::region(region)).configuration(declared())
+            // Clients hold the key to everything, as in the paper and of the baselines.
+            options(ServerOptions::region(region)).configuration(declared()).guarded(false)
         } else {
             options(ServerOptions::file(&open.file).size(open.size))
         };

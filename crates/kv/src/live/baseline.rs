@@ -14,7 +14,7 @@ use remanence_remote::{Meter, ServerOptions};
 use remanence_verbs::Context;
 
 use super::server::{SLOT, SLOTS};
-use super::wire::{Answer, Call, Hello, VERSION, What};
+use super::wire::{Answer, Call, Hello, VERSION, What, emit_keyed};
 use super::{ConnectOptions, Error, SERVICE, Session};
 use crate::Geometry;
 use crate::baseline::{Baseline, ReadAfterWritePut, Scheme, Sizes};
@@ -78,7 +78,8 @@ fn serve(store: &Mutex<Baseline<Region>>, call: &[u8]) -> Result<Vec<u8>, String
                 Some(request) => lock(store).handle(&request).map_err(|e| e.to_string())?,
                 None => Reply::Refused(Refusal::Malformed),
             };
-            reply.emit()
+            // The client has the key to all of it, as in the paper.
+            emit_keyed(&[], &reply.emit())
         }
         What::Part | What::Rest | What::Stats | What::Scrub | What::Compact => {
             return Err("a baseline has no such service".into());

@@ -1,6 +1,7 @@
 //! `rem kv serve`.
 
 use std::io::{Read as _, Write as _};
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -8,6 +9,7 @@ use std::time::Duration;
 
 use remanence_kv::live::{Server, ServerOptions};
 use remanence_kv::view::Mode;
+use remanence_metrics::Endpoint;
 use remanence_persist::Config;
 use remanence_pmem::PersistenceDomain;
 use serde_json::json;
@@ -63,6 +65,9 @@ pub(super) struct Args {
     /// Take your word for all that persistence depends on, like DMP+no-DDIO: to try the methods of another machine
     #[arg(long, value_name = "CONFIGURATION")]
     configuration: Option<Config>,
+    /// Serve metrics for Prometheus at http://ADDRESS/metrics, without authentication
+    #[arg(long, value_name = "ADDRESS")]
+    metrics: Option<SocketAddr>,
     /// Print JSON: one line when ready, one at the end
     #[arg(long)]
     json: bool,
@@ -108,10 +113,20 @@ pub(super) fn run(args: &Args) -> Result<(), Fail> {
         .map_err(|e| Fail::new(format!("{} is not served: {e}", args.file.display())))?;
     let (stats, recovered) = (server.metrics().read(), *server.recovered());
     let durable = server.is_durable();
+    // Ends with the server.
+    let endpoint = args
+        .metrics
+        .map(|address| {
+            Endpoint::serve(address, vec![server.metrics().source(), remanence_metrics::process()])
+                .map_err(|e| Fail::new(format!("no metrics are served at {address}: {e}")))
+        })
+        .transpose()?;
+    let metrics = endpoint.as_ref().map(|endpoint| format!("http://{}/metrics", endpoint.address()));
     if args.json {
         let ready = json!({
             "event": "ready",
             "address": server.addr().to_string(),
+            "metrics": metrics,
             "pid": std::process::id(),
             "file": args.file,
             "made": server.made(),
@@ -161,6 +176,9 @@ pub(super) fn run(args: &Args) -> Result<(), Fail> {
             );
         }
         ui::line(Mood::Good, "address", server.addr());
+        if let Some(metrics) = &metrics {
+            ui::line(Mood::Good, "metrics", metrics);
+        }
         match &token {
             Some((token, file)) => {
                 let place = file.map_or_else(|| "as given".into(), |file| format!("in {}", file.display()));
