@@ -127,8 +127,9 @@ impl Peer {
         self.killed.load(Ordering::Relaxed)
     }
 
-    pub(crate) fn kill(&self) {
-        self.killed.store(true, Ordering::Relaxed);
+    /// Asks for its end; `false`: somebody has before.
+    pub(crate) fn kill(&self) -> bool {
+        !self.killed.swap(true, Ordering::Relaxed)
     }
 
     /// Something was received from it, at so many microseconds of Unix time.

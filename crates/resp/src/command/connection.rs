@@ -275,12 +275,13 @@ impl<'a, S: Store> Call<'a, S> {
         let mut killed = 0;
         let peers: Vec<Arc<Peer>> = self.shared.peers().values().cloned().collect();
         for peer in peers.iter().filter(|peer| filter.takes(peer, me)) {
+            // Who has been told to go, and has not gone yet, is no client any more.
             if peer.id == me {
                 self.session.close_after_reply();
-            } else {
-                peer.kill();
+                killed += 1;
+            } else if peer.kill() {
+                killed += 1;
             }
-            killed += 1;
         }
         match (words, killed) {
             (3, 0) => return Err("ERR No such client".into()),
