@@ -484,11 +484,12 @@ impl Driver {
         &mut self,
         now: Instant,
         id: WaiterId,
+        warm: bool,
         worked: bool,
         fds: &mut Vec<WaitFd>,
     ) -> Plan {
         self.counters.waiter_turns += 1;
-        let (plan, kick) = self.handover.plan_waiter(now, id, worked, self.outlook(now));
+        let (plan, kick) = self.handover.plan_waiter(now, id, warm, worked, self.outlook(now));
         self.kick(kick);
         match plan {
             Plan::Watch(_) if !self.may_wait(now, fds) => Plan::Again,
@@ -524,7 +525,8 @@ impl Driver {
         }
     }
 
-    pub(crate) fn waiter_came(&mut self, event: Arc<Event>, interest: Interest) -> WaiterId {
+    pub(crate) fn waiter_came(&mut self, now: Instant, event: Arc<Event>, interest: Interest) -> WaiterId {
+        self.handover.waiter_came(now);
         let slot = self.waiters.iter().position(Option::is_none).unwrap_or_else(|| {
             self.waiters.push(None);
             self.waiters.len() - 1
@@ -533,9 +535,9 @@ impl Driver {
         WaiterId(u32::try_from(slot).expect("threads are fewer"))
     }
 
-    pub(crate) fn waiter_left(&mut self, id: WaiterId) {
+    pub(crate) fn waiter_left(&mut self, now: Instant, id: WaiterId) {
         self.waiters[id.0 as usize] = None;
-        let kick = self.handover.waiter_left(id);
+        let kick = self.handover.waiter_left(now, id);
         self.kick(kick);
     }
 
@@ -576,6 +578,12 @@ impl<'a> Turn<'a> {
     pub(crate) fn drive(&mut self) -> bool {
         let now = self.now;
         self.driver.drive(now)
+    }
+
+    /// It brought what a waiter waits for.
+    pub(crate) fn waiter_found(&mut self) {
+        let now = self.now;
+        self.driver.handover.found(now);
     }
 
     /// The turn of a poller, who changes nothing else. Says whether there was anything to do.

@@ -11,7 +11,13 @@
 //!   that the packet it waits for wakes it with no other thread in between. It does say when it leaves;
 //! - the **progress thread**, which serves peers' one-sided operations when no consumer's thread does.
 //!
-//! At most one thread watches: two would both be woken by each packet. The progress thread is in one of these
+//! At most one thread watches: two would both be woken by each packet. Of several waiters one has the *seat*, and spins and
+//! watches; the others are on the *bench*, where they sleep until whoever drives has something for them. The seat is for
+//! a *warm* waiter, whose thread found what it waited for the last time: a server that waits for requests in one thread and for
+//! connections in another would else pay two switches of threads for each request. A *cold* one makes room, and takes the
+//! seat only when no warm one has left it lately.
+//!
+//! The progress thread is in one of these
 //! states, and every change of state happens under the device lock:
 //!
 //! | state | it | leaves it |
@@ -35,7 +41,8 @@
 //!    the link promised in `prepare_wait` (rings). One thread watches, or:
 //! 3. nobody watches because a poller drives. Then the progress thread is `Leased` and looks again when the lease
 //!    is over: if no poll came lately it takes over. `Parked` is entered only while a waiter watches, and that
-//!    waiter hands over in [`Handover::waiter_left`]: to another waiter, or to the progress thread.
+//!    waiter hands over in [`Handover::waiter_left`]: to another waiter, to the progress thread, or to nobody while the
+//!    progress thread is not parked.
 //!
 //! So in every state at least one of {someone awake, a bounded lease, a watcher, a kick under way} holds. The test
 //! at the end of this file checks that sentence, after each step, for thousands of random schedules of pollers
@@ -249,13 +256,16 @@ pub(crate) struct Handover {
     thread: Thread,
     /// The waiter that spins or watches.
     seat: Option<WaiterId>,
+    seat_is_warm: bool,
     /// It watches.
     seat_sleeps: bool,
     seated_at: Instant,
     /// What the thread that watches (progress thread or waiter) sleeps on.
     watch: Watch,
-    /// Waiters that sleep on their own event only, in the order of their coming.
-    bench: Vec<WaiterId>,
+    /// When a warm waiter last left it.
+    warm_left: Option<Instant>,
+    /// Waiters that sleep on their own event only, in the order of their coming, and whether they are warm.
+    bench: Vec<(WaiterId, bool)>,
     /// Polls so far, and how many the progress thread has seen.
     polls: u64,
     polls_seen: u64,
@@ -267,6 +277,9 @@ pub(crate) struct Handover {
     poller_after: Duration,
     lease: Duration,
     worked_at: Instant,
+    /// Since when there is silence: the last work, or the beginning of the wait that goes on. Who begins to wait has asked
+    /// for something, and the answer is as near as if it had asked for it at once after the one before.
+    quiet_since: Instant,
     spin: SpinBudget,
     /// Whoever watched went to sleep since there was work.
     slept: bool,
@@ -279,8 +292,10 @@ impl Handover {
             pace,
             thread: if policy == Progress::ByConsumer { Thread::Absent } else { Thread::Awake },
             seat: None,
+            seat_is_warm: false,
             seat_sleeps: false,
             seated_at: Instant::ZERO,
+            warm_left: None,
             watch: Watch { until: None, writable: false },
             bench: Vec::new(),
             polls: 0,
@@ -291,6 +306,7 @@ impl Handover {
             poller_after: pace.of(POLLER_AFTER),
             lease: pace.of(LEASE_MIN),
             worked_at: Instant::ZERO,
+            quiet_since: Instant::ZERO,
             spin: SpinBudget::new(pace),
             slept: false,
         }
@@ -436,34 +452,49 @@ impl Handover {
         }
     }
 
-    /// A waiter took a turn that did not bring what it waits for. One of them has the seat, and spins and watches; were
-    /// all to spin, a busy device would take a core for each of them.
+    /// A waiter comes: it has waited for nothing yet.
+    pub(crate) fn waiter_came(&mut self, now: Instant) {
+        if self.seat.is_none() {
+            self.quiet_since = now;
+            self.slept = false;
+        }
+    }
+
+    /// A waiter's turn brought what it waits for.
+    pub(crate) fn found(&mut self, now: Instant) {
+        self.note(now, true);
+    }
+
+    /// A waiter took a turn that did not bring what it waits for. `warm`: the last wait of its thread did not end in vain.
     pub(crate) fn plan_waiter(
         &mut self,
         now: Instant,
         id: WaiterId,
+        warm: bool,
         worked: bool,
         outlook: Outlook,
     ) -> (Plan, Kick) {
         self.note(now, worked);
-        if self.seat.is_some_and(|seated| seated != id) {
-            if !self.bench.contains(&id) {
-                self.bench.push(id);
+        let mut kick = Kick::None;
+        match self.seat {
+            Some(seated) if seated == id => {}
+            // The other will see that it has lost the seat; were there no progress thread, it would have to be told again
+            // and again.
+            Some(seated) if warm && !self.seat_is_warm && self.thread != Thread::Absent => {
+                if self.seat_sleeps {
+                    kick = Kick::Waiter(seated);
+                }
+                self.take_seat(now, id, warm);
             }
-            return (Plan::Rest(None), Kick::None);
-        }
-        self.bench.retain(|&other| other != id);
-        if self.seat.is_none() {
-            self.seat = Some(id);
-            self.seated_at = now;
+            Some(_) => return (self.sit_down(id, warm), Kick::None),
+            None if !warm && self.is_kept(now) => return (self.sit_down(id, warm), Kick::None),
+            None => self.take_seat(now, id, warm),
         }
         // Two on the link are one too many, also while the one in the seat spins.
-        let kick = if self.thread == Thread::Watching {
+        if self.thread == Thread::Watching {
             self.thread = Thread::Awake;
-            Kick::Thread
-        } else {
-            Kick::None
-        };
+            kick = Kick::Thread;
+        }
         if self.looks_again(now, worked, outlook) {
             self.seat_sleeps = false;
             return (Plan::Again, kick);
@@ -472,16 +503,39 @@ impl Handover {
         (Plan::Watch(self.watch(now, outlook)), kick)
     }
 
+    fn take_seat(&mut self, now: Instant, id: WaiterId, warm: bool) {
+        self.bench.retain(|&(other, _)| other != id);
+        (self.seat, self.seat_is_warm, self.seated_at) = (Some(id), warm, now);
+    }
+
+    fn sit_down(&mut self, id: WaiterId, warm: bool) -> Plan {
+        if self.bench.iter().all(|&(other, _)| other != id) {
+            self.bench.push((id, warm));
+        }
+        Plan::Rest(None)
+    }
+
+    /// A warm waiter was in the seat lately and may be back soon; until then the progress thread sees to it.
+    fn is_kept(&self, now: Instant) -> bool {
+        !matches!(self.thread, Thread::Parked | Thread::Absent)
+            && self.warm_left.is_some_and(|left| now.since(left) < self.pace.lease_max())
+    }
+
     /// A waiter returns to its caller, with or without what it waited for.
-    pub(crate) fn waiter_left(&mut self, id: WaiterId) -> Kick {
-        self.bench.retain(|&other| other != id);
+    pub(crate) fn waiter_left(&mut self, now: Instant, id: WaiterId) -> Kick {
+        self.bench.retain(|&(other, _)| other != id);
         if self.seat.is_some_and(|seated| seated != id) {
             return Kick::None;
+        }
+        if self.seat.is_some() && self.seat_is_warm {
+            self.warm_left = Some(now);
         }
         // An empty seat counts as its own: this waiter may have been called to it and gave up meanwhile.
         self.seat = None;
         self.seat_sleeps = false;
-        if let Some(&next) = self.bench.first() {
+        let next = self.bench.iter().find(|&&(_, warm)| warm);
+        let next = next.or_else(|| self.bench.first().filter(|_| !self.is_kept(now)));
+        if let Some(&(next, _)) = next {
             return Kick::Waiter(next);
         }
         if self.thread == Thread::Parked {
@@ -493,15 +547,16 @@ impl Handover {
 
     /// Waiters that sleep, for the driver that brought something any of them may wait for.
     pub(crate) fn sleepers(&self) -> impl Iterator<Item = WaiterId> {
-        self.seat.filter(|_| self.seat_sleeps).into_iter().chain(self.bench.iter().copied())
+        self.seat.filter(|_| self.seat_sleeps).into_iter().chain(self.bench.iter().map(|&(id, _)| id))
     }
 
     fn note(&mut self, now: Instant, worked: bool) {
         if worked {
             if self.policy != Progress::Sleep {
-                self.spin.learn(now.since(self.worked_at), self.slept);
+                self.spin.learn(now.since(self.quiet_since), self.slept);
             }
             self.worked_at = now;
+            self.quiet_since = now;
             self.slept = false;
         }
     }
@@ -514,7 +569,7 @@ impl Handover {
     }
 
     fn spins(&self, now: Instant) -> bool {
-        self.policy != Progress::Sleep && self.spin.covers(now.since(self.worked_at))
+        self.policy != Progress::Sleep && self.spin.covers(now.since(self.quiet_since))
     }
 
     /// Records what the watcher sleeps on; returns the limit of its sleep.

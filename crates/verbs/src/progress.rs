@@ -1,7 +1,7 @@
 //! The threads that drive: the progress thread, and consumers' threads while they are blocked. Who does what when is
 //! decided in `handover.rs`; read its head first.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
@@ -87,6 +87,9 @@ pub(crate) fn flushed(shared: &Shared, outcomes: &[(FlushId, Result<(), ()>)]) {
 thread_local! {
     /// What this thread sleeps on while it is blocked in a call; made once, as it costs two system calls.
     static BLOCKED: RefCell<Option<Arc<Event>>> = const { RefCell::new(None) };
+
+    /// Whether the last wait of this thread brought what it waited for.
+    static WARM: Cell<bool> = const { Cell::new(true) };
 }
 
 /// The event of this thread. A child has the one of the thread that forked, and closed it.
@@ -131,6 +134,7 @@ impl Shared {
             return Ok(None);
         }
         let event = blocked();
+        let warm = WARM.get();
         let (mut fds, mut none) = (Vec::new(), Vec::new());
         let mut me = None;
         let mut interrupted = false;
@@ -143,16 +147,20 @@ impl Shared {
                 worked = turn.drive();
                 turn.pump_events();
                 found = ready(&mut turn);
+                if worked && found.is_some() {
+                    turn.waiter_found();
+                }
             }
             let now = turn.now;
             if found.is_some() || interrupted || end.is_some_and(|end| end <= now) {
                 if let Some(me) = me {
-                    turn.waiter_left(me);
+                    turn.waiter_left(now, me);
                 }
+                WARM.set(found.is_some());
                 return if found.is_none() && interrupted { Err(Interrupted) } else { Ok(found) };
             }
-            let id = *me.get_or_insert_with(|| turn.waiter_came(Arc::clone(&event), interest));
-            let plan = turn.plan_waiter(now, id, worked, &mut fds);
+            let id = *me.get_or_insert_with(|| turn.waiter_came(now, Arc::clone(&event), interest));
+            let plan = turn.plan_waiter(now, id, warm, worked, &mut fds);
             drop(turn);
             let left = end.map(|end| end.since(now));
             let signalled = match plan {

@@ -42,6 +42,7 @@ struct World {
     thread_event: bool,
     waiters: [State; 3],
     waiter_events: [bool; 3],
+    warm: [bool; 3],
     polling: bool,
 }
 
@@ -58,6 +59,7 @@ impl World {
             thread_event: false,
             waiters: [State::Out; 3],
             waiter_events: [false; 3],
+            warm: [true; 3],
             polling: false,
         }
     }
@@ -133,13 +135,13 @@ impl World {
         } else if self.waiters[id] == State::Runnable {
             let worked = self.turn();
             if satisfied {
-                let kick = self.handover.waiter_left(WaiterId(id as u32));
+                let kick = self.handover.waiter_left(self.now, WaiterId(id as u32));
                 self.kick(kick);
                 self.waiters[id] = State::Out;
                 self.waiter_events[id] = false;
             } else {
-                let (plan, kick) =
-                    self.handover.plan_waiter(self.now, WaiterId(id as u32), worked, self.outlook());
+                let (now, warm, outlook) = (self.now, self.warm[id], self.outlook());
+                let (plan, kick) = self.handover.plan_waiter(now, WaiterId(id as u32), warm, worked, outlook);
                 self.kick(kick);
                 self.waiters[id] = self.asleep(plan);
             }
@@ -174,6 +176,8 @@ impl World {
                 let id = dice.roll(3) as usize;
                 if self.waiters[id] == State::Out {
                     self.waiters[id] = State::Runnable;
+                    self.warm[id] = dice.roll(2) == 0;
+                    self.handover.waiter_came(self.now);
                 }
             }
             10 | 11 => {
@@ -451,4 +455,88 @@ fn a_slow_machine_has_longer_times_and_a_fast_one_those_of_the_constants() {
     assert!(budget.covers(Duration::from_millis(1)));
     budget.learn(Duration::from_millis(10), true);
     assert!(budget.pays() && !budget.covers(Duration::from_millis(1)));
+}
+
+/// A server: one thread waits for requests, another for connections, which never come.
+#[test]
+fn of_a_warm_and_a_cold_waiter_the_warm_one_sees_to_the_link() {
+    let mut world = World::new(Progress::Adaptive);
+    world.warm = [false, true, true];
+    let mut switches = 0;
+    for round in 0..1_000 {
+        for id in [0, 1] {
+            if world.waiters[id] == State::Out {
+                world.waiters[id] = State::Runnable;
+                world.handover.waiter_came(world.now);
+            }
+        }
+        // Both come to rest; requests are so rare that nobody spins.
+        for _ in 0..100 {
+            (0..2).for_each(|id| world.run_waiter(id, false));
+            world.run_thread();
+            world.now = world.now + Duration::from_micros(10);
+        }
+        // A request, which is for the warm one.
+        world.packets += 1;
+        switches += u32::from(round > 0 && world.wakes(world.waiters[0], world.waiter_events[0]));
+        assert_eq!(world.handover.seat, Some(WaiterId(1)), "round {round}");
+        assert!(world.wakes(world.waiters[1], world.waiter_events[1]), "round {round}");
+        world.run_waiter(1, false);
+        world.run_waiter(1, true);
+        world.now = world.now + Duration::from_micros(20);
+        switches += u32::from(world.waiter_events[0]);
+    }
+    assert_eq!(switches, 0, "the cold one was woken for nothing");
+}
+
+#[test]
+fn a_cold_waiter_has_the_seat_when_no_warm_one_was_there_lately() {
+    let mut world = World::new(Progress::Adaptive);
+    world.warm = [false, true, true];
+    let come = |world: &mut World, id: usize| {
+        world.waiters[id] = State::Runnable;
+        world.handover.waiter_came(world.now);
+        world.run_waiter(id, false);
+    };
+    come(&mut world, 0);
+    assert_eq!(world.handover.seat, Some(WaiterId(0)));
+    come(&mut world, 1);
+    assert_eq!(world.handover.seat, Some(WaiterId(1)));
+    world.run_waiter(0, false);
+    world.run_thread();
+    world.run_waiter(1, true);
+    assert_eq!((world.handover.seat, world.waiter_events[0]), (None, false), "the other will be back");
+    world.run_waiter(0, true);
+    come(&mut world, 0);
+    assert_eq!(world.handover.seat, None, "nor is it taken as long as that may be");
+    // It is not.
+    world.now = world.now + LEASE_LIMIT;
+    world.run_waiter(0, true);
+    come(&mut world, 0);
+    assert_eq!(world.handover.seat, Some(WaiterId(0)));
+}
+
+/// A client that asks now and then, and whose peer answers at once.
+#[test]
+fn who_has_just_asked_spins_however_long_ago_the_last_answer_was() {
+    let mut world = World::new(Progress::Adaptive);
+    for round in 0..100 {
+        world.now = world.now + Duration::from_millis(10);
+        world.waiters[0] = State::Runnable;
+        world.handover.waiter_came(world.now);
+        for _ in 0..6 {
+            world.run_waiter(0, false);
+            world.now = world.now + Duration::from_micros(1);
+            assert_eq!(world.waiters[0], State::Runnable, "round {round}");
+        }
+        world.packets += 1;
+        world.turn();
+        world.handover.found(world.now);
+        world.run_waiter(0, true);
+        // Meanwhile the progress thread goes to sleep.
+        for _ in 0..100 {
+            world.run_thread();
+            world.now = world.now + Duration::from_micros(100);
+        }
+    }
 }
