@@ -7,6 +7,7 @@ use remanence_pmem::Region;
 use remanence_remote::{Cutter, Grants};
 
 use super::StoreStats;
+use super::turns::Turns;
 use super::wire::{
     ANSWER_HEADER, ANSWER_MAX, ANSWERS_MAX, Answer, Call, Hello, Key, REQUEST_MAX, VERSION, What, emit_keyed,
     emit_words, parse_words,
@@ -17,10 +18,6 @@ use crate::view::Mode;
 
 /// Small things that are done in one step: one wait for the medium covers them all.
 const BUDGET: usize = 64;
-/// Settling waits so long for the next message, as those that come together share a wait for the medium.
-const QUIET: Duration = Duration::from_millis(1);
-/// It is not put off for longer than this, however many messages come.
-const LATE: Duration = Duration::from_millis(10);
 /// A client that has said nothing for so long is told something, to see whether it is there.
 const PROBE: Duration = Duration::from_secs(5);
 /// Values that one call of a scrub reads at most: no other message is served meanwhile.
@@ -52,11 +49,8 @@ pub(super) struct Host {
     boot: u32,
     calls: u64,
     ended: u64,
-    last_message: Instant,
-    last_step: Instant,
+    turns: Turns,
     last_probe: Instant,
-    /// Something came that a step may have to do with.
-    work: bool,
     to_clean: BTreeSet<u8>,
     failed: bool,
 }
@@ -106,10 +100,8 @@ impl Host {
             boot: view.boot,
             calls: 0,
             ended: 0,
-            last_message: now,
-            last_step: now,
+            turns: Turns::new(now),
             last_probe: now,
-            work: true,
             to_clean: BTreeSet::new(),
             failed: false,
         }
@@ -182,7 +174,7 @@ impl Host {
             (What::Compact, Some(_)) => {
                 let heads = self.core.view().geometry.heads;
                 self.to_clean = (0..=(heads - 1) as u8).collect();
-                self.work = true;
+                self.turns.asked();
                 Vec::new()
             }
             (What::Part | What::Rest, _) => unreachable!("answered above"),
@@ -269,8 +261,7 @@ impl Host {
         if self.failed {
             return None;
         }
-        let lease = self.lease / 8;
-        Some(if self.work { QUIET } else { lease.max(QUIET) })
+        Some(self.turns.rest(Instant::now(), self.lease / 8))
     }
 
     fn do_turn(&mut self, messages: usize) -> Result<(), Refusal> {
@@ -279,17 +270,12 @@ impl Host {
             self.forget_ended()?;
         }
         let now = Instant::now();
-        if messages > 0 {
-            (self.last_message, self.work) = (now, true);
-        }
-        let quiet = now.duration_since(self.last_message) >= QUIET;
-        if quiet || now.duration_since(self.last_step) >= LATE {
-            self.last_step = now;
+        if self.turns.is_due(now, messages) {
             if !self.to_clean.is_empty() && !self.core.usage().cleaning {
                 self.clean_next()?;
             }
             let more = self.core.step(self.clock.now(), BUDGET)?;
-            self.work = more || !self.to_clean.is_empty();
+            self.turns.stepped(now, Instant::now(), more, !self.to_clean.is_empty());
         }
         while let Some(event) = self.core.poll_event() {
             let of =
@@ -341,7 +327,7 @@ impl Host {
             if let Some(client) = self.peers.remove(&session).and_then(|peer| peer.client) {
                 self.core.disconnected(client)?;
             }
-            self.work = true;
+            self.turns.asked();
         }
         Ok(())
     }
