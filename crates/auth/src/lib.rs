@@ -1,7 +1,8 @@
 //! Tokens that do not travel: who has one proves it over numbers that both sides drew, and who guesses waits.
 //!
 //! [`Token::prove`] is an HMAC-SHA256 over a label and what the proof is bound to; [`Token::verify`] compares in constant
-//! time. What a protocol binds its proofs to is the protocol's business: `pool/src/auth.rs` and `remote/src/admission.rs`.
+//! time. What a protocol binds its proofs to is the protocol's business: `pool/src/auth.rs`, `remote/src/admission.rs` and
+//! `rpc/src/core/admission.rs`. [`door`] has what the latter two have in common: who is challenged, and who is let in.
 //!
 //! What this does not do: RoCEv2 packets are neither encrypted nor authenticated, so who can read and forge packets
 //! *on the path* can read and forge data, as on any RDMA fabric.
@@ -15,6 +16,8 @@ use std::time::Duration;
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::{Digest as _, Sha256};
 use thiserror::Error;
+
+pub mod door;
 
 /// A number used once.
 pub type Nonce = [u8; 32];
@@ -140,6 +143,35 @@ impl fmt::Debug for Fingerprint {
     }
 }
 
+/// Draws numbers that are used once: nobody foresees them who does not know the secret that they are drawn from.
+pub struct Nonces {
+    secret: [u8; 32],
+    drawn: u64,
+}
+
+impl Nonces {
+    /// Draws from a secret, which is random, and nobody else's.
+    #[must_use]
+    pub const fn new(secret: [u8; 32]) -> Self {
+        Self { secret, drawn: 0 }
+    }
+
+    /// The next one.
+    pub fn draw(&mut self) -> Nonce {
+        self.drawn += 1;
+        let mut mac = Hmac::<Sha256>::new_from_slice(&self.secret).expect("HMAC takes keys of any length");
+        mac.update(b"remanence nonce 1");
+        mac.update(&self.drawn.to_be_bytes());
+        mac.finalize().into_bytes().into()
+    }
+}
+
+impl fmt::Debug for Nonces {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Nonces").field("drawn", &self.drawn).finish_non_exhaustive()
+    }
+}
+
 /// Slows down who tries tokens out: after [`Gate::FREE`] failures in a row an address waits, longer each time.
 ///
 /// Guessing 160 bits is hopeless anyway; this protects tokens that people chose, and the server's time. Time is
@@ -239,6 +271,18 @@ mod tests {
         assert_eq!(made.secret().len(), 32);
         assert!(!format!("{made:?}").contains(made.secret()));
         assert_ne!(made.fingerprint(), Token::from_random([0; 20]).fingerprint());
+    }
+
+    #[test]
+    fn nonces_differ_from_one_another_and_with_the_secret() {
+        let (mut ours, mut again, mut theirs) = (Nonces::new(C), Nonces::new(C), Nonces::new(S));
+        let mut seen = std::collections::BTreeSet::new();
+        for _ in 0..100 {
+            let drawn = ours.draw();
+            assert_eq!(drawn, again.draw(), "a story is told again from its secret");
+            assert!(seen.insert(drawn) && seen.insert(theirs.draw()));
+        }
+        assert_eq!(format!("{ours:?}"), "Nonces { drawn: 100, .. }");
     }
 
     #[test]
