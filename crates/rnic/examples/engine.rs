@@ -10,136 +10,38 @@
 
 #![expect(clippy::disallowed_types, reason = "a benchmark reads the clock; the engine does not")]
 
-use std::net::{IpAddr, Ipv4Addr};
 use std::time::{Duration, Instant as Clock};
 
-use remanence_rnic::*;
-use remanence_wire::{Gid, Mtu, Psn, Qpn};
-
-/// Memory as one slice for each region.
-struct Plain(Vec<Vec<u8>>);
-
-impl Plain {
-    fn at(&mut self, region: RegionId, offset: u64, len: usize) -> &mut [u8] {
-        &mut self.0[region.0 as usize][offset as usize..][..len]
-    }
-}
-
-impl Memory for Plain {
-    fn read(&self, region: RegionId, offset: u64, into: &mut [u8]) {
-        into.copy_from_slice(&self.0[region.0 as usize][offset as usize..][..into.len()]);
-    }
-
-    fn write(&mut self, region: RegionId, offset: u64, bytes: &[u8]) {
-        self.at(region, offset, bytes.len()).copy_from_slice(bytes);
-    }
-
-    fn atomic_write(&mut self, region: RegionId, offset: u64, bytes: [u8; 8]) {
-        self.at(region, offset, 8).copy_from_slice(&bytes);
-    }
-
-    fn compare_and_swap(&mut self, _: RegionId, _: u64, _: u64, _: u64) -> u64 {
-        0
-    }
-
-    fn fetch_add(&mut self, _: RegionId, _: u64, _: u64) -> u64 {
-        0
-    }
-
-    fn placement_support(&self, _: RegionId) -> PlacementSupport {
-        PlacementSupport::all()
-    }
-
-    fn flush(&mut self, _: FlushId, _: Span, _: Placement) -> FlushOutcome {
-        FlushOutcome::Done
-    }
-}
-
-struct Side {
-    device: Device,
-    mem: Plain,
-    ip: IpAddr,
-    cq: CqHandle,
-    qpn: Qpn,
-    mr: Mr,
-    spent: Duration,
-    packets: u64,
-}
+use remanence_rnic::side::{Plain, Side};
+use remanence_rnic::{Access, Data, Instant, SendFlags, SendOp, SendWr, WcStatus};
+use remanence_wire::Mtu;
 
 const SPAN: u64 = 1 << 20;
 const DEPTH: u32 = 64;
 
-impl Side {
-    fn new(last: u8) -> Self {
-        let ip = IpAddr::from(Ipv4Addr::new(10, 0, 0, last));
-        let mut device = Device::new(Config { gids: vec![Gid::from_ip(ip)], ..Config::default() });
-        let mem = Plain(vec![vec![last; SPAN as usize]]);
-        let pd = device.alloc_pd().expect("a PD");
-        let cq = device.create_cq(1024).expect("a CQ");
-        let span = Span { region: RegionId(0), offset: 0, len: SPAN };
-        let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ;
-        let mr = device.reg_mr(pd, &MrAttr { span, iova: 0x1000_0000, access }, &mem).expect("an MR");
-        let caps =
-            QpCaps { max_send_wr: DEPTH, max_recv_wr: 1, max_send_sge: 1, max_recv_sge: 1, max_inline: 64 };
-        let init =
-            QpInit { pd, ty: QpType::Rc, send_cq: cq, recv_cq: cq, srq: None, caps, sq_sig_all: false };
-        let qpn = device.create_qp(&init).expect("a QP");
-        Self { device, mem, ip, cq, qpn, mr, spent: Duration::ZERO, packets: 0 }
-    }
+/// A side, and what it cost so far.
+struct Timed {
+    side: Side<Plain>,
+    spent: Duration,
+    packets: u64,
+}
 
-    fn connect(&mut self, ip: IpAddr, qpn: Qpn, now: Instant) {
-        let access = Access::REMOTE_WRITE | Access::REMOTE_READ;
-        let psn = Some(Psn::new(7));
-        let steps = [
-            QpAttr { state: Some(QpState::Init), access: Some(access), ..QpAttr::default() },
-            QpAttr {
-                state: Some(QpState::Rtr),
-                av: Some(AhAttr::new(Gid::from_ip(ip))),
-                path_mtu: Some(Mtu::B4096),
-                dest_qpn: Some(qpn),
-                rq_psn: psn,
-                max_dest_rd_atomic: Some(16),
-                min_rnr_timer: Some(12),
-                ..QpAttr::default()
-            },
-            QpAttr {
-                state: Some(QpState::Rts),
-                sq_psn: psn,
-                timeout: Some(14),
-                retry_cnt: Some(7),
-                rnr_retry: Some(7),
-                max_rd_atomic: Some(16),
-                ..QpAttr::default()
-            },
-        ];
-        for attr in steps {
-            self.device.modify_qp(now, self.qpn, &attr).expect("a transition");
-        }
+impl Timed {
+    fn new(last: u8) -> Self {
+        let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ;
+        let side = Side::new(last, Plain(vec![last; SPAN as usize]), SPAN, access, DEPTH);
+        Self { side, spent: Duration::ZERO, packets: 0 }
     }
 
     /// Hands everything that this side wants to send to the other.
-    fn exchange(&mut self, other: &mut Self, buf: &mut [u8], now: Instant) -> bool {
-        let mut any = false;
+    fn exchange(&mut self, other: &mut Self, buf: &mut [u8], now: Instant) {
         loop {
             let start = Clock::now();
-            let sent = self.device.poll_transmit(now, buf, 64, &mut self.mem);
+            let sent = self.side.transmit(now, buf);
             self.spent += start.elapsed();
-            let Some(t) = sent else { return any };
-            any = true;
+            let Some(sent) = sent else { return };
             let start = Clock::now();
-            for (index, bytes) in buf[..t.len].chunks(t.segment_size).enumerate() {
-                let rx = RxMeta {
-                    src: t.src,
-                    dst: t.dst,
-                    src_port: t.src_port,
-                    ip_id: None,
-                    train_index: index as u16,
-                    ecn: 2,
-                    hop_limit: 64,
-                };
-                other.device.handle_datagram(now, &rx, bytes, &mut other.mem);
-                self.packets += 1;
-            }
+            self.packets += other.side.receive(now, &sent, buf);
             other.spent += start.elapsed();
         }
     }
@@ -154,11 +56,10 @@ struct Row {
 
 /// Streams messages, a window of WQEs at a time; every eighth is signalled.
 fn stream(row: &Row, scale: u64) {
-    let (mut a, mut b) = (Side::new(1), Side::new(2));
+    let (mut a, mut b) = (Timed::new(1), Timed::new(2));
     let mut clock = 1_000_000;
-    let now = Instant::from_nanos(clock);
-    a.connect(b.ip, b.qpn, now);
-    b.connect(a.ip, a.qpn, now);
+    let rights = Access::REMOTE_WRITE | Access::REMOTE_READ;
+    a.side.connect(&mut b.side, Mtu::B4096, rights, Instant::from_nanos(clock));
     let messages = (row.messages / scale).max(u64::from(DEPTH));
     let mut buf = vec![0; 65_507];
     let mut wcs = Vec::new();
@@ -170,13 +71,12 @@ fn stream(row: &Row, scale: u64) {
         let start = Clock::now();
         while posted < messages && posted - done < u64::from(DEPTH) {
             let offset = (posted * 4096) % (SPAN - u64::from(row.len));
-            let remote = RemoteAddr { addr: 0x1000_0000 + offset, rkey: b.mr.rkey };
-            let sge = [Sge { addr: 0x1000_0000 + offset, len: row.len, lkey: a.mr.lkey }];
+            let (remote, sge) = (b.side.remote(offset), [a.side.sge(offset, row.len)]);
             let op = if row.read { SendOp::Read(remote) } else { SendOp::Write(remote) };
             let signalled = posted % 8 == 7 || posted + 1 == messages;
             let flags = if signalled { SendFlags::SIGNALED } else { SendFlags::empty() };
             let wr = SendWr { wr_id: posted, op, data: Data::Sges(&sge), flags, ud: None };
-            a.device.post_send(a.qpn, &wr).expect("room in the send queue");
+            a.side.device.post_send(a.side.qpn, &wr).expect("room in the send queue");
             posted += 1;
         }
         a.spent += start.elapsed();
@@ -186,7 +86,7 @@ fn stream(row: &Row, scale: u64) {
         b.exchange(&mut a, &mut buf, now);
         let start = Clock::now();
         wcs.clear();
-        a.device.poll_cq(a.cq, &mut wcs, 64).expect("a CQ that is large enough");
+        a.side.device.poll_cq(a.side.cq, &mut wcs, 64).expect("a CQ that is large enough");
         a.spent += start.elapsed();
         if let Some(wc) = wcs.last() {
             assert_eq!(wc.status, WcStatus::Success);
@@ -198,7 +98,7 @@ fn stream(row: &Row, scale: u64) {
             rounds[1].push(b.spent.as_nanos() as f64 / packets as f64);
         }
     }
-    assert_eq!(a.device.stats().retransmits, 0, "nothing is lost here");
+    assert_eq!(a.side.device.stats().retransmits, 0, "nothing is lost here");
     let packets = a.packets.max(b.packets);
     let [requester, responder] = rounds.map(|mut round| {
         round.sort_by(f64::total_cmp);

@@ -26,6 +26,7 @@ mod mw;
 mod network;
 mod pd;
 mod qp;
+pub mod side;
 mod slab;
 mod srq;
 pub mod stats;

@@ -17,16 +17,15 @@
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
-use std::net::IpAddr;
 
 use remanence_pmem::crash_image::{Choices, CrashImage, Failure};
 use remanence_pmem::{Medium, PersistenceDomain};
+use remanence_rnic::side::{Plain, Side};
 use remanence_rnic::{
-    Access, AhAttr, Config, CqHandle, Data, Device, FlushId, FlushOutcome, Instant, Memory, Mr, MrAttr,
-    Placement, PlacementSupport, QpAttr, QpCaps, QpInit, QpState, QpType, RegionId, RemoteAddr, RxMeta,
-    Selectivity, SendFlags, SendOp, SendWr, Span, Wc, WcStatus,
+    Access, Data, FlushId, FlushOutcome, Instant, Memory, Placement, PlacementSupport, RegionId, Selectivity,
+    SendFlags, SendOp, SendWr, Span, Wc, WcStatus,
 };
-use remanence_wire::{Gid, Mtu, Psn, Qpn};
+use remanence_wire::Mtu;
 
 use crate::draw::Draw;
 use crate::pwrite::Method;
@@ -135,103 +134,10 @@ impl Memory for Staged {
     }
 }
 
-/// The requester's memory.
-struct Plain(Vec<u8>);
-
-impl Memory for Plain {
-    fn read(&self, _: RegionId, offset: u64, into: &mut [u8]) {
-        into.copy_from_slice(&self.0[offset as usize..][..into.len()]);
-    }
-    fn write(&mut self, _: RegionId, offset: u64, bytes: &[u8]) {
-        self.0[offset as usize..][..bytes.len()].copy_from_slice(bytes);
-    }
-    fn atomic_write(&mut self, region: RegionId, offset: u64, bytes: [u8; 8]) {
-        self.write(region, offset, &bytes);
-    }
-    fn compare_and_swap(&mut self, _: RegionId, _: u64, _: u64, _: u64) -> u64 {
-        unreachable!("nobody does atomics here")
-    }
-    fn fetch_add(&mut self, _: RegionId, _: u64, _: u64) -> u64 {
-        unreachable!("nobody does atomics here")
-    }
-    fn placement_support(&self, _: RegionId) -> PlacementSupport {
-        PlacementSupport::GLOBAL_VISIBILITY
-    }
-    fn flush(&mut self, _: FlushId, _: Span, _: Placement) -> FlushOutcome {
-        FlushOutcome::Done
-    }
-}
-
-struct Side<M> {
-    device: Device,
-    memory: M,
-    ip: IpAddr,
-    cq: CqHandle,
-    qpn: Qpn,
-    mr: Mr,
-}
-
-impl<M: Memory> Side<M> {
-    fn new(last: u8, memory: M, access: Access) -> Self {
-        let ip = IpAddr::from([10, 0, 0, last]);
-        let mut device = Device::new(Config { gids: vec![Gid::from_ip(ip)], ..Config::default() });
-        let pd = device.alloc_pd().expect("a PD");
-        let cq = device.create_cq(64).expect("a CQ");
-        let span = Span { region: RegionId(0), offset: 0, len: LEN };
-        let mr = device.reg_mr(pd, &MrAttr { span, iova: 0, access }, &memory).expect("an MR");
-        let caps =
-            QpCaps { max_send_wr: 8, max_recv_wr: 1, max_send_sge: 1, max_recv_sge: 1, max_inline: 64 };
-        let init =
-            QpInit { pd, ty: QpType::Rc, send_cq: cq, recv_cq: cq, srq: None, caps, sq_sig_all: false };
-        let qpn = device.create_qp(&init).expect("a QP");
-        Self { device, memory, ip, cq, qpn, mr }
-    }
-
-    fn connect(&mut self, peer: IpAddr, qpn: Qpn, access: Access) {
-        let psn = Some(Psn::new(7));
-        let steps = [
-            QpAttr { state: Some(QpState::Init), access: Some(access), ..QpAttr::default() },
-            QpAttr {
-                state: Some(QpState::Rtr),
-                av: Some(AhAttr::new(Gid::from_ip(peer))),
-                path_mtu: Some(Mtu::B256),
-                dest_qpn: Some(qpn),
-                rq_psn: psn,
-                max_dest_rd_atomic: Some(16),
-                min_rnr_timer: Some(12),
-                ..QpAttr::default()
-            },
-            QpAttr {
-                state: Some(QpState::Rts),
-                sq_psn: psn,
-                timeout: Some(14),
-                retry_cnt: Some(7),
-                rnr_retry: Some(7),
-                max_rd_atomic: Some(16),
-                ..QpAttr::default()
-            },
-        ];
-        for attr in steps {
-            self.device.modify_qp(Instant::ZERO, self.qpn, &attr).expect("a transition");
-        }
-    }
-
-    /// What this side has to say reaches the other.
-    fn exchange<N: Memory>(&mut self, other: &mut Side<N>, buf: &mut [u8]) {
-        while let Some(t) = self.device.poll_transmit(Instant::ZERO, buf, 8, &mut self.memory) {
-            for (index, bytes) in buf[..t.len].chunks(t.segment_size).enumerate() {
-                let rx = RxMeta {
-                    src: t.src,
-                    dst: t.dst,
-                    src_port: t.src_port,
-                    ip_id: None,
-                    train_index: index as u16,
-                    ecn: 2,
-                    hop_limit: 64,
-                };
-                other.device.handle_datagram(Instant::ZERO, &rx, bytes, &mut other.memory);
-            }
-        }
+/// What one side has to say reaches the other.
+fn exchange<M: Memory, N: Memory>(from: &mut Side<M>, to: &mut Side<N>, buf: &mut [u8]) {
+    while let Some(sent) = from.transmit(Instant::ZERO, buf) {
+        to.receive(Instant::ZERO, &sent, buf);
     }
 }
 
@@ -256,25 +162,21 @@ pub fn observe(method: Method, ddio: bool, seed: u64) -> Seen {
     let data: Vec<u8> = (0..WRITE).map(|i| i as u8 | 1).collect();
     let mut content = data.clone();
     content.resize(LEN as usize, 0);
-    let mut requester = Side::new(1, Plain(content), Access::LOCAL_WRITE);
-    let mut responder = Side::new(2, Staged::new(ddio), rights | Access::LOCAL_WRITE);
-    let (ip, qpn) = (responder.ip, responder.qpn);
-    requester.connect(ip, qpn, Access::empty());
-    let (ip, qpn) = (requester.ip, requester.qpn);
-    responder.connect(ip, qpn, rights);
+    let mut requester = Side::new(1, Plain(content), LEN, Access::LOCAL_WRITE, 8);
+    let mut responder = Side::new(2, Staged::new(ddio), LEN, rights | Access::LOCAL_WRITE, 8);
+    requester.connect(&mut responder, Mtu::B256, rights, Instant::ZERO);
 
-    let remote = |offset| RemoteAddr { addr: offset, rkey: responder.mr.rkey };
-    let sge = |addr, len| remanence_rnic::Sge { addr, len, lkey: requester.mr.lkey };
-    let (whole, word) = ([sge(0, WRITE as u32)], [sge(LEN - 8, 8)]);
+    let (whole, word) = ([requester.sge(0, WRITE as u32)], [requester.sge(LEN - 8, 8)]);
     let last = SendFlags::SIGNALED;
     let flags = if method == Method::Write { last } else { SendFlags::empty() };
-    let mut requests = vec![(SendOp::Write(remote(AT)), &whole[..], flags)];
+    let mut requests = vec![(SendOp::Write(responder.remote(AT)), &whole[..], flags)];
     match method {
         Method::Write => {}
-        Method::WriteRead => requests.push((SendOp::Read(remote(AT)), &word[..], last)),
+        Method::WriteRead => requests.push((SendOp::Read(responder.remote(AT)), &word[..], last)),
         Method::WriteFlush => {
             let (placement, selectivity) = (Placement::Persistence, Selectivity::Range);
-            let flush = SendOp::Flush { remote: remote(AT), len: WRITE as u32, placement, selectivity };
+            let flush =
+                SendOp::Flush { remote: responder.remote(AT), len: WRITE as u32, placement, selectivity };
             requests.push((flush, &[], last));
         }
     }
@@ -285,12 +187,12 @@ pub fn observe(method: Method, ddio: bool, seed: u64) -> Seen {
     let mut buf = vec![0; 1 << 16];
     let mut wcs: Vec<Wc> = Vec::new();
     for _ in 0..64 {
-        requester.exchange(&mut responder, &mut buf);
+        exchange(&mut requester, &mut responder, &mut buf);
         // Now and then something drains by itself.
         for _ in 0..draw.below(8) {
             responder.memory.drain_one();
         }
-        responder.exchange(&mut requester, &mut buf);
+        exchange(&mut responder, &mut requester, &mut buf);
         requester.device.poll_cq(requester.cq, &mut wcs, 8).expect("the CQ works");
         if let Some(wc) = wcs.first() {
             assert_eq!(wc.status, WcStatus::Success, "{method:?}");
