@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::task::Poll;
 
-use remanence_persist::recipe::{self, Flush, Persistent, Recipe, Rq, Run};
+use remanence_persist::recipe::{self, Flush, Persistent, Recipe, Rq, Run, Script};
 use remanence_persist::taxonomy::{Domain, Order};
 use remanence_persist::{Config, Shape};
 use remanence_rnic::{Placement, PostError, RemoteAddr, Selectivity, SendFlags, SendOp};
@@ -68,6 +68,7 @@ pub struct Terms {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Method {
     recipe: Recipe,
+    script: Script,
     program: Program,
     number: u16,
     classes: Vec<u8>,
@@ -79,7 +80,8 @@ impl Method {
     /// # Errors
     /// The recipe is none.
     pub fn new(recipe: &Recipe, number: u16, classes: Vec<u8>) -> Result<Self, &'static str> {
-        Ok(Self { program: Program::compile(recipe)?, recipe: recipe.clone(), number, classes })
+        let (script, recipe) = (Script::of(recipe), recipe.clone());
+        Ok(Self { program: Program::compile(&recipe)?, recipe, script, number, classes })
     }
 
     /// What is carried out.
@@ -218,6 +220,9 @@ pub struct Requester {
     staging: u64,
     head: u64,
     chunks: VecDeque<Chunk>,
+    /// What the runs that have ended held, for the next ones.
+    spare: Vec<Job>,
+    places: Vec<Option<u64>>,
 }
 
 impl Requester {
@@ -249,6 +254,8 @@ impl Requester {
             staging,
             head: SCRATCH,
             chunks: VecDeque::new(),
+            spare: Vec::new(),
+            places: Vec::new(),
         }
     }
 
@@ -309,7 +316,9 @@ impl Requester {
             return Err(Refused::Busy);
         }
         let (mut need, mut sends) = (0_u64, Vec::new());
-        let mut places = vec![None; updates.len()];
+        let mut places = std::mem::take(&mut self.places);
+        places.clear();
+        places.resize(updates.len(), None);
         for step in recipe.requester() {
             match step {
                 Rq::Send(message) => {
@@ -349,20 +358,27 @@ impl Requester {
             hash.update(&body);
             Send { at: base + at, body_len: body.len() as u32, entries, hash }
         });
-        let sends = sends.collect();
-        let updates = updates.iter().zip(places);
-        let updates =
-            updates.map(|((at, bytes), place)| (*at, bytes.len() as u32, base + place.unwrap_or(0)));
-        let job = Job {
-            method: Arc::clone(method),
-            updates: updates.collect(),
-            sends,
-            part: 0,
-            unflushed: Vec::new(),
-            acks: 0,
-            last: self.queued,
+        let placed = updates.iter().zip(&places);
+        let placed = placed.map(|((at, bytes), place)| (*at, bytes.len() as u32, base + place.unwrap_or(0)));
+        let mut job = match self.spare.pop() {
+            Some(spare) => Job { method: Arc::clone(method), part: 0, acks: 0, last: self.queued, ..spare },
+            None => Job {
+                method: Arc::clone(method),
+                updates: Vec::new(),
+                sends: VecDeque::new(),
+                part: 0,
+                unflushed: Vec::new(),
+                acks: 0,
+                last: self.queued,
+            },
         };
-        let run = Run::new(recipe, &self.terms.config);
+        job.updates.clear();
+        job.updates.extend(placed);
+        job.sends.clear();
+        job.sends.extend(sends);
+        job.unflushed.clear();
+        self.places = places;
+        let run = Run::of(&method.script, &self.terms.config);
         self.active.push_back(Active { ticket, run, job, ended: None });
         Ok(ticket)
     }
@@ -783,8 +799,11 @@ impl Requester {
     /// The next run that has come to its end, in the order of the tickets.
     pub fn finished(&mut self) -> Option<(Ticket, Persistent)> {
         self.active.front()?.ended.as_ref()?;
-        let first = self.active.pop_front()?;
-        first.ended.map(|persistent| (first.ticket, persistent))
+        let Active { ticket, job, ended, .. } = self.active.pop_front()?;
+        if self.spare.len() < self.depth {
+            self.spare.push(job);
+        }
+        ended.map(|persistent| (ticket, persistent))
     }
 
     /// Whether something is under way that an answer or a completion will move.
@@ -917,6 +936,8 @@ impl<P: Port> View<'_, P> {
                     "a READ in place of a FLUSH",
                 );
             }
+            ranges.clear();
+            self.job.unflushed = ranges;
             return;
         }
         let (placement, what) = match flush {
@@ -924,11 +945,13 @@ impl<P: Port> View<'_, P> {
             Flush::Global | Flush::Read => (Placement::GlobalVisibility, "a FLUSH to global visibility"),
         };
         let reach = if lies_free(placement, &self.requester.terms.config) { u64::MAX } else { GAP };
-        for Cover { addr, len, rkey, selectivity } in covers(ranges, reach) {
+        for Cover { addr, len, rkey, selectivity } in covers(&mut ranges, reach) {
             let remote = RemoteAddr { addr, rkey: Rkey(rkey) };
             let op = SendOp::Flush { remote, len, placement, selectivity };
             self.enqueue(op, 0, 0, SendFlags::empty(), false, what);
         }
+        ranges.clear();
+        self.job.unflushed = ranges;
     }
 }
 
@@ -979,26 +1002,21 @@ struct Cover {
 
 /// FLUSHes that cover all these ranges: one for those of a key that lie within `reach` of each other. This is what lets a
 /// recipe's one FLUSH step stand for everything that was posted before it, as the checker takes it.
-fn covers(mut ranges: Vec<(u64, u64, u32)>, reach: u64) -> Vec<Cover> {
+fn covers(ranges: &mut Vec<(u64, u64, u32)>, reach: u64) -> impl Iterator<Item = Cover> + '_ {
     ranges.sort_unstable_by_key(|(addr, len, rkey)| (*rkey, *addr, *len));
-    let mut all: Vec<(u64, u64, u32)> = Vec::with_capacity(ranges.len());
-    for (addr, len, rkey) in ranges {
-        match all.last_mut() {
-            Some(last)
-                if last.2 == rkey
-                    && addr - last.0 <= last.1.saturating_add(reach)
-                    && (reach == u64::MAX || addr + len - last.0 < RANGE_MAX) =>
-            {
-                last.1 = last.1.max(addr + len - last.0);
-            }
-            _ => all.push((addr, len, rkey)),
+    ranges.dedup_by(|(addr, len, rkey), last| {
+        let joins = last.2 == *rkey
+            && *addr - last.0 <= last.1.saturating_add(reach)
+            && (reach == u64::MAX || *addr + *len - last.0 < RANGE_MAX);
+        if joins {
+            last.1 = last.1.max(*addr + *len - last.0);
         }
-    }
-    let cover = |(addr, len, rkey)| match len {
+        joins
+    });
+    ranges.iter().map(|&(addr, len, rkey)| match len {
         0..RANGE_MAX => Cover { addr, len: len as u32, rkey, selectivity: Selectivity::Range },
         _ => Cover { addr, len: 0, rkey, selectivity: Selectivity::MemoryRegion },
-    };
-    all.into_iter().map(cover).collect()
+    })
 }
 
 #[cfg(test)]
@@ -1012,6 +1030,7 @@ mod tests {
     fn ranges_that_lie_close_together_are_flushed_as_one_and_far_ones_where_that_costs_nothing() {
         let ranges = vec![(10_000, 8, 1), (0, 64, 1), (64, 64, 1), (100, 8, 2), (4000, 100, 1)];
         let range = |addr, len, rkey| Cover { addr, len, rkey, selectivity: Selectivity::Range };
+        let covers = |mut ranges: Vec<_>, reach| covers(&mut ranges, reach).collect::<Vec<_>>();
         assert_eq!(covers(ranges.clone(), GAP), [range(0, 4100, 1), range(10_000, 8, 1), range(100, 8, 2)]);
         assert_eq!(covers(ranges, u64::MAX), [range(0, 10_008, 1), range(100, 8, 2)]);
         let far = vec![(0, 8, 1), (5 << 30, 8, 1)];
@@ -1028,7 +1047,7 @@ mod tests {
             ranges in prop::collection::vec((0_u64..1 << 34, 1_u64..1 << 30, 1_u32..3), 1..12),
             reach in prop_oneof![Just(GAP), Just(u64::MAX)],
         ) {
-            let all = covers(ranges.clone(), reach);
+            let all: Vec<Cover> = covers(&mut ranges.clone(), reach).collect();
             for (addr, len, rkey) in &ranges {
                 let held = all.iter().filter(|c| c.rkey == *rkey).any(|c| match c.selectivity {
                     Selectivity::MemoryRegion => true,

@@ -58,7 +58,7 @@ pub trait Leg {
     ///
     /// # Errors
     /// The server is gone, or there is no proven way for it.
-    fn submit(&mut self, updates: &Updates, plan: PlanRequest) -> Result<(), LegError>;
+    fn submit(&mut self, updates: &Updates, plan: &PlanRequest) -> Result<(), LegError>;
 
     /// Whether the oldest updates that were begun, and of which this was not said yet, are durable. May wait a little.
     ///
@@ -168,6 +168,8 @@ struct Member<L> {
     /// None: lost.
     leg: Option<L>,
     writer: Option<Writer>,
+    /// What the planner was asked last, for updates of so many bytes of records.
+    asked: Option<(usize, PlanRequest)>,
     /// One more than the last record of each update under way.
     under_way: VecDeque<u64>,
     why: String,
@@ -176,6 +178,7 @@ struct Member<L> {
 impl<L: Leg> Member<L> {
     fn lose(&mut self, why: &impl ToString) {
         self.leg = None;
+        self.asked = None;
         self.under_way.clear();
         self.why = why.to_string();
     }
@@ -188,8 +191,13 @@ impl<L: Leg> Member<L> {
 
     fn submit(&mut self, updates: &Updates) {
         let (Some(leg), Some(writer)) = (&mut self.leg, &self.writer) else { return };
-        // The planner bounds messages by what the session can receive; here nothing bounds them.
-        match leg.submit(updates, writer.request(updates, u32::MAX)) {
+        let len = updates.records.len();
+        if self.asked.as_ref().is_none_or(|(of, _)| *of != len) {
+            // The planner bounds messages by what the session can receive; here nothing bounds them.
+            self.asked = Some((len, writer.request(updates, u32::MAX)));
+        }
+        let (_, plan) = self.asked.as_ref().expect("asked just now");
+        match leg.submit(updates, plan) {
             Ok(()) => self.under_way.push_back(updates.sequences.1),
             Err(error) => self.lose(&error),
         }
@@ -229,6 +237,8 @@ pub struct Group<L> {
     acks: usize,
     next: u64,
     acknowledged: u64,
+    /// What each member has, while it is looked at.
+    durable: Vec<u64>,
 }
 
 struct Remote<'a, L>(&'a mut L);
@@ -327,7 +337,8 @@ impl<L: Leg> Group<L> {
         }
         opened.lost =
             members.iter().filter(|m| m.leg.is_none()).map(|m| (m.name.clone(), m.why.clone())).collect();
-        let group = Self { members, epoch, uuid: made.group, acks, next, acknowledged: next };
+        let (uuid, durable) = (made.group, Vec::new());
+        let group = Self { members, epoch, uuid, acks, next, acknowledged: next, durable };
         Ok((group, opened))
     }
 
@@ -440,8 +451,9 @@ impl<L: Leg> Group<L> {
             member.poll();
         }
         // What a server had durably before it was lost it has still.
-        let mut durable: Vec<u64> =
-            self.members.iter().map(|m| m.writer.as_ref().map_or(0, Writer::durable)).collect();
+        let durable = &mut self.durable;
+        durable.clear();
+        durable.extend(self.members.iter().map(|m| m.writer.as_ref().map_or(0, Writer::durable)));
         durable.sort_unstable_by_key(|below| std::cmp::Reverse(*below));
         self.acknowledged = self.acknowledged.max(durable[self.acks - 1]);
         if self.acknowledged < self.next {
@@ -502,7 +514,7 @@ impl<L: Leg> Member<L> {
             Ok(leg) => (Some(leg), String::new()),
             Err(error) => (None, error.to_string()),
         };
-        Self { name, leg, writer: None, under_way: VecDeque::new(), why }
+        Self { name, leg, writer: None, asked: None, under_way: VecDeque::new(), why }
     }
 
     fn up(&self) -> Option<&Writer> {

@@ -40,12 +40,19 @@ pub struct Updates {
 }
 
 impl Updates {
-    /// As offsets and bytes, for whoever carries them out.
+    /// As offsets and bytes.
     #[must_use]
     pub fn list(&self) -> Vec<(u64, &[u8])> {
-        let mut list = vec![(self.offset, &self.records[..])];
-        list.extend(self.tail.as_ref().map(|(offset, word)| (*offset, &word[..])));
-        list
+        self.with(<[_]>::to_vec)
+    }
+
+    /// As offsets and bytes, for whoever carries them out.
+    pub fn with<'a, T>(&'a self, carry: impl FnOnce(&[(u64, &'a [u8])]) -> T) -> T {
+        let records = (self.offset, &self.records[..]);
+        match &self.tail {
+            Some((offset, word)) => carry(&[records, (*offset, &word[..])]),
+            None => carry(&[records]),
+        }
     }
 }
 

@@ -289,7 +289,7 @@ impl Leg for SimLeg<'_> {
         })
     }
 
-    fn submit(&mut self, updates: &Updates, plan: PlanRequest) -> Result<(), LegError> {
+    fn submit(&mut self, updates: &Updates, plan: &PlanRequest) -> Result<(), LegError> {
         assert_eq!(plan.sizes.len(), updates.list().len());
         self.connected(|leg, _| {
             leg.under_way.push_back(updates.clone());

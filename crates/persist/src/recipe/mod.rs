@@ -14,7 +14,7 @@ use crate::taxonomy::Config;
 
 pub(crate) use build::complete;
 pub use build::{build, variants};
-pub use run::{Persistent, Requester, Run, Waiting};
+pub use run::{Persistent, Requester, Run, Script, Waiting};
 pub use table::{Cell, cells};
 
 /// An update: bytes and where they go. The paper's `a` is 0, its `b` is 1.

@@ -9,6 +9,7 @@
 //! let forged = Persistent { updates: 1, survives: remanence_pmem::Survives::EVERYTHING };
 //! ```
 
+use std::sync::Arc;
 use std::task::Poll;
 
 use remanence_pmem::Survives;
@@ -71,12 +72,26 @@ pub enum Waiting {
     Acknowledgement,
 }
 
+/// The requester's half of a recipe: made once for any number of runs.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Script {
+    steps: Arc<[Rq]>,
+    updates: u8,
+}
+
+impl Script {
+    /// Of a recipe.
+    #[must_use]
+    pub fn of(recipe: &Recipe) -> Self {
+        Self { steps: recipe.requester().collect(), updates: recipe.shape.count }
+    }
+}
+
 /// A recipe on its way.
 #[derive(Debug)]
 pub struct Run {
-    steps: Vec<Rq>,
+    script: Script,
     next: usize,
-    updates: u8,
     survives: Survives,
 }
 
@@ -84,14 +99,19 @@ impl Run {
     /// Begins to carry out a recipe on a responder of that configuration.
     #[must_use]
     pub fn new(recipe: &Recipe, config: &Config) -> Self {
-        let survives = config.domain.survives();
-        Self { steps: recipe.requester().collect(), next: 0, updates: recipe.shape.count, survives }
+        Self::of(&Script::of(recipe), config)
+    }
+
+    /// As [`new`](Self::new), of a recipe whose requester's half is at hand.
+    #[must_use]
+    pub fn of(script: &Script, config: &Config) -> Self {
+        Self { script: script.clone(), next: 0, survives: config.domain.survives() }
     }
 
     /// What it waits for, if it waits.
     #[must_use]
     pub fn waiting(&self) -> Option<Waiting> {
-        match self.steps.get(self.next)? {
+        match self.script.steps.get(self.next)? {
             Rq::Comp => Some(Waiting::Completion),
             Rq::Receive => Some(Waiting::Acknowledgement),
             _ => None,
@@ -106,8 +126,8 @@ impl Run {
     /// # Panics
     /// If it is polled after its end.
     pub fn poll<R: Requester>(&mut self, requester: &mut R) -> Poll<Result<Persistent, R::Error>> {
-        assert!(self.next <= self.steps.len(), "a run is polled after its end");
-        while let Some(step) = self.steps.get(self.next) {
+        assert!(self.next <= self.script.steps.len(), "a run is polled after its end");
+        while let Some(step) = self.script.steps.get(self.next) {
             let over = match step {
                 Rq::Comp => requester.completed(),
                 Rq::Receive => requester.acknowledged(),
@@ -125,7 +145,7 @@ impl Run {
             }
         }
         self.next += 1;
-        Poll::Ready(Ok(Persistent { updates: self.updates, survives: self.survives }))
+        Poll::Ready(Ok(Persistent { updates: self.script.updates, survives: self.survives }))
     }
 }
 

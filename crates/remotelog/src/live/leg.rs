@@ -91,18 +91,25 @@ impl SessionLeg {
         Ok((plan.recipe.to_string(), plan.recipe.is_two_sided()))
     }
 
-    fn plan(&mut self, request: &PlanRequest) -> Result<Plan, LegError> {
-        if let Some((_, plan)) = self.plans.iter().find(|(known, _)| known == request) {
-            return Ok(plan.clone());
-        }
+    /// Of what was asked before the answer is known.
+    fn plan(&mut self, request: &PlanRequest) -> Result<&Plan, LegError> {
+        let known = self.plans.iter().position(|(known, _)| known == request);
+        let at = match known {
+            Some(at) => at,
+            None => self.planned(request)?,
+        };
+        Ok(&self.plans[at].1)
+    }
+
+    fn planned(&mut self, request: &PlanRequest) -> Result<usize, LegError> {
         let plan = match &self.method {
             Method::Cheapest => self.session.plan(request),
             Method::Op(op) => self.session.plan_by(*op, request),
             Method::Recipe(op, recipe) => self.session.plan_for(*op, recipe.clone(), request),
         };
         let plan = plan.map_err(|refusal| LegError::Refused(Refused::Said(refusal.to_string())))?;
-        self.plans.push((request.clone(), plan.clone()));
-        Ok(plan)
+        self.plans.push((request.clone(), plan));
+        Ok(self.plans.len() - 1)
     }
 }
 
@@ -122,9 +129,9 @@ impl Leg for SessionLeg {
         self.session.read(offset, into).map_err(lost)
     }
 
-    fn submit(&mut self, updates: &Updates, plan: PlanRequest) -> Result<(), LegError> {
-        let plan = self.plan(&plan)?;
-        self.session.submit(&plan, &updates.list()).map_err(lost)?;
+    fn submit(&mut self, updates: &Updates, plan: &PlanRequest) -> Result<(), LegError> {
+        let plan = self.plan(plan)?.clone();
+        updates.with(|list| self.session.submit(&plan, list)).map_err(lost)?;
         Ok(())
     }
 
