@@ -149,7 +149,8 @@ fn verdicts(bench: &Bench, sizes: &[u64]) -> (Vec<Bar>, Vec<Claim>) {
     let bars = vec![
         Bar::new("64 B appends, rotating counter / plain", gain, Sense::AtLeast, 0.95),
         Bar::new("64 B appends, rotating register / plain", other, Sense::AtLeast, 0.95),
-        Bar::new("64 B appends, commits shared / one by one", grouped, Sense::AtLeast, 1.0),
+        // (Where a commit is two write-backs none is shared, so that these are two measurements of the same.)
+        Bar::new("64 B appends, commits shared / one by one", grouped, Sense::AtLeast, 0.95),
     ];
     let claims = vec![
         Claim::new(
