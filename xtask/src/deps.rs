@@ -21,7 +21,7 @@ const EDGES: &[(&str, &[&str])] = &[
     ("pool", &["auth", "wire", "rnic", "pmem", "verbs"]),
     ("remote", &["auth", "wire", "rnic", "pmem", "verbs", "persist"]),
     ("remotelog", &["pmem", "persist", "remote", "rnic", "verbs"]),
-    ("rpc", &["wire", "rnic", "pmem", "verbs", "persist"]),
+    ("rpc", &["auth", "wire", "rnic", "pmem", "verbs", "persist"]),
     ("sim", &["wire", "rnic", "pmem"]),
     ("resp", &[]),
     ("metrics", &[]),

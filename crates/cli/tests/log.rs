@@ -357,3 +357,37 @@ fn the_log_server_of_calls_appends_prints_trims_and_recovers() {
     run(rem().args(["log", "calls", "serve"]).arg(&other).args(["--listen", &at]))
         .bad("there is no log here");
 }
+
+#[test]
+fn the_log_server_of_calls_hears_nobody_without_its_token() {
+    let dir = tempfile::tempdir_in("/dev/shm").expect("a directory");
+    let (file, token, at) = (dir.path().join("calls"), dir.path().join("token"), address().to_string());
+    let mut command = rem();
+    command.args(["log", "calls", "serve"]).arg(&file).args(["--listen", &at, "--size", "1M", "--json"]);
+    command.args(["--stop-on-eof", "--token-file"]).arg(&token);
+    let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("rem starts");
+    let mut out = BufReader::new(child.stdout.take().expect("piped"));
+    let mut line = String::new();
+    out.read_line(&mut line).expect("a line");
+    let ready: Value = serde_json::from_str(&line).expect("JSON");
+    assert_eq!(ready["token_file"], token.to_str().expect("UTF-8"));
+    let append =
+        |more: &[&str]| run_with_input(rem().args(["log", "calls", "append", &at]).args(more), b"mine\n");
+    append(&[]).bad("asks for a token");
+    append(&["--token", "correct-horse-batterz"]).bad("another token");
+    // Several tokens may be tried; the right one is in the file that the server made.
+    let ours = std::fs::read_to_string(&token).expect("the server made it");
+    let both = dir.path().join("both");
+    std::fs::write(&both, format!("correct-horse-batterz\n{ours}")).expect("written");
+    append(&["--token-file", both.to_str().expect("UTF-8")]).good();
+    let tail = |more: &[&str]| run(rem().args(["log", "calls", "tail", &at]).args(more));
+    assert_eq!(tail(&["--token", ours.trim()]).good(), b"mine\n");
+    tail(&[]).bad("asks for a token");
+    run(rem().args(["log", "calls", "trim", &at, "0"])).bad("asks for a token");
+    drop(child.stdin.take());
+    line.clear();
+    out.read_line(&mut line).expect("a line");
+    assert!(child.wait().expect("it ends").success());
+    let stopped: Value = serde_json::from_str(&line).expect("JSON");
+    assert_eq!((&stopped["appends"], &stopped["refused"]), (&1.into(), &5.into()), "{line}");
+}

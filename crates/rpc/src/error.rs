@@ -6,6 +6,8 @@ use std::time::Duration;
 use remanence_pmem::Guarantee;
 use remanence_rnic::WcStatus;
 
+use crate::core::event::Ended;
+
 /// What goes wrong with an endpoint, beyond what happens to sessions and calls, or with a one-sided write.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -18,6 +20,15 @@ pub enum Error {
     /// The operating system refuses a thread.
     #[error("cannot start a thread: {0}")]
     Thread(std::io::Error),
+    /// The system has no random numbers.
+    #[error("the system gives no random bytes: {0}")]
+    Random(getrandom::Error),
+    /// There is no session with a server.
+    #[error(transparent)]
+    NoSession(Ended),
+    /// An endpoint has as many sessions as it may.
+    #[error("this endpoint has as many sessions as it may: end one, or make another endpoint")]
+    Sessions,
     /// A work request of an endpoint did not succeed.
     #[error("the endpoint's QP does not work any more ({0}): make a new endpoint")]
     Qp(WcStatus),

@@ -11,9 +11,10 @@
 //!                   in Accept the server's key
 //! 16 request  u64   number of the call; its slot is the number modulo SLOTS
 //! 24 packet   u16   number of the packet in its message
-//! 26 word     u16   service (Request), status (Response, Accept, Refuse), packet capacity (Connect, Accept)
+//! 26 word     u16   service (Request), status (Response), packet capacity (Connect, Prove, Accept), why (Refuse)
 //! 28 length   u32   bytes of the whole message (Request, Response); see `Repr` for the rest
-//! 32 payload
+//! 32 payload, or what is shown: 32 bytes of nonce (Ask, Challenge), 8 of the challenge's name and 32 of proof (Prove), 32 of
+//!    proof (a sealed Accept)
 //! ```
 //! Big-endian, as everything on the wire. [`Repr`] is the single gate for bytes from outside: what it holds can be
 //! acted on, and what can be constructed can be emitted. Whether numbers fit a session is the session's business.
@@ -28,7 +29,8 @@ pub const SLOTS: usize = 8;
 pub const PACKETS_MAX: u64 = 1 << 16;
 
 const MAGIC: u16 = 0x5270;
-const VERSION: u8 = 1;
+/// 2 has tokens, and says why it refuses.
+const VERSION: u8 = 2;
 
 const _: () = assert!(HEADER_LEN == 28 + 4, "the fields above, without gaps");
 
@@ -75,11 +77,98 @@ impl Status {
     }
 }
 
+/// Why a server has no session for a client.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub enum Refusal {
+    /// It has as many as it may.
+    Full,
+    /// The client showed no token, and the server asks for one.
+    TokenNeeded,
+    /// The client's token is another one.
+    WrongToken,
+    /// The client has a token, and the server has none that it could prove to have.
+    NoToken,
+    /// The proof comes too late, for the second time, or from elsewhere: ask anew.
+    Late,
+    /// Too many wrong proofs came from the client's address: so many seconds it has to wait.
+    Wait(u32),
+}
+
+impl Refusal {
+    const fn words(self) -> (u16, u32) {
+        match self {
+            Self::Full => (0, 0),
+            Self::TokenNeeded => (1, 0),
+            Self::WrongToken => (2, 0),
+            Self::NoToken => (3, 0),
+            Self::Late => (4, 0),
+            Self::Wait(seconds) => (5, seconds),
+        }
+    }
+
+    const fn from_words(word: u16, length: u32) -> Option<Self> {
+        Some(match word {
+            0 => Self::Full,
+            1 => Self::TokenNeeded,
+            2 => Self::WrongToken,
+            3 => Self::NoToken,
+            4 => Self::Late,
+            5 => Self::Wait(length),
+            _ => return None,
+        })
+    }
+}
+
+/// What stands behind the header of a packet.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Behind {
+    /// Nothing.
+    Nothing,
+    /// Part of a message, maybe none.
+    Payload,
+    /// What the sender shows, of so many bytes.
+    Shown(usize),
+}
+
+/// Bytes that Ask and Challenge show: a nonce.
+pub const NONCE_LEN: usize = 32;
+/// Bytes that Prove shows: the challenge's name, and the proof.
+pub const ANSWER_LEN: usize = 8 + 32;
+/// Bytes that a sealed Accept shows: a proof.
+pub const SEAL_LEN: usize = 32;
+
 /// A packet's header, as a peer means it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Repr {
     /// A client wants a session. `session` is its own number, `incarnation` grows with each start of the program.
     Connect {
+        /// The client's number.
+        session: u32,
+        /// The client's key: what answers this has it.
+        key: u32,
+        /// When the client's endpoint came into being.
+        incarnation: u64,
+        /// Payload bytes that the client takes in one packet.
+        capacity: u16,
+        /// Packets that the client would have under way.
+        credits: u16,
+    },
+    /// A client that has a token asks for a challenge, and shows a nonce.
+    Ask {
+        /// The client's number.
+        session: u32,
+        /// The client's key.
+        key: u32,
+    },
+    /// The server shows a nonce of its own, and wants a proof.
+    Challenge {
+        /// The client's number.
+        session: u32,
+        /// The client's key.
+        key: u32,
+    },
+    /// As Connect, of a client that shows a proof.
+    Prove {
         /// The client's number.
         session: u32,
         /// The client's key: what answers this has it.
@@ -107,13 +196,17 @@ pub enum Repr {
         capacity: u16,
         /// Packets that the client may have under way.
         credits: u16,
+        /// The server shows a proof that it has the token.
+        sealed: bool,
     },
-    /// The server has no room for a session.
+    /// The server has no session for it.
     Refuse {
         /// The client's number.
         session: u32,
         /// The session's key.
         key: u32,
+        /// Why.
+        why: Refusal,
     },
     /// The client ends the session.
     Disconnect {
@@ -284,7 +377,7 @@ impl Repr {
             1 => {
                 Self::Connect { session: length, key, incarnation: request, capacity: word, credits: packet }
             }
-            2 => Self::Accept {
+            2 | 17 => Self::Accept {
                 session,
                 key,
                 drawn: delay,
@@ -292,8 +385,12 @@ impl Repr {
                 server: length,
                 capacity: word,
                 credits: packet,
+                sealed: fields.kind == 17,
             },
-            3 => Self::Refuse { session, key },
+            3 => {
+                let why = Refusal::from_words(word, length).ok_or(Malformed)?;
+                Self::Refuse { session, key, why }
+            }
             4 => Self::Disconnect { session, key },
             5 => Self::Disconnected { session, key },
             6 => Self::Reset { session, key },
@@ -307,6 +404,9 @@ impl Repr {
                 Self::Response { session, key, request, packet, status, length, delay }
             }
             13 => Self::More { session, key, request, packet },
+            14 => Self::Ask { session: length, key },
+            15 => Self::Challenge { session, key },
+            16 => Self::Prove { session: length, key, incarnation: request, capacity: word, credits: packet },
             _ => return Err(Malformed),
         };
         if repr.emit() == *bytes { Ok(repr) } else { Err(Malformed) }
@@ -326,8 +426,19 @@ impl Repr {
                 length: session,
                 ..zero
             },
-            Self::Accept { session, key, drawn, incarnation, server, capacity, credits } => Fields {
-                kind: 2,
+            Self::Prove { session, key, incarnation, capacity, credits } => Fields {
+                kind: 16,
+                key,
+                request: incarnation,
+                packet: credits,
+                word: capacity,
+                length: session,
+                ..zero
+            },
+            Self::Ask { session, key } => Fields { kind: 14, key, length: session, ..zero },
+            Self::Challenge { session, key } => Fields { kind: 15, session, key, ..zero },
+            Self::Accept { session, key, drawn, incarnation, server, capacity, credits, sealed } => Fields {
+                kind: if sealed { 17 } else { 2 },
                 session,
                 key,
                 delay: drawn,
@@ -336,7 +447,10 @@ impl Repr {
                 word: capacity,
                 length: server,
             },
-            Self::Refuse { session, key } => Fields { kind: 3, session, key, ..zero },
+            Self::Refuse { session, key, why } => {
+                let (word, length) = why.words();
+                Fields { kind: 3, session, key, word, length, ..zero }
+            }
             Self::Disconnect { session, key } => Fields { kind: 4, session, key, ..zero },
             Self::Disconnected { session, key } => Fields { kind: 5, session, key, ..zero },
             Self::Reset { session, key } => Fields { kind: 6, session, key, ..zero },
@@ -361,10 +475,26 @@ impl Repr {
         fields.put()
     }
 
-    /// Whether payload may follow the header.
+    /// What stands behind the header.
     #[must_use]
-    pub const fn carries_payload(&self) -> bool {
-        matches!(self, Self::Request { .. } | Self::Response { .. })
+    pub const fn behind(&self) -> Behind {
+        match self {
+            Self::Request { .. } | Self::Response { .. } => Behind::Payload,
+            Self::Ask { .. } | Self::Challenge { .. } => Behind::Shown(NONCE_LEN),
+            Self::Prove { .. } => Behind::Shown(ANSWER_LEN),
+            Self::Accept { sealed: true, .. } => Behind::Shown(SEAL_LEN),
+            Self::Connect { .. }
+            | Self::Accept { sealed: false, .. }
+            | Self::Refuse { .. }
+            | Self::Disconnect { .. }
+            | Self::Disconnected { .. }
+            | Self::Reset { .. }
+            | Self::Ping { .. }
+            | Self::Pong { .. }
+            | Self::Credit { .. }
+            | Self::Working { .. }
+            | Self::More { .. } => Behind::Nothing,
+        }
     }
 }
 
@@ -392,8 +522,8 @@ mod tests {
         let (incarnation, capacity, credits, length) = (request, 4064, 32, 65_536);
         vec![
             Repr::Connect { session, key, incarnation, capacity, credits },
-            Repr::Accept { session, key, drawn: 6, incarnation, server: 5, capacity, credits },
-            Repr::Refuse { session, key },
+            Repr::Accept { session, key, drawn: 6, incarnation, server: 5, capacity, credits, sealed: false },
+            Repr::Refuse { session, key, why: Refusal::TokenNeeded },
             Repr::Disconnect { session, key },
             Repr::Disconnected { session, key },
             Repr::Reset { session, key },
@@ -404,6 +534,15 @@ mod tests {
             Repr::Working { session, key, request, delay },
             Repr::Response { session, key, request, packet, status: Status::Refused, length, delay },
             Repr::More { session, key, request, packet },
+            Repr::Ask { session, key },
+            Repr::Challenge { session, key },
+            Repr::Prove { session, key, incarnation, capacity, credits },
+            Repr::Accept { session, key, drawn: 6, incarnation, server: 5, capacity, credits, sealed: true },
+            Repr::Refuse { session, key, why: Refusal::Full },
+            Repr::Refuse { session, key, why: Refusal::WrongToken },
+            Repr::Refuse { session, key, why: Refusal::NoToken },
+            Repr::Refuse { session, key, why: Refusal::Late },
+            Repr::Refuse { session, key, why: Refusal::Wait(60) },
         ]
     }
 
@@ -420,7 +559,7 @@ mod tests {
         let repr =
             Repr::Request { session: 2, key: 0xaabb_ccdd, request, packet: 1, service: 7, length: 4065 };
         let bytes = [
-            0x52, 0x70, 1, 9, 0, 0, 0, 2, 0xaa, 0xbb, 0xcc, 0xdd, 0, 0, 0, 0, 0x11, 0x12, 0x13, 0x14, 0x15,
+            0x52, 0x70, 2, 9, 0, 0, 0, 2, 0xaa, 0xbb, 0xcc, 0xdd, 0, 0, 0, 0, 0x11, 0x12, 0x13, 0x14, 0x15,
             0x16, 0x17, 0x18, 0, 1, 0, 7, 0, 0, 0x0f, 0xe1,
         ];
         assert_eq!(repr.emit(), bytes);
@@ -429,7 +568,9 @@ mod tests {
     #[test]
     fn what_is_not_ours_is_malformed() {
         let good = Repr::Ping { session: 1, key: 2 }.emit();
-        for (at, value) in [(0, 0), (2, 2), (3, 0), (3, 14), (12, 1), (16, 1), (24, 1), (26, 1), (28, 1)] {
+        for (at, value) in
+            [(0, 0), (2, 1), (2, 3), (3, 0), (3, 18), (12, 1), (16, 1), (24, 1), (26, 1), (28, 1)]
+        {
             let mut bad = good;
             bad[at] = value;
             assert_eq!(Repr::parse(&bad), Err(Malformed), "byte {at} is {value}");
@@ -437,6 +578,11 @@ mod tests {
         let mut status = all()[11].emit();
         status[27] = 9;
         assert_eq!(Repr::parse(&status), Err(Malformed), "an unknown status");
+        let mut refusal = all()[2].emit();
+        refusal[31] = 1;
+        assert_eq!(Repr::parse(&refusal), Err(Malformed), "a reason that takes no seconds");
+        (refusal[31], refusal[27]) = (0, 6);
+        assert_eq!(Repr::parse(&refusal), Err(Malformed), "an unknown reason");
     }
 
     #[test]

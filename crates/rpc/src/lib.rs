@@ -31,3 +31,4 @@ pub mod pwrite;
 pub mod visibility;
 
 pub use error::Error;
+pub use remanence_auth::Token;

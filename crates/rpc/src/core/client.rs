@@ -15,7 +15,7 @@ use super::buffers::{Body, Buffers};
 use super::congestion::Congestion;
 use super::event::{Ended, Failure};
 use super::fragment::Fragment;
-use crate::header::{PACKETS_MAX, Repr, SLOTS, Status, packets, range};
+use crate::header::{Address, PACKETS_MAX, Repr, SLOTS, Status, packets, range};
 
 /// A packet to send: its header, and the part of a message that follows.
 pub(super) type Outgoing<M> = (Repr, Option<(M, Range<usize>)>);
@@ -118,6 +118,8 @@ pub(super) struct Client<M> {
     turn: usize,
     pub(super) waiting: VecDeque<Waiting<M>>,
     pub(super) congestion: Congestion,
+    /// Where the server sees us.
+    pub(super) own: Address,
     /// The server's number of the session; known when it is up.
     pub(super) remote: u32,
     credits: u32,
@@ -126,8 +128,9 @@ pub(super) struct Client<M> {
 }
 
 impl<M: Clone> Client<M> {
-    pub(super) fn new(congestion: Congestion) -> Self {
+    pub(super) fn new(own: Address, congestion: Congestion) -> Self {
         Self {
+            own,
             calls: [const { None }; SLOTS],
             numbers: std::array::from_fn(|slot| slot as u64),
             turn: 0,

@@ -2,7 +2,10 @@
 
 use std::time::Duration;
 
-use crate::header::HEADER_LEN;
+use remanence_auth::Token;
+use remanence_wire::{Gid, Qpn};
+
+use crate::header::{Address, HEADER_LEN};
 
 /// The limits and times of an endpoint.
 #[derive(Clone, Debug)]
@@ -12,6 +15,13 @@ pub struct Config {
     pub incarnation: u64,
     /// Draws the keys of sessions.
     pub seed: u64,
+    /// What a client must prove to have to get a session, and what this endpoint proves to its servers to have. `None`:
+    /// everybody gets one.
+    pub token: Option<Token>,
+    /// Draws the nonces of such proofs: random, and never the same twice.
+    pub secret: [u8; 32],
+    /// Where this endpoint is, as its servers see it: proofs are bound to it.
+    pub own: Address,
     /// The largest datagram to send or receive, header included, in bytes.
     pub datagram: usize,
     /// The largest message to send or accept, in bytes.
@@ -43,6 +53,9 @@ impl Default for Config {
         Self {
             incarnation: 0,
             seed: 0,
+            token: None,
+            secret: [0; 32],
+            own: Address { gid: Gid([0; 16]), qpn: Qpn::new(0) },
             datagram: 4096,
             message_max: 8 << 20,
             credits: 32,

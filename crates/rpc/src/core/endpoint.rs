@@ -6,8 +6,11 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Range;
 
+use remanence_auth::door::{self, Door, Shown};
+use remanence_auth::{Nonce, Nonces};
 use remanence_rnic::Instant;
 
+use super::admission::{Attempt, Bond, Ends};
 use super::buffers::{Buffers, Packet};
 use super::client::{Client, Outcome, Waiting};
 use super::config::Config;
@@ -16,7 +19,9 @@ use super::event::{CallError, Ended, Event, RequestId, SessionId};
 use super::fragment::Fragment;
 use super::server::{Server, Verdict};
 use crate::draw::Draw;
-use crate::header::{Address, HEADER_LEN, PACKETS_MAX, Repr, Status, packets};
+use crate::header::{
+    ANSWER_LEN, Address, Behind, HEADER_LEN, NONCE_LEN, PACKETS_MAX, Refusal, Repr, SEAL_LEN, Status, packets,
+};
 
 /// Times that a client says goodbye before it goes without an answer.
 const GOODBYES: u32 = 5;
@@ -32,6 +37,8 @@ pub struct Transmit<M> {
     pub to: Address,
     /// Its first bytes.
     pub header: [u8; HEADER_LEN],
+    /// What it shows behind them, while a session is set up; then there is no payload.
+    pub shown: Option<Box<[u8]>>,
     /// What follows: a part of a message.
     pub payload: Option<(M, Range<usize>)>,
 }
@@ -47,6 +54,8 @@ pub struct Stats {
     pub malformed: u64,
     /// Packets of no session, or from the wrong place.
     pub unknown: u64,
+    /// Attempts to get a session that were refused for want of the right token; challenges are none.
+    pub unadmitted: u64,
     /// Packets that break a rule of the protocol; they are dropped.
     pub misbehaved: u64,
     /// Packets that are late, repeated or out of order.
@@ -62,9 +71,21 @@ pub struct Stats {
 }
 
 enum Phase {
-    Connecting { since: Instant, retry_at: Instant, tries: u32 },
-    Up { quiet_since: Instant },
-    Closing { retry_at: Instant, tries: u32 },
+    Connecting {
+        since: Instant,
+        retry_at: Instant,
+        tries: u32,
+        attempt: Attempt,
+        /// Somebody said to be the server, and did not prove it.
+        doubted: bool,
+    },
+    Up {
+        quiet_since: Instant,
+    },
+    Closing {
+        retry_at: Instant,
+        tries: u32,
+    },
 }
 
 enum Half<M> {
@@ -109,6 +130,29 @@ impl<M: Clone> Session<M> {
     }
 }
 
+/// A packet of no call.
+struct Control {
+    to: Address,
+    repr: Repr,
+    shown: Option<Box<[u8]>>,
+}
+
+/// What a client says of itself when it wants a session.
+#[derive(Clone, Copy)]
+struct Hello {
+    session: u32,
+    key: u32,
+    incarnation: u64,
+    capacity: u16,
+    credits: u16,
+}
+
+/// What a client says that shows a proof.
+const fn prove(hello: Hello) -> Repr {
+    let Hello { session, key, incarnation, capacity, credits } = hello;
+    Repr::Prove { session, key, incarnation, capacity, credits }
+}
+
 /// Many sessions over one UD QP.
 pub struct Endpoint<B: Buffers> {
     config: Config,
@@ -120,10 +164,12 @@ pub struct Endpoint<B: Buffers> {
     /// Server sessions, by the client's address, incarnation and number.
     clients: BTreeMap<(Address, u64, u32), u32>,
     ready: VecDeque<u32>,
-    control: VecDeque<(Address, Repr)>,
+    control: VecDeque<Control>,
     events: VecDeque<Event<B>>,
     timers: BTreeSet<(Instant, u32)>,
     draws: Draw,
+    nonces: Nonces,
+    door: Door,
     generations: u32,
     stats: Stats,
 }
@@ -138,6 +184,8 @@ impl<B: Buffers> Endpoint<B> {
         Self {
             capacity: config.capacity(),
             draws: Draw(config.seed ^ config.incarnation.rotate_left(32)),
+            nonces: Nonces::new(config.secret),
+            door: Door::new(config.token.clone()),
             config,
             sessions: Vec::new(),
             free: Vec::new(),
@@ -188,14 +236,20 @@ impl<B: Buffers> Endpoint<B> {
     /// Begins a session. [`Event::Connected`] or [`Event::Ended`] follows; calls may be made at once, and wait.
     /// `None`: there are [`Config::sessions_max`] already.
     pub fn connect(&mut self, now: Instant, to: Address) -> Option<SessionId> {
+        self.connect_from(now, self.config.own, to)
+    }
+
+    /// As [`connect`](Self::connect), of an endpoint that this server sees at another address than [`Config::own`].
+    pub fn connect_from(&mut self, now: Instant, own: Address, to: Address) -> Option<SessionId> {
         if self.sessions() >= self.config.sessions_max {
             return None;
         }
         let key = self.draw();
         let c = &self.config;
         let congestion = Congestion::new(c.credits, c.queueing, c.timeout_min, c.timeout_max);
-        let phase = Phase::Connecting { since: now, retry_at: now, tries: 0 };
-        let half = Half::Client(Box::new(Client::new(congestion)), phase);
+        let attempt = if c.token.is_some() { Attempt::Asking(self.nonces.draw()) } else { Attempt::Plain };
+        let phase = Phase::Connecting { since: now, retry_at: now, tries: 0, attempt, doubted: false };
+        let half = Half::Client(Box::new(Client::new(own, congestion)), phase);
         let number = self.insert(now, to, key, self.capacity.into(), half);
         self.on_time(now, number);
         Some(self.id(number))
@@ -295,13 +349,37 @@ impl<B: Buffers> Endpoint<B> {
             self.stats.malformed += 1;
             return;
         };
-        if datagram.len() > HEADER_LEN && !repr.carries_payload() {
+        let mut shown = [0; ANSWER_LEN];
+        let behind = datagram.len() - HEADER_LEN;
+        let fits = match repr.behind() {
+            Behind::Payload => true,
+            Behind::Nothing => behind == 0,
+            Behind::Shown(len) => behind == len,
+        };
+        if !fits {
             self.stats.malformed += 1;
             return;
         }
+        if let Behind::Shown(len) = repr.behind() {
+            datagram.read(HEADER_LEN, &mut shown[..len]);
+        }
         match repr {
             Repr::Connect { session, key, incarnation, capacity, credits } => {
-                self.on_connect(now, from, (session, key, incarnation), capacity, credits);
+                let hello = Hello { session, key, incarnation, capacity, credits };
+                self.on_hello(now, from, hello, Shown::Nothing, &repr, &shown);
+            }
+            Repr::Ask { session, key } => {
+                let nonce: Nonce = *shown[..NONCE_LEN].first_chunk().expect("as long as a nonce");
+                self.on_ask(now, from, session, key, nonce);
+            }
+            Repr::Prove { session, key, incarnation, capacity, credits } => {
+                let hello = Hello { session, key, incarnation, capacity, credits };
+                let challenge = *shown.first_chunk().expect("as long as a name");
+                self.on_hello(now, from, hello, Shown::Proof(challenge), &repr, &shown);
+            }
+            Repr::Challenge { session, key } => {
+                let nonce: Nonce = *shown[..NONCE_LEN].first_chunk().expect("as long as a nonce");
+                self.on_challenge(now, from, session, key, nonce);
             }
             Repr::Disconnect { session, key } => {
                 if let Some(number) = self.server_session(from, session, key) {
@@ -335,15 +413,11 @@ impl<B: Buffers> Endpoint<B> {
                 let verdict = server.on_more(now, request, packet, *capacity);
                 self.judge(number, request, verdict);
             }
-            Repr::Accept { session, key, drawn, incarnation: _, server, capacity, credits } => {
-                self.on_accept(now, from, (session, key), (server, drawn), capacity, credits);
+            Repr::Accept { session, key, drawn, incarnation: _, server, capacity, credits, sealed: _ } => {
+                let ids = (session, key, server, drawn);
+                self.on_accept(now, from, ids, capacity, credits, (&repr, &shown));
             }
-            Repr::Refuse { session, key } => match self.client_session(from, session, key) {
-                Some(Session { half: Half::Client(_, Phase::Connecting { .. }), .. }) => {
-                    self.end(session, Ended::Refused);
-                }
-                _ => self.stats.unknown += 1,
-            },
+            Repr::Refuse { session, key, why } => self.on_refuse(from, session, key, why),
             Repr::Disconnected { session, key } => match self.client_of(from, session, key) {
                 Some((number, Phase::Closing { .. })) => self.end(number, Ended::Closed),
                 _ => self.stats.unknown += 1,
@@ -414,9 +488,9 @@ impl<B: Buffers> Endpoint<B> {
 
     /// The next packet to send. Sessions take turns, a window each.
     pub fn poll_transmit(&mut self, now: Instant) -> Option<Transmit<B::Message>> {
-        if let Some((to, repr)) = self.control.pop_front() {
+        if let Some(Control { to, repr, shown }) = self.control.pop_front() {
             self.stats.sent += 1;
-            return Some(Transmit { to, header: repr.emit(), payload: None });
+            return Some(Transmit { to, header: repr.emit(), shown, payload: None });
         }
         while let Some(&number) = self.ready.front() {
             let timeout_max = self.config.timeout_max;
@@ -430,7 +504,7 @@ impl<B: Buffers> Endpoint<B> {
                     Half::Client(..) => None,
                     Half::Server(server) => server.poll(now, key, capacity),
                 };
-                packet.map(|(repr, payload)| Transmit { to, header: repr.emit(), payload })
+                packet.map(|(repr, payload)| Transmit { to, header: repr.emit(), shown: None, payload })
             });
             if packet.is_none() {
                 self.ready.pop_front();
@@ -453,8 +527,17 @@ impl<B: Buffers> Endpoint<B> {
     }
 
     fn say(&mut self, to: Address, repr: Repr) {
+        self.show(to, repr, None);
+    }
+
+    fn show(&mut self, to: Address, repr: Repr, shown: Option<Box<[u8]>>) {
+        let fits = match repr.behind() {
+            Behind::Shown(len) => shown.as_ref().is_some_and(|shown| shown.len() == len),
+            Behind::Nothing | Behind::Payload => shown.is_none(),
+        };
+        assert!(fits, "{repr:?} shows {:?}", shown.map(|shown| shown.len()));
         if self.control.len() < CONTROL_MAX {
-            self.control.push_back((to, repr));
+            self.control.push_back(Control { to, repr, shown });
         }
     }
 
@@ -588,18 +671,77 @@ impl<B: Buffers> Endpoint<B> {
         }
     }
 
-    fn on_connect(
+    /// A stranger has a token, it says.
+    fn on_ask(&mut self, now: Instant, from: Address, session: u32, key: u32, nonce: Nonce) {
+        let fresh = self.nonces.draw();
+        let (now, shown) = (now.since(Instant::ZERO), Shown::Nonce(nonce));
+        match self.door.judge(now, fresh, from.gid.to_ip(), &shown, |_, _, _| false) {
+            door::Verdict::Refuse(why) => self.refuse(from, session, key, why),
+            door::Verdict::Open | door::Verdict::Admit { .. } => unreachable!("a nonce proves nothing"),
+        }
+    }
+
+    fn refuse(&mut self, to: Address, session: u32, key: u32, why: door::Refusal) {
+        let why = match why {
+            door::Refusal::Challenge(nonce) => {
+                return self.show(to, Repr::Challenge { session, key }, Some(nonce.into()));
+            }
+            door::Refusal::TokenNeeded => Refusal::TokenNeeded,
+            door::Refusal::WrongToken => Refusal::WrongToken,
+            door::Refusal::NoToken => Refusal::NoToken,
+            door::Refusal::Late => Refusal::Late,
+            door::Refusal::Wait(wait) => Refusal::Wait(u32::try_from(wait.as_secs() + 1).unwrap_or(u32::MAX)),
+        };
+        self.stats.unadmitted += 1;
+        self.say(to, Repr::Refuse { session, key, why });
+    }
+
+    /// Somebody wants a session, and shows a proof or nothing. Nothing changes before it is admitted.
+    fn on_hello(
         &mut self,
         now: Instant,
         from: Address,
-        (session, key, incarnation): (u32, u32, u64),
-        capacity: u16,
-        credits: u16,
+        hello: Hello,
+        shown: Shown,
+        repr: &Repr,
+        bytes: &[u8; ANSWER_LEN],
     ) {
+        let Hello { session, key, incarnation, capacity, credits } = hello;
         if capacity < CAPACITY_MIN || credits == 0 {
             self.stats.misbehaved += 1;
             return;
         }
+        if let Some(&number) = self.clients.get(&(from, incarnation, session))
+            && let Some(Session { half: Half::Server(server), .. }) = self.at(number)
+            && server.hello == key
+        {
+            // It did not hear that it has one.
+            return self.accept(number);
+        }
+        let proof = bytes.last_chunk().expect("as long as a proof");
+        let ends = Ends { client: from, server: self.config.own.qpn };
+        let fresh = self.nonces.draw();
+        let verdict = self.door.judge(
+            now.since(Instant::ZERO),
+            fresh,
+            from.gid.to_ip(),
+            &shown,
+            |token, client, server| {
+                let bond = Bond { token: token.clone(), client: *client, server: *server, ends };
+                bond.is_answered(repr, proof)
+            },
+        );
+        match verdict {
+            door::Verdict::Open => self.on_admitted(now, from, hello, None),
+            door::Verdict::Admit { token, client, server } => {
+                self.on_admitted(now, from, hello, Some(Bond { token, client, server, ends }));
+            }
+            door::Verdict::Refuse(why) => self.refuse(from, session, key, why),
+        }
+    }
+
+    fn on_admitted(&mut self, now: Instant, from: Address, hello: Hello, bond: Option<Bond>) {
+        let Hello { session, key, incarnation, capacity, credits } = hello;
         let here: Vec<(u64, u32)> = self
             .clients
             .range((from, 0, 0)..=(from, u64::MAX, u32::MAX))
@@ -615,15 +757,10 @@ impl<B: Buffers> Endpoint<B> {
         }
         if let Some(&number) = self.clients.get(&(from, incarnation, session)) {
             // It numbers a new session as one that it forgot: its goodbye was lost.
-            match self.at(number) {
-                Some(Session { half: Half::Server(server), .. }) if server.hello == key => {
-                    return self.accept(number);
-                }
-                _ => self.end(number, Ended::Closed),
-            }
+            self.end(number, Ended::Closed);
         }
         if self.sessions() >= self.config.sessions_max {
-            self.say(from, Repr::Refuse { session, key });
+            self.say(from, Repr::Refuse { session, key, why: Refusal::Full });
             return;
         }
         let server = Server::new(incarnation, session, key, credits.min(self.config.credits));
@@ -632,15 +769,22 @@ impl<B: Buffers> Endpoint<B> {
         let drawn = self.draw();
         let number = self.insert(now, from, drawn, capacity.into(), Half::Server(Box::new(server)));
         self.clients.insert((from, incarnation, session), number);
+        if let Some(bond) = bond
+            && let Some((_, accept)) = self.acceptance(number, true)
+            && let Some(Session { half: Half::Server(server), .. }) = self.at(number)
+        {
+            server.seal = Some(bond.seal(&accept));
+        }
         self.settle(number);
         self.events.push_back(Event::Accepted { session: self.id(number), peer: from });
         self.accept(number);
     }
 
-    fn accept(&mut self, number: u32) {
+    /// What a client with a session is told, and where it is.
+    fn acceptance(&mut self, number: u32, sealed: bool) -> Option<(Address, Repr)> {
         let incarnation = self.config.incarnation;
         let Some(Session { peer, key, capacity, half: Half::Server(server), .. }) = self.at(number) else {
-            return;
+            return None;
         };
         let repr = Repr::Accept {
             session: server.remote,
@@ -650,19 +794,79 @@ impl<B: Buffers> Endpoint<B> {
             server: number,
             capacity: *capacity as u16,
             credits: server.credits,
+            sealed,
         };
-        let peer = *peer;
-        self.say(peer, repr);
+        Some((*peer, repr))
+    }
+
+    fn accept(&mut self, number: u32) {
+        let Some(Session { half: Half::Server(server), .. }) = self.at(number) else { return };
+        let seal = server.seal;
+        if let Some((peer, repr)) = self.acceptance(number, seal.is_some()) {
+            self.show(peer, repr, seal.map(Into::into));
+        }
+    }
+
+    /// The server wants a proof.
+    fn on_challenge(&mut self, now: Instant, from: Address, session: u32, key: u32, server: Nonce) {
+        let (token, hello) = (self.config.token.clone(), self.hello(session, key));
+        let Some(Session { half: Half::Client(client, Phase::Connecting { attempt, retry_at, .. }), .. }) =
+            self.client_session(from, session, key)
+        else {
+            self.stats.unknown += 1;
+            return;
+        };
+        let (Attempt::Asking(nonce), Some(token)) = (&attempt, token) else {
+            self.stats.stale += 1;
+            return;
+        };
+        let ends = Ends { client: client.own, server: from.qpn };
+        let bond = Box::new(Bond { token, client: *nonce, server, ends });
+        let shown = bond.answer(&prove(hello)).into();
+        (*attempt, *retry_at) = (Attempt::Proving { bond, shown }, now);
+        self.on_time(now, session);
+    }
+
+    fn on_refuse(&mut self, from: Address, session: u32, key: u32, why: Refusal) {
+        let Some(Session { half: Half::Client(_, Phase::Connecting { attempt, .. }), .. }) =
+            self.client_session(from, session, key)
+        else {
+            self.stats.unknown += 1;
+            return;
+        };
+        let why = match why {
+            Refusal::Full => Ended::Refused,
+            Refusal::TokenNeeded => Ended::TokenNeeded,
+            Refusal::WrongToken => Ended::WrongToken,
+            Refusal::NoToken => Ended::NoToken,
+            Refusal::Wait(seconds) => Ended::Wait(seconds),
+            Refusal::Late => {
+                // With the same nonce: a challenge that is still on its way answers both. When its time comes, that the
+                // two do not go in circles as fast as they can.
+                if let Attempt::Proving { bond, .. } = &attempt {
+                    *attempt = Attempt::Asking(bond.client);
+                }
+                self.stats.stale += 1;
+                return;
+            }
+        };
+        self.end(session, why);
+    }
+
+    /// What our end says of itself.
+    fn hello(&self, session: u32, key: u32) -> Hello {
+        let (incarnation, credits) = (self.config.incarnation, self.config.credits);
+        Hello { session, key, incarnation, capacity: self.capacity, credits }
     }
 
     fn on_accept(
         &mut self,
         now: Instant,
         from: Address,
-        (session, key): (u32, u32),
-        (remote, drawn): (u32, u32),
+        (session, key, remote, drawn): (u32, u32, u32, u32),
         capacity: u16,
         credits: u16,
+        (repr, shown): (&Repr, &[u8; ANSWER_LEN]),
     ) {
         let ours = self.capacity;
         let Some(found) = self.client_session(from, session, key) else {
@@ -670,11 +874,23 @@ impl<B: Buffers> Endpoint<B> {
             return;
         };
         let Half::Client(client, phase) = &mut found.half else { return };
-        if !matches!(phase, Phase::Connecting { .. }) {
+        let Phase::Connecting { attempt, doubted, .. } = phase else {
             self.stats.stale += 1;
             return;
-        }
-        if capacity < CAPACITY_MIN.min(ours) || capacity > ours || credits == 0 {
+        };
+        let sealed = matches!(repr, Repr::Accept { sealed: true, .. });
+        let believed = match attempt {
+            Attempt::Plain => !sealed,
+            Attempt::Asking(_) => false,
+            Attempt::Proving { bond, .. } => {
+                let seal = shown[..SEAL_LEN].first_chunk().expect("as long as a proof");
+                sealed && bond.is_sealed(repr, seal)
+            }
+        };
+        let makes_sense = capacity >= CAPACITY_MIN.min(ours) && capacity <= ours && credits > 0;
+        if !believed || !makes_sense {
+            // It may be somebody in between: the server's own word may still come.
+            *doubted |= !believed;
             self.stats.misbehaved += 1;
             return;
         }
@@ -761,20 +977,28 @@ impl<B: Buffers> Endpoint<B> {
     fn on_time(&mut self, now: Instant, number: u32) {
         let (patience, ping, silence_max) = (self.config.patience, self.config.ping, self.config.silence_max);
         let (timeout_min, timeout_max) = (self.config.timeout_min, self.config.timeout_max);
-        let (incarnation, ours, credits) = (self.config.incarnation, self.capacity, self.config.credits);
+        let Some(key) = self.at(number).map(|session| session.key) else { return };
+        let hello = self.hello(number, key);
         let Some(session) = self.at(number) else { return };
-        let (peer, key) = (session.peer, session.key);
+        let peer = session.peer;
         let again = |tries: u32| now + (timeout_min * 4).saturating_mul(1 << tries.min(16)).min(timeout_max);
         let mut timeouts = 0;
         let mut say = None;
         let mut over = None;
         match &mut session.half {
-            Half::Client(_, Phase::Connecting { since, retry_at, tries }) => {
+            Half::Client(_, Phase::Connecting { since, retry_at, tries, attempt, doubted }) => {
                 if now.since(*since) >= patience {
-                    over = Some(Ended::Unreachable);
+                    over = Some(if *doubted { Ended::Impostor } else { Ended::Unreachable });
                 } else if *retry_at <= now {
                     (*retry_at, *tries) = (again(*tries), *tries + 1);
-                    say = Some(Repr::Connect { session: number, key, incarnation, capacity: ours, credits });
+                    let Hello { session, key, incarnation, capacity, credits } = hello;
+                    say = Some(match attempt {
+                        Attempt::Plain => {
+                            (Repr::Connect { session, key, incarnation, capacity, credits }, None)
+                        }
+                        Attempt::Asking(nonce) => (Repr::Ask { session, key }, Some((*nonce).into())),
+                        Attempt::Proving { shown, .. } => (prove(hello), Some(shown.clone())),
+                    });
                 }
             }
             Half::Client(client, Phase::Closing { retry_at, tries }) => {
@@ -783,7 +1007,7 @@ impl<B: Buffers> Endpoint<B> {
                         over = Some(Ended::Closed);
                     } else {
                         (*retry_at, *tries) = (again(*tries), *tries + 1);
-                        say = Some(Repr::Disconnect { session: client.remote, key });
+                        say = Some((Repr::Disconnect { session: client.remote, key }, None));
                     }
                 }
             }
@@ -797,7 +1021,7 @@ impl<B: Buffers> Endpoint<B> {
                 } else if *quiet_since + ping <= now {
                     *quiet_since = now;
                     client.asked.get_or_insert(now);
-                    say = Some(Repr::Ping { session: client.remote, key });
+                    say = Some((Repr::Ping { session: client.remote, key }, None));
                 }
             }
             Half::Server(_) => {
@@ -807,8 +1031,8 @@ impl<B: Buffers> Endpoint<B> {
             }
         }
         self.stats.timeouts += timeouts;
-        if let Some(repr) = say {
-            self.say(peer, repr);
+        if let Some((repr, shown)) = say {
+            self.show(peer, repr, shown);
         }
         match over {
             Some(why) => self.end(number, why),

@@ -42,6 +42,23 @@ pub enum Ended {
     /// The peer says nothing.
     #[error("the peer does not answer")]
     Unreachable,
+    /// The server asks for a token, and this endpoint has none.
+    #[error("the server asks for a token: give the one that it was started with")]
+    TokenNeeded,
+    /// The server has another token.
+    #[error("the server has another token: give the one that it was started with")]
+    WrongToken,
+    /// This endpoint has a token, and the server cannot prove to have it.
+    #[error(
+        "the server asks for no token, and cannot prove to be the right one: if it is, call it without a token"
+    )]
+    NoToken,
+    /// Who answers does not have the token.
+    #[error("who answers does not have the token, and is not the server: is the address right?")]
+    Impostor,
+    /// The server heard too many wrong tokens from this address.
+    #[error("the server heard too many wrong tokens from this address: try again in {0} s")]
+    Wait(u32),
 }
 
 /// Why a call has no response.

@@ -17,13 +17,18 @@
 //! once, whatever the network repeats. A session does not outlive either end: a server that started anew does not know
 //! it and says so, and the client is told that the outcome of what was under way is unknown.
 //!
+//! An endpoint that has a token has sessions only with those that prove to have it too. To all others it says one word, and
+//! keeps nothing of them.
+//!
 //! | file | what |
 //! |---|---|
 //! | `config.rs`, `event.rs`, `buffers.rs` | what the caller says, is told, and brings |
 //! | `congestion.rs` | round trips, the timeout and the window |
 //! | `client.rs`, `server.rs` | the two halves of a session; `fragment.rs`: what both do with a packet of a message |
+//! | `admission.rs` | who gets a session: tokens, and what their proofs are bound to |
 //! | `endpoint.rs` | sessions, timers, and the order in which packets leave |
 
+mod admission;
 pub mod buffers;
 mod client;
 pub mod config;

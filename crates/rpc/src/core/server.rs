@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 
+use remanence_auth::Proof;
 use remanence_rnic::Instant;
 
 use super::buffers::{Body, Buffers};
@@ -67,6 +68,8 @@ pub(super) struct Server<M> {
     /// The key of the client's hello.
     pub(super) hello: u32,
     pub(super) credits: u16,
+    /// That we have the token, for a client that proved to have it.
+    pub(super) seal: Option<Proof>,
 }
 
 impl<M: Clone> Server<M> {
@@ -80,6 +83,7 @@ impl<M: Clone> Server<M> {
             remote,
             hello,
             credits,
+            seal: None,
         }
     }
 

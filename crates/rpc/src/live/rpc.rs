@@ -44,8 +44,8 @@ pub struct Options {
     /// How long [`Rpc::poll`] looks again and again before it sleeps, beyond what has paid lately. Zero is for a program
     /// that shares its cores; a server with a core to itself saves its clients the wake-up.
     pub spin: Duration,
-    /// The protocol's limits and times. Incarnation and seed are filled in where they are zero, and the datagram is
-    /// brought down to what the path takes.
+    /// The protocol's limits and times, and the token. Incarnation and seed are filled in where they are zero, where the
+    /// endpoint is and the secret of its nonces always, and the datagram is brought down to what the path takes.
     pub config: Config,
 }
 
@@ -108,8 +108,13 @@ impl Rpc {
         };
         let qp = pd.create_qp(&QpOptions { ty: QpType::Ud, caps, ..QpOptions::rc(&cq) })?;
         qp.activate_ud(QKEY).map_err(remanence_verbs::Error::from)?;
+        let endpoint = qp.endpoint();
+        config.own = Address { gid: endpoint.gid, qpn: endpoint.qpn };
+        let mut random = [0; 8];
+        getrandom::fill(&mut random).map_err(Error::Random)?;
+        getrandom::fill(&mut config.secret).map_err(Error::Random)?;
         if config.seed == 0 {
-            config.seed = config.incarnation.rotate_left(17) ^ u64::from(qp.endpoint().psn.value());
+            config.seed = u64::from_le_bytes(random);
         }
         let receives = pd.reg_mr(&ring.region, Access::LOCAL_WRITE)?;
         let messages = pd.reg_mr(&pool.region, Access::LOCAL_WRITE)?;
@@ -173,7 +178,8 @@ impl Rpc {
     /// [`Event::Connected`] or [`Event::Ended`] follows; calls may be made at once.
     /// `None`: there are as many sessions as allowed.
     pub fn connect(&mut self, to: Address) -> Option<SessionId> {
-        self.end.connect(self.now(), to)
+        let own = Address { gid: self.source(to.gid).1, ..self.address() };
+        self.end.connect_from(self.now(), own, to)
     }
 
     /// Ends a session: see [`Endpoint::disconnect`].
@@ -364,10 +370,12 @@ impl Rpc {
             let Some(dest) = self.handles.get(&packet.to.gid).map(|ah| ah.dest(packet.to.qpn, QKEY)) else {
                 continue;
             };
-            let len = HEADER_LEN + packet.payload.as_ref().map_or(0, |(_, range)| range.len());
+            let shown = packet.shown.as_deref().unwrap_or_default();
+            let len = HEADER_LEN + shown.len() + packet.payload.as_ref().map_or(0, |(_, range)| range.len());
             let posted = if len <= INLINE_MAX {
                 let mut bytes = [0; INLINE_MAX];
                 bytes[..HEADER_LEN].copy_from_slice(&packet.header);
+                bytes[HEADER_LEN..][..shown.len()].copy_from_slice(shown);
                 if let Some((message, range)) = &packet.payload {
                     message.read(range.start, &mut bytes[HEADER_LEN..len]);
                 }
@@ -413,6 +421,15 @@ impl Rpc {
         Ok(())
     }
 
+    /// From which address of ours packets leave for a peer.
+    fn source(&self, gid: Gid) -> (u8, Gid) {
+        let gids = self.pd.context().config().gids.clone();
+        let index = gids.iter().position(|ours| *ours == gid);
+        let index = index.or_else(|| gids.iter().position(|g| g.to_ip().is_ipv4() == gid.to_ip().is_ipv4()));
+        let index = index.and_then(|index| u8::try_from(index).ok()).unwrap_or(0);
+        (index, gids[usize::from(index)])
+    }
+
     /// Makes sure that there is an address handle for a peer, if it can be reached at all.
     fn handle(&mut self, gid: Gid) {
         if self.handles.contains_key(&gid) {
@@ -421,10 +438,7 @@ impl Rpc {
         if self.handles.len() >= HANDLES_MAX {
             self.handles.clear();
         }
-        let gids = &self.pd.context().config().gids.clone();
-        let index = gids.iter().position(|ours| *ours == gid);
-        let index = index.or_else(|| gids.iter().position(|g| g.to_ip().is_ipv4() == gid.to_ip().is_ipv4()));
-        let sgid_index = index.and_then(|index| u8::try_from(index).ok()).unwrap_or(0);
+        let (sgid_index, _) = self.source(gid);
         // A peer that cannot be reached from here is one that does not answer.
         if let Ok(ah) = self.pd.create_ah(&AhAttr { sgid_index, ..AhAttr::new(gid) }) {
             self.handles.insert(gid, ah);
@@ -432,8 +446,31 @@ impl Rpc {
     }
 }
 
-/// The rest of a call, for programs that make one at a time.
+/// The rest of a session and of a call, for programs that make one at a time.
 impl Rpc {
+    /// Begins a session and waits until it is up, which takes the server's consent if it asks for a token. Events of other
+    /// calls and sessions that come meanwhile go to `other`.
+    ///
+    /// # Errors
+    /// The server does not answer or refuses, or the endpoint has no room for a session or does not work any more.
+    pub fn connect_and_wait(
+        &mut self,
+        to: Address,
+        mut other: impl FnMut(Event<Live>),
+    ) -> Result<SessionId, Error> {
+        let wanted = self.connect(to).ok_or(Error::Sessions)?;
+        loop {
+            match self.poll(None)? {
+                Some(Event::Connected(session)) if session == wanted => return Ok(session),
+                Some(Event::Ended { session, why }) if session == wanted => {
+                    return Err(Error::NoSession(why));
+                }
+                Some(event) => other(event),
+                None => {}
+            }
+        }
+    }
+
     /// Calls a service and waits for the answer. Events of other calls and sessions that come meanwhile go to `other`.
     ///
     /// # Errors

@@ -40,6 +40,15 @@ impl Client {
         Ok(Self { rpc, session, next: 0, under_way: 0, early: BTreeMap::new() })
     }
 
+    /// As [`connect`](Self::connect), and waits until the session is up.
+    ///
+    /// # Errors
+    /// The server does not answer or refuses, or the endpoint has as many sessions as it may.
+    pub fn connect_and_wait(mut rpc: Rpc, to: Address) -> Result<Self, Fault> {
+        let session = rpc.connect_and_wait(to, |_| {})?;
+        Ok(Self { rpc, session, next: 0, under_way: 0, early: BTreeMap::new() })
+    }
+
     /// The endpoint.
     #[must_use]
     pub fn rpc(&self) -> &Rpc {

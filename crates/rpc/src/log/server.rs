@@ -58,6 +58,12 @@ impl Server {
         (self.appends, self.commits)
     }
 
+    /// The endpoint.
+    #[must_use]
+    pub fn rpc(&self) -> &Rpc {
+        &self.rpc
+    }
+
     /// Serves until it shall stop.
     ///
     /// # Errors

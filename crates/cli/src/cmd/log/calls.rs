@@ -9,10 +9,13 @@ use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use remanence_pmem::{FileOptions, PersistenceDomain};
+use remanence_rpc::core::config::Config;
+use remanence_rpc::core::event::Ended;
 use remanence_rpc::durable::Fault;
 use remanence_rpc::live::{Nexus, Options as Endpoint};
 use remanence_rpc::log::client::Appended;
 use remanence_rpc::log::{Client, LogFile, Options, Server, Word};
+use remanence_rpc::{Error, Token};
 use serde_json::json;
 
 use super::append::read;
@@ -32,8 +35,7 @@ Examples:
   rem log calls trim 127.0.0.1 4096
 
 The log server of paper 001: an append is a call, and its answer says that the entry is durable. One server, no
-replication, and no token: it is for measuring and for its own machine (docs/rpc.md). `rem log serve` appends one-sidedly,
-to several servers, and has tokens.")]
+replication (docs/rpc.md). `rem log serve` appends one-sidedly, to several servers.")]
 pub(super) struct Args {
     #[command(subcommand)]
     verb: Verb,
@@ -52,7 +54,15 @@ enum Verb {
 }
 
 #[derive(clap::Args, Debug)]
-#[command(after_help = "Example:\n  rem log calls serve audit.log --size 256M --word rotating-register")]
+#[command(after_help = "\
+Examples:
+  rem log calls serve audit.log --size 256M --word rotating-register
+  rem log calls serve audit.log --listen 192.0.2.7 --token-file audit.token
+                                                  reachable from other machines that have the token, which is made
+                                                  if the file is not there
+
+Without a token only this machine may reach the server, unless you say --insecure. RoCEv2 itself neither encrypts nor
+authenticates: on a network that others can forge packets on, a token does not help.")]
 struct Serve {
     /// File of the log; made if it is not there
     #[arg(value_name = "FILE")]
@@ -69,9 +79,8 @@ struct Serve {
     /// Address to listen on
     #[arg(long, value_name = "HOST[:PORT]", default_value = "127.0.0.1")]
     listen: args::Server,
-    /// Let other machines in: whoever reaches the port may append, read and trim, as calls have no tokens
-    #[arg(long)]
-    insecure: bool,
+    #[command(flatten)]
+    door: args::Door,
     /// Take your word for the persistence domain, where the machine does not tell
     #[arg(long, value_name = "DOMAIN", value_parser = ["adr", "eadr", "wsp"])]
     declare: Option<String>,
@@ -88,6 +97,8 @@ struct Reach {
     /// The server
     #[arg(value_name = "SERVER")]
     server: args::Server,
+    #[command(flatten)]
+    tokens: args::Tokens,
     /// Local address to send from [default: the one that routes to the server]
     #[arg(long, value_name = "ADDRESS", env = "REM_LOCAL")]
     local: Option<IpAddr>,
@@ -145,10 +156,11 @@ pub(super) fn run(args: &Args) -> Result<(), Fail> {
 fn serve(args: &Serve) -> Result<(), Fail> {
     let asked = Stop::listen()?;
     let listen = args.listen.resolve()?;
-    if !listen.ip().is_loopback() && !args.insecure {
+    let token = args.door.token()?;
+    if token.is_none() && !listen.ip().is_loopback() && !args.door.is_insecure() {
         return Err(Fail::new(format!(
-            "whoever reaches {} could read and write the log, as calls have no tokens; let it listen on 127.0.0.1, say that \
-             this is meant (--insecure), or use `rem log serve`, which has tokens",
+            "whoever reaches {} could read and write the log: give it a token (--token-file), or say that this is meant \
+             (--insecure)",
             listen.ip()
         )));
     }
@@ -176,6 +188,9 @@ fn serve(args: &Serve) -> Result<(), Fail> {
         LogFile::open(region.clone(), |_, _| entries += 1)
     };
     let log = log.map_err(|e| unserved(&e))?;
+    // (Who reads that the server is ready finds it.)
+    let guarded = endpoint(token.as_ref().map(|(token, _)| token.clone()));
+    let rpc = nexus.create(&guarded).map_err(|e| unserved(&e))?;
     let ((head, tail), word) = (log.bounds(), log.word());
     let domain = region.domain();
     let address = std::net::SocketAddr::new(listen.ip(), nexus.port().unwrap_or(listen.port()));
@@ -190,6 +205,8 @@ fn serve(args: &Serve) -> Result<(), Fail> {
             "entries": entries,
             "head": head,
             "tail": tail,
+            "token_file": token.as_ref().and_then(|(_, file)| *file),
+            "token_fingerprint": token.as_ref().map(|(token, _)| token.fingerprint().to_string()),
             "durable": domain.guarantee().is_durable(),
             "survives": domain.to_string(),
         });
@@ -205,16 +222,12 @@ fn serve(args: &Serve) -> Result<(), Fail> {
         ui::line(Mood::Good, "address", address);
         let mood = if domain.guarantee().is_durable() { Mood::Good } else { Mood::Note };
         ui::line(mood, "durability", domain);
-        let access = if listen.ip().is_loopback() {
-            "everybody on this machine"
-        } else {
-            "whoever reaches this address"
-        };
-        ui::line(Mood::Note, "token", format!("none: {access} may read and write the log"));
-        ui::remark(format!("\n  rem log calls append {address}\n  rem log calls tail {address}\n"));
+        let with = super::serve::tell_token(token.as_ref(), listen.ip());
+        ui::remark(format!(
+            "\n  rem log calls append {address}{with}\n  rem log calls tail {address}{with}\n"
+        ));
         ui::remark("  Ctrl-C stops the server; the log in the file stays.");
     }
-    let rpc = nexus.create(&Endpoint::default()).map_err(|e| unserved(&e))?;
     let mut server = Server::new(rpc, log, Options { batch: args.batch.into() });
     let stop = Arc::new(AtomicBool::new(false));
     watch(&asked, &stop, args.stop_on_eof);
@@ -223,9 +236,11 @@ fn serve(args: &Serve) -> Result<(), Fail> {
             "the log is not served any more ({e}); what was acknowledged is safe, look at the disk"
         ))
     });
-    let (appends, commits) = server.counts();
+    let ((appends, commits), refused) = (server.counts(), server.rpc().stats().unadmitted);
     if args.json {
-        print_line(&json!({ "event": "stopped", "appends": appends, "commits": commits }).to_string())?;
+        let stopped =
+            json!({ "event": "stopped", "appends": appends, "commits": commits, "refused": refused });
+        print_line(&stopped.to_string())?;
     } else {
         let commits = ui::count(commits as usize, "commit");
         ui::remark(format!("stopped after {} in {commits}", ui::count(appends as usize, "append")));
@@ -233,14 +248,45 @@ fn serve(args: &Serve) -> Result<(), Fail> {
     ended
 }
 
+fn endpoint(token: Option<Token>) -> Endpoint {
+    Endpoint { config: Config { token, ..Config::default() }, ..Endpoint::default() }
+}
+
+/// A session; of several tokens, with the first that the server takes.
 fn connect(reach: &Reach) -> Result<Client, Fail> {
     let to = reach.server.resolve()?;
     let said = |e: &dyn std::fmt::Display| Fail::new(format!("{}: {e}", reach.server));
     let context = device::open_towards(to.ip(), reach.local)?;
     let nexus = Nexus::new(&context).map_err(|e| said(&e))?;
-    let address = nexus.resolve(to, 0, Duration::from_secs(reach.patience)).map_err(|e| said(&e))?;
-    let rpc = nexus.create(&Endpoint::default()).map_err(|e| said(&e))?;
-    Client::connect(rpc, address).map_err(|e| said(&e))
+    let patience = Duration::from_secs(reach.patience);
+    let address = nexus.resolve(to, 0, patience).map_err(|e| said(&e))?;
+    let mut tokens: Vec<Option<Token>> = reach.tokens.load_any()?.into_iter().map(Some).collect();
+    if tokens.is_empty() {
+        tokens.push(None);
+    }
+    let mut refused = None;
+    for token in tokens {
+        let mut options = endpoint(token);
+        options.config.patience = patience;
+        let rpc = nexus.create(&options).map_err(|e| said(&e))?;
+        match Client::connect_and_wait(rpc, address) {
+            Ok(client) => return Ok(client),
+            Err(e @ Fault::Endpoint(Error::NoSession(Ended::WrongToken))) => refused = Some(e),
+            Err(e) => return Err(told(reach, &e)),
+        }
+    }
+    Err(told(reach, &refused.expect("there was one token to try, at least")))
+}
+
+/// Adds how a token is given, where one would help.
+fn told(reach: &Reach, e: &Fault) -> Fail {
+    let with = match e {
+        Fault::Endpoint(Error::NoSession(Ended::TokenNeeded | Ended::WrongToken)) => {
+            " (--token-file FILE, or REM_TOKEN)"
+        }
+        _ => "",
+    };
+    Fail::new(format!("{}: {e}{with}", reach.server))
 }
 
 fn append(args: &Append) -> Result<(), Fail> {

@@ -1,14 +1,15 @@
 //! `rem log serve`.
 
 use std::io::{Read as _, Write as _};
-use std::path::PathBuf;
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use remanence_persist::Config;
 use remanence_persist::taxonomy::Buffers;
 use remanence_pmem::{FileOptions, PersistenceDomain};
-use remanence_remote::ServerOptions;
+use remanence_remote::{ServerOptions, Token};
 use remanence_remotelog::Mode;
 use remanence_remotelog::live::{LogServer, New};
 use serde_json::json;
@@ -139,27 +140,11 @@ pub(super) fn run(args: &Args) -> Result<(), Fail> {
         );
         ui::line(Mood::Good, "log", log);
         ui::line(Mood::Good, "address", server.addr());
-        match &token {
-            Some((token, file)) => {
-                let place = file.map_or_else(|| "as given".into(), |file| format!("in {}", file.display()));
-                ui::line(Mood::Good, "token", format!("{place} (fingerprint {})", token.fingerprint()));
-            }
-            None if server.addr().ip().is_loopback() => {
-                ui::line(Mood::Note, "token", "none: everybody on this machine may read and write the log");
-            }
-            None => {
-                ui::line(Mood::Bad, "token", "none: whoever reaches this address may read and write the log")
-            }
-        }
+        let with = tell_token(token.as_ref(), server.addr().ip());
         ui::line(if durable { Mood::Good } else { Mood::Note }, "durability", server.sentence());
         if let Some(damage) = status.damage {
             ui::line(Mood::Bad, "damage", damage);
         }
-        let with = match &token {
-            Some((_, Some(file))) => format!(" --token-file {}", file.display()),
-            Some((_, None)) => " --token TOKEN".into(),
-            None => String::new(),
-        };
         ui::remark(format!(
             "\n  rem log append {0}{with}\n  rem log tail {0}{with} --follow\n",
             server.addr()
@@ -182,6 +167,27 @@ pub(super) fn run(args: &Args) -> Result<(), Fail> {
         ui::remark(format!("stopped after {}", ui::count(stats.sessions as usize, "client")));
     }
     Ok(())
+}
+
+/// Says who may come, and returns the options that a client has to give.
+pub(super) fn tell_token(token: Option<&(Token, Option<&Path>)>, listens: IpAddr) -> String {
+    match token {
+        Some((token, file)) => {
+            let place = file.map_or_else(|| "as given".into(), |file| format!("in {}", file.display()));
+            ui::line(Mood::Good, "token", format!("{place} (fingerprint {})", token.fingerprint()));
+        }
+        None if listens.is_loopback() => {
+            ui::line(Mood::Note, "token", "none: everybody on this machine may read and write the log");
+        }
+        None => {
+            ui::line(Mood::Bad, "token", "none: whoever reaches this address may read and write the log");
+        }
+    }
+    match token {
+        Some((_, Some(file))) => format!(" --token-file {}", file.display()),
+        Some((_, None)) => " --token TOKEN".into(),
+        None => String::new(),
+    }
 }
 
 /// Stops the server when somebody asks.

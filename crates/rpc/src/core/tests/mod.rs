@@ -1,5 +1,6 @@
-//! One rule to a test in `rules.rs`, whole worlds from a seed in `world.rs`, bytes from an enemy in `hostile.rs`.
+//! One rule to a test in `rules.rs` and `admission.rs`, whole worlds from a seed in `world.rs`, bytes from an enemy in `hostile.rs`.
 
+mod admission;
 mod hostile;
 mod rules;
 mod world;
@@ -78,6 +79,7 @@ pub(super) fn bytes_of(body: &Body<Heap>) -> Vec<u8> {
 /// The bytes that a transmit puts on the wire.
 pub(super) fn datagram(transmit: &Transmit<Arc<Vec<u8>>>) -> Datagram {
     let mut bytes = transmit.header.to_vec();
+    bytes.extend_from_slice(transmit.shown.as_deref().unwrap_or_default());
     if let Some((message, Range { start, end })) = &transmit.payload {
         bytes.extend_from_slice(&message[*start..*end]);
     }

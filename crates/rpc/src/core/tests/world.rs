@@ -1,13 +1,14 @@
 //! Whole worlds: servers, clients and a bad network from one seed, with an oracle that counts executions.
 //!
 //! Faults: every packet may be lost, repeated, and delayed by any part of a millisecond, so that any order happens; ends
-//! start anew, with nothing but their address. First everything goes wrong, and nothing wrong may be told; then the
+//! start anew, with nothing but their address. In half of the worlds servers ask for a token, and one node has another. First everything goes wrong, and nothing wrong may be told; then the
 //! network heals, and everything must come to an end.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
+use remanence_auth::Token;
 use remanence_rnic::Instant;
 
 use super::{Datagram, Draw, End, Heap, Percent as _, address, bytes_of, datagram};
@@ -18,6 +19,8 @@ use crate::header::{Address, Status};
 
 const ECHO: u16 = 7;
 const MS: u64 = 1_000_000;
+const OURS: &str = "correct-horse-battery";
+const OTHER: &str = "correct-horse-batterz";
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Fate {
@@ -53,6 +56,8 @@ struct World {
     loss: u64,
     repeat: u64,
     restarts: bool,
+    /// What all nodes have, if anything; but for the last one, a stranger.
+    token: Option<&'static str>,
     /// By call: how often it was carried out, and what became of it.
     executed: BTreeMap<u64, u32>,
     fates: BTreeMap<u64, Fate>,
@@ -78,10 +83,15 @@ fn answer(tag: u64) -> Vec<u8> {
     content(!tag, len as usize)
 }
 
-fn config(seed: u64, incarnation: u64) -> Config {
+fn config(seed: u64, incarnation: u64, own: Address, token: Option<&str>) -> Config {
+    let mut secret = [0; 32];
+    secret[..8].copy_from_slice(&seed.to_be_bytes());
     Config {
         incarnation,
         seed,
+        token: token.map(|text| Token::new(text).expect("a fair token")),
+        secret,
+        own,
         datagram: 1024,
         message_max: 1 << 20,
         credits: 8,
@@ -101,10 +111,14 @@ impl World {
     fn new(seed: u64) -> Self {
         let mut draw = Draw(seed);
         let (servers, clients) = (1 + draw.below(2) as usize, 1 + draw.below(4) as usize);
-        let nodes = (0..servers + clients)
+        let token = draw.percent(50).then_some(OURS);
+        let nodes = (0..servers + clients + usize::from(token.is_some()))
             .map(|n| Node {
                 address: address(n as u8 + 1),
-                end: Endpoint::new(config(draw.next(), 1)),
+                end: {
+                    let shown = if n == servers + clients { Some(OTHER) } else { token };
+                    Endpoint::new(config(draw.next(), 1, address(n as u8 + 1), shown))
+                },
                 heap: Heap { largest: None, short: draw.percent(20) },
                 incarnation: 1,
                 sessions: BTreeMap::new(),
@@ -123,6 +137,7 @@ impl World {
             loss,
             repeat,
             restarts,
+            token,
             executed: BTreeMap::new(),
             fates: BTreeMap::new(),
             trace: VecDeque::new(),
@@ -176,6 +191,11 @@ impl World {
         }
     }
 
+    /// The node whose token is another one.
+    fn stranger(&self) -> Option<usize> {
+        self.token.map(|_| self.nodes.len() - 1)
+    }
+
     fn open(&self) -> Vec<u64> {
         self.fates.iter().filter(|(_, fate)| **fate == Fate::Open).map(|(tag, _)| *tag).collect()
     }
@@ -224,9 +244,10 @@ impl World {
         let n = self.draw.below(self.nodes.len() as u64) as usize;
         self.tell(format!("node {n} starts anew"));
         let seed = self.draw.next();
+        let shown = if self.stranger() == Some(n) { Some(OTHER) } else { self.token };
         let node = &mut self.nodes[n];
         node.incarnation += 1;
-        node.end = Endpoint::new(config(seed, node.incarnation));
+        node.end = Endpoint::new(config(seed, node.incarnation, node.address, shown));
         node.sessions.clear();
         node.later.clear();
         for tag in node.mine.drain(..) {
@@ -307,6 +328,12 @@ impl World {
                 let bytes = bytes_of(&body);
                 let tag = u64::from_be_bytes(bytes[..8].try_into().unwrap());
                 assert_eq!(bytes, content(tag, bytes.len()), "the request of call {tag} is damaged");
+                let caller = self.nodes.iter().position(|node| node.mine.contains(&tag));
+                assert!(
+                    caller.is_none() || caller != self.stranger(),
+                    "a stranger was heard\n{}",
+                    self.story()
+                );
                 *self.executed.entry(tag).or_default() += 1;
                 let delay = match self.draw.below(10) {
                     0 => self.draw.below(30 * MS),
@@ -328,11 +355,24 @@ impl World {
             },
             Event::Ended { session, why } => {
                 // (A server may be left with a session by a hello that came when its client had gone.)
-                let fair = n < self.servers || self.restarts || self.loss > 0 || why == Ended::Closed;
-                assert!(fair && why != Ended::Refused, "{why}\n{}", self.story());
+                let refused = matches!(why, Ended::WrongToken | Ended::Wait(_));
+                let fair = if self.stranger() == Some(n) {
+                    refused || matches!(why, Ended::Closed | Ended::Unreachable)
+                } else {
+                    let unlucky = n < self.servers || self.restarts || self.loss > 0;
+                    matches!(why, Ended::Closed)
+                        || unlucky && matches!(why, Ended::Reset | Ended::Unreachable)
+                };
+                assert!(fair, "node {n}: {why}\n{}", self.story());
                 self.nodes[n].sessions.retain(|_, mine| *mine != session);
             }
-            Event::Connected(_) | Event::Accepted { .. } => {}
+            Event::Connected(_) => {
+                assert_ne!(self.stranger(), Some(n), "a stranger has a session\n{}", self.story());
+            }
+            Event::Accepted { peer, .. } => {
+                let stranger = self.stranger().map(|n| self.nodes[n].address);
+                assert_ne!(stranger, Some(peer), "a stranger has a session\n{}", self.story());
+            }
         }
     }
 
