@@ -1104,4 +1104,72 @@ mod tests {
             assert_eq!(posted, flushes, "{text}: {:?}", port.0);
         }
     }
+
+    /// A session of one that keeps what is posted, with a method for WRITEs of that many updates.
+    fn session(config: &Config, recipe: &Recipe) -> (Requester, Arc<Method>) {
+        let region = Window { rkey: 7, addr: 1 << 40, len: 1 << 30 };
+        let buffers = Window { rkey: 8, addr: 0, len: 16 * 1024 };
+        let terms =
+            Terms { config: *config, region, buffers, slots: 16, slot_size: 1024, stamp: 1, shift: 6 };
+        let method = Arc::new(Method::new(recipe, 0, vec![0, 1]).expect("a method"));
+        (Requester::new(terms, 64, 1, 1 << 16), method)
+    }
+
+    /// The ranges of the FLUSHes among what was posted, in the region.
+    fn flushed(port: &mut Posted) -> Vec<(u64, u32)> {
+        let ranges = port.0.drain(..).filter_map(|op| match op {
+            SendOp::Flush { remote, len, .. } => Some((remote.addr - (1 << 40), len)),
+            _ => None,
+        });
+        ranges.collect()
+    }
+
+    fn finish(requester: &mut Requester, port: &mut Posted) {
+        while requester.under_way() > 0 {
+            requester.completed(requester.posted);
+            requester.drive(port).expect("posted");
+            let _ = requester.finished();
+        }
+    }
+
+    #[test]
+    fn a_run_flushes_nothing_of_the_runs_before_it() {
+        let config: Config = "DMP+no-DDIO+DRAM+persistent".parse().expect("a configuration");
+        let (mut requester, flushing) = session(&config, &build(&config, Op::Write, Shape::SINGLETON));
+        // (One that flushes nothing, and leaves what it wrote.)
+        let wsp: Config = "WSP+DDIO+DRAM".parse().expect("a configuration");
+        let plain = build(&wsp, Op::Write, Shape::SINGLETON);
+        let plain = Arc::new(Method::new(&plain, 1, Vec::new()).expect("a method"));
+        let mut port = Posted::default();
+        for n in 0..4_u64 {
+            requester.submit(&plain, &[(n << 20, &[1; 64])], &mut port).expect("room");
+            requester.drive(&mut port).expect("posted");
+            assert_eq!(flushed(&mut port), []);
+            finish(&mut requester, &mut port);
+        }
+        for n in 8..12_u64 {
+            requester.submit(&flushing, &[(n << 20, &[1; 100])], &mut port).expect("room");
+            requester.drive(&mut port).expect("posted");
+            assert_eq!(flushed(&mut port), [(n << 20, 100)]);
+            finish(&mut requester, &mut port);
+        }
+    }
+
+    #[test]
+    fn the_second_flush_of_a_recipe_is_for_what_was_posted_since_the_first() {
+        let config: Config = "DMP+no-DDIO+DRAM+persistent".parse().expect("a configuration");
+        let recipe = build(&config, Op::WriteImm, Shape::COMPOUND);
+        assert_eq!(recipe.requester().filter(|step| matches!(step, Rq::Flush(_))).count(), 2, "{recipe}");
+        let (mut requester, method) = session(&config, &recipe);
+        let mut port = Posted::default();
+        let updates: [(u64, &[u8]); 2] = [(1 << 20, &[1; 64]), (1 << 22, &[2; 8])];
+        requester.submit(&method, &updates, &mut port).expect("room");
+        requester.drive(&mut port).expect("posted");
+        assert_eq!(flushed(&mut port), [(1 << 20, 64)]);
+        requester.completed(requester.posted);
+        requester.drive(&mut port).expect("posted");
+        assert_eq!(flushed(&mut port), [(1 << 22, 8)]);
+        finish(&mut requester, &mut port);
+        assert!(requester.is_idle());
+    }
 }

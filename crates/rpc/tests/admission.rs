@@ -146,6 +146,12 @@ fn an_enemy_learns_that_a_token_is_needed_and_nothing_else() {
     let challenge = enemy.hears();
     let header = Repr::parse(challenge[..HEADER_LEN].try_into().unwrap());
     assert_eq!(header, Ok(Repr::Challenge { session, key }));
+    // Another server asks for something else, though it was asked the same.
+    let elsewhere = device();
+    let other = Server::start(&elsewhere, with(OURS), echo);
+    let enemys = Enemy::new(&here, nexus.resolve(other.at, 0, LIMIT).unwrap());
+    enemys.says(&ask);
+    assert_ne!(enemys.hears()[HEADER_LEN..], challenge[HEADER_LEN..]);
     // A guess, and the same once more.
     let name = &challenge[HEADER_LEN..][..8];
     let guess = [&prove[..], name, &[0xee; 32]].concat();
