@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use remanence_auth::Token;
 use remanence_rnic::Instant;
 use remanence_wire::{Gid, Qpn};
 
@@ -51,11 +52,14 @@ const DATAGRAM: usize = 192;
 /// Sessions of each end.
 const SESSIONS: usize = 4;
 
-fn config(incarnation: u64) -> Config {
+fn config(n: u8, token: Option<&Token>) -> Config {
     let message_max = MESSAGE_MAX as u32;
     Config {
-        incarnation,
+        incarnation: u64::from(n) + 1,
         seed: 1,
+        token: token.cloned(),
+        secret: [n; 32],
+        own: address(n),
         datagram: DATAGRAM,
         message_max,
         credits: 4,
@@ -72,8 +76,15 @@ fn address(n: u8) -> Address {
 /// A story about two ends: each step is an opcode and its arguments. Packets pass from one to the other, whole, lost,
 /// again, or with bytes of the fuzzer in them. Nothing panics, sessions and messages keep to their limits, no call ends
 /// twice, and every packet that leaves is one that parses.
+/// Each story is told without tokens, and with one that both ends have.
 pub fn endpoint(data: &[u8]) {
-    let mut ends = [Endpoint::<Heap>::new(config(1)), Endpoint::<Heap>::new(config(2))];
+    let token = Token::new("correct-horse-battery").expect("a fair token");
+    story(data, None);
+    story(data, Some(&token));
+}
+
+fn story(data: &[u8], token: Option<&Token>) {
+    let mut ends = [0, 1].map(|n| Endpoint::<Heap>::new(config(n, token)));
     let mut now = Instant::ZERO;
     let mut sessions = Vec::new();
     let mut requests = Vec::new();
