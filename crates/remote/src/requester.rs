@@ -1033,6 +1033,11 @@ mod tests {
         let covers = |mut ranges: Vec<_>, reach| covers(&mut ranges, reach).collect::<Vec<_>>();
         assert_eq!(covers(ranges.clone(), GAP), [range(0, 4100, 1), range(10_000, 8, 1), range(100, 8, 2)]);
         assert_eq!(covers(ranges, u64::MAX), [range(0, 10_008, 1), range(100, 8, 2)]);
+        assert_eq!(
+            covers(vec![(0, 8192, 1), (8192, 64, 1)], GAP),
+            [range(0, 8256, 1)],
+            "the gap is behind it"
+        );
         let far = vec![(0, 8, 1), (5 << 30, 8, 1)];
         let whole = Cover { addr: 0, len: 0, rkey: 1, selectivity: Selectivity::MemoryRegion };
         assert_eq!(covers(far.clone(), u64::MAX), [whole]);
@@ -1152,6 +1157,29 @@ mod tests {
             requester.drive(&mut port).expect("posted");
             assert_eq!(flushed(&mut port), [(n << 20, 100)]);
             finish(&mut requester, &mut port);
+        }
+    }
+
+    #[test]
+    fn a_flush_behind_a_message_is_for_the_buffer_that_it_lies_in() {
+        let config: Config = "DMP+no-DDIO+PM+persistent".parse().expect("a configuration");
+        let recipe = build(&config, Op::Send, Shape::SINGLETON);
+        assert!(!recipe.is_two_sided() && recipe.replay, "{recipe}");
+        let (mut requester, method) = session(&config, &recipe);
+        let mut port = Posted::default();
+        for n in 0..20_u64 {
+            requester.submit(&method, &[(n << 10, &[1; 64])], &mut port).expect("room");
+            requester.drive(&mut port).expect("posted");
+            let [SendOp::Send, SendOp::Flush { remote, len, .. }] = port.0[..] else {
+                panic!("{:?}", port.0)
+            };
+            assert_eq!((remote.rkey.0, remote.addr), (8, n % 16 * 1024), "message {}", n + 1);
+            assert_eq!(len as usize, HEADER + ENTRY + 64);
+            port.0.clear();
+            finish(&mut requester, &mut port);
+            // The server gives buffers back by and by.
+            let credit = Answer { kind: AnswerKind::Credit, number: 0, reposted: n + 1, body: Vec::new() };
+            requester.received(&credit.emit()).expect("it was used");
         }
     }
 

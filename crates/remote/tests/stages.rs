@@ -14,10 +14,11 @@ use pair::{Story, Verdict};
 use remanence_persist::Config;
 use remanence_persist::check::{Machine, Prover};
 use remanence_persist::recipe::{Flush, Op, Recipe, Rq, Shape, Step, build, variants};
-use remanence_persist::taxonomy::Buffers;
+use remanence_persist::taxonomy::{Buffers, Domain, Order};
 
-/// Of the configurations that are not always looked at, one in so many is.
-const OTHERS: usize = 8;
+/// Of the configurations that are not always looked at, one in so many is: a number without a factor of 480, so that every axis is
+/// looked at in all its values.
+const OTHERS: usize = 7;
 
 const SHAPES: [Shape; 5] =
     [Shape::SINGLETON, Shape::COMPOUND, Shape::COMPOUND_LONG, Shape::batch(3), Shape::list(3)];
@@ -141,6 +142,9 @@ fn without_any_one_step_acknowledged_data_is_lost_or_nobody_goes_on() {
     let all = Config::all().into_iter().enumerate().filter(|(n, config)| chosen(*n, config));
     let (mut configs, mut prover, mut needless, mut unseen) = (0, Prover::default(), 0_u64, 0_u64);
     let reads = |recipe: &Recipe| recipe.requester().any(|step| step == Rq::Flush(Flush::Read));
+    // Our engine takes packets in the order of their numbers. With relaxed order what was sent later may be received earlier, which
+    // counts where the RNIC's buffer is in the domain; only the checker's machine receives it so.
+    let early = |config: &Config| config.domain == Domain::Wsp && config.order == Order::Relaxed;
     for config in all.map(|(_, config)| config) {
         configs += 1;
         for shape in [Shape::SINGLETON, Shape::COMPOUND] {
@@ -157,6 +161,7 @@ fn without_any_one_step_acknowledged_data_is_lost_or_nobody_goes_on() {
                         // Our responder executes a READ before it takes the WRITE behind it, which others need not (IBA Vol 1,
                         // 9.5): that nobody waited for a READ in place of a FLUSH, only the checker's machine can tell.
                         None if !config.is_papers() && step == "Rq Comp" && reads(&recipe) => unseen += 1,
+                        None if early(&config) && matches!(&step[..], "Rq Comp" | "Rq Flush") => unseen += 1,
                         None => alive.push(format!("{config}: {recipe} without {step}")),
                     }
                 }

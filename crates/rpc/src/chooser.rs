@@ -161,11 +161,15 @@ mod tests {
         now: Duration,
         handed: u32,
         copies: u32,
+        /// What the first copies after a change of the way cost more, and who copied last.
+        change: u64,
+        before: (Way, u32),
     }
 
     impl World {
         fn new() -> Self {
-            Self { chooser: Chooser::new(8 << 10), now: Duration::ZERO, handed: 0, copies: 0 }
+            let (chooser, now, before) = (Chooser::new(8 << 10), Duration::ZERO, (Way::Inline, 0));
+            Self { chooser, now, handed: 0, copies: 0, change: 0, before }
         }
 
         fn run(&mut self, copies: u32, len: u64, inline: u64, engine: u64) {
@@ -175,7 +179,9 @@ mod tests {
                 self.handed += u32::from(way == Way::Engine);
                 // What two measurements of the same differ by.
                 let noise = u64::from(n % 7) * inline / 500;
-                let took = if way == Way::Engine { engine } else { inline } + noise;
+                self.before = if way == self.before.0 { (way, self.before.1 + 1) } else { (way, 0) };
+                let change = if self.before.1 < SETTLE { self.change } else { 0 };
+                let took = if way == Way::Engine { engine } else { inline } + noise + change;
                 self.now += Duration::from_nanos(took);
                 self.chooser.copied(self.now, len);
             }
@@ -202,6 +208,25 @@ mod tests {
         let mut world = World::new();
         world.run(100_000, 128 << 10, 80_000, 40_000);
         assert!(world.share() > 0.98, "{}", world.share());
+    }
+
+    #[test]
+    fn what_a_change_of_the_way_costs_says_nothing_of_the_way() {
+        let mut world = World { change: 400_000, ..World::new() };
+        world.run(100_000, 128 << 10, 80_000, 40_000);
+        assert!(world.share() > 0.98, "{}", world.share());
+    }
+
+    #[test]
+    fn what_has_just_changed_is_looked_at_again_soon() {
+        let mut world = World::new();
+        // Nobody had a core for a long time, and then somebody has for a moment.
+        world.run(100_000, 128 << 10, 80_000, 90_000);
+        while world.chooser.way(128 << 10) == Way::Inline || world.chooser.class(128 << 10).trial {
+            world.run(1, 128 << 10, 80_000, 40_000);
+        }
+        world.run(1000, 128 << 10, 80_000, 90_000);
+        assert!(world.share() < 0.5, "{}", world.share());
     }
 
     #[test]

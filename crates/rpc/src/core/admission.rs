@@ -85,3 +85,44 @@ pub(super) enum Attempt {
     /// It waits to be accepted.
     Proving { bond: Box<Bond>, shown: Box<[u8]> },
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::core::tests::address;
+    use crate::header::Refusal;
+
+    #[test]
+    fn a_proof_is_bound_to_all_that_names_the_conversation() {
+        let header = Repr::Refuse { session: 1, key: 2, why: Refusal::Full };
+        let bond = |change: fn(&mut Bond)| {
+            let token = Token::new("correct-horse-battery").expect("a fair token");
+            let ends = Ends { client: address(1), server: address(2).qpn };
+            let mut bond = Bond { token, client: [1; 32], server: [2; 32], ends };
+            change(&mut bond);
+            bond
+        };
+        let ours = bond(|_| {});
+        let (answer, seal) = (ours.answer(&header), ours.seal(&header));
+        let proof = answer.last_chunk().expect("a proof");
+        assert!(ours.is_answered(&header, proof) && ours.is_sealed(&header, &seal));
+        assert!(
+            !ours.is_answered(&header, &seal) && !ours.is_sealed(&header, proof),
+            "each side has its own"
+        );
+        let others: [fn(&mut Bond); 6] = [
+            |bond| bond.token = Token::new("correct-horse-batterz").expect("a fair token"),
+            |bond| bond.client[31] ^= 1,
+            |bond| bond.server[31] ^= 1,
+            |bond| bond.ends.client.gid = address(3).gid,
+            |bond| bond.ends.client.qpn = address(3).qpn,
+            |bond| bond.ends.server = address(3).qpn,
+        ];
+        for (n, change) in others.into_iter().enumerate() {
+            let other = bond(change);
+            assert!(!other.is_answered(&header, proof) && !other.is_sealed(&header, &seal), "{n}");
+        }
+        let header = Repr::Refuse { session: 1, key: 3, why: Refusal::Full };
+        assert!(!ours.is_answered(&header, proof) && !ours.is_sealed(&header, &seal));
+    }
+}

@@ -461,3 +461,24 @@ fn a_late_hello_brings_no_session_back() {
     assert!(matches!(pair.server.poll_event(), Some(Event::Accepted { .. })));
     assert!(pair.server.poll_event().is_none(), "it was carried out in the life before");
 }
+
+#[test]
+fn a_session_whose_number_comes_again_with_another_key_is_a_new_one() {
+    let mut server: End = Endpoint::new(config(2));
+    let mut accepted = |key| {
+        let hello = Repr::Connect { session: 3, key, incarnation: 1, capacity: 224, credits: 8 };
+        let packet = Datagram(hello.emit().to_vec());
+        server.handle_packet(at(0), &mut Heap::default(), address(1), packet);
+        let said = datagram(&server.poll_transmit(at(0)).expect("an answer"));
+        let Repr::Accept { key: of, drawn, .. } = kind(&said) else { panic!("{:?}", kind(&said)) };
+        assert_eq!(of, key);
+        let told: Vec<_> = std::iter::from_fn(|| server.poll_event()).map(|e| format!("{e:?}")).collect();
+        (drawn, told.iter().map(|told| told.split(' ').next().unwrap_or("").to_owned()).collect::<Vec<_>>())
+    };
+    let (first, told) = accepted(5);
+    assert_eq!(told, ["Accepted"]);
+    assert_eq!(accepted(5), (first, vec![]), "it did not hear of it");
+    let (second, told) = accepted(6);
+    assert_eq!(told, ["Ended", "Accepted"], "what it forgot is over");
+    assert_ne!(first, second);
+}
