@@ -166,6 +166,31 @@ mod tests {
     }
 
     #[test]
+    fn each_step_costs_what_it_costs() {
+        let costs = Costs::PAPERS;
+        let estimate = |config: &str, op, shape, sizes: &[u32]| {
+            let config: Config = config.parse().expect("a configuration");
+            let recipe = build(&config, op, shape);
+            (costs.estimate(&recipe, sizes, &config), recipe)
+        };
+        let near = |value: f64, wanted: f64| (value - wanted).abs() < 0.01;
+        let (one, _) = estimate("WSP+DDIO+DRAM", Op::Write, Shape::SINGLETON, &[1000]);
+        assert!(near(one.latency, costs.round_trip + 1000.0 * costs.byte));
+        let (three, _) = estimate("WSP+DDIO+DRAM", Op::Write, Shape::batch(3), &[1000; 3]);
+        assert!(near(three.latency, costs.round_trip + 3000.0 * costs.byte + 2.0 * costs.post));
+        let (flushed, _) = estimate("DMP+DDIO+DRAM+persistent", Op::Write, Shape::SINGLETON, &[640]);
+        let flush = costs.flush_persistent + 10.0 * costs.line;
+        assert!(near(flushed.latency, costs.round_trip + 640.0 * costs.byte + costs.post + flush));
+        let (disk, _) = estimate("page-cache+DDIO+DRAM+persistent", Op::Write, Shape::SINGLETON, &[640]);
+        assert!(near(disk.latency, costs.round_trip + 640.0 * costs.byte + costs.post + costs.fdatasync));
+        // A fenced WRITE waits for the FLUSH before it.
+        let (fenced, recipe) = estimate("DMP+no-DDIO+DRAM+fenced", Op::Write, Shape::COMPOUND, &[64, 8]);
+        assert!(recipe.requester().any(|step| matches!(step, Rq::FencedWrite(_))), "{recipe}");
+        assert_eq!(fenced.round_trips as usize, recipe.waits());
+        assert!(fenced.latency > 2.0 * (costs.round_trip + costs.flush_global));
+    }
+
+    #[test]
     fn more_round_trips_and_fdatasyncs_cost_what_they_cost() {
         let compound = |config: Config, op| {
             Costs::PAPERS.estimate(&build(&config, op, Shape::COMPOUND), &[64, 8], &config)

@@ -433,6 +433,59 @@ mod tests {
     }
 
     #[test]
+    fn what_is_offered_is_proven_and_is_what_was_asked_for() {
+        let (mut prover, mut again) = (Prover::default(), Prover::default());
+        let requests = [
+            Request::record(64),
+            Request { immediate: false, ..Request::record(64) },
+            Request { notify: true, ..Request::append(64) },
+            Request { replay: false, message_max: 64, ..Request::append(64) },
+        ];
+        for config in Config::all().into_iter().step_by(7) {
+            for request in &requests {
+                let Ok(plan) = plan(&mut prover, &config, request, &Costs::PAPERS) else { continue };
+                let mut last = (plan.estimate.total(&Costs::PAPERS), plan.recipe.steps.len());
+                let others = plan.others.iter().filter_map(|method| match method.considered {
+                    Considered::Proven(estimate) => Some((method.op, &method.recipe, estimate)),
+                    Considered::Unsuitable(_) | Considered::Wrong(_) => None,
+                });
+                for (op, recipe, estimate) in others.chain([(plan.op, &plan.recipe, plan.estimate)]) {
+                    let outcome = again.prove(recipe, &Machine::new(config));
+                    assert!(outcome.holds(), "{config}: {recipe} {}", outcome.word());
+                    assert!(request.immediate || op != Op::WriteImm, "{config}: {recipe}");
+                    assert!(!request.notify || recipe.messages() > 0, "{config}: {recipe}");
+                    assert!(request.replay || !recipe.replay, "{config}: {recipe}");
+                    for step in recipe.requester() {
+                        if let Rq::Send(m) = step {
+                            let bytes: u32 = m.data.iter().map(|u| request.sizes[usize::from(u.0)]).sum();
+                            assert!(bytes <= request.message_max, "{config}: {recipe}");
+                        }
+                    }
+                    // Cheapest first, and of two that cost the same the shorter one.
+                    let price = (estimate.total(&Costs::PAPERS), recipe.steps.len());
+                    let best = (plan.estimate.total(&Costs::PAPERS), plan.recipe.steps.len());
+                    assert!(best <= price && (last <= price || price == best), "{config}: {recipe}");
+                    last = price;
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_message_may_be_as_large_as_a_receive_buffer_and_no_larger() {
+        let sends = |message_max| {
+            let request = Request { message_max, ..Request::record(1000) };
+            let plan = best("DMP+DDIO+DRAM", &request);
+            let proven = plan.others.iter().filter(|m| matches!(m.considered, Considered::Proven(_)));
+            let data = |recipe: &Recipe| {
+                recipe.requester().any(|step| matches!(step, Rq::Send(m) if m.data.iter().count() > 0))
+            };
+            proven.map(|m| &m.recipe).chain([&plan.recipe]).any(data)
+        };
+        assert!(sends(1000) && !sends(999));
+    }
+
+    #[test]
     fn an_improvement_never_makes_a_plan_dearer() {
         let mut prover = Prover::default();
         for config in Config::all() {
