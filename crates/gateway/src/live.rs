@@ -28,11 +28,13 @@ const PAUSE_MAX: Duration = Duration::from_secs(1);
 /// How often something is repeated on a new connection.
 const REPEATS: u32 = 3;
 
-/// Makes connections to one server, for the workers of a gateway. Clones make them to the same one, and count together.
+/// Makes connections to one store, for the workers of a gateway. Clones make them to the same one, and count together.
 #[derive(Clone, Debug)]
 pub struct Connector {
     context: Context,
     to: SocketAddr,
+    /// Of a store on several servers; empty for one.
+    members: Vec<SocketAddr>,
     options: ConnectOptions,
     hold: Duration,
     counts: Arc<Counts>,
@@ -78,10 +80,28 @@ impl Connector {
         Self {
             context: context.clone(),
             to,
+            members: Vec::new(),
             // Who connects again, and when, is decided here.
             options: options.reconnect(false),
             hold: Duration::from_secs(1),
             counts: Arc::default(),
+        }
+    }
+
+    /// To a store on several members, of which these are all or some: see [`Store::connect_members`].
+    ///
+    /// # Panics
+    /// With no member.
+    #[must_use]
+    pub fn to_members(context: &Context, members: Vec<SocketAddr>, options: ConnectOptions) -> Self {
+        let first = *members.first().expect("a member");
+        Self { members, ..Self::new(context, first, options) }
+    }
+
+    fn open(&self) -> Result<Store, Error> {
+        match &self.members[..] {
+            [] => Store::connect(&self.context, self.to, self.options.clone()),
+            members => Store::connect_members(&self.context, members, self.options.clone()),
         }
     }
 
@@ -98,7 +118,7 @@ impl Connector {
     /// # Errors
     /// As [`Store::connect`]: a sentence that says what to do.
     pub fn connect(&self) -> Result<Erda<Live>, Error> {
-        let store = Store::connect(&self.context, self.to, self.options.clone())?;
+        let store = self.open()?;
         self.counts.workers.fetch_add(1, Ordering::Relaxed);
         self.counts.connected.fetch_add(1, Ordering::Relaxed);
         let (connector, before) = (self.clone(), Stats::default());
@@ -185,7 +205,7 @@ impl Outage {
         let reconnect = move || {
             let mut pause = PAUSE;
             while still.strong_count() > 0 {
-                match Store::connect(&connector.context, connector.to, connector.options.clone()) {
+                match connector.open() {
                     // A worker that has gone meanwhile drops it.
                     Ok(store) => return drop(sender.send(store)),
                     Err(error) => *said.lock().unwrap_or_else(PoisonError::into_inner) = error.to_string(),

@@ -81,7 +81,7 @@ fn serve(store: &Mutex<Baseline<Region>>, call: &[u8]) -> Result<Vec<u8>, String
             // The client has the key to all of it, as in the paper.
             emit_keyed(&[], &reply.emit())
         }
-        What::Part | What::Rest | What::Stats | What::Scrub | What::Compact => {
+        What::Part | What::Rest | What::Stats | What::Scrub | What::Compact | What::Lead => {
             return Err("a baseline has no such service".into());
         }
     };

@@ -60,6 +60,14 @@ pub enum Error {
         "the time that it was given is over, and the change was under way: it was made or it was not; read the key to find out"
     )]
     LateUnknown,
+    /// Who answered is not known to be the primary any more.
+    #[error(
+        "the member that answered may have been replaced as the primary, so its answer does not count; connect again"
+    )]
+    Deposed,
+    /// No member serves.
+    #[error("no member serves the store at the moment: {0}")]
+    NoPrimary(String),
     /// Others were in the way all the time.
     #[error("others have been in the way for {0} s: {1}")]
     Waited(u64, &'static str),
@@ -82,7 +90,7 @@ impl Error {
             Self::Remote(error) => {
                 !matches!(error, Remote::Argument(_) | Remote::NoRecipe(_) | Remote::Application(_))
             }
-            Self::Refused(Refusal::Fenced) => true,
+            Self::Refused(Refusal::Fenced) | Self::Deposed => true,
             _ => false,
         }
     }

@@ -3,10 +3,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use remanence_pmem::Region;
 use remanence_remote::{Cutter, Grants};
 
 use super::StoreStats;
+use super::member::Upkeep;
+use super::memory::Memory;
 use super::turns::Turns;
 use super::wire::{
     ANSWER_HEADER, ANSWER_MAX, ANSWERS_MAX, Answer, Call, Hello, Key, REQUEST_MAX, VERSION, What, emit_keyed,
@@ -36,7 +37,7 @@ struct Peer {
 
 /// Everything that the serving thread works on.
 pub(super) struct Host {
-    pub(super) core: Server<Region>,
+    pub(super) core: Server<Memory>,
     peers: BTreeMap<u64, Peer>,
     cutter: Cutter,
     /// What clients may write, if not everything.
@@ -53,6 +54,8 @@ pub(super) struct Host {
     last_probe: Instant,
     to_clean: BTreeSet<u8>,
     failed: bool,
+    /// Of a primary.
+    upkeep: Option<Upkeep>,
 }
 
 /// Milliseconds that go on over restarts, and do not jump meanwhile.
@@ -76,11 +79,12 @@ impl std::fmt::Debug for Host {
 
 impl Host {
     pub(super) fn new(
-        mut core: Server<Region>,
+        mut core: Server<Memory>,
         cutter: Cutter,
         grants: Option<Grants>,
         lease: Duration,
         slot: usize,
+        upkeep: Option<Upkeep>,
     ) -> Self {
         if let Some(grants) = grants.clone() {
             core.set_revoke(Box::new(move |rooms| rooms.iter().for_each(|at| grants.take(*at))));
@@ -104,6 +108,7 @@ impl Host {
             last_probe: now,
             to_clean: BTreeSet::new(),
             failed: false,
+            upkeep,
         }
     }
 
@@ -177,6 +182,10 @@ impl Host {
                 self.turns.asked();
                 Vec::new()
             }
+            (What::Lead, Some(_)) => match &self.upkeep {
+                Some(upkeep) => upkeep.said().emit(),
+                None => return Err("this store lies on one server".to_owned()),
+            },
             (What::Part | What::Rest, _) => unreachable!("answered above"),
         };
         Ok(self.answer(session, call.tag, answer))
@@ -276,6 +285,12 @@ impl Host {
             }
             let more = self.core.step(self.clock.now(), BUDGET)?;
             self.turns.stepped(now, Instant::now(), more, !self.to_clean.is_empty());
+        }
+        if let Some(upkeep) = &mut self.upkeep {
+            // The primary no more: as if the medium had failed.
+            if upkeep.turn().map_err(|_| Refusal::Medium)? {
+                self.turns.asked();
+            }
         }
         while let Some(event) = self.core.poll_event() {
             let of =

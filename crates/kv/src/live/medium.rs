@@ -24,7 +24,7 @@ pub(super) struct New {
 }
 
 /// Makes a store if the region is blank. Returns whether it did.
-pub(super) fn make_if_blank(region: &Region, new: &New) -> Result<bool, Error> {
+pub(super) fn make_if_blank<M: Medium + Clone>(region: &M, new: &New) -> Result<bool, Error> {
     let len = Medium::len(region);
     let mut first = [0; SUPERBLOCK_LEN];
     let short = || OpenError::from(BadGeometry("a store takes 256 KiB at least"));

@@ -15,6 +15,8 @@ use remanence_verbs::Context;
 
 use super::host::Host;
 use super::medium::{New, make_if_blank};
+use super::member::Upkeep;
+use super::memory::Memory;
 use super::{Error, SERVICE, StoreStats};
 use crate::format::Geometry;
 use crate::proto::Refusal;
@@ -260,6 +262,27 @@ impl Server {
         let region = options.open()?;
         let new = New { geometry: options.geometry, keys: options.keys };
         let made = make_if_blank(&region, &new)?;
+        Self::over(context, options, Memory::Alone(region), made, None)
+    }
+
+    /// Serves what a primary works on.
+    pub(super) fn bind_replicated(
+        context: &Context,
+        options: ServerOptions,
+        memory: Memory,
+        upkeep: Upkeep,
+    ) -> Result<Self, Error> {
+        Self::over(context, options, memory, false, Some(upkeep))
+    }
+
+    fn over(
+        context: &Context,
+        options: ServerOptions,
+        memory: Memory,
+        made: bool,
+        upkeep: Option<Upkeep>,
+    ) -> Result<Self, Error> {
+        let region = memory.region().clone();
         // Ours are in DRAM always. What a client has written there is not to be taken for some.
         let medium = |e: std::io::Error| crate::server::OpenError::Medium(e.to_string());
         if matches!(Layout::find(&region), Ok(Some(_)) | Err(_)) {
@@ -272,7 +295,10 @@ impl Server {
             unfinished_max: options.unfinished,
             clean_by_itself: options.clean,
         };
-        let (core, recovered) = Core::open(region.clone(), core)?;
+        let (mut core, recovered) = Core::open(memory, core)?;
+        if upkeep.is_some() {
+            core.set_replicated();
+        }
         let mut remote = remanence_remote::ServerOptions::new(context, region, options.port)
             .sessions(options.clients)
             .messages(SLOTS, SLOT);
@@ -294,7 +320,8 @@ impl Server {
         let mut remote = remanence_remote::Server::bind(remote)?;
         let grants = options.guarded.then(|| remote.grants());
         let slot = SLOT as usize - remanence_remote::message::ANSWER_HEADER;
-        let host = Arc::new(Mutex::new(Host::new(core, remote.cutter(), grants, options.lease, slot)));
+        let host =
+            Arc::new(Mutex::new(Host::new(core, remote.cutter(), grants, options.lease, slot, upkeep)));
         let serving = Arc::clone(&host);
         remote.on_call(SERVICE, move |call| lock(&serving).serve(call.session, call.request));
         let turning = Arc::clone(&host);

@@ -29,6 +29,7 @@ const NAP_MAX: Duration = Duration::from_millis(5);
 #[derive(Clone, Debug)]
 pub struct ConnectOptions {
     remote: Options,
+    tokens: Vec<Token>,
     patience: Duration,
     pub(super) locations: usize,
     pub(super) reconnect: bool,
@@ -37,7 +38,8 @@ pub struct ConnectOptions {
 impl Default for ConnectOptions {
     fn default() -> Self {
         let patience = Duration::from_secs(30);
-        Self { remote: Options::default().patience(patience), patience, locations: 1 << 16, reconnect: true }
+        let remote = Options::default().patience(patience);
+        Self { remote, tokens: Vec::new(), patience, locations: 1 << 16, reconnect: true }
     }
 }
 
@@ -76,7 +78,8 @@ impl ConnectOptions {
     /// The token of the server, or several of which one is its own.
     #[must_use]
     pub fn tokens(mut self, tokens: impl IntoIterator<Item = Token>) -> Self {
-        self.remote = self.remote.tokens(tokens);
+        self.tokens = tokens.into_iter().collect();
+        self.remote = self.remote.tokens(self.tokens.clone());
         self
     }
 
@@ -85,6 +88,11 @@ impl ConnectOptions {
     pub fn costs(mut self, source: CostSource) -> Self {
         self.remote = self.remote.costs(source);
         self
+    }
+
+    /// Options of a connection to a member's door, from others, with the tokens of this.
+    pub(super) fn door(&self, plain: Options) -> Options {
+        plain.tokens(self.tokens.clone())
     }
 
     /// How long it waits: see [`patience`](Self::patience).

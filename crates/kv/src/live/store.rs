@@ -5,13 +5,15 @@ use std::time::{Duration, Instant};
 
 use remanence_verbs::Context;
 
+use super::members::Members;
 use super::wire::{What, emit_words, parse_words};
-use super::{ConnectOptions, Error, Session, StoreStats};
+use super::{ConnectOptions, Error, MemberStats, Said, Session, StoreStats};
 use crate::client::{
     self, Call, Client, Found, Get, Many, Operation, Progress, Put, RemoteMemory as _, attend,
 };
 use crate::proto::{Expect, Refusal, Reply, Request};
 use crate::server::Scrubbed;
+use crate::view::View;
 
 /// Operations that are carried out together at most, and about how many bytes they may bring.
 const TOGETHER: usize = 256;
@@ -59,13 +61,41 @@ pub struct Page {
 pub struct Store {
     client: Client,
     session: Session,
-    context: Context,
-    to: SocketAddr,
+    road: Road,
     options: ConnectOptions,
     /// The session is over.
     broken: bool,
     used: Instant,
     reconnected: u64,
+}
+
+/// Where the store is.
+#[derive(Debug)]
+enum Road {
+    Server(Context, SocketAddr),
+    /// At whichever of them is the primary.
+    Members(Box<Members>),
+}
+
+impl Road {
+    fn dial(&mut self, options: &ConnectOptions) -> Result<(Session, View), Error> {
+        match self {
+            Self::Server(context, to) => Session::connect(context, *to, options),
+            Self::Members(members) => members.connect(),
+        }
+    }
+}
+
+/// Whether a PUT that was refused so has left no trace: it was refused before there was room for it.
+const fn came_to_nothing(error: &client::Error) -> bool {
+    use Refusal::{BadKey, Full, TooLarge, TooMany, WrongVersion};
+    let client::Error::Refused(refusal) = error else { return false };
+    matches!(refusal, WrongVersion { .. } | Full | TooLarge { .. } | TooMany | BadKey)
+}
+
+/// Whether a refusal is the end of a session with a primary.
+const fn ends(error: &client::Error) -> bool {
+    matches!(error, client::Error::Refused(Refusal::Medium | Refusal::Fenced))
 }
 
 impl Store {
@@ -75,16 +105,73 @@ impl Store {
     /// As [`Session::connect`].
     pub fn connect(context: &Context, to: SocketAddr, options: ConnectOptions) -> Result<Self, Error> {
         let (session, view) = Session::connect(context, to, &options)?;
-        Ok(Self {
+        Ok(Self::over(Road::Server(context.clone(), to), session, view, options))
+    }
+
+    /// Connects to a store on several [`Member`](super::Member)s: to the one that is the primary. Each of them knows all
+    /// others, so one that is there is enough. When the primary is lost, the next operation waits for the next one, for as
+    /// long as the [patience](ConnectOptions::patience).
+    ///
+    /// A change that returns is durable on as many members as the store was made with, and a GET returns what no other
+    /// primary has replaced: that is asked with it.
+    ///
+    /// # Errors
+    /// As [`Session::connect`]; no member serves within the patience, or they are of different stores.
+    pub fn connect_members(
+        context: &Context,
+        members: &[SocketAddr],
+        options: ConnectOptions,
+    ) -> Result<Self, Error> {
+        let begin = Instant::now();
+        loop {
+            let outcome = Members::find(context, members, &options).and_then(|mut members| {
+                let (session, view) = members.connect()?;
+                Ok((members, session, view))
+            });
+            match outcome {
+                Ok((members, session, view)) => {
+                    return Ok(Self::over(Road::Members(Box::new(members)), session, view, options));
+                }
+                // One is being chosen, or just lost.
+                Err(Error::NoPrimary(_) | Error::Remote(_)) if begin.elapsed() < options.waits() => {
+                    std::thread::sleep(RETRY);
+                }
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    fn over(road: Road, session: Session, view: View, options: ConnectOptions) -> Self {
+        Self {
             client: Client::new(view, options.locations),
             session,
-            context: context.clone(),
-            to,
+            road,
             options,
             broken: false,
             used: Instant::now(),
             reconnected: 0,
-        })
+        }
+    }
+
+    /// What each member of the store says of itself, in their order, or why it does not; empty if the store lies on one
+    /// server.
+    ///
+    /// # Errors
+    /// Something else listens in a member's place.
+    pub fn members(&mut self) -> Result<Vec<(String, Said)>, Error> {
+        match &mut self.road {
+            Road::Server(..) => Ok(Vec::new()),
+            Road::Members(members) => members.stats(),
+        }
+    }
+
+    /// What the primary said of itself when it was connected to; `None` if the store lies on one server.
+    #[must_use]
+    pub fn primary(&self) -> Option<&MemberStats> {
+        match &self.road {
+            Road::Server(..) => None,
+            Road::Members(members) => Some(members.primary()),
+        }
     }
 
     /// The client and its connection, for a host of one's own.
@@ -195,11 +282,23 @@ impl Store {
             let put =
                 |n: &usize| Put::new(pairs[*n].0.as_ref(), pairs[*n].1.as_ref(), expires, options.expect);
             let mut many = Many::new(lot.iter().map(put).collect());
-            let (mut next, mut fenced) = (Vec::new(), None);
-            match self.carry(&mut many) {
+            let mut next = Vec::new();
+            let mut fenced;
+            match self.carry_out(&mut many) {
                 Ok(done) => {
+                    fenced = self.vouched().err();
+                    let vouched = fenced.is_none();
                     for (n, outcome) in lot.iter().zip(done) {
                         match outcome {
+                            // Who was replaced cannot know what a key has now; what it has shipped stands.
+                            Err(error) if !vouched && came_to_nothing(&error) => next.push(*n),
+                            // It is the primary no more, or has cut this client off when the value may have been written
+                            // already. Whoever is the primary may have it, or not.
+                            Err(error) if self.is_replicated() && (!vouched || ends(&error)) => {
+                                fenced.get_or_insert(Error::Deposed);
+                                let error = Box::new(Error::Deposed);
+                                outcomes[*n] = Some(Err(Error::Unknown(error)));
+                            }
                             // It refused this one, and will all that follow: nothing of it was begun.
                             Err(client::Error::Refused(Refusal::Fenced)) => {
                                 fenced = Some(Error::Refused(Refusal::Fenced));
@@ -217,6 +316,13 @@ impl Store {
                     let why = error.to_string();
                     for ((put, done), n) in many.outcomes().zip(&lot) {
                         match done {
+                            Some(Err(error)) if self.is_replicated() && came_to_nothing(error) => {
+                                next.push(*n)
+                            }
+                            Some(Err(_)) if self.is_replicated() => {
+                                let broke = Error::Lost(why.clone());
+                                outcomes[*n] = Some(Err(Error::Unknown(Box::new(broke))));
+                            }
                             Some(outcome) => outcomes[*n] = Some(outcome.clone().map_err(Error::from)),
                             None if put.is_writing() => {
                                 let broke = Error::Lost(why.clone());
@@ -289,6 +395,10 @@ impl Store {
                 Ok(Err(client::Error::Refused(Refusal::Fenced))) => {
                     self.lost(Refusal::Fenced.into(), since)?
                 }
+                Ok(Err(client::Error::Refused(Refusal::Medium))) if self.is_replicated() => {
+                    self.broken = true;
+                    return Err(Error::Unknown(Box::new(Error::Deposed)));
+                }
                 Ok(Err(error)) => return Err(error.into()),
                 Err(error) => {
                     delete.cancel(&mut self.client);
@@ -353,6 +463,10 @@ impl Store {
         self.repeat(|store| attend(&mut store.client, &mut store.session))
     }
 
+    const fn is_replicated(&self) -> bool {
+        matches!(self.road, Road::Members(_))
+    }
+
     /// Something that may be carried out any number of times.
     fn repeat<T>(&mut self, mut once: impl FnMut(&mut Self) -> Result<T, Error>) -> Result<T, Error> {
         let since = Instant::now();
@@ -360,6 +474,9 @@ impl Store {
             self.ready(since)?;
             match once(self) {
                 Err(error) if error.is_end() => self.lost(error, since)?,
+                Err(Error::Refused(Refusal::Medium)) if self.is_replicated() => {
+                    self.lost(Error::Deposed, since)?
+                }
                 // Somebody writes, and the server had to be asked.
                 Err(Error::Refused(Refusal::Unfinished)) if since.elapsed() < self.options.waits() => {
                     self.session.again(2)?;
@@ -392,7 +509,7 @@ impl Store {
             return Err(remanence_remote::Error::Over.into());
         }
         while self.broken {
-            match Session::connect(&self.context, self.to, &self.options) {
+            match self.road.dial(&self.options) {
                 Ok((session, view)) => {
                     self.session = session;
                     self.client.adopt(view);
@@ -423,8 +540,24 @@ impl Store {
         outcome
     }
 
-    /// Carries an operation out. If the connection breaks, it is left as it is, to be looked at, and then cancelled.
+    /// Carries an operation out, and asks whether what came of it may be believed. If the connection breaks, it is left as it
+    /// is, to be looked at, and then cancelled.
     fn carry<O: Operation>(&mut self, operation: &mut O) -> Result<O::Output, Error> {
+        let output = self.carry_out(operation)?;
+        self.vouched()?;
+        Ok(output)
+    }
+
+    /// Whether what was read, and what was said, is that of the primary.
+    fn vouched(&mut self) -> Result<(), Error> {
+        let vouched = match &mut self.road {
+            Road::Members(members) => members.vouched(&mut self.session)?,
+            Road::Server(..) => true,
+        };
+        if vouched { Ok(()) } else { Err(Error::Deposed) }
+    }
+
+    fn carry_out<O: Operation>(&mut self, operation: &mut O) -> Result<O::Output, Error> {
         let mut completions = Vec::new();
         let mut tries = 0;
         let output = loop {

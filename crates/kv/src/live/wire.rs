@@ -41,6 +41,8 @@ pub(super) enum What {
     Scrub = 6,
     /// Clean all logs, one after the other.
     Compact = 7,
+    /// What the primary of a replicated store says of itself.
+    Lead = 8,
 }
 
 /// A call.
@@ -71,6 +73,7 @@ impl<'a> Call<'a> {
             5 => What::Stats,
             6 => What::Scrub,
             7 => What::Compact,
+            8 => What::Lead,
             _ => return None,
         };
         Some(Self { what, tag: u32::from_le_bytes(*tag), body })

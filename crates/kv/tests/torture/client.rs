@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use remanence_kv::client::Found;
 use remanence_kv::history::State;
-use remanence_kv::live::{Error, PutOptions, Store};
+use remanence_kv::live::{ConnectOptions, Error, PutOptions, Store};
 use remanence_kv::proto::{Expect, Refusal};
 use remanence_pmem::crash_image::{Choices, Seeded};
 
@@ -66,8 +66,19 @@ pub(crate) fn first_write(epoch: u64, lane: u64) -> State {
 }
 
 /// Works until it is stopped, killed or has no room to write down more.
-pub(crate) fn work(to: SocketAddr, mut lane: Lane, first: State, seed: u64) {
+#[allow(dead_code, reason = "a store on several servers has other places")]
+pub(crate) fn work(to: SocketAddr, lane: Lane, first: State, seed: u64) {
     let context = context();
+    work_at(|options| Store::connect(&context, to, options), lane, first, seed);
+}
+
+/// The same, wherever the store is.
+pub(crate) fn work_at(
+    connect: impl Fn(ConnectOptions) -> Result<Store, Error>,
+    mut lane: Lane,
+    first: State,
+    seed: u64,
+) {
     let mut choices = Seeded::new(seed);
     let mut next = first;
     let mut write = || {
@@ -81,7 +92,7 @@ pub(crate) fn work(to: SocketAddr, mut lane: Lane, first: State, seed: u64) {
             return;
         }
         // The server may be dead at the moment.
-        match Store::connect(&context, to, options.clone()) {
+        match connect(options.clone()) {
             Ok(store) => break store,
             Err(_) => std::thread::sleep(Duration::from_millis(20)),
         }

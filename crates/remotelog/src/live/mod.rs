@@ -9,7 +9,7 @@ mod server;
 
 pub use leg::{Method, SessionLeg, connect};
 pub use medium::Part;
-pub use server::{LogServer, New, ServeError};
+pub use server::{LogServer, New, OwnLog, ServeError};
 
 /// The number of the log's service at a server.
 pub const SERVICE: u16 = 1;

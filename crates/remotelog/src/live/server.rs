@@ -5,17 +5,19 @@ use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use remanence_persist::Config;
-use remanence_pmem::Region;
+use remanence_pmem::{Medium as _, Region};
 use remanence_remote::ring::Recovered;
 use remanence_remote::{Call, Cutter, Server, ServerOptions, Stats};
 use thiserror::Error;
 
 use super::medium::Part;
 use crate::error::{OpenError, Refused};
+use crate::format::root::State;
 use crate::format::superblock::{SUPERBLOCK_LEN, Uuid, recorded_size};
-use crate::format::{Geometry, Mode};
+use crate::format::{Epoch, Geometry, Mode};
 use crate::proto::{Request, emit_reply};
 use crate::store::{Make, Status, Store};
+use crate::writer::Updates;
 
 /// Why a log is not served.
 #[derive(Debug, Error)]
@@ -61,16 +63,78 @@ pub struct LogServer {
     made: bool,
 }
 
-#[derive(Debug)]
+/// The session of this process' own requests: those of others count from 1.
+const OWN: u64 = 0;
+
 struct Shared {
-    store: Mutex<Store<Part>>,
+    state: Mutex<Serving>,
     cutter: Cutter,
+}
+
+type Watch = Box<dyn FnMut(&State) + Send>;
+
+struct Serving {
+    store: Store<Part>,
+    /// The session that the log is promised to.
+    writer: Option<u64>,
+    watch: Option<Watch>,
+}
+
+impl std::fmt::Debug for Shared {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Shared").finish_non_exhaustive()
+    }
 }
 
 impl Shared {
     /// The store is whole between any two statements that can panic.
-    fn lock(&self) -> MutexGuard<'_, Store<Part>> {
-        self.store.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, Serving> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A served log, for the process that serves it: what it keeps beside the log, and appends of its own. Clones are the same.
+#[derive(Clone, Debug)]
+pub struct OwnLog(Arc<Shared>);
+
+impl OwnLog {
+    /// Does something with the log, while nobody is answered.
+    pub fn with<T>(&self, act: impl FnOnce(&mut Store<Part>) -> T) -> T {
+        act(&mut self.0.lock().store)
+    }
+
+    /// What a session would be answered.
+    ///
+    /// # Errors
+    /// As for a session. [`Refused::Busy`]: ask again, the writer before is being cut off.
+    pub fn call(&self, request: &Request) -> Result<Status, Refused> {
+        self.0.answer(request, OWN)
+    }
+
+    /// Makes updates durable, one after the other, as the recipe of a session would.
+    ///
+    /// # Errors
+    /// The log is promised to somebody else, and nothing was changed; or the medium failed.
+    pub fn update(&self, epoch: Epoch, updates: &Updates) -> Result<(), Refused> {
+        let state = self.0.lock();
+        let promised = state.store.state().promised;
+        if state.writer != Some(OWN) || promised != epoch {
+            return Err(Refused::Fenced { promised });
+        }
+        let medium = state.store.medium();
+        for (at, bytes) in updates.list() {
+            medium.write(at, bytes);
+            let persisted = medium.persist(at..at + bytes.len() as u64);
+            persisted.map_err(|e| Refused::Said(format!("the medium failed: {e}")))?;
+        }
+        Ok(())
+    }
+
+    /// Has somebody watch what the log remembers: told before a promise is made, and after everything that changes it.
+    pub fn watch(&self, mut watch: impl FnMut(&State) + Send + 'static) {
+        let mut state = self.0.lock();
+        watch(state.store.state());
+        state.watch = Some(Box::new(watch));
     }
 }
 
@@ -95,10 +159,10 @@ impl LogServer {
                 other => (other?, false),
             },
         };
-        let shared = Arc::new(Shared { store: Mutex::new(store), cutter: server.cutter() });
+        let state = Mutex::new(Serving { store, writer: None, watch: None });
+        let shared = Arc::new(Shared { state, cutter: server.cutter() });
         let serving = Arc::clone(&shared);
-        let mut writer = None;
-        server.on_call(super::SERVICE, move |call| Ok(serving.serve(call, &mut writer)));
+        server.on_call(super::SERVICE, move |call| Ok(serving.serve(call)));
         Ok(Self { server, shared, made })
     }
 
@@ -137,7 +201,7 @@ impl LogServer {
     /// # Errors
     /// The medium failed.
     pub fn status(&self) -> Result<Status, Refused> {
-        self.shared.lock().status()
+        self.shared.lock().store.status()
     }
 
     /// Gives up the records from that number on, as an administrator decides who has lost one.
@@ -145,7 +209,26 @@ impl LogServer {
     /// # Errors
     /// There is no such record, or the medium failed.
     pub fn give_up_from(&self, sequence: u64) -> Result<(), Refused> {
-        self.shared.lock().give_up_from(sequence)
+        self.shared.lock().store.give_up_from(sequence)
+    }
+
+    /// The log, for this process.
+    #[must_use]
+    pub fn own(&self) -> OwnLog {
+        OwnLog(Arc::clone(&self.shared))
+    }
+
+    /// Answers calls of another service: see [`Server::on_call`](remanence_remote::Server::on_call).
+    ///
+    /// # Panics
+    /// For the service of logs.
+    pub fn on_call(
+        &mut self,
+        service: u16,
+        handler: impl FnMut(&Call<'_>) -> Result<Vec<u8>, String> + Send + 'static,
+    ) {
+        assert_ne!(service, super::SERVICE, "the log's own service");
+        self.server.on_call(service, handler);
     }
 
     /// Other work of the serving thread, as of an application that is busy: see
@@ -177,14 +260,21 @@ fn make(region: &Region, len: u64, new: &New) -> Result<Store<Part>, OpenError> 
 }
 
 impl Shared {
-    fn serve(&self, call: &Call<'_>, writer: &mut Option<u64>) -> Vec<u8> {
-        emit_reply(
-            &Request::parse(call.request).and_then(|request| self.answer(&request, call.session, writer)),
-        )
+    fn serve(&self, call: &Call<'_>) -> Vec<u8> {
+        emit_reply(&Request::parse(call.request).and_then(|request| self.answer(&request, call.session)))
     }
 
-    fn answer(&self, request: &Request, session: u64, writer: &mut Option<u64>) -> Result<Status, Refused> {
-        let mut store = self.lock();
+    fn answer(&self, request: &Request, session: u64) -> Result<Status, Refused> {
+        let state = &mut *self.lock();
+        let reply = self.carry_out(state, request, session);
+        if let Some(watch) = &mut state.watch {
+            watch(state.store.state());
+        }
+        reply
+    }
+
+    fn carry_out(&self, state: &mut Serving, request: &Request, session: u64) -> Result<Status, Refused> {
+        let Serving { store, writer, watch } = state;
         match *request {
             Request::Status => store.status(),
             Request::Grant { epoch } => {
@@ -200,6 +290,9 @@ impl Shared {
                     return Err(Refused::Busy);
                 }
                 *writer = Some(session);
+                if let Some(watch) = watch {
+                    watch(&State { promised: epoch, ..*store.state() });
+                }
                 store.grant(epoch)
             }
             // A session that was not promised the log has no business with what follows.

@@ -4,8 +4,7 @@ use std::time::Duration;
 
 use serde_json::json;
 
-use super::{Reach, of};
-use crate::args::Server;
+use super::{At, Reach, of};
 use crate::fail::Fail;
 use crate::ui::{self, Bar, Mood};
 
@@ -20,9 +19,9 @@ Examples:
 
 Clients go on meanwhile. A server cleans by itself when room runs low, unless it was started with --no-clean.")]
 pub(super) struct Args {
-    /// Server as HOST or HOST:PORT
+    /// Server as HOST or HOST:PORT; of a store on several, one member or all of them, separated by commas
     #[arg(value_name = "SERVER")]
-    server: Server,
+    server: At,
     /// Ask for it and do not wait
     #[arg(long)]
     start: bool,

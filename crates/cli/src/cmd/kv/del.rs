@@ -5,8 +5,7 @@ use std::io::{self, Write as _};
 use remanence_kv::proto::Expect;
 use serde_json::json;
 
-use super::{Condition, Reach, field, refused};
-use crate::args::Server;
+use super::{At, Condition, Reach, field, refused};
 use crate::fail::{Context as _, Fail};
 
 #[derive(clap::Args, Debug)]
@@ -18,9 +17,9 @@ Examples:
 
 Prints how many keys had a value. In a store of mode `durable` they have none for good when it returns.")]
 pub(super) struct Args {
-    /// Server as HOST or HOST:PORT
+    /// Server as HOST or HOST:PORT; of a store on several, one member or all of them, separated by commas
     #[arg(value_name = "SERVER")]
-    server: Server,
+    server: At,
     /// Keys
     #[arg(value_name = "KEY", required = true)]
     keys: Vec<String>,

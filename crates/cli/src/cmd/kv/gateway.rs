@@ -7,14 +7,15 @@ use std::time::Duration;
 
 use remanence_gateway::live::Connector;
 use remanence_gateway::{Address, Gateway, Options};
-use remanence_kv::live::{ConnectOptions, Store};
+use remanence_kv::live::ConnectOptions;
 use remanence_kv::view::Mode;
 use remanence_resp::engine::Config;
 use remanence_resp::protocol::Limits;
 use remanence_resp::store::StoreError;
 use serde_json::json;
 
-use crate::args::{Reach, Server, Size};
+use super::At;
+use crate::args::{Reach, Size};
 use crate::device;
 use crate::fail::{Context as _, Fail};
 use crate::signals::Stop;
@@ -25,14 +26,16 @@ use crate::ui::{self, Mood};
 Examples:
   rem kv gateway 192.0.2.7                             Redis on 127.0.0.1:6379, over the store that 192.0.2.7 serves
   rem kv gateway 127.0.0.1 --listen 127.0.0.1:6380 --listen /run/gateway.sock --threads 2
+  rem kv gateway 127.0.0.1:7001,127.0.0.1:7002,127.0.0.1:7003
+                                                       over a store on three members
   rem kv gateway 127.0.0.1 --metrics 127.0.0.1:9181 --password-file secret
 
 redis-cli, redis-benchmark and Redis libraries connect as to Redis 7; docs/gateway.md has the commands. A server that restarts
 is connected to again. Several gateways may serve one store.")]
 pub(super) struct Args {
-    /// Server of the store, as HOST or HOST:PORT
+    /// Server of the store, as HOST or HOST:PORT; of a store on several, its members, separated by commas
     #[arg(value_name = "SERVER")]
-    server: Server,
+    server: At,
     /// Where Redis clients connect: HOST:PORT, or the path of a unix socket; may be given several times, port 0 is a free one
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:6379")]
     listen: Vec<String>,
@@ -85,24 +88,33 @@ pub(super) struct Args {
 pub(super) fn run(args: &Args) -> Result<(), Fail> {
     let asked = Stop::listen()?;
     let to = args.server.resolve()?;
-    let context = device::open_towards(to.ip(), args.reach.local)?;
+    let context = device::open_towards(to[0].ip(), args.reach.local)?;
     let patience = Duration::from_secs(args.patience);
     let connect = ConnectOptions::default()
         .patience(patience)
         .locations(args.locations)
         .tokens(args.reach.tokens.load_any()?);
     // What the store is, and whether there is one, is asked before anybody is let in.
-    let of = |e: remanence_kv::live::Error| Fail::new(format!("{}: {e}", args.server));
-    let mut probe = Store::connect(&context, to, connect.clone()).map_err(of)?;
+    let mut probe = args.server.connect(&context, &to, &connect)?;
     let region = probe.session().region();
     let mode = probe.client().view().mode;
+    let members = probe.primary().cloned();
     drop(probe);
-    let durable = mode == Mode::Durable && region.guarantee.is_durable();
-    let durability = match mode {
-        Mode::Durable => {
+    let durable = match &members {
+        Some(said) => said.durable,
+        None => mode == Mode::Durable && region.guarantee.is_durable(),
+    };
+    let durability = match (mode, &members) {
+        (Mode::Durable, Some(said)) => format!(
+            "an acknowledged write is in the logs of {} of {} members, and survives what a member's memory does: {}",
+            said.acks,
+            said.members.len(),
+            said.survives
+        ),
+        (Mode::Durable, None) => {
             format!("an acknowledged write survives what the server's memory does: {}", region.sentence)
         }
-        Mode::Erda => {
+        (Mode::Erda, _) => {
             "an acknowledged write is visible, and not yet durable: a failure of the server may take it back"
                 .to_owned()
         }
@@ -132,7 +144,11 @@ pub(super) fn run(args: &Args) -> Result<(), Fail> {
         stall: Duration::from_secs(args.stall.into()),
         ..Options::default()
     };
-    let connector = Connector::new(&context, to, connect).hold(Duration::from_millis(args.hold));
+    let connector = match members {
+        Some(_) => Connector::to_members(&context, to, connect),
+        None => Connector::new(&context, to[0], connect),
+    };
+    let connector = connector.hold(Duration::from_millis(args.hold));
     let options = Options { more_metrics: Some(connector.metrics()), ..options };
     let open = |_| connector.connect().map_err(|e| StoreError::Unavailable(e.to_string()));
     let running = Gateway::start(options, open).map_err(gateway)?;
@@ -144,14 +160,14 @@ pub(super) fn run(args: &Args) -> Result<(), Fail> {
             "addresses": addresses,
             "metrics": metrics,
             "pid": std::process::id(),
-            "server": to.to_string(),
+            "server": args.server.to_string(),
             "mode": if mode == Mode::Durable { "durable" } else { "erda" },
             "durable": durable,
             "durability": durability,
         });
         print_line(&ready.to_string())?;
     } else {
-        ui::line(Mood::Good, "store", format!("{to}, {region}"));
+        ui::line(Mood::Good, "store", format!("{}, {region}", args.server));
         ui::line(Mood::Good, "address", addresses.join(", "));
         if let Some(metrics) = &metrics {
             ui::line(Mood::Good, "metrics", metrics);

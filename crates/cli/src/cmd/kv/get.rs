@@ -5,8 +5,7 @@ use std::path::PathBuf;
 
 use serde_json::json;
 
-use super::{Reach, field, of, record, shown};
-use crate::args::Server;
+use super::{At, Reach, field, of, record, shown};
 use crate::fail::{Context as _, Fail};
 
 #[derive(clap::Args, Debug)]
@@ -18,9 +17,9 @@ Examples:
 
 It fails if a key has no value. The server's CPU takes no part: values are read out of its memory.")]
 pub(super) struct Args {
-    /// Server as HOST or HOST:PORT
+    /// Server as HOST or HOST:PORT; of a store on several, one member or all of them, separated by commas
     #[arg(value_name = "SERVER")]
-    server: Server,
+    server: At,
     /// Keys; the values of several are printed as lines of key, tab, value
     #[arg(value_name = "KEY", required = true)]
     keys: Vec<String>,

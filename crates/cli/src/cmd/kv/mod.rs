@@ -5,6 +5,7 @@ mod compact;
 mod del;
 mod gateway;
 mod get;
+mod member;
 mod put;
 mod scan;
 mod scrub;
@@ -12,7 +13,8 @@ mod serve;
 mod stats;
 mod verify;
 
-use std::net::IpAddr;
+use std::fmt;
+use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 use std::str::FromStr;
 use std::time::Duration;
@@ -20,6 +22,7 @@ use std::time::Duration;
 use remanence_kv::live::{ConnectOptions, Error, Store};
 use remanence_kv::proto::{Expect, Refusal};
 use remanence_pmem::FileOptions;
+use remanence_verbs::Context;
 use serde_json::{Value, json};
 
 use crate::args::{Server, Tokens};
@@ -88,18 +91,56 @@ struct Reach {
 }
 
 impl Reach {
-    fn connect(&self, server: &Server) -> Result<Store, Fail> {
-        let to = server.resolve()?;
-        let context = device::open_towards(to.ip(), self.local)?;
+    fn connect(&self, at: &At) -> Result<Store, Fail> {
+        let to = at.resolve()?;
+        let context = device::open_towards(to[0].ip(), self.local)?;
         let options = ConnectOptions::default()
             .patience(Duration::from_secs(self.patience))
             .tokens(self.tokens.load_any()?);
-        Store::connect(&context, to, options).map_err(|e| of(server, &e))
+        at.connect(&context, &to, &options)
     }
 }
 
-fn of(server: &Server, error: &Error) -> Fail {
-    Fail::new(format!("{server}: {error}"))
+/// Where a store is: a server, or members of a store on several.
+#[derive(Clone, Debug)]
+struct At(Vec<Server>);
+
+impl FromStr for At {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        text.split(',').map(str::parse).collect::<Result<_, _>>().map(Self)
+    }
+}
+
+impl fmt::Display for At {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (n, server) in self.0.iter().enumerate() {
+            write!(f, "{}{server}", if n > 0 { "," } else { "" })?;
+        }
+        Ok(())
+    }
+}
+
+impl At {
+    fn resolve(&self) -> Result<Vec<SocketAddr>, Fail> {
+        self.0.iter().map(Server::resolve).collect()
+    }
+
+    fn connect(&self, context: &Context, to: &[SocketAddr], options: &ConnectOptions) -> Result<Store, Fail> {
+        if let [to] = to {
+            match Store::connect(context, *to, options.clone()) {
+                // Perhaps a member of a store on several, which knows the others.
+                Err(Error::Stranger(_)) => {}
+                outcome => return outcome.map_err(|e| of(self, &e)),
+            }
+        }
+        Store::connect_members(context, to, options.clone()).map_err(|e| of(self, &e))
+    }
+}
+
+fn of(at: &At, error: &Error) -> Fail {
+    Fail::new(format!("{at}: {error}"))
 }
 
 /// On what a change depends, as the command line has it.
@@ -174,7 +215,7 @@ fn open_file(path: &Path) -> Result<remanence_pmem::Region, Fail> {
 }
 
 /// A server, if it is not a file.
-fn server_of(what: &str) -> Result<Server, Fail> {
+fn server_of(what: &str) -> Result<At, Fail> {
     what.parse().map_err(|_| {
         Fail::new(format!("{what:?} is neither a file nor an address; write a path, or host:port"))
     })

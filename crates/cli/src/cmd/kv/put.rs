@@ -10,8 +10,7 @@ use remanence_kv::live::{Error, PutOptions, Store};
 use remanence_kv::proto::Expect;
 use serde_json::json;
 
-use super::{Condition, Reach, field, refused};
-use crate::args::Server;
+use super::{At, Condition, Reach, field, refused};
 use crate::fail::{Context as _, Fail};
 use crate::ui;
 
@@ -32,9 +31,9 @@ Examples:
 
 In a store of mode `durable` a value is durable when its version is printed.")]
 pub(super) struct Args {
-    /// Server as HOST or HOST:PORT
+    /// Server as HOST or HOST:PORT; of a store on several, one member or all of them, separated by commas
     #[arg(value_name = "SERVER")]
-    server: Server,
+    server: At,
     /// The key
     #[arg(value_name = "KEY", required_unless_present = "batch", conflicts_with = "batch")]
     key: Option<String>,
@@ -109,6 +108,10 @@ pub(super) fn run(args: &Args) -> Result<(), Fail> {
     if args.json {
         let survives = store.session().survives().map(|survives| survives.to_string());
         let mut made = json!({ "version": version, "bytes": value.len(), "survives": survives });
+        if let Some(primary) = store.primary() {
+            made["members"] = primary.acks.into();
+            made["survives"] = primary.survives.clone().into();
+        }
         field(&mut made, "key", key);
         ui::print_json(&made)
     } else {

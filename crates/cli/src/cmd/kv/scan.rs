@@ -4,8 +4,7 @@ use std::io::{self, Write as _};
 
 use serde_json::json;
 
-use super::{Reach, field, of, record, shown};
-use crate::args::Server;
+use super::{At, Reach, field, of, record, shown};
 use crate::fail::{Context as _, Fail};
 
 /// Keys asked for at a time.
@@ -20,9 +19,9 @@ Examples:
 
 The order is that of the keys' hashes. A key that is there all the time is printed once, whatever is written meanwhile.")]
 pub(super) struct Args {
-    /// Server as HOST or HOST:PORT
+    /// Server as HOST or HOST:PORT; of a store on several, one member or all of them, separated by commas
     #[arg(value_name = "SERVER")]
-    server: Server,
+    server: At,
     /// Only keys that begin like this
     #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true)]
     prefix: String,

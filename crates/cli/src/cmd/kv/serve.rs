@@ -29,51 +29,64 @@ Examples:
   rem kv serve users.kv --listen 192.0.2.7 --token-file users.token
                                                   reachable from other machines that have the token, which is made
                                                   if the file is not there
+  rem kv serve users --listen 127.0.0.1:7001 --members 127.0.0.1:7001,127.0.0.1:7002,127.0.0.1:7003
+                                                  one of three members of a store; start the other two likewise, each
+                                                  with a directory and an address of its own
+
+A store on several members goes on while most of them are there, and loses nothing acknowledged while fewer disks than
+acknowledge are lost at a time (of three members two acknowledge). A member that returns, or starts with an empty directory
+in place of a lost one, is rebuilt by the others while clients go on. With --token-file the members need a token among
+themselves, too (--members-token-file): they write each other's logs, which no client may.
 
 Without a token only this machine may reach the server, unless you say --insecure. RoCEv2 itself neither encrypts nor
 authenticates: on a network that others can forge packets on, a token does not help.")]
 pub(super) struct Args {
-    /// File of the store; made if it is not there
+    /// File of the store, or directory of a member; made if it is not there
     #[arg(value_name = "FILE")]
-    file: PathBuf,
-    /// Size of a new file
+    pub(super) file: PathBuf,
+    /// Size of a new store
     #[arg(long, value_name = "SIZE", default_value = "256M")]
-    size: Size,
+    pub(super) size: Size,
+    /// Be one of several servers of a store: all of them, this one too, as HOST:PORT, in one order everywhere
+    #[arg(long, value_name = "HOST[:PORT]", value_delimiter = ',')]
+    pub(super) members: Vec<args::Server>,
+    #[command(flatten)]
+    pub(super) member: super::member::Args,
     /// For how many keys the first table of a new store is made; it grows when it must [default: one for each KiB]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
-    keys: Option<u64>,
+    pub(super) keys: Option<u64>,
     /// What an acknowledged write is: `durable`, or visible and atomic as in the paper (`erda`)
     #[arg(long, value_name = "MODE", default_value = "durable", value_parser = ["durable", "erda"])]
-    mode: String,
+    pub(super) mode: String,
     /// Address to listen on; port 0 takes one that is free
     #[arg(long, value_name = "HOST[:PORT]", default_value = "127.0.0.1")]
-    listen: args::Server,
+    pub(super) listen: args::Server,
     #[command(flatten)]
-    door: args::Door,
+    pub(super) door: args::Door,
     /// Clients at a time
     #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u16).range(1..=256))]
-    clients: u16,
+    pub(super) clients: u16,
     /// Cut a client off that holds others up for so many milliseconds
     #[arg(long, value_name = "MS", default_value_t = 2000, value_parser = clap::value_parser!(u64).range(10..=3_600_000))]
-    lease: u64,
+    pub(super) lease: u64,
     /// Clean logs only when `rem kv compact` asks for it
     #[arg(long)]
-    no_clean: bool,
+    pub(super) no_clean: bool,
     /// Take your word for the persistence domain, where the machine does not tell
     #[arg(long, value_name = "DOMAIN", value_parser = ["adr", "eadr", "wsp"])]
-    declare: Option<String>,
+    pub(super) declare: Option<String>,
     /// Take your word for all that persistence depends on, like DMP+no-DDIO: to try the methods of another machine
     #[arg(long, value_name = "CONFIGURATION")]
-    configuration: Option<Config>,
+    pub(super) configuration: Option<Config>,
     /// Serve metrics for Prometheus at http://ADDRESS/metrics, without authentication
     #[arg(long, value_name = "ADDRESS")]
-    metrics: Option<SocketAddr>,
+    pub(super) metrics: Option<SocketAddr>,
     /// Print JSON: one line when ready, one at the end
     #[arg(long)]
-    json: bool,
+    pub(super) json: bool,
     /// Stop when standard input ends: for programs that start servers
     #[arg(long, hide = true)]
-    stop_on_eof: bool,
+    pub(super) stop_on_eof: bool,
 }
 
 impl Args {
@@ -104,6 +117,9 @@ impl Args {
 }
 
 pub(super) fn run(args: &Args) -> Result<(), Fail> {
+    if !args.members.is_empty() {
+        return super::member::run(args);
+    }
     let asked = Stop::listen()?;
     let listen = args.listen.resolve()?;
     let context = device::open_at(listen.ip())?;
@@ -232,7 +248,7 @@ pub(super) fn run(args: &Args) -> Result<(), Fail> {
 }
 
 /// Stops the server when somebody asks.
-fn watch(asked: &Stop, stop: &Arc<AtomicBool>, on_eof: bool) {
+pub(super) fn watch(asked: &Stop, stop: &Arc<AtomicBool>, on_eof: bool) {
     if on_eof {
         let asked = asked.clone();
         std::thread::spawn(move || {
@@ -251,7 +267,7 @@ fn watch(asked: &Stop, stop: &Arc<AtomicBool>, on_eof: bool) {
 }
 
 /// A line for another program, which may be waiting for it behind a pipe.
-fn print_line(line: &str) -> Result<(), Fail> {
+pub(super) fn print_line(line: &str) -> Result<(), Fail> {
     let mut out = std::io::stdout().lock();
     writeln!(out, "{line}").and_then(|()| out.flush()).context(|| "standard output cannot be written".into())
 }

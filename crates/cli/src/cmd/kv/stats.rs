@@ -2,12 +2,11 @@
 
 use std::time::Duration;
 
-use remanence_kv::live::StoreStats;
+use remanence_kv::live::{Said, StoreStats};
 use remanence_kv::view::Mode;
 use serde_json::{Value, json};
 
-use super::{Reach, of};
-use crate::args::Server;
+use super::{At, Reach, member, of};
 use crate::fail::Fail;
 use crate::ui::{self, Mood};
 
@@ -16,12 +15,14 @@ use crate::ui::{self, Mood};
 Examples:
   rem kv stats 127.0.0.1
   rem kv stats 127.0.0.1 --json
+  rem kv stats 127.0.0.1:7001,127.0.0.1:7002,127.0.0.1:7003
+                                                   who is the primary, who follows, and how far a rebuild is
 
 GETs are not among the figures: clients read the server's memory themselves, and nobody there counts them.")]
 pub(super) struct Args {
-    /// Server as HOST or HOST:PORT
+    /// Server as HOST or HOST:PORT; of a store on several, one member or all of them, separated by commas
     #[arg(value_name = "SERVER")]
-    server: Server,
+    server: At,
     /// Print one JSON object
     #[arg(long)]
     json: bool,
@@ -32,12 +33,22 @@ pub(super) struct Args {
 pub(super) fn run(args: &Args) -> Result<(), Fail> {
     let mut store = args.reach.connect(&args.server)?;
     let stats = store.stats().map_err(|e| of(&args.server, &e))?;
+    let members = store.members().map_err(|e| of(&args.server, &e))?;
     let region = store.session().region();
+    // Of a store on several, what a change survives is said by the member's log, and not by what the primary works on.
+    let survives = store.primary().map_or(region.sentence, |said| said.survives.clone());
     if args.json {
         let mut object = object(&stats);
         object["address"] = args.server.to_string().into();
         object["configuration"] = store.session().config().to_string().into();
-        object["survives"] = region.sentence.into();
+        object["survives"] = survives.into();
+        if !members.is_empty() {
+            let said = |(name, said): &(String, Said)| match said {
+                Ok(said) => member::object(said),
+                Err(why) => json!({ "name": name, "role": "away", "why": why }),
+            };
+            object["members"] = members.iter().map(said).collect();
+        }
         return ui::print_json(&object);
     }
     let (server, usage) = (&stats.server, &stats.usage);
@@ -59,7 +70,8 @@ pub(super) fn run(args: &Args) -> Result<(), Fail> {
         Mode::Erda => "erda: acknowledged is visible and atomic, not durable",
     };
     ui::line(Mood::Good, "mode", meaning);
-    ui::line(Mood::Good, "medium", region.sentence);
+    ui::line(Mood::Good, "medium", survives);
+    member::show(&members);
     ui::line(
         Mood::Good,
         "writes",

@@ -1,0 +1,69 @@
+//! Where clients come first: whom this member has promised its log to, for one-sided READs, and what it says of itself.
+
+use std::net::SocketAddr;
+use std::sync::atomic::AtomicBool;
+
+use remanence_pmem::Region;
+use remanence_remotelog::live::OwnLog;
+use remanence_verbs::Context;
+
+use super::wire::export;
+use super::{MEMBERS, MemberOptions, config};
+use crate::live::Error;
+use crate::replica::Promise;
+
+/// Receive buffers of a session, and bytes of each.
+const SLOTS: u16 = 4;
+const SLOT: u32 = 8 << 10;
+
+/// The door.
+#[derive(Debug)]
+pub(super) struct Door {
+    server: remanence_remote::Server,
+    exported: Region,
+}
+
+impl Door {
+    pub(super) fn bind(context: &Context, port: u16, options: &MemberOptions) -> Result<Self, Error> {
+        let exported = Region::anonymous(4096)?;
+        let mut served = remanence_remote::ServerOptions::new(context, exported.clone(), port)
+            .declare(config())
+            .sessions(options.clients + 2 * options.members.len() as u16)
+            .messages(SLOTS, SLOT)
+            // To be read, and not to be written.
+            .guarded();
+        if let Some(token) = &options.token {
+            served = served.token(token.clone());
+        }
+        if options.insecure {
+            served = served.insecure();
+        }
+        Ok(Self { server: remanence_remote::Server::bind(served)?, exported })
+    }
+
+    pub(super) fn addr(&self) -> SocketAddr {
+        self.server.addr()
+    }
+
+    /// Exports what the log promises, before it promises it.
+    pub(super) fn watch(&self, log: &OwnLog) {
+        let exported = self.exported.clone();
+        log.watch(move |state| {
+            let bytes = export(&Promise::of(state));
+            for (n, word) in bytes.chunks_exact(8).enumerate() {
+                let word = u64::from_le_bytes(word.try_into().expect("eight bytes"));
+                exported.store_u64(8 * n as u64, word.to_le());
+            }
+        });
+    }
+
+    /// Answers clients that ask what this member is.
+    pub(super) fn on_call(&mut self, said: impl Fn() -> Vec<u8> + Send + 'static) {
+        self.server.on_call(MEMBERS, move |_| Ok(said()));
+    }
+
+    pub(super) fn run(&mut self, stop: &AtomicBool) -> Result<(), Error> {
+        self.server.run(stop)?;
+        Ok(())
+    }
+}

@@ -1,0 +1,246 @@
+//! Taking over, and what a primary's serving thread does besides serving.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::{Duration, Instant};
+
+use remanence_pmem::Region;
+use remanence_remotelog::format::superblock::Uuid;
+
+use super::link::Roads;
+use super::node::Node;
+use super::wire::{MemberStats, Role};
+use super::{MemberOptions, Ships};
+use crate::live::medium::{New, make_if_blank};
+use crate::live::memory::Memory;
+use crate::live::{Error, Server};
+use crate::replica::primary::Options as GroupOptions;
+use crate::replica::{LeadError, Mirror, Primary, Rebuilding};
+
+/// Bytes of an image that are sent between two messages of clients.
+const REBUILD: u64 = 256 << 10;
+/// How often a primary looks whom it has lost.
+const LOOK: Duration = Duration::from_millis(50);
+/// Bytes that are copied at once.
+const COPY: usize = 1 << 20;
+
+/// What a primary does between the messages of clients.
+#[derive(Debug)]
+pub(crate) struct Upkeep {
+    node: Arc<Node>,
+    ships: Ships,
+    looked: Instant,
+    busy: bool,
+    /// Somebody may lack an image, or be gone: that is to be found out.
+    follow: bool,
+    /// The processes that it is connected to.
+    lives: Vec<u64>,
+}
+
+impl Upkeep {
+    /// Takes members in that are back, and rebuilds who has no image. Returns whether there is more to do at once.
+    ///
+    /// # Errors
+    /// It is the primary no more. A sentence.
+    pub(crate) fn turn(&mut self) -> Result<bool, String> {
+        let now = Instant::now();
+        let due = now.duration_since(self.looked) >= LOOK;
+        if !due && !self.busy {
+            return Ok(false);
+        }
+        self.looked = now;
+        let legs = {
+            let state = &mut *self.node.lock();
+            // Whoever was lost may have been taken in already, by connections that were made before.
+            state.legs.take().filter(|_| !state.lost.is_empty())
+        };
+        if legs.is_some() || self.node.changed_lives(&self.lives) {
+            self.lives = self.node.lives();
+            self.follow = true;
+        }
+        let promised = self.node.log.with(|store| store.state().promised);
+        let follow = std::mem::take(&mut self.follow);
+        let turned = self.ships.with_ship(|primary| {
+            if let Some(legs) = legs {
+                primary.reopen(legs)?;
+            } else if promised != primary.epoch() {
+                return Err(LeadError::Deposed);
+            }
+            if follow {
+                primary.follow()?;
+            }
+            let rebuilding = primary.rebuild(REBUILD)?;
+            if matches!(rebuilding, Rebuilding::Done(_)) {
+                primary.follow()?;
+            }
+            Ok((rebuilding, primary.lost(), primary.epoch()))
+        });
+        let (rebuilding, lost, epoch) = turned.map_err(|error| {
+            let why = error.to_string();
+            self.node.lock().why.clone_from(&why);
+            why
+        })?;
+        let state = &mut *self.node.lock();
+        state.epoch = epoch;
+        state.lost = lost.into_iter().map(|(name, _)| name).collect();
+        self.busy = matches!(rebuilding, Rebuilding::UnderWay { .. } | Rebuilding::Done(_));
+        state.rebuilding = match rebuilding {
+            Rebuilding::UnderWay { name, sent, of } => Some((name, sent, of)),
+            Rebuilding::Nobody | Rebuilding::Done(_) => None,
+        };
+        Ok(self.busy)
+    }
+
+    /// The epoch, and what else clients are told.
+    pub(crate) fn said(&self) -> MemberStats {
+        // Not the epoch of the last look: a client that asks has seen that it is another one.
+        let epoch = self.ships.with_ship(|primary| primary.epoch());
+        MemberStats { epoch, ..self.node.said() }
+    }
+}
+
+/// When this member may try to take over. `None`: it is not its turn yet.
+pub(super) fn may_lead(node: &Node, options: &MemberOptions, since: Instant) -> Result<(), String> {
+    let (has_image, is_new, acks) = node.image_state();
+    let state = node.lock();
+    let others = (0..node.names.len()).filter(|at| *at != node.who);
+    let there: Vec<usize> = others.clone().filter(|at| node.recent(&state, *at).is_some()).collect();
+    let missing = || -> String {
+        let why = |at: usize| {
+            let why = &state.peers[at].why;
+            let why = if why.is_empty() { "it was not heard of yet" } else { why };
+            format!("{}: {why}", node.names[at])
+        };
+        let missing: Vec<String> =
+            others.clone().filter(|at| node.recent(&state, *at).is_none()).map(why).collect();
+        missing.join("; ")
+    };
+    let members = node.names.len();
+    let known =
+        there.iter().any(|at| node.recent(&state, *at).is_some_and(|said| said.group != Uuid::default()));
+    if is_new && known {
+        return Err("this member is new: it is rebuilt by the member that takes over".into());
+    }
+    if is_new && there.len() + 1 < members {
+        return Err(format!(
+            "a new store needs all of its {members} members to be made; missing: {}",
+            missing()
+        ));
+    }
+    if !has_image {
+        return Err(
+            "the image of this member is incomplete: it is rebuilt by the member that takes over".into()
+        );
+    }
+    let acks = if is_new { options.acks_of(members) } else { acks };
+    let needed = acks.max(members - acks + 1);
+    if there.len() + 1 < needed {
+        return Err(format!(
+            "{} of {members} members are there, and {needed} are needed; start the others: {}",
+            there.len() + 1,
+            missing()
+        ));
+    }
+    // It may have promised its log to that one already, and only not heard yet that it serves.
+    let taking = |at: &usize| node.recent(&state, *at).is_some_and(|said| said.role == Role::TakingOver);
+    if there.iter().any(taking) {
+        return Err(String::new());
+    }
+    // The first of those that are there, and then the next, so that they do not hold each other up.
+    let fit = |at: &&usize| {
+        node.recent(&state, **at).is_some_and(|said| {
+            said.complete && said.applied >= said.first && (is_new || said.group != Uuid::default())
+        })
+    };
+    let before = there.iter().filter(fit).filter(|at| **at < node.who).count();
+    let turn = node.notice / 2 * before as u32;
+    if since.elapsed() < turn {
+        return Err(String::new());
+    }
+    Ok(())
+}
+
+/// Takes over, if it can, and serves until it is stopped or somebody else takes over.
+///
+/// # Errors
+/// It could not, or does not any more. A sentence.
+pub(super) fn lead(
+    node: &Arc<Node>,
+    roads: &Roads,
+    options: &MemberOptions,
+    stop: &AtomicBool,
+) -> Result<(), Error> {
+    let sentence = |error: &dyn std::fmt::Display| Error::Argument(error.to_string());
+    let (_, is_new, _) = node.image_state();
+    let mut random = [0; 20];
+    getrandom::fill(&mut random).map_err(|e| sentence(&format!("the system gives no random bytes: {e}")))?;
+    let (writer, group) = random.split_first_chunk().expect("four bytes and sixteen");
+    let group_options = GroupOptions {
+        acks: match options.acks {
+            Some(acks) => Some(acks),
+            None => is_new.then(|| options.acks_of(node.names.len()) as u16),
+        },
+        writer: u32::from_le_bytes(*writer),
+        group: Uuid(group.try_into().expect("sixteen bytes")),
+    };
+    let trim_after = options.log_len(node.image.len()) / 4;
+    let legs = roads.legs(node);
+    let (primary, _) =
+        Primary::lead(legs, node.own_name(), &group_options, trim_after).map_err(|e| sentence(&e))?;
+    let epoch = primary.epoch();
+    let working = Region::anonymous(node.image.len())?;
+    copy(&node.image, &working);
+    let ships: Ships = Mirror::new(working.clone(), primary);
+    let memory = Memory::Replicated(ships.clone());
+    make_if_blank(&memory, &New { geometry: options.geometry, keys: options.keys })?;
+    let upkeep = Upkeep {
+        node: Arc::clone(node),
+        ships: ships.clone(),
+        looked: Instant::now(),
+        busy: true,
+        follow: true,
+        lives: node.lives(),
+    };
+    let mut server = Server::bind_replicated(&roads.context, options.store(roads, working), memory, upkeep)?;
+    {
+        let state = &mut *node.lock();
+        (state.role, state.joined) = (Role::Primary, true);
+        state.why.clear();
+        (state.epoch, state.store_port) = (epoch, server.addr().port());
+        (state.leader, state.legs) = (None, None);
+        state.lost = ships.with_ship(|primary| primary.lost()).into_iter().map(|(name, _)| name).collect();
+    }
+    node.notify();
+    options.tell(node);
+    let over = AtomicBool::new(false);
+    let served = std::thread::scope(|scope| {
+        scope.spawn(|| roads.bring_back(node, &over));
+        let served = server.run(stop);
+        over.store(true, std::sync::atomic::Ordering::Release);
+        served
+    });
+    drop(server);
+    let failed = ships.failed();
+    match (served, failed) {
+        (Err(_), Some(why)) => Err(Error::Argument(why)),
+        (Err(error), None) => {
+            let why = node.lock().why.clone();
+            Err(if why.is_empty() { error } else { Error::Argument(why) })
+        }
+        (Ok(_), _) => Ok(()),
+    }
+}
+
+fn copy(from: &Region, to: &Region) {
+    let mut bytes = vec![0; COPY];
+    let mut at = 0;
+    while at < from.len() {
+        let part = &mut bytes[..COPY.min((from.len() - at) as usize)];
+        from.read(at, part);
+        // What was never written takes no memory.
+        if part.iter().any(|byte| *byte != 0) {
+            remanence_pmem::Medium::write(to, at, part);
+        }
+        at += part.len() as u64;
+    }
+}

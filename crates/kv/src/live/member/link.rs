@@ -1,0 +1,166 @@
+//! What members tell each other all the time: a thread for each other member, so that none waits for another's silence.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use remanence_persist::plan::Costs;
+use remanence_remote::{CostSource, Options, Session, Token};
+use remanence_remotelog::group::LegError;
+use remanence_remotelog::live::{Method, connect};
+use remanence_verbs::Context;
+
+use super::leg::{DEPTH, LiveLeg};
+use super::node::{Legs, Node};
+use super::wire::{MemberStats, VERSION};
+use super::{BEATS, MEMBERS};
+use crate::live::Error;
+
+/// How a member reaches others.
+#[derive(Clone, Debug)]
+pub(super) struct Roads {
+    pub(super) context: Context,
+    /// Of clients, and of members.
+    pub(super) clients: Option<Token>,
+    pub(super) members: Option<Token>,
+}
+
+/// Options of a session for which nothing is measured.
+pub(crate) fn plain(patience: Duration) -> Options {
+    Options::default().patience(patience).staging(64 << 10).costs(CostSource::Fixed(Costs::PAPERS))
+}
+
+/// Asks a member's door what it says of itself.
+pub(crate) fn describe(session: &mut Session, to: SocketAddr) -> Result<MemberStats, Error> {
+    let said = match session.call(MEMBERS, &[]) {
+        Err(remanence_remote::Error::Application(_)) => return Err(Error::Stranger(to)),
+        said => said?,
+    };
+    match MemberStats::parse(&said).ok_or(Error::Stranger(to))? {
+        Ok(said) => Ok(said),
+        Err(theirs) => Err(Error::Argument(format!(
+            "{to} speaks version {theirs} of the members' protocol, and this is version {VERSION}; use the same release everywhere"
+        ))),
+    }
+}
+
+impl Roads {
+    fn beats(&self, node: &Node, at: usize) -> Result<Session, Error> {
+        let to = node.addrs[at];
+        let patience = node.notice.max(Duration::from_secs(1));
+        let options = plain(patience).tokens(self.clients.clone());
+        let mut door = Session::connect(&self.context, to, options)?;
+        let said = describe(&mut door, to)?;
+        let log = SocketAddr::new(to.ip(), said.log_port);
+        node.heard(Some(at), said);
+        drop(door);
+        let options = plain(patience).tokens(self.members.clone());
+        Ok(Session::connect(&self.context, log, options)?)
+    }
+
+    /// Tells a member all the time what this one is, and hears what it is, until the node is over.
+    pub(super) fn keep(&self, node: &Node, at: usize) {
+        let interval = node.interval();
+        let mut session: Option<Session> = None;
+        while !node.lock().over {
+            let mut once = || -> Result<(), Error> {
+                let session = match &mut session {
+                    Some(session) => session,
+                    none => none.insert(self.beats(node, at)?),
+                };
+                let said = session.call(BEATS, &node.said().emit())?;
+                match MemberStats::parse(&said) {
+                    Some(Ok(said)) => node.heard(Some(at), said),
+                    _ => return Err(Error::Stranger(node.addrs[at])),
+                }
+                Ok(())
+            };
+            if let Err(error) = once() {
+                session = None;
+                node.missed(at, &error);
+            }
+            pause(node, interval);
+        }
+    }
+
+    /// A connection to a member's log.
+    fn leg(&self, node: &Arc<Node>, at: usize) -> Result<LiveLeg, LegError> {
+        if at == node.who {
+            return Ok(LiveLeg::own(Arc::clone(node)));
+        }
+        let (log_port, life) = {
+            let state = node.lock();
+            let Some(said) = node.recent(&state, at) else {
+                let why = &state.peers[at].why;
+                let why = if why.is_empty() { "it has been silent" } else { why };
+                return Err(LegError::Lost(why.to_owned()));
+            };
+            (said.log_port, said.life)
+        };
+        let to = SocketAddr::new(node.addrs[at].ip(), log_port);
+        // The links find out whether it is there; a call may take as long as its medium.
+        let options = plain(5 * node.notice + Duration::from_secs(10))
+            .depth(DEPTH + 1)
+            .staging(1 << 20)
+            .tokens(self.members.clone());
+        Ok(LiveLeg::other(Arc::clone(node), at, life, connect(&self.context, to, options, Method::Cheapest)?))
+    }
+
+    /// Connections to all members' logs, made at the same time.
+    pub(super) fn legs(&self, node: &Arc<Node>) -> Legs {
+        std::thread::scope(|scope| {
+            let legs: Vec<_> =
+                (0..node.names.len()).map(|at| scope.spawn(move || self.leg(node, at))).collect();
+            let leg = |joined: std::thread::ScopedJoinHandle<'_, Result<LiveLeg, LegError>>| {
+                joined.join().unwrap_or_else(|_| Err(LegError::Lost("connecting to it has failed".into())))
+            };
+            node.names.iter().cloned().zip(legs.into_iter().map(leg)).collect()
+        })
+    }
+
+    /// While a primary does without members that are there again: connects to all of them, for its serving thread to take
+    /// over.
+    pub(super) fn bring_back(&self, node: &Arc<Node>, stop: &AtomicBool) {
+        let mut pause_for = node.notice / 2;
+        while !stop.load(Ordering::Acquire) && !node.lock().over {
+            pause(node, node.interval());
+            let back = {
+                let state = node.lock();
+                let there = |name: &String| {
+                    let at = node.names.iter().position(|own| own == name);
+                    at.is_some_and(|at| node.recent(&state, at).is_some())
+                };
+                state.legs.is_none() && state.lost.iter().any(there)
+            };
+            if !back {
+                continue;
+            }
+            let legs = self.legs(node);
+            let lost = node.lock().lost.clone();
+            if legs.iter().any(|(name, leg)| leg.is_ok() && lost.contains(name)) {
+                node.lock().legs = Some(legs);
+            }
+            // A member that fails again and again does not hold up clients all the time.
+            let begin = std::time::Instant::now();
+            while begin.elapsed() < pause_for && !stop.load(Ordering::Acquire) {
+                pause(node, node.interval());
+            }
+            pause_for = (2 * pause_for).min(Duration::from_secs(10));
+            if node.lock().lost.is_empty() {
+                pause_for = node.notice / 2;
+            }
+        }
+    }
+}
+
+/// Between two looks: a change of the node does not end it, or members would talk without end.
+fn pause(node: &Node, time: Duration) {
+    let begin = std::time::Instant::now();
+    while let Some(left) = time.checked_sub(begin.elapsed()).filter(|left| !left.is_zero()) {
+        if node.lock().over {
+            return;
+        }
+        std::thread::sleep(left.min(Duration::from_millis(20)));
+    }
+}

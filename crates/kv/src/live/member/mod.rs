@@ -1,0 +1,548 @@
+//! A member of a store on several servers, live: its log, its image, its door for clients, and while it is the primary the
+//! store.
+//!
+//! A member serves two things always: its *log*, which other members write, and its *door*, where clients read one-sidedly
+//! whom it has promised that log to, and ask who is the primary. They have tokens of their own, as a client must not be able
+//! to write a log. Who is the primary serves a third, the *store*. Members tell each other all the time what they are
+//! ([`link`]); who hears of no primary for a while takes over ([`lead`]). That time decides when somebody tries, and nothing
+//! else: [`crate::replica`] decides who may, by epochs.
+
+mod door;
+mod lead;
+mod leg;
+mod link;
+mod node;
+pub(crate) mod wire;
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use remanence_persist::Config;
+use remanence_persist::taxonomy::Domain;
+use remanence_pmem::{FileOptions, PersistenceDomain, Region};
+use remanence_remote::Token;
+use remanence_remotelog::Mode as LogMode;
+use remanence_remotelog::live::{LogServer, New as NewLog};
+use remanence_verbs::Context;
+
+use super::{Error, ServerOptions};
+use crate::format::Geometry;
+use crate::replica::keeper::{LEDGER_LEN, emit_told, parse_order};
+use crate::replica::{Keeper, Mirror, Primary};
+use door::Door;
+pub(super) use lead::Upkeep;
+use leg::LiveLeg;
+use link::Roads;
+pub(crate) use link::{describe, plain};
+use node::{Node, Parts};
+pub use wire::{MemberStats, Role, Said};
+
+/// The working medium of a primary.
+pub(super) type Ships = Mirror<Region, Primary<LiveLeg>>;
+
+/// Services of a member: what it says of itself at its door, what members tell each other, what a primary wants of an image.
+pub(super) const MEMBERS: u16 = 5;
+const BEATS: u16 = 6;
+const ORDERS: u16 = 7;
+
+/// Receive buffers of a member's log, and bytes of each: a block of an image fits.
+const SLOTS: u16 = 16;
+const SLOT: u32 = 32 << 10;
+/// The longest record, bytes.
+const RECORD_MAX: u64 = 128 << 10;
+/// Of a log: a fraction of the store, and bounds.
+const LOG_MIN: u64 = 1 << 20;
+const LOG_MAX: u64 = 1 << 30;
+
+/// Where a member keeps what it has.
+#[derive(Clone, Debug)]
+enum Place {
+    Directory(PathBuf),
+}
+
+/// Told whenever the member's part changes.
+type Teller = Arc<dyn Fn(&MemberStats) + Send + Sync>;
+
+/// How a member is made.
+#[derive(Clone)]
+pub struct MemberOptions {
+    place: Place,
+    members: Vec<(String, SocketAddr)>,
+    size: Option<u64>,
+    log: Option<u64>,
+    geometry: Option<Geometry>,
+    keys: Option<u64>,
+    acks: Option<u16>,
+    declared: Option<PersistenceDomain>,
+    lease: Duration,
+    notice: Duration,
+    clients: u16,
+    clean: bool,
+    token: Option<Token>,
+    members_token: Option<Token>,
+    insecure: bool,
+    teller: Option<Teller>,
+}
+
+impl std::fmt::Debug for MemberOptions {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("MemberOptions")
+            .field("place", &self.place)
+            .field("members", &self.members)
+            .finish_non_exhaustive()
+    }
+}
+
+impl MemberOptions {
+    /// Of a member that keeps its log and its image in this directory, which is made if it is not there. `members`: all of
+    /// them, this one included, by the names that all of them are started with, and where these are.
+    #[must_use]
+    pub fn directory(path: impl Into<PathBuf>, members: Vec<(String, SocketAddr)>) -> Self {
+        Self {
+            place: Place::Directory(path.into()),
+            members,
+            size: None,
+            log: None,
+            geometry: None,
+            keys: None,
+            acks: None,
+            declared: None,
+            lease: Duration::from_secs(2),
+            notice: Duration::from_secs(2),
+            clients: 64,
+            clean: true,
+            token: None,
+            members_token: None,
+            insecure: false,
+            teller: None,
+        }
+    }
+
+    /// Bytes of the store; 256 MiB if nothing is said. What is there keeps its size.
+    #[must_use]
+    pub const fn size(mut self, bytes: u64) -> Self {
+        self.size = Some(bytes);
+        self
+    }
+
+    /// Bytes of the log; a fourth of the store if nothing is said, 1 MiB at least.
+    #[must_use]
+    pub const fn log(mut self, bytes: u64) -> Self {
+        self.log = Some(bytes);
+        self
+    }
+
+    /// How a new store is divided; see [`ServerOptions::geometry`].
+    #[must_use]
+    pub const fn geometry(mut self, geometry: Geometry) -> Self {
+        self.geometry = Some(geometry);
+        self
+    }
+
+    /// For how many keys the first table of a new store is made.
+    #[must_use]
+    pub const fn keys(mut self, count: u64) -> Self {
+        self.keys = Some(count);
+        self
+    }
+
+    /// How many members must have a change durably before it is acknowledged; more than half of them if nothing is said. It
+    /// is fixed when the store is made.
+    #[must_use]
+    pub const fn acks(mut self, count: u16) -> Self {
+        self.acks = Some(count);
+        self
+    }
+
+    /// Takes the operator's word for the persistence domain of the files, where the machine does not tell.
+    #[must_use]
+    pub const fn declare(mut self, domain: PersistenceDomain) -> Self {
+        self.declared = Some(domain);
+        self
+    }
+
+    /// See [`ServerOptions::lease`].
+    #[must_use]
+    pub const fn lease(mut self, time: Duration) -> Self {
+        self.lease = time;
+        self
+    }
+
+    /// A member that has been silent for so long is taken for dead: if it was the primary, another one takes over. Two
+    /// seconds if nothing is said. Nothing depends on it for being right, only for how long others wait.
+    #[must_use]
+    pub const fn notice(mut self, time: Duration) -> Self {
+        self.notice = time;
+        self
+    }
+
+    /// Clients at a time; 64 if nothing is said.
+    #[must_use]
+    pub const fn clients(mut self, count: u16) -> Self {
+        self.clients = count;
+        self
+    }
+
+    /// Whether logs are cleaned without being asked; yes if nothing is said.
+    #[must_use]
+    pub const fn clean_by_itself(mut self, yes: bool) -> Self {
+        self.clean = yes;
+        self
+    }
+
+    /// Admits only clients that prove to have the first of these tokens, and only members that prove to have the second: they
+    /// write each other's logs, which no client may.
+    #[must_use]
+    pub fn tokens(mut self, clients: Token, members: Token) -> Self {
+        (self.token, self.members_token) = (Some(clients), Some(members));
+        self
+    }
+
+    /// Lets others than this machine reach it without a token.
+    #[must_use]
+    pub const fn insecure(mut self) -> Self {
+        self.insecure = true;
+        self
+    }
+
+    /// Calls somebody whenever this member begins or ceases to do something, with what it says of itself then.
+    #[must_use]
+    pub fn on_change(mut self, tell: impl Fn(&MemberStats) + Send + Sync + 'static) -> Self {
+        self.teller = Some(Arc::new(tell));
+        self
+    }
+
+    fn acks_of(&self, members: usize) -> usize {
+        self.acks.map_or(members / 2 + 1, usize::from)
+    }
+
+    fn log_len(&self, image: u64) -> u64 {
+        self.log.unwrap_or(image / 4).clamp(LOG_MIN, LOG_MAX)
+    }
+
+    fn tell(&self, node: &Node) {
+        if let Some(tell) = &self.teller {
+            tell(&node.said());
+        }
+    }
+
+    /// Of the store that a primary serves.
+    fn store(&self, roads: &Roads, working: Region) -> ServerOptions {
+        let options = ServerOptions::region(working)
+            .configuration(config())
+            .lease(self.lease)
+            .clients(self.clients)
+            .clean_by_itself(self.clean);
+        let options = if self.insecure { options.insecure() } else { options };
+        match &roads.clients {
+            Some(token) => options.token(token.clone()),
+            None => options,
+        }
+    }
+
+    fn check(&self, own: SocketAddr) -> Result<usize, Error> {
+        let argument = |text: String| Err(Error::Argument(text));
+        let names: Vec<&str> = self.members.iter().map(|(name, _)| name.as_str()).collect();
+        if let Some(twice) = (1..names.len()).find(|n| {
+            self.members[..*n].iter().any(|(name, addr)| name == names[*n] || *addr == self.members[*n].1)
+        }) {
+            return argument(format!(
+                "{} is named twice among the members; name each of them once",
+                names[twice]
+            ));
+        }
+        if !(2..=16).contains(&names.len()) {
+            return argument(format!("a store lies on 2 to 16 members, not on {}", names.len()));
+        }
+        let acks = self.acks_of(names.len());
+        if !(1..=names.len()).contains(&acks) {
+            return argument(format!(
+                "1 to {} of {} members can acknowledge, not {acks}",
+                names.len(),
+                names.len()
+            ));
+        }
+        let Some(who) = self.members.iter().position(|(_, addr)| *addr == own) else {
+            return argument(format!(
+                "this member listens on {own}, which is not among the members {}; name it there, and start the others with the \
+                 same list",
+                names.join(",")
+            ));
+        };
+        if self.notice < Duration::from_millis(100) {
+            return argument("a member may be silent for 100 ms at least before it is taken for dead".into());
+        }
+        Ok(who)
+    }
+}
+
+/// Memory of the process: what a door exports, and what a primary works on.
+fn config() -> Config {
+    Config::software(Domain::Process)
+}
+
+/// A member that is served.
+pub struct Member {
+    node: Arc<Node>,
+    roads: Roads,
+    options: MemberOptions,
+    log: LogServer,
+    door: Door,
+    new: bool,
+}
+
+impl std::fmt::Debug for Member {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Member").field("name", &self.node.own_name()).finish_non_exhaustive()
+    }
+}
+
+/// What a member is, for other threads and after its end. Clones look at the same one.
+#[derive(Clone, Debug)]
+pub struct MemberMetrics(Arc<Node>);
+
+impl MemberMetrics {
+    /// As it is now.
+    #[must_use]
+    pub fn read(&self) -> MemberStats {
+        self.0.said()
+    }
+}
+
+impl Member {
+    /// Recovers this member's log and image, or makes them, and listens at `port` of the device's address, which must be one
+    /// of the members'. Nothing is served before [`run`](Self::run).
+    ///
+    /// # Errors
+    /// One sentence that says what to do: this is none of the members, the directory has something else or is in use, the
+    /// port is taken.
+    pub fn bind(context: &Context, port: u16, options: MemberOptions) -> Result<Self, Error> {
+        let own = SocketAddr::new(context.link_caps().addresses[0], port);
+        let who = options.check(own)?;
+        let Place::Directory(path) = &options.place;
+        let io = |what: &str, e: &std::io::Error| Error::Argument(format!("{what}: {e}"));
+        std::fs::create_dir_all(path).map_err(|e| io(&path.display().to_string(), &e))?;
+        let open = |name: &str, len: u64| -> Result<Region, Error> {
+            let path = path.join(name);
+            let mut file = FileOptions::new();
+            if let Some(domain) = options.declared {
+                file = file.declare(domain);
+            }
+            if !path.exists() {
+                file = file.create(len);
+            }
+            Ok(file.open(path)?)
+        };
+        let image = open("image", options.size.unwrap_or(256 << 20))?;
+        let log = open("log", options.log_len(image.len()))?;
+        let ledger = open("ledger", LEDGER_LEN)?;
+        let (keeper, new) = keeper(image, ledger)?;
+        let roads = Roads {
+            context: context.clone(),
+            clients: options.token.clone(),
+            members: options.members_token.clone(),
+        };
+        let mut served = remanence_remote::ServerOptions::new(context, log.clone(), 0)
+            .sessions(4 * options.members.len() as u16 + 4)
+            .messages(SLOTS, SLOT);
+        if let Some(token) = &options.members_token {
+            served = served.token(token.clone());
+        }
+        if options.insecure {
+            served = served.insecure();
+        }
+        let mut drawn = [0; 32];
+        getrandom::fill(&mut drawn)
+            .map_err(|e| Error::Argument(format!("the system gives no random bytes: {e}")))?;
+        let (life, random) = drawn.split_first_chunk().expect("eight bytes and 24");
+        let random = random.try_into().expect("24 bytes");
+        let new_log = NewLog { mode: LogMode::Singleton, segment: None, random };
+        let mut log = LogServer::bind(served, &log, &new_log)
+            .map_err(|e| Error::Argument(format!("the log of this member is not served: {e}")))?;
+        let payload_max = log.own().with(|store| store.superblock().geometry.payload_max());
+        let mut door = Door::bind(context, port, &options)?;
+        door.watch(&log.own());
+        let node = Node::new(Parts {
+            names: options.members.iter().map(|(name, _)| name.clone()).collect(),
+            addrs: options.members.iter().map(|(_, addr)| *addr).collect(),
+            who,
+            log: log.own(),
+            keeper,
+            record_max: payload_max.min(RECORD_MAX) as usize,
+            log_port: log.addr().port(),
+            // Nobody's life is 0.
+            life: u64::from_le_bytes(*life) | 1,
+            survives: log.sentence(),
+            notice: options.notice,
+        });
+        let obeying = Arc::clone(&node);
+        log.on_call(ORDERS, move |call| {
+            let (epoch, order) = parse_order(call.request).ok_or("the order means nothing")?;
+            Ok(emit_told(&obeying.obey(epoch, &order)))
+        });
+        let hearing = Arc::clone(&node);
+        log.on_call(BEATS, move |call| {
+            match MemberStats::parse(call.request) {
+                Some(Ok(said)) => hearing.heard(None, said),
+                _ => return Err("the call means nothing; use the same release everywhere".to_owned()),
+            }
+            Ok(hearing.said().emit())
+        });
+        let asked = Arc::clone(&node);
+        door.on_call(move || asked.said().emit());
+        Ok(Self { node, roads, options, log, door, new })
+    }
+
+    /// Where clients connect.
+    #[must_use]
+    pub fn addr(&self) -> SocketAddr {
+        self.door.addr()
+    }
+
+    /// It has never been a member before.
+    #[must_use]
+    pub const fn is_new(&self) -> bool {
+        self.new
+    }
+
+    /// What it is and which failures what it has survives, in a sentence.
+    #[must_use]
+    pub fn sentence(&self) -> String {
+        self.node.survives.clone()
+    }
+
+    /// What it is, for other threads.
+    #[must_use]
+    pub fn metrics(&self) -> MemberMetrics {
+        MemberMetrics(Arc::clone(&self.node))
+    }
+
+    /// Is a member until `stop` is set.
+    ///
+    /// # Errors
+    /// The device is gone, the log's medium failed, or this is no member of the store that the others serve.
+    pub fn run(&mut self, stop: &AtomicBool) -> Result<MemberStats, Error> {
+        let Self { node, roads, options, log, door, .. } = self;
+        let (node, roads, options) = (&*node, &*roads, &*options);
+        let over = &AtomicBool::new(false);
+        let ran = std::thread::scope(|scope| {
+            let serving = scope.spawn(move || {
+                let served = log.run(over);
+                // Without its log it is no member.
+                if let Err(error) = &served {
+                    node.lock().fatal.get_or_insert_with(|| error.to_string());
+                }
+            });
+            let opening = scope.spawn(move || {
+                if let Err(error) = door.run(over) {
+                    node.lock().fatal.get_or_insert_with(|| error.to_string());
+                }
+            });
+            for at in (0..node.names.len()).filter(|at| *at != node.who) {
+                scope.spawn(move || roads.keep(node, at));
+            }
+            let ran = take_part(node, roads, options, stop);
+            node.lock().over = true;
+            node.notify();
+            over.store(true, Ordering::Release);
+            drop((serving.join(), opening.join()));
+            ran
+        });
+        ran.map(|()| node.said())
+    }
+}
+
+/// Waits for a primary to be gone, and takes over.
+fn take_part(
+    node: &Arc<Node>,
+    roads: &Roads,
+    options: &MemberOptions,
+    stop: &AtomicBool,
+) -> Result<(), Error> {
+    // Since when nobody serves, and until when this member lets others try.
+    let (mut since, mut not_before) = (Instant::now(), Instant::now());
+    let mut told = Role::TakingOver;
+    let promised = || node.log.with(|store| store.state().promised);
+    let mut last = promised();
+    while !stop.load(Ordering::Acquire) {
+        let (served, role, fatal, all_tried) = {
+            let state = &mut *node.lock();
+            let silent = state.leader.is_some_and(|leader| leader.seen.elapsed() >= node.notice);
+            if silent && !state.obeying {
+                state.leader = None;
+                state.role = Role::Waiting;
+            }
+            let tried = |(at, peer): (usize, &node::Peer)| at == node.who || peer.tried;
+            let all_tried = state.peers.iter().enumerate().all(tried);
+            (state.leader.is_some() || state.obeying, state.role, state.fatal.clone(), all_tried)
+        };
+        if let Some(why) = fatal {
+            return Err(Error::Argument(why));
+        }
+        if role != told {
+            told = role;
+            options.tell(node);
+        }
+        if served {
+            since = Instant::now();
+            node.lock().why.clear();
+            node.wait(node.interval());
+            continue;
+        }
+        let now = promised();
+        if now != last {
+            // Somebody is taking over, and has not said so yet.
+            last = now;
+            not_before = Instant::now() + node.notice;
+        }
+        let may = match all_tried && Instant::now() >= not_before {
+            true => lead::may_lead(node, options, since),
+            false => Err(String::new()),
+        };
+        if let Err(why) = may {
+            if !why.is_empty() {
+                let changed = std::mem::replace(&mut node.lock().why, why.clone()) != why;
+                if changed {
+                    options.tell(node);
+                }
+            }
+            node.wait(node.interval() / 2);
+            continue;
+        }
+        node.lock().role = Role::TakingOver;
+        let led = lead::lead(node, roads, options, stop);
+        {
+            let state = &mut *node.lock();
+            state.role = Role::Waiting;
+            (state.store_port, state.legs, state.rebuilding) = (0, None, None);
+            state.lost.clear();
+            if let Err(error) = &led {
+                state.why = error.to_string();
+            }
+        }
+        told = Role::TakingOver;
+        last = promised();
+        // Others may have more luck.
+        since = Instant::now();
+        not_before = Instant::now() + node.notice / 2;
+    }
+    Ok(())
+}
+
+/// The image and its ledger, new or as they were left.
+fn keeper(image: Region, ledger: Region) -> Result<(Keeper<Region>, bool), Error> {
+    let mut first = vec![0; LEDGER_LEN as usize];
+    remanence_pmem::Medium::read(&ledger, 0, &mut first);
+    let failed = |e: crate::replica::keeper::KeeperError| Error::Argument(e.to_string());
+    // Before its first order a member has no record of anything: the image is what a store is before the first record.
+    let mut start = vec![0; 64 << 10];
+    let len = start.len().min(image.len() as usize);
+    remanence_pmem::Medium::read(&image, 0, &mut start[..len]);
+    if first.iter().chain(&start).all(|byte| *byte == 0) {
+        return Ok((Keeper::create(image, ledger).map_err(failed)?, true));
+    }
+    Ok((Keeper::open(image, ledger).map_err(failed)?, false))
+}
