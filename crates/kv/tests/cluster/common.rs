@@ -161,7 +161,8 @@ impl Cluster {
         self.wait("all members", |this| {
             let said = (0..this.hosts.len()).map(|n| this.said(n)).collect::<Option<Vec<_>>>()?;
             let primary = said.iter().find(|said| said.role == Role::Primary)?;
-            let whole = |said: &MemberStats| said.complete && said.applied >= said.first;
+            // Who is new has not been taken in yet.
+            let whole = |said: &MemberStats| said.acks > 0 && said.complete && said.applied >= said.first;
             (primary.lost.is_empty() && primary.of == 0 && said.iter().all(whole)).then_some(())
         });
     }
