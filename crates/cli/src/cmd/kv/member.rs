@@ -17,7 +17,7 @@ use crate::signals::Stop;
 use crate::ui::{self, Mood};
 
 #[derive(clap::Args, Debug)]
-pub(super) struct Args {
+pub(super) struct Membership {
     /// How many members must have a change durably before it is acknowledged [default: more than half of them]
     #[arg(long, value_name = "N", requires = "members", value_parser = clap::value_parser!(u16).range(1..=16))]
     acks: Option<u16>,

@@ -51,7 +51,7 @@ pub(super) struct Args {
     #[arg(long, value_name = "HOST[:PORT]", value_delimiter = ',')]
     pub(super) members: Vec<args::Server>,
     #[command(flatten)]
-    pub(super) member: super::member::Args,
+    pub(super) member: super::member::Membership,
     /// For how many keys the first table of a new store is made; it grows when it must [default: one for each KiB]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub(super) keys: Option<u64>,
