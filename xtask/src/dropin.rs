@@ -3,7 +3,7 @@
 //! cargo gives a shared library no version nodes, and programs want them; so it builds an archive, and
 //! `crates/ibverbs/link.sh` links it.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::{cargo, root, run as run_command};
@@ -19,10 +19,14 @@ pub(crate) fn run(release: bool) -> Result<(), String> {
     cargo(&args)?;
     let built = target().join(directory);
     let out = built.join("dropin");
-    let link = root().join("crates/ibverbs/link.sh");
-    run_command(Command::new(link).arg(built.join("libremanence_ibverbs.a")).arg(&out))?;
+    link(&built.join("libremanence_ibverbs.a"), &out)?;
     println!("{}", out.display());
     Ok(())
+}
+
+/// Links the two libraries of an archive that is built.
+pub(crate) fn link(archive: &Path, out: &Path) -> Result<(), String> {
+    run_command(Command::new(root().join("crates/ibverbs/link.sh")).arg(archive).arg(out))
 }
 
 /// cargo's directory.

@@ -10,7 +10,7 @@ mod machine;
 #[path = "interop/world.rs"]
 mod world;
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Command;
 use std::time::Instant;
 
@@ -26,21 +26,18 @@ const ONLY: &str = "REMANENCE_INTEROP_ONLY";
 #[test]
 fn programs_on_our_libraries_and_on_linux_understand_each_other() {
     if std::env::var_os(INSIDE).is_none() {
-        build_libraries();
+        common::dropin();
     }
     machine::in_a_namespace("programs_on_our_libraries_and_on_linux_understand_each_other", INSIDE, inside);
 }
 
-/// Beside this test's profile, where `cargo xtask dropin` puts them.
+/// Where `common::dropin` puts them: it is no more called inside, where cargo has no network.
 fn libraries() -> PathBuf {
-    let program = std::env::current_exe().expect("this program");
-    program.ancestors().nth(2).expect("target/debug/deps/interop").join("dropin")
-}
-
-fn build_libraries() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-    let status = Command::new(env!("CARGO")).args(["xtask", "dropin"]).current_dir(root).status();
-    assert!(status.is_ok_and(|status| status.success()), "cargo xtask dropin");
+    let beside = || {
+        let program = std::env::current_exe().expect("this program");
+        program.ancestors().nth(2).expect("target/debug/deps/interop").join("dropin")
+    };
+    std::env::var_os("REMANENCE_TEST_LIB").map_or_else(beside, PathBuf::from)
 }
 
 /// What one side serves and the other asks. In both, the words in braces are what [`World::start`] makes of them.

@@ -35,8 +35,9 @@ pub(crate) fn run_c(name: &str, source: &str, include: Option<&PathBuf>) -> Stri
     String::from_utf8(output.stdout).expect("text")
 }
 
-/// The directory of the two libraries as this test's sources make them, built once for each process; or as
-/// `REMANENCE_TEST_LIB` says. (cargo and `link.sh` lock what they write, so test programs need not.)
+/// The directory of the two libraries as this test's sources make them: as `REMANENCE_TEST_LIB` says, by which `cargo xtask
+/// test` names what it built; otherwise built once for each process. (cargo and `link.sh` lock what they write, so test
+/// programs need not.)
 pub(crate) fn dropin() -> PathBuf {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
     BUILT.get_or_init(|| std::env::var_os("REMANENCE_TEST_LIB").map_or_else(build, PathBuf::from)).clone()
@@ -68,10 +69,13 @@ fn build() -> PathBuf {
     out
 }
 
-/// `rem`, as this workspace makes it.
+/// `rem`, as this workspace makes it: as `REMANENCE_TEST_REM` says, as above, or built.
 pub(crate) fn rem() -> PathBuf {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
     let build = || {
+        if let Some(built) = std::env::var_os("REMANENCE_TEST_REM") {
+            return built.into();
+        }
         let here = Path::new(env!("CARGO_MANIFEST_DIR"));
         let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().expect("below cargo's directory");
         let mut cargo = Command::new(env!("CARGO"));
