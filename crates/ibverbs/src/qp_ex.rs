@@ -403,7 +403,7 @@ unsafe extern "C" fn wr_set_sge_list(p: *mut ibv_qp_ex, num_sge: usize, sg_list:
     // SAFETY: C has started, and hands in a list as long as it says.
     unsafe {
         let (object, list) = parts(p);
-        list.set_sges(object, wr::sges(sg_list, num_sge));
+        list.set_sges(object, wr::sges(sg_list, num_sge, &mut wr::Room::new()));
     }
 }
 

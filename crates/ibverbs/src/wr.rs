@@ -37,18 +37,53 @@ const _: () = {
     assert!(offset_of!(Sge, lkey) == offset_of!(ibv_sge, lkey));
 };
 
-/// C's scatter/gather list, in place. An entry of length 0 is empty, as with every device of rdma-core (the
+/// More scatter/gather entries than the engine has for any queue: 32.
+const MAX_SGE: usize = 64;
+static TOO_MANY: [Sge; MAX_SGE + 1] = [Sge { addr: 0, len: 0, lkey: remanence_wire::Lkey(0) }; MAX_SGE + 1];
+
+/// Where a list is copied to that does not lie at a multiple of its alignment: programs have them in packed structures
+/// (libiscsi), and C's loads do not mind.
+pub(crate) struct Room([MaybeUninit<Sge>; MAX_SGE]);
+
+impl Room {
+    #[inline]
+    pub(crate) const fn new() -> Self {
+        Self([const { MaybeUninit::uninit() }; MAX_SGE])
+    }
+
+    /// # Safety
+    /// As of [`sges`].
+    #[cold]
+    unsafe fn copy(&mut self, list: *const Sge, count: usize) -> &[Sge] {
+        if count > MAX_SGE {
+            return &TOO_MANY;
+        }
+        let to = self.0.as_mut_ptr().cast::<Sge>();
+        // SAFETY: bytes of the caller's entries, by the contract, to room for as many, which then are initialised.
+        unsafe {
+            to.cast::<u8>().copy_from_nonoverlapping(list.cast(), count * size_of::<Sge>());
+            slice::from_raw_parts(to, count)
+        }
+    }
+}
+
+/// C's scatter/gather list, in place if that can be. An entry of length 0 is empty, as with every device of rdma-core (the
 /// specification means 2^31 by it).
 ///
 /// # Safety
 /// `list` has `count` entries, for as long as the result is used.
 #[inline]
-pub(crate) unsafe fn sges<'a>(list: *const ibv_sge, count: usize) -> &'a [Sge] {
+pub(crate) unsafe fn sges(list: *const ibv_sge, count: usize, room: &mut Room) -> &[Sge] {
+    let list = list.cast::<Sge>();
     if count == 0 {
-        return &[];
+        &[]
+    } else if list.is_aligned() {
+        // SAFETY: by the contract, and both entries are laid out alike: see above.
+        unsafe { slice::from_raw_parts(list, count) }
+    } else {
+        // SAFETY: by the contract.
+        unsafe { room.copy(list, count) }
     }
-    // SAFETY: by the contract, and both entries are laid out alike: see above.
-    unsafe { slice::from_raw_parts(list.cast::<Sge>(), count) }
 }
 
 /// Where inline data of several pieces is put together.
@@ -169,11 +204,12 @@ unsafe fn translate<'a>(
     object: &QpObj,
     wr: &ibv_send_wr,
     scratch: &'a mut Scratch,
+    room: &'a mut Room,
 ) -> Result<SendWr<'a>, c_int> {
     let count = usize::try_from(wr.num_sge).map_err(|_| libc::EINVAL)?;
     // SAFETY: by the contract.
     unsafe {
-        let list = sges(wr.sg_list, count);
+        let list = sges(wr.sg_list, count, room);
         let data = if wr.send_flags & IBV_SEND_INLINE == 0 {
             Data::Sges(list)
         } else {
@@ -193,7 +229,7 @@ unsafe fn translate<'a>(
 unsafe extern "C" fn post_send(p: *mut ibv_qp, first: *mut ibv_send_wr, bad: *mut *mut ibv_send_wr) -> c_int {
     // SAFETY: C hands in a live QP.
     let object = unsafe { qp(p) };
-    let mut scratch = Scratch::new();
+    let (mut scratch, mut room) = (Scratch::new(), Room::new());
     // Rings when it goes, whether all were posted or some.
     let mut doorbell = object.qp.doorbell();
     let mut next = first;
@@ -201,7 +237,7 @@ unsafe extern "C" fn post_send(p: *mut ibv_qp, first: *mut ibv_send_wr, bad: *mu
         // SAFETY: C hands in a list that ends with null.
         let wr = unsafe { &*next };
         // SAFETY: and what its requests point to.
-        let posted = unsafe { translate(object, wr, &mut scratch) }
+        let posted = unsafe { translate(object, wr, &mut scratch, &mut room) }
             .and_then(|wr| doorbell.post_send(&wr).map_err(errno::of_post));
         if let Err(e) = posted {
             // SAFETY: where C wants to know it.
@@ -217,6 +253,7 @@ unsafe extern "C" fn post_send(p: *mut ibv_qp, first: *mut ibv_send_wr, bad: *mu
 struct Receives {
     next: *mut ibv_recv_wr,
     last: *mut ibv_recv_wr,
+    room: Room,
 }
 
 impl Iterator for Receives {
@@ -228,22 +265,20 @@ impl Iterator for Receives {
             return None;
         }
         self.last = self.next;
+        let room = &raw mut self.room;
         // SAFETY: `post_receives` was promised a list of live requests that ends with null. That is only as long as
-        // the call lasts, and so is the use that it makes of what comes out here.
+        // the call lasts, and so is the use that it makes of what comes out here: of one request before it asks for the
+        // next, which may take the same room.
         unsafe {
             let wr = &*self.next;
             self.next = wr.next;
             // What makes no sense is more than any queue allows.
             let count = usize::try_from(wr.num_sge).unwrap_or(usize::MAX);
-            let list = if count > MAX_SGE { &TOO_MANY[..] } else { sges(wr.sg_list, count) };
+            let list = if count > MAX_SGE { &TOO_MANY[..] } else { sges(wr.sg_list, count, &mut *room) };
             Some(RecvWr { wr_id: wr.wr_id, sges: list })
         }
     }
 }
-
-/// More scatter/gather entries than the engine has for any queue: 32.
-const MAX_SGE: usize = 64;
-static TOO_MANY: [Sge; MAX_SGE + 1] = [Sge { addr: 0, len: 0, lkey: remanence_wire::Lkey(0) }; MAX_SGE + 1];
 
 /// # Safety
 /// `first` is a list of C's, `bad` is where C wants to know which one was refused.
@@ -253,7 +288,7 @@ unsafe fn post_receives(
     bad: *mut *mut ibv_recv_wr,
     post: impl FnOnce(&mut Receives) -> Result<(), (usize, PostError)>,
 ) -> c_int {
-    let mut list = Receives { next: first, last: first };
+    let mut list = Receives { next: first, last: first, room: Room::new() };
     match post(&mut list) {
         Ok(()) => 0,
         Err((_, e)) => {

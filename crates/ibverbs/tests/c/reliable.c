@@ -193,6 +193,38 @@ static void a_list_is_posted_up_to_the_bad_one(void)
 	close_side(&s);
 }
 
+/* As they lie in packed structures: C's loads do not mind. */
+static void lists_may_lie_anywhere(void)
+{
+	struct side s;
+	struct ibv_qp *a, *b;
+	struct ibv_send_wr *bad;
+	struct ibv_recv_wr *bad_rr;
+	_Alignas(16) char room[2][4 + 2 * sizeof(struct ibv_sge)];
+	open_side(&s);
+	create_pair(&s, IBV_QPT_RC, &a, &b);
+	struct ibv_sge from[2] = { sge(&s, 0, 8), sge(&s, 100, 8) }, to[2] = { sge(&s, 1000, 4), sge(&s, 1100, 12) };
+	memcpy(room[0] + 4, from, sizeof from);
+	memcpy(room[1] + 4, to, sizeof to);
+	struct ibv_send_wr wr = { .wr_id = 1, .sg_list = (void *)(room[0] + 4), .num_sge = 2, .opcode = IBV_WR_SEND,
+				  .send_flags = IBV_SEND_SIGNALED };
+	struct ibv_recv_wr rr = { .wr_id = 2, .sg_list = (void *)(room[1] + 4), .num_sge = 2 };
+	memcpy(s.buf, "01234567", 8);
+	memcpy(s.buf + 100, "89abcdef", 8);
+	EQ(ibv_post_recv(b, &rr, &bad_rr), 0);
+	EQ(ibv_post_send(a, &wr, &bad), 0);
+	for (int i = 0; i < 2; i++)
+		EQ(next_wc(s.cq).status, IBV_WC_SUCCESS);
+	EQ(memcmp(s.buf + 1000, "0123", 4), 0);
+	EQ(memcmp(s.buf + 1100, "456789abcdef", 12), 0);
+	/* More than any queue takes. */
+	wr.num_sge = 1000;
+	EQ(ibv_post_send(a, &wr, &bad), EINVAL);
+	EQ(ibv_destroy_qp(a), 0);
+	EQ(ibv_destroy_qp(b), 0);
+	close_side(&s);
+}
+
 static void a_full_send_queue_says_so(void)
 {
 	struct side s;
@@ -380,6 +412,7 @@ int main(void)
 	reads_and_atomics();
 	inline_data_is_copied_when_posted();
 	a_list_is_posted_up_to_the_bad_one();
+	lists_may_lie_anywhere();
 	a_full_send_queue_says_so();
 	errors_have_their_status();
 	attributes_come_back();
