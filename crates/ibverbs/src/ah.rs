@@ -11,6 +11,7 @@ use remanence_wire::Gid;
 use crate::abi::*;
 use crate::context::{Ctx, ctx};
 use crate::errno;
+use crate::neighbour;
 use crate::pd::pd;
 use crate::qp_attr;
 use crate::query;
@@ -35,7 +36,11 @@ pub(crate) unsafe fn ah<'a>(p: *mut ibv_ah) -> &'a AhObj {
 pub unsafe extern "C" fn ibv_create_ah(p: *mut ibv_pd, attr: *mut ibv_ah_attr) -> *mut ibv_ah {
     // SAFETY: the caller's domain and structure.
     let (domain, context, attr) = unsafe { (pd(p), (*p).context, &*attr) };
-    let created = qp_attr::av(attr).and_then(|av| domain.pd.create_ah(&av).map_err(|e| errno::of(&e)));
+    let created = qp_attr::av(attr).and_then(|av| {
+        // SAFETY: the domain's device is open.
+        neighbour::find(unsafe { ctx(context) }, &av)?;
+        domain.pd.create_ah(&av).map_err(|e| errno::of(&e))
+    });
     match created {
         Ok(ah) => {
             let c = ibv_ah { context, pd: p, handle: ah.raw().0 };

@@ -19,6 +19,7 @@ use crate::abi::{
 use crate::context::ctx;
 use crate::cq::{cq, wait_for_acks};
 use crate::errno;
+use crate::neighbour;
 use crate::pd::pd;
 use crate::qp_attr;
 use crate::qp_ex::{self, Builder};
@@ -248,8 +249,13 @@ pub unsafe extern "C" fn ibv_modify_qp(p: *mut ibv_qp, attr: *mut ibv_qp_attr, m
         Ok(info) => info.state,
         Err(e) => return errno::of_verb(e),
     };
-    let changed = qp_attr::change(object.ty, now, attr, mask)
-        .and_then(|change| object.qp.modify(&change).map_err(errno::of_verb));
+    let changed = qp_attr::change(object.ty, now, attr, mask).and_then(|change| {
+        if let Some(av) = &change.av {
+            // SAFETY: as above; the QP's device is open.
+            neighbour::find(unsafe { ctx((*p).context) }, av)?;
+        }
+        object.qp.modify(&change).map_err(errno::of_verb)
+    });
     if changed.is_ok() && mask as u32 & IBV_QP_STATE != 0 {
         // SAFETY: as above; programs do not modify a QP from two threads at once.
         unsafe { (*p).state = attr.qp_state };

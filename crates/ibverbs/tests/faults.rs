@@ -166,10 +166,43 @@ fn nobody_refuses_at_once_and_an_absent_host_in_time() {
     let bystanders = scene.bystanders();
     let said = scene.start("cm", &["nobody", ADDRESS, "7"]).ends_well();
     assert_eq!(said, ["event RDMA_CM_EVENT_REJECTED 8", "connect -1 ECONNREFUSED"]);
-    // An address behind the interface that nobody has.
-    let said = scene.start("cm", &["nobody", "10.77.0.9", "7"]).ends_well();
+    // A host that went away: its neighbours still have its address.
+    let said = scene.start("cm", &["nobody", "10.77.0.8", "7"]).ends_well();
     assert_eq!(said, ["event RDMA_CM_EVENT_UNREACHABLE -110", "connect -1 ETIMEDOUT"]);
     bystanders.noticed_nothing();
+}
+
+/// As `addr.c` of Linux has it. Behind the interface there is nobody; a route leads through somebody who is not there; and
+/// for two families.
+#[test]
+fn who_is_not_there_is_no_address_to_resolve() {
+    let Some(mut scene) = Scene::new("absent") else { return };
+    for absent in ["10.77.0.9", "10.78.0.1", "fd77::9"] {
+        let said = scene.start("cm", &["absent", absent, "7"]).ends_well();
+        let error = "event RDMA_CM_EVENT_ADDR_ERROR -110, no device";
+        assert_eq!(said, [error, error, "left 0 descriptors, 0 threads", "resolve -1 ETIMEDOUT"], "{absent}");
+    }
+}
+
+/// As in the kernel: it is as good as any address, and leads to the first device. (libfabric asks that way what there is.)
+#[test]
+fn loopback_without_a_device_is_the_first_device() {
+    let Some(mut scene) = Scene::new("loopback") else { return };
+    for (at, from) in [("127.0.0.1", "127.0.0.1"), ("127.0.0.1", ADDRESS), (ADDRESS, "127.0.0.1")] {
+        let mut server = scene.start("cm", &["serve", at, "7471"]);
+        server.until("ready");
+        let mut client = scene.start("cm", &["pair", from, "7471"]);
+        client.until("running");
+        client.ends_well();
+    }
+}
+
+/// The same of address vectors, which the kernel looks for when they are given.
+#[test]
+fn an_address_vector_to_nobody_is_refused() {
+    let Some(mut scene) = Scene::new("vectors") else { return };
+    scene.start("vectors", &["10.77.0.9", "10.77.0.8", "203.0.113.1", "0"]).ends_well();
+    scene.start("vectors", &["fd77::9", "fd77::8", "2001:db8::1", "1"]).ends_well();
 }
 
 /// An address of which the kernel still looks whether somebody else has it: for ever, with so many questions to ask.

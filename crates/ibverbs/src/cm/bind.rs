@@ -39,7 +39,7 @@ pub(super) fn bind(id: Id, inner: &mut Inner, to: SocketAddr) -> Result<(), c_in
     if addr::is_link_local(to.ip()) && addr::scope(to) == 0 {
         return Err(libc::EINVAL);
     }
-    let device = match to.ip().is_unspecified() {
+    let device = match is_any(to.ip()) {
         true => None,
         false => match devices::find(to.ip(), addr::scope(to)) {
             // There is no IP over InfiniBand without InfiniBand.
@@ -78,6 +78,11 @@ pub(super) fn bind_implicitly(id: Id, inner: &mut Inner, like: SocketAddr) {
     id.show_addresses(inner);
 }
 
+/// Whether an address means every one: so does loopback, as in the kernel, unless it has a device of its own.
+fn is_any(ip: IpAddr) -> bool {
+    ip.is_unspecified() || devices::stand_in(ip).is_some()
+}
+
 fn free_port(
     to: SocketAddr,
     claim: impl Fn(SocketAddr) -> Result<Vec<Bound>, c_int>,
@@ -104,7 +109,7 @@ fn claim(id: Id, inner: &Inner, at: SocketAddr) -> Result<Vec<Bound>, c_int> {
     let claim_at = |verbs: Verbs, gid: Gid| -> Result<Claim, c_int> {
         verbs.ctx().context.cm().claim(service, Some(gid)).map_err(|e| errno::of(&e))
     };
-    if !at.ip().is_unspecified() {
+    if !is_any(at.ip()) {
         let device = devices::find(at.ip(), addr::scope(at)).ok_or(libc::ENODEV)?;
         let verbs = Verbs(context::of_process(device)?);
         let gid = Gid::from_ip(at.ip());

@@ -13,9 +13,9 @@ use remanence_wire::Gid;
 use crate::abi::*;
 use crate::context;
 use crate::device::{self, Device};
+use crate::per_process::PerProcess;
 
 use super::id::Verbs;
-use super::per_process::PerProcess;
 use super::{last_error, verbs};
 
 /// The devices of this host.
@@ -51,6 +51,19 @@ pub(super) fn find(ip: IpAddr, scope: u32) -> Option<&'static Device> {
         Some(_) => fits(device) && device.addresses().contains(&ip),
         None => gids(device).contains(&Gid::from_ip(ip)),
     })
+}
+
+/// What stands for a loopback address where loopback has no device: the first address of the first device, as in the kernel,
+/// to which loopback is the first device that works.
+pub(super) fn stand_in(ip: IpAddr) -> Option<IpAddr> {
+    if !ip.is_loopback() || find(ip, 0).is_some() {
+        return None;
+    }
+    let addresses = all().into_iter().flat_map(|device| match device.info.interface {
+        Some(_) => device.addresses(),
+        None => gids(device).iter().map(|gid| gid.to_ip()).collect(),
+    });
+    addresses.into_iter().find(|other| other.is_ipv4() == ip.is_ipv4() && !other.is_loopback())
 }
 
 /// The addresses that an open device has.

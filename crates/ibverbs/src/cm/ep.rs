@@ -9,6 +9,9 @@ use super::event::EventRef;
 use super::id::{Id, Template};
 use super::{addr, answer, bind, create, qp, resolve};
 
+/// How long the network may take to find the peer: rdma-core's.
+const RESOLVE_MS: c_int = 2000;
+
 /// # Safety
 /// `res` is what `rdma_getaddrinfo` found, or made alike; `pd` and the pointers in `attr` are live or null.
 unsafe fn create(
@@ -63,7 +66,7 @@ unsafe fn active(
 ) -> Result<(), c_int> {
     // SAFETY: by the contract.
     let (src, dst) = unsafe { (addr::read(res.ai_src_addr), addr::read(res.ai_dst_addr)) };
-    resolve::addr_of(id, src, dst.ok_or(libc::EINVAL)?)?;
+    resolve::addr_of(id, src, dst.ok_or(libc::EINVAL)?, RESOLVE_MS)?;
     resolve::route_of(id)?;
     if let Some(attr) = attr {
         attr.qp_type = res.ai_qp_type as ibv_qp_type;

@@ -15,7 +15,7 @@ use crate::errno;
 
 use super::channel::Channel;
 use super::id::{HOP_LIMIT, Id, Local, State, Target, Verbs};
-use super::{create, multicast, qp};
+use super::{create, multicast, qp, resolve};
 
 /// The longest private data of any message.
 const DATA_MAX: usize = 224;
@@ -120,6 +120,10 @@ pub(super) fn of(channel: Channel, target: Target, event: Option<Event>) -> Opti
 fn local(id: Id) -> Option<Draft> {
     let local = id.lock().local.pop_front()?;
     Some(match local {
+        Local::Neighbour(status) => match resolve::answered(id, status) {
+            Ok(()) => Draft::new(id, RDMA_CM_EVENT_ADDR_RESOLVED),
+            Err(e) => Draft::new(id, RDMA_CM_EVENT_ADDR_ERROR).status(-e),
+        },
         Local::AddrResolved => Draft::new(id, RDMA_CM_EVENT_ADDR_RESOLVED),
         Local::AddrError(status) => Draft::new(id, RDMA_CM_EVENT_ADDR_ERROR).status(status),
         Local::RouteResolved => Draft::new(id, RDMA_CM_EVENT_ROUTE_RESOLVED),

@@ -7,7 +7,7 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::ffi::{c_int, c_void};
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::ptr::{self, NonNull};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
@@ -18,18 +18,20 @@ use remanence_wire::Gid;
 use crate::abi::*;
 use crate::context;
 use crate::device::Device;
+use crate::per_process::PerProcess;
 
 use super::addr;
 use super::channel::Channel;
 use super::devices;
 use super::multicast::Group;
-use super::per_process::PerProcess;
+use super::neighbour;
 
 /// How far an identifier is, as `enum rdma_cm_state` of the kernel.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum State {
     Idle,
     Bound,
+    AddrQuery,
     AddrResolved,
     RouteResolved,
     Connect,
@@ -37,12 +39,14 @@ pub(super) enum State {
     Listen,
 }
 
-/// What an identifier tells itself: answers that need no network.
+/// What an identifier tells itself: answers that are not the connection manager's.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Local {
     AddrResolved,
     /// With the negative errno.
     AddrError(c_int),
+    /// What came of asking the network for the peer: 0 or the negative errno.
+    Neighbour(c_int),
     RouteResolved,
     /// By the number of the group.
     Joined(u64),
@@ -77,6 +81,8 @@ pub(super) struct Inner {
     pub(super) sync: bool,
     pub(super) src: Option<SocketAddr>,
     pub(super) dst: Option<SocketAddr>,
+    /// The address that packets to `dst` leave from, while the network is asked for it.
+    pub(super) asked_from: Option<IpAddr>,
     pub(super) verbs: Option<Verbs>,
     /// In the device's connection manager; `None` before it is asked, and when it has forgotten.
     pub(super) conn: Option<CommId>,
@@ -123,6 +129,7 @@ impl Inner {
             sync,
             src: None,
             dst: None,
+            asked_from: None,
             verbs: None,
             conn: None,
             bound: Vec::new(),
@@ -358,6 +365,7 @@ impl Id {
         drop(inner);
         // From here on nobody gets an event of it.
         registry().remove(&tokens);
+        neighbour::forget(self.token());
         let mut inner = self.lock();
         if let Some((verbs, conn)) = inner.connection() {
             verbs.ctx().context.cm().close(conn);
@@ -448,6 +456,15 @@ impl Registry {
         let mut books = self.lock();
         for token in tokens {
             books.targets.remove(token);
+        }
+    }
+
+    /// Tells whoever has a token, if anybody still has.
+    pub(super) fn tell(&self, token: u64, local: Local) {
+        let books = self.lock();
+        if let Some(target) = books.targets.get(&token) {
+            // It is not freed while it is in the books.
+            target.id.tell(&mut target.id.lock(), local);
         }
     }
 

@@ -9,7 +9,7 @@
 //! | `id.rs`, `create.rs` | identifiers: create, destroy, migrate, options |
 //! | `channel.rs`, `event.rs` | channels and events: get, acknowledge |
 //! | `addr.rs`, `devices.rs` | addresses and routes, devices |
-//! | `bind.rs`, `resolve.rs` | bind, listen; resolve address and route |
+//! | `bind.rs`, `resolve.rs`, `neighbour.rs` | bind, listen; resolve address and route |
 //! | `connect.rs` | connect, accept, reject, establish, disconnect, notify |
 //! | `qp.rs` | QPs, CQs and SRQs of identifiers, and the attributes that a connection gives |
 //! | `multicast.rs` | join, leave |
@@ -29,7 +29,7 @@ mod ep;
 mod event;
 mod id;
 mod multicast;
-mod per_process;
+mod neighbour;
 mod qp;
 mod resolve;
 mod rsocket;

@@ -1,21 +1,20 @@
 //! Which device and which of our addresses lead to a peer.
 //!
-//! The kernel asks its routing table and then the neighbour; we ask the routing table, and leave the neighbour to the
-//! sockets under the device. So an answer is there at once, and a peer that is not is noticed when it is asked for a
-//! connection.
+//! As the kernel we ask the routing table and then, if need be, the network for the neighbour (`neighbour.rs`).
 
 use std::ffi::c_int;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use libc::sockaddr;
 
 use crate::abi::*;
+use crate::neighbour::missing;
 
 use super::id::{Id, Inner, Local, State};
-use super::{addr, answer, bind, create, devices};
+use super::{addr, answer, bind, create, devices, neighbour};
 
 /// `rdma_resolve_addr`, without the waiting.
-fn resolve_addr(id: Id, src: Option<SocketAddr>, dst: SocketAddr) -> Result<(), c_int> {
+fn resolve_addr(id: Id, src: Option<SocketAddr>, dst: SocketAddr, timeout_ms: c_int) -> Result<(), c_int> {
     let mut inner = id.lock();
     if inner.state == State::Idle {
         match src {
@@ -33,7 +32,9 @@ fn resolve_addr(id: Id, src: Option<SocketAddr>, dst: SocketAddr) -> Result<(), 
         true => addr::with_ip(dst, if settled { src.ip() } else { addr::loopback(dst) }),
         false => dst,
     };
-    let local = match devices::beside_the_host(dst.ip()) {
+    let dst = devices::stand_in(dst.ip()).map_or(dst, |ip| addr::with_ip(dst, ip));
+    let beside = devices::beside_the_host(dst.ip());
+    let local = match beside {
         Some(local) => local,
         // The device is known, and it joins groups without asking for the way.
         None if settled && dst.ip().is_multicast() => src.ip(),
@@ -41,36 +42,65 @@ fn resolve_addr(id: Id, src: Option<SocketAddr>, dst: SocketAddr) -> Result<(), 
             .map_err(|e| e.raw_os_error().unwrap_or(libc::ENETUNREACH))?,
     };
     inner.dst = Some(dst);
-    if settled {
-        resolved(id, &mut inner);
+    let from = leaving_from(src, dst, local);
+    // Who is beside the host is nobody's neighbour.
+    let hop = if beside.is_some() { None } else { missing(local, dst)? };
+    if let Some(hop) = hop
+        && neighbour::ask(id.token(), hop, from, dst, timeout_ms).is_ok()
+    {
+        // The answer needs this lock.
+        inner.state = State::AddrQuery;
+        inner.asked_from = Some(local);
         return Ok(());
     }
-    let scope = if addr::is_link_local(local) { addr::scope(dst) } else { 0 };
-    let found = devices::find(local, scope).filter(|_| id.ps() != RDMA_PS_IPOIB).ok_or(libc::ENODEV);
-    match found.and_then(|device| id.attach(&mut inner, device)) {
-        Ok(()) => {
-            let mut at = match (dst, addr::is_link_local(local)) {
-                (SocketAddr::V6(_), true) => dst,
-                _ => src,
-            };
-            at.set_port(src.port());
-            inner.src = Some(addr::with_ip(at, local));
-            resolved(id, &mut inner);
-        }
+    match settle(id, &mut inner, local) {
+        Ok(()) => id.tell(&mut inner, Local::AddrResolved),
         Err(e) => id.tell(&mut inner, Local::AddrError(-e)),
     }
     Ok(())
 }
 
-fn resolved(id: Id, inner: &mut Inner) {
+/// The network was asked for the peer, and this came of it.
+pub(super) fn answered(id: Id, status: c_int) -> Result<(), c_int> {
+    let mut inner = id.lock();
+    inner.state = State::Bound;
+    let local = inner.asked_from.take().ok_or(libc::EINVAL)?;
+    if status == 0 { settle(id, &mut inner, local) } else { Err(-status) }
+}
+
+/// Ties the identifier to the device that its packets leave from, unless it is.
+fn settle(id: Id, inner: &mut Inner, local: IpAddr) -> Result<(), c_int> {
+    let (Some(src), Some(dst)) = (inner.src, inner.dst) else { return Err(libc::EINVAL) };
+    if inner.verbs.is_none() {
+        let scope = if addr::is_link_local(local) { addr::scope(dst) } else { 0 };
+        let found = devices::find(local, scope).filter(|_| id.ps() != RDMA_PS_IPOIB).ok_or(libc::ENODEV);
+        found.and_then(|device| id.attach(inner, device))?;
+        inner.src = Some(leaving_from(src, dst, local));
+    }
     inner.state = State::AddrResolved;
     id.show_addresses(inner);
-    id.tell(inner, Local::AddrResolved);
+    Ok(())
+}
+
+/// A local address with the port that is bound, and with the interface by which the peer is reached if it means nothing
+/// without one.
+fn leaving_from(bound: SocketAddr, dst: SocketAddr, local: IpAddr) -> SocketAddr {
+    let mut at = match (dst, addr::is_link_local(local)) {
+        (SocketAddr::V6(_), true) => dst,
+        _ => bound,
+    };
+    at.set_port(bound.port());
+    addr::with_ip(at, local)
 }
 
 /// Resolves, and waits for the answer where the program wants that.
-pub(super) fn addr_of(id: Id, src: Option<SocketAddr>, dst: SocketAddr) -> Result<(), c_int> {
-    resolve_addr(id, src, dst)?;
+pub(super) fn addr_of(
+    id: Id,
+    src: Option<SocketAddr>,
+    dst: SocketAddr,
+    timeout_ms: c_int,
+) -> Result<(), c_int> {
+    resolve_addr(id, src, dst, timeout_ms)?;
     create::complete(id)
 }
 
@@ -93,14 +123,14 @@ pub unsafe extern "C" fn rem_rdma_resolve_addr(
     id: *mut rdma_cm_id,
     src_addr: *mut sockaddr,
     dst_addr: *mut sockaddr,
-    _timeout_ms: c_int,
+    timeout_ms: c_int,
 ) -> c_int {
     // SAFETY: what the C API promises.
     let (id, src, dst) = unsafe { (Id::of(id), addr::read(src_addr), addr::read(dst_addr)) };
     let Some(dst) = dst.filter(|_| src_addr.is_null() || src.is_some()) else {
         return answer(Err(libc::EINVAL));
     };
-    answer(addr_of(id, src, dst))
+    answer(addr_of(id, src, dst, timeout_ms))
 }
 
 /// `rdma_resolve_route(3)`.

@@ -10,10 +10,14 @@ use std::sync::mpsc::{Receiver, channel};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-/// An interface that looks like a real one: addresses of both families, multicast, and a wire to nobody.
+/// An interface that looks like a real one: addresses of both families, multicast, and a wire to nobody. One who is no
+/// more there is still known, 10.77.0.8 and
+/// fd77::8; and a route leads through one who never was.
 pub(crate) const INTERFACE: &str = "ip link set lo up && ip link add rv0 type veth peer name rv1 \
     && ip link set rv0 addrgenmode none && ip addr add 10.77.0.1/24 dev rv0 && ip addr add fd77::1/64 dev rv0 nodad \
-    && ip link set rv0 up && ip link set rv1 up && ip route add 224.0.0.0/4 dev rv0";
+    && ip link set rv0 up && ip link set rv1 up && ip route add 224.0.0.0/4 dev rv0 \
+    && ip neigh add 10.77.0.8 lladdr 02:00:00:00:00:08 dev rv0 nud permanent \
+    && ip neigh add fd77::8 lladdr 02:00:00:00:00:08 dev rv0 nud permanent && ip route add 10.78.0.0/16 via 10.77.0.7";
 /// The address of that interface.
 pub(crate) const ADDRESS: &str = "10.77.0.1";
 

@@ -6,6 +6,7 @@
  * send     sends a message for every line that it is told, and says how it ended
  * pair     the bystander: messages with a pattern to a server and back, checked, until it is hung up on
  * nobody   connects once, and says what comes of it
+ * absent   resolves the address, in every way that there is, and says what comes of it
  * deaf     listens, and never answers a request
  */
 #include "faults.h"
@@ -349,6 +350,49 @@ static void nobody(void)
 	SAME(rdma_destroy_id(id), 0);
 }
 
+static void resolve(struct rdma_cm_id *id, int timeout_ms)
+{
+	struct rdma_cm_event *event;
+	SAME(rdma_resolve_addr(id, NULL, (void *)&addr, timeout_ms), 0);
+	/* One answer is enough. */
+	SAME(rdma_resolve_addr(id, NULL, (void *)&addr, timeout_ms), -1);
+	SAME(errno, EINVAL);
+	SAME(rdma_resolve_route(id, timeout_ms), -1);
+	SAME(errno, EINVAL);
+	SAME(rdma_get_cm_event(channel, &event), 0);
+	CHECK(event->id == id);
+	say("event %s %d, %s device", rdma_event_str(event->event), event->status, id->verbs ? "a" : "no");
+	rdma_ack_cm_event(event);
+}
+
+static void absent(void)
+{
+	struct rdma_cm_id *id, *others[8];
+	int fds, tasks, ret;
+	CHECK(channel = rdma_create_event_channel());
+	SAME(rdma_create_id(channel, &id, NULL, RDMA_PS_TCP), 0);
+	fds = least(descriptors);
+	tasks = least(threads);
+	resolve(id, 300);
+	/* It is as it was before it asked. */
+	resolve(id, 0);
+	SAME(rdma_destroy_id(id), 0);
+	/* Who does not want to know any more is not told, and waits for nothing. */
+	for (int i = 0; i < 8; i++) {
+		SAME(rdma_create_id(channel, &others[i], NULL, i & 1 ? RDMA_PS_UDP : RDMA_PS_TCP), 0);
+		SAME(rdma_resolve_addr(others[i], NULL, (void *)&addr, i & 2 ? -1 : 1000000), 0);
+	}
+	for (int i = 0; i < 8; i++)
+		SAME(rdma_destroy_id(others[i]), 0);
+	say("left %d descriptors, %d threads", settled(descriptors, fds) - fds, settled(threads, tasks) - tasks);
+	rdma_destroy_event_channel(channel);
+	/* The same, synchronously: -1 and an errno. */
+	SAME(rdma_create_id(NULL, &id, NULL, RDMA_PS_TCP), 0);
+	ret = rdma_resolve_addr(id, NULL, (void *)&addr, 300);
+	say("resolve %d %s", ret, strerrorname_np(errno));
+	SAME(rdma_destroy_id(id), 0);
+}
+
 static void deaf(void)
 {
 	struct rdma_cm_id *listener;
@@ -366,7 +410,7 @@ int main(int argc, char **argv)
 		const char *name;
 		void (*run)(void);
 	} roles[] = {{"serve", serve}, {"write", write_for_ever}, {"wait", wait_for_news}, {"send", send_lines}, {"pair", pair},
-		{"nobody", nobody}, {"deaf", deaf}};
+		{"nobody", nobody}, {"absent", absent}, {"deaf", deaf}};
 	CHECK(argc == 4);
 	parse(argv[2], argv[3]);
 	for (size_t i = 0; i < sizeof(roles) / sizeof(*roles); i++)

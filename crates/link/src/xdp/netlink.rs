@@ -26,6 +26,15 @@ const NLMSG_DONE: u16 = 3;
 const RTMGRP_NEIGH: u32 = 4;
 /// Ask the kernel to resolve the neighbour as if it had a packet for it.
 const NTF_USE: u8 = 1;
+/// The gateway of a route, if it is not of the route's own address family.
+const RTA_VIA: u16 = 18;
+/// A neighbour in one of these states is sent to: `NUD_VALID` of `include/net/neighbour.h`.
+const NUD_VALID: u16 = libc::NUD_PERMANENT
+    | libc::NUD_NOARP
+    | libc::NUD_REACHABLE
+    | libc::NUD_PROBE
+    | libc::NUD_STALE
+    | libc::NUD_DELAY;
 /// A nested attribute.
 const NLA_F_NESTED: u16 = 1 << 15;
 const IFLA_INFO_KIND: u16 = 1;
@@ -144,6 +153,8 @@ pub(crate) struct Interface {
     pub(crate) mtu: u32,
     pub(crate) mac: Mac,
     pub(crate) up: bool,
+    /// Its neighbours have addresses that must be found out.
+    pub(crate) asks_neighbours: bool,
     /// `veth`, `bridge`, …; empty for a plain device.
     pub(crate) kind: String,
 }
@@ -220,6 +231,7 @@ impl Netlink {
                 .and_then(|mac| mac.try_into().ok())
                 .unwrap_or_default(),
             up: u32_at(body, 8) & libc::IFF_UP.cast_unsigned() != 0,
+            asks_neighbours: u32_at(body, 8) & (libc::IFF_NOARP | libc::IFF_LOOPBACK).cast_unsigned() == 0,
             kind: String::from_utf8_lossy(kind).trim_end_matches('\0').to_owned(),
         })
     }
@@ -239,6 +251,11 @@ impl Netlink {
     /// How `to` is reached from `src`. The kernel is not told an interface: given one, it would take any
     /// destination without a route for a neighbour on that.
     pub(crate) fn route(&self, src: IpAddr, to: IpAddr) -> io::Result<Route> {
+        self.route_by(src, to, 0)
+    }
+
+    /// The same, by an interface if it is not 0: a link-local address means nothing without one.
+    pub(crate) fn route_by(&self, src: IpAddr, to: IpAddr, interface: u32) -> io::Result<Route> {
         let mut body = [0; 12];
         body[0] = family(to);
         let bits = if to.is_ipv4() { 32 } else { 128 };
@@ -246,26 +263,40 @@ impl Netlink {
         let mut request = Request::new(libc::RTM_GETROUTE, 0, &body);
         request.attribute(libc::RTA_DST, &octets(to));
         request.attribute(libc::RTA_SRC, &octets(src));
+        if interface != 0 {
+            request.attribute(libc::RTA_OIF, &index_bytes(interface));
+        }
         let answers = self.ask(request, false)?;
         let body = &answers.first().ok_or(io::ErrorKind::NetworkUnreachable)?.1;
         if body.get(7) == Some(&libc::RTN_LOCAL) {
             return Ok(Route::Local);
         }
-        let hop = attribute(body, 12, libc::RTA_GATEWAY).and_then(address).unwrap_or(to);
+        // A gateway of another family comes with its family in front.
+        let via = attribute(body, 12, RTA_VIA).and_then(|via| address(via.get(2..)?));
+        let hop = attribute(body, 12, libc::RTA_GATEWAY).and_then(address).or(via).unwrap_or(to);
         let interface = attribute(body, 12, libc::RTA_OIF).map_or(0, |oif| u32_at(oif, 0));
         Ok(Route::Via { hop, interface })
     }
 
     /// What the kernel knows of `hop` now.
     pub(crate) fn neighbour(&self, hop: IpAddr, index: u32) -> io::Result<Neighbour> {
+        let entry = self.neighbour_entry(hop, index)?;
+        Ok(entry.and_then(|body| parse_neighbour(&body)).map_or(Neighbour::Unknown, |n| n.2))
+    }
+
+    /// Whether the kernel would send to `hop` without asking for it first.
+    pub(crate) fn neighbour_is_valid(&self, hop: IpAddr, index: u32) -> io::Result<bool> {
+        let entry = self.neighbour_entry(hop, index)?;
+        Ok(entry.is_some_and(|body| u16_at(&body, 8) & NUD_VALID != 0))
+    }
+
+    /// The entry of the kernel's table, a `struct ndmsg` with attributes.
+    fn neighbour_entry(&self, hop: IpAddr, index: u32) -> io::Result<Option<Vec<u8>>> {
         let mut request = Request::new(libc::RTM_GETNEIGH, 0, &ndmsg(hop, index, 0));
         request.attribute(libc::NDA_DST, &octets(hop));
         match self.ask(request, false) {
-            Ok(answers) => Ok(answers
-                .iter()
-                .find_map(|(_, body)| parse_neighbour(body))
-                .map_or(Neighbour::Unknown, |n| n.2)),
-            Err(e) if e.raw_os_error() == Some(libc::ENOENT) => Ok(Neighbour::Unknown),
+            Ok(answers) => Ok(answers.into_iter().next().map(|(_, body)| body)),
+            Err(e) if e.raw_os_error() == Some(libc::ENOENT) => Ok(None),
             Err(e) => Err(e),
         }
     }

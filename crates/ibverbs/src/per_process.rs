@@ -12,16 +12,16 @@ struct Made<T> {
 }
 
 /// A value that is made when it is first asked for, once in each process, and never freed.
-pub(super) struct PerProcess<T: 'static> {
+pub(crate) struct PerProcess<T: 'static> {
     current: AtomicPtr<Made<T>>,
 }
 
 impl<T: Default + Sync> PerProcess<T> {
-    pub(super) const fn new() -> Self {
+    pub(crate) const fn new() -> Self {
         Self { current: AtomicPtr::new(ptr::null_mut()) }
     }
 
-    pub(super) fn get(&self) -> &'static T {
+    pub(crate) fn get(&self) -> &'static T {
         let generation = fork::generation();
         loop {
             let current = self.current.load(Ordering::Acquire);
