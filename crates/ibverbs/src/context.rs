@@ -20,6 +20,7 @@ use remanence_wire::Qpn;
 
 use crate::abi::*;
 use crate::capture;
+use crate::counters;
 use crate::device::{Device, device};
 use crate::errno;
 use crate::fork::{self, Held};
@@ -242,6 +243,7 @@ fn open(device: &'static Device) -> Result<*mut ibv_context, c_int> {
     block.priv_ = Box::into_raw(ctx).cast();
     let block = Box::into_raw(block);
     fork::opened(block);
+    counters::opened(block, &device.info.name);
     // SAFETY: just allocated.
     Ok(unsafe { &raw mut (*block).context })
 }
@@ -273,6 +275,7 @@ pub unsafe extern "C" fn ibv_open_device(p: *mut ibv_device) -> *mut ibv_context
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_close_device(p: *mut ibv_context) -> c_int {
     let block = verbs(p);
+    counters::closed(block);
     fork::closed(block);
     // SAFETY: the caller gives back what `open` made of two boxes.
     unsafe {

@@ -21,6 +21,7 @@ mod channel;
 #[allow(dead_code, reason = "it is landing part by part")]
 mod cm;
 mod context;
+mod counters;
 mod cq;
 mod cq_ex;
 mod device;

@@ -1,5 +1,6 @@
 //! What is there: ibv_devices, ibv_devinfo, ibv_asyncwatch.
 
+use crate::common;
 use crate::harness::{Place, ROW, Ready, Row, run};
 
 const ALONE: Row = Row { ready: Ready::Alone, ..ROW };
@@ -37,6 +38,20 @@ fn the_addresses_of_an_interface_are_its_gids() {
             ..ALONE
         }],
     );
+}
+
+/// Those of all processes together, also of those that have ended.
+#[test]
+fn counters_below_sys_count_what_every_process_did() {
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/programs/counters.sh");
+    let mut command = common::program_alone("sh");
+    let output = command.arg(script).arg(common::rem()).env("REMANENCE_LIB", common::dropin()).output();
+    let output = output.expect("coreutils");
+    let said = String::from_utf8_lossy(&output.stdout);
+    if String::from_utf8_lossy(&output.stderr).contains("/sys/class/infiniband") {
+        return println!("skipped: there can be no view here: {output:?}");
+    }
+    assert_eq!(said, "closed: 2000 2000 0 10\n", "{output:?}");
 }
 
 /// It waits for events for ever; the limit of the test is how it ends.

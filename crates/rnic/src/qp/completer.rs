@@ -79,6 +79,7 @@ impl Qp {
                 }
                 let limit = self.attr.rnr_retry.unwrap_or(0);
                 if self.retry.on_rnr_nak(timer.duration(), limit, now).is_err() {
+                    shared.stats.rnr_retries_exceeded += 1;
                     self.fail_head(shared, WcStatus::RnrRetryExcErr);
                 } else {
                     self.go_back();
@@ -294,6 +295,7 @@ impl Qp {
                 if self.keepalive.is_watching() {
                     shared.silences.push_back((self.qpn, Silence::Lost));
                 }
+                shared.stats.retries_exceeded += 1;
                 self.fail_head(shared, WcStatus::RetryExcErr);
             }
         }
@@ -306,6 +308,10 @@ impl Qp {
     /// Completes the oldest WQE and frees it. Without error and signal nobody is told (10.7.3).
     pub(crate) fn complete_head(&mut self, shared: &mut Shared, status: WcStatus) {
         let wqe = self.sq.get(self.sq.head);
+        shared.stats.sends += u64::from(
+            matches!(wqe.op, SendOp::Send | SendOp::SendImm(_) | SendOp::SendInv(_))
+                && status == WcStatus::Success,
+        );
         let signaled = self.init.sq_sig_all || wqe.flags.contains(SendFlags::SIGNALED);
         if signaled || status != WcStatus::Success {
             let wc =

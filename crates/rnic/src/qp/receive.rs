@@ -153,6 +153,7 @@ impl Qp {
         debug_assert!(self.receiving.taken);
         self.receiving.taken = false;
         let wc = Wc { wr_id: self.receiving.wqe.wr_id, ..wc };
+        shared.stats.receives += u64::from(wc.status == WcStatus::Success);
         if shared.complete(self.init.recv_cq, wc).is_err() {
             self.cq_lost = true;
         }

@@ -180,6 +180,7 @@ impl Qp {
             self.responder.nak_due = Some(Aeth::Nak(NakCode::PsnSequenceError));
             self.wants_tx = true;
             shared.stats.tx_nak += 1;
+            shared.stats.rx_gaps += 1;
         }
         Err(DropReason::OutOfSequence)
     }
@@ -593,6 +594,7 @@ impl Qp {
                 self.responder.nak_due = Some(Aeth::RnrNak(timer));
                 self.responder.waiting = true;
                 shared.stats.tx_nak += 1;
+                shared.stats.tx_rnr_nak += 1;
                 Err(DropReason::NoReceive)
             }
             Refusal::Fatal(code, status) => {

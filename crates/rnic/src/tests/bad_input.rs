@@ -353,6 +353,7 @@ fn a_gap_is_naked_once_and_a_far_psn_not_executed() {
     }
     assert_eq!(case.answers(), [(FIRST, Aeth::Nak(NakCode::PsnSequenceError))]);
     assert_eq!(case.dropped(DropReason::OutOfSequence), 4);
+    assert_eq!(case.pair.b().device.stats().rx_gaps, 1);
     case.untouched();
     // The missing one arrives: the gap is closed, and the next gap is news.
     case.inject(Opcode::RcWriteOnly, FIRST, reth, &[0xee; 8]);

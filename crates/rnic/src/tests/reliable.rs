@@ -97,6 +97,7 @@ fn a_dead_peer_is_given_up_after_the_retry_count() {
         pair.post(2, SendOp::Write(dst.remote(0)), &[src.sge(0, 8)]);
         pair.run();
         assert_eq!(ids(&pair.a().sends()), [(1, WcStatus::RetryExcErr), (2, WcStatus::WrFlushErr)]);
+        assert_eq!(pair.a().device.stats().retries_exceeded, 1);
         assert_eq!(pair.a().state(qpns[0]), QpState::Err);
         // Up to four times what was asked for, to a second and a half.
         let asked = Duration::from_nanos(4096 << timeout) * (u32::from(retry_cnt) + 1);
@@ -166,6 +167,20 @@ fn receiver_not_ready_waits_and_counts() {
     pair.run();
     assert_eq!(ids(&pair.a().sends()), [(4, WcStatus::RnrRetryExcErr)]);
     assert_eq!(pair.a().device.stats().rx_rnr_nak - before, 4);
+
+    // As Linux counts it, in `hw_counters`.
+    let of =
+        |stats: &Stats, name: &str| stats.hw_counters(0).into_iter().find(|(n, _)| *n == name).unwrap().1;
+    let (a, b) = (pair.a().device.stats().clone(), pair.b().device.stats().clone());
+    assert_eq!(
+        (of(&a, "rdma_sends"), of(&b, "rdma_recvs")),
+        (1, 2),
+        "a failed SEND is none; WRITE with immediate takes a WQE"
+    );
+    assert_eq!((of(&a, "rdma_recvs"), of(&b, "rdma_sends")), (0, 0));
+    assert_eq!((of(&a, "retry_rnr_exceeded_err"), of(&a, "retry_exceeded_err")), (1, 0));
+    assert_eq!(of(&a, "rcvd_rnr_err"), of(&b, "send_rnr_err"), "no packet was lost");
+    assert_eq!((of(&a, "sent_pkts"), of(&b, "rcvd_pkts")), (a.tx_packets, a.tx_packets));
 }
 
 #[test]

@@ -4,6 +4,7 @@
 //! `REMANENCE_*`, and what it may look for below /sys and /dev in a private view (`view.rs`). Then it takes the place
 //! of this process: same process id, so that signals reach it and its exit status is ours.
 
+mod counters;
 mod devices;
 mod install;
 mod library;

@@ -16,6 +16,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{CWD, Mode, OFlags, openat};
 use rustix::mount::{MountFlags, UnmountFlags, mount, mount_bind, mount_bind_recursive, unmount};
 
+use super::counters;
 use super::devices::{Device, GIDS};
 use super::namespace::{self, How};
 
@@ -201,23 +202,7 @@ fn fill_port(port: &Dir, device: &Device) -> io::Result<()> {
             interfaces.file(&name, device.interface.as_deref().unwrap_or_default())?;
         }
     }
-    let counters = port.dir("counters")?;
-    device.interface.as_ref().map_or(Ok(()), |interface| fill_counters(&counters, interface))
-}
-
-/// The interface's counters where they count the same thing, as they are whenever they are read.
-fn fill_counters(counters: &Dir, interface: &str) -> io::Result<()> {
-    let statistics = PathBuf::from(format!("/sys/class/net/{interface}/statistics"));
-    for (name, same) in [
-        ("port_xmit_packets", "tx_packets"),
-        ("port_rcv_packets", "rx_packets"),
-        ("multicast_rcv_packets", "multicast"),
-        ("port_rcv_errors", "rx_errors"),
-        ("port_xmit_discards", "tx_dropped"),
-    ] {
-        counters.link(name, statistics.join(same))?;
-    }
-    Ok(())
+    counters::put(&port.0, &device.name)
 }
 
 fn fill_dev(root: &Path, devices: &[Device]) -> io::Result<()> {
