@@ -58,6 +58,41 @@ fn libfabric_runs_messages_and_datagrams() {
     );
 }
 
+/// With what Debian's can use on Ethernet: UCX, and libfabric. (Its own `openib` is built without rdma_cm, and then is for
+/// InfiniBand alone.) Two ranks, whose data is checked, and who write into each other's memory.
+#[test]
+fn open_mpi_runs_over_ucx_and_over_libfabric() {
+    if !std::path::Path::new("/usr/lib/python3/dist-packages/mpi4py").exists() {
+        return println!("skipped: no python3-mpi4py is installed");
+    }
+    const MPI: Row = Row {
+        ready: Ready::Alone,
+        verbs: Some(&["--device", "rem_veth0"]),
+        says: &["2 ranks were right"],
+        settings: &[
+            ("OMPI_ALLOW_RUN_AS_ROOT", "1"),
+            ("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1"),
+            ("UCX_TLS", "rc_verbs,ud_verbs,self"),
+            ("UCX_NET_DEVICES", "rem_veth0:1"),
+        ],
+        ..ROW
+    };
+    let line = |how: &str| {
+        let ring = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/programs/ring.py");
+        &*format!("mpirun --oversubscribe -np 2 {how} /usr/bin/python3 {ring}").leak()
+    };
+    run(
+        Place::Wire,
+        &[
+            Row { client: line("--mca pml ucx --mca osc ucx"), ..MPI },
+            Row {
+                client: line("--mca pml cm --mca mtl ofi --mca mtl_ofi_provider_include verbs;ofi_rxm"),
+                ..MPI
+            },
+        ],
+    );
+}
+
 /// Its jobs are threads, as its processes would outlive it. It gives its peer half a second to post receives, and asks for
 /// no RNR retry: where that is too little, the client says so and ends, and its server waits for ever.
 const FIO: Row = Row {
