@@ -74,11 +74,12 @@ fn a_change_whose_end_nobody_knows_is_not_made_again() {
         store.session().use_method(Some(Op::Send));
         let put = PutOptions { expect: Expect::Absent, ttl: None };
         let outcome = store.put(b"key", b"value", put);
-        assert!(matches!(outcome, Err(Error::Unknown(_))), "{outcome:?}");
         // Who looks learns it.
-        let found = store.get(b"key").expect("the server is there again");
-        assert!(found.is_none_or(|found| found.value == b"value"));
+        let found = store.get(b"key");
         restarted.store(true, Ordering::Release);
+        assert!(matches!(outcome, Err(Error::Unknown(_))), "{outcome:?}");
+        let found = found.expect("the server is there again");
+        assert!(found.is_none_or(|found| found.value == b"value"));
         let stats = serving.join().expect("the server's thread");
         assert_eq!(stats.server.reserved, 0, "it was asked again");
     });

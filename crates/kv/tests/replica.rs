@@ -231,7 +231,7 @@ impl Leg for SimMember {
         })
     }
 
-    fn submit(&mut self, updates: &Updates, _: PlanRequest) -> Result<(), LegError> {
+    fn submit(&mut self, updates: &Updates, _: &PlanRequest) -> Result<(), LegError> {
         self.connected(|leg, _| {
             leg.under_way.push_back(updates.clone());
             Ok(())
