@@ -111,7 +111,7 @@ impl<T> EventQueue<T> {
                 std::io::ErrorKind::NotConnected.into(),
             ));
         }
-        let event = Event::for_consumer().map_err(|e| Error::os("cannot create an event descriptor", e))?;
+        let event = Event::new().map_err(|e| Error::os("cannot create an event descriptor", e))?;
         let queue = self.lock();
         let event = self.event.get_or_init(|| event);
         if !queue.is_empty() {

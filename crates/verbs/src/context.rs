@@ -32,7 +32,7 @@ use crate::options::{Opened, Options};
 use crate::pd::Pd;
 use crate::progress::{self, Interrupted};
 use crate::share;
-use crate::wake::Event;
+use crate::wake::Bell;
 
 /// What happened to the device or one of its objects outside any work request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -110,7 +110,7 @@ impl Drop for Handle {
             return;
         }
         self.shared.stop.store(true, Ordering::Release);
-        self.shared.signals.thread.raise();
+        self.shared.signals.thread.ring();
         self.flushes.stop();
         // Neither thread ever owns a Handle, so this is not one of them joining itself.
         for thread in self.threads.get_mut().unwrap_or_else(PoisonError::into_inner).drain(..) {
@@ -152,7 +152,7 @@ impl Context {
             config.seed = random();
         }
         let os = |e| Error::os("cannot create an event descriptor", e);
-        let thread = Arc::new(Event::new().map_err(os)?);
+        let thread = Arc::new(Bell::new().map_err(os)?);
         let async_events = Arc::new(EventQueue::new());
         async_events.fd()?;
         let flushes = Arc::new(FlushQueue::default());

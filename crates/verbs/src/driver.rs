@@ -24,7 +24,7 @@ use crate::error::Error;
 use crate::handover::{Handover, Kick, Outlook, Pace, Plan, Progress, WaiterId};
 use crate::inplace::{self, InPlace};
 use crate::memory::RegionMemory;
-use crate::wake::Event;
+use crate::wake::Bell;
 
 /// Sends of one turn, each up to 64 KiB: then somebody must look at what came in, or the socket buffer overflows.
 const SENDS_PER_TURN: usize = 16;
@@ -102,7 +102,7 @@ pub struct ProgressStats {
 #[derive(Clone, Debug)]
 pub(crate) struct Signals {
     /// Wakes the progress thread.
-    pub(crate) thread: Arc<Event>,
+    pub(crate) thread: Arc<Bell>,
     /// Asynchronous events, for the consumer.
     pub(crate) async_events: Arc<EventQueue<DeviceEvent>>,
     /// [`Driver::news`] as of the end of the last turn, for those who find the lock taken.
@@ -132,7 +132,7 @@ pub(crate) struct Driver {
     failed: bool,
     routes: HashMap<CqHandle, CqRoute>,
     signals: Signals,
-    waiters: Vec<Option<(Arc<Event>, Interest)>>,
+    waiters: Vec<Option<(Arc<Bell>, Interest)>>,
     /// Counts what a blocked consumer may wait for; see [`Driver::news`].
     pushed: u64,
     told: News,
@@ -363,13 +363,13 @@ impl Driver {
         let told = std::mem::replace(&mut self.told, news);
         self.signals.news.store(self.news(), Ordering::Release);
         for sleeper in self.handover.sleepers().filter(|&id| Some(id) != me) {
-            if let Some(Some((event, interest))) = self.waiters.get(sleeper.0 as usize) {
+            if let Some(Some((bell, interest))) = self.waiters.get(sleeper.0 as usize) {
                 let concerned = match interest {
                     Interest::Completions => news.completions != told.completions,
                     Interest::Events => news.events != told.events,
                 };
                 if concerned {
-                    event.raise();
+                    bell.ring();
                 }
             }
         }
@@ -407,10 +407,10 @@ impl Driver {
         self.counters.kicks += u64::from(kick != Kick::None);
         match kick {
             Kick::None => {}
-            Kick::Thread => self.signals.thread.raise(),
+            Kick::Thread => self.signals.thread.ring(),
             Kick::Waiter(id) => {
-                if let Some(Some((event, _))) = self.waiters.get(id.0 as usize) {
-                    event.raise();
+                if let Some(Some((bell, _))) = self.waiters.get(id.0 as usize) {
+                    bell.ring();
                 }
             }
         }
@@ -525,13 +525,13 @@ impl Driver {
         }
     }
 
-    pub(crate) fn waiter_came(&mut self, now: Instant, event: Arc<Event>, interest: Interest) -> WaiterId {
+    pub(crate) fn waiter_came(&mut self, now: Instant, bell: Arc<Bell>, interest: Interest) -> WaiterId {
         self.handover.waiter_came(now);
         let slot = self.waiters.iter().position(Option::is_none).unwrap_or_else(|| {
             self.waiters.push(None);
             self.waiters.len() - 1
         });
-        self.waiters[slot] = Some((event, interest));
+        self.waiters[slot] = Some((bell, interest));
         WaiterId(u32::try_from(slot).expect("threads are fewer"))
     }
 

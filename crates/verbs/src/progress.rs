@@ -13,7 +13,10 @@ use remanence_rnic::FlushId;
 use crate::context::Shared;
 use crate::driver::{Driver, Interest, shorter};
 use crate::handover::{LEASE_LIMIT, Plan};
-use crate::wake::{self, Event};
+use crate::wake::Bell;
+
+/// How long a warm waiter on the bench looks whether it is called before it sleeps.
+const LINGER: Duration = Duration::from_micros(50);
 
 /// How long the progress thread steps aside for a thread that waits for the lock: the time that one needs to see
 /// that the lock is free.
@@ -38,8 +41,7 @@ fn run(shared: &Shared) {
             Plan::Again => step_aside(shared),
             Plan::Rest(limit) => rest(shared, &mut none, limit),
             Plan::Watch(limit) => {
-                wake::sleep(&shared.signals.thread, &mut fds, limit);
-                shared.signals.thread.lower();
+                shared.signals.thread.sleep(&mut fds, limit);
             }
         }
     }
@@ -48,8 +50,7 @@ fn run(shared: &Shared) {
 /// Sleeps until a poller has stopped, or somebody calls.
 fn rest(shared: &Shared, none: &mut Vec<WaitFd>, mut limit: Option<Duration>) {
     loop {
-        wake::sleep(&shared.signals.thread, none, limit);
-        shared.signals.thread.lower();
+        shared.signals.thread.sleep(none, limit);
         if shared.stop.load(Ordering::Acquire) {
             return;
         }
@@ -86,19 +87,19 @@ pub(crate) fn flushed(shared: &Shared, outcomes: &[(FlushId, Result<(), ()>)]) {
 
 thread_local! {
     /// What this thread sleeps on while it is blocked in a call; made once, as it costs two system calls.
-    static BLOCKED: RefCell<Option<Arc<Event>>> = const { RefCell::new(None) };
+    static BLOCKED: RefCell<Option<Arc<Bell>>> = const { RefCell::new(None) };
 
     /// Whether the last wait of this thread brought what it waited for.
     static WARM: Cell<bool> = const { Cell::new(true) };
 }
 
-/// The event of this thread. A child has the one of the thread that forked, and closed it.
-fn blocked() -> Arc<Event> {
-    BLOCKED.with_borrow_mut(|event| match event {
-        Some(event) if event.is_open() => Arc::clone(event),
+/// The bell of this thread. A child has the one of the thread that forked, and closed it.
+fn blocked() -> Arc<Bell> {
+    BLOCKED.with_borrow_mut(|bell| match bell {
+        Some(bell) if bell.is_open() => Arc::clone(bell),
         _ => {
-            let new = Arc::new(Event::new().expect("an event descriptor for a blocking call"));
-            Arc::clone(event.insert(new))
+            let new = Arc::new(Bell::new().expect("an event descriptor for a blocking call"));
+            Arc::clone(bell.insert(new))
         }
     })
 }
@@ -133,7 +134,7 @@ impl Shared {
         if self.lock.is_abandoned() {
             return Ok(None);
         }
-        let event = blocked();
+        let bell = blocked();
         let warm = WARM.get();
         let (mut fds, mut none) = (Vec::new(), Vec::new());
         let mut me = None;
@@ -159,7 +160,7 @@ impl Shared {
                 WARM.set(found.is_some());
                 return if found.is_none() && interrupted { Err(Interrupted) } else { Ok(found) };
             }
-            let id = *me.get_or_insert_with(|| turn.waiter_came(now, Arc::clone(&event), interest));
+            let id = *me.get_or_insert_with(|| turn.waiter_came(now, Arc::clone(&bell), interest));
             let plan = turn.plan_waiter(now, id, warm, worked, &mut fds);
             drop(turn);
             let left = end.map(|end| end.since(now));
@@ -168,14 +169,15 @@ impl Shared {
                     step_aside(self);
                     false
                 }
-                Plan::Rest(limit) => wake::sleep(&event, &mut none, shorter(limit, left)),
-                Plan::Watch(limit) => wake::sleep(&event, &mut fds, shorter(limit, left)),
+                Plan::Rest(limit) => {
+                    if warm {
+                        bell.linger(LINGER);
+                    }
+                    bell.sleep(&mut none, shorter(limit, left))
+                }
+                Plan::Watch(limit) => bell.sleep(&mut fds, shorter(limit, left)),
             };
             interrupted = signalled && ends();
-            if plan != Plan::Again {
-                // Whatever raised it changed something first, under the lock that the next turn takes.
-                event.lower();
-            }
         }
     }
 

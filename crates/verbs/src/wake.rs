@@ -1,39 +1,69 @@
-//! The two things a thread of this crate sleeps on: an event descriptor that others raise, and a set of
-//! descriptors with a time limit. Nothing else in the crate makes a system call of its own.
+//! What threads sleep on: a bell that others ring, beside a set of descriptors and a time limit; and the event descriptors of
+//! consumers. Nothing else in the crate makes a system call of its own.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::time::{Duration, Instant};
 
 use remanence_link::{Descriptor, WaitFd, wait};
 use rustix::event::{EventfdFlags, PollFlags, eventfd};
 
-/// A descriptor that is readable while it is raised. Raising it twice is raising it once.
+/// A descriptor for a consumer that is readable while it is raised. Raising it twice is raising it once. The consumer finds
+/// it in blocking mode and may change that, and could raise it himself. Lower it only while it is raised.
 #[derive(Debug)]
-pub(crate) struct Event {
-    fd: Descriptor,
-    /// May be readable. Of an event for a consumer always, who could have raised it himself.
-    raised: AtomicBool,
-    for_consumer: bool,
-}
+pub(crate) struct Event(Descriptor);
 
 impl Event {
-    /// For threads of this crate.
+    pub(crate) fn new() -> io::Result<Self> {
+        Ok(Self(eventfd(0, EventfdFlags::CLOEXEC)?.into()))
+    }
+
+    /// It is ours, and not what a forked child has given back.
+    pub(crate) fn is_open(&self) -> bool {
+        self.0.is_open()
+    }
+
+    /// Makes the descriptor readable.
+    pub(crate) fn raise(&self) {
+        add(&self.0);
+    }
+
+    /// Makes the descriptor unreadable.
+    pub(crate) fn lower(&self) {
+        drain(&self.0);
+    }
+
+    #[cfg(test)]
+    pub(crate) fn is_raised(&self) -> bool {
+        let fd = WaitFd { fd: self.0.as_raw_fd(), events: PollFlags::IN.bits().cast_signed() };
+        wait::poll(&[fd], Some(Duration::ZERO)).unwrap()
+    }
+}
+
+/// How others call a thread of this crate, which sleeps or is about to: to ring before it sleeps is as good, and costs no
+/// system call.
+#[derive(Debug)]
+pub(crate) struct Bell {
+    fd: Descriptor,
+    state: AtomicU8,
+    /// The descriptor is readable.
+    written: AtomicBool,
+}
+
+/// It does not sleep on the descriptor.
+const AWAKE: u8 = 0;
+/// It does, or is about to.
+const ASLEEP: u8 = 1;
+/// It was rung for.
+const RUNG: u8 = 2;
+
+impl Bell {
     pub(crate) fn new() -> io::Result<Self> {
         Ok(Self {
             fd: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?.into(),
-            raised: AtomicBool::new(false),
-            for_consumer: false,
-        })
-    }
-
-    /// For a consumer, who finds it in blocking mode and may change that. Lower it only while it is raised.
-    pub(crate) fn for_consumer() -> io::Result<Self> {
-        Ok(Self {
-            fd: eventfd(0, EventfdFlags::CLOEXEC)?.into(),
-            raised: AtomicBool::new(false),
-            for_consumer: true,
+            state: AtomicU8::new(AWAKE),
+            written: AtomicBool::new(false),
         })
     }
 
@@ -42,66 +72,80 @@ impl Event {
         self.fd.is_open()
     }
 
-    /// Makes the descriptor readable.
-    pub(crate) fn raise(&self) {
-        if !self.is_open() {
-            return;
-        }
-        #[expect(clippy::host_endian_bytes, reason = "eventfd(2) takes a native word")]
-        let one = 1u64.to_ne_bytes();
-        loop {
-            match rustix::io::write(&self.fd, &one) {
-                Err(rustix::io::Errno::INTR) => {}
-                // Full (2^64 - 2 raises unread) is raised, which is all that was asked for.
-                Ok(_) | Err(rustix::io::Errno::AGAIN) => {
-                    // Behind the write: who sees it finds the descriptor readable.
-                    self.raised.store(true, Ordering::Release);
-                    return;
-                }
-                Err(e) => panic!("an event descriptor of this process could not be written: {e}"),
-            }
+    /// Ends the sleep, or the next one.
+    pub(crate) fn ring(&self) {
+        if self.state.swap(RUNG, Ordering::AcqRel) == ASLEEP {
+            add(&self.fd);
+            // Behind the write: who sees it finds the descriptor readable.
+            self.written.store(true, Ordering::Release);
         }
     }
 
-    /// Makes the descriptor unreadable, if it was raised. (One that is being raised right now may stay readable; who
-    /// sleeps on it then does not sleep.)
-    pub(crate) fn lower(&self) {
-        if !self.for_consumer && !self.raised.swap(false, Ordering::Acquire) {
-            return;
-        }
-        if !self.is_open() {
-            return;
-        }
-        let mut count = [0u8; 8];
-        while let Err(rustix::io::Errno::INTR) = rustix::io::read(&self.fd, &mut count) {}
+    /// Whether somebody rang since the last sleep.
+    pub(crate) fn has_rung(&self) -> bool {
+        self.state.load(Ordering::Acquire) == RUNG
     }
-}
 
-impl Event {
+    /// Looks whether somebody rings, and gives way to other threads between the looks, for so long at most.
+    pub(crate) fn linger(&self, limit: Duration) {
+        let begin = Instant::now();
+        while !self.has_rung() && begin.elapsed() < limit {
+            std::thread::yield_now();
+        }
+    }
+
+    /// Sleeps until somebody rings or has rung, one of `fds` is ready, or `limit` is over. Wakes early for a signal, which it
+    /// says, and takes an error for a wake-up: callers look again anyway. What the bell was rung for is for the caller to find.
+    pub(crate) fn sleep(&self, fds: &mut Vec<WaitFd>, limit: Option<Duration>) -> bool {
+        let before = self.state.compare_exchange(AWAKE, ASLEEP, Ordering::AcqRel, Ordering::Acquire);
+        let mut signalled = false;
+        if before.is_ok() {
+            fds.push(self.wait_fd());
+            let woken = wait::poll_or_signal(fds, limit);
+            fds.pop();
+            signalled = woken.is_err_and(|e| e.kind() == io::ErrorKind::Interrupted);
+        }
+        self.state.store(AWAKE, Ordering::Release);
+        // One that is being written right now stays readable: the next sleep is none, and finds it here.
+        if self.written.swap(false, Ordering::Acquire) {
+            drain(&self.fd);
+        }
+        signalled
+    }
+
     fn wait_fd(&self) -> WaitFd {
         WaitFd { fd: self.fd.as_raw_fd(), events: PollFlags::IN.bits().cast_signed() }
     }
+}
 
-    /// Whether it is raised.
-    #[cfg(test)]
-    pub(crate) fn is_raised(&self) -> bool {
-        wait::poll(&[self.wait_fd()], Some(Duration::ZERO)).unwrap()
+fn add(fd: &Descriptor) {
+    if !fd.is_open() {
+        return;
     }
+    #[expect(clippy::host_endian_bytes, reason = "eventfd(2) takes a native word")]
+    let one = 1u64.to_ne_bytes();
+    loop {
+        match rustix::io::write(fd, &one) {
+            Err(rustix::io::Errno::INTR) => {}
+            // Full (2^64 - 2 times unread) is readable, which is all that was asked for.
+            Ok(_) | Err(rustix::io::Errno::AGAIN) => return,
+            Err(e) => panic!("an event descriptor of this process could not be written: {e}"),
+        }
+    }
+}
+
+fn drain(fd: &Descriptor) {
+    if !fd.is_open() {
+        return;
+    }
+    let mut count = [0u8; 8];
+    while let Err(rustix::io::Errno::INTR) = rustix::io::read(fd, &mut count) {}
 }
 
 impl AsFd for Event {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.fd.as_fd()
+        self.0.as_fd()
     }
-}
-
-/// Sleeps until `event` is raised, one of `fds` is ready, or `limit` is over. Wakes early for a signal, which it says, and
-/// takes an error for a wake-up: callers look again anyway.
-pub(crate) fn sleep(event: &Event, fds: &mut Vec<WaitFd>, limit: Option<Duration>) -> bool {
-    fds.push(event.wait_fd());
-    let woken = wait::poll_or_signal(fds, limit);
-    fds.pop();
-    woken.is_err_and(|e| e.kind() == std::io::ErrorKind::Interrupted)
 }
 
 /// Sleeps until `fd` is readable, or `limit` is over.
@@ -128,21 +172,56 @@ mod tests {
         assert!(event.is_raised());
         event.lower();
         assert!(!event.is_raised());
-        event.lower();
     }
 
     #[test]
-    fn sleep_ends_for_the_event_for_a_descriptor_and_for_the_limit() {
-        let event = Event::new().unwrap();
+    fn sleep_ends_for_the_bell_for_a_descriptor_and_for_the_limit() {
+        let bell = Bell::new().unwrap();
         let other = Event::new().unwrap();
         let mut fds = Vec::new();
-        sleep(&event, &mut fds, Some(Duration::from_millis(1)));
-        event.raise();
-        sleep(&event, &mut fds, None);
-        event.lower();
+        bell.sleep(&mut fds, Some(Duration::from_millis(1)));
+        bell.ring();
+        bell.ring();
+        assert!(bell.has_rung());
+        assert!(
+            !wait::poll(&[bell.wait_fd()], Some(Duration::ZERO)).unwrap(),
+            "nobody sleeps, so nothing is written"
+        );
+        bell.sleep(&mut fds, None);
+        assert!(!bell.has_rung());
         other.raise();
-        fds.push(other.wait_fd());
-        sleep(&event, &mut fds, None);
-        assert_eq!(fds, [other.wait_fd()], "the caller's list is as it was");
+        fds.push(WaitFd { fd: other.as_fd().as_raw_fd(), events: PollFlags::IN.bits().cast_signed() });
+        bell.sleep(&mut fds, None);
+        assert_eq!(fds.len(), 1, "the caller's list is as it was");
+    }
+
+    /// Each ring ends one sleep at least, whenever it comes; a thread that is never woken hangs here.
+    #[test]
+    fn no_ring_is_lost() {
+        const ROUNDS: u32 = 4_000;
+        let (bell, back) = (Bell::new().unwrap(), Bell::new().unwrap());
+        let asked = std::sync::atomic::AtomicU32::new(0);
+        let answered = std::sync::atomic::AtomicU32::new(0);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                for round in 1..=ROUNDS {
+                    while asked.load(Ordering::Acquire) < round {
+                        if round % 3 == 0 {
+                            bell.linger(Duration::from_micros(u64::from(round % 7)));
+                        }
+                        bell.sleep(&mut Vec::new(), None);
+                    }
+                    answered.store(round, Ordering::Release);
+                    back.ring();
+                }
+            });
+            for round in 1..=ROUNDS {
+                asked.store(round, Ordering::Release);
+                bell.ring();
+                while answered.load(Ordering::Acquire) < round {
+                    back.sleep(&mut Vec::new(), None);
+                }
+            }
+        });
     }
 }
