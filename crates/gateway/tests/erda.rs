@@ -17,7 +17,7 @@ use remanence_resp::protocol::{Decoder, Limits};
 use remanence_resp::store::{Condition, Key, Store, StoreError};
 
 const OPTIONS: Options =
-    Options { mode: Mode::Durable, lease: 1 << 40, unfinished_max: 16, clean_by_itself: true };
+    Options { mode: Mode::Durable, lease: 1 << 40, unfinished_max: 16, clean_by_itself: true, defer: false };
 
 struct Host<'a> {
     image: &'a CrashImage,

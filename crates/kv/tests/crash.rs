@@ -52,6 +52,15 @@ fn every_operation_at_every_step() {
     explore(DURABLE, PersistenceDomain::Adr, &every_operation(), 12);
     explore(DURABLE, PersistenceDomain::Eadr, &every_operation(), 4);
     explore(DURABLE, PersistenceDomain::PageCache, &every_operation(), 4);
+    explore(DEFERRED, PersistenceDomain::PageCache, &every_operation(), 12);
+}
+
+#[test]
+fn whatever_leaves_before_its_entry_is_durable() {
+    explore(DEFERRED, PersistenceDomain::PageCache, &dying_clients(), 6);
+    explore(DEFERRED, PersistenceDomain::PageCache, &chunks(), 2);
+    explore(DEFERRED, PersistenceDomain::PageCache, &cleaning(), 3);
+    explore(DEFERRED, PersistenceDomain::PageCache, &resizing(), 8);
 }
 
 #[test]

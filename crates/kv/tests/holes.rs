@@ -140,7 +140,10 @@ impl Ours {
     fn new(mode: Mode) -> Self {
         let image = Arc::new(CrashImage::new(OURS.size, PersistenceDomain::Adr));
         format(&image, &OURS, 16, 3, [0; 16]).expect("fair");
-        Self::open(image, Options { mode, lease: 100, unfinished_max: 8, clean_by_itself: false })
+        Self::open(
+            image,
+            Options { mode, lease: 100, unfinished_max: 8, clean_by_itself: false, ..Options::default() },
+        )
     }
 
     fn open(image: Arc<CrashImage>, options: Options) -> Self {

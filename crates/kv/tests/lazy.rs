@@ -8,7 +8,7 @@ use common::ops::{
     Workload, chunks, cleaning, contents, dying_clients, every_operation, fair, for_mode_erda, prepared,
     resizing, run_all, works_on,
 };
-use common::{DURABLE, ERDA};
+use common::{DEFERRED, DURABLE, ERDA};
 use remanence_kv::format::{DIRECTORY, RegionKind, RegionWord, Superblock};
 use remanence_kv::{Options, Server};
 use remanence_pmem::crash_image::{CrashImage, Explorer, LazyReport};
@@ -64,6 +64,7 @@ fn explore(what: &str, options: Options, domain: PersistenceDomain, (prepare, op
 fn every_operation_in_every_outcome() {
     explore("operations", DURABLE, PersistenceDomain::Adr, &every_operation());
     explore("operations", DURABLE, PersistenceDomain::PageCache, &every_operation());
+    explore("operations, deferred", DEFERRED, PersistenceDomain::PageCache, &every_operation());
 }
 
 #[test]

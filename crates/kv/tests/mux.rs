@@ -23,8 +23,13 @@ fn image() -> CrashImage {
 impl<'a> World<'a> {
     fn open(image: &'a CrashImage) -> Self {
         // Nobody is cut off: what is not given back is held for ever.
-        let options =
-            Options { mode: Mode::Durable, lease: 1 << 40, unfinished_max: 64, clean_by_itself: true };
+        let options = Options {
+            mode: Mode::Durable,
+            lease: 1 << 40,
+            unfinished_max: 64,
+            clean_by_itself: true,
+            ..Options::default()
+        };
         Self { image, server: Server::open(image, options).expect("a store").0 }
     }
 

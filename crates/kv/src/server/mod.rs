@@ -56,11 +56,15 @@ pub struct Options {
     pub unfinished_max: usize,
     /// Whether cleaning starts by itself when free regions run low.
     pub clean_by_itself: bool,
+    /// Whether the answer to a reservation may leave before the entry that it names is durable. It may where whatever makes
+    /// the client's value durable waits for every write-back before it, by whomever: page caches do, and a wait for the
+    /// disk is saved. Cache lines that another core wrote back have no such promise.
+    pub defer: bool,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Self { mode: Mode::Durable, lease: 2000, unfinished_max: 1024, clean_by_itself: true }
+        Self { mode: Mode::Durable, lease: 2000, unfinished_max: 1024, clean_by_itself: true, defer: false }
     }
 }
 
@@ -302,8 +306,9 @@ impl<M: Medium + Clone> Server<M> {
             }
             request => self.one(now, client, request),
         };
-        // In durable mode no reply leaves before everything that it speaks of is durable.
-        if self.options.mode == Mode::Durable && self.sync().is_err() {
+        // In durable mode no reply leaves before everything that it speaks of is durable, or will be by what it asks for.
+        let may_wait = self.options.defer && !self.replicated && asks_for_values(&reply);
+        if self.options.mode == Mode::Durable && !may_wait && self.sync().is_err() {
             return Reply::Refused(Refusal::Medium);
         }
         reply
@@ -561,5 +566,14 @@ impl<M: Medium + Clone> Server<M> {
             header if header.chained => Content::Chained(chunks),
             _ => Content::Value(object.value),
         }
+    }
+}
+
+/// Whether all that a reply promises depends on values that the client has yet to make durable.
+fn asks_for_values(reply: &Reply) -> bool {
+    match reply {
+        Reply::Reserved(_) => true,
+        Reply::Batch(replies) => replies.iter().all(asks_for_values),
+        _ => false,
     }
 }

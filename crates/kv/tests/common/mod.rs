@@ -23,7 +23,9 @@ pub(crate) const SALT: u64 = 0x5EED;
 pub(crate) const SMALL: Geometry = Geometry { size: 64 << 10, region_len: 2048, segment_len: 1024, heads: 2 };
 
 pub(crate) const DURABLE: Options =
-    Options { mode: Mode::Durable, lease: 1000, unfinished_max: 16, clean_by_itself: false };
+    Options { mode: Mode::Durable, lease: 1000, unfinished_max: 16, clean_by_itself: false, defer: false };
+/// Durable, and a reservation's entry becomes so by the client's flush.
+pub(crate) const DEFERRED: Options = Options { defer: true, ..DURABLE };
 pub(crate) const ERDA: Options = Options { mode: Mode::Erda, ..DURABLE };
 
 pub(crate) fn formatted(geometry: Geometry, buckets: u64) -> CrashImage {
