@@ -470,3 +470,28 @@ fn a_scrub_repairs_what_it_can_and_counts_what_it_cannot() {
     client.put(b"once", b"two").expect("a new value heals the key");
     assert_eq!(client.value(b"once"), Some(b"two".to_vec()));
 }
+
+#[test]
+fn a_page_of_an_all_but_empty_table_is_short_and_says_where_to_go_on() {
+    const BUCKETS: u64 = 1 << 15;
+    let geometry = Geometry { size: 32 << 20, region_len: 4 << 20, segment_len: 64 << 10, heads: 2 };
+    let image = formatted(geometry, BUCKETS);
+    let store = Store::open(&image, DURABLE);
+    let mut client = store.client(0);
+    for key in [b"one".to_vec(), b"two".to_vec()] {
+        let put = Request::PutInline { key, value: vec![1], expires: 0, expect: Expect::Any };
+        assert!(matches!(client.call(&put), Reply::Done { .. }));
+    }
+    let (mut cursor, mut pages, mut found) = (Some(0), 0, Vec::new());
+    while let Some(at) = cursor {
+        let Reply::Page { next, keys } = client.call(&Request::Scan { cursor: at, limit: 10 }) else {
+            panic!("a scan is answered by a page")
+        };
+        assert!(next.is_none_or(|next| next > at));
+        (cursor, pages) = (next, pages + 1);
+        found.extend(keys);
+    }
+    found.sort();
+    assert_eq!(found, [b"one".to_vec(), b"two".to_vec()]);
+    assert!((8..=16).contains(&pages), "{pages} pages: nobody waits for a whole table");
+}

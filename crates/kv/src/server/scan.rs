@@ -13,6 +13,9 @@ use crate::proto::{Refusal, Reply};
 
 /// The most keys of a page.
 const PAGE_MAX: u32 = 1024;
+/// Buckets that are looked at together at most, and for one page: nobody is served meanwhile, and a table may be all but empty.
+const STRIDE: u64 = 64;
+const LOOK_MAX: u64 = 4096;
 
 /// What a scrub has found.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -28,15 +31,18 @@ pub struct Scrubbed {
 }
 
 impl<M: Medium + Clone> Server<M> {
-    /// The entries of the buckets from a fingerprint on, until about `limit` are found; and where to go on.
+    /// The entries of the buckets from a fingerprint on, until about `limit` are found or many buckets were empty; and where to
+    /// go on.
     fn entries_from(&self, cursor: u64, limit: usize) -> (Vec<Entry>, Option<u64>) {
         let narrow = self.index.tables[0];
         let mut found: Vec<Entry> = Vec::new();
-        let mut low = cursor;
-        while low < 1 << FINGERPRINT_BITS && found.len() < limit {
-            // The fingerprints of one bucket of the first table.
-            let bucket = u128::from(narrow.home(low) + 1);
+        let (mut low, mut looked) = (cursor, 0);
+        let stride = (limit as u64).clamp(1, STRIDE);
+        while low < 1 << FINGERPRINT_BITS && found.len() < limit && looked < LOOK_MAX {
+            // The fingerprints of some buckets of the first table.
+            let bucket = u128::from((narrow.home(low) + stride).min(narrow.buckets));
             let high = (bucket << FINGERPRINT_BITS).div_ceil(narrow.buckets.into()) as u64;
+            looked += stride;
             for table in &self.index.tables {
                 let (first, last) = (table.home(low), table.home(high - 1));
                 let slots = self.index.slots(*table, first, last - first + NEIGHBOURHOOD);
