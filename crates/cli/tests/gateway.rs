@@ -141,3 +141,55 @@ fn redis_programs_use_a_store_and_its_server_may_be_killed() {
         assert!(said.to_string().contains("300"), "{said}");
     }
 }
+
+#[test]
+fn a_gateway_with_its_store_in_one_process_may_be_killed_too() {
+    if Command::new("redis-cli").arg("--version").output().is_err() {
+        eprintln!("skipped: redis-cli is not installed");
+        return;
+    }
+    let dir = tempfile::tempdir_in("/dev/shm").expect("a directory");
+    let (file, native) = (dir.path().join("store"), address().to_string());
+    let start = || {
+        let mut command = rem();
+        command.args([
+            "kv",
+            "gateway",
+            "--listen",
+            "127.0.0.1:0",
+            "--threads",
+            "2",
+            "--size",
+            "8M",
+            "--store",
+        ]);
+        Serving::start(command.arg(&file).args(["--native", &native, "--metrics", "127.0.0.1:0"]))
+    };
+    let door = |gateway: &Serving| -> SocketAddr {
+        gateway.ready["addresses"][0].as_str().expect("one").parse().expect("an address")
+    };
+    let gateway = start();
+    let at = door(&gateway);
+    let written: Vec<u32> =
+        (0..100).filter(|n| redis(at, &["SET", &format!("key {n}"), &n.to_string()]) == "OK").collect();
+    assert_eq!(written.len(), 100);
+    // Native clients use the same store, at the same time.
+    run(rem().args(["kv", "put", &native, "native", "value"])).good();
+    assert!(gateway.scrape().contains("remanence_kv_boots 1"));
+
+    gateway.kill();
+    let gateway = start();
+    let at = door(&gateway);
+    for n in written {
+        assert_eq!(redis(at, &["GET", &format!("key {n}")]), n.to_string(), "an acknowledged write is there");
+    }
+    let said = run(rem()
+        .args(["kv", "bench", &format!("redis://{at}"), "--workload", "a", "--operations", "300"])
+        .args(["--records", "50", "--value-size", "64", "--verify", "--json"]))
+    .json();
+    assert!(said.to_string().contains("300"), "{said}");
+
+    let both = run(rem().args(["kv", "gateway", "127.0.0.1", "--store"]).arg(&file));
+    assert_eq!(both.status, Some(2), "{}", both.stderr);
+    run(rem().args(["kv", "gateway", "--listen", "127.0.0.1:0", "--store"]).arg(&file)).bad("is not served");
+}

@@ -10,7 +10,9 @@
 use std::collections::BTreeSet;
 use std::fmt::Display;
 
-use remanence_kv::client::{Call, Client, Error, Found, Get, Many, Operation, Put, RemoteMemory, run};
+use remanence_kv::client::{
+    Call, Client, Error, Found, Get, Many, Operation, Put, RemoteMemory, attend, run,
+};
 use remanence_kv::format::KEY_MAX;
 use remanence_kv::proto::{Expect, Refusal, Reply, Request};
 use remanence_resp::store::{Condition, Fetched, HEAD_LEN, Key, Store, StoreError, StoreLimits, Version};
@@ -96,6 +98,7 @@ where
 {
     fn carry_out<O: Operation>(&mut self, operation: &mut O) -> Result<O::Output, StoreError> {
         let output = self.reach(operation)?;
+        self.attend()?;
         // Nothing of ours is under way now: the server may take back what older views show.
         if let Some(acknowledge) = self.client.poll_acknowledgement() {
             let _ = self.reach(&mut Call::new(acknowledge))?;
@@ -105,6 +108,14 @@ where
             let _ = self.reach(&mut Call::new(report))?;
         }
         Ok(output)
+    }
+
+    /// Takes the newest view if the server has told of one: it may wait for everybody to have it.
+    fn attend(&mut self) -> Result<(), StoreError> {
+        if self.remote.noticed() <= self.client.view().number {
+            return Ok(());
+        }
+        attend(&mut self.client, &mut self.remote).map_err(|error| StoreError::Unavailable(error.to_string()))
     }
 
     fn reach<O: Operation>(&mut self, operation: &mut O) -> Result<O::Output, StoreError> {
@@ -174,6 +185,7 @@ where
         if let Some(confirm) = self.client.poll_confirm() {
             let _ = self.carry_out(&mut Call::new(confirm));
         }
+        let _ = self.attend();
     }
 }
 

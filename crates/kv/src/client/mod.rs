@@ -236,6 +236,11 @@ pub trait RemoteMemory {
     /// # Errors
     /// As for [`post`](Self::post), or it was tried for too long.
     fn again(&mut self, tries: u32) -> Result<(), Self::Error>;
+
+    /// The newest view that the server has told of; 0 if whoever has this sees to it.
+    fn noticed(&mut self) -> u64 {
+        0
+    }
 }
 
 /// Takes the newest view, acknowledges it, and says what there is to say: what a host does after a notice, and an idle

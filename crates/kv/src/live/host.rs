@@ -1,11 +1,13 @@
 //! The store's host: what the serving thread does about calls, and in between.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use remanence_remote::{Cutter, Grants};
 
 use super::StoreStats;
+use super::local::{Line, Lines};
 use super::member::Upkeep;
 use super::memory::Memory;
 use super::turns::Turns;
@@ -15,7 +17,7 @@ use super::wire::{
 };
 use crate::proto::{Refusal, Reply, Request};
 use crate::server::{ClientId, Event, Server};
-use crate::view::Mode;
+use crate::view::{Mode, View};
 
 /// Small things that are done in one step: one wait for the medium covers them all.
 const BUDGET: usize = 64;
@@ -53,6 +55,9 @@ pub(super) struct Host {
     turns: Turns,
     last_probe: Instant,
     to_clean: BTreeSet<u8>,
+    locals: Lines,
+    /// Serving has not ended.
+    open: bool,
     failed: bool,
     /// Of a primary.
     upkeep: Option<Upkeep>,
@@ -60,13 +65,13 @@ pub(super) struct Host {
 
 /// Milliseconds that go on over restarts, and do not jump meanwhile.
 #[derive(Clone, Copy, Debug)]
-struct Clock {
+pub(super) struct Clock {
     at: u64,
     begin: Instant,
 }
 
 impl Clock {
-    fn now(&self) -> u64 {
+    pub(super) fn now(&self) -> u64 {
         self.at + self.begin.elapsed().as_millis() as u64
     }
 }
@@ -107,6 +112,8 @@ impl Host {
             turns: Turns::new(now),
             last_probe: now,
             to_clean: BTreeSet::new(),
+            locals: Lines::default(),
+            open: true,
             failed: false,
             upkeep,
         }
@@ -131,6 +138,41 @@ impl Host {
     /// The medium failed: nothing may be served any more.
     pub(super) const fn has_failed(&self) -> bool {
         self.failed
+    }
+
+    /// A client of this process: its session, the clock and the view.
+    pub(super) fn admit(&mut self, line: Arc<Line>) -> (u64, Clock, View) {
+        let session = self.locals.add(line);
+        let client = Some(self.core.connect());
+        let peer = Peer { client, part: Vec::new(), rest: BTreeMap::new(), heard: Instant::now() };
+        self.peers.insert(session, peer);
+        (session, self.clock, self.core.view())
+    }
+
+    /// Answers a client of this process, and does what can wait as the serving thread does after a message. `None`: it was cut
+    /// off, or nothing is served.
+    pub(super) fn ask(&mut self, session: u64, request: &Request) -> Option<Reply> {
+        if self.failed {
+            return Some(Reply::Refused(Refusal::Medium));
+        }
+        if !self.open || self.locals.of(session).is_none() {
+            return None;
+        }
+        let client = self.peers.get(&session).and_then(|peer| peer.client)?;
+        self.calls += 1;
+        let reply = self.core.handle(self.clock.now(), client, request);
+        self.failed |= reply == Reply::Refused(Refusal::Medium) || self.do_turn(1).is_err();
+        Some(reply)
+    }
+
+    /// A client of this process leaves, and writes no more.
+    pub(super) fn leave(&mut self, session: u64) {
+        if self.locals.remove(session)
+            && let Some(client) = self.peers.remove(&session).and_then(|peer| peer.client)
+        {
+            self.failed |= self.core.disconnected(client).is_err();
+            self.turns.asked();
+        }
     }
 
     /// Answers a call of a session.
@@ -297,13 +339,20 @@ impl Host {
                 |client| self.peers.iter().find(|(_, peer)| peer.client == Some(client)).map(|(id, _)| *id);
             match event {
                 Event::Notice { client, view } => {
-                    if let Some(session) = of(client) {
+                    let Some(session) = of(client) else { continue };
+                    if let Some(line) = self.locals.of(session) {
+                        line.notify(view);
+                    } else {
                         self.cutter.notify(session, view.to_le_bytes().to_vec());
                     }
                 }
                 // When it has come, `forget_ended` hears of it.
                 Event::Fence { client } => {
-                    if let Some(session) = of(client) {
+                    let Some(session) = of(client) else { continue };
+                    if let Some(line) = self.locals.of(session) {
+                        line.cut();
+                        self.leave(session);
+                    } else {
                         if let Some(grants) = &self.grants {
                             grants.take_all(session);
                         }
@@ -315,7 +364,10 @@ impl Host {
         if now.duration_since(self.last_probe) >= PROBE {
             self.last_probe = now;
             let view = self.core.view().number.to_le_bytes();
-            let silent = self.peers.iter().filter(|(_, peer)| now.duration_since(peer.heard) >= PROBE);
+            let is_silent = |session: u64, peer: &Peer| {
+                self.locals.of(session).is_none() && now.duration_since(peer.heard) >= PROBE
+            };
+            let silent = self.peers.iter().filter(|(session, peer)| is_silent(**session, peer));
             silent.for_each(|(session, _)| self.cutter.notify(*session, view.to_vec()));
         }
         Ok(())
@@ -337,7 +389,8 @@ impl Host {
     /// Nothing that sessions which are over have sent can arrive any more.
     fn forget_ended(&mut self) -> Result<(), Refusal> {
         let cutter = &self.cutter;
-        let gone: Vec<u64> = self.peers.keys().copied().filter(|session| !cutter.is_live(*session)).collect();
+        let is_gone = |session: &u64| self.locals.of(*session).is_none() && !cutter.is_live(*session);
+        let gone: Vec<u64> = self.peers.keys().copied().filter(is_gone).collect();
         for session in gone {
             if let Some(client) = self.peers.remove(&session).and_then(|peer| peer.client) {
                 self.core.disconnected(client)?;
@@ -349,6 +402,7 @@ impl Host {
 
     /// After the last session: everything that was written is settled, so that the next start finds nothing to do.
     pub(super) fn end(&mut self) -> Result<(), Refusal> {
+        self.open = false;
         self.forget_ended()?;
         // Cleaning and growing go on when the store is served again.
         self.core.step(self.clock.now(), BUDGET).map(drop)

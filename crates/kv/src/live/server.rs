@@ -8,12 +8,13 @@ use std::time::Duration;
 
 use remanence_persist::Config;
 use remanence_persist::taxonomy::Buffers;
-use remanence_pmem::{FileOptions, PersistenceDomain, Region};
+use remanence_pmem::{FileOptions, PersistenceDomain, Region, StoreGranularity};
 use remanence_remote::Token;
 use remanence_remote::ring::Layout;
 use remanence_verbs::Context;
 
 use super::host::Host;
+use super::local::Locals;
 use super::medium::{New, make_if_blank};
 use super::member::Upkeep;
 use super::memory::Memory;
@@ -234,7 +235,7 @@ impl Metrics {
 }
 
 /// The host is whole between any two statements that can panic; a poisoned lock is as good as any.
-fn lock(host: &Mutex<Host>) -> MutexGuard<'_, Host> {
+pub(super) fn lock(host: &Mutex<Host>) -> MutexGuard<'_, Host> {
     host.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -243,6 +244,9 @@ fn lock(host: &Mutex<Host>) -> MutexGuard<'_, Host> {
 pub struct Server {
     remote: remanence_remote::Server,
     host: Arc<Mutex<Host>>,
+    region: Region,
+    /// It is not one of several members.
+    alone: bool,
     recovered: Recovered,
     made: bool,
     durable: bool,
@@ -282,7 +286,7 @@ impl Server {
         made: bool,
         upkeep: Option<Upkeep>,
     ) -> Result<Self, Error> {
-        let region = memory.region().clone();
+        let (region, alone) = (memory.region().clone(), upkeep.is_none());
         // Ours are in DRAM always. What a client has written there is not to be taken for some.
         let medium = |e: std::io::Error| crate::server::OpenError::Medium(e.to_string());
         if matches!(Layout::find(&region), Ok(Some(_)) | Err(_)) {
@@ -294,12 +298,13 @@ impl Server {
             lease: options.lease.as_millis() as u64,
             unfinished_max: options.unfinished,
             clean_by_itself: options.clean,
+            defer: region.domain().granularity() == StoreGranularity::Page,
         };
         let (mut core, recovered) = Core::open(memory, core)?;
         if upkeep.is_some() {
             core.set_replicated();
         }
-        let mut remote = remanence_remote::ServerOptions::new(context, region, options.port)
+        let mut remote = remanence_remote::ServerOptions::new(context, region.clone(), options.port)
             .sessions(options.clients)
             .messages(SLOTS, SLOT);
         if let Some(config) = options.configuration {
@@ -326,7 +331,7 @@ impl Server {
         remote.on_call(SERVICE, move |call| lock(&serving).serve(call.session, call.request));
         let turning = Arc::clone(&host);
         remote.on_turn(move |messages| lock(&turning).turn(messages));
-        Ok(Self { remote, host, recovered, made, durable })
+        Ok(Self { remote, host, region, alone, recovered, made, durable })
     }
 
     /// Where clients connect.
@@ -370,6 +375,13 @@ impl Server {
     #[must_use]
     pub fn metrics(&self) -> Metrics {
         Metrics(Arc::clone(&self.host))
+    }
+
+    /// Clients in this process, which reach the store with no message. `None`: it is one of several members, and what is
+    /// written here must reach the others.
+    #[must_use]
+    pub fn locals(&self) -> Option<Locals> {
+        self.alone.then(|| Locals { host: Arc::clone(&self.host), region: self.region.clone() })
     }
 
     /// Other work of the serving thread, which then never sleeps: what a busy application is to those who need its help. See

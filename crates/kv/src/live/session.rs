@@ -25,6 +25,15 @@ const RUN_MAX: usize = 4 << 20;
 const YIELDS: u32 = 16;
 const NAP_MAX: Duration = Duration::from_millis(5);
 
+/// A wait for others that was preceded by so many less one.
+pub(super) fn nap(tries: u32) {
+    if tries <= YIELDS {
+        std::thread::yield_now();
+    } else {
+        std::thread::sleep(NAP_MAX.min(Duration::from_micros(50) * (tries - YIELDS)));
+    }
+}
+
 /// How a client connects.
 #[derive(Clone, Debug)]
 pub struct ConnectOptions {
@@ -456,11 +465,7 @@ impl RemoteMemory for Session {
                 "writers of the key, or the cleaning of its log",
             ));
         }
-        if tries <= YIELDS {
-            std::thread::yield_now();
-        } else {
-            std::thread::sleep(NAP_MAX.min(Duration::from_micros(50) * (tries - YIELDS)));
-        }
+        nap(tries);
         Ok(())
     }
 }

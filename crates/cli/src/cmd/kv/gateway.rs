@@ -1,13 +1,16 @@
 //! `rem kv gateway`.
 
 use std::io::{Read as _, Write as _};
-use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use remanence_gateway::erda::Erda;
 use remanence_gateway::live::Connector;
 use remanence_gateway::{Address, Gateway, Options};
-use remanence_kv::live::ConnectOptions;
+use remanence_kv::live::{ConnectOptions, ServerOptions};
 use remanence_kv::view::Mode;
 use remanence_resp::engine::Config;
 use remanence_resp::protocol::Limits;
@@ -15,7 +18,7 @@ use remanence_resp::store::StoreError;
 use serde_json::json;
 
 use super::At;
-use crate::args::{Reach, Size};
+use crate::args::{Reach, Server, Size};
 use crate::device;
 use crate::fail::{Context as _, Fail};
 use crate::signals::Stop;
@@ -29,13 +32,24 @@ Examples:
   rem kv gateway 127.0.0.1:7001,127.0.0.1:7002,127.0.0.1:7003
                                                        over a store on three members
   rem kv gateway 127.0.0.1 --metrics 127.0.0.1:9181 --password-file secret
+  rem kv gateway --store users.kv --size 1G            Redis on 127.0.0.1:6379, with the store in this process: a GET
+                                                       is a few loads then
 
 redis-cli, redis-benchmark and Redis libraries connect as to Redis 7; docs/gateway.md has the commands. A server that restarts
 is connected to again. Several gateways may serve one store.")]
 pub(super) struct Args {
     /// Server of the store, as HOST or HOST:PORT; of a store on several, its members, separated by commas
-    #[arg(value_name = "SERVER")]
-    server: At,
+    #[arg(value_name = "SERVER", required_unless_present = "store")]
+    server: Option<At>,
+    /// Serve the store in this file, too, instead of connecting to a server; it is made if it is not there
+    #[arg(long, value_name = "FILE", conflicts_with = "server")]
+    store: Option<PathBuf>,
+    /// Size of a new file
+    #[arg(long, value_name = "SIZE", default_value = "256M", requires = "store")]
+    size: Size,
+    /// Where clients of the store itself connect, as to `rem kv serve` [default: a free port of 127.0.0.1]
+    #[arg(long, value_name = "HOST[:PORT]", requires = "store")]
+    native: Option<Server>,
     /// Where Redis clients connect: HOST:PORT, or the path of a unix socket; may be given several times, port 0 is a free one
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:6379")]
     listen: Vec<String>,
@@ -87,7 +101,16 @@ pub(super) struct Args {
 
 pub(super) fn run(args: &Args) -> Result<(), Fail> {
     let asked = Stop::listen()?;
-    let to = args.server.resolve()?;
+    match (&args.store, &args.server) {
+        (Some(file), _) => beside(args, file, &asked),
+        (None, Some(server)) => towards(args, server, &asked),
+        (None, None) => Err(Fail::new("name the server of the store, or its file with --store")),
+    }
+}
+
+/// Over a server that runs elsewhere.
+fn towards(args: &Args, server: &At, asked: &Stop) -> Result<(), Fail> {
+    let to = server.resolve()?;
     let context = device::open_towards(to[0].ip(), args.reach.local)?;
     let patience = Duration::from_secs(args.patience);
     let connect = ConnectOptions::default()
@@ -95,63 +118,126 @@ pub(super) fn run(args: &Args) -> Result<(), Fail> {
         .locations(args.locations)
         .tokens(args.reach.tokens.load_any()?);
     // What the store is, and whether there is one, is asked before anybody is let in.
-    let mut probe = args.server.connect(&context, &to, &connect)?;
+    let mut probe = server.connect(&context, &to, &connect)?;
     let region = probe.session().region();
     let mode = probe.client().view().mode;
     let members = probe.primary().cloned();
     drop(probe);
-    let durable = match &members {
-        Some(said) => said.durable,
-        None => mode == Mode::Durable && region.guarantee.is_durable(),
-    };
-    let durability = match (mode, &members) {
-        (Mode::Durable, Some(said)) => format!(
-            "an acknowledged write is in the logs of {} of {} members, and survives what a member's memory does: {}",
-            said.acks,
-            said.members.len(),
-            said.survives
-        ),
-        (Mode::Durable, None) => {
-            format!("an acknowledged write survives what the server's memory does: {}", region.sentence)
-        }
-        (Mode::Erda, _) => {
-            "an acknowledged write is visible, and not yet durable: a failure of the server may take it back"
-                .to_owned()
-        }
-    };
-
-    let options = Options {
-        listen: args
-            .listen
-            .iter()
-            .map(|text| Address::parse(text))
-            .collect::<Result<_, _>>()
-            .map_err(gateway)?,
-        metrics: args.metrics,
-        threads: args.threads.map_or(Options::default().threads, usize::from),
-        config: Config {
-            password: args.password()?,
-            databases: args.databases,
-            clients_max: args.clients as usize,
-            idle_timeout_s: args.idle.into(),
-            bulk_max: args.value.0 as usize,
-            durability: durability.clone(),
-            durable,
-            ..Config::default()
+    let store = About {
+        name: format!("{server}, {region}"),
+        server: server.to_string(),
+        mode,
+        durable: match &members {
+            Some(said) => said.durable,
+            None => mode == Mode::Durable && region.guarantee.is_durable(),
         },
-        limits: Limits { bulk: args.value.0 as usize, ..Limits::default() },
-        output_high: args.output.0 as usize,
-        stall: Duration::from_secs(args.stall.into()),
-        ..Options::default()
+        durability: match (mode, &members) {
+            (Mode::Durable, Some(said)) => format!(
+                "an acknowledged write is in the logs of {} of {} members, and survives what a member's memory does: {}",
+                said.acks,
+                said.members.len(),
+                said.survives
+            ),
+            (Mode::Durable, None) => {
+                format!("an acknowledged write survives what the server's memory does: {}", region.sentence)
+            }
+            (Mode::Erda, _) => {
+                "an acknowledged write is visible, and not yet durable: a failure of the server may take it back"
+                    .to_owned()
+            }
+        },
     };
     let connector = match members {
         Some(_) => Connector::to_members(&context, to, connect),
         None => Connector::new(&context, to[0], connect),
     };
     let connector = connector.hold(Duration::from_millis(args.hold));
-    let options = Options { more_metrics: Some(connector.metrics()), ..options };
+    let options = Options { more_metrics: Some(connector.metrics()), ..args.options(&store)? };
     let open = |_| connector.connect().map_err(|e| StoreError::Unavailable(e.to_string()));
-    let running = Gateway::start(options, open).map_err(gateway)?;
+    conduct(args, asked, &store, Gateway::start(options, open).map_err(gateway)?)
+}
+
+/// Over a store in this process, which clients of the network may reach as well.
+fn beside(args: &Args, file: &Path, asked: &Stop) -> Result<(), Fail> {
+    let (ip, port) = match &args.native {
+        Some(native) => native.resolve().map(|to| (to.ip(), to.port()))?,
+        None => (IpAddr::V4(Ipv4Addr::LOCALHOST), 0),
+    };
+    let failed = |e: remanence_kv::live::Error| Fail::new(format!("{} is not served: {e}", file.display()));
+    let context = device::open_at(ip)?;
+    let options = ServerOptions::file(file).size(args.size.0).port(port);
+    let mut server = remanence_kv::live::Server::bind(&context, options).map_err(failed)?;
+    let locals = server.locals().expect("a store on this server alone");
+    let (to, size) = (server.addr(), server.metrics().read().size);
+    let store = About {
+        name: format!("{}, {}, served at {to}", file.display(), ui::bytes(size)),
+        server: to.to_string(),
+        mode: Mode::Durable,
+        durable: server.is_durable(),
+        durability: format!("an acknowledged write survives what this memory does: {}", server.sentence()),
+    };
+    let options = Options { more_metrics: Some(server.metrics().source()), ..args.options(&store)? };
+    let over = Arc::new(AtomicBool::new(false));
+    let stop = Arc::clone(&over);
+    let serving = std::thread::Builder::new()
+        .name("store".into())
+        .spawn(move || server.run(&stop))
+        .context(|| "no thread for the store can be started".into())?;
+    let open = |_| {
+        let (client, local) = locals.connect(args.locations);
+        Ok(Erda::new(client, local))
+    };
+    let conducted = match Gateway::start(options, open).map_err(gateway) {
+        Ok(running) => conduct(args, asked, &store, running),
+        Err(failed) => Err(failed),
+    };
+    // After the last command: what was written is settled.
+    over.store(true, Ordering::Release);
+    let served = serving.join().map_err(|_| Fail::new("the store's thread panicked; report what it said"))?;
+    conducted.and(served.map(drop).map_err(failed))
+}
+
+/// What a store is.
+struct About {
+    name: String,
+    server: String,
+    mode: Mode,
+    durable: bool,
+    durability: String,
+}
+
+impl Args {
+    fn options(&self, store: &About) -> Result<Options, Fail> {
+        let (args, durable, durability) = (self, store.durable, store.durability.clone());
+        Ok(Options {
+            listen: args
+                .listen
+                .iter()
+                .map(|text| Address::parse(text))
+                .collect::<Result<_, _>>()
+                .map_err(gateway)?,
+            metrics: args.metrics,
+            threads: args.threads.map_or(Options::default().threads, usize::from),
+            config: Config {
+                password: args.password()?,
+                databases: args.databases,
+                clients_max: args.clients as usize,
+                idle_timeout_s: args.idle.into(),
+                bulk_max: args.value.0 as usize,
+                durability,
+                durable,
+                ..Config::default()
+            },
+            limits: Limits { bulk: args.value.0 as usize, ..Limits::default() },
+            output_high: args.output.0 as usize,
+            stall: Duration::from_secs(args.stall.into()),
+            ..Options::default()
+        })
+    }
+}
+
+/// Serves until it is asked to stop.
+fn conduct(args: &Args, asked: &Stop, store: &About, running: Gateway) -> Result<(), Fail> {
     let addresses: Vec<String> = running.addresses().iter().map(ToString::to_string).collect();
     let metrics = running.metrics().map(|address| format!("http://{address}/metrics"));
     if args.json {
@@ -160,19 +246,19 @@ pub(super) fn run(args: &Args) -> Result<(), Fail> {
             "addresses": addresses,
             "metrics": metrics,
             "pid": std::process::id(),
-            "server": args.server.to_string(),
-            "mode": if mode == Mode::Durable { "durable" } else { "erda" },
-            "durable": durable,
-            "durability": durability,
+            "server": store.server,
+            "mode": if store.mode == Mode::Durable { "durable" } else { "erda" },
+            "durable": store.durable,
+            "durability": store.durability,
         });
         print_line(&ready.to_string())?;
     } else {
-        ui::line(Mood::Good, "store", format!("{}, {region}", args.server));
+        ui::line(Mood::Good, "store", &store.name);
         ui::line(Mood::Good, "address", addresses.join(", "));
         if let Some(metrics) = &metrics {
             ui::line(Mood::Good, "metrics", metrics);
         }
-        ui::line(if durable { Mood::Good } else { Mood::Note }, "durability", &durability);
+        ui::line(if store.durable { Mood::Good } else { Mood::Note }, "durability", &store.durability);
         ui::remark("\n  Ctrl-C answers what has been received, and stops.");
     }
     if args.stop_on_eof {
@@ -183,7 +269,7 @@ pub(super) fn run(args: &Args) -> Result<(), Fail> {
             asked.ask();
         });
     }
-    let stopper = running.stopper();
+    let (stopper, asked) = (running.stopper(), asked.clone());
     std::thread::spawn(move || {
         while !asked.is_asked() {
             std::thread::sleep(Duration::from_millis(20));

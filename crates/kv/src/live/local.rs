@@ -1,0 +1,185 @@
+//! A client in the server's own process: its READs are loads, its WRITEs stores, and its calls go to the host with no message.
+//!
+//! It follows the protocol of a client that is elsewhere, and nothing else: it reads what may change under its hands and
+//! verifies it, writes into rooms that were reserved, and makes what it wrote durable itself. So a store has local and remote
+//! clients at once, and the server may fence a local one that dallies.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use remanence_pmem::Region;
+
+use super::Error;
+use super::host::{Clock, Host};
+use super::server::lock;
+use super::session::nap;
+use crate::client::{Client, Completion, RemoteMemory, Verb};
+use crate::proto::{Refusal, Reply};
+
+/// How long others may be in the way of an operation.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Makes clients in the server's process. Clones make them of the same server.
+#[derive(Clone, Debug)]
+pub struct Locals {
+    pub(super) host: Arc<Mutex<Host>>,
+    pub(super) region: Region,
+}
+
+impl Locals {
+    /// A client that keeps so many locations, and what it reaches the store by. [`run`](crate::client::run) carries operations
+    /// out. What can wait is done while the [server runs](super::Server::run); after its end all calls are refused.
+    #[must_use]
+    pub fn connect(&self, locations: usize) -> (Client, Local) {
+        let line = Arc::new(Line::default());
+        let (session, clock, view) = lock(&self.host).admit(Arc::clone(&line));
+        let (host, region) = (Arc::clone(&self.host), self.region.clone());
+        let local = Local { host, region, line, session, clock, waiting: Instant::now() };
+        (Client::new(view, locations), local)
+    }
+}
+
+/// What the host and a local client have of each other.
+#[derive(Debug, Default)]
+pub(super) struct Line {
+    /// The newest view that it was told of.
+    noticed: AtomicU64,
+    /// It is cut off. Held while the client writes.
+    cut: Mutex<bool>,
+}
+
+impl Line {
+    pub(super) fn notify(&self, view: u64) {
+        self.noticed.fetch_max(view, Ordering::AcqRel);
+    }
+
+    /// On return nothing that the client writes reaches the store.
+    pub(super) fn cut(&self) {
+        *self.cut.lock().unwrap_or_else(PoisonError::into_inner) = true;
+    }
+
+    /// Lets the client write, as long as this is held.
+    fn open(&self) -> Result<MutexGuard<'_, bool>, Error> {
+        let cut = self.cut.lock().unwrap_or_else(PoisonError::into_inner);
+        if *cut { Err(Refusal::Fenced.into()) } else { Ok(cut) }
+    }
+}
+
+/// The local clients of a host, by the numbers of their sessions.
+#[derive(Debug, Default)]
+pub(super) struct Lines {
+    lines: BTreeMap<u64, Arc<Line>>,
+    next: u64,
+}
+
+impl Lines {
+    /// Sessions of the network have lower numbers.
+    const FIRST: u64 = 1 << 63;
+
+    pub(super) fn add(&mut self, line: Arc<Line>) -> u64 {
+        let session = Self::FIRST + self.next;
+        self.next += 1;
+        self.lines.insert(session, line);
+        session
+    }
+
+    pub(super) fn of(&self, session: u64) -> Option<&Line> {
+        self.lines.get(&session).map(|line| &**line)
+    }
+
+    pub(super) fn remove(&mut self, session: u64) -> bool {
+        self.lines.remove(&session).is_some()
+    }
+}
+
+/// The memory and the server as a client in the same process reaches them.
+#[derive(Debug)]
+pub struct Local {
+    host: Arc<Mutex<Host>>,
+    region: Region,
+    line: Arc<Line>,
+    session: u64,
+    clock: Clock,
+    /// Since when others are in the way.
+    waiting: Instant,
+}
+
+impl Local {
+    fn check(&self, at: u64, len: u64) -> Result<(), Error> {
+        if self.region.contains(at, len) {
+            Ok(())
+        } else {
+            Err(Error::Protocol("a place outside of the store"))
+        }
+    }
+
+    fn persist(&self, updates: &[(u64, Vec<u8>)]) -> Result<(), Error> {
+        let _open = self.line.open()?;
+        for (at, bytes) in updates {
+            self.region.write_nt(*at, bytes);
+        }
+        self.region.psync().map_err(|_| Refusal::Medium.into())
+    }
+}
+
+impl RemoteMemory for Local {
+    type Error = Error;
+
+    fn post(&mut self, verbs: Vec<Verb>) -> Result<Vec<Completion>, Error> {
+        let mut completions = Vec::with_capacity(verbs.len());
+        for verb in verbs {
+            completions.push(match verb {
+                Verb::Read { at, len } => {
+                    self.check(at, len)?;
+                    let mut bytes = vec![0; len as usize];
+                    self.region.read(at, &mut bytes);
+                    Completion::Read(bytes)
+                }
+                Verb::Write { at, bytes } => {
+                    self.check(at, bytes.len() as u64)?;
+                    let _open = self.line.open()?;
+                    self.region.write(at, &bytes);
+                    Completion::Written
+                }
+                Verb::Persist(updates) => {
+                    updates.iter().try_for_each(|(at, bytes)| self.check(*at, bytes.len() as u64))?;
+                    self.persist(&updates)?;
+                    Completion::Persistent
+                }
+                Verb::Call(request) => match lock(&self.host).ask(self.session, &request) {
+                    Some(Reply::Refused(Refusal::Medium)) => return Err(Refusal::Medium.into()),
+                    Some(reply) => Completion::Reply(reply),
+                    None => return Err(Refusal::Fenced.into()),
+                },
+            });
+        }
+        Ok(completions)
+    }
+
+    fn now(&self) -> u64 {
+        self.clock.now()
+    }
+
+    fn again(&mut self, tries: u32) -> Result<(), Error> {
+        if tries <= 1 {
+            self.waiting = Instant::now();
+        }
+        if self.waiting.elapsed() >= PATIENCE {
+            return Err(Error::Waited(PATIENCE.as_secs(), "writers of the key, or the cleaning of its log"));
+        }
+        nap(tries);
+        Ok(())
+    }
+
+    fn noticed(&mut self) -> u64 {
+        self.line.noticed.load(Ordering::Acquire)
+    }
+}
+
+impl Drop for Local {
+    fn drop(&mut self) {
+        lock(&self.host).leave(self.session);
+    }
+}
