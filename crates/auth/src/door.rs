@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::net::IpAddr;
 use std::time::Duration;
 
-use crate::{Gate, Nonce, Token};
+use crate::{Gate, Nonce, Role, Token};
 
 /// How long a challenge may be answered.
 pub const PATIENCE: Duration = Duration::from_secs(30);
@@ -46,6 +46,8 @@ pub enum Verdict {
     Admit {
         /// What both have.
         token: Token,
+        /// What it may do: which of the tokens it has says so.
+        role: Role,
         /// What the client drew.
         client: Nonce,
         /// What the server drew.
@@ -81,7 +83,8 @@ struct Pending {
 
 /// The server's side: judges requests.
 pub struct Door {
-    token: Option<Token>,
+    /// None: everybody is let in.
+    tokens: Vec<(Token, Role)>,
     gate: Gate,
     pending: BTreeMap<ChallengeName, Pending>,
     /// The oldest first; those that were answered are skipped.
@@ -93,7 +96,15 @@ impl Door {
     /// Without a token everybody is let in.
     #[must_use]
     pub fn new(token: Option<Token>) -> Self {
-        Self { token, gate: Gate::default(), pending: BTreeMap::new(), order: VecDeque::new(), wrong: 0 }
+        let tokens = token.into_iter().map(|token| (token, Role::Writer)).collect();
+        Self { tokens, gate: Gate::default(), pending: BTreeMap::new(), order: VecDeque::new(), wrong: 0 }
+    }
+
+    /// Who has this token is let in, too, to look.
+    #[must_use]
+    pub fn readers(mut self, token: Token) -> Self {
+        self.tokens.push((token, Role::Reader));
+        self
     }
 
     /// Proofs that were wrong so far.
@@ -105,7 +116,7 @@ impl Door {
     /// Whether a token is asked for.
     #[must_use]
     pub const fn is_guarded(&self) -> bool {
-        self.token.is_some()
+        !self.tokens.is_empty()
     }
 
     /// Judges a request. `now` counts from whenever the caller likes; `fresh` was never drawn before, and nobody can have
@@ -117,14 +128,14 @@ impl Door {
         fresh: Nonce,
         from: IpAddr,
         shown: &Shown,
-        right: impl FnOnce(&Token, &Nonce, &Nonce) -> bool,
+        mut right: impl FnMut(&Token, &Nonce, &Nonce) -> bool,
     ) -> Verdict {
-        let Some(token) = self.token.clone() else {
+        if !self.is_guarded() {
             return match shown {
                 Shown::Nothing => Verdict::Open,
                 Shown::Nonce(_) | Shown::Proof(_) => Verdict::Refuse(Refusal::NoToken),
             };
-        };
+        }
         if *shown == Shown::Nothing {
             return Verdict::Refuse(Refusal::TokenNeeded);
         }
@@ -141,13 +152,14 @@ impl Door {
                 let Some(Pending { client, server, .. }) = self.take(now, from, challenge) else {
                     return Verdict::Refuse(Refusal::Late);
                 };
-                if !right(&token, &client, &server) {
+                let proven = self.tokens.iter().find(|(token, _)| right(token, &client, &server));
+                let Some((token, role)) = proven.cloned() else {
                     self.wrong += 1;
                     self.gate.failed(now, from);
                     return Verdict::Refuse(Refusal::WrongToken);
-                }
+                };
                 self.gate.succeeded(from);
-                Verdict::Admit { token, client, server }
+                Verdict::Admit { token, role, client, server }
             }
         }
     }

@@ -123,6 +123,23 @@ impl fmt::Debug for Token {
     }
 }
 
+/// What who has a token may do. Which token is whose is the server's to say, and a proof shows it: nobody asks for a role.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Role {
+    /// Look at everything, and change nothing.
+    Reader,
+    /// All that the service offers.
+    Writer,
+}
+
+impl Role {
+    /// Whether it may change something.
+    #[must_use]
+    pub const fn may_write(self) -> bool {
+        matches!(self, Self::Writer)
+    }
+}
+
 /// Names a token.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Fingerprint(pub [u8; 8]);

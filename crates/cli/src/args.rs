@@ -229,7 +229,11 @@ pub(crate) fn server_token(given: &Tokens, file: &Path) -> Result<Token, Fail> {
             ))
         };
     }
-    let file = given.token_file.as_deref().unwrap_or(file);
+    token_in(given.token_file.as_deref().unwrap_or(file))
+}
+
+/// The token in a file of a server's own, which is made if it is not there.
+pub(crate) fn token_in(file: &Path) -> Result<Token, Fail> {
     let token = match std::fs::read_to_string(file) {
         Ok(text) => Token::new(&text).map_err(|e| Fail::new(format!("{}: {e}", file.display())))?,
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => {

@@ -335,3 +335,66 @@ fn the_place_of_a_client_that_died_is_free_again() {
         std::thread::sleep(Duration::from_millis(200));
     }
 }
+
+#[test]
+fn who_has_the_token_for_readers_looks_and_changes_nothing() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let path = |name: &str| dir.path().join(name).to_str().expect("UTF-8").to_owned();
+    let (writers, readers) = (path("writers"), path("readers"));
+    run(rem().args(["kv", "serve", &path("store"), "--reader-token-file", &readers]))
+        .bad("needs one for writers beside it");
+    assert!(!dir.path().join("readers").exists() && !dir.path().join("store").exists());
+    let server = Server::new(&["--token-file", &writers, "--reader-token-file", &readers]);
+    assert_eq!(server.ready["reader_token_file"].as_str(), Some(&readers[..]));
+    assert_ne!(server.ready["reader_token_fingerprint"], server.ready["token_fingerprint"]);
+    let (writer, reader) = (["--token-file", &writers], ["--token-file", &readers]);
+    let with = |args: &[&str], token: [&str; 2]| {
+        let (verb, rest) = args.split_first().expect("a verb");
+        kv(&server, verb, &[rest, &token].concat())
+    };
+    with(&["put", "key", "value"], writer).good();
+    kv(&server, "get", &["key"]).bad("asks for a token");
+    assert_eq!(with(&["get", "key"], reader).good(), b"value");
+    assert_eq!(with(&["scan"], reader).good(), b"key\n");
+    with(&["stats"], reader).good();
+    with(&["verify"], reader).good();
+    for args in [
+        &["put", "key", "forged"][..],
+        &["put", "other", "forged"],
+        &["del", "key"],
+        &["compact"],
+        &["scrub"],
+    ] {
+        with(args, reader).bad("one for readers");
+    }
+    assert_eq!(with(&["get", "key"], writer).good(), b"value");
+
+    // Redis' clients behind that token are told so in Redis' words.
+    let mut command = rem();
+    command.args(["kv", "gateway", &server.name(), "--listen", "127.0.0.1:0", "--json", "--stop-on-eof"]);
+    let mut gateway =
+        command.args(reader).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("rem starts");
+    let mut line = String::new();
+    BufReader::new(gateway.stdout.as_mut().expect("piped")).read_line(&mut line).expect("a line");
+    let ready: Value = serde_json::from_str(&line).expect("JSON, or see what it said above");
+    assert_eq!(ready["access"].as_str(), Some("read-only"));
+    let at: SocketAddr = ready["addresses"][0].as_str().expect("one").parse().expect("an address");
+    let mut stream = std::net::TcpStream::connect(at).expect("it listens");
+    stream.set_read_timeout(Some(PATIENCE)).expect("a limit");
+    let mut replies = BufReader::new(stream.try_clone().expect("a clone"));
+    let mut ask = |command: &str| {
+        stream.write_all(format!("{command}\r\n").as_bytes()).expect("sent");
+        let mut reply = String::new();
+        replies.read_line(&mut reply).expect("a reply");
+        reply.trim_end().to_owned()
+    };
+    assert_eq!(ask("EXISTS key"), ":0", "a name of its own is in front of the gateway's keys");
+    for command in ["SET key forged", "INCR count", "FLUSHALL", "MSET a 1 b 2"] {
+        let reply = ask(command);
+        // An empty database has nothing to be deleted.
+        let fair = if command == "FLUSHALL" { reply == "+OK" } else { reply.starts_with("-READONLY ") };
+        assert!(fair, "{command}: {reply}");
+    }
+    drop(gateway.stdin.take());
+    assert!(gateway.wait().expect("it ends").success());
+}

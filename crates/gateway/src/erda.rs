@@ -250,6 +250,7 @@ fn refused(error: &Error) -> StoreError {
 pub(crate) fn told(refusal: &Refusal) -> StoreError {
     match refusal {
         Refusal::Full => StoreError::Full,
+        Refusal::ReadOnly => StoreError::ReadOnly,
         Refusal::TooLarge { len, pool } => {
             StoreError::ValueTooLong { len: *len as usize, limit: *pool as usize }
         }

@@ -21,6 +21,7 @@
 
 mod connection;
 pub mod erda;
+pub mod fuzzing;
 pub mod live;
 mod metrics;
 mod process;

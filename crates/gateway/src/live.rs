@@ -428,11 +428,13 @@ impl Handle for Live {
             ("store_server_gets", stats.asked.to_string()),
         ];
         // A server that is away says nothing, and INFO is still answered.
-        if let Ok(store) = self.attempt(Store::stats) {
+        let both = |store: &mut Store| Ok((store.session().role().may_write(), store.stats()?));
+        if let Ok((writes, store)) = self.attempt(both) {
             let (server, usage) = (store.server, store.usage);
             let yes = |yes: bool| u8::from(yes).to_string();
             facts.extend([
                 ("store_mode", if store.mode == Mode::Durable { "durable" } else { "erda" }.to_owned()),
+                ("store_access", if writes { "read-write" } else { "read-only" }.to_owned()),
                 ("store_uptime_in_seconds", (store.uptime / 1000).to_string()),
                 ("store_boot", store.boot.to_string()),
                 ("store_size", store.size.to_string()),

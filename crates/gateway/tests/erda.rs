@@ -1,16 +1,11 @@
 //! Redis' commands over Erda: the same replies as over a store in memory, with Erda's own server, formats and clients
 //! between, every message through its bytes.
 
-use std::cell::{Cell, RefCell};
-
 use remanence_gateway::erda::{Erda, Parts};
 use remanence_kv::Geometry;
-use remanence_kv::client::{Client, Completion, RemoteMemory, Verb};
-use remanence_kv::proto::{Reply, Request};
-use remanence_kv::server::{ClientId, Options, Server, format};
+use remanence_kv::offline::{Local, Reach};
+use remanence_kv::server::Options;
 use remanence_kv::view::Mode;
-use remanence_pmem::crash_image::CrashImage;
-use remanence_pmem::{Medium as _, PersistenceDomain};
 use remanence_resp::engine::{Config, Moment, Session, Shared};
 use remanence_resp::memory::MemoryStore;
 use remanence_resp::protocol::{Decoder, Limits};
@@ -19,90 +14,27 @@ use remanence_resp::store::{Condition, Key, Store, StoreError};
 const OPTIONS: Options =
     Options { mode: Mode::Durable, lease: 1 << 40, unfinished_max: 16, clean_by_itself: true, defer: false };
 
-struct Host<'a> {
-    image: &'a CrashImage,
-    server: RefCell<Server<&'a CrashImage>>,
-    now: Cell<u64>,
-}
-
-struct Remote<'h, 'a> {
-    host: &'h Host<'a>,
-    id: ClientId,
-    down: bool,
-}
-
-impl<'a> Host<'a> {
-    fn open(image: &'a CrashImage) -> Self {
-        let (server, _) = Server::open(image, OPTIONS).expect("a store");
-        Self { image, server: RefCell::new(server), now: Cell::new(1) }
-    }
-
-    fn connect(&self) -> Erda<Parts<Remote<'_, 'a>>> {
-        let id = self.server.borrow_mut().connect();
-        let view = self.server.borrow().view();
-        Erda::new(Client::new(view, 64), Remote { host: self, id, down: false })
-    }
-
-    /// What a server does between messages, and its notice of a new view.
-    fn go_on(&self, client: &mut Erda<Parts<Remote<'_, '_>>>) {
-        self.now.set(self.now.get() + 1);
-        self.server.borrow_mut().step(self.now.get(), 64).expect("memory does not fail");
-        client.client().adopt(self.server.borrow().view());
-        client.rest();
-    }
-}
-
-impl RemoteMemory for Remote<'_, '_> {
-    type Error = &'static str;
-
-    fn post(&mut self, verbs: Vec<Verb>) -> Result<Vec<Completion>, Self::Error> {
-        if self.down {
-            return Err("the link is down");
-        }
-        let one = |verb: Verb| match verb {
-            Verb::Read { at, len } => {
-                let mut bytes = vec![0; len as usize];
-                self.host.image.read(at, &mut bytes);
-                Completion::Read(bytes)
-            }
-            Verb::Write { at, bytes } => {
-                self.host.image.write(at, &bytes);
-                Completion::Written
-            }
-            Verb::Persist(updates) => {
-                for (at, bytes) in &updates {
-                    self.host.image.write_nt(*at, bytes);
-                }
-                self.host.image.psync().expect("memory does not fail");
-                Completion::Persistent
-            }
-            Verb::Call(request) => {
-                let request = Request::parse(&request.emit()).expect("what was emitted is parsed");
-                let reply = self.host.server.borrow_mut().handle(self.host.now.get(), self.id, &request);
-                Completion::Reply(Reply::parse(&reply.emit()).expect("what was emitted is parsed"))
-            }
-        };
-        Ok(verbs.into_iter().map(one).collect())
-    }
-
-    fn now(&self) -> u64 {
-        self.host.now.get()
-    }
-
-    fn again(&mut self, tries: u32) -> Result<(), Self::Error> {
-        if tries > 1000 {
-            return Err("it was tried for too long");
-        }
-        self.host.server.borrow_mut().step(self.host.now.get(), 16).expect("memory does not fail");
-        Ok(())
-    }
-}
-
-fn image() -> CrashImage {
+fn store() -> Local {
     let geometry = Geometry { size: 8 << 20, region_len: 256 << 10, segment_len: 64 << 10, heads: 2 };
-    let image = CrashImage::new(geometry.size, PersistenceDomain::Adr);
-    format(&&image, &geometry, 64, 0x5EED, [7; 16]).expect("a fair geometry");
-    image
+    Local::new(&geometry, 64, OPTIONS).expect("a fair geometry")
+}
+
+fn connect(local: &Local) -> Erda<Parts<Reach>> {
+    let (client, reach) = local.connect(64);
+    Erda::new(client, reach)
+}
+
+/// A client whose link is down.
+fn cut_off(local: &Local) -> Erda<Parts<Reach>> {
+    let (client, reach) = local.connect(0);
+    Erda::new(client, reach.cut_off())
+}
+
+/// What a server does between messages, and its notice of a new view.
+fn go_on(local: &Local, client: &mut Erda<Parts<Reach>>) {
+    local.go_on();
+    client.client().adopt(local.view());
+    client.rest();
 }
 
 fn reply<S: Store>(session: &mut Session, store: &mut S, shared: &Shared, now: i64, line: &str) -> String {
@@ -123,10 +55,9 @@ fn random(state: &mut u64) -> usize {
 
 #[test]
 fn replies_over_erda_are_those_over_memory() {
-    let image = image();
-    let host = Host::open(&image);
+    let local = store();
     // Two clients take turns: what one writes, the other reads.
-    let mut erda = [host.connect(), host.connect()];
+    let mut erda = [connect(&local), connect(&local)];
     let mut memory = MemoryStore::default();
     let shared = Shared::new(Config::default(), 0);
     let (mut ours, mut theirs) = (Session::open(&shared, "a", "b", 0), Session::open(&shared, "c", "d", 0));
@@ -178,7 +109,7 @@ fn replies_over_erda_are_those_over_memory() {
         let expected = reply(&mut theirs, &mut memory, &shared, now, &line);
         let client = &mut erda[step % 2];
         assert_eq!(reply(&mut ours, client, &shared, now, &line), expected, "step {step}: {line}");
-        host.go_on(client);
+        go_on(&local, client);
         now += (random(&mut state) % 5) as i64;
     }
     for space in [0, 1] {
@@ -190,9 +121,8 @@ fn replies_over_erda_are_those_over_memory() {
 
 #[test]
 fn what_goes_together_is_what_would_have_gone_one_after_the_other() {
-    let image = image();
-    let host = Host::open(&image);
-    let mut erda = [host.connect(), host.connect()];
+    let local = store();
+    let mut erda = [connect(&local), connect(&local)];
     let mut memory = MemoryStore::default();
     let mut state = 11;
     for step in 0..200_u64 {
@@ -229,12 +159,10 @@ fn what_goes_together_is_what_would_have_gone_one_after_the_other() {
             let value = found.unwrap().map(|(_, range)| bytes[range].to_vec());
             assert_eq!(value, there.then_some(expected), "step {step}");
         }
-        host.go_on(client);
+        go_on(&local, client);
     }
     // A store that cannot be reached says so for each.
-    let view = host.server.borrow().view();
-    let id = host.server.borrow_mut().connect();
-    let mut cut_off = Erda::new(Client::new(view, 0), Remote { host: &host, id, down: true });
+    let mut cut_off = cut_off(&local);
     let (key, mut found, mut done) = (Key { space: 0, name: b"a" }, Vec::new(), Vec::new());
     cut_off.get_many(&[key, key], &mut Vec::new(), &mut found);
     cut_off.put_many(&[(key, b"1"), (key, b"2")], &mut done);
@@ -247,17 +175,54 @@ fn what_goes_together_is_what_would_have_gone_one_after_the_other() {
 }
 
 #[test]
+fn values_of_one_key_stay_in_their_order_when_the_pool_is_nearly_full() {
+    // A large value waits for the cleaner, and a small one behind it would have room at once.
+    let geometry = Geometry { size: 64 << 10, region_len: 4096, segment_len: 2048, heads: 1 };
+    let local = Local::new(&geometry, 16, OPTIONS).expect("a fair geometry");
+    let mut client = connect(&local);
+    let (mut state, mut refused, mut written) = (3, 0, 0);
+    for step in 0..400_u32 {
+        let names: Vec<[u8; 1]> = (0..6).map(|_| [(random(&mut state) % 3) as u8]).collect();
+        let lens = [1900, 40, 1200, 10, 1900, 600];
+        let values: Vec<Vec<u8>> = lens
+            .iter()
+            .map(|len| [&step.to_le_bytes()[..], &vec![7; len + random(&mut state) % 60]].concat())
+            .collect();
+        let puts: Vec<(Key<'_>, &[u8])> =
+            names.iter().zip(&values).map(|(name, value)| (Key { space: 0, name }, &value[..])).collect();
+        let mut done = Vec::new();
+        client.put_many(&puts, &mut done);
+        for name in &names {
+            let last = puts.iter().zip(&done).rfind(|((key, _), done)| key.name == name && done.is_ok());
+            let Some(((key, value), _)) = last else { continue };
+            let mut found = Vec::new();
+            client.get(*key, &mut found).expect("a GET").expect("it was written");
+            assert!(
+                found == *value,
+                "step {step}: {} bytes, and {} were written last",
+                found.len(),
+                value.len()
+            );
+        }
+        written += done.iter().filter(|done| done.is_ok()).count();
+        refused += done.iter().filter(|done| done.is_err()).count();
+        go_on(&local, &mut client);
+    }
+    println!("{written} written, {refused} refused");
+    assert!(written > 1000, "{written} written, {refused} refused");
+}
+
+#[test]
 fn scans_go_through_every_key_of_one_database() {
-    let image = image();
-    let host = Host::open(&image);
-    let mut erda = host.connect();
+    let local = store();
+    let mut erda = connect(&local);
     let shared = Shared::new(Config::default(), 0);
     let mut session = Session::open(&shared, "a", "b", 0);
     for i in 0..100 {
         for space in [0, 1] {
             reply(&mut session, &mut erda, &shared, 1, &format!("SELECT {space}"));
             assert_eq!(reply(&mut session, &mut erda, &shared, 1, &format!("SET s{space}-{i} v")), "+OK\r\n");
-            host.go_on(&mut erda);
+            go_on(&local, &mut erda);
         }
     }
     let (mut names, mut cursor) = (std::collections::BTreeSet::new(), 0);
@@ -278,18 +243,15 @@ fn scans_go_through_every_key_of_one_database() {
 
 #[test]
 fn what_erda_cannot_hold_or_reach_is_an_error_of_redis() {
-    let image = image();
-    let host = Host::open(&image);
-    let mut erda = host.connect();
+    let local = store();
+    let mut erda = connect(&local);
     let mut put =
         |name: &[u8], len: usize| erda.put(Key { space: 0, name }, &vec![1; len], Condition::Always);
     assert_eq!(put(&[b'k'; 1023], 10), Ok(true));
     assert_eq!(put(&[b'k'; 1024], 10), Err(StoreError::KeyTooLong { len: 1024, limit: 1023 }));
     let too_long = put(b"a", 9 << 20);
     assert!(matches!(too_long, Err(StoreError::ValueTooLong { .. } | StoreError::Full)), "{too_long:?}");
-    let id = host.server.borrow_mut().connect();
-    let view = host.server.borrow().view();
-    let mut cut_off = Erda::new(Client::new(view, 0), Remote { host: &host, id, down: true });
+    let mut cut_off = cut_off(&local);
     let shared = Shared::new(Config::default(), 0);
     let mut session = Session::open(&shared, "a", "b", 0);
     assert_eq!(

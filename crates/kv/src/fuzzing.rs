@@ -13,11 +13,17 @@ use crate::server::{ClientId, Event, Options, Server, format};
 pub type Body = fn(&[u8]);
 
 /// Every body, under its target's name.
-pub const BODIES: &[(&str, Body)] =
-    &[("kv_decoders", decoders), ("kv_medium", medium), ("kv_server", server)];
+pub const BODIES: &[(&str, Body)] = &[
+    ("kv_decoders", decoders),
+    ("kv_medium", medium),
+    ("kv_server", server),
+    ("kv_wire", wire),
+    ("kv_host", host),
+];
 
-const SALT: u64 = 11;
-const GEOMETRY: Geometry = Geometry { size: 48 << 10, region_len: 2048, segment_len: 1024, heads: 2 };
+pub(crate) const SALT: u64 = 11;
+pub(crate) const GEOMETRY: Geometry =
+    Geometry { size: 48 << 10, region_len: 2048, segment_len: 1024, heads: 2 };
 
 /// Everything that is decoded from memory or messages of others.
 pub fn decoders(data: &[u8]) {
@@ -53,17 +59,27 @@ pub fn decoders(data: &[u8]) {
     }
 }
 
+/// What the live host and its sessions decode of each other.
+pub fn wire(data: &[u8]) {
+    crate::live::fuzzing::wire(data);
+}
+
+/// What sessions say to the live host: a story of calls.
+pub fn host(data: &[u8]) {
+    crate::live::fuzzing::host(data);
+}
+
 /// Takes small numbers off the front; zeros at the end.
-struct Story<'a>(&'a [u8]);
+pub(crate) struct Story<'a>(pub(crate) &'a [u8]);
 
 impl Story<'_> {
-    fn next(&mut self) -> u8 {
+    pub(crate) fn next(&mut self) -> u8 {
         let Some((first, rest)) = self.0.split_first() else { return 0 };
         self.0 = rest;
         *first
     }
 
-    fn wide(&mut self) -> u64 {
+    pub(crate) fn wide(&mut self) -> u64 {
         u64::from(self.next()) << 8 | u64::from(self.next())
     }
 }
@@ -78,7 +94,7 @@ fn options() -> Options {
     Options { lease: 20, unfinished_max: 4, ..Options::default() }
 }
 
-fn value(key: u8) -> Vec<u8> {
+pub(crate) fn value(key: u8) -> Vec<u8> {
     vec![key; usize::from(key) * 9]
 }
 

@@ -20,6 +20,7 @@ pub mod history;
     reason = "the one part that waits: it gives the others their time"
 )]
 pub mod live;
+pub mod offline;
 pub mod paper;
 pub mod proto;
 pub mod replica;

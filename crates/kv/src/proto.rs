@@ -95,6 +95,27 @@ pub enum Request {
     Batch(Vec<Self>),
 }
 
+impl Request {
+    /// Whether it is about changing what a key has. What is left to a client that may not: to look, to have what it found
+    /// made durable, and to say which view it uses.
+    #[must_use]
+    pub fn changes(&self) -> bool {
+        match self {
+            Self::Put { .. }
+            | Self::PutInline { .. }
+            | Self::Delete { .. }
+            | Self::Confirm { .. }
+            | Self::Abandon { .. } => true,
+            Self::Get { .. }
+            | Self::Settle { .. }
+            | Self::Scan { .. }
+            | Self::View
+            | Self::Acknowledge { .. } => false,
+            Self::Batch(requests) => requests.iter().any(Self::changes),
+        }
+    }
+}
+
 /// An extent that was handed out for a part of a value.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Extent {
@@ -167,6 +188,9 @@ pub enum Refusal {
     /// The object and its predecessor are damaged.
     #[error("the value is damaged on the medium: restore it from a copy")]
     Damaged,
+    /// The client's token is one for readers.
+    #[error("the token that was given is one for readers; use the one for writers to change something")]
+    ReadOnly,
     /// The medium failed.
     #[error("the server's medium failed: nothing more is made durable until it is replaced")]
     Medium,

@@ -7,16 +7,16 @@ mod common;
 use common::{Host, SIZE, client, context};
 use remanence_kv::format::Place;
 use remanence_kv::format::object::{Content, WRITTEN_FROM, emit};
-use remanence_kv::live::{PutOptions, SERVICE, ServerOptions, Store};
+use remanence_kv::live::{self, PutOptions, SERVICE, ServerOptions, Store};
 use remanence_kv::proto::{Expect, Refusal, Reply, Request, Reserved};
 use remanence_kv::view::View;
 use remanence_persist::plan::{Costs, Request as PlanRequest};
 use remanence_persist::recipe::Op;
 use remanence_pmem::{FileOptions, Region};
-use remanence_remote::{CostSource, Error, Options, Session, Work};
+use remanence_remote::{CostSource, Error, Options, Role, Session, Token, Work};
 
 /// A right to write, as it was granted.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Key {
     at: u64,
     len: u64,
@@ -31,7 +31,11 @@ struct Hostile {
 
 impl Hostile {
     fn new(host: &Host) -> Self {
-        let options = Options::default().costs(CostSource::Fixed(Costs::PAPERS));
+        Self::with(host, [])
+    }
+
+    fn with(host: &Host, tokens: impl IntoIterator<Item = Token>) -> Self {
+        let options = Options::default().costs(CostSource::Fixed(Costs::PAPERS)).tokens(tokens);
         let mut session = Session::connect(&context(), host.addr, options).expect("connected");
         let hello = session.call(SERVICE, &[&[3, 0, 0, 0, 0][..], &2_u16.to_le_bytes()].concat());
         let hello = hello.expect("an answer");
@@ -91,10 +95,15 @@ struct Scene {
 
 impl Scene {
     fn new() -> Self {
+        Self::with(|options| options, None)
+    }
+
+    fn with(change: impl FnOnce(ServerOptions) -> ServerOptions, token: Option<Token>) -> Self {
         let dir = tempfile::tempdir().expect("a directory");
         let region = FileOptions::new().create(SIZE).open(dir.path().join("store")).expect("memory");
-        let host = Host::of(ServerOptions::region(region.clone()));
-        let mut honest = client(&host);
+        let host = Host::of(change(ServerOptions::region(region.clone())));
+        let mut honest =
+            Store::connect(&context(), host.addr, common::options().tokens(token)).expect("connected");
         for n in 0..20_u8 {
             honest.put(&[n], &[n; 100], PutOptions::default()).expect("a PUT");
         }
@@ -241,6 +250,117 @@ fn who_asks_for_everything_gets_its_share() {
     scene.honest.rest().expect("the writes are confirmed");
     scene.host.settled();
     scene.is_unharmed();
+}
+
+fn token(text: &str) -> Token {
+    Token::new(text).expect("a fair token")
+}
+
+const WRITERS: &str = "writers-writers-writers";
+const READERS: &str = "readers-readers-readers";
+
+fn with_readers(guarded: bool) -> Scene {
+    let both =
+        |options: ServerOptions| options.token(token(WRITERS)).reader_token(token(READERS)).guarded(guarded);
+    Scene::with(both, Some(token(WRITERS)))
+}
+
+#[test]
+fn whatever_a_reader_asks_for_changes_nothing() {
+    let mut scene = with_readers(true);
+    // Somebody's write is under way all the time, and is not a reader's to end.
+    let mut alice = Hostile::with(&scene.host, [token(WRITERS)]);
+    let (_, reserved) = alice.reserve(b"alice", 50);
+    let mut reader = Hostile::with(&scene.host, [token(READERS)]);
+    assert_eq!(reader.session.role(), Role::Reader);
+    let before = scene.bytes();
+    let (key, expect) = (vec![3], Expect::Any);
+    let changes = [
+        Request::Put { key: key.clone(), len: 10, expires: 0, expect },
+        Request::Put { key: b"new".to_vec(), len: 10, expires: 0, expect },
+        Request::PutInline { key: key.clone(), value: b"forged".to_vec(), expires: 0, expect },
+        Request::Delete { key: key.clone(), expect },
+        Request::Confirm { versions: vec![reserved.version] },
+        Request::Abandon { version: reserved.version },
+    ];
+    let refused = Reply::Refused(Refusal::ReadOnly);
+    for request in &changes {
+        assert!(request.changes());
+        assert_eq!(reader.ask(request), (Vec::new(), refused.clone()), "{request:?}");
+        // In a batch it is refused, and what is beside it is answered.
+        let (keys, reply) =
+            reader.ask(&Request::Batch(vec![request.clone(), Request::Get { key: key.clone() }]));
+        let Reply::Batch(replies) = reply else { panic!("{reply:?}") };
+        assert!(keys.is_empty() && replies[0] == refused, "{replies:?}");
+        assert!(matches!(&replies[1], Reply::Value { value, .. } if *value == [3; 100]), "{replies:?}");
+    }
+    // A request in parts is the same request.
+    let part = [&[1, 0, 0, 0, 0][..], &changes[2].emit()[..5]].concat();
+    reader.session.call(SERVICE, &part).expect("kept");
+    let rest = [&[4, 0, 0, 0, 0][..], &changes[2].emit()[5..]].concat();
+    let answer = reader.session.call(SERVICE, &rest).expect("an answer");
+    assert_eq!(Reply::parse(&answer[16..]), Some(refused.clone()));
+    // Scrubbing repairs, and cleaning moves: neither is for who may only look.
+    for (what, body) in [(6, &[0; 16][..]), (7, &[])] {
+        let e = reader.session.call(SERVICE, &[&[what, 0, 0, 0, 0][..], body].concat());
+        assert!(matches!(&e, Err(Error::Application(why)) if why.contains("one for readers")), "{e:?}");
+    }
+    assert!(scene.bytes() == before, "a reader changed something");
+    // All that is left to it, it can do.
+    for request in [
+        Request::Get { key: key.clone() },
+        Request::Settle { key },
+        Request::Scan { cursor: 0, limit: 5 },
+        Request::View,
+        Request::Acknowledge { view: 1 },
+    ] {
+        let (keys, reply) = reader.ask(&request);
+        assert!(keys.is_empty() && !matches!(reply, Reply::Refused(_)), "{request:?}: {reply:?}");
+    }
+    assert!(scene.bytes() == before, "a reader changed something by looking");
+    assert_eq!(scene.host.metrics().usage.unfinished, 1, "Alice's write is under way still");
+    drop(alice);
+    scene.is_unharmed();
+}
+
+#[test]
+fn a_reader_is_a_client_that_looks_and_is_told_why_it_may_not_more() {
+    // Without windows, too, where the memory's own key is good for writing: through a writer's connection.
+    for guarded in [true, false] {
+        let mut scene = with_readers(guarded);
+        let options = || common::options().tokens([token(READERS)]);
+        let mut reader = Store::connect(&context(), scene.host.addr, options()).expect("connected");
+        for n in 0..20_u8 {
+            assert_eq!(reader.get(&[n]).expect("a GET").map(|f| f.value), Some(vec![n; 100]));
+        }
+        assert_eq!(reader.scan(0, 100).expect("a page").keys.len(), 20);
+        assert_eq!(reader.stats().expect("figures").usage.entries, 20);
+        let before = scene.bytes();
+        let said = [
+            reader.put(&[3], b"forged", PutOptions::default()).map(drop),
+            reader.delete(&[3], Expect::Any).map(drop),
+        ];
+        for said in said {
+            assert!(matches!(said, Err(live::Error::Refused(Refusal::ReadOnly))), "{said:?}");
+        }
+        let outcomes = reader.put_many(&[(&[3][..], b"a"), (&[4], b"b")], PutOptions::default());
+        let outcomes = outcomes.expect("each has its own");
+        assert!(
+            outcomes.iter().all(|o| matches!(o, Err(live::Error::Refused(Refusal::ReadOnly)))),
+            "{outcomes:?}"
+        );
+        for said in [reader.compact().map(drop), reader.scrub(0, 10).map(drop)] {
+            let e = said.expect_err("it is a reader");
+            assert!(e.to_string().contains("one for readers"), "{e}");
+        }
+        assert!(scene.bytes() == before, "a reader changed something");
+        // It sees what others write, and goes on all the while on one connection.
+        scene.honest.put(&[3], b"new", PutOptions::default()).expect("a PUT");
+        assert_eq!(reader.get(&[3]).expect("a GET").map(|f| f.value), Some(b"new".to_vec()));
+        assert_eq!(reader.reconnected(), 0);
+        scene.honest.put(&[3], &[3; 100], PutOptions::default()).expect("a PUT");
+        scene.is_unharmed();
+    }
 }
 
 /// What a window per write costs a PUT: medians with and without, interleaved. Printed, not judged.

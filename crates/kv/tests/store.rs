@@ -143,6 +143,61 @@ fn a_value_ends_when_its_time_comes() {
 }
 
 #[test]
+fn a_value_is_there_until_its_very_last_millisecond_to_everybody_who_looks() {
+    store(|store| {
+        let mut writer = store.client(4);
+        let version = writer.run(&mut Put::new(b"key", b"one", 100, Expect::Any)).expect("room");
+        let mut cached = store.client(4);
+        let get = Request::Get { key: b"key".to_vec() };
+        for (now, there) in [(1, true), (99, true), (100, false), (101, false)] {
+            store.now.set(now);
+            let one = there.then(|| b"one".to_vec());
+            assert_eq!(writer.value(b"key"), one, "who wrote it, at {now}");
+            assert_eq!(cached.value(b"key"), one, "who cached where it is, at {now}");
+            assert_eq!(store.client(0).value(b"key"), one, "who reads the entry, at {now}");
+            let reply = writer.call(&get);
+            assert_eq!(matches!(reply, Reply::Value { expires: 100, .. }), there, "the server, at {now}");
+            assert_eq!(writer.keys().len(), usize::from(there), "a scan, at {now}");
+            // What a change may depend on: each of these is refused, and says which version was found.
+            let found = Reply::Refused(Refusal::WrongVersion { found: if there { version } else { 0 } });
+            let expect = if there { Expect::Absent } else { Expect::Present };
+            let key = b"key".to_vec();
+            let asked = [
+                Request::Put { key: key.clone(), len: 3, expires: 0, expect },
+                Request::PutInline { key: key.clone(), value: b"two".to_vec(), expires: 0, expect },
+                Request::Delete { key, expect },
+            ];
+            for asked in asked {
+                assert_eq!(writer.call(&asked), found, "{asked:?} at {now}");
+            }
+        }
+        // It took no version of its own to end.
+        let next = writer.put_if(b"key", b"two", Expect::Absent).expect("what has ended is absent");
+        assert!(next > version);
+    });
+}
+
+#[test]
+fn cleaning_keeps_what_has_not_ended_yet() {
+    for (now, there) in [(99, true), (100, false)] {
+        store(|store| {
+            let mut client = store.client(0);
+            client.run(&mut Put::new(b"key", b"one", 100, Expect::Any)).expect("room");
+            client.put(b"other", b"stays").expect("room");
+            store.now.set(now);
+            for head in 0..2 {
+                let _ = store.server.borrow_mut().clean(head);
+                store.settle_down(&mut [&mut client]);
+            }
+            assert_eq!(client.value(b"key").is_some(), there, "at {now}");
+            assert_eq!(client.value(b"other"), Some(b"stays".to_vec()));
+            // And of those that ended the entry is gone, too.
+            assert_eq!(store.server.borrow().usage().entries, 1 + u64::from(there), "at {now}");
+        });
+    }
+}
+
+#[test]
 fn a_value_larger_than_a_segment_lies_in_chunks() {
     store(|store| {
         let mut client = store.client(4);

@@ -13,13 +13,16 @@
 //! challenge is good, is [`remanence_auth::door`]'s business: a recorded conversation is worth nothing. A client that has a token goes on with nobody who
 //! does not prove to have it too, so that an impostor cannot talk it out of it.
 //!
+//! A server may have a second token, for readers. Which of the two a proof was made with decides what its client may do
+//! ([`Role`]); the client does not ask for a role, it learns it from the Welcome.
+//!
 //! What this does not do: nothing that follows is authenticated; see `remanence_auth`.
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use remanence_auth::door::{self, Door, Refusal, Shown};
-use remanence_auth::{Nonce, Proof, Token};
+use remanence_auth::{Nonce, Proof, Role, Token};
 
 use crate::hello::{Credentials, Hello, Rejection, WELCOME_PROOF};
 
@@ -113,8 +116,8 @@ fn stripped(bytes: &[u8]) -> &[u8] {
 /// What becomes of a request.
 #[derive(Clone, Debug)]
 pub enum Verdict {
-    /// It is heard; with a token, its Welcome is [sealed](Bond::seal).
-    Admit(Option<Bond>),
+    /// It is heard, and may do so much; with a token, its Welcome is [sealed](Bond::seal).
+    Admit(Role, Option<Bond>),
     /// It is not.
     Reject(Rejection),
 }
@@ -125,10 +128,16 @@ pub struct Admission {
 }
 
 impl Admission {
-    /// Without a token everybody is admitted.
+    /// Without a token everybody is admitted, and may write.
     #[must_use]
     pub fn new(token: Option<Token>) -> Self {
         Self { door: Door::new(token) }
+    }
+
+    /// Who has this token may read.
+    #[must_use]
+    pub fn readers(self, token: Token) -> Self {
+        Self { door: self.door.readers(token) }
     }
 
     /// Proofs that were wrong so far.
@@ -150,9 +159,9 @@ impl Admission {
             proof.is_some_and(|proof| bond(token, client, server).is_answered(hello, &proof))
         });
         match verdict {
-            door::Verdict::Open => Verdict::Admit(None),
-            door::Verdict::Admit { token, client, server } => {
-                Verdict::Admit(Some(bond(&token, &client, &server)))
+            door::Verdict::Open => Verdict::Admit(Role::Writer, None),
+            door::Verdict::Admit { token, role, client, server } => {
+                Verdict::Admit(role, Some(bond(&token, &client, &server)))
             }
             door::Verdict::Refuse(why) => Verdict::Reject(match why {
                 Refusal::Challenge(ours) => Rejection::Challenge(ours),
@@ -242,7 +251,8 @@ mod tests {
         let mut world = World::new(OURS);
         let theirs = world.challenge(NOW, &ends(2));
         let bond = bond(OURS, theirs, ends(2));
-        let Verdict::Admit(Some(server)) = world.judge(NOW, &ends(2), &bond.answer(&first())) else {
+        let Verdict::Admit(Role::Writer, Some(server)) = world.judge(NOW, &ends(2), &bond.answer(&first()))
+        else {
             panic!("not admitted")
         };
         let mut bytes = welcome().emit();
@@ -259,6 +269,31 @@ mod tests {
         }
         let other = Bond::new(token(OURS), nonce(u64::MAX), theirs, ends(3));
         assert!(!other.is_sealed(&bytes));
+    }
+
+    #[test]
+    fn the_token_that_was_proven_decides_what_its_client_may_do() {
+        let reading = "readers-only-readers-only";
+        let mut admission = Admission::new(Some(token(OURS))).readers(token(reading));
+        let mut drawn = 0;
+        let mut prove = |text: &str| {
+            drawn += 2;
+            let asked = admission.judge(NOW, nonce(drawn), &ends(2), &first());
+            let Verdict::Reject(Rejection::Challenge(theirs)) = asked else { panic!("{asked:?}") };
+            let bond = bond(text, theirs, ends(2));
+            (admission.judge(NOW, nonce(drawn + 1), &ends(2), &bond.answer(&first())), bond)
+        };
+        for (text, expected) in [(OURS, Role::Writer), (reading, Role::Reader)] {
+            let (Verdict::Admit(role, Some(server)), bond) = prove(text) else { panic!("not admitted") };
+            assert_eq!(role, expected);
+            // The server proves to have the very token that its client has.
+            let mut bytes = welcome().emit();
+            server.seal(&mut bytes);
+            assert!(bond.is_sealed(&bytes));
+        }
+        let (neither, _) = prove("readers-only-readers-onlx");
+        assert!(matches!(neither, Verdict::Reject(Rejection::WrongToken)), "{neither:?}");
+        assert_eq!(admission.wrong(), 1, "one proof was wrong, and counted once");
     }
 
     #[test]
@@ -280,7 +315,7 @@ mod tests {
         let mut world = World::new(OURS);
         let theirs = world.challenge(NOW, &ends(2));
         let proof = bond(OURS, theirs, ends(2)).answer(&first());
-        assert!(matches!(world.judge(NOW, &ends(2), &proof), Verdict::Admit(Some(_))));
+        assert!(matches!(world.judge(NOW, &ends(2), &proof), Verdict::Admit(_, Some(_))));
         assert!(
             matches!(world.judge(NOW, &ends(2), &proof), Verdict::Reject(Rejection::Sentence(_))),
             "replayed"
@@ -321,7 +356,7 @@ mod tests {
     fn a_server_without_a_token_does_not_pretend_to_have_one() {
         let mut open = Admission::new(None);
         let plain = Hello { declared: None, credentials: Credentials::None };
-        assert!(matches!(open.judge(NOW, nonce(1), &ends(2), &plain), Verdict::Admit(None)));
+        assert!(matches!(open.judge(NOW, nonce(1), &ends(2), &plain), Verdict::Admit(Role::Writer, None)));
         assert!(matches!(open.judge(NOW, nonce(2), &ends(2), &first()), Verdict::Reject(Rejection::Open)));
     }
 
@@ -341,7 +376,7 @@ mod tests {
         }
         let theirs = world.challenge(NOW, &ends(3));
         let right = bond(OURS, theirs, ends(3)).answer(&first());
-        assert!(matches!(world.judge(NOW, &ends(3), &right), Verdict::Admit(Some(_))));
+        assert!(matches!(world.judge(NOW, &ends(3), &right), Verdict::Admit(_, Some(_))));
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! What can go wrong, each as one sentence that says what to do.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use remanence_persist::plan::Refusal;
 use remanence_rnic::WcStatus;
@@ -51,6 +51,9 @@ pub enum Error {
         "{0} did not prove that it has the token, so nothing was sent to it; check the address, or leave the token out if that server is meant to be open"
     )]
     Unproven(SocketAddr),
+    /// The token is one for readers. Nothing was sent.
+    #[error("the token for {0} is one for readers; use the one for writers to change something")]
+    ReadOnly(IpAddr),
     /// The two sides cannot rely on anything together, or nothing is proven for what they agree on.
     #[error(transparent)]
     NoRecipe(#[from] Refusal),

@@ -6,7 +6,7 @@
 
 use std::ops::Range;
 
-use remanence_auth::{Nonce, Proof};
+use remanence_auth::{Nonce, Proof, Role};
 use remanence_persist::Config;
 use remanence_persist::taxonomy::{AtomicSupport, Buffers, Domain, FlushSupport, Order, Transport};
 use remanence_pmem::Guarantee;
@@ -245,6 +245,8 @@ pub struct Welcome {
     pub agreed: Config,
     /// The server's configuration was declared by its operator, in part at least, and not detected.
     pub declared: bool,
+    /// What the client may do.
+    pub role: Role,
     /// What the region promises, by the server's word.
     pub guarantee: Guarantee,
     /// The memory to update.
@@ -269,7 +271,7 @@ impl Welcome {
         b.extend_from_slice(&MAGIC);
         b.extend_from_slice(&VERSION.to_be_bytes());
         for word in [
-            u16::from(self.declared),
+            u16::from(self.declared) | u16::from(!self.role.may_write()) << 1,
             config_bits(&self.server),
             config_bits(&self.agreed),
             self.guarantee.to_bits(),
@@ -312,9 +314,8 @@ impl Welcome {
     }
 
     fn body(r: &mut Reader<'_>) -> Result<Self, Malformed> {
-        let declared = match r.u16()? {
-            0 => false,
-            1 => true,
+        let (declared, role) = match r.u16()? {
+            flags @ 0..4 => (flags & 1 != 0, if flags & 2 == 0 { Role::Writer } else { Role::Reader }),
             _ => return Err(Malformed),
         };
         let (server, agreed) = (config_from_bits(r.u16()?)?, config_from_bits(r.u16()?)?);
@@ -326,7 +327,19 @@ impl Welcome {
         // Checked by who knows the conversation.
         r.bytes::<{ WELCOME_PROOF.end - WELCOME_PROOF.start }>()?;
         let sentence = sentence(r.rest());
-        Ok(Self { server, agreed, declared, guarantee, region, buffers, slots, slot_size, stamp, sentence })
+        Ok(Self {
+            server,
+            agreed,
+            declared,
+            role,
+            guarantee,
+            region,
+            buffers,
+            slots,
+            slot_size,
+            stamp,
+            sentence,
+        })
     }
 }
 
@@ -343,6 +356,7 @@ pub(crate) mod tests {
             server,
             agreed: server,
             declared: true,
+            role: Role::Writer,
             guarantee: Guarantee::of(PersistenceDomain::Adr),
             region: Window { rkey: 7, addr: 0, len: 1 << 20 },
             buffers: Window { rkey: 8, addr: 4096, len: 64 * 4096 },
@@ -384,6 +398,10 @@ pub(crate) mod tests {
         assert!(bytes.len() <= REP_MAX);
         bytes.resize(REP_MAX, 0);
         assert_eq!(Welcome::parse(&bytes), Ok(welcome()));
+        for (declared, role) in [(false, Role::Reader), (true, Role::Reader), (false, Role::Writer)] {
+            let other = Welcome { declared, role, ..welcome() };
+            assert_eq!(Welcome::parse(&other.emit()), Ok(other));
+        }
         let long = Welcome { sentence: "long ".repeat(100), ..welcome() };
         assert_eq!(long.emit().len(), REP_MAX);
     }

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use remanence_auth::Token;
+use remanence_auth::{Role, Token};
 use remanence_persist::Config;
 use remanence_persist::taxonomy::{Buffers, Domain, FlushSupport, Order};
 use remanence_pmem::Region;
@@ -58,6 +58,7 @@ pub struct ServerOptions {
     message: u32,
     relaxed: bool,
     token: Option<Token>,
+    readers: Option<Token>,
     insecure: bool,
     guarded: bool,
 }
@@ -79,6 +80,7 @@ impl ServerOptions {
             message: 4096,
             relaxed: false,
             token: None,
+            readers: None,
             insecure: false,
             guarded: false,
         }
@@ -134,6 +136,14 @@ impl ServerOptions {
     #[must_use]
     pub fn token(mut self, token: Token) -> Self {
         self.token = Some(token);
+        self
+    }
+
+    /// Admits clients that prove to have this token, too. They may read the region and call the application, which is told
+    /// of it ([`Call::role`]), and write nothing: neither their QP nor their messages have a right to.
+    #[must_use]
+    pub fn reader_token(mut self, token: Token) -> Self {
+        self.readers = Some(token);
         self
     }
 
@@ -193,6 +203,27 @@ impl ServerOptions {
         if self.sessions == 0 {
             return argument("a server takes at least one session".into());
         }
+        match (&self.token, &self.readers) {
+            (None, Some(_)) => {
+                return argument(
+                    "a token for readers needs one for writers beside it; give the server both".into(),
+                );
+            }
+            (Some(writers), Some(readers)) if writers == readers => {
+                return argument(
+                    "readers have the token of writers, and could write; give them another one".into(),
+                );
+            }
+            _ => {}
+        }
+        // Recovery applies what lies in them, and asks nobody whose it was.
+        if self.buffers == Buffers::Pm && (self.guarded || self.readers.is_some()) {
+            return argument(
+                "messages in persistent receive buffers are applied by recovery, whoever sent them; keep the buffers in DRAM \
+                 where not every client may write everything"
+                    .into(),
+            );
+        }
         let caps = self.context.link_caps();
         // Shared memory does not leave the machine, whatever it calls its addresses.
         let stranger = caps.addresses.iter().find(|ip| caps.kind != "shm" && !ip.is_loopback());
@@ -210,6 +241,8 @@ impl ServerOptions {
 pub struct Call<'a> {
     /// Names the session: never that of another one, before or after.
     pub session: u64,
+    /// What its client may do.
+    pub role: Role,
     /// What it asks.
     pub request: &'a [u8],
 }
@@ -281,6 +314,7 @@ pub struct Stats {
 
 struct Link {
     id: u64,
+    role: Role,
     connection: Connection,
     /// Receive buffers, DRAM or not.
     incoming: Mr,
@@ -392,7 +426,11 @@ impl Server {
             cutter: Cutter::default(),
             grants: Grants::new(&pd, &memory, flush_rights(&config), options.guarded),
         };
-        let admission = Mutex::new(Admission::new(options.token.clone()));
+        let admission = Admission::new(options.token.clone());
+        let admission = Mutex::new(match options.readers.clone() {
+            Some(readers) => admission.readers(readers),
+            None => admission,
+        });
         let core = Core {
             options,
             config,
@@ -681,8 +719,8 @@ impl Core {
                 return reject(incoming, &why);
             }
         };
-        let bond = match self.judge(&incoming, &hello) {
-            Verdict::Admit(bond) => bond,
+        let (role, bond) = match self.judge(&incoming, &hello) {
+            Verdict::Admit(role, bond) => (role, bond),
             Verdict::Reject(rejection) => return Ok(incoming.reject(&rejection.emit())?),
         };
         let agreed = match hello.declared.map_or(Ok(self.config), |declared| self.config.agree(&declared)) {
@@ -721,6 +759,7 @@ impl Core {
             server: self.config,
             agreed,
             declared: self.declared,
+            role,
             guarantee: self.options.region.domain().guarantee(),
             region: Window { rkey: self.memory.rkey().0, addr: self.memory.addr(), len: self.data_len },
             buffers: Window { rkey: incoming_mr.rkey().0, addr: incoming_mr.addr(), len: ring.bytes() },
@@ -732,6 +771,9 @@ impl Core {
         // Receives are posted before the peer can know of the QP; INIT is the first state that takes them.
         // What a server has under way itself, which is nothing; its clients have as many FLUSHes and READs as they ask for.
         let attr = ConnectAttr { max_rd_atomic: 1, ..ConnectAttr::default() };
+        // Whatever key a reader finds out, it is good for nothing else through this QP.
+        let access = if role.may_write() { attr.access } else { Access::REMOTE_READ };
+        let attr = ConnectAttr { access, ..attr };
         qp.modify(&remanence_rnic::QpAttr {
             state: Some(remanence_rnic::QpState::Init),
             access: Some(attr.access),
@@ -748,6 +790,7 @@ impl Core {
         let connection = incoming.accept(&qp, &attr, &welcome)?;
         let link = Link {
             id,
+            role,
             connection,
             incoming: incoming_mr,
             ring,
@@ -821,7 +864,7 @@ impl State {
     fn remove(&mut self, qpn: Qpn, region: &Region) {
         let Some(mut peer) = self.peers.remove(&qpn) else { return };
         let buffers = peer.link.incoming.region().clone();
-        let nobody = &mut Nobody { session: peer.link.id, grants: self.grants.clone() };
+        let nobody = &mut Nobody { session: peer.link.id, role: peer.link.role, grants: self.grants.clone() };
         let _ = peer.responder.settle(region, &buffers, nobody);
         self.grants.take_all(peer.link.id);
         add(&mut self.stats.served, peer.responder.served());
@@ -846,6 +889,7 @@ impl State {
 /// The world of a session that is over.
 struct Nobody {
     session: u64,
+    role: Role,
     grants: Grants,
 }
 
@@ -855,7 +899,7 @@ impl World for Nobody {
     fn repost(&mut self, _: u64) {}
 
     fn may_write(&mut self, offset: u64, len: u64) -> bool {
-        self.grants.covers(self.session, offset, len)
+        self.role.may_write() && self.grants.covers(self.session, offset, len)
     }
 
     fn call(&mut self, _: u16, _: &[u8]) -> Result<Vec<u8>, String> {
@@ -883,7 +927,7 @@ impl World for Live<'_> {
     }
 
     fn may_write(&mut self, offset: u64, len: u64) -> bool {
-        self.link.grants.covers(self.link.id, offset, len)
+        self.link.role.may_write() && self.link.grants.covers(self.link.id, offset, len)
     }
 
     fn call(&mut self, service: u16, request: &[u8]) -> Result<Vec<u8>, String> {
@@ -893,7 +937,7 @@ impl World for Live<'_> {
                 let room = self.link.ring.slot_size as usize - crate::message::ANSWER_HEADER;
                 Ok(clipped(&self.core.sentence(), room).to_vec())
             }
-            (_, Some(handler)) => handler(&Call { session: self.link.id, request }),
+            (_, Some(handler)) => handler(&Call { session: self.link.id, role: self.link.role, request }),
             (_, None) => Err(format!("the server has no service {service}")),
         }
     }

@@ -7,7 +7,7 @@ use std::ops::Deref;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use remanence_auth::{Nonce, Token};
+use remanence_auth::{Nonce, Role, Token};
 use remanence_persist::Config;
 use remanence_persist::check::{Machine, Prover};
 use remanence_persist::plan::{self, Costs, Refusal, Request};
@@ -248,9 +248,12 @@ impl Session {
         for n in 0..answers {
             this.post_recv(n)?;
         }
-        this.prove_flush()?;
+        // Who writes nothing has nothing to flush, and may not.
+        if this.role().may_write() {
+            this.prove_flush()?;
+            this.costs = costs::of(&mut this, to, options.costs)?;
+        }
         this.welcome.sentence = sentence(&this.call(DESCRIBE, &[])?);
-        this.costs = costs::of(&mut this, to, options.costs)?;
         Ok(this)
     }
 
@@ -258,6 +261,12 @@ impl Session {
     #[must_use]
     pub const fn config(&self) -> &Config {
         &self.welcome.agreed
+    }
+
+    /// What the server lets this client do, by the token that it has.
+    #[must_use]
+    pub const fn role(&self) -> Role {
+        self.welcome.role
     }
 
     /// What the server is by its own word, which this side may have weakened.
@@ -406,6 +415,7 @@ impl Session {
     /// # Errors
     /// As [`persist`](Self::persist).
     pub fn submit(&mut self, plan: &Plan, updates: &[(u64, &[u8])]) -> Result<Ticket, Error> {
+        self.writes()?;
         loop {
             self.alive()?;
             let qp = self.connection.qp().clone();
@@ -584,6 +594,11 @@ impl Session {
                 Ok(())
             }
         }
+    }
+
+    /// This client may write.
+    pub(crate) fn writes(&self) -> Result<(), Error> {
+        if self.role().may_write() { Ok(()) } else { Err(Error::ReadOnly(self.connection.peer())) }
     }
 
     pub(crate) fn alive(&self) -> Result<(), Error> {

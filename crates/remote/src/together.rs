@@ -84,6 +84,9 @@ impl Session {
     /// [`Error::Argument`] if one of them can never be carried out, when others may have been; else the session is over, and
     /// each may have taken effect or not.
     pub fn together(&mut self, work: &[Work<'_>]) -> Result<Vec<Done>, Error> {
+        if work.iter().any(|work| matches!(work, Work::Write { .. } | Work::Persist { .. })) {
+            self.writes()?;
+        }
         let mut done: Vec<Option<Done>> = work
             .iter()
             .map(|work| match work {

@@ -14,7 +14,7 @@ use remanence_persist::taxonomy::Domain;
 use remanence_pmem::{Guarantee, PersistenceDomain, Region};
 use remanence_remote::admission::{Bond, Ends};
 use remanence_remote::hello::{Credentials, Hello, Rejection, Welcome, Window};
-use remanence_remote::{Error, Options, Server, ServerOptions, Session, Token};
+use remanence_remote::{Error, Options, Role, Server, ServerOptions, Session, Token};
 use remanence_rnic::Access;
 use remanence_verbs::{
     ConnectAttr, Connection, Context, Incoming, Listener, Options as DeviceOptions, QpOptions,
@@ -170,6 +170,7 @@ fn welcome(incoming: Incoming, device: &Context, change: impl FnOnce(&mut Vec<u8
         server: config,
         agreed: config,
         declared: false,
+        role: Role::Writer,
         guarantee: Guarantee::of(PersistenceDomain::Adr),
         region,
         buffers: Window { len: 16 * 512, ..region },

@@ -17,7 +17,7 @@ use remanence_remote::message::{Answer, AnswerKind, Entry, Header, Kind};
 use remanence_remote::program::Program;
 use remanence_remote::responder::{Fault, Responder, Terms, World};
 use remanence_remote::ring::{Layout, Ring};
-use remanence_remote::{Error, Session};
+use remanence_remote::{Error, Role, Session};
 use remanence_rnic::{Access, Data, SendFlags, SendOp, SendWr};
 use remanence_verbs::{ConnectAttr, Connection, Context, Listener, Options as DeviceOptions, QpOptions};
 
@@ -51,6 +51,7 @@ fn welcome(region: Window) -> Welcome {
         server: config,
         agreed: config,
         declared: false,
+        role: Role::Writer,
         guarantee: Guarantee::of(PersistenceDomain::Adr),
         region,
         buffers: Window { len: 16 * 512, ..region },

@@ -69,6 +69,9 @@ pub enum StoreError {
         /// Bytes it may have.
         limit: usize,
     },
+    /// The store may only be read.
+    #[error("READONLY You can't write against a read only replica.")]
+    ReadOnly,
     /// The store cannot be reached, or failed: the reason, as a sentence.
     #[error("ERR the store did not answer: {0}")]
     Unavailable(String),

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use remanence_remote::{Cutter, Grants};
+use remanence_remote::{Cutter, Grants, Role};
 
 use super::StoreStats;
 use super::local::{Line, Lines};
@@ -135,6 +135,16 @@ impl Host {
         }
     }
 
+    /// The time, as it is told to clients: milliseconds.
+    pub(super) fn now(&self) -> u64 {
+        self.clock.now()
+    }
+
+    /// What is kept for a session: bytes of a request of which more is to come, and answers that it has not fetched.
+    pub(super) fn kept(&self, session: u64) -> (usize, usize) {
+        self.peers.get(&session).map_or((0, 0), |peer| (peer.part.len(), peer.rest.len()))
+    }
+
     /// The medium failed: nothing may be served any more.
     pub(super) const fn has_failed(&self) -> bool {
         self.failed
@@ -175,8 +185,8 @@ impl Host {
         }
     }
 
-    /// Answers a call of a session.
-    pub(super) fn serve(&mut self, session: u64, call: &[u8]) -> Result<Vec<u8>, String> {
+    /// Answers a call of a session, whose client may do so much.
+    pub(super) fn serve(&mut self, session: u64, role: Role, call: &[u8]) -> Result<Vec<u8>, String> {
         let call = Call::parse(call).ok_or("the call means nothing; use the same release on both sides")?;
         let fresh = || Peer { client: None, part: Vec::new(), rest: BTreeMap::new(), heard: Instant::now() };
         let peer = self.peers.entry(session).or_insert_with(fresh);
@@ -199,7 +209,7 @@ impl Host {
         self.calls += 1;
         let client = peer.client;
         let answer = match (call.what, client) {
-            (What::Hello, None) => self.hello(session, &body)?,
+            (What::Hello, None) => self.hello(session, role, &body)?,
             (What::Hello, Some(_)) => return Err("this session has begun already".to_owned()),
             (_, None) => {
                 return Err("this session has not begun; use the same release on both sides".to_owned());
@@ -217,6 +227,9 @@ impl Host {
                 emit_keyed(&keys, &if long { Reply::Refused(Refusal::Unfinished).emit() } else { bytes })
             }
             (What::Stats, Some(_)) => self.stats().emit(),
+            (What::Scrub | What::Compact, Some(_)) if !role.may_write() => {
+                return Err(Refusal::ReadOnly.to_string());
+            }
             (What::Scrub, Some(_)) => self.scrub(&body)?,
             (What::Compact, Some(_)) => {
                 let heads = self.core.view().geometry.heads;
@@ -260,7 +273,7 @@ impl Host {
         }
     }
 
-    fn hello(&mut self, session: u64, body: &[u8]) -> Result<Vec<u8>, String> {
+    fn hello(&mut self, session: u64, role: Role, body: &[u8]) -> Result<Vec<u8>, String> {
         let theirs = body.first_chunk().map(|version| u16::from_le_bytes(*version));
         let theirs = theirs.ok_or("the call means nothing; use the same release on both sides")?;
         let hello = Hello { version: VERSION, lease: self.lease.as_millis() as u64 }.emit();
@@ -268,7 +281,7 @@ impl Host {
             // It learns the version, and no more.
             return Ok(hello);
         }
-        let client = self.core.connect();
+        let client = if role.may_write() { self.core.connect() } else { self.core.connect_reader() };
         self.peers.get_mut(&session).expect("it has just called").client = Some(client);
         Ok([hello, Reply::View(self.core.view()).emit()].concat())
     }
@@ -387,7 +400,7 @@ impl Host {
     }
 
     /// Nothing that sessions which are over have sent can arrive any more.
-    fn forget_ended(&mut self) -> Result<(), Refusal> {
+    pub(super) fn forget_ended(&mut self) -> Result<(), Refusal> {
         let cutter = &self.cutter;
         let is_gone = |session: &u64| self.locals.of(*session).is_none() && !cutter.is_live(*session);
         let gone: Vec<u64> = self.peers.keys().copied().filter(is_gone).collect();

@@ -37,6 +37,7 @@
 mod asynch;
 mod baseline;
 mod error;
+pub(crate) mod fuzzing;
 mod host;
 mod local;
 mod medium;

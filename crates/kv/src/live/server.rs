@@ -52,6 +52,7 @@ pub struct ServerOptions {
     unfinished: usize,
     clean: bool,
     token: Option<Token>,
+    readers: Option<Token>,
     insecure: bool,
     guarded: bool,
 }
@@ -86,6 +87,7 @@ impl ServerOptions {
             unfinished: 1024,
             clean: true,
             token: None,
+            readers: None,
             insecure: false,
             guarded: true,
         }
@@ -181,6 +183,15 @@ impl ServerOptions {
     #[must_use]
     pub fn token(mut self, token: Token) -> Self {
         self.token = Some(token);
+        self
+    }
+
+    /// Admits clients that prove to have this token, too. They may look at everything, and change nothing: what they ask for
+    /// is refused ([`Refusal::ReadOnly`]), and their RNIC has no right to. There must be a [`token`](Self::token) for the
+    /// others, and another one.
+    #[must_use]
+    pub fn reader_token(mut self, token: Token) -> Self {
+        self.readers = Some(token);
         self
     }
 
@@ -316,6 +327,9 @@ impl Server {
         if let Some(token) = options.token {
             remote = remote.token(token);
         }
+        if let Some(token) = options.readers {
+            remote = remote.reader_token(token);
+        }
         if options.insecure {
             remote = remote.insecure();
         }
@@ -328,7 +342,7 @@ impl Server {
         let host =
             Arc::new(Mutex::new(Host::new(core, remote.cutter(), grants, options.lease, slot, upkeep)));
         let serving = Arc::clone(&host);
-        remote.on_call(SERVICE, move |call| lock(&serving).serve(call.session, call.request));
+        remote.on_call(SERVICE, move |call| lock(&serving).serve(call.session, call.role, call.request));
         let turning = Arc::clone(&host);
         remote.on_turn(move |messages| lock(&turning).turn(messages));
         Ok(Self { remote, host, region, alone, recovered, made, durable })

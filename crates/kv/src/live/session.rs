@@ -8,7 +8,7 @@ use remanence_persist::Config;
 use remanence_persist::plan::Request as PlanRequest;
 use remanence_persist::recipe::Op;
 use remanence_pmem::Survives;
-use remanence_remote::{CostSource, Done, Options, Plan, RemoteRegion, Token, Work};
+use remanence_remote::{CostSource, Done, Options, Plan, RemoteRegion, Role, Token, Work};
 use remanence_verbs::Context;
 
 use super::wire::{Answer, CALL_HEADER, Call, Hello, Key, VERSION, What, parse_keyed};
@@ -177,6 +177,12 @@ impl Session {
     #[must_use]
     pub const fn config(&self) -> &Config {
         self.remote.config()
+    }
+
+    /// What the server lets this client do, by the token that it has.
+    #[must_use]
+    pub const fn role(&self) -> Role {
+        self.remote.role()
     }
 
     /// The server's memory, and what it promises.

@@ -1,5 +1,6 @@
 //! A client that waits.
 
+use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
@@ -238,7 +239,8 @@ impl Store {
         outcome.expect("one was asked for")
     }
 
-    /// Writes several keys' values: one message, one doorbell and one flush for each lot. Each has its own outcome.
+    /// Writes several keys' values: one message, one doorbell and one flush for each lot. Each has its own outcome. Of a key
+    /// that comes twice the later value is written later.
     ///
     /// # Errors
     /// The server cannot be reached, and nothing of this was begun. Otherwise as [`put`](Self::put), for each.
@@ -250,11 +252,15 @@ impl Store {
         let mut outcomes: Vec<Option<Result<Version, Error>>> = pairs.iter().map(|_| None).collect();
         let mut lot: Vec<usize> = Vec::new();
         let mut bytes = 0;
-        for (n, (_, value)) in pairs.iter().enumerate() {
+        // Two writes of one key in a lot could change places: one waits for room, say, and the other needs less.
+        let mut keys = BTreeSet::new();
+        for (n, (key, value)) in pairs.iter().enumerate() {
             let len = value.as_ref().len();
-            if !lot.is_empty() && (lot.len() == TOGETHER || bytes + len > TOGETHER_BYTES) {
+            let again = !keys.insert(key.as_ref());
+            if !lot.is_empty() && (again || lot.len() == TOGETHER || bytes + len > TOGETHER_BYTES) {
                 self.put_lot(pairs, options, std::mem::take(&mut lot), &mut outcomes)?;
                 bytes = 0;
+                keys = BTreeSet::from([key.as_ref()]);
             }
             lot.push(n);
             bytes += len;

@@ -197,6 +197,7 @@ impl Refusal {
             Self::Fenced => (9, 0, 0),
             Self::Damaged => (10, 0, 0),
             Self::Medium => (11, 0, 0),
+            Self::ReadOnly => (12, 0, 0),
         };
         to.push(tag);
         to.extend(u64::to_le_bytes(a));
@@ -218,6 +219,7 @@ impl Refusal {
             9 => Self::Fenced,
             10 => Self::Damaged,
             11 => Self::Medium,
+            12 => Self::ReadOnly,
             _ => return None,
         })
     }

@@ -158,6 +158,7 @@ struct Client {
     view: u64,
     unfinished: BTreeSet<u64>,
     fencing: bool,
+    reads_only: bool,
 }
 
 /// A store that is open.
@@ -281,6 +282,13 @@ impl<M: Medium + Clone> Server<M> {
         id
     }
 
+    /// The same, of a client that may only look: whatever of its requests [changes](Request::changes) something is refused.
+    pub fn connect_reader(&mut self) -> ClientId {
+        let id = self.connect();
+        self.clients.get_mut(&id).expect("connected just now").reads_only = true;
+        id
+    }
+
     /// Nothing that this client has sent can reach the memory any more.
     ///
     /// # Errors
@@ -300,11 +308,16 @@ impl<M: Medium + Clone> Server<M> {
         if state.fencing {
             return Reply::Refused(Refusal::Fenced);
         }
+        let reads_only = state.reads_only;
+        let mut one = |request: &Request| match reads_only && request.changes() {
+            true => Reply::Refused(Refusal::ReadOnly),
+            false => self.one(now, client, request),
+        };
         let reply = match request {
             Request::Batch(requests) if requests.len() <= BATCH_MAX => {
-                Reply::Batch(requests.iter().map(|request| self.one(now, client, request)).collect())
+                Reply::Batch(requests.iter().map(one).collect())
             }
-            request => self.one(now, client, request),
+            request => one(request),
         };
         // In durable mode no reply leaves before everything that it speaks of is durable, or will be by what it asks for.
         let may_wait = self.options.defer && !self.replicated && asks_for_values(&reply);

@@ -377,8 +377,11 @@ impl<'a, S: Store> Call<'a, S> {
 
     fn expire_now(&mut self, key: Key<'_>, version: Version) -> Done {
         // If somebody has written it since, it is no longer the value that expired.
-        if self.store.delete(key, Condition::Is(version))? {
-            self.shared.stats.expired.add(1);
+        match self.store.delete(key, Condition::Is(version)) {
+            Ok(gone) => self.shared.stats.expired.add(u64::from(gone)),
+            // It takes room until somebody may write, and is served to nobody.
+            Err(StoreError::ReadOnly) => {}
+            Err(error) => return Err(error.into()),
         }
         Ok(())
     }
@@ -413,10 +416,11 @@ impl<'a, S: Store> Call<'a, S> {
                 Change::Write => self.store.put(key, &value, condition)?,
                 Change::Delete => self.store.delete(key, condition)?,
                 // What expired goes as it would have on any other look at the key.
-                Change::Keep if expired => {
-                    self.store.delete(key, condition)?;
-                    true
-                }
+                Change::Keep if expired => match self.store.delete(key, condition) {
+                    Ok(_) => true,
+                    Err(StoreError::ReadOnly) => return Ok(answer),
+                    Err(error) => return Err(error.into()),
+                },
                 Change::Keep => true,
             };
             self.recycle(value);

@@ -733,7 +733,7 @@ impl<B: Buffers> Endpoint<B> {
         );
         match verdict {
             door::Verdict::Open => self.on_admitted(now, from, hello, None),
-            door::Verdict::Admit { token, client, server } => {
+            door::Verdict::Admit { token, client, server, .. } => {
                 self.on_admitted(now, from, hello, Some(Bond { token, client, server, ends }));
             }
             door::Verdict::Refuse(why) => self.refuse(from, session, key, why),

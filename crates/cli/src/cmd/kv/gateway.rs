@@ -122,11 +122,13 @@ fn towards(args: &Args, server: &At, asked: &Stop) -> Result<(), Fail> {
     let region = probe.session().region();
     let mode = probe.client().view().mode;
     let members = probe.primary().cloned();
+    let writes = probe.session().role().may_write();
     drop(probe);
     let store = About {
         name: format!("{server}, {region}"),
         server: server.to_string(),
         mode,
+        writes,
         durable: match &members {
             Some(said) => said.durable,
             None => mode == Mode::Durable && region.guarantee.is_durable(),
@@ -173,6 +175,7 @@ fn beside(args: &Args, file: &Path, asked: &Stop) -> Result<(), Fail> {
         name: format!("{}, {}, served at {to}", file.display(), ui::bytes(size)),
         server: to.to_string(),
         mode: Mode::Durable,
+        writes: true,
         durable: server.is_durable(),
         durability: format!("an acknowledged write survives what this memory does: {}", server.sentence()),
     };
@@ -202,6 +205,7 @@ struct About {
     name: String,
     server: String,
     mode: Mode,
+    writes: bool,
     durable: bool,
     durability: String,
 }
@@ -231,6 +235,8 @@ impl Args {
             limits: Limits { bulk: args.value.0 as usize, ..Limits::default() },
             output_high: args.output.0 as usize,
             stall: Duration::from_secs(args.stall.into()),
+            // What has expired is for somebody else to delete.
+            sweep: if store.writes { Options::default().sweep } else { 0 },
             ..Options::default()
         })
     }
@@ -248,6 +254,7 @@ fn conduct(args: &Args, asked: &Stop, store: &About, running: Gateway) -> Result
             "pid": std::process::id(),
             "server": store.server,
             "mode": if store.mode == Mode::Durable { "durable" } else { "erda" },
+            "access": if store.writes { "read-write" } else { "read-only" },
             "durable": store.durable,
             "durability": store.durability,
         });
@@ -257,6 +264,9 @@ fn conduct(args: &Args, asked: &Stop, store: &About, running: Gateway) -> Result
         ui::line(Mood::Good, "address", addresses.join(", "));
         if let Some(metrics) = &metrics {
             ui::line(Mood::Good, "metrics", metrics);
+        }
+        if !store.writes {
+            ui::line(Mood::Note, "access", "read-only, as the token is one for readers: writes are refused");
         }
         ui::line(if store.durable { Mood::Good } else { Mood::Note }, "durability", &store.durability);
         ui::remark("\n  Ctrl-C answers what has been received, and stops.");

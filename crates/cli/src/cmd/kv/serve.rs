@@ -12,6 +12,7 @@ use remanence_kv::view::Mode;
 use remanence_metrics::Endpoint;
 use remanence_persist::Config;
 use remanence_pmem::PersistenceDomain;
+use remanence_remote::Token;
 use serde_json::json;
 
 use crate::args::{self, Size};
@@ -29,6 +30,8 @@ Examples:
   rem kv serve users.kv --listen 192.0.2.7 --token-file users.token
                                                   reachable from other machines that have the token, which is made
                                                   if the file is not there
+  rem kv serve users.kv --token-file users.token --reader-token-file readers.token
+                                                  who has the second token may look, and change nothing
   rem kv serve users --listen 127.0.0.1:7001 --members 127.0.0.1:7001,127.0.0.1:7002,127.0.0.1:7003
                                                   one of three members of a store; start the other two likewise, each
                                                   with a directory and an address of its own
@@ -63,6 +66,9 @@ pub(super) struct Args {
     pub(super) listen: args::Server,
     #[command(flatten)]
     pub(super) door: args::Door,
+    /// Let clients in that have the token of this file, too, to look and to change nothing; it is made if it is not there
+    #[arg(long, value_name = "FILE", conflicts_with = "members")]
+    reader_token_file: Option<PathBuf>,
     /// Clients at a time
     #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u16).range(1..=256))]
     pub(super) clients: u16,
@@ -90,7 +96,7 @@ pub(super) struct Args {
 }
 
 impl Args {
-    fn options(&self, port: u16, token: Option<&remanence_remote::Token>) -> ServerOptions {
+    fn options(&self, port: u16, token: Option<&Token>, readers: Option<&Token>) -> ServerOptions {
         let mode = if self.mode == "erda" { Mode::Erda } else { Mode::Durable };
         let mut options = ServerOptions::file(&self.file)
             .size(self.size.0)
@@ -108,6 +114,9 @@ impl Args {
         if let Some(config) = self.configuration {
             options = options.configuration(config);
         }
+        if let Some(readers) = readers {
+            options = options.reader_token(readers.clone());
+        }
         match token {
             Some(token) => options.token(token.clone()),
             None if self.door.is_insecure() => options.insecure(),
@@ -124,7 +133,13 @@ pub(super) fn run(args: &Args) -> Result<(), Fail> {
     let listen = args.listen.resolve()?;
     let context = device::open_at(listen.ip())?;
     let token = args.door.token()?;
-    let options = args.options(listen.port(), token.as_ref().map(|(token, _)| token));
+    if token.is_none() && args.reader_token_file.is_some() {
+        return Err(Fail::new(
+            "a token for readers needs one for writers beside it; name a file for that with --token-file",
+        ));
+    }
+    let readers = args.reader_token_file.as_deref().map(args::token_in).transpose()?;
+    let options = args.options(listen.port(), token.as_ref().map(|(token, _)| token), readers.as_ref());
     let mut server = Server::bind(&context, options)
         .map_err(|e| Fail::new(format!("{} is not served: {e}", args.file.display())))?;
     let (stats, recovered) = (server.metrics().read(), *server.recovered());
@@ -161,6 +176,8 @@ pub(super) fn run(args: &Args) -> Result<(), Fail> {
             "configuration": server.config().to_string(),
             "token_file": token.as_ref().and_then(|(_, file)| *file),
             "token_fingerprint": token.as_ref().map(|(token, _)| token.fingerprint().to_string()),
+            "reader_token_file": args.reader_token_file,
+            "reader_token_fingerprint": readers.as_ref().map(|token| token.fingerprint().to_string()),
             "durable": durable && args.mode == "durable",
             "survives": server.sentence(),
         });
@@ -210,6 +227,10 @@ pub(super) fn run(args: &Args) -> Result<(), Fail> {
                     "none: whoever reaches this address may read and write the store",
                 );
             }
+        }
+        if let (Some(token), Some(file)) = (&readers, &args.reader_token_file) {
+            let place = format!("in {} (fingerprint {}): to look only", file.display(), token.fingerprint());
+            ui::line(Mood::Good, "readers", place);
         }
         let sentence = server.sentence();
         if args.mode == "erda" {

@@ -1,0 +1,7 @@
+//! A story of sessions that call what they like.
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use remanence_kv::fuzzing;
+
+fuzz_target!(|data: &[u8]| fuzzing::host(data));

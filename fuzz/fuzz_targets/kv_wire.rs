@@ -1,0 +1,7 @@
+//! Calls and answers of a live session.
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use remanence_kv::fuzzing;
+
+fuzz_target!(|data: &[u8]| fuzzing::wire(data));
