@@ -320,7 +320,7 @@ impl<M: Medium + Clone> Server<M> {
             request => one(request),
         };
         // In durable mode no reply leaves before everything that it speaks of is durable, or will be by what it asks for.
-        let may_wait = self.options.defer && !self.replicated && asks_for_values(&reply);
+        let may_wait = self.options.defer && !self.replicated && asks_for_values(request, &reply);
         if self.options.mode == Mode::Durable && !may_wait && self.sync().is_err() {
             return Reply::Refused(Refusal::Medium);
         }
@@ -582,11 +582,14 @@ impl<M: Medium + Clone> Server<M> {
     }
 }
 
-/// Whether all that a reply promises depends on values that the client has yet to make durable.
-fn asks_for_values(reply: &Reply) -> bool {
-    match reply {
-        Reply::Reserved(_) => true,
-        Reply::Batch(replies) => replies.iter().all(asks_for_values),
+/// Whether a reply promises nothing but what depends on values that the client has yet to make durable.
+fn asks_for_values(request: &Request, reply: &Reply) -> bool {
+    match (request, reply) {
+        (Request::Put { .. }, Reply::Reserved(_))
+        | (Request::Confirm { .. } | Request::Acknowledge { .. }, Reply::Ok) => true,
+        (Request::Batch(requests), Reply::Batch(replies)) => {
+            requests.iter().zip(replies).all(|(request, reply)| asks_for_values(request, reply))
+        }
         _ => false,
     }
 }
