@@ -33,4 +33,4 @@ pub use link::{
 };
 pub use sys::descriptor::{Descriptor, abandon_inherited, generation};
 pub use sys::net::random_u64 as random;
-pub use sys::sched::{FAULTS, ask_for_short_slices, cores, without_signals};
+pub use sys::sched::{FAULTS, ask_for_short_slices, cores, current_cpu, without_signals};

@@ -9,6 +9,7 @@
 use std::collections::VecDeque;
 use std::net::IpAddr;
 use std::ops::Range;
+use std::time::Duration;
 
 use rand_chacha::ChaCha8Rng;
 use rand_core::{RngCore, SeedableRng};
@@ -28,6 +29,10 @@ use crate::stats::Stats;
 
 /// The longest message, 2^31 bytes (IBA Vol 1, 9.4.1).
 pub const MAX_MESSAGE: u32 = 1 << 31;
+
+/// [`Config::ack_ride`] on a machine where a system call takes a microsecond: several times what a
+/// consumer needs to see a message and to post its answer, with one switch of threads between.
+pub const ACK_RIDE: Duration = Duration::from_micros(50);
 
 pub use remanence_wire::ROCE_PORT;
 
@@ -58,6 +63,9 @@ pub struct Config {
     pub ecn: bool,
     /// Advertise receive WQEs as end-to-end credits.
     pub credits: bool,
+    /// How long an ACK may wait for a request to ride with, where the habit of the QP says that one will follow at once; zero: not
+    /// at all. Far less than the local CA ACK delay that the device declares.
+    pub ack_ride: Duration,
     /// Packets in flight on one QP at most, and at first.
     pub window: WindowLimits,
     /// PDs.
@@ -113,6 +121,7 @@ impl Default for Config {
             icrc: true,
             ecn: true,
             credits: true,
+            ack_ride: ACK_RIDE,
             window: WindowLimits { initial: 32, max: 512 },
             max_pd: 1 << 14,
             max_mr: 1 << 16,

@@ -41,7 +41,9 @@ pub use ah::AhAttr;
 pub use async_event::AsyncEvent;
 pub use beside::LocalMr;
 pub use cq::CqHandle;
-pub use device::{Config, Device, MAX_MESSAGE, ROCE_PORT, RxMeta, SourcePort, Transmit, WindowLimits};
+pub use device::{
+    ACK_RIDE, Config, Device, MAX_MESSAGE, ROCE_PORT, RxMeta, SourcePort, Transmit, WindowLimits,
+};
 pub use error::{CqError, PostError, VerbError};
 pub use gsi::{MAD_LEN, ReceivedMad};
 pub use memory::{FlushId, FlushOutcome, Memory, Placement, RegionId, Span};

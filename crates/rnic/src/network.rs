@@ -40,6 +40,9 @@ impl Shared {
         if let Some(deadline) = qp.keepalive.deadline() {
             self.agenda.timers.arm(qp.slot, &mut qp.timer, deadline);
         }
+        if let Some(deadline) = qp.responder.ack_deadline() {
+            self.agenda.timers.arm(qp.slot, &mut qp.timer, deadline);
+        }
     }
 
     /// A QP is destroyed.
@@ -157,6 +160,16 @@ impl Device {
             let qp = qps.at(slot).expect("a destroyed QP has no timer");
             qp.timer.fired();
             qp.handle_timeout(shared, now);
+            shared.settle(qp);
+        }
+    }
+
+    /// Nobody will come back to this device: what is owed an ACK gets it with the next packets, and waits for nothing.
+    pub fn acknowledge_all(&mut self) {
+        let Self { shared, qps, .. } = self;
+        for qp in qps.iter_mut().filter(|qp| qp.responder.ack_deadline().is_some()) {
+            qp.responder.riding.hurry();
+            qp.wants_tx = true;
             shared.settle(qp);
         }
     }

@@ -88,6 +88,12 @@ pub struct Stats {
     pub rx_cnp: u64,
     /// Packets that arrived marked as having met congestion.
     pub rx_ecn_marked: u64,
+    /// ACKs that had to wait for a request of ours to leave with.
+    pub acks_deferred: u64,
+    /// ACKs that left in one train with requests of ours, whether they had waited or not.
+    pub acks_ridden: u64,
+    /// ACKs that waited for such a request in vain.
+    pub acks_in_vain: u64,
     /// Dropped packets by reason, in the order of [`DropReason::ALL`].
     pub dropped: [u64; DropReason::ALL.len()],
 }
@@ -106,7 +112,7 @@ impl Stats {
     }
 
     /// What Linux shows of a Soft-RoCE port in `hw_counters`, by its names (`rxe_hw_counters.c`). `refused`: packets that left
-    /// the engine and not the host. An acknowledgement is never deferred here, and a port never down.
+    /// the engine and not the host. A port is never down here.
     #[must_use]
     pub fn hw_counters(&self, refused: u64) -> [(&'static str, u64); 15] {
         [
@@ -117,7 +123,7 @@ impl Stats {
             ("rcvd_rnr_err", self.rx_rnr_nak),
             ("send_rnr_err", self.tx_rnr_nak),
             ("rcvd_seq_err", self.rx_nak_sequence),
-            ("ack_deferred", 0),
+            ("ack_deferred", self.acks_deferred),
             ("retry_exceeded_err", self.retries_exceeded),
             ("retry_rnr_exceeded_err", self.rnr_retries_exceeded),
             ("completer_retry_err", self.timeouts + self.rx_nak_sequence),

@@ -135,7 +135,9 @@ impl Context {
         let Opened { mut link, seat, faults } =
             Options::open_link(options.link, options.faults, options.capture.as_deref())?;
         let clock = Clock::new();
-        let pace = pace(&clock, &mut *link);
+        let os = |e| Error::os("cannot create an event descriptor", e);
+        let thread = Arc::new(Bell::new().map_err(os)?);
+        let pace = pace(&clock, &mut *link, &thread);
         let caps = link.caps().clone();
         let mut config = options.config;
         config.gids = caps.addresses.iter().map(|&address| Gid::from_ip(address)).collect();
@@ -145,14 +147,13 @@ impl Context {
             SourcePort::Any => remanence_rnic::SourcePort::PerQp,
         };
         config.icrc &= !caps.reliable_bytes;
+        config.ack_ride = pace.of(config.ack_ride);
         if let Some(seat) = &seat {
             config.qpns = seat.qpns();
         }
         if config.seed == 0 {
             config.seed = random();
         }
-        let os = |e| Error::os("cannot create an event descriptor", e);
-        let thread = Arc::new(Bell::new().map_err(os)?);
         let async_events = Arc::new(EventQueue::new());
         async_events.fd()?;
         let flushes = Arc::new(FlushQueue::default());
@@ -353,15 +354,25 @@ impl AsFd for Context {
     }
 }
 
-/// How slow this machine is: the shortest of a few empty polls. What arrives meanwhile is for nobody: there are no QPs yet.
-fn pace(clock: &Clock, link: &mut dyn Link) -> Pace {
-    const POLLS: usize = 8;
+/// How slow this machine is: the shortest of a few empty polls, of the link and of the system, whichever is longer, as links
+/// in mapped memory need no system call for one. What arrives meanwhile is for nobody: there are no QPs yet.
+fn pace(clock: &Clock, link: &mut dyn Link, bell: &Bell) -> Pace {
+    let of_link = shortest(clock, || matches!(link.recv(&mut |_| ()), Ok(0)));
+    let of_system = shortest(clock, || {
+        bell.sleep(&mut Vec::with_capacity(1), Some(Duration::ZERO));
+        true
+    });
+    of_link.max(of_system).map_or(Pace::ONE, Pace::of_empty_poll)
+}
+
+/// The shortest time of a few calls, of those that say that they count.
+fn shortest(clock: &Clock, mut call: impl FnMut() -> bool) -> Option<Duration> {
+    const CALLS: usize = 8;
     let time = |_| {
         let start = clock.now();
-        let empty = matches!(link.recv(&mut |_| ()), Ok(0));
-        empty.then(|| clock.now().since(start))
+        call().then(|| clock.now().since(start))
     };
-    (0..POLLS).filter_map(time).min().map_or(Pace::ONE, Pace::of_empty_poll)
+    (0..CALLS).filter_map(time).min()
 }
 
 /// PSNs and keys must not repeat from one run to the next, nor in a child of the process.

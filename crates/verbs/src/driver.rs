@@ -131,6 +131,10 @@ pub(crate) struct Driver {
     /// The link does not work any more; packets are lost as on a cut cable.
     failed: bool,
     routes: HashMap<CqHandle, CqRoute>,
+    /// ACKs that left with requests of ours, and those that waited for one in vain, as the handover knows them.
+    answers: (u64, u64),
+    /// ACKs that had to wait, as of the progress thread's last turn.
+    deferred: u64,
     signals: Signals,
     waiters: Vec<Option<(Arc<Bell>, Interest)>>,
     /// Counts what a blocked consumer may wait for; see [`Driver::news`].
@@ -168,6 +172,8 @@ impl Driver {
             waiters: Vec::new(),
             pushed: 0,
             told: News { completions: 0, events: 0 },
+            answers: (0, 0),
+            deferred: 0,
             counters: ProgressStats::default(),
         }
     }
@@ -323,6 +329,7 @@ impl Driver {
                 break;
             }
         }
+        self.device.acknowledge_all();
         self.cm.manager.close_all(now);
         self.pump_cm(now);
         while self.transmit(now) && self.more {}
@@ -333,7 +340,12 @@ impl Driver {
 
     fn outlook(&self, now: Instant) -> Outlook {
         let deadline = if self.more { Some(now) } else { self.deadline() };
-        Outlook { deadline, blocked: self.full && !self.failed, busy: self.more || self.crowded }
+        Outlook {
+            deadline,
+            blocked: self.full && !self.failed,
+            busy: self.more || self.crowded,
+            awaited: false,
+        }
     }
 
     /// What must follow every change of the engine, before the lock is released. `me`: the waiter whose turn it is,
@@ -349,6 +361,12 @@ impl Driver {
         let news = News { completions: self.device.stats().completions, events: self.pushed };
         if news != self.told {
             self.tell(news, me);
+        }
+        let stats = self.device.stats();
+        let answers = (stats.acks_ridden, stats.acks_in_vain);
+        if answers != self.answers {
+            let before = std::mem::replace(&mut self.answers, answers);
+            self.handover.answered(answers.0 - before.0, answers.1 - before.1);
         }
         let kick = self.handover.changed(self.outlook(now));
         self.kick(kick);
@@ -468,7 +486,10 @@ impl Driver {
     /// What the progress thread does next. Fills in the descriptors to watch.
     pub(crate) fn plan_thread(&mut self, now: Instant, worked: bool, fds: &mut Vec<WaitFd>) -> Plan {
         self.counters.thread_turns += 1;
-        let plan = self.handover.plan(now, worked, self.outlook(now));
+        let deferred = self.device.stats().acks_deferred;
+        let awaited = std::mem::replace(&mut self.deferred, deferred) != deferred;
+        let outlook = Outlook { awaited, ..self.outlook(now) };
+        let plan = self.handover.plan(now, worked, outlook);
         if let Plan::Watch(limit) = plan {
             if !self.may_wait(now, fds) {
                 self.handover.stay_awake();
@@ -584,6 +605,12 @@ impl<'a> Turn<'a> {
     pub(crate) fn waiter_found(&mut self) {
         let now = self.now;
         self.driver.handover.found(now);
+    }
+
+    /// The turn of a consumer that posts.
+    pub(crate) fn posts(&mut self) {
+        let now = self.now;
+        self.driver.handover.posted(now);
     }
 
     /// The turn of a poller, who changes nothing else. Says whether there was anything to do.

@@ -74,7 +74,7 @@ impl Pace {
         Self(times.min(Self::MAX))
     }
 
-    fn of(self, time: Duration) -> Duration {
+    pub(crate) fn of(self, time: Duration) -> Duration {
         time * self.0
     }
 
@@ -109,6 +109,9 @@ const POLLER_AFTER: Duration = Duration::from_micros(100);
 /// A row of polls that lasts as long as this makes up for everything.
 const GAP_MIN: Duration = Duration::from_micros(4);
 const POLLER_AFTER_MAX: Duration = Duration::from_millis(100);
+
+/// Answers that make up for a [`distrust`](Handover::distrust), or save from one.
+const ANSWERS: u64 = 16;
 
 /// A waiter that watched this long without leaving is trusted to do so for long: the progress thread parks.
 const PARK_AFTER: Duration = Duration::from_millis(20);
@@ -168,6 +171,8 @@ pub(crate) struct Outlook {
     pub(crate) blocked: bool,
     /// The last turn left something undone, or took so much at once that more is likely to be there already.
     pub(crate) busy: bool,
+    /// The last turn brought something that a consumer is expected to answer at once.
+    pub(crate) awaited: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -275,6 +280,10 @@ pub(crate) struct Handover {
     /// What makes a poller, of this consumer: at first [`POLL_GAP`] and [`POLLER_AFTER`].
     gap: Duration,
     poller_after: Duration,
+    /// It posted since its last poll, and soon after it.
+    posting: bool,
+    /// Answers since it was last distrusted, or trusted for them.
+    answers: u64,
     lease: Duration,
     worked_at: Instant,
     /// Since when there is silence: the last work, or the beginning of the wait that goes on. Who begins to wait has asked
@@ -304,6 +313,8 @@ impl Handover {
             row_since: Instant::ZERO,
             gap: pace.of(POLL_GAP),
             poller_after: pace.of(POLLER_AFTER),
+            posting: false,
+            answers: 0,
             lease: pace.of(LEASE_MIN),
             worked_at: Instant::ZERO,
             quiet_since: Instant::ZERO,
@@ -340,8 +351,28 @@ impl Handover {
         Kick::None
     }
 
+    /// A consumer posts. What that takes is no gap in its row of polls.
+    #[inline]
+    pub(crate) fn posted(&mut self, now: Instant) {
+        self.posting = self.polled_at.is_some_and(|last| now.since(last) <= self.gap);
+    }
+
+    /// So many ACKs left with an answer of the consumer's, and so many waited for one in vain. A consumer that answers
+    /// at once, again and again, polls when the next message comes, whatever it was taken for before.
+    pub(crate) fn answered(&mut self, ridden: u64, vain: u64) {
+        if vain != 0 {
+            self.answers = 0;
+        }
+        self.answers += ridden;
+        if self.answers >= ANSWERS && self.gap < self.pace.of(POLL_GAP) {
+            self.answers = 0;
+            (self.gap, self.poller_after) = (self.pace.of(POLL_GAP), self.pace.of(POLLER_AFTER));
+        }
+    }
+
     fn extend_row(&mut self, now: Instant) {
-        if self.polled_at.is_none_or(|last| now.since(last) > self.gap) {
+        let posting = std::mem::take(&mut self.posting);
+        if self.polled_at.is_none_or(|last| now.since(last) > self.gap && !posting) {
             self.row_since = now;
         } else if self.gap < self.pace.of(POLL_GAP)
             && now.since(self.row_since) >= self.pace.of(POLLER_AFTER_MAX)
@@ -421,7 +452,9 @@ impl Handover {
             self.distrust();
         }
         self.lease = self.pace.of(LEASE_MIN);
-        if self.looks_again(now, worked, outlook) {
+        // The consumer who will answer may wait for this very core.
+        let gives_way = outlook.awaited && self.policy != Progress::Spin;
+        if !gives_way && self.looks_again(now, worked, outlook) {
             return Plan::Again;
         }
         self.thread = Thread::Watching;
@@ -430,8 +463,11 @@ impl Handover {
 
     /// A consumer stopped to poll while a peer waited. One that does so again and again, such as one that spins on its
     /// memory between polls, is no poller: it must poll for longer, and with less between the polls, to be taken for
-    /// one.
+    /// one. One that has answered many messages at once since was only held up, by whoever shares its core.
     fn distrust(&mut self) {
+        if std::mem::take(&mut self.answers) >= ANSWERS {
+            return;
+        }
         self.gap = (self.gap / 4).max(self.pace.of(GAP_MIN));
         self.poller_after = (self.poller_after * 4).min(self.pace.of(POLLER_AFTER_MAX));
     }

@@ -166,7 +166,9 @@ impl<'a> Doorbell<'a> {
             let now = turn.now;
             return inplace::post(turn, now, of, wr);
         }
-        self.turn().device.post_send(qp.qpn, wr)
+        let turn = self.turn();
+        turn.posts();
+        turn.device.post_send(qp.qpn, wr)
     }
 
     /// Whether a send work request would be accepted behind `ahead` others that are not posted yet: for lists that go
@@ -283,7 +285,9 @@ impl Qp {
             let now = turn.now;
             return inplace::post(&mut turn, now, of, wr);
         }
-        self.inner.pd.inner.handle.turn().device.post_send(self.inner.qpn, wr)
+        let mut turn = self.inner.pd.inner.handle.turn();
+        turn.posts();
+        turn.device.post_send(self.inner.qpn, wr)
     }
 
     /// Posts several send work requests behind one doorbell: packets of small ones leave together.

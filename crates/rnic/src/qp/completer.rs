@@ -303,6 +303,7 @@ impl Qp {
             shared.silences.push_back((self.qpn, silence));
         }
         self.wants_tx |= self.keepalive.due;
+        self.wants_tx |= self.responder.riding.expire(now);
     }
 
     /// Completes the oldest WQE and frees it. Without error and signal nobody is told (10.7.3).

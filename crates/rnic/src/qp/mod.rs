@@ -18,6 +18,7 @@ mod resource;
 mod respond;
 mod responder;
 mod retry;
+mod riding;
 pub(crate) mod state;
 mod table;
 pub(crate) mod timer;
@@ -157,7 +158,7 @@ impl Qp {
                 Err(DropReason::WrongState)
             }
         } else {
-            self.handle_request(shared, packet, &bth, mem)
+            self.handle_request(shared, now, packet, &bth, mem)
         };
         self.settle_cq(shared);
         result
@@ -218,7 +219,13 @@ impl Qp {
         if self.init.ty == QpType::Rc {
             self.transmit_responses(shared, batch, mem)?;
         }
-        self.transmit_requests(shared, now, batch, mem)
+        let reached = self.requester.max_psn;
+        let sent = self.transmit_requests(shared, now, batch, mem);
+        if self.init.ty != QpType::Rc {
+            return sent;
+        }
+        // Behind the requests, as the shorter packet: so all of it is one train.
+        sent.and(self.transmit_acknowledge(shared, now, batch, self.requester.max_psn != reached))
     }
 
     fn transmit_cnp(&mut self, shared: &mut Shared, batch: &mut Batch<'_>) -> Result<(), Full> {

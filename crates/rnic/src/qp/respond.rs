@@ -20,6 +20,7 @@ use super::{Qp, packets};
 use crate::access::Access;
 use crate::device::Shared;
 use crate::memory::{FlushId, FlushOutcome, Memory};
+use crate::time::Instant;
 use crate::transmit::Batch;
 use crate::wc::WcStatus;
 
@@ -182,7 +183,7 @@ impl Qp {
             self.close_answered(index);
             self.run_resources(shared, mem);
         }
-        self.transmit_acknowledge(shared, batch)
+        self.transmit_refusal(shared, batch)
     }
 
     fn close_answered(&mut self, index: usize) {
@@ -197,6 +198,7 @@ impl Qp {
         resources.close(index);
         if newest {
             self.responder.ack_due = false;
+            self.responder.riding.hurry();
         }
     }
 
@@ -264,8 +266,8 @@ impl Qp {
         }
     }
 
-    /// The ACK or NAK that is due, when no response must leave before it.
-    fn transmit_acknowledge(&mut self, shared: &Shared, batch: &mut Batch<'_>) -> Result<(), Full> {
+    /// The NAK that is due, when no response must leave before it; or the ACK, if it must not wait for requests.
+    fn transmit_refusal(&mut self, shared: &Shared, batch: &mut Batch<'_>) -> Result<(), Full> {
         let msn = Msn::new(self.responder.msn);
         if let Some(refused) = self.responder.refused
             && refused.due
@@ -280,12 +282,47 @@ impl Qp {
             self.responder.nak_due = None;
             // A NAK acknowledges all before it.
             self.responder.ack_due = false;
-        } else if self.responder.ack_due {
-            let psn = self.responder.refused.map_or(self.responder.epsn, |refused| refused.psn).sub(1);
-            let headers = Headers::Aeth(self.ack_aeth(shared));
-            self.respond(batch, Opcode::RcAck, psn, headers)?;
-            self.responder.ack_due = false;
+        } else if self.responder.ack_due && self.responder.riding.leads() {
+            self.send_acknowledge(shared, batch)?;
+            self.responder.riding.hurry();
         }
+        Ok(())
+    }
+
+    /// The ACK that is due, behind the requests of the batch; or alone, if it does not wait for one. `fresh`: a request
+    /// in the batch leaves for the first time.
+    pub(super) fn transmit_acknowledge(
+        &mut self,
+        shared: &mut Shared,
+        now: Instant,
+        batch: &mut Batch<'_>,
+        fresh: bool,
+    ) -> Result<(), Full> {
+        let responder = &self.responder;
+        // What is still being executed is acknowledged before it, or with it.
+        let owed = responder.ack_due && responder.resources.front().is_none();
+        if !fresh && (!owed || responder.riding.waits(now)) {
+            return Ok(());
+        }
+        let sent = if owed { self.send_acknowledge(shared, batch) } else { Ok(()) };
+        let riding = &mut self.responder.riding;
+        if fresh {
+            riding.request_left(now, shared.config.ack_ride, owed && sent.is_ok());
+            shared.stats.acks_ridden += u64::from(owed && sent.is_ok());
+        } else if sent.is_ok() {
+            shared.stats.acks_in_vain += u64::from(riding.left_alone(now));
+        }
+        if sent.is_err() {
+            riding.lead();
+        }
+        sent
+    }
+
+    fn send_acknowledge(&mut self, shared: &Shared, batch: &mut Batch<'_>) -> Result<(), Full> {
+        let psn = self.responder.refused.map_or(self.responder.epsn, |refused| refused.psn).sub(1);
+        let headers = Headers::Aeth(self.ack_aeth(shared));
+        self.respond(batch, Opcode::RcAck, psn, headers)?;
+        self.responder.ack_due = false;
         Ok(())
     }
 

@@ -14,6 +14,7 @@ use remanence_wire::packet::Packet;
 use remanence_wire::{Psn, Rkey, bth, reth};
 
 use super::resource::{Progress, Request, Resources};
+use super::riding::{Kind, Riding};
 use super::{Qp, QpState, QpType, packets};
 use crate::access::Access;
 use crate::async_event::AsyncEvent;
@@ -21,6 +22,7 @@ use crate::device::{MAX_MESSAGE, Shared};
 use crate::keys::Place;
 use crate::memory::{Memory, Placement};
 use crate::stats::DropReason;
+use crate::time::Instant;
 use crate::wc::{WcOpcode, WcStatus};
 
 /// The message of several packets that is half way in.
@@ -61,6 +63,8 @@ pub(crate) struct Responder {
     /// UC: the rest of a broken message is being skipped.
     skipping: bool,
     pub(crate) ack_due: bool,
+    /// When it leaves.
+    pub(crate) riding: Riding,
     /// A NAK for `epsn` that the peer answers by sending again.
     pub(crate) nak_due: Option<Aeth>,
     pub(crate) refused: Option<Refused>,
@@ -73,6 +77,11 @@ impl Responder {
         let mut resources = std::mem::take(&mut self.resources);
         resources.reset(max_dest_rd_atomic);
         *self = Self { epsn, resources, ..Self::default() };
+    }
+
+    /// When an ACK that waits for a request to ride with leaves alone.
+    pub(crate) fn ack_deadline(&self) -> Option<Instant> {
+        self.riding.deadline().filter(|_| self.ack_due)
     }
 
     /// The QP leaves the states that answer, for a reason of its own side.
@@ -118,6 +127,7 @@ impl Qp {
     pub(crate) fn handle_request(
         &mut self,
         shared: &mut Shared,
+        now: Instant,
         packet: &Packet<'_>,
         bth: &bth::Repr,
         mem: &mut impl Memory,
@@ -154,7 +164,7 @@ impl Qp {
             .and_then(|()| self.complete_message(shared, packet));
         match verdict {
             Ok(()) => {
-                self.acknowledge_later(info, bth);
+                self.acknowledge_later(shared, info, bth, now);
                 Ok(())
             }
             Err(refusal) => self.refuse(shared, packet, bth, refusal),
@@ -472,7 +482,7 @@ impl Qp {
 
     /// Moves on past a packet of a SEND or WRITE. Acknowledgements are only noted here: all that arrived before
     /// the next transmission share one.
-    fn acknowledge_later(&mut self, info: &OpcodeInfo, bth: &bth::Repr) {
+    fn acknowledge_later(&mut self, shared: &mut Shared, info: &OpcodeInfo, bth: &bth::Repr, now: Instant) {
         if !matches!(info.operation, Operation::Send | Operation::Write) {
             return;
         }
@@ -482,6 +492,14 @@ impl Qp {
             responder.msn = responder.msn.wrapping_add(1);
         }
         if bth.ack_req && self.init.ty == QpType::Rc {
+            if info.position.ends() {
+                let told = info.operation == Operation::Send || info.has_immediate();
+                let kind = if told { Kind::Told } else { Kind::Silent };
+                let waits = responder.riding.asked(now, shared.config.ack_ride, kind, responder.ack_due);
+                shared.stats.acks_deferred += u64::from(waits);
+            } else {
+                responder.riding.hurry();
+            }
             responder.ack_due = true;
             self.wants_tx = true;
         }
@@ -502,6 +520,7 @@ impl Qp {
             // the ACK covers the whole message, and never sends anything on that QP again.
             Operation::Send | Operation::Write => {
                 self.responder.ack_due |= bth.ack_req || packet.info().position.ends();
+                self.responder.riding.hurry();
                 Ok(())
             }
             Operation::ReadRequest => self.replay_read(shared, bth.psn, &reth_of(packet), mem),
@@ -602,8 +621,9 @@ impl Qp {
                 Ok(())
             }
             Refusal::Invalidate => {
-                self.acknowledge_later(packet.info(), bth);
+                self.acknowledge_later(shared, packet.info(), bth, Instant::ZERO);
                 self.responder.ack_due = true;
+                self.responder.riding.hurry();
                 // What the responder still has to say leaves also from the error state.
                 self.fail_receive(shared, WcStatus::RemInvReqErr);
                 self.enter_error(shared);

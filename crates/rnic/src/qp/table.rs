@@ -60,6 +60,10 @@ impl QpTable {
         self.slots.get_mut(slot as usize)?.as_deref_mut()
     }
 
+    pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Qp> {
+        self.slots.iter_mut().flatten().map(Box::as_mut)
+    }
+
     pub(crate) fn get(&self, qpn: Qpn) -> Option<&Qp> {
         self.slots[self.slot(qpn)? as usize].as_deref()
     }

@@ -7,5 +7,6 @@ mod mutated;
 mod pair;
 mod parting;
 mod reliable;
+mod riding;
 mod states;
 mod verbs;

@@ -65,7 +65,7 @@ impl World {
     }
 
     fn outlook(&self) -> Outlook {
-        Outlook { deadline: self.deadline, blocked: self.blocked, busy: self.packets > 1 }
+        Outlook { deadline: self.deadline, blocked: self.blocked, busy: self.packets > 1, awaited: false }
     }
 
     /// One turn of {receive, engine, transmit}.
@@ -539,4 +539,68 @@ fn who_has_just_asked_spins_however_long_ago_the_last_answer_was() {
             world.now = world.now + Duration::from_micros(100);
         }
     }
+}
+
+/// Polls every microsecond for so long.
+fn poll_for(world: &mut World, time: Duration) {
+    let end = world.now + time;
+    while world.now < end {
+        world.now = world.now + Duration::from_micros(1);
+        let _ = world.handover.polled(world.now);
+    }
+}
+
+#[test]
+fn what_a_post_takes_is_no_gap_between_polls() {
+    for (posts, still) in [(true, true), (false, false)] {
+        let mut world = World::new(Progress::Sleep);
+        poll_for(&mut world, POLLER_AFTER * 2);
+        world.now = world.now + Duration::from_micros(1);
+        if posts {
+            world.handover.posted(world.now);
+        }
+        world.now = world.now + POLL_GAP * 2;
+        let _ = world.handover.polled(world.now);
+        assert_eq!(world.handover.is_polled(world.now), still);
+    }
+    // But what it did before the post is.
+    let mut world = World::new(Progress::Sleep);
+    poll_for(&mut world, POLLER_AFTER * 2);
+    world.now = world.now + POLL_GAP * 2;
+    world.handover.posted(world.now);
+    let _ = world.handover.polled(world.now);
+    assert!(!world.handover.is_polled(world.now));
+}
+
+#[test]
+fn a_consumer_that_answers_at_once_is_a_poller_again() {
+    let mut world = World::new(Progress::Sleep);
+    for _ in 0..10 {
+        world.handover.distrust();
+    }
+    assert_eq!((world.handover.gap, world.handover.poller_after), (GAP_MIN, POLLER_AFTER_MAX));
+    world.handover.answered(ANSWERS - 1, 0);
+    world.handover.answered(0, 1);
+    world.handover.answered(ANSWERS - 1, 0);
+    assert_eq!(world.handover.gap, GAP_MIN, "one that it did not answer counts for all before it");
+    world.handover.answered(1, 0);
+    assert_eq!((world.handover.gap, world.handover.poller_after), (POLL_GAP, POLLER_AFTER));
+    // Held up once between many answers, it stays one; twice, it does not.
+    world.handover.answered(ANSWERS, 0);
+    world.handover.distrust();
+    assert_eq!(world.handover.gap, POLL_GAP);
+    world.handover.distrust();
+    assert!(world.handover.gap < POLL_GAP);
+}
+
+#[test]
+fn the_core_is_left_to_whoever_is_expected_to_answer() {
+    let plan = |policy, awaited| {
+        let mut world = World::new(policy);
+        let outlook = Outlook { awaited, ..world.outlook() };
+        world.handover.plan(world.now, true, outlook)
+    };
+    assert_eq!(plan(Progress::Adaptive, false), Plan::Again, "spinning pays until it is seen not to");
+    assert!(matches!(plan(Progress::Adaptive, true), Plan::Watch(_)));
+    assert_eq!(plan(Progress::Spin, true), Plan::Again);
 }

@@ -1,0 +1,187 @@
+//! ACKs that wait for an answer to ride with, as two programs that take turns have it, and those that must not wait.
+
+use std::time::Duration;
+
+use remanence_wire::{Mtu, Opcode};
+
+use super::pair::*;
+use crate::*;
+
+const fn micros(n: u64) -> Duration {
+    Duration::from_micros(n)
+}
+
+/// Two programs that answer each other, WRITE by WRITE, each `later` after it sees the other's.
+struct PingPong {
+    pair: Pair,
+    buffers: [Buffer; 2],
+    turns: u64,
+}
+
+impl PingPong {
+    fn new(config: Config) -> Self {
+        let mut pair = Pair::connected_with(config, Mtu::B1024);
+        let buffers = [pair.a().buffer(64, REMOTE, 0), pair.b().buffer(64, REMOTE, 0)];
+        Self { pair, buffers, turns: 0 }
+    }
+
+    /// One WRITE, each way in turn, and `later` until the other side acts; returns the trains and packets that left.
+    fn turn(&mut self, later: Duration) -> (usize, Vec<Opcode>) {
+        let from = (self.turns % 2) as usize;
+        self.turns += 1;
+        let (packets, trains) = (self.pair.log.len(), self.pair.batches.len());
+        let value = self.turns as u8;
+        let [near, far] = [self.buffers[from], self.buffers[1 - from]];
+        self.pair.nodes[from].bytes_mut(&near)[32] = value;
+        let qpn = self.pair.qpns[from];
+        self.pair.nodes[from].post(qpn, self.turns, SendOp::Write(far.remote(0)), &[near.sge(32, 1)]);
+        self.pair.run_for(self.pair.latency + later);
+        assert_eq!(self.pair.nodes[1 - from].bytes(&far)[0], value, "what arrives is visible at once");
+        let sent = self.pair.log[packets..].iter().map(|(_, repr)| repr.bth.opcode).collect();
+        (self.pair.batches.len() - trains, sent)
+    }
+
+    fn warm(config: Config) -> Self {
+        let mut it = Self::new(config);
+        for _ in 0..12 {
+            it.turn(micros(2));
+        }
+        it
+    }
+
+    fn completions(&mut self) -> [usize; 2] {
+        [self.pair.a().sends().len(), self.pair.b().sends().len()]
+    }
+}
+
+#[test]
+fn programs_that_take_turns_send_one_train_each() {
+    let mut it = PingPong::new(Config::default());
+    assert_eq!(
+        it.turn(micros(2)),
+        (2, vec![Opcode::RcWriteOnly, Opcode::RcAck]),
+        "nothing is known of them yet"
+    );
+    for _ in 0..11 {
+        it.turn(micros(2));
+    }
+    for _ in 0..20 {
+        assert_eq!(it.turn(micros(2)), (1, vec![Opcode::RcWriteOnly, Opcode::RcAck]));
+    }
+    it.pair.run();
+    assert_eq!(it.completions(), [16, 16]);
+    assert!(it.pair.a().device.stats().acks_ridden >= 10);
+    assert_eq!(it.pair.a().device.stats().timeouts, 0);
+}
+
+#[test]
+fn an_ack_that_waits_in_vain_leaves_when_the_delay_is_over() {
+    let mut it = PingPong::warm(Config::default());
+    it.turn(micros(0));
+    assert_eq!(it.completions().iter().sum::<usize>(), 12, "the thirteenth is not acknowledged yet");
+    it.pair.run_for(ACK_RIDE + it.pair.latency - Duration::from_nanos(1));
+    assert_eq!(it.completions().iter().sum::<usize>(), 0);
+    it.pair.run_for(Duration::from_nanos(1));
+    assert_eq!(it.completions().iter().sum::<usize>(), 1);
+    // Who was wrong asks for more before it waits again, and the other side is as it was.
+    for _ in 0..6 {
+        assert_eq!((it.turn(micros(2)).0, it.turn(micros(2)).0), (1, 2));
+    }
+}
+
+#[test]
+fn a_peer_that_sends_on_is_told_at_once() {
+    let mut it = PingPong::warm(Config::default());
+    let [near, far] = it.buffers;
+    for n in 0..2 {
+        it.pair.post(100 + n, SendOp::Write(far.remote(0)), &[near.sge(32, 1)]);
+    }
+    it.pair.run_for(it.pair.latency * 2);
+    assert_eq!(it.pair.a().sends().iter().filter(|wc| wc.wr_id >= 100).count(), 2);
+}
+
+/// The peer of a client that only ever writes, as to a log, never makes it wait.
+#[test]
+fn a_passive_target_never_waits() {
+    let mut pair = Pair::connected();
+    let (near, far) = (pair.a().buffer(64, REMOTE, 1), pair.b().buffer(64, REMOTE, 0));
+    for _ in 0..50 {
+        pair.post(1, SendOp::Write(far.remote(0)), &[near.sge(0, 8)]);
+        pair.run_for(pair.latency * 2);
+        assert_eq!(pair.a().sends().len(), 1);
+    }
+}
+
+#[test]
+fn a_delay_of_zero_is_none() {
+    let mut it = PingPong::warm(Config { ack_ride: Duration::ZERO, ..Config::default() });
+    assert_eq!(it.turn(micros(2)).0, 2);
+}
+
+#[test]
+fn who_leaves_for_good_acknowledges_what_waits() {
+    let mut it = PingPong::warm(Config::default());
+    it.turn(micros(0));
+    it.completions();
+    let last = ((it.turns - 1) % 2) as usize;
+    it.pair.nodes[1 - last].device.acknowledge_all();
+    it.pair.run_for(it.pair.latency);
+    assert_eq!(it.pair.nodes[last].sends().len(), 1);
+
+    let mut it = PingPong::warm(Config::default());
+    it.turn(micros(0));
+    it.completions();
+    let last = ((it.turns - 1) % 2) as usize;
+    let qpn = it.pair.qpns[1 - last];
+    it.pair.nodes[1 - last].device.destroy_qp(qpn).unwrap();
+    it.pair.run_for(it.pair.latency);
+    assert_eq!(it.pair.nodes[last].sends().len(), 1);
+}
+
+/// A stream of requests that fills every train must not hold the ACK back.
+#[test]
+fn an_ack_that_found_no_room_leads_the_next_train() {
+    let mut pair = Pair::connected_with(Config::default(), Mtu::B1024);
+    pair.max_segments = 4;
+    let (near, far) = (pair.a().buffer(1 << 20, REMOTE, 1), pair.b().buffer(1 << 20, REMOTE, 0));
+    let qpn = pair.qpns[1];
+    for n in 0..4 {
+        pair.b().post(qpn, n, SendOp::Write(near.remote(0)), &[far.sge(0, 256 << 10)]);
+    }
+    pair.run_for(micros(20));
+    pair.post(7, SendOp::Write(far.remote(0)), &[near.sge(0, 8)]);
+    pair.run_for(pair.latency * 2);
+    assert_eq!(pair.a().sends().len(), 1);
+    pair.run();
+    assert_eq!(pair.b().sends().len(), 4);
+}
+
+/// Lost trains and lost ACKs are repaired as ever: every message once, every completion once.
+#[test]
+fn weather_does_not_matter() {
+    for seed in 0..40 {
+        let mut it = PingPong::warm(Config::default());
+        it.pair.run_for(micros(100));
+        it.pair.weather(seed, 10, 5, 10, 2);
+        it.completions();
+        for turn in 0..60u64 {
+            let from = (it.turns % 2) as usize;
+            it.turns += 1;
+            let value = (turn + 100) as u8;
+            let [near, far] = [it.buffers[from], it.buffers[1 - from]];
+            it.pair.nodes[from].bytes_mut(&near)[32] = value;
+            let qpn = it.pair.qpns[from];
+            it.pair.nodes[from].post(qpn, turn, SendOp::Write(far.remote(0)), &[near.sge(32, 1)]);
+            for _ in 0..10_000 {
+                if it.pair.nodes[1 - from].bytes(&far)[0] == value {
+                    break;
+                }
+                it.pair.run_for(micros(20));
+            }
+            assert_eq!(it.pair.nodes[1 - from].bytes(&far)[0], value, "seed {seed}, turn {turn}");
+        }
+        it.pair.hook = None;
+        it.pair.run();
+        assert_eq!(it.completions(), [30, 30], "seed {seed}");
+    }
+}
