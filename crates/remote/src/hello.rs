@@ -251,7 +251,8 @@ pub struct Welcome {
     pub guarantee: Guarantee,
     /// The memory to update.
     pub region: Window,
-    /// The receive buffers of this session, for FLUSH and READ to name.
+    /// The receive buffers of this session: for FLUSH and READ to name, if they are persistent. Else the key is good for
+    /// nothing.
     pub buffers: Window,
     /// How many receive buffers there are.
     pub slots: u16,

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::task::Poll;
 
 use remanence_persist::recipe::{self, Flush, Persistent, Recipe, Rq, Run, Script};
-use remanence_persist::taxonomy::{Domain, Order};
+use remanence_persist::taxonomy::{Buffers, Domain, Order};
 use remanence_persist::{Config, Shape};
 use remanence_rnic::{Placement, PostError, RemoteAddr, Selectivity, SendFlags, SendOp};
 use remanence_wire::Rkey;
@@ -883,8 +883,11 @@ impl<P: Port> View<'_, P> {
                 self.requester.unapplied.push_back((number, at, at + u64::from(len)));
             }
         }
-        let slot = (number - 1) % u64::from(terms.slots) * u64::from(terms.slot_size);
-        self.job.unflushed.push((terms.buffers.addr.wrapping_add(slot), len.into(), terms.buffers.rkey));
+        // What lies in a buffer that is not persistent is worth nothing by itself: no recipe flushes it, and no client may.
+        if terms.config.buffers == Buffers::Pm {
+            let slot = (number - 1) % u64::from(terms.slots) * u64::from(terms.slot_size);
+            self.job.unflushed.push((terms.buffers.addr.wrapping_add(slot), len.into(), terms.buffers.rkey));
+        }
         self.enqueue(SendOp::Send, send.at, len, SendFlags::empty(), true, "a SEND");
         Ok(())
     }

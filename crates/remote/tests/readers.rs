@@ -208,6 +208,32 @@ fn no_work_request_of_a_reader_changes_anything() {
 }
 
 #[test]
+fn nobody_reads_what_others_send_to_the_server() {
+    let host = host();
+    let victim = Raw::connect(&host, WRITERS);
+    // All sessions share the server's PD, so a key that somebody guesses is as good as one that was told.
+    let theirs = victim.welcome.buffers;
+    let remote = RemoteAddr { addr: theirs.addr, rkey: Rkey(theirs.rkey) };
+    let flush = |placement| SendOp::Flush { remote, len: 64, placement, selectivity: Selectivity::Range };
+    for text in [READERS, WRITERS] {
+        let reach = [
+            ("READ", SendOp::Read(remote), &[0; 8][..]),
+            ("WRITE", SendOp::Write(remote), &[8; 8]),
+            ("FLUSH", flush(Placement::GlobalVisibility), &[]),
+        ];
+        for (what, op, payload) in reach {
+            let hostile = Raw::connect(&host, text);
+            assert_eq!(hostile.post(SendOp::Read(hostile.place(64)), &[0; 8]), WcStatus::Success);
+            let status = hostile.post(op, payload);
+            let refused = matches!(status, WcStatus::RemAccessErr | WcStatus::RemInvReqErr);
+            assert!(refused, "a {what} reaches the receive buffers of another session: {status:?}");
+        }
+    }
+    // Not even their owner has a use for that.
+    assert_eq!(victim.post(SendOp::Read(remote), &[0; 8]), WcStatus::RemAccessErr);
+}
+
+#[test]
 fn no_message_of_a_reader_changes_anything() {
     let host = host();
     let recipe = build(&Raw::connect(&host, READERS).welcome.agreed, Op::Send, Shape::SINGLETON);
