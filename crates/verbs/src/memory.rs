@@ -71,7 +71,12 @@ impl RegionMemory {
 impl Memory for RegionMemory {
     #[inline]
     fn read(&self, region: RegionId, offset: u64, into: &mut [u8]) {
-        self.note(self.region(region).try_read(offset, into));
+        let region = self.region(region);
+        self.note(region.try_read(offset, into));
+        // A page that was lost reads as zeros, which may well mean something: an empty entry, say.
+        if region.failure().is_err() {
+            self.fault.set(true);
+        }
     }
 
     #[inline]
@@ -160,6 +165,26 @@ mod tests {
         let mut bytes = [0; 24];
         region.read(0, &mut bytes);
         assert_eq!(&bytes, b"\0\0\0\0\0\0\0\0in order\0\0\0\0\0\0\0\0");
+    }
+
+    #[test]
+    fn what_is_read_of_a_file_that_lost_a_page_is_no_data() {
+        let path = std::env::temp_dir().join(format!("remanence-lost-page-{}", std::process::id()));
+        let region = remanence_pmem::FileOptions::new().create(3 * 4096).open(&path).unwrap();
+        let mut memory = memory();
+        let id = memory.insert(region);
+        let mut bytes = [7; 16];
+        memory.read(id, 8192, &mut bytes);
+        assert!(!memory.take_fault() && bytes == [0; 16]);
+        std::fs::File::options().write(true).open(&path).unwrap().set_len(4096).unwrap();
+        // What is still there is good until somebody finds out.
+        memory.read(id, 0, &mut bytes);
+        assert!(!memory.take_fault());
+        memory.read(id, 8192, &mut bytes);
+        assert!(memory.take_fault(), "zeros in place of a lost page are handed out");
+        memory.read(id, 0, &mut bytes);
+        assert!(memory.take_fault(), "the region has failed, and goes on as if it had not");
+        std::fs::remove_file(&path).unwrap();
     }
 
     #[test]

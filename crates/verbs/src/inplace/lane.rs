@@ -183,14 +183,16 @@ impl Lane {
         let Data::Sges(sges) = data else { return Err(Refusal::Engine) };
         let len = self.total(sges, Access::LOCAL_WRITE)?;
         let (remote, mut at) = self.remote(from, len.into(), Access::REMOTE_READ)?;
-        self.guarded(remote, |region| {
+        let whole = self.guarded(remote, |region| {
             for sge in sges {
                 let (local, to) = self.local(sge, Access::LOCAL_WRITE).expect("checked with the total");
                 region.copy_to(at, &local.region, to, sge.len as usize);
                 at += u64::from(sge.len);
             }
+            region.failure().is_ok()
         })?;
-        Ok(len)
+        // A page that was lost reads as zeros: the peer's engine says that they are none of its data.
+        if whole { Ok(len) } else { Err(Refusal::Engine) }
     }
 
     #[expect(clippy::host_endian_bytes, reason = "the old value lands in host order, as from an RNIC")]
