@@ -378,6 +378,13 @@ impl<L: Leg> Group<L> {
         self.members.iter().filter(|m| m.leg.is_none()).map(|m| (m.name.clone(), m.why.clone())).collect()
     }
 
+    /// Whether the log of some server is more than half full. A log that is copied to another server lies at other places
+    /// there, and what stays free at the ends of segments differs: whoever keeps half of it free can always have it copied.
+    #[must_use]
+    pub fn is_half_full(&self) -> bool {
+        self.members.iter().filter_map(Member::up).any(Writer::is_half_full)
+    }
+
     /// The connections that are left.
     pub fn legs(&mut self) -> impl Iterator<Item = (&str, &mut L)> {
         self.members.iter_mut().filter_map(|m| Some((m.name.as_str(), m.leg.as_mut()?)))

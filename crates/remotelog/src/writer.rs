@@ -96,6 +96,12 @@ impl Writer {
         (self.grant.head + self.grant.geometry.capacity()).saturating_sub(self.end.position)
     }
 
+    /// Whether less than half of the log is free.
+    #[must_use]
+    pub const fn is_half_full(&self) -> bool {
+        self.free() < self.grant.geometry.capacity() / 2
+    }
+
     /// Whether a record of so many bytes could be appended.
     ///
     /// # Errors

@@ -4,7 +4,6 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use remanence_remotelog::error::AppendError;
 use remanence_remotelog::group::{Leg, LegError, Opened};
 use remanence_remotelog::{Epoch, Group, GroupError};
 
@@ -288,25 +287,29 @@ impl<L: Member> Primary<L> {
     }
 
     fn append(&mut self, record: &[u8]) -> Result<(), LeadError> {
+        self.leave_room()?;
         let group = self.group.as_mut().ok_or(LeadError::Deposed)?;
-        match group.append(record) {
-            Err(GroupError::Append(AppendError::Full { .. })) => {}
-            outcome => return outcome.map(drop).map_err(LeadError::from),
+        Ok(group.append(record).map(drop)?)
+    }
+
+    /// Whoever opens the log may have to copy it to a member that has none, where other ends of segments stay free. One that
+    /// was full may not fit there, and where that member has to acknowledge it could then never be trimmed again: the store
+    /// would stand still for ever. So half of it stays free.
+    fn leave_room(&mut self) -> Result<(), LeadError> {
+        let group = self.group.as_mut().ok_or(LeadError::Deposed)?;
+        if !group.is_half_full() {
+            return Ok(());
         }
         let next = group.next();
         group.wait(next)?;
         self.follow()?;
-        let group = self.group.as_mut().ok_or(LeadError::Deposed)?;
-        match group.append(record) {
-            Err(GroupError::Append(AppendError::Full { .. })) => {}
-            outcome => return outcome.map(drop).map_err(LeadError::from),
-        }
         // Too few images for the log to be trimmed: now they cannot wait any more.
-        while self.rebuild(u64::MAX)? != Rebuilding::Nobody {
+        while self.group.as_ref().is_some_and(Group::is_half_full)
+            && self.rebuild(u64::MAX)? != Rebuilding::Nobody
+        {
             self.follow()?;
         }
-        let group = self.group.as_mut().ok_or(LeadError::Deposed)?;
-        Ok(group.append(record).map(drop)?)
+        Ok(())
     }
 
     fn ship_all(&mut self, changes: &Changes) -> Result<(), LeadError> {
