@@ -1,6 +1,5 @@
 //! A client of the torture: does what its seed says, and writes down what it does before and after.
 
-use std::net::SocketAddr;
 use std::time::Duration;
 
 use remanence_kv::client::Found;
@@ -10,7 +9,7 @@ use remanence_kv::proto::{Expect, Refusal};
 use remanence_pmem::crash_image::{Choices, Seeded};
 
 use super::board::{Intent, Lane, Outcome};
-use super::live::{context, options};
+use super::live::options;
 
 /// Few, so that clients meet.
 pub(crate) const KEYS: u64 = 10;
@@ -65,15 +64,8 @@ pub(crate) fn first_write(epoch: u64, lane: u64) -> State {
     epoch << 32 | lane << 16 | 1
 }
 
-/// Works until it is stopped, killed or has no room to write down more.
-#[allow(dead_code, reason = "a store on several servers has other places")]
-pub(crate) fn work(to: SocketAddr, lane: Lane, first: State, seed: u64) {
-    let context = context();
-    work_at(|options| Store::connect(&context, to, options), lane, first, seed);
-}
-
-/// The same, wherever the store is.
-pub(crate) fn work_at(
+/// Works until it is stopped, killed or has no room to write down more, wherever the store is.
+pub(crate) fn work(
     connect: impl Fn(ConnectOptions) -> Result<Store, Error>,
     mut lane: Lane,
     first: State,
