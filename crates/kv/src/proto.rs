@@ -72,7 +72,8 @@ pub enum Request {
         /// The versions that were handed out.
         versions: Vec<u64>,
     },
-    /// The client will not finish this write. It must have no WRITE under way for it.
+    /// The client will not finish this write. It must have no WRITE under way for it. If it is not whole by then it never has an
+    /// effect, in durable mode not after a crash either; the reply waits for that.
     Abandon {
         /// The version that was handed out.
         version: u64,

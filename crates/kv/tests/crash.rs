@@ -16,7 +16,7 @@ use common::ops::{
 };
 use common::*;
 use remanence_kv::Options;
-use remanence_kv::proto::{Expect, Reply, Request};
+use remanence_kv::proto::{Expect, Reply, Request, Reserved};
 use remanence_kv::server::Server;
 use remanence_pmem::crash_image::{CrashImage, EveryWay, Explorer, Failure};
 use remanence_pmem::{Medium, PersistenceDomain};
@@ -145,6 +145,46 @@ fn an_address_leaves_only_when_the_entry_that_names_it_is_durable() {
     }
 }
 
+/// The object of a value that was reserved by hand.
+fn object(reserved: &Reserved, key: &[u8], value: &[u8]) -> Vec<u8> {
+    let Reserved { head, offset, epoch, .. } = *reserved;
+    let place = remanence_kv::format::Place { salt: SALT, head, offset, epoch };
+    let content = remanence_kv::format::object::Content::Value(value);
+    remanence_kv::format::object::emit(&place, reserved.version, 0, key, content)
+}
+
+#[test]
+fn what_was_abandoned_does_not_come_back_with_a_crash() {
+    for (options, domain) in [(DURABLE, PersistenceDomain::Adr), (DEFERRED, PersistenceDomain::PageCache)] {
+        let image = CrashImage::new(TINY.size, domain);
+        remanence_kv::server::format(&&image, &TINY, 16, SALT, [7; 16]).expect("fair");
+        let store = Store::open(&image, options);
+        let (mut writer, mut reader) = (store.client(0), store.client(0));
+        let old = Request::PutInline { key: vec![1], value: vec![5; 20], expires: 0, expect: Expect::Any };
+        assert!(matches!(writer.call(&old), Reply::Done { .. }));
+        let put = Request::Put { key: vec![1], len: 20, expires: 0, expect: Expect::Any };
+        let Reply::Reserved(reserved) = writer.call(&put) else { panic!("there is room") };
+        // It is whole and durable, and then the writer thinks better of it.
+        let object = object(&reserved, &[1], &[6; 20]);
+        let at = reserved.at + 8;
+        image.write(at, &object[8..]);
+        image.pwb(at..reserved.at + object.len() as u64);
+        image.psync().expect("memory does not fail");
+        image.write(at, &[0; 8]);
+        assert_eq!(writer.call(&Request::Abandon { version: reserved.version }), Reply::Ok);
+        let found = reader.call(&Request::Get { key: vec![1] });
+        assert!(matches!(&found, Reply::Value { value, .. } if *value == [5; 20]), "{found:?}");
+        // The harshest crash: the medium still has the object as it was when it was whole.
+        let crashed = image.crash(Failure::PowerLoss, &mut EveryWay::new());
+        let found = contents(&crashed, options);
+        assert_eq!(
+            found,
+            Contents::from([(vec![1], vec![5; 20])]),
+            "others have seen that nothing came of it"
+        );
+    }
+}
+
 #[test]
 fn a_deletion_without_room_for_a_tombstone_is_durable_when_it_is_seen() {
     let image = formatted(TINY, 16);
@@ -248,14 +288,7 @@ fn at_no_sync_could_a_reader_believe_what_is_not_durable() {
         }
         let put = Request::Put { key: vec![n % 9], len: 20, expires: 0, expect: Expect::Any };
         let Reply::Reserved(reserved) = server.handle(1, client, &put) else { panic!("room") };
-        let place = remanence_kv::format::Place {
-            salt: SALT,
-            head: reserved.head,
-            offset: reserved.offset,
-            epoch: reserved.epoch,
-        };
-        let content = remanence_kv::format::object::Content::Value(&[n; 20]);
-        let object = remanence_kv::format::object::emit(&place, reserved.version, 0, &[n % 9], content);
+        let object = object(&reserved, &[n % 9], &[n; 20]);
         // Visible, and nothing more: whoever settles it must make it durable.
         image.write(reserved.at + 8, &object[8..]);
         server.handle(1, client, &Request::Settle { key: vec![n % 9] });
