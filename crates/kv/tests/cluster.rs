@@ -9,12 +9,13 @@ mod live;
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use common::{Cluster, patient};
 use live::context;
-use remanence_kv::live::{Error, Member, MemberOptions, PutOptions, Role, Store};
-use remanence_kv::proto::Expect;
+use pollster::block_on;
+use remanence_kv::live::{AsyncStore, Error, Member, MemberOptions, Pending, PutOptions, Role, Store};
+use remanence_kv::proto::{Expect, Refusal};
 use remanence_remote::Token;
 use remanence_verbs::Context;
 
@@ -204,6 +205,109 @@ fn one_of_three_alone_acknowledges_nothing() {
     assert!([&b"value"[..], b"lost"].contains(&&found.value[..]), "{found:?}");
 }
 
+#[test]
+fn a_get_waits_for_no_promise_in_addition() {
+    let cluster = Cluster::new(3, calm);
+    cluster.whole();
+    let mut store = cluster.client();
+    for n in 0..20 {
+        store.put(&key(n), &value(n), PutOptions::default()).expect("a PUT");
+    }
+    // It may have been connected to while the last member was taken in, and then learned of it.
+    store.get(&key(0)).expect("a GET");
+    let (before, reads) = (store.asked(), store.client().stats().reads);
+    for n in 0..20 {
+        assert!(store.get(&key(n)).expect("a GET").is_some());
+    }
+    // Two of three acknowledge, so two promises go with each GET, whose one READ is that of the object.
+    let asked = store.asked();
+    assert_eq!(asked.along - before.along, 40, "{asked:?}, {before:?}");
+    assert_eq!(asked.after, before.after, "a GET waited for promises");
+    assert_eq!(store.client().stats().reads - reads, 20);
+    store.get_many(&(0..20).map(key).collect::<Vec<_>>()).expect("GETs");
+    store.put(&key(1), b"value", PutOptions::default()).expect("a PUT");
+    let many = store.asked();
+    assert_eq!((many.along - asked.along, many.after), (4, asked.after), "two for each of the two calls");
+}
+
+#[test]
+fn promises_that_are_not_enough_are_asked_for_again() {
+    let mut cluster = Cluster::new(3, |options| options);
+    cluster.whole();
+    let mut store = cluster.client();
+    put(&mut store, b"key", b"value");
+    let primary = cluster.primary();
+    let away = (primary + 1) % 3;
+    let before = store.asked().after;
+    cluster.stop(away);
+    // One of those that were asked first may be gone, or the epoch is another one: it finds out, and goes on.
+    put(&mut store, b"key", b"another");
+    cluster.start(away);
+    cluster.whole();
+    for _ in 0..3 {
+        assert_eq!(store.get(b"key").expect("a GET").expect("it is there").value, b"another");
+    }
+    assert!(store.asked().after > before, "a new epoch was believed by promises for the old one");
+    // And soon nobody waits any more.
+    let begin = Instant::now();
+    loop {
+        let settled = store.asked().after;
+        store.get(b"key").expect("a GET");
+        if store.asked().after == settled {
+            break;
+        }
+        assert!(begin.elapsed() < live::PATIENCE, "every GET has other READs after it: {:?}", store.asked());
+    }
+}
+
+#[test]
+fn an_asynchronous_client_survives_the_primary_and_believes_no_other() {
+    let mut cluster = Cluster::new(3, |options| options);
+    cluster.whole();
+    let store = AsyncStore::connect_members(&context(), &cluster.addrs(), patient()).expect("connected");
+    // What each key may have: what was acknowledged last, and what may have come after that. 0: nothing.
+    let mut may_be: BTreeMap<u64, Vec<u64>> = (0..16).map(|k| (k, vec![0])).collect();
+    let round = |n: u64, may_be: &mut BTreeMap<u64, Vec<u64>>| {
+        let puts: Vec<_> =
+            (0..16).map(|k| store.put(&key(k), &value(n + k), PutOptions::default())).collect();
+        for (k, put) in (0..16).zip(puts) {
+            let may_be = may_be.get_mut(&k).expect("one of the keys");
+            match block_on(put) {
+                Ok(_) => *may_be = vec![n + k],
+                Err(Error::Unknown(_)) => may_be.push(n + k),
+                // Nothing came of it.
+                Err(Error::Lost(_)) => {}
+                Err(error) => panic!("{error}"),
+            }
+        }
+    };
+    (0..5).for_each(|n| round(100 * n + 1, &mut may_be));
+    let first = cluster.primary();
+    cluster.stop(first);
+    // Some of these fail, and say so; then there is another primary.
+    (5..10).for_each(|n| round(100 * n + 1, &mut may_be));
+    assert_ne!(cluster.primary(), first);
+    // This client repeats nothing that was under way when a connection broke.
+    fn at_last<T>(begin: impl Fn() -> Pending<T>) -> T {
+        loop {
+            match block_on(begin()) {
+                Ok(output) => return output,
+                Err(Error::Lost(_) | Error::Unknown(_)) => {}
+                Err(error) => panic!("{error}"),
+            }
+        }
+    }
+    for (k, may_be) in &may_be {
+        let found = at_last(|| store.get(&key(*k))).map(|found| found.value);
+        let is = |n: &u64| if *n == 0 { found.is_none() } else { found.as_ref() == Some(&value(*n)) };
+        assert!(may_be.iter().any(is), "key {k} has {found:?}, and not what was acknowledged: {may_be:?}");
+    }
+    at_last(|| store.delete(&key(3), Expect::Any));
+    assert_eq!(at_last(|| store.get(&key(3))), None);
+    assert_eq!(at_last(|| store.delete(&key(3), Expect::Any)), None);
+    assert!(!at_last(|| store.scan(0, 100)).keys.contains(&key(3)));
+}
+
 fn tokens() -> (Token, Token) {
     let token = |text: &str| Token::new(text).expect("a fair token");
     (token("clients-clients-clients-clients-0"), token("members-members-members-members-0"))
@@ -247,6 +351,76 @@ fn a_client_has_no_way_to_a_log_and_no_right_to_what_it_was_not_given() {
     let written = door.together(&[remanence_remote::Work::Write { at: 0, bytes: &forged }]);
     assert!(written.is_err(), "a client writes what it likes");
     assert_eq!(store.get(b"key").expect("a GET").expect("it is there").value, b"value");
+}
+
+#[test]
+fn a_reader_looks_at_whichever_member_serves_and_changes_nothing() {
+    let readers = || Token::new("readers-readers-readers-readers-0").expect("a fair token");
+    let mut cluster = Cluster::new(3, |options| {
+        let (clients, members) = tokens();
+        let readers = Token::new("readers-readers-readers-readers-0").expect("a fair token");
+        options.tokens(clients, members).reader_token(readers)
+    });
+    let connect = |cluster: &Cluster, token: Token| {
+        Store::connect_members(&context(), &cluster.addrs(), patient().tokens([token])).expect("connected")
+    };
+    let mut writer = connect(&cluster, tokens().0);
+    put(&mut writer, b"key", b"value");
+    let mut reader = connect(&cluster, readers());
+    for _ in 0..2 {
+        assert_eq!(reader.get(b"key").expect("a GET").expect("it is there").value, b"value");
+        assert_eq!(reader.scan(0, 10).expect("a page").keys, [b"key"]);
+        assert!(reader.members().expect("they say what they are").iter().any(|(_, said)| said.is_ok()));
+        for put in [true, false] {
+            let mut forge = || match put {
+                true => reader.put(b"key", b"forged", PutOptions::default()).map(Some),
+                false => reader.delete(b"key", Expect::Any),
+            };
+            // At a moment at which nobody knows who is the primary, nobody knows what it would have said.
+            let refused = std::iter::repeat_with(|| forge().expect_err("it is a reader"))
+                .find(|error| !matches!(error, Error::Unknown(_)));
+            assert!(matches!(refused, Some(Error::Refused(Refusal::ReadOnly))), "{refused:?}");
+        }
+        let primary = cluster.primary();
+        cluster.stop(primary);
+        assert_eq!(reader.get(b"key").expect("a GET").expect("it is there").value, b"value");
+        cluster.start(primary);
+        cluster.whole();
+    }
+    // It is no member.
+    let said = reader.members().expect("they say what they are");
+    let first = said.iter().position(|(_, said)| said.is_ok()).expect("one is there");
+    let log = said[first].1.as_ref().expect("it is").log_addr(cluster.addrs()[first]);
+    let options = remanence_remote::Options::default().tokens([readers()]);
+    remanence_remote::Session::connect(&context(), log, options).expect_err("a log is none of its business");
+}
+
+#[test]
+fn a_member_tells_what_it_is_and_the_primary_what_it_serves() {
+    let mut cluster = Cluster::new(2, calm);
+    cluster.whole();
+    let mut store = cluster.client();
+    put(&mut store, b"key", b"value");
+    let primary = cluster.primary();
+    // It follows when it has heard that somebody serves.
+    let follows = |this: &Cluster| this.said(1 - primary).is_some_and(|said| said.role == Role::Follower);
+    cluster.wait("a follower", |this| follows(this).then_some(()));
+    let page = |n: usize| remanence_metrics::render(vec![cluster.metrics(n).source()]);
+    let (serving, following) = (page(primary), page(1 - primary));
+    for (page, primary) in [(&serving, 1), (&following, 0)] {
+        for line in [
+            "remanence_kv_member_members 2\n".to_owned(),
+            format!("remanence_kv_member_primary {primary}\n"),
+            format!("remanence_kv_member_follower {}\n", 1 - primary),
+            "remanence_kv_member_acks 2\n".to_owned(),
+            "remanence_kv_member_complete 1\n".to_owned(),
+        ] {
+            assert!(page.contains(&line), "{line} is not in\n{page}");
+        }
+    }
+    assert!(serving.contains("\nremanence_kv_entries 1\n"), "{serving}");
+    assert!(!following.contains("remanence_kv_entries"), "what it does not serve is not its own");
+    cluster.stop(primary);
 }
 
 #[test]

@@ -257,3 +257,24 @@ fn when_the_medium_fails_nothing_more_is_acknowledged_and_the_server_ends() {
         assert!(matches!(ended, Error::Refused(Refusal::Medium)), "{ended}");
     }
 }
+
+#[test]
+fn what_the_medium_has_lost_is_not_absent() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let path = dir.path().join("store");
+    let region = FileOptions::new().create(SIZE).open(&path).expect("a file");
+    let mut host = Host::of(ServerOptions::region(region));
+    let impatient = || options().patience(Duration::from_secs(5)).reconnect(false).locations(0);
+    let connect = || Store::connect(&context(), host.addr, impatient()).expect("connected");
+    let (mut store, mut other) = (connect(), connect());
+    store.put(b"key", b"value", PutOptions::default()).expect("a PUT");
+    assert!(other.get(b"key").expect("a GET").is_some());
+    // The superblock is still there, and nothing else.
+    cut_short(&path, 4096);
+    let found = other.get(b"key");
+    assert!(found.is_err(), "one-sidedly: {found:?}");
+    let page = store.scan(0, 10);
+    assert!(page.is_err(), "by the server: {page:?}");
+    let ended = host.stop().expect_err("it served on a medium that failed");
+    assert!(matches!(ended, Error::Refused(Refusal::Medium)), "{ended}");
+}

@@ -300,6 +300,8 @@ struct Running {
     key: Vec<u8>,
     kind: Option<Kind>,
     invoked: u64,
+    /// What each member has promised, as it was read at some moment since this began.
+    promises: BTreeMap<usize, Promise>,
     todo: VecDeque<Verb>,
     done: Vec<Completion>,
 }
@@ -307,6 +309,8 @@ struct Running {
 struct Actor {
     /// Which primary it is connected to.
     at: Option<u64>,
+    /// That one's epoch, by its own word when it was asked last.
+    epoch: Epoch,
     id: ClientId,
     client: Option<Client>,
     running: Option<Running>,
@@ -337,6 +341,8 @@ struct Stats {
     led: usize,
     stood_down: usize,
     disbelieved: usize,
+    /// Operations that were believed by promises read meanwhile.
+    along: usize,
     reopened: usize,
     done: usize,
     trimmed: u64,
@@ -373,8 +379,14 @@ impl Sim {
             rebuilt: 0,
             guarded: true,
         };
-        let actor =
-            || Actor { at: None, id: ClientId(0), client: None, running: None, seen: BTreeMap::new() };
+        let actor = || Actor {
+            at: None,
+            epoch: Epoch::NONE,
+            id: ClientId(0),
+            client: None,
+            running: None,
+            seen: BTreeMap::new(),
+        };
         Self {
             world: Rc::new(RefCell::new(world)),
             acks,
@@ -455,14 +467,35 @@ impl Sim {
         world.hosts[serving.host].up && life(&world, serving.host) == serving.life
     }
 
-    /// Whether what was read from this primary just now may be believed.
+    /// Whether this primary may be believed, by what all members that are there have promised just now.
     fn is_current(&self, number: u64) -> bool {
-        let world = self.world.borrow();
-        let serving = &self.serving[&number];
-        let up = world.hosts.iter().filter(|host| host.up);
         let promises: Vec<Promise> =
-            up.map(|host| Promise::parse(&Promise::of(host.log.state()).emit())).collect();
-        !world.guarded || is_current(serving.epoch, &promises, self.acks)
+            (0..self.world.borrow().hosts.len()).filter_map(|host| self.promise(host)).collect();
+        !self.world.borrow().guarded || is_current(self.serving[&number].epoch, &promises, self.acks)
+    }
+
+    /// What a member has promised, as a client reads it.
+    fn promise(&self, host: usize) -> Option<Promise> {
+        let world = self.world.borrow();
+        let host = &world.hosts[host];
+        host.up.then(|| Promise::parse(&Promise::of(host.log.state()).emit()))
+    }
+
+    /// Whether what an operation has brought may be believed, by the promises that were read while it was under way. If they
+    /// are of another epoch than the primary's when it was asked last, it is asked again, and then the members are.
+    fn vouched(&mut self, actor: usize, number: u64) -> bool {
+        let running = self.actors[actor].running.as_ref().expect("it runs");
+        let promises: Vec<Promise> = running.promises.values().copied().collect();
+        if !self.world.borrow().guarded || is_current(self.actors[actor].epoch, &promises, self.acks) {
+            self.stats.along += 1;
+            return true;
+        }
+        let serving = &self.serving[&number];
+        if serving.mirror.failed().is_some() {
+            return false;
+        }
+        self.actors[actor].epoch = serving.epoch;
+        self.is_current(number)
     }
 
     fn run(&mut self, operations: usize) {
@@ -679,15 +712,31 @@ impl Sim {
             if !self.is_current(number) {
                 return;
             }
+            let epoch = self.serving[&number].epoch;
             let state = &mut self.actors[actor];
-            (state.at, state.id) = (Some(number), id);
+            (state.at, state.id, state.epoch) = (Some(number), id, epoch);
             match &mut state.client {
                 Some(client) => client.adopt(view),
                 None => state.client = Some(Client::new(view, if actor.is_multiple_of(2) { 8 } else { 0 })),
             }
             return;
         };
-        let Some(running) = &mut self.actors[actor].running else { return self.begin(actor) };
+        if self.actors[actor].running.is_none() {
+            return self.begin(actor);
+        }
+        // A member's promise comes at any moment while the operation is under way.
+        let host = {
+            let world = &mut *self.world.borrow_mut();
+            let hosts = world.hosts.len();
+            world.one_in(2).then(|| world.choices.pick(hosts))
+        };
+        if let Some(host) = host
+            && let Some(promise) = self.promise(host)
+        {
+            let running = self.actors[actor].running.as_mut().expect("it runs");
+            running.promises.entry(host).or_insert(promise);
+        }
+        let running = self.actors[actor].running.as_mut().expect("it runs");
         let Some(verb) = running.todo.pop_front() else { return self.go_on(actor) };
         let id = self.actors[actor].id;
         let serving = self.serving.get_mut(&number).expect("it lives");
@@ -746,19 +795,14 @@ impl Sim {
             _ => (Machine::Put(Put::new(&key, &value, 0, Expect::Any)), Some(Kind::Write(write))),
         };
         let invoked = self.tick;
-        let (todo, done) = (VecDeque::new(), Vec::new());
-        self.actors[actor].running = Some(Running { machine, key, kind, invoked, todo, done });
+        let (promises, todo, done) = (BTreeMap::new(), VecDeque::new(), Vec::new());
+        self.actors[actor].running = Some(Running { machine, key, kind, invoked, promises, todo, done });
         self.go_on(actor);
     }
 
     fn go_on(&mut self, actor: usize) {
         self.tick += 1;
         let number = self.actors[actor].at.expect("it is connected");
-        if !self.is_current(number) {
-            // What was read meanwhile may be old, and what was said the word of one who was replaced.
-            self.stats.disbelieved += 1;
-            return self.lost(actor);
-        }
         let state = &mut self.actors[actor];
         let (client, running) =
             (state.client.as_mut().expect("it is connected"), state.running.as_mut().expect("it runs"));
@@ -776,6 +820,23 @@ impl Sim {
             Progress::Again => return,
             Progress::Done(outcome) => outcome,
         };
+        // What was not read by now is.
+        for host in 0..self.world.borrow().hosts.len() {
+            let promise = self.promise(host);
+            let running = self.actors[actor].running.as_mut().expect("it runs");
+            if let Some(promise) = promise {
+                running.promises.entry(host).or_insert(promise);
+            }
+        }
+        let running = self.actors[actor].running.as_ref().expect("it runs");
+        // What a primary has shipped stands, whoever is the primary now.
+        let stands = matches!(running.machine, Machine::Put(_)) && outcome.is_ok();
+        if !stands && !self.vouched(actor, number) {
+            // What was read meanwhile may be old, and what was said the word of one who was replaced.
+            self.stats.disbelieved += 1;
+            return self.lost(actor);
+        }
+        let state = &mut self.actors[actor];
         let running = state.running.take().expect("it runs");
         let kind = match (outcome, running.kind) {
             (Ok(found), None) => {
@@ -868,6 +929,7 @@ fn sum(few: u64, members: usize, acks: usize) -> Stats {
         sum.led += stats.led;
         sum.stood_down += stats.stood_down;
         sum.disbelieved += stats.disbelieved;
+        sum.along += stats.along;
         sum.reopened += stats.reopened;
         sum.done += stats.done;
         sum.trimmed += stats.trimmed;

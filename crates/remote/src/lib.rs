@@ -44,6 +44,7 @@
 #![forbid(unsafe_code)]
 
 pub mod admission;
+mod ahead;
 mod codec;
 mod costs;
 mod error;
@@ -61,6 +62,7 @@ mod server;
 mod session;
 mod together;
 
+pub use ahead::Reading;
 pub use codec::Malformed;
 pub use costs::CostSource;
 pub use error::Error;

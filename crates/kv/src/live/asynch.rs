@@ -37,18 +37,20 @@ use std::time::{Duration, Instant};
 
 use remanence_verbs::Context;
 
+use super::road::{Road, came_to_nothing, ends};
 use super::{ConnectOptions, Error, Page, PutOptions, Session, Version};
 use crate::client::{
     Any, Call, Client, Completion, Ended, Found, Get, Mux, Output, Put, RemoteMemory as _, attend,
 };
 use crate::proto::{Expect, Reply, Request};
+use crate::view::View;
 
 /// How often an idle client looks for notices, and tells what its writes would have carried along.
 const REST: Duration = Duration::from_millis(100);
 /// The longest pause before something is asked again that waits for others, or a server is connected to again.
 const PAUSE_MAX: Duration = Duration::from_millis(50);
 
-/// A store at a server, for any number of tasks and threads. Clones are the same client.
+/// A store at a server, or on several members, for any number of tasks and threads. Clones are the same client.
 pub struct AsyncStore {
     shared: Arc<Shared>,
 }
@@ -154,13 +156,32 @@ impl AsyncStore {
     /// # Errors
     /// As [`Session::connect`]; or the system refuses a thread.
     pub fn connect(context: &Context, to: SocketAddr, options: ConnectOptions) -> Result<Self, Error> {
-        let (session, view) = Session::connect(context, to, &options)?;
+        let (road, session, view) = Road::server(context, to, &options)?;
+        Self::over(road, session, view, options)
+    }
+
+    /// Connects to a store on several [`Member`](super::Member)s, waiting for the one that is the primary, and begins the
+    /// thread: see [`Store::connect_members`](super::Store::connect_members). When the primary is lost, what is under way ends
+    /// as if a server were, and what is asked for then waits for the next primary.
+    ///
+    /// # Errors
+    /// As [`Store::connect_members`](super::Store::connect_members); or the system refuses a thread.
+    pub fn connect_members(
+        context: &Context,
+        members: &[SocketAddr],
+        options: ConnectOptions,
+    ) -> Result<Self, Error> {
+        let (road, session, view) = Road::members(context, members, &options)?;
+        Self::over(road, session, view, options)
+    }
+
+    fn over(road: Road, session: Session, view: View, options: ConnectOptions) -> Result<Self, Error> {
         let client = Client::new(view, options.locations);
         let state = State { stores: 1, ..State::default() };
         let shared =
             Arc::new(Shared { state: Mutex::new(state), work: Condvar::new(), clock: Condvar::new() });
-        let (context, theirs) = (context.clone(), Arc::clone(&shared));
-        let driver = Driver { shared: theirs, context, to, options, client, session, mux: Mux::new() };
+        let theirs = Arc::clone(&shared);
+        let driver = Driver { shared: theirs, road, options, client, session, mux: Mux::new() };
         std::thread::Builder::new()
             .name("erda".into())
             .spawn(move || driver.run())
@@ -397,8 +418,7 @@ fn keep_times(shared: &Shared) {
 /// The thread: the client, its session, and what is under way.
 struct Driver {
     shared: Arc<Shared>,
-    context: Context,
-    to: SocketAddr,
+    road: Road,
     options: ConnectOptions,
     client: Client,
     session: Session,
@@ -482,10 +502,12 @@ impl Driver {
         let mut completions: Vec<Completion> = Vec::new();
         loop {
             let step = self.mux.step(&mut self.client, self.session.now(), &completions);
-            self.tell(step.ended, None);
+            self.believe(step.ended)?;
             if step.post.is_empty() {
                 return Ok(step.again && !self.mux.is_idle());
             }
+            // Whatever ends with this round has begun before it.
+            self.road.look_ahead();
             completions = self.session.post(step.post)?;
             // What came meanwhile joins the next round.
             self.join();
@@ -507,6 +529,27 @@ impl Driver {
                 Errand::GiveUp(number) => self.mux.give_up(number),
             }
         }
+    }
+
+    /// Tells what came of operations, as far as that may be believed.
+    ///
+    /// # Errors
+    /// Who said it is no primary any more.
+    fn believe(&mut self, mut ended: Vec<(u64, Ended)>) -> Result<(), Error> {
+        let mut over = Ok(());
+        if self.road.is_replicated() && !ended.is_empty() {
+            over = self.road.vouched(&mut self.session);
+            let state = self.shared.lock();
+            for (number, ended) in &mut ended {
+                let changes = state.slots.get(number).is_none_or(|slot| slot.changes);
+                if let Some(doubt) = doubt(ended, changes, over.is_ok()) {
+                    *ended = doubt;
+                    over = over.and(Err(Error::Deposed));
+                }
+            }
+        }
+        self.tell(ended, over.as_ref().err().map(ToString::to_string).as_deref());
+        over
     }
 
     fn tell(&self, ended: Vec<(u64, Ended)>, broke: Option<&str>) {
@@ -547,7 +590,7 @@ impl Driver {
         let mut since = Instant::now();
         let mut pause = Duration::from_millis(1);
         loop {
-            let error = match Session::connect(&self.context, self.to, &self.options) {
+            let error = match self.road.dial(&self.options) {
                 Ok((session, view)) => {
                     self.session = session;
                     self.client.adopt(view);
@@ -567,6 +610,25 @@ impl Driver {
             drop(self.shared.work.wait_timeout(state, pause));
             pause = (pause * 2).min(PAUSE_MAX);
         }
+    }
+}
+
+/// What is to be said in place of what a primary said, if that does not count: it was not vouched for, or it says itself that it
+/// is the primary no more.
+fn doubt(ended: &Ended, changes: bool, vouched: bool) -> Option<Ended> {
+    let lost = if changes { Ended::Unknown } else { Ended::Lost };
+    match ended {
+        // Enough members have it, whoever is the primary now.
+        Ended::Done(Output::Put(Ok(_)) | Output::Call(Ok(Reply::Done { version: 1.. }))) => None,
+        Ended::Done(Output::Put(Err(error)) | Output::Call(Err(error))) if ends(error) => Some(lost),
+        Ended::Done(_) if vouched => None,
+        // What it did not do was not done, whatever the reason was worth.
+        Ended::Done(Output::Put(Err(error)) | Output::Call(Err(error))) if came_to_nothing(error) => {
+            Some(Ended::Lost)
+        }
+        Ended::Done(Output::Call(Ok(Reply::Done { version: 0 }))) => Some(Ended::Lost),
+        Ended::Done(_) => Some(lost),
+        Ended::Never | Ended::Lost | Ended::Unknown => None,
     }
 }
 

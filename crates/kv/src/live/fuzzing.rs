@@ -94,8 +94,9 @@ pub(crate) fn host(data: &[u8]) {
     let region = Region::anonymous(GEOMETRY.size).expect("memory");
     format(&region, &GEOMETRY, 16, SALT, [0; 16]).expect("fair");
     let options = Options { lease: 1 << 40, unfinished_max: 4, ..Options::default() };
-    let (core, _) = Server::open(Memory::Alone(region), options).expect("a store");
-    let mut host = Host::new(core, Cutter::default(), None, Duration::from_secs(1 << 20), SLOT, None);
+    let (core, _) = Server::open(Memory::Alone(region.clone()), options).expect("a store");
+    let lease = Duration::from_secs(1 << 20);
+    let mut host = Host::new(core, region, Cutter::default(), None, lease, SLOT, None);
     let mut honest = 0_u64;
     let begin = |host: &mut Host, honest: u64| {
         ask(host, honest, What::Hello, &VERSION.to_le_bytes()).expect("it may begin");

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use remanence_pmem::Region;
 use remanence_remote::{Cutter, Grants, Role};
 
 use super::StoreStats;
@@ -40,6 +41,8 @@ struct Peer {
 /// Everything that the serving thread works on.
 pub(super) struct Host {
     pub(super) core: Server<Memory>,
+    /// What clients read.
+    region: Region,
     peers: BTreeMap<u64, Peer>,
     cutter: Cutter,
     /// What clients may write, if not everything.
@@ -85,6 +88,7 @@ impl std::fmt::Debug for Host {
 impl Host {
     pub(super) fn new(
         mut core: Server<Memory>,
+        region: Region,
         cutter: Cutter,
         grants: Option<Grants>,
         lease: Duration,
@@ -99,6 +103,7 @@ impl Host {
         let view = core.view();
         Self {
             core,
+            region,
             peers: BTreeMap::new(),
             cutter,
             grants,
@@ -170,9 +175,16 @@ impl Host {
         }
         let client = self.peers.get(&session).and_then(|peer| peer.client)?;
         self.calls += 1;
-        let reply = self.core.handle(self.clock.now(), client, request);
+        let reply = self.handle(client, request);
         self.failed |= reply == Reply::Refused(Refusal::Medium) || self.do_turn(1).is_err();
         Some(reply)
+    }
+
+    /// Carries a request out. What is read of a page that the medium has lost is zeros, and as good a sign of nothing as any:
+    /// no answer counts then.
+    fn handle(&mut self, client: ClientId, request: &Request) -> Reply {
+        let reply = self.core.handle(self.clock.now(), client, request);
+        if self.region.failure().is_err() { Reply::Refused(Refusal::Medium) } else { reply }
     }
 
     /// A client of this process leaves, and writes no more.
@@ -216,7 +228,7 @@ impl Host {
             }
             (What::Request, Some(client)) => {
                 let mut reply = match Request::parse(&body) {
-                    Some(request) => self.core.handle(self.clock.now(), client, &request),
+                    Some(request) => self.handle(client, &request),
                     None => Reply::Refused(Refusal::Malformed),
                 };
                 self.failed |= reply == Reply::Refused(Refusal::Medium);
@@ -329,6 +341,7 @@ impl Host {
     }
 
     fn do_turn(&mut self, messages: usize) -> Result<(), Refusal> {
+        self.region.failure().map_err(|_| Refusal::Medium)?;
         if self.cutter.ended() != self.ended {
             self.ended = self.cutter.ended();
             self.forget_ended()?;

@@ -135,6 +135,8 @@ impl RemoteMemory for Local {
                     self.check(at, len)?;
                     let mut bytes = vec![0; len as usize];
                     self.region.read(at, &mut bytes);
+                    // A page that was lost reads as zeros.
+                    self.region.failure().map_err(|_| Refusal::Medium)?;
                     Completion::Read(bytes)
                 }
                 Verb::Write { at, bytes } => {

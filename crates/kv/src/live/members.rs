@@ -1,11 +1,14 @@
 //! A client's side of a store on several members: who is the primary, and whether what it says may be believed.
 //!
-//! `replica/guard.rs` has the argument. What a client reads from a primary, and every reply, counts only if afterwards the
-//! promises of `acks` members let that primary be believed; each is one READ of 24 bytes at the member's door.
+//! `replica/guard.rs` has the argument. What a client reads from a primary, and every reply, counts only if the promises of
+//! `acks` members let that primary be believed that were read after the operation began; each is one READ of 24 bytes at the
+//! member's door. They are posted before the first work request of the operation ([`Members::look_ahead`]) and taken when its
+//! last one has come ([`Members::vouched`]), so that nobody waits for them in addition.
 
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::time::{Duration, Instant};
 
+use remanence_remote::Reading;
 use remanence_remotelog::Epoch;
 use remanence_verbs::Context;
 
@@ -32,6 +35,17 @@ pub(super) struct Members {
     acks: usize,
     /// What the primary said when it was connected to, or asked again.
     said: MemberStats,
+    asked: Asked,
+}
+
+/// How often members were asked whether the primary may be believed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Asked {
+    /// READs that were under way together with those of an operation: nobody waited for them in addition.
+    pub along: u64,
+    /// READs after an operation had all that it wanted: each is a round trip more. A member is gone or has come back, or
+    /// there is another primary.
+    pub after: u64,
 }
 
 #[derive(Debug)]
@@ -39,13 +53,15 @@ struct Door {
     name: String,
     to: SocketAddr,
     session: Option<remanence_remote::Session>,
+    /// A promise that is being read.
+    reading: Option<Reading>,
     tried: Option<Instant>,
     why: String,
 }
 
 impl Door {
     const fn new(name: String, to: SocketAddr) -> Self {
-        Self { name, to, session: None, tried: None, why: String::new() }
+        Self { name, to, session: None, reading: None, tried: None, why: String::new() }
     }
 
     /// Reaches the member, unless that was tried just now.
@@ -62,6 +78,7 @@ impl Door {
     }
 
     fn describe(&mut self) -> Result<Option<MemberStats>, Error> {
+        self.drop_reading();
         let Some(session) = &mut self.session else { return Ok(None) };
         match describe(session, self.to) {
             Ok(said) => Ok(Some(said)),
@@ -73,15 +90,41 @@ impl Door {
         }
     }
 
-    fn promise(&mut self) -> Option<Promise> {
+    /// Begins to read its promise. Returns whether that is under way.
+    fn post(&mut self) -> bool {
+        debug_assert!(self.reading.is_none(), "{} is being read already", self.name);
+        let Some(session) = &mut self.session else { return false };
+        match session.post_read(0, EXPORTED as u32) {
+            Ok(reading) => self.reading = Some(reading),
+            Err(error) => self.lose(&error),
+        }
+        self.reading.is_some()
+    }
+
+    /// The promise that was begun to be read; `None` if it was being changed, or the member is gone.
+    fn take(&mut self) -> Option<Promise> {
+        let reading = self.reading.take()?;
         let mut bytes = [0; EXPORTED];
+        if let Err(error) = self.session.as_mut()?.finish_read(reading, &mut bytes) {
+            self.lose(&error);
+            return None;
+        }
+        exported(&bytes)
+    }
+
+    /// Whatever an operation that broke off has begun to read says nothing of what comes after it.
+    fn drop_reading(&mut self) {
+        let _ = self.take();
+    }
+
+    fn promise(&mut self, asked: &mut Asked) -> Option<Promise> {
         // Twice: it may be changing just now.
         for _ in 0..2 {
-            if let Err(error) = self.session.as_mut()?.read(0, &mut bytes) {
-                self.lose(&error);
+            if !self.post() {
                 return None;
             }
-            if let Some(promise) = exported(&bytes) {
+            asked.after += 1;
+            if let Some(promise) = self.take() {
                 return Some(promise);
             }
         }
@@ -89,7 +132,7 @@ impl Door {
     }
 
     fn lose(&mut self, error: &remanence_remote::Error) {
-        self.session = None;
+        (self.session, self.reading) = (None, None);
         self.why = error.to_string();
     }
 }
@@ -112,6 +155,7 @@ impl Members {
             epoch: Epoch::NONE,
             acks: 0,
             said: MemberStats::default(),
+            asked: Asked::default(),
         };
         let described = this.describe_all()?;
         let mut known: Option<(SocketAddr, MemberStats)> = None;
@@ -220,12 +264,24 @@ impl Members {
         Ok(())
     }
 
-    /// Whether what was read from this primary so far, and what it has said, may be believed.
+    /// An operation begins: begins to read the promises of as many members as have to vouch for what it will bring.
+    pub(super) fn look_ahead(&mut self) {
+        self.doors.iter_mut().for_each(Door::drop_reading);
+        let mut wanted = self.acks;
+        for door in &mut self.doors {
+            let posted = wanted > 0 && door.post();
+            wanted -= usize::from(posted);
+            self.asked.along += u64::from(posted);
+        }
+    }
+
+    /// Whether what was read from this primary since [`look_ahead`](Self::look_ahead), and what it has said since, may be
+    /// believed.
     ///
     /// # Errors
     /// It does not answer any more.
     pub(super) fn vouched(&mut self, session: &mut Session) -> Result<bool, Error> {
-        if self.enough() {
+        if self.along() || self.enough() {
             return Ok(true);
         }
         // It has taken a member in that came back, by which its epoch is a new one; perhaps more than one meanwhile.
@@ -245,10 +301,18 @@ impl Members {
         Ok(self.enough())
     }
 
+    /// Whether the promises that were read along with the operation are enough.
+    fn along(&mut self) -> bool {
+        let epoch = self.epoch;
+        let reading = |door: &&mut Door| door.reading.is_some();
+        let promises: Vec<Promise> = self.doors.iter_mut().filter(reading).filter_map(Door::take).collect();
+        is_current(epoch, &promises, self.acks)
+    }
+
     fn enough(&mut self) -> bool {
         let mut promises = Vec::with_capacity(self.acks);
         for at in 0..self.doors.len() {
-            let promise = self.doors[at].promise();
+            let promise = self.doors[at].promise(&mut self.asked);
             if let Some(promise) = promise.filter(|promise| promise.lets(self.epoch)) {
                 promises.push(promise);
             } else {
@@ -266,7 +330,8 @@ impl Members {
 
     fn enough_of_all(&mut self) -> bool {
         let epoch = self.epoch;
-        let promises: Vec<Promise> = self.doors.iter_mut().filter_map(Door::promise).collect();
+        let asked = &mut self.asked;
+        let promises: Vec<Promise> = self.doors.iter_mut().filter_map(|door| door.promise(asked)).collect();
         is_current(epoch, &promises, self.acks)
     }
 
@@ -282,6 +347,11 @@ impl Members {
         let place = |name: &String| self.said.members.iter().position(|member| member == name);
         all.sort_by_key(|(name, _)| place(name));
         Ok(all)
+    }
+
+    /// How often members were asked so far.
+    pub(super) const fn asked(&self) -> Asked {
+        self.asked
     }
 
     /// What the primary said last.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use remanence_metrics::{Page, Source, Unit};
 
-use super::{Metrics, StoreStats};
+use super::{MemberMetrics, MemberStats, Metrics, Role, StoreStats};
 use crate::view::Mode;
 
 impl Metrics {
@@ -15,6 +15,56 @@ impl Metrics {
         let metrics = self.clone();
         Arc::new(move |page| write(page, &metrics.read()))
     }
+}
+
+impl MemberMetrics {
+    /// The member as a source of metrics: what it is of its store, and while it is the primary what it serves.
+    #[must_use]
+    pub fn source(&self) -> Source {
+        let metrics = self.clone();
+        Arc::new(move |page| {
+            member(page, &metrics.read())?;
+            // Not under the member's lock: the store's answers take as long as a message does.
+            match metrics.store() {
+                Some(store) => write(page, &store.read()),
+                None => Ok(()),
+            }
+        })
+    }
+}
+
+fn member(page: &mut Page<'_>, said: &MemberStats) -> fmt::Result {
+    let name = said.members.get(usize::from(said.who)).map_or("", String::as_str);
+    page.info(
+        "remanence_kv_member",
+        "Which member it is.",
+        &[("name", name), ("group", &said.group.to_string())],
+    )?;
+    let is = |role| u64::from(said.role == role);
+    let gauges: [(&str, &str, u64); 10] = [
+        ("members", "Members of the store.", said.members.len() as u64),
+        ("acks", "Members that have a change when it is acknowledged; 0: not made yet.", said.acks.into()),
+        ("primary", "1 while it serves clients.", is(Role::Primary)),
+        ("follower", "1 while it follows a primary.", is(Role::Follower)),
+        (
+            "epoch",
+            "The epoch's counter: it grows when another member takes over.",
+            said.epoch.counter().into(),
+        ),
+        ("record_first", "The first record of its log.", said.first),
+        ("record_next", "The record that its log goes on with.", said.next),
+        ("record_applied", "Its image has all records below this one.", said.applied),
+        ("complete", "1 if its image is whole.", said.complete.into()),
+        ("lost", "Members that it does without, as the primary.", said.lost.len() as u64),
+    ];
+    for (name, help, value) in gauges {
+        page.gauge(&format!("remanence_kv_member_{name}"), None, help, value)?;
+    }
+    let bytes = Some(Unit::Bytes);
+    let sent = "What was sent of the image that is rebuilt, as the primary.";
+    page.gauge("remanence_kv_member_rebuild_sent", bytes, sent, said.sent)?;
+    let of = "That image, whole; 0: nobody is rebuilt.";
+    page.gauge("remanence_kv_member_rebuild", bytes, of, said.of)
 }
 
 fn write(page: &mut Page<'_>, stats: &StoreStats) -> fmt::Result {

@@ -18,6 +18,7 @@ use super::local::Locals;
 use super::medium::{New, make_if_blank};
 use super::member::Upkeep;
 use super::memory::Memory;
+use super::options::{Common, common_options};
 use super::{Error, SERVICE, StoreStats};
 use crate::format::Geometry;
 use crate::proto::Refusal;
@@ -39,21 +40,12 @@ enum Place {
 #[derive(Clone, Debug)]
 pub struct ServerOptions {
     place: Place,
-    size: Option<u64>,
-    geometry: Option<Geometry>,
-    keys: Option<u64>,
-    declared: Option<PersistenceDomain>,
+    common: Common,
     configuration: Option<Config>,
     ddio: Option<bool>,
     mode: Mode,
     port: u16,
-    lease: Duration,
-    clients: u16,
     unfinished: usize,
-    clean: bool,
-    token: Option<Token>,
-    readers: Option<Token>,
-    insecure: bool,
     guarded: bool,
 }
 
@@ -74,21 +66,12 @@ impl ServerOptions {
     const fn at(place: Place) -> Self {
         Self {
             place,
-            size: None,
-            geometry: None,
-            keys: None,
-            declared: None,
+            common: Common::NEW,
             configuration: None,
             ddio: None,
             mode: Mode::Durable,
             port: 0,
-            lease: Duration::from_secs(2),
-            clients: 64,
             unfinished: 1024,
-            clean: true,
-            token: None,
-            readers: None,
-            insecure: false,
             guarded: true,
         }
     }
@@ -96,28 +79,7 @@ impl ServerOptions {
     /// Bytes of a new file; 256 KiB at least. A file that is there keeps its size.
     #[must_use]
     pub const fn size(mut self, bytes: u64) -> Self {
-        self.size = Some(bytes);
-        self
-    }
-
-    /// How a new store is divided; 4 KiB of the medium stay behind it. The paper's proportions if nothing is said.
-    #[must_use]
-    pub const fn geometry(mut self, geometry: Geometry) -> Self {
-        self.geometry = Some(geometry);
-        self
-    }
-
-    /// For how many keys the first table of a new store is made. It grows when it must.
-    #[must_use]
-    pub const fn keys(mut self, count: u64) -> Self {
-        self.keys = Some(count);
-        self
-    }
-
-    /// Takes the operator's word for the persistence domain of the file, where the machine does not tell.
-    #[must_use]
-    pub const fn declare(mut self, domain: PersistenceDomain) -> Self {
-        self.declared = Some(domain);
+        self.common.size = Some(bytes);
         self
     }
 
@@ -136,6 +98,8 @@ impl ServerOptions {
         self
     }
 
+    common_options!();
+
     /// What an acknowledgement means; [`Mode::Durable`] if nothing is said.
     #[must_use]
     pub const fn mode(mut self, mode: Mode) -> Self {
@@ -150,21 +114,6 @@ impl ServerOptions {
         self
     }
 
-    /// How long a client may take to finish a write, or to acknowledge a view, before it is cut off; 2 s if nothing is said.
-    /// Nothing depends on it for being right, only for how long others wait.
-    #[must_use]
-    pub const fn lease(mut self, time: Duration) -> Self {
-        self.lease = time;
-        self
-    }
-
-    /// Clients at a time; 64 if nothing is said.
-    #[must_use]
-    pub const fn clients(mut self, count: u16) -> Self {
-        self.clients = count;
-        self
-    }
-
     /// The most unfinished writes of one client; 1024 if nothing is said.
     #[must_use]
     pub const fn unfinished(mut self, count: usize) -> Self {
@@ -172,33 +121,10 @@ impl ServerOptions {
         self
     }
 
-    /// Whether logs are cleaned when free regions run low, without being asked; yes if nothing is said.
-    #[must_use]
-    pub const fn clean_by_itself(mut self, yes: bool) -> Self {
-        self.clean = yes;
-        self
-    }
-
     /// Admits only clients that prove to have this token. Without one only this machine may reach the server.
     #[must_use]
     pub fn token(mut self, token: Token) -> Self {
-        self.token = Some(token);
-        self
-    }
-
-    /// Admits clients that prove to have this token, too. They may look at everything, and change nothing: what they ask for
-    /// is refused ([`Refusal::ReadOnly`]), and their RNIC has no right to. There must be a [`token`](Self::token) for the
-    /// others, and another one.
-    #[must_use]
-    pub fn reader_token(mut self, token: Token) -> Self {
-        self.readers = Some(token);
-        self
-    }
-
-    /// Lets others than this machine reach it without a token: they may read and write the store's memory.
-    #[must_use]
-    pub const fn insecure(mut self) -> Self {
-        self.insecure = true;
+        self.common.token = Some(token);
         self
     }
 
@@ -210,16 +136,21 @@ impl ServerOptions {
         self
     }
 
+    /// With what a member has in common with a server.
+    pub(super) fn common(self, common: Common) -> Self {
+        Self { common, ..self }
+    }
+
     fn open(&self) -> Result<Region, Error> {
         let path = match &self.place {
             Place::Region(region) => return Ok(region.clone()),
             Place::File(path) => path,
         };
         let mut file = FileOptions::new();
-        if let Some(domain) = self.declared {
+        if let Some(domain) = self.common.declared {
             file = file.declare(domain);
         }
-        match self.size {
+        match self.common.size {
             Some(size) if !path.exists() => file = file.create(size),
             None if !path.exists() => {
                 return Err(Error::Argument(format!(
@@ -271,11 +202,11 @@ impl Server {
     /// One sentence that says what to do: another process serves the file, there is something else in it, it was made by
     /// another version or is damaged; the port is taken; the memory keeps nothing.
     pub fn bind(context: &Context, options: ServerOptions) -> Result<Self, Error> {
-        if options.lease < Duration::from_millis(10) {
+        if options.common.lease < Duration::from_millis(10) {
             return Err(Error::Argument("a lease has 10 ms at least".to_owned()));
         }
         let region = options.open()?;
-        let new = New { geometry: options.geometry, keys: options.keys };
+        let new = New { geometry: options.common.geometry, keys: options.common.keys };
         let made = make_if_blank(&region, &new)?;
         Self::over(context, options, Memory::Alone(region), made, None)
     }
@@ -306,9 +237,9 @@ impl Server {
         let durable = region.domain().guarantee().is_durable();
         let core = Options {
             mode: options.mode,
-            lease: options.lease.as_millis() as u64,
+            lease: options.common.lease.as_millis() as u64,
             unfinished_max: options.unfinished,
-            clean_by_itself: options.clean,
+            clean_by_itself: options.common.clean,
             defer: region.domain().granularity() == StoreGranularity::Page,
         };
         let (mut core, recovered) = Core::open(memory, core)?;
@@ -316,22 +247,14 @@ impl Server {
             core.set_replicated();
         }
         let mut remote = remanence_remote::ServerOptions::new(context, region.clone(), options.port)
-            .sessions(options.clients)
+            .sessions(options.common.clients)
             .messages(SLOTS, SLOT);
+        remote = options.common.door(remote);
         if let Some(config) = options.configuration {
             remote = remote.declare(Config { buffers: Buffers::Dram, ..config });
         }
         if let Some(on) = options.ddio {
             remote = remote.ddio(on);
-        }
-        if let Some(token) = options.token {
-            remote = remote.token(token);
-        }
-        if let Some(token) = options.readers {
-            remote = remote.reader_token(token);
-        }
-        if options.insecure {
-            remote = remote.insecure();
         }
         if options.guarded {
             remote = remote.guarded();
@@ -339,8 +262,9 @@ impl Server {
         let mut remote = remanence_remote::Server::bind(remote)?;
         let grants = options.guarded.then(|| remote.grants());
         let slot = SLOT as usize - remanence_remote::message::ANSWER_HEADER;
-        let host =
-            Arc::new(Mutex::new(Host::new(core, remote.cutter(), grants, options.lease, slot, upkeep)));
+        let lease = options.common.lease;
+        let host = Host::new(core, region.clone(), remote.cutter(), grants, lease, slot, upkeep);
+        let host = Arc::new(Mutex::new(host));
         let serving = Arc::clone(&host);
         remote.on_call(SERVICE, move |call| lock(&serving).serve(call.session, call.role, call.request));
         let turning = Arc::clone(&host);

@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 
 use remanence_verbs::Context;
 
-use super::members::Members;
+use super::road::{RETRY, Road, came_to_nothing, ends};
 use super::wire::{What, emit_words, parse_words};
-use super::{ConnectOptions, Error, MemberStats, Said, Session, StoreStats};
+use super::{Asked, ConnectOptions, Error, MemberStats, Said, Session, StoreStats};
 use crate::client::{
     self, Call, Client, Found, Get, Many, Operation, Progress, Put, RemoteMemory as _, attend,
 };
@@ -23,8 +23,6 @@ const TOGETHER_BYTES: usize = 32 << 20;
 const IDLE: Duration = Duration::from_millis(20);
 /// Between two attempts to write where there is no room yet.
 const FULL_NAP: Duration = Duration::from_millis(5);
-/// Between two attempts to connect again.
-const RETRY: Duration = Duration::from_millis(50);
 
 /// Versions count over the whole store and over restarts; none is used twice.
 pub type Version = u64;
@@ -70,43 +68,14 @@ pub struct Store {
     reconnected: u64,
 }
 
-/// Where the store is.
-#[derive(Debug)]
-enum Road {
-    Server(Context, SocketAddr),
-    /// At whichever of them is the primary.
-    Members(Box<Members>),
-}
-
-impl Road {
-    fn dial(&mut self, options: &ConnectOptions) -> Result<(Session, View), Error> {
-        match self {
-            Self::Server(context, to) => Session::connect(context, *to, options),
-            Self::Members(members) => members.connect(),
-        }
-    }
-}
-
-/// Whether a PUT that was refused so has left no trace: it was refused before there was room for it.
-const fn came_to_nothing(error: &client::Error) -> bool {
-    use Refusal::{BadKey, Full, TooLarge, TooMany, WrongVersion};
-    let client::Error::Refused(refusal) = error else { return false };
-    matches!(refusal, WrongVersion { .. } | Full | TooLarge { .. } | TooMany | BadKey)
-}
-
-/// Whether a refusal is the end of a session with a primary.
-const fn ends(error: &client::Error) -> bool {
-    matches!(error, client::Error::Refused(Refusal::Medium | Refusal::Fenced))
-}
-
 impl Store {
     /// Connects to a [`Server`](super::Server).
     ///
     /// # Errors
     /// As [`Session::connect`].
     pub fn connect(context: &Context, to: SocketAddr, options: ConnectOptions) -> Result<Self, Error> {
-        let (session, view) = Session::connect(context, to, &options)?;
-        Ok(Self::over(Road::Server(context.clone(), to), session, view, options))
+        let (road, session, view) = Road::server(context, to, &options)?;
+        Ok(Self::over(road, session, view, options))
     }
 
     /// Connects to a store on several [`Member`](super::Member)s: to the one that is the primary. Each of them knows all
@@ -123,23 +92,8 @@ impl Store {
         members: &[SocketAddr],
         options: ConnectOptions,
     ) -> Result<Self, Error> {
-        let begin = Instant::now();
-        loop {
-            let outcome = Members::find(context, members, &options).and_then(|mut members| {
-                let (session, view) = members.connect()?;
-                Ok((members, session, view))
-            });
-            match outcome {
-                Ok((members, session, view)) => {
-                    return Ok(Self::over(Road::Members(Box::new(members)), session, view, options));
-                }
-                // One is being chosen, or just lost.
-                Err(Error::NoPrimary(_) | Error::Remote(_)) if begin.elapsed() < options.waits() => {
-                    std::thread::sleep(RETRY);
-                }
-                Err(error) => return Err(error),
-            }
-        }
+        let (road, session, view) = Road::members(context, members, &options)?;
+        Ok(Self::over(road, session, view, options))
     }
 
     fn over(road: Road, session: Session, view: View, options: ConnectOptions) -> Self {
@@ -160,22 +114,23 @@ impl Store {
     /// # Errors
     /// Something else listens in a member's place.
     pub fn members(&mut self) -> Result<Vec<(String, Said)>, Error> {
-        match &mut self.road {
-            Road::Server(..) => Ok(Vec::new()),
-            Road::Members(members) => members.stats(),
-        }
+        self.road.stats()
     }
 
     /// What the primary said of itself when it was connected to; `None` if the store lies on one server.
     #[must_use]
     pub fn primary(&self) -> Option<&MemberStats> {
-        match &self.road {
-            Road::Server(..) => None,
-            Road::Members(members) => Some(members.primary()),
-        }
+        self.road.primary()
     }
 
-    /// The client and its connection, for a host of one's own.
+    /// How often members were asked whether the primary may be believed; zeros if the store lies on one server.
+    #[must_use]
+    pub fn asked(&self) -> Asked {
+        self.road.asked()
+    }
+
+    /// The client and its connection, for a host of one's own. Of a store on several members, nobody vouches any more for what
+    /// such a host reads: it may come from a primary that was replaced.
     #[must_use]
     pub fn into_parts(self) -> (Client, Session) {
         (self.client, self.session)
@@ -470,7 +425,7 @@ impl Store {
     }
 
     const fn is_replicated(&self) -> bool {
-        matches!(self.road, Road::Members(_))
+        self.road.is_replicated()
     }
 
     /// Something that may be carried out any number of times.
@@ -556,14 +511,11 @@ impl Store {
 
     /// Whether what was read, and what was said, is that of the primary.
     fn vouched(&mut self) -> Result<(), Error> {
-        let vouched = match &mut self.road {
-            Road::Members(members) => members.vouched(&mut self.session)?,
-            Road::Server(..) => true,
-        };
-        if vouched { Ok(()) } else { Err(Error::Deposed) }
+        self.road.vouched(&mut self.session)
     }
 
     fn carry_out<O: Operation>(&mut self, operation: &mut O) -> Result<O::Output, Error> {
+        self.road.look_ahead();
         let mut completions = Vec::new();
         let mut tries = 0;
         let output = loop {

@@ -3,15 +3,19 @@
 //! A primary may be cut off from the other members and not from its clients. Another one takes over, values change, and the
 //! first one's memory is read as before: nothing tells it, and no step here waits for a time to pass. So clients ask the
 //! members. Each exports, read-only, whom it has promised its log last ([`Promise`]); a client reads the promises of `acks`
-//! members along with whatever it reads from the primary, and believes what it has read, and every reply, only if none of
-//! these promises is to another primary of later.
+//! members while it does whatever it does at the primary, in any order, and believes what it has read, and every reply, only
+//! if none of these promises is to another primary of later. So no READ waits for another: a GET has as many round trips as
+//! it has at one server.
 //!
 //! ARGUMENT. A primary answers only when `members - acks + 1` members have promised it their logs, and every set of so many
-//! meets every set of `acks`. So at the moment at which the last of the client's promises was read, no later primary had
-//! acknowledged anything. What the client read from its own primary was in the log of `acks` members before it could be
-//! read (rule 4), so it was the value at that moment or, if it came later, at the moment at which it came; both lie between
-//! the begin and the end of the client's operation. A member that has lost its disk may have forgotten a promise: it does
-//! not count until it has adopted an epoch again.
+//! meets every set of `acks`. So at the moment T at which the *first* of the client's promises was read, no later primary had
+//! acknowledged anything: else a member that both sets have would have promised its log to that one before T, and was read at T
+//! or later. T lies between the begin and the end of the operation. What the client read from its own primary was in the log of
+//! `acks` members before it could be read (rule 4). If it was the primary's value at T already, it was the value at T. If it
+//! came later, one of those members has it before it promises its log to anybody else, so that whoever takes over has it before
+//! it acknowledges anything of its own: it was the value when it came. Whether the READ of the value was before or after T does
+//! not matter: if it was before, and the primary has replaced the value since, it was the value when it was read. A member that
+//! has lost its disk may have forgotten a promise: it does not count until it has adopted an epoch again.
 
 use remanence_remotelog::Epoch;
 use remanence_remotelog::format::root::State;
@@ -61,8 +65,8 @@ impl Promise {
     }
 }
 
-/// Whether what was read from a primary may be believed, by the promises of members that were read at the same time or
-/// later.
+/// Whether what was read from a primary may be believed, by the promises of members that were all read since the operation
+/// began.
 #[must_use]
 pub fn is_current(primary: Epoch, promises: &[Promise], acks: usize) -> bool {
     promises.iter().filter(|promise| promise.lets(primary)).count() >= acks

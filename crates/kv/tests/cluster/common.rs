@@ -134,6 +134,10 @@ impl Cluster {
         self.hosts[n].running.as_ref().map(|running| running.metrics.read())
     }
 
+    pub(crate) fn metrics(&self, n: usize) -> MemberMetrics {
+        self.hosts[n].running.as_ref().expect("it runs").metrics.clone()
+    }
+
     /// Waits until the members are in a state.
     pub(crate) fn wait<T>(&self, what: &str, is: impl Fn(&Self) -> Option<T>) -> T {
         let begin = Instant::now();

@@ -26,19 +26,13 @@ pub(super) struct Door {
 impl Door {
     pub(super) fn bind(context: &Context, port: u16, options: &MemberOptions) -> Result<Self, Error> {
         let exported = Region::anonymous(4096)?;
-        let mut served = remanence_remote::ServerOptions::new(context, exported.clone(), port)
+        let served = remanence_remote::ServerOptions::new(context, exported.clone(), port)
             .declare(config())
-            .sessions(options.clients + 2 * options.members.len() as u16)
+            .sessions(options.common.clients + 2 * options.members.len() as u16)
             .messages(SLOTS, SLOT)
             // To be read, and not to be written.
             .guarded();
-        if let Some(token) = &options.token {
-            served = served.token(token.clone());
-        }
-        if options.insecure {
-            served = served.insecure();
-        }
-        Ok(Self { server: remanence_remote::Server::bind(served)?, exported })
+        Ok(Self { server: remanence_remote::Server::bind(options.common.door(served))?, exported })
     }
 
     pub(super) fn addr(&self) -> SocketAddr {

@@ -192,7 +192,7 @@ pub(super) fn lead(
     copy(&node.image, &working);
     let ships: Ships = Mirror::new(working.clone(), primary);
     let memory = Memory::Replicated(ships.clone());
-    make_if_blank(&memory, &New { geometry: options.geometry, keys: options.keys })?;
+    make_if_blank(&memory, &New { geometry: options.common.geometry, keys: options.common.keys })?;
     let upkeep = Upkeep {
         node: Arc::clone(node),
         ships: ships.clone(),
@@ -201,12 +201,13 @@ pub(super) fn lead(
         follow: true,
         lives: node.lives(),
     };
-    let mut server = Server::bind_replicated(&roads.context, options.store(roads, working), memory, upkeep)?;
+    let mut server = Server::bind_replicated(&roads.context, options.store(working), memory, upkeep)?;
     {
         let state = &mut *node.lock();
         (state.role, state.joined) = (Role::Primary, true);
         state.why.clear();
         (state.epoch, state.store_port) = (epoch, server.addr().port());
+        state.store = Some(server.metrics());
         (state.leader, state.legs) = (None, None);
         state.lost = ships.with_ship(|primary| primary.lost()).into_iter().map(|(name, _)| name).collect();
     }

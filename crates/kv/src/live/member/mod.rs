@@ -28,7 +28,8 @@ use remanence_remotelog::Mode as LogMode;
 use remanence_remotelog::live::{LogServer, New as NewLog};
 use remanence_verbs::Context;
 
-use super::{Error, ServerOptions};
+use super::options::{Common, common_options};
+use super::{Error, Metrics, ServerOptions};
 use crate::format::Geometry;
 use crate::replica::keeper::{LEDGER_LEN, emit_told, parse_order};
 use crate::replica::{Keeper, Mirror, Primary};
@@ -71,19 +72,11 @@ type Teller = Arc<dyn Fn(&MemberStats) + Send + Sync>;
 pub struct MemberOptions {
     place: Place,
     members: Vec<(String, SocketAddr)>,
-    size: Option<u64>,
+    common: Common,
     log: Option<u64>,
-    geometry: Option<Geometry>,
-    keys: Option<u64>,
     acks: Option<u16>,
-    declared: Option<PersistenceDomain>,
-    lease: Duration,
     notice: Duration,
-    clients: u16,
-    clean: bool,
-    token: Option<Token>,
     members_token: Option<Token>,
-    insecure: bool,
     teller: Option<Teller>,
 }
 
@@ -104,19 +97,11 @@ impl MemberOptions {
         Self {
             place: Place::Directory(path.into()),
             members,
-            size: None,
+            common: Common::NEW,
             log: None,
-            geometry: None,
-            keys: None,
             acks: None,
-            declared: None,
-            lease: Duration::from_secs(2),
             notice: Duration::from_secs(2),
-            clients: 64,
-            clean: true,
-            token: None,
             members_token: None,
-            insecure: false,
             teller: None,
         }
     }
@@ -124,28 +109,16 @@ impl MemberOptions {
     /// Bytes of the store; 256 MiB if nothing is said. What is there keeps its size.
     #[must_use]
     pub const fn size(mut self, bytes: u64) -> Self {
-        self.size = Some(bytes);
+        self.common.size = Some(bytes);
         self
     }
+
+    common_options!();
 
     /// Bytes of the log; a fourth of the store if nothing is said, 1 MiB at least.
     #[must_use]
     pub const fn log(mut self, bytes: u64) -> Self {
         self.log = Some(bytes);
-        self
-    }
-
-    /// How a new store is divided; see [`ServerOptions::geometry`].
-    #[must_use]
-    pub const fn geometry(mut self, geometry: Geometry) -> Self {
-        self.geometry = Some(geometry);
-        self
-    }
-
-    /// For how many keys the first table of a new store is made.
-    #[must_use]
-    pub const fn keys(mut self, count: u64) -> Self {
-        self.keys = Some(count);
         self
     }
 
@@ -157,20 +130,6 @@ impl MemberOptions {
         self
     }
 
-    /// Takes the operator's word for the persistence domain of the files, where the machine does not tell.
-    #[must_use]
-    pub const fn declare(mut self, domain: PersistenceDomain) -> Self {
-        self.declared = Some(domain);
-        self
-    }
-
-    /// See [`ServerOptions::lease`].
-    #[must_use]
-    pub const fn lease(mut self, time: Duration) -> Self {
-        self.lease = time;
-        self
-    }
-
     /// A member that has been silent for so long is taken for dead: if it was the primary, another one takes over. Two
     /// seconds if nothing is said. Nothing depends on it for being right, only for how long others wait.
     #[must_use]
@@ -179,32 +138,11 @@ impl MemberOptions {
         self
     }
 
-    /// Clients at a time; 64 if nothing is said.
-    #[must_use]
-    pub const fn clients(mut self, count: u16) -> Self {
-        self.clients = count;
-        self
-    }
-
-    /// Whether logs are cleaned without being asked; yes if nothing is said.
-    #[must_use]
-    pub const fn clean_by_itself(mut self, yes: bool) -> Self {
-        self.clean = yes;
-        self
-    }
-
     /// Admits only clients that prove to have the first of these tokens, and only members that prove to have the second: they
     /// write each other's logs, which no client may.
     #[must_use]
     pub fn tokens(mut self, clients: Token, members: Token) -> Self {
-        (self.token, self.members_token) = (Some(clients), Some(members));
-        self
-    }
-
-    /// Lets others than this machine reach it without a token.
-    #[must_use]
-    pub const fn insecure(mut self) -> Self {
-        self.insecure = true;
+        (self.common.token, self.members_token) = (Some(clients), Some(members));
         self
     }
 
@@ -230,17 +168,8 @@ impl MemberOptions {
     }
 
     /// Of the store that a primary serves.
-    fn store(&self, roads: &Roads, working: Region) -> ServerOptions {
-        let options = ServerOptions::region(working)
-            .configuration(config())
-            .lease(self.lease)
-            .clients(self.clients)
-            .clean_by_itself(self.clean);
-        let options = if self.insecure { options.insecure() } else { options };
-        match &roads.clients {
-            Some(token) => options.token(token.clone()),
-            None => options,
-        }
+    fn store(&self, working: Region) -> ServerOptions {
+        ServerOptions::region(working).configuration(config()).common(self.common.clone())
     }
 
     fn check(&self, own: SocketAddr) -> Result<usize, Error> {
@@ -310,6 +239,12 @@ impl MemberMetrics {
     pub fn read(&self) -> MemberStats {
         self.0.said()
     }
+
+    /// Of the store, while this member serves it.
+    #[must_use]
+    pub fn store(&self) -> Option<Metrics> {
+        self.0.lock().store.clone()
+    }
 }
 
 impl Member {
@@ -328,7 +263,7 @@ impl Member {
         let open = |name: &str, len: u64| -> Result<Region, Error> {
             let path = path.join(name);
             let mut file = FileOptions::new();
-            if let Some(domain) = options.declared {
+            if let Some(domain) = options.common.declared {
                 file = file.declare(domain);
             }
             if !path.exists() {
@@ -336,13 +271,13 @@ impl Member {
             }
             Ok(file.open(path)?)
         };
-        let image = open("image", options.size.unwrap_or(256 << 20))?;
+        let image = open("image", options.common.size.unwrap_or(256 << 20))?;
         let log = open("log", options.log_len(image.len()))?;
         let ledger = open("ledger", LEDGER_LEN)?;
         let (keeper, new) = keeper(image, ledger)?;
         let roads = Roads {
             context: context.clone(),
-            clients: options.token.clone(),
+            clients: options.common.token.clone(),
             members: options.members_token.clone(),
         };
         let mut served = remanence_remote::ServerOptions::new(context, log.clone(), 0)
@@ -351,7 +286,7 @@ impl Member {
         if let Some(token) = &options.members_token {
             served = served.token(token.clone());
         }
-        if options.insecure {
+        if options.common.insecure {
             served = served.insecure();
         }
         let mut drawn = [0; 32];
@@ -517,7 +452,7 @@ fn take_part(
         {
             let state = &mut *node.lock();
             state.role = Role::Waiting;
-            (state.store_port, state.legs, state.rebuilding) = (0, None, None);
+            (state.store_port, state.store, state.legs, state.rebuilding) = (0, None, None, None);
             state.lost.clear();
             if let Err(error) = &led {
                 state.why = error.to_string();

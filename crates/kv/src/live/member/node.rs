@@ -12,6 +12,7 @@ use remanence_remotelog::live::OwnLog;
 
 use super::leg::LiveLeg;
 use super::wire::{MemberStats, Role};
+use crate::live::Metrics;
 use crate::replica::{Keeper, Order, Told};
 
 /// Legs of every member, in the members' order, as a group takes them.
@@ -43,6 +44,7 @@ pub(super) struct State {
     pub(super) why: String,
     pub(super) store_port: u16,
     /// Of a primary.
+    pub(super) store: Option<Metrics>,
     pub(super) epoch: Epoch,
     pub(super) lost: Vec<String>,
     pub(super) rebuilding: Option<(String, u64, u64)>,
@@ -99,6 +101,7 @@ impl Node {
             role: Role::Waiting,
             why: String::new(),
             store_port: 0,
+            store: None,
             epoch: Epoch::NONE,
             lost: Vec::new(),
             rebuilding: None,

@@ -1,0 +1,122 @@
+//! Where a store is, for clients: one server, or whichever of several members is the primary; and what the difference is for
+//! what comes of an operation.
+
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use remanence_verbs::Context;
+
+use super::members::Members;
+use super::{Asked, ConnectOptions, Error, MemberStats, Said, Session};
+use crate::client;
+use crate::proto::Refusal;
+use crate::view::View;
+
+/// Between two attempts to connect again.
+pub(super) const RETRY: Duration = Duration::from_millis(50);
+
+/// Where the store is.
+#[derive(Debug)]
+pub(super) enum Road {
+    Server(Context, SocketAddr),
+    /// At whichever of them is the primary.
+    Members(Box<Members>),
+}
+
+impl Road {
+    /// To one server.
+    pub(super) fn server(
+        context: &Context,
+        to: SocketAddr,
+        options: &ConnectOptions,
+    ) -> Result<(Self, Session, View), Error> {
+        let (session, view) = Session::connect(context, to, options)?;
+        Ok((Self::Server(context.clone(), to), session, view))
+    }
+
+    /// To the primary of these members. If there is none at the moment, waits for one as long as the patience lasts.
+    pub(super) fn members(
+        context: &Context,
+        members: &[SocketAddr],
+        options: &ConnectOptions,
+    ) -> Result<(Self, Session, View), Error> {
+        let begin = Instant::now();
+        loop {
+            let outcome = Members::find(context, members, options).and_then(|mut members| {
+                let (session, view) = members.connect()?;
+                Ok((Self::Members(Box::new(members)), session, view))
+            });
+            match outcome {
+                // One is being chosen, or just lost.
+                Err(Error::NoPrimary(_) | Error::Remote(_)) if begin.elapsed() < options.waits() => {
+                    std::thread::sleep(RETRY);
+                }
+                outcome => return outcome,
+            }
+        }
+    }
+
+    pub(super) fn dial(&mut self, options: &ConnectOptions) -> Result<(Session, View), Error> {
+        match self {
+            Self::Server(context, to) => Session::connect(context, *to, options),
+            Self::Members(members) => members.connect(),
+        }
+    }
+
+    pub(super) const fn is_replicated(&self) -> bool {
+        matches!(self, Self::Members(_))
+    }
+
+    /// An operation begins.
+    pub(super) fn look_ahead(&mut self) {
+        if let Self::Members(members) = self {
+            members.look_ahead();
+        }
+    }
+
+    /// Whether what was read over this session since [`look_ahead`](Self::look_ahead), and what was said, is that of the
+    /// primary.
+    ///
+    /// # Errors
+    /// It is not known to be, or the session is over.
+    pub(super) fn vouched(&mut self, session: &mut Session) -> Result<(), Error> {
+        let vouched = match self {
+            Self::Members(members) => members.vouched(session)?,
+            Self::Server(..) => true,
+        };
+        if vouched { Ok(()) } else { Err(Error::Deposed) }
+    }
+
+    pub(super) fn stats(&mut self) -> Result<Vec<(String, Said)>, Error> {
+        match self {
+            Self::Server(..) => Ok(Vec::new()),
+            Self::Members(members) => members.stats(),
+        }
+    }
+
+    pub(super) fn primary(&self) -> Option<&MemberStats> {
+        match self {
+            Self::Server(..) => None,
+            Self::Members(members) => Some(members.primary()),
+        }
+    }
+
+    pub(super) fn asked(&self) -> Asked {
+        match self {
+            Self::Server(..) => Asked::default(),
+            Self::Members(members) => members.asked(),
+        }
+    }
+}
+
+/// Whether a change that was refused so has left no trace: it was refused before there was room for it.
+pub(super) const fn came_to_nothing(error: &client::Error) -> bool {
+    use Refusal::{BadKey, Full, TooLarge, TooMany, WrongVersion};
+    let client::Error::Refused(refusal) = error else { return false };
+    matches!(refusal, WrongVersion { .. } | Full | TooLarge { .. } | TooMany | BadKey)
+}
+
+/// Whether a refusal is the end of a session with a primary.
+pub(super) const fn ends(error: &client::Error) -> bool {
+    matches!(error, client::Error::Refused(Refusal::Medium | Refusal::Fenced))
+}

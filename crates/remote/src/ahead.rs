@@ -1,0 +1,52 @@
+//! READs that are not waited for at once: of several sessions they are under way at the same time.
+
+use crate::error::Error;
+use crate::session::Session;
+
+/// A READ that was posted. It holds staging until [`Session::finish_read`] has taken what it brought.
+#[derive(Debug)]
+#[must_use = "it holds staging until it is finished"]
+pub struct Reading {
+    number: u64,
+    staged: u64,
+    len: u32,
+}
+
+impl Session {
+    /// Posts an RDMA READ of what is visible at the server, and does not wait for it. It reads at a moment between now and
+    /// the end of [`finish_read`](Self::finish_read). Until then nothing may be asked for that needs more staging than there
+    /// is: a long READ, say.
+    ///
+    /// # Errors
+    /// [`Error::Argument`]: it does not lie in the server's region, or has more than a fourth of
+    /// [`Options::staging`](crate::Options::staging). Else the session is over.
+    pub fn post_read(&mut self, offset: u64, len: u32) -> Result<Reading, Error> {
+        let most = self.staging_len() / 4;
+        if u64::from(len) > most {
+            return Err(Error::Argument(format!("a READ that is not waited for has {most} bytes at most")));
+        }
+        loop {
+            self.alive()?;
+            let begun = self.with_port(|requester, _| Ok(requester.read(offset, len)))?;
+            match begun {
+                Ok((number, staged)) => return Ok(Reading { number, staged, len }),
+                Err(refused) => self.make_room(refused)?,
+            }
+        }
+    }
+
+    /// Waits for a READ of this session, if it has not come yet, and takes what it brought.
+    ///
+    /// # Errors
+    /// The session is over.
+    ///
+    /// # Panics
+    /// `into` is not as long as what is read.
+    pub fn finish_read(&mut self, reading: Reading, into: &mut [u8]) -> Result<(), Error> {
+        assert_eq!(into.len(), reading.len as usize, "what was read goes somewhere else");
+        while !self.take_read(reading.number, reading.staged, into) {
+            self.wait()?;
+        }
+        Ok(())
+    }
+}
