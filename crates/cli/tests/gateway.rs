@@ -193,3 +193,12 @@ fn a_gateway_with_its_store_in_one_process_may_be_killed_too() {
     assert_eq!(both.status, Some(2), "{}", both.stderr);
     run(rem().args(["kv", "gateway", "--listen", "127.0.0.1:0", "--store"]).arg(&file)).bad("is not served");
 }
+
+#[test]
+fn a_gateway_is_told_which_store_and_nothing_that_means_nothing() {
+    run(rem().args(["kv", "gateway"])).bad("a file with --store FILE");
+    for option in ["--size", "--native"] {
+        let value = if option == "--size" { "1G" } else { "127.0.0.1" };
+        run(rem().args(["kv", "gateway", "127.0.0.1", option, value])).bad(option);
+    }
+}

@@ -1,6 +1,8 @@
 //! `rem kv` as its users run it: real processes, killed while they work.
 
 mod common;
+#[path = "common/load.rs"]
+mod load;
 
 use std::collections::BTreeMap;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
@@ -11,7 +13,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use common::{address, rem, run, run_with_input};
-use remanence_kv::live::{ConnectOptions, Error, PutOptions, Store};
+use remanence_kv::live::{ConnectOptions, Store};
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -245,34 +247,9 @@ fn a_client_that_is_killed_leaves_whole_values() {
     assert_eq!(kv(&server, "verify", &["--json"]).json()["whole"].as_bool(), Some(true));
 }
 
-/// What a writer knows of its keys: what was acknowledged last, and what may have been written since.
-type Known = BTreeMap<String, (u64, Vec<u64>)>;
-
-fn value(n: u64) -> Vec<u8> {
-    [&n.to_le_bytes()[..], &vec![n as u8; n as usize % 3000]].concat()
-}
-
-fn write(addr: SocketAddr, writer: usize, stop: &AtomicBool, done: &AtomicU64) -> Known {
-    let context =
-        remanence_verbs::Context::open(remanence_verbs::Options::udp(address().into())).expect("a device");
-    let mut store =
-        Store::connect(&context, addr, ConnectOptions::default().patience(PATIENCE)).expect("connected");
-    let mut known = Known::new();
-    for n in 0_u64.. {
-        if stop.load(Ordering::Acquire) {
-            break;
-        }
-        let key = format!("writer {writer} key {}", n % 20);
-        let entry = known.entry(key.clone()).or_default();
-        match store.put(key.as_bytes(), &value(n), PutOptions::default()) {
-            Ok(_) => *entry = (n, Vec::new()),
-            // It is told, and not guessed.
-            Err(Error::Unknown(_)) => entry.1.push(n),
-            Err(error) => panic!("{error}"),
-        }
-        done.fetch_add(1, Ordering::AcqRel);
-    }
-    known
+fn connect(addr: SocketAddr) -> Store {
+    let options = ConnectOptions::default().patience(PATIENCE);
+    Store::connect(&load::context(), addr, options).expect("connected")
 }
 
 #[test]
@@ -282,34 +259,20 @@ fn a_server_that_is_killed_under_load_has_everything_that_was_acknowledged() {
     let (stop, done) = (AtomicBool::new(false), AtomicU64::new(0));
     std::thread::scope(|scope| {
         let (stop, done) = (&stop, &done);
-        let writers: Vec<_> = (0..2).map(|n| scope.spawn(move || write(addr, n, stop, done))).collect();
+        let writers: Vec<_> =
+            (0..2).map(|n| scope.spawn(move || load::write(connect(addr), n, stop, done))).collect();
         for _ in 0..3 {
-            let (before, begin) = (done.load(Ordering::Acquire), Instant::now());
-            while done.load(Ordering::Acquire) < before + 100 {
-                assert!(begin.elapsed() < PATIENCE, "the writers do not go on");
-                std::thread::sleep(Duration::from_millis(1));
-            }
+            load::goes_on(done, 100);
             server.kill();
             server.start(&[]);
         }
-        let (before, begin) = (done.load(Ordering::Acquire), Instant::now());
-        while done.load(Ordering::Acquire) < before + 100 {
-            assert!(begin.elapsed() < PATIENCE, "the writers do not go on");
-            std::thread::sleep(Duration::from_millis(1));
-        }
+        load::goes_on(done, 100);
         stop.store(true, Ordering::Release);
-        let known: Vec<Known> = writers.into_iter().map(|writer| writer.join().expect("a writer")).collect();
+        let known: Vec<load::Known> =
+            writers.into_iter().map(|writer| writer.join().expect("a writer")).collect();
         server.kill();
         server.start(&[]);
-        let context = remanence_verbs::Context::open(remanence_verbs::Options::udp(address().into()))
-            .expect("a device");
-        let mut store =
-            Store::connect(&context, addr, ConnectOptions::default().patience(PATIENCE)).expect("connected");
-        for (key, (acknowledged, perhaps)) in known.iter().flatten() {
-            let found = store.get(key.as_bytes()).expect("a GET").expect("it was acknowledged").value;
-            let right = found == value(*acknowledged) || perhaps.iter().any(|n| found == value(*n));
-            assert!(right, "{key}: neither {acknowledged} nor any of {perhaps:?}");
-        }
+        load::is_there(&mut connect(addr), &known);
     });
     assert_eq!(kv(&server, "verify", &["--json"]).json()["whole"].as_bool(), Some(true));
 }

@@ -126,6 +126,11 @@ fn connect(args: &Args) -> Result<Vec<Handle>, Fail> {
     let Target::Native(name) = &args.target else {
         return others(&args.target, threads).map_err(Fail::new);
     };
+    if name.contains(',') {
+        return Err(Fail::new(format!(
+            "{name}: a load is put on a store on one server; measure members through `rem kv gateway {name}` and redis://HOST:PORT"
+        )));
+    }
     let server: Server = name.parse().map_err(|e| Fail::new(format!("{name}: {e}")))?;
     let to = server.resolve()?;
     let context = device::open_towards(to.ip(), args.local)?;

@@ -39,16 +39,16 @@ redis-cli, redis-benchmark and Redis libraries connect as to Redis 7; docs/gatew
 is connected to again. Several gateways may serve one store.")]
 pub(super) struct Args {
     /// Server of the store, as HOST or HOST:PORT; of a store on several, its members, separated by commas
-    #[arg(value_name = "SERVER", required_unless_present = "store")]
+    #[arg(value_name = "SERVER")]
     server: Option<At>,
     /// Serve the store in this file, too, instead of connecting to a server; it is made if it is not there
     #[arg(long, value_name = "FILE", conflicts_with = "server")]
     store: Option<PathBuf>,
-    /// Size of a new file
-    #[arg(long, value_name = "SIZE", default_value = "256M", requires = "store")]
-    size: Size,
+    /// Size of a new file [default: 256M]
+    #[arg(long, value_name = "SIZE")]
+    size: Option<Size>,
     /// Where clients of the store itself connect, as to `rem kv serve` [default: a free port of 127.0.0.1]
-    #[arg(long, value_name = "HOST[:PORT]", requires = "store")]
+    #[arg(long, value_name = "HOST[:PORT]")]
     native: Option<Server>,
     /// Where Redis clients connect: HOST:PORT, or the path of a unix socket; may be given several times, port 0 is a free one
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:6379")]
@@ -102,9 +102,23 @@ pub(super) struct Args {
 pub(super) fn run(args: &Args) -> Result<(), Fail> {
     let asked = Stop::listen()?;
     match (&args.store, &args.server) {
-        (Some(file), _) => beside(args, file, &asked),
-        (None, Some(server)) => towards(args, server, &asked),
-        (None, None) => Err(Fail::new("name the server of the store, or its file with --store")),
+        (Some(file), _) => {
+            super::member::refuse(file)?;
+            beside(args, file, &asked)
+        }
+        (None, Some(server)) => {
+            let of_a_file = [("--size", args.size.is_some()), ("--native", args.native.is_some())];
+            match of_a_file.iter().find(|(_, given)| *given) {
+                Some((option, _)) => Err(Fail::new(format!(
+                    "{option} says how a store in this process is served, and {server} serves its own; leave it out, or name a \
+                     file with --store in place of the server"
+                ))),
+                None => towards(args, server, &asked),
+            }
+        }
+        (None, None) => Err(Fail::new(
+            "no store was named; give the SERVER of one, as HOST or HOST:PORT, or a file with --store FILE, which is served here",
+        )),
     }
 }
 
@@ -167,7 +181,7 @@ fn beside(args: &Args, file: &Path, asked: &Stop) -> Result<(), Fail> {
     };
     let failed = |e: remanence_kv::live::Error| Fail::new(format!("{} is not served: {e}", file.display()));
     let context = device::open_at(ip)?;
-    let options = ServerOptions::file(file).size(args.size.0).port(port);
+    let options = ServerOptions::file(file).size(args.size.map_or(256 << 20, |size| size.0)).port(port);
     let mut server = remanence_kv::live::Server::bind(&context, options).map_err(failed)?;
     let locals = server.locals().expect("a store on this server alone");
     let (to, size) = (server.addr(), server.metrics().read().size);

@@ -1,6 +1,6 @@
 //! `rem kv serve --members`: one of several servers of a store.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
@@ -45,9 +45,6 @@ impl serve::Args {
                 "members make changes durable as their machines need it; leave it out",
             );
         }
-        if self.metrics.is_some() {
-            return wrong("--metrics", "ask a member with `rem kv stats` instead");
-        }
         let mut members = Vec::new();
         for member in &self.members {
             members.push((member.to_string(), member.resolve()?));
@@ -71,6 +68,9 @@ impl serve::Args {
             options = options.declare(domain);
         }
         let token = self.door.token()?.map(|(token, _)| token);
+        if let Some(readers) = self.reader_token(token.is_some())? {
+            options = options.reader_token(readers);
+        }
         options = match (token, &self.member.members_token_file) {
             (Some(clients), Some(file)) => {
                 let given = Tokens { token_file: Some(file.clone()), token: None };
@@ -103,12 +103,16 @@ pub(super) fn run(args: &serve::Args) -> Result<(), Fail> {
     let options = args.member()?.on_change(move |said| tell(said, as_json));
     let mut member = Member::bind(&context, listen.port(), options)
         .map_err(|e| Fail::new(format!("{} is not served: {e}", args.file.display())))?;
+    let endpoint = args.endpoint(member.metrics().source())?;
+    let metrics = endpoint.as_ref().map(|endpoint| format!("http://{}/metrics", endpoint.address()));
     let names: Vec<String> = args.members.iter().map(ToString::to_string).collect();
     if as_json {
         let ready = json!({
             "event": "ready",
             "address": member.addr().to_string(),
             "members": names,
+            "metrics": metrics,
+            "reader_token_file": args.reader_token_file,
             "pid": std::process::id(),
             "directory": args.file,
             "new": member.is_new(),
@@ -120,6 +124,9 @@ pub(super) fn run(args: &serve::Args) -> Result<(), Fail> {
         ui::line(Mood::Good, "member", format!("{} ({what})", args.file.display()));
         ui::line(Mood::Good, "address", member.addr());
         ui::line(Mood::Good, "members", names.join(", "));
+        if let Some(metrics) = &metrics {
+            ui::line(Mood::Good, "metrics", metrics);
+        }
         ui::line(Mood::Good, "medium", member.sentence());
         ui::remark(format!(
             "\n  rem kv put {} KEY VALUE\n  rem kv stats {}\n",
@@ -141,6 +148,29 @@ pub(super) fn run(args: &serve::Args) -> Result<(), Fail> {
         ui::remark("stopped");
     }
     Ok(())
+}
+
+/// The directory of a member, if this is one or a file in it.
+pub(super) fn directory_of(path: &Path) -> Option<&Path> {
+    const FILES: [&str; 3] = ["image", "log", "ledger"];
+    let dir = match path.file_name() {
+        Some(name) if !path.is_dir() && FILES.iter().any(|file| name == *file) => path.parent()?,
+        _ => path,
+    };
+    FILES.iter().all(|file| dir.join(file).is_file()).then_some(dir)
+}
+
+/// What a member has is changed by the primary's records alone, or it would be another store's.
+pub(super) fn refuse(path: &Path) -> Result<(), Fail> {
+    match directory_of(path) {
+        Some(dir) => Err(Fail::new(format!(
+            "{} is what a member has of a store on several; serve the directory {} with the --members that it was started \
+             with, and ask the store through them",
+            path.display(),
+            dir.display()
+        ))),
+        None => Ok(()),
+    }
 }
 
 /// Something has changed.

@@ -6,7 +6,7 @@ use remanence_kv::live::repair;
 use remanence_kv::server::Scrubbed;
 use serde_json::json;
 
-use super::{Reach, of, open_file, server_of};
+use super::{Reach, member, of, open_file, server_of};
 use crate::fail::Fail;
 use crate::ui::{self, Mood};
 
@@ -34,6 +34,7 @@ pub(super) struct Args {
 pub(super) fn run(args: &Args) -> Result<(), Fail> {
     let path = Path::new(&args.what);
     let all = if path.exists() {
+        member::refuse(path)?;
         let region = open_file(path)?;
         repair(&region).map_err(|e| Fail::new(format!("{}: {e}", args.what)))?.scrubbed
     } else {

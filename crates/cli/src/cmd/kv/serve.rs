@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use remanence_kv::live::{Server, ServerOptions};
 use remanence_kv::view::Mode;
-use remanence_metrics::Endpoint;
+use remanence_metrics::{Endpoint, Source};
 use remanence_persist::Config;
 use remanence_pmem::PersistenceDomain;
 use remanence_remote::Token;
@@ -67,8 +67,8 @@ pub(super) struct Args {
     #[command(flatten)]
     pub(super) door: args::Door,
     /// Let clients in that have the token of this file, too, to look and to change nothing; it is made if it is not there
-    #[arg(long, value_name = "FILE", conflicts_with = "members")]
-    reader_token_file: Option<PathBuf>,
+    #[arg(long, value_name = "FILE")]
+    pub(super) reader_token_file: Option<PathBuf>,
     /// Clients at a time
     #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u16).range(1..=256))]
     pub(super) clients: u16,
@@ -125,33 +125,44 @@ impl Args {
     }
 }
 
+impl Args {
+    /// The token of those who may only look, if there is one for them.
+    pub(super) fn reader_token(&self, for_writers: bool) -> Result<Option<Token>, Fail> {
+        if !for_writers && self.reader_token_file.is_some() {
+            return Err(Fail::new(
+                "a token for readers needs one for writers beside it; name a file for that with --token-file",
+            ));
+        }
+        self.reader_token_file.as_deref().map(args::token_in).transpose()
+    }
+
+    /// Where Prometheus comes, if it may.
+    pub(super) fn endpoint(&self, source: Source) -> Result<Option<Endpoint>, Fail> {
+        let serve = |address| {
+            Endpoint::serve(address, vec![source, remanence_metrics::process()])
+                .map_err(|e| Fail::new(format!("no metrics are served at {address}: {e}")))
+        };
+        self.metrics.map(serve).transpose()
+    }
+}
+
 pub(super) fn run(args: &Args) -> Result<(), Fail> {
     if !args.members.is_empty() {
         return super::member::run(args);
     }
+    super::member::refuse(&args.file)?;
     let asked = Stop::listen()?;
     let listen = args.listen.resolve()?;
     let context = device::open_at(listen.ip())?;
     let token = args.door.token()?;
-    if token.is_none() && args.reader_token_file.is_some() {
-        return Err(Fail::new(
-            "a token for readers needs one for writers beside it; name a file for that with --token-file",
-        ));
-    }
-    let readers = args.reader_token_file.as_deref().map(args::token_in).transpose()?;
+    let readers = args.reader_token(token.is_some())?;
     let options = args.options(listen.port(), token.as_ref().map(|(token, _)| token), readers.as_ref());
     let mut server = Server::bind(&context, options)
         .map_err(|e| Fail::new(format!("{} is not served: {e}", args.file.display())))?;
     let (stats, recovered) = (server.metrics().read(), *server.recovered());
     let durable = server.is_durable();
     // Ends with the server.
-    let endpoint = args
-        .metrics
-        .map(|address| {
-            Endpoint::serve(address, vec![server.metrics().source(), remanence_metrics::process()])
-                .map_err(|e| Fail::new(format!("no metrics are served at {address}: {e}")))
-        })
-        .transpose()?;
+    let endpoint = args.endpoint(server.metrics().source())?;
     let metrics = endpoint.as_ref().map(|endpoint| format!("http://{}/metrics", endpoint.address()));
     if args.json {
         let ready = json!({

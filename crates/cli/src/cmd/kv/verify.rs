@@ -6,7 +6,7 @@ use remanence_kv::live::{Error, Store, inspect};
 use remanence_kv::proto::Refusal;
 use serde_json::json;
 
-use super::{Reach, of, open_file, server_of, shown};
+use super::{Reach, member, of, open_file, server_of, shown};
 use crate::fail::Fail;
 use crate::ui::{self, Mood};
 
@@ -33,7 +33,12 @@ pub(super) struct Args {
 
 pub(super) fn run(args: &Args) -> Result<(), Fail> {
     let path = Path::new(&args.what);
-    if path.exists() { of_file(args, path) } else { of_server(args) }
+    match member::directory_of(path) {
+        // Of what a member has it is the image that has values.
+        Some(dir) => of_file(args, &dir.join("image")),
+        None if path.exists() => of_file(args, path),
+        None => of_server(args),
+    }
 }
 
 fn of_file(args: &Args, path: &Path) -> Result<(), Fail> {
