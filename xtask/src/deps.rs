@@ -1,6 +1,7 @@
 //! The crate edges that ARCHITECTURE.md promises, and the licences that we may ship.
 
 use std::collections::BTreeSet;
+use std::path::PathBuf;
 use std::process::Command;
 
 use serde_json::Value;
@@ -95,6 +96,11 @@ pub(crate) fn run() -> Result<(), String> {
 pub(crate) fn members() -> Result<Vec<String>, String> {
     let metadata = metadata()?;
     Ok(workspace(&metadata).map(|p| text(&p["name"]).to_owned()).collect())
+}
+
+/// Where cargo builds.
+pub(crate) fn target() -> Result<PathBuf, String> {
+    Ok(PathBuf::from(text(&metadata()?["target_directory"])))
 }
 
 fn metadata() -> Result<Value, String> {

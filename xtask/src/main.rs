@@ -2,11 +2,13 @@
 //!
 //! `check` runs them all; each can be run by its name. They print what they do, and stop at the first failure.
 //!
-//! And one thing that cargo cannot build alone: `cargo xtask dropin` makes the two C libraries.
+//! And one thing that cargo cannot build alone: `cargo xtask dropin` makes the two C libraries. `cargo xtask mutate` asks
+//! whether the tests would notice if a rule were broken, which takes too long for every push.
 
 mod deps;
 mod dropin;
 mod ledger;
+mod mutate;
 mod testing;
 mod tidy;
 
@@ -21,6 +23,7 @@ const STEPS: &[Step] = &[
     ("tidy", "source rules: no long files, no unfinished places, no machine paths", tidy::run),
     ("deps", "crate edges of the architecture, and licences", deps::run),
     ("ledger", "the compliance ledger against the tests that it names", ledger::run),
+    ("mutations", "what `cargo xtask mutate` applies still applies", mutate::check),
     ("fmt", "formatting", || cargo(&["fmt", "--all", "--check"])),
     ("clippy", "lints, crate by crate so that features do not unify", clippy),
     ("doc", "documentation builds without a warning", doc),
@@ -29,11 +32,17 @@ const STEPS: &[Step] = &[
 
 fn main() -> ExitCode {
     let wanted = std::env::args().nth(1).unwrap_or_default();
-    if wanted == "dropin" {
-        return match dropin::run(std::env::args().any(|arg| arg == "--release")) {
+    let further: Vec<String> = std::env::args().skip(2).collect();
+    let outcome = match &wanted[..] {
+        "dropin" => Some(dropin::run(further.iter().any(|arg| arg == "--release"))),
+        "mutate" => Some(mutate::run(&further)),
+        _ => None,
+    };
+    if let Some(outcome) = outcome {
+        return match outcome {
             Ok(()) => ExitCode::SUCCESS,
             Err(why) => {
-                eprintln!("==> dropin failed: {why}");
+                eprintln!("==> {wanted} failed: {why}");
                 ExitCode::FAILURE
             }
         };
@@ -41,9 +50,12 @@ fn main() -> ExitCode {
     let steps: Vec<&Step> = STEPS.iter().filter(|s| wanted == "check" || s.0 == wanted).collect();
     if steps.is_empty() {
         eprintln!("usage: cargo xtask dropin [--release]: builds libibverbs.so.1 and librdmacm.so.1");
+        eprintln!(
+            "       cargo xtask mutate [--list] [NAME...]: breaks rules of the code, and runs the tests that must notice"
+        );
         eprintln!("       cargo xtask check|NAME, where NAME is one of");
         for (name, what, _) in STEPS {
-            eprintln!("  {name:8} {what}");
+            eprintln!("  {name:9} {what}");
         }
         return ExitCode::from(2);
     }

@@ -11,11 +11,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use common::ops::{
-    Contents, TINY, Workload, chunks, cleaning, contents, dying_clients, every_operation, fair,
-    for_mode_erda, prepared, resizing, run_all, works_on,
+    Contents, Op, TINY, Workload, chunks, cleaning, contents, dying_clients, every_operation, fair,
+    for_mode_erda, prepared, resizing, run_all, some, works_on,
 };
 use common::*;
 use remanence_kv::Options;
+use remanence_kv::format::Word;
 use remanence_kv::proto::{Expect, Reply, Request, Reserved};
 use remanence_kv::server::Server;
 use remanence_pmem::crash_image::{CrashImage, EveryWay, Explorer, Failure};
@@ -87,6 +88,15 @@ fn cleaning_at_every_step() {
 #[test]
 fn resizing_and_displacement_at_every_step() {
     explore(DURABLE, PersistenceDomain::Adr, &resizing(), 24);
+}
+
+#[test]
+fn a_larger_table_is_empty_whenever_recovery_finds_it() {
+    // Into memory that logs were in: what lies there could be taken for entries.
+    let mut prepare = some(12, 60);
+    prepare.extend((0..12).map(|n| Op::Put(n, value(100 + u64::from(n), 60))));
+    prepare.extend([Op::Settle, Op::Clean(0), Op::Clean(1)]);
+    explore(DURABLE, PersistenceDomain::Adr, &(prepare, vec![Op::Resize(40), Op::Put(3, value(1, 4))]), 12);
 }
 
 #[test]
@@ -187,21 +197,26 @@ fn what_was_abandoned_does_not_come_back_with_a_crash() {
 
 #[test]
 fn a_deletion_without_room_for_a_tombstone_is_durable_when_it_is_seen() {
-    let image = formatted(TINY, 16);
-    let store = Store::open(&image, DURABLE);
-    let mut client = store.client(0);
+    let image = Arc::new(CrashImage::new(TINY.size, PersistenceDomain::Adr));
+    remanence_kv::server::format(&image, &TINY, 64, SALT, [7; 16]).expect("fair");
+    let peeking = Peeking { image: image.clone(), believed: Arc::default(), misses: true };
+    let (mut server, _) = Server::open(peeking, DURABLE).expect("a store");
+    let client = server.connect();
     let put =
-        |n: u8| Request::PutInline { key: vec![n], value: vec![n; 350], expires: 0, expect: Expect::Any };
-    let full = (0..200).find(|n| client.call(&put(*n)) == Reply::Refused(remanence_kv::Refusal::Full));
-    let full = full.expect("the pool is finite");
+        |n: u8| Request::PutInline { key: vec![n], value: vec![n; 150], expires: 0, expect: Expect::Any };
+    let full = Reply::Refused(remanence_kv::Refusal::Full);
+    let full = (0..200).find(|n| server.handle(1, client, &put(*n)) == full).expect("the pool is finite");
     // Tombstones use what is left, and then entries go without one.
     for n in 0..full {
-        client.delete(&[n]);
+        let delete = Request::Delete { key: vec![n], expect: Expect::Any };
+        assert!(matches!(server.handle(1, client, &delete), Reply::Done { .. }));
         let crashed = image.crash(Failure::PowerLoss, &mut EveryWay::new());
         let found = contents(&crashed, DURABLE);
-        let left: Contents = (n + 1..full).map(|n| (vec![n], vec![n; 350])).collect();
+        let left: Contents = (n + 1..full).map(|n| (vec![n], vec![n; 150])).collect();
         assert_eq!(found, left, "{n} of {full} was acknowledged as deleted");
     }
+    let tombstones = server.stats().written - u64::from(full);
+    assert!((1..u64::from(full)).contains(&tombstones), "{tombstones} tombstones for {full} keys");
 }
 
 /// At each sync, looks at what one-sided readers would believe by then.
@@ -209,6 +224,8 @@ fn a_deletion_without_room_for_a_tombstone_is_durable_when_it_is_seen() {
 struct Peeking {
     image: Arc<CrashImage>,
     believed: Arc<AtomicU64>,
+    /// Looks at misses as well: nobody cleans, so that an entry only goes with its key.
+    misses: bool,
 }
 
 impl Peeking {
@@ -227,12 +244,27 @@ impl Peeking {
             .collect()
     }
 
+    /// Keys whose entry is such a one.
+    fn fingerprints(image: &CrashImage, such: fn(Word) -> bool) -> BTreeSet<u64> {
+        let mut bytes = vec![0; (79 * 16) as usize];
+        image.read(TINY.region(0) + 64, &mut bytes);
+        let slots = remanence_kv::format::Slot::parse_all(&bytes);
+        slots.filter(|slot| such(slot.word)).map(|slot| slot.meta.fingerprint()).collect()
+    }
+
     fn look(&self) {
         let crashed = self.image.crash(Failure::PowerLoss, &mut EveryWay::new());
         let durable = Self::entries(&crashed, true);
         for entry in Self::entries(&self.image, false) {
             assert!(durable.contains(&entry), "{entry:?} can be read, and is not durable: {durable:?}");
             self.believed.fetch_add(1, Ordering::Relaxed);
+        }
+        if self.misses {
+            // Recovery clears an entry that is going, and who looks does not believe it.
+            let durable = Self::fingerprints(&crashed, |word| word.new_offset().is_some());
+            let seen = Self::fingerprints(&self.image, |word| !word.is_free());
+            let gone: Vec<&u64> = durable.difference(&seen).collect();
+            assert!(gone.is_empty(), "{gone:?} are missed by who looks, and are there after a crash");
         }
     }
 }
@@ -275,7 +307,7 @@ impl Medium for Peeking {
 fn at_no_sync_could_a_reader_believe_what_is_not_durable() {
     let image = Arc::new(CrashImage::new(TINY.size, PersistenceDomain::Adr));
     remanence_kv::server::format(&image, &TINY, 64, SALT, [7; 16]).expect("fair");
-    let peeking = Peeking { image: image.clone(), believed: Arc::default() };
+    let peeking = Peeking { image: image.clone(), believed: Arc::default(), misses: false };
     let (mut server, _) = Server::open(peeking.clone(), DURABLE).expect("a store");
     let client = server.connect();
     for n in 0..60u8 {

@@ -9,7 +9,13 @@ use common::*;
 use remanence_kv::format::object::{Content, crc64, emit};
 use remanence_kv::format::{Chunk, Place};
 use remanence_kv::proto::{Expect, Reply, Request, Reserved};
-use remanence_pmem::Medium;
+use remanence_kv::replica::keeper::LEDGER_LEN;
+use remanence_kv::replica::{Keeper, Order, Told};
+use remanence_pmem::crash_image::{CrashImage, EveryWay, Failure};
+use remanence_pmem::{Medium, PersistenceDomain};
+use remanence_remotelog::format::DATA_AT;
+use remanence_remotelog::format::superblock::Uuid;
+use remanence_remotelog::{Epoch, Geometry as LogGeometry, Make, Mode as LogMode, Store as Log};
 
 fn reserve(client: &mut Session<'_, '_>, key: &[u8], len: u64) -> Reserved {
     let put = Request::Put { key: key.to_vec(), len, expires: 0, expect: Expect::Any };
@@ -94,6 +100,37 @@ fn chunks_that_were_not_handed_out_are_not_believed() {
 }
 
 #[test]
+fn chunks_that_were_written_in_part_are_not_believed() {
+    let image = formatted(SMALL, 16);
+    let store = with_a(&image);
+    let mut dying = store.client(0);
+    let reserved = reserve(&mut dying, b"a", 1500);
+    let part = |len: u32| vec![7; len as usize];
+    // The object is whole, and the last chunk does not come.
+    let (last, others) = reserved.extents.split_last().expect("chunks");
+    others.iter().for_each(|extent| store.image.write_nt(extent.at, &part(extent.len)));
+    let chunk = |extent: &remanence_kv::proto::Extent| Chunk {
+        offset: extent.offset,
+        len: extent.len,
+        crc: crc64(&[&part(extent.len)]),
+    };
+    let chunks: Vec<Chunk> = others.iter().chain([last]).map(chunk).collect();
+    let object = emit(&place(&reserved), reserved.version, 0, b"a", Content::Chained(&chunks));
+    is_not_believed(&store, dying, &reserved, &object);
+}
+
+#[test]
+fn an_object_that_goes_on_behind_its_room_is_not_believed() {
+    let image = formatted(SMALL, 16);
+    let store = with_a(&image);
+    let mut liar = store.client(0);
+    let reserved = reserve(&mut liar, b"a", 5);
+    // Whole, and its end lies where the next write will be.
+    let object = emit(&place(&reserved), reserved.version, 0, b"a", Content::Value(&[7; 200]));
+    is_not_believed(&store, liar, &reserved, &object);
+}
+
+#[test]
 fn recovery_believes_no_other_keys_object() {
     let image = formatted(SMALL, 16);
     {
@@ -174,4 +211,51 @@ fn a_table_is_not_used_again_before_every_client_has_acknowledged_that() {
     let (growing, stats) = state();
     assert_eq!((growing, stats.grown), (false, 1));
     assert_eq!(idle.value(&[3]), Some(b"value".to_vec()));
+}
+
+/// What a power failure leaves that keeps nothing but what a sync covers.
+fn harshest(image: &CrashImage) -> CrashImage {
+    image.crash(Failure::PowerLoss, &mut EveryWay::new())
+}
+
+#[test]
+fn no_version_and_no_room_is_given_twice_however_often_the_power_goes() {
+    let mut image = formatted(SMALL, 16);
+    let (mut last, mut rooms) = (0, std::collections::BTreeSet::new());
+    for round in 0..20 {
+        let crashed = {
+            let store = Store::open(&image, DURABLE);
+            let mut client = store.client(0);
+            for key in [b"a", b"b"] {
+                let reserved = reserve(&mut client, key, 100);
+                assert!(reserved.version > last, "round {round}: {} is not above {last}", reserved.version);
+                last = reserved.version;
+                // Of this life of the region; whoever had it before may have left a whole object there.
+                let room = (reserved.head, reserved.offset.0, reserved.epoch);
+                assert!(rooms.insert(room), "round {round}: {room:?} was handed out before");
+            }
+            harshest(&image)
+        };
+        image = crashed;
+    }
+}
+
+#[test]
+fn a_member_obeys_only_the_primary_that_its_log_is_promised_to() {
+    let image = |len: u64| CrashImage::new(len, PersistenceDomain::Adr);
+    let geometry = LogGeometry::new(DATA_AT + 12 * 4096, 4096).expect("fair");
+    let make = Make { mode: LogMode::Singleton, geometry, uuid: Uuid([3; 16]), salt: 3 };
+    let medium = image(geometry.size);
+    let mut log = Log::create(&medium, &make).expect("fair");
+    let (image, ledger) = (image(SMALL.size), image(LEDGER_LEN));
+    let mut keeper = Keeper::create(&image, &ledger).expect("fair");
+    let (old, new) = (Epoch::new(4, 1), Epoch::new(5, 2));
+    log.grant(old).expect("it is the first");
+    log.grant(new).expect("it is higher");
+    // What would make the image worth nothing.
+    let refused = keeper.obey(&mut log, old, &Order::Begin);
+    assert!(matches!(&refused, Told::Refused(why) if why.contains("promised to another")), "{refused:?}");
+    assert!(keeper.ledger().complete);
+    assert_eq!(keeper.obey(&mut log, new, &Order::Begin), Told::Ok);
+    assert!(!keeper.ledger().complete);
 }

@@ -4,9 +4,12 @@ mod common;
 
 use common::*;
 use remanence_kv::client::{Completion, Error, Get, Many, Operation, Progress, Put, Verb};
-use remanence_kv::format::KEY_MAX;
+use remanence_kv::format::object::{Content, WRITTEN_FROM, crc64, emit};
+use remanence_kv::format::{Chunk, KEY_MAX, Place};
 use remanence_kv::proto::{Expect, Reply, Request};
 use remanence_kv::{Geometry, Options, Refusal};
+use remanence_pmem::Medium;
+use remanence_pmem::crash_image::{EveryWay, Failure};
 
 fn store(run: impl FnOnce(&Store<'_>)) {
     let image = formatted(SMALL, 64);
@@ -94,6 +97,22 @@ fn a_write_that_does_not_come_leaves_the_version_before() {
         other.put(b"key", b"two").expect("the key is free");
         assert_eq!(reader.value(b"key"), Some(b"two".to_vec()));
     });
+}
+
+#[test]
+fn an_acknowledged_value_stays_though_its_client_dies_before_the_server_is_told() {
+    for options in [DURABLE, ERDA] {
+        let image = formatted(SMALL, 64);
+        let store = Store::open(&image, options);
+        let mut writer = store.client(0);
+        writer.put(b"key", b"one").expect("room");
+        writer.put(b"key", b"two").expect("room");
+        let id = writer.id;
+        drop(writer);
+        store.server.borrow_mut().disconnected(id).expect("memory does not fail");
+        assert_eq!(store.server.borrow().stats().given_up, 0);
+        assert_eq!(store.client(0).value(b"key"), Some(b"two".to_vec()));
+    }
 }
 
 #[test]
@@ -214,6 +233,34 @@ fn a_value_larger_than_a_segment_lies_in_chunks() {
         let Reply::Value { value, .. } = client.call(&Request::Get { key: b"in".to_vec() }) else { panic!() };
         assert_eq!(value, large);
     });
+}
+
+#[test]
+fn a_chunk_that_is_torn_is_not_served() {
+    for options in [DURABLE, ERDA] {
+        let image = formatted(SMALL, 64);
+        let store = Store::open(&image, options);
+        let (mut writer, mut reader) = (store.client(0), store.client(0));
+        writer.put(b"large", &value(1, 3000)).expect("room");
+        let put = Request::Put { key: b"large".to_vec(), len: 3000, expires: 0, expect: Expect::Any };
+        let Reply::Reserved(reserved) = writer.call(&put) else { panic!("room") };
+        let (mut rest, mut chunks, mut parts) = (&value(2, 3000)[..], Vec::new(), Vec::new());
+        for extent in &reserved.extents {
+            let (part, behind) = rest.split_at(extent.len as usize);
+            chunks.push(Chunk { offset: extent.offset, len: extent.len, crc: crc64(&[part]) });
+            parts.push((extent.at, part.to_vec()));
+            rest = behind;
+        }
+        let place = Place { salt: SALT, head: reserved.head, offset: reserved.offset, epoch: reserved.epoch };
+        let object = emit(&place, reserved.version, 0, b"large", Content::Chained(&chunks));
+        image.write(reserved.at + WRITTEN_FROM as u64, &object[WRITTEN_FROM..]);
+        let (last, others) = parts.split_last().expect("chunks");
+        others.iter().for_each(|(at, part)| image.write(*at, part));
+        image.write(last.0, &last.1[1..]);
+        assert_eq!(reader.value(b"large"), Some(value(1, 3000)), "one byte of the last chunk is missing");
+        image.write(last.0, &last.1);
+        assert_eq!(reader.value(b"large"), Some(value(2, 3000)));
+    }
 }
 
 #[test]
@@ -497,6 +544,23 @@ fn a_server_that_starts_again_has_everything() {
     }
     let version = client.put_if(&7u64.to_le_bytes(), b"new", Expect::Version(before.version)).expect("CAS");
     assert!(version > before.version, "versions go on over restarts");
+}
+
+#[test]
+fn what_was_cached_is_forgotten_when_the_server_starts_again() {
+    let image = formatted(SMALL, 64);
+    let first = Store::open(&image, DURABLE);
+    let (mut writer, mut reader) = (first.client(0), first.client(8));
+    writer.put(b"key", b"one").expect("room");
+    assert_eq!(reader.value(b"key"), Some(b"one".to_vec()));
+    writer.put(b"key", b"two").expect("room");
+    // Marks are not durable: nothing says any more that the cached object has a successor.
+    let crashed = image.crash(Failure::PowerLoss, &mut EveryWay::new());
+    let second = Store::open(&crashed, DURABLE);
+    let fresh = second.client(0);
+    let mut again = Session { client: reader.client, ..fresh };
+    again.client.adopt(second.server.borrow().view());
+    assert_eq!(again.value(b"key"), Some(b"two".to_vec()));
 }
 
 #[test]
