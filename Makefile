@@ -13,7 +13,8 @@ DEMO_PACKAGES := gcc libc6-dev
 # there is none, builds the second opinion about histories (tests/porcupine).
 TEST_PACKAGES := $(DEMO_PACKAGES) tshark iproute2 qemu-system-x86 busybox-static cpio kmod xz-utils rdma-core \
 	ibverbs-providers ibverbs-utils rdmacm-utils e2fsprogs spin libibverbs-dev librdmacm-dev \
-	perftest qperf fio librpma-dev python3-pyverbs ucx-utils libfabric-bin openmpi-bin python3-mpi4py valgrind \
+	perftest qperf fio librpma-dev python3-pyverbs ucx-utils libfabric-bin openmpi-bin python3-mpi4py dapl2-utils \
+	valgrind \
 	redis-server redis-tools python3-redis libhiredis-dev python3-prometheus-client \
 	$(if $(shell command -v go 2>/dev/null),,golang-go)
 

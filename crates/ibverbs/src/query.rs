@@ -80,7 +80,8 @@ fn device_attr(ctx: &Ctx) -> ibv_device_attr {
         max_qp_rd_atom: config.max_rd_atomic.into(),
         max_res_rd_atom: int(config.max_qp.saturating_mul(config.max_rd_atomic.into())),
         max_qp_init_rd_atom: config.max_rd_atomic.into(),
-        atomic_cap: IBV_ATOMIC_GLOB,
+        // As Soft-RoCE says. Ours are atomic for processors too (GLOB), but UCX and others ask for exactly this.
+        atomic_cap: IBV_ATOMIC_HCA,
         max_mw: int(config.max_mw),
         max_mcast_grp: 8192,
         max_mcast_qp_attach: 256,

@@ -10,8 +10,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use common::world::{ADDRESS, Net, Program, compile, namespace};
 use remanence_rnic::cm::{self, Manager, Path, Transport};
-use remanence_rnic::{AhAttr, Device, FlushId, FlushOutcome, Instant, Memory, Placement, PlacementSupport};
-use remanence_rnic::{ROCE_PORT, RegionId, Span};
+use remanence_rnic::{AhAttr, Device, FlushId, FlushOutcome, Instant, MAD_LEN, Memory, Placement};
+use remanence_rnic::{PlacementSupport, ROCE_PORT, RegionId, Span};
 use remanence_wire::cm::ServiceId;
 use remanence_wire::{Gid, Mtu, Qpn};
 
@@ -172,6 +172,26 @@ fn nobody_refuses_at_once_and_an_absent_host_in_time() {
     bystanders.noticed_nothing();
 }
 
+/// The kernel tells peers of a listener that ends that it rejects them (with reason 28). Here nobody is left to do so: whoever
+/// else uses the port says that there is no such service.
+#[test]
+fn who_waits_for_an_answer_is_told_when_nobody_is_left_to_give_it() {
+    let Some(mut scene) = Scene::new("deaf") else { return };
+    let ask = |scene: &mut Scene| {
+        let mut deaf = scene.cm("deaf", "7471");
+        deaf.until("ready");
+        let client = scene.cm("nobody", "7471");
+        deaf.until("asked");
+        deaf.kill();
+        client.ends_well()
+    };
+    let rejected = ["event RDMA_CM_EVENT_REJECTED 8", "connect -1 ECONNREFUSED"];
+    assert_eq!(ask(&mut scene), rejected);
+    let bystanders = scene.bystanders();
+    assert_eq!(ask(&mut scene), rejected);
+    bystanders.noticed_nothing();
+}
+
 /// As `addr.c` of Linux has it. Behind the interface there is nobody; a route leads through somebody who is not there; and
 /// for two families.
 #[test]
@@ -269,19 +289,31 @@ fn whatever_is_made_can_be_destroyed_without_a_trace() {
 
 #[test]
 fn half_open_handshakes_and_a_flood_of_requests_pass() {
-    let Some(mut scene) = Scene::new("flood") else { return };
+    let Some(scene) = Scene::new("flood") else { return };
+    pass(scene, "the_part_of_the_flood", "5000");
+}
+
+/// Datagrams that are right down to their ICRC, and what is in them is not.
+#[test]
+fn messages_of_a_connection_manager_that_lies_pass() {
+    let Some(scene) = Scene::new("liar") else { return };
+    pass(scene, "the_part_of_the_liar", "5000");
+}
+
+/// A child process has its way with a server, which others reach nonetheless, and which holds nothing of it in the end.
+fn pass(mut scene: Scene, part: &str, count: &str) {
     let bystanders = scene.bystanders();
     let (mut server, has) = scene.server("7471");
     let me = std::env::current_exe().expect("this program has a file");
-    let mut flood = scene.net.command(&scene.libraries, me);
-    flood.args(["the_part_of_the_flood", "--exact", "--ignored", "--nocapture"]).env(PART, "5000");
-    let mut flood = Program::start(flood);
-    flood.until("flooding");
+    let mut child = scene.net.command(&scene.libraries, me);
+    child.args([part, "--exact", "--ignored", "--nocapture"]).env(PART, count);
+    let mut child = Program::start(child);
+    child.until("begins");
     // Whoever means it gets through.
     let mut client = scene.cm("pair", "7471");
     client.until("running");
-    flood.until("flooded");
-    flood.end();
+    child.until("done");
+    child.end();
     client.ends_well();
     // What was accepted for nobody is given up, one by one; at last only the listener is left.
     let mut tries = 0;
@@ -292,12 +324,41 @@ fn half_open_handshakes_and_a_flood_of_requests_pass() {
     bystanders.noticed_nothing();
 }
 
+/// How many messages a child process is to send.
 const PART: &str = "REMANENCE_TEST_FLOOD";
 
 /// Requests for connections that will never be, from an engine of its own that does not listen to answers.
 #[test]
 #[ignore = "run by half_open_handshakes_and_a_flood_of_requests_pass, as a child process"]
 fn the_part_of_the_flood() {
+    send_requests(|_, _| ());
+}
+
+#[test]
+#[ignore = "run by messages_of_a_connection_manager_that_lies_pass, as a child process"]
+fn the_part_of_the_liar() {
+    const ATTRIBUTE: usize = 16;
+    const SERVICE_END: usize = 24 + 16;
+    let mut state = 7_u64;
+    let mut random = || {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 33) as usize
+    };
+    send_requests(|n, mad| match n % 4 {
+        // Anything at all; any message of a connection manager; a request with a few wrong bytes; one for the right service.
+        0 => mad.fill_with(|| random() as u8),
+        1 => {
+            let attribute = 0x10 + random() as u16 % 11;
+            mad[24..].fill_with(|| random() as u8);
+            mad[ATTRIBUTE..ATTRIBUTE + 2].copy_from_slice(&attribute.to_be_bytes());
+        }
+        2 => (0..=random() % 8).for_each(|_| mad[random() % 256] = random() as u8),
+        _ => mad[SERVICE_END..].fill_with(|| random() as u8),
+    });
+}
+
+/// Sends requests for connections, with what `spoil` makes of each.
+fn send_requests(mut spoil: impl FnMut(u32, &mut [u8; MAD_LEN])) {
     let Ok(count) = std::env::var(PART) else { return };
     let address: Ipv4Addr = ADDRESS.parse().expect("an address");
     let gid = Gid::from_ip(IpAddr::V4(address));
@@ -307,7 +368,7 @@ fn the_part_of_the_flood() {
     let mut manager = Manager::new(config);
     let socket = UdpSocket::bind((address, 0)).expect("a socket");
     let mut buf = vec![0; 9000];
-    println!("flooding");
+    println!("begins");
     for n in 0..count.parse::<u32>().expect("a number") {
         let now = Instant::from_nanos(1_000_000_000 + u64::from(n));
         let request = cm::Connect {
@@ -325,7 +386,8 @@ fn the_part_of_the_flood() {
             private_data: &[],
         };
         manager.connect(now, &request).expect("room");
-        while let Some((path, mad)) = manager.poll_transmit() {
+        while let Some((path, mut mad)) = manager.poll_transmit() {
+            spoil(n, &mut mad);
             device.send_mad(&AhAttr::new(path.remote), &mad).expect("an address of its own");
         }
         while let Some(out) = device.poll_transmit(now, &mut buf, 1, &mut Nothing) {
@@ -336,7 +398,7 @@ fn the_part_of_the_flood() {
             std::thread::sleep(std::time::Duration::from_millis(1));
         }
     }
-    println!("flooded");
+    println!("done");
 }
 
 /// The memory of an engine that has none.

@@ -32,5 +32,5 @@ pub use link::{
     Event, Link, LinkCaps, LinkStats, Outgoing, Received, SideChannel, SideEvent, SourcePort, WaitFd,
 };
 pub use sys::descriptor::{Descriptor, abandon_inherited, generation};
-pub use sys::net::random_u64 as random;
+pub use sys::net::{network_namespace, random_u64 as random};
 pub use sys::sched::{FAULTS, ask_for_short_slices, cores, current_cpu, without_signals};

@@ -7,7 +7,7 @@
  * pair     the bystander: messages with a pattern to a server and back, checked, until it is hung up on
  * nobody   connects once, and says what comes of it
  * absent   resolves the address, in every way that there is, and says what comes of it
- * deaf     listens, and never answers a request
+ * deaf     listens, says when it is asked for a connection, and never answers
  */
 #include "faults.h"
 
@@ -401,6 +401,8 @@ static void deaf(void)
 	SAME(rdma_bind_addr(listener, (void *)&addr), 0);
 	SAME(rdma_listen(listener, 4), 0);
 	say("ready");
+	rdma_ack_cm_event(expect(RDMA_CM_EVENT_CONNECT_REQUEST));
+	say("asked");
 	pause();
 }
 

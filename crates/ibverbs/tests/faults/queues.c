@@ -69,14 +69,19 @@ static void wrong_requests(void)
 	wr.send_flags = IBV_SEND_INLINE | IBV_SEND_SIGNALED;
 	sges[0].length = init.cap.max_inline_data + 1;
 	bad = NULL;
-	int ret = ibv_post_send(a.qp, &wr, &bad);
-	CHECK((ret == EINVAL || ret == ENOMEM) && bad == &wr);
+	SAME(ibv_post_send(a.qp, &wr, &bad), EINVAL);
+	CHECK(bad == &wr);
 	/* An opcode that there is not, and one that RC has not. */
 	sges[0].length = 64;
 	wr.send_flags = IBV_SEND_SIGNALED;
 	wr.opcode = (enum ibv_wr_opcode)77;
 	bad = NULL;
-	CHECK(ibv_post_send(a.qp, &wr, &bad) && bad == &wr);
+	SAME(ibv_post_send(a.qp, &wr, &bad), EINVAL);
+	CHECK(bad == &wr);
+	wr.opcode = IBV_WR_TSO;
+	bad = NULL;
+	SAME(ibv_post_send(a.qp, &wr, &bad), EINVAL);
+	CHECK(bad == &wr);
 	/* A QP in RESET takes nothing, one in INIT receives only. */
 	struct ibv_qp_init_attr fresh = {.send_cq = a.cq, .recv_cq = a.cq, .cap = caps, .qp_type = IBV_QPT_RC};
 	struct ibv_qp *qp = ibv_create_qp(pd, &fresh);
@@ -172,13 +177,13 @@ static void too_much(void)
 	CHECK(cq);
 	struct ibv_qp_init_attr init = {.send_cq = cq, .recv_cq = cq, .cap = caps, .qp_type = IBV_QPT_RC};
 	init.cap.max_send_wr = (unsigned)device.max_qp_wr + 1;
-	CHECK(!ibv_create_qp(pd, &init) && (errno == EINVAL || errno == ENOMEM));
+	CHECK(!ibv_create_qp(pd, &init) && errno == EINVAL);
 	init.cap = caps;
 	init.cap.max_recv_sge = (unsigned)device.max_sge + 1;
-	CHECK(!ibv_create_qp(pd, &init) && (errno == EINVAL || errno == ENOMEM));
+	CHECK(!ibv_create_qp(pd, &init) && errno == EINVAL);
 	init.cap = caps;
 	init.qp_type = IBV_QPT_RAW_PACKET;
-	CHECK(!ibv_create_qp(pd, &init) && (errno == EOPNOTSUPP || errno == EINVAL || errno == EPERM));
+	CHECK(!ibv_create_qp(pd, &init) && errno == EOPNOTSUPP);
 	CHECK(!ibv_reg_mr(pd, (void *)16, 4096, ALL) && errno == EFAULT);
 	char byte;
 	/* A peer's rights need our own. */

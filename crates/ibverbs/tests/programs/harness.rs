@@ -16,7 +16,8 @@ use crate::common;
 use crate::common::listening::Sign;
 use crate::common::world::tcp_listens;
 
-/// Two programs, and what becomes of them. `{server}` and `{client}` in arguments are the addresses of the two ends.
+/// Two programs, and what becomes of them. `{server}` and `{client}` in arguments are the addresses of the two ends,
+/// `{scratch}` a directory of the test's.
 #[derive(Clone, Copy)]
 pub(crate) struct Row {
     pub(crate) server: &'static str,
@@ -31,8 +32,7 @@ pub(crate) struct Row {
     pub(crate) serves_on: bool,
     /// So many clients at the same time.
     pub(crate) clients: usize,
-    /// Both are run by `rem verbs` with these options, and see the devices below /sys and /dev. `{scratch}` is a directory
-    /// of the test's.
+    /// Both are run by `rem verbs` with these options, and see the devices below /sys and /dev. `{scratch}` as above.
     pub(crate) verbs: Option<&'static [&'static str]>,
     /// What either end says when it fails for a reason of its own, and may try again: see the row.
     pub(crate) excuse: Option<&'static str>,
@@ -255,14 +255,15 @@ impl Net {
     fn program(&self, side: usize, line: &str, row: &Row) -> Result<Running, String> {
         let holder =
             if side == 1 && self.client.is_some() { self.client.as_ref() } else { self.server.as_ref() };
+        let scratch = self.scratch.to_string_lossy();
         let line = line.replace("{server}", self.addresses[0]).replace("{client}", self.addresses[1]);
+        let line = line.replace("{scratch}", &scratch);
         let mut command = self.enter(holder);
         if matches!(row.ready, Ready::Says(_)) {
             // Into a pipe they would keep their lines to themselves.
             command.args(["stdbuf", "-oL"]);
         }
         if let Some(options) = row.verbs {
-            let scratch = self.scratch.to_string_lossy();
             let options = options.iter().map(|option| option.replace("{scratch}", &scratch));
             command.arg(common::rem()).arg("verbs").args(options).arg("--");
         }

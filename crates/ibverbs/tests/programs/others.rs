@@ -1,4 +1,4 @@
-//! Verbs programs of other projects: UCX, fio.
+//! Verbs programs of other projects: UCX, libfabric, Open MPI, uDAPL, QEMU, fio.
 
 use std::time::Duration;
 
@@ -16,6 +16,11 @@ const UCX: Row = Row {
 /// Datagrams alone, whose retransmission is UCX's own.
 const UCX_UD: Row = Row { settings: &[("UCX_TLS", "ud_verbs,self"), ("UCX_NET_DEVICES", "rem_lo:1")], ..UCX };
 
+fn uct(options: &str) -> Row {
+    let line = format!("ucx_perftest -p 13337 -d rem_lo:1 {{server}} -w 5 -x {options}");
+    Row { client: line.leak(), settings: &[], ..UCX }
+}
+
 /// UCX takes a device only if /dev/infiniband has it.
 #[test]
 fn ucx_runs_on_rc_and_on_ud() {
@@ -28,6 +33,13 @@ fn ucx_runs_on_rc_and_on_ud() {
             Row { client: "ucx_perftest -p 13337 {server} -t ucp_get -n 50 -w 5 -s 65536", ..UCX },
             Row { client: "ucx_perftest -p 13337 {server} -t ucp_fadd -n 50 -w 5 -s 8", ..UCX },
             Row { client: "ucx_perftest -p 13337 {server} -t tag_lat -n 50 -w 5 -s 64", ..UCX_UD },
+            // UCX's transports themselves, without what it builds on them.
+            uct("rc_verbs -t put_lat -n 100 -s 8"),
+            uct("rc_verbs -t get -n 50 -s 4096 -D zcopy"),
+            uct("rc_verbs -t am_bw -n 100 -s 64"),
+            uct("rc_verbs -t fadd -n 50 -s 8"),
+            uct("ud_verbs -t am_lat -n 100 -s 64"),
+            uct("ud_verbs -t am_bw -n 100 -s 512 -D zcopy"),
         ],
     );
 }
@@ -89,6 +101,53 @@ fn open_mpi_runs_over_ucx_and_over_libfabric() {
                 client: line("--mca pml cm --mca mtl ofi --mca mtl_ofi_provider_include verbs;ofi_rxm"),
                 ..MPI
             },
+        ],
+    );
+}
+
+/// By rdma_cm (`libdaplofa`) and by QP numbers that travel over TCP (`libdaploscm`).
+#[test]
+fn udapl_runs_over_rdma_cm_and_over_sockets() {
+    const DAT: Row = Row {
+        ready: Ready::Says("waiting for client"),
+        says: &["PASSED"],
+        server_says: &["PASSED"],
+        settings: &[("DAT_OVERRIDE", concat!(env!("CARGO_MANIFEST_DIR"), "/tests/programs/dat.conf"))],
+        ..ROW
+    };
+    run(
+        Place::Wire,
+        &[
+            Row {
+                server: "dtest -P remanence-cma -B 10 -s",
+                client: "dtest -P remanence-cma -B 10 -h {server}",
+                ..DAT
+            },
+            Row {
+                server: "dtest -P remanence-scm -B 10 -s",
+                client: "dtest -P remanence-scm -B 10 -h {server}",
+                ..DAT
+            },
+        ],
+    );
+}
+
+/// Live migration, of memory that is registered at first and of memory that is registered piece by piece.
+#[test]
+fn qemu_moves_a_machine() {
+    const QEMU: Row =
+        Row { ready: Ready::Tcp(4444), says: &["all of them right"], limit: Duration::from_secs(300), ..ROW };
+    const SERVER: &str = "qemu-system-x86_64 -nodefaults -display none -accel tcg -m 64 -incoming defer \
+                          -qmp tcp:{server}:4444,server=on,wait=off";
+    let line = |pin: &str| {
+        let program = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/programs/migrate.py");
+        &*format!("/usr/bin/python3 {program} {{scratch}} {{server}} 4444 {pin}").leak()
+    };
+    run(
+        Place::Wire,
+        &[
+            Row { server: SERVER, client: line("off"), ..QEMU },
+            Row { server: SERVER, client: line("on"), ..QEMU },
         ],
     );
 }

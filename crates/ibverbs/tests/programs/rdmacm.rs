@@ -24,6 +24,14 @@ const ROWS: &[Row] = &[
     Row { server: "ucmatose -m -c 2", client: "ucmatose -m -c 2 -s {server}", ..UCMATOSE },
     Row { client: "udaddy -s {server}", ..UDADDY },
     Row { server: "udaddy -c 4 -C 30 -S 512", client: "udaddy -c 4 -C 30 -S 512 -s {server}", ..UDADDY },
+    // A QP that it makes and moves by itself; a server that goes on.
+    Row { client: "rping -c -a {server} -C 20 -V -q", server: "rping -s -a {server} -C 20 -V -q", ..RPING },
+    Row {
+        client: "rping -c -a {server} -C 20 -V",
+        server: "rping -s -P -a {server} -V",
+        serves_on: true,
+        ..RPING
+    },
     Row {
         server: "cmtime -c 50",
         client: "cmtime -c 50 -s {server}",
@@ -52,6 +60,39 @@ fn rdmacm_utils_on_one_host() {
 #[test]
 fn rdmacm_utils_between_two_hosts() {
     run(Place::Wire, ROWS);
+}
+
+/// Many connections, all of its options, on a path that loses packets too. It hung once, beside much else; as long a run as
+/// then: `REMANENCE_UCMATOSE=50`, the rounds.
+#[test]
+fn ucmatose_in_all_its_modes() {
+    macro_rules! mode {
+        ($options:literal) => {
+            Row {
+                server: concat!("ucmatose ", $options),
+                client: concat!("ucmatose ", $options, " -s {server}"),
+                server_says: &["return status 0"],
+                ..UCMATOSE
+            }
+        };
+    }
+    const MODES: &[Row] = &[
+        mode!("-c 100 -C 5"),
+        mode!("-c 200 -C 2 -S 1"),
+        mode!("-C 500 -S 20000"),
+        mode!("-c 3 -C 100 -S 65536"),
+        mode!("-c 50 -C 20 -S 9000 -t 8"),
+        // No messages at all.
+        mode!("-c 40 -C 0"),
+        mode!("-c 40 -S 0"),
+        mode!("-m -c 60 -C 10 -t 32"),
+    ];
+    let rounds = std::env::var("REMANENCE_UCMATOSE").ok().and_then(|rounds| rounds.parse().ok()).unwrap_or(1);
+    let lossy: Vec<Row> = MODES.iter().map(|row| Row { settings: LOSS, ..*row }).collect();
+    for _ in 0..rounds {
+        run(Place::Host, MODES);
+        run(Place::Wire, &lossy);
+    }
 }
 
 #[test]

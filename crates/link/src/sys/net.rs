@@ -143,6 +143,23 @@ pub(crate) fn get_option(fd: BorrowedFd<'_>, level: c_int, name: c_int) -> io::R
     Ok(value)
 }
 
+/// A number of the network namespace that this thread is in, which no other one has until the machine is started again:
+/// `SO_NETNS_COOKIE`. The inode of `/proc/self/ns/net` is given again when a namespace is gone.
+///
+/// # Errors
+/// The kernel has no such numbers (before 5.14), or gives no socket.
+pub fn network_namespace() -> io::Result<u64> {
+    let socket = udp_socket(Ipv4Addr::LOCALHOST.into())?;
+    let mut cookie = 0_u64;
+    let mut len = mem::size_of::<u64>() as socklen_t;
+    let (level, name) = (libc::SOL_SOCKET, libc::SO_NETNS_COOKIE);
+    // SAFETY: the pointers describe `cookie` and `len`, which outlive the call.
+    let ret =
+        unsafe { libc::getsockopt(socket.as_raw_fd(), level, name, (&raw mut cookie).cast(), &raw mut len) };
+    check(ret as isize)?;
+    Ok(cookie)
+}
+
 /// Binds to a local address.
 pub(crate) fn bind(fd: BorrowedFd<'_>, addr: SocketAddr) -> io::Result<()> {
     let raw = RawAddr::from(addr);
