@@ -282,6 +282,12 @@ fn children_do_not_disturb_their_parent() {
 }
 
 #[test]
+fn a_thread_that_asks_a_destroyed_channel_sleeps_and_the_program_may_end() {
+    let Some(mut scene) = Scene::new("late") else { return };
+    scene.verified("late", &[]);
+}
+
+#[test]
 fn whatever_is_made_can_be_destroyed_without_a_trace() {
     let Some(mut scene) = Scene::new("cycle") else { return };
     scene.verified("cycle", &[ADDRESS, "7471", "20"]);

@@ -176,7 +176,7 @@ fn listen_at(id: Id, bound: Bound, port: u16, backlog: usize) -> Result<(), c_in
     id.lock().tokens.push(token);
     let listen = Listen { service_id: service(id.ps(), port), local: Some(gid), backlog };
     let cm = verbs.ctx().context.cm();
-    let listener = cm.listen_claimed(claim, &listen, id.events().queue(), token).map_err(|e| match e {
+    let listener = cm.listen_claimed(claim, &listen, &id.events().queue(), token).map_err(|e| match e {
         Error::Cm(CmError::InUse) => libc::EADDRINUSE,
         other => errno::of(&other),
     })?;

@@ -2,15 +2,22 @@
 //!
 //! The descriptor is that of the connection manager's channel, readable while an event waits. Nobody sleeps in
 //! read(2) on it, so that a program may switch it to non-blocking mode at any time.
+//!
+//! A channel that is destroyed while a thread of the program asks it for events is the program's fault, and rping's: its thread
+//! goes on until exit ends it. With the kernel that thread sleeps in a call, for ever; so it does here, for which the
+//! last channels that were destroyed stay where they were, empty.
 
+use std::collections::VecDeque;
 use std::ffi::c_int;
 use std::os::fd::{AsFd, AsRawFd};
 use std::ptr::NonNull;
+use std::sync::{Mutex, PoisonError};
 
 use remanence_verbs::CmChannel;
 
 use crate::abi::*;
 use crate::errno;
+use crate::per_process::PerProcess;
 use crate::signals::is_interruptible;
 
 use super::devices;
@@ -20,12 +27,20 @@ use super::id::registry;
 #[repr(C)]
 struct ChannelObj {
     c: rdma_event_channel,
-    queue: CmChannel,
+    /// `None`: it was destroyed.
+    queue: Mutex<Option<CmChannel>>,
 }
+
+/// How many channels stay that were destroyed.
+const KEPT: usize = 64;
 
 /// A live event channel.
 #[derive(Clone, Copy)]
 pub(super) struct Channel(NonNull<ChannelObj>);
+
+// SAFETY: channels may be used from every thread; what is behind the pointer is C's, which is not written after it was made,
+// and a lock.
+unsafe impl Send for Channel {}
 
 impl Channel {
     /// # Safety
@@ -39,6 +54,7 @@ impl Channel {
     pub(super) fn new() -> Result<Self, c_int> {
         let queue = CmChannel::new().map_err(|e| errno::of(&e))?;
         let c = rdma_event_channel { fd: queue.as_fd().as_raw_fd() };
+        let queue = Mutex::new(Some(queue));
         Ok(Self(NonNull::from(Box::leak(Box::new(ChannelObj { c, queue })))))
     }
 
@@ -47,19 +63,41 @@ impl Channel {
         self.0.as_ptr().cast()
     }
 
-    pub(super) fn queue<'a>(self) -> &'a CmChannel {
-        // SAFETY: the channel is live for as long as calls with it go on.
-        unsafe { &(*self.0.as_ptr()).queue }
+    /// Its queue.
+    pub(super) fn queue(self) -> CmChannel {
+        self.live().expect("an event channel that was not destroyed")
+    }
+
+    /// Its queue, if it was not destroyed.
+    fn live(self) -> Option<CmChannel> {
+        // SAFETY: the channel is live for as long as calls with it go on, or destroyed so lately that it is kept.
+        let queue = unsafe { &(*self.0.as_ptr()).queue };
+        queue.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     pub(super) fn destroy(self) {
-        // SAFETY: whoever has it gives it up.
-        drop(unsafe { Box::from_raw(self.0.as_ptr()) });
+        static LAST: PerProcess<Mutex<VecDeque<Channel>>> = PerProcess::new();
+        // SAFETY: live, as whoever has it gives it up only now.
+        let queue = unsafe { &(*self.0.as_ptr()).queue };
+        let queue = queue.lock().unwrap_or_else(PoisonError::into_inner).take();
+        drop(queue);
+        let mut last = LAST.get().lock().unwrap_or_else(PoisonError::into_inner);
+        last.push_back(self);
+        if last.len() > KEPT
+            && let Some(oldest) = last.pop_front()
+        {
+            // SAFETY: so many were destroyed since that no call with it can go on.
+            drop(unsafe { Box::from_raw(oldest.0.as_ptr()) });
+        }
     }
 
     /// The next event, waiting for it unless the program has said that it does not want to.
     pub(super) fn next(self) -> Result<*mut rdma_cm_event, c_int> {
-        let queue = self.queue();
+        let Some(queue) = self.live() else {
+            loop {
+                std::thread::park();
+            }
+        };
         loop {
             let taken = registry().take(|| queue.try_get_event().map(|event| (event.user_data, event.event)));
             match taken {

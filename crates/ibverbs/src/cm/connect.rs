@@ -78,7 +78,7 @@ fn connect(id: Id, param: &Param) -> Result<(), c_int> {
     let service_id = bind::service(id.ps(), dst.port());
     let events = id.events();
     let asked = if id.is_ud() {
-        context.cm().resolve(path, service_id, Some(src.port()), &param.data, events.queue(), id.token())
+        context.cm().resolve(path, service_id, Some(src.port()), &param.data, &events.queue(), id.token())
     } else {
         let (resources, depth) = devices::depths(verbs)?;
         inner.responder_resources = param.responder_resources.unwrap_or(resources);
@@ -97,7 +97,7 @@ fn connect(id: Id, param: &Param) -> Result<(), c_int> {
             cma_port: Some(src.port()),
             private_data: &param.data,
         };
-        context.cm().connect(&connect, events.queue(), id.token())
+        context.cm().connect(&connect, &events.queue(), id.token())
     };
     inner.conn = Some(asked.map_err(errno::of_cm)?);
     inner.state = State::Connect;

@@ -60,13 +60,13 @@ pub(super) fn migrate(id: Id, channel: Option<Channel>) -> Result<(), c_int> {
     if old.c() != new.c() {
         let inner = id.lock();
         if let Some((verbs, conn)) = inner.connection() {
-            verbs.ctx().context.cm().adopt(conn, new.queue(), id.token());
+            verbs.ctx().context.cm().adopt(conn, &new.queue(), id.token());
         }
         for &(verbs, listener) in &inner.listeners {
-            verbs.ctx().context.cm().adopt_listener(listener, new.queue());
+            verbs.ctx().context.cm().adopt_listener(listener, &new.queue());
         }
         for &token in inner.tokens.iter().chain([&id.token()]) {
-            old.queue().move_to(token, new.queue());
+            old.queue().move_to(token, &new.queue());
         }
         id.set_channel(new.c());
     }

@@ -356,7 +356,7 @@ fn incoming(channel: Channel, listener: Id, verbs: Verbs, conn: CommId, asked: &
         })
     };
     // With the identifier's own token, and out of the listener's backlog.
-    verbs.ctx().context.cm().adopt(conn, channel.queue(), id.token());
+    verbs.ctx().context.cm().adopt(conn, &channel.queue(), id.token());
     let ready = ready.and_then(|()| if sync { create::migrate(id, None) } else { Ok(()) });
     if ready.is_err() {
         id.destroy();
