@@ -109,7 +109,7 @@ fn open_mpi_runs_over_ucx_and_over_libfabric() {
 #[test]
 fn udapl_runs_over_rdma_cm_and_over_sockets() {
     const DAT: Row = Row {
-        ready: Ready::Says("waiting for client"),
+        ready: Ready::Tcp(15828),
         says: &["PASSED"],
         server_says: &["PASSED"],
         settings: &[("DAT_OVERRIDE", concat!(env!("CARGO_MANIFEST_DIR"), "/tests/programs/dat.conf"))],
