@@ -110,8 +110,9 @@ const POLLER_AFTER: Duration = Duration::from_micros(100);
 const GAP_MIN: Duration = Duration::from_micros(4);
 const POLLER_AFTER_MAX: Duration = Duration::from_millis(100);
 
-/// Answers that make up for a [`distrust`](Handover::distrust), or save from one.
+/// Answers that make up for a [`distrust`](Handover::distrust), and those that save from one.
 const ANSWERS: u64 = 16;
+const ANSWERS_HELD_UP: u64 = 2;
 
 /// A waiter that watched this long without leaving is trusted to do so for long: the progress thread parks.
 const PARK_AFTER: Duration = Duration::from_millis(20);
@@ -282,7 +283,7 @@ pub(crate) struct Handover {
     poller_after: Duration,
     /// It posted since its last poll, and soon after it.
     posting: bool,
-    /// Answers since it was last distrusted, or trusted for them.
+    /// Answers since one was missed, or since it was last held up.
     answers: u64,
     lease: Duration,
     worked_at: Instant,
@@ -365,7 +366,6 @@ impl Handover {
         }
         self.answers += ridden;
         if self.answers >= ANSWERS && self.gap < self.pace.of(POLL_GAP) {
-            self.answers = 0;
             (self.gap, self.poller_after) = (self.pace.of(POLL_GAP), self.pace.of(POLLER_AFTER));
         }
     }
@@ -449,6 +449,12 @@ impl Handover {
             return Plan::Rest(Some(lease));
         }
         if was_leased && worked {
+            if std::mem::take(&mut self.answers) >= ANSWERS_HELD_UP {
+                // It answered a moment ago, and will again: whoever shares its core held it up.
+                self.thread = Thread::Leased { to_poller: true };
+                self.lease = (self.lease / 2).max(self.pace.of(LEASE_MIN));
+                return Plan::Rest(Some(self.lease));
+            }
             self.distrust();
         }
         self.lease = self.pace.of(LEASE_MIN);
@@ -463,11 +469,8 @@ impl Handover {
 
     /// A consumer stopped to poll while a peer waited. One that does so again and again, such as one that spins on its
     /// memory between polls, is no poller: it must poll for longer, and with less between the polls, to be taken for
-    /// one. One that has answered many messages at once since was only held up, by whoever shares its core.
+    /// one.
     fn distrust(&mut self) {
-        if std::mem::take(&mut self.answers) >= ANSWERS {
-            return;
-        }
         self.gap = (self.gap / 4).max(self.pace.of(GAP_MIN));
         self.poller_after = (self.poller_after * 4).min(self.pace.of(POLLER_AFTER_MAX));
     }

@@ -129,10 +129,11 @@ pub fn run(options: &Options, mut progress: impl FnMut(u64, u64, &str)) -> Resul
     Ok((report, tables(&medians)))
 }
 
-/// Enough operations for a steady figure, and few enough that Soft-RoCE moves them in a second.
+/// Enough operations for a steady figure (who drives our side is learned from some hundreds of them), and few enough that
+/// Soft-RoCE moves them in a second.
 fn count(metric: Metric, size: u64) -> u64 {
     if metric == Metric::Latency {
-        ((4 << 20) / size).clamp(12, 400)
+        ((8 << 20) / size).clamp(12, 4000)
     } else {
         ((8 << 20) / size).clamp(16, 1000)
     }

@@ -217,15 +217,16 @@ impl Qp {
         }
         self.transmit_cnp(shared, batch)?;
         if self.init.ty == QpType::Rc {
-            self.transmit_responses(shared, batch, mem)?;
+            self.transmit_responses(shared, now, batch, mem)?;
         }
+        let answers = self.responder.riding.is_silent() && self.sends_only_writes();
         let reached = self.requester.max_psn;
         let sent = self.transmit_requests(shared, now, batch, mem);
-        if self.init.ty != QpType::Rc {
+        if self.init.ty != QpType::Rc || self.requester.max_psn == reached {
             return sent;
         }
-        // Behind the requests, as the shorter packet: so all of it is one train.
-        sent.and(self.transmit_acknowledge(shared, now, batch, self.requester.max_psn != reached))
+        // Behind them, as the shorter packet: so all of it is one train.
+        sent.and(self.ride_along(shared, now, batch, answers))
     }
 
     fn transmit_cnp(&mut self, shared: &mut Shared, batch: &mut Batch<'_>) -> Result<(), Full> {

@@ -152,6 +152,12 @@ impl Qp {
         Ok(())
     }
 
+    /// Whether all that is left to send are WRITEs of which the peer's consumer is not told; also when nothing is.
+    pub(crate) fn sends_only_writes(&self) -> bool {
+        let left = self.sq.tail.wrapping_sub(self.requester.cursor);
+        (0..left).all(|n| matches!(self.sq.get(self.requester.cursor.wrapping_add(n)).op, SendOp::Write(_)))
+    }
+
     /// Asks the peer whether it is there. What is in flight asks that anyway.
     fn send_probe(&mut self, batch: &mut Batch<'_>) -> Result<(), Full> {
         let req = &self.requester;

@@ -158,6 +158,7 @@ impl Qp {
     pub(crate) fn transmit_responses(
         &mut self,
         shared: &mut Shared,
+        now: Instant,
         batch: &mut Batch<'_>,
         mem: &mut impl Memory,
     ) -> Result<(), Full> {
@@ -183,7 +184,7 @@ impl Qp {
             self.close_answered(index);
             self.run_resources(shared, mem);
         }
-        self.transmit_refusal(shared, batch)
+        self.transmit_acknowledge(shared, now, batch)
     }
 
     fn close_answered(&mut self, index: usize) {
@@ -266,8 +267,13 @@ impl Qp {
         }
     }
 
-    /// The NAK that is due, when no response must leave before it; or the ACK, if it must not wait for requests.
-    fn transmit_refusal(&mut self, shared: &Shared, batch: &mut Batch<'_>) -> Result<(), Full> {
+    /// The ACK or NAK that is due, when no response must leave before it. An ACK that waits does not leave here.
+    fn transmit_acknowledge(
+        &mut self,
+        shared: &mut Shared,
+        now: Instant,
+        batch: &mut Batch<'_>,
+    ) -> Result<(), Full> {
         let msn = Msn::new(self.responder.msn);
         if let Some(refused) = self.responder.refused
             && refused.due
@@ -282,40 +288,30 @@ impl Qp {
             self.responder.nak_due = None;
             // A NAK acknowledges all before it.
             self.responder.ack_due = false;
-        } else if self.responder.ack_due && self.responder.riding.leads() {
+        } else if self.responder.ack_due && !(self.responder.riding.waits() && self.sends_only_writes()) {
             self.send_acknowledge(shared, batch)?;
-            self.responder.riding.hurry();
+            shared.stats.acks_in_vain += u64::from(self.responder.riding.left_alone(now));
         }
         Ok(())
     }
 
-    /// The ACK that is due, behind the requests of the batch; or alone, if it does not wait for one. `fresh`: a request
-    /// in the batch leaves for the first time.
-    pub(super) fn transmit_acknowledge(
+    /// Behind requests that leave for the first time: the ACK that waited for them. `answers`: they were plain WRITEs.
+    pub(super) fn ride_along(
         &mut self,
         shared: &mut Shared,
         now: Instant,
         batch: &mut Batch<'_>,
-        fresh: bool,
+        answers: bool,
     ) -> Result<(), Full> {
-        let responder = &self.responder;
-        // What is still being executed is acknowledged before it, or with it.
-        let owed = responder.ack_due && responder.resources.front().is_none();
-        if !fresh && (!owed || responder.riding.waits(now)) {
-            return Ok(());
+        let owed = self.responder.ack_due && self.responder.resources.front().is_none();
+        let rides = owed && answers && self.responder.riding.waits();
+        if rides && self.send_acknowledge(shared, batch).is_err() {
+            self.responder.riding.lead();
+            return Err(Full);
         }
-        let sent = if owed { self.send_acknowledge(shared, batch) } else { Ok(()) };
-        let riding = &mut self.responder.riding;
-        if fresh {
-            riding.request_left(now, shared.config.ack_ride, owed && sent.is_ok());
-            shared.stats.acks_ridden += u64::from(owed && sent.is_ok());
-        } else if sent.is_ok() {
-            shared.stats.acks_in_vain += u64::from(riding.left_alone(now));
-        }
-        if sent.is_err() {
-            riding.lead();
-        }
-        sent
+        shared.stats.acks_ridden += u64::from(rides);
+        self.responder.riding.request_left(now, shared.config.ack_ride, answers, rides);
+        Ok(())
     }
 
     fn send_acknowledge(&mut self, shared: &Shared, batch: &mut Batch<'_>) -> Result<(), Full> {

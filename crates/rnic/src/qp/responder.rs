@@ -14,7 +14,7 @@ use remanence_wire::packet::Packet;
 use remanence_wire::{Psn, Rkey, bth, reth};
 
 use super::resource::{Progress, Request, Resources};
-use super::riding::{Kind, Riding};
+use super::riding::Riding;
 use super::{Qp, QpState, QpType, packets};
 use crate::access::Access;
 use crate::async_event::AsyncEvent;
@@ -492,10 +492,8 @@ impl Qp {
             responder.msn = responder.msn.wrapping_add(1);
         }
         if bth.ack_req && self.init.ty == QpType::Rc {
-            if info.position.ends() {
-                let told = info.operation == Operation::Send || info.has_immediate();
-                let kind = if told { Kind::Told } else { Kind::Silent };
-                let waits = responder.riding.asked(now, shared.config.ack_ride, kind, responder.ack_due);
+            if info.operation == Operation::Write && info.position.ends() && !info.has_immediate() {
+                let waits = responder.riding.asked(now, shared.config.ack_ride, responder.ack_due);
                 shared.stats.acks_deferred += u64::from(waits);
             } else {
                 responder.riding.hurry();

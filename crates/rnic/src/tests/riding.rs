@@ -100,6 +100,44 @@ fn a_peer_that_sends_on_is_told_at_once() {
     assert_eq!(it.pair.a().sends().iter().filter(|wc| wc.wr_id >= 100).count(), 2);
 }
 
+/// Who is told of an answer has been told before that what it answers was received: in every pair of a message and an answer
+/// in which either is not a plain WRITE, the ACK leaves at once, or before the answer.
+#[test]
+fn an_answer_never_overtakes_the_ack_of_what_it_answers() {
+    type Op = fn(RemoteAddr) -> SendOp;
+    let write: Op = |to| SendOp::Write(to);
+    let imm: Op = |to| SendOp::WriteImm(to, 7);
+    let send: Op = |_| SendOp::Send;
+    for (ask, answer) in [(send, send), (imm, imm), (write, send), (send, write), (write, imm), (imm, write)]
+    {
+        let mut it = PingPong::warm(Config::default());
+        it.pair.run_for(micros(100));
+        let in_vain =
+            |pair: &Pair| pair.nodes.iter().map(|node| node.device.stats().acks_in_vain).sum::<u64>();
+        let before = in_vain(&it.pair);
+        for n in 0..64 {
+            for at in [0, 1] {
+                let (buffer, qpn) = (it.buffers[at], it.pair.qpns[at]);
+                it.pair.nodes[at].post_recv(qpn, n, &[buffer.sge(0, 16)]);
+            }
+        }
+        for n in 0..40 {
+            for (from, op) in [(0, ask), (1, answer)] {
+                let start = it.pair.log.len();
+                let [near, far] = [it.buffers[from], it.buffers[1 - from]];
+                let qpn = it.pair.qpns[from];
+                it.pair.nodes[from].post(qpn, n, op(far.remote(0)), &[near.sge(32, 8)]);
+                it.pair.collect();
+                let sent: Vec<Opcode> =
+                    it.pair.log[start..].iter().map(|(_, repr)| repr.bth.opcode).collect();
+                assert_ne!(sent.last(), Some(&Opcode::RcAck), "{sent:?} in turn {n}");
+                it.pair.run_for(it.pair.latency + micros(2));
+            }
+        }
+        assert_eq!(in_vain(&it.pair), before);
+    }
+}
+
 /// The peer of a client that only ever writes, as to a log, never makes it wait.
 #[test]
 fn a_passive_target_never_waits() {

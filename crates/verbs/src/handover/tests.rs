@@ -585,11 +585,15 @@ fn a_consumer_that_answers_at_once_is_a_poller_again() {
     assert_eq!(world.handover.gap, GAP_MIN, "one that it did not answer counts for all before it");
     world.handover.answered(1, 0);
     assert_eq!((world.handover.gap, world.handover.poller_after), (POLL_GAP, POLLER_AFTER));
-    // Held up once between many answers, it stays one; twice, it does not.
-    world.handover.answered(ANSWERS, 0);
-    world.handover.distrust();
+    // Held up between answers, it stays one, and has the next lease; without an answer in between it does not.
+    let lease_ends = |world: &mut World| {
+        world.handover.thread = Thread::Leased { to_poller: true };
+        let outlook = world.outlook();
+        world.handover.plan(world.now, true, outlook)
+    };
+    assert!(matches!(lease_ends(&mut world), Plan::Rest(Some(_))));
     assert_eq!(world.handover.gap, POLL_GAP);
-    world.handover.distrust();
+    let _ = lease_ends(&mut world);
     assert!(world.handover.gap < POLL_GAP);
 }
 
