@@ -1,124 +1,85 @@
-//! Figures as SVG.
+//! Figures as SVG: panels beside and below each other, each with its legend above what it shows and never over it.
 
+use std::ops::Range;
 use std::path::Path;
 
+use plotters::coord::Shift;
+use plotters::coord::ranged1d::{DefaultFormatting, KeyPointHint};
 use plotters::prelude::*;
 
-use crate::report::{Report, Row, bytes};
+use crate::report::{Report, Row, bytes, figure};
+
+/// One panel.
+#[derive(Clone, Debug)]
+pub struct Panel {
+    /// What it shows.
+    pub caption: String,
+    /// What its x is.
+    pub x: Axis,
+    /// The unit of its y.
+    pub unit: String,
+    /// Whether y is logarithmic. Otherwise it begins at 0.
+    pub log: bool,
+    /// What is compared, by name: in `x` and `y`. Of [`Axis::Names`] `x` is the number of the name.
+    pub series: Vec<Line>,
+    /// Parts of x that are shaded, and why.
+    pub shaded: Vec<(f64, f64)>,
+    /// What a shade means.
+    pub shade: &'static str,
+}
+
+/// What is compared: its name, and its points.
+pub type Line = (String, Vec<(f64, f64)>);
+
+/// The x of a panel.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Axis {
+    /// Bytes, threads, …: logarithmic; each value that was measured is marked.
+    Log(String),
+    /// The same, in proportion, from 0 on.
+    Linear(String),
+    /// One group of bars for each of these.
+    Names(Vec<String>),
+}
 
 /// Draws one panel for each operation and metric of the report that was measured at more than one x: both axes are
-/// logarithmic, a line for each series. Where both machine states were met, the one with more samples is drawn.
+/// logarithmic, a line for each series. Where several machine states were met, the one with the most samples is drawn.
 ///
 /// # Errors
 /// One sentence if the file cannot be written.
 pub fn draw(report: &Report, path: &Path) -> Result<(), String> {
-    draw_in(report, path, 3)
-}
-
-/// The same, with so many panels beside each other.
-///
-/// # Errors
-/// As [`draw`].
-pub fn draw_in(report: &Report, path: &Path, columns: usize) -> Result<(), String> {
-    let mut panels: Vec<(String, &str, &str)> = Vec::new();
+    let mut seen: Vec<(&str, &str)> = Vec::new();
+    let mut panels = Vec::new();
     for row in &report.rows {
-        let panel = (row.op.clone(), row.metric, row.unit);
-        let curve = report.rows.iter().any(|r| (&r.op, r.metric) == (&row.op, row.metric) && r.x != row.x);
-        if curve && !panels.contains(&panel) {
-            panels.push(panel);
+        let of = (&row.op[..], row.metric);
+        let curve = report.rows.iter().any(|r| (&r.op[..], r.metric) == of && r.x != row.x);
+        if curve && !seen.contains(&of) {
+            seen.push(of);
+            let rows: Vec<&Row> = report.rows.iter().filter(|r| (&r.op[..], r.metric) == of).collect();
+            panels.push(Panel {
+                caption: format!("{} {}", row.op, row.metric),
+                // Bytes, unless the parameter `x` has another word for it.
+                x: Axis::Log(report.params["x"][&row.op].as_str().unwrap_or("bytes").to_owned()),
+                unit: row.unit.to_owned(),
+                log: true,
+                series: lines(&rows),
+                shaded: Vec::new(),
+                shade: "",
+            });
         }
     }
-    if panels.is_empty() {
-        return Err("nothing to draw: no operation was measured at more than one size".into());
-    }
-    let columns = panels.len().min(columns);
-    let lines = panels.len().div_ceil(columns);
-    let title = format!("rem bench {} on {}", report.bench, report.machine);
-    // One panel is narrower than a title that names the machine.
-    let width = (460 * columns as u32).max(title_width(&title));
-    let size = (width, 340 * lines as u32 + 30);
-    let fault = |e: String| format!("cannot draw {}: {e}", path.display());
-    let root = SVGBackend::new(path, size).into_drawing_area();
-    root.fill(&WHITE).map_err(|e| fault(e.to_string()))?;
-    let titled = root.titled(&title, ("sans-serif", TITLE)).map_err(|e| fault(e.to_string()))?;
-    for (area, (op, metric, unit)) in titled.split_evenly((lines, columns)).iter().zip(&panels) {
-        let rows: Vec<&Row> = report.rows.iter().filter(|r| r.op == *op && r.metric == *metric).collect();
-        let caption = format!("{op} {metric}");
-        panel(area, &caption, axis(report, op), unit, &rows).map_err(|e| fault(e.to_string()))?;
-    }
-    root.present().map_err(|e| fault(e.to_string()))
+    draw_panels(report, &panels, 3, path)
 }
 
-/// Height of the title's letters, in pixels.
-const TITLE: u32 = 14;
-
-/// Pixels that a title takes at most: no letter of a sans-serif face is on average wider than 0.6 of its height.
-fn title_width(title: &str) -> u32 {
-    (title.chars().count() as u32 * TITLE * 6).div_ceil(10) + 2 * TITLE
+/// The points of each series, one for each x: of the state with the most samples there.
+#[must_use]
+pub fn lines(rows: &[&Row]) -> Vec<Line> {
+    let mut names: Vec<&str> = rows.iter().map(|r| r.series.as_str()).collect();
+    names.sort_unstable();
+    names.dedup();
+    names.into_iter().map(|name| (name.to_owned(), line(rows, name))).collect()
 }
 
-/// What an operation's x is: bytes, unless the parameter `x` has another word for it.
-fn axis<'a>(report: &'a Report, op: &str) -> &'a str {
-    report.params["x"][op].as_str().unwrap_or("bytes")
-}
-
-fn panel<'a>(
-    area: &DrawingArea<SVGBackend<'a>, plotters::coord::Shift>,
-    caption: &str,
-    axis: &str,
-    unit: &str,
-    rows: &[&Row],
-) -> Result<(), Box<dyn std::error::Error + 'a>> {
-    let mut series: Vec<&str> = rows.iter().map(|r| r.series.as_str()).collect();
-    series.sort_unstable();
-    series.dedup();
-    let span = |values: Vec<f64>| {
-        let (low, high) = values.iter().fold((f64::MAX, 0.0_f64), |(l, h), v| (l.min(*v), h.max(*v)));
-        (low.max(1e-4) / 1.6)..(high.max(1e-3) * 1.6)
-    };
-    let mut measured: Vec<f64> = rows.iter().map(|r| r.x.max(1) as f64).collect();
-    measured.sort_by(f64::total_cmp);
-    measured.dedup();
-    let xs = span(measured.clone());
-    // More labels would run into each other.
-    let marks = measured.iter().step_by(measured.len().div_ceil(9)).copied().collect();
-    let ys = span(rows.iter().map(|r| r.p50).collect());
-    let mut chart = ChartBuilder::on(area)
-        .caption(caption, ("sans-serif", 15))
-        .margin(10)
-        .x_label_area_size(32)
-        .y_label_area_size(56)
-        .build_cartesian_2d(xs.log_scale().with_key_points(marks), ys.log_scale())?;
-    chart
-        .configure_mesh()
-        .light_line_style(TRANSPARENT)
-        .x_label_formatter(&|x| {
-            if axis == "bytes" { bytes(x.round() as u64) } else { crate::report::figure(*x) }
-        })
-        .y_label_formatter(&|y| crate::report::figure(*y))
-        .x_desc(axis)
-        .y_desc(unit)
-        .draw()?;
-    for (index, name) in series.iter().enumerate() {
-        let colour = Palette99::pick(index).mix(1.0);
-        let points = line(rows, name);
-        chart
-            .draw_series(LineSeries::new(points.iter().copied(), colour.stroke_width(2)))?
-            .label(*name)
-            .legend(move |(x, y)| PathElement::new([(x, y), (x + 16, y)], colour.stroke_width(2)));
-        chart.draw_series(points.iter().map(|p| Circle::new(*p, 3, colour.filled())))?;
-    }
-    chart
-        .configure_series_labels()
-        // Latencies rise to the right, rates and throughputs leave their corner free there.
-        .position(if unit == "us" { SeriesLabelPosition::UpperLeft } else { SeriesLabelPosition::LowerRight })
-        .background_style(WHITE.mix(0.8))
-        .label_font(("sans-serif", 11))
-        .draw()?;
-    Ok(())
-}
-
-/// The points of one series, one for each x: of the state with the most samples there.
 fn line(rows: &[&Row], series: &str) -> Vec<(f64, f64)> {
     let mut points: Vec<(u64, u64, f64)> = Vec::new();
     for row in rows.iter().filter(|r| r.series == series) {
@@ -129,5 +90,327 @@ fn line(rows: &[&Row], series: &str) -> Vec<(f64, f64)> {
         }
     }
     points.sort_unstable_by_key(|p| p.0);
-    points.into_iter().map(|(x, _, y)| (x.max(1) as f64, y)).collect()
+    points.into_iter().map(|(x, _, y)| (x as f64, y)).collect()
+}
+
+/// Draws these panels, so many beside each other. A series has the same colour in all of them.
+///
+/// # Errors
+/// One sentence if there is nothing to draw, or the file cannot be written.
+pub fn draw_panels(report: &Report, panels: &[Panel], columns: usize, path: &Path) -> Result<(), String> {
+    let panels: Vec<&Panel> = panels.iter().filter(|p| p.series.iter().any(|s| !s.1.is_empty())).collect();
+    if panels.is_empty() {
+        return Err("nothing to draw: no operation was measured at more than one size".into());
+    }
+    let mut names: Vec<&str> = Vec::new();
+    for (name, _) in panels.iter().flat_map(|panel| &panel.series) {
+        if !names.contains(&&name[..]) {
+            names.push(name);
+        }
+    }
+    let columns = panels.len().min(columns);
+    let lines = panels.len().div_ceil(columns);
+    let title = format!("rem bench {} on {}", report.bench, report.machine);
+    // One panel is narrower than a title that names the machine.
+    let width = (WIDTH * columns as u32).max(text_width(&title, TITLE) + 2 * TITLE);
+    let size = (width, HEIGHT * lines as u32 + 30);
+    let fault = |e: String| format!("cannot draw {}: {e}", path.display());
+    let root = SVGBackend::new(path, size).into_drawing_area();
+    root.fill(&WHITE).map_err(|e| fault(e.to_string()))?;
+    let titled = root.titled(&title, ("sans-serif", TITLE)).map_err(|e| fault(e.to_string()))?;
+    for (area, panel) in titled.split_evenly((lines, columns)).iter().zip(panels) {
+        draw_panel(area, panel, &names).map_err(|e| fault(e.to_string()))?;
+    }
+    root.present().map_err(|e| fault(e.to_string()))
+}
+
+/// Pixels of a panel.
+const WIDTH: u32 = 460;
+const HEIGHT: u32 = 350;
+/// Heights of letters, in pixels.
+const TITLE: u32 = 14;
+const CAPTION: u32 = 15;
+const SMALL: u32 = 11;
+/// Of a line of the legend.
+const ROW: u32 = 15;
+/// The line before a name of the legend, and what is free around it.
+const SAMPLE: u32 = 18;
+const GAP: u32 = 14;
+
+/// Colours that people with any kind of sight tell apart (Okabe and Ito), and some more.
+const COLOURS: [RGBColor; 12] = [
+    RGBColor(0, 114, 178),
+    RGBColor(213, 94, 0),
+    RGBColor(0, 158, 115),
+    RGBColor(204, 121, 167),
+    RGBColor(230, 159, 0),
+    RGBColor(86, 180, 233),
+    RGBColor(60, 60, 60),
+    RGBColor(128, 80, 40),
+    RGBColor(120, 94, 240),
+    RGBColor(180, 180, 20),
+    RGBColor(150, 150, 150),
+    RGBColor(0, 70, 70),
+];
+
+/// Pixels that a text takes at most: no letter of a sans-serif face is on average wider than 0.6 of its height.
+fn text_width(text: &str, height: u32) -> u32 {
+    (text.chars().count() as u32 * height * 6).div_ceil(10)
+}
+
+/// Where each name of a legend goes: its line, and how far from the left. As many lines as it takes.
+fn legend(names: &[&str], width: u32) -> Vec<(u32, u32)> {
+    let (mut line, mut at) = (0, 0);
+    let mut places = Vec::with_capacity(names.len());
+    for name in names {
+        let takes = SAMPLE + 4 + text_width(name, SMALL) + GAP;
+        if at > 0 && at + takes > width {
+            (line, at) = (line + 1, 0);
+        }
+        places.push((line, at));
+        at += takes;
+    }
+    places
+}
+
+type Fault<'a> = Box<dyn std::error::Error + 'a>;
+type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
+
+fn draw_panel<'a>(area: &Area<'a>, panel: &Panel, all: &[&str]) -> Result<(), Fault<'a>> {
+    let colour = |name: &str| {
+        let index = all.iter().position(|other| *other == name).unwrap_or_default();
+        COLOURS[index % COLOURS.len()]
+    };
+    let area = area.margin(6, 4, 8, 12).titled(&panel.caption, ("sans-serif", CAPTION))?;
+    let present: Vec<&Line> = panel.series.iter().filter(|s| !s.1.is_empty()).collect();
+    let mut names: Vec<&str> = present.iter().map(|(name, _)| &name[..]).collect();
+    if !panel.shaded.is_empty() {
+        names.push(panel.shade);
+    }
+    let places = legend(&names, area.dim_in_pixel().0.saturating_sub(GAP));
+    let rows = places.last().map_or(0, |(line, _)| line + 1);
+    let (above, below) = area.split_vertically(rows * ROW + 4);
+    for (name, (line, at)) in names.iter().zip(places) {
+        let (x, y) = ((GAP + at) as i32, (line * ROW + ROW / 2) as i32);
+        let shade = !panel.shaded.is_empty() && *name == panel.shade;
+        let (fill, half) = match (shade, &panel.x) {
+            (true, _) => (SHADE, 5),
+            (false, Axis::Names(_)) => (colour(name).mix(1.0), 5),
+            (false, _) => (colour(name).mix(1.0), 1),
+        };
+        above.draw(&Rectangle::new([(x, y - half), (x + SAMPLE as i32, y + half)], fill.filled()))?;
+        let text = (x + SAMPLE as i32 + 4, y - SMALL as i32 / 2);
+        above.draw(&Text::new((*name).to_owned(), text, ("sans-serif", SMALL)))?;
+    }
+    let (xs, ys) = (Scale::of_x(panel), Scale::of_y(panel));
+    let named = matches!(panel.x, Axis::Names(_));
+    let mut chart = ChartBuilder::on(&below)
+        .x_label_area_size(if named { 20 } else { 34 })
+        .y_label_area_size(58)
+        .build_cartesian_2d(xs.axis(), ys.axis())?;
+    {
+        let (word_of_x, word_of_y) = (|at: &f64| xs.word(*at), |at: &f64| ys.word(*at));
+        let mut mesh = chart.configure_mesh();
+        mesh.light_line_style(TRANSPARENT)
+            .x_label_formatter(&word_of_x)
+            .y_label_formatter(&word_of_y)
+            .y_desc(&panel.unit);
+        match &panel.x {
+            Axis::Log(name) | Axis::Linear(name) => mesh.x_desc(name).draw()?,
+            Axis::Names(_) => mesh.disable_x_mesh().draw()?,
+        }
+    }
+    let bottom = ys.low;
+    for (from, to) in &panel.shaded {
+        let corners = [(xs.place(*from), bottom), (xs.place(*to), ys.high)];
+        chart.draw_series([Rectangle::new(corners, SHADE.filled())])?;
+    }
+    for (number, (name, points)) in present.iter().enumerate() {
+        let colour = colour(name);
+        if named {
+            let wide = 0.8 / present.len() as f64;
+            for (x, y) in points {
+                let left = x + 0.1 + wide * number as f64;
+                // What is beyond all measure ends at the top, and says so.
+                let top = if y.is_finite() { ys.place(*y) } else { ys.high };
+                let bar = Rectangle::new([(left, bottom), (left + wide * 0.92, top)], colour.filled());
+                chart.draw_series([bar])?;
+                if !y.is_finite() {
+                    let style = ("sans-serif", SMALL).into_font().color(&BLACK);
+                    chart.draw_series([Text::new("inf", (left, ys.high), style)])?;
+                }
+            }
+        } else {
+            let points: Vec<(f64, f64)> = points.iter().map(|(x, y)| (xs.place(*x), ys.place(*y))).collect();
+            chart.draw_series(LineSeries::new(points.iter().copied(), colour.stroke_width(2)))?;
+            // Many points are a line by themselves.
+            if points.len() <= 32 {
+                chart.draw_series(points.iter().map(|p| Circle::new(*p, 3, colour.filled())))?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Of what is shaded.
+const SHADE: RGBAColor = RGBAColor(120, 120, 120, 0.18);
+
+/// An axis: where a value is on it, and which values are named.
+struct Scale {
+    low: f64,
+    high: f64,
+    log: bool,
+    marks: Vec<f64>,
+    names: Vec<String>,
+    bytes: bool,
+}
+
+impl Scale {
+    fn of_x(panel: &Panel) -> Self {
+        let mut values: Vec<f64> = panel.series.iter().flat_map(|s| &s.1).map(|p| p.0).collect();
+        values.sort_by(f64::total_cmp);
+        values.dedup();
+        let last = values.last().copied().unwrap_or(1.0);
+        let scale = |low, high, log, marks| Self { low, high, log, marks, names: Vec::new(), bytes: false };
+        match &panel.x {
+            Axis::Log(name) => {
+                let place = |x: f64| x.max(1.0).log10();
+                let (low, high) = (place(values.first().copied().unwrap_or(1.0)), place(last));
+                // More labels would run into each other.
+                let step = values.len().div_ceil(9).max(1);
+                let marks = values.iter().step_by(step).map(|x| place(*x)).collect();
+                Self { bytes: name == "bytes", ..scale(low - 0.2, high + 0.2, true, marks) }
+            }
+            Axis::Linear(_) => {
+                let high = last.max(1.0) * 1.03;
+                // What was measured at few places is marked there.
+                let marks = if values.len() <= 6 { values } else { steps(high) };
+                scale(0.0, high, false, marks)
+            }
+            Axis::Names(names) => {
+                let marks = (0..names.len()).map(|n| n as f64 + 0.5).collect();
+                Self { names: names.clone(), ..scale(0.0, names.len() as f64, false, marks) }
+            }
+        }
+    }
+
+    fn of_y(panel: &Panel) -> Self {
+        let values = || panel.series.iter().flat_map(|s| &s.1).map(|p| p.1).filter(|y| y.is_finite());
+        let highest = values().fold(0.0, f64::max);
+        if !panel.log {
+            let high = if highest > 0.0 { highest * 1.08 } else { 1.0 };
+            return Self { low: 0.0, high, log: false, marks: steps(high), names: Vec::new(), bytes: false };
+        }
+        let place = |y: f64| y.max(1e-4).log10();
+        let lowest = values().filter(|y| *y > 0.0).fold(f64::MAX, f64::min).min(highest.max(1e-3));
+        let (low, high) = (place(lowest) - 0.2, place(highest.max(1e-3)) + 0.2);
+        // Powers of ten, and what is between them where there are few.
+        let between: &[f64] = match high - low {
+            span if span < 1.3 => &[1.0, 2.0, 3.0, 5.0, 7.0],
+            span if span < 2.5 => &[1.0, 2.0, 5.0],
+            _ => &[1.0],
+        };
+        let powers = low.floor() as i32..=high.ceil() as i32;
+        let all = powers.flat_map(|power| between.iter().map(move |m| f64::from(power) + m.log10()));
+        let marks = all.filter(|at| (low..=high).contains(at)).collect();
+        Self { low, high, log: true, marks, names: Vec::new(), bytes: false }
+    }
+
+    fn axis(&self) -> Marked {
+        Marked { low: self.low, high: self.high, marks: self.marks.clone() }
+    }
+
+    fn place(&self, value: f64) -> f64 {
+        let place = if self.log { value.max(1e-12).log10() } else { value };
+        place.clamp(self.low, self.high)
+    }
+
+    fn word(&self, at: f64) -> String {
+        if let Some(name) = self.names.get(at as usize) {
+            return name.clone();
+        }
+        let value = if self.log { 10_f64.powf(at) } else { at };
+        if self.bytes {
+            return bytes(value.round() as u64);
+        }
+        let text = figure(value);
+        match text.contains('.') {
+            true => text.trim_end_matches('0').trim_end_matches('.').to_owned(),
+            false => text,
+        }
+    }
+}
+
+/// An axis as plotters sees it: always in proportion, with the marks that were chosen.
+struct Marked {
+    low: f64,
+    high: f64,
+    marks: Vec<f64>,
+}
+
+impl Ranged for Marked {
+    type FormatOption = DefaultFormatting;
+    type ValueType = f64;
+
+    fn map(&self, value: &f64, limit: (i32, i32)) -> i32 {
+        let part = (value - self.low) / (self.high - self.low).max(f64::MIN_POSITIVE);
+        limit.0 + (part * f64::from(limit.1 - limit.0)).round() as i32
+    }
+
+    fn key_points<Hint: KeyPointHint>(&self, _: Hint) -> Vec<f64> {
+        self.marks.clone()
+    }
+
+    fn range(&self) -> Range<f64> {
+        self.low..self.high
+    }
+}
+
+/// About six round values from 0 to this one.
+fn steps(high: f64) -> Vec<f64> {
+    let power = 10_f64.powf((high / 5.0).log10().floor());
+    let step = [1.0, 2.0, 5.0, 10.0].into_iter().map(|m| m * power).find(|step| high / step <= 6.0);
+    let step = step.unwrap_or(high);
+    (0..).map(|n| f64::from(n) * step).take_while(|value| *value <= high).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_legend_has_lines_enough_and_no_two_names_in_one_place() {
+        let names = ["a short one", "one that is a good deal longer", "another", "and one more", "x"];
+        let places = legend(&names, 300);
+        assert!(places.windows(2).all(|pair| pair[0] < pair[1]), "{places:?}");
+        assert!(places.last().expect("five").0 > 0, "they do not fit one line");
+        for (name, (_, at)) in names.iter().zip(&places) {
+            assert!(at + SAMPLE + 4 + text_width(name, SMALL) <= 300, "{name} is cut off");
+        }
+    }
+
+    #[test]
+    fn marks_are_few_and_round() {
+        assert_eq!(steps(103.0), [0.0, 20.0, 40.0, 60.0, 80.0, 100.0]);
+        assert_eq!(steps(0.5).len(), 6);
+        assert_eq!(steps(2060.0), [0.0, 500.0, 1000.0, 1500.0, 2000.0]);
+    }
+
+    fn panel(x: Axis, log: bool, points: &[(f64, f64)]) -> Panel {
+        let series = vec![("a".to_owned(), points.to_vec())];
+        Panel { caption: String::new(), x, unit: "us".into(), log, series, shaded: vec![], shade: "" }
+    }
+
+    #[test]
+    fn a_linear_axis_begins_at_nothing_and_a_logarithmic_one_does_not() {
+        let time = panel(Axis::Linear("ms".into()), false, &[(0.0, 10.0), (500.0, 20.0)]);
+        let (xs, ys) = (Scale::of_x(&time), Scale::of_y(&time));
+        assert_eq!((xs.low, ys.low), (0.0, 0.0));
+        assert!((xs.place(250.0) * 2.0 - xs.place(500.0)).abs() < 1e-9);
+        let sizes = panel(Axis::Log("bytes".into()), true, &[(16.0, 10.0), (4096.0, 20.0)]);
+        let (xs, ys) = (Scale::of_x(&sizes), Scale::of_y(&sizes));
+        assert!((xs.place(256.0) * 2.0 - xs.place(16.0) - xs.place(4096.0)).abs() < 1e-9, "in the middle");
+        assert_eq!(xs.word(xs.place(4096.0)), bytes(4096));
+        assert!(ys.marks.len() >= 3 && ys.place(0.0) == ys.low, "{:?}", ys.marks);
+    }
 }

@@ -101,6 +101,24 @@ impl Samples {
         (weight > 0.0).then(|| sum / weight)
     }
 
+    /// The ratio of two medians, each over all samples whatever the state of the machine was: for when no state has both. `None`
+    /// where one was not measured at all.
+    #[must_use]
+    pub fn ratio_of_all(&self, over: &Key, under: &Key) -> Option<f64> {
+        let all = |key: &Key| {
+            let mut sum: Option<Histogram<u64>> = None;
+            for (_, histogram) in self.kept.iter().filter(|((other, _), _)| other == key) {
+                match &mut sum {
+                    Some(sum) => sum.add(histogram).ok()?,
+                    None => sum = Some(histogram.clone()),
+                }
+            }
+            Some(sum.filter(|sum| !sum.is_empty())?.value_at_quantile(0.5) as f64)
+        };
+        let (over, under) = (all(over)?, all(under)?);
+        (under > 0.0).then(|| over / under)
+    }
+
     /// The median of a point, of the state with the most samples.
     #[must_use]
     pub fn median(&self, key: &Key) -> Option<f64> {
@@ -153,6 +171,18 @@ mod tests {
         assert_eq!(samples.ratio(&key("a"), &key("b")), None);
         samples.add(&key("b"), State::Near, State::Near, [1.0; 10]);
         assert!((samples.ratio(&key("a"), &key("b")).unwrap() - 2.0).abs() < 0.01);
+    }
+
+    #[test]
+    fn without_a_common_state_all_samples_are_taken_if_that_is_asked_for() {
+        let mut samples = Samples::default();
+        samples.add(&key("a"), State::Near, State::Near, [2.0; 10]);
+        samples.add(&key("b"), State::Far, State::Far, [1.0; 10]);
+        samples.add(&key("b"), State::Unclear, State::Unclear, [4.0; 30]);
+        assert_eq!(samples.ratio(&key("a"), &key("b")), None);
+        let all = samples.ratio_of_all(&key("a"), &key("b")).expect("both were measured");
+        assert!((all - 0.5).abs() < 0.01, "{all}");
+        assert_eq!(samples.ratio_of_all(&key("a"), &key("c")), None);
     }
 
     #[test]

@@ -90,6 +90,9 @@ impl Bench<'_> {
         drop(handles);
         self.servers.get_mut(&Series::Erda).ok_or("the server is gone")?.close()?;
         self.timeline(mix, &measured, time);
+        let ms = |at: u64| at as f64 / 1e6;
+        let shown = intervals.iter().map(|(from, to)| [ms(*from), ms(*to)]).collect();
+        self.intervals.insert(over_time(mix), shown);
         Ok(self.split(mix, &measured, &intervals, time))
     }
 

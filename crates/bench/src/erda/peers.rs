@@ -95,8 +95,19 @@ pub(super) fn memcached() -> Result<Process, String> {
     start(command, &port, None, |to| std::net::TcpStream::connect(to).map(drop).map_err(|e| e.to_string()))
 }
 
-/// Our gateway to a store, as its users start it.
+/// Our gateway to a store that is served elsewhere, as its users start it.
 pub(super) fn gateway(program: &Path, store: SocketAddr) -> Result<Process, String> {
+    listening(program, &[&store.to_string()], None)
+}
+
+/// Our gateway with a store of its own in `dir`, which is made and goes with it.
+pub(super) fn gateway_and_store(program: &Path, dir: PathBuf, size: u64) -> Result<Process, String> {
+    std::fs::create_dir_all(&dir).map_err(|e| format!("{} cannot be made: {e}", dir.display()))?;
+    let file = dir.join("store").display().to_string();
+    listening(program, &["--store", &file, "--size", &size.to_string()], Some(dir))
+}
+
+fn listening(program: &Path, store: &[&str], dir: Option<PathBuf>) -> Result<Process, String> {
     let known = Command::new(program)
         .args(["kv", "gateway", "--help"])
         .stdout(Stdio::null())
@@ -108,8 +119,8 @@ pub(super) fn gateway(program: &Path, store: SocketAddr) -> Result<Process, Stri
     }
     let port = free_port()?.to_string();
     let mut command = Command::new(program);
-    command.args(["kv", "gateway", &store.to_string(), "--listen", &format!("127.0.0.1:{port}")]);
-    start(command, &port, None, |to| Redis::connect(to, false, "gateway").and_then(|mut redis| redis.ping()))
+    command.args(["kv", "gateway"]).args(store).args(["--listen", &format!("127.0.0.1:{port}")]);
+    start(command, &port, dir, |to| Redis::connect(to, false, "gateway").and_then(|mut redis| redis.ping()))
 }
 
 fn start(

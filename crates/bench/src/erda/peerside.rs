@@ -15,6 +15,7 @@ use super::protocol::{Carrier, Open, Served};
 use super::server::Server;
 use super::tcp::{Memcached, Redis};
 use super::{Bench, Effort, Native, agent, connecting, load_of, sound, table1};
+use crate::machine::State;
 use crate::samples::{Key, Metric};
 
 /// Where data lies.
@@ -27,7 +28,7 @@ pub(super) enum Place {
 }
 
 impl Place {
-    const ALL: [Self; 2] = [Self::Tmpfs, Self::Disk];
+    pub(super) const ALL: [Self; 2] = [Self::Tmpfs, Self::Disk];
 
     pub(super) const fn name(self) -> &'static str {
         match self {
@@ -41,7 +42,10 @@ impl Place {
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) enum Who {
     Native(Carrier),
+    /// To a server elsewhere on this host.
     Gateway,
+    /// With the store in its own process.
+    GatewayAndStore,
     Redis(Fsync),
     Memcached,
 }
@@ -50,6 +54,7 @@ impl Who {
     fn at(place: Place) -> Vec<Self> {
         let mut all = vec![Self::Native(Carrier::Udp), Self::Native(Carrier::Shm)];
         all.extend(Fsync::ALL.map(Self::Redis));
+        all.push(Self::GatewayAndStore);
         if place == Place::Tmpfs {
             all.extend([Self::Gateway, Self::Memcached]);
         }
@@ -60,13 +65,14 @@ impl Who {
         match self {
             Self::Native(carrier) => format!("native, {}", carrier.word()),
             Self::Gateway => "gateway".into(),
+            Self::GatewayAndStore => "gateway and store".into(),
             Self::Redis(fsync) => format!("Redis, {}", fsync.word()),
             Self::Memcached => "memcached".into(),
         }
     }
 
     const fn speaks_resp(self) -> bool {
-        matches!(self, Self::Gateway | Self::Redis(_))
+        matches!(self, Self::Gateway | Self::GatewayAndStore | Self::Redis(_))
     }
 }
 
@@ -78,7 +84,7 @@ pub(super) enum Deed {
 }
 
 impl Deed {
-    const ALL: [Self; 2] = [Self::Get, Self::Put];
+    pub(super) const ALL: [Self; 2] = [Self::Get, Self::Put];
 
     pub(super) const fn word(self) -> &'static str {
         match self {
@@ -105,6 +111,12 @@ pub(super) fn benchmarked(place: Place, deed: Deed, who: Who, shape: Shape, valu
     let op = format!("{} on {}, redis-benchmark {}", deed.word(), place.name(), shape.words());
     Key { op, x: value as u64, series: who.name(), metric: Metric::Rate }
 }
+
+/// How often a burst of a peer is measured before its state of the machine is called unclear.
+const TRIES: u32 = 3;
+
+/// Bytes of a store.
+const SIZE: u64 = 64 << 20;
 
 /// Bytes of a value.
 pub(super) const SIZES: [usize; 2] = [64, 1024];
@@ -249,7 +261,7 @@ fn start(
                 key: table1::KEY,
                 value: 64,
                 keys: bench.options.effort.records(),
-                size: 64 << 20,
+                size: SIZE,
                 busy_us: 0,
             };
             let (addr, _) = server.open(&open)?;
@@ -261,6 +273,7 @@ fn start(
             return Ok(peer);
         }
         Who::Gateway => peers::gateway(&bench.options.program, native.ok_or("there is no store for it")?)?,
+        Who::GatewayAndStore => peers::gateway_and_store(&bench.options.program, own, SIZE)?,
         Who::Redis(fsync) => {
             peer._dir = Some(Directory(own.clone()));
             peers::redis(own, fsync)?
@@ -270,9 +283,8 @@ fn start(
     peer.addr = process.addr();
     peer.handles.push(match who {
         Who::Memcached => Box::new(Memcached::connect(peer.addr, true)?),
-        _ => {
-            Box::new(Redis::connect(peer.addr, true, if who == Who::Gateway { "gateway" } else { "Redis" })?)
-        }
+        Who::Gateway | Who::GatewayAndStore => Box::new(Redis::connect(peer.addr, true, "gateway")?),
+        _ => Box::new(Redis::connect(peer.addr, true, "Redis")?),
     });
     peer._process = Some(process);
     Ok(peer)
@@ -289,38 +301,53 @@ fn measure(bench: &mut Bench<'_>, peer: &mut Peer, value: usize) -> Result<(), S
         let slow = place == Place::Disk && deed == Deed::Put && effort == Effort::Full;
         let time = effort.burst() * if slow { 6 } else { 2 };
         let load = load_of(mix, value, records, time);
-        bench.state = bench.probe();
-        let measured = load::run(&load, &mut peer.handles, &AtomicBool::new(false))?;
-        let (from, to) = bench.states();
+        let (measured, state) =
+            steady(bench, || load::run(&load, &mut peer.handles, &AtomicBool::new(false)))?;
         sound(&load, &measured)?;
         let all = load::together(&load, &measured).latency;
         let each = all.iter_recorded().flat_map(|v| {
             std::iter::repeat_n(v.value_iterated_to() as f64 / 1e3, v.count_since_last_iteration() as usize)
         });
-        bench.samples.add(&spinning(place, deed, who, value), from, to, each);
+        bench.samples.add(&spinning(place, deed, who, value), state, state, each);
         if let Some(store) = &mut peer.store {
-            let rate = sixteen(store, deed, value, records, time)?;
-            let (from, to) = bench.states();
-            bench.samples.add(&together(place, deed, who, value), from, to, [rate]);
+            let (rate, state) = steady(bench, || sixteen(store, deed, value, records, time))?;
+            bench.samples.add(&together(place, deed, who, value), state, state, [rate]);
         }
     }
     if !who.speaks_resp() || peers::find("redis-benchmark").is_none() {
         return Ok(());
     }
     for shape in Shape::ALL {
-        bench.state = bench.probe();
         let requests = requests(effort, place, who, shape);
-        let said = peers::redis_benchmark(peer.addr, shape, value, records, requests)?;
-        let (from, to) = bench.states();
+        let (said, state) =
+            steady(bench, || peers::redis_benchmark(peer.addr, shape, value, records, requests))?;
         for one in said {
             let deed = if one.test == "GET" { Deed::Get } else { Deed::Put };
             let key = benchmarked(place, deed, who, shape, value);
-            bench.samples.add(&key, from, to, [one.rate / 1e6]);
+            bench.samples.add(&key, state, state, [one.rate / 1e6]);
             let latency = Key { metric: Metric::Latency, ..key };
-            bench.samples.add(&latency, from, to, [one.p50_us]);
+            bench.samples.add(&latency, state, state, [one.p50_us]);
         }
     }
     Ok(())
+}
+
+/// Measures until the machine was in one state all the while, or too often: each peer has a burst or two in a quick run, and would
+/// else have no figure at all. Then the state is unclear.
+fn steady<T>(
+    bench: &mut Bench<'_>,
+    mut measure: impl FnMut() -> Result<T, String>,
+) -> Result<(T, State), String> {
+    let mut tries = 0;
+    loop {
+        bench.state = bench.probe();
+        let measured = measure()?;
+        let (from, to) = bench.states();
+        tries += 1;
+        if from == to || tries == TRIES {
+            return Ok((measured, if from == to { from } else { State::Unclear }));
+        }
+    }
 }
 
 /// Millions of operations a second, sixteen keys at a time.

@@ -13,7 +13,7 @@ use super::protocol::Carrier;
 use super::{Bench, Figure, Part, Series, key, table1, title};
 use crate::claims::{Claim, Verdict, times};
 use crate::report::{Bar, Sense, figure};
-use crate::samples::Key;
+use crate::samples::{Key, Samples};
 
 /// Ratios at several points: which were found.
 struct Ratios(Vec<f64>);
@@ -103,49 +103,72 @@ fn threads(bench: &Bench<'_>, bars: &mut Vec<Bar>) {
 }
 
 fn peers(bench: &Bench<'_>, bars: &mut Vec<Bar>) {
-    let ratio = |over: &Key, under: &Key| bench.samples.ratio(over, under);
+    let mut bar = |name: String, over: &Key, under: &Key, sense, limit| {
+        bars.push(beside(&bench.samples, name, over, under, sense, limit));
+    };
     let natives = [Carrier::Udp, Carrier::Shm].map(Who::Native);
     for value in peerside::SIZES {
         let at = |place, deed, who| peerside::spinning(place, deed, who, value);
+        let (no, always) = (Who::Redis(Fsync::No), Who::Redis(Fsync::Always));
         for native in natives {
-            let name = native.name();
-            let (place, redis) = (Place::Tmpfs, Who::Redis(Fsync::No));
-            bars.push(Bar::new(
+            let (name, place) = (native.name(), Place::Tmpfs);
+            bar(
                 format!("GET latency, {value} B, spinning: {name} / Redis"),
-                ratio(&at(place, Deed::Get, native), &at(place, Deed::Get, redis)),
+                &at(place, Deed::Get, native),
+                &at(place, Deed::Get, no),
                 Sense::AtMost,
                 0.5,
-            ));
-            let always = Who::Redis(Fsync::Always);
-            bars.push(Bar::new(
+            );
+            bar(
                 format!("durable PUT on a disk, {value} B: Redis always / {name}"),
-                ratio(&at(Place::Disk, Deed::Put, always), &at(Place::Disk, Deed::Put, native)),
+                &at(Place::Disk, Deed::Put, always),
+                &at(Place::Disk, Deed::Put, native),
                 Sense::AtLeast,
                 10.0,
-            ));
-            bars.push(Bar::new(
+            );
+            bar(
                 format!("PUT on tmpfs, {value} B: {name} / Redis always"),
-                ratio(&at(place, Deed::Put, native), &at(place, Deed::Put, always)),
+                &at(place, Deed::Put, native),
+                &at(place, Deed::Put, always),
                 Sense::AtMost,
                 1.0,
-            ));
+            );
         }
         let get = |who| at(Place::Tmpfs, Deed::Get, who);
-        bars.push(Bar::new(
-            format!("GET latency, {value} B, spinning: gateway / Redis"),
-            ratio(&get(Who::Gateway), &get(Who::Redis(Fsync::No))),
-            Sense::AtMost,
-            1.0,
-        ));
-        for shape in Shape::ALL {
-            let of = |who| peerside::benchmarked(Place::Tmpfs, Deed::Get, who, shape, value);
-            bars.push(Bar::new(
-                format!("GET rate, {value} B, redis-benchmark {}: gateway / Redis", shape.words()),
-                ratio(&of(Who::Gateway), &of(Who::Redis(Fsync::No))),
-                Sense::AtLeast,
+        for gateway in [Who::Gateway, Who::GatewayAndStore] {
+            let name = gateway.name();
+            bar(
+                format!("GET latency, {value} B, spinning: {name} / Redis"),
+                &get(gateway),
+                &get(no),
+                Sense::AtMost,
                 1.0,
-            ));
+            );
+            for shape in Shape::ALL {
+                let of = |who| peerside::benchmarked(Place::Tmpfs, Deed::Get, who, shape, value);
+                bar(
+                    format!("GET rate, {value} B, redis-benchmark {}: {name} / Redis", shape.words()),
+                    &of(gateway),
+                    &of(no),
+                    Sense::AtLeast,
+                    1.0,
+                );
+            }
         }
+    }
+}
+
+/// A bar over two medians of the same state of the machine; if there is no such state, over all samples, which it says.
+fn beside(samples: &Samples, name: String, over: &Key, under: &Key, sense: Sense, limit: f64) -> Bar {
+    match (samples.ratio(over, under), samples.ratio_of_all(over, under)) {
+        (Some(ratio), _) => Bar::new(name, Some(ratio), sense, limit),
+        (None, Some(ratio)) => Bar::new(
+            format!("{name} (the machine was never in one state for both)"),
+            Some(ratio),
+            sense,
+            limit,
+        ),
+        (None, None) => Bar::new(name, None, sense, limit),
     }
 }
 
@@ -362,4 +385,26 @@ fn bytes_claims(bench: &Bench<'_>, claims: &mut Vec<Claim>) {
             times(ratio(table1::Who::Ours(Mode::Durable))),
         ),
     ));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::machine::State;
+
+    #[test]
+    fn a_bar_beside_a_peer_has_a_value_whenever_both_were_measured_and_says_of_which_states() {
+        let at = |who| peerside::spinning(Place::Tmpfs, Deed::Get, who, 64);
+        let (ours, redis) = (at(Who::Native(Carrier::Udp)), at(Who::Redis(Fsync::No)));
+        let mut samples = Samples::default();
+        let bar = |samples: &Samples| beside(samples, "GET".into(), &ours, &redis, Sense::AtMost, 0.5);
+        samples.add(&ours, State::Near, State::Near, [2.0; 10]);
+        assert_eq!(bar(&samples).value, None);
+        samples.add(&redis, State::Far, State::Far, [8.0; 10]);
+        let mixed = bar(&samples);
+        assert!(mixed.holds && mixed.name.contains("never in one state"), "{mixed:?}");
+        samples.add(&redis, State::Near, State::Near, [2.5; 10]);
+        let same = bar(&samples);
+        assert!(!same.holds && same.name == "GET", "{same:?}");
+    }
 }
