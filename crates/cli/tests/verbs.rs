@@ -82,6 +82,11 @@ fn what_cannot_run_is_told_in_one_sentence_with_the_status_of_env() {
     };
     told(&["--", "no-such-program"], 127, "there is no program no-such-program");
     told(&["--", "/etc/passwd"], 126, "cannot be run");
+    told(
+        &["--capture", "/no/such/c.pcapng", "--", "true"],
+        1,
+        "there is no directory /no/such for the capture",
+    );
     told(&["--device", "rem_nosuch", "--", "true"], 1, "there is no device rem_nosuch; this host has ");
 
     let nowhere = tempfile::tempdir().expect("a directory");

@@ -189,6 +189,12 @@ fn settings(args: &Args, libraries: &Path) -> Result<Vec<(&'static str, OsString
         // The program may change its directory before it opens a device.
         let file = std::path::absolute(file)
             .context(|| format!("the capture file {} has no place", file.display()))?;
+        if let Some(place) = file.parent().filter(|place| !place.is_dir()) {
+            return Err(Fail::new(format!(
+                "there is no directory {} for the capture: make it, or name another file",
+                place.display()
+            )));
+        }
         all.push(("REMANENCE_CAPTURE", file.into()));
     }
     if let Some(Share(loss)) = &args.loss {
