@@ -100,7 +100,7 @@ pub(super) fn gateway(program: &Path, store: SocketAddr) -> Result<Process, Stri
     listening(program, &[&store.to_string()], None)
 }
 
-/// Our gateway with a store of its own in `dir`, which is made and goes with it.
+/// Our gateway with a store of its own in `dir`, which is made.
 pub(super) fn gateway_and_store(program: &Path, dir: PathBuf, size: u64) -> Result<Process, String> {
     std::fs::create_dir_all(&dir).map_err(|e| format!("{} cannot be made: {e}", dir.display()))?;
     let file = dir.join("store").display().to_string();

@@ -273,7 +273,11 @@ fn start(
             return Ok(peer);
         }
         Who::Gateway => peers::gateway(&bench.options.program, native.ok_or("there is no store for it")?)?,
-        Who::GatewayAndStore => peers::gateway_and_store(&bench.options.program, own, SIZE)?,
+        Who::GatewayAndStore => {
+            // Before anything can fail: it goes with the peer.
+            peer._dir = Some(Directory(own.clone()));
+            peers::gateway_and_store(&bench.options.program, own, SIZE)?
+        }
         Who::Redis(fsync) => {
             peer._dir = Some(Directory(own.clone()));
             peers::redis(own, fsync)?
