@@ -63,7 +63,7 @@ pub struct Config {
     pub ecn: bool,
     /// Advertise receive WQEs as end-to-end credits.
     pub credits: bool,
-    /// How long an ACK may wait for a request to ride with, where the habit of the QP says that one will follow at once; zero: not
+    /// How long the ACK of a plain WRITE may wait for a WRITE of ours to ride with, where the habit of the QP says that one will follow at once; zero: not
     /// at all. Far less than the local CA ACK delay that the device declares.
     pub ack_ride: Duration,
     /// Packets in flight on one QP at most, and at first.

@@ -88,11 +88,11 @@ pub struct Stats {
     pub rx_cnp: u64,
     /// Packets that arrived marked as having met congestion.
     pub rx_ecn_marked: u64,
-    /// ACKs that had to wait for a request of ours to leave with.
+    /// ACKs of plain WRITEs that had to wait for a WRITE of ours to leave with.
     pub acks_deferred: u64,
-    /// ACKs that left in one train with requests of ours, whether they had waited or not.
+    /// Those of them that left in one train with it.
     pub acks_ridden: u64,
-    /// ACKs that waited for such a request in vain.
+    /// Those that waited in vain.
     pub acks_in_vain: u64,
     /// Dropped packets by reason, in the order of [`DropReason::ALL`].
     pub dropped: [u64; DropReason::ALL.len()],
