@@ -24,13 +24,18 @@ const BANNED: &[(&str, &str)] = &[
     (concat!("/wo", "rk/"), "a machine path"),
 ];
 
-pub(crate) fn run() -> Result<(), String> {
+/// The sources' files, relative to the root, each with a NUL behind it: what git knows, or would take.
+pub(crate) fn listing() -> Result<String, String> {
     let output = Command::new("git")
         .args(["ls-files", "-z", "--cached", "--others", "--exclude-standard"])
         .current_dir(root())
         .output()
         .map_err(|e| format!("git ls-files: {e}"))?;
-    let listing = String::from_utf8_lossy(&output.stdout).into_owned();
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+pub(crate) fn run() -> Result<(), String> {
+    let listing = listing()?;
     let mut faults = Vec::new();
     for name in listing.split('\0').filter(|n| is_source(n)) {
         let Ok(text) = fs::read_to_string(root().join(name)) else { continue };

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-use crate::{deps, root};
+use crate::{deps, root, tidy};
 use table::{Mutation, Test};
 
 /// Test programs that take longer have stopped for good. They take seconds.
@@ -115,12 +115,7 @@ impl Tree {
     fn lay_out() -> Result<Self, String> {
         let base = deps::target()?.join("mutate");
         let tree = Self { at: base.join("tree"), target: base.join("target") };
-        let output = Command::new("git")
-            .args(["ls-files", "-z", "--cached", "--others", "--exclude-standard"])
-            .current_dir(root())
-            .output()
-            .map_err(|e| format!("git ls-files: {e}"))?;
-        let listing = String::from_utf8_lossy(&output.stdout).into_owned();
+        let listing = tidy::listing()?;
         let names: BTreeSet<PathBuf> =
             listing.split('\0').filter(|n| !n.is_empty()).map(PathBuf::from).collect();
         for name in &names {
