@@ -55,7 +55,7 @@ impl Shared {
     /// Takes the device lock for a turn.
     pub(crate) fn turn(&self) -> Turn<'_> {
         let driver = self.lock.lock();
-        Turn::new(driver, self.clock.now())
+        Turn::new(driver, &self.clock)
     }
 }
 
@@ -336,7 +336,7 @@ impl Context {
     pub fn part(&self) {
         const PATIENCE: Duration = Duration::from_millis(300);
         if let Some(driver) = self.handle.lock.lock_within(PATIENCE) {
-            let mut turn = Turn::new(driver, self.handle.clock.now());
+            let mut turn = Turn::new(driver, &self.handle.clock);
             let now = turn.now;
             turn.part(now);
         }

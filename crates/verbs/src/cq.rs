@@ -124,7 +124,7 @@ impl Cq {
             driver.count_polls(1);
             return Ok(n);
         }
-        let mut turn = Turn::new(driver, shared.clock.now());
+        let mut turn = Turn::new(driver, &shared.clock);
         turn.poll();
         let n = turn.device.poll_cq(inner.raw, out, max)?;
         if n == 0 {
@@ -148,7 +148,7 @@ impl Cq {
             let (n, serve) = inner.beside.take(out, max);
             if n > 0 {
                 if serve && let Some(driver) = shared.lock.try_lock() {
-                    let mut turn = Turn::new(driver, shared.clock.now());
+                    let mut turn = Turn::new(driver, &shared.clock);
                     turn.poll();
                 }
                 return Ok(n);
@@ -167,7 +167,7 @@ impl Cq {
             driver.count_polls(1);
             return Ok(n);
         }
-        let mut turn = Turn::new(driver, shared.clock.now());
+        let mut turn = Turn::new(driver, &shared.clock);
         turn.poll();
         self.poll_under_lock(&mut turn, out, max)
     }

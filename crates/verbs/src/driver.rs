@@ -18,6 +18,7 @@ use remanence_wire::{Gid, Qpn};
 
 use crate::abandon;
 use crate::channel::{CqEvent, EventQueue};
+use crate::clock::Clock;
 use crate::cm::Connections;
 use crate::context::DeviceEvent;
 use crate::error::Error;
@@ -28,6 +29,12 @@ use crate::wake::Bell;
 
 /// Sends of one turn, each up to 64 KiB: then somebody must look at what came in, or the socket buffer overflows.
 const SENDS_PER_TURN: usize = 16;
+
+/// Posts and sends after which a consumer that posts looks at what came in.
+const POSTS_UNSEEN: usize = 32;
+
+/// Bytes in and out of one turn from which it may have taken longer than a poller may leave between its polls.
+const LABORIOUS: usize = 8 << 10;
 
 /// Turns before a device is left for good, for what has arrived.
 const LAST_TURNS: usize = 16;
@@ -126,6 +133,10 @@ pub(crate) struct Driver {
     more: bool,
     /// The last turn received several datagrams at once.
     crowded: bool,
+    /// Bytes that came and left in this turn.
+    moved: usize,
+    /// Posts and sends since somebody looked at what came in.
+    unseen: usize,
     /// The link was told that somebody waits on it, and not yet that nobody does any more.
     armed: bool,
     /// The link does not work any more; packets are lost as on a cut cable.
@@ -165,6 +176,8 @@ impl Driver {
             full: false,
             more: false,
             crowded: false,
+            moved: 0,
+            unseen: 0,
             armed: false,
             failed: false,
             routes: HashMap::new(),
@@ -217,6 +230,7 @@ impl Driver {
 
     fn receive(&mut self, now: Instant) -> bool {
         self.crowded = false;
+        self.unseen = 0;
         if self.failed {
             return false;
         }
@@ -224,8 +238,9 @@ impl Driver {
             self.armed = false;
             self.link.wait_is_over();
         }
-        let Self { device, memory, link, .. } = self;
+        let Self { device, memory, link, moved, .. } = self;
         let received = link.recv(&mut |datagram| {
+            *moved += datagram.payload.len();
             let meta = RxMeta {
                 src: datagram.src.ip(),
                 dst: datagram.dst_ip,
@@ -274,6 +289,7 @@ impl Driver {
             self.link.send(&out)?;
             self.refused = None;
             *sent = true;
+            self.count_send(&out);
         }
         for _ in 0..SENDS_PER_TURN {
             // Asked each time: a link may find out that its offload does not work.
@@ -303,9 +319,15 @@ impl Driver {
                 return Err(e);
             }
             *sent = true;
+            self.count_send(&out);
         }
         self.more = true;
         Ok(())
+    }
+
+    const fn count_send(&mut self, out: &Outgoing) {
+        self.moved += out.len;
+        self.unseen += 1;
     }
 
     fn flush(&mut self, sent: bool) -> io::Result<()> {
@@ -556,9 +578,9 @@ impl Driver {
         WaiterId(u32::try_from(slot).expect("threads are fewer"))
     }
 
-    pub(crate) fn waiter_left(&mut self, now: Instant, id: WaiterId) {
+    pub(crate) fn waiter_left(&mut self, now: Instant, id: WaiterId, found: bool) {
         self.waiters[id.0 as usize] = None;
-        let kick = self.handover.waiter_left(now, id);
+        let kick = self.handover.waiter_left(now, id, found);
         self.kick(kick);
     }
 
@@ -585,15 +607,21 @@ impl Driver {
 /// The device lock, held, and the time of the turn. Settles when it ends.
 pub(crate) struct Turn<'a> {
     driver: MutexGuard<'a, Driver>,
+    clock: &'a Clock,
     pub(crate) now: Instant,
     pub(crate) me: Option<WaiterId>,
+    /// A consumer posts.
+    posts: bool,
+    /// A consumer polls, or posts in a row of polls.
+    polls: bool,
     /// Nothing was changed that must be settled.
     idle: bool,
 }
 
 impl<'a> Turn<'a> {
-    pub(crate) fn new(driver: MutexGuard<'a, Driver>, now: Instant) -> Self {
-        Self { driver, now, me: None, idle: false }
+    pub(crate) fn new(mut driver: MutexGuard<'a, Driver>, clock: &'a Clock) -> Self {
+        driver.moved = 0;
+        Self { driver, clock, now: clock.now(), me: None, posts: false, polls: false, idle: false }
     }
 
     pub(crate) fn drive(&mut self) -> bool {
@@ -607,10 +635,17 @@ impl<'a> Turn<'a> {
         self.driver.handover.found(now);
     }
 
-    /// The turn of a consumer that posts.
+    /// The turn of a consumer that posts; said before each request of a list.
     pub(crate) fn posts(&mut self) {
         let now = self.now;
-        self.driver.handover.posted(now);
+        let first = !std::mem::replace(&mut self.posts, true);
+        self.polls = self.driver.handover.posted(now);
+        if first && self.driver.unseen >= POSTS_UNSEEN {
+            // Who posts on and on may keep the progress thread off the link; and the window opens with what comes in. Not within
+            // a list, whose packets leave together.
+            self.driver.drive(now);
+        }
+        self.driver.unseen += 1;
     }
 
     /// The turn of a poller, who changes nothing else. Says whether there was anything to do.
@@ -618,6 +653,10 @@ impl<'a> Turn<'a> {
         let now = self.now;
         self.driver.polled(now);
         let worked = self.driver.drive(now);
+        self.polls = worked;
+        if worked {
+            self.driver.handover.took();
+        }
         self.idle = !worked;
         worked
     }
@@ -641,6 +680,10 @@ impl Drop for Turn<'_> {
     fn drop(&mut self) {
         if !self.idle && !std::thread::panicking() {
             self.driver.settle(self.now, self.me);
+            if self.polls && self.driver.moved >= LABORIOUS {
+                let end = self.clock.now();
+                self.driver.handover.drove_until(self.now, end);
+            }
         }
     }
 }

@@ -15,7 +15,8 @@
 //! watches; the others are on the *bench*, where they sleep until whoever drives has something for them. The seat is for
 //! a *warm* waiter, whose thread found what it waited for the last time: a server that waits for requests in one thread and for
 //! connections in another would else pay two switches of threads for each request. A *cold* one makes room, and takes the
-//! seat only when no warm one has left it lately.
+//! seat only when no warm one has left it lately. Who has the seat while others find what they wait for, and it does
+//! not, cools down.
 //!
 //! The progress thread is in one of these
 //! states, and every change of state happens under the device lock:
@@ -114,8 +115,25 @@ const POLLER_AFTER_MAX: Duration = Duration::from_millis(100);
 const ANSWERS: u64 = 16;
 const ANSWERS_HELD_UP: u64 = 2;
 
+/// A packet that the progress thread is woken for, and that a consumer polled for this lately, would have been that
+/// consumer's: it takes the progress thread some microseconds to run, and longer where it has to push the poller itself off their core.
+const IN_TIME: Duration = Duration::from_micros(10);
+
+/// Packets in a row polled for in time that make up for a distrust, at first and at most: it takes twice as many after a
+/// trust that paid for less than [`TRUST_PAID`], and half as many after one that did.
+const IN_TIME_MIN: u32 = 16;
+const IN_TIME_MAX: u32 = 1 << 14;
+const TRUST_PAID: u64 = 256;
+
+/// Packets that polls took since a peer last had to wait, which save from a distrust: whoever polls for that many and misses
+/// one was held up.
+const TAKEN_HELD_UP: u64 = 64;
+
 /// A waiter that watched this long without leaving is trusted to do so for long: the progress thread parks.
 const PARK_AFTER: Duration = Duration::from_millis(20);
+
+/// Who sees to the link for others this often, and finds nothing of its own, is cold.
+const FOUND_ON_BENCH: u32 = 4;
 
 /// While there was work this recently the watcher limits its sleep to [`RECENT_SLEEP`], so that the retransmission
 /// timers of fresh requests do not each need a kick.
@@ -214,6 +232,10 @@ impl SpinBudget {
     const MIN: Duration = Duration::from_micros(5);
     /// Of this many short silences, one is spent on trying: 2 % of the time when it is in vain.
     const EVERY_MAX: u32 = 64;
+    /// A silence that was slept through lasted longer by our own wake-up, and maybe by the peer's, than it would have lasted under
+    /// somebody who spins: up to so many times [`MAX`](Self::MAX) it may have been a short one. (54 us was measured, on a virtual
+    /// machine, for what takes 6 us where both spin.)
+    const SLEPT: u32 = 4;
 
     pub(crate) fn new(pace: Pace) -> Self {
         Self { pace, now: pace.of(Self::MAX), left: 1, every: 1 }
@@ -245,7 +267,7 @@ impl SpinBudget {
                 self.every = (self.every * 2).min(Self::EVERY_MAX);
                 self.left = self.every;
             }
-        } else if silence <= max {
+        } else if silence <= max * Self::SLEPT {
             self.left -= 1;
             if self.left == 0 {
                 self.now = max;
@@ -263,6 +285,10 @@ pub(crate) struct Handover {
     /// The waiter that spins or watches.
     seat: Option<WaiterId>,
     seat_is_warm: bool,
+    /// Waiters on the bench that found something since it was taken.
+    found_on_bench: u32,
+    /// Waiters that were warm when they came, and have cooled down since.
+    cooled: Vec<WaiterId>,
     /// It watches.
     seat_sleeps: bool,
     seated_at: Instant,
@@ -275,6 +301,8 @@ pub(crate) struct Handover {
     /// Polls so far, and how many the progress thread has seen.
     polls: u64,
     polls_seen: u64,
+    /// When the progress thread last took a turn.
+    planned_at: Instant,
     /// When the last poll was, and when the row of polls began that it belongs to.
     polled_at: Option<Instant>,
     row_since: Instant,
@@ -285,6 +313,12 @@ pub(crate) struct Handover {
     posting: bool,
     /// Answers since one was missed, or since it was last held up.
     answers: u64,
+    /// Packets that polls took: since a peer had to wait, and since this consumer was last distrusted or trusted again.
+    taken: u64,
+    taken_in_trust: u64,
+    /// While it is distrusted: packets in a row that it polled for in time, and how many it takes to be trusted again.
+    in_time: u32,
+    in_time_needed: u32,
     lease: Duration,
     worked_at: Instant,
     /// Since when there is silence: the last work, or the beginning of the wait that goes on. Who begins to wait has asked
@@ -303,6 +337,8 @@ impl Handover {
             thread: if policy == Progress::ByConsumer { Thread::Absent } else { Thread::Awake },
             seat: None,
             seat_is_warm: false,
+            found_on_bench: 0,
+            cooled: Vec::new(),
             seat_sleeps: false,
             seated_at: Instant::ZERO,
             warm_left: None,
@@ -310,12 +346,17 @@ impl Handover {
             bench: Vec::new(),
             polls: 0,
             polls_seen: 0,
+            planned_at: Instant::ZERO,
             polled_at: None,
             row_since: Instant::ZERO,
             gap: pace.of(POLL_GAP),
             poller_after: pace.of(POLLER_AFTER),
             posting: false,
             answers: 0,
+            taken: 0,
+            taken_in_trust: 0,
+            in_time: 0,
+            in_time_needed: IN_TIME_MIN,
             lease: pace.of(LEASE_MIN),
             worked_at: Instant::ZERO,
             quiet_since: Instant::ZERO,
@@ -352,10 +393,23 @@ impl Handover {
         Kick::None
     }
 
-    /// A consumer posts. What that takes is no gap in its row of polls.
+    /// A consumer posts. What that takes is no gap in its row of polls, nor is what it takes to post many in a row. Says whether
+    /// it is in one.
     #[inline]
-    pub(crate) fn posted(&mut self, now: Instant) {
+    pub(crate) fn posted(&mut self, now: Instant) -> bool {
         self.posting = self.polled_at.is_some_and(|last| now.since(last) <= self.gap);
+        if self.posting {
+            self.polled_at = Some(now);
+        }
+        self.posting
+    }
+
+    /// The turn of a consumer who polled, or posted in a row of polls, at `start` took until `end`: it could not poll meanwhile.
+    /// As for the row, it stands for no more than a gap does: one long turn makes no poller.
+    pub(crate) fn drove_until(&mut self, start: Instant, end: Instant) {
+        let took = end.since(start);
+        self.row_since = self.row_since + took.saturating_sub(self.gap);
+        self.polled_at = Some(end);
     }
 
     /// So many ACKs left with an answer of the consumer's, and so many waited for one in vain. A consumer that answers
@@ -365,8 +419,39 @@ impl Handover {
             self.answers = 0;
         }
         self.answers += ridden;
-        if self.answers >= ANSWERS && self.gap < self.pace.of(POLL_GAP) {
+        if self.answers >= ANSWERS {
+            self.trust();
+        }
+    }
+
+    /// A poll brought something.
+    #[inline]
+    pub(crate) fn took(&mut self) {
+        self.taken += 1;
+        self.taken_in_trust += 1;
+        self.came_in_time(true);
+    }
+
+    /// There was something to take; `in_time`: by a consumer who polls, or one was about to.
+    fn came_in_time(&mut self, in_time: bool) {
+        if !self.is_distrusted() {
+            return;
+        }
+        self.in_time = if in_time { self.in_time + 1 } else { 0 };
+        if self.in_time >= self.in_time_needed {
+            self.trust();
+        }
+    }
+
+    fn is_distrusted(&self) -> bool {
+        self.gap < self.pace.of(POLL_GAP)
+    }
+
+    /// Makes up for every [`distrust`](Self::distrust).
+    fn trust(&mut self) {
+        if self.is_distrusted() {
             (self.gap, self.poller_after) = (self.pace.of(POLL_GAP), self.pace.of(POLLER_AFTER));
+            (self.in_time, self.taken_in_trust) = (0, 0);
         }
     }
 
@@ -374,12 +459,16 @@ impl Handover {
         let posting = std::mem::take(&mut self.posting);
         if self.polled_at.is_none_or(|last| now.since(last) > self.gap && !posting) {
             self.row_since = now;
-        } else if self.gap < self.pace.of(POLL_GAP)
-            && now.since(self.row_since) >= self.pace.of(POLLER_AFTER_MAX)
-        {
-            (self.gap, self.poller_after) = (self.pace.of(POLL_GAP), self.pace.of(POLLER_AFTER));
+        } else if now.since(self.row_since) >= self.pace.of(POLLER_AFTER_MAX) {
+            self.trust();
         }
         self.polled_at = Some(now);
+    }
+
+    /// Whether a consumer polled in the time that ends now, as far as is known: those who found the lock taken left no time.
+    fn polled_since(&self, now: Instant, time: Duration) -> bool {
+        let uncounted = self.polls != self.polls_seen && now.since(self.planned_at) <= time;
+        self.polled_at.is_some_and(|last| uncounted || now.since(last) <= time)
     }
 
     /// Whether a poller drives.
@@ -432,6 +521,11 @@ impl Handover {
     /// The progress thread took a turn; `worked` says whether there was anything to do.
     pub(crate) fn plan(&mut self, now: Instant, worked: bool, outlook: Outlook) -> Plan {
         let was_leased = self.thread == (Thread::Leased { to_poller: true });
+        if worked && !was_leased {
+            let in_time = self.polled_since(now, self.pace.of(IN_TIME));
+            self.came_in_time(in_time);
+        }
+        self.planned_at = now;
         self.thread = Thread::Awake;
         self.note(now, worked);
         if self.seat.is_some() {
@@ -449,8 +543,10 @@ impl Handover {
             return Plan::Rest(Some(lease));
         }
         if was_leased && worked {
-            if std::mem::take(&mut self.answers) >= ANSWERS_HELD_UP {
-                // It answered a moment ago, and will again: whoever shares its core held it up.
+            let answers = std::mem::take(&mut self.answers);
+            let taken = std::mem::take(&mut self.taken);
+            if answers >= ANSWERS_HELD_UP || taken >= TAKEN_HELD_UP {
+                // It polled a moment ago, and will again: whoever shares its core held it up.
                 self.thread = Thread::Leased { to_poller: true };
                 self.lease = (self.lease / 2).max(self.pace.of(LEASE_MIN));
                 return Plan::Rest(Some(self.lease));
@@ -469,8 +565,14 @@ impl Handover {
 
     /// A consumer stopped to poll while a peer waited. One that does so again and again, such as one that spins on its
     /// memory between polls, is no poller: it must poll for longer, and with less between the polls, to be taken for
-    /// one.
+    /// one; or be seen to poll whenever there is something to take.
     fn distrust(&mut self) {
+        if !self.is_distrusted() {
+            let paid = std::mem::take(&mut self.taken_in_trust) >= TRUST_PAID;
+            let needed = if paid { self.in_time_needed / 2 } else { self.in_time_needed * 2 };
+            self.in_time_needed = needed.clamp(IN_TIME_MIN, IN_TIME_MAX);
+        }
+        self.in_time = 0;
         self.gap = (self.gap / 4).max(self.pace.of(GAP_MIN));
         self.poller_after = (self.poller_after * 4).min(self.pace.of(POLLER_AFTER_MAX));
     }
@@ -515,6 +617,7 @@ impl Handover {
     ) -> (Plan, Kick) {
         self.note(now, worked);
         let mut kick = Kick::None;
+        let warm = warm && !self.cooled.contains(&id);
         match self.seat {
             Some(seated) if seated == id => {}
             // The other will see that it has lost the seat; were there no progress thread, it would have to be told again
@@ -545,6 +648,7 @@ impl Handover {
     fn take_seat(&mut self, now: Instant, id: WaiterId, warm: bool) {
         self.bench.retain(|&(other, _)| other != id);
         (self.seat, self.seat_is_warm, self.seated_at) = (Some(id), warm, now);
+        self.found_on_bench = 0;
     }
 
     fn sit_down(&mut self, id: WaiterId, warm: bool) -> Plan {
@@ -560,20 +664,29 @@ impl Handover {
             && self.warm_left.is_some_and(|left| now.since(left) < self.pace.lease_max())
     }
 
-    /// A waiter returns to its caller, with or without what it waited for.
-    pub(crate) fn waiter_left(&mut self, now: Instant, id: WaiterId) -> Kick {
+    /// A waiter returns to its caller, with what it waited for if `found`.
+    pub(crate) fn waiter_left(&mut self, now: Instant, id: WaiterId, found: bool) -> Kick {
         self.bench.retain(|&(other, _)| other != id);
-        if self.seat.is_some_and(|seated| seated != id) {
+        self.cooled.retain(|&other| other != id);
+        if let Some(seated) = self.seat.filter(|&seated| seated != id) {
+            self.found_on_bench += u32::from(found);
+            if self.found_on_bench >= FOUND_ON_BENCH && self.seat_is_warm {
+                self.seat_is_warm = false;
+                self.cooled.push(seated);
+            }
             return Kick::None;
         }
-        if self.seat.is_some() && self.seat_is_warm {
+        let warm_left = self.seat.is_some() && self.seat_is_warm;
+        if warm_left {
             self.warm_left = Some(now);
         }
+        // For a cold one, the progress thread would rather be woken: that is once, as it parks no more while this one comes and goes.
+        let kept = self.is_kept(now) || (warm_left && self.thread == Thread::Parked);
         // An empty seat counts as its own: this waiter may have been called to it and gave up meanwhile.
         self.seat = None;
         self.seat_sleeps = false;
         let next = self.bench.iter().find(|&&(_, warm)| warm);
-        let next = next.or_else(|| self.bench.first().filter(|_| !self.is_kept(now)));
+        let next = next.or_else(|| self.bench.first().filter(|_| !kept));
         if let Some(&(next, _)) = next {
             return Kick::Waiter(next);
         }

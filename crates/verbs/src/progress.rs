@@ -155,7 +155,7 @@ impl Shared {
             let now = turn.now;
             if found.is_some() || interrupted || end.is_some_and(|end| end <= now) {
                 if let Some(me) = me {
-                    turn.waiter_left(now, me);
+                    turn.waiter_left(now, me, found.is_some());
                 }
                 WARM.set(found.is_some());
                 return if found.is_none() && interrupted { Err(Interrupted) } else { Ok(found) };

@@ -124,7 +124,7 @@ impl Drop for QpInner {
         let handle = &self.pd.inner.handle;
         if let Some(driver) = handle.lock.lock_to_drop() {
             // As a turn, so that what the QP has to say before it goes is said.
-            let mut driver = Turn::new(driver, handle.clock.now());
+            let mut driver = Turn::new(driver, &handle.clock);
             if let Some(lane) = &self.lane {
                 driver.in_place.remove_lane(lane);
             }
@@ -163,6 +163,7 @@ impl<'a> Doorbell<'a> {
                 return Ok(());
             }
             let turn = self.turn();
+            turn.posts();
             let now = turn.now;
             return inplace::post(turn, now, of, wr);
         }
@@ -282,6 +283,7 @@ impl Qp {
                 return Ok(());
             }
             let mut turn = self.inner.pd.inner.handle.turn();
+            turn.posts();
             let now = turn.now;
             return inplace::post(&mut turn, now, of, wr);
         }

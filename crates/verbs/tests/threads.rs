@@ -197,6 +197,15 @@ fn with_a_progress_thread_of_its_own_kind_a_passive_side_serves() {
     }
 }
 
+/// Raises a flag when it goes, also by a panic: whoever looks at it would else be waited for.
+struct Raise<'a>(&'a AtomicBool);
+
+impl Drop for Raise<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
 #[test]
 fn without_a_progress_thread_the_consumer_serves_by_polling() {
     let pair = Pair::of(Side::new(), Side::with(open(Progress::ByConsumer)));
@@ -207,11 +216,35 @@ fn without_a_progress_thread_the_consumer_serves_by_polling() {
                 pair.b.context.poll();
             }
         });
+        let _end = Raise(&done);
         for i in 0..200 {
             let sge = [pair.a.mr.sge(0, 64)];
             pair.qa.post_send(&wr(i, SendOp::Write(pair.b.mr.remote(0)), &sge)).unwrap();
             assert_eq!(pair.a.success().wr_id, i);
         }
-        done.store(true, Ordering::Relaxed);
+    });
+}
+
+/// Who posts on and on keeps its progress thread off the link, as one that polls does: so it serves.
+#[test]
+fn a_consumer_that_only_posts_serves_its_peers() {
+    let pair = Pair::of(Side::new(), Side::with(open(Progress::ByConsumer)));
+    let done = AtomicBool::new(false);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let (sge, mut wcs) = ([pair.b.mr.sge(0, 64 << 10)], Vec::new());
+            while !done.load(Ordering::Relaxed) {
+                // A full queue refuses it.
+                let _ = pair.qb.post_send(&wr(0, SendOp::Write(pair.a.mr.remote(64 << 10)), &sge));
+                pair.b.cq.peek(&mut wcs, 16).unwrap();
+                assert!(wcs.drain(..).all(|wc| wc.status == WcStatus::Success));
+            }
+        });
+        let _end = Raise(&done);
+        for i in 0..20 {
+            let sge = [pair.a.mr.sge(0, 64)];
+            pair.qa.post_send(&wr(i, SendOp::Read(pair.b.mr.remote(0)), &sge)).unwrap();
+            assert_eq!(pair.a.success().wr_id, i);
+        }
     });
 }

@@ -135,7 +135,7 @@ impl World {
         } else if self.waiters[id] == State::Runnable {
             let worked = self.turn();
             if satisfied {
-                let kick = self.handover.waiter_left(self.now, WaiterId(id as u32));
+                let kick = self.handover.waiter_left(self.now, WaiterId(id as u32), true);
                 self.kick(kick);
                 self.waiters[id] = State::Out;
                 self.waiter_events[id] = false;
@@ -149,10 +149,22 @@ impl World {
         }
     }
 
+    /// The first two waiters begin to wait, unless they do.
+    fn two_come_back(&mut self) {
+        for id in [0, 1] {
+            if self.waiters[id] == State::Out {
+                self.waiters[id] = State::Runnable;
+                self.handover.waiter_came(self.now);
+            }
+        }
+    }
+
     fn poll(&mut self) {
-        self.turn();
         let kick = self.handover.polled(self.now);
         self.kick(kick);
+        if self.turn() {
+            self.handover.took();
+        }
         self.settle();
     }
 
@@ -371,8 +383,9 @@ fn spinning_lasts_while_it_is_rewarded() {
     // Long silences are no reason to try again; short ones are, and a reward is believed at once.
     budget.learn(Duration::from_millis(1), true);
     assert!(!budget.covers(Duration::ZERO));
+    // Of what was slept through, two wake-ups are not the peer's silence.
     for _ in 0..2 {
-        budget.learn(SHORT, true);
+        budget.learn(SpinBudget::MAX + SHORT, true);
     }
     assert!(budget.covers(Duration::from_micros(40)));
     budget.learn(SHORT, false);
@@ -425,6 +438,85 @@ fn a_consumer_that_keeps_stopping_to_poll_is_no_poller_any_more() {
     assert_eq!(leased, 0, "and then never again");
 }
 
+/// A poller that was distrusted, as it was held up: one packet every 20 us, which the poll takes, or the progress thread, which
+/// pushed the poller off its core for it.
+#[test]
+fn a_consumer_that_polls_whenever_there_is_something_is_a_poller_again() {
+    for by_thread in [false, true] {
+        let mut world = World::new(Progress::Sleep);
+        for _ in 0..10 {
+            world.handover.distrust();
+        }
+        let mut packets = 0;
+        while world.handover.thread != (Thread::Leased { to_poller: true }) {
+            packets += 1;
+            assert!(packets < 3 * IN_TIME_MIN, "by thread: {by_thread}");
+            for poll in 0..5 {
+                world.poll();
+                // Further apart than is allowed to who is distrusted.
+                world.now = world.now + GAP_MIN + Duration::from_nanos(300);
+                if poll == 3 {
+                    world.packets += 1;
+                    if by_thread {
+                        world.run_thread();
+                    }
+                }
+            }
+            world.run_thread();
+            world.run_thread();
+        }
+    }
+}
+
+/// It polls for its own completion, which comes as a packet, and then spins on memory for an answer. Returns how often it was
+/// trusted again in each quarter of 4,000 rounds.
+fn polls_for_every_other_packet(answer_after: Duration) -> [u32; 4] {
+    let mut world = World::new(Progress::Sleep);
+    let mut trusted = [0; 4];
+    for round in 0..4_000 {
+        let before = world.handover.is_distrusted();
+        world.packets += 1;
+        while world.packets > 0 {
+            world.poll();
+            world.now = world.now + Duration::from_nanos(500);
+        }
+        world.run_thread();
+        world.now = world.now + answer_after;
+        world.packets += 1;
+        while world.packets > 0 {
+            world.run_thread();
+            world.now = world.now + Duration::from_micros(1);
+        }
+        trusted[round / 1_000] += u32::from(before && !world.handover.is_distrusted());
+    }
+    trusted
+}
+
+#[test]
+fn a_consumer_that_polls_for_every_other_packet_is_trusted_ever_more_rarely() {
+    // So near that it might have been about to poll.
+    let trusted = polls_for_every_other_packet(IN_TIME / 2);
+    assert!(trusted[0] > 2 && trusted[1] <= 1 && trusted[2] + trusted[3] <= 1, "{trusted:?}");
+    assert_eq!(polls_for_every_other_packet(IN_TIME * 2), [0; 4]);
+}
+
+#[test]
+fn a_poller_that_misses_one_packet_of_many_was_held_up() {
+    let mut world = World::new(Progress::Sleep);
+    let mut miss_after = |taken: u64| {
+        for _ in 0..taken {
+            world.handover.took();
+        }
+        world.handover.thread = Thread::Leased { to_poller: true };
+        let outlook = world.outlook();
+        let _ = world.handover.plan(world.now, true, outlook);
+        world.handover.is_distrusted()
+    };
+    assert!(!miss_after(TAKEN_HELD_UP));
+    assert!(!miss_after(TAKEN_HELD_UP));
+    assert!(miss_after(TAKEN_HELD_UP - 1));
+}
+
 #[test]
 fn of_several_blocked_consumers_one_spins_and_the_others_sleep() {
     let mut world = World::new(Progress::Adaptive);
@@ -464,12 +556,7 @@ fn of_a_warm_and_a_cold_waiter_the_warm_one_sees_to_the_link() {
     world.warm = [false, true, true];
     let mut switches = 0;
     for round in 0..1_000 {
-        for id in [0, 1] {
-            if world.waiters[id] == State::Out {
-                world.waiters[id] = State::Runnable;
-                world.handover.waiter_came(world.now);
-            }
-        }
+        world.two_come_back();
         // Both come to rest; requests are so rare that nobody spins.
         for _ in 0..100 {
             (0..2).for_each(|id| world.run_waiter(id, false));
@@ -487,6 +574,68 @@ fn of_a_warm_and_a_cold_waiter_the_warm_one_sees_to_the_link() {
         switches += u32::from(world.waiter_events[0]);
     }
     assert_eq!(switches, 0, "the cold one was woken for nothing");
+}
+
+/// The thread that waits for connections has just accepted one, so it is warm, and waits for the next. Requests come.
+#[test]
+fn a_warm_waiter_that_finds_nothing_while_another_does_cools_down() {
+    let mut world = World::new(Progress::Sleep);
+    let (mut woken, mut called) = (0, 0);
+    for round in 0..100 {
+        world.two_come_back();
+        for _ in 0..100 {
+            (0..2).for_each(|id| world.run_waiter(id, false));
+            world.run_thread();
+            world.now = world.now + Duration::from_micros(1);
+        }
+        // A request; whoever watches calls the other one.
+        world.packets += 1;
+        woken += u32::from(world.wakes(world.waiters[0], world.waiter_events[0]));
+        if world.handover.seat == Some(WaiterId(0)) {
+            world.run_waiter(0, false);
+            world.run_waiter(0, false);
+            world.waiter_events[1] = true;
+        }
+        world.run_waiter(1, false);
+        world.run_waiter(1, true);
+        called += u32::from(world.waiter_events[0]);
+        world.assert_attended(0, round);
+    }
+    assert_eq!((world.handover.seat, woken), (None, FOUND_ON_BENCH), "it was in the seat only at first");
+    assert_eq!(called, 0, "nor is it called back to it");
+    // But once it finds something, it is warm again.
+    world.packets += 1;
+    world.waiter_events[0] = true;
+    world.run_waiter(0, false);
+    world.run_waiter(0, true);
+    assert!(world.handover.cooled.is_empty());
+}
+
+/// After a silence in which the progress thread parked.
+#[test]
+fn a_warm_waiter_that_comes_and_goes_does_not_wake_a_cold_one_each_time() {
+    let mut world = World::new(Progress::Sleep);
+    world.warm = [false, true, true];
+    let mut woken = (0, 0);
+    for round in 0..1_000 {
+        world.two_come_back();
+        let silence = if round == 0 { PARK_AFTER * 2 } else { Duration::from_micros(100) };
+        for _ in 0..100 {
+            woken.0 += u32::from(round > 0 && world.wakes(world.waiters[0], world.waiter_events[0]));
+            (0..2).for_each(|id| world.run_waiter(id, false));
+            world.run_thread();
+            world.now = world.now + silence / 100;
+        }
+        assert!(round != 0 || world.handover.thread == Thread::Parked);
+        world.packets += 1;
+        world.run_waiter(1, false);
+        world.run_waiter(1, true);
+        woken.1 += u32::from(world.thread_event);
+        // It comes back at once, as a server does.
+        world.now = world.now + Duration::from_micros(2);
+        world.assert_attended(0, round);
+    }
+    assert_eq!(woken, (0, 1), "the cold one, and the progress thread");
 }
 
 #[test]
@@ -570,6 +719,41 @@ fn what_a_post_takes_is_no_gap_between_polls() {
     world.handover.posted(world.now);
     let _ = world.handover.polled(world.now);
     assert!(!world.handover.is_polled(world.now));
+}
+
+#[test]
+fn posting_on_and_on_is_no_gap_between_polls() {
+    let mut world = World::new(Progress::Sleep);
+    poll_for(&mut world, POLLER_AFTER * 2);
+    for _ in 0..100 {
+        world.now = world.now + POLL_GAP;
+        assert!(world.handover.posted(world.now));
+        assert!(world.handover.is_polled(world.now));
+    }
+    // Until it stops to.
+    world.now = world.now + POLL_GAP * 2;
+    assert!(!world.handover.is_polled(world.now));
+    assert!(!world.handover.posted(world.now));
+}
+
+#[test]
+fn what_a_turn_takes_is_no_gap_between_polls() {
+    let mut world = World::new(Progress::Sleep);
+    let turn = |world: &mut World, time| {
+        let start = world.now + Duration::from_micros(1);
+        let _ = world.handover.polled(start);
+        world.now = start + time;
+        world.handover.drove_until(start, world.now);
+        world.handover.is_polled(world.now)
+    };
+    // One long turn makes no poller.
+    assert!(!turn(&mut world, POLLER_AFTER * 100));
+    for _ in 0..100 {
+        assert!(turn(&mut world, POLL_GAP * 20));
+    }
+    // A pause is a gap.
+    world.now = world.now + POLL_GAP * 2;
+    assert!(!turn(&mut world, Duration::ZERO));
 }
 
 #[test]
