@@ -151,6 +151,30 @@ fn a_closed_port_is_an_event_and_the_link_goes_on() {
     assert_eq!(receive(&mut b, 1)[0].payload, b"alive");
 }
 
+/// The ICRC is sealed for these (ARCHITECTURE.md). A connected socket counts its datagrams there, from a random number on.
+#[test]
+fn datagrams_have_the_identification_0_however_many_go_to_the_same_peer() {
+    use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType, bind, ipproto, recv, socket_with};
+
+    let address = Ipv4Addr::new(127, 73, 80, 1);
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let headers = match socket_with(AddressFamily::INET, SocketType::RAW, flags, Some(ipproto::UDP)) {
+        Ok(socket) => socket,
+        Err(e) => return eprintln!("skipped: a raw socket needs root: {e}"),
+    };
+    bind(&headers, &SocketAddr::from((address, 0))).expect("an address of loopback");
+    let (mut a, mut b) = (link(Ipv4Addr::LOCALHOST.into()), link(address.into()));
+    for i in 0..200_u32 {
+        send(&mut a, &b, &i.to_be_bytes(), 64);
+        assert_eq!(receive(&mut b, 1)[0].payload, i.to_be_bytes());
+        let mut packet = [0; 128];
+        let (len, _) = recv(&headers, &mut packet, RecvFlags::empty()).expect("the packet that has arrived");
+        assert_eq!((len, &packet[28..len]), (32, &i.to_be_bytes()[..]));
+        const DONT_FRAGMENT: [u8; 2] = [0x40, 0];
+        assert_eq!((&packet[4..6], &packet[6..8]), (&[0, 0][..], &DONT_FRAGMENT[..]), "datagram {i}");
+    }
+}
+
 #[test]
 fn no_route_is_a_loss_with_a_reason() {
     let mut a = link(Ipv4Addr::LOCALHOST.into());
