@@ -12,7 +12,8 @@ use std::time::{Duration, Instant};
 use common::listening::Sign;
 use common::world::{ADDRESS, LIMIT, Net, Program, compile, quiet};
 
-const OPTIONS: [&str; 6] = [
+const OPTIONS: [&str; 7] = [
+    concat!("--suppressions=", env!("CARGO_MANIFEST_DIR"), "/tests/perftest.supp"),
     "-q",
     "--fair-sched=try",
     "--leak-check=full",
@@ -108,6 +109,20 @@ fn pingpongs_are_clean() {
     }
 }
 
+#[test]
+fn perftest_is_clean() {
+    let Some((net, _turn)) = net() else { return };
+    for command in [
+        "ib_write_lat -n 100 -s 8192",
+        "ib_write_bw -n 200 -q 2 -b",
+        "ib_send_bw -n 200 -c UD -s 1000 -b",
+        "ib_send_lat -n 100 -e -I 64",
+        "ib_atomic_lat -n 100",
+    ] {
+        both(&net, &format!("{command} -F"));
+    }
+}
+
 /// Without rping: when its end is slow, its thread goes on with a channel that `main` has destroyed. What these send is
 /// memory as malloc gave it.
 #[test]
@@ -116,5 +131,6 @@ fn connections_are_clean() {
     net.undefined = "no";
     pair(&net, "ucmatose -c 3 -C 5", &format!("ucmatose -c 3 -C 5 -s {ADDRESS}"));
     pair(&net, "udaddy -c 2 -C 5", &format!("udaddy -c 2 -C 5 -s {ADDRESS}"));
+    both(&net, "ib_read_bw -n 200 -R -F");
     pair(&net, "rdma_server", &format!("rdma_client -s {ADDRESS}"));
 }
