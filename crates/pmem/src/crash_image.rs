@@ -104,6 +104,7 @@ enum Step {
     Pwb(Range<u64>),
     Pfence,
     Psync,
+    Alone(Range<u64>),
     Note(u64),
 }
 
@@ -161,6 +162,14 @@ impl CrashImage {
         self.lock().psyncs_left = Some(count);
     }
 
+    /// Makes these lines (pages, in a page cache) durable and nothing else: data of a device that went past the caches. A psync
+    /// is another thing: it waits for everything that was written back.
+    pub fn persist_alone(&self, range: Range<u64>) {
+        let mut state = self.lock();
+        state.persist_alone(&range);
+        state.record(|| Step::Alone(range));
+    }
+
     /// Marks a point of a workload: what the user was told by then. [`Explorer`] hands the marks to the check.
     pub fn note(&self, what: u64) {
         self.lock().record(|| Step::Note(what));
@@ -196,6 +205,7 @@ impl CrashImage {
             Step::Pwb(range) => state.pwb(range.clone()),
             Step::Pfence => state.history.pfence(),
             Step::Psync => state.history.psync(),
+            Step::Alone(range) => state.persist_alone(range),
             Step::Note(_) => {}
         }
     }
@@ -257,18 +267,30 @@ impl State {
         self.store(offset, &value.to_le().to_le_bytes(), true);
     }
 
+    /// The units of the history that a range touches.
     #[track_caller]
-    fn pwb(&mut self, range: Range<u64>) {
+    fn units(&self, range: &Range<u64>) -> Range<u64> {
         let at = self.check(range.start, range.end.saturating_sub(range.start));
         if self.domain.granularity() == StoreGranularity::Page {
-            self.history.pwb(at.start as u64 / PAGE..(at.end as u64).div_ceil(PAGE));
-        } else {
-            // The same arithmetic as the real flush, so that a crash proves it.
-            let (first, count) = lines_of(at);
-            let first = (first / LINE) as u64;
-            self.history.pwb(first..first + count as u64);
+            return at.start as u64 / PAGE..(at.end as u64).div_ceil(PAGE);
         }
+        // The same arithmetic as the real flush, so that a crash proves it.
+        let (first, count) = lines_of(at);
+        let first = (first / LINE) as u64;
+        first..first + count as u64
+    }
+
+    #[track_caller]
+    fn pwb(&mut self, range: Range<u64>) {
+        let units = self.units(&range);
+        self.history.pwb(units);
         self.record(|| Step::Pwb(range));
+    }
+
+    #[track_caller]
+    fn persist_alone(&mut self, range: &Range<u64>) {
+        let units = self.units(range);
+        self.history.settle_all(units);
     }
 
     fn sync(&mut self, step: Step) -> io::Result<()> {

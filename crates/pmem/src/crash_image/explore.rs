@@ -179,7 +179,7 @@ fn each_step(
             // A write-back alone changes nothing that a crash could show.
             Step::Pwb(_) => continue,
             Step::Note(note) => notes.push(*note),
-            Step::Store(_) | Step::Pfence | Step::Psync => {}
+            Step::Store(_) | Step::Pfence | Step::Psync | Step::Alone(_) => {}
         }
         let place = format!("step {number} of {}: {}", steps.len(), describe(step));
         visit(&replayed, Some(step), &notes, &place);
@@ -193,6 +193,7 @@ fn describe(step: &Step) -> String {
         Step::Pwb(range) => format!("pwb of {range:?}"),
         Step::Pfence => "pfence".to_owned(),
         Step::Psync => "psync".to_owned(),
+        Step::Alone(range) => format!("{range:?} went past the caches"),
         Step::Note(note) => format!("note {note}"),
     }
 }

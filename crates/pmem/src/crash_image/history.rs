@@ -175,6 +175,13 @@ impl History {
         }
     }
 
+    /// Makes every store to these units certain.
+    pub(super) fn settle_all(&mut self, units: Range<u64>) {
+        let all: Vec<(u64, usize)> =
+            self.units.range(units).map(|(index, unit)| (*index, unit.stores.len())).collect();
+        all.into_iter().for_each(|(index, count)| self.settle(index, count));
+    }
+
     /// Makes the first `count` stores of a unit certain.
     fn settle(&mut self, index: u64, count: usize) {
         let Some(unit) = self.units.get_mut(&index) else { return };

@@ -61,6 +61,19 @@ fn psync_covers_what_was_written_back_before_it_and_no_more() {
 }
 
 #[test]
+fn what_goes_past_the_caches_waits_for_nobody_elses_write_backs() {
+    let image = adr(256);
+    image.store_u64(0, 1);
+    image.pwb(0..8);
+    image.store_u64(64, 2);
+    image.persist_alone(64..72);
+    assert_eq!(words(&image, 64), BTreeSet::from([2]));
+    assert_eq!(words(&image, 0), BTreeSet::from([0, 1]), "this was no psync");
+    image.psync().unwrap();
+    assert_eq!(words(&image, 0), BTreeSet::from([1]), "the write-back stands");
+}
+
+#[test]
 fn pfence_orders_and_does_not_promise() {
     let image = adr(256);
     image.store_u64(0, 1);
