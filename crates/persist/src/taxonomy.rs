@@ -241,38 +241,90 @@ impl fmt::Display for Config {
     }
 }
 
-/// The inverse of `Display`; words may stand in any order and case, and what is not said is the paper's.
+/// What a configuration is on one axis.
+type Change = fn(&mut Config);
+
+/// The words of each axis, and what is taken where none of them is said.
+const WORDS: [(&[(&str, Change)], &str); 7] = [
+    (
+        &[
+            ("dmp", |c| c.domain = Domain::Dmp),
+            ("adr", |c| c.domain = Domain::Dmp),
+            ("mhp", |c| c.domain = Domain::Mhp),
+            ("eadr", |c| c.domain = Domain::Mhp),
+            ("wsp", |c| c.domain = Domain::Wsp),
+            ("page-cache", |c| c.domain = Domain::PageCache),
+            ("process", |c| c.domain = Domain::Process),
+        ],
+        "DMP (ADR)",
+    ),
+    (&[("ddio", |c| c.ddio = true), ("no-ddio", |c| c.ddio = false)], "DDIO on (else say no-DDIO)"),
+    (
+        &[("dram", |c| c.buffers = Buffers::Dram), ("pm", |c| c.buffers = Buffers::Pm)],
+        "receive buffers in DRAM (else say PM)",
+    ),
+    (
+        &[
+            ("roce", |c| c.transport = Transport::Roce),
+            ("ib", |c| c.transport = Transport::Roce),
+            ("iwarp", |c| c.transport = Transport::Iwarp),
+        ],
+        "InfiniBand or RoCE (else say iwarp)",
+    ),
+    (
+        &[
+            ("read", |c| c.flush = FlushSupport::Read),
+            ("global", |c| c.flush = FlushSupport::Global),
+            ("persistent", |c| c.flush = FlushSupport::Persistent),
+        ],
+        "an RNIC that has the FLUSH to visibility (if it has none, as most that are sold, say read; persistent if it has that one)",
+    ),
+    (
+        &[("native", |c| c.atomic = AtomicSupport::Native), ("fenced", |c| c.atomic = AtomicSupport::Fenced)],
+        "an RNIC that has ATOMIC WRITE (else say fenced)",
+    ),
+    (
+        &[("posted", |c| c.order = Order::Posted), ("relaxed", |c| c.order = Order::Relaxed)],
+        "writes that are placed in their order (else say relaxed)",
+    ),
+];
+
+impl Config {
+    /// What is taken for granted where a configuration is written as `text`: the paper's value of each axis of which `text`
+    /// says nothing, in words.
+    #[must_use]
+    pub fn unsaid(text: &str) -> Vec<&'static str> {
+        let said = |words: &[(&str, Change)]| {
+            text.split('+').any(|word| words.iter().any(|(name, _)| name.eq_ignore_ascii_case(word.trim())))
+        };
+        WORDS.iter().filter(|(words, _)| !said(words)).map(|(_, otherwise)| *otherwise).collect()
+    }
+}
+
+/// The inverse of `Display`; words may stand in any order and case, and what is not said is the paper's
+/// ([`unsaid`](Config::unsaid)).
 impl std::str::FromStr for Config {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
         let mut config = Self::paper(Domain::Dmp, true, Buffers::Dram);
+        let mut said: [Option<&str>; WORDS.len()] = [None; WORDS.len()];
         for word in text.split('+').map(str::trim) {
-            match word.to_ascii_lowercase().as_str() {
-                "dmp" | "adr" => config.domain = Domain::Dmp,
-                "mhp" | "eadr" => config.domain = Domain::Mhp,
-                "wsp" => config.domain = Domain::Wsp,
-                "page-cache" => config.domain = Domain::PageCache,
-                "process" => config.domain = Domain::Process,
-                "ddio" => config.ddio = true,
-                "no-ddio" => config.ddio = false,
-                "dram" => config.buffers = Buffers::Dram,
-                "pm" => config.buffers = Buffers::Pm,
-                "roce" | "ib" => config.transport = Transport::Roce,
-                "iwarp" => config.transport = Transport::Iwarp,
-                "read" => config.flush = FlushSupport::Read,
-                "global" => config.flush = FlushSupport::Global,
-                "persistent" => config.flush = FlushSupport::Persistent,
-                "native" => config.atomic = AtomicSupport::Native,
-                "fenced" => config.atomic = AtomicSupport::Fenced,
-                "posted" => config.order = Order::Posted,
-                "relaxed" => config.order = Order::Relaxed,
-                _ => {
-                    return Err(format!(
-                        "{word:?} is no part of a configuration; write one like DMP+no-DDIO+PM+iwarp+read+fenced+relaxed"
-                    ));
-                }
+            let find = |words: &[(&str, Change)]| {
+                words.iter().find(|(name, _)| name.eq_ignore_ascii_case(word)).map(|(_, change)| *change)
+            };
+            let axis = WORDS.iter().enumerate().find_map(|(n, (words, _))| Some((n, find(words)?)));
+            let Some((axis, change)) = axis else {
+                return Err(format!(
+                    "{word:?} is no part of a configuration; write one like DMP+no-DDIO+PM+iwarp+read+fenced+relaxed"
+                ));
+            };
+            if let Some(other) = said[axis].replace(word) {
+                return Err(format!(
+                    "{other} and {word} are two values of one thing; say which of them it is"
+                ));
             }
+            change(&mut config);
         }
         Ok(config)
     }
@@ -290,6 +342,18 @@ mod tests {
             assert_eq!(config.to_string().parse(), Ok(config));
         }
         assert!("DMP+DDR".parse::<Config>().is_err());
+    }
+
+    #[test]
+    fn what_is_not_said_is_taken_for_granted_aloud_and_contradictions_are_refused() {
+        assert_eq!(Config::unsaid("DMP+DDIO+DRAM+ib+read+fenced+relaxed"), [""; 0]);
+        let unsaid = Config::unsaid("mhp + pm");
+        assert_eq!(unsaid.len(), 5);
+        assert!(unsaid.iter().any(|what| what.contains("say read")), "{unsaid:?}");
+        for text in ["DMP+MHP", "DDIO+no-DDIO", "DMP+DRAM+pm", "WSP+persistent+READ", "DMP+DDIO+DDIO"] {
+            let e = text.parse::<Config>().expect_err("a contradiction");
+            assert!(e.contains("two values of one thing"), "{text}: {e}");
+        }
     }
 
     #[test]

@@ -40,7 +40,7 @@ pub(crate) struct Args {
     explain: bool,
     /// Explain this responder in place of this machine: domain, DDIO, receive buffers and what differs from RoCE with FLUSH;
     /// or a server, which is asked
-    #[arg(long, value_name = "CONFIGURATION|HOST:PORT", requires = "explain")]
+    #[arg(long, value_name = "CONFIGURATION|HOST:PORT", requires = "explain", conflicts_with = "paths")]
     responder: Option<explain::Responder>,
     /// Local address to send from [default: the one that routes to the server]
     #[arg(long, value_name = "ADDRESS", env = "REM_LOCAL")]
@@ -124,8 +124,8 @@ pub(crate) fn run(args: &Args) -> Result<(), Fail> {
 fn explain_all(args: &Args) -> Result<(), Fail> {
     let mut all = Vec::new();
     match &args.responder {
-        Some(explain::Responder::Configuration(config)) => {
-            all.push(explain::responder(&config.to_string(), config)?);
+        Some(explain::Responder::Configuration(config, unsaid)) => {
+            all.push(explain::responder(&config.to_string(), config, unsaid)?);
         }
         Some(explain::Responder::Server(server)) => {
             all.push(explain::server(server, args.local, &args.tokens)?)

@@ -6,7 +6,7 @@ use std::str::FromStr;
 
 use remanence_persist::Config;
 use remanence_persist::check::Prover;
-use remanence_persist::plan::{Costs, Plan, Request, explain, plan};
+use remanence_persist::plan::{Costs, Gain, Plan, Request, explain, improvements, plan};
 use remanence_persist::recipe::{Rsp, Step};
 use remanence_persist::taxonomy::Domain;
 use remanence_pmem::PersistenceDomain;
@@ -20,8 +20,8 @@ use crate::fail::Fail;
 /// Whom to explain: a configuration, or a server that is asked for its own.
 #[derive(Clone, Debug)]
 pub(crate) enum Responder {
-    /// Of which that is known.
-    Configuration(Config),
+    /// Of which that is known, and what was not said of it is taken for granted.
+    Configuration(Config, Vec<&'static str>),
     /// A live one.
     Server(Server),
 }
@@ -34,7 +34,8 @@ impl FromStr for Responder {
         if text.contains(':') {
             return text.parse().map(Self::Server);
         }
-        text.parse().map(Self::Configuration).map_err(|e: String| format!("{e}; or host:port of a server"))
+        let config = text.parse().map_err(|e: String| format!("{e}; or host:port of a server"))?;
+        Ok(Self::Configuration(config, Config::unsaid(text)))
     }
 }
 
@@ -48,7 +49,7 @@ pub(crate) struct Explained {
 /// A place on this machine, served by our own RNIC.
 pub(crate) fn place(name: &str, domain: PersistenceDomain) -> Result<Explained, Fail> {
     match Domain::of(domain) {
-        Some(domain) => responder(name, &Config::software(domain)),
+        Some(domain) => responder(name, &Config::software(domain), &[]),
         None => {
             let text = "nothing outlives the process here, so nothing can be made durable\n".to_owned();
             Ok(Explained { name: name.to_owned(), text, json: json!({ "name": name, "durable": false }) })
@@ -56,23 +57,31 @@ pub(crate) fn place(name: &str, domain: PersistenceDomain) -> Result<Explained, 
     }
 }
 
-/// A responder of that configuration: a record of a log, and a record with the pointer to the tail behind it.
-pub(crate) fn responder(name: &str, config: &Config) -> Result<Explained, Fail> {
+/// A responder of that configuration: a record of a log, and a record with the pointer to the tail behind it. `assumed` is
+/// what nobody said of it.
+pub(crate) fn responder(name: &str, config: &Config, assumed: &[&str]) -> Result<Explained, Fail> {
     let mut prover = Prover::default();
     let mut text = String::new();
+    for what in assumed {
+        let _ = writeln!(text, "assumed     {what}");
+    }
+    if !assumed.is_empty() {
+        text.push_str("            a recipe for what is not so loses data: say what it is\n\n");
+    }
     let mut plans = Vec::new();
     for (what, request) in [("record", Request::record(64)), ("append", Request::append(64))] {
         let plan =
             plan(&mut prover, config, &request, &Costs::PAPERS).map_err(|e| Fail::new(e.to_string()))?;
         text.push_str(&explain(&mut prover, &plan, &Costs::PAPERS));
         text.push('\n');
-        plans.push(plan_json(what, &plan, "papers 001 and 004"));
+        plans.push(plan_json(what, &plan, "papers 001 and 004", &mut prover, &Costs::PAPERS));
     }
     text.push_str("costs are those of papers 001 and 004, and not of this machine\n");
     let json = json!({
         "name": name,
         "durable": true,
         "configuration": config.to_string(),
+        "assumed": assumed,
         "survives": config.domain.survives().to_string(),
         "plans": plans,
     });
@@ -96,7 +105,7 @@ pub(crate) fn server(server: &Server, local: Option<IpAddr>, tokens: &Tokens) ->
         let plan = session.plan(&request).map_err(|e| Fail::new(e.to_string()))?;
         text.push_str(&explain(&mut prover, &plan, &costs));
         text.push('\n');
-        plans.push(plan_json(what, &plan, "measured"));
+        plans.push(plan_json(what, &plan, "measured", &mut prover, &costs));
     }
     text.push_str(
         "costs were measured on this connection; those of copies and bytes are papers 001 and 004's\n",
@@ -123,8 +132,19 @@ pub(crate) fn server(server: &Server, local: Option<IpAddr>, tokens: &Tokens) ->
     Ok(Explained { name, text, json })
 }
 
-fn plan_json(what: &str, plan: &Plan, costs: &str) -> Value {
+fn plan_json(what: &str, plan: &Plan, source: &str, prover: &mut Prover, costs: &Costs) -> Value {
+    let better = improvements(prover, plan, costs).into_iter().map(|other| {
+        json!({
+            "change": other.change,
+            "configuration": other.plan.config.to_string(),
+            "faster": other.gain == Gain::Faster,
+            "one_sided": !other.plan.recipe.is_two_sided(),
+            "latency_ns": other.latency,
+            "steps": other.plan.recipe.steps.iter().map(Step::to_string).collect::<Vec<_>>(),
+        })
+    });
     json!({
+        "better_with": better.collect::<Vec<_>>(),
         "request": what,
         "sizes": plan.request.sizes,
         "operation": plan.op.name(),
@@ -135,7 +155,7 @@ fn plan_json(what: &str, plan: &Plan, costs: &str) -> Value {
         "preconditions": plan.recipe.preconditions(&plan.config),
         "latency_ns": plan.estimate.latency,
         "responder_ns": plan.estimate.responder,
-        "costs": costs,
+        "costs": source,
     })
 }
 

@@ -32,6 +32,7 @@ pub use mutants::{Mutant, Mutation, single_mutants};
 pub use prover::{Outcome, Prover};
 pub use subjects::{Checked, Subject, further_subjects, paper_subjects};
 pub use synthesis::{Synthesis, synthesise};
+pub use timeline::LEGEND;
 
 use crate::recipe::{Recipe, Rq, Update};
 use crate::taxonomy::{Config, Domain, FlushSupport};

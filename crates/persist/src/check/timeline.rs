@@ -176,15 +176,19 @@ impl Counterexample {
         let x = |lane: Lane| LEFT + STEP * LANES.iter().position(|l| *l == lane).unwrap_or(0);
         let text_x = x(Lane::Cpu) + 50;
         let bottom = TOP + ROW * (lines.len() + ending.len()) + 10;
+        let legend: Vec<&str> =
+            std::iter::once("green: the persistence domain, which keeps what it has; grey: it does not")
+                .chain(LEGEND.split("; "))
+                .collect();
         let longest =
             lines.iter().map(|l| l.text.len()).chain(ending.iter().map(String::len)).max().unwrap_or(0);
-        let width = text_x + 7 * longest.max(40) + 20;
+        let width = (text_x + 7 * longest.max(40) + 20).max(16 + 6 * LEGEND.len() / 2);
         let mut svg = format!(
             "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{width}\" height=\"{}\" font-family=\"sans-serif\" \
              font-size=\"12\">\n<rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n\
              <text x=\"16\" y=\"22\" font-size=\"14\" font-weight=\"bold\">{}</text>\n\
              <text x=\"16\" y=\"40\" fill=\"#666\">{}</text>\n",
-            bottom + 10,
+            bottom + 10 + 16 * legend.len(),
             escape(title),
             escape(&format!("{} on {}, {}", self.recipe, self.machine.config, self.scenario.name)),
         );
@@ -242,6 +246,14 @@ impl Counterexample {
                 escape(text)
             );
         }
+        for (n, text) in legend.iter().enumerate() {
+            let y = bottom + 16 * (n + 1);
+            let _ = writeln!(
+                svg,
+                "<text x=\"16\" y=\"{y}\" font-size=\"11\" fill=\"#666\">{}</text>",
+                escape(text)
+            );
+        }
         svg.push_str("</svg>\n");
         svg
     }
@@ -251,6 +263,11 @@ impl Counterexample {
         lane >= from && lane < Lane::Cpu
     }
 }
+
+/// What the names in a time line are.
+pub const LEGEND: &str = "a[0] is the first aligned word of 8 bytes of update a, a' is a when the recipe is carried out again; what is \
+     written goes from the wire to the RNIC's buffer, the IIO (PCIe's write buffer, where it is visible), the L3 cache \
+     (DDIO) or past it, the IMC (memory controller) and the DIMM";
 
 /// The time line as text: numbered events, the crash, what recovery finds.
 impl fmt::Display for Counterexample {

@@ -73,18 +73,68 @@ pub fn explain(prover: &mut Prover, plan_: &Plan, costs: &Costs) -> String {
         let help = if other.recipe.is_two_sided() { "with the server's application" } else { "one-sided" };
         let _ = writeln!(text, "instead     {what}, {help}: {}", other.recipe);
     }
-    for (change, better) in config.improvements() {
-        let Ok(then) = plan(prover, &better, &plan_.request, costs) else { continue };
-        if then.estimate.total(costs) < 0.95 * estimate.total(costs) {
-            let _ = writeln!(
-                text,
-                "faster with {change}: {:.1} us by {}",
-                then.estimate.latency / 1e3,
-                then.recipe
-            );
-        }
+    for other in improvements(prover, plan_, costs) {
+        let (change, latency, recipe) = (other.change, other.latency / 1e3, &other.plan.recipe);
+        let gain = match other.gain {
+            Gain::Faster => "faster",
+            Gain::OneSided => "no work for the server's application",
+        };
+        let _ = writeln!(text, "{gain} with {change}: {latency:.1} us by {recipe}");
     }
     text
+}
+
+/// What another configuration would be good for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Gain {
+    /// It costs less.
+    Faster,
+    /// It costs as much or more, and the responder's application need not take part: it may be busy, or asleep.
+    OneSided,
+}
+
+/// A plan for the same request on a machine that is configured differently in one thing.
+#[derive(Clone, Debug)]
+pub struct Improvement {
+    /// What somebody would have to change.
+    pub change: &'static str,
+    /// What that is good for.
+    pub gain: Gain,
+    /// Nanoseconds until the client may go on.
+    pub latency: f64,
+    /// The method there.
+    pub plan: Plan,
+}
+
+/// What would be better if the machine were configured differently in one thing.
+#[must_use]
+pub fn improvements(prover: &mut Prover, now: &Plan, costs: &Costs) -> Vec<Improvement> {
+    let mut all = Vec::new();
+    for (change, better) in now.config.improvements() {
+        let Ok(then) = plan(prover, &better, &now.request, costs) else { continue };
+        let total = now.estimate.total(costs);
+        if then.estimate.total(costs) < 0.95 * total {
+            all.push(Improvement { change, gain: Gain::Faster, latency: then.estimate.latency, plan: then });
+            continue;
+        }
+        // The cheapest may still ask the application where another method, which was not to be had before, does not.
+        let one_sided = |plan: &Plan| {
+            let others = plan.others.iter().filter_map(|method| match method.considered {
+                Considered::Proven(estimate) => Some((method.op, &method.recipe, estimate)),
+                Considered::Unsuitable(_) | Considered::Wrong(_) => None,
+            });
+            let all = std::iter::once((plan.op, &plan.recipe, plan.estimate)).chain(others);
+            let mut of = all.filter(|(_, recipe, _)| !recipe.is_two_sided());
+            of.next().map(|(op, recipe, estimate)| (op, recipe.clone(), estimate))
+        };
+        if one_sided(now).is_none()
+            && let Some((op, recipe, estimate)) = one_sided(&then)
+        {
+            let plan = Plan { op, recipe, estimate, others: Vec::new(), ..then };
+            all.push(Improvement { change, gain: Gain::OneSided, latency: estimate.latency, plan });
+        }
+    }
+    all
 }
 
 fn describe(config: &Config) -> String {
@@ -241,6 +291,20 @@ mod tests {
             assert!(text.contains(wanted), "{wanted:?} is missing:\n{text}");
         }
         println!("{text}");
+    }
+
+    #[test]
+    fn what_would_spare_the_servers_application_is_named_though_it_is_not_faster() {
+        let text = text("DMP+DDIO+DRAM", &Request::record(64));
+        for wanted in [
+            "no work for the server's application with DDIO switched off for the RNIC: 2.7 us by Rq Write(a); Rq Flush; Rq Comp",
+            "no work for the server's application with an RNIC that executes FLUSH to persistence",
+            "faster with a platform that flushes its caches (eADR)",
+        ] {
+            assert!(text.contains(wanted), "{wanted:?} is missing:\n{text}");
+        }
+        let busy = self::text("DMP+no-DDIO+DRAM", &Request::record(64));
+        assert!(!busy.contains("no work for"), "it has a one-sided method:\n{busy}");
     }
 
     #[test]

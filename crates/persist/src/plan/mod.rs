@@ -9,7 +9,7 @@ mod explain;
 use std::fmt;
 
 pub use costs::{Costs, Estimate};
-pub use explain::explain;
+pub use explain::{Gain, Improvement, explain, improvements};
 
 use crate::check::{Machine, Outcome, Prover};
 use crate::recipe::{Op, Recipe, Rq, Shape, build, variants};

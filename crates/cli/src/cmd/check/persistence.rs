@@ -36,11 +36,26 @@ pub(crate) struct Args {
     #[arg(long, value_name = "DIR")]
     svg: Option<PathBuf>,
     /// Only the paper's cells and their mutants
-    #[arg(long)]
+    #[arg(long, conflicts_with = "cell")]
     quick: bool,
 }
 
+impl Args {
+    /// Nobody waits a minute to hear that the result has no place.
+    fn can_be_written(&self) -> Result<(), Fail> {
+        if let Some(file) = self.json.as_deref().filter(|file| *file != Path::new("-")) {
+            let opened = std::fs::OpenOptions::new().append(true).create(true).open(file);
+            opened.context(|| format!("{} cannot be written", file.display()))?;
+        }
+        match &self.svg {
+            Some(dir) => std::fs::create_dir_all(dir).context(|| format!("{} cannot be made", dir.display())),
+            None => Ok(()),
+        }
+    }
+}
+
 pub(crate) fn run(args: &Args) -> Result<(), Fail> {
+    args.can_be_written()?;
     let stop = Stop::listen()?;
     let quiet = args.json.as_deref().is_some_and(|f| f == Path::new("-"));
     let began = Instant::now();
@@ -183,6 +198,9 @@ impl Work {
         }
         self.check(subjects, "cells")?;
         let mut found = Found::default();
+        if !self.quiet {
+            ui::remark(format!("In the time lines {}.", check::LEGEND));
+        }
         for (subject, checked) in &self.cells {
             if !self.quiet {
                 tell(subject, checked);
@@ -374,6 +392,11 @@ fn tell(subject: &Subject, checked: &Checked) {
     if let Outcome::Fails(how) = &checked.outcome {
         println!("{how}");
     }
+    if !checked.mutants.is_empty() {
+        ui::remark(
+            "  without any one step, or with two exchanged, it must fail (✓), and this is the shortest way there:",
+        );
+    }
     for mutant in &checked.mutants {
         let mood = if mutant.outcome.holds() { Mood::Bad } else { Mood::Good };
         ui::line(mood, mutant.outcome.word(), &mutant.mutation);
@@ -401,7 +424,6 @@ fn summary(work: &Work, found: &Found, took: Duration) {
 
 /// Draws the failure of each mutant (of the paper's cells only, if there are many).
 fn draw(dir: &Path, cells: &[(Subject, Checked)], paper_only: bool) -> Result<usize, Fail> {
-    std::fs::create_dir_all(dir).context(|| format!("{} cannot be made", dir.display()))?;
     let mut drawn = 0;
     let mut write = |name: String, how: &Counterexample, title: &str| -> Result<(), Fail> {
         let safe: String = name
@@ -518,4 +540,49 @@ fn synthesis_json(subject: &Subject, synthesis: &Synthesis) -> Value {
         "states": synthesis.states,
         "shorter": synthesis.shorter.iter().map(ToString::to_string).collect::<Vec<_>>(),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_report_has_cells_mutants_matrix_assumptions_and_synthesis() {
+        let mut prover = Prover::default();
+        let is_wanted = |s: &Subject| s.name() == "DMP+DDIO+PM/SEND/singleton";
+        let subject = check::paper_subjects().into_iter().find(is_wanted).expect("a cell");
+        let checked = prover.check_subject(&subject);
+        let configs = ["DMP+DDIO+DRAM", "MHP+DDIO+DRAM"].map(|name| name.parse().expect("a configuration"));
+        let ground: Vec<Cell> = recipe::cells(Transport::Roce).into_iter().take(4).collect();
+        let found = Found {
+            matrices: vec![check::matrix(&mut prover, &configs, Op::Write, Shape::SINGLETON)],
+            withdrawn: check::withdraw(&mut prover, &ground),
+            ground,
+            synthesis: vec![(
+                subject.clone(),
+                check::synthesise(&subject.recipe, &subject.config, subject.op),
+            )],
+        };
+        let stop = Stop::listen().expect("signals");
+        let made = checked.mutants.len();
+        let work = Work { prover, stop, quiet: true, cells: vec![(subject, checked)] };
+        let args = Args { json: None, cell: None, svg: None, quick: false };
+        let report = report(&work, &found, Duration::from_secs(3), &args);
+        assert_eq!((&report["cells_checked"], &report["cells_holding"]), (&1.into(), &1.into()));
+        assert_eq!((&report["mutants_made"], &report["mutants_killed"]), (&made.into(), &made.into()));
+        assert!(report["states"].as_u64().is_some_and(|n| n > 0) && report["seconds"] == 3.0);
+        let mutants = report["cells"][0]["mutants"].as_array().expect("a list");
+        let told = |m: &Value| m["time_line"].as_array().is_some_and(|lines| !lines.is_empty());
+        assert!(mutants.len() == made && mutants.iter().all(told), "{mutants:?}");
+        // The recipe of MHP on DMP loses data, and the other way round nothing.
+        let matrix = &report["matrix"][0];
+        assert_eq!(matrix["configurations"], json!(["DMP+DDIO+DRAM", "MHP+DDIO+DRAM"]));
+        assert_eq!(matrix["recipe_of_row_on_column"], json!([["holds", "holds"], ["lost", "holds"]]));
+        let fallen = |entry: &Value| entry["fall"].as_array().is_some_and(|fall| !fall.is_empty());
+        assert!(report["assumptions"].as_array().is_some_and(|all| all.iter().any(fallen)));
+        // One of the two that were predicted: flush the buffer, and copy later.
+        assert_eq!(report["synthesis"][0]["length"], 6);
+        let shorter = report["synthesis"][0]["shorter"].to_string();
+        assert!(shorter.contains("flush(buffer)"), "{shorter}");
+    }
 }
