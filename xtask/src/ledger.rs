@@ -9,12 +9,13 @@ use std::path::{Path, PathBuf};
 
 use toml::{Table, Value};
 
-use crate::root;
+use crate::{mutate, root};
 
 pub(crate) fn run() -> Result<(), String> {
     let folder = root().join("docs/compliance");
     let mut sources = String::new();
     collect(&root().join("crates"), &mut sources);
+    let mutations = mutate::names()?;
     let mut faults = Vec::new();
     let mut rules = 0;
     let entries = fs::read_dir(&folder).map_err(|e| format!("{}: {e}", folder.display()))?;
@@ -25,7 +26,7 @@ pub(crate) fn run() -> Result<(), String> {
         let table: Table = toml::from_str(&text).map_err(|e| format!("{}: {e}", file.display()))?;
         for rule in table.get("rule").and_then(Value::as_array).into_iter().flatten() {
             rules += 1;
-            if let Err(why) = judge(rule, &sources) {
+            if let Err(why) = judge(rule, &sources, &mutations) {
                 faults.push(format!("{}: {why}", file.file_name().unwrap_or_default().to_string_lossy()));
             }
         }
@@ -37,9 +38,13 @@ pub(crate) fn run() -> Result<(), String> {
     Ok(())
 }
 
-fn judge(rule: &Value, sources: &str) -> Result<(), String> {
+fn judge(rule: &Value, sources: &str, known: &[String]) -> Result<(), String> {
     let field = |name: &str| rule.get(name).and_then(Value::as_str);
     let what = field("rule").ok_or("an entry without `rule`")?;
+    for mutation in rule.get("mutations").and_then(Value::as_array).into_iter().flatten() {
+        let named = mutation.as_str().filter(|name| known.iter().any(|known| known == name));
+        named.ok_or_else(|| format!("{what:?} names the mutation {mutation}, which does not exist"))?;
+    }
     match field("state") {
         Some("tested") => {
             let tests = rule.get("tests").and_then(Value::as_array);
@@ -82,10 +87,13 @@ mod tests {
     #[test]
     fn a_rule_must_have_its_evidence() {
         let tested = entry("rule = 'r'\nstate = 'tested'\ntests = ['t']");
-        assert!(judge(&tested, "fn t() {}").is_ok());
-        assert!(judge(&tested, "fn u() {}").is_err());
-        assert!(judge(&entry("rule = 'r'\nstate = 'excluded'"), "").is_err());
-        assert!(judge(&entry("rule = 'r'\nstate = 'excluded'\nreason = 'no RD'"), "").is_ok());
-        assert!(judge(&entry("rule = 'r'\nstate = 'implemented'\nfile = 'no/such.rs'"), "").is_err());
+        assert!(judge(&tested, "fn t() {}", &[]).is_ok());
+        assert!(judge(&tested, "fn u() {}", &[]).is_err());
+        assert!(judge(&entry("rule = 'r'\nstate = 'excluded'"), "", &[]).is_err());
+        assert!(judge(&entry("rule = 'r'\nstate = 'excluded'\nreason = 'no RD'"), "", &[]).is_ok());
+        assert!(judge(&entry("rule = 'r'\nstate = 'implemented'\nfile = 'no/such.rs'"), "", &[]).is_err());
+        let mutated = entry("rule = 'r'\nstate = 'tested'\ntests = ['t']\nmutations = ['m']");
+        assert!(judge(&mutated, "fn t() {}", &["m".to_owned()]).is_ok());
+        assert!(judge(&mutated, "fn t() {}", &["n".to_owned()]).is_err());
     }
 }

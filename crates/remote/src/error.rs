@@ -72,6 +72,26 @@ pub enum Error {
         /// Its answer.
         status: WcStatus,
     },
+    /// The server executed FLUSHes for this session, and refuses one.
+    #[error(
+        "the server executed {what} for this session until now, and answers {status}; what was acknowledged is as safe as before, what was under way may be durable or not, and nothing more can be made durable here: connect again, and declare \"read\" on its side if it goes on refusing"
+    )]
+    FlushWithdrawn {
+        /// Which FLUSH.
+        what: &'static str,
+        /// Its answer.
+        status: WcStatus,
+    },
+    /// The server tried to execute a FLUSH, and its medium failed.
+    #[error(
+        "the server's medium failed under {what} ({status}); what was acknowledged is safe if the medium is, what was under way may be durable or not: check its disk, start the server again, and connect again"
+    )]
+    MediumFailed {
+        /// Which FLUSH.
+        what: &'static str,
+        /// Its answer.
+        status: WcStatus,
+    },
     /// An argument is wrong; nothing was sent.
     #[error("{0}")]
     Argument(String),
@@ -83,6 +103,11 @@ pub enum Error {
         /// How.
         status: WcStatus,
     },
+    /// The other side ended the connection, or is not there any more. As for [`Completion`](Self::Completion).
+    #[error(
+        "{0} ended the connection, or died; what was under way may be durable or not: connect again and look"
+    )]
+    Ended(IpAddr),
     /// The session is over for another reason.
     #[error("{0}; what was under way may be durable or not: connect again and look")]
     Broken(#[from] Broken),

@@ -189,6 +189,8 @@ pub struct Session {
     ended: VecDeque<(Ticket, Persistent)>,
     completions: Vec<Wc>,
     patience: Duration,
+    /// The server has executed the FLUSH that both rely on.
+    flushes: bool,
     over: bool,
 }
 
@@ -243,6 +245,7 @@ impl Session {
             ended: VecDeque::new(),
             completions: Vec::new(),
             patience: options.patience,
+            flushes: false,
             over: false,
         };
         for n in 0..answers {
@@ -715,15 +718,25 @@ impl Session {
     }
 
     fn failure(&self, wc: &Wc) -> Error {
+        if wc.status == WcStatus::WrFlushErr {
+            return Error::Ended(self.connection.peer());
+        }
         if wc.wr_id & RECEIVE != 0 {
             return Error::Completion { what: "the connection", status: wc.status };
         }
         let what = self.requester.what(wc.wr_id);
-        let refused = matches!(wc.status, WcStatus::RemAccessErr | WcStatus::RemInvReqErr);
-        if refused && what.starts_with("a FLUSH") {
-            return Error::FlushRefused { what: &what[2..], status: wc.status };
+        let status = wc.status;
+        let Some(flush) = what.strip_prefix("a ").filter(|flush| flush.starts_with("FLUSH")) else {
+            return Error::Completion { what, status };
+        };
+        match status {
+            WcStatus::RemOpErr => Error::MediumFailed { what: flush, status },
+            WcStatus::RemAccessErr | WcStatus::RemInvReqErr if self.flushes => {
+                Error::FlushWithdrawn { what: flush, status }
+            }
+            WcStatus::RemAccessErr | WcStatus::RemInvReqErr => Error::FlushRefused { what: flush, status },
+            _ => Error::Completion { what, status },
         }
-        Error::Completion { what, status: wc.status }
     }
 
     fn post_recv(&self, n: u64) -> Result<(), Error> {
@@ -740,7 +753,9 @@ impl Session {
             FlushSupport::Global => Placement::GlobalVisibility,
             FlushSupport::Persistent => Placement::Persistence,
         };
-        self.timed(|requester| Ok(requester.flush(placement, 0, 8))).map(drop)
+        self.timed(|requester| Ok(requester.flush(placement, 0, 8)))?;
+        self.flushes = true;
+        Ok(())
     }
 
     /// What a work request takes.

@@ -18,7 +18,7 @@ use remanence_remote::program::Program;
 use remanence_remote::responder::{Fault, Responder, Terms, World};
 use remanence_remote::ring::{Layout, Ring};
 use remanence_remote::{Error, Role, Session};
-use remanence_rnic::{Access, Data, SendFlags, SendOp, SendWr};
+use remanence_rnic::{Access, Data, RecvWr, SendFlags, SendOp, SendWr, Wc};
 use remanence_verbs::{ConnectAttr, Connection, Context, Listener, Options as DeviceOptions, QpOptions};
 
 const LIMIT: Option<Duration> = Some(Duration::from_secs(20));
@@ -153,6 +153,45 @@ fn a_client_that_sends_nonsense_is_expelled_and_the_others_go_on() {
     }
     drop(honest);
     assert_eq!(host.stop().expelled, 3);
+}
+
+#[test]
+fn a_live_server_gives_no_buffer_back_too_early_whatever_its_client_asks() {
+    // Receive buffers in PM, copied late: the repost stands before the flush of what was copied.
+    let config: Config = "DMP+no-DDIO+PM".parse().expect("a configuration");
+    let host = Host::declared(1 << 20, PersistenceDomain::Adr, |o| o.declare(config).messages(8, 1024));
+    let hello = Hello { declared: None, credentials: Credentials::None }.emit();
+    let (connection, _device) = stranger(&host, &hello).expect("accepted");
+    let welcome = Welcome::parse(&connection.private_data()).expect("a welcome");
+    let answers = Region::anonymous(4096).expect("memory");
+    let answers = connection.qp().pd().reg_mr(&answers, Access::LOCAL_WRITE).expect("fair");
+    let sge = [answers.sge(0, 4096)];
+    connection.qp().post_recv(&RecvWr { wr_id: 2, sges: &sge }).expect("room");
+    let mut early = build(&config, Op::Send, Shape::COMPOUND);
+    let last = early.deferred.len() - 1;
+    early.deferred.swap(last - 1, last);
+    let body = Program::compile(&early).expect("a list of steps").emit();
+    let mut hash = crc32fast::Hasher::new();
+    hash.update(&body);
+    let header = Header { stamp: welcome.stamp, number: 1, kind: Kind::Plan, ..update(0) };
+    let bytes = [&header.emit(body.len() as u32, &hash)[..], &body].concat();
+    let data = Data::Inline(&bytes);
+    let wr = SendWr { wr_id: 1, op: SendOp::Send, data, flags: SendFlags::SIGNALED, ud: None };
+    connection.qp().post_send(&wr).expect("posted");
+    let mut completions = Vec::new();
+    while !completions.iter().any(|wc: &Wc| wc.wr_id == 2) {
+        connection.qp().recv_cq().wait(&mut completions, 4, LIMIT).expect("it answers");
+    }
+    let answer = completions.iter().find(|wc| wc.wr_id == 2).expect("found just now");
+    let mut said = vec![0; answer.byte_len as usize];
+    answers.region().read(0, &mut said);
+    let said = Answer::parse(&said).expect("an answer");
+    let why = String::from_utf8_lossy(&said.body).into_owned();
+    assert_eq!(said.kind, AnswerKind::Refused, "{why}");
+    assert!(
+        why.contains("before the effect of its message is durable") || why.contains("was given back"),
+        "{why}"
+    );
 }
 
 /// A responder of its own, with messages written into its buffers by hand.

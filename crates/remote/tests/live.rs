@@ -257,6 +257,7 @@ fn costs_are_measured_once_and_remembered() {
     let again = session(&host, Options::default());
     assert_eq!(first.costs(), again.costs());
     assert!(first.costs().round_trip > 0.0);
+    assert_ne!(*first.costs(), Costs::PAPERS, "they are what plans are compared by");
 }
 
 #[test]

@@ -19,6 +19,7 @@ use remanence_persist::plan::Request;
 use remanence_persist::recipe::Op;
 use remanence_persist::taxonomy::Buffers;
 use remanence_pmem::FileOptions;
+use remanence_remote::ring::Layout;
 use remanence_remote::{Error, Plan, Server, ServerOptions, Session};
 use remanence_verbs::Context;
 
@@ -233,16 +234,14 @@ fn a_server_of_shared_memory_is_killed_and_every_acknowledged_update_is_there() 
     kill_under_load(dir.path().join("pm"), "pm", 4);
 }
 
-#[test]
-fn messages_that_nobody_looked_at_are_durable_and_applied_by_the_next_server() {
-    let dir = tempfile::tempdir_in("/dev/shm").expect("a directory");
-    let place = dir.path().join("pm");
-    let mut served = start(&place, "pm");
+/// A server that nobody looks at its messages on, with twelve of them, killed.
+fn twelve_messages_in(place: &Path) {
+    let mut served = start(place, "pm");
     let mut session = Session::connect(&context(), served.addr, fixed()).expect("connected");
     let plan = session.plan_by(Op::Send, &Request::append(RECORD as u32)).expect("a plan");
     assert!(!plan.recipe.is_two_sided() && plan.recipe.replay, "{}", plan.recipe);
-    std::fs::write(busy(&place), b"").expect("a file");
-    while !busy(&place).with_extension("in").exists() {
+    std::fs::write(busy(place), b"").expect("a file");
+    while !busy(place).with_extension("in").exists() {
         std::thread::sleep(Duration::from_millis(1));
     }
     for n in 0..12 {
@@ -250,11 +249,51 @@ fn messages_that_nobody_looked_at_are_durable_and_applied_by_the_next_server() {
     }
     assert_eq!(session.finish().expect("nobody is needed at the server").len(), 12);
     served.process.kill();
-    std::fs::remove_file(busy(&place)).expect("it is there");
+    std::fs::remove_file(busy(place)).expect("it is there");
+}
+
+#[test]
+fn messages_that_nobody_looked_at_are_durable_and_applied_by_the_next_server() {
+    let dir = tempfile::tempdir_in("/dev/shm").expect("a directory");
+    let place = dir.path().join("pm");
+    twelve_messages_in(&place);
     let served = start(&place, "pm");
     assert_eq!(served.recovered, 12, "messages that recovery applied");
     let mut session = Session::connect(&context(), served.addr, fixed()).expect("connected");
     assert_eq!(verify(&mut session, 12, "from the receive buffers"), 12);
+}
+
+#[test]
+fn half_a_message_in_the_file_of_a_killed_server_is_not_applied_and_nothing_behind_it() {
+    let dir = tempfile::tempdir_in("/dev/shm").expect("a directory");
+    let place = dir.path().join("pm");
+    twelve_messages_in(&place);
+    let region = FileOptions::new().open(&place).expect("its server is dead");
+    let ring = Layout::find(&region).expect("sound").expect("it has buffers").ring(0);
+    // As if the end of the message that brings record 8 had still been on its way.
+    let at = (1..=16).find_map(|number| {
+        let mut buffer = vec![0; 2048];
+        region.read(ring.buffer(number), &mut buffer);
+        let at = buffer.windows(RECORD as usize).position(|bytes| bytes == record(8))?;
+        Some(ring.buffer(number) + at as u64)
+    });
+    region.write(at.expect("it is there") + RECORD / 2, &[0; RECORD as usize / 2]);
+    drop(region);
+    let served = start(&place, "pm");
+    assert_eq!(served.recovered, 8, "messages that recovery applied");
+    let mut session = Session::connect(&context(), served.addr, fixed()).expect("connected");
+    assert_eq!(verify(&mut session, 8, "from the receive buffers"), 8);
+    for n in 8..12 {
+        let mut bytes = vec![0xff; RECORD as usize];
+        session.read(FIRST + n * RECORD, &mut bytes).expect("it is there");
+        assert_eq!(bytes, vec![0; RECORD as usize], "record {n}: no part of it is there");
+    }
+    // The next run begins where the last whole one ended.
+    let plan = session.plan_by(Op::Send, &Request::append(RECORD as u32)).expect("a plan");
+    submit(&mut session, &plan, 8).expect("it is there");
+    session.finish().expect("it is there");
+    session.settle().expect("it is there");
+    assert_eq!(verify(&mut session, 9, "afterwards"), 9);
 }
 
 #[test]

@@ -32,6 +32,11 @@ pub(crate) fn check() -> Result<(), String> {
     if faults.is_empty() { Ok(()) } else { Err(format!("\n  {}", faults.join("\n  "))) }
 }
 
+/// What they are called.
+pub(crate) fn names() -> Result<Vec<String>, String> {
+    Ok(table::load(&root())?.into_iter().map(|mutation| mutation.name).collect())
+}
+
 pub(crate) fn run(args: &[String]) -> Result<(), String> {
     check()?;
     let all = table::load(&root())?;

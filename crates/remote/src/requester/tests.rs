@@ -172,3 +172,31 @@ fn the_second_flush_of_a_recipe_is_for_what_was_posted_since_the_first() {
     finish(&mut requester, &mut port);
     assert!(requester.is_idle());
 }
+
+#[test]
+fn runs_to_the_same_bytes_wait_for_each_other_where_packets_may_overtake() {
+    for (text, waits) in [("WSP+DDIO+DRAM", false), ("WSP+DDIO+DRAM+relaxed", true)] {
+        let config: Config = text.parse().expect("a configuration");
+        let region = Window { rkey: 7, addr: 1 << 40, len: 1 << 30 };
+        let buffers = Window { rkey: 8, addr: 0, len: 16 * 1024 };
+        let terms = Terms { config, region, buffers, slots: 16, slot_size: 1024, stamp: 1, shift: 6 };
+        let mut requester = Requester::new(terms, 64, 4, 1 << 16);
+        let recipe = build(&config, Op::Write, Shape::SINGLETON);
+        let method = Arc::new(Method::new(&recipe, 0, Vec::new()).expect("a method"));
+        let mut port = Posted::default();
+        let mut submit = |requester: &mut Requester, at: u64| {
+            let submitted = requester.submit(&method, &[(at, &[1; 64])], &mut port);
+            requester.drive(&mut port).expect("posted");
+            match submitted {
+                Ok(_) => true,
+                Err(Refused::Busy) => false,
+                Err(other) => panic!("{other:?}"),
+            }
+        };
+        assert!(submit(&mut requester, 4096), "nothing is under way");
+        assert!(submit(&mut requester, 4096 + 64), "beside it, and not over it");
+        assert_eq!(submit(&mut requester, 4096 + 56), !waits, "{text}: over both");
+        finish(&mut requester, &mut Posted::default());
+        assert!(submit(&mut requester, 4096 + 56), "they are over");
+    }
+}

@@ -2,6 +2,7 @@
 #![allow(dead_code, reason = "each test program uses a part")]
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread::JoinHandle;
@@ -32,7 +33,7 @@ pub(crate) struct Host {
     pub(crate) region: Region,
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<Result<Stats, Error>>>,
-    _dir: TempDir,
+    dir: Option<TempDir>,
 }
 
 impl Host {
@@ -65,13 +66,39 @@ impl Host {
             options = options.declare(domain);
         }
         let region = options.open(dir.path().join("memory")).expect("a file");
+        Self::on(dir, region, change, prepare)
+    }
+
+    /// The same file once more, by a new server.
+    pub(crate) fn again(
+        mut host: Self,
+        domain: PersistenceDomain,
+        change: impl FnOnce(ServerOptions) -> ServerOptions,
+    ) -> Self {
+        let dir = host.dir.take().expect("it has one");
+        drop(host);
+        let region = FileOptions::new().declare(domain).open(dir.path().join("memory")).expect("its file");
+        Self::on(dir, region, change, |_| ())
+    }
+
+    fn on(
+        dir: TempDir,
+        region: Region,
+        change: impl FnOnce(ServerOptions) -> ServerOptions,
+        prepare: impl FnOnce(&mut Server),
+    ) -> Self {
         let options = change(ServerOptions::new(&context(), region.clone(), 0));
         let mut server = Server::bind(options).expect("a server");
         prepare(&mut server);
         let (addr, stop) = (server.addr(), Arc::new(AtomicBool::new(false)));
         let stopping = Arc::clone(&stop);
         let thread = Some(std::thread::spawn(move || server.run(&stopping)));
-        Self { addr, region, stop, thread, _dir: dir }
+        Self { addr, region, stop, thread, dir: Some(dir) }
+    }
+
+    /// The file that it serves.
+    pub(crate) fn path(&self) -> PathBuf {
+        self.dir.as_ref().expect("it has one").path().join("memory")
     }
 
     /// Ends it.

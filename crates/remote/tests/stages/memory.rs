@@ -3,7 +3,8 @@
 //! What the engine writes goes, word by word, through the RNIC's buffer, the IIO's write buffer (coherent: the CPU sees it
 //! there), and then to the cache or the memory controller, which are a `pmem::crash_image`. A seed moves words on when it
 //! likes, as far as the rules of `persist/src/check/machine.rs` allow; a crash keeps what the persistence domain keeps.
-//! FLUSH and READ push what they promise to push, and nothing else: a FLUSH of a range, that range.
+//! FLUSH and READ push what they promise to push, and nothing else: a FLUSH of a range, that range. Where memory may be
+//! written in any order, what a later packet brings may be in the RNIC's buffer before what an earlier one brings.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, VecDeque};
@@ -32,11 +33,14 @@ struct Atom {
     region: RegionId,
     at: u64,
     bytes: Vec<u8>,
-    /// Which operation brought it.
+    /// Which operation brought it; [`EARLY`] while the engine has not come to that operation.
     op: u64,
     /// By an ATOMIC WRITE.
     atomic: bool,
 }
+
+/// Of no operation yet: no FLUSH covers it, and no message is received for it.
+const EARLY: u64 = u64::MAX;
 
 /// A FLUSH that takes time.
 struct Late {
@@ -52,6 +56,8 @@ pub(crate) struct Stages {
     image: CrashImage,
     dram: Vec<u8>,
     rnic: VecDeque<Atom>,
+    /// Bytes that were placed before the engine has come to their operation.
+    early: Vec<(RegionId, u64, Vec<u8>)>,
     /// Words in the IIO: offset, and its bytes that are there.
     iio: BTreeMap<u64, [Option<u8>; 8]>,
     ops: u64,
@@ -75,6 +81,7 @@ impl Stages {
             image: CrashImage::new(PM_LEN, domain),
             dram: vec![0; DRAM_LEN as usize],
             rnic: VecDeque::new(),
+            early: Vec::new(),
             iio: BTreeMap::new(),
             ops: 0,
             late: VecDeque::new(),
@@ -110,11 +117,34 @@ impl Stages {
 
     fn arrive(&mut self, region: RegionId, at: u64, bytes: &[u8], atomic: bool) {
         self.ops += 1;
+        let there = self.early.iter().position(|(r, a, b)| (*r, *a, &b[..]) == (region, at, bytes));
+        let Some(there) = there else {
+            self.take_in(region, at, bytes, atomic, self.ops);
+            return;
+        };
+        self.early.swap_remove(there);
+        // What has not gone on counts as arrived now.
+        let range = at..at + bytes.len() as u64;
+        let its = |atom: &Atom| atom.op == EARLY && atom.region == region && range.contains(&atom.at);
+        let (mut mine, others): (VecDeque<Atom>, VecDeque<Atom>) = self.rnic.drain(..).partition(its);
+        mine.iter_mut().for_each(|atom| atom.op = self.ops);
+        self.rnic = others;
+        self.rnic.append(&mut mine);
+    }
+
+    /// A packet arrives that the engine takes later, behind others.
+    pub(crate) fn arrive_early(&mut self, region: RegionId, at: u64, bytes: &[u8], atomic: bool) {
+        assert_eq!(self.config.order, Order::Relaxed, "packets are placed in their order");
+        self.early.push((region, at, bytes.to_vec()));
+        self.take_in(region, at, bytes, atomic, EARLY);
+    }
+
+    fn take_in(&mut self, region: RegionId, at: u64, bytes: &[u8], atomic: bool, op: u64) {
         let (mut at, mut rest) = (at, bytes);
         while !rest.is_empty() {
             let len = ((8 - at % 8) as usize).min(rest.len());
             let (word, more) = rest.split_at(len);
-            self.rnic.push_back(Atom { region, at, bytes: word.to_vec(), op: self.ops, atomic });
+            self.rnic.push_back(Atom { region, at, bytes: word.to_vec(), op, atomic });
             (at, rest) = (at + len as u64, more);
         }
     }
@@ -124,7 +154,12 @@ impl Stages {
         let atom = &self.rnic[n];
         let relaxed = self.config.order == Order::Relaxed;
         let mut earlier = self.rnic.iter().take(n).filter(|other| other.op != atom.op);
-        if atom.atomic { earlier.next().is_none() } else { relaxed || earlier.all(|other| other.atomic) }
+        // An ATOMIC WRITE is executed in its turn, wherever its packet is.
+        if atom.atomic {
+            atom.op != EARLY && earlier.next().is_none()
+        } else {
+            relaxed || earlier.all(|other| other.atomic)
+        }
     }
 
     /// A word goes from the RNIC to the IIO, where it is visible.
@@ -164,23 +199,25 @@ impl Stages {
         }
         // The memory controller is in the domain of DMP; a page cache is written by the kernel when it likes.
         if past && self.config.domain == Domain::Dmp {
-            self.image.persist(at..at + 8).expect("memory does not fail");
+            self.image.persist_alone(at..at + 8);
         }
     }
 
-    /// Moves one word somewhere, by chance.
-    pub(crate) fn drift(&mut self) {
+    /// Moves one word somewhere, by chance; or (`backwards`) what came last as far as it may.
+    pub(crate) fn drift(&mut self, backwards: bool) {
         if self.below(3) < 2 {
             let free: Vec<usize> = (0..self.rnic.len()).filter(|n| self.may_leave(*n)).collect();
             if !free.is_empty() {
-                let n = self.below(free.len() as u64) as usize;
+                let n = if backwards { free.len() - 1 } else { self.below(free.len() as u64) as usize };
                 self.leave(free[n]);
                 return;
             }
         }
         let words: Vec<u64> = self.iio.keys().copied().collect();
         if !words.is_empty() {
-            let at = words[self.below(words.len() as u64) as usize];
+            // Later updates lie higher up.
+            let n = if backwards { words.len() - 1 } else { self.below(words.len() as u64) as usize };
+            let at = words[n];
             let past = !self.config.ddio || self.below(4) == 0;
             self.descend(at, past);
         }
@@ -217,7 +254,7 @@ impl Stages {
             self.descend(at, !self.config.ddio);
         }
         if placement == Some(Placement::Persistence) && span.region == PM {
-            self.image.persist(range).expect("memory does not fail");
+            self.image.persist_alone(range);
         }
     }
 

@@ -10,7 +10,8 @@ use std::time::Duration;
 
 use rand_chacha::ChaCha8Rng;
 use rand_core::{RngCore, SeedableRng};
-use remanence_persist::taxonomy::{Buffers, Domain, Transport};
+use remanence_persist::recipe::Rq;
+use remanence_persist::taxonomy::{Buffers, Domain, Order, Transport};
 use remanence_persist::{Config, Recipe};
 use remanence_pmem::Medium;
 use remanence_remote::hello::Window;
@@ -27,6 +28,7 @@ use remanence_rnic::{
 use remanence_wire::{Gid, Mtu, Psn, Qpn};
 
 use super::memory::{Cpu, DRAM, PM, PM_LEN, Shared, Stages};
+use super::overtake::Overtaking;
 
 const SLOT_SIZE: u32 = 512;
 const STAGING: usize = 64 << 10;
@@ -35,6 +37,8 @@ const ANSWERS: u64 = 64;
 const STAMP: u64 = 0x5eed_5eed;
 /// Nobody needs more than that; who does is stuck.
 const STEPS_MAX: u32 = 20_000;
+/// Steps that everybody may rest with nothing on the wire.
+const RESTS: u32 = 64;
 
 /// The client's memory: staging, and where answers arrive.
 struct Plain(Vec<Vec<u8>>);
@@ -93,7 +97,7 @@ impl End {
         Self { device, ip, pd, cq, qpn }
     }
 
-    fn connect(&mut self, to: &(IpAddr, Qpn), now: Instant) {
+    fn connect(&mut self, to: &(IpAddr, Qpn), mtu: Mtu, now: Instant) {
         let access = Access::LOCAL_WRITE
             | Access::REMOTE_WRITE
             | Access::REMOTE_READ
@@ -104,7 +108,7 @@ impl End {
         let rtr = QpAttr {
             state: Some(QpState::Rtr),
             av: Some(AhAttr::new(Gid::from_ip(to.0))),
-            path_mtu: Some(Mtu::B1024),
+            path_mtu: Some(mtu),
             dest_qpn: Some(to.1),
             rq_psn: Some(Psn::new(7)),
             max_dest_rd_atomic: Some(16),
@@ -161,13 +165,19 @@ impl Port for ClientPort<'_> {
 /// What the responder does goes to its engine, as long as there is power.
 struct ServerWorld<'a> {
     end: &'a mut End,
+    now: Instant,
+    /// What leaves at once, while the CPU goes on; if `None`, it leaves later.
+    leaves: Option<&'a mut Vec<(RxMeta, Vec<u8>)>>,
     shared: Shared,
     ring: Ring,
     incoming: Mr,
+    /// The last receive buffer that was given to the engine.
+    given: &'a mut u64,
 }
 
 impl ServerWorld<'_> {
     fn give(&mut self, number: u64) {
+        *self.given = number;
         let sge = [Sge { addr: self.ring.buffer(number), len: SLOT_SIZE, lkey: self.incoming.lkey }];
         self.end.device.post_recv(self.end.qpn, &RecvWr { wr_id: number, sges: &sge }).expect("room");
     }
@@ -185,6 +195,9 @@ impl World for ServerWorld<'_> {
                 ud: None,
             };
             self.end.device.post_send(self.end.qpn, &wr).expect("room");
+            if let Some(leaves) = &mut self.leaves {
+                leaves.extend(std::iter::from_fn(|| sent(self.end, self.now, &mut self.shared)));
+            }
         }
     }
 
@@ -197,6 +210,23 @@ impl World for ServerWorld<'_> {
     fn call(&mut self, _: u16, _: &[u8]) -> Result<Vec<u8>, String> {
         Ok(Vec::new())
     }
+}
+
+/// The next packet that an end sends, as it will arrive.
+fn sent(end: &mut End, now: Instant, memory: &mut impl Memory) -> Option<(RxMeta, Vec<u8>)> {
+    let mut buf = vec![0; 16 << 10];
+    let t = end.device.poll_transmit(now, &mut buf, 1, memory)?;
+    let rx = RxMeta {
+        src: t.src,
+        dst: t.dst,
+        src_port: t.src_port,
+        ip_id: Some(0),
+        train_index: 0,
+        ecn: 0,
+        hop_limit: t.hop_limit,
+    };
+    buf.truncate(t.len);
+    Some((rx, buf))
 }
 
 /// What a crashed run comes to.
@@ -224,6 +254,44 @@ pub(crate) struct Story<'a> {
     pub(crate) seed: u64,
     /// The server looks at the client's plan before it serves it.
     pub(crate) checked: bool,
+}
+
+/// How fast everybody is, compared with the others. Some things only go wrong where somebody is far behind.
+struct Pace {
+    /// Words that move on in the responder's memory at a time, one time in so many.
+    words: (u32, u32),
+    /// Its CPU does something one time in so many.
+    cpu: u32,
+    /// Its RNIC sends one time in so many. A READ is executed when its response leaves: the WRITE behind it may pass it
+    /// meanwhile (IBA Vol 1, 9.5).
+    answers: u32,
+    /// A FLUSH that takes time is over one time in so many.
+    flushes: u32,
+    /// A packet arrives there one time in so many.
+    requests: u32,
+    /// Nanoseconds that a packet may be late.
+    late: u64,
+    /// What came last moves on first, if it may.
+    backwards: bool,
+}
+
+impl Pace {
+    fn draw(rng: &mut ChaCha8Rng) -> Self {
+        let mut one = |of: [u32; 4]| of[rng.next_u32() as usize % 4];
+        Self {
+            words: (one([1, 1, 4, 16]), one([1, 1, 1, 8])),
+            cpu: one([1, 1, 4, 16]),
+            answers: one([1, 1, 2, 16]),
+            flushes: one([1, 1, 1, 16]),
+            requests: one([1, 1, 1, 8]),
+            late: one([20_000, 20_000, 20_000, 100_000]).into(),
+            backwards: one([0, 0, 0, 1]) == 1,
+        }
+    }
+
+    fn turn(rng: &mut ChaCha8Rng, one_in: u32) -> bool {
+        rng.next_u32().is_multiple_of(one_in)
+    }
 }
 
 struct Flight {
@@ -288,23 +356,38 @@ struct Play<'a> {
     layout: Option<Layout>,
     /// Receive completions that the responder has not looked at, and what had arrived by then.
     arrived: VecDeque<(Wc, u64)>,
+    given: u64,
+    overtaking: Overtaking,
+    /// Bytes of an update that is no word.
+    size: usize,
     posted: VecDeque<(u64, bool)>,
     expected: Vec<Expected>,
     over: bool,
+    pace: Pace,
+    rests: u32,
 }
 
 impl<'a> Play<'a> {
     fn new(story: &'a Story<'a>, program: Program) -> Self {
         let mut rng = ChaCha8Rng::seed_from_u64(story.seed);
         let config = story.config;
+        let pace = Pace::draw(&mut rng);
         // One in four runs to its end and is crashed there.
         let left = if rng.next_u32() % 4 == 0 { u64::MAX } else { 1 + rng.next_u64() % 160 };
         let shared = Shared(Rc::new(RefCell::new(Stages::new(config, rng.next_u64(), u64::MAX))));
         let now = Instant::from_nanos(1_000_000_000);
         let mut ends = [End::new(1), End::new(2)];
         let places = [(ends[0].ip, ends[0].qpn), (ends[1].ip, ends[1].qpn)];
-        ends[0].connect(&places[1], now);
-        ends[1].connect(&places[0], now);
+        // Packets that overtake each other may be of one update, too. A message is never longer than its buffer.
+        let sends =
+            |recipe: &Recipe| recipe.requester().any(|step| matches!(step, Rq::Send(m) if m.data.0 != 0));
+        let long = config.order == Order::Relaxed
+            && !sends(story.recipe)
+            && !story.then.is_some_and(sends)
+            && rng.next_u32().is_multiple_of(4);
+        let (mtu, size) = if long { (Mtu::B256, 320) } else { (Mtu::B1024, 24) };
+        ends[0].connect(&places[1], mtu, now);
+        ends[1].connect(&places[0], mtu, now);
         // No more receive buffers than one or two runs need.
         let messages = program.parts().len().max(1) as u16;
         let slots = messages * (1 + (rng.next_u32() % 2) as u16);
@@ -333,7 +416,16 @@ impl<'a> Play<'a> {
         for n in 0..ANSWERS {
             give_answer(&mut ends[0], &answers, n);
         }
-        let mut world = ServerWorld { end: &mut ends[1], shared: shared.clone(), ring, incoming };
+        let mut given = 0;
+        let mut world = ServerWorld {
+            end: &mut ends[1],
+            now,
+            leaves: None,
+            shared: shared.clone(),
+            ring,
+            incoming,
+            given: &mut given,
+        };
         (1..=u64::from(slots)).for_each(|number| world.give(number));
         let shift = granule_shift(data_len);
         let terms = Terms {
@@ -385,9 +477,14 @@ impl<'a> Play<'a> {
             buffers,
             layout,
             arrived: VecDeque::new(),
+            given,
+            overtaking: Overtaking::default(),
+            size,
             posted: VecDeque::new(),
             expected: Vec::new(),
             over: false,
+            pace,
+            rests: 0,
         };
         play.plan_updates();
         play
@@ -399,12 +496,12 @@ impl<'a> Play<'a> {
         let same = self.story.then.is_some() || recipe.replay && self.rng.next_u32().is_multiple_of(2);
         let count = usize::from(recipe.shape.count);
         // No two in one unit of write-back, so that the flush of one is none of another.
-        let apart = if self.story.config.domain == Domain::PageCache { 4096 } else { 128 };
+        let apart = if self.story.config.domain == Domain::PageCache { 4096 } else { 512 };
         for run in 0..RUNS {
             let update = |u: usize| {
                 let word = recipe.shape.word && u + 1 == count;
                 let place = if same { u } else { run * count + u };
-                (128 + place as u64 * apart, content(run, u, if word { 8 } else { 24 }))
+                (128 + place as u64 * apart, content(run, u, if word { 8 } else { self.size }))
             };
             let updates = (0..count).map(update).collect();
             self.expected.push(Expected { ticket: Ticket(0), updates, acknowledged: false });
@@ -419,6 +516,7 @@ impl<'a> Play<'a> {
                 break;
             }
             if self.shared.0.borrow().is_dead() {
+                self.last_words(&mut next);
                 stuck = false;
                 break;
             }
@@ -427,7 +525,7 @@ impl<'a> Play<'a> {
                 && !self.responder.is_busy()
                 && self.arrived.is_empty()
                 && self.wire.is_empty()
-                && self.collect()
+                && self.collect(true)
             {
                 stuck = false;
                 break;
@@ -521,58 +619,61 @@ impl<'a> Play<'a> {
         }
     }
 
-    /// Takes what the engines want to send; `true` if nothing is on its way then.
-    fn collect(&mut self) -> bool {
-        let mut buf = vec![0; 16 << 10];
-        for from in [0, 1] {
-            loop {
-                let end = &mut self.ends[from];
-                let transmit = if from == 0 {
-                    end.device.poll_transmit(self.now, &mut buf, 1, &mut self.plain)
-                } else {
-                    end.device.poll_transmit(self.now, &mut buf, 1, &mut self.shared)
-                };
-                let Some(t) = transmit else { break };
-                let rx = RxMeta {
-                    src: t.src,
-                    dst: t.dst,
-                    src_port: t.src_port,
-                    ip_id: Some(0),
-                    train_index: 0,
-                    ecn: 0,
-                    hop_limit: t.hop_limit,
-                };
-                // In order, and some of them after a while: others pass in the meantime what they may pass.
-                let delay = 1000
-                    + if self.rng.next_u32().is_multiple_of(4) { self.rng.next_u64() % 20_000 } else { 0 };
-                let last = self.wire.iter().filter(|(_, f)| f.to == 1 - from).map(|((at, _), _)| *at).max();
-                let at = (self.now + Duration::from_nanos(delay)).max(last.unwrap_or(self.now));
-                self.flights += 1;
-                self.wire
-                    .insert((at, self.flights), Flight { to: 1 - from, rx, bytes: buf[..t.len].to_vec() });
-            }
+    /// Takes what the client's engine wants to send, and (`both`) the responder's; `true` if nothing is on its way then.
+    fn collect(&mut self, both: bool) -> bool {
+        while let Some((rx, bytes)) = sent(&mut self.ends[0], self.now, &mut self.plain) {
+            let (buffers, ring) = (self.buffers, self.ring);
+            self.overtaking.sent(&bytes, |number| (buffers, ring.buffer(number)));
+            self.fly(1, rx, bytes);
+        }
+        while let Some((rx, bytes)) =
+            both.then(|| sent(&mut self.ends[1], self.now, &mut self.shared)).flatten()
+        {
+            self.fly(0, rx, bytes);
         }
         self.wire.is_empty()
     }
 
+    /// A packet is on its way: in order, and some of them for a while; others pass in the meantime what they may pass.
+    fn fly(&mut self, to: usize, rx: RxMeta, bytes: Vec<u8>) {
+        let late = self.rng.next_u32().is_multiple_of(4);
+        let delay = 1000 + if late { self.rng.next_u64() % self.pace.late } else { 0 };
+        let last = self.wire.iter().filter(|(_, f)| f.to == to).map(|((at, _), _)| *at).max();
+        let at = (self.now + Duration::from_nanos(delay)).max(last.unwrap_or(self.now));
+        self.flights += 1;
+        self.wire.insert((at, self.flights), Flight { to, rx, bytes });
+    }
+
+    /// The responder's power has gone. What had left it by then arrives.
+    fn last_words(&mut self, next: &mut usize) {
+        for flight in std::mem::take(&mut self.wire).into_values().filter(|flight| flight.to == 0) {
+            self.deliver(&flight);
+        }
+        self.client(next);
+    }
+
     /// One thing happens somewhere. `false` when nothing can happen any more.
     fn step(&mut self) -> bool {
-        self.collect();
+        let answers = Pace::turn(&mut self.rng, self.pace.answers);
+        self.collect(answers);
         let roll = self.rng.next_u32() % 8;
         if roll < 3 {
-            let mut stages = self.shared.0.borrow_mut();
-            if stages.event() {
-                stages.drift();
+            let Pace { words: (words, seldom), backwards, .. } = self.pace;
+            let moves = Pace::turn(&mut self.rng, seldom);
+            if self.shared.0.borrow_mut().event() && !self.overtake() && moves {
+                (0..words).for_each(|_| self.shared.0.borrow_mut().drift(backwards));
             }
             return true;
         }
-        if roll == 3 && self.finish_flush() {
+        if roll == 3 && Pace::turn(&mut self.rng, self.pace.flushes) && self.finish_flush() {
             return true;
         }
-        if roll == 4 && self.serve() {
+        if roll == 4 && Pace::turn(&mut self.rng, self.pace.cpu) && self.serve() {
             return true;
         }
-        if let Some(key) = self.wire.keys().next().copied() {
+        let arrives = Pace::turn(&mut self.rng, self.pace.requests);
+        let mut flights = self.wire.iter().filter(|(_, flight)| arrives || flight.to == 0);
+        if let Some(key) = flights.next().map(|(key, _)| *key) {
             if !self.shared.0.borrow_mut().event() {
                 return true;
             }
@@ -581,7 +682,18 @@ impl<'a> Play<'a> {
             self.deliver(&flight);
             return true;
         }
-        if self.serve() || self.finish_flush() {
+        if !self.wire.is_empty() {
+            return true;
+        }
+        // Who is slow is so with nothing on the wire too, but not for ever.
+        self.rests = (self.rests + 1) % RESTS;
+        let awake = self.rests == 0;
+        let Pace { cpu, flushes, answers, .. } = self.pace;
+        if (awake || Pace::turn(&mut self.rng, cpu)) && self.serve()
+            || (awake || Pace::turn(&mut self.rng, flushes)) && self.finish_flush()
+            || (awake || Pace::turn(&mut self.rng, answers)) && !self.collect(true)
+            || !awake
+        {
             return true;
         }
         let deadline = self.ends.iter().filter_map(|end| end.device.poll_timeout()).min();
@@ -591,12 +703,28 @@ impl<'a> Play<'a> {
         true
     }
 
+    /// Where memory may be written in any order, some packet that waits behind others is placed.
+    fn overtake(&mut self) -> bool {
+        if self.story.config.order != Order::Relaxed || self.rng.next_u32().is_multiple_of(2) {
+            return false;
+        }
+        let waiting: Vec<&Flight> = self.wire.values().filter(|flight| flight.to == 1).skip(1).collect();
+        if waiting.is_empty() {
+            return false;
+        }
+        let flight = waiting[self.rng.next_u32() as usize % waiting.len()];
+        let Some((target, bytes)) = self.overtaking.place(&flight.bytes, self.given) else { return false };
+        self.shared.0.borrow_mut().arrive_early(target.region, target.at, bytes, target.atomic);
+        true
+    }
+
     fn deliver(&mut self, flight: &Flight) {
         let end = &mut self.ends[flight.to];
         if flight.to == 0 {
             end.device.handle_datagram(self.now, &flight.rx, &flight.bytes, &mut self.plain);
             return;
         }
+        self.overtaking.delivered(&flight.bytes);
         end.device.handle_datagram(self.now, &flight.rx, &flight.bytes, &mut self.shared);
         let mark = self.shared.0.borrow().mark();
         self.arrived.extend(end.completions().into_iter().map(|wc| (wc, mark)));
@@ -617,11 +745,16 @@ impl<'a> Play<'a> {
         let next = self.arrived.pop_front();
         let memory = Cpu(self.shared.clone(), PM);
         let buffers = Cpu(self.shared.clone(), self.buffers);
+        let mut left = Vec::new();
+        let at_once = Pace::turn(&mut self.rng, self.pace.answers);
         let mut world = ServerWorld {
             end: &mut self.ends[1],
+            now: self.now,
+            leaves: at_once.then_some(&mut left),
             shared: self.shared.clone(),
             ring: self.ring,
             incoming: self.incoming,
+            given: &mut self.given,
         };
         let result = match next {
             Some((wc, mark)) => {
@@ -637,6 +770,7 @@ impl<'a> Play<'a> {
             None if self.responder.is_busy() => self.responder.idle(&memory, &buffers, &mut world),
             None => return false,
         };
+        left.into_iter().for_each(|(rx, bytes)| self.fly(0, rx, bytes));
         self.over |= result.is_err() && !self.shared.0.borrow().is_dead();
         true
     }
