@@ -99,6 +99,28 @@ fn doctor_explains_which_method_fits_and_what_it_survives() {
     let other = ["doctor", "--explain", "--responder", "DMP+DDIO+DRAM+read+fenced"];
     let told = String::from_utf8(run(rem().args(other)).good()).expect("UTF-8");
     assert!(told.contains("survives") && told.contains("faster with"), "{told}");
+    // Of what nobody said the paper's value is taken, and that is said.
+    assert!(told.contains("assumed     writes that are placed in their order"), "{told}");
+    let named = ["doctor", "--explain", "--responder", "DMP+DDIO+DRAM+ib+read+fenced+posted"];
+    let told = String::from_utf8(run(rem().args(named)).good()).expect("UTF-8");
+    assert!(!told.contains("assumed"), "{told}");
+    let said = run(rem().args(other).arg("--json")).json();
+    let better = said["explained"][0]["plans"][0]["better_with"].as_array().expect("a list").clone();
+    assert!(better.iter().any(|b| b["faster"] == false && b["one_sided"] == true), "{better:?}");
+    let both = run(rem().args(["doctor", "--explain", "--responder", "DMP+DDIO+no-DDIO"]));
+    assert!(both.stderr.contains("two values of one thing"), "{}", both.stderr);
+    assert_eq!(run(rem().args(other).arg(dir.path())).status, Some(2), "it is one or the other");
+}
+
+#[test]
+fn nobody_waits_to_hear_that_a_result_has_no_place() {
+    let cell = ["check", "persistence", "--cell", "MHP+DDIO+DRAM"];
+    for place in [["--json", "/nonexistent/file"], ["--svg", "/proc/lines"]] {
+        let said = run(rem().args(cell).args(place));
+        assert_eq!((said.status, said.stdout.len()), (Some(1), 0), "{}", said.stderr);
+        assert!(said.stderr.contains(place[1]), "{}", said.stderr);
+    }
+    assert_eq!(run(rem().args(cell).arg("--quick")).status, Some(2), "one cell is no part of the quick ones");
 }
 
 #[test]

@@ -193,6 +193,22 @@ fn what_is_wrong_is_said_in_a_sentence() {
     run(rem().args(["log", "serve", "--listen", &name]).arg(server.file())).bad("format version 9");
 }
 
+#[test]
+fn a_log_that_cannot_be_made_leaves_no_file_behind() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let file = dir.path().join("log");
+    let listen = format!("{}:0", address());
+    for (more, why) in [
+        (&["--size", "10"][..], "too few for a log"),
+        (&["--size", "64K", "--segment", "40K"], "at least two segments"),
+        (&["--size", "64K", "--buffers", "pm"], "is not served"),
+    ] {
+        let said = run(rem().args(["log", "serve", "--listen", &listen]).arg(&file).args(more));
+        said.bad(why);
+        assert!(!file.exists(), "{more:?}");
+    }
+}
+
 /// Kills the server while lines are appended, again and again; every line whose number was printed must be there.
 fn kill_under_load(place: Option<&str>, more: &[&str], op: Option<&str>) {
     let rounds = std::env::var("REM_LONG_TESTS").map_or(3, |_| 60);

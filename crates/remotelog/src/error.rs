@@ -40,13 +40,13 @@ pub enum OpenError {
     /// The superblock's checksum is wrong.
     #[error(
         "the superblock of this log is damaged, so none of its records can be told from other bytes; restore the file from a \
-         copy, or make a new log and rebuild it from the other servers"
+         copy; if the log has other servers, a new one in its place is rebuilt from them"
     )]
     SuperblockDamaged,
     /// The file was cut.
     #[error(
-        "this log was truncated: {len} of {log} bytes are left; restore the file from a copy, or make a new log and rebuild \
-         it from the other servers"
+        "this log was truncated: {len} of {log} bytes are left; restore the file from a copy; if the log has other servers, a \
+         new one in its place is rebuilt from them"
     )]
     Truncated {
         /// Bytes of the region.
@@ -67,8 +67,8 @@ pub enum OpenError {
     },
     /// Both slots of the root record are bad.
     #[error(
-        "both root records of this log are damaged, so that it is not known where it begins; restore the file from a copy, \
-         or make a new log and rebuild it from the other servers"
+        "both root records of this log are damaged, so that it is not known where it begins; restore the file from a copy; \
+         if the log has other servers, a new one in its place is rebuilt from them"
     )]
     RootDamaged,
     /// A size that no log can have.
@@ -139,9 +139,10 @@ pub enum Proof {
 /// A record that was durable and is not whole any more: a crash cannot do that, a failing medium or a stray writer can.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
 #[error(
-    "record {sequence} (byte {offset}) is damaged: {fault}, and {proof}; {}, and what follows is not safe to use; \
-     rebuild this server from the others, or give the rest up with `rem log serve --cut {sequence}`",
-    safe(*.first, *.sequence)
+    "record {sequence} (byte {offset}) is damaged: {fault}, and {proof}; {}, and what follows is not safe to use; {}, \
+     or give the rest up with `rem log serve --cut {sequence}`",
+    safe(*.first, *.sequence),
+    mended(*.members, *.acks)
 )]
 pub struct Damage {
     /// The first record that is not there.
@@ -154,6 +155,24 @@ pub struct Damage {
     pub fault: Fault,
     /// How it is known that it was whole.
     pub proof: Proof,
+    /// How many servers the log has, this one included; 0 if it never had a writer.
+    pub members: u16,
+    /// How many of them must have a record before it is acknowledged.
+    pub acks: u16,
+}
+
+/// Where what is lost here may be found. A log with a damaged server is opened, and the server rebuilt, only by others of which each
+/// acknowledged record has one (`group`).
+const fn mended(members: u16, acks: u16) -> &'static str {
+    match (members, acks) {
+        (0 | 1, _) => "this is the log's only server, so restore the file from a copy",
+        (_, 0 | 1) => {
+            "one server was enough to acknowledge a record, so the others cannot stand in for this one: restore the file from a copy"
+        }
+        _ => {
+            "the log's other servers have what was acknowledged: open the log with them, and this one is rebuilt"
+        }
+    }
 }
 
 fn safe(first: u64, bad: u64) -> String {

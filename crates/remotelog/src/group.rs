@@ -93,15 +93,14 @@ pub struct Options {
 #[derive(Clone, PartialEq, Eq, Debug, Error)]
 pub enum GroupError {
     /// Not enough of them were reached.
-    #[error(
-        "{reached} of the {needed} servers that must be heard were reached ({why}); nothing was changed that matters, and \
-         what was acknowledged is safe on the others: start them, or wait"
-    )]
+    #[error("{}", too_few_sentence(*.reached, *.needed, *.named, why))]
     TooFew {
         /// Servers that count.
         reached: usize,
         /// Servers that are needed.
         needed: usize,
+        /// Servers that were named.
+        named: usize,
         /// What became of the others.
         why: String,
     },
@@ -133,7 +132,7 @@ pub enum GroupError {
     },
     /// Another number of servers.
     #[error(
-        "this log lies on {made}, with {acks} acknowledgements for each record, and {given}; name them all, lost ones too, and leave out --acks"
+        "this log lies on {made}, with {acks} acknowledgements for each record, and was to be opened on {given}; name them all, lost ones too, and leave out --acks"
     )]
     Members {
         /// As it was made.
@@ -533,6 +532,19 @@ impl<L: Leg> Member<L> {
     }
 }
 
+fn too_few_sentence(reached: usize, needed: usize, named: usize, why: &str) -> String {
+    // Of a log on one server there are no others.
+    if named == 1 {
+        return format!(
+            "the log's only server cannot be written to ({why}); nothing that was acknowledged was changed, and it lies there alone"
+        );
+    }
+    format!(
+        "{reached} of the {needed} servers that must be heard were reached ({why}); nothing was changed that matters, and what was \
+         acknowledged is safe on the others: start them, or wait"
+    )
+}
+
 /// Whether a server's word counts: it has taken part, and knows what it knew.
 fn has_say(status: &Status) -> bool {
     status.state.adopted != Epoch::NONE && status.damage.is_none()
@@ -554,7 +566,7 @@ fn too_few<L: Leg>(
         }
     }
     let why = if why.is_empty() { "no more were named".into() } else { why.join("; ") };
-    GroupError::TooFew { reached, needed, why }
+    GroupError::TooFew { reached, needed, named: members.len(), why }
 }
 
 /// As what a group was made, or is made now.
@@ -595,8 +607,8 @@ fn belong_together<L: Leg>(
     let servers = |n: usize| format!("{n} server{}", if n == 1 { "" } else { "s" });
     let (made, acks) = (usize::from(first.state.members), first.state.acks);
     if made != members.len() || options.acks.is_some_and(|asked| asked != acks) {
-        let asked = options.acks.map_or_else(String::new, |asked| format!(" with {asked} acknowledgements"));
-        let given = format!("{}{asked} were given", servers(members.len()));
+        let asked = options.acks.map_or_else(String::new, |asked| format!(" with {asked}"));
+        let given = format!("{}{asked}", servers(members.len()));
         return Err(GroupError::Members { made: servers(made), acks, given });
     }
     Ok(Made { group: ours, acks, new })

@@ -197,7 +197,7 @@ pub fn parse_reply(bytes: &[u8]) -> Result<Status, Refused> {
             if used > capacity || records > capacity / HEADER_LEN || !tail.position.is_multiple_of(8) {
                 return Err(bad());
             }
-            let damage = parse_damage(&rest[32..32 + DAMAGE]).ok_or_else(bad)?;
+            let damage = parse_damage(&rest[32..32 + DAMAGE], &state).ok_or_else(bad)?;
             let runs = rest[32 + DAMAGE..].chunks_exact(16);
             let runs: Vec<Run> =
                 runs.map(|r| Run { epoch: Epoch(u64_at(r, 0)), from: u64_at(r, 8) }).collect();
@@ -236,7 +236,7 @@ const FAULTS: [Fault; 6] =
     [Fault::Nothing, Fault::Length, Fault::Sequence, Fault::Stale, Fault::Checksum, Fault::Tail];
 
 /// `None` if these bytes are not of this protocol.
-fn parse_damage(bytes: &[u8]) -> Option<Option<Damage>> {
+fn parse_damage(bytes: &[u8], state: &State) -> Option<Option<Damage>> {
     let fault = match u32_at(bytes, 0) {
         0 => return Some(None),
         n => *FAULTS.get(n as usize - 1)?,
@@ -254,6 +254,8 @@ fn parse_damage(bytes: &[u8]) -> Option<Option<Damage>> {
         offset: u64_at(bytes, 24),
         fault,
         proof,
+        members: state.members,
+        acks: state.acks,
     };
     Some(Some(damage))
 }
@@ -273,6 +275,8 @@ mod tests {
                 promised: epoch,
                 fence: Fence { sequence: 4, stamp: 3 },
                 head: Cursor { position: 64, sequence: 2, epoch, stamp: 3 },
+                members: 3,
+                acks: 2,
                 ..State::default()
             },
             tail: Cursor { position: 640, sequence: 9, epoch, stamp: 3 },
@@ -283,6 +287,8 @@ mod tests {
                 offset: 17024,
                 fault: Fault::Checksum,
                 proof: Proof::Later { sequence: 12 },
+                members: 3,
+                acks: 2,
             }),
         }
     }

@@ -480,7 +480,8 @@ impl<M: Medium + Clone> Store<M> {
         let offset = rules.geometry.offset(end.position);
         let (sequence, first) = (end.sequence, self.state.head.sequence);
         let fault = fault.unwrap_or(Fault::Tail);
-        proof.map(|proof| Damage { sequence, first, offset, fault, proof })
+        let State { members, acks, .. } = self.state;
+        proof.map(|proof| Damage { sequence, first, offset, fault, proof, members, acks })
     }
 
     /// Makes the records from a position to the tail durable, and the tail word.

@@ -53,6 +53,7 @@ fn a_damaged_record_in_the_middle_is_named_with_what_is_safe() {
         assert!(damage.proof == proof || matches!(damage.proof, Proof::Later { .. }), "{damage}");
         let said = damage.to_string();
         assert!(said.contains("records 0 to 4 are whole and safe") && said.contains("--cut 5"), "{said}");
+        assert!(said.contains("only server") && !said.contains("rebuil"), "nobody can rebuild it: {said}");
         // A promise does not sweep it under the carpet; the records before it can still be read.
         let status = store.grant(Epoch::new(2, 1)).expect("it is told all the same");
         assert_eq!(status.damage, Some(damage));
@@ -67,6 +68,28 @@ fn a_damaged_record_in_the_middle_is_named_with_what_is_safe() {
         append(&image, &mut writer, b"on we go");
         let store = Store::open(&image).expect("open");
         assert_eq!((store.damage(), store.tail().sequence), (None, 6));
+    }
+}
+
+#[test]
+fn who_can_rebuild_a_damaged_server_is_said_as_it_is() {
+    for (members, acks, expected) in [
+        (1, 1, "the log's only server"),
+        (3, 1, "cannot stand in"),
+        (2, 2, "this one is rebuilt"),
+        (3, 2, "this one is rebuilt"),
+    ] {
+        let (image, mut writer) = log(Mode::Singleton, 4096, 4);
+        let offset = append(&image, &mut writer, &[1; 40]);
+        append(&image, &mut writer, &[2; 40]);
+        append(&image, &mut writer, &[3; 40]);
+        let mut store = Store::open(&image).expect("whole");
+        store.adopt(EPOCH, 3, Uuid([1; 16]), members, acks).expect("it promised");
+        image.write(offset + 40, &[0xee]);
+        let damage = *Store::open(&image).expect("the rest can be read").damage().expect("it is found");
+        let said = damage.to_string();
+        assert!(said.contains(expected) && said.contains("--cut 0"), "{members} {acks}: {said}");
+        assert_eq!(said.contains("rebuilt"), acks > 1, "{members} {acks}: {said}");
     }
 }
 

@@ -236,4 +236,53 @@ fn damage_is_told_to_who_opens_the_log() {
     let host = host.restart();
     let refused = open(&[&host], None, 2, None).map(drop).expect_err("it is damaged").to_string();
     assert!(refused.contains("record 0") && refused.contains("damaged"), "{refused}");
+    assert!(refused.contains("lies there alone"), "{refused}");
+}
+
+#[test]
+fn a_medium_that_fails_under_an_append_ends_the_log_and_what_was_acknowledged_is_there_when_it_is_mended() {
+    for mode in Mode::ALL {
+        let host = Host::new(mode, Some("DMP+DDIO+DRAM+persistent"));
+        let mut group = open(&[&host], Some(Op::Write), 1, None).expect("it opens");
+        for n in 0..6 {
+            group.append(&payload(n)).expect("room");
+            group.wait(n + 1).expect("it goes on");
+        }
+        // The end of the file goes, where no record is yet; the server sees it when it touches the place.
+        let path = host.dir.path().join("log");
+        let cut = |len| std::fs::File::options().write(true).open(&path).and_then(|file| file.set_len(len));
+        cut(1 << 19).expect("a file");
+        host.region.read(3 << 18, &mut [0]);
+        let late = group.append(&payload(6)).and_then(|_| group.wait(7)).expect_err("it cannot be durable");
+        let said = late.to_string();
+        for part in ["medium failed under FLUSH", "what was acknowledged is safe if", "may be durable or not"]
+        {
+            assert!(said.contains(part), "{part}: {said}");
+        }
+        assert!(!said.contains("others"), "there are none: {said}");
+        drop(group);
+        let refused = open(&[&host], Some(Op::Write), 2, None).map(drop).expect_err("it is still broken");
+        assert!(refused.to_string().contains("medium failed"), "{refused}");
+        // Mended, mapped anew, and served again: the record that was under way is there or not.
+        let (dir, config) = (Arc::clone(&host.dir), host.config);
+        drop(host);
+        cut(1 << 20).expect("a file");
+        let region = FileOptions::new().declare(PersistenceDomain::Adr).open(&path).expect("a file");
+        let host = Host::on(dir, region, mode, config);
+        let mut group = open(&[&host], Some(Op::Write), 3, None).expect("it opens");
+        let next = group.next();
+        assert!((6..=7).contains(&next), "{next}");
+        group.append(&payload(next)).expect("room");
+        group.wait(next + 1).expect("it goes on");
+        group.close().expect("it goes on");
+        assert_eq!(read_all(&host), (0..=next).map(payload).collect::<Vec<_>>(), "{mode:?}");
+    }
+}
+
+#[test]
+fn nobody_says_that_others_have_what_only_one_server_had() {
+    let too_few =
+        |named| GroupError::TooFew { reached: 0, needed: 1, named, why: "a: gone".into() }.to_string();
+    assert!(too_few(1).contains("a: gone") && too_few(1).contains("lies there alone"), "{}", too_few(1));
+    assert!(!too_few(1).contains("others") && too_few(3).contains("safe on the others"), "{}", too_few(3));
 }

@@ -10,8 +10,9 @@ use remanence_persist::Config;
 use remanence_persist::taxonomy::Buffers;
 use remanence_pmem::{FileOptions, PersistenceDomain};
 use remanence_remote::{ServerOptions, Token};
-use remanence_remotelog::Mode;
+use remanence_remotelog::format::Geometry;
 use remanence_remotelog::live::{LogServer, New};
+use remanence_remotelog::{Mode, OpenError};
 use serde_json::json;
 
 use crate::args::{self, Size};
@@ -80,7 +81,9 @@ pub(super) fn run(args: &Args) -> Result<(), Fail> {
     if let Some(domain) = args.declare.as_deref().and_then(PersistenceDomain::from_name) {
         file = file.declare(domain);
     }
-    if !args.file.exists() {
+    let fresh = !args.file.exists();
+    if fresh {
+        fits(args)?;
         file = file.create(args.size.0);
     }
     let region = file.open(&args.file).map_err(|e| Fail::new(e.to_string()))?;
@@ -98,7 +101,13 @@ pub(super) fn run(args: &Args) -> Result<(), Fail> {
     let new = New { mode, segment: args.segment.map(|s| s.0), random };
     let unserved =
         |e: &dyn std::fmt::Display| Fail::new(format!("{} is not served: {e}", args.file.display()));
-    let mut server = LogServer::bind(options, &region, &new).map_err(|e| unserved(&e))?;
+    let mut server = LogServer::bind(options, &region, &new).map_err(|e| {
+        if fresh {
+            // No log was made in it, and the next attempt would ask what it is.
+            let _ = std::fs::remove_file(&args.file);
+        }
+        unserved(&e)
+    })?;
     if let Some(sequence) = args.cut {
         server.give_up_from(sequence).map_err(|e| unserved(&e))?;
     }
@@ -167,6 +176,22 @@ pub(super) fn run(args: &Args) -> Result<(), Fail> {
         ui::remark(format!("stopped after {}", ui::count(stats.sessions as usize, "client")));
     }
     Ok(())
+}
+
+/// Whether a new log may have the size that was asked for.
+fn fits(args: &Args) -> Result<(), Fail> {
+    let (size, segment) = (args.size.0, args.segment.map(|s| s.0));
+    let geometry = match segment {
+        Some(segment) => Geometry::new(size, segment),
+        None => Geometry::for_size(size),
+    };
+    match (geometry, segment) {
+        (Some(_), _) => Ok(()),
+        (None, Some(segment)) => Err(Fail::new(OpenError::BadGeometry { size, segment }.to_string())),
+        (None, None) => {
+            Err(Fail::new(format!("{size} bytes are too few for a log; ask for --size 64K or more")))
+        }
+    }
 }
 
 /// Says who may come, and returns the options that a client has to give.

@@ -74,15 +74,7 @@ pub(super) fn run(args: &Args) -> Result<(), Fail> {
         };
         ui::line(Mood::Good, "whole", there);
         if status.superblock.mode.name() == "singleton" && status.state.known < next {
-            ui::line(
-                Mood::Note,
-                "end",
-                format!(
-                    "the writer has not closed the log: that {} was acknowledged is known of no record behind {}",
-                    next - 1,
-                    status.state.known
-                ),
-            );
+            ui::line(Mood::Note, "end", unclosed(status.state.known.max(first), next));
         }
     }
     wrong.map_or(Ok(()), |what| Err(Fail::new(format!("{}: {what}", args.what))))
@@ -136,4 +128,13 @@ fn of_server(args: &Args) -> Result<(Status, Read), Fail> {
     let mut ahead = Ahead::new(Far(&mut leg), status.superblock.geometry.size, WINDOW);
     let read = read_all(&status, &mut ahead).map_err(|e| of(&server, &e))?;
     Ok((status, read))
+}
+
+/// Of records `known` and later, up to `next`, nothing says whether they were acknowledged.
+fn unclosed(known: u64, next: u64) -> String {
+    let which = match next - known {
+        1 => format!("record {known} is whole, and nothing here says that it was"),
+        _ => format!("records {known} to {} are whole, and nothing here says that they were", next - 1),
+    };
+    format!("the writer has not closed the log: {which} acknowledged")
 }
