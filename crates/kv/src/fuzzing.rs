@@ -143,11 +143,20 @@ pub fn medium(data: &[u8]) {
 pub fn server(data: &[u8]) {
     let image = prepared();
     let (mut server, _) = Server::open(&image, options()).expect("a store");
+    // As a host's memory windows: nobody writes to what was handed out to it once what became of it is decided.
+    let (revoke, revoked) = std::sync::mpsc::channel();
+    server
+        .set_revoke(Box::new(move |rooms| rooms.iter().for_each(|at| revoke.send(*at).unwrap_or_default())));
     let honest = server.connect();
     (200..206).for_each(|key| put(&mut server, honest, key));
     let mut story = Story(data);
     let mut clients = [server.connect(), server.connect()];
     let mut given: Vec<(ClientId, Reserved, u8)> = Vec::new();
+    let take_back = |given: &mut Vec<(ClientId, Reserved, u8)>| {
+        for room in revoked.try_iter() {
+            given.retain(|(_, reserved, _)| reserved.at + WRITTEN_FROM as u64 != room);
+        }
+    };
     let mut now = 1;
     let acknowledge = |server: &mut Server<&CrashImage>, now| {
         let view = server.view().number;
@@ -192,7 +201,9 @@ pub fn server(data: &[u8]) {
             Request::Put { key, .. } => key[0],
             _ => 0,
         };
-        if let Reply::Reserved(reserved) = server.handle(now, who, &request) {
+        let reply = server.handle(now, who, &request);
+        take_back(&mut given);
+        if let Reply::Reserved(reserved) = reply {
             given.push((who, reserved, written_key));
         }
         match story.next() % 8 {
@@ -230,6 +241,7 @@ pub fn server(data: &[u8]) {
             }
         }
         acknowledge(&mut server, now);
+        take_back(&mut given);
     }
     for key in 200..206 {
         let reply = server.handle(now, honest, &Request::Get { key: vec![key] });

@@ -10,7 +10,7 @@ use remanence_pmem::{Medium as _, PersistenceDomain};
 
 use crate::client::{Client, Completion, RemoteMemory, Verb};
 use crate::format::Geometry;
-use crate::proto::{Reply, Request};
+use crate::proto::{Inline, Refusal, Reply, Request, Reserved};
 use crate::server::{ClientId, OpenError, Options, Server, format};
 use crate::view::View;
 
@@ -47,7 +47,7 @@ impl Local {
     #[must_use]
     pub fn connect(&self, locations: usize) -> (Client, Reach) {
         let id = self.server.borrow_mut().connect();
-        (Client::new(self.view(), locations), Reach { local: self.clone(), id, cut_off: false })
+        (Client::new(self.view(), locations), Reach { local: self.clone(), id, cut_off: false, far: false })
     }
 
     /// The view as it is now.
@@ -75,9 +75,18 @@ pub struct Reach {
     local: Local,
     id: ClientId,
     cut_off: bool,
+    far: bool,
 }
 
 impl Reach {
+    /// Everything is posted, as by a client that is elsewhere: nothing is [loaded](RemoteMemory::load), and nothing
+    /// [written by the server](RemoteMemory::put_all).
+    #[must_use]
+    pub const fn far(mut self) -> Self {
+        self.far = true;
+        self
+    }
+
     /// From here on nothing of it arrives.
     #[must_use]
     pub const fn cut_off(mut self) -> Self {
@@ -118,6 +127,30 @@ impl RemoteMemory for Reach {
             }
         };
         Ok(verbs.into_iter().map(one).collect())
+    }
+
+    fn load(&mut self, at: u64, into: &mut [u8]) -> Result<bool, Self::Error> {
+        if self.cut_off {
+            return Err("the link is down");
+        }
+        if !self.far {
+            self.local.image.read(at, into);
+        }
+        Ok(!self.far)
+    }
+
+    fn put_all(
+        &mut self,
+        puts: &[Inline<'_>],
+        done: &mut Vec<Result<Reserved, Refusal>>,
+    ) -> Result<bool, Self::Error> {
+        if self.cut_off {
+            return Err("the link is down");
+        }
+        if !self.far {
+            self.local.server.borrow_mut().put_all(self.local.now.get(), self.id, puts, done);
+        }
+        Ok(!self.far)
     }
 
     fn now(&self) -> u64 {

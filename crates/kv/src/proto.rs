@@ -128,6 +128,19 @@ pub struct Extent {
     pub len: u32,
 }
 
+/// A value for the server to write, as a client in its own process says it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Inline<'a> {
+    /// The key.
+    pub key: &'a [u8],
+    /// The value.
+    pub value: &'a [u8],
+    /// When it ends, in milliseconds of the server's clock; 0: never.
+    pub expires: u64,
+    /// The condition.
+    pub expect: Expect,
+}
+
 /// Room that was handed out.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Reserved {

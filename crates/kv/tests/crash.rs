@@ -12,12 +12,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use common::ops::{
     Contents, Op, TINY, Workload, chunks, cleaning, contents, dying_clients, every_operation, fair,
-    for_mode_erda, prepared, resizing, run_all, some, works_on,
+    for_mode_erda, prepared, resizing, run_all, some, together, works_on,
 };
 use common::*;
 use remanence_kv::Options;
-use remanence_kv::format::Word;
-use remanence_kv::proto::{Expect, Reply, Request, Reserved};
+use remanence_kv::format::slot::fingerprint;
+use remanence_kv::format::{Word, hash};
+use remanence_kv::proto::{Expect, Inline, Reply, Request, Reserved};
 use remanence_kv::server::Server;
 use remanence_pmem::crash_image::{CrashImage, EveryWay, Explorer, Failure};
 use remanence_pmem::{Medium, PersistenceDomain};
@@ -54,6 +55,15 @@ fn every_operation_at_every_step() {
     explore(DURABLE, PersistenceDomain::Eadr, &every_operation(), 4);
     explore(DURABLE, PersistenceDomain::PageCache, &every_operation(), 4);
     explore(DEFERRED, PersistenceDomain::PageCache, &every_operation(), 12);
+}
+
+#[test]
+fn values_that_are_written_together_at_every_step() {
+    explore(DURABLE, PersistenceDomain::Adr, &together(), 12);
+    explore(DURABLE, PersistenceDomain::Eadr, &together(), 4);
+    explore(DURABLE, PersistenceDomain::PageCache, &together(), 4);
+    explore(DEFERRED, PersistenceDomain::PageCache, &together(), 4);
+    explore(ERDA, PersistenceDomain::Adr, &together(), 6);
 }
 
 #[test]
@@ -259,6 +269,17 @@ impl Peeking {
             assert!(durable.contains(&entry), "{entry:?} can be read, and is not durable: {durable:?}");
             self.believed.fetch_add(1, Ordering::Relaxed);
         }
+        // Not only named: whole, too.
+        let settled =
+            Self::fingerprints(&self.image, |word| word.new_offset().is_some() && !word.is_pending());
+        let copy = CrashImage::from_bytes(self.image.bytes(), PersistenceDomain::Adr);
+        let (seen, left) = (contents(&copy, DURABLE), contents(&crashed, DURABLE));
+        for (key, value) in &seen {
+            let fingerprint = fingerprint(hash(SALT, key));
+            if settled.contains(&fingerprint) {
+                assert_eq!(left.get(key), Some(value), "{key:?} can be read, and a crash takes it back");
+            }
+        }
         if self.misses {
             // Recovery clears an entry that is going, and who looks does not believe it.
             let durable = Self::fingerprints(&crashed, |word| word.new_offset().is_some());
@@ -324,6 +345,14 @@ fn at_no_sync_could_a_reader_believe_what_is_not_durable() {
         // Visible, and nothing more: whoever settles it must make it durable.
         image.write(reserved.at + 8, &object[8..]);
         server.handle(1, client, &Request::Settle { key: vec![n % 9] });
+        if n % 4 == 1 {
+            let keys = [[n % 9], [(n + 3) % 9]];
+            let value = [n; 12];
+            let inline = |key| Inline { key, value: &value, expires: 0, expect: Expect::Any };
+            let mut done = Vec::new();
+            server.put_all(1, client, &keys.each_ref().map(|key| inline(&key[..])), &mut done);
+            assert!(done.iter().all(Result::is_ok), "{done:?}");
+        }
         if n % 10 == 9 {
             server.clean(n / 10 % 2).expect("nothing is being cleaned");
             for _ in 0..30 {

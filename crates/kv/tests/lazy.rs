@@ -6,7 +6,7 @@ mod common;
 
 use common::ops::{
     Workload, chunks, cleaning, contents, dying_clients, every_operation, fair, for_mode_erda, prepared,
-    resizing, run_all, works_on,
+    resizing, run_all, together, works_on,
 };
 use common::{DEFERRED, DURABLE, ERDA};
 use remanence_kv::format::{DIRECTORY, RegionKind, RegionWord, Superblock};
@@ -65,6 +65,12 @@ fn every_operation_in_every_outcome() {
     explore("operations", DURABLE, PersistenceDomain::Adr, &every_operation());
     explore("operations", DURABLE, PersistenceDomain::PageCache, &every_operation());
     explore("operations, deferred", DEFERRED, PersistenceDomain::PageCache, &every_operation());
+}
+
+#[test]
+fn values_that_are_written_together_in_every_outcome() {
+    explore("together", DURABLE, PersistenceDomain::Adr, &together());
+    explore("together", DURABLE, PersistenceDomain::PageCache, &together());
 }
 
 #[test]

@@ -253,7 +253,7 @@ fn when_the_medium_fails_nothing_more_is_acknowledged_and_the_server_ends() {
         // Whoever else asks for a change gets no promise.
         let other = store.put(b"other", b"value", PutOptions::default());
         assert!(other.is_err(), "{other:?}");
-        let ended = host.stop().expect_err("it served on a medium that failed");
+        let ended = host.ends().expect_err("it served on a medium that failed");
         assert!(matches!(ended, Error::Refused(Refusal::Medium)), "{ended}");
     }
 }

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use common::*;
 use proptest::prelude::*;
 use remanence_kv::client::{Error, Get, Many, Put};
-use remanence_kv::proto::{Expect, Reply, Request};
+use remanence_kv::proto::{Expect, Inline, Reply, Request};
 use remanence_kv::{Geometry, Options, Refusal};
 
 #[derive(Clone, Debug)]
@@ -20,6 +20,8 @@ enum Op {
     Swap(u8, bool),
     GetMany(Vec<u8>),
     PutMany(Vec<u8>),
+    /// Keys may come twice.
+    Together(Vec<(u8, usize)>),
     Abandon(u8),
     Pass(u64),
     Clean(u8),
@@ -39,6 +41,8 @@ fn op() -> impl Strategy<Value = Op> {
         2 => (key(), any::<bool>()).prop_map(|(key, right)| Op::Swap(key, right)),
         1 => prop::collection::vec(key(), 0..9).prop_map(Op::GetMany),
         1 => prop::collection::btree_set(key(), 0..9).prop_map(|keys| Op::PutMany(keys.into_iter().collect())),
+        2 => prop::collection::vec((key(), prop_oneof![9 => 0usize..300, 1 => 900usize..1500]), 0..9)
+            .prop_map(Op::Together),
         1 => key().prop_map(Op::Abandon),
         1 => (1u64..40).prop_map(Op::Pass),
         1 => (0u8..2).prop_map(Op::Clean),
@@ -57,13 +61,15 @@ struct Value {
 
 const POOL: Geometry = Geometry { size: 256 << 10, region_len: 4096, segment_len: 1024, heads: 2 };
 
-fn story(ops: &[Op], options: Options) {
+/// Returns how many looks told something, and how many did not.
+fn story(ops: &[Op], options: Options) -> (u32, u32) {
     let image = formatted(POOL, 16);
     let mut oracle: BTreeMap<u8, Value> = BTreeMap::new();
     let mut now = 1;
     let mut written = 0;
     let mut last = 0;
     let mut at = 0;
+    let mut looks = (0, 0);
     while at < ops.len() {
         let store = Store::open(&image, options);
         let mut client = store.client(6);
@@ -115,6 +121,14 @@ fn story(ops: &[Op], options: Options) {
                     last = last.max(version);
                 }
                 Op::Get(key) => {
+                    // A look either tells the same, or nothing.
+                    if let Some(found) = client.peek(&[*key]) {
+                        let known = oracle.get(key).map(|value| (value.version, value.bytes.clone()));
+                        assert_eq!(found, known, "a look at {key}");
+                        looks.0 += 1;
+                    } else {
+                        looks.1 += 1;
+                    }
                     let found = client.get(&[*key]).map(|found| (found.version, found.expires, found.value));
                     let known = oracle.get(key).cloned();
                     assert_eq!(
@@ -159,6 +173,20 @@ fn story(ops: &[Op], options: Options) {
                         .into_iter()
                         .for_each(|(key, version)| put(&mut oracle, key, version, 0, vec![key; 21]));
                 }
+                Op::Together(lot) => {
+                    let named =
+                        |(key, len): &(u8, usize)| (vec![*key], value(written + u64::from(*key), *len));
+                    let lot: Vec<(Vec<u8>, Vec<u8>)> = lot.iter().map(named).collect();
+                    let puts: Vec<Inline<'_>> = lot
+                        .iter()
+                        .map(|(key, value)| Inline { key, value, expires: 0, expect: Expect::Any })
+                        .collect();
+                    let mut done: Vec<_> = lot.iter().zip(client.put_all(&puts)).collect();
+                    done.sort_by_key(|(_, version)| version.clone().unwrap_or(0));
+                    done.into_iter().for_each(|((key, bytes), version)| {
+                        put(&mut oracle, key[0], version, 0, bytes.clone());
+                    });
+                }
                 Op::Abandon(key) => {
                     let request = Request::Put { key: vec![*key], len: 50, expires: 0, expect: Expect::Any };
                     if let Reply::Reserved(reserved) = client.call(&request) {
@@ -182,6 +210,7 @@ fn story(ops: &[Op], options: Options) {
         assert_eq!(client.keys(), oracle.keys().map(|key| vec![*key]).collect::<Vec<_>>());
         assert_eq!(store.server.borrow().stats().damaged, 0);
     }
+    looks
 }
 
 proptest! {

@@ -22,7 +22,7 @@ use remanence_kv::replica::{
 use remanence_kv::server::{ClientId, Event as ServerEvent, Server, format};
 use remanence_kv::{Geometry, Options, Refusal};
 use remanence_persist::plan::Request as PlanRequest;
-use remanence_pmem::crash_image::{Choices, CrashImage, Failure, Seeded};
+use remanence_pmem::crash_image::{Choices, CrashImage, EveryWay, Failure, Seeded};
 use remanence_pmem::{Medium, PersistenceDomain};
 use remanence_remotelog::format::DATA_AT;
 use remanence_remotelog::format::superblock::Uuid;
@@ -54,6 +54,8 @@ struct Host {
     /// How often it died.
     life: u64,
     blank: bool,
+    /// It has lost its disks, and has no image that counts since.
+    lost: bool,
 }
 
 impl Host {
@@ -65,7 +67,7 @@ impl Host {
         let log = Log::create(image(geometry.size), &make).expect("fair");
         let ledger = image(LEDGER_LEN);
         let keeper = Keeper::create(image(STORE.size), ledger.clone()).expect("fair");
-        Self { log, ledger, keeper, up: true, connection: 0, life: 0, blank: true }
+        Self { log, ledger, keeper, up: true, connection: 0, life: 0, blank: true, lost: false }
     }
 }
 
@@ -106,17 +108,18 @@ impl World {
     }
 
     fn restart(&mut self, n: usize) {
-        // A member counts as lost until its image has all that the logs have no more.
+        // A member counts as lost until its image has all that the logs have no more. One that only lags does not: that enough
+        // others have what it lacks is for the primary to see to.
         let head = self.hosts.iter().map(|host| host.log.state().head.sequence).max().unwrap_or(0);
-        let whole = |host: &Host| {
+        for host in &mut self.hosts {
             let ledger = host.keeper.ledger();
-            !host.blank && ledger.complete && ledger.applied >= head
-        };
-        let losable = self.hosts.iter().filter(|host| !whole(host)).count() < self.losses;
+            host.lost &= host.blank || !ledger.complete || ledger.applied < head;
+        }
+        let losable = self.hosts.iter().filter(|host| host.lost).count() < self.losses;
         if losable && self.one_in(3) {
             self.fresh += 1;
             let Host { connection, life, .. } = self.hosts[n];
-            self.hosts[n] = Host { connection, life, ..Host::new(self.fresh) };
+            self.hosts[n] = Host { connection, life, lost: true, ..Host::new(self.fresh) };
             self.disks += 1;
             return;
         }
@@ -651,7 +654,18 @@ impl Sim {
         if !now_failed {
             let budget = 1 << (12 + world.borrow_mut().choices.pick(5));
             match serving.mirror.with_ship(|primary| primary.rebuild(budget)) {
-                Ok(Rebuilding::Done(_)) => world.borrow_mut().rebuilt += 1,
+                Ok(Rebuilding::Done(name)) => {
+                    let mut world = world.borrow_mut();
+                    world.rebuilt += 1;
+                    let at = name[1..].parse::<usize>().expect("a number");
+                    let Host { keeper, log, up, .. } = &world.hosts[at];
+                    // The log has all that the image lacks, or it was sent for nothing.
+                    let (ledger, head) = (keeper.ledger(), log.state().head.sequence);
+                    assert!(
+                        !up || ledger.applied >= head,
+                        "{name} has an image at {ledger:?}, the log begins at {head}"
+                    );
+                }
                 Ok(_) | Err(LeadError::NoImage(_)) => {}
                 Err(_) => now_failed = true,
             }
@@ -962,4 +976,45 @@ fn one_member_is_a_store_with_a_log() {
 fn the_simulation_finds_clients_that_believe_a_primary_which_was_replaced() {
     let seen = |seed| std::panic::catch_unwind(|| simulate(seed, 3, 2, false)).is_err();
     assert!((0..60).any(seen), "nobody read anything old, and nothing guards against it");
+}
+
+#[test]
+fn who_died_within_its_rebuilding_is_sent_all_of_it_again() {
+    let mut sim = Sim::new(1, 3, 2);
+    sim.lead(0).expect("all are there");
+    let number = sim.next_serving - 1;
+    for n in 0..3000 {
+        sim.tick += 1;
+        sim.act(n % 4);
+    }
+    let mirror = sim.serving[&number].mirror.clone();
+    let reopen = |sim: &Sim| {
+        mirror.with_ship(|primary| primary.reopen(sim.legs(0))).expect("nobody else was the primary");
+        mirror.with_ship(Primary::follow).expect("it serves");
+    };
+    reopen(&sim);
+    assert!(mirror.with_ship(|primary| primary.trimmed()) > 0, "the log has not all of it any more");
+    // Its disk is lost, and an empty one in its place; then, in the middle of the copy, the power.
+    {
+        let host = &mut sim.world.borrow_mut().hosts[2];
+        *host = Host { connection: host.connection + 1, life: host.life + 1, ..Host::new(77) };
+    }
+    reopen(&sim);
+    let under_way = mirror.with_ship(|primary| primary.rebuild(STORE.size / 2)).expect("it serves");
+    assert!(matches!(&under_way, Rebuilding::UnderWay { name, .. } if name == "m2"), "{under_way:?}");
+    {
+        let host = &mut sim.world.borrow_mut().hosts[2];
+        let crash = |image: &Image| Arc::new(image.crash(Failure::PowerLoss, &mut EveryWay::new()));
+        host.log = Log::open(crash(host.log.medium())).expect("a crash is no damage");
+        host.ledger = crash(&host.ledger);
+        host.keeper = Keeper::open(crash(host.keeper.image()), host.ledger.clone()).expect("a ledger");
+        (host.connection, host.life) = (host.connection + 1, host.life + 1);
+    }
+    reopen(&sim);
+    sim.rebuild_all(number);
+    mirror.with_ship(Primary::follow).expect("it serves");
+    let world = sim.world.borrow();
+    let [first, .., last] = &world.hosts[..] else { panic!("three") };
+    assert_eq!(first.keeper.ledger(), last.keeper.ledger());
+    assert!(first.keeper.image().bytes() == last.keeper.image().bytes(), "the images differ");
 }

@@ -5,6 +5,8 @@
 
 mod common;
 
+use std::sync::Arc;
+
 use common::*;
 use remanence_kv::format::object::{Content, crc64, emit};
 use remanence_kv::format::{Chunk, Place};
@@ -220,19 +222,39 @@ fn harshest(image: &CrashImage) -> CrashImage {
 
 #[test]
 fn no_version_and_no_room_is_given_twice_however_often_the_power_goes() {
-    let mut image = formatted(SMALL, 16);
+    // Where a reply does not wait for its entry, too: that a segment is in use is durable by itself.
+    for (options, domain) in [
+        (DURABLE, PersistenceDomain::Adr),
+        (DEFERRED, PersistenceDomain::PageCache),
+        (ERDA, PersistenceDomain::Adr),
+    ] {
+        nothing_is_given_twice(options, domain);
+    }
+}
+
+fn nothing_is_given_twice(options: remanence_kv::Options, domain: PersistenceDomain) {
+    let mut image = CrashImage::from_bytes(formatted(SMALL, 16).bytes(), domain);
     let (mut last, mut rooms) = (0, std::collections::BTreeSet::new());
     for round in 0..20 {
         let crashed = {
-            let store = Store::open(&image, DURABLE);
+            let store = Store::open(&image, options);
             let mut client = store.client(0);
-            for key in [b"a", b"b"] {
-                let reserved = reserve(&mut client, key, 100);
+            // The first one stays, so that its region does; the second one goes to the next segment, and nothing comes of it.
+            for (key, len) in [(b"a", 100), (b"a", 700), (b"b", 100), (b"b", 700)] {
+                let reserved = reserve(&mut client, key, len);
                 assert!(reserved.version > last, "round {round}: {} is not above {last}", reserved.version);
                 last = reserved.version;
                 // Of this life of the region; whoever had it before may have left a whole object there.
                 let room = (reserved.head, reserved.offset.0, reserved.epoch);
                 assert!(rooms.insert(room), "round {round}: {room:?} was handed out before");
+                if len == 100 {
+                    let value = Content::Value(&[7; 100]);
+                    let object = emit(&place(&reserved), reserved.version, 0, key, value);
+                    image.write_nt(reserved.at + 8, &object[8..]);
+                    image.psync().expect("memory does not fail");
+                    let settled = client.call(&Request::Settle { key: key.to_vec() });
+                    assert_eq!(settled, Reply::Settled { version: last });
+                }
             }
             harshest(&image)
         };
@@ -240,15 +262,59 @@ fn no_version_and_no_room_is_given_twice_however_often_the_power_goes() {
     }
 }
 
-#[test]
-fn a_member_obeys_only_the_primary_that_its_log_is_promised_to() {
-    let image = |len: u64| CrashImage::new(len, PersistenceDomain::Adr);
+fn blank(len: u64) -> Arc<CrashImage> {
+    Arc::new(CrashImage::new(len, PersistenceDomain::Adr))
+}
+
+/// A member's log that is new.
+fn log() -> Log<Arc<CrashImage>> {
     let geometry = LogGeometry::new(DATA_AT + 12 * 4096, 4096).expect("fair");
     let make = Make { mode: LogMode::Singleton, geometry, uuid: Uuid([3; 16]), salt: 3 };
-    let medium = image(geometry.size);
-    let mut log = Log::create(&medium, &make).expect("fair");
-    let (image, ledger) = (image(SMALL.size), image(LEDGER_LEN));
-    let mut keeper = Keeper::create(&image, &ledger).expect("fair");
+    Log::create(blank(geometry.size), &make).expect("fair")
+}
+
+#[test]
+fn an_image_that_was_begun_and_not_ended_is_none_whatever_the_power_does() {
+    let (mut log, image, ledger) = (log(), blank(SMALL.size), blank(LEDGER_LEN));
+    let mut keeper = Keeper::create(image.clone(), ledger.clone()).expect("fair");
+    let epoch = Epoch::new(4, 1);
+    log.grant(epoch).expect("it is the first");
+    // Nothing was trimmed: by its number alone this image would do.
+    assert_eq!(keeper.obey(&mut log, epoch, &Order::Apply { below: 0 }), Told::Applied(0));
+    assert_eq!(keeper.obey(&mut log, epoch, &Order::Begin), Told::Ok);
+    let block = Order::Block { at: 0, bytes: vec![7; 64], len: 64 };
+    assert_eq!(keeper.obey(&mut log, epoch, &block), Told::Ok);
+    drop(keeper);
+    let mut keeper = Keeper::open(harshest(&image), harshest(&ledger)).expect("a ledger");
+    assert!(!keeper.ledger().complete);
+    assert_eq!(keeper.obey(&mut log, epoch, &Order::Apply { below: 0 }), Told::NeedsImage);
+    assert_eq!(keeper.obey(&mut log, epoch, &block), Told::Ok, "it may go on being sent");
+    assert_eq!(keeper.obey(&mut log, epoch, &Order::End { applied: 0 }), Told::Ok);
+    assert_eq!(keeper.obey(&mut log, epoch, &Order::Apply { below: 0 }), Told::Applied(0));
+}
+
+#[test]
+fn an_image_of_another_store_is_none() {
+    let epoch = Epoch::new(4, 1);
+    let of_group = |group| {
+        let mut log = log();
+        log.grant(epoch).expect("it is the first");
+        let next = log.status().expect("a log").tail.sequence;
+        log.adopt(epoch, next, Uuid([group; 16]), 3, 2).expect("it is promised");
+        log
+    };
+    let (mut log, mut other) = (of_group(1), of_group(2));
+    let mut keeper = Keeper::create(blank(SMALL.size), blank(LEDGER_LEN)).expect("fair");
+    assert_eq!(keeper.obey(&mut log, epoch, &Order::Begin), Told::Ok);
+    assert_eq!(keeper.obey(&mut log, epoch, &Order::End { applied: 0 }), Told::Ok);
+    assert_eq!(keeper.obey(&mut log, epoch, &Order::Apply { below: 0 }), Told::Applied(0));
+    assert_eq!(keeper.obey(&mut other, epoch, &Order::Apply { below: 0 }), Told::NeedsImage);
+}
+
+#[test]
+fn a_member_obeys_only_the_primary_that_its_log_is_promised_to() {
+    let mut log = log();
+    let mut keeper = Keeper::create(blank(SMALL.size), blank(LEDGER_LEN)).expect("fair");
     let (old, new) = (Epoch::new(4, 1), Epoch::new(5, 2));
     log.grant(old).expect("it is the first");
     log.grant(new).expect("it is higher");
@@ -256,6 +322,12 @@ fn a_member_obeys_only_the_primary_that_its_log_is_promised_to() {
     let refused = keeper.obey(&mut log, old, &Order::Begin);
     assert!(matches!(&refused, Told::Refused(why) if why.contains("promised to another")), "{refused:?}");
     assert!(keeper.ledger().complete);
+    // Nor does anybody's image change that was not begun anew.
+    for order in [Order::Block { at: 0, bytes: vec![7; 64], len: 64 }, Order::End { applied: 9 }] {
+        let refused = keeper.obey(&mut log, new, &order);
+        assert!(matches!(refused, Told::Refused(_)), "{order:?}: {refused:?}");
+    }
+    assert_eq!(keeper.obey(&mut log, new, &Order::Read { at: 0, len: 8 }), Told::Bytes(vec![0; 8]));
     assert_eq!(keeper.obey(&mut log, new, &Order::Begin), Told::Ok);
     assert!(!keeper.ledger().complete);
 }

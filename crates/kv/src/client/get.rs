@@ -17,7 +17,7 @@ use std::collections::VecDeque;
 use super::cache::Location;
 use super::{Client, Completion, Error, Operation, Progress, Verb};
 use crate::format::object::{HEADER_LEN, Object, crc64};
-use crate::format::slot::{NEIGHBOURHOOD, SLOT_LEN, TableAt};
+use crate::format::slot::{NEIGHBOURHOOD, SLOT_LEN, TableAt, fingerprint};
 use crate::format::{Chunk, Flaw, Offset, Place, Slot};
 use crate::proto::{Refusal, Reply, Request};
 use crate::view::Mode;
@@ -40,6 +40,7 @@ pub struct Found {
 #[derive(Debug)]
 pub struct Get {
     key: Vec<u8>,
+    hash: u64,
     fingerprint: u64,
     id: Option<u64>,
     state: State,
@@ -81,6 +82,7 @@ impl Get {
     pub fn new(key: &[u8]) -> Self {
         Self {
             key: key.to_vec(),
+            hash: 0,
             fingerprint: 0,
             id: None,
             state: State::Begin,
@@ -103,12 +105,13 @@ impl Get {
     }
 
     fn begin(&mut self, client: &mut Client) -> Progress<Outcome> {
-        self.fingerprint = match client.fingerprint(&self.key) {
-            Ok(fingerprint) => fingerprint,
+        self.hash = match client.hash(&self.key) {
+            Ok(hash) => hash,
             Err(refusal) => return self.over(client, Err(refusal.into())),
         };
+        self.fingerprint = fingerprint(self.hash);
         self.id = Some(client.begin());
-        if let Some(location) = client.cache.get(&self.key)
+        if let Some(location) = client.cache.get(self.hash)
             && let Some((at, place)) = client.view.locate(location.head, location.offset)
         {
             let read = Verb::Read { at, len: location.len };
@@ -167,7 +170,7 @@ impl Get {
             }
         }
         client.stats.stale += 1;
-        client.cache.remove(&self.key);
+        client.cache.remove(self.hash);
         self.look(client, false)
     }
 
@@ -286,7 +289,7 @@ impl Get {
             return self.post(client, State::Settling(found, location), vec![ask]);
         }
         if let Some(location) = location {
-            client.cache.insert(&self.key, location);
+            client.cache.insert(self.hash, location);
         }
         self.over(client, Ok(found))
     }
@@ -326,7 +329,7 @@ impl Get {
         match (state, reply) {
             (State::Settling(found, location), Reply::Settled { version }) if version == found.version => {
                 if let Some(location) = location {
-                    client.cache.insert(&self.key, location);
+                    client.cache.insert(self.hash, location);
                 }
                 let gone = found.expires != 0 && found.expires <= now;
                 self.over(client, Ok((!gone).then_some(found)))

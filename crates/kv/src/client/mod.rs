@@ -12,6 +12,7 @@ mod cache;
 mod get;
 mod many;
 mod mux;
+mod peek;
 mod put;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -19,13 +20,14 @@ use std::collections::{BTreeMap, BTreeSet};
 pub use get::{Found, Get};
 pub use many::Many;
 pub use mux::{Any, Ended, Mux, Output, Step};
-pub use put::{Call, Put};
+pub use peek::{Peek, peek};
+pub use put::{Call, Put, put_all};
 
-use crate::format::slot::fingerprint;
-use crate::format::{KEY_MAX, hash};
-use crate::proto::{Refusal, Reply, Request};
-use crate::view::View;
-use cache::Cache;
+use crate::format::object::object_len;
+use crate::format::{KEY_MAX, UNIT, hash};
+use crate::proto::{Inline, Refusal, Reply, Request, Reserved};
+use crate::view::{Link, View};
+use cache::{Cache, Location};
 
 /// A work request. Places are bytes from the start of the server's medium.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -209,11 +211,34 @@ impl Client {
         id.and_then(|id| self.under_way.remove(&id));
     }
 
-    fn fingerprint(&self, key: &[u8]) -> Result<u64, Refusal> {
+    /// Knows the link of what was handed out, which may be newer than the view: who knows it need not ask. `false`: there is no
+    /// such place.
+    fn learn(&mut self, reserved: &Reserved) -> bool {
+        let (link, unit) = self.view.geometry.split(reserved.offset);
+        let start = reserved.at.checked_sub(u64::from(unit) * UNIT);
+        let Some(at) =
+            start.filter(|at| at.saturating_add(self.view.geometry.region_len) <= self.view.geometry.size)
+        else {
+            return false;
+        };
+        self.view.links.insert((reserved.head, link), Link { at, epoch: reserved.epoch });
+        true
+    }
+
+    /// Caches where a value was written, which is not in chunks.
+    fn remember(&mut self, hash: u64, reserved: &Reserved, key: usize, value: usize) {
+        let (link, _) = self.view.geometry.split(reserved.offset);
+        let len = object_len(key, value as u64);
+        let (version, head, offset) = (reserved.version, reserved.head, reserved.offset);
+        self.cache.insert(hash, Location { version, head, link, offset, len });
+    }
+
+    /// What stands for a key in the cache, and, in part, in the table.
+    fn hash(&self, key: &[u8]) -> Result<u64, Refusal> {
         if key.is_empty() || key.len() > KEY_MAX {
             return Err(Refusal::BadKey);
         }
-        Ok(fingerprint(hash(self.view.salt, key)))
+        Ok(hash(self.view.salt, key))
     }
 }
 
@@ -227,6 +252,31 @@ pub trait RemoteMemory {
     /// # Errors
     /// The connection is gone: whether writes took place is not known.
     fn post(&mut self, verbs: Vec<Verb>) -> Result<Vec<Completion>, Self::Error>;
+
+    /// Does what a READ does, at once, if the memory is at hand; whether it is. If not, READs are [posted](Self::post).
+    ///
+    /// # Errors
+    /// As for [`post`](Self::post).
+    fn load(&mut self, at: u64, into: &mut [u8]) -> Result<bool, Self::Error> {
+        let _ = (at, into);
+        Ok(false)
+    }
+
+    /// Has the server write values, if it is at hand, and appends to `done` what became of each: [`Server::put_all`]. If it is
+    /// not, nothing happens, and PUTs are to be made.
+    ///
+    /// [`Server::put_all`]: crate::server::Server::put_all
+    ///
+    /// # Errors
+    /// As for [`post`](Self::post).
+    fn put_all(
+        &mut self,
+        puts: &[Inline<'_>],
+        done: &mut Vec<Result<Reserved, Refusal>>,
+    ) -> Result<bool, Self::Error> {
+        let _ = (puts, done);
+        Ok(false)
+    }
 
     /// The server's clock, milliseconds.
     fn now(&self) -> u64;
@@ -263,7 +313,8 @@ pub fn attend<R: RemoteMemory>(client: &mut Client, remote: &mut R) -> Result<()
     Ok(())
 }
 
-/// Carries an operation out. While it waits for others, the client attends to what the server may wait for.
+/// Carries an operation out. While it waits for others, the client attends to what the server may wait for; a view that it took
+/// meanwhile, and that the operation itself kept it from acknowledging, is acknowledged at its end.
 ///
 /// # Errors
 /// The remote memory cannot be reached any more.
@@ -281,7 +332,13 @@ pub fn run<O: Operation, R: RemoteMemory>(
                 tries += 1;
                 remote.again(tries).and_then(|()| attend(client, remote))
             }
-            Progress::Done(output) => return Ok(output),
+            Progress::Done(output) => {
+                // What the operation brought stands, whether this arrives or not: the next one finds out.
+                if let Some(acknowledge) = client.poll_acknowledgement() {
+                    let _ = remote.post(vec![Verb::Call(acknowledge)]);
+                }
+                return Ok(output);
+            }
         };
         if let Err(error) = waited {
             operation.cancel(client);

@@ -1,12 +1,11 @@
 //! PUT: a request, the address back, and the client writes the value itself. And what is one message: DELETE, and values
 //! that the server writes.
 
-use super::cache::Location;
-use super::{Client, Completion, Error, Operation, Progress, Verb};
-use crate::format::object::{Content, HEADER_LEN, WRITTEN_FROM, crc64, emit};
-use crate::format::{Chunk, Place, UNIT};
-use crate::proto::{Expect, Refusal, Reply, Request, Reserved};
-use crate::view::{Link, Mode};
+use super::{Client, Completion, Error, Operation, Progress, RemoteMemory, Verb};
+use crate::format::object::{Content, WRITTEN_FROM, crc64, emit, object_len};
+use crate::format::{Chunk, Place};
+use crate::proto::{Expect, Inline, Refusal, Reply, Request, Reserved};
+use crate::view::Mode;
 
 /// How often a full store is asked again: cleaning may be under way.
 const FULL_TRIES: u32 = 64;
@@ -15,6 +14,7 @@ const FULL_TRIES: u32 = 64;
 #[derive(Debug)]
 pub struct Put {
     key: Vec<u8>,
+    hash: u64,
     value: Vec<u8>,
     expires: u64,
     expect: Expect,
@@ -43,7 +43,7 @@ impl Put {
     #[must_use]
     pub fn new(key: &[u8], value: &[u8], expires: u64, expect: Expect) -> Self {
         let (key, value) = (key.to_vec(), value.to_vec());
-        Self { key, value, expires, expect, id: None, state: State::Begin, tries: 0 }
+        Self { key, hash: 0, value, expires, expect, id: None, state: State::Begin, tries: 0 }
     }
 
     /// Whether the server has handed out room: from then on a failure leaves the outcome open.
@@ -107,15 +107,9 @@ impl Put {
         if chained && sum != self.value.len() as u64 {
             return self.over(client, Err(Error::Protocol("room for another value")));
         }
-        // The link may be newer than the view; who knows it need not ask.
-        let (link, unit) = client.view.geometry.split(reserved.offset);
-        let start = reserved.at.checked_sub(u64::from(unit) * UNIT);
-        let Some(at) = start
-            .filter(|at| at.saturating_add(client.view.geometry.region_len) <= client.view.geometry.size)
-        else {
+        if !client.learn(&reserved) {
             return self.over(client, Err(Error::Protocol("room outside of the medium")));
-        };
-        client.view.links.insert((reserved.head, link), Link { at, epoch: reserved.epoch });
+        }
         let mut writes: Vec<(u64, Vec<u8>)> = Vec::new();
         let mut chunks = Vec::new();
         let mut rest = &self.value[..];
@@ -162,10 +156,7 @@ impl Put {
 
     fn done(&mut self, client: &mut Client, reserved: &Reserved) -> Progress<Outcome> {
         if reserved.extents.is_empty() {
-            let (link, _) = client.view.geometry.split(reserved.offset);
-            let len = (HEADER_LEN + self.key.len() + self.value.len()) as u64;
-            let (version, head, offset) = (reserved.version, reserved.head, reserved.offset);
-            client.cache.insert(&self.key, Location { version, head, link, offset, len });
+            client.remember(self.hash, reserved, self.key.len(), self.value.len());
         }
         let version = reserved.version;
         self.over(client, Ok(version))
@@ -177,9 +168,10 @@ impl Operation for Put {
 
     fn step(&mut self, client: &mut Client, _: u64, mut completions: Vec<Completion>) -> Progress<Outcome> {
         if self.id.is_none() {
-            if let Err(refusal) = client.fingerprint(&self.key) {
-                return self.over(client, Err(refusal.into()));
-            }
+            self.hash = match client.hash(&self.key) {
+                Ok(hash) => hash,
+                Err(refusal) => return self.over(client, Err(refusal.into())),
+            };
             self.id = Some(client.begin());
         }
         match std::mem::replace(&mut self.state, State::Over) {
@@ -213,6 +205,42 @@ impl Operation for Put {
             State::Begin | State::Asked { .. } | State::Over => None,
         }
     }
+}
+
+/// Has the server write values, where it is [at hand](RemoteMemory::put_all), and appends to `done` what became of each: its
+/// version, or why it was not written. `None`: a [`Put`] is to be made of it, as the server is not at hand, or somebody is in
+/// the way, or it takes more than one object. Nothing is promised about the order of puts of one key.
+///
+/// # Errors
+/// The remote memory cannot be reached any more: nothing that was not acknowledged before was written.
+pub fn put_all<R: RemoteMemory>(
+    client: &mut Client,
+    remote: &mut R,
+    puts: &[Inline<'_>],
+    done: &mut Vec<Option<Result<u64, Error>>>,
+) -> Result<(), R::Error> {
+    let max = client.view.geometry.object_max();
+    let mut written = Vec::with_capacity(puts.len());
+    let fit = |put: &Inline<'_>| object_len(put.key.len(), put.value.len() as u64) <= max;
+    if !puts.iter().all(fit) || !remote.put_all(puts, &mut written)? {
+        done.extend(puts.iter().map(|_| None));
+        return Ok(());
+    }
+    for (put, written) in puts.iter().zip(written) {
+        done.push(match written {
+            Ok(reserved) => {
+                if client.learn(&reserved)
+                    && let Ok(hash) = client.hash(put.key)
+                {
+                    client.remember(hash, &reserved, put.key.len(), put.value.len());
+                }
+                Some(Ok(reserved.version))
+            }
+            Err(Refusal::Unfinished | Refusal::Growing | Refusal::Full) => None,
+            Err(refusal) => Some(Err(refusal.into())),
+        });
+    }
+    Ok(())
 }
 
 /// One message, and its reply. Asked again while a write of the key is under way.

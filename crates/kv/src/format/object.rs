@@ -201,6 +201,19 @@ impl<'a> Object<'a> {
         Ok(Self { header, key, value })
     }
 
+    /// The parts of an object that was verified before.
+    ///
+    /// # Errors
+    /// As [`parse`](Self::parse), of lengths.
+    pub(crate) fn split(bytes: &'a [u8]) -> Result<Self, Flaw> {
+        let header = Header::parse(bytes)?;
+        let Some(object) = usize::try_from(header.len()).ok().and_then(|len| bytes.get(..len)) else {
+            return Err(Flaw::Short(header.len()));
+        };
+        let (key, value) = object[HEADER_LEN..].split_at(header.key_len.into());
+        Ok(Self { header, key, value })
+    }
+
     /// The chunks that a chained object lists, and the bytes of the whole value. `None`: the list means nothing.
     #[must_use]
     pub fn chunks(&self) -> Option<(u64, Vec<Chunk>)> {
@@ -260,7 +273,8 @@ pub fn emit(place: &Place, version: u64, expires: u64, key: &[u8], content: Cont
         }
     };
     let value_len = u32::try_from(value.len()).expect("a value that fits a segment");
-    let mut bytes = vec![0; HEADER_LEN];
+    let mut bytes = Vec::with_capacity(HEADER_LEN + key.len() + value.len());
+    bytes.resize(HEADER_LEN, 0);
     bytes[field::VERSION..][..8].copy_from_slice(&version.to_le_bytes());
     bytes[field::EXPIRES..][..8].copy_from_slice(&expires.to_le_bytes());
     bytes[field::EPOCH..][..4].copy_from_slice(&place.epoch.to_le_bytes());

@@ -16,7 +16,7 @@ use super::wire::{
     ANSWER_HEADER, ANSWER_MAX, ANSWERS_MAX, Answer, Call, Hello, Key, REQUEST_MAX, VERSION, What, emit_keyed,
     emit_words, parse_words,
 };
-use crate::proto::{Refusal, Reply, Request};
+use crate::proto::{Inline, Refusal, Reply, Request, Reserved};
 use crate::server::{ClientId, Event, Server};
 use crate::view::{Mode, View};
 
@@ -178,6 +178,27 @@ impl Host {
         let reply = self.handle(client, request);
         self.failed |= reply == Reply::Refused(Refusal::Medium) || self.do_turn(1).is_err();
         Some(reply)
+    }
+
+    /// Writes values for a client of this process, which share a wait for the medium. `None`: as for [`ask`](Self::ask).
+    pub(super) fn put_all(
+        &mut self,
+        session: u64,
+        puts: &[Inline<'_>],
+        done: &mut Vec<Result<Reserved, Refusal>>,
+    ) -> Option<()> {
+        if !self.open || self.failed || self.locals.of(session).is_none() {
+            return None;
+        }
+        let client = self.peers.get(&session).and_then(|peer| peer.client)?;
+        self.calls += 1;
+        self.core.put_all(self.clock.now(), client, puts, done);
+        let medium = Err(Refusal::Medium);
+        if self.region.failure().is_err() || done.contains(&medium) || self.do_turn(1).is_err() {
+            self.failed = true;
+            done.fill(medium);
+        }
+        Some(())
     }
 
     /// Carries a request out. What is read of a page that the medium has lost is zeros, and as good a sign of nothing as any:

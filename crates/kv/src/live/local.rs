@@ -5,18 +5,19 @@
 //! clients at once, and the server may fence a local one that dallies.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 use std::time::{Duration, Instant};
 
-use remanence_pmem::Region;
+use parking_lot::{Mutex, MutexGuard};
+use remanence_pmem::{Region, StoreGranularity};
 
 use super::Error;
 use super::host::{Clock, Host};
 use super::server::lock;
 use super::session::nap;
 use crate::client::{Client, Completion, RemoteMemory, Verb};
-use crate::proto::{Refusal, Reply};
+use crate::proto::{Inline, Refusal, Reply, Reserved};
 
 /// How long others may be in the way of an operation.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -29,6 +30,12 @@ pub struct Locals {
 }
 
 impl Locals {
+    /// Whether to make something durable takes a wait for a disk.
+    #[must_use]
+    pub fn wait_for_a_disk(&self) -> bool {
+        self.region.domain().granularity() == StoreGranularity::Page
+    }
+
     /// A client that keeps so many locations, and what it reaches the store by. [`run`](crate::client::run) carries operations
     /// out. What can wait is done while the [server runs](super::Server::run); after its end all calls are refused.
     #[must_use]
@@ -36,7 +43,8 @@ impl Locals {
         let line = Arc::new(Line::default());
         let (session, clock, view) = lock(&self.host).admit(Arc::clone(&line));
         let (host, region) = (Arc::clone(&self.host), self.region.clone());
-        let local = Local { host, region, line, session, clock, waiting: Instant::now() };
+        let waits = self.wait_for_a_disk();
+        let local = Local { host, region, line, session, clock, waits, waiting: Instant::now() };
         (Client::new(view, locations), local)
     }
 }
@@ -48,6 +56,8 @@ pub(super) struct Line {
     noticed: AtomicU64,
     /// It is cut off. Held while the client writes.
     cut: Mutex<bool>,
+    /// The same, for who reads.
+    is_cut: AtomicBool,
 }
 
 impl Line {
@@ -55,14 +65,23 @@ impl Line {
         self.noticed.fetch_max(view, Ordering::AcqRel);
     }
 
-    /// On return nothing that the client writes reaches the store.
+    /// On return nothing that the client writes reaches the store, and nothing that it reads from here on counts: its view is
+    /// waited for no longer.
     pub(super) fn cut(&self) {
-        *self.cut.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        self.is_cut.store(true, Ordering::SeqCst);
+        *self.cut.lock() = true;
+    }
+
+    /// Whether what was read just now counts.
+    fn counts(&self) -> Result<(), Error> {
+        // Memory is used for something else only after the cut: who read any of that sees the cut here.
+        fence(Ordering::Acquire);
+        if self.is_cut.load(Ordering::Relaxed) { Err(Refusal::Fenced.into()) } else { Ok(()) }
     }
 
     /// Lets the client write, as long as this is held.
     fn open(&self) -> Result<MutexGuard<'_, bool>, Error> {
-        let cut = self.cut.lock().unwrap_or_else(PoisonError::into_inner);
+        let cut = self.cut.lock();
         if *cut { Err(Refusal::Fenced.into()) } else { Ok(cut) }
     }
 }
@@ -102,17 +121,34 @@ pub struct Local {
     line: Arc<Line>,
     session: u64,
     clock: Clock,
+    /// To make something durable takes a wait for a disk. Clients do that beside each other, and then one sync serves several; the
+    /// server does it for one at a time.
+    waits: bool,
     /// Since when others are in the way.
     waiting: Instant,
 }
 
 impl Local {
+    /// Whether the server has cut it off: nothing that it does from here on counts. A new one may [connect](Locals::connect).
+    #[must_use]
+    pub fn is_cut_off(&self) -> bool {
+        self.line.is_cut.load(Ordering::Acquire)
+    }
+
     fn check(&self, at: u64, len: u64) -> Result<(), Error> {
         if self.region.contains(at, len) {
             Ok(())
         } else {
             Err(Error::Protocol("a place outside of the store"))
         }
+    }
+
+    fn read(&self, at: u64, into: &mut [u8]) -> Result<(), Error> {
+        self.check(at, into.len() as u64)?;
+        self.region.read(at, into);
+        // A page that was lost reads as zeros.
+        self.region.failure().map_err(|_| Refusal::Medium)?;
+        self.line.counts()
     }
 
     fn persist(&self, updates: &[(u64, Vec<u8>)]) -> Result<(), Error> {
@@ -134,9 +170,7 @@ impl RemoteMemory for Local {
                 Verb::Read { at, len } => {
                     self.check(at, len)?;
                     let mut bytes = vec![0; len as usize];
-                    self.region.read(at, &mut bytes);
-                    // A page that was lost reads as zeros.
-                    self.region.failure().map_err(|_| Refusal::Medium)?;
+                    self.read(at, &mut bytes)?;
                     Completion::Read(bytes)
                 }
                 Verb::Write { at, bytes } => {
@@ -158,6 +192,25 @@ impl RemoteMemory for Local {
             });
         }
         Ok(completions)
+    }
+
+    fn load(&mut self, at: u64, into: &mut [u8]) -> Result<bool, Error> {
+        self.read(at, into).map(|()| true)
+    }
+
+    fn put_all(
+        &mut self,
+        puts: &[Inline<'_>],
+        done: &mut Vec<Result<Reserved, Refusal>>,
+    ) -> Result<bool, Error> {
+        if self.waits {
+            return Ok(false);
+        }
+        match lock(&self.host).put_all(self.session, puts, done) {
+            Some(()) if done.contains(&Err(Refusal::Medium)) => Err(Refusal::Medium.into()),
+            Some(()) => Ok(true),
+            None => Err(Refusal::Fenced.into()),
+        }
     }
 
     fn now(&self) -> u64 {

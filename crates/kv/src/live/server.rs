@@ -2,10 +2,11 @@
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use parking_lot::{Mutex, MutexGuard};
 use remanence_persist::Config;
 use remanence_persist::taxonomy::Buffers;
 use remanence_pmem::{FileOptions, PersistenceDomain, Region, StoreGranularity};
@@ -176,9 +177,11 @@ impl Metrics {
     }
 }
 
-/// The host is whole between any two statements that can panic; a poisoned lock is as good as any.
+/// The host is whole between any two statements that can panic, so that no lock is poisoned. The lock is a fair one: with that of the
+/// standard library, a server under load has it again before a local client that waits for it has woken up, and
+/// cuts that client off in the end.
 pub(super) fn lock(host: &Mutex<Host>) -> MutexGuard<'_, Host> {
-    host.lock().unwrap_or_else(PoisonError::into_inner)
+    host.lock()
 }
 
 /// A store that is exported.

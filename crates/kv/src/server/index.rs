@@ -67,9 +67,9 @@ impl<M: Medium> Index<M> {
     /// The entries of one table that are not free and have this fingerprint.
     pub(super) fn matching(&self, table: TableAt, fingerprint: u64) -> Vec<Entry> {
         let home = table.home(fingerprint);
-        let slots = self.slots(table, home, NEIGHBOURHOOD);
-        slots
-            .into_iter()
+        let mut bytes = [0; (NEIGHBOURHOOD * SLOT_LEN) as usize];
+        self.medium.read(table.slot(home), &mut bytes);
+        Slot::parse_all(&bytes)
             .enumerate()
             .filter(|(_, slot)| !slot.word.is_free() && slot.meta.fingerprint() == fingerprint)
             .map(|(n, slot)| Entry { table, index: home + n as u64, slot })
@@ -78,7 +78,10 @@ impl<M: Medium> Index<M> {
 
     /// The same of all tables, in the order in which entries move between them.
     pub(super) fn candidates(&self, fingerprint: u64) -> Vec<Entry> {
-        self.tables.iter().flat_map(|table| self.matching(*table, fingerprint)).collect()
+        match self.tables[..] {
+            [table] => self.matching(table, fingerprint),
+            _ => self.tables.iter().flat_map(|table| self.matching(*table, fingerprint)).collect(),
+        }
     }
 
     /// The entry one of whose versions lies there.

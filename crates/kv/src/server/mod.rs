@@ -19,6 +19,7 @@ mod log;
 mod open;
 mod scan;
 mod settle;
+mod together;
 mod write;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -309,6 +310,13 @@ impl<M: Medium + Clone> Server<M> {
             return Reply::Refused(Refusal::Fenced);
         }
         let reads_only = state.reads_only;
+        if let Request::Batch(requests) = request
+            && !reads_only
+            && requests.len() <= BATCH_MAX
+            && self.finish_before(requests).is_err()
+        {
+            return Reply::Refused(Refusal::Medium);
+        }
         let mut one = |request: &Request| match reads_only && request.changes() {
             true => Reply::Refused(Refusal::ReadOnly),
             false => self.one(now, client, request),
@@ -319,8 +327,9 @@ impl<M: Medium + Clone> Server<M> {
             }
             request => one(request),
         };
-        // In durable mode no reply leaves before everything that it speaks of is durable, or will be by what it asks for.
-        let may_wait = self.options.defer && !self.replicated && asks_for_values(request, &reply);
+        // In durable mode no reply leaves before everything that it speaks of is durable, or will be by what it asks for: on a page
+        // cache by the client's flush, on several members by the settling that its client asks for.
+        let may_wait = (self.options.defer || self.replicated) && asks_for_values(request, &reply);
         if self.options.mode == Mode::Durable && !may_wait && self.sync().is_err() {
             return Reply::Refused(Refusal::Medium);
         }
@@ -393,10 +402,8 @@ impl<M: Medium + Clone> Server<M> {
     /// # Errors
     /// The medium failed.
     pub fn step(&mut self, now: u64, budget: usize) -> Result<bool, Refusal> {
-        for _ in 0..budget {
-            let Some(version) = self.confirmed.pop_first() else { break };
-            self.finish(version)?;
-        }
+        let confirmed: Vec<u64> = std::iter::from_fn(|| self.confirmed.pop_first()).take(budget).collect();
+        self.finish(&confirmed)?;
         self.expire(now)?;
         let growing = self.grow(now, budget)?;
         let cleaning = self.clean_step(now, budget)?;
@@ -496,8 +503,10 @@ impl<M: Medium + Clone> Server<M> {
 
     /// Bytes that [`Self::object`] has verified.
     fn parsed<'a>(&self, bytes: &'a [u8], head: u8, offset: Offset) -> Object<'a> {
-        let (_, place) = self.place(head, offset).expect("it was read from there");
-        Object::parse(bytes, &place).expect("it was verified")
+        debug_assert!(
+            self.place(head, offset).is_some_and(|(_, place)| Object::parse(bytes, &place).is_ok())
+        );
+        Object::split(bytes).expect("it was verified")
     }
 
     /// The entry of a key.

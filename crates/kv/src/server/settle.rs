@@ -6,7 +6,7 @@ use super::index::Entry;
 use super::{Event, Server, Unfinished};
 use crate::format::object::{HEADER_LEN, Object};
 use crate::format::{Chunk, Hint, Offset};
-use crate::proto::{Refusal, Reply};
+use crate::proto::{Refusal, Reply, Request};
 
 /// What became of a pending entry.
 pub(super) enum Settling {
@@ -29,21 +29,12 @@ impl<M: Medium + Clone> Server<M> {
         let known = self.places.get(&(head, new)).copied();
         match known {
             // Of this run: only what was handed out for this very write counts.
-            Some(version) => match self.what_is_whole(version, &self.unfinished[&version]) {
-                None => Ok(Settling::Unfinished),
-                Some(seen) => {
-                    // What is settled must not change any more: the client loses its right first, and what was seen before
-                    // that is not believed.
-                    let seen = match self.revoke(version) {
-                        true => self.what_is_whole(version, &self.unfinished[&version]),
-                        false => Some(seen),
-                    };
-                    let Some((len, chunks)) = seen else { return Ok(Settling::Unfinished) };
-                    let entry = self.make_settled(entry, len, &chunks)?;
-                    self.forget(version);
-                    Ok(Settling::Settled(entry))
-                }
-            },
+            Some(version) => {
+                let Some((len, chunks)) = self.what_is_done(version) else { return Ok(Settling::Unfinished) };
+                let entry = self.make_settled(entry, len, &chunks)?;
+                self.forget(version);
+                Ok(Settling::Settled(entry))
+            }
             // Of the run before: nobody writes there any more.
             None => match self.whole(head, new) {
                 // A client may have written another key's object to room that it had for this one.
@@ -65,6 +56,17 @@ impl<M: Medium + Clone> Server<M> {
         self.fingerprint(key).is_ok_and(|fingerprint| fingerprint == entry.slot.meta.fingerprint())
     }
 
+    /// The length of the object, and its chunks, if the write is done: nobody changes them from here on.
+    fn what_is_done(&mut self, version: u64) -> Option<(u64, Vec<Chunk>)> {
+        let seen = self.what_is_whole(version, &self.unfinished[&version])?;
+        // What is settled must not change any more: the client loses its right first, and what was seen before that is not
+        // believed.
+        match self.revoke(version) {
+            true => self.what_is_whole(version, &self.unfinished[&version]),
+            false => Some(seen),
+        }
+    }
+
     /// The bytes of the object and its chunks, if they are what was handed out for this write.
     fn what_is_whole(&self, version: u64, unfinished: &Unfinished) -> Option<(u64, Vec<Chunk>)> {
         let (bytes, chunks) = self.whole(unfinished.head, unfinished.offset).ok()?;
@@ -78,7 +80,13 @@ impl<M: Medium + Clone> Server<M> {
     }
 
     /// The object is durable before the word says that it is.
-    fn make_settled(&mut self, mut entry: Entry, len: u64, chunks: &[Chunk]) -> Result<Entry, Refusal> {
+    fn make_settled(&mut self, entry: Entry, len: u64, chunks: &[Chunk]) -> Result<Entry, Refusal> {
+        self.write_back(&entry, len, chunks);
+        self.order()?;
+        Ok(self.say_settled(entry, len, chunks.is_empty()))
+    }
+
+    fn write_back(&self, entry: &Entry, len: u64, chunks: &[Chunk]) {
         let head = entry.slot.meta.head();
         let new = entry.slot.word.new_offset().expect("a pending entry has a new version");
         let (at, _) = self.place(head, new).expect("it was read from there");
@@ -88,17 +96,19 @@ impl<M: Medium + Clone> Server<M> {
             self.medium.pwb(room.at..room.at + u64::from(chunk.len));
         }
         self.medium.pwb(entry.at()..entry.at() + crate::format::slot::SLOT_LEN);
-        self.order()?;
+    }
+
+    fn say_settled(&mut self, mut entry: Entry, len: u64, alone: bool) -> Entry {
         // This store may be lost: recovery looks at pending entries.
         let word = entry.slot.word.settled();
         self.index.set_word(&mut entry, word);
-        if entry.slot.meta.hint() == Hint::CHAINED && chunks.is_empty() {
+        if entry.slot.meta.hint() == Hint::CHAINED && alone {
             // Not before: until the pending word was durable, recovery might have found the version before.
             let meta = entry.slot.meta.with_hint(Hint::of(len));
             self.index.set_meta(&mut entry, meta);
         }
         self.stats.settled += 1;
-        Ok(entry)
+        entry
     }
 
     /// Back to the version before, which is whole and durable by rule 1. The repair of 4.2.
@@ -135,14 +145,48 @@ impl<M: Medium + Clone> Server<M> {
         }
     }
 
-    /// Settles a write that is said to be done, if it is.
-    pub(super) fn finish(&mut self, version: u64) -> Result<(), Refusal> {
-        let Some(unfinished) = self.unfinished.get(&version) else { return Ok(()) };
-        let (fingerprint, head, offset) = (unfinished.fingerprint, unfinished.head, unfinished.offset);
-        if let Some(entry) = self.index.at_place(fingerprint, head, offset) {
-            self.settle(entry)?;
+    /// Settles writes that are said to be done, those that are: one wait for the medium for all of them.
+    pub(super) fn finish(&mut self, versions: &[u64]) -> Result<(), Refusal> {
+        let mut done = Vec::with_capacity(versions.len());
+        for version in versions {
+            let Some(unfinished) = self.unfinished.get(version) else { continue };
+            let (fingerprint, head, offset) = (unfinished.fingerprint, unfinished.head, unfinished.offset);
+            let Some(entry) = self.index.at_place(fingerprint, head, offset) else { continue };
+            if !entry.slot.word.is_pending() || entry.slot.word.new_offset() != Some(offset) {
+                continue;
+            }
+            if let Some((len, chunks)) = self.what_is_done(*version) {
+                self.write_back(&entry, len, &chunks);
+                done.push((*version, entry, len, chunks.is_empty()));
+            }
+        }
+        if done.is_empty() {
+            return Ok(());
+        }
+        // As for one: the objects before the words that say that they are durable.
+        self.order()?;
+        for (version, entry, len, alone) in done {
+            self.say_settled(entry, len, alone);
+            self.forget(version);
         }
         Ok(())
+    }
+
+    /// Settles what requests that come together find unfinished of their keys, so that none of them waits for the medium alone.
+    pub(super) fn finish_before(&mut self, requests: &[Request]) -> Result<(), Refusal> {
+        if self.unfinished.is_empty() {
+            return Ok(());
+        }
+        let version = |request: &Request| {
+            let (Request::Put { key, .. } | Request::PutInline { key, .. }) = request else { return None };
+            let entry = self.lookup(key, self.fingerprint(key).ok()?)?;
+            let new = entry.slot.word.new_offset().filter(|_| entry.slot.word.is_pending())?;
+            self.places.get(&(entry.slot.meta.head(), new)).copied()
+        };
+        let mut versions: Vec<u64> = requests.iter().filter_map(version).collect();
+        versions.sort_unstable();
+        versions.dedup();
+        self.finish(&versions)
     }
 
     /// A write whose client can write no more: settled if it is whole after all, given up otherwise.
@@ -171,8 +215,8 @@ impl<M: Medium + Clone> Server<M> {
             .filter(|(_, u)| now.saturating_sub(u.since) >= self.options.lease)
             .map(|(version, _)| *version)
             .collect();
+        self.finish(&late)?;
         for version in late {
-            self.finish(version)?;
             if let Some(unfinished) = self.unfinished.get(&version) {
                 self.fence(unfinished.client);
             }

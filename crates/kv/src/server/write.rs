@@ -25,7 +25,7 @@ impl<M: Medium + Clone> Server<M> {
         if self.clients[&client].unfinished.len() >= self.options.unfinished_max {
             // Most of them are done, and nobody has looked yet.
             let versions: Vec<u64> = self.clients[&client].unfinished.iter().copied().collect();
-            versions.into_iter().try_for_each(|version| self.finish(version))?;
+            self.finish(&versions)?;
             if self.clients[&client].unfinished.len() >= self.options.unfinished_max {
                 return Err(Refusal::TooMany);
             }
@@ -151,7 +151,7 @@ impl<M: Medium + Clone> Server<M> {
     }
 
     /// Bytes of the object, and of its chunks if the value does not fit a segment.
-    fn layout(&self, key: &[u8], len: u64) -> Result<(u64, Vec<u32>), Refusal> {
+    pub(super) fn layout(&self, key: &[u8], len: u64) -> Result<(u64, Vec<u32>), Refusal> {
         let max = self.log.geometry.object_max();
         let pool = u64::from(self.log.geometry.regions()) * self.log.geometry.region_len;
         let too_large = Refusal::TooLarge { len, pool };
@@ -171,7 +171,12 @@ impl<M: Medium + Clone> Server<M> {
     }
 
     /// An entry to use: the key's own, or a free one in its neighbourhood.
-    fn entry_for(&mut self, now: u64, current: &Current, fingerprint: u64) -> Result<Option<Entry>, Refusal> {
+    pub(super) fn entry_for(
+        &mut self,
+        now: u64,
+        current: &Current,
+        fingerprint: u64,
+    ) -> Result<Option<Entry>, Refusal> {
         if current.entry().is_some() {
             return Ok(None);
         }
@@ -205,7 +210,7 @@ impl<M: Medium + Clone> Server<M> {
     }
 
     /// Points the key's entry to a new place. What was new becomes old, and clients that cached it will notice.
-    fn point(
+    pub(super) fn point(
         &mut self,
         current: &Current,
         free: Option<Entry>,
@@ -259,7 +264,7 @@ impl<M: Medium + Clone> Server<M> {
     }
 
     /// The key's state when nothing of it is pending, which is when it may be changed: rule 1.
-    fn settled(&mut self, now: u64, key: &[u8], fingerprint: u64) -> Result<Current, Refusal> {
+    pub(super) fn settled(&mut self, now: u64, key: &[u8], fingerprint: u64) -> Result<Current, Refusal> {
         let entry = match self.lookup(key, fingerprint) {
             Some(entry) if entry.slot.word.is_pending() => match self.settle(entry)? {
                 Settling::Settled(entry) => Some(entry),

@@ -8,9 +8,10 @@ pub(crate) mod world;
 use std::cell::{Cell, RefCell};
 
 use remanence_kv::client::{
-    Call, Client, Completion, Error, Found, Get, Many, Operation, Put, RemoteMemory, Verb, run,
+    Call, Client, Completion, Error, Found, Get, Many, Operation, Peek, Put, RemoteMemory, Verb, peek,
+    put_all, run,
 };
-use remanence_kv::proto::{Expect, Reply, Request};
+use remanence_kv::proto::{Expect, Inline, Reply, Request, Reserved};
 use remanence_kv::server::{ClientId, Event, Options, Server, format};
 use remanence_kv::view::{Mode, View};
 use remanence_kv::{Geometry, Refusal};
@@ -138,6 +139,20 @@ impl<M: Medium> RemoteMemory for Remote<'_, '_, '_, M> {
         Ok(verbs.into_iter().map(one).collect())
     }
 
+    fn load(&mut self, at: u64, into: &mut [u8]) -> Result<bool, Self::Error> {
+        self.store.image.read(at, into);
+        Ok(true)
+    }
+
+    fn put_all(
+        &mut self,
+        puts: &[Inline<'_>],
+        done: &mut Vec<Result<Reserved, Refusal>>,
+    ) -> Result<bool, Self::Error> {
+        self.store.server.borrow_mut().put_all(self.store.now.get(), self.id, puts, done);
+        Ok(true)
+    }
+
     fn now(&self) -> u64 {
         self.store.now.get()
     }
@@ -164,6 +179,31 @@ impl<M: Medium> Session<'_, '_, M> {
 
     pub(crate) fn get(&mut self, key: &[u8]) -> Option<Found> {
         self.run(&mut Get::new(key)).expect("a GET does not fail")
+    }
+
+    /// What a look at the memory tells, if it does: the version and the value, or that there is none.
+    pub(crate) fn peek(&mut self, key: &[u8]) -> Option<Option<(u64, Vec<u8>)>> {
+        let mut buffer = b"before".to_vec();
+        let mut remote =
+            Remote { store: self.store, id: self.id, posts: &mut self.posts, verbs: &mut self.verbs };
+        match peek(&mut self.client, &mut remote, key, &mut buffer).expect("memory does not fail") {
+            Peek::Found { version, value } => Some(Some((version, buffer[value].to_vec()))),
+            Peek::Absent => Some(None),
+            Peek::Unknown => None,
+        }
+    }
+
+    /// Has the server write these, and puts what it does not.
+    pub(crate) fn put_all(&mut self, puts: &[Inline<'_>]) -> Vec<Result<u64, Error>> {
+        let mut remote =
+            Remote { store: self.store, id: self.id, posts: &mut self.posts, verbs: &mut self.verbs };
+        let mut done = Vec::new();
+        put_all(&mut self.client, &mut remote, puts, &mut done).expect("memory does not fail");
+        assert_eq!(done.len(), puts.len());
+        let rest = |(put, done): (&Inline<'_>, Option<_>)| {
+            done.unwrap_or_else(|| self.run(&mut Put::new(put.key, put.value, put.expires, put.expect)))
+        };
+        puts.iter().zip(done).map(rest).collect()
     }
 
     pub(crate) fn value(&mut self, key: &[u8]) -> Option<Vec<u8>> {

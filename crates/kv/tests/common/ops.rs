@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use remanence_kv::client::{Many, Put};
-use remanence_kv::proto::{Expect, Reply, Request};
+use remanence_kv::proto::{Expect, Inline, Reply, Request};
 use remanence_kv::{Geometry, Options};
 use remanence_pmem::crash_image::CrashImage;
 use remanence_pmem::{Medium, PersistenceDomain};
@@ -20,6 +20,8 @@ pub(crate) enum Op {
     Inline(u8, Vec<u8>),
     Delete(u8),
     Batch(Vec<(u8, Vec<u8>)>),
+    /// The server writes them, with one wait for the medium.
+    Together(Vec<(u8, Vec<u8>)>),
     /// Room is handed out, this much of the object is written, and the client dies.
     Torn(u8, Vec<u8>, usize),
     Clean(u8),
@@ -35,7 +37,7 @@ impl Op {
                 drop(contents.insert(vec![*key], value.clone()));
             }
             Self::Delete(key) => drop(contents.remove(&vec![*key])),
-            Self::Batch(puts) => {
+            Self::Batch(puts) | Self::Together(puts) => {
                 puts.iter().for_each(|(key, value)| drop(contents.insert(vec![*key], value.clone())));
             }
             Self::Torn(..) | Self::Clean(_) | Self::Resize(_) | Self::Settle => {}
@@ -54,6 +56,15 @@ impl Op {
             Self::Batch(puts) => {
                 let puts = puts.iter().map(|(key, value)| Put::new(&[*key], value, 0, Expect::Any)).collect();
                 client.run(&mut Many::new(puts)).into_iter().for_each(|put| assert!(put.is_ok()));
+            }
+            Self::Together(puts) => {
+                let named: Vec<([u8; 1], &[u8])> =
+                    puts.iter().map(|(key, value)| ([*key], &value[..])).collect();
+                let puts: Vec<Inline<'_>> = named
+                    .iter()
+                    .map(|(key, value)| Inline { key, value, expires: 0, expect: Expect::Any })
+                    .collect();
+                client.put_all(&puts).into_iter().for_each(|put| assert!(put.is_ok(), "{put:?}"));
             }
             Self::Torn(key, value, written) => torn(store, *key, value, *written),
             Self::Clean(head) => {
@@ -212,6 +223,18 @@ pub(crate) fn every_operation() -> Workload {
     (some(3, 20), ops)
 }
 
+/// The server writes for clients in its process.
+pub(crate) fn together() -> Workload {
+    let ops = vec![
+        Op::Together(vec![(1, value(1, 20)), (9, value(2, 6))]),
+        Op::Together(vec![(1, value(3, 9))]),
+        Op::Delete(9),
+        Op::Together(vec![(9, value(4, 12)), (0, value(5, 30))]),
+        Op::Put(9, value(6, 10)),
+    ];
+    (some(2, 20), ops)
+}
+
 pub(crate) fn dying_clients() -> Workload {
     let ops = vec![
         Op::Torn(1, value(1, 100), 70),
@@ -244,6 +267,7 @@ pub(crate) fn for_mode_erda() -> Workload {
         Op::Put(1, value(2, 90)),
         Op::Put(1, value(3, 10)),
         Op::Settle,
+        Op::Together(vec![(1, value(6, 50)), (8, value(7, 9))]),
         Op::Delete(1),
         Op::Inline(2, value(4, 100)),
         Op::Put(7, value(5, 5)),
@@ -274,6 +298,8 @@ pub(crate) fn resizing() -> Workload {
     // More keys than a neighbourhood has places: entries are displaced on the way.
     let mut ops: Vec<Op> = (20..30).map(|n| Op::Put(n, value(n.into(), 4))).collect();
     ops[9] = Op::Inline(29, value(29, 4));
+    // Those that come later displace those that came before, which are not settled yet.
+    ops.push(Op::Together((30..34).map(|n| (n, value(n.into(), 4))).collect()));
     ops.push(Op::Resize(32));
     ops.push(Op::Put(3, value(1, 4)));
     ops.push(Op::Delete(4));

@@ -103,6 +103,16 @@ impl Host {
         self.wait("every write is settled", |stats| stats.usage.unfinished == 0);
     }
 
+    /// Waits until it has ended by itself.
+    pub(crate) fn ends(&mut self) -> Result<StoreStats, Error> {
+        let begin = Instant::now();
+        while !self.thread.as_ref().expect("it runs").is_finished() {
+            assert!(begin.elapsed() < PATIENCE, "it serves on");
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        self.stop()
+    }
+
     /// Ends it.
     pub(crate) fn stop(&mut self) -> Result<StoreStats, Error> {
         self.stop.store(true, Ordering::Release);

@@ -1,0 +1,172 @@
+//! GET where the memory is at hand: the READs of [`Get`](super::Get) as loads, into the reader's own buffer, with no allocation.
+//!
+//! It carries out what most GETs are, by the same protocol and with the same checks: a value at its cached location, a settled
+//! entry and its object, a miss. Whatever else it meets (a write under way, a checksum that fails, an entry on the move, two
+//! tables, chunks) it leaves to a `Get`, which begins anew.
+
+use std::ops::Range;
+
+use super::cache::Location;
+use super::{Client, RemoteMemory};
+use crate::format::object::{HEADER_LEN, Object};
+use crate::format::slot::{NEIGHBOURHOOD, SLOT_LEN, TableAt, fingerprint};
+use crate::format::{Place, Slot};
+
+/// What a look at a key found.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Peek {
+    /// A value.
+    Found {
+        /// Its version.
+        version: u64,
+        /// Which bytes of the buffer it is.
+        value: Range<usize>,
+    },
+    /// It has no value.
+    Absent,
+    /// Only a [`Get`](super::Get) can tell.
+    Unknown,
+}
+
+/// Looks at a key, and appends what it reads to `buffer`, the value among it: only of [`Peek::Found`] does anything stay there.
+/// What it found was so at one moment of the call. A client that is told of a new view takes it before.
+///
+/// # Errors
+/// The remote memory cannot be reached any more.
+pub fn peek<R: RemoteMemory>(
+    client: &mut Client,
+    remote: &mut R,
+    key: &[u8],
+    buffer: &mut Vec<u8>,
+) -> Result<Peek, R::Error> {
+    let start = buffer.len();
+    let found = Look { client, remote, key, buffer, start }.look();
+    if !matches!(found, Ok(Peek::Found { .. })) {
+        buffer.truncate(start);
+    }
+    found
+}
+
+struct Look<'a, R> {
+    client: &'a mut Client,
+    remote: &'a mut R,
+    key: &'a [u8],
+    buffer: &'a mut Vec<u8>,
+    start: usize,
+}
+
+/// What lies at a place.
+enum Seen {
+    Value {
+        version: u64,
+        value: Range<usize>,
+        len: u64,
+    },
+    /// A tombstone, or a value whose time has come.
+    Gone,
+    /// Another key's.
+    Other,
+    /// Not whole, or not all of it.
+    Unclear,
+}
+
+impl<R: RemoteMemory> Look<'_, R> {
+    fn look(&mut self) -> Result<Peek, R::Error> {
+        let Ok(hash) = self.client.hash(self.key) else { return Ok(Peek::Unknown) };
+        // What one of several servers has counts only if others vouch for it.
+        if self.client.view.replicated {
+            return Ok(Peek::Unknown);
+        }
+        if let Some(location) = self.client.cache.get(hash)
+            && let Some((at, place)) = self.client.view.locate(location.head, location.offset)
+        {
+            match self.at_location(&location, at, &place)? {
+                Peek::Unknown => {
+                    self.client.stats.stale += 1;
+                    self.client.cache.remove(hash);
+                }
+                found => return Ok(found),
+            }
+        }
+        // While there are two, entries move between them.
+        let [table] = self.client.view.tables[..] else { return Ok(Peek::Unknown) };
+        self.in_table(table, hash)
+    }
+
+    /// [`Peek::Unknown`]: the location is out of date.
+    fn at_location(&mut self, location: &Location, at: u64, place: &Place) -> Result<Peek, R::Error> {
+        Ok(match self.object(at, location.len, place)? {
+            // The mark decides: without it, no newer version had been handed out when it was read.
+            Some((Seen::Value { version, value, .. }, false)) if version == location.version => {
+                self.client.stats.cached += 1;
+                Peek::Found { version, value }
+            }
+            _ => Peek::Unknown,
+        })
+    }
+
+    fn in_table(&mut self, table: TableAt, hash: u64) -> Result<Peek, R::Error> {
+        let fingerprint = fingerprint(hash);
+        let mut entries = [0; (NEIGHBOURHOOD * SLOT_LEN) as usize];
+        let (mut before, mut after) = ([0; 8], [0; 8]);
+        if !self.remote.load(table.at, &mut before)?
+            || !self.remote.load(table.neighbourhood(fingerprint), &mut entries)?
+        {
+            return Ok(Peek::Unknown);
+        }
+        self.client.stats.reads += 1;
+        let fits = |slot: &Slot| !slot.word.is_free() && slot.meta.fingerprint() == fingerprint;
+        for slot in Slot::parse_all(&entries).filter(fits) {
+            // One that is pending may not be whole, or not last.
+            let Some(offset) = slot.word.new_offset().filter(|_| !slot.word.is_pending()) else {
+                return Ok(Peek::Unknown);
+            };
+            let head = slot.meta.head();
+            let Some((at, place)) = self.client.view.locate(head, offset) else { return Ok(Peek::Unknown) };
+            let len = slot.meta.hint().len().clamp(HEADER_LEN as u64, self.client.view.readable(offset));
+            match self.object(at, len, &place)? {
+                Some((Seen::Value { version, value, len }, _)) => {
+                    let (link, _) = self.client.view.geometry.split(offset);
+                    self.client.cache.insert(hash, Location { version, head, link, offset, len });
+                    return Ok(Peek::Found { version, value });
+                }
+                Some((Seen::Gone, _)) => return Ok(Peek::Absent),
+                Some((Seen::Other, _)) => self.buffer.truncate(self.start),
+                Some((Seen::Unclear, _)) | None => return Ok(Peek::Unknown),
+            }
+        }
+        // As a `Get` makes sure of a miss: nothing moved between the two looks at the count.
+        if !self.remote.load(table.at, &mut after)? {
+            return Ok(Peek::Unknown);
+        }
+        self.client.stats.reads += 2;
+        Ok(if before == after { Peek::Absent } else { Peek::Unknown })
+    }
+
+    /// The object that begins there, of which so many bytes are looked at, and whether it is superseded. `None`: the memory is
+    /// not at hand.
+    fn object(&mut self, at: u64, len: u64, place: &Place) -> Result<Option<(Seen, bool)>, R::Error> {
+        self.buffer.resize(self.start + len as usize, 0);
+        if !self.remote.load(at, &mut self.buffer[self.start..])? {
+            return Ok(None);
+        }
+        self.client.stats.reads += 1;
+        let Ok(object) = Object::parse(&self.buffer[self.start..], place) else {
+            return Ok(Some((Seen::Unclear, false)));
+        };
+        let header = object.header;
+        let seen = if object.key != self.key {
+            Seen::Other
+        } else if header.deleted || (header.expires != 0 && header.is_expired(self.remote.now())) {
+            Seen::Gone
+        } else if header.chained {
+            Seen::Unclear
+        } else {
+            let end = self.start + header.len() as usize;
+            let value = end - object.value.len()..end;
+            self.buffer.truncate(end);
+            Seen::Value { version: header.version, value, len: header.len() }
+        };
+        Ok(Some((seen, header.is_superseded())))
+    }
+}
