@@ -6,9 +6,10 @@
 //! the client's own socket.
 
 use std::io::{self, ErrorKind, Read as _, Write as _};
+use std::ops::Range;
 use std::sync::RwLock;
 
-use remanence_resp::engine::{Isolation, Moment, Session, Shared, alike, isolation};
+use remanence_resp::engine::{Isolation, Joint, Moment, Session, Shared, alike, isolation};
 use remanence_resp::protocol::{Decoder, Limits};
 use remanence_resp::store::Store;
 
@@ -47,6 +48,8 @@ pub(crate) struct Connection {
     hung_up: bool,
     /// How many requests may be carried out together, by how large replies have been.
     run_max: usize,
+    /// Its SETs that were put off: nothing else is done until they are answered.
+    joint: Option<Range<usize>>,
 }
 
 /// What a worker lends to a turn.
@@ -57,6 +60,8 @@ pub(crate) struct Turn<'a, S> {
     pub(crate) buffer: &'a mut [u8],
     pub(crate) random: &'a mut u64,
     pub(crate) output_high: usize,
+    /// Where plain SETs go, to be written together with those of other connections. `None`: they are carried out now.
+    pub(crate) joint: Option<&'a mut Joint>,
 }
 
 /// How a turn ended.
@@ -66,6 +71,8 @@ pub(crate) enum After {
     Wait,
     /// There is more to do at once.
     Again,
+    /// SETs were put off: when they are written, an [answer](Connection::answer) and another turn are due.
+    Joint,
     /// The connection is over.
     Close,
 }
@@ -86,6 +93,7 @@ impl Connection {
             throttled: false,
             hung_up: false,
             run_max: RUN / 4,
+            joint: None,
         }
     }
 
@@ -139,13 +147,24 @@ impl Connection {
         }
     }
 
+    /// Answers the SETs that were put off, if any were.
+    pub(crate) fn answer(&mut self, joint: &Joint, shared: &Shared) {
+        if let Some(some) = self.joint.take() {
+            self.session.answer(some, joint, shared, &mut self.output);
+        }
+    }
+
     /// Does what there is to do.
     pub(crate) fn turn<S: Store>(&mut self, with: &mut Turn<'_, S>) -> After {
+        if self.joint.is_some() {
+            return After::Wait;
+        }
         let (mut requests, mut reads) = (0, 0);
         loop {
             requests += match self.carry_out(with, REQUESTS - requests) {
                 Ok(count) => count,
-                Err(Throttled) => {
+                Err(Pause::PutOff) => return After::Joint,
+                Err(Pause::Throttled) => {
                     // Not before what waits has been sent: is there room now?
                     if self.flush(with.shared).is_err() {
                         return After::Close;
@@ -202,12 +221,12 @@ impl Connection {
     }
 
     /// Carries out up to so many requests; how many.
-    fn carry_out<S: Store>(&mut self, with: &mut Turn<'_, S>, max: usize) -> Result<usize, Throttled> {
+    fn carry_out<S: Store>(&mut self, with: &mut Turn<'_, S>, max: usize) -> Result<usize, Pause> {
         let mut now = None;
         let mut count = 0;
         while count < max && !self.session.closing() {
             if self.output.len() - self.sent > with.output_high {
-                return Err(Throttled);
+                return Err(Pause::Throttled);
             }
             let stranger = self.session.stranger(with.shared);
             match self.decoder.next_run(stranger, self.run_max.min(max - count), alike) {
@@ -216,6 +235,12 @@ impl Connection {
                     let start = *now.get_or_insert_with(process::unix_us);
                     *with.random = next_random(*with.random);
                     let moment = Moment { unix_us: start, random: *with.random };
+                    if let Some(joint) = with.joint.as_deref_mut()
+                        && let Some(some) = self.session.put_off(&run, with.shared, moment, joint)
+                    {
+                        self.joint = Some(some);
+                        return Err(Pause::PutOff);
+                    }
                     let owed = self.output.len();
                     // A poisoned lock protects nothing that could be torn: it only keeps commands apart.
                     let command = match isolation(&run.request(0)) {
@@ -287,8 +312,13 @@ impl Connection {
     }
 }
 
-/// More output waits than may.
-struct Throttled;
+/// Why no more requests are carried out for now.
+enum Pause {
+    /// More output waits than may.
+    Throttled,
+    /// The last ones were put off.
+    PutOff,
+}
 
 /// A step of splitmix64's sequence.
 pub(crate) const fn next_random(state: u64) -> u64 {

@@ -7,14 +7,13 @@
 //!
 //! DBSIZE, FLUSHDB and the like walk through the store's keys: Erda keeps no count by database.
 
-use std::collections::BTreeSet;
 use std::fmt::Display;
 
 use remanence_kv::client::{
-    Call, Client, Error, Found, Get, Many, Operation, Put, RemoteMemory, attend, run,
+    Call, Client, Error, Found, Get, Many, Operation, Peek, Put, RemoteMemory, attend, peek, put_all, run,
 };
 use remanence_kv::format::KEY_MAX;
-use remanence_kv::proto::{Expect, Refusal, Reply, Request};
+use remanence_kv::proto::{Expect, Inline, Refusal, Reply, Request};
 use remanence_resp::store::{Condition, Fetched, HEAD_LEN, Key, Store, StoreError, StoreLimits, Version};
 
 /// Keys asked for at a time where all are wanted.
@@ -28,6 +27,16 @@ pub trait Handle {
     /// [`StoreError`]
     fn get(&mut self, name: &[u8]) -> Result<Option<Found>, StoreError>;
 
+    /// A value, if a look at memory that is at hand tells: appended to `buffer`, with what is around it. [`Peek::Unknown`]: it
+    /// does not, and [`get`](Self::get) will.
+    ///
+    /// # Errors
+    /// [`StoreError`]
+    fn peek(&mut self, name: &[u8], buffer: &mut Vec<u8>) -> Result<Peek, StoreError> {
+        let _ = (name, buffer);
+        Ok(Peek::Unknown)
+    }
+
     /// Several values, under one doorbell.
     fn get_many(&mut self, names: &[Vec<u8>]) -> Vec<Result<Option<Found>, StoreError>>;
 
@@ -38,7 +47,7 @@ pub trait Handle {
     fn put(&mut self, name: &[u8], value: &[u8], expect: Expect) -> Result<bool, StoreError>;
 
     /// Writes several values of different names: one message, one doorbell, one flush.
-    fn put_many(&mut self, pairs: &[(Vec<u8>, &[u8])]) -> Vec<Result<(), StoreError>>;
+    fn put_many(&mut self, pairs: &[(&[u8], &[u8])]) -> Vec<Result<(), StoreError>>;
 
     /// Deletes a value if there is one and the condition holds; whether it did.
     ///
@@ -65,6 +74,8 @@ pub trait Handle {
 #[derive(Debug)]
 pub struct Erda<H> {
     handle: H,
+    /// The name that is looked at: the buffer is kept.
+    name: Vec<u8>,
 }
 
 /// One client of an Erda store, and the memory and server that it reaches.
@@ -82,12 +93,26 @@ where
     /// A handle for one thread, over anything that reaches the memory.
     #[must_use]
     pub const fn new(client: Client, remote: R) -> Self {
-        Self { handle: Parts { client, remote } }
+        Self { handle: Parts { client, remote }, name: Vec::new() }
     }
 
     /// Erda's side of it: whoever receives the server's notices gives it new views here.
     pub const fn client(&mut self) -> &mut Client {
         &mut self.handle.client
+    }
+}
+
+impl<R> Parts<R> {
+    pub(crate) const fn new(client: Client, remote: R) -> Self {
+        Self { client, remote }
+    }
+
+    pub(crate) const fn client(&self) -> &Client {
+        &self.client
+    }
+
+    pub(crate) const fn remote(&self) -> &R {
+        &self.remote
     }
 }
 
@@ -108,6 +133,15 @@ where
             let _ = self.reach(&mut Call::new(report))?;
         }
         Ok(output)
+    }
+
+    /// Has values written by the server, as far as it is at hand and nobody is in the way.
+    fn put_at_once(&mut self, puts: &[Inline<'_>]) -> Result<Vec<Option<Result<u64, Error>>>, StoreError> {
+        self.attend()?;
+        let mut done = Vec::with_capacity(puts.len());
+        put_all(&mut self.client, &mut self.remote, puts, &mut done)
+            .map_err(|error| StoreError::Unavailable(error.to_string()))?;
+        Ok(done)
     }
 
     /// Takes the newest view if the server has told of one: it may wait for everybody to have it.
@@ -133,6 +167,12 @@ where
         self.carry_out(&mut Get::new(name))?.map_err(|error| refused(&error))
     }
 
+    fn peek(&mut self, name: &[u8], buffer: &mut Vec<u8>) -> Result<Peek, StoreError> {
+        self.attend()?;
+        peek(&mut self.client, &mut self.remote, name, buffer)
+            .map_err(|error| StoreError::Unavailable(error.to_string()))
+    }
+
     fn get_many(&mut self, names: &[Vec<u8>]) -> Vec<Result<Option<Found>, StoreError>> {
         let gets = names.iter().map(|name| Get::new(name)).collect();
         match self.carry_out(&mut Many::new(gets)) {
@@ -144,21 +184,39 @@ where
     }
 
     fn put(&mut self, name: &[u8], value: &[u8], expect: Expect) -> Result<bool, StoreError> {
-        match self.carry_out(&mut Put::new(name, value, 0, expect))? {
+        let outcome = match self.put_at_once(&[Inline { key: name, value, expires: 0, expect }])?.pop() {
+            Some(Some(outcome)) => outcome,
+            _ => self.carry_out(&mut Put::new(name, value, 0, expect))?,
+        };
+        match outcome {
             Ok(_) => Ok(true),
             Err(Error::Refused(Refusal::WrongVersion { .. })) => Ok(false),
             Err(error) => Err(refused(&error)),
         }
     }
 
-    fn put_many(&mut self, pairs: &[(Vec<u8>, &[u8])]) -> Vec<Result<(), StoreError>> {
-        let puts = pairs.iter().map(|(name, value)| Put::new(name, value, 0, Expect::Any)).collect();
-        match self.carry_out(&mut Many::new(puts)) {
-            Err(error) => pairs.iter().map(|_| Err(error.clone())).collect(),
-            Ok(outputs) => {
-                outputs.into_iter().map(|output| output.map(drop).map_err(|error| refused(&error))).collect()
-            }
-        }
+    fn put_many(&mut self, pairs: &[(&[u8], &[u8])]) -> Vec<Result<(), StoreError>> {
+        let inline = |&(key, value)| Inline { key, value, expires: 0, expect: Expect::Any };
+        let puts: Vec<Inline<'_>> = pairs.iter().map(inline).collect();
+        let done = match self.put_at_once(&puts) {
+            Err(error) => return pairs.iter().map(|_| Err(error.clone())).collect(),
+            Ok(done) => done,
+        };
+        let left = pairs.iter().zip(&done).filter(|(_, done)| done.is_none());
+        let left: Vec<Put> = left.map(|((name, value), _)| Put::new(name, value, 0, Expect::Any)).collect();
+        let mut rest = match left.is_empty() {
+            true => Ok(Vec::new().into_iter()),
+            false => self.carry_out(&mut Many::new(left)).map(Vec::into_iter),
+        };
+        let one = |done: Option<_>| {
+            let outcome = match (done, &mut rest) {
+                (Some(outcome), _) => outcome,
+                (None, Ok(rest)) => rest.next().expect("one for each that was left"),
+                (None, Err(error)) => return Err(error.clone()),
+            };
+            outcome.map(drop).map_err(|error| refused(&error))
+        };
+        done.into_iter().map(one).collect()
     }
 
     fn delete(&mut self, name: &[u8], expect: Expect) -> Result<bool, StoreError> {
@@ -193,7 +251,7 @@ impl<H: Handle> Erda<H> {
     /// As one sees it through a handle.
     #[must_use]
     pub const fn over(handle: H) -> Self {
-        Self { handle }
+        Self { handle, name: Vec::new() }
     }
 
     fn page(&mut self, cursor: u64, limit: usize) -> Result<(Vec<Vec<u8>>, Option<u64>), StoreError> {
@@ -222,13 +280,31 @@ impl<H: Handle> Erda<H> {
 
 /// The database's number, then the name.
 fn named(key: Key<'_>) -> Result<Vec<u8>, StoreError> {
+    let mut name = Vec::with_capacity(1 + key.name.len());
+    name_in(&mut name, key).map(|()| name)
+}
+
+/// The same, in a buffer.
+fn name_in(name: &mut Vec<u8>, key: Key<'_>) -> Result<(), StoreError> {
     if key.name.len() >= KEY_MAX {
         return Err(StoreError::KeyTooLong { len: key.name.len(), limit: KEY_MAX - 1 });
     }
-    let mut name = Vec::with_capacity(1 + key.name.len());
+    name.clear();
     name.push(key.space);
     name.extend_from_slice(key.name);
-    Ok(name)
+    Ok(())
+}
+
+/// For each of these keys, where it comes last.
+fn last_of_each<'k>(keys: impl ExactSizeIterator<Item = Key<'k>>) -> Vec<usize> {
+    let mut order: Vec<(Key<'_>, usize)> = keys.enumerate().map(|(n, key)| (key, n)).collect();
+    order.sort_unstable();
+    let mut last = vec![0; order.len()];
+    for same in order.chunk_by(|(a, _), (b, _)| a == b) {
+        let (_, newest) = same[same.len() - 1];
+        same.iter().for_each(|(_, n)| last[*n] = newest);
+    }
+    last
 }
 
 const fn expect(condition: Condition) -> Expect {
@@ -266,12 +342,22 @@ impl<H: Handle> Store for Erda<H> {
 
     fn get(&mut self, key: Key<'_>, value: &mut Vec<u8>) -> Result<Option<Version>, StoreError> {
         // No key that long can have been written.
-        let Ok(name) = named(key) else { return Ok(None) };
-        let found = self.handle.get(&name)?;
-        Ok(found.map(|found| {
-            value.extend_from_slice(&found.value);
-            Version(found.version)
-        }))
+        if name_in(&mut self.name, key).is_err() {
+            return Ok(None);
+        }
+        let start = value.len();
+        match self.handle.peek(&self.name, value)? {
+            Peek::Absent => Ok(None),
+            Peek::Found { version, value: range } => {
+                value.truncate(range.end);
+                value.drain(start..range.start);
+                Ok(Some(Version(version)))
+            }
+            Peek::Unknown => Ok(self.handle.get(&self.name)?.map(|found| {
+                value.extend_from_slice(&found.value);
+                Version(found.version)
+            })),
+        }
     }
 
     fn put(&mut self, key: Key<'_>, value: &[u8], condition: Condition) -> Result<bool, StoreError> {
@@ -280,38 +366,66 @@ impl<H: Handle> Store for Erda<H> {
     }
 
     fn get_many(&mut self, keys: &[Key<'_>], values: &mut Vec<u8>, found: &mut Vec<Fetched>) {
-        // No key that is too long can have been written.
-        let mut names = Vec::with_capacity(keys.len());
-        let short: Vec<bool> =
-            keys.iter().map(|key| named(*key).map(|name| names.push(name)).is_ok()).collect();
-        let mut outputs = self.handle.get_many(&names).into_iter();
-        found.extend(short.into_iter().map(|short| {
-            let output = if short { outputs.next().expect("one for each name")? } else { None };
-            Ok(output.map(|output| {
-                let start = values.len();
-                values.extend_from_slice(&output.value);
-                (Version(output.version), start..values.len())
-            }))
-        }));
+        let first = found.len();
+        let mut left = Vec::new();
+        for (n, key) in keys.iter().enumerate() {
+            // No key that is too long can have been written.
+            let peeked = match name_in(&mut self.name, *key) {
+                Ok(()) => self.handle.peek(&self.name, values),
+                Err(_) => Ok(Peek::Absent),
+            };
+            found.push(peeked.map(|peeked| match peeked {
+                Peek::Found { version, value } => Some((Version(version), value)),
+                Peek::Absent => None,
+                Peek::Unknown => {
+                    left.push(n);
+                    None
+                }
+            }));
+        }
+        if left.is_empty() {
+            return;
+        }
+        let names: Vec<Vec<u8>> = left.iter().map(|n| named(keys[*n]).expect("it was looked at")).collect();
+        for (n, output) in left.into_iter().zip(self.handle.get_many(&names)) {
+            found[first + n] = output.map(|output| {
+                output.map(|output| {
+                    let start = values.len();
+                    values.extend_from_slice(&output.value);
+                    (Version(output.version), start..values.len())
+                })
+            });
+        }
     }
 
     fn put_many(&mut self, puts: &[(Key<'_>, &[u8])], done: &mut Vec<Result<(), StoreError>>) {
-        let mut rest = puts;
-        while !rest.is_empty() {
-            // A key has one unfinished write at a time: up to where one comes again, they go together.
-            let mut seen = BTreeSet::new();
-            let distinct = rest.iter().take_while(|(key, _)| seen.insert(*key)).count();
-            let (now, later) = rest.split_at(distinct);
-            rest = later;
-            let mut pairs = Vec::with_capacity(now.len());
-            let named: Vec<Result<(), StoreError>> =
-                now.iter().map(|(key, value)| named(*key).map(|name| pairs.push((name, *value)))).collect();
-            let mut outputs = self.handle.put_many(&pairs).into_iter();
-            done.extend(
-                named
-                    .into_iter()
-                    .map(|named| named.and_then(|()| outputs.next().expect("one for each name"))),
-            );
+        let first = done.len();
+        let last = last_of_each(puts.iter().map(|(key, _)| *key));
+        // One key has one unfinished write at a time, and nobody can tell values that were replaced before any was acknowledged
+        // from values that never were: the last one of each key is written, all of those together.
+        let (mut names, mut ends) = (Vec::new(), Vec::new());
+        for (n, (key, _)) in puts.iter().enumerate() {
+            let named = if last[n] == n { name_in(&mut self.name, *key) } else { Ok(()) };
+            if last[n] == n && named.is_ok() {
+                names.extend_from_slice(&self.name);
+                ends.push((n, names.len()));
+            }
+            done.push(named);
+        }
+        let starts = std::iter::once(0).chain(ends.iter().map(|(_, end)| *end));
+        let pairs: Vec<(&[u8], &[u8])> =
+            starts.zip(&ends).map(|(start, (n, end))| (&names[start..*end], puts[*n].1)).collect();
+        for ((n, _), output) in ends.iter().zip(self.handle.put_many(&pairs)) {
+            done[first + n] = output;
+        }
+        for n in 0..puts.len() {
+            if last[n] != n {
+                // Had the last one failed alone, the ones before it would stand.
+                done[first + n] = match done[first + last[n]] {
+                    Ok(()) => Ok(()),
+                    Err(_) => self.put(puts[n].0, puts[n].1, Condition::Always).map(drop),
+                };
+            }
         }
     }
 

@@ -24,6 +24,7 @@ pub mod erda;
 pub mod fuzzing;
 pub mod live;
 mod metrics;
+pub mod near;
 mod process;
 mod stream;
 mod worker;

@@ -364,7 +364,7 @@ impl Handle for Live {
         }
     }
 
-    fn put_many(&mut self, pairs: &[(Vec<u8>, &[u8])]) -> Vec<Result<(), StoreError>> {
+    fn put_many(&mut self, pairs: &[(&[u8], &[u8])]) -> Vec<Result<(), StoreError>> {
         self.wrote = true;
         match self.attempt(|store| store.put_many(pairs, PutOptions::default())) {
             Ok(outcomes) => outcomes

@@ -7,12 +7,12 @@
 use std::io::ErrorKind;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender};
-use std::sync::{Arc, RwLock};
+use std::sync::{Arc, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 use mio::event::Event;
 use mio::{Events, Poll, Token};
-use remanence_resp::engine::{Session, Shared};
+use remanence_resp::engine::{Joint, Session, Shared};
 use remanence_resp::store::Store;
 use remanence_resp::sweep::Sweep;
 
@@ -85,6 +85,11 @@ pub(crate) struct Worker<S> {
     free: Vec<usize>,
     /// Places that have more to do, whatever their sockets say.
     again: Vec<usize>,
+    /// Plain SETs of several connections, and whose they are.
+    joint: Joint,
+    joined: Vec<usize>,
+    /// Several connections have something to do: their SETs wait for each other, and no longer than this takes.
+    crowd: bool,
     buffer: Vec<u8>,
     random: u64,
 }
@@ -107,6 +112,9 @@ impl<S: Store> Worker<S> {
             guests: Vec::new(),
             free: Vec::new(),
             again: Vec::new(),
+            joint: Joint::default(),
+            joined: Vec::new(),
+            crowd: false,
             buffer: vec![0; READ_BUFFER],
             random: u64::from_le_bytes(process::random()),
         }
@@ -126,7 +134,7 @@ impl<S: Store> Worker<S> {
         let mut events = Events::with_capacity(1024);
         let mut next_tick = Instant::now() + TICK;
         while !self.stopping() {
-            let wait = if self.again.is_empty() {
+            let wait = if self.again.is_empty() && self.joined.is_empty() {
                 next_tick.saturating_duration_since(Instant::now())
             } else {
                 Duration::ZERO
@@ -136,6 +144,7 @@ impl<S: Store> Worker<S> {
                 Err(error) if error.kind() == ErrorKind::Interrupted => continue,
                 Err(error) => panic!("epoll of gateway worker {} failed: {error}", self.number),
             }
+            self.crowd = events.iter().nth(1).is_some() || !self.again.is_empty() || !self.joined.is_empty();
             for event in &events {
                 match event.token() {
                     WAKER => {}
@@ -149,6 +158,7 @@ impl<S: Store> Worker<S> {
             for place in std::mem::take(&mut self.again) {
                 self.turn(place);
             }
+            self.write_joint();
             if Instant::now() >= next_tick {
                 self.tick();
                 next_tick = Instant::now() + TICK;
@@ -240,13 +250,42 @@ impl<S: Store> Worker<S> {
                 buffer: &mut self.buffer,
                 random: &mut self.random,
                 output_high: common.options.output_high,
+                joint: self.crowd.then_some(&mut self.joint),
             }),
             _ => return,
         };
         match after {
             After::Wait => {}
             After::Again => self.again.push(place),
+            After::Joint => self.joined.push(place),
             After::Close => self.leave(place),
+        }
+    }
+
+    /// Writes the SETs that were put off: one wait of the store for all of them. Then their connections go on. Who left meanwhile
+    /// is not answered; what it asked for is done all the same.
+    fn write_joint(&mut self) {
+        if self.joined.is_empty() {
+            return;
+        }
+        let common = &*self.common;
+        let start = process::unix_us();
+        {
+            // A poisoned lock protects nothing that could be torn: it only keeps commands apart.
+            let _beside = common.alone.read().unwrap_or_else(PoisonError::into_inner);
+            self.joint.write(&mut self.store);
+        }
+        let took = process::unix_us().saturating_sub(start).max(0) as u64;
+        common.shared.stats.of(Joint::command().id).microseconds.add(took);
+        let joined = std::mem::take(&mut self.joined);
+        for place in &joined {
+            if let Some(Some(connection)) = self.guests.get_mut(*place) {
+                connection.answer(&self.joint, &common.shared);
+            }
+        }
+        self.joint.clear();
+        for place in joined {
+            self.turn(place);
         }
     }
 
@@ -318,6 +357,9 @@ impl<S: Store> Worker<S> {
     fn farewell(mut self) {
         self.doors = None;
         self.again.clear();
+        // Nobody waits for anybody any more.
+        self.crowd = false;
+        self.write_joint();
         while let Ok(arrival) = self.inbox.try_recv() {
             self.seat(arrival);
         }

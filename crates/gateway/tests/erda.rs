@@ -24,6 +24,12 @@ fn connect(local: &Local) -> Erda<Parts<Reach>> {
     Erda::new(client, reach)
 }
 
+/// One that posts everything, as if it were elsewhere.
+fn connect_far(local: &Local) -> Erda<Parts<Reach>> {
+    let (client, reach) = local.connect(64);
+    Erda::new(client, reach.far())
+}
+
 /// A client whose link is down.
 fn cut_off(local: &Local) -> Erda<Parts<Reach>> {
     let (client, reach) = local.connect(0);
@@ -56,8 +62,8 @@ fn random(state: &mut u64) -> usize {
 #[test]
 fn replies_over_erda_are_those_over_memory() {
     let local = store();
-    // Two clients take turns: what one writes, the other reads.
-    let mut erda = [connect(&local), connect(&local)];
+    // Three clients take turns: what one writes, the others read. One of them is elsewhere.
+    let mut erda = [connect(&local), connect(&local), connect_far(&local)];
     let mut memory = MemoryStore::default();
     let shared = Shared::new(Config::default(), 0);
     let (mut ours, mut theirs) = (Session::open(&shared, "a", "b", 0), Session::open(&shared, "c", "d", 0));
@@ -107,7 +113,7 @@ fn replies_over_erda_are_those_over_memory() {
             line.replace_range(at..=at, &"1".repeat(len.min(1 + random(&mut state) % 200)));
         }
         let expected = reply(&mut theirs, &mut memory, &shared, now, &line);
-        let client = &mut erda[step % 2];
+        let client = &mut erda[step % 3];
         assert_eq!(reply(&mut ours, client, &shared, now, &line), expected, "step {step}: {line}");
         go_on(&local, client);
         now += (random(&mut state) % 5) as i64;
@@ -122,11 +128,11 @@ fn replies_over_erda_are_those_over_memory() {
 #[test]
 fn what_goes_together_is_what_would_have_gone_one_after_the_other() {
     let local = store();
-    let mut erda = [connect(&local), connect(&local)];
+    let mut erda = [connect(&local), connect_far(&local), connect(&local)];
     let mut memory = MemoryStore::default();
     let mut state = 11;
-    for step in 0..200_u64 {
-        let client = &mut erda[step as usize % 2];
+    for step in 0..300_u64 {
+        let client = &mut erda[step as usize % 3];
         let value = |i: usize| format!("{step}-{i}").repeat(1 + i % 7).into_bytes();
         // Keys come twice, and one is too long for Erda.
         let mut names: Vec<Vec<u8>> =

@@ -6,9 +6,11 @@
 //! those are, and a readers-writer lock around `execute` does it.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU8, AtomicU16, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+pub use crate::command::Joint;
 use crate::command::{self, Command};
 use crate::protocol::{Request, Run, Version, Writer};
 use crate::stats::Stats;
@@ -405,6 +407,34 @@ impl Session {
         self.peer.last_us.store(moment.unix_us, Ordering::Relaxed);
         self.peer.last_command.store(command.id as u16 + 1, Ordering::Relaxed);
         Some(command)
+    }
+
+    /// Puts plain SETs off, to be written together with those of other connections: where they are in `joint`. `None`: they are
+    /// something else, or `joint` has no room for them, and they are to be carried out now.
+    pub fn put_off(
+        &mut self,
+        run: &Run<'_>,
+        shared: &Shared,
+        moment: Moment,
+        joint: &mut Joint,
+    ) -> Option<Range<usize>> {
+        let first = run.request(0);
+        let plain = first.len() == 3 && alike(&first, &first);
+        if !plain || self.replies != Replies::On || self.stranger(shared) {
+            return None;
+        }
+        let some = joint.add(run, self.space)?;
+        self.peer.last_us.store(moment.unix_us, Ordering::Relaxed);
+        self.peer.last_command.store(Joint::command().id as u16 + 1, Ordering::Relaxed);
+        Some(some)
+    }
+
+    /// Answers SETs that were put off, and have been [written](Joint::write) since.
+    ///
+    /// # Panics
+    /// They have not.
+    pub fn answer(&mut self, some: Range<usize>, joint: &Joint, shared: &Shared, out: &mut Vec<u8>) {
+        joint.answer(some, self, shared, out);
     }
 
     /// Tells the peer that what it sent is no request; the connection is to be closed.

@@ -113,8 +113,8 @@ pub trait Store {
     /// [`StoreError`]
     fn put(&mut self, key: Key<'_>, value: &[u8], condition: Condition) -> Result<bool, StoreError>;
 
-    /// Reads several values at once: appends each to `values`, and to `found`, in the order of the keys, where it is. Each is
-    /// what [`get`](Self::get) would find some time meanwhile.
+    /// Reads several values at once: appends each to `values`, and to `found`, in the order of the keys, where it is (anything may
+    /// lie in between). Each is what [`get`](Self::get) would find some time meanwhile.
     fn get_many(&mut self, keys: &[Key<'_>], values: &mut Vec<u8>, found: &mut Vec<Fetched>) {
         for key in keys {
             let start = values.len();

@@ -8,6 +8,7 @@ mod connection;
 mod expiry;
 mod hashes;
 mod info;
+mod joint;
 mod keys;
 mod run;
 mod scan;
@@ -23,6 +24,7 @@ use crate::protocol::{Request, Writer};
 use crate::store::{Condition, Key, Store, StoreError, Version};
 use crate::value::{Fields, Head, Kind, UnixMs};
 
+pub use joint::Joint;
 pub(crate) use run::dispatch_run;
 pub use table::{COMMANDS, Command, Id};
 

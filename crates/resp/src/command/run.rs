@@ -4,8 +4,8 @@
 use super::{Call, Command, Done, Failure, Id, answer_failure, count};
 use crate::engine::{Moment, Session, Shared};
 use crate::protocol::{Run, Writer};
-use crate::store::{Fetched, Key, Store};
-use crate::value::{Head, Kind};
+use crate::store::{Fetched, Key, Store, StoreError};
+use crate::value::{Head, Kind, UnixMs};
 
 /// Carries out a run of requests that are [`alike`](crate::engine::alike).
 pub(crate) fn dispatch_run<S: Store>(
@@ -40,7 +40,23 @@ fn gets<S: Store>(
     let keys: Vec<Key<'_>> = run.requests().map(|request| Key { space, name: request.word(1) }).collect();
     store.get_many(&keys, &mut values, &mut fetched);
     assert_eq!(fetched.len(), keys.len(), "a store answers for each key");
+    let now = moment.now();
+    // Counters are shared by all threads: a run adds to each of them once.
+    let (mut hits, mut misses) = (0, 0);
     for (request, fetched) in run.requests().zip(fetched.drain(..)) {
+        match plain(&fetched, &values, now) {
+            Some(Some(payload)) => {
+                hits += 1;
+                Writer::new(out, session.version).bulk(payload);
+                continue;
+            }
+            Some(None) => {
+                misses += 1;
+                Writer::new(out, session.version).null();
+                continue;
+            }
+            None => {}
+        }
         let start = out.len();
         let reply = Writer::new(out, session.version);
         let mut call = Call { command, request: &request, store, session, shared, moment, reply };
@@ -50,6 +66,9 @@ fn gets<S: Store>(
             answer_failure(session, shared, &failure, start, out);
         }
     }
+    shared.stats.hits.add(hits);
+    shared.stats.misses.add(misses);
+    count_many(shared, command, hits + misses);
     session.fetched = fetched;
     recycle(session, values);
 }
@@ -80,16 +99,48 @@ fn sets<S: Store>(
         .collect();
     store.put_many(&puts, &mut written);
     assert_eq!(written.len(), puts.len(), "a store answers for each value");
-    for written in written.drain(..) {
-        let done: Done = written.map_err(Failure::Store);
-        count(shared, command, &done);
-        match done {
-            Ok(()) => Writer::new(out, session.version).ok(),
-            Err(failure) => answer_failure(session, shared, &failure, out.len(), out),
-        }
-    }
+    answer_sets(session, command, written.drain(..), shared, out);
     session.written = written;
     recycle(session, values);
+}
+
+/// Tells what became of plain SETs, and counts them.
+pub(super) fn answer_sets(
+    session: &mut Session,
+    command: &'static Command,
+    written: impl Iterator<Item = Result<(), StoreError>>,
+    shared: &Shared,
+    out: &mut Vec<u8>,
+) {
+    let mut well = 0;
+    for written in written {
+        let done: Done = written.map_err(Failure::Store);
+        match done {
+            Ok(()) => {
+                well += 1;
+                Writer::new(out, session.version).ok();
+            }
+            Err(ref failure) => {
+                count(shared, command, &done);
+                answer_failure(session, shared, failure, out.len(), out);
+            }
+        }
+    }
+    count_many(shared, command, well);
+}
+
+/// What most GETs find: a string that stays or has not expired, or nothing. `None`: something else.
+fn plain<'v>(fetched: &Fetched, values: &'v [u8], now: UnixMs) -> Option<Option<&'v [u8]>> {
+    let Some((_, range)) = fetched.as_ref().ok()? else { return Some(None) };
+    let (head, start) = Head::parse(&values[range.clone()]).ok()?;
+    let fair = head.kind == Kind::String && !head.expired(now);
+    fair.then(|| Some(&values[range.start + start..range.end]))
+}
+
+/// Counts so many commands that did not fail.
+fn count_many(shared: &Shared, command: &Command, calls: u64) {
+    shared.stats.commands.add(calls);
+    shared.stats.of(command.id).calls.add(calls);
 }
 
 /// As [`Call::recycle`].

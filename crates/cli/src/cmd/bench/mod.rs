@@ -59,7 +59,7 @@ struct Common {
     /// Draw the figure to this file, as SVG
     #[arg(long, value_name = "FILE")]
     plot: Option<PathBuf>,
-    /// Fewer samples: about 30 seconds
+    /// Fewer samples: about 30 seconds; two minutes in a guest (urdma), four for erda
     #[arg(long)]
     quick: bool,
 }

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use remanence_gateway::erda::Erda;
 use remanence_gateway::live::Connector;
+use remanence_gateway::near::Near;
 use remanence_gateway::{Address, Gateway, Options};
 use remanence_kv::live::{ConnectOptions, ServerOptions};
 use remanence_kv::view::Mode;
@@ -53,7 +53,8 @@ pub(super) struct Args {
     /// Where Redis clients connect: HOST:PORT, or the path of a unix socket; may be given several times, port 0 is a free one
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:6379")]
     listen: Vec<String>,
-    /// Threads, each with a connection to the server [default: one for each processor, 8 at most]
+    /// Threads, each with a connection to the server [default: one for each
+    /// processor, 8 at most; one less if the store is served here, from memory]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256))]
     threads: Option<u16>,
     /// Serve metrics for Prometheus at http://ADDRESS/metrics, without authentication
@@ -193,17 +194,18 @@ fn beside(args: &Args, file: &Path, asked: &Stop) -> Result<(), Fail> {
         durable: server.is_durable(),
         durability: format!("an acknowledged write survives what this memory does: {}", server.sentence()),
     };
-    let options = Options { more_metrics: Some(server.metrics().source()), ..args.options(&store)? };
+    let mut options = Options { more_metrics: Some(server.metrics().source()), ..args.options(&store)? };
+    if args.threads.is_none() && !locals.wait_for_a_disk() {
+        // Nothing is waited for: one processor is left to who asks, and to the store's own thread.
+        options.threads = (options.threads - 1).max(1);
+    }
     let over = Arc::new(AtomicBool::new(false));
     let stop = Arc::clone(&over);
     let serving = std::thread::Builder::new()
         .name("store".into())
         .spawn(move || server.run(&stop))
         .context(|| "no thread for the store can be started".into())?;
-    let open = |_| {
-        let (client, local) = locals.connect(args.locations);
-        Ok(Erda::new(client, local))
-    };
+    let open = |_| Ok(Near::connect(&locals, args.locations));
     let conducted = match Gateway::start(options, open).map_err(gateway) {
         Ok(running) => conduct(args, asked, &store, running),
         Err(failed) => Err(failed),

@@ -1,0 +1,185 @@
+//! A store in the gateway's own process.
+//!
+//! Each worker is a client of it that reads by loads and has its values written by the server. A client that does not
+//! acknowledge a view within its lease is cut off, as any other: a process that was stopped for a while finds its workers so.
+//! Such a worker becomes a new client. It reads again, then; of a write that failed so nobody says whether it happened.
+
+use std::fmt;
+
+use remanence_kv::client::{Client, Found, Peek};
+use remanence_kv::live::{Local, Locals};
+use remanence_kv::proto::Expect;
+use remanence_resp::store::StoreError;
+
+use crate::erda::{Erda, Handle, Parts};
+
+/// A worker's client.
+pub struct Near {
+    locals: Locals,
+    locations: usize,
+    parts: Parts<Local>,
+}
+
+impl fmt::Debug for Near {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Near").field("parts", &self.parts).finish_non_exhaustive()
+    }
+}
+
+impl Near {
+    /// For one thread; it keeps so many locations.
+    #[must_use]
+    pub fn connect(locals: &Locals, locations: usize) -> Erda<Self> {
+        let (client, local) = locals.connect(locations);
+        Erda::over(Self { locals: locals.clone(), locations, parts: Parts::new(client, local) })
+    }
+
+    /// What the client does, and counts.
+    #[must_use]
+    pub const fn client(&self) -> &Client {
+        self.parts.client()
+    }
+
+    /// Whether it was cut off, and is a new client from here on.
+    fn begins_anew(&mut self) -> bool {
+        let cut_off = self.parts.remote().is_cut_off();
+        if cut_off {
+            let (client, local) = self.locals.connect(self.locations);
+            self.parts = Parts::new(client, local);
+        }
+        cut_off
+    }
+
+    /// What changes nothing is done again.
+    fn look<T>(
+        &mut self,
+        mut look: impl FnMut(&mut Parts<Local>) -> Result<T, StoreError>,
+    ) -> Result<T, StoreError> {
+        let found = look(&mut self.parts);
+        if found.is_err() && self.begins_anew() { look(&mut self.parts) } else { found }
+    }
+
+    fn change<T>(
+        &mut self,
+        change: impl FnOnce(&mut Parts<Local>) -> Result<T, StoreError>,
+    ) -> Result<T, StoreError> {
+        let changed = change(&mut self.parts);
+        if changed.is_err() {
+            self.begins_anew();
+        }
+        changed
+    }
+}
+
+impl Handle for Near {
+    fn get(&mut self, name: &[u8]) -> Result<Option<Found>, StoreError> {
+        self.look(|parts| parts.get(name))
+    }
+
+    fn peek(&mut self, name: &[u8], buffer: &mut Vec<u8>) -> Result<Peek, StoreError> {
+        self.look(|parts| parts.peek(name, buffer))
+    }
+
+    fn get_many(&mut self, names: &[Vec<u8>]) -> Vec<Result<Option<Found>, StoreError>> {
+        let found = self.parts.get_many(names);
+        let again = found.iter().any(Result::is_err) && self.begins_anew();
+        if again { self.parts.get_many(names) } else { found }
+    }
+
+    fn put(&mut self, name: &[u8], value: &[u8], expect: Expect) -> Result<bool, StoreError> {
+        self.change(|parts| parts.put(name, value, expect))
+    }
+
+    fn put_many(&mut self, pairs: &[(&[u8], &[u8])]) -> Vec<Result<(), StoreError>> {
+        let done = self.parts.put_many(pairs);
+        if done.iter().any(Result::is_err) {
+            self.begins_anew();
+        }
+        done
+    }
+
+    fn delete(&mut self, name: &[u8], expect: Expect) -> Result<bool, StoreError> {
+        self.change(|parts| parts.delete(name, expect))
+    }
+
+    fn page(&mut self, cursor: u64, limit: u32) -> Result<(Vec<Vec<u8>>, Option<u64>), StoreError> {
+        self.look(|parts| parts.page(cursor, limit))
+    }
+
+    fn rest(&mut self) {
+        self.begins_anew();
+        self.parts.rest();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::time::{Duration, Instant};
+
+    use remanence_kv::live::{Server, ServerOptions};
+    use remanence_verbs::{Context, Options};
+
+    use super::*;
+
+    const PATIENCE: Duration = Duration::from_secs(120);
+
+    #[test]
+    fn a_worker_that_was_cut_off_becomes_a_new_client() {
+        let memory = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).expect("a directory");
+        let context =
+            Context::open(Options::udp("127.9.41.1".parse().expect("an address"))).expect("a device");
+        let lease = Duration::from_millis(50);
+        let options = ServerOptions::file(memory.path().join("store")).size(8 << 20).lease(lease);
+        let mut server = Server::bind(&context, options).expect("a server");
+        let locals = server.locals().expect("alone");
+        let over = Arc::new(AtomicBool::new(false));
+        let stop = Arc::clone(&over);
+        let serving = std::thread::spawn(move || server.run(&stop));
+        let new = || {
+            let (client, local) = locals.connect(16);
+            Near { locals: locals.clone(), locations: 16, parts: Parts::new(client, local) }
+        };
+        let cut_off = |near: &mut Near| {
+            // Several times what fits: cleaning waits for every client's word, for a lease.
+            let (mut busy, since) = (new(), Instant::now());
+            while !near.parts.remote().is_cut_off() {
+                assert!(since.elapsed() < PATIENCE, "it is never cut off");
+                // On a busy machine this one is, too.
+                let _ = busy.put(b"changed", &[1; 32 << 10], Expect::Any);
+                busy.rest();
+            }
+        };
+        let value = |found: Option<Found>| found.map(|found| found.value);
+        let mut near = new();
+        assert_eq!(near.put(b"kept", b"value", Expect::Any), Ok(true));
+        cut_off(&mut near);
+        assert_eq!(near.get(b"kept").map(value), Ok(Some(b"value".to_vec())), "it reads again");
+        cut_off(&mut near);
+        let mut buffer = b"before".to_vec();
+        match near.peek(b"kept", &mut buffer).expect("it looks again") {
+            Peek::Found { value, .. } => assert_eq!(&buffer[value], b"value"),
+            Peek::Absent => panic!("it has a value"),
+            Peek::Unknown => assert_eq!(buffer, b"before"),
+        }
+        cut_off(&mut near);
+        let many = near.get_many(&[b"kept".to_vec(), b"never".to_vec()]);
+        let many: Vec<_> = many.into_iter().map(|one| one.map(value)).collect();
+        assert_eq!(many, [Ok(Some(b"value".to_vec())), Ok(None)]);
+        // Of a write nobody says whether it happened, and the next one is made.
+        cut_off(&mut near);
+        assert!(near.put(b"kept", b"next", Expect::Any).is_err());
+        let since = Instant::now();
+        while near.put(b"kept", b"last", Expect::Any) != Ok(true) {
+            assert!(since.elapsed() < PATIENCE, "it never writes again");
+        }
+        assert_eq!(near.get(b"kept").map(value), Ok(Some(b"last".to_vec())));
+        cut_off(&mut near);
+        near.rest();
+        assert!(!near.parts.remote().is_cut_off(), "who rests begins anew, too");
+        drop(near);
+        over.store(true, Ordering::Release);
+        serving.join().expect("the server's thread").expect("it served");
+    }
+}

@@ -1,0 +1,321 @@
+//! SETs of several connections that are written together: one wait for the medium, and nobody is answered before its end.
+//!
+//! The medium is a crash image whose syncs can be held up, and that is crashed, in the harshest way, whenever we like.
+
+use std::collections::BTreeMap;
+use std::io::{ErrorKind, Read as _, Write as _};
+use std::ops::Range;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use remanence_gateway::erda::{Erda, Parts};
+use remanence_gateway::{Address, Gateway, Options};
+use remanence_kv::Geometry;
+use remanence_kv::client::{Completion, RemoteMemory, Verb};
+use remanence_kv::proto::{Inline, Refusal, Reply, Request, Reserved};
+use remanence_kv::server::{ClientId, Options as StoreOptions, Server, format};
+use remanence_kv::view::Mode;
+use remanence_pmem::crash_image::{CrashImage, EveryWay, Failure};
+use remanence_pmem::{Medium, PersistenceDomain};
+use remanence_resp::store::{Key, Store as _};
+
+const GEOMETRY: Geometry = Geometry { size: 8 << 20, region_len: 1 << 20, segment_len: 256 << 10, heads: 1 };
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Memory whose syncs are counted, and wait for somebody while there is a gate.
+#[derive(Debug)]
+struct Gated {
+    image: CrashImage,
+    syncs: AtomicUsize,
+    gate: Mutex<Option<(Sender<()>, Receiver<()>)>>,
+}
+
+impl Medium for Gated {
+    fn len(&self) -> u64 {
+        self.image.len()
+    }
+    fn read(&self, offset: u64, into: &mut [u8]) {
+        self.image.read(offset, into);
+    }
+    fn write(&self, offset: u64, bytes: &[u8]) {
+        self.image.write(offset, bytes);
+    }
+    fn load_u64(&self, offset: u64) -> u64 {
+        self.image.load_u64(offset)
+    }
+    fn store_u64(&self, offset: u64, value: u64) {
+        self.image.store_u64(offset, value);
+    }
+    fn compare_and_swap(&self, offset: u64, compare: u64, swap: u64) -> u64 {
+        self.image.compare_and_swap(offset, compare, swap)
+    }
+    fn fetch_add(&self, offset: u64, add: u64) -> u64 {
+        self.image.fetch_add(offset, add)
+    }
+    fn pwb(&self, range: Range<u64>) {
+        self.image.pwb(range);
+    }
+    fn pfence(&self) -> std::io::Result<()> {
+        self.image.pfence()
+    }
+    fn psync(&self) -> std::io::Result<()> {
+        self.syncs.fetch_add(1, Ordering::SeqCst);
+        if let Some((here, go_on)) = &*self.gate.lock().expect("nobody panicked") {
+            here.send(()).expect("the test waits");
+            go_on.recv_timeout(PATIENCE).expect("the test lets it go on");
+        }
+        self.image.psync()
+    }
+}
+
+/// A store, and how a worker of the gateway's own process reaches it.
+struct World {
+    medium: Arc<Gated>,
+    server: Arc<Mutex<Server<Arc<Gated>>>>,
+    options: StoreOptions,
+    /// To make something durable takes a wait for a disk: clients write and wait themselves.
+    disk: bool,
+}
+
+impl World {
+    fn new(disk: bool) -> Self {
+        let domain = if disk { PersistenceDomain::PageCache } else { PersistenceDomain::Adr };
+        let medium = Arc::new(Gated {
+            image: CrashImage::new(GEOMETRY.size, domain),
+            syncs: AtomicUsize::new(0),
+            gate: Mutex::new(None),
+        });
+        format(&medium, &GEOMETRY, 256, 0x5EED, [7; 16]).expect("a fair geometry");
+        let options = StoreOptions {
+            mode: Mode::Durable,
+            lease: 1 << 40,
+            unfinished_max: 1024,
+            clean_by_itself: false,
+            defer: disk,
+        };
+        let (server, _) = Server::open(Arc::clone(&medium), options).expect("a store");
+        Self { medium, server: Arc::new(Mutex::new(server)), options, disk }
+    }
+
+    fn connect(&self) -> Erda<Parts<Reach>> {
+        let mut server = self.server.lock().expect("nobody panicked");
+        let (id, view) = (server.connect(), server.view());
+        let (medium, server) = (Arc::clone(&self.medium), Arc::clone(&self.server));
+        Erda::new(remanence_kv::client::Client::new(view, 64), Reach { medium, server, id, disk: self.disk })
+    }
+
+    /// Nothing is under way any more.
+    fn settle(&self, names: &[Vec<u8>]) {
+        let mut server = self.server.lock().expect("nobody panicked");
+        let id = server.connect();
+        for name in names {
+            let key = [&[0], &name[..]].concat();
+            let settled = server.handle(1, id, &Request::Settle { key });
+            assert!(matches!(settled, Reply::Settled { .. }), "{settled:?}");
+        }
+        server.disconnected(id).expect("memory does not fail");
+    }
+
+    fn syncs(&self) -> usize {
+        self.medium.syncs.load(Ordering::SeqCst)
+    }
+
+    /// From here on syncs wait: they say so, and go on when they are told.
+    fn hold_up(&self) -> (Receiver<()>, Sender<()>) {
+        let ((here, at), (go, go_on)) = (channel(), channel());
+        *self.medium.gate.lock().expect("nobody panicked") = Some((here, go_on));
+        (at, go)
+    }
+
+    /// What is there after a power failure that keeps nothing but what a sync covers.
+    fn after_a_crash(&self, names: &[Vec<u8>]) -> BTreeMap<Vec<u8>, Vec<u8>> {
+        let image = self.medium.image.crash(Failure::PowerLoss, &mut EveryWay::new());
+        let medium = Arc::new(Gated { image, syncs: AtomicUsize::new(0), gate: Mutex::new(None) });
+        let (server, _) = Server::open(Arc::clone(&medium), self.options).expect("a crash is no damage");
+        let (server, options) = (Arc::new(Mutex::new(server)), self.options);
+        let mut store = Self { medium, server, options, disk: self.disk }.connect();
+        let mut found = BTreeMap::new();
+        for name in names {
+            let mut value = Vec::new();
+            if store.get(Key { space: 0, name }, &mut value).expect("it is served").is_some() {
+                // Behind the byte that says that it is a string.
+                found.insert(name.clone(), value.split_off(1));
+            }
+        }
+        found
+    }
+}
+
+#[derive(Debug)]
+struct Reach {
+    medium: Arc<Gated>,
+    server: Arc<Mutex<Server<Arc<Gated>>>>,
+    id: ClientId,
+    disk: bool,
+}
+
+impl RemoteMemory for Reach {
+    type Error = &'static str;
+
+    fn post(&mut self, verbs: Vec<Verb>) -> Result<Vec<Completion>, Self::Error> {
+        let one = |verb: Verb| match verb {
+            Verb::Read { at, len } => {
+                let mut bytes = vec![0; len as usize];
+                self.medium.read(at, &mut bytes);
+                Completion::Read(bytes)
+            }
+            Verb::Write { at, bytes } => {
+                self.medium.write(at, &bytes);
+                Completion::Written
+            }
+            Verb::Persist(updates) => {
+                updates.iter().for_each(|(at, bytes)| self.medium.write_nt(*at, bytes));
+                self.medium.psync().expect("memory does not fail");
+                Completion::Persistent
+            }
+            Verb::Call(request) => {
+                let request = Request::parse(&request.emit()).expect("what was emitted is parsed");
+                let reply = self.server.lock().expect("nobody panicked").handle(1, self.id, &request);
+                Completion::Reply(Reply::parse(&reply.emit()).expect("what was emitted is parsed"))
+            }
+        };
+        Ok(verbs.into_iter().map(one).collect())
+    }
+
+    fn load(&mut self, at: u64, into: &mut [u8]) -> Result<bool, Self::Error> {
+        self.medium.read(at, into);
+        Ok(true)
+    }
+
+    fn put_all(
+        &mut self,
+        puts: &[Inline<'_>],
+        done: &mut Vec<Result<Reserved, Refusal>>,
+    ) -> Result<bool, Self::Error> {
+        if !self.disk {
+            self.server.lock().expect("nobody panicked").put_all(1, self.id, puts, done);
+        }
+        Ok(!self.disk)
+    }
+
+    fn now(&self) -> u64 {
+        1
+    }
+
+    fn again(&mut self, _: u32) -> Result<(), Self::Error> {
+        Err("nobody is in the way")
+    }
+}
+
+/// A connection by a unix socket: what was written to one is at its other end.
+struct Client(UnixStream);
+
+impl Client {
+    fn connect(path: &Path) -> Self {
+        let stream = UnixStream::connect(path).expect("the gateway listens");
+        stream.set_read_timeout(Some(PATIENCE)).expect("a socket");
+        let mut client = Self(stream);
+        client.send("PING\r\n");
+        client.expect("+PONG\r\n");
+        client
+    }
+
+    fn send(&mut self, line: &str) {
+        self.0.write_all(line.as_bytes()).expect("it is read");
+    }
+
+    fn expect(&mut self, reply: &str) {
+        let mut bytes = vec![0; reply.len()];
+        self.0.read_exact(&mut bytes).expect("a reply");
+        assert_eq!(String::from_utf8_lossy(&bytes), reply);
+    }
+
+    /// Whether nothing has come for it.
+    fn has_no_reply(&mut self) -> bool {
+        self.0.set_nonblocking(true).expect("a socket");
+        let read = self.0.read(&mut [0]);
+        self.0.set_nonblocking(false).expect("a socket");
+        matches!(read, Err(error) if error.kind() == ErrorKind::WouldBlock)
+    }
+}
+
+fn set(name: &[u8], value: &str) -> String {
+    let name = std::str::from_utf8(name).expect("text");
+    format!("*3\r\n$3\r\nSET\r\n${}\r\n{name}\r\n${}\r\n{value}\r\n", name.len(), value.len())
+}
+
+const CROWD: usize = 30;
+
+/// One SET is held up in its sync while those of all others arrive.
+fn one_sync_for_all(disk: bool) {
+    let world = World::new(disk);
+    let dir = tempfile::tempdir().expect("a directory");
+    let path = dir.path().join("gateway");
+    // Nobody else asks for anything: expired keys are not looked for.
+    let options =
+        Options { listen: vec![Address::Unix(path.clone())], threads: 1, sweep: 0, ..Options::default() };
+    let gateway = Gateway::start(options, |_| Ok(world.connect())).expect("a gateway");
+    let mut first = Client::connect(&path);
+    let mut crowd: Vec<Client> = (0..CROWD).map(|_| Client::connect(&path)).collect();
+    // Each has a key; the last three have one of the first, too.
+    let mut names: Vec<Vec<u8>> = (0..CROWD - 3).map(|n| format!("key{n}").into_bytes()).collect();
+    names.push(b"first".to_vec());
+    let name = |n: usize| names[n % (CROWD - 3)].clone();
+    for name in &names {
+        first.send(&set(name, "before"));
+        first.expect("+OK\r\n");
+    }
+    let before: BTreeMap<Vec<u8>, Vec<u8>> =
+        names.iter().map(|name| (name.clone(), b"before".to_vec())).collect();
+    assert_eq!(world.after_a_crash(&names), before);
+    world.settle(&names);
+
+    let (at_sync, go_on) = world.hold_up();
+    let counted = world.syncs();
+    first.send(&set(b"first", "alone"));
+    at_sync.recv_timeout(PATIENCE).expect("it is made durable");
+    for (n, client) in crowd.iter_mut().enumerate() {
+        client.send(&set(&name(n), &format!("value{n}")));
+        // What follows in the pipeline waits for it.
+        client.send("PING\r\n");
+    }
+    assert!(first.has_no_reply(), "its sync is not over");
+    assert_eq!(world.after_a_crash(&names), before, "nothing is durable, and nothing was acknowledged");
+    go_on.send(()).expect("it waits");
+    first.expect("+OK\r\n");
+    at_sync.recv_timeout(PATIENCE).expect("theirs are made durable");
+    assert!(crowd.iter_mut().all(Client::has_no_reply), "their sync is not over");
+    let mut now = before;
+    now.insert(b"first".to_vec(), b"alone".to_vec());
+    assert_eq!(world.after_a_crash(&names), now, "who was acknowledged is there");
+    go_on.send(()).expect("it waits");
+    for client in &mut crowd {
+        client.expect("+OK\r\n+PONG\r\n");
+    }
+    assert_eq!(world.syncs() - counted, 2, "one for the first, and one for {CROWD} others");
+    let found = world.after_a_crash(&names);
+    for (n, name) in names.iter().enumerate().take(CROWD - 3) {
+        let written: Vec<String> =
+            (n..CROWD).step_by(CROWD - 3).map(|client| format!("value{client}")).collect();
+        let value = String::from_utf8_lossy(&found[name]).into_owned();
+        assert!(written.contains(&value), "{value:?} is none of {written:?}");
+    }
+    assert_eq!(found[&b"first"[..]], b"alone");
+    // The gateway asks for nothing that waits any more but what stops it.
+    *world.medium.gate.lock().expect("nobody panicked") = None;
+    gateway.stop();
+}
+
+#[test]
+fn of_a_crowd_in_memory_one_sync_serves_all() {
+    one_sync_for_all(false);
+}
+
+#[test]
+fn of_a_crowd_on_a_disk_one_sync_serves_all() {
+    one_sync_for_all(true);
+}
