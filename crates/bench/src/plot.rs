@@ -6,6 +6,7 @@ use std::path::Path;
 use plotters::coord::Shift;
 use plotters::coord::ranged1d::{DefaultFormatting, KeyPointHint};
 use plotters::prelude::*;
+use plotters::style::text_anchor::{HPos, Pos, VPos};
 
 use crate::report::{Report, Row, bytes, figure};
 
@@ -138,7 +139,7 @@ const SAMPLE: u32 = 18;
 const GAP: u32 = 14;
 
 /// Colours that people with any kind of sight tell apart (Okabe and Ito), and some more.
-const COLOURS: [RGBColor; 12] = [
+const COLOURS: [RGBColor; 22] = [
     RGBColor(0, 114, 178),
     RGBColor(213, 94, 0),
     RGBColor(0, 158, 115),
@@ -151,7 +152,33 @@ const COLOURS: [RGBColor; 12] = [
     RGBColor(180, 180, 20),
     RGBColor(150, 150, 150),
     RGBColor(0, 70, 70),
+    RGBColor(170, 0, 60),
+    RGBColor(120, 200, 60),
+    RGBColor(255, 140, 170),
+    RGBColor(100, 60, 130),
+    RGBColor(0, 200, 200),
+    RGBColor(200, 165, 125),
+    RGBColor(20, 90, 30),
+    RGBColor(250, 215, 70),
+    RGBColor(110, 20, 20),
+    RGBColor(160, 175, 255),
 ];
+
+/// The colour of the series with this number: no two of the first 44 have the same.
+fn colour_of(number: usize) -> RGBColor {
+    let RGBColor(red, green, blue) = COLOURS[number % COLOURS.len()];
+    match (number / COLOURS.len()).is_multiple_of(2) {
+        true => RGBColor(red, green, blue),
+        // The same once more, darker.
+        false => RGBColor(red / 2, green / 2, blue / 2),
+    }
+}
+
+/// What can be read on such a ground.
+fn legible_on(RGBColor(red, green, blue): RGBColor) -> RGBColor {
+    let light = 299 * u32::from(red) + 587 * u32::from(green) + 114 * u32::from(blue);
+    if light > 140_000 { BLACK } else { WHITE }
+}
 
 /// Pixels that a text takes at most: no letter of a sans-serif face is on average wider than 0.6 of its height.
 fn text_width(text: &str, height: u32) -> u32 {
@@ -177,10 +204,7 @@ type Fault<'a> = Box<dyn std::error::Error + 'a>;
 type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 
 fn draw_panel<'a>(area: &Area<'a>, panel: &Panel, all: &[&str]) -> Result<(), Fault<'a>> {
-    let colour = |name: &str| {
-        let index = all.iter().position(|other| *other == name).unwrap_or_default();
-        COLOURS[index % COLOURS.len()]
-    };
+    let colour = |name: &str| colour_of(all.iter().position(|other| *other == name).unwrap_or_default());
     let area = area.margin(6, 4, 8, 12).titled(&panel.caption, ("sans-serif", CAPTION))?;
     let present: Vec<&Line> = panel.series.iter().filter(|s| !s.1.is_empty()).collect();
     let mut names: Vec<&str> = present.iter().map(|(name, _)| &name[..]).collect();
@@ -236,8 +260,15 @@ fn draw_panel<'a>(area: &Area<'a>, panel: &Panel, all: &[&str]) -> Result<(), Fa
                 let bar = Rectangle::new([(left, bottom), (left + wide * 0.92, top)], colour.filled());
                 chart.draw_series([bar])?;
                 if !y.is_finite() {
-                    let style = ("sans-serif", SMALL).into_font().color(&BLACK);
-                    chart.draw_series([Text::new("inf", (left, ys.high), style)])?;
+                    // Within the bar and along it: it is narrower than the word.
+                    let width = f64::from(below.dim_in_pixel().0 - 58) * wide * 0.92 / xs.high;
+                    let font = ("sans-serif", (width - 2.0).clamp(4.0, f64::from(SMALL))).into_font();
+                    let style = font
+                        .transform(FontTransform::Rotate270)
+                        .color(&legible_on(colour))
+                        .pos(Pos::new(HPos::Right, VPos::Center));
+                    let top = EmptyElement::at((left + wide * 0.46, ys.high));
+                    chart.draw_series([top + Text::new("inf", (0, 4), style)])?;
                 }
             }
         } else {
@@ -387,6 +418,12 @@ mod tests {
         for (name, (_, at)) in names.iter().zip(&places) {
             assert!(at + SAMPLE + 4 + text_width(name, SMALL) <= 300, "{name} is cut off");
         }
+    }
+
+    #[test]
+    fn no_two_series_have_one_colour() {
+        let all: std::collections::BTreeSet<_> = (0..44).map(colour_of).map(|c| (c.0, c.1, c.2)).collect();
+        assert_eq!(all.len(), 44);
     }
 
     #[test]

@@ -196,8 +196,8 @@ fn append(cell: &Cell, burst: Duration) -> Result<(Vec<f64>, Host), String> {
     let said = |e: GroupError| e.to_string();
     let record = [0x5a; PAYLOAD];
     let mut values = Vec::with_capacity(4096);
-    // The first ones pay for what is made on demand.
-    let mut warm = 20_u32;
+    // The first ones pay for what is made on demand, and for learning who drives: as many for every scheme.
+    let mut warm = 200_u32;
     let mut begin = Instant::now();
     while begin.elapsed() < burst {
         let start = Instant::now();

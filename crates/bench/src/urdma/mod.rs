@@ -70,8 +70,9 @@ type Medians = BTreeMap<(Op, Metric, u64, System), Vec<f64>>;
 /// # Errors
 /// One sentence when there can be no guest or nothing at all can be measured in it.
 pub fn run(options: &Options, mut progress: impl FnMut(u64, u64, &str)) -> Result<(Report, String), String> {
+    // Odd, so that the median is one of them: of two it would be the worse.
     let (rounds, sizes): (u64, &[u64]) = if options.quick {
-        (2, &[64, 64 << 10])
+        (3, &[64, 64 << 10])
     } else {
         (3, &[64, 256, 1 << 10, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20])
     };
@@ -129,13 +130,13 @@ pub fn run(options: &Options, mut progress: impl FnMut(u64, u64, &str)) -> Resul
     Ok((report, tables(&medians)))
 }
 
-/// Enough operations for a steady figure (who drives our side is learned from some hundreds of them), and few enough that
-/// Soft-RoCE moves them in a second.
+/// Enough operations for a steady figure (who drives our side is learned from some hundreds of them, and the emulator
+/// translates a program's code anew in each process, a kernel's once), and few enough that Soft-RoCE moves them in a second or two.
 fn count(metric: Metric, size: u64) -> u64 {
     if metric == Metric::Latency {
         ((8 << 20) / size).clamp(12, 4000)
     } else {
-        ((8 << 20) / size).clamp(16, 1000)
+        ((64 << 20) / size).clamp(64, 4000)
     }
 }
 
