@@ -7,7 +7,7 @@
 //! |---|---|---|
 //! | [`Inline`] | with the caller's own CPU, at once | waits |
 //! | [`Worker`] | with a thread of its own, in order, up to a window of copies ahead | goes on |
-//! | Intel DSA ([`dsa`]) | detected and reported; no back end yet, and its documentation says what one needs | |
+//! | [`DsaEngine`] | with Intel's accelerator where there is one, in order; never run on hardware yet ([`dsa`]) | goes on |
 //!
 //! Each copies in one of three ways ([`Placement`]), which are what *direct cache access* on and off are to a DMA
 //! engine.
@@ -56,6 +56,7 @@ mod worker;
 use std::fmt;
 use std::io;
 
+pub use dsa::DsaEngine;
 pub use inline::Inline;
 pub use source::Source;
 pub use worker::{Notify, Worker};
@@ -299,6 +300,9 @@ pub enum CopyError {
     /// The engine's thread died within this copy or before it.
     #[error("the copy engine's thread died; the copy may be there in part")]
     Died,
+    /// The device that copied failed: the bytes may be there in part.
+    #[error("the copy may be lost, as the device failed: {0}")]
+    Device(#[from] dsa::DeviceError),
     /// The bytes do not fit where they should go; nothing was changed.
     #[error(transparent)]
     Refused(#[from] Refusal),
@@ -328,7 +332,8 @@ pub trait CopyEngine<M: Medium = Region>: Send {
     /// [`Refusal`], with the source handed back: the window is full, the bytes do not fit, or the engine has stopped.
     fn submit(&mut self, from: Source, to: &M, offset: u64) -> Result<Ticket, Refused>;
 
-    /// The next completion, if there is one. Never waits.
+    /// The next completion, if there is one. Never waits for a copy. (An engine without a thread, [`Inline`] or
+    /// [`DsaEngine`], syncs in its owner's calls: where that is a system call, they take as long.)
     fn poll(&mut self) -> Option<Completion>;
 
     /// The next completion; `None` when nothing is under way. Spins while that pays, then sleeps.

@@ -28,7 +28,8 @@
 //!
 //! Where `unsafe` is, and what each room promises: `copy` (bytes move by instructions that the compiler does not
 //! see as accesses), `guarded` (the same for memory that may vanish), `flush` (cache maintenance), `map` (the mapping
-//! system calls), `sigbus` (the fault handler) and `region` (every pointer lies inside a live mapping).
+//! system calls), `sigbus` (the fault handler), `region` (every pointer lies inside a live mapping) and `engine::dsa` (what a device
+//! was told of stays there until it has answered).
 
 pub mod counter;
 pub mod crash_image;

@@ -19,7 +19,7 @@ const SPINS: u32 = 64;
 const YIELD_EVERY: u32 = 8;
 
 /// The patience of one waiter.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 pub(super) struct Patience {
     limit: Duration,
     most: Duration,

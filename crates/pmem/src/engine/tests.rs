@@ -3,6 +3,7 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, mpsc};
 
+use super::dsa::soft::{Build, Target};
 use super::order::{Stress, stress};
 use super::*;
 use crate::crash_image::{CrashImage, Explorer, Failure, Seeded};
@@ -14,8 +15,8 @@ fn image(len: u64) -> Image {
     Arc::new(CrashImage::new(len, PersistenceDomain::Adr))
 }
 
-/// Every engine in every way of copying, with this window.
-fn engines<M: Medium + Clone + Send + 'static>(window: usize) -> Vec<(String, Box<dyn CopyEngine<M>>)> {
+/// Every engine in every way of copying, with this window. The accelerator is one in software, of a kind of its own each time.
+fn engines<M: Target>(window: usize) -> Vec<(String, Box<dyn CopyEngine<M>>)> {
     let mut engines: Vec<(String, Box<dyn CopyEngine<M>>)> = Vec::new();
     for placement in Placement::ALL {
         let options = Options::new().placement(placement).window(window);
@@ -23,6 +24,15 @@ fn engines<M: Medium + Clone + Send + 'static>(window: usize) -> Vec<(String, Bo
         for order in [CrashOrder::Prefix, CrashOrder::Any] {
             let worker = Worker::new(options.crash_order(order)).unwrap();
             engines.push((format!("worker, {placement}, {order:?}"), Box::new(worker)));
+            let seed = engines.len() as u64;
+            let build = Build {
+                seed,
+                shared: seed.is_multiple_of(4),
+                size: 1 + seed as usize % 3,
+                ..Build::default()
+            };
+            let accelerator = build.engine(options.crash_order(order));
+            engines.push((format!("dsa, {placement}, {order:?}"), Box::new(accelerator)));
         }
     }
     engines
