@@ -11,7 +11,8 @@ use std::time::Instant;
 
 use remanence_pmem::Region;
 use remanence_pmem::engine::{
-    CopyEngine, CopyError, Inline, Options, Placement, Promise, Refusal, Source, Ticket, Worker,
+    CopyEngine, CopyError, DsaEngine, Inline, Options, Placement, Promise, Refusal, Source, Ticket, Worker,
+    dsa,
 };
 
 use crate::chooser::{Chooser, Way};
@@ -95,6 +96,17 @@ impl Copier {
     pub fn worker(options: Options, placement: Placement, inline_below: usize) -> io::Result<Self> {
         let options = options.placement(placement);
         let engine = Box::new(Worker::new(options)?);
+        Ok(Self::with(engine, options.window(1), placement, Policy::From(inline_below as u64)))
+    }
+
+    /// With Intel's accelerator, which has never been run on hardware yet: only for those who ask for it. Shorter requests are
+    /// copied as with [`worker`](Self::worker).
+    ///
+    /// # Errors
+    /// There is none that can be used, or it did not pass the test that it is put to here.
+    pub fn dsa(options: Options, placement: Placement, inline_below: usize) -> Result<Self, dsa::Unusable> {
+        let options = options.placement(placement);
+        let engine = Box::new(DsaEngine::open(options)?);
         Ok(Self::with(engine, options.window(1), placement, Policy::From(inline_below as u64)))
     }
 

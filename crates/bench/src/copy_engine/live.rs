@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use remanence_pmem::engine::order::{Stress, Verdict, stress};
-use remanence_pmem::engine::{CopyEngine, Inline, Options, Placement, Refusal, Source, Worker};
+use remanence_pmem::engine::{CopyEngine, DsaEngine, Inline, Options, Placement, Refusal, Source, Worker};
 use remanence_pmem::{FileOptions, PersistenceDomain, Region};
 
 use super::{SIZES, key};
@@ -20,46 +20,78 @@ pub(super) const MEMCPY: &str = "memcpy";
 /// Bytes of a copy of the order test.
 const ORDER_LEN: u64 = 1024;
 
-/// An engine in one way of copying. Without a window it is the caller's own CPU.
+/// Whose work a copy is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum By {
+    /// The caller's own CPU.
+    Own,
+    /// A thread.
+    Worker,
+    /// Intel's accelerator.
+    Dsa,
+}
+
+/// An engine in one way of copying.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Engine {
+    pub(super) by: By,
     pub(super) placement: Placement,
     pub(super) window: usize,
 }
 
 impl Engine {
     pub(super) fn series(self) -> String {
-        let Self { placement, window } = self;
-        if window == 0 { format!("own CPU, {placement}") } else { format!("worker, {placement}, W={window}") }
+        let Self { by, placement, window } = self;
+        match by {
+            By::Own => format!("own CPU, {placement}"),
+            By::Worker => format!("worker, {placement}, W={window}"),
+            By::Dsa => format!("DSA, {placement}, W={window}"),
+        }
     }
 
     fn make(self) -> Result<Box<dyn CopyEngine>, String> {
-        let options = Options::new().placement(self.placement).window(self.window.max(1));
-        if self.window == 0 {
-            return Ok(Box::new(Inline::new(options)));
-        }
-        let worker = Worker::new(options).map_err(|e| format!("no thread for the engine: {e}"))?;
-        Ok(Box::new(worker))
+        let options = Options::new().placement(self.placement).window(self.window);
+        Ok(match self.by {
+            By::Own => Box::new(Inline::new(options)),
+            By::Worker => {
+                Box::new(Worker::new(options).map_err(|e| format!("no thread for the engine: {e}"))?)
+            }
+            By::Dsa => Box::new(DsaEngine::open(options).map_err(|e| e.to_string())?),
+        })
     }
 }
 
-/// What is compared on DRAM, and on memory whose lines are written back.
-fn engines(op: &str) -> Vec<Engine> {
+/// What is compared on DRAM, and on memory whose lines are written back; with an accelerator, or without.
+fn engines(op: &str, dsa: bool) -> Vec<Engine> {
+    use By::{Dsa, Own, Worker};
     use Placement::{Cached, NonTemporal, WriteBack};
-    let list: &[(Placement, usize)] = match op {
-        DRAM => &[(Cached, 0), (Cached, 1), (Cached, 8)],
+    let list: &[(By, Placement, usize)] = match op {
+        DRAM => &[(Own, Cached, 1), (Worker, Cached, 1), (Worker, Cached, 8), (Dsa, Cached, 8)],
         PM => &[
-            (WriteBack, 0),
-            (NonTemporal, 0),
-            (Cached, 8),
-            (WriteBack, 8),
-            (NonTemporal, 1),
-            (NonTemporal, 8),
+            (Own, WriteBack, 1),
+            (Own, NonTemporal, 1),
+            (Worker, Cached, 8),
+            (Worker, WriteBack, 8),
+            (Worker, NonTemporal, 1),
+            (Worker, NonTemporal, 8),
+            (Dsa, Cached, 8),
+            (Dsa, NonTemporal, 8),
         ],
-        SUBMIT => &[(WriteBack, 0), (NonTemporal, 0), (NonTemporal, 8)],
-        _ => &[(Cached, 0), (NonTemporal, 0), (Cached, 8), (WriteBack, 8), (NonTemporal, 8)],
+        SUBMIT => {
+            &[(Own, WriteBack, 1), (Own, NonTemporal, 1), (Worker, NonTemporal, 8), (Dsa, NonTemporal, 8)]
+        }
+        _ => &[
+            (Own, Cached, 1),
+            (Own, NonTemporal, 1),
+            (Worker, Cached, 8),
+            (Worker, WriteBack, 8),
+            (Worker, NonTemporal, 8),
+            (Dsa, Cached, 8),
+            (Dsa, NonTemporal, 8),
+        ],
     };
-    list.iter().map(|&(placement, window)| Engine { placement, window }).collect()
+    let engines = list.iter().map(|&(by, placement, window)| Engine { by, placement, window });
+    engines.filter(|engine| dsa || engine.by != Dsa).collect()
 }
 
 /// What the order test found with one engine.
@@ -94,6 +126,8 @@ pub(super) struct Live {
     pub(super) ms: u64,
     /// Bytes of the memory that was copied to.
     pub(super) target: u64,
+    /// Why there is nothing of an accelerator.
+    pub(super) without: Option<String>,
 }
 
 /// Where copies go: on from where the last one went, and round.
@@ -135,6 +169,9 @@ impl Effort {
 
 pub(super) fn run(effort: Effort, mut progress: impl FnMut(u64, u64, &str)) -> Result<Live, String> {
     let Effort { rounds, ms, target, copies, .. } = effort;
+    // It is tested here, and whenever it is opened again.
+    let without = DsaEngine::open(Options::new()).err().map(|why| why.to_string());
+    let engines = |op| engines(op, without.is_none());
     let dram = Region::anonymous(target).map_err(|e| e.to_string())?;
     dram.populate();
     let mut dram = Target { region: dram, at: 0 };
@@ -168,7 +205,7 @@ pub(super) fn run(effort: Effort, mut progress: impl FnMut(u64, u64, &str)) -> R
         let stressed = stress(&mut *engine.make()?, &pm.region, Stress { copies, len: ORDER_LEN, slots: 12 });
         order.push(Order { engine, verdict: stressed.map_err(|e| e.to_string())? });
     }
-    Ok(Live { samples, order, rounds, ms, target })
+    Ok(Live { samples, order, rounds, ms, target, without })
 }
 
 /// DRAM whose lines are written back as if it were persistent.
@@ -190,7 +227,7 @@ fn sample(
 ) -> Result<(), String> {
     let budget = Duration::from_millis(effort.ms);
     // One core alone knows no states.
-    let probe = || if engine.window == 0 || !effort.states { State::Any } else { State::probe() };
+    let probe = || if engine.by == By::Own || !effort.states { State::Any } else { State::probe() };
     let mut running = engine.make()?;
     let before = probe();
     let (metric, values) = if op == SUBMIT {

@@ -38,6 +38,7 @@ const fn series(copying: Copying) -> &'static str {
         Copying::Engine => "calls + engine, DCA off",
         Copying::EngineCached => "calls + engine, DCA on (visible)",
         Copying::Adaptive => "calls + engine where it pays",
+        Copying::Dsa => "calls + Intel DSA, DCA off",
     }
 }
 
@@ -57,18 +58,19 @@ fn window(size: u64) -> u64 {
     (UNDER_WAY / size).clamp(4, 16)
 }
 
-/// Runs it. `progress` is told each step, as (done, of, what).
+/// Runs it, with Intel's accelerator too if `dsa`. `progress` is told each step, as (done, of, what).
 ///
 /// # Errors
-/// One sentence when nothing at all can be measured.
-pub fn run(options: Options, mut progress: impl FnMut(u64, u64, &str)) -> Outcome {
+/// One sentence when nothing at all can be measured, or the accelerator that was asked for cannot be used.
+pub fn run(options: Options, dsa: bool, mut progress: impl FnMut(u64, u64, &str)) -> Outcome {
     let (rounds, ms) = options.effort();
     let sizes = if options.quick { &QUICK[..] } else { &SIZES[..] };
-    let host = Host::start(&Copying::ALL, &[])?;
+    let mut ways = Copying::ALL.to_vec();
+    ways.extend(dsa.then_some(Copying::Dsa));
+    let host = Host::start(&ways, &[])?;
     let mut bench = Bench::default();
     let mut writer = host.writer(16, 2 << 20)?;
-    let mut clients: Vec<Client> =
-        (0..Copying::ALL.len()).map(|n| host.client(n)).collect::<Result<_, _>>()?;
+    let mut clients: Vec<Client> = (0..ways.len()).map(|n| host.client(n)).collect::<Result<_, _>>()?;
     let mut bare = Bare::open(host.addresses())?;
     let steps = rounds * sizes.len() as u64;
     let mut done = 0;
@@ -76,7 +78,7 @@ pub fn run(options: Options, mut progress: impl FnMut(u64, u64, &str)) -> Outcom
         for &size in sizes {
             progress(done, steps, &format!("{OP}s of {}", bytes(size)));
             done += 1;
-            for (n, copying) in Copying::ALL.into_iter().enumerate() {
+            for (n, &copying) in ways.iter().enumerate() {
                 let client = &mut clients[n];
                 bench.sample(&throughput(size, series(copying)), || {
                     host.during(n, || calls(client, size, ms))
@@ -98,7 +100,7 @@ pub fn run(options: Options, mut progress: impl FnMut(u64, u64, &str)) -> Outcom
         "quick": options.quick, "rounds": rounds, "ms": ms,
         "under way": "1 MiB in 4 to 16 writes; calls: 8 of them, the others wait for a slot",
         "throughput": "acknowledged bytes, at the client; DCA on and WRITE alone are visible, not durable",
-        "engine": "a worker thread, 8 copies ahead, from 8 KiB; no DMA engine is here. Where it pays: inline or handed over, whichever \
+        "engine": "a worker thread, 8 copies ahead, from 8 KiB; a DMA engine only where a series names it. Where it pays: inline or handed over, whichever \
                    was faster lately",
     });
     bench.report("bulk", params, model_rows(cached, direct), bars, claims)

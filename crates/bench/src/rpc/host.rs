@@ -49,9 +49,12 @@ pub(super) enum Copying {
     EngineCached,
     /// The asynchronous engine where that pays, else the server's CPU; past the caches.
     Adaptive,
+    /// Intel's accelerator, past the caches. For those who ask for it.
+    Dsa,
 }
 
 impl Copying {
+    /// What every machine has.
     pub(super) const ALL: [Self; 5] =
         [Self::Cpu, Self::CpuCached, Self::Engine, Self::EngineCached, Self::Adaptive];
 
@@ -63,6 +66,7 @@ impl Copying {
             Self::Engine => Copier::worker(options, Placement::NonTemporal, INLINE_BELOW).map_err(words)?,
             Self::EngineCached => Copier::worker(options, Placement::Cached, INLINE_BELOW).map_err(words)?,
             Self::Adaptive => Copier::adaptive(options, Placement::NonTemporal).map_err(words)?,
+            Self::Dsa => Copier::dsa(options, Placement::NonTemporal, INLINE_BELOW).map_err(words)?,
         })
     }
 }

@@ -10,7 +10,7 @@ use remanence_bench::machine::Machine;
 use remanence_link::udp::{self, UdpLink};
 use remanence_link::{Link as _, shm};
 use remanence_pmem::domain::{self, probe_directory};
-use remanence_pmem::engine::dsa;
+use remanence_pmem::engine::{DsaEngine, Options as Copying, dsa};
 use remanence_pmem::{Domain, StoreGranularity};
 use serde_json::{Value, json};
 
@@ -164,7 +164,7 @@ fn explain_places(args: &Args, all: &mut Vec<explain::Explained>) -> Result<(), 
 fn machine() -> Vec<Finding> {
     let machine = Machine::here();
     let cpu = domain::machine();
-    let copies = dsa::detect();
+    let (copies, dsa) = who_copies(&dsa::detect());
     let flags = cpu_flags(&fs::read_to_string("/proc/cpuinfo").unwrap_or_default());
     let has = |flag: &str| flags.iter().any(|f| f == flag);
     let instructions: Vec<&str> = ["clflush", "clflushopt", "clwb"].into_iter().filter(|i| has(i)).collect();
@@ -181,12 +181,7 @@ fn machine() -> Vec<Finding> {
             format!("{} writes cache lines of {} bytes back{all}", cpu.instruction, cpu.line),
             json!({ "instruction": cpu.instruction.to_string(), "line": cpu.line, "available": instructions }),
         ),
-        Finding::new(
-            Mood::Note,
-            "copies",
-            copies.to_string(),
-            json!({ "dsa": copies.usable().map(|queue| &queue.name) }),
-        ),
+        Finding::new(Mood::Note, "copies", copies, json!({ "dsa": dsa })),
         Finding::new(
             Mood::Note,
             "DDIO",
@@ -195,6 +190,15 @@ fn machine() -> Vec<Finding> {
             json!({ "assumed": "on" }),
         ),
     ]
+}
+
+/// What is said of copy engines, and the accelerator's queue if it passed the test that every engine on it is put to.
+fn who_copies(found: &dsa::Dsa) -> (String, Option<String>) {
+    let Some(queue) = found.usable() else { return (found.to_string(), None) };
+    match DsaEngine::open_queue(queue, Copying::new()) {
+        Ok(_) => (format!("{found}. It passed its test just now"), Some(queue.name.clone())),
+        Err(why) => (format!("Intel DSA is here ({}), and is refused: {why}", queue.name), None),
+    }
 }
 
 fn cpu_flags(cpuinfo: &str) -> Vec<String> {

@@ -13,11 +13,14 @@ Examples:
 pub(super) struct Args {
     #[command(flatten)]
     common: Common,
+    /// Let Intel's accelerator (DSA) copy too; it is tested first, and `rem doctor` says whether there is one
+    #[arg(long)]
+    dsa: bool,
 }
 
 pub(super) fn run(args: &Args) -> Result<(), Fail> {
     let (bar, progress) = super::progress();
-    let outcome = bulk::run(Options { quick: args.common.quick }, progress);
+    let outcome = bulk::run(Options { quick: args.common.quick }, args.dsa, progress);
     bar.finish_and_clear();
     let (report, claims) = outcome.map_err(Fail::new)?;
     super::publish_with_claims(&report, &claims, &args.common)
