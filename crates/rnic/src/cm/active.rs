@@ -41,6 +41,7 @@ impl Manager {
             initiator_depth: connect.initiator_depth,
             retry_count: connect.retry_count.min(7),
             rnr_retry_count: 0,
+            peer_rnr_retry: connect.rnr_retry_count.min(7),
             ack_timeout,
             reported: false,
             message: Some(Box::new(req)),

@@ -36,9 +36,16 @@ impl Manager {
             dest_qpn: Some(conn.remote_qpn),
             rq_psn: Some(conn.rq_psn),
             max_dest_rd_atomic: rc.then_some(conn.responder_resources),
-            min_rnr_timer: rc.then_some(self.config.min_rnr_timer),
+            min_rnr_timer: rc.then_some(self.min_rnr_timer(conn)),
             ..QpAttr::default()
         })
+    }
+
+    /// A peer that never gives up may ask again soon. One that counts must be given the time that programs expect of a count:
+    /// ib_cm's code for it is 0, 655 ms.
+    const fn min_rnr_timer(&self, conn: &Conn) -> u8 {
+        const FOR_EVER: u8 = 7;
+        if conn.peer_rnr_retry == FOR_EVER { self.config.min_rnr_timer } else { 0 }
     }
 
     /// RTR to RTS.

@@ -111,6 +111,8 @@ pub(super) struct Conn {
     pub(super) initiator_depth: u8,
     pub(super) retry_count: u8,
     pub(super) rnr_retry_count: u8,
+    /// How often the peer is to try again when our receive queue is empty: as we said, or, before we have, as it said of ours.
+    pub(super) peer_rnr_retry: u8,
     /// Local ACK timeout of the QP, exponent.
     pub(super) ack_timeout: u8,
     /// Our caller knows already that it is over.

@@ -79,6 +79,7 @@ impl Manager {
         conn.local_qpn = accept.qpn;
         conn.responder_resources = accept.responder_resources;
         conn.initiator_depth = accept.initiator_depth;
+        conn.peer_rnr_retry = accept.rnr_retry_count.min(7);
         conn.message = Some(Box::new(rep));
         let deadline = now + conn.retry_interval;
         self.set_state(id.0, State::RepSent);
@@ -223,6 +224,7 @@ impl Manager {
             initiator_depth: req.responder_resources,
             retry_count: req.retry_count,
             rnr_retry_count: req.rnr_retry_count,
+            peer_rnr_retry: req.rnr_retry_count,
             ack_timeout: timing::ack_timeout(lifetime, self.config.ack_delay),
             reported: false,
             message: None,

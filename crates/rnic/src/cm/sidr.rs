@@ -167,6 +167,7 @@ fn blank(state: State, path: Path, listener: Option<ListenId>, tid: u64, remote_
         initiator_depth: 0,
         retry_count: 0,
         rnr_retry_count: 0,
+        peer_rnr_retry: 0,
         ack_timeout: 0,
         reported: false,
         message: None,

@@ -69,7 +69,8 @@ pub struct Config {
     pub packet_lifetime: u8,
     /// Our ACK delay, exponent.
     pub ack_delay: u8,
-    /// RNR NAK timer code that our QPs ask for (IBA Vol 1, table 45).
+    /// RNR NAK timer code that our QPs ask for (IBA Vol 1, table 45) where the peer tries again for ever; where it counts, they
+    /// ask for 655 ms, as Linux does.
     pub min_rnr_timer: u8,
 }
 

@@ -47,6 +47,11 @@ fn req_rep_rtu_make_a_connection_and_dreq_drep_end_it() {
     let back = pair.passive.qp_rts(request.id).unwrap();
     assert_eq!(back.sq_psn, pair.active.qp_rtr(active, AhAttr::new(gid(2))).unwrap().rq_psn);
     assert_eq!((back.rnr_retry, back.max_rd_atomic), (Some(7), Some(4)));
+    // Who tries again for ever may do so soon; who counts to 6 gets the time that Linux would give.
+    let soon = Some(pair.active.config.min_rnr_timer);
+    assert_eq!(pair.active.qp_rtr(active, AhAttr::new(gid(2))).unwrap().min_rnr_timer, soon);
+    assert_eq!(pair.passive.qp_rtr(request.id, AhAttr::new(gid(1))).unwrap().min_rnr_timer, Some(0));
+    assert_eq!(rtr.min_rnr_timer, soon, "before it was accepted, as the peer wants it for us");
 
     pair.active.establish(active, b"").unwrap();
     pair.run();
