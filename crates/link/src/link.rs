@@ -31,8 +31,8 @@ pub struct Received<'a> {
     /// The IPv4 identification where the link can see it (AF_XDP); a UDP socket cannot. The ICRC covers it.
     pub ip_id: Option<u16>,
     /// Position in the train of equal datagrams that arrived together, 0 for one that came alone. With
-    /// segmentation offload the kernel numbers the datagrams of one send 0, 1, 2, …, so this is the likely
-    /// identification where [`Received::ip_id`] is unknown.
+    /// segmentation offload the kernel numbers the datagrams of one send one by one, so where [`Received::ip_id`] is unknown
+    /// this is how far it probably is from the first one's.
     pub train_index: u16,
     /// The two ECN bits of the IP header; 3 is "congestion experienced".
     pub ecn: u8,
@@ -58,7 +58,7 @@ pub struct Outgoing {
     /// How many bytes of the lent buffer to send.
     pub len: usize,
     /// Payload of every datagram but the last, which may be shorter. `len` or more means one datagram. The IPv4
-    /// identification of datagram i is i, and "don't fragment" is set.
+    /// identification of datagram i is [`Link::ident`] + i, and "don't fragment" is set.
     pub segment_size: usize,
 }
 
@@ -177,6 +177,13 @@ pub struct WaitFd {
 pub trait Link: Send {
     /// What this link can do.
     fn caps(&self) -> &LinkCaps;
+
+    /// The IPv4 identification that the first datagram of the next send will have, if it goes to an IPv4 address and nothing
+    /// is in the way; the others follow it one by one. Whoever computes an ICRC must know. Ask before each send: it is 0
+    /// until a link finds a cheaper way to send than by numbering each train from 0.
+    fn ident(&self) -> u16 {
+        0
+    }
 
     /// Lends the buffer of the next send, [`LinkCaps::max_send_bytes`] long. It is the same buffer, with the same
     /// contents, until a send succeeds.
@@ -302,6 +309,10 @@ pub trait SideChannel {
 impl<L: Link + ?Sized> Link for Box<L> {
     fn caps(&self) -> &LinkCaps {
         (**self).caps()
+    }
+
+    fn ident(&self) -> u16 {
+        (**self).ident()
     }
 
     fn tx_buffer(&mut self) -> io::Result<&mut [u8]> {

@@ -94,7 +94,7 @@ pub fn call(src: SocketAddr, dst: SocketAddr) -> io::Result<()> {
         (libc::IPPROTO_IPV6, libc::IPV6_UNICAST_HOPS)
     };
     net::set_option(fd, level, name, 1)?;
-    net::send_to(fd, &[], &net::RawAddr::from(to)).map(drop)
+    net::send_to(fd, &[], Some(&net::RawAddr::from(to))).map(drop)
 }
 
 /// News of the kernel's neighbours, from when it was opened on.

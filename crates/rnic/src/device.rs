@@ -19,6 +19,7 @@ use crate::ah::Ah;
 use crate::async_event::AsyncEvent;
 use crate::cq::{Cq, CqHandle};
 use crate::gsi::Gsi;
+use crate::idents::Idents;
 use crate::keys::Keys;
 use crate::network::Agenda;
 use crate::pd::Pd;
@@ -154,7 +155,7 @@ pub struct RxMeta {
     pub src_port: u16,
     /// IPv4 identification, where the link can see it; else the engine finds it out from the ICRC.
     pub ip_id: Option<u16>,
-    /// Position in the train of equal datagrams that arrived together: the likely identification.
+    /// Position in the train of equal datagrams that arrived together: added to the identification of the first.
     pub train_index: u16,
     /// The two ECN bits.
     pub ecn: u8,
@@ -172,7 +173,7 @@ impl RxMeta {
 
 /// Packets to send: `len` bytes of the buffer are one or more UDP payloads of `segment_size` bytes, the last of
 /// which may be shorter. The UDP destination port is [`ROCE_PORT`]. On IPv4, segment `i` must leave with
-/// identification `i` and DF set, which its ICRC covers.
+/// identification `i` (or as many more as [`Device::set_ident`] said) and DF set, which its ICRC covers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Transmit {
     /// Source address.
@@ -213,6 +214,9 @@ pub(crate) struct Shared {
     pub(crate) partings: VecDeque<Parting>,
     /// State changes of QPs, see [`Device::qp_changes`].
     pub(crate) qp_changes: u64,
+    /// Of the first packet that is sent next.
+    pub(crate) ident: u16,
+    pub(crate) idents: Idents,
     rng: ChaCha8Rng,
 }
 
@@ -255,6 +259,8 @@ impl Device {
             silences: VecDeque::new(),
             partings: VecDeque::new(),
             qp_changes: 0,
+            ident: 0,
+            idents: Idents::default(),
             rng: ChaCha8Rng::seed_from_u64(config.seed),
             config,
         };

@@ -10,6 +10,7 @@ use remanence_wire::{Gid, Opcode, Psn, Qkey, Qpn, bth, deth};
 use crate::ah::{AhAttr, Av};
 use crate::device::{Device, RxMeta, Shared, Transmit};
 use crate::error::VerbError;
+use crate::idents::Idents;
 use crate::qp::datagram::datagram_flow;
 use crate::qp::path::Path;
 use crate::qp::{check_icrc, check_pkey};
@@ -43,11 +44,16 @@ pub(crate) struct Gsi {
 
 impl Gsi {
     /// Takes a packet to QP 1.
-    pub(crate) fn receive(&mut self, rx: &RxMeta, packet: &Packet<'_>) -> Result<(), DropReason> {
+    pub(crate) fn receive(
+        &mut self,
+        idents: &mut Idents,
+        rx: &RxMeta,
+        packet: &Packet<'_>,
+    ) -> Result<(), DropReason> {
         if packet.opcode() != Opcode::UdSendOnly {
             return Err(DropReason::WrongState);
         }
-        check_icrc(&datagram_flow(rx)?, rx, packet.bytes())?;
+        check_icrc(idents, &datagram_flow(rx)?, rx, packet.bytes())?;
         check_pkey(&packet.bth())?;
         if packet.deth().is_none_or(|deth| deth.qkey != Qkey::GSI) {
             return Err(DropReason::BadQkey);
@@ -73,7 +79,7 @@ impl Gsi {
         let headers = Headers::Deth(deth::Repr { qkey: Qkey::GSI, src_qp: Qpn::GSI });
         let header_len = Repr { bth, headers }.emit(buf);
         buf[header_len..header_len + MAD_LEN].copy_from_slice(&mad[..]);
-        let len = packet::finish(buf, header_len, MAD_LEN, &path.flow, 0);
+        let len = packet::finish(buf, header_len, MAD_LEN, &path.flow, shared.ident);
         Some(path.transmit(len, len))
     }
 }

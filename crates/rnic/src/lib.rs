@@ -19,6 +19,7 @@ pub mod device;
 mod error;
 pub mod fuzzing;
 mod gsi;
+mod idents;
 mod keys;
 pub mod memory;
 mod mr;

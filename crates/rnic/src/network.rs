@@ -90,7 +90,7 @@ impl Device {
             return result;
         }
         match qpn {
-            Qpn::GSI => gsi.receive(rx, &packet),
+            Qpn::GSI => gsi.receive(&mut shared.idents, rx, &packet),
             Qpn::MULTICAST => {
                 let group = Gid::from_ip(rx.dst);
                 let mut result = Err(DropReason::NoSuchQp);
@@ -134,7 +134,7 @@ impl Device {
         while let Some(slot) = shared.agenda.ready.pop_front() {
             let Some(qp) = qps.at(slot) else { continue };
             qp.queued = false;
-            let mut batch = Batch::new(buf, max_segments, shared.config.icrc);
+            let mut batch = Batch::new(buf, max_segments, shared.config.icrc, shared.ident);
             let transmit = qp.transmit(shared, now, &mut batch, mem);
             let count = batch.count();
             shared.settle(qp);
@@ -145,6 +145,13 @@ impl Device {
             }
         }
         None
+    }
+
+    /// The IPv4 identification with which the first packet of the next [`poll_transmit`](Self::poll_transmit) leaves; those
+    /// of a batch follow it one by one. 0 until something else is said. The ICRC covers it.
+    #[inline]
+    pub const fn set_ident(&mut self, first: u16) {
+        self.shared.ident = first;
     }
 
     /// When to call [`Device::handle_timeout`] at the latest; earlier does no harm.

@@ -15,11 +15,13 @@ pub(crate) struct Batch<'b> {
     closed: bool,
     /// Packets get an ICRC.
     icrc: bool,
+    /// The IPv4 identification of the first packet, which that ICRC covers; the others follow.
+    ident: u16,
 }
 
 impl<'b> Batch<'b> {
-    pub(crate) const fn new(buf: &'b mut [u8], max: usize, icrc: bool) -> Self {
-        Self { buf, len: 0, segment: 0, count: 0, max, closed: false, icrc }
+    pub(crate) const fn new(buf: &'b mut [u8], max: usize, icrc: bool, ident: u16) -> Self {
+        Self { buf, len: 0, segment: 0, count: 0, max, closed: false, icrc, ident }
     }
 
     /// Whether a packet of `size` bytes may come next.
@@ -42,11 +44,12 @@ impl<'b> Batch<'b> {
         payload_len: usize,
         fill: impl FnOnce(&mut [u8]) -> Result<(), E>,
     ) -> Result<(), E> {
+        let ident = self.ident_of(self.count);
         let buf = &mut self.buf[self.len..];
         let header_len = repr.emit(buf);
         fill(&mut buf[header_len..header_len + payload_len])?;
         let size = if self.icrc {
-            packet::finish(buf, header_len, payload_len, flow, self.count as u16)
+            packet::finish(buf, header_len, payload_len, flow, ident)
         } else {
             packet::finish_without_icrc(buf, header_len, payload_len)
         };
@@ -65,8 +68,13 @@ impl<'b> Batch<'b> {
     pub(crate) fn seal_for_linux(&mut self, flow: &icrc::Flow, size: usize) {
         if self.icrc {
             let start = self.len - size;
-            icrc::seal_linux_flush(flow, self.count as u16 - 1, &mut self.buf[start..self.len]);
+            let ident = self.ident_of(self.count - 1);
+            icrc::seal_linux_flush(flow, ident, &mut self.buf[start..self.len]);
         }
+    }
+
+    const fn ident_of(&self, index: usize) -> u16 {
+        self.ident.wrapping_add(index as u16)
     }
 
     pub(crate) const fn is_empty(&self) -> bool {

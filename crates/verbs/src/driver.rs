@@ -294,6 +294,7 @@ impl Driver {
         for _ in 0..SENDS_PER_TURN {
             // Asked each time: a link may find out that its offload does not work.
             let max_segments = self.link.caps().max_segments;
+            self.device.set_ident(self.link.ident());
             let buf = self.link.tx_buffer()?;
             let Some(transmit) = self.device.poll_transmit(now, buf, max_segments, &mut self.memory) else {
                 return Ok(());

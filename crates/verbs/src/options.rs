@@ -33,8 +33,8 @@ pub enum LinkKind {
 }
 
 impl LinkKind {
-    /// Opens the link, and takes a seat at the port where it is shared.
-    pub(crate) fn open(self) -> Result<(Box<dyn Link>, Option<Seat>), Error> {
+    /// Opens the link, and takes a seat at the port where it is shared. `connect`: what is sent leaves as it is, and in order.
+    pub(crate) fn open(self, connect: bool) -> Result<(Box<dyn Link>, Option<Seat>), Error> {
         Ok(match self {
             Self::Udp(mut options) => {
                 let udp = |e| Error::os("UDP", e);
@@ -43,6 +43,7 @@ impl LinkKind {
                     None => share::claim().map_err(udp)?,
                 };
                 options.seat = Some(seat.clone());
+                options.connect = connect;
                 (Box::new(UdpLink::open(&options).map_err(udp)?), Some(seat))
             }
             Self::Xdp(config) => {
@@ -111,7 +112,8 @@ impl Options {
         faults: Option<(Plan, u64)>,
         capture: Option<&Path>,
     ) -> Result<Opened, Error> {
-        let (mut link, seat) = link.open()?;
+        // What faults hold back or drop would leave with another identification than its ICRC was made for.
+        let (mut link, seat) = link.open(faults.is_none())?;
         let mut control = None;
         if let Some((plan, seed)) = faults {
             let faulty = Faulty::new(link, plan, seed).map_err(|e| Error::os("cannot delay packets", e))?;

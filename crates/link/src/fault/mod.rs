@@ -388,6 +388,11 @@ impl<L: Link> Link for Faulty<L> {
         &self.caps
     }
 
+    /// Right as long as nothing is held back: links that count their sends are not to be made worse on the way out.
+    fn ident(&self) -> u16 {
+        self.inner.ident()
+    }
+
     fn tx_buffer(&mut self) -> io::Result<&mut [u8]> {
         self.look_at_setting();
         if self.tx_held.bytes() > MAX_HELD_BYTES {

@@ -112,12 +112,13 @@ impl<L: fmt::Debug> fmt::Debug for Capture<L> {
 }
 
 impl Recorder {
-    fn sent(&mut self, out: &Outgoing, src_port: u16, payload: &[u8]) {
+    fn sent(&mut self, out: &Outgoing, src_port: u16, ident: u16, payload: &[u8]) {
         let src = SocketAddr::new(out.src, src_port);
         let now = now();
         let pieces = payload.chunks(out.segment_size.max(1));
         let empty = payload.is_empty().then_some(payload);
-        for (ip_id, piece) in (0u16..).zip(empty.into_iter().chain(pieces)) {
+        for (index, piece) in (0u16..).zip(empty.into_iter().chain(pieces)) {
+            let ip_id = ident.wrapping_add(index);
             let headers = Headers { src, dst: out.dst, tos: out.tos, ttl: out.ttl, ip_id };
             self.record(Direction::Outbound, now, &headers, piece);
         }
@@ -173,6 +174,10 @@ impl<L: Link> Link for Capture<L> {
         self.inner.caps()
     }
 
+    fn ident(&self) -> u16 {
+        self.inner.ident()
+    }
+
     fn tx_buffer(&mut self) -> io::Result<&mut [u8]> {
         self.inner.tx_buffer()
     }
@@ -181,9 +186,10 @@ impl<L: Link> Link for Capture<L> {
         // Recorded before it is gone (an answer must not come first in the file), and taken back if it was refused.
         let (mark, count) = (self.recorder.pending.len(), self.recorder.datagrams);
         let src_port = self.inner.caps().effective_src_port(out.src_port);
+        let ident = self.inner.ident();
         let buffer = self.inner.tx_buffer()?;
         let payload = buffer.get(..out.len).ok_or(io::ErrorKind::InvalidInput)?;
-        self.recorder.sent(out, src_port, payload);
+        self.recorder.sent(out, src_port, ident, payload);
         let result = self.inner.send(out);
         if result.is_err() && self.recorder.pending.len() >= mark {
             self.recorder.pending.truncate(mark);

@@ -174,6 +174,13 @@ pub(crate) fn connect(fd: BorrowedFd<'_>, addr: SocketAddr) -> io::Result<()> {
     check(unsafe { libc::connect(fd.as_raw_fd(), raw.as_ptr(), raw.len()) } as isize).map(drop)
 }
 
+/// Undoes [`connect`]. The local address and port stay, as they were bound.
+pub(crate) fn disconnect(fd: BorrowedFd<'_>) -> io::Result<()> {
+    let raw = RawAddr::room();
+    // SAFETY: the pointer and length describe `raw`, whose family is AF_UNSPEC, and which outlives the call.
+    check(unsafe { libc::connect(fd.as_raw_fd(), raw.as_ptr(), raw.len()) } as isize).map(drop)
+}
+
 /// Makes a socket member of a multicast group, on an interface, until it is closed.
 pub(crate) fn join_group(fd: BorrowedFd<'_>, group: IpAddr, interface: u32) -> io::Result<()> {
     match group {
@@ -225,11 +232,13 @@ pub(crate) fn local_addr(fd: BorrowedFd<'_>) -> io::Result<SocketAddr> {
     raw.get().ok_or_else(|| io::Error::other("a UDP socket without an IP address"))
 }
 
-/// Sends one datagram, without control data: the cheapest unconnected send there is.
-pub(crate) fn send_to(fd: BorrowedFd<'_>, payload: &[u8], dst: &RawAddr) -> io::Result<usize> {
+/// Sends one datagram, without control data: the cheapest send there is. Without an address, to the peer that the socket is
+/// connected to, which is cheaper still.
+pub(crate) fn send_to(fd: BorrowedFd<'_>, payload: &[u8], dst: Option<&RawAddr>) -> io::Result<usize> {
     let ptr = payload.as_ptr().cast::<c_void>();
-    // SAFETY: pointers and lengths describe `payload` and `dst`, which outlive the call.
-    let ret = unsafe { libc::sendto(fd.as_raw_fd(), ptr, payload.len(), 0, dst.as_ptr(), dst.len()) };
+    let (addr, len) = dst.map_or((std::ptr::null(), 0), |dst| (dst.as_ptr(), dst.len()));
+    // SAFETY: pointers and lengths describe `payload` and `dst`, which outlive the call, or no address.
+    let ret = unsafe { libc::sendto(fd.as_raw_fd(), ptr, payload.len(), 0, addr, len) };
     check(ret)
 }
 
@@ -237,7 +246,7 @@ pub(crate) fn send_to(fd: BorrowedFd<'_>, payload: &[u8], dst: &RawAddr) -> io::
 pub(crate) fn send_msg(
     fd: BorrowedFd<'_>,
     payload: &[u8],
-    dst: &RawAddr,
+    dst: Option<&RawAddr>,
     control: &SendControl,
 ) -> io::Result<usize> {
     let mut iov = libc::iovec { iov_base: payload.as_ptr().cast_mut().cast(), iov_len: payload.len() };
@@ -245,8 +254,10 @@ pub(crate) fn send_msg(
     let control_len = control.encode(&mut buf);
     // SAFETY: all-zero is a valid `msghdr` (null pointers, zero lengths).
     let mut msg: libc::msghdr = unsafe { mem::zeroed() };
-    msg.msg_name = dst.as_ptr().cast_mut().cast();
-    msg.msg_namelen = dst.len();
+    if let Some(dst) = dst {
+        msg.msg_name = dst.as_ptr().cast_mut().cast();
+        msg.msg_namelen = dst.len();
+    }
     msg.msg_iov = &raw mut iov;
     msg.msg_iovlen = 1;
     msg.msg_control = buf.as_mut_ptr();

@@ -1,14 +1,17 @@
 //! Datagrams over UDP sockets: works everywhere, without privileges.
 //!
 //! Two sockets per local address. The *receiving* one is bound to the RoCEv2 port. The *sending* one is bound to a
-//! port of the range that RoCEv2 senders use (IBA Annex A17 wants entropy there, for ECMP and RSS), and never
-//! connected: a connected socket numbers its packets from a start that nobody can know, while an unconnected one
-//! with path-MTU discovery sends IPv4 identification 0 (i for segment i of a train), which the ICRC covers. Being
-//! apart, ICMP errors come back to the process that caused them, even where several share the receiving port.
+//! port of the range that RoCEv2 senders use (IBA Annex A17 wants entropy there, for ECMP and RSS). Being apart, ICMP
+//! errors come back to the process that caused them, even where several share the receiving port.
+//!
+//! The ICRC covers the IPv4 identification, which a socket neither chooses nor sees. An unconnected one with path-MTU
+//! discovery sends 0 (i for segment i of a train). A connected one spares the kernel a route for each send, and counts
+//! its sends instead; `ident.rs` finds out from where.
 //!
 //! Read first: udp(7), ip(7); `rx.rs` for how a receive stays cheap when latency counts and when volume counts.
 
 mod groups;
+mod ident;
 mod rx;
 mod steer;
 #[cfg(test)]
@@ -53,6 +56,10 @@ pub struct Options {
     pub offload: bool,
     /// Share the port with other processes of this host.
     pub seat: Option<Seat>,
+    /// Connect the sending socket to who most is sent to, which is cheaper: [`Link::ident`] then counts sends. For those who
+    /// ask it before each send and have nothing in between that drops sends or changes their order. Only where there is one
+    /// IPv4 address.
+    pub connect: bool,
 }
 
 impl Options {
@@ -67,6 +74,7 @@ impl Options {
             send_buffer: 4 << 20,
             offload: true,
             seat: None,
+            connect: false,
         }
     }
 }
@@ -88,6 +96,8 @@ pub struct UdpLink {
     options: Options,
     /// The port (or, counted behind the ports, the group) that received last, tried first.
     hot: usize,
+    /// The port whose sender may be connected: that of the only IPv4 address.
+    counting: Option<usize>,
     /// The port to try next when the hot one has nothing.
     other: usize,
     /// Calls of `recv`, so that a busy port cannot starve the others.
@@ -148,7 +158,12 @@ impl UdpLink {
             port = receiver.addr().port();
             receivers.push(receiver);
         }
-        let (src_port, senders) = tx::open_all(&interfaces, options)?;
+        let (src_port, mut senders) = tx::open_all(&interfaces, options)?;
+        let mut v4 = (0..interfaces.len()).filter(|i| interfaces[*i].addr.is_ipv4());
+        let counting = v4.next().filter(|_| options.connect && v4.next().is_none());
+        if let Some(index) = counting {
+            senders[index].may_connect();
+        }
         let offload = options.offload && senders.iter().all(tx::Sender::offload);
         let caps = LinkCaps {
             kind: "udp",
@@ -185,6 +200,7 @@ impl UdpLink {
             groups: groups::Groups::default(),
             options: options.clone(),
             hot: 0,
+            counting,
             other: 0,
             calls: 0,
             tx_buffer: vec![0; MAX_SEND_BYTES].into_boxed_slice(),
@@ -316,6 +332,10 @@ impl Link for UdpLink {
         &self.caps
     }
 
+    fn ident(&self) -> u16 {
+        self.counting.map_or(0, |index| self.ports[index].tx.ident())
+    }
+
     fn tx_buffer(&mut self) -> io::Result<&mut [u8]> {
         Ok(&mut self.tx_buffer)
     }
@@ -374,7 +394,7 @@ impl Link for UdpLink {
                 ecn: out.tos & 3,
                 ttl: out.ttl,
                 segment_size: out.segment_size.max(1),
-                first_index: 0,
+                first_index: self.counting.map_or(0, |index| self.ports[index].tx.ident()),
                 data: &self.tx_buffer[..out.len],
             };
             sharing.hand_over(&train);

@@ -1,15 +1,22 @@
 //! The UDP link: the conformance suite over both address families, and what is particular to sockets.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
+use std::os::fd::OwnedFd;
+
+use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType, bind, ipproto, recv, socket_with};
 
 use super::{Options, UdpLink};
 use crate::conformance::{self, Pair, outgoing, receive, send};
 use crate::host::{Seat, SteerRule};
 use crate::link::{Event, Link, Outgoing, SourcePort};
 
-/// A link on a free port of its own.
+/// A free port of its own.
+fn options(addr: IpAddr) -> Options {
+    Options { port: 0, ..Options::new(vec![addr]) }
+}
+
 fn link(addr: IpAddr) -> UdpLink {
-    UdpLink::open(&Options { port: 0, ..Options::new(vec![addr]) }).expect("a socket on loopback")
+    UdpLink::open(&options(addr)).expect("a socket on loopback")
 }
 
 fn pair(addr: IpAddr) -> Pair {
@@ -19,6 +26,17 @@ fn pair(addr: IpAddr) -> Pair {
 #[test]
 fn ipv4_conforms() {
     conformance::all(|| pair(Ipv4Addr::LOCALHOST.into()));
+}
+
+#[test]
+fn a_connected_sender_conforms_as_well() {
+    conformance::all(|| {
+        let open = || {
+            let options = Options { connect: true, ..options(Ipv4Addr::LOCALHOST.into()) };
+            Box::new(UdpLink::open(&options).expect("a socket on loopback"))
+        };
+        Pair { a: open(), b: open(), lossy: true, sees_ecn: true }
+    });
 }
 
 #[test]
@@ -151,28 +169,103 @@ fn a_closed_port_is_an_event_and_the_link_goes_on() {
     assert_eq!(receive(&mut b, 1)[0].payload, b"alive");
 }
 
-/// The ICRC is sealed for these (ARCHITECTURE.md). A connected socket counts its datagrams there, from a random number on.
+/// What arrives at an address, headers and all; `None` without the right to look.
+fn raw(address: Ipv4Addr) -> Option<OwnedFd> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    match socket_with(AddressFamily::INET, SocketType::RAW, flags, Some(ipproto::UDP)) {
+        Ok(socket) => {
+            bind(&socket, &SocketAddr::from((address, 0))).expect("an address of loopback");
+            Some(socket)
+        }
+        Err(e) => {
+            eprintln!("skipped: a raw socket needs root: {e}");
+            None
+        }
+    }
+}
+
+/// The identification and the payload of what arrived next.
+fn next_raw(headers: &OwnedFd) -> (u16, Vec<u8>) {
+    let mut packet = [0; 2048];
+    let (len, _) = recv(headers, &mut packet, RecvFlags::empty()).expect("the packet that has arrived");
+    const DONT_FRAGMENT: [u8; 2] = [0x40, 0];
+    assert_eq!(packet[6..8], DONT_FRAGMENT);
+    (u16::from_be_bytes([packet[4], packet[5]]), packet[28..len].to_vec())
+}
+
+/// The ICRC is sealed for these (ARCHITECTURE.md).
 #[test]
 fn datagrams_have_the_identification_0_however_many_go_to_the_same_peer() {
-    use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType, bind, ipproto, recv, socket_with};
-
     let address = Ipv4Addr::new(127, 73, 80, 1);
-    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let headers = match socket_with(AddressFamily::INET, SocketType::RAW, flags, Some(ipproto::UDP)) {
-        Ok(socket) => socket,
-        Err(e) => return eprintln!("skipped: a raw socket needs root: {e}"),
-    };
-    bind(&headers, &SocketAddr::from((address, 0))).expect("an address of loopback");
+    let Some(headers) = raw(address) else { return };
     let (mut a, mut b) = (link(Ipv4Addr::LOCALHOST.into()), link(address.into()));
     for i in 0..200_u32 {
         send(&mut a, &b, &i.to_be_bytes(), 64);
         assert_eq!(receive(&mut b, 1)[0].payload, i.to_be_bytes());
-        let mut packet = [0; 128];
-        let (len, _) = recv(&headers, &mut packet, RecvFlags::empty()).expect("the packet that has arrived");
-        assert_eq!((len, &packet[28..len]), (32, &i.to_be_bytes()[..]));
-        const DONT_FRAGMENT: [u8; 2] = [0x40, 0];
-        assert_eq!((&packet[4..6], &packet[6..8]), (&[0, 0][..], &DONT_FRAGMENT[..]), "datagram {i}");
+        assert_eq!(next_raw(&headers), (0, i.to_be_bytes().to_vec()), "datagram {i}");
+        assert_eq!(a.ident(), 0);
     }
+}
+
+/// What the link says that an identification will be, it is: before the socket is connected and after, of trains, of what
+/// goes to somebody else, after a peer that was not there, and when it is connected to another one.
+#[test]
+fn a_connected_sender_counts_as_it_says() {
+    let [home, first, second] = [2, 3, 4].map(|last| Ipv4Addr::new(127, 73, 80, last));
+    let (Some(at_first), Some(at_second)) = (raw(first), raw(second)) else { return };
+    let mut a = UdpLink::open(&Options { connect: true, ..options(home.into()) }).expect("a link");
+    let (mut b, mut c) = (link(first.into()), link(second.into()));
+    let counted = std::cell::Cell::new(0);
+    let check = |a: &mut UdpLink, b: &mut UdpLink, headers: &OwnedFd, len: usize, segment: usize| {
+        let payload: Vec<u8> = (0..len).map(|i| (i / segment) as u8 + 1).collect();
+        let ident = a.ident();
+        counted.set(counted.get() + u32::from(ident != 0));
+        send(a, b, &payload, segment);
+        let pieces = len.div_ceil(segment);
+        assert_eq!(receive(b, pieces).len(), pieces);
+        // A raw socket sees a train as it went through the kernel: whole, or in pieces.
+        let (found, data) = next_raw(headers);
+        assert_eq!(found, ident);
+        let mut seen = data.len();
+        let mut index = 0;
+        while seen < len {
+            index += 1;
+            let (found, data) = next_raw(headers);
+            assert_eq!(found, ident.wrapping_add(index), "piece {index}");
+            seen += data.len();
+        }
+    };
+    for i in 0..600_usize {
+        let train = if i % 3 == 0 { 5 } else { 1 };
+        check(&mut a, &mut b, &at_first, 40 * train, 40);
+        if i % 5 == 0 {
+            check(&mut a, &mut c, &at_second, 32, 32);
+        }
+    }
+    let mut row = 0;
+    while counted.get() == 0 && row < 2000 {
+        row += 1;
+        check(&mut a, &mut b, &at_first, 24, 24);
+    }
+    for _ in 0..600 {
+        check(&mut a, &mut b, &at_first, 200, 40);
+    }
+    for _ in 0..3000 {
+        check(&mut a, &mut c, &at_second, 120, 40);
+    }
+    check(&mut a, &mut b, &at_first, 24, 24);
+    // Nobody is there: a send fails, and the count is found out again or given up.
+    let addr = SocketAddr::from((second, c.caps().port));
+    drop(c);
+    for _ in 0..4 {
+        a.tx_buffer().expect("room")[..4].fill(0);
+        let out = Outgoing { dst: addr, ..outgoing(&a, &b, 4, 4) };
+        a.send(&out).expect("losing is the network's right");
+    }
+    for _ in 0..3000 {
+        check(&mut a, &mut b, &at_first, 48, 24);
+    }
+    assert!(counted.get() > 4000, "{} datagrams or trains were counted", counted.get());
 }
 
 #[test]

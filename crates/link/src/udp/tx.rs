@@ -5,6 +5,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd, RawFd};
 
+use super::ident::Count;
 use super::{Options, set_buffer};
 use crate::link::{Event, Outgoing};
 use crate::route::Interface;
@@ -44,6 +45,7 @@ pub(super) struct Sender {
     default: (u8, u8),
     /// Sends in a row that wanted another pair, and which.
     habit: (u8, u8, u32),
+    count: Count,
 }
 
 /// Opens one sender per interface address, all with the same source port.
@@ -90,7 +92,17 @@ impl Sender {
         net::send_groups_by(fd, addr.ip(), interface)?;
         // What a work request says holds for multicast too, which has a default of its own, 1.
         set_multicast_ttl(fd, addr.is_ipv4(), default.1)?;
-        Ok(Self { socket, offload, blocked: false, default, habit: (0, 0, 0) })
+        Ok(Self { socket, offload, blocked: false, default, habit: (0, 0, 0), count: Count::default() })
+    }
+
+    /// It may be connected to who most is sent to: whoever sends asks for [`ident`](Self::ident) each time.
+    pub(super) fn may_connect(&mut self) {
+        self.count.allow();
+    }
+
+    /// The identification of the next datagram.
+    pub(super) fn ident(&self) -> u16 {
+        self.count.next()
     }
 
     /// The kernel can cut one send into many datagrams.
@@ -109,7 +121,11 @@ impl Sender {
 
     /// Sends a few bytes of our own, and does not care what becomes of them.
     pub(super) fn send_aside(&self, payload: &[u8], dst: SocketAddr) {
-        let _ = net::send_to(self.socket.as_fd(), payload, &RawAddr::from(dst));
+        if net::send_to(self.socket.as_fd(), payload, Some(&RawAddr::from(dst))).is_ok() {
+            self.count.sent_aside();
+        } else {
+            self.count.doubt();
+        }
     }
 
     pub(super) fn buffer_size(&self) -> io::Result<usize> {
@@ -134,13 +150,19 @@ impl Sender {
             v6: dst.is_ipv6(),
         };
         let raw = RawAddr::from(dst);
+        let raw = (!self.count.is_peer(&dst)).then_some(&raw);
         // An ICMP error about an earlier packet makes the next send fail, once: read it and try again. Other
         // destinations' errors may stand in the queue too, but not many: the kernel paces ICMP.
         for _ in 0..8 {
-            let Err(err) = self.attempt(payload, &raw, &control) else {
+            let Err(err) = self.attempt(payload, raw, &control) else {
                 self.blocked = false;
+                self.count.sent(self.socket.as_fd(), &dst);
                 return Ok(Verdict::Sent);
             };
+            // Whether a send that failed was counted depends on how far it came.
+            if !matches!(err.raw_os_error(), Some(libc::EAGAIN | libc::EINTR)) {
+                self.count.doubt();
+            }
             match err.raw_os_error() {
                 Some(libc::EAGAIN | libc::ENOBUFS) => {
                     self.blocked = true;
@@ -161,7 +183,8 @@ impl Sender {
         Ok(Verdict::Lost)
     }
 
-    fn attempt(&self, payload: &[u8], dst: &RawAddr, control: &SendControl) -> io::Result<usize> {
+    /// Without an address, to the peer that the socket is connected to.
+    fn attempt(&self, payload: &[u8], dst: Option<&RawAddr>, control: &SendControl) -> io::Result<usize> {
         let fd = self.socket.as_fd();
         if control.segment_size.is_none() && control.tos.is_none() && control.ttl.is_none() {
             net::send_to(fd, payload, dst)

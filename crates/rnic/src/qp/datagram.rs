@@ -101,7 +101,7 @@ impl Qp {
             return Err(DropReason::WrongState);
         }
         if shared.config.icrc {
-            check_icrc(&datagram_flow(rx)?, rx, packet.bytes())?;
+            check_icrc(&mut shared.idents, &datagram_flow(rx)?, rx, packet.bytes())?;
         }
         check_pkey(&packet.bth())?;
         let deth = packet.deth().ok_or(DropReason::Malformed)?;

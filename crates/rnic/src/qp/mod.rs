@@ -31,6 +31,7 @@ use remanence_wire::{Mtu, Opcode, Psn, Qpn, bth, icrc};
 use crate::access::Access;
 use crate::async_event::AsyncEvent;
 use crate::device::{RxMeta, Shared, Transmit};
+use crate::idents::Idents;
 use crate::memory::Memory;
 use crate::pd::PdHandle;
 use crate::stats::DropReason;
@@ -138,7 +139,7 @@ impl Qp {
             return Err(DropReason::WrongAddress);
         }
         if shared.config.icrc {
-            check_icrc(path.rx_flow(rx.src_port), rx, packet.bytes())?;
+            check_icrc(&mut shared.idents, path.rx_flow(rx.src_port), rx, packet.bytes())?;
         }
         let bth = packet.bth();
         check_pkey(&bth)?;
@@ -323,14 +324,15 @@ impl Qp {
     }
 }
 
-/// Checks the ICRC, with whatever is known of the IPv4 identification.
+/// Checks the ICRC.
 #[inline]
-pub(crate) fn check_icrc(flow: &icrc::Flow, rx: &RxMeta, payload: &[u8]) -> Result<(), DropReason> {
-    let checked = match rx.ip_id {
-        Some(id) => icrc::check(flow, Some(id), payload),
-        None => icrc::check_guess(flow, rx.train_index, payload),
-    };
-    checked.map(|_| ()).map_err(|_| DropReason::BadIcrc)
+pub(crate) fn check_icrc(
+    idents: &mut Idents,
+    flow: &icrc::Flow,
+    rx: &RxMeta,
+    payload: &[u8],
+) -> Result<(), DropReason> {
+    idents.check(flow, rx, payload).map(drop).map_err(|_| DropReason::BadIcrc)
 }
 
 /// RoCE has the default partition only; a limited member may talk to a full one (10.9.3).

@@ -48,7 +48,7 @@ impl Qp {
 
 impl Parting {
     pub(crate) fn transmit(&self, shared: &Shared, buf: &mut [u8]) -> Transmit {
-        let mut batch = Batch::new(buf, 1, shared.config.icrc);
+        let mut batch = Batch::new(buf, 1, shared.config.icrc, shared.ident);
         let repr = Repr {
             bth: bth::Repr::new(Opcode::RcAck, self.dest, self.psn),
             headers: Headers::Aeth(self.aeth),
