@@ -263,6 +263,14 @@ impl Domain {
         &self.evidence
     }
 
+    /// Says that psync writes to a journal of so many bytes, and not to the pages.
+    pub(crate) fn journaled(&mut self, len: u64) {
+        let size = if len >> 20 > 0 { format!("{} MiB", len >> 20) } else { format!("{} KiB", len >> 10) };
+        self.medium.push_str(&format!(" with a journal of {size}"));
+        self.evidence
+            .push(format!("psync writes the lines to a journal of {size} in the file, the pages follow"));
+    }
+
     /// Replaces what was detected by what somebody declares. What goes with the kernel still does: a battery does
     /// not bring a tmpfs through a kernel panic.
     fn declare(&mut self, declared: PersistenceDomain) {

@@ -44,6 +44,31 @@ pub enum Error {
         /// The length that it has.
         found: u64,
     },
+    /// What a journal has is needed, and cannot be read.
+    #[error(
+        "the journal of {path} is damaged, {what}: restore the file from a replica or a backup{}",
+        region.map_or_else(String::new, |region| format!(
+            " (or give up what only the journal has: truncate -s {region} cuts it off)"
+        ))
+    )]
+    JournalDamaged {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        what: String,
+        /// Bytes of the file without the journal, where that is known.
+        region: Option<u64>,
+    },
+    /// The journal was made by a program that does it otherwise.
+    #[error(
+        "the journal of {path} is of version {version}, and this program knows 1: open it with the one that made it"
+    )]
+    JournalVersion {
+        /// The file.
+        path: PathBuf,
+        /// Its version.
+        version: u32,
+    },
     /// The file system cannot hold the file: found out now, by reserving every block, and not by SIGBUS later.
     #[error("no space for {len} bytes in {path}: free some space, or ask for less")]
     NoSpace {

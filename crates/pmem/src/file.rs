@@ -1,7 +1,8 @@
 //! Opens a file as a region, such that what can fail fails now, with a sentence, and not later by a signal.
 //!
 //! Every block is reserved, so a full disk is an error here. The file and its name are made durable before anything
-//! is put in it. An exclusive lock keeps a second server away, and goes with the process.
+//! is put in it. An exclusive lock keeps a second server away, and goes with the process. A file's journal
+//! (`journal`), if it has one, is replayed before anybody sees the region.
 
 use std::fs::{self, File};
 use std::io;
@@ -11,6 +12,7 @@ use std::path::{Path, PathBuf};
 use crate::Error;
 use crate::domain::{self, PersistenceDomain};
 use crate::flush::{self, Instruction};
+use crate::journal::{self, Journal, Name, Place};
 use crate::map::{self, Mapping};
 use crate::region::{Kind, Region};
 
@@ -29,6 +31,35 @@ pub struct FileOptions {
     declared: Option<PersistenceDomain>,
     write_back: Option<Instruction>,
     populate: bool,
+    journal: Journaling,
+    /// Not the machine's own: for tests.
+    boot: Option<Name>,
+}
+
+/// What an open file has.
+struct Found {
+    /// Bytes of the region.
+    len: u64,
+    journal: Option<Place>,
+    /// If it is to get a journal: of about that many bytes.
+    wanted: Option<u64>,
+}
+
+/// Whether psync writes what is to be durable into a journal at the end of the file, instead of pages all over it: scattered
+/// persists then cost one sequential write, and the pages follow when nobody waits. Without effect where psync writes no
+/// pages (persistent memory, tmpfs).
+///
+/// A file that has a journal goes on with that one, whoever opens it, and whatever is said here. What survives which
+/// failure is the same with it and without.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub enum Journaling {
+    /// No file gets one.
+    #[default]
+    Off,
+    /// A file that is made now gets one that goes with its length: an eighth of it, 128 KiB at least and 64 MiB at most.
+    IfMade,
+    /// A file that has none gets one of about so many bytes, 128 KiB at least.
+    Len(u64),
 }
 
 impl FileOptions {
@@ -81,6 +112,19 @@ impl FileOptions {
         self
     }
 
+    /// Whether the file gets a journal.
+    #[must_use]
+    pub const fn journal(mut self, journal: Journaling) -> Self {
+        self.journal = journal;
+        self
+    }
+
+    #[cfg(test)]
+    pub(crate) const fn in_boot(mut self, boot: Name) -> Self {
+        self.boot = Some(boot);
+        self
+    }
+
     /// Opens the file.
     ///
     /// # Errors
@@ -91,7 +135,7 @@ impl FileOptions {
             return Err(Error::NoInstruction { instruction });
         }
         let (file, created) = self.open_file(&path)?;
-        let opened = self.fill(&file, &path).and_then(|len| self.map(file, len, &path));
+        let opened = self.fill(&file, &path, created).and_then(|found| self.map(file, found, &path));
         if opened.is_err() && created {
             // Nobody has seen it: leave no half-made file behind.
             let _ = fs::remove_file(&path);
@@ -128,8 +172,8 @@ impl FileOptions {
         }
     }
 
-    /// Locks the file and gives it its length; returns that.
-    fn fill(&self, file: &File, path: &Path) -> Result<u64, Error> {
+    /// Locks the file and gives its region its length.
+    fn fill(&self, file: &File, path: &Path, created: bool) -> Result<Found, Error> {
         if let Err(e) = map::lock_exclusively(file) {
             return Err(match e.kind() {
                 io::ErrorKind::WouldBlock => Error::InUse { path: path.to_owned(), holder: holder_of(file) },
@@ -137,7 +181,14 @@ impl FileOptions {
             });
         }
         let os = |e| Error::os(path.display().to_string(), e);
-        let found = file.metadata().map_err(os)?.len();
+        let whole = file.metadata().map_err(os)?.len();
+        let mut place = journal::find(file, whole, path)?;
+        let found = place.map_or(whole, |place| place.region);
+        if let Some(asked) =
+            self.create.or(self.expect).filter(|asked| place.is_none() && *asked > 0 && whole > *asked)
+        {
+            journal::refuse_cut(file, whole, asked, path)?;
+        }
         if let Some(expected) = self.expect.filter(|expected| found < *expected && self.create.is_none()) {
             return Err(Error::Truncated { path: path.to_owned(), expected, found });
         }
@@ -145,28 +196,76 @@ impl FileOptions {
         if len == 0 {
             return Err(Error::BadLength { len });
         }
+        let mut wanted = match self.journal {
+            Journaling::IfMade if created => Some(journal::default_len(len)),
+            Journaling::Off | Journaling::IfMade => None,
+            Journaling::Len(len) => Some(len),
+        };
+        if let Some(old) = place.filter(|_| len > found) {
+            // It stands where the region is to be, and is made anew behind it.
+            journal::remove(file, old, self.boot()?, path)?;
+            (place, wanted) = (None, wanted.or(Some(old.journal())));
+        }
         // An existing file may have holes, whose blocks could be missing just as well.
-        match map::reserve(file, len) {
-            Ok(()) => {}
-            Err(e) if e.raw_os_error() == Some(libc::EOPNOTSUPP) => write_zeros(file, found, len, path)?,
-            Err(e) => return Err(full(path, len, e)),
+        let file_len = place.map_or(len, |place| place.file());
+        if !reserve(file, file_len, path)? {
+            write_zeros(file, found, len, path)?;
         }
         if found < len {
             file.sync_all().map_err(os)?;
             sync_directory_of(path).map_err(os)?;
         }
-        Ok(len)
+        Ok(Found { len, journal: place, wanted })
     }
 
-    fn map(&self, file: File, len: u64, path: &Path) -> Result<Region, Error> {
+    fn boot(&self) -> Result<Name, Error> {
+        self.boot.map_or_else(journal::boot, Ok)
+    }
+
+    fn map(&self, file: File, found: Found, path: &Path) -> Result<Region, Error> {
+        let len = found.len;
         let (mapping, map_sync) = Mapping::file(&file, len)?;
-        let domain = domain::of_file(&file, map_sync, self.declared)?;
+        let mut domain = domain::of_file(&file, map_sync, self.declared)?;
         let kind = if map_sync { Kind::DaxFile } else { Kind::File };
+        let journal = self.open_journal(&file, &found, domain.domain(), path)?;
+        if let Some(journal) = &journal {
+            domain.journaled(journal.len());
+        }
         let region = Region::assemble(kind, mapping, len, domain, Some(file), Some(path.to_owned()));
+        let region = match journal {
+            Some(journal) => region.with_journal(journal),
+            None => region,
+        };
         Ok(match self.write_back {
             Some(instruction) => region.with_instruction(instruction),
             None => region,
         })
+    }
+
+    fn open_journal(
+        &self,
+        file: &File,
+        found: &Found,
+        domain: PersistenceDomain,
+        path: &Path,
+    ) -> Result<Option<Journal>, Error> {
+        let pages = domain == PersistenceDomain::PageCache;
+        match (found.journal, found.wanted) {
+            (Some(place), _) if pages => journal::open(file, place, self.boot()?, path).map(Some),
+            // It was copied to where psync writes no pages.
+            (Some(place), _) => journal::remove(file, place, self.boot()?, path).map(|()| None),
+            (None, Some(len)) if pages => journal::create(file, found.len, len, self.boot()?, path).map(Some),
+            (None, _) => Ok(None),
+        }
+    }
+}
+
+/// Reserves every block of a file up to a length, and makes it that long. `false`: its file system knows no such thing.
+pub(crate) fn reserve(file: &File, len: u64, path: &Path) -> Result<bool, Error> {
+    match map::reserve(file, len) {
+        Ok(()) => Ok(true),
+        Err(e) if e.raw_os_error() == Some(libc::EOPNOTSUPP) => Ok(false),
+        Err(e) => Err(full(path, len, e)),
     }
 }
 
@@ -178,7 +277,7 @@ fn full(path: &Path, len: u64, e: io::Error) -> Error {
 }
 
 /// For file systems without fallocate: blocks are there once they were written.
-fn write_zeros(file: &File, from: u64, to: u64, path: &Path) -> Result<(), Error> {
+pub(crate) fn write_zeros(file: &File, from: u64, to: u64, path: &Path) -> Result<(), Error> {
     use std::os::unix::fs::FileExt;
     let zeros = vec![0; 1 << 20];
     let mut at = from;

@@ -31,11 +31,11 @@ pub enum LayoutError {
     Medium(#[from] io::Error),
 }
 
-fn get_u32(bytes: &[u8], at: usize) -> u32 {
+pub(crate) fn get_u32(bytes: &[u8], at: usize) -> u32 {
     u32::from_le_bytes(bytes[at..at + 4].try_into().expect("four bytes"))
 }
 
-fn get_u64(bytes: &[u8], at: usize) -> u64 {
+pub(crate) fn get_u64(bytes: &[u8], at: usize) -> u64 {
     u64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight bytes"))
 }
 

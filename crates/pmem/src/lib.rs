@@ -43,6 +43,7 @@ mod copy;
 mod error;
 mod file;
 mod guarded;
+mod journal;
 mod map;
 mod medium;
 mod region;
@@ -50,7 +51,7 @@ mod sigbus;
 
 pub use domain::{Domain, Guarantee, PersistenceDomain, StoreGranularity, Survives};
 pub use error::Error;
-pub use file::FileOptions;
+pub use file::{FileOptions, Journaling};
 pub use guarded::Fault;
 pub use medium::Medium;
 pub use region::{Kind, Region};

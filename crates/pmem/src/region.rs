@@ -19,6 +19,7 @@ use crate::copy::{NT_MIN, copy, copy_nt};
 use crate::domain::{self, Domain, PersistenceDomain, StoreGranularity};
 use crate::flush::page::{Pages, Work};
 use crate::flush::{self, Instruction, LINE};
+use crate::journal::{self, Journal};
 use crate::map::{self, Mapping};
 use crate::medium::Medium;
 use crate::sigbus::{self, Watch};
@@ -56,13 +57,24 @@ struct Inner {
     guarded: bool,
     /// An access that cannot say so met memory that had vanished.
     faulted: AtomicBool,
-    pages: Pages,
+    /// How psync does it where it takes a system call.
+    sync: Way,
     page: u64,
     path: Option<PathBuf>,
     file: Option<File>,
     // Dropped in this order: the watch ends before the mapping does.
     watch: Watch,
     mapping: Mapping,
+}
+
+/// How a page cache is made durable.
+enum Way {
+    /// The pages are written.
+    Pages(Pages),
+    /// The lines are, in the journal.
+    Journal(Box<Journal>),
+    /// The file has a journal that only its owner writes: what reached the disk by another way, a replay would undo.
+    Owner,
 }
 
 // SAFETY: `base` points into the mapping, which is not tied to a thread; all accesses through it may race.
@@ -109,6 +121,7 @@ impl Region {
             let path = PathBuf::from("the shared memory");
             return Err(Error::Truncated { path, expected: len, found });
         }
+        let journaled = journal::find(&file, found, std::path::Path::new("the shared memory"))?.is_some();
         let (mapping, map_sync) = Mapping::file(&file, len)?;
         let sealed = is_sealed_memfd(&file);
         let domain = if sealed { domain::of_memfd() } else { domain::of_file(&file, map_sync, None)? };
@@ -117,7 +130,11 @@ impl Region {
             (false, true) => Kind::DaxFile,
             (false, false) => Kind::File,
         };
-        Ok(Self::assemble(kind, mapping, len, domain, Some(file), None))
+        let mut region = Self::assemble(kind, mapping, len, domain, Some(file), None);
+        if journaled {
+            region.own().sync = Way::Owner;
+        }
+        Ok(region)
     }
 
     /// Memory that somebody else mapped, such as the caller of a C interface.
@@ -203,7 +220,7 @@ impl Region {
             instruction: flush::instruction(),
             guarded,
             faulted: AtomicBool::new(false),
-            pages: Pages::default(),
+            sync: Way::Pages(Pages::default()),
             page: map::page_size() as u64,
             path,
             file,
@@ -214,8 +231,18 @@ impl Region {
 
     /// The same, before anybody else has it, with lines written back by an instruction that this CPU has.
     pub(crate) fn with_instruction(mut self, instruction: Instruction) -> Self {
-        Arc::get_mut(&mut self.0).expect("nobody else has it yet").instruction = instruction;
+        self.own().instruction = instruction;
         self
+    }
+
+    /// The same, before anybody else has it, with psyncs that write a journal.
+    pub(crate) fn with_journal(mut self, journal: Journal) -> Self {
+        self.own().sync = Way::Journal(Box::new(journal));
+        self
+    }
+
+    fn own(&mut self) -> &mut Inner {
+        Arc::get_mut(&mut self.0).expect("nobody else has it yet")
     }
 
     /// Bytes in it.
@@ -238,6 +265,15 @@ impl Region {
     #[must_use]
     pub fn domain(&self) -> &Domain {
         &self.0.domain
+    }
+
+    /// Bytes in the journal that psync writes, if it writes one: [`Journaling`](crate::Journaling).
+    #[must_use]
+    pub fn journal(&self) -> Option<u64> {
+        match &self.0.sync {
+            Way::Journal(journal) => Some(journal.len()),
+            Way::Pages(_) | Way::Owner => None,
+        }
     }
 
     /// The file behind it, if it was opened by name.
@@ -302,7 +338,8 @@ impl Region {
     fn lost_page(&self, offset: u64) -> io::Error {
         let name = self.0.path.as_ref().map_or("a shared file".into(), |path| path.to_string_lossy());
         let found = self.0.file.as_ref().and_then(|file| file.metadata().ok()).map_or(0, |m| m.len());
-        let why = if found < self.0.len { "the file was truncated" } else { "its medium cannot be read" };
+        let why =
+            if found < self.file_len() { "the file was truncated" } else { "its medium cannot be read" };
         io::Error::other(format!("{name} lost the page at offset {offset}: {why}; restore it from a replica"))
     }
 
@@ -565,7 +602,11 @@ impl Region {
             StoreGranularity::CacheLine => unsafe {
                 flush::write_back(self.0.instruction, start..start + len as usize);
             },
-            StoreGranularity::Page => self.0.pages.pwb(self.page_range(range), self.0.page),
+            StoreGranularity::Page => match &self.0.sync {
+                Way::Journal(journal) => journal.pwb(range),
+                Way::Pages(pages) => pages.pwb(self.page_range(range), self.0.page),
+                Way::Owner => {}
+            },
             StoreGranularity::Byte | StoreGranularity::None => {}
         }
     }
@@ -593,7 +634,11 @@ impl Region {
     pub fn psync(&self) -> io::Result<()> {
         flush::fence();
         if self.0.granularity == StoreGranularity::Page {
-            self.0.pages.psync(|work| self.write_pages(work))?;
+            match &self.0.sync {
+                Way::Journal(journal) => journal.psync(|lines, into| self.copy_lines(lines, into))?,
+                Way::Pages(pages) => pages.psync(|work| self.write_pages(work))?,
+                Way::Owner => return Err(not_ours()),
+            }
             self.check_length()?;
         }
         self.failure()
@@ -622,12 +667,39 @@ impl Region {
         Ok(())
     }
 
+    /// Adds the bytes of whole lines to the end; those behind the region's end are zeros. Each word is loaded at once.
+    fn copy_lines(&self, lines: Range<u64>, into: &mut Vec<u8>) -> io::Result<()> {
+        let line = LINE as u64;
+        let (start, end) = (lines.start * line, (lines.end * line).min(self.0.len));
+        let words = end & !7;
+        let before = into.len();
+        into.reserve(((lines.end - lines.start) * line) as usize);
+        for at in (start..words).step_by(8) {
+            #[expect(clippy::host_endian_bytes, reason = "the bytes as they lie there")]
+            into.extend_from_slice(&self.word(at).load(Ordering::Acquire).to_ne_bytes());
+        }
+        let mut rest = [0; 8];
+        self.read(words, &mut rest[..(end - words) as usize]);
+        into.extend_from_slice(&rest[..(end - words) as usize]);
+        into.resize(before + ((lines.end - lines.start) * line) as usize, 0);
+        // A page that was lost meanwhile reads as zeros, which must not be taken for its bytes.
+        self.failure()
+    }
+
+    fn file_len(&self) -> u64 {
+        match &self.0.sync {
+            Way::Journal(journal) => journal.file_len(),
+            Way::Pages(_) | Way::Owner => self.0.len,
+        }
+    }
+
     /// Pages beyond the end of a file that was cut short are dropped from the mapping without a signal until somebody
-    /// touches them, and msync of them succeeds.
+    /// touches them, and msync of them succeeds. (A journal's writes end before the last byte of its file, and so never
+    /// make up for what was cut off.)
     fn check_length(&self) -> io::Result<()> {
         let Some(file) = &self.0.file else { return Ok(()) };
         let found = file.metadata()?.len();
-        if found < self.0.len { Err(self.lost_page(found & !(self.0.page - 1))) } else { Ok(()) }
+        if found < self.file_len() { Err(self.lost_page(found & !(self.0.page - 1))) } else { Ok(()) }
     }
 }
 
@@ -635,6 +707,14 @@ impl Region {
 fn vanished() -> io::Error {
     io::Error::other(
         "memory that was borrowed from its owner was unmapped while it was in use; nothing of it is left",
+    )
+}
+
+#[cold]
+fn not_ours() -> io::Error {
+    io::Error::new(
+        io::ErrorKind::Unsupported,
+        "this memory's file has a journal, which only its owner writes: ask the owner to persist it",
     )
 }
 

@@ -31,13 +31,17 @@ pub(crate) struct Pages {
 
 /// A write-back error, kept to be told again.
 #[derive(Debug)]
-struct Failure {
+pub(crate) struct Failure {
     kind: io::ErrorKind,
     text: String,
 }
 
 impl Failure {
-    fn to_error(&self) -> io::Error {
+    pub(crate) fn of(e: &io::Error) -> Self {
+        Self { kind: e.kind(), text: e.to_string() }
+    }
+
+    pub(crate) fn to_error(&self) -> io::Error {
         io::Error::new(self.kind, format!("an earlier psync failed and its data is lost: {}", self.text))
     }
 }
@@ -70,7 +74,7 @@ impl Pages {
             return Ok(());
         }
         let work = if ranges.len() > MSYNC_RANGES_MAX { Work::Everything } else { Work::Ranges(ranges) };
-        sync(work).inspect_err(|e| *failed = Some(Failure { kind: e.kind(), text: e.to_string() }))
+        sync(work).inspect_err(|e| *failed = Some(Failure::of(e)))
     }
 }
 

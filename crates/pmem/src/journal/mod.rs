@@ -1,0 +1,147 @@
+//! A redo journal for a region on a page cache, at the end of the region's own file.
+//!
+//! Without one, a psync of scattered lines has the kernel write the page of each; with one it writes the lines, together,
+//! to one place, and the pages are left to a checkpoint that nobody waits for. `log` has what is written when, and why a
+//! crash at any moment loses nothing; `format` the bytes; `live` who waits for whom; this file makes, finds and removes
+//! journals of files that are locked by us.
+//!
+//! Whoever opens the file finds the journal, and replays it if the machine was started anew since.
+//!
+//! What it rests on. Its blocks were written once before, so that writing them changes no metadata. "The machine was started
+//! anew" is that `/proc/sys/kernel/random/boot_id` has changed: if a disk loses the kernel's dirty pages without that (it
+//! was pulled out, and mounted again), its file is taken to be as its last writer saw it. A file with a journal
+//! that is read by other programs, on another machine, is not what was acknowledged before it was opened by this one.
+
+mod format;
+mod live;
+mod log;
+mod pending;
+#[cfg(test)]
+mod tests;
+
+use std::fs::{self, File};
+use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::Path;
+use std::sync::Arc;
+
+pub(crate) use format::{Name, Place};
+pub(crate) use live::Journal;
+
+use crate::Error;
+use format::{ALIGN, BLOCK, ENDING, MIN, NoFooter};
+use live::FileDisk;
+use log::{Bad, Log};
+
+/// The journal for a region of this many bytes, if nobody says how large: an eighth of it, of at most 64 MiB.
+pub(crate) const fn default_len(region: u64) -> u64 {
+    const MAX: u64 = 64 << 20;
+    let eighth = region / 8;
+    if eighth < MIN {
+        MIN
+    } else if eighth > MAX {
+        MAX
+    } else {
+        eighth
+    }
+}
+
+/// This boot of the machine.
+pub(crate) fn boot() -> Result<Name, Error> {
+    uuid("/proc/sys/kernel/random/boot_id")
+}
+
+fn uuid(path: &str) -> Result<Name, Error> {
+    let bad = || io::Error::new(io::ErrorKind::InvalidData, "it is not a UUID");
+    let read = || -> io::Result<Name> {
+        let text = fs::read_to_string(path)?;
+        let digits: String = text.trim().chars().filter(|c| *c != '-').collect();
+        if digits.len() != 32 {
+            return Err(bad());
+        }
+        u128::from_str_radix(&digits, 16).map(u128::to_be_bytes).map_err(|_| bad())
+    };
+    read().map_err(|e| Error::os(format!("reading {path}, which a file with a journal needs"), e))
+}
+
+/// Where the journal of a file of this length is, if it has one.
+pub(crate) fn find(file: &File, len: u64, path: &Path) -> Result<Option<Place>, Error> {
+    if len % ALIGN != ENDING || len < MIN {
+        return Ok(None);
+    }
+    let mut bytes = [0; BLOCK as usize];
+    let bytes = &mut bytes[..ENDING as usize];
+    file.read_exact_at(bytes, len - ENDING)
+        .map_err(|e| Error::os(format!("reading {}", path.display()), e))?;
+    let path = path.to_owned();
+    match Place::decode(bytes) {
+        Ok(place) if place.file() == len => Ok(Some(place)),
+        Err(NoFooter::Foreign) => Ok(None),
+        Err(NoFooter::Version(version)) => Err(Error::JournalVersion { path, version }),
+        Ok(_) | Err(NoFooter::Damaged) => Err(Error::JournalDamaged {
+            path,
+            what: "its last block is not as it was written".into(),
+            region: None,
+        }),
+    }
+}
+
+/// Refuses a file without a footer that has the copy of one where the journal of a region of this length would start.
+pub(crate) fn refuse_cut(file: &File, len: u64, region: u64, path: &Path) -> Result<(), Error> {
+    let start = region.next_multiple_of(ALIGN);
+    let mut copy = [0; BLOCK as usize];
+    if len < start + BLOCK || file.read_exact_at(&mut copy, start).is_err() {
+        return Ok(());
+    }
+    match Place::decode(&copy) {
+        Ok(place) if place.start() == start && place.file() > len => {
+            Err(Error::Truncated { path: path.to_owned(), expected: place.file(), found: len })
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Gives a file a journal of about `len` bytes behind a region, which is all that it has, and is reserved.
+pub(crate) fn create(file: &File, region: u64, len: u64, boot: Name, path: &Path) -> Result<Journal, Error> {
+    let place = Place::new(region, len, uuid("/proc/sys/kernel/random/uuid")?);
+    let os = |e| Error::os(format!("making the journal of {}", path.display()), e);
+    // The footer comes last, when what it speaks of is durable. Until then the length says that there is none.
+    crate::file::reserve(file, place.footer(), path)?;
+    crate::file::write_zeros(file, region, place.footer(), path)?;
+    let mut disk = disk(file, place).map_err(os)?;
+    let log = Log::create(&mut disk, place, boot).map_err(os)?;
+    let mut footer = place.encode();
+    file.write_all_at(&footer, place.start()).map_err(os)?;
+    file.sync_all().map_err(os)?;
+    footer.resize(ENDING as usize, 0);
+    file.write_all_at(&footer, place.footer()).map_err(os)?;
+    file.sync_all().map_err(os)?;
+    Ok(Journal::new(log, disk))
+}
+
+/// Recovers the region from the journal, and goes on with it.
+pub(crate) fn open(file: &File, place: Place, boot: Name, path: &Path) -> Result<Journal, Error> {
+    let mut disk =
+        disk(file, place).map_err(|e| Error::os(format!("opening the journal of {}", path.display()), e))?;
+    match Log::open(&mut disk, place, boot) {
+        Ok((log, _)) => Ok(Journal::new(log, disk)),
+        Err(Bad::Os(e)) => Err(Error::os(format!("replaying the journal of {}", path.display()), e)),
+        Err(Bad::Damaged(what)) => {
+            Err(Error::JournalDamaged { path: path.to_owned(), what, region: Some(place.region) })
+        }
+    }
+}
+
+/// Recovers the region from the journal, and cuts the file behind the region.
+pub(crate) fn remove(file: &File, place: Place, boot: Name, path: &Path) -> Result<(), Error> {
+    drop(open(file, place, boot, path)?);
+    let cut = file.set_len(place.region).and_then(|()| file.sync_all());
+    cut.map_err(|e| Error::os(format!("removing the journal of {}", path.display()), e))
+}
+
+fn disk(file: &File, place: Place) -> io::Result<FileDisk> {
+    let this = format!("/proc/self/fd/{}", file.as_raw_fd());
+    let through = File::options().write(true).custom_flags(libc::O_DSYNC).open(this)?;
+    Ok(FileDisk { file: Arc::new(file.try_clone()?), through, place })
+}

@@ -1,0 +1,548 @@
+//! A journal on a simulated disk that crashes at any write, again while it recovers, and keeps of what was not synced
+//! whatever it likes; hostile bytes; and real files.
+
+use std::collections::BTreeSet;
+use std::io;
+use std::ops::Range;
+
+use super::format::{BLOCK, Header, Name, Place};
+use super::log::{Bad, Disk, Log, Outcome, Work};
+use super::pending::Pending;
+use crate::flush::LINE;
+
+mod files;
+
+const REGION: usize = 64 << 10;
+const PAGE: usize = 4096;
+const SECTOR: usize = 512;
+/// Words that are written, all over the region, and two to a line.
+const WORDS: usize = 48;
+
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, below: usize) -> usize {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        (self.0.wrapping_mul(0x2545_F491_4F6C_DD1D) >> 33) as usize % below
+    }
+
+    fn one_in(&mut self, n: usize) -> bool {
+        self.below(n) == 0
+    }
+}
+
+/// What is left of a machine that goes on.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Crash {
+    Process,
+    Power,
+}
+
+/// A file's bytes, as the kernel has them and as the disk does.
+#[derive(Clone)]
+struct Bytes {
+    cache: Vec<u8>,
+    disk: Vec<u8>,
+}
+
+impl Bytes {
+    fn new(len: usize) -> Self {
+        Self { cache: vec![0; len], disk: vec![0; len] }
+    }
+
+    /// The disk gets some of the sectors of a range.
+    fn some_sectors(&mut self, range: Range<usize>, random: &mut Random) {
+        for at in range.step_by(SECTOR) {
+            if random.one_in(2) {
+                self.disk[at..at + SECTOR].copy_from_slice(&self.cache[at..at + SECTOR]);
+            }
+        }
+    }
+
+    fn page(&mut self, page: usize) {
+        let range = page * PAGE..(page + 1) * PAGE;
+        self.disk[range.clone()].copy_from_slice(&self.cache[range]);
+    }
+}
+
+struct World {
+    random: Random,
+    region: Bytes,
+    halves: Bytes,
+    /// Pages of the region that may differ.
+    dirty: BTreeSet<usize>,
+    /// Writes and syncs until the machine or the process ends.
+    left: Option<usize>,
+}
+
+impl World {
+    /// Whether this step of the disk is the last.
+    fn ends(&mut self) -> bool {
+        self.left = self.left.map(|left| left.saturating_sub(1));
+        self.left == Some(0)
+    }
+
+    /// The kernel writes what it likes.
+    fn write_back(&mut self) {
+        let page = self.random.below(REGION / PAGE);
+        if self.random.one_in(2) {
+            self.region.page(page);
+            self.dirty.remove(&page);
+        } else {
+            self.region.some_sectors(page * PAGE..(page + 1) * PAGE, &mut self.random);
+        }
+    }
+
+    fn power_loss(&mut self) {
+        for page in std::mem::take(&mut self.dirty) {
+            self.region.some_sectors(page * PAGE..(page + 1) * PAGE, &mut self.random);
+        }
+        self.region.cache.clone_from(&self.region.disk);
+        self.halves.cache.clone_from(&self.halves.disk);
+    }
+}
+
+fn gone() -> io::Error {
+    io::Error::other("crashed")
+}
+
+impl Disk for World {
+    fn write(&mut self, block: u64, bytes: &[u8]) -> io::Result<()> {
+        let at = (block * BLOCK) as usize;
+        let ends = self.ends();
+        // A process that is killed has handed over a first part.
+        let len = if ends { self.random.below(bytes.len() + 1) } else { bytes.len() };
+        self.halves.cache[at..at + len].copy_from_slice(&bytes[..len]);
+        if !ends {
+            self.halves.disk[at..at + len].copy_from_slice(bytes);
+            return Ok(());
+        }
+        self.halves.some_sectors(at..at + bytes.len(), &mut self.random);
+        // One sector is torn.
+        let torn = at + self.random.below(bytes.len());
+        let end = (torn / SECTOR + 1) * SECTOR;
+        let cache = self.halves.cache[torn..end].to_vec();
+        self.halves.disk[torn..end].copy_from_slice(&cache);
+        Err(gone())
+    }
+
+    fn read(&mut self, block: u64, into: &mut [u8]) -> io::Result<()> {
+        let at = (block * BLOCK) as usize;
+        into.copy_from_slice(&self.halves.cache[at..at + into.len()]);
+        Ok(())
+    }
+
+    fn sync(&mut self) -> io::Result<()> {
+        let ends = self.ends();
+        for page in self.dirty.clone() {
+            if !ends || self.random.one_in(2) {
+                self.region.page(page);
+                self.dirty.remove(&page);
+            }
+        }
+        let len = self.halves.cache.len();
+        if ends {
+            self.halves.some_sectors(0..len, &mut self.random);
+            return Err(gone());
+        }
+        self.halves.disk.clone_from(&self.halves.cache);
+        Ok(())
+    }
+
+    fn restore(&mut self, at: u64, bytes: &[u8]) -> io::Result<()> {
+        if self.ends() {
+            return Err(gone());
+        }
+        let at = at as usize;
+        self.region.cache[at..at + bytes.len()].copy_from_slice(bytes);
+        self.dirty.extend(at / PAGE..=(at + bytes.len() - 1) / PAGE);
+        Ok(())
+    }
+}
+
+/// A program that writes growing numbers to words, and what it may find there after a crash.
+struct Program {
+    world: World,
+    place: Place,
+    boot: u8,
+    words: Vec<usize>,
+    /// The last number written to each word, ever.
+    last: [u64; WORDS],
+    /// What a crash may leave in each: what was durable last, and all that was written since. The last is visible.
+    may: Vec<Vec<u64>>,
+    pending: Pending,
+    /// Of each word, what it was when it was last asked for, if that was since the last psync.
+    asked: [Option<u64>; WORDS],
+    /// A checkpoint under way: when it began, and the pages that it has to write.
+    checkpoint: Option<(u64, Vec<usize>)>,
+    /// How often each thing happened.
+    seen: Seen,
+}
+
+#[derive(Default, Debug)]
+struct Seen {
+    crashes: [u64; 2],
+    in_recovery: u64,
+    replayed: u64,
+    full: u64,
+    syncs: u64,
+    closes: u64,
+    notes_for_room: u64,
+}
+
+const NAME: Name = *b"of a simulation.";
+
+impl Program {
+    fn new(seed: u64) -> (Self, Log) {
+        let mut random = Random(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1);
+        let place = Place::new(REGION as u64, 0, NAME);
+        let words = (0..WORDS).map(|n| {
+            (random.below(REGION / LINE / WORDS) + n / 2 * 2 * (REGION / LINE / WORDS)) * LINE + n % 2 * 8
+        });
+        let words = words.collect();
+        let halves = Bytes::new((place.blocks() * BLOCK) as usize);
+        let mut world =
+            World { random, region: Bytes::new(REGION), halves, dirty: BTreeSet::new(), left: None };
+        let log = Log::create(&mut world, place, [0; 16]).expect("nothing crashes yet");
+        let program = Self {
+            world,
+            place,
+            boot: 0,
+            words,
+            last: [0; WORDS],
+            may: vec![vec![0]; WORDS],
+            pending: Pending::new(log.batch_max() / LINE as u64),
+            asked: [None; WORDS],
+            checkpoint: None,
+            seen: Seen::default(),
+        };
+        (program, log)
+    }
+
+    fn visible(&self, word: usize) -> u64 {
+        let at = self.words[word];
+        u64::from_le_bytes(self.world.region.cache[at..at + 8].try_into().expect("eight bytes"))
+    }
+
+    fn store(&mut self) {
+        let word = self.world.random.below(WORDS);
+        self.last[word] += 1;
+        let (at, value) = (self.words[word], self.last[word]);
+        self.world.region.cache[at..at + 8].copy_from_slice(&value.to_le_bytes());
+        self.world.dirty.insert(at / PAGE);
+        self.may[word].push(value);
+    }
+
+    fn pwb(&mut self) {
+        let word = self.world.random.below(WORDS);
+        let line = (self.words[word] / LINE) as u64;
+        // Sometimes so much that batches are long, or too long.
+        let lines = if self.world.random.one_in(8) { self.world.random.below(300) as u64 } else { 1 };
+        self.pending.add(line..(line + lines).clamp(line + 1, (REGION / LINE) as u64));
+        self.asked[word] = Some(self.visible(word));
+    }
+
+    fn psync(&mut self, log: &mut Log) -> io::Result<()> {
+        let work = match self.pending.take() {
+            None => return Ok(()),
+            Some(_) if self.world.random.one_in(60) => Work::Everything,
+            Some(work) => work,
+        };
+        let sequence = log.checkpoint();
+        loop {
+            let copied = self.world.region.cache.clone();
+            let outcome = log.commit(&mut self.world, &work, |lines, into| {
+                into.extend_from_slice(&copied[lines.start as usize * LINE..lines.end as usize * LINE]);
+                Ok(())
+            })?;
+            if outcome == Outcome::Durable {
+                break;
+            }
+            self.seen.full += 1;
+            self.begin_checkpoint(log);
+            while self.checkpoint.is_some() {
+                self.step_checkpoint(log)?;
+            }
+        }
+        self.seen.notes_for_room += u64::from(log.checkpoint() == sequence + 2);
+        self.seen.syncs += u64::from(work == Work::Everything);
+        for (asked, may) in self.asked.iter_mut().zip(&mut self.may) {
+            if let Some(asked) = asked.take() {
+                may.retain(|value| *value >= asked);
+            }
+        }
+        if log.wants_checkpoint() {
+            self.begin_checkpoint(log);
+        }
+        Ok(())
+    }
+
+    fn begin_checkpoint(&mut self, log: &Log) {
+        if self.checkpoint.is_none() {
+            self.checkpoint = Some((log.checkpoint(), self.world.dirty.iter().copied().collect()));
+        }
+    }
+
+    fn step_checkpoint(&mut self, log: &mut Log) -> io::Result<()> {
+        let Some((begun, pages)) = &mut self.checkpoint else { return Ok(()) };
+        if self.world.ends() {
+            return Err(gone());
+        }
+        match pages.pop() {
+            Some(page) => {
+                self.world.region.page(page);
+                self.world.dirty.remove(&page);
+            }
+            None => {
+                log.checkpointed(*begun);
+                self.checkpoint = None;
+            }
+        }
+        Ok(())
+    }
+
+    /// Does this and that until it crashes, or has done enough.
+    fn run(&mut self, log: &mut Log) -> io::Result<()> {
+        for _ in 0..400 {
+            match self.world.random.below(20) {
+                0..8 => self.store(),
+                8..14 => self.pwb(),
+                14..17 => self.psync(log)?,
+                17 => self.world.write_back(),
+                _ => self.step_checkpoint(log)?,
+            }
+        }
+        if self.world.random.one_in(3) {
+            log.close(&mut self.world)?;
+            self.seen.closes += 1;
+            // What is visible then is what an orderly shutdown leaves; the kernel has it on the disk.
+            self.world.sync()?;
+            self.may = (0..WORDS).map(|word| vec![self.visible(word)]).collect();
+        }
+        Ok(())
+    }
+
+    /// Ends the process or the machine, and opens the journal as often as that takes.
+    fn recover(&mut self) -> Log {
+        let random = &mut self.world.random;
+        let mut crash = if random.one_in(3) { Crash::Process } else { Crash::Power };
+        let mut power = false;
+        loop {
+            self.seen.crashes[crash as usize] += 1;
+            if crash == Crash::Power {
+                power = true;
+                self.boot += 1;
+                self.world.power_loss();
+            }
+            let left = self.world.random.below(12);
+            self.world.left = self.world.random.one_in(2).then_some(left + 1);
+            match Log::open(&mut self.world, self.place, [self.boot; 16]) {
+                Ok((log, recovered)) => {
+                    self.seen.replayed += recovered.replayed;
+                    self.world.left = None;
+                    self.check(power);
+                    return log;
+                }
+                Err(Bad::Os(_)) => self.seen.in_recovery += 1,
+                Err(Bad::Damaged(what)) => panic!("{what}"),
+            }
+            crash = if self.world.random.one_in(3) { Crash::Process } else { Crash::Power };
+        }
+    }
+
+    fn check(&mut self, power: bool) {
+        for word in 0..WORDS {
+            let (found, may) = (self.visible(word), &self.may[word]);
+            if power {
+                assert!(may.contains(&found), "word {word} is {found} after a power loss, of {may:?}");
+            } else {
+                assert_eq!(Some(&found), may.last(), "word {word} was visible when the process died");
+            }
+        }
+        // Whoever opened it relies on what it found.
+        self.may = (0..WORDS).map(|word| vec![self.visible(word)]).collect();
+        self.asked = [None; WORDS];
+        self.pending.take();
+        self.checkpoint = None;
+    }
+}
+
+#[test]
+fn what_was_acknowledged_survives_every_crash_and_what_was_visible_the_death_of_the_process() {
+    let mut seen = Seen::default();
+    for seed in 1..=400 {
+        let (mut program, mut log) = Program::new(seed);
+        for _ in 0..12 {
+            // At the very first write, soon, or when enough was done.
+            let left = match program.world.random.below(4) {
+                0 => Some(1),
+                1 => Some(1 + program.world.random.below(90)),
+                _ => None,
+            };
+            program.world.left = left;
+            let ended = program.run(&mut log);
+            assert!(ended.is_ok() || program.world.left == Some(0), "seed {seed}: only crashes end it");
+            log = program.recover();
+        }
+        let one = program.seen;
+        seen.crashes[0] += one.crashes[0];
+        seen.crashes[1] += one.crashes[1];
+        seen.in_recovery += one.in_recovery;
+        seen.replayed += one.replayed;
+        seen.full += one.full;
+        seen.syncs += one.syncs;
+        seen.closes += one.closes;
+        seen.notes_for_room += one.notes_for_room;
+    }
+    println!("{seen:?}");
+    // A simulation in which something never happens shows nothing about it.
+    let least = [
+        seen.crashes[0],
+        seen.crashes[1],
+        seen.in_recovery,
+        seen.replayed,
+        seen.full,
+        seen.syncs,
+        seen.closes,
+    ];
+    assert!(least.iter().all(|times| *times > 100) && seen.notes_for_room > 20, "{seen:?}");
+}
+
+/// A journal that was gone around several times, in batches of one block, of which the newest needs several, after a power
+/// loss. With all batches that are in it.
+fn used() -> (World, Place, Vec<Header>) {
+    let (mut program, mut log) = Program::new(7);
+    for n in 0.. {
+        program.store();
+        program.pending.add(n % 9..n % 9 + 2);
+        program.psync(&mut log).expect("no crash");
+        let mut headers = Vec::new();
+        for block in 0..program.place.blocks() {
+            let at = (block * BLOCK) as usize;
+            headers.extend(Header::decode(
+                &program.world.halves.cache[at..at + BLOCK as usize],
+                &NAME,
+                block,
+            ));
+        }
+        headers.sort_by_key(|header| header.sequence);
+        let newest = headers.last().expect("there is always one");
+        if n > 100 && newest.sequence - newest.from > 5 && !newest.is_note() {
+            program.world.power_loss();
+            return (program.world, program.place, headers);
+        }
+    }
+    unreachable!("it goes on until then")
+}
+
+fn opened(world: &World, change: impl FnOnce(&mut Vec<u8>)) -> (Vec<u8>, Result<u64, String>) {
+    let mut world = World {
+        random: Random(1),
+        region: world.region.clone(),
+        halves: world.halves.clone(),
+        dirty: BTreeSet::new(),
+        left: None,
+    };
+    change(&mut world.halves.cache);
+    let place = Place::new(REGION as u64, 0, NAME);
+    let opened = match Log::open(&mut world, place, [0xBB; 16]) {
+        Ok((_, recovered)) => Ok(recovered.replayed),
+        Err(Bad::Damaged(what)) => Err(what),
+        Err(Bad::Os(e)) => panic!("{e}"),
+    };
+    (world.region.cache, opened)
+}
+
+#[test]
+fn damage_to_what_is_needed_is_refused_and_nothing_is_changed() {
+    let (world, _, headers) = used();
+    let newest = headers.last().expect("there are some");
+    let needed =
+        headers.iter().filter(|header| header.sequence >= newest.from && !header.is_note()).count() as u64;
+    assert!(needed > 3, "too few for this test: {newest:?}");
+    assert_eq!(opened(&world, |_| ()).1, Ok(needed));
+    for header in headers.iter().filter(|header| header.sequence < newest.sequence) {
+        let at = header.block as usize * BLOCK as usize;
+        for byte in (0..super::format::HEADER + header.bytes as usize).step_by(7) {
+            let (region, opened) = opened(&world, |halves| halves[at + byte] ^= 0x10);
+            if header.sequence >= newest.from {
+                assert!(opened.is_err(), "batch {} at byte {byte}", header.sequence);
+                assert!(region == world.region.cache, "the region was changed all the same");
+            } else {
+                assert_eq!(opened, Ok(needed), "nobody needs batch {}", header.sequence);
+            }
+        }
+    }
+    let (_, empty) = opened(&world, |halves| halves.fill(0));
+    assert!(empty.expect_err("a journal always has a batch").contains("none of its records"));
+}
+
+/// Batches that are whole, and lie.
+#[test]
+fn records_that_name_bytes_outside_the_region_are_refused() {
+    let place = Place::new(REGION as u64, 0, NAME);
+    let lines = (REGION / LINE) as u64;
+    for (run, good) in [
+        (lines - 1..lines, true),
+        (lines..lines + 1, false),
+        (lines - 1..lines + 1, false),
+        ((1 << 44) - 2..(1 << 44) - 1, false),
+    ] {
+        let (mut program, mut log) = Program::new(3);
+        log.commit(&mut program.world, &Work::Lines([run.clone()].into()), |lines, into| {
+            into.resize(into.len() + (lines.end - lines.start) as usize * LINE, 0xAB);
+            Ok(())
+        })
+        .expect("no crash");
+        let opened = Log::open(&mut program.world, place, [9; 16]).map(|(_, recovered)| recovered.replayed);
+        assert_eq!(opened.is_ok(), good, "{run:?}");
+        let untouched = program.world.region.cache.iter().all(|b| *b == 0);
+        assert_eq!(untouched, !good, "{run:?}");
+    }
+}
+
+#[test]
+fn any_bytes_at_all_are_opened_or_refused() {
+    let (world, place, headers) = used();
+    let mut random = Random(0xFACE);
+    let mut outcomes = [0; 2];
+    for _ in 0..3000 {
+        let (_, opened) = opened(&world, |halves| {
+            for _ in 0..=random.below(4) {
+                let header = &headers[random.below(headers.len())];
+                let at = (u64::from(header.block) * BLOCK) as usize + random.below(96);
+                match random.below(4) {
+                    0 => halves[at] = random.below(256) as u8,
+                    1 => halves[at..at + 8].fill([0, 0xFF][random.below(2)]),
+                    // Fields of the header, sealed anew: whole, and nonsense.
+                    2 => {
+                        let at = header.block as usize * BLOCK as usize;
+                        let field = at + 40 + random.below(24);
+                        halves[field] = [0, 1, 0xFF, random.below(256) as u8][random.below(4)];
+                        reseal(halves, at);
+                    }
+                    // Another batch's block in its place.
+                    _ => {
+                        let from = random.below(place.blocks() as usize) * BLOCK as usize;
+                        let to = random.below(place.blocks() as usize) * BLOCK as usize;
+                        halves.copy_within(from..from + BLOCK as usize, to);
+                    }
+                }
+            }
+        });
+        outcomes[usize::from(opened.is_ok())] += 1;
+    }
+    assert!(outcomes.iter().all(|n| *n > 100), "{outcomes:?}");
+}
+
+fn reseal(halves: &mut [u8], at: usize) {
+    let bytes = u32::from_le_bytes(halves[at + 60..at + 64].try_into().expect("four")) as usize;
+    let end = at + super::format::HEADER + bytes;
+    if end <= halves.len() {
+        halves[at + 76..at + 80].fill(0);
+        let crc = crc32fast::hash(&halves[at..end]);
+        halves[at + 76..at + 80].copy_from_slice(&crc.to_le_bytes());
+    }
+}

@@ -1,0 +1,259 @@
+//! Journals of real files.
+
+use std::fs;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+use super::super::format::{ALIGN, ENDING, Place};
+use crate::{Error, FileOptions, Journaling, Region};
+
+const LEN: u64 = 300_001;
+const OTHER: [u8; 16] = [0x77; 16];
+
+struct Scratch(PathBuf);
+
+impl Scratch {
+    /// A file that is not there yet, on a disk if the machine has one to write to.
+    fn new(name: &str) -> Self {
+        let path = format!("/var/tmp/remanence-journal-{}-{name}", std::process::id());
+        let _ = fs::remove_file(&path);
+        Self(path.into())
+    }
+
+    fn open(&self, options: FileOptions) -> Result<Region, Error> {
+        options.open(&self.0)
+    }
+
+    /// The bytes as the kernel has them now, in a file of their own: what a crash of the process leaves.
+    fn copy(&self, name: &str) -> Self {
+        let copy = Self::new(name);
+        fs::copy(&self.0, &copy.0).expect("there is room");
+        copy
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(&self.0);
+    }
+}
+
+fn bytes(region: &Region, at: u64, len: usize) -> Vec<u8> {
+    let mut bytes = vec![0; len];
+    region.read(at, &mut bytes);
+    bytes
+}
+
+/// A new file with a journal; `None`, and a word, where there is no page cache to try it on.
+fn journaled(scratch: &Scratch) -> Option<Region> {
+    let region =
+        scratch.open(FileOptions::new().create(LEN).journal(Journaling::Len(1 << 18))).expect("a file");
+    if region.journal().is_none() {
+        println!("/var/tmp is {}: not tried", region.domain());
+        return None;
+    }
+    Some(region)
+}
+
+#[test]
+fn a_machine_that_starts_anew_has_what_was_persisted_and_a_process_all_that_was_visible() {
+    let scratch = Scratch::new("boots");
+    let Some(region) = journaled(&scratch) else { return };
+    assert_eq!((region.len(), region.journal()), (LEN, Some(1 << 18)));
+    let blank = scratch.copy("boots-blank");
+    region.write(1000, b"persisted");
+    region.write(LEN - 3, b"end");
+    region.pwb(1000..1009);
+    region.pwb(LEN - 3..LEN);
+    region.psync().expect("a disk");
+    region.write(1000, b"visible, ");
+    let crashed = scratch.copy("boots-crashed");
+
+    let same_boot = scratch.copy("boots-same").open_here();
+    assert_eq!(bytes(&same_boot, 1000, 9), b"visible, ", "the process died, and took nothing along");
+    drop(same_boot);
+
+    // The kernel had written the page, with what nobody had persisted.
+    let replayed = crashed.open(FileOptions::new().in_boot(OTHER)).expect("it is whole");
+    assert_eq!((replayed.len(), bytes(&replayed, 1000, 9)), (LEN, b"persisted".to_vec()));
+    replayed.write(1000, b"older....");
+    replayed.persist(1000..1009).expect("a disk");
+    replayed.write(1000, b"newer....");
+    drop(replayed);
+    let clean = crashed.open(FileOptions::new().in_boot([3; 16])).expect("it is whole");
+    assert_eq!(bytes(&clean, 1000, 9), b"newer....", "after an orderly end nothing is replayed");
+
+    // The kernel had written nothing.
+    let (now, journal) = (fs::read(&scratch.0).expect("readable"), LEN.next_multiple_of(ALIGN));
+    let file = fs::File::options().write(true).open(&blank.0).expect("a file");
+    file.write_all_at(&now[journal as usize..], journal).expect("a disk");
+    let replayed = blank.open(FileOptions::new().in_boot(OTHER)).expect("it is whole");
+    assert_eq!(bytes(&replayed, 1000, 9), b"persisted");
+    assert_eq!(bytes(&replayed, LEN - 3, 3), b"end", "the last line is no whole one");
+    assert_eq!(bytes(&replayed, 900, 100), [0; 100]);
+}
+
+impl Scratch {
+    fn open_here(&self) -> Region {
+        self.open(FileOptions::new()).expect("it is whole")
+    }
+}
+
+#[test]
+fn many_psyncs_of_many_threads_go_around_the_journal_and_all_are_there() {
+    const THREADS: u64 = 4;
+    const ROUNDS: u64 = 150;
+    let scratch = Scratch::new("around");
+    let Some(region) = journaled(&scratch) else { return };
+    let at = |thread: u64, n: u64| (thread * 73 + n * 13 % 1100) % 4600 * 64;
+    std::thread::scope(|scope| {
+        for thread in 0..THREADS {
+            let region = &region;
+            scope.spawn(move || {
+                for round in 1..=ROUNDS {
+                    for n in 0..8 {
+                        let at = at(thread, round + n) + thread * 8;
+                        region.store_u64(at, round);
+                        region.pwb(at..at + 8);
+                    }
+                    region.psync().expect("a disk");
+                }
+            });
+        }
+    });
+    let before = bytes(&region, 0, LEN as usize);
+    let crashed = scratch.copy("around-crashed");
+    let replayed = crashed.open(FileOptions::new().in_boot(OTHER)).expect("it is whole");
+    assert!(bytes(&replayed, 0, LEN as usize) == before);
+    // As much as there is: no batch has room for it.
+    region.write(0, &vec![0x5A; LEN as usize]);
+    region.persist(0..LEN).expect("a disk");
+    let crashed = scratch.copy("around-everything");
+    let replayed = crashed.open(FileOptions::new().in_boot(OTHER)).expect("it is whole");
+    assert!(bytes(&replayed, 0, LEN as usize).iter().all(|b| *b == 0x5A), "no older record comes after it");
+}
+
+#[test]
+fn what_is_no_journal_of_ours_is_left_alone_and_what_was_one_is_refused() {
+    let scratch = Scratch::new("refused");
+    let Some(region) = journaled(&scratch) else { return };
+    region.persist(0..64).expect("a disk");
+    let file_len = fs::metadata(&scratch.0).expect("a file").len();
+    assert_eq!(file_len % ALIGN, ENDING);
+    drop(region);
+    let whole = fs::read(&scratch.0).expect("readable");
+    let with = |change: &dyn Fn(&mut Vec<u8>)| {
+        let mut bytes = whole.clone();
+        change(&mut bytes);
+        fs::write(&scratch.0, bytes).expect("a disk");
+        scratch.open(FileOptions::new())
+    };
+    let footer = whole.len() - ENDING as usize;
+    let refused = with(&|bytes| bytes[footer + 20] ^= 1).expect_err("a damaged footer");
+    assert!(matches!(refused, Error::JournalDamaged { region: None, .. }), "{refused}");
+    let refused = with(&|bytes| bytes[footer + 8] = 2).expect_err("of a later version");
+    assert!(matches!(refused, Error::JournalVersion { version: 2, .. }), "{refused}");
+    let refused = with(&|bytes| bytes[LEN.next_multiple_of(ALIGN) as usize + 8192..footer].fill(0));
+    let refused = refused.expect_err("all batches are gone");
+    assert!(refused.to_string().contains(&format!("truncate -s {LEN}")), "{refused}");
+    let foreign = with(&|bytes| bytes[footer..footer + 8].fill(0)).expect("no journal");
+    assert_eq!((foreign.len(), foreign.journal()), (file_len, None));
+    drop(foreign);
+    // What a peer writes at the end of a region is no footer: the length is not one of those with a journal.
+    let forged = with(&|bytes| bytes.truncate(bytes.len() - 1)).expect("no journal");
+    assert_eq!((forged.len(), forged.journal()), (file_len - 1, None));
+    drop(forged);
+
+    for keep in [file_len - 1, file_len - ENDING - 1, LEN.next_multiple_of(ALIGN) + 4096] {
+        let cut = |options: FileOptions| {
+            fs::write(&scratch.0, &whole[..keep as usize]).expect("a disk");
+            scratch.open(options)
+        };
+        for owner in [FileOptions::new().create(LEN), FileOptions::new().expect_len(LEN)] {
+            let refused = cut(owner).expect_err("its owner knows its length");
+            assert!(
+                matches!(refused, Error::Truncated { expected, .. } if expected == file_len),
+                "{refused}"
+            );
+        }
+    }
+    fs::write(&scratch.0, &whole).expect("a disk");
+    let longer =
+        scratch.open(FileOptions::new().expect_len(LEN + 1)).expect_err("the journal is not the region's");
+    assert!(matches!(longer, Error::Truncated { found: LEN, .. }), "{longer}");
+}
+
+#[test]
+fn a_region_grows_and_keeps_its_bytes_and_its_journal() {
+    let scratch = Scratch::new("grows");
+    let Some(region) = journaled(&scratch) else { return };
+    region.write(LEN - 5, b"bytes");
+    drop(region);
+    let larger = scratch.open(FileOptions::new().create(2 * LEN)).expect("it grows");
+    assert_eq!((larger.len(), larger.journal()), (2 * LEN, Some(1 << 18)));
+    assert_eq!(bytes(&larger, LEN - 5, 5), b"bytes");
+    assert!(bytes(&larger, LEN, LEN as usize).iter().all(|b| *b == 0), "nothing of the old journal is in it");
+    drop(larger);
+    let same =
+        scratch.open(FileOptions::new().create(LEN).journal(Journaling::Len(1 << 20))).expect("it is there");
+    assert_eq!((same.len(), same.journal()), (2 * LEN, Some(1 << 18)), "it goes on as it is");
+}
+
+#[test]
+fn a_file_without_a_journal_gets_one_when_asked_and_loses_it_where_no_pages_are_written() {
+    let scratch = Scratch::new("gets");
+    fs::write(&scratch.0, vec![7; 10_000]).expect("a disk");
+    let none = scratch.open(FileOptions::new().create(1).journal(Journaling::IfMade)).expect("it is there");
+    assert_eq!((none.len(), none.journal()), (10_000, None));
+    drop(none);
+    let some = scratch.open(FileOptions::new().journal(Journaling::Len(1))).expect("it is there");
+    let Some(len) = some.journal() else { return };
+    assert_eq!((some.len(), len), (10_000, super::super::format::MIN));
+    assert!(some.domain().to_string().contains("with a journal of 128 KiB"), "{}", some.domain());
+    some.write(0, b"new");
+    some.persist(0..3).expect("a disk");
+    let copy = Path::new("/dev/shm").join(scratch.0.file_name().expect("a name"));
+    fs::copy(&scratch.0, &copy).expect("there is room");
+    let shm = FileOptions::new().open(&copy);
+    let found = fs::metadata(&copy).expect("a file").len();
+    let _ = fs::remove_file(&copy);
+    let shm = shm.expect("it is there");
+    assert_eq!((shm.len(), shm.journal(), found), (10_000, None, 10_000));
+    assert_eq!(bytes(&shm, 0, 4), b"new\x07");
+}
+
+#[test]
+fn a_file_that_is_cut_under_a_journal_fails_every_psync_from_then_on() {
+    let scratch = Scratch::new("cut");
+    let Some(region) = journaled(&scratch) else { return };
+    region.persist(0..8).expect("a disk");
+    let file = fs::File::options().write(true).open(&scratch.0).expect("a file");
+    file.set_len(file.metadata().expect("a file").len() - 1).expect("cut");
+    for _ in 0..2 {
+        region.pwb(0..8);
+        let refused = region.psync().expect_err("the file is not whole");
+        assert!(refused.to_string().contains("truncated"), "{refused}");
+    }
+}
+
+#[test]
+fn who_shares_the_memory_does_not_persist_it() {
+    let scratch = Scratch::new("shared");
+    let Some(owner) = journaled(&scratch) else { return };
+    let peer = Region::from_shared_fd(owner.share().expect("a file"), LEN).expect("it is mapped");
+    peer.write(0, b"theirs");
+    let refused = peer.persist(0..6).expect_err("a record of the owner's could undo it");
+    assert!(refused.to_string().contains("ask the owner"), "{refused}");
+    owner.persist(0..6).expect("a disk");
+    assert_eq!(bytes(&owner, 0, 6), b"theirs");
+}
+
+#[test]
+fn a_footers_copy_in_front_is_the_same() {
+    let scratch = Scratch::new("copy");
+    let Some(region) = journaled(&scratch) else { return };
+    drop(region);
+    let bytes = fs::read(&scratch.0).expect("readable");
+    let place = Place::decode(&bytes[bytes.len() - ENDING as usize..]).expect("a footer");
+    assert_eq!(Place::decode(&bytes[place.start() as usize..]), Ok(place));
+}
