@@ -7,6 +7,7 @@ use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
+use remanence_pmem::Journaling;
 use remanence_pool::auth::Token;
 use remanence_pool::proto::DEFAULT_PORT;
 
@@ -44,6 +45,30 @@ impl fmt::Display for Size {
             Some((shift, letter)) => write!(f, "{}{letter}", self.0 >> shift),
             None => write!(f, "{}", self.0),
         }
+    }
+}
+
+/// Whether a file on a disk has a journal: `64M`, or `off`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Journal(pub(crate) Journaling);
+
+impl FromStr for Journal {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "off" => Ok(Self(Journaling::Off)),
+            size => {
+                size.parse().map(|Size(len)| Self(Journaling::Len(len))).map_err(|e| format!("{e}; or off"))
+            }
+        }
+    }
+}
+
+impl Journal {
+    /// What was said of it, if anything was.
+    pub(crate) fn or_default(said: Option<Self>) -> Journaling {
+        said.map_or(Journaling::IfMade, |journal| journal.0)
     }
 }
 

@@ -152,6 +152,11 @@ fn values_go_in_and_come_out() {
     run(rem().args(["kv", "verify"]).arg(server.file())).bad("");
     server.kill();
     let before = std::fs::read(server.file()).expect("a file");
+    run(rem().args(["kv", "verify", "--json"]).arg(server.file())).good();
+    let size = server.ready["size"].as_u64().expect("a number") as usize;
+    let killed = std::fs::read(server.file()).expect("a file");
+    assert!(killed[..size] == before[..size], "a journal notes whose server was killed, and nothing else");
+    let before = killed;
     let whole = run(rem().args(["kv", "verify", "--json"]).arg(server.file())).json();
     assert_eq!(
         (whole["whole"].as_bool(), whole["verified"].as_u64() >= Some(301)),

@@ -290,6 +290,8 @@ fn a_primary_that_is_killed_under_load_takes_nothing_with_it_and_is_rebuilt() {
     members.kill_all();
     // What one member has by itself, while nobody serves it: to be looked at, and not to be changed.
     for directory in (0..3).map(|n| members.directory(n)) {
+        // The first to open it notes in its journal that it was killed.
+        run(rem().args(["kv", "verify"]).arg(directory.join("image"))).good();
         let before = std::fs::read(directory.join("image")).expect("an image");
         for path in [&directory, &directory.join("image")] {
             let whole = run(rem().args(["kv", "verify", "--json"]).arg(path)).json();

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use remanence_pmem::PersistenceDomain;
+use remanence_pmem::{Journaling, PersistenceDomain};
 use remanence_remote::Token;
 
 use crate::format::Geometry;
@@ -14,6 +14,7 @@ pub(super) struct Common {
     pub(super) geometry: Option<Geometry>,
     pub(super) keys: Option<u64>,
     pub(super) declared: Option<PersistenceDomain>,
+    pub(super) journal: Journaling,
     pub(super) lease: Duration,
     pub(super) clients: u16,
     pub(super) clean: bool,
@@ -28,6 +29,7 @@ impl Common {
         geometry: None,
         keys: None,
         declared: None,
+        journal: Journaling::IfMade,
         lease: Duration::from_secs(2),
         clients: 64,
         clean: true,
@@ -72,6 +74,13 @@ macro_rules! common_options {
         #[must_use]
         pub const fn declare(mut self, domain: PersistenceDomain) -> Self {
             self.common.declared = Some(domain);
+            self
+        }
+
+        /// Whether what it keeps on a disk is made durable by way of a journal; files that it makes are, if nothing is said.
+        #[must_use]
+        pub const fn journal(mut self, journal: remanence_pmem::Journaling) -> Self {
+            self.common.journal = journal;
             self
         }
 

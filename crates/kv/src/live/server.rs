@@ -147,7 +147,7 @@ impl ServerOptions {
             Place::Region(region) => return Ok(region.clone()),
             Place::File(path) => path,
         };
-        let mut file = FileOptions::new();
+        let mut file = FileOptions::new().journal(self.common.journal);
         if let Some(domain) = self.common.declared {
             file = file.declare(domain);
         }

@@ -18,7 +18,7 @@ use remanence_resp::store::StoreError;
 use serde_json::json;
 
 use super::At;
-use crate::args::{Reach, Server, Size};
+use crate::args::{self, Reach, Server, Size};
 use crate::device;
 use crate::fail::{Context as _, Fail};
 use crate::signals::Stop;
@@ -47,6 +47,10 @@ pub(super) struct Args {
     /// Size of a new file [default: 256M]
     #[arg(long, value_name = "SIZE")]
     size: Option<Size>,
+    /// On a disk, write what is acknowledged to a journal in the file, of that size, and pages later; `off`: a new file has
+    /// none [default: a new file has one of an eighth of its size, 64M at most]
+    #[arg(long, value_name = "SIZE|off")]
+    journal: Option<args::Journal>,
     /// Where clients of the store itself connect, as to `rem kv serve` [default: a free port of 127.0.0.1]
     #[arg(long, value_name = "HOST[:PORT]")]
     native: Option<Server>,
@@ -108,7 +112,11 @@ pub(super) fn run(args: &Args) -> Result<(), Fail> {
             beside(args, file, &asked)
         }
         (None, Some(server)) => {
-            let of_a_file = [("--size", args.size.is_some()), ("--native", args.native.is_some())];
+            let of_a_file = [
+                ("--size", args.size.is_some()),
+                ("--native", args.native.is_some()),
+                ("--journal", args.journal.is_some()),
+            ];
             match of_a_file.iter().find(|(_, given)| *given) {
                 Some((option, _)) => Err(Fail::new(format!(
                     "{option} says how a store in this process is served, and {server} serves its own; leave it out, or name a \
@@ -182,7 +190,10 @@ fn beside(args: &Args, file: &Path, asked: &Stop) -> Result<(), Fail> {
     };
     let failed = |e: remanence_kv::live::Error| Fail::new(format!("{} is not served: {e}", file.display()));
     let context = device::open_at(ip)?;
-    let options = ServerOptions::file(file).size(args.size.map_or(256 << 20, |size| size.0)).port(port);
+    let options = ServerOptions::file(file)
+        .size(args.size.map_or(256 << 20, |size| size.0))
+        .journal(args::Journal::or_default(args.journal))
+        .port(port);
     let mut server = remanence_kv::live::Server::bind(&context, options).map_err(failed)?;
     let locals = server.locals().expect("a store on this server alone");
     let (to, size) = (server.addr(), server.metrics().read().size);

@@ -53,6 +53,7 @@ impl serve::Args {
             .size(self.size.0)
             .clients(self.clients)
             .lease(Duration::from_millis(self.lease))
+            .journal(args::Journal::or_default(self.journal))
             .notice(Duration::from_millis(self.member.notice))
             .clean_by_itself(!self.no_clean);
         if let Some(keys) = self.keys {

@@ -84,6 +84,10 @@ pub(super) struct Args {
     /// Take your word for all that persistence depends on, like DMP+no-DDIO: to try the methods of another machine
     #[arg(long, value_name = "CONFIGURATION")]
     pub(super) configuration: Option<Config>,
+    /// On a disk, write what is acknowledged to a journal in the file, of that size, and pages later; `off`: a new file has
+    /// none [default: a new file has one of an eighth of its size, 64M at most]
+    #[arg(long, value_name = "SIZE|off")]
+    pub(super) journal: Option<args::Journal>,
     /// Serve metrics for Prometheus at http://ADDRESS/metrics, without authentication
     #[arg(long, value_name = "ADDRESS")]
     pub(super) metrics: Option<SocketAddr>,
@@ -104,6 +108,7 @@ impl Args {
             .port(port)
             .clients(self.clients)
             .lease(Duration::from_millis(self.lease))
+            .journal(args::Journal::or_default(self.journal))
             .clean_by_itself(!self.no_clean);
         if let Some(keys) = self.keys {
             options = options.keys(keys);

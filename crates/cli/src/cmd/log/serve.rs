@@ -62,6 +62,10 @@ pub(super) struct Args {
     /// Take your word for all that persistence depends on, like DMP+no-DDIO+PM: to try the methods of another machine
     #[arg(long, value_name = "CONFIGURATION", conflicts_with = "buffers")]
     configuration: Option<Config>,
+    /// On a disk, write what is acknowledged to a journal in the file, of that size, and pages later; `off`: a new file has
+    /// none [default: a new file has one of an eighth of its size, 64M at most]
+    #[arg(long, value_name = "SIZE|off")]
+    journal: Option<args::Journal>,
     /// Give up a damaged record of that number and everything behind it
     #[arg(long, value_name = "SEQUENCE")]
     cut: Option<u64>,
@@ -77,7 +81,7 @@ pub(super) fn run(args: &Args) -> Result<(), Fail> {
     let asked = Stop::listen()?;
     let listen = args.listen.resolve()?;
     let context = device::open_at(listen.ip())?;
-    let mut file = FileOptions::new();
+    let mut file = FileOptions::new().journal(args::Journal::or_default(args.journal));
     if let Some(domain) = args.declare.as_deref().and_then(PersistenceDomain::from_name) {
         file = file.declare(domain);
     }

@@ -262,7 +262,7 @@ impl Member {
         std::fs::create_dir_all(path).map_err(|e| io(&path.display().to_string(), &e))?;
         let open = |name: &str, len: u64| -> Result<Region, Error> {
             let path = path.join(name);
-            let mut file = FileOptions::new();
+            let mut file = FileOptions::new().journal(options.common.journal);
             if let Some(domain) = options.common.declared {
                 file = file.declare(domain);
             }
