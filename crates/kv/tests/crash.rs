@@ -63,6 +63,8 @@ fn values_that_are_written_together_at_every_step() {
     explore(DURABLE, PersistenceDomain::Eadr, &together(), 4);
     explore(DURABLE, PersistenceDomain::PageCache, &together(), 4);
     explore(DEFERRED, PersistenceDomain::PageCache, &together(), 4);
+    // Line by line, as a journal writes them, and word by word.
+    explore(DEFERRED, PersistenceDomain::Adr, &together(), 12);
     explore(ERDA, PersistenceDomain::Adr, &together(), 6);
 }
 

@@ -71,6 +71,7 @@ fn every_operation_in_every_outcome() {
 fn values_that_are_written_together_in_every_outcome() {
     explore("together", DURABLE, PersistenceDomain::Adr, &together());
     explore("together", DURABLE, PersistenceDomain::PageCache, &together());
+    explore("together", DEFERRED, PersistenceDomain::Adr, &together());
 }
 
 #[test]

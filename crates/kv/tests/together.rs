@@ -34,10 +34,11 @@ fn entries(image: &CrashImage, store: &Store<'_>) -> (usize, usize) {
 #[test]
 fn what_is_displaced_by_its_own_batch_is_settled_where_it_went() {
     let mut moved = 0;
-    for round in 0..60u8 {
-        // A table that is nearly full: a new entry makes others move, those of its own batch among them.
+    for round in 0..120u8 {
+        // A table that is nearly full: a new entry makes others move, those of its own batch among them, unless they were
+        // prepared, when they keep their places.
         let image = formatted(POOL, 64);
-        let store = Store::open(&image, DURABLE);
+        let store = Store::open(&image, if round % 2 == 0 { DURABLE } else { DEFERRED });
         let mut client = store.client(0);
         let mut written = Vec::new();
         for lot in 0..3u8 {
@@ -53,7 +54,7 @@ fn what_is_displaced_by_its_own_batch_is_settled_where_it_went() {
             assert_eq!(client.value(key).as_deref(), Some(&key[..]));
         }
     }
-    assert!(moved > 100, "{moved} entries moved");
+    assert!(moved > 150, "{moved} entries moved");
 }
 
 #[test]
@@ -112,6 +113,41 @@ fn they_share_a_wait_and_each_has_its_own_outcome() {
     let mut done = Vec::new();
     store.server.borrow_mut().put_all(1, client.id, &[inline(&[8], b"a"), inline(&[9], b"b")], &mut done);
     assert_eq!(done, [Err(Refusal::Medium), Err(Refusal::Medium)]);
+}
+
+#[test]
+fn new_keys_that_come_together_take_two_waits_and_keys_that_are_there_one() {
+    // All of it goes into the segments that are in use.
+    let image =
+        formatted(Geometry { region_len: 64 << 10, segment_len: 32 << 10, size: 512 << 10, ..POOL }, 64);
+    let store = Store::open(&image, DEFERRED);
+    let mut client = store.client(0);
+    for key in 200..208 {
+        client.put(&[key], b"before").expect("room");
+    }
+    while store.server.borrow_mut().step(1, 64).expect("it works") {}
+    let before = entries(&image, &store);
+    let keys: Vec<[u8; 1]> = (0..9).map(|n| [n]).collect();
+    let mut puts: Vec<Inline<'_>> = keys.iter().map(|key| inline(key, b"value")).collect();
+    // One that is there, and one that has no right to be new.
+    puts.push(inline(&[200], b"after"));
+    puts.push(Inline { expect: Expect::Version(7), ..inline(&[100], b"none") });
+    let write = |waits: u64| {
+        image.fail_after_psyncs(waits);
+        let mut done = Vec::new();
+        store.server.borrow_mut().put_all(1, client.id, &puts, &mut done);
+        let refused = done.pop().expect("an answer to each").expect_err("it has no such version");
+        assert!(matches!(refused, Refusal::WrongVersion { .. }), "{refused:?}");
+        assert!(done.iter().all(Result::is_ok), "{done:?}");
+    };
+    write(2);
+    assert_eq!(entries(&image, &store), (before.0 + 9, before.1), "what was not written keeps no place");
+    write(1);
+    image.fail_after_psyncs(9);
+    for key in &keys {
+        assert_eq!(client.value(key).as_deref(), Some(&b"value"[..]));
+    }
+    assert_eq!((client.value(&[200]).as_deref(), client.value(&[100])), (Some(&b"after"[..]), None));
 }
 
 /// Reserves room for all keys in one message, and writes what is to lie there; who did it says no more.

@@ -1,7 +1,9 @@
 //! The hopscotch hash table on the medium, and crash-safe displacement.
 //!
 //! An entry is created in two steps: its meta word, made durable, and then the atomic word. Until then the entry is free,
-//! whatever its meta word says. It goes in one step: the atomic word becomes 0.
+//! whatever its meta word says. Where many are created together they are *prepared* first: the meta words, and a word that keeps
+//! the place and stands for no version, in any order; then one wait serves all of them. An entry goes in one step: the atomic
+//! word becomes 0.
 //!
 //! Displacement copies an entry to a free one further on, and then clears the first (the order of the paper's hopscotch
 //! hashing reversed, which clears nothing before the copy is durable). A crash in between leaves two equal entries, of which
@@ -119,6 +121,22 @@ impl<M: Medium> Index<M> {
         Ok(entry)
     }
 
+    /// Keeps a free entry for a key. A wait for the medium must come before [`name_prepared`](Self::name_prepared).
+    pub(super) fn prepare(&mut self, at: Entry, meta: Meta) -> Entry {
+        let mut entry = at;
+        self.set_meta(&mut entry, meta);
+        self.used += 1;
+        self.set_word(&mut entry, Word::GOING);
+        entry
+    }
+
+    /// The second step for an entry that was prepared.
+    pub(super) fn name_prepared(&mut self, mut entry: Entry, meta: Meta, word: Word) -> Entry {
+        debug_assert_eq!((entry.slot.meta, entry.slot.word), (meta, Word::GOING), "as it was prepared");
+        self.set_word(&mut entry, word);
+        entry
+    }
+
     /// Finds a free entry in the neighbourhood of a fingerprint, and displaces others until there is one.
     pub(super) fn make_room(
         &mut self,
@@ -133,7 +151,9 @@ impl<M: Medium> Index<M> {
             // The furthest one that may go there: fewest steps.
             let movable = slots.iter().enumerate().find(|(_, slot)| {
                 let distance = free.checked_sub(table.home(slot.meta.fingerprint()));
-                !slot.word.is_free() && distance.is_some_and(|distance| distance < NEIGHBOURHOOD)
+                // Who keeps a place relies on it.
+                let stands = !slot.word.is_free() && slot.word != Word::GOING;
+                stands && distance.is_some_and(|distance| distance < NEIGHBOURHOOD)
             });
             let Some((n, slot)) = movable else { return Ok(Err(NoPlace)) };
             let from = Entry { table, index: first + n as u64, slot: *slot };

@@ -238,14 +238,15 @@ impl<M: Medium + Clone> Server<M> {
         let (table, meta) = (entry.table, entry.slot.meta);
         let fingerprint = meta.fingerprint();
         let home = table.home(fingerprint);
+        // It was being made, and perhaps has no meta word yet, or was going.
+        if entry.slot.word.new_offset().is_none() {
+            self.index.set_word(&mut entry, Word::FREE);
+            return Ok(());
+        }
         if !(home..home + NEIGHBOURHOOD).contains(&entry.index)
             || meta.head() != self.superblock.geometry.head_of(fingerprint)
         {
             return Err(OpenError::Damaged("an entry of its table is where it cannot be"));
-        }
-        if entry.slot.word.new_offset().is_none() {
-            self.index.set_word(&mut entry, Word::FREE);
-            return Ok(());
         }
         // A crash within a move leaves two equal entries; nothing is changed in between, so either may go.
         let doubled = self.index.candidates(fingerprint).into_iter().any(|other| {

@@ -3,15 +3,18 @@
 //! Each object is written and named, and the word that names it stays pending, as if a client were about to write there. One
 //! wait for the medium makes all of them durable, objects and words, in no order among each other: a crash before its end
 //! leaves some pending words, and recovery goes by the checksums of what they name, as after a client that died. Then the words
-//! are settled. Readers believe nothing meanwhile: an old version is marked before its successor is named, and of a pending
+//! are settled. Keys that are new take one more wait, for all of them: their entries are prepared before anything is written
+//! (`index.rs`). Readers believe nothing meanwhile: an old version is marked before its successor is named, and of a pending
 //! word they ask, which is answered after the end of this.
+
+use std::collections::BTreeSet;
 
 use remanence_pmem::Medium;
 
 use super::index::{Entry, load};
-use super::log::{Purpose, Start};
-use super::{ClientId, Server};
-use crate::format::object::Content;
+use super::log::{self, Purpose, Start};
+use super::{ClientId, Current, Server};
+use crate::format::object::{Content, object_len};
 use crate::format::{Hint, Meta, Word};
 use crate::proto::{Inline, Refusal, Reserved};
 
@@ -44,8 +47,13 @@ impl<M: Medium + Clone> Server<M> {
             return;
         }
         let (first, mut named) = (done.len(), Vec::with_capacity(puts.len()));
-        for put in puts {
-            done.push(self.name(now, put).map(|(one, reserved)| {
+        let Ok(mut prepared) = self.prepare_new(now, puts) else {
+            done.extend(puts.iter().map(|_| Err(Refusal::Medium)));
+            return;
+        };
+        for (n, put) in puts.iter().enumerate() {
+            let entry = prepared.get_mut(n).and_then(Option::take);
+            done.push(self.name(now, put, entry).map(|(one, reserved)| {
                 named.push(one);
                 reserved
             }));
@@ -63,8 +71,68 @@ impl<M: Medium + Clone> Server<M> {
         named.into_iter().for_each(|one| self.settle_named(&one));
     }
 
-    /// Writes an object and names it.
-    fn name(&mut self, now: u64, put: &Inline<'_>) -> Result<(Named, Reserved), Refusal> {
+    /// Prepares an entry for each key that has none, and waits once for all of them. What cannot be had is left to who asks for
+    /// it again, one by one.
+    fn prepare_new(&mut self, now: u64, puts: &[Inline<'_>]) -> Result<Vec<Option<Entry>>, Refusal> {
+        // Where a wait is no system call, looking for all keys twice costs more than it spares. One is created as well by itself;
+        // and while the table grows, entries move with each that is made.
+        if !self.options.defer || puts.len() < 2 || !self.growth.is_idle() {
+            return Ok(Vec::new());
+        }
+        let mut prepared: Vec<Option<Entry>> = Vec::with_capacity(puts.len());
+        let mut seen = BTreeSet::new();
+        for put in puts {
+            // Of a key that comes twice, the later one finds what the earlier one made.
+            let first = self.fingerprint(put.key).ok().filter(|fingerprint| seen.insert(*fingerprint));
+            let new = first.filter(|fingerprint| self.index.candidates(*fingerprint).is_empty());
+            let entry = new.and_then(|fingerprint| self.prepare_one(now, put, fingerprint));
+            prepared.push(entry);
+        }
+        if prepared.iter().any(Option::is_some) {
+            self.index.medium.pfence().map_err(|e| log::io(&e))?;
+        }
+        Ok(prepared)
+    }
+
+    fn prepare_one(&mut self, now: u64, put: &Inline<'_>, fingerprint: u64) -> Option<Entry> {
+        Current::Absent(None).check(put.expect).ok()?;
+        let (object, chunks) = self.layout(put.key, put.value.len() as u64).ok()?;
+        if !chunks.is_empty() || !self.growth.is_idle() {
+            return None;
+        }
+        let head = self.log.geometry.head_of(fingerprint);
+        let free = self.entry_for(now, &Current::Absent(None), fingerprint).ok()??;
+        self.dirty = true;
+        Some(self.index.prepare(free, Meta::new(fingerprint, head, Hint::of(object))))
+    }
+
+    /// Writes an object and names it, by the entry that was prepared for its key, if one was.
+    fn name(
+        &mut self,
+        now: u64,
+        put: &Inline<'_>,
+        prepared: Option<Entry>,
+    ) -> Result<(Named, Reserved), Refusal> {
+        let Some(mut entry) = prepared else { return self.name_found(now, put) };
+        let (fingerprint, head) = (entry.slot.meta.fingerprint(), entry.slot.meta.head());
+        let object = object_len(put.key.len(), put.value.len() as u64);
+        let start = |object| Start { fingerprint, object };
+        let room = match self.log.hand_out(head, object, start, Purpose::Store) {
+            Ok(room) => room,
+            Err(refusal) => {
+                self.index.set_word(&mut entry, Word::FREE);
+                return Err(refusal);
+            }
+        };
+        let version = self.next_version();
+        self.put_object(head, room.offset, version, put.expires, put.key, Content::Value(put.value));
+        let meta = entry.slot.meta;
+        let entry = self.index.name_prepared(entry, meta, Word::FREE.update(room.offset));
+        let (offset, epoch, at) = (room.offset, room.epoch, room.at);
+        Ok((Named { entry, meta }, Reserved { version, head, offset, epoch, at, extents: Vec::new() }))
+    }
+
+    fn name_found(&mut self, now: u64, put: &Inline<'_>) -> Result<(Named, Reserved), Refusal> {
         let fingerprint = self.fingerprint(put.key)?;
         let current = self.settled(now, put.key, fingerprint)?;
         current.check(put.expect)?;

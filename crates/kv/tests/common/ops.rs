@@ -230,6 +230,7 @@ pub(crate) fn together() -> Workload {
         Op::Together(vec![(1, value(3, 9))]),
         Op::Delete(9),
         Op::Together(vec![(9, value(4, 12)), (0, value(5, 30))]),
+        Op::Together(vec![(7, value(7, 8)), (8, value(8, 40))]),
         Op::Put(9, value(6, 10)),
     ];
     (some(2, 20), ops)
