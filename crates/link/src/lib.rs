@@ -34,3 +34,4 @@ pub use link::{
 pub use sys::descriptor::{Descriptor, abandon_inherited, generation};
 pub use sys::net::{network_namespace, random_u64 as random};
 pub use sys::sched::{FAULTS, ask_for_short_slices, cores, current_cpu, without_signals};
+pub use sys::thread::Thread;

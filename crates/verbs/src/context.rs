@@ -6,12 +6,11 @@ use std::ops::Deref;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::thread::JoinHandle;
 use std::time::Duration;
 
 use remanence_link::fault::FaultControl;
 use remanence_link::host::Seat;
-use remanence_link::{Link, LinkCaps, LinkStats, SourcePort};
+use remanence_link::{Link, LinkCaps, LinkStats, SourcePort, Thread};
 use remanence_rnic::cm::{self, CommIdSpace};
 use remanence_rnic::{AsyncEvent, Config, Device, Stats};
 use remanence_wire::{Gid, Mtu};
@@ -70,7 +69,7 @@ pub(crate) struct Handle {
     pub(crate) claims: Claims,
     faults: Option<FaultControl>,
     flushes: Arc<FlushQueue>,
-    threads: Mutex<Vec<JoinHandle<()>>>,
+    threads: Mutex<Vec<Thread>>,
 }
 
 impl Handle {
@@ -114,7 +113,7 @@ impl Drop for Handle {
         self.flushes.stop();
         // Neither thread ever owns a Handle, so this is not one of them joining itself.
         for thread in self.threads.get_mut().unwrap_or_else(PoisonError::into_inner).drain(..) {
-            let _ = thread.join();
+            thread.join();
         }
     }
 }

@@ -7,7 +7,7 @@
 use std::ops::Range;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
-use remanence_link::without_signals;
+use remanence_link::{Thread, without_signals};
 use remanence_pmem::Region;
 use remanence_rnic::FlushId;
 
@@ -92,9 +92,8 @@ fn run_round(jobs: &[Job], outcomes: &mut Vec<(FlushId, Result<(), ()>)>) {
 pub(crate) fn spawn(
     queue: Arc<FlushQueue>,
     done: impl FnMut(&[(FlushId, Result<(), ()>)]) + Send + 'static,
-) -> std::io::Result<std::thread::JoinHandle<()>> {
-    let thread = std::thread::Builder::new().name("remanence-flush".into());
-    without_signals(|| thread.spawn(move || queue.work(done)))
+) -> std::io::Result<Thread> {
+    without_signals(|| Thread::spawn(c"remanence-flush", move || queue.work(done)))
 }
 
 #[cfg(test)]
@@ -124,7 +123,7 @@ mod tests {
         let first = told.recv().unwrap();
         assert!(first.iter().map(|&(id, outcome)| (id.0, outcome)).eq((0..10).map(|id| (id, Ok(())))));
         queue.stop();
-        worker.join().unwrap();
+        worker.join();
         queue.push(FlushId(11), region, 0..64);
         assert!(told.recv().is_err(), "the worker is gone, and with it its end of the channel");
         std::fs::remove_file(path).unwrap();

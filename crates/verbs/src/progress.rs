@@ -4,10 +4,9 @@
 use std::cell::{Cell, RefCell};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::thread::JoinHandle;
 use std::time::Duration;
 
-use remanence_link::{WaitFd, ask_for_short_slices, without_signals};
+use remanence_link::{Thread, WaitFd, ask_for_short_slices, without_signals};
 use remanence_rnic::FlushId;
 
 use crate::context::Shared;
@@ -22,9 +21,8 @@ const LINGER: Duration = Duration::from_micros(50);
 /// that the lock is free.
 const STEP_ASIDE: u32 = 64;
 
-pub(crate) fn spawn(shared: Arc<Shared>) -> std::io::Result<JoinHandle<()>> {
-    let thread = std::thread::Builder::new().name("remanence-rnic".into());
-    without_signals(|| thread.spawn(move || run(&shared)))
+pub(crate) fn spawn(shared: Arc<Shared>) -> std::io::Result<Thread> {
+    without_signals(|| Thread::spawn(c"remanence-rnic", move || run(&shared)))
 }
 
 fn run(shared: &Shared) {

@@ -14,5 +14,6 @@ pub(crate) mod poll;
 #[cfg(test)]
 pub(crate) mod process;
 pub(crate) mod sched;
+pub(crate) mod thread;
 pub(crate) mod unix;
 pub(crate) mod words;
