@@ -5,7 +5,7 @@
 //! headers, payload and pad, and it is the one little-endian field on the wire.
 //!
 //! **The IPv4 identification** is covered, and a UDP socket neither chooses nor sees it. Sending is settled by
-//! contract (segment *i* of one send carries identification *i*); receiving, [`check`] finds it out. A CRC is
+//! contract (segment *i* of one send carries the identification that the link told, and *i*); receiving, [`check`] finds it out. A CRC is
 //! linear: the ICRC that came, xor the ICRC computed with a guessed identification, is the identification's
 //! error, `e(x) * x^(8n + 32) mod P`, where `n` is the number of bytes behind it. `P` has a constant term, so
 //! `x` has an inverse: dividing gives back `e(x)`, which must fit 16 bits. A damaged packet passes with a
