@@ -30,7 +30,11 @@ struct Server {
 
 impl Server {
     fn new(more: &[&str]) -> Self {
-        let dir = tempfile::tempdir_in("/dev/shm").expect("a directory");
+        Self::under("/dev/shm", more)
+    }
+
+    fn under(parent: &str, more: &[&str]) -> Self {
+        let dir = tempfile::tempdir_in(parent).expect("a directory");
         let mut this = Self { dir, address: address(), child: None, ready: Value::Null };
         this.start(more);
         this
@@ -181,6 +185,40 @@ impl GoodBut for common::Said {
         assert_eq!(self.status, Some(1), "{}", self.stderr);
         assert!(self.stderr.contains(what), "{}", self.stderr);
         assert!(!self.stdout.is_empty());
+    }
+}
+
+#[test]
+fn a_store_that_was_cut_within_its_journal_is_refused() {
+    let mut server = Server::under("/var/tmp", &[]);
+    kv(&server, "put", &["key", "value"]).good();
+    server.kill();
+    run(rem().args(["kv", "verify"]).arg(server.file())).good();
+    let whole = std::fs::metadata(server.file()).expect("a file").len();
+    let kept = 4 << 20;
+    if whole == kept {
+        println!("skipped: no file on this machine has a journal, as /var/tmp is no disk");
+        return;
+    }
+    let cut = server.dir.path().join("cut");
+    for len in [whole - 1, kept + (whole - kept) / 2, kept] {
+        std::fs::copy(server.file(), &cut).expect("there is room");
+        std::fs::File::options()
+            .write(true)
+            .open(&cut)
+            .and_then(|file| file.set_len(len))
+            .expect("it is cut");
+        let verify = run(rem().args(["kv", "verify"]).arg(&cut));
+        if len == kept {
+            // As its user is told to give it up.
+            verify.good();
+            break;
+        }
+        let refused = format!("was truncated: {len} bytes are left of {whole}");
+        verify.bad(&refused);
+        run(rem().args(["kv", "scrub"]).arg(&cut)).bad(&refused);
+        run(rem().args(["kv", "serve", "--listen", &address().to_string()]).arg(&cut)).bad(&refused);
+        assert_eq!(std::fs::metadata(&cut).expect("a file").len(), len, "nothing of it was changed");
     }
 }
 

@@ -271,6 +271,30 @@ fn a_killed_server_with_messages_in_its_file_loses_nothing_that_was_acknowledged
 }
 
 #[test]
+fn a_log_that_was_cut_within_its_journal_is_refused() {
+    let mut server = Server::new(Some("/var/tmp"), &[]);
+    run_with_input(rem().args(["log", "append", &server.name()]), b"a record\n").good();
+    server.kill();
+    run(rem().args(["log", "verify"]).arg(server.file())).good();
+    let (whole, kept) = (std::fs::metadata(server.file()).expect("a file").len(), 2 << 20);
+    if whole == kept {
+        println!("skipped: no file on this machine has a journal, as /var/tmp is no disk");
+        return;
+    }
+    let file = std::fs::File::options().write(true).open(server.file()).expect("a file");
+    for len in [whole - 1, kept + (whole - kept) / 2] {
+        file.set_len(len).expect("it is cut");
+        let refused = format!("was truncated: {len} bytes are left of {whole}");
+        run(rem().args(["log", "verify"]).arg(server.file())).bad(&refused);
+        run(rem().args(["log", "serve", "--listen", "127.0.0.1:0"]).arg(server.file())).bad(&refused);
+        assert_eq!(file.metadata().expect("a file").len(), len, "nothing of it was changed");
+    }
+    // As its user is told to give it up.
+    file.set_len(kept).expect("it is cut");
+    run(rem().args(["log", "verify"]).arg(server.file())).good();
+}
+
+#[test]
 fn a_killed_server_of_a_file_on_a_disk_loses_nothing_that_was_acknowledged() {
     kill_under_load(None, &[], None);
 }

@@ -44,6 +44,21 @@ pub enum Error {
         /// The length that it has.
         found: u64,
     },
+    /// The file is shorter than it was when it got its journal.
+    #[error(
+        "{path} was truncated: {found} bytes are left of {expected}, and of its journal not enough to be read; restore it \
+         from a replica or a backup (or give up what only the journal has: truncate -s {region} cuts the rest of it off)"
+    )]
+    JournalCut {
+        /// The file.
+        path: PathBuf,
+        /// The length that it should have.
+        expected: u64,
+        /// The length that it has.
+        found: u64,
+        /// Bytes of the file without the journal.
+        region: u64,
+    },
     /// What a journal has is needed, and cannot be read.
     #[error(
         "the journal of {path} is damaged, {what}: restore the file from a replica or a backup{}",

@@ -69,6 +69,25 @@ pub(super) fn make_if_blank<M: Medium + Clone>(region: &M, new: &New) -> Result<
     Ok(true)
 }
 
+/// Refuses a store whose file was cut short within its journal: behind the store then lies what is left of that.
+pub(super) fn refuse_cut_journal(region: &Region) -> Result<(), Error> {
+    let len = Medium::len(region);
+    let mut first = [0; SUPERBLOCK_LEN];
+    if len < first.len() as u64 {
+        return Ok(());
+    }
+    Medium::read(region, 0, &mut first);
+    match Superblock::parse(&first, len) {
+        Ok(store) => Ok(region.refuse_cut_journal(store.geometry.size..len)?),
+        // Where there is none, all of its pages may still have been in the journal.
+        Err(SuperblockError::Missing) if first == [0; SUPERBLOCK_LEN] => {
+            Ok(region.refuse_cut_journal(0..len)?)
+        }
+        // Who opens the store says so.
+        Err(_) => Ok(()),
+    }
+}
+
 /// What is found in a store that nobody serves.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Inspected {
@@ -104,6 +123,7 @@ fn scrub_all(region: &Region, medium: &impl Medium) -> Result<Inspected, Error> 
     if len < SUPERBLOCK_LEN as u64 {
         return Err(OpenError::from(SuperblockError::Missing).into());
     }
+    refuse_cut_journal(region)?;
     Medium::read(region, 0, &mut first);
     let superblock = Superblock::parse(&first, len).map_err(OpenError::from)?;
     let (mut server, recovered) = Server::open(medium, Options::default())?;

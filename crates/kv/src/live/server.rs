@@ -16,7 +16,7 @@ use remanence_verbs::Context;
 
 use super::host::Host;
 use super::local::Locals;
-use super::medium::{New, make_if_blank};
+use super::medium::{New, make_if_blank, refuse_cut_journal};
 use super::member::Upkeep;
 use super::memory::Memory;
 use super::options::{Common, common_options};
@@ -209,6 +209,7 @@ impl Server {
             return Err(Error::Argument("a lease has 10 ms at least".to_owned()));
         }
         let region = options.open()?;
+        refuse_cut_journal(&region)?;
         let new = New { geometry: options.common.geometry, keys: options.common.keys };
         let made = make_if_blank(&region, &new)?;
         Self::over(context, options, Memory::Alone(region), made, None)

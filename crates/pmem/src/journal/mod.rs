@@ -21,6 +21,7 @@ mod tests;
 
 use std::fs::{self, File};
 use std::io;
+use std::ops::Range;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
@@ -30,6 +31,7 @@ pub(crate) use format::{Name, Place};
 pub(crate) use live::Journal;
 
 use crate::Error;
+use crate::region::Region;
 use format::{ALIGN, BLOCK, ENDING, MIN, NoFooter};
 use live::FileDisk;
 use log::{Bad, Log};
@@ -95,11 +97,29 @@ pub(crate) fn refuse_cut(file: &File, len: u64, region: u64, path: &Path) -> Res
         return Ok(());
     }
     match Place::decode(&copy) {
-        Ok(place) if place.start() == start && place.file() > len => {
-            Err(Error::Truncated { path: path.to_owned(), expected: place.file(), found: len })
-        }
+        Ok(place) if place.start() == start && place.file() > len => Err(cut_short(place, len, path)),
         _ => Ok(()),
     }
+}
+
+/// What is said of a file that has so many bytes, and had more.
+pub(crate) fn cut_short(place: Place, len: u64, path: &Path) -> Error {
+    Error::JournalCut { path: path.to_owned(), expected: place.file(), found: len, region: place.region }
+}
+
+/// The journal whose first block lies in a part of a region, as one does in a file that was cut short within its journal and
+/// then opened whole.
+pub(crate) fn cut_within(region: &Region, part: Range<u64>) -> Option<Place> {
+    let mut at = part.start.checked_next_multiple_of(ALIGN)?;
+    let mut copy = [0; BLOCK as usize];
+    while at < part.end && region.contains(at, BLOCK) {
+        region.read(at, &mut copy);
+        match Place::decode(&copy) {
+            Ok(place) if place.start() == at => return Some(place),
+            _ => at += ALIGN,
+        }
+    }
+    None
 }
 
 /// Gives a file a journal of about `len` bytes behind a region, which is all that it has, and is reserved.

@@ -25,6 +25,9 @@ pub enum ServeError {
     /// The memory cannot be exported.
     #[error(transparent)]
     Remote(#[from] remanence_remote::Error),
+    /// Its file is not whole.
+    #[error(transparent)]
+    Memory(#[from] remanence_pmem::Error),
     /// There is no log in it.
     #[error(transparent)]
     Open(#[from] OpenError),
@@ -149,6 +152,9 @@ impl LogServer {
         let len = server.len();
         let mut page = vec![0; SUPERBLOCK_LEN.min(len) as usize];
         region.read(0, &mut page);
+        // All of a log that was never checkpointed may be in its journal.
+        let end = if page.iter().all(|byte| *byte == 0) { Some(0) } else { recorded_size(&page) };
+        end.map_or(Ok(()), |end| region.refuse_cut_journal(end..len))?;
         let (store, made) = match recorded_size(&page) {
             Some(log) if log > len && log <= remanence_pmem::Medium::len(region) => {
                 return Err(ServeError::NoRoom { log, len });

@@ -114,6 +114,7 @@ fn of_file(path: &Path) -> Result<(Status, Read), Fail> {
     region.read(0, &mut page);
     // Receive buffers may lie behind the log.
     let len = recorded_size(&page).filter(|len| *len <= region.len()).unwrap_or(region.len());
+    region.refuse_cut_journal(len..region.len()).map_err(|e| bad(&e))?;
     let mut store = Store::open(Part::new(region, len)).map_err(|e| bad(&e))?;
     let status = store.status().map_err(|e| bad(&e))?;
     let Ok(read) = read_all(&status, &mut Local(store.medium()));

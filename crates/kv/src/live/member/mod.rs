@@ -28,6 +28,7 @@ use remanence_remotelog::Mode as LogMode;
 use remanence_remotelog::live::{LogServer, New as NewLog};
 use remanence_verbs::Context;
 
+use super::medium::refuse_cut_journal;
 use super::options::{Common, common_options};
 use super::{Error, Metrics, ServerOptions};
 use crate::format::Geometry;
@@ -274,6 +275,8 @@ impl Member {
         let image = open("image", options.common.size.unwrap_or(256 << 20))?;
         let log = open("log", options.log_len(image.len()))?;
         let ledger = open("ledger", LEDGER_LEN)?;
+        refuse_cut_journal(&image)?;
+        ledger.refuse_cut_journal(LEDGER_LEN..ledger.len())?;
         let (keeper, new) = keeper(image, ledger)?;
         let roads = Roads {
             context: context.clone(),

@@ -172,12 +172,30 @@ fn what_is_no_journal_of_ours_is_left_alone_and_what_was_one_is_refused() {
         for owner in [FileOptions::new().create(LEN), FileOptions::new().expect_len(LEN)] {
             let refused = cut(owner).expect_err("its owner knows its length");
             assert!(
-                matches!(refused, Error::Truncated { expected, .. } if expected == file_len),
+                matches!(refused, Error::JournalCut { expected, region: LEN, .. } if expected == file_len),
                 "{refused}"
             );
         }
+        // Others see a region that is too long, and may ask.
+        for options in [FileOptions::new(), FileOptions::new().journal(Journaling::Len(1 << 18))] {
+            let left = cut(options).expect("nobody knows its length");
+            assert!(left.len() >= keep.min(file_len - 1), "the rest of the journal is in the region");
+            for end in [1, LEN - 4096, LEN] {
+                let found = left.refuse_cut_journal(end..left.len());
+                let is_seen =
+                    matches!(found, Err(Error::JournalCut { expected, .. }) if expected == file_len);
+                assert_eq!(is_seen, keep >= LEN.next_multiple_of(ALIGN) + 4096, "{found:?}");
+            }
+            for elsewhere in [0..LEN, LEN.next_multiple_of(ALIGN) + 1..u64::MAX] {
+                let behind = left.refuse_cut_journal(elsewhere);
+                assert!(behind.is_ok(), "{behind:?}");
+            }
+        }
     }
     fs::write(&scratch.0, &whole).expect("a disk");
+    let intact = scratch.open(FileOptions::new()).expect("its journal is whole");
+    assert!(intact.refuse_cut_journal(0..intact.len()).is_ok(), "the journal is not in the region");
+    drop(intact);
     let longer =
         scratch.open(FileOptions::new().expect_len(LEN + 1)).expect_err("the journal is not the region's");
     assert!(matches!(longer, Error::Truncated { found: LEN, .. }), "{longer}");
