@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use common::ops::{
     Contents, Op, TINY, Workload, chunks, cleaning, contents, dying_clients, every_operation, fair,
-    for_mode_erda, prepared, resizing, run_all, some, together, works_on,
+    for_mode_erda, growing, prepared, resizing, run_all, some, together, works_on,
 };
 use common::*;
 use remanence_kv::Options;
@@ -100,6 +100,14 @@ fn cleaning_at_every_step() {
 #[test]
 fn resizing_and_displacement_at_every_step() {
     explore(DURABLE, PersistenceDomain::Adr, &resizing(), 24);
+}
+
+#[test]
+fn new_keys_that_come_together_while_the_table_grows_at_every_step() {
+    explore(DEFERRED, PersistenceDomain::PageCache, &growing(14, 4), 8);
+    // Line by line, as a journal writes them, and word by word.
+    explore(DEFERRED, PersistenceDomain::Adr, &growing(14, 4), 16);
+    explore(DURABLE, PersistenceDomain::Adr, &growing(14, 4), 4);
 }
 
 #[test]

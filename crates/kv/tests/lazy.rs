@@ -5,8 +5,8 @@
 mod common;
 
 use common::ops::{
-    Workload, chunks, cleaning, contents, dying_clients, every_operation, fair, for_mode_erda, prepared,
-    resizing, run_all, together, works_on,
+    Workload, chunks, cleaning, contents, dying_clients, every_operation, fair, for_mode_erda, growing,
+    prepared, resizing, run_all, together, works_on,
 };
 use common::{DEFERRED, DURABLE, ERDA};
 use remanence_kv::format::{DIRECTORY, RegionKind, RegionWord, Superblock};
@@ -92,6 +92,11 @@ fn cleaning_in_every_outcome() {
 #[test]
 fn resizing_and_displacement_in_every_outcome() {
     explore("resizing", DURABLE, PersistenceDomain::Adr, &resizing());
+}
+
+#[test]
+fn new_keys_that_come_together_while_the_table_grows_in_every_outcome() {
+    explore("growing", DEFERRED, PersistenceDomain::Adr, &growing(4, 2));
 }
 
 #[test]

@@ -8,7 +8,7 @@ use remanence_kv::format::{Place, Slot};
 use remanence_kv::proto::{Expect, Inline, Reply, Request, Reserved};
 use remanence_kv::{Geometry, Refusal};
 use remanence_pmem::Medium as _;
-use remanence_pmem::crash_image::CrashImage;
+use remanence_pmem::crash_image::{CrashImage, EveryWay, Failure};
 
 const POOL: Geometry = Geometry { size: 256 << 10, region_len: 8192, segment_len: 2048, heads: 2 };
 
@@ -198,5 +198,164 @@ fn what_is_done_is_settled_together_by_one_wait() {
     image.fail_after_psyncs(u64::MAX);
     for key in &keys {
         assert_eq!(client.value(key).as_deref(), Some(&b"value"[..]));
+    }
+}
+
+#[test]
+fn reservations_of_new_keys_share_a_wait_and_take_it_before_any_address_leaves() {
+    let image =
+        formatted(Geometry { region_len: 64 << 10, segment_len: 32 << 10, size: 512 << 10, ..POOL }, 64);
+    let store = Store::open(&image, DEFERRED);
+    let mut client = store.client(0);
+    for key in 200..208 {
+        client.put(&[key], b"before").expect("room");
+    }
+    while store.server.borrow_mut().step(1, 64).expect("it works") {}
+    let before = entries(&image, &store);
+    let keys: Vec<[u8; 1]> = (0..9).map(|n| [n]).collect();
+    image.fail_after_psyncs(1);
+    write_all(&store, &mut client, &keys, b"value");
+    assert_eq!(entries(&image, &store), (before.0 + 9, before.1 + 9), "named, and not settled");
+    let put = |key: u8, expect| Request::Put { key: vec![key], len: 5, expires: 0, expect };
+    // What has no right to be new keeps no place; nor does what is refused in the end.
+    let asked = [put(100, Expect::Present), put(101, Expect::Version(7)), put(102, Expect::Absent)];
+    image.fail_after_psyncs(2);
+    let Reply::Batch(replies) = client.call(&Request::Batch(asked.to_vec())) else { panic!("a batch") };
+    assert!(matches!(replies[..2], [Reply::Refused(_), Reply::Refused(_)]), "{replies:?}");
+    assert!(matches!(replies[2], Reply::Reserved(_)), "{replies:?}");
+    assert_eq!(entries(&image, &store), (before.0 + 10, before.1 + 10));
+    image.fail_after_psyncs(0);
+    let asked = Request::Batch((110..113).map(|key| put(key, Expect::Any)).collect());
+    assert_eq!(client.call(&asked), Reply::Refused(Refusal::Medium));
+}
+
+#[test]
+fn requests_that_are_at_hand_share_a_wait_and_whoever_looks_meanwhile_finds_nothing() {
+    let image =
+        formatted(Geometry { region_len: 64 << 10, segment_len: 32 << 10, size: 512 << 10, ..POOL }, 64);
+    let store = Store::open(&image, DEFERRED);
+    let (mut client, mut other) = (store.client(0), store.client(0));
+    let keys: Vec<[u8; 1]> = (200..208).map(|n| [n]).collect();
+    let puts: Vec<Inline<'_>> = keys.iter().map(|key| inline(key, b"before")).collect();
+    client.put_all(&puts).into_iter().for_each(|put| assert!(put.is_ok()));
+    let put = |key: u8, len: u64| Request::Put { key: vec![key], len, expires: 0, expect: Expect::Any };
+    let at_hand: Vec<Request> = (0..6).map(|key| put(key, 5)).chain([put(200, 5)]).collect();
+    let prepare = || store.server.borrow_mut().prepare(1, &at_hand);
+    image.fail_after_psyncs(1);
+    prepare().expect("one wait was left");
+    assert_eq!(entries(&image, &store), (14, 6));
+    // Nothing is there of them yet, for anybody.
+    image.fail_after_psyncs(9);
+    assert_eq!(client.call(&Request::Get { key: vec![0] }), Reply::Absent);
+    assert_eq!(
+        client.call(&Request::Delete { key: vec![0], expect: Expect::Any }),
+        Reply::Done { version: 0 }
+    );
+    assert_eq!(client.value(&[1]), None);
+    assert_eq!(client.keys(), keys);
+    assert_eq!(store.server.borrow_mut().scrub(0, 100).expect("it works").verified, 8);
+    // Each is given what was kept for it, without another wait; one of them to another client, for a longer value.
+    image.fail_after_psyncs(0);
+    let reserved = |reply| if let Reply::Reserved(reserved) = reply { reserved } else { panic!("{reply:?}") };
+    let mut versions = Vec::new();
+    for (key, len) in [(0, 5), (1, 5), (2, 300)] {
+        let asking = if key == 2 { &mut other } else { &mut client };
+        let Reserved { version, head, offset, epoch, at, .. } = reserved(asking.call(&put(key, len)));
+        let place = Place { salt: SALT, head, offset, epoch };
+        let object = emit(&place, version, 0, &[key], Content::Value(&vec![key; len as usize]));
+        image.write_nt(at + 8, &object[8..]);
+        versions.push(version);
+    }
+    assert_eq!(entries(&image, &store), (14, 6));
+    // What nobody came for is free again; once more it takes a wait.
+    store.server.borrow_mut().release_prepared();
+    assert_eq!(entries(&image, &store), (11, 3));
+    assert_eq!(prepare(), Err(Refusal::Medium));
+    image.fail_after_psyncs(u64::MAX);
+    prepare().expect("the medium works");
+    store.step();
+    assert_eq!(entries(&image, &store), (11, 3), "a step gives them back, too");
+    for (n, session) in [&mut client, &mut other].into_iter().enumerate() {
+        let own = if n == 0 { &versions[..2] } else { &versions[2..] };
+        assert_eq!(session.call(&Request::Confirm { versions: own.to_vec() }), Reply::Ok);
+    }
+    store.settle_down(&mut [&mut client, &mut other]);
+    for (key, len) in [(0, 5), (1, 5), (2, 300)] {
+        assert_eq!(client.value(&[key]), Some(vec![key; len]), "{key}");
+    }
+    // One whose value takes more than an object is named as what was kept for a small one.
+    prepare().expect("the medium works");
+    client.put(&[3], &[7; 40_000]).expect("room");
+    client.put(&[4], b"small").expect("room");
+    drop(client);
+    let crashed = image.crash(Failure::PowerLoss, &mut EveryWay::new());
+    let store = Store::open(&crashed, DEFERRED);
+    let mut client = store.client(0);
+    assert_eq!(client.value(&[3]), Some(vec![7; 40_000]));
+    assert_eq!(client.value(&[4]).as_deref(), Some(&b"small"[..]));
+}
+
+/// Entries move from here on.
+fn begin_to_move(store: &Store<'_>, client: &mut Session<'_, '_>, buckets: u64) {
+    store.server.borrow_mut().resize(buckets).expect("room");
+    for _ in 0..2 {
+        store.server.borrow_mut().step(1, 1).expect("it works");
+        client.attend();
+    }
+}
+
+#[test]
+fn entries_that_move_together_take_three_waits() {
+    let image = formatted(POOL, 64);
+    let store = Store::open(&image, DEFERRED);
+    let mut client = store.client(0);
+    let keys: Vec<[u8; 1]> = (0..40).map(|n| [n]).collect();
+    let puts: Vec<Inline<'_>> = keys.iter().map(|key| inline(key, key)).collect();
+    client.put_all(&puts).into_iter().for_each(|put| assert!(put.is_ok()));
+    begin_to_move(&store, &mut client, 128);
+    store.server.borrow_mut().step(1, 1).expect("nothing is left to be told");
+    let moved = || store.server.borrow().stats().entries_moved;
+    let before = moved();
+    image.fail_after_psyncs(3);
+    store.server.borrow_mut().step(1, 60).expect("three waits were left");
+    assert!(moved() > before + 15, "{} moved", moved() - before);
+    assert_eq!(entries(&image, &store), (40, 0));
+    image.fail_after_psyncs(u64::MAX);
+    keys.iter().for_each(|key| assert_eq!(client.value(key).as_deref(), Some(&key[..])));
+}
+
+#[test]
+fn what_was_prepared_stays_where_it_is_while_the_table_grows() {
+    // Large enough that two new keys do not push the growth along, and what comes with them does.
+    let image = formatted(Geometry { size: 512 << 10, ..POOL }, 300);
+    let store = Store::open(&image, DEFERRED);
+    let mut client = store.client(0);
+    let old: Vec<[u8; 1]> = (0..20).map(|n| [n]).collect();
+    let puts: Vec<Inline<'_>> = old.iter().map(|key| inline(key, key)).collect();
+    client.put_all(&puts).into_iter().for_each(|put| assert!(put.is_ok()));
+    store.server.borrow_mut().resize(400).expect("room");
+    store.server.borrow_mut().step(1, 1).expect("it works");
+    client.attend();
+    let value = |key: u8| vec![key; 3];
+    let ask =
+        |key: u8| Request::PutInline { key: vec![key], value: value(key), expires: 0, expect: Expect::Any };
+    let put = |key: u8| Request::Put { key: vec![key], len: 3, expires: 0, expect: Expect::Any };
+    let batch: Vec<Request> = (30..110).map(ask).chain([200, 201].map(put)).collect();
+    let Reply::Batch(replies) = client.call(&Request::Batch(batch)) else { panic!("a batch has replies") };
+    let mut versions = Vec::new();
+    for (key, reply) in [200, 201].into_iter().zip(&replies[80..]) {
+        let Reply::Reserved(Reserved { version, head, offset, epoch, at: room, .. }) = *reply else {
+            panic!("room: {reply:?}")
+        };
+        let place = Place { salt: SALT, head, offset, epoch };
+        let object = emit(&place, version, 0, &[key], Content::Value(&value(key)));
+        image.write_nt(room + 8, &object[8..]);
+        versions.push(version);
+    }
+    assert_eq!(client.call(&Request::Confirm { versions }), Reply::Ok);
+    store.settle_down(&mut [&mut client]);
+    assert_eq!(entries(&image, &store), (102, 0));
+    for key in (30..110).chain([200, 201]) {
+        assert_eq!(client.value(&[key]), Some(value(key)), "{key}");
     }
 }

@@ -1,8 +1,8 @@
 //! The table is resized without stopping.
 //!
 //! A larger table is cleared, a bit at a time. Then clients are told of it, and when all have said that they look into both,
-//! entries move over, a bit at a time: copied, durable, then cleared, so that recovery finds an entry in one table or equal
-//! ones in both. Readers look into the old table first, so an entry that moves cannot be missed. When the old table is empty,
+//! entries move over, one by one or, where a wait is a system call, many at a time: all of them are copied, durable, then all are
+//! cleared, so that recovery finds an entry in one table or equal ones in both. Readers look into the old table first, so an entry that moves cannot be missed. When the old table is empty,
 //! clients are told, and when all have acknowledged that, its regions are free.
 
 use remanence_pmem::Medium;
@@ -55,6 +55,10 @@ impl Growth {
 
 /// Bytes that are cleared for one thing of a step's budget.
 const CLEARED: u64 = 64 << 10;
+/// Entries of the old table that each new key pushes along.
+const PUSHED: usize = 8;
+/// Entries that move together at least, and the part of the old table that is enough, where a wait is a system call.
+const TOGETHER: (u64, u64) = (1024, 16);
 
 impl<M: Medium + Clone> Server<M> {
     /// Begins to move to a table with so many buckets. The entries in use must fit.
@@ -131,28 +135,55 @@ impl<M: Medium + Clone> Server<M> {
         }
     }
 
+    /// So many new keys are about to have entries, which must not fill the larger table before the old ones have moved: each
+    /// pushes the move along.
+    pub(super) fn push_along(&mut self, now: u64, keys: usize) -> Result<(), Refusal> {
+        // What moves would leave behind who relies on its place.
+        if self.growth.is_idle() || !self.prepared.is_empty() {
+            return Ok(());
+        }
+        self.pushed += PUSHED * keys;
+        if self.pushed < self.together() && !self.growth.must_catch_up(&self.index) {
+            return Ok(());
+        }
+        let budget = std::mem::take(&mut self.pushed);
+        self.grow(now, budget).map(drop)
+    }
+
+    /// How many entries move together at least.
+    fn together(&self) -> usize {
+        let (most, part) = TOGETHER;
+        let some = (self.index.tables[0].slots() / part).clamp(1, most);
+        if self.options.defer { some as usize } else { 1 }
+    }
+
     fn move_entries(&mut self, now: u64, from: u64, budget: usize) -> Result<bool, Refusal> {
         let [old, new] = self.index.tables[..] else { panic!("entries move between two tables") };
-        let until = old.slots().min(from.saturating_add(budget as u64));
-        for index in from..until {
-            let slot = self.index.slots(old, index, 1)[0];
+        let mut until = old.slots().min(from.saturating_add(budget.max(self.together()) as u64));
+        let mut moving = Vec::new();
+        for (n, slot) in self.index.slots(old, from, until - from).into_iter().enumerate() {
             if slot.word.is_free() {
                 continue;
             }
-            let entry = Entry { table: old, index, slot };
-            match self.index.make_room(new, slot.meta.fingerprint()).map_err(|e| io(&e))? {
-                Ok(free) => self.index.move_entry(entry, free).map_err(|e| io(&e))?,
-                // Twice the table and no place: only keys that were made to collide do that. The entry stays, both
-                // tables are looked into, and the next step tries again.
-                Err(_) => {
-                    self.growth = Growth::Moving(index);
-                    return Ok(false);
-                }
+            let entry = Entry { table: old, index: from + n as u64, slot };
+            let Ok(free) = self.index.make_room(new, slot.meta.fingerprint()).map_err(|e| io(&e))? else {
+                // Twice the table and no place: only keys that were made to collide do that, or what moves together leaves
+                // none of its own company. The entry stays, both tables are looked into, and the next step tries again.
+                until = entry.index;
+                break;
+            };
+            moving.push((entry, self.index.prepare(free, slot.meta)));
+            // Where a wait costs little, fewer things can be half done.
+            if !self.options.defer {
+                self.index.move_together(&mut moving).map_err(|e| io(&e))?;
+                moving.clear();
             }
         }
+        self.index.move_together(&mut moving).map_err(|e| io(&e))?;
+        let stays = until < old.slots() && until == from;
         self.growth = Growth::Moving(until);
         if until < old.slots() {
-            return Ok(true);
+            return Ok(!stays);
         }
         self.sync_now()?;
         self.index.tables.remove(0);

@@ -6,7 +6,8 @@
 //! word becomes 0.
 //!
 //! Displacement copies an entry to a free one further on, and then clears the first (the order of the paper's hopscotch
-//! hashing reversed, which clears nothing before the copy is durable). A crash in between leaves two equal entries, of which
+//! hashing reversed, which clears nothing before the copy is durable). Entries that move to a larger table do so together, and
+//! share the waits between the steps. A crash in between leaves two equal entries, of which
 //! recovery clears one. A one-sided reader that looks while the entry moves may read the new place before the copy and the
 //! old one after the clearing, and so miss it. That is what the table's count of moves is for: it is raised between the
 //! two, so a reader that found nothing looks at the count, the entries and the count again, and believes a miss only if the
@@ -50,6 +51,11 @@ pub(super) struct Index<M> {
     pub(super) moves: u64,
 }
 
+/// Whether an entry stands for a version. Otherwise it is free, or its place is kept.
+pub(super) fn stands(slot: &Slot) -> bool {
+    !slot.word.is_free() && slot.word != Word::GOING
+}
+
 pub(super) fn load(medium: &impl Medium, at: u64) -> u64 {
     u64::from_le(medium.load_u64(at))
 }
@@ -66,14 +72,14 @@ impl<M: Medium> Index<M> {
         Slot::parse_all(&bytes).collect()
     }
 
-    /// The entries of one table that are not free and have this fingerprint.
+    /// The entries of one table that stand for a version and have this fingerprint.
     pub(super) fn matching(&self, table: TableAt, fingerprint: u64) -> Vec<Entry> {
         let home = table.home(fingerprint);
         let mut bytes = [0; (NEIGHBOURHOOD * SLOT_LEN) as usize];
         self.medium.read(table.slot(home), &mut bytes);
         Slot::parse_all(&bytes)
             .enumerate()
-            .filter(|(_, slot)| !slot.word.is_free() && slot.meta.fingerprint() == fingerprint)
+            .filter(|(_, slot)| stands(slot) && slot.meta.fingerprint() == fingerprint)
             .map(|(n, slot)| Entry { table, index: home + n as u64, slot })
             .collect()
     }
@@ -152,8 +158,7 @@ impl<M: Medium> Index<M> {
             let movable = slots.iter().enumerate().find(|(_, slot)| {
                 let distance = free.checked_sub(table.home(slot.meta.fingerprint()));
                 // Who keeps a place relies on it.
-                let stands = !slot.word.is_free() && slot.word != Word::GOING;
-                stands && distance.is_some_and(|distance| distance < NEIGHBOURHOOD)
+                stands(slot) && distance.is_some_and(|distance| distance < NEIGHBOURHOOD)
             });
             let Some((n, slot)) = movable else { return Ok(Err(NoPlace)) };
             let from = Entry { table, index: first + n as u64, slot: *slot };
@@ -190,6 +195,26 @@ impl<M: Medium> Index<M> {
         self.moves += 1;
         self.set_word(&mut from, Word::FREE);
         // Whoever takes the cleared entry next stores its meta word first, which must not meet the old atomic word.
+        self.medium.pfence()
+    }
+
+    /// Names entries that were [prepared](Self::prepare) as copies of others, and clears those: three waits, however many they
+    /// are. Between the second and the third both are there, equal, and nothing else may be stored.
+    pub(super) fn move_together(&mut self, moving: &mut [(Entry, Entry)]) -> io::Result<()> {
+        let Some((first, _)) = moving.first() else { return Ok(()) };
+        let table = first.table;
+        self.medium.pfence()?;
+        for (from, to) in &mut *moving {
+            self.set_word(to, from.slot.word);
+        }
+        self.medium.psync()?;
+        let count = load(&self.medium, table.at).wrapping_add(moving.len() as u64);
+        store(&self.medium, table.at, count);
+        self.moves += moving.len() as u64;
+        for (from, _) in moving {
+            self.set_word(from, Word::FREE);
+        }
+        // A copy that changes from here on must not meet what it was copied from.
         self.medium.pfence()
     }
 

@@ -183,7 +183,11 @@ pub struct Server<M> {
     view_since: u64,
     /// The time of the last step.
     last_step: u64,
+    /// Entries that are kept for keys of requests that are at hand, by fingerprint.
+    prepared: BTreeMap<u64, Entry>,
     growth: Growth,
+    /// What new keys have pushed the growth along by, that it has not done yet.
+    pushed: usize,
     /// When a log was cleaned last though little was written to it.
     cleaned_anyway: u64,
     cleaning: Option<Cleaning>,
@@ -310,12 +314,14 @@ impl<M: Medium + Clone> Server<M> {
             return Reply::Refused(Refusal::Fenced);
         }
         let reads_only = state.reads_only;
+        let mut kept = Vec::new();
         if let Request::Batch(requests) = request
             && !reads_only
             && requests.len() <= BATCH_MAX
-            && self.finish_before(requests).is_err()
         {
-            return Reply::Refused(Refusal::Medium);
+            let prepared = self.finish_before(requests).and_then(|()| self.prepare_before(now, requests));
+            let Ok(prepared) = prepared else { return Reply::Refused(Refusal::Medium) };
+            kept = prepared;
         }
         let mut one = |request: &Request| match reads_only && request.changes() {
             true => Reply::Refused(Refusal::ReadOnly),
@@ -327,6 +333,7 @@ impl<M: Medium + Clone> Server<M> {
             }
             request => one(request),
         };
+        self.release(&kept);
         // In durable mode no reply leaves before everything that it speaks of is durable, or will be by what it asks for: on a page
         // cache by the client's flush, on several members by the settling that its client asks for.
         let may_wait = (self.options.defer || self.replicated) && asks_for_values(request, &reply);
@@ -334,6 +341,22 @@ impl<M: Medium + Clone> Server<M> {
             return Reply::Refused(Refusal::Medium);
         }
         reply
+    }
+
+    /// Requests are at hand that [`handle`](Self::handle) is about to be given one by one, of any clients: their new keys share a
+    /// wait for the medium, where one is a system call. What is kept for those that do not come goes with the next
+    /// [`step`](Self::step), or is [released](Self::release_prepared).
+    ///
+    /// # Errors
+    /// The medium failed.
+    pub fn prepare(&mut self, now: u64, requests: &[Request]) -> Result<(), Refusal> {
+        self.prepare_before(now, requests).map(drop)
+    }
+
+    /// Those that were at hand have been given, as far as they come.
+    pub fn release_prepared(&mut self) {
+        let kept: Vec<u64> = self.prepared.keys().copied().collect();
+        self.release(&kept);
     }
 
     fn one(&mut self, now: u64, client: ClientId, request: &Request) -> Reply {
@@ -402,6 +425,7 @@ impl<M: Medium + Clone> Server<M> {
     /// # Errors
     /// The medium failed.
     pub fn step(&mut self, now: u64, budget: usize) -> Result<bool, Refusal> {
+        self.release_prepared();
         let confirmed: Vec<u64> = std::iter::from_fn(|| self.confirmed.pop_first()).take(budget).collect();
         self.finish(&confirmed)?;
         self.expire(now)?;

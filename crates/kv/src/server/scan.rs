@@ -6,7 +6,7 @@
 use remanence_pmem::Medium;
 
 use super::Server;
-use super::index::Entry;
+use super::index::{Entry, stands};
 use super::settle::Settling;
 use crate::format::slot::{FINGERPRINT_BITS, NEIGHBOURHOOD};
 use crate::proto::{Refusal, Reply};
@@ -50,9 +50,7 @@ impl<M: Medium + Clone> Server<M> {
                     slots
                         .into_iter()
                         .enumerate()
-                        .filter(|(_, slot)| {
-                            !slot.word.is_free() && (low..high).contains(&slot.meta.fingerprint())
-                        })
+                        .filter(|(_, slot)| stands(slot) && (low..high).contains(&slot.meta.fingerprint()))
                         .map(|(n, slot)| Entry { table: *table, index: first + n as u64, slot }),
                 );
             }

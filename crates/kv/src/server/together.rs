@@ -4,7 +4,7 @@
 //! wait for the medium makes all of them durable, objects and words, in no order among each other: a crash before its end
 //! leaves some pending words, and recovery goes by the checksums of what they name, as after a client that died. Then the words
 //! are settled. Keys that are new take one more wait, for all of them: their entries are prepared before anything is written
-//! (`index.rs`). Readers believe nothing meanwhile: an old version is marked before its successor is named, and of a pending
+//! (`index.rs`), as those of a batch of reservations are. Readers believe nothing meanwhile: an old version is marked before its successor is named, and of a pending
 //! word they ask, which is answered after the end of this.
 
 use std::collections::BTreeSet;
@@ -14,9 +14,9 @@ use remanence_pmem::Medium;
 use super::index::{Entry, load};
 use super::log::{self, Purpose, Start};
 use super::{ClientId, Current, Server};
-use crate::format::object::{Content, object_len};
+use crate::format::object::Content;
 use crate::format::{Hint, Meta, Word};
-use crate::proto::{Inline, Refusal, Reserved};
+use crate::proto::{Expect, Inline, Refusal, Request, Reserved};
 
 /// A value that is written, and not settled yet.
 struct Named {
@@ -47,13 +47,13 @@ impl<M: Medium + Clone> Server<M> {
             return;
         }
         let (first, mut named) = (done.len(), Vec::with_capacity(puts.len()));
-        let Ok(mut prepared) = self.prepare_new(now, puts) else {
+        let keys = puts.iter().map(|put| (put.key, put.value.len() as u64, put.expect));
+        let Ok(kept) = self.prepare_new(now, keys) else {
             done.extend(puts.iter().map(|_| Err(Refusal::Medium)));
             return;
         };
-        for (n, put) in puts.iter().enumerate() {
-            let entry = prepared.get_mut(n).and_then(Option::take);
-            done.push(self.name(now, put, entry).map(|(one, reserved)| {
+        for put in puts {
+            done.push(self.name(now, put).map(|(one, reserved)| {
                 named.push(one);
                 reserved
             }));
@@ -63,6 +63,7 @@ impl<M: Medium + Clone> Server<M> {
                 _ => {}
             }
         }
+        self.release(&kept);
         if self.dirty && self.order().is_err() {
             done[first..].fill(Err(Refusal::Medium));
             return;
@@ -71,68 +72,77 @@ impl<M: Medium + Clone> Server<M> {
         named.into_iter().for_each(|one| self.settle_named(&one));
     }
 
-    /// Prepares an entry for each key that has none, and waits once for all of them. What cannot be had is left to who asks for
-    /// it again, one by one.
-    fn prepare_new(&mut self, now: u64, puts: &[Inline<'_>]) -> Result<Vec<Option<Entry>>, Refusal> {
-        // Where a wait is no system call, looking for all keys twice costs more than it spares. One is created as well by itself;
-        // and while the table grows, entries move with each that is made.
-        if !self.options.defer || puts.len() < 2 || !self.growth.is_idle() {
-            return Ok(Vec::new());
-        }
-        let mut prepared: Vec<Option<Entry>> = Vec::with_capacity(puts.len());
-        let mut seen = BTreeSet::new();
-        for put in puts {
-            // Of a key that comes twice, the later one finds what the earlier one made.
-            let first = self.fingerprint(put.key).ok().filter(|fingerprint| seen.insert(*fingerprint));
-            let new = first.filter(|fingerprint| self.index.candidates(*fingerprint).is_empty());
-            let entry = new.and_then(|fingerprint| self.prepare_one(now, put, fingerprint));
-            prepared.push(entry);
-        }
-        if prepared.iter().any(Option::is_some) {
-            self.index.medium.pfence().map_err(|e| log::io(&e))?;
-        }
-        Ok(prepared)
-    }
-
-    fn prepare_one(&mut self, now: u64, put: &Inline<'_>, fingerprint: u64) -> Option<Entry> {
-        Current::Absent(None).check(put.expect).ok()?;
-        let (object, chunks) = self.layout(put.key, put.value.len() as u64).ok()?;
-        if !chunks.is_empty() || !self.growth.is_idle() {
-            return None;
-        }
-        let head = self.log.geometry.head_of(fingerprint);
-        let free = self.entry_for(now, &Current::Absent(None), fingerprint).ok()??;
-        self.dirty = true;
-        Some(self.index.prepare(free, Meta::new(fingerprint, head, Hint::of(object))))
-    }
-
-    /// Writes an object and names it, by the entry that was prepared for its key, if one was.
-    fn name(
+    /// Keeps an entry for each of these keys that has none, if they are several, and waits once for all of them. Returns the
+    /// fingerprints: what nobody has taken in the end is to be [released](Self::release). What cannot be had is left to who asks
+    /// for it, one by one.
+    pub(super) fn prepare_new<'k>(
         &mut self,
         now: u64,
-        put: &Inline<'_>,
-        prepared: Option<Entry>,
-    ) -> Result<(Named, Reserved), Refusal> {
-        let Some(mut entry) = prepared else { return self.name_found(now, put) };
-        let (fingerprint, head) = (entry.slot.meta.fingerprint(), entry.slot.meta.head());
-        let object = object_len(put.key.len(), put.value.len() as u64);
-        let start = |object| Start { fingerprint, object };
-        let room = match self.log.hand_out(head, object, start, Purpose::Store) {
-            Ok(room) => room,
-            Err(refusal) => {
-                self.index.set_word(&mut entry, Word::FREE);
-                return Err(refusal);
+        keys: impl Iterator<Item = (&'k [u8], u64, Expect)>,
+    ) -> Result<Vec<u64>, Refusal> {
+        let mut kept = Vec::new();
+        // Where a wait is no system call, looking for all keys twice costs more than it spares.
+        if !self.options.defer {
+            return Ok(kept);
+        }
+        let mut seen = BTreeSet::new();
+        let mut new: Vec<(u64, u64)> =
+            keys.filter_map(|(key, len, expect)| self.is_new(key, len, expect)).collect();
+        new.retain(|(fingerprint, _)| seen.insert(*fingerprint));
+        // One is created as well by itself.
+        if new.len() < 2 {
+            return Ok(kept);
+        }
+        self.push_along(now, new.len())?;
+        for (fingerprint, object) in new {
+            if self.growth.must_catch_up(&self.index) {
+                break;
             }
-        };
-        let version = self.next_version();
-        self.put_object(head, room.offset, version, put.expires, put.key, Content::Value(put.value));
-        let meta = entry.slot.meta;
-        let entry = self.index.name_prepared(entry, meta, Word::FREE.update(room.offset));
-        let (offset, epoch, at) = (room.offset, room.epoch, room.at);
-        Ok((Named { entry, meta }, Reserved { version, head, offset, epoch, at, extents: Vec::new() }))
+            let table = self.growth.inserts_to(&self.index.tables);
+            let room = self.index.make_room(table, fingerprint).map_err(|e| log::io(&e))?;
+            let Ok(free) = room else { continue };
+            let head = self.log.geometry.head_of(fingerprint);
+            let entry = self.index.prepare(free, Meta::new(fingerprint, head, Hint::of(object)));
+            self.prepared.insert(fingerprint, entry);
+            kept.push(fingerprint);
+        }
+        if !kept.is_empty() {
+            self.index.medium.pfence().map_err(|e| log::io(&e))?;
+        }
+        Ok(kept)
     }
 
-    fn name_found(&mut self, now: u64, put: &Inline<'_>) -> Result<(Named, Reserved), Refusal> {
+    /// The same, for requests that come together.
+    pub(super) fn prepare_before(&mut self, now: u64, requests: &[Request]) -> Result<Vec<u64>, Refusal> {
+        self.prepare_new(
+            now,
+            requests.iter().filter_map(|request| match request {
+                Request::Put { key, len, expect, .. } => Some((&key[..], *len, *expect)),
+                _ => None,
+            }),
+        )
+    }
+
+    /// The fingerprint and the object's length, if the key has no entry, and could have one.
+    fn is_new(&self, key: &[u8], len: u64, expect: Expect) -> Option<(u64, u64)> {
+        let fingerprint = self.fingerprint(key).ok()?;
+        Current::Absent(None).check(expect).ok()?;
+        let (object, chunks) = self.layout(key, len).ok()?;
+        let new = !self.prepared.contains_key(&fingerprint) && self.index.candidates(fingerprint).is_empty();
+        (new && chunks.is_empty()).then_some((fingerprint, object))
+    }
+
+    /// Gives back what is left of entries that were prepared for these.
+    pub(super) fn release(&mut self, kept: &[u64]) {
+        for fingerprint in kept {
+            if let Some(mut entry) = self.prepared.remove(fingerprint) {
+                self.index.set_word(&mut entry, Word::FREE);
+            }
+        }
+    }
+
+    /// Writes an object and names it.
+    fn name(&mut self, now: u64, put: &Inline<'_>) -> Result<(Named, Reserved), Refusal> {
         let fingerprint = self.fingerprint(put.key)?;
         let current = self.settled(now, put.key, fingerprint)?;
         current.check(put.expect)?;

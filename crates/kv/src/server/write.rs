@@ -180,10 +180,10 @@ impl<M: Medium + Clone> Server<M> {
         if current.entry().is_some() {
             return Ok(None);
         }
-        // New entries must not fill the larger table before the old ones have moved: each pushes the move along.
-        if !self.growth.is_idle() {
-            self.grow(now, 8)?;
+        if let Some(prepared) = self.prepared.get(&fingerprint) {
+            return Ok(Some(*prepared));
         }
+        self.push_along(now, 1)?;
         if self.growth.must_catch_up(&self.index) {
             return Err(Refusal::Growing);
         }
@@ -219,7 +219,17 @@ impl<M: Medium + Clone> Server<M> {
     ) -> Result<Entry, Refusal> {
         self.dirty = true;
         let Some(mut entry) = current.entry() else {
-            let free = free.expect("a key without an entry was given a free one");
+            let mut free = free.expect("a key without an entry was given a free one");
+            if self.prepared.remove(&meta.fingerprint()).is_some() {
+                // It may have been prepared for an object of another length: recovery finds chunks by the hint.
+                if free.slot.meta != meta {
+                    self.index.set_meta(&mut free, meta);
+                    if meta.hint() == Hint::CHAINED {
+                        self.order()?;
+                    }
+                }
+                return Ok(self.index.name_prepared(free, meta, word(Word::FREE)));
+            }
             return self.index.create(free, meta, word(Word::FREE)).map_err(|e| log::io(&e));
         };
         let old = entry.slot.word;

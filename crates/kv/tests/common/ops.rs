@@ -22,10 +22,18 @@ pub(crate) enum Op {
     Batch(Vec<(u8, Vec<u8>)>),
     /// The server writes them, with one wait for the medium.
     Together(Vec<(u8, Vec<u8>)>),
+    /// Their requests are at hand together, of clients that each go on alone.
+    Apart(Vec<(u8, Vec<u8>)>),
     /// Room is handed out, this much of the object is written, and the client dies.
     Torn(u8, Vec<u8>, usize),
     Clean(u8),
     Resize(u64),
+    /// The table begins to grow: entries move from here on.
+    Grow(u64),
+    /// Some entries of the old table move.
+    Step(usize),
+    /// Growing comes to its end.
+    Grown,
     /// The server settles what clients have confirmed.
     Settle,
 }
@@ -37,10 +45,11 @@ impl Op {
                 drop(contents.insert(vec![*key], value.clone()));
             }
             Self::Delete(key) => drop(contents.remove(&vec![*key])),
-            Self::Batch(puts) | Self::Together(puts) => {
+            Self::Batch(puts) | Self::Together(puts) | Self::Apart(puts) => {
                 puts.iter().for_each(|(key, value)| drop(contents.insert(vec![*key], value.clone())));
             }
-            Self::Torn(..) | Self::Clean(_) | Self::Resize(_) | Self::Settle => {}
+            Self::Torn(..) | Self::Clean(_) | Self::Resize(_) => {}
+            Self::Grow(_) | Self::Step(_) | Self::Grown | Self::Settle => {}
         }
     }
 
@@ -66,6 +75,17 @@ impl Op {
                     .collect();
                 client.put_all(&puts).into_iter().for_each(|put| assert!(put.is_ok(), "{put:?}"));
             }
+            Self::Apart(puts) => {
+                let put = |(key, value): &(u8, Vec<u8>)| Request::Put {
+                    key: vec![*key],
+                    len: value.len() as u64,
+                    expires: 0,
+                    expect: Expect::Any,
+                };
+                let requests: Vec<Request> = puts.iter().map(put).collect();
+                store.server.borrow_mut().prepare(store.now.get(), &requests).expect("memory does not fail");
+                puts.iter().for_each(|(key, value)| assert!(client.put(&[*key], value).is_ok()));
+            }
             Self::Torn(key, value, written) => torn(store, *key, value, *written),
             Self::Clean(head) => {
                 store.server.borrow_mut().clean(*head).expect("nothing else is being cleaned");
@@ -75,6 +95,19 @@ impl Op {
                 store.server.borrow_mut().resize(*buckets).expect("room");
                 store.settle_down(&mut [client]);
             }
+            Self::Grow(buckets) => {
+                store.server.borrow_mut().resize(*buckets).expect("room");
+                // Cleared and announced; known to everybody; begun.
+                for _ in 0..2 {
+                    store.server.borrow_mut().step(store.now.get(), 1).expect("memory does not fail");
+                    client.attend();
+                }
+                assert!(store.server.borrow().usage().growing);
+            }
+            Self::Step(budget) => {
+                store.server.borrow_mut().step(store.now.get(), *budget).expect("memory does not fail");
+            }
+            Self::Grown => store.settle_down(&mut [client]),
             Self::Settle => {
                 if let Some(confirm) = client.client.poll_confirm() {
                     client.call(&confirm);
@@ -293,6 +326,32 @@ pub(crate) fn cleaning() -> Workload {
         Op::Put(9, value(9, 10)),
     ];
     (prepare, ops)
+}
+
+/// New keys come in batches while the table grows, and values of keys that have just moved.
+///
+/// So many keys are there before, and so many come at a time.
+pub(crate) fn growing(before: u8, each: usize) -> Workload {
+    let many = |round: u8, keys: [u8; 4]| {
+        let value = |key: u8| value(u64::from(round) << 8 | u64::from(key), 4);
+        keys[..each].iter().map(|key| (*key, value(*key))).collect()
+    };
+    let ops = vec![
+        // Logs have begun: the next values have no wait for that.
+        Op::Together(many(7, [0, 1, 2, 3])),
+        Op::Grow(40),
+        Op::Step(usize::from(before)),
+        // No wait comes between the move and these.
+        Op::Together(many(1, [0, 1, 2, 3])),
+        Op::Batch(many(2, [40, 41, 0, 1])),
+        Op::Together(many(3, [42, 43, 40, 2])),
+        Op::Batch(many(4, [1, 42, 44, 45])),
+        Op::Delete(42),
+        Op::Apart(many(5, [50, 51, 3, 52])),
+        Op::Grown,
+        Op::Together(many(6, [46, 47, 0, 42])),
+    ];
+    (some(before, 4), ops)
 }
 
 pub(crate) fn resizing() -> Workload {
