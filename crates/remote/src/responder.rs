@@ -181,6 +181,22 @@ impl Responder {
         result
     }
 
+    /// What a call asks of which service: a message that has arrived as the `nth` (from 0) of those that were not served yet.
+    /// `None` is said of whatever else it is.
+    #[must_use]
+    pub fn call_ahead<B: Medium>(&self, nth: u64, len: u32, buffers: &B) -> Option<(u16, Vec<u8>)> {
+        if nth >= u64::from(self.terms.ring.slots) {
+            return None;
+        }
+        let number = self.received + 1 + nth;
+        let mut buffer = vec![0; len.min(self.terms.ring.slot_size) as usize];
+        buffers.read(self.terms.ring.buffer(number), &mut buffer);
+        let message = Parsed::read(&buffer).ok()?;
+        let header = message.header;
+        let due = message.len == len && header.stamp == self.terms.stamp && header.number == number;
+        (due && matches!(header.kind, Kind::Call)).then(|| (header.plan, message.body.to_vec()))
+    }
+
     fn failed(&mut self, number: u64, e: &io::Error, world: &mut impl World) {
         let body = format!("the server's medium failed ({e})").into_bytes();
         world.send(Answer { kind: AnswerKind::Failed, number, reposted: self.announced, body });

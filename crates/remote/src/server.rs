@@ -249,6 +249,9 @@ pub struct Call<'a> {
 
 type Handler = Box<dyn FnMut(&Call<'_>) -> Result<Vec<u8>, String> + Send>;
 
+/// Sees calls that have come together, before any of them is answered.
+type Ahead = Box<dyn FnMut(&[Call<'_>]) + Send>;
+
 /// What the serving thread does besides messages: it is told how much arrived, and says how long it can do without.
 type Turn = Box<dyn FnMut(usize) -> Option<Duration> + Send>;
 
@@ -363,6 +366,7 @@ struct Core {
 pub struct Server {
     core: Core,
     handlers: BTreeMap<u16, Handler>,
+    ahead: Option<(u16, Ahead)>,
     round: Option<Box<dyn FnMut() + Send>>,
     turn: Option<Turn>,
     meter: Option<Meter>,
@@ -446,7 +450,7 @@ impl Server {
             begin: Instant::now(),
             state: Mutex::new(state),
         };
-        Ok(Self { core, handlers: BTreeMap::new(), round: None, turn: None, meter: None })
+        Ok(Self { core, handlers: BTreeMap::new(), ahead: None, round: None, turn: None, meter: None })
     }
 
     /// Where clients connect.
@@ -499,6 +503,16 @@ impl Server {
         self.handlers.insert(service, Box::new(handler));
     }
 
+    /// Shows the calls of a service that have come together, if they are several, before the first of them is answered: what each
+    /// would wait for alone can be done for all of them. Not every call is shown, and one that is may never be made.
+    ///
+    /// # Panics
+    /// For the services 65534 and 65535, which are the server's own.
+    pub fn on_calls(&mut self, service: u16, look: impl FnMut(&[Call<'_>]) + Send + 'static) {
+        assert!(service < DESCRIBE, "service {service} is the server's own");
+        self.ahead = Some((service, Box::new(look)));
+    }
+
     /// What sessions of a [guarded](ServerOptions::guarded) server may write.
     #[must_use]
     pub fn grants(&self) -> Grants {
@@ -545,7 +559,7 @@ impl Server {
     /// The device is gone; the medium failed.
     pub fn run(&mut self, stop: &AtomicBool) -> Result<Stats, Error> {
         let mut handlers = std::mem::take(&mut self.handlers);
-        let (mut round, mut turn) = (self.round.take(), self.turn.take());
+        let (mut round, mut turn, mut ahead) = (self.round.take(), self.turn.take(), self.ahead.take());
         let (this, meter) = (&self.core, self.meter.as_ref());
         let over = &AtomicBool::new(false);
         let served = std::thread::scope(|scope| {
@@ -564,11 +578,12 @@ impl Server {
                     source: Arc::new(e),
                 })
             });
-            let served = started.and_then(|()| this.serve(stop, &mut handlers, &mut round, &mut turn, meter));
+            let served = started
+                .and_then(|()| this.serve(stop, &mut handlers, &mut ahead, &mut round, &mut turn, meter));
             over.store(true, Ordering::Release);
             served
         });
-        (self.handlers, self.round, self.turn) = (handlers, round, turn);
+        (self.handlers, self.ahead, self.round, self.turn) = (handlers, ahead, round, turn);
         let stats = self.stats();
         let everyone: Vec<Qpn> = self.core.lock().peers.keys().copied().collect();
         for qpn in everyone {
@@ -601,6 +616,7 @@ impl Core {
         &self,
         stop: &AtomicBool,
         handlers: &mut BTreeMap<u16, Handler>,
+        ahead: &mut Option<(u16, Ahead)>,
         round: &mut Option<Box<dyn FnMut() + Send>>,
         turn: &mut Option<Turn>,
         meter: Option<&Meter>,
@@ -620,6 +636,9 @@ impl Core {
             let metered = meter.filter(|_| !completions.is_empty() || limit < TICK);
             let since = metered.map(|_| Meter::now());
             let mut state = self.lock();
+            if let Some((service, look)) = ahead {
+                look_ahead(&state, &completions, *service, look);
+            }
             for wc in &completions {
                 self.completed(&mut state, wc, handlers);
             }
@@ -904,6 +923,31 @@ impl World for Nobody {
 
     fn call(&mut self, _: u16, _: &[u8]) -> Result<Vec<u8>, String> {
         Err("the session is over".into())
+    }
+}
+
+/// Shows the calls of a service that are among what has arrived.
+fn look_ahead(state: &State, completions: &[Wc], service: u16, look: &mut Ahead) {
+    let received = |wc: &&Wc| wc.status == WcStatus::Success && wc.wr_id & RECEIVE != 0;
+    if completions.iter().filter(received).count() < 2 {
+        return;
+    }
+    let (mut before, mut found) = (BTreeMap::<Qpn, u64>::new(), Vec::new());
+    for wc in completions.iter().filter(received) {
+        let Some(Peer { responder, link, .. }) = state.peers.get(&wc.qpn) else { continue };
+        let nth = before.entry(wc.qpn).or_default();
+        if wc.opcode != WcOpcode::RecvRdmaWithImm
+            && let Some((asked, body)) = responder.call_ahead(*nth, wc.byte_len, link.incoming.region())
+            && asked == service
+        {
+            found.push((link.id, link.role, body));
+        }
+        *nth += 1;
+    }
+    if found.len() >= 2 {
+        let calls =
+            found.iter().map(|(session, role, request)| Call { session: *session, role: *role, request });
+        look(&calls.collect::<Vec<_>>());
     }
 }
 

@@ -102,3 +102,52 @@ fn a_server_may_speak_first() {
         std::thread::yield_now();
     }
 }
+
+#[test]
+fn calls_that_come_together_are_shown_before_the_first_of_them_is_answered() {
+    type Asked = (u64, Vec<u8>);
+    type Said = (bool, Vec<Asked>);
+    // What was shown, and what was asked to be answered, in the order of the server.
+    let said: Arc<Mutex<Vec<Said>>> = Arc::default();
+    let (showing, answering) = (Arc::clone(&said), Arc::clone(&said));
+    let host = Host::with(
+        LEN,
+        None,
+        |options| options,
+        move |server| {
+            server.on_calls(SERVICE, move |calls| {
+                let asked = calls.iter().map(|call| (call.session, call.request.to_vec())).collect();
+                showing.lock().expect("no panic").push((true, asked));
+            });
+            server.on_call(SERVICE, move |call| {
+                let asked = (call.session, call.request.to_vec());
+                answering.lock().expect("no panic").push((false, vec![asked]));
+                Ok(call.request.to_vec())
+            });
+            server.on_call(SERVICE + 1, |call| Ok(call.request.to_vec()));
+        },
+    );
+    let mut session = session(&host, fixed());
+    let (begin, mut round) = (Instant::now(), 0_u32);
+    let shown = |said: &[Said]| said.iter().any(|(shown, _)| *shown);
+    while !shown(&said.lock().expect("no panic")) {
+        assert!(begin.elapsed() < Duration::from_secs(60), "they never come together");
+        round += 1;
+        let names: Vec<Vec<u8>> = (0..4_u8).map(|n| [&round.to_le_bytes()[..], &[n]].concat()).collect();
+        let call = |request| Work::Call { service: SERVICE, request };
+        let other = Work::Call { service: SERVICE + 1, request: b"another's" };
+        let work = [call(&names[0][..]), call(&names[1]), other, call(&names[2]), call(&names[3])];
+        let done = session.together(&work).expect("carried out");
+        assert!(done.iter().all(|done| matches!(done, Done::Reply(Ok(_)))), "{done:?}");
+    }
+    let said = said.lock().expect("no panic");
+    let answered: Vec<&Asked> =
+        said.iter().filter(|(shown, _)| !shown).flat_map(|(_, asked)| asked).collect();
+    assert_eq!(answered.len() as u32, 4 * round);
+    for (n, (_, asked)) in said.iter().enumerate().filter(|(_, (shown, _))| *shown) {
+        assert!(asked.len() >= 2, "{asked:?}");
+        // They are the next to be answered, in their order.
+        let next: Vec<&Asked> = said[n + 1..].iter().flat_map(|(_, asked)| asked).take(asked.len()).collect();
+        assert_eq!(next, asked.iter().collect::<Vec<_>>());
+    }
+}

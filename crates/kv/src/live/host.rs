@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use remanence_pmem::Region;
-use remanence_remote::{Cutter, Grants, Role};
+use remanence_remote::{Call as Called, Cutter, Grants, Role};
 
 use super::StoreStats;
 use super::local::{Line, Lines};
@@ -24,6 +24,8 @@ use crate::view::{Mode, View};
 const BUDGET: usize = 64;
 /// A client that has said nothing for so long is told something, to see whether it is there.
 const PROBE: Duration = Duration::from_secs(5);
+/// Entries that are kept at most for new keys of calls that have come together.
+const PREPARED_MAX: usize = 1024;
 /// Values that one call of a scrub reads at most: no other message is served meanwhile.
 const SCRUB_MAX: u64 = 256;
 
@@ -218,6 +220,27 @@ impl Host {
         }
     }
 
+    /// Sees calls that have come together, and are about to be answered: their new keys share a wait for the medium.
+    pub(super) fn prepare(&mut self, calls: &[Called<'_>]) {
+        let mut requests = Vec::new();
+        for called in calls.iter().filter(|called| called.role.may_write()) {
+            // What is in parts is looked at when it is whole.
+            let begun =
+                self.peers.get(&called.session).is_some_and(|p| p.client.is_some() && p.part.is_empty());
+            let Some(Call { what: What::Request, body, .. }) = Call::parse(called.request) else { continue };
+            match Request::parse(body).filter(|_| begun) {
+                Some(Request::Batch(batch)) => requests.extend(batch),
+                Some(request) => requests.push(request),
+                None => {}
+            }
+        }
+        requests.retain(|request| matches!(request, Request::Put { .. }));
+        requests.truncate(PREPARED_MAX);
+        if !self.failed {
+            self.failed = self.core.prepare(self.clock.now(), &requests).is_err();
+        }
+    }
+
     /// Answers a call of a session, whose client may do so much.
     pub(super) fn serve(&mut self, session: u64, role: Role, call: &[u8]) -> Result<Vec<u8>, String> {
         let call = Call::parse(call).ok_or("the call means nothing; use the same release on both sides")?;
@@ -354,6 +377,7 @@ impl Host {
 
     /// Does what can wait. Returns how long it may wait again; `None`: the medium failed.
     pub(super) fn turn(&mut self, messages: usize) -> Option<Duration> {
+        self.core.release_prepared();
         self.failed |= self.do_turn(messages).is_err();
         if self.failed {
             return None;
@@ -453,5 +477,71 @@ impl Host {
         self.forget_ended()?;
         // Cleaning and growing go on when the store is served again.
         self.core.step(self.clock.now(), BUDGET).map(drop)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use remanence_verbs::{Context, Options};
+
+    use super::super::server::lock;
+    use super::super::{Server, ServerOptions};
+    use super::*;
+    use crate::proto::Expect;
+
+    fn put(key: u8) -> Request {
+        Request::Put { key: vec![key], len: 5, expires: 0, expect: Expect::Any }
+    }
+
+    fn call(what: What, body: &[u8]) -> Vec<u8> {
+        Call { what, tag: 7, body }.emit()
+    }
+
+    #[test]
+    fn new_keys_of_calls_that_come_together_have_entries_before_the_first_is_answered() {
+        // Where this program lies is a disk, mostly.
+        let program = std::env::current_exe().expect("a program");
+        let dir = tempfile::tempdir_in(program.parent().expect("a directory")).expect("a directory");
+        let context =
+            Context::open(Options::udp("127.9.42.1".parse().expect("an address"))).expect("a device");
+        let options = ServerOptions::file(dir.path().join("store")).size(8 << 20).guarded(false);
+        let server = Server::bind(&context, options).expect("a server");
+        let locals = server.locals().expect("alone");
+        if !locals.wait_for_a_disk() {
+            eprintln!("skipped: {} is not on a disk", program.display());
+            return;
+        }
+        let host = &mut *lock(&locals.host);
+        let hello = call(What::Hello, &VERSION.to_le_bytes());
+        for (session, role) in [(1, Role::Writer), (2, Role::Writer), (3, Role::Reader)] {
+            host.serve(session, role, &hello).expect("it begins");
+        }
+        host.serve(2, Role::Writer, &call(What::Part, &[1])).expect("more is to come");
+        let batch = Request::Batch(vec![put(10), put(11), Request::Get { key: vec![12] }]);
+        let asked: Vec<(u64, Role, Vec<u8>)> = [
+            (1, Role::Writer, put(1).emit()),
+            (1, Role::Writer, put(2).emit()),
+            (1, Role::Writer, batch.emit()),
+            // None of these is one that may be carried out as it is.
+            (2, Role::Writer, put(20).emit()),
+            (3, Role::Reader, put(21).emit()),
+            (4, Role::Writer, put(22).emit()),
+            (1, Role::Writer, vec![0xFF; 9]),
+        ]
+        .map(|(session, role, body)| (session, role, call(What::Request, &body)))
+        .into();
+        let shown =
+            asked.iter().map(|(session, role, request)| Called { session: *session, role: *role, request });
+        host.prepare(&shown.collect::<Vec<_>>());
+        assert_eq!(host.core.usage().entries, 4);
+        for (session, role, request) in &asked[..2] {
+            let answer = host.serve(*session, *role, request).expect("an answer");
+            let answer = Answer::parse(&answer).expect("ours").body.to_vec();
+            let (_, reply) = super::super::wire::parse_keyed(&answer).expect("ours");
+            assert!(matches!(Reply::parse(reply), Some(Reply::Reserved(_))), "{reply:?}");
+        }
+        assert_eq!((host.core.usage().entries, host.core.stats().reserved), (4, 2));
+        host.turn(2).expect("the medium works");
+        assert_eq!(host.core.usage().entries, 2, "what nobody came for is given back after the turn");
     }
 }

@@ -239,12 +239,14 @@ impl Server {
             Layout::remove(&region).map_err(medium)?;
         }
         let durable = region.domain().guarantee().is_durable();
+        // A wait for the medium is a system call.
+        let waits = region.domain().granularity() == StoreGranularity::Page;
         let core = Options {
             mode: options.mode,
             lease: options.common.lease.as_millis() as u64,
             unfinished_max: options.unfinished,
             clean_by_itself: options.common.clean,
-            defer: region.domain().granularity() == StoreGranularity::Page,
+            defer: waits,
         };
         let (mut core, recovered) = Core::open(memory, core)?;
         if upkeep.is_some() {
@@ -271,6 +273,10 @@ impl Server {
         let host = Arc::new(Mutex::new(host));
         let serving = Arc::clone(&host);
         remote.on_call(SERVICE, move |call| lock(&serving).serve(call.session, call.role, call.request));
+        if waits {
+            let looking = Arc::clone(&host);
+            remote.on_calls(SERVICE, move |calls| lock(&looking).prepare(calls));
+        }
         let turning = Arc::clone(&host);
         remote.on_turn(move |messages| lock(&turning).turn(messages));
         Ok(Self { remote, host, region, alone, recovered, made, durable })
