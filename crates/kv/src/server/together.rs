@@ -28,7 +28,7 @@ struct Named {
 impl<M: Medium + Clone> Server<M> {
     /// Writes values for a client, and appends to `done` what became of each, in their order: where it lies, or why not. They
     /// share one wait for the medium, after which what was written is as durable as the mode promises. A value that does not fit
-    /// one object is [`Refusal::Malformed`]: it is for [`Request::Put`](crate::proto::Request::Put).
+    /// one object is [`Refusal::Malformed`]: it is for [`Request::Put`].
     pub fn put_all(
         &mut self,
         now: u64,
