@@ -12,6 +12,9 @@
 #                                   boots with an emulated NVDIMM whose content the file IMAGE keeps, and runs the command in
 #                                   an ext4-dax mount on it; the boot that makes IMAGE makes the file system too. This very
 #                                   process becomes the emulator: who kills it cuts the guest's power
+#   guest.sh disk DIR IMAGE PROGRAM...
+#                                   the same with a disk (virtio) in place of the NVDIMM, and ext4 on it: what the guest's kernel
+#                                   had not written yet is gone with the power
 # A missing tool or package ends it with status 3 and one sentence.
 set -euo pipefail
 # What goes into the guest are the system's own libraries, whoever calls.
@@ -180,16 +183,24 @@ I
   exit "${status:-1}"
 }
 
+# On "pmem0" or "vda", a file system that a file keeps.
 kept() {
   need qemu-system-x86_64 busybox cpio gzip xz modprobe mke2fs ldd truncate
-  local image=$1 root=$dir/kept-root append=remanence=again; shift
+  local device=$1 image=$2 root=$dir/kept-root append=remanence=again options= prepare=; shift 2
+  local machine=(-machine pc,nvdimm=on,nvdimm-persistence=mem-ctrl -device nvdimm,id=n1,memdev=m1
+    -object "memory-backend-file,id=m1,share=on,mem-path=$image,size=128M")
+  if [ "$device" = vda ]; then
+    machine=(-drive "file=$image,if=none,id=d1,format=raw,cache=writeback" -device virtio-blk-pci,drive=d1)
+  else
+    options='-o dax' prepare='namespace 0 pfn nd_pmem'
+  fi
   lock
   fetch_kernel
   if [ ! -e "$image" ]; then
     append=remanence=fresh
     truncate -s 128M "$image"
     fresh_root "$root"
-    install_modules "$root" crc32c_generic crc32c_intel nd_pmem nfit ext4
+    install_modules "$root" crc32c_generic crc32c_intel nd_pmem nfit virtio_pci virtio_blk ext4
     install_program "$(type -P mke2fs)" "$root"
     install_program "$1" "$root"
     cat > "$root/init" <<I
@@ -197,10 +208,10 @@ $preamble
 mkdir -p /dev/shm; mount -t tmpfs shm /dev/shm; ifconfig lo up
 $namespace
 if grep -q remanence=fresh /proc/cmdline; then
-  namespace 0 pfn nd_pmem
-  $(type -P mke2fs) -q -F -t ext4 -b 4096 /dev/pmem0 2>/dev/null
+  $prepare
+  $(type -P mke2fs) -q -F -t ext4 -b 4096 /dev/$device 2>/dev/null
 fi
-mount -t ext4 -o dax /dev/pmem0 /mnt || poweroff -f
+mount -t ext4 $options /dev/$device /mnt || poweroff -f
 export REMANENCE_TEST_DIR=/mnt RUST_BACKTRACE=0
 $*
 echo "guest status \$?"; umount /mnt; poweroff -f
@@ -209,9 +220,7 @@ I
     pack "$root" "$image.gz"
   fi
   unlock
-  emulate -smp 2 -m 768M,slots=2,maxmem=4G -machine pc,nvdimm=on,nvdimm-persistence=mem-ctrl \
-    -object "memory-backend-file,id=m1,share=on,mem-path=$image,size=128M" -device nvdimm,id=n1,memdev=m1 \
-    -initrd "$image.gz"
+  emulate -smp 2 -m 768M,slots=2,maxmem=4G "${machine[@]}" -initrd "$image.gz"
 }
 
 # The kernel unpacks one archive behind the other.
@@ -229,11 +238,12 @@ alone() {
 case $command in
   build) build;;
   pmem) shift 2; pmem "$@";;
-  kept) shift 2; kept "$@";;
+  kept) shift 2; kept pmem0 "$@";;
+  disk) shift 2; kept vda "$@";;
   boot) emulate -smp 2 -m 512M,slots=2,maxmem=2G -initrd "$dir/rxe.gz" -device virtio-net-pci,netdev=n0,romfile= \
           -machine pc,nvdimm=on,nvdimm-persistence=mem-ctrl \
           -object memory-backend-ram,id=m1,size=64M -device nvdimm,id=n1,memdev=m1 \
           -netdev "tap,id=n0,ifname=$3,script=no,downscript=no";;
   alone) alone "$3" "$4";;
-  *) sed -n '2,15s/^# //p' "$0"; exit 2;;
+  *) sed -n '2,18s/^# //p' "$0"; exit 2;;
 esac

@@ -1,5 +1,6 @@
-//! Persistent memory that is really mapped with MAP_SYNC, and a machine whose power really goes: a guest with an emulated
-//! NVDIMM (`tests/guest`) runs a server and a client, is cut off in the middle of their work, and boots again.
+//! Persistent memory that is really mapped with MAP_SYNC, and a machine whose power really goes: a guest (`tests/guest`) with
+//! an emulated NVDIMM, or with a disk and a journal on it, runs a server and a client, is cut off in the middle of their
+//! work, and boots again.
 //!
 //! Skipped, with the reason, where QEMU or what the guest is made of cannot be had.
 
@@ -16,12 +17,13 @@ use common::{context, fixed};
 use remanence_persist::plan::Request;
 use remanence_persist::recipe::Op;
 use remanence_persist::taxonomy::Buffers;
-use remanence_pmem::FileOptions;
+use remanence_pmem::{FileOptions, Journaling};
 use remanence_remote::{Server, ServerOptions, Session};
 
 const RECORD: u64 = 256;
 const FIRST: u64 = 4096;
 const LEN: u64 = 4 << 20;
+const JOURNAL: u64 = 128 << 10;
 /// A guest on a busy machine takes its time.
 const LIMIT: Duration = Duration::from_secs(150);
 
@@ -33,7 +35,10 @@ fn record(n: u64) -> Vec<u8> {
 #[test]
 fn in_the_guest() {
     let Ok(dir) = std::env::var("REMANENCE_TEST_DIR") else { return };
-    let region = FileOptions::new().create(LEN).open(Path::new(&dir).join("memory")).expect("a file");
+    // Without effect on persistent memory. The shortest: it begins anew every 30 syncs.
+    let file = FileOptions::new().create(LEN).journal(Journaling::Len(JOURNAL));
+    let region = file.open(Path::new(&dir).join("memory")).expect("a file");
+    println!("journal {:?}", region.journal());
     let options =
         ServerOptions::new(&context(), region, 0).buffers(Buffers::Pm).sessions(2).messages(16, 2048);
     let mut server = Server::bind(options).expect("a server");
@@ -77,11 +82,11 @@ struct Guest {
 }
 
 impl Guest {
-    fn boot(image: &Path) -> Self {
+    fn boot(kind: &str, image: &Path) -> Self {
         let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/guest/guest.sh");
         let this = std::env::current_exe().expect("this program");
         let mut process = Command::new(script)
-            .arg("kept")
+            .arg(kind)
             .arg(Path::new(env!("CARGO_TARGET_TMPDIR")).join("guest"))
             .arg(image)
             .arg(this)
@@ -139,21 +144,33 @@ impl Drop for Guest {
 
 #[test]
 fn a_guest_with_an_nvdimm_is_cut_off_and_has_every_acknowledged_update_when_it_boots_again() {
+    cut_off("kept", "journal None", "DMP+DDIO+PM+persistent");
+}
+
+/// What was not written to the disk is gone with the guest's page cache, and its kernel has another boot ID: whatever the
+/// journal alone has must be replayed.
+#[test]
+fn a_guest_with_a_disk_is_cut_off_and_has_every_acknowledged_update_when_it_boots_again() {
+    cut_off("disk", "journal Some(", "page cache");
+}
+
+fn cut_off(kind: &str, journal: &str, sentence: &str) {
     if std::env::var_os("REMANENCE_TEST_DIR").is_some() {
         return;
     }
     let dir = tempfile::tempdir().expect("a directory");
-    let image: PathBuf = dir.path().join("nvdimm");
-    let mut guest = Guest::boot(&image);
-    let serves = match guest.next("serves ") {
-        Ok(serves) => serves,
+    let image: PathBuf = dir.path().join("image");
+    let mut guest = Guest::boot(kind, &image);
+    match guest.next(journal) {
+        Ok(_) => {}
         Err(Some(3)) => {
             eprintln!("skipped: the guest cannot be had here");
             return;
         }
         Err(status) => panic!("the guest ended ({status:?}): {}", guest.said.join("\n")),
-    };
-    assert!(serves.contains("DMP+DDIO+PM+persistent"), "{serves}");
+    }
+    let serves = guest.must("serves ");
+    assert!(serves.contains(sentence), "{serves}");
     assert!(guest.must("found ").starts_with("0 true"));
     let mut acknowledged = 0;
     for _ in 0..60 + std::process::id() % 40 {
@@ -166,7 +183,8 @@ fn a_guest_with_an_nvdimm_is_cut_off_and_has_every_acknowledged_update_when_it_b
         let more = line.split_once("acknowledged ").and_then(|(_, n)| n.parse().ok());
         acknowledged = more.map_or(acknowledged, |n: u64| n.max(acknowledged));
     }
-    let mut guest = Guest::boot(&image);
+    let mut guest = Guest::boot(kind, &image);
+    guest.must(journal);
     let found = guest.must("found ");
     let words: Vec<&str> = found.split_whitespace().collect();
     let tail: u64 = words[0].parse().expect("a number");
