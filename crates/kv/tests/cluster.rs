@@ -455,6 +455,32 @@ fn what_cannot_be_a_member_is_told_why() {
 }
 
 #[test]
+fn a_member_whose_files_were_cut_within_their_journals_is_refused() {
+    let dir = tempfile::tempdir_in("/var/tmp").expect("a directory");
+    let at = live::address();
+    let device = Context::open(remanence_verbs::Options::udp(at)).expect("a device");
+    let members = [std::net::SocketAddr::new(at, 7471), std::net::SocketAddr::new(at, 7472)];
+    let bind = || {
+        let names = members.iter().map(|addr| (addr.to_string(), *addr)).collect();
+        Member::bind(&device, 7471, MemberOptions::directory(dir.path(), names).size(common::SIZE))
+    };
+    drop(bind().expect("a new member"));
+    for name in ["image", "ledger", "log"] {
+        let path = dir.path().join(name);
+        let whole = std::fs::read(&path).expect("a file");
+        if whole.len().is_multiple_of(4096) {
+            println!("skipped: no file on this machine has a journal, as /var/tmp is no disk");
+            return;
+        }
+        std::fs::write(&path, &whole[..whole.len() - 1]).expect("a disk");
+        let refused = bind().expect_err("a file is not whole").to_string();
+        assert!(refused.contains(name) && refused.contains("was truncated"), "{refused}");
+        std::fs::write(&path, &whole).expect("a disk");
+        drop(bind().expect("it is whole again"));
+    }
+}
+
+#[test]
 fn a_member_of_another_store_is_not_taken_in() {
     let mut cluster = Cluster::new(3, |options| options);
     cluster.whole();
