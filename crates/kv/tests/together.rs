@@ -12,6 +12,17 @@ use remanence_pmem::crash_image::{CrashImage, EveryWay, Failure};
 
 const POOL: Geometry = Geometry { size: 256 << 10, region_len: 8192, segment_len: 2048, heads: 2 };
 
+/// Segments with room for all that a test writes.
+const ROOMY: Geometry = Geometry { region_len: 64 << 10, segment_len: 32 << 10, size: 512 << 10, ..POOL };
+
+/// Writes the keys 200 to 207, so that both heads' logs have begun and all that follows goes into segments that are in use.
+fn begin_logs(store: &Store<'_>, client: &mut Session<'_, '_>) {
+    for key in 200..208 {
+        client.put(&[key], b"before").expect("room");
+    }
+    while store.server.borrow_mut().step(1, 64).expect("it works") {}
+}
+
 fn inline<'a>(key: &'a [u8], value: &'a [u8]) -> Inline<'a> {
     Inline { key, value, expires: 0, expect: Expect::Any }
 }
@@ -117,15 +128,10 @@ fn they_share_a_wait_and_each_has_its_own_outcome() {
 
 #[test]
 fn new_keys_that_come_together_take_two_waits_and_keys_that_are_there_one() {
-    // All of it goes into the segments that are in use.
-    let image =
-        formatted(Geometry { region_len: 64 << 10, segment_len: 32 << 10, size: 512 << 10, ..POOL }, 64);
+    let image = formatted(ROOMY, 64);
     let store = Store::open(&image, DEFERRED);
     let mut client = store.client(0);
-    for key in 200..208 {
-        client.put(&[key], b"before").expect("room");
-    }
-    while store.server.borrow_mut().step(1, 64).expect("it works") {}
+    begin_logs(&store, &mut client);
     let before = entries(&image, &store);
     let keys: Vec<[u8; 1]> = (0..9).map(|n| [n]).collect();
     let mut puts: Vec<Inline<'_>> = keys.iter().map(|key| inline(key, b"value")).collect();
@@ -203,14 +209,10 @@ fn what_is_done_is_settled_together_by_one_wait() {
 
 #[test]
 fn reservations_of_new_keys_share_a_wait_and_take_it_before_any_address_leaves() {
-    let image =
-        formatted(Geometry { region_len: 64 << 10, segment_len: 32 << 10, size: 512 << 10, ..POOL }, 64);
+    let image = formatted(ROOMY, 64);
     let store = Store::open(&image, DEFERRED);
     let mut client = store.client(0);
-    for key in 200..208 {
-        client.put(&[key], b"before").expect("room");
-    }
-    while store.server.borrow_mut().step(1, 64).expect("it works") {}
+    begin_logs(&store, &mut client);
     let before = entries(&image, &store);
     let keys: Vec<[u8; 1]> = (0..9).map(|n| [n]).collect();
     image.fail_after_psyncs(1);
@@ -231,8 +233,7 @@ fn reservations_of_new_keys_share_a_wait_and_take_it_before_any_address_leaves()
 
 #[test]
 fn requests_that_are_at_hand_share_a_wait_and_whoever_looks_meanwhile_finds_nothing() {
-    let image =
-        formatted(Geometry { region_len: 64 << 10, segment_len: 32 << 10, size: 512 << 10, ..POOL }, 64);
+    let image = formatted(ROOMY, 64);
     let store = Store::open(&image, DEFERRED);
     let (mut client, mut other) = (store.client(0), store.client(0));
     let keys: Vec<[u8; 1]> = (200..208).map(|n| [n]).collect();
