@@ -1,9 +1,10 @@
 //! The table is resized without stopping.
 //!
 //! A larger table is cleared, a bit at a time. Then clients are told of it, and when all have said that they look into both,
-//! entries move over, one by one or, where a wait is a system call, many at a time: all of them are copied, durable, then all are
-//! cleared, so that recovery finds an entry in one table or equal ones in both. Readers look into the old table first, so an entry that moves cannot be missed. When the old table is empty,
-//! clients are told, and when all have acknowledged that, its regions are free.
+//! entries move over, one by one or, where a wait is a system call, many at a time: all of them are copied, durable, then all
+//! are cleared, so that recovery finds an entry in one table or equal ones in both. Readers look into the old table first, so an
+//! entry that moves cannot be missed. When the old table is empty, clients are told, and when all have acknowledged that, its
+//! regions are free.
 
 use remanence_pmem::Medium;
 use remanence_pmem::layout::LayoutError;
