@@ -335,13 +335,13 @@ const PART: &str = "REMANENCE_TEST_FLOOD";
 
 /// Requests for connections that will never be, from an engine of its own that does not listen to answers.
 #[test]
-#[ignore = "run by half_open_handshakes_and_a_flood_of_requests_pass, as a child process"]
+#[ignore = "a child process of `cargo test -p remanence-ibverbs --test faults half_open_handshakes`"]
 fn the_part_of_the_flood() {
     send_requests(|_, _| ());
 }
 
 #[test]
-#[ignore = "run by messages_of_a_connection_manager_that_lies_pass, as a child process"]
+#[ignore = "a child process of `cargo test -p remanence-ibverbs --test faults messages_of_a_connection_manager`"]
 fn the_part_of_the_liar() {
     const ATTRIBUTE: usize = 16;
     const SERVICE_END: usize = 24 + 16;

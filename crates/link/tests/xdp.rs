@@ -191,7 +191,7 @@ fn a_killed_process_leaves_the_interface_free() {
 
 /// Not a test: the child of the one above.
 #[test]
-#[ignore = "run by a_killed_process_leaves_the_interface_free"]
+#[ignore = "a child process of `cargo test -p remanence-link --test xdp a_killed_process`"]
 fn holds_the_interface_for_another_test() {
     let _link = XdpLink::open(&Config::new(Veth::INTERFACE)).unwrap();
     println!("holding");

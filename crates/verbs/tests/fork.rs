@@ -157,7 +157,7 @@ fn dropping_what_was_abandoned_does_no_harm() {
 
 /// Opens a device, forks a child that gives it up and stays, and ends.
 #[test]
-#[ignore = "run by the_port_is_free_when_the_parent_ends_before_the_child, as a child process"]
+#[ignore = "a child process of `cargo test -p remanence-verbs --test fork the_port_is_free`"]
 fn the_part_of_the_forker() {
     let Ok(at) = std::env::var(PART) else { return };
     let side = Side::with(open_at(at.parse().unwrap(), Progress::default()));

@@ -267,7 +267,7 @@ const NOBODY: u32 = 65_534;
 
 /// Not a test: the child of the one above.
 #[test]
-#[ignore = "run by a_process_of_another_user_is_refused_unless_it_is_allowed"]
+#[ignore = "a child process of `cargo test -p remanence-link --lib a_process_of_another_user`"]
 fn sends_as_another_user() {
     let Ok(to) = std::env::var("REMANENCE_TEST_SEND_TO") else { return };
     rustix::thread::set_thread_res_uid(
