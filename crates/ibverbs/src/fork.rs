@@ -8,6 +8,7 @@
 use std::cell::UnsafeCell;
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use crate::abi::*;
 use crate::context::{self, Ctx};
@@ -41,6 +42,18 @@ impl<T> Held<T> {
     }
 
     pub(crate) fn with<R>(&'static self, f: impl FnOnce(&mut T) -> R) -> R {
+        self.lock();
+        self.with_locked(f)
+    }
+
+    /// `None` if the lock is taken, perhaps by this very thread, which a signal interrupted.
+    fn try_with<R>(&'static self, f: impl FnOnce(&mut T) -> R) -> Option<R> {
+        // SAFETY: as in `lock`.
+        let locked = unsafe { libc::pthread_mutex_trylock(self.lock.get()) } == 0;
+        locked.then(|| self.with_locked(f))
+    }
+
+    fn with_locked<R>(&'static self, f: impl FnOnce(&mut T) -> R) -> R {
         /// Unlocks, whether `f` returned or panicked.
         struct Guard<T: 'static>(&'static Held<T>);
         impl<T> Drop for Guard<T> {
@@ -48,9 +61,8 @@ impl<T> Held<T> {
                 self.0.unlock();
             }
         }
-        self.lock();
         let _guard = Guard(self);
-        // SAFETY: under the lock this is the only reference.
+        // SAFETY: under the lock, which this thread took, this is the only reference.
         f(unsafe { &mut *self.value.get() })
     }
 }
@@ -111,11 +123,13 @@ extern "C" fn after_fork_in_child() {
     after_fork_in_parent();
 }
 
-/// When a process that delays its packets ends by `exit`, the rest of them leaves, as it would from a wire that is long,
-/// and the peers of its connections hear of it.
+/// When a process ends by `exit` with devices open, what the network brought it that is for other processes of this host
+/// goes on to them: as sockets close, the kernel's choice among the rest changes, and for a moment anybody may get
+/// anybody's.
 ///
-/// Of no other: programs such as rping end while threads of theirs still use what was destroyed, and survive only because
-/// exit comes at once.
+/// If it delays its packets, the rest of them leaves too, as it would from a wire that is long, and the peers of its
+/// connections hear of it. Of no other: programs such as rping end while threads of theirs still use what was destroyed,
+/// and survive only because exit comes at once.
 #[used]
 #[unsafe(link_section = ".fini_array")]
 static PART: extern "C" fn() = {
@@ -133,18 +147,30 @@ static PART: extern "C" fn() = {
         std::ptr::null_mut()
     }
 
+    /// What handing on may take: it waits for a thread that may have to wait for a core.
+    const HAND_ON_LIMIT: Duration = Duration::from_millis(100);
+
+    fn leave_all() {
+        REGISTRY.try_with(|open| {
+            for Open(block) in open.iter() {
+                // SAFETY: contexts in the list are open, and are not closed while we hold its lock.
+                unsafe { (*(**block).priv_.cast::<Ctx>()).context.leave(HAND_ON_LIMIT) };
+            }
+        });
+    }
+
     extern "C" fn part() {
+        // SAFETY: getenv(3), while other threads may set variables; as all of C's programs call it.
+        let delays = unsafe { !libc::getenv(c"REMANENCE_DELAY".as_ptr()).is_null() };
+        if delays { part_within_limit() } else { leave_all() }
+    }
+
+    fn part_within_limit() {
         // SAFETY: plain C calls, with pointers to locals; the thread is waited for, or dies with the process that ends
         // right after this.
         unsafe {
-            let delays = !libc::getenv(c"REMANENCE_DELAY".as_ptr()).is_null();
-            if !delays || libc::pthread_mutex_trylock(REGISTRY.lock.get()) != 0 {
-                return;
-            }
-            let none_open = (*REGISTRY.value.get()).is_empty();
-            REGISTRY.unlock();
             let mut thread = std::mem::zeroed();
-            if none_open
+            if REGISTRY.try_with(|open| open.is_empty()).unwrap_or(true)
                 || libc::pthread_create(
                     &raw mut thread,
                     std::ptr::null(),

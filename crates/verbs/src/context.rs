@@ -4,7 +4,7 @@ use std::fmt;
 use std::io;
 use std::ops::Deref;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -48,6 +48,29 @@ pub(crate) struct Shared {
     pub(crate) clock: Clock,
     pub(crate) signals: Signals,
     pub(crate) stop: AtomicBool,
+    /// Whether the thread that stops is to close the link.
+    pub(crate) leave: Leave,
+}
+
+/// A device that its process leaves behind open, [`Context::leave`].
+#[derive(Default)]
+pub(crate) struct Leave(AtomicU8);
+
+impl Leave {
+    const ASKED: u8 = 1;
+    const DONE: u8 = 2;
+
+    pub(crate) fn is_asked(&self) -> bool {
+        self.0.load(Ordering::Acquire) == Self::ASKED
+    }
+
+    pub(crate) fn done(&self) {
+        self.0.store(Self::DONE, Ordering::Release);
+    }
+
+    fn ask(&self) {
+        self.0.store(Self::ASKED, Ordering::Release);
+    }
 }
 
 impl Shared {
@@ -69,6 +92,7 @@ pub(crate) struct Handle {
     pub(crate) claims: Claims,
     faults: Option<FaultControl>,
     flushes: Arc<FlushQueue>,
+    has_progress_thread: bool,
     threads: Mutex<Vec<Thread>>,
 }
 
@@ -185,7 +209,9 @@ impl Context {
             clock,
             signals,
             stop: AtomicBool::new(false),
+            leave: Leave::default(),
         });
+        let has_progress_thread = options.progress != Progress::ByConsumer;
         // The handle exists before the threads, so that an error below stops those already running.
         let handle = Arc::new(Handle {
             shared: Arc::clone(&shared),
@@ -195,10 +221,11 @@ impl Context {
             claims: Claims::default(),
             faults,
             flushes: Arc::clone(&flushes),
+            has_progress_thread,
             threads: Mutex::new(Vec::new()),
         });
         let mut threads = Vec::new();
-        if options.progress != Progress::ByConsumer {
+        if has_progress_thread {
             let shared = Arc::clone(&shared);
             threads
                 .push(progress::spawn(shared).map_err(|e| Error::os("cannot start the progress thread", e))?);
@@ -338,6 +365,32 @@ impl Context {
             let mut turn = Turn::new(driver, &self.handle.clock);
             let now = turn.now;
             turn.part(now);
+        }
+    }
+
+    /// The process is about to end, with the device open and shared with other processes of this host: what the network
+    /// brought here and is theirs goes on to them. The kernel would drop it with the sockets, and nobody sends a datagram of
+    /// an unreliable service again. From then on nothing is sent or received.
+    ///
+    /// The progress thread does it, so that this may be called where memory cannot be allocated, as in a signal handler that
+    /// ends the process. It is waited for as long as `limit` at most; where nobody shares the port there is nothing to do.
+    pub fn leave(&self, limit: Duration) {
+        let handle = &*self.handle;
+        if handle.seat.is_none() || handle.shared.lock.is_abandoned() {
+            return;
+        }
+        if !handle.has_progress_thread {
+            if let Some(mut driver) = handle.lock.lock_within(limit) {
+                driver.close_link();
+            }
+            return;
+        }
+        handle.leave.ask();
+        handle.stop.store(true, Ordering::Release);
+        handle.signals.thread.ring();
+        let end = handle.clock.now() + limit;
+        while handle.leave.is_asked() && handle.clock.now() < end {
+            std::thread::sleep(Duration::from_micros(10));
         }
     }
 

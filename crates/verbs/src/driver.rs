@@ -356,6 +356,11 @@ impl Driver {
         self.cm.manager.close_all(now);
         self.pump_cm(now);
         while self.transmit(now) && self.more {}
+        self.close_link();
+    }
+
+    /// What stands in the link's queues for other processes of this host goes on to them.
+    pub(crate) fn close_link(&mut self) {
         let gone = abandon::gone(self.link.caps());
         drop(std::mem::replace(&mut self.link, gone));
         (self.failed, self.armed, self.refused) = (true, false, None);

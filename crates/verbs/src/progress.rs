@@ -43,6 +43,10 @@ fn run(shared: &Shared) {
             }
         }
     }
+    if shared.leave.is_asked() {
+        shared.with_driver(Driver::close_link);
+        shared.leave.done();
+    }
 }
 
 /// Sleeps until a poller has stopped, or somebody calls.

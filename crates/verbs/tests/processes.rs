@@ -5,8 +5,11 @@
 mod common;
 
 use std::io::{BufRead, BufReader};
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr as SocketAddrUnix, UnixDatagram};
 use std::process::{Child, Command, Stdio};
+use std::time::Duration;
 
 use common::{LIMIT, Side, address, open_at, wr};
 use remanence_rnic::{RecvWr, RemoteAddr, SendOp, WcStatus};
@@ -132,5 +135,56 @@ fn a_killed_peer_is_missed_by_who_only_waits() {
     server.kill();
     for connection in connections {
         assert!(connection.wait_ended(LIMIT).unwrap(), "nobody said so");
+    }
+}
+
+/// A process of this host that has a place and no socket at the port, as another user's has none: all that is its comes from
+/// others.
+struct Guest {
+    slot: u8,
+    socket: UnixDatagram,
+}
+
+impl Guest {
+    fn new() -> Self {
+        // Where nobody sits. Who sits somewhere holds the place's name.
+        let (slot, socket) = (0..=u8::MAX)
+            .find_map(|slot| {
+                let name = SocketAddrUnix::from_abstract_name(format!("remanence/slot/{slot:02x}")).unwrap();
+                UnixDatagram::bind_addr(&name).ok().map(|socket| (slot, socket))
+            })
+            .expect("a free place");
+        socket.set_read_timeout(LIMIT).unwrap();
+        Self { slot, socket }
+    }
+}
+
+/// As a program does that ends by exit: its device is open, and nobody has looked at what came.
+#[test]
+fn what_came_for_others_goes_on_to_them_when_a_process_leaves() {
+    /// Fewer than the kernel keeps for a socket of its kind (net.unix.max_dgram_qlen is 10).
+    const COUNT: u8 = 8;
+    for progress in [Progress::ByConsumer, Progress::default()] {
+        let address = address();
+        let leaving = Side::with(open_at(address, progress));
+        let guest = Guest::new();
+        let world = UdpSocket::bind((address, 0)).unwrap();
+        let peers_port = leaving.context.link_caps().port;
+        for number in 0..COUNT {
+            // SEND Only of UD, to a QP of the guest's.
+            let mut datagram = [number; 64];
+            datagram[..8].copy_from_slice(&[0x64, 0, 0xff, 0xff, 0, guest.slot, 0, 9]);
+            world.send_to(&datagram, (address, peers_port)).unwrap();
+        }
+        leaving.context.leave(LIMIT.expect("one"));
+        let mut heard = [0; 256];
+        for number in 0..COUNT {
+            let len = guest.socket.recv(&mut heard).expect("it was lost");
+            assert_eq!(heard[len - 1], number, "in their order");
+        }
+        // It is gone, although it is still open.
+        UdpSocket::bind((address, peers_port)).expect("the port is free");
+        assert!(leaving.context.get_async_event(Some(Duration::ZERO)).is_none());
+        leaving.qp();
     }
 }

@@ -305,23 +305,24 @@ impl Drop for UdpLink {
         steering.end(sharing, &self.ports);
         let seat = sharing.seat().clone();
         let (stats, buffer) = (&mut self.stats, &mut self.rx_buffer);
-        for (index, port) in self.ports.iter_mut().enumerate() {
-            // The second time for a sender on another core who had chosen before the kernel was told.
-            let mut looks = 0;
+        // For a sender on another core who had chosen before the kernel was told.
+        std::thread::yield_now();
+        for (index, mut port) in self.ports.drain(..).enumerate() {
+            // The second time, as one may bring an error that says nothing of the queue.
+            let mut nothing = 0;
             for _ in 0..MAX_LAST_RECEIVES {
                 let arrived = port.rx.recv(buffer, |train| {
                     if !steering.intercept(&seat, index, &train) {
                         sharing.sort(&train, stats, |_, _| ());
                     }
                 });
-                if arrived.map_or(true, |arrived| arrived.receives == 0) {
-                    looks += 1;
-                    if looks == 2 {
-                        break;
-                    }
-                    std::thread::yield_now();
+                nothing += u32::from(arrived.map_or(true, |arrived| arrived.receives == 0));
+                if nothing == 2 {
+                    break;
                 }
             }
+            // At once: others leave too, and until they know each other's places the kernel may choose this one.
+            drop(port);
         }
         sharing.finish(stats);
     }
