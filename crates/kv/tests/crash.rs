@@ -55,6 +55,8 @@ fn every_operation_at_every_step() {
     explore(DURABLE, PersistenceDomain::Eadr, &every_operation(), 4);
     explore(DURABLE, PersistenceDomain::PageCache, &every_operation(), 4);
     explore(DEFERRED, PersistenceDomain::PageCache, &every_operation(), 12);
+    // Line by line, as a journal writes them.
+    explore(DEFERRED, PersistenceDomain::Adr, &every_operation(), 12);
 }
 
 #[test]

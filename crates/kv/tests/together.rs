@@ -20,7 +20,7 @@ fn begin_logs(store: &Store<'_>, client: &mut Session<'_, '_>) {
     for key in 200..208 {
         client.put(&[key], b"before").expect("room");
     }
-    while store.server.borrow_mut().step(1, 64).expect("it works") {}
+    store.settle_down(&mut [client]);
 }
 
 fn inline<'a>(key: &'a [u8], value: &'a [u8]) -> Inline<'a> {
@@ -192,19 +192,80 @@ fn what_is_done_is_settled_together_by_one_wait() {
     image.fail_after_psyncs(1);
     let versions = write_all(&store, &mut client, &keys, b"value");
     assert_eq!(store.server.borrow().stats().settled, 12, "one sync was left");
-    // So does the server when it is told that they are done: all or, of a medium that fails, none.
-    let confirm = Request::Confirm { versions };
-    assert_eq!(client.call(&confirm), Reply::Ok);
-    assert!(store.server.borrow_mut().step(1, 64).is_err(), "the medium fails");
+    // So does the server for whose time is over: all or, of a medium that fails, none.
+    assert_eq!(client.call(&Request::Confirm { versions }), Reply::Ok);
+    let late = 1 + DEFERRED.lease;
+    assert!(store.server.borrow_mut().step(late, 64).is_err(), "the medium fails");
     assert_eq!(entries(&image, &store), (12, 12));
     image.fail_after_psyncs(1);
-    assert_eq!(client.call(&confirm), Reply::Ok);
-    store.step();
+    assert_eq!(store.server.borrow_mut().step(late, 64), Ok(false));
     assert_eq!(entries(&image, &store), (12, 0));
+    assert_eq!(store.server.borrow().stats().fenced, 0);
     image.fail_after_psyncs(u64::MAX);
     for key in &keys {
         assert_eq!(client.value(key).as_deref(), Some(&b"value"[..]));
     }
+}
+
+#[test]
+fn what_is_done_is_settled_by_anybodys_wait_that_began_later_or_by_one_of_the_servers_in_time() {
+    let image = formatted(ROOMY, 64);
+    let store = Store::open(&image, DEFERRED);
+    let (mut client, mut other) = (store.client(0), store.client(0));
+    begin_logs(&store, &mut client);
+    let (all, open) = entries(&image, &store);
+    let keys: Vec<[u8; 1]> = (200..206).map(|n| [n]).collect();
+    let step = |now| store.server.borrow_mut().step(now, 64);
+    let begun = store.now.get();
+    let mut write = |value: &[u8]| {
+        image.fail_after_psyncs(9);
+        let versions = write_all(&store, &mut client, &keys, value);
+        // Too early for what is written back below.
+        image.psync().expect("it works");
+        image.fail_after_psyncs(0);
+        assert_eq!(client.call(&Request::Confirm { versions }), Reply::Ok);
+        assert_eq!(step(begun), Ok(false), "nothing waits for the medium");
+        assert_eq!(entries(&image, &store), (all, open + 6));
+        assert_eq!(step(begun + 3), Ok(false));
+        assert_eq!(entries(&image, &store), (all, open + 6), "and none has ended");
+    };
+    write(b"first");
+    image.fail_after_psyncs(1);
+    image.psync().expect("as a client's FLUSH");
+    assert_eq!(step(begun + 3), Ok(false), "no other one is needed");
+    assert_eq!(entries(&image, &store), (all, open));
+    // Nobody else waits: the server does, once for all.
+    write(b"second");
+    assert_eq!(step(begun + 4), Err(Refusal::Medium));
+    assert_eq!(entries(&image, &store), (all, open + 6));
+    image.fail_after_psyncs(1);
+    assert_eq!(step(begun + 4), Ok(false));
+    assert_eq!(entries(&image, &store), (all, open));
+    // A reader need not wait for either; who writes the key need not, if somebody's wait has ended.
+    write(b"third");
+    image.fail_after_psyncs(1);
+    assert_eq!(other.value(&keys[0]).as_deref(), Some(&b"third"[..]));
+    assert_eq!(entries(&image, &store), (all, open + 5), "of the others nobody has asked");
+    let put = |key: u8| Request::Put { key: vec![key], len: 1, expires: 0, expect: Expect::Any };
+    assert!(matches!(other.call(&put(201)), Reply::Reserved(_)), "the reader's wait serves it");
+    assert_eq!(step(begun + 3), Ok(false));
+    assert_eq!(entries(&image, &store), (all, open + 1), "what the other one may write");
+    // A client that goes leaves nothing pending.
+    image.fail_after_psyncs(9);
+    let Reply::Reserved(reserved) = client.call(&put(202)) else { panic!("room") };
+    let place = Place { salt: SALT, head: reserved.head, offset: reserved.offset, epoch: reserved.epoch };
+    let object = emit(&place, reserved.version, 0, &[202], Content::Value(b"x"));
+    image.write_nt(reserved.at + 8, &object[8..]);
+    assert_eq!(client.call(&Request::Confirm { versions: vec![reserved.version] }), Reply::Ok);
+    assert_eq!(step(begun), Ok(false));
+    assert!(store.server.borrow().is_settling());
+    for session in [&client, &other] {
+        store.server.borrow_mut().disconnected(session.id).expect("it works");
+    }
+    assert!(!store.server.borrow().is_settling());
+    assert_eq!(entries(&image, &store), (all, 0));
+    let stats = store.server.borrow().stats();
+    assert_eq!((stats.given_up, stats.damaged), (1, 0));
 }
 
 #[test]

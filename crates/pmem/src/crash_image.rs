@@ -53,7 +53,7 @@ pub use lazy::Lazy;
 
 use crate::domain::{Guarantee, PersistenceDomain, StoreGranularity, Survives};
 use crate::flush::{LINE, lines_of};
-use crate::medium::Medium;
+use crate::medium::{Medium, Psyncs, Ticket};
 
 /// Bytes in a page of the simulated page cache.
 const PAGE: u64 = 4096;
@@ -84,6 +84,7 @@ impl Failure {
 /// Simulated memory in a persistence domain.
 pub struct CrashImage {
     state: Mutex<State>,
+    psyncs: Psyncs,
 }
 
 #[derive(Clone)]
@@ -127,7 +128,7 @@ impl CrashImage {
         let tracked = matches!(domain.granularity(), StoreGranularity::Page | StoreGranularity::CacheLine);
         let history = History::new(if tracked { bytes.clone() } else { Vec::new() }, unit, tracked);
         let state = State { domain, visible: bytes, history, recording: None, psyncs_left: None };
-        Self { state: Mutex::new(state) }
+        Self { state: Mutex::new(state), psyncs: Psyncs::default() }
     }
 
     /// The persistence domain.
@@ -213,7 +214,7 @@ impl CrashImage {
 
 impl Clone for CrashImage {
     fn clone(&self) -> Self {
-        Self { state: Mutex::new(self.lock().clone()) }
+        Self { state: Mutex::new(self.lock().clone()), psyncs: Psyncs::default() }
     }
 }
 
@@ -359,7 +360,15 @@ impl Medium for CrashImage {
     }
 
     fn psync(&self) -> io::Result<()> {
-        self.lock().sync(Step::Psync)
+        self.psyncs.run(|| self.lock().sync(Step::Psync))
+    }
+
+    fn ticket(&self) -> Option<Ticket> {
+        Some(self.psyncs.ticket())
+    }
+
+    fn is_covered(&self, ticket: Ticket) -> bool {
+        self.psyncs.cover(ticket)
     }
 }
 

@@ -53,5 +53,5 @@ pub use domain::{Domain, Guarantee, PersistenceDomain, StoreGranularity, Survive
 pub use error::Error;
 pub use file::{FileOptions, Journaling};
 pub use guarded::Fault;
-pub use medium::Medium;
+pub use medium::{Medium, Ticket};
 pub use region::{Kind, Region};

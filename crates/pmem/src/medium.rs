@@ -3,6 +3,7 @@
 use std::io;
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::region::Region;
 
@@ -70,6 +71,19 @@ pub trait Medium {
     /// The medium failed: what was not durable before may never be. Every later call fails as well.
     fn psync(&self) -> io::Result<()>;
 
+    /// Stands for everything that was written back until now, by any thread: when [`is_covered`](Self::is_covered) says so, a
+    /// psync of somebody's has made it durable, and nobody need wait for another one. `None` where syncs are not counted: they
+    /// cost less than to share them.
+    fn ticket(&self) -> Option<Ticket> {
+        None
+    }
+
+    /// Whether everything that a ticket of this medium stands for is in the persistence domain.
+    fn is_covered(&self, ticket: Ticket) -> bool {
+        let _ = ticket;
+        false
+    }
+
     /// [`pwb`](Self::pwb) and [`psync`](Self::psync), for one-off use.
     ///
     /// # Errors
@@ -77,6 +91,39 @@ pub trait Medium {
     fn persist(&self, range: Range<u64>) -> io::Result<()> {
         self.pwb(range);
         self.psync()
+    }
+}
+
+/// What was written back by some moment: [`Medium::ticket`].
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub struct Ticket(u64);
+
+/// The psyncs of a medium, counted.
+#[derive(Debug, Default)]
+pub(crate) struct Psyncs {
+    /// They are numbered from 1 as they begin.
+    begun: AtomicU64,
+    /// The highest number of those that succeeded.
+    done: AtomicU64,
+}
+
+impl Psyncs {
+    /// Carries one out.
+    pub(crate) fn run(&self, psync: impl FnOnce() -> io::Result<()>) -> io::Result<()> {
+        // Before it looks at what is pending: whoever wrote back and then saw a lower number is served by it.
+        let number = self.begun.fetch_add(1, Ordering::SeqCst) + 1;
+        psync()?;
+        self.done.fetch_max(number, Ordering::SeqCst);
+        Ok(())
+    }
+
+    pub(crate) fn ticket(&self) -> Ticket {
+        Ticket(self.begun.load(Ordering::SeqCst))
+    }
+
+    /// One that began after the ticket was taken has succeeded.
+    pub(crate) fn cover(&self, ticket: Ticket) -> bool {
+        self.done.load(Ordering::SeqCst) > ticket.0
     }
 }
 
@@ -134,9 +181,49 @@ macro_rules! forward {
             fn psync(&self) -> io::Result<()> {
                 (**self).psync()
             }
+            fn ticket(&self) -> Option<Ticket> {
+                (**self).ticket()
+            }
+            fn is_covered(&self, ticket: Ticket) -> bool {
+                (**self).is_covered(ticket)
+            }
         }
     };
 }
 
 forward!(&M);
 forward!(Arc<M>);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_ticket_is_covered_by_a_psync_that_began_after_it_and_succeeded() {
+        let psyncs = Psyncs::default();
+        let before = psyncs.ticket();
+        assert!(!psyncs.cover(before));
+        let mut during = None;
+        psyncs
+            .run(|| {
+                during = Some(psyncs.ticket());
+                assert!(!psyncs.cover(before), "it is not over");
+                Ok(())
+            })
+            .unwrap();
+        let during = during.unwrap();
+        assert!(psyncs.cover(before) && !psyncs.cover(during));
+        psyncs.run(|| Err(io::Error::other("the medium failed"))).unwrap_err();
+        assert!(!psyncs.cover(during));
+        // Who began first may end last.
+        let mut between = None;
+        psyncs
+            .run(|| {
+                between = Some(psyncs.ticket());
+                psyncs.run(|| Ok(()))
+            })
+            .unwrap();
+        assert!(psyncs.cover(during) && psyncs.cover(between.unwrap()));
+        assert!(!psyncs.cover(psyncs.ticket()));
+    }
+}

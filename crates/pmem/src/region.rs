@@ -21,7 +21,7 @@ use crate::flush::page::{Pages, Work};
 use crate::flush::{self, Instruction, LINE};
 use crate::journal::{self, Journal};
 use crate::map::{self, Mapping};
-use crate::medium::Medium;
+use crate::medium::{Medium, Psyncs, Ticket};
 use crate::sigbus::{self, Watch};
 use crate::{Error, Fault, FileOptions, guarded};
 
@@ -59,6 +59,8 @@ struct Inner {
     faulted: AtomicBool,
     /// How psync does it where it takes a system call.
     sync: Way,
+    /// Of those that take one.
+    psyncs: Psyncs,
     page: u64,
     path: Option<PathBuf>,
     file: Option<File>,
@@ -221,6 +223,7 @@ impl Region {
             guarded,
             faulted: AtomicBool::new(false),
             sync: Way::Pages(Pages::default()),
+            psyncs: Psyncs::default(),
             page: map::page_size() as u64,
             path,
             file,
@@ -646,12 +649,15 @@ impl Region {
     pub fn psync(&self) -> io::Result<()> {
         flush::fence();
         if self.0.granularity == StoreGranularity::Page {
-            match &self.0.sync {
-                Way::Journal(journal) => journal.psync(|lines, into| self.copy_lines(lines, into))?,
-                Way::Pages(pages) => pages.psync(|work| self.write_pages(work))?,
-                Way::Owner => return Err(not_ours()),
-            }
-            self.check_length()?;
+            return self.0.psyncs.run(|| {
+                match &self.0.sync {
+                    Way::Journal(journal) => journal.psync(|lines, into| self.copy_lines(lines, into))?,
+                    Way::Pages(pages) => pages.psync(|work| self.write_pages(work))?,
+                    Way::Owner => return Err(not_ours()),
+                }
+                self.check_length()?;
+                self.failure()
+            });
         }
         self.failure()
     }
@@ -786,5 +792,11 @@ impl Medium for Region {
     }
     fn psync(&self) -> io::Result<()> {
         self.psync()
+    }
+    fn ticket(&self) -> Option<Ticket> {
+        (self.0.granularity == StoreGranularity::Page).then(|| self.0.psyncs.ticket())
+    }
+    fn is_covered(&self, ticket: Ticket) -> bool {
+        self.0.psyncs.cover(ticket)
     }
 }

@@ -99,6 +99,20 @@ fn persisting_succeeds_in_every_shape(medium: &impl Medium) {
     medium.persist(0..1).unwrap();
 }
 
+fn a_ticket_waits_for_a_psync_that_begins_behind_it(medium: &impl Medium) {
+    medium.write(4000, &[7; 150]);
+    medium.pwb(4000..4150);
+    // Who counts no psyncs never says that one has come.
+    let Some(first) = medium.ticket() else { return };
+    assert!(!medium.is_covered(first));
+    medium.psync().unwrap();
+    let second = medium.ticket().expect("it counts");
+    assert!(medium.is_covered(first) && !medium.is_covered(second));
+    // With nothing to write it is one all the same.
+    medium.psync().unwrap();
+    assert!(medium.is_covered(second));
+}
+
 fn outside_is_refused(medium: &impl Medium) {
     let refused = |access: &dyn Fn()| {
         let caught = std::panic::catch_unwind(std::panic::AssertUnwindSafe(access));
@@ -138,6 +152,10 @@ macro_rules! conformance {
             #[test]
             fn persisting_succeeds_in_every_shape() {
                 super::persisting_succeeds_in_every_shape(&$make.0);
+            }
+            #[test]
+            fn a_ticket_waits_for_a_psync_that_begins_behind_it() {
+                super::a_ticket_waits_for_a_psync_that_begins_behind_it(&$make.0);
             }
             #[test]
             fn outside_is_refused() {

@@ -397,7 +397,8 @@ impl Host {
                 self.clean_next()?;
             }
             let more = self.core.step(self.clock.now(), BUDGET)?;
-            self.turns.stepped(now, Instant::now(), more, !self.to_clean.is_empty());
+            let work = !self.to_clean.is_empty() || self.core.is_settling();
+            self.turns.stepped(now, Instant::now(), more, work);
         }
         if let Some(upkeep) = &mut self.upkeep {
             // The primary no more: as if the medium had failed.

@@ -3,7 +3,7 @@
 use std::io;
 use std::ops::Range;
 
-use remanence_pmem::{Medium, Region};
+use remanence_pmem::{Medium, Region, Ticket};
 
 use super::member::Ships;
 
@@ -86,5 +86,20 @@ impl Medium for Memory {
 
     fn psync(&self) -> io::Result<()> {
         of!(self, medium => Medium::psync(medium))
+    }
+
+    fn ticket(&self) -> Option<Ticket> {
+        match self {
+            Self::Alone(region) => region.ticket(),
+            // What others than this thread made durable here is nowhere else.
+            Self::Replicated(_) => None,
+        }
+    }
+
+    fn is_covered(&self, ticket: Ticket) -> bool {
+        match self {
+            Self::Alone(region) => region.is_covered(ticket),
+            Self::Replicated(_) => false,
+        }
     }
 }

@@ -40,6 +40,7 @@ use clean::Cleaning;
 use grow::Growth;
 use index::{Entry, Index};
 use log::Log;
+use settle::Written;
 
 /// A connected client.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -174,6 +175,8 @@ pub struct Server<M> {
     /// Versions of this run.
     counter: u64,
     unfinished: BTreeMap<u64, Unfinished>,
+    /// Of those, the ones that are done and wait for the medium.
+    written: BTreeMap<u64, Written>,
     places: BTreeMap<(u8, Offset), u64>,
     confirmed: BTreeSet<u64>,
     clients: BTreeMap<ClientId, Client>,
@@ -314,6 +317,7 @@ impl<M: Medium + Clone> Server<M> {
             return Reply::Refused(Refusal::Fenced);
         }
         let reads_only = state.reads_only;
+        let was_dirty = self.dirty;
         let mut kept = Vec::new();
         if let Request::Batch(requests) = request
             && !reads_only
@@ -336,8 +340,17 @@ impl<M: Medium + Clone> Server<M> {
         self.release(&kept);
         // In durable mode no reply leaves before everything that it speaks of is durable, or will be by what it asks for: on a page
         // cache by the client's flush, on several members by the settling that its client asks for.
-        let may_wait = (self.options.defer || self.replicated) && asks_for_values(request, &reply);
-        if self.options.mode == Mode::Durable && !may_wait && self.sync().is_err() {
+        if self.options.mode == Mode::Durable && asks_for_values(request, &reply) {
+            if self.replicated {
+                return reply;
+            }
+            if self.options.defer {
+                // And nobody else waits for it either.
+                self.dirty = was_dirty;
+                return reply;
+            }
+        }
+        if self.options.mode == Mode::Durable && self.sync().is_err() {
             return Reply::Refused(Refusal::Medium);
         }
         reply
@@ -427,7 +440,7 @@ impl<M: Medium + Clone> Server<M> {
     pub fn step(&mut self, now: u64, budget: usize) -> Result<bool, Refusal> {
         self.release_prepared();
         let confirmed: Vec<u64> = std::iter::from_fn(|| self.confirmed.pop_first()).take(budget).collect();
-        self.finish(&confirmed)?;
+        self.finish_in_time(now, &confirmed)?;
         self.expire(now)?;
         let growing = self.grow(now, budget)?;
         let cleaning = self.clean_step(now, budget)?;

@@ -181,6 +181,7 @@ impl<M: Medium + Clone> Server<M> {
             log,
             counter: 0,
             unfinished: Default::default(),
+            written: Default::default(),
             places: Default::default(),
             confirmed: Default::default(),
             clients: Default::default(),

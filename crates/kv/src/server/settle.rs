@@ -1,12 +1,33 @@
 //! Pending entries: settled when the object is whole and durable, given up when it will never be.
+//!
+//! A client's FLUSH makes its object durable, but the server cannot know that it covered all of it: it writes the object back
+//! again, and settles the word when a wait for the medium has ended that began after that. Where such a wait is a system call,
+//! it need not be the server's own ([`Written`]): the next client's FLUSH is one, and a client that writes one value after the other
+//! would otherwise wait twice for each. Until then the word stays pending, and a reader who meets it asks, which is answered
+//! after a wait, if none has ended; so nothing stays pending for longer than [`SETTLE_WITHIN`].
 
-use remanence_pmem::Medium;
+use remanence_pmem::{Medium, Ticket};
 
 use super::index::Entry;
 use super::{Event, Server, Unfinished};
 use crate::format::object::{HEADER_LEN, Object};
 use crate::format::{Chunk, Hint, Offset};
 use crate::proto::{Refusal, Reply, Request};
+use crate::view::Mode;
+
+/// A write that is done is settled within so many milliseconds, by a wait of the server's own if there is no other.
+const SETTLE_WITHIN: u64 = 4;
+
+/// A write that is done, and written back: its word says so when the ticket is covered.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Written {
+    ticket: Ticket,
+    /// Bytes of the object.
+    len: u64,
+    /// It has no chunks.
+    alone: bool,
+    since: u64,
+}
 
 /// What became of a pending entry.
 pub(super) enum Settling {
@@ -30,6 +51,14 @@ impl<M: Medium + Clone> Server<M> {
         match known {
             // Of this run: only what was handed out for this very write counts.
             Some(version) => {
+                if let Some(written) = self.written.get(&version).copied() {
+                    if !self.medium.is_covered(written.ticket) {
+                        self.order()?;
+                    }
+                    let entry = self.say_settled(entry, written.len, written.alone);
+                    self.forget(version);
+                    return Ok(Settling::Settled(entry));
+                }
                 let Some((len, chunks)) = self.what_is_done(version) else { return Ok(Settling::Unfinished) };
                 let entry = self.make_settled(entry, len, &chunks)?;
                 self.forget(version);
@@ -138,6 +167,7 @@ impl<M: Medium + Clone> Server<M> {
     }
 
     fn forget(&mut self, version: u64) {
+        self.written.remove(&version);
         let Some(unfinished) = self.unfinished.remove(&version) else { return };
         self.places.remove(&(unfinished.head, unfinished.offset));
         if let Some(client) = self.clients.get_mut(&unfinished.client) {
@@ -149,15 +179,12 @@ impl<M: Medium + Clone> Server<M> {
     pub(super) fn finish(&mut self, versions: &[u64]) -> Result<(), Refusal> {
         let mut done = Vec::with_capacity(versions.len());
         for version in versions {
-            let Some(unfinished) = self.unfinished.get(version) else { continue };
-            let (fingerprint, head, offset) = (unfinished.fingerprint, unfinished.head, unfinished.offset);
-            let Some(entry) = self.index.at_place(fingerprint, head, offset) else { continue };
-            if !entry.slot.word.is_pending() || entry.slot.word.new_offset() != Some(offset) {
-                continue;
-            }
-            if let Some((len, chunks)) = self.what_is_done(*version) {
+            let Some(entry) = self.pending_entry(*version) else { continue };
+            if let Some(written) = self.written.get(version) {
+                done.push((*version, written.len, written.alone));
+            } else if let Some((len, chunks)) = self.what_is_done(*version) {
                 self.write_back(&entry, len, &chunks);
-                done.push((*version, entry, len, chunks.is_empty()));
+                done.push((*version, len, chunks.is_empty()));
             }
         }
         if done.is_empty() {
@@ -165,11 +192,77 @@ impl<M: Medium + Clone> Server<M> {
         }
         // As for one: the objects before the words that say that they are durable.
         self.order()?;
-        for (version, entry, len, alone) in done {
-            self.say_settled(entry, len, alone);
-            self.forget(version);
+        for (version, len, alone) in done {
+            self.end(version, len, alone);
         }
         Ok(())
+    }
+
+    /// The same, and somebody else's wait is as good: those are settled [later](Self::settle_written) whose wait has not ended.
+    pub(super) fn finish_in_time(&mut self, now: u64, versions: &[u64]) -> Result<(), Refusal> {
+        let waits = self.options.defer && self.options.mode == Mode::Durable;
+        if !waits || self.medium.ticket().is_none() {
+            return self.finish(versions);
+        }
+        let mut new = Vec::with_capacity(versions.len());
+        for version in versions {
+            let Some(entry) = self.pending_entry(*version).filter(|_| !self.written.contains_key(version))
+            else {
+                continue;
+            };
+            if let Some((len, chunks)) = self.what_is_done(*version) {
+                self.write_back(&entry, len, &chunks);
+                new.push((*version, len, chunks.is_empty()));
+            }
+        }
+        // Taken behind the last write-back.
+        let Some(ticket) = self.medium.ticket() else { return Ok(()) };
+        for (version, len, alone) in new {
+            self.written.insert(version, Written { ticket, len, alone, since: now });
+        }
+        self.settle_written(now)
+    }
+
+    /// Settles what somebody's wait has made durable, and all of it if some has waited long.
+    fn settle_written(&mut self, now: u64) -> Result<(), Refusal> {
+        let late = |written: &Written| {
+            now.saturating_sub(written.since) >= SETTLE_WITHIN && !self.medium.is_covered(written.ticket)
+        };
+        if self.written.values().any(late) {
+            self.order()?;
+        }
+        let covered: Vec<(u64, Written)> = self
+            .written
+            .iter()
+            .filter(|(_, written)| self.medium.is_covered(written.ticket))
+            .map(|(version, written)| (*version, *written))
+            .collect();
+        for (version, Written { len, alone, .. }) in covered {
+            self.end(version, len, alone);
+        }
+        Ok(())
+    }
+
+    /// Whether writes are done and not settled, so that [`step`](Self::step) is wanted soon.
+    #[must_use]
+    pub fn is_settling(&self) -> bool {
+        !self.written.is_empty()
+    }
+
+    /// The entry of an unfinished write, if it is still there.
+    fn pending_entry(&self, version: u64) -> Option<Entry> {
+        let unfinished = self.unfinished.get(&version)?;
+        let (fingerprint, head, offset) = (unfinished.fingerprint, unfinished.head, unfinished.offset);
+        let entry = self.index.at_place(fingerprint, head, offset)?;
+        (entry.slot.word.is_pending() && entry.slot.word.new_offset() == Some(offset)).then_some(entry)
+    }
+
+    /// What is durable is settled, wherever its entry is by now.
+    fn end(&mut self, version: u64, len: u64, alone: bool) {
+        if let Some(entry) = self.pending_entry(version) {
+            self.say_settled(entry, len, alone);
+        }
+        self.forget(version);
     }
 
     /// Settles what requests that come together find unfinished of their keys, so that none of them waits for the medium alone.

@@ -75,7 +75,11 @@ impl<'a, M: Medium> Store<'a, M> {
             }
             let usage = self.server.borrow().usage();
             if !more && !usage.cleaning && !usage.growing {
-                return;
+                if !self.server.borrow().is_settling() {
+                    return;
+                }
+                // Words wait for somebody's sync, and for a time only.
+                self.now.set(self.now.get() + 1);
             }
         }
         panic!("it never comes to rest: {:?}", self.server.borrow().usage());
