@@ -191,6 +191,13 @@ impl GoodBut for common::Said {
 #[test]
 fn a_store_that_was_cut_within_its_journal_is_refused() {
     let mut server = Server::under("/var/tmp", &[]);
+    // Small and large values are written in different ways there, and promise the same.
+    let large = "v".repeat(20_000);
+    let promises = ["value", &large].map(|value| {
+        let made = kv(&server, "put", &["key", value, "--json"]).json();
+        made["survives"].as_str().expect("a sentence").to_owned()
+    });
+    assert_eq!(promises[0], promises[1]);
     kv(&server, "put", &["key", "value"]).good();
     server.kill();
     run(rem().args(["kv", "verify"]).arg(server.file())).good();

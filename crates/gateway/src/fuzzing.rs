@@ -92,6 +92,7 @@ pub fn commands(data: &[u8]) {
         unfinished_max: 16,
         clean_by_itself: true,
         defer: false,
+        inline_max: 0,
     };
     let local = Local::new(&GEOMETRY, 16, options).expect("a fair geometry");
     let connect = || {

@@ -11,8 +11,13 @@ use remanence_resp::memory::MemoryStore;
 use remanence_resp::protocol::{Decoder, Limits};
 use remanence_resp::store::{Condition, Key, Store, StoreError};
 
-const OPTIONS: Options =
-    Options { mode: Mode::Durable, lease: 1 << 40, unfinished_max: 16, clean_by_itself: true, defer: false };
+const OPTIONS: Options = Options {
+    mode: Mode::Durable,
+    lease: 1 << 40,
+    unfinished_max: 16,
+    clean_by_itself: true,
+    ..Options::DEFAULT
+};
 
 fn store() -> Local {
     let geometry = Geometry { size: 8 << 20, region_len: 256 << 10, segment_len: 64 << 10, heads: 2 };

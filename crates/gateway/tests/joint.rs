@@ -96,6 +96,7 @@ impl World {
             unfinished_max: 1024,
             clean_by_itself: false,
             defer: disk,
+            inline_max: if disk { 1024 } else { 0 },
         };
         let (server, _) = Server::open(Arc::clone(&medium), options).expect("a store");
         Self { medium, server: Arc::new(Mutex::new(server)), options, disk }

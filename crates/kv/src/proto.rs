@@ -38,7 +38,7 @@ pub enum Request {
         /// On what it depends.
         expect: Expect,
     },
-    /// A value that the server is to write.
+    /// A value that the server is to write: clients ask for it where the view [says so](View::inline_max).
     PutInline {
         /// The key.
         key: Vec<u8>,
@@ -97,6 +97,22 @@ pub enum Request {
 }
 
 impl Request {
+    /// The value that the server is to write.
+    pub(crate) fn inline(&self) -> Option<Inline<'_>> {
+        let Self::PutInline { key, value, expires, expect } = self else { return None };
+        Some(Inline { key, value, expires: *expires, expect: *expect })
+    }
+
+    /// Those of a request that is nothing else.
+    pub(crate) fn inlines(&self) -> Vec<Inline<'_>> {
+        match self {
+            Self::Batch(requests) => {
+                requests.iter().map(Self::inline).collect::<Option<_>>().unwrap_or_default()
+            }
+            request => request.inline().into_iter().collect(),
+        }
+    }
+
     /// Whether it is about changing what a key has. What is left to a client that may not: to look, to have what it found
     /// made durable, and to say which view it uses.
     #[must_use]
@@ -128,7 +144,7 @@ pub struct Extent {
     pub len: u32,
 }
 
-/// A value for the server to write, as a client in its own process says it.
+/// A value for the server to write.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Inline<'a> {
     /// The key.
@@ -215,6 +231,8 @@ pub enum Refusal {
 pub enum Reply {
     /// Room for a value.
     Reserved(Reserved),
+    /// The value is written, and lies there.
+    Written(Reserved),
     /// The change is made.
     Done {
         /// The version that it made; 0: there was nothing to change.
@@ -251,4 +269,15 @@ pub enum Reply {
     Ok,
     /// It was not carried out.
     Refused(Refusal),
+}
+
+impl Reply {
+    /// Whether the server has written a value, and made it as durable as its mode promises.
+    pub(crate) fn tells_of_a_value(&self) -> bool {
+        match self {
+            Self::Written(_) => true,
+            Self::Batch(replies) => replies.iter().any(Self::tells_of_a_value),
+            _ => false,
+        }
+    }
 }

@@ -40,6 +40,9 @@ pub struct View {
     /// The store lies on several servers: the server settles a write, and ships it, before the client may believe that it
     /// lasts. The memory that clients write to is not what lasts.
     pub replicated: bool,
+    /// Values of at most so many bytes are better written by the server, in one message: where a wait for the medium is a
+    /// system call, a round trip less counts for more than the server's copy. 0: none are.
+    pub inline_max: u32,
     /// How the medium is divided.
     pub geometry: Geometry,
     /// The store's salt.

@@ -59,6 +59,7 @@ fn client() -> Client {
         boot: 1,
         mode: Mode::Durable,
         replicated: false,
+        inline_max: 0,
         geometry,
         salt: 0,
         tables: Vec::new(),

@@ -57,6 +57,8 @@ fn every_operation_at_every_step() {
     explore(DEFERRED, PersistenceDomain::PageCache, &every_operation(), 12);
     // Line by line, as a journal writes them.
     explore(DEFERRED, PersistenceDomain::Adr, &every_operation(), 12);
+    explore(INLINE, PersistenceDomain::Adr, &every_operation(), 12);
+    explore(INLINE, PersistenceDomain::PageCache, &every_operation(), 4);
 }
 
 #[test]

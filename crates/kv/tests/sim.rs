@@ -5,7 +5,7 @@
 mod common;
 
 use common::world::{CALM, STORM, Weather, World};
-use common::{DEFERRED, DURABLE, ERDA, seeds};
+use common::{DEFERRED, DURABLE, ERDA, INLINE, seeds};
 use remanence_kv::Options;
 use remanence_kv::server::Stats;
 
@@ -55,6 +55,7 @@ fn in_calm_weather_every_history_is_linearizable() {
 fn in_a_storm_histories_are_durably_linearizable() {
     let sums = run(40, STORM, Options { clean_by_itself: true, lease: 60, ..DURABLE });
     run(20, STORM, Options { clean_by_itself: true, lease: 60, ..DEFERRED });
+    run(20, STORM, Options { clean_by_itself: true, lease: 60, ..INLINE });
     let stats = sums.stats;
     assert!(sums.crashes > 10 && sums.kills > 50, "{} crashes, {} kills", sums.crashes, sums.kills);
     assert!(stats.given_up > 10 && stats.fenced > 5, "{stats:?}");

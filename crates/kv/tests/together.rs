@@ -421,3 +421,105 @@ fn what_was_prepared_stays_where_it_is_while_the_table_grows() {
         assert_eq!(client.value(&[key]), Some(value(key)), "{key}");
     }
 }
+
+#[test]
+fn a_small_value_is_one_message_and_one_wait_where_the_server_writes_it() {
+    let image = formatted(ROOMY, 64);
+    let store = Store::open(&image, INLINE);
+    let (mut client, mut other) = (store.client(8), store.client(8));
+    begin_logs(&store, &mut client);
+    let entered = entries(&image, &store);
+    let (small, large) = ([1; INLINE.inline_max as usize], [2; INLINE.inline_max as usize + 1]);
+    client.verbs.clear();
+    image.fail_after_psyncs(1);
+    let version = client.put(&[200], &small).expect("one wait is enough");
+    assert_eq!((&client.verbs[..], entries(&image, &store)), (&["call"][..], entered), "nothing is pending");
+    // It knows where the value is, as who writes it itself does.
+    client.verbs.clear();
+    let found = client.get(&[200]).expect("it is there");
+    assert_eq!((found.version, &found.value[..], &client.verbs[..]), (version, &small[..], &["read"][..]));
+    assert_eq!(client.put_if(&[200], &small, Expect::Version(version + 1)), {
+        Err(Refusal::WrongVersion { found: version }.into())
+    });
+    image.fail_after_psyncs(9);
+    client.verbs.clear();
+    client.put(&[200], &large).expect("room");
+    assert_eq!(client.verbs, ["call", "persist"], "more than that the client writes itself");
+    client.verbs.clear();
+    // The word of before waits for nobody now: it comes with the confirmation.
+    client.put(&[201], &small).expect("room");
+    assert_eq!(client.verbs, ["call"]);
+    assert_eq!(other.value(&[200]).as_deref(), Some(&large[..]));
+    assert_eq!(other.value(&[201]).as_deref(), Some(&small[..]));
+
+    // Several share the wait, in one message or in those of several clients; what the server cannot write at once it writes alone.
+    let put = |key: u8, value: &[u8], expect| Request::PutInline {
+        key: vec![key],
+        value: value.to_vec(),
+        expires: 0,
+        expect,
+    };
+    let batch = Request::Batch(vec![
+        put(202, b"a", Expect::Any),
+        Request::Get { key: vec![203] },
+        put(203, b"b", Expect::Absent),
+        put(204, b"c", Expect::Present),
+    ]);
+    image.fail_after_psyncs(1);
+    let Reply::Batch(replies) = client.call(&batch) else { panic!("a batch") };
+    assert!(
+        matches!(replies[0], Reply::Written(_)) && matches!(replies[3], Reply::Written(_)),
+        "{replies:?}"
+    );
+    assert!(matches!(replies[2], Reply::Refused(Refusal::WrongVersion { .. })), "{replies:?}");
+    let reader = store.server.borrow_mut().connect_reader();
+    let stranger = remanence_kv::server::ClientId(99);
+    let puts = [(client.id, 205), (reader, 206), (other.id, 206), (stranger, 207), (other.id, 205)];
+    let inline: Vec<_> = puts.iter().map(|(id, key)| (*id, vec![*key])).collect();
+    let together = |value: &[u8]| {
+        let puts: Vec<_> = inline
+            .iter()
+            .map(|(id, key)| (*id, Inline { key, value, expires: 0, expect: Expect::Any }))
+            .collect();
+        store.server.borrow_mut().put_together(1, &puts)
+    };
+    image.fail_after_psyncs(1);
+    let replies = together(b"both");
+    let Reply::Done { version: overtaken } = replies[0] else { panic!("{replies:?}") };
+    let [Reply::Written(_), Reply::Written(last)] = [&replies[2], &replies[4]] else { panic!("{replies:?}") };
+    assert!(overtaken < last.version, "it was there before the last one, for no time");
+    assert_eq!(replies[1], Reply::Refused(Refusal::ReadOnly));
+    assert_eq!(replies[3], Reply::Refused(Refusal::Fenced));
+    image.fail_after_psyncs(u64::MAX);
+    assert_eq!(client.value(&[206]).as_deref(), Some(&b"both"[..]));
+    assert_eq!(client.get(&[205]).map(|found| found.version), Some(last.version));
+    // Where one has a condition each is written, in their order.
+    let found = client.get(&[203]).expect("it is there").version;
+    let conditions = [Expect::Any, Expect::Version(found), Expect::Present, Expect::Any];
+    let mixed: Vec<_> = conditions
+        .iter()
+        .map(|expect| (client.id, Inline { key: &[203], value: b"mixed", expires: 0, expect: *expect }))
+        .collect();
+    let replies = store.server.borrow_mut().put_together(1, &mixed);
+    assert!(matches!(replies[1], Reply::Refused(Refusal::WrongVersion { .. })), "{replies:?}");
+    assert!([0, 2, 3].iter().all(|n| matches!(replies[*n], Reply::Written(_))), "{replies:?}");
+    // Who is refused is so for those whom it overtook.
+    let Reply::Reserved(_) =
+        client.call(&Request::Put { key: vec![202], len: 1, expires: 0, expect: Expect::Any })
+    else {
+        panic!("room")
+    };
+    let twice = Inline { key: &[202], value: b"twice", expires: 0, expect: Expect::Any };
+    let replies = store.server.borrow_mut().put_together(1, &[(client.id, twice), (other.id, twice)]);
+    assert_eq!(replies, vec![Reply::Refused(Refusal::Unfinished); 2]);
+    let chunked = vec![3; 40_000];
+    let replies = together(&chunked);
+    assert!(
+        matches!(replies[0], Reply::Done { .. }) && matches!(replies[2], Reply::Done { .. }),
+        "{replies:?}"
+    );
+    assert_eq!(client.value(&[205]), Some(chunked));
+    image.fail_after_psyncs(0);
+    assert_eq!(together(b"lost"), vec![Reply::Refused(Refusal::Medium); 5]);
+    assert_eq!(client.call(&put(205, b"lost", Expect::Any)), Reply::Refused(Refusal::Medium));
+}

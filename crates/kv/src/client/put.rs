@@ -18,6 +18,8 @@ pub struct Put {
     value: Vec<u8>,
     expires: u64,
     expect: Expect,
+    /// The server is not asked to write it.
+    by_room: bool,
     id: Option<u64>,
     state: State,
     tries: u32,
@@ -29,6 +31,8 @@ enum State {
     /// Whether the request went out in a batch, behind a confirmation.
     Asked {
         batch: bool,
+        /// With the value, which the server writes.
+        inline: bool,
     },
     Writing(Reserved),
     /// The server is to see it whole, and to ship it.
@@ -43,13 +47,22 @@ impl Put {
     #[must_use]
     pub fn new(key: &[u8], value: &[u8], expires: u64, expect: Expect) -> Self {
         let (key, value) = (key.to_vec(), value.to_vec());
-        Self { key, hash: 0, value, expires, expect, id: None, state: State::Begin, tries: 0 }
+        let (by_room, state) = (false, State::Begin);
+        Self { key, hash: 0, value, expires, expect, by_room, id: None, state, tries: 0 }
     }
 
-    /// Whether the server has handed out room: from then on a failure leaves the outcome open.
+    /// The same, written by the client even where the server [could as well](View::inline_max): one of many, whose values would
+    /// make a long message.
+    #[must_use]
+    pub const fn by_room(mut self) -> Self {
+        self.by_room = true;
+        self
+    }
+
+    /// Whether the server has handed out room, or has been sent the value: from then on a failure leaves the outcome open.
     #[must_use]
     pub const fn is_writing(&self) -> bool {
-        matches!(self.state, State::Writing(_) | State::Settling(_))
+        matches!(self.state, State::Writing(_) | State::Settling(_) | State::Asked { inline: true, .. })
     }
 
     fn over(&mut self, client: &mut Client, outcome: Outcome) -> Progress<Outcome> {
@@ -66,14 +79,15 @@ impl Put {
     }
 
     fn ask(&mut self, client: &mut Client) -> Progress<Outcome> {
-        let put = Request::Put {
-            key: self.key.clone(),
-            len: self.value.len() as u64,
-            expires: self.expires,
-            expect: self.expect,
+        let (key, expires, expect) = (self.key.clone(), self.expires, self.expect);
+        let max = client.view.inline_max;
+        let inline = max > 0 && !self.by_room && self.value.len() <= max as usize;
+        let put = match inline {
+            true => Request::PutInline { key, value: self.value.clone(), expires, expect },
+            false => Request::Put { key, len: self.value.len() as u64, expires, expect },
         };
         let confirm = client.poll_confirm();
-        self.state = State::Asked { batch: confirm.is_some() };
+        self.state = State::Asked { batch: confirm.is_some(), inline };
         let request = match confirm {
             Some(confirm) => Request::Batch(vec![confirm, put]),
             None => put,
@@ -84,6 +98,11 @@ impl Put {
     fn asked(&mut self, client: &mut Client, reply: Reply) -> Progress<Outcome> {
         match reply {
             Reply::Reserved(reserved) => self.write(client, reserved),
+            Reply::Written(place) if !client.learn(&place) => {
+                self.over(client, Err(Error::Protocol("a place outside of the medium")))
+            }
+            Reply::Written(place) => self.done(client, &place),
+            Reply::Done { version } => self.over(client, Ok(version)),
             // The server checks the condition again then.
             Reply::Refused(Refusal::Unfinished | Refusal::Growing) => self.wait(client),
             Reply::Refused(Refusal::Full) if self.tries < FULL_TRIES => {
@@ -176,7 +195,7 @@ impl Operation for Put {
         }
         match std::mem::replace(&mut self.state, State::Over) {
             State::Begin => self.ask(client),
-            State::Asked { batch } => match (batch, completions.pop()) {
+            State::Asked { batch, .. } => match (batch, completions.pop()) {
                 (false, Some(Completion::Reply(reply))) => self.asked(client, reply),
                 (true, Some(Completion::Reply(Reply::Batch(mut replies)))) => match replies.pop() {
                     Some(reply) => self.asked(client, reply),

@@ -94,6 +94,7 @@ fn view() -> View {
         boot: 1,
         mode: Mode::Durable,
         replicated: false,
+        inline_max: 0,
         geometry: Geometry::for_size(VIEW),
         salt: 0,
         // A view has a table, and nobody looks into this one.

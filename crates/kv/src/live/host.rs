@@ -60,6 +60,10 @@ pub(super) struct Host {
     turns: Turns,
     last_probe: Instant,
     to_clean: BTreeSet<u8>,
+    /// Clients have the server write small values.
+    inline: bool,
+    /// Answers to calls that have come, by session and tag: their values were written together.
+    written: BTreeMap<(u64, u32), Reply>,
     locals: Lines,
     /// Serving has not ended.
     open: bool,
@@ -119,6 +123,8 @@ impl Host {
             turns: Turns::new(now),
             last_probe: now,
             to_clean: BTreeSet::new(),
+            inline: view.inline_max > 0,
+            written: BTreeMap::new(),
             locals: Lines::default(),
             open: true,
             failed: false,
@@ -163,7 +169,7 @@ impl Host {
         let client = Some(self.core.connect());
         let peer = Peer { client, part: Vec::new(), rest: BTreeMap::new(), heard: Instant::now() };
         self.peers.insert(session, peer);
-        (session, self.clock, self.core.view())
+        (session, self.clock, View { inline_max: 0, ..self.core.view() })
     }
 
     /// Answers a client of this process, and does what can wait as the serving thread does after a message. `None`: it was cut
@@ -177,7 +183,11 @@ impl Host {
         }
         let client = self.peers.get(&session).and_then(|peer| peer.client)?;
         self.calls += 1;
-        let reply = self.handle(client, request);
+        let mut reply = self.handle(client, request);
+        // A wait here is one with our lock held: they write themselves, and wait beside each other.
+        if let Reply::View(view) = &mut reply {
+            view.inline_max = 0;
+        }
         self.failed |= reply == Reply::Refused(Refusal::Medium) || self.do_turn(1).is_err();
         Some(reply)
     }
@@ -220,24 +230,53 @@ impl Host {
         }
     }
 
-    /// Sees calls that have come together, and are about to be answered: their new keys share a wait for the medium.
+    /// Sees calls that have come together, and are about to be answered: their new keys share a wait for the medium, and so do
+    /// the values that the server is to write, which are written here.
     pub(super) fn prepare(&mut self, calls: &[Called<'_>]) {
-        let mut requests = Vec::new();
+        let (mut requests, mut in_parts) = (Vec::new(), BTreeSet::new());
+        let (mut inline, mut values) = (Vec::new(), 0);
         for called in calls.iter().filter(|called| called.role.may_write()) {
-            // What is in parts is looked at when it is whole.
-            let begun =
-                self.peers.get(&called.session).is_some_and(|p| p.client.is_some() && p.part.is_empty());
-            let Some(Call { what: What::Request, body, .. }) = Call::parse(called.request) else { continue };
-            match Request::parse(body).filter(|_| begun) {
-                Some(Request::Batch(batch)) => requests.extend(batch),
-                Some(request) => requests.push(request),
-                None => {}
+            let Some(Call { what, tag, body }) = Call::parse(called.request) else { continue };
+            let peer = self.peers.get(&called.session).filter(|peer| peer.part.is_empty());
+            let Some(client) = peer.and_then(|peer| peer.client) else { continue };
+            match what {
+                // What is in parts is looked at when it is whole.
+                What::Part => drop(in_parts.insert(called.session)),
+                What::Request if !in_parts.contains(&called.session) => match Request::parse(body) {
+                    // Of the last request all of them.
+                    Some(request) if values < PREPARED_MAX && !request.inlines().is_empty() => {
+                        values += request.inlines().len();
+                        inline.push(((called.session, tag), client, request));
+                    }
+                    Some(Request::Batch(batch)) => requests.extend(batch),
+                    Some(request) => requests.push(request),
+                    None => {}
+                },
+                _ => {}
             }
         }
         requests.retain(|request| matches!(request, Request::Put { .. }));
         requests.truncate(PREPARED_MAX);
         if !self.failed {
             self.failed = self.core.prepare(self.clock.now(), &requests).is_err();
+        }
+        // One alone is written when its turn comes.
+        if self.failed || !self.inline || inline.len() < 2 {
+            return;
+        }
+        let mut puts = Vec::with_capacity(values);
+        for (_, client, request) in &inline {
+            puts.extend(request.inlines().into_iter().map(|put| (*client, put)));
+        }
+        let mut replies = self.core.put_together(self.clock.now(), &puts).into_iter();
+        self.failed |= self.region.failure().is_err();
+        for (call, _, request) in &inline {
+            let mut reply = || replies.next().expect("one for each");
+            let reply = match request {
+                Request::Batch(requests) => Reply::Batch(requests.iter().map(|_| reply()).collect()),
+                _ => reply(),
+            };
+            self.written.insert(*call, reply);
         }
     }
 
@@ -271,9 +310,12 @@ impl Host {
                 return Err("this session has not begun; use the same release on both sides".to_owned());
             }
             (What::Request, Some(client)) => {
-                let mut reply = match Request::parse(&body) {
-                    Some(request) => self.handle(client, &request),
-                    None => Reply::Refused(Refusal::Malformed),
+                let written = self.written.remove(&(session, call.tag));
+                let mut reply = match (written, Request::parse(&body)) {
+                    (Some(_), _) if self.failed => Reply::Refused(Refusal::Medium),
+                    (Some(reply), _) => reply,
+                    (None, Some(request)) => self.handle(client, &request),
+                    (None, None) => Reply::Refused(Refusal::Malformed),
                 };
                 self.failed |= reply == Reply::Refused(Refusal::Medium);
                 let keys = self.keys(session, client, &mut reply);
@@ -378,6 +420,7 @@ impl Host {
     /// Does what can wait. Returns how long it may wait again; `None`: the medium failed.
     pub(super) fn turn(&mut self, messages: usize) -> Option<Duration> {
         self.core.release_prepared();
+        self.written.clear();
         self.failed |= self.do_turn(messages).is_err();
         if self.failed {
             return None;
@@ -498,20 +541,100 @@ mod tests {
         Call { what, tag: 7, body }.emit()
     }
 
-    #[test]
-    fn new_keys_of_calls_that_come_together_have_entries_before_the_first_is_answered() {
-        // Where this program lies is a disk, mostly.
+    /// A store on a disk, its server not running.
+    fn on_a_disk(address: &str) -> Option<(tempfile::TempDir, Server)> {
+        // Where this program lies is one, mostly.
         let program = std::env::current_exe().expect("a program");
         let dir = tempfile::tempdir_in(program.parent().expect("a directory")).expect("a directory");
-        let context =
-            Context::open(Options::udp("127.9.42.1".parse().expect("an address"))).expect("a device");
+        let context = Context::open(Options::udp(address.parse().expect("an address"))).expect("a device");
         let options = ServerOptions::file(dir.path().join("store")).size(8 << 20).guarded(false);
         let server = Server::bind(&context, options).expect("a server");
-        let locals = server.locals().expect("alone");
-        if !locals.wait_for_a_disk() {
+        if !server.locals().expect("alone").wait_for_a_disk() {
             eprintln!("skipped: {} is not on a disk", program.display());
-            return;
+            return None;
         }
+        Some((dir, server))
+    }
+
+    fn reply(answer: &[u8]) -> Reply {
+        let answer = Answer::parse(answer).expect("ours").body.to_vec();
+        let (_, reply) = super::super::wire::parse_keyed(&answer).expect("ours");
+        Reply::parse(reply).expect("ours")
+    }
+
+    #[test]
+    fn values_of_calls_that_come_together_are_written_before_the_first_is_answered() {
+        let Some((_dir, server)) = on_a_disk("127.9.42.2") else { return };
+        let locals = server.locals().expect("alone");
+        let host = &mut *lock(&locals.host);
+        let hello = call(What::Hello, &VERSION.to_le_bytes());
+        for (session, role) in [(1, Role::Writer), (2, Role::Writer), (3, Role::Reader), (4, Role::Writer)] {
+            host.serve(session, role, &hello).expect("it begins");
+        }
+        let inline = |key: u8, value: &[u8]| {
+            let (key, value) = (vec![key], value.to_vec());
+            Request::PutInline { key, value, expires: 0, expect: Expect::Any }.emit()
+        };
+        let one = |key: u8, value: &[u8]| Request::parse(&inline(key, value)).expect("ours");
+        let batch = Request::Batch(vec![one(2, b"two"), one(3, b"three")]).emit();
+        // The end of a long request may look like one of its own.
+        let mut whole = inline(9, &[0; 64]);
+        let tail = inline(20, b"not a request");
+        whole.truncate(whole.len() - tail.len());
+        whole.extend(&tail);
+        let (part, rest) = whole.split_at(whole.len() - tail.len());
+        assert!(Request::parse(rest).is_some() && Request::parse(&whole).is_some());
+        let asked: Vec<(u64, Role, Vec<u8>)> = vec![
+            (1, Role::Writer, call(What::Request, &inline(1, b"one"))),
+            (2, Role::Writer, call(What::Part, part)),
+            (2, Role::Writer, call(What::Request, rest)),
+            (3, Role::Reader, call(What::Request, &inline(21, b"no"))),
+            (4, Role::Writer, call(What::Request, &batch)),
+            (5, Role::Writer, call(What::Request, &inline(22, b"no"))),
+        ];
+        let shown =
+            asked.iter().map(|(session, role, request)| Called { session: *session, role: *role, request });
+        host.prepare(&shown.collect::<Vec<_>>());
+        assert_eq!((host.core.usage().entries, host.core.stats().written), (3, 3));
+        let mut answer = |n: usize| {
+            let (session, role, request) = &asked[n];
+            host.serve(*session, *role, request)
+        };
+        assert!(matches!(reply(&answer(0).expect("an answer")), Reply::Written(_)));
+        answer(1).expect("more is to come");
+        assert!(matches!(reply(&answer(2).expect("an answer")), Reply::Written(_)));
+        assert_eq!(reply(&answer(3).expect("an answer")), Reply::Refused(Refusal::ReadOnly));
+        let Reply::Batch(replies) = reply(&answer(4).expect("an answer")) else { panic!("it asked for two") };
+        assert!(matches!(replies[..], [Reply::Written(_), Reply::Written(_)]), "{replies:?}");
+        answer(5).expect_err("it has not begun");
+        assert_eq!((host.core.usage().entries, host.core.stats().written), (4, 4), "each once");
+        let value = |host: &mut Host, key: u8| {
+            let got =
+                host.serve(1, Role::Writer, &call(What::Request, &Request::Get { key: vec![key] }.emit()));
+            match reply(&got.expect("an answer")) {
+                Reply::Value { value, .. } => Some(value),
+                _ => None,
+            }
+        };
+        assert_eq!(value(host, 1).as_deref(), Some(&b"one"[..]));
+        assert_eq!(value(host, 2).as_deref(), Some(&b"two"[..]));
+        assert_eq!(value(host, 3).as_deref(), Some(&b"three"[..]));
+        assert_eq!(value(host, 9).map(|value| value.len()), Some(64));
+        assert_eq!(value(host, 20), None, "it was no request");
+        // What nobody was told of belongs to nobody: the same tag comes again, for something else.
+        host.prepare(&[
+            Called { session: 1, role: Role::Writer, request: &asked[0].2 },
+            Called { session: 4, role: Role::Writer, request: &asked[4].2 },
+        ]);
+        host.turn(2).expect("the medium works");
+        host.serve(1, Role::Writer, &call(What::Request, &inline(1, b"another"))).expect("an answer");
+        assert_eq!(value(host, 1).as_deref(), Some(&b"another"[..]));
+    }
+
+    #[test]
+    fn new_keys_of_calls_that_come_together_have_entries_before_the_first_is_answered() {
+        let Some((_dir, server)) = on_a_disk("127.9.42.1") else { return };
+        let locals = server.locals().expect("alone");
         let host = &mut *lock(&locals.host);
         let hello = call(What::Hello, &VERSION.to_le_bytes());
         for (session, role) in [(1, Role::Writer), (2, Role::Writer), (3, Role::Reader)] {
@@ -537,9 +660,7 @@ mod tests {
         assert_eq!(host.core.usage().entries, 4);
         for (session, role, request) in &asked[..2] {
             let answer = host.serve(*session, *role, request).expect("an answer");
-            let answer = Answer::parse(&answer).expect("ours").body.to_vec();
-            let (_, reply) = super::super::wire::parse_keyed(&answer).expect("ours");
-            assert!(matches!(Reply::parse(reply), Some(Reply::Reserved(_))), "{reply:?}");
+            assert!(matches!(reply(&answer), Reply::Reserved(_)));
         }
         assert_eq!((host.core.usage().entries, host.core.stats().reserved), (4, 2));
         host.turn(2).expect("the medium works");

@@ -29,6 +29,8 @@ use crate::view::Mode;
 /// Receive buffers of a session, and bytes of each. What does not fit goes in parts.
 pub(super) const SLOTS: u16 = 16;
 pub(super) const SLOT: u32 = 16 << 10;
+/// Values that the server writes where a wait for the medium is a system call: their requests fit half a message.
+const INLINE_MAX: u32 = 8 << 10;
 
 /// Where the store lies.
 #[derive(Clone, Debug)]
@@ -247,6 +249,7 @@ impl Server {
             unfinished_max: options.unfinished,
             clean_by_itself: options.common.clean,
             defer: waits,
+            inline_max: if waits && alone && options.mode == Mode::Durable { INLINE_MAX } else { 0 },
         };
         let (mut core, recovered) = Core::open(memory, core)?;
         if upkeep.is_some() {

@@ -123,6 +123,8 @@ pub struct Session {
     plans: BTreeMap<(usize, u32), Plan>,
     method: Option<Op>,
     survives: Option<Survives>,
+    /// What data survives for which the server has waited.
+    synced: Survives,
     noticed: Option<u64>,
     /// Since when others are in the way.
     waiting: Instant,
@@ -147,6 +149,7 @@ impl Session {
     ) -> Result<(Self, View), Error> {
         let remote = remanence_remote::Session::connect(context, to, options.remote.clone())?;
         let mut this = Self {
+            synced: remote.region().guarantee.after_psync,
             remote,
             patience: options.patience,
             lease: Duration::ZERO,
@@ -197,7 +200,8 @@ impl Session {
         self.lease
     }
 
-    /// Which failures the last value that was made durable survives, by the recipe's token.
+    /// Which failures the last value that was made durable survives: by the recipe's token, or by the server's word if it wrote
+    /// the value.
     #[must_use]
     pub const fn survives(&self) -> Option<Survives> {
         self.survives
@@ -443,6 +447,9 @@ impl RemoteMemory for Session {
                 self.remote.grant(at, len.into(), rkey);
             }
             let reply = Reply::parse(reply).ok_or(Error::Protocol("a reply is none"))?;
+            if reply.tells_of_a_value() {
+                self.survives = Some(self.synced);
+            }
             completions[asked.verb] = Completion::Reply(reply);
         }
         for (done, whose) in done.into_iter().zip(whose) {

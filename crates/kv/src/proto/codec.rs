@@ -238,17 +238,7 @@ impl Reply {
         match self {
             Self::Reserved(reserved) => {
                 to.push(1);
-                to.extend(reserved.version.to_le_bytes());
-                to.push(reserved.head);
-                to.extend(reserved.offset.0.to_le_bytes());
-                to.extend(reserved.epoch.to_le_bytes());
-                to.extend(reserved.at.to_le_bytes());
-                to.extend((reserved.extents.len() as u32).to_le_bytes());
-                for extent in &reserved.extents {
-                    to.extend(extent.offset.0.to_le_bytes());
-                    to.extend(extent.at.to_le_bytes());
-                    to.extend(extent.len.to_le_bytes());
-                }
+                reserved.emit(to);
             }
             Self::Done { version } => {
                 to.push(2);
@@ -286,6 +276,10 @@ impl Reply {
                 to.push(10);
                 refusal.emit(to);
             }
+            Self::Written(place) => {
+                to.push(11);
+                place.emit(to);
+            }
         }
     }
 
@@ -299,16 +293,7 @@ impl Reply {
 
     fn parse_from(from: &mut Reader<'_>, outermost: bool) -> Option<Self> {
         Some(match from.u8()? {
-            1 => Self::Reserved(Reserved {
-                version: from.u64()?,
-                head: from.u8()?,
-                offset: Offset(from.u32()?),
-                epoch: from.u32()?,
-                at: from.u64()?,
-                extents: from.many(16, |from| {
-                    Some(Extent { offset: Offset(from.u32()?), at: from.u64()?, len: from.u32()? })
-                })?,
-            }),
+            1 => Self::Reserved(Reserved::parse(from)?),
             2 => Self::Done { version: from.u64()? },
             3 => Self::Absent,
             4 => Self::Settled { version: from.u64()? },
@@ -322,7 +307,37 @@ impl Reply {
             8 if outermost => Self::Batch(from.many(1, |from| Self::parse_from(from, false))?),
             9 => Self::Ok,
             10 => Self::Refused(Refusal::parse(from)?),
+            11 => Self::Written(Reserved::parse(from)?),
             _ => return None,
+        })
+    }
+}
+
+impl Reserved {
+    fn emit(&self, to: &mut Vec<u8>) {
+        to.extend(self.version.to_le_bytes());
+        to.push(self.head);
+        to.extend(self.offset.0.to_le_bytes());
+        to.extend(self.epoch.to_le_bytes());
+        to.extend(self.at.to_le_bytes());
+        to.extend((self.extents.len() as u32).to_le_bytes());
+        for extent in &self.extents {
+            to.extend(extent.offset.0.to_le_bytes());
+            to.extend(extent.at.to_le_bytes());
+            to.extend(extent.len.to_le_bytes());
+        }
+    }
+
+    fn parse(from: &mut Reader<'_>) -> Option<Self> {
+        Some(Self {
+            version: from.u64()?,
+            head: from.u8()?,
+            offset: Offset(from.u32()?),
+            epoch: from.u32()?,
+            at: from.u64()?,
+            extents: from.many(16, |from| {
+                Some(Extent { offset: Offset(from.u32()?), at: from.u64()?, len: from.u32()? })
+            })?,
         })
     }
 }
@@ -337,6 +352,7 @@ impl View {
             (Mode::Durable, true) => 2,
             (Mode::Erda, true) => 3,
         });
+        to.extend(self.inline_max.to_le_bytes());
         to.extend(self.geometry.size.to_le_bytes());
         to.extend(self.geometry.region_len.to_le_bytes());
         to.extend(self.geometry.segment_len.to_le_bytes());
@@ -365,6 +381,7 @@ impl View {
             3 => (Mode::Erda, true),
             _ => return None,
         };
+        let inline_max = from.u32()?;
         let geometry = Geometry {
             size: from.u64()?,
             region_len: from.u64()?,
@@ -393,6 +410,7 @@ impl View {
             boot,
             mode,
             replicated,
+            inline_max,
             geometry,
             salt,
             tables,
@@ -433,14 +451,17 @@ mod tests {
             boot: 1,
             mode: Mode::Durable,
             replicated: true,
+            inline_max: 77,
             geometry,
             salt: 4,
             tables: vec![table],
             links: BTreeMap::from([((0, 5), Link { at: geometry.region(1), epoch: 9 })]),
         };
         let extents = vec![Extent { offset: Offset(4), at: 256, len: 3 }];
+        let place = Reserved { version: 1, head: 2, offset: Offset(3), epoch: 4, at: 5, extents };
         vec![
-            Reply::Reserved(Reserved { version: 1, head: 2, offset: Offset(3), epoch: 4, at: 5, extents }),
+            Reply::Written(Reserved { extents: Vec::new(), ..place.clone() }),
+            Reply::Reserved(place),
             Reply::Done { version: 8 },
             Reply::Absent,
             Reply::Settled { version: 2 },

@@ -62,11 +62,25 @@ pub struct Options {
     /// the client's value durable waits for every write-back before it, by whomever: page caches do, and a wait for the
     /// disk is saved. Cache lines that another core wrote back have no such promise.
     pub defer: bool,
+    /// Values of at most so many bytes are better written by the server than by their clients.
+    pub inline_max: u32,
+}
+
+impl Options {
+    /// What most stores do.
+    pub const DEFAULT: Self = Self {
+        mode: Mode::Durable,
+        lease: 2000,
+        unfinished_max: 1024,
+        clean_by_itself: true,
+        defer: false,
+        inline_max: 0,
+    };
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Self { mode: Mode::Durable, lease: 2000, unfinished_max: 1024, clean_by_itself: true, defer: false }
+        Self::DEFAULT
     }
 }
 
@@ -327,9 +341,15 @@ impl<M: Medium + Clone> Server<M> {
             let Ok(prepared) = prepared else { return Reply::Refused(Refusal::Medium) };
             kept = prepared;
         }
-        let mut one = |request: &Request| match reads_only && request.changes() {
-            true => Reply::Refused(Refusal::ReadOnly),
-            false => self.one(now, client, request),
+        let mut written = match request {
+            Request::Batch(requests) if requests.len() <= BATCH_MAX => self.put_batch(now, client, requests),
+            _ => Vec::new(),
+        }
+        .into_iter();
+        let mut one = |request: &Request| match (reads_only && request.changes(), request) {
+            (true, _) => Reply::Refused(Refusal::ReadOnly),
+            (false, Request::PutInline { .. }) if written.len() > 0 => written.next().expect("one for each"),
+            (false, request) => self.one(now, client, request),
         };
         let reply = match request {
             Request::Batch(requests) if requests.len() <= BATCH_MAX => {
@@ -378,8 +398,12 @@ impl<M: Medium + Clone> Server<M> {
                 let _ = expires; // the client writes it itself
                 self.reserve(now, client, key, *len, *expect).map(Reply::Reserved)
             }
-            Request::PutInline { key, value, expires, expect } => {
-                self.write(now, key, Some((value, *expires)), *expect).map(|version| Reply::Done { version })
+            Request::PutInline { .. } => {
+                let put = request.inline().expect("it is one");
+                match self.options.inline_max {
+                    0 => self.write_one(now, &put),
+                    _ => return self.put_together(now, &[(client, put)]).pop().expect("one for one"),
+                }
             }
             Request::Delete { key, expect } => {
                 self.write(now, key, None, *expect).map(|version| Reply::Done { version })
@@ -421,6 +445,7 @@ impl<M: Medium + Clone> Server<M> {
             boot: self.boot,
             mode: self.options.mode,
             replicated: self.replicated,
+            inline_max: self.options.inline_max,
             geometry: self.superblock.geometry,
             salt: self.superblock.salt,
             tables: self.growth.view(&self.index.tables),

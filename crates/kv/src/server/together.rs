@@ -1,4 +1,5 @@
-//! Values that the server writes itself, several at once, for clients in its own process.
+//! Values that the server writes itself, several at once: for clients in its own process, and for all where a wait for the medium
+//! costs more than a message.
 //!
 //! Each object is written and named, and the word that names it stays pending, as if a client were about to write there. One
 //! wait for the medium makes all of them durable, objects and words, in no order among each other: a crash before its end
@@ -7,7 +8,7 @@
 //! (`index.rs`), as those of a batch of reservations are. Readers believe nothing meanwhile: an old version is marked before its successor is named, and of a pending
 //! word they ask, which is answered after the end of this.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use remanence_pmem::Medium;
 
@@ -16,7 +17,7 @@ use super::log::{self, Purpose, Start};
 use super::{ClientId, Current, Server};
 use crate::format::object::Content;
 use crate::format::{Hint, Meta, Word};
-use crate::proto::{Expect, Inline, Refusal, Request, Reserved};
+use crate::proto::{Expect, Inline, Refusal, Reply, Request, Reserved};
 
 /// A value that is written, and not settled yet.
 struct Named {
@@ -36,20 +37,85 @@ impl<M: Medium + Clone> Server<M> {
         puts: &[Inline<'_>],
         done: &mut Vec<Result<Reserved, Refusal>>,
     ) {
-        let refusal = match self.clients.get(&client) {
-            Some(state) if state.fencing => Some(Refusal::Fenced),
-            Some(state) if state.reads_only => Some(Refusal::ReadOnly),
-            Some(_) => None,
-            None => Some(Refusal::Fenced),
-        };
-        if let Some(refusal) = refusal {
+        if let Err(refusal) = self.may_write(client) {
             done.extend(puts.iter().map(|_| Err(refusal.clone())));
             return;
         }
-        let (first, mut named) = (done.len(), Vec::with_capacity(puts.len()));
-        let keys = puts.iter().map(|put| (put.key, put.value.len() as u64, put.expect));
+        self.write_all(now, &mut puts.iter(), done);
+    }
+
+    /// The same for several clients, as replies to their requests. Values that take more than one object are written as well,
+    /// one by one. Of a key that comes several times without a condition the last value is written: the others were there for no
+    /// time at all.
+    pub fn put_together(&mut self, now: u64, puts: &[(ClientId, Inline<'_>)]) -> Vec<Reply> {
+        let may: Vec<Result<(), Refusal>> = puts.iter().map(|(client, _)| self.may_write(*client)).collect();
+        let mut last: BTreeMap<&[u8], Option<usize>> = BTreeMap::new();
+        for (n, (_, put)) in puts.iter().enumerate().filter(|(n, _)| may[*n].is_ok()) {
+            let plain = put.expect == Expect::Any;
+            last.entry(put.key)
+                .and_modify(|last| *last = last.filter(|_| plain).map(|_| n))
+                .or_insert(plain.then_some(n));
+        }
+        let mut overtaken: BTreeMap<usize, (usize, u64)> = BTreeMap::new();
+        for (n, (_, put)) in puts.iter().enumerate().filter(|(n, _)| may[*n].is_ok()) {
+            if let Some(by) = last[put.key].filter(|by| *by > n) {
+                overtaken.insert(n, (by, self.next_version()));
+            }
+        }
+        let written: Vec<usize> =
+            (0..puts.len()).filter(|n| may[*n].is_ok() && !overtaken.contains_key(n)).collect();
+        let mut done = Vec::with_capacity(written.len());
+        self.write_all(now, &mut written.iter().map(|n| &puts[*n].1), &mut done);
+        let mut replies: Vec<Reply> =
+            may.into_iter().map(|may| may.map_or_else(Reply::Refused, |()| Reply::Ok)).collect();
+        for (n, outcome) in written.into_iter().zip(done) {
+            replies[n] = match outcome {
+                Ok(place) => Reply::Written(place),
+                Err(Refusal::Malformed) => self.write_one(now, &puts[n].1).unwrap_or_else(Reply::Refused),
+                Err(refusal) => Reply::Refused(refusal),
+            };
+        }
+        for (n, (by, version)) in overtaken {
+            replies[n] = match &replies[by] {
+                Reply::Refused(refusal) => Reply::Refused(refusal.clone()),
+                _ => Reply::Done { version },
+            };
+        }
+        if self.sync().is_err() {
+            return puts.iter().map(|_| Reply::Refused(Refusal::Medium)).collect();
+        }
+        replies
+    }
+
+    /// What comes of the values in a client's batch, one after the other; nothing where they are written one by one.
+    pub(super) fn put_batch(&mut self, now: u64, client: ClientId, requests: &[Request]) -> Vec<Reply> {
+        let puts: Vec<_> = requests.iter().filter_map(|request| Some((client, request.inline()?))).collect();
+        if self.options.inline_max == 0 || puts.is_empty() {
+            Vec::new()
+        } else {
+            self.put_together(now, &puts)
+        }
+    }
+
+    fn may_write(&self, client: ClientId) -> Result<(), Refusal> {
+        match self.clients.get(&client) {
+            Some(state) if state.fencing => Err(Refusal::Fenced),
+            Some(state) if state.reads_only => Err(Refusal::ReadOnly),
+            Some(_) => Ok(()),
+            None => Err(Refusal::Fenced),
+        }
+    }
+
+    fn write_all<'p, 'v: 'p>(
+        &mut self,
+        now: u64,
+        puts: &mut (impl Iterator<Item = &'p Inline<'v>> + Clone),
+        done: &mut Vec<Result<Reserved, Refusal>>,
+    ) {
+        let (first, mut named) = (done.len(), Vec::new());
+        let keys = puts.clone().map(|put| (put.key, put.value.len() as u64, put.expect));
         let Ok(kept) = self.prepare_new(now, keys) else {
-            done.extend(puts.iter().map(|_| Err(Refusal::Medium)));
+            done.extend(puts.map(|_| Err(Refusal::Medium)));
             return;
         };
         for put in puts {

@@ -8,7 +8,7 @@ use super::settle::Settling;
 use super::{ClientId, Current, Server, Unfinished, log};
 use crate::format::object::{CHUNK_LEN, Content, LIST_LEN, chunk_lens, emit, object_len};
 use crate::format::{Hint, Meta, Offset, Place, Word};
-use crate::proto::{Expect, Extent, Refusal, Reserved};
+use crate::proto::{Expect, Extent, Inline, Refusal, Reply, Reserved};
 use crate::view::Mode;
 
 impl<M: Medium + Clone> Server<M> {
@@ -135,6 +135,12 @@ impl<M: Medium + Clone> Server<M> {
         }
         self.stats.written += 1;
         Ok(version)
+    }
+
+    /// The same, of a value, as a reply.
+    pub(super) fn write_one(&mut self, now: u64, put: &Inline<'_>) -> Result<Reply, Refusal> {
+        let value = Some((put.value, put.expires));
+        self.write(now, put.key, value, put.expect).map(|version| Reply::Done { version })
     }
 
     /// A deletion where there is no room for a tombstone: the entry goes.

@@ -23,10 +23,17 @@ pub(crate) const SALT: u64 = 0x5EED;
 /// A pool of few small regions, so that everything happens soon.
 pub(crate) const SMALL: Geometry = Geometry { size: 64 << 10, region_len: 2048, segment_len: 1024, heads: 2 };
 
-pub(crate) const DURABLE: Options =
-    Options { mode: Mode::Durable, lease: 1000, unfinished_max: 16, clean_by_itself: false, defer: false };
+pub(crate) const DURABLE: Options = Options {
+    mode: Mode::Durable,
+    lease: 1000,
+    unfinished_max: 16,
+    clean_by_itself: false,
+    ..Options::DEFAULT
+};
 /// Durable, and a reservation's entry becomes so by the client's flush.
 pub(crate) const DEFERRED: Options = Options { defer: true, ..DURABLE };
+/// The same, and the server writes small values itself, as on a disk.
+pub(crate) const INLINE: Options = Options { inline_max: 40, ..DEFERRED };
 pub(crate) const ERDA: Options = Options { mode: Mode::Erda, ..DURABLE };
 
 pub(crate) fn formatted(geometry: Geometry, buckets: u64) -> CrashImage {
