@@ -246,6 +246,7 @@ fn what_is_done_is_settled_by_anybodys_wait_that_began_later_or_by_one_of_the_se
     image.fail_after_psyncs(1);
     assert_eq!(other.value(&keys[0]).as_deref(), Some(&b"third"[..]));
     assert_eq!(entries(&image, &store), (all, open + 5), "of the others nobody has asked");
+    image.psync().expect_err("the one that was left went into the answer");
     let put = |key: u8| Request::Put { key: vec![key], len: 1, expires: 0, expect: Expect::Any };
     assert!(matches!(other.call(&put(201)), Reply::Reserved(_)), "the reader's wait serves it");
     assert_eq!(step(begun + 3), Ok(false));

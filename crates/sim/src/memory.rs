@@ -52,7 +52,7 @@ impl AtomicKind {
 #[derive(Debug)]
 enum Region {
     Volatile(Vec<u8>),
-    Persistent(CrashImage),
+    Persistent(Box<CrashImage>),
 }
 
 /// When a flush that takes time has its effect.
@@ -117,7 +117,7 @@ impl SimMemory {
     /// A region whose content is durable to begin with.
     pub(crate) fn add_persistent(&mut self, content: Vec<u8>) -> RegionId {
         let image = CrashImage::from_bytes(content, self.domain);
-        self.add(Region::Persistent(image))
+        self.add(Region::Persistent(Box::new(image)))
     }
 
     /// The visible bytes of a range.
@@ -162,7 +162,7 @@ impl SimMemory {
             match region {
                 Region::Volatile(bytes) => bytes.fill(0),
                 Region::Persistent(image) => {
-                    *image = image.crash(Failure::PowerLoss, &mut Seeded::new(self.rng.u64()));
+                    **image = image.crash(Failure::PowerLoss, &mut Seeded::new(self.rng.u64()));
                 }
             }
         }
