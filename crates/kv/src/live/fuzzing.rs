@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use remanence_pmem::Region;
-use remanence_remote::{Cutter, Role};
+use remanence_remote::{Call as Called, Cutter, Role};
 
 use super::StoreStats;
 use super::host::Host;
@@ -94,6 +94,11 @@ pub(crate) fn host(data: &[u8]) {
     let region = Region::anonymous(GEOMETRY.size).expect("memory");
     format(&region, &GEOMETRY, 16, SALT, [0; 16]).expect("fair");
     let options = Options { lease: 1 << 40, unfinished_max: 4, ..Options::default() };
+    // Half of the stories are of a store on a disk.
+    let options = match data.len() % 2 {
+        0 => options,
+        _ => Options { defer: true, inline_max: 64, ..options },
+    };
     let (core, _) = Server::open(Memory::Alone(region.clone()), options).expect("a store");
     let lease = Duration::from_secs(1 << 20);
     let mut host = Host::new(core, region, Cutter::default(), None, lease, SLOT, None);
@@ -104,7 +109,8 @@ pub(crate) fn host(data: &[u8]) {
     begin(&mut host, honest);
     for key in HONEST {
         let put = Request::PutInline { key: vec![key], value: value(key), expires: 0, expect: Expect::Any };
-        assert!(matches!(request(&mut host, honest, &put), Reply::Done { .. }), "there is room");
+        let reply = request(&mut host, honest, &put);
+        assert!(matches!(reply, Reply::Done { .. } | Reply::Written(_)), "there is room: {reply:?}");
     }
     let mut story = Story(data);
     let mut last = 0;
@@ -155,6 +161,15 @@ pub(crate) fn host(data: &[u8]) {
             }
             _ => call(What::Request, &emitted),
         };
+        // Another one's may come at the same time, and is shown with it.
+        let beside = (how & 0x10 != 0).then(|| {
+            let other = base + 1 + u64::from((who + 1) % 3);
+            (other, Call { what: What::Request, tag: tag ^ 1, body: &emitted }.emit())
+        });
+        if let Some((other, request)) = &beside {
+            let first = Called { session, role, request: &bytes };
+            host.prepare(&[first, Called { session: *other, role: Role::Writer, request }]);
+        }
         let before = host.core.stats();
         let said = host.serve(session, role, &bytes);
         while let Some(event) = host.core.poll_event() {
@@ -167,12 +182,17 @@ pub(crate) fn host(data: &[u8]) {
         if let Ok(said) = said {
             let answer = Answer::parse(&said).expect("an answer");
             assert!(answer.body.len() <= SLOT - ANSWER_HEADER, "it fits a message");
-            if let Some((_, reply)) = parse_keyed(answer.body)
-                && let Some(Reply::Reserved(reserved)) = Reply::parse(reply)
-            {
+            let reply = parse_keyed(answer.body).and_then(|(_, reply)| Reply::parse(reply));
+            assert!(role.may_write() || !matches!(reply, Some(Reply::Written(_))), "a reader's value");
+            if let Some(Reply::Reserved(reserved)) = reply {
                 assert!(role.may_write(), "room for a reader");
                 last = reserved.version;
             }
+        }
+        if let Some((other, request)) = &beside {
+            // It need not have begun.
+            let _ = host.serve(*other, Role::Writer, request);
+            host.turn(2).expect("memory does not fail");
         }
         let (parts, answers) = host.kept(session);
         assert!(parts <= REQUEST_MAX && answers <= ANSWERS_MAX, "{parts} bytes and {answers} answers");
