@@ -5,6 +5,9 @@
 .PHONY: demo verbs test check deps-demo deps-test
 .DEFAULT_GOAL := help
 
+# Where cargo builds.
+TARGET := $(or $(CARGO_TARGET_DIR),./target)
+
 # A C compiler and linker are all that the build itself needs.
 DEMO_PACKAGES := gcc libc6-dev
 # tshark reads our captures; QEMU boots a stock kernel as a Soft-RoCE peer; the next ones build and run that guest; the
@@ -25,13 +28,13 @@ demo: deps-demo
 	@echo "==> building rem (release)"
 	cargo build --release --locked -p remanence-cli
 	@echo "==> rem demo"
-	./target/release/rem demo
+	$(TARGET)/release/rem demo
 
 verbs: deps-demo
 	@echo "==> building rem and the drop-in libraries (release)"
 	cargo build --release --locked -p remanence-cli
 	cargo xtask dropin --release
-	@echo "==> ready: ./target/release/rem verbs -- ibv_devinfo"
+	@echo "==> ready: $(TARGET)/release/rem verbs -- ibv_devinfo"
 
 test: deps-test
 	cargo xtask check
