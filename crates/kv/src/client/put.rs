@@ -51,8 +51,8 @@ impl Put {
         Self { key, hash: 0, value, expires, expect, by_room, id: None, state, tries: 0 }
     }
 
-    /// The same, written by the client even where the server [could as well](crate::view::View::inline_max): one of many, whose values would
-    /// make a long message.
+    /// The same, written by the client even where the server [could as well](crate::view::View::inline_max): one of many,
+    /// whose values would make a long message.
     #[must_use]
     pub const fn by_room(mut self) -> Self {
         self.by_room = true;

@@ -243,7 +243,7 @@ impl Host {
                 // What is in parts is looked at when it is whole.
                 What::Part => drop(in_parts.insert(called.session)),
                 What::Request if !in_parts.contains(&called.session) => match Request::parse(body) {
-                    // Of the last request all of them.
+                    // A request's values stay together: the last one's may go beyond.
                     Some(request) if values < PREPARED_MAX && !request.inlines().is_empty() => {
                         values += request.inlines().len();
                         inline.push(((called.session, tag), client, request));
@@ -556,6 +556,13 @@ mod tests {
         Some((dir, server))
     }
 
+    /// Shows the host calls that come together.
+    fn show(host: &mut Host, calls: &[(u64, Role, Vec<u8>)]) {
+        let shown =
+            calls.iter().map(|(session, role, request)| Called { session: *session, role: *role, request });
+        host.prepare(&shown.collect::<Vec<_>>());
+    }
+
     fn reply(answer: &[u8]) -> Reply {
         let answer = Answer::parse(answer).expect("ours").body.to_vec();
         let (_, reply) = super::super::wire::parse_keyed(&answer).expect("ours");
@@ -592,9 +599,7 @@ mod tests {
             (4, Role::Writer, call(What::Request, &batch)),
             (5, Role::Writer, call(What::Request, &inline(22, b"no"))),
         ];
-        let shown =
-            asked.iter().map(|(session, role, request)| Called { session: *session, role: *role, request });
-        host.prepare(&shown.collect::<Vec<_>>());
+        show(host, &asked);
         assert_eq!((host.core.usage().entries, host.core.stats().written), (3, 3));
         let mut answer = |n: usize| {
             let (session, role, request) = &asked[n];
@@ -654,9 +659,7 @@ mod tests {
         ]
         .map(|(session, role, body)| (session, role, call(What::Request, &body)))
         .into();
-        let shown =
-            asked.iter().map(|(session, role, request)| Called { session: *session, role: *role, request });
-        host.prepare(&shown.collect::<Vec<_>>());
+        show(host, &asked);
         assert_eq!(host.core.usage().entries, 4);
         for (session, role, request) in &asked[..2] {
             let answer = host.serve(*session, *role, request).expect("an answer");
