@@ -1,7 +1,8 @@
 //! Opens a file as a region, such that what can fail fails now, with a sentence, and not later by a signal.
 //!
 //! Every block is reserved, so a full disk is an error here. The file and its name are made durable before anything
-//! is put in it. An exclusive lock keeps a second server away, and goes with the process. A file's journal
+//! is put in it. An exclusive lock keeps a second server away, and goes with the region or
+//! the process (`lock`). A file's journal
 //! (`journal`), if it has one, is replayed before anybody sees the region.
 
 use std::fs::{self, File};
@@ -13,6 +14,7 @@ use crate::Error;
 use crate::domain::{self, PersistenceDomain};
 use crate::flush::{self, Instruction};
 use crate::journal::{self, Journal, Name, Place};
+use crate::lock::OwnFile;
 use crate::map::{self, Mapping};
 use crate::region::{Kind, Region};
 
@@ -135,7 +137,8 @@ impl FileOptions {
             return Err(Error::NoInstruction { instruction });
         }
         let (file, created) = self.open_file(&path)?;
-        let opened = self.fill(&file, &path, created).and_then(|found| self.map(file, found, &path));
+        let mut file = OwnFile::from(file);
+        let opened = self.fill(&mut file, &path, created).and_then(|found| self.map(file, found, &path));
         if opened.is_err() && created {
             // Nobody has seen it: leave no half-made file behind.
             let _ = fs::remove_file(&path);
@@ -173,8 +176,8 @@ impl FileOptions {
     }
 
     /// Locks the file and gives its region its length.
-    fn fill(&self, file: &File, path: &Path, created: bool) -> Result<Found, Error> {
-        if let Err(e) = map::lock_exclusively(file) {
+    fn fill(&self, file: &mut OwnFile, path: &Path, created: bool) -> Result<Found, Error> {
+        if let Err(e) = file.lock() {
             return Err(match e.kind() {
                 io::ErrorKind::WouldBlock => Error::InUse { path: path.to_owned(), holder: holder_of(file) },
                 _ => Error::os(format!("locking {}", path.display()), e),
@@ -222,7 +225,7 @@ impl FileOptions {
         self.boot.map_or_else(journal::boot, Ok)
     }
 
-    fn map(&self, file: File, found: Found, path: &Path) -> Result<Region, Error> {
+    fn map(&self, file: OwnFile, found: Found, path: &Path) -> Result<Region, Error> {
         let len = found.len;
         let (mapping, map_sync) = Mapping::file(&file, len)?;
         let mut domain = domain::of_file(&file, map_sync, self.declared)?;

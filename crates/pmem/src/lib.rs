@@ -44,6 +44,7 @@ mod error;
 mod file;
 mod guarded;
 mod journal;
+mod lock;
 mod map;
 mod medium;
 mod region;

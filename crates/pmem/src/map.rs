@@ -239,13 +239,6 @@ fn free_bytes(file: &File) -> io::Result<Option<u64>> {
     Ok((found.f_blocks != 0).then(|| found.f_bfree.saturating_mul(found.f_frsize)))
 }
 
-/// Takes the file for ourselves. The lock goes with the last descriptor of this open file, so a killed process
-/// holds nobody up.
-pub(crate) fn lock_exclusively(file: &File) -> io::Result<()> {
-    // SAFETY: locks a file of ours.
-    check(unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) })
-}
-
 fn check(result: c_int) -> io::Result<()> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }

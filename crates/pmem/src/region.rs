@@ -20,6 +20,7 @@ use crate::domain::{self, Domain, PersistenceDomain, StoreGranularity};
 use crate::flush::page::{Pages, Work};
 use crate::flush::{self, Instruction, LINE};
 use crate::journal::{self, Journal};
+use crate::lock::OwnFile;
 use crate::map::{self, Mapping};
 use crate::medium::{Medium, Psyncs, Ticket};
 use crate::sigbus::{self, Watch};
@@ -63,10 +64,11 @@ struct Inner {
     psyncs: Psyncs,
     page: u64,
     path: Option<PathBuf>,
-    file: Option<File>,
-    // Dropped in this order: the watch ends before the mapping does.
+    // Dropped in this order, after the journal: the watch ends before the mapping does, and the file is the next owner's when
+    // nothing of ours reaches it any more.
     watch: Watch,
     mapping: Mapping,
+    file: Option<OwnFile>,
 }
 
 /// How a page cache is made durable.
@@ -100,7 +102,7 @@ impl Region {
     pub fn memfd(name: &str, len: u64) -> Result<Self, Error> {
         let file = map::memfd(name, len)?;
         let (mapping, _) = Mapping::file(&file, len)?;
-        Ok(Self::assemble(Kind::Memfd, mapping, len, domain::of_memfd(), Some(file), None))
+        Ok(Self::assemble(Kind::Memfd, mapping, len, domain::of_memfd(), Some(file.into()), None))
     }
 
     /// Memory of this process alone, zeroed, on huge pages where the kernel has some.
@@ -132,7 +134,7 @@ impl Region {
             (false, true) => Kind::DaxFile,
             (false, false) => Kind::File,
         };
-        let mut region = Self::assemble(kind, mapping, len, domain, Some(file), None);
+        let mut region = Self::assemble(kind, mapping, len, domain, Some(file.into()), None);
         if journaled {
             region.own().sync = Way::Owner;
         }
@@ -192,7 +194,7 @@ impl Region {
         mapping: Mapping,
         len: u64,
         domain: Domain,
-        file: Option<File>,
+        file: Option<OwnFile>,
         path: Option<PathBuf>,
     ) -> Self {
         Self::assemble_with(false, kind, mapping, len, domain, file, path)
@@ -204,7 +206,7 @@ impl Region {
         mapping: Mapping,
         len: u64,
         domain: Domain,
-        file: Option<File>,
+        file: Option<OwnFile>,
         path: Option<PathBuf>,
     ) -> Self {
         let base = mapping.base();
@@ -226,9 +228,9 @@ impl Region {
             psyncs: Psyncs::default(),
             page: map::page_size() as u64,
             path,
-            file,
             watch,
             mapping,
+            file,
         }))
     }
 
@@ -297,11 +299,11 @@ impl Region {
         self.0.path.as_deref()
     }
 
-    /// The descriptor of the file behind it. It carries the exclusive lock: to give it to another process use
-    /// [`share`](Self::share).
+    /// The descriptor of the file behind it. It carries the exclusive lock as long as the region lives: to give it to another
+    /// process use [`share`](Self::share).
     #[must_use]
     pub fn fd(&self) -> Option<BorrowedFd<'_>> {
-        self.0.file.as_ref().map(AsFd::as_fd)
+        self.0.file.as_ref().map(|file| file.as_fd())
     }
 
     /// A descriptor for another process, which makes a region of it by [`from_shared_fd`](Self::from_shared_fd). It

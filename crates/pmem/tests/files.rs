@@ -9,7 +9,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use remanence_pmem::{Error, FileOptions, PersistenceDomain, Region, StoreGranularity, domain};
+use remanence_pmem::{Error, FileOptions, Journaling, PersistenceDomain, Region, StoreGranularity, domain};
 
 /// Tells this program, started once more by a test of its own, that it is the child.
 const CHILD: &str = "REMANENCE_PMEM_TEST_FILE";
@@ -49,6 +49,43 @@ fn a_second_owner_is_told_who_the_first_is() {
     assert_eq!(*holder, Some(std::process::id()), "{refused}");
     assert!(refused.to_string().contains("stop it first"), "{refused}");
     drop(first);
+    FileOptions::new().open(&scratch.0).unwrap();
+}
+
+/// As every child has until it executes its program: whoever opens the file next must not meet it by chance.
+#[test]
+fn a_duplicate_of_the_descriptor_keeps_no_lock() {
+    let scratch = Scratch::on_disk("duplicate");
+    for journal in [Journaling::Off, Journaling::IfMade] {
+        let _ = fs::remove_file(&scratch.0);
+        let first = FileOptions::new().create(8192).journal(journal).open(&scratch.0).unwrap();
+        let _duplicate = first.fd().unwrap().try_clone_to_owned().unwrap();
+        let refused = FileOptions::new().open(&scratch.0);
+        assert!(matches!(refused, Err(Error::InUse { .. })), "the region lives: {refused:?}");
+        drop(first);
+        FileOptions::new().open(&scratch.0).expect("the region is gone");
+    }
+}
+
+#[test]
+fn what_a_forked_child_drops_stays_its_parents() {
+    let scratch = Scratch::on_disk("forked");
+    let region = FileOptions::new().create(8192).open(&scratch.0).unwrap();
+    // SAFETY: the child drops what it inherited, which takes no lock that a thread of the parent could hold, and ends
+    // without unwinding.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        drop(region);
+        // SAFETY: ends the child.
+        unsafe { libc::_exit(0) };
+    }
+    let mut status = 0;
+    // SAFETY: waits for a child of ours.
+    assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+    assert_eq!(status, 0, "the child ended well");
+    let refused = FileOptions::new().open(&scratch.0);
+    assert!(matches!(refused, Err(Error::InUse { .. })), "{refused:?}");
+    drop(region);
     FileOptions::new().open(&scratch.0).unwrap();
 }
 
