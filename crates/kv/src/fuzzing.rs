@@ -142,9 +142,10 @@ pub fn medium(data: &[u8]) {
 /// Two clients say what they like and write what they like to what they were given; a third one's values stay.
 pub fn server(data: &[u8]) {
     let image = prepared();
-    // Half of the stories are of a store on a disk.
-    let options = match data.len() % 2 {
+    // A third of the stories each: clients write all values, the server writes small ones, and the same on a disk.
+    let options = match data.len() % 3 {
         0 => options(),
+        1 => Options { inline_max: 64, ..options() },
         _ => Options { defer: true, inline_max: 64, ..options() },
     };
     let (mut server, _) = Server::open(&image, options).expect("a store");

@@ -40,8 +40,8 @@ pub struct View {
     /// The store lies on several servers: the server settles a write, and ships it, before the client may believe that it
     /// lasts. The memory that clients write to is not what lasts.
     pub replicated: bool,
-    /// Values of at most so many bytes are better written by the server, in one message: where a wait for the medium is a
-    /// system call, a round trip less counts for more than the server's copy. 0: none are.
+    /// Values of at most so many bytes go to the server with the request, in one message, and it writes them: a round trip
+    /// less counts for more than its copy. 0: clients write every value, as in the paper.
     pub inline_max: u32,
     /// How the medium is divided.
     pub geometry: Geometry,

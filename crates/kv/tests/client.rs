@@ -107,8 +107,8 @@ fn a_change_whose_end_nobody_knows_is_not_made_again() {
     let dir = tempfile::tempdir_in("/dev/shm").expect("a directory");
     let context = live::context();
     let bind = |port| {
-        Server::bind(&context, ServerOptions::file(dir.path().join("store")).size(live::SIZE).port(port))
-            .expect("a server")
+        let options = ServerOptions::file(dir.path().join("store")).size(live::SIZE).port(port);
+        Server::bind(&context, options.inline_max(0)).expect("a server")
     };
     let mut server = bind(0);
     let addr = server.addr();

@@ -59,6 +59,8 @@ fn every_operation_at_every_step() {
     explore(DEFERRED, PersistenceDomain::Adr, &every_operation(), 12);
     explore(INLINE, PersistenceDomain::Adr, &every_operation(), 12);
     explore(INLINE, PersistenceDomain::PageCache, &every_operation(), 4);
+    explore(INLINE_LINES, PersistenceDomain::Adr, &every_operation(), 12);
+    explore(INLINE_LINES, PersistenceDomain::Eadr, &every_operation(), 4);
 }
 
 #[test]

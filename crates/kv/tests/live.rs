@@ -24,8 +24,8 @@ fn expect(expect: Expect) -> PutOptions {
 
 #[test]
 fn what_is_put_is_got_in_both_modes() {
-    for mode in [Mode::Durable, Mode::Erda] {
-        let host = Host::new(SIZE, |options| options.mode(mode));
+    for (mode, inline_max) in [(Mode::Durable, 8192), (Mode::Durable, 0), (Mode::Erda, 0)] {
+        let host = Host::new(SIZE, |options| options.mode(mode).inline_max(inline_max));
         let mut store = client(&host);
         assert_eq!(store.get(b"a").expect("a GET"), None);
         let first = store.put(b"a", b"one", PutOptions::default()).expect("a PUT");
@@ -43,6 +43,34 @@ fn what_is_put_is_got_in_both_modes() {
         assert_eq!(store.delete(b"a", Expect::Any).expect("a DELETE"), None);
         assert_eq!(store.get(b"a").expect("a GET"), None);
     }
+}
+
+/// Up to the limit; a longer one gets room. Nobody has to say anything for it but where it is as in the paper.
+#[test]
+fn a_small_value_is_one_message() {
+    let way = |change: fn(ServerOptions) -> ServerOptions, len: usize| {
+        let host = Host::new(SIZE, change);
+        let mut store = client(&host);
+        let before = host.metrics();
+        store.put(b"key", &vec![7; len], PutOptions::default()).expect("a PUT");
+        let stats = host.metrics();
+        assert_eq!(store.get(b"key").expect("a GET").map(|found| found.value.len()), Some(len));
+        (stats.calls - before.calls, stats.server.written, stats.server.reserved)
+    };
+    assert_eq!(way(|options| options, 8192), (1, 1, 0), "the server writes it");
+    assert_eq!(way(|options| options, 8193), (1, 0, 1), "the client does");
+    assert_eq!(way(|options| options.inline_max(100), 100), (1, 1, 0));
+    assert_eq!(way(|options| options.inline_max(100), 101), (1, 0, 1));
+    assert_eq!(way(|options| options.inline_max(0), 1), (1, 0, 1));
+    assert_eq!(way(|options| options.mode(Mode::Erda), 1), (1, 0, 1), "as in the paper");
+    let refused = |options: ServerOptions| {
+        let bound = Server::bind(&common::context(), options).map(drop);
+        let Err(Error::Argument(sentence)) = bound else { panic!("{bound:?}") };
+        sentence
+    };
+    let options = || ServerOptions::region(Region::anonymous(SIZE).expect("memory"));
+    assert!(refused(options().inline_max(8193)).contains("8192 bytes"));
+    assert!(refused(options().mode(Mode::Erda).inline_max(1)).contains("mode durable"));
 }
 
 #[test]
@@ -129,8 +157,14 @@ fn large_values_go_in_chunks() {
 
 #[test]
 fn counting_by_compare_and_swap_loses_nothing() {
+    for inline_max in [8192, 0] {
+        count(inline_max);
+    }
+}
+
+fn count(inline_max: u32) {
     const EACH: u64 = 30;
-    let host = Host::new(SIZE, |options| options);
+    let host = Host::new(SIZE, |options| options.inline_max(inline_max));
     std::thread::scope(|scope| {
         for _ in 0..3 {
             scope.spawn(|| {

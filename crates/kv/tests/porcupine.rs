@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use common::porcupine::{Named, Porcupine};
 use common::world::{CALM, STORM, Weather, World};
-use common::{DEFERRED, DURABLE, ERDA, INLINE, seeds};
+use common::{DEFERRED, DURABLE, ERDA, INLINE, INLINE_LINES, seeds};
 use remanence_kv::Options;
 use remanence_kv::history::{Event, History, Kind, State};
 use remanence_kv::paper::{self, Paper, Sizes};
@@ -18,11 +18,12 @@ use remanence_pmem::PersistenceDomain;
 use remanence_pmem::crash_image::{Choices, CrashImage, Failure, Seeded};
 
 fn simulated(few: u64) -> Vec<Named> {
-    let weathers: [(&str, Weather, Options); 5] = [
+    let weathers: [(&str, Weather, Options); 6] = [
         ("calm", CALM, Options { clean_by_itself: true, ..DURABLE }),
         ("storm", STORM, Options { clean_by_itself: true, lease: 60, ..DURABLE }),
         ("deferred", STORM, Options { clean_by_itself: true, lease: 60, ..DEFERRED }),
         ("inline", STORM, Options { clean_by_itself: true, lease: 60, ..INLINE }),
+        ("inline lines", STORM, Options { clean_by_itself: true, lease: 60, ..INLINE_LINES }),
         ("erda", STORM, Options { clean_by_itself: true, lease: 60, ..ERDA }),
     ];
     let mut all = Vec::new();

@@ -5,7 +5,7 @@
 mod common;
 
 use common::world::{CALM, STORM, Weather, World};
-use common::{DEFERRED, DURABLE, ERDA, INLINE, seeds};
+use common::{DEFERRED, DURABLE, ERDA, INLINE, INLINE_LINES, seeds};
 use remanence_kv::Options;
 use remanence_kv::server::Stats;
 
@@ -56,6 +56,7 @@ fn in_a_storm_histories_are_durably_linearizable() {
     let sums = run(40, STORM, Options { clean_by_itself: true, lease: 60, ..DURABLE });
     run(20, STORM, Options { clean_by_itself: true, lease: 60, ..DEFERRED });
     run(20, STORM, Options { clean_by_itself: true, lease: 60, ..INLINE });
+    run(20, STORM, Options { clean_by_itself: true, lease: 60, ..INLINE_LINES });
     let stats = sums.stats;
     assert!(sums.crashes > 10 && sums.kills > 50, "{} crashes, {} kills", sums.crashes, sums.kills);
     assert!(stats.given_up > 10 && stats.fenced > 5, "{stats:?}");

@@ -40,7 +40,11 @@ const SIZE: u64 = GEOMETRY.size + 4096;
 fn be_a_server() {
     let Some([at, port, mode, path]) = part() else { return };
     let at: IpAddr = at.parse().expect("an address");
-    let mode = if mode == "erda" { Mode::Erda } else { Mode::Durable };
+    let (mode, by_room) = match mode.as_str() {
+        "erda" => (Mode::Erda, true),
+        "durable-by-room" => (Mode::Durable, true),
+        _ => (Mode::Durable, false),
+    };
     let context = Context::open(remanence_verbs::Options::udp(at)).expect("a device on loopback");
     let options = ServerOptions::file(path)
         .size(SIZE)
@@ -49,6 +53,7 @@ fn be_a_server() {
         .port(port.parse().expect("a port"))
         .mode(mode)
         .lease(Duration::from_millis(500));
+    let options = if by_room { options.inline_max(0) } else { options };
     let mut server = Server::bind(&context, options).expect("a server");
     println!("\nready {}", server.addr());
     server.run(&AtomicBool::new(false)).expect("it serves");
@@ -76,7 +81,12 @@ struct One {
 
 impl One {
     fn serve(&mut self) {
-        let mode = if self.mode == Mode::Erda { "erda" } else { "durable" };
+        // In turn: what the one leaves the other recovers.
+        let mode = match (self.mode, self.killed % 2) {
+            (Mode::Erda, _) => "erda",
+            (Mode::Durable, 0) => "durable",
+            (Mode::Durable, _) => "durable-by-room",
+        };
         let port = self.to.map_or(0, |to| to.port());
         let part = format!("{} {port} {mode} {}", self.at, self.store.display());
         let mut server = Process::start("be_a_server", part);

@@ -190,8 +190,8 @@ impl Running {
             let memory = FileOptions::new().create(open.size).declare(PersistenceDomain::Adr);
             let region = memory.open(&open.file).map_err(words)?;
             region.populate();
-            // Clients hold the key to everything, as in the paper and of the baselines.
-            options(ServerOptions::region(region)).configuration(declared()).guarded(false)
+            // Clients hold the key to everything, and write every value, as in the paper and of the baselines.
+            options(ServerOptions::region(region)).configuration(declared()).guarded(false).inline_max(0)
         } else {
             options(ServerOptions::file(&open.file).size(open.size))
         };

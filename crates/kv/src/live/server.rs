@@ -29,7 +29,7 @@ use crate::view::Mode;
 /// Receive buffers of a session, and bytes of each. What does not fit goes in parts.
 pub(super) const SLOTS: u16 = 16;
 pub(super) const SLOT: u32 = 16 << 10;
-/// Values that the server writes where a wait for the medium is a system call: their requests fit half a message.
+/// The longest value that the server writes for its clients: its request fits half a message.
 const INLINE_MAX: u32 = 8 << 10;
 
 /// Where the store lies.
@@ -47,6 +47,7 @@ pub struct ServerOptions {
     configuration: Option<Config>,
     ddio: Option<bool>,
     mode: Mode,
+    inline_max: Option<u32>,
     port: u16,
     unfinished: usize,
     guarded: bool,
@@ -73,6 +74,7 @@ impl ServerOptions {
             configuration: None,
             ddio: None,
             mode: Mode::Durable,
+            inline_max: None,
             port: 0,
             unfinished: 1024,
             guarded: true,
@@ -108,6 +110,30 @@ impl ServerOptions {
     pub const fn mode(mut self, mode: Mode) -> Self {
         self.mode = mode;
         self
+    }
+
+    /// The longest value in bytes that a client sends along with its PUT, in one message, and the server writes; longer ones the
+    /// client writes itself when it has been given room. 8192 if nothing is said, which is the most; 0: clients write every
+    /// value, as in the paper, and as they do in [`Mode::Erda`] always.
+    #[must_use]
+    pub const fn inline_max(mut self, bytes: u32) -> Self {
+        self.inline_max = Some(bytes);
+        self
+    }
+
+    /// What that comes to.
+    fn inlined(&self) -> Result<u32, Error> {
+        match (self.mode, self.inline_max) {
+            (_, Some(asked)) if asked > INLINE_MAX => Err(Error::Argument(format!(
+                "a server writes values of {INLINE_MAX} bytes for its clients, and no longer ones"
+            ))),
+            (Mode::Erda, Some(1..)) => Err(Error::Argument(
+                "in mode erda clients write every value, as in the paper; a server that writes some for them needs mode durable"
+                    .to_owned(),
+            )),
+            (Mode::Erda, _) => Ok(0),
+            (Mode::Durable, asked) => Ok(asked.unwrap_or(INLINE_MAX)),
+        }
     }
 
     /// The port of the connection manager; 0, or nothing said: one that is free.
@@ -234,6 +260,7 @@ impl Server {
         made: bool,
         upkeep: Option<Upkeep>,
     ) -> Result<Self, Error> {
+        let inlined = options.inlined()?;
         let (region, alone) = (memory.region().clone(), upkeep.is_none());
         // Ours are in DRAM always. What a client has written there is not to be taken for some.
         let medium = |e: std::io::Error| crate::server::OpenError::Medium(e.to_string());
@@ -249,7 +276,7 @@ impl Server {
             unfinished_max: options.unfinished,
             clean_by_itself: options.common.clean,
             defer: waits,
-            inline_max: if waits && alone && options.mode == Mode::Durable { INLINE_MAX } else { 0 },
+            inline_max: if alone { inlined } else { 0 },
         };
         let (mut core, recovered) = Core::open(memory, core)?;
         if upkeep.is_some() {

@@ -62,7 +62,7 @@ pub struct Options {
     /// the client's value durable waits for every write-back before it, by whomever: page caches do, and a wait for the
     /// disk is saved. Cache lines that another core wrote back have no such promise.
     pub defer: bool,
-    /// Values of at most so many bytes are better written by the server than by their clients.
+    /// Values of at most so many bytes are written by the server for its clients: [`View::inline_max`].
     pub inline_max: u32,
 }
 

@@ -1,5 +1,4 @@
-//! Values that the server writes itself, several at once: for clients in its own process, and for all where a wait for the medium
-//! costs more than a message.
+//! Values that the server writes itself, several at once: for clients in its own process, and small ones for all.
 //!
 //! Each object is written and named, and the word that names it stays pending, as if a client were about to write there. One
 //! wait for the medium makes all of them durable, objects and words, in no order among each other: a crash before its end

@@ -34,6 +34,9 @@ pub(crate) const DURABLE: Options = Options {
 pub(crate) const DEFERRED: Options = Options { defer: true, ..DURABLE };
 /// The same, and the server writes small values itself, as on a disk.
 pub(crate) const INLINE: Options = Options { inline_max: 40, ..DEFERRED };
+
+/// The same where a wait is an instruction.
+pub(crate) const INLINE_LINES: Options = Options { inline_max: 40, ..DURABLE };
 pub(crate) const ERDA: Options = Options { mode: Mode::Erda, ..DURABLE };
 
 pub(crate) fn formatted(geometry: Geometry, buckets: u64) -> CrashImage {

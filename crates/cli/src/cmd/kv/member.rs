@@ -45,6 +45,9 @@ impl serve::Args {
                 "members make changes durable as their machines need it; leave it out",
             );
         }
+        if self.inline_max.is_some() {
+            return wrong("--inline-max", "members pass on what clients have written; leave it out");
+        }
         let mut members = Vec::new();
         for member in &self.members {
             members.push((member.to_string(), member.resolve()?));

@@ -61,6 +61,10 @@ pub(super) struct Args {
     /// What an acknowledged write is: `durable`, or visible and atomic as in the paper (`erda`)
     #[arg(long, value_name = "MODE", default_value = "durable", value_parser = ["durable", "erda"])]
     pub(super) mode: String,
+    /// The longest value that a client sends along, in one message, for the server to write; longer ones it writes itself. 0: all
+    /// of them, as in the paper and with `--mode erda` [default and most: 8K]
+    #[arg(long, value_name = "SIZE")]
+    pub(super) inline_max: Option<Size>,
     /// Address to listen on; port 0 takes one that is free
     #[arg(long, value_name = "HOST[:PORT]", default_value = "127.0.0.1")]
     pub(super) listen: args::Server,
@@ -112,6 +116,9 @@ impl Args {
             .clean_by_itself(!self.no_clean);
         if let Some(keys) = self.keys {
             options = options.keys(keys);
+        }
+        if let Some(Size(max)) = self.inline_max {
+            options = options.inline_max(u32::try_from(max).unwrap_or(u32::MAX));
         }
         if let Some(domain) = self.declare.as_deref().and_then(PersistenceDomain::from_name) {
             options = options.declare(domain);
