@@ -413,7 +413,9 @@ impl Session {
     /// a time, beyond that this waits for the oldest. Runs end in the order of their tickets ([`poll`](Self::poll)).
     ///
     /// Nothing is promised of the order between two runs under way, but that of two that write the same bytes the later
-    /// one stays.
+    /// one stays. It may do so early: who makes a line or a page durable for the one run takes along what the other one has
+    /// written there, before that run's own earlier updates are durable. So who appends to a log and moves one pointer each
+    /// time waits for the run before, or moves another pointer, in another page.
     ///
     /// # Errors
     /// As [`persist`](Self::persist).
