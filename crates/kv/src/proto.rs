@@ -189,8 +189,13 @@ pub enum Refusal {
     /// The table is about to grow.
     #[error("the hash table has no place for the key until it has grown: try again")]
     Growing,
-    /// There is no room, and cleaning may make some.
-    #[error("the pool is full: try again after log cleaning, delete keys, or make the pool larger")]
+    /// There is no room until the log has been cleaned, which is under way or about to be.
+    #[error("the pool has no room until its log has been cleaned: try again")]
+    Cleaning,
+    /// There is no room, and cleaning by itself makes none.
+    #[error(
+        "the pool is full: delete keys, clean the log if that is not done by itself, or make the pool larger"
+    )]
     Full,
     /// The value can never fit.
     #[error("a value of {len} bytes is too large for this pool, which has {pool}")]

@@ -171,6 +171,21 @@ fn a_time_that_is_over_says_whether_something_may_have_changed() {
     assert!(matches!(get, Error::Late | Error::Lost(_)), "{get:?}");
 }
 
+/// Those that come together use up the room sooner than cleaning frees it.
+#[test]
+fn many_writers_of_few_keys_wait_for_cleaning_and_find_no_store_full() {
+    for inline_max in [8192, 0] {
+        let host = Host::new(2 << 20, |options| options.inline_max(inline_max));
+        let store = connect(&host);
+        for round in 0..15_u32 {
+            let keys: Vec<[u8; 4]> = (0..64_u32).map(|n| (n + round % 3).to_le_bytes()).collect();
+            let puts: Vec<_> = keys.iter().map(|key| put(&store, key, &[round as u8; 4000])).collect();
+            puts.into_iter().for_each(|put| drop(block_on(put).expect("there is room, or will be")));
+        }
+        assert!(host.metrics().server.regions_freed > 0);
+    }
+}
+
 #[test]
 fn what_is_asked_for_last_is_carried_out_though_the_store_is_dropped() {
     let host = host();

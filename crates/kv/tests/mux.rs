@@ -1,6 +1,8 @@
 //! Operations of any kind together, given up at every step, over a server that is called and never waited for.
 
-use remanence_kv::client::{Any, Call, Client, Completion, Ended, Get, Mux, Output, Put, Verb};
+use remanence_kv::client::{
+    Any, Call, Client, Completion, Ended, Get, Many, Mux, Operation as _, Output, Progress, Put, Verb,
+};
 use remanence_kv::proto::{Expect, Reply, Request};
 use remanence_kv::server::{ClientId, Options, Server, format};
 use remanence_kv::view::Mode;
@@ -143,6 +145,50 @@ fn when_the_connection_breaks_only_what_was_on_its_way_is_unknown() {
     let fates = [Ended::Unknown, Ended::Lost, Ended::Lost, Ended::Unknown, Ended::Lost];
     assert_eq!(ended, (1..=5).zip(fates).collect::<Vec<_>>());
     assert!(mux.is_idle() && client.poll_acknowledgement().is_none());
+}
+
+/// Two that ask in turn for what somebody else holds would leave the host no moment at which nothing is under way; it has to
+/// have one, as the server may wait for what it says then.
+#[test]
+fn those_that_wait_for_others_leave_the_host_a_pause() {
+    let image = image();
+    let mut world = World::open(&image);
+    let holder = world.server.connect();
+    for key in [b"a", b"b"] {
+        let held = Request::Put { key: key.to_vec(), len: 1, expires: 0, expect: Expect::Any };
+        assert!(matches!(world.server.handle(1, holder, &held), Reply::Reserved(_)));
+    }
+    let put = |key: &[u8]| Put::new(key, b"x", 0, Expect::Any);
+    let (id, mut client) = world.connect();
+
+    let mut mux = Mux::new();
+    mux.begin(1, Any::Put(put(b"a")));
+    let step = mux.step(&mut client, 1, &[]);
+    let completions = world.post(id, step.post);
+    mux.begin(2, Any::Put(put(b"b")));
+    let step = mux.step(&mut client, 1, &completions);
+    assert!(step.again && step.post.len() == 1, "the second one begins: {step:?}");
+    let completions = world.post(id, step.post);
+    let step = mux.step(&mut client, 1, &completions);
+    assert!(step.again && step.post.is_empty(), "nothing is under way: {step:?}");
+    let step = mux.step(&mut client, 1, &[]);
+    assert!(matches!(&step.post[..], [Verb::Call(Request::Batch(both))] if both.len() == 2), "{step:?}");
+    // Who rests can be given up, too.
+    let completions = world.post(id, step.post);
+    mux.begin(3, Any::Put(put(b"c")));
+    mux.step(&mut client, 1, &completions);
+    mux.give_up(1);
+    assert!(mux.step(&mut client, 1, &[]).ended.contains(&(1, Ended::Never)));
+
+    let (id, mut client) = world.connect();
+    let mut many = Many::new(vec![put(b"a"), put(b"d"), put(b"e")]);
+    let mut completions = Vec::new();
+    for under_way in ["all ask", "the others write"] {
+        let Progress::Post(verbs) = many.step(&mut client, 1, completions) else { panic!("{under_way}") };
+        completions = world.post(id, verbs);
+    }
+    assert!(matches!(many.step(&mut client, 1, completions), Progress::Again), "nothing is under way");
+    assert!(matches!(many.step(&mut client, 1, Vec::new()), Progress::Post(_)), "it asks again");
 }
 
 #[test]

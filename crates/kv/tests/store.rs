@@ -360,6 +360,47 @@ fn a_full_pool_says_so_and_cleaning_makes_room() {
     client.put(b"again", b"room").expect("deleting made room");
 }
 
+/// Garbage is room that is not there yet, and no reason to tell anybody that the store is full; values are.
+#[test]
+fn who_asks_for_room_waits_for_cleaning_and_is_told_when_that_made_none() {
+    for inline_max in [0, 400] {
+        let image = formatted(SMALL, 16);
+        let store = Store::open(&image, Options { clean_by_itself: true, inline_max, ..DURABLE });
+        let mut client = store.client(0);
+        let put = |n: u64| Request::PutInline {
+            key: n.to_le_bytes().to_vec(),
+            value: value(n, 300),
+            expires: 0,
+            expect: Expect::Any,
+        };
+        // Nobody takes a step.
+        let mut refused = (0..10_000).map(|n| client.call(&put(n % 5)));
+        let refused = refused.find(|reply| matches!(reply, Reply::Refused(_)));
+        assert_eq!(refused, Some(Reply::Refused(Refusal::Cleaning)), "all but five of them are garbage");
+        store.settle_down(&mut [&mut client]);
+        assert!(!matches!(client.call(&put(0)), Reply::Refused(_)), "there is room now");
+
+        let mut tries = 0;
+        let mut keys = 5..;
+        let mut key = keys.next().expect("endless");
+        loop {
+            match client.call(&put(key)) {
+                Reply::Refused(Refusal::Cleaning | Refusal::Growing) => {
+                    store.settle_down(&mut [&mut client]);
+                    tries += 1;
+                    assert!(tries < 1000, "cleaning has no end");
+                }
+                Reply::Refused(refusal) => {
+                    assert_eq!(refusal, Refusal::Full);
+                    break;
+                }
+                _ => key = keys.next().expect("endless"),
+            }
+        }
+        assert!(key > 20, "{key} values are not all that fit");
+    }
+}
+
 #[test]
 fn the_table_grows_under_its_readers() {
     let geometry = Geometry { size: 256 << 10, region_len: 8192, ..SMALL };

@@ -1,5 +1,7 @@
 //! Several operations together: one doorbell, one message, one flush for all of a round.
 
+use std::collections::BTreeSet;
+
 use super::{Client, Completion, Operation, Progress, Verb};
 use crate::proto::{BATCH_MAX, Reply, Request};
 
@@ -11,6 +13,9 @@ pub struct Many<O: Operation> {
     done: Vec<Option<O::Output>>,
     /// What each operation waits for, in the order of the post.
     waits: Vec<Wait>,
+    /// Those that wait for somebody else's to finish. They are asked again when nothing else of this is under way, and the host
+    /// has attended to what the server waits for: else two that ask in turn would keep each other and the host from that.
+    resting: BTreeSet<usize>,
 }
 
 /// What one operation has in the post of a round.
@@ -44,7 +49,7 @@ impl<O: Operation> Many<O> {
     #[must_use]
     pub fn new(operations: Vec<O>) -> Self {
         let done = operations.iter().map(|_| None).collect();
-        Self { operations, done, waits: Vec::new() }
+        Self { operations, done, waits: Vec::new(), resting: BTreeSet::new() }
     }
 
     /// The operations, and what has come of them so far: for when the connection breaks in between.
@@ -61,7 +66,8 @@ impl<O: Operation> Many<O> {
             self.one(client, now, wait.operation, own, &mut round);
         }
         for operation in 0..self.operations.len() {
-            if self.done[operation].is_none() && !waiting.contains(&operation) {
+            let rests = self.resting.contains(&operation) || waiting.contains(&operation);
+            if self.done[operation].is_none() && !rests {
                 self.one(client, now, operation, Vec::new(), &mut round);
             }
         }
@@ -78,7 +84,7 @@ impl<O: Operation> Many<O> {
     ) {
         match self.operations[operation].step(client, now, completions) {
             Progress::Post(verbs) => round.verbs.push((operation, verbs)),
-            Progress::Again => {}
+            Progress::Again => drop(self.resting.insert(operation)),
             Progress::Done(output) => round.outputs.push((operation, output)),
         }
     }
@@ -190,6 +196,7 @@ impl<O: Operation> Operation for Many<O> {
             return Progress::Done(self.done.drain(..).flatten().collect());
         }
         if round.verbs.is_empty() {
+            self.resting.clear();
             return Progress::Again;
         }
         let (post, waits) = merge(round.verbs);

@@ -66,6 +66,9 @@ struct Running {
     /// Something of it has been posted.
     begun: bool,
     given_up: bool,
+    /// It waits for somebody else's to finish, and is asked again when nothing else of this session is under way and the host
+    /// has attended to what the server waits for: else two that ask in turn would keep each other and the host from that.
+    rests: bool,
 }
 
 /// Operations under way on one session.
@@ -95,7 +98,8 @@ impl Mux {
 
     /// An operation begins at the next step. The number is the caller's, and must not be in use.
     pub fn begin(&mut self, number: u64, operation: Any) {
-        let before = self.running.insert(number, Running { operation, begun: false, given_up: false });
+        let running = Running { operation, begun: false, given_up: false, rests: false };
+        let before = self.running.insert(number, running);
         assert!(before.is_none(), "operation {number} is under way already");
     }
 
@@ -128,6 +132,10 @@ impl Mux {
                 step.ended.push((*number, Ended::Never));
                 continue;
             }
+            if running.rests {
+                step.again = true;
+                continue;
+            }
             match running.operation.step(client, now, completions.unwrap_or_default()) {
                 Progress::Done(output) => {
                     over.push(*number);
@@ -142,7 +150,7 @@ impl Mux {
                     running.begun = true;
                     wanted.push((*number, verbs));
                 }
-                Progress::Again => step.again = true,
+                Progress::Again => (step.again, running.rests) = (true, true),
             }
         }
         for number in over {
@@ -161,6 +169,9 @@ impl Mux {
             places.push((NOBODY, errands.into_iter().map(Verb::Call).collect()));
         }
         (step.post, self.waits) = merge(places);
+        if step.post.is_empty() {
+            self.running.values_mut().for_each(|running| running.rests = false);
+        }
         step
     }
 

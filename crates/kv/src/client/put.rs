@@ -7,9 +7,6 @@ use crate::format::{Chunk, Place};
 use crate::proto::{Expect, Inline, Refusal, Reply, Request, Reserved};
 use crate::view::Mode;
 
-/// How often a full store is asked again: cleaning may be under way.
-const FULL_TRIES: u32 = 64;
-
 /// Writes a key's value.
 #[derive(Debug)]
 pub struct Put {
@@ -22,7 +19,6 @@ pub struct Put {
     by_room: bool,
     id: Option<u64>,
     state: State,
-    tries: u32,
 }
 
 #[derive(Debug)]
@@ -48,7 +44,7 @@ impl Put {
     pub fn new(key: &[u8], value: &[u8], expires: u64, expect: Expect) -> Self {
         let (key, value) = (key.to_vec(), value.to_vec());
         let (by_room, state) = (false, State::Begin);
-        Self { key, hash: 0, value, expires, expect, by_room, id: None, state, tries: 0 }
+        Self { key, hash: 0, value, expires, expect, by_room, id: None, state }
     }
 
     /// The same, written by the client even where the server [could as well](crate::view::View::inline_max): one of many,
@@ -104,11 +100,7 @@ impl Put {
             Reply::Written(place) => self.done(client, &place),
             Reply::Done { version } => self.over(client, Ok(version)),
             // The server checks the condition again then.
-            Reply::Refused(Refusal::Unfinished | Refusal::Growing) => self.wait(client),
-            Reply::Refused(Refusal::Full) if self.tries < FULL_TRIES => {
-                self.tries += 1;
-                self.wait(client)
-            }
+            Reply::Refused(Refusal::Unfinished | Refusal::Growing | Refusal::Cleaning) => self.wait(client),
             Reply::Refused(refusal) => self.over(client, Err(refusal.into())),
             _ => self.over(client, Err(Error::Protocol("no answer to a PUT"))),
         }
@@ -255,7 +247,7 @@ pub fn put_all<R: RemoteMemory>(
                 }
                 Some(Ok(reserved.version))
             }
-            Err(Refusal::Unfinished | Refusal::Growing | Refusal::Full) => None,
+            Err(Refusal::Unfinished | Refusal::Growing | Refusal::Cleaning | Refusal::Full) => None,
             Err(refusal) => Some(Err(refusal.into())),
         });
     }
@@ -303,7 +295,9 @@ impl Operation for Call {
                 self.id = Some(self.id.unwrap_or_else(|| client.begin()));
                 return Progress::Post(vec![Verb::Call(self.request.clone())]);
             }
-            Some(Completion::Reply(Reply::Refused(Refusal::Unfinished | Refusal::Growing))) => {
+            Some(Completion::Reply(Reply::Refused(
+                Refusal::Unfinished | Refusal::Growing | Refusal::Cleaning,
+            ))) => {
                 client.end(self.id.take());
                 return Progress::Again;
             }

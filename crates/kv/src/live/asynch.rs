@@ -47,7 +47,9 @@ use crate::view::View;
 
 /// How often an idle client looks for notices, and tells what its writes would have carried along.
 const REST: Duration = Duration::from_millis(100);
-/// The longest pause before something is asked again that waits for others, or a server is connected to again.
+/// The longest pause before something is asked again that waits for others; they may wait for what this client says then.
+const WAIT_MAX: Duration = Duration::from_millis(2);
+/// The longest pause before a server is connected to again.
 const PAUSE_MAX: Duration = Duration::from_millis(50);
 
 /// A store at a server, or on several members, for any number of tasks and threads. Clones are the same client.
@@ -454,7 +456,7 @@ impl Driver {
                 // Somebody else must go on first, and may wait for our acknowledgement.
                 Ok(true) => {
                     let since = *waiting_since.get_or_insert_with(Instant::now);
-                    pause = (pause * 2).clamp(Duration::from_micros(50), PAUSE_MAX);
+                    pause = (pause * 2).clamp(Duration::from_micros(50), WAIT_MAX);
                     let attended = attend(&mut self.client, &mut self.session);
                     if since.elapsed() >= self.options.waits() {
                         waiting_since = None;
@@ -509,8 +511,10 @@ impl Driver {
             // Whatever ends with this round has begun before it.
             self.road.look_ahead();
             completions = self.session.post(step.post)?;
-            // What came meanwhile joins the next round.
-            self.join();
+            // What came meanwhile joins the next round, but for those that wait: they come to their turn when this has ended.
+            if !step.again {
+                self.join();
+            }
         }
     }
 

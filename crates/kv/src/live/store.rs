@@ -270,10 +270,6 @@ impl Store {
                                 fenced = Some(Error::Refused(Refusal::Fenced));
                                 next.push(*n);
                             }
-                            // Cleaning waits for clients to answer, or for their leases.
-                            Err(client::Error::Refused(Refusal::Full)) if self.is_cleaning(since) => {
-                                next.push(*n)
-                            }
                             outcome => outcomes[*n] = Some(outcome.map_err(Error::from)),
                         }
                     }
@@ -312,18 +308,6 @@ impl Store {
             }
         }
         Ok(())
-    }
-
-    /// Whether room may become free soon.
-    fn is_cleaning(&mut self, since: Instant) -> bool {
-        let long = self.session.lease().saturating_mul(2).min(self.options.waits());
-        since.elapsed() < long
-            && self
-                .session
-                .ask(What::Stats, &[])
-                .ok()
-                .and_then(|said| StoreStats::parse(&said))
-                .is_some_and(|stats| stats.usage.cleaning || stats.to_clean > 0)
     }
 
     /// These were not written. If that is all there is to say, it is said at once.

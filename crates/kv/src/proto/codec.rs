@@ -198,6 +198,7 @@ impl Refusal {
             Self::Damaged => (10, 0, 0),
             Self::Medium => (11, 0, 0),
             Self::ReadOnly => (12, 0, 0),
+            Self::Cleaning => (13, 0, 0),
         };
         to.push(tag);
         to.extend(u64::to_le_bytes(a));
@@ -220,6 +221,7 @@ impl Refusal {
             10 => Self::Damaged,
             11 => Self::Medium,
             12 => Self::ReadOnly,
+            13 => Self::Cleaning,
             _ => return None,
         })
     }

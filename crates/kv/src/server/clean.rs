@@ -149,6 +149,17 @@ impl<M: Medium + Clone> Server<M> {
         Ok(true)
     }
 
+    /// What who asked is told of a refusal: if it is for want of room, whether to wait for cleaning. It comes to an end: a head
+    /// that was cleaned is not cleaned again until somebody has written to it.
+    pub(super) fn wait_for_room(&mut self, refusal: Refusal) -> Refusal {
+        if refusal != Refusal::Full {
+            return refusal;
+        }
+        self.wants_room = true;
+        let may = self.options.clean_by_itself && self.log.heads.iter().any(|head| head.written > 0);
+        if may || self.cleaning.is_some() { Refusal::Cleaning } else { Refusal::Full }
+    }
+
     fn needs_cleaning(&self) -> bool {
         let low = SPARE + 1 + self.log.regions.len() / 16;
         self.wants_room || self.log.free.len() < low
@@ -263,8 +274,6 @@ impl<M: Medium + Clone> Server<M> {
             self.log.release(*region)?;
             self.stats.regions_freed += 1;
         }
-        // What the cleaner wrote itself is no reason to clean.
-        self.log.heads[usize::from(cleaning.head)].written = 0;
         Ok(Progress::Over)
     }
 

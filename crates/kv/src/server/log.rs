@@ -34,7 +34,7 @@ pub(super) struct Head {
     tail: Option<(u16, u32)>,
     /// The number of the link after the last one.
     next_link: u16,
-    /// Units handed out since the log was cleaned last.
+    /// Units that clients were handed out since cleaning of the log began last, and deletions: what may have made garbage.
     pub(super) written: u64,
 }
 
@@ -99,6 +99,9 @@ impl<M: Medium> Log<M> {
         for head in 0..geometry.heads {
             let at = HEAD_WORDS + 8 * u64::from(head);
             let mut state = Head::default();
+            // What of it is garbage nobody knows.
+            let regions = log.links.range((head as u8, 0)..=(head as u8, u16::MAX)).count() as u64;
+            state.written = regions * u64::from(geometry.region_units());
             if let Some(HeadWord { link, segment }) = HeadWord::parse(super::index::load(&log.medium, at)) {
                 // Everything up to the end of that segment may have been handed out, and may still be written to by
                 // nobody: the keys of the last run are gone with its process.
@@ -175,7 +178,10 @@ impl<M: Medium> Log<M> {
         let state = &mut self.heads[usize::from(head)];
         let entered = HeadWord { link, segment: unit / segment };
         state.tail = Some((link, unit + units));
-        state.written += u64::from(units);
+        // What the cleaner writes itself is no reason to clean.
+        if purpose == Purpose::Store {
+            state.written += u64::from(units);
+        }
         let at = HEAD_WORDS + 8 * u64::from(head);
         if HeadWord::parse(super::index::load(&self.medium, at)) != Some(entered) {
             store(&self.medium, at, HeadWord::emit(Some(entered)));
@@ -186,6 +192,27 @@ impl<M: Medium> Log<M> {
         let region = self.links[&(head, link)];
         self.regions[region as usize].starts.push(start(offset));
         Ok(room)
+    }
+
+    /// Whether a client's objects of so many bytes, one after the other, find room at the end of a head's log.
+    pub(super) fn has_room(&self, head: u8, objects: impl Iterator<Item = u64>) -> bool {
+        let (segment, region) = (self.geometry.segment_units(), self.geometry.region_units());
+        let mut free = self.free.len().saturating_sub(SPARE);
+        let mut next = self.heads[usize::from(head)].tail.map_or(region, |(_, unit)| unit);
+        for bytes in objects {
+            let units = bytes.div_ceil(UNIT) as u32;
+            if next % segment != 0 && next % segment + units > segment {
+                next = next.next_multiple_of(segment);
+            }
+            if next + units > region {
+                if free == 0 {
+                    return false;
+                }
+                (free, next) = (free - 1, 1);
+            }
+            next += units;
+        }
+        true
     }
 
     /// Puts a free region to use as the next link, and returns its first unit.

@@ -432,8 +432,7 @@ impl<M: Medium + Clone> Server<M> {
         };
         outcome.unwrap_or_else(|refusal| {
             self.stats.unfinished += u64::from(refusal == Refusal::Unfinished);
-            self.wants_room |= refusal == Refusal::Full;
-            Reply::Refused(refusal)
+            Reply::Refused(self.wait_for_room(refusal))
         })
     }
 

@@ -70,7 +70,9 @@ impl<M: Medium + Clone> Server<M> {
         for (n, outcome) in written.into_iter().zip(done) {
             replies[n] = match outcome {
                 Ok(place) => Reply::Written(place),
-                Err(Refusal::Malformed) => self.write_one(now, &puts[n].1).unwrap_or_else(Reply::Refused),
+                Err(Refusal::Malformed) => self
+                    .write_one(now, &puts[n].1)
+                    .unwrap_or_else(|refusal| Reply::Refused(self.wait_for_room(refusal))),
                 Err(refusal) => Reply::Refused(refusal),
             };
         }
@@ -122,9 +124,9 @@ impl<M: Medium + Clone> Server<M> {
                 named.push(one);
                 reserved
             }));
-            match done.last() {
+            match done.last_mut() {
                 Some(Err(Refusal::Unfinished)) => self.stats.unfinished += 1,
-                Some(Err(Refusal::Full)) => self.wants_room = true,
+                Some(Err(refusal @ Refusal::Full)) => *refusal = self.wait_for_room(Refusal::Full),
                 _ => {}
             }
         }

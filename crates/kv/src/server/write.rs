@@ -34,6 +34,7 @@ impl<M: Medium + Clone> Server<M> {
         current.check(expect)?;
         let (object, chunks) = self.layout(key, len)?;
         let head = self.log.geometry.head_of(fingerprint);
+        self.room_for(head, &chunks, object)?;
         let free = self.entry_for(now, &current, fingerprint)?;
         // The object last, so that its chunks' starts can name it; both are known only together.
         let mut extents = Vec::with_capacity(chunks.len());
@@ -91,6 +92,7 @@ impl<M: Medium + Clone> Server<M> {
             None => {
                 // A deletion makes room in the end, so it may use what others leave.
                 let len = object_len(key.len(), 0);
+                self.log.heads[usize::from(head)].written += 1;
                 let room = match self.log.hand_out(head, len, start, Purpose::Reclaim) {
                     Err(Refusal::Full) => return self.forget_key(&current).map(|()| version),
                     room => room?,
@@ -100,6 +102,7 @@ impl<M: Medium + Clone> Server<M> {
             }
             Some((value, expires)) => {
                 let (object, lens) = self.layout(key, value.len() as u64)?;
+                self.room_for(head, &lens, object)?;
                 let mut chunks = Vec::with_capacity(lens.len());
                 let mut rest = value;
                 for len in &lens {
@@ -135,6 +138,12 @@ impl<M: Medium + Clone> Server<M> {
         }
         self.stats.written += 1;
         Ok(version)
+    }
+
+    /// Nothing is handed out of what is not enough: it would be garbage, and who asks again would make more of it.
+    fn room_for(&self, head: u8, chunks: &[u32], object: u64) -> Result<(), Refusal> {
+        let mut all = chunks.iter().copied().map(u64::from).chain([object]);
+        if self.log.has_room(head, &mut all) { Ok(()) } else { Err(Refusal::Full) }
     }
 
     /// The same, of a value, as a reply.
