@@ -203,8 +203,7 @@ where
             Ok(done) => done,
         };
         let left = pairs.iter().zip(&done).filter(|(_, done)| done.is_none());
-        let left: Vec<Put> =
-            left.map(|((name, value), _)| Put::new(name, value, 0, Expect::Any).by_room()).collect();
+        let left: Vec<Put> = left.map(|((name, value), _)| Put::new(name, value, 0, Expect::Any)).collect();
         let mut rest = match left.is_empty() {
             true => Ok(Vec::new().into_iter()),
             false => self.carry_out(&mut Many::new(left)).map(Vec::into_iter),

@@ -70,7 +70,8 @@ fn in_the_guest() {
         let end = if tail == 0 { RECORDS } else { tail + 10 };
         while tail < end {
             let pointer = (tail + 1).to_le_bytes();
-            let updates: [(u64, &[u8]); 2] = [(FIRST + tail * RECORD, &record(tail)), (tail % RUNS * PAGE, &pointer)];
+            let updates: [(u64, &[u8]); 2] =
+                [(FIRST + tail * RECORD, &record(tail)), (tail % RUNS * PAGE, &pointer)];
             session.submit(&plans[(tail / 5 % 3) as usize], &updates).expect("the server lives");
             tail += 1;
             while session.poll().expect("the server lives").is_some() {

@@ -15,8 +15,6 @@ pub struct Put {
     value: Vec<u8>,
     expires: u64,
     expect: Expect,
-    /// The server is not asked to write it.
-    by_room: bool,
     id: Option<u64>,
     state: State,
 }
@@ -43,16 +41,7 @@ impl Put {
     #[must_use]
     pub fn new(key: &[u8], value: &[u8], expires: u64, expect: Expect) -> Self {
         let (key, value) = (key.to_vec(), value.to_vec());
-        let (by_room, state) = (false, State::Begin);
-        Self { key, hash: 0, value, expires, expect, by_room, id: None, state }
-    }
-
-    /// The same, written by the client even where the server [could as well](crate::view::View::inline_max): one of many,
-    /// whose values would make a long message.
-    #[must_use]
-    pub const fn by_room(mut self) -> Self {
-        self.by_room = true;
-        self
+        Self { key, hash: 0, value, expires, expect, id: None, state: State::Begin }
     }
 
     /// Whether the server has handed out room, or has been sent the value: from then on a failure leaves the outcome open.
@@ -77,7 +66,7 @@ impl Put {
     fn ask(&mut self, client: &mut Client) -> Progress<Outcome> {
         let (key, expires, expect) = (self.key.clone(), self.expires, self.expect);
         let max = client.view.inline_max;
-        let inline = max > 0 && !self.by_room && self.value.len() <= max as usize;
+        let inline = max > 0 && self.value.len() <= max as usize;
         let put = match inline {
             true => Request::PutInline { key, value: self.value.clone(), expires, expect },
             false => Request::Put { key, len: self.value.len() as u64, expires, expect },

@@ -19,8 +19,6 @@ use crate::view::View;
 /// Operations that are carried out together at most, and about how many bytes they may bring.
 const TOGETHER: usize = 256;
 const TOGETHER_BYTES: usize = 32 << 20;
-/// Bytes of values that the server may write together: more than that their clients write, into room that is handed out.
-const ONE_MESSAGE: usize = 8 << 10;
 /// Who has been idle for so long looks first whether the connection is still there.
 const IDLE: Duration = Duration::from_millis(20);
 /// Between two attempts to write where there is no room yet.
@@ -242,11 +240,8 @@ impl Store {
                 let milliseconds = u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX);
                 self.session.now().saturating_add(milliseconds.max(1))
             });
-            let bytes: usize = lot.iter().map(|n| pairs[*n].1.as_ref().len()).sum();
-            let put = |n: &usize| {
-                let put = Put::new(pairs[*n].0.as_ref(), pairs[*n].1.as_ref(), expires, options.expect);
-                if bytes > ONE_MESSAGE { put.by_room() } else { put }
-            };
+            let put =
+                |n: &usize| Put::new(pairs[*n].0.as_ref(), pairs[*n].1.as_ref(), expires, options.expect);
             let mut many = Many::new(lot.iter().map(put).collect());
             let mut next = Vec::new();
             let mut fenced;

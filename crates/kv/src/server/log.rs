@@ -201,7 +201,7 @@ impl<M: Medium> Log<M> {
         let mut next = self.heads[usize::from(head)].tail.map_or(region, |(_, unit)| unit);
         for bytes in objects {
             let units = bytes.div_ceil(UNIT) as u32;
-            if next % segment != 0 && next % segment + units > segment {
+            if !next.is_multiple_of(segment) && next % segment + units > segment {
                 next = next.next_multiple_of(segment);
             }
             if next + units > region {
