@@ -68,9 +68,11 @@ fn a_small_value_is_one_message() {
         let Err(Error::Argument(sentence)) = bound else { panic!("{bound:?}") };
         sentence
     };
-    let options = || ServerOptions::region(Region::anonymous(SIZE).expect("memory"));
+    let dir = tempfile::tempdir().expect("a directory");
+    let options = || ServerOptions::file(dir.path().join("store")).size(SIZE);
     assert!(refused(options().inline_max(8193)).contains("8192 bytes"));
     assert!(refused(options().mode(Mode::Erda).inline_max(1)).contains("mode durable"));
+    assert!(!dir.path().join("store").exists(), "nothing was made");
 }
 
 #[test]

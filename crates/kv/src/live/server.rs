@@ -236,6 +236,8 @@ impl Server {
         if options.common.lease < Duration::from_millis(10) {
             return Err(Error::Argument("a lease has 10 ms at least".to_owned()));
         }
+        // Before a file is made.
+        options.inlined()?;
         let region = options.open()?;
         refuse_cut_journal(&region)?;
         let new = New { geometry: options.common.geometry, keys: options.common.keys };

@@ -61,8 +61,8 @@ pub(super) struct Args {
     /// What an acknowledged write is: `durable`, or visible and atomic as in the paper (`erda`)
     #[arg(long, value_name = "MODE", default_value = "durable", value_parser = ["durable", "erda"])]
     pub(super) mode: String,
-    /// The longest value that a client sends along, in one message, for the server to write; longer ones it writes itself. 0: all
-    /// of them, as in the paper and with `--mode erda` [default and most: 8K]
+    /// The longest value that the server writes, sent along with the request; longer ones the client writes into room that it
+    /// asks for. 0: every one, as in the paper and with `--mode erda` [default and most: 8K]
     #[arg(long, value_name = "SIZE")]
     pub(super) inline_max: Option<Size>,
     /// Address to listen on; port 0 takes one that is free
