@@ -21,8 +21,6 @@ const TOGETHER: usize = 256;
 const TOGETHER_BYTES: usize = 32 << 20;
 /// Who has been idle for so long looks first whether the connection is still there.
 const IDLE: Duration = Duration::from_millis(20);
-/// Between two attempts to write where there is no room yet.
-const FULL_NAP: Duration = Duration::from_millis(5);
 
 /// Versions count over the whole store and over restarts; none is used twice.
 pub type Version = u64;
@@ -293,9 +291,6 @@ impl Store {
                 }
             }
             lot = next;
-            if fenced.is_none() && !lot.is_empty() {
-                std::thread::sleep(FULL_NAP);
-            }
             if let Some(error) = fenced
                 && let Err(error) = self.lost(error, since)
             {

@@ -164,17 +164,18 @@ impl<M: Medium> Log<M> {
         }
         let units = bytes.div_ceil(UNIT) as u32;
         let segment = self.geometry.segment_units();
-        let (mut link, mut unit) = match self.heads[usize::from(head)].tail {
+        let (mut link, next) = match self.heads[usize::from(head)].tail {
             Some(tail) => tail,
             None => self.link(head, purpose)?,
         };
-        // An object does not span two segments (3.3).
-        if unit % segment != 0 && unit % segment + units > segment {
-            unit = unit.next_multiple_of(segment);
-        }
-        if unit + units > self.geometry.region_units() {
-            (link, unit) = self.link(head, purpose)?;
-        }
+        let unit = match self.fit(next, units) {
+            Some(unit) => unit,
+            None => {
+                let first;
+                (link, first) = self.link(head, purpose)?;
+                first
+            }
+        };
         let state = &mut self.heads[usize::from(head)];
         let entered = HeadWord { link, segment: unit / segment };
         state.tail = Some((link, unit + units));
@@ -196,23 +197,30 @@ impl<M: Medium> Log<M> {
 
     /// Whether a client's objects of so many bytes, one after the other, find room at the end of a head's log.
     pub(super) fn has_room(&self, head: u8, objects: impl Iterator<Item = u64>) -> bool {
-        let (segment, region) = (self.geometry.segment_units(), self.geometry.region_units());
         let mut free = self.free.len().saturating_sub(SPARE);
-        let mut next = self.heads[usize::from(head)].tail.map_or(region, |(_, unit)| unit);
+        let mut next =
+            self.heads[usize::from(head)].tail.map_or(self.geometry.region_units(), |(_, unit)| unit);
         for bytes in objects {
             let units = bytes.div_ceil(UNIT) as u32;
-            if !next.is_multiple_of(segment) && next % segment + units > segment {
-                next = next.next_multiple_of(segment);
-            }
-            if next + units > region {
-                if free == 0 {
-                    return false;
+            let unit = match self.fit(next, units) {
+                Some(unit) => unit,
+                None if free == 0 => return false,
+                None => {
+                    free -= 1;
+                    1
                 }
-                (free, next) = (free - 1, 1);
-            }
-            next += units;
+            };
+            next = unit + units;
         }
         true
+    }
+
+    /// Where so many units go from this one on in a region; `None`: in the next one. An object does not span two segments (3.3).
+    fn fit(&self, next: u32, units: u32) -> Option<u32> {
+        let segment = self.geometry.segment_units();
+        let spans = !next.is_multiple_of(segment) && next % segment + units > segment;
+        let unit = if spans { next.next_multiple_of(segment) } else { next };
+        (unit + units <= self.geometry.region_units()).then_some(unit)
     }
 
     /// Puts a free region to use as the next link, and returns its first unit.
