@@ -58,9 +58,13 @@ impl Session {
         self.server.ask(&Request::Serve { test, size })?;
         let samples = self.client.ask(&Request::Run { test, size, ms });
         let stopped = self.server.ask(&Request::Stop);
-        match (samples?, stopped?) {
-            (Reply::Samples(samples), Reply::Ok) => Ok(samples),
-            (other, _) => Err(unexpected(&other)),
+        // Where both failed, one of them is the cause and the other its consequence, and only a reader can tell which.
+        match (samples, stopped) {
+            (Ok(Reply::Samples(samples)), Ok(Reply::Ok)) => Ok(samples),
+            (Err(client), Err(server)) => Err(format!("the client: {client}; the server: {server}")),
+            (Err(client), Ok(_)) => Err(format!("the client: {client}")),
+            (Ok(_), Err(server)) => Err(format!("the server: {server}")),
+            (Ok(other), Ok(_)) => Err(unexpected(&other)),
         }
     }
 }
