@@ -115,7 +115,9 @@ fn parse(peer: Peer, text: &str) -> Option<Figures> {
     match peer {
         // iterations,50%_lat,avg_lat,overall_lat,avg_bw,overall_bw,avg_mr,overall_mr; MiB are 2^20 bytes
         Peer::Ucx(_) => {
-            let line = text.lines().rev().find(|l| l.starts_with(|c: char| c.is_ascii_digit()))?;
+            // The number of iterations, which comes first, is padded.
+            let of_figures = |l: &&str| l.trim_start().starts_with(|c: char| c.is_ascii_digit());
+            let line = text.lines().rev().find(of_figures)?;
             let fields: Vec<f64> = line.split(',').map_while(|f| f.trim().parse().ok()).collect();
             let (latency, bandwidth) = (*fields.get(3)?, *fields.get(5)?);
             Some(Figures { half_rtt_us: latency, gbytes_s: bandwidth * 1.048_576e-3 })
@@ -161,6 +163,9 @@ mod tests {
         let ucx = "iterations,50.0_percentile_lat,avg_lat\n200000,0.148,0.146,0.150,417.84,400.00,6845915,6845915\n";
         let figures = parse(Peer::Ucx("posix"), ucx).unwrap();
         assert!((figures.half_rtt_us - 0.150).abs() < 1e-9 && (figures.gbytes_s - 0.4194).abs() < 1e-3);
+        let padded = "iterations,50.0_percentile_lat,avg_lat\n   300,0.020,549.483,549.483,1819.89,1819.89,1820,1820\n";
+        let figures = parse(Peer::Ucx("posix"), padded).unwrap();
+        assert!((figures.gbytes_s - 1.908_3).abs() < 1e-3);
         let fabric = "bytes   #sent   #ack     total       time     MB/sec    usec/xfer   Mxfers/sec\n\
                       64      5k      =5k      625k        0.05s     11.82       5.41       0.18\n";
         let figures = parse(Peer::Fabric("tcp", "msg"), fabric).unwrap();
