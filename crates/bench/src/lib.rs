@@ -8,6 +8,7 @@
 pub mod claims;
 pub mod copy_engine;
 pub mod counter;
+pub mod effort;
 pub mod erda;
 pub mod machine;
 pub mod netns;

@@ -100,6 +100,30 @@ pub struct Report {
 }
 
 impl Report {
+    /// What of it failed: the bars that were not measured. A figure that lacks one of them is no evidence.
+    ///
+    /// # Errors
+    /// One sentence that names them, and what was skipped.
+    pub fn whole(&self) -> Result<(), String> {
+        let missing: Vec<&str> =
+            self.bars.iter().filter(|bar| bar.value.is_none()).map(|bar| &bar.name[..]).collect();
+        if missing.is_empty() {
+            return Ok(());
+        }
+        let because = match &self.skipped[..] {
+            [] => {
+                "its two sides were never measured in the same state of the machine: run it again".to_owned()
+            }
+            lines => lines.join("; "),
+        };
+        Err(format!(
+            "{} of {} bars were not measured ({}): {because}",
+            missing.len(),
+            self.bars.len(),
+            missing.join(", ")
+        ))
+    }
+
     /// The JSON object of DESIGN's schema.
     #[must_use]
     pub fn json(&self) -> String {

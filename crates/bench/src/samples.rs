@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use hdrhistogram::Histogram;
 
+use crate::effort::Effort;
 use crate::machine::State;
 use crate::report::{Kind, Row};
 
@@ -78,6 +79,30 @@ impl Samples {
             // The histogram grows by itself; only a value beyond 2^63 could fail.
             let _ = histogram.record((value * key.metric.scale()).round().max(0.0) as u64);
         }
+    }
+
+    /// Runs bursts until the machine was in one state all through one of them, some times at most, and adds that one's values.
+    ///
+    /// # Errors
+    /// What the burst said.
+    pub(crate) fn burst(
+        &mut self,
+        effort: Effort,
+        key: &Key,
+        mut run: impl FnMut() -> Result<Vec<f64>, String>,
+    ) -> Result<(), String> {
+        const TRIES: u32 = 4;
+        let mut before = effort.probe();
+        for _ in 0..TRIES {
+            let values = run()?;
+            let after = effort.probe();
+            self.add(key, before, after, values);
+            if after == before {
+                break;
+            }
+            before = after;
+        }
+        Ok(())
     }
 
     /// The ratio of two medians, taken within each state and then averaged by how many samples both have;

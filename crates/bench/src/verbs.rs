@@ -9,7 +9,8 @@ use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use crate::machine::{Machine, State};
+use crate::effort::Effort;
+use crate::machine::Machine;
 use crate::perftest::{Op, Run};
 use crate::report::{Bar, Report, Sense};
 use crate::samples::{Key, Metric, Samples};
@@ -20,8 +21,8 @@ use crate::transport::session::Session;
 /// How the bench is run.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Fewer sizes and rounds: about half a minute.
-    pub quick: bool,
+    /// How much is measured; half a minute of it if quick.
+    pub effort: Effort,
     /// The program that is started with the argument `bench-agent`.
     pub program: PathBuf,
     /// Where our libraries are.
@@ -42,11 +43,11 @@ const PATIENCE: Duration = Duration::from_secs(30);
 /// # Errors
 /// One sentence when nothing at all can be measured.
 pub fn run(options: &Options, mut progress: impl FnMut(u64, u64, &str)) -> Result<Report, String> {
-    let (rounds, ms, sizes): (u64, u64, &[u64]) = if options.quick {
-        (3, 20, &[64, 4 << 10, 64 << 10, 1 << 20])
-    } else {
-        (7, 40, &[64, 256, 1 << 10, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20])
-    };
+    let (rounds, ms, sizes): (u64, u64, &[u64]) = options.effort.pick(
+        (1, 3, &[64, 64 << 10]),
+        (3, 20, &[64, 4 << 10, 64 << 10, 1 << 20]),
+        (7, 40, &[64, 256, 1 << 10, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20]),
+    );
     let mut bench = Bench { options, samples: Samples::default(), skipped: Vec::new() };
     let mut bare = bench.open(Path::BareUdpLo);
     let mut apis = APIS.map(|path| bench.open(path));
@@ -70,7 +71,9 @@ pub fn run(options: &Options, mut progress: impl FnMut(u64, u64, &str)) -> Resul
         done += 1;
         progress(done, total, what);
     };
-    for _ in 0..rounds {
+    let mut round = 0;
+    while Effort::another(round, rounds, || bars(&bench.samples).iter().any(|bar| bar.value.is_none())) {
+        round += 1;
         for &size in sizes {
             step(&format!("{BARE} {}", crate::report::bytes(size)));
             bench.bare(&mut bare, size, ms);
@@ -95,7 +98,7 @@ pub fn run(options: &Options, mut progress: impl FnMut(u64, u64, &str)) -> Resul
         return Err(format!("nothing could be measured: {}", bench.skipped.join("; ")));
     }
     let params = serde_json::json!({
-        "quick": options.quick, "rounds": rounds, "ms": ms, "dropped": bench.samples.dropped,
+        "effort": options.effort.word(), "rounds": round, "ms": ms, "dropped": bench.samples.dropped,
         "path": "UDP over loopback, path MTU 4096, client and server on a core each",
         "latency": "perftest's and bare: half a round trip for write and send, a whole one for read; \
                     by post and poll: from posting to the completion, both sides polling",
@@ -151,10 +154,10 @@ impl Bench<'_> {
     /// One run of a pair of agents; each of its values, in nanoseconds, goes to every key, times the key's factor.
     fn agent(&mut self, session: &mut Option<Session>, test: Test, size: u64, ms: u64, keys: &[(Key, f64)]) {
         let Some(open) = session else { return };
-        let before = State::probe();
+        let before = self.options.effort.probe();
         match open.sample(test, size, ms) {
             Ok(values) => {
-                let after = State::probe();
+                let after = self.options.effort.probe();
                 for (key, factor) in keys {
                     self.samples.add(key, before, after, values.iter().map(|nanos| *nanos as f64 * factor));
                 }
@@ -177,10 +180,10 @@ impl Bench<'_> {
         // Its datagrams are of one size, that of a full packet.
         if size >= 4 << 10 {
             let Some(open) = session else { return };
-            let before = State::probe();
+            let before = self.options.effort.probe();
             match open.sample(Test::Stream, size, ms) {
                 Ok(pair) => {
-                    let after = State::probe();
+                    let after = self.options.effort.probe();
                     let [operations, nanos] = pair[..] else { return };
                     let rate = (operations * size) as f64 / nanos.max(1) as f64;
                     for op in Op::ALL {
@@ -196,9 +199,9 @@ impl Bench<'_> {
     }
 
     fn perftest(&mut self, run: &Run) {
-        let before = State::probe();
+        let before = self.options.effort.probe();
         match pair(self.options, run) {
-            Ok(values) => self.samples.add(&run.key(SERIES), before, State::probe(), values),
+            Ok(values) => self.samples.add(&run.key(SERIES), before, self.options.effort.probe(), values),
             Err(why) => self.skip(why),
         }
     }
@@ -279,7 +282,12 @@ mod tests {
         let mut samples = Samples::default();
         for path in APIS {
             for (_, op) in API_TESTS {
-                samples.add(&api_key(op, path), State::Near, State::Near, [1.0]);
+                samples.add(
+                    &api_key(op, path),
+                    crate::machine::State::Near,
+                    crate::machine::State::Near,
+                    [1.0],
+                );
             }
         }
         assert!(bars(&samples).iter().all(|bar| bar.holds && bar.value == Some(1.0)));

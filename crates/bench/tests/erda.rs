@@ -6,7 +6,8 @@
 use std::collections::BTreeSet;
 use std::process::ExitCode;
 
-use remanence_bench::erda::{self, Carrier, Effort, Options, Part, figure};
+use remanence_bench::effort::Effort;
+use remanence_bench::erda::{self, Carrier, Options, Part, figure};
 use remanence_bench::report::Report;
 use serde_json::Value;
 

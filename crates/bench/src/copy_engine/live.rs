@@ -149,7 +149,7 @@ impl Target {
 
 /// How much of it.
 #[derive(Clone, Copy)]
-pub(super) struct Effort {
+pub(super) struct Extent {
     pub(super) rounds: u64,
     /// Milliseconds of each sample.
     pub(super) ms: u64,
@@ -161,14 +161,15 @@ pub(super) struct Effort {
     pub(super) states: bool,
 }
 
-impl Effort {
+impl Extent {
+    pub(super) const TINY: Self = Self { rounds: 1, ms: 1, target: 4 << 20, copies: 500, states: false };
     pub(super) const QUICK: Self = Self { rounds: 3, ms: 6, target: 256 << 20, copies: 20_000, states: true };
     pub(super) const FULL: Self =
         Self { rounds: 11, ms: 25, target: 1 << 30, copies: 1_000_000, states: true };
 }
 
-pub(super) fn run(effort: Effort, mut progress: impl FnMut(u64, u64, &str)) -> Result<Live, String> {
-    let Effort { rounds, ms, target, copies, .. } = effort;
+pub(super) fn run(extent: Extent, mut progress: impl FnMut(u64, u64, &str)) -> Result<Live, String> {
+    let Extent { rounds, ms, target, copies, .. } = extent;
     // It is tested here, and whenever it is opened again.
     let without = DsaEngine::open(Options::new()).err().map(|why| why.to_string());
     let engines = |op| engines(op, without.is_none());
@@ -193,7 +194,7 @@ pub(super) fn run(effort: Effort, mut progress: impl FnMut(u64, u64, &str)) -> R
                     done += 1;
                     progress(done, total, &format!("{op}: {}", engine.series()));
                     let target = if op == DRAM { &mut dram } else { &mut pm };
-                    sample(&mut samples, op, engine, target, size, effort)?;
+                    sample(&mut samples, op, engine, target, size, extent)?;
                 }
             }
         }
@@ -223,11 +224,11 @@ fn sample(
     engine: Engine,
     target: &mut Target,
     size: u64,
-    effort: Effort,
+    extent: Extent,
 ) -> Result<(), String> {
-    let budget = Duration::from_millis(effort.ms);
+    let budget = Duration::from_millis(extent.ms);
     // One core alone knows no states.
-    let probe = || if engine.by == By::Own || !effort.states { State::Any } else { State::probe() };
+    let probe = || if engine.by == By::Own || !extent.states { State::Any } else { State::probe() };
     let mut running = engine.make()?;
     let before = probe();
     let (metric, values) = if op == SUBMIT {

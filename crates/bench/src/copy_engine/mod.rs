@@ -11,8 +11,9 @@ mod model;
 
 use remanence_pmem::engine::{Placement, dsa};
 
-use self::live::{By, DRAM, Effort, Engine, PM, SUBMIT};
+use self::live::{By, DRAM, Engine, Extent, PM, SUBMIT};
 use crate::claims::{Claim, Verdict, times};
+use crate::effort::Effort;
 use crate::machine::Machine;
 use crate::report::{Bar, Report, Sense};
 use crate::samples::{Key, Metric, Samples};
@@ -21,7 +22,7 @@ use crate::samples::{Key, Metric, Samples};
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
     /// Fewer, shorter samples, and a smaller target; finishes in about half a minute.
-    pub quick: bool,
+    pub effort: Effort,
 }
 
 /// Bytes of a copy: those of the paper's figures.
@@ -32,8 +33,8 @@ const SIZES: [u64; 8] = [1 << 10, 2 << 10, 4 << 10, 8 << 10, 16 << 10, 32 << 10,
 /// # Errors
 /// One sentence when there is no memory to copy to.
 pub fn run(options: Options, progress: impl FnMut(u64, u64, &str)) -> Result<(Report, Vec<Claim>), String> {
-    let effort = if options.quick { Effort::QUICK } else { Effort::FULL };
-    let live = live::run(effort, progress)?;
+    let extent = options.effort.pick(Extent::TINY, Extent::QUICK, Extent::FULL);
+    let live = live::run(extent, progress)?;
     let model = model::Model::new();
     let mut rows = live.samples.rows();
     rows.extend(live.order.iter().map(live::Order::row));
@@ -41,7 +42,7 @@ pub fn run(options: Options, progress: impl FnMut(u64, u64, &str)) -> Result<(Re
     let bars = bars(&live, &model);
     let claims = claims(&live, &model);
     let params = serde_json::json!({
-        "quick": options.quick, "rounds": live.rounds, "ms": live.ms, "target": live.target,
+        "effort": options.effort.word(), "rounds": live.rounds, "ms": live.ms, "target": live.target,
         "sources": "as many as are under way, used again and again, so that they stay in the cache",
         "pm": "a tmpfs file, declared ADR: lines are written back and fenced as on a persistent DIMM, and end in DRAM",
         "dsa": live.without.clone().unwrap_or_else(|| dsa::detect().to_string()),
@@ -218,8 +219,8 @@ mod tests {
 
     #[test]
     fn a_small_run_fills_every_bar_and_finds_no_copy_out_of_order() {
-        let effort = Effort { rounds: 1, ms: 1, target: 4 << 20, copies: 500, states: false };
-        let live = live::run(effort, |_, _, _| {}).unwrap();
+        let extent = Extent::TINY;
+        let live = live::run(extent, |_, _, _| {}).unwrap();
         let model = model::Model::new();
         for bar in bars(&live, &model) {
             assert!(bar.value.is_some(), "{} has no samples", bar.name);

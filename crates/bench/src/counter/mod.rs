@@ -13,6 +13,7 @@ use remanence_pmem::flush::Instruction;
 
 use self::live::{APPEND, Live, SEQUENCE, UNFENCED, UPDATE, Word};
 use crate::claims::{Claim, Verdict, times};
+use crate::effort::Effort;
 use crate::machine::Machine;
 use crate::report::{Bar, Report, Sense, figure};
 use crate::samples::{Key, Metric};
@@ -20,8 +21,8 @@ use crate::samples::{Key, Metric};
 /// How the bench is run.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
-    /// Fewer, shorter samples; finishes in about half a minute.
-    pub quick: bool,
+    /// How much is measured; half a minute of it if quick.
+    pub effort: Effort,
 }
 
 /// Runs it. `progress` is told each step, as (done, of, what).
@@ -29,13 +30,13 @@ pub struct Options {
 /// # Errors
 /// One sentence when there is no memory to write to.
 pub fn run(options: Options, progress: impl FnMut(u64, u64, &str)) -> Result<(Report, Vec<Claim>), String> {
-    let live = live::run(if options.quick { (5, 2_000) } else { (31, 20_000) }, progress)?;
+    let live = live::run(options.effort.pick((1, 200), (5, 2_000), (31, 20_000)), progress)?;
     let mut rows = live.samples.rows();
     rows.extend(model::rows());
     let bars = bars(&live);
     let claims = claims(&live);
     let params = serde_json::json!({
-        "quick": options.quick, "rounds": live.rounds, "updates": live.updates,
+        "effort": options.effort.word(), "rounds": live.rounds, "updates": live.updates,
         "pm": "a tmpfs file, declared ADR: lines are written back and fenced as on a persistent DIMM, and end in DRAM",
         "update": "chunks of a rotating counter, 256 B apart; one chunk is the plain word",
         "x": { UPDATE: "chunks", UNFENCED: "chunks" },

@@ -10,8 +10,10 @@ use std::time::{Duration, Instant};
 use remanence_ycsb::measure::Measurements;
 use remanence_ycsb::workload::Mix;
 
+use crate::effort::Effort;
+
 use super::load::{self, Load};
-use super::{Bench, Effort, Native, Series, VALUE, connecting, load_of, sound, title};
+use super::{Bench, Native, Series, VALUE, connecting, load_of, sound, title};
 use crate::machine::State;
 use crate::report::{Kind, Row};
 use crate::samples::{Key, Metric};

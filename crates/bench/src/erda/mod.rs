@@ -45,6 +45,7 @@ use self::load::{Handle, Load, Until};
 use self::protocol::{Cost, Open, Served};
 use self::server::Server;
 use crate::claims::Claim;
+use crate::effort::Effort;
 use crate::machine::{Machine, State};
 use crate::report::{Report, Row};
 use crate::samples::{Key, Metric, Samples};
@@ -88,57 +89,27 @@ impl Part {
     }
 }
 
-/// How much is measured.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Effort {
-    /// As little as shows that everything runs: for tests, and worth nothing else.
-    Tiny,
-    /// In some minutes.
-    Quick,
-    /// What figures are made of.
-    Full,
-}
-
+/// What of each part is measured, by how much of it is.
 impl Effort {
-    const fn rounds(self) -> u64 {
-        match self {
-            Self::Tiny => 1,
-            Self::Quick => 3,
-            Self::Full => 9,
-        }
+    fn rounds(self) -> u64 {
+        self.pick(1, 3, 9)
     }
 
-    const fn burst(self) -> Duration {
-        Duration::from_millis(match self {
-            Self::Tiny => 4,
-            Self::Quick => 15,
-            Self::Full => 50,
-        })
+    fn burst(self) -> Duration {
+        Duration::from_millis(self.pick(4, 15, 50))
     }
 
     fn sizes(self) -> Vec<usize> {
-        match self {
-            Self::Tiny => vec![1024],
-            Self::Quick => vec![16, 256, 1024, 4096],
-            Self::Full => PAPER_002_VALUE_SIZES.to_vec(),
-        }
+        self.pick(vec![1024], vec![16, 256, 1024, 4096], PAPER_002_VALUE_SIZES.to_vec())
     }
 
     fn threads(self) -> Vec<usize> {
-        match self {
-            Self::Tiny => vec![1, 4],
-            Self::Quick => vec![1, 4, 16],
-            Self::Full => PAPER_002_THREADS.to_vec(),
-        }
+        self.pick(vec![1, 4], vec![1, 4, 16], PAPER_002_THREADS.to_vec())
     }
 
-    const fn records(self) -> u64 {
-        match self {
-            Self::Tiny => 64,
-            Self::Quick => 500,
-            // YCSB's default.
-            Self::Full => 1000,
-        }
+    fn records(self) -> u64 {
+        // The last is YCSB's default.
+        self.pick(64, 500, 1000)
     }
 }
 
@@ -449,7 +420,7 @@ impl Bench<'_> {
 
     /// Where nothing is meant to be compared, nothing is dropped either.
     fn probe(&self) -> State {
-        if self.options.effort == Effort::Tiny { State::Any } else { State::probe() }
+        self.options.effort.probe()
     }
 
     fn latency(&mut self) {

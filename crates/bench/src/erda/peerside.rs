@@ -9,12 +9,14 @@ use remanence_kv::live::{PutOptions, Store};
 use remanence_verbs::Context;
 use remanence_ycsb::workload::Mix;
 
+use crate::effort::Effort;
+
 use super::load::{self, Handle};
 use super::peers::{self, Fsync, Process, Shape};
 use super::protocol::{Carrier, Open, Served};
 use super::server::Server;
 use super::tcp::{Memcached, Redis};
-use super::{Bench, Effort, Native, agent, connecting, load_of, sound, table1};
+use super::{Bench, Native, agent, connecting, load_of, sound, table1};
 use crate::machine::State;
 use crate::samples::{Key, Metric};
 

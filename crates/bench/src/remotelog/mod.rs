@@ -20,14 +20,15 @@ use remanence_persist::recipe::{Op, Recipe, Shape, build};
 use remanence_persist::taxonomy::{Buffers, Domain};
 use remanence_remotelog::{AppendError, GroupError, Mode};
 
-use crate::machine::{Machine, State};
+use crate::effort::Effort;
+use crate::machine::Machine;
 use crate::report::{Bar, Report, Sense};
 use crate::samples::{Key, Metric, Samples};
 use host::{Host, Method};
 
 /// How long an application works before it looks at its messages.
 pub const WORK: Duration = Duration::from_micros(50);
-/// A quick run begins no burst after this.
+/// A quick run that has measured everything once begins no burst after this.
 const QUICK: Duration = Duration::from_secs(27);
 /// Bytes of a record's payload, as in the issue's bar.
 const PAYLOAD: usize = 64;
@@ -37,8 +38,8 @@ const RECORD: u64 = 96;
 /// How the bench is run.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
-    /// Fewer and shorter rounds.
-    pub quick: bool,
+    /// How much is measured; half a minute of it if quick.
+    pub effort: Effort,
 }
 
 /// One bar of the figure.
@@ -112,10 +113,8 @@ pub fn cells() -> Vec<Cell> {
 /// # Errors
 /// One sentence.
 pub fn run(options: &Options, mut progress: impl FnMut(u64, u64, &str)) -> Result<Report, String> {
-    let (rounds, burst) = match options.quick {
-        true => (2_u64, Duration::from_millis(12)),
-        false => (9, Duration::from_millis(60)),
-    };
+    let ms = Duration::from_millis;
+    let (rounds, burst) = options.effort.pick((1_u64, ms(1)), (2, ms(12)), (9, ms(60)));
     let cells = cells();
     let mut samples = Samples::default();
     let mut skipped = Vec::new();
@@ -125,8 +124,9 @@ pub fn run(options: &Options, mut progress: impl FnMut(u64, u64, &str)) -> Resul
     let begin = Instant::now();
     let mut left_out = 0;
     // One probe stands behind one burst and before the next one.
-    let mut state = State::probe();
-    for round in 0..rounds {
+    let mut state = options.effort.probe();
+    let mut round = 0;
+    while Effort::another(round, rounds, || bars(&samples, &cells).iter().any(|bar| bar.value.is_none())) {
         let mut hosts = Vec::new();
         // Another order each round, so that no cell always follows the same one: a step that shares no factor with 192.
         let step = [1, 77, 119, 53, 101, 31, 67, 149, 173][round as usize % 9];
@@ -134,13 +134,13 @@ pub fn run(options: &Options, mut progress: impl FnMut(u64, u64, &str)) -> Resul
             let cell = &cells[(n * step + round as usize * 29) % cells.len()];
             progress(done, total, &format!("{} {}", cell.panel(), cell.name()));
             done += 1;
-            if options.quick && begin.elapsed() > QUICK {
+            if options.effort == Effort::Quick && round > 0 && begin.elapsed() > QUICK {
                 left_out += 1;
                 continue;
             }
             match append(cell, burst) {
                 Ok((values, host)) => {
-                    let before = std::mem::replace(&mut state, State::probe());
+                    let before = std::mem::replace(&mut state, options.effort.probe());
                     samples.add(&cell.key(), before, state, values);
                     hosts.push(host);
                 }
@@ -153,12 +153,13 @@ pub fn run(options: &Options, mut progress: impl FnMut(u64, u64, &str)) -> Resul
             }
             if n % 16 == 0 {
                 let values = bare::round_trips(RECORD as usize, burst)?;
-                let before = std::mem::replace(&mut state, State::probe());
+                let before = std::mem::replace(&mut state, options.effort.probe());
                 samples.add(&bare, before, state, values);
             }
         }
         // They end while nothing is measured.
         drop(hosts);
+        round += 1;
     }
     if left_out > 0 {
         skipped.push(format!(
@@ -170,7 +171,8 @@ pub fn run(options: &Options, mut progress: impl FnMut(u64, u64, &str)) -> Resul
     let params = serde_json::json!({
         "payload": PAYLOAD,
         "record": RECORD,
-        "rounds": rounds,
+        "effort": options.effort.word(),
+        "rounds": round,
         "burst_ms": burst.as_millis() as u64,
         "busy_us": WORK.as_micros() as u64,
         "configurations": "declared: every recipe is carried out step by step on live memory, and nothing here makes the \

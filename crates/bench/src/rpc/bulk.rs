@@ -82,12 +82,12 @@ fn window(size: u64) -> u64 {
 /// # Errors
 /// One sentence when nothing at all can be measured, or the accelerator that was asked for cannot be used.
 pub fn run(options: Options, dsa: bool, mut progress: impl FnMut(u64, u64, &str)) -> Outcome {
-    let (rounds, ms) = options.effort();
-    let sizes = if options.quick { &QUICK[..] } else { &SIZES[..] };
+    let (rounds, ms) = options.extent();
+    let sizes = options.effort.pick(&QUICK[..], &QUICK[..], &SIZES[..]);
     let mut ways = Copying::ALL.to_vec();
     ways.extend(dsa.then_some(Copying::Dsa));
     let host = Host::start(&ways, &[])?;
-    let mut bench = Bench::default();
+    let mut bench = Bench::new(options.effort);
     let mut writer = host.writer(16, 2 << 20)?;
     let mut clients: Vec<Client> = (0..ways.len()).map(|n| host.client(n)).collect::<Result<_, _>>()?;
     let mut bare = Bare::open(host.addresses())?;
@@ -122,7 +122,7 @@ pub fn run(options: Options, dsa: bool, mut progress: impl FnMut(u64, u64, &str)
     let (cached, direct) = (amplification(true), amplification(false));
     let (bars, claims) = verdicts(&bench, sizes, cached, direct);
     let params = serde_json::json!({
-        "quick": options.quick, "rounds": rounds, "ms": ms,
+        "rounds": rounds, "ms": ms,
         "under way": "1 MiB in 4 to 16 writes; calls: 8 of them, the others wait for a slot",
         "throughput": "acknowledged bytes, at the client; DCA on and WRITE alone are visible, not durable",
         "engine": "a worker thread, 8 copies ahead, from 8 KiB; a DMA engine only where a series names it. Where it pays: inline or handed over, whichever \

@@ -46,10 +46,10 @@ struct Clients {
 /// # Errors
 /// One sentence when nothing at all can be measured.
 pub fn run(options: Options, mut progress: impl FnMut(u64, u64, &str)) -> Outcome {
-    let (rounds, ms) = options.effort();
-    let sizes = if options.quick { &QUICK[..] } else { &SIZES[..] };
+    let (rounds, ms) = options.extent();
+    let sizes = options.effort.pick(&QUICK[..], &QUICK[..], &SIZES[..]);
     let host = Host::start(&[], &SERVED.map(|(_, word, batch)| (word, Serving { batch })))?;
-    let mut bench = Bench::default();
+    let mut bench = Bench::new(options.effort);
     let mut clients = Vec::new();
     for n in 0..SERVED.len() {
         let (mut rpc, to) = host.endpoint(n)?;
@@ -77,7 +77,7 @@ pub fn run(options: Options, mut progress: impl FnMut(u64, u64, &str)) -> Outcom
     }
     let (bars, claims) = verdicts(&bench, sizes);
     let params = serde_json::json!({
-        "quick": options.quick, "rounds": rounds, "ms": ms, "clients": CLIENTS, "window": WINDOW,
+        "rounds": rounds, "ms": ms, "clients": CLIENTS, "window": WINDOW,
         "rate": "appends acknowledged as durable; one server thread, clients in one thread",
     });
     bench.report("logserver", params, Vec::new(), bars, claims)

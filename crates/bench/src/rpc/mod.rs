@@ -14,21 +14,22 @@ pub mod pwrite;
 
 use self::host::CLIENT_CORE;
 use crate::claims::Claim;
-use crate::machine::{Machine, State, pin};
+use crate::effort::Effort;
+use crate::machine::{Machine, pin};
 use crate::report::{Bar, Report};
 use crate::samples::{Key, Metric, Samples};
 
 /// How a bench of these is run.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
-    /// Fewer samples: about half a minute.
-    pub quick: bool,
+    /// How much is measured; half a minute of it if quick.
+    pub effort: Effort,
 }
 
 impl Options {
     /// Rounds, and milliseconds of one sample.
-    const fn effort(self) -> (u64, u64) {
-        if self.quick { (3, 15) } else { (9, 40) }
+    fn extent(self) -> (u64, u64) {
+        self.effort.pick((1, 3), (3, 15), (9, 40))
     }
 }
 
@@ -36,30 +37,33 @@ impl Options {
 pub type Outcome = Result<(Report, Vec<Claim>), String>;
 
 /// Samples of one bench, each tagged with the state of the machine around it.
-#[derive(Default)]
 struct Bench {
+    effort: Effort,
     samples: Samples,
     skipped: Vec<String>,
 }
 
 impl Bench {
+    fn new(effort: Effort) -> Self {
+        Self { effort, samples: Samples::default(), skipped: Vec::new() }
+    }
+
     /// Takes one sample on the client's core, which yields values in the metric's unit.
-    fn sample(&mut self, key: &Key, run: impl FnOnce() -> Result<Vec<f64>, String> + Send) {
-        let before = State::probe();
-        let on_its_core = || {
-            pin(CLIENT_CORE);
-            run()
+    fn sample(&mut self, key: &Key, mut run: impl FnMut() -> Result<Vec<f64>, String> + Send) {
+        let burst = || {
+            let on_its_core = || {
+                pin(CLIENT_CORE);
+                run()
+            };
+            // A thread of its own: this one must stay free to probe both cores.
+            let outcome = std::thread::scope(|scope| scope.spawn(on_its_core).join());
+            outcome.unwrap_or_else(|_| Err("the client panicked".into()))
         };
-        // A thread of its own: this one must stay free to probe both cores.
-        let outcome = std::thread::scope(|scope| scope.spawn(on_its_core).join());
-        match outcome.unwrap_or_else(|_| Err("the client panicked".into())) {
-            Ok(values) => self.samples.add(key, before, State::probe(), values),
-            Err(why) => {
-                let why = format!("{}: {why}", key.series);
-                // Once for each reason.
-                if !self.skipped.contains(&why) {
-                    self.skipped.push(why);
-                }
+        if let Err(why) = self.samples.burst(self.effort, key, burst) {
+            let why = format!("{}: {why}", key.series);
+            // Once for each reason.
+            if !self.skipped.contains(&why) {
+                self.skipped.push(why);
             }
         }
     }
@@ -82,6 +86,7 @@ impl Bench {
         }
         rows.extend(more);
         let mut params = params;
+        params["effort"] = self.effort.word().into();
         params["dropped"] = self.samples.dropped.into();
         params["claims"] = serde_json::to_value(&claims).unwrap_or_default();
         params["memory"] = "a file in /dev/shm, declared ADR: it survives a crash of the process only".into();
@@ -100,7 +105,7 @@ mod tests {
 
     #[test]
     fn nothing_measured_is_said_so() {
-        let mut bench = Bench::default();
+        let mut bench = Bench::new(Effort::Tiny);
         bench.sample(&key("write", 64, "a", Metric::Latency), || Err("it is broken".into()));
         bench.sample(&key("write", 64, "a", Metric::Latency), || Err("it is broken".into()));
         assert_eq!(bench.skipped.len(), 1);

@@ -40,9 +40,9 @@ const fn series(method: Method) -> &'static str {
 /// # Errors
 /// One sentence when nothing at all can be measured.
 pub fn run(options: Options, mut progress: impl FnMut(u64, u64, &str)) -> Outcome {
-    let (rounds, ms) = options.effort();
+    let (rounds, ms) = options.extent();
     let host = Host::start(&SERVERS, &[])?;
-    let mut bench = Bench::default();
+    let mut bench = Bench::new(options.effort);
     let mut writer = host.writer(1, 4096)?;
     let mut clients: Vec<Client> = (0..SERVERS.len()).map(|n| host.client(n)).collect::<Result<_, _>>()?;
     let mut bare = Bare::open(host.addresses())?;
@@ -65,13 +65,13 @@ pub fn run(options: Options, mut progress: impl FnMut(u64, u64, &str)) -> Outcom
         }
     }
     progress(steps, steps, "the write-visibility test");
-    let trials = if options.quick { 300 } else { 2000 };
+    let trials = options.effort.pick(60, 300, 2000);
     let seen =
         Method::ALL.map(|method| [true, false].map(|ddio| (method, ddio, tally(method, ddio, trials, 1))));
     let seen: Vec<(Method, bool, Tally)> = seen.into_iter().flatten().collect();
     let (bars, claims) = verdicts(&bench, &seen);
     let params = serde_json::json!({
-        "quick": options.quick, "rounds": rounds, "ms": ms,
+        "rounds": rounds, "ms": ms,
         "latency": "from posting, or calling, to the completion or the answer; sequential places; both sides spin",
         "visibility": "the real engine on both sides, over a simulated responder with stages; at the completion",
         "trials": trials,

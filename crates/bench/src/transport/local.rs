@@ -4,17 +4,17 @@ use std::hint::black_box;
 use std::time::{Duration, Instant};
 
 use super::plan::memcpy_key;
+use crate::effort::Effort;
 use crate::machine::{State, pin};
 use crate::samples::Samples;
 
 /// Measures memcpy at the sizes that streams in shared memory are held against.
-pub(super) fn sample(samples: &mut Samples, quick: bool) {
+pub(super) fn sample(samples: &mut Samples, effort: Effort) {
     for size in [4 << 10, 64 << 10, 1 << 20] {
-        for _ in 0..if quick { 3 } else { 9 } {
-            let rate = std::thread::spawn(move || memcpy(size, Duration::from_millis(20))).join();
-            let Ok(rate) = rate else { continue };
-            samples.add(&memcpy_key(size as u64), State::Any, State::Any, [rate]);
-        }
+        let budget = Duration::from_millis(effort.pick(2, 20, 20));
+        let rate = std::thread::spawn(move || memcpy(size, budget)).join();
+        let Ok(rate) = rate else { continue };
+        samples.add(&memcpy_key(size as u64), State::Any, State::Any, [rate]);
     }
 }
 

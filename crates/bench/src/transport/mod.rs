@@ -18,7 +18,8 @@ use std::collections::BTreeMap;
 use self::plan::{Path, Step};
 use self::protocol::Test;
 use self::session::Session;
-use crate::machine::{Machine, State};
+use crate::effort::Effort;
+use crate::machine::Machine;
 use crate::netns::Place;
 use crate::peers::{self, Peer};
 use crate::report::Report;
@@ -27,8 +28,8 @@ use crate::samples::{Key, Metric, Samples};
 /// How the bench is run.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Fewer, shorter samples; finishes in about half a minute.
-    pub quick: bool,
+    /// How much is measured; half a minute of it if quick.
+    pub effort: Effort,
     /// The program that is started with the argument `bench-agent` for each end.
     pub program: std::path::PathBuf,
     /// Only these paths (`udp-lo`, `udp-veth`, `xdp-veth`, `shm`); all when empty.
@@ -40,13 +41,13 @@ pub struct Options {
 /// # Errors
 /// One sentence when nothing at all can be measured; what cannot be measured alone is in the report's `skipped`.
 pub fn run(options: &Options, mut progress: impl FnMut(u64, u64, &str)) -> Result<Report, String> {
-    let (rounds, ms) = if options.quick { (3, 12) } else { (9, 40) };
+    let (rounds, ms) = options.effort.pick((1, 3), (3, 12), (9, 40));
     let plan = plan::steps(&options.paths);
     let peers = plan::peers(&options.paths);
     let total = rounds * (plan.len() + peers.len()) as u64;
     let mut skipped = Vec::new();
     let mut sessions = sessions(options, &plan, &mut skipped);
-    let mut peers: Vec<_> = peers
+    let peers: Vec<_> = peers
         .into_iter()
         .filter(|(peer, ..)| match peer.missing() {
             None => true,
@@ -63,34 +64,41 @@ pub fn run(options: &Options, mut progress: impl FnMut(u64, u64, &str)) -> Resul
     }
     let mut samples = Samples::default();
     let mut done = 0;
-    for _ in 0..rounds {
+    let mut round = 0;
+    while Effort::another(round, rounds, || {
+        plan::bars(&samples, &options.paths).iter().any(|bar| bar.value.is_none())
+    }) {
+        round += 1;
         for step in &plan {
             done += 1;
             progress(done, total, &step.words());
             let Some(session) = sessions.get_mut(&step.path) else { continue };
-            let before = State::probe();
-            match session.sample(step.test, step.size, ms) {
-                Ok(values) => record(&mut samples, step, before, State::probe(), &values),
-                Err(why) => {
-                    skipped.push(format!("{}: {why}", step.words()));
-                    sessions.remove(&step.path);
+            let run = || session.sample(step.test, step.size, ms).map(|values| step.figures(&values));
+            if let Err(why) = samples.burst(options.effort, &step.key(), run) {
+                skipped.push(format!("{}: {why}", step.words()));
+                // Its ends do not agree any more on what is under way: the path starts anew.
+                sessions.remove(&step.path);
+                match Session::open(&options.program, step.path, None) {
+                    Ok(session) => drop(sessions.insert(step.path, session)),
+                    Err(why) => skipped.push(format!("{}: {why}", step.path.series())),
                 }
             }
         }
-        peers.retain(|(peer, test, size)| {
+        for (peer, test, size) in &peers {
             done += 1;
             progress(done, total, &peer.series());
-            let kept = sample_peer(&mut samples, *peer, test, *size, options.quick);
-            kept.map_err(|why| skipped.push(why)).is_ok()
-        });
+            if let Err(why) = sample_peer(&mut samples, *peer, test, *size, options.effort) {
+                skipped.push(why);
+            }
+        }
+        local::sample(&mut samples, options.effort);
     }
-    local::sample(&mut samples, options.quick);
     progress(total, total, "done");
     let params = serde_json::json!({
-        "quick": options.quick, "rounds": rounds, "ms": ms, "paths": options.paths, "dropped": samples.dropped,
+        "effort": options.effort.word(), "rounds": round, "ms": ms, "paths": options.paths, "dropped": samples.dropped,
         "latency": "post to completion, spinning on both sides; ping-pong and put_lat: half a round trip",
     });
-    let bars = plan::bars(&samples);
+    let bars = plan::bars(&samples, &options.paths);
     Ok(Report { bench: "transport", machine: Machine::here(), params, rows: samples.rows(), bars, skipped })
 }
 
@@ -110,29 +118,12 @@ fn sessions(options: &Options, plan: &[Step], skipped: &mut Vec<String>) -> BTre
     sessions
 }
 
-fn record(samples: &mut Samples, step: &Step, before: State, after: State, values: &[u64]) {
-    let key = step.key();
-    if step.test.is_burst() {
-        let [operations, nanos] = values else { return };
-        let per_nano = *operations as f64 / (*nanos).max(1) as f64;
-        let value = match key.metric {
-            Metric::Rate => per_nano * 1e3,
-            Metric::Throughput | Metric::Latency | Metric::Cpu | Metric::Messages => {
-                per_nano * step.size as f64
-            }
-        };
-        samples.add(&key, before, after, [value]);
-    } else {
-        samples.add(&key, before, after, values.iter().map(|nanos| *nanos as f64 / 1e3));
-    }
-}
-
 fn sample_peer(
     samples: &mut Samples,
     peer: Peer,
     test: &'static str,
     size: u64,
-    quick: bool,
+    effort: Effort,
 ) -> Result<(), String> {
     let bandwidth = test.ends_with("_bw");
     let rounds = match (size, bandwidth) {
@@ -141,20 +132,15 @@ fn sample_peer(
         (4097..=65_536, _) => 5_000,
         _ => 300,
     };
-    let rounds = if quick { rounds / 2 } else { rounds };
+    let rounds = rounds / effort.pick(10, 2, 1);
     // In shared memory an operation takes a tenth of a microsecond.
     let rounds = if peer == plan::UCX_SHM && size <= 65_536 { rounds * 40 } else { rounds };
-    let before = State::probe();
-    let figures = peers::run(peer, test, size, rounds, &Place::Loopback)?;
-    let after = State::probe();
     let op = if test.is_empty() { "pingpong" } else { test }.to_owned();
-    let (metric, value) = if bandwidth {
-        (Metric::Throughput, figures.gbytes_s)
-    } else {
-        (Metric::Latency, figures.half_rtt_us)
-    };
-    samples.add(&Key { op, x: size, series: peer.series(), metric }, before, after, [value]);
-    Ok(())
+    let metric = if bandwidth { Metric::Throughput } else { Metric::Latency };
+    samples.burst(effort, &Key { op, x: size, series: peer.series(), metric }, || {
+        let figures = peers::run(peer, test, size, rounds, &Place::Loopback)?;
+        Ok(vec![if bandwidth { figures.gbytes_s } else { figures.half_rtt_us }])
+    })
 }
 
 /// The key under which a test's samples are kept.

@@ -95,6 +95,21 @@ impl Step {
         key(self.path, self.test, self.size)
     }
 
+    /// A run's values, in the unit of its metric: bursts are one pair of operations and nanoseconds.
+    pub(super) fn figures(&self, values: &[u64]) -> Vec<f64> {
+        if !self.test.is_burst() {
+            return values.iter().map(|nanos| *nanos as f64 / 1e3).collect();
+        }
+        let [operations, nanos] = values else { return Vec::new() };
+        let per_nano = *operations as f64 / (*nanos).max(1) as f64;
+        vec![match self.key().metric {
+            Metric::Rate => per_nano * 1e3,
+            Metric::Throughput | Metric::Latency | Metric::Cpu | Metric::Messages => {
+                per_nano * self.size as f64
+            }
+        }]
+    }
+
     pub(super) fn words(&self) -> String {
         format!("{} {} {}", self.path.series(), self.test.op(), crate::report::bytes(self.size))
     }
@@ -171,8 +186,8 @@ pub(super) fn memcpy_key(size: u64) -> Key {
     Key { op: "write".into(), x: size, series: "memcpy".into(), metric: Metric::Throughput }
 }
 
-/// What is asked of the transport.
-pub(super) fn bars(samples: &Samples) -> Vec<Bar> {
+/// What is asked of the paths that are measured.
+pub(super) fn bars(samples: &Samples, wanted: &[String]) -> Vec<Bar> {
     let ping = |path| key(path, Test::Ping, 64);
     let write = |path| key(path, Test::Write, 64);
     let stream = |path| key(path, Test::WriteStream, 64 << 10);
@@ -187,71 +202,100 @@ pub(super) fn bars(samples: &Samples) -> Vec<Bar> {
         Bar::new(name, samples.ratio(over, under), sense, limit)
     };
     let put_lat = |size| ucx(UCX_SHM, "ucp_put_lat", size, Metric::Latency);
-    vec![
-        bar(
-            "UDP loopback, 64 B WRITE / bare round trip",
-            &write(Path::UdpLo),
-            &ping(Path::BareUdpLo),
-            Sense::AtMost,
-            1.25,
+    let all = vec![
+        (
+            &["udp-lo"][..],
+            bar(
+                "UDP loopback, 64 B WRITE / bare round trip",
+                &write(Path::UdpLo),
+                &ping(Path::BareUdpLo),
+                Sense::AtMost,
+                1.25,
+            ),
         ),
-        bar(
-            "UDP veth, 64 B WRITE / bare round trip",
-            &write(Path::UdpVeth),
-            &ping(Path::BareUdpVeth),
-            Sense::AtMost,
-            1.25,
+        (
+            &["udp-veth"][..],
+            bar(
+                "UDP veth, 64 B WRITE / bare round trip",
+                &write(Path::UdpVeth),
+                &ping(Path::BareUdpVeth),
+                Sense::AtMost,
+                1.25,
+            ),
         ),
-        bar(
-            "AF_XDP veth, 64 B WRITE / bare round trip",
-            &write(Path::XdpVeth),
-            &ping(Path::BareXdpVeth),
-            Sense::AtMost,
-            1.35,
+        (
+            &["xdp-veth"][..],
+            bar(
+                "AF_XDP veth, 64 B WRITE / bare round trip",
+                &write(Path::XdpVeth),
+                &ping(Path::BareXdpVeth),
+                Sense::AtMost,
+                1.35,
+            ),
         ),
-        bar(
-            "AF_XDP veth, 64 B WRITE / bare UDP veth round trip",
-            &write(Path::XdpVeth),
-            &ping(Path::BareUdpVeth),
-            Sense::AtMost,
-            1.0,
+        (
+            &["xdp-veth", "udp-veth"][..],
+            bar(
+                "AF_XDP veth, 64 B WRITE / bare UDP veth round trip",
+                &write(Path::XdpVeth),
+                &ping(Path::BareUdpVeth),
+                Sense::AtMost,
+                1.0,
+            ),
         ),
-        bar(
-            "UDP loopback, 64 KiB WRITE stream / bare stream",
-            &stream(Path::UdpLo),
-            &bare_stream(Path::BareUdpLo),
-            Sense::AtLeast,
-            0.6,
+        (
+            &["udp-lo"][..],
+            bar(
+                "UDP loopback, 64 KiB WRITE stream / bare stream",
+                &stream(Path::UdpLo),
+                &bare_stream(Path::BareUdpLo),
+                Sense::AtLeast,
+                0.6,
+            ),
         ),
-        bar(
-            "UDP veth, 64 KiB WRITE stream / bare stream",
-            &stream(Path::UdpVeth),
-            &bare_stream(Path::BareUdpVeth),
-            Sense::AtLeast,
-            0.6,
+        (
+            &["udp-veth"][..],
+            bar(
+                "UDP veth, 64 KiB WRITE stream / bare stream",
+                &stream(Path::UdpVeth),
+                &bare_stream(Path::BareUdpVeth),
+                Sense::AtLeast,
+                0.6,
+            ),
         ),
-        bar(
-            "UDP loopback, 64 KiB WRITE stream / UCX tcp put",
-            &stream(Path::UdpLo),
-            &ucx(UCX_TCP, "ucp_put_bw", 64 << 10, Metric::Throughput),
-            Sense::AtLeast,
-            3.0,
+        (
+            &["udp-lo"][..],
+            bar(
+                "UDP loopback, 64 KiB WRITE stream / UCX tcp put",
+                &stream(Path::UdpLo),
+                &ucx(UCX_TCP, "ucp_put_bw", 64 << 10, Metric::Throughput),
+                Sense::AtLeast,
+                3.0,
+            ),
         ),
-        bar(
-            "shared memory, 64 B ping-pong / UCX posix put_lat",
-            &key(Path::Shm, Test::PingPong, 64),
-            &put_lat(64),
-            Sense::AtMost,
-            2.0,
+        (
+            &["shm"][..],
+            bar(
+                "shared memory, 64 B ping-pong / UCX posix put_lat",
+                &key(Path::Shm, Test::PingPong, 64),
+                &put_lat(64),
+                Sense::AtMost,
+                2.0,
+            ),
         ),
-        bar(
-            "shared memory, 1 MiB WRITE stream / memcpy",
-            &key(Path::Shm, Test::WriteStream, 1 << 20),
-            &memcpy_key(1 << 20),
-            Sense::AtLeast,
-            0.8,
+        (
+            &["shm"][..],
+            bar(
+                "shared memory, 1 MiB WRITE stream / memcpy",
+                &key(Path::Shm, Test::WriteStream, 1 << 20),
+                &memcpy_key(1 << 20),
+                Sense::AtLeast,
+                0.8,
+            ),
         ),
-    ]
+    ];
+    let chosen = |path: &&str| wanted.is_empty() || wanted.iter().any(|name| name == path);
+    all.into_iter().filter(|(paths, _)| paths.iter().all(&chosen)).map(|(_, bar)| bar).collect()
 }
 
 #[cfg(test)]
@@ -275,7 +319,7 @@ mod tests {
             );
         }
         samples.add(&memcpy_key(1 << 20), near, near, [1.0]);
-        for bar in bars(&samples) {
+        for bar in bars(&samples, &[]) {
             assert!(bar.value.is_some(), "{} has no samples", bar.name);
         }
     }

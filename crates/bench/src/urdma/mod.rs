@@ -13,6 +13,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use self::guest::Guest;
+use crate::effort::Effort;
 use crate::machine::{Machine, State};
 use crate::perftest::{Op, Run};
 use crate::report::{Bar, Report, Sense, bytes, figure};
@@ -21,8 +22,8 @@ use crate::samples::{Metric, Samples};
 /// How the bench is run.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Two sizes, fewer rounds.
-    pub quick: bool,
+    /// How much is measured; two sizes if quick.
+    pub effort: Effort,
     /// Where our libraries are.
     pub libraries: PathBuf,
     /// Where the guest is kept between runs.
@@ -71,11 +72,11 @@ type Medians = BTreeMap<(Op, Metric, u64, System), Vec<f64>>;
 /// One sentence when there can be no guest or nothing at all can be measured in it.
 pub fn run(options: &Options, mut progress: impl FnMut(u64, u64, &str)) -> Result<(Report, String), String> {
     // Odd, so that the median is one of them: of two it would be the worse.
-    let (rounds, sizes): (u64, &[u64]) = if options.quick {
-        (3, &[64, 64 << 10])
-    } else {
-        (3, &[64, 256, 1 << 10, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20])
-    };
+    let (rounds, sizes): (u64, &[u64]) = options.effort.pick(
+        (1, &[64, 64 << 10]),
+        (3, &[64, 64 << 10]),
+        (3, &[64, 256, 1 << 10, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20]),
+    );
     progress(0, 1, "booting the guest");
     let tree = tree(options)?;
     let guest = Guest::boot(&options.directory, &tree)?;
@@ -118,7 +119,7 @@ pub fn run(options: &Options, mut progress: impl FnMut(u64, u64, &str)) -> Resul
         return Err(format!("nothing could be measured: {}", skipped.join("; ")));
     }
     let params = serde_json::json!({
-        "quick": options.quick, "rounds": rounds,
+        "effort": options.effort.word(), "rounds": rounds,
         "guest": format!("Linux {kernel} in QEMU's software emulation, 2 cores, without carry-less multiplication, AVX and fast string \
              moves, whose emulation is slower than doing without: only ratios mean anything"),
         "wire": "one veth pair, MTU 4300, path MTU 4096, client and server on a core each",

@@ -20,7 +20,7 @@ pub(super) struct Args {
 
 pub(super) fn run(args: &Args) -> Result<(), Fail> {
     let (bar, progress) = super::progress();
-    let outcome = bulk::run(Options { quick: args.common.quick }, args.dsa, progress);
+    let outcome = bulk::run(Options { effort: args.common.effort() }, args.dsa, progress);
     bar.finish_and_clear();
     let (report, claims) = outcome.map_err(Fail::new)?;
     super::publish_with_claims(&report, &claims, &args.common)

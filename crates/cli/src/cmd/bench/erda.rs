@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use remanence_bench::erda::{self, Carrier, Effort, Options, Part, figure};
+use remanence_bench::erda::{self, Carrier, Options, Part, figure};
 
 use super::Common;
 use crate::fail::{Context as _, Fail};
@@ -30,20 +30,12 @@ pub(super) struct Args {
     /// A directory on a disk, for what is synced to one [default: where temporary files go]
     #[arg(long, value_name = "DIRECTORY")]
     dir: Option<PathBuf>,
-    /// As little as shows that all of it runs, for tests
-    #[arg(long, hide = true, conflicts_with = "quick")]
-    tiny: bool,
 }
 
 pub(super) fn run(args: &Args) -> Result<(), Fail> {
     let program = std::env::current_exe().context(|| "this program cannot be found".to_owned())?;
-    let effort = match (args.tiny, args.common.quick) {
-        (true, _) => Effort::Tiny,
-        (_, true) => Effort::Quick,
-        _ => Effort::Full,
-    };
     let options = Options {
-        effort,
+        effort: args.common.effort(),
         program,
         carrier: if args.carrier == "shm" { Carrier::Shm } else { Carrier::Udp },
         dir: args.dir.clone().unwrap_or_else(std::env::temp_dir),
@@ -58,5 +50,8 @@ pub(super) fn run(args: &Args) -> Result<(), Fail> {
     let (report, claims) = outcome.map_err(Fail::new)?;
     super::tell(&report, &args.common)?;
     super::tell_claims(&claims, &args.common);
-    args.common.plot.as_deref().map_or(Ok(()), |file| figure::draw(&report, file).map_err(Fail::new))
+    if let Some(file) = args.common.plot.as_deref() {
+        figure::draw(&report, file).map_err(Fail::new)?;
+    }
+    report.whole().map_err(Fail::new)
 }

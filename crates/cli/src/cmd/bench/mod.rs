@@ -16,6 +16,7 @@ use std::path::PathBuf;
 
 use indicatif::{ProgressBar, ProgressStyle};
 use remanence_bench::claims::{self, Claim};
+use remanence_bench::effort::Effort;
 use remanence_bench::report::Report;
 
 use crate::fail::{Context as _, Fail};
@@ -62,6 +63,19 @@ struct Common {
     /// Fewer samples: about 30 seconds; two minutes in a guest (urdma), four for erda
     #[arg(long)]
     quick: bool,
+    /// As little as shows that all of it runs, for tests
+    #[arg(long, hide = true, conflicts_with = "quick")]
+    tiny: bool,
+}
+
+impl Common {
+    const fn effort(&self) -> Effort {
+        match (self.tiny, self.quick) {
+            (true, _) => Effort::Tiny,
+            (_, true) => Effort::Quick,
+            _ => Effort::Full,
+        }
+    }
 }
 
 pub(crate) fn run(args: &Args) -> Result<(), Fail> {
@@ -118,9 +132,9 @@ fn progress() -> (ProgressBar, impl FnMut(u64, u64, &str)) {
 
 /// As [`publish`], with what the paper claims below the tables.
 fn publish_with_claims(report: &Report, claims: &[Claim], common: &Common) -> Result<(), Fail> {
-    publish(report, common)?;
+    show(report, common)?;
     tell_claims(claims, common);
-    Ok(())
+    report.whole().map_err(Fail::new)
 }
 
 /// Prints what the paper claims, unless standard output is for the report.
@@ -130,8 +144,14 @@ fn tell_claims(claims: &[Claim], common: &Common) {
     }
 }
 
-/// Prints, writes and draws a report as the options say.
+/// Prints, writes and draws a report as the options say. One that lacks a bar is shown as well, and is an error.
 fn publish(report: &Report, common: &Common) -> Result<(), Fail> {
+    show(report, common)?;
+    report.whole().map_err(Fail::new)
+}
+
+/// Prints, writes and draws a report as the options say.
+fn show(report: &Report, common: &Common) -> Result<(), Fail> {
     tell(report, common)?;
     common.plot.as_deref().map_or(Ok(()), |file| remanence_bench::plot::draw(report, file).map_err(Fail::new))
 }

@@ -17,7 +17,7 @@ pub(super) struct Args {
 
 pub(super) fn run(args: &Args) -> Result<(), Fail> {
     let (bar, progress) = super::progress();
-    let outcome = pwrite::run(Options { quick: args.common.quick }, progress);
+    let outcome = pwrite::run(Options { effort: args.common.effort() }, progress);
     bar.finish_and_clear();
     let (report, claims) = outcome.map_err(Fail::new)?;
     super::publish_with_claims(&report, &claims, &args.common)

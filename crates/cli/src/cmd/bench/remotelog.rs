@@ -19,7 +19,7 @@ pub(super) struct Args {
 
 pub(super) fn run(args: &Args) -> Result<(), Fail> {
     let (bar, progress) = super::progress();
-    let report = remotelog::run(&Options { quick: args.common.quick }, progress);
+    let report = remotelog::run(&Options { effort: args.common.effort() }, progress);
     bar.finish_and_clear();
     let report = report.map_err(Fail::new)?;
     super::tell(&report, &args.common)?;

@@ -20,7 +20,7 @@ pub(super) struct Args {
 
 pub(super) fn run(args: &Args) -> Result<(), Fail> {
     let program = std::env::current_exe().context(|| "this program cannot be found".into())?;
-    let options = Options { quick: args.common.quick, program, paths: args.paths.clone() };
+    let options = Options { effort: args.common.effort(), program, paths: args.paths.clone() };
     let (bar, progress) = super::progress();
     let report = transport::run(&options, progress);
     bar.finish_and_clear();

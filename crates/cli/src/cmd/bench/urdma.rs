@@ -21,7 +21,7 @@ pub(super) struct Args {
 
 pub(super) fn run(args: &Args) -> Result<(), Fail> {
     let libraries = crate::cmd::verbs::find_libraries()?;
-    let options = Options { quick: args.common.quick, libraries, directory: cache() };
+    let options = Options { effort: args.common.effort(), libraries, directory: cache() };
     let (bar, progress) = super::progress();
     let outcome = urdma::run(&options, progress);
     bar.finish_and_clear();

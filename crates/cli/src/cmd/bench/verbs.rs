@@ -20,7 +20,7 @@ pub(super) struct Args {
 pub(super) fn run(args: &Args) -> Result<(), Fail> {
     let program = std::env::current_exe().context(|| "this program cannot be found".into())?;
     let libraries = crate::cmd::verbs::find_libraries()?;
-    let options = Options { quick: args.common.quick, program, libraries };
+    let options = Options { effort: args.common.effort(), program, libraries };
     let (bar, progress) = super::progress();
     let report = verbs::run(&options, progress);
     bar.finish_and_clear();

@@ -1,0 +1,124 @@
+//! Each `rem bench`, as small as it gets: every bar is measured, nothing is left out, and there is a figure. No value of one is
+//! looked at. The bench of the store has its test with its parts (`crates/bench/tests/erda.rs`).
+
+mod common;
+
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+
+use common::{rem, run};
+use serde_json::Value;
+
+/// One at a time: the bare sockets that they compare with have fixed ports.
+static ONE: Mutex<()> = Mutex::new(());
+
+/// Runs one, which has to find every bar; what it wrote.
+fn bench(name: &str, more: &[&str], libraries: Option<&Path>) -> Value {
+    let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let dir = tempfile::tempdir().expect("a directory");
+    let (json, plot) = (dir.path().join("report.json"), dir.path().join("figure.svg"));
+    let mut command = rem();
+    command.args(["bench", name, "--tiny", "--json"]).arg(&json).arg("--plot").arg(&plot).args(more);
+    if let Some(libraries) = libraries {
+        command.env("REMANENCE_LIB", libraries);
+    }
+    let table = String::from_utf8(run(&mut command).good()).expect("UTF-8");
+    let report: Value =
+        serde_json::from_slice(&std::fs::read(&json).expect("it was written")).expect("a JSON object");
+    assert_eq!(report["bench"], name, "{table}");
+    assert_eq!(report["params"]["effort"], "tiny", "{table}");
+    for bar in report["bars"].as_array().expect("bars") {
+        assert!(bar["value"].is_number(), "not measured: {bar}\n{table}");
+    }
+    let drawn = std::fs::read_to_string(&plot).expect("it was drawn");
+    assert!(drawn.contains("<svg"), "{name} drew no figure");
+    report
+}
+
+fn series(report: &Value, op: &str, series: &str) -> bool {
+    let rows = report["rows"].as_array().expect("rows");
+    rows.iter().any(|row| row["op"] == op && row["series"] == series && row["n"].as_u64() > Some(0))
+}
+
+/// The sizes from 4 KiB on come behind the ping-pong, and have been skipped on every path but shared memory: the server took the
+/// completion of its last ball for a message.
+#[test]
+fn transport_measures_its_streams_behind_a_ping_pong() {
+    let report = bench("transport", &["--path", "udp-lo", "--path", "shm"], None);
+    for path in ["remanence/udp-lo", "remanence/shm"] {
+        for op in ["write", "read", "send", "ping-pong"] {
+            assert!(series(&report, op, path), "no {op} over {path}");
+        }
+    }
+    let streams = |size: u64| {
+        let rows = report["rows"].as_array().expect("rows").iter();
+        rows.filter(|row| {
+            row["metric"] == "throughput" && row["x"] == size && row["series"] == "remanence/udp-lo"
+        })
+        .count()
+    };
+    assert_eq!((streams(4 << 10), streams(64 << 10), streams(1 << 20)), (3, 3, 3));
+    assert_eq!(report["skipped"], serde_json::json!([]), "something was left out");
+}
+
+/// Network namespaces take root.
+#[test]
+fn transport_measures_what_passes_between_two_hosts() {
+    let root =
+        std::fs::metadata("/proc/self").is_ok_and(|own| std::os::unix::fs::MetadataExt::uid(&own) == 0);
+    if !root {
+        eprintln!("skipped: network namespaces take root");
+        return;
+    }
+    let report = bench("transport", &["--path", "udp-veth", "--path", "xdp-veth"], None);
+    assert_eq!(report["bars"].as_array().map(Vec::len), Some(4));
+    assert_eq!(report["skipped"], serde_json::json!([]), "something was left out");
+}
+
+#[test]
+fn verbs_measures_both_apis() {
+    let beside = || PathBuf::from(env!("CARGO_BIN_EXE_rem")).with_file_name("dropin");
+    let libraries = std::env::var_os("REMANENCE_TEST_LIB").map_or_else(beside, PathBuf::from);
+    if !libraries.join("libibverbs.so.1").exists() {
+        eprintln!("skipped: `cargo xtask dropin` makes the libraries");
+        return;
+    }
+    let report = bench("verbs", &[], Some(&libraries));
+    assert!(series(&report, "write by post and poll", "c-abi/udp-lo"));
+}
+
+#[test]
+fn remotelog_measures_every_cell() {
+    let report = bench("remotelog", &[], None);
+    assert_eq!(report["skipped"], serde_json::json!([]), "something was left out");
+}
+
+#[test]
+fn the_benches_of_calls_measure_every_bar() {
+    for name in ["pwrite", "bulk", "logserver"] {
+        let report = bench(name, &[], None);
+        assert_eq!(report["skipped"], serde_json::json!([]), "{name} left something out");
+    }
+}
+
+#[test]
+fn counter_and_copy_engines_measure_every_bar() {
+    bench("counter", &[], None);
+    bench("copy-engine", &[], None);
+}
+
+/// A bar that was not measured is an error, and what could be measured is shown all the same.
+#[test]
+fn a_bar_that_was_not_measured_is_an_error_that_names_it() {
+    let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
+    // Nobody can start UCX where nothing is to be found but what pins a process to its core.
+    let path = tempfile::tempdir().expect("a directory");
+    std::os::unix::fs::symlink("/usr/bin/taskset", path.path().join("taskset")).expect("a link");
+    let said = run(rem().args(["bench", "transport", "--tiny", "--path", "udp-lo"]).env("PATH", path.path()));
+    assert_eq!(said.status, Some(1), "{}", said.stderr);
+    let last = said.stderr.trim_end().lines().last().unwrap_or_default();
+    assert!(last.contains("bars were not measured"), "{}", said.stderr);
+    assert!(last.contains("UCX tcp put"), "{}", said.stderr);
+    assert!(last.contains("ucx_perftest is not installed"), "{}", said.stderr);
+    assert!(String::from_utf8_lossy(&said.stdout).contains("not measured"), "no table");
+}
