@@ -2,7 +2,9 @@
 #   make demo   builds the release binary and runs the main job on real input
 #   make verbs  builds it and the libraries under unmodified verbs programs
 #   make test   installs what the tests need, then runs every check: this is CI
-.PHONY: demo verbs test check deps-demo deps-test
+# And one for a night:
+#   make soak   what takes hours: many seeds, many kills, every mutation
+.PHONY: demo verbs test soak check deps-demo deps-test
 .DEFAULT_GOAL := help
 
 # Where cargo builds.
@@ -22,7 +24,7 @@ TEST_PACKAGES := $(DEMO_PACKAGES) tshark iproute2 qemu-system-x86 busybox-static
 	$(if $(shell command -v go 2>/dev/null),,golang-go)
 
 help:
-	@sed -n '1,4p' Makefile
+	@sed -n '1,6p' Makefile
 
 demo: deps-demo
 	@echo "==> building rem (release)"
@@ -38,6 +40,9 @@ verbs: deps-demo
 
 test: deps-test
 	cargo xtask check
+
+soak: deps-test
+	cargo xtask soak
 
 check:
 	cargo xtask check

@@ -3,12 +3,14 @@
 //! `check` runs them all; each can be run by its name. They print what they do, and stop at the first failure.
 //!
 //! And one thing that cargo cannot build alone: `cargo xtask dropin` makes the two C libraries. `cargo xtask mutate` asks
-//! whether the tests would notice if a rule were broken, which takes too long for every push.
+//! whether the tests would notice if a rule were broken, which takes too long for every push; `cargo xtask soak` runs that and
+//! everything else that does.
 
 mod deps;
 mod dropin;
 mod ledger;
 mod mutate;
+mod soak;
 mod testing;
 mod tidy;
 
@@ -36,6 +38,7 @@ fn main() -> ExitCode {
     let outcome = match &wanted[..] {
         "dropin" => Some(dropin::run(further.iter().any(|arg| arg == "--release"))),
         "mutate" => Some(mutate::run(&further)),
+        "soak" => Some(soak::run(&further)),
         _ => None,
     };
     if let Some(outcome) = outcome {
@@ -52,6 +55,9 @@ fn main() -> ExitCode {
         eprintln!("usage: cargo xtask dropin [--release]: builds libibverbs.so.1 and librdmacm.so.1");
         eprintln!(
             "       cargo xtask mutate [--list] [NAME...]: breaks rules of the code, and runs the tests that must notice"
+        );
+        eprintln!(
+            "       cargo xtask soak [--list] [NAME...]: what takes hours: many seeds, many kills, every mutation"
         );
         eprintln!("       cargo xtask check|NAME, where NAME is one of");
         for (name, what, _) in STEPS {

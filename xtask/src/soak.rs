@@ -1,0 +1,155 @@
+//! `cargo xtask soak`: what takes too long for every push. The simulations with many seeds, real processes killed by the hundred,
+//! the benches that boot a guest, and every mutation.
+//!
+//! Each run is a command that can be typed as it is printed. One that fails does not keep the others from being run.
+
+use std::process::Command;
+use std::time::Instant;
+
+use crate::{root, run as run_command};
+
+/// A long run.
+struct Run {
+    name: &'static str,
+    /// What it looks for.
+    what: &'static str,
+    env: &'static [(&'static str, &'static str)],
+    /// What follows `cargo`.
+    args: &'static [&'static str],
+}
+
+const fn run_of(
+    name: &'static str,
+    what: &'static str,
+    env: &'static [(&'static str, &'static str)],
+    args: &'static [&'static str],
+) -> Run {
+    Run { name, what, env, args }
+}
+
+/// `cargo test` of one test program of a package, or of some of its tests.
+macro_rules! test {
+    ($package:literal, $($more:literal),+) => {
+        &["test", "--locked", "-p", concat!("remanence-", $package), $($more),+]
+    };
+}
+
+const RUNS: &[Run] = &[
+    run_of(
+        "log-sim",
+        "16,000 simulated clusters of the remote log",
+        &[("REM_LONG_TESTS", "1")],
+        test!("remotelog", "--test", "cluster"),
+    ),
+    run_of(
+        "log-crash",
+        "the log's crashes at every persist point",
+        &[("REM_LONG_TESTS", "1")],
+        test!("remotelog", "--test", "crash"),
+    ),
+    run_of("log-kill", "servers of a log, killed", &[("REM_LONG_TESTS", "1")], test!("cli", "--test", "log")),
+    run_of(
+        "kv-sim",
+        "5,000 simulated stores",
+        &[("REMANENCE_KV_SEEDS", "0..5000")],
+        test!("kv", "--test", "sim"),
+    ),
+    run_of(
+        "kv-members",
+        "500 simulated groups of members",
+        &[("REMANENCE_KV_SEEDS", "0..500")],
+        test!("kv", "--test", "replica"),
+    ),
+    run_of(
+        "kv-crash",
+        "the store's crashes",
+        &[("REMANENCE_KV_CRASH", "20")],
+        test!("kv", "--test", "crash"),
+    ),
+    run_of(
+        "kv-torture",
+        "stores and members whose processes are killed",
+        &[("REMANENCE_KV_TORTURE", "50")],
+        test!("kv", "--test", "torture"),
+    ),
+    run_of(
+        "gateway-kill",
+        "gateways with their stores, killed",
+        &[("REMANENCE_ROUNDS", "50")],
+        test!("gateway", "--test", "store"),
+    ),
+    run_of(
+        "remote-kill",
+        "responders of recipes, killed",
+        &[("REMANENCE_ROUNDS", "50")],
+        test!("remote", "--test", "processes"),
+    ),
+    run_of(
+        "rpc-sim",
+        "5,000 simulated servers and clients of calls",
+        &[("REMANENCE_RPC_SEEDS", "5000")],
+        test!("rpc", "--lib", "world"),
+    ),
+    run_of(
+        "rpc-kill",
+        "persistent log servers, killed",
+        &[("REMANENCE_RPC_KILLS", "50")],
+        test!("rpc", "--test", "logserver"),
+    ),
+    run_of(
+        "engines",
+        "two million copies by each engine, seen in order",
+        &[("REMANENCE_LONG", "1")],
+        test!("pmem", "copies_are_seen_in_order"),
+    ),
+    run_of(
+        "ucmatose",
+        "connections in all modes, fifty times",
+        &[("REMANENCE_UCMATOSE", "50")],
+        test!("ibverbs", "ucmatose"),
+    ),
+    run_of(
+        "bench-urdma",
+        "perftest beside Soft-RoCE in a guest, as short as it gets",
+        &[],
+        &["run", "--locked", "-p", "remanence-cli", "--", "bench", "urdma", "--tiny"],
+    ),
+    run_of("mutations", "every rule broken on purpose", &[], &["xtask", "mutate"]),
+];
+
+impl Run {
+    /// As a person would type it.
+    fn words(&self) -> String {
+        let set = self.env.iter().map(|(name, value)| format!("{name}={value} "));
+        set.chain([format!("cargo {}", self.args.join(" "))]).collect()
+    }
+}
+
+pub(crate) fn run(args: &[String]) -> Result<(), String> {
+    if args.iter().any(|arg| arg == "--list") {
+        RUNS.iter().for_each(|run| println!("{:14} {}\n{:14} {}", run.name, run.what, "", run.words()));
+        return Ok(());
+    }
+    if let Some(name) = args.iter().find(|name| !RUNS.iter().any(|run| run.name == &name[..])) {
+        return Err(format!("there is no long run {name}; --list has them all"));
+    }
+    // The libraries that some of them run.
+    crate::dropin::run(false)?;
+    let mut failed = Vec::new();
+    for run in RUNS.iter().filter(|run| args.is_empty() || args.iter().any(|name| name == run.name)) {
+        println!("==> {}: {}\n    {}", run.name, run.what, run.words());
+        let start = Instant::now();
+        let outcome = run_command(
+            Command::new(env!("CARGO")).args(run.args).envs(run.env.iter().copied()).current_dir(root()),
+        );
+        let took = start.elapsed().as_secs();
+        match outcome {
+            Ok(()) => println!("==> {}: ok, {took} s", run.name),
+            Err(why) => {
+                println!("==> {}: FAILED after {took} s: {why}", run.name);
+                failed.push(run.name);
+            }
+        }
+    }
+    if failed.is_empty() { Ok(()) } else { Err(format!("these failed: {}", failed.join(", "))) }
+}
