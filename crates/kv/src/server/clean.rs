@@ -36,9 +36,15 @@ pub(super) enum Phase {
     Retire(u64),
 }
 
+/// So many objects are copied before their entries go over to the copies: each time takes two waits for the medium.
+const TOGETHER: usize = 1024;
+/// Regions that become free with one wait, in one step.
+const RELEASED: usize = 16;
+
 /// An object, or the owner of a chunk, that lies in a region which is to become free.
 #[derive(Clone, Copy, Debug)]
 struct Item {
+    region: u32,
     start: Start,
     copy: Option<Offset>,
 }
@@ -51,8 +57,18 @@ enum Moved {
     Copied(Offset),
     /// Somebody may still write; later.
     Waiting,
+    /// Some of its chunks are copied, and the step has done enough.
+    Halfway(Vec<Copied>),
     /// It is damaged, and so is the version before: the region must stay.
     Stuck,
+}
+
+/// A chunk that was copied, and its start.
+#[derive(Clone, Copy, Debug)]
+struct Copied {
+    chunk: Chunk,
+    region: u32,
+    nth: usize,
 }
 
 #[derive(Debug)]
@@ -60,16 +76,37 @@ pub(super) struct Cleaning {
     head: u8,
     phase: Phase,
     regions: Vec<u32>,
-    /// In the order of the scan.
+    /// Which of them is scanned, and how many of its starts are left.
+    region: usize,
+    left: usize,
+    /// What is gone over once more, and how far.
     items: Vec<Item>,
-    /// Where the phase has come to.
     at: usize,
     /// Items for the next pass.
     later: Vec<Item>,
-    /// Items whose copies are durable.
+    /// An item, and its chunks that are copied.
+    half: Option<(Item, Vec<Copied>)>,
+    /// Items whose copies wait for their flip, and how many have flipped.
     copied: Vec<Item>,
-    /// What cannot be moved.
-    stuck: Vec<Start>,
+    flipped: usize,
+    /// Of those, objects in chunks: each of their chunks' starts names them again.
+    chained: BTreeSet<(u64, Offset)>,
+    /// Regions that something lies in which cannot be moved.
+    stay: BTreeSet<u32>,
+    /// The step ends when so much is spent.
+    limit: u64,
+}
+
+impl Cleaning {
+    /// Whether all of the regions have been scanned.
+    const fn is_scanned(&self) -> bool {
+        self.region == self.regions.len()
+    }
+
+    /// Whether nothing is left to be looked at in this pass.
+    const fn is_at_end(&self) -> bool {
+        self.is_scanned() && self.half.is_none() && self.at == self.items.len()
+    }
 }
 
 impl<M: Medium + Clone> Server<M> {
@@ -102,23 +139,25 @@ impl<M: Medium + Clone> Server<M> {
         let mut regions = regions;
         // Oldest first: should room run out, these are the ones that become free.
         regions.sort_by_key(|region| self.log.regions[*region as usize].word.epoch);
-        let mut seen = BTreeSet::new();
-        let items = regions
-            .iter()
-            .flat_map(|region| self.log.regions[*region as usize].starts.iter().rev())
-            .filter(|start| seen.insert((start.fingerprint, start.object)))
-            .map(|start| Item { start: *start, copy: None })
-            .collect();
-        self.cleaning = Some(Cleaning {
+        let left = self.log.regions[regions[0] as usize].starts.len();
+        let mut cleaning = Cleaning {
             head,
             phase: Phase::Merge,
             regions,
-            items,
+            region: 0,
+            left,
+            items: Vec::new(),
             at: 0,
             later: Vec::new(),
+            half: None,
             copied: Vec::new(),
-            stuck: Vec::new(),
-        });
+            flipped: 0,
+            chained: BTreeSet::new(),
+            stay: BTreeSet::new(),
+            limit: 0,
+        };
+        self.to_next_region(&mut cleaning);
+        self.cleaning = Some(cleaning);
         Ok(true)
     }
 
@@ -182,44 +221,83 @@ impl<M: Medium + Clone> Server<M> {
     }
 
     fn advance(&mut self, now: u64, budget: usize, cleaning: &mut Cleaning) -> Result<Progress, Refusal> {
+        cleaning.limit = self.spent + budget as u64;
         match cleaning.phase {
-            Phase::Merge | Phase::Replicate => self.merge(now, budget, cleaning),
-            Phase::Flip => self.flip(budget, cleaning),
+            Phase::Merge | Phase::Replicate => self.merge(now, cleaning),
+            Phase::Flip => self.flip(cleaning),
             Phase::Retire(view) => self.retire(view, cleaning),
         }
     }
 
-    fn merge(&mut self, now: u64, budget: usize, cleaning: &mut Cleaning) -> Result<Progress, Refusal> {
-        for _ in 0..budget {
-            let Some(mut item) = cleaning.items.get(cleaning.at).copied() else { break };
-            cleaning.at += 1;
-            match self.move_object(now, cleaning.head, item.start) {
+    /// What is to be looked at next: of the region that is scanned, from its end on, and then what had to wait.
+    fn next_item(&self, cleaning: &mut Cleaning) -> Option<Item> {
+        let Some(region) = cleaning.regions.get(cleaning.region).copied() else {
+            let item = cleaning.items.get(cleaning.at).copied();
+            cleaning.at += usize::from(item.is_some());
+            return item;
+        };
+        cleaning.left -= 1;
+        let start = self.log.regions[region as usize].starts.get(cleaning.left)?;
+        self.to_next_region(cleaning);
+        Some(Item { region, start, copy: None })
+    }
+
+    fn to_next_region(&self, cleaning: &mut Cleaning) {
+        while cleaning.left == 0 && !cleaning.is_scanned() {
+            cleaning.region += 1;
+            let next = cleaning.regions.get(cleaning.region);
+            cleaning.left = next.map_or(0, |next| self.log.regions[*next as usize].starts.len());
+        }
+    }
+
+    fn merge(&mut self, now: u64, cleaning: &mut Cleaning) -> Result<Progress, Refusal> {
+        while cleaning.copied.len() < TOGETHER && !cleaning.is_at_end() {
+            if self.spent >= cleaning.limit {
+                return Ok(Progress::More);
+            }
+            let half = cleaning.half.take();
+            let next = half.or_else(|| self.next_item(cleaning).map(|item| (item, Vec::new())));
+            let Some((mut item, chunks)) = next else { break };
+            self.spent += 1;
+            match self.move_object(now, cleaning, item.start, chunks) {
                 Ok(Moved::Gone) => {}
                 Ok(Moved::Copied(copy)) => {
                     item.copy = Some(copy);
                     cleaning.copied.push(item);
                 }
                 Ok(Moved::Waiting) => cleaning.later.push(item),
+                Ok(Moved::Halfway(chunks)) => cleaning.half = Some((item, chunks)),
                 // No room: what was moved so far makes some.
-                Ok(Moved::Stuck) | Err(Refusal::Full | Refusal::Damaged) => cleaning.stuck.push(item.start),
+                Ok(Moved::Stuck) | Err(Refusal::Full | Refusal::Damaged) => self.stays(cleaning, &item),
                 Err(other) => return Err(other),
             }
-        }
-        if cleaning.at < cleaning.items.len() {
-            return Ok(Progress::More);
         }
         // The copies, and the words that name them as the old version, are durable before any tag flips.
         self.sync_now()?;
         cleaning.phase = Phase::Flip;
-        cleaning.at = 0;
-        cleaning.items = std::mem::take(&mut cleaning.copied);
+        cleaning.flipped = 0;
         Ok(Progress::More)
     }
 
-    fn flip(&mut self, budget: usize, cleaning: &mut Cleaning) -> Result<Progress, Refusal> {
-        for _ in 0..budget {
-            let Some(item) = cleaning.items.get(cleaning.at).copied() else { break };
-            cleaning.at += 1;
+    /// What cannot be moved keeps its regions: its chunks' as well, which other items may have been passed over for.
+    fn stays(&self, cleaning: &mut Cleaning, item: &Item) {
+        cleaning.stay.insert(item.region);
+        cleaning.chained.remove(&(item.start.fingerprint, item.start.object));
+        let Ok(bytes) = self.object(cleaning.head, item.start.object) else { return };
+        let object = self.parsed(&bytes, cleaning.head, item.start.object);
+        let chunks =
+            object.chunks().filter(|_| object.header.chained).map_or_else(Vec::new, |(_, chunks)| chunks);
+        let places = chunks.iter().map(|chunk| chunk.offset).chain([item.start.object]);
+        cleaning.stay.extend(places.filter_map(|place| self.log.region_of(cleaning.head, place)));
+    }
+
+    fn flip(&mut self, cleaning: &mut Cleaning) -> Result<Progress, Refusal> {
+        while let Some(item) = cleaning.copied.get(cleaning.flipped).copied() {
+            if self.spent >= cleaning.limit {
+                return Ok(Progress::More);
+            }
+            self.spent += 1;
+            cleaning.flipped += 1;
             let entry = self.index.at_place(item.start.fingerprint, cleaning.head, item.start.object);
             let Some(mut entry) = entry else { continue };
             let word = entry.slot.word;
@@ -230,16 +308,18 @@ impl<M: Medium + Clone> Server<M> {
                 // Who cached the original would not notice a later update of the copy.
                 self.mark(cleaning.head, Some(item.start.object), true);
                 self.index.set_word(&mut entry, word.flipped());
-                self.dirty = true;
                 self.stats.objects_moved += 1;
             } else {
                 cleaning.later.push(Item { copy: None, ..item });
             }
         }
-        if cleaning.at < cleaning.items.len() {
+        self.sync_now()?;
+        cleaning.copied.clear();
+        cleaning.chained.clear();
+        if !cleaning.is_at_end() {
+            cleaning.phase = if cleaning.is_scanned() { Phase::Replicate } else { Phase::Merge };
             return Ok(Progress::More);
         }
-        self.sync_now()?;
         cleaning.at = 0;
         cleaning.items = std::mem::take(&mut cleaning.later);
         if !cleaning.items.is_empty() {
@@ -247,11 +327,8 @@ impl<M: Medium + Clone> Server<M> {
             // Clients are to be given time; the host calls again.
             return Ok(Progress::Waits);
         }
-        let stuck = std::mem::take(&mut cleaning.stuck);
-        cleaning.regions.retain(|region| {
-            let starts = &self.log.regions[*region as usize].starts;
-            !starts.iter().any(|start| stuck.contains(start))
-        });
+        let Cleaning { regions, stay, .. } = cleaning;
+        regions.retain(|region| !stay.contains(region));
         for region in &cleaning.regions {
             self.log.regions[*region as usize].retiring = true;
         }
@@ -270,67 +347,126 @@ impl<M: Medium + Clone> Server<M> {
         if !self.all_have(view) {
             return Ok(Progress::Waits);
         }
-        for region in &cleaning.regions {
-            self.log.release(*region)?;
-            self.stats.regions_freed += 1;
-        }
-        Ok(Progress::Over)
+        let left = cleaning.regions.split_off(cleaning.regions.len().min(RELEASED));
+        let released = std::mem::replace(&mut cleaning.regions, left);
+        self.spent += released.len() as u64;
+        self.stats.regions_freed += released.len() as u64;
+        self.log.release_all(released)?;
+        Ok(if cleaning.regions.is_empty() { Progress::Over } else { Progress::More })
     }
 
     /// Makes one object's entry independent of the region that goes away.
-    fn move_object(&mut self, now: u64, head: u8, start: Start) -> Result<Moved, Refusal> {
+    fn move_object(
+        &mut self,
+        now: u64,
+        cleaning: &mut Cleaning,
+        start: Start,
+        copied: Vec<Copied>,
+    ) -> Result<Moved, Refusal> {
+        let head = cleaning.head;
         let Some(entry) = self.index.at_place(start.fingerprint, head, start.object) else {
             return Ok(Moved::Gone);
         };
-        let entry = match self.settle(entry)? {
+        let mut entry = match self.settle(entry)? {
             Settling::Settled(entry) => entry,
             Settling::Gone => return Ok(Moved::Gone),
             Settling::Unfinished => return Ok(Moved::Waiting),
         };
         if entry.slot.word.new_offset() != Some(start.object) {
             // It was the version before, and nobody needs that: the newer one is whole and durable.
-            return self.forget_old(entry).map(|()| Moved::Gone);
+            self.forget_old(entry);
+            return Ok(Moved::Gone);
         }
-        let mut entry = match self.verified(entry) {
-            Ok(Some(entry)) if entry.slot.word.new_offset() == Some(start.object) => entry,
-            // Repaired: the version before may lie in a region that goes away, too. Its own item is at hand.
-            Ok(Some(entry)) => return self.move_repaired(now, head, entry),
-            Ok(None) => return Ok(Moved::Gone),
-            Err(Refusal::Damaged) => return Ok(Moved::Stuck),
-            Err(other) => return Err(other),
+        let Ok(bytes) = self.object(head, start.object) else {
+            return self.move_damaged(now, cleaning, start, entry);
         };
-        let (bytes, chunks) = self.whole(head, start.object).map_err(|_| Refusal::Damaged)?;
         let object = self.parsed(&bytes, head, start.object);
         if object.header.deleted || object.header.is_expired(now) {
             self.mark(head, Some(start.object), true);
             self.index.set_word(&mut entry, Word::FREE);
-            self.dirty = true;
             return Ok(Moved::Gone);
         }
-        let copy = self.copy_object(head, start.fingerprint, &bytes, &object, &chunks)?;
+        let mut chunks = Vec::new();
+        if object.header.chained {
+            if !cleaning.chained.insert((start.fingerprint, start.object)) {
+                return Ok(Moved::Gone);
+            }
+            chunks = object.chunks().ok_or(Refusal::Damaged)?.1;
+        }
+        let copied = match self.copy_chunks(cleaning, start, &chunks, copied) {
+            Ok(copied) => copied,
+            Err(Refusal::Damaged) => return self.move_damaged(now, cleaning, start, entry),
+            Err(other) => return Err(other),
+        };
+        if copied.len() < chunks.len() {
+            cleaning.chained.remove(&(start.fingerprint, start.object));
+            return Ok(Moved::Halfway(copied));
+        }
+        let copy = self.copy_object(head, start.fingerprint, &bytes, &object, &copied)?;
         // The copy and its word may become durable in any order: until the tag flips, the old place is only looked at
         // when the new one is damaged, and verified.
         let word = entry.slot.word.with_old(Some(copy));
         self.index.set_word(&mut entry, word);
-        self.dirty = true;
         Ok(Moved::Copied(copy))
     }
 
-    fn move_repaired(&mut self, now: u64, head: u8, entry: Entry) -> Result<Moved, Refusal> {
+    /// The same of one that is damaged: its entry goes back to the version before, if that is whole.
+    fn move_damaged(
+        &mut self,
+        now: u64,
+        cleaning: &mut Cleaning,
+        start: Start,
+        entry: Entry,
+    ) -> Result<Moved, Refusal> {
+        cleaning.chained.remove(&(start.fingerprint, start.object));
+        match self.verified(entry) {
+            Ok(Some(entry)) if entry.slot.word.new_offset() == Some(start.object) => Ok(Moved::Waiting),
+            // Repaired: the version before may lie in a region that goes away, too. Its own item is at hand.
+            Ok(Some(entry)) => self.move_repaired(now, cleaning, entry),
+            Ok(None) => Ok(Moved::Gone),
+            Err(Refusal::Damaged) => Ok(Moved::Stuck),
+            Err(other) => Err(other),
+        }
+    }
+
+    fn move_repaired(&mut self, now: u64, cleaning: &mut Cleaning, entry: Entry) -> Result<Moved, Refusal> {
         let fingerprint = entry.slot.meta.fingerprint();
         let object = entry.slot.word.new_offset().ok_or(Refusal::Damaged)?;
-        match self.move_object(now, head, Start { fingerprint, object })? {
+        match self.move_object(now, cleaning, Start { fingerprint, object }, Vec::new())? {
             // Its flip is not this item's: the next pass finds it.
-            Moved::Copied(_) | Moved::Waiting => Ok(Moved::Waiting),
+            Moved::Copied(_) | Moved::Waiting | Moved::Halfway(_) => Ok(Moved::Waiting),
             other => Ok(other),
         }
     }
 
-    fn forget_old(&mut self, mut entry: Entry) -> Result<(), Refusal> {
+    fn forget_old(&mut self, mut entry: Entry) {
         let word = entry.slot.word.with_old(None);
         self.index.set_word(&mut entry, word);
-        self.dirty = true;
-        Ok(())
+    }
+
+    /// Copies chunks, behind those that are copied, until the step has done enough: one at least.
+    fn copy_chunks(
+        &mut self,
+        cleaning: &Cleaning,
+        start: Start,
+        chunks: &[Chunk],
+        mut copied: Vec<Copied>,
+    ) -> Result<Vec<Copied>, Refusal> {
+        let before = copied.len();
+        for chunk in &chunks[before..] {
+            if copied.len() > before && self.spent >= cleaning.limit {
+                break;
+            }
+            let part = self.chunk(cleaning.head, chunk).map_err(|_| Refusal::Damaged)?;
+            let own = |object| Start { fingerprint: start.fingerprint, object };
+            let room = self.log.hand_out(cleaning.head, part.len() as u64, own, Purpose::Reclaim)?;
+            self.medium.write_nt(room.at, &part);
+            self.spent += (part.len() as u64).div_ceil(super::PER_THING);
+            let region = self.log.region_of(cleaning.head, room.offset).expect("it was handed out");
+            let nth = self.log.regions[region as usize].starts.len() - 1;
+            copied.push(Copied { chunk: Chunk { offset: room.offset, ..*chunk }, region, nth });
+        }
+        Ok(copied)
     }
 
     fn copy_object(
@@ -339,19 +475,16 @@ impl<M: Medium + Clone> Server<M> {
         fingerprint: u64,
         bytes: &[u8],
         object: &crate::format::Object<'_>,
-        chunks: &[Chunk],
+        copied: &[Copied],
     ) -> Result<Offset, Refusal> {
         let start = |object| Start { fingerprint, object };
-        let mut copies = Vec::with_capacity(chunks.len());
-        for chunk in chunks {
-            let part = self.chunk(head, chunk).map_err(|_| Refusal::Damaged)?;
-            let room = self.log.hand_out(head, part.len() as u64, start, Purpose::Reclaim)?;
-            self.medium.write_nt(room.at, &part);
-            copies.push(Chunk { offset: room.offset, ..*chunk });
-        }
         let room = self.log.hand_out(head, bytes.len() as u64, start, Purpose::Reclaim)?;
-        self.own_chunks(head, copies.iter().map(|chunk| chunk.offset), room.offset);
-        let content: Content<'_> = Self::content(object, &copies);
+        self.spent += bytes.len() as u64 / super::PER_THING;
+        for Copied { region, nth, .. } in copied {
+            self.log.regions[*region as usize].starts.set(*nth, start(room.offset));
+        }
+        let chunks: Vec<Chunk> = copied.iter().map(|copied| copied.chunk).collect();
+        let content: Content<'_> = Self::content(object, &chunks);
         let header = object.header;
         self.put_object(head, room.offset, header.version, header.expires, object.key, content);
         Ok(room.offset)

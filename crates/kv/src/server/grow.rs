@@ -54,8 +54,10 @@ impl Growth {
     }
 }
 
-/// Bytes that are cleared for one thing of a step's budget.
-const CLEARED: u64 = 64 << 10;
+/// So many things are cleared in one step at most, and so many entries moved, whoever asks for it: new keys that come together
+/// push for more than a step may take.
+const CLEARED_MAX: usize = 64;
+const MOVED_MAX: usize = 1024;
 /// Entries of the old table that each new key pushes along.
 const PUSHED: usize = 8;
 /// Entries that move together at least, and the part of the old table that is enough, where a wait is a system call.
@@ -78,10 +80,11 @@ impl<M: Medium + Clone> Server<M> {
         let fits = count as usize + SPARE <= self.log.free.len();
         let first = u32::try_from(count).ok().filter(|_| fits).and_then(|count| self.log.run_of_free(count));
         let first = first.ok_or(Refusal::Full)?;
-        for region in first..first + count as u32 {
-            let epoch = self.log.epoch + 1;
-            self.log.set(region, RegionWord { kind: RegionKind::Table, head: 0, link: 0, epoch })?;
-        }
+        let word =
+            |(region, epoch)| (region, RegionWord { kind: RegionKind::Table, head: 0, link: 0, epoch });
+        let words: Vec<(u32, RegionWord)> =
+            (first..first + count as u32).zip(self.log.epoch + 1..).map(word).collect();
+        self.log.set_all(&words)?;
         let table = TableAt { at: self.log.geometry.region(first), buckets };
         self.growth = Growth::Clearing(table, 0);
         Ok(())
@@ -109,8 +112,12 @@ impl<M: Medium + Clone> Server<M> {
             }
             Growth::Idle => Ok(false),
             Growth::Clearing(table, done) => {
-                let done = clear(&self.medium, table, done, CLEARED * budget as u64);
+                let things = budget.clamp(1, CLEARED_MAX) as u64;
+                let done = clear(&self.medium, table, done, super::PER_THING * things);
                 self.growth = Growth::Clearing(table, done);
+                self.spent += things;
+                // Or the whole table would be waited for at the end.
+                self.dirty = true;
                 if done < TableAt::bytes(table.buckets) {
                     return Ok(true);
                 }
@@ -160,7 +167,9 @@ impl<M: Medium + Clone> Server<M> {
 
     fn move_entries(&mut self, now: u64, from: u64, budget: usize) -> Result<bool, Refusal> {
         let [old, new] = self.index.tables[..] else { panic!("entries move between two tables") };
-        let mut until = old.slots().min(from.saturating_add(budget.max(self.together()) as u64));
+        let count = budget.max(self.together()).min(MOVED_MAX) as u64;
+        let mut until = old.slots().min(from.saturating_add(count));
+        self.spent += until - from;
         let mut moving = Vec::new();
         for (n, slot) in self.index.slots(old, from, until - from).into_iter().enumerate() {
             if slot.word.is_free() {
@@ -197,7 +206,7 @@ impl<M: Medium + Clone> Server<M> {
         let geometry = self.log.geometry;
         let first = ((table.at - geometry.region(0)) / geometry.region_len) as u32;
         let count = TableAt::bytes(table.buckets).div_ceil(geometry.region_len) as u32;
-        (first..first + count).try_for_each(|region| self.log.release(region))
+        self.log.release_all(first..first + count)
     }
 
     /// Stores which tables there are.

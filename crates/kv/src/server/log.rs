@@ -18,12 +18,55 @@ pub(super) struct Start {
     pub(super) object: Offset,
 }
 
+/// Of so many starts a part consists. A region of 1 GiB may have 16 million: in one piece, the push that makes it grow would
+/// copy all of them.
+const PART: usize = 4096;
+
+/// The starts of a region, in the order in which they were put there.
+#[derive(Debug, Default)]
+pub(super) struct Starts {
+    parts: Vec<Vec<Start>>,
+}
+
+impl Starts {
+    pub(super) fn push(&mut self, start: Start) {
+        match self.parts.last_mut() {
+            Some(part) if part.len() < PART => part.push(start),
+            _ => self.parts.push(vec![start]),
+        }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.parts.last().map_or(0, |last| (self.parts.len() - 1) * PART + last.len())
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.parts.is_empty()
+    }
+
+    pub(super) fn get(&self, nth: usize) -> Option<Start> {
+        self.parts.get(nth / PART)?.get(nth % PART).copied()
+    }
+
+    pub(super) fn set(&mut self, nth: usize, start: Start) {
+        self.parts[nth / PART][nth % PART] = start;
+    }
+
+    /// Says whose chunk the one is that was put there as its own.
+    pub(super) fn own(&mut self, chunk: Offset, object: Offset) {
+        let mut starts = self.parts.iter_mut().rev().flat_map(|part| part.iter_mut().rev());
+        if let Some(start) = starts.find(|start| start.object == chunk) {
+            start.object = object;
+        }
+    }
+}
+
 #[derive(Debug)]
 pub(super) struct Region {
     pub(super) word: RegionWord,
     /// What was put there, in the order of the log: what the cleaner scans from the end. Volatile; recovery finds what
     /// is referenced.
-    pub(super) starts: Vec<Start>,
+    pub(super) starts: Starts,
     /// On its way out: in no view any more, and still not free.
     pub(super) retiring: bool,
 }
@@ -94,7 +137,7 @@ impl<M: Medium> Log<M> {
                     }
                 }
             }
-            log.regions.push(Region { word, starts: Vec::new(), retiring: false });
+            log.regions.push(Region { word, starts: Starts::default(), retiring: false });
         }
         for head in 0..geometry.heads {
             let at = HEAD_WORDS + 8 * u64::from(head);
@@ -251,8 +294,21 @@ impl<M: Medium> Log<M> {
 
     /// Changes what a region is, durably.
     pub(super) fn set(&mut self, region: u32, word: RegionWord) -> Result<(), Refusal> {
-        store(&self.medium, directory(region), word.emit());
-        self.medium.persist(directory(region)..directory(region) + 8).map_err(|_| Refusal::Medium)?;
+        self.set_all(&[(region, word)])
+    }
+
+    /// The same of several, with one wait for the medium.
+    pub(super) fn set_all(&mut self, words: &[(u32, RegionWord)]) -> Result<(), Refusal> {
+        for (region, word) in words {
+            store(&self.medium, directory(*region), word.emit());
+            self.medium.pwb(directory(*region)..directory(*region) + 8);
+        }
+        self.medium.psync().map_err(|_| Refusal::Medium)?;
+        words.iter().for_each(|(region, word)| self.became(*region, *word));
+        Ok(())
+    }
+
+    fn became(&mut self, region: u32, word: RegionWord) {
         self.epoch = self.epoch.max(word.epoch);
         let old = std::mem::replace(&mut self.regions[region as usize].word, word);
         if old.kind == RegionKind::Log {
@@ -260,26 +316,42 @@ impl<M: Medium> Log<M> {
         }
         if word.kind == RegionKind::Free {
             self.free.insert(region);
-            self.regions[region as usize].starts = Vec::new();
+            self.regions[region as usize].starts = Starts::default();
             self.regions[region as usize].retiring = false;
         } else {
             self.free.remove(&region);
         }
-        Ok(())
     }
 
     /// Gives a region back. Nothing on the medium may refer to it.
     pub(super) fn release(&mut self, region: u32) -> Result<(), Refusal> {
-        let epoch = self.regions[region as usize].word.epoch;
-        self.set(region, RegionWord { kind: RegionKind::Free, head: 0, link: 0, epoch })
+        self.release_all([region])
+    }
+
+    /// The same of several, with one wait for the medium.
+    pub(super) fn release_all(&mut self, regions: impl IntoIterator<Item = u32>) -> Result<(), Refusal> {
+        let free = |region: u32| {
+            let epoch = self.regions[region as usize].word.epoch;
+            (region, RegionWord { kind: RegionKind::Free, head: 0, link: 0, epoch })
+        };
+        let words: Vec<(u32, RegionWord)> = regions.into_iter().map(free).collect();
+        self.set_all(&words)
     }
 
     /// So many free regions in a row, for a table: the first of them.
     pub(super) fn run_of_free(&self, count: u32) -> Option<u32> {
-        self.free
-            .iter()
-            .copied()
-            .find(|first| (*first..first.saturating_add(count)).all(|region| self.free.contains(&region)))
+        let mut run: Option<(u32, u32)> = None;
+        for region in &self.free {
+            let (first, len) = match run {
+                Some((first, len)) if first + len == *region => (first, len + 1),
+                _ => (*region, 1),
+            };
+            if len >= count {
+                return Some(first);
+            }
+            run = Some((first, len));
+        }
+        None
     }
 }
 

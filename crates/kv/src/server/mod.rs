@@ -84,6 +84,9 @@ impl Default for Options {
     }
 }
 
+/// Bytes that are copied, verified or cleared for one thing of a step's budget.
+const PER_THING: u64 = 16 << 10;
+
 /// Takes a client's right to write rooms away: bytes of the medium, by where they begin. On return nothing that it sends
 /// reaches them.
 pub type Revoke = Box<dyn FnMut(&[u64]) + Send>;
@@ -215,6 +218,8 @@ pub struct Server<M> {
     /// There was no room for a larger table when one was wanted last.
     cannot_grow: bool,
     events: VecDeque<Event>,
+    /// What steps have cost so far.
+    spent: u64,
     /// Something was written back that no sync covers yet.
     dirty: bool,
     stats: Stats,
@@ -457,7 +462,8 @@ impl<M: Medium + Clone> Server<M> {
         self.events.pop_front()
     }
 
-    /// Does some of what can wait: about `budget` small things. Returns whether there is more to do at once.
+    /// Does some of what can wait: about `budget` small things, whatever the store's size. Returns whether there is more to do at
+    /// once.
     ///
     /// # Errors
     /// The medium failed.
@@ -470,6 +476,13 @@ impl<M: Medium + Clone> Server<M> {
         let cleaning = self.clean_step(now, budget)?;
         self.sync()?;
         Ok(growing || cleaning || !self.confirmed.is_empty())
+    }
+
+    /// How many small things steps have done so far: objects that they looked at, and for each 16 KiB that they copied or cleared
+    /// one more. Each stands for microseconds, and nobody is served during a step.
+    #[must_use]
+    pub const fn spent(&self) -> u64 {
+        self.spent
     }
 
     /// What happened so far.

@@ -198,6 +198,7 @@ impl<M: Medium + Clone> Server<M> {
             wants_entries: false,
             cannot_grow: false,
             events: Default::default(),
+            spent: 0,
             dirty: true,
             stats: Stats::default(),
             replicated: false,

@@ -302,10 +302,11 @@ impl<M: Medium + Clone> Server<M> {
 
     /// Looks for clients that take too long.
     pub(super) fn expire(&mut self, now: u64) -> Result<(), Refusal> {
+        // In the order of time.
         let late: Vec<u64> = self
             .unfinished
             .iter()
-            .filter(|(_, u)| now.saturating_sub(u.since) >= self.options.lease)
+            .take_while(|(_, u)| now.saturating_sub(u.since) >= self.options.lease)
             .map(|(version, _)| *version)
             .collect();
         self.finish(&late)?;

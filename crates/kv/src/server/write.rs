@@ -220,7 +220,8 @@ impl<M: Medium + Clone> Server<M> {
                 return Ok(Some(entry));
             }
         }
-        self.wants_entries = true;
+        // The table that is on its way may have the place.
+        self.wants_entries |= self.growth.is_idle();
         Err(if self.cannot_grow { Refusal::Full } else { Refusal::Growing })
     }
 
@@ -281,10 +282,7 @@ impl<M: Medium + Clone> Server<M> {
     pub(super) fn own_chunks(&mut self, head: u8, chunks: impl Iterator<Item = Offset>, object: Offset) {
         for chunk in chunks {
             let region = self.log.region_of(head, chunk).expect("it was handed out");
-            let starts = &mut self.log.regions[region as usize].starts;
-            if let Some(start) = starts.iter_mut().rev().find(|start| start.object == chunk) {
-                start.object = object;
-            }
+            self.log.regions[region as usize].starts.own(chunk, object);
         }
     }
 

@@ -1,0 +1,284 @@
+//! Nobody is served during a step of the server, so each does little, however much the store holds. Counted, not timed.
+
+mod common;
+
+use std::cell::{Ref, RefCell};
+use std::ops::Range;
+
+use common::{DURABLE, SALT};
+use remanence_kv::format::object::object_len;
+use remanence_kv::proto::{Expect, Inline, Reply, Request};
+use remanence_kv::server::{ClientId, Event, Options, Server, format};
+use remanence_kv::{Geometry, Refusal};
+use remanence_pmem::Medium;
+
+/// What the host gives a step.
+const BUDGET: usize = 64;
+/// What a step may cost beyond that: the last thing that it begins, regions that become free, entries that move together.
+const BEYOND: u64 = 64;
+
+/// Memory that never crashes, and is quick: these tests are about counts.
+struct Plain(RefCell<Vec<u8>>);
+
+impl Plain {
+    fn word(&self, offset: u64) -> Ref<'_, [u8]> {
+        Ref::map(self.0.borrow(), |bytes| &bytes[offset as usize..offset as usize + 8])
+    }
+}
+
+impl Medium for Plain {
+    fn len(&self) -> u64 {
+        self.0.borrow().len() as u64
+    }
+    fn read(&self, offset: u64, into: &mut [u8]) {
+        let at = offset as usize;
+        into.copy_from_slice(&self.0.borrow()[at..at + into.len()]);
+    }
+    fn write(&self, offset: u64, bytes: &[u8]) {
+        let at = offset as usize;
+        self.0.borrow_mut()[at..at + bytes.len()].copy_from_slice(bytes);
+    }
+    fn load_u64(&self, offset: u64) -> u64 {
+        u64::from_le_bytes((&*self.word(offset)).try_into().expect("eight bytes")).to_le()
+    }
+    fn store_u64(&self, offset: u64, value: u64) {
+        self.write(offset, &value.to_le().to_le_bytes());
+    }
+    fn compare_and_swap(&self, offset: u64, compare: u64, swap: u64) -> u64 {
+        let was = self.load_u64(offset);
+        if was == compare {
+            self.store_u64(offset, swap);
+        }
+        was
+    }
+    fn fetch_add(&self, offset: u64, add: u64) -> u64 {
+        let was = self.load_u64(offset);
+        self.store_u64(offset, was.wrapping_add(add));
+        was
+    }
+    fn pwb(&self, _: Range<u64>) {}
+    fn pfence(&self) -> std::io::Result<()> {
+        Ok(())
+    }
+    fn psync(&self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+/// A server, one client of it, and what its steps have cost.
+struct Bench<'m> {
+    server: Server<&'m Plain>,
+    client: ClientId,
+    now: u64,
+    /// The dearest step, and what the steps were.
+    worst: u64,
+    steps: u64,
+}
+
+impl<'m> Bench<'m> {
+    fn open(medium: &'m Plain, options: Options) -> Self {
+        let (mut server, _) = Server::open(medium, options).expect("a store");
+        let client = server.connect();
+        Self { server, client, now: 1, worst: 0, steps: 0 }
+    }
+
+    fn step(&mut self) -> bool {
+        let before = self.server.spent();
+        let more = self.server.step(self.now, BUDGET).expect("memory does not fail");
+        self.worst = self.worst.max(self.server.spent() - before);
+        self.steps += 1;
+        while let Some(event) = self.server.poll_event() {
+            let Event::Notice { client, view } = event else { panic!("{event:?}") };
+            self.server.handle(self.now, client, &Request::Acknowledge { view });
+        }
+        more
+    }
+
+    fn rest(&mut self) {
+        for _ in 0..1_000_000 {
+            let usage = self.server.usage();
+            if !self.step() && !usage.cleaning && !usage.growing {
+                return;
+            }
+        }
+        panic!("it never comes to rest: {:?}", self.server.usage());
+    }
+
+    fn put(&mut self, key: u64, value: &[u8], expires: u64) -> Result<(), Refusal> {
+        let put = Inline { key: &key.to_le_bytes(), value, expires, expect: Expect::Any };
+        let mut done = Vec::new();
+        self.server.put_all(self.now, self.client, &[put], &mut done);
+        done.pop().expect("one for one").map(drop)
+    }
+
+    /// The same, until there is room; a step after every few.
+    fn insist(&mut self, key: u64, value: &[u8]) {
+        if key.is_multiple_of(8) {
+            self.step();
+        }
+        for _ in 0..1_000_000 {
+            match self.put(key, value, 0) {
+                Ok(()) => return,
+                Err(Refusal::Cleaning | Refusal::Growing) => drop(self.step()),
+                Err(refusal) => panic!("key {key}: {refusal}"),
+            }
+        }
+        panic!("key {key} never finds room");
+    }
+
+    fn get(&mut self, key: u64) -> Reply {
+        self.server.handle(self.now, self.client, &Request::Get { key: key.to_le_bytes().to_vec() })
+    }
+
+    fn assert_bounded(&self) {
+        let most = BUDGET as u64 + BEYOND;
+        assert!(self.worst <= most, "a step cost {}, and {most} is the most", self.worst);
+    }
+}
+
+const LARGE: Geometry = Geometry { size: 64 << 20, region_len: 1 << 20, segment_len: 256 << 10, heads: 2 };
+const BY_ITSELF: Options = Options { clean_by_itself: true, ..DURABLE };
+
+fn plain(geometry: &Geometry, buckets: u64) -> Plain {
+    let medium = Plain(RefCell::new(vec![0; geometry.size as usize]));
+    format(&&medium, geometry, buckets, SALT, [7; 16]).expect("a fair geometry");
+    medium
+}
+
+#[test]
+fn no_step_of_cleaning_is_longer_in_a_large_store_and_all_of_it_is_linear() {
+    let medium = plain(&LARGE, 250_000);
+    let mut bench = Bench::open(&medium, BY_ITSELF);
+    let keys = 200_000;
+    for key in 0..keys {
+        bench.insist(key, &[1; 20]);
+    }
+    let (before, written) = (bench.server.spent(), 350_000);
+    let mut random = 1u64;
+    for _ in 0..written {
+        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        bench.insist((random >> 33) % keys, &[2; 20]);
+    }
+    let stats = bench.server.stats();
+    assert!(stats.objects_moved > keys / 2 && stats.regions_freed > 16, "{stats:?}");
+    bench.assert_bounded();
+    // Each object that was ever written or copied is looked at once, and each copy flips once.
+    let spent = bench.server.spent() - before;
+    assert!(spent <= keys + written + 3 * stats.objects_moved, "{spent} things for {stats:?}");
+    for key in (0..keys).step_by(97) {
+        assert!(matches!(bench.get(key), Reply::Value { .. }), "{key}");
+    }
+}
+
+#[test]
+fn no_step_is_longer_when_nothing_can_be_moved() {
+    // Filled to the brim, and nothing of it is garbage: cleaning finds no room for most of what it looks at.
+    let medium = plain(&LARGE, 250_000);
+    let mut bench = Bench::open(&medium, DURABLE);
+    let value = vec![7; 200];
+    let mut key = 0;
+    while bench.put(key, &value, 0).is_ok() {
+        key += 1;
+    }
+    assert!(key > 100_000, "{key} keys");
+    for head in 0..2 {
+        assert!(bench.server.clean(head).expect("it begins"));
+        bench.rest();
+    }
+    bench.assert_bounded();
+    for key in (0..key).step_by(97) {
+        assert!(matches!(bench.get(key), Reply::Value { .. }), "{key}");
+    }
+}
+
+#[test]
+fn a_value_of_many_chunks_is_copied_in_many_steps() {
+    let geometry = Geometry { size: 16 << 20, region_len: 256 << 10, segment_len: 16 << 10, heads: 1 };
+    let medium = plain(&geometry, 64);
+    let mut bench = Bench::open(&medium, DURABLE);
+    let value: Vec<u8> = (0..6u32 << 20).map(|n| (n >> 7) as u8).collect();
+    let request = |key: &[u8]| {
+        let (key, value) = (key.to_vec(), value.clone());
+        Request::PutInline { key, value, expires: 0, expect: Expect::Any }
+    };
+    let reply = bench.server.handle(1, bench.client, &request(b"large"));
+    assert!(matches!(reply, Reply::Done { .. }), "{reply:?}");
+    assert!(object_len(5, value.len() as u64) > geometry.region_len * 8);
+    assert!(bench.server.clean(0).expect("it begins"));
+    bench.rest();
+    assert!(bench.server.stats().regions_freed >= 20 && bench.steps > 4, "{:?}", bench.server.stats());
+    bench.assert_bounded();
+    let get = Request::Get { key: b"large".to_vec() };
+    let Reply::Value { value: found, .. } = bench.server.handle(1, bench.client, &get) else {
+        panic!("gone")
+    };
+    assert!(found == value, "as it was");
+    // It is replaced while it is copied: what was copied so far is garbage, and nothing else is lost.
+    assert!(bench.server.clean(0).expect("it begins"));
+    for _ in 0..4 {
+        bench.step();
+    }
+    assert!(bench.server.usage().cleaning);
+    let put = Request::PutInline { key: b"large".to_vec(), value: vec![1], expires: 0, expect: Expect::Any };
+    let reply = bench.server.handle(1, bench.client, &put);
+    assert!(matches!(reply, Reply::Done { .. } | Reply::Written(_)), "{reply:?}");
+    bench.rest();
+    assert!(bench.server.clean(0).expect("it begins"));
+    bench.rest();
+    let usage = bench.server.usage();
+    assert!(usage.regions_free > usage.regions - 6, "{usage:?}");
+    let Reply::Value { value: found, .. } = bench.server.handle(1, bench.client, &get) else {
+        panic!("gone")
+    };
+    assert_eq!(found, [1]);
+}
+
+#[test]
+fn a_table_grows_by_what_it_must_and_no_step_of_it_is_longer() {
+    let medium = plain(&LARGE, 1024);
+    for defer in [false, true] {
+        format(&&medium, &LARGE, 1024, SALT, [7; 16]).expect("a fair geometry");
+        let mut bench = Bench::open(&medium, Options { defer, ..DURABLE });
+        let (keys, mut expected) = (70_000, 1024);
+        for key in 0..keys {
+            // Nobody steps until it must be: keys find no place, and ask while the table is growing.
+            while let Err(refusal) = bench.put(key, b"value", 0) {
+                assert_eq!(refusal, Refusal::Growing);
+                bench.step();
+            }
+        }
+        bench.rest();
+        while keys * 10 > expected * 8 {
+            expected *= 2;
+        }
+        let slots = bench.server.usage().entries_max;
+        assert!((expected..expected + 1024).contains(&slots), "{slots} slots for {keys} keys");
+        let most = BUDGET as u64 + BEYOND + 1024;
+        assert!(bench.worst <= most, "a step cost {}, and {most} is the most", bench.worst);
+    }
+}
+
+#[test]
+fn what_finds_no_room_to_be_moved_to_keeps_all_of_its_chunks() {
+    let geometry = Geometry { size: 2 << 20, region_len: 64 << 10, segment_len: 8 << 10, heads: 1 };
+    let medium = plain(&geometry, 64);
+    let mut bench = Bench::open(&medium, DURABLE);
+    let value = |key: u64| vec![key as u8; 300 << 10];
+    let put = |bench: &mut Bench<'_>, key: u64| {
+        let (key, value) = (key.to_le_bytes().to_vec(), value(key));
+        let put = Request::PutInline { key, value, expires: 0, expect: Expect::Any };
+        matches!(bench.server.handle(1, bench.client, &put), Reply::Done { .. })
+    };
+    let keys = (0..).take_while(|key| put(&mut bench, *key)).count() as u64;
+    assert!(keys >= 4, "{keys} values of several regions each");
+    for round in 0..4 {
+        bench.server.clean(0).expect("it begins");
+        bench.rest();
+        for key in 0..keys {
+            let Reply::Value { value: found, .. } = bench.get(key) else { panic!("{key} in round {round}") };
+            assert!(found == value(key), "{key} in round {round}");
+        }
+        // What is free is used, and would be what was there before.
+        while bench.put(1000, &[0; 4 << 10], 0).is_ok() {}
+    }
+}
