@@ -25,6 +25,13 @@ pub type Nonce = [u8; 32];
 /// An HMAC-SHA256.
 pub type Proof = [u8; 32];
 
+/// Whether something may listen at an address: what asks for neither a token nor a password is for this machine alone, unless
+/// somebody said that others are meant (`insecure`).
+#[must_use]
+pub const fn may_listen(at: IpAddr, guarded: bool, insecure: bool) -> bool {
+    guarded || insecure || at.to_canonical().is_loopback()
+}
+
 /// The fewest characters of a token.
 pub const MIN_TOKEN: usize = 16;
 

@@ -11,6 +11,7 @@ use remanence_pmem::Journaling;
 use remanence_pool::auth::Token;
 use remanence_pool::proto::DEFAULT_PORT;
 
+use crate::door::{self, Opening};
 use crate::fail::{Context as _, Fail};
 
 /// A number of bytes: `4096`, `64K`, `1G`; the units are powers of 1024.
@@ -207,8 +208,9 @@ impl Tokens {
 pub(crate) struct Door {
     #[command(flatten)]
     tokens: Tokens,
-    /// Let other machines in without a token: they may read and write everything
-    #[arg(long, conflicts_with_all = ["token", "token_file"])]
+    /// Let other machines in where no token is asked for: without one they may read and write everything, and metrics ask
+    /// for none
+    #[arg(long)]
     insecure: bool,
 }
 
@@ -216,6 +218,20 @@ impl Door {
     /// Everybody may come.
     pub(crate) const fn is_insecure(&self) -> bool {
         self.insecure
+    }
+
+    /// Refuses doors that other machines could come in by, unless they are asked for a token or that is meant: before anything
+    /// is made. `could` says what they could do.
+    pub(crate) fn check(
+        &self,
+        at: IpAddr,
+        could: &'static str,
+        metrics: Option<SocketAddr>,
+    ) -> Result<(), Fail> {
+        let token = self.tokens.token.is_some() || self.tokens.token_file.is_some();
+        let server = [Opening::server(at, could, token)];
+        let all: Vec<_> = server.into_iter().chain(metrics.map(|at| Opening::metrics(at.ip()))).collect();
+        door::check(&all, self.insecure)
     }
 
     /// The token, and the file that it is in. `None` if none was asked for: then this machine may come, or everybody if that
@@ -245,6 +261,9 @@ impl Door {
 /// The token of a server: the one given, or the one in `file`, which is made if it is not there.
 pub(crate) fn server_token(given: &Tokens, file: &Path) -> Result<Token, Fail> {
     if given.token.is_some() || given.token_file.as_ref().is_some_and(|f| f.exists()) {
+        if let (None, Some(file)) = (&given.token, &given.token_file) {
+            refuse_shared(file)?;
+        }
         let mut tokens = given.load()?;
         return if tokens.len() == 1 {
             Ok(tokens.remove(0))
@@ -276,6 +295,12 @@ pub(crate) fn token_in(file: &Path) -> Result<Token, Fail> {
         }
         Err(e) => return Err(e).context(|| format!("the token file {} cannot be read", file.display())),
     };
+    refuse_shared(file)?;
+    Ok(token)
+}
+
+/// A server takes no token that others may read.
+fn refuse_shared(file: &Path) -> Result<(), Fail> {
     let mode = std::fs::metadata(file).map_or(0, |m| m.permissions().mode());
     if mode & 0o077 != 0 {
         return Err(Fail::new(format!(
@@ -283,7 +308,7 @@ pub(crate) fn token_in(file: &Path) -> Result<Token, Fail> {
             file.display()
         )));
     }
-    Ok(token)
+    Ok(())
 }
 
 /// A new token.

@@ -7,6 +7,7 @@
 mod args;
 mod cmd;
 mod device;
+mod door;
 mod fail;
 mod signals;
 mod ui;

@@ -7,7 +7,7 @@
 
 use std::fs::{self, File};
 use std::io;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use crate::Error;
@@ -159,7 +159,8 @@ impl FileOptions {
             Err(_) => false,
         };
         if self.create.is_some() && !exists {
-            match options.clone().create_new(true).open(path) {
+            // What is in it is for who made it, as the token that guards it on the network is.
+            match options.clone().create_new(true).mode(0o600).open(path) {
                 Ok(file) => return Ok((file, true)),
                 Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {}
                 Err(e) => return Err(Error::os(format!("creating {}", path.display()), e)),

@@ -68,7 +68,7 @@ pub use costs::CostSource;
 pub use error::Error;
 pub use grants::Grants;
 pub use meter::{Meter, Metered};
-pub use remanence_auth::{Role, Token};
+pub use remanence_auth::{Role, Token, may_listen};
 pub use requester::Ticket;
 pub use server::{Call, Cutter, Server, ServerOptions, Stats};
 pub use session::{Options, Plan, RemoteRegion, Session};

@@ -6,12 +6,12 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use remanence_auth::{Role, Token};
+use remanence_auth::{Role, Token, may_listen};
 use remanence_persist::Config;
 use remanence_persist::taxonomy::{Buffers, Domain, FlushSupport, Order};
 use remanence_pmem::Region;
@@ -226,8 +226,8 @@ impl ServerOptions {
         }
         let caps = self.context.link_caps();
         // Shared memory does not leave the machine, whatever it calls its addresses.
-        let stranger = caps.addresses.iter().find(|ip| caps.kind != "shm" && !ip.is_loopback());
-        if let (Some(ip), None, false) = (stranger, &self.token, self.insecure) {
+        let open = |ip: &&IpAddr| !may_listen(**ip, self.token.is_some(), self.insecure);
+        if let Some(ip) = caps.addresses.iter().find(open).filter(|_| caps.kind != "shm") {
             return argument(format!(
                 "without a token whoever reaches {ip} could read and write the memory; give the server one (--token-file), let it listen on 127.0.0.1, or say that this is meant (--insecure)"
             ));

@@ -20,6 +20,7 @@ use serde_json::json;
 use super::At;
 use crate::args::{self, Reach, Server, Size};
 use crate::device;
+use crate::door::{self, Opening};
 use crate::fail::{Context as _, Fail};
 use crate::signals::Stop;
 use crate::ui::{self, Mood};
@@ -34,6 +35,9 @@ Examples:
   rem kv gateway 127.0.0.1 --metrics 127.0.0.1:9181 --password-file secret
   rem kv gateway --store users.kv --size 1G            Redis on 127.0.0.1:6379, with the store in this process: a GET
                                                        is a few loads then
+
+Without a password only this machine may reach the gateway, without a token only this machine the store at --native, unless you
+say --insecure. With a password and no token nobody reaches the store but through the gateway.
 
 redis-cli, redis-benchmark and Redis libraries connect as to Redis 7; docs/gateway.md has the commands. A server that restarts
 is connected to again. Several gateways may serve one store.")]
@@ -51,7 +55,8 @@ pub(super) struct Args {
     /// none [default: a new file has one of an eighth of its size, 64M at most]
     #[arg(long, value_name = "SIZE|off")]
     journal: Option<args::Journal>,
-    /// Where clients of the store itself connect, as to `rem kv serve` [default: a free port of 127.0.0.1]
+    /// Where clients of the store itself connect, as to `rem kv serve`; with --token-file they need that token, which is made if
+    /// the file is not there [default: a free port of 127.0.0.1]
     #[arg(long, value_name = "HOST[:PORT]")]
     native: Option<Server>,
     /// Where Redis clients connect: HOST:PORT, or the path of a unix socket; may be given several times, port 0 is a free one
@@ -67,6 +72,10 @@ pub(super) struct Args {
     /// File whose first line is the password that Redis clients must AUTHenticate with
     #[arg(long, value_name = "FILE", env = "REM_REDIS_PASSWORD_FILE")]
     password_file: Option<PathBuf>,
+    /// Let other machines in where neither a password nor a token is asked for: without them they may read and write
+    /// everything, and metrics ask for none
+    #[arg(long)]
+    insecure: bool,
     /// Redis clients at a time
     #[arg(long, value_name = "N", default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(1..))]
     clients: u32,
@@ -88,12 +97,12 @@ pub(super) struct Args {
     /// Places of values that each thread remembers, so that a GET takes one READ
     #[arg(long, value_name = "N", default_value_t = 1 << 20)]
     locations: usize,
-    /// How long commands wait for a server that has gone before they fail at once, milliseconds
-    #[arg(long, value_name = "MS", default_value_t = 1000)]
-    hold: u64,
-    /// Give up a connection to the server when that shows no sign of life for so many seconds
-    #[arg(long, value_name = "SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=3600))]
-    patience: u64,
+    /// How long commands wait for a server that has gone before they fail at once, milliseconds [default: 1000]
+    #[arg(long, value_name = "MS")]
+    hold: Option<u64>,
+    /// Give up a connection to the server when that shows no sign of life for so many seconds [default: 10]
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=3600))]
+    patience: Option<u64>,
     #[command(flatten)]
     reach: Reach,
     /// Print JSON: one line when ready, one at the end
@@ -108,6 +117,23 @@ pub(super) fn run(args: &Args) -> Result<(), Fail> {
     let asked = Stop::listen()?;
     match (&args.store, &args.server) {
         (Some(file), _) => {
+            // What is said of the environment is said to all commands.
+            let local = args
+                .reach
+                .local
+                .filter(|ip| !std::env::var("REM_LOCAL").is_ok_and(|said| said.parse() == Ok(*ip)));
+            let of_a_server = [
+                ("--local", local.is_some()),
+                ("--hold", args.hold.is_some()),
+                ("--patience", args.patience.is_some()),
+            ];
+            if let Some((option, _)) = of_a_server.iter().find(|(_, given)| *given) {
+                return Err(Fail::new(format!(
+                    "{option} says how a server is reached, and {} is served by this process; leave it out, or name the SERVER \
+                     in place of --store",
+                    file.display()
+                )));
+            }
             super::member::refuse(file)?;
             beside(args, file, &asked)
         }
@@ -133,9 +159,10 @@ pub(super) fn run(args: &Args) -> Result<(), Fail> {
 
 /// Over a server that runs elsewhere.
 fn towards(args: &Args, server: &At, asked: &Stop) -> Result<(), Fail> {
+    let (listen, password) = args.doors(None)?;
     let to = server.resolve()?;
     let context = device::open_towards(to[0].ip(), args.reach.local)?;
-    let patience = Duration::from_secs(args.patience);
+    let patience = Duration::from_secs(args.patience.unwrap_or(10));
     let connect = ConnectOptions::default()
         .patience(patience)
         .locations(args.locations)
@@ -171,13 +198,15 @@ fn towards(args: &Args, server: &At, asked: &Stop) -> Result<(), Fail> {
                     .to_owned()
             }
         },
+        native: None,
     };
     let connector = match members {
         Some(_) => Connector::to_members(&context, to, connect),
         None => Connector::new(&context, to[0], connect),
     };
-    let connector = connector.hold(Duration::from_millis(args.hold));
-    let options = Options { more_metrics: Some(connector.metrics()), ..args.options(&store)? };
+    let connector = connector.hold(Duration::from_millis(args.hold.unwrap_or(1000)));
+    let options =
+        Options { more_metrics: Some(connector.metrics()), ..args.options(&store, listen, password) };
     let open = |_| connector.connect().map_err(|e| StoreError::Unavailable(e.to_string()));
     conduct(args, asked, &store, Gateway::start(options, open).map_err(gateway)?)
 }
@@ -188,12 +217,26 @@ fn beside(args: &Args, file: &Path, asked: &Stop) -> Result<(), Fail> {
         Some(native) => native.resolve().map(|to| (to.ip(), to.port()))?,
         None => (IpAddr::V4(Ipv4Addr::LOCALHOST), 0),
     };
+    let (listen, password) = args.doors(Some(ip))?;
     let failed = |e: remanence_kv::live::Error| Fail::new(format!("{} is not served: {e}", file.display()));
     let context = device::open_at(ip)?;
-    let options = ServerOptions::file(file)
+    let tokens = &args.reach.tokens;
+    let token = match (&tokens.token, &tokens.token_file, &password) {
+        (Some(_), ..) => Some(args::server_token(tokens, Path::new(""))?),
+        (None, Some(file), _) => Some(args::server_token(tokens, file)?),
+        // One that nobody has, as nobody asked for this door.
+        (None, None, Some(_)) if args.native.is_none() => Some(args::random_token()?),
+        (None, None, _) => None,
+    };
+    let mut options = ServerOptions::file(file)
         .size(args.size.map_or(256 << 20, |size| size.0))
         .journal(args::Journal::or_default(args.journal))
         .port(port);
+    options = match &token {
+        Some(token) => options.token(token.clone()),
+        None if args.insecure => options.insecure(),
+        None => options,
+    };
     let mut server = remanence_kv::live::Server::bind(&context, options).map_err(failed)?;
     let locals = server.locals().expect("a store on this server alone");
     let (to, size) = (server.addr(), server.metrics().read().size);
@@ -204,8 +247,24 @@ fn beside(args: &Args, file: &Path, asked: &Stop) -> Result<(), Fail> {
         writes: true,
         durable: server.is_durable(),
         durability: format!("an acknowledged write survives what this memory does: {}", server.sentence()),
+        native: Some(match (&token, &tokens.token_file) {
+            (Some(token), Some(file)) => {
+                format!("{to}, token in {} (fingerprint {})", file.display(), token.fingerprint())
+            }
+            (Some(token), None) if tokens.token.is_some() => {
+                format!("{to}, token as given (fingerprint {})", token.fingerprint())
+            }
+            (Some(_), None) => {
+                "nobody is let in, as there is a password; --token-file lets in who has the token".into()
+            }
+            (None, _) if ip.is_loopback() => {
+                format!("{to}, without a token: everybody on this machine may read and write")
+            }
+            (None, _) => format!("{to}, without a token: whoever reaches it may read and write"),
+        }),
     };
-    let mut options = Options { more_metrics: Some(server.metrics().source()), ..args.options(&store)? };
+    let mut options =
+        Options { more_metrics: Some(server.metrics().source()), ..args.options(&store, listen, password) };
     if args.threads.is_none() && !locals.wait_for_a_disk() {
         // Nothing is waited for: one processor is left to who asks, and to the store's own thread.
         options.threads = (options.threads - 1).max(1);
@@ -235,22 +294,55 @@ struct About {
     writes: bool,
     durable: bool,
     durability: String,
+    /// Who may come to it natively, if it is served here.
+    native: Option<String>,
 }
 
 impl Args {
-    fn options(&self, store: &About) -> Result<Options, Fail> {
+    /// Where Redis clients come and with which password, once all doors have been looked at: before anything is made. `native`
+    /// is where clients of the store itself come.
+    fn doors(&self, native: Option<IpAddr>) -> Result<(Vec<Address>, Option<String>), Fail> {
+        let listen: Vec<Address> =
+            self.listen.iter().map(|text| Address::parse(text)).collect::<Result<_, _>>().map_err(gateway)?;
+        let password = self.password()?;
+        let tokens = &self.reach.tokens;
+        let token = tokens.token.is_some() || tokens.token_file.is_some();
+        let mut doors: Vec<_> = listen
+            .iter()
+            .filter_map(|address| match address {
+                Address::Tcp(socket) => Some(Opening {
+                    at: socket.ip(),
+                    could: "read and write the store",
+                    guard: Some("a password (--password-file)"),
+                    guarded: password.is_some(),
+                }),
+                // The file's own rights say who.
+                Address::Unix(_) => None,
+            })
+            .collect();
+        if let Some(native) = native {
+            if self.native.is_some() && password.is_some() && !token && !self.insecure {
+                return Err(Fail::new(
+                    "--native would let in without a token whom --password-file keeps out; give it one with --token-file, or say \
+                     that this is meant (--insecure)",
+                ));
+            }
+            let guarded = token || (self.native.is_none() && password.is_some());
+            doors.push(Opening::server(native, "read and write the store", guarded));
+        }
+        doors.extend(self.metrics.map(|at| Opening::metrics(at.ip())));
+        door::check(&doors, self.insecure)?;
+        Ok((listen, password))
+    }
+
+    fn options(&self, store: &About, listen: Vec<Address>, password: Option<String>) -> Options {
         let (args, durable, durability) = (self, store.durable, store.durability.clone());
-        Ok(Options {
-            listen: args
-                .listen
-                .iter()
-                .map(|text| Address::parse(text))
-                .collect::<Result<_, _>>()
-                .map_err(gateway)?,
+        Options {
+            listen,
             metrics: args.metrics,
             threads: args.threads.map_or(Options::default().threads, usize::from),
             config: Config {
-                password: args.password()?,
+                password,
                 databases: args.databases,
                 clients_max: args.clients as usize,
                 idle_timeout_s: args.idle.into(),
@@ -265,7 +357,7 @@ impl Args {
             // What has expired is for somebody else to delete.
             sweep: if store.writes { Options::default().sweep } else { 0 },
             ..Options::default()
-        })
+        }
     }
 }
 
@@ -291,6 +383,9 @@ fn conduct(args: &Args, asked: &Stop, store: &About, running: Gateway) -> Result
         ui::line(Mood::Good, "address", addresses.join(", "));
         if let Some(metrics) = &metrics {
             ui::line(Mood::Good, "metrics", metrics);
+        }
+        if let Some(native) = &store.native {
+            ui::line(Mood::Good, "native", native);
         }
         if !store.writes {
             ui::line(Mood::Note, "access", "read-only, as the token is one for readers: writes are refused");

@@ -102,6 +102,7 @@ impl serve::Args {
 pub(super) fn run(args: &serve::Args) -> Result<(), Fail> {
     let asked = Stop::listen()?;
     let listen = args.listen.resolve()?;
+    args.door.check(listen.ip(), serve::STRANGERS, args.metrics)?;
     let context = device::open_at(listen.ip())?;
     let as_json = args.json;
     let options = args.member()?.on_change(move |said| tell(said, as_json));

@@ -103,6 +103,9 @@ pub(super) struct Args {
     pub(super) stop_on_eof: bool,
 }
 
+/// What who has no token could do, where none is asked for.
+pub(super) const STRANGERS: &str = "read and write the store";
+
 impl Args {
     fn options(&self, port: u16, token: Option<&Token>, readers: Option<&Token>) -> ServerOptions {
         let mode = if self.mode == "erda" { Mode::Erda } else { Mode::Durable };
@@ -165,6 +168,7 @@ pub(super) fn run(args: &Args) -> Result<(), Fail> {
     super::member::refuse(&args.file)?;
     let asked = Stop::listen()?;
     let listen = args.listen.resolve()?;
+    args.door.check(listen.ip(), STRANGERS, args.metrics)?;
     let context = device::open_at(listen.ip())?;
     let token = args.door.token()?;
     let readers = args.reader_token(token.is_some())?;

@@ -156,14 +156,8 @@ pub(super) fn run(args: &Args) -> Result<(), Fail> {
 fn serve(args: &Serve) -> Result<(), Fail> {
     let asked = Stop::listen()?;
     let listen = args.listen.resolve()?;
+    args.door.check(listen.ip(), super::serve::STRANGERS, None)?;
     let token = args.door.token()?;
-    if token.is_none() && !listen.ip().is_loopback() && !args.door.is_insecure() {
-        return Err(Fail::new(format!(
-            "whoever reaches {} could read and write the log: give it a token (--token-file), or say that this is meant \
-             (--insecure)",
-            listen.ip()
-        )));
-    }
     let unserved =
         |e: &dyn std::fmt::Display| Fail::new(format!("{} is not served: {e}", args.file.display()));
     let context = device::open_at(listen.ip())?;

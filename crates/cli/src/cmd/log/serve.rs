@@ -77,9 +77,13 @@ pub(super) struct Args {
     stop_on_eof: bool,
 }
 
+/// What who has no token could do, where none is asked for.
+pub(super) const STRANGERS: &str = "read and write the log";
+
 pub(super) fn run(args: &Args) -> Result<(), Fail> {
     let asked = Stop::listen()?;
     let listen = args.listen.resolve()?;
+    args.door.check(listen.ip(), STRANGERS, None)?;
     let context = device::open_at(listen.ip())?;
     let mut file = FileOptions::new().journal(args::Journal::or_default(args.journal));
     if let Some(domain) = args.declare.as_deref().and_then(PersistenceDomain::from_name) {

@@ -15,6 +15,7 @@ mod node;
 pub(crate) mod wire;
 
 use std::net::SocketAddr;
+use std::os::unix::fs::DirBuilderExt as _;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -260,7 +261,8 @@ impl Member {
         let who = options.check(own)?;
         let Place::Directory(path) = &options.place;
         let io = |what: &str, e: &std::io::Error| Error::Argument(format!("{what}: {e}"));
-        std::fs::create_dir_all(path).map_err(|e| io(&path.display().to_string(), &e))?;
+        let made = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(path);
+        made.map_err(|e| io(&path.display().to_string(), &e))?;
         let open = |name: &str, len: u64| -> Result<Region, Error> {
             let path = path.join(name);
             let mut file = FileOptions::new().journal(options.common.journal);
