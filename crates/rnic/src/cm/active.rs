@@ -76,7 +76,7 @@ impl Manager {
         let id = rep.remote_comm_id;
         let state = self.conns.get(&id).filter(|conn| conn.path.remote == from).map(|conn| conn.state);
         match state {
-            Some(State::ReqSent | State::MraReqRcvd) => self.on_first_rep(now, id, rep),
+            Some(State::ReqSent | State::MraReqRcvd) => self.on_first_rep(now, from, id, rep),
             Some(State::Established) if self.is_duplicate(id, rep) => {
                 // Our RTU was lost.
                 self.stats.duplicates += 1;
@@ -117,8 +117,8 @@ impl Manager {
         conn.remote_id == rep.local_comm_id && conn.listener.is_none()
     }
 
-    fn on_first_rep(&mut self, now: Instant, id: u32, rep: &Rep) {
-        let twin = (rep.local_ca_guid, rep.local_qpn.value());
+    fn on_first_rep(&mut self, now: Instant, from: Gid, id: u32, rep: &Rep) {
+        let twin = (from, rep.local_ca_guid, rep.local_qpn.value());
         if let Some(&old) = self.by_remote_qpn.get(&twin) {
             // The peer's QP is connected to us already, as far as we know (12.9.8.3.1).
             let conn = self.conns.get_mut(&id).expect("found above");
@@ -149,7 +149,7 @@ impl Manager {
         conn.rnr_retry_count = rep.rnr_retry_count;
         conn.ack_timeout = timing::ack_timeout(config.0, config.1);
         conn.message = None;
-        self.by_remote_id.insert((rep.local_ca_guid, rep.local_comm_id), id);
+        self.by_remote_id.insert((from, rep.local_ca_guid, rep.local_comm_id), id);
         self.by_remote_qpn.insert(twin, id);
         self.cancel_timer(id);
         self.set_state(id, State::RepRcvd);

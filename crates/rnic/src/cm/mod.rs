@@ -67,10 +67,14 @@ pub struct Manager {
     next_listener: u32,
     /// Who listens on a service, by service ID and GID.
     services: BTreeMap<(u64, Option<Gid>), ListenId>,
-    /// Connections by the peer's GUID and communication ID: finds duplicates.
-    by_remote_id: BTreeMap<(u64, u32), u32>,
-    /// Connections by the peer's GUID and QP: finds stale connections.
-    by_remote_qpn: BTreeMap<(u64, u32), u32>,
+    /// Connections by the peer's address, GUID and communication ID: finds duplicates.
+    ///
+    /// A peer's GUID, communication IDs and QP numbers are what it says of itself, and others may say the same: only
+    /// together with the address that they came from do they name anything. Without it one peer could end the
+    /// connection of another, or keep it from being made.
+    by_remote_id: BTreeMap<(Gid, u64, u32), u32>,
+    /// Connections by the peer's address, GUID and QP: finds stale connections.
+    by_remote_qpn: BTreeMap<(Gid, u64, u32), u32>,
     /// SIDR exchanges of the passive side by the peer's GID and request ID.
     by_sidr: BTreeMap<(Gid, u32), u32>,
     refusals: Refusals,
@@ -318,11 +322,11 @@ impl Manager {
         if conn.state.is_half_open() {
             self.release_half_open(conn.backlog());
         }
-        let remote_id = (conn.remote_guid, conn.remote_id);
+        let remote_id = (conn.path.remote, conn.remote_guid, conn.remote_id);
         if self.by_remote_id.get(&remote_id) == Some(&id) {
             self.by_remote_id.remove(&remote_id);
         }
-        let remote_qpn = (conn.remote_guid, conn.remote_qpn.value());
+        let remote_qpn = (conn.path.remote, conn.remote_guid, conn.remote_qpn.value());
         if self.by_remote_qpn.get(&remote_qpn) == Some(&id) {
             self.by_remote_qpn.remove(&remote_qpn);
         }

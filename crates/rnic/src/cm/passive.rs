@@ -126,16 +126,15 @@ impl Manager {
     }
 
     pub(super) fn on_req(&mut self, now: Instant, from: Gid, tid: u64, req: &Req) {
-        if let Some(&id) = self.by_remote_id.get(&(req.local_ca_guid, req.local_comm_id)) {
+        if let Some(&id) = self.by_remote_id.get(&(from, req.local_ca_guid, req.local_comm_id)) {
             let conn = &self.conns[&id];
-            if conn.remote_qpn == req.local_qpn && conn.sq_psn == req.starting_psn && conn.path.remote == from
-            {
+            if conn.remote_qpn == req.local_qpn && conn.sq_psn == req.starting_psn {
                 return self.on_duplicate_req(now, id);
             }
             // The ID was used for another connection: the peer has lost its memory (12.9.8.3.1).
             return self.reject_stale(now, from, tid, req, id);
         }
-        if let Some(&id) = self.by_remote_qpn.get(&(req.local_ca_guid, req.local_qpn.value())) {
+        if let Some(&id) = self.by_remote_qpn.get(&(from, req.local_ca_guid, req.local_qpn.value())) {
             return self.reject_stale(now, from, tid, req, id);
         }
         if let Some((path, answer)) = self.refusals.find(&Question::of(from, req)) {
@@ -235,8 +234,8 @@ impl Manager {
             deadline: None,
         };
         self.insert(id, conn);
-        self.by_remote_id.insert((req.local_ca_guid, req.local_comm_id), id);
-        self.by_remote_qpn.insert((req.local_ca_guid, req.local_qpn.value()), id);
+        self.by_remote_id.insert((from, req.local_ca_guid, req.local_comm_id), id);
+        self.by_remote_qpn.insert((from, req.local_ca_guid, req.local_qpn.value()), id);
         self.set_timer(id, now + patience);
         let data_start = if cma.is_some() { CMA_HEADER_LEN } else { 0 };
         self.events.push_back(Event::ConnectRequest(Box::new(Request {
@@ -288,10 +287,7 @@ impl Manager {
     }
 
     fn reject_stale(&mut self, now: Instant, from: Gid, tid: u64, req: &Req, old: u32) {
-        // Whoever can send to us can name any GUID: only the peer at the old one's address may end it.
-        if self.conns[&old].path.remote == from {
-            self.on_stale(now, old);
-        }
+        self.on_stale(now, old);
         self.reject_stateless(from, tid, req, RejReason::STALE_CONN, None);
     }
 

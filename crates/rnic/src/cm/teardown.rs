@@ -286,7 +286,7 @@ impl Manager {
         if rej.reason == RejReason::TIMEOUT {
             // The sender gave up waiting for us and may not know our ID; it names itself by its GUID (12.7.11).
             let guid = u64::from_be_bytes(*rej.info.first_chunk()?);
-            let &id = self.by_remote_id.get(&(guid, rej.local_comm_id))?;
+            let &id = self.by_remote_id.get(&(from, guid, rej.local_comm_id))?;
             return found(id, &self.conns[&id]);
         }
         let conn = self.conns.get(&rej.remote_comm_id)?;

@@ -8,7 +8,8 @@ use remanence_wire::{Mtu, Psn, Qkey, Qpn};
 use super::pair::{Pair, accept_with, config, connect_to, gid, listen_anywhere, parse};
 use crate::ah::AhAttr;
 use crate::cm::{
-    CmError, CommIdSpace, Config, Connect, Ended, Event, Listen, Manager, Path, SidrReply, State, Transport,
+    CmError, CommId, CommIdSpace, Config, Connect, Ended, Event, Listen, Manager, Path, SidrReply, State,
+    Transport,
 };
 use crate::qp::QpState;
 use crate::time::Instant;
@@ -441,16 +442,57 @@ fn a_peer_that_lost_its_memory_is_stale_at_first_and_connects_then() {
     pair.establish();
 }
 
+/// One that says of itself what is true of another: the same GUID, communication IDs and QP number, at another address.
+fn double(of: u8, host: u8) -> Manager {
+    Manager::new(Config { gids: vec![gid(host)], ..config(of) })
+}
+
 #[test]
-fn only_the_peers_own_address_makes_a_connection_stale() {
+fn a_request_that_looks_like_anothers_does_nothing_to_it() {
+    for forger_is_first in [false, true] {
+        let mut pair = Pair::new();
+        let mut forger = double(1, 3);
+        forger.connect(pair.now, &connect_to(2, 3, 0x11)).unwrap();
+        let (path, forged) = forger.poll_transmit().unwrap();
+        let mut established = None;
+        if !forger_is_first {
+            established = Some(pair.establish().1);
+        }
+        pair.passive.handle_mad(pair.now, path.local, &forged);
+        let Some(Event::ConnectRequest(request)) = pair.passive.poll_event() else { panic!("no request") };
+        assert_eq!(request.path.remote, gid(3));
+        if forger_is_first {
+            established = Some(pair.establish().1);
+        }
+        let established = established.expect("one of the two");
+        // Nor does it when it takes its own back, by the GUID and the ID that both have.
+        forger.close(pair.now, CommId(forger.conns.keys().copied().next().expect("one")));
+        let (path, forged) = forger.poll_transmit().unwrap();
+        pair.passive.handle_mad(pair.now, path.local, &forged);
+        assert!(matches!(
+            pair.passive.poll_event(),
+            Some(Event::Rejected { id, reason: RejReason::TIMEOUT, .. }) if id == request.id
+        ));
+        assert_eq!(pair.passive.poll_event(), None);
+        assert_eq!(pair.passive.state(established), Some(State::Established));
+    }
+}
+
+#[test]
+fn an_answer_that_looks_like_anothers_does_nothing_to_it() {
     let mut pair = Pair::new();
-    let (_, old) = pair.establish();
-    let mut forger = Manager::new(Config { seed: 99, gids: vec![gid(3)], ..config(1) });
-    forger.connect(pair.now, &connect_to(2, 3, 0x11)).unwrap();
-    let (path, mad) = forger.poll_transmit().unwrap();
-    pair.passive.handle_mad(pair.now, path.local, &mad);
-    assert_eq!(pair.passive.poll_event(), None);
-    assert_eq!(pair.passive.state(old), Some(State::Established));
+    let (old, _) = pair.establish();
+    let mut forger = double(2, 3);
+    forger.listen(&listen_anywhere(1)).unwrap();
+    let id = pair.active.connect(pair.now, &connect_to(3, 1, 0x12)).unwrap();
+    forger.handle_mad(pair.now, gid(1), &Pair::lose(&mut pair.active));
+    let Some(Event::ConnectRequest(request)) = forger.poll_event() else { panic!("no request") };
+    // The QP number of the peer that we are connected to.
+    forger.accept(pair.now, request.id, &accept_with(0x22)).unwrap();
+    pair.active.handle_mad(pair.now, gid(3), &Pair::lose(&mut forger));
+    assert!(matches!(pair.active.poll_event(), Some(Event::Response { id: answered, .. }) if answered == id));
+    assert_eq!((pair.active.poll_event(), pair.active.poll_transmit()), (None, None));
+    assert_eq!(pair.active.state(old), Some(State::Established));
 }
 
 #[test]
