@@ -29,7 +29,8 @@ pub mod wait;
 pub mod xdp;
 
 pub use link::{
-    Event, Link, LinkCaps, LinkStats, Outgoing, Received, SideChannel, SideEvent, SourcePort, WaitFd,
+    Event, Evidence, Link, LinkCaps, LinkStats, Outgoing, Quote, Received, SideChannel, SideEvent,
+    SourcePort, WaitFd,
 };
 pub use sys::descriptor::{Descriptor, abandon_inherited, generation};
 pub use sys::net::{network_namespace, random_u64 as random};

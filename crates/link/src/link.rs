@@ -17,6 +17,7 @@
 //! cheapest system call behind it; the one path where it would show, writing a peer's region in place, does not go
 //! through a link at all.
 
+use std::fmt;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{BorrowedFd, OwnedFd, RawFd};
@@ -143,17 +144,63 @@ pub struct LinkStats {
     pub undeliverable: u64,
 }
 
-/// Something the network told us outside of a datagram. A hint: whoever can forge a packet can forge these.
+/// The beginning of a lost datagram's payload, as somebody quotes it who says that it was lost.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Quote {
+    bytes: [u8; Self::MAX],
+    len: u8,
+}
+
+impl Quote {
+    /// Kept of a payload: base and datagram transport header, and of a MAD all up to its transaction ID.
+    pub const MAX: usize = 36;
+
+    /// The beginning of `payload`.
+    #[must_use]
+    pub fn of(payload: &[u8]) -> Self {
+        let len = payload.len().min(Self::MAX);
+        let mut bytes = [0; Self::MAX];
+        bytes[..len].copy_from_slice(&payload[..len]);
+        Self { bytes, len: len as u8 }
+    }
+
+    /// The bytes.
+    #[must_use]
+    pub fn bytes(&self) -> &[u8] {
+        &self.bytes[..usize::from(self.len)]
+    }
+}
+
+impl fmt::Debug for Quote {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.bytes().fmt(f)
+    }
+}
+
+/// Why something is believed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Evidence {
+    /// This host says so.
+    Local,
+    /// ICMP says so, which any host can send that guesses the ports of a datagram. What proves that its sender saw the
+    /// datagram is that it quotes what cannot be guessed.
+    Quoted(Quote),
+}
+
+/// Something that was learnt outside of a datagram.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Event {
-    /// ICMP says that datagrams to `dst` do not arrive.
+    /// Datagrams to `dst` do not arrive.
     Unreachable {
         /// Where the lost datagram was sent.
         dst: SocketAddr,
         /// The host answered, but no program has the port open. `false`: no such host or no way to it.
         port_closed: bool,
+        /// Who says so.
+        evidence: Evidence,
     },
-    /// Packets to `dst` must not be larger than `mtu` (ICMP "fragmentation needed", "packet too big").
+    /// A packet to `dst` was not sent, as it was larger than the `mtu` of the interface. What ICMP says of sizes on the way
+    /// is no event, as anybody could forge it.
     PathMtu {
         /// Where the packet that was too large was sent.
         dst: SocketAddr,

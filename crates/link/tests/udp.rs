@@ -3,13 +3,15 @@
 
 use std::io;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
 use remanence_link::udp::{Options, UdpLink};
 use remanence_link::veth::{End, Veth};
 use remanence_link::wait;
 use remanence_link::xdp::{Config, Mode, XdpLink};
-use remanence_link::{Event, Link, Outgoing, Received};
+use remanence_link::{Event, Evidence, Link, Outgoing, Quote, Received};
+use rustix::net::{AddressFamily, SendFlags, SocketFlags, SocketType, ipproto, sendto, socket_with};
 
 /// Far beyond what anything here takes; reached only by a failure.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -170,8 +172,100 @@ fn a_closed_port_at_the_far_end_is_an_event() {
             }
             assert!(start.elapsed() < PATIENCE, "no news from {dst}");
         };
-        assert_eq!(event, Event::Unreachable { dst: SocketAddr::new(dst, 4791), port_closed: true });
+        let (dst, evidence) = (SocketAddr::new(dst, 4791), Evidence::Quoted(Quote::of(&[0; 8])));
+        assert_eq!(event, Event::Unreachable { dst, port_closed: true, evidence });
         while left.poll_event().is_some() {}
+    }
+}
+
+/// An ICMP message about a datagram from `port` of the left end to the RoCEv2 port of the right end, as anybody can send it
+/// who guesses the port: what follows it in the datagram he never saw.
+fn forged(v4: bool, port: u16, kind: [u8; 2], info: u32) -> Vec<u8> {
+    let octets = |end: End| match if v4 { end.ipv4() } else { end.ipv6() } {
+        IpAddr::V4(ip) => ip.octets().to_vec(),
+        IpAddr::V6(ip) => ip.octets().to_vec(),
+    };
+    let mut quote = if v4 {
+        vec![0x45, 0, 0x05, 0xdc, 0, 0, 0x40, 0, 64, 17, 0, 0]
+    } else {
+        vec![0x60, 0, 0, 0, 0x05, 0xb4, 17, 64]
+    };
+    quote.extend(octets(End::Left));
+    quote.extend(octets(End::Right));
+    quote.extend(port.to_be_bytes());
+    quote.extend(4791_u16.to_be_bytes());
+    quote.extend([0x05, 0xb4, 0, 0]);
+    quote.extend([0x5a; 64]);
+    let mut message = vec![kind[0], kind[1], 0, 0];
+    message.extend(info.to_be_bytes());
+    message.extend(quote);
+    if v4 {
+        // The kernel fills in the checksum of ICMPv6 only.
+        let words = message.chunks(2).map(|word| u32::from(u16::from_be_bytes([word[0], word[1]])));
+        let mut sum: u32 = words.sum();
+        while sum > 0xffff {
+            sum = (sum & 0xffff) + (sum >> 16);
+        }
+        message[2..4].copy_from_slice(&(!(sum as u16)).to_be_bytes());
+    }
+    message
+}
+
+/// A raw socket at the right end, which may say whatever it likes.
+fn forger(veth: &Veth, v4: bool) -> OwnedFd {
+    let (family, protocol) =
+        if v4 { (AddressFamily::INET, ipproto::ICMP) } else { (AddressFamily::INET6, ipproto::ICMPV6) };
+    let open = || Ok(socket_with(family, SocketType::RAW, SocketFlags::CLOEXEC, Some(protocol))?);
+    veth.within(End::Right, open).unwrap()
+}
+
+/// To hosts that believe it, a path of 576 (or 1280) bytes is the end of every connection of larger packets.
+#[test]
+fn what_a_stranger_says_of_the_path_mtu_stops_nothing() {
+    const FRAGMENTATION_NEEDED: [u8; 2] = [3, 4];
+    const PACKET_TOO_BIG: [u8; 2] = [2, 0];
+    for connect in [false, true] {
+        let Some(veth) = veth(1500) else { return };
+        let open = |end| {
+            let options = Options { connect, ..Options::new(addresses(end)) };
+            veth.within(end, || UdpLink::open(&options)).unwrap()
+        };
+        let (mut left, mut right) = (open(End::Left), open(End::Right));
+        let port = left.caps().effective_src_port(0xC0DE);
+        for (src, dst) in [(End::Left.ipv4(), End::Right.ipv4()), (End::Left.ipv6(), End::Right.ipv6())] {
+            let payload = pattern(1400);
+            // Often enough that the socket is connected, where it may be.
+            let mut arrived = 0;
+            while arrived < 200 {
+                exchange(&mut left, &out(src, dst, 1400, 1400), &payload, &mut right, |rx| {
+                    rx.payload == payload
+                });
+                arrived += 1;
+            }
+            let (kind, mtu) =
+                if src.is_ipv4() { (FRAGMENTATION_NEEDED, 576) } else { (PACKET_TOO_BIG, 1280) };
+            let (message, socket) = (forged(src.is_ipv4(), port, kind, mtu), forger(&veth, src.is_ipv4()));
+            let heard = |left: &mut UdpLink| {
+                let mut fds = Vec::new();
+                left.wait_fds(&mut fds);
+                wait::poll(&fds, Some(PATIENCE)).unwrap();
+            };
+            let before = left.stats().tx_failed;
+            for _ in 0..3 {
+                sendto(&socket, &message, SendFlags::empty(), &SocketAddr::new(src, 0)).unwrap();
+                heard(&mut left);
+                for (len, segment) in [(1400, 1400), (4200, 1400)] {
+                    let payload = pattern(len);
+                    exchange(&mut left, &out(src, dst, len, segment), &payload, &mut right, |rx| {
+                        rx.payload == &payload[len - 1400..]
+                    });
+                }
+            }
+            assert_eq!((left.stats().tx_failed, left.poll_event()), (before, None), "{src}");
+            if src.is_ipv4() {
+                assert_eq!(veth.within(End::Left, || Ok(left.path_mtu(src, dst))).unwrap(), 576, "not heard");
+            }
+        }
     }
 }
 

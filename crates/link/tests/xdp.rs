@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use remanence_link::veth::{End, Veth};
 use remanence_link::xdp::{Config, Mode, OpenError, XdpLink};
-use remanence_link::{Event, Link, Outgoing, Received};
+use remanence_link::{Event, Evidence, Link, Outgoing, Received};
 
 const PORT: u16 = 4791;
 /// Far beyond what anything here takes; reached only by a failure.
@@ -262,7 +262,14 @@ fn a_neighbour_that_does_not_exist_is_reported_and_costs_no_frames() {
             break event;
         }
     };
-    assert_eq!(event, Event::Unreachable { dst: SocketAddr::new(nobody, PORT), port_closed: false });
+    assert_eq!(
+        event,
+        Event::Unreachable {
+            dst: SocketAddr::new(nobody, PORT),
+            port_closed: false,
+            evidence: Evidence::Local
+        }
+    );
     assert_eq!((left.stats().tx_datagrams, left.stats().tx_failed), (0, 5000));
     // A network without a route is refused in the same way.
     send(&mut left, to([192, 0, 2, 1].into(), End::Left.ipv4(), 64), &[1; 64]);

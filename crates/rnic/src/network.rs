@@ -4,13 +4,13 @@ use std::collections::VecDeque;
 use std::ops::Range;
 
 use remanence_wire::packet::{OVERHEAD_MAX, Packet};
-use remanence_wire::{Gid, Qpn};
+use remanence_wire::{Gid, Psn, Qpn};
 
 use crate::device::{Device, RxMeta, Shared, Transmit};
 use crate::gsi::MAD_LEN;
 use crate::memory::{FlushId, Memory};
 use crate::qp::timer::Timers;
-use crate::qp::{Qp, QpType, Silence};
+use crate::qp::{Qp, QpType, Silence, distance};
 use crate::stats::DropReason;
 use crate::time::Instant;
 use crate::transmit::Batch;
@@ -203,6 +203,16 @@ impl Device {
     /// The next news of a watched peer that does not answer. After [`Silence::Lost`] it is no longer watched.
     pub fn poll_silence(&mut self) -> Option<(Qpn, Silence)> {
         self.shared.silences.pop_front()
+    }
+
+    /// Whether `qpn` has sent a request with this PSN that is not acknowledged, or the last one that is, which a question
+    /// whether the peer is there repeats. Whoever can name it has most likely seen the packet.
+    #[must_use]
+    pub fn is_asking(&self, qpn: Qpn, psn: Psn) -> bool {
+        self.qps.get(qpn).is_some_and(|qp| {
+            let first = qp.requester.una.sub(1);
+            distance(first, psn) < distance(first, qp.requester.max_psn)
+        })
     }
 
     /// Gives the device more QP numbers, when a host hands them out in blocks.

@@ -4,6 +4,9 @@
 //! This is the plain form, one call for one act, as `rdma_cm` has it; `connect.rs` makes connections of it. Read
 //! first: the head of `remanence_rnic::cm`.
 
+#[cfg(test)]
+mod tests;
+
 use std::collections::HashMap;
 use std::io;
 use std::net::UdpSocket;
@@ -11,11 +14,12 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
+use remanence_link::Evidence;
 use remanence_link::host::{Listening, Seat};
 use remanence_rnic::cm::{self, CmError, CommId, Event, ListenId, Manager, Path};
 use remanence_rnic::{AhAttr, Device, Instant, QpAttr, QpState, Silence};
 use remanence_wire::cm::{RejReason, ServiceId};
-use remanence_wire::{Gid, Qpn};
+use remanence_wire::{Gid, Psn, Qpn};
 
 use crate::channel::EventQueue;
 use crate::claims;
@@ -150,9 +154,35 @@ struct Service {
     _claim: Claim,
 }
 
-/// ICMP messages "port unreachable" that end an attempt to connect. One may be of a peer that restarts, and the
+/// ICMP messages "port unreachable", with proof, that end an attempt to connect. One may be of a peer that restarts, and the
 /// request is repeated anyway; with the second, no answer can be expected soon.
 const REFUSALS: u8 = 2;
+
+/// What a datagram was of which somebody says that it did not arrive.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Lost {
+    /// A MAD, with this transaction ID: of what waits for an answer, the communication ID.
+    Request(u64),
+    /// A packet of a QP.
+    Packet { dest: Qpn, psn: Psn },
+}
+
+impl Lost {
+    /// By the beginning of its payload, if that is long enough: routers need not quote more than the UDP header.
+    fn of(quote: &[u8]) -> Option<Self> {
+        /// BTH, DETH, and the MAD's header up to the transaction ID.
+        const TID: usize = 12 + 8 + 8;
+        let number = |at: usize| {
+            let bytes = quote.get(at..at + 3)?;
+            Some(u32::from_be_bytes([0, bytes[0], bytes[1], bytes[2]]))
+        };
+        let (dest, psn) = (Qpn::new(number(5)?), Psn::new(number(9)?));
+        if dest != Qpn::GSI {
+            return Some(Self::Packet { dest, psn });
+        }
+        Some(Self::Request(u64::from_be_bytes(*quote.get(TID..)?.first_chunk()?)))
+    }
+}
 
 /// The connection manager of a device, and its books. Lives under the device lock.
 #[derive(Debug)]
@@ -295,15 +325,34 @@ impl Connections {
         self.shared_port && !Seat::is_taken(qpn.value()) && UdpSocket::bind((path.remote.to_ip(), 0)).is_ok()
     }
 
-    /// The network says that nobody has the port open at `remote`. Returns how many events that made.
-    pub(crate) fn refused(&mut self, now: Instant, remote: Gid) -> u64 {
+    /// Somebody says that nobody has the port open at `remote`. Returns how many events that made.
+    ///
+    /// Anybody on the network can say so. It is believed of a message that is quoted, and of a connection with a packet
+    /// that is: a communication ID, or a QP number and a PSN, which only who saw it knows.
+    pub(crate) fn refused(&mut self, now: Instant, device: &Device, remote: Gid, evidence: &Evidence) -> u64 {
+        let lost = match evidence {
+            Evidence::Local => None,
+            Evidence::Quoted(quote) => match Lost::of(quote.bytes()) {
+                Some(lost) => Some(lost),
+                None => return 0,
+            },
+        };
         let (mut ended, mut leaving) = (Vec::new(), Vec::new());
         for (&id, route) in &mut self.routes {
             if self.manager.path(id).is_none_or(|path| path.remote != remote) {
                 continue;
             }
-            route.closed = true;
-            match self.manager.state(id) {
+            let state = self.manager.state(id);
+            let (request, packet) = match lost {
+                None => (true, true),
+                Some(Lost::Request(tid)) => (tid == u64::from(id.0), false),
+                Some(Lost::Packet { dest, psn }) => {
+                    let known = self.manager.remote_qpn(id) == Some(dest);
+                    (false, known && route.qpn.is_some_and(|qpn| device.is_asking(qpn, psn)))
+                }
+            };
+            route.closed |= packet;
+            match state.filter(|_| request) {
                 Some(cm::State::ReqSent) => {
                     route.refused += 1;
                     if route.refused >= REFUSALS {

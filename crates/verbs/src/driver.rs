@@ -555,11 +555,9 @@ impl Driver {
         self.armed = true;
         let prepared = self.link.prepare_wait();
         while let Some(event) = self.link.poll_event() {
-            // Hints that anyone on the network can forge. Timeouts tell the truth of an established connection; an
-            // attempt to connect may be given up sooner.
             self.counters.icmp_messages += 1;
-            if let remanence_link::Event::Unreachable { dst, port_closed: true } = event {
-                self.pushed += self.cm.refused(now, Gid::from_ip(dst.ip()));
+            if let remanence_link::Event::Unreachable { dst, port_closed: true, evidence } = event {
+                self.pushed += self.cm.refused(now, &self.device, Gid::from_ip(dst.ip()), &evidence);
             }
         }
         match prepared {

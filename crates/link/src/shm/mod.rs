@@ -30,7 +30,8 @@ use thiserror::Error;
 
 use crate::sys::descriptor::Descriptor;
 use crate::{
-    Event, Link, LinkCaps, LinkStats, Outgoing, Received, SideChannel, SideEvent, SourcePort, WaitFd, sys,
+    Event, Evidence, Link, LinkCaps, LinkStats, Outgoing, Received, SideChannel, SideEvent, SourcePort,
+    WaitFd, sys,
 };
 pub use peer::MAX_MESSAGE;
 use peer::{Message, Peer, Trust};
@@ -301,7 +302,7 @@ impl ShmLink {
 
     fn lose(&mut self, dst: SocketAddr) {
         self.stats.tx_failed += 1;
-        let event = Event::Unreachable { dst, port_closed: true };
+        let event = Event::Unreachable { dst, port_closed: true, evidence: Evidence::Local };
         if self.events.len() < 16 && !self.events.contains(&event) {
             self.events.push_back(event);
         }

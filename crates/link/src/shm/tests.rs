@@ -100,7 +100,10 @@ fn nobody_there_is_a_loss_and_an_event() {
     let out = Outgoing { dst, ..outgoing(&a, &a, 1, 1) };
     a.send(&out).unwrap();
     assert_eq!((a.stats().tx_failed, a.stats().tx_datagrams), (1, 0));
-    assert_eq!(a.poll_event(), Some(Event::Unreachable { dst, port_closed: true }));
+    assert_eq!(
+        a.poll_event(),
+        Some(Event::Unreachable { dst, port_closed: true, evidence: Evidence::Local })
+    );
     assert_eq!(a.poll_event(), None);
 }
 

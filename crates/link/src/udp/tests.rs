@@ -8,7 +8,7 @@ use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType, bind, ippro
 use super::{Options, UdpLink};
 use crate::conformance::{self, Pair, outgoing, receive, send};
 use crate::host::{Seat, SteerRule};
-use crate::link::{Event, Link, Outgoing, SourcePort};
+use crate::link::{Event, Evidence, Link, Outgoing, Quote, SourcePort};
 
 /// A free port of its own.
 fn options(addr: IpAddr) -> Options {
@@ -163,7 +163,8 @@ fn a_closed_port_is_an_event_and_the_link_goes_on() {
         a.prepare_wait().expect("a working link");
         found.extend(std::iter::from_fn(|| a.poll_event()));
     }
-    assert_eq!(found[0], Event::Unreachable { dst: gone, port_closed: true });
+    let evidence = Evidence::Quoted(Quote::of(&[0; 4]));
+    assert_eq!(found[0], Event::Unreachable { dst: gone, port_closed: true, evidence });
     let mut b = link(Ipv4Addr::LOCALHOST.into());
     send(&mut a, &b, b"alive", 64);
     assert_eq!(receive(&mut b, 1)[0].payload, b"alive");
@@ -285,7 +286,10 @@ fn no_route_is_a_loss_with_a_reason() {
     let out = Outgoing { dst, ..outgoing(&a, &a, 4, 4) };
     // From 127.0.0.1 there is no way to another network.
     a.send(&out).expect("losing is the network's right");
-    assert_eq!(a.poll_event(), Some(Event::Unreachable { dst, port_closed: false }));
+    assert_eq!(
+        a.poll_event(),
+        Some(Event::Unreachable { dst, port_closed: false, evidence: Evidence::Local })
+    );
     assert_eq!(a.stats().tx_failed, 1);
 }
 

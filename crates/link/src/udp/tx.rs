@@ -7,7 +7,7 @@ use std::os::fd::{AsFd, AsRawFd, RawFd};
 
 use super::ident::Count;
 use super::{Options, set_buffer};
-use crate::link::{Event, Outgoing};
+use crate::link::{Event, Evidence, Outgoing, Quote};
 use crate::route::Interface;
 use crate::sys::bpf;
 use crate::sys::control::{SOL_UDP, SendControl, UDP_SEGMENT};
@@ -19,6 +19,9 @@ const FIRST_SRC_PORT: u16 = 0xC000;
 
 /// Events kept for a caller who does not ask for them.
 const MAX_EVENTS: usize = 64;
+
+/// How often a datagram is offered to the kernel while errors of others are reported in its place.
+const ATTEMPTS: u32 = 16;
 
 /// Sends in a row with the same unusual TOS or TTL before it becomes the socket's default. The control data costs
 /// about 100 ns a send, changing the default as much once.
@@ -74,11 +77,13 @@ impl Sender {
         let socket = net::udp_socket(addr.ip())?;
         let fd = socket.as_fd();
         if addr.is_ipv4() {
-            // "Don't fragment" and identification 0. Unlike PROBE, DO heeds what routers say about the path MTU.
-            net::set_option(fd, libc::IPPROTO_IP, libc::IP_MTU_DISCOVER, libc::IP_PMTUDISC_DO)?;
+            // "Don't fragment" and identification 0, as with DO. But DO believes ICMP about the path MTU, for ten minutes
+            // and every socket of the host, and ICMP is forged by anybody who guesses a port, or quotes a ping: then
+            // packets of ordinary size are refused. PROBE asks the interface and nobody else.
+            net::set_option(fd, libc::IPPROTO_IP, libc::IP_MTU_DISCOVER, libc::IP_PMTUDISC_PROBE)?;
             net::set_option(fd, libc::IPPROTO_IP, libc::IP_RECVERR, 1)?;
         } else {
-            net::set_option(fd, libc::IPPROTO_IPV6, libc::IPV6_MTU_DISCOVER, libc::IPV6_PMTUDISC_DO)?;
+            net::set_option(fd, libc::IPPROTO_IPV6, libc::IPV6_MTU_DISCOVER, libc::IPV6_PMTUDISC_PROBE)?;
             net::set_option(fd, libc::IPPROTO_IPV6, libc::IPV6_RECVERR, 1)?;
             net::set_option(fd, libc::IPPROTO_IPV6, libc::IPV6_V6ONLY, 1)?;
         }
@@ -152,8 +157,11 @@ impl Sender {
         let raw = RawAddr::from(dst);
         let raw = (!self.count.is_peer(&dst)).then_some(&raw);
         // An ICMP error about an earlier packet makes the next send fail, once: read it and try again. Other
-        // destinations' errors may stand in the queue too, but not many: the kernel paces ICMP.
-        for _ in 0..8 {
+        // destinations' errors may stand in the queue too, and strangers' forged ones. The kernel sets the error after it
+        // has queued what explains it, which may have been read in between: only the second time that nothing explains
+        // it, it was our own stack that refused.
+        let mut unexplained = false;
+        for _ in 0..ATTEMPTS {
             let Err(err) = self.attempt(payload, raw, &control) else {
                 self.blocked = false;
                 self.count.sent(self.socket.as_fd(), &dst);
@@ -172,7 +180,7 @@ impl Sender {
                 Some(libc::EIO) if control.segment_size.is_some() => return Ok(Verdict::NoOffload),
                 Some(libc::EBADF | libc::ENOTSOCK | libc::EFAULT) => return Err(err),
                 _ => {
-                    if !self.drain_errors(events) {
+                    if !self.drain_errors(events) && std::mem::replace(&mut unexplained, true) {
                         let headers = if dst.is_ipv4() { 28 } else { 48 };
                         note(events, local_refusal(headers + payload.len().min(out.segment_size), dst));
                         return Ok(Verdict::Lost);
@@ -219,7 +227,7 @@ impl Sender {
     /// Reads the error queue; whether ICMP had anything to say.
     pub(super) fn drain_errors(&mut self, events: &mut VecDeque<Event>) -> bool {
         let mut any = false;
-        // The queue quotes the lost packet, of which we need nothing.
+        // The queue has the payload of the lost packet, as far as ICMP quotes it.
         let mut quote = [0; 64];
         while let Ok(meta) = net::recv_msg(self.socket.as_fd(), &mut quote, libc::MSG_ERRQUEUE) {
             let (Some(dst), Some(error)) = (meta.src, meta.control.error) else { continue };
@@ -228,13 +236,14 @@ impl Sender {
                 continue;
             }
             any = true;
-            note(
-                events,
-                match error.errno {
-                    libc::EMSGSIZE => Event::PathMtu { dst, mtu: error.info as usize },
-                    errno => Event::Unreachable { dst, port_closed: errno == libc::ECONNREFUSED },
-                },
-            );
+            // What ICMP says about sizes is not believed: see `open`.
+            if error.errno != libc::EMSGSIZE {
+                let evidence = Evidence::Quoted(Quote::of(&quote[..meta.len.min(quote.len())]));
+                note(
+                    events,
+                    Event::Unreachable { dst, port_closed: error.errno == libc::ECONNREFUSED, evidence },
+                );
+            }
         }
         any
     }
@@ -245,7 +254,7 @@ impl Sender {
 fn local_refusal(packet: usize, dst: SocketAddr) -> Event {
     match crate::route::to_mtu(dst) {
         Ok(mtu) if packet > mtu => Event::PathMtu { dst, mtu },
-        _ => Event::Unreachable { dst, port_closed: false },
+        _ => Event::Unreachable { dst, port_closed: false, evidence: Evidence::Local },
     }
 }
 

@@ -34,7 +34,7 @@ use std::time::{Duration, Instant};
 use thiserror::Error;
 
 use crate::sys::descriptor::Descriptor;
-use crate::{Event, Link, LinkCaps, LinkStats, Outgoing, Received, SourcePort, WaitFd};
+use crate::{Event, Evidence, Link, LinkCaps, LinkStats, Outgoing, Received, SourcePort, WaitFd};
 use frame::{Fields, HEADER_ROOM};
 use neighbour::{Held, Neighbours, Way, hold};
 use netlink::{Interface, Netlink};
@@ -512,7 +512,8 @@ fn bind_patiently(socket: &Socket, index: u32, queue: u32, flags: u16) -> io::Re
 
 /// Tells of a destination that does not answer, but not more often than somebody asks.
 fn report(events: &mut VecDeque<Event>, dst: IpAddr, port: u16) {
-    let event = Event::Unreachable { dst: SocketAddr::new(dst, port), port_closed: false };
+    let event =
+        Event::Unreachable { dst: SocketAddr::new(dst, port), port_closed: false, evidence: Evidence::Local };
     if events.len() < 16 && !events.contains(&event) {
         events.push_back(event);
     }
