@@ -273,7 +273,7 @@ impl<S: Store> Worker<S> {
         {
             // A poisoned lock protects nothing that could be torn: it only keeps commands apart.
             let _beside = common.alone.read().unwrap_or_else(PoisonError::into_inner);
-            self.joint.write(&mut self.store);
+            self.joint.write(&mut self.store, &common.shared);
         }
         let took = process::unix_us().saturating_sub(start).max(0) as u64;
         common.shared.stats.of(Joint::command().id).microseconds.add(took);

@@ -11,10 +11,10 @@ use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU8, AtomicU16, AtomicU64, O
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 pub use crate::command::Joint;
-use crate::command::{self, Command};
+use crate::command::{self, Command, Transaction};
 use crate::protocol::{Request, Run, Version, Writer};
 use crate::stats::Stats;
-use crate::store::{Fetched, Store, StoreError};
+use crate::store::{Fetched, Key, Store, StoreError};
 use crate::value::UnixMs;
 
 /// The version of Redis whose commands and texts these are.
@@ -45,6 +45,9 @@ pub struct Config {
     pub durability: String,
     /// What CONFIG GET says of `appendonly` and `appendfsync`: whether acknowledged writes survive the process.
     pub durable: bool,
+    /// Whether there are transactions: nobody writes to the store but this gateway's connections. Without, MULTI is refused,
+    /// with all that it is followed by.
+    pub transactions: bool,
 }
 
 impl Default for Config {
@@ -61,6 +64,7 @@ impl Default for Config {
             system: String::new(),
             durability: "nothing: values are in this process' memory".to_owned(),
             durable: false,
+            transactions: true,
         }
     }
 }
@@ -172,6 +176,18 @@ impl Peer {
     }
 }
 
+/// Places where writes are counted, each of them those of many keys.
+const WRITES: usize = 4096;
+
+/// Where the writes of a key are counted: by FNV-1a.
+fn place_of(key: Key<'_>) -> usize {
+    let bytes = std::iter::once(&key.space).chain(key.name);
+    let hash = bytes.fold(0xCBF2_9CE4_8422_2325_u64, |hash, byte| {
+        (hash ^ u64::from(*byte)).wrapping_mul(0x100_0000_01B3)
+    });
+    (hash ^ (hash >> 32)) as usize % WRITES
+}
+
 /// What all connections of a gateway share.
 #[derive(Debug)]
 pub struct Shared {
@@ -183,6 +199,7 @@ pub struct Shared {
     next_id: AtomicU64,
     peers: Mutex<BTreeMap<u64, Arc<Peer>>>,
     facts: Mutex<Facts>,
+    writes: Box<[AtomicU64]>,
 }
 
 impl Shared {
@@ -196,7 +213,18 @@ impl Shared {
             next_id: AtomicU64::new(1),
             peers: Mutex::default(),
             facts: Mutex::default(),
+            writes: (0..WRITES).map(|_| AtomicU64::new(0)).collect(),
         }
+    }
+
+    /// A value was written, or may have been.
+    pub(crate) fn wrote(&self, key: Key<'_>) {
+        self.writes[place_of(key)].fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// A number that is another one once this key has been written, by any connection of this gateway.
+    pub(crate) fn writes_of(&self, key: Key<'_>) -> u64 {
+        self.writes[place_of(key)].load(Ordering::Relaxed)
     }
 
     /// When it started, in microseconds of Unix time.
@@ -237,7 +265,7 @@ pub fn isolation(request: &Request<'_>) -> Isolation {
     use command::Id;
     let Some(command) = Command::find(request.word(0)) else { return Isolation::Together };
     let alone = match command.id {
-        Id::Rename | Id::RenameNx | Id::FlushDb | Id::FlushAll => true,
+        Id::Exec | Id::Rename | Id::RenameNx | Id::FlushDb | Id::FlushAll => true,
         _ => command.keys[1] < 0 && request.len() as i64 > command.keys[0] + command.keys[2],
     };
     if alone { Isolation::Alone } else { Isolation::Together }
@@ -274,6 +302,7 @@ pub struct Session {
     pub(crate) space: u8,
     pub(crate) authenticated: bool,
     pub(crate) replies: Replies,
+    pub(crate) transaction: Transaction,
     closing: bool,
     /// Buffers that commands use and give back.
     pub(crate) spare: Vec<Vec<u8>>,
@@ -307,6 +336,7 @@ impl Session {
             space: 0,
             authenticated: shared.config.password.is_none(),
             replies: Replies::On,
+            transaction: Transaction::default(),
             closing: false,
             spare: Vec::new(),
             fetched: Vec::new(),
@@ -358,6 +388,17 @@ impl Session {
         self.peer.version.store(version.number() as u8, Ordering::Relaxed);
     }
 
+    /// Whether each request is to be looked at by itself: its reply is not simply the command's.
+    fn goes_alone(&self, shared: &Shared) -> bool {
+        self.replies != Replies::On || self.stranger(shared) || self.transaction.is_open()
+    }
+
+    /// Bytes that a transaction keeps until its end.
+    #[must_use]
+    pub fn queued_bytes(&self) -> usize {
+        self.transaction.bytes()
+    }
+
     /// Carries a request out and appends the reply to `out`. Which command it was, if it was one; the caller may add
     /// what it took to [`Stats::of`].
     pub fn execute<S: Store>(
@@ -396,7 +437,7 @@ impl Session {
         moment: Moment,
         out: &mut Vec<u8>,
     ) -> Option<&'static Command> {
-        if run.len() == 1 || self.replies != Replies::On || self.stranger(shared) {
+        if run.len() == 1 || self.goes_alone(shared) {
             let mut last = None;
             for request in run.requests() {
                 last = self.execute(&request, store, shared, moment, out);
@@ -420,7 +461,7 @@ impl Session {
     ) -> Option<Range<usize>> {
         let first = run.request(0);
         let plain = first.len() == 3 && alike(&first, &first);
-        if !plain || self.replies != Replies::On || self.stranger(shared) {
+        if !plain || self.goes_alone(shared) {
             return None;
         }
         let some = joint.add(run, self.space)?;

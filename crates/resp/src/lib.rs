@@ -22,7 +22,7 @@
 //! assert_eq!(replies, b"+OK\r\n$5\r\nhello\r\n");
 //! ```
 //!
-//! What is not here: transactions (MULTI), publish and subscribe, scripts, lists, sets, sorted sets, streams, cluster
+//! What is not here: publish and subscribe, scripts, lists, sets, sorted sets, streams, cluster
 //! and replication commands. They are answered as commands that a Redis server does not know.
 //!
 //! Read first: the RESP2 and RESP3 specifications, and Redis' command reference. Texts of errors are Redis 7.0's to the

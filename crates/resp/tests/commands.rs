@@ -310,6 +310,71 @@ fn commands_on_several_keys_run_alone() {
 }
 
 #[test]
+fn where_transactions_are_refused_so_is_what_follows_multi() {
+    let shared = Shared::new(Config { transactions: false, ..Config::default() }, 0);
+    let mut client = Client::new(&shared, MemoryStore::default());
+    assert!(client.run(&shared, "WATCH a").starts_with("-ERR transactions are refused here"));
+    for end in ["EXEC", "DISCARD", "RESET"] {
+        assert!(client.run(&shared, "MULTI").starts_with("-ERR transactions are refused here"));
+        for line in ["SET a 1", "GET a", "INCR a", "SELECT 1"] {
+            assert!(
+                client.run(&shared, line).starts_with("-ERR not carried out: MULTI was refused"),
+                "{line}"
+            );
+        }
+        let said = match end {
+            "EXEC" => "-EXECABORT Transaction discarded because of previous errors.\r\n",
+            "DISCARD" => "+OK\r\n",
+            _ => "+RESET\r\n",
+        };
+        assert_eq!(client.run(&shared, end), said);
+        assert_eq!(
+            client.run(&shared, "GET a"),
+            "$-1\r\n",
+            "nothing was carried out, and the connection goes on"
+        );
+    }
+    assert_eq!(client.run(&shared, "SET a 1"), "+OK\r\n");
+}
+
+#[test]
+fn a_transaction_s_watched_key_whose_time_came_has_changed() {
+    let shared = Shared::new(Config::default(), 0);
+    let store = MemoryStore::default();
+    let mut client = Client::new(&shared, store);
+    client.run(&shared, "SET a 1 PX 500");
+    for (passes, reply) in [(500, "*1\r\n:2\r\n"), (501, "*-1\r\n")] {
+        client.run(&shared, "SET a 1 PX 500");
+        client.run(&shared, "WATCH a");
+        client.now += passes;
+        client.run(&shared, "MULTI");
+        client.run(&shared, "INCR a");
+        assert_eq!(client.run(&shared, "EXEC"), reply);
+    }
+    // One whose time had come was absent then, and still is, whoever has deleted it meanwhile.
+    client.run(&shared, "SET b 1 PX 500");
+    client.now += 501;
+    client.run(&shared, "WATCH b");
+    assert_eq!(client.run(&shared, "GET b"), "$-1\r\n");
+    client.run(&shared, "MULTI");
+    client.run(&shared, "INCR b");
+    assert_eq!(client.run(&shared, "EXEC"), "*1\r\n:1\r\n");
+}
+
+#[test]
+fn a_transaction_over_a_store_that_fails_answers_for_each_command() {
+    let shared = Shared::new(Config::default(), 0);
+    let mut client = Client::new(&shared, MemoryStore::new(StoreLimits { key: 4, value: 1 << 20 }));
+    for line in ["MULTI", "SET a 1", "SET longer 1", "GET a"] {
+        client.run(&shared, line);
+    }
+    assert_eq!(
+        client.run(&shared, "EXEC"),
+        "*3\r\n+OK\r\n-ERR the key has 6 bytes and the store takes 4: shorten it\r\n$1\r\n1\r\n"
+    );
+}
+
+#[test]
 fn databases_are_apart() {
     let shared = Shared::new(Config::default(), 0);
     let mut client = Client::new(&shared, MemoryStore::default());

@@ -39,6 +39,26 @@ assert set(r.scan_iter("scan:*", count=7)) == {f"scan:{i}" for i in range(200)}
 assert len(r.keys("scan:1?")) == 10 and r.dbsize() >= 200 and r.randomkey() is not None
 assert set(r.scan_iter(_type="hash")) == {"h"}
 
+# A pipeline as redis-py makes it by default: in MULTI and EXEC; and with a key that is watched.
+with r.pipeline() as p:
+    for i in range(100):
+        p.set(f"m{i}", i)
+        p.incr("total", i)
+    replies = p.execute()
+assert replies[-1] == 4950 and r.get("m99") == "99"
+with r.pipeline() as p:
+    p.watch("total")
+    seen = int(p.get("total"))
+    r.incr("total")
+    p.multi()
+    p.set("total", seen + 1000)
+    try:
+        p.execute()
+        assert False, "the watched key has changed"
+    except redis.WatchError:
+        pass
+assert r.transaction(lambda p: (p.multi(), p.incr("total")), "total") == [4952]
+
 # A pipeline without MULTI.
 with r.pipeline(transaction=False) as p:
     for i in range(1000):

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::expiry::c_string;
-use super::{Call, Done, Failure, SYNTAX, wrong_arity};
+use super::{Call, Done, Failure, SYNTAX, Transaction, wrong_arity};
 use crate::engine::{Peer, REDIS_VERSION, Replies};
 use crate::number::parse_i64;
 use crate::protocol::Version;
@@ -39,6 +39,7 @@ impl<'a, S: Store> Call<'a, S> {
         self.session.peer.name().clear();
         self.session.authenticated = self.shared.config.password.is_none();
         self.session.replies = Replies::On;
+        self.session.transaction = Transaction::default();
         self.reply.set_version(Version::Resp2);
         self.reply.simple("RESET");
         Ok(())
@@ -321,10 +322,7 @@ impl<'a, S: Store> Call<'a, S> {
 
     /// A container's word that names nothing of ours.
     pub(super) fn unknown_subcommand(&self) -> Failure {
-        let mut text = b"ERR unknown subcommand '".to_vec();
-        text.extend(c_string(self.word(1)).take(128));
-        text.extend_from_slice(format!("'. Try {} HELP.", self.command.name.to_uppercase()).as_bytes());
-        Failure::text(text)
+        super::unknown_subcommand(self.command, self.request)
     }
 
     /// A container's help, with the two lines that every one ends with.

@@ -52,7 +52,7 @@ impl Joint {
     ///
     /// # Panics
     /// The store does not answer for each of them.
-    pub fn write<S: Store>(&mut self, store: &mut S) {
+    pub fn write<S: Store>(&mut self, store: &mut S, shared: &Shared) {
         let put = |put: &Put| {
             let key = Key { space: put.space, name: &self.bytes[put.name.clone()] };
             (key, &self.bytes[put.value.clone()])
@@ -60,6 +60,7 @@ impl Joint {
         let puts: Vec<(Key<'_>, &[u8])> = self.puts.iter().map(put).collect();
         self.written.clear();
         store.put_many(&puts, &mut self.written);
+        puts.iter().for_each(|(key, _)| shared.wrote(*key));
         assert_eq!(self.written.len(), puts.len(), "a store answers for each value");
     }
 

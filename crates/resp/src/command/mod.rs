@@ -15,6 +15,7 @@ mod scan;
 mod server;
 mod strings;
 mod table;
+mod transaction;
 
 use std::borrow::Cow;
 
@@ -27,6 +28,7 @@ use crate::value::{Fields, Head, Kind, UnixMs};
 pub use joint::Joint;
 pub(crate) use run::dispatch_run;
 pub use table::{COMMANDS, Command, Id};
+pub(crate) use transaction::Transaction;
 
 pub(crate) const WRONG_TYPE: &str = "WRONGTYPE Operation against a key holding the wrong kind of value";
 pub(crate) const SYNTAX: &str = "ERR syntax error";
@@ -143,9 +145,22 @@ pub(crate) fn dispatch<S: Store>(
         Some(command) if session.stranger(shared) && !command.open_to_strangers() => {
             Some(NOT_AUTHENTICATED.into())
         }
+        Some(command) if session.transaction.takes(command.id) => {
+            transaction::wrong_subcommand(command, request)
+        }
         Some(_) => None,
     };
     let failure = match (found, refusal) {
+        (Some(command), None) if session.transaction.takes(command.id) => {
+            let queued = session.transaction.queue(request);
+            if queued.is_ok() {
+                Writer::new(out, session.version).simple("QUEUED");
+            }
+            queued.err()
+        }
+        (Some(command), None) if command.id == Id::Exec => {
+            transaction::exec(session, command, store, shared, moment, out).err()
+        }
         (Some(command), None) => {
             let reply = Writer::new(out, session.version);
             let mut call = Call { command, request, store, session, shared, moment, reply };
@@ -154,10 +169,16 @@ pub(crate) fn dispatch<S: Store>(
             done.err()
         }
         (found, refusal) => {
+            session.transaction.spoil();
             if let Some(command) = found {
                 shared.stats.of(command.id).rejected.add(1);
             }
-            refusal
+            match (found, refusal) {
+                (Some(command), Some(why)) if command.id == Id::Exec => {
+                    Some(transaction::discard(session, &why))
+                }
+                (_, refusal) => refusal,
+            }
         }
     };
     if let Some(failure) = failure {
@@ -211,6 +232,14 @@ fn unknown(request: &Request<'_>) -> Vec<u8> {
     text
 }
 
+/// A container's word that names nothing of ours.
+pub(crate) fn unknown_subcommand(command: &Command, request: &Request<'_>) -> Failure {
+    let mut text = b"ERR unknown subcommand '".to_vec();
+    text.extend(expiry::c_string(request.word(1)).take(128));
+    text.extend_from_slice(format!("'. Try {} HELP.", command.name.to_uppercase()).as_bytes());
+    Failure::text(text)
+}
+
 impl<'a, S: Store> Call<'a, S> {
     fn carry_out(&mut self) -> Done {
         match self.command.id {
@@ -223,7 +252,9 @@ impl<'a, S: Store> Call<'a, S> {
             Id::Decr => self.increment_by(-1),
             Id::DecrBy => self.decrby(),
             Id::Del | Id::Unlink => self.del(),
+            Id::Discard => self.discard(),
             Id::Echo => self.echo(),
+            Id::Exec => unreachable!("EXEC is carried out by itself"),
             Id::Exists | Id::Touch => self.exists(),
             Id::Expire => self.expire(true, false),
             Id::ExpireAt => self.expire(true, true),
@@ -258,6 +289,7 @@ impl<'a, S: Store> Call<'a, S> {
             Id::MGet => self.mget(),
             Id::MSet => self.mset(),
             Id::MSetNx => self.msetnx(),
+            Id::Multi => self.multi(),
             Id::Persist => self.persist(),
             Id::PExpire => self.expire(false, false),
             Id::PExpireAt => self.expire(false, true),
@@ -280,6 +312,8 @@ impl<'a, S: Store> Call<'a, S> {
             Id::Time => self.time(),
             Id::Ttl => self.ttl(true),
             Id::Type => self.kind(),
+            Id::Unwatch => self.unwatch(),
+            Id::Watch => self.watch(),
         }
     }
 
@@ -394,7 +428,9 @@ impl<'a, S: Store> Call<'a, S> {
         let mut value = self.buffer();
         head.emit(&mut value);
         value.extend_from_slice(payload);
-        let written = self.store.put(key, &value, Condition::Always)?;
+        let written = self.store.put(key, &value, Condition::Always);
+        self.shared.wrote(key);
+        let written = written?;
         assert!(written, "a write without a condition was not carried out");
         self.recycle(value);
         Ok(())
@@ -415,7 +451,11 @@ impl<'a, S: Store> Call<'a, S> {
             let mut value = self.buffer();
             let (change, answer) = change(item.as_ref(), &mut value)?;
             let done = match change {
-                Change::Write => self.store.put(key, &value, condition)?,
+                Change::Write => {
+                    let written = self.store.put(key, &value, condition);
+                    self.shared.wrote(key);
+                    written?
+                }
                 Change::Delete => self.store.delete(key, condition)?,
                 // What expired goes as it would have on any other look at the key.
                 Change::Keep if expired => match self.store.delete(key, condition) {

@@ -98,6 +98,7 @@ fn sets<S: Store>(
         .map(|(request, (start, end))| (Key { space, name: request.word(1) }, &values[start..*end]))
         .collect();
     store.put_many(&puts, &mut written);
+    puts.iter().for_each(|(key, _)| shared.wrote(*key));
     assert_eq!(written.len(), puts.len(), "a store answers for each value");
     answer_sets(session, command, written.drain(..), shared, out);
     session.written = written;

@@ -184,6 +184,8 @@ impl<'a, S: Store> Call<'a, S> {
             let Some(item) = item else { return Ok((Change::Keep, None)) };
             let before = Some(item.string()?.to_vec());
             let expires = match at {
+                // Nothing is written where there is nothing to take away: who watches the key sees no change.
+                None if item.head.expires.is_none() => return Ok((Change::Keep, before)),
                 None => None,
                 Some((text, seconds, absolute)) => {
                     let expires = expires_at(text, seconds, absolute, now, command)?;

@@ -157,7 +157,9 @@ commands! {
     Decr("decr", 2, "write denyoom fast", [1, 1, 1], "@write @string @fast", "", [("", 1, 0, 1, "RW access update")], "1.0.0", "string", "Takes one from an integer");
     DecrBy("decrby", 3, "write denyoom fast", [1, 1, 1], "@write @string @fast", "", [("", 1, 0, 1, "RW access update")], "1.0.0", "string", "Takes a number from an integer");
     Del("del", -2, "write", [1, -1, 1], "@keyspace @write @slow", "request_policy:multi_shard response_policy:agg_sum", [("", 1, -1, 1, "RM delete")], "1.0.0", "generic", "Deletes keys");
+    Discard("discard", 1, "noscript loading stale fast allow_busy", [0, 0, 0], "@fast @transaction", "", [], "2.0.0", "transactions", "Discards a transaction");
     Echo("echo", 2, "loading stale fast", [0, 0, 0], "@fast @connection", "", [], "1.0.0", "connection", "Answers with its argument");
+    Exec("exec", 1, "noscript loading stale skip_slowlog", [0, 0, 0], "@slow @transaction", "", [], "1.2.0", "transactions", "Carries a transaction out");
     Exists("exists", -2, "readonly fast", [1, -1, 1], "@keyspace @read @fast", "request_policy:multi_shard response_policy:agg_sum", [("", 1, -1, 1, "RO")], "1.0.0", "generic", "Counts which of the keys exist");
     Expire("expire", -3, "write fast", [1, 1, 1], "@keyspace @write @fast", "", [("", 1, 0, 1, "RW update")], "1.0.0", "generic", "Sets a key's time to live in seconds");
     ExpireAt("expireat", -3, "write fast", [1, 1, 1], "@keyspace @write @fast", "", [("", 1, 0, 1, "RW update")], "1.2.0", "generic", "Sets when a key expires, in seconds of Unix time");
@@ -193,6 +195,7 @@ commands! {
     MGet("mget", -2, "readonly fast", [1, -1, 1], "@read @string @fast", "request_policy:multi_shard", [("", 1, -1, 1, "RO access")], "1.0.0", "string", "Reads strings");
     MSet("mset", -3, "write denyoom", [1, -1, 2], "@write @string @slow", "request_policy:multi_shard response_policy:all_succeeded", [("", 1, -1, 2, "OW update")], "1.0.1", "string", "Writes strings");
     MSetNx("msetnx", -3, "write denyoom", [1, -1, 2], "@write @string @slow", "request_policy:multi_shard response_policy:agg_min", [("", 1, -1, 2, "OW insert")], "1.0.1", "string", "Writes strings if none of the keys exists");
+    Multi("multi", 1, "noscript loading stale fast allow_busy", [0, 0, 0], "@fast @transaction", "", [], "1.2.0", "transactions", "Begins a transaction");
     Persist("persist", 2, "write fast", [1, 1, 1], "@keyspace @write @fast", "", [("", 1, 0, 1, "RW update")], "2.2.0", "generic", "Takes a key's expiry away");
     PExpire("pexpire", -3, "write fast", [1, 1, 1], "@keyspace @write @fast", "", [("", 1, 0, 1, "RW update")], "2.6.0", "generic", "Sets a key's time to live in milliseconds");
     PExpireAt("pexpireat", -3, "write fast", [1, 1, 1], "@keyspace @write @fast", "", [("", 1, 0, 1, "RW update")], "2.6.0", "generic", "Sets when a key expires, in milliseconds of Unix time");
@@ -218,6 +221,8 @@ commands! {
     Ttl("ttl", 2, "readonly fast", [1, 1, 1], "@keyspace @read @fast", "nondeterministic_output", [("", 1, 0, 1, "RO access")], "1.0.0", "generic", "Says how many seconds a key has left");
     Type("type", 2, "readonly fast", [1, 1, 1], "@keyspace @read @fast", "", [("", 1, 0, 1, "RO")], "1.0.0", "generic", "Says what a key holds");
     Unlink("unlink", -2, "write fast", [1, -1, 1], "@keyspace @write @fast", "request_policy:multi_shard response_policy:agg_sum", [("", 1, -1, 1, "RM delete")], "4.0.0", "generic", "Deletes keys");
+    Unwatch("unwatch", 1, "noscript loading stale fast allow_busy", [0, 0, 0], "@fast @transaction", "", [], "2.2.0", "transactions", "Forgets the watched keys");
+    Watch("watch", -2, "noscript loading stale fast allow_busy", [1, -1, 1], "@fast @transaction", "", [("", 1, -1, 1, "RO")], "2.2.0", "transactions", "Has EXEC do nothing if keys change before it");
 }
 
 #[cfg(test)]

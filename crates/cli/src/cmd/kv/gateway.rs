@@ -349,6 +349,8 @@ impl Args {
                 bulk_max: args.value.0 as usize,
                 durability,
                 durable,
+                // To a server others come as well.
+                transactions: store.native.is_some(),
                 ..Config::default()
             },
             limits: Limits { bulk: args.value.0 as usize, ..Limits::default() },
