@@ -11,7 +11,6 @@ use std::collections::VecDeque;
 
 use remanence_wire::{Psn, Rkey};
 
-use crate::keys::Place;
 use crate::memory::{FlushId, Placement};
 
 /// What was asked.
@@ -38,10 +37,11 @@ pub(crate) enum Request {
         rkey: Rkey,
         data: [u8; 8],
     },
-    /// The range was checked when the request came: which bytes it means is settled then.
+    /// Which range it means is settled when the request comes, also where it names a whole memory region.
     Flush {
-        place: Place,
+        va: u64,
         len: u64,
+        rkey: Rkey,
         placement: Placement,
     },
 }
@@ -64,6 +64,8 @@ pub(crate) struct Resource {
     pub(crate) progress: Progress,
     pub(crate) first: Psn,
     pub(crate) last: Psn,
+    /// Where `first` is among all PSNs of the connection.
+    at: u64,
     /// What an atomic found.
     pub(crate) original: u64,
     /// It was answered before, and is open for a duplicate only.
@@ -90,6 +92,9 @@ impl Resource {
 #[derive(Debug, Default)]
 pub(crate) struct Resources {
     ring: VecDeque<Resource>,
+    /// PSNs that requests took since the connection began. PSNs come again after 2^24 packets, and an entry may be older
+    /// than that, if its place was not needed: only by its position is it known from a younger request's.
+    taken: u64,
     open: usize,
     max: usize,
 }
@@ -98,7 +103,14 @@ impl Resources {
     pub(crate) fn reset(&mut self, max: u8) {
         self.ring.clear();
         self.open = 0;
+        self.taken = 0;
         self.max = usize::from(max);
+    }
+
+    /// A request packet was taken that needs no entry.
+    #[inline]
+    pub(crate) const fn pass(&mut self) {
+        self.taken += 1;
     }
 
     /// Changes the number of entries (in SQD). What is remembered stays until its place is needed.
@@ -113,26 +125,37 @@ impl Resources {
     }
 
     /// Whether one more request can be taken: there is a free entry, or the oldest was answered. (If it is open
-    /// again for a duplicate, the peer that sends a new request has its answer.)
+    /// again for a duplicate, the peer that sends a new request has its answer.) Where there are fewer places than there
+    /// were, so must be all that are in the way: one that was not answered yet never loses its place.
     pub(crate) fn has_room(&self) -> bool {
-        self.ring.len() < self.max
-            || self.ring.front().is_some_and(|oldest| oldest.progress == Progress::Closed || oldest.replay)
+        let in_the_way = (self.ring.len() + 1).saturating_sub(self.max);
+        self.max > 0
+            && self
+                .ring
+                .iter()
+                .take(in_the_way)
+                .all(|entry| entry.progress == Progress::Closed || entry.replay)
     }
 
+    /// Takes a request, for which there must be room.
     pub(crate) fn push(&mut self, request: Request, first: Psn, last: Psn) {
+        debug_assert!(self.has_room());
         while self.ring.len() >= self.max
             && let Some(oldest) = self.ring.pop_front()
         {
             self.open -= usize::from(oldest.progress != Progress::Closed);
         }
-        let progress = Progress::Waiting;
-        self.ring.push_back(Resource { request, progress, first, last, original: 0, replay: false });
+        let (progress, at) = (Progress::Waiting, self.taken);
+        let entry = Resource { request, progress, first, last, at, original: 0, replay: false };
+        self.taken += u64::from(entry.psns());
+        self.ring.push_back(entry);
         self.open += 1;
     }
 
-    /// The entry that a duplicate request means.
-    pub(crate) fn find(&mut self, psn: Psn) -> Option<usize> {
-        self.ring.iter().position(|entry| psn.in_window(entry.first, entry.psns()))
+    /// The entry that a duplicate request means: one that is before `epsn`, which comes next.
+    pub(crate) fn find(&self, psn: Psn, epsn: Psn) -> Option<usize> {
+        let at = self.taken.checked_sub(super::distance(psn, epsn).into())?;
+        self.ring.iter().position(|entry| (entry.at..entry.at + u64::from(entry.psns())).contains(&at))
     }
 
     pub(crate) fn get(&self, index: usize) -> &Resource {
@@ -197,7 +220,7 @@ impl Resources {
         let open = self.ring.iter().filter(|entry| entry.progress != Progress::Closed).count();
         assert_eq!(open, self.open);
         for (one, next) in self.ring.iter().zip(self.ring.iter().skip(1)) {
-            assert!(one.last.is_before(next.first));
+            assert!(one.at + u64::from(one.psns()) <= next.at);
         }
     }
 
@@ -244,22 +267,23 @@ mod tests {
         let psn = Psn::new;
         resources.push(read(1), psn(10), psn(10));
         resources.push(read(9000), psn(11), psn(13));
+        let find = |resources: &Resources, at| resources.find(psn(at), psn(10).add(resources.taken as u32));
         assert!(!resources.has_room());
         assert_eq!(resources.front(), Some(0));
         resources.close(0);
         assert!(resources.has_room());
         assert_eq!(resources.front(), Some(1));
-        assert_eq!(resources.find(psn(10)), Some(0));
-        assert_eq!(resources.find(psn(13)), Some(1));
-        assert_eq!(resources.find(psn(14)), None);
+        assert_eq!(find(&resources, 10), Some(0));
+        assert_eq!(find(&resources, 13), Some(1));
+        assert_eq!(find(&resources, 14), None);
         resources.push(read(1), psn(14), psn(14));
-        assert_eq!(resources.find(psn(10)), None);
+        assert_eq!(find(&resources, 10), None);
         resources.close(0);
         resources.close(1);
         resources.reopen(0, psn(11), psn(11));
         assert!(resources.has_room(), "a replay does not stand in the way");
         resources.push(read(1), psn(15), psn(15));
-        assert_eq!(resources.find(psn(11)), None);
+        assert_eq!(find(&resources, 11), None);
         resources.close_from(0);
         assert!(resources.is_quiet());
         resources.reopen(0, psn(14), psn(14));
@@ -268,5 +292,45 @@ mod tests {
             Progress::Answering { start: psn(14), next: psn(14), end: psn(14) }
         );
         assert_eq!(resources.front(), Some(0));
+    }
+
+    #[test]
+    fn an_entry_is_not_taken_for_one_a_lap_of_psns_later() {
+        let mut resources = Resources::default();
+        resources.reset(4);
+        let psn = Psn::new;
+        let at = psn(0xff_fffe);
+        for lap in 0..2 {
+            resources.push(read(1), at, at);
+            assert_eq!(resources.find(at, at.next()), Some(lap));
+            for _ in 1..1 << 24 {
+                resources.pass();
+            }
+            assert_eq!(resources.find(at, at), None, "the one that comes next is not here yet");
+            resources.close(lap);
+        }
+        resources.audit();
+    }
+
+    #[test]
+    fn fewer_places_take_none_from_what_is_not_answered() {
+        let mut resources = Resources::default();
+        resources.reset(3);
+        let psn = Psn::new;
+        for n in 0..3 {
+            resources.push(read(1), psn(n), psn(n));
+        }
+        resources.resize(1);
+        resources.close(0);
+        assert!(!resources.has_room(), "two are still open, and there is one place");
+        resources.close(1);
+        assert!(!resources.has_room());
+        resources.close(2);
+        assert!(resources.has_room());
+        resources.push(read(1), psn(3), psn(3));
+        assert_eq!((resources.len(), resources.front()), (1, Some(0)));
+        resources.close(0);
+        resources.resize(0);
+        assert!(!resources.has_room(), "none at all");
     }
 }

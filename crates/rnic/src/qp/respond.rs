@@ -19,7 +19,7 @@ use super::resource::{Progress, Request};
 use super::{Qp, packets};
 use crate::access::Access;
 use crate::device::Shared;
-use crate::memory::{FlushId, FlushOutcome, Memory};
+use crate::memory::{FlushId, FlushOutcome, Memory, Placement};
 use crate::time::Instant;
 use crate::transmit::Batch;
 use crate::wc::WcStatus;
@@ -50,11 +50,20 @@ impl Qp {
                     self.responder.resources.get_mut(index).answer();
                     reading = true;
                 }
-                (Progress::Waiting, Request::Flush { place, len, placement }) => {
+                (Progress::Waiting, Request::Flush { va, len, rkey, placement }) => {
                     if writing {
                         behind = true;
                         continue;
                     }
+                    let need = match placement {
+                        Placement::GlobalVisibility => Access::FLUSH_GLOBAL,
+                        Placement::Persistence => Access::FLUSH_PERSISTENT,
+                    };
+                    // Its key is checked again, as for an atomic: the memory may have been taken away while it waited.
+                    let Some(place) = shared.keys.remote(self.init.pd, self.qpn, rkey, va, len, need) else {
+                        self.refuse_resource(shared, index, NakCode::RemoteAccessError);
+                        return;
+                    };
                     let id = shared.flush_id(self.slot);
                     let span = crate::memory::Span { region: place.region, offset: place.offset, len };
                     // A range of nothing is flushed; to Memory it would mean the whole region.
@@ -98,7 +107,9 @@ impl Qp {
     ) -> Result<(), NakCode> {
         let entry = self.responder.resources.get_mut(index);
         let (pd, qpn) = (self.init.pd, self.qpn);
-        let place = |rkey, va, need| shared.keys.remote(pd, qpn, rkey, va, 8, need);
+        let place = |rkey, va, need| {
+            shared.keys.remote(pd, qpn, rkey, va, 8, need).filter(|at| at.offset.is_multiple_of(8))
+        };
         let refused = NakCode::RemoteAccessError;
         match entry.request {
             Request::CompareSwap { va, rkey, compare, swap } => {

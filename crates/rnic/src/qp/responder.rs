@@ -339,7 +339,11 @@ impl Qp {
         let remote = |rkey, va, len: u32, need| {
             shared.keys.remote(self.init.pd, self.qpn, rkey, va, u64::from(len), need).ok_or(ACCESS_ERROR)
         };
-        let aligned = |va: u64| if va.is_multiple_of(8) { Ok(()) } else { Err(INVALID_REQUEST) };
+        // The address must be aligned (9.4.5); and so must the memory be, which it need not be where its address is: the
+        // consumer registered or bound it so that no atomic can reach it.
+        let aligned = |va: u64, place: Place| {
+            if va.is_multiple_of(8) && place.offset.is_multiple_of(8) { Ok(()) } else { Err(INVALID_REQUEST) }
+        };
         match packet.info().operation {
             Operation::Send => Ok(Target::None),
             Operation::Write => {
@@ -364,8 +368,7 @@ impl Qp {
             }
             Operation::CompareSwap | Operation::FetchAdd => {
                 let atomic = packet.atomic_eth().expect("an atomic has an AtomicETH");
-                remote(atomic.rkey, atomic.va, 8, Access::REMOTE_ATOMIC)?;
-                aligned(atomic.va)?;
+                aligned(atomic.va, remote(atomic.rkey, atomic.va, 8, Access::REMOTE_ATOMIC)?)?;
                 let (va, rkey) = (atomic.va, atomic.rkey);
                 let request = if packet.info().operation == Operation::CompareSwap {
                     Request::CompareSwap { va, rkey, compare: atomic.compare, swap: atomic.swap_or_add }
@@ -376,8 +379,7 @@ impl Qp {
             }
             Operation::AtomicWrite => {
                 let reth::Repr { va, rkey, .. } = reth_of(packet);
-                remote(rkey, va, 8, Access::REMOTE_WRITE)?;
-                aligned(va)?;
+                aligned(va, remote(rkey, va, 8, Access::REMOTE_WRITE)?)?;
                 let data = packet.payload().try_into().map_err(|_| INVALID_REQUEST)?;
                 Ok(Target::Resource(Request::AtomicWrite { va, rkey, data }, 1))
             }
@@ -402,15 +404,14 @@ impl Qp {
             SelectivityLevel::MemoryRegion => shared.keys.extent(reth.rkey).ok_or(ACCESS_ERROR)?,
             SelectivityLevel::Reserved2 | SelectivityLevel::Reserved3 => return Err(INVALID_REQUEST),
         };
-        let place =
-            shared.keys.remote(self.init.pd, self.qpn, reth.rkey, va, len, need).ok_or(ACCESS_ERROR)?;
+        shared.keys.remote(self.init.pd, self.qpn, reth.rkey, va, len, need).ok_or(ACCESS_ERROR)?;
         // Persistence is the stronger of the two: what is durable here was visible before.
         let placement = if need.contains(Access::FLUSH_PERSISTENT) {
             Placement::Persistence
         } else {
             Placement::GlobalVisibility
         };
-        Ok(Target::Resource(Request::Flush { place, len, placement }, 1))
+        Ok(Target::Resource(Request::Flush { va, len, rkey: reth.rkey, placement }, 1))
     }
 
     fn execute(
@@ -488,6 +489,7 @@ impl Qp {
         }
         let responder = &mut self.responder;
         responder.epsn = bth.psn.next();
+        responder.resources.pass();
         if info.position.ends() {
             responder.msn = responder.msn.wrapping_add(1);
         }
@@ -541,7 +543,7 @@ impl Qp {
         mem: &mut impl Memory,
     ) -> Result<(), DropReason> {
         let resources = &mut self.responder.resources;
-        let index = resources.find(psn).ok_or(DropReason::Stale)?;
+        let index = resources.find(psn, self.responder.epsn).ok_or(DropReason::Stale)?;
         let entry = *resources.get(index);
         let Request::Read { va, len, rkey } = entry.request else { return Err(DropReason::Stale) };
         // A piece of what was asked for the first time: whole packets, or up to its end.
@@ -570,7 +572,7 @@ impl Qp {
     /// Atomics, FLUSH and ATOMIC WRITE are answered from memory and not executed again (9.7.4, A19).
     fn replay_result(&mut self, packet: &Packet<'_>, psn: Psn) -> Result<(), DropReason> {
         let resources = &mut self.responder.resources;
-        let index = resources.find(psn).ok_or(DropReason::Stale)?;
+        let index = resources.find(psn, self.responder.epsn).ok_or(DropReason::Stale)?;
         let entry = resources.get(index);
         let same = match (packet.info().operation, &entry.request) {
             (Operation::CompareSwap, Request::CompareSwap { va, rkey, compare, swap }) => {

@@ -230,6 +230,32 @@ fn an_unaligned_atomic_is_an_invalid_request() {
     }
 }
 
+/// The address says nothing of the memory: registered from the middle of a word on, or bound so and zero-based.
+#[test]
+fn an_atomic_on_memory_that_is_not_aligned_is_an_invalid_request() {
+    for op in [3, 4, 5] {
+        let mut case = Case::new(EVERY);
+        let span = Span { region: case.dst.region, offset: 4, len: 64 };
+        let b = case.pair.b();
+        let attr = MrAttr { span, iova: 0x8000, access: EVERY };
+        let rkey = b.device.reg_mr(b.pd, &attr, &b.mem).unwrap().rkey;
+        let (op, sges) = reaching(&case, RemoteAddr { addr: 0x8000, rkey }).swap_remove(op);
+        case.invalid_request(op, &sges);
+    }
+    for op in [3, 4, 5] {
+        let mut case = Case::new(EVERY | Access::MW_BIND);
+        let (qpn, pd) = (case.pair.qpns[1], case.pair.nodes[1].pd);
+        let (mw, rkey) = case.pair.b().device.alloc_mw(pd, MwType::Type2).unwrap();
+        let access = Access::REMOTE_ATOMIC | Access::REMOTE_WRITE | Access::ZERO_BASED;
+        let bind = MwBind { mr: case.dst.mr.lkey, addr: case.dst.addr + 100, len: 64, access };
+        case.pair.b().post(qpn, 1, SendOp::BindMw { mw, rkey, bind }, &[]);
+        case.pair.run();
+        assert_eq!(case.pair.b().sends()[0].status, WcStatus::Success);
+        let (op, sges) = reaching(&case, RemoteAddr { addr: 8, rkey }).swap_remove(op);
+        case.invalid_request(op, &sges);
+    }
+}
+
 #[test]
 fn a_zero_length_access_needs_no_key() {
     let mut case = Case::new(Access::empty());

@@ -3,8 +3,9 @@
 use std::time::Duration;
 
 use remanence_wire::aeth::{Aeth, Credits};
-use remanence_wire::packet::Headers;
-use remanence_wire::{Mtu, Opcode, Psn};
+use remanence_wire::feth::{PlacementType, SelectivityLevel};
+use remanence_wire::packet::{Headers, Repr};
+use remanence_wire::{Mtu, Opcode, Psn, atomic_eth, bth, feth, reth};
 
 use super::pair::*;
 use crate::*;
@@ -387,6 +388,87 @@ fn a_flush_behind_a_waiting_atomic_write_covers_it() {
     }
     pair.run();
     assert_eq!(pair.a().sends().len(), 3);
+}
+
+#[test]
+fn a_flush_that_had_to_wait_finds_out_that_its_memory_was_taken_away() {
+    let (mut pair, src, dst) = pair_with(Mtu::B1024, 4096);
+    let flush = SendOp::Flush {
+        remote: dst.remote(0),
+        len: 64,
+        placement: Placement::Persistence,
+        selectivity: Selectivity::Range,
+    };
+    let other = pair.b().buffer(64, REMOTE, 0);
+    pair.b().mem.flush_mode = FlushMode::Pending;
+    pair.post(1, flush, &[]);
+    pair.post(2, SendOp::AtomicWrite(other.remote(0)), &[src.sge(0, 8)]);
+    pair.post(3, flush, &[]);
+    pair.run_for(Duration::from_micros(100));
+    let b = &mut pair.nodes[1];
+    b.device.dereg_mr(dst.mr.handle).unwrap();
+    let (id, ..) = b.mem.flushes[0];
+    b.device.flush_done(pair.now, id, Ok(()), &mut b.mem);
+    pair.run();
+    assert_eq!(pair.b().mem.flushes.len(), 1, "memory that is not registered any more was flushed");
+    assert_eq!(
+        ids(&pair.a().sends()),
+        [(1, WcStatus::Success), (2, WcStatus::Success), (3, WcStatus::RemAccessErr)]
+    );
+}
+
+/// PSNs come again after 2^24 packets, and what is kept of an old request may still be there.
+#[test]
+fn a_duplicate_is_not_answered_for_a_request_that_was_a_lap_of_psns_earlier() {
+    let mut pair = Pair::connected_with(Config { icrc: false, ..Config::default() }, Mtu::B1024);
+    let dst = pair.b().buffer(64, REMOTE, 0);
+    let rx = pair.rx_meta(1);
+    let dest = pair.qpns[1];
+    let first = Psn::new(0xff_fff0);
+    let packet = |opcode, psn, headers| {
+        let repr = Repr { bth: bth::Repr::new(opcode, dest, psn), headers };
+        let mut bytes = vec![0; 256];
+        let len = repr.emit(&mut bytes);
+        // The ICRC, which nobody looks at.
+        bytes.truncate(len + 4);
+        bytes
+    };
+    let eth = atomic_eth::Repr { va: dst.addr, rkey: dst.mr.rkey, swap_or_add: 1, compare: 0 };
+    let add = packet(Opcode::RcFetchAdd, first, Headers::AtomicEth(eth));
+    let reth = reth::Repr { va: dst.addr, rkey: dst.mr.rkey, dma_len: 64 };
+    let feth = feth::Repr { placement: PlacementType::PERSISTENCE, selectivity: SelectivityLevel::Range };
+    let flush = packet(Opcode::RcFlush, first.next(), Headers::FethReth(feth, reth));
+    let nothing = reth::Repr { dma_len: 0, ..reth };
+    let mut write = packet(Opcode::RcWriteOnly, first, Headers::Reth(nothing));
+    // What the responder says to these two: what it found, and whether anything was flushed.
+    let answers = |pair: &mut Pair| {
+        pair.log.clear();
+        pair.collect();
+        let said = pair.log.drain(..).filter(|(from, _)| *from == 1).map(|(_, repr)| match repr.headers {
+            Headers::AethAtomicAck(_, ack) => Some(ack.original),
+            _ => None,
+        });
+        said.collect::<Vec<_>>()
+    };
+    for lap in 0..2 {
+        pair.b().mem.flush_mode = if lap == 0 { FlushMode::Done } else { FlushMode::Pending };
+        pair.inject_raw(1, &rx, &add);
+        pair.inject_raw(1, &rx, &flush);
+        let flushed = if lap == 0 { vec![Some(0), None] } else { vec![Some(1)] };
+        assert_eq!(answers(&mut pair), flushed);
+        // Again, as their answers may have been lost.
+        pair.inject_raw(1, &rx, &add);
+        pair.inject_raw(1, &rx, &flush);
+        assert_eq!(answers(&mut pair), flushed, "lap {lap}");
+        assert_eq!((pair.b().mem.writes, pair.b().mem.flushes.len() as u64), (lap + 1, lap + 1));
+        if lap == 0 {
+            for n in 2..1 << 24 {
+                write[9..12].copy_from_slice(&first.add(n).value().to_be_bytes()[1..]);
+                pair.inject_raw(1, &rx, &write);
+            }
+        }
+    }
+    assert_eq!(pair.b().state(dest), QpState::Rts);
 }
 
 #[test]
