@@ -299,7 +299,8 @@ impl Qp {
                 self.fail_head(shared, WcStatus::RetryExcErr);
             }
         }
-        if let Some(silence) = self.keepalive.expire(now) {
+        let asks = matches!(self.state, QpState::Rts | QpState::Sqd);
+        if let Some(silence) = self.keepalive.expire(now, asks) {
             shared.silences.push_back((self.qpn, silence));
         }
         self.wants_tx |= self.keepalive.due;

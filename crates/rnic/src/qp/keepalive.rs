@@ -21,7 +21,7 @@ const PROBES: u8 = 8;
 /// What the silence of a watched peer means.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Silence {
-    /// It has not answered a question yet.
+    /// It is quiet, and has not answered a question yet or cannot be asked: time to look for other evidence.
     Unanswered,
     /// It has answered nothing for so long that it must be gone.
     Lost,
@@ -61,10 +61,16 @@ impl Keepalive {
         self.heard_at = now;
     }
 
-    /// Called when the deadline may have passed.
-    pub(crate) fn expire(&mut self, now: Instant) -> Option<Silence> {
+    /// Called when the deadline may have passed. `asks`: the QP is in a state that sends requests. One that only receives, in
+    /// RTR, has nothing to ask with, and the silence of a peer that was not asked proves nothing, however long it is.
+    pub(crate) fn expire(&mut self, now: Instant, asks: bool) -> Option<Silence> {
         if self.deadline? > now {
             return None;
+        }
+        if !asks {
+            (self.probes, self.due) = (0, false);
+            self.deadline = Some(now + IDLE);
+            return (self.heard_at + IDLE <= now).then_some(Silence::Unanswered);
         }
         if self.heard_at + IDLE > now {
             self.probes = 0;
@@ -93,12 +99,12 @@ mod tests {
     #[test]
     fn silence_is_asked_about_and_then_believed() {
         let mut keepalive = Keepalive::default();
-        assert_eq!((keepalive.deadline(), keepalive.expire(at(9))), (None, None), "nobody watches");
+        assert_eq!((keepalive.deadline(), keepalive.expire(at(9), true)), (None, None), "nobody watches");
         keepalive.watch(at(0));
         let mut asked = 0;
         let lost = loop {
             let now = keepalive.deadline().expect("still watched");
-            match keepalive.expire(now) {
+            match keepalive.expire(now, true) {
                 Some(Silence::Lost) => break now,
                 Some(Silence::Unanswered) => assert!(asked > 0),
                 None => assert_eq!(asked, 0),
@@ -114,14 +120,14 @@ mod tests {
         let mut keepalive = Keepalive::default();
         keepalive.watch(at(0));
         keepalive.heard(at(1500));
-        assert_eq!(keepalive.expire(at(2000)), None);
+        assert_eq!(keepalive.expire(at(2000), true), None);
         assert_eq!((keepalive.due, keepalive.deadline()), (false, Some(at(3500))));
         // An answer to the sixth question is as good as one to the first.
         for second in 0..6 {
-            keepalive.expire(at(3500 + second * 1000));
+            keepalive.expire(at(3500 + second * 1000), true);
         }
         keepalive.heard(at(8600));
-        assert_eq!(keepalive.expire(at(9500)), None);
+        assert_eq!(keepalive.expire(at(9500), true), None);
         assert_eq!((keepalive.probes, keepalive.deadline()), (0, Some(at(10_600))));
     }
 }

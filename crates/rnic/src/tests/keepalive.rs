@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use remanence_wire::{Opcode, Qpn};
+use remanence_wire::{Mtu, Opcode, Qpn};
 
-use super::pair::{Fate, Pair, REMOTE};
+use super::pair::{Fate, Pair, REMOTE, connect_attr};
 use crate::*;
 
 fn watch(pair: &mut Pair) {
@@ -104,4 +104,26 @@ fn a_qp_that_left_rts_asks_nobody() {
         pair.run_for(Duration::from_secs(60));
         assert_eq!((pair.sent(0, Opcode::RcWriteOnly), silences(&mut pair)), (0, vec![]));
     }
+}
+
+#[test]
+fn a_qp_that_stays_in_rtr_does_not_take_silence_for_death() {
+    let mut pair = Pair::connected();
+    let (now, qpns) = (pair.now, pair.qpns);
+    let reset = QpAttr { state: Some(QpState::Reset), ..QpAttr::default() };
+    let [init, rtr, rts] = connect_attr(&pair.nodes[1], qpns[1], Mtu::B1024);
+    for attr in [reset, init, rtr] {
+        pair.a().device.modify_qp(now, qpns[0], &attr).unwrap();
+    }
+    pair.a().device.watch_peer(now, qpns[0]);
+    pair.run_for(Duration::from_secs(60));
+    assert_eq!(pair.sent(0, Opcode::RcWriteOnly), 0);
+    assert!(silences(&mut pair).into_iter().all(|silence| silence == (qpns[0], Silence::Unanswered)));
+    // From RTS on it can ask, and then silence counts.
+    pair.hook = Some(Box::new(|_, _| Fate::Drop));
+    let now = pair.now;
+    pair.a().device.modify_qp(now, qpns[0], &rts).unwrap();
+    pair.run_for(Duration::from_secs(12));
+    assert_eq!(pair.sent(0, Opcode::RcWriteOnly), 8);
+    assert_eq!(silences(&mut pair).last(), Some(&(qpns[0], Silence::Lost)));
 }
