@@ -4,15 +4,15 @@
 //! are handed out, under the lock of the context's table, and where they are acknowledged, in the C object; who
 //! destroys an object waits until both numbers are equal.
 
-use std::ffi::c_int;
+use std::ffi::{c_int, c_void};
 
 use remanence_rnic::AsyncEvent;
-use remanence_verbs::{DeviceEvent, Interrupted};
+use remanence_verbs::{DeviceEvent, Step};
 
 use crate::abi::*;
 use crate::context::{Ctx, ctx};
 use crate::errno;
-use crate::signals::is_interruptible;
+use crate::sleep::{Event, Sleep};
 
 /// The C form of an event, which counts as handed out; nothing if its object is gone.
 fn to_c(ctx: &Ctx, event: DeviceEvent) -> Option<ibv_async_event> {
@@ -44,18 +44,28 @@ fn to_c(ctx: &Ctx, event: DeviceEvent) -> Option<ibv_async_event> {
     }
 }
 
+/// `ibv_get_async_event(3)`, which `cancel.c` exports, up to its next sleep.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn ibv_get_async_event(
+unsafe extern "C" fn rem_async_event_step(
     context: *mut ibv_context,
     event: *mut ibv_async_event,
+    _: *mut c_void,
+    _: *mut c_void,
+    sleep: *mut Sleep,
 ) -> c_int {
-    // SAFETY: the caller's open device.
-    let ctx = unsafe { ctx(context) };
+    // SAFETY: the caller's open device; and what cancel.c sleeps on, which is its own.
+    let (ctx, sleep) = unsafe { (ctx(context), &mut *sleep) };
+    let mut interrupted = sleep.is_interrupted();
+    let mut awaited = match sleep.taken() {
+        Some(Event::Async(awaited)) => awaited,
+        _ => ctx.context.awaited_async_event(),
+    };
     loop {
-        let next = match ctx.context.get_async_event_unless(None, is_interruptible) {
-            Ok(Some(next)) => next,
-            Ok(None) => return errno::minus_one_with(libc::EAGAIN),
-            Err(Interrupted) => return errno::minus_one_with(libc::EINTR),
+        let next = match awaited.step(std::mem::take(&mut interrupted)) {
+            Step::Found(next) => next,
+            Step::Nothing => return errno::minus_one_with(libc::EAGAIN),
+            Step::Interrupted => return errno::minus_one_with(libc::EINTR),
+            Step::Sleep => return sleep.wait(Event::Async(awaited)),
         };
         if let Some(c) = to_c(ctx, next) {
             // SAFETY: the caller's structure.

@@ -4,13 +4,13 @@ use std::ffi::{c_int, c_void};
 use std::os::fd::{AsFd as _, AsRawFd as _};
 use std::ptr;
 
-use remanence_verbs::{CompChannel, Interrupted};
+use remanence_verbs::{CompChannel, Step};
 
 use crate::abi::*;
 use crate::async_event::acknowledge;
 use crate::context::ctx;
 use crate::errno;
-use crate::signals::is_interruptible;
+use crate::sleep::{Event, Sleep};
 
 /// A completion channel, with what C sees of it in front.
 #[repr(C)]
@@ -55,19 +55,28 @@ pub unsafe extern "C" fn ibv_destroy_comp_channel(p: *mut ibv_comp_channel) -> c
     0
 }
 
+/// `ibv_get_cq_event(3)`, which `cancel.c` exports, up to its next sleep.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn ibv_get_cq_event(
+unsafe extern "C" fn rem_cq_event_step(
     p: *mut ibv_comp_channel,
     cq: *mut *mut ibv_cq,
     cq_context: *mut *mut c_void,
+    _: *mut c_void,
+    sleep: *mut Sleep,
 ) -> c_int {
-    // SAFETY: the caller's channel, of an open device.
-    let (channel, ctx) = unsafe { (&channel(p).channel, ctx((*p).context)) };
+    // SAFETY: the caller's channel, of an open device; and what cancel.c sleeps on, which is its own.
+    let (channel, ctx, sleep) = unsafe { (&channel(p).channel, ctx((*p).context), &mut *sleep) };
+    let mut interrupted = sleep.is_interrupted();
+    let mut awaited = match sleep.taken() {
+        Some(Event::Completion(awaited)) => awaited,
+        _ => channel.awaited(),
+    };
     loop {
-        let event = match channel.get_event_unless(None, is_interruptible) {
-            Ok(Some(event)) => event,
-            Ok(None) => return errno::minus_one_with(libc::EAGAIN),
-            Err(Interrupted) => return errno::minus_one_with(libc::EINTR),
+        let event = match awaited.step(std::mem::take(&mut interrupted)) {
+            Step::Found(event) => event,
+            Step::Nothing => return errno::minus_one_with(libc::EAGAIN),
+            Step::Interrupted => return errno::minus_one_with(libc::EINTR),
+            Step::Sleep => return sleep.wait(Event::Completion(awaited)),
         };
         let object = ptr::with_exposed_provenance_mut(event.user_data as usize);
         // Of a CQ that was destroyed meanwhile, nobody is told.

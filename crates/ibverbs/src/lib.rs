@@ -43,6 +43,7 @@ mod qp_ex;
 mod query;
 mod settings;
 mod signals;
+mod sleep;
 mod srq;
 mod strings;
 mod sysfs;

@@ -44,3 +44,8 @@ fn datagrams_find_their_service_and_their_group() {
 fn programs_may_bring_their_own_qps_and_change_their_channels() {
     story("cm_own_qp", include_str!("c/cm_own_qp.c"));
 }
+
+#[test]
+fn a_thread_that_is_cancelled_leaves_events_to_others() {
+    story("cm_cancel", include_str!("c/cm_cancel.c"));
+}

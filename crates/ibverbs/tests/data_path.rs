@@ -57,6 +57,11 @@ fn signals_end_what_waits() {
 }
 
 #[test]
+fn a_thread_that_is_cancelled_holds_nobody_up() {
+    run("cancel");
+}
+
+#[test]
 fn what_newer_headers_declare() {
     run("newer");
 }

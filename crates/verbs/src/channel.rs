@@ -11,13 +11,13 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
-use remanence_link::generation;
+use remanence_link::{WaitFd, generation};
 use remanence_rnic::CqHandle;
 
 use crate::context::Handle;
 use crate::driver::Interest;
 use crate::error::Error;
-use crate::progress::Interrupted;
+use crate::progress::{Next, Outcome, Waiting};
 use crate::wake::{self, Event};
 
 /// A queue whose descriptor is readable while it holds something. The descriptor is made when somebody asks for it:
@@ -159,26 +159,19 @@ impl CompChannel {
     ///
     /// While it waits, this thread serves the device.
     pub fn get_event(&self, limit: Option<Duration>) -> Option<CqEvent> {
-        self.get_event_unless(limit, || false).unwrap_or(None)
-    }
-
-    /// The same, for programs whose signal handlers end calls.
-    ///
-    /// # Errors
-    /// Nothing came, and a signal handler has run in this thread while it slept, of which `ends` then says that it ends the
-    /// call.
-    pub fn get_event_unless(
-        &self,
-        limit: Option<Duration>,
-        ends: impl Fn() -> bool,
-    ) -> Result<Option<CqEvent>, Interrupted> {
         let events = &self.inner.events;
         match events.pop() {
             None if !events.is_nonblocking() => {
-                self.inner.handle.wait_unless(limit, Interest::Events, ends, |_| events.pop())
+                self.inner.handle.wait(limit, Interest::Events, |_| events.pop())
             }
-            found => Ok(found),
+            found => found,
         }
+    }
+
+    /// The next notification for a caller that sleeps by itself.
+    #[must_use]
+    pub fn awaited(&self) -> Awaited<CqEvent> {
+        Awaited::new(&self.inner.handle, Arc::clone(&self.inner.events))
     }
 
     /// The next notification if there is one.
@@ -191,6 +184,79 @@ impl CompChannel {
     #[must_use]
     pub fn is_used(&self) -> bool {
         self.inner.handle.with_driver(|driver| driver.routes_to(&self.inner.events) > 0)
+    }
+}
+
+/// An event that a caller waits for who sleeps by itself, because others may end its thread while it does: nobody's frame lies
+/// then between the sleep and the caller. Between the steps no lock is held; but others rely on a thread that waits, so
+/// drop this when it does not wait any more.
+pub struct Awaited<T> {
+    handle: Arc<Handle>,
+    events: Arc<EventQueue<T>>,
+    waiting: Option<Waiting>,
+}
+
+/// What a step brought.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Step<T> {
+    /// The event.
+    Found(T),
+    /// There is none, and the consumer wants no waiting: the descriptor is in non-blocking mode.
+    Nothing,
+    /// There is none, and the step was told of a signal.
+    Interrupted,
+    /// Sleep on [`Awaited::fds`], for [`Awaited::limit`] at most, and take another step.
+    Sleep,
+}
+
+impl<T> Awaited<T> {
+    pub(crate) fn new(handle: &Arc<Handle>, events: Arc<EventQueue<T>>) -> Self {
+        Self { handle: Arc::clone(handle), events, waiting: None }
+    }
+
+    /// Serves the device until the event is there, or there is nothing to do. `interrupted`: a signal handler has run since the
+    /// last step, and ends the call unless the event is there.
+    pub fn step(&mut self, interrupted: bool) -> Step<T> {
+        let Self { handle, events, waiting } = self;
+        let waiting = match waiting {
+            Some(waiting) => waiting,
+            None => match events.pop() {
+                Some(found) => return Step::Found(found),
+                None if events.is_nonblocking() || events.is_abandoned() => return Step::Nothing,
+                None => waiting.insert(Waiting::new(handle, None, Interest::Events)),
+            },
+        };
+        match waiting.step(handle, interrupted, |_| events.pop()) {
+            Next::Sleep => Step::Sleep,
+            Next::Over(outcome) => {
+                self.waiting = None;
+                match outcome {
+                    Outcome::Found(found) => Step::Found(found),
+                    Outcome::Nothing => Step::Nothing,
+                    Outcome::Interrupted => Step::Interrupted,
+                }
+            }
+        }
+    }
+
+    /// What to sleep on.
+    #[must_use]
+    pub fn fds(&self) -> &[WaitFd] {
+        self.waiting.as_ref().map_or(&[], |waiting| &waiting.fds)
+    }
+
+    /// For how long at most.
+    #[must_use]
+    pub fn limit(&self) -> Option<Duration> {
+        self.waiting.as_ref().and_then(|waiting| waiting.limit)
+    }
+}
+
+impl<T> Drop for Awaited<T> {
+    fn drop(&mut self) {
+        if let Some(waiting) = &mut self.waiting {
+            waiting.leave(&self.handle);
+        }
     }
 }
 

@@ -16,7 +16,7 @@ use remanence_rnic::{AsyncEvent, Config, Device, Stats};
 use remanence_wire::{Gid, Mtu};
 
 use crate::abandon;
-use crate::channel::{CompChannel, EventQueue};
+use crate::channel::{Awaited, CompChannel, EventQueue};
 use crate::claims::Claims;
 use crate::clock::Clock;
 use crate::cm::Connections;
@@ -29,7 +29,7 @@ use crate::lock::DeviceLock;
 use crate::memory::RegionMemory;
 use crate::options::{Opened, Options};
 use crate::pd::Pd;
-use crate::progress::{self, Interrupted};
+use crate::progress;
 use crate::share;
 use crate::wake::Bell;
 
@@ -307,25 +307,17 @@ impl Context {
     /// descriptor ([`async_fd`](Self::async_fd)) is in non-blocking mode and there is none.
     #[must_use]
     pub fn get_async_event(&self, limit: Option<Duration>) -> Option<DeviceEvent> {
-        self.get_async_event_unless(limit, || false).unwrap_or(None)
-    }
-
-    /// The same, for programs whose signal handlers end calls.
-    ///
-    /// # Errors
-    /// As of [`CompChannel::get_event_unless`].
-    pub fn get_async_event_unless(
-        &self,
-        limit: Option<Duration>,
-        ends: impl Fn() -> bool,
-    ) -> Result<Option<DeviceEvent>, Interrupted> {
         let events = &self.handle.signals.async_events;
         match events.pop() {
-            None if !events.is_nonblocking() => {
-                self.handle.wait_unless(limit, Interest::Events, ends, |_| events.pop())
-            }
-            found => Ok(found),
+            None if !events.is_nonblocking() => self.handle.wait(limit, Interest::Events, |_| events.pop()),
+            found => found,
         }
+    }
+
+    /// The next asynchronous event for a caller that sleeps by itself.
+    #[must_use]
+    pub fn awaited_async_event(&self) -> Awaited<DeviceEvent> {
+        Awaited::new(&self.handle, Arc::clone(&self.handle.signals.async_events))
     }
 
     /// The next asynchronous event if there is one.

@@ -39,7 +39,7 @@ mod srq;
 mod wake;
 
 pub use ah::Ah;
-pub use channel::{CompChannel, CqEvent};
+pub use channel::{Awaited, CompChannel, CqEvent, Step};
 pub use cm::{Claim, Cm, CmChannel, CmEvent};
 pub use connect::{Connection, Incoming, Listener, Phase};
 pub use context::{Context, DeviceEvent};
@@ -50,6 +50,5 @@ pub use handover::Progress;
 pub use mr::{Mr, MrMemory, Mw};
 pub use options::{LinkKind, Options};
 pub use pd::Pd;
-pub use progress::Interrupted;
 pub use qp::{ConnectAttr, Doorbell, Qp, QpEndpoint, QpOptions};
 pub use srq::Srq;

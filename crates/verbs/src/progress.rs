@@ -6,12 +6,12 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use remanence_link::{Thread, WaitFd, ask_for_short_slices, without_signals};
-use remanence_rnic::FlushId;
+use remanence_link::{Thread, WaitFd, ask_for_short_slices, wait, without_signals};
+use remanence_rnic::{FlushId, Instant};
 
 use crate::context::Shared;
 use crate::driver::{Driver, Interest, shorter};
-use crate::handover::{LEASE_LIMIT, Plan};
+use crate::handover::{LEASE_LIMIT, Plan, WaiterId};
 use crate::wake::Bell;
 
 /// How long a warm waiter on the bench looks whether it is called before it sleeps.
@@ -106,44 +106,67 @@ fn blocked() -> Arc<Bell> {
     })
 }
 
-/// A signal handler of the program ended a wait.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Interrupted;
+/// What a blocked call does next.
+pub(crate) enum Next<T> {
+    /// It is over.
+    Over(Outcome<T>),
+    /// It sleeps on [`Waiting::fds`], and then takes another step.
+    Sleep,
+}
 
-impl Shared {
-    /// Blocks until `ready` returns something or the limit is over. Meanwhile this thread drives the device.
-    ///
-    /// `ready` is called under the device lock, right at the beginning and after what `interest` says.
-    pub(crate) fn wait<T>(
-        &self,
-        limit: Option<Duration>,
-        interest: Interest,
-        ready: impl FnMut(&mut Driver) -> Option<T>,
-    ) -> Option<T> {
-        self.wait_unless(limit, interest, || false, ready).unwrap_or(None)
+/// How a wait ends.
+pub(crate) enum Outcome<T> {
+    Found(T),
+    /// The limit was reached first, or the device is a parent process's.
+    Nothing,
+    /// Nothing came, and a signal handler of the program ended the wait.
+    Interrupted,
+}
+
+/// A blocked call, from one sleep to the next. Between its steps it holds no lock; it may have the waiters' seat, though, and
+/// others rely on it: who does not take another step says so with [`leave`](Self::leave).
+pub(crate) struct Waiting {
+    end: Option<Instant>,
+    interest: Interest,
+    bell: Arc<Bell>,
+    warm: bool,
+    me: Option<WaiterId>,
+    /// What to sleep on, and for how long at most.
+    pub(crate) fds: Vec<WaitFd>,
+    pub(crate) limit: Option<Duration>,
+    lies: bool,
+}
+
+impl Waiting {
+    pub(crate) fn new(shared: &Shared, limit: Option<Duration>, interest: Interest) -> Self {
+        Self {
+            end: limit.map(|limit| shared.clock.now() + limit),
+            interest,
+            bell: blocked(),
+            warm: WARM.get(),
+            me: None,
+            fds: Vec::new(),
+            limit: None,
+            lies: false,
+        }
     }
 
-    /// The same; and `Err` if, before that, a signal handler has run in this thread while it slept, and `ends` says that it
-    /// ends the wait.
-    pub(crate) fn wait_unless<T>(
-        &self,
-        limit: Option<Duration>,
-        interest: Interest,
-        ends: impl Fn() -> bool,
+    /// Up to the next sleep, or to the end. `ready` is called under the device lock, right at the beginning and after what the
+    /// call is interested in. `interrupted`: the sleep was ended by a signal handler that ends calls.
+    pub(crate) fn step<T>(
+        &mut self,
+        shared: &Shared,
+        mut interrupted: bool,
         mut ready: impl FnMut(&mut Driver) -> Option<T>,
-    ) -> Result<Option<T>, Interrupted> {
-        let end = limit.map(|limit| self.clock.now() + limit);
-        if self.lock.is_abandoned() {
-            return Ok(None);
+    ) -> Next<T> {
+        self.get_up();
+        if shared.lock.is_abandoned() {
+            self.me = None;
+            return Next::Over(Outcome::Nothing);
         }
-        let bell = blocked();
-        let warm = WARM.get();
-        let (mut fds, mut none) = (Vec::new(), Vec::new());
-        let mut me = None;
-        let mut interrupted = false;
         loop {
-            let mut turn = self.turn();
-            turn.me = me;
+            let mut turn = shared.turn();
+            turn.me = self.me;
             let mut found = ready(&mut turn);
             let mut worked = false;
             if found.is_none() {
@@ -155,31 +178,89 @@ impl Shared {
                 }
             }
             let now = turn.now;
-            if found.is_some() || interrupted || end.is_some_and(|end| end <= now) {
-                if let Some(me) = me {
+            if found.is_some() || interrupted || self.end.is_some_and(|end| end <= now) {
+                if let Some(me) = self.me.take() {
                     turn.waiter_left(now, me, found.is_some());
                 }
                 WARM.set(found.is_some());
-                return if found.is_none() && interrupted { Err(Interrupted) } else { Ok(found) };
+                return Next::Over(match found {
+                    Some(found) => Outcome::Found(found),
+                    None if interrupted => Outcome::Interrupted,
+                    None => Outcome::Nothing,
+                });
             }
-            let id = *me.get_or_insert_with(|| turn.waiter_came(now, Arc::clone(&bell), interest));
-            let plan = turn.plan_waiter(now, id, warm, worked, &mut fds);
+            interrupted = false;
+            let id = match self.me {
+                Some(me) => me,
+                None => *self.me.insert(turn.waiter_came(now, Arc::clone(&self.bell), self.interest)),
+            };
+            let plan = turn.plan_waiter(now, id, self.warm, worked, &mut self.fds);
             drop(turn);
-            let left = end.map(|end| end.since(now));
-            let signalled = match plan {
+            let left = self.end.map(|end| end.since(now));
+            self.limit = match plan {
                 Plan::Again => {
-                    step_aside(self);
-                    false
+                    step_aside(shared);
+                    continue;
                 }
                 Plan::Rest(limit) => {
-                    if warm {
-                        bell.linger(LINGER);
+                    self.fds.clear();
+                    if self.warm {
+                        self.bell.linger(LINGER);
                     }
-                    bell.sleep(&mut none, shorter(limit, left))
+                    shorter(limit, left)
                 }
-                Plan::Watch(limit) => bell.sleep(&mut fds, shorter(limit, left)),
+                Plan::Watch(limit) => shorter(limit, left),
             };
-            interrupted = signalled && ends();
+            self.lies = true;
+            if self.bell.lie_down() {
+                self.fds.push(self.bell.wait_fd());
+                return Next::Sleep;
+            }
+            self.get_up();
+        }
+    }
+
+    fn get_up(&mut self) {
+        if std::mem::take(&mut self.lies) {
+            self.bell.get_up();
+        }
+    }
+
+    /// There will be no further step: another waiter, or the progress thread, sees to what this one watched.
+    pub(crate) fn leave(&mut self, shared: &Shared) {
+        if shared.lock.is_abandoned() {
+            return;
+        }
+        self.get_up();
+        if let Some(me) = self.me.take() {
+            let mut turn = shared.turn();
+            let now = turn.now;
+            turn.waiter_left(now, me, false);
+        }
+    }
+}
+
+impl Shared {
+    /// Blocks until `ready` returns something or the limit is over. Meanwhile this thread drives the device.
+    ///
+    /// `ready` is called under the device lock, right at the beginning and after what `interest` says.
+    pub(crate) fn wait<T>(
+        &self,
+        limit: Option<Duration>,
+        interest: Interest,
+        mut ready: impl FnMut(&mut Driver) -> Option<T>,
+    ) -> Option<T> {
+        if self.lock.is_abandoned() {
+            return None;
+        }
+        let mut waiting = Waiting::new(self, limit, interest);
+        loop {
+            match waiting.step(self, false, &mut ready) {
+                Next::Over(Outcome::Found(found)) => return Some(found),
+                Next::Over(Outcome::Nothing | Outcome::Interrupted) => return None,
+                // Woken by an error as by a signal: the next step looks again anyway.
+                Next::Sleep => drop(wait::poll(&waiting.fds, waiting.limit)),
+            }
         }
     }
 

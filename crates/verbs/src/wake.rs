@@ -97,23 +97,34 @@ impl Bell {
     /// Sleeps until somebody rings or has rung, one of `fds` is ready, or `limit` is over. Wakes early for a signal, which it
     /// says, and takes an error for a wake-up: callers look again anyway. What the bell was rung for is for the caller to find.
     pub(crate) fn sleep(&self, fds: &mut Vec<WaitFd>, limit: Option<Duration>) -> bool {
-        let before = self.state.compare_exchange(AWAKE, ASLEEP, Ordering::AcqRel, Ordering::Acquire);
         let mut signalled = false;
-        if before.is_ok() {
+        if self.lie_down() {
             fds.push(self.wait_fd());
             let woken = wait::poll_or_signal(fds, limit);
             fds.pop();
             signalled = woken.is_err_and(|e| e.kind() == io::ErrorKind::Interrupted);
         }
+        self.get_up();
+        signalled
+    }
+
+    /// From here to [`get_up`](Self::get_up), rings make [`wait_fd`](Self::wait_fd) readable. `false`: it was rung already, and
+    /// there is nothing to sleep for.
+    pub(crate) fn lie_down(&self) -> bool {
+        self.state.compare_exchange(AWAKE, ASLEEP, Ordering::AcqRel, Ordering::Acquire).is_ok()
+    }
+
+    /// The sleep is over, or there was none.
+    pub(crate) fn get_up(&self) {
         self.state.store(AWAKE, Ordering::Release);
         // One that is being written right now stays readable: the next sleep is none, and finds it here.
         if self.written.swap(false, Ordering::Acquire) {
             drain(&self.fd);
         }
-        signalled
     }
 
-    fn wait_fd(&self) -> WaitFd {
+    /// What to sleep on.
+    pub(crate) fn wait_fd(&self) -> WaitFd {
         WaitFd { fd: self.fd.as_raw_fd(), events: PollFlags::IN.bits().cast_signed() }
     }
 }

@@ -8,17 +8,18 @@
 //! last channels that were destroyed stay where they were, empty.
 
 use std::collections::VecDeque;
-use std::ffi::c_int;
+use std::ffi::{c_int, c_void};
 use std::os::fd::{AsFd, AsRawFd};
 use std::ptr::NonNull;
 use std::sync::{Mutex, PoisonError};
+use std::task::Poll;
 
 use remanence_verbs::CmChannel;
 
 use crate::abi::*;
 use crate::errno;
 use crate::per_process::PerProcess;
-use crate::signals::is_interruptible;
+use crate::sleep::{self, Sleep};
 
 use super::devices;
 use super::event;
@@ -93,41 +94,46 @@ impl Channel {
 
     /// The next event, waiting for it unless the program has said that it does not want to.
     pub(super) fn next(self) -> Result<*mut rdma_cm_event, c_int> {
-        let Some(queue) = self.live() else {
-            loop {
-                std::thread::park();
+        let mut sleep = Sleep::new();
+        loop {
+            match self.step(&mut sleep) {
+                Poll::Ready(next) => return next,
+                Poll::Pending => sleep.sleep(),
             }
+        }
+    }
+
+    /// The same, up to the next sleep.
+    pub(super) fn step(self, sleep: &mut Sleep) -> Poll<Result<*mut rdma_cm_event, c_int>> {
+        let Some(queue) = self.live() else {
+            sleep.until_readable(None);
+            return Poll::Pending;
         };
+        let interrupted = sleep.is_interrupted();
+        let fd = queue.as_fd().as_raw_fd();
         loop {
             let taken = registry().take(|| queue.try_get_event().map(|event| (event.user_data, event.event)));
-            match taken {
-                Some((target, event)) => {
-                    // Some events are not for the program.
-                    if let Some(event) = event::of(self, target, event) {
-                        return Ok(event);
-                    }
+            let Some((target, event)) = taken else {
+                if is_nonblocking(fd) {
+                    return Poll::Ready(Err(libc::EAGAIN));
                 }
-                None => wait(queue.as_fd().as_raw_fd())?,
+                if interrupted {
+                    return Poll::Ready(Err(libc::EINTR));
+                }
+                sleep.until_readable(Some(fd));
+                return Poll::Pending;
+            };
+            // Some events are not for the program.
+            if let Some(event) = event::of(self, target, event) {
+                return Poll::Ready(Ok(event));
             }
         }
     }
 }
 
-/// Waits until the descriptor is readable.
-fn wait(fd: c_int) -> Result<(), c_int> {
+fn is_nonblocking(fd: c_int) -> bool {
     // SAFETY: fcntl with F_GETFL takes any number for a descriptor.
-    if unsafe { libc::fcntl(fd, libc::F_GETFL) } & libc::O_NONBLOCK != 0 {
-        return Err(libc::EAGAIN);
-    }
-    let mut poll = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
-    // SAFETY: one entry.
-    if unsafe { libc::poll(&raw mut poll, 1, -1) } < 0 {
-        let error = std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO);
-        if error != libc::EINTR || is_interruptible() {
-            return Err(error);
-        }
-    }
-    Ok(())
+    unsafe { libc::fcntl(fd, libc::F_GETFL) & libc::O_NONBLOCK != 0 }
 }
 
 /// `rdma_create_event_channel(3)`.
@@ -146,15 +152,20 @@ pub unsafe extern "C" fn rem_rdma_destroy_event_channel(channel: *mut rdma_event
     unsafe { Channel::of(channel) }.destroy();
 }
 
-/// `rdma_get_cm_event(3)`.
+/// `rdma_get_cm_event(3)`, which `cancel.c` exports, up to its next sleep.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rem_rdma_get_cm_event(
+unsafe extern "C" fn rem_cm_event_step(
     channel: *mut rdma_event_channel,
     event: *mut *mut rdma_cm_event,
+    _: *mut c_void,
+    _: *mut c_void,
+    sleep: *mut Sleep,
 ) -> c_int {
     if event.is_null() {
         return errno::minus_one_with(libc::EINVAL);
     }
-    // SAFETY: what the C API promises.
-    super::answer(unsafe { Channel::of(channel) }.next().map(|next| unsafe { event.write(next) }))
+    // SAFETY: what the C API promises; and what cancel.c sleeps on, which is its own.
+    let (channel, sleep) = unsafe { (Channel::of(channel), &mut *sleep) };
+    // SAFETY: a variable of the caller.
+    sleep::answer(channel.step(sleep).map_ok(|next| unsafe { event.write(next) }))
 }

@@ -8,8 +8,10 @@ use remanence_wire::{Gid, Qkey, Qpn};
 
 use crate::abi::*;
 use crate::errno;
+use crate::sleep::{self, Sleep};
 
-use super::event::{EventRef, bytes};
+use super::create::Answer;
+use super::event::bytes;
 use super::id::{Id, Inner, State, Verbs};
 use super::{answer, bind, create, devices, qp};
 
@@ -161,7 +163,7 @@ fn reject(id: Id, reason: RejReason, data: &[u8]) -> Result<(), c_int> {
     result
 }
 
-fn disconnect(id: Id) -> Result<(), c_int> {
+fn disconnect(id: Id) -> Result<Answer, c_int> {
     let (verbs, conn) = {
         let inner = id.lock();
         (inner.verbs.ok_or(libc::EINVAL)?, inner.conn)
@@ -174,7 +176,7 @@ fn disconnect(id: Id) -> Result<(), c_int> {
         // Nothing ever comes that a caller could wait for.
         return Err(libc::EINVAL);
     }
-    create::complete(id)
+    Ok(Answer::Comes)
 }
 
 /// Whether an event of it may still wait in the channel.
@@ -182,37 +184,45 @@ fn has_news(inner: &Inner) -> bool {
     !inner.sync || inner.state == State::Connect
 }
 
-/// `rdma_connect(3)`.
+/// `rdma_connect(3)`, which `cancel.c` exports, up to its next sleep.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rem_rdma_connect(id: *mut rdma_cm_id, conn_param: *mut rdma_conn_param) -> c_int {
-    // SAFETY: what the C API promises.
-    let (id, param) = unsafe {
-        let id = Id::of(id);
-        (id, Param::read(id, conn_param))
-    };
-    answer(param.and_then(|param| connect(id, &param)).and_then(|()| create::complete(id)))
+unsafe extern "C" fn rem_connect_step(
+    id: *mut rdma_cm_id,
+    conn_param: *mut rdma_conn_param,
+    _: *mut c_void,
+    _: *mut c_void,
+    sleep: *mut Sleep,
+) -> c_int {
+    // SAFETY: what the C API promises; and what cancel.c sleeps on, which is its own.
+    let (id, sleep) = unsafe { (Id::of(id), &mut *sleep) };
+    sleep::answer(create::step(id, sleep, || {
+        // SAFETY: what the C API promises.
+        let param = unsafe { Param::read(id, conn_param) }?;
+        connect(id, &param).map(|()| Answer::Comes)
+    }))
 }
 
-/// `rdma_accept(3)`.
+/// `rdma_accept(3)`, which `cancel.c` exports, up to its next sleep.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rem_rdma_accept(id: *mut rdma_cm_id, conn_param: *mut rdma_conn_param) -> c_int {
-    // SAFETY: what the C API promises.
-    let (id, param) = unsafe {
-        let id = Id::of(id);
-        (id, Param::read(id, conn_param))
-    };
-    answer(param.and_then(|param| accept(id, &param)).and_then(|()| {
+unsafe extern "C" fn rem_accept_step(
+    id: *mut rdma_cm_id,
+    conn_param: *mut rdma_conn_param,
+    _: *mut c_void,
+    _: *mut c_void,
+    sleep: *mut Sleep,
+) -> c_int {
+    // SAFETY: what the C API promises; and what cancel.c sleeps on, which is its own.
+    let (id, sleep) = unsafe { (Id::of(id), &mut *sleep) };
+    sleep::answer(create::step(id, sleep, || {
+        // SAFETY: what the C API promises.
+        let param = unsafe { Param::read(id, conn_param) }?;
+        accept(id, &param)?;
         if !id.is_ud() {
-            return create::complete(id);
+            return Ok(Answer::Comes);
         }
         // A datagram service has no more to wait for.
-        if id.lock().sync
-            && let Some(event) = EventRef::of(id.event())
-        {
-            id.set_event(std::ptr::null_mut());
-            event.acknowledge();
-        }
-        Ok(())
+        create::forgets_the_last(id);
+        Ok(Answer::None)
     }))
 }
 
@@ -254,11 +264,18 @@ pub unsafe extern "C" fn rem_rdma_establish(id: *mut rdma_cm_id) -> c_int {
     )
 }
 
-/// `rdma_disconnect(3)`.
+/// `rdma_disconnect(3)`, which `cancel.c` exports, up to its next sleep.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rem_rdma_disconnect(id: *mut rdma_cm_id) -> c_int {
-    // SAFETY: what the C API promises.
-    answer(disconnect(unsafe { Id::of(id) }))
+unsafe extern "C" fn rem_disconnect_step(
+    id: *mut rdma_cm_id,
+    _: *mut c_void,
+    _: *mut c_void,
+    _: *mut c_void,
+    sleep: *mut Sleep,
+) -> c_int {
+    // SAFETY: what the C API promises; and what cancel.c sleeps on, which is its own.
+    let (id, sleep) = unsafe { (Id::of(id), &mut *sleep) };
+    sleep::answer(create::step(id, sleep, || disconnect(id)))
 }
 
 /// `rdma_notify(3)`.

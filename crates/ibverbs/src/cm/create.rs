@@ -1,8 +1,10 @@
 //! Identifiers as programs make, move and set them.
 
 use std::ffi::{c_int, c_void};
+use std::task::Poll;
 
 use crate::abi::*;
+use crate::sleep::Sleep;
 
 use super::channel::Channel;
 use super::event::EventRef;
@@ -30,14 +32,48 @@ pub(super) fn create(
 
 /// Waits for the answer to what was just asked for, where the program wants that.
 pub(super) fn complete(id: Id) -> Result<(), c_int> {
-    if !id.lock().sync {
+    if !forgets_the_last(id) {
         return Ok(());
+    }
+    let event = id.events().next()?;
+    completed(id, event)
+}
+
+/// Whether calls with this identifier wait; if so, the event that the last one left is acknowledged.
+pub(super) fn forgets_the_last(id: Id) -> bool {
+    if !id.lock().sync {
+        return false;
     }
     if let Some(event) = EventRef::of(id.event()) {
         id.set_event(std::ptr::null_mut());
         event.acknowledge();
     }
-    let event = id.events().next()?;
+    true
+}
+
+/// The call `begin` and [`complete`], up to its next sleep.
+pub(super) fn step(
+    id: Id,
+    sleep: &mut Sleep,
+    begin: impl FnOnce() -> Result<Answer, c_int>,
+) -> Poll<Result<(), c_int>> {
+    if sleep.begins() {
+        match begin() {
+            Ok(Answer::Comes) if forgets_the_last(id) => {}
+            begun => return Poll::Ready(begun.map(|_| ())),
+        }
+    }
+    id.events().step(sleep).map(|next| next.and_then(|event| completed(id, event)))
+}
+
+/// Whether an event answers what was asked for.
+pub(super) enum Answer {
+    Comes,
+    None,
+}
+
+/// What the event says that was waited for.
+fn completed(id: Id, event: *mut rdma_cm_event) -> Result<(), c_int> {
     id.set_event(event);
     // SAFETY: it was just handed out, and is ours until the program sees it.
     let event = unsafe { &*event };

@@ -1,11 +1,12 @@
 //! Endpoints: identifiers made of what `rdma_getaddrinfo` found, whose calls wait.
 
-use std::ffi::c_int;
+use std::ffi::{c_int, c_void};
 use std::ptr;
+use std::task::Poll;
 
 use crate::abi::*;
+use crate::sleep::{self, Sleep};
 
-use super::event::EventRef;
 use super::id::{Id, Template};
 use super::{addr, answer, bind, create, qp, resolve};
 
@@ -90,19 +91,16 @@ fn destroy(id: Id) {
     id.destroy();
 }
 
-fn get_request(listener: Id) -> Result<Id, c_int> {
-    let (sync, template) = {
-        let inner = listener.lock();
-        (inner.sync, inner.qp_init_attr)
-    };
-    if !sync {
-        return Err(libc::EINVAL);
+/// `rdma_get_request`, up to its next sleep.
+fn get_request(listener: Id, sleep: &mut Sleep) -> Poll<Result<Id, c_int>> {
+    if sleep.begins() && !create::forgets_the_last(listener) {
+        return Poll::Ready(Err(libc::EINVAL));
     }
-    if let Some(event) = EventRef::of(listener.event()) {
-        listener.set_event(ptr::null_mut());
-        event.acknowledge();
-    }
-    let event = listener.events().next()?;
+    listener.events().step(sleep).map(|next| next.and_then(|event| requested(listener, event)))
+}
+
+fn requested(listener: Id, event: *mut rdma_cm_event) -> Result<Id, c_int> {
+    let template = listener.lock().qp_init_attr;
     // SAFETY: it was just handed out, and is ours until the program sees it.
     let (kind, status, id) = unsafe { ((*event).event, (*event).status, (*event).id) };
     let checked = match (kind, status) {
@@ -147,9 +145,17 @@ pub unsafe extern "C" fn rem_rdma_destroy_ep(id: *mut rdma_cm_id) {
     destroy(unsafe { Id::of(id) });
 }
 
-/// `rdma_get_request(3)`.
+/// `rdma_get_request(3)`, which `cancel.c` exports, up to its next sleep.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rem_rdma_get_request(listen: *mut rdma_cm_id, id: *mut *mut rdma_cm_id) -> c_int {
-    // SAFETY: what the C API promises.
-    answer(get_request(unsafe { Id::of(listen) }).map(|request| unsafe { id.write(request.c()) }))
+unsafe extern "C" fn rem_request_step(
+    listen: *mut rdma_cm_id,
+    id: *mut *mut rdma_cm_id,
+    _: *mut c_void,
+    _: *mut c_void,
+    sleep: *mut Sleep,
+) -> c_int {
+    // SAFETY: what the C API promises; and what cancel.c sleeps on, which is its own.
+    let (listener, sleep) = unsafe { (Id::of(listen), &mut *sleep) };
+    // SAFETY: a variable of the caller.
+    sleep::answer(get_request(listener, sleep).map_ok(|request| unsafe { id.write(request.c()) }))
 }

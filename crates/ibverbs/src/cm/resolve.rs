@@ -2,14 +2,16 @@
 //!
 //! As the kernel we ask the routing table and then, if need be, the network for the neighbour (`neighbour.rs`).
 
-use std::ffi::c_int;
+use std::ffi::{c_int, c_void};
 use std::net::{IpAddr, SocketAddr};
 
 use libc::sockaddr;
 
 use crate::abi::*;
 use crate::neighbour::missing;
+use crate::sleep::{self, Sleep};
 
+use super::create::Answer;
 use super::id::{Id, Inner, Local, State};
 use super::{addr, answer, bind, create, devices, neighbour};
 
@@ -117,20 +119,24 @@ pub(super) fn route_of(id: Id) -> Result<(), c_int> {
     create::complete(id)
 }
 
-/// `rdma_resolve_addr(3)`.
+/// `rdma_resolve_addr(3)`, which `cancel.c` exports, up to its next sleep.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rem_rdma_resolve_addr(
+unsafe extern "C" fn rem_resolve_step(
     id: *mut rdma_cm_id,
     src_addr: *mut sockaddr,
     dst_addr: *mut sockaddr,
-    timeout_ms: c_int,
+    timeout_ms: *mut c_void,
+    sleep: *mut Sleep,
 ) -> c_int {
-    // SAFETY: what the C API promises.
-    let (id, src, dst) = unsafe { (Id::of(id), addr::read(src_addr), addr::read(dst_addr)) };
-    let Some(dst) = dst.filter(|_| src_addr.is_null() || src.is_some()) else {
-        return answer(Err(libc::EINVAL));
-    };
-    answer(addr_of(id, src, dst, timeout_ms))
+    // SAFETY: what the C API promises; and what cancel.c sleeps on, which is its own.
+    let (id, sleep) = unsafe { (Id::of(id), &mut *sleep) };
+    sleep::answer(create::step(id, sleep, || {
+        // SAFETY: what the C API promises.
+        let (src, dst) = unsafe { (addr::read(src_addr), addr::read(dst_addr)) };
+        let dst = dst.filter(|_| src_addr.is_null() || src.is_some()).ok_or(libc::EINVAL)?;
+        // An int of C, in a pointer's place.
+        resolve_addr(id, src, dst, timeout_ms.addr() as c_int).map(|()| Answer::Comes)
+    }))
 }
 
 /// `rdma_resolve_route(3)`.
