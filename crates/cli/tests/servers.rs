@@ -84,13 +84,13 @@ fn what_is_durable_is_there_after_sigkill() {
 
 #[test]
 fn a_server_killed_in_the_middle_is_told_and_the_quorum_goes_on() {
-    let (one, mut two) = (Server::new("256M"), Server::new("256M"));
+    let (one, mut two, three) = (Server::new("256M"), Server::new("256M"), Server::new("256M"));
     let here = tempfile::tempdir().expect("a directory");
     for n in 0..400 {
         write(here.path(), &format!("{n:03}"), &bytes(n, 100_000));
     }
     let put = |quorum: &str| {
-        let mut command = client("put", &[&one, &two]);
+        let mut command = client("put", &[&one, &two, &three]);
         command.args(["-r", "--json", "--quorum", quorum, "."]).current_dir(here.path());
         command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("rem starts")
     };
@@ -104,7 +104,7 @@ fn a_server_killed_in_the_middle_is_told_and_the_quorum_goes_on() {
         }
         panic!("nothing arrives");
     };
-    let child = put("1");
+    let child = put("2");
     wait_for_some(&two);
     two.kill();
     let said = common::Said::of(child.wait_with_output().expect("it ends"));
@@ -117,10 +117,11 @@ fn a_server_killed_in_the_middle_is_told_and_the_quorum_goes_on() {
     } else {
         assert!(note.contains("going on with the rest"), "{note}");
         two.start(&[]);
-        let sync = run(client("blob sync", &[&one]).args(["--to", &two.address.to_string(), "--json"]).env(
-            "REM_TOKEN",
-            [&one, &two].map(|s| fs::read_to_string(s.token_file()).expect("a token")).join("\n"),
-        ));
+        let sync =
+            run(client("blob sync", &[&one, &three]).args(["--to", &two.address.to_string(), "--json"]).env(
+                "REM_TOKEN",
+                [&one, &two, &three].map(|s| fs::read_to_string(s.token_file()).expect("a token")).join("\n"),
+            ));
         assert!(sync.json()["copied"].as_u64().expect("a number") > 0);
     }
     two.start_if_down();
@@ -131,19 +132,42 @@ fn a_server_killed_in_the_middle_is_told_and_the_quorum_goes_on() {
 
 #[test]
 fn without_a_quorum_the_put_fails_and_says_why() {
-    let (one, mut two) = (Server::new("16M"), Server::new("16M"));
-    let mut put = client("put", &[&one, &two]);
+    let (one, mut two, three) = (Server::new("16M"), Server::new("16M"), Server::new("16M"));
+    let all = [&one, &two, &three].map(|server| server.address.to_string());
+    let put = |quorum: Option<&str>| {
+        let mut put = client("put", &[&one, &three]);
+        put.args(["-s", &all[1], "--name", "a", "-"]);
+        put.args(quorum.into_iter().flat_map(|quorum| ["--quorum", quorum]));
+        put
+    };
     two.kill();
-    put.args(["--name", "a", "-"]);
-    run_with_input(&mut put, b"x").bad("only 1 of the 2 servers that were asked for can be used");
-    let mut put = client("put", &[&one, &two]);
-    put.args(["--name", "a", "--quorum", "1", "-"]);
-    let said = run_with_input(&mut put, b"x");
+    run_with_input(&mut put(None), b"x").bad("only 2 of the 3 servers that were asked for can be used");
+    run_with_input(&mut put(Some("1")), b"x").bad("no majority of 3 servers");
+    let said = run_with_input(&mut put(Some("2")), b"x");
     assert!(said.stderr.contains("going on with the rest"), "{}", said.stderr);
     said.good();
     let mut put = client("put", &[&one]);
     run_with_input(put.args(["--name", "a", "--quorum", "2", "-"]), b"x")
         .bad("a quorum of 2 is not possible with 1");
+    // Whoever missed it, and is alone, is not believed, and says so to programs as well.
+    two.start(&[]);
+    let mut get = client("get", &[&two]);
+    get.args(["-s", &all[0], "-s", &all[2], "a", "--json"]);
+    let (mut one, mut three) = (one, three);
+    one.kill();
+    three.kill();
+    run(&mut get).bad("only 1 of 3 servers can be used, and it takes 2");
+    run(get.arg("--any")).bad("there is no blob named");
+    three.start(&[]);
+    two.kill();
+    let said = run(get.env("REM_TOKEN", fs::read_to_string(three.token_file()).expect("a token")));
+    assert!(said.stderr.contains("it may be older than what was put last"), "{}", said.stderr);
+    assert!(
+        said.stderr.contains("\"newest\":false") && said.stderr.contains("\"asked\":1"),
+        "{}",
+        said.stderr
+    );
+    assert_eq!(said.good(), b"x");
 }
 
 #[test]

@@ -124,6 +124,9 @@ pub enum PoolError {
     /// A commit before the data was made durable.
     #[error("the data was not made durable before its commit")]
     NotDurable,
+    /// The last version number was given out.
+    #[error("the version numbers of this pool are used up; copy its blobs to a new one")]
+    NumbersUsedUp,
     /// Another writer was faster.
     #[error("a newer version ({current}) of this blob is there already")]
     Superseded {

@@ -17,10 +17,12 @@ use remanence_pmem::Medium;
 use crate::alloc::{Allocator, Extent, push_joined};
 use crate::blob::{BlobName, Digest, Listing, State, Version};
 use crate::error::{OpenError, PoolError};
+use crate::format::ceiling;
 use crate::format::frame::{self, Record};
 use crate::format::root::{self, Root};
 use crate::format::superblock::{Superblock, Uuid};
 use crate::format::{BLOCK, Geometry, Half, MAX_EXTENTS};
+use crate::promise::{AHEAD, Promises};
 
 /// A snapshot's frames are closed once they hold this many bytes.
 const SNAPSHOT_CUT: usize = 256 << 10;
@@ -134,6 +136,8 @@ pub struct Pool<M> {
     bodies: BTreeMap<u64, Body>,
     reservations: BTreeMap<ReservationId, Reservation>,
     leases: BTreeMap<LeaseId, u64>,
+    /// The version numbers that were promised.
+    promises: Promises,
     /// Numbers bodies, reservations and leases.
     next_id: u64,
     /// Set when the medium failed: see [`PoolError::Medium`].
@@ -149,6 +153,8 @@ pub(crate) struct Recovered<M> {
     pub(crate) sequence: u64,
     pub(crate) next_generation: u64,
     pub(crate) records: BTreeMap<BlobName, Record>,
+    /// Of promised version numbers; `None` in a pool that an earlier release made.
+    pub(crate) ceiling: Option<u64>,
 }
 
 impl<M: Medium> Pool<M> {
@@ -173,11 +179,13 @@ impl<M: Medium> Pool<M> {
             sequence: 0,
             next_generation: 2,
             records: BTreeMap::new(),
+            ceiling: Some(0),
         })?;
         // An old pool may have been here: its superblock must not come back to life over our roots.
         this.store(0, &[0; BLOCK as usize]);
         this.sync().map_err(|e| OpenError::medium(&e))?;
         this.store_root().map_err(|e| OpenError::medium(&e))?;
+        this.store_ceiling(0).map_err(|e| OpenError::medium(&e))?;
         this.store(0, &superblock.emit());
         this.sync().map_err(|e| OpenError::medium(&e))?;
         Ok(this)
@@ -185,6 +193,7 @@ impl<M: Medium> Pool<M> {
 
     /// Puts together what recovery read: here it is found out whether two blobs claim one block.
     pub(crate) fn assemble(found: Recovered<M>) -> Result<Self, OpenError> {
+        let highest = found.records.values().map(|record| record.version().counter).max().unwrap_or(0);
         let mut this = Self {
             medium: found.medium,
             superblock: found.superblock,
@@ -199,6 +208,7 @@ impl<M: Medium> Pool<M> {
             bodies: BTreeMap::new(),
             reservations: BTreeMap::new(),
             leases: BTreeMap::new(),
+            promises: Promises::recover(found.ceiling, highest),
             next_id: 1,
             failed: None,
         };
@@ -311,6 +321,42 @@ impl<M: Medium> Pool<M> {
         Ok(())
     }
 
+    // ---- version numbers ----
+
+    /// Draws a version number: higher than any that this pool has, gave out or left behind, ever.
+    ///
+    /// # Errors
+    /// The medium failed, or all numbers are used up.
+    pub fn ticket(&mut self) -> Result<u64, PoolError> {
+        let number = self.promises.next().ok_or(PoolError::NumbersUsedUp)?;
+        self.promise(number)
+    }
+
+    /// Leaves `number` behind: all tickets from now on are higher. Returns the highest number that was given out or left
+    /// behind. Durable when this returns.
+    ///
+    /// # Errors
+    /// The medium failed.
+    pub fn promise(&mut self, number: u64) -> Result<u64, PoolError> {
+        self.usable()?;
+        if let Some(ceiling) = self.promises.ceiling_for(number, AHEAD) {
+            self.attempt(|this| this.store_ceiling(ceiling))?;
+            self.promises.raised(ceiling);
+        }
+        self.promises.promise(number);
+        Ok(self.promises.last())
+    }
+
+    /// Writes both copies of the ceiling, the second after the first is durable.
+    fn store_ceiling(&self, ceiling: u64) -> std::io::Result<()> {
+        let bytes = ceiling::emit(ceiling, self.superblock.salt);
+        for copy in ceiling::COPIES {
+            self.store(copy, &bytes);
+            self.sync()?;
+        }
+        Ok(())
+    }
+
     // ---- commits ----
 
     /// Makes a batch of changes durable with one frame, so with one wait for the medium. Each change is accepted
@@ -391,14 +437,11 @@ impl<M: Medium> Pool<M> {
                 (record, self.superblock.geometry.half_len / 4 * 3)
             }
             Change::Delete { .. } => {
-                let live = match (earlier, current) {
-                    (Some(record), _) => matches!(record, Record::Put { .. }),
-                    (None, entry) => matches!(entry, Some(Entry::Live { .. })),
-                };
-                if !live {
-                    return Err(PoolError::NoSuchBlob(name.clone()));
-                }
-                (Record::Delete { name: name.clone(), version }, self.superblock.geometry.half_len)
+                // Also of a name that is deleted already, or was never here: a server that missed the blob must
+                // remember that it is gone, or it could not contradict one that missed the deletion.
+                let known = earlier.is_some() || current.is_some();
+                let half = self.superblock.geometry.half_len;
+                (Record::Delete { name: name.clone(), version }, if known { half } else { half / 4 * 3 })
             }
         };
         let record_bytes = record_bytes - replaced + record.encoded_len();
@@ -419,6 +462,7 @@ impl<M: Medium> Pool<M> {
 
     /// Puts a durable record into the catalogue in memory. The extents of a put are owned already.
     fn apply(&mut self, record: Record) {
+        self.promises.seen(record.version().counter);
         self.record_bytes += record.encoded_len();
         let (name, entry) = match record {
             Record::Put { name, version, len, digest, extents } => {
@@ -541,7 +585,14 @@ impl<M: Medium> Pool<M> {
     pub fn close(&mut self) -> Result<(), PoolError> {
         self.usable()?;
         self.root.reached = self.sequence;
-        self.attempt(|this| this.store_root())
+        let last = self.promises.last();
+        self.attempt(|this| {
+            this.store_root()?;
+            // Who stopped in peace goes on with the next number.
+            this.store_ceiling(last)
+        })?;
+        self.promises.raised(last);
+        Ok(())
     }
 
     /// Writes records as the next frame, or with all others to the other half if this one is full.

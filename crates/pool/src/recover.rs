@@ -10,6 +10,7 @@ use remanence_pmem::Medium;
 use crate::blob::BlobName;
 use crate::error::OpenError;
 use crate::format::BLOCK;
+use crate::format::ceiling;
 use crate::format::frame::{ALIGN, Frame, Record};
 use crate::format::root::{self, Root};
 use crate::format::superblock::Superblock;
@@ -27,6 +28,12 @@ pub fn recover<M: Medium>(medium: M) -> Result<Pool<M>, OpenError> {
         Root::parse(&bytes, superblock.salt)
     });
     let root = Root::choose(copies).ok_or(OpenError::RootDamaged)?;
+    let ceilings = ceiling::COPIES.map(|at| {
+        let mut bytes = [0; ceiling::LEN];
+        medium.read(at, &mut bytes);
+        ceiling::parse(&bytes, superblock.salt)
+    });
+    let ceiling = ceilings.into_iter().flatten().max();
     let mut half = vec![0; superblock.geometry.half_len as usize];
     medium.read(superblock.geometry.half(root.half), &mut half);
     let log = replay(&half, &superblock, &root)?;
@@ -45,6 +52,7 @@ pub fn recover<M: Medium>(medium: M) -> Result<Pool<M>, OpenError> {
         sequence: log.sequence,
         next_generation: newest + 1,
         records: log.records,
+        ceiling,
     })?;
     // Both copies again: one may have been torn, and the next crash may take the other.
     pool.store_root().map_err(|e| OpenError::medium(&e))?;

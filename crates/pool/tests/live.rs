@@ -153,6 +153,118 @@ fn a_damaged_copy_is_noticed_and_the_next_server_asked() {
     assert!(matches!(error, Error::Unreadable { ref lost, .. } if lost.len() == 2), "{error}");
 }
 
+/// A put of OLD reaches one server of three, and fails; the others come back without it, and NEW is put on them. With
+/// the first one back NEW is what everybody reads, and what a catch-up spreads, whatever the random numbers.
+#[test]
+fn a_put_that_failed_never_outranks_a_later_one() {
+    for turn in 0..2 {
+        let mut hosts = [Host::file(16 << 20), Host::file(16 << 20), Host::file(16 << 20)];
+        let servers: Vec<_> = hosts.iter().map(Host::named).collect();
+        let context = hosts[0].context();
+        let connect = |places: &[usize], need| {
+            let servers = servers.clone();
+            let client = Client::connect(&context, Options::new(servers, vec![token()]), need);
+            let client = client.expect("enough are there");
+            assert_eq!(client.live().collect::<Vec<_>>(), places);
+            client
+        };
+        put(&mut connect(&[0, 1, 2], 3), "x", bytes(0, 5000), 3).expect("on all");
+
+        // As if the other two had been killed before their commits came.
+        let mut client = connect(&[0, 1, 2], 3);
+        let version = client.next_version().expect("all promise");
+        let mut alone = Client::connect(&context, Options::new(vec![hosts[0].named()], vec![token()]), 1)
+            .expect("it is there");
+        let old = Source { version: Some(version), ..source("x", bytes(1, 5000)) };
+        put_with(&mut alone, vec![old], 1, &mut |_| ()).expect("on one");
+        drop((client, alone));
+
+        hosts[0].take().stop().expect("closed");
+        let report = put(&mut connect(&[1, 2], 2), "x", bytes(2, 7000), 2).expect("on two");
+        assert_eq!(report.incomplete, 1);
+        hosts[0].restart();
+        let mut client = connect(&[0, 1, 2], 3);
+        assert_eq!(get(&mut client, "x").expect("there"), bytes(2, 7000), "turn {turn}");
+        for (place, host) in hosts.iter().enumerate() {
+            let one = Options::new(vec![host.named()], vec![token()]);
+            let mut target = Client::connect(&context, one, 1).expect("there");
+            target.catch_up(&mut client, &mut |_| ()).expect("up to date");
+            assert_eq!(get(&mut target, "x").expect("there"), bytes(2, 7000), "turn {turn}, server {place}");
+        }
+    }
+}
+
+/// What one get says no later get takes back: it is brought to a majority first. And fewer than a majority say nothing.
+#[test]
+fn a_get_asks_a_majority_and_brings_there_what_it_finds_on_fewer() {
+    let mut hosts = [Host::file(16 << 20), Host::file(16 << 20), Host::file(16 << 20)];
+    let servers: Vec<_> = hosts.iter().map(Host::named).collect();
+    let context = hosts[0].context();
+    let connect =
+        || Client::connect(&context, Options::new(servers.clone(), vec![token()]), 1).expect("one at least");
+    put(&mut connect(), "x", bytes(0, 5000), 3).expect("on all");
+    put(&mut connect(), "gone", bytes(0, 500), 3).expect("on all");
+    hosts[2].take().stop().expect("closed");
+    put(&mut connect(), "x", bytes(1, 3_000_000), 2).expect("on two");
+    assert_eq!(connect().delete(&name("gone"), 2).expect("on two"), 2);
+
+    // The one that missed both is alone: it is not believed unless that is wanted.
+    hosts[0].take().stop().expect("closed");
+    hosts[1].take().stop().expect("closed");
+    hosts[2].restart();
+    let error = get(&mut connect(), "x").expect_err("one of three");
+    assert!(matches!(error, Error::NoMajority { have: 1, servers: 3, need: 2, .. }), "{error}");
+    assert!(matches!(connect().delete(&name("x"), 2), Err(Error::NoMajority { .. })));
+    let mut stale = Vec::new();
+    let got =
+        connect().get_any(&name("x"), |reader| reader.read_to_end(&mut stale).map(drop)).expect("as asked");
+    assert_eq!((stale, got.asked, got.newest), (bytes(0, 5000), 1, false));
+
+    // With one that has them it is two of three; the new one is on one of them only.
+    hosts[0].restart();
+    assert_eq!(get(&mut connect(), "x").expect("there"), bytes(1, 3_000_000));
+    assert!(matches!(get(&mut connect(), "gone"), Err(Error::NotFound(_))));
+    // It was brought to the other: that one and the third are enough to say the same.
+    hosts[0].take().stop().expect("closed");
+    hosts[1].restart();
+    assert_eq!(get(&mut connect(), "x").expect("there"), bytes(1, 3_000_000));
+    let one = Options::new(vec![hosts[2].named()], vec![token()]);
+    let mut third = Client::connect(&context, one, 1).expect("there");
+    assert_eq!(get(&mut third, "x").expect("there"), bytes(1, 3_000_000));
+    assert!(matches!(get(&mut third, "gone"), Err(Error::NotFound(_))));
+}
+
+#[test]
+fn a_quorum_that_others_could_miss_is_refused() {
+    let hosts = [Host::new(16 << 20), Host::new(16 << 20), Host::new(16 << 20)];
+    let servers: Vec<_> = hosts.iter().map(Host::named).collect();
+    let options = Options::new(servers, vec![token()]);
+    let mut client = Client::connect(&hosts[0].context(), options, 3).expect("all there");
+    let error = put(&mut client, "x", bytes(0, 10), 1).expect_err("no majority");
+    assert!(matches!(error, Error::SmallQuorum { quorum: 1, servers: 3, need: 2 }), "{error}");
+    put(&mut client, "x", bytes(0, 10), 2).expect("a majority");
+    assert!(matches!(client.delete(&name("x"), 1), Err(Error::SmallQuorum { .. })));
+}
+
+/// What was deleted while a server was away that never had the blob is not brought back by the one that missed it.
+#[test]
+fn a_deletion_is_kept_by_servers_that_never_had_the_blob() {
+    let mut hosts = [Host::file(16 << 20), Host::file(16 << 20), Host::file(16 << 20)];
+    let servers: Vec<_> = hosts.iter().map(Host::named).collect();
+    let context = hosts[0].context();
+    let connect =
+        || Client::connect(&context, Options::new(servers.clone(), vec![token()]), 2).expect("two at least");
+    hosts[2].take().stop().expect("closed");
+    put(&mut connect(), "x", bytes(0, 5000), 2).expect("on the first two");
+    hosts[2].restart();
+    hosts[0].take().stop().expect("closed");
+    // The third one has nothing of it, and is one of the two that make the deletion count.
+    assert_eq!(connect().delete(&name("x"), 2).expect("on two"), 2);
+    hosts[1].take().stop().expect("closed");
+    hosts[0].restart();
+    assert!(matches!(get(&mut connect(), "x"), Err(Error::NotFound(_))));
+}
+
 #[test]
 fn a_server_that_stops_on_the_way_is_told_of_and_catches_up_later() {
     let mut hosts = [Host::file(64 << 20), Host::file(64 << 20), Host::file(64 << 20)];

@@ -43,7 +43,7 @@ struct Delete {
     name: String,
     #[command(flatten)]
     servers: Servers,
-    /// On how many servers it must be durably gone [default: all]
+    /// On how many servers it must be durably gone, a majority at least [default: all]
     #[arg(long, value_name = "K")]
     quorum: Option<usize>,
     /// Print one JSON object

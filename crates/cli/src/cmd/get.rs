@@ -4,7 +4,7 @@ use std::fs::{self, File};
 use std::io::{self, IsTerminal as _, Read as _, Seek as _, Write as _};
 use std::path::{Path, PathBuf};
 
-use remanence_pool::client::{BlobReader, Client, Got};
+use remanence_pool::client::{BlobReader, Client, Error, Got};
 use serde_json::json;
 
 use super::put::blob_name;
@@ -19,8 +19,10 @@ Examples:
   rem get -s 127.0.0.1 --token-file pool.token notes.txt -o notes.txt
   rem get -s a,b,c src.tar | tar x
 
-The bytes are read from one server that has the newest version; if it fails, or what it has is not what was put, the
-next one is asked. A file appears only when all of it is there and verified.")]
+A majority of the servers says which version is the newest, so name all that keep the blob, also those that are away.
+The bytes are read from one that has it; if it fails, or what it has is not what was put, the next one is asked. A file
+appears only when all of it is there and verified. With fewer servers than a majority nobody knows what was put last:
+rem ends with status 1, and --any gives what is there.")]
 pub(crate) struct Args {
     /// Name of the blob
     name: String,
@@ -29,6 +31,9 @@ pub(crate) struct Args {
     /// File to write; `-` is standard output
     #[arg(short, long, value_name = "FILE", default_value = "-")]
     output: PathBuf,
+    /// Take what is there from fewer servers than a majority: it may be older than what was put last
+    #[arg(long)]
+    any: bool,
     /// Print one JSON object; on stderr if the blob goes to standard output
     #[arg(long)]
     json: bool,
@@ -46,7 +51,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Fail> {
     let got = if to_stdout {
         // Standard output cannot be taken back, so the bytes wait in a nameless file until they are verified.
         let mut spool = tempfile::SpooledTempFile::new(64 << 20);
-        let got = fetch(&mut client, &name, &bar, &mut |reader| {
+        let got = fetch(&mut client, &name, args.any, &bar, &mut |reader| {
             spool.set_len(0)?;
             spool.rewind()?;
             copy(reader, &mut spool, &bar)
@@ -59,11 +64,18 @@ pub(crate) fn run(args: &Args) -> Result<(), Fail> {
             .context(|| "standard output cannot be written".into())?;
         got
     } else {
-        let got = to_file(&mut client, &name, &args.output, &bar)?;
+        let got = to_file(&mut client, &name, args.any, &args.output, &bar)?;
         bar.done();
         got
     };
     let from = client.name(got.server).to_owned();
+    if !got.newest {
+        anstream::eprintln!(
+            "rem: \"{name}\" is what {} of {} says; it may be older than what was put last",
+            got.asked,
+            ui::count(args.servers.servers.len(), "server")
+        );
+    }
     if args.json {
         let out = json!({
             "name": name.as_str(),
@@ -71,6 +83,8 @@ pub(crate) fn run(args: &Args) -> Result<(), Fail> {
             "len": got.len,
             "blake3": got.digest.to_string(),
             "server": from,
+            "newest": got.newest,
+            "asked": got.asked,
             "seconds": got.took.as_secs_f64(),
             "lost": got.lost.iter().chain(&client.lost()).map(ToString::to_string).collect::<Vec<_>>(),
         });
@@ -90,14 +104,21 @@ pub(crate) fn run(args: &Args) -> Result<(), Fail> {
 fn fetch(
     client: &mut Client,
     name: &remanence_pool::BlobName,
+    any: bool,
     bar: &Bar,
     take: &mut dyn FnMut(&mut BlobReader<'_>) -> io::Result<()>,
 ) -> Result<Got, Fail> {
-    let got = client.get(name, |reader| {
+    let take = |reader: &mut BlobReader<'_>| {
         bar.begin(reader.len());
         take(reader)
-    });
-    let got = got.map_err(|e| Fail::new(e.to_string()))?;
+    };
+    let got = if any { client.get_any(name, take) } else { client.get(name, take) };
+    let got = got.map_err(|error| match error {
+        Error::NoMajority { .. } | Error::Unsettled { .. } => {
+            Fail::new(format!("{error}; or take what is there with --any"))
+        }
+        error => Fail::new(error.to_string()),
+    })?;
     for lost in &got.lost {
         bar.say(format!("{lost}; it was read from {}", client.name(got.server)));
     }
@@ -107,6 +128,7 @@ fn fetch(
 fn to_file(
     client: &mut Client,
     name: &remanence_pool::BlobName,
+    any: bool,
     output: &Path,
     bar: &Bar,
 ) -> Result<Got, Fail> {
@@ -118,10 +140,10 @@ fn to_file(
     // A device or a pipe is written as it is; there is nothing to put in its place.
     if fs::metadata(output).is_ok_and(|m| !m.is_file()) {
         let mut file = File::options().write(true).open(output).context(unwritable)?;
-        return fetch(client, name, bar, &mut |reader| copy(reader, &mut file, bar));
+        return fetch(client, name, any, bar, &mut |reader| copy(reader, &mut file, bar));
     }
     let mut file = tempfile::NamedTempFile::new_in(parent).context(unwritable)?;
-    let got = fetch(client, name, bar, &mut |reader| {
+    let got = fetch(client, name, any, bar, &mut |reader| {
         file.as_file().set_len(0)?;
         file.rewind()?;
         copy(reader, &mut file, bar)

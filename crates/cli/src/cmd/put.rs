@@ -20,7 +20,8 @@ Examples:
   tar c src | rem put -s a,b,c --quorum 2 --name src.tar -
   rem put -s a,b,c -r src
 
-A blob is durable on every server that was named, or on --quorum of them, before rem says so.")]
+A blob is durable on every server that was named, or on --quorum of them, before rem says so. Name all the servers
+that keep it each time, also those that are away: a majority of them decides what was put last.")]
 pub(crate) struct Args {
     /// Files, and with -r directories; `-` is standard input
     #[arg(value_name = "FILE", required = true)]
@@ -30,7 +31,7 @@ pub(crate) struct Args {
     /// Name of the blob, if there is one file only [default: the path as given]
     #[arg(long)]
     name: Option<String>,
-    /// How many servers must have a blob durably [default: all]
+    /// How many servers must have a blob durably, a majority at least [default: all]
     #[arg(long, value_name = "K")]
     quorum: Option<usize>,
     /// Put directories with everything in them

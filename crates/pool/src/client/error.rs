@@ -82,9 +82,56 @@ pub enum Error {
         /// The others.
         lost: Vec<Lost>,
     },
+    /// Fewer than a majority of the servers.
+    #[error(
+        "only {have} of {servers} servers can be used, and it takes {need} to know what was put last: {}",
+        list(lost)
+    )]
+    NoMajority {
+        /// How many there are.
+        have: usize,
+        /// Of how many.
+        servers: usize,
+        /// How many are needed.
+        need: usize,
+        /// The others.
+        lost: Vec<Lost>,
+    },
+    /// The newest version is on too few servers, and could not be brought to more.
+    #[error(
+        "the newest version of \"{name}\" is on {have} of {servers} servers, of a put that did not end well, and cannot be brought to more ({why}); put the blob again, or delete it"
+    )]
+    Unsettled {
+        /// The blob.
+        name: BlobName,
+        /// How many have it.
+        have: usize,
+        /// Of how many.
+        servers: usize,
+        /// Why not to more.
+        why: String,
+    },
+    /// Others put it all the time.
+    #[error("\"{0}\" was put anew each time that it was about to be read; try again")]
+    Busy(BlobName),
+    /// The blob is gone from fewer servers than the quorum.
+    #[error(
+        "\"{name}\" is durably gone from {have} servers, and {need} were asked for: {}; delete it again when they are back, until then it may be there or not",
+        list(lost)
+    )]
+    NotGone {
+        /// The blob.
+        name: BlobName,
+        /// From how many it is gone.
+        have: usize,
+        /// From how many it should be.
+        need: usize,
+        /// The others.
+        lost: Vec<Lost>,
+    },
     /// The blob is on fewer servers than the quorum.
     #[error(
-        "\"{name}\" is durable on {have} servers, and {need} were asked for: {}; put it again when they are back",
+        "\"{name}\" is durable on {have} servers, and {need} were asked for: {}; put it again when they are back, until then who reads it may find this one or the one before",
         list(lost)
     )]
     NoQuorum {
@@ -115,6 +162,18 @@ pub enum Error {
         quorum: usize,
         /// How many servers there are.
         servers: usize,
+    },
+    /// The quorum is less than a majority.
+    #[error(
+        "a quorum of {quorum} is no majority of {servers} servers: who reads later could miss what it acknowledged; ask for {need} at least"
+    )]
+    SmallQuorum {
+        /// What was asked for.
+        quorum: usize,
+        /// How many servers there are.
+        servers: usize,
+        /// How many make a majority.
+        need: usize,
     },
     /// The source or the destination of the data failed.
     #[error("{what} ({error})")]

@@ -1,16 +1,21 @@
 //! Gets blobs back: pipelined READs into the ring, in order, the digest checked at the end.
 //!
 //! A blob is read from one server that has its newest version; when that one fails, or has other bytes than were put
-//! there, the next one is asked.
+//! there, the next one is asked. Which version is the newest a majority of the servers says; one that is on fewer is
+//! brought to a majority before it is believed, so that what was read once is never taken back ([`crate::quorum`]).
 
 use std::collections::VecDeque;
 use std::io::{self, Read};
 use std::time::{Duration, Instant};
 
 use super::link::{self, Happened, Tag};
-use super::{Client, Error, Lost, News, ServerIndex, Why};
+use super::{Client, Error, Lost, News, Options, ServerIndex, Why};
 use crate::blob::{BlobName, Digest, DigestHasher, Version};
-use crate::proto::{RemoteExtent, Reply, Request};
+use crate::proto::{Code, RemoteExtent, Reply, Request};
+use crate::quorum::Reading;
+
+/// How often it is begun anew when others put or delete the blob at the same time.
+const ROUNDS: usize = 16;
 
 /// What was read.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -25,6 +30,10 @@ pub struct Got {
     pub digest: Digest,
     /// How long it took.
     pub took: Duration,
+    /// How many servers said which version they have.
+    pub asked: usize,
+    /// It is what was put last: a majority was asked, and has it.
+    pub newest: bool,
     /// Servers that could not give it.
     pub lost: Vec<Lost>,
 }
@@ -33,7 +42,7 @@ pub struct Got {
 pub(super) struct Download {
     server: ServerIndex,
     lease: u64,
-    version: Version,
+    pub(super) version: Version,
     len: u64,
     digest: Digest,
     /// What is not asked for yet.
@@ -98,49 +107,160 @@ impl Client {
         Ok(BlobReader { client: self, download })
     }
 
-    /// Gets the newest version of a blob that the live servers know of. `take` consumes the stream, and is called again
-    /// from the beginning when a server fails.
+    /// Gets the newest version of a blob. `take` consumes the stream, and is called again from the beginning when a
+    /// server fails.
     ///
     /// # Errors
-    /// There is no such blob, no server could give it whole, or `take` failed.
+    /// Fewer than a majority of the servers can be used, there is no such blob, no server could give it whole, or `take`
+    /// failed.
     pub fn get(
         &mut self,
         name: &BlobName,
+        take: impl FnMut(&mut BlobReader<'_>) -> io::Result<()>,
+    ) -> Result<Got, Error> {
+        self.fetch(name, false, take)
+    }
+
+    /// Gets the newest version that the live servers know of, however few they are: it may be older than what was put
+    /// last, or of a put that failed.
+    ///
+    /// # Errors
+    /// There is no such blob on any of them, no server could give it whole, or `take` failed.
+    pub fn get_any(
+        &mut self,
+        name: &BlobName,
+        take: impl FnMut(&mut BlobReader<'_>) -> io::Result<()>,
+    ) -> Result<Got, Error> {
+        self.fetch(name, true, take)
+    }
+
+    fn fetch(
+        &mut self,
+        name: &BlobName,
+        any: bool,
         mut take: impl FnMut(&mut BlobReader<'_>) -> io::Result<()>,
     ) -> Result<Got, Error> {
         let began = Instant::now();
-        let versions = self.versions(name)?;
-        let newest = versions.iter().map(|(_, version, _)| *version).max().unwrap_or(Version::NONE);
-        let holders: Vec<ServerIndex> =
-            versions.iter().filter(|(_, v, live)| *live && *v == newest).map(|(s, ..)| *s).collect();
-        if holders.is_empty() {
-            return Err(Error::NotFound(name.clone()));
-        }
+        let servers = self.options.servers.len();
         let mut lost = Vec::new();
-        for server in holders {
-            let mut reader = match self.open(server, name) {
-                Ok(reader) => reader,
-                Err(why) => {
-                    lost.push(why);
-                    continue;
+        'again: for _ in 0..ROUNDS {
+            let reading = match any {
+                false => self.settle(name)?,
+                true => {
+                    let said = self.versions(name)?;
+                    Reading::of_any(servers, &said).expect("somebody spoke, or it was an error")
                 }
             };
-            // What `take` left is read all the same: the digest is of the whole.
-            let taken = take(&mut reader).and_then(|()| io::copy(&mut reader, &mut io::sink()).map(drop));
-            let Download { version, len, digest, .. } = reader.download;
-            match (taken, reader.download.failure.take()) {
-                (Ok(()), _) => {
-                    drop(reader);
-                    return Ok(Got { server, version, len, digest, took: began.elapsed(), lost });
+            if !reading.live {
+                return Err(Error::NotFound(name.clone()));
+            }
+            let asked = reading.holders.len() + reading.behind.len();
+            for &server in &reading.holders {
+                let mut reader = match self.open(server, name) {
+                    Ok(reader) => reader,
+                    // It was deleted just now.
+                    Err(Lost { why: Why::Refused { code: Code::NotFound, .. }, .. }) => continue 'again,
+                    Err(why) => {
+                        lost.push(why);
+                        continue;
+                    }
+                };
+                // It was put anew just now; who knows on how many servers.
+                if reader.download.version != reading.version {
+                    continue 'again;
                 }
-                (Err(_), Some(failure)) => lost.push(failure),
-                (Err(error), None) => {
-                    let what = format!("\"{name}\" cannot be written out");
-                    return Err(Error::Io { what, error });
+                // What `take` left is read all the same: the digest is of the whole.
+                let taken = take(&mut reader).and_then(|()| io::copy(&mut reader, &mut io::sink()).map(drop));
+                let Download { version, len, digest, .. } = reader.download;
+                match (taken, reader.download.failure.take()) {
+                    (Ok(()), _) => {
+                        drop(reader);
+                        let (took, newest) = (began.elapsed(), !any || reading.is_settled());
+                        return Ok(Got { server, version, len, digest, took, asked, newest, lost });
+                    }
+                    (Err(_), Some(failure)) => lost.push(failure),
+                    (Err(error), None) => {
+                        let what = format!("\"{name}\" cannot be written out");
+                        return Err(Error::Io { what, error });
+                    }
+                }
+            }
+            return Err(Error::Unreadable { name: name.clone(), lost });
+        }
+        Err(Error::Busy(name.clone()))
+    }
+
+    /// What a majority has of a name, once a majority has it: a version that fewer have is brought to the others first.
+    ///
+    /// # Errors
+    /// Fewer than a majority can be used, or it cannot be brought there.
+    pub(super) fn settle(&mut self, name: &BlobName) -> Result<Reading, Error> {
+        for _ in 0..ROUNDS {
+            let reading = self.reading(name)?;
+            if reading.missing() == 0 {
+                return Ok(reading);
+            }
+            let brought = match reading.live {
+                true => self.bring(name, &reading),
+                false => self.bring_deletion(name, &reading),
+            };
+            match brought {
+                Ok(true) => return Ok(reading),
+                // It is another one by now.
+                Ok(false) => {}
+                Err(why) => {
+                    let (have, servers) = (reading.holders.len(), self.options.servers.len());
+                    return Err(Error::Unsettled { name: name.clone(), have, servers, why });
                 }
             }
         }
-        Err(Error::Unreadable { name: name.clone(), lost })
+        Err(Error::Busy(name.clone()))
+    }
+
+    /// Copies a blob from one of its holders to as many of those behind as make a majority; `false` if the holders have
+    /// another version meanwhile.
+    fn bring(&mut self, name: &BlobName, reading: &Reading) -> Result<bool, String> {
+        let servers = reading.behind.iter().map(|server| self.options.servers[*server].clone()).collect();
+        let options = Options { servers, ..self.options.clone() };
+        let context = self.context.clone();
+        let mut to = Self::connect(&context, options, reading.missing()).map_err(|e| e.to_string())?;
+        let mut why = String::new();
+        for &holder in &reading.holders {
+            let download = match Download::open(self, holder, name) {
+                Ok(download) if download.version == reading.version => download,
+                Ok(mut other) => {
+                    other.close(self);
+                    return Ok(false);
+                }
+                Err(Lost { why: Why::Refused { code: Code::NotFound, .. }, .. }) => return Ok(false),
+                Err(lost) => {
+                    why = lost.to_string();
+                    continue;
+                }
+            };
+            match to.copy_one(self, name, download, reading.missing()) {
+                Ok(()) => return Ok(true),
+                // The holder's fault; the next one may be sound.
+                Err(error @ Error::Io { .. }) => why = error.to_string(),
+                Err(error) => return Err(error.to_string()),
+            }
+        }
+        Err(why)
+    }
+
+    /// The same of a deletion.
+    fn bring_deletion(&mut self, name: &BlobName, reading: &Reading) -> Result<bool, String> {
+        let (mut done, mut why) = (0, Vec::new());
+        for &server in &reading.behind {
+            let request = Request::Delete { name: name.clone(), version: reading.version };
+            match self.request(server, request) {
+                Ok(Reply::Committed { .. }) => done += 1,
+                Err(Lost { why: Why::Refused { code: Code::Superseded, .. }, .. }) => return Ok(false),
+                Ok(other) => why.push(self.nonsense(server, other)),
+                Err(lost) => why.push(lost),
+            }
+        }
+        if done >= reading.missing() { Ok(true) } else { Err(super::error::list(&why)) }
     }
 }
 

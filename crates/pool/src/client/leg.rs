@@ -79,8 +79,6 @@ struct Chunk {
 #[derive(Debug)]
 pub struct Leg {
     state: State,
-    /// What the server knew of the name when it reserved.
-    seen: Version,
     reservation: u64,
     /// Bytes to come, as far as known.
     expected: Option<u64>,
@@ -110,7 +108,6 @@ impl Leg {
         let first = expected.unwrap_or(FIRST_ROOM);
         let this = Self {
             state: State::Opening,
-            seen: Version::NONE,
             reservation: 0,
             expected,
             room: VecDeque::new(),
@@ -129,10 +126,10 @@ impl Leg {
         (this, Act::Ask(Request::Reserve { name, bytes: first, at_least: expected.unwrap_or(1) }))
     }
 
-    /// The version that the server had when it reserved; `None` as long as it has not answered.
+    /// Whether the server has reserved.
     #[must_use]
-    pub fn seen(&self) -> Option<Version> {
-        (self.state != State::Opening).then_some(self.seen)
+    pub fn has_room(&self) -> bool {
+        self.state != State::Opening
     }
 
     /// The durable version, once it is.
@@ -151,10 +148,9 @@ impl Leg {
     }
 
     /// The server reserved.
-    pub fn reserved(&mut self, reservation: u64, seen: Version, extents: &[RemoteExtent]) {
+    pub fn reserved(&mut self, reservation: u64, extents: &[RemoteExtent]) {
         self.state = State::Streaming;
         self.reservation = reservation;
-        self.seen = seen;
         self.extended(extents);
     }
 
@@ -361,7 +357,7 @@ mod tests {
         let mut acts = Vec::new();
         leg.step(10, &mut acts);
         assert_eq!(acts, [], "no room yet");
-        leg.reserved(9, Version { counter: 4, writer: 1 }, &[extent(4096, 4096, 77)]);
+        leg.reserved(9, &[extent(4096, 4096, 77)]);
         leg.step(10, &mut acts);
         let write = Act::Write { slot: 3, offset: 0, len: 100, addr: 4096, rkey: 77 };
         assert_eq!(acts, [write, Act::Flush { addr: 4096, len: 100, rkey: 77 }]);
@@ -382,7 +378,7 @@ mod tests {
     fn nothing_is_written_for_an_empty_blob() {
         let (mut leg, _) = Leg::open(name(), Some(0));
         leg.end(End { len: 0, digest: DIGEST });
-        leg.reserved(1, Version::NONE, &[]);
+        leg.reserved(1, &[]);
         let mut acts = Vec::new();
         leg.step(10, &mut acts);
         assert_eq!((acts, leg.is_ready()), (vec![], true));
@@ -391,7 +387,7 @@ mod tests {
     #[test]
     fn the_budget_is_kept_and_the_rest_comes_later() {
         let (mut leg, _) = Leg::open(name(), Some(3000));
-        leg.reserved(1, Version::NONE, &[extent(0, 4096, 1)]);
+        leg.reserved(1, &[extent(0, 4096, 1)]);
         (0..3).for_each(|slot| leg.chunk(slot, 1000));
         let mut acts = Vec::new();
         leg.step(2, &mut acts);
@@ -407,7 +403,7 @@ mod tests {
     fn a_leg_that_is_given_up_gives_every_slot_back_once() {
         for completed_first in [false, true] {
             let (mut leg, _) = Leg::open(name(), Some(9000));
-            leg.reserved(1, Version::NONE, &[extent(0, 4096, 1)]);
+            leg.reserved(1, &[extent(0, 4096, 1)]);
             (0..3).for_each(|slot| leg.chunk(slot, 3000));
             let mut acts = Vec::new();
             leg.step(10, &mut acts);
@@ -467,7 +463,7 @@ mod tests {
                         left -= len;
                     }
                     granted.extend(extents.iter().copied());
-                    if opened { leg.extended(&extents) } else { leg.reserved(1, Version::NONE, &extents) }
+                    if opened { leg.extended(&extents) } else { leg.reserved(1, &extents) }
                     opened = true;
                 }
                 let mut acts = Vec::new();

@@ -30,7 +30,8 @@ pub use resync::{Difference, SyncReport, differences};
 
 use crate::auth::Token;
 use crate::blob::{BlobName, Listing, Version};
-use crate::proto::{PoolInfo, Reply, Request};
+use crate::proto::{Code, PoolInfo, Reply, Request};
+use crate::quorum::{Ballot, Reading, majority};
 
 /// How a client is made.
 #[derive(Clone, Debug)]
@@ -70,7 +71,9 @@ pub struct Client {
     cq: Cq,
     ring: Mr,
     options: Options,
-    /// Decides between writers of one version.
+    /// For further connections.
+    context: Context,
+    /// Decides between puts that took one number.
     writer: u64,
     next_tag: Tag,
     completions: Vec<Wc>,
@@ -115,6 +118,7 @@ impl Client {
             cq,
             ring,
             options,
+            context: context.clone(),
             writer: u64::from_le_bytes(writer),
             next_tag: 1,
             completions: Vec::new(),
@@ -205,30 +209,89 @@ impl Client {
         if found.is_empty() { Err(Error::TooFew { have: 0, need: 1, lost }) } else { Ok(found) }
     }
 
+    /// What a majority of the servers has of a name.
+    ///
+    /// # Errors
+    /// Fewer than a majority can be used.
+    fn reading(&mut self, name: &BlobName) -> Result<Reading, Error> {
+        let servers = self.options.servers.len();
+        let said = self.versions(name)?;
+        Reading::of(servers, &said).ok_or_else(|| self.no_majority(said.len()))
+    }
+
+    fn no_majority(&self, have: usize) -> Error {
+        let servers = self.options.servers.len();
+        Error::NoMajority { have, servers, need: majority(servers), lost: self.lost() }
+    }
+
     /// Deletes a blob on all live servers; returns on how many it is durably gone.
     ///
     /// # Errors
-    /// It is on none of them, or fewer than `need` could do it.
+    /// It is on none of them, fewer than `need` could do it, or `need` is no majority.
     pub fn delete(&mut self, name: &BlobName, need: usize) -> Result<usize, Error> {
-        let versions = self.versions(name)?;
-        if versions.iter().all(|(_, _, live)| !live) {
+        check_quorum(need, self.options.servers.len())?;
+        if !self.settle(name)?.live {
             return Err(Error::NotFound(name.clone()));
         }
-        let newest = versions.iter().map(|(_, version, _)| *version).max().unwrap_or(Version::NONE);
-        let version = newest.next(self.writer);
-        let mut have = 0;
-        for (server, _, live) in versions {
-            // Where it is not, there is nothing to delete; resync brings the deletion there.
-            let request = Request::Delete { name: name.clone(), version };
-            match live.then(|| self.request(server, request)) {
-                None | Some(Ok(Reply::Committed { .. })) => have += 1,
-                Some(_) => {}
+        let version = self.next_version()?;
+        let (mut have, mut refused) = (0, Vec::new());
+        for server in self.live().collect::<Vec<_>>() {
+            match self.request(server, Request::Delete { name: name.clone(), version }) {
+                Ok(Reply::Committed { .. }) => have += 1,
+                // Somebody put it anew at the same time.
+                Err(Lost { why: Why::Refused { code: Code::Superseded, .. }, .. }) => have += 1,
+                Ok(other) => drop(self.nonsense(server, other)),
+                Err(lost) => refused.push(lost),
             }
         }
         if have < need {
-            return Err(Error::NoQuorum { name: name.clone(), have, need, lost: self.lost() });
+            refused.extend(self.lost());
+            refused.dedup();
+            return Err(Error::NotGone { name: name.clone(), have, need, lost: refused });
         }
         Ok(have)
+    }
+
+    /// A version above all that were chosen before: see [`crate::quorum`]. Puts choose theirs themselves.
+    ///
+    /// # Errors
+    /// Fewer than a majority can be used.
+    pub fn next_version(&mut self) -> Result<Version, Error> {
+        let mut ballot = Ballot::new(self.options.servers.len());
+        let mut have = 0;
+        for server in self.live().collect::<Vec<_>>() {
+            if let Some(number) = self.promised(server, Request::Ticket) {
+                ballot.ticket(server, number);
+                have += 1;
+            }
+        }
+        let Some((number, open)) = ballot.choose() else { return Err(self.no_majority(have)) };
+        for server in open {
+            match self.promised(server, Request::Promise { number }) {
+                Some(promised) => ballot.promised(server, promised),
+                None => have -= 1,
+            }
+        }
+        let counter = ballot.number().ok_or_else(|| self.no_majority(have))?;
+        Ok(Version { counter, writer: self.next_writer() })
+    }
+
+    /// The answer to a `Ticket` or a `Promise`.
+    fn promised(&mut self, server: ServerIndex, request: Request) -> Option<u64> {
+        match self.request(server, request) {
+            Ok(Reply::Promised { number }) => Some(number),
+            Ok(other) => {
+                let _ = self.nonsense(server, other);
+                None
+            }
+            Err(_) => None,
+        }
+    }
+
+    /// Each put has a name of its own, as two of one client may take one number too.
+    fn next_writer(&mut self) -> u64 {
+        self.writer = self.writer.wrapping_add(1);
+        self.writer
     }
 
     // ---- the machinery ----
@@ -337,6 +400,16 @@ impl Client {
         if let Ok(Some(happened)) = self.on(server, |link| link.completed(wc)) {
             self.news.push_back(News::From(server, happened));
         }
+    }
+}
+
+/// Refuses quorums that are none.
+fn check_quorum(quorum: usize, servers: usize) -> Result<(), Error> {
+    let need = majority(servers);
+    match quorum {
+        _ if quorum > servers => Err(Error::BadQuorum { quorum, servers }),
+        _ if quorum < need => Err(Error::SmallQuorum { quorum, servers, need }),
+        _ => Ok(()),
     }
 }
 

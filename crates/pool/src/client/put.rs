@@ -4,6 +4,9 @@
 //! every server and, when all of a blob is flushed there, has it committed. Many small blobs are under way at a time,
 //! so their waits for the media overlap. A blob is durable when at least `quorum` servers have said so; a server
 //! that is lost on the way is told of, and the rest goes on as long as the quorum can be reached.
+//!
+//! Which version a blob gets is decided by [`crate::quorum`], while its data is under way; nothing is committed before
+//! that, nor before all of it is durable on as many servers as the quorum has.
 
 use std::collections::{BTreeMap, HashMap};
 use std::io::{self, Read};
@@ -15,6 +18,7 @@ use super::link::{self, Happened, Tag};
 use super::{Client, Error, Lost, News, ServerIndex, Why};
 use crate::blob::{BlobName, Digest, Version};
 use crate::proto::{Code, Reply, Request};
+use crate::quorum::Ballot;
 
 /// Blobs under way at a time.
 const OPEN: usize = 32;
@@ -30,14 +34,14 @@ pub struct Source<'a> {
     pub len: Option<u64>,
     /// Its bytes.
     pub reader: Box<dyn Read + Send + 'a>,
-    /// The version it must have; `None` takes the next one.
+    /// The version it has, if this is a copy; `None` for a new blob, which gets one above all earlier ones.
     pub version: Option<Version>,
 }
 
 /// How to put.
 #[derive(Clone, Debug)]
 pub struct Upload {
-    /// On how many servers a blob must be durable.
+    /// On how many servers a blob must be durable: a majority at least, so that nobody who asks a majority misses it.
     pub quorum: usize,
     /// The servers; `None` means all that are live.
     pub servers: Option<Vec<ServerIndex>>,
@@ -105,7 +109,11 @@ struct Path {
 struct Transfer {
     name: BlobName,
     paths: Vec<Path>,
+    /// How the version is chosen; for copies it was given.
+    ballot: Ballot,
     version: Option<Version>,
+    /// Enough servers had all of it, so it is being committed.
+    committing: bool,
     end: Option<End>,
     began: Instant,
     done: usize,
@@ -118,9 +126,23 @@ impl Client {
     /// Puts blobs. `events` is told what happens on the way, from this thread.
     ///
     /// # Errors
-    /// At the first blob that does not reach the quorum, or source that cannot be read. What was told to be durable
-    /// is. The client should not be used for more: what it had reserved is given back when it is dropped.
+    /// At the first blob that does not reach the quorum, or source that cannot be read; or the quorum is no majority.
+    /// What was told to be durable is. A blob that was not may come to be, as long as nobody puts it again: who reads it
+    /// on a server that has it brings it to the others. The client should not be used for more: what it had reserved is
+    /// given back when it is dropped.
     pub fn put<'a>(
+        &mut self,
+        sources: impl Iterator<Item = Result<Source<'a>, (String, io::Error)>> + Send,
+        upload: &Upload,
+        events: &mut dyn FnMut(Event<'_>),
+    ) -> Result<PutReport, Error> {
+        let servers = upload.servers.as_ref().map_or(self.options.servers.len(), Vec::len);
+        super::check_quorum(upload.quorum, servers)?;
+        self.put_on(sources, upload, events)
+    }
+
+    /// The same with any quorum, for copies, whose versions were chosen long ago.
+    pub(super) fn put_on<'a>(
         &mut self,
         sources: impl Iterator<Item = Result<Source<'a>, (String, io::Error)>> + Send,
         upload: &Upload,
@@ -129,9 +151,6 @@ impl Client {
         let servers = upload.servers.clone().unwrap_or_else(|| self.live().collect());
         let named = upload.servers.as_ref().map_or(self.options.servers.len(), Vec::len);
         let began = Instant::now();
-        if upload.quorum == 0 || upload.quorum > named {
-            return Err(Error::BadQuorum { quorum: upload.quorum, servers: named });
-        }
         let (feed_tx, feed) = sync_channel(self.options.chunks as usize);
         let (free, free_rx) = channel();
         for slot in 0..self.options.chunks {
@@ -333,7 +352,9 @@ impl Put<'_> {
         let mut transfer = Transfer {
             name,
             paths: Vec::new(),
+            ballot: Ballot::new(self.named),
             version,
+            committing: false,
             end: None,
             began,
             done: 0,
@@ -403,24 +424,43 @@ impl Put<'_> {
         Ok(())
     }
 
-    /// Has the blob committed where all of it is durable. The version is chosen once, when every server has said what
-    /// it has.
+    /// Has the blob committed where all of it is durable, once that is so on enough servers: a put that cannot reach
+    /// its quorum shall leave nothing behind if that is known before.
     fn commit(&mut self, id: u64) {
-        let writer = self.client.writer;
+        self.elect(id);
         let transfer = self.transfers.get_mut(&id).expect("the caller has it");
-        if transfer.version.is_none() {
-            let live = || transfer.paths.iter().filter(|path| !path.given_up);
-            if live().any(|path| path.leg.seen().is_none()) {
-                return;
-            }
-            transfer.version = live().filter_map(|path| path.leg.seen()).max().map(|seen| seen.next(writer));
-        }
         let Some(version) = transfer.version else { return };
         let ready = transfer.paths.iter_mut().filter(|path| !path.given_up && path.leg.is_ready());
-        let commits: Vec<_> = ready.map(|path| (path.server, path.leg.commit(version))).collect();
+        let ready: Vec<&mut Path> = ready.collect();
+        transfer.committing |= ready.len() >= self.quorum;
+        if !transfer.committing {
+            return;
+        }
+        let commits: Vec<_> = ready.into_iter().map(|path| (path.server, path.leg.commit(version))).collect();
         for (server, act) in commits {
             // As above: who is lost is in the news.
             let _ = self.act(id, server, act);
+        }
+    }
+
+    /// Chooses the version, once every server has said what it has, and has it promised.
+    fn elect(&mut self, id: u64) {
+        let transfer = self.transfers.get_mut(&id).expect("the caller has it");
+        if transfer.version.is_some() {
+            return;
+        }
+        let mut paths = transfer.paths.iter().filter(|path| !path.given_up);
+        if paths.all(|path| path.leg.has_room())
+            && let Some((number, open)) = transfer.ballot.choose()
+        {
+            for server in open {
+                // As above.
+                let _ = self.ask(id, server, Request::Promise { number });
+            }
+        }
+        let transfer = self.transfers.get_mut(&id).expect("looked up above");
+        if let Some(counter) = transfer.ballot.number() {
+            transfer.version = Some(Version { counter, writer: self.client.next_writer() });
         }
     }
 
@@ -530,10 +570,18 @@ impl Put<'_> {
     }
 
     fn replied(&mut self, id: u64, server: ServerIndex, reply: Reply) {
+        match (self.transfers.get_mut(&id), &reply) {
+            (Some(transfer), Reply::Reserved { ticket, .. }) => transfer.ballot.ticket(server, *ticket),
+            // Also of a server that has no room for the blob: its word counts all the same.
+            (Some(transfer), Reply::Promised { number }) => {
+                return transfer.ballot.promised(server, *number);
+            }
+            _ => {}
+        }
         let Some(path) = self.path(id, server) else { return };
         match reply {
-            Reply::Reserved { reservation, version, extents } => {
-                path.leg.reserved(reservation, version, &extents);
+            Reply::Reserved { reservation, extents, .. } => {
+                path.leg.reserved(reservation, &extents);
                 self.drained(id, server);
             }
             Reply::Extents { extents } => path.leg.extended(&extents),
@@ -541,9 +589,14 @@ impl Put<'_> {
                 path.leg.committed(version);
                 self.complete(id, server);
             }
-            // Somebody wrote a newer version. For who copies an old one that is as good as done.
-            Reply::Refused { code: Code::Superseded, .. } if self.is_copy(id) => {
+            // Somebody put a newer one at the same time. The server has what comes after ours, durably: nobody who asks
+            // it will see what was there before, so this is as good as done.
+            Reply::Refused { code: Code::Superseded, .. } => {
+                let reservation = path.leg.reservation();
                 self.complete(id, server);
+                if let Some(reservation) = reservation {
+                    let _ = self.client.on(server, |link| link.tell(Request::Abandon { reservation }));
+                }
             }
             Reply::Refused { .. } => self.give_up(id, server, link::unexpected(reply)),
             other => {
@@ -551,11 +604,6 @@ impl Put<'_> {
                 let _ = self.client.lose(server, why);
             }
         }
-    }
-
-    /// Whether the version was given, and not chosen by us.
-    fn is_copy(&self, id: u64) -> bool {
-        self.transfers.get(&id).and_then(|t| t.version).is_some_and(|v| v.writer != self.client.writer)
     }
 
     fn complete(&mut self, id: u64, server: ServerIndex) {

@@ -2,6 +2,10 @@
 //!
 //! The version of each name decides: what a source has newer is copied with its version, deletions too. Each copy goes
 //! the way of any put, so it is durable and whole or not there; an interrupted catch-up is simply begun again.
+//!
+//! The highest version that a majority of the servers knows of is what won: no put that was acknowledged has a higher
+//! one, and of one that failed it is the only one that may still count ([`crate::quorum`]). So a majority, the target
+//! included, has to be there; nothing that was acknowledged is ever replaced.
 
 use std::collections::BTreeMap;
 use std::io::{self, Read};
@@ -10,9 +14,10 @@ use std::time::{Duration, Instant};
 
 use super::get::Download;
 use super::put::{Event, Source, Upload};
-use super::{Client, Error, ServerIndex};
+use super::{Client, Error, Lost, ServerIndex, Why};
 use crate::blob::{BlobName, Listing, State, Version};
-use crate::proto::{Reply, Request};
+use crate::proto::{Code, Reply, Request};
+use crate::quorum::majority;
 
 /// Something that a source has newer than the target.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -43,11 +48,16 @@ pub struct SyncReport {
 /// What `target` (a client of one server) is behind `sources`.
 ///
 /// # Errors
-/// The target is lost, or all sources are.
+/// The target is lost, or so many sources are that what is left is no majority.
 pub fn differences(sources: &mut Client, target: &mut Client) -> Result<Vec<Difference>, Error> {
     let mut newest: BTreeMap<BlobName, (Listing, ServerIndex)> = BTreeMap::new();
     let mut asked = 0;
+    // The target counts, and may be named among the sources too.
+    let place = target.options.servers[0].1;
     for source in sources.live().collect::<Vec<_>>() {
+        if sources.options.servers[source].1 == place {
+            continue;
+        }
         let Ok(catalogue) = sources.list(source) else { continue };
         asked += 1;
         for listing in catalogue {
@@ -57,8 +67,11 @@ pub fn differences(sources: &mut Client, target: &mut Client) -> Result<Vec<Diff
             }
         }
     }
-    if asked == 0 {
-        return Err(Error::TooFew { have: 0, need: 1, lost: sources.lost() });
+    let named = sources.options.servers.iter().filter(|(_, address)| *address != place).count() + 1;
+    let have = asked + 1;
+    if asked == 0 || have < majority(named) {
+        let (servers, need) = (named, majority(named));
+        return Err(Error::NoMajority { have, servers, need, lost: sources.lost() });
     }
     let has: BTreeMap<BlobName, (Version, bool)> = target
         .list(0)
@@ -72,8 +85,6 @@ pub fn differences(sources: &mut Client, target: &mut Client) -> Result<Vec<Diff
             let (behind, stale) = has.get(&listing.name).copied().unwrap_or((Version::NONE, false));
             (listing.version > behind).then_some(Difference { listing, behind, stale, source })
         })
-        // A deletion of what the target never had is none.
-        .filter(|difference| difference.stale || difference.listing.state != State::Deleted)
         .collect())
 }
 
@@ -92,6 +103,7 @@ impl Client {
         // Each round that fails because of a source loses that source, so rounds are bounded by their number.
         for _ in 0..=sources.options.servers.len() {
             let behind = differences(sources, self)?;
+            self.catch_up_numbers(sources);
             if behind.is_empty() {
                 break;
             }
@@ -102,6 +114,32 @@ impl Client {
             }
         }
         Ok(SyncReport { elapsed: began.elapsed(), ..report })
+    }
+
+    /// What the sources left behind the target leaves behind too: a new file in the place of a lost one gives out no
+    /// number for the second time. Who cannot say so now is asked at the next put.
+    fn catch_up_numbers(&mut self, sources: &mut Self) {
+        let live: Vec<ServerIndex> = sources.live().collect();
+        let numbers = live.into_iter().filter_map(|source| sources.promised(source, Request::Ticket));
+        if let Some(number) = numbers.max() {
+            let _ = self.promised(0, Request::Promise { number });
+        }
+    }
+
+    /// Copies one blob that was opened at a source to `quorum` of this client's servers.
+    pub(super) fn copy_one(
+        &mut self,
+        from: &mut Self,
+        name: &BlobName,
+        download: Download,
+        quorum: usize,
+    ) -> Result<(), Error> {
+        let version = download.version;
+        let shared = Mutex::new(from);
+        let reader = Box::new(SharedReader { client: &shared, download });
+        let source = Source { name: name.clone(), len: None, reader, version: Some(version) };
+        let upload = Upload { quorum, servers: None };
+        self.put_on(std::iter::once(Ok(source)), &upload, &mut |_| ()).map(drop)
     }
 
     fn copy(
@@ -115,7 +153,9 @@ impl Client {
             if difference.listing.state == State::Deleted {
                 let (name, version) = (difference.listing.name.clone(), difference.listing.version);
                 match self.request(0, Request::Delete { name, version }) {
-                    Ok(Reply::Committed { .. }) => report.deleted += 1,
+                    Ok(Reply::Committed { .. }) => report.deleted += usize::from(difference.stale),
+                    // Somebody put it anew at the same time.
+                    Err(Lost { why: Why::Refused { code: Code::Superseded, .. }, .. }) => {}
                     Ok(other) => drop(self.nonsense(0, other)),
                     Err(lost) => return Err(Error::TooFew { have: 0, need: 1, lost: vec![lost] }),
                 }
@@ -141,7 +181,7 @@ impl Client {
         });
         let upload = Upload { quorum: 1, servers: Some(vec![0]) };
         let (mut copied, mut bytes) = (0, 0);
-        let done = self.put(readers, &upload, &mut |event| {
+        let done = self.put_on(readers, &upload, &mut |event| {
             if let Event::Durable { len, .. } = &event {
                 copied += 1;
                 bytes += len;

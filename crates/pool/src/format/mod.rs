@@ -2,7 +2,8 @@
 //!
 //! ```text
 //! block 0          superblock: written once, when the pool is made
-//! block 1, 2       root, twice: which half of the catalogue counts, and how far it reached at least
+//! block 1, 2       root, twice: which half of the catalogue counts, and how far it reached at least;
+//!                  behind it the ceiling of promised version numbers, twice
 //! block 3          zero, kept for later
 //! CATALOGUE        catalogue half 0: frames, one after the other
 //!   + half_len     catalogue half 1
@@ -16,6 +17,7 @@
 //! so. The root is written twice, one copy after the other, so one is whole at any time. Blocks that a commit sets
 //! free are reused only after its frame is durable.
 
+pub mod ceiling;
 pub mod frame;
 pub mod root;
 pub mod superblock;

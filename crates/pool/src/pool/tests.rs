@@ -112,9 +112,12 @@ fn a_deletion_is_remembered_so_that_an_old_copy_cannot_come_back() {
     let data = bytes(1, 5000);
     put(&mut pool, "a", 1, &data).expect("room");
     assert_eq!(delete(&mut pool, "a", 2), Ok(version(2)));
-    assert_eq!(delete(&mut pool, "a", 3), Err(PoolError::NoSuchBlob(name("a"))));
+    assert_eq!(delete(&mut pool, "a", 2), Err(PoolError::Superseded { current: version(2) }));
+    // A server that missed the blob learns of its end all the same: its word counts where others missed the deletion.
+    assert_eq!(delete(&mut pool, "never here", 7), Ok(version(7)));
     let mut pool = reopen(pool);
     assert_eq!((get(&pool, "a"), pool.version(&name("a")), pool.usage().blobs), (None, version(2), 0));
+    assert_eq!(pool.version(&name("never here")), version(7));
     assert_eq!(put(&mut pool, "a", 2, &data), Err(PoolError::Superseded { current: version(2) }));
     assert_eq!(put(&mut pool, "a", 3, &data), Ok(version(3)));
     assert_eq!(get(&pool, "a"), Some(data));
@@ -161,8 +164,10 @@ fn a_batch_is_judged_one_by_one_and_the_last_of_a_name_wins() {
     ];
     let verdicts = pool.commit(&batch).expect("memory does not fail");
     let superseded = Err(PoolError::Superseded { current: version(3) });
-    let none = Err(PoolError::NoSuchBlob(name("a")));
-    assert_eq!(verdicts, [Ok(version(1)), Ok(version(3)), superseded, Ok(version(4)), none, Ok(version(6))]);
+    assert_eq!(
+        verdicts,
+        [Ok(version(1)), Ok(version(3)), superseded, Ok(version(4)), Ok(version(5)), Ok(version(6))]
+    );
     assert_eq!(pool.usage().sequence, before + 1, "one frame for all");
     pool.abandon(ids[2]).expect("it was refused, so it is still there");
     let free = pool.usage().free;
@@ -371,4 +376,42 @@ fn a_blob_that_rotted_is_found() {
     pool.medium().write(pool.geometry().block(found.extents[0].start) + 299_999, &[0x77]);
     assert_eq!(pool.verify(&name("a")), Some(false));
     assert_eq!(pool.verify(&name("b")), None);
+}
+
+#[test]
+fn version_numbers_are_never_given_twice_and_lie_above_every_version() {
+    let mut pool = pool();
+    assert_eq!((pool.ticket(), pool.ticket()), (Ok(1), Ok(2)));
+    assert_eq!(pool.promise(1), Ok(2), "left behind already");
+    assert_eq!((pool.promise(10), pool.ticket()), (Ok(10), Ok(11)));
+    put(&mut pool, "a", 5000, &bytes(1, 100)).expect("room");
+    assert_eq!(pool.ticket(), Ok(5001));
+    // After a crash it goes on above the ceiling; after a stop in peace with the next one.
+    let mut pool = reopen(pool);
+    assert_eq!(pool.ticket(), Ok(5001 + crate::promise::AHEAD + 1));
+    pool.close().expect("memory does not fail");
+    let mut pool = reopen(pool);
+    assert_eq!(pool.ticket(), Ok(5001 + crate::promise::AHEAD + 2));
+}
+
+/// Earlier releases knew no ceiling; where it lies they left zeros.
+#[test]
+fn a_pool_of_an_earlier_release_gives_numbers_that_no_server_of_its_time_can_have_used() {
+    let mut pool = pool();
+    put(&mut pool, "a", 3, &bytes(1, 100)).expect("room");
+    let earlier = |pool: Pool<Region>| {
+        let medium = pool.into_medium();
+        for copy in crate::format::ceiling::COPIES {
+            medium.write(copy, &[0; crate::format::ceiling::LEN]);
+        }
+        recover(medium).expect("a sound pool")
+    };
+    let mut pool = earlier(pool);
+    assert_eq!(get(&pool, "a"), Some(bytes(1, 100)));
+    assert_eq!(pool.ticket(), Ok(3 + crate::promise::GAP + 1));
+    // One rotten copy does no harm.
+    let medium = pool.into_medium();
+    medium.write(crate::format::ceiling::COPIES[0], b"rot");
+    let next = recover(medium).expect("a sound pool").ticket().expect("there are many");
+    assert_eq!(next, 3 + crate::promise::GAP + 1 + crate::promise::AHEAD + 1);
 }

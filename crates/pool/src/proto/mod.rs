@@ -18,7 +18,10 @@ pub use reply::{Code, PoolInfo, Reply, sentence};
 pub use request::Request;
 
 /// The version of this protocol; both sides must have the same.
-pub const VERSION: u16 = 1;
+///
+/// 2: version numbers are promised by a majority before they are used (`crate::quorum`). A client of version 1 would
+/// choose one without asking, so it is told to use this release.
+pub const VERSION: u16 = 2;
 
 /// The longest message.
 pub const MAX_MESSAGE: usize = 4096;

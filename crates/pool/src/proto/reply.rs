@@ -88,10 +88,16 @@ pub enum Reply {
     Reserved {
         /// Names the reservation.
         reservation: u64,
-        /// The version that the name has now.
-        version: Version,
+        /// A version number above all that the server knows and gave out: the first half of choosing the blob's
+        /// (`crate::quorum`). Zero for scratch memory.
+        ticket: u64,
         /// Where to write.
         extents: Vec<RemoteExtent>,
+    },
+    /// To `Ticket` and `Promise`: what the server gives out from now on is above it, also after a crash.
+    Promised {
+        /// The highest number that it gave out or left behind.
+        number: u64,
     },
     /// To `Extend`, and to `MoreExtents`.
     Extents {
@@ -155,6 +161,7 @@ mod kind {
     pub(super) const INFO: u8 = 73;
     pub(super) const IS_AT: u8 = 74;
     pub(super) const REFUSED: u8 = 75;
+    pub(super) const PROMISED: u8 = 76;
 }
 
 impl PoolInfo {
@@ -272,6 +279,7 @@ impl Reply {
             Self::Welcome { .. } => kind::WELCOME,
             Self::Done => kind::DONE,
             Self::Reserved { .. } => kind::RESERVED,
+            Self::Promised { .. } => kind::PROMISED,
             Self::Extents { .. } => kind::EXTENTS,
             Self::Committed { .. } => kind::COMMITTED,
             Self::Found { .. } => kind::FOUND,
@@ -294,9 +302,10 @@ impl Reply {
                 info.emit(w);
             }
             Self::Done => {}
-            Self::Reserved { reservation, version, extents } => {
+            Self::Promised { number } => w.u64(*number),
+            Self::Reserved { reservation, ticket, extents } => {
                 w.u64(*reservation);
-                w.version(*version);
+                w.u64(*ticket);
                 w.list(extents, |w, e| e.emit(w));
             }
             Self::Extents { extents } => w.list(extents, |w, e| e.emit(w)),
@@ -338,8 +347,9 @@ impl Reply {
             }
             kind::DONE => Self::Done,
             kind::RESERVED => {
-                Self::Reserved { reservation: r.u64()?, version: r.version()?, extents: extents(&mut r)? }
+                Self::Reserved { reservation: r.u64()?, ticket: r.u64()?, extents: extents(&mut r)? }
             }
+            kind::PROMISED => Self::Promised { number: r.u64()? },
             kind::EXTENTS => Self::Extents { extents: extents(&mut r)? },
             kind::COMMITTED => Self::Committed { version: r.version()? },
             kind::FOUND => Self::Found {
@@ -411,9 +421,10 @@ mod tests {
                 info
             }),
             Just(Reply::Done),
-            (n(), version(), extents()).prop_map(|(reservation, version, extents)| Reply::Reserved {
+            n().prop_map(|number| Reply::Promised { number }),
+            (n(), n(), extents()).prop_map(|(reservation, ticket, extents)| Reply::Reserved {
                 reservation,
-                version,
+                ticket,
                 extents
             }),
             extents().prop_map(|extents| Reply::Extents { extents }),

@@ -82,6 +82,13 @@ pub enum Request {
         /// The deletion's version.
         version: Version,
     },
+    /// Draws a version number above all that the server knows and gave out.
+    Ticket,
+    /// Asks the server to leave a version number behind: what it gives out from now on is above it.
+    Promise {
+        /// The number.
+        number: u64,
+    },
     /// How full is the pool, and what is it?
     Stat,
     /// Memory to measure with: never becomes a blob, allows every operation.
@@ -112,6 +119,8 @@ mod kind {
     pub(super) const STAT: u8 = 13;
     pub(super) const SCRATCH: u8 = 14;
     pub(super) const VERSION_OF: u8 = 15;
+    pub(super) const TICKET: u8 = 16;
+    pub(super) const PROMISE: u8 = 17;
 }
 
 impl Request {
@@ -138,6 +147,8 @@ impl Request {
             Self::Stat => kind::STAT,
             Self::Scratch { .. } => kind::SCRATCH,
             Self::VersionOf { .. } => kind::VERSION_OF,
+            Self::Ticket => kind::TICKET,
+            Self::Promise { .. } => kind::PROMISE,
         }
     }
 
@@ -145,7 +156,8 @@ impl Request {
         match self {
             Self::Hello { nonce } => w.bytes(nonce),
             Self::Authenticate { proof } => w.bytes(proof),
-            Self::Ping | Self::Stat => {}
+            Self::Ping | Self::Stat | Self::Ticket => {}
+            Self::Promise { number } => w.u64(*number),
             Self::Reserve { name, bytes, at_least } => {
                 w.text(name.as_str());
                 w.u64(*bytes);
@@ -208,6 +220,8 @@ impl Request {
             kind::STAT => Self::Stat,
             kind::SCRATCH => Self::Scratch { bytes: r.u64()? },
             kind::VERSION_OF => Self::VersionOf { name: r.name()? },
+            kind::TICKET => Self::Ticket,
+            kind::PROMISE => Self::Promise { number: r.u64()? },
             _ => return Err(Malformed),
         };
         r.end()?;
@@ -252,6 +266,8 @@ pub(super) mod tests {
             Just(Request::Stat),
             n().prop_map(|bytes| Request::Scratch { bytes }),
             name().prop_map(|name| Request::VersionOf { name }),
+            Just(Request::Ticket),
+            n().prop_map(|number| Request::Promise { number }),
         ]
     }
 

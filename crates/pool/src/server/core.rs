@@ -17,7 +17,6 @@ use remanence_pmem::Medium;
 
 use crate::alloc::Extent;
 use crate::auth::{Gate, Nonce, Side, Token};
-use crate::blob::Version;
 use crate::error::PoolError;
 use crate::format::BLOCK;
 use crate::pool::{Change, LeaseId, Pool, ReservationId};
@@ -353,13 +352,15 @@ impl<M: Medium> Core<M> {
             Request::Hello { .. } | Request::Authenticate { .. } => unreachable!("not from members"),
             Request::Ping => Ok(Reply::Done),
             Request::Reserve { name, bytes, at_least } => {
-                let version = self.pool.version(&name);
                 let bytes = self.clip(bytes, at_least);
-                self.reserve(from, name, bytes, Rights::Fill, version, keys)
+                match self.pool.ticket() {
+                    Ok(ticket) => self.reserve(from, name, bytes, Rights::Fill, ticket, keys),
+                    Err(error) => Err(error.into()),
+                }
             }
             Request::Scratch { bytes } => {
                 let name = crate::BlobName::new("scratch").expect("a fair name");
-                self.reserve(from, name, bytes, Rights::All, Version::NONE, keys)
+                self.reserve(from, name, bytes, Rights::All, 0, keys)
             }
             Request::Extend { reservation, bytes, at_least } => {
                 let bytes = self.clip(bytes, at_least);
@@ -414,6 +415,12 @@ impl<M: Medium> Core<M> {
                 }
             },
             Request::List { after } => Ok(Reply::page(self.pool.list(after.as_ref()))),
+            Request::Ticket => {
+                self.pool.ticket().map(|number| Reply::Promised { number }).map_err(Into::into)
+            }
+            Request::Promise { number } => {
+                self.pool.promise(number).map(|number| Reply::Promised { number }).map_err(Into::into)
+            }
             Request::Stat => Ok(Reply::Info(self.info())),
             Request::VersionOf { name } => {
                 Ok(Reply::IsAt { version: self.pool.version(&name), live: self.pool.find(&name).is_some() })
@@ -478,7 +485,7 @@ impl<M: Medium> Core<M> {
         name: crate::BlobName,
         bytes: u64,
         rights: Rights,
-        version: Version,
+        ticket: u64,
         keys: &mut impl Keys,
     ) -> Result<Reply, No> {
         let held = &mut self.clients.get_mut(&from).expect("looked up by the caller").reservations;
@@ -488,7 +495,7 @@ impl<M: Medium> Core<M> {
         let id = self.pool.reserve(name);
         held.insert(id, Holding { scratch: rights == Rights::All, ..Holding::default() });
         match self.extend(from, id, bytes, rights, keys) {
-            Ok(extents) => Ok(Reply::Reserved { reservation: id.0, version, extents }),
+            Ok(extents) => Ok(Reply::Reserved { reservation: id.0, ticket, extents }),
             Err(no) => {
                 self.clients.get_mut(&from).expect("looked up above").reservations.remove(&id);
                 self.pool.abandon(id).expect("reserved above");
@@ -641,7 +648,7 @@ impl From<PoolError> for No {
             }
             PoolError::TooLong { .. } | PoolError::NotDurable => Code::Refused,
             PoolError::Superseded { .. } => Code::Superseded,
-            PoolError::Medium(_) => Code::Failed,
+            PoolError::Medium(_) | PoolError::NumbersUsedUp => Code::Failed,
         };
         Self { code, reason: error.to_string() }
     }
