@@ -28,7 +28,7 @@
 //!
 //! Where `unsafe` is, and what each room promises: `copy` (bytes move by instructions that the compiler does not
 //! see as accesses), `guarded` (the same for memory that may vanish), `flush` (cache maintenance), `map` (the mapping
-//! system calls), `sigbus` (the fault handler), `region` (every pointer lies inside a live mapping) and `engine::dsa` (what a device
+//! system calls), `cache` (what the kernel knows of a file's pages), `sigbus` (the fault handler), `region` (every pointer lies inside a live mapping) and `engine::dsa` (what a device
 //! was told of stays there until it has answered).
 
 pub mod counter;
@@ -39,6 +39,7 @@ pub mod engine;
 pub mod flush;
 pub mod layout;
 
+mod cache;
 mod copy;
 mod error;
 mod file;

@@ -1,13 +1,15 @@
 //! The bytes of a journal: where it lies in a file, the footer that says so, and batches.
 //!
 //! ```text
-//! file    region | zeros up to 64 KiB | footer's copy, spare block | half 0 | half 1 | footer
+//! file    region | zeros up to 64 KiB | footer's copy | mark | half 0 | half 1 | footer
 //! batch   whole blocks: header, then runs (word: first line << 20 | lines; the lines' bytes), then zeros
 //! ```
 //! A file has a journal if its *length* ends in [`ENDING`] (modulo 64 KiB) and the footer's magic is there. Both, because
 //! a peer may be free to write every byte of a region, and so could put a footer at the end of a file that has none; the
 //! length is the owner's alone. The copy of the footer in front is looked at when an owner finds a file longer than what
 //! it made, and without a footer: that file was cut short within its journal.
+//!
+//! The mark's block is zeros until a sync or a write fails (`log`). Then it has the number of the batch that would have been next.
 //!
 //! A batch names the journal (16 random bytes, so that no bytes of a value that lie on a block's start are ever taken
 //! for one), the block that it was written to, and the boot of the machine that wrote it.
@@ -33,9 +35,12 @@ pub(crate) const MAX: u64 = 1 << 40;
 pub(crate) const HEAD: u64 = 2;
 /// Bytes in front of a batch's runs.
 pub(crate) const HEADER: usize = 80;
+/// Bytes of a mark.
+pub(crate) const MARK: usize = 64;
 
 const FOOTER_MAGIC: [u8; 8] = *b"RMNCjrnl";
 const BATCH_MAGIC: [u8; 8] = *b"RMNCredo";
+const MARK_MAGIC: [u8; 8] = *b"RMNCfail";
 const VERSION: u32 = 1;
 const FOOTER: usize = 64;
 /// Lines that one run can have.
@@ -79,6 +84,11 @@ impl Place {
     /// Where in the file it starts.
     pub(crate) const fn start(&self) -> u64 {
         self.region.next_multiple_of(ALIGN)
+    }
+
+    /// Where in the file the mark is.
+    pub(crate) const fn mark(&self) -> u64 {
+        self.start() + BLOCK
     }
 
     /// Where in the file a block of the halves is.
@@ -210,6 +220,22 @@ impl Header {
     }
 }
 
+/// The mark of a journal whose medium failed when it was about to write this batch.
+pub(crate) fn mark(name: &Name, sequence: u64) -> [u8; MARK] {
+    let mut bytes = [0; MARK];
+    bytes[..8].copy_from_slice(&MARK_MAGIC);
+    bytes[8..24].copy_from_slice(name);
+    bytes[24..32].copy_from_slice(&sequence.to_le_bytes());
+    let crc = crc32fast::hash(&bytes[..MARK - 4]);
+    bytes[MARK - 4..].copy_from_slice(&crc.to_le_bytes());
+    bytes
+}
+
+/// What a mark says, if these bytes are one of this journal's.
+pub(crate) fn marked(bytes: &[u8; MARK], name: &Name) -> Option<u64> {
+    (*bytes == mark(name, get_u64(bytes, 24))).then(|| get_u64(bytes, 24))
+}
+
 /// Makes a batch of `batch`, whose first [`HEADER`] bytes are room for the header and whose others are runs.
 pub(crate) fn seal(batch: &mut Vec<u8>, header: &Header) {
     batch[..HEADER].copy_from_slice(&header.encode());
@@ -328,6 +354,18 @@ mod tests {
             batch[bit / 8] ^= 1 << (bit % 8);
             assert!(!seals(&batch[..sealed]), "bit {bit}");
             batch[bit / 8] ^= 1 << (bit % 8);
+        }
+    }
+
+    #[test]
+    fn a_mark_goes_through_its_bytes_and_any_flipped_bit_is_found() {
+        let mut bytes = mark(&NAME, 77);
+        assert_eq!(marked(&bytes, &NAME), Some(77));
+        assert_eq!((marked(&bytes, &[0; 16]), marked(&[0; MARK], &NAME)), (None, None));
+        for bit in 0..MARK * 8 {
+            bytes[bit / 8] ^= 1 << (bit % 8);
+            assert_eq!(marked(&bytes, &NAME), None, "bit {bit}");
+            bytes[bit / 8] ^= 1 << (bit % 8);
         }
     }
 

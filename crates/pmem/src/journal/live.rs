@@ -14,9 +14,10 @@ use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
-use super::format::Place;
-use super::log::{Copy, Disk, Log, Outcome};
+use super::format::{self, BLOCK, MARK, Place};
+use super::log::{Copy, Disk, Log, Outcome, Part};
 use super::pending::Pending;
+use crate::cache;
 use crate::flush::LINE;
 use crate::flush::page::Failure;
 
@@ -25,7 +26,7 @@ use crate::flush::page::Failure;
 pub(super) struct FileDisk {
     pub(super) file: Arc<File>,
     /// The same, opened with O_DSYNC: a write to it waits for its own bytes and for no other of the file's.
-    pub(super) through: File,
+    pub(super) through: Arc<File>,
     pub(super) place: Place,
 }
 
@@ -42,6 +43,33 @@ impl Disk for FileDisk {
     fn restore(&mut self, at: u64, bytes: &[u8]) -> io::Result<()> {
         self.file.write_all_at(bytes, at)
     }
+    fn check(&mut self) -> io::Result<()> {
+        cache::check(&self.through, self.place.mark())
+    }
+    fn prove(&mut self) -> io::Result<()> {
+        self.file.sync_data()?;
+        cache::sync_all_of_system(&self.file)
+    }
+    fn mark(&mut self, sequence: u64) -> io::Result<()> {
+        mark(&self.through, &self.place, sequence)
+    }
+    fn marked(&mut self) -> io::Result<Option<u64>> {
+        let mut bytes = [0; MARK];
+        self.file.read_exact_at(&mut bytes, self.place.mark())?;
+        Ok(format::marked(&bytes, &self.place.name))
+    }
+    fn forget(&mut self, part: Part) -> io::Result<()> {
+        match part {
+            Part::Region => cache::forget(&self.file, 0, self.place.start()),
+            Part::Halves => cache::forget(&self.file, self.place.block(0), self.place.blocks() * BLOCK),
+        }
+    }
+}
+
+fn mark(through: &File, place: &Place, sequence: u64) -> io::Result<()> {
+    let write = || through.write_all_at(&format::mark(&place.name, sequence), place.mark());
+    // The first may be told of the very failure that the mark is about.
+    write().or_else(|_| write())
 }
 
 /// The journal of one region.
@@ -61,6 +89,12 @@ struct State {
     log: Log,
     disk: FileDisk,
     failed: Option<Failure>,
+}
+
+impl State {
+    fn close(&mut self) -> io::Result<()> {
+        self.log.close(&mut self.disk).inspect_err(|_| drop(self.disk.mark(self.log.checkpoint())))
+    }
 }
 
 /// The sync of the region that is under way, if any.
@@ -89,6 +123,14 @@ impl Journal {
             process: std::process::id(),
             state: Mutex::new(State { log, disk, failed: None }),
         }
+    }
+
+    /// Leaves nothing to be replayed, or says why that cannot be had.
+    pub(super) fn finish(mut self) -> io::Result<()> {
+        self.checkpoint.wait();
+        let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
+        self.checkpoint.collect(&mut state.log)?;
+        state.close()
     }
 
     /// Bytes in the journal.
@@ -122,13 +164,22 @@ impl Journal {
             return Err(failure.to_error());
         }
         let written = self.write(&mut state, &mut copy);
-        written.inspect_err(|e| state.failed = Some(Failure::of(e)))
+        written.inspect_err(|e| {
+            state.failed = Some(Failure::of(e));
+            let State { log, disk, .. } = &mut *state;
+            // Without it, the next one to open the file may still hear of the failure from the kernel.
+            let _ = disk.mark(log.checkpoint());
+        })
     }
 
     fn write(&self, State { log, disk, .. }: &mut State, copy: &mut impl Copy) -> io::Result<()> {
         self.checkpoint.collect(log)?;
         // Taken after the lock: what others asked for while they waited is written along.
         let Some(work) = lock(&self.pending).take() else { return Ok(()) };
+        if log.syncs(&work) {
+            self.checkpoint.wait();
+            self.checkpoint.collect(log)?;
+        }
         while log.commit(disk, &work, &mut *copy)? == Outcome::Full {
             self.checkpoint.start(log, disk);
             self.checkpoint.wait();
@@ -151,7 +202,7 @@ impl Drop for Journal {
         let Ok(state) = self.state.get_mut() else { return };
         if state.failed.is_none() && self.checkpoint.collect(&mut state.log).is_ok() {
             // Without it the next to open the file has what this one acknowledged, from the journal.
-            let _ = state.log.close(&mut state.disk);
+            let _ = state.close();
         }
     }
 }
@@ -164,13 +215,21 @@ impl Checkpoint {
             return;
         }
         let (begun, shared, file) = (log.checkpoint(), self.clone(), disk.file.clone());
+        let (through, place) = (disk.through.clone(), disk.place);
         *phase = Phase::Running;
         drop(phase);
-        let work = move || shared.end(begun, file.sync_data());
+        let work = move || {
+            let synced = file.sync_data();
+            if synced.is_err() {
+                // Now, and not when the next psync hears of it: the process may end before.
+                let _ = mark(&through, &place, begun);
+            }
+            shared.end(begun, synced);
+        };
         let thread = std::thread::Builder::new().name("remanence-checkpoint".into());
         if thread.spawn(work).is_err() {
             // No thread can be had: then who is here has to wait.
-            self.end(begun, disk.sync());
+            self.end(begun, disk.sync().inspect_err(|_| drop(disk.mark(begun))));
         }
     }
 

@@ -17,8 +17,19 @@
 //! all older batches out of the replay. The kernel may also have written pages of its own accord, in any order: what it
 //! wrote was never acknowledged, so a replay may put an older value back that was, as on any medium without a psync.
 //!
-//! **A process that dies takes nothing along**: the kernel has all it wrote, and newer than the journal. So batches of this
-//! very boot are not replayed, which would undo visible stores; the region is synced, and a note follows.
+//! **A process that dies takes nothing along**: the kernel has all it wrote, and newer than the journal, and a replay would undo
+//! visible stores. So there is none if the page cache is *known* to have lived since the batches were written, with nothing of it lost
+//! on its way to the disk. All of this must hold: it is the same boot, and the kernel has had the inode all the time (`cache`); no mark says
+//! that a sync or a write had failed; and the sync of whoever opens the file succeeds, which is told of any failure that nobody was told
+//! before. Whoever dies while he is being told takes the answer along, and others may sync the file meanwhile: so the file
+//! system is asked as well ([`Disk::prove`]). In all other cases the batches are replayed, as after a power loss: what was only visible may go.
+//!
+//! **A medium that fails.** The kernel tells of a page that it could not write once, and has it clean then: until it gives the
+//! page up, the cache has what the disk has not. So the first failure is final for a process, and whoever sees it writes a *mark*
+//! beside the halves, durably: there will be a replay, whatever the next one to open the file is told. A page that is given up reverts while
+//! the process still runs, and lines that are copied from it are old. So the kernel is asked for failures between the copy
+//! and the write, and a batch of such lines is never written. After a replay the clean pages of the region are given up, so that
+//! nobody relies on what only the cache has.
 //!
 //! **What is torn.** Batches are written one after the other, each to blocks that nothing needs, so only the last can be
 //! torn, and was not acknowledged: its checksum finds out, and it is taken as never written. Any other that is needed and
@@ -43,6 +54,34 @@ pub(crate) trait Disk {
     fn sync(&mut self) -> io::Result<()>;
     /// Writes bytes of the region: visible, not durable.
     fn restore(&mut self, at: u64, bytes: &[u8]) -> io::Result<()>;
+    /// Whether anything that was to be made durable was not, and this journal was not told so yet. Writes nothing.
+    fn check(&mut self) -> io::Result<()>;
+    /// As [`sync`](Self::sync), and fails if any earlier write may have failed, whoever was told of it.
+    fn prove(&mut self) -> io::Result<()>;
+    /// Notes durably that all from this batch on needs a replay.
+    fn mark(&mut self, sequence: u64) -> io::Result<()>;
+    /// What the newest mark says.
+    fn marked(&mut self) -> io::Result<Option<u64>>;
+    /// What is read next is what the disk has.
+    fn forget(&mut self, part: Part) -> io::Result<()>;
+}
+
+/// Part of the file.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Part {
+    /// The bytes in front of the journal.
+    Region,
+    /// The halves of the journal.
+    Halves,
+}
+
+/// What is known of the page cache that a file's last writers wrote to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Cache {
+    /// It is this one.
+    Kept,
+    /// Nothing: it may have been lost.
+    Unknown,
 }
 
 /// Adds the bytes of lines of the region to the end.
@@ -139,7 +178,16 @@ impl Log {
     }
 
     /// Takes up a journal that somebody left, as the head of this file says.
-    pub(crate) fn open(disk: &mut impl Disk, place: Place, boot: Name) -> Result<(Self, Recovered), Bad> {
+    pub(crate) fn open(
+        disk: &mut impl Disk,
+        place: Place,
+        boot: Name,
+        cache: Cache,
+    ) -> Result<(Self, Recovered), Bad> {
+        let written = disk.sync();
+        // A block that could not be written may be whole in the cache only.
+        disk.forget(Part::Halves)?;
+        let mark = disk.marked()?.filter(|mark| *mark < SEQUENCE_MAX);
         let (found, highest) = scan(disk, &place)?;
         let newest = *found.last().ok_or_else(|| damaged("none of its records can be read"))?;
         let needed: Vec<Header> = found.iter().filter(|h| h.sequence >= newest.from).copied().collect();
@@ -147,7 +195,7 @@ impl Log {
         if !whole || needed.len() as u64 != newest.sequence - newest.from + 1 {
             return Err(damaged("records that were acknowledged cannot be read"));
         }
-        let mut log = Self::at(place, boot, highest + 1);
+        let mut log = Self::at(place, boot, highest.max(mark.unwrap_or(0)) + 1);
         log.half = usize::from(u64::from(newest.block) >= place.half);
         log.used = u64::from(newest.block) % place.half + newest.blocks();
         log.durable_from = newest.from;
@@ -158,7 +206,20 @@ impl Log {
             return Err(damaged("its records fill it wholly, which they never do"));
         }
         let mut recovered = Recovered::default();
-        if newest.boot != boot {
+        let clean = newest.is_note() && newest.from == newest.sequence;
+        let torn = highest > newest.sequence;
+        let marked = mark.is_some_and(|mark| newest.from <= mark);
+        let lived = newest.boot == boot && cache == Cache::Kept && !marked;
+        let written = match written {
+            Ok(()) if lived => disk.prove(),
+            written => written,
+        };
+        if written.is_err() && !marked {
+            // It was told to us, and may be told to nobody else.
+            disk.mark(newest.sequence)?;
+        }
+        let survived = lived && written.is_ok();
+        if !survived {
             // All are looked at before anything is changed.
             for header in needed.iter().filter(|header| !header.is_note()) {
                 let batch = read(disk, header)?;
@@ -166,18 +227,11 @@ impl Log {
                     return Err(damaged("a record names bytes that do not lie in the region"));
                 }
             }
-            for header in needed.iter().filter(|header| !header.is_note()) {
-                let batch = read(disk, header)?;
-                for (at, bytes) in format::runs(&batch[HEADER..]).flatten() {
-                    let len = (place.region - at).min(bytes.len() as u64);
-                    disk.restore(at, &bytes[..len as usize])?;
-                }
-                recovered.replayed += 1;
-            }
+            recovered.replayed = replay(disk, &place, &needed)?;
+            disk.forget(Part::Region)?;
         }
-        disk.sync()?;
-        log.clean = newest.is_note() && newest.from == newest.sequence;
-        if !log.clean || highest > newest.sequence {
+        log.clean = clean;
+        if !clean || torn || marked || written.is_err() {
             log.note(disk)?;
         }
         Ok((log, recovered))
@@ -186,6 +240,15 @@ impl Log {
     /// Bytes of runs in the largest batch.
     pub(crate) const fn batch_max(&self) -> u64 {
         (self.place.half - 1).div_ceil(4) * BLOCK - HEADER as u64
+    }
+
+    /// Whether this is too much for a batch, and a sync of all there is. No checkpoint may be under way then: a failure is told
+    /// to one of two syncs only, and the other one would succeed.
+    pub(crate) fn syncs(&self, work: &Work) -> bool {
+        match work {
+            Work::Lines(lines) => bytes_of(lines) > self.batch_max(),
+            Work::Everything => true,
+        }
     }
 
     /// Makes lines of the region durable, as they are now.
@@ -199,7 +262,7 @@ impl Log {
         copy: impl Copy,
     ) -> io::Result<Outcome> {
         let lines = match work {
-            Work::Lines(lines) if bytes_of(lines) <= self.batch_max() => lines,
+            Work::Lines(lines) if !self.syncs(work) => lines,
             // Its cost is that of all pages that were written since the last checkpoint, as it is one.
             Work::Lines(_) | Work::Everything => return self.sync(disk).map(|()| Outcome::Durable),
         };
@@ -218,6 +281,7 @@ impl Log {
         self.batch.clear();
         self.batch.resize(HEADER, 0);
         put_runs(&mut self.batch, lines, copy)?;
+        disk.check()?;
         self.write(disk)?;
         Ok(Outcome::Durable)
     }
@@ -301,6 +365,21 @@ fn read(disk: &mut impl Disk, header: &Header) -> Result<Vec<u8>, Bad> {
     disk.read(header.block.into(), &mut batch)?;
     batch.truncate(HEADER + header.bytes as usize);
     if format::seals(&batch) { Ok(batch) } else { Err(damaged("a record changes while it is read")) }
+}
+
+/// Writes the lines of batches into the region, in order, and makes them durable.
+fn replay(disk: &mut impl Disk, place: &Place, needed: &[Header]) -> Result<u64, Bad> {
+    let mut replayed = 0;
+    for header in needed.iter().filter(|header| !header.is_note()) {
+        let batch = read(disk, header)?;
+        for (at, bytes) in format::runs(&batch[HEADER..]).flatten() {
+            let len = (place.region - at).min(bytes.len() as u64);
+            disk.restore(at, &bytes[..len as usize])?;
+        }
+        replayed += 1;
+    }
+    disk.sync()?;
+    Ok(replayed)
 }
 
 /// All batches that are whole, in the order of their numbers; and the highest number of any, whole or torn.

@@ -5,11 +5,12 @@
 //! crash at any moment loses nothing; `format` the bytes; `live` who waits for whom; this file makes, finds and removes
 //! journals of files that are locked by us.
 //!
-//! Whoever opens the file finds the journal, and replays it if the machine was started anew since.
+//! Whoever opens the file finds the journal, and replays it unless the page cache is known to have lived since: `log` has the
+//! rule, `cache` what the kernel says.
 //!
-//! What it rests on. Its blocks were written once before, so that writing them changes no metadata. "The machine was started
-//! anew" is that `/proc/sys/kernel/random/boot_id` has changed: if a disk loses the kernel's dirty pages without that (it
-//! was pulled out, and mounted again), its file is taken to be as its last writer saw it. A file with a journal
+//! What it rests on. Its blocks were written once before, so that writing them changes no metadata. Linux tells of a write that
+//! failed, to each descriptor and by syncfs (since 5.8); an older kernel, a page of the region that another process has mapped while it is recovered, and a
+//! device that lost what it had acknowledged can keep a failure from us. A file with a journal
 //! that is read by other programs, on another machine, is not what was acknowledged before it was opened by this one.
 
 mod format;
@@ -30,11 +31,11 @@ use std::sync::Arc;
 pub(crate) use format::{Name, Place};
 pub(crate) use live::Journal;
 
-use crate::Error;
 use crate::region::Region;
+use crate::{Error, cache};
 use format::{ALIGN, BLOCK, ENDING, MIN, NoFooter};
 use live::FileDisk;
-use log::{Bad, Log};
+use log::{Bad, Cache, Log};
 
 /// The journal for a region of this many bytes, if nobody says how large: an eighth of it, of at most 64 MiB.
 pub(crate) const fn default_len(region: u64) -> u64 {
@@ -137,6 +138,7 @@ pub(crate) fn create(file: &File, region: u64, len: u64, boot: Name, path: &Path
     footer.resize(ENDING as usize, 0);
     file.write_all_at(&footer, place.footer()).map_err(os)?;
     file.sync_all().map_err(os)?;
+    cache::leave_trace(file);
     Ok(Journal::new(log, disk))
 }
 
@@ -144,8 +146,13 @@ pub(crate) fn create(file: &File, region: u64, len: u64, boot: Name, path: &Path
 pub(crate) fn open(file: &File, place: Place, boot: Name, path: &Path) -> Result<Journal, Error> {
     let mut disk =
         disk(file, place).map_err(|e| Error::os(format!("opening the journal of {}", path.display()), e))?;
-    match Log::open(&mut disk, place, boot) {
-        Ok((log, _)) => Ok(Journal::new(log, disk)),
+    let kept = if cache::has_trace(file) { Cache::Kept } else { Cache::Unknown };
+    match Log::open(&mut disk, place, boot, kept) {
+        Ok((log, _)) => {
+            // Not before: what a replay was needed for is in the region now.
+            cache::leave_trace(file);
+            Ok(Journal::new(log, disk))
+        }
         Err(Bad::Os(e)) => Err(Error::os(format!("replaying the journal of {}", path.display()), e)),
         Err(Bad::Damaged(what)) => {
             Err(Error::JournalDamaged { path: path.to_owned(), what, region: Some(place.region) })
@@ -155,13 +162,13 @@ pub(crate) fn open(file: &File, place: Place, boot: Name, path: &Path) -> Result
 
 /// Recovers the region from the journal, and cuts the file behind the region.
 pub(crate) fn remove(file: &File, place: Place, boot: Name, path: &Path) -> Result<(), Error> {
-    drop(open(file, place, boot, path)?);
-    let cut = file.set_len(place.region).and_then(|()| file.sync_all());
+    let finished = open(file, place, boot, path)?.finish();
+    let cut = finished.and_then(|()| file.set_len(place.region)).and_then(|()| file.sync_all());
     cut.map_err(|e| Error::os(format!("removing the journal of {}", path.display()), e))
 }
 
 fn disk(file: &File, place: Place) -> io::Result<FileDisk> {
     let this = format!("/proc/self/fd/{}", file.as_raw_fd());
     let through = File::options().write(true).custom_flags(libc::O_DSYNC).open(this)?;
-    Ok(FileDisk { file: Arc::new(file.try_clone()?), through, place })
+    Ok(FileDisk { file: Arc::new(file.try_clone()?), through: Arc::new(through), place })
 }

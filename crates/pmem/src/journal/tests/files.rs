@@ -5,7 +5,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use super::super::format::{ALIGN, ENDING, Place};
-use crate::{Error, FileOptions, Journaling, Region};
+use crate::{Error, FileOptions, Journaling, Region, cache};
 
 const LEN: u64 = 300_001;
 const OTHER: [u8; 16] = [0x77; 16];
@@ -69,9 +69,16 @@ fn a_machine_that_starts_anew_has_what_was_persisted_and_a_process_all_that_was_
     region.write(1000, b"visible, ");
     let crashed = scratch.copy("boots-crashed");
 
-    let same_boot = scratch.copy("boots-same").open_here();
-    assert_eq!(bytes(&same_boot, 1000, 9), b"visible, ", "the process died, and took nothing along");
-    drop(same_boot);
+    let same_boot = scratch.copy("boots-same");
+    cache::leave_trace(&fs::File::options().write(true).open(&same_boot.0).expect("a file"));
+    assert_eq!(
+        bytes(&same_boot.open_here(), 1000, 9),
+        b"visible, ",
+        "the process died, and took nothing along"
+    );
+    let copy = scratch.copy("boots-copy").open_here();
+    assert_eq!(bytes(&copy, 1000, 9), b"persisted", "of a copy nobody knows that its cache was kept");
+    drop(copy);
 
     // The kernel had written the page, with what nobody had persisted.
     let replayed = crashed.open(FileOptions::new().in_boot(OTHER)).expect("it is whole");
