@@ -59,6 +59,8 @@ pub(crate) struct Binding {
 #[derive(Debug)]
 pub(crate) struct MwEntry {
     pub(crate) key: u32,
+    /// Type 1: the key that the last bind posted will give it.
+    pub(crate) promised: u32,
     pub(crate) pd: PdHandle,
     pub(crate) ty: MwType,
     pub(crate) binding: Option<Binding>,

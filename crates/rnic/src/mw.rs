@@ -20,7 +20,7 @@ impl Device {
             return Err(VerbError::NoRoom("MW"));
         }
         let random = self.shared.random();
-        let entry = |key| Entry::Mw(MwEntry { key, pd, ty, binding: None });
+        let entry = |key| Entry::Mw(MwEntry { key, promised: key, pd, ty, binding: None });
         let (_, key) = self.shared.keys.insert(random, entry).ok_or(VerbError::NoRoom("MW"))?;
         self.use_pd(pd);
         Ok((MwHandle(key & VARIANT_MASK), Rkey(key)))
@@ -51,10 +51,12 @@ impl Device {
         if entry.ty != MwType::Type1 {
             return Err(PostError::InvalidOperation);
         }
-        // A new variant at every bind, so that peers who know the old rkey lose the window.
-        let rkey = Rkey(entry.key & !0xff | (entry.key.wrapping_add(1) & 0xff));
+        // A new variant at every bind, so that peers who know the old rkey lose the window: also of a bind that is posted
+        // and not carried out yet.
+        let rkey = Rkey(entry.key & VARIANT_MASK | (entry.promised.wrapping_add(1) & !VARIANT_MASK));
         let op = SendOp::BindMw { mw, rkey, bind };
         self.post_send(qpn, &SendWr { wr_id, op, data: Data::Sges(&[]), flags, ud: None })?;
+        self.shared.keys.mw_mut(slot).expect("posting frees no window").promised = rkey.0;
         Ok(rkey)
     }
 }

@@ -244,6 +244,22 @@ fn a_type_1_window_reaches_what_it_is_bound_to_and_its_rkey_changes() {
 }
 
 #[test]
+fn binds_of_a_type_1_window_that_are_posted_together_have_an_rkey_each() {
+    let (mut pair, src, dst, mw, first) = window(MwType::Type1);
+    let qpn = pair.qpns[1];
+    let bind = MwBind { mr: dst.mr.lkey, addr: dst.addr, len: 64, access: Access::REMOTE_WRITE };
+    let mut rkeys = vec![first];
+    for wr_id in 0..3 {
+        let rkey = pair.b().device.bind_mw(qpn, wr_id, SendFlags::empty(), mw, bind).unwrap();
+        assert!(!rkeys.contains(&rkey), "{rkey:?} was given out before");
+        rkeys.push(rkey);
+    }
+    pair.run();
+    assert_eq!(poke(&mut pair, &src, RemoteAddr { addr: dst.addr, rkey: rkeys[3] }), WcStatus::Success);
+    assert_eq!(poke(&mut pair, &src, RemoteAddr { addr: dst.addr, rkey: rkeys[2] }), WcStatus::RemAccessErr);
+}
+
+#[test]
 fn a_window_refuses_what_its_binding_does_not_allow() {
     for (offset, rights) in
         [(1020u64, Access::REMOTE_WRITE), (1084, Access::REMOTE_WRITE), (1024, Access::REMOTE_READ)]
