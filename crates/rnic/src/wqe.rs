@@ -94,6 +94,9 @@ pub(crate) struct SendQueue {
     max_inline: u32,
     pub(crate) head: u32,
     pub(crate) tail: u32,
+    /// The last WQE posted that is no plain WRITE, if the queue was never empty since: who asks for it at each transmission
+    /// must not walk a long queue.
+    other: Option<u32>,
 }
 
 impl SendQueue {
@@ -107,11 +110,18 @@ impl SendQueue {
             max_inline,
             head: 0,
             tail: 0,
+            other: None,
         }
     }
 
     pub(crate) const fn len(&self) -> u32 {
         self.tail.wrapping_sub(self.head)
+    }
+
+    /// Whether all WQEs from `at` on are WRITEs without immediate; also when there are none.
+    #[inline]
+    pub(crate) fn are_plain_writes_from(&self, at: u32) -> bool {
+        self.other.is_none_or(|other| other.wrapping_sub(at) >= self.tail.wrapping_sub(at))
     }
 
     #[inline]
@@ -151,6 +161,11 @@ impl SendQueue {
         };
         if self.len() as usize == self.wqes.len() {
             self.grow();
+        }
+        if !matches!(wr.op, SendOp::Write(_)) {
+            self.other = Some(self.tail);
+        } else if self.len() == 0 {
+            self.other = None;
         }
         let index = self.index(self.tail);
         match wr.data {
@@ -322,7 +337,10 @@ impl RecvQueue {
 
 #[cfg(test)]
 mod tests {
+    use remanence_wire::Rkey;
+
     use super::*;
+    use crate::wr::RemoteAddr;
 
     fn recv(wr_id: u64, len: u32) -> (u64, [Sge; 1]) {
         (wr_id, [Sge { addr: wr_id, len, lkey: Lkey(1) }])
@@ -374,6 +392,28 @@ mod tests {
             } else {
                 assert_eq!(queue.inline(at), None);
                 assert_eq!(queue.sges(at)[1].addr, n.into());
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_left_to_send_is_known_for_plain_writes_without_a_walk() {
+        let to = RemoteAddr { addr: 0, rkey: Rkey(1) };
+        let mut queue = SendQueue::new(16, 1, 0);
+        (queue.head, queue.tail) = (u32::MAX - 40, u32::MAX - 40);
+        for round in 0..200_u32 {
+            let op = if round % 7 == 3 || round % 11 == 0 { SendOp::Send } else { SendOp::Write(to) };
+            let wr = SendWr { wr_id: 0, op, data: Data::Sges(&[]), flags: SendFlags::empty(), ud: None };
+            if queue.len() == 16 || round % 50 == 49 {
+                let done = if round % 50 == 49 { queue.len() } else { 1 };
+                queue.head = queue.head.wrapping_add(done);
+            }
+            queue.post(&wr, 0).unwrap();
+            for ahead in 0..=queue.len() {
+                let at = queue.head.wrapping_add(ahead);
+                let walked = (0..queue.tail.wrapping_sub(at))
+                    .all(|n| matches!(queue.get(at.wrapping_add(n)).op, SendOp::Write(_)));
+                assert_eq!(queue.are_plain_writes_from(at), walked, "round {round}, {ahead} ahead");
             }
         }
     }

@@ -154,8 +154,7 @@ impl Qp {
 
     /// Whether all that is left to send are WRITEs of which the peer's consumer is not told; also when nothing is.
     pub(crate) fn sends_only_writes(&self) -> bool {
-        let left = self.sq.tail.wrapping_sub(self.requester.cursor);
-        (0..left).all(|n| matches!(self.sq.get(self.requester.cursor.wrapping_add(n)).op, SendOp::Write(_)))
+        self.sq.are_plain_writes_from(self.requester.cursor)
     }
 
     /// Asks the peer whether it is there. What is in flight asks that anyway.
