@@ -46,6 +46,7 @@ impl Manager {
             reported: false,
             message: Some(Box::new(req)),
             retries_left: self.config.max_cm_retries,
+            pause: 1,
             knocks_left: self.knocks,
             retry_interval,
             patience: retry_interval,

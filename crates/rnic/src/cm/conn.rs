@@ -120,6 +120,8 @@ pub(super) struct Conn {
     /// What is repeated: by the timer (REQ, REP, DREQ, SIDR_REQ) or for a duplicate (RTU, SIDR_REP).
     pub(super) message: Option<Box<Mad>>,
     pub(super) retries_left: u8,
+    /// Passive: over how many retry intervals the REP is not repeated, the next time.
+    pub(super) pause: u8,
     /// How often the peer may still say that nobody listens there.
     pub(super) knocks_left: u8,
     pub(super) retry_interval: Duration,

@@ -79,6 +79,8 @@ pub struct Manager {
     by_sidr: BTreeMap<(Gid, u32), u32>,
     refusals: Refusals,
     timers: BTreeSet<(Instant, u32)>,
+    /// What entered timewait, oldest first. Those that have left it since are skipped.
+    waiting: VecDeque<u32>,
     half_open: usize,
     knocks: u8,
     out: VecDeque<(Path, Box<Mad>)>,
@@ -110,6 +112,7 @@ impl Manager {
             by_sidr: BTreeMap::new(),
             refusals: Refusals::default(),
             timers: BTreeSet::new(),
+            waiting: VecDeque::new(),
             half_open: 0,
             knocks: 0,
             out: VecDeque::new(),
@@ -180,16 +183,11 @@ impl Manager {
                 State::ReqSent | State::MraReqRcvd => {
                     self.retry_or(now, id, State::ReqSent, Self::give_up_active)
                 }
-                State::RepSent | State::MraRepRcvd => {
-                    self.retry_or(now, id, State::RepSent, Self::give_up_passive)
-                }
+                State::RepSent | State::MraRepRcvd => self.repeat_rep(now, id),
                 State::DreqSent => self.retry_or(now, id, State::DreqSent, Self::give_up_disconnect),
                 State::SidrReqSent => self.retry_or(now, id, State::SidrReqSent, Self::give_up_sidr),
                 State::ReqRcvd | State::MraReqSent => self.expire_request(id),
-                State::Timewait => {
-                    self.emit(id, Event::TimewaitExit { id: CommId(id) });
-                    self.remove(id);
-                }
+                State::Timewait => self.leave_timewait(id),
                 State::SidrReqRcvd | State::SidrRepSent => self.remove(id),
                 State::RepRcvd | State::MraRepSent | State::Established => {
                     unreachable!("{} waits for our caller or the peer, without a timer", conn.state)

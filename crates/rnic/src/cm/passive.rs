@@ -228,6 +228,7 @@ impl Manager {
             reported: false,
             message: None,
             retries_left: req.max_cm_retries,
+            pause: 1,
             knocks_left: 0,
             retry_interval: timing::duration(req.local_cm_response_timeout) + 2 * timing::duration(lifetime),
             patience,
@@ -341,6 +342,23 @@ impl Manager {
             },
         );
         self.remove(id);
+    }
+
+    /// No RTU came. The REP is repeated after one interval, and then after twice as long each time: as long as the peer
+    /// asked for, but with 5 messages and not with 16. Whoever sends a REQ under another's address must not make us send
+    /// that one a multiple; and a peer that lost the REP repeats its REQ, which is answered at once.
+    pub(super) fn repeat_rep(&mut self, now: Instant, id: u32) {
+        let conn = self.conns.get_mut(&id).expect("the caller looked it up");
+        if conn.retries_left == 0 {
+            return self.give_up_passive(now, id);
+        }
+        conn.pause = (2 * conn.pause).min(conn.retries_left);
+        conn.retries_left -= conn.pause;
+        conn.state = State::RepSent;
+        let until = now + conn.retry_interval * u32::from(conn.pause);
+        self.stats.retries += 1;
+        self.resend(id);
+        self.set_timer(id, until);
     }
 
     /// The REP was repeated in vain.

@@ -172,6 +172,7 @@ fn blank(state: State, path: Path, listener: Option<ListenId>, tid: u64, remote_
         reported: false,
         message: None,
         retries_left: 0,
+        pause: 1,
         knocks_left: 0,
         retry_interval: std::time::Duration::ZERO,
         patience: std::time::Duration::ZERO,

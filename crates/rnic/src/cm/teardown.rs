@@ -17,6 +17,9 @@ const KNOCK_INTERVAL: Duration = Duration::from_millis(10);
 /// So many knocks come at that interval, and each of the others after twice the time of the one before.
 const QUICK_KNOCKS: u8 = 5;
 
+/// The longest timewait, as an exponent: 4.3 s. The times of IP networks are far below, and so is what Linux asks for.
+const TIMEWAIT_MAX: u8 = 20;
+
 impl Manager {
     /// Rejects a request ([`Event::ConnectRequest`]) or an answer ([`Event::Response`]). The ID is gone.
     pub fn reject(
@@ -336,9 +339,27 @@ impl Manager {
         self.set_state(id, State::Timewait);
         let conn = self.conns.get_mut(&id).expect("the caller looked it up");
         conn.message = None;
-        // Both ways, and a late ACK (12.9.8.3.1).
-        let until = now + timing::duration(conn.ack_timeout);
+        // Both ways, and a late ACK (12.9.8.3.1). The peer says how long that may take, and is not believed everything.
+        let until = now + timing::duration(conn.ack_timeout.min(TIMEWAIT_MAX));
         self.set_timer(id, until);
+        self.waiting.push_back(id);
+        // Connections that are over must not keep others from being made: whoever connects and disconnects as fast as he can
+        // would soon have used up all that we may have.
+        while self.waiting.len() > self.config.max_connections / 2 {
+            let oldest = self.waiting.pop_front().expect("longer than half of something");
+            if self.state(CommId(oldest)) == Some(State::Timewait) {
+                self.leave_timewait(oldest);
+            }
+        }
+    }
+
+    /// No packet of `id` can be under way any more, as far as we wait for them.
+    pub(super) fn leave_timewait(&mut self, id: u32) {
+        self.emit(id, Event::TimewaitExit { id: CommId(id) });
+        self.remove(id);
+        while self.waiting.front().is_some_and(|id| !self.conns.contains_key(id)) {
+            self.waiting.pop_front();
+        }
     }
 
     /// The peer's QP, once it is known.

@@ -218,6 +218,59 @@ fn the_first_packet_is_as_good_as_an_rtu() {
 }
 
 #[test]
+fn a_rep_is_repeated_seldom_and_for_as_long_as_the_peer_would() {
+    let mut pair = Pair::new();
+    let (_, passive) = pair.request();
+    pair.passive.accept(pair.now, passive, &accept_with(2)).unwrap();
+    let (mut sent, accepted, mut ended) = (0, pair.now, pair.now);
+    while pair.passive.state(passive) == Some(State::RepSent) {
+        while let Some((_, mad)) = pair.passive.poll_transmit() {
+            sent += usize::from(matches!(parse(&mad), Message::Rep(_)));
+        }
+        ended = pair.passive.poll_timeout().unwrap();
+        pair.passive.handle_timeout(ended);
+    }
+    assert_eq!(sent, 5, "to one who may never have asked");
+    let interval = pair.passive.config.response_timeout;
+    assert!(ended.since(accepted) >= 16 * super::super::timing::duration(interval));
+    assert_eq!(pair.passive.poll_event(), Some(Event::Unreachable { id: passive }));
+}
+
+#[test]
+fn connections_that_are_over_leave_room_for_new_ones() {
+    let mut pair = Pair::new();
+    pair.passive = Manager::new(Config { max_connections: 16, ..config(2) });
+    pair.passive.listen(&listen_anywhere(8)).unwrap();
+    let mut old = Vec::new();
+    for round in 0..100 {
+        // As long as a peer may say that its packets are under way.
+        pair.active = Manager::new(Config { seed: round, packet_lifetime: 31, ..config(1) });
+        pair.active.connect(pair.now, &connect_to(2, 1, 0x11 + round as u32)).unwrap();
+        pair.run();
+        let request = loop {
+            match pair.passive.poll_event().expect("a request") {
+                Event::ConnectRequest(request) => break request,
+                Event::TimewaitExit { id } => assert_eq!(old.remove(0), id, "the oldest first"),
+                other => assert!(matches!(other, Event::Disconnected { .. }), "{other:?}"),
+            }
+        };
+        pair.passive.accept(pair.now, request.id, &accept_with(0x22)).unwrap();
+        pair.passive.communication_established(request.id);
+        pair.run();
+        pair.passive.poll_event();
+        pair.passive.disconnect(pair.now, request.id).unwrap();
+        pair.active = Manager::new(config(1));
+        pair.run();
+        assert_eq!(pair.passive.state(request.id), Some(State::Timewait));
+        old.push(request.id);
+    }
+    assert_eq!(pair.passive.len(), 8, "half of all");
+    let now = pair.now + Duration::from_secs(5);
+    pair.passive.handle_timeout(now);
+    assert!(pair.passive.is_empty() && pair.passive.waiting.is_empty());
+}
+
+#[test]
 fn a_dreq_proves_that_the_rtu_was_sent() {
     let mut pair = Pair::new();
     let (active, passive) = pair.request();
