@@ -41,8 +41,18 @@ map() {
 		END { print last; print (node ~ /PRIVATE/ || before == "") ? "};" : "} " before ";" }'
 }
 
+# The private node of rdma-core 34 to 56 is in the list; these are of later releases, with the same names.
+later='57 59 64 65'
+grep ' IBVERBS_PRIVATE_34$' "$here/exports/ibverbs.txt" | cut -d' ' -f1 | grep -v '^verbs_register_driver_34$' >"$tmp/private"
+
 {
 	map "$here/exports/ibverbs.txt" ""
+	for node in $later; do
+		echo "IBVERBS_PRIVATE_$node {"
+		echo '  global:'
+		echo "    verbs_register_driver_$node;"
+		echo '};'
+	done
 	echo 'REMANENCE_1 {'
 	echo '  global:'
 	sed 's/^\([^ ]*\) .*/    rem_\1;/' "$here/exports/rdmacm.txt"
@@ -52,10 +62,16 @@ map() {
 map "$here/exports/rdmacm.txt" "  local: *;" >"$tmp/rdmacm.map"
 
 case $($cc -dumpmachine) in
-x86_64*) jump='  jmp *rem_NAME@GOTPCREL(%rip)' ;;
-aarch64*) jump='  adrp x16, :got:rem_NAME
+x86_64*)
+	jump='  jmp *rem_NAME@GOTPCREL(%rip)'
+	straight='  jmp NAME'
+	;;
+aarch64*)
+	straight='  b NAME'
+	jump='  adrp x16, :got:rem_NAME
   ldr x16, [x16, #:got_lo12:rem_NAME]
-  br x16' ;;
+  br x16'
+	;;
 *)
 	echo "link.sh: no jumps for $($cc -dumpmachine)" >&2
 	exit 1
@@ -67,6 +83,30 @@ while read -r name _; do
 	printf '.size %s, . - %s\n' "$name" "$name"
 done <"$here/exports/rdmacm.txt" >"$tmp/rdmacm.s"
 echo '.section .note.GNU-stack,"",%progbits' >>"$tmp/rdmacm.s"
+
+# A name can be in one node of a version script. In the others it is a jump to it, or a variable, which no provider changes.
+{
+	for node in $later; do
+		echo '.text'
+		while read -r name; do
+			[ "$name" = verbs_allow_disassociate_destroy ] && continue
+			printf '.globl at%s_%s\n.type at%s_%s, %%function\nat%s_%s:\n' \
+				"$node" "$name" "$node" "$name" "$node" "$name"
+			printf '%s\n' "$straight" | sed "s/NAME/$name/"
+			printf '.size at%s_%s, . - at%s_%s\n' "$node" "$name" "$node" "$name"
+			printf '.symver at%s_%s, %s@IBVERBS_PRIVATE_%s\n' "$node" "$name" "$name" "$node"
+		done <"$tmp/private"
+		variable="at${node}_verbs_allow_disassociate_destroy"
+		printf '.section .rodata\n.globl %s\n.type %s, %%object\n%s: .byte 0\n.size %s, 1\n' \
+			"$variable" "$variable" "$variable" "$variable"
+		printf '.symver %s, verbs_allow_disassociate_destroy@IBVERBS_PRIVATE_%s\n' "$variable" "$node"
+		driver=verbs_register_driver_$node
+		printf '.text\n.globl %s\n.type %s, %%function\n%s:\n' "$driver" "$driver" "$driver"
+		printf '%s\n' "$straight" | sed 's/NAME/verbs_register_driver_34/'
+		printf '.size %s, . - %s\n' "$driver" "$driver"
+	done
+	echo '.section .note.GNU-stack,"",%progbits'
+} >"$tmp/later.s"
 
 # Cancellation points of the C library, those of pthreads(7) and of Linux. A thread of the program that is cancelled must
 # not unwind from one of them through frames of Rust, so src/cancel.c stands in between; one that it does not know is an
@@ -91,7 +131,7 @@ $cc -std=gnu11 -D_GNU_SOURCE -O2 -fPIC -Wall -Wextra -c -o "$tmp/cancel.o" "$her
 $cc -shared -o "$tmp/libibverbs.so.1" -Wl,-soname,libibverbs.so.1 \
 	-Wl,--version-script="$tmp/ibverbs.map" -Wl,-Bsymbolic-functions -Wl,--gc-sections \
 	-Wl,-z,nodelete -Wl,-z,now -Wl,-z,relro -Wl,-z,defs \
-	$wraps "$tmp/cancel.o" -Wl,--whole-archive "$archive" -Wl,--no-whole-archive \
+	$wraps "$tmp/cancel.o" "$tmp/later.s" -Wl,--whole-archive "$archive" -Wl,--no-whole-archive \
 	-lgcc_s -lutil -lrt -lpthread -lm -ldl -lc
 
 # A name that nobody defines is silently left out by the linker, and found by the first program that needs it.

@@ -96,6 +96,30 @@ pub extern "C" fn ibv_wc_status_str(status: ibv_wc_status) -> *const c_char {
     name(&WC_STATUSES, status.into())
 }
 
+const WR_OPCODES: [&CStr; 16] = [
+    c"rdma-write",
+    c"rdma-write-with-imm",
+    c"send",
+    c"send-with-imm",
+    c"rdma-read",
+    c"atomic-cmp-and-swp",
+    c"atomic-fetch-and-add",
+    c"local-inv",
+    c"bind-mw",
+    c"send-with-inv",
+    c"tso",
+    c"driver1",
+    c"unknown",
+    c"unknown",
+    c"flush",
+    c"atomic-write",
+];
+
+#[unsafe(no_mangle)]
+pub extern "C" fn ibv_wr_opcode_str(opcode: ibv_wr_opcode) -> *const c_char {
+    name(&WR_OPCODES, opcode.into())
+}
+
 /// A rate, as a multiple of the base rate of 2.5 Gbit/s where there is one, and in Mbit/s.
 const RATES: [(ibv_rate, Option<c_int>, c_int); 23] = [
     (IBV_RATE_2_5_GBPS, Some(1), 2_500),
@@ -161,6 +185,9 @@ mod tests {
         assert_eq!(text(ibv_event_type_str(IBV_EVENT_DEVICE_SPEED_CHANGE)), "Device link speed change");
         assert_eq!(text(ibv_wc_status_str(IBV_WC_TM_RNDV_INCOMPLETE)), "TM software rendezvous");
         assert_eq!(text(ibv_wc_status_str(u32::MAX)), "unknown");
+        assert_eq!(text(ibv_wr_opcode_str(IBV_WR_DRIVER1)), "driver1");
+        assert_eq!(text(ibv_wr_opcode_str(IBV_WR_ATOMIC_WRITE)), "atomic-write");
+        assert_eq!(text(ibv_wr_opcode_str(16)), "unknown");
     }
 
     #[test]

@@ -53,10 +53,12 @@ fn compare(soname: &str) {
     // Names that only programs from before 2007 ask for wrap structures of that time. They are no default.
     let missing: Vec<_> = theirs.iter().filter(|symbol| symbol.2 && !ours.contains(*symbol)).collect();
     assert!(missing.is_empty(), "{soname} lacks {missing:?}");
-    // What came with a version after the installed one is in nodes that it does not have.
+    // What came with a version after the installed one is in nodes that it does not have; the private one kept its name
+    // for years, though, while names came and went.
     let known = nodes(&oracle);
+    let is_known = |node: &String| known.contains(node) && !node.contains("PRIVATE");
     let extra: Vec<_> =
-        ours.iter().filter(|symbol| known.contains(&symbol.1) && !theirs.contains(*symbol)).collect();
+        ours.iter().filter(|symbol| is_known(&symbol.1) && !theirs.contains(*symbol)).collect();
     assert!(extra.is_empty(), "{soname} offers what rdma-core of this version does not: {extra:?}");
     let lacking: Vec<_> = known.difference(&nodes(&common::dropin().join(soname))).cloned().collect();
     assert!(lacking.is_empty(), "{soname} lacks the nodes {lacking:?}");
@@ -70,6 +72,61 @@ fn libibverbs_offers_what_the_installed_one_does() {
 #[test]
 fn librdmacm_offers_what_the_installed_one_does() {
     compare("librdmacm.so.1");
+}
+
+/// The names of the private nodes of later releases, as a provider library of one asks for them: all at once, when it is
+/// loaded.
+#[test]
+fn providers_of_later_releases_load() {
+    let ours = defined(&common::dropin().join("libibverbs.so.1"));
+    let of = |node: &str| {
+        let names = ours.iter().filter(|symbol| symbol.1 == node).map(|symbol| symbol.0.as_str());
+        names.filter(|name| !name.starts_with("verbs_register_driver_")).collect::<BTreeSet<_>>()
+    };
+    let first = of("IBVERBS_PRIVATE_34");
+    assert!(first.len() >= 92 && first.contains("ibv_cmd_create_cq_ex2"), "{first:?}");
+    let dir = common::scratch("providers");
+    for release in ["34", "57", "59", "64", "65"] {
+        let node = format!("IBVERBS_PRIVATE_{release}");
+        assert_eq!(of(&node), first, "{node}");
+        // What such a library was linked to: the names alone.
+        let driver = format!("verbs_register_driver_{release}");
+        let functions: Vec<&str> = first
+            .iter()
+            .copied()
+            .filter(|&name| name != "verbs_allow_disassociate_destroy")
+            .chain([driver.as_str()])
+            .collect();
+        let defined: String = functions.iter().map(|name| format!("void {name}(void) {{}}\n")).collect();
+        std::fs::write(dir.join("stub.c"), defined + "char verbs_allow_disassociate_destroy;\n")
+            .expect("written");
+        std::fs::write(dir.join("stub.map"), format!("{node} {{ *; }};\n")).expect("written");
+        let declared: String = functions.iter().map(|name| format!("extern void {name}(void);\n")).collect();
+        let used = functions.iter().map(|name| format!("{name}, ")).collect::<String>();
+        let program = format!(
+            "{declared}extern char verbs_allow_disassociate_destroy;\nvoid (*volatile all[])(void) = {{ {used} }};\n\
+             int main(void) {{ {driver}(); return all[0] == 0 || verbs_allow_disassociate_destroy; }}\n"
+        );
+        std::fs::write(dir.join("main.c"), program).expect("written");
+        let cc = |args: &[&str]| {
+            let done = Command::new("cc").current_dir(&dir).args(args).status();
+            assert!(done.expect("a C compiler: apt install gcc").success(), "{node}: {args:?}");
+        };
+        cc(&[
+            "-w",
+            "-shared",
+            "-fPIC",
+            "-Wl,-soname,libibverbs.so.1",
+            "-Wl,--version-script=stub.map",
+            "-o",
+            "stub.so",
+            "stub.c",
+        ]);
+        cc(&["-w", "-fPIC", "-Wl,-z,now", "-o", "main", "main.c", "stub.so"]);
+        let output = common::program(dir.join("main")).output().expect("it runs");
+        assert!(output.status.success(), "{node}: {output:?}");
+    }
+    std::fs::remove_dir_all(dir).expect("removed");
 }
 
 #[test]
