@@ -141,7 +141,12 @@ pub(crate) fn list() -> Result<Vec<&'static Device>, c_int> {
             loopback: false,
         }]
     } else {
-        of_interfaces(&route::interfaces().map_err(|e| errno::of_io(&e))?)
+        let interfaces = route::interfaces().map_err(|e| errno::of_io(&e))?;
+        let mut found = of_interfaces(&interfaces);
+        if settings.devices.is_empty() && leads_elsewhere(&interfaces) {
+            found.retain(|info| !info.loopback);
+        }
+        found
     };
     found = chosen(found, settings)?;
     Ok(found.into_iter().map(intern).collect())
@@ -160,6 +165,17 @@ fn of_interfaces(all: &[Interface]) -> Vec<Info> {
         });
     }
     by_rank.into_values().collect()
+}
+
+/// Whether some other interface than loopback can be reached at an address that is not of its link alone. Then loopback is no
+/// device unless it is named: programs that use all devices there are would choose it towards other hosts, or pair it with
+/// another one of the same host. Addresses of loopback are those of the first device then, as in the kernel.
+fn leads_elsewhere(all: &[Interface]) -> bool {
+    let of_its_link = |addr: IpAddr| match addr {
+        IpAddr::V4(v4) => v4.is_link_local(),
+        IpAddr::V6(v6) => v6.is_unicast_link_local(),
+    };
+    all.iter().any(|i| i.up && !i.loopback && !of_its_link(i.addr))
 }
 
 /// Those that the settings name.
@@ -273,6 +289,17 @@ mod tests {
         ];
         let names: Vec<String> = of_interfaces(&all).into_iter().map(|info| info.name).collect();
         assert_eq!(names, ["rem_eth0", "rem_eth1", "rem_lo"]);
+    }
+
+    #[test]
+    fn loopback_is_a_device_where_nothing_leads_elsewhere() {
+        let lo = interface("lo", 1, "127.0.0.1", true);
+        let (linked, eth0) =
+            (interface("tun0", 3, "fe80::1", false), interface("eth0", 2, "10.0.0.1", false));
+        assert!(!leads_elsewhere(std::slice::from_ref(&lo)));
+        assert!(!leads_elsewhere(&[lo.clone(), linked.clone()]));
+        assert!(leads_elsewhere(&[lo.clone(), linked, eth0.clone()]));
+        assert!(!leads_elsewhere(&[lo, Interface { up: false, ..eth0 }]));
     }
 
     #[test]

@@ -23,12 +23,20 @@ pub(crate) struct Device {
     pub(super) index: u32,
     pub(crate) addresses: Vec<IpAddr>,
     pub(crate) mtu: usize,
+    pub(super) loopback: bool,
 }
 
 impl Device {
     /// The one device of a process whose packets travel in shared memory.
     pub(super) fn in_shared_memory() -> Self {
-        Self { name: "rem_shm".into(), interface: None, index: 0, addresses: Vec::new(), mtu: usize::MAX }
+        Self {
+            name: "rem_shm".into(),
+            interface: None,
+            index: 0,
+            addresses: Vec::new(),
+            mtu: usize::MAX,
+            loopback: false,
+        }
     }
 
     /// Whether a setting means this one.
@@ -84,6 +92,7 @@ fn from(interfaces: impl Iterator<Item = Interface>, usable: impl Fn(&Interface)
             index: interface.index,
             addresses: Vec::new(),
             mtu: interface.mtu,
+            loopback: interface.loopback,
         });
         if usable(&interface) && !device.addresses.contains(&interface.addr) {
             device.addresses.push(interface.addr);
@@ -98,6 +107,18 @@ fn from(interfaces: impl Iterator<Item = Interface>, usable: impl Fn(&Interface)
         });
     }
     devices
+}
+
+/// Those that a program has which names none: loopback is one of them only where no other leads anywhere.
+pub(super) fn unnamed(mut all: Vec<Device>) -> Vec<Device> {
+    let of_its_link = |addr: &IpAddr| match addr {
+        IpAddr::V4(v4) => v4.is_link_local(),
+        IpAddr::V6(v6) => v6.is_unicast_link_local(),
+    };
+    if all.iter().any(|device| !device.loopback && !device.addresses.iter().all(of_its_link)) {
+        all.retain(|device| !device.loopback);
+    }
+    all
 }
 
 fn eui64([a, b, c, d, e, f]: [u8; 6]) -> [u8; 8] {
@@ -150,6 +171,18 @@ mod tests {
         assert!(
             devices[0].is_called("eth0") && devices[0].is_called("rem_eth0") && !devices[0].is_called("rem")
         );
+    }
+
+    #[test]
+    fn loopback_is_left_out_where_something_leads_elsewhere() {
+        let names = |all: &[Interface]| {
+            let all = unnamed(from(all.iter().cloned(), |_| true));
+            all.into_iter().map(|device| device.name).collect::<Vec<_>>()
+        };
+        let (lo, tun0) = (interface("lo", 1, "127.0.0.1"), interface("tun0", 2, "fe80::1"));
+        assert_eq!(names(std::slice::from_ref(&lo)), ["rem_lo"]);
+        assert_eq!(names(&[lo.clone(), tun0.clone()]), ["rem_tun0", "rem_lo"]);
+        assert_eq!(names(&[lo, tun0, interface("eth0", 3, "192.0.2.2")]), ["rem_tun0", "rem_eth0"]);
     }
 
     #[test]

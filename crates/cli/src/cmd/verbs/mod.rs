@@ -17,6 +17,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::str::FromStr;
 
+use devices::unnamed;
 pub(crate) use devices::{Device, list as devices};
 pub(crate) use library::find as find_libraries;
 
@@ -219,7 +220,7 @@ fn chosen(link: Option<Link>, names: &[String]) -> Result<Vec<Device>, Fail> {
         _ => devices().context(|| "the network interfaces cannot be listed".into())?,
     };
     if names.is_empty() {
-        return Ok(all);
+        return Ok(unnamed(all));
     }
     let find = |name: &String| {
         all.iter().find(|device| device.is_called(name)).cloned().ok_or_else(|| {
