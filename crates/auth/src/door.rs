@@ -74,6 +74,7 @@ pub enum Refusal {
     Wait(Duration),
 }
 
+#[derive(Debug)]
 struct Pending {
     client: Nonce,
     server: Nonce,
@@ -82,6 +83,7 @@ struct Pending {
 }
 
 /// The server's side: judges requests.
+#[derive(Debug)]
 pub struct Door {
     /// None: everybody is let in.
     tokens: Vec<(Token, Role)>,

@@ -15,6 +15,8 @@
 //! *on the path* can read and forge data, as on any RDMA fabric. rkeys and QP numbers are all that such a one has
 //! to know.
 
+pub use remanence_auth::crowd::{Crowd, Room};
+pub use remanence_auth::door::{ChallengeName, Door, Refusal, Shown, Verdict, name};
 pub use remanence_auth::{BadToken, Fingerprint, Gate, MAX_TOKEN, MIN_TOKEN, Nonce, Proof, Token};
 
 /// Who proves.

@@ -746,13 +746,17 @@ impl Core {
             Ok(agreed) => agreed,
             Err(refusal) => return reject(incoming, &refusal.to_string()),
         };
-        let mut state = self.lock();
-        let taken = |n: u16| state.peers.values().any(|peer| peer.index == n);
-        let Some(index) = (0..self.options.sessions).find(|n| !taken(*n)) else {
-            return reject(incoming, "it has as many sessions as it takes; try again later");
+        let (index, id) = {
+            let mut state = self.lock();
+            let taken = |n: u16| state.peers.values().any(|peer| peer.index == n);
+            let Some(index) = (0..self.options.sessions).find(|n| !taken(*n)) else {
+                return reject(incoming, "it has as many sessions as it takes; try again later");
+            };
+            state.next_id += 1;
+            (index, state.next_id - 1)
         };
-        let id = state.next_id;
-        state.next_id += 1;
+        // Memory is registered and a stamp made durable while others are served. The index stays free meanwhile: only
+        // this thread takes one, and whoever had it before is in nobody's hands any more.
         let (stamp, ring, incoming_mr) = self.buffers(index)?;
         let outgoing = Region::anonymous(ring.bytes())?;
         let outgoing = self.pd.reg_mr(&outgoing, Access::LOCAL_WRITE)?;
@@ -806,6 +810,8 @@ impl Core {
         if let Some(bond) = bond {
             bond.seal(&mut welcome);
         }
+        // What arrives from here on finds its session: the serving thread waits for the lock.
+        let mut state = self.lock();
         let connection = incoming.accept(&qp, &attr, &welcome)?;
         let link = Link {
             id,

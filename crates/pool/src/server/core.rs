@@ -16,7 +16,7 @@ use std::time::Duration;
 use remanence_pmem::Medium;
 
 use crate::alloc::Extent;
-use crate::auth::{Gate, Nonce, Side, Token};
+use crate::auth::{self, ChallengeName, Crowd, Door, Nonce, Proof, Refusal, Room, Shown, Side, Token};
 use crate::error::PoolError;
 use crate::format::BLOCK;
 use crate::pool::{Change, LeaseId, Pool, ReservationId};
@@ -73,10 +73,8 @@ pub enum Verdict {
 pub struct Limits {
     /// Clients in all.
     pub clients: usize,
-    /// Clients that have not proved anything yet.
-    pub strangers: usize,
-    /// How long a stranger may take.
-    pub patience: Duration,
+    /// Clients that have not proved anything yet, and how long one may take.
+    pub strangers: Room,
     /// Reservations, and leases, that one client may hold.
     pub holdings: usize,
     /// A client that said nothing for so long is asked whether it is there.
@@ -87,31 +85,24 @@ impl Default for Limits {
     fn default() -> Self {
         Self {
             clients: 4096,
-            strangers: 64,
-            patience: Duration::from_secs(10),
+            strangers: Room { most: 256, each: 64, patience: Duration::from_secs(10) },
             holdings: 1024,
             quiet: Duration::from_secs(5),
         }
     }
 }
 
-/// Why a connection is not taken.
+/// Why a connection is not taken: [`Limits::clients`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-pub enum Crowded {
-    /// [`Limits::clients`].
-    #[error("the server has as many clients as it takes; try again later")]
-    Clients,
-    /// [`Limits::strangers`].
-    #[error("too many connections are waiting to be authenticated; try again later")]
-    Strangers,
-}
+#[error("the server has as many clients as it takes; try again later")]
+pub struct Crowded;
 
 #[derive(Debug)]
 enum Standing {
-    /// Connected, at this time.
-    Stranger(Duration),
-    /// Said hello.
-    Challenged { since: Duration, client: Nonce, server: Nonce },
+    /// Connected.
+    Stranger,
+    /// Said hello, and was given this challenge.
+    Challenged { challenge: ChallengeName },
     /// Has the token.
     Member { ticket: [u8; 16] },
 }
@@ -168,11 +159,11 @@ pub struct Core<M> {
     pool: Pool<M>,
     token: Token,
     limits: Limits,
-    gate: Gate,
+    door: Door,
     /// The persistence domain's name and sentence, and whether FLUSH makes durable here.
     domain: (String, String, bool),
     clients: BTreeMap<ClientId, Client>,
-    strangers: usize,
+    strangers: Crowd<ClientId>,
     waiting: Vec<Waiting>,
     stats: Stats,
 }
@@ -191,12 +182,12 @@ impl<M: Medium> Core<M> {
     ) -> Self {
         Self {
             pool,
+            door: Door::new(Some(token.clone())),
             token,
             limits,
-            gate: Gate::default(),
             domain: (sentence(domain), sentence(survives), durable),
             clients: BTreeMap::new(),
-            strangers: 0,
+            strangers: Crowd::new(limits.strangers),
             waiting: Vec::new(),
             stats: Stats::default(),
         }
@@ -238,22 +229,25 @@ impl<M: Medium> Core<M> {
         self.pool.close()
     }
 
-    /// Someone connected.
+    /// Someone connected. Returns who has to go for it, as too many have proved nothing yet: the caller disconnects it.
     ///
     /// # Errors
-    /// There are too many already.
-    pub fn connected(&mut self, now: Duration, client: ClientId, address: IpAddr) -> Result<(), Crowded> {
-        if self.clients.len() >= self.limits.clients {
-            return Err(Crowded::Clients);
+    /// There are too many clients already.
+    pub fn connected(
+        &mut self,
+        now: Duration,
+        client: ClientId,
+        address: IpAddr,
+    ) -> Result<Option<ClientId>, Crowded> {
+        // Whom strangers keep out is no matter of how many members there are.
+        if self.clients.len() - self.strangers.len() >= self.limits.clients {
+            return Err(Crowded);
         }
-        if self.strangers >= self.limits.strangers {
-            return Err(Crowded::Strangers);
-        }
-        self.strangers += 1;
-        let standing = Standing::Stranger(now);
+        let goes = self.strangers.enter(now, client, address);
         let (reservations, leases) = (BTreeMap::new(), BTreeMap::new());
+        let standing = Standing::Stranger;
         self.clients.insert(client, Client { address, standing, reservations, leases, waiting: 0 });
-        Ok(())
+        Ok(goes)
     }
 
     /// Whose second QP a connection request is, by its ticket.
@@ -267,18 +261,13 @@ impl<M: Medium> Core<M> {
 
     /// Strangers whose time is over; the caller disconnects them.
     pub fn expired(&self, now: Duration) -> impl Iterator<Item = ClientId> {
-        self.clients.iter().filter_map(move |(id, client)| match &client.standing {
-            Standing::Stranger(since) | Standing::Challenged { since, .. } => {
-                (now.saturating_sub(*since) >= self.limits.patience).then_some(*id)
-            }
-            Standing::Member { .. } => None,
-        })
+        self.strangers.expired(now)
     }
 
     /// Someone is gone: what it reserved is free again, what it read may go.
     pub fn disconnected(&mut self, client: ClientId, keys: &mut impl Keys) {
         let Some(gone) = self.clients.remove(&client) else { return };
-        self.strangers -= usize::from(!matches!(gone.standing, Standing::Member { .. }));
+        self.strangers.leave(client);
         // Its commits may have been asked for and not made: they are not made any more. Nobody was told they were.
         self.waiting.retain(|waiting| waiting.client != client);
         for (id, holding) in gone.reservations {
@@ -305,43 +294,69 @@ impl<M: Medium> Core<M> {
         };
         let Some(client) = self.clients.get_mut(&from) else { return Verdict::Hostile("nobody") };
         match (&client.standing, request) {
-            (Standing::Stranger(since), Request::Hello { nonce }) => {
-                if let Err(wait) = self.gate.admit(now, client.address) {
-                    return Verdict::Last(too_early(client.address, wait).emit(number));
-                }
-                let mut server = [0; 32];
-                random(&mut server);
-                client.standing = Standing::Challenged { since: *since, client: nonce, server };
-                let fingerprint = self.token.fingerprint();
-                Verdict::Reply(Reply::Challenge { nonce: server, fingerprint }.emit(number))
+            (Standing::Stranger, Request::Hello { nonce }) => {
+                self.at_the_door(now, from, number, &Shown::Nonce(nonce), None, random)
             }
-            (Standing::Challenged { client: c, server: s, .. }, Request::Authenticate { proof }) => {
-                // Again, as many may have been challenged before the first of them failed.
-                if let Err(wait) = self.gate.admit(now, client.address) {
-                    return Verdict::Last(too_early(client.address, wait).emit(number));
-                }
-                if !Side::Client.verify(&self.token, c, s, &proof) {
-                    self.stats.wrong_tokens += 1;
-                    self.gate.failed(now, client.address);
-                    let reason =
-                        "the token is wrong; use the one that this server printed or keeps in its token file";
-                    return Verdict::Last(Reply::refused(Code::WrongToken, reason).emit(number));
-                }
-                let proof = Side::Server.prove(&self.token, c, s);
-                let mut ticket = [0; 16];
-                random(&mut ticket);
-                self.gate.succeeded(client.address);
-                client.standing = Standing::Member { ticket };
-                self.strangers -= 1;
-                self.stats.admitted += 1;
-                Verdict::Reply(Reply::Welcome { proof, ticket, info: self.info() }.emit(number))
+            (Standing::Challenged { challenge }, Request::Authenticate { proof }) => {
+                let shown = Shown::Proof(*challenge);
+                self.at_the_door(now, from, number, &shown, Some(proof), random)
             }
             (Standing::Member { .. }, Request::Hello { .. } | Request::Authenticate { .. }) => {
                 self.hostile("authentication twice")
             }
             (Standing::Member { .. }, request) => self.serve(from, number, request, keys),
-            (Standing::Stranger(_) | Standing::Challenged { .. }, _) => {
+            (Standing::Stranger | Standing::Challenged { .. }, _) => {
                 self.hostile("a request before authentication")
+            }
+        }
+    }
+
+    /// Somebody who has proved nothing yet says hello, or answers its challenge.
+    fn at_the_door(
+        &mut self,
+        now: Duration,
+        from: ClientId,
+        number: u32,
+        shown: &Shown,
+        proof: Option<Proof>,
+        random: &mut impl FnMut(&mut [u8]),
+    ) -> Verdict {
+        let client = self.clients.get_mut(&from).expect("looked up by the caller");
+        let mut fresh = [0; 32];
+        random(&mut fresh);
+        let right = |token: &Token, theirs: &Nonce, ours: &Nonce| {
+            proof.is_some_and(|proof| Side::Client.verify(token, theirs, ours, &proof))
+        };
+        let refused = |code, reason: &str| Verdict::Last(Reply::refused(code, reason).emit(number));
+        match self.door.judge(now, fresh, client.address, shown, right) {
+            auth::Verdict::Refuse(Refusal::Challenge(nonce)) => {
+                client.standing = Standing::Challenged { challenge: auth::name(&nonce) };
+                let fingerprint = self.token.fingerprint();
+                Verdict::Reply(Reply::Challenge { nonce, fingerprint }.emit(number))
+            }
+            auth::Verdict::Refuse(Refusal::Wait(wait)) => {
+                Verdict::Last(too_early(client.address, wait).emit(number))
+            }
+            auth::Verdict::Refuse(Refusal::WrongToken) => {
+                self.stats.wrong_tokens += 1;
+                let reason =
+                    "the token is wrong; use the one that this server printed or keeps in its token file";
+                refused(Code::WrongToken, reason)
+            }
+            auth::Verdict::Refuse(Refusal::Late) => {
+                refused(Code::TryLater, "the proof of the token came too late; try again")
+            }
+            auth::Verdict::Refuse(Refusal::TokenNeeded | Refusal::NoToken) | auth::Verdict::Open => {
+                unreachable!("the server has a token, and something was shown")
+            }
+            auth::Verdict::Admit { token, client: theirs, server: ours, .. } => {
+                let proof = Side::Server.prove(&token, &theirs, &ours);
+                let mut ticket = [0; 16];
+                random(&mut ticket);
+                client.standing = Standing::Member { ticket };
+                self.strangers.leave(from);
+                self.stats.admitted += 1;
+                Verdict::Reply(Reply::Welcome { proof, ticket, info: self.info() }.emit(number))
             }
         }
     }

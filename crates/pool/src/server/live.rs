@@ -20,7 +20,7 @@ use remanence_verbs::{ConnectAttr, Connection, Context, Cq, Incoming, Listener, 
 
 use remanence_wire::{Qpn, Rkey};
 
-use super::core::{ClientId, Core, Crowded, Keys, Limits, Rights, Stats, Verdict};
+use super::core::{ClientId, Core, Keys, Limits, Rights, Stats, Verdict};
 use crate::auth::Token;
 use crate::error::PoolError;
 use crate::pool::Pool;
@@ -137,7 +137,7 @@ impl Port {
     /// # Errors
     /// It is taken.
     pub fn take(context: &Context, port: u16) -> Result<Self, remanence_verbs::Error> {
-        let listener = listen(context, port, Limits::default().strangers)?;
+        let listener = listen(context, port, Limits::default().strangers.most)?;
         Ok(Self { context: context.clone(), listener })
     }
 
@@ -311,14 +311,18 @@ impl Shared {
     }
 
     fn accept_control(&self, incoming: Incoming) -> Result<(), remanence_verbs::Error> {
+        // Registering memory takes its time; nobody who is served waits for it.
+        let ready = Ready::new(&self.context, &self.cq)?;
         let mut state = self.lock();
         let id = ClientId(state.next_id);
         let now = state.started.elapsed();
-        if let Err(crowded) = state.core.connected(now, id, incoming.peer()) {
-            return incoming.reject(sentence(&crowded));
+        match state.core.connected(now, id, incoming.peer()) {
+            Err(crowded) => return incoming.reject(crowded.to_string().as_bytes()),
+            Ok(Some(goes)) => state.remove(goes),
+            Ok(None) => {}
         }
         state.next_id += 1;
-        match Peer::accept(&self.context, &self.cq, incoming) {
+        match Peer::accept(ready, incoming) {
             Ok(peer) => {
                 state.peers.by_qpn.insert(peer.control.qp().qpn(), id);
                 state.peers.by_id.insert(id, peer);
@@ -350,15 +354,15 @@ impl Shared {
     }
 }
 
-fn sentence(crowded: &Crowded) -> &'static [u8] {
-    match crowded {
-        Crowded::Clients => b"the server has as many clients as it takes; try again later",
-        Crowded::Strangers => b"too many connections are waiting to be authenticated; try again later",
-    }
+/// What a client needs of us before its connection request is answered.
+struct Ready {
+    pd: Pd,
+    buffers: Mr,
+    qp: Qp,
 }
 
-impl Peer {
-    fn accept(context: &Context, cq: &Cq, incoming: Incoming) -> Result<Self, remanence_verbs::Error> {
+impl Ready {
+    fn new(context: &Context, cq: &Cq) -> Result<Self, remanence_verbs::Error> {
         let pd = context.alloc_pd()?;
         let buffers = Region::anonymous(((WINDOW + SENDS) * MAX_MESSAGE) as u64).map_err(|e| {
             remanence_verbs::Error::Os {
@@ -375,6 +379,13 @@ impl Peer {
             max_inline: 0,
         };
         let qp = pd.create_qp(&QpOptions { caps, ..QpOptions::rc(cq) })?;
+        Ok(Self { pd, buffers, qp })
+    }
+}
+
+impl Peer {
+    fn accept(ready: Ready, incoming: Incoming) -> Result<Self, remanence_verbs::Error> {
+        let Ready { pd, buffers, qp } = ready;
         // No one-sided access at all on the control QP: a stranger has one.
         let attr = ConnectAttr { access: Access::empty(), ..ConnectAttr::default() };
         let control = incoming.accept(&qp, &attr, &[])?;

@@ -3,7 +3,7 @@ use std::collections::BTreeSet;
 use remanence_pmem::Region;
 
 use super::core::{ClientId, Core, Crowded, Keys, Limits, Rights, Verdict};
-use crate::auth::{Gate, Side, Token};
+use crate::auth::{Gate, Room, Side, Token};
 use crate::blob::{BlobName, Digest, State, Version};
 use crate::format::superblock::Uuid;
 use crate::pool::Pool;
@@ -65,7 +65,15 @@ impl World {
     fn send(&mut self, from: ClientId, request: &Request) -> Verdict {
         self.numbers += 1;
         let bytes = request.emit(self.numbers);
-        self.core.receive(self.now, from, &bytes, &mut |b| b.fill(9), &mut self.keys)
+        // Numbers that are used once, and long before that are none.
+        let numbers = self.numbers;
+        let mut random = |bytes: &mut [u8]| {
+            bytes.fill(9);
+            if bytes.len() == 32 {
+                bytes[..4].copy_from_slice(&numbers.to_be_bytes());
+            }
+        };
+        self.core.receive(self.now, from, &bytes, &mut random, &mut self.keys)
     }
 
     /// Sends, settles if need be, and returns the reply, which must have the request's number.
@@ -360,19 +368,35 @@ fn a_stream_gets_what_is_left_when_that_will_do() {
     assert_eq!(code(&world.ask(client, &extend)), Some(Code::Full), "nothing at all will not do");
 }
 
+/// Whoever connects and says nothing keeps nobody out, however often: not from one address, and not from many.
+#[test]
+fn strangers_who_say_nothing_do_not_shut_out_who_has_the_token() {
+    let mut world = World::new();
+    for n in 0..2000_u64 {
+        let address = if n % 2 == 0 { [10, 0, 0, 9] } else { [10, 1, (n >> 8) as u8, n as u8] };
+        let goes = world.core.connected(world.now, ClientId(n), address.into()).expect("nobody is kept out");
+        goes.into_iter().for_each(|client| world.core.disconnected(client, &mut world.keys));
+        assert!(world.core.clients() <= Limits::default().strangers.most);
+    }
+    world.member(3000);
+}
+
 #[test]
 fn crowds_are_bounded_and_strangers_do_not_stay() {
-    let mut world = World::with(Limits { clients: 3, strangers: 2, holdings: 2, ..Limits::default() });
+    let room = Room { most: 2, each: 2, patience: Duration::from_secs(10) };
+    let mut world = World::with(Limits { clients: 2, strangers: room, holdings: 2, ..Limits::default() });
     let member = world.member(1);
     world.connect(2);
     world.connect(3);
     let connect = |world: &mut World, id| world.core.connected(world.now, ClientId(id), [1, 1, 1, 1].into());
-    assert_eq!(connect(&mut world, 4), Err(Crowded::Clients));
-    world.now += Duration::from_secs(10);
-    assert_eq!(world.core.expired(world.now).collect::<Vec<_>>(), [ClientId(2), ClientId(3)]);
+    assert_eq!(connect(&mut world, 4), Ok(Some(ClientId(2))), "a stranger goes for the next one");
     world.core.disconnected(ClientId(2), &mut world.keys);
-    connect(&mut world, 4).expect("room again");
-    assert_eq!(connect(&mut world, 5), Err(Crowded::Clients));
+    world.now += Duration::from_secs(10);
+    assert_eq!(world.core.expired(world.now).collect::<Vec<_>>(), [ClientId(3), ClientId(4)]);
+    world.core.disconnected(ClientId(3), &mut world.keys);
+    world.core.disconnected(ClientId(4), &mut world.keys);
+    world.member(5);
+    assert_eq!(connect(&mut world, 6), Err(Crowded), "as many members as there may be");
     world.reserve(member, "a", 1);
     world.reserve(member, "b", 1);
     assert_eq!(code(&world.ask(member, &Request::Scratch { bytes: 1 })), Some(Code::Refused));
