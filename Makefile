@@ -10,7 +10,7 @@
 # Where cargo builds.
 TARGET := $(or $(CARGO_TARGET_DIR),./target)
 
-# A C compiler and linker are all that the build itself needs.
+# A C compiler and linker are all that the build itself needs beside Rust; scripts/toolchain looks for them.
 DEMO_PACKAGES := gcc libc6-dev
 # tshark reads our captures; QEMU boots a stock kernel as a Soft-RoCE peer; the next ones build and run that guest; the
 # line from perftest on is verbs programs that run on our libraries, and what looks for leaks while they do; the last one
@@ -47,8 +47,10 @@ soak: deps-test
 check:
 	cargo xtask check
 
+# Nothing is begun that cannot end, and the remedy is the last thing that is said.
 deps-demo:
-	@scripts/debian-packages $(DEMO_PACKAGES)
+	$(eval REMEDY := $(shell scripts/toolchain))
+	$(if $(REMEDY),$(error $(REMEDY)))
 
-deps-test:
+deps-test: deps-demo
 	@scripts/debian-packages $(TEST_PACKAGES)
