@@ -7,7 +7,7 @@
 
 use std::fs::{self, File};
 use std::io;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use crate::Error;
@@ -34,6 +34,7 @@ pub struct FileOptions {
     write_back: Option<Instruction>,
     populate: bool,
     journal: Journaling,
+    image: Option<fn(&[u8], u64) -> Image>,
     /// Not the machine's own: for tests.
     boot: Option<Name>,
 }
@@ -46,6 +47,23 @@ struct Found {
     /// If it is to get a journal: of about that many bytes.
     wanted: Option<u64>,
 }
+
+/// What an existing file has, by its first bytes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Image {
+    /// Nothing yet: the opener may make what it likes.
+    Blank,
+    /// What the opener knows, in the first so many bytes.
+    Ours {
+        /// Bytes from the start of the file; behind them is nothing of the opener's own.
+        len: u64,
+    },
+    /// Something else, or what cannot be used as it is.
+    Foreign,
+}
+
+/// Bytes that tell what a file has.
+const IMAGE_HEAD: u64 = 64 << 10;
 
 /// Whether psync writes what is to be durable into a journal at the end of the file, instead of pages all over it: scattered
 /// persists then cost one sequential write, and the pages follow when nobody waits. Without effect where psync writes no
@@ -118,6 +136,15 @@ impl FileOptions {
     #[must_use]
     pub const fn journal(mut self, journal: Journaling) -> Self {
         self.journal = journal;
+        self
+    }
+
+    /// Has the file looked at before anything of it is changed: `look` is given its first 64 KiB (or what there are) and its length. What is [`Foreign`](Image::Foreign)
+    /// is opened as it is, so that its owner can say what is wrong with it: no block of it is reserved, it grows by nothing and gets no
+    /// journal. What is not is refused if it was cut short within its journal. All openers of images say this.
+    #[must_use]
+    pub const fn image(mut self, look: fn(&[u8], u64) -> Image) -> Self {
+        self.image = Some(look);
         self
     }
 
@@ -196,6 +223,12 @@ impl FileOptions {
         if let Some(expected) = self.expect.filter(|expected| found < *expected && self.create.is_none()) {
             return Err(Error::Truncated { path: path.to_owned(), expected, found });
         }
+        if !created && place.is_none() && self.is_foreign(file, whole, path)? {
+            return match whole {
+                0 => Err(Error::BadLength { len: 0 }),
+                len => Ok(Found { len, journal: None, wanted: None }),
+            };
+        }
         let len = self.create.map_or(found, |wanted| wanted.max(found));
         if len == 0 {
             return Err(Error::BadLength { len });
@@ -220,6 +253,22 @@ impl FileOptions {
             sync_directory_of(path).map_err(os)?;
         }
         Ok(Found { len, journal: place, wanted })
+    }
+
+    /// Whether a file that has no journal has something else than its opener knows. Refuses one that had a journal.
+    fn is_foreign(&self, file: &File, len: u64, path: &Path) -> Result<bool, Error> {
+        let Some(look) = self.image else { return Ok(false) };
+        let mut head = vec![0; len.min(IMAGE_HEAD) as usize];
+        file.read_exact_at(&mut head, 0).map_err(|e| Error::os(format!("reading {}", path.display()), e))?;
+        let unused = match look(&head, len) {
+            Image::Foreign => return Ok(true),
+            Image::Blank => 0..len,
+            Image::Ours { len: ours } => ours..len,
+        };
+        match journal::cut_within(unused, |at, block| file.read_exact_at(block, at).is_ok()) {
+            Some(place) => Err(journal::cut_short(place, len, path)),
+            None => Ok(false),
+        }
     }
 
     fn boot(&self) -> Result<Name, Error> {
@@ -282,7 +331,6 @@ fn full(path: &Path, len: u64, e: io::Error) -> Error {
 
 /// For file systems without fallocate: blocks are there once they were written.
 pub(crate) fn write_zeros(file: &File, from: u64, to: u64, path: &Path) -> Result<(), Error> {
-    use std::os::unix::fs::FileExt;
     let zeros = vec![0; 1 << 20];
     let mut at = from;
     while at < to {

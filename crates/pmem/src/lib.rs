@@ -53,7 +53,7 @@ mod sigbus;
 
 pub use domain::{Domain, Guarantee, PersistenceDomain, StoreGranularity, Survives};
 pub use error::Error;
-pub use file::{FileOptions, Journaling};
+pub use file::{FileOptions, Image, Journaling};
 pub use guarded::Fault;
 pub use medium::{Medium, Ticket};
 pub use region::{Kind, Region};

@@ -281,14 +281,22 @@ impl Region {
         }
     }
 
-    /// For an owner that has nothing of its own in `unused`: refuses a region whose file was cut short within its journal. Such
+    /// For an owner that has nothing of its own in `unused`, and did not open the file itself
+    /// ([`FileOptions::image`] does it for those who do): refuses a region whose file was cut short within its journal. Such
     /// a file looks like one without a journal, with what is left of that at the end of its region. Looks at one block each
     /// 64 KiB. A file that was cut in the journal's first block is taken for one whose journal was given up.
     ///
     /// # Errors
     /// [`JournalCut`](Error::JournalCut): what psync promised may have been in what was cut off.
     pub fn refuse_cut_journal(&self, unused: Range<u64>) -> Result<(), Error> {
-        let Some(place) = journal::cut_within(self, unused) else { return Ok(()) };
+        let read = |at: u64, block: &mut [u8]| {
+            let there = self.contains(at, block.len() as u64);
+            if there {
+                self.read(at, block);
+            }
+            there
+        };
+        let Some(place) = journal::cut_within(unused, read) else { return Ok(()) };
         let path = self.path().unwrap_or(std::path::Path::new("the region's file"));
         Err(journal::cut_short(place, self.len(), path))
     }

@@ -31,7 +31,6 @@ use std::sync::Arc;
 pub(crate) use format::{Name, Place};
 pub(crate) use live::Journal;
 
-use crate::region::Region;
 use crate::{Error, cache};
 use format::{ALIGN, BLOCK, ENDING, MIN, NoFooter};
 use live::FileDisk;
@@ -109,12 +108,11 @@ pub(crate) fn cut_short(place: Place, len: u64, path: &Path) -> Error {
 }
 
 /// The journal whose first block lies in a part of a region, as one does in a file that was cut short within its journal and
-/// then opened whole.
-pub(crate) fn cut_within(region: &Region, part: Range<u64>) -> Option<Place> {
+/// then opened whole. `read` reads a block of the region, and says whether it is there.
+pub(crate) fn cut_within(part: Range<u64>, mut read: impl FnMut(u64, &mut [u8]) -> bool) -> Option<Place> {
     let mut at = part.start.checked_next_multiple_of(ALIGN)?;
     let mut copy = [0; BLOCK as usize];
-    while at < part.end && region.contains(at, BLOCK) {
-        region.read(at, &mut copy);
+    while at < part.end && read(at, &mut copy) {
         match Place::decode(&copy) {
             Ok(place) if place.start() == at => return Some(place),
             _ => at += ALIGN,

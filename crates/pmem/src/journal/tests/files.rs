@@ -1,11 +1,11 @@
 //! Journals of real files.
 
 use std::fs;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use super::super::format::{ALIGN, ENDING, Place};
-use crate::{Error, FileOptions, Journaling, Region, cache};
+use crate::{Error, FileOptions, Image, Journaling, Region, cache};
 
 const LEN: u64 = 300_001;
 const OTHER: [u8; 16] = [0x77; 16];
@@ -281,4 +281,59 @@ fn a_footers_copy_in_front_is_the_same() {
     let bytes = fs::read(&scratch.0).expect("readable");
     let place = Place::decode(&bytes[bytes.len() - ENDING as usize..]).expect("a footer");
     assert_eq!(Place::decode(&bytes[place.start() as usize..]), Ok(place));
+}
+
+/// Ours begin with a word, and say how long they are.
+fn look(head: &[u8], _: u64) -> Image {
+    match head {
+        [b'o', b'u', b'r', b's', ..] => Image::Ours { len: LEN },
+        head if head.iter().all(|byte| *byte == 0) => Image::Blank,
+        _ => Image::Foreign,
+    }
+}
+
+#[test]
+fn a_file_of_somebody_else_is_opened_as_it_is() {
+    let scratch = Scratch::new("foreign");
+    let with = |start: &[u8]| {
+        let file = fs::File::create(&scratch.0).expect("a file");
+        file.set_len(LEN).expect("it has holes");
+        file.write_all_at(start, 0).expect("a disk");
+        file.sync_all().expect("a disk");
+    };
+    let found = || {
+        let is = fs::metadata(&scratch.0).expect("a file");
+        (is.len(), is.blocks(), is.mtime(), is.mtime_nsec(), is.ctime(), is.ctime_nsec())
+    };
+    let options = || FileOptions::new().journal(Journaling::Len(1)).create(2 * LEN).image(look);
+    with(b"theirs");
+    let before = found();
+    let theirs = scratch.open(options()).expect("its owner says what is wrong with it");
+    assert_eq!((theirs.len(), theirs.journal(), bytes(&theirs, 0, 6)), (LEN, None, b"theirs".to_vec()));
+    drop(theirs);
+    assert_eq!(found(), before, "nothing of it was changed");
+    for start in [&b"ours"[..], &[]] {
+        with(start);
+        let ours = scratch.open(options()).expect("there is room");
+        assert_eq!(ours.len(), 2 * LEN);
+        assert!(found().1 * 512 >= 2 * LEN, "its blocks are reserved");
+    }
+}
+
+#[test]
+fn whoever_says_what_an_image_is_is_refused_one_whose_journal_was_cut() {
+    let scratch = Scratch::new("image");
+    let Some(region) = journaled(&scratch) else { return };
+    drop(region);
+    let whole = fs::read(&scratch.0).expect("readable");
+    let keep = LEN.next_multiple_of(ALIGN) + 8192;
+    for (start, refused) in [(&b"ours"[..], true), (&[], true), (b"theirs", false)] {
+        let mut cut = whole[..keep as usize].to_vec();
+        cut[..start.len()].copy_from_slice(start);
+        fs::write(&scratch.0, cut).expect("a disk");
+        let opened = scratch.open(FileOptions::new().journal(Journaling::Len(1 << 18)).image(look));
+        assert_eq!(matches!(opened, Err(Error::JournalCut { .. })), refused, "{opened:?}");
+        drop(opened);
+        assert_eq!(fs::metadata(&scratch.0).expect("a file").len(), keep, "it stays as it was");
+    }
 }
