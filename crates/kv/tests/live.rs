@@ -396,7 +396,9 @@ fn what_is_not_a_store_is_left_alone() {
     assert!(matches!(bind("blank"), Err(Error::Memory(remanence_pmem::Error::InUse { .. }))));
     drop(server);
     let mut image = std::fs::read(dir.path().join("blank")).expect("a file");
+    let second = remanence_kv::format::superblock::COPIES[1] as usize;
     image[..128].fill(0);
+    image[second..second + 128].fill(0);
     std::fs::write(dir.path().join("half"), &image).expect("written");
     assert!(bind("half").expect("a store").made());
     // A later version's.
@@ -407,10 +409,14 @@ fn what_is_not_a_store_is_left_alone() {
     std::fs::write(dir.path().join("later"), &image).expect("written");
     let later = bind("later").expect_err("another format");
     assert!(later.to_string().contains("has format 9"), "{later}");
+    let mut image = std::fs::read(dir.path().join("blank")).expect("a file");
     image[20] ^= 1;
+    std::fs::write(dir.path().join("one"), &image).expect("written");
+    assert!(!bind("one").expect("the second copy").made());
+    image[second + 20] ^= 1;
     std::fs::write(dir.path().join("damaged"), &image).expect("written");
     let damaged = bind("damaged").expect_err("damage");
-    assert!(damaged.to_string().contains("first page is damaged"), "{damaged}");
+    assert!(damaged.to_string().contains("both copies of the store's superblock are damaged"), "{damaged}");
 }
 
 #[test]

@@ -184,7 +184,8 @@ impl Get {
         let count = tables.len();
         let (entries, counted) = if sure { (&read[count..2 * count], true) } else { (read, false) };
         for bytes in entries {
-            let fitting = Slot::parse_all(bytes).filter(|slot| {
+            let heads = client.view.geometry.heads;
+            let fitting = Slot::parse_all(bytes).map(|slot| slot.of(heads)).filter(|slot| {
                 !slot.word.is_free()
                     && slot.meta.fingerprint() == self.fingerprint
                     && !self.not_it.contains(slot)
@@ -203,8 +204,8 @@ impl Get {
     fn next_entry(&mut self, client: &mut Client) -> Progress<Outcome> {
         let Some(slot) = self.queue.pop_front() else { return self.look(client, true) };
         let Some(offset) = slot.word.new_offset() else {
-            if client.view.mode == Mode::Durable {
-                // It is going, and not yet durably so.
+            if client.view.mode == Mode::Durable || !slot.word.is_sound() {
+                // It is going, and not yet durably so; or it is damaged, which the server says in the end.
                 return self.again(client);
             }
             self.not_it.push(slot);
@@ -243,6 +244,10 @@ impl Get {
             // Another key of this fingerprint, or what a client wrote to room that it had for this key: the version before tells.
             if !old && slot.word.is_pending() {
                 return self.torn(client, slot, false);
+            }
+            if client.hash(object.key).map(fingerprint) != Ok(self.fingerprint) {
+                // No key of this entry at all: it is damaged, or what was read is of another time.
+                return self.again(client);
             }
             self.not_it.push(slot);
             return self.next_entry(client);

@@ -116,7 +116,8 @@ impl<R: RemoteMemory> Look<'_, R> {
         }
         self.client.stats.reads += 1;
         let fits = |slot: &Slot| !slot.word.is_free() && slot.meta.fingerprint() == fingerprint;
-        for slot in Slot::parse_all(&entries).filter(fits) {
+        let heads = self.client.view.geometry.heads;
+        for slot in Slot::parse_all(&entries).filter(fits).map(|slot| slot.of(heads)) {
             // One that is pending may not be whole, or not last.
             let Some(offset) = slot.word.new_offset().filter(|_| !slot.word.is_pending()) else {
                 return Ok(Peek::Unknown);

@@ -1,4 +1,10 @@
-//! What each region is, and how far each head's log has come: words that are stored atomically.
+//! What each region is, and how far each head's log has come: words that are stored atomically, with check bits in them, which
+//! put one flipped bit right.
+
+use super::code::{Checked, Code};
+
+const REGION: Code<7> = Code::new(1, !0xFE);
+const HEAD: Code<7> = Code::new(56, 1 << 63 | 0xFFFF_FFFF_FFFF);
 
 /// What a region is used for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -16,8 +22,9 @@ pub enum RegionKind {
 /// ```text
 /// bits 63-32  epoch: counts over all regions, a new one each time that a region is put to use; kept when it is freed
 /// bits 31-16  which link of the head's log
-/// bits 15-8   head ID
-/// bits 7-0    0 free, 1 log, 2 table
+/// bits 15-8   head ID; of no log: 0 free, 1 table
+/// bits 7-1    check bits
+/// bit 0       1 log
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RegionWord {
@@ -38,28 +45,42 @@ impl RegionWord {
     /// As it is stored.
     #[must_use]
     pub const fn emit(self) -> u64 {
-        let kind = match self.kind {
-            RegionKind::Free => 0,
-            RegionKind::Log => 1,
-            RegionKind::Table => 2,
+        let (head, log) = match self.kind {
+            RegionKind::Free => (0, 0),
+            RegionKind::Log => (self.head, 1),
+            RegionKind::Table => (1, 0),
         };
-        (self.epoch as u64) << 32 | (self.link as u64) << 16 | (self.head as u64) << 8 | kind
+        REGION.seal((self.epoch as u64) << 32 | (self.link as u64) << 16 | (head as u64) << 8 | log)
     }
 
-    /// From a stored word; `None` if it means nothing.
+    /// From a stored word; `None` if it is not as it was stored.
     #[must_use]
     pub const fn parse(word: u64) -> Option<Self> {
-        let kind = match word as u8 {
-            0 => RegionKind::Free,
-            1 => RegionKind::Log,
-            2 => RegionKind::Table,
+        match Self::check(word) {
+            Some((word, false)) => Some(word),
+            _ => None,
+        }
+    }
+
+    /// From a stored word, and whether a bit of it was wrong. `None`: more than one.
+    #[must_use]
+    pub const fn check(word: u64) -> Option<(Self, bool)> {
+        let (word, mended) = match REGION.check(word) {
+            Checked::Sound => (word, false),
+            Checked::Mended(word) => (word, true),
+            Checked::Unsound => return None,
+        };
+        let (kind, head) = match (word & 1, (word >> 8) as u8) {
+            (1, head) => (RegionKind::Log, head),
+            (_, 0) => (RegionKind::Free, 0),
+            (_, 1) => (RegionKind::Table, 0),
             _ => return None,
         };
-        Some(Self { kind, head: (word >> 8) as u8, link: (word >> 16) as u16, epoch: (word >> 32) as u32 })
+        Some((Self { kind, head, link: (word >> 16) as u16, epoch: (word >> 32) as u32 }, mended))
     }
 }
 
-/// How far a head's log has handed out addresses: nowhere behind this segment. Durable before the first address in the
+/// How far a head's log has handed out addresses: nowhere behind this segment. Bits 62-56 check it. Durable before the first address in the
 /// segment is handed out, so that recovery goes on behind everything that a slow client may have written.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct HeadWord {
@@ -70,21 +91,24 @@ pub struct HeadWord {
 }
 
 impl HeadWord {
-    /// As it is stored; 0 stands for a log that has nothing.
+    /// As it is stored; without bit 63 it stands for a log that has nothing.
     #[must_use]
     pub const fn emit(this: Option<Self>) -> u64 {
-        match this {
+        HEAD.seal(match this {
             Some(Self { link, segment }) => 1 << 63 | (link as u64) << 32 | segment as u64,
             None => 0,
-        }
+        })
     }
 
-    /// From a stored word.
+    /// From a stored word, and whether a bit of it was wrong. `None`: more than one.
     #[must_use]
-    pub const fn parse(word: u64) -> Option<Self> {
-        if word >> 63 == 0 {
-            return None;
-        }
-        Some(Self { link: (word >> 32) as u16, segment: word as u32 })
+    pub const fn check(word: u64) -> Option<(Option<Self>, bool)> {
+        let (word, mended) = match HEAD.check(word) {
+            Checked::Sound => (word, false),
+            Checked::Mended(word) => (word, true),
+            Checked::Unsound => return None,
+        };
+        let here = Self { link: (word >> 32) as u16, segment: word as u32 };
+        Some((if word >> 63 == 1 { Some(here) } else { None }, mended))
     }
 }

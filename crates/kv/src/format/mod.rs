@@ -1,8 +1,9 @@
 //! The store on its medium. All integers are little-endian.
 //!
 //! ```text
-//!      0  superblock                   never changes after format
+//!      0  superblock                   what the store is made of
 //!   4096  root record (two pages)      which tables there are, how often the store was opened
+//!  11776  superblock, the second copy  in the last sector of the root record's pages, which that leaves alone
 //!  12288  head words, 256 x 8 bytes    how far each head's log has handed out addresses
 //!  14336  directory, 8 bytes/region    what each region is: free, log of a head, table
 //!    ...  regions                      from the next multiple of 4096
@@ -15,10 +16,12 @@
 //! a number is not used again before every client has said that it forgot the region which had it. So an offset names one
 //! place as long as anybody may hold it, and log cleaning moves an object by one atomic store.
 
+pub mod code;
 pub mod directory;
 pub mod object;
 pub mod slot;
 pub mod superblock;
+pub mod v1;
 pub mod word;
 
 pub use directory::{HeadWord, RegionKind, RegionWord};

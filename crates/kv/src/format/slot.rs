@@ -1,14 +1,20 @@
 //! An entry of the hash table: 16 bytes, two words that are each stored atomically.
 //!
 //! ```text
-//!  0  meta  u64   bits 63-16 fingerprint, 15-8 head ID, 7-0 hint
+//!  0  meta  u64   bits 63-16 fingerprint, 15-8 check bits, 7-0 hint
 //!  8  word  u64   the atomic word; 0: the entry is free, whatever meta says
 //! ```
 //! Fingerprints stand for keys, which may be of any length: the object that the word names has the key itself, and who
 //! finds another key there goes on looking. The top bits of the fingerprint choose the bucket, so a table can be resized
 //! from its entries alone.
+//!
+//! The fingerprint says in which head's log the objects are ([`Geometry::head_of`](super::Geometry::head_of)), so the byte that
+//! had the head ID has check bits instead, which put one flipped bit right. In memory it is the head ID ([`Meta::new`]).
 
+use super::code::{Checked, Code};
 use super::{UNIT, Word, get_u64};
+
+const CODE: Code<8> = Code::new(8, !0xFF00);
 
 /// Bytes in an entry.
 pub const SLOT_LEN: u64 = 16;
@@ -50,6 +56,34 @@ impl Meta {
     #[must_use]
     pub const fn with_hint(self, hint: Hint) -> Self {
         Self(self.0 & !0xFF | hint.0 as u64)
+    }
+}
+
+impl Meta {
+    const fn head_of(word: u64, heads: u16) -> u8 {
+        ((word >> 16) % heads as u64) as u8
+    }
+
+    /// As it is stored: with check bits in place of the head ID.
+    #[must_use]
+    pub const fn seal(self) -> u64 {
+        CODE.seal(self.0)
+    }
+
+    /// From a stored word, of which nothing is checked: recovery has done that.
+    #[must_use]
+    pub const fn loaded(word: u64, heads: u16) -> Self {
+        Self(word & !0xFF00 | (Self::head_of(word, heads) as u64) << 8)
+    }
+
+    /// From a stored word, and whether a bit of it was wrong. `None`: more than one.
+    #[must_use]
+    pub const fn check(word: u64, heads: u16) -> Option<(Self, bool)> {
+        match CODE.check(word) {
+            Checked::Sound => Some((Self::loaded(word, heads), false)),
+            Checked::Mended(word) => Some((Self::loaded(word, heads), true)),
+            Checked::Unsound => None,
+        }
     }
 }
 
@@ -103,7 +137,13 @@ pub struct Slot {
 }
 
 impl Slot {
-    /// The entries in these bytes.
+    /// With the head ID of its fingerprint, in a store of so many heads.
+    #[must_use]
+    pub const fn of(self, heads: u16) -> Self {
+        Self { meta: Meta::loaded(self.meta.0, heads), word: self.word }
+    }
+
+    /// The entries in these bytes, their meta words as they are stored: see [`of`](Self::of).
     pub fn parse_all(bytes: &[u8]) -> impl Iterator<Item = Self> + '_ {
         bytes
             .chunks_exact(SLOT_LEN as usize)

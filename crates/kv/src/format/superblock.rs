@@ -1,16 +1,32 @@
-//! The first page: what a store is made of. Written once.
+//! What a store is made of, in two copies: at the start, and in the last sector of the root record's pages.
+//!
+//! The second is written first and the first second, each durable before the other is touched, so that a crash leaves one that
+//! is whole: the first if it is, and otherwise the second, which is then the newer. The version stands in front of everything
+//! that a later one may change, and is looked at before the checksum, whose place that may change as well.
+
+use std::io;
+
+use remanence_pmem::Medium;
 
 use super::{BadGeometry, Geometry, get_u16, get_u32, get_u64};
 
 /// Bytes that the superblock takes.
 pub const SUPERBLOCK_LEN: usize = 72;
+/// Where its copies are.
+pub const COPIES: [u64; 2] = [0, super::HEAD_WORDS - 512];
+/// The format that is written.
+pub const VERSION: u32 = 2;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"REMERDA\x01");
-const VERSION: u32 = 1;
+/// The first format: [`v1`](super::v1).
+const FIRST: u32 = 1;
+/// A medium that begins with zeros for so long is blank.
+const BLANK: usize = 64 << 10;
 
 mod field {
     pub(super) const VERSION: usize = 8;
     pub(super) const HEADS: usize = 12;
+    pub(super) const STATE: usize = 14;
     pub(super) const SIZE: usize = 16;
     pub(super) const REGION: usize = 24;
     pub(super) const SEGMENT: usize = 32;
@@ -30,17 +46,44 @@ pub struct Superblock {
     pub uuid: [u8; 16],
 }
 
+/// How the rest of the store is to be read.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum State {
+    /// In format 1, to be upgraded.
+    First,
+    /// On the way from there: words have the new offset first, and some have their check bits.
+    Upgrading,
+    /// As it is written now.
+    Current,
+}
+
+/// What was found of a store's superblock.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Found {
+    /// What it says.
+    pub superblock: Superblock,
+    /// And of the rest.
+    pub state: State,
+    /// Which of the copies are whole, and say so.
+    pub whole: [bool; 2],
+}
+
 /// Why there is no store.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum SuperblockError {
-    /// Something else, or nothing.
-    #[error("there is no store on this medium: format it first")]
+    /// Nothing.
+    #[error("there is no store on this medium: it is blank")]
     Missing,
+    /// Something else.
+    #[error(
+        "there is no store on this medium, and it is not blank: its first bytes are those of something else"
+    )]
+    Foreign,
     /// Made by a later version.
-    #[error("the store has format {0}, and this program reads format 1: use the program that made it")]
+    #[error("the store has format {0}, and this program reads format 1 and 2: use the program that made it")]
     Version(u32),
-    /// The checksum does not fit.
-    #[error("the store's first page is damaged: restore it from a copy")]
+    /// The checksums do not fit.
+    #[error("both copies of the store's superblock are damaged: restore it from a copy")]
     Damaged,
     /// The medium is shorter than the store.
     #[error("the store has {store} bytes and the medium {medium}: its end was cut off")]
@@ -59,10 +102,16 @@ impl Superblock {
     /// As it is stored.
     #[must_use]
     pub fn emit(&self) -> [u8; SUPERBLOCK_LEN] {
+        self.emit_as(State::Current)
+    }
+
+    fn emit_as(&self, state: State) -> [u8; SUPERBLOCK_LEN] {
         let mut bytes = [0; SUPERBLOCK_LEN];
         bytes[..8].copy_from_slice(&MAGIC.to_le_bytes());
-        bytes[field::VERSION..][..4].copy_from_slice(&VERSION.to_le_bytes());
+        let version = if state == State::First { FIRST } else { VERSION };
+        bytes[field::VERSION..][..4].copy_from_slice(&version.to_le_bytes());
         bytes[field::HEADS..][..2].copy_from_slice(&self.geometry.heads.to_le_bytes());
+        bytes[field::STATE..][..2].copy_from_slice(&u16::from(state == State::Upgrading).to_le_bytes());
         bytes[field::SIZE..][..8].copy_from_slice(&self.geometry.size.to_le_bytes());
         bytes[field::REGION..][..8].copy_from_slice(&self.geometry.region_len.to_le_bytes());
         bytes[field::SEGMENT..][..8].copy_from_slice(&self.geometry.segment_len.to_le_bytes());
@@ -78,15 +127,32 @@ impl Superblock {
     /// # Errors
     /// There is no store that this program can use; the sentence says why.
     pub fn parse(bytes: &[u8], medium: u64) -> Result<Self, SuperblockError> {
+        Self::parse_as(bytes, medium).map(|(superblock, _)| superblock)
+    }
+
+    fn parse_as(bytes: &[u8], medium: u64) -> Result<(Self, State), SuperblockError> {
         if bytes.len() < SUPERBLOCK_LEN || get_u64(bytes, 0) != MAGIC {
             return Err(SuperblockError::Missing);
         }
-        if super::object::crc64(&[&bytes[..field::CRC]]) != get_u64(bytes, field::CRC) {
+        let whole =
+            |bytes: &[u8]| super::object::crc64(&[&bytes[..field::CRC]]) == get_u64(bytes, field::CRC);
+        let state = match (get_u32(bytes, field::VERSION), get_u16(bytes, field::STATE)) {
+            (FIRST, _) => State::First,
+            (VERSION, 0) => State::Current,
+            (VERSION, 1) => State::Upgrading,
+            (VERSION, _) => return Err(SuperblockError::Damaged),
+            (other, _) => {
+                // A later one, unless it is the number that is damaged.
+                let mut ours = bytes[..SUPERBLOCK_LEN].to_vec();
+                let ours = [FIRST, VERSION].into_iter().any(|version| {
+                    ours[field::VERSION..][..4].copy_from_slice(&version.to_le_bytes());
+                    whole(&ours)
+                });
+                return Err(if ours { SuperblockError::Damaged } else { SuperblockError::Version(other) });
+            }
+        };
+        if !whole(bytes) {
             return Err(SuperblockError::Damaged);
-        }
-        match get_u32(bytes, field::VERSION) {
-            VERSION => {}
-            other => return Err(SuperblockError::Version(other)),
         }
         let geometry = Geometry {
             size: get_u64(bytes, field::SIZE),
@@ -99,6 +165,65 @@ impl Superblock {
             return Err(SuperblockError::CutOff { store: geometry.size, medium });
         }
         let uuid = bytes[field::UUID..][..16].try_into().expect("sixteen bytes");
-        Ok(Self { geometry, salt: get_u64(bytes, field::SALT), uuid })
+        Ok((Self { geometry, salt: get_u64(bytes, field::SALT), uuid }, state))
+    }
+
+    /// The superblock of a medium, by the copy that is whole.
+    ///
+    /// # Errors
+    /// As for [`parse`](Self::parse).
+    pub fn read(medium: &impl Medium) -> Result<Found, SuperblockError> {
+        let len = medium.len();
+        let copies = COPIES.map(|at| {
+            let mut bytes = [0; SUPERBLOCK_LEN];
+            if at + SUPERBLOCK_LEN as u64 > len {
+                return Err(SuperblockError::Missing);
+            }
+            medium.read(at, &mut bytes);
+            Self::parse_as(&bytes, len)
+        });
+        match copies {
+            // Who writes a later format over ours need not know of the second copy.
+            [Err(SuperblockError::Version(later)), _] => Err(SuperblockError::Version(later)),
+            [Ok((superblock, state)), second] => {
+                // Format 1 had one.
+                let whole = second == Ok((superblock, state)) || state == State::First;
+                Ok(Found { superblock, state, whole: [true, whole] })
+            }
+            [Err(_), Ok((superblock, state))] => Ok(Found { superblock, state, whole: [false, true] }),
+            [Err(SuperblockError::Missing), Err(SuperblockError::Missing)] => {
+                let mut start = vec![0; BLANK.min(usize::try_from(len).unwrap_or(BLANK))];
+                medium.read(0, &mut start);
+                let blank = start.iter().all(|byte| *byte == 0);
+                Err(if blank { SuperblockError::Missing } else { SuperblockError::Foreign })
+            }
+            [Err(SuperblockError::Missing), Err(second)] => Err(second),
+            [Err(first), Err(_)] => Err(first),
+        }
+    }
+
+    /// Writes both copies, one after the other; durable on return.
+    ///
+    /// # Errors
+    /// The medium failed: one copy is whole.
+    pub fn write(&self, medium: &impl Medium, state: State) -> io::Result<()> {
+        let bytes = self.emit_as(state);
+        for at in COPIES.into_iter().rev() {
+            medium.write(at, &bytes);
+            medium.persist(at..at + SUPERBLOCK_LEN as u64)?;
+        }
+        Ok(())
+    }
+
+    /// Takes both copies away: there is no store any more.
+    ///
+    /// # Errors
+    /// The medium failed.
+    pub fn erase(medium: &impl Medium) -> io::Result<()> {
+        for at in COPIES.into_iter().rev() {
+            medium.write(at, &[0; SUPERBLOCK_LEN]);
+            medium.pwb(at..at + SUPERBLOCK_LEN as u64);
+        }
+        medium.psync()
     }
 }

@@ -1,24 +1,40 @@
 use proptest::prelude::*;
 
 use super::object::{Content, WRITTEN_FROM, chunk_lens, crc64, emit};
+use remanence_pmem::PersistenceDomain;
+use remanence_pmem::crash_image::CrashImage;
+
 use super::*;
 
 const PLACE: Place = Place { salt: 7, head: 3, offset: Offset(99), epoch: 5 };
 
 #[test]
-fn an_update_flips_the_tag_and_keeps_the_previous_place() {
+fn an_update_keeps_the_previous_place() {
     let first = Word::FREE.update(Offset(10));
     assert_eq!((first.new_offset(), first.old_offset(), first.is_pending()), (Some(Offset(10)), None, true));
-    assert_eq!(first.0 >> 63, 1, "a new tag of 1 means the first offset (4.1)");
     let second = first.settled().update(Offset(20));
     assert_eq!((second.new_offset(), second.old_offset()), (Some(Offset(20)), Some(Offset(10))));
-    assert_eq!(second.0 >> 63, 0);
     assert_eq!(second.flipped(), first.settled(), "repair goes back to the version before");
     assert_eq!(first.flipped(), Word::FREE, "and a creation that failed leaves nothing");
     assert_eq!(second.with_old(None).flipped(), Word::FREE);
     let largest = Word::FREE.update(Offset((1 << 31) - 1)).settled().update(Offset((1 << 31) - 1));
     assert_eq!(largest.new_offset(), largest.old_offset());
-    assert_eq!(largest.0 & !(1 << 63), (1 << 63) - 1);
+    assert_eq!(largest.0, !0 >> 1 | 1 << 63, "63 ones, and one for the parity");
+}
+
+#[test]
+fn a_word_with_a_flipped_bit_names_nothing() {
+    for word in [Word::FREE, Word::GOING, Word::FREE.update(Offset(5)).settled().update(Offset(6))] {
+        assert!(word.is_sound() && word.neighbours().all(|word| !word.is_sound()));
+        for bad in word.neighbours() {
+            assert_eq!(
+                (bad.new_offset(), bad.old_offset(), bad.is_pending()),
+                (None, None, false),
+                "{bad:?}"
+            );
+            assert!(bad.neighbours().any(|before| before == word));
+        }
+    }
 }
 
 #[test]
@@ -64,6 +80,51 @@ fn a_superblock_says_what_is_wrong_with_it() {
         bad[at] ^= 0x10;
         assert_eq!(Superblock::parse(&bad, 1 << 20), Err(SuperblockError::Damaged), "byte {at}");
     }
+}
+
+/// The first bytes of a medium, with these in place of the copies of the superblock.
+fn medium(first: &[u8], second: &[u8]) -> CrashImage {
+    let mut bytes = vec![0; 1 << 20];
+    bytes[..first.len()].copy_from_slice(first);
+    bytes[superblock::COPIES[1] as usize..][..second.len()].copy_from_slice(second);
+    CrashImage::from_bytes(bytes, PersistenceDomain::Adr)
+}
+
+#[test]
+fn blank_foreign_damaged_later_and_cut_off_are_told_apart() {
+    let superblock = Superblock { geometry: Geometry::for_size(1 << 20), salt: 3, uuid: [9; 16] };
+    let good = superblock.emit();
+    let mut later = good;
+    later[8] = 3;
+    // What a later format has behind its version is its own.
+    later[20..].fill(0xEE);
+    let mut bad = good;
+    bad[40] ^= 1;
+    let mut number = good;
+    number[8] ^= 1;
+    let read = |first: &[u8], second: &[u8]| Superblock::read(&medium(first, second));
+    let whole = |whole| Ok(superblock::Found { superblock, state: superblock::State::Current, whole });
+    assert_eq!(read(&good, &good), whole([true, true]));
+    assert_eq!(read(&good, &bad), whole([true, false]));
+    assert_eq!(read(&bad, &good), whole([false, true]));
+    assert_eq!(read(&number, &good), whole([false, true]), "a damaged version is no later one");
+    assert_eq!(read(&[0; 72], &good), whole([false, true]));
+    assert_eq!(read(&bad, &bad), Err(SuperblockError::Damaged));
+    assert_eq!(read(&number, &number), Err(SuperblockError::Damaged));
+    assert_eq!(read(&later, &later), Err(SuperblockError::Version(3)));
+    assert_eq!(
+        read(&later, &good),
+        Err(SuperblockError::Version(3)),
+        "a later format need not have a second copy"
+    );
+    assert_eq!(read(&[], &[]), Err(SuperblockError::Missing));
+    assert_eq!(read(b"PK\x03\x04", &[]), Err(SuperblockError::Foreign));
+    let short = CrashImage::from_bytes(good.to_vec(), PersistenceDomain::Adr);
+    assert_eq!(Superblock::read(&short), Err(SuperblockError::CutOff { store: 1 << 20, medium: 72 }));
+    assert_eq!(
+        SuperblockError::Version(3).to_string(),
+        "the store has format 3, and this program reads format 1 and 2: use the program that made it"
+    );
 }
 
 #[test]
@@ -123,8 +184,25 @@ proptest! {
     }
 
     #[test]
-    fn any_region_word_comes_back(epoch: u32, link: u16, head: u8, kind in 0u64..3) {
-        let word = u64::from(epoch) << 32 | u64::from(link) << 16 | u64::from(head) << 8 | kind;
-        prop_assert_eq!(RegionWord::parse(word).map(RegionWord::emit), Some(word));
+    fn any_region_word_comes_back(epoch: u32, link: u16, head: u8, kind in 0_u8..3, bit in 0_u32..64) {
+        let word = match kind {
+            0 => RegionWord { kind: RegionKind::Free, head: 0, link: 0, epoch },
+            1 => RegionWord { kind: RegionKind::Log, head, link, epoch },
+            _ => RegionWord { kind: RegionKind::Table, head: 0, link: 0, epoch },
+        };
+        prop_assert_eq!(RegionWord::parse(word.emit()), Some(word));
+        prop_assert_eq!(RegionWord::parse(word.emit() ^ 1 << bit), None);
+        prop_assert_eq!(RegionWord::check(word.emit() ^ 1 << bit), Some((word, true)));
+    }
+
+    #[test]
+    fn any_head_and_meta_word_comes_back(link: u16, segment: u32, fingerprint in 0_u64..1 << 48, hint: u8, bit in 0_u32..64) {
+        for word in [None, Some(HeadWord { link, segment })] {
+            prop_assert_eq!(HeadWord::check(HeadWord::emit(word)), Some((word, false)));
+            prop_assert_eq!(HeadWord::check(HeadWord::emit(word) ^ 1 << bit), Some((word, true)));
+        }
+        let meta = Meta::new(fingerprint, (fingerprint % 7) as u8, Hint(hint));
+        prop_assert_eq!(Meta::check(meta.seal(), 7), Some((meta, false)));
+        prop_assert_eq!(Meta::check(meta.seal() ^ 1 << bit, 7), Some((meta, true)));
     }
 }

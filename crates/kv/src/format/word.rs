@@ -1,11 +1,16 @@
 //! The 8-byte atomic word of an entry (paper 002, 3.2.3 and figure 6).
 //!
 //! ```text
-//!  bit 63      new tag: 1, the first offset is the new one; 0, the second
-//!  bits 62-32  first offset, in units of 64 bytes
-//!  bits 31-1   second offset
+//!  bit 63      parity: a word has an even number of ones
+//!  bits 62-32  offset of the new version, in units of 64 bytes
+//!  bits 31-1   offset of the one before
 //!  bit 0       pending (the paper's reserved bit)
 //! ```
+//! The paper has a tag in bit 63 that says which of the two offsets is the new one. A word is stored as a whole, so the new one
+//! can always be the first, and the bit is free to tell a flipped one: a word whose parity is wrong names nothing, and who
+//! meets it does not take another version, or none, for the key's. What it was is found by looking at the objects that the
+//! words of one bit less or more name ([`Word::neighbours`]), which have checksums.
+//!
 //! *Pending* says that the new offset was handed out, and that the server has not yet seen a whole object there and made
 //! it durable. The one bit answers four questions that the paper leaves open: whether the new version may be shifted into
 //! the place of the old one, which objects recovery must check, whether what a reader has found can still vanish, and what
@@ -29,18 +34,23 @@ impl Offset {
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Word(pub u64);
 
-const TAG: u64 = 1 << 63;
+const PARITY: u64 = 1 << 63;
 const PENDING: u64 = 1;
 const MASK: u64 = (1 << super::OFFSET_BITS) - 1;
-const FIRST: u32 = 32;
-const SECOND: u32 = 1;
+const NEW: u32 = 32;
+const OLD: u32 = 1;
 
 impl Word {
     /// No entry.
     pub const FREE: Self = Self(0);
 
     /// An entry that is about to be free: readers must not believe so yet, recovery may.
-    pub const GOING: Self = Self(PENDING);
+    pub const GOING: Self = Self::of(0, 0, PENDING);
+
+    const fn of(new: u64, old: u64, pending: u64) -> Self {
+        let word = new << NEW | old << OLD | pending;
+        Self(word | if word.count_ones().is_multiple_of(2) { 0 } else { PARITY })
+    }
 
     /// Whether there is no entry.
     #[must_use]
@@ -48,12 +58,23 @@ impl Word {
         self.0 == 0
     }
 
-    const fn shifts(self) -> (u32, u32) {
-        if self.0 & TAG != 0 { (FIRST, SECOND) } else { (SECOND, FIRST) }
+    /// Whether its parity is right. Otherwise it names nothing.
+    #[must_use]
+    pub const fn is_sound(self) -> bool {
+        self.0.count_ones().is_multiple_of(2)
+    }
+
+    /// What it may have been before one bit was flipped.
+    pub fn neighbours(self) -> impl Iterator<Item = Self> {
+        (0..64).map(move |bit| Self(self.0 ^ 1 << bit))
+    }
+
+    const fn bits(self, shift: u32) -> u64 {
+        if self.is_sound() { self.0 >> shift & MASK } else { 0 }
     }
 
     const fn at(self, shift: u32) -> Option<Offset> {
-        match (self.0 >> shift & MASK) as u32 {
+        match self.bits(shift) as u32 {
             0 => None,
             offset => Some(Offset(offset)),
         }
@@ -62,60 +83,60 @@ impl Word {
     /// The latest version's place.
     #[must_use]
     pub const fn new_offset(self) -> Option<Offset> {
-        self.at(self.shifts().0)
+        self.at(NEW)
     }
 
     /// The previous version's place.
     #[must_use]
     pub const fn old_offset(self) -> Option<Offset> {
-        self.at(self.shifts().1)
+        self.at(OLD)
     }
 
     /// Whether the new version may be incomplete, or not durable.
     #[must_use]
     pub const fn is_pending(self) -> bool {
-        self.0 & PENDING != 0
+        self.is_sound() && self.0 & PENDING != 0
     }
 
-    /// An update: the tag flips, the new version becomes the old one, and the handed-out place is new and pending.
+    const fn pending(self) -> u64 {
+        if self.is_pending() { PENDING } else { 0 }
+    }
+
+    /// An update: the new version becomes the old one, and the handed-out place is new and pending.
     #[must_use]
     pub const fn update(self, offset: Offset) -> Self {
-        let (_, old) = self.shifts();
-        let kept = self.0 & !(MASK << old) & !PENDING;
-        Self((kept ^ TAG) | (offset.0 as u64 & MASK) << old | PENDING)
+        Self::of(offset.0 as u64 & MASK, self.bits(NEW), PENDING)
     }
 
     /// The new version is whole and durable.
     #[must_use]
     pub const fn settled(self) -> Self {
-        Self(self.0 & !PENDING)
+        Self::of(self.bits(NEW), self.bits(OLD), 0)
     }
 
     /// The old place becomes the new one, settled, and nothing is old: what repair does with an object that never became
     /// whole, and what the end of log cleaning does with the place in the region that goes away.
     #[must_use]
     pub const fn flipped(self) -> Self {
-        let (new, old) = self.shifts();
-        if self.at(old).is_none() {
-            return Self::FREE;
-        }
-        Self((self.0 & !(MASK << new) & !PENDING) ^ TAG)
+        Self::of(self.bits(OLD), 0, 0)
     }
 
     /// The same new version, with another place (or none) as the old one.
     #[must_use]
     pub const fn with_old(self, offset: Option<Offset>) -> Self {
-        let (_, old) = self.shifts();
         let offset = match offset {
             Some(offset) => offset.0 as u64 & MASK,
             None => 0,
         };
-        Self(self.0 & !(MASK << old) | offset << old)
+        Self::of(self.bits(NEW), offset, self.pending())
     }
 }
 
 impl fmt::Debug for Word {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if !self.is_sound() {
+            return write!(f, "Word({:#x}, parity wrong)", self.0);
+        }
         let show = |offset: Option<Offset>| offset.map_or_else(|| "-".to_owned(), |o| o.0.to_string());
         let pending = if self.is_pending() { " pending" } else { "" };
         write!(f, "Word(new {}, old {}{pending})", show(self.new_offset()), show(self.old_offset()))

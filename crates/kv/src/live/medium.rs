@@ -6,7 +6,7 @@ use super::Error;
 use crate::format::slot::{NEIGHBOURHOOD, TableAt};
 use crate::format::superblock::SUPERBLOCK_LEN;
 use crate::format::{BadGeometry, Geometry, Superblock, SuperblockError};
-use crate::server::{OpenError, Options, Recovered, Scrubbed, Server, format};
+use crate::server::{Finding, OpenError, Options, Recovered, Scrubbed, Server, format};
 
 /// Where it says that a store is being made: a crash meanwhile leaves this, and no superblock.
 const MAKING: u64 = 2048;
@@ -26,15 +26,14 @@ pub(super) struct New {
 /// Makes a store if the region is blank. Returns whether it did.
 pub(super) fn make_if_blank<M: Medium + Clone>(region: &M, new: &New) -> Result<bool, Error> {
     let len = Medium::len(region);
-    let mut first = [0; SUPERBLOCK_LEN];
     let short = || OpenError::from(BadGeometry("a store takes 256 KiB at least"));
     if len < BLANK as u64 * 4 {
         return Err(short().into());
     }
-    Medium::read(region, 0, &mut first);
-    match Superblock::parse(&first, len) {
+    match Superblock::read(region) {
         Ok(_) => return Ok(false),
-        Err(SuperblockError::Missing) => {}
+        // Of a store that was being made there is more than that.
+        Err(SuperblockError::Missing | SuperblockError::Foreign) => {}
         Err(other) => return Err(OpenError::from(other).into()),
     }
     let mut mark = [0; MAKING_MARK.len()];
@@ -89,7 +88,7 @@ pub(super) fn refuse_cut_journal(region: &Region) -> Result<(), Error> {
 }
 
 /// What is found in a store that nobody serves.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Inspected {
     /// The store's name and geometry.
     pub superblock: Superblock,
@@ -97,6 +96,8 @@ pub struct Inspected {
     pub recovered: Recovered,
     /// Values that were verified, repaired and lost, as a scrub would count them.
     pub scrubbed: Scrubbed,
+    /// What is damaged, by name as far as that is known; the first thousands of it.
+    pub findings: Vec<Finding>,
 }
 
 /// Recovers a store and verifies every value in a copy-on-write view of it, so that nothing of the medium changes.
@@ -118,14 +119,8 @@ pub fn repair(region: &Region) -> Result<Inspected, Error> {
 }
 
 fn scrub_all(region: &Region, medium: &impl Medium) -> Result<Inspected, Error> {
-    let mut first = [0; SUPERBLOCK_LEN];
-    let len = Medium::len(region);
-    if len < SUPERBLOCK_LEN as u64 {
-        return Err(OpenError::from(SuperblockError::Missing).into());
-    }
     refuse_cut_journal(region)?;
-    Medium::read(region, 0, &mut first);
-    let superblock = Superblock::parse(&first, len).map_err(OpenError::from)?;
+    let superblock = Superblock::read(region).map_err(OpenError::from)?.superblock;
     let (mut server, recovered) = Server::open(medium, Options::default())?;
     let mut all = Scrubbed::default();
     let mut cursor = Some(0);
@@ -136,5 +131,6 @@ fn scrub_all(region: &Region, medium: &impl Medium) -> Result<Inspected, Error> 
         all.lost += some.lost;
         cursor = some.next;
     }
-    Ok(Inspected { superblock, recovered, scrubbed: all })
+    let findings = server.findings().to_vec();
+    Ok(Inspected { superblock, recovered, scrubbed: all, findings })
 }

@@ -212,7 +212,8 @@ impl<M: Medium + Clone> Server<M> {
     /// Stores which tables there are.
     pub(super) fn store_root(&mut self) -> Result<(), Refusal> {
         let payload = super::open::root_payload(self.boot, &self.index.tables);
-        self.root.store(&payload).map_err(|error| match error {
+        // Twice: should one of its slots be damaged later, the other says the same.
+        (0..2).try_for_each(|_| self.root.store(&payload)).map_err(|error| match error {
             LayoutError::Medium(e) => io(&e),
             LayoutError::Invalid { .. } => Refusal::Medium,
         })

@@ -43,6 +43,8 @@ pub(super) struct NoPlace;
 
 pub(super) struct Index<M> {
     pub(super) medium: M,
+    /// Heads of the store: an entry's fingerprint says which is its own.
+    pub(super) heads: u16,
     /// The table, and while it grows the one that entries move to.
     pub(super) tables: Vec<TableAt>,
     /// Entries that are not free, of all tables.
@@ -66,6 +68,11 @@ pub(super) fn store(medium: &impl Medium, at: u64, value: u64) {
 
 impl<M: Medium> Index<M> {
     pub(super) fn slots(&self, table: TableAt, first: u64, count: u64) -> Vec<Slot> {
+        self.stored(table, first, count).into_iter().map(|slot| slot.of(self.heads)).collect()
+    }
+
+    /// The same, their meta words as they are stored.
+    pub(super) fn stored(&self, table: TableAt, first: u64, count: u64) -> Vec<Slot> {
         let count = count.min(table.slots().saturating_sub(first));
         let mut bytes = vec![0; (count * SLOT_LEN) as usize];
         self.medium.read(table.slot(first), &mut bytes);
@@ -80,7 +87,7 @@ impl<M: Medium> Index<M> {
         Slot::parse_all(&bytes)
             .enumerate()
             .filter(|(_, slot)| stands(slot) && slot.meta.fingerprint() == fingerprint)
-            .map(|(n, slot)| Entry { table, index: home + n as u64, slot })
+            .map(|(n, slot)| Entry { table, index: home + n as u64, slot: slot.of(self.heads) })
             .collect()
     }
 
@@ -113,7 +120,7 @@ impl<M: Medium> Index<M> {
     /// Stores the meta word of an entry and asks for its write-back.
     pub(super) fn set_meta(&self, entry: &mut Entry, meta: Meta) {
         entry.slot.meta = meta;
-        store(&self.medium, entry.at(), meta.0);
+        store(&self.medium, entry.at(), meta.seal());
         self.medium.pwb(entry.at()..entry.at() + SLOT_LEN);
     }
 

@@ -106,14 +106,17 @@ pub(super) struct Log<M> {
     pub(super) free: BTreeSet<u32>,
     pub(super) heads: Vec<Head>,
     pub(super) epoch: u32,
+    /// Regions whose words mean nothing: what lies there may have been of any log.
+    pub(super) lost: usize,
 }
 
 /// Regions that clients leave to the cleaner.
 pub(super) const SPARE: usize = 2;
 
 impl<M: Medium> Log<M> {
-    /// The log as the directory and the head words describe it. `None`: they contradict each other.
-    pub(super) fn open(medium: M, geometry: Geometry) -> Option<Self> {
+    /// The log as the directory and the head words describe it, which were [looked through](super::mend) before. A region whose
+    /// word means nothing all the same is not used.
+    pub(super) fn open(medium: M, geometry: Geometry) -> Self {
         let mut log = Self {
             geometry,
             regions: Vec::new(),
@@ -121,22 +124,21 @@ impl<M: Medium> Log<M> {
             free: BTreeSet::new(),
             heads: Vec::new(),
             epoch: 0,
+            lost: 0,
             medium,
         };
         for index in 0..geometry.regions() {
-            let word = RegionWord::parse(super::index::load(&log.medium, directory(index)))?;
-            log.epoch = log.epoch.max(word.epoch);
-            match word.kind {
-                RegionKind::Free => drop(log.free.insert(index)),
-                RegionKind::Table => {}
-                RegionKind::Log => {
-                    let fair =
-                        u16::from(word.head) < geometry.heads && u32::from(word.link) < geometry.links();
-                    if !fair || log.links.insert((word.head, word.link), index).is_some() {
-                        return None;
-                    }
+            let word = RegionWord::parse(super::index::load(&log.medium, directory(index)));
+            log.epoch = log.epoch.max(word.map_or(0, |word| word.epoch));
+            log.lost += usize::from(word.is_none());
+            match word {
+                Some(RegionWord { kind: RegionKind::Free, .. }) => drop(log.free.insert(index)),
+                Some(word) if word.kind == RegionKind::Log => {
+                    log.links.insert((word.head, word.link), index);
                 }
+                _ => {}
             }
+            let word = word.unwrap_or(RegionWord::FREE);
             log.regions.push(Region { word, starts: Starts::default(), retiring: false });
         }
         for head in 0..geometry.heads {
@@ -145,17 +147,18 @@ impl<M: Medium> Log<M> {
             // What of it is garbage nobody knows.
             let regions = log.links.range((head as u8, 0)..=(head as u8, u16::MAX)).count() as u64;
             state.written = regions * u64::from(geometry.region_units());
-            if let Some(HeadWord { link, segment }) = HeadWord::parse(super::index::load(&log.medium, at)) {
+            let word = HeadWord::check(super::index::load(&log.medium, at)).and_then(|(word, _)| word);
+            if let Some(HeadWord { link, segment }) = word {
                 // Everything up to the end of that segment may have been handed out, and may still be written to by
                 // nobody: the keys of the last run are gone with its process.
-                let unit = (segment + 1).checked_mul(geometry.segment_units())?;
+                let unit = segment.saturating_add(1).saturating_mul(geometry.segment_units());
                 let known = log.links.contains_key(&(head as u8, link));
                 state.tail = (known && unit < geometry.region_units()).then_some((link, unit));
                 state.next_link = log.after(link);
             }
             log.heads.push(state);
         }
-        Some(log)
+        log
     }
 
     fn after(&self, link: u16) -> u16 {
@@ -227,8 +230,9 @@ impl<M: Medium> Log<M> {
             state.written += u64::from(units);
         }
         let at = HEAD_WORDS + 8 * u64::from(head);
-        if HeadWord::parse(super::index::load(&self.medium, at)) != Some(entered) {
-            store(&self.medium, at, HeadWord::emit(Some(entered)));
+        let word = HeadWord::emit(Some(entered));
+        if super::index::load(&self.medium, at) != word {
+            store(&self.medium, at, word);
             self.medium.persist(at..at + 8).map_err(|_| Refusal::Medium)?;
         }
         let offset = self.geometry.join(link, unit);

@@ -16,10 +16,12 @@ mod clean;
 mod grow;
 mod index;
 mod log;
+mod mend;
 mod open;
 mod scan;
 mod settle;
 mod together;
+mod upgrade;
 mod write;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -28,6 +30,7 @@ use std::fmt;
 use remanence_pmem::Medium;
 use remanence_pmem::layout::Root;
 
+pub use mend::{Fate, Finding, Where};
 pub use open::{OpenError, Recovered, format};
 pub use scan::Scrubbed;
 
@@ -223,6 +226,8 @@ pub struct Server<M> {
     /// Something was written back that no sync covers yet.
     dirty: bool,
     stats: Stats,
+    /// What was found damaged.
+    findings: Vec<Finding>,
     replicated: bool,
     revoke: Option<Revoke>,
 }
@@ -597,7 +602,9 @@ impl<M: Medium + Clone> Server<M> {
         }
         for offset in [word.new_offset(), word.old_offset()].into_iter().flatten() {
             if let Ok(bytes) = self.object(head, offset) {
-                return self.parsed(&bytes, head, offset).key == key;
+                let found = self.parsed(&bytes, head, offset).key;
+                // Of another fingerprint it is not what the entry named: the entry is damaged, and its key has not gone.
+                return found == key || self.fingerprint(found) != Ok(entry.slot.meta.fingerprint());
             }
         }
         // Both are damaged. 48 bits of hash are all that is left of the key, and hardly ever another's.
@@ -610,6 +617,9 @@ impl<M: Medium + Clone> Server<M> {
         let head = entry.slot.meta.head();
         let offset = entry.slot.word.new_offset().ok_or(Refusal::Damaged)?;
         let bytes = self.object(head, offset).map_err(|_| Refusal::Damaged)?;
+        if !self.is_named_by(&entry, &bytes, offset) {
+            return Err(Refusal::Damaged);
+        }
         let header = self.parsed(&bytes, head, offset).header;
         if header.deleted || header.is_expired(now) {
             return Ok(Current::Absent(Some(entry)));

@@ -13,12 +13,14 @@ use remanence_pmem::layout::{LayoutError, Root};
 use super::grow::Growth;
 use super::index::{Entry, Index, clear};
 use super::log::{Log, Start, directory};
+use super::mend::{self, Fate, Finding, Where};
 use super::settle::Settling;
+use super::upgrade::upgrade;
 use super::{Options, Server, Stats};
 use crate::format::slot::{NEIGHBOURHOOD, TableAt};
-use crate::format::superblock::SUPERBLOCK_LEN;
+use crate::format::superblock::{Found, State};
 use crate::format::{
-    BadGeometry, Geometry, HEAD_WORDS, HEADS_MAX, Hint, ROOT, RegionKind, RegionWord, Superblock,
+    BadGeometry, Geometry, HEAD_WORDS, HEADS_MAX, HeadWord, Hint, ROOT, RegionKind, RegionWord, Superblock,
     SuperblockError, UNIT, Word, get_u32, get_u64,
 };
 use crate::proto::Refusal;
@@ -74,6 +76,12 @@ pub struct Recovered {
     pub doubled: u64,
     /// Regions that nothing refers to, set free.
     pub freed: u64,
+    /// Words that were damaged and are put right: [`Server::findings`] has them.
+    pub mended: u64,
+    /// Words that are left damaged: entries and regions that are not served.
+    pub lost: u64,
+    /// The store was in an earlier format.
+    pub upgraded: bool,
 }
 
 /// Makes an empty store. What was on the medium before is gone. Durable on return.
@@ -100,10 +108,9 @@ pub fn format<M: Medium + Clone>(
     }
     let failed = |e: std::io::Error| OpenError::medium(&e);
     // Until the end there is no store: a crash leaves none, or all of it.
-    medium.write(0, &[0; SUPERBLOCK_LEN]);
-    medium.persist(0..SUPERBLOCK_LEN as u64).map_err(failed)?;
+    Superblock::erase(medium).map_err(failed)?;
     for head in 0..u64::from(HEADS_MAX) {
-        super::index::store(medium, HEAD_WORDS + 8 * head, 0);
+        super::index::store(medium, HEAD_WORDS + 8 * head, HeadWord::emit(None));
     }
     medium.pwb(HEAD_WORDS..HEAD_WORDS + 8 * u64::from(HEADS_MAX));
     for region in 0..geometry.regions() {
@@ -114,11 +121,11 @@ pub fn format<M: Medium + Clone>(
     medium.pwb(directory(0)..directory(geometry.regions()));
     let table = TableAt { at: geometry.region(0), buckets };
     clear(medium, table, 0, u64::MAX / 2);
-    Root::format(medium.clone(), ROOT, salt, &root_payload(0, &[table])).map_err(OpenError::layout)?;
+    let payload = root_payload(0, &[table]);
+    let mut root = Root::format(medium.clone(), ROOT, salt, &payload).map_err(OpenError::layout)?;
+    root.store(&payload).map_err(OpenError::layout)?;
     medium.psync().map_err(failed)?;
-    let superblock = Superblock { geometry: *geometry, salt, uuid };
-    medium.write(0, &superblock.emit());
-    medium.persist(0..SUPERBLOCK_LEN as u64).map_err(failed)
+    Superblock { geometry: *geometry, salt, uuid }.write(medium, State::Current).map_err(failed)
 }
 
 /// How often the store was opened, and its tables.
@@ -131,7 +138,7 @@ pub(super) fn root_payload(boot: u32, tables: &[TableAt]) -> Vec<u8> {
     bytes
 }
 
-fn parse_root(bytes: &[u8], geometry: &Geometry) -> Option<(u32, Vec<TableAt>)> {
+pub(crate) fn parse_root(bytes: &[u8], geometry: &Geometry) -> Option<(u32, Vec<TableAt>)> {
     let (boot, rest) = bytes.split_at_checked(4)?;
     if !matches!(rest.len(), 16 | 32) {
         return None;
@@ -154,25 +161,36 @@ impl<M: Medium + Clone> Server<M> {
     /// # Errors
     /// There is none, it is damaged, or the medium failed.
     pub fn open(medium: M, options: Options) -> Result<(Self, Recovered), OpenError> {
-        if medium.len() < ROOT {
-            return Err(SuperblockError::Missing.into());
-        }
-        let mut first = [0; SUPERBLOCK_LEN];
-        medium.read(0, &mut first);
-        let superblock = Superblock::parse(&first, medium.len())?;
+        let Found { superblock, state, whole } = Superblock::read(&medium)?;
         let geometry = superblock.geometry;
+        let mut findings: Vec<Finding> = Vec::new();
+        let mended = |at| Finding { at, key: None, fate: Fate::Mended };
+        findings.extend((0..2).filter(|copy| !whole[*copy]).map(|copy| mended(Where::Superblock(copy))));
+        // The second slot was written once, and says the same, since format 2.
+        if Root::slots(&medium, ROOT, superblock.salt).len() == 1 && state == State::Current {
+            findings.push(mended(Where::Root));
+        }
         let (mut root, payload) =
             Root::open(medium.clone(), ROOT, superblock.salt).map_err(OpenError::layout)?;
         let (boot, tables) =
             parse_root(&payload, &geometry).ok_or(OpenError::Damaged("its root record means nothing"))?;
-        let boot = boot + 1;
-        // Before anything else: versions of this run are higher than all before, whatever becomes of it.
-        root.store(&root_payload(boot, &tables)).map_err(OpenError::layout)?;
-        let log = Log::open(medium.clone(), geometry)
-            .ok_or(OpenError::Damaged("its directory contradicts itself"))?;
+        let boot = boot.checked_add(1).ok_or(OpenError::Damaged("it was opened too often"))?;
+        // Before anything else: versions of this run are higher than all before, whatever becomes of it. Twice: should one of
+        // its slots be damaged later, the other says the same.
+        for _ in 0..2 {
+            root.store(&root_payload(boot, &tables)).map_err(OpenError::layout)?;
+        }
+        let failed = |e: std::io::Error| OpenError::medium(&e);
+        if state != State::Current {
+            upgrade(&medium, &superblock, state, &tables).map_err(failed)?;
+        } else if whole != [true; 2] {
+            superblock.write(&medium, state).map_err(failed)?;
+        }
+        findings.extend(mend::words(&medium, &superblock, &tables));
+        let log = Log::open(medium.clone(), geometry);
         let growth = if tables.len() == 2 { Growth::Moving(0) } else { Growth::Idle };
         let mut server = Self {
-            index: Index { medium: medium.clone(), tables, used: 0, moves: 0 },
+            index: Index { medium: medium.clone(), heads: geometry.heads, tables, used: 0, moves: 0 },
             medium,
             superblock,
             root,
@@ -201,10 +219,15 @@ impl<M: Medium + Clone> Server<M> {
             spent: 0,
             dirty: true,
             stats: Stats::default(),
+            findings,
             replicated: false,
             revoke: None,
         };
-        let recovered = server.recover()?;
+        let mut recovered = server.recover()?;
+        let lost = server.findings.iter().filter(|finding| finding.fate == Fate::Lost).count() as u64;
+        recovered.lost = lost;
+        recovered.mended = server.findings.len() as u64 - lost;
+        recovered.upgraded = state != State::Current;
         Ok((server, recovered))
     }
 
@@ -219,13 +242,14 @@ impl<M: Medium + Clone> Server<M> {
         for table in &tables {
             let mut index = 0;
             while index < table.slots() {
-                let slots = self.index.slots(*table, index, 256);
+                let slots = self.index.stored(*table, index, 256);
                 let count = slots.len() as u64;
                 for (n, slot) in slots.into_iter().enumerate() {
                     if !slot.word.is_free() {
                         self.index.used += 1;
-                        let entry = Entry { table: *table, index: index + n as u64, slot };
-                        self.recover_entry(entry, &mut recovered)?;
+                        if let Some(entry) = self.believed(*table, index + n as u64, slot)? {
+                            self.recover_entry(entry, &mut recovered)?;
+                        }
                     }
                 }
                 index += count;
@@ -241,16 +265,10 @@ impl<M: Medium + Clone> Server<M> {
     fn recover_entry(&mut self, mut entry: Entry, recovered: &mut Recovered) -> Result<(), OpenError> {
         let (table, meta) = (entry.table, entry.slot.meta);
         let fingerprint = meta.fingerprint();
-        let home = table.home(fingerprint);
         // It was being made, and perhaps has no meta word yet, or was going.
         if entry.slot.word.new_offset().is_none() {
             self.index.set_word(&mut entry, Word::FREE);
             return Ok(());
-        }
-        if !(home..home + NEIGHBOURHOOD).contains(&entry.index)
-            || meta.head() != self.superblock.geometry.head_of(fingerprint)
-        {
-            return Err(OpenError::Damaged("an entry of its table is where it cannot be"));
         }
         // A crash within a move leaves two equal entries; nothing is changed in between, so either may go.
         let doubled = self.index.candidates(fingerprint).into_iter().any(|other| {
@@ -269,10 +287,16 @@ impl<M: Medium + Clone> Server<M> {
         if entry.slot.word.is_pending() {
             recovered.pending += 1;
             let had = entry.slot.word.new_offset();
-            let settled = match self.settle(entry)? {
-                Settling::Settled(settled) => Some(settled),
-                Settling::Gone => None,
-                Settling::Unfinished => unreachable!("nothing was handed out in this run"),
+            let settled = match self.settle(entry) {
+                Ok(Settling::Settled(settled)) => Some(settled),
+                Ok(Settling::Gone) => None,
+                Ok(Settling::Unfinished) => unreachable!("nothing was handed out in this run"),
+                Err(Refusal::Damaged) => {
+                    let key = self.key_of(&entry);
+                    self.found(Where::Entry(entry.at()), key, Fate::Lost);
+                    return Ok(());
+                }
+                Err(other) => return Err(other.into()),
             };
             if settled.is_some_and(|settled| settled.slot.word.new_offset() == had) {
                 recovered.completed += 1;
@@ -311,10 +335,7 @@ impl<M: Medium + Clone> Server<M> {
     /// Regions that cleaning had emptied, that were linked too early, or that were to become tables.
     fn free_unreferenced(&mut self) -> Result<u64, OpenError> {
         let geometry = self.superblock.geometry;
-        let in_tables = |region: u32| {
-            let at = geometry.region(region);
-            self.index.tables.iter().any(|t| (t.at..t.at + TableAt::bytes(t.buckets)).contains(&at))
-        };
+        let in_tables = |region: u32| mend::in_tables(&geometry, &self.index.tables, region);
         let unreferenced: Vec<u32> = (0..geometry.regions())
             .filter(|index| {
                 let region = &self.log.regions[*index as usize];

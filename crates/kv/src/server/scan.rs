@@ -7,6 +7,7 @@ use remanence_pmem::Medium;
 
 use super::Server;
 use super::index::{Entry, stands};
+use super::mend::{Fate, Where};
 use super::settle::Settling;
 use crate::format::slot::{FINGERPRINT_BITS, NEIGHBOURHOOD};
 use crate::proto::{Refusal, Reply};
@@ -65,14 +66,22 @@ impl<M: Medium + Clone> Server<M> {
         let mut keys = Vec::with_capacity(entries.len());
         for entry in entries {
             let head = entry.slot.meta.head();
-            let offset = match self.settle(entry)? {
-                Settling::Settled(entry) => entry.slot.word.new_offset(),
-                Settling::Gone => None,
-                Settling::Unfinished => entry.slot.word.old_offset(),
+            let offset = match self.settle(entry) {
+                Ok(Settling::Settled(entry)) => entry.slot.word.new_offset(),
+                Ok(Settling::Gone) => None,
+                Ok(Settling::Unfinished) => entry.slot.word.old_offset(),
+                Err(Refusal::Damaged) => {
+                    keys.extend(self.key_of(&entry));
+                    continue;
+                }
+                Err(other) => return Err(other),
             };
             let Some(offset) = offset else { continue };
-            // What is damaged is told to those who ask for it, and by a scrub.
-            let Ok(bytes) = self.object(head, offset) else { continue };
+            // What is damaged is told to those who ask for it, and by a scrub: it has a name, if that can be told.
+            let Ok(bytes) = self.object(head, offset) else {
+                keys.extend(self.key_of(&entry));
+                continue;
+            };
             let object = self.parsed(&bytes, head, offset);
             if !object.header.deleted && !object.header.is_expired(now) {
                 keys.push(object.key.to_vec());
@@ -89,12 +98,31 @@ impl<M: Medium + Clone> Server<M> {
         let (entries, next) = self.entries_from(cursor, limit.max(1));
         let mut scrubbed = Scrubbed { next, ..Scrubbed::default() };
         for entry in entries {
-            let Settling::Settled(entry) = self.settle(entry)? else { continue };
+            let at = Where::Value { fingerprint: entry.slot.meta.fingerprint() };
+            let entry = match self.settle(entry) {
+                Ok(Settling::Settled(entry)) => entry,
+                Ok(Settling::Gone | Settling::Unfinished) => continue,
+                Err(Refusal::Damaged) => {
+                    scrubbed.lost += 1;
+                    let key = self.key_of(&entry);
+                    self.found(at, key, Fate::Lost);
+                    continue;
+                }
+                Err(other) => return Err(other),
+            };
             let before = self.stats.repaired;
             match self.verified(entry) {
                 Ok(_) if self.stats.repaired == before => scrubbed.verified += 1,
-                Ok(_) => scrubbed.repaired += 1,
-                Err(Refusal::Damaged) => scrubbed.lost += 1,
+                Ok(_) => {
+                    scrubbed.repaired += 1;
+                    let key = self.key_of(&entry);
+                    self.found(at, key, Fate::Older);
+                }
+                Err(Refusal::Damaged) => {
+                    scrubbed.lost += 1;
+                    let key = self.key_of(&entry);
+                    self.found(at, key, Fate::Lost);
+                }
                 Err(other) => return Err(other),
             }
         }

@@ -74,13 +74,15 @@ impl<M: Medium + Clone> Server<M> {
                     let len = bytes.len() as u64;
                     Ok(Settling::Settled(self.make_settled(entry, len, &chunks)?))
                 }
+                // It may lie where nobody can look: what was acknowledged is not given up for that.
+                Err(_) if self.log.lost > 0 => Err(Refusal::Damaged),
                 Err(_) => self.back(entry).map(|entry| entry.map_or(Settling::Gone, Settling::Settled)),
             },
         }
     }
 
     /// Whether an object's key has the fingerprint of the entry.
-    fn is_named_by(&self, entry: &Entry, bytes: &[u8], offset: Offset) -> bool {
+    pub(super) fn is_named_by(&self, entry: &Entry, bytes: &[u8], offset: Offset) -> bool {
         let key = self.parsed(bytes, entry.slot.meta.head(), offset).key;
         self.fingerprint(key).is_ok_and(|fingerprint| fingerprint == entry.slot.meta.fingerprint())
     }
@@ -352,11 +354,15 @@ impl<M: Medium + Clone> Server<M> {
     pub(super) fn verified(&mut self, entry: Entry) -> Result<Option<Entry>, Refusal> {
         let head = entry.slot.meta.head();
         let word = entry.slot.word;
-        if word.new_offset().is_some_and(|new| self.whole(head, new).is_ok()) {
+        let is_whole = |offset| {
+            self.whole(head, offset).is_ok_and(|(bytes, _)| self.is_named_by(&entry, &bytes, offset))
+        };
+        if word.new_offset().is_some_and(is_whole) {
             return Ok(Some(entry));
         }
+        let before = word.old_offset().is_some_and(is_whole);
         self.stats.damaged += 1;
-        if word.old_offset().is_some_and(|old| self.whole(head, old).is_ok()) {
+        if before {
             self.stats.repaired += 1;
             return self.back(entry);
         }
@@ -379,6 +385,9 @@ impl<M: Medium + Clone> Server<M> {
         let Some(offset) = offset else { return Ok(Reply::Absent) };
         let (bytes, chunks) = self.whole(head, offset).map_err(|_| Refusal::Damaged)?;
         let object = self.parsed(&bytes, head, offset);
+        if object.key != key {
+            return Err(Refusal::Damaged);
+        }
         if object.header.deleted || object.header.is_expired(now) {
             return Ok(Reply::Absent);
         }

@@ -236,7 +236,7 @@ impl<M: Medium + Clone> Server<M> {
         // A later one of the same batch may have moved the entry, or have been of the same key. Both words tell: another head's
         // entry, with the same offset in its log, may have taken the place.
         let [meta_there, word_there] = [0, 8].map(|word| load(&self.index.medium, entry.at() + word));
-        if (Meta(meta_there), Word(word_there)) != (entry.slot.meta, word) {
+        if (meta_there, Word(word_there)) != (entry.slot.meta.seal(), word) {
             let place = word.new_offset().expect("it names a new version");
             let found = self.index.at_place(meta.fingerprint(), meta.head(), place);
             let Some(moved) = found.filter(|moved| moved.slot.word == word) else { return };

@@ -75,6 +75,17 @@ impl<M: Medium> Root<M> {
         Ok((Self { medium, offset, tag, generation, slot }, payload))
     }
 
+    /// What the slots hold that are whole, the older one first. Whoever [stores](Self::store) each record twice has two of them,
+    /// and a record that is damaged later has another; one alone says that a slot is damaged, or that a crash cut a store
+    /// short.
+    #[must_use]
+    pub fn slots(medium: &M, offset: u64, tag: u64) -> Vec<Vec<u8>> {
+        let mut whole: Vec<_> =
+            (0..2).filter_map(|slot| read_slot(medium, offset + slot * SLOT_LEN, tag)).collect();
+        whole.sort_by_key(|(generation, _)| *generation);
+        whole.into_iter().map(|(_, payload)| payload).collect()
+    }
+
     /// Replaces the record; durable on return.
     ///
     /// # Errors

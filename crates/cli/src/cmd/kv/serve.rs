@@ -199,6 +199,9 @@ pub(super) fn run(args: &Args) -> Result<(), Fail> {
                 "rolled_back": recovered.rolled_back,
                 "doubled": recovered.doubled,
                 "freed": recovered.freed,
+                "mended": recovered.mended,
+                "lost": recovered.lost,
+                "upgraded": recovered.upgraded,
             },
             "configuration": server.config().to_string(),
             "token_file": token.as_ref().and_then(|(_, file)| *file),
@@ -234,6 +237,21 @@ pub(super) fn run(args: &Args) -> Result<(), Fail> {
                     recovered.freed
                 ),
             );
+        }
+        if recovered.upgraded {
+            ui::line(
+                Mood::Note,
+                "format",
+                "upgraded: programs that know only the format before refuse the file now",
+            );
+        }
+        if recovered.mended + recovered.lost > 0 {
+            let text = format!(
+                "damaged were {}, which are put right, and {}, whose keys say that they are damaged: `rem kv verify` names them",
+                ui::count(recovered.mended as usize, "word"),
+                recovered.lost
+            );
+            ui::line(Mood::Bad, "metadata", text);
         }
         ui::line(Mood::Good, "address", server.addr());
         if let Some(metrics) = &metrics {

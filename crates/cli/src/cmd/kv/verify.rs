@@ -4,9 +4,10 @@ use std::path::Path;
 
 use remanence_kv::live::{Error, Store, inspect};
 use remanence_kv::proto::Refusal;
-use serde_json::json;
+use remanence_kv::server::{Fate, Finding};
+use serde_json::{Value, json};
 
-use super::{Reach, member, of, open_file, server_of, shown};
+use super::{Reach, field, member, of, open_file, server_of, shown};
 use crate::fail::Fail;
 use crate::ui::{self, Mood};
 
@@ -19,7 +20,8 @@ Examples:
   rem kv verify 127.0.0.1                          every value of a running server, read over the network
   rem kv verify users.kv                           a file that nobody serves now, and what recovery would do to it
 
-Nothing is changed. It fails if a value is damaged, and names its key. `rem kv scrub` repairs what can be repaired.")]
+Nothing is changed. It fails if a value is damaged, and names its key; of a file, too, if any bit of its superblocks, root
+record, directory or table is. `rem kv scrub` repairs what can be repaired.")]
 pub(super) struct Args {
     /// A server, or a file
     #[arg(value_name = "SERVER|FILE")]
@@ -45,7 +47,8 @@ fn of_file(args: &Args, path: &Path) -> Result<(), Fail> {
     let region = open_file(path)?;
     let found = inspect(&region).map_err(|e| Fail::new(format!("{}: {e}", args.what)))?;
     let (recovered, scrubbed) = (found.recovered, found.scrubbed);
-    let damaged = scrubbed.repaired + scrubbed.lost;
+    let values = scrubbed.repaired + scrubbed.lost;
+    let damaged = values + recovered.mended + recovered.lost;
     if args.json {
         ui::print_json(&json!({
             "whole": damaged == 0,
@@ -53,7 +56,11 @@ fn of_file(args: &Args, path: &Path) -> Result<(), Fail> {
             "repairable": scrubbed.repaired,
             "lost": scrubbed.lost,
             "size": found.superblock.geometry.size,
+            "damaged": found.findings.iter().map(finding).collect::<Vec<_>>(),
             "recovery": {
+                "mended": recovered.mended,
+                "lost": recovered.lost,
+                "upgraded": recovered.upgraded,
                 "pending": recovered.pending,
                 "completed": recovered.completed,
                 "rolled_back": recovered.rolled_back,
@@ -65,7 +72,10 @@ fn of_file(args: &Args, path: &Path) -> Result<(), Fail> {
         ui::line(
             Mood::Good,
             "whole",
-            format!("{}, every checksum right", ui::count(scrubbed.verified as usize, "value")),
+            format!(
+                "{}, every checksum right, of the metadata too",
+                ui::count(scrubbed.verified as usize, "value")
+            ),
         );
         if recovered.pending > 0 {
             ui::line(
@@ -77,19 +87,37 @@ fn of_file(args: &Args, path: &Path) -> Result<(), Fail> {
                 ),
             );
         }
+    } else {
+        for finding in &found.findings {
+            ui::line(Mood::Bad, "damaged", finding);
+        }
     }
     if damaged == 0 {
         return Ok(());
     }
+    let of_values = format!("{values} of {}", ui::count((scrubbed.verified + values) as usize, "value"));
+    let words = ui::count((recovered.mended + recovered.lost) as usize, "word");
     Err(Fail::new(format!(
-        "{}: {damaged} of {} values are damaged; `rem kv scrub {}` takes {} back to the version before, and {} are lost: \
-         restore them from a copy",
+        "{}: damaged are {of_values}, and {words} of the metadata; serving it or `rem kv scrub {}` puts {} right and takes {} \
+         back to the version before; {} lost: restore what is from a copy, or write it anew",
         args.what,
-        scrubbed.verified + damaged,
         args.what,
-        scrubbed.repaired,
-        scrubbed.lost
+        ui::count(recovered.mended as usize, "word"),
+        ui::count(scrubbed.repaired as usize, "value"),
+        match scrubbed.lost + recovered.lost {
+            1 => "1 is".to_owned(),
+            n => format!("{n} are"),
+        }
     )))
+}
+
+/// Something damaged, for a program.
+pub(super) fn finding(finding: &Finding) -> Value {
+    let mut object = json!({ "what": finding.to_string(), "mended": finding.fate == Fate::Mended });
+    if let Some(key) = &finding.key {
+        field(&mut object, "key", key);
+    }
+    object
 }
 
 fn of_server(args: &Args) -> Result<(), Fail> {

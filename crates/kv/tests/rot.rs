@@ -1,0 +1,247 @@
+//! Damaged metadata: every bit of it flipped, one by one, and stores of format 1.
+
+mod common;
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use common::*;
+use remanence_kv::format::slot::{NEIGHBOURHOOD, TableAt};
+use remanence_kv::format::superblock::{COPIES, SUPERBLOCK_LEN};
+use remanence_kv::format::{DIRECTORY, HEAD_WORDS, Meta, ROOT, Superblock};
+use remanence_kv::proto::{Expect, Reply, Request};
+use remanence_kv::server::{Fate, Finding, Where};
+use remanence_kv::{Refusal, Server};
+use remanence_pmem::crash_image::{CrashImage, Explorer};
+use remanence_pmem::{Medium as _, PersistenceDomain};
+
+/// What keys have; `None`: nothing.
+type Contents = BTreeMap<Vec<u8>, Option<Vec<u8>>>;
+
+/// Time at which nothing has expired.
+const NOW: u64 = 100;
+
+/// A store with keys that were written once and more often, deleted, in chunks, and under way when it ended.
+fn story() -> (CrashImage, Contents) {
+    let image = formatted(SMALL, 64);
+    let mut contents = Contents::new();
+    {
+        let store = Store::open(&image, DURABLE);
+        let mut client = store.client(0);
+        for round in 0..3_u8 {
+            for key in 0..12_u8 {
+                let value = value((round * 16 + key).into(), 20 + usize::from(key));
+                client.put(&[b'k', key], &value).expect("room");
+                contents.insert(vec![b'k', key], Some(value));
+            }
+        }
+        for key in [3, 4] {
+            client.delete(&[b'k', key]);
+            contents.insert(vec![b'k', key], None);
+        }
+        client.put(b"chained", &value(99, 3000)).expect("room");
+        contents.insert(b"chained".to_vec(), Some(value(99, 3000)));
+        contents.insert(b"never".to_vec(), None);
+        store.settle_down(&mut [&mut client]);
+        let put = Request::Put { key: vec![b'k', 7], len: 30, expires: 0, expect: Expect::Any };
+        assert!(matches!(client.call(&put), Reply::Reserved(_)), "room");
+    }
+    (image, contents)
+}
+
+/// The store of a program that knew format 1 only, with the same story.
+fn first_format() -> CrashImage {
+    let mut bytes = vec![0; SMALL.size as usize];
+    for line in include_str!("golden/v1.store").lines() {
+        let (at, row) = line.split_once(' ').expect("a place and a row");
+        let at = usize::from_str_radix(at, 16).expect("a number");
+        for (n, byte) in row.as_bytes().chunks(2).enumerate() {
+            let digits = std::str::from_utf8(byte).expect("digits");
+            bytes[at + n] = u8::from_str_radix(digits, 16).expect("digits");
+        }
+    }
+    CrashImage::from_bytes(bytes, PersistenceDomain::Adr)
+}
+
+fn flipped(image: &CrashImage, at: u64, bit: u32) -> CrashImage {
+    let mut bytes = image.bytes();
+    bytes[at as usize] ^= 1 << bit;
+    CrashImage::from_bytes(bytes, image.domain())
+}
+
+/// Opens the store, reads everything, and says what was found damaged. Every key has its value, nothing, as it should be, or is
+/// said to be damaged.
+fn looked_through(image: &CrashImage, contents: &Contents, what: &str) -> (Vec<Finding>, Vec<Vec<u8>>) {
+    let (mut server, recovered) = Server::open(image, DURABLE).unwrap_or_else(|e| panic!("{what}: {e}"));
+    let mut cursor = Some(0);
+    while let Some(from) = cursor {
+        cursor = server.scrub(from, 256).expect("memory does not fail").next;
+    }
+    let findings = server.findings().to_vec();
+    assert_eq!(
+        recovered.mended + recovered.lost > 0,
+        findings.iter().any(|f| !matches!(f.at, Where::Value { .. }))
+    );
+    let client = server.connect();
+    let mut damaged = Vec::new();
+    for (key, expected) in contents {
+        match (server.handle(NOW, client, &Request::Get { key: key.clone() }), expected) {
+            (Reply::Value { value, .. }, Some(expected)) if value == *expected => {}
+            (Reply::Absent, None) => {}
+            (Reply::Refused(Refusal::Damaged), _) => damaged.push(key.clone()),
+            (other, _) => panic!("{what}: {key:?} is {other:?}, which it was not; {findings:?}"),
+        }
+    }
+    let named = |key: &Vec<u8>| {
+        findings.iter().any(|found| found.key.as_ref() == Some(key) && found.fate == Fate::Lost)
+    };
+    assert!(damaged.iter().all(named), "{what}: {damaged:?} are damaged, and {findings:?} names them not");
+    (findings, damaged)
+}
+
+fn table(image: &CrashImage) -> TableAt {
+    let (server, _) = Server::open(image, DURABLE).expect("a store");
+    server.view().tables[0]
+}
+
+/// The bytes of the metadata, and whether a bit of it means something.
+fn metadata(image: &CrashImage) -> Vec<(&'static str, Range<u64>, bool)> {
+    let mut all = Vec::new();
+    for at in COPIES {
+        all.push(("superblock", at..at + SUPERBLOCK_LEN as u64, true));
+    }
+    // The payload is how often it was opened, and a table: 20 bytes behind a header of 24.
+    for at in [ROOT, ROOT + 4096] {
+        all.push(("root record", at..at + 44, true));
+    }
+    // Those of heads, and two of those that this store does not have.
+    for head in [0, 1, 2, 255] {
+        all.push(("head word", HEAD_WORDS + 8 * head..HEAD_WORDS + 8 * head + 8, true));
+    }
+    all.push(("directory", DIRECTORY..DIRECTORY + 8 * u64::from(SMALL.regions()), true));
+    let table = table(&CrashImage::from_bytes(image.bytes(), image.domain()));
+    all.push(("count of moves", table.at..table.at + 8, false));
+    for index in 0..table.slots() {
+        let at = table.slot(index);
+        let free = image.load_u64(at + 8) == 0;
+        all.push(("meta word", at..at + 8, !free));
+        all.push(("atomic word", at + 8..at + 16, true));
+    }
+    all
+}
+
+#[test]
+fn every_flipped_bit_of_metadata_is_named_and_nothing_else_is_served() {
+    let (image, contents) = story();
+    assert_eq!(
+        looked_through(&CrashImage::from_bytes(image.bytes(), image.domain()), &contents, "whole").0,
+        []
+    );
+    let (mut tried, mut ambiguous) = (0, 0);
+    for (name, bytes, means) in metadata(&image) {
+        for (at, bit) in bytes.flat_map(|at| (0..8).map(move |bit| (at, bit))) {
+            let what = format!("{name}, bit {bit} of byte {at}");
+            let bad = flipped(&image, at, bit);
+            let (findings, damaged) = looked_through(&bad, &contents, &what);
+            assert_eq!(!findings.is_empty(), means, "{what}: {findings:?}");
+            ambiguous += usize::from(!damaged.is_empty());
+            tried += 1;
+            // What was put right stays so.
+            if findings.iter().all(|found| found.fate == Fate::Mended) {
+                let again = CrashImage::from_bytes(bad.bytes(), bad.domain());
+                assert_eq!(looked_through(&again, &contents, &what).0, [], "{what}, opened again");
+            }
+        }
+    }
+    assert!(tried > 10_000, "{tried} bits are not the metadata");
+    assert!(ambiguous < 20, "{ambiguous} of {tried} flipped bits take a value away");
+}
+
+#[test]
+fn two_flipped_bits_of_an_entry_or_a_region_take_nothing_else_away() {
+    let (image, contents) = story();
+    for (name, bytes, _) in metadata(&image) {
+        let words = bytes.step_by(8).filter(|_| name != "superblock" && name != "root record");
+        for at in words {
+            for (one, other) in [(0, 1), (2, 60), (17, 63), (40, 41)] {
+                let bad =
+                    flipped(&flipped(&image, at + one / 8, one as u32 % 8), at + other / 8, other as u32 % 8);
+                // An even number of flipped bits of an atomic word has the right parity: its objects are looked at alone.
+                if name != "atomic word" {
+                    looked_through(&bad, &contents, &format!("{name} at {at}, bits {one} and {other}"));
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn one_superblock_is_enough_and_both_are_there_afterwards() {
+    let (image, contents) = story();
+    for copy in COPIES {
+        let mut bytes = image.bytes();
+        bytes[copy as usize..][..512].fill(0xA5);
+        let bad = CrashImage::from_bytes(bytes, image.domain());
+        let (findings, damaged) = looked_through(&bad, &contents, "a sector is lost");
+        assert_eq!((findings.len(), damaged.len()), (1, 0), "{findings:?}");
+        assert_eq!(Superblock::read(&bad).expect("a store").whole, [true, true]);
+    }
+}
+
+/// What the story of format 1 has beyond the other: a value that expires later.
+fn first_contents(mut contents: Contents) -> Contents {
+    contents.insert(b"fleeting".to_vec(), Some(b"soon gone".to_vec()));
+    contents
+}
+
+#[test]
+fn a_store_of_format_1_is_upgraded_and_has_what_it_had() {
+    let image = first_format();
+    let contents = first_contents(story().1);
+    let (server, recovered) = Server::open(&image, DURABLE).expect("a store");
+    assert!(recovered.upgraded && server.findings().is_empty(), "{:?}", server.findings());
+    drop(server);
+    let again = CrashImage::from_bytes(image.bytes(), image.domain());
+    assert_eq!(looked_through(&again, &contents, "upgraded").0, []);
+    assert!(!Server::open(&again, DURABLE).expect("a store").1.upgraded);
+}
+
+#[test]
+fn an_upgrade_that_was_cut_short_goes_on() {
+    let contents = first_contents(story().1);
+    let explorer = Explorer { ways_max: 8, samples: 8, ..Explorer::default() };
+    explorer.run(
+        &first_format(),
+        |image| drop(Server::open(image, DURABLE).expect("a store")),
+        |crashed, _| {
+            let again = CrashImage::from_bytes(crashed.bytes(), crashed.domain());
+            looked_through(&again, &contents, "cut short");
+        },
+    );
+}
+
+#[test]
+fn a_store_of_format_1_that_one_bit_of_an_entry_made_unusable_is_usable() {
+    let image = first_format();
+    let contents = first_contents(story().1);
+    let table = {
+        let whole = first_format();
+        table(&whole)
+    };
+    let mut tried = 0;
+    for index in (0..table.slots()).filter(|index| image.load_u64(table.slot(*index) + 8) != 0) {
+        let at = table.slot(index);
+        // Format 1 has nothing that tells of the others: a fingerprint of the same head and bucket.
+        let misplaced = |bit: &u64| {
+            let meta = Meta(image.load_u64(at) ^ 1 << bit);
+            let home = table.home(meta.fingerprint());
+            !(home..home + NEIGHBOURHOOD).contains(&index) || SMALL.head_of(meta.fingerprint()) != meta.head()
+        };
+        for bit in (8..64).filter(misplaced) {
+            tried += 1;
+            let bad = flipped(&image, at + bit / 8, bit as u32 % 8);
+            looked_through(&bad, &contents, &format!("bit {bit} of the entry at {at}"));
+        }
+    }
+    assert!(tried > 100, "{tried} bits are not those that made a store unusable");
+}
