@@ -25,6 +25,8 @@ const READS: usize = 4;
 /// An output buffer that grew beyond this for large replies is given back once it is empty; all of it is, once the
 /// connection has been idle for a while.
 const KEEP: usize = 64 * 1024;
+/// Bytes that a connection may hold whatever the others do: who fills the memory keeps nobody from small requests.
+const SMALL: usize = 128 * 1024;
 
 #[derive(Debug)]
 pub(crate) struct Connection {
@@ -50,6 +52,8 @@ pub(crate) struct Connection {
     run_max: usize,
     /// Its SETs that were put off: nothing else is done until they are answered.
     joint: Option<Range<usize>>,
+    /// Bytes that are counted as its share of what all connections hold.
+    held: usize,
 }
 
 /// What a worker lends to a turn.
@@ -60,6 +64,8 @@ pub(crate) struct Turn<'a, S> {
     pub(crate) buffer: &'a mut [u8],
     pub(crate) random: &'a mut u64,
     pub(crate) output_high: usize,
+    /// Bytes that all connections may hold together.
+    pub(crate) memory: usize,
     /// Where plain SETs go, to be written together with those of other connections. `None`: they are carried out now.
     pub(crate) joint: Option<&'a mut Joint>,
 }
@@ -94,6 +100,7 @@ impl Connection {
             hung_up: false,
             run_max: RUN / 4,
             joint: None,
+            held: 0,
         }
     }
 
@@ -101,8 +108,10 @@ impl Connection {
         &self.session
     }
 
-    pub(crate) fn into_session(self) -> Session {
-        self.session
+    /// It is gone.
+    pub(crate) fn close(self, shared: &Shared) {
+        shared.holds(self.held, 0);
+        self.session.close(shared);
     }
 
     /// The socket is ready for something.
@@ -128,13 +137,36 @@ impl Connection {
     }
 
     /// Gives back the memory that an idle connection keeps for its next turn: thousands of them are mostly idle.
-    pub(crate) fn relax(&mut self) {
+    pub(crate) fn relax(&mut self, shared: &Shared) {
         if !self.owes() {
             self.output = Vec::new();
             self.sent = 0;
         }
         self.decoder.relax();
         self.session.relax();
+        self.tell_held(shared);
+    }
+
+    /// Tells what it holds now.
+    fn tell_held(&mut self, shared: &Shared) {
+        let now = self.decoder.capacity() + self.output.capacity() + self.session.queued_bytes();
+        shared.holds(self.held, now);
+        self.held = now;
+    }
+
+    /// Whether there is no memory for so many bytes more of this connection.
+    fn exceeds(&self, more: usize, shared: &Shared, memory: usize) -> bool {
+        more > 0
+            && self.held + more > SMALL
+            && shared.client_memory().saturating_add(more as u64) > memory as u64
+    }
+
+    /// It is told that there is no memory for what it wants, and keeps nothing but that.
+    fn turn_away(&mut self, shared: &Shared) {
+        self.decoder = Decoder::new(Limits::default());
+        self.output.shrink_to_fit();
+        self.session.no_memory(shared, &mut self.output);
+        self.tell_held(shared);
     }
 
     /// Takes what the peer has sent and will not be answered, so that closing the socket does not cost it the replies that
@@ -216,7 +248,12 @@ impl Connection {
             // that has been told already.
             self.readable = false;
         }
+        if self.exceeds(self.decoder.growth(count), with.shared, with.memory) {
+            self.turn_away(with.shared);
+            return Ok(());
+        }
         self.decoder.push(&with.buffer[..count]);
+        self.tell_held(with.shared);
         Ok(())
     }
 
@@ -241,7 +278,7 @@ impl Connection {
                         self.joint = Some(some);
                         return Err(Pause::PutOff);
                     }
-                    let owed = self.output.len();
+                    let (owed, held) = (self.output.len(), self.held);
                     // A poisoned lock protects nothing that could be torn: it only keeps commands apart.
                     let command = match isolation(&run.request(0)) {
                         Isolation::Together => {
@@ -256,7 +293,8 @@ impl Connection {
                         }
                     };
                     // Replies to requests that are carried out together are in memory together.
-                    let each = (self.output.len() - owed) / run.len();
+                    let runs = run.len();
+                    let each = (self.output.len() - owed) / runs;
                     self.run_max = (with.output_high / (each + 1)).clamp(1, RUN);
                     // The end of one command is the start of the next: one look at the clock for both.
                     let end = process::unix_us();
@@ -268,7 +306,13 @@ impl Connection {
                             .add(end.saturating_sub(start).max(0) as u64);
                     }
                     now = Some(end);
-                    count += run.len();
+                    count += runs;
+                    self.tell_held(with.shared);
+                    if self.held > held.max(SMALL) && with.shared.client_memory() > with.memory as u64 {
+                        // What it has been told of is sent, and what this wanted to know is not kept.
+                        self.output.truncate(owed);
+                        self.turn_away(with.shared);
+                    }
                 }
                 Err(error) => {
                     self.session.protocol_error(&error, with.shared, &mut self.output);
@@ -308,6 +352,7 @@ impl Connection {
             self.sent = 0;
             self.stalled_us = None;
         }
+        self.tell_held(shared);
         Ok(())
     }
 }

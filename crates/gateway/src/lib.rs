@@ -100,6 +100,11 @@ pub struct Options {
     pub output_high: usize,
     /// A connection that leaves replies unread for so long is closed.
     pub stall: Duration,
+    /// A connection that must authenticate and has not after so long is closed, whatever it sends.
+    pub auth_time: Duration,
+    /// Bytes that the requests and replies of all connections may take together. A connection that wants more when they are used up
+    /// is told so and closed; 128 KiB each may have whatever the others do.
+    pub memory: usize,
     /// After how much silence the system asks whether a peer is still there, three times; one that is not is closed. None
     /// is never.
     pub keepalive: Option<Duration>,
@@ -120,6 +125,8 @@ impl Default for Options {
             limits: Limits::default(),
             output_high: 1 << 20,
             stall: Duration::from_secs(60),
+            auth_time: Duration::from_secs(10),
+            memory: (process::machine_memory() / 4).clamp(256 << 20, 4 << 30) as usize,
             keepalive: Some(Duration::from_secs(300)),
             grace: Duration::from_secs(5),
             sweep: 20,

@@ -31,10 +31,23 @@ fn gateway(page: &mut Page<'_>, shared: &Shared) -> fmt::Result {
     page.gauge("remanence_gateway_start_time", Some(Unit::Seconds), "Unix time of the start.", started)?;
     page.gauge("remanence_gateway_connections", None, "Clients connected.", shared.peers().len())?;
     page.gauge("remanence_gateway_connections_max", None, "Clients that may be.", config.clients_max)?;
+    let held = shared.client_memory();
+    let help = "Requests and replies of all clients.";
+    page.gauge("remanence_gateway_clients_memory", Some(Unit::Bytes), help, held)?;
     for (name, help, count) in [
         ("connections_received", "Clients that came.", &stats.connections),
         ("connections_rejected", "Clients turned away.", &stats.rejected_connections),
         ("connections_idle_closed", "Clients closed as idle or stalled.", &stats.idle_closed),
+        (
+            "connections_unauthenticated_closed",
+            "Clients closed as they had not authenticated in time.",
+            &stats.stranger_closed,
+        ),
+        (
+            "connections_memory_closed",
+            "Clients closed as the memory for all was used up.",
+            &stats.memory_closed,
+        ),
         ("protocol_errors", "Clients closed for what is no request.", &stats.protocol_errors),
         ("throttled", "Times a client was not read, not reading.", &stats.throttled),
         ("keyspace_hits", "Reads of keys that were there.", &stats.hits),

@@ -76,7 +76,7 @@ pub(crate) fn refresh(shared: &Shared, rates: &mut Rates) {
     *rates = Rates { at_us: now, commands: counts.0, bytes_in: counts.1, bytes_out: counts.2 };
 }
 
-fn machine_memory() -> u64 {
+pub(crate) fn machine_memory() -> u64 {
     let text = fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let line = text.lines().find_map(|line| line.strip_prefix("MemTotal:"));
     line.and_then(|line| line.split_ascii_whitespace().next()?.parse::<u64>().ok()).unwrap_or(0) * 1024

@@ -250,6 +250,7 @@ impl<S: Store> Worker<S> {
                 buffer: &mut self.buffer,
                 random: &mut self.random,
                 output_high: common.options.output_high,
+                memory: common.options.memory,
                 joint: self.crowd.then_some(&mut self.joint),
             }),
             _ => return,
@@ -293,7 +294,7 @@ impl<S: Store> Worker<S> {
         let Some(mut connection) = self.guests.get_mut(place).and_then(Option::take) else { return };
         connection.drain(&mut self.buffer);
         connection.stream.deregister(self.poll.registry());
-        connection.into_session().close(&self.common.shared);
+        connection.close(&self.common.shared);
         self.common.mailboxes[self.number].load.fetch_sub(1, Ordering::Relaxed);
         self.free.push(place);
     }
@@ -303,6 +304,7 @@ impl<S: Store> Worker<S> {
         let (options, shared) = (&self.common.options, &self.common.shared);
         let idle_us = options.config.idle_timeout_s.saturating_mul(1_000_000) as i64;
         let stall_us = options.stall.as_micros() as i64;
+        let auth_us = options.auth_time.as_micros() as i64;
         let mut over = Vec::new();
         for (place, guest) in self.guests.iter_mut().enumerate() {
             let Some(connection) = guest else { continue };
@@ -310,14 +312,18 @@ impl<S: Store> Worker<S> {
             let quiet = now_us - peer.last_us();
             // Once, in the tick that finds it quiet for so long.
             if quiet > RELAX_US && quiet < RELAX_US + 3 * TICK.as_micros() as i64 {
-                connection.relax();
+                connection.relax(shared);
             }
             let idle = idle_us > 0 && quiet > idle_us;
             let stalled = connection.stalled_us().is_some_and(|since| now_us - since > stall_us);
             if idle || stalled {
                 shared.stats.idle_closed.add(1);
             }
-            if idle || stalled || peer.killed() {
+            let stranger = connection.session().stranger(shared) && now_us - peer.opened_us() > auth_us;
+            if stranger {
+                shared.stats.stranger_closed.add(1);
+            }
+            if idle || stalled || stranger || peer.killed() {
                 over.push(place);
             }
         }

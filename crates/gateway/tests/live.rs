@@ -153,6 +153,87 @@ fn a_client_that_closes_its_half_gets_its_replies() {
 }
 
 #[test]
+fn who_does_not_authenticate_in_time_is_closed_whatever_it_sends() {
+    let config = Config { password: Some("secret".to_owned()), ..Config::default() };
+    let gateway = start(Options { config, auth_time: Duration::from_millis(300), ..options() });
+    let mut friend = Client::connect(&gateway);
+    assert_eq!(friend.run("AUTH secret"), ok());
+    // One is silent, one is in the middle of a request, and one sends all the time.
+    let mut strangers: Vec<Client> = (0..3).map(|_| Client::connect(&gateway)).collect();
+    strangers[1].send(b"*2\r\n$4\r\nAUTH\r\n$6\r\nse");
+    while strangers[2].stream.write_all(b"PING\r\n").is_ok() {
+        if strangers[2].reply().is_none() {
+            break;
+        }
+    }
+    for stranger in &mut strangers[..2] {
+        assert_eq!(stranger.reply(), None);
+    }
+    eventually("they are counted", || gateway.shared().stats.stranger_closed.get() == 3);
+    assert_eq!(friend.run("PING"), Frame::Simple(b"PONG".to_vec()), "who has authenticated stays");
+    gateway.stop();
+}
+
+#[test]
+fn requests_and_replies_of_all_have_one_bound_and_small_ones_go_on() {
+    const MEMORY: usize = 8 << 20;
+    let gateway = start(Options { memory: MEMORY, ..options() });
+    let mut friend = Client::connect(&gateway);
+    assert_eq!(friend.run("SET small 1"), ok());
+    // Strangers begin requests of a megabyte each that they never finish. Not all of them can be kept.
+    let mut strangers: Vec<Client> = (0..24).map(|_| Client::connect(&gateway)).collect();
+    for stranger in &mut strangers {
+        // Who is closed meanwhile does not take all of it.
+        let _ = stranger.stream.write_all(b"*3\r\n$3\r\nSET\r\n$1\r\nk\r\n$2000000\r\n");
+        let _ = stranger.stream.write_all(&[b'x'; 1_000_000]);
+    }
+    let closed = || gateway.shared().stats.memory_closed.get();
+    eventually("some are turned away", || closed() >= 24 - MEMORY as u64 / 1_000_000);
+    let room = MEMORY + 25 * (128 << 10);
+    assert!(gateway.shared().client_memory() <= room as u64, "{}", gateway.shared().client_memory());
+    assert_eq!(friend.run("GET small"), bulk("1"), "small requests are answered all the while");
+    // The same for transactions: what is queued is kept, too.
+    friend.send(b"MULTI\r\n");
+    assert_eq!(friend.reply(), Some(ok()));
+    let value = "v".repeat(60_000);
+    let before = closed();
+    loop {
+        let set = format!("*3\r\n$3\r\nSET\r\n$1\r\nk\r\n${}\r\n{value}\r\n", value.len());
+        match friend.stream.write_all(set.as_bytes()).ok().and_then(|()| friend.reply()) {
+            Some(Frame::Simple(queued)) => assert_eq!(queued, b"QUEUED"),
+            Some(Frame::Error(text)) => {
+                let text = String::from_utf8(text).unwrap();
+                assert!(text.contains("(--memory)"), "{text}");
+                break;
+            }
+            // What had not been read when it was closed can take the reply along.
+            None => break,
+            other => panic!("{other:?}"),
+        }
+    }
+    // (Strangers may be turned away meanwhile, too.)
+    assert!(closed() > before);
+    drop(strangers);
+    drop(friend);
+    eventually("nothing is held for nobody", || gateway.shared().client_memory() == 0);
+    // And for replies that nobody reads: the value is there for all, and they want more of it than there is room for.
+    let mut friend = Client::connect(&gateway);
+    friend.send(format!("*3\r\n$3\r\nSET\r\n$3\r\nbig\r\n${}\r\n", 900_000).as_bytes());
+    friend.send(&[b'x'; 900_000]);
+    friend.send(b"\r\n");
+    assert_eq!(friend.reply(), Some(ok()));
+    let before = closed();
+    let mut readers: Vec<Client> = (0..16).map(|_| Client::connect(&gateway)).collect();
+    for reader in &mut readers {
+        let _ = reader.stream.write_all(&b"GET big\r\n".repeat(40));
+    }
+    eventually("some are turned away", || closed() > before);
+    drop(readers);
+    assert_eq!(friend.run("GET small"), bulk("1"));
+    gateway.stop();
+}
+
+#[test]
 fn quit_and_kill_end_connections() {
     let gateway = start(options());
     let mut client = Client::connect(&gateway);

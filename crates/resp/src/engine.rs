@@ -127,6 +127,12 @@ pub struct Peer {
 }
 
 impl Peer {
+    /// Microseconds of Unix time when it came.
+    #[must_use]
+    pub const fn opened_us(&self) -> i64 {
+        self.opened_us
+    }
+
     /// Whether CLIENT KILL has asked for its end.
     #[must_use]
     pub fn killed(&self) -> bool {
@@ -200,6 +206,7 @@ pub struct Shared {
     peers: Mutex<BTreeMap<u64, Arc<Peer>>>,
     facts: Mutex<Facts>,
     writes: Box<[AtomicU64]>,
+    client_memory: AtomicU64,
 }
 
 impl Shared {
@@ -214,6 +221,21 @@ impl Shared {
             peers: Mutex::default(),
             facts: Mutex::default(),
             writes: (0..WRITES).map(|_| AtomicU64::new(0)).collect(),
+            client_memory: AtomicU64::new(0),
+        }
+    }
+
+    /// Bytes that the requests and replies of all connections take.
+    #[must_use]
+    pub fn client_memory(&self) -> u64 {
+        self.client_memory.load(Ordering::Relaxed)
+    }
+
+    /// A connection holds `now` bytes, where it held `before`.
+    pub fn holds(&self, before: usize, now: usize) {
+        if now != before {
+            // Modulo 2^64: the sum of all that connections hold is never below zero.
+            self.client_memory.fetch_add((now as u64).wrapping_sub(before as u64), Ordering::Relaxed);
         }
     }
 
@@ -476,6 +498,18 @@ impl Session {
     /// They have not.
     pub fn answer(&mut self, some: Range<usize>, joint: &Joint, shared: &Shared, out: &mut Vec<u8>) {
         joint.answer(some, self, shared, out);
+    }
+
+    /// Tells the peer that there is no memory for what it wants; the connection is to be closed.
+    pub fn no_memory(&mut self, shared: &Shared, out: &mut Vec<u8>) {
+        const TEXT: &[u8] =
+            b"ERR all clients together have used up the memory for requests and replies: send and ask for less \
+              at a time, or raise the gateway's limit (--memory)";
+        shared.stats.memory_closed.add(1);
+        shared.stats.error(TEXT);
+        Writer::new(out, self.version).error(TEXT);
+        self.transaction = Transaction::default();
+        self.closing = true;
     }
 
     /// Tells the peer that what it sent is no request; the connection is to be closed.

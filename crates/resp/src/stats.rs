@@ -73,6 +73,10 @@ pub struct Stats {
     pub protocol_errors: Counter,
     /// Connections closed since they were idle.
     pub idle_closed: Counter,
+    /// Connections closed since they had not authenticated in time.
+    pub stranger_closed: Counter,
+    /// Connections closed since the memory for all of them was used up, and they wanted more.
+    pub memory_closed: Counter,
     /// Times a connection was not read from, since it did not read its replies.
     pub throttled: Counter,
     by_command: Vec<CommandStats>,
@@ -95,6 +99,8 @@ impl Default for Stats {
             errors: Counter::default(),
             protocol_errors: Counter::default(),
             idle_closed: Counter::default(),
+            stranger_closed: Counter::default(),
+            memory_closed: Counter::default(),
             throttled: Counter::default(),
             by_command: COMMANDS.iter().map(|_| CommandStats::default()).collect(),
             by_error: Mutex::default(),
@@ -148,6 +154,8 @@ impl Stats {
             &self.errors,
             &self.protocol_errors,
             &self.idle_closed,
+            &self.stranger_closed,
+            &self.memory_closed,
             &self.throttled,
         ];
         counters.into_iter().for_each(Counter::reset);

@@ -233,7 +233,21 @@ impl Decoder {
     /// Bytes that the buffers hold on to.
     #[must_use]
     pub const fn capacity(&self) -> usize {
-        self.buffer.capacity() + self.line.capacity()
+        self.buffer.capacity() + self.line.capacity() + self.words.capacity() * size_of::<Range<usize>>()
+    }
+
+    /// By how many bytes the buffer would grow if so many more arrived.
+    #[must_use]
+    pub const fn growth(&self, count: usize) -> usize {
+        let (wanted, has) = (self.pending() + count, self.buffer.capacity());
+        if wanted <= has {
+            0
+        } else if wanted - has > has {
+            wanted - has
+        } else {
+            // It doubles.
+            has
+        }
     }
 
     /// Gives back the memory that is kept for the next request. Nothing happens in the middle of one.
