@@ -320,3 +320,38 @@ fn of_a_crowd_in_memory_one_sync_serves_all() {
 fn of_a_crowd_on_a_disk_one_sync_serves_all() {
     one_sync_for_all(true);
 }
+
+#[test]
+fn the_values_of_an_mset_share_one_sync() {
+    for disk in [false, true] {
+        let world = World::new(disk);
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = dir.path().join("gateway");
+        let options =
+            Options { listen: vec![Address::Unix(path.clone())], threads: 1, sweep: 0, ..Options::default() };
+        let gateway = Gateway::start(options, |_| Ok(world.connect())).expect("a gateway");
+        let mut client = Client::connect(&path);
+        let names: Vec<Vec<u8>> = (0..10).map(|n| format!("key{n}").into_bytes()).collect();
+        let mset = |value: &str| {
+            let pairs = (0..10).map(|n| format!(" key{n} {value}{n}")).collect::<String>();
+            format!("MSET{pairs} key3 {value}last\r\n")
+        };
+        client.send(&mset("before"));
+        client.expect("+OK\r\n");
+        world.settle(&names);
+        let counted = world.syncs();
+        client.send(&mset("after"));
+        client.expect("+OK\r\n");
+        assert_eq!(world.syncs() - counted, 1, "disk: {disk}");
+        let found = world.after_a_crash(&names);
+        for (n, name) in names.iter().enumerate() {
+            let wanted = if n == 3 { "afterlast".to_owned() } else { format!("after{n}") };
+            assert_eq!(
+                String::from_utf8_lossy(&found[name]),
+                wanted,
+                "of a key that comes twice the last value stays"
+            );
+        }
+        gateway.stop();
+    }
+}

@@ -5,7 +5,7 @@ use super::{
 };
 use crate::float80::Float80;
 use crate::number::parse_i64;
-use crate::store::Store;
+use crate::store::{Key, Store};
 use crate::value::{Head, Kind, UnixMs};
 
 const TOO_LONG: &str = "ERR string exceeds maximum allowed size (proto-max-bulk-len)";
@@ -114,11 +114,30 @@ impl<'a, S: Store> Call<'a, S> {
         if self.request.len().is_multiple_of(2) {
             return Err(wrong_arity(self.command.name));
         }
-        for index in (1..self.request.len()).step_by(2) {
-            self.overwrite(self.word(index), Head::new(Kind::String), self.word(index + 1))?;
-        }
+        self.overwrite_all()?;
         self.reply.ok();
         Ok(())
+    }
+
+    /// Writes the pairs of the request: the store is given all of them at once, and waits once for its medium.
+    fn overwrite_all(&mut self) -> Done {
+        let mut values = self.buffer();
+        let (mut ends, mut written) = (Vec::new(), Vec::new());
+        for index in (1..self.request.len()).step_by(2) {
+            Head::new(Kind::String).emit(&mut values);
+            values.extend_from_slice(self.word(index + 1));
+            ends.push(values.len());
+        }
+        let starts = std::iter::once(0).chain(ends.iter().copied());
+        let names = (1..self.request.len()).step_by(2).map(|index| self.key_of(self.word(index)));
+        let puts: Vec<(Key<'_>, &[u8])> =
+            names.zip(starts.zip(&ends)).map(|(key, (start, end))| (key, &values[start..*end])).collect();
+        self.store.put_many(&puts, &mut written);
+        assert_eq!(written.len(), puts.len(), "a store answers for each value");
+        puts.iter().for_each(|(key, _)| self.shared.wrote(*key));
+        self.recycle(values);
+        // One that failed is told of, as it was when they were written one by one.
+        Ok(written.into_iter().collect::<Result<(), _>>()?)
     }
 
     pub(super) fn msetnx(&mut self) -> Done {
@@ -131,9 +150,7 @@ impl<'a, S: Store> Call<'a, S> {
                 return Ok(());
             }
         }
-        for index in (1..self.request.len()).step_by(2) {
-            self.overwrite(self.word(index), Head::new(Kind::String), self.word(index + 1))?;
-        }
+        self.overwrite_all()?;
         self.reply.flag(true);
         Ok(())
     }
