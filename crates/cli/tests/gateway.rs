@@ -195,6 +195,30 @@ fn a_gateway_with_its_store_in_one_process_may_be_killed_too() {
 }
 
 #[test]
+fn a_gateway_whose_store_s_medium_failed_ends_and_says_so() {
+    let dir = tempfile::tempdir_in("/dev/shm").expect("a directory");
+    let file = dir.path().join("store");
+    let mut command = rem();
+    command.args(["kv", "gateway", "--listen", "127.0.0.1:0", "--size", "8M", "--store"]).arg(&file);
+    let mut gateway = Serving::start(command.args(["--metrics", "127.0.0.1:0"]).stderr(Stdio::piped()));
+    assert!(gateway.scrape().contains("remanence_gateway_store_failed 0"));
+    let at: SocketAddr = gateway.ready["addresses"][0].as_str().expect("one").parse().expect("an address");
+    let mut client = TcpStream::connect(at).expect("it listens");
+    client.set_read_timeout(Some(PATIENCE)).expect("a limit");
+    // Its pages are gone, as those of a disk that was taken away.
+    std::fs::File::options().write(true).open(&file).expect("there").set_len(0).expect("cut");
+    client.write_all(b"SET a 1\r\n").expect("sent");
+    let mut said = String::new();
+    // An error, and the end of the connection with the gateway's.
+    let _ = client.read_to_string(&mut said);
+    assert!(!said.starts_with('+'), "{said}");
+    let mut why = String::new();
+    gateway.child.stderr.take().expect("piped").read_to_string(&mut why).expect("UTF-8");
+    assert_eq!(gateway.child.wait().expect("it ends").code(), Some(1));
+    assert!(why.contains("is served no more"), "{why}");
+}
+
+#[test]
 fn a_gateway_is_told_which_store_and_nothing_that_means_nothing() {
     run(rem().args(["kv", "gateway"])).bad("a file with --store FILE");
     for option in ["--size", "--native"] {

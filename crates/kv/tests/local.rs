@@ -25,7 +25,7 @@ struct Serving {
     addr: std::net::SocketAddr,
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<Result<StoreStats, Error>>>,
-    _dir: tempfile::TempDir,
+    dir: tempfile::TempDir,
 }
 
 impl Serving {
@@ -37,7 +37,7 @@ impl Serving {
             (server.locals().expect("alone"), server.addr(), Arc::new(AtomicBool::new(false)));
         let stopping = Arc::clone(&stop);
         let thread = Some(std::thread::spawn(move || server.run(&stopping)));
-        Self { locals, addr, stop, thread, _dir: dir }
+        Self { locals, addr, stop, thread, dir }
     }
 
     fn remote(&self) -> Store {
@@ -106,6 +106,20 @@ fn local_and_remote_clients_share_a_store() {
     let stats = serving.end().expect("it served");
     assert_eq!(stats.usage.unfinished, 0, "what was written is settled");
     assert!(matches!(near.put(b"too late", b"", Expect::Any), Err(Error::Refused(Refusal::Fenced))));
+}
+
+#[test]
+fn a_medium_that_fails_a_local_client_ends_the_server() {
+    let mut serving = Serving::begin();
+    let mut near = Near::new(&serving);
+    near.act(Put::new(b"a", b"1", 0, Expect::Any)).expect("a PUT");
+    // Somebody cuts the file off, which no sync succeeds after. The server itself has no reason to sync anything.
+    let file = std::fs::File::options().write(true).open(serving.dir.path().join("store")).expect("there");
+    file.set_len(file.metadata().expect("there").len() - 4096).expect("cut");
+    let failed = near.act(Put::new(b"a", b"2", 0, Expect::Any));
+    assert!(failed.is_err(), "{failed:?}");
+    let ended = serving.thread.take().expect("it runs").join().expect("the server's thread");
+    assert!(matches!(ended, Err(Error::Refused(Refusal::Medium))), "{ended:?}");
 }
 
 #[test]

@@ -163,6 +163,11 @@ impl Host {
         self.failed
     }
 
+    /// The medium failed a client of this process.
+    pub(super) const fn fail(&mut self) {
+        self.failed = true;
+    }
+
     /// A client of this process: its session, the clock and the view.
     pub(super) fn admit(&mut self, line: Arc<Line>) -> (u64, Clock, View) {
         let session = self.locals.add(line);

@@ -152,11 +152,17 @@ impl Local {
     }
 
     fn persist(&self, updates: &[(u64, Vec<u8>)]) -> Result<(), Error> {
-        let _open = self.line.open()?;
+        let open = self.line.open()?;
         for (at, bytes) in updates {
             self.region.write_nt(*at, bytes);
         }
-        self.region.psync().map_err(|_| Refusal::Medium.into())
+        let durable = self.region.psync();
+        drop(open);
+        durable.map_err(|_| {
+            // The server has not asked for anything that this failed in, and would go on serving.
+            lock(&self.host).fail();
+            Refusal::Medium.into()
+        })
     }
 }
 

@@ -12,6 +12,7 @@ use remanence_gateway::near::Near;
 use remanence_gateway::{Address, Gateway, Options};
 use remanence_kv::live::{ConnectOptions, ServerOptions};
 use remanence_kv::view::Mode;
+use remanence_metrics::Source;
 use remanence_resp::engine::Config;
 use remanence_resp::protocol::Limits;
 use remanence_resp::store::StoreError;
@@ -85,6 +86,13 @@ pub(super) struct Args {
     /// Close clients that leave replies unread for so many seconds
     #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u32).range(1..))]
     stall: u32,
+    /// Close clients that have not authenticated after so many seconds, if they must
+    #[arg(long, value_name = "SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..))]
+    auth_time: u32,
+    /// Memory for the requests and replies of all clients together; who asks for more when it is used up is told so, and
+    /// closed [default: a quarter of the machine's, 256M at least and 4G at most]
+    #[arg(long, value_name = "SIZE")]
+    memory: Option<Size>,
     /// Bytes of replies that a client may leave unread before it is not read from
     #[arg(long, value_name = "SIZE", default_value = "1M")]
     output: Size,
@@ -263,27 +271,49 @@ fn beside(args: &Args, file: &Path, asked: &Stop) -> Result<(), Fail> {
             (None, _) => format!("{to}, without a token: whoever reaches it may read and write"),
         }),
     };
-    let mut options =
-        Options { more_metrics: Some(server.metrics().source()), ..args.options(&store, listen, password) };
+    let mut options = args.options(&store, listen, password);
     if args.threads.is_none() && !locals.wait_for_a_disk() {
         // Nothing is waited for: one processor is left to who asks, and to the store's own thread.
         options.threads = (options.threads - 1).max(1);
     }
-    let over = Arc::new(AtomicBool::new(false));
-    let stop = Arc::clone(&over);
+    let (over, ended) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
+    options.more_metrics = Some(store_metrics(server.metrics().source(), &ended));
+    let (stop, end, asked_too) = (Arc::clone(&over), Arc::clone(&ended), asked.clone());
     let serving = std::thread::Builder::new()
         .name("store".into())
-        .spawn(move || server.run(&stop))
+        .spawn(move || {
+            let served = server.run(&stop);
+            if !stop.load(Ordering::Acquire) {
+                // The medium failed. Nothing is written any more, and nobody is to take this for a gateway that serves.
+                end.store(true, Ordering::Release);
+                asked_too.ask();
+            }
+            served
+        })
         .context(|| "no thread for the store can be started".into())?;
     let open = |_| Ok(Near::connect(&locals, args.locations));
     let conducted = match Gateway::start(options, open).map_err(gateway) {
         Ok(running) => conduct(args, asked, &store, running),
         Err(failed) => Err(failed),
     };
+    let failed = |e| match ended.load(Ordering::Acquire) {
+        true => Fail::new(format!("{} is served no more: {e}", file.display())),
+        false => failed(e),
+    };
     // After the last command: what was written is settled.
     over.store(true, Ordering::Release);
     let served = serving.join().map_err(|_| Fail::new("the store's thread panicked; report what it said"))?;
     conducted.and(served.map(drop).map_err(failed))
+}
+
+/// What the store tells Prometheus, and whether it has ended.
+fn store_metrics(own: Source, ended: &Arc<AtomicBool>) -> Source {
+    let ended = Arc::clone(ended);
+    Arc::new(move |page| {
+        let help = "1 once the store's medium has failed: the gateway ends.";
+        page.gauge("remanence_gateway_store_failed", None, help, u64::from(ended.load(Ordering::Acquire)))?;
+        own(page)
+    })
 }
 
 /// What a store is.
@@ -356,6 +386,8 @@ impl Args {
             limits: Limits { bulk: args.value.0 as usize, ..Limits::default() },
             output_high: args.output.0 as usize,
             stall: Duration::from_secs(args.stall.into()),
+            auth_time: Duration::from_secs(args.auth_time.into()),
+            memory: args.memory.map_or(Options::default().memory, |size| size.0 as usize),
             // What has expired is for somebody else to delete.
             sweep: if store.writes { Options::default().sweep } else { 0 },
             ..Options::default()
