@@ -154,6 +154,54 @@ fn the_view_takes_no_rights_where_user_namespaces_are_allowed() {
     assert!(seen.ends_with(&format!("{user}whole\n")), "{seen}");
 }
 
+/// For programs that bring a libibverbs of their own under another name.
+#[test]
+fn the_libraries_can_be_loaded_before_the_programs_own() {
+    let (libraries, mut command) = verbs();
+    command.env("LD_PRELOAD", "/nowhere/theirs.so");
+    let said = run(command.args(["--preload", "--no-view", "--", "sh", "-c", "echo $LD_PRELOAD"]));
+    let at = libraries.path().display();
+    let expected = format!("{at}/libibverbs.so.1:{at}/librdmacm.so.1:/nowhere/theirs.so\n");
+    assert_eq!(text(said.stdout), expected, "{}", said.stderr);
+}
+
+/// As in a container: root that may not mount anything, in a root directory of its own, where there are no user namespaces.
+#[test]
+fn without_namespaces_there_are_plain_nodes_and_a_warning() {
+    const CONTAINER: &str = "mount --rbind / \"$1\" && mount -t tmpfs tmpfs \"$1/dev\" && mknod -m 666 \"$1/dev/null\" c 1 3 && \
+                             exec chroot \"$@\"";
+    let drop = |right: &str| {
+        let caps = format!("-sys_admin{right}");
+        [
+            "setpriv".to_owned(),
+            format!("--bounding-set={caps}"),
+            format!("--inh-caps={caps}"),
+            "--".to_owned(),
+        ]
+    };
+    let contained = |right: &str, program: &[&str]| {
+        let root = tempfile::tempdir().expect("a directory");
+        let (_libraries, command) = verbs();
+        let mut container = Command::new("unshare");
+        container.args(["--mount", "--propagation", "private", "sh", "-c", CONTAINER, "sh"]);
+        container.arg(root.path()).args(drop(right)).arg(command.get_program()).args(command.get_args());
+        container.args(["--device", "lo", "--"]).args(program);
+        container.envs(command.get_envs().filter_map(|(name, value)| Some((name, value?))));
+        run(&mut container)
+    };
+    if contained("", &["true"]).status != Some(0) {
+        println!("skipped: no right to make a container");
+        return;
+    }
+    let looks = ["sh", "-c", "cd /dev/infiniband && test -c rem_lo -a -w rem_lo -a -c uverbs1 -a -c rdma_cm"];
+    let said = contained("", &looks);
+    assert_eq!(said.status, Some(0), "{}", said.stderr);
+    assert!(said.stderr.contains("plain nodes"), "{}", said.stderr);
+    let said = contained(",-mknod", &["sh", "-c", "test ! -e /dev/infiniband"]);
+    assert_eq!(said.status, Some(0), "{}", said.stderr);
+    assert!(said.stderr.contains("UCX finds no devices"), "{}", said.stderr);
+}
+
 #[test]
 fn what_is_installed_can_be_used_and_removed_without_a_trace() {
     let prefix = tempfile::tempdir().expect("a directory");

@@ -57,6 +57,9 @@ pub(crate) struct Args {
     /// Only this device, or these in this order; `rem doctor` lists them
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
     device: Vec<String>,
+    /// Load the libraries before the program's own: for one that brings others under other names
+    #[arg(long)]
+    preload: bool,
     /// Leave /sys and /dev as they are
     #[arg(long)]
     no_view: bool,
@@ -82,7 +85,8 @@ pub(crate) struct Args {
     command: Vec<OsString>,
 }
 
-const RUN_OPTIONS: [&str; 8] = ["link", "capture", "loss", "delay", "seed", "device", "no_view", "command"];
+const RUN_OPTIONS: [&str; 9] =
+    ["link", "capture", "loss", "delay", "seed", "device", "preload", "no_view", "command"];
 
 #[derive(clap::ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
 enum Link {
@@ -152,6 +156,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Fail> {
     for (name, value) in &settings {
         command.env(name, value);
     }
+    let warn = |text: String| anstream::eprintln!("rem: {text}");
     let say = |text: String| {
         if args.verbose {
             anstream::eprintln!("rem: {text}");
@@ -163,13 +168,22 @@ pub(crate) fn run(args: &Args) -> Result<(), Fail> {
     if args.no_view {
         say("/sys and /dev are left as they are".into());
     } else {
-        match view::enter(&chosen(args.link, &args.device)?) {
+        let devices = chosen(args.link, &args.device)?;
+        match view::enter(&devices) {
             Ok(how) => {
                 say(format!("/sys/class/infiniband and /dev/infiniband are there for the program, {how}"))
             }
-            Err(why) => {
-                say(format!("the program runs without /sys/class/infiniband and /dev/infiniband: {why}"))
-            }
+            // Not only for those who asked: what depends on it says that there is no such transport, and no more.
+            Err(why) => match view::make_nodes(&devices) {
+                Ok(()) => warn(format!(
+                    "the program runs without /sys/class/infiniband ({why}); /dev/infiniband has plain nodes for it, which \
+                     stay there"
+                )),
+                Err(nodes) => warn(format!(
+                    "the program runs without /sys/class/infiniband ({why}) and /dev/infiniband ({nodes}): UCX finds no \
+                     devices so, most others do; allow user namespaces or mknod, or say --no-view to be told no more"
+                )),
+            },
         }
     }
     Err(cannot_run(&args.command[0], &command.exec()))
@@ -203,6 +217,15 @@ fn settings(args: &Args, libraries: &Path) -> Result<Vec<(&'static str, OsString
     }
     if let Some(Delay(delay)) = &args.delay {
         all.push(("REMANENCE_DELAY", delay.into()));
+    }
+    if args.preload {
+        let mut both = OsString::new();
+        for name in ["libibverbs.so.1", "librdmacm.so.1"] {
+            both.push(libraries.join(name));
+            both.push(":");
+        }
+        both.push(std::env::var_os("LD_PRELOAD").unwrap_or_default());
+        all.push(("LD_PRELOAD", both));
     }
     if let Some(seed) = args.seed {
         all.push(("REMANENCE_SEED", seed.to_string().into()));

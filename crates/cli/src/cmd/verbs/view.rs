@@ -10,10 +10,10 @@ use std::fs::{self, File};
 use std::io;
 use std::net::Ipv6Addr;
 use std::os::fd::{AsRawFd as _, OwnedFd};
-use std::os::unix::fs::symlink;
+use std::os::unix::fs::{FileTypeExt as _, PermissionsExt as _, symlink};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{CWD, Mode, OFlags, openat};
+use rustix::fs::{CWD, FileType, Mode, OFlags, makedev, mknodat, openat};
 use rustix::mount::{MountFlags, UnmountFlags, mount, mount_bind, mount_bind_recursive, unmount};
 
 use super::counters;
@@ -35,6 +35,34 @@ pub(super) fn enter(devices: &[Device]) -> Result<String, String> {
         How::Privileged => "in a mount namespace of its own".into(),
         How::UserNamespace => "in a user namespace of its own".into(),
     })
+}
+
+/// Where there is no namespace to be had, but nodes can be made: those of /dev/infiniband, which UCX asks for. Nobody takes them
+/// away again, and in a container, which is where this happens, they go with it.
+pub(super) fn make_nodes(devices: &[Device]) -> io::Result<()> {
+    let dir = Path::new(DEV).join("infiniband");
+    let made = !dir.exists();
+    let done = fill_with_nodes(&dir, devices);
+    if done.is_err() && made {
+        let _ = fs::remove_dir_all(&dir);
+    }
+    done
+}
+
+fn fill_with_nodes(dir: &Path, devices: &[Device]) -> io::Result<()> {
+    // /dev/full, for the same reason as in the view.
+    const FULL: (u32, u32) = (1, 7);
+    fs::create_dir_all(dir)?;
+    let of_device = |device: &Device| [device.name.clone(), format!("uverbs{}", device.index)];
+    for name in devices.iter().flat_map(of_device).chain(["rdma_cm".to_owned()]) {
+        let node = dir.join(name);
+        if fs::metadata(&node).is_ok_and(|found| found.file_type().is_char_device()) {
+            continue;
+        }
+        mknodat(CWD, &node, FileType::CharacterDevice, Mode::from(0o666), makedev(FULL.0, FULL.1))?;
+        fs::set_permissions(&node, fs::Permissions::from_mode(0o666))?;
+    }
+    Ok(())
 }
 
 /// Covers a directory with its own contents, but for `without`, and lets `fill` add to them. Undone on any error.
