@@ -1,5 +1,7 @@
 //! READs that are not waited for at once: of several sessions they are under way at the same time.
 
+use std::time::{Duration, Instant};
+
 use crate::error::Error;
 use crate::session::Session;
 
@@ -31,6 +33,33 @@ impl Session {
             match begun {
                 Ok((number, staged)) => return Ok(Reading { number, staged, len }),
                 Err(refused) => self.make_room(refused)?,
+            }
+        }
+    }
+
+    /// As [`finish_read`](Self::finish_read), but waits no longer than this. False: it has not come; it may still.
+    ///
+    /// # Errors
+    /// The session is over.
+    ///
+    /// # Panics
+    /// `into` is not as long as what is read.
+    pub fn finish_read_within(
+        &mut self,
+        reading: &Reading,
+        into: &mut [u8],
+        limit: Duration,
+    ) -> Result<bool, Error> {
+        assert_eq!(into.len(), reading.len as usize, "what was read goes somewhere else");
+        let begin = Instant::now();
+        loop {
+            if self.take_read(reading.number, reading.staged, into) {
+                return Ok(true);
+            }
+            let left = limit.saturating_sub(begin.elapsed());
+            self.wait_within(left)?;
+            if left.is_zero() {
+                return Ok(self.take_read(reading.number, reading.staged, into));
             }
         }
     }

@@ -119,6 +119,12 @@ pub enum Error {
         "the server has not gone on for {0} s; what is under way may be durable or not: check whether it runs"
     )]
     Silent(u64),
+    /// The server was silent, and whoever looked meanwhile ([`Options::give_up`](crate::Options::give_up)) said that it is not
+    /// to be waited for any more.
+    #[error(
+        "{0} is silent, and is waited for no more; what was under way may be durable or not: connect again and look"
+    )]
+    GivenUp(IpAddr),
     /// The application at the server refused a call.
     #[error("the server's application refused: {0}")]
     Application(String),

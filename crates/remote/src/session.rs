@@ -48,6 +48,20 @@ pub struct Options {
     patience: Duration,
     costs: CostSource,
     tokens: Vec<Token>,
+    watch: Option<Watch>,
+}
+
+/// Looks, while a session waits, whether that is of any use.
+#[derive(Clone)]
+struct Watch {
+    every: Duration,
+    is_over: Arc<dyn Fn(Duration) -> bool + Send + Sync>,
+}
+
+impl fmt::Debug for Watch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Watch").field("every", &self.every).finish_non_exhaustive()
+    }
 }
 
 impl Default for Options {
@@ -59,6 +73,7 @@ impl Default for Options {
             patience: Duration::from_secs(30),
             costs: CostSource::Cached,
             tokens: Vec::new(),
+            watch: None,
         }
     }
 }
@@ -105,6 +120,19 @@ impl Options {
     #[must_use]
     pub const fn costs(mut self, source: CostSource) -> Self {
         self.costs = source;
+        self
+    }
+
+    /// Has somebody look, while the server is silent, whether to go on waiting for it: asked whenever nothing has come for
+    /// `every` more, with how long that has been; where the answer is true the session ends ([`Error::GivenUp`]). So who
+    /// learns elsewhere that the server is gone, or was replaced, need not wait until the patience is over.
+    #[must_use]
+    pub fn give_up(
+        mut self,
+        every: Duration,
+        is_over: impl Fn(Duration) -> bool + Send + Sync + 'static,
+    ) -> Self {
+        self.watch = Some(Watch { every, is_over: Arc::new(is_over) });
         self
     }
 }
@@ -189,6 +217,7 @@ pub struct Session {
     ended: VecDeque<(Ticket, Persistent)>,
     completions: Vec<Wc>,
     patience: Duration,
+    watch: Option<Watch>,
     /// The server has executed the FLUSH that both rely on.
     flushes: bool,
     over: bool,
@@ -245,6 +274,7 @@ impl Session {
             ended: VecDeque::new(),
             completions: Vec::new(),
             patience: options.patience,
+            watch: options.watch.clone(),
             flushes: false,
             over: false,
         };
@@ -680,11 +710,32 @@ impl Session {
         let mut completions = std::mem::take(&mut self.completions);
         completions.clear();
         let begin = Instant::now();
-        let came = self.cq.wait(&mut completions, 64, Some(self.patience));
-        if matches!(came, Ok(0)) && begin.elapsed() >= self.patience {
-            self.over = true;
-            return Err(Error::Silent(self.patience.as_secs()));
-        }
+        let came = loop {
+            let left = self.patience.saturating_sub(begin.elapsed());
+            let limit = self.watch.as_ref().map_or(left, |watch| watch.every.min(left));
+            let came = self.cq.wait(&mut completions, 64, Some(limit));
+            let quiet = begin.elapsed();
+            if !matches!(came, Ok(0)) || quiet < limit {
+                break came;
+            }
+            if quiet >= self.patience {
+                self.over = true;
+                return Err(Error::Silent(self.patience.as_secs()));
+            }
+            if self.watch.as_ref().is_some_and(|watch| (watch.is_over)(quiet)) {
+                self.over = true;
+                return Err(Error::GivenUp(self.connection.peer()));
+            }
+        };
+        self.take(completions, came.map_err(|e| Error::Verbs(e.into())))
+    }
+
+    /// The same, for no longer than this; that nothing came is no failure.
+    pub(crate) fn wait_within(&mut self, limit: Duration) -> Result<(), Error> {
+        self.alive()?;
+        let mut completions = std::mem::take(&mut self.completions);
+        completions.clear();
+        let came = self.cq.wait(&mut completions, 64, Some(limit));
         self.take(completions, came.map_err(|e| Error::Verbs(e.into())))
     }
 
@@ -848,7 +899,7 @@ impl Dial<'_> {
         let attr = ConnectAttr { access: Access::empty(), ..ConnectAttr::default() };
         let hello = hello(qp.qpn().value()).emit();
         let connection = Connection::start(&qp, self.to, &attr, &hello)?;
-        match connection.wait_established(Some(self.options.patience)) {
+        match self.established(&connection)? {
             Ok(true) => Ok((connection, None)),
             Ok(false) => Err(remanence_verbs::Error::NoAnswer(self.to.ip()).into()),
             Err(remanence_verbs::Error::Rejected { private_data, .. })
@@ -857,6 +908,22 @@ impl Dial<'_> {
                 Ok((connection, Some(Rejection::parse(&private_data))))
             }
             Err(e) => Err(e.into()),
+        }
+    }
+
+    /// Waits for the server's answer, as long as that is of use.
+    fn established(&self, connection: &Connection) -> Result<Result<bool, remanence_verbs::Error>, Error> {
+        let begin = Instant::now();
+        loop {
+            let left = self.options.patience.saturating_sub(begin.elapsed());
+            let limit = self.options.watch.as_ref().map_or(left, |watch| watch.every.min(left));
+            match connection.wait_established(Some(limit)) {
+                Ok(false) if begin.elapsed() < self.options.patience => {}
+                answer => return Ok(answer),
+            }
+            if self.options.watch.as_ref().is_some_and(|watch| (watch.is_over)(begin.elapsed())) {
+                return Err(Error::GivenUp(self.to.ip()));
+            }
         }
     }
 
