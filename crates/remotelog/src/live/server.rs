@@ -1,8 +1,9 @@
 //! A server of a log.
 
 use std::net::SocketAddr;
-use std::sync::atomic::AtomicBool;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::ops::{Deref, DerefMut};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 
 use remanence_persist::Config;
 use remanence_pmem::{Medium as _, Region};
@@ -72,6 +73,8 @@ const OWN: u64 = 0;
 struct Shared {
     state: Mutex<Serving>,
     cutter: Cutter,
+    /// Counts the beginnings and the ends of work on the log: odd while there is some.
+    work: AtomicU64,
 }
 
 type Watch = Box<dyn FnMut(&State) + Send>;
@@ -91,8 +94,47 @@ impl std::fmt::Debug for Shared {
 
 impl Shared {
     /// The store is whole between any two statements that can panic.
-    fn lock(&self) -> MutexGuard<'_, Serving> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> Working<'_> {
+        self.working(self.state.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    fn try_lock(&self) -> Option<Working<'_>> {
+        match self.state.try_lock() {
+            Ok(state) => Some(self.working(state)),
+            Err(TryLockError::Poisoned(poisoned)) => Some(self.working(poisoned.into_inner())),
+            Err(TryLockError::WouldBlock) => None,
+        }
+    }
+
+    fn working<'a>(&'a self, state: MutexGuard<'a, Serving>) -> Working<'a> {
+        self.work.fetch_add(1, Ordering::AcqRel);
+        Working { state, work: &self.work }
+    }
+}
+
+/// Works on the log, and on what is kept beside it: what takes long there is its medium.
+struct Working<'a> {
+    state: MutexGuard<'a, Serving>,
+    work: &'a AtomicU64,
+}
+
+impl Deref for Working<'_> {
+    type Target = Serving;
+
+    fn deref(&self) -> &Serving {
+        &self.state
+    }
+}
+
+impl DerefMut for Working<'_> {
+    fn deref_mut(&mut self) -> &mut Serving {
+        &mut self.state
+    }
+}
+
+impl Drop for Working<'_> {
+    fn drop(&mut self) {
+        self.work.fetch_add(1, Ordering::AcqRel);
     }
 }
 
@@ -104,6 +146,18 @@ impl OwnLog {
     /// Does something with the log, while nobody is answered.
     pub fn with<T>(&self, act: impl FnOnce(&mut Store<Part>) -> T) -> T {
         act(&mut self.0.lock().store)
+    }
+
+    /// As [`with`](Self::with), if that need not wait: `None` while somebody else does something with it.
+    pub fn try_with<T>(&self, act: impl FnOnce(&mut Store<Part>) -> T) -> Option<T> {
+        self.0.try_lock().map(|mut state| act(&mut state.store))
+    }
+
+    /// The number of what is being done with the log, if anything is. Who sees one number for long knows that its medium does
+    /// not answer.
+    #[must_use]
+    pub fn under_way(&self) -> Option<u64> {
+        Some(self.0.work.load(Ordering::Acquire)).filter(|number| number % 2 == 1)
     }
 
     /// What a session would be answered.
@@ -166,7 +220,7 @@ impl LogServer {
             },
         };
         let state = Mutex::new(Serving { store, writer: None, watch: None });
-        let shared = Arc::new(Shared { state, cutter: server.cutter() });
+        let shared = Arc::new(Shared { state, cutter: server.cutter(), work: AtomicU64::new(0) });
         let serving = Arc::clone(&shared);
         server.on_call(super::SERVICE, move |call| Ok(serving.serve(call)));
         Ok(Self { server, shared, made })
