@@ -13,7 +13,8 @@ use remanence_remotelog::Epoch;
 use remanence_verbs::Context;
 
 use super::member::wire::{EXPORTED, exported};
-use super::member::{MemberStats, Role, Said, describe, plain};
+use super::member::{MemberStats, Role, Said};
+use super::scout::Scout;
 use super::wire::What;
 use super::{ConnectOptions, Error, Session};
 use crate::replica::{Promise, is_current};
@@ -21,14 +22,25 @@ use crate::view::View;
 
 /// How long a member may be silent before a client goes on without it.
 const SILENT: Duration = Duration::from_secs(3);
-/// Between two attempts to reach a member.
-const RETRY: Duration = Duration::from_millis(500);
+/// After so long a member is late: others are asked beside it.
+const LATE: Duration = Duration::from_millis(250);
+/// For so long each of several members is waited for before it is the turn of the next.
+const SLICE: Duration = Duration::from_micros(500);
+/// Who does not know the members yet waits for so long for all of those that were named, once one has answered.
+const ALL: Duration = Duration::from_millis(200);
+/// A primary that is silent for so long may have been replaced, and the others are asked; and again after this.
+const DOUBT: Duration = Duration::from_millis(50);
+/// Who connects waits for so long for members to say that they are the primary, and then begins anew.
+const FIND: Duration = Duration::from_secs(1);
 
 /// The members of a store, as a client reaches them.
 #[derive(Debug)]
 pub(super) struct Members {
     context: Context,
     options: ConnectOptions,
+    scout: Scout,
+    /// All of them, in their order.
+    addrs: Vec<SocketAddr>,
     doors: Vec<Door>,
     /// Of the primary that it is connected to.
     epoch: Epoch,
@@ -48,92 +60,88 @@ pub struct Asked {
     pub after: u64,
 }
 
+/// Where a client reads a member's promise.
 #[derive(Debug)]
 struct Door {
-    name: String,
-    to: SocketAddr,
+    /// Which of the members.
+    at: usize,
     session: Option<remanence_remote::Session>,
-    /// A promise that is being read.
-    reading: Option<Reading>,
-    tried: Option<Instant>,
-    why: String,
+    /// A promise that is being read, since when, and whether for an operation that is over: then it says nothing.
+    reading: Option<Asking>,
+}
+
+#[derive(Debug)]
+struct Asking {
+    reading: Reading,
+    since: Instant,
+    stale: bool,
+}
+
+/// What has come of a promise that is being read.
+enum Came {
+    /// Nothing was being read, it was being changed, or the member is gone.
+    Nothing,
+    Promise(Promise),
+    /// Not yet.
+    Late,
 }
 
 impl Door {
-    const fn new(name: String, to: SocketAddr) -> Self {
-        Self { name, to, session: None, reading: None, tried: None, why: String::new() }
+    const fn new(at: usize) -> Self {
+        Self { at, session: None, reading: None }
     }
 
-    /// Reaches the member, unless that was tried just now.
-    fn open(&mut self, context: &Context, options: &ConnectOptions) {
-        if self.session.is_some() || self.tried.is_some_and(|tried| tried.elapsed() < RETRY) {
-            return;
-        }
-        let quick = options.door(plain(SILENT.min(options.waits())));
-        match remanence_remote::Session::connect(context, self.to, quick) {
-            Ok(session) => (self.session, self.why) = (Some(session), String::new()),
-            Err(error) => self.why = error.to_string(),
-        }
-        self.tried = Some(Instant::now());
-    }
-
-    fn describe(&mut self) -> Result<Option<MemberStats>, Error> {
-        self.drop_reading();
-        let Some(session) = &mut self.session else { return Ok(None) };
-        match describe(session, self.to) {
-            Ok(said) => Ok(Some(said)),
-            Err(Error::Remote(error)) => {
-                self.lose(&error);
-                Ok(None)
-            }
-            Err(other) => Err(other),
+    /// Takes the connection that was made for it, if it has none.
+    fn open(&mut self, scout: &Scout) {
+        if self.session.is_none() {
+            self.session = scout.connection(self.at);
         }
     }
 
     /// Begins to read its promise. Returns whether that is under way.
     fn post(&mut self) -> bool {
-        debug_assert!(self.reading.is_none(), "{} is being read already", self.name);
+        debug_assert!(self.reading.is_none(), "member {} is being read already", self.at);
         let Some(session) = &mut self.session else { return false };
         match session.post_read(0, EXPORTED as u32) {
-            Ok(reading) => self.reading = Some(reading),
-            Err(error) => self.lose(&error),
+            Ok(reading) => {
+                self.reading = Some(Asking { reading, since: Instant::now(), stale: false });
+                true
+            }
+            Err(_) => {
+                self.lose();
+                false
+            }
         }
-        self.reading.is_some()
     }
 
-    /// The promise that was begun to be read; `None` if it was being changed, or the member is gone.
-    fn take(&mut self) -> Option<Promise> {
-        let reading = self.reading.take()?;
+    /// The promise that was begun to be read, if it comes within that time.
+    fn take(&mut self, limit: Duration) -> Came {
+        let (Some(asking), Some(session)) = (&self.reading, &mut self.session) else { return Came::Nothing };
         let mut bytes = [0; EXPORTED];
-        if let Err(error) = self.session.as_mut()?.finish_read(reading, &mut bytes) {
-            self.lose(&error);
-            return None;
+        match session.finish_read_within(&asking.reading, &mut bytes, limit) {
+            Ok(true) => {
+                let stale = asking.stale;
+                self.reading = None;
+                exported(&bytes).filter(|_| !stale).map_or(Came::Nothing, Came::Promise)
+            }
+            Ok(false) if asking.since.elapsed() < SILENT => Came::Late,
+            Ok(false) | Err(_) => {
+                self.lose();
+                Came::Nothing
+            }
         }
-        exported(&bytes)
     }
 
     /// Whatever an operation that broke off has begun to read says nothing of what comes after it.
     fn drop_reading(&mut self) {
-        let _ = self.take();
-    }
-
-    fn promise(&mut self, asked: &mut Asked) -> Option<Promise> {
-        // Twice: it may be changing just now.
-        for _ in 0..2 {
-            if !self.post() {
-                return None;
-            }
-            asked.after += 1;
-            if let Some(promise) = self.take() {
-                return Some(promise);
-            }
+        if let Some(asking) = &mut self.reading {
+            asking.stale = true;
+            self.take(Duration::ZERO);
         }
-        None
     }
 
-    fn lose(&mut self, error: &remanence_remote::Error) {
+    fn lose(&mut self) {
         (self.session, self.reading) = (None, None);
-        self.why = error.to_string();
     }
 }
 
@@ -147,34 +155,32 @@ impl Members {
         some: &[SocketAddr],
         options: &ConnectOptions,
     ) -> Result<Self, Error> {
-        let doors = some.iter().map(|to| Door::new(to.to_string(), *to)).collect();
-        let mut this = Self {
-            context: context.clone(),
-            options: options.clone(),
-            doors,
-            epoch: Epoch::NONE,
-            acks: 0,
-            said: MemberStats::default(),
-            asked: Asked::default(),
-        };
-        let described = this.describe_all()?;
-        let mut known: Option<(SocketAddr, MemberStats)> = None;
-        for (door, said) in this.doors.iter().zip(described) {
-            let Some(said) = said else { continue };
+        let scout = Scout::new(context, options, some)?;
+        let begin = Instant::now();
+        // Who does not answer as fast as the others is probably not there.
+        let answered =
+            |said: &[Option<&MemberStats>]| said.iter().any(Option::is_some) && begin.elapsed() >= ALL;
+        let described = scout.ask(SILENT.min(options.waits()), answered)?;
+        let mut known: Option<(SocketAddr, &MemberStats)> = None;
+        for (to, said) in some.iter().zip(&described) {
+            let Ok(said) = said else { continue };
             match &known {
-                Some((first, other)) if other.members != said.members || !same(other, &said) => {
+                Some((first, other)) if other.members != said.members || !same(other, said) => {
                     return Err(Error::Argument(format!(
-                        "{first} and {} are members of different stores ({} and {}); name members of one",
-                        door.to,
+                        "{first} and {to} are members of different stores ({} and {}); name members of one",
                         other.members.join(","),
                         said.members.join(",")
                     )));
                 }
                 Some(_) => {}
-                None => known = Some((door.to, said)),
+                None => known = Some((*to, said)),
             }
         }
-        let Some((_, said)) = known else { return Err(this.nobody()) };
+        let Some((_, said)) = known else {
+            let each = some.iter().zip(described);
+            let why = each.filter_map(|(to, said)| Some(format!("{to}: {}", said.err()?)));
+            return Err(Error::NoPrimary(why.collect::<Vec<_>>().join("; ")));
+        };
         let mut all = Vec::new();
         for name in &said.members {
             let to = name.to_socket_addrs().ok().and_then(|mut found| found.next()).ok_or_else(|| {
@@ -183,43 +189,28 @@ impl Members {
                      addresses that their clients know"
                 ))
             })?;
-            all.push((name.clone(), to));
+            all.push(to);
         }
-        if let Some(unknown) = some.iter().find(|to| all.iter().all(|(_, member)| member != *to)) {
+        if let Some(unknown) = some.iter().find(|to| !all.contains(to)) {
             return Err(Error::Argument(format!(
                 "{unknown} is no member of the store, which lies on {}; name only those",
                 said.members.join(",")
             )));
         }
-        let mut old = std::mem::take(&mut this.doors);
-        this.doors = all
-            .into_iter()
-            .map(|(name, to)| match old.iter().position(|door| door.to == to) {
-                Some(at) => Door { name, ..old.swap_remove(at) },
-                None => Door::new(name, to),
-            })
-            .collect();
-        Ok(this)
-    }
-
-    fn describe_all(&mut self) -> Result<Vec<Option<MemberStats>>, Error> {
-        let (context, options) = (&self.context, &self.options);
-        std::thread::scope(|scope| {
-            for door in &mut self.doors {
-                scope.spawn(|| door.open(context, options));
-            }
-        });
-        self.doors.iter_mut().map(Door::describe).collect()
-    }
-
-    fn nobody(&self) -> Error {
-        let why: Vec<String> = self
-            .doors
-            .iter()
-            .filter(|door| door.session.is_none())
-            .map(|door| format!("{}: {}", door.name, door.why))
-            .collect();
-        Error::NoPrimary(why.join("; "))
+        let said = said.clone();
+        let scout = if all == some { scout } else { Scout::new(context, options, &all)? };
+        let doors: Vec<Door> = (0..all.len()).map(Door::new).collect();
+        Ok(Self {
+            context: context.clone(),
+            options: options.clone(),
+            scout,
+            addrs: all,
+            doors,
+            epoch: Epoch::NONE,
+            acks: 0,
+            said,
+            asked: Asked::default(),
+        })
     }
 
     /// Connects to the primary, if there is one at the moment.
@@ -227,23 +218,32 @@ impl Members {
     /// # Errors
     /// There is none, or not enough members vouch for it.
     pub(super) fn connect(&mut self) -> Result<(Session, View), Error> {
-        let described = self.describe_all()?;
-        let primary = (self.doors.iter().zip(&described))
-            .filter_map(|(door, said)| Some((door.to, said.as_ref()?)))
-            .filter(|(_, said)| said.role == Role::Primary && said.store_port != 0)
+        let serves = |said: &MemberStats| said.role == Role::Primary && said.store_port != 0;
+        let mut some = |said: &[Option<&MemberStats>]| said.iter().flatten().any(|said| serves(said));
+        let described = self.scout.ask(FIND.min(self.options.waits()), &mut some)?;
+        let primary = (described.iter().enumerate())
+            .filter_map(|(at, said)| Some((at, said.as_ref().ok().filter(|said| serves(said))?)))
             .max_by_key(|(_, said)| said.epoch);
-        let Some((to, said)) = primary else {
-            let why = |(door, said): (&Door, &Option<MemberStats>)| match said {
-                None => format!("{}: {}", door.name, door.why),
-                Some(said) if said.why.is_empty() => format!("{} is {}", door.name, said.role.name()),
-                Some(said) => format!("{} is {}: {}", door.name, said.role.name(), said.why),
+        let Some((at, primary)) = primary else {
+            let why = |(name, said): (&String, &Said)| match said {
+                Err(why) => format!("{name}: {why}"),
+                Ok(said) if said.why.is_empty() => format!("{name} is {}", said.role.name()),
+                Ok(said) => format!("{name} is {}: {}", said.role.name(), said.why),
             };
-            let why: Vec<String> = self.doors.iter().zip(&described).map(why).collect();
+            let why: Vec<String> = self.said.members.iter().zip(&described).map(why).collect();
             return Err(Error::NoPrimary(why.join("; ")));
         };
-        let to = SocketAddr::new(to.ip(), said.store_port);
-        let (mut session, view) = Session::connect(&self.context, to, &self.options)?;
+        // Whoever was the primary before is probably silent; it is asked again when it answers.
+        let before = usize::from(self.said.who);
+        self.doors.iter_mut().filter(|door| at != before && door.at == before).for_each(Door::lose);
+        // Connections to the others are made meanwhile.
+        self.doors.iter_mut().for_each(|door| door.open(&self.scout));
+        let to = SocketAddr::new(self.addrs[at].ip(), primary.store_port);
+        let (lookout, primary) = (self.scout.lookout(), primary.clone());
+        let options = self.options.watched(DOUBT, move |_| lookout.is_replaced(&primary));
+        let (mut session, view) = Session::connect(&self.context, to, &options)?;
         self.ask(&mut session)?;
+        self.open_doors();
         if !self.vouched(&mut session)? {
             return Err(Error::NoPrimary(format!(
                 "{} serves, and too few of the other members say that it may",
@@ -251,6 +251,20 @@ impl Members {
             )));
         }
         Ok((session, view))
+    }
+
+    /// Waits a little for connections to as many doors as are needed.
+    fn open_doors(&mut self) {
+        self.doors.iter_mut().for_each(|door| door.open(&self.scout));
+        let closed: Vec<usize> =
+            self.doors.iter().filter(|door| door.session.is_none()).map(|door| door.at).collect();
+        let open = self.doors.len() - closed.len();
+        self.scout.wait_for_connections(
+            &closed,
+            self.acks.saturating_sub(open),
+            SILENT.min(self.options.waits()),
+        );
+        self.doors.iter_mut().for_each(|door| door.open(&self.scout));
     }
 
     fn ask(&mut self, session: &mut Session) -> Result<(), Error> {
@@ -269,7 +283,7 @@ impl Members {
         self.doors.iter_mut().for_each(Door::drop_reading);
         let mut wanted = self.acks;
         for door in &mut self.doors {
-            let posted = wanted > 0 && door.post();
+            let posted = wanted > 0 && door.reading.is_none() && door.post();
             wanted -= usize::from(posted);
             self.asked.along += u64::from(posted);
         }
@@ -281,7 +295,9 @@ impl Members {
     /// # Errors
     /// It does not answer any more.
     pub(super) fn vouched(&mut self, session: &mut Session) -> Result<bool, Error> {
-        if self.along() || self.enough() {
+        let mut promises = Vec::with_capacity(self.acks);
+        // Those that were read along with the operation are enough, mostly.
+        if self.gather(&mut promises, LATE) || self.enough(&mut promises) {
             return Ok(true);
         }
         // It has taken a member in that came back, by which its epoch is a new one; perhaps more than one meanwhile.
@@ -291,48 +307,63 @@ impl Members {
             if self.epoch == before {
                 break;
             }
-            if self.enough() {
+            if self.enough(&mut Vec::new()) {
                 return Ok(true);
             }
         }
         // A member is there again that was not.
-        let (context, options) = (&self.context, &self.options);
-        self.doors.iter_mut().for_each(|door| door.open(context, options));
-        Ok(self.enough())
+        self.open_doors();
+        Ok(self.enough(&mut Vec::new()))
     }
 
-    /// Whether the promises that were read along with the operation are enough.
-    fn along(&mut self) -> bool {
-        let epoch = self.epoch;
-        let reading = |door: &&mut Door| door.reading.is_some();
-        let promises: Vec<Promise> = self.doors.iter_mut().filter(reading).filter_map(Door::take).collect();
-        is_current(epoch, &promises, self.acks)
-    }
-
-    fn enough(&mut self) -> bool {
-        let mut promises = Vec::with_capacity(self.acks);
-        for at in 0..self.doors.len() {
-            let promise = self.doors[at].promise(&mut self.asked);
-            if let Some(promise) = promise.filter(|promise| promise.lets(self.epoch)) {
-                promises.push(promise);
-            } else {
-                // Others are asked first from now on.
-                let door = self.doors.remove(at);
-                self.doors.push(door);
-                return self.enough_of_all();
+    /// Takes promises that are being read, until they are enough or that time is over. Who has answered counts in `promises`.
+    fn gather(&mut self, promises: &mut Vec<(usize, Promise)>, limit: Duration) -> bool {
+        let begin = Instant::now();
+        loop {
+            let mut late = false;
+            for door in &mut self.doors {
+                if door.reading.as_ref().is_none_or(|asking| asking.stale) {
+                    continue;
+                }
+                match door.take(SLICE) {
+                    Came::Promise(promise) => promises.push((door.at, promise)),
+                    Came::Late => late = true,
+                    Came::Nothing => {}
+                }
             }
-            if is_current(self.epoch, &promises, self.acks) {
+            if self.are_enough(promises) {
+                return true;
+            }
+            if !late || begin.elapsed() >= limit {
+                return false;
+            }
+        }
+    }
+
+    fn are_enough(&self, promises: &[(usize, Promise)]) -> bool {
+        let promises: Vec<Promise> = promises.iter().map(|(_, promise)| *promise).collect();
+        is_current(self.epoch, &promises, self.acks)
+    }
+
+    /// Asks all members that have not answered since the operation began, and one again whose promise does not let the primary
+    /// be believed: it may have been changing. Those that answer late are waited for only if the others are too few.
+    fn enough(&mut self, promises: &mut Vec<(usize, Promise)>) -> bool {
+        for _ in 0..2 {
+            let epoch = self.epoch;
+            promises.retain(|(_, promise)| promise.lets(epoch));
+            self.doors.iter_mut().for_each(|door| door.open(&self.scout));
+            for door in &mut self.doors {
+                if door.reading.is_none() && promises.iter().all(|(at, _)| *at != door.at) {
+                    self.asked.after += u64::from(door.post());
+                }
+            }
+            if self.gather(promises, LATE) || self.gather(promises, SILENT) {
+                // Who has answered is asked first from now on.
+                self.doors.sort_by_key(|door| promises.iter().all(|(at, _)| *at != door.at));
                 return true;
             }
         }
         false
-    }
-
-    fn enough_of_all(&mut self) -> bool {
-        let epoch = self.epoch;
-        let asked = &mut self.asked;
-        let promises: Vec<Promise> = self.doors.iter_mut().filter_map(|door| door.promise(asked)).collect();
-        is_current(epoch, &promises, self.acks)
     }
 
     /// What each member says of itself, and why the others do not.
@@ -340,13 +371,8 @@ impl Members {
     /// # Errors
     /// One is none of the protocol.
     pub(super) fn stats(&mut self) -> Result<Vec<(String, Said)>, Error> {
-        let described = self.describe_all()?;
-        let mut all: Vec<(String, Said)> = (self.doors.iter().zip(described))
-            .map(|(door, said)| (door.name.clone(), said.ok_or_else(|| door.why.clone())))
-            .collect();
-        let place = |name: &String| self.said.members.iter().position(|member| member == name);
-        all.sort_by_key(|(name, _)| place(name));
-        Ok(all)
+        let described = self.scout.ask(SILENT.min(self.options.waits()), |_| false)?;
+        Ok(self.said.members.iter().cloned().zip(described).collect())
     }
 
     /// How often members were asked so far.

@@ -48,6 +48,7 @@ mod options;
 mod overlay;
 mod prometheus;
 mod road;
+mod scout;
 mod server;
 mod session;
 mod stats;

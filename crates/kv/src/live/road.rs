@@ -13,7 +13,7 @@ use crate::proto::Refusal;
 use crate::view::View;
 
 /// Between two attempts to connect again.
-pub(super) const RETRY: Duration = Duration::from_millis(50);
+pub(super) const RETRY: Duration = Duration::from_millis(20);
 
 /// Where the store is.
 #[derive(Debug)]

@@ -99,6 +99,15 @@ impl ConnectOptions {
         self
     }
 
+    /// The same, with somebody who looks whether to go on waiting for a server that is silent.
+    pub(super) fn watched(
+        &self,
+        every: Duration,
+        is_over: impl Fn(Duration) -> bool + Send + Sync + 'static,
+    ) -> Self {
+        Self { remote: self.remote.clone().give_up(every, is_over), ..self.clone() }
+    }
+
     /// Options of a connection to a member's door, from others, with the tokens of this.
     pub(super) fn door(&self, plain: Options) -> Options {
         plain.tokens(self.tokens.clone())
