@@ -56,6 +56,8 @@ struct Host {
     blank: bool,
     /// It has lost its disks, and has no image that counts since.
     lost: bool,
+    /// Its image takes nothing more: that disk fails, and the log's does not.
+    fails: bool,
 }
 
 impl Host {
@@ -67,7 +69,7 @@ impl Host {
         let log = Log::create(image(geometry.size), &make).expect("fair");
         let ledger = image(LEDGER_LEN);
         let keeper = Keeper::create(image(STORE.size), ledger.clone()).expect("fair");
-        Self { log, ledger, keeper, up: true, connection: 0, life: 0, blank: true, lost: false }
+        Self { log, ledger, keeper, up: true, connection: 0, life: 0, blank: true, lost: false, fails: false }
     }
 }
 
@@ -267,8 +269,11 @@ impl Member for SimMember {
     fn order(&mut self, epoch: Epoch, order: &Order) -> Result<Told, LegError> {
         let (epoch, order) = parse_order(&emit_order(epoch, order)).expect("what was written is read");
         self.connected(|leg, world| {
-            let Host { keeper, log, .. } = &mut world.hosts[leg.member];
-            let told = keeper.obey(log, epoch, &order);
+            let Host { keeper, log, fails, .. } = &mut world.hosts[leg.member];
+            let told = match fails {
+                true => Told::Refused("the medium failed".into()),
+                false => keeper.obey(log, epoch, &order),
+            };
             Ok(parse_told(&emit_told(&told)).expect("what was written is read"))
         })
     }
@@ -976,6 +981,27 @@ fn one_member_is_a_store_with_a_log() {
 fn the_simulation_finds_clients_that_believe_a_primary_which_was_replaced() {
     let seen = |seed| std::panic::catch_unwind(|| simulate(seed, 3, 2, false)).is_err();
     assert!((0..60).any(seen), "nobody read anything old, and nothing guards against it");
+}
+
+#[test]
+fn a_member_whose_image_fails_is_named_until_it_follows_again() {
+    let mut sim = Sim::new(1, 3, 2);
+    sim.lead(0).expect("all are there");
+    let number = sim.next_serving - 1;
+    let mirror = sim.serving[&number].mirror.clone();
+    let follow =
+        || mirror.with_ship(|primary| primary.follow().map(|()| primary.behind())).expect("it serves");
+    assert_eq!(follow(), []);
+    sim.world.borrow_mut().hosts[2].fails = true;
+    for n in 0..3000 {
+        sim.tick += 1;
+        sim.act(n % 4);
+    }
+    assert_eq!(follow(), [("m2".to_owned(), "the medium failed".to_owned())]);
+    assert_eq!(mirror.with_ship(|primary| primary.lost()), [], "its log takes part");
+    assert!(mirror.with_ship(|primary| primary.trimmed()) > 0, "the images of the others are enough");
+    sim.world.borrow_mut().hosts[2].fails = false;
+    assert_eq!(follow(), []);
 }
 
 #[test]

@@ -41,7 +41,7 @@ fn member(page: &mut Page<'_>, said: &MemberStats) -> fmt::Result {
         &[("name", name), ("group", &said.group.to_string())],
     )?;
     let is = |role| u64::from(said.role == role);
-    let gauges: [(&str, &str, u64); 10] = [
+    let gauges: [(&str, &str, u64); 12] = [
         ("members", "Members of the store.", said.members.len() as u64),
         ("acks", "Members that have a change when it is acknowledged; 0: not made yet.", said.acks.into()),
         ("primary", "1 while it serves clients.", is(Role::Primary)),
@@ -56,6 +56,8 @@ fn member(page: &mut Page<'_>, said: &MemberStats) -> fmt::Result {
         ("record_applied", "Its image has all records below this one.", said.applied),
         ("complete", "1 if its image is whole.", said.complete.into()),
         ("lost", "Members that it does without, as the primary.", said.lost.len() as u64),
+        ("behind", "Members whose images do not follow, as the primary.", said.behind.len() as u64),
+        ("stalled_ms", "For how many milliseconds its medium has not answered.", said.stalled),
     ];
     for (name, help, value) in gauges {
         page.gauge(&format!("remanence_kv_member_{name}"), None, help, value)?;

@@ -30,6 +30,7 @@ pub mod guard;
 pub mod keeper;
 pub mod mirror;
 pub mod primary;
+pub mod watch;
 
 pub use guard::{Promise, is_current};
 pub use keeper::{Keeper, Order, Told};

@@ -79,6 +79,8 @@ pub struct Primary<L> {
     /// How far the images are, of those that have one.
     applied: BTreeMap<String, u64>,
     needs_image: Vec<String>,
+    /// Members whose images do not follow, and why.
+    behind: BTreeMap<String, String>,
     rebuild: Option<Rebuild>,
     record_max: usize,
     image_len: u64,
@@ -121,6 +123,7 @@ impl<L: Member> Primary<L> {
             options: *options,
             applied: BTreeMap::new(),
             needs_image: Vec::new(),
+            behind: BTreeMap::new(),
             rebuild: None,
             record_max: 0,
             image_len: 0,
@@ -184,6 +187,13 @@ impl<L: Member> Primary<L> {
         self.group.as_ref().map(Group::lost).unwrap_or_default()
     }
 
+    /// Members that are there and whose images do not follow, and why. Their logs have what was acknowledged; the log is trimmed
+    /// only behind the images of enough others.
+    #[must_use]
+    pub fn behind(&self) -> Vec<(String, String)> {
+        self.behind.iter().map(|(name, why)| (name.clone(), why.clone())).collect()
+    }
+
     /// Records that were trimmed so far.
     #[must_use]
     pub const fn trimmed(&self) -> u64 {
@@ -198,20 +208,29 @@ impl<L: Member> Primary<L> {
         let group = self.group.as_mut().ok_or(LeadError::Deposed)?;
         let (below, epoch) = (group.acknowledged(), self.epoch);
         let acks = group.quorum().0;
+        // Who is lost is said to be lost.
+        let lost = group.lost();
+        self.behind.retain(|name, _| lost.iter().all(|(other, _)| other != name));
         for (name, leg) in group.legs() {
             if self.rebuild.as_ref().is_some_and(|rebuild| rebuild.name == name) {
                 continue;
             }
             match leg.order(epoch, &Order::Apply { below }) {
-                Ok(Told::Applied(applied)) => drop(self.applied.insert(name.to_owned(), applied)),
+                Ok(Told::Applied(applied)) => {
+                    self.behind.remove(name);
+                    self.applied.insert(name.to_owned(), applied);
+                }
                 Ok(Told::NeedsImage) => {
+                    self.behind.remove(name);
                     self.applied.remove(name);
                     if !self.needs_image.iter().any(|other| other == name) {
                         self.needs_image.push(name.to_owned());
                     }
                 }
-                // It has what it said last, and that durably; the log's own calls find out whether it is gone.
-                Ok(_) | Err(_) => {}
+                // It has what it said last, and that durably; nothing more, until somebody sees to it.
+                Ok(Told::Refused(why)) => drop(self.behind.insert(name.to_owned(), why)),
+                // The log's own calls find out whether it is gone.
+                Ok(Told::Bytes(_) | Told::Ok) | Err(_) => {}
             }
         }
         let mut applied: Vec<u64> = self.applied.values().copied().collect();

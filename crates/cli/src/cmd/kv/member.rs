@@ -22,7 +22,7 @@ pub(super) struct Membership {
     #[arg(long, value_name = "N", requires = "members", value_parser = clap::value_parser!(u16).range(1..=16))]
     acks: Option<u16>,
     /// Take a member for dead that is silent for so many milliseconds; if it was the primary, another one takes over
-    #[arg(long, value_name = "MS", default_value_t = 2000, value_parser = clap::value_parser!(u64).range(100..=3_600_000))]
+    #[arg(long, value_name = "MS", default_value_t = 200, value_parser = clap::value_parser!(u64).range(100..=3_600_000))]
     notice: u64,
     /// Size of a new member's log [default: a fourth of the store's]
     #[arg(long, value_name = "SIZE", requires = "members")]
@@ -187,6 +187,7 @@ fn tell(said: &MemberStats, as_json: bool) {
         return;
     }
     let mood = match said.role {
+        Role::Follower if !said.why.is_empty() => Mood::Bad,
         Role::Primary | Role::Follower => Mood::Good,
         Role::Waiting | Role::TakingOver => Mood::Note,
     };
@@ -210,6 +211,8 @@ pub(super) fn object(said: &MemberStats) -> Value {
         "records": { "first": said.first, "next": said.next, "applied": said.applied },
         "image": { "complete": said.complete, "bytes": said.image },
         "lost": said.lost,
+        "behind": said.behind,
+        "stalled_ms": said.stalled,
         "rebuilding": if said.of > 0 {
             json!({ "member": said.rebuilding, "sent": said.sent, "of": said.of })
         } else {
@@ -240,12 +243,14 @@ pub(super) fn show(members: &[(String, Said)]) {
             }
             (Role::Primary, _) => format!("primary, epoch {}; {} acknowledge", said.epoch, said.acks),
             (Role::Follower, _) if lost => "there, and not yet taken in by the primary".to_owned(),
+            (Role::Follower, _) if !said.why.is_empty() => format!("follower: {}", said.why),
             (Role::Follower, _) => format!("follower, image at record {} of {}", said.applied, said.next),
             (role, _) if said.why.is_empty() => role.name().to_owned(),
             (role, _) => format!("{}: {}", role.name(), said.why),
         };
         let mood = match said.role {
             Role::Primary => Mood::Good,
+            Role::Follower if !said.why.is_empty() => Mood::Bad,
             Role::Follower if !lost && rebuilt.is_none() => Mood::Good,
             _ => Mood::Note,
         };

@@ -15,6 +15,7 @@ use crate::live::medium::{New, make_if_blank};
 use crate::live::memory::Memory;
 use crate::live::{Error, Server};
 use crate::replica::primary::Options as GroupOptions;
+use crate::replica::watch::{Chance, Own, chance};
 use crate::replica::{LeadError, Mirror, Primary, Rebuilding};
 
 /// Bytes of an image that are sent between two messages of clients.
@@ -52,7 +53,9 @@ impl Upkeep {
         let legs = {
             let state = &mut *self.node.lock();
             // Whoever was lost may have been taken in already, by connections that were made before.
-            state.legs.take().filter(|_| !state.lost.is_empty())
+            let others = (0..self.node.names.len()).filter(|at| *at != self.node.who);
+            let wanted = others.into_iter().any(|at| self.node.wants_back(state, at));
+            state.legs.take().filter(|_| wanted || !state.lost.is_empty())
         };
         if legs.is_some() || self.node.changed_lives(&self.lives) {
             self.lives = self.node.lives();
@@ -73,9 +76,9 @@ impl Upkeep {
             if matches!(rebuilding, Rebuilding::Done(_)) {
                 primary.follow()?;
             }
-            Ok((rebuilding, primary.lost(), primary.epoch()))
+            Ok((rebuilding, primary.lost(), primary.behind(), primary.epoch()))
         });
-        let (rebuilding, lost, epoch) = turned.map_err(|error| {
+        let (rebuilding, lost, behind, epoch) = turned.map_err(|error| {
             let why = error.to_string();
             self.node.lock().why.clone_from(&why);
             why
@@ -83,6 +86,7 @@ impl Upkeep {
         let state = &mut *self.node.lock();
         state.epoch = epoch;
         state.lost = lost.into_iter().map(|(name, _)| name).collect();
+        state.behind = behind.into_iter().map(|(name, why)| format!("{name}: {why}")).collect();
         self.busy = matches!(rebuilding, Rebuilding::UnderWay { .. } | Rebuilding::Done(_));
         state.rebuilding = match rebuilding {
             Rebuilding::UnderWay { name, sent, of } => Some((name, sent, of)),
@@ -99,65 +103,34 @@ impl Upkeep {
     }
 }
 
-/// When this member may try to take over. `None`: it is not its turn yet.
-pub(super) fn may_lead(node: &Node, options: &MemberOptions, since: Instant) -> Result<(), String> {
+/// Whether this member may try to take over, when nobody has served for `waited`. `Err`: not now; why, unless it is merely not
+/// its turn.
+pub(super) fn may_lead(node: &Node, options: &MemberOptions, waited: Duration) -> Result<(), String> {
     let (has_image, is_new, acks) = node.image_state();
-    let state = node.lock();
-    let others = (0..node.names.len()).filter(|at| *at != node.who);
-    let there: Vec<usize> = others.clone().filter(|at| node.recent(&state, *at).is_some()).collect();
-    let missing = || -> String {
-        let why = |at: usize| {
-            let why = &state.peers[at].why;
-            let why = if why.is_empty() { "it was not heard of yet" } else { why };
-            format!("{}: {why}", node.names[at])
-        };
-        let missing: Vec<String> =
-            others.clone().filter(|at| node.recent(&state, *at).is_none()).map(why).collect();
-        missing.join("; ")
-    };
     let members = node.names.len();
-    let known =
-        there.iter().any(|at| node.recent(&state, *at).is_some_and(|said| said.group != Uuid::default()));
-    if is_new && known {
-        return Err("this member is new: it is rebuilt by the member that takes over".into());
-    }
-    if is_new && there.len() + 1 < members {
-        return Err(format!(
-            "a new store needs all of its {members} members to be made; missing: {}",
-            missing()
-        ));
-    }
-    if !has_image {
-        return Err(
-            "the image of this member is incomplete: it is rebuilt by the member that takes over".into()
-        );
-    }
     let acks = if is_new { options.acks_of(members) } else { acks };
-    let needed = acks.max(members - acks + 1);
-    if there.len() + 1 < needed {
-        return Err(format!(
-            "{} of {members} members are there, and {needed} are needed; start the others: {}",
-            there.len() + 1,
-            missing()
-        ));
-    }
-    // It may have promised its log to that one already, and only not heard yet that it serves.
-    let taking = |at: &usize| node.recent(&state, *at).is_some_and(|said| said.role == Role::TakingOver);
-    if there.iter().any(taking) {
-        return Err(String::new());
-    }
-    // The first of those that are there, and then the next, so that they do not hold each other up.
-    let fit = |at: &&usize| {
-        node.recent(&state, **at).is_some_and(|said| {
-            said.complete && said.applied >= said.first && (is_new || said.group != Uuid::default())
-        })
+    let state = node.lock();
+    let own = Own { who: node.who, is_new, has_image, acks };
+    let missing = || -> String {
+        let others = (0..members).filter(|at| *at != node.who && node.recent(&state, *at).is_none());
+        let why = |at: usize| format!("{}: {}", node.names[at], node.absent(&state, at));
+        others.map(why).collect::<Vec<_>>().join("; ")
     };
-    let before = there.iter().filter(fit).filter(|at| **at < node.who).count();
-    let turn = node.notice / 2 * before as u32;
-    if since.elapsed() < turn {
-        return Err(String::new());
-    }
-    Ok(())
+    Err(match chance(&own, &node.others(&state, is_new), waited, node.notice) {
+        Chance::Now => return Ok(()),
+        Chance::Later => String::new(),
+        Chance::IsNew => "this member is new: it is rebuilt by the member that takes over".into(),
+        Chance::NotAll => {
+            format!("a new store needs all of its {members} members to be made; missing: {}", missing())
+        }
+        Chance::NoImage => {
+            "the image of this member is incomplete: it is rebuilt by the member that takes over".into()
+        }
+        Chance::TooFew { there, needed } => format!(
+            "{there} of {members} members are there, and {needed} are needed; start the others: {}",
+            missing()
+        ),
+    })
 }
 
 /// Takes over, if it can, and serves until it is stopped or somebody else takes over.
@@ -204,11 +177,13 @@ pub(super) fn lead(
     let mut server = Server::bind_replicated(&roads.context, options.store(working), memory, upkeep)?;
     {
         let state = &mut *node.lock();
-        (state.role, state.joined) = (Role::Primary, true);
+        state.becomes(Role::Primary);
+        state.joined = true;
         state.why.clear();
         (state.epoch, state.store_port) = (epoch, server.addr().port());
         state.store = Some(server.metrics());
-        (state.leader, state.legs) = (None, None);
+        state.watch.takes_over();
+        state.legs = None;
         state.lost = ships.with_ship(|primary| primary.lost()).into_iter().map(|(name, _)| name).collect();
     }
     node.notify();

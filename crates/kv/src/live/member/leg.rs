@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use remanence_persist::plan::Request as PlanRequest;
 use remanence_remotelog::group::{Leg, LegError};
@@ -16,8 +17,10 @@ use crate::replica::{Member, Order, Told};
 
 /// Updates of a member that are under way at a time.
 pub(super) const DEPTH: usize = 32;
-/// How often a log is asked again that cuts the connection of an older writer.
-const ASKED_AGAIN: usize = 10_000;
+/// How long, and how often, this process' own log is asked again while it cuts the connection of an older writer: its serving
+/// thread does that in its next turn, and sleeps until a message comes if nobody calls.
+const CUTTING: Duration = Duration::from_secs(1);
+const ASKED_AGAIN: Duration = Duration::from_micros(500);
 
 /// The connection.
 #[derive(Debug)]
@@ -65,9 +68,10 @@ impl Leg for LiveLeg {
     fn call(&mut self, request: &Request) -> Result<Status, LegError> {
         match &mut self.to {
             To::Own { epoch, .. } => {
-                for _ in 0..ASKED_AGAIN {
+                let begin = Instant::now();
+                while begin.elapsed() < CUTTING {
                     match self.node.log.call(request) {
-                        Err(Refused::Busy) => std::thread::yield_now(),
+                        Err(Refused::Busy) => std::thread::sleep(ASKED_AGAIN),
                         reply => {
                             if let (Request::Grant { epoch: new }, Ok(_)) = (request, &reply) {
                                 *epoch = Some(*new);

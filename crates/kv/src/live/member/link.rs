@@ -63,6 +63,7 @@ impl Roads {
     pub(super) fn keep(&self, node: &Node, at: usize) {
         let interval = node.interval();
         let mut session: Option<Session> = None;
+        let mut news = 0;
         while !node.lock().over {
             let mut once = || -> Result<(), Error> {
                 let session = match &mut session {
@@ -80,7 +81,7 @@ impl Roads {
                 session = None;
                 node.missed(at, &error);
             }
-            pause(node, interval);
+            news = node.wait_for_news(news, interval);
         }
     }
 
@@ -92,15 +93,15 @@ impl Roads {
         let (log_port, life) = {
             let state = node.lock();
             let Some(said) = node.recent(&state, at) else {
-                let why = &state.peers[at].why;
-                let why = if why.is_empty() { "it has been silent" } else { why };
-                return Err(LegError::Lost(why.to_owned()));
+                return Err(LegError::Lost(node.absent(&state, at)));
             };
             (said.log_port, said.life)
         };
         let to = SocketAddr::new(node.addrs[at].ip(), log_port);
         // The links find out whether it is there; a call may take as long as its medium.
+        let watching = Arc::clone(node);
         let options = plain(5 * node.notice + Duration::from_secs(10))
+            .give_up(node.interval(), move |_| watching.gone(at, life).is_some())
             .depth(DEPTH + 1)
             .staging(1 << 20)
             .tokens(self.members.clone());
@@ -127,19 +128,18 @@ impl Roads {
             pause(node, node.interval());
             let back = {
                 let state = node.lock();
-                let there = |name: &String| {
-                    let at = node.names.iter().position(|own| own == name);
-                    at.is_some_and(|at| node.recent(&state, at).is_some())
-                };
-                state.legs.is_none() && state.lost.iter().any(there)
+                let others = (0..node.names.len()).filter(|at| *at != node.who);
+                state.legs.is_none() && others.into_iter().any(|at| node.wants_back(&state, at))
             };
             if !back {
                 continue;
             }
             let legs = self.legs(node);
-            let lost = node.lock().lost.clone();
-            if legs.iter().any(|(name, leg)| leg.is_ok() && lost.contains(name)) {
-                node.lock().legs = Some(legs);
+            {
+                let state = &mut *node.lock();
+                if legs.iter().enumerate().any(|(at, (_, leg))| leg.is_ok() && node.wants_back(state, at)) {
+                    state.legs = Some(legs);
+                }
             }
             // A member that fails again and again does not hold up clients all the time.
             let begin = std::time::Instant::now();

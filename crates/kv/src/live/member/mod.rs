@@ -19,7 +19,7 @@ use std::os::unix::fs::DirBuilderExt as _;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use remanence_persist::Config;
 use remanence_persist::taxonomy::Domain;
@@ -56,6 +56,8 @@ const SLOTS: u16 = 16;
 const SLOT: u32 = 32 << 10;
 /// The longest record, bytes.
 const RECORD_MAX: u64 = 128 << 10;
+/// How long a primary may be silent.
+const NOTICE: Duration = Duration::from_millis(200);
 /// Of a log: a fraction of the store, and bounds.
 const LOG_MIN: u64 = 1 << 20;
 const LOG_MAX: u64 = 1 << 30;
@@ -102,7 +104,7 @@ impl MemberOptions {
             common: Common::NEW,
             log: None,
             acks: None,
-            notice: Duration::from_secs(2),
+            notice: NOTICE,
             members_token: None,
             teller: None,
         }
@@ -132,8 +134,9 @@ impl MemberOptions {
         self
     }
 
-    /// A member that has been silent for so long is taken for dead: if it was the primary, another one takes over. Two
-    /// seconds if nothing is said. Nothing depends on it for being right, only for how long others wait.
+    /// A member that has been silent for so long is taken for dead: if it was the primary, another one takes over; so it does
+    /// when the primary's medium has not answered for five times as long. 200 ms if nothing is said. Nothing depends on it for
+    /// being right, only for how long others wait; who was suspected wrongly is given more the next time.
     #[must_use]
     pub const fn notice(mut self, time: Duration) -> Self {
         self.notice = time;
@@ -403,43 +406,47 @@ fn take_part(
     stop: &AtomicBool,
 ) -> Result<(), Error> {
     // Since when nobody serves, and until when this member lets others try.
-    let (mut since, mut not_before) = (Instant::now(), Instant::now());
+    let (mut since, mut not_before) = (node.now(), node.now());
     let mut told = Role::TakingOver;
-    let promised = || node.log.with(|store| store.state().promised);
+    let mut trouble = None;
+    let promised = || node.seen().log.promised;
     let mut last = promised();
     while !stop.load(Ordering::Acquire) {
         let (served, role, fatal, all_tried) = {
             let state = &mut *node.lock();
-            let silent = state.leader.is_some_and(|leader| leader.seen.elapsed() >= node.notice);
-            if silent && !state.obeying {
-                state.leader = None;
-                state.role = Role::Waiting;
+            // Who carries an order out has not had the time to listen.
+            if !state.obeying && state.watch.look(node.now()) {
+                state.becomes(Role::Waiting);
             }
             let tried = |(at, peer): (usize, &node::Peer)| at == node.who || peer.tried;
             let all_tried = state.peers.iter().enumerate().all(tried);
-            (state.leader.is_some() || state.obeying, state.role, state.fatal.clone(), all_tried)
+            let served = state.watch.leader().is_some() || state.obeying;
+            (served, state.role, state.fatal.clone(), all_tried)
         };
         if let Some(why) = fatal {
             return Err(Error::Argument(why));
         }
-        if role != told {
+        // Its image does not follow any more, or does again.
+        let now = node.image_trouble();
+        if role != told || trouble.as_ref().is_some_and(|before| *before != now) {
             told = role;
             options.tell(node);
         }
+        trouble = Some(now);
         if served {
-            since = Instant::now();
+            since = node.now();
             node.lock().why.clear();
-            node.wait(node.interval());
+            node.wait(node.interval() / 2);
             continue;
         }
         let now = promised();
         if now != last {
             // Somebody is taking over, and has not said so yet.
             last = now;
-            not_before = Instant::now() + node.notice;
+            not_before = node.now() + node.notice;
         }
-        let may = match all_tried && Instant::now() >= not_before {
-            true => lead::may_lead(node, options, since),
+        let may = match all_tried && node.now() >= not_before {
+            true => lead::may_lead(node, options, node.now().saturating_sub(since)),
             false => Err(String::new()),
         };
         if let Err(why) = may {
@@ -452,11 +459,12 @@ fn take_part(
             node.wait(node.interval() / 2);
             continue;
         }
-        node.lock().role = Role::TakingOver;
+        node.becomes(Role::TakingOver);
         let led = lead::lead(node, roads, options, stop);
         {
             let state = &mut *node.lock();
-            state.role = Role::Waiting;
+            state.becomes(Role::Waiting);
+            state.behind.clear();
             (state.store_port, state.store, state.legs, state.rebuilding) = (0, None, None, None);
             state.lost.clear();
             if let Err(error) = &led {
@@ -466,8 +474,8 @@ fn take_part(
         told = Role::TakingOver;
         last = promised();
         // Others may have more luck.
-        since = Instant::now();
-        not_before = Instant::now() + node.notice / 2;
+        since = node.now();
+        not_before = since + node.notice / 2;
     }
     Ok(())
 }

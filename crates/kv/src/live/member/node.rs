@@ -6,13 +6,17 @@ use std::time::{Duration, Instant};
 
 use remanence_pmem::Region;
 use remanence_remotelog::Epoch;
+use remanence_remotelog::format::root::State as LogState;
 use remanence_remotelog::format::superblock::Uuid;
 use remanence_remotelog::group::LegError;
-use remanence_remotelog::live::OwnLog;
+use remanence_remotelog::live::{OwnLog, Part};
+use remanence_remotelog::store::Store;
 
 use super::leg::LiveLeg;
 use super::wire::{MemberStats, Role};
 use crate::live::Metrics;
+use crate::replica::keeper::Ledger;
+use crate::replica::watch::{Leader, Other, Watch};
 use crate::replica::{Keeper, Order, Told};
 
 /// Legs of every member, in the members' order, as a group takes them.
@@ -21,20 +25,57 @@ pub(super) type Legs = Vec<(String, Result<LiveLeg, LegError>)>;
 /// What is known of another member.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Peer {
-    /// What it said last, and when. Only what can be a member of this store counts.
-    pub(super) said: Option<(MemberStats, Instant)>,
+    /// What it said last. Only what can be a member of this store counts.
+    pub(super) said: Option<MemberStats>,
     /// Somebody has tried to reach it.
     pub(super) tried: bool,
     /// Why it is not there.
     pub(super) why: String,
 }
 
-/// Who serves.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Leader {
-    pub(super) who: usize,
-    pub(super) epoch: Epoch,
-    pub(super) seen: Instant,
+/// What a member has, as it was seen when nobody worked on it.
+#[derive(Clone, Debug)]
+pub(super) struct Seen {
+    pub(super) log: LogState,
+    name: Uuid,
+    next: u64,
+    ledger: Ledger,
+}
+
+fn see(store: &Store<Part>, keeper: &Keeper<Region>) -> Seen {
+    Seen {
+        log: *store.state(),
+        name: store.superblock().uuid,
+        next: store.tail().sequence,
+        ledger: keeper.ledger(),
+    }
+}
+
+/// How often members tell each other what they are, if one that is silent for `notice` is taken for dead.
+fn interval(notice: Duration) -> Duration {
+    (notice / 8).clamp(Duration::from_millis(20), Duration::from_millis(250))
+}
+
+impl State {
+    /// For how long one and the same work on the log has been under way, as far as anybody has looked: members that tell each
+    /// other what they are do so all the time.
+    fn stalled(&mut self, under_way: Option<u64>, now: Duration) -> Duration {
+        match (under_way, self.working) {
+            (Some(number), Some((known, since))) if number == known => now.saturating_sub(since),
+            (under_way, _) => {
+                self.working = under_way.map(|number| (number, now));
+                Duration::ZERO
+            }
+        }
+    }
+
+    /// Others are told at once if that is something else than before.
+    pub(super) fn becomes(&mut self, role: Role) {
+        if self.role != role {
+            self.role = role;
+            self.news += 1;
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -48,8 +89,18 @@ pub(super) struct State {
     pub(super) epoch: Epoch,
     pub(super) lost: Vec<String>,
     pub(super) rebuilding: Option<(String, u64, u64)>,
-    pub(super) leader: Option<Leader>,
+    /// When others were heard, and who serves.
+    pub(super) watch: Watch,
     pub(super) peers: Vec<Peer>,
+    /// Counts what others are to be told at once.
+    pub(super) news: u64,
+    seen: Seen,
+    /// What was being done with the log when somebody looked, and since when.
+    working: Option<(u64, Duration)>,
+    /// Why its image does not follow.
+    image_why: String,
+    /// Members whose images do not follow, and why: of a primary.
+    pub(super) behind: Vec<String>,
     /// Connections to all members, for a primary that does without some.
     pub(super) legs: Option<Legs>,
     /// An order of the primary is being carried out.
@@ -77,6 +128,7 @@ pub(super) struct Node {
     pub(super) survives: String,
     /// Who has been silent for so long is taken for dead.
     pub(super) notice: Duration,
+    begin: Instant,
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -97,6 +149,7 @@ pub(super) struct Parts {
 impl Node {
     pub(super) fn new(parts: Parts) -> Arc<Self> {
         let Parts { names, addrs, who, log, keeper, record_max, log_port, life, survives, notice } = parts;
+        let seen = log.with(|store| see(store, &keeper));
         let state = State {
             role: Role::Waiting,
             why: String::new(),
@@ -105,7 +158,12 @@ impl Node {
             epoch: Epoch::NONE,
             lost: Vec::new(),
             rebuilding: None,
-            leader: None,
+            watch: Watch::new(names.len(), notice, interval(notice) / 2),
+            news: 0,
+            seen,
+            working: None,
+            image_why: String::new(),
+            behind: Vec::new(),
             peers: names.iter().map(|_| Peer::default()).collect(),
             legs: None,
             obeying: false,
@@ -126,6 +184,7 @@ impl Node {
             life,
             survives,
             notice,
+            begin: Instant::now(),
             state: Mutex::new(state),
             changed: Condvar::new(),
         })
@@ -149,9 +208,50 @@ impl Node {
         }
     }
 
+    /// Why this member's image does not follow; empty if it does.
+    pub(super) fn image_trouble(&self) -> String {
+        self.lock().image_why.clone()
+    }
+
     /// How often members tell each other what they are.
     pub(super) fn interval(&self) -> Duration {
-        (self.notice / 8).min(Duration::from_millis(250))
+        interval(self.notice)
+    }
+
+    /// The time, for [`Watch`].
+    pub(super) fn now(&self) -> Duration {
+        self.begin.elapsed()
+    }
+
+    /// Waits for that long, or until others are to be told something: news beyond these. Returns the news.
+    pub(super) fn wait_for_news(&self, known: u64, time: Duration) -> u64 {
+        let begin = Instant::now();
+        let mut state = self.lock();
+        loop {
+            let left = time.saturating_sub(begin.elapsed());
+            if state.over || state.news != known || left.is_zero() {
+                return state.news;
+            }
+            state = self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    /// What this member does from now on; others are told at once.
+    pub(super) fn becomes(&self, role: Role) {
+        self.lock().becomes(role);
+        self.notify();
+    }
+
+    /// What this member has, without waiting for who works on it.
+    pub(super) fn seen(&self) -> Seen {
+        let fresh = self
+            .log
+            .try_with(|store| see(store, &self.keeper.lock().unwrap_or_else(PoisonError::into_inner)));
+        let mut state = self.lock();
+        if let Some(fresh) = fresh {
+            state.seen = fresh;
+        }
+        state.seen.clone()
     }
 
     pub(super) fn own_name(&self) -> &str {
@@ -165,13 +265,18 @@ impl Node {
             let mut keeper = self.keeper.lock().unwrap_or_else(PoisonError::into_inner);
             keeper.obey(store, epoch, order)
         });
+        let now = self.now();
         let state = &mut *self.lock();
         state.obeying = false;
-        if !matches!(told, Told::Refused(_))
-            && let Some(leader) = &mut state.leader
-            && leader.epoch == epoch
-        {
-            leader.seen = Instant::now();
+        match &told {
+            // Not to whom the log is promised, and that is no trouble of the image.
+            Told::Refused(_) if self.log.try_with(|store| store.state().promised != epoch) == Some(true) => {}
+            Told::Refused(why) => state.image_why = format!("its image does not follow: {why}"),
+            Told::Applied(_) | Told::Ok => state.image_why.clear(),
+            Told::NeedsImage | Told::Bytes(_) => {}
+        }
+        if !matches!(told, Told::Refused(_)) {
+            state.watch.ordered(epoch, now);
         }
         told
     }
@@ -179,21 +284,18 @@ impl Node {
     /// Whether this member's image is one, so that it can take over; whether it has never been a member of a store; and how
     /// many acknowledge in its store.
     pub(super) fn image_state(&self) -> (bool, bool, usize) {
-        self.log.with(|store| {
-            let ledger = self.keeper.lock().unwrap_or_else(PoisonError::into_inner).ledger();
-            let state = store.state();
-            let has_image = ledger.complete && ledger.applied >= state.head.sequence;
-            (has_image, state.group == Uuid::default(), state.acks.into())
-        })
+        let Seen { log, ledger, .. } = self.seen();
+        let has_image = ledger.complete && ledger.applied >= log.head.sequence;
+        (has_image, log.group == Uuid::default(), log.acks.into())
     }
 
     /// What this member says of itself.
     pub(super) fn said(&self) -> MemberStats {
-        let (log_state, log, next, ledger) = self.log.with(|store| {
-            let ledger = self.keeper.lock().unwrap_or_else(PoisonError::into_inner).ledger();
-            (*store.state(), store.superblock().uuid, store.tail().sequence, ledger)
-        });
-        let state = self.lock();
+        let Seen { log: log_state, name: log, next, ledger } = self.seen();
+        let (under_way, now) = (self.log.under_way(), self.now());
+        let mut state = self.lock();
+        let state = &mut *state;
+        let stalled = state.stalled(under_way, now).as_millis() as u64;
         let (rebuilding, sent, of) = state.rebuilding.clone().unwrap_or_default();
         let primary = state.role == Role::Primary;
         MemberStats {
@@ -217,8 +319,10 @@ impl Node {
             of,
             lost: state.lost.clone(),
             rebuilding,
-            why: state.why.clone(),
+            why: if state.why.is_empty() { state.image_why.clone() } else { state.why.clone() },
             survives: self.survives.clone(),
+            stalled,
+            behind: state.behind.clone(),
         }
     }
 
@@ -257,13 +361,13 @@ impl Node {
 
     /// A member, by the place at which it was reached or by its own word, says something of itself.
     pub(super) fn heard(&self, from: Option<usize>, said: MemberStats) {
-        let (own, log) = self.log.with(|store| (*store.state(), store.superblock().uuid));
+        let Seen { log: own, name: log, .. } = self.seen();
         let at = from.or_else(|| {
             let name = said.members.get(usize::from(said.who))?;
             self.names.iter().position(|own| own == name)
         });
         let stranger = self.stranger(&said, own.group, log);
-        let now = Instant::now();
+        let now = self.now();
         let state = &mut *self.lock();
         let Some(at) = at.filter(|at| *at != self.who) else {
             return;
@@ -279,24 +383,21 @@ impl Node {
             self.notify();
             return;
         }
-        let leads = said.role == Role::Primary && said.epoch.counter() >= own.promised.counter();
-        match &mut state.leader {
-            _ if leads => {
-                state.joined = true;
-                if state.leader.is_none_or(|leader| leader.epoch.counter() <= said.epoch.counter()) {
-                    state.leader = Some(Leader { who: at, epoch: said.epoch, seen: now });
-                }
-            }
+        state.watch.heard(at, said.life, now);
+        if said.role == Role::Primary && said.epoch.counter() >= own.promised.counter() {
+            let leader = Leader { who: at, epoch: said.epoch, life: said.life };
+            state.joined |= state.watch.leads(leader, Duration::from_millis(said.stalled), now);
+        } else {
             // It stopped serving, and says so.
-            Some(leader) if leader.who == at => state.leader = None,
-            _ => {}
+            state.watch.leads_not(at);
         }
         if matches!(state.role, Role::Waiting | Role::Follower) {
-            state.role = if state.leader.is_some() { Role::Follower } else { Role::Waiting };
+            let follows = state.watch.leader().is_some();
+            state.becomes(if follows { Role::Follower } else { Role::Waiting });
         }
         let peer = &mut state.peers[at];
         peer.why.clear();
-        peer.said = Some((said, now));
+        peer.said = Some(said);
         self.notify();
     }
 
@@ -308,19 +409,74 @@ impl Node {
         self.notify();
     }
 
-    /// What a member said lately.
+    /// What a member said lately, if its medium answers.
     pub(super) fn recent<'a>(&self, state: &'a State, at: usize) -> Option<&'a MemberStats> {
-        let (said, when) = state.peers[at].said.as_ref()?;
-        (when.elapsed() < self.notice).then_some(said)
+        let said = state.peers[at].said.as_ref()?;
+        let answers = Duration::from_millis(said.stalled) < state.watch.stall();
+        (answers && state.watch.is_there(at, self.now())).then_some(said)
     }
 
-    /// Why a life of a member is over, or taken for over: nothing is waited for then.
+    /// Whether a primary is to connect to a member anew: it does without it, or that has promised its log to somebody who did
+    /// not become the primary, and takes nothing more.
+    pub(super) fn wants_back(&self, state: &State, at: usize) -> bool {
+        self.recent(state, at).is_some_and(|said| {
+            let promised = said.role == Role::Waiting && said.epoch.counter() > state.epoch.counter();
+            promised || state.lost.contains(&self.names[at])
+        })
+    }
+
+    /// Why a member is not there.
+    pub(super) fn absent(&self, state: &State, at: usize) -> String {
+        let peer = &state.peers[at];
+        match &peer.said {
+            _ if !peer.why.is_empty() => peer.why.clone(),
+            None => "it was not heard of yet".into(),
+            Some(said) if Duration::from_millis(said.stalled) >= state.watch.stall() => {
+                "its medium does not answer".into()
+            }
+            Some(_) => "it has been silent".into(),
+        }
+    }
+
+    /// All members, as far as it matters for who takes over.
+    pub(super) fn others(&self, state: &State, is_new: bool) -> Vec<Other> {
+        let promised = state.seen.log.promised.counter();
+        let other = |at: usize| {
+            let Some(said) = self.recent(state, at) else { return Other::default() };
+            let belongs = said.group != Uuid::default();
+            Other {
+                there: true,
+                follows: match said.role {
+                    Role::Follower => true,
+                    // It does not know yet that it was replaced.
+                    Role::Primary => said.epoch.counter() >= promised,
+                    Role::Waiting | Role::TakingOver => false,
+                },
+                takes_over: said.role == Role::TakingOver,
+                is_fit: said.complete && said.applied >= said.first && (is_new || belongs),
+                belongs,
+            }
+        };
+        (0..self.names.len()).map(other).collect()
+    }
+
+    /// Why a life of a member is over, or taken for over: nothing is waited for then. A member that is slow is not given up as
+    /// fast as a primary is suspected: the others go on without its answer.
     pub(super) fn gone(&self, at: usize, life: u64) -> Option<String> {
+        let now = self.now();
         let state = self.lock();
-        match &state.peers[at].said {
-            Some((said, _)) if said.life != life => Some("it was started again".into()),
-            Some((_, when)) if when.elapsed() <= 2 * self.notice => None,
-            _ => Some(format!("it has been silent for {} ms", (2 * self.notice).as_millis())),
+        let stall = state.watch.stall();
+        let said = state.peers[at].said.as_ref();
+        if said.is_some_and(|said| said.life != life) {
+            return Some("it was started again".into());
+        }
+        if let Some(said) = said.filter(|said| Duration::from_millis(said.stalled) >= stall) {
+            return Some(format!("its medium has not answered for {} ms", said.stalled));
+        }
+        let limit = (2 * state.watch.limit()).max(Duration::from_secs(1));
+        match state.watch.silence(at, now).filter(|_| said.is_some()) {
+            Some(silence) if silence < limit => None,
+            _ => Some(format!("it has been silent for {} ms", limit.as_millis())),
         }
     }
 

@@ -7,7 +7,8 @@
 //!           16 name of the log, u16 log's port, u16 store's port, u64 first record, u64 next record, u64 applied, u8 flags
 //!           (1: its image is one, 2: it survives the loss of power), u64 sent, u64 of; u16 count and texts, the members'
 //!           names; the same, of those that are lost; text whom it rebuilds, text why it does not serve, text what its
-//!           memory survives
+//!           memory survives; and since a later release, zeros before: u64 for how many milliseconds its medium has not
+//!           answered, u16 count and texts, members whose images do not follow
 //! ```
 
 use std::net::SocketAddr;
@@ -116,6 +117,10 @@ pub struct MemberStats {
     pub why: String,
     /// What its memory is and what that survives, in a sentence.
     pub survives: String,
+    /// For how many milliseconds its medium has not answered.
+    pub stalled: u64,
+    /// Members whose images do not follow a primary's records, and why: a sentence each.
+    pub behind: Vec<String>,
 }
 
 /// What a member says of itself, or why it does not.
@@ -195,6 +200,8 @@ impl MemberStats {
         for one in [&self.rebuilding, &self.why, &self.survives] {
             text(&mut out, one);
         }
+        out.extend(self.stalled.to_le_bytes());
+        texts(&mut out, &self.behind);
         out
     }
 
@@ -221,6 +228,9 @@ impl MemberStats {
         let (sent, of) = (from.u64()?, from.u64()?);
         let (members, lost) = (from.texts()?, from.texts()?);
         let (rebuilding, why, survives) = (from.text()?, from.text()?, from.text()?);
+        // A release before this one ends here.
+        let (stalled, behind) =
+            if from.0.is_empty() { (0, Vec::new()) } else { (from.u64()?, from.texts()?) };
         Some(Ok(Self {
             role,
             who,
@@ -244,6 +254,8 @@ impl MemberStats {
             rebuilding,
             why,
             survives,
+            stalled,
+            behind,
         }))
     }
 }
@@ -276,6 +288,8 @@ mod tests {
             rebuilding: "c:3".into(),
             why: String::new(),
             survives: "a disk".into(),
+            stalled: 15,
+            behind: vec!["c:3: its disk is full".into()],
         }
     }
 
@@ -283,7 +297,12 @@ mod tests {
     fn what_a_member_says_comes_through_and_no_part_of_it_does() {
         let bytes = some().emit();
         assert_eq!(MemberStats::parse(&bytes), Some(Ok(some())));
-        assert!((0..bytes.len()).all(|len| MemberStats::parse(&bytes[..len]).is_none()));
+        // What a release before this one says ends before the last two.
+        let before = bytes.len() - 8 - 2 - 2 - some().behind[0].len();
+        let older = MemberStats { stalled: 0, behind: Vec::new(), ..some() };
+        assert_eq!(MemberStats::parse(&bytes[..before]), Some(Ok(older)));
+        let cut = |len: &usize| *len != before;
+        assert!((0..bytes.len()).filter(cut).all(|len| MemberStats::parse(&bytes[..len]).is_none()));
         assert_eq!(MemberStats::parse(&[9, 0]), Some(Err(9)), "another version says which");
     }
 
