@@ -10,6 +10,7 @@ pub mod copy_engine;
 pub mod counter;
 pub mod effort;
 pub mod erda;
+pub mod failover;
 pub mod machine;
 pub mod netns;
 pub mod peers;

@@ -5,6 +5,7 @@ mod bulk;
 mod copy_engine;
 mod counter;
 mod erda;
+mod failover;
 mod logserver;
 mod pwrite;
 mod remotelog;
@@ -37,6 +38,8 @@ enum Bench {
     Counter(counter::Args),
     /// Erda, Redo Logging and Read After Write, figures 14 to 26 and Table 1 of paper 002; Redis and memcached beside ours
     Erda(erda::Args),
+    /// How long a store on several members takes no write when its primary is killed, stopped, or its disk hangs
+    Failover(failover::Args),
     /// Durable appends by all 72 recipes of paper 004, its figure 2, beside message passing and bare UDP
     Remotelog(remotelog::Args),
     /// The persistent log server, by the word that says how long its log is
@@ -84,6 +87,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Fail> {
         Bench::CopyEngine(args) => copy_engine::run(args),
         Bench::Counter(args) => counter::run(args),
         Bench::Erda(args) => erda::run(args),
+        Bench::Failover(args) => failover::run(args),
         Bench::Remotelog(args) => remotelog::run(args),
         Bench::Logserver(args) => logserver::run(args),
         Bench::Pwrite(args) => pwrite::run(args),

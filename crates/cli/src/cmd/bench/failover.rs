@@ -1,0 +1,47 @@
+//! `rem bench failover`.
+
+use std::path::PathBuf;
+
+use remanence_bench::failover::{self, Options};
+
+use super::Common;
+use crate::fail::Fail;
+
+#[derive(clap::Args, Debug)]
+#[command(after_help = "\
+Examples:
+  rem bench failover --quick
+  sudo rem bench failover --directory /var/tmp      (with hanging disks, which take root)")]
+pub(super) struct Args {
+    #[command(flatten)]
+    common: Common,
+    /// Where members keep what they have [default: shared memory]
+    #[arg(long, value_name = "DIRECTORY", default_value = "/dev/shm")]
+    directory: PathBuf,
+    /// How often each fault comes [default: 10, or 3 with --quick]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1000))]
+    rounds: Option<u16>,
+    /// Has another `rem` serve, to compare releases
+    #[arg(long, value_name = "FILE")]
+    program: Option<PathBuf>,
+    /// Further arguments of `rem kv serve`
+    #[arg(last = true)]
+    more: Vec<String>,
+}
+
+pub(super) fn run(args: &Args) -> Result<(), Fail> {
+    let own =
+        std::env::current_exe().map_err(|e| Fail::new(format!("this program does not find itself: {e}")))?;
+    let place = tempfile::tempdir_in(&args.directory)
+        .map_err(|e| Fail::new(format!("{}: {e}", args.directory.display())))?;
+    let options = Options {
+        program: args.program.clone().unwrap_or(own),
+        directory: place.path().to_owned(),
+        rounds: args.rounds.map_or(if args.common.quick { 3 } else { 10 }, usize::from),
+        more: args.more.clone(),
+    };
+    let (bar, progress) = super::progress();
+    let outcome = failover::run(&options, progress);
+    bar.finish_and_clear();
+    super::publish(&outcome.map_err(Fail::new)?, &args.common)
+}
