@@ -4,11 +4,12 @@ use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
 
-use remanence_pmem::{self as pmem, FileOptions, PersistenceDomain, Region};
+use remanence_pmem::{self as pmem, FileOptions, Image, PersistenceDomain, Region};
 use thiserror::Error;
 
 use crate::error::OpenError;
-use crate::format::superblock::Uuid;
+use crate::format::BLOCK;
+use crate::format::superblock::{Superblock, Uuid};
 use crate::pool::Pool;
 use crate::recover::recover;
 
@@ -63,7 +64,7 @@ pub fn open_or_make(
     declared: Option<PersistenceDomain>,
 ) -> Result<(Pool<Region>, bool), FileError> {
     let pool_error = |error| FileError::Pool { path: path.to_owned(), error };
-    let mut options = FileOptions::new();
+    let mut options = FileOptions::new().image(image);
     if let Some(domain) = declared {
         options = options.declare(domain);
     }
@@ -116,6 +117,14 @@ pub fn in_memory(size: u64) -> Result<Pool<Region>, FileError> {
     let region = Region::memfd("remanence-pool", size)?;
     Pool::create(region, Uuid(uuid), u64::from_le_bytes(salt))
         .map_err(|error| FileError::Pool { path, error })
+}
+
+/// What a file has that begins so; nothing of it is changed if it is no pool.
+fn image(head: &[u8], len: u64) -> Image {
+    match head.get(..BLOCK as usize).map(|block| Superblock::parse(block, len)) {
+        Some(Ok(_)) => Image::Ours { len },
+        Some(Err(_)) | None => Image::Foreign,
+    }
 }
 
 fn making(path: &Path) -> PathBuf {
