@@ -3,9 +3,9 @@
 //! What Redis' commands need is what Erda's clients do: a GET is one or two one-sided READs, a conditional write is a PUT
 //! with the version that was read. The rest is translation: the number of the database goes in front of the key, and
 //! times to live stay in the value, where [`remanence_resp::value`] has them, so that KEEPTTL and PERSIST are writes like
-//! any other.
+//! any other. The store is told of them as well: what expired takes room until it knows.
 //!
-//! DBSIZE, FLUSHDB and the like walk through the store's keys: Erda keeps no count by database.
+//! The store counts keys by their first byte, which is the database. FLUSHDB has it clear many at a time.
 
 use std::fmt::Display;
 
@@ -15,9 +15,15 @@ use remanence_kv::client::{
 use remanence_kv::format::KEY_MAX;
 use remanence_kv::proto::{Expect, Inline, Refusal, Reply, Request};
 use remanence_resp::store::{Condition, Fetched, HEAD_LEN, Key, Store, StoreError, StoreLimits, Version};
+use remanence_resp::value::{Head, UnixMs};
 
 /// Keys asked for at a time where all are wanted.
 const PAGE: usize = 256;
+/// Pages of other databases' keys that one SCAN goes over: nobody else of the worker is served meanwhile.
+const PAGES: usize = 8;
+/// The store keeps a value so much longer than it lasts, milliseconds: its clock is not ours, and which millisecond is the last
+/// one is decided by the head.
+const LATER: u64 = 100;
 
 /// Who reaches an Erda store for one worker. Names are the store's own keys.
 pub trait Handle {
@@ -61,6 +67,18 @@ pub trait Handle {
     /// [`StoreError`]
     fn page(&mut self, cursor: u64, limit: u32) -> Result<(Vec<Vec<u8>>, Option<u64>), StoreError>;
 
+    /// How many keys begin with each byte, of those bytes that any key begins with; and whether all have been counted.
+    ///
+    /// # Errors
+    /// [`StoreError`]
+    fn counts(&mut self) -> Result<(bool, Vec<(u8, u64)>), StoreError>;
+
+    /// Deletes some keys from a cursor on, those that begin with this byte or all, and where to go on.
+    ///
+    /// # Errors
+    /// [`StoreError`]
+    fn clear(&mut self, first: Option<u8>, cursor: u64) -> Result<Option<u64>, StoreError>;
+
     /// Does what the server may wait for: called some ten times a second.
     fn rest(&mut self);
 
@@ -83,6 +101,8 @@ pub struct Erda<H> {
 pub struct Parts<R> {
     client: Client,
     remote: R,
+    /// Unix time, if the store's clock is another.
+    wall: Option<fn() -> UnixMs>,
 }
 
 impl<R> Erda<Parts<R>>
@@ -93,7 +113,7 @@ where
     /// A handle for one thread, over anything that reaches the memory.
     #[must_use]
     pub const fn new(client: Client, remote: R) -> Self {
-        Self { handle: Parts { client, remote }, name: Vec::new() }
+        Self { handle: Parts { client, remote, wall: None }, name: Vec::new() }
     }
 
     /// Erda's side of it: whoever receives the server's notices gives it new views here.
@@ -104,7 +124,7 @@ where
 
 impl<R> Parts<R> {
     pub(crate) const fn new(client: Client, remote: R) -> Self {
-        Self { client, remote }
+        Self { client, remote, wall: Some(crate::process::unix_ms) }
     }
 
     pub(crate) const fn client(&self) -> &Client {
@@ -152,6 +172,13 @@ where
         attend(&mut self.client, &mut self.remote).map_err(|error| StoreError::Unavailable(error.to_string()))
     }
 
+    /// When the store is to drop a value, by its clock; 0: never.
+    fn ends(&self, value: &[u8]) -> u64 {
+        let now = self.remote.now();
+        let wall = self.wall.map_or(now as UnixMs, |wall| wall());
+        remaining(value, wall).map_or(0, |left| now.saturating_add(left))
+    }
+
     fn reach<O: Operation>(&mut self, operation: &mut O) -> Result<O::Output, StoreError> {
         run(&mut self.client, &mut self.remote, operation)
             .map_err(|error| StoreError::Unavailable(error.to_string()))
@@ -184,9 +211,10 @@ where
     }
 
     fn put(&mut self, name: &[u8], value: &[u8], expect: Expect) -> Result<bool, StoreError> {
-        let outcome = match self.put_at_once(&[Inline { key: name, value, expires: 0, expect }])?.pop() {
+        let expires = self.ends(value);
+        let outcome = match self.put_at_once(&[Inline { key: name, value, expires, expect }])?.pop() {
             Some(Some(outcome)) => outcome,
-            _ => self.carry_out(&mut Put::new(name, value, 0, expect))?,
+            _ => self.carry_out(&mut Put::new(name, value, expires, expect))?,
         };
         match outcome {
             Ok(_) => Ok(true),
@@ -196,14 +224,15 @@ where
     }
 
     fn put_many(&mut self, pairs: &[(&[u8], &[u8])]) -> Vec<Result<(), StoreError>> {
-        let inline = |&(key, value)| Inline { key, value, expires: 0, expect: Expect::Any };
+        let inline = |&(key, value)| Inline { key, value, expires: self.ends(value), expect: Expect::Any };
         let puts: Vec<Inline<'_>> = pairs.iter().map(inline).collect();
         let done = match self.put_at_once(&puts) {
             Err(error) => return pairs.iter().map(|_| Err(error.clone())).collect(),
             Ok(done) => done,
         };
-        let left = pairs.iter().zip(&done).filter(|(_, done)| done.is_none());
-        let left: Vec<Put> = left.map(|((name, value), _)| Put::new(name, value, 0, Expect::Any)).collect();
+        let left = puts.iter().zip(&done).filter(|(_, done)| done.is_none());
+        let left: Vec<Put> =
+            left.map(|(put, _)| Put::new(put.key, put.value, put.expires, Expect::Any)).collect();
         let mut rest = match left.is_empty() {
             true => Ok(Vec::new().into_iter()),
             false => self.carry_out(&mut Many::new(left)).map(Vec::into_iter),
@@ -234,6 +263,26 @@ where
         match self.carry_out(&mut Call::new(Request::Scan { cursor, limit }))? {
             Ok(Reply::Page { next, keys }) => Ok((keys, next.filter(|next| *next > cursor))),
             Ok(_) => Err(StoreError::Unavailable("the server answers a scan with something else".to_owned())),
+            Err(error) => Err(refused(&error)),
+        }
+    }
+
+    fn counts(&mut self) -> Result<(bool, Vec<(u8, u64)>), StoreError> {
+        match self.carry_out(&mut Call::new(Request::Count))? {
+            Ok(Reply::Counts { whole, counts }) => Ok((whole, counts)),
+            Ok(_) => {
+                Err(StoreError::Unavailable("the server answers a count with something else".to_owned()))
+            }
+            Err(error) => Err(refused(&error)),
+        }
+    }
+
+    fn clear(&mut self, first: Option<u8>, cursor: u64) -> Result<Option<u64>, StoreError> {
+        match self.carry_out(&mut Call::new(Request::Clear { first, cursor }))? {
+            Ok(Reply::Page { next, .. }) => Ok(next.filter(|next| *next > cursor)),
+            Ok(_) => {
+                Err(StoreError::Unavailable("the server answers a clear with something else".to_owned()))
+            }
             Err(error) => Err(refused(&error)),
         }
     }
@@ -276,6 +325,12 @@ impl<H: Handle> Erda<H> {
         }
         Ok(())
     }
+}
+
+/// How long the store is to keep a value of ours that expires, milliseconds.
+pub(crate) fn remaining(value: &[u8], now: UnixMs) -> Option<u64> {
+    let (head, _) = Head::parse(value).ok()?;
+    Some(head.expires?.saturating_sub(now).max(0) as u64 + LATER)
 }
 
 /// The database's number, then the name.
@@ -441,8 +496,8 @@ impl<H: Handle> Store for Erda<H> {
         count: usize,
         each: &mut dyn FnMut(&[u8], &[u8]),
     ) -> Result<u64, StoreError> {
-        let mut cursor = cursor;
-        loop {
+        let (mut cursor, mut count) = (cursor, count);
+        for page in 1.. {
             let (mut keys, next) = self.page(cursor, count)?;
             keys.retain(|key| key.first() == Some(&space));
             // All values of a page under one doorbell.
@@ -456,11 +511,13 @@ impl<H: Handle> Store for Erda<H> {
             }
             match next {
                 None => return Ok(0),
-                Some(next) if shown > 0 => return Ok(next),
-                // A page of other databases' keys.
-                Some(next) => cursor = next,
+                Some(next) if shown > 0 || page == PAGES => return Ok(next),
+                // A page of other databases' keys: perhaps there are no others.
+                Some(_) if page == 1 && self.count(space)? == 0 => return Ok(0),
+                Some(next) => (cursor, count) = (next, PAGE),
             }
         }
+        unreachable!("it has returned after so many pages")
     }
 
     fn rest(&mut self) {
@@ -473,6 +530,9 @@ impl<H: Handle> Store for Erda<H> {
 
     fn sample(&mut self, space: u8, random: u64, name: &mut Vec<u8>) -> Result<bool, StoreError> {
         let mut found = false;
+        if self.count(space)? == 0 {
+            return Ok(false);
+        }
         for from in [random, 0] {
             self.walk(from, |_, key| {
                 found = key.first() == Some(&space);
@@ -489,22 +549,20 @@ impl<H: Handle> Store for Erda<H> {
     }
 
     fn count(&mut self, space: u8) -> Result<u64, StoreError> {
-        let mut count = 0;
-        self.walk(0, |_, key| {
-            count += u64::from(key.first() == Some(&space));
-            Ok(false)
-        })?;
-        Ok(count)
+        loop {
+            // A store that was opened a moment ago goes through its keys once, a part at each call.
+            let (whole, counts) = self.handle.counts()?;
+            if whole {
+                return Ok(counts.iter().find(|(first, _)| *first == space).map_or(0, |(_, count)| *count));
+            }
+        }
     }
 
     fn clear(&mut self, space: Option<u8>) -> Result<(), StoreError> {
-        self.walk(0, |store, key| {
-            if let [own, name @ ..] = key
-                && space.is_none_or(|space| space == *own)
-            {
-                store.delete(Key { space: *own, name }, Condition::Always)?;
-            }
-            Ok(false)
-        })
+        let mut cursor = Some(0);
+        while let Some(at) = cursor {
+            cursor = self.handle.clear(space, at)?;
+        }
+        Ok(())
     }
 }

@@ -20,7 +20,7 @@ use remanence_metrics::{Page, Source};
 use remanence_resp::store::StoreError;
 use remanence_verbs::Context;
 
-use crate::erda::{Erda, Handle, told};
+use crate::erda::{Erda, Handle, remaining, told};
 
 /// Between two attempts to connect again: the first pause, and the longest.
 const PAUSE: Duration = Duration::from_millis(20);
@@ -337,6 +337,11 @@ impl From<Failed> for StoreError {
     }
 }
 
+/// How long the store is to keep a value of ours.
+fn ttl(value: &[u8]) -> Option<Duration> {
+    remaining(value, crate::process::unix_ms()).map(Duration::from_millis)
+}
+
 impl Handle for Live {
     fn get(&mut self, name: &[u8]) -> Result<Option<Found>, StoreError> {
         Ok(self.attempt(|store| store.get(name))?)
@@ -356,7 +361,7 @@ impl Handle for Live {
 
     fn put(&mut self, name: &[u8], value: &[u8], expect: Expect) -> Result<bool, StoreError> {
         self.wrote = true;
-        let options = PutOptions { expect, ..PutOptions::default() };
+        let options = PutOptions { expect, ttl: ttl(value) };
         match self.attempt(|store| store.put(name, value, options)) {
             Ok(_) => Ok(true),
             Err(Failed::Condition) => Ok(false),
@@ -366,7 +371,7 @@ impl Handle for Live {
 
     fn put_many(&mut self, pairs: &[(&[u8], &[u8])]) -> Vec<Result<(), StoreError>> {
         self.wrote = true;
-        match self.attempt(|store| store.put_many(pairs, PutOptions::default())) {
+        match self.attempt(|store| store.put_each(pairs, Expect::Any, |n| ttl(pairs[n].1))) {
             Ok(outcomes) => outcomes
                 .into_iter()
                 .map(|outcome| outcome.map(drop).map_err(|error| self.failed(error).into()))
@@ -389,6 +394,15 @@ impl Handle for Live {
 
     fn page(&mut self, cursor: u64, limit: u32) -> Result<(Vec<Vec<u8>>, Option<u64>), StoreError> {
         Ok(self.attempt(|store| store.scan(cursor, limit).map(|page| (page.keys, page.next)))?)
+    }
+
+    fn counts(&mut self) -> Result<(bool, Vec<(u8, u64)>), StoreError> {
+        Ok(self.attempt(Store::counts)?)
+    }
+
+    fn clear(&mut self, first: Option<u8>, cursor: u64) -> Result<Option<u64>, StoreError> {
+        self.wrote = true;
+        Ok(self.attempt(|store| store.clear(first, cursor))?)
     }
 
     fn rest(&mut self) {
@@ -450,6 +464,7 @@ impl Handle for Live {
                 ("store_calls", store.calls.to_string()),
                 ("store_settled_writes", server.settled.to_string()),
                 ("store_given_up_writes", server.given_up.to_string()),
+                ("store_expired_keys", server.expired.to_string()),
                 ("store_damaged_objects", server.damaged.to_string()),
             ]);
         }

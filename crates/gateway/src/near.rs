@@ -106,6 +106,14 @@ impl Handle for Near {
         self.look(|parts| parts.page(cursor, limit))
     }
 
+    fn counts(&mut self) -> Result<(bool, Vec<(u8, u64)>), StoreError> {
+        self.look(|parts| parts.counts())
+    }
+
+    fn clear(&mut self, first: Option<u8>, cursor: u64) -> Result<Option<u64>, StoreError> {
+        self.change(|parts| parts.clear(first, cursor))
+    }
+
     fn rest(&mut self) {
         self.begins_anew();
         self.parts.rest();

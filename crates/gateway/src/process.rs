@@ -18,6 +18,11 @@ pub(crate) fn unix_us() -> i64 {
     }
 }
 
+/// The same in milliseconds.
+pub(crate) fn unix_ms() -> i64 {
+    unix_us().div_euclid(1000)
+}
+
 /// Random bytes of the kernel; zeros where it has none to give, which only names and RANDOMKEY would notice.
 pub(crate) fn random<const N: usize>() -> [u8; N] {
     let mut bytes = [0; N];

@@ -270,3 +270,61 @@ fn what_erda_cannot_hold_or_reach_is_an_error_of_redis() {
         "-ERR the store did not answer: the link is down\r\n"
     );
 }
+
+#[test]
+fn what_expired_makes_room_though_nobody_sweeps() {
+    // Several times what fits, each for a second; of the room a third is alive.
+    let geometry = Geometry { size: 2 << 20, region_len: 32 << 10, segment_len: 16 << 10, heads: 2 };
+    let shared = Shared::new(Config::default(), 0);
+    for connect in [connect, connect_far] {
+        let local = Local::new(&geometry, 2000, OPTIONS).expect("a fair geometry");
+        let mut erda = connect(&local);
+        let mut session = Session::open(&shared, "a", "b", 0);
+        let value = "v".repeat(400);
+        // As the store's clock.
+        for now in 1..12_000_i64 {
+            let line = match now % 4 {
+                0 => format!("SET key{now} {value} PX 1000"),
+                1 => format!("SETEX key{now} 1 {value}"),
+                2 => format!("SET key{now} {value} EX 1"),
+                _ => format!("PSETEX key{now} 1000 {value}"),
+            };
+            assert_eq!(reply(&mut session, &mut erda, &shared, now, &line), "+OK\r\n", "at {now}");
+            for back in [1, 500, 1000, 1001].into_iter().filter(|back| *back < now) {
+                // Who looks at what has expired deletes it.
+                if back > 1000 && now % 101 != 0 {
+                    continue;
+                }
+                let got = reply(&mut session, &mut erda, &shared, now, &format!("STRLEN key{}", now - back));
+                assert_eq!(got, if back <= 1000 { ":400\r\n" } else { ":0\r\n" }, "{back} before {now}");
+            }
+            go_on(&local, &mut erda);
+        }
+    }
+}
+
+#[test]
+fn a_scan_of_a_database_with_few_keys_or_none_does_not_go_through_all_others() {
+    let local = store();
+    let mut erda = connect(&local);
+    let mut put = |space, n: u32| {
+        let name = n.to_le_bytes();
+        assert_eq!(erda.put(Key { space, name: &name }, b"\x01v", Condition::Always), Ok(true));
+        go_on(&local, &mut erda);
+    };
+    (0..8000).for_each(|n| put(0, n));
+    put(1, 7);
+    let mut never = |_: &[u8], _: &[u8]| panic!("there is none");
+    assert_eq!(erda.scan(2, 0, 10, &mut never), Ok(0), "nothing is looked for that is not there");
+    let (mut shown, mut calls, mut cursor) = (0, 0, 0);
+    loop {
+        cursor = erda.scan(1, cursor, 10, &mut |_, _| shown += 1).unwrap();
+        calls += 1;
+        if cursor == 0 {
+            break;
+        }
+    }
+    assert!(shown == 1 && (4..50).contains(&calls), "{shown} keys in {calls} calls");
+    erda.clear(Some(0)).unwrap();
+    assert_eq!((erda.count(0), erda.count(1)), (Ok(0), Ok(1)));
+}

@@ -85,6 +85,15 @@ pub enum Request {
         /// How many, about.
         limit: u32,
     },
+    /// How many keys there are, by their first byte.
+    Count,
+    /// Some keys are to have no value, in the order of their fingerprints. Answered with a page of no keys, and where to go on.
+    Clear {
+        /// Those that begin with this byte; all if there is none.
+        first: Option<u8>,
+        /// From where: 0, or what the last answer said.
+        cursor: u64,
+    },
     /// The view as it is now.
     View,
     /// Nothing that this client has under way uses an older view.
@@ -121,11 +130,13 @@ impl Request {
             Self::Put { .. }
             | Self::PutInline { .. }
             | Self::Delete { .. }
+            | Self::Clear { .. }
             | Self::Confirm { .. }
             | Self::Abandon { .. } => true,
             Self::Get { .. }
             | Self::Settle { .. }
             | Self::Scan { .. }
+            | Self::Count
             | Self::View
             | Self::Acknowledge { .. } => false,
             Self::Batch(requests) => requests.iter().any(Self::changes),
@@ -265,6 +276,13 @@ pub enum Reply {
         next: Option<u64>,
         /// The keys.
         keys: Vec<Vec<u8>>,
+    },
+    /// How many keys begin with each byte, of those bytes that any key begins with.
+    Counts {
+        /// All have been counted. A store that was opened a moment ago is still at it: ask again.
+        whole: bool,
+        /// Byte and count.
+        counts: Vec<(u8, u64)>,
     },
     /// The view.
     View(View),

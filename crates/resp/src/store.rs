@@ -137,7 +137,7 @@ pub trait Store {
     /// [`StoreError`]
     fn delete(&mut self, key: Key<'_>, condition: Condition) -> Result<bool, StoreError>;
 
-    /// Shows `each` the names of about `count` keys, at least one if there is one left, each with the head of its value;
+    /// Shows `each` the names of about `count` keys, or of none after looking for some at length, each with the head of its value;
     /// the cursor to go on from, or 0 at the end. Going from 0 until 0 shows every key that is there all the while, and
     /// may show one twice; any cursor is taken.
     ///

@@ -63,7 +63,7 @@ impl StoreStats {
             self.size,
             self.region_len,
             self.to_clean,
-            0,
+            s.expired,
         ];
         emit_words(&words)
     }
@@ -83,6 +83,7 @@ impl StoreStats {
             damaged: w[9],
             repaired: w[10],
             fenced: w[11],
+            expired: w[27],
         };
         let usage = Usage {
             regions: u32::try_from(w[12]).ok()?,

@@ -202,6 +202,19 @@ impl Store {
         pairs: &[(K, V)],
         options: PutOptions,
     ) -> Result<Vec<Result<Version, Error>>, Error> {
+        self.put_each(pairs, options.expect, |_| options.ttl)
+    }
+
+    /// The same, of values of which each lasts as long as `ttl` says of its place among the pairs.
+    ///
+    /// # Errors
+    /// As [`put_many`](Self::put_many).
+    pub fn put_each<K: AsRef<[u8]>, V: AsRef<[u8]>>(
+        &mut self,
+        pairs: &[(K, V)],
+        expect: Expect,
+        ttl: impl Fn(usize) -> Option<Duration>,
+    ) -> Result<Vec<Result<Version, Error>>, Error> {
         let mut outcomes: Vec<Option<Result<Version, Error>>> = pairs.iter().map(|_| None).collect();
         let mut lot: Vec<usize> = Vec::new();
         let mut bytes = 0;
@@ -211,21 +224,22 @@ impl Store {
             let len = value.as_ref().len();
             let again = !keys.insert(key.as_ref());
             if !lot.is_empty() && (again || lot.len() == TOGETHER || bytes + len > TOGETHER_BYTES) {
-                self.put_lot(pairs, options, std::mem::take(&mut lot), &mut outcomes)?;
+                self.put_lot(pairs, expect, &ttl, std::mem::take(&mut lot), &mut outcomes)?;
                 bytes = 0;
                 keys = BTreeSet::from([key.as_ref()]);
             }
             lot.push(n);
             bytes += len;
         }
-        self.put_lot(pairs, options, lot, &mut outcomes)?;
+        self.put_lot(pairs, expect, &ttl, lot, &mut outcomes)?;
         Ok(outcomes.into_iter().map(|outcome| outcome.expect("each has one")).collect())
     }
 
     fn put_lot<K: AsRef<[u8]>, V: AsRef<[u8]>>(
         &mut self,
         pairs: &[(K, V)],
-        options: PutOptions,
+        expect: Expect,
+        ttl: &impl Fn(usize) -> Option<Duration>,
         mut lot: Vec<usize>,
         outcomes: &mut [Option<Result<Version, Error>>],
     ) -> Result<(), Error> {
@@ -234,12 +248,15 @@ impl Store {
             if let Err(error) = self.ready(since) {
                 return self.not_begun(&lot, outcomes, error);
             }
-            let expires = options.ttl.map_or(0, |ttl| {
+            let now = self.session.now();
+            let expires = |ttl: Duration| {
                 let milliseconds = u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX);
-                self.session.now().saturating_add(milliseconds.max(1))
-            });
-            let put =
-                |n: &usize| Put::new(pairs[*n].0.as_ref(), pairs[*n].1.as_ref(), expires, options.expect);
+                now.saturating_add(milliseconds.max(1))
+            };
+            let put = |n: &usize| {
+                let (key, value) = (pairs[*n].0.as_ref(), pairs[*n].1.as_ref());
+                Put::new(key, value, ttl(*n).map_or(0, expires), expect)
+            };
             let mut many = Many::new(lot.iter().map(put).collect());
             let mut next = Vec::new();
             let mut fenced;
@@ -358,6 +375,30 @@ impl Store {
         self.repeat(|store| match store.look(Call::new(Request::Scan { cursor, limit }))?? {
             Reply::Page { next, keys } => Ok(Page { keys, next: next.filter(|next| *next > cursor) }),
             _ => Err(Error::Protocol("no answer to a scan")),
+        })
+    }
+
+    /// How many keys begin with each byte, of those bytes that any key begins with; and whether all have been counted: a store
+    /// that was opened a moment ago counts a part at each call.
+    ///
+    /// # Errors
+    /// The server cannot be reached.
+    pub fn counts(&mut self) -> Result<(bool, Vec<(u8, u64)>), Error> {
+        self.repeat(|store| match store.look(Call::new(Request::Count))?? {
+            Reply::Counts { whole, counts } => Ok((whole, counts)),
+            _ => Err(Error::Protocol("no answer to a count")),
+        })
+    }
+
+    /// Takes away what some keys have, from a cursor on (0 at first), those that begin with a byte or all; returns where to go on.
+    /// Keys of which a write is under way stay.
+    ///
+    /// # Errors
+    /// The server cannot be reached, or refuses; then this may be repeated.
+    pub fn clear(&mut self, first: Option<u8>, cursor: u64) -> Result<Option<u64>, Error> {
+        self.repeat(|store| match store.look(Call::new(Request::Clear { first, cursor }))?? {
+            Reply::Page { next, .. } => Ok(next.filter(|next| *next > cursor)),
+            _ => Err(Error::Protocol("no answer to a clear")),
         })
     }
 

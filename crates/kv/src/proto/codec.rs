@@ -141,6 +141,12 @@ impl Request {
                 to.extend((requests.len() as u32).to_le_bytes());
                 requests.iter().for_each(|request| request.emit_to(to));
             }
+            Self::Count => to.push(12),
+            Self::Clear { first, cursor } => {
+                to.push(13);
+                to.extend([u8::from(first.is_some()), first.unwrap_or(0)]);
+                to.extend(cursor.to_le_bytes());
+            }
         }
     }
 
@@ -176,6 +182,11 @@ impl Request {
                     return None;
                 }
                 Self::Batch(requests)
+            }
+            12 => Self::Count,
+            13 => {
+                let (some, first) = (from.u8()?, from.u8()?);
+                Self::Clear { first: (some != 0).then_some(first), cursor: from.u64()? }
             }
             _ => return None,
         })
@@ -282,6 +293,14 @@ impl Reply {
                 to.push(11);
                 place.emit(to);
             }
+            Self::Counts { whole, counts } => {
+                to.extend([12, u8::from(*whole)]);
+                to.extend((counts.len() as u32).to_le_bytes());
+                for (first, count) in counts {
+                    to.push(*first);
+                    to.extend(count.to_le_bytes());
+                }
+            }
         }
     }
 
@@ -310,6 +329,10 @@ impl Reply {
             9 => Self::Ok,
             10 => Self::Refused(Refusal::parse(from)?),
             11 => Self::Written(Reserved::parse(from)?),
+            12 => {
+                let whole = from.u8()? != 0;
+                Self::Counts { whole, counts: from.many(9, |from| Some((from.u8()?, from.u64()?)))? }
+            }
             _ => return None,
         })
     }
@@ -440,6 +463,9 @@ mod tests {
             Request::Confirm { versions: vec![1, 2] },
             Request::Abandon { version: 7 },
             Request::Scan { cursor: 1, limit: 2 },
+            Request::Count,
+            Request::Clear { first: None, cursor: 1 },
+            Request::Clear { first: Some(7), cursor: u64::MAX },
             Request::View,
             Request::Acknowledge { view: 5 },
         ]
@@ -470,6 +496,8 @@ mod tests {
             Reply::Value { version: 1, expires: 2, value: b"v".to_vec() },
             Reply::Page { next: None, keys: vec![b"a".to_vec(), b"b".to_vec()] },
             Reply::Page { next: Some(0), keys: vec![] },
+            Reply::Counts { whole: false, counts: vec![] },
+            Reply::Counts { whole: true, counts: vec![(0, 1), (255, u64::MAX)] },
             Reply::View(view),
             Reply::Ok,
             Reply::Refused(Refusal::TooLarge { len: 1, pool: 2 }),

@@ -24,7 +24,7 @@ use super::index::Entry;
 use super::log::{Purpose, SPARE, Start};
 use super::settle::Settling;
 use crate::format::object::Content;
-use crate::format::{Chunk, Offset, RegionKind, Word};
+use crate::format::{Chunk, Offset, RegionKind};
 use crate::proto::Refusal;
 
 /// A phase, for tests and for those who watch.
@@ -382,8 +382,8 @@ impl<M: Medium + Clone> Server<M> {
         };
         let object = self.parsed(&bytes, head, start.object);
         if object.header.deleted || object.header.is_expired(now) {
-            self.mark(head, Some(start.object), true);
-            self.index.set_word(&mut entry, Word::FREE);
+            self.stats.expired += u64::from(!object.header.deleted);
+            self.free_entry(entry);
             return Ok(Moved::Gone);
         }
         let mut chunks = Vec::new();

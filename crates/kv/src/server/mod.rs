@@ -18,6 +18,7 @@ mod index;
 mod log;
 mod mend;
 mod open;
+mod round;
 mod scan;
 mod settle;
 mod together;
@@ -43,6 +44,7 @@ use clean::Cleaning;
 use grow::Growth;
 use index::{Entry, Index};
 use log::Log;
+use round::Round;
 use settle::Written;
 
 /// A connected client.
@@ -138,6 +140,8 @@ pub struct Stats {
     pub damaged: u64,
     /// Of those, keys that went back to the version before.
     pub repaired: u64,
+    /// Keys that expired, and whose entries were taken away.
+    pub expired: u64,
     /// Clients that the host was asked to cut off.
     pub fenced: u64,
 }
@@ -221,6 +225,8 @@ pub struct Server<M> {
     /// There was no room for a larger table when one was wanted last.
     cannot_grow: bool,
     events: VecDeque<Event>,
+    /// What counts keys, and takes expired ones away.
+    round: Round,
     /// What steps have cost so far.
     spent: u64,
     /// Something was written back that no sync covers yet.
@@ -356,8 +362,11 @@ impl<M: Medium + Clone> Server<M> {
             _ => Vec::new(),
         }
         .into_iter();
+        let together = matches!(request, Request::Batch(_));
         let mut one = |request: &Request| match (reads_only && request.changes(), request) {
             (true, _) => Reply::Refused(Refusal::ReadOnly),
+            // Each is as much work as may be done at a time.
+            (false, Request::Count | Request::Clear { .. }) if together => Reply::Refused(Refusal::Malformed),
             (false, Request::PutInline { .. }) if written.len() > 0 => written.next().expect("one for each"),
             (false, request) => self.one(now, client, request),
         };
@@ -405,7 +414,8 @@ impl<M: Medium + Clone> Server<M> {
     fn one(&mut self, now: u64, client: ClientId, request: &Request) -> Reply {
         let outcome = match request {
             Request::Put { key, len, expires, expect } => {
-                let _ = expires; // the client writes it itself
+                // The client writes it itself.
+                self.round.note(*expires);
                 self.reserve(now, client, key, *len, *expect).map(Reply::Reserved)
             }
             Request::PutInline { .. } => {
@@ -431,6 +441,8 @@ impl<M: Medium + Clone> Server<M> {
                 _ => Err(Refusal::NotYours),
             },
             Request::Scan { cursor, limit } => self.scan(now, *cursor, *limit),
+            Request::Count => Ok(self.count(now)),
+            Request::Clear { first, cursor } => self.clear_keys(*first, *cursor),
             Request::View => Ok(Reply::View(self.view())),
             Request::Acknowledge { view } => {
                 let view = (*view).min(self.view);
@@ -479,8 +491,9 @@ impl<M: Medium + Clone> Server<M> {
         self.expire(now)?;
         let growing = self.grow(now, budget)?;
         let cleaning = self.clean_step(now, budget)?;
+        let going_round = self.go_round(now, budget);
         self.sync()?;
-        Ok(growing || cleaning || !self.confirmed.is_empty())
+        Ok(growing || cleaning || going_round || !self.confirmed.is_empty())
     }
 
     /// How many small things steps have done so far: objects that they looked at, and for each 16 KiB that they copied or cleared

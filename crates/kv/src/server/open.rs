@@ -216,6 +216,7 @@ impl<M: Medium + Clone> Server<M> {
             wants_entries: false,
             cannot_grow: false,
             events: Default::default(),
+            round: super::round::Round::new(),
             spent: 0,
             dirty: true,
             stats: Stats::default(),

@@ -34,7 +34,7 @@ pub struct Scrubbed {
 impl<M: Medium + Clone> Server<M> {
     /// The entries of the buckets from a fingerprint on, until about `limit` are found or many buckets were empty; and where to
     /// go on.
-    fn entries_from(&self, cursor: u64, limit: usize) -> (Vec<Entry>, Option<u64>) {
+    pub(super) fn entries_from(&self, cursor: u64, limit: usize) -> (Vec<Entry>, Option<u64>) {
         let narrow = self.index.tables[0];
         let mut found: Vec<Entry> = Vec::new();
         let (mut low, mut looked) = (cursor, 0);

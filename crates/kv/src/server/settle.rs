@@ -146,6 +146,11 @@ impl<M: Medium + Clone> Server<M> {
     pub(super) fn back(&mut self, mut entry: Entry) -> Result<Option<Entry>, Refusal> {
         let head = entry.slot.meta.head();
         let word = entry.slot.word.flipped();
+        let gone = entry.slot.word.new_offset();
+        if gone.is_some_and(|gone| self.places.contains_key(&(head, gone))) {
+            let (before, after) = (self.counts_as(head, gone), self.counts_as(head, word.new_offset()));
+            self.recount(entry.slot.meta.fingerprint(), before, after);
+        }
         if let Some(offset) = word.new_offset() {
             self.refresh_hint(&mut entry, offset)?;
         }

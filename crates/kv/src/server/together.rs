@@ -224,7 +224,8 @@ impl<M: Medium + Clone> Server<M> {
         let version = self.next_version();
         self.put_object(head, room.offset, version, put.expires, put.key, Content::Value(put.value));
         let meta = Meta::new(fingerprint, head, Hint::of(object));
-        let entry = self.point(&current, free, meta, |word| word.update(room.offset))?;
+        let counts = put.key.first().copied();
+        let entry = self.point(&current, free, meta, counts, |word| word.update(room.offset))?;
         let (offset, epoch, at) = (room.offset, room.epoch, room.at);
         Ok((Named { entry, meta }, Reserved { version, head, offset, epoch, at, extents: Vec::new() }))
     }

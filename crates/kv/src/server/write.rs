@@ -7,7 +7,7 @@ use super::log::{Purpose, Start};
 use super::settle::Settling;
 use super::{ClientId, Current, Server, Unfinished, log};
 use crate::format::object::{CHUNK_LEN, Content, LIST_LEN, chunk_lens, emit, object_len};
-use crate::format::{Hint, Meta, Offset, Place, Word};
+use crate::format::{Hint, Meta, Offset, Place, Slot, Word};
 use crate::proto::{Expect, Extent, Inline, Refusal, Reply, Reserved};
 use crate::view::Mode;
 
@@ -49,7 +49,8 @@ impl<M: Medium + Clone> Server<M> {
 
         let version = self.next_version();
         let hint = if extents.is_empty() { Hint::of(object) } else { Hint::CHAINED };
-        self.point(&current, free, Meta::new(fingerprint, head, hint), |word| word.update(room.offset))?;
+        let meta = Meta::new(fingerprint, head, hint);
+        self.point(&current, free, meta, key.first().copied(), |word| word.update(room.offset))?;
         let unfinished = Unfinished {
             client,
             key: key.to_vec(),
@@ -124,11 +125,14 @@ impl<M: Medium + Clone> Server<M> {
         // The object before the word that names it.
         self.order()?;
         let meta = Meta::new(fingerprint, head, hint);
+        let counts = key.first().copied().filter(|_| value.is_some());
         match self.options.mode {
-            Mode::Erda => drop(self.point(&current, free, meta, |word| word.update(offset).settled())?),
+            Mode::Erda => {
+                self.point(&current, free, meta, counts, |word| word.update(offset).settled())?;
+            }
             Mode::Durable => {
                 // Readers may see the word before it is durable. They must not believe it before: pending until then.
-                let mut entry = self.point(&current, free, meta, |word| word.update(offset))?;
+                let mut entry = self.point(&current, free, meta, counts, |word| word.update(offset))?;
                 self.sync_now()?;
                 // This store may be lost: recovery looks at pending entries.
                 let word = entry.slot.word.settled();
@@ -155,7 +159,9 @@ impl<M: Medium + Clone> Server<M> {
     /// A deletion where there is no room for a tombstone: the entry goes.
     fn forget_key(&mut self, current: &Current) -> Result<(), Refusal> {
         let mut entry = current.entry().expect("there is a value");
-        self.mark(entry.slot.meta.head(), entry.slot.word.new_offset(), true);
+        let (meta, new) = (entry.slot.meta, entry.slot.word.new_offset());
+        self.recount(meta.fingerprint(), self.counts_as(meta.head(), new), None);
+        self.mark(meta.head(), new, true);
         // Readers may see the entry gone before that is durable. They must not believe it before: it is pending, with no
         // version at all, until then.
         self.index.set_word(&mut entry, Word::GOING);
@@ -209,15 +215,15 @@ impl<M: Medium + Clone> Server<M> {
         // A tombstone is only good for recovery and for the version before it: take its place.
         let slots = self.index.slots(table, table.home(fingerprint), crate::format::slot::NEIGHBOURHOOD);
         for (n, slot) in slots.into_iter().enumerate() {
-            let mut entry = Entry { table, index: table.home(fingerprint) + n as u64, slot };
+            let entry = Entry { table, index: table.home(fingerprint) + n as u64, slot };
             if slot.word.is_free() || slot.word.is_pending() {
                 continue;
             }
             if matches!(self.current(now, Some(entry)), Ok(Current::Absent(_))) {
-                self.mark(slot.meta.head(), slot.word.new_offset(), true);
-                self.index.set_word(&mut entry, Word::FREE);
+                self.free_entry(entry);
                 self.order()?;
-                return Ok(Some(entry));
+                let slot = Slot { word: Word::FREE, ..slot };
+                return Ok(Some(Entry { slot, ..entry }));
             }
         }
         // The table that is on its way may have the place.
@@ -225,15 +231,20 @@ impl<M: Medium + Clone> Server<M> {
         Err(if self.cannot_grow { Refusal::Full } else { Refusal::Growing })
     }
 
-    /// Points the key's entry to a new place. What was new becomes old, and clients that cached it will notice.
+    /// Points the key's entry to a new place. What was new becomes old, and clients that cached it will notice. The new version
+    /// [counts](Self::counts_as) as this.
     pub(super) fn point(
         &mut self,
         current: &Current,
         free: Option<Entry>,
         meta: Meta,
+        counts: Option<u8>,
         word: impl FnOnce(Word) -> Word,
     ) -> Result<Entry, Refusal> {
         self.dirty = true;
+        let before = current.entry().map(|entry| (entry.slot.meta.head(), entry.slot.word.new_offset()));
+        let before = before.and_then(|(head, offset)| self.counts_as(head, offset));
+        self.recount(meta.fingerprint(), before, counts);
         let Some(mut entry) = current.entry() else {
             let mut free = free.expect("a key without an entry was given a free one");
             if self.prepared.remove(&meta.fingerprint()).is_some() {
@@ -264,7 +275,7 @@ impl<M: Medium + Clone> Server<M> {
 
     /// Writes an object and asks for its write-back.
     pub(super) fn put_object(
-        &self,
+        &mut self,
         head: u8,
         offset: Offset,
         version: u64,
@@ -272,6 +283,7 @@ impl<M: Medium + Clone> Server<M> {
         key: &[u8],
         content: Content<'_>,
     ) {
+        self.round.note(expires);
         let (at, place): (u64, Place) = self.place(head, offset).expect("it was handed out");
         let bytes = emit(&place, version, expires, key, content);
         // With the mark: the same version may have been here before, and been marked when it was moved away.

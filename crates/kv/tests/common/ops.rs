@@ -19,6 +19,8 @@ pub(crate) enum Op {
     Put(u8, Vec<u8>),
     Inline(u8, Vec<u8>),
     Delete(u8),
+    /// Of all keys, or of those that begin with a byte.
+    Clear(Option<u8>),
     Batch(Vec<(u8, Vec<u8>)>),
     /// The server writes them, with one wait for the medium.
     Together(Vec<(u8, Vec<u8>)>),
@@ -45,6 +47,7 @@ impl Op {
                 drop(contents.insert(vec![*key], value.clone()));
             }
             Self::Delete(key) => drop(contents.remove(&vec![*key])),
+            Self::Clear(first) => contents.retain(|key, _| first.is_some_and(|first| key[0] != first)),
             Self::Batch(puts) | Self::Together(puts) | Self::Apart(puts) => {
                 puts.iter().for_each(|(key, value)| drop(contents.insert(vec![*key], value.clone())));
             }
@@ -62,6 +65,14 @@ impl Op {
                 assert!(matches!(reply, Reply::Done { .. } | Reply::Written(_)), "{reply:?}");
             }
             Self::Delete(key) => drop(client.delete(&[*key])),
+            Self::Clear(first) => {
+                let mut cursor = Some(0);
+                while let Some(at) = cursor {
+                    let reply = client.call(&Request::Clear { first: *first, cursor: at });
+                    let Reply::Page { next, .. } = reply else { panic!("{reply:?}") };
+                    cursor = next;
+                }
+            }
             Self::Batch(puts) => {
                 let puts = puts.iter().map(|(key, value)| Put::new(&[*key], value, 0, Expect::Any)).collect();
                 client.run(&mut Many::new(puts)).into_iter().for_each(|put| assert!(put.is_ok()));
@@ -252,6 +263,11 @@ pub(crate) fn every_operation() -> Workload {
         Op::Settle,
         Op::Put(3, value(9, 20)),
         Op::Delete(3),
+        Op::Clear(Some(2)),
+        Op::Put(2, value(10, 30)),
+        Op::Clear(None),
+        Op::Put(1, value(11, 30)),
+        Op::Put(3, value(12, 8)),
     ];
     (some(3, 20), ops)
 }

@@ -1,0 +1,187 @@
+//! What goes round the store by itself, a few entries at a time: it counts keys, and takes away those whose time is over.
+//!
+//! Keys are counted by their first byte, which is what a gateway tells its databases by. The first round after the store was opened
+//! finds how many there are. Like a scan it follows the order of fingerprints, so it is known of each key whether the round has
+//! been there: a change of one that was counted changes the count, and the round will see the others as they are by then. From its
+//! end on the counts are kept, and nobody counts.
+//!
+//! A key that expired is absent to everybody without that. Until the round or cleaning comes by, it takes an entry and room. Rounds go
+//! on as long as anything is there that will expire.
+
+use remanence_pmem::Medium;
+
+use super::index::{Entry, stands};
+use super::settle::Settling;
+use super::{Server, log};
+use crate::format::object::HEADER_LEN;
+use crate::format::slot::FINGERPRINT_BITS;
+use crate::format::{Header, Offset, Word};
+use crate::proto::{Refusal, Reply};
+
+/// Entries that one request has counted, or cleared, at most: about. Nobody is served meanwhile.
+const COUNTED: usize = 256;
+const CLEARED: usize = 1024;
+/// Entries that a step looks at. The first round of a large store on a disk reads what nobody has read yet.
+const LOOKED: usize = 16;
+
+pub(super) struct Round {
+    /// It has been at every fingerprint below this.
+    at: u64,
+    /// One has been everywhere: the counts are those of the whole store.
+    whole: bool,
+    counts: [u64; 256],
+    /// Something that will expire was met in this round, or written since it began.
+    ends: bool,
+    /// When it went on last.
+    last: u64,
+}
+
+impl Round {
+    pub(super) const fn new() -> Self {
+        Self { at: 0, whole: false, counts: [0; 256], ends: true, last: 0 }
+    }
+
+    /// Something was written that will expire.
+    pub(super) const fn note(&mut self, expires: u64) {
+        self.ends |= expires != 0;
+    }
+}
+
+impl<M: Medium + Clone> Server<M> {
+    /// The header of a key's version and the first byte of the key. Not verified.
+    fn header(&self, head: u8, offset: Offset) -> Option<(Header, u8)> {
+        let room = self.log.locate(head, offset)?;
+        let mut bytes = [0; HEADER_LEN + 1];
+        self.medium.read(room.at, &mut bytes);
+        let header = Header::parse(&bytes).ok().filter(|header| header.epoch == room.epoch)?;
+        Some((header, bytes[HEADER_LEN]))
+    }
+
+    /// What a version counts as: the first byte of its key if it is a value, though it may have expired or not be whole yet.
+    pub(super) fn counts_as(&self, head: u8, offset: Option<Offset>) -> Option<u8> {
+        let offset = offset?;
+        if let Some(unfinished) = self.places.get(&(head, offset)).and_then(|v| self.unfinished.get(v)) {
+            return unfinished.key.first().copied();
+        }
+        self.header(head, offset).filter(|(header, _)| !header.deleted).map(|(_, first)| first)
+    }
+
+    /// A key's newest version is another, or its entry has gone.
+    pub(super) fn recount(&mut self, fingerprint: u64, before: Option<u8>, after: Option<u8>) {
+        if before == after || !self.round.whole && fingerprint >= self.round.at {
+            return;
+        }
+        if let Some(before) = before {
+            let count = &mut self.round.counts[usize::from(before)];
+            *count = count.saturating_sub(1);
+        }
+        if let Some(after) = after {
+            self.round.counts[usize::from(after)] += 1;
+        }
+    }
+
+    /// Frees the entry of a key that has no value any more. Before the entry is taken by another key that must be durable: its
+    /// meta word may not meet the old word after a crash.
+    pub(super) fn free_entry(&mut self, mut entry: Entry) {
+        let (meta, offset) = (entry.slot.meta, entry.slot.word.new_offset());
+        self.recount(meta.fingerprint(), self.counts_as(meta.head(), offset), None);
+        self.mark(meta.head(), offset, true);
+        self.index.set_word(&mut entry, Word::FREE);
+        self.dirty = true;
+    }
+
+    /// Goes on, if there is a reason to; returns whether there is more to do at once.
+    pub(super) fn go_round(&mut self, now: u64, budget: usize) -> bool {
+        let over = self.round.at == 0 && !self.round.ends;
+        if self.round.whole && (over || now <= self.round.last) {
+            return false;
+        }
+        self.round.last = now;
+        if self.round.at == 0 {
+            self.round.ends = false;
+        }
+        let (looked, expired) = self.look_round(now, budget.min(LOOKED));
+        // Where a quarter has expired there is more.
+        !self.round.whole || expired > 0 && expired * 4 >= looked
+    }
+
+    fn look_round(&mut self, now: u64, limit: usize) -> (usize, usize) {
+        let (entries, next) = self.entries_from(self.round.at, limit);
+        let (looked, mut expired) = (entries.len(), 0);
+        self.spent += 1 + looked as u64;
+        for entry in entries {
+            let (head, offset) = (entry.slot.meta.head(), entry.slot.word.new_offset());
+            let found = offset.and_then(|offset| self.header(head, offset));
+            if let Some((header, _)) = found
+                && !entry.slot.word.is_pending()
+                && header.expires != 0
+            {
+                // A flipped bit is no reason to take a value away.
+                if header.is_expired(now) && offset.is_some_and(|offset| self.object(head, offset).is_ok()) {
+                    // Of the first round it has not been counted yet.
+                    self.free_entry(entry);
+                    expired += 1;
+                    continue;
+                }
+                self.round.ends = true;
+            }
+            if !self.round.whole
+                && let Some(first) = self.counts_as(head, offset)
+            {
+                self.round.counts[usize::from(first)] += 1;
+            }
+        }
+        self.stats.expired += expired as u64;
+        self.round.at = next.unwrap_or(0);
+        self.round.whole |= next.is_none();
+        (looked, expired)
+    }
+
+    /// How many keys there are, by their first byte, those that expired and that nobody has met included.
+    pub(super) fn count(&mut self, now: u64) -> Reply {
+        if !self.round.whole {
+            self.look_round(now, COUNTED);
+        }
+        let counts = self.round.counts.iter().zip(0..=u8::MAX).filter(|(count, _)| **count > 0);
+        let counts = counts.map(|(count, first)| (first, *count)).collect();
+        Reply::Counts { whole: self.round.whole, counts }
+    }
+
+    /// Takes away what some keys have, from a cursor on: those that begin with a byte, or all. One wait serves them all. Keys of which a
+    /// write is under way stay.
+    pub(super) fn clear_keys(&mut self, first: Option<u8>, cursor: u64) -> Result<Reply, Refusal> {
+        let (entries, next) = self.entries_from(cursor, CLEARED);
+        let mut going = Vec::new();
+        for entry in entries {
+            let Settling::Settled(entry) = self.settle(entry)? else { continue };
+            let (head, offset) = (entry.slot.meta.head(), entry.slot.word.new_offset());
+            let found = offset.and_then(|offset| self.header(head, offset));
+            let Some((header, begins)) =
+                found.filter(|(_, begins)| first.is_none_or(|first| first == *begins))
+            else {
+                continue;
+            };
+            // What a flipped bit makes look like one of these is not.
+            if offset.is_some_and(|offset| self.object(head, offset).is_ok()) {
+                going.push((entry, (!header.deleted).then_some(begins)));
+            }
+        }
+        // As for one that is deleted without a tombstone: readers do not believe that it has gone before that is durable.
+        for (entry, counted) in &mut going {
+            let meta = entry.slot.meta;
+            self.recount(meta.fingerprint(), *counted, None);
+            self.mark(meta.head(), entry.slot.word.new_offset(), true);
+            self.log.heads[usize::from(meta.head())].written += 1;
+            self.index.set_word(entry, Word::GOING);
+        }
+        if !going.is_empty() {
+            self.medium.psync().map_err(|e| log::io(&e))?;
+        }
+        for (entry, _) in &mut going {
+            debug_assert!(!stands(&entry.slot), "it has gone");
+            self.index.set_word(entry, Word::FREE);
+            self.dirty = true;
+        }
+        Ok(Reply::Page { next: next.filter(|next| *next < 1 << FINGERPRINT_BITS), keys: Vec::new() })
+    }
+}
