@@ -56,6 +56,12 @@ pub trait Memory {
     /// Copies `bytes` into the region, in address order. They are visible, not durable, on return.
     fn write(&mut self, region: RegionId, offset: u64, bytes: &[u8]);
 
+    /// Whether an atomic can reach the 8 bytes there: whether they are aligned in memory. Asked before each atomic.
+    fn is_word(&self, region: RegionId, offset: u64) -> bool {
+        let _ = region;
+        offset.is_multiple_of(8)
+    }
+
     /// Stores 8 bytes indivisibly at an 8-byte aligned offset (ATOMIC WRITE): no byte swap.
     fn atomic_write(&mut self, region: RegionId, offset: u64, bytes: [u8; 8]);
 

@@ -84,6 +84,11 @@ impl Memory for RegionMemory {
         self.note(self.region(region).try_write(offset, bytes));
     }
 
+    fn is_word(&self, region: RegionId, offset: u64) -> bool {
+        // Borrowed memory begins anywhere.
+        (self.region(region).base().addr() as u64).wrapping_add(offset).is_multiple_of(8)
+    }
+
     fn atomic_write(&mut self, region: RegionId, offset: u64, bytes: [u8; 8]) {
         // The region's word is native-endian and the wire's bytes go to memory in their order.
         #[expect(clippy::host_endian_bytes, reason = "bytes of memory to a native word and back: no format")]

@@ -99,29 +99,30 @@ impl Qp {
     }
 
     /// Executes an atomic; its key is checked again, as it may have waited since the first time.
-    fn execute_atomic(
+    fn execute_atomic<M: Memory>(
         &mut self,
         shared: &Shared,
         index: usize,
-        mem: &mut impl Memory,
+        mem: &mut M,
     ) -> Result<(), NakCode> {
         let entry = self.responder.resources.get_mut(index);
         let (pd, qpn) = (self.init.pd, self.qpn);
-        let place = |rkey, va, need| {
-            shared.keys.remote(pd, qpn, rkey, va, 8, need).filter(|at| at.offset.is_multiple_of(8))
+        // Memory need not be aligned where its address is: its consumer registered or bound it so that no atomic can reach it.
+        let place = |mem: &M, rkey, va, need| {
+            let at = shared.keys.remote(pd, qpn, rkey, va, 8, need).ok_or(NakCode::RemoteAccessError)?;
+            if mem.is_word(at.region, at.offset) { Ok(at) } else { Err(NakCode::InvalidRequest) }
         };
-        let refused = NakCode::RemoteAccessError;
         match entry.request {
             Request::CompareSwap { va, rkey, compare, swap } => {
-                let at = place(rkey, va, Access::REMOTE_ATOMIC).ok_or(refused)?;
+                let at = place(mem, rkey, va, Access::REMOTE_ATOMIC)?;
                 entry.original = mem.compare_and_swap(at.region, at.offset, compare, swap);
             }
             Request::FetchAdd { va, rkey, add } => {
-                let at = place(rkey, va, Access::REMOTE_ATOMIC).ok_or(refused)?;
+                let at = place(mem, rkey, va, Access::REMOTE_ATOMIC)?;
                 entry.original = mem.fetch_add(at.region, at.offset, add);
             }
             Request::AtomicWrite { va, rkey, data } => {
-                let at = place(rkey, va, Access::REMOTE_WRITE).ok_or(refused)?;
+                let at = place(mem, rkey, va, Access::REMOTE_WRITE)?;
                 mem.atomic_write(at.region, at.offset, data);
             }
             Request::Read { .. } | Request::Flush { .. } => unreachable!("not an atomic"),

@@ -339,11 +339,8 @@ impl Qp {
         let remote = |rkey, va, len: u32, need| {
             shared.keys.remote(self.init.pd, self.qpn, rkey, va, u64::from(len), need).ok_or(ACCESS_ERROR)
         };
-        // The address must be aligned (9.4.5); and so must the memory be, which it need not be where its address is: the
-        // consumer registered or bound it so that no atomic can reach it.
-        let aligned = |va: u64, place: Place| {
-            if va.is_multiple_of(8) && place.offset.is_multiple_of(8) { Ok(()) } else { Err(INVALID_REQUEST) }
-        };
+        // The address must be aligned (9.4.5). Whether the memory is, is seen when it is reached.
+        let aligned = |va: u64| if va.is_multiple_of(8) { Ok(()) } else { Err(INVALID_REQUEST) };
         match packet.info().operation {
             Operation::Send => Ok(Target::None),
             Operation::Write => {
@@ -368,7 +365,8 @@ impl Qp {
             }
             Operation::CompareSwap | Operation::FetchAdd => {
                 let atomic = packet.atomic_eth().expect("an atomic has an AtomicETH");
-                aligned(atomic.va, remote(atomic.rkey, atomic.va, 8, Access::REMOTE_ATOMIC)?)?;
+                remote(atomic.rkey, atomic.va, 8, Access::REMOTE_ATOMIC)?;
+                aligned(atomic.va)?;
                 let (va, rkey) = (atomic.va, atomic.rkey);
                 let request = if packet.info().operation == Operation::CompareSwap {
                     Request::CompareSwap { va, rkey, compare: atomic.compare, swap: atomic.swap_or_add }
@@ -379,7 +377,8 @@ impl Qp {
             }
             Operation::AtomicWrite => {
                 let reth::Repr { va, rkey, .. } = reth_of(packet);
-                aligned(va, remote(rkey, va, 8, Access::REMOTE_WRITE)?)?;
+                remote(rkey, va, 8, Access::REMOTE_WRITE)?;
+                aligned(va)?;
                 let data = packet.payload().try_into().map_err(|_| INVALID_REQUEST)?;
                 Ok(Target::Resource(Request::AtomicWrite { va, rkey, data }, 1))
             }
