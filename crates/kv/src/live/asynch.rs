@@ -552,7 +552,7 @@ impl Driver {
                 }
             }
         }
-        self.tell(ended, over.as_ref().err().map(ToString::to_string).as_deref());
+        self.tell(ended, over.as_ref().err().map(Error::reason).as_deref());
         over
     }
 
@@ -575,7 +575,7 @@ impl Driver {
 
     fn end_all(&mut self, why: &Error) {
         let ended = self.mux.broken(&mut self.client);
-        self.tell(ended, Some(&why.to_string()));
+        self.tell(ended, Some(&why.reason()));
     }
 
     /// Nothing else is there to do.

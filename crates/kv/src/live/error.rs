@@ -46,7 +46,8 @@ pub enum Error {
     Protocol(&'static str),
     /// The connection broke when the change may have been made already.
     #[error(
-        "the connection broke while the change was under way ({0}): it was made or it was not; read the key to find out"
+        "the connection broke while the change was under way ({}): it was made or it was not; read the key to find out",
+        .0.reason()
     )]
     Unknown(Box<Self>),
     /// The change was not begun.
@@ -83,6 +84,16 @@ impl From<client::Error> for Error {
 }
 
 impl Error {
+    /// Why, without what became of the change: that is somebody else's to say.
+    pub(super) fn reason(&self) -> String {
+        match self {
+            Self::Lost(why) => why.clone(),
+            Self::Unknown(why) => why.reason(),
+            Self::Late => "the time that it was given is over".to_owned(),
+            other => other.to_string(),
+        }
+    }
+
     /// Whether the session is over: another one may go better.
     pub(super) const fn is_end(&self) -> bool {
         use remanence_remote::Error as Remote;
@@ -93,5 +104,21 @@ impl Error {
             Self::Refused(Refusal::Fenced) | Self::Deposed => true,
             _ => false,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_does_not_know_does_not_say_that_nothing_was_changed() {
+        let broke = || Error::Lost("the server ended the connection".to_owned());
+        for inner in [broke(), Error::Unknown(Box::new(broke())), Error::Late, Error::Deposed] {
+            let said = Error::Unknown(Box::new(inner)).to_string();
+            assert!(!said.contains("nothing was changed"), "{said}");
+            assert_eq!(said.matches("it was made or it was not").count(), 1, "{said}");
+        }
+        assert!(broke().to_string().starts_with("nothing was changed, as the server ended"), "{}", broke());
     }
 }

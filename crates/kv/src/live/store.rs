@@ -285,7 +285,7 @@ impl Store {
                     }
                 }
                 Err(error) => {
-                    let why = error.to_string();
+                    let why = error.reason();
                     for ((put, done), n) in many.outcomes().zip(&lot) {
                         match done {
                             Some(Err(error)) if self.is_replicated() && came_to_nothing(error) => {
