@@ -2,7 +2,8 @@
 //!
 //! `rem <noun> <verb>`: one file for each noun, in `cmd`. A command returns, and `main` alone decides what becomes of
 //! it: exit status 0 on success only; else one sentence on stderr, and status 1 (2 for a command line that makes no
-//! sense, and `rem verbs` has those of env(1)).
+//! sense, and `rem verbs` has those of env(1)). Who asked for JSON gets the sentence as JSON, on stderr too: what a
+//! command prints on stdout is its result.
 
 mod args;
 mod cmd;
@@ -14,7 +15,7 @@ mod ui;
 
 use std::process::ExitCode;
 
-use clap::Parser;
+use clap::{ArgMatches, CommandFactory as _, FromArgMatches as _, Parser};
 
 /// Durable remote memory over RoCEv2, in userspace
 #[derive(Parser, Debug)]
@@ -26,11 +27,41 @@ struct Cli {
 }
 
 fn main() -> ExitCode {
-    match Cli::parse().command.run() {
+    let matches = Cli::command().get_matches();
+    let cli = Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
+    match cli.command.run() {
         Ok(()) => ExitCode::SUCCESS,
+        Err(fail) if wants_json(&matches) => {
+            anstream::eprintln!(
+                "{}",
+                serde_json::json!({ "error": fail.to_string(), "status": fail.status() })
+            );
+            ExitCode::from(fail.status())
+        }
         Err(fail) => {
             anstream::eprintln!("rem: {fail}");
             ExitCode::from(fail.status())
         }
+    }
+}
+
+/// Whether the command was given `--json`, wherever it is among its own options.
+fn wants_json(matches: &ArgMatches) -> bool {
+    let here = matches.try_get_one::<bool>("json").ok().flatten().copied().unwrap_or(false);
+    here || matches.subcommand().is_some_and(|(_, matches)| wants_json(matches))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn json_is_asked_for_by_the_command_and_not_by_what_it_runs() {
+        let asked = |line: &str| {
+            let matches = Cli::command().try_get_matches_from(line.split(' ')).expect("a fair line");
+            wants_json(&matches)
+        };
+        assert!(asked("rem get -s a --json x") && asked("rem kv stats host --json"));
+        assert!(!asked("rem get -s a x") && !asked("rem verbs -- program --json"));
     }
 }

@@ -119,6 +119,17 @@ pub(crate) fn count(n: usize, one: &str) -> String {
     format!("{n} {one}{}", if n == 1 { "" } else { "s" })
 }
 
+/// `1 of 3 values is`, `2 of 3 values are`.
+pub(crate) fn part(n: u64, of: u64, one: &str) -> String {
+    let of = count(usize::try_from(of).unwrap_or(usize::MAX), one);
+    format!("{n} of {of} {}", if n == 1 { "is" } else { "are" })
+}
+
+/// `once`, `2 times`.
+pub(crate) fn times(n: u64) -> String {
+    if n == 1 { "once".into() } else { format!("{n} times") }
+}
+
 /// `a`, `a and b`, `a, b and c`.
 pub(crate) fn list(names: &[&str]) -> String {
     match names {

@@ -156,7 +156,13 @@ fn without_a_quorum_the_put_fails_and_says_why() {
     let (mut one, mut three) = (one, three);
     one.kill();
     three.kill();
-    run(&mut get).bad("only 1 of 3 servers can be used, and it takes 2");
+    let said = run(&mut get);
+    assert!(
+        said.stderr.trim_end().lines().last().is_some_and(|line| line.starts_with("{\"error\":")),
+        "{}",
+        said.stderr
+    );
+    said.bad("only 1 of 3 servers can be used, and it takes 2");
     run(get.arg("--any")).bad("there is no blob named");
     three.start(&[]);
     two.kill();

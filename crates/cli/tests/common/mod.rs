@@ -51,11 +51,16 @@ impl Said {
         serde_json::from_slice(&self.good()).expect("JSON on stdout")
     }
 
-    /// It failed, with status 1, nothing on stdout and one sentence on stderr that contains `what`.
+    /// It failed, with status 1, nothing on stdout and one sentence on stderr that contains `what`, as JSON if that was
+    /// asked for.
     pub(crate) fn bad(self, what: &str) {
         assert_eq!(self.status, Some(1), "{}", self.stderr);
         let last = self.stderr.trim_end().lines().last().unwrap_or_default();
-        assert!(last.starts_with("rem: ") && last.contains(what), "{:?} does not say {what:?}", self.stderr);
+        let said = match serde_json::from_str::<Value>(last) {
+            Ok(json) => json["error"].as_str().expect("an error").to_owned(),
+            Err(_) => last.strip_prefix("rem: ").unwrap_or_default().to_owned(),
+        };
+        assert!(said.contains(what), "{:?} does not say {what:?}", self.stderr);
         assert!(!self.stderr.contains("panicked"), "{}", self.stderr);
         assert_eq!(String::from_utf8_lossy(&self.stdout), "");
     }

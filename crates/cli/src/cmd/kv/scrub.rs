@@ -61,7 +61,7 @@ pub(super) fn run(args: &Args) -> Result<(), Fail> {
         "`rem kv verify` names the keys"
     };
     Err(Fail::new(format!(
-        "{}: {} are damaged in both versions; {names}: restore them from a copy, or delete them",
+        "{}: damaged in both versions: {}; {names}: restore what is lost from a copy, or delete it",
         args.what,
         ui::count(all.lost as usize, "value")
     )))

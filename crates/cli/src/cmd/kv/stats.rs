@@ -57,12 +57,12 @@ pub(super) fn run(args: &Args) -> Result<(), Fail> {
         Mood::Good,
         "store",
         format!(
-            "{}, {} free for values; {} of {} entries in use; opened {} times",
+            "{}, {} free for values; {} of {} entries in use; opened {}",
             ui::bytes(stats.size),
             ui::bytes(free),
             usage.entries,
             usage.entries_max,
-            stats.boot
+            ui::times(stats.boot.into())
         ),
     );
     let meaning = match stats.mode {
@@ -89,8 +89,10 @@ pub(super) fn run(args: &Args) -> Result<(), Fail> {
         Mood::Good,
         "upkeep",
         format!(
-            "{doing}{} objects moved, {} regions freed; table grown {} times",
-            server.objects_moved, server.regions_freed, server.grown
+            "{doing}{} objects moved, {} regions freed; table grown {}",
+            server.objects_moved,
+            server.regions_freed,
+            ui::times(server.grown)
         ),
     );
     let mood = if server.damaged > server.repaired { Mood::Bad } else { Mood::Good };

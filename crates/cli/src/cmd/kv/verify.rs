@@ -161,10 +161,9 @@ fn of_server(args: &Args) -> Result<(), Fail> {
     match damaged.first() {
         None => Ok(()),
         Some(first) => Err(Fail::new(format!(
-            "{}: {} of {} values are damaged ({first} for one); `rem kv scrub {}` repairs what can be repaired",
+            "{}: {} damaged ({first} for one); `rem kv scrub {}` repairs what can be repaired",
             args.what,
-            damaged.len(),
-            values + damaged.len() as u64,
+            ui::part(damaged.len() as u64, values + damaged.len() as u64, "value"),
             args.what
         ))),
     }
