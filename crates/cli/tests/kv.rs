@@ -410,3 +410,60 @@ fn who_has_the_token_for_readers_looks_and_changes_nothing() {
     drop(gateway.stdin.take());
     assert!(gateway.wait().expect("it ends").success());
 }
+
+#[test]
+fn a_dump_brings_everything_back_and_a_broken_file_is_salvaged() {
+    let mut one = Server::new(&[]);
+    let at = one.name();
+    let kv = |verb: &str, more: &[&str]| {
+        let mut command = rem();
+        command.args(["kv", verb]).args(more);
+        command
+    };
+    {
+        let mut store = connect(one.addr());
+        for n in 0..40_u8 {
+            let options = remanence_kv::live::PutOptions {
+                ttl: (n % 8 == 7).then(|| Duration::from_secs(3600)),
+                ..Default::default()
+            };
+            store.put(&[b'k', n, 0xFF, b'\n'], &vec![n; usize::from(n) * 100], options).expect("room");
+        }
+    }
+    let path = |name: &str| one.dir.path().join(name).display().to_string();
+    let (dump, again, rescued) = (path("dump"), path("again"), path("rescued"));
+    let file = one.file();
+    let made = run(&mut kv("dump", &[&at, "-o", &dump, "--json"])).json();
+    assert_eq!((made["values"].as_u64(), made["damaged"].as_array().map(Vec::len)), (Some(40), Some(0)));
+    // Cut short, nothing of it is written.
+    let whole = std::fs::read(&dump).expect("a dump");
+    let two = Server::new(&[]);
+    let to = two.name();
+    std::fs::write(&again, &whole[..whole.len() - 20]).expect("written");
+    run(&mut kv("load", &[&to, &again])).bad("nothing was written");
+    let loaded = run(&mut kv("load", &[&to, &dump, "--json"])).json();
+    assert_eq!(loaded["written"].as_u64(), Some(40));
+    run(&mut kv("dump", &[&to, "-o", &again])).good();
+    let values = |path: &str| {
+        let mut reader =
+            remanence_kv::dump::Reader::new(std::fs::File::open(path).expect("a file")).expect("a dump");
+        let mut all = BTreeMap::new();
+        while let Some(record) = reader.next().expect("whole") {
+            all.insert(record.key, (record.value, record.expires > 0));
+        }
+        all
+    };
+    assert_eq!(values(&dump).len(), 40);
+    assert_eq!(values(&dump), values(&again));
+    // Both superblocks are damaged: objects alone tell.
+    one.kill();
+    let mut bytes = std::fs::read(&file).expect("a store");
+    bytes[40] ^= 1;
+    bytes[11776..11848].fill(0);
+    std::fs::write(&file, &bytes).expect("written");
+    let name = file.display().to_string();
+    let found = run(&mut kv("salvage", &[&name, "-o", &rescued, "--json"])).json();
+    assert_eq!(found["values"].as_u64(), Some(40), "{found}");
+    assert_eq!(values(&dump), values(&rescued));
+    run(&mut kv("verify", &[&name])).bad("");
+}

@@ -11,6 +11,7 @@
 
 pub mod baseline;
 pub mod client;
+pub mod dump;
 pub mod format;
 pub mod fuzzing;
 pub mod history;

@@ -83,7 +83,9 @@ pub enum SuperblockError {
     #[error("the store has format {0}, and this program reads format 1 and 2: use the program that made it")]
     Version(u32),
     /// The checksums do not fit.
-    #[error("both copies of the store's superblock are damaged: restore it from a copy")]
+    #[error(
+        "both copies of the store's superblock are damaged: `rem kv salvage` reads what is left, or restore it from a copy"
+    )]
     Damaged,
     /// The medium is shorter than the store.
     #[error("the store has {store} bytes and the medium {medium}: its end was cut off")]

@@ -31,6 +31,7 @@ use std::fmt;
 use remanence_pmem::Medium;
 use remanence_pmem::layout::Root;
 
+pub(crate) use mend::object_at;
 pub use mend::{Fate, Finding, Where};
 pub use open::{OpenError, Recovered, format};
 pub use scan::Scrubbed;

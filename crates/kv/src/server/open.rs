@@ -35,7 +35,7 @@ pub enum OpenError {
     #[error("no store can be made: {0}")]
     Geometry(#[from] BadGeometry),
     /// What a crash cannot do was done to it.
-    #[error("the store is damaged ({0}): restore it from a copy")]
+    #[error("the store is damaged ({0}): `rem kv salvage` reads what is left, or restore it from a copy")]
     Damaged(&'static str),
     /// The medium failed.
     #[error("the medium failed: {0}")]

@@ -3,10 +3,13 @@
 mod bench;
 mod compact;
 mod del;
+mod dump;
 mod gateway;
 mod get;
+mod load;
 mod member;
 mod put;
+mod salvage;
 mod scan;
 mod scrub;
 mod serve;
@@ -53,6 +56,12 @@ enum Verb {
     Verify(verify::Args),
     /// Read every value on its medium, and repair what can be repaired
     Scrub(scrub::Args),
+    /// Copy all values into a file, with their versions and ends
+    Dump(dump::Args),
+    /// Write the values of a dump into a store
+    Load(load::Args),
+    /// Read what is left of a damaged file into a dump
+    Salvage(salvage::Args),
     /// Clean all logs, so that what was replaced or deleted gives its room back
     Compact(compact::Args),
     /// YCSB's workloads against a store that runs: ours, Redis or memcached
@@ -71,6 +80,9 @@ pub(crate) fn run(args: &Args) -> Result<(), Fail> {
         Verb::Stats(args) => stats::run(args),
         Verb::Verify(args) => verify::run(args),
         Verb::Scrub(args) => scrub::run(args),
+        Verb::Dump(args) => dump::run(args),
+        Verb::Load(args) => load::run(args),
+        Verb::Salvage(args) => salvage::run(args),
         Verb::Compact(args) => compact::run(args),
         Verb::Bench(args) => bench::run(args),
         Verb::Gateway(args) => gateway::run(args),
@@ -212,6 +224,12 @@ fn record(key: &[u8], found: &remanence_kv::client::Found) -> Value {
 /// The region of a file that nobody serves.
 fn open_file(path: &Path) -> Result<remanence_pmem::Region, Fail> {
     FileOptions::new().open(path).map_err(|e| Fail::new(e.to_string()))
+}
+
+/// Milliseconds since 1970.
+fn now() -> u64 {
+    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    since.map_or(0, |since| since.as_millis() as u64)
 }
 
 /// A server, if it is not a file.

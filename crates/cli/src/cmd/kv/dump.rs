@@ -1,0 +1,200 @@
+//! `rem kv dump`, and where a dump is written to.
+
+use std::fs::File;
+use std::io::{self, BufWriter, IsTerminal as _, Write};
+use std::path::{Path, PathBuf};
+
+use remanence_kv::dump::{Record, Summary, Writer};
+use remanence_kv::live::{Error, read_all};
+use remanence_kv::proto::Refusal;
+use serde_json::json;
+
+use super::{Reach, member, of, open_file, server_of, shown};
+use crate::fail::{Context as _, Fail};
+use crate::ui::{self, Bar, Mood};
+
+/// Keys asked for at a time.
+const PAGE: u32 = 128;
+
+#[derive(clap::Args, Debug)]
+#[command(after_help = "\
+Examples:
+  rem kv dump 127.0.0.1 -o users.dump              of a store that is served; clients go on meanwhile
+  rem kv dump users.kv -o users.dump               of a file that nobody serves
+  rem kv dump 127.0.0.1 | zstd > users.dump.zst    through a pipe
+
+Of a store that is served, each value is one that was committed, and every key that was there all the time is in it; keys that
+come and go meanwhile may be or not. `rem kv load` writes a dump into a store. It fails if a value is damaged, and names its
+key; the others are in the dump.")]
+pub(super) struct Args {
+    /// A server, or a file
+    #[arg(value_name = "SERVER|FILE")]
+    what: String,
+    /// Where to write the dump, complete or not at all [default: standard output]
+    #[arg(long, short, value_name = "FILE")]
+    output: Option<PathBuf>,
+    /// Print one JSON object at the end, on standard error if the dump goes to standard output
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    reach: Reach,
+}
+
+/// A dump that is being written: beside its file, until it is whole.
+pub(super) struct Out {
+    writer: Writer<BufWriter<Box<dyn Write>>>,
+    file: Option<(File, PathBuf, PathBuf)>,
+}
+
+impl Out {
+    pub(super) fn new(output: Option<&Path>) -> Result<Self, Fail> {
+        let (out, file): (Box<dyn Write>, _) = match output {
+            Some(path) => {
+                let mut part = path.as_os_str().to_owned();
+                part.push(".part");
+                let part = PathBuf::from(part);
+                let file = File::create(&part).context(|| format!("{} cannot be made", part.display()))?;
+                let handle = file.try_clone().context(|| format!("{} cannot be used", part.display()))?;
+                (Box::new(file), Some((handle, part, path.to_owned())))
+            }
+            None if io::stdout().is_terminal() => {
+                return Err(Fail::new(
+                    "a dump is no text for a terminal; name a file with -o, or use a pipe",
+                ));
+            }
+            None => (Box::new(io::stdout()), None),
+        };
+        let writer = Writer::new(BufWriter::with_capacity(1 << 20, out)).context(unwritten)?;
+        Ok(Self { writer, file })
+    }
+
+    pub(super) fn value(&mut self, record: &Record) -> Result<(), Fail> {
+        self.writer.value(&record.key, record.version, record.expires, &record.value).context(unwritten)
+    }
+
+    pub(super) fn unreadable(&mut self) {
+        self.writer.unreadable();
+    }
+
+    /// The dump is whole, and durable.
+    pub(super) fn end(self) -> Result<Summary, Fail> {
+        let (summary, _) = self.writer.end().context(unwritten)?;
+        if let Some((file, part, path)) = self.file {
+            file.sync_all().context(unwritten)?;
+            std::fs::rename(&part, &path).context(|| format!("{} cannot be made", path.display()))?;
+            let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
+            File::open(dir).and_then(|dir| dir.sync_all()).context(unwritten)?;
+        }
+        Ok(summary)
+    }
+}
+
+fn unwritten() -> String {
+    "the dump cannot be written".to_owned()
+}
+
+/// An object on standard output, or beside a dump that is there.
+pub(super) fn print(object: &serde_json::Value, output: Option<&Path>) -> Result<(), Fail> {
+    match output {
+        Some(_) => ui::print_json(object),
+        None => {
+            anstream::eprintln!("{object}");
+            Ok(())
+        }
+    }
+}
+
+pub(super) fn run(args: &Args) -> Result<(), Fail> {
+    let path = Path::new(&args.what);
+    let mut out = Out::new(args.output.as_deref())?;
+    let damaged = match member::directory_of(path) {
+        Some(dir) => of_file(args, &dir.join("image"), &mut out)?,
+        None if path.exists() => of_file(args, path, &mut out)?,
+        None => of_server(args, &mut out)?,
+    };
+    let summary = out.end()?;
+    if args.json {
+        let object = json!({
+            "values": summary.values,
+            "bytes": summary.bytes,
+            "damaged": damaged,
+            "file": args.output,
+        });
+        print(&object, args.output.as_deref())?;
+    } else if let Some(output) = &args.output {
+        let text = format!(
+            "{} ({}) in {}",
+            ui::count(summary.values as usize, "value"),
+            ui::bytes(summary.bytes),
+            output.display()
+        );
+        ui::line(Mood::Good, "dumped", text);
+    }
+    match damaged.first() {
+        None => Ok(()),
+        Some(first) => Err(Fail::new(format!(
+            "{}: {} not in the dump, as the value is damaged ({first} for one); the others are",
+            args.what,
+            if damaged.len() == 1 { "1 key is".to_owned() } else { format!("{} keys are", damaged.len()) },
+        ))),
+    }
+}
+
+fn of_file(args: &Args, path: &Path, out: &mut Out) -> Result<Vec<String>, Fail> {
+    let region = open_file(path)?;
+    let mut damaged = Vec::new();
+    let bar = Bar::items(0, "values", args.json);
+    let mut failed = None;
+    let outcome = read_all(
+        &region,
+        super::now(),
+        &mut |record| {
+            bar.add(1);
+            out.value(&record).map_err(|fail| {
+                let sentence = fail.to_string();
+                failed = Some(fail);
+                Error::Argument(sentence)
+            })
+        },
+        &mut |key| damaged.push(key.map_or_else(|| "a key that nobody knows".to_owned(), shown)),
+    );
+    bar.done();
+    if let Some(fail) = failed {
+        return Err(fail);
+    }
+    outcome.map_err(|e| Fail::new(format!("{}: {e}", args.what)))?;
+    damaged.iter().for_each(|_| out.unreadable());
+    Ok(damaged)
+}
+
+fn of_server(args: &Args, out: &mut Out) -> Result<Vec<String>, Fail> {
+    let server = server_of(&args.what)?;
+    let mut store = args.reach.connect(&server)?;
+    let total = store.stats().map_err(|e| of(&server, &e))?.usage.entries;
+    let bar = Bar::items(total, "values", args.json);
+    let mut damaged = Vec::new();
+    let mut cursor = Some(0);
+    while let Some(from) = cursor {
+        let page = store.scan(from, PAGE).map_err(|e| of(&server, &e))?;
+        for key in &page.keys {
+            bar.add(1);
+            // One by one: values may be large, and one that is damaged is named.
+            match store.get(key) {
+                Ok(Some(found)) => {
+                    let (version, expires) = (found.version, found.expires);
+                    out.value(&Record { key: key.clone(), version, expires, value: found.value })?;
+                }
+                // Deleted meanwhile.
+                Ok(None) => {}
+                Err(Error::Refused(Refusal::Damaged)) => {
+                    out.unreadable();
+                    damaged.push(shown(key));
+                }
+                Err(error) => return Err(of(&server, &error)),
+            }
+        }
+        cursor = page.next;
+    }
+    bar.done();
+    Ok(damaged)
+}
