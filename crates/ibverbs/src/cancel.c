@@ -166,5 +166,6 @@ UNCANCELLED(ssize_t, send, (int a, const void *b, size_t c, int d), (a, b, c, d)
 UNCANCELLED(ssize_t, sendmsg, (int a, const struct msghdr *b, int c), (a, b, c))
 UNCANCELLED(ssize_t, sendto, (int a, const void *b, size_t c, int d, const struct sockaddr *e, socklen_t f),
 	    (a, b, c, d, e, f))
+UNCANCELLED(int, sync_file_range, (int a, int64_t b, int64_t c, unsigned d), (a, b, c, d))
 UNCANCELLED(ssize_t, write, (int a, const void *b, size_t c), (a, b, c))
 UNCANCELLED(ssize_t, writev, (int a, const struct iovec *b, int c), (a, b, c))
