@@ -80,6 +80,8 @@ impl Agent {
         let mut process = place
             .command(program, usize::from(client), client)
             .envs(libraries.map(|directory| ("REMANENCE_LIB", directory)))
+            // Loopback is a device beside others only if it is named.
+            .envs(libraries.map(|_| ("REMANENCE_DEVICE", place.interface())))
             .arg("bench-agent")
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
