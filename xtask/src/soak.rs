@@ -114,6 +114,12 @@ const RUNS: &[Run] = &[
         &[],
         &["run", "--locked", "-p", "remanence-cli", "--", "bench", "urdma", "--tiny"],
     ),
+    run_of(
+        "bench-failover",
+        "for how long a store takes no write: members killed, stopped, and with a disk that hangs (as root)",
+        &[],
+        &["run", "--locked", "-p", "remanence-cli", "--", "bench", "failover", "--tiny"],
+    ),
     run_of("mutations", "every rule broken on purpose", &[], &["xtask", "mutate"]),
 ];
 

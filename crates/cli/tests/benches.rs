@@ -1,5 +1,6 @@
 //! Each `rem bench`, as small as it gets: every bar is measured, nothing is left out, and there is a figure. No value of one is
-//! looked at. The bench of the store has its test with its parts (`crates/bench/tests/erda.rs`).
+//! looked at. The bench of the store has its test with its parts (`crates/bench/tests/erda.rs`); `urdma`, which boots a guest, and `failover`,
+//! which freezes file systems, are among the long runs of `make soak`.
 
 mod common;
 

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use remanence_bench::effort::Effort;
 use remanence_bench::failover::{self, Options};
 
 use super::Common;
@@ -37,7 +38,14 @@ pub(super) fn run(args: &Args) -> Result<(), Fail> {
     let options = Options {
         program: args.program.clone().unwrap_or(own),
         directory: place.path().to_owned(),
-        rounds: args.rounds.map_or(if args.common.quick { 3 } else { 10 }, usize::from),
+        rounds: args.rounds.map_or_else(
+            || match args.common.effort() {
+                Effort::Tiny => 1,
+                Effort::Quick => 3,
+                Effort::Full => 10,
+            },
+            usize::from,
+        ),
         more: args.more.clone(),
     };
     let (bar, progress) = super::progress();
