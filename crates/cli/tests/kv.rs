@@ -12,7 +12,7 @@ use std::process::{Child, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use common::{address, rem, run, run_with_input};
+use common::{Sparse, address, rem, run, run_with_input};
 use remanence_kv::live::{ConnectOptions, Store};
 use serde_json::Value;
 use tempfile::TempDir;
@@ -227,6 +227,29 @@ fn a_store_that_was_cut_within_its_journal_is_refused() {
         run(rem().args(["kv", "scrub"]).arg(&cut)).bad(&refused);
         run(rem().args(["kv", "serve", "--listen", &address().to_string()]).arg(&cut)).bad(&refused);
         assert_eq!(std::fs::metadata(&cut).expect("a file").len(), len, "nothing of it was changed");
+    }
+}
+
+#[test]
+fn a_sparse_file_that_is_no_store_is_left_as_it_is() {
+    let dir = tempfile::tempdir().expect("a directory");
+    for journal in ["off", "1M"] {
+        let foreign = Sparse::in_dir(dir.path());
+        let listen = address().to_string();
+        run(rem().args(["kv", "serve", "--listen", &listen, "--journal", journal]).arg(foreign.path()))
+            .bad("something else than a store");
+        foreign.is_as_it_was();
+    }
+    let foreign = Sparse::in_dir(dir.path());
+    let dump = dir.path().join("dump");
+    for verb in ["verify", "scrub", "dump", "salvage"] {
+        let mut command = rem();
+        command.args(["kv", verb]).arg(foreign.path());
+        if matches!(verb, "dump" | "salvage") {
+            command.arg("-o").arg(&dump);
+        }
+        run(&mut command).bad("there is no store");
+        foreign.is_as_it_was();
     }
 }
 
@@ -455,13 +478,21 @@ fn a_dump_brings_everything_back_and_a_broken_file_is_salvaged() {
     };
     assert_eq!(values(&dump).len(), 40);
     assert_eq!(values(&dump), values(&again));
-    // Both superblocks are damaged: objects alone tell.
     one.kill();
+    // One superblock is damaged, and the other tells.
     let mut bytes = std::fs::read(&file).expect("a store");
+    let name = file.display().to_string();
     bytes[40] ^= 1;
+    std::fs::write(&file, &bytes).expect("written");
+    run(&mut kv("dump", &[&name, "-o", &again])).good();
+    assert_eq!(values(&dump), values(&again));
+    let said = run(&mut kv("verify", &[&name])).stderr;
+    assert!(said.contains("puts 1 word right"), "{said}");
+    run(&mut kv("scrub", &[&name])).good();
+    run(&mut kv("verify", &[&name])).good();
+    // Both are damaged: objects alone tell.
     bytes[11776..11848].fill(0);
     std::fs::write(&file, &bytes).expect("written");
-    let name = file.display().to_string();
     let found = run(&mut kv("salvage", &[&name, "-o", &rescued, "--json"])).json();
     assert_eq!(found["values"].as_u64(), Some(40), "{found}");
     assert_eq!(values(&dump), values(&rescued));

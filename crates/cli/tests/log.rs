@@ -8,7 +8,7 @@ use std::net::Ipv4Addr;
 use std::path::PathBuf;
 use std::process::{Child, Stdio};
 
-use common::{address, rem, run, run_with_input};
+use common::{Sparse, address, rem, run, run_with_input};
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -292,6 +292,20 @@ fn a_log_that_was_cut_within_its_journal_is_refused() {
     // As its user is told to give it up.
     file.set_len(kept).expect("it is cut");
     run(rem().args(["log", "verify"]).arg(server.file())).good();
+}
+
+#[test]
+fn a_sparse_file_that_is_no_log_is_left_as_it_is() {
+    let dir = tempfile::tempdir().expect("a directory");
+    for journal in ["off", "1M"] {
+        let foreign = Sparse::in_dir(dir.path());
+        let listen = address().to_string();
+        run(rem().args(["log", "serve", "--listen", &listen, "--journal", journal]).arg(foreign.path()))
+            .bad("this is not a log");
+        foreign.is_as_it_was();
+        run(rem().args(["log", "verify"]).arg(foreign.path())).bad("this is not a log");
+        foreign.is_as_it_was();
+    }
 }
 
 #[test]

@@ -3,6 +3,7 @@
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::Ipv4Addr;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -26,6 +27,41 @@ pub(crate) fn rem() -> Command {
     }
     command.env("REM_LOCAL", address().to_string()).stdin(Stdio::null());
     command
+}
+
+/// A large file of somebody else, of which most is a hole.
+pub(crate) struct Sparse {
+    path: PathBuf,
+    /// Bytes, blocks, and when it was last changed.
+    was: (u64, u64, i64, i64, i64, i64),
+}
+
+impl Sparse {
+    pub(crate) fn in_dir(dir: &Path) -> Self {
+        let path = dir.join("sparse");
+        // What an opener looks at is there, so that a look has no block allocated (by tmpfs).
+        std::fs::write(&path, vec![b'x'; 64 << 10]).expect("room");
+        let file = std::fs::File::options().write(true).open(&path).expect("there");
+        file.set_len(64 << 20).expect("a hole");
+        // Blocks are allocated when pages are written.
+        file.sync_all().expect("a disk");
+        let was = Self::of(&path);
+        assert!(was.1 * 512 < was.0, "the file system knows holes");
+        Self { path, was }
+    }
+
+    fn of(path: &Path) -> (u64, u64, i64, i64, i64, i64) {
+        let now = std::fs::metadata(path).expect("there");
+        (now.size(), now.blocks(), now.mtime(), now.mtime_nsec(), now.ctime(), now.ctime_nsec())
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    pub(crate) fn is_as_it_was(&self) {
+        assert_eq!(Self::of(&self.path), self.was, "something of it was changed");
+    }
 }
 
 /// What a finished command said.

@@ -21,7 +21,7 @@ const MAGIC: u64 = u64::from_le_bytes(*b"REMERDA\x01");
 /// The first format: [`v1`](super::v1).
 const FIRST: u32 = 1;
 /// A medium that begins with zeros for so long is blank.
-const BLANK: usize = 64 << 10;
+pub const BLANK: usize = 64 << 10;
 
 mod field {
     pub(super) const VERSION: usize = 8;
@@ -175,13 +175,28 @@ impl Superblock {
     /// # Errors
     /// As for [`parse`](Self::parse).
     pub fn read(medium: &impl Medium) -> Result<Found, SuperblockError> {
-        let len = medium.len();
+        Self::find(medium.len(), |at, bytes| medium.read(at, bytes))
+    }
+
+    /// The same, by the first [`BLANK`] bytes of a medium that has `medium` bytes; all of them, if it is shorter.
+    ///
+    /// # Errors
+    /// As for [`parse`](Self::parse).
+    pub fn of_head(head: &[u8], medium: u64) -> Result<Found, SuperblockError> {
+        Self::find(medium, |at, bytes| {
+            let there = head.get(at as usize..).unwrap_or_default();
+            let there = &there[..there.len().min(bytes.len())];
+            bytes[..there.len()].copy_from_slice(there);
+        })
+    }
+
+    fn find(len: u64, read: impl Fn(u64, &mut [u8])) -> Result<Found, SuperblockError> {
         let copies = COPIES.map(|at| {
             let mut bytes = [0; SUPERBLOCK_LEN];
             if at + SUPERBLOCK_LEN as u64 > len {
                 return Err(SuperblockError::Missing);
             }
-            medium.read(at, &mut bytes);
+            read(at, &mut bytes);
             Self::parse_as(&bytes, len)
         });
         match copies {
@@ -195,7 +210,7 @@ impl Superblock {
             [Err(_), Ok((superblock, state))] => Ok(Found { superblock, state, whole: [false, true] }),
             [Err(SuperblockError::Missing), Err(SuperblockError::Missing)] => {
                 let mut start = vec![0; BLANK.min(usize::try_from(len).unwrap_or(BLANK))];
-                medium.read(0, &mut start);
+                read(0, &mut start);
                 let blank = start.iter().all(|byte| *byte == 0);
                 Err(if blank { SuperblockError::Missing } else { SuperblockError::Foreign })
             }

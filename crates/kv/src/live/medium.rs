@@ -1,18 +1,16 @@
 //! A region that holds a store, or is to hold one.
 
-use remanence_pmem::{Medium, Region};
+use remanence_pmem::{Image, Medium, Region};
 
 use super::Error;
 use crate::format::slot::{NEIGHBOURHOOD, TableAt};
-use crate::format::superblock::SUPERBLOCK_LEN;
+use crate::format::superblock::BLANK;
 use crate::format::{BadGeometry, Geometry, Superblock, SuperblockError};
 use crate::server::{Finding, OpenError, Options, Recovered, Scrubbed, Server, format};
 
 /// Where it says that a store is being made: a crash meanwhile leaves this, and no superblock.
 const MAKING: u64 = 2048;
 const MAKING_MARK: [u8; 16] = *b"REMERDA making \x01";
-/// Where nothing of ours is, a file that begins with zeros for so long is blank.
-const BLANK: usize = 64 << 10;
 /// Behind the store: what exports the region looks there for receive buffers of its own, which no value may imitate.
 const BEHIND: u64 = 4096;
 
@@ -68,22 +66,31 @@ pub(super) fn make_if_blank<M: Medium + Clone>(region: &M, new: &New) -> Result<
     Ok(true)
 }
 
-/// Refuses a store whose file was cut short within its journal: behind the store then lies what is left of that.
+/// What a file of this length has that begins so: every opener of a store's file says this to
+/// [`FileOptions::image`](remanence_pmem::FileOptions::image). One copy of the superblock that is whole makes it a store.
+#[must_use]
+pub fn image(head: &[u8], len: u64) -> Image {
+    let making = || head.get(MAKING as usize..).is_some_and(|rest| rest.starts_with(&MAKING_MARK));
+    match Superblock::of_head(head, len) {
+        Ok(found) => Image::Ours { len: found.superblock.geometry.size },
+        // All pages of a store may still have been in the journal.
+        Err(SuperblockError::Missing) => Image::Blank,
+        Err(SuperblockError::Foreign) if making() => Image::Blank,
+        // Who opens the store says why it is none.
+        Err(_) => Image::Foreign,
+    }
+}
+
+/// Refuses a region that somebody else opened if its file was cut short within its journal: behind the store then lies what is
+/// left of that.
 pub(super) fn refuse_cut_journal(region: &Region) -> Result<(), Error> {
     let len = Medium::len(region);
-    let mut first = [0; SUPERBLOCK_LEN];
-    if len < first.len() as u64 {
-        return Ok(());
-    }
-    Medium::read(region, 0, &mut first);
-    match Superblock::parse(&first, len) {
-        Ok(store) => Ok(region.refuse_cut_journal(store.geometry.size..len)?),
-        // Where there is none, all of its pages may still have been in the journal.
-        Err(SuperblockError::Missing) if first == [0; SUPERBLOCK_LEN] => {
-            Ok(region.refuse_cut_journal(0..len)?)
-        }
-        // Who opens the store says so.
-        Err(_) => Ok(()),
+    let mut head = vec![0; (BLANK as u64).min(len) as usize];
+    Medium::read(region, 0, &mut head);
+    match image(&head, len) {
+        Image::Ours { len: store } => Ok(region.refuse_cut_journal(store..len)?),
+        Image::Blank => Ok(region.refuse_cut_journal(0..len)?),
+        Image::Foreign => Ok(()),
     }
 }
 
@@ -119,7 +126,6 @@ pub fn repair(region: &Region) -> Result<Inspected, Error> {
 }
 
 fn scrub_all(region: &Region, medium: &impl Medium) -> Result<Inspected, Error> {
-    refuse_cut_journal(region)?;
     let superblock = Superblock::read(region).map_err(OpenError::from)?.superblock;
     let (mut server, recovered) = Server::open(medium, Options::default())?;
     let mut all = Scrubbed::default();
@@ -133,4 +139,45 @@ fn scrub_all(region: &Region, medium: &impl Medium) -> Result<Inspected, Error> 
     }
     let findings = server.findings().to_vec();
     Ok(Inspected { superblock, recovered, scrubbed: all, findings })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::format::superblock::COPIES;
+
+    #[test]
+    fn a_file_is_a_store_as_long_as_one_copy_of_its_superblock_is_whole() {
+        let len = 1 << 20;
+        let region = Region::memfd("image", len).expect("memory");
+        assert!(make_if_blank(&region, &New { geometry: None, keys: None }).expect("room"));
+        let mut head = vec![0; BLANK];
+        Medium::read(&region, 0, &mut head);
+        let ours = image(&head, len);
+        assert!(matches!(ours, Image::Ours { len: store } if store <= len - BEHIND), "{ours:?}");
+        assert_eq!(image(&head, len / 2), Image::Foreign, "its end was cut off");
+        for copy in COPIES {
+            let mut damaged = head.clone();
+            damaged[copy as usize + 40] ^= 1;
+            assert_eq!(image(&damaged, len), ours, "the copy at {copy}");
+        }
+        for copy in COPIES {
+            head[copy as usize + 40] ^= 1;
+        }
+        assert_eq!(image(&head, len), Image::Foreign, "it is not to be made anew");
+    }
+
+    #[test]
+    fn what_a_store_may_be_made_in_is_blank_and_all_else_is_foreign() {
+        let zeros = vec![0; BLANK];
+        assert_eq!(image(&zeros, 1 << 20), Image::Blank);
+        let mut making = vec![b'x'; BLANK];
+        assert_eq!(image(&making, 1 << 20), Image::Foreign);
+        making[MAKING as usize..][..MAKING_MARK.len()].copy_from_slice(&MAKING_MARK);
+        assert_eq!(image(&making, 1 << 20), Image::Blank);
+        for short in 0..100 {
+            assert_eq!(image(&zeros[..short], short as u64), Image::Blank);
+        }
+        assert_eq!(image(b"x", 1), Image::Foreign);
+    }
 }

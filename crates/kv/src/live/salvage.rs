@@ -13,7 +13,6 @@ use remanence_pmem::layout::Root;
 use remanence_pmem::{Medium, Region};
 
 use super::Error;
-use super::medium::refuse_cut_journal;
 use super::overlay::Overlay;
 use crate::dump::Record;
 use crate::format::object::{HEADER_LEN, Object, crc64};
@@ -67,8 +66,6 @@ pub fn salvage(
     now: u64,
     visit: &mut dyn FnMut(Record) -> Result<(), Error>,
 ) -> Result<Salvaged, Error> {
-    // Its journal may be damaged as well: what lies in the pages is read then.
-    let _ = refuse_cut_journal(region);
     let overlay = Overlay::new(region.clone());
     match Server::open(&overlay, Options::default()) {
         Ok((server, _)) => by_tables(&overlay, server, now, visit),
@@ -101,7 +98,6 @@ pub fn read_all(
     visit: &mut dyn FnMut(Record) -> Result<(), Error>,
     damaged: &mut dyn FnMut(Option<&[u8]>),
 ) -> Result<(), Error> {
-    refuse_cut_journal(region)?;
     let overlay = Overlay::new(region.clone());
     let (mut server, _) = Server::open(&overlay, Options::default())?;
     let mut named = BTreeSet::new();

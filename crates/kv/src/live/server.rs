@@ -16,7 +16,7 @@ use remanence_verbs::Context;
 
 use super::host::Host;
 use super::local::Locals;
-use super::medium::{New, make_if_blank, refuse_cut_journal};
+use super::medium::{New, image, make_if_blank, refuse_cut_journal};
 use super::member::Upkeep;
 use super::memory::Memory;
 use super::options::{Common, common_options};
@@ -172,10 +172,13 @@ impl ServerOptions {
 
     fn open(&self) -> Result<Region, Error> {
         let path = match &self.place {
-            Place::Region(region) => return Ok(region.clone()),
+            Place::Region(region) => {
+                refuse_cut_journal(region)?;
+                return Ok(region.clone());
+            }
             Place::File(path) => path,
         };
-        let mut file = FileOptions::new().journal(self.common.journal);
+        let mut file = FileOptions::new().journal(self.common.journal).image(image);
         if let Some(domain) = self.common.declared {
             file = file.declare(domain);
         }
@@ -239,7 +242,6 @@ impl Server {
         // Before a file is made.
         options.inlined()?;
         let region = options.open()?;
-        refuse_cut_journal(&region)?;
         let new = New { geometry: options.common.geometry, keys: options.common.keys };
         let made = make_if_blank(&region, &new)?;
         Self::over(context, options, Memory::Alone(region), made, None)

@@ -1,5 +1,6 @@
 //! Page 0: what this region is. Written once, as the last step of making a log.
 
+use remanence_pmem::Image;
 pub use remanence_pmem::layout::Uuid;
 
 use super::{Geometry, Mode, ROOT_AT, VERSION, u32_at, u64_at};
@@ -35,6 +36,19 @@ pub struct Superblock {
     pub salt: u64,
     /// How its end is found.
     pub mode: Mode,
+}
+
+/// What a file of this length has that begins so: every opener of a log's file says this to
+/// [`FileOptions::image`](remanence_pmem::FileOptions::image). Behind the log may lie what clients write, receive buffers: who
+/// serves it knows how far to look for what is left of a journal.
+#[must_use]
+pub fn image(head: &[u8], len: u64) -> Image {
+    let page = &head[..head.len().min(SUPERBLOCK_LEN as usize)];
+    match recorded_size(page) {
+        Some(_) => Image::Ours { len },
+        None if page.iter().all(|byte| *byte == 0) => Image::Blank,
+        None => Image::Foreign,
+    }
 }
 
 /// How many bytes a superblock says that its log has, if the page begins like one: it need not be right.
@@ -118,6 +132,19 @@ mod tests {
     #[test]
     fn what_was_emitted_is_parsed() {
         assert_eq!(Superblock::parse(&superblock().emit(), 1 << 20), Ok(superblock()));
+    }
+
+    #[test]
+    fn a_log_and_what_one_may_be_made_in_are_told_from_all_else() {
+        let page = superblock().emit();
+        assert_eq!(image(&page, 1 << 20), Image::Ours { len: 1 << 20 });
+        // It is written last when a log is made.
+        let mut half_made = vec![0; 1 << 16];
+        half_made[page.len()..].fill(1);
+        assert_eq!(image(&half_made, 1 << 20), Image::Blank);
+        half_made[7] = b'x';
+        assert_eq!(image(&half_made, 1 << 20), Image::Foreign);
+        assert_eq!((image(b"", 0), image(b"x", 1)), (Image::Blank, Image::Foreign));
     }
 
     #[test]

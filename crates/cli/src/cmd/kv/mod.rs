@@ -223,7 +223,7 @@ fn record(key: &[u8], found: &remanence_kv::client::Found) -> Value {
 
 /// The region of a file that nobody serves.
 fn open_file(path: &Path) -> Result<remanence_pmem::Region, Fail> {
-    FileOptions::new().open(path).map_err(|e| Fail::new(e.to_string()))
+    FileOptions::new().image(remanence_kv::live::image).open(path).map_err(|e| Fail::new(e.to_string()))
 }
 
 /// Milliseconds since 1970.

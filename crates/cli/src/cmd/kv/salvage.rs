@@ -3,11 +3,12 @@
 use std::path::{Path, PathBuf};
 
 use remanence_kv::live::{Error, salvage};
+use remanence_pmem::{FileOptions, Image};
 use serde_json::json;
 
 use super::dump::Out;
 use super::verify::finding;
-use super::{member, open_file, shown};
+use super::{member, shown};
 use crate::fail::Fail;
 use crate::ui::{self, Bar, Mood};
 
@@ -33,10 +34,10 @@ pub(super) struct Args {
 
 pub(super) fn run(args: &Args) -> Result<(), Fail> {
     let path: &Path = &args.file;
-    let region = match member::directory_of(path) {
-        Some(dir) => open_file(&dir.join("image"))?,
-        None => open_file(path)?,
-    };
+    let image = member::directory_of(path).map(|dir| dir.join("image"));
+    // Whatever is left of it: if its journal was cut off, what lies in the pages.
+    let opened = FileOptions::new().image(|_, _| Image::Foreign).open(image.as_deref().unwrap_or(path));
+    let region = opened.map_err(|e| Fail::new(e.to_string()))?;
     let mut out = Out::new(Some(&args.output))?;
     let bar = Bar::items(0, "values", args.json);
     let mut failed = None;

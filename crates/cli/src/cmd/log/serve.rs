@@ -11,6 +11,7 @@ use remanence_persist::taxonomy::Buffers;
 use remanence_pmem::{FileOptions, PersistenceDomain};
 use remanence_remote::{ServerOptions, Token};
 use remanence_remotelog::format::Geometry;
+use remanence_remotelog::format::superblock::image;
 use remanence_remotelog::live::{LogServer, New};
 use remanence_remotelog::{Mode, OpenError};
 use serde_json::json;
@@ -85,7 +86,7 @@ pub(super) fn run(args: &Args) -> Result<(), Fail> {
     let listen = args.listen.resolve()?;
     args.door.check(listen.ip(), STRANGERS, None)?;
     let context = device::open_at(listen.ip())?;
-    let mut file = FileOptions::new().journal(args::Journal::or_default(args.journal));
+    let mut file = FileOptions::new().journal(args::Journal::or_default(args.journal)).image(image);
     if let Some(domain) = args.declare.as_deref().and_then(PersistenceDomain::from_name) {
         file = file.declare(domain);
     }

@@ -23,13 +23,13 @@ use std::time::Duration;
 
 use remanence_persist::Config;
 use remanence_persist::taxonomy::Domain;
-use remanence_pmem::{FileOptions, PersistenceDomain, Region};
+use remanence_pmem::{FileOptions, Image, PersistenceDomain, Region};
 use remanence_remote::Token;
 use remanence_remotelog::Mode as LogMode;
 use remanence_remotelog::live::{LogServer, New as NewLog};
 use remanence_verbs::Context;
 
-use super::medium::refuse_cut_journal;
+use super::medium;
 use super::options::{Common, common_options};
 use super::{Error, Metrics, ServerOptions};
 use crate::format::Geometry;
@@ -266,9 +266,9 @@ impl Member {
         let io = |what: &str, e: &std::io::Error| Error::Argument(format!("{what}: {e}"));
         let made = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(path);
         made.map_err(|e| io(&path.display().to_string(), &e))?;
-        let open = |name: &str, len: u64| -> Result<Region, Error> {
+        let open = |name: &str, len: u64, look: fn(&[u8], u64) -> Image| -> Result<Region, Error> {
             let path = path.join(name);
-            let mut file = FileOptions::new().journal(options.common.journal);
+            let mut file = FileOptions::new().journal(options.common.journal).image(look);
             if let Some(domain) = options.common.declared {
                 file = file.declare(domain);
             }
@@ -277,11 +277,9 @@ impl Member {
             }
             Ok(file.open(path)?)
         };
-        let image = open("image", options.common.size.unwrap_or(256 << 20))?;
-        let log = open("log", options.log_len(image.len()))?;
-        let ledger = open("ledger", LEDGER_LEN)?;
-        refuse_cut_journal(&image)?;
-        ledger.refuse_cut_journal(LEDGER_LEN..ledger.len())?;
+        let image = open("image", options.common.size.unwrap_or(256 << 20), medium::image)?;
+        let log = open("log", options.log_len(image.len()), remanence_remotelog::format::superblock::image)?;
+        let ledger = open("ledger", LEDGER_LEN, |_, _| Image::Ours { len: LEDGER_LEN })?;
         let (keeper, new) = keeper(image, ledger)?;
         let roads = Roads {
             context: context.clone(),
