@@ -1,7 +1,7 @@
 //! Opens a file as a region, such that what can fail fails now, with a sentence, and not later by a signal.
 //!
 //! Every block is reserved, so a full disk is an error here. The file and its name are made durable before anything
-//! is put in it. An exclusive lock keeps a second server away, and goes with the region or
+//! is put in it: the name by everybody who opens the file for himself, as who made it may have been killed before. An exclusive lock keeps a second server away, and goes with the region or
 //! the process (`lock`). A file's journal
 //! (`journal`), if it has one, is replayed before anybody sees the region.
 
@@ -250,7 +250,11 @@ impl FileOptions {
         }
         if found < len {
             file.sync_all().map_err(os)?;
-            sync_directory_of(path).map_err(os)?;
+        }
+        match sync_directory_of(path) {
+            // Whoever may not list it did not make the file.
+            Err(e) if !created && e.kind() == io::ErrorKind::PermissionDenied => {}
+            synced => synced.map_err(os)?,
         }
         Ok(Found { len, journal: place, wanted })
     }
@@ -343,6 +347,8 @@ pub(crate) fn write_zeros(file: &File, from: u64, to: u64, path: &Path) -> Resul
 
 /// A new file is durable when its name is.
 fn sync_directory_of(path: &Path) -> io::Result<()> {
+    #[cfg(test)]
+    tests::DIRECTORIES.with(|synced| synced.set(synced.get() + 1));
     let parent = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
     File::open(parent)?.sync_all()
 }
@@ -358,4 +364,48 @@ fn holder_of(file: &File) -> Option<u32> {
         (words.get(1) == Some(&"FLOCK") && words.get(5) == Some(&id.as_str()))
             .then(|| words[4].parse().ok())?
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+
+    thread_local! {
+        /// Directories that this thread made durable.
+        pub(super) static DIRECTORIES: Cell<u32> = const { Cell::new(0) };
+    }
+
+    #[test]
+    fn a_file_has_its_name_durably_whoever_made_it() {
+        let path = std::env::temp_dir().join(format!("remanence-name-{}", std::process::id()));
+        let _ = fs::remove_file(&path);
+        let synced = |options: &FileOptions| {
+            let before = DIRECTORIES.get();
+            let opened = options.open(&path);
+            (DIRECTORIES.get() - before, opened)
+        };
+        let (times, made) = synced(&FileOptions::new().create(8192));
+        assert_eq!(times, 1);
+        let (times, refused) = synced(&FileOptions::new());
+        assert!(times == 0 && matches!(refused, Err(Error::InUse { .. })), "{refused:?}");
+        drop(made.expect("a file"));
+        // It could have been killed before its own sync.
+        for options in [FileOptions::new(), FileOptions::new().create(8192), FileOptions::new().create(16384)]
+        {
+            let (times, opened) = synced(&options);
+            assert!(times == 1 && opened.is_ok(), "{times}, {opened:?}");
+        }
+        for (image, expected) in [(Image::Blank, 1), (Image::Ours { len: 1 }, 1), (Image::Foreign, 0)] {
+            let look: fn(&[u8], u64) -> Image = match image {
+                Image::Blank => |_, _| Image::Blank,
+                Image::Ours { .. } => |_, _| Image::Ours { len: 1 },
+                Image::Foreign => |_, _| Image::Foreign,
+            };
+            let (times, opened) = synced(&FileOptions::new().image(look));
+            assert!(times == expected && opened.is_ok(), "{image:?}: {times}, {opened:?}");
+        }
+        fs::remove_file(&path).expect("it is there");
+    }
 }
