@@ -132,6 +132,11 @@ impl Door {
         }
     }
 
+    /// Whether what is being read says nothing to whoever asks now.
+    fn is_stale(&self) -> bool {
+        self.reading.as_ref().is_some_and(|asking| asking.stale)
+    }
+
     /// Whatever an operation that broke off has begun to read says nothing of what comes after it.
     fn drop_reading(&mut self) {
         if let Some(asking) = &mut self.reading {
@@ -322,7 +327,7 @@ impl Members {
         loop {
             let mut late = false;
             for door in &mut self.doors {
-                if door.reading.as_ref().is_none_or(|asking| asking.stale) {
+                if door.reading.is_none() || door.is_stale() {
                     continue;
                 }
                 match door.take(SLICE) {
@@ -351,6 +356,10 @@ impl Members {
         for _ in 0..2 {
             let epoch = self.epoch;
             promises.retain(|(_, promise)| promise.lets(epoch));
+            // What an operation that broke off had begun to read is in the way until it has come, or was silent for too long.
+            for door in self.doors.iter_mut().filter(|door| door.is_stale()) {
+                door.take(LATE);
+            }
             self.doors.iter_mut().for_each(|door| door.open(&self.scout));
             for door in &mut self.doors {
                 if door.reading.is_none() && promises.iter().all(|(at, _)| *at != door.at) {
