@@ -246,6 +246,26 @@ fn a_quorum_that_others_could_miss_is_refused() {
     assert!(matches!(client.delete(&name("x"), 1), Err(Error::SmallQuorum { .. })));
 }
 
+/// A put that is on one server only must not count as being on two.
+#[test]
+fn a_server_that_is_named_twice_does_not_count_as_two() {
+    let hosts = [Host::new(16 << 20), Host::new(16 << 20)];
+    let (one, other) = (hosts[0].named(), hosts[1].named());
+    let options = Options::new(vec![one.clone(), other, ("again".into(), one.1)], vec![token()]);
+    match Client::connect(&hosts[0].context(), options, 2) {
+        Err(Error::Twice { one: first, other }) => assert_eq!((first, &other[..]), (one.0, "again")),
+        Err(other) => panic!("{other}"),
+        Ok(_) => panic!("it was counted twice"),
+    }
+    // Under another address too: the pool says which one it is.
+    let mut copied = Host::file(16 << 20);
+    copied.take().stop().expect("closed");
+    let twin = copied.twin();
+    copied.restart();
+    let options = Options::new(vec![copied.named(), twin.named()], vec![token()]);
+    assert!(matches!(Client::connect(&hosts[0].context(), options, 2), Err(Error::Twice { .. })));
+}
+
 /// What was deleted while a server was away that never had the blob is not brought back by the one that missed it.
 #[test]
 fn a_deletion_is_kept_by_servers_that_never_had_the_blob() {

@@ -163,6 +163,14 @@ pub enum Error {
         /// How many servers there are.
         servers: usize,
     },
+    /// One server was named twice, and would count as two.
+    #[error("{one} and {other} are one server, which cannot count as two; name each once")]
+    Twice {
+        /// A name of it.
+        one: String,
+        /// The other.
+        other: String,
+    },
     /// The quorum is less than a majority.
     #[error(
         "a quorum of {quorum} is no majority of {servers} servers: who reads later could miss what it acknowledged; ask for {need} at least"

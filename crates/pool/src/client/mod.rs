@@ -30,6 +30,7 @@ pub use resync::{Difference, SyncReport, differences};
 
 use crate::auth::Token;
 use crate::blob::{BlobName, Listing, Version};
+use crate::format::superblock::Uuid;
 use crate::proto::{Code, PoolInfo, Reply, Request};
 use crate::quorum::{Ballot, Reading, majority};
 
@@ -101,6 +102,7 @@ impl Client {
         if need > servers || servers == 0 {
             return Err(Error::BadQuorum { quorum: need, servers });
         }
+        check_names(&options.servers)?;
         // Both QPs of each server, all their queues.
         let cq = context.create_cq((servers * 256) as u32, None, 0)?;
         let region = Region::anonymous(u64::from(options.chunk) * u64::from(options.chunks))
@@ -124,8 +126,22 @@ impl Client {
             completions: Vec::new(),
             news: std::collections::VecDeque::new(),
         };
+        this.check_pools()?;
         let have = this.live().count();
         if have < need { Err(Error::TooFew { have, need, lost: this.lost() }) } else { Ok(this) }
+    }
+
+    /// Nobody is counted twice who has two addresses.
+    fn check_pools(&self) -> Result<(), Error> {
+        let mut known: Vec<(Uuid, ServerIndex)> = Vec::new();
+        for (at, seat) in self.seats.iter().enumerate() {
+            let Seat::Live(link) = seat else { continue };
+            if let Some((_, first)) = known.iter().find(|(uuid, _)| *uuid == link.info.uuid) {
+                return Err(twice(&self.options.servers, *first, at));
+            }
+            known.push((link.info.uuid, at));
+        }
+        Ok(())
     }
 
     /// Servers that can be used.
@@ -401,6 +417,20 @@ impl Client {
             self.news.push_back(News::From(server, happened));
         }
     }
+}
+
+/// Refuses servers that are one: what is on it would count as being on two, and be no quorum.
+fn check_names(servers: &[(String, SocketAddr)]) -> Result<(), Error> {
+    for (at, (_, addr)) in servers.iter().enumerate() {
+        if let Some(first) = servers[..at].iter().position(|(_, other)| other == addr) {
+            return Err(twice(servers, first, at));
+        }
+    }
+    Ok(())
+}
+
+fn twice(servers: &[(String, SocketAddr)], one: ServerIndex, other: ServerIndex) -> Error {
+    Error::Twice { one: servers[one].0.clone(), other: servers[other].0.clone() }
 }
 
 /// Refuses quorums that are none.

@@ -121,6 +121,16 @@ impl Host {
         self.start(pool);
     }
 
+    /// The same pool, elsewhere: a copy of its file, which nobody serves meanwhile.
+    pub(crate) fn twin(&self) -> Self {
+        let file = tempfile::tempdir().expect("a directory");
+        let from = self.file.as_ref().expect("a file").path().join("pool");
+        std::fs::copy(from, file.path().join("pool")).expect("copied");
+        let mut this = Self { address: address(), server: None, region: None, file: Some(file) };
+        this.restart();
+        this
+    }
+
     pub(crate) fn server(&self) -> &Server {
         self.server.as_ref().expect("it runs")
     }
