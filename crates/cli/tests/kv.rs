@@ -458,6 +458,21 @@ fn a_dump_brings_everything_back_and_a_broken_file_is_salvaged() {
     let file = one.file();
     let made = run(&mut kv("dump", &[&at, "-o", &dump, "--json"])).json();
     assert_eq!((made["values"].as_u64(), made["damaged"].as_array().map(Vec::len)), (Some(40), Some(0)));
+    // It is for who may read the store, and never takes the store's own place.
+    let mode =
+        std::os::unix::fs::PermissionsExt::mode(&std::fs::metadata(&dump).expect("made").permissions());
+    assert_eq!(mode & 0o777, 0o600);
+    let store = file.display().to_string();
+    run(&mut kv("dump", &[&at, "-o", &store])).bad("is there, and is no dump");
+    assert_eq!(
+        std::fs::read_dir(one.dir.path())
+            .expect("a directory")
+            .filter(|entry| {
+                entry.as_ref().is_ok_and(|entry| entry.path().extension().is_some_and(|e| e == "part"))
+            })
+            .count(),
+        0
+    );
     // Cut short, nothing of it is written.
     let whole = std::fs::read(&dump).expect("a dump");
     let two = Server::new(&[]);
@@ -493,6 +508,7 @@ fn a_dump_brings_everything_back_and_a_broken_file_is_salvaged() {
     // Both are damaged: objects alone tell.
     bytes[11776..11848].fill(0);
     std::fs::write(&file, &bytes).expect("written");
+    run(&mut kv("salvage", &[&name, "-o", &name])).bad("is there, and is no dump");
     let found = run(&mut kv("salvage", &[&name, "-o", &rescued, "--json"])).json();
     assert_eq!(found["values"].as_u64(), Some(40), "{found}");
     assert_eq!(values(&dump), values(&rescued));

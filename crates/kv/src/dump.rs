@@ -16,7 +16,8 @@ use std::io::{self, Read, Write};
 use crate::format::KEY_MAX;
 use crate::format::object::crc64;
 
-const MAGIC: &[u8; 8] = b"REMKVDMP";
+/// What a dump begins with.
+pub const MAGIC: &[u8; 8] = b"REMKVDMP";
 const VERSION: u32 = 1;
 const HEADER_LEN: usize = 32;
 const VALUE: u8 = 1;

@@ -1,10 +1,11 @@
 //! `rem kv dump`, and where a dump is written to.
 
 use std::fs::File;
-use std::io::{self, BufWriter, IsTerminal as _, Write};
+use std::io::{self, BufWriter, IsTerminal as _, Read as _, Write};
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 
-use remanence_kv::dump::{Record, Summary, Writer};
+use remanence_kv::dump::{MAGIC, Record, Summary, Writer};
 use remanence_kv::live::{Error, read_all};
 use remanence_kv::proto::Refusal;
 use serde_json::json;
@@ -50,10 +51,14 @@ impl Out {
     pub(super) fn new(output: Option<&Path>) -> Result<Self, Fail> {
         let (out, file): (Box<dyn Write>, _) = match output {
             Some(path) => {
+                check_place(path)?;
                 let mut part = path.as_os_str().to_owned();
                 part.push(".part");
                 let part = PathBuf::from(part);
-                let file = File::create(&part).context(|| format!("{} cannot be made", part.display()))?;
+                // What is in it is for who may read the store.
+                let mut options = File::options();
+                options.write(true).create(true).truncate(true).mode(0o600);
+                let file = options.open(&part).context(|| format!("{} cannot be made", part.display()))?;
                 let handle = file.try_clone().context(|| format!("{} cannot be used", part.display()))?;
                 (Box::new(file), Some((handle, part, path.to_owned())))
             }
@@ -87,6 +92,25 @@ impl Out {
         }
         Ok(summary)
     }
+}
+
+/// Refuses a file that is no dump, as it would be gone: the store itself, above all.
+fn check_place(path: &Path) -> Result<(), Fail> {
+    if !path.is_file() {
+        return Ok(());
+    }
+    let file = File::open(path).context(|| format!("{} cannot be looked at", path.display()))?;
+    let mut begin = Vec::new();
+    file.take(MAGIC.len() as u64)
+        .read_to_end(&mut begin)
+        .context(|| format!("{} cannot be read", path.display()))?;
+    if begin.is_empty() || begin == *MAGIC {
+        return Ok(());
+    }
+    Err(Fail::new(format!(
+        "{} is there, and is no dump; name another file, or remove it first if it is not needed",
+        path.display()
+    )))
 }
 
 fn unwritten() -> String {
