@@ -78,6 +78,15 @@ pub enum Request {
         /// The version that was handed out.
         version: u64,
     },
+    /// So many bytes of an unfinished write of the client's own have been written, and more are on their way: its lease begins
+    /// anew, if that is more than was said before. Says nothing about which bytes: who says too much only loses what would
+    /// extend the lease later.
+    Renew {
+        /// The version that was handed out.
+        version: u64,
+        /// Bytes so far.
+        written: u64,
+    },
     /// Keys, in the order of their fingerprints.
     Scan {
         /// From where: 0, or what the last page said.
@@ -132,6 +141,7 @@ impl Request {
             | Self::Delete { .. }
             | Self::Clear { .. }
             | Self::Confirm { .. }
+            | Self::Renew { .. }
             | Self::Abandon { .. } => true,
             Self::Get { .. }
             | Self::Settle { .. }
@@ -226,10 +236,14 @@ pub enum Refusal {
     #[error("the request means nothing")]
     Malformed,
     /// The reservation does not exist (any more), or is another client's.
-    #[error("there is no such unfinished write of this client")]
+    #[error(
+        "this client has no such unfinished write: it was finished or abandoned, or its lease was over; write it again if it is still wanted"
+    )]
     NotYours,
     /// The server has given up on the client.
-    #[error("the server has closed this session: connect again")]
+    #[error(
+        "the server has closed this session, as within its lease a write made no progress or a view was not acknowledged: connect again"
+    )]
     Fenced,
     /// The object and its predecessor are damaged.
     #[error("the value is damaged on the medium: restore it from a copy")]

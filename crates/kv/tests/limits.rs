@@ -162,7 +162,7 @@ fn raw(host: &Host) -> remanence_remote::Session {
     let mut session =
         remanence_remote::Session::connect(&context(), host.addr, Options::default().costs(costs))
             .expect("connected");
-    session.call(SERVICE, &call(3, 0, &4_u16.to_le_bytes())).expect("a Hello");
+    session.call(SERVICE, &call(3, 0, &5_u16.to_le_bytes())).expect("a Hello");
     session
 }
 

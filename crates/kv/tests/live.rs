@@ -233,6 +233,18 @@ fn every_key_is_seen_once() {
 }
 
 #[test]
+fn a_long_value_goes_out_in_lots_and_each_is_written_by_its_key() {
+    // Regions of 8 MiB and segments of 2 MiB: chunks go out in parts, and some objects too.
+    let host = Host::new(512 << 20, |options| options.lease(Duration::from_secs(60)));
+    let mut store = client(&host);
+    for len in [(1 << 20) + 1, 19 << 20] {
+        let value: Vec<u8> = (0..len as u32).map(|n| (n % 251) as u8 ^ (n >> 13) as u8).collect();
+        store.put(b"key", &value, PutOptions::default()).expect("a PUT");
+        assert!(store.get(b"key").expect("a GET").expect("it is there").value == value, "{len}");
+    }
+}
+
+#[test]
 fn who_holds_a_key_up_is_cut_off() {
     let host = Host::new(SIZE, |options| options.lease(LEASE));
     let mut store = client(&host);

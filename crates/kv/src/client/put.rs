@@ -1,5 +1,10 @@
 //! PUT: a request, the address back, and the client writes the value itself. And what is one message: DELETE, and values
 //! that the server writes.
+//!
+//! A long value goes out in lots, and with each the server is told that those before it have arrived, which extends the write's
+//! lease. A lot has as many bytes as take a fraction of a second, so that a lease does not depend on how fast the link is.
+
+use std::ops::Range;
 
 use super::{Client, Completion, Error, Operation, Progress, RemoteMemory, Verb};
 use crate::format::object::{Content, WRITTEN_FROM, crc64, emit, object_len};
@@ -28,10 +33,76 @@ enum State {
         /// With the value, which the server writes.
         inline: bool,
     },
-    Writing(Reserved),
+    Writing(Writing),
     /// The server is to see it whole, and to ship it.
     Settling(Reserved),
     Over,
+}
+
+/// A write that is under way.
+#[derive(Debug)]
+struct Writing {
+    reserved: Reserved,
+    /// The object, or in chunks what stands for it.
+    object: Vec<u8>,
+    /// What is left, the next at the end.
+    left: Vec<Room>,
+    /// Bytes of a lot.
+    lot: usize,
+    /// Bytes of the lot that is under way, and of those before it.
+    posted: usize,
+    written: usize,
+    /// When it was posted.
+    since: u64,
+}
+
+/// A room, and which bytes of the object or of the value it is for.
+#[derive(Debug)]
+struct Room {
+    at: u64,
+    is_object: bool,
+    bytes: Range<usize>,
+}
+
+/// The first lot, and what those after it may become.
+const LOT: usize = 1 << 20;
+const LOT_MIN: usize = 128 << 10;
+const LOT_MAX: usize = 8 << 20;
+/// A lot is to take so many milliseconds.
+const LOT_TIME: Range<u64> = 100..400;
+
+impl Writing {
+    /// The next lot. The parts of a room go out from its end on: what begins where the room does is the last one, after which the
+    /// key for the room is forgotten.
+    fn lot(&mut self, now: u64, value: &[u8]) -> Vec<(u64, Vec<u8>)> {
+        (self.posted, self.since) = (0, now);
+        let mut lot = Vec::new();
+        while self.posted < self.lot
+            && let Some(room) = self.left.last_mut()
+        {
+            let from = room.bytes.end - room.bytes.len().min(self.lot - self.posted);
+            let bytes = if room.is_object { &self.object } else { value };
+            let at = room.at + (from - room.bytes.start) as u64;
+            lot.push((at, bytes[from..room.bytes.end].to_vec()));
+            self.posted += room.bytes.end - from;
+            room.bytes.end = from;
+            if room.bytes.is_empty() {
+                self.left.pop();
+            }
+        }
+        lot
+    }
+
+    /// The lot has arrived.
+    fn arrived(&mut self, now: u64) {
+        self.written += self.posted;
+        let took = now.saturating_sub(self.since);
+        if took < LOT_TIME.start {
+            self.lot = (self.lot * 2).min(LOT_MAX);
+        } else if took > LOT_TIME.end {
+            self.lot = (self.lot / 2).max(LOT_MIN);
+        }
+    }
 }
 
 type Outcome = Result<u64, Error>;
@@ -80,9 +151,9 @@ impl Put {
         Progress::Post(vec![Verb::Call(request)])
     }
 
-    fn asked(&mut self, client: &mut Client, reply: Reply) -> Progress<Outcome> {
+    fn asked(&mut self, client: &mut Client, now: u64, reply: Reply) -> Progress<Outcome> {
         match reply {
-            Reply::Reserved(reserved) => self.write(client, reserved),
+            Reply::Reserved(reserved) => self.write(client, now, reserved),
             Reply::Written(place) if !client.learn(&place) => {
                 self.over(client, Err(Error::Protocol("a place outside of the medium")))
             }
@@ -95,7 +166,7 @@ impl Put {
         }
     }
 
-    fn write(&mut self, client: &mut Client, reserved: Reserved) -> Progress<Outcome> {
+    fn write(&mut self, client: &mut Client, now: u64, reserved: Reserved) -> Progress<Outcome> {
         let place = Place {
             salt: client.view.salt,
             head: reserved.head,
@@ -110,27 +181,62 @@ impl Put {
         if !client.learn(&reserved) {
             return self.over(client, Err(Error::Protocol("room outside of the medium")));
         }
-        let mut writes: Vec<(u64, Vec<u8>)> = Vec::new();
-        let mut chunks = Vec::new();
-        let mut rest = &self.value[..];
+        let mut left = Vec::with_capacity(reserved.extents.len() + 1);
+        let mut chunks = Vec::with_capacity(reserved.extents.len());
+        let mut from = 0;
         for extent in &reserved.extents {
-            let (part, behind) = rest.split_at(extent.len as usize);
-            chunks.push(Chunk { offset: extent.offset, len: extent.len, crc: crc64(&[part]) });
-            writes.push((extent.at, part.to_vec()));
-            rest = behind;
+            let bytes = from..from + extent.len as usize;
+            from = bytes.end;
+            let crc = crc64(&[&self.value[bytes.clone()]]);
+            chunks.push(Chunk { offset: extent.offset, len: extent.len, crc });
+            left.push(Room { at: extent.at, is_object: false, bytes });
         }
         let content = if chained { Content::Chained(&chunks) } else { Content::Value(&self.value) };
-        let bytes = emit(&place, reserved.version, self.expires, &self.key, content);
-        writes.push((reserved.at + WRITTEN_FROM as u64, bytes[WRITTEN_FROM..].to_vec()));
-        self.state = State::Writing(reserved);
-        Progress::Post(match client.view.mode {
-            // Here it would be durable where it does not have to be.
-            Mode::Durable if client.view.replicated => {
-                writes.into_iter().map(|(at, bytes)| Verb::Write { at, bytes }).collect()
+        let object = emit(&place, reserved.version, self.expires, &self.key, content);
+        let at = reserved.at + WRITTEN_FROM as u64;
+        left.push(Room { at, is_object: true, bytes: WRITTEN_FROM..object.len() });
+        // The object behind its chunks.
+        left.reverse();
+        let (lot, posted, written) = (LOT, 0, 0);
+        let writing = Writing { reserved, object, left, lot, posted, written, since: now };
+        self.post(client, now, writing)
+    }
+
+    fn post(&mut self, client: &Client, now: u64, mut writing: Writing) -> Progress<Outcome> {
+        let (version, written) = (writing.reserved.version, writing.written as u64);
+        let renew = (written > 0).then_some(Verb::Call(Request::Renew { version, written }));
+        let writes = writing.lot(now, &self.value);
+        self.state = State::Writing(writing);
+        let mut verbs = Vec::with_capacity(2);
+        verbs.extend(renew);
+        match client.view.mode {
+            Mode::Durable if !client.view.replicated => verbs.push(Verb::Persist(writes)),
+            // On several members it would be durable where it does not have to be.
+            Mode::Durable | Mode::Erda => {
+                verbs.extend(writes.into_iter().map(|(at, bytes)| Verb::Write { at, bytes }));
             }
-            Mode::Durable => vec![Verb::Persist(writes)],
-            Mode::Erda => writes.into_iter().map(|(at, bytes)| Verb::Write { at, bytes }).collect(),
-        })
+        }
+        Progress::Post(verbs)
+    }
+
+    /// A lot has arrived, and the server has said what it thinks of the lease.
+    fn arrived(
+        &mut self,
+        client: &mut Client,
+        now: u64,
+        mut writing: Writing,
+        completions: &[Completion],
+    ) -> Progress<Outcome> {
+        for completion in completions {
+            if let Completion::Reply(Reply::Refused(refusal)) = completion {
+                return self.over(client, Err(refusal.clone().into()));
+            }
+        }
+        writing.arrived(now);
+        match writing.left.is_empty() {
+            true => self.written(client, writing.reserved),
+            false => self.post(client, now, writing),
+        }
     }
 
     fn written(&mut self, client: &mut Client, reserved: Reserved) -> Progress<Outcome> {
@@ -166,7 +272,7 @@ impl Put {
 impl Operation for Put {
     type Output = Outcome;
 
-    fn step(&mut self, client: &mut Client, _: u64, mut completions: Vec<Completion>) -> Progress<Outcome> {
+    fn step(&mut self, client: &mut Client, now: u64, mut completions: Vec<Completion>) -> Progress<Outcome> {
         if self.id.is_none() {
             self.hash = match client.hash(&self.key) {
                 Ok(hash) => hash,
@@ -177,9 +283,9 @@ impl Operation for Put {
         match std::mem::replace(&mut self.state, State::Over) {
             State::Begin => self.ask(client),
             State::Asked { batch, .. } => match (batch, completions.pop()) {
-                (false, Some(Completion::Reply(reply))) => self.asked(client, reply),
+                (false, Some(Completion::Reply(reply))) => self.asked(client, now, reply),
                 (true, Some(Completion::Reply(Reply::Batch(mut replies)))) => match replies.pop() {
-                    Some(reply) => self.asked(client, reply),
+                    Some(reply) => self.asked(client, now, reply),
                     None => self.over(client, Err(Error::Protocol("an empty batch"))),
                 },
                 (true, Some(Completion::Reply(Reply::Refused(refusal)))) => {
@@ -187,7 +293,7 @@ impl Operation for Put {
                 }
                 _ => self.over(client, Err(Error::Protocol("no reply to a PUT"))),
             },
-            State::Writing(reserved) => self.written(client, reserved),
+            State::Writing(writing) => self.arrived(client, now, writing, &completions),
             State::Settling(reserved) => match completions.pop() {
                 Some(Completion::Reply(reply)) => self.settled(client, &reserved, reply),
                 _ => self.over(client, Err(Error::Protocol("no reply to a write that is to be settled"))),
@@ -199,7 +305,7 @@ impl Operation for Put {
     fn cancel(&mut self, client: &mut Client) -> Option<Request> {
         client.end(self.id.take());
         match std::mem::replace(&mut self.state, State::Over) {
-            State::Writing(reserved) | State::Settling(reserved) => {
+            State::Writing(Writing { reserved, .. }) | State::Settling(reserved) => {
                 Some(Request::Abandon { version: reserved.version })
             }
             State::Begin | State::Asked { .. } | State::Over => None,

@@ -50,6 +50,18 @@ pub enum Error {
         .0.reason()
     )]
     Unknown(Box<Self>),
+    /// The connection broke, and the server has had no sign of a write's progress for longer than its lease.
+    #[error(
+        "no part of a write arrived within the server's lease of {} ms, so the server will have ended the connection ({why}); \
+         have it serve with a longer lease, or write less at a time",
+        lease.as_millis()
+    )]
+    Outlasted {
+        /// The lease.
+        lease: std::time::Duration,
+        /// How the connection ended.
+        why: String,
+    },
     /// The change was not begun.
     #[error("nothing was changed, as {0}")]
     Lost(String),
@@ -101,7 +113,7 @@ impl Error {
             Self::Remote(error) => {
                 !matches!(error, Remote::Argument(_) | Remote::NoRecipe(_) | Remote::Application(_))
             }
-            Self::Refused(Refusal::Fenced) | Self::Deposed => true,
+            Self::Refused(Refusal::Fenced) | Self::Deposed | Self::Outlasted { .. } => true,
             _ => false,
         }
     }

@@ -81,6 +81,7 @@ fn made_up(story: &mut Story<'_>, last: u64) -> Request {
         5 => Request::Get { key: vec![story.next()] },
         6 => Request::Settle { key: vec![story.next()] },
         7 => Request::Confirm { versions: vec![last] },
+        8 if key[0] < 8 => Request::Renew { version: last, written: story.wide() },
         8 => Request::Abandon { version: last },
         9 => Request::Scan { cursor: story.wide() << 48, limit: story.wide() as u32 },
         10 => Request::Acknowledge { view: story.wide() },

@@ -84,8 +84,8 @@ macro_rules! common_options {
             self
         }
 
-        /// How long a client may take to finish a write, or to acknowledge a view, before it is cut off; 2 s if nothing is
-        /// said. Nothing depends on it for being right, only for how long others wait.
+        /// How long a client may take to finish a write or to get on with it, or to acknowledge a view, before it is cut off; 2 s
+        /// if nothing is said. Nothing depends on it for being right, only for how long others wait.
         #[must_use]
         pub const fn lease(mut self, time: Duration) -> Self {
             self.common.lease = time;

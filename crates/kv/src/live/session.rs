@@ -303,6 +303,15 @@ impl Session {
         }
     }
 
+    /// Why a post failed: of a write that took longer than the lease, who broke the connection is known.
+    fn ended(&self, error: Error, verbs: &[Verb], begin: Instant) -> Error {
+        let writes = verbs.iter().any(|verb| matches!(verb, Verb::Write { .. } | Verb::Persist(_)));
+        if error.is_end() && writes && begin.elapsed() >= self.lease {
+            return Error::Outlasted { lease: self.lease, why: error.reason() };
+        }
+        error
+    }
+
     fn clock_now(&self) -> u64 {
         self.clock.0 + self.clock.1.elapsed().as_millis() as u64
     }
@@ -429,7 +438,9 @@ impl RemoteMemory for Session {
                 }
             }
         }
-        let mut done: Vec<Option<Done>> = self.remote.together(&works)?.into_iter().map(Some).collect();
+        let begin = Instant::now();
+        let done = self.remote.together(&works).map_err(|error| self.ended(error.into(), &verbs, begin))?;
+        let mut done: Vec<Option<Done>> = done.into_iter().map(Some).collect();
         drop(works);
         // They were for one write.
         for verb in &verbs {

@@ -16,9 +16,10 @@ use crate::proto::{Expect, Refusal, Reply, Request};
 use crate::server::Scrubbed;
 use crate::view::View;
 
-/// Operations that are carried out together at most, and about how many bytes they may bring.
+/// Operations that are carried out together at most, and about how many bytes they may bring: these take one time over a link,
+/// and the lease of each goes on all the while.
 const TOGETHER: usize = 256;
-const TOGETHER_BYTES: usize = 32 << 20;
+const TOGETHER_BYTES: usize = 4 << 20;
 /// Who has been idle for so long looks first whether the connection is still there.
 const IDLE: Duration = Duration::from_millis(20);
 

@@ -147,6 +147,11 @@ impl Request {
                 to.extend([u8::from(first.is_some()), first.unwrap_or(0)]);
                 to.extend(cursor.to_le_bytes());
             }
+            Self::Renew { version, written } => {
+                to.push(14);
+                to.extend(version.to_le_bytes());
+                to.extend(written.to_le_bytes());
+            }
         }
     }
 
@@ -188,6 +193,7 @@ impl Request {
                 let (some, first) = (from.u8()?, from.u8()?);
                 Self::Clear { first: (some != 0).then_some(first), cursor: from.u64()? }
             }
+            14 => Self::Renew { version: from.u64()?, written: from.u64()? },
             _ => return None,
         })
     }
@@ -462,6 +468,7 @@ mod tests {
             Request::Settle { key },
             Request::Confirm { versions: vec![1, 2] },
             Request::Abandon { version: 7 },
+            Request::Renew { version: 7, written: 1 << 33 },
             Request::Scan { cursor: 1, limit: 2 },
             Request::Count,
             Request::Clear { first: None, cursor: 1 },

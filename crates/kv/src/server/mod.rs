@@ -57,8 +57,8 @@ pub struct ClientId(pub u64);
 pub struct Options {
     /// What the acknowledgement of a write means.
     pub mode: Mode,
-    /// How long a client may take to finish a write, or to acknowledge a view, before the server asks for it to be cut
-    /// off, milliseconds.
+    /// How long a client may take to finish a write, or to [say](Request::Renew) that it goes on, or to acknowledge a view,
+    /// before the server asks for it to be cut off, milliseconds.
     pub lease: u64,
     /// The most unfinished writes of one client.
     pub unfinished_max: usize,
@@ -177,12 +177,17 @@ struct Unfinished {
     /// Bytes that were handed out for the object.
     room: u64,
     extents: Vec<(Offset, u32)>,
-    since: u64,
+    /// When its lease is over: a key of [`Server::leases`].
+    until: u64,
+    /// Bytes that its client says it has written.
+    progress: u64,
 }
 
 #[derive(Clone, Debug, Default)]
 struct Client {
     view: u64,
+    /// When a write of it was said to have made progress last.
+    renewed: u64,
     unfinished: BTreeSet<u64>,
     fencing: bool,
     reads_only: bool,
@@ -200,6 +205,8 @@ pub struct Server<M> {
     /// Versions of this run.
     counter: u64,
     unfinished: BTreeMap<u64, Unfinished>,
+    /// When the lease of each is over, and its version: the next one is the first.
+    leases: BTreeSet<(u64, u64)>,
     /// Of those, the ones that are done and wait for the medium.
     written: BTreeMap<u64, Written>,
     places: BTreeMap<(u8, Offset), u64>,
@@ -441,6 +448,9 @@ impl<M: Medium + Clone> Server<M> {
                 Some(unfinished) if unfinished.client == client => self.give_up(*version).map(|()| Reply::Ok),
                 _ => Err(Refusal::NotYours),
             },
+            Request::Renew { version, written } => {
+                self.renew(now, client, *version, *written).map(|()| Reply::Ok)
+            }
             Request::Scan { cursor, limit } => self.scan(now, *cursor, *limit),
             Request::Count => Ok(self.count(now)),
             Request::Clear { first, cursor } => self.clear_keys(*first, *cursor),
@@ -693,7 +703,7 @@ impl<M: Medium + Clone> Server<M> {
 fn asks_for_values(request: &Request, reply: &Reply) -> bool {
     match (request, reply) {
         (Request::Put { .. }, Reply::Reserved(_))
-        | (Request::Confirm { .. } | Request::Acknowledge { .. }, Reply::Ok) => true,
+        | (Request::Confirm { .. } | Request::Renew { .. } | Request::Acknowledge { .. }, Reply::Ok) => true,
         (Request::Batch(requests), Reply::Batch(replies)) => {
             requests.iter().zip(replies).all(|(request, reply)| asks_for_values(request, reply))
         }

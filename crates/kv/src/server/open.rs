@@ -199,6 +199,7 @@ impl<M: Medium + Clone> Server<M> {
             log,
             counter: 0,
             unfinished: Default::default(),
+            leases: Default::default(),
             written: Default::default(),
             places: Default::default(),
             confirmed: Default::default(),

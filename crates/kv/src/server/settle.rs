@@ -18,6 +18,9 @@ use crate::view::Mode;
 /// A write that is done is settled within so many milliseconds, by a wait of the server's own if there is no other.
 const SETTLE_WITHIN: u64 = 4;
 
+/// A write goes on if so many bytes more of it are written: else one that is renewed byte by byte held its key for years.
+const PROGRESS_MIN: u64 = 64 << 10;
+
 /// A write that is done, and written back: its word says so when the ticket is covered.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Written {
@@ -176,6 +179,7 @@ impl<M: Medium + Clone> Server<M> {
     fn forget(&mut self, version: u64) {
         self.written.remove(&version);
         let Some(unfinished) = self.unfinished.remove(&version) else { return };
+        self.leases.remove(&(unfinished.until, version));
         self.places.remove(&(unfinished.head, unfinished.offset));
         if let Some(client) = self.clients.get_mut(&unfinished.client) {
             client.unfinished.remove(&version);
@@ -307,15 +311,34 @@ impl<M: Medium + Clone> Server<M> {
         Ok(())
     }
 
+    /// The client of an unfinished write says how far it is: the lease begins anew if that is [enough](PROGRESS_MIN) more than
+    /// it said before. As it can say no more than there is to write, it comes to an end.
+    pub(super) fn renew(
+        &mut self,
+        now: u64,
+        client: super::ClientId,
+        version: u64,
+        written: u64,
+    ) -> Result<(), Refusal> {
+        let own = self.unfinished.get_mut(&version).filter(|unfinished| unfinished.client == client);
+        let unfinished = own.ok_or(Refusal::NotYours)?;
+        let extents: u64 = unfinished.extents.iter().map(|(_, len)| u64::from(*len)).sum();
+        if written > unfinished.room + extents {
+            return Err(Refusal::Malformed);
+        }
+        if written >= unfinished.progress.saturating_add(PROGRESS_MIN) {
+            unfinished.progress = written;
+            self.leases.remove(&(unfinished.until, version));
+            unfinished.until = now.saturating_add(self.options.lease);
+            self.leases.insert((unfinished.until, version));
+            self.clients.get_mut(&client).expect("it is connected").renewed = now;
+        }
+        Ok(())
+    }
+
     /// Looks for clients that take too long.
     pub(super) fn expire(&mut self, now: u64) -> Result<(), Refusal> {
-        // In the order of time.
-        let late: Vec<u64> = self
-            .unfinished
-            .iter()
-            .take_while(|(_, u)| now.saturating_sub(u.since) >= self.options.lease)
-            .map(|(version, _)| *version)
-            .collect();
+        let late: Vec<u64> = self.leases.range(..=(now, u64::MAX)).map(|(_, version)| *version).collect();
         self.finish(&late)?;
         for version in late {
             if let Some(unfinished) = self.unfinished.get(&version) {
@@ -323,8 +346,10 @@ impl<M: Medium + Clone> Server<M> {
             }
         }
         if now.saturating_sub(self.view_since) >= self.options.lease {
-            let behind: Vec<_> =
-                self.clients.iter().filter(|(_, c)| c.view < self.view).map(|(id, _)| *id).collect();
+            // What holds the acknowledgement up may be a long write that makes progress.
+            let is_late =
+                |c: &super::Client| c.view < self.view && now.saturating_sub(c.renewed) >= self.options.lease;
+            let behind: Vec<_> = self.clients.iter().filter(|(_, c)| is_late(c)).map(|(id, _)| *id).collect();
             behind.into_iter().for_each(|client| self.fence(client));
         }
         Ok(())

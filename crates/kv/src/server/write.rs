@@ -59,8 +59,10 @@ impl<M: Medium + Clone> Server<M> {
             offset: room.offset,
             room: object,
             extents: extents.iter().map(|extent| (extent.offset, extent.len)).collect(),
-            since: now,
+            until: now.saturating_add(self.options.lease),
+            progress: 0,
         };
+        self.leases.insert((unfinished.until, version));
         self.unfinished.insert(version, unfinished);
         self.places.insert((head, room.offset), version);
         self.clients.get_mut(&client).expect("it is connected").unfinished.insert(version);
