@@ -49,6 +49,12 @@ const RUNS: &[Run] = &[
     ),
     run_of("log-kill", "servers of a log, killed", &[("REM_LONG_TESTS", "1")], test!("cli", "--test", "log")),
     run_of(
+        "blobs",
+        "every order of puts, gets, catch-ups, crashes and late messages, with gigabytes of states",
+        &[],
+        &["test", "--locked", "--release", "-p", "remanence-pool", "--test", "register", "--", "--ignored"],
+    ),
+    run_of(
         "kv-sim",
         "5,000 simulated stores",
         &[("REMANENCE_KV_SEEDS", "0..5000")],

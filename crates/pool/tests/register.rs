@@ -396,7 +396,7 @@ fn a_put_outranks_all_that_ended_before_it_and_no_get_goes_back() {
 }
 
 #[test]
-#[ignore = "minutes and gigabytes: cargo test --release -p remanence-pool --test register -- --ignored"]
+#[ignore = "minutes and gigabytes: `cargo xtask soak blobs` runs it"]
 fn three_puts_two_gets_and_a_catch_up_among_crashes() {
     all(&[
         Plan { writers: &[9], gets: 2, sync: true, crashes: 1 },
