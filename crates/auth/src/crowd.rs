@@ -11,7 +11,7 @@ use std::time::Duration;
 /// Bounds of a crowd.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Room {
-    /// In all.
+    /// How many may be there at once, from all addresses together.
     pub most: usize,
     /// From one address.
     pub each: usize,

@@ -13,7 +13,7 @@ use crate::fail::Fail;
 /// One address that a command listens at.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Opening {
-    /// Where.
+    /// The address that it listens on; a loopback address is for this machine alone.
     pub(crate) at: IpAddr,
     /// What whoever reaches it could do, after "could".
     pub(crate) could: &'static str,

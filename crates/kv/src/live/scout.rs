@@ -203,7 +203,7 @@ impl Scout {
     }
 }
 
-/// One thread.
+/// What the thread of one member has: whom it asks, for whom, and over which connection.
 struct Errand {
     shared: Arc<Shared>,
     at: usize,

@@ -98,7 +98,7 @@ impl Watch {
         STALL * self.limit()
     }
 
-    /// Who serves.
+    /// The primary that this member follows; none while it is suspected, or when nobody was heard to serve.
     #[must_use]
     pub fn leader(&self) -> Option<Leader> {
         self.leader.map(|(leader, _)| leader)

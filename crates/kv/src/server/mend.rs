@@ -29,7 +29,7 @@ const TRIES_MAX: u64 = 1 << 20;
 /// Something that was found damaged.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Finding {
-    /// What.
+    /// The word or the value that was damaged.
     pub at: Where,
     /// Whose value it concerns, if that is known.
     pub key: Option<Vec<u8>>,

@@ -94,7 +94,7 @@ pub enum Error {
         servers: usize,
         /// How many are needed.
         need: usize,
-        /// The others.
+        /// Those that cannot be used, and why.
         lost: Vec<Lost>,
     },
     /// The newest version is on too few servers, and could not be brought to more.
@@ -126,7 +126,7 @@ pub enum Error {
         have: usize,
         /// From how many it should be.
         need: usize,
-        /// The others.
+        /// Those that still may have it, and why.
         lost: Vec<Lost>,
     },
     /// The blob is on fewer servers than the quorum.
@@ -168,7 +168,7 @@ pub enum Error {
     Twice {
         /// A name of it.
         one: String,
-        /// The other.
+        /// Another name of the same server, as the user gave it.
         other: String,
     },
     /// The quorum is less than a majority.

@@ -86,7 +86,7 @@ pub enum Request {
     Ticket,
     /// Asks the server to leave a version number behind: what it gives out from now on is above it.
     Promise {
-        /// The number.
+        /// The number to be left behind.
         number: u64,
     },
     /// How full is the pool, and what is it?
