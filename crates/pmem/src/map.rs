@@ -6,7 +6,7 @@
 use std::ffi::{CString, c_int, c_void};
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
@@ -50,6 +50,13 @@ impl Mapping {
         }
         let mapping = map(mapped, libc::MAP_SHARED, file.as_raw_fd());
         Ok((mapping.map_err(|e| Error::os(format!("mapping {len} bytes of the file"), e))?, false))
+    }
+
+    /// Memory of this process alone that shows a file where it has not been written.
+    pub(crate) fn private(file: BorrowedFd<'_>, len: u64) -> Result<Self, Error> {
+        let mapped = whole_pages(len)?;
+        let mapping = map(mapped, libc::MAP_PRIVATE | libc::MAP_NORESERVE, file.as_raw_fd());
+        mapping.map_err(|e| Error::os(format!("mapping {len} bytes of the file"), e))
     }
 
     /// Memory of this process alone.

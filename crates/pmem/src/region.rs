@@ -114,6 +114,34 @@ impl Region {
         Ok(Self::assemble(Kind::Anonymous, mapping, len, domain::of_anonymous(), None, None))
     }
 
+    /// Memory of this process alone that begins as what is here. Where there is a file, that takes neither time nor memory:
+    /// a page is copied when the copy is first written there, and shows what the file has until then. So whoever writes this
+    /// region afterwards has to have written at least the same range of the copy before.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub fn private_copy(&self) -> Result<Self, Error> {
+        let Some(file) = &self.0.file else {
+            let copy = Self::anonymous(self.len())?;
+            let mut bytes = vec![0; 1 << 20];
+            let mut at = 0;
+            while at < self.len() {
+                let part = &mut bytes[..(1 << 20).min((self.len() - at) as usize)];
+                self.read(at, part);
+                copy.write(at, part);
+                at += part.len() as u64;
+            }
+            return Ok(copy);
+        };
+        let mapping = Mapping::private(file.as_fd(), self.len())?;
+        // The file may be cut short under it.
+        let watch = Watch::new(mapping.base() as usize, mapping.mapped());
+        let mut copy =
+            Self::assemble(Kind::Anonymous, mapping, self.len(), domain::of_anonymous(), None, None);
+        copy.own().watch = watch;
+        Ok(copy)
+    }
+
     /// The memory behind a descriptor that a peer shared ([`share`](Self::share)): the first `len` bytes.
     ///
     /// # Errors

@@ -346,3 +346,29 @@ fn what_was_written_outlives_a_killed_process() {
     assert_eq!(&bytes, b"written by the dead");
     assert_eq!(region.load_u64(0), 1);
 }
+
+#[test]
+fn a_private_copy_shows_the_file_until_it_is_written_and_changes_nothing_there() {
+    let scratch = Scratch::on_disk("private");
+    let file = FileOptions::new().create(3 * 8192).open(&scratch.0).unwrap();
+    file.write(100, b"first");
+    file.write(8192, b"second");
+    let copy = file.private_copy().unwrap();
+    let read = |region: &Region, at: u64, len: usize| {
+        let mut bytes = vec![0; len];
+        region.read(at, &mut bytes);
+        bytes
+    };
+    assert_eq!((read(&copy, 100, 5), read(&copy, 8192, 6)), (b"first".to_vec(), b"second".to_vec()));
+    assert!(!copy.domain().guarantee().is_durable());
+    copy.write(102, b"F");
+    assert_eq!((read(&copy, 100, 5), read(&file, 100, 5)), (b"fiFst".to_vec(), b"first".to_vec()));
+    // What was written in the copy first may be written in the file later, and is not seen twice.
+    file.write(102, b"G");
+    assert_eq!(read(&copy, 100, 5), b"fiFst");
+    copy.persist(0..copy.len()).unwrap();
+    assert_eq!(fs::read(&scratch.0).unwrap()[100..105], *b"fiGst");
+    let memory = Region::anonymous(3 << 20).unwrap();
+    memory.write((3 << 20) - 4, b"last");
+    assert_eq!(read(&memory.private_copy().unwrap(), (3 << 20) - 4, 4), b"last");
+}

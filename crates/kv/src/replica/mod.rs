@@ -2,7 +2,8 @@
 //! told.
 //!
 //! Every *member* has a replicated log (`remanence_remotelog`) and an *image* of the medium. One of them, the primary,
-//! copies its image to a *working* medium, opens the store there, and serves. Clients reach the working medium only. What
+//! has a copy of its image as its *working* medium, opens the store there, and serves. No page is copied before it is written
+//! there, so that nobody waits for as long as a large image takes; and whatever an image gets the working medium has got before. Clients reach the working medium only. What
 //! the server stores passes through a [`Mirror`], and whenever it waits for its medium ([`Medium::psync`]) all that it has
 //! changed since goes into the log as records, and the wait is over when `acks` of `members` have them durably. Objects
 //! that clients wrote one-sidedly go the same way: the server writes them back before it settles them. Images follow the
@@ -32,7 +33,7 @@ pub mod mirror;
 pub mod primary;
 pub mod watch;
 
-pub use guard::{Promise, is_current};
+pub use guard::{Claim, Promise, is_current, likely_primary};
 pub use keeper::{Keeper, Order, Told};
 pub use mirror::{Mirror, Ship};
 pub use primary::{LeadError, Member, Primary, Rebuilding};

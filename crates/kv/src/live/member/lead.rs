@@ -4,7 +4,6 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
-use remanence_pmem::Region;
 use remanence_remotelog::format::superblock::Uuid;
 
 use super::link::Roads;
@@ -22,8 +21,8 @@ use crate::replica::{LeadError, Mirror, Primary, Rebuilding};
 const REBUILD: u64 = 256 << 10;
 /// How often a primary looks whom it has lost.
 const LOOK: Duration = Duration::from_millis(50);
-/// Bytes that are copied at once.
-const COPY: usize = 1 << 20;
+/// An image that does not follow is asked to again after this.
+const AGAIN: Duration = Duration::from_secs(1);
 
 /// What a primary does between the messages of clients.
 #[derive(Debug)]
@@ -34,6 +33,8 @@ pub(crate) struct Upkeep {
     busy: bool,
     /// Somebody may lack an image, or be gone: that is to be found out.
     follow: bool,
+    /// When all images were asked to follow.
+    followed: Instant,
     /// The processes that it is connected to.
     lives: Vec<u64>,
 }
@@ -61,8 +62,13 @@ impl Upkeep {
             self.lives = self.node.lives();
             self.follow = true;
         }
+        // Who was the primary before may have been ending that still.
+        self.follow |= now.duration_since(self.followed) >= AGAIN && !self.node.lock().behind.is_empty();
         let promised = self.node.log.with(|store| store.state().promised);
         let follow = std::mem::take(&mut self.follow);
+        if follow {
+            self.followed = now;
+        }
         let turned = self.ships.with_ship(|primary| {
             if let Some(legs) = legs {
                 primary.reopen(legs)?;
@@ -161,8 +167,8 @@ pub(super) fn lead(
     let (primary, _) =
         Primary::lead(legs, node.own_name(), &group_options, trim_after).map_err(|e| sentence(&e))?;
     let epoch = primary.epoch();
-    let working = Region::anonymous(node.image.len())?;
-    copy(&node.image, &working);
+    // Dropped after the server, and all that is left of its medium.
+    let (working, _shown) = node.show_image(epoch)?;
     let ships: Ships = Mirror::new(working.clone(), primary);
     let memory = Memory::Replicated(ships.clone());
     make_if_blank(&memory, &New { geometry: options.common.geometry, keys: options.common.keys })?;
@@ -172,6 +178,7 @@ pub(super) fn lead(
         looked: Instant::now(),
         busy: true,
         follow: true,
+        followed: Instant::now(),
         lives: node.lives(),
     };
     let mut server = Server::bind_replicated(&roads.context, options.store(working), memory, upkeep)?;
@@ -204,19 +211,5 @@ pub(super) fn lead(
             Err(if why.is_empty() { error } else { Error::Argument(why) })
         }
         (Ok(_), _) => Ok(()),
-    }
-}
-
-fn copy(from: &Region, to: &Region) {
-    let mut bytes = vec![0; COPY];
-    let mut at = 0;
-    while at < from.len() {
-        let part = &mut bytes[..COPY.min((from.len() - at) as usize)];
-        from.read(at, part);
-        // What was never written takes no memory.
-        if part.iter().any(|byte| *byte != 0) {
-            remanence_pmem::Medium::write(to, at, part);
-        }
-        at += part.len() as u64;
     }
 }

@@ -322,7 +322,7 @@ impl Member {
         let obeying = Arc::clone(&node);
         log.on_call(ORDERS, move |call| {
             let (epoch, order) = parse_order(call.request).ok_or("the order means nothing")?;
-            Ok(emit_told(&obeying.obey(epoch, &order)))
+            Ok(emit_told(&obeying.obey_other(epoch, &order)))
         });
         let hearing = Arc::clone(&node);
         log.on_call(BEATS, move |call| {
@@ -491,4 +491,39 @@ fn keeper(image: Region, ledger: Region) -> Result<(Keeper<Region>, bool), Error
         return Ok((Keeper::create(image, ledger).map_err(failed)?, true));
     }
     Ok((Keeper::open(image, ledger).map_err(failed)?, false))
+}
+
+#[cfg(test)]
+mod tests {
+    use remanence_remotelog::Epoch;
+    use remanence_remotelog::proto::Request;
+    use remanence_verbs::Options;
+
+    use super::*;
+    use crate::replica::{Order, Told};
+
+    #[test]
+    fn an_image_that_is_shown_to_clients_follows_nobody_else() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let [a, b, c, d] = std::process::id().to_be_bytes();
+        let ip = std::net::Ipv4Addr::new(127, (a ^ b) | 64, c, d.clamp(1, 254));
+        let context = Context::open(Options::udp(ip.into())).expect("a device");
+        let own = SocketAddr::new(ip.into(), 7471);
+        let names = [own, SocketAddr::new(ip.into(), 7472)].map(|addr| (addr.to_string(), addr)).to_vec();
+        let options = MemberOptions::directory(directory.path(), names).size(2 << 20);
+        let member = Member::bind(&context, own.port(), options).expect("a member");
+        let node = &member.node;
+        let (ours, theirs) = (Epoch::new(1, 1), Epoch::new(2, 2));
+        node.log.call(&Request::Grant { epoch: ours }).expect("nobody has it");
+        let (working, shown) = node.show_image(ours).expect("it is ours");
+        let ending = |told: Told| matches!(told, Told::Refused(why) if why.contains("is ending that"));
+        assert!(!ending(node.obey(ours, &Order::Apply { below: 0 })), "its own image follows itself");
+        node.log.call(&Request::Grant { epoch: theirs }).expect("a later one");
+        for order in [Order::Apply { below: 0 }, Order::Begin] {
+            assert!(ending(node.obey_other(theirs, &order)), "{order:?} changes what clients read");
+        }
+        drop((working, shown));
+        assert!(!ending(node.obey_other(theirs, &Order::Apply { below: 0 })));
+        assert!(node.show_image(ours).is_err(), "whoever was replaced shows nothing any more");
+    }
 }

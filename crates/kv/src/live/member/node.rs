@@ -1,6 +1,7 @@
 //! What all threads of a member share: its log and its image, what it knows of the others, and what it is at the moment.
 
 use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -14,10 +15,10 @@ use remanence_remotelog::store::Store;
 
 use super::leg::LiveLeg;
 use super::wire::{MemberStats, Role};
-use crate::live::Metrics;
+use crate::live::{Error, Metrics};
 use crate::replica::keeper::Ledger;
 use crate::replica::watch::{Leader, Other, Watch};
-use crate::replica::{Keeper, Order, Told};
+use crate::replica::{Keeper, LeadError, Order, Told};
 
 /// Legs of every member, in the members' order, as a group takes them.
 pub(super) type Legs = Vec<(String, Result<LiveLeg, LegError>)>;
@@ -113,6 +114,16 @@ pub(super) struct State {
     pub(super) over: bool,
 }
 
+/// While it lives, only the member itself changes its image.
+#[derive(Debug)]
+pub(super) struct Shown<'a>(&'a Node);
+
+impl Drop for Shown<'_> {
+    fn drop(&mut self) {
+        self.0.shown.store(false, Ordering::Release);
+    }
+}
+
 /// A member.
 #[derive(Debug)]
 pub(super) struct Node {
@@ -122,6 +133,9 @@ pub(super) struct Node {
     pub(super) log: OwnLog,
     keeper: Mutex<Keeper<Region>>,
     pub(super) image: Region,
+    /// What this member serves shows its image where it has not been written since: nobody else may change that one. Set
+    /// under the log's lock, as a promise is.
+    shown: AtomicBool,
     pub(super) record_max: usize,
     pub(super) log_port: u16,
     life: u64,
@@ -179,6 +193,7 @@ impl Node {
             log,
             keeper: Mutex::new(keeper),
             image,
+            shown: AtomicBool::new(false),
             record_max,
             log_port,
             life,
@@ -258,10 +273,38 @@ impl Node {
         &self.names[self.who]
     }
 
-    /// Carries an order of a primary out.
+    /// A medium that shows the image, for the store that this member serves from now on; nobody else's order changes the image
+    /// until the guard is dropped. The caller has taken the log over in that epoch.
+    ///
+    /// # Errors
+    /// The log is promised to somebody else by now, or the kernel gives no memory.
+    pub(super) fn show_image(&self, epoch: Epoch) -> Result<(Region, Shown<'_>), Error> {
+        self.log.with(|store| {
+            if store.state().promised != epoch {
+                return Err(Error::Argument(LeadError::Deposed.to_string()));
+            }
+            let shown = self.image.private_copy()?;
+            self.shown.store(true, Ordering::Relaxed);
+            Ok((shown, Shown(self)))
+        })
+    }
+
+    /// Carries an order of another member out, which is the primary.
+    pub(super) fn obey_other(&self, epoch: Epoch, order: &Order) -> Told {
+        self.carry_out(epoch, order, |node| node.shown.load(Ordering::Acquire))
+    }
+
+    /// Carries an order of this member, which is the primary, out.
     pub(super) fn obey(&self, epoch: Epoch, order: &Order) -> Told {
+        self.carry_out(epoch, order, |_| false)
+    }
+
+    fn carry_out(&self, epoch: Epoch, order: &Order, is_in_use: impl Fn(&Self) -> bool) -> Told {
         self.lock().obeying = true;
         let told = self.log.with(|store| {
+            if is_in_use(self) && store.state().promised == epoch {
+                return Told::Refused("it was the primary, and is ending that".into());
+            }
             let mut keeper = self.keeper.lock().unwrap_or_else(PoisonError::into_inner);
             keeper.obey(store, epoch, order)
         });
@@ -271,6 +314,7 @@ impl Node {
         match &told {
             // Not to whom the log is promised, and that is no trouble of the image.
             Told::Refused(_) if self.log.try_with(|store| store.state().promised != epoch) == Some(true) => {}
+            Told::Refused(_) if is_in_use(self) => {}
             Told::Refused(why) => state.image_why = format!("its image does not follow: {why}"),
             Told::Applied(_) | Told::Ok => state.image_why.clear(),
             Told::NeedsImage | Told::Bytes(_) => {}
