@@ -17,7 +17,7 @@ use super::member::{MemberStats, Role, Said};
 use super::scout::Scout;
 use super::wire::What;
 use super::{ConnectOptions, Error, Session};
-use crate::replica::{Promise, is_current};
+use crate::replica::{Claim, Promise, is_current, likely_primary};
 use crate::view::View;
 
 /// How long a member may be silent before a client goes on without it.
@@ -223,15 +223,16 @@ impl Members {
     /// # Errors
     /// There is none, or not enough members vouch for it.
     pub(super) fn connect(&mut self) -> Result<(Session, View), Error> {
-        let serves = |said: &MemberStats| said.role == Role::Primary && said.store_port != 0;
-        let mut some = |said: &[Option<&MemberStats>]| said.iter().flatten().any(|said| serves(said));
-        let described = self.scout.ask(FIND.min(self.options.waits()), &mut some)?;
-        let primary = (described.iter().enumerate())
-            .filter_map(|(at, said)| Some((at, said.as_ref().ok().filter(|said| serves(said))?)))
-            .max_by_key(|(_, said)| said.epoch);
+        let enough = |said: &[Option<&MemberStats>]| likely(said.iter().copied()).is_some();
+        let described = self.scout.ask(FIND.min(self.options.waits()), enough)?;
+        let primary = likely(described.iter().map(|said| said.as_ref().ok()));
+        let primary = primary.and_then(|at| Some((at, described[at].as_ref().ok()?)));
         let Some((at, primary)) = primary else {
             let why = |(name, said): (&String, &Said)| match said {
                 Err(why) => format!("{name}: {why}"),
+                Ok(said) if said.role == Role::Primary => {
+                    format!("{name} is primary, and too few of the others say that it may be")
+                }
                 Ok(said) if said.why.is_empty() => format!("{name} is {}", said.role.name()),
                 Ok(said) => format!("{name} is {}: {}", said.role.name(), said.why),
             };
@@ -393,6 +394,16 @@ impl Members {
     pub(super) const fn primary(&self) -> &MemberStats {
         &self.said
     }
+}
+
+/// The primary to try, by what those say that have answered.
+fn likely<'a>(said: impl Iterator<Item = Option<&'a MemberStats>>) -> Option<usize> {
+    let claim = |said: &MemberStats| Claim {
+        serves: said.role == Role::Primary && said.store_port != 0,
+        epoch: said.epoch,
+        acks: said.acks.into(),
+    };
+    likely_primary(&said.map(|said| said.map(claim)).collect::<Vec<_>>())
 }
 
 /// Whether two members can be of one store: one that is new can be of any.

@@ -72,6 +72,29 @@ pub fn is_current(primary: Epoch, promises: &[Promise], acks: usize) -> bool {
     promises.iter().filter(|promise| promise.lets(primary)).count() >= acks
 }
 
+/// What a member says of itself to who looks for the primary. It proves nothing.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Claim {
+    /// It serves the store.
+    pub serves: bool,
+    /// Its own, if it serves; else to whom its log is promised.
+    pub epoch: Epoch,
+    /// How many members acknowledge.
+    pub acks: usize,
+}
+
+/// The member that a client tries first, by what all of those say that have answered: the one that serves in the latest epoch,
+/// if enough members could vouch for it. One that was replaced and does not know it, because its medium hangs, may answer before
+/// any other does; whoever believed it would find out only when an operation has waited there in vain.
+#[must_use]
+pub fn likely_primary(claims: &[Option<Claim>]) -> Option<usize> {
+    let there = || claims.iter().enumerate().filter_map(|(at, claim)| Some((at, (*claim)?)));
+    let (at, primary) = there().filter(|(_, claim)| claim.serves).max_by_key(|(_, claim)| claim.epoch)?;
+    let lets = |epoch: Epoch| epoch == primary.epoch || epoch.counter() < primary.epoch.counter();
+    let vouch = there().filter(|(_, claim)| lets(claim.epoch)).count();
+    (vouch >= primary.acks.max(1)).then_some(at)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -93,6 +116,22 @@ mod tests {
         let blank = Promise { adopted: Epoch::NONE, ..earlier };
         assert!(!is_current(ours, &[same, blank], 2), "who lost its disk may have promised anything");
         assert_eq!(Promise::parse(&later.emit()), later);
+    }
+
+    #[test]
+    fn a_client_does_not_try_a_primary_for_which_too_few_could_vouch() {
+        let claim =
+            |serves, counter, writer| Some(Claim { serves, epoch: Epoch::new(counter, writer), acks: 2 });
+        let (old, new) = (claim(true, 5, 1), claim(true, 6, 2));
+        assert_eq!(likely_primary(&[old, None, None]), None, "it has answered first, and nobody else yet");
+        assert_eq!(likely_primary(&[old, claim(false, 5, 1), None]), Some(0));
+        assert_eq!(likely_primary(&[old, claim(false, 6, 2), None]), None, "somebody is taking over");
+        assert_eq!(likely_primary(&[old, new, None]), Some(1));
+        assert_eq!(likely_primary(&[None, new, claim(false, 6, 2)]), Some(1));
+        assert_eq!(likely_primary(&[None, claim(false, 6, 2), claim(false, 6, 2)]), None);
+        assert_eq!(likely_primary(&[claim(true, 6, 1), new, None]), None, "of two with one counter neither");
+        let alone = Claim { serves: true, epoch: Epoch::new(1, 1), acks: 0 };
+        assert_eq!(likely_primary(&[Some(alone)]), Some(0));
     }
 
     #[test]
