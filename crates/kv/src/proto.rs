@@ -245,7 +245,7 @@ pub enum Refusal {
         "the server has closed this session, as within its lease a write made no progress or a view was not acknowledged: connect again"
     )]
     Fenced,
-    /// The object and its predecessor are damaged.
+    /// What was acknowledged is damaged.
     #[error("the value is damaged on the medium: restore it from a copy")]
     Damaged,
     /// The client's token is one for readers.

@@ -183,6 +183,64 @@ fn a_member_that_was_away_is_taken_in_again() {
     assert_eq!(cluster.said(primary).expect("it serves").acks, 2);
 }
 
+/// Turns a bit of a value in a member's image, which nobody has open.
+fn rot(directory: &std::path::Path, value: &[u8]) {
+    let path = directory.join("image");
+    let mut bytes = std::fs::read(&path).expect("an image");
+    let at = bytes.windows(value.len()).position(|some| some == value).expect("it is in the image");
+    bytes[at + value.len() / 2] ^= 4;
+    std::fs::write(&path, bytes).expect("an image");
+}
+
+#[test]
+fn a_value_that_has_rotted_is_put_right_from_a_member_that_has_it_whole() {
+    let mut cluster = Cluster::new(3, |options| options);
+    cluster.whole();
+    // The last is in chunks.
+    let values: [Vec<u8>; 3] = [20, 3000, 200_000].map(|len| {
+        let words = (0..len).flat_map(|n: usize| format!("{len}, {n}; ").into_bytes());
+        words.take(len).collect()
+    });
+    let mut store = cluster.client();
+    for (n, value) in (0..).zip(&values) {
+        put(&mut store, &key(n), b"the version before");
+        put(&mut store, &key(n), value);
+    }
+    store.rest().expect("the writes are confirmed");
+    drop(store);
+    // Images follow when a primary begins.
+    for n in 0..3 {
+        cluster.stop(n);
+    }
+    for n in 0..3 {
+        cluster.start(n);
+    }
+    cluster.whole();
+    cluster.wait("images that follow", |this| {
+        let applied = |n| this.said(n).map(|said| (said.applied, said.next));
+        (0..3).all(|n| applied(n).is_some_and(|(applied, next)| applied == next)).then_some(())
+    });
+    let cluster = &mut cluster.ended();
+    // Whoever is the primary next has two that are damaged, and each of them one other member has whole.
+    for (n, value) in values.iter().enumerate() {
+        for member in (0..3).filter(|member| *member != n) {
+            rot(&cluster.dir_of(member), &value[..value.len().min(16)]);
+        }
+    }
+    for n in 0..3 {
+        cluster.start(n);
+    }
+    cluster.whole();
+    let mut store = cluster.client();
+    for (n, value) in (0..).zip(&values) {
+        assert_eq!(store.get(&key(n)).expect("a GET").expect("it is there").value, *value);
+    }
+    let scrubbed = store.scrub(0, 100).expect("a scrub");
+    assert_eq!(scrubbed.lost, 0, "{scrubbed:?}");
+    let stats = store.stats().expect("figures").server;
+    assert_eq!(stats.damaged, stats.repaired);
+}
+
 #[test]
 fn one_of_three_alone_acknowledges_nothing() {
     let mut cluster = Cluster::new(3, |options| options);

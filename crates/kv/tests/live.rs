@@ -330,7 +330,7 @@ fn a_client_finds_a_server_that_comes_back() {
 }
 
 #[test]
-fn damage_is_found_and_repaired() {
+fn damage_is_found_and_a_new_value_heals_it() {
     let dir = tempfile::tempdir().expect("a directory");
     let region = FileOptions::new().create(SIZE).open(dir.path().join("store")).expect("a file");
     let host = Host::of(ServerOptions::region(region.clone()));
@@ -346,11 +346,12 @@ fn damage_is_found_and_repaired() {
         flip(&region, value);
     }
     let found = inspect(&region).expect("a store").scrubbed;
-    assert_eq!((found.verified, found.repaired, found.lost), (0, 1, 1), "seen, and nothing changed");
+    assert_eq!((found.verified, found.repaired, found.lost), (0, 0, 2), "seen, and nothing changed");
     let scrubbed = store.scrub(0, 100).expect("a scrub");
-    assert_eq!((scrubbed.verified, scrubbed.repaired, scrubbed.lost), (0, 1, 1));
+    assert_eq!((scrubbed.verified, scrubbed.repaired, scrubbed.lost), (0, 0, 2));
     let mut fresh = client(&host);
-    assert_eq!(fresh.get(b"twice").expect("a GET").expect("it is there").value, b"the version before");
+    let older = fresh.get(b"twice");
+    assert!(matches!(older, Err(Error::Refused(Refusal::Damaged))), "{older:?}");
     let lost = fresh.get(b"once");
     assert!(matches!(lost, Err(Error::Refused(Refusal::Damaged))), "{lost:?}");
     fresh.put(b"once", b"restored", PutOptions::default()).expect("a PUT");

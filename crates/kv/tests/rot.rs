@@ -6,9 +6,10 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use common::*;
+use remanence_kv::format::object::{HEADER_LEN, WRITTEN_FROM};
 use remanence_kv::format::slot::{NEIGHBOURHOOD, TableAt};
 use remanence_kv::format::superblock::{COPIES, SUPERBLOCK_LEN};
-use remanence_kv::format::{DIRECTORY, HEAD_WORDS, Meta, ROOT, Superblock};
+use remanence_kv::format::{DIRECTORY, HEAD_WORDS, Header, Meta, ROOT, Slot, Superblock, Word};
 use remanence_kv::proto::{Expect, Reply, Request};
 use remanence_kv::server::{Fate, Finding, Where};
 use remanence_kv::{Refusal, Server};
@@ -244,4 +245,56 @@ fn a_store_of_format_1_that_one_bit_of_an_entry_made_unusable_is_usable() {
         }
     }
     assert!(tried > 100, "{tried} bits are not those that made a store unusable");
+}
+
+/// The bytes of the objects that settled entries name, tombstones included: of each key, without the mark, which says nothing.
+fn settled_objects(image: &CrashImage) -> Vec<(Vec<u8>, Range<u64>)> {
+    let (server, _) = Server::open(image, DURABLE).expect("a store");
+    let view = server.view();
+    let table = view.tables[0];
+    let mut all = Vec::new();
+    for index in 0..table.slots() {
+        let at = table.slot(index);
+        let slot = Slot { meta: Meta(image.load_u64(at)), word: Word(image.load_u64(at + 8)) }
+            .of(view.geometry.heads);
+        let Some(offset) = slot.word.new_offset().filter(|_| !slot.word.is_pending()) else { continue };
+        let (at, _) = view.locate(slot.meta.head(), offset).expect("a region of the log");
+        let mut header = [0; HEADER_LEN];
+        image.read(at, &mut header);
+        let header = Header::parse(&header).expect("an object");
+        let mut key = vec![0; header.key_len.into()];
+        image.read(at + HEADER_LEN as u64, &mut key);
+        all.push((key, at + WRITTEN_FROM as u64..at + header.len()));
+    }
+    all
+}
+
+#[test]
+fn no_flipped_bit_of_a_settled_value_or_tombstone_brings_an_older_version_back() {
+    let (image, contents) = story();
+    // What was under way when it ended is given up first, so that all that is there is settled.
+    drop(Server::open(&image, DURABLE).expect("a store"));
+    let objects = settled_objects(&CrashImage::from_bytes(image.bytes(), image.domain()));
+    assert!(objects.len() >= 12 && objects.iter().any(|(key, _)| *key == [b'k', 3]), "{objects:?}");
+    for (key, bytes) in objects {
+        for at in bytes {
+            let what = format!("{key:?}, bit {} of byte {at}", at % 8);
+            let bad = flipped(&image, at, (at % 8) as u32);
+            let (findings, damaged) = looked_through(&bad, &contents, &what);
+            assert_eq!(damaged, [key.clone()], "{what}: {findings:?}");
+            // It is listed, and what is written next is what it has.
+            let (mut server, _) = Server::open(&bad, DURABLE).expect("a store");
+            let client = server.connect();
+            let listed = server.handle(NOW, client, &Request::Scan { cursor: 0, limit: 1024 });
+            assert!(matches!(&listed, Reply::Page { keys, .. } if keys.contains(&key)), "{what}: {listed:?}");
+            let deleted =
+                server.handle(NOW, client, &Request::Delete { key: key.clone(), expect: Expect::Any });
+            assert!(matches!(deleted, Reply::Done { .. }), "{what}: {deleted:?}");
+            assert_eq!(
+                server.handle(NOW, client, &Request::Get { key: key.clone() }),
+                Reply::Absent,
+                "{what}"
+            );
+        }
+    }
 }

@@ -605,7 +605,7 @@ fn what_was_cached_is_forgotten_when_the_server_starts_again() {
 }
 
 #[test]
-fn a_scrub_repairs_what_it_can_and_counts_what_it_cannot() {
+fn a_settled_value_that_has_rotted_is_an_error_and_no_older_version() {
     let image = formatted(SMALL, 64);
     let store = Store::open(&image, DURABLE);
     let mut client = store.client(0);
@@ -624,11 +624,21 @@ fn a_scrub_repairs_what_it_can_and_counts_what_it_cannot() {
     rot(b"twicetwo");
     rot(b"onceone");
     let scrubbed = store.server.borrow_mut().scrub(0, 1000).expect("memory does not fail");
-    assert_eq!((scrubbed.verified, scrubbed.repaired, scrubbed.lost, scrubbed.next), (1, 1, 1, None));
-    assert_eq!(client.value(b"twice"), Some(b"one".to_vec()), "the version before");
-    assert_eq!(client.run(&mut Get::new(b"once")), Err(Error::Refused(Refusal::Damaged)));
+    assert_eq!((scrubbed.verified, scrubbed.repaired, scrubbed.lost, scrubbed.next), (1, 0, 2, None));
+    for key in [&b"twice"[..], b"once"] {
+        assert_eq!(client.run(&mut Get::new(key)), Err(Error::Refused(Refusal::Damaged)), "no older version");
+        let get = Request::Get { key: key.to_vec() };
+        assert_eq!(client.call(&get), Reply::Refused(Refusal::Damaged));
+        // Nobody knows what it is, so nothing can be expected of it.
+        for expect in [Expect::Absent, Expect::Present, Expect::Version(1)] {
+            let put = Request::Put { key: key.to_vec(), len: 1, expires: 0, expect };
+            assert_eq!(client.call(&put), Reply::Refused(Refusal::Damaged), "{expect:?}");
+        }
+    }
     client.put(b"once", b"two").expect("a new value heals the key");
     assert_eq!(client.value(b"once"), Some(b"two".to_vec()));
+    client.delete(b"twice");
+    assert_eq!(client.value(b"twice"), None, "it was deleted, and has not come back");
 }
 
 #[test]

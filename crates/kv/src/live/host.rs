@@ -104,6 +104,9 @@ impl Host {
         if let Some(grants) = grants.clone() {
             core.set_revoke(Box::new(move |rooms| rooms.iter().for_each(|at| grants.take(*at))));
         }
+        if let Some(copies) = upkeep.as_ref().map(Upkeep::copies) {
+            core.set_copies(copies);
+        }
         let now = Instant::now();
         let at = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64);
         let view = core.view();

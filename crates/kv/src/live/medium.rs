@@ -116,8 +116,8 @@ pub fn inspect(region: &Region) -> Result<Inspected, Error> {
     scrub_all(region, &overlay)
 }
 
-/// Recovers a store that nobody serves and verifies every value; what is damaged goes back to the version before, if that is
-/// whole.
+/// Recovers a store that nobody serves and verifies every value; what is damaged is put right where another copy of the same
+/// version is there.
 ///
 /// # Errors
 /// As [`inspect`], or the medium failed.

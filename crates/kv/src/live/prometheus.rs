@@ -112,7 +112,7 @@ fn write(page: &mut Page<'_>, stats: &StoreStats) -> fmt::Result {
         ("entries_moved", "Entries displaced, or moved to a larger table.", server.entries_moved),
         ("tables_grown", "Tables replaced by larger ones.", server.grown),
         ("objects_damaged", "Objects found damaged that had been whole.", server.damaged),
-        ("objects_repaired", "Of those, keys that went back to the version before.", server.repaired),
+        ("objects_repaired", "Of those, put right from a copy of the same version.", server.repaired),
         ("clients_fenced", "Clients that were cut off.", server.fenced),
     ] {
         page.counter(&format!("remanence_kv_{name}"), None, help, value)?;

@@ -305,6 +305,33 @@ impl<L: Member> Primary<L> {
         Ok(Rebuilding::UnderWay { name: rebuild.name.clone(), sent: rebuild.at, of: self.image_len })
     }
 
+    /// What the images of all members that answer have there, this one's included: each as it was at its last record, after all
+    /// were asked to follow. For a value that is damaged here, whose checksum says which of them is sound.
+    pub fn copies(&mut self, at: u64, len: u32) -> Vec<Vec<u8>> {
+        // It waits for who is slow, as whoever has an image follow does; nobody asks unless something is damaged.
+        if self.follow().is_err() {
+            return Vec::new();
+        }
+        let epoch = self.epoch;
+        let Some(group) = &mut self.group else { return Vec::new() };
+        let mut copies = Vec::new();
+        for (_, leg) in group.legs() {
+            let mut copy = Vec::with_capacity(len as usize);
+            while (copy.len() as u32) < len {
+                let done = copy.len() as u32;
+                let read = Order::Read { at: at + u64::from(done), len: (len - done).min(BLOCK as u32) };
+                match leg.order(epoch, &read) {
+                    Ok(Told::Bytes(bytes)) if !bytes.is_empty() => copy.extend(bytes),
+                    _ => break,
+                }
+            }
+            if copy.len() == len as usize {
+                copies.push(copy);
+            }
+        }
+        copies
+    }
+
     fn append(&mut self, record: &[u8]) -> Result<(), LeadError> {
         self.leave_room()?;
         let group = self.group.as_mut().ok_or(LeadError::Deposed)?;

@@ -59,7 +59,7 @@ enum Moved {
     Waiting,
     /// Some of its chunks are copied, and the step has done enough.
     Halfway(Vec<Copied>),
-    /// It is damaged, and so is the version before: the region must stay.
+    /// It is damaged: the region must stay.
     Stuck,
 }
 
@@ -410,7 +410,7 @@ impl<M: Medium + Clone> Server<M> {
         Ok(Moved::Copied(copy))
     }
 
-    /// The same of one that is damaged: its entry goes back to the version before, if that is whole.
+    /// The same of one that is damaged: it stays where it is, unless it can be put right.
     fn move_damaged(
         &mut self,
         now: u64,
@@ -420,10 +420,9 @@ impl<M: Medium + Clone> Server<M> {
     ) -> Result<Moved, Refusal> {
         cleaning.chained.remove(&(start.fingerprint, start.object));
         match self.verified(entry) {
-            Ok(Some(entry)) if entry.slot.word.new_offset() == Some(start.object) => Ok(Moved::Waiting),
-            // Repaired: the version before may lie in a region that goes away, too. Its own item is at hand.
-            Ok(Some(entry)) => self.move_repaired(now, cleaning, entry),
-            Ok(None) => Ok(Moved::Gone),
+            Ok(entry) if entry.slot.word.new_offset() == Some(start.object) => Ok(Moved::Waiting),
+            // The copy may lie in a region that goes away, too. Its own item is at hand.
+            Ok(entry) => self.move_repaired(now, cleaning, entry),
             Err(Refusal::Damaged) => Ok(Moved::Stuck),
             Err(other) => Err(other),
         }

@@ -173,6 +173,12 @@ impl<M: Medium> Log<M> {
         Some(Room { offset, at, epoch: self.regions[region as usize].word.epoch })
     }
 
+    /// Bytes from an offset to the end of its segment: no object and no chunk is longer.
+    pub(super) fn left_in_segment(&self, offset: Offset) -> u64 {
+        let within = u64::from(self.geometry.split(offset).1) * UNIT;
+        self.geometry.segment_len - within % self.geometry.segment_len
+    }
+
     /// The region of an offset.
     pub(super) fn region_of(&self, head: u8, offset: Offset) -> Option<u32> {
         self.links.get(&(head, self.geometry.split(offset).0)).copied()

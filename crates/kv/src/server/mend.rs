@@ -17,8 +17,8 @@ use super::{OpenError, Server};
 use crate::format::object::HEADER_LEN;
 use crate::format::slot::{FINGERPRINT_BITS, NEIGHBOURHOOD, TableAt, fingerprint};
 use crate::format::{
-    Flaw, Geometry, HEAD_WORDS, HEADS_MAX, HeadWord, Header, Hint, Meta, Object, Offset, Place, RegionKind,
-    RegionWord, Slot, Superblock, UNIT, Word, hash,
+    Geometry, HEAD_WORDS, HEADS_MAX, HeadWord, Header, Hint, KEY_MAX, Meta, Object, Offset, Place,
+    RegionKind, RegionWord, Slot, Superblock, UNIT, Word, hash,
 };
 
 /// Findings that are kept at most.
@@ -62,7 +62,7 @@ pub enum Where {
 pub enum Fate {
     /// It is as it was before.
     Mended,
-    /// The key went back to the version before.
+    /// The key went back to the version before, which mode `erda` allows.
     Older,
     /// It is left alone, and what it stood for is not served.
     Lost,
@@ -254,7 +254,8 @@ impl<M: Medium + Clone> Server<M> {
         Some((object.key.to_vec(), object.header))
     }
 
-    /// The key of an entry, though its objects may be damaged: bytes that have its fingerprint, or stand in a whole object.
+    /// The key of an entry, though its objects may be damaged: what stands in a whole one, or bytes that have its fingerprint,
+    /// after one bit of them is put right if need be.
     pub(super) fn key_of(&self, entry: &Entry) -> Option<Vec<u8>> {
         let (head, word) = (entry.slot.meta.head(), entry.slot.word);
         [word.new_offset(), word.old_offset()].into_iter().flatten().find_map(|offset| {
@@ -262,16 +263,23 @@ impl<M: Medium + Clone> Server<M> {
                 return Some(self.parsed(&bytes, head, offset).key.to_vec());
             }
             let (at, _) = self.place(head, offset)?;
-            let unit = u64::from(self.log.geometry.split(offset).1) * UNIT;
-            let room = self.log.geometry.segment_len - unit % self.log.geometry.segment_len;
-            let mut bytes = vec![0; room.min((HEADER_LEN + crate::format::KEY_MAX) as u64) as usize];
+            let room = self.log.left_in_segment(offset);
+            let mut bytes = vec![0; room.min((HEADER_LEN + KEY_MAX) as u64) as usize];
             self.medium.read(at, &mut bytes);
-            let header = match Header::parse(&bytes) {
-                Ok(header) => header,
-                Err(Flaw::Short(_) | Flaw::Torn) => return None,
-            };
-            let key = bytes.get(HEADER_LEN..HEADER_LEN + usize::from(header.key_len))?;
-            (self.fingerprint(key) == Ok(entry.slot.meta.fingerprint())).then(|| key.to_vec())
+            let (header, behind) = bytes.split_at_mut_checked(HEADER_LEN)?;
+            let is_it = |key: &[u8]| self.fingerprint(key) == Ok(entry.slot.meta.fingerprint());
+            // Nothing of the header is believed, so any length may be the key's.
+            let whole = (1..=behind.len()).find(|len| is_it(&behind[..*len]));
+            if let Some(len) = whole {
+                return Some(behind[..len].to_vec());
+            }
+            let key = behind.get_mut(..usize::from(Header::parse(header).ok()?.key_len))?;
+            (0..key.len() * 8).find_map(|bit| {
+                key[bit / 8] ^= 1 << (bit % 8);
+                let found = is_it(key).then(|| key.to_vec());
+                key[bit / 8] ^= 1 << (bit % 8);
+                found
+            })
         })
     }
 

@@ -97,6 +97,9 @@ const PER_THING: u64 = 16 << 10;
 /// reaches them.
 pub type Revoke = Box<dyn FnMut(&[u64]) + Send>;
 
+/// What others have at the same bytes of their media: each of them that answers, its own.
+pub type Copies = Box<dyn FnMut(u64, u32) -> Vec<Vec<u8>> + Send>;
+
 /// What the host must do.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Event {
@@ -139,7 +142,8 @@ pub struct Stats {
     pub grown: u64,
     /// Objects that were found damaged, though they had been whole.
     pub damaged: u64,
-    /// Of those, keys that went back to the version before.
+    /// Of those, that were put right: from the copy that cleaning had made, or another member's; in mode `erda` by the
+    /// version before.
     pub repaired: u64,
     /// Keys that expired, and whose entries were taken away.
     pub expired: u64,
@@ -244,6 +248,7 @@ pub struct Server<M> {
     findings: Vec<Finding>,
     replicated: bool,
     revoke: Option<Revoke>,
+    copies: Option<Copies>,
 }
 
 impl<M> fmt::Debug for Server<M> {
@@ -258,12 +263,14 @@ enum Current {
     Absent(Option<Entry>),
     /// A value.
     Live(Entry, u64),
+    /// It had a value or none, and nobody can tell: another may take its place, if nothing is expected of this one.
+    Damaged(Entry),
 }
 
 impl Current {
     const fn version(&self) -> u64 {
         match self {
-            Self::Absent(_) => 0,
+            Self::Absent(_) | Self::Damaged(_) => 0,
             Self::Live(_, version) => *version,
         }
     }
@@ -271,11 +278,14 @@ impl Current {
     const fn entry(&self) -> Option<Entry> {
         match self {
             Self::Absent(entry) => *entry,
-            Self::Live(entry, _) => Some(*entry),
+            Self::Live(entry, _) | Self::Damaged(entry) => Some(*entry),
         }
     }
 
     fn check(&self, expect: Expect) -> Result<(), Refusal> {
+        if matches!(self, Self::Damaged(_)) && expect != Expect::Any {
+            return Err(Refusal::Damaged);
+        }
         let holds = match expect {
             Expect::Any => true,
             Expect::Absent => self.version() == 0,
@@ -297,6 +307,11 @@ impl<M: Medium + Clone> Server<M> {
     /// of the write.
     pub fn set_revoke(&mut self, revoke: Revoke) {
         self.revoke = Some(revoke);
+    }
+
+    /// Others have what this medium has: a damaged value is put right from one of them.
+    pub fn set_copies(&mut self, copies: Copies) {
+        self.copies = Some(copies);
     }
 
     /// The rooms of an unfinished write: where on the medium its client may write, and how many bytes. The object's mark is
@@ -557,8 +572,7 @@ impl<M: Medium + Clone> Server<M> {
     /// The bytes of the whole object at a place.
     fn object(&self, head: u8, offset: Offset) -> Result<Vec<u8>, Flaw> {
         let (at, place) = self.place(head, offset).ok_or(Flaw::Torn)?;
-        let unit = u64::from(self.superblock.geometry.split(offset).1) * crate::format::UNIT;
-        let room = self.superblock.geometry.segment_len - unit % self.superblock.geometry.segment_len;
+        let room = self.log.left_in_segment(offset);
         let mut bytes = vec![0; 256.min(room) as usize];
         self.medium.read(at, &mut bytes);
         match Object::parse(&bytes, &place) {
@@ -593,9 +607,7 @@ impl<M: Medium + Clone> Server<M> {
 
     fn chunk(&self, head: u8, chunk: &Chunk) -> Result<Vec<u8>, Flaw> {
         let room = self.log.locate(head, chunk.offset).ok_or(Flaw::Torn)?;
-        let unit = u64::from(self.superblock.geometry.split(chunk.offset).1) * crate::format::UNIT;
-        let left = self.superblock.geometry.segment_len - unit % self.superblock.geometry.segment_len;
-        if u64::from(chunk.len) > left {
+        if u64::from(chunk.len) > self.log.left_in_segment(chunk.offset) {
             return Err(Flaw::Torn);
         }
         let mut bytes = vec![0; chunk.len as usize];

@@ -224,6 +224,7 @@ impl<M: Medium + Clone> Server<M> {
             findings,
             replicated: false,
             revoke: None,
+            copies: None,
         };
         let mut recovered = server.recover()?;
         let lost = server.findings.iter().filter(|finding| finding.fate == Fate::Lost).count() as u64;

@@ -23,9 +23,10 @@ const LOOK_MAX: u64 = 4096;
 pub struct Scrubbed {
     /// Objects that were read and verified.
     pub verified: u64,
-    /// Damaged objects whose keys went back to the version before.
+    /// Damaged objects that were put right: from the copy that cleaning had made, or another member's; in mode `erda` by the
+    /// version before.
     pub repaired: u64,
-    /// Keys whose value is lost: both versions are damaged.
+    /// Keys whose value is lost.
     pub lost: u64,
     /// Where to go on; `None` at the end.
     pub next: Option<u64>,
@@ -113,16 +114,8 @@ impl<M: Medium + Clone> Server<M> {
             let before = self.stats.repaired;
             match self.verified(entry) {
                 Ok(_) if self.stats.repaired == before => scrubbed.verified += 1,
-                Ok(_) => {
-                    scrubbed.repaired += 1;
-                    let key = self.key_of(&entry);
-                    self.found(at, key, Fate::Older);
-                }
-                Err(Refusal::Damaged) => {
-                    scrubbed.lost += 1;
-                    let key = self.key_of(&entry);
-                    self.found(at, key, Fate::Lost);
-                }
+                Ok(_) => scrubbed.repaired += 1,
+                Err(Refusal::Damaged) => scrubbed.lost += 1,
                 Err(other) => return Err(other),
             }
         }

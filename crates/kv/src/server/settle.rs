@@ -9,9 +9,10 @@
 use remanence_pmem::{Medium, Ticket};
 
 use super::index::Entry;
+use super::mend::{Fate, Where};
 use super::{Event, Server, Unfinished};
-use crate::format::object::{HEADER_LEN, Object};
-use crate::format::{Chunk, Hint, Offset};
+use crate::format::object::{HEADER_LEN, Object, WRITTEN_FROM, crc64};
+use crate::format::{Chunk, Flaw, Hint, KEY_MAX, Offset, get_u64};
 use crate::proto::{Refusal, Reply, Request};
 use crate::view::Mode;
 
@@ -373,30 +374,115 @@ impl<M: Medium + Clone> Server<M> {
             Settling::Unfinished => return Err(Refusal::Unfinished),
         };
         let entry = self.verified(entry)?;
-        let current = self.current(now, entry)?;
+        let current = self.current(now, Some(entry))?;
         Ok(match current.version() {
             0 => Reply::Absent,
             version => Reply::Settled { version },
         })
     }
 
-    /// A settled entry whose object is whole; if it is damaged, the entry goes back to the version before, if that is.
-    pub(super) fn verified(&mut self, entry: Entry) -> Result<Option<Entry>, Refusal> {
+    /// A settled entry whose object is whole. One that is not was whole and durable when it was settled, and has rotted: the
+    /// version before is not what the key has, and a tombstone's key has not come back. What may stand in for it is the same
+    /// version, which cleaning has copied, or which another member has. Only in mode `erda`, where the loss of power may take
+    /// what was settled, the version before counts, as in the paper.
+    pub(super) fn verified(&mut self, entry: Entry) -> Result<Entry, Refusal> {
         let head = entry.slot.meta.head();
         let word = entry.slot.word;
-        let is_whole = |offset| {
-            self.whole(head, offset).is_ok_and(|(bytes, _)| self.is_named_by(&entry, &bytes, offset))
-        };
-        if word.new_offset().is_some_and(is_whole) {
-            return Ok(Some(entry));
+        let new = word.new_offset().ok_or(Refusal::Damaged)?;
+        if self.is_whole(&entry, new) {
+            return Ok(entry);
         }
-        let before = word.old_offset().is_some_and(is_whole);
         self.stats.damaged += 1;
-        if before {
-            self.stats.repaired += 1;
-            return self.back(entry);
+        let at = Where::Value { fingerprint: entry.slot.meta.fingerprint() };
+        let old = word.old_offset().filter(|old| self.is_whole(&entry, *old));
+        let copy = old.is_some_and(|old| self.version_at(head, old) == self.version_at(head, new));
+        let (outcome, fate) = if old.is_some() && (copy || self.options.mode == Mode::Erda) {
+            let entry = self.back(entry)?.ok_or(Refusal::Damaged);
+            (entry, if copy { Fate::Mended } else { Fate::Older })
+        } else if self.restore(&entry, new)? {
+            (Ok(entry), Fate::Mended)
+        } else {
+            (Err(Refusal::Damaged), Fate::Lost)
+        };
+        self.stats.repaired += u64::from(outcome.is_ok());
+        let key = self.key_of(outcome.as_ref().unwrap_or(&entry));
+        self.found(at, key, fate);
+        outcome
+    }
+
+    fn is_whole(&self, entry: &Entry, offset: Offset) -> bool {
+        let head = entry.slot.meta.head();
+        self.whole(head, offset).is_ok_and(|(bytes, _)| self.is_named_by(entry, &bytes, offset))
+    }
+
+    /// The version that the bytes of an object say, damaged or not.
+    fn version_at(&self, head: u8, offset: Offset) -> Option<u64> {
+        let room = self.log.locate(head, offset)?;
+        let mut bytes = [0; HEADER_LEN];
+        self.medium.read(room.at, &mut bytes);
+        Some(get_u64(&bytes, 16))
+    }
+
+    /// Puts a damaged object right from a member that has it whole, durably. Whether there is one.
+    fn restore(&mut self, entry: &Entry, offset: Offset) -> Result<bool, Refusal> {
+        let Some(mut copies) = self.copies.take() else { return Ok(false) };
+        let restored = self.restore_from(entry, offset, &mut copies);
+        self.copies = Some(copies);
+        if !restored {
+            return Ok(false);
         }
-        Err(Refusal::Damaged)
+        self.sync_now()?;
+        Ok(self.is_whole(entry, offset))
+    }
+
+    fn restore_from(&self, entry: &Entry, offset: Offset, copies: &mut super::Copies) -> bool {
+        let head = entry.slot.meta.head();
+        let Some((at, place)) = self.place(head, offset) else { return false };
+        let room = self.log.left_in_segment(offset);
+        let is_it =
+            |bytes: &[u8]| Object::parse(bytes, &place).is_ok() && self.is_named_by(entry, bytes, offset);
+        // Where one is longer than that, it says how long.
+        let mut len = (HEADER_LEN as u64 + KEY_MAX as u64).min(room);
+        let mut looked = 0;
+        let object = loop {
+            let read = copies(at, len as u32);
+            looked = looked.max(len);
+            if let Some(mut bytes) = read.iter().find(|bytes| is_it(bytes)).cloned() {
+                let len = Object::split(&bytes).map_or(0, |object| object.header.len());
+                bytes.truncate(len as usize);
+                break bytes;
+            }
+            let longer = |bytes: &Vec<u8>| match Object::parse(bytes, &place) {
+                Err(Flaw::Short(len)) if len > looked && len <= room => Some(len),
+                _ => None,
+            };
+            match read.iter().filter_map(longer).min() {
+                Some(longer) => len = longer,
+                None => return false,
+            }
+        };
+        let Ok(Object { header, .. }) = Object::split(&object) else { return false };
+        let listed = Object::split(&object).ok().and_then(|object| object.chunks());
+        let chunks =
+            if header.chained { listed.map_or(Vec::new(), |(_, chunks)| chunks) } else { Vec::new() };
+        for chunk in chunks {
+            if self.chunk(head, &chunk).is_ok() {
+                continue;
+            }
+            let Some(room) = self.log.locate(head, chunk.offset) else { return false };
+            if u64::from(chunk.len) > self.log.left_in_segment(chunk.offset) {
+                return false;
+            }
+            let Some(bytes) =
+                copies(room.at, chunk.len).into_iter().find(|bytes| crc64(&[bytes]) == chunk.crc)
+            else {
+                return false;
+            };
+            self.medium.write_nt(room.at, &bytes);
+        }
+        // The mark is the server's, and says nothing of a version that has no successor.
+        self.medium.write_nt(at + WRITTEN_FROM as u64, &object[WRITTEN_FROM..]);
+        true
     }
 
     /// The value, read by the server. During a write it is the version before, as a reader would find.
@@ -405,10 +491,7 @@ impl<M: Medium + Clone> Server<M> {
         let Some(entry) = self.lookup(key, fingerprint) else { return Ok(Reply::Absent) };
         let head = entry.slot.meta.head();
         let offset = match self.settle(entry)? {
-            Settling::Settled(entry) => {
-                let Some(entry) = self.verified(entry)? else { return Ok(Reply::Absent) };
-                entry.slot.word.new_offset()
-            }
+            Settling::Settled(entry) => self.verified(entry)?.slot.word.new_offset(),
             Settling::Gone => None,
             Settling::Unfinished => entry.slot.word.old_offset(),
         };

@@ -83,7 +83,7 @@ impl<M: Medium + Clone> Server<M> {
         let fingerprint = self.fingerprint(key)?;
         let current = self.settled(now, key, fingerprint)?;
         current.check(expect)?;
-        if value.is_none() && current.version() == 0 {
+        if value.is_none() && matches!(current, Current::Absent(_)) {
             return Ok(0);
         }
         let head = self.log.geometry.head_of(fingerprint);
@@ -314,10 +314,10 @@ impl<M: Medium + Clone> Server<M> {
             Err(Refusal::Damaged) => {}
             current => return current,
         }
-        // Back to the version before, if that is whole. Otherwise there is nothing to lose: a new value may take its place.
-        match self.verified(entry.expect("what is damaged is there")) {
-            Ok(repaired) => self.current(now, repaired),
-            Err(Refusal::Damaged) => Ok(Current::Absent(entry)),
+        let entry = entry.expect("what is damaged is there");
+        match self.verified(entry) {
+            Ok(entry) => self.current(now, Some(entry)),
+            Err(Refusal::Damaged) => Ok(Current::Damaged(entry)),
             Err(other) => Err(other),
         }
     }

@@ -5,6 +5,9 @@ use std::path::PathBuf;
 
 use serde_json::json;
 
+use remanence_kv::live::Error;
+use remanence_kv::proto::Refusal;
+
 use super::{At, Reach, field, of, record, shown};
 use crate::fail::{Context as _, Fail};
 
@@ -38,7 +41,22 @@ pub(super) fn run(args: &Args) -> Result<(), Fail> {
         return Err(Fail::new("--output takes the value of one key; get the others one by one"));
     }
     let mut store = args.reach.connect(&args.server)?;
-    let found = store.get_many(&args.keys).map_err(|e| of(&args.server, &e))?;
+    let found = match store.get_many(&args.keys) {
+        // Which of them is to be named.
+        Err(Error::Refused(Refusal::Damaged)) => {
+            let one = |key: &String| {
+                store.get(key.as_bytes()).map_err(|e| match e {
+                    Error::Refused(Refusal::Damaged) => Fail::new(format!(
+                        "{}: the value of {key} is damaged on the medium: put it anew, or restore it from a copy",
+                        args.server
+                    )),
+                    e => of(&args.server, &e),
+                })
+            };
+            args.keys.iter().map(one).collect::<Result<Vec<_>, Fail>>()?
+        }
+        found => found.map_err(|e| of(&args.server, &e))?,
+    };
     let unwritten = || "standard output cannot be written".to_owned();
     let mut out = io::BufWriter::new(io::stdout().lock());
     let mut absent = Vec::new();

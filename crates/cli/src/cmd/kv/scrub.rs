@@ -19,7 +19,8 @@ Examples:
   rem kv scrub 127.0.0.1                           the server reads every value on its medium
   rem kv scrub users.kv                            a file that nobody serves now; it is recovered first
 
-A damaged value goes back to the version before, if that is whole. It fails if values are lost: both versions damaged.")]
+A damaged value is put right where the same version is elsewhere: on another member of the store, or where
+cleaning has copied it. It fails if values are lost.")]
 pub(super) struct Args {
     /// A server, or a file
     #[arg(value_name = "SERVER|FILE")]
@@ -45,7 +46,7 @@ pub(super) fn run(args: &Args) -> Result<(), Fail> {
     } else {
         let mood = if all.repaired + all.lost == 0 { Mood::Good } else { Mood::Note };
         let text = format!(
-            "{} whole, {} taken back to the version before, {} lost",
+            "{} whole, {} put right, {} lost",
             ui::count(all.verified as usize, "value"),
             all.repaired,
             all.lost

@@ -98,8 +98,8 @@ fn of_file(args: &Args, path: &Path) -> Result<(), Fail> {
     let of_values = format!("{values} of {}", ui::count((scrubbed.verified + values) as usize, "value"));
     let words = ui::count((recovered.mended + recovered.lost) as usize, "word");
     Err(Fail::new(format!(
-        "{}: damaged are {of_values}, and {words} of the metadata; serving it or `rem kv scrub {}` puts {} right and takes {} \
-         back to the version before; {} lost: restore what is from a copy, or write it anew",
+        "{}: damaged are {of_values}, and {words} of the metadata; serving it or `rem kv scrub {}` puts {} and {} right; {} lost: \
+         restore what is from a copy, or write it anew",
         args.what,
         args.what,
         ui::count(recovered.mended as usize, "word"),

@@ -101,6 +101,12 @@ impl Upkeep {
         Ok(self.busy)
     }
 
+    /// What other members have, for a value that is damaged here.
+    pub(crate) fn copies(&self) -> crate::server::Copies {
+        let ships = self.ships.clone();
+        Box::new(move |at, len| ships.with_ship(|primary| primary.copies(at, len)))
+    }
+
     /// The epoch, and what else clients are told.
     pub(crate) fn said(&self) -> MemberStats {
         // Not the epoch of the last look: a client that asks has seen that it is another one.
