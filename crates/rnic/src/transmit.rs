@@ -34,6 +34,12 @@ impl<'b> Batch<'b> {
                 && self.len + size <= self.buf.len())
     }
 
+    /// How many packets of `size` bytes it takes when it is empty.
+    #[inline]
+    pub(crate) fn room_for(&self, size: usize) -> u32 {
+        (self.buf.len() / size).min(self.max) as u32
+    }
+
     /// Appends a packet that [`admits`](Self::admits) let in: headers, then `payload_len` bytes that `fill`
     /// writes, then pad and ICRC. If `fill` fails the batch is as before.
     #[inline]

@@ -97,7 +97,12 @@ pub(crate) struct SendQueue {
     /// The last WQE posted that is no plain WRITE, if the queue was never empty since: who asks for it at each transmission
     /// must not walk a long queue.
     other: Option<u32>,
+    /// Likewise, the last one whose request does not fit a small packet.
+    large: Option<u32>,
 }
+
+/// What a request carries at most that is small: then a system call costs many times what its bytes do.
+const SMALL: u32 = 256;
 
 impl SendQueue {
     pub(crate) const fn new(capacity: u32, max_sge: u32, max_inline: u32) -> Self {
@@ -111,6 +116,7 @@ impl SendQueue {
             head: 0,
             tail: 0,
             other: None,
+            large: None,
         }
     }
 
@@ -121,7 +127,18 @@ impl SendQueue {
     /// Whether all WQEs from `at` on are WRITEs without immediate; also when there are none.
     #[inline]
     pub(crate) fn are_plain_writes_from(&self, at: u32) -> bool {
-        self.other.is_none_or(|other| other.wrapping_sub(at) >= self.tail.wrapping_sub(at))
+        !self.is_from(self.other, at)
+    }
+
+    /// Whether all WQEs from `at` on make small request packets; also when there are none.
+    #[inline]
+    pub(crate) fn are_small_from(&self, at: u32) -> bool {
+        !self.is_from(self.large, at)
+    }
+
+    #[inline]
+    fn is_from(&self, wqe: Option<u32>, at: u32) -> bool {
+        wqe.is_some_and(|wqe| wqe.wrapping_sub(at) < self.tail.wrapping_sub(at))
     }
 
     #[inline]
@@ -162,10 +179,14 @@ impl SendQueue {
         if self.len() as usize == self.wqes.len() {
             self.grow();
         }
+        if self.len() == 0 {
+            (self.other, self.large) = (None, None);
+        }
         if !matches!(wr.op, SendOp::Write(_)) {
             self.other = Some(self.tail);
-        } else if self.len() == 0 {
-            self.other = None;
+        }
+        if len > SMALL && !matches!(wr.op, SendOp::Read(_)) {
+            self.large = Some(self.tail);
         }
         let index = self.index(self.tail);
         match wr.data {

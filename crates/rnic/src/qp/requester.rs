@@ -139,6 +139,9 @@ impl Qp {
         if self.keepalive.due {
             self.send_probe(batch)?;
         }
+        if self.awaits_room(batch) {
+            return Ok(());
+        }
         while self.next_request(shared) == Next::Send {
             let sent = self.send_request(shared, now, batch, mem)?;
             match sent {
@@ -214,6 +217,34 @@ impl Qp {
             self.start_wqe();
             return Next::Send;
         }
+    }
+
+    /// Whether a window that is nearly full, in the middle of much to send, is left to open until a whole train fits: in a stream
+    /// it opens by what one ACK covers, and each piece would be a send of its own here and a receive there (as
+    /// Linux' TCP defers a segment, `tcp_tso_should_defer`). Most of the window is under way, so the ACK that opens it is too.
+    fn awaits_room(&self, batch: &Batch<'_>) -> bool {
+        let req = &self.requester;
+        let window = self.congestion.packets();
+        let room = window.saturating_sub(req.in_flight());
+        let at = req.cursor;
+        if req.psn != req.max_psn || at == self.sq.tail || self.sq.get(at).takes_resource() {
+            return false;
+        }
+        let train =
+            batch.room_for(packet_len(Opcode::RcWriteMiddle.info().header_len.into(), self.mtu.bytes()));
+        if room >= train || window < 4 * train {
+            return false;
+        }
+        // Of the WQE at the cursor some may have left. Those behind it have not begun, and know no PSN.
+        let first = self.sq.get(at);
+        let mut sent = if first.psns == 0 { 0 } else { distance(first.first_psn, req.psn) };
+        let (mut left, mut at) = (room, at);
+        while at != self.sq.tail {
+            let rest = packets(self.sq.get(at).len, self.mtu) - std::mem::take(&mut sent);
+            let Some(after) = left.checked_sub(rest) else { return true };
+            (left, at) = (after, at.wrapping_add(1));
+        }
+        false
     }
 
     fn window_allows(&self) -> bool {

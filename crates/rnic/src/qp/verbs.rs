@@ -22,6 +22,9 @@ use crate::time::Instant;
 use crate::wqe::{RecvQueue, SendQueue};
 use crate::wr::{Data, RecvWr, SendOp, SendWr};
 
+/// So many small requests are worth a send of their own: it costs less than they do.
+const COMPANY: u32 = 32;
+
 impl Device {
     /// Creates a QP in RESET and returns its number.
     pub fn create_qp(&mut self, init: &QpInit) -> Result<Qpn, VerbError> {
@@ -154,6 +157,22 @@ impl Device {
             shared.settle(qp);
         }
         Ok(())
+    }
+
+    /// Whether what is to be sent of a QP's send queue may wait for what is posted next without a loss: they are small requests,
+    /// too few to be worth a send, and behind them answers are under way that will be looked for.
+    #[inline]
+    #[must_use]
+    pub fn may_wait(&self, qpn: Qpn) -> bool {
+        self.qps.get(qpn).is_some_and(|qp| {
+            let req = &qp.requester;
+            qp.init.ty == QpType::Rc
+                && qp.state == QpState::Rts
+                && req.in_flight() > 0
+                && req.cursor == req.fresh
+                && qp.sq.tail.wrapping_sub(req.cursor) < COMPANY
+                && qp.sq.are_small_from(req.cursor)
+        })
     }
 
     /// Whether a send-queue work request would be accepted behind `ahead` others that are not posted yet: for lists

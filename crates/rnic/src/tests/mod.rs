@@ -9,4 +9,5 @@ mod parting;
 mod reliable;
 mod riding;
 mod states;
+mod trains;
 mod verbs;
