@@ -79,6 +79,12 @@ impl Shared {
         let driver = self.lock.lock();
         Turn::new(driver, &self.clock)
     }
+
+    /// As [`turn`](Self::turn), to post.
+    pub(crate) fn turn_to_post(&self) -> Turn<'_> {
+        let driver = self.lock.lock();
+        Turn::of_post(driver, &self.clock)
+    }
 }
 
 /// Keeps the device open: every object has one. The last one to go closes it.

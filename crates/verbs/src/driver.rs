@@ -13,13 +13,14 @@ use std::sync::{Arc, MutexGuard};
 use std::time::Duration;
 
 use remanence_link::{Link, LinkStats, Outgoing, SideChannel, WaitFd};
-use remanence_rnic::{AsyncEvent, CqHandle, Device, FlushId, Instant, RxMeta, SrqHandle};
+use remanence_rnic::{AsyncEvent, CqHandle, Device, FlushId, Instant, PostError, RxMeta, SendWr, SrqHandle};
 use remanence_wire::{Gid, Qpn};
 
 use crate::abandon;
 use crate::channel::{CqEvent, EventQueue};
 use crate::clock::Clock;
 use crate::cm::Connections;
+use crate::company::Company;
 use crate::context::DeviceEvent;
 use crate::error::Error;
 use crate::handover::{Handover, Kick, Outlook, Pace, Plan, Progress, WaiterId};
@@ -125,11 +126,12 @@ pub(crate) struct Driver {
     /// The UDP port that peers receive on; ours is the same.
     port: u16,
     handover: Handover,
+    company: Company,
     /// A send that the link had no room for. Its bytes wait in the link's lent buffer.
     refused: Option<Outgoing>,
     /// The link has no buffer to lend, or could not push everything out.
     full: bool,
-    /// The engine has more to send than one turn allows.
+    /// The engine has more to send than one turn allows, or a doorbell waits.
     more: bool,
     /// The last turn received several datagrams at once.
     crowded: bool,
@@ -172,6 +174,7 @@ impl Driver {
             port: link.caps().port,
             link,
             handover: Handover::new(progress, pace),
+            company: Company::new(pace),
             refused: None,
             full: false,
             more: false,
@@ -205,6 +208,7 @@ impl Driver {
 
     /// One turn. Says whether there was anything to do.
     pub(crate) fn drive(&mut self, now: Instant) -> bool {
+        self.company.driven(now);
         let received = self.receive(now);
         let due = self.deadline().is_some_and(|deadline| deadline <= now);
         if !(received || due || self.more || self.full) {
@@ -377,15 +381,20 @@ impl Driver {
     }
 
     /// What must follow every change of the engine, before the lock is released. `me`: the waiter whose turn it is,
-    /// who needs no waking.
-    fn settle(&mut self, now: Instant, me: Option<WaiterId>) {
+    /// who needs no waking. `waits`: the doorbell does.
+    fn settle(&mut self, now: Instant, me: Option<WaiterId>, waits: bool) {
         // Events of the engine may move the connection manager, and that may have MADs to send.
         self.pump_events();
         self.pump_cm(now);
         if self.in_place.is_possible() {
             self.in_place.review(&self.device);
         }
-        self.transmit(now);
+        if waits {
+            self.more = true;
+        } else {
+            self.company.left();
+            self.transmit(now);
+        }
         let news = News { completions: self.device.stats().completions, events: self.pushed };
         if news != self.told {
             self.tell(news, me);
@@ -486,6 +495,18 @@ impl Driver {
     /// A flush that was pending has ended.
     pub(crate) fn flush_done(&mut self, now: Instant, id: FlushId, result: Result<(), ()>) {
         self.device.flush_done(now, id, result, &mut self.memory);
+    }
+
+    /// A consumer posted to a QP; `polls`: in a row of polls. Says whether the doorbell waits: for a consumer that is known to
+    /// come back, and only for requests of which a train can be made.
+    #[inline]
+    fn rings(&mut self, now: Instant, qpn: Qpn, polls: bool) -> bool {
+        let may = polls
+            && !self.full
+            && self.refused.is_none()
+            && self.handover.is_left_to_poller()
+            && self.device.may_wait(qpn);
+        self.company.posted(now, may)
     }
 
     /// A consumer polled and found something, or found the lock taken.
@@ -618,14 +639,32 @@ pub(crate) struct Turn<'a> {
     posts: bool,
     /// A consumer polls, or posts in a row of polls.
     polls: bool,
+    /// The doorbell of what was posted waits.
+    waits: bool,
     /// Nothing was changed that must be settled.
     idle: bool,
 }
 
 impl<'a> Turn<'a> {
     pub(crate) fn new(mut driver: MutexGuard<'a, Driver>, clock: &'a Clock) -> Self {
+        let now = clock.now();
+        if driver.company.waits() {
+            // Before whatever follows: it may be that a QP is destroyed, and what was posted to it would be lost.
+            driver.company.driven(now);
+            driver.transmit(now);
+        }
+        Self::at(driver, clock, now)
+    }
+
+    /// Of a consumer that posts: what waits goes on waiting, unless this turn says otherwise.
+    pub(crate) fn of_post(driver: MutexGuard<'a, Driver>, clock: &'a Clock) -> Self {
+        Self::at(driver, clock, clock.now())
+    }
+
+    fn at(mut driver: MutexGuard<'a, Driver>, clock: &'a Clock, now: Instant) -> Self {
         driver.moved = 0;
-        Self { driver, clock, now: clock.now(), me: None, posts: false, polls: false, idle: false }
+        let waits = driver.company.waits();
+        Self { driver, clock, now, me: None, posts: false, polls: false, waits, idle: false }
     }
 
     pub(crate) fn drive(&mut self) -> bool {
@@ -642,6 +681,7 @@ impl<'a> Turn<'a> {
     /// The turn of a consumer that posts; said before each request of a list.
     pub(crate) fn posts(&mut self) {
         let now = self.now;
+        self.waits = false;
         let first = !std::mem::replace(&mut self.posts, true);
         self.polls = self.driver.handover.posted(now);
         if first && self.driver.unseen >= POSTS_UNSEEN {
@@ -650,6 +690,15 @@ impl<'a> Turn<'a> {
             self.driver.drive(now);
         }
         self.driver.unseen += 1;
+    }
+
+    /// Posts a send work request of a consumer.
+    #[inline]
+    pub(crate) fn post_send(&mut self, qpn: Qpn, wr: &SendWr<'_>) -> Result<(), PostError> {
+        self.posts();
+        self.driver.device.post_send(qpn, wr)?;
+        self.waits = self.driver.rings(self.now, qpn, self.polls);
+        Ok(())
     }
 
     /// The turn of a poller, who changes nothing else. Says whether there was anything to do.
@@ -683,7 +732,7 @@ impl DerefMut for Turn<'_> {
 impl Drop for Turn<'_> {
     fn drop(&mut self) {
         if !self.idle && !std::thread::panicking() {
-            self.driver.settle(self.now, self.me);
+            self.driver.settle(self.now, self.me, self.waits);
             if self.polls && self.driver.moved >= LABORIOUS {
                 let end = self.clock.now();
                 self.driver.handover.drove_until(self.now, end);
@@ -695,4 +744,64 @@ impl Drop for Turn<'_> {
 /// The shorter of two limits, either of which may be none.
 pub(crate) fn shorter(a: Option<Duration>, b: Option<Duration>) -> Option<Duration> {
     [a, b].into_iter().flatten().min()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv4Addr;
+
+    use remanence_pmem::Region;
+    use remanence_rnic::{Access, Data, RemoteAddr, SendFlags, SendOp};
+
+    use super::*;
+    use crate::{ConnectAttr, Context, Options, Qp, QpOptions};
+
+    /// A device that nobody but the test drives, and a QP of it.
+    fn side(host: u8) -> (Context, Qp, RemoteAddr) {
+        let process = std::process::id();
+        let address = Ipv4Addr::new(127, 230 + (process >> 8) as u8 % 20, process as u8, host).into();
+        let context =
+            Context::open(Options { progress: Progress::ByConsumer, ..Options::udp(address) }).unwrap();
+        let pd = context.alloc_pd().unwrap();
+        let cq = context.create_cq(64, None, 0).unwrap();
+        let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
+        let mr = pd.reg_mr(&Region::anonymous(4096).unwrap(), access).unwrap();
+        let remote = mr.remote(0);
+        (context, pd.create_qp(&QpOptions::rc(&cq)).unwrap(), remote)
+    }
+
+    /// Posts that nobody answers, at times of our own: those of a consumer who posts three at a time and polls leave one by one
+    /// at first, and then together. What waits leaves before its QP goes.
+    #[test]
+    fn small_requests_posted_one_by_one_leave_together_once_that_is_the_habit() {
+        let ((a, qp, _), (_b, other, remote)) = (side(1), side(2));
+        qp.connect_to(&other.endpoint(), &ConnectAttr::default()).unwrap();
+        other.connect_to(&qp.endpoint(), &ConnectAttr::default()).unwrap();
+        let (shared, qpn) = (&*a.handle, qp.endpoint().qpn);
+        let mut now = shared.clock.now();
+        let mut turn = || {
+            now = now + Duration::from_micros(1);
+            Turn::at(shared.lock.lock(), &shared.clock, now)
+        };
+        let data = Data::Inline(&[7; 8]);
+        let wr = SendWr { wr_id: 0, op: SendOp::Write(remote), data, flags: SendFlags::empty(), ud: None };
+        let sends = || shared.lock.lock().link_stats();
+        let before = sends();
+        turn().poll();
+        let mut row = || {
+            let start = sends().tx_batches;
+            for _ in 0..3 {
+                turn().post_send(qpn, &wr).unwrap();
+            }
+            let posted = sends().tx_batches;
+            turn().poll();
+            (posted - start, sends().tx_batches - posted)
+        };
+        let rows: Vec<_> = (0..6).map(|_| row()).collect();
+        assert_eq!(rows, [(3, 0), (3, 0), (3, 0), (3, 0), (0, 1), (0, 1)]);
+        turn().post_send(qpn, &wr).unwrap();
+        assert_eq!(sends().tx_datagrams - before.tx_datagrams, 18, "the last one waits");
+        drop(qp);
+        assert_eq!(sends().tx_datagrams - before.tx_datagrams, 19);
+    }
 }

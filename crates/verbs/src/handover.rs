@@ -478,6 +478,12 @@ impl Handover {
         })
     }
 
+    /// Nobody sleeps on the link, or is about to, as a poller drives.
+    #[inline]
+    pub(crate) fn is_left_to_poller(&self) -> bool {
+        self.seat.is_none() && matches!(self.thread, Thread::Absent | Thread::Leased { to_poller: true })
+    }
+
     /// Somebody sleeps on the link, or is about to.
     #[inline]
     pub(crate) fn is_watched(&self) -> bool {

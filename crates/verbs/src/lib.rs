@@ -18,6 +18,7 @@ mod channel;
 mod claims;
 mod clock;
 mod cm;
+mod company;
 mod connect;
 mod context;
 mod cq;

@@ -148,7 +148,7 @@ impl<'a> Doorbell<'a> {
     #[inline]
     fn turn(&mut self) -> &mut Turn<'a> {
         let qp = self.qp;
-        self.turn.get_or_insert_with(|| qp.pd.inner.handle.turn())
+        self.turn.get_or_insert_with(|| qp.pd.inner.handle.turn_to_post())
     }
 
     /// Posts a send work request.
@@ -167,9 +167,7 @@ impl<'a> Doorbell<'a> {
             let now = turn.now;
             return inplace::post(turn, now, of, wr);
         }
-        let turn = self.turn();
-        turn.posts();
-        turn.device.post_send(qp.qpn, wr)
+        self.turn().post_send(qp.qpn, wr)
     }
 
     /// Whether a send work request would be accepted behind `ahead` others that are not posted yet: for lists that go
@@ -282,14 +280,12 @@ impl Qp {
             if of.beside.post(of.lane, wr) {
                 return Ok(());
             }
-            let mut turn = self.inner.pd.inner.handle.turn();
+            let mut turn = self.inner.pd.inner.handle.turn_to_post();
             turn.posts();
             let now = turn.now;
             return inplace::post(&mut turn, now, of, wr);
         }
-        let mut turn = self.inner.pd.inner.handle.turn();
-        turn.posts();
-        turn.device.post_send(self.inner.qpn, wr)
+        self.inner.pd.inner.handle.turn_to_post().post_send(self.inner.qpn, wr)
     }
 
     /// Posts several send work requests behind one doorbell: packets of small ones leave together.
@@ -321,7 +317,7 @@ impl Qp {
     /// Nothing was posted.
     #[inline]
     pub fn post_recv(&self, wr: &RecvWr<'_>) -> Result<(), PostError> {
-        self.inner.pd.inner.handle.turn().device.post_recv(self.inner.qpn, wr)
+        self.inner.pd.inner.handle.turn_to_post().device.post_recv(self.inner.qpn, wr)
     }
 
     /// Posts several receives in one turn.

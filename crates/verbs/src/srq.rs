@@ -55,7 +55,7 @@ impl Srq {
     /// # Errors
     /// The queue is full, or there are too many scatter/gather entries. Nothing was posted.
     pub fn post_recv(&self, wr: &RecvWr<'_>) -> Result<(), PostError> {
-        self.inner.pd.inner.handle.turn().device.post_srq_recv(self.inner.raw, wr)
+        self.inner.pd.inner.handle.turn_to_post().device.post_srq_recv(self.inner.raw, wr)
     }
 
     /// Posts several receives in one turn.
