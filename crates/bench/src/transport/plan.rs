@@ -201,6 +201,9 @@ pub(super) fn bars(samples: &Samples, wanted: &[String]) -> Vec<Bar> {
     let bar = |name: &str, over: &Key, under: &Key, sense, limit| {
         Bar::new(name, samples.ratio(over, under), sense, limit)
     };
+    let rate = |name: &str, path, least| {
+        Bar::new(name, samples.median(&key(path, Test::WriteRate, 8)), Sense::AtLeast, least)
+    };
     let put_lat = |size| ucx(UCX_SHM, "ucp_put_lat", size, Metric::Latency);
     let all = vec![
         (
@@ -273,6 +276,8 @@ pub(super) fn bars(samples: &Samples, wanted: &[String]) -> Vec<Bar> {
                 3.0,
             ),
         ),
+        (&["udp-lo"][..], rate("UDP loopback, 8 B WRITEs posted one by one, M/s", Path::UdpLo, 1.0)),
+        (&["xdp-veth"][..], rate("AF_XDP veth, 8 B WRITEs posted one by one, M/s", Path::XdpVeth, 2.0)),
         (
             &["shm"][..],
             bar(

@@ -53,7 +53,7 @@ pub(crate) enum Test {
     ReadStream,
     /// SENDs in flight. Throughput.
     SendStream,
-    /// Small WRITEs in flight, several to a doorbell. Rate.
+    /// Small WRITEs in flight, posted one by one. Rate.
     WriteRate,
     /// Each side WRITEs into the other's memory and polls its own. Latency, half of a round trip.
     PingPong,
