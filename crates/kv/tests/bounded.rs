@@ -155,7 +155,7 @@ fn no_step_of_cleaning_is_longer_in_a_large_store_and_all_of_it_is_linear() {
     for key in 0..keys {
         bench.insist(key, &[1; 20]);
     }
-    let (before, written) = (bench.server.spent(), 350_000);
+    let (before, written) = (bench.server.spent(), 700_000);
     let mut random = 1u64;
     for _ in 0..written {
         random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
@@ -422,4 +422,113 @@ fn what_expires_does_not_fill_the_store() {
         bench.step();
     });
     assert_eq!(bench.server.spent(), spent, "there is nothing left to look for");
+}
+
+const MIDDLE: Geometry = Geometry { size: 8 << 20, region_len: 128 << 10, segment_len: 32 << 10, heads: 2 };
+
+#[test]
+fn a_store_that_can_take_no_more_says_so_at_once_and_goes_on_with_all_else() {
+    let medium = plain(&MIDDLE, 40_000);
+    let mut bench = Bench::open(&medium, BY_ITSELF);
+    bench.rest();
+    let keys = (0..).take_while(|key| match bench.put(*key, &[1; 200], 0) {
+        Ok(()) => true,
+        Err(Refusal::Cleaning | Refusal::Growing) => {
+            bench.insist(*key, &[1; 200]);
+            true
+        }
+        Err(refusal) => {
+            assert_eq!(refusal, Refusal::Full);
+            false
+        }
+    });
+    let keys = keys.count() as u64;
+    let room = bench.server.usage().room;
+    assert!(room.counted && room.keys == keys && room.live == keys * 256, "{keys} keys in {room:?}");
+    assert!(room.left < 256 && room.live * 10 > MIDDLE.size * 7, "{room:?} of {}", MIDDLE.size);
+    // All of them once more and more, at random: none is refused, and cleaning costs a few copies for each.
+    let mut random = 1u64;
+    for _ in 0..3 * keys {
+        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        bench.insist((random >> 33) % keys, &[2; 200]);
+        if random >> 60 == 0 {
+            assert_eq!(bench.put(keys, &[1; 2000], 0), Err(Refusal::Full), "at once");
+            assert_eq!(bench.put((random >> 33) % keys, &[1; 2000], 0), Err(Refusal::Full), "it is longer");
+        }
+    }
+    let moved = bench.server.stats().objects_moved;
+    assert!(moved < 3 * keys * 10, "{moved} objects were moved for {} values", 3 * keys);
+    for key in 0..keys {
+        assert!(matches!(bench.get(key), Reply::Value { value, .. } if value.len() == 200), "{key}");
+    }
+    // A deletion makes room for another key, at once.
+    for key in 0..keys / 4 {
+        let delete = Request::Delete { key: key.to_le_bytes().to_vec(), expect: Expect::Any };
+        let reply = bench.server.handle(bench.now, bench.client, &delete);
+        assert!(matches!(reply, Reply::Done { .. }), "{reply:?}");
+    }
+    assert_eq!(bench.server.usage().room.keys, keys - keys / 4, "a key that was deleted is none");
+    // What is padded differs a little.
+    for key in keys..keys + keys / 5 {
+        bench.insist(key, &[3; 200]);
+    }
+    bench.assert_bounded();
+}
+
+#[test]
+fn what_is_live_is_known_whatever_happens() {
+    let medium = plain(&MIDDLE, 1000);
+    let (mut random, mut model) = (3u64, BTreeMap::new());
+    for _ in 0..3 {
+        // Opened again, as after a crash: it counts while values come, go and are moved.
+        let mut bench = Bench::open(&medium, BY_ITSELF);
+        for n in 0..6000u64 {
+            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            let key = vec![1, (random >> 40) as u8];
+            // Of one in sixteen the value takes some chunks.
+            let len = if random >> 60 == 0 { 40_000 } else { random >> 50 & 1023 };
+            let put = Request::Put { key: key.clone(), len, expires: 0, expect: Expect::Any };
+            let request = match random >> 33 & 7 {
+                0 => Request::Delete { key: key.clone(), expect: Expect::Any },
+                1 => put,
+                _ => {
+                    let value = vec![n as u8; len as usize];
+                    Request::PutInline { key: key.clone(), value, expires: 0, expect: Expect::Any }
+                }
+            };
+            match bench.server.handle(bench.now, bench.client, &request) {
+                Reply::Reserved(reserved) => {
+                    let abandon = Request::Abandon { version: reserved.version };
+                    assert_eq!(bench.server.handle(bench.now, bench.client, &abandon), Reply::Ok);
+                }
+                Reply::Done { .. } | Reply::Written(_) if matches!(request, Request::Delete { .. }) => {
+                    model.remove(&key);
+                }
+                Reply::Done { .. } | Reply::Written(_) => drop(model.insert(key, len)),
+                Reply::Refused(Refusal::Growing | Refusal::Cleaning) => {}
+                reply => panic!("{reply:?}"),
+            }
+            if n % 16 == 0 {
+                bench.step();
+            }
+        }
+        assert!(bench.server.stats().objects_moved > 100, "{:?}", bench.server.stats());
+        bench.rest();
+        let max = MIDDLE.object_max();
+        let units = |bytes: u64| bytes.div_ceil(64);
+        let live: u64 = model
+            .values()
+            .map(|len| {
+                if object_len(2, *len) <= max {
+                    return units(object_len(2, *len));
+                }
+                let chunks = len.div_ceil(max);
+                (0..chunks).map(|n| units(max.min(len - n * max))).sum::<u64>() + units(50 + 8 + 16 * chunks)
+            })
+            .sum();
+        let room = bench.server.usage().room;
+        assert!(room.counted);
+        assert_eq!((room.keys, room.live), (model.len() as u64, live * 64), "{room:?}");
+        bench.assert_bounded();
+    }
 }

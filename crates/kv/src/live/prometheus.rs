@@ -82,10 +82,12 @@ fn write(page: &mut Page<'_>, stats: &StoreStats) -> fmt::Result {
     page.gauge("remanence_kv_boots", None, "How often the store was opened.", u64::from(stats.boot))?;
     page.gauge("remanence_kv_size", Some(Unit::Bytes), "The store.", stats.size)?;
     page.gauge("remanence_kv_region", Some(Unit::Bytes), "A region of its logs.", stats.region_len)?;
-    let gauges: [(&str, &str, u64); 9] = [
+    let gauges: [(&str, &str, u64); 11] = [
         ("regions", "Regions.", usage.regions.into()),
         ("regions_free", "Regions that are free.", usage.regions_free.into()),
-        ("entries", "Entries in use, tombstones included.", usage.entries),
+        ("keys", "Keys that have a value, as far as they are counted.", usage.room.keys),
+        ("counted", "1 when all keys are counted, and what they take.", usage.room.counted.into()),
+        ("entries", "Entries in use, those of deleted keys included.", usage.entries),
         ("entries_max", "Entries of the table.", usage.entries_max),
         ("unfinished_writes", "Writes under way.", usage.unfinished as u64),
         ("cleaning", "1 while a log is cleaned.", usage.cleaning.into()),
@@ -95,6 +97,15 @@ fn write(page: &mut Page<'_>, stats: &StoreStats) -> fmt::Result {
     ];
     for (name, help, value) in gauges {
         page.gauge(&format!("remanence_kv_{name}"), None, help, value)?;
+    }
+    let room = &usage.room;
+    for (name, help, value) in [
+        ("live", "What the values of keys take.", room.live),
+        ("garbage", "What nobody can reach, until cleaning comes by.", room.garbage),
+        ("free", "What nothing was put into yet.", room.free),
+        ("left", "How much more the values of keys may take.", room.left),
+    ] {
+        page.gauge(&format!("remanence_kv_{name}"), Some(Unit::Bytes), help, value)?;
     }
     for (name, help, value) in [
         ("calls", "Calls answered. One-sided GETs are not among them.", stats.calls),

@@ -1,6 +1,6 @@
 //! What a server did, and how full its store is.
 
-use crate::server::{Stats, Usage};
+use crate::server::{Room, Stats, Usage};
 use crate::view::Mode;
 
 use super::wire::{emit_words, parse_words};
@@ -30,12 +30,14 @@ pub struct StoreStats {
     pub to_clean: u64,
 }
 
+/// What every server of this version of the protocol says, and what newer ones say behind it.
 const WORDS: usize = 28;
+const MORE: usize = 6;
 
 impl StoreStats {
     pub(super) fn emit(&self) -> Vec<u8> {
         let (s, u) = (&self.server, &self.usage);
-        let words: [u64; WORDS] = [
+        let words: [u64; WORDS + MORE] = [
             s.reserved,
             s.settled,
             s.given_up,
@@ -64,12 +66,26 @@ impl StoreStats {
             self.region_len,
             self.to_clean,
             s.expired,
+            u.room.counted.into(),
+            u.room.keys,
+            u.room.live,
+            u.room.garbage,
+            u.room.free,
+            u.room.left,
         ];
         emit_words(&words)
     }
 
     pub(super) fn parse(bytes: &[u8]) -> Option<Self> {
         let w: [u64; WORDS] = parse_words(bytes)?;
+        let more = parse_words(bytes.get(8 * WORDS..)?).map(|r: [u64; MORE]| Room {
+            counted: r[0] != 0,
+            keys: r[1],
+            live: r[2],
+            garbage: r[3],
+            free: r[4],
+            left: r[5],
+        });
         let server = Stats {
             reserved: w[0],
             settled: w[1],
@@ -93,6 +109,7 @@ impl StoreStats {
             unfinished: usize::try_from(w[16]).ok()?,
             cleaning: w[17] != 0,
             growing: w[18] != 0,
+            room: more.unwrap_or_default(),
         };
         Some(Self {
             server,
@@ -106,5 +123,25 @@ impl StoreStats {
             region_len: w[25],
             to_clean: w[26],
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn both_ends_may_know_more_than_the_other() {
+        let words: Vec<u64> = (1..=(WORDS + MORE) as u64).collect();
+        let bytes = super::super::wire::emit_words(&words);
+        let stats = StoreStats::parse(&bytes).expect("all of it");
+        assert_eq!((stats.usage.room.keys, stats.usage.room.left, stats.server.expired), (30, 34, 28));
+        let back = StoreStats::parse(&stats.emit()).expect("all of it");
+        assert_eq!(back, stats);
+        // A server of before says nothing of its room, and one of later more than this.
+        let older = StoreStats::parse(&bytes[..8 * WORDS]).expect("what they all say");
+        assert_eq!(older, StoreStats { usage: Usage { room: Room::default(), ..stats.usage }, ..stats });
+        assert_eq!(StoreStats::parse(&[&bytes[..], &[0; 8]].concat()), Some(stats));
+        assert_eq!(StoreStats::parse(&bytes[..8 * WORDS - 1]), None);
     }
 }

@@ -21,7 +21,7 @@ use remanence_pmem::Medium;
 
 use super::Server;
 use super::index::Entry;
-use super::log::{Purpose, SPARE, Start};
+use super::log::{Purpose, Start};
 use super::settle::Settling;
 use crate::format::object::Content;
 use crate::format::{Chunk, Offset, RegionKind};
@@ -132,14 +132,16 @@ impl<M: Medium + Clone> Server<M> {
                 word.kind == RegionKind::Log && word.head == head && !self.log.is_tail(*region)
             })
             .collect();
-        self.log.heads[usize::from(head)].written = 0;
-        if regions.is_empty() {
-            return Ok(false);
-        }
         let mut regions = regions;
         // Oldest first: should room run out, these are the ones that become free.
         regions.sort_by_key(|region| self.log.regions[*region as usize].word.epoch);
-        let left = self.log.regions[regions[0] as usize].starts.len();
+        Ok(self.begin_cleaning(head, regions))
+    }
+
+    /// Starts to clean some regions of a head's log into its end. Returns whether there are any.
+    fn begin_cleaning(&mut self, head: u8, regions: Vec<u32>) -> bool {
+        let Some(first) = regions.first() else { return false };
+        let left = self.log.regions[*first as usize].starts.len();
         let mut cleaning = Cleaning {
             head,
             phase: Phase::Merge,
@@ -158,7 +160,7 @@ impl<M: Medium + Clone> Server<M> {
         };
         self.to_next_region(&mut cleaning);
         self.cleaning = Some(cleaning);
-        Ok(true)
+        true
     }
 
     /// Goes on with cleaning; returns whether there is more to do at once.
@@ -167,12 +169,8 @@ impl<M: Medium + Clone> Server<M> {
             if !self.options.clean_by_itself || !self.needs_cleaning() {
                 return Ok(false);
             }
-            let Some(head) = self.fullest_head(now) else {
-                self.wants_room = false;
-                return Ok(false);
-            };
-            self.wants_room = false;
-            return self.clean(head);
+            let Some((head, regions)) = self.next_to_clean(now) else { return Ok(false) };
+            return Ok(self.begin_cleaning(head, regions));
         }
         let mut cleaning = self.cleaning.take().expect("it is there");
         let outcome = self.advance(now, budget, &mut cleaning);
@@ -188,36 +186,8 @@ impl<M: Medium + Clone> Server<M> {
         Ok(true)
     }
 
-    /// What who asked is told of a refusal: if it is for want of room, whether to wait for cleaning. It comes to an end: a head
-    /// that was cleaned is not cleaned again until somebody has written to it.
-    pub(super) fn wait_for_room(&mut self, refusal: Refusal) -> Refusal {
-        if refusal != Refusal::Full {
-            return refusal;
-        }
-        self.wants_room = true;
-        let may = self.options.clean_by_itself && self.log.heads.iter().any(|head| head.written > 0);
-        if may || self.cleaning.is_some() { Refusal::Cleaning } else { Refusal::Full }
-    }
-
     fn needs_cleaning(&self) -> bool {
-        let low = SPARE + 1 + self.log.regions.len() / 16;
-        self.wants_room || self.log.free.len() < low
-    }
-
-    /// The head that was written to most since it was cleaned, if that is worth while. If somebody waits for room, and now
-    /// and then, the one with the longest log: values may have expired.
-    fn fullest_head(&mut self, now: u64) -> Option<u8> {
-        let least = if self.wants_room { 1 } else { u64::from(self.log.geometry.region_units()) };
-        let (head, state) = self.log.heads.iter().enumerate().max_by_key(|(_, head)| head.written)?;
-        if state.written >= least {
-            return Some(head as u8);
-        }
-        if !self.wants_room || now.saturating_sub(self.cleaned_anyway) < self.options.lease {
-            return None;
-        }
-        self.cleaned_anyway = now;
-        let links = |head: u8| self.log.links.range((head, 0)..=(head, u16::MAX)).count();
-        (0..self.log.heads.len() as u16).map(|head| head as u8).max_by_key(|head| links(*head))
+        self.wants_room || self.log.free.len() < self.low()
     }
 
     fn advance(&mut self, now: u64, budget: usize, cleaning: &mut Cleaning) -> Result<Progress, Refusal> {
@@ -307,6 +277,9 @@ impl<M: Medium + Clone> Server<M> {
             if unchanged {
                 // Who cached the original would not notice a later update of the copy.
                 self.mark(cleaning.head, Some(item.start.object), true);
+                let before = self.counts_as(cleaning.head, Some(item.start.object));
+                let after = self.counts_as(cleaning.head, item.copy);
+                self.recount(item.start.fingerprint, before.as_ref(), after.as_ref());
                 self.index.set_word(&mut entry, word.flipped());
                 self.stats.objects_moved += 1;
             } else {
@@ -329,6 +302,7 @@ impl<M: Medium + Clone> Server<M> {
         }
         let Cleaning { regions, stay, .. } = cleaning;
         regions.retain(|region| !stay.contains(region));
+        stay.iter().for_each(|region| self.log.is_stuck(*region));
         for region in &cleaning.regions {
             self.log.regions[*region as usize].retiring = true;
         }

@@ -75,7 +75,7 @@ impl<M: Medium + Clone> Server<M> {
         if buckets == 0 || buckets >= 1 << 40 || self.index.used * 10 > buckets * 9 {
             return Err(Refusal::Malformed);
         }
-        let count = TableAt::bytes(buckets).div_ceil(self.log.geometry.region_len);
+        let count = self.regions_of(buckets);
         // The cleaner must not be left without room.
         let fits = count as usize + SPARE <= self.log.free.len();
         let first = u32::try_from(count).ok().filter(|_| fits).and_then(|count| self.log.run_of_free(count));
@@ -90,21 +90,35 @@ impl<M: Medium + Clone> Server<M> {
         Ok(())
     }
 
+    /// Buckets of the table that comes next.
+    pub(super) fn larger(&self) -> u64 {
+        (self.index.tables[0].buckets * 2).max(self.index.used * 2)
+    }
+
+    pub(super) const fn regions_of(&self, buckets: u64) -> u64 {
+        TableAt::bytes(buckets).div_ceil(self.log.geometry.region_len)
+    }
+
+    /// Whether there may be room for a larger table by now.
+    fn may_grow(&self) -> bool {
+        self.cannot_grow.is_none_or(|freed| freed != self.log.loads.freed)
+    }
+
     /// Goes on; returns whether there is more to do at once.
     pub(super) fn grow(&mut self, now: u64, budget: usize) -> Result<bool, Refusal> {
         self.last_step = now;
         match self.growth {
-            Growth::Idle if self.wants_entries || self.index.is_crowded() => {
+            Growth::Idle if self.wants_entries || self.index.is_crowded() && self.may_grow() => {
                 self.wants_entries = false;
-                let buckets = (self.index.tables[0].buckets * 2).max(self.index.used * 2);
+                let buckets = self.larger();
                 match self.resize(buckets) {
                     Ok(()) => {
-                        self.cannot_grow = false;
+                        self.cannot_grow = None;
                         Ok(true)
                     }
                     Err(Refusal::Full) => {
-                        self.cannot_grow = true;
-                        self.wants_room = true;
+                        self.cannot_grow = Some(self.log.loads.freed);
+                        self.wants_room = self.can_free(self.regions_of(buckets));
                         Ok(false)
                     }
                     Err(other) => Err(other),

@@ -6,6 +6,7 @@ use std::io;
 use remanence_pmem::Medium;
 
 use super::index::store;
+use super::room::{Load, Loads};
 use crate::format::{DIRECTORY, Geometry, HEAD_WORDS, HeadWord, Offset, RegionKind, RegionWord, UNIT};
 use crate::proto::Refusal;
 use crate::view::Link;
@@ -69,6 +70,7 @@ pub(super) struct Region {
     pub(super) starts: Starts,
     /// On its way out: in no view any more, and still not free.
     pub(super) retiring: bool,
+    pub(super) load: Load,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -77,8 +79,6 @@ pub(super) struct Head {
     tail: Option<(u16, u32)>,
     /// The number of the link after the last one.
     next_link: u16,
-    /// Units that clients were handed out since cleaning of the log began last, and deletions: what may have made garbage.
-    pub(super) written: u64,
 }
 
 /// Who asks for room.
@@ -86,7 +86,9 @@ pub(super) struct Head {
 pub(super) enum Purpose {
     /// A client, who must leave some for the cleaner.
     Store,
-    /// What makes room in the end.
+    /// A deletion, which makes room in the end. It leaves the cleaner what it can move at least one region's values to.
+    Delete,
+    /// The cleaner.
     Reclaim,
 }
 
@@ -108,6 +110,7 @@ pub(super) struct Log<M> {
     pub(super) epoch: u32,
     /// Regions whose words mean nothing: what lies there may have been of any log.
     pub(super) lost: usize,
+    pub(super) loads: Loads,
 }
 
 /// Regions that clients leave to the cleaner.
@@ -125,6 +128,7 @@ impl<M: Medium> Log<M> {
             heads: Vec::new(),
             epoch: 0,
             lost: 0,
+            loads: Loads::unknown(),
             medium,
         };
         for index in 0..geometry.regions() {
@@ -139,14 +143,16 @@ impl<M: Medium> Log<M> {
                 _ => {}
             }
             let word = word.unwrap_or(RegionWord::FREE);
-            log.regions.push(Region { word, starts: Starts::default(), retiring: false });
+            log.regions.push(Region {
+                word,
+                starts: Starts::default(),
+                retiring: false,
+                load: Load::default(),
+            });
         }
         for head in 0..geometry.heads {
             let at = HEAD_WORDS + 8 * u64::from(head);
             let mut state = Head::default();
-            // What of it is garbage nobody knows.
-            let regions = log.links.range((head as u8, 0)..=(head as u8, u16::MAX)).count() as u64;
-            state.written = regions * u64::from(geometry.region_units());
             let word = HeadWord::check(super::index::load(&log.medium, at)).and_then(|(word, _)| word);
             if let Some(HeadWord { link, segment }) = word {
                 // Everything up to the end of that segment may have been handed out, and may still be written to by
@@ -194,6 +200,11 @@ impl<M: Medium> Log<M> {
         .collect()
     }
 
+    /// Units at the end of a head's log that nothing was put into yet.
+    pub(super) fn tail_room(&self, head: usize) -> u32 {
+        self.heads[head].tail.map_or(0, |(_, unit)| self.geometry.region_units() - unit)
+    }
+
     /// Whether a region is the one that its head's log is written to.
     pub(super) fn is_tail(&self, region: u32) -> bool {
         let word = self.regions[region as usize].word;
@@ -221,20 +232,22 @@ impl<M: Medium> Log<M> {
             None => self.link(head, purpose)?,
         };
         let unit = match self.fit(next, units) {
-            Some(unit) => unit,
+            Some(unit) => {
+                self.use_up(self.links[&(head, link)], unit - next, units);
+                unit
+            }
             None => {
-                let first;
-                (link, first) = self.link(head, purpose)?;
-                first
+                let (full, padding) = (link, self.geometry.region_units() - next);
+                let unit;
+                (link, unit) = self.link(head, purpose)?;
+                self.use_up(self.links[&(head, full)], padding, 0);
+                self.use_up(self.links[&(head, link)], 0, units);
+                unit
             }
         };
         let state = &mut self.heads[usize::from(head)];
         let entered = HeadWord { link, segment: unit / segment };
         state.tail = Some((link, unit + units));
-        // What the cleaner writes itself is no reason to clean.
-        if purpose == Purpose::Store {
-            state.written += u64::from(units);
-        }
         let at = HEAD_WORDS + 8 * u64::from(head);
         let word = HeadWord::emit(Some(entered));
         if super::index::load(&self.medium, at) != word {
@@ -279,7 +292,11 @@ impl<M: Medium> Log<M> {
     /// Puts a free region to use as the next link, and returns its first unit.
     fn link(&mut self, head: u8, purpose: Purpose) -> Result<(u16, u32), Refusal> {
         let link = self.heads[usize::from(head)].next_link;
-        let spare = if purpose == Purpose::Store { SPARE } else { 0 };
+        let spare = match purpose {
+            Purpose::Store => SPARE,
+            Purpose::Delete => 1,
+            Purpose::Reclaim => 0,
+        };
         if self.free.len() <= spare || self.links.contains_key(&(head, link)) {
             return Err(Refusal::Full);
         }
@@ -328,6 +345,7 @@ impl<M: Medium> Log<M> {
             self.free.insert(region);
             self.regions[region as usize].starts = Starts::default();
             self.regions[region as usize].retiring = false;
+            self.unload(region);
         } else {
             self.free.remove(&region);
         }

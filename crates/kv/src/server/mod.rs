@@ -18,6 +18,7 @@ mod index;
 mod log;
 mod mend;
 mod open;
+mod room;
 mod round;
 mod scan;
 mod settle;
@@ -34,6 +35,7 @@ use remanence_pmem::layout::Root;
 pub(crate) use mend::object_at;
 pub use mend::{Fate, Finding, Where};
 pub use open::{OpenError, Recovered, format};
+pub use room::Room;
 pub use scan::Scrubbed;
 
 use crate::format::object::{Content, Object};
@@ -158,10 +160,12 @@ pub struct Usage {
     pub regions: u32,
     /// Regions that are free.
     pub regions_free: u32,
-    /// Entries that are in use, tombstones included.
+    /// Entries that are in use, those of deleted keys included that cleaning has not come by yet.
     pub entries: u64,
     /// Entries in all.
     pub entries_max: u64,
+    /// What keys take, and what they leave.
+    pub room: Room,
     /// Writes under way.
     pub unfinished: usize,
     /// A head is being cleaned.
@@ -177,6 +181,7 @@ struct Unfinished {
     key: Vec<u8>,
     fingerprint: u64,
     head: u8,
+    expires: u64,
     offset: Offset,
     /// Bytes that were handed out for the object.
     room: u64,
@@ -227,15 +232,15 @@ pub struct Server<M> {
     growth: Growth,
     /// What new keys have pushed the growth along by, that it has not done yet.
     pushed: usize,
-    /// When a log was cleaned last though little was written to it.
-    cleaned_anyway: u64,
+    /// When garbage was looked for last.
+    cleaned_at: u64,
     cleaning: Option<Cleaning>,
     /// A write found no room, or free regions run low.
     wants_room: bool,
     /// A new key found no place in the table.
     wants_entries: bool,
-    /// There was no room for a larger table when one was wanted last.
-    cannot_grow: bool,
+    /// There was no room for a larger table when one was wanted last: how many regions had been freed.
+    cannot_grow: Option<u64>,
     events: VecDeque<Event>,
     /// What counts keys, and takes expired ones away.
     round: Round,
@@ -439,7 +444,7 @@ impl<M: Medium + Clone> Server<M> {
             Request::Put { key, len, expires, expect } => {
                 // The client writes it itself.
                 self.round.note(*expires);
-                self.reserve(now, client, key, *len, *expect).map(Reply::Reserved)
+                self.reserve(now, client, key, *len, *expires, *expect).map(Reply::Reserved)
             }
             Request::PutInline { .. } => {
                 let put = request.inline().expect("it is one");
@@ -480,7 +485,7 @@ impl<M: Medium + Clone> Server<M> {
         };
         outcome.unwrap_or_else(|refusal| {
             self.stats.unfinished += u64::from(refusal == Refusal::Unfinished);
-            Reply::Refused(self.wait_for_room(refusal))
+            Reply::Refused(self.wait_for_room(now, refusal))
         })
     }
 
@@ -543,6 +548,7 @@ impl<M: Medium + Clone> Server<M> {
             regions_free: self.log.free.len() as u32,
             entries: self.index.used,
             entries_max: self.index.tables.iter().map(|table| table.slots()).sum(),
+            room: self.log.room(self.round.keys(), self.round.is_whole()),
             unfinished: self.unfinished.len(),
             cleaning: self.cleaning.is_some(),
             growing: !self.growth.is_idle(),

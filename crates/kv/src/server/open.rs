@@ -211,11 +211,11 @@ impl<M: Medium + Clone> Server<M> {
             prepared: Default::default(),
             growth,
             pushed: 0,
-            cleaned_anyway: 0,
+            cleaned_at: 0,
             cleaning: None,
             wants_room: false,
             wants_entries: false,
-            cannot_grow: false,
+            cannot_grow: None,
             events: Default::default(),
             round: super::round::Round::new(),
             spent: 0,
@@ -321,16 +321,20 @@ impl<M: Medium + Clone> Server<M> {
         let head = entry.slot.meta.head();
         let Some(object) = entry.slot.word.new_offset() else { return };
         let start = Start { fingerprint: entry.slot.meta.fingerprint(), object };
-        let mut places = vec![object];
+        let mut places = vec![(object, entry.slot.meta.hint().len())];
         if entry.slot.meta.hint() == Hint::CHAINED
             && let Ok(bytes) = self.object(head, object)
         {
             let chunks = self.parsed(&bytes, head, object).chunks();
-            places.extend(chunks.into_iter().flat_map(|(_, chunks)| chunks).map(|chunk| chunk.offset));
+            places
+                .extend(chunks.into_iter().flat_map(|(_, chunks)| chunks).map(|c| (c.offset, c.len.into())));
         }
-        for place in places {
+        for (place, bytes) in places {
             if let Some(region) = self.log.region_of(head, place) {
-                self.log.regions[region as usize].starts.push(start);
+                let region = &mut self.log.regions[region as usize];
+                region.starts.push(start);
+                let units: u64 = bytes.div_ceil(UNIT);
+                region.load.found = region.load.found.saturating_add(units as u32);
             }
         }
     }

@@ -11,6 +11,7 @@
 use remanence_pmem::Medium;
 
 use super::index::{Entry, stands};
+use super::room::Counted;
 use super::settle::Settling;
 use super::{Server, log};
 use crate::format::object::HEADER_LEN;
@@ -41,6 +42,16 @@ impl Round {
         Self { at: 0, whole: false, counts: [0; 256], ends: true, last: 0 }
     }
 
+    /// The counts are those of the whole store.
+    pub(super) const fn is_whole(&self) -> bool {
+        self.whole
+    }
+
+    /// Keys that were counted.
+    pub(super) fn keys(&self) -> u64 {
+        self.counts.iter().sum()
+    }
+
     /// Something was written that will expire.
     pub(super) const fn note(&mut self, expires: u64) {
         self.ends |= expires != 0;
@@ -49,7 +60,7 @@ impl Round {
 
 impl<M: Medium + Clone> Server<M> {
     /// The header of a key's version and the first byte of the key. Not verified.
-    fn header(&self, head: u8, offset: Offset) -> Option<(Header, u8)> {
+    pub(super) fn header(&self, head: u8, offset: Offset) -> Option<(Header, u8)> {
         let room = self.log.locate(head, offset)?;
         let mut bytes = [0; HEADER_LEN + 1];
         self.medium.read(room.at, &mut bytes);
@@ -57,34 +68,31 @@ impl<M: Medium + Clone> Server<M> {
         Some((header, bytes[HEADER_LEN]))
     }
 
-    /// What a version counts as: the first byte of its key if it is a value, though it may have expired or not be whole yet.
-    pub(super) fn counts_as(&self, head: u8, offset: Option<Offset>) -> Option<u8> {
-        let offset = offset?;
-        if let Some(unfinished) = self.places.get(&(head, offset)).and_then(|v| self.unfinished.get(v)) {
-            return unfinished.key.first().copied();
-        }
-        self.header(head, offset).filter(|(header, _)| !header.deleted).map(|(_, first)| first)
-    }
-
-    /// A key's newest version is another, or its entry has gone.
-    pub(super) fn recount(&mut self, fingerprint: u64, before: Option<u8>, after: Option<u8>) {
-        if before == after || !self.round.whole && fingerprint >= self.round.at {
+    /// A key's newest version is another or somewhere else, or its entry has gone.
+    pub(super) fn recount(&mut self, fingerprint: u64, before: Option<&Counted>, after: Option<&Counted>) {
+        if !self.round.whole && fingerprint >= self.round.at {
             return;
         }
         if let Some(before) = before {
-            let count = &mut self.round.counts[usize::from(before)];
+            let count = &mut self.round.counts[usize::from(before.first)];
             *count = count.saturating_sub(1);
+            self.log.weigh(before, false);
         }
         if let Some(after) = after {
-            self.round.counts[usize::from(after)] += 1;
+            self.count_one(after);
         }
+    }
+
+    fn count_one(&mut self, counted: &Counted) {
+        self.round.counts[usize::from(counted.first)] += 1;
+        self.log.weigh(counted, true);
     }
 
     /// Frees the entry of a key that has no value any more. Before the entry is taken by another key that must be durable: its
     /// meta word may not meet the old word after a crash.
     pub(super) fn free_entry(&mut self, mut entry: Entry) {
         let (meta, offset) = (entry.slot.meta, entry.slot.word.new_offset());
-        self.recount(meta.fingerprint(), self.counts_as(meta.head(), offset), None);
+        self.recount(meta.fingerprint(), self.counts_as(meta.head(), offset).as_ref(), None);
         self.mark(meta.head(), offset, true);
         self.index.set_word(&mut entry, Word::FREE);
         self.dirty = true;
@@ -126,14 +134,17 @@ impl<M: Medium + Clone> Server<M> {
                 self.round.ends = true;
             }
             if !self.round.whole
-                && let Some(first) = self.counts_as(head, offset)
+                && let Some(counted) = self.counts_as(head, offset)
             {
-                self.round.counts[usize::from(first)] += 1;
+                self.count_one(&counted);
             }
         }
         self.stats.expired += expired as u64;
         self.round.at = next.unwrap_or(0);
-        self.round.whole |= next.is_none();
+        if next.is_none() && !std::mem::replace(&mut self.round.whole, true) {
+            // Of all that lies in the logs it is known now whether it is garbage.
+            self.log.loads.shed = u64::MAX;
+        }
         (looked, expired)
     }
 
@@ -156,22 +167,20 @@ impl<M: Medium + Clone> Server<M> {
             let Settling::Settled(entry) = self.settle(entry)? else { continue };
             let (head, offset) = (entry.slot.meta.head(), entry.slot.word.new_offset());
             let found = offset.and_then(|offset| self.header(head, offset));
-            let Some((header, begins)) =
-                found.filter(|(_, begins)| first.is_none_or(|first| first == *begins))
-            else {
+            if found.is_none_or(|(_, begins)| first.is_some_and(|first| first != begins)) {
                 continue;
-            };
+            }
             // What a flipped bit makes look like one of these is not.
             if offset.is_some_and(|offset| self.object(head, offset).is_ok()) {
-                going.push((entry, (!header.deleted).then_some(begins)));
+                let counted = self.counts_as(head, offset);
+                going.push((entry, counted));
             }
         }
         // As for one that is deleted without a tombstone: readers do not believe that it has gone before that is durable.
         for (entry, counted) in &mut going {
             let meta = entry.slot.meta;
-            self.recount(meta.fingerprint(), *counted, None);
+            self.recount(meta.fingerprint(), counted.as_ref(), None);
             self.mark(meta.head(), entry.slot.word.new_offset(), true);
-            self.log.heads[usize::from(meta.head())].written += 1;
             self.index.set_word(entry, Word::GOING);
         }
         if !going.is_empty() {

@@ -10,6 +10,7 @@ use remanence_pmem::{Medium, Ticket};
 
 use super::index::Entry;
 use super::mend::{Fate, Where};
+use super::room::Counted;
 use super::{Event, Server, Unfinished};
 use crate::format::object::{HEADER_LEN, Object, WRITTEN_FROM, crc64};
 use crate::format::{Chunk, Flaw, Hint, KEY_MAX, Offset, get_u64};
@@ -134,6 +135,14 @@ impl<M: Medium + Clone> Server<M> {
     }
 
     fn say_settled(&mut self, mut entry: Entry, len: u64, alone: bool) -> Entry {
+        let meta = entry.slot.meta;
+        // A client may have written less than it asked for.
+        if let Some(before) = self.counts_as(meta.head(), entry.slot.word.new_offset())
+            && before.object.1 != len
+        {
+            let after = Counted { object: (before.object.0, len), ..before.clone() };
+            self.recount(meta.fingerprint(), Some(&before), Some(&after));
+        }
         // This store may be lost: recovery looks at pending entries.
         let word = entry.slot.word.settled();
         self.index.set_word(&mut entry, word);
@@ -153,7 +162,7 @@ impl<M: Medium + Clone> Server<M> {
         let gone = entry.slot.word.new_offset();
         if gone.is_some_and(|gone| self.places.contains_key(&(head, gone))) {
             let (before, after) = (self.counts_as(head, gone), self.counts_as(head, word.new_offset()));
-            self.recount(entry.slot.meta.fingerprint(), before, after);
+            self.recount(entry.slot.meta.fingerprint(), before.as_ref(), after.as_ref());
         }
         if let Some(offset) = word.new_offset() {
             self.refresh_hint(&mut entry, offset)?;

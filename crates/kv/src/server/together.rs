@@ -13,6 +13,7 @@ use remanence_pmem::Medium;
 
 use super::index::{Entry, load};
 use super::log::{self, Purpose, Start};
+use super::room::Counted;
 use super::{ClientId, Current, Server};
 use crate::format::object::Content;
 use crate::format::{Hint, Meta, Word};
@@ -72,7 +73,7 @@ impl<M: Medium + Clone> Server<M> {
                 Ok(place) => Reply::Written(place),
                 Err(Refusal::Malformed) => self
                     .write_one(now, &puts[n].1)
-                    .unwrap_or_else(|refusal| Reply::Refused(self.wait_for_room(refusal))),
+                    .unwrap_or_else(|refusal| Reply::Refused(self.wait_for_room(now, refusal))),
                 Err(refusal) => Reply::Refused(refusal),
             };
         }
@@ -126,7 +127,9 @@ impl<M: Medium + Clone> Server<M> {
             }));
             match done.last_mut() {
                 Some(Err(Refusal::Unfinished)) => self.stats.unfinished += 1,
-                Some(Err(refusal @ Refusal::Full)) => *refusal = self.wait_for_room(Refusal::Full),
+                Some(Err(refusal @ Refusal::Cleaning)) => {
+                    *refusal = self.wait_for_room(now, Refusal::Cleaning);
+                }
                 _ => {}
             }
         }
@@ -218,14 +221,22 @@ impl<M: Medium + Clone> Server<M> {
             return Err(Refusal::Malformed);
         }
         let head = self.log.geometry.head_of(fingerprint);
+        self.admit(now, &current, object, &[])?;
+        self.room_for(head, &[], object)?;
         let free = self.entry_for(now, &current, fingerprint)?;
         let start = |object| Start { fingerprint, object };
         let room = self.log.hand_out(head, object, start, Purpose::Store)?;
         let version = self.next_version();
         self.put_object(head, room.offset, version, put.expires, put.key, Content::Value(put.value));
         let meta = Meta::new(fingerprint, head, Hint::of(object));
-        let counts = put.key.first().copied();
-        let entry = self.point(&current, free, meta, counts, |word| word.update(room.offset))?;
+        let counted = Counted {
+            first: put.key[0],
+            head,
+            expires: put.expires,
+            object: (room.offset, object),
+            chunks: Vec::new(),
+        };
+        let entry = self.point(&current, free, meta, Some(&counted), |word| word.update(room.offset))?;
         let (offset, epoch, at) = (room.offset, room.epoch, room.at);
         Ok((Named { entry, meta }, Reserved { version, head, offset, epoch, at, extents: Vec::new() }))
     }

@@ -4,6 +4,7 @@ use remanence_pmem::Medium;
 
 use super::index::Entry;
 use super::log::{Purpose, Start};
+use super::room::Counted;
 use super::settle::Settling;
 use super::{ClientId, Current, Server, Unfinished, log};
 use crate::format::object::{CHUNK_LEN, Content, LIST_LEN, chunk_lens, emit, object_len};
@@ -19,6 +20,7 @@ impl<M: Medium + Clone> Server<M> {
         client: ClientId,
         key: &[u8],
         len: u64,
+        expires: u64,
         expect: Expect,
     ) -> Result<Reserved, Refusal> {
         let fingerprint = self.fingerprint(key)?;
@@ -34,6 +36,7 @@ impl<M: Medium + Clone> Server<M> {
         current.check(expect)?;
         let (object, chunks) = self.layout(key, len)?;
         let head = self.log.geometry.head_of(fingerprint);
+        self.admit(now, &current, object, &chunks)?;
         self.room_for(head, &chunks, object)?;
         let free = self.entry_for(now, &current, fingerprint)?;
         // The object last, so that its chunks' starts can name it; both are known only together.
@@ -50,15 +53,24 @@ impl<M: Medium + Clone> Server<M> {
         let version = self.next_version();
         let hint = if extents.is_empty() { Hint::of(object) } else { Hint::CHAINED };
         let meta = Meta::new(fingerprint, head, hint);
-        self.point(&current, free, meta, key.first().copied(), |word| word.update(room.offset))?;
+        let extents_of = |extents: &[Extent]| extents.iter().map(|e| (e.offset, e.len)).collect::<Vec<_>>();
+        let counted = Counted {
+            first: key[0],
+            head,
+            expires,
+            object: (room.offset, object),
+            chunks: extents_of(&extents),
+        };
+        self.point(&current, free, meta, Some(&counted), |word| word.update(room.offset))?;
         let unfinished = Unfinished {
             client,
+            expires,
             key: key.to_vec(),
             fingerprint,
             head,
             offset: room.offset,
             room: object,
-            extents: extents.iter().map(|extent| (extent.offset, extent.len)).collect(),
+            extents: counted.chunks,
             until: now.saturating_add(self.options.lease),
             progress: 0,
         };
@@ -91,20 +103,19 @@ impl<M: Medium + Clone> Server<M> {
         let purpose = Purpose::Store;
         let version = self.next_version();
         let start = |object| Start { fingerprint, object };
-        let (offset, hint) = match value {
+        let (offset, hint, counted) = match value {
             None => {
-                // A deletion makes room in the end, so it may use what others leave.
                 let len = object_len(key.len(), 0);
-                self.log.heads[usize::from(head)].written += 1;
-                let room = match self.log.hand_out(head, len, start, Purpose::Reclaim) {
+                let room = match self.log.hand_out(head, len, start, Purpose::Delete) {
                     Err(Refusal::Full) => return self.forget_key(&current).map(|()| version),
                     room => room?,
                 };
                 self.put_object(head, room.offset, version, 0, key, Content::Deleted);
-                (room.offset, Hint::of(object_len(key.len(), 0)))
+                (room.offset, Hint::of(object_len(key.len(), 0)), None)
             }
             Some((value, expires)) => {
                 let (object, lens) = self.layout(key, value.len() as u64)?;
+                self.admit(now, &current, object, &lens)?;
                 self.room_for(head, &lens, object)?;
                 let mut chunks = Vec::with_capacity(lens.len());
                 let mut rest = value;
@@ -121,13 +132,15 @@ impl<M: Medium + Clone> Server<M> {
                 let content = if lens.is_empty() { Content::Value(value) } else { Content::Chained(&chunks) };
                 self.put_object(head, room.offset, version, expires, key, content);
                 let hint = if lens.is_empty() { Hint::of(object) } else { Hint::CHAINED };
-                (room.offset, hint)
+                let chunks = chunks.iter().map(|chunk| (chunk.offset, chunk.len)).collect();
+                let counted = Counted { first: key[0], head, expires, object: (room.offset, object), chunks };
+                (room.offset, hint, Some(counted))
             }
         };
         // The object before the word that names it.
         self.order()?;
         let meta = Meta::new(fingerprint, head, hint);
-        let counts = key.first().copied().filter(|_| value.is_some());
+        let counts = counted.as_ref();
         match self.options.mode {
             Mode::Erda => {
                 self.point(&current, free, meta, counts, |word| word.update(offset).settled())?;
@@ -146,10 +159,11 @@ impl<M: Medium + Clone> Server<M> {
         Ok(version)
     }
 
-    /// Nothing is handed out of what is not enough: it would be garbage, and who asks again would make more of it.
-    fn room_for(&self, head: u8, chunks: &[u32], object: u64) -> Result<(), Refusal> {
+    /// Nothing is handed out of what is not enough: it would be garbage, and who asks again would make more of it. Whether it is
+    /// cleaning that the refusal is to wait for, [`wait_for_room`](Self::wait_for_room) says.
+    pub(super) fn room_for(&self, head: u8, chunks: &[u32], object: u64) -> Result<(), Refusal> {
         let mut all = chunks.iter().copied().map(u64::from).chain([object]);
-        if self.log.has_room(head, &mut all) { Ok(()) } else { Err(Refusal::Full) }
+        if self.log.has_room(head, &mut all) { Ok(()) } else { Err(Refusal::Cleaning) }
     }
 
     /// The same, of a value, as a reply.
@@ -162,7 +176,7 @@ impl<M: Medium + Clone> Server<M> {
     fn forget_key(&mut self, current: &Current) -> Result<(), Refusal> {
         let mut entry = current.entry().expect("there is a value");
         let (meta, new) = (entry.slot.meta, entry.slot.word.new_offset());
-        self.recount(meta.fingerprint(), self.counts_as(meta.head(), new), None);
+        self.recount(meta.fingerprint(), self.counts_as(meta.head(), new).as_ref(), None);
         self.mark(meta.head(), new, true);
         // Readers may see the entry gone before that is durable. They must not believe it before: it is pending, with no
         // version at all, until then.
@@ -230,7 +244,12 @@ impl<M: Medium + Clone> Server<M> {
         }
         // The table that is on its way may have the place.
         self.wants_entries |= self.growth.is_idle();
-        Err(if self.cannot_grow { Refusal::Full } else { Refusal::Growing })
+        let larger = self.larger();
+        Err(match self.cannot_grow {
+            None => Refusal::Growing,
+            Some(_) if self.can_free(self.regions_of(larger)) => Refusal::Cleaning,
+            Some(_) => Refusal::Full,
+        })
     }
 
     /// Points the key's entry to a new place. What was new becomes old, and clients that cached it will notice. The new version
@@ -240,13 +259,13 @@ impl<M: Medium + Clone> Server<M> {
         current: &Current,
         free: Option<Entry>,
         meta: Meta,
-        counts: Option<u8>,
+        counts: Option<&Counted>,
         word: impl FnOnce(Word) -> Word,
     ) -> Result<Entry, Refusal> {
         self.dirty = true;
         let before = current.entry().map(|entry| (entry.slot.meta.head(), entry.slot.word.new_offset()));
         let before = before.and_then(|(head, offset)| self.counts_as(head, offset));
-        self.recount(meta.fingerprint(), before, counts);
+        self.recount(meta.fingerprint(), before.as_ref(), counts);
         let Some(mut entry) = current.entry() else {
             let mut free = free.expect("a key without an entry was given a free one");
             if self.prepared.remove(&meta.fingerprint()).is_some() {
