@@ -142,7 +142,15 @@ fn values_go_in_and_come_out() {
     assert_eq!(stats["mode"].as_str(), Some("durable"));
     // Small values go along with the request; the two large ones are written by the client.
     assert!(stats["written"].as_u64() >= Some(300) && stats["reserved"].as_u64() == Some(2), "{stats}");
-    kv(&server, "stats", &[]).good();
+    // It has counted its keys when it has been round once.
+    let counted = std::iter::repeat_with(|| kv(&server, "stats", &["--json"]).json())
+        .find(|stats| stats["counted"] == true)
+        .expect("endless");
+    assert_eq!(counted["keys"], 301, "{counted}");
+    let [live, free, left, size] = ["live", "free", "left", "size"].map(|word| counted[word].as_u64());
+    assert!(live > Some(301 * 64) && left > Some(0) && left < free && free < size, "{counted}");
+    let said = String::from_utf8(kv(&server, "stats", &[]).good()).expect("UTF-8");
+    assert!(said.contains("301 keys; ") && said.contains("more can be live"), "{said}");
     let whole = kv(&server, "verify", &["--json"]).json();
     assert_eq!((whole["whole"].as_bool(), whole["values"].as_u64()), (Some(true), Some(301)), "{whole}");
     let scrubbed = kv(&server, "scrub", &["--json"]).json();

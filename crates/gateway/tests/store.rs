@@ -76,6 +76,9 @@ fn commands_pipelines_and_info_go_through_a_live_store() {
     assert_eq!(fact("store_server"), server.address.to_string());
     assert_eq!((fact("store_mode"), fact("store_connected")), ("durable".to_owned(), "2".to_owned()));
     assert!(fact("store_entries").parse::<u64>().unwrap() >= 500);
+    for name in ["keys", "live_bytes", "garbage_bytes", "free_bytes", "left_bytes"] {
+        fact(&format!("store_{name}")).parse::<u64>().unwrap();
+    }
     assert!(fact("used_memory_peak").parse::<u64>().unwrap() > 1 << 20);
     // The second time over, a GET is one READ: the server's application saw none of them.
     assert!(fact("store_cached_gets").parse::<u64>().unwrap() >= 1000, "{info}");

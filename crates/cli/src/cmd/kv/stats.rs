@@ -52,19 +52,34 @@ pub(super) fn run(args: &Args) -> Result<(), Fail> {
         return ui::print_json(&object);
     }
     let (server, usage) = (&stats.server, &stats.usage);
-    let free = u64::from(usage.regions_free) * stats.region_len;
+    let room = &usage.room;
+    let keys = ui::count(room.keys as usize, "key");
     ui::line(
         Mood::Good,
         "store",
         format!(
-            "{}, {} free for values; {} of {} entries in use; opened {}",
+            "{}, {keys}; {} of {} entries in use; opened {}",
             ui::bytes(stats.size),
-            ui::bytes(free),
             usage.entries,
             usage.entries_max,
             ui::times(stats.boot.into())
         ),
     );
+    let free = u64::from(usage.regions_free) * stats.region_len;
+    match room.counted {
+        true => ui::line(
+            if room.left > stats.size / 64 { Mood::Good } else { Mood::Bad },
+            "room",
+            format!(
+                "{} live, {} garbage, {} free; {} more can be live",
+                ui::bytes(room.live),
+                ui::bytes(room.garbage),
+                ui::bytes(room.free),
+                ui::bytes(room.left)
+            ),
+        ),
+        false => ui::line(Mood::Good, "room", format!("{} free; keys are being counted", ui::bytes(free))),
+    }
     let meaning = match stats.mode {
         Mode::Durable => "durable",
         Mode::Erda => "erda: acknowledged is visible and atomic, not durable",
@@ -120,6 +135,12 @@ pub(super) fn object(stats: &StoreStats) -> Value {
         "region_len": stats.region_len,
         "regions": usage.regions,
         "regions_free": usage.regions_free,
+        "keys": usage.room.keys,
+        "counted": usage.room.counted,
+        "live": usage.room.live,
+        "garbage": usage.room.garbage,
+        "free": usage.room.free,
+        "left": usage.room.left,
         "entries": usage.entries,
         "entries_max": usage.entries_max,
         "unfinished": usage.unfinished,
