@@ -9,7 +9,7 @@ mod detect;
 use std::fmt;
 
 pub use detect::{Machine, PmemDevice, machine, probe_directory};
-pub(crate) use detect::{of_anonymous, of_borrowed, of_file, of_foreign, of_memfd};
+pub(crate) use detect::{of_anonymous, of_borrowed, of_copy, of_file, of_foreign, of_memfd};
 
 /// The part of the memory hierarchy that keeps its content, weakest first.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]

@@ -7,6 +7,7 @@
 
 use std::fs::{self, File};
 use std::io;
+use std::ops::Range;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
@@ -177,14 +178,60 @@ impl FileOptions {
         Ok(region)
     }
 
+    /// The region of a file as its next owner would find it, without writing a byte of the file, which needs to be readable only:
+    /// what a journal has to put into it is put into a copy in memory, and so is whatever is written to the region. Nobody
+    /// becomes its owner meanwhile; others may look.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open), and [`InUse`](Error::InUse) while somebody owns it.
+    pub fn view(&self, path: impl Into<PathBuf>) -> Result<Region, Error> {
+        let path = path.into();
+        let file = looked_at(&path)?;
+        let len = length_of(&file, &path)?;
+        let place = journal::find(&file, len, &path)?;
+        if place.is_none() {
+            self.is_foreign(&file, len, &path)?;
+        }
+        let region = copy_of(file, place.map_or(len, |place| place.region), &path)?;
+        if let (Some(place), Some(file)) = (place, region.file()) {
+            journal::view(file, place, self.boot()?, &region, &path)?;
+        }
+        Ok(region)
+    }
+
+    /// As [`view`](Self::view), and stops at no damage of a journal: what can be read of it is in the region. The error says what
+    /// is wrong with it; then what was persisted last may be missing, in part or wholly.
+    ///
+    /// # Errors
+    /// The file cannot be opened or read, or somebody owns it.
+    pub fn salvage(&self, path: impl Into<PathBuf>) -> Result<(Region, Option<Error>), Error> {
+        let path = path.into();
+        let file = looked_at(&path)?;
+        let len = length_of(&file, &path)?;
+        let in_front = |part| journal::in_front(part, |at, block| file.read_exact_at(block, at).is_ok());
+        let (place, damage) = match journal::find(&file, len, &path) {
+            Ok(Some(place)) => (Some(place), None),
+            Ok(None) => match in_front(self.looked_through(&file, len, &path)?.unwrap_or(0..len)) {
+                Some(place) => (Some(place), Some(journal::cut_short(place, len, &path))),
+                None => (None, None),
+            },
+            Err(damage @ (Error::JournalDamaged { .. } | Error::JournalVersion { .. })) => {
+                (in_front(0..len).filter(|place| place.file() == len), Some(damage))
+            }
+            Err(other) => return Err(other),
+        };
+        let region = copy_of(file, place.map_or(len, |place| place.region), &path)?;
+        let lost = match (place, region.file()) {
+            (Some(place), Some(file)) => journal::salvage(file, place, self.boot()?, &region, &path)?,
+            _ => None,
+        };
+        Ok((region, damage.or(lost)))
+    }
+
     fn open_file(&self, path: &Path) -> Result<(File, bool), Error> {
         let mut options = File::options();
         options.read(true).write(true);
-        let exists = match fs::metadata(path) {
-            Ok(metadata) if !metadata.is_file() => return Err(Error::NotAFile { path: path.to_owned() }),
-            Ok(_) => true,
-            Err(_) => false,
-        };
+        let exists = is_there(path)?;
         if self.create.is_some() && !exists {
             // What is in it is for who made it, as the token that guards it on the network is.
             match options.clone().create_new(true).mode(0o600).open(path) {
@@ -196,21 +243,12 @@ impl FileOptions {
         if self.create_new {
             return Err(Error::Exists { path: path.to_owned() });
         }
-        match options.open(path) {
-            Ok(file) => Ok((file, false)),
-            Err(e) if e.kind() == io::ErrorKind::NotFound => Err(Error::Missing { path: path.to_owned() }),
-            Err(e) => Err(Error::os(format!("opening {}", path.display()), e)),
-        }
+        opened(options.open(path), path).map(|file| (file, false))
     }
 
     /// Locks the file and gives its region its length.
     fn fill(&self, file: &mut OwnFile, path: &Path, created: bool) -> Result<Found, Error> {
-        if let Err(e) = file.lock() {
-            return Err(match e.kind() {
-                io::ErrorKind::WouldBlock => Error::InUse { path: path.to_owned(), holder: holder_of(file) },
-                _ => Error::os(format!("locking {}", path.display()), e),
-            });
-        }
+        file.lock().map_err(|e| in_use(e, file, path))?;
         let os = |e| Error::os(path.display().to_string(), e);
         let whole = file.metadata().map_err(os)?.len();
         let mut place = journal::find(file, whole, path)?;
@@ -261,18 +299,23 @@ impl FileOptions {
 
     /// Whether a file that has no journal has something else than its opener knows. Refuses one that had a journal.
     fn is_foreign(&self, file: &File, len: u64, path: &Path) -> Result<bool, Error> {
-        let Some(look) = self.image else { return Ok(false) };
-        let mut head = vec![0; len.min(IMAGE_HEAD) as usize];
-        file.read_exact_at(&mut head, 0).map_err(|e| Error::os(format!("reading {}", path.display()), e))?;
-        let unused = match look(&head, len) {
-            Image::Foreign => return Ok(true),
-            Image::Blank => 0..len,
-            Image::Ours { len: ours } => ours..len,
-        };
-        match journal::cut_within(unused, |at, block| file.read_exact_at(block, at).is_ok()) {
+        let Some(unused) = self.looked_through(file, len, path)? else { return Ok(self.image.is_some()) };
+        match journal::in_front(unused, |at, block| file.read_exact_at(block, at).is_ok()) {
             Some(place) => Err(journal::cut_short(place, len, path)),
             None => Ok(false),
         }
+    }
+
+    /// The part of a file without a journal in which its owner has nothing; `None`: that is not known.
+    fn looked_through(&self, file: &File, len: u64, path: &Path) -> Result<Option<Range<u64>>, Error> {
+        let Some(look) = self.image else { return Ok(None) };
+        let mut head = vec![0; len.min(IMAGE_HEAD) as usize];
+        file.read_exact_at(&mut head, 0).map_err(|e| Error::os(format!("reading {}", path.display()), e))?;
+        Ok(match look(&head, len) {
+            Image::Foreign => None,
+            Image::Blank => Some(0..len),
+            Image::Ours { len: ours } => Some(ours..len),
+        })
     }
 
     fn boot(&self) -> Result<Name, Error> {
@@ -315,6 +358,49 @@ impl FileOptions {
             (None, _) => Ok(None),
         }
     }
+}
+
+/// Whether there is a file; refuses what is none.
+fn is_there(path: &Path) -> Result<bool, Error> {
+    match fs::metadata(path) {
+        Ok(metadata) if !metadata.is_file() => Err(Error::NotAFile { path: path.to_owned() }),
+        Ok(_) => Ok(true),
+        Err(_) => Ok(false),
+    }
+}
+
+fn opened(file: io::Result<File>, path: &Path) -> Result<File, Error> {
+    file.map_err(|e| match e.kind() {
+        io::ErrorKind::NotFound => Error::Missing { path: path.to_owned() },
+        _ => Error::os(format!("opening {}", path.display()), e),
+    })
+}
+
+fn in_use(why: io::Error, file: &File, path: &Path) -> Error {
+    match why.kind() {
+        io::ErrorKind::WouldBlock => Error::InUse { path: path.to_owned(), holder: holder_of(file) },
+        _ => Error::os(format!("locking {}", path.display()), why),
+    }
+}
+
+/// A file that is opened for reading only, and that nobody owns meanwhile.
+fn looked_at(path: &Path) -> Result<OwnFile, Error> {
+    is_there(path)?;
+    let mut file = OwnFile::from(opened(File::open(path), path)?);
+    file.lock_to_look().map_err(|e| in_use(e, &file, path))?;
+    Ok(file)
+}
+
+fn length_of(file: &File, path: &Path) -> Result<u64, Error> {
+    match file.metadata().map_err(|e| Error::os(path.display().to_string(), e))?.len() {
+        0 => Err(Error::BadLength { len: 0 }),
+        len => Ok(len),
+    }
+}
+
+fn copy_of(file: OwnFile, len: u64, path: &Path) -> Result<Region, Error> {
+    let mapping = Mapping::copy(&file, len)?;
+    Ok(Region::assemble(Kind::Copy, mapping, len, domain::of_copy(), Some(file), Some(path.to_owned())))
 }
 
 /// Reserves every block of a file up to a length, and makes it that long. `false`: its file system knows no such thing.

@@ -20,7 +20,16 @@ pub(crate) struct OwnFile {
 impl OwnFile {
     /// Takes the file for ourselves, until this is dropped.
     pub(crate) fn lock(&mut self) -> io::Result<()> {
-        self.file.try_lock().map_err(|why| match why {
+        self.locked(self.file.try_lock())
+    }
+
+    /// Keeps everybody away who would have it for himself, until this is dropped.
+    pub(crate) fn lock_to_look(&mut self) -> io::Result<()> {
+        self.locked(self.file.try_lock_shared())
+    }
+
+    fn locked(&mut self, outcome: Result<(), TryLockError>) -> io::Result<()> {
+        outcome.map_err(|why| match why {
             TryLockError::Error(e) => e,
             TryLockError::WouldBlock => io::ErrorKind::WouldBlock.into(),
         })?;

@@ -6,7 +6,7 @@
 use std::ffi::{CString, c_int, c_void};
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
@@ -52,8 +52,8 @@ impl Mapping {
         Ok((mapping.map_err(|e| Error::os(format!("mapping {len} bytes of the file"), e))?, false))
     }
 
-    /// Memory of this process alone that shows a file where it has not been written.
-    pub(crate) fn private(file: BorrowedFd<'_>, len: u64) -> Result<Self, Error> {
+    /// Maps a file that may be open for reading only; what is written to the pages stays in this process.
+    pub(crate) fn copy(file: &File, len: u64) -> Result<Self, Error> {
         let mapped = whole_pages(len)?;
         let mapping = map(mapped, libc::MAP_PRIVATE | libc::MAP_NORESERVE, file.as_raw_fd());
         mapping.map_err(|e| Error::os(format!("mapping {len} bytes of the file"), e))

@@ -33,6 +33,8 @@ pub enum Kind {
     DaxFile,
     /// A file behind the page cache, or in a tmpfs.
     File,
+    /// What a file had when it was opened: what is written to it stays in this process.
+    Copy,
     /// A file without a name, in memory, to be shared by its descriptor.
     Memfd,
     /// Memory of this process alone.
@@ -133,7 +135,7 @@ impl Region {
             }
             return Ok(copy);
         };
-        let mapping = Mapping::private(file.as_fd(), self.len())?;
+        let mapping = Mapping::copy(file, self.len())?;
         // The file may be cut short under it.
         let watch = Watch::new(mapping.base() as usize, mapping.mapped());
         let mut copy =
@@ -240,7 +242,7 @@ impl Region {
         let base = mapping.base();
         // A sealed memfd cannot be cut short; any other file can.
         let watch = match kind {
-            Kind::File | Kind::DaxFile => Watch::new(base as usize, mapping.mapped()),
+            Kind::File | Kind::DaxFile | Kind::Copy => Watch::new(base as usize, mapping.mapped()),
             Kind::Memfd | Kind::Anonymous | Kind::Foreign => Watch::none(),
         };
         Self(Arc::new(Inner {
@@ -324,7 +326,7 @@ impl Region {
             }
             there
         };
-        let Some(place) = journal::cut_within(unused, read) else { return Ok(()) };
+        let Some(place) = journal::in_front(unused, read) else { return Ok(()) };
         let path = self.path().unwrap_or(std::path::Path::new("the region's file"));
         Err(journal::cut_short(place, self.len(), path))
     }
@@ -333,6 +335,10 @@ impl Region {
     #[must_use]
     pub fn path(&self) -> Option<&std::path::Path> {
         self.0.path.as_deref()
+    }
+
+    pub(crate) fn file(&self) -> Option<&File> {
+        self.0.file.as_deref()
     }
 
     /// The descriptor of the file behind it. It carries the exclusive lock as long as the region lives: to give it to another
@@ -346,9 +352,9 @@ impl Region {
     /// is opened anew, as a duplicate would keep the exclusive lock after this process has died.
     ///
     /// # Errors
-    /// There is no file (anonymous and foreign memory), or it cannot be opened again.
+    /// There is no file (anonymous and foreign memory, a copy), or it cannot be opened again.
     pub fn share(&self) -> io::Result<OwnedFd> {
-        let Some(file) = &self.0.file else {
+        let Some(file) = self.0.file.as_ref().filter(|_| self.0.kind != Kind::Copy) else {
             return Err(io::Error::new(io::ErrorKind::Unsupported, "this memory has no file to share it by"));
         };
         let path = format!("/proc/self/fd/{}", file.as_raw_fd());

@@ -70,6 +70,11 @@ pub(crate) fn of_anonymous() -> Domain {
     plain(PersistenceDomain::Volatile, "anonymous memory")
 }
 
+/// The domain of what is only looked at: nothing that is written to it gets anywhere.
+pub(crate) fn of_copy() -> Domain {
+    plain(PersistenceDomain::Volatile, "a copy in memory")
+}
+
 /// The domain of a memfd: it has no name to find it by, and goes with the last process that holds it.
 pub(crate) fn of_memfd() -> Domain {
     plain(PersistenceDomain::Volatile, "a memfd")

@@ -189,6 +189,9 @@ impl Log {
         disk.forget(Part::Halves)?;
         let mark = disk.marked()?.filter(|mark| *mark < SEQUENCE_MAX);
         let (found, highest) = scan(disk, &place)?;
+        if found.windows(2).any(|two| two[0].sequence == two[1].sequence) {
+            return Err(damaged("two of its records have one number"));
+        }
         let newest = *found.last().ok_or_else(|| damaged("none of its records can be read"))?;
         let needed: Vec<Header> = found.iter().filter(|h| h.sequence >= newest.from).copied().collect();
         let whole = needed.iter().zip(newest.from..).all(|(header, sequence)| header.sequence == sequence);
@@ -367,19 +370,41 @@ fn read(disk: &mut impl Disk, header: &Header) -> Result<Vec<u8>, Bad> {
     if format::seals(&batch) { Ok(batch) } else { Err(damaged("a record changes while it is read")) }
 }
 
+/// The last line need not be a whole one.
+fn restore(disk: &mut impl Disk, place: &Place, (at, bytes): (u64, &[u8])) -> io::Result<()> {
+    let len = (place.region - at).min(bytes.len() as u64);
+    disk.restore(at, &bytes[..len as usize])
+}
+
 /// Writes the lines of batches into the region, in order, and makes them durable.
 fn replay(disk: &mut impl Disk, place: &Place, needed: &[Header]) -> Result<u64, Bad> {
     let mut replayed = 0;
     for header in needed.iter().filter(|header| !header.is_note()) {
         let batch = read(disk, header)?;
-        for (at, bytes) in format::runs(&batch[HEADER..]).flatten() {
-            let len = (place.region - at).min(bytes.len() as u64);
-            disk.restore(at, &bytes[..len as usize])?;
+        for run in format::runs(&batch[HEADER..]).flatten() {
+            restore(disk, place, run)?;
         }
         replayed += 1;
     }
     disk.sync()?;
     Ok(replayed)
+}
+
+/// Writes into the region what batches have that are whole, though others that are needed are not: unless the cache lived, which
+/// has all of it.
+pub(crate) fn salvage(disk: &mut impl Disk, place: Place, cache: Cache) -> Result<(), Bad> {
+    if cache == Cache::Kept && disk.marked()?.is_none() {
+        return Ok(());
+    }
+    let (found, _) = scan(disk, &place)?;
+    let from = found.last().map_or(0, |newest| newest.from);
+    for header in found.iter().filter(|header| header.sequence >= from && !header.is_note()) {
+        let batch = read(disk, header)?;
+        for run in format::runs(&batch[HEADER..]).flatten().filter(|run| within(&place, *run)) {
+            restore(disk, &place, run)?;
+        }
+    }
+    Ok(())
 }
 
 /// All batches that are whole, in the order of their numbers; and the highest number of any, whole or torn.
@@ -409,8 +434,5 @@ fn scan(disk: &mut impl Disk, place: &Place) -> Result<(Vec<Header>, u64), Bad> 
         }
     }
     found.sort_unstable_by_key(|header| header.sequence);
-    if found.windows(2).any(|two| two[0].sequence == two[1].sequence) {
-        return Err(damaged("two of its records have one number"));
-    }
     Ok((found, highest))
 }

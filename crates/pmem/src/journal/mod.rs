@@ -19,6 +19,7 @@ mod log;
 mod pending;
 #[cfg(test)]
 mod tests;
+mod view;
 
 use std::fs::{self, File};
 use std::io;
@@ -31,10 +32,11 @@ use std::sync::Arc;
 pub(crate) use format::{Name, Place};
 pub(crate) use live::Journal;
 
-use crate::{Error, cache};
+use crate::{Error, Region, cache};
 use format::{ALIGN, BLOCK, ENDING, MIN, NoFooter};
 use live::FileDisk;
 use log::{Bad, Cache, Log};
+use view::View;
 
 /// The journal for a region of this many bytes, if nobody says how large: an eighth of it, of at most 64 MiB.
 pub(crate) const fn default_len(region: u64) -> u64 {
@@ -107,9 +109,9 @@ pub(crate) fn cut_short(place: Place, len: u64, path: &Path) -> Error {
     Error::JournalCut { path: path.to_owned(), expected: place.file(), found: len, region: place.region }
 }
 
-/// The journal whose first block lies in a part of a region, as one does in a file that was cut short within its journal and
-/// then opened whole. `read` reads a block of the region, and says whether it is there.
-pub(crate) fn cut_within(part: Range<u64>, mut read: impl FnMut(u64, &mut [u8]) -> bool) -> Option<Place> {
+/// The journal whose first block lies in a part of a file, or of a region, as one does of a file that was cut short within its
+/// journal and then opened whole. `read` reads a block, and says whether it is there.
+pub(crate) fn in_front(part: Range<u64>, mut read: impl FnMut(u64, &mut [u8]) -> bool) -> Option<Place> {
     let mut at = part.start.checked_next_multiple_of(ALIGN)?;
     let mut copy = [0; BLOCK as usize];
     while at < part.end && read(at, &mut copy) {
@@ -144,16 +146,49 @@ pub(crate) fn create(file: &File, region: u64, len: u64, boot: Name, path: &Path
 pub(crate) fn open(file: &File, place: Place, boot: Name, path: &Path) -> Result<Journal, Error> {
     let mut disk =
         disk(file, place).map_err(|e| Error::os(format!("opening the journal of {}", path.display()), e))?;
-    let kept = if cache::has_trace(file) { Cache::Kept } else { Cache::Unknown };
-    match Log::open(&mut disk, place, boot, kept) {
-        Ok((log, _)) => {
-            // Not before: what a replay was needed for is in the region now.
-            cache::leave_trace(file);
-            Ok(Journal::new(log, disk))
+    let (log, _) =
+        Log::open(&mut disk, place, boot, cache_of(file)).map_err(|bad| refused(bad, place, path))?;
+    // Not before: what a replay was needed for is in the region now.
+    cache::leave_trace(file);
+    Ok(Journal::new(log, disk))
+}
+
+/// Puts into a copy of the region what a recovery would put into the region, and changes nothing of the file.
+pub(crate) fn view(file: &File, place: Place, boot: Name, copy: &Region, path: &Path) -> Result<(), Error> {
+    Log::open(&mut View::new(file, place, copy), place, boot, cache_of(file))
+        .map(drop)
+        .map_err(|bad| refused(bad, place, path))
+}
+
+/// The same; if that cannot be done as it should, as far as it can, and says why.
+pub(crate) fn salvage(
+    file: &File,
+    place: Place,
+    boot: Name,
+    copy: &Region,
+    path: &Path,
+) -> Result<Option<Error>, Error> {
+    let mut disk = View::new(file, place, copy);
+    match Log::open(&mut disk, place, boot, cache_of(file)) {
+        Ok(_) => Ok(None),
+        Err(Bad::Os(e)) => Err(refused(Bad::Os(e), place, path)),
+        Err(damaged) => {
+            let cache = if disk.has_failed() { Cache::Unknown } else { cache_of(file) };
+            log::salvage(&mut disk, place, cache).map_err(|bad| refused(bad, place, path))?;
+            Ok(Some(refused(damaged, place, path)))
         }
-        Err(Bad::Os(e)) => Err(Error::os(format!("replaying the journal of {}", path.display()), e)),
-        Err(Bad::Damaged(what)) => {
-            Err(Error::JournalDamaged { path: path.to_owned(), what, region: Some(place.region) })
+    }
+}
+
+fn cache_of(file: &File) -> Cache {
+    if cache::has_trace(file) { Cache::Kept } else { Cache::Unknown }
+}
+
+fn refused(bad: Bad, place: Place, path: &Path) -> Error {
+    match bad {
+        Bad::Os(e) => Error::os(format!("replaying the journal of {}", path.display()), e),
+        Bad::Damaged(what) => {
+            Error::JournalDamaged { path: path.to_owned(), what, region: Some(place.region) }
         }
     }
 }

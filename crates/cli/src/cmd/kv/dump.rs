@@ -10,7 +10,7 @@ use remanence_kv::live::{Error, read_all};
 use remanence_kv::proto::Refusal;
 use serde_json::json;
 
-use super::{Reach, member, of, open_file, server_of, shown};
+use super::{Reach, member, of, server_of, shown, view_file};
 use crate::fail::{Context as _, Fail};
 use crate::ui::{self, Bar, Mood};
 
@@ -165,7 +165,7 @@ pub(super) fn run(args: &Args) -> Result<(), Fail> {
 }
 
 fn of_file(args: &Args, path: &Path, out: &mut Out) -> Result<Vec<String>, Fail> {
-    let region = open_file(path)?;
+    let region = view_file(path)?;
     let mut damaged = Vec::new();
     let bar = Bar::items(0, "values", args.json);
     let mut failed = None;

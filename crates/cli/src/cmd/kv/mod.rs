@@ -221,6 +221,11 @@ fn record(key: &[u8], found: &remanence_kv::client::Found) -> Value {
     record
 }
 
+/// The region of a file that nobody serves, to look at: the file is not changed.
+fn view_file(path: &Path) -> Result<remanence_pmem::Region, Fail> {
+    FileOptions::new().image(remanence_kv::live::image).view(path).map_err(|e| Fail::new(e.to_string()))
+}
+
 /// The region of a file that nobody serves.
 fn open_file(path: &Path) -> Result<remanence_pmem::Region, Fail> {
     FileOptions::new().image(remanence_kv::live::image).open(path).map_err(|e| Fail::new(e.to_string()))

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use remanence_kv::live::{Error, salvage};
-use remanence_pmem::{FileOptions, Image};
+use remanence_pmem::FileOptions;
 use serde_json::json;
 
 use super::dump::Out;
@@ -17,9 +17,9 @@ use crate::ui::{self, Bar, Mood};
 Examples:
   rem kv salvage broken.kv -o rescued.dump         and then: rem kv load SERVER rescued.dump, into a new store
 
-The file is not changed. While its metadata tells where values are, they are read as a server would, and only what it could not
+The file is not changed, and needs to be readable only. While its metadata tells where values are, they are read as a server would, and only what it could not
 read is looked for; otherwise every object is found by its own checksum, and of each key the newest counts. It fails if
-something is lost, and names it; the dump has the rest.")]
+something is lost, and names it, or if part of its journal is, which has what was acknowledged last; the dump has the rest.")]
 pub(super) struct Args {
     /// The file, or directory of a member, that nobody serves
     #[arg(value_name = "FILE")]
@@ -35,9 +35,10 @@ pub(super) struct Args {
 pub(super) fn run(args: &Args) -> Result<(), Fail> {
     let path: &Path = &args.file;
     let image = member::directory_of(path).map(|dir| dir.join("image"));
-    // Whatever is left of it: if its journal was cut off, what lies in the pages.
-    let opened = FileOptions::new().image(|_, _| Image::Foreign).open(image.as_deref().unwrap_or(path));
-    let region = opened.map_err(|e| Fail::new(e.to_string()))?;
+    let file = FileOptions::new().image(remanence_kv::live::image);
+    let (region, journal) =
+        file.salvage(image.as_deref().unwrap_or(path)).map_err(|e| Fail::new(e.to_string()))?;
+    let journal = journal.map(|e| e.to_string());
     let mut out = Out::new(Some(&args.output))?;
     let bar = Bar::items(0, "values", args.json);
     let mut failed = None;
@@ -61,6 +62,7 @@ pub(super) fn run(args: &Args) -> Result<(), Fail> {
         ui::print_json(&json!({
             "values": summary.values,
             "bytes": summary.bytes,
+            "journal": journal,
             "without_tables": salvaged.without_tables,
             "doubtful": salvaged.doubtful.iter().map(|key| shown(key)).collect::<Vec<_>>(),
             "lost": salvaged.lost.iter().map(|key| shown(key)).collect::<Vec<_>>(),
@@ -86,6 +88,10 @@ pub(super) fn run(args: &Args) -> Result<(), Fail> {
                 ui::line(Mood::Note, "doubtful", format!("{}: the newest version that is whole", shown(key)));
             }
         }
+        if let Some(why) = &journal {
+            let text = format!("what was acknowledged last may be missing or older: {why}");
+            ui::line(Mood::Bad, "journal", text);
+        }
         for finding in &salvaged.findings {
             ui::line(Mood::Bad, "damaged", finding);
         }
@@ -94,6 +100,10 @@ pub(super) fn run(args: &Args) -> Result<(), Fail> {
         }
     }
     match lost {
+        0 if journal.is_some() => Err(Fail::new(format!(
+            "{}: its journal is damaged, and what was acknowledged last may be missing or older; the dump has the others",
+            path.display()
+        ))),
         0 => Ok(()),
         1 => Err(Fail::new(format!("{}: 1 value is lost; the dump has the others", path.display()))),
         n => Err(Fail::new(format!("{}: {n} values are lost; the dump has the others", path.display()))),

@@ -7,7 +7,7 @@ use remanence_kv::proto::Refusal;
 use remanence_kv::server::{Fate, Finding};
 use serde_json::{Value, json};
 
-use super::{Reach, field, member, of, open_file, server_of, shown};
+use super::{Reach, field, member, of, server_of, shown, view_file};
 use crate::fail::Fail;
 use crate::ui::{self, Mood};
 
@@ -44,7 +44,7 @@ pub(super) fn run(args: &Args) -> Result<(), Fail> {
 }
 
 fn of_file(args: &Args, path: &Path) -> Result<(), Fail> {
-    let region = open_file(path)?;
+    let region = view_file(path)?;
     let found = inspect(&region).map_err(|e| Fail::new(format!("{}: {e}", args.what)))?;
     let (recovered, scrubbed) = (found.recovered, found.scrubbed);
     let values = scrubbed.repaired + scrubbed.lost;

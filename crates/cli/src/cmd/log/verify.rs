@@ -109,7 +109,7 @@ fn of_file(path: &Path) -> Result<(Status, Read), Fail> {
     if std::fs::metadata(path).is_ok_and(|m| m.is_file() && m.len() == 0) {
         return Err(bad(&OpenError::TooShort { len: 0 }));
     }
-    let region = FileOptions::new().image(image).open(path).map_err(|e| bad(&e))?;
+    let region = FileOptions::new().image(image).view(path).map_err(|e| bad(&e))?;
     let mut page = vec![0; 4096.min(region.len()) as usize];
     region.read(0, &mut page);
     // Receive buffers may lie behind the log.

@@ -337,3 +337,102 @@ fn whoever_says_what_an_image_is_is_refused_one_whose_journal_was_cut() {
         assert_eq!(fs::metadata(&scratch.0).expect("a file").len(), keep, "it stays as it was");
     }
 }
+
+impl Scratch {
+    /// All bytes, and when they were last changed.
+    fn is(&self) -> (Vec<u8>, i64, i64, i64, i64) {
+        let is = fs::metadata(&self.0).expect("a file");
+        let bytes = fs::read(&self.0).expect("readable");
+        (bytes, is.mtime(), is.mtime_nsec(), is.ctime(), is.ctime_nsec())
+    }
+
+    /// What a power loss leaves if the kernel had written nothing but the journal.
+    fn crashed(&self, before: &[u8]) -> Vec<u8> {
+        let mut bytes = fs::read(&self.0).expect("readable");
+        bytes[..LEN as usize].copy_from_slice(&before[..LEN as usize]);
+        bytes
+    }
+}
+
+#[test]
+fn who_only_looks_finds_what_the_next_owner_would_and_changes_nothing() {
+    let scratch = Scratch::new("look");
+    let Some(region) = journaled(&scratch) else { return };
+    let before = fs::read(&scratch.0).expect("readable");
+    region.write(1000, b"persisted");
+    region.write(LEN - 3, b"end");
+    region.pwb(1000..1009);
+    region.pwb(LEN - 3..LEN);
+    region.psync().expect("a disk");
+    let refused = FileOptions::new().view(&scratch.0);
+    assert!(matches!(refused, Err(Error::InUse { .. })), "{refused:?}");
+    let crashed = Scratch::new("look-crashed");
+    fs::write(&crashed.0, scratch.crashed(&before)).expect("a disk");
+    let readable = std::os::unix::fs::PermissionsExt::from_mode(0o400);
+    fs::set_permissions(&crashed.0, readable).expect("it is ours");
+    let was = crashed.is();
+    let views = [0, 1].map(|_| FileOptions::new().view(&crashed.0).expect("it is whole"));
+    for view in &views {
+        assert_eq!((view.len(), view.journal()), (LEN, None));
+        assert_eq!((bytes(view, 1000, 9), bytes(view, LEN - 3, 3)), (b"persisted".to_vec(), b"end".to_vec()));
+    }
+    views[0].write(1000, b"nowhere..");
+    views[0].persist(1000..1009).expect("it is memory");
+    assert_eq!(bytes(&views[1], 1000, 9), b"persisted");
+    assert!(views[0].share().is_err(), "it is nobody else's");
+    let refused = crashed.open(FileOptions::new());
+    assert!(matches!(refused, Err(Error::InUse { .. })), "{refused:?}");
+    drop(views);
+    assert!(crashed.is() == was, "a look changed the file");
+    let (whole, damage) = FileOptions::new().salvage(&crashed.0).expect("it is whole");
+    assert!(damage.is_none() && bytes(&whole, 1000, 9) == b"persisted", "{damage:?}");
+    drop(whole);
+    assert!(crashed.is() == was, "a look changed the file");
+    let owned = crashed.open(FileOptions::new()).expect("it is whole");
+    assert_eq!(bytes(&owned, 1000, 9), b"persisted");
+}
+
+#[test]
+fn of_a_damaged_journal_what_is_whole_is_salvaged_and_the_rest_is_said() {
+    let scratch = Scratch::new("salvage");
+    let Some(region) = journaled(&scratch) else { return };
+    let before = fs::read(&scratch.0).expect("readable");
+    for n in 0..3_u64 {
+        region.write(n * 5000, b"persisted");
+        region.persist(n * 5000..n * 5000 + 9).expect("a disk");
+    }
+    let whole = scratch.crashed(&before);
+    let start = LEN.next_multiple_of(ALIGN) as usize;
+    let footer = whole.len() - ENDING as usize;
+    let batch = |n: usize| start + 8192 + 4096 + n * 4096;
+    let crashed = Scratch::new("salvage-crashed");
+    // Which of the three are there.
+    let salvaged = |bytes_are: &[u8]| {
+        fs::write(&crashed.0, bytes_are).expect("a disk");
+        let was = crashed.is();
+        assert!(FileOptions::new().image(look).view(&crashed.0).is_err(), "it is not said to be whole");
+        let (region, damage) = FileOptions::new().image(look).salvage(&crashed.0).expect("it is readable");
+        let there = [0, 1, 2].map(|n| bytes(&region, n * 5000, 9) == b"persisted");
+        assert_eq!(region.len(), LEN);
+        drop(region);
+        assert!(crashed.is() == was, "a look changed the file");
+        (there, damage.expect("it is damaged").to_string())
+    };
+    let with = |at: usize| {
+        let mut bytes = whole.clone();
+        bytes[at] ^= 1;
+        salvaged(&bytes)
+    };
+    let (there, said) = with(footer + 20);
+    assert!(there == [true; 3] && said.contains("its last block"), "{there:?}: {said}");
+    let (there, said) = with(batch(1) + 100);
+    assert!(there == [true, false, true] && said.contains("acknowledged"), "{there:?}: {said}");
+    let (there, said) = salvaged(&whole[..batch(2)]);
+    assert!(there == [true, true, false] && said.contains("truncated"), "{there:?}: {said}");
+    let (there, said) = salvaged(&whole[..start + 4096]);
+    assert!(there == [false; 3] && said.contains("truncated"), "{there:?}: {said}");
+    let mut none = whole.clone();
+    none[start + 8192..footer].fill(0);
+    let (there, said) = salvaged(&none);
+    assert!(there == [false; 3] && said.contains("none of its records"), "{there:?}: {said}");
+}
