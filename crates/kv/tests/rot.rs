@@ -6,15 +6,17 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use common::*;
+use remanence_kv::dump::Record;
 use remanence_kv::format::object::{HEADER_LEN, WRITTEN_FROM};
-use remanence_kv::format::slot::{NEIGHBOURHOOD, TableAt};
+use remanence_kv::format::slot::{NEIGHBOURHOOD, NEVER, TableAt};
 use remanence_kv::format::superblock::{COPIES, SUPERBLOCK_LEN};
-use remanence_kv::format::{DIRECTORY, HEAD_WORDS, Header, Meta, ROOT, Slot, Superblock, Word};
+use remanence_kv::format::{DIRECTORY, HEAD_WORDS, Header, Meta, ROOT, RegionWord, Slot, Superblock, Word};
+use remanence_kv::live::{inspect, salvage};
 use remanence_kv::proto::{Expect, Reply, Request};
 use remanence_kv::server::{Fate, Finding, Where};
 use remanence_kv::{Refusal, Server};
 use remanence_pmem::crash_image::{CrashImage, Explorer};
-use remanence_pmem::{Medium as _, PersistenceDomain};
+use remanence_pmem::{Medium as _, PersistenceDomain, Region};
 
 /// What keys have; `None`: nothing.
 type Contents = BTreeMap<Vec<u8>, Option<Vec<u8>>>;
@@ -187,6 +189,97 @@ fn one_superblock_is_enough_and_both_are_there_afterwards() {
         assert_eq!((findings.len(), damaged.len()), (1, 0), "{findings:?}");
         assert_eq!(Superblock::read(&bad).expect("a store").whole, [true, true]);
     }
+}
+
+/// A crashed store's bytes, with some of them zeros.
+fn zeroed(image: &CrashImage, part: Range<u64>) -> CrashImage {
+    let mut bytes = image.bytes();
+    bytes[part.start as usize..part.end as usize].fill(0);
+    CrashImage::from_bytes(bytes, image.domain())
+}
+
+/// What all sectors, and all pages, have of the table.
+fn parts_of(table: TableAt) -> impl Iterator<Item = Range<u64>> {
+    let bytes = table.at..table.at + TableAt::bytes(table.buckets);
+    [512_u64, 4096].into_iter().flat_map(move |len| {
+        (bytes.start..bytes.end).step_by(len as usize).map(move |at| at..bytes.end.min(at + len))
+    })
+}
+
+#[test]
+fn a_sector_of_zeros_in_the_table_is_named_and_takes_no_key_away() {
+    let (image, contents) = story();
+    let mut restored = 0;
+    for part in parts_of(table(&image)) {
+        let what = format!("bytes {part:?} of the table are zeros");
+        let bad = zeroed(&image, part);
+        let region = Region::anonymous(SMALL.size).expect("memory");
+        region.write(0, &bad.bytes());
+        let mut values = Contents::new();
+        let mut visit = |record: Record| {
+            values.insert(record.key, Some(record.value));
+            Ok(())
+        };
+        salvage(&region, NOW, &mut visit).expect("a store");
+        values
+            .extend(contents.iter().filter(|(_, value)| value.is_none()).map(|(key, _)| (key.clone(), None)));
+        assert!(values == contents, "{what}: salvaged are {:?}", values.keys());
+        let (findings, damaged) = looked_through(&bad, &contents, &what);
+        assert_eq!(inspect(&region).expect("a store").findings.len(), findings.len(), "{what}");
+        assert!(damaged.is_empty() && !findings.is_empty(), "{what}: {damaged:?}, {findings:?}");
+        assert!(findings.iter().all(|found| found.fate == Fate::Mended), "{what}: {findings:?}");
+        restored += findings.iter().filter(|found| found.key.is_some()).count();
+        let again = CrashImage::from_bytes(bad.bytes(), bad.domain());
+        assert_eq!(looked_through(&again, &contents, &what).0, [], "{what}, opened again");
+    }
+    assert!(restored >= 2 * 11, "each key was lost with a sector and with a page: {restored}");
+}
+
+#[test]
+fn keys_of_a_lost_sector_are_back_whenever_the_power_fails_meanwhile() {
+    let (image, contents) = story();
+    let explorer = Explorer { ways_max: 8, samples: 8, ..Explorer::default() };
+    for part in parts_of(table(&image)) {
+        explorer.run(
+            &zeroed(&image, part.clone()),
+            |image| drop(Server::open(image, DURABLE).expect("a store")),
+            |crashed, _| {
+                let again = CrashImage::from_bytes(crashed.bytes(), crashed.domain());
+                let (_, damaged) = looked_through(&again, &contents, &format!("{part:?}, cut short"));
+                assert_eq!(damaged, <[Vec<u8>; 0]>::default(), "{part:?}");
+            },
+        );
+    }
+}
+
+#[test]
+fn a_table_of_zeros_that_an_earlier_program_made_is_marked_and_then_checked() {
+    let (image, contents) = story();
+    let table = table(&image);
+    let mut bytes = image.bytes();
+    let word = RegionWord { link: 0, ..RegionWord::table(1) };
+    bytes[DIRECTORY as usize..][..8].copy_from_slice(&word.emit().to_le_bytes());
+    for index in 0..table.slots() {
+        let slot = &mut bytes[table.slot(index) as usize..][..16];
+        if slot[..8] == NEVER.to_le_bytes() {
+            slot.fill(0);
+        }
+    }
+    let earlier = || CrashImage::from_bytes(bytes.clone(), image.domain());
+    let opened = earlier();
+    assert_eq!(looked_through(&opened, &contents, "made of zeros").0, []);
+    let first = parts_of(table).next().expect("a sector");
+    let (findings, damaged) = looked_through(&zeroed(&opened, first), &contents, "marked since");
+    assert!(!findings.is_empty() && damaged.is_empty(), "{findings:?}, {damaged:?}");
+    Explorer { ways_max: 8, samples: 8, ..Explorer::default() }.run(
+        &earlier(),
+        |image| drop(Server::open(image, DURABLE).expect("a store")),
+        |crashed, _| {
+            let again = CrashImage::from_bytes(crashed.bytes(), crashed.domain());
+            let (findings, _) = looked_through(&again, &contents, "marked in part");
+            assert!(!findings.iter().any(|found| matches!(found.at, Where::Entry(_))), "{findings:?}");
+        },
+    );
 }
 
 /// What the story of format 1 has beyond the other: a value that expires later.

@@ -21,7 +21,7 @@ pub enum RegionKind {
 ///
 /// ```text
 /// bits 63-32  epoch: counts over all regions, a new one each time that a region is put to use; kept when it is freed
-/// bits 31-16  which link of the head's log
+/// bits 31-16  which link of the head's log; of a table: 1, if entries that were never used have a meta word
 /// bits 15-8   head ID; of no log: 0 free, 1 table
 /// bits 7-1    check bits
 /// bit 0       1 log
@@ -32,7 +32,7 @@ pub struct RegionWord {
     pub kind: RegionKind,
     /// Whose log.
     pub head: u8,
-    /// Which link of it.
+    /// Which link of it; of a table, whether it is [`MARKED`](Self::MARKED).
     pub link: u16,
     /// When it was put to use. Every object is bound to it by its checksum.
     pub epoch: u32,
@@ -41,6 +41,16 @@ pub struct RegionWord {
 impl RegionWord {
     /// Never used.
     pub const FREE: Self = Self { kind: RegionKind::Free, head: 0, link: 0, epoch: 0 };
+
+    /// In place of the link, of the first region of a table: no entry of it is zeros, not even one that was
+    /// [never](super::slot::NEVER) used. Programs that made tables of zeros ignore it.
+    pub const MARKED: u16 = 1;
+
+    /// Part of a table that is marked.
+    #[must_use]
+    pub const fn table(epoch: u32) -> Self {
+        Self { kind: RegionKind::Table, head: 0, link: Self::MARKED, epoch }
+    }
 
     /// As it is stored.
     #[must_use]

@@ -4,6 +4,9 @@
 //!  0  meta  u64   bits 63-16 fingerprint, 15-8 check bits, 7-0 hint
 //!  8  word  u64   the atomic word; 0: the entry is free, whatever meta says
 //! ```
+//! An entry that was never used has a meta word all the same ([`NEVER`]), if its table is [marked](super::RegionWord::MARKED): so
+//! where both words are 0, a sector was lost.
+//!
 //! Fingerprints stand for keys, which may be of any length: the object that the word names has the key itself, and who
 //! finds another key there goes on looking. The top bits of the fingerprint choose the bucket, so a table can be resized
 //! from its entries alone.
@@ -22,6 +25,10 @@ pub const SLOT_LEN: u64 = 16;
 pub const NEIGHBOURHOOD: u64 = 16;
 /// Bits of a fingerprint.
 pub const FINGERPRINT_BITS: u32 = 48;
+
+/// The meta word of an entry that was never used, as it is stored.
+pub const NEVER: u64 = Meta::new(0, 0, Hint(1)).seal();
+const _: () = assert!(NEVER.count_ones() > 2);
 
 /// What tells an entry from the others, and how to read it.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]

@@ -12,8 +12,8 @@ use remanence_pmem::layout::LayoutError;
 use super::Server;
 use super::index::{Entry, Index, clear};
 use super::log::{SPARE, io};
+use crate::format::RegionWord;
 use crate::format::slot::TableAt;
-use crate::format::{RegionKind, RegionWord};
 use crate::proto::Refusal;
 
 /// How far resizing has come.
@@ -80,10 +80,10 @@ impl<M: Medium + Clone> Server<M> {
         let fits = count as usize + SPARE <= self.log.free.len();
         let first = u32::try_from(count).ok().filter(|_| fits).and_then(|count| self.log.run_of_free(count));
         let first = first.ok_or(Refusal::Full)?;
-        let word =
-            |(region, epoch)| (region, RegionWord { kind: RegionKind::Table, head: 0, link: 0, epoch });
-        let words: Vec<(u32, RegionWord)> =
-            (first..first + count as u32).zip(self.log.epoch + 1..).map(word).collect();
+        let words: Vec<(u32, RegionWord)> = (first..first + count as u32)
+            .zip(self.log.epoch + 1..)
+            .map(|(region, epoch)| (region, RegionWord::table(epoch)))
+            .collect();
         self.log.set_all(&words)?;
         let table = TableAt { at: self.log.geometry.region(first), buckets };
         self.growth = Growth::Clearing(table, 0);

@@ -17,7 +17,7 @@ use std::io;
 
 use remanence_pmem::Medium;
 
-use crate::format::slot::{NEIGHBOURHOOD, SLOT_LEN, TableAt};
+use crate::format::slot::{NEIGHBOURHOOD, NEVER, SLOT_LEN, TableAt};
 use crate::format::{Meta, Offset, Slot, UNIT, Word};
 
 /// How far from its home a free entry is looked for, in entries.
@@ -231,17 +231,24 @@ impl<M: Medium> Index<M> {
     }
 }
 
-/// Makes an empty table, a part at a time: zeros from `from` for at most `len` bytes. Returns where to go on.
+/// Makes an empty table, a part at a time: from byte `from` for at most `len` bytes, whole entries both. Returns where to go on.
 pub(super) fn clear(medium: &impl Medium, table: TableAt, from: u64, len: u64) -> u64 {
     let end = TableAt::bytes(table.buckets).min(from + len);
-    let zeros = [0; 4096];
+    let mut never = [0; 4096];
+    never
+        .chunks_exact_mut(SLOT_LEN as usize)
+        .for_each(|slot| slot[..8].copy_from_slice(&NEVER.to_le_bytes()));
     let mut at = from;
+    if at == 0 && end >= UNIT {
+        medium.write_nt(table.at, &[0; UNIT as usize]);
+        at = UNIT;
+    }
     while at < end {
-        let part = (end - at).min(zeros.len() as u64);
-        medium.write_nt(table.at + at, &zeros[..part as usize]);
+        let part = (end - at).min(never.len() as u64);
+        medium.write_nt(table.at + at, &never[..part as usize]);
         at += part;
     }
     at
 }
 
-const _: () = assert!(UNIT.is_multiple_of(SLOT_LEN));
+const _: () = assert!(UNIT.is_multiple_of(SLOT_LEN) && super::PER_THING.is_multiple_of(UNIT));

@@ -16,6 +16,7 @@ mod clean;
 mod grow;
 mod index;
 mod log;
+mod lost;
 mod mend;
 mod open;
 mod room;

@@ -13,6 +13,7 @@ use remanence_pmem::layout::{LayoutError, Root};
 use super::grow::Growth;
 use super::index::{Entry, Index, clear};
 use super::log::{Log, Start, directory};
+use super::lost::Zeros;
 use super::mend::{self, Fate, Finding, Where};
 use super::settle::Settling;
 use super::upgrade::upgrade;
@@ -114,9 +115,8 @@ pub fn format<M: Medium + Clone>(
     }
     medium.pwb(HEAD_WORDS..HEAD_WORDS + 8 * u64::from(HEADS_MAX));
     for region in 0..geometry.regions() {
-        let kind = if u64::from(region) < regions { RegionKind::Table } else { RegionKind::Free };
-        let epoch = u32::from(kind == RegionKind::Table);
-        super::index::store(medium, directory(region), RegionWord { kind, epoch, ..RegionWord::FREE }.emit());
+        let word = if u64::from(region) < regions { RegionWord::table(1) } else { RegionWord::FREE };
+        super::index::store(medium, directory(region), word.emit());
     }
     medium.pwb(directory(0)..directory(geometry.regions()));
     let table = TableAt { at: geometry.region(0), buckets };
@@ -242,13 +242,16 @@ impl<M: Medium + Clone> Server<M> {
         self.medium.pwb(HEAD_WORDS..directory(regions));
         tables.iter().for_each(|table| self.medium.pwb(table.at..table.at + TableAt::bytes(table.buckets)));
         self.sync_now()?;
+        let mut zeros = Zeros::default();
         for table in &tables {
             let mut index = 0;
             while index < table.slots() {
                 let slots = self.index.stored(*table, index, 256);
                 let count = slots.len() as u64;
                 for (n, slot) in slots.into_iter().enumerate() {
-                    if !slot.word.is_free() {
+                    if slot.word.is_free() {
+                        zeros.note(*table, index + n as u64, &slot);
+                    } else {
                         self.index.used += 1;
                         if let Some(entry) = self.believed(*table, index + n as u64, slot)? {
                             self.recover_entry(entry, &mut recovered)?;
@@ -258,8 +261,9 @@ impl<M: Medium + Clone> Server<M> {
                 index += count;
             }
         }
-        recovered.entries = self.index.used;
         self.sync_now()?;
+        self.fill(&zeros)?;
+        recovered.entries = self.index.used;
         recovered.freed = self.free_unreferenced()?;
         self.stats = Stats::default();
         Ok(recovered)
@@ -317,7 +321,7 @@ impl<M: Medium + Clone> Server<M> {
     }
 
     /// Tells regions what they hold of this entry's newest version.
-    fn remember(&mut self, entry: &Entry) {
+    pub(super) fn remember(&mut self, entry: &Entry) {
         let head = entry.slot.meta.head();
         let Some(object) = entry.slot.word.new_offset() else { return };
         let start = Start { fingerprint: entry.slot.meta.fingerprint(), object };

@@ -1,0 +1,162 @@
+//! Entries whose both words are 0. No entry of a [marked](RegionWord::MARKED) table ever is, so a sector or a page of it was lost,
+//! with what the entries named.
+//!
+//! Their objects are still in the logs. Of the keys that may have had such an entry, and have none, the newest object that is whole
+//! gets one: a write that was acknowledged is whole, and one that was deleted has a newer object that says so, as long as
+//! an older one is there: cleaning frees the regions of a log together. What was never used is marked again.
+//!
+//! A table of a program that made it of zeros is marked when it is opened: a crash meanwhile leaves it as it was, as the mark of
+//! the table comes last.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use remanence_pmem::Medium;
+
+use super::index::{Entry, store};
+use super::mend::{Fate, Where, object_at};
+use super::{OpenError, Server};
+use crate::format::object::HEADER_LEN;
+use crate::format::slot::{NEIGHBOURHOOD, NEVER, SLOT_LEN, TableAt, fingerprint};
+use crate::format::{Hint, Meta, Offset, RegionKind, RegionWord, Slot, UNIT, Word, hash};
+
+/// The entries of tables that are zeros.
+#[derive(Debug, Default)]
+pub(super) struct Zeros(Vec<(TableAt, BTreeSet<u64>)>);
+
+impl Zeros {
+    pub(super) fn note(&mut self, table: TableAt, index: u64, slot: &Slot) {
+        if self.0.last().is_none_or(|(last, _)| *last != table) {
+            self.0.push((table, BTreeSet::new()));
+        }
+        if let ((_, zeros), 0) = (self.0.last_mut().expect("it was put there"), slot.meta.0) {
+            zeros.insert(index);
+        }
+    }
+
+    /// The first of them that a key may have had.
+    fn of(&self, fingerprint: u64) -> Option<(TableAt, u64)> {
+        self.0.iter().find_map(|(table, zeros)| {
+            let home = table.home(fingerprint);
+            zeros.range(home..home + NEIGHBOURHOOD).next().map(|index| (*table, *index))
+        })
+    }
+
+    fn take(&mut self, table: TableAt, index: u64) {
+        if let Some((_, zeros)) = self.0.iter_mut().find(|(other, _)| *other == table) {
+            zeros.remove(&index);
+        }
+    }
+}
+
+/// The newest object of a key.
+struct Newest {
+    version: u64,
+    epoch: u32,
+    head: u8,
+    offset: Offset,
+    hint: Hint,
+    deleted: bool,
+}
+
+impl<M: Medium + Clone> Server<M> {
+    /// Gives keys back what they had of these entries, and marks the others.
+    pub(super) fn fill(&mut self, zeros: &Zeros) -> Result<(), OpenError> {
+        let mut unmarked = Vec::new();
+        let mut lost = Zeros::default();
+        for (table, zeros) in &zeros.0 {
+            let region = ((table.at - self.log.geometry.region(0)) / self.log.geometry.region_len) as u32;
+            let word = self.log.regions[region as usize].word;
+            if word.link != RegionWord::MARKED {
+                unmarked.push((region, RegionWord { link: RegionWord::MARKED, ..word }));
+                zeros.iter().for_each(|index| self.never(*table, *index));
+            } else if !zeros.is_empty() {
+                lost.0.push((*table, zeros.clone()));
+            }
+        }
+        if !lost.0.is_empty() {
+            self.give_back(lost)?;
+        }
+        if !unmarked.is_empty() {
+            self.sync_now()?;
+            self.log.set_all(&unmarked)?;
+        }
+        Ok(())
+    }
+
+    fn never(&self, table: TableAt, index: u64) {
+        let at = table.slot(index);
+        store(&self.medium, at, NEVER);
+        self.medium.pwb(at..at + SLOT_LEN);
+    }
+
+    fn give_back(&mut self, mut lost: Zeros) -> Result<(), OpenError> {
+        // By their homes, so that the first place that is left serves the first of those who can have it.
+        for ((fingerprint, key), newest) in self.newest_of(&lost) {
+            let mut others = self.index.candidates(fingerprint).into_iter();
+            let has = others.any(|entry| self.key_of(&entry).is_none_or(|of| of == key));
+            if newest.deleted || has {
+                continue;
+            }
+            let Some((table, index)) = lost.of(fingerprint) else {
+                self.found(Where::Value { fingerprint }, Some(key), Fate::Lost);
+                continue;
+            };
+            lost.take(table, index);
+            let meta = Meta::new(fingerprint, newest.head, newest.hint);
+            let mut entry = Entry { table, index, slot: Slot { meta, word: Word::FREE } };
+            // The word first, and not as an entry is created: a crash in between leaves one that says by its object whose it is,
+            // and not one that looks free.
+            self.index.used += 1;
+            self.index.set_word(&mut entry, Word::FREE.update(newest.offset).settled());
+            self.medium.pfence().map_err(|e| OpenError::Medium(e.to_string()))?;
+            self.index.set_meta(&mut entry, meta);
+            self.remember(&entry);
+            self.found(Where::Entry(entry.at()), Some(key), Fate::Mended);
+        }
+        // Nothing is to be found out about the others any more.
+        self.sync_now()?;
+        for (table, zeros) in lost.0 {
+            for index in zeros {
+                self.never(table, index);
+                self.found(Where::Entry(table.slot(index)), None, Fate::Mended);
+            }
+        }
+        Ok(self.sync_now()?)
+    }
+
+    /// The newest whole object of each key that may have had one of these entries.
+    fn newest_of(&self, lost: &Zeros) -> BTreeMap<(u64, Vec<u8>), Newest> {
+        let mut all: BTreeMap<(u64, Vec<u8>), Newest> = BTreeMap::new();
+        for (region, word) in self.log.regions.iter().map(|region| region.word).enumerate() {
+            let mut unit = 0;
+            while word.kind == RegionKind::Log && unit < self.log.geometry.region_units() {
+                let place = (region as u32, unit);
+                let link = std::iter::once(word.link);
+                let found = object_at(&self.medium, &self.superblock, place, link, &mut 0)
+                    .filter(|(known, _)| known.head == word.head && known.header.epoch == word.epoch);
+                let Some((known, bytes)) = found else {
+                    unit += 1;
+                    continue;
+                };
+                let header = known.header;
+                unit += header.len().div_ceil(UNIT) as u32;
+                let key = &bytes[HEADER_LEN..HEADER_LEN + usize::from(header.key_len)];
+                let fingerprint = fingerprint(hash(self.superblock.salt, key));
+                let had = all.get(&(fingerprint, key.to_vec()));
+                let newer = had.is_none_or(|had| (had.version, had.epoch) < (header.version, header.epoch));
+                if newer && lost.of(fingerprint).is_some() {
+                    let newest = Newest {
+                        version: header.version,
+                        epoch: header.epoch,
+                        head: known.head,
+                        offset: known.offset,
+                        hint: if header.chained { Hint::CHAINED } else { Hint::of(header.len()) },
+                        deleted: header.deleted,
+                    };
+                    all.insert((fingerprint, key.to_vec()), newest);
+                }
+            }
+        }
+        all
+    }
+}
