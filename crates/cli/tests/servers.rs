@@ -263,7 +263,7 @@ fn a_pool_that_cannot_be_served_is_said() {
     run(&mut huge).bad("no space for 16492674416640 bytes");
     assert_eq!(fs::read_dir(elsewhere.path()).expect("readable").count(), 0, "nothing is left behind");
     run(rem().args(["serve", "/does/not/exist/pool"])).bad("No such file or directory");
-    run(rem().args(["serve", "--memory", "1K"])).bad("64K to 16T");
+    run(rem().args(["serve", "--memory", "1K"])).bad("64K to 16T bytes, in steps of 4K, not 1024");
 }
 
 #[test]

@@ -78,7 +78,7 @@ pub enum OpenError {
         what: String,
     },
     /// A size that no pool can have.
-    #[error("a pool has 64K to 16T bytes, in steps of 4K,, not {0}")]
+    #[error("a pool has 64K to 16T bytes, in steps of 4K, not {0}")]
     BadSize(u64),
     /// The medium failed while the pool was made or recovered.
     #[error("the medium of this pool failed ({0}); check the disk")]
