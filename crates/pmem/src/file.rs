@@ -8,7 +8,7 @@
 use std::fs::{self, File};
 use std::io;
 use std::ops::Range;
-use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use crate::Error;
@@ -18,6 +18,7 @@ use crate::journal::{self, Journal, Name, Place};
 use crate::lock::OwnFile;
 use crate::map::{self, Mapping};
 use crate::region::{Kind, Region};
+use crate::unnamed::{self, Unnamed};
 
 /// How to open a file as a region.
 ///
@@ -38,6 +39,8 @@ pub struct FileOptions {
     image: Option<fn(&[u8], u64) -> Image>,
     /// Not the machine's own: for tests.
     boot: Option<Name>,
+    /// As on a file system where each file has a name: for tests.
+    named: bool,
 }
 
 /// What an open file has.
@@ -155,7 +158,13 @@ impl FileOptions {
         self
     }
 
-    /// Opens the file.
+    #[cfg(test)]
+    pub(crate) const fn named(mut self) -> Self {
+        self.named = true;
+        self
+    }
+
+    /// Opens the file. One that is made has its name when all of it is there, durably.
     ///
     /// # Errors
     /// One sentence that says what to do: [`Error`].
@@ -164,18 +173,40 @@ impl FileOptions {
         if let Some(instruction) = self.write_back.filter(|instruction| !flush::has(*instruction)) {
             return Err(Error::NoInstruction { instruction });
         }
-        let (file, created) = self.open_file(&path)?;
-        let mut file = OwnFile::from(file);
-        let opened = self.fill(&mut file, &path, created).and_then(|found| self.map(file, found, &path));
-        if opened.is_err() && created {
-            // Nobody has seen it: leave no half-made file behind.
-            let _ = fs::remove_file(&path);
+        let there = is_there(&path)?;
+        if self.create.is_some()
+            && !there
+            && let Some(region) = self.make(&path)?
+        {
+            return Ok(region);
         }
-        let region = opened?;
+        if self.create_new {
+            return Err(Error::Exists { path });
+        }
+        let file = opened(File::options().read(true).write(true).open(&path), &path)?;
+        self.take(file, &path, false)
+    }
+
+    /// A new file, which gets its name when it is whole. `None`: meanwhile somebody else had made one.
+    fn make(&self, path: &Path) -> Result<Option<Region>, Error> {
+        let os = |e| Error::os(format!("creating {}", path.display()), e);
+        let new = Unnamed::beside(path, self.named)?;
+        let region = self.take(new.file().try_clone().map_err(os)?, path, true)?;
+        match new.name(path) {
+            Err(e) if e.kind() == io::ErrorKind::AlreadyExists => return Ok(None),
+            named => named.and_then(|()| sync_directory_of(path)).map_err(os)?,
+        }
+        Ok(Some(region))
+    }
+
+    fn take(&self, file: File, path: &Path, created: bool) -> Result<Region, Error> {
+        let mut file = OwnFile::from(file);
+        let found = self.fill(&mut file, path, created)?;
+        let region = self.map(file, found, path)?;
         if self.populate {
             region.populate();
         }
-        Ok(region)
+        Ok(if created { region.made_now() } else { region })
     }
 
     /// The region of a file as its next owner would find it, without writing a byte of the file, which needs to be readable only:
@@ -228,24 +259,6 @@ impl FileOptions {
         Ok((region, damage.or(lost)))
     }
 
-    fn open_file(&self, path: &Path) -> Result<(File, bool), Error> {
-        let mut options = File::options();
-        options.read(true).write(true);
-        let exists = is_there(path)?;
-        if self.create.is_some() && !exists {
-            // What is in it is for who made it, as the token that guards it on the network is.
-            match options.clone().create_new(true).mode(0o600).open(path) {
-                Ok(file) => return Ok((file, true)),
-                Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {}
-                Err(e) => return Err(Error::os(format!("creating {}", path.display()), e)),
-            }
-        }
-        if self.create_new {
-            return Err(Error::Exists { path: path.to_owned() });
-        }
-        opened(options.open(path), path).map(|file| (file, false))
-    }
-
     /// Locks the file and gives its region its length.
     fn fill(&self, file: &mut OwnFile, path: &Path, created: bool) -> Result<Found, Error> {
         file.lock().map_err(|e| in_use(e, file, path))?;
@@ -289,10 +302,12 @@ impl FileOptions {
         if found < len {
             file.sync_all().map_err(os)?;
         }
-        match sync_directory_of(path) {
-            // Whoever may not list it did not make the file.
-            Err(e) if !created && e.kind() == io::ErrorKind::PermissionDenied => {}
-            synced => synced.map_err(os)?,
+        if !created {
+            match sync_directory_of(path) {
+                // Whoever may not list it did not make the file.
+                Err(e) if e.kind() == io::ErrorKind::PermissionDenied => {}
+                synced => synced.map_err(os)?,
+            }
         }
         Ok(Found { len, journal: place, wanted })
     }
@@ -431,11 +446,12 @@ pub(crate) fn write_zeros(file: &File, from: u64, to: u64, path: &Path) -> Resul
     Ok(())
 }
 
-/// A new file is durable when its name is.
+/// A new file is durable when its name is: its own, and not that of a link to it.
 fn sync_directory_of(path: &Path) -> io::Result<()> {
+    let own = fs::canonicalize(path)?;
+    let parent = unnamed::directory_of(&own);
     #[cfg(test)]
-    tests::DIRECTORIES.with(|synced| synced.set(synced.get() + 1));
-    let parent = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    tests::DIRECTORIES.with_borrow_mut(|synced| synced.push(parent.to_owned()));
     File::open(parent)?.sync_all()
 }
 
@@ -454,13 +470,13 @@ fn holder_of(file: &File) -> Option<u32> {
 
 #[cfg(test)]
 mod tests {
-    use std::cell::Cell;
+    use std::cell::RefCell;
 
     use super::*;
 
     thread_local! {
         /// Directories that this thread made durable.
-        pub(super) static DIRECTORIES: Cell<u32> = const { Cell::new(0) };
+        pub(super) static DIRECTORIES: RefCell<Vec<PathBuf>> = const { RefCell::new(Vec::new()) };
     }
 
     #[test]
@@ -468,9 +484,9 @@ mod tests {
         let path = std::env::temp_dir().join(format!("remanence-name-{}", std::process::id()));
         let _ = fs::remove_file(&path);
         let synced = |options: &FileOptions| {
-            let before = DIRECTORIES.get();
+            DIRECTORIES.take();
             let opened = options.open(&path);
-            (DIRECTORIES.get() - before, opened)
+            (DIRECTORIES.take().len(), opened)
         };
         let (times, made) = synced(&FileOptions::new().create(8192));
         assert_eq!(times, 1);
@@ -493,5 +509,77 @@ mod tests {
             assert!(times == expected && opened.is_ok(), "{image:?}: {times}, {opened:?}");
         }
         fs::remove_file(&path).expect("it is there");
+    }
+
+    struct Directory(PathBuf);
+
+    impl Directory {
+        fn new(name: &str) -> Self {
+            let path = std::env::temp_dir().join(format!("remanence-{}-{name}", std::process::id()));
+            let _ = fs::remove_dir_all(&path);
+            fs::create_dir(&path).expect("a directory");
+            Self(fs::canonicalize(path).expect("it is there"))
+        }
+
+        fn names(&self) -> Vec<String> {
+            let entries = fs::read_dir(&self.0).expect("a directory");
+            entries.map(|entry| entry.expect("an entry").file_name().into_string().expect("text")).collect()
+        }
+    }
+
+    impl Drop for Directory {
+        fn drop(&mut self) {
+            let _ = fs::remove_dir_all(&self.0);
+        }
+    }
+
+    #[test]
+    fn the_directory_that_has_the_file_is_synced_and_not_that_of_a_link_to_it() {
+        let (has, links) = (Directory::new("has"), Directory::new("links"));
+        let link = links.0.join("link");
+        std::os::unix::fs::symlink(has.0.join("file"), &link).expect("a link");
+        drop(FileOptions::new().create(8192).open(has.0.join("file")).expect("a file"));
+        DIRECTORIES.take();
+        drop(FileOptions::new().open(&link).expect("a file"));
+        assert_eq!(DIRECTORIES.take(), [has.0.clone()]);
+        fs::remove_file(has.0.join("file")).expect("it is there");
+        let dangling = FileOptions::new().create(8192).open(&link);
+        assert!(matches!(dangling, Err(Error::Missing { .. })), "{dangling:?}");
+    }
+
+    /// Whatever is there of it when its maker is killed: nothing, under its name.
+    #[test]
+    fn a_file_has_its_name_when_all_of_it_is_there() {
+        let dir = Directory::new("named");
+        let path = dir.0.join("file");
+        for options in [FileOptions::new(), FileOptions::new().named()] {
+            let options = options.create(300_000).journal(Journaling::Len(1 << 18));
+            let new = Unnamed::beside(&path, options.named).expect("a file");
+            let region = options.take(new.file().try_clone().expect("a file"), &path, true).expect("room");
+            let left = dir.names();
+            assert!(left.iter().all(|name| name == "file.making"), "{left:?}");
+            // Killed here, it leaves what it has.
+            drop(region);
+            std::mem::forget(new);
+            let again = options.open(&path).expect("made anew");
+            assert!(again.is_new());
+            assert_eq!(dir.names(), ["file"]);
+            drop(again);
+            assert!(!options.open(&path).expect("it is there").is_new());
+            let refused = options.clone().create_new(1).open(&path);
+            assert!(matches!(refused, Err(Error::Exists { .. })), "{refused:?}");
+            fs::remove_file(&path).expect("it is there");
+        }
+    }
+
+    #[test]
+    fn of_two_who_make_a_file_one_opens_that_of_the_other() {
+        let dir = Directory::new("two");
+        let path = dir.0.join("file");
+        let options = FileOptions::new().create(8192);
+        fs::write(&path, [7; 8192]).expect("room");
+        assert!(options.make(&path).expect("room").is_none(), "it is there already");
+        assert_eq!(fs::read(&path).expect("a file"), [7; 8192]);
+        assert_eq!(dir.names(), ["file"]);
     }
 }

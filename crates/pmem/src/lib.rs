@@ -50,6 +50,7 @@ mod map;
 mod medium;
 mod region;
 mod sigbus;
+mod unnamed;
 
 pub use domain::{Domain, Guarantee, PersistenceDomain, StoreGranularity, Survives};
 pub use error::Error;

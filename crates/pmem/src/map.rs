@@ -184,19 +184,23 @@ pub(crate) fn accepts_map_sync(file: &File) -> bool {
     map(page_size(), libc::MAP_SHARED_VALIDATE | libc::MAP_SYNC, file.as_raw_fd()).is_ok()
 }
 
-/// A file without a name, of a length, in a directory: it goes when it is closed.
-pub(crate) fn unnamed_file(directory: &Path, len: u64) -> Result<File, Error> {
-    let what = || format!("trying out {}", directory.display());
-    let path = CString::new(directory.as_os_str().as_bytes()).map_err(|e| Error::os(what(), e.into()))?;
+/// A file without a name in a directory: it goes when it is closed, unless it is [named](name_file).
+pub(crate) fn unnamed_file(directory: &Path) -> io::Result<File> {
+    let path = CString::new(directory.as_os_str().as_bytes())?;
     // SAFETY: the path is a C string that outlives the call.
     let fd = unsafe { libc::open(path.as_ptr(), libc::O_TMPFILE | libc::O_RDWR | libc::O_CLOEXEC, 0o600) };
-    if fd < 0 {
-        return Err(Error::last_os(what()));
-    }
+    check(fd)?;
     // SAFETY: a new descriptor that nobody else knows.
-    let file = unsafe { File::from_raw_fd(fd) };
-    file.set_len(len).map_err(|e| Error::os(what(), e))?;
-    Ok(file)
+    Ok(unsafe { File::from_raw_fd(fd) })
+}
+
+/// Gives a file that has no name one, in the directory that it was made in. Fails if that is taken.
+pub(crate) fn name_file(file: &File, path: &Path) -> io::Result<()> {
+    let this = CString::new(format!("/proc/self/fd/{}", file.as_raw_fd()))?;
+    let path = CString::new(path.as_os_str().as_bytes())?;
+    let (here, follow) = (libc::AT_FDCWD, libc::AT_SYMLINK_FOLLOW);
+    // SAFETY: both paths are C strings that outlive the call.
+    check(unsafe { libc::linkat(here, this.as_ptr(), here, path.as_ptr(), follow) })
 }
 
 /// A file in memory, of fixed length: its seals keep every holder from cutting it short under the others.

@@ -66,6 +66,8 @@ struct Inner {
     psyncs: Psyncs,
     page: u64,
     path: Option<PathBuf>,
+    /// Its file was made when it was opened.
+    new: bool,
     // Dropped in this order, after the journal: the watch ends before the mapping does, and the file is the next owner's when
     // nothing of ours reaches it any more.
     watch: Watch,
@@ -258,6 +260,7 @@ impl Region {
             psyncs: Psyncs::default(),
             page: map::page_size() as u64,
             path,
+            new: false,
             watch,
             mapping,
             file,
@@ -273,6 +276,12 @@ impl Region {
     /// The same, before anybody else has it, with psyncs that write a journal.
     pub(crate) fn with_journal(mut self, journal: Journal) -> Self {
         self.own().sync = Way::Journal(Box::new(journal));
+        self
+    }
+
+    /// The same, before anybody else has it, of a file that was made for it.
+    pub(crate) fn made_now(mut self) -> Self {
+        self.own().new = true;
         self
     }
 
@@ -335,6 +344,12 @@ impl Region {
     #[must_use]
     pub fn path(&self) -> Option<&std::path::Path> {
         self.0.path.as_deref()
+    }
+
+    /// Whether the file was made when it was opened, and was not there before.
+    #[must_use]
+    pub fn is_new(&self) -> bool {
+        self.0.new
     }
 
     pub(crate) fn file(&self) -> Option<&File> {

@@ -413,7 +413,9 @@ fn devices(sys: &Path) -> Vec<PmemDevice> {
 /// # Errors
 /// The directory cannot be written to.
 pub fn probe_directory(directory: &Path) -> Result<Domain, Error> {
-    let file = map::unnamed_file(directory, map::page_size() as u64)?;
+    let file = map::unnamed_file(directory)
+        .and_then(|file| file.set_len(map::page_size() as u64).map(|()| file))
+        .map_err(|e| Error::os(format!("trying out {}", directory.display()), e))?;
     let map_sync = map::accepts_map_sync(&file);
     of_file(&file, map_sync, None)
 }
