@@ -407,9 +407,15 @@ fn the_log_server_of_calls_appends_prints_trims_and_recovers() {
     run(rem().args(["log", "calls", "tail", &at, "--patience", "1"])).bad("nobody answers");
     let other = dir.path().join("other");
     run(rem().args(["log", "calls", "serve"]).arg(&other).args(["--listen", "192.0.2.1"])).bad("--insecure");
-    std::fs::write(&other, [0; 8192 * 4]).expect("written");
-    run(rem().args(["log", "calls", "serve"]).arg(&other).args(["--listen", &at]))
-        .bad("there is no log here");
+    std::fs::write(&other, [b'x'; 8192 * 4]).expect("written");
+    let serve_other = ["--listen", &at, "--stop-on-eof"];
+    run(rem().args(["log", "calls", "serve"]).arg(&other).args(serve_other)).bad("there is no log here");
+    assert_eq!(std::fs::read(&other).expect("a file"), [b'x'; 8192 * 4], "it stays as it was");
+    // As one is left whose maker was killed.
+    std::fs::write(&file, [0; 8192 * 4]).expect("written");
+    let (child, ready) = serve();
+    assert_eq!(ready["made"].as_bool(), Some(true));
+    kill(child);
 }
 
 #[test]

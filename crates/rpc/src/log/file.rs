@@ -15,7 +15,7 @@ use remanence_pmem::counter::{
     CountedLog, Entry, LogFault, PlainWord, Position, RotatingCounter, RotatingRegister,
 };
 use remanence_pmem::layout::{LayoutError, ROOT_LEN, Root};
-use remanence_pmem::{Medium, Region};
+use remanence_pmem::{Image, Medium, Region};
 
 const MAGIC: u32 = 0x474f_4c52; // "RLOG"
 const VERSION: u32 = 1;
@@ -131,6 +131,34 @@ impl<M: Medium> fmt::Debug for LogFile<M> {
             .field("bounds", &self.bounds())
             .field("entries", &self.entries.len())
             .finish_non_exhaustive()
+    }
+}
+
+/// Bytes of a file that are zeros if nothing is in it yet.
+const BLANK: usize = 64 << 10;
+
+impl LogFile {
+    /// What a file has that begins so: who opens it for a log says this to
+    /// [`FileOptions::image`](remanence_pmem::FileOptions::image).
+    #[must_use]
+    pub fn image(head: &[u8], len: u64) -> Image {
+        // A root record begins with its tag, in either of its pages.
+        let ours = |at: usize| head.get(at..at + 8).is_some_and(|tag| tag == ROOT_TAG.to_le_bytes());
+        if ours(0) || ours(ROOT_LEN as usize / 2) {
+            Image::Ours { len }
+        } else if head.iter().all(|byte| *byte == 0) {
+            Image::Blank
+        } else {
+            Image::Foreign
+        }
+    }
+
+    /// Whether nothing is in it yet: a log is to be made.
+    #[must_use]
+    pub fn is_blank(region: &Region) -> bool {
+        let mut head = vec![0; (BLANK as u64).min(region.len()) as usize];
+        region.read(0, &mut head);
+        Self::image(&head, region.len()) == Image::Blank
     }
 }
 
@@ -277,6 +305,19 @@ mod tests {
     use super::*;
 
     const LEN: u64 = 16 << 10;
+
+    #[test]
+    fn a_file_is_blank_a_log_or_somebody_elses() {
+        let region = Region::memfd("log", LEN).expect("memory");
+        assert!(LogFile::is_blank(&region));
+        drop(LogFile::format(region.clone(), Word::Plain, 7).expect("room"));
+        assert!(!LogFile::is_blank(&region));
+        let mut head = vec![0; LEN as usize];
+        region.read(0, &mut head);
+        assert_eq!(LogFile::image(&head, LEN), Image::Ours { len: LEN });
+        assert_eq!(LogFile::image(&vec![b'x'; 5000], 5000), Image::Foreign);
+        assert_eq!(LogFile::image(&[], 0), Image::Blank);
+    }
 
     fn payload(n: u64) -> Vec<u8> {
         (0..8 + n * 37 % 60).map(|i| (n * 31 + i) as u8).collect()

@@ -162,15 +162,15 @@ fn serve(args: &Serve) -> Result<(), Fail> {
         |e: &dyn std::fmt::Display| Fail::new(format!("{} is not served: {e}", args.file.display()));
     let context = device::open_at(listen.ip())?;
     let nexus = Nexus::serve(&context, listen.port()).map_err(|e| unserved(&e))?;
-    let mut file = FileOptions::new();
+    let mut file = FileOptions::new().image(LogFile::image);
     if let Some(domain) = args.declare.as_deref().and_then(PersistenceDomain::from_name) {
         file = file.declare(domain);
     }
-    let made = !args.file.exists();
-    if made {
+    if !args.file.exists() {
         file = file.create(args.size.0);
     }
     let region = file.open(&args.file).map_err(|e| unserved(&e))?;
+    let made = LogFile::is_blank(&region);
     let mut entries = 0;
     let log = if made {
         let mut tag = [0; 8];

@@ -90,8 +90,7 @@ pub(super) fn run(args: &Args) -> Result<(), Fail> {
     if let Some(domain) = args.declare.as_deref().and_then(PersistenceDomain::from_name) {
         file = file.declare(domain);
     }
-    let fresh = !args.file.exists();
-    if fresh {
+    if !args.file.exists() {
         fits(args)?;
         file = file.create(args.size.0);
     }
@@ -111,7 +110,7 @@ pub(super) fn run(args: &Args) -> Result<(), Fail> {
     let unserved =
         |e: &dyn std::fmt::Display| Fail::new(format!("{} is not served: {e}", args.file.display()));
     let mut server = LogServer::bind(options, &region, &new).map_err(|e| {
-        if fresh {
+        if region.is_new() {
             // No log was made in it, and the next attempt would ask what it is.
             let _ = std::fs::remove_file(&args.file);
         }
