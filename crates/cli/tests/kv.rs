@@ -589,3 +589,33 @@ fn a_dump_brings_everything_back_and_a_broken_file_is_salvaged() {
     assert_eq!(values(&dump), values(&rescued));
     run(&mut kv("verify", &[&name])).bad("");
 }
+
+#[test]
+fn a_port_that_is_taken_leaves_no_new_file() {
+    let server = Server::new(&[]);
+    let (dir, at) = (tempfile::tempdir().expect("a directory"), server.addr().to_string());
+    let members = format!("{at},127.0.0.1:1,127.0.0.1:2");
+    let commands = [
+        &["kv", "serve", "file", "--size", "4M", "--listen", &at][..],
+        &["kv", "serve", "file", "--size", "4M", "--listen", &at, "--members", &members],
+        &["log", "serve", "file", "--size", "4M", "--listen", &at],
+        &["serve", "file", "--size", "4M", "--listen", &at],
+    ];
+    for command in commands {
+        // Should one listen all the same, it ends with its standard input.
+        let said = run(rem().args(command).arg("--stop-on-eof").current_dir(dir.path()));
+        assert_eq!(said.status, Some(1), "{command:?}: {}", said.stderr);
+        let mut left = vec![dir.path().to_owned(), dir.path().join("file")];
+        left.retain(|dir| dir.is_dir());
+        let left = left.iter().flat_map(|dir| std::fs::read_dir(dir).expect("a directory"));
+        let left: Vec<_> =
+            left.map(|entry| entry.expect("an entry").path()).filter(|path| path.is_file()).collect();
+        assert!(!left.iter().any(|path| path.extension().is_none()), "{command:?} left {left:?}");
+        let _ = std::fs::remove_dir_all(dir.path().join("file"));
+    }
+    // A file that was there stays.
+    let mut other = Server::new(&[]);
+    other.kill();
+    run(rem().args(["kv", "serve", "--listen", &at]).arg(other.file())).bad("");
+    assert!(other.file().exists());
+}

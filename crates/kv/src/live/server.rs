@@ -196,6 +196,13 @@ impl ServerOptions {
     }
 }
 
+/// Takes a file away that was made for what then could not be had: nobody else has had it, as it is locked by us.
+pub(super) fn remove_if_new(region: &Region) {
+    if let Some(path) = region.path().filter(|_| region.is_new()) {
+        let _ = std::fs::remove_file(path);
+    }
+}
+
 /// What a server does, for other threads and after its end. Clones look at the same server.
 #[derive(Clone, Debug)]
 pub struct Metrics(Arc<Mutex<Host>>);
@@ -242,9 +249,14 @@ impl Server {
         // Before a file is made.
         options.inlined()?;
         let region = options.open()?;
+        let ours = matches!(options.place, Place::File(_)).then(|| region.clone());
         let new = New { geometry: options.common.geometry, keys: options.common.keys };
-        let made = make_if_blank(&region, &new)?;
-        Self::over(context, options, Memory::Alone(region), made, None)
+        let bound = make_if_blank(&region, &new)
+            .and_then(|made| Self::over(context, options, Memory::Alone(region), made, None));
+        if bound.is_err() {
+            ours.iter().for_each(remove_if_new);
+        }
+        bound
     }
 
     /// Serves what a primary works on.

@@ -16,7 +16,7 @@ pub(crate) mod wire;
 
 use std::net::SocketAddr;
 use std::os::unix::fs::DirBuilderExt as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -31,6 +31,7 @@ use remanence_verbs::Context;
 
 use super::medium;
 use super::options::{Common, common_options};
+use super::server::remove_if_new;
 use super::{Error, Metrics, ServerOptions};
 use crate::format::Geometry;
 use crate::replica::keeper::{LEDGER_LEN, emit_told, parse_order};
@@ -252,6 +253,21 @@ impl MemberMetrics {
     }
 }
 
+/// Makes a directory, and those that it lies in, each durably. Returns whose names were made durable.
+fn make_directory(path: &Path) -> std::io::Result<Vec<PathBuf>> {
+    let missing: Vec<PathBuf> = path
+        .ancestors()
+        .take_while(|dir| !dir.as_os_str().is_empty() && !dir.exists())
+        .map(Into::into)
+        .collect();
+    std::fs::DirBuilder::new().recursive(true).mode(0o700).create(path)?;
+    for dir in &missing {
+        let parent = dir.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        std::fs::File::open(parent)?.sync_all()?;
+    }
+    Ok(missing)
+}
+
 impl Member {
     /// Recovers this member's log and image, or makes them, and listens at `port` of the device's address, which must be one
     /// of the members'. Nothing is served before [`run`](Self::run).
@@ -260,13 +276,26 @@ impl Member {
     /// One sentence that says what to do: this is none of the members, the directory has something else or is in use, the
     /// port is taken.
     pub fn bind(context: &Context, port: u16, options: MemberOptions) -> Result<Self, Error> {
+        let mut opened = Vec::new();
+        let bound = Self::bind_over(context, port, options, &mut opened);
+        if bound.is_err() {
+            opened.iter().for_each(remove_if_new);
+        }
+        bound
+    }
+
+    fn bind_over(
+        context: &Context,
+        port: u16,
+        options: MemberOptions,
+        opened: &mut Vec<Region>,
+    ) -> Result<Self, Error> {
         let own = SocketAddr::new(context.link_caps().addresses[0], port);
         let who = options.check(own)?;
         let Place::Directory(path) = &options.place;
         let io = |what: &str, e: &std::io::Error| Error::Argument(format!("{what}: {e}"));
-        let made = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(path);
-        made.map_err(|e| io(&path.display().to_string(), &e))?;
-        let open = |name: &str, len: u64, look: fn(&[u8], u64) -> Image| -> Result<Region, Error> {
+        make_directory(path).map_err(|e| io(&path.display().to_string(), &e))?;
+        let mut open = |name: &str, len: u64, look: fn(&[u8], u64) -> Image| -> Result<Region, Error> {
             let path = path.join(name);
             let mut file = FileOptions::new().journal(options.common.journal).image(look);
             if let Some(domain) = options.common.declared {
@@ -275,7 +304,9 @@ impl Member {
             if !path.exists() {
                 file = file.create(len);
             }
-            Ok(file.open(path)?)
+            let region = file.open(path)?;
+            opened.push(region.clone());
+            Ok(region)
         };
         let image = open("image", options.common.size.unwrap_or(256 << 20), medium::image)?;
         let log = open("log", options.log_len(image.len()), remanence_remotelog::format::superblock::image)?;
@@ -525,5 +556,17 @@ mod tests {
         drop((working, shown));
         assert!(!ending(node.obey_other(theirs, &Order::Apply { below: 0 })));
         assert!(node.show_image(ours).is_err(), "whoever was replaced shows nothing any more");
+    }
+
+    #[test]
+    fn each_directory_that_is_made_has_its_name_durably() {
+        let root = std::env::temp_dir().join(format!("remanence-member-{}", std::process::id()));
+        let _ = std::fs::remove_dir_all(&root);
+        std::fs::create_dir(&root).expect("a directory");
+        let path = root.join("stores/one");
+        let made = make_directory(&path).expect("it can be made");
+        assert_eq!(made, [path.clone(), root.join("stores")]);
+        assert!(path.is_dir() && make_directory(&path).expect("it is there").is_empty());
+        std::fs::remove_dir_all(&root).expect("it is there");
     }
 }
