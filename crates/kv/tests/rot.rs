@@ -374,7 +374,7 @@ fn no_flipped_bit_of_a_settled_value_or_tombstone_brings_an_older_version_back()
             let what = format!("{key:?}, bit {} of byte {at}", at % 8);
             let bad = flipped(&image, at, (at % 8) as u32);
             let (findings, damaged) = looked_through(&bad, &contents, &what);
-            assert_eq!(damaged, [key.clone()], "{what}: {findings:?}");
+            assert_eq!(damaged, std::slice::from_ref(&key), "{what}: {findings:?}");
             // It is listed, and what is written next is what it has.
             let (mut server, _) = Server::open(&bad, DURABLE).expect("a store");
             let client = server.connect();

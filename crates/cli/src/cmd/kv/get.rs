@@ -3,10 +3,9 @@
 use std::io::{self, Write as _};
 use std::path::PathBuf;
 
-use serde_json::json;
-
 use remanence_kv::live::Error;
 use remanence_kv::proto::Refusal;
+use serde_json::json;
 
 use super::{At, Reach, field, of, record, shown};
 use crate::fail::{Context as _, Fail};

@@ -2,8 +2,11 @@
 
 use std::io::{self, Write as _};
 
+use remanence_kv::live::Error;
+use remanence_kv::proto::Refusal;
 use serde_json::json;
 
+use super::verify::{Got, one_by_one};
 use super::{At, Reach, field, of, record, shown};
 use crate::fail::{Context as _, Fail};
 
@@ -42,6 +45,7 @@ pub(super) fn run(args: &Args) -> Result<(), Fail> {
     let mut store = args.reach.connect(&args.server)?;
     let mut out = io::BufWriter::new(io::stdout().lock());
     let unwritten = || "standard output cannot be written".to_owned();
+    let mut damaged = Vec::new();
     let mut left = args.limit.unwrap_or(u64::MAX);
     let mut cursor = Some(0);
     while let Some(from) = cursor.filter(|_| left > 0) {
@@ -51,10 +55,21 @@ pub(super) fn run(args: &Args) -> Result<(), Fail> {
         keys.truncate(usize::try_from(left).unwrap_or(usize::MAX));
         left -= keys.len() as u64;
         if args.values {
-            let found = store.get_many(&keys).map_err(|e| of(&args.server, &e))?;
+            let found: Vec<Got> = match store.get_many(&keys) {
+                Err(Error::Refused(Refusal::Damaged)) => one_by_one(&mut store, &keys),
+                found => found.map_err(|e| of(&args.server, &e))?.into_iter().map(Ok).collect(),
+            };
             for (key, found) in keys.iter().zip(found) {
-                // Deleted meanwhile.
-                let Some(found) = found else { continue };
+                let found = match found {
+                    Ok(Some(found)) => found,
+                    // Deleted meanwhile.
+                    Ok(None) => continue,
+                    Err(Error::Refused(Refusal::Damaged)) => {
+                        damaged.push(shown(key));
+                        continue;
+                    }
+                    Err(error) => return Err(of(&args.server, &error)),
+                };
                 if args.json {
                     writeln!(out, "{}", record(key, &found))
                 } else {
@@ -76,5 +91,16 @@ pub(super) fn run(args: &Args) -> Result<(), Fail> {
         }
         cursor = page.next;
     }
-    out.flush().context(unwritten)
+    out.flush().context(unwritten)?;
+    match damaged.first() {
+        None => Ok(()),
+        Some(first) => Err(Fail::new(format!(
+            "{}: {} damaged on the medium ({first} for one), and not among these",
+            args.server,
+            match damaged.len() {
+                1 => "1 value is".to_owned(),
+                n => format!("{n} values are"),
+            }
+        ))),
+    }
 }

@@ -62,9 +62,12 @@ pub(super) fn run(args: &Args) -> Result<(), Fail> {
         "`rem kv verify` names the keys"
     };
     Err(Fail::new(format!(
-        "{}: damaged in both versions: {}; {names}: restore what is lost from a copy, or delete it",
+        "{}: {} damaged beyond repair; {names}: put them anew, restore them from a copy, or delete them",
         args.what,
-        ui::count(all.lost as usize, "value")
+        match all.lost {
+            1 => "1 value is".to_owned(),
+            n => format!("{n} values are"),
+        }
     )))
 }
 

@@ -98,12 +98,18 @@ fn of_file(args: &Args, path: &Path) -> Result<(), Fail> {
     let of_values = format!("{values} of {}", ui::count((scrubbed.verified + values) as usize, "value"));
     let words = ui::count((recovered.mended + recovered.lost) as usize, "word");
     Err(Fail::new(format!(
-        "{}: damaged are {of_values}, and {words} of the metadata; serving it or `rem kv scrub {}` puts {} and {} right; {} lost: \
-         restore what is from a copy, or write it anew",
+        "{}: damaged are {of_values}, and {words} of the metadata; serving it or `rem kv scrub {}` puts {} right; {} lost: restore \
+         what is from a copy, or write it anew",
         args.what,
         args.what,
-        ui::count(recovered.mended as usize, "word"),
-        ui::count(scrubbed.repaired as usize, "value"),
+        match scrubbed.repaired {
+            0 => ui::count(recovered.mended as usize, "word"),
+            n => format!(
+                "{} and {}",
+                ui::count(recovered.mended as usize, "word"),
+                ui::count(n as usize, "value")
+            ),
+        },
         match scrubbed.lost + recovered.lost {
             1 => "1 is".to_owned(),
             n => format!("{n} are"),
@@ -169,8 +175,10 @@ fn of_server(args: &Args) -> Result<(), Fail> {
     }
 }
 
-type Got = Result<Option<remanence_kv::client::Found>, Error>;
+/// What was found of a key.
+pub(super) type Got = Result<Option<remanence_kv::client::Found>, Error>;
 
-fn one_by_one(store: &mut Store, keys: &[Vec<u8>]) -> Vec<Got> {
+/// Each by itself, where one of them may be damaged.
+pub(super) fn one_by_one(store: &mut Store, keys: &[Vec<u8>]) -> Vec<Got> {
     keys.iter().map(|key| store.get(key)).collect()
 }
