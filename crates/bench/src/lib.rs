@@ -11,6 +11,7 @@ pub mod counter;
 pub mod effort;
 pub mod erda;
 pub mod failover;
+pub mod kv_size;
 pub mod machine;
 pub mod netns;
 pub mod peers;

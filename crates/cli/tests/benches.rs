@@ -102,6 +102,16 @@ fn the_benches_of_calls_measure_every_bar() {
     }
 }
 
+/// Filled, overwritten, opened again and full.
+#[test]
+fn kv_size_measures_every_bar() {
+    let report = bench("kv-size", &[], None);
+    assert_eq!(report["skipped"], serde_json::json!([]), "something was left out");
+    for op in ["put", "get", "step"] {
+        assert!(series(&report, op, "one store"), "no {op}");
+    }
+}
+
 #[test]
 fn counter_and_copy_engines_measure_every_bar() {
     bench("counter", &[], None);
