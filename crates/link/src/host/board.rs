@@ -1,14 +1,18 @@
 //! What processes that share a port tell each other to be faster: a page per slot in shared memory.
 //!
 //! Nothing on the board is needed for correctness, and nothing on it is believed beyond that: it may be stale, torn
-//! or missing, and then datagrams take a detour. A page is written by the holder of its slot only. There are no
-//! locks, so nobody can die or be stopped holding one.
+//! or missing, and then datagrams take a detour. A page is written by the holder of its slot only. Nobody waits for a
+//! lock, so nobody can die or be stopped holding one.
+//!
+//! The file goes with its last user. Who has it open holds a shared lock on it, which the kernel takes back from the
+//! dead; who can have the exclusive lock is alone, and removes it. Who leaves tries that on his own board, and who
+//! opens one on those of all other network namespaces: their last users may have been killed.
 
-use std::fs::{File, OpenOptions};
+use std::fs::{File, OpenOptions, TryLockError};
 use std::io;
 use std::net::SocketAddr;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::{SLOTS, Table};
@@ -42,15 +46,16 @@ const _: () = assert!(DOORBELLS + SLOTS * LINE <= PAGES);
 #[derive(Debug)]
 pub(crate) struct Board {
     words: Words,
-    /// The file behind it; a board without one is ours alone.
-    file: Option<u64>,
+    /// The file behind it, and its number; a board without one is ours alone.
+    file: Option<(File, u64)>,
 }
 
 impl Board {
     /// Opens the board, or makes a private one where there is no shared one to be had.
     pub(crate) fn open() -> io::Result<Self> {
-        match open_file().and_then(|(file, number)| Ok((Words::map(Some(&file), LEN)?, number))) {
-            Ok((words, number)) => Ok(Self { words, file: Some(number) }),
+        remove_stale();
+        match open_file().and_then(|found| Ok((Words::map(Some(&found.0), LEN)?, found))) {
+            Ok((words, found)) => Ok(Self { words, file: Some(found) }),
             Err(_) => Ok(Self { words: Words::map(None, LEN)?, file: None }),
         }
     }
@@ -62,8 +67,8 @@ impl Board {
 
     /// It is the one that processes open now. Files in /dev/shm are removed, by hand or when their user logs out.
     pub(crate) fn is_current(&self) -> bool {
-        let now = path(effective_uid()).and_then(std::fs::metadata).map(|found| found.ino());
-        now.ok() == self.file
+        let now = path(effective_uid()).and_then(std::fs::symlink_metadata).map(|found| found.ino());
+        now.ok() == self.file.as_ref().map(|(_, number)| *number)
     }
 
     /// Takes `slot`'s page of this board over from another one.
@@ -101,11 +106,10 @@ impl Board {
         let _ = self.incarnation(slot).compare_exchange(incarnation, 0, Ordering::AcqRel, Ordering::Relaxed);
     }
 
-    /// Removes the file if nobody is on it any more. Should somebody be opening it right now, he will find the next one
-    /// as everybody does whose board was removed.
+    /// Removes the file if nobody else has it open.
     pub(crate) fn clear_away(&self) {
-        if self.taken().next().is_none() && self.is_current() && self.shared() {
-            let _ = path(effective_uid()).and_then(std::fs::remove_file);
+        if let (Some((file, number)), Ok(path)) = (&self.file, path(effective_uid())) {
+            remove_unused(file, *number, &path);
         }
     }
 
@@ -216,32 +220,81 @@ impl Board {
     }
 }
 
-/// Where a user's board is. The number after the name is the layout's version: programs of another version see another
-/// board.
+const PLACE: &str = "/dev/shm";
+
+/// What the names of a user's boards begin with. The number is the layout's version: programs of another version see
+/// another board.
+fn name_of(user: u32) -> String {
+    format!("remanence-board-3.{user}.")
+}
+
+/// Where a user's board is.
 pub(crate) fn path(user: u32) -> io::Result<PathBuf> {
     let namespace = std::fs::metadata("/proc/thread-self/ns/net")?.ino();
-    Ok(format!("/dev/shm/remanence-board-2.{user}.{namespace}").into())
+    Ok(Path::new(PLACE).join(format!("{}{namespace}", name_of(user))))
 }
 
 /// The file and its number. Only its owner may use it: others could not share the port either.
 fn open_file() -> io::Result<(File, u64)> {
-    let file = OpenOptions::new()
-        .read(true)
-        .write(true)
-        .create(true)
-        .truncate(false)
-        .mode(0o600)
-        .custom_flags(libc::O_NOFOLLOW | libc::O_CLOEXEC)
-        .open(path(effective_uid())?)?;
+    let path = path(effective_uid())?;
+    let mut options = OpenOptions::new();
+    options.read(true).write(true).create(true).truncate(false).mode(0o600);
+    let mut tries = 0;
+    loop {
+        let (file, number) = open_own(&mut options, &path)?;
+        tries += 1;
+        // Whoever holds the exclusive lock is removing the file. He may be stopped at that, so nobody waits for him:
+        // should he go on later, we find the next board as everybody does whose board was removed.
+        let locked = file.try_lock_shared();
+        let removed = !is_at(number, &path) || matches!(locked, Err(TryLockError::WouldBlock));
+        if removed && tries < MAX_TRIES {
+            continue;
+        }
+        let len = (LEN * size_of::<u64>()) as u64;
+        if file.metadata()?.len() < len {
+            file.set_len(len)?;
+        }
+        return Ok((file, number));
+    }
+}
+
+/// How often a board that is being removed is opened again.
+const MAX_TRIES: usize = 16;
+
+/// A plain file of this user, and its number. Others may have put anything at the name.
+fn open_own(options: &mut OpenOptions, path: &Path) -> io::Result<(File, u64)> {
+    let file = options.custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK | libc::O_CLOEXEC).open(path)?;
     let found = file.metadata()?;
     if !found.is_file() || found.uid() != effective_uid() {
         return Err(io::ErrorKind::PermissionDenied.into());
     }
-    let len = (LEN * size_of::<u64>()) as u64;
-    if found.len() < len {
-        file.set_len(len)?;
-    }
     Ok((file, found.ino()))
+}
+
+fn is_at(number: u64, path: &Path) -> bool {
+    std::fs::symlink_metadata(path).is_ok_and(|found| found.ino() == number)
+}
+
+/// Removes the file `number` at `path` if nobody but `file` has it open, which loses its own lock by asking. Only who
+/// holds the exclusive lock removes, so that what stands at the path stays the same between the look and the removal.
+fn remove_unused(file: &File, number: u64, path: &Path) {
+    if file.try_lock().is_ok() && is_at(number, path) {
+        let _ = std::fs::remove_file(path);
+    }
+}
+
+/// Removes this user's boards that nobody has open: killed processes leave them behind, and with a network namespace
+/// that is gone nobody comes back to them.
+fn remove_stale() {
+    let ours = name_of(effective_uid());
+    let Ok(entries) = std::fs::read_dir(PLACE) else { return };
+    let boards =
+        entries.flatten().filter(|entry| entry.file_name().as_encoded_bytes().starts_with(ours.as_bytes()));
+    for path in boards.map(|entry| entry.path()) {
+        if let Ok((file, number)) = open_own(OpenOptions::new().read(true), &path) {
+            remove_unused(&file, number, &path);
+        }
+    }
 }
 
 /// A number that stands for a reuseport group, never 0. Two groups with the same number would cost detours.

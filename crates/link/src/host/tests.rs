@@ -506,7 +506,7 @@ impl World {
 
 /// A namespace for this test alone. Its board goes with it.
 struct Alone {
-    _veth: Veth,
+    veth: Veth,
 }
 
 impl Drop for Alone {
@@ -522,7 +522,7 @@ fn alone() -> Option<Alone> {
     match Veth::new(1500) {
         Ok(veth) => {
             veth.enter(End::Left).expect("a new namespace");
-            Some(Alone { _veth: veth })
+            Some(Alone { veth })
         }
         Err(err) => {
             eprintln!("skipped: a network namespace for the test alone needs root: {err}");
@@ -608,6 +608,46 @@ fn a_lost_board_costs_detours_until_all_have_found_the_new_one() {
     let mut c = Process::start();
     world.round(&mut [&mut a, &mut b, &mut c]);
     world.until_direct(&mut [&mut a, &mut b, &mut c]);
+}
+
+/// A killed process cannot remove its board, and nobody comes back to a namespace that is gone.
+#[test]
+fn the_board_of_the_killed_is_removed_by_the_next_and_a_used_one_stays() {
+    let Some(Alone { veth }) = &alone() else { return };
+    let left = super::board::path(0).expect("a board");
+    let (a, b) = (Process::start(), Process::start());
+    a.kill();
+    veth.enter(End::Right).expect("the other namespace");
+    let elsewhere = super::board::path(0).expect("a board");
+    let mut c = Process::start();
+    assert!(left.exists(), "one lives in that namespace, and is on the board");
+    b.kill();
+    let d = Process::start();
+    assert!(!left.exists(), "the next one removes it");
+    d.kill();
+    // Beside one that was killed, the last who leaves by himself is the last.
+    assert!(elsewhere.exists());
+    let own = super::board::Board::open().expect("a board");
+    assert!(own.shared() && own.is_current());
+    c.detours();
+    c.kill();
+    own.clear_away();
+    assert!(!elsewhere.exists(), "the last who leaves takes it with him");
+    assert!(!own.is_current());
+}
+
+#[test]
+fn who_opens_a_board_does_not_wait_for_one_who_was_stopped_while_removing_it() {
+    let Some(_alone) = alone() else { return };
+    let path = super::board::path(0).expect("a board");
+    let stopped = std::fs::File::create(&path).expect("a board");
+    stopped.lock().expect("nobody else's");
+    let before = super::board::Board::open().expect("a board");
+    assert!(before.shared() && before.is_current());
+    std::fs::remove_file(&path).expect("the stopped one goes on");
+    assert!(!before.is_current());
+    let after = super::board::Board::open().expect("a board");
+    assert!(after.shared() && after.is_current());
 }
 
 #[test]
