@@ -291,7 +291,9 @@ impl Node {
 
     /// Carries an order of another member out, which is the primary.
     pub(super) fn obey_other(&self, epoch: Epoch, order: &Order) -> Told {
-        self.carry_out(epoch, order, |node| node.shown.load(Ordering::Acquire))
+        // Who only reads changes nothing.
+        let changes = !matches!(order, Order::Read { .. });
+        self.carry_out(epoch, order, |node| changes && node.shown.load(Ordering::Acquire))
     }
 
     /// Carries an order of this member, which is the primary, out.
