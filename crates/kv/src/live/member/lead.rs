@@ -1,5 +1,6 @@
 //! Taking over, and what a primary's serving thread does besides serving.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
@@ -17,11 +18,13 @@ use crate::replica::primary::Options as GroupOptions;
 use crate::replica::watch::{Chance, Own, chance};
 use crate::replica::{LeadError, Mirror, Primary, Rebuilding};
 
+/// Places that are remembered to have been asked for.
+const ASKED_MAX: usize = 4096;
 /// Bytes of an image that are sent between two messages of clients.
 const REBUILD: u64 = 256 << 10;
 /// How often a primary looks whom it has lost.
 const LOOK: Duration = Duration::from_millis(50);
-/// An image that does not follow is asked to again after this.
+/// An image that does not follow is asked to again after this; and so are members for what they have of a damaged value.
 const AGAIN: Duration = Duration::from_secs(1);
 
 /// What a primary does between the messages of clients.
@@ -101,10 +104,18 @@ impl Upkeep {
         Ok(self.busy)
     }
 
-    /// What other members have, for a value that is damaged here.
+    /// What other members have, for a value that is damaged here. They are waited for, and nobody is served meanwhile: so who
+    /// reads one again and again that no member has whole does not have them asked each time.
     pub(crate) fn copies(&self) -> crate::server::Copies {
         let ships = self.ships.clone();
-        Box::new(move |at, len| ships.with_ship(|primary| primary.copies(at, len)))
+        let mut asked = BTreeMap::new();
+        Box::new(move |at, len| {
+            let now = Instant::now();
+            if !is_time(&mut asked, (at, len), now) {
+                return Vec::new();
+            }
+            ships.with_ship(|primary| primary.copies(at, len))
+        })
     }
 
     /// The epoch, and what else clients are told.
@@ -113,6 +124,19 @@ impl Upkeep {
         let epoch = self.ships.with_ship(|primary| primary.epoch());
         MemberStats { epoch, ..self.node.said() }
     }
+}
+
+/// Whether others may be asked for a place: not if they were a moment ago.
+fn is_time(asked: &mut BTreeMap<(u64, u32), Instant>, place: (u64, u32), now: Instant) -> bool {
+    if asked.len() >= ASKED_MAX {
+        asked.clear();
+    }
+    let before = asked.get(&place);
+    let is_time = before.is_none_or(|before| now.saturating_duration_since(*before) >= AGAIN);
+    if is_time {
+        asked.insert(place, now);
+    }
+    is_time
 }
 
 /// Whether this member may try to take over, when nobody has served for `waited`. `Err`: not now; why, unless it is merely not
@@ -217,5 +241,24 @@ pub(super) fn lead(
             Err(if why.is_empty() { error } else { Error::Argument(why) })
         }
         (Ok(_), _) => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn members_are_not_asked_for_one_place_again_and_again() {
+        let (begin, mut asked) = (Instant::now(), BTreeMap::new());
+        assert!(is_time(&mut asked, (64, 10), begin));
+        assert!(!is_time(&mut asked, (64, 10), begin + AGAIN / 2));
+        assert!(is_time(&mut asked, (64, 20), begin), "what turned out to be longer");
+        assert!(is_time(&mut asked, (64, 10), begin + AGAIN), "one of them may be back");
+        assert!(!is_time(&mut asked, (64, 10), begin + AGAIN), "counted from the last time");
+        for at in 0..2 * ASKED_MAX as u64 {
+            is_time(&mut asked, (at, 1), begin);
+            assert!(asked.len() <= ASKED_MAX);
+        }
     }
 }
