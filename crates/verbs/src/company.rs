@@ -79,7 +79,7 @@ impl Company {
         (self.posts, self.waits) = (0, false);
     }
 
-    /// Something waits.
+    /// Whether a request was posted whose doorbell has not rung: whoever drives the device has to ring it.
     #[inline]
     pub(crate) const fn waits(&self) -> bool {
         self.waits

@@ -88,7 +88,7 @@ pub(super) enum Purpose {
     Store,
     /// A deletion, which makes room in the end. It leaves the cleaner what it can move at least one region's values to.
     Delete,
-    /// The cleaner.
+    /// A copy that cleaning makes. It may take the last region: by that it frees others.
     Reclaim,
 }
 
