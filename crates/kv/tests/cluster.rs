@@ -183,13 +183,17 @@ fn a_member_that_was_away_is_taken_in_again() {
     assert_eq!(cluster.said(primary).expect("it serves").acks, 2);
 }
 
-/// Turns a bit of a value in a member's image, which nobody has open.
+fn place_in_image(directory: &std::path::Path, value: &[u8]) -> Option<usize> {
+    let bytes = std::fs::read(directory.join("image")).expect("an image");
+    bytes.windows(value.len()).position(|some| some == value)
+}
+
+/// Turns a bit of a value in a member's image, where it lies.
 fn rot(directory: &std::path::Path, value: &[u8]) {
-    let path = directory.join("image");
-    let mut bytes = std::fs::read(&path).expect("an image");
-    let at = bytes.windows(value.len()).position(|some| some == value).expect("it is in the image");
-    bytes[at + value.len() / 2] ^= 4;
-    std::fs::write(&path, bytes).expect("an image");
+    let at = place_in_image(directory, value).expect("it is in the image") + value.len() / 2;
+    let image = std::fs::File::options().write(true).open(directory.join("image")).expect("an image");
+    std::os::unix::fs::FileExt::write_all_at(&image, &[value[value.len() / 2] ^ 4], at as u64)
+        .expect("a bit");
 }
 
 #[test]
@@ -248,6 +252,90 @@ fn a_value_that_has_rotted_is_put_right_from_a_member_that_has_it_whole() {
     }
     let scrubbed = store.scrub(0, 100).expect("a scrub");
     assert_eq!(scrubbed.lost, 0, "{scrubbed:?}");
+}
+
+/// Three members with a value, and which of them has been away for so long that it needs an image, and has not come back.
+fn one_needs_an_image(value: &[u8]) -> (Cluster, usize) {
+    let mut cluster = Cluster::new(3, |options| calm(options).log(1 << 20));
+    cluster.whole();
+    let mut store = cluster.client();
+    put(&mut store, b"key", value);
+    store.rest().expect("the write is confirmed");
+    drop(store);
+    for n in 0..3 {
+        cluster.stop(n);
+    }
+    for n in 0..3 {
+        cluster.start(n);
+    }
+    cluster.whole();
+    cluster.wait("images that follow", |this| {
+        (0..3).all(|n| place_in_image(&this.dir_of(n), value).is_some()).then_some(())
+    });
+    let primary = cluster.primary();
+    let away = (primary + 1) % 3;
+    let has = cluster.said(away).expect("it runs").next;
+    cluster.stop(away);
+    let mut store = cluster.client();
+    let filler = vec![1; 4000];
+    let mut more = 0..2000;
+    while cluster.said(primary).expect("it serves").first <= has {
+        let n = more.next().expect("the log is trimmed");
+        put(&mut store, &key(n % 7), &filler);
+    }
+    store.rest().expect("the writes are confirmed");
+    drop(store);
+    (cluster, away)
+}
+
+#[test]
+fn what_is_damaged_is_put_right_from_who_needs_an_image_before_that_one_is_replaced() {
+    let value: Vec<u8> = (0..900).flat_map(|n: u32| n.to_le_bytes()).collect();
+    let (mut cluster, away) = one_needs_an_image(&value);
+    let others = [(away + 1) % 3, (away + 2) % 3];
+    for n in others {
+        cluster.stop(n);
+    }
+    for n in others {
+        rot(&cluster.dir_of(n), &value);
+        cluster.start(n);
+    }
+    let mut store = cluster.client();
+    let found = store.get(b"key");
+    assert!(matches!(found, Err(Error::Refused(Refusal::Damaged))), "nobody has it whole: {found:?}");
+    cluster.start(away);
+    cluster.whole();
+    assert_eq!(store.get(b"key").expect("a GET").expect("it is there").value, value);
+    drop(store);
+    let cluster = cluster.ended();
+    for n in 0..3 {
+        assert!(place_in_image(&cluster.dir_of(n), &value).is_some(), "member {n}");
+    }
+}
+
+#[test]
+fn an_image_that_has_rotted_beside_what_is_served_is_not_sent() {
+    let value: Vec<u8> = (0..900).flat_map(|n: u32| (n ^ 0x5555).to_le_bytes()).collect();
+    let (mut cluster, away) = one_needs_an_image(&value);
+    let primary = cluster.primary();
+    // Stored again by this primary, so that what it serves is a page of its own.
+    let value: Vec<u8> = value.into_iter().rev().collect();
+    let mut store = cluster.client();
+    put(&mut store, b"key", &value);
+    store.rest().expect("the write is confirmed");
+    let mut more = 0..2000;
+    while place_in_image(&cluster.dir_of(primary), &value).is_none() {
+        let n = more.next().expect("images follow");
+        put(&mut store, &key(n % 7), &value[..3000]);
+    }
+    drop(store);
+    rot(&cluster.dir_of(primary), &value);
+    cluster.start(away);
+    cluster.whole();
+    let cluster = cluster.ended();
+    for n in 0..3 {
+        assert!(place_in_image(&cluster.dir_of(n), &value).is_some(), "member {n}");
+    }
 }
 
 #[test]

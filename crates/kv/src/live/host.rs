@@ -453,7 +453,7 @@ impl Host {
         }
         if let Some(upkeep) = &mut self.upkeep {
             // The primary no more: as if the medium had failed.
-            if upkeep.turn().map_err(|_| Refusal::Medium)? {
+            if upkeep.turn(&mut self.core).map_err(|_| Refusal::Medium)? {
                 self.turns.asked();
             }
         }

@@ -205,9 +205,27 @@ impl<L: Member> Primary<L> {
     /// # Errors
     /// It is the primary no more.
     pub fn follow(&mut self) -> Result<(), LeadError> {
+        self.catch_up()?;
+        let group = self.group.as_mut().ok_or(LeadError::Deposed)?;
+        let acks = group.quorum().0;
+        let mut applied: Vec<u64> = self.applied.values().copied().collect();
+        applied.sort_unstable_by_key(|applied| std::cmp::Reverse(*applied));
+        let images = applied.get(acks - 1).copied().unwrap_or(0);
+        let below = self.rebuild.as_ref().map_or(images, |rebuild| rebuild.from.min(images));
+        group.trim(below)?;
+        self.trimmed = self.trimmed.max(below);
+        self.shipped = 0;
+        Ok(())
+    }
+
+    /// Has the images follow. The log keeps its records: a member that was away needs no image as long as the others' logs have
+    /// what it lacks.
+    ///
+    /// # Errors
+    /// It is the primary no more.
+    pub fn catch_up(&mut self) -> Result<(), LeadError> {
         let group = self.group.as_mut().ok_or(LeadError::Deposed)?;
         let (below, epoch) = (group.acknowledged(), self.epoch);
-        let acks = group.quorum().0;
         // Who is lost is said to be lost.
         let lost = group.lost();
         self.behind.retain(|name, _| lost.iter().all(|(other, _)| other != name));
@@ -233,14 +251,14 @@ impl<L: Member> Primary<L> {
                 Ok(Told::Bytes(_) | Told::Ok) | Err(_) => {}
             }
         }
-        let mut applied: Vec<u64> = self.applied.values().copied().collect();
-        applied.sort_unstable_by_key(|applied| std::cmp::Reverse(*applied));
-        let images = applied.get(acks - 1).copied().unwrap_or(0);
-        let below = self.rebuild.as_ref().map_or(images, |rebuild| rebuild.from.min(images));
-        group.trim(below)?;
-        self.trimmed = self.trimmed.max(below);
-        self.shipped = 0;
         Ok(())
+    }
+
+    /// Who is to be rebuilt next, unless somebody is being rebuilt: its image is still what it was. Whoever can tell sound values
+    /// from damaged ones puts this member's image right before it is sent.
+    #[must_use]
+    pub fn needs_image(&self) -> Option<&str> {
+        self.needs_image.first().filter(|_| self.rebuild.is_none()).map(String::as_str)
     }
 
     /// Sends a member that has no image some of it, about `budget` bytes. The store is served meanwhile.
@@ -309,7 +327,7 @@ impl<L: Member> Primary<L> {
     /// were asked to follow. For a value that is damaged here, whose checksum says which of them is sound.
     pub fn copies(&mut self, at: u64, len: u32) -> Vec<Vec<u8>> {
         // It waits for who is slow, as whoever has an image follow does; nobody asks unless something is damaged.
-        if self.follow().is_err() {
+        if self.catch_up().is_err() {
             return Vec::new();
         }
         let epoch = self.epoch;

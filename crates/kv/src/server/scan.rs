@@ -3,12 +3,15 @@
 //! The order is the same in tables of any size, so a cursor is a fingerprint, and goes on where it was whatever is displaced
 //! or resized meanwhile: a key that is there all the time is seen once.
 
+use std::ops::Range;
+
 use remanence_pmem::Medium;
 
 use super::Server;
 use super::index::{Entry, stands};
 use super::mend::{Fate, Where};
 use super::settle::Settling;
+use crate::format::object::{Object, WRITTEN_FROM};
 use crate::format::slot::{FINGERPRINT_BITS, NEIGHBOURHOOD};
 use crate::proto::{Refusal, Reply};
 
@@ -96,6 +99,20 @@ impl<M: Medium + Clone> Server<M> {
     /// # Errors
     /// The medium failed.
     pub fn scrub(&mut self, cursor: u64, limit: usize) -> Result<Scrubbed, Refusal> {
+        self.scrub_with(cursor, limit, |_| {})
+    }
+
+    /// As [`scrub`](Self::scrub), and says where on the medium each value lies that is whole: its object without the mark, and
+    /// its chunks.
+    ///
+    /// # Errors
+    /// The medium failed.
+    pub fn scrub_with(
+        &mut self,
+        cursor: u64,
+        limit: usize,
+        mut sound: impl FnMut(Range<u64>),
+    ) -> Result<Scrubbed, Refusal> {
         let (entries, next) = self.entries_from(cursor, limit.max(1));
         let mut scrubbed = Scrubbed { next, ..Scrubbed::default() };
         for entry in entries {
@@ -113,13 +130,43 @@ impl<M: Medium + Clone> Server<M> {
             };
             let before = self.stats.repaired;
             match self.verified(entry) {
-                Ok(_) if self.stats.repaired == before => scrubbed.verified += 1,
-                Ok(_) => scrubbed.repaired += 1,
+                Ok(entry) => {
+                    let was_whole = self.stats.repaired == before;
+                    *if was_whole { &mut scrubbed.verified } else { &mut scrubbed.repaired } += 1;
+                    self.extents(&entry).into_iter().for_each(&mut sound);
+                }
                 Err(Refusal::Damaged) => scrubbed.lost += 1,
                 Err(other) => return Err(other),
             }
         }
         self.sync()?;
         Ok(scrubbed)
+    }
+
+    /// Where the object of a settled entry lies, without its mark, and its chunks.
+    fn extents(&self, entry: &Entry) -> Vec<Range<u64>> {
+        let head = entry.slot.meta.head();
+        let object = entry.slot.word.new_offset().and_then(|offset| {
+            let (at, _) = self.place(head, offset)?;
+            Some((at, self.object(head, offset).ok()?))
+        });
+        let Some((at, bytes)) = object else { return Vec::new() };
+        let chained = Object::split(&bytes).ok().filter(|object| object.header.chained);
+        let chunks = chained.and_then(|object| object.chunks()).map_or(Vec::new(), |(_, chunks)| chunks);
+        let places = chunks.iter().filter_map(|chunk| {
+            let at = self.log.locate(head, chunk.offset)?.at;
+            Some(at..at + u64::from(chunk.len))
+        });
+        std::iter::once(at + WRITTEN_FROM as u64..at + bytes.len() as u64).chain(places).collect()
+    }
+
+    /// What the medium has in a range now is durable, wherever this medium keeps it, on return: without storing it again, as
+    /// clients may be writing there.
+    ///
+    /// # Errors
+    /// The medium failed.
+    pub fn persist(&mut self, range: Range<u64>) -> Result<(), Refusal> {
+        self.medium.pwb(range);
+        self.sync_now()
     }
 }

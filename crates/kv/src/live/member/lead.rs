@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use remanence_remotelog::format::superblock::Uuid;
 
+use super::check::{Check, Images};
 use super::link::Roads;
 use super::node::Node;
 use super::wire::{MemberStats, Role};
@@ -17,6 +18,7 @@ use crate::live::{Error, Server};
 use crate::replica::primary::Options as GroupOptions;
 use crate::replica::watch::{Chance, Own, chance};
 use crate::replica::{LeadError, Mirror, Primary, Rebuilding};
+use crate::server::Server as Core;
 
 /// Places that are remembered to have been asked for.
 const ASKED_MAX: usize = 4096;
@@ -40,6 +42,8 @@ pub(crate) struct Upkeep {
     followed: Instant,
     /// The processes that it is connected to.
     lives: Vec<u64>,
+    /// Who needs an image gets one that was checked.
+    check: Check,
 }
 
 impl Upkeep {
@@ -47,7 +51,7 @@ impl Upkeep {
     ///
     /// # Errors
     /// It is the primary no more. A sentence.
-    pub(crate) fn turn(&mut self) -> Result<bool, String> {
+    pub(crate) fn turn(&mut self, core: &mut Core<Memory>) -> Result<bool, String> {
         let now = Instant::now();
         let due = now.duration_since(self.looked) >= LOOK;
         if !due && !self.busy {
@@ -72,6 +76,7 @@ impl Upkeep {
         if follow {
             self.followed = now;
         }
+        let checked = self.check.is_done();
         let turned = self.ships.with_ship(|primary| {
             if let Some(legs) = legs {
                 primary.reopen(legs)?;
@@ -79,19 +84,35 @@ impl Upkeep {
                 return Err(LeadError::Deposed);
             }
             if follow {
-                primary.follow()?;
+                primary.catch_up()?;
             }
-            let rebuilding = primary.rebuild(REBUILD)?;
+            let rebuilding = match primary.needs_image() {
+                Some(name) if !checked => {
+                    Rebuilding::UnderWay { name: name.to_owned(), sent: 0, of: self.node.image.len() }
+                }
+                _ => primary.rebuild(REBUILD)?,
+            };
             if matches!(rebuilding, Rebuilding::Done(_)) {
-                primary.follow()?;
+                primary.catch_up()?;
             }
-            Ok((rebuilding, primary.lost(), primary.behind(), primary.epoch()))
+            let to_check = primary.needs_image().is_some();
+            Ok((rebuilding, to_check, primary.lost(), primary.behind(), primary.epoch()))
         });
-        let (rebuilding, lost, behind, epoch) = turned.map_err(|error| {
-            let why = error.to_string();
+        let deposed = |why: String| {
             self.node.lock().why.clone_from(&why);
             why
-        })?;
+        };
+        let (rebuilding, to_check, lost, behind, epoch) =
+            turned.map_err(|error: LeadError| deposed(error.to_string()))?;
+        match &rebuilding {
+            Rebuilding::UnderWay { .. } if to_check => {
+                let images = Images { ships: &self.ships, image: &self.node.image };
+                self.check.step(core, &images).map_err(|refusal| deposed(refusal.to_string()))?;
+            }
+            // Sent as it was checked.
+            Rebuilding::UnderWay { .. } => {}
+            Rebuilding::Nobody | Rebuilding::Done(_) => self.check = Check::default(),
+        }
         let state = &mut *self.node.lock();
         state.epoch = epoch;
         state.lost = lost.into_iter().map(|(name, _)| name).collect();
@@ -108,13 +129,16 @@ impl Upkeep {
     /// reads one again and again that no member has whole does not have them asked each time.
     pub(crate) fn copies(&self) -> crate::server::Copies {
         let ships = self.ships.clone();
-        let mut asked = BTreeMap::new();
+        let (mut asked, mut asked_in) = (BTreeMap::new(), None);
         Box::new(move |at, len| {
             let now = Instant::now();
-            if !is_time(&mut asked, (at, len), now) {
-                return Vec::new();
-            }
-            ships.with_ship(|primary| primary.copies(at, len))
+            ships.with_ship(|primary| {
+                // Others are there than the last time.
+                if asked_in.replace(primary.epoch()) != Some(primary.epoch()) {
+                    asked.clear();
+                }
+                if is_time(&mut asked, (at, len), now) { primary.copies(at, len) } else { Vec::new() }
+            })
         })
     }
 
@@ -210,6 +234,7 @@ pub(super) fn lead(
         follow: true,
         followed: Instant::now(),
         lives: node.lives(),
+        check: Check::default(),
     };
     let mut server = Server::bind_replicated(&roads.context, options.store(working), memory, upkeep)?;
     {

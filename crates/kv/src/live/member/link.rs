@@ -17,6 +17,9 @@ use super::wire::{MemberStats, VERSION};
 use super::{BEATS, MEMBERS};
 use crate::live::Error;
 
+/// How long a member is left alone at most, to which a primary could not connect.
+const PAUSE_MAX: Duration = Duration::from_secs(10);
+
 /// How a member reaches others.
 #[derive(Clone, Debug)]
 pub(super) struct Roads {
@@ -123,7 +126,8 @@ impl Roads {
     /// While a primary does without members that are there again: connects to all of them, for its serving thread to take
     /// over.
     pub(super) fn bring_back(&self, node: &Arc<Node>, stop: &AtomicBool) {
-        let mut pause_for = node.notice / 2;
+        let shortest = (node.notice / 2).min(PAUSE_MAX);
+        let mut pause_for = shortest;
         while !stop.load(Ordering::Acquire) && !node.lock().over {
             pause(node, node.interval());
             let back = {
@@ -134,6 +138,7 @@ impl Roads {
             if !back {
                 continue;
             }
+            let lives = node.lives();
             let legs = self.legs(node);
             {
                 let state = &mut *node.lock();
@@ -141,14 +146,15 @@ impl Roads {
                     state.legs = Some(legs);
                 }
             }
-            // A member that fails again and again does not hold up clients all the time.
+            // A member that fails again and again does not hold up clients all the time; one that was started again may do better.
             let begin = std::time::Instant::now();
-            while begin.elapsed() < pause_for && !stop.load(Ordering::Acquire) {
+            while begin.elapsed() < pause_for && !node.changed_lives(&lives) && !stop.load(Ordering::Acquire)
+            {
                 pause(node, node.interval());
             }
-            pause_for = (2 * pause_for).min(Duration::from_secs(10));
+            pause_for = (2 * pause_for).min(PAUSE_MAX);
             if node.lock().lost.is_empty() {
-                pause_for = node.notice / 2;
+                pause_for = shortest;
             }
         }
     }

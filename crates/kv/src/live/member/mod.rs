@@ -7,6 +7,7 @@
 //! ([`link`]); who hears of no primary for a while takes over ([`lead`]). That time decides when somebody tries, and nothing
 //! else: [`crate::replica`] decides who may, by epochs.
 
+mod check;
 mod door;
 mod lead;
 mod leg;
