@@ -261,6 +261,31 @@ fn a_table_grows_by_what_it_must_and_no_step_of_it_is_longer() {
 }
 
 #[test]
+fn a_table_for_which_there_is_no_room_at_twice_its_size_grows_by_less() {
+    // A table of 16 KiB is crowded when the objects take 50, and 28 are left.
+    let geometry = Geometry { size: 112 << 10, region_len: 1024, segment_len: 512, heads: 1 };
+    let medium = plain(&geometry, 1000);
+    let mut bench = Bench::open(&medium, DURABLE);
+    let begin = bench.server.usage().entries_max;
+    let mut keys = 0;
+    loop {
+        match bench.put(keys, b"", 0) {
+            Ok(()) => keys += 1,
+            Err(Refusal::Growing | Refusal::Cleaning) => drop(bench.step()),
+            Err(refusal) => break assert_eq!(refusal, Refusal::Full),
+        }
+        assert!(keys < 2000, "so many entries do not fit");
+        bench.step();
+    }
+    bench.rest();
+    let end = bench.server.usage().entries_max;
+    assert!((begin + 1..begin * 2).contains(&end), "{begin} entries, then {end}, with {keys} keys");
+    for key in 0..keys {
+        assert!(matches!(bench.get(key), Reply::Value { .. }), "{key} of {keys}");
+    }
+}
+
+#[test]
 fn what_finds_no_room_to_be_moved_to_keeps_all_of_its_chunks() {
     let geometry = Geometry { size: 2 << 20, region_len: 64 << 10, segment_len: 8 << 10, heads: 1 };
     let medium = plain(&geometry, 64);

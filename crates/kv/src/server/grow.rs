@@ -10,7 +10,7 @@ use remanence_pmem::Medium;
 use remanence_pmem::layout::LayoutError;
 
 use super::Server;
-use super::index::{Entry, Index, clear};
+use super::index::{Entry, Index, clear, filled};
 use super::log::{SPARE, io};
 use crate::format::RegionWord;
 use crate::format::slot::TableAt;
@@ -54,6 +54,8 @@ impl Growth {
     }
 }
 
+/// By how much a table grows for which there is no room at twice its size.
+const GROWTHS: [(u64, u64); 2] = [(3, 2), (5, 4)];
 /// So many things are cleared in one step at most, and so many entries moved, whoever asks for it: new keys that come together
 /// push for more than a step may take.
 const CLEARED_MAX: usize = 64;
@@ -90,9 +92,18 @@ impl<M: Medium + Clone> Server<M> {
         Ok(())
     }
 
-    /// Buckets of the table that comes next.
-    pub(super) fn larger(&self) -> u64 {
-        (self.index.tables[0].buckets * 2).max(self.index.used * 2)
+    /// Buckets of the table that may come next, the best first: twice as many, or where so large a table finds no room, fewer,
+    /// which new keys do not fill at once.
+    pub(super) fn larger(&self) -> impl Iterator<Item = u64> + use<M> {
+        let (buckets, used) = (self.index.tables[0].buckets, self.index.used);
+        let fewer = GROWTHS.into_iter().map(move |(times, of)| buckets * times / of);
+        std::iter::once((buckets * 2).max(used * 2))
+            .chain(fewer.filter(move |some| used * 100 < some * (filled(*some) - 4)))
+    }
+
+    /// Regions of the smallest of these.
+    pub(super) fn regions_to_grow(&self) -> u64 {
+        self.larger().map(|buckets| self.regions_of(buckets)).min().unwrap_or(u64::MAX)
     }
 
     pub(super) const fn regions_of(&self, buckets: u64) -> u64 {
@@ -110,19 +121,19 @@ impl<M: Medium + Clone> Server<M> {
         match self.growth {
             Growth::Idle if self.wants_entries || self.index.is_crowded() && self.may_grow() => {
                 self.wants_entries = false;
-                let buckets = self.larger();
-                match self.resize(buckets) {
-                    Ok(()) => {
-                        self.cannot_grow = None;
-                        Ok(true)
+                for buckets in self.larger() {
+                    match self.resize(buckets) {
+                        Ok(()) => {
+                            self.cannot_grow = None;
+                            return Ok(true);
+                        }
+                        Err(Refusal::Full) => {}
+                        Err(other) => return Err(other),
                     }
-                    Err(Refusal::Full) => {
-                        self.cannot_grow = Some(self.log.loads.freed);
-                        self.wants_room = self.can_free(self.regions_of(buckets));
-                        Ok(false)
-                    }
-                    Err(other) => Err(other),
                 }
+                self.cannot_grow = Some(self.log.loads.freed);
+                self.wants_room = self.can_free(self.regions_to_grow());
+                Ok(false)
             }
             Growth::Idle => Ok(false),
             Growth::Clearing(table, done) => {

@@ -227,8 +227,15 @@ impl<M: Medium> Index<M> {
 
     /// Whether the table should grow before it must.
     pub(super) fn is_crowded(&self) -> bool {
-        self.tables.len() == 1 && self.used * 10 > self.tables[0].slots() * 8
+        let slots = self.tables[0].slots();
+        self.tables.len() == 1 && self.used * 100 > slots * filled(slots)
     }
+}
+
+/// How full a table of so many entries may be, in percent, before it is time for a larger one: the more neighbourhoods there are,
+/// the sooner one of them has no room. Of ten million random keys the first found none in a table that was 57 % full.
+pub(super) const fn filled(slots: u64) -> u64 {
+    if slots < 1 << 20 { 80 } else { 54 }
 }
 
 /// Makes an empty table, a part at a time: from byte `from` for at most `len` bytes, whole entries both. Returns where to go on.

@@ -244,10 +244,9 @@ impl<M: Medium + Clone> Server<M> {
         }
         // The table that is on its way may have the place.
         self.wants_entries |= self.growth.is_idle();
-        let larger = self.larger();
         Err(match self.cannot_grow {
             None => Refusal::Growing,
-            Some(_) if self.can_free(self.regions_of(larger)) => Refusal::Cleaning,
+            Some(_) if self.can_free(self.regions_to_grow()) => Refusal::Cleaning,
             Some(_) => Refusal::Full,
         })
     }
