@@ -27,8 +27,10 @@ struct Cli {
 }
 
 fn main() -> ExitCode {
-    let matches = Cli::command().get_matches();
-    let cli = Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
+    let (matches, cli) = match read_line() {
+        Ok(read) => read,
+        Err(error) => return refuse(&error),
+    };
     match cli.command.run() {
         Ok(()) => ExitCode::SUCCESS,
         Err(fail) if wants_json(&matches) => {
@@ -43,6 +45,29 @@ fn main() -> ExitCode {
             ExitCode::from(fail.status())
         }
     }
+}
+
+fn read_line() -> Result<(ArgMatches, Cli), clap::Error> {
+    let matches = Cli::command().try_get_matches()?;
+    let cli = Cli::from_arg_matches(&matches)?;
+    Ok((matches, cli))
+}
+
+/// A command line that makes no sense; or one that asks for help or the version, which are printed.
+fn refuse(error: &clap::Error) -> ExitCode {
+    // There are no matches to be asked, so it is what stands there, up to what belongs to another program.
+    let mut line = std::env::args_os().skip(1).take_while(|word| word != "--");
+    if !error.use_stderr()
+        || !line.any(|word| word == "--json" || word.to_string_lossy().starts_with("--json="))
+    {
+        error.exit();
+    }
+    let said = error.to_string();
+    let sentence =
+        said.split("\n\n").next().unwrap_or_default().split_whitespace().collect::<Vec<_>>().join(" ");
+    let sentence = sentence.strip_prefix("error: ").unwrap_or(&sentence);
+    anstream::eprintln!("{}", serde_json::json!({ "error": sentence, "status": error.exit_code() }));
+    ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2))
 }
 
 /// Whether the command was given `--json`, wherever it is among its own options.

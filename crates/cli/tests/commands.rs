@@ -51,6 +51,27 @@ fn a_command_line_that_makes_no_sense_has_status_2() {
 }
 
 #[test]
+fn a_command_line_that_makes_no_sense_is_said_as_json_to_who_asked_for_json() {
+    for (line, what) in [
+        (&["kv", "get", "host", "--json"][..], "<KEY>..."),
+        (&["kv", "get", "host", "key", "--json", "--size"], "--size"),
+        (&["bench", "transport", "--json=file", "--frobnicate"], "--frobnicate"),
+    ] {
+        let said = run(rem().args(line));
+        assert_eq!((said.status, &said.stdout[..]), (Some(2), &b""[..]), "{line:?}: {}", said.stderr);
+        let json: serde_json::Value = serde_json::from_str(&said.stderr).expect("JSON, and nothing else");
+        assert_eq!(json["status"], 2, "{json}");
+        assert!(
+            json["error"].as_str().is_some_and(|error| error.contains(what) && !error.contains('\n')),
+            "{json}"
+        );
+    }
+    // What another program is to be told is not for us.
+    let said = run(rem().args(["verbs", "--loss", "x", "--", "program", "--json"]));
+    assert!(said.stderr.starts_with("error: "), "{}", said.stderr);
+}
+
+#[test]
 fn doctor_says_what_this_machine_guarantees() {
     let dir = tempfile::tempdir().expect("a directory");
     let said = run(rem().args(["doctor", "--json"]).arg(dir.path())).json();
