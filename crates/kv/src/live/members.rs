@@ -228,12 +228,14 @@ impl Members {
         let primary = likely(described.iter().map(|said| said.as_ref().ok()));
         let primary = primary.and_then(|at| Some((at, described[at].as_ref().ok()?)));
         let Some((at, primary)) = primary else {
+            // Who is there says why it waits, which is mostly who is not there.
+            let some_away = described.iter().any(Result::is_err);
             let why = |(name, said): (&String, &Said)| match said {
                 Err(why) => format!("{name}: {why}"),
                 Ok(said) if said.role == Role::Primary => {
                     format!("{name} is primary, and too few of the others say that it may be")
                 }
-                Ok(said) if said.why.is_empty() => format!("{name} is {}", said.role.name()),
+                Ok(said) if some_away || said.why.is_empty() => format!("{name} is {}", said.role.name()),
                 Ok(said) => format!("{name} is {}: {}", said.role.name(), said.why),
             };
             let why: Vec<String> = self.said.members.iter().zip(&described).map(why).collect();

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use remanence_verbs::Context;
 
+use super::members::Members;
 use super::road::{RETRY, Road, came_to_nothing, ends};
 use super::wire::{What, emit_words, parse_words};
 use super::{Asked, ConnectOptions, Error, MemberStats, Said, Session, StoreStats};
@@ -105,6 +106,19 @@ impl Store {
             used: Instant::now(),
             reconnected: 0,
         }
+    }
+
+    /// What each member of a store says of itself, in their order, or why it does not: also when none of them serves it. Some of
+    /// the members are enough, as each knows the others. Takes as long as the slowest member that is given up, a second or two.
+    ///
+    /// # Errors
+    /// None of them answers, or they are none of one store.
+    pub fn ask_members(
+        context: &Context,
+        members: &[SocketAddr],
+        options: &ConnectOptions,
+    ) -> Result<Vec<(String, Said)>, Error> {
+        Members::find(context, members, options)?.stats()
     }
 
     /// What each member of the store says of itself, in their order, or why it does not; empty if the store lies on one

@@ -22,7 +22,7 @@ use std::path::Path;
 use std::str::FromStr;
 use std::time::Duration;
 
-use remanence_kv::live::{ConnectOptions, Error, Store};
+use remanence_kv::live::{ConnectOptions, Error, Role, Said, Store};
 use remanence_kv::proto::{Expect, Refusal};
 use remanence_pmem::FileOptions;
 use remanence_verbs::Context;
@@ -104,12 +104,35 @@ struct Reach {
 
 impl Reach {
     fn connect(&self, at: &At) -> Result<Store, Fail> {
+        let (to, context, options) = self.way(at)?;
+        at.connect(&context, &to, &options)
+    }
+
+    /// As [`connect`](Self::connect); of a store on several servers that none of them serves at the moment, what its members say
+    /// instead, without waiting for one that does.
+    fn connect_or_ask(&self, at: &At) -> Result<Result<Store, Vec<(String, Said)>>, Fail> {
+        let (to, context, options) = self.way(at)?;
+        if let [to] = to[..] {
+            match Store::connect(&context, to, options.clone()) {
+                Err(Error::Stranger(_)) => {}
+                outcome => return outcome.map(Ok).map_err(|e| of(at, &e)),
+            }
+        }
+        let said = Store::ask_members(&context, &to, &options).map_err(|e| of(at, &e))?;
+        let serves = |(_, said): &(String, Said)| said.as_ref().is_ok_and(|said| said.role == Role::Primary);
+        if !said.iter().any(serves) {
+            return Ok(Err(said));
+        }
+        Store::connect_members(&context, &to, options).map(Ok).map_err(|e| of(at, &e))
+    }
+
+    fn way(&self, at: &At) -> Result<(Vec<SocketAddr>, Context, ConnectOptions), Fail> {
         let to = at.resolve()?;
         let context = device::open_towards(to[0].ip(), self.local)?;
         let options = ConnectOptions::default()
             .patience(Duration::from_secs(self.patience))
             .tokens(self.tokens.load_any()?);
-        at.connect(&context, &to, &options)
+        Ok((to, context, options))
     }
 }
 

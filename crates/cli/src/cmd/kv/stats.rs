@@ -30,8 +30,39 @@ pub(super) struct Args {
     reach: Reach,
 }
 
+/// What is known of a store that no member serves: the members, and that it fails.
+fn nobody_serves(args: &Args, members: &[(String, Said)]) -> Result<(), Fail> {
+    if args.json {
+        ui::print_json(&json!({ "address": args.server.to_string(), "members": objects(members) }))?;
+    } else {
+        member::show(members);
+    }
+    let away: Vec<&str> =
+        members.iter().filter(|(_, said)| said.is_err()).map(|(name, _)| name.as_str()).collect();
+    let there = members.len() - away.len();
+    let what = match away[..] {
+        [] => "they are choosing one, or each says why it cannot be the primary".to_owned(),
+        _ => format!("start {}", away.join(", ")),
+    };
+    Err(Fail::new(format!(
+        "no member serves the store at the moment: {there} of {} are there; {what}",
+        members.len()
+    )))
+}
+
+fn objects(members: &[(String, Said)]) -> Value {
+    let said = |(name, said): &(String, Said)| match said {
+        Ok(said) => member::object(said),
+        Err(why) => json!({ "name": name, "role": "away", "why": why }),
+    };
+    members.iter().map(said).collect()
+}
+
 pub(super) fn run(args: &Args) -> Result<(), Fail> {
-    let mut store = args.reach.connect(&args.server)?;
+    let mut store = match args.reach.connect_or_ask(&args.server)? {
+        Ok(store) => store,
+        Err(members) => return nobody_serves(args, &members),
+    };
     let stats = store.stats().map_err(|e| of(&args.server, &e))?;
     let members = store.members().map_err(|e| of(&args.server, &e))?;
     let region = store.session().region();
@@ -43,11 +74,7 @@ pub(super) fn run(args: &Args) -> Result<(), Fail> {
         object["configuration"] = store.session().config().to_string().into();
         object["survives"] = survives.into();
         if !members.is_empty() {
-            let said = |(name, said): &(String, Said)| match said {
-                Ok(said) => member::object(said),
-                Err(why) => json!({ "name": name, "role": "away", "why": why }),
-            };
-            object["members"] = members.iter().map(said).collect();
+            object["members"] = objects(&members);
         }
         return ui::print_json(&object);
     }
