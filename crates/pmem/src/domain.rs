@@ -263,6 +263,21 @@ impl Domain {
         &self.evidence
     }
 
+    /// What acknowledged data survives and where it lies, in so few words that a server says it when it starts; the whole of it is
+    /// what [`Display`](fmt::Display) says.
+    #[must_use]
+    pub fn summary(&self) -> String {
+        let Survives { process_crash, os_crash, power_loss } = self.guarantee.after_psync;
+        let survives = match (power_loss, os_crash, process_crash) {
+            (true, ..) => "a power loss",
+            (_, true, _) => "an OS crash, and no power loss",
+            (_, _, true) => "a process crash, and no more",
+            _ => "no failure",
+        };
+        let declared = if self.guarantee.declared { ", declared and not detected" } else { "" };
+        format!("acknowledged data survives {survives}: {}{declared}", self.medium)
+    }
+
     /// Says that psync writes to a journal of so many bytes, and not to the pages.
     pub(crate) fn journaled(&mut self, len: u64) {
         let size = if len >> 20 > 0 { format!("{} MiB", len >> 20) } else { format!("{} KiB", len >> 10) };

@@ -61,6 +61,7 @@ pub struct ServerOptions {
     readers: Option<Token>,
     insecure: bool,
     guarded: bool,
+    serves: Option<&'static str>,
 }
 
 impl ServerOptions {
@@ -83,7 +84,15 @@ impl ServerOptions {
             readers: None,
             insecure: false,
             guarded: false,
+            serves: None,
         }
+    }
+
+    /// What is served here, for clients that came for something else: "a log", with its article.
+    #[must_use]
+    pub const fn serves(mut self, what: &'static str) -> Self {
+        self.serves = Some(what);
+        self
     }
 
     /// Takes the operator's word for the whole configuration, in place of what is detected. Its receive buffers are put
@@ -487,6 +496,12 @@ impl Server {
     #[must_use]
     pub fn sentence(&self) -> String {
         self.core.sentence()
+    }
+
+    /// What acknowledged data survives, in few words.
+    #[must_use]
+    pub fn summary(&self) -> String {
+        self.core.options.region.domain().summary()
     }
 
     /// Answers [`Session::call`](crate::Session::call)s of a service. The handler runs on the serving thread, and sees what
@@ -988,7 +1003,12 @@ impl World for Live<'_> {
                 Ok(clipped(&self.core.sentence(), room).to_vec())
             }
             (_, Some(handler)) => handler(&Call { session: self.link.id, role: self.link.role, request }),
-            (_, None) => Err(format!("the server has no service {service}")),
+            (_, None) => Err(match self.core.options.serves {
+                Some(what) => format!(
+                    "this server is {what}, which has not what is asked for; check the address and the port"
+                ),
+                None => format!("the server has no service {service}"),
+            }),
         }
     }
 }

@@ -112,7 +112,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Fail> {
             None => ui::line(Mood::Good, "token", token.secret()),
         }
         let mood = if domain.guarantee().is_durable() { Mood::Good } else { Mood::Note };
-        ui::line(mood, "durability", domain);
+        ui::line(mood, "durability", domain.summary());
         hint(&address, token_file.as_deref(), token.secret());
     }
     let running = wait(&server, &stop, args.stop_on_eof);

@@ -299,6 +299,7 @@ impl Server {
             core.set_replicated();
         }
         let mut remote = remanence_remote::ServerOptions::new(context, region.clone(), options.port)
+            .serves("a key-value store")
             .sessions(options.common.clients)
             .messages(SLOTS, SLOT);
         remote = options.common.door(remote);
@@ -356,6 +357,12 @@ impl Server {
     #[must_use]
     pub fn sentence(&self) -> String {
         self.remote.sentence()
+    }
+
+    /// What acknowledged data survives, in few words.
+    #[must_use]
+    pub fn summary(&self) -> String {
+        self.remote.summary()
     }
 
     /// Whether what a store of mode `durable` acknowledges survives the loss of power. [`sentence`](Self::sentence) has what

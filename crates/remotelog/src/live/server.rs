@@ -244,6 +244,12 @@ impl LogServer {
         self.server.sentence()
     }
 
+    /// What acknowledged data survives, in few words.
+    #[must_use]
+    pub fn summary(&self) -> String {
+        self.server.summary()
+    }
+
     /// The log was made just now.
     #[must_use]
     pub const fn made(&self) -> bool {

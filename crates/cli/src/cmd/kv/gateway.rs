@@ -254,7 +254,7 @@ fn beside(args: &Args, file: &Path, asked: &Stop) -> Result<(), Fail> {
         mode: Mode::Durable,
         writes: true,
         durable: server.is_durable(),
-        durability: format!("an acknowledged write survives what this memory does: {}", server.sentence()),
+        durability: server.summary(),
         native: Some(match (&token, &tokens.token_file) {
             (Some(token), Some(file)) => {
                 format!("{to}, token in {} (fingerprint {})", file.display(), token.fingerprint())

@@ -132,7 +132,8 @@ pub(super) fn run(args: &serve::Args) -> Result<(), Fail> {
         if let Some(metrics) = &metrics {
             ui::line(Mood::Good, "metrics", metrics);
         }
-        ui::line(Mood::Good, "medium", member.sentence());
+        let mood = if member.metrics().read().durable { Mood::Good } else { Mood::Note };
+        ui::line(mood, "durability", member.summary());
         ui::remark(format!(
             "\n  rem kv put {} KEY VALUE\n  rem kv stats {}\n",
             names.join(","),

@@ -277,13 +277,12 @@ pub(super) fn run(args: &Args) -> Result<(), Fail> {
             let place = format!("in {} (fingerprint {}): to look only", file.display(), token.fingerprint());
             ui::line(Mood::Good, "readers", place);
         }
-        let sentence = server.sentence();
         if args.mode == "erda" {
-            let text =
-                format!("an acknowledged write is visible and atomic, not durable (--mode erda); {sentence}");
+            let text = "an acknowledged write is visible and atomic, not durable (--mode erda)";
             ui::line(Mood::Note, "durability", text);
         } else {
-            ui::line(if durable { Mood::Good } else { Mood::Note }, "durability", sentence);
+            let mood = if durable { Mood::Good } else { Mood::Note };
+            ui::line(mood, "durability", server.summary());
         }
         let with = match &token {
             Some((_, Some(file))) => format!(" --token-file {}", file.display()),

@@ -215,7 +215,7 @@ fn serve(args: &Serve) -> Result<(), Fail> {
         );
         ui::line(Mood::Good, "address", address);
         let mood = if domain.guarantee().is_durable() { Mood::Good } else { Mood::Note };
-        ui::line(mood, "durability", domain);
+        ui::line(mood, "durability", domain.summary());
         let with = super::serve::tell_token(token.as_ref(), listen.ip());
         ui::remark(format!(
             "\n  rem log calls append {address}{with}\n  rem log calls tail {address}{with}\n"

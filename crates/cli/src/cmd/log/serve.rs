@@ -96,7 +96,8 @@ pub(super) fn run(args: &Args) -> Result<(), Fail> {
     }
     let region = file.open(&args.file).map_err(|e| Fail::new(e.to_string()))?;
     let token = args.door.token()?;
-    let mut options = ServerOptions::new(&context, region.clone(), listen.port()).sessions(args.clients);
+    let mut options =
+        ServerOptions::new(&context, region.clone(), listen.port()).serves("a log").sessions(args.clients);
     options = args.door.guard(options, token.as_ref().map(|(token, _)| token));
     options = match args.configuration {
         Some(config) => options.declare(config),
@@ -158,7 +159,7 @@ pub(super) fn run(args: &Args) -> Result<(), Fail> {
         ui::line(Mood::Good, "log", log);
         ui::line(Mood::Good, "address", server.addr());
         let with = tell_token(token.as_ref(), server.addr().ip());
-        ui::line(if durable { Mood::Good } else { Mood::Note }, "durability", server.sentence());
+        ui::line(if durable { Mood::Good } else { Mood::Note }, "durability", server.summary());
         if let Some(damage) = status.damage {
             ui::line(Mood::Bad, "damage", damage);
         }

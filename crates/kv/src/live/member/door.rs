@@ -27,6 +27,7 @@ impl Door {
     pub(super) fn bind(context: &Context, port: u16, options: &MemberOptions) -> Result<Self, Error> {
         let exported = Region::anonymous(4096)?;
         let served = remanence_remote::ServerOptions::new(context, exported.clone(), port)
+            .serves("a member of a key-value store")
             .declare(config())
             .sessions(options.common.clients + 2 * options.members.len() as u16)
             .messages(SLOTS, SLOT)

@@ -319,6 +319,7 @@ impl Member {
             members: options.members_token.clone(),
         };
         let mut served = remanence_remote::ServerOptions::new(context, log.clone(), 0)
+            .serves("the log of a member of a key-value store")
             .sessions(4 * options.members.len() as u16 + 4)
             .messages(SLOTS, SLOT);
         if let Some(token) = &options.members_token {
@@ -385,6 +386,12 @@ impl Member {
     #[must_use]
     pub fn sentence(&self) -> String {
         self.node.survives.clone()
+    }
+
+    /// What acknowledged data survives, in few words.
+    #[must_use]
+    pub fn summary(&self) -> String {
+        self.node.image.domain().summary()
     }
 
     /// What it is, for other threads.
