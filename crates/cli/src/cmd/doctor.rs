@@ -40,7 +40,7 @@ pub(crate) struct Args {
     explain: bool,
     /// Explain this responder in place of this machine: domain, DDIO, receive buffers and what differs from RoCE with FLUSH;
     /// or a server, which is asked
-    #[arg(long, value_name = "CONFIGURATION|HOST:PORT", requires = "explain", conflicts_with = "paths")]
+    #[arg(long, value_name = "CONFIGURATION|HOST[:PORT]", requires = "explain", conflicts_with = "paths")]
     responder: Option<explain::Responder>,
     /// Local address to send from [default: the one that routes to the server]
     #[arg(long, value_name = "ADDRESS", env = "REM_LOCAL")]

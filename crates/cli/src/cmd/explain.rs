@@ -30,12 +30,19 @@ impl FromStr for Responder {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        // Only an address has a colon.
-        if text.contains(':') {
+        // Only an address has a colon, or a dot; only a configuration of several words has a plus.
+        if text.contains([':', '.']) {
             return text.parse().map(Self::Server);
         }
-        let config = text.parse().map_err(|e: String| format!("{e}; or host:port of a server"))?;
-        Ok(Self::Configuration(config, Config::unsaid(text)))
+        match text.parse::<Config>() {
+            Ok(config) => Ok(Self::Configuration(config, Config::unsaid(text))),
+            Err(e) if text.contains('+') => Err(format!("{e}; or HOST[:PORT] of a server")),
+            // The name of a host then, and of none where it was a configuration misspelt.
+            Err(e) => match text.parse::<Server>() {
+                Ok(server) if server.resolve().is_ok() => Ok(Self::Server(server)),
+                _ => Err(format!("{e}; nor is it the name of a host that can be resolved")),
+            },
+        }
     }
 }
 

@@ -305,7 +305,7 @@ impl Shared {
                 Err(BadPurpose::OtherVersion(theirs)) => incoming.reject(
                     format!("it speaks version {VERSION} of the pool protocol and you speak {theirs}; use the same release").as_bytes(),
                 ),
-                Err(BadPurpose::Stranger) => incoming.reject(b"this is a memory pool, and you are no client of one"),
+                Err(BadPurpose::Stranger) => incoming.reject(b"this is a memory pool (rem serve pool), and you are no client of one"),
             };
         }
     }

@@ -90,8 +90,10 @@ pub(super) fn run(args: &Args) -> Result<(), Fail> {
             (acks, all) => format!("at least {acks} of {all} servers"),
         };
         anstream::eprintln!("{} durable on {on}", ui::count((last - first) as usize, "record"));
-        for (server, recipe, survives) in &recipe {
-            ui::wrap(&format!("{server}: {survives} ({recipe})"), 100)
+        // The whole sentence and the recipe are for `--json` and for `rem doctor --explain`.
+        for (server, _, survives) in &recipe {
+            let survives = survives.split("; ").next().unwrap_or(survives);
+            ui::wrap(&format!("{server}: {survives}"), 100)
                 .iter()
                 .for_each(|row| anstream::eprintln!("  {row}"));
         }
