@@ -328,6 +328,56 @@ fn a_sparse_file_that_is_no_store_is_left_as_it_is() {
     }
 }
 
+/// On a disk with its journal, which moves, and in shared memory.
+#[test]
+fn a_store_grows_to_the_size_that_is_asked_for_and_does_not_shrink() {
+    for parent in ["/var/tmp", "/dev/shm"] {
+        let mut server = Server::under(parent, &["--size", "2M"]);
+        let grown_from = |server: &Server| server.ready["grown_from"].as_u64();
+        let value = "v".repeat(100_000);
+        let fill = |server: &Server, keys: std::ops::Range<usize>| {
+            keys.take_while(|key| kv(server, "put", &[&key.to_string(), &value]).status == Some(0)).count()
+        };
+        let first = fill(&server, 0..100);
+        assert!((5..20).contains(&first), "{first} values of 100 kB in 2 MiB");
+        assert_eq!(grown_from(&server), None);
+        let has_journal = std::fs::metadata(server.file()).expect("a file").len() > 2 << 20;
+        let mut keys = first;
+        for (size, before, room) in [("6M", Some(2 << 20), 10), ("20M", Some(6 << 20), 50), ("4M", None, 0)] {
+            server.kill();
+            server.start(&["--size", size]);
+            assert_eq!(grown_from(&server), before.map(|bytes: u64| bytes - 4096), "{size} in {parent}");
+            let more = fill(&server, keys..keys + 100);
+            assert!(more >= room, "{more} more values of 100 kB in {size}");
+            keys += more;
+        }
+        let len = std::fs::metadata(server.file()).expect("a file").len();
+        assert_eq!(len > 20 << 20, has_journal, "{len} bytes in {parent}");
+        // Without a size it is opened as it is.
+        server.kill();
+        let mut command = rem();
+        command.args(["kv", "verify", "--json"]).arg(server.file());
+        assert_eq!(run(&mut command).json()["verified"].as_u64(), Some(keys as u64));
+        server.start(&["--size", "1M"]);
+        assert_eq!(server.ready["size"].as_u64(), Some((20 << 20) - 4096));
+        for key in 0..keys {
+            assert!(kv(&server, "get", &[&key.to_string()]).good() == value.as_bytes(), "{key}");
+        }
+        let dump = server.dir.path().join("dump");
+        let dumped = run(rem().args(["kv", "dump", &server.name(), "--json", "-o"]).arg(&dump)).json();
+        assert_eq!(dumped["values"].as_u64(), Some(keys as u64));
+        server.kill();
+        // What it cannot grow to is said, and the file is as it was: its heads have no links for so much.
+        for size in ["5G", "64T"] {
+            run(rem().args(["kv", "serve", "--listen", &server.name(), "--size", size]).arg(server.file()))
+                .bad("`rem kv load` it into one that is made larger");
+            assert_eq!(std::fs::metadata(server.file()).expect("a file").len(), len, "{size}");
+        }
+        server.start(&[]);
+        assert_eq!(kv(&server, "get", &["0"]).good(), value.as_bytes());
+    }
+}
+
 #[test]
 fn what_cannot_be_done_is_said_in_a_sentence() {
     let server = Server::new(&["--size", "1M"]);

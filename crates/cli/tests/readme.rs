@@ -50,7 +50,11 @@ fn typed(line: &str) -> String {
         return format!("serve {line}");
     }
     if line.starts_with("rem bench ") {
-        return line.split("; ").map(|command| format!("{command} --help > /dev/null")).collect::<Vec<_>>().join("; ");
+        return line
+            .split("; ")
+            .map(|command| format!("{command} --help > /dev/null"))
+            .collect::<Vec<_>>()
+            .join("; ");
     }
     // Of several servers, one token a line.
     if line.starts_with("export REM_TOKEN_FILE=") {
@@ -66,7 +70,8 @@ fn every_line_under_use_it_works_as_it_stands() {
     if !there.is_ok_and(|output| output.status.success()) {
         return println!("skipped: no namespaces can be had (it takes root or user namespaces, and unshare)");
     }
-    let readme = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../README.md")).expect("there");
+    let readme =
+        fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../README.md")).expect("there");
     let lines = lines(&readme, "## Use it");
     assert!(lines.len() > 15 && lines.iter().all(|line| !line.is_empty()), "{lines:#?}");
 
@@ -95,7 +100,8 @@ fn every_line_under_use_it_works_as_it_stands() {
         .stdin(Stdio::null())
         .output()
         .expect("unshare starts");
-    let (said, complaint) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    let (said, complaint) =
+        (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert!(
         output.status.success() && said.ends_with("typed to the end\n"),
         "{}\n--- said:\n{said}\n--- and on stderr:\n{complaint}",

@@ -80,7 +80,8 @@ const COMMANDS: &[&str] = &[
 ];
 
 /// Small, so that logs are cleaned and the table grows.
-const GEOMETRY: Geometry = Geometry { size: 512 << 10, region_len: 16 << 10, segment_len: 8 << 10, heads: 2 };
+const GEOMETRY: Geometry =
+    Geometry { size: 512 << 10, region_len: 16 << 10, segment_len: 8 << 10, heads: 2, grown_from: 0 };
 
 /// What Redis clients send: over Erda, with its own server, formats and clients between, and over a store that is a map, the
 /// replies are the same, byte for byte, and so is what is there in the end.

@@ -20,7 +20,8 @@ const OPTIONS: Options = Options {
 };
 
 fn store() -> Local {
-    let geometry = Geometry { size: 8 << 20, region_len: 256 << 10, segment_len: 64 << 10, heads: 2 };
+    let geometry =
+        Geometry { size: 8 << 20, region_len: 256 << 10, segment_len: 64 << 10, heads: 2, grown_from: 0 };
     Local::new(&geometry, 64, OPTIONS).expect("a fair geometry")
 }
 
@@ -188,7 +189,7 @@ fn what_goes_together_is_what_would_have_gone_one_after_the_other() {
 #[test]
 fn values_of_one_key_stay_in_their_order_when_the_pool_is_nearly_full() {
     // A large value waits for the cleaner, and a small one behind it would have room at once.
-    let geometry = Geometry { size: 64 << 10, region_len: 4096, segment_len: 2048, heads: 1 };
+    let geometry = Geometry { size: 64 << 10, region_len: 4096, segment_len: 2048, heads: 1, grown_from: 0 };
     let local = Local::new(&geometry, 16, OPTIONS).expect("a fair geometry");
     let mut client = connect(&local);
     let (mut state, mut refused, mut written) = (3, 0, 0);
@@ -274,7 +275,8 @@ fn what_erda_cannot_hold_or_reach_is_an_error_of_redis() {
 #[test]
 fn what_expired_makes_room_though_nobody_sweeps() {
     // Several times what fits, each for a second; of the room a third is alive.
-    let geometry = Geometry { size: 2 << 20, region_len: 32 << 10, segment_len: 16 << 10, heads: 2 };
+    let geometry =
+        Geometry { size: 2 << 20, region_len: 32 << 10, segment_len: 16 << 10, heads: 2, grown_from: 0 };
     let shared = Shared::new(Config::default(), 0);
     for connect in [connect, connect_far] {
         let local = Local::new(&geometry, 2000, OPTIONS).expect("a fair geometry");

@@ -23,7 +23,8 @@ use remanence_pmem::crash_image::{CrashImage, EveryWay, Failure};
 use remanence_pmem::{Medium, PersistenceDomain};
 use remanence_resp::store::{Key, Store as _};
 
-const GEOMETRY: Geometry = Geometry { size: 8 << 20, region_len: 1 << 20, segment_len: 256 << 10, heads: 1 };
+const GEOMETRY: Geometry =
+    Geometry { size: 8 << 20, region_len: 1 << 20, segment_len: 256 << 10, heads: 1, grown_from: 0 };
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Memory whose syncs are counted, and wait for somebody while there is a gate.

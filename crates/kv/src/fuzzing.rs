@@ -23,7 +23,7 @@ pub const BODIES: &[(&str, Body)] = &[
 
 pub(crate) const SALT: u64 = 11;
 pub(crate) const GEOMETRY: Geometry =
-    Geometry { size: 48 << 10, region_len: 2048, segment_len: 1024, heads: 2 };
+    Geometry { size: 48 << 10, region_len: 2048, segment_len: 1024, heads: 2, grown_from: 0 };
 
 /// Everything that is decoded from memory or messages of others.
 pub fn decoders(data: &[u8]) {

@@ -138,7 +138,8 @@ impl<'m> Bench<'m> {
     }
 }
 
-const LARGE: Geometry = Geometry { size: 64 << 20, region_len: 1 << 20, segment_len: 256 << 10, heads: 2 };
+const LARGE: Geometry =
+    Geometry { size: 64 << 20, region_len: 1 << 20, segment_len: 256 << 10, heads: 2, grown_from: 0 };
 const BY_ITSELF: Options = Options { clean_by_itself: true, ..DURABLE };
 
 fn plain(geometry: &Geometry, buckets: u64) -> Plain {
@@ -195,7 +196,8 @@ fn no_step_is_longer_when_nothing_can_be_moved() {
 
 #[test]
 fn a_value_of_many_chunks_is_copied_in_many_steps() {
-    let geometry = Geometry { size: 16 << 20, region_len: 256 << 10, segment_len: 16 << 10, heads: 1 };
+    let geometry =
+        Geometry { size: 16 << 20, region_len: 256 << 10, segment_len: 16 << 10, heads: 1, grown_from: 0 };
     let medium = plain(&geometry, 64);
     let mut bench = Bench::open(&medium, DURABLE);
     let value: Vec<u8> = (0..6u32 << 20).map(|n| (n >> 7) as u8).collect();
@@ -263,7 +265,7 @@ fn a_table_grows_by_what_it_must_and_no_step_of_it_is_longer() {
 #[test]
 fn a_table_for_which_there_is_no_room_at_twice_its_size_grows_by_less() {
     // A table of 16 KiB is crowded when the objects take 50, and 28 are left.
-    let geometry = Geometry { size: 112 << 10, region_len: 1024, segment_len: 512, heads: 1 };
+    let geometry = Geometry { size: 112 << 10, region_len: 1024, segment_len: 512, heads: 1, grown_from: 0 };
     let medium = plain(&geometry, 1000);
     let mut bench = Bench::open(&medium, DURABLE);
     let begin = bench.server.usage().entries_max;
@@ -287,7 +289,8 @@ fn a_table_for_which_there_is_no_room_at_twice_its_size_grows_by_less() {
 
 #[test]
 fn what_finds_no_room_to_be_moved_to_keeps_all_of_its_chunks() {
-    let geometry = Geometry { size: 2 << 20, region_len: 64 << 10, segment_len: 8 << 10, heads: 1 };
+    let geometry =
+        Geometry { size: 2 << 20, region_len: 64 << 10, segment_len: 8 << 10, heads: 1, grown_from: 0 };
     let medium = plain(&geometry, 64);
     let mut bench = Bench::open(&medium, DURABLE);
     let value = |key: u64| vec![key as u8; 300 << 10];
@@ -324,7 +327,8 @@ fn counts(bench: &mut Bench<'_>) -> Vec<(u8, u64)> {
 
 #[test]
 fn keys_are_counted_once_and_counts_are_kept_whatever_happens_meanwhile() {
-    let geometry = Geometry { size: 8 << 20, region_len: 128 << 10, segment_len: 32 << 10, heads: 2 };
+    let geometry =
+        Geometry { size: 8 << 20, region_len: 128 << 10, segment_len: 32 << 10, heads: 2, grown_from: 0 };
     let medium = plain(&geometry, 1000);
     let mut random = 7u64;
     let mut keys: BTreeMap<Vec<u8>, ()> = BTreeMap::new();
@@ -409,7 +413,8 @@ fn a_thousand_keys_are_cleared_with_few_waits() {
 #[test]
 fn what_expires_does_not_fill_the_store() {
     // A hundred times what fits, each for a second, and as much again as stays alive of the store's room.
-    let geometry = Geometry { size: 4 << 20, region_len: 64 << 10, segment_len: 16 << 10, heads: 2 };
+    let geometry =
+        Geometry { size: 4 << 20, region_len: 64 << 10, segment_len: 16 << 10, heads: 2, grown_from: 0 };
     let medium = plain(&geometry, 4000);
     let mut bench = Bench::open(&medium, BY_ITSELF);
     let mut key = 0;
@@ -449,7 +454,8 @@ fn what_expires_does_not_fill_the_store() {
     assert_eq!(bench.server.spent(), spent, "there is nothing left to look for");
 }
 
-const MIDDLE: Geometry = Geometry { size: 8 << 20, region_len: 128 << 10, segment_len: 32 << 10, heads: 2 };
+const MIDDLE: Geometry =
+    Geometry { size: 8 << 20, region_len: 128 << 10, segment_len: 32 << 10, heads: 2, grown_from: 0 };
 
 #[test]
 fn a_store_that_can_take_no_more_says_so_at_once_and_goes_on_with_all_else() {

@@ -32,7 +32,8 @@ use remanence_verbs::Context;
 const MEMBERS: usize = 3;
 const PORT: u16 = 7471;
 /// Small regions, so that logs are cleaned all the time, and a small log, so that images are needed.
-const GEOMETRY: Geometry = Geometry { size: 4 << 20, region_len: 64 << 10, segment_len: 16 << 10, heads: 2 };
+const GEOMETRY: Geometry =
+    Geometry { size: 4 << 20, region_len: 64 << 10, segment_len: 16 << 10, heads: 2, grown_from: 0 };
 const SIZE: u64 = GEOMETRY.size + 4096;
 
 fn addrs(list: &str) -> Vec<SocketAddr> {

@@ -138,8 +138,13 @@ fn tear(image: &CrashImage, value: u8, pattern: &[u8]) {
 
 // Ours.
 
-const OURS: Geometry =
-    Geometry { size: 14336 + 2048 + 8 * 4096, region_len: 4 * SEGMENT, segment_len: SEGMENT, heads: 1 };
+const OURS: Geometry = Geometry {
+    size: 14336 + 2048 + 8 * 4096,
+    region_len: 4 * SEGMENT,
+    segment_len: SEGMENT,
+    heads: 1,
+    grown_from: 0,
+};
 
 struct Ours {
     image: Arc<CrashImage>,

@@ -111,7 +111,8 @@ fn a_value_whose_transfer_takes_ten_leases_is_written() {
 #[test]
 fn an_object_of_one_piece_is_written_in_lots_too() {
     let region = Region::anonymous(SIZE).expect("memory");
-    let geometry = Geometry { size: SIZE, region_len: 8 << 20, segment_len: 8 << 20, heads: 1 };
+    let geometry =
+        Geometry { size: SIZE, region_len: 8 << 20, segment_len: 8 << 20, heads: 1, grown_from: 0 };
     format(&&region, &geometry, 64, SALT, [7; 16]).expect("a fair geometry");
     let store = Store::open(&region, DURABLE);
     let value = value(3, 7 << 20);

@@ -94,7 +94,7 @@ fn a_value_that_can_never_fit_and_a_key_that_is_none_are_refused_and_nothing_els
 #[test]
 fn a_table_that_cannot_grow_is_full_and_what_is_in_it_stays() {
     // The table's successor takes many regions in a row, and there are none when values have used them.
-    let geometry = Geometry { size: 252 << 10, region_len: 1024, segment_len: 512, heads: 1 };
+    let geometry = Geometry { size: 252 << 10, region_len: 1024, segment_len: 512, heads: 1, grown_from: 0 };
     // In memory, as thousands of PUTs would wait for a disk.
     let dir = tempfile::tempdir_in("/dev/shm").expect("a directory");
     let host = Host::at(&dir.path().join("store"), 256 << 10, |options| {

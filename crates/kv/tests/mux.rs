@@ -16,7 +16,8 @@ struct World<'a> {
 }
 
 fn image() -> CrashImage {
-    let geometry = Geometry { size: 8 << 20, region_len: 256 << 10, segment_len: 64 << 10, heads: 2 };
+    let geometry =
+        Geometry { size: 8 << 20, region_len: 256 << 10, segment_len: 64 << 10, heads: 2, grown_from: 0 };
     let image = CrashImage::new(geometry.size, PersistenceDomain::Adr);
     format(&&image, &geometry, 64, 0x5EED, [7; 16]).expect("a fair geometry");
     image

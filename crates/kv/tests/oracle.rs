@@ -59,7 +59,8 @@ struct Value {
     bytes: Vec<u8>,
 }
 
-const POOL: Geometry = Geometry { size: 256 << 10, region_len: 4096, segment_len: 1024, heads: 2 };
+const POOL: Geometry =
+    Geometry { size: 256 << 10, region_len: 4096, segment_len: 1024, heads: 2, grown_from: 0 };
 
 /// Returns how many looks told something, and how many did not.
 fn story(ops: &[Op], options: Options) -> (u32, u32) {

@@ -10,7 +10,8 @@ use remanence_kv::proto::{Expect, Inline, Request};
 use remanence_kv::{Geometry, Options};
 use remanence_pmem::Medium as _;
 
-const POOL: Geometry = Geometry { size: 256 << 10, region_len: 4096, segment_len: 1024, heads: 2 };
+const POOL: Geometry =
+    Geometry { size: 256 << 10, region_len: 4096, segment_len: 1024, heads: 2, grown_from: 0 };
 /// The key that is looked at.
 const KEY: u8 = 200;
 

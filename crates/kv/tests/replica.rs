@@ -32,7 +32,8 @@ use remanence_remotelog::{
     Epoch, Geometry as LogGeometry, Make, Mode, Refused, Status, Store as Log, Updates,
 };
 
-const STORE: Geometry = Geometry { size: 96 << 10, region_len: 4096, segment_len: 1024, heads: 2 };
+const STORE: Geometry =
+    Geometry { size: 96 << 10, region_len: 4096, segment_len: 1024, heads: 2, grown_from: 0 };
 const OPTIONS: Options = common::DURABLE;
 
 type Image = Arc<CrashImage>;

@@ -456,7 +456,7 @@ fn a_client_that_waits_lets_the_server_go_on() {
 #[test]
 fn a_table_that_cannot_grow_is_full_and_says_so() {
     // Regions of 1 KiB, which the table's successor needs many of in a row, and values have used.
-    let geometry = Geometry { size: 26 << 10, region_len: 1024, segment_len: 512, heads: 1 };
+    let geometry = Geometry { size: 26 << 10, region_len: 1024, segment_len: 512, heads: 1, grown_from: 0 };
     let image = formatted(geometry, 16);
     let store = Store::open(&image, DURABLE);
     let mut client = store.client(0);
@@ -644,7 +644,8 @@ fn a_settled_value_that_has_rotted_is_an_error_and_no_older_version() {
 #[test]
 fn a_page_of_an_all_but_empty_table_is_short_and_says_where_to_go_on() {
     const BUCKETS: u64 = 1 << 15;
-    let geometry = Geometry { size: 32 << 20, region_len: 4 << 20, segment_len: 64 << 10, heads: 2 };
+    let geometry =
+        Geometry { size: 32 << 20, region_len: 4 << 20, segment_len: 64 << 10, heads: 2, grown_from: 0 };
     let image = formatted(geometry, BUCKETS);
     let store = Store::open(&image, DURABLE);
     let mut client = store.client(0);

@@ -140,7 +140,8 @@ fn redo_logging_and_read_after_write() {
 /// is stored at the version before, and the pending bit is cleared by a store of its own.
 #[test]
 fn ours() {
-    let geometry = Geometry { size: 1 << 20, region_len: 64 << 10, segment_len: 16 << 10, heads: 1 };
+    let geometry =
+        Geometry { size: 1 << 20, region_len: 64 << 10, segment_len: 16 << 10, heads: 1, grown_from: 0 };
     for mode in [Mode::Erda, Mode::Durable] {
         let medium = Counted::new(geometry.size);
         format(&&medium, &geometry, 64, 1, [0; 16]).expect("fair");

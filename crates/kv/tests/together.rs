@@ -10,7 +10,8 @@ use remanence_kv::{Geometry, Refusal};
 use remanence_pmem::Medium as _;
 use remanence_pmem::crash_image::{CrashImage, EveryWay, Failure};
 
-const POOL: Geometry = Geometry { size: 256 << 10, region_len: 8192, segment_len: 2048, heads: 2 };
+const POOL: Geometry =
+    Geometry { size: 256 << 10, region_len: 8192, segment_len: 2048, heads: 2, grown_from: 0 };
 
 /// Segments with room for all that a test writes.
 const ROOMY: Geometry = Geometry { region_len: 64 << 10, segment_len: 32 << 10, size: 512 << 10, ..POOL };

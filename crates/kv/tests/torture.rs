@@ -32,7 +32,8 @@ use remanence_pmem::crash_image::{Choices, Seeded};
 use remanence_verbs::Context;
 
 /// Small regions, so that logs are cleaned all the time.
-const GEOMETRY: Geometry = Geometry { size: 4 << 20, region_len: 64 << 10, segment_len: 16 << 10, heads: 2 };
+const GEOMETRY: Geometry =
+    Geometry { size: 4 << 20, region_len: 64 << 10, segment_len: 16 << 10, heads: 2, grown_from: 0 };
 const SIZE: u64 = GEOMETRY.size + 4096;
 
 /// Not a test by itself: the server that is killed.

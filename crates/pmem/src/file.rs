@@ -290,7 +290,9 @@ impl FileOptions {
             Journaling::Len(len) => Some(len),
         };
         if let Some(old) = place.filter(|_| len > found) {
-            // It stands where the region is to be, and is made anew behind it.
+            // It stands where the region is to be, and is made anew behind it, if there is room for both.
+            let both = len.saturating_add(old.journal());
+            map::has_room(file, both).map_err(|e| full(path, both, e))?;
             journal::remove(file, old, self.boot()?, path)?;
             (place, wanted) = (None, wanted.or(Some(old.journal())));
         }

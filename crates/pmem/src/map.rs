@@ -227,10 +227,7 @@ pub(crate) fn memfd(name: &str, len: u64) -> Result<File, Error> {
 /// What cannot fit is refused before anything is taken: a file system may hand out all that it has before it says that it
 /// has no more, and for that moment nobody else could write.
 pub(crate) fn reserve(file: &File, len: u64) -> io::Result<()> {
-    let missing = len.saturating_sub(file.metadata()?.blocks() * 512);
-    if free_bytes(file)?.is_some_and(|free| missing > free) {
-        return Err(io::Error::from_raw_os_error(libc::ENOSPC));
-    }
+    has_room(file, len)?;
     let len = i64::try_from(len).map_err(|_| io::Error::from_raw_os_error(libc::EFBIG))?;
     loop {
         // SAFETY: changes a file of ours.
@@ -239,6 +236,15 @@ pub(crate) fn reserve(file: &File, len: u64) -> io::Result<()> {
             other => return other,
         }
     }
+}
+
+/// Whether a file could have so many bytes by what its file system still has, of which nothing is taken.
+pub(crate) fn has_room(file: &File, len: u64) -> io::Result<()> {
+    let missing = len.saturating_sub(file.metadata()?.blocks() * 512);
+    if free_bytes(file)?.is_some_and(|free| missing > free) {
+        return Err(io::Error::from_raw_os_error(libc::ENOSPC));
+    }
+    Ok(())
 }
 
 /// What the file system of a file still has, in bytes, with what it keeps for root; `None` if it does not count.

@@ -215,7 +215,8 @@ fn baseline(scheme: Scheme, value: usize) -> Result<Three, String> {
 }
 
 fn ours(mode: Mode, value: usize) -> Result<Three, String> {
-    let geometry = Geometry { size: 1 << 20, region_len: 64 << 10, segment_len: 16 << 10, heads: 1 };
+    let geometry =
+        Geometry { size: 1 << 20, region_len: 64 << 10, segment_len: 16 << 10, heads: 1, grown_from: 0 };
     let medium = Counted::new(geometry.size);
     format(&&medium, &geometry, 64, 1, [0; 16]).map_err(|e| e.to_string())?;
     let options = Options { mode, ..Options::default() };

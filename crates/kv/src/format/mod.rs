@@ -8,6 +8,9 @@
 //!  14336  directory, 8 bytes/region    what each region is: free, log of a head, table
 //!    ...  regions                      from the next multiple of 4096
 //! ```
+//! Behind the regions that a store was made with, those that it has grown by since lie in *runs*: a region's length of directory words,
+//! and the regions that these are of. So nothing moves when a store grows.
+//!
 //! A region is the unit of allocation (1 GiB unless the pool is small); it is divided into segments (8 MiB), and no object
 //! spans two of them. A region is free, or a link of one head's log, or part of a hash table.
 //!
@@ -30,6 +33,8 @@ pub use slot::{Hint, Meta, Slot};
 pub use superblock::{Superblock, SuperblockError};
 pub use word::{Offset, Word};
 
+use std::ops::Range;
+
 /// Bytes in a unit, the grain of an [`Offset`]: a cache line, so that no two objects share one.
 pub const UNIT: u64 = 64;
 /// Offsets have so many bits.
@@ -47,7 +52,7 @@ pub const KEY_MAX: usize = 1024;
 
 const _: () = assert!(HEAD_WORDS == 12288 && DIRECTORY == 14336);
 
-/// How a medium is divided. Chosen at format, then fixed.
+/// How a medium is divided. Chosen at format, then fixed, but for the size, which may [grow](Self::grown_to).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Geometry {
     /// Bytes of the medium that are used.
@@ -58,6 +63,8 @@ pub struct Geometry {
     pub segment_len: u64,
     /// Heads, 1 to 256.
     pub heads: u16,
+    /// Bytes of the medium that were used when the store was made, if it has grown since; else 0.
+    pub grown_from: u64,
 }
 
 /// Why a geometry will not do.
@@ -75,7 +82,7 @@ impl Geometry {
         let region_len = region_len.max(16 << 10);
         let segment_len = (region_len / 4).min(8 << 20);
         let heads = (size / region_len / 16).clamp(1, 16) as u16;
-        Self { size, region_len, segment_len, heads }
+        Self { size, region_len, segment_len, heads, grown_from: 0 }
     }
 
     /// Whether it can be used.
@@ -93,8 +100,12 @@ impl Geometry {
             "a region is a multiple of its segments"
         } else if self.region_len > UNIT << OFFSET_BITS >> 2 {
             "a region has 32 GiB at most, so that a head's log has four links at least"
-        } else if self.size > 1 << 56 || self.regions_fitting() < 4 {
+        } else if self.grown_from > self.size {
+            "a store does not shrink"
+        } else if self.size > 1 << 56 || self.made_with().regions_fitting() < 4 {
             "the medium has no room for four regions"
+        } else if self.grown_from > 0 && self.regions_in_all() > self.regions_max() {
+            "the heads have no links for so many regions"
         } else {
             return Ok(());
         };
@@ -109,16 +120,117 @@ impl Geometry {
         count
     }
 
+    /// As it was when the store was made.
+    const fn made_with(&self) -> Self {
+        let size = if self.grown_from == 0 { self.size } else { self.grown_from };
+        Self { size, grown_from: 0, ..*self }
+    }
+
+    fn regions_in_all(&self) -> u64 {
+        let base = self.made_with().regions_fitting();
+        if self.grown_from == 0 {
+            return base;
+        }
+        let more = (self.size.saturating_sub(data_start(base)) / self.region_len).saturating_sub(base);
+        let (runs, rest) = (more / (self.run() + 1), more % (self.run() + 1));
+        base + runs * self.run() + rest.saturating_sub(1)
+    }
+
+    /// The most regions that a store may grow to: half of what its heads have links for, so that the heads find a link that is
+    /// free when all regions are used and some heads have more of them than others.
+    fn regions_max(&self) -> u64 {
+        u64::from(self.heads) * u64::from(self.links()) / 2
+    }
+
+    /// Regions of a run: as many as a region has room for words of the directory.
+    const fn run(&self) -> u64 {
+        self.region_len / 8
+    }
+
+    /// The run of a region that came when the store grew, and its number in that; `None`: the store was made with it.
+    fn in_run(&self, region: u32) -> (u64, Option<(u64, u64)>) {
+        let base = self.made_with().regions_fitting();
+        let behind = u64::from(region).checked_sub(base).filter(|_| self.grown_from > 0);
+        (base, behind.map(|nth| (nth / self.run(), nth % self.run())))
+    }
+
     /// How many regions there are.
     #[must_use]
     pub fn regions(&self) -> u32 {
-        self.regions_fitting().min(u64::from(u32::MAX)) as u32
+        self.regions_in_all().min(u64::from(u32::MAX)) as u32
     }
 
     /// Where a region starts.
     #[must_use]
     pub fn region(&self, index: u32) -> u64 {
-        data_start(self.regions().into()) + u64::from(index) * self.region_len
+        let (base, run) = self.in_run(index);
+        // Each run begins with its words.
+        let places = u64::from(index) + run.map_or(0, |(run, _)| run + 1);
+        data_start(base) + places * self.region_len
+    }
+
+    /// Where the directory has the word of a region.
+    #[must_use]
+    pub fn directory(&self, region: u32) -> u64 {
+        match self.in_run(region) {
+            (_, None) => DIRECTORY + 8 * u64::from(region),
+            (base, Some((run, nth))) => {
+                data_start(base) + (base + run * (self.run() + 1)) * self.region_len + 8 * nth
+            }
+        }
+    }
+
+    /// The region that starts at a byte of the medium.
+    #[must_use]
+    pub fn region_at(&self, at: u64) -> Option<u32> {
+        let base = self.made_with().regions_fitting();
+        let within =
+            at.checked_sub(data_start(base)).filter(|within| within.is_multiple_of(self.region_len))?;
+        let place = within / self.region_len;
+        let region = match place.checked_sub(base).filter(|_| self.grown_from > 0) {
+            None => place,
+            Some(behind) => {
+                let (run, nth) = (behind / (self.run() + 1), behind % (self.run() + 1));
+                base + run * self.run() + nth.checked_sub(1)?
+            }
+        };
+        u32::try_from(region).ok().filter(|region| *region < self.regions())
+    }
+
+    /// The regions of so many bytes from there on, which begin with a region, and with no directory between them.
+    #[must_use]
+    pub fn regions_at(&self, at: u64, len: u64) -> Option<Range<u32>> {
+        let count = u32::try_from(len.div_ceil(self.region_len)).ok().filter(|count| *count > 0)?;
+        let first = self.region_at(at)?;
+        let last = first.checked_add(count - 1).filter(|last| *last < self.regions())?;
+        let far = u64::from(count - 1) * self.region_len;
+        (self.region(last) == at + far).then_some(first..last + 1)
+    }
+
+    /// The most regions that lie in a row, which is what a table can have.
+    #[must_use]
+    pub fn in_a_row(&self) -> u64 {
+        let base = self.made_with().regions_fitting();
+        base.max(self.run().min(self.regions_in_all() - base))
+    }
+
+    /// Whether the next region lies right behind this one.
+    #[must_use]
+    pub fn goes_on(&self, region: u32) -> bool {
+        self.region(region) + self.region_len == self.region(region.saturating_add(1))
+    }
+
+    /// The same store on so many bytes: all that it has stays where it is.
+    ///
+    /// # Errors
+    /// It does not grow by a region.
+    pub fn grown_to(&self, size: u64) -> Result<Self, BadGeometry> {
+        let grown = Self { size, grown_from: self.made_with().size, ..*self };
+        grown.check()?;
+        if size <= self.size || grown.regions() <= self.regions() {
+            return Err(BadGeometry("there is no room for a region more"));
+        }
+        Ok(grown)
     }
 
     /// Units in a region.

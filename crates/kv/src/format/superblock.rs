@@ -12,10 +12,14 @@ use super::{BadGeometry, Geometry, get_u16, get_u32, get_u64};
 
 /// Bytes that the superblock takes.
 pub const SUPERBLOCK_LEN: usize = 72;
+/// Bytes that it takes if the store has grown.
+pub const LONGEST: usize = 80;
 /// Where its copies are.
 pub const COPIES: [u64; 2] = [0, super::HEAD_WORDS - 512];
-/// The format that is written.
+/// The format that is written, of a store that has its first size.
 pub const VERSION: u32 = 2;
+/// The same, of a store that has grown: a program that does not know of that must not take it for larger than it was made.
+pub const GROWN: u32 = 3;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"REMERDA\x01");
 /// The first format: [`v1`](super::v1).
@@ -32,7 +36,13 @@ mod field {
     pub(super) const SEGMENT: usize = 32;
     pub(super) const SALT: usize = 40;
     pub(super) const UUID: usize = 48;
-    pub(super) const CRC: usize = 64;
+    /// Of a store that has grown, with the checksum behind it.
+    pub(super) const GROWN_FROM: usize = 64;
+
+    /// Where the checksum is, the last.
+    pub(super) const fn crc(version: u32) -> usize {
+        if version == super::GROWN { 72 } else { 64 }
+    }
 }
 
 /// What never changes.
@@ -80,7 +90,7 @@ pub enum SuperblockError {
     )]
     Foreign,
     /// Made by a later version.
-    #[error("the store has format {0}, and this program reads format 1 and 2: use the program that made it")]
+    #[error("the store has format {0}, and this program reads formats 1 to 3: use the program that made it")]
     Version(u32),
     /// The checksums do not fit.
     #[error(
@@ -103,14 +113,19 @@ pub enum SuperblockError {
 impl Superblock {
     /// As it is stored.
     #[must_use]
-    pub fn emit(&self) -> [u8; SUPERBLOCK_LEN] {
+    pub fn emit(&self) -> Vec<u8> {
         self.emit_as(State::Current)
     }
 
-    fn emit_as(&self, state: State) -> [u8; SUPERBLOCK_LEN] {
-        let mut bytes = [0; SUPERBLOCK_LEN];
+    fn emit_as(&self, state: State) -> Vec<u8> {
+        let version = match (state, self.geometry.grown_from) {
+            (State::First, _) => FIRST,
+            (_, 0) => VERSION,
+            (_, _) => GROWN,
+        };
+        let crc_at = field::crc(version);
+        let mut bytes = vec![0; crc_at + 8];
         bytes[..8].copy_from_slice(&MAGIC.to_le_bytes());
-        let version = if state == State::First { FIRST } else { VERSION };
         bytes[field::VERSION..][..4].copy_from_slice(&version.to_le_bytes());
         bytes[field::HEADS..][..2].copy_from_slice(&self.geometry.heads.to_le_bytes());
         bytes[field::STATE..][..2].copy_from_slice(&u16::from(state == State::Upgrading).to_le_bytes());
@@ -119,8 +134,11 @@ impl Superblock {
         bytes[field::SEGMENT..][..8].copy_from_slice(&self.geometry.segment_len.to_le_bytes());
         bytes[field::SALT..][..8].copy_from_slice(&self.salt.to_le_bytes());
         bytes[field::UUID..][..16].copy_from_slice(&self.uuid);
-        let crc = super::object::crc64(&[&bytes[..field::CRC]]);
-        bytes[field::CRC..].copy_from_slice(&crc.to_le_bytes());
+        if version == GROWN {
+            bytes[field::GROWN_FROM..][..8].copy_from_slice(&self.geometry.grown_from.to_le_bytes());
+        }
+        let crc = super::object::crc64(&[&bytes[..crc_at]]);
+        bytes[crc_at..].copy_from_slice(&crc.to_le_bytes());
         bytes
     }
 
@@ -136,17 +154,20 @@ impl Superblock {
         if bytes.len() < SUPERBLOCK_LEN || get_u64(bytes, 0) != MAGIC {
             return Err(SuperblockError::Missing);
         }
-        let whole =
-            |bytes: &[u8]| super::object::crc64(&[&bytes[..field::CRC]]) == get_u64(bytes, field::CRC);
-        let state = match (get_u32(bytes, field::VERSION), get_u16(bytes, field::STATE)) {
+        let whole = |bytes: &[u8]| {
+            let crc = field::crc(get_u32(bytes, field::VERSION));
+            crc + 8 <= bytes.len() && super::object::crc64(&[&bytes[..crc]]) == get_u64(bytes, crc)
+        };
+        let version = get_u32(bytes, field::VERSION);
+        let state = match (version, get_u16(bytes, field::STATE)) {
             (FIRST, _) => State::First,
-            (VERSION, 0) => State::Current,
+            (VERSION | GROWN, 0) => State::Current,
             (VERSION, 1) => State::Upgrading,
-            (VERSION, _) => return Err(SuperblockError::Damaged),
+            (VERSION | GROWN, _) => return Err(SuperblockError::Damaged),
             (other, _) => {
                 // A later one, unless it is the number that is damaged.
-                let mut ours = bytes[..SUPERBLOCK_LEN].to_vec();
-                let ours = [FIRST, VERSION].into_iter().any(|version| {
+                let mut ours = bytes[..bytes.len().min(LONGEST)].to_vec();
+                let ours = [FIRST, VERSION, GROWN].into_iter().any(|version| {
                     ours[field::VERSION..][..4].copy_from_slice(&version.to_le_bytes());
                     whole(&ours)
                 });
@@ -161,6 +182,7 @@ impl Superblock {
             region_len: get_u64(bytes, field::REGION),
             segment_len: get_u64(bytes, field::SEGMENT),
             heads: get_u16(bytes, field::HEADS),
+            grown_from: if version == GROWN { get_u64(bytes, field::GROWN_FROM) } else { 0 },
         };
         geometry.check()?;
         if geometry.size > medium {
@@ -192,12 +214,12 @@ impl Superblock {
 
     fn find(len: u64, read: impl Fn(u64, &mut [u8])) -> Result<Found, SuperblockError> {
         let copies = COPIES.map(|at| {
-            let mut bytes = [0; SUPERBLOCK_LEN];
-            if at + SUPERBLOCK_LEN as u64 > len {
-                return Err(SuperblockError::Missing);
+            let mut bytes = [0; LONGEST];
+            let there = len.saturating_sub(at).min(LONGEST as u64) as usize;
+            if there > 0 {
+                read(at, &mut bytes[..there]);
             }
-            read(at, &mut bytes);
-            Self::parse_as(&bytes, len)
+            Self::parse_as(&bytes[..there], len)
         });
         match copies {
             // Who writes a later format over ours need not know of the second copy.
@@ -227,7 +249,7 @@ impl Superblock {
         let bytes = self.emit_as(state);
         for at in COPIES.into_iter().rev() {
             medium.write(at, &bytes);
-            medium.persist(at..at + SUPERBLOCK_LEN as u64)?;
+            medium.persist(at..at + bytes.len() as u64)?;
         }
         Ok(())
     }
@@ -238,8 +260,8 @@ impl Superblock {
     /// The medium failed.
     pub fn erase(medium: &impl Medium) -> io::Result<()> {
         for at in COPIES.into_iter().rev() {
-            medium.write(at, &[0; SUPERBLOCK_LEN]);
-            medium.pwb(at..at + SUPERBLOCK_LEN as u64);
+            medium.write(at, &[0; LONGEST]);
+            medium.pwb(at..at + LONGEST as u64);
         }
         medium.psync()
     }

@@ -76,7 +76,7 @@ fn a_superblock_says_what_is_wrong_with_it() {
     let short = SuperblockError::CutOff { store: 1 << 20, medium: 9 };
     assert_eq!(Superblock::parse(&good, 9), Err(short));
     for at in 8..good.len() {
-        let mut bad = good;
+        let mut bad = good.clone();
         bad[at] ^= 0x10;
         assert_eq!(Superblock::parse(&bad, 1 << 20), Err(SuperblockError::Damaged), "byte {at}");
     }
@@ -94,13 +94,13 @@ fn medium(first: &[u8], second: &[u8]) -> CrashImage {
 fn blank_foreign_damaged_later_and_cut_off_are_told_apart() {
     let superblock = Superblock { geometry: Geometry::for_size(1 << 20), salt: 3, uuid: [9; 16] };
     let good = superblock.emit();
-    let mut later = good;
-    later[8] = 3;
+    let mut later = good.clone();
+    later[8] = 4;
     // What a later format has behind its version is its own.
     later[20..].fill(0xEE);
-    let mut bad = good;
+    let mut bad = good.clone();
     bad[40] ^= 1;
-    let mut number = good;
+    let mut number = good.clone();
     number[8] ^= 1;
     let read = |first: &[u8], second: &[u8]| Superblock::read(&medium(first, second));
     let whole = |whole| Ok(superblock::Found { superblock, state: superblock::State::Current, whole });
@@ -111,10 +111,10 @@ fn blank_foreign_damaged_later_and_cut_off_are_told_apart() {
     assert_eq!(read(&[0; 72], &good), whole([false, true]));
     assert_eq!(read(&bad, &bad), Err(SuperblockError::Damaged));
     assert_eq!(read(&number, &number), Err(SuperblockError::Damaged));
-    assert_eq!(read(&later, &later), Err(SuperblockError::Version(3)));
+    assert_eq!(read(&later, &later), Err(SuperblockError::Version(4)));
     assert_eq!(
         read(&later, &good),
-        Err(SuperblockError::Version(3)),
+        Err(SuperblockError::Version(4)),
         "a later format need not have a second copy"
     );
     assert_eq!(read(&[], &[]), Err(SuperblockError::Missing));
@@ -122,8 +122,8 @@ fn blank_foreign_damaged_later_and_cut_off_are_told_apart() {
     let short = CrashImage::from_bytes(good.to_vec(), PersistenceDomain::Adr);
     assert_eq!(Superblock::read(&short), Err(SuperblockError::CutOff { store: 1 << 20, medium: 72 }));
     assert_eq!(
-        SuperblockError::Version(3).to_string(),
-        "the store has format 3, and this program reads format 1 and 2: use the program that made it"
+        SuperblockError::Version(4).to_string(),
+        "the store has format 4, and this program reads formats 1 to 3: use the program that made it"
     );
 }
 

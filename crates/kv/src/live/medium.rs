@@ -1,12 +1,16 @@
 //! A region that holds a store, or is to hold one.
 
+use std::fs::File;
+use std::io::Read as _;
+use std::path::Path;
+
 use remanence_pmem::{Image, Medium, Region};
 
 use super::Error;
 use crate::format::slot::{NEIGHBOURHOOD, TableAt};
-use crate::format::superblock::BLANK;
+use crate::format::superblock::{BLANK, State};
 use crate::format::{BadGeometry, Geometry, Superblock, SuperblockError};
-use crate::server::{Finding, OpenError, Options, Recovered, Scrubbed, Server, format};
+use crate::server::{Finding, OpenError, Options, Recovered, Scrubbed, Server, extend, format};
 
 /// Where it says that a store is being made: a crash meanwhile leaves this, and no superblock.
 const MAKING: u64 = 2048;
@@ -64,6 +68,47 @@ pub(super) fn make_if_blank<M: Medium + Clone>(region: &M, new: &New) -> Result<
     let uuid = uuid.try_into().expect("sixteen bytes");
     format(region, &geometry, buckets, u64::from_le_bytes(*salt), uuid)?;
     Ok(true)
+}
+
+/// What a store comes to in a file of so many bytes, if that is more than it has.
+fn larger(had: &Geometry, asked: u64) -> Result<Option<Geometry>, Error> {
+    let size = asked.saturating_sub(BEHIND);
+    match had.grown_to(size) {
+        Ok(grown) => Ok(Some(grown)),
+        // As large as it can be with what it is given.
+        Err(_) if size <= had.size || size - had.size < 2 * had.region_len => Ok(None),
+        Err(e) => Err(Error::Argument(format!(
+            "a store that was made so small cannot grow to {asked} bytes ({e}): `rem kv dump` it, and `rem kv load` it into one that is \
+             made larger"
+        ))),
+    }
+}
+
+/// Refuses a size to which the store in a file cannot grow, before anything of the file is changed. What else may be wrong with
+/// the file is found by who opens it.
+pub(super) fn may_grow(path: &Path, asked: u64) -> Result<(), Error> {
+    let Ok(file) = File::open(path) else { return Ok(()) };
+    let mut head = Vec::new();
+    if file.take(BLANK as u64).read_to_end(&mut head).is_err() {
+        return Ok(());
+    }
+    match Superblock::of_head(&head, u64::MAX) {
+        Ok(found) => larger(&found.superblock.geometry, asked).map(drop),
+        Err(_) => Ok(()),
+    }
+}
+
+/// Has a store that nobody serves use the medium as far as `asked`, if that is more. Returns how many bytes it used before, if it
+/// has grown.
+pub(super) fn grow<M: Medium + Clone>(region: &M, asked: u64) -> Result<Option<u64>, Error> {
+    let found = Superblock::read(region).map_err(OpenError::from)?;
+    let asked = asked.min(Medium::len(region));
+    let Some(grown) = larger(&found.superblock.geometry, asked)? else { return Ok(None) };
+    if found.state != State::Current || found.whole != [true, true] {
+        // Which upgrades it, and puts the superblock right.
+        drop(Server::open(region, Options::default())?);
+    }
+    Ok(extend(region, grown.size)?)
 }
 
 /// What a file of this length has that begins so: every opener of a store's file says this to

@@ -17,7 +17,7 @@ use super::overlay::Overlay;
 use crate::dump::Record;
 use crate::format::object::{HEADER_LEN, Object, crc64};
 use crate::format::slot::{NEIGHBOURHOOD, fingerprint};
-use crate::format::superblock::{COPIES, SUPERBLOCK_LEN};
+use crate::format::superblock::{COPIES, LONGEST};
 use crate::format::{
     Geometry, Header, Offset, ROOT, RegionKind, RegionWord, Superblock, UNIT, get_u64, hash,
 };
@@ -248,7 +248,7 @@ impl<'a> Objects<'a> {
             unknown: Vec::new(),
         };
         for region in 0..geometry.regions() {
-            let word = u64::from_le(medium.load_u64(crate::format::DIRECTORY + 8 * u64::from(region)));
+            let word = u64::from_le(medium.load_u64(geometry.directory(region)));
             let word = RegionWord::parse(word);
             match word.map(|word| word.kind) {
                 Some(RegionKind::Table | RegionKind::Free) => continue,
@@ -336,10 +336,10 @@ fn any_superblock(medium: &Overlay) -> Option<Superblock> {
         return Some(found.superblock);
     }
     let len = Medium::len(medium);
-    for at in COPIES.into_iter().filter(|at| at + SUPERBLOCK_LEN as u64 <= len) {
-        let mut bytes = [0; SUPERBLOCK_LEN];
+    for at in COPIES.into_iter().filter(|at| at + LONGEST as u64 <= len) {
+        let mut bytes = [0; LONGEST];
         Medium::read(medium, at, &mut bytes);
-        for bit in 0..SUPERBLOCK_LEN * 8 {
+        for bit in 0..LONGEST * 8 {
             bytes[bit / 8] ^= 1 << (bit % 8);
             if let Ok(superblock) = Superblock::parse(&bytes, len) {
                 return Some(superblock);

@@ -16,7 +16,7 @@ use remanence_verbs::Context;
 
 use super::host::Host;
 use super::local::Locals;
-use super::medium::{New, image, make_if_blank, refuse_cut_journal};
+use super::medium::{New, grow, image, make_if_blank, may_grow, refuse_cut_journal};
 use super::member::Upkeep;
 use super::memory::Memory;
 use super::options::{Common, common_options};
@@ -81,7 +81,7 @@ impl ServerOptions {
         }
     }
 
-    /// Bytes of a new file; 256 KiB at least. A file that is there keeps its size.
+    /// Bytes of a new file; 256 KiB at least. A store in a file that is there grows to that; it does not shrink.
     #[must_use]
     pub const fn size(mut self, bytes: u64) -> Self {
         self.common.size = Some(bytes);
@@ -183,7 +183,10 @@ impl ServerOptions {
             file = file.declare(domain);
         }
         match self.common.size {
-            Some(size) if !path.exists() => file = file.create(size),
+            Some(size) => {
+                may_grow(path, size)?;
+                file = file.create(size);
+            }
             None if !path.exists() => {
                 return Err(Error::Argument(format!(
                     "there is no store at {}; say how large it is to be made",
@@ -232,6 +235,7 @@ pub struct Server {
     alone: bool,
     recovered: Recovered,
     made: bool,
+    grown_from: Option<u64>,
     durable: bool,
 }
 
@@ -251,8 +255,13 @@ impl Server {
         let region = options.open()?;
         let ours = matches!(options.place, Place::File(_)).then(|| region.clone());
         let new = New { geometry: options.common.geometry, keys: options.common.keys };
-        let bound = make_if_blank(&region, &new)
-            .and_then(|made| Self::over(context, options, Memory::Alone(region), made, None));
+        // Of memory that is handed over, the store has what it was made with.
+        let asked = options.common.size.filter(|_| ours.is_some());
+        let bound = make_if_blank(&region, &new).and_then(|made| {
+            let grown_from = asked.filter(|_| !made).map(|asked| grow(&region, asked)).transpose()?.flatten();
+            let server = Self::over(context, options, Memory::Alone(region), made, None)?;
+            Ok(Self { grown_from, ..server })
+        });
         if bound.is_err() {
             ours.iter().for_each(remove_if_new);
         }
@@ -326,7 +335,7 @@ impl Server {
         }
         let turning = Arc::clone(&host);
         remote.on_turn(move |messages| lock(&turning).turn(messages));
-        Ok(Self { remote, host, region, alone, recovered, made, durable })
+        Ok(Self { remote, host, region, alone, recovered, made, grown_from: None, durable })
     }
 
     /// Where clients connect.
@@ -345,6 +354,12 @@ impl Server {
     #[must_use]
     pub const fn made(&self) -> bool {
         self.made
+    }
+
+    /// How many bytes the store had before, if it has grown just now.
+    #[must_use]
+    pub const fn grown_from(&self) -> Option<u64> {
+        self.grown_from
     }
 
     /// What it is, as far as persistence depends on it.

@@ -418,6 +418,8 @@ impl View {
             region_len: from.u64()?,
             segment_len: from.u64()?,
             heads: from.u16()?,
+            // Where regions are is said by the links.
+            grown_from: 0,
         };
         geometry.check().ok()?;
         let salt = from.u64()?;

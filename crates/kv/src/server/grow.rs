@@ -96,9 +96,12 @@ impl<M: Medium + Clone> Server<M> {
     /// which new keys do not fill at once.
     pub(super) fn larger(&self) -> impl Iterator<Item = u64> + use<M> {
         let (buckets, used) = (self.index.tables[0].buckets, self.index.used);
+        let (geometry, row) = (self.log.geometry, self.log.geometry.in_a_row());
         let fewer = GROWTHS.into_iter().map(move |(times, of)| buckets * times / of);
         std::iter::once((buckets * 2).max(used * 2))
             .chain(fewer.filter(move |some| used * 100 < some * (filled(*some) - 4)))
+            // No cleaning makes room for what fits nowhere.
+            .filter(move |some| TableAt::bytes(*some).div_ceil(geometry.region_len) <= row)
     }
 
     /// Regions of the smallest of these.
@@ -228,10 +231,8 @@ impl<M: Medium + Clone> Server<M> {
     }
 
     pub(super) fn free_table(&mut self, table: TableAt) -> Result<(), Refusal> {
-        let geometry = self.log.geometry;
-        let first = ((table.at - geometry.region(0)) / geometry.region_len) as u32;
-        let count = TableAt::bytes(table.buckets).div_ceil(geometry.region_len) as u32;
-        self.log.release_all(first..first + count)
+        let regions = self.log.geometry.regions_at(table.at, TableAt::bytes(table.buckets));
+        self.log.release_all(regions.expect("a table begins with a region"))
     }
 
     /// Stores which tables there are.

@@ -7,7 +7,7 @@ use remanence_pmem::Medium;
 
 use super::index::store;
 use super::room::{Load, Loads};
-use crate::format::{DIRECTORY, Geometry, HEAD_WORDS, HeadWord, Offset, RegionKind, RegionWord, UNIT};
+use crate::format::{Geometry, HEAD_WORDS, HeadWord, Offset, RegionKind, RegionWord, UNIT};
 use crate::proto::Refusal;
 use crate::view::Link;
 
@@ -132,7 +132,7 @@ impl<M: Medium> Log<M> {
             medium,
         };
         for index in 0..geometry.regions() {
-            let word = RegionWord::parse(super::index::load(&log.medium, directory(index)));
+            let word = RegionWord::parse(super::index::load(&log.medium, geometry.directory(index)));
             log.epoch = log.epoch.max(word.map_or(0, |word| word.epoch));
             log.lost += usize::from(word.is_none());
             match word {
@@ -327,8 +327,9 @@ impl<M: Medium> Log<M> {
     /// The same of several, with one wait for the medium.
     pub(super) fn set_all(&mut self, words: &[(u32, RegionWord)]) -> Result<(), Refusal> {
         for (region, word) in words {
-            store(&self.medium, directory(*region), word.emit());
-            self.medium.pwb(directory(*region)..directory(*region) + 8);
+            let at = self.geometry.directory(*region);
+            store(&self.medium, at, word.emit());
+            self.medium.pwb(at..at + 8);
         }
         self.medium.psync().map_err(|_| Refusal::Medium)?;
         words.iter().for_each(|(region, word)| self.became(*region, *word));
@@ -371,7 +372,9 @@ impl<M: Medium> Log<M> {
         let mut run: Option<(u32, u32)> = None;
         for region in &self.free {
             let (first, len) = match run {
-                Some((first, len)) if first + len == *region => (first, len + 1),
+                Some((first, len)) if first + len == *region && self.geometry.goes_on(region - 1) => {
+                    (first, len + 1)
+                }
                 _ => (*region, 1),
             };
             if len >= count {
@@ -381,10 +384,6 @@ impl<M: Medium> Log<M> {
         }
         None
     }
-}
-
-pub(super) const fn directory(region: u32) -> u64 {
-    DIRECTORY + 8 * region as u64
 }
 
 pub(super) fn io(error: &io::Error) -> Refusal {

@@ -64,7 +64,7 @@ impl<M: Medium + Clone> Server<M> {
         let mut unmarked = Vec::new();
         let mut lost = Zeros::default();
         for (table, zeros) in &zeros.0 {
-            let region = ((table.at - self.log.geometry.region(0)) / self.log.geometry.region_len) as u32;
+            let region = self.log.geometry.region_at(table.at).expect("a table begins with a region");
             let word = self.log.regions[region as usize].word;
             if word.link != RegionWord::MARKED {
                 unmarked.push((region, RegionWord { link: RegionWord::MARKED, ..word }));

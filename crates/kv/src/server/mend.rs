@@ -12,7 +12,6 @@ use std::fmt;
 use remanence_pmem::Medium;
 
 use super::index::{Entry, load, store};
-use super::log::directory;
 use super::{OpenError, Server};
 use crate::format::object::HEADER_LEN;
 use crate::format::slot::{FINGERPRINT_BITS, NEIGHBOURHOOD, TableAt, fingerprint};
@@ -162,7 +161,7 @@ pub(super) fn words(medium: &impl Medium, superblock: &Superblock, tables: &[Tab
     let mut findings = Vec::new();
     let mut links: BTreeMap<(u8, u16), (u32, u32)> = BTreeMap::new();
     for region in 0..geometry.regions() {
-        let at = directory(region);
+        let at = geometry.directory(region);
         let table = in_tables(&geometry, tables, region);
         let fair = |word: &RegionWord| match word.kind {
             RegionKind::Log => {

@@ -35,7 +35,7 @@ use remanence_pmem::layout::Root;
 
 pub(crate) use mend::object_at;
 pub use mend::{Fate, Finding, Where};
-pub use open::{OpenError, Recovered, format};
+pub use open::{OpenError, Recovered, extend, format};
 pub use room::Room;
 pub use scan::Scrubbed;
 

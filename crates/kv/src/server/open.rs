@@ -6,13 +6,14 @@
 //! more: the keys of the last run went with its process.
 
 use std::fmt;
+use std::ops::Range;
 
 use remanence_pmem::Medium;
 use remanence_pmem::layout::{LayoutError, Root};
 
 use super::grow::Growth;
 use super::index::{Entry, Index, clear};
-use super::log::{Log, Start, directory};
+use super::log::{Log, Start};
 use super::lost::Zeros;
 use super::mend::{self, Fate, Finding, Where};
 use super::settle::Settling;
@@ -116,9 +117,9 @@ pub fn format<M: Medium + Clone>(
     medium.pwb(HEAD_WORDS..HEAD_WORDS + 8 * u64::from(HEADS_MAX));
     for region in 0..geometry.regions() {
         let word = if u64::from(region) < regions { RegionWord::table(1) } else { RegionWord::FREE };
-        super::index::store(medium, directory(region), word.emit());
+        super::index::store(medium, geometry.directory(region), word.emit());
     }
-    medium.pwb(directory(0)..directory(geometry.regions()));
+    directories(geometry).for_each(|words| medium.pwb(words));
     let table = TableAt { at: geometry.region(0), buckets };
     clear(medium, table, 0, u64::MAX / 2);
     let payload = root_payload(0, &[table]);
@@ -126,6 +127,49 @@ pub fn format<M: Medium + Clone>(
     root.store(&payload).map_err(OpenError::layout)?;
     medium.psync().map_err(failed)?;
     Superblock { geometry: *geometry, salt, uuid }.write(medium, State::Current).map_err(failed)
+}
+
+/// Where the directory's words lie.
+fn directories(geometry: &Geometry) -> impl Iterator<Item = Range<u64>> + use<> {
+    let geometry = *geometry;
+    let mut next = (geometry.regions() > 0).then_some(0);
+    std::iter::from_fn(move || {
+        let first = next?;
+        let at = geometry.directory(first);
+        let words = (first..geometry.regions())
+            .take_while(|region| geometry.directory(*region) == at + 8 * u64::from(region - first))
+            .count() as u32;
+        next = Some(first + words).filter(|next| *next < geometry.regions());
+        Some(at..at + 8 * u64::from(words))
+    })
+}
+
+/// Has a store that nobody serves use so many bytes of its medium, which is that long. Durable on return; a crash meanwhile leaves it
+/// as large as it was. Returns how many it used before, if it has grown.
+///
+/// # Errors
+/// There is no store, it is in an earlier format or damaged, it cannot grow so far, or the medium failed.
+pub fn extend<M: Medium + Clone>(medium: &M, size: u64) -> Result<Option<u64>, OpenError> {
+    let failed = |e: std::io::Error| OpenError::medium(&e);
+    let Found { superblock, state, whole } = Superblock::read(medium)?;
+    if size <= superblock.geometry.size {
+        return Ok(None);
+    }
+    if state != State::Current || whole != [true, true] {
+        return Err(OpenError::Damaged("it is to be opened as it is, and to end well, before it can grow"));
+    }
+    let geometry = superblock.geometry.grown_to(size)?;
+    if size > medium.len() {
+        return Err(BadGeometry("the medium is shorter than the store").into());
+    }
+    // The room behind the store may have anything in it.
+    for region in superblock.geometry.regions()..geometry.regions() {
+        super::index::store(medium, geometry.directory(region), RegionWord::FREE.emit());
+    }
+    directories(&geometry).for_each(|words| medium.pwb(words));
+    medium.psync().map_err(failed)?;
+    Superblock { geometry, ..superblock }.write(medium, State::Current).map_err(failed)?;
+    Ok(Some(superblock.geometry.size))
 }
 
 /// How often the store was opened, and its tables.
@@ -146,11 +190,8 @@ pub(crate) fn parse_root(bytes: &[u8], geometry: &Geometry) -> Option<(u32, Vec<
     let tables: Vec<TableAt> =
         rest.chunks_exact(16).map(|t| TableAt { at: get_u64(t, 0), buckets: get_u64(t, 8) }).collect();
     let fair = tables.iter().all(|table| {
-        let start = geometry.region(0);
-        table.at >= start
-            && (table.at - start).is_multiple_of(geometry.region_len)
-            && (NEIGHBOURHOOD..1 << 40).contains(&table.buckets)
-            && table.at.checked_add(TableAt::bytes(table.buckets)).is_some_and(|end| end <= geometry.size)
+        (NEIGHBOURHOOD..1 << 40).contains(&table.buckets)
+            && geometry.regions_at(table.at, TableAt::bytes(table.buckets)).is_some()
     });
     fair.then_some((get_u32(boot, 0), tables))
 }
@@ -238,8 +279,8 @@ impl<M: Medium + Clone> Server<M> {
         let mut recovered = Recovered::default();
         let tables = self.index.tables.clone();
         // After the death of the process alone, what is read here may still be on its way into the domain.
-        let regions = self.superblock.geometry.regions();
-        self.medium.pwb(HEAD_WORDS..directory(regions));
+        self.medium.pwb(HEAD_WORDS..HEAD_WORDS + 8 * u64::from(HEADS_MAX));
+        directories(&self.superblock.geometry).for_each(|words| self.medium.pwb(words));
         tables.iter().for_each(|table| self.medium.pwb(table.at..table.at + TableAt::bytes(table.buckets)));
         self.sync_now()?;
         let mut zeros = Zeros::default();

@@ -319,7 +319,7 @@ impl<M: Medium + Clone> Server<M> {
     /// Whether so many more regions can come free.
     pub(super) fn can_free(&self, regions: u64) -> bool {
         let live = self.log.loads.live.div_ceil(self.log.units()) + self.log.heads.len() as u64;
-        !self.round.is_whole() || live + regions + SPARE as u64 <= self.log.all()
+        !self.round.is_whole() || live.saturating_add(regions).saturating_add(SPARE as u64) <= self.log.all()
     }
 
     /// What who asked is told of a refusal: where there is no room at hand, whether cleaning will make some. It comes to an end:

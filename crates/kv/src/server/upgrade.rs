@@ -9,7 +9,6 @@ use std::io;
 use remanence_pmem::Medium;
 
 use super::index::{load, store};
-use super::log::directory;
 use super::mend::in_tables;
 use crate::format::object::{HEADER_LEN, Object};
 use crate::format::slot::{Hint, Meta, NEIGHBOURHOOD, SLOT_LEN, TableAt, fingerprint};
@@ -40,7 +39,7 @@ pub(super) fn upgrade(
     entries(medium, tables, |_, _, [meta, word]| [v1::meta(meta), v1::word(word).0])?;
     for region in 0..superblock.geometry.regions() {
         let in_table = in_tables(&superblock.geometry, tables, region);
-        replace(medium, directory(region), |word| v1::region(word, in_table));
+        replace(medium, superblock.geometry.directory(region), |word| v1::region(word, in_table));
     }
     for head in 0..u64::from(HEADS_MAX) {
         replace(medium, HEAD_WORDS + 8 * head, v1::head_word);
@@ -86,7 +85,8 @@ fn entries(
 type Regions = std::collections::BTreeMap<(u8, u16), (u32, u32)>;
 
 fn regions(medium: &impl Medium, superblock: &Superblock) -> Regions {
-    let all = (0..superblock.geometry.regions()).map(|region| (region, load(medium, directory(region))));
+    let geometry = superblock.geometry;
+    let all = (0..geometry.regions()).map(|region| (region, load(medium, geometry.directory(region))));
     all.filter(|(_, word)| *word as u8 == 1)
         .map(|(region, word)| (((word >> 8) as u8, (word >> 16) as u16), (region, (word >> 32) as u32)))
         .collect()

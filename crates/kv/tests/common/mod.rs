@@ -21,7 +21,8 @@ use remanence_pmem::{Medium, PersistenceDomain};
 pub(crate) const SALT: u64 = 0x5EED;
 
 /// A pool of few small regions, so that everything happens soon.
-pub(crate) const SMALL: Geometry = Geometry { size: 64 << 10, region_len: 2048, segment_len: 1024, heads: 2 };
+pub(crate) const SMALL: Geometry =
+    Geometry { size: 64 << 10, region_len: 2048, segment_len: 1024, heads: 2, grown_from: 0 };
 
 pub(crate) const DURABLE: Options = Options {
     mode: Mode::Durable,

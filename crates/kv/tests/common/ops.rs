@@ -10,7 +10,8 @@ use remanence_pmem::{Medium, PersistenceDomain};
 
 use super::{SALT, Session, Store, formatted, value};
 
-pub(crate) const TINY: Geometry = Geometry { size: 32 << 10, region_len: 1024, segment_len: 512, heads: 2 };
+pub(crate) const TINY: Geometry =
+    Geometry { size: 32 << 10, region_len: 1024, segment_len: 512, heads: 2, grown_from: 0 };
 
 pub(crate) type Contents = BTreeMap<Vec<u8>, Vec<u8>>;
 

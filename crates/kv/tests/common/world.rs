@@ -120,7 +120,8 @@ pub(crate) struct World {
     pub(crate) client_stats: remanence_kv::client::Stats,
 }
 
-const WORLD: Geometry = Geometry { size: 512 << 10, region_len: 4096, segment_len: 1024, heads: 3 };
+const WORLD: Geometry =
+    Geometry { size: 512 << 10, region_len: 4096, segment_len: 1024, heads: 3, grown_from: 0 };
 
 /// The value of a write: its number, then bytes that follow from it.
 fn value_of(write: u64) -> Vec<u8> {

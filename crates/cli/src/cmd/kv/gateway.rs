@@ -49,7 +49,7 @@ pub(super) struct Args {
     /// Serve the store in this file, too, instead of connecting to a server; it is made if it is not there
     #[arg(long, value_name = "FILE", conflicts_with = "server")]
     store: Option<PathBuf>,
-    /// Size of a new file [default: 256M]
+    /// Size of a new file, or to which the store in one that is there is to grow [default: 256M for a new one]
     #[arg(long, value_name = "SIZE")]
     size: Option<Size>,
     /// On a disk, write what is acknowledged to a journal in the file, of that size, and pages later; `off`: a new file has
@@ -236,10 +236,10 @@ fn beside(args: &Args, file: &Path, asked: &Stop) -> Result<(), Fail> {
         (None, None, Some(_)) if args.native.is_none() => Some(args::random_token()?),
         (None, None, _) => None,
     };
-    let mut options = ServerOptions::file(file)
-        .size(args.size.map_or(256 << 20, |size| size.0))
-        .journal(args::Journal::or_default(args.journal))
-        .port(port);
+    let mut options = ServerOptions::file(file).journal(args::Journal::or_default(args.journal)).port(port);
+    if let Some(size) = super::serve::size_of(args.size, file) {
+        options = options.size(size);
+    }
     options = match &token {
         Some(token) => options.token(token.clone()),
         None if args.insecure => options.insecure(),

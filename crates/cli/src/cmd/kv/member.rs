@@ -53,12 +53,14 @@ impl serve::Args {
             members.push((member.to_string(), member.resolve()?));
         }
         let mut options = MemberOptions::directory(&self.file, members)
-            .size(self.size.0)
             .clients(self.clients)
             .lease(Duration::from_millis(self.lease))
             .journal(args::Journal::or_default(self.journal))
             .notice(Duration::from_millis(self.member.notice))
             .clean_by_itself(!self.no_clean);
+        if let Some(size) = self.size {
+            options = options.size(size.0);
+        }
         if let Some(keys) = self.keys {
             options = options.keys(keys);
         }

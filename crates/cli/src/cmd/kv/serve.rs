@@ -2,7 +2,7 @@
 
 use std::io::{Read as _, Write as _};
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -47,9 +47,9 @@ pub(super) struct Args {
     /// File of the store, or directory of a member; made if it is not there
     #[arg(value_name = "FILE")]
     pub(super) file: PathBuf,
-    /// Size of a new store
-    #[arg(long, value_name = "SIZE", default_value = "256M")]
-    pub(super) size: Size,
+    /// Size of a new store, or to which one that is there is to grow; none shrinks [default: 256M for a new one]
+    #[arg(long, value_name = "SIZE")]
+    pub(super) size: Option<Size>,
     /// Be one of several servers of a store: all of them, this one too, as HOST:PORT, in one order everywhere
     #[arg(long, value_name = "HOST[:PORT]", value_delimiter = ',')]
     pub(super) members: Vec<args::Server>,
@@ -103,6 +103,14 @@ pub(super) struct Args {
     pub(super) stop_on_eof: bool,
 }
 
+/// Bytes that the file of a store is to have at least; `None`: those that it has.
+pub(super) fn size_of(asked: Option<Size>, file: &Path) -> Option<u64> {
+    asked.map(|size| size.0).or_else(|| (!file.exists()).then_some(NEW))
+}
+
+/// Bytes of a new store of which nothing is said.
+const NEW: u64 = 256 << 20;
+
 /// What who has no token could do, where none is asked for.
 pub(super) const STRANGERS: &str = "read and write the store";
 
@@ -110,13 +118,15 @@ impl Args {
     fn options(&self, port: u16, token: Option<&Token>, readers: Option<&Token>) -> ServerOptions {
         let mode = if self.mode == "erda" { Mode::Erda } else { Mode::Durable };
         let mut options = ServerOptions::file(&self.file)
-            .size(self.size.0)
             .mode(mode)
             .port(port)
             .clients(self.clients)
             .lease(Duration::from_millis(self.lease))
             .journal(args::Journal::or_default(self.journal))
             .clean_by_itself(!self.no_clean);
+        if let Some(size) = size_of(self.size, &self.file) {
+            options = options.size(size);
+        }
         if let Some(keys) = self.keys {
             options = options.keys(keys);
         }
@@ -188,6 +198,7 @@ pub(super) fn run(args: &Args) -> Result<(), Fail> {
             "pid": std::process::id(),
             "file": args.file,
             "made": server.made(),
+            "grown_from": server.grown_from(),
             "mode": args.mode,
             "size": stats.size,
             "boot": stats.boot,
@@ -213,7 +224,11 @@ pub(super) fn run(args: &Args) -> Result<(), Fail> {
         });
         print_line(&ready.to_string())?;
     } else {
-        let what = if server.made() { "made just now" } else { "recovered" };
+        let what = match server.grown_from() {
+            Some(bytes) => format!("recovered, grown from {}", ui::bytes(bytes)),
+            None if server.made() => "made just now".to_owned(),
+            None => "recovered".to_owned(),
+        };
         let keys = match stats.usage.entries {
             0 => "no keys".to_owned(),
             n => ui::count(n as usize, "entry").replace("entrys", "entries"),

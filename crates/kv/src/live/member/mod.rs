@@ -310,6 +310,14 @@ impl Member {
             Ok(region)
         };
         let image = open("image", options.common.size.unwrap_or(256 << 20), medium::image)?;
+        if let Some(asked) = options.common.size.filter(|asked| *asked > image.len()) {
+            return Err(Error::Argument(format!(
+                "the image in {} has {} bytes, and a store on several members does not grow to {asked}: `rem kv dump` it, and \
+                 `rem kv load` it into one that is made larger",
+                path.display(),
+                image.len()
+            )));
+        }
         let log = open("log", options.log_len(image.len()), remanence_remotelog::format::superblock::image)?;
         let ledger = open("ledger", LEDGER_LEN, |_, _| Image::Ours { len: LEDGER_LEN })?;
         let (keeper, new) = keeper(image, ledger)?;

@@ -225,6 +225,21 @@ fn a_region_grows_and_keeps_its_bytes_and_its_journal() {
 }
 
 #[test]
+fn a_region_for_which_there_is_no_room_to_grow_keeps_its_journal() {
+    let scratch = Scratch::new("room");
+    let Some(region) = journaled(&scratch) else { return };
+    region.write(0, b"bytes");
+    drop(region);
+    let whole = fs::metadata(&scratch.0).expect("a file").len();
+    let full = scratch.open(FileOptions::new().create(1 << 50)).expect_err("a petabyte");
+    assert!(matches!(full, Error::NoSpace { .. }), "{full}");
+    assert_eq!(fs::metadata(&scratch.0).expect("a file").len(), whole);
+    let same = scratch.open(FileOptions::new()).expect("it is there");
+    assert_eq!((same.len(), same.journal()), (LEN, Some(1 << 18)));
+    assert_eq!(bytes(&same, 0, 5), b"bytes");
+}
+
+#[test]
 fn a_file_without_a_journal_gets_one_when_asked_and_loses_it_where_no_pages_are_written() {
     let scratch = Scratch::new("gets");
     fs::write(&scratch.0, vec![7; 10_000]).expect("a disk");
