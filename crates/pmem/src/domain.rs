@@ -278,12 +278,17 @@ impl Domain {
         format!("acknowledged data survives {survives}: {}{declared}", self.medium)
     }
 
-    /// Says that psync writes to a journal of so many bytes, and not to the pages.
-    pub(crate) fn journaled(&mut self, len: u64) {
+    /// Says that psync writes to a journal of so many bytes, and not to the pages, and whether that is replayed in any case.
+    pub(crate) fn journaled(&mut self, len: u64, always: bool) {
         let size = if len >> 20 > 0 { format!("{} MiB", len >> 20) } else { format!("{} KiB", len >> 10) };
         self.medium.push_str(&format!(" with a journal of {size}"));
         self.evidence
             .push(format!("psync writes the lines to a journal of {size} in the file, the pages follow"));
+        if always {
+            self.guarantee.before_psync = Survives::NOTHING;
+            self.evidence
+                .push("the journal is replayed by whoever opens the file, whatever was visible".into());
+        }
     }
 
     /// Replaces what was detected by what somebody declares. What goes with the kernel still does: a battery does

@@ -36,6 +36,7 @@ pub struct FileOptions {
     write_back: Option<Instruction>,
     populate: bool,
     journal: Journaling,
+    only_durable: bool,
     image: Option<fn(&[u8], u64) -> Image>,
     /// Not the machine's own: for tests.
     boot: Option<Name>,
@@ -140,6 +141,16 @@ impl FileOptions {
     #[must_use]
     pub const fn journal(mut self, journal: Journaling) -> Self {
         self.journal = journal;
+        self
+    }
+
+    /// Whether nothing counts but what was persisted. Then whoever opens the file next replays its journal in any case, also where
+    /// the kernel has kept all that a killed process had written: what was visible and not persisted may be gone, as after a power loss, and
+    /// what was persisted is there, whatever was done to the file in between ([`before_psync`](crate::Guarantee) says so). Without
+    /// effect on a file that has no journal.
+    #[must_use]
+    pub const fn only_durable(mut self, yes: bool) -> Self {
+        self.only_durable = yes;
         self
     }
 
@@ -346,7 +357,7 @@ impl FileOptions {
         let kind = if map_sync { Kind::DaxFile } else { Kind::File };
         let journal = self.open_journal(&file, &found, domain.domain(), path)?;
         if let Some(journal) = &journal {
-            domain.journaled(journal.len());
+            domain.journaled(journal.len(), self.only_durable);
         }
         let region = Region::assemble(kind, mapping, len, domain, Some(file), Some(path.to_owned()));
         let region = match journal {
@@ -367,11 +378,12 @@ impl FileOptions {
         path: &Path,
     ) -> Result<Option<Journal>, Error> {
         let pages = domain == PersistenceDomain::PageCache;
+        let signs = if self.only_durable { Ok(journal::NO_BOOT) } else { self.boot() };
         match (found.journal, found.wanted) {
-            (Some(place), _) if pages => journal::open(file, place, self.boot()?, path).map(Some),
+            (Some(place), _) if pages => journal::open(file, place, self.boot()?, signs?, path).map(Some),
             // It was copied to where psync writes no pages.
             (Some(place), _) => journal::remove(file, place, self.boot()?, path).map(|()| None),
-            (None, Some(len)) if pages => journal::create(file, found.len, len, self.boot()?, path).map(Some),
+            (None, Some(len)) if pages => journal::create(file, found.len, len, signs?, path).map(Some),
             (None, _) => Ok(None),
         }
     }

@@ -178,7 +178,10 @@ impl ServerOptions {
             }
             Place::File(path) => path,
         };
-        let mut file = FileOptions::new().journal(self.common.journal).image(image);
+        // In mode `erda` what is visible is acknowledged.
+        let only_durable = self.mode == Mode::Durable;
+        let mut file =
+            FileOptions::new().journal(self.common.journal).only_durable(only_durable).image(image);
         if let Some(domain) = self.common.declared {
             file = file.declare(domain);
         }

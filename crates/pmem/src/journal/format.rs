@@ -12,7 +12,7 @@
 //! The mark's block is zeros until a sync or a write fails (`log`). Then it has the number of the batch that would have been next.
 //!
 //! A batch names the journal (16 random bytes, so that no bytes of a value that lie on a block's start are ever taken
-//! for one), the block that it was written to, and the boot of the machine that wrote it.
+//! for one), the block that it was written to, and the boot of the machine that wrote it, if what was visible then is to be kept.
 
 use std::io;
 use std::ops::Range;
@@ -51,6 +51,8 @@ const _: () = assert!(ENDING < ALIGN && FOOTER < ENDING as usize && HEADER < BLO
 
 /// Sixteen bytes that name a boot, or a journal.
 pub(crate) type Name = [u8; 16];
+/// In place of a boot: the batch is replayed whatever lived, as its writer keeps nothing that was only visible.
+pub(crate) const NO_BOOT: Name = [0; 16];
 
 /// Where a journal lies.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -161,7 +163,7 @@ impl Place {
 pub(crate) struct Header {
     /// The journal's name.
     pub(crate) name: Name,
-    /// The boot of the machine that wrote it.
+    /// The boot of the machine that wrote it, or [`NO_BOOT`].
     pub(crate) boot: Name,
     /// Batches are numbered as they are written, from 1.
     pub(crate) sequence: u64,

@@ -23,6 +23,8 @@
 //! that a sync or a write had failed; and the sync of whoever opens the file succeeds, which is told of any failure that nobody was told
 //! before. Whoever dies while he is being told takes the answer along, and others may sync the file meanwhile: so the file
 //! system is asked as well ([`Disk::prove`]). In all other cases the batches are replayed, as after a power loss: what was only visible may go.
+//! An owner who promises nothing of what is only visible names no boot in its batches ([`sign`](Log::sign)): they are replayed always. Then
+//! nothing rests on what is known of the cache, which knows nothing of somebody who wrote an older copy into this very file.
 //!
 //! **A medium that fails.** The kernel tells of a page that it could not write once, and has it clean then: until it gives the
 //! page up, the cache has what the disk has not. So the first failure is final for a process, and whoever sees it writes a *mark*
@@ -42,7 +44,7 @@
 use std::io;
 use std::ops::Range;
 
-use super::format::{self, BLOCK, HEADER, Header, Name, Place, blocks_for, bytes_of, put_runs};
+use super::format::{self, BLOCK, HEADER, Header, NO_BOOT, Name, Place, blocks_for, bytes_of, put_runs};
 
 /// The file under a journal.
 pub(crate) trait Disk {
@@ -212,9 +214,10 @@ impl Log {
         let clean = newest.is_note() && newest.from == newest.sequence;
         let torn = highest > newest.sequence;
         let marked = mark.is_some_and(|mark| newest.from <= mark);
-        let lived = newest.boot == boot && cache == Cache::Kept && !marked;
+        let kept = cache == Cache::Kept && !marked;
+        let lived = newest.boot == boot && kept;
         let written = match written {
-            Ok(()) if lived => disk.prove(),
+            Ok(()) if lived || newest.boot == NO_BOOT && kept => disk.prove(),
             written => written,
         };
         if written.is_err() && !marked {
@@ -231,13 +234,21 @@ impl Log {
                 }
             }
             recovered.replayed = replay(disk, &place, &needed)?;
-            disk.forget(Part::Region)?;
+            // Where all that the cache has is on its way to the disk, it may stay.
+            if !kept || written.is_err() || newest.boot != NO_BOOT {
+                disk.forget(Part::Region)?;
+            }
         }
         log.clean = clean;
         if !clean || torn || marked || written.is_err() {
             log.note(disk)?;
         }
         Ok((log, recovered))
+    }
+
+    /// What batches are signed with from now on: this boot, or [`NO_BOOT`].
+    pub(crate) const fn sign(&mut self, boot: Name) {
+        self.boot = boot;
     }
 
     /// Bytes of runs in the largest batch.

@@ -29,7 +29,7 @@ use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::Arc;
 
-pub(crate) use format::{Name, Place};
+pub(crate) use format::{NO_BOOT, Name, Place};
 pub(crate) use live::Journal;
 
 use crate::{Error, Region, cache};
@@ -142,14 +142,21 @@ pub(crate) fn create(file: &File, region: u64, len: u64, boot: Name, path: &Path
     Ok(Journal::new(log, disk))
 }
 
-/// Recovers the region from the journal, and goes on with it.
-pub(crate) fn open(file: &File, place: Place, boot: Name, path: &Path) -> Result<Journal, Error> {
+/// Recovers the region from the journal, and goes on with it; its batches are signed with this boot, or with [`NO_BOOT`].
+pub(crate) fn open(
+    file: &File,
+    place: Place,
+    boot: Name,
+    signs: Name,
+    path: &Path,
+) -> Result<Journal, Error> {
     let mut disk =
         disk(file, place).map_err(|e| Error::os(format!("opening the journal of {}", path.display()), e))?;
-    let (log, _) =
+    let (mut log, _) =
         Log::open(&mut disk, place, boot, cache_of(file)).map_err(|bad| refused(bad, place, path))?;
     // Not before: what a replay was needed for is in the region now.
     cache::leave_trace(file);
+    log.sign(signs);
     Ok(Journal::new(log, disk))
 }
 
@@ -195,7 +202,7 @@ fn refused(bad: Bad, place: Place, path: &Path) -> Error {
 
 /// Recovers the region from the journal, and cuts the file behind the region.
 pub(crate) fn remove(file: &File, place: Place, boot: Name, path: &Path) -> Result<(), Error> {
-    let finished = open(file, place, boot, path)?.finish();
+    let finished = open(file, place, boot, boot, path)?.finish();
     let cut = finished.and_then(|()| file.set_len(place.region)).and_then(|()| file.sync_all());
     cut.map_err(|e| Error::os(format!("removing the journal of {}", path.display()), e))
 }

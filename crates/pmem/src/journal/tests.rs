@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use std::io;
 use std::ops::{Range, RangeInclusive};
 
-use super::format::{self, BLOCK, Header, MARK, Name, Place};
+use super::format::{self, BLOCK, Header, MARK, NO_BOOT, Name, Place};
 use super::log::{Bad, Cache, Disk, Log, Outcome, Part, Work};
 use super::pending::Pending;
 use crate::flush::LINE;
@@ -379,6 +379,7 @@ struct Program {
     checkpoint: Option<(u64, Vec<usize>)>,
     /// As [`simulate`] was told.
     failing: bool,
+    only_durable: bool,
     /// How often each thing happened.
     seen: Seen,
 }
@@ -388,6 +389,7 @@ struct Seen {
     crashes: [u64; 3],
     failures: u64,
     inodes_forgotten: u64,
+    copied_over: u64,
     in_recovery: u64,
     replayed: u64,
     full: u64,
@@ -421,11 +423,11 @@ impl Program {
             failures: Default::default(),
             known: [0; 3],
         };
-        let log = Log::create(&mut world, place, [0; 16]).expect("nothing crashes yet");
+        let log = Log::create(&mut world, place, [1; 16]).expect("nothing crashes yet");
         let program = Self {
             world,
             place,
-            boot: 0,
+            boot: 1,
             words,
             last: [0; WORDS],
             may: vec![vec![0]; WORDS],
@@ -434,6 +436,7 @@ impl Program {
             traced: Some(()),
             checkpoint: None,
             failing: false,
+            only_durable: false,
             seen: Seen::default(),
         };
         (program, log)
@@ -562,7 +565,13 @@ impl Program {
             let crash = if self.failing && crash == Crash::Power { Crash::Process } else { crash };
             self.seen.crashes[crash as usize] += 1;
             let mut cache = Cache::Kept;
-            if crash == Crash::Process {
+            if crash == Crash::Process && self.only_durable && self.world.random.one_in(2) {
+                // A copy that a crash left, of this very moment, is written into the file: the inode is the same.
+                self.seen.copied_over += 1;
+                power = true;
+                self.world.power_loss();
+            } else if crash == Crash::Process {
+                power |= self.only_durable;
                 // While nobody has it open, the kernel goes on, and somebody else may sync the file.
                 (0..8).for_each(|_| self.world.write_back());
                 self.world.answer_lost();
@@ -591,7 +600,10 @@ impl Program {
             }
             self.world.opened();
             match Log::open(&mut self.world, self.place, [self.boot; 16], cache) {
-                Ok((log, recovered)) => {
+                Ok((mut log, recovered)) => {
+                    if self.only_durable {
+                        log.sign(NO_BOOT);
+                    }
                     self.seen.replayed += recovered.replayed;
                     self.world.left = None;
                     power |= self.world.failures[1].count > 0;
@@ -624,7 +636,7 @@ impl Program {
 
 #[test]
 fn what_was_acknowledged_survives_every_crash_and_what_was_visible_the_death_of_the_process() {
-    let seen = simulate(1..=400, false);
+    let seen = simulate(1..=400, false, false);
     println!("{seen:?}");
     // A simulation in which something never happens shows nothing about it.
     let least = [
@@ -644,17 +656,31 @@ fn what_was_acknowledged_survives_every_crash_and_what_was_visible_the_death_of_
 
 #[test]
 fn what_was_acknowledged_survives_a_disk_that_often_fails_to_write() {
-    let seen = simulate(1..=900, true);
+    let seen = simulate(1..=900, true, false);
     println!("{seen:?}");
     assert!(seen.failures > 5000 && seen.replayed > 1000, "{seen:?}");
 }
 
+/// What was acknowledged is there whatever happened to the file, if nothing else has to be.
+#[test]
+fn what_was_acknowledged_survives_an_older_copy_that_is_written_into_the_file() {
+    for failing in [false, true] {
+        let seen = simulate(1..=400, failing, true);
+        println!("{seen:?}");
+        assert!(seen.copied_over > 500 && seen.replayed > 1000 && seen.in_recovery > 100, "{seen:?}");
+    }
+}
+
 /// `failing`: pages often cannot be written and are given up soon, and it is processes that end, not the machine.
-fn simulate(seeds: RangeInclusive<u64>, failing: bool) -> Seen {
+/// `only_durable`: nothing that was only visible has to be there after the death of a process.
+fn simulate(seeds: RangeInclusive<u64>, failing: bool, only_durable: bool) -> Seen {
     let mut seen = Seen::default();
     for seed in seeds {
         let (mut program, mut log) = Program::new(seed);
-        program.failing = failing;
+        (program.failing, program.only_durable) = (failing, only_durable);
+        if only_durable {
+            log.sign(NO_BOOT);
+        }
         for _ in 0..12 {
             // At the very first write, soon, or when enough was done.
             let left = match program.world.random.below(4) {
@@ -678,6 +704,7 @@ fn simulate(seeds: RangeInclusive<u64>, failing: bool) -> Seen {
         (0..3).for_each(|crash| seen.crashes[crash] += one.crashes[crash]);
         seen.failures += one.failures;
         seen.inodes_forgotten += one.inodes_forgotten;
+        seen.copied_over += one.copied_over;
         seen.in_recovery += one.in_recovery;
         seen.replayed += one.replayed;
         seen.full += one.full;

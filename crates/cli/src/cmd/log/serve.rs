@@ -86,7 +86,8 @@ pub(super) fn run(args: &Args) -> Result<(), Fail> {
     let listen = args.listen.resolve()?;
     args.door.check(listen.ip(), STRANGERS, None)?;
     let context = device::open_at(listen.ip())?;
-    let mut file = FileOptions::new().journal(args::Journal::or_default(args.journal)).image(image);
+    let mut file =
+        FileOptions::new().journal(args::Journal::or_default(args.journal)).only_durable(true).image(image);
     if let Some(domain) = args.declare.as_deref().and_then(PersistenceDomain::from_name) {
         file = file.declare(domain);
     }

@@ -298,7 +298,7 @@ impl Member {
         make_directory(path).map_err(|e| io(&path.display().to_string(), &e))?;
         let mut open = |name: &str, len: u64, look: fn(&[u8], u64) -> Image| -> Result<Region, Error> {
             let path = path.join(name);
-            let mut file = FileOptions::new().journal(options.common.journal).image(look);
+            let mut file = FileOptions::new().journal(options.common.journal).only_durable(true).image(look);
             if let Some(domain) = options.common.declared {
                 file = file.declare(domain);
             }

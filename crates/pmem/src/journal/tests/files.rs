@@ -100,6 +100,41 @@ fn a_machine_that_starts_anew_has_what_was_persisted_and_a_process_all_that_was_
     assert_eq!(bytes(&replayed, 900, 100), [0; 100]);
 }
 
+#[test]
+fn who_keeps_only_what_is_durable_has_that_back_though_the_cache_was_kept() {
+    let scratch = Scratch::new("only-durable");
+    let options =
+        FileOptions::new().create(LEN).journal(Journaling::Len(1 << 18)).only_durable(true).in_boot(OTHER);
+    let region = scratch.open(options.clone()).expect("a file");
+    let Some(_) = region.journal() else { return };
+    assert_eq!(region.domain().guarantee().before_psync, crate::Survives::NOTHING);
+    let blank = fs::read(&scratch.0).expect("readable");
+    region.write(1000, b"persisted");
+    region.persist(1000..1009).expect("a disk");
+    region.write(1000, b"visible, ");
+    region.write(5000, b"visible, ");
+    let died = scratch.copy("only-durable-died");
+    drop(region);
+    // Its region is as long before, and its journal as it was when it died: a copy that was taken by and by.
+    let mut mixed = fs::read(&died.0).expect("readable");
+    mixed[..LEN as usize].copy_from_slice(&blank[..LEN as usize]);
+    for (has, visible) in [(None, *b"visible, "), (Some(mixed), [0; 9])] {
+        let file = fs::File::options().write(true).open(&died.0).expect("a file");
+        if let Some(bytes) = has {
+            file.write_all_at(&bytes, 0).expect("a disk");
+        }
+        let again = scratch.copy("only-durable-again");
+        fs::copy(&died.0, &again.0).expect("room");
+        cache::leave_trace(&fs::File::options().write(true).open(&again.0).expect("a file"));
+        for view in [true, false] {
+            let found = if view { options.view(&again.0) } else { again.open(options.clone()) };
+            let found = found.expect("it is whole");
+            assert_eq!(bytes(&found, 1000, 9), b"persisted");
+            assert_eq!(bytes(&found, 5000, 9), visible, "nobody asked for it, and nobody minds");
+        }
+    }
+}
+
 impl Scratch {
     fn open_here(&self) -> Region {
         self.open(FileOptions::new()).expect("it is whole")
