@@ -12,6 +12,7 @@ mod door;
 mod fail;
 mod signals;
 mod ui;
+mod whole;
 
 use std::process::ExitCode;
 

@@ -12,6 +12,7 @@ use crate::args::Servers;
 use crate::device;
 use crate::fail::{Context as _, Fail};
 use crate::ui::{self, Bar};
+use crate::whole::Whole;
 
 #[derive(clap::Args, Debug)]
 #[command(after_help = "\
@@ -132,7 +133,6 @@ fn to_file(
     output: &Path,
     bar: &Bar,
 ) -> Result<Got, Fail> {
-    let parent = output.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let unwritable = || format!("{} cannot be written", output.display());
     if output.is_dir() {
         return Err(Fail::new(format!("{} is a directory; name a file in it", output.display())));
@@ -142,25 +142,16 @@ fn to_file(
         let mut file = File::options().write(true).open(output).context(unwritable)?;
         return fetch(client, name, any, bar, &mut |reader| copy(reader, &mut file, bar));
     }
-    let mut file = tempfile::NamedTempFile::new_in(parent).context(unwritable)?;
+    // It has the rights that any new file would have.
+    let whole = Whole::at(output, 0o666).context(unwritable)?;
     let got = fetch(client, name, any, bar, &mut |reader| {
-        file.as_file().set_len(0)?;
+        let mut file = whole.file();
+        file.set_len(0)?;
         file.rewind()?;
         copy(reader, &mut file, bar)
     })?;
-    file.as_file().sync_all().context(unwritable)?;
-    let file = file.persist(output).map_err(|e| e.error).context(unwritable)?;
-    // A new file has the rights that any other would have, not a temporary one's.
-    let mode = fs::metadata("/proc/self").map_or(0o644, |_| 0o666 & !umask());
-    let _ = file.set_permissions(std::os::unix::fs::PermissionsExt::from_mode(mode));
+    whole.end().context(unwritable)?;
     Ok(got)
-}
-
-/// The process's mask, as /proc tells it; asking the kernel would change it.
-fn umask() -> u32 {
-    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let mask = status.lines().find_map(|line| line.strip_prefix("Umask:"));
-    mask.and_then(|mask| u32::from_str_radix(mask.trim(), 8).ok()).unwrap_or(0o022)
 }
 
 pub(crate) fn copy(reader: &mut BlobReader<'_>, to: &mut impl io::Write, bar: &Bar) -> io::Result<()> {

@@ -116,7 +116,7 @@ pub enum Error {
     Busy(BlobName),
     /// The blob is gone from fewer servers than the quorum.
     #[error(
-        "\"{name}\" is durably gone from {have} servers, and {need} were asked for: {}; delete it again when they are back, until then it may be there or not",
+        "\"{name}\" is durably gone from {have} servers, and {need} were asked for: {}; delete it again when that is mended, until then it may be there or not",
         list(lost)
     )]
     NotGone {
@@ -131,7 +131,7 @@ pub enum Error {
     },
     /// The blob is on fewer servers than the quorum.
     #[error(
-        "\"{name}\" is durable on {have} servers, and {need} were asked for: {}; put it again when they are back, until then who reads it may find this one or the one before",
+        "\"{name}\" is durable on {have} servers, and {need} were asked for: {}; put it again when that is mended, until then who reads it may find this one or the one before",
         list(lost)
     )]
     NoQuorum {

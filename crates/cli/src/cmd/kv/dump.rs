@@ -2,7 +2,6 @@
 
 use std::fs::File;
 use std::io::{self, BufWriter, IsTerminal as _, Read as _, Write};
-use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 
 use remanence_kv::dump::{MAGIC, Record, Summary, Writer};
@@ -13,6 +12,7 @@ use serde_json::json;
 use super::{Reach, member, of, server_of, shown, view_file};
 use crate::fail::{Context as _, Fail};
 use crate::ui::{self, Bar, Mood};
+use crate::whole::Whole;
 
 /// Keys asked for at a time.
 const PAGE: u32 = 128;
@@ -41,26 +41,27 @@ pub(super) struct Args {
     reach: Reach,
 }
 
-/// A dump that is being written: beside its file, until it is whole.
+/// A dump that is being written, which takes its place when it is whole.
 pub(super) struct Out {
     writer: Writer<BufWriter<Box<dyn Write>>>,
-    file: Option<(File, PathBuf, PathBuf)>,
+    whole: Option<(Whole, PathBuf)>,
 }
 
 impl Out {
     pub(super) fn new(output: Option<&Path>) -> Result<Self, Fail> {
-        let (out, file): (Box<dyn Write>, _) = match output {
+        let (out, whole): (Box<dyn Write>, _) = match output {
+            // A device or a pipe is written as it is.
+            Some(path) if std::fs::metadata(path).is_ok_and(|there| !there.is_file()) => {
+                let there = File::options().write(true).open(path);
+                (Box::new(there.context(|| format!("{} cannot be written", path.display()))?), None)
+            }
             Some(path) => {
                 check_place(path)?;
-                let mut part = path.as_os_str().to_owned();
-                part.push(".part");
-                let part = PathBuf::from(part);
+                let unmade = || format!("{} cannot be made", path.display());
                 // What is in it is for who may read the store.
-                let mut options = File::options();
-                options.write(true).create(true).truncate(true).mode(0o600);
-                let file = options.open(&part).context(|| format!("{} cannot be made", part.display()))?;
-                let handle = file.try_clone().context(|| format!("{} cannot be used", part.display()))?;
-                (Box::new(file), Some((handle, part, path.to_owned())))
+                let whole = Whole::at(path, 0o600).context(unmade)?;
+                let file = whole.file().try_clone().context(unmade)?;
+                (Box::new(file), Some((whole, path.to_owned())))
             }
             None if io::stdout().is_terminal() => {
                 return Err(Fail::new(
@@ -70,7 +71,7 @@ impl Out {
             None => (Box::new(io::stdout()), None),
         };
         let writer = Writer::new(BufWriter::with_capacity(1 << 20, out)).context(unwritten)?;
-        Ok(Self { writer, file })
+        Ok(Self { writer, whole })
     }
 
     pub(super) fn value(&mut self, record: &Record) -> Result<(), Fail> {
@@ -84,11 +85,8 @@ impl Out {
     /// The dump is whole, and durable.
     pub(super) fn end(self) -> Result<Summary, Fail> {
         let (summary, _) = self.writer.end().context(unwritten)?;
-        if let Some((file, part, path)) = self.file {
-            file.sync_all().context(unwritten)?;
-            std::fs::rename(&part, &path).context(|| format!("{} cannot be made", path.display()))?;
-            let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
-            File::open(dir).and_then(|dir| dir.sync_all()).context(unwritten)?;
+        if let Some((whole, path)) = self.whole {
+            whole.end().context(|| format!("{} cannot be made", path.display()))?;
         }
         Ok(summary)
     }

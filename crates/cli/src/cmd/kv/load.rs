@@ -57,10 +57,8 @@ pub(super) fn run(args: &Args) -> Result<(), Fail> {
     let bad = |written: u64, e| {
         let so_far = match written {
             0 => "nothing was written".to_owned(),
-            n => format!(
-                "{} of it written",
-                if n == 1 { "1 value was".into() } else { format!("{n} values were") }
-            ),
+            1 => "1 value of it was written".to_owned(),
+            n => format!("{n} values of it were written"),
         };
         Fail::new(format!("{name}: {e}; {so_far}"))
     };
