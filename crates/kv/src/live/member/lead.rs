@@ -173,8 +173,20 @@ pub(super) fn may_lead(node: &Node, options: &MemberOptions, waited: Duration) -
     let own = Own { who: node.who, is_new, has_image, acks };
     let missing = || -> String {
         let others = (0..members).filter(|at| *at != node.who && node.recent(&state, *at).is_none());
-        let why = |at: usize| format!("{}: {}", node.names[at], node.absent(&state, at));
-        others.map(why).collect::<Vec<_>>().join("; ")
+        // Those that are missing for one reason together.
+        let mut by_reason: Vec<(String, Vec<&str>)> = Vec::new();
+        for at in others {
+            let (name, why) = (node.names[at].as_str(), node.absent(&state, at));
+            match by_reason.iter_mut().find(|(reason, _)| *reason == why) {
+                Some((_, names)) => names.push(name),
+                None => by_reason.push((why, vec![name])),
+            }
+        }
+        by_reason
+            .iter()
+            .map(|(why, names)| format!("{} ({why})", names.join(", ")))
+            .collect::<Vec<_>>()
+            .join("; ")
     };
     Err(match chance(&own, &node.others(&state, is_new), waited, node.notice) {
         Chance::Now => return Ok(()),

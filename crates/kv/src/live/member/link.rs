@@ -82,7 +82,13 @@ impl Roads {
             };
             if let Err(error) = once() {
                 session = None;
-                node.missed(at, &error);
+                match error {
+                    // Whoever reads this sees several members, by their names.
+                    Error::Remote(remanence_remote::Error::Verbs(remanence_verbs::Error::NoAnswer(_))) => {
+                        node.missed(at, &"no answer");
+                    }
+                    error => node.missed(at, &error),
+                }
             }
             news = node.wait_for_news(news, interval);
         }
