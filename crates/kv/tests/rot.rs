@@ -7,10 +7,12 @@ use std::ops::Range;
 
 use common::*;
 use remanence_kv::dump::Record;
-use remanence_kv::format::object::{HEADER_LEN, WRITTEN_FROM};
-use remanence_kv::format::slot::{NEIGHBOURHOOD, NEVER, TableAt};
+use remanence_kv::format::object::{Content, HEADER_LEN, WRITTEN_FROM, emit};
+use remanence_kv::format::slot::{NEIGHBOURHOOD, NEVER, TableAt, fingerprint};
 use remanence_kv::format::superblock::{COPIES, SUPERBLOCK_LEN};
-use remanence_kv::format::{DIRECTORY, HEAD_WORDS, Header, Meta, ROOT, RegionWord, Slot, Superblock, Word};
+use remanence_kv::format::{
+    DIRECTORY, HEAD_WORDS, Header, Meta, Place, ROOT, RegionKind, RegionWord, Slot, Superblock, Word, hash,
+};
 use remanence_kv::live::{inspect, salvage};
 use remanence_kv::proto::{Expect, Reply, Request};
 use remanence_kv::server::{Fate, Finding, Where};
@@ -233,6 +235,42 @@ fn a_sector_of_zeros_in_the_table_is_named_and_takes_no_key_away() {
         assert_eq!(looked_through(&again, &contents, &what).0, [], "{what}, opened again");
     }
     assert!(restored >= 2 * 11, "each key was lost with a sector and with a page: {restored}");
+}
+
+/// A region is used again by another head, under the same number of a link, which has not filled it yet.
+#[test]
+fn what_is_left_of_an_earlier_use_of_a_region_is_not_salvaged() {
+    let (link, region) = (7, 20);
+    let key_of = |head: u8| {
+        let mut keys = (0..).map(|n: u32| format!("key {n}").into_bytes());
+        keys.find(|key| SMALL.head_of(fingerprint(hash(SALT, key))) == head).expect("endless")
+    };
+    for known in [true, false] {
+        let image = formatted(SMALL, 16);
+        let put = |unit: u32, head: u8, epoch: u32| {
+            let place = Place { salt: SALT, head, offset: SMALL.join(link, unit), epoch };
+            let object = emit(&place, u64::from(epoch), 0, &key_of(head), Content::Value(b"value"));
+            image.write(SMALL.region(region) + u64::from(unit) * 64, &object);
+        };
+        put(1, 1, 9);
+        put(8, 0, 5);
+        put(12, 1, 10);
+        let word = RegionWord { kind: RegionKind::Log, head: 1, link, epoch: 9 }.emit();
+        let word = if known { word } else { 0 };
+        image.write(SMALL.directory(region), &word.to_le_bytes());
+        // The tables are lost.
+        image.write(ROOT, &[0; 4096 + 2048]);
+        let medium = Region::anonymous(SMALL.size).expect("memory");
+        medium.write(0, &image.bytes());
+        let mut keys = Vec::new();
+        let mut visit = |record: Record| {
+            keys.push((record.key, record.version));
+            Ok(())
+        };
+        let salvaged = salvage(&medium, NOW, &mut visit).expect("a store");
+        assert!(salvaged.without_tables.is_some());
+        assert_eq!(keys, [(key_of(1), 9)], "known: {known}");
+    }
 }
 
 #[test]

@@ -254,7 +254,7 @@ impl<'a> Objects<'a> {
                 Some(RegionKind::Table | RegionKind::Free) => continue,
                 Some(RegionKind::Log) | None => {}
             }
-            this.look_into(region, word.map(|word| word.link));
+            this.look_into(region, word.map(|word| (word.link, word.epoch)));
         }
         for versions in this.keys.values_mut() {
             versions.sort_by_key(|at| std::cmp::Reverse(at.version));
@@ -262,15 +262,18 @@ impl<'a> Objects<'a> {
         this
     }
 
-    fn look_into(&mut self, region: u32, known: Option<u16>) {
+    /// `known`: which link it is, and since which epoch. Objects of an earlier use lie behind those of this one, and may name
+    /// keys that are gone: of a region of which nothing is known, the first object says what it is.
+    fn look_into(&mut self, region: u32, mut known: Option<(u16, u32)>) {
         let geometry = self.superblock.geometry;
-        let (mut unit, mut tries, mut link) = (0, 0, known);
+        let (mut unit, mut tries) = (0, 0);
         let mut is = known.is_some().then_some(None);
         while unit < geometry.region_units() {
             let place = (region, unit);
-            let found = match link {
-                Some(link) => {
+            let found = match known {
+                Some((link, epoch)) => {
                     object_at(self.medium, &self.superblock, place, std::iter::once(link), &mut tries)
+                        .filter(|(object, _)| object.header.epoch == epoch)
                 }
                 None if tries < TRIES_MAX => {
                     let links = (0..geometry.links()).map(|link| link as u16);
@@ -282,7 +285,7 @@ impl<'a> Objects<'a> {
                 unit += 1;
                 continue;
             };
-            link = Some(geometry.split(object.offset).0);
+            known = Some((geometry.split(object.offset).0, object.header.epoch));
             is = Some(Some(object.head));
             self.links.insert((object.head, geometry.split(object.offset).0), region);
             let key = bytes[HEADER_LEN..HEADER_LEN + usize::from(object.header.key_len)].to_vec();
