@@ -142,7 +142,7 @@ mod tests {
         };
         whole.file().write_all(b"half").expect("room");
         std::mem::forget(whole);
-        assert_eq!(names(dir.path()), [OsString::new(); 0]);
+        assert!(names(dir.path()).is_empty());
     }
 
     #[test]
