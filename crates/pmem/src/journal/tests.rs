@@ -715,6 +715,47 @@ fn simulate(seeds: RangeInclusive<u64>, failing: bool, only_durable: bool) -> Se
     seen
 }
 
+/// A record that was torn is not made whole by a later one that is torn in turn, in the same place and with the same bytes where
+/// the first lacks them: what it says had been gone for its owner.
+#[test]
+fn two_torn_records_do_not_make_one_that_is_whole() {
+    let (mut program, mut log) = Program::new(1);
+    let world = &mut program.world;
+    let count = 100;
+    let commit = |world: &mut World, log: &mut Log, first: u8| {
+        let lines = count as usize * LINE;
+        world.region.cache[..lines].fill(7);
+        world.region.cache[0] = first;
+        let copied = world.region.cache.clone();
+        let before = world.halves.disk.clone();
+        let outcome = log.commit(world, &Work::Lines(vec![0..count]), |lines, into| {
+            into.extend_from_slice(&copied[lines.start as usize * LINE..lines.end as usize * LINE]);
+            Ok(())
+        });
+        assert_eq!(outcome.expect("no crash"), Outcome::Durable);
+        let changed = before.iter().zip(&world.halves.disk).position(|(before, after)| before != after);
+        (before, changed.expect("it was written") / BLOCK as usize * BLOCK as usize)
+    };
+    let lost = |world: &mut World, halves: Vec<u8>| {
+        world.halves.disk = halves;
+        world.dirty.clear();
+        world.power_loss();
+    };
+    // Nothing was left to replay. Of the first record the first sector was written, and of the second all others.
+    let (mut halves, at) = commit(world, &mut log, 2);
+    halves[at..at + 512].copy_from_slice(&world.halves.disk[at..at + 512]);
+    lost(world, halves);
+    let (mut log, _) = Log::open(world, program.place, [2; 16], Cache::Unknown).expect("it is whole");
+    assert_eq!(world.region.cache[0], 0);
+    let (before, at) = commit(world, &mut log, 3);
+    let mut halves = world.halves.disk.clone();
+    halves[at..at + 512].copy_from_slice(&before[at..at + 512]);
+    lost(world, halves);
+    Log::open(world, program.place, [3; 16], Cache::Unknown).expect("it is whole");
+    let found = world.region.cache[0];
+    assert!([0, 3].contains(&found), "{found} was never acknowledged, and was gone when somebody looked");
+}
+
 /// A journal that was gone around several times, in batches of one block, of which the newest needs several, after a power
 /// loss. With all batches that are in it.
 fn used() -> (World, Place, Vec<Header>) {
