@@ -34,6 +34,8 @@ fn a_file_and_a_stream_are_put_and_got_back() {
     assert_eq!(names, ["notes", "nothing", "stream"]);
     run(server.client("blob delete").arg("notes")).good();
     run(server.client("get").arg("notes")).bad("there is no blob named \"notes\"");
+    run(server.client("blob sync").args(["--to", &server.address.to_string()]))
+        .bad("is to be brought up to date from others: name at least one of them with -s");
 }
 
 #[test]

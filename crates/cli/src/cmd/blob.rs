@@ -141,8 +141,15 @@ fn delete(args: &Delete) -> Result<(), Fail> {
 fn sync(args: &Sync) -> Result<(), Fail> {
     let tokens = args.servers.reach.tokens.load()?;
     let to = args.to.resolve()?;
+    let from = device::resolve(&args.servers)?;
+    if from.iter().all(|(_, from)| *from == to) {
+        return Err(Fail::new(format!(
+            "{} is to be brought up to date from others: name at least one of them with -s",
+            args.to
+        )));
+    }
     let context = device::open_towards(to.ip(), args.servers.reach.local)?;
-    let mut sources = device::connect_on(&context, device::resolve(&args.servers)?, tokens.clone(), 1)?;
+    let mut sources = device::connect_on(&context, from, tokens.clone(), 1)?;
     let mut target = device::connect_on(&context, vec![(args.to.to_string(), to)], tokens, 1)?;
     let bar = Bar::bytes(None, args.json);
     let report = target.catch_up(&mut sources, &mut |event| {

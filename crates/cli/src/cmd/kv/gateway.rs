@@ -183,7 +183,7 @@ fn towards(args: &Args, server: &At, asked: &Stop) -> Result<(), Fail> {
     let writes = probe.session().role().may_write();
     drop(probe);
     let store = About {
-        name: format!("{server}, {region}"),
+        name: format!("{server}, {}", ui::bytes(region.len)),
         server: server.to_string(),
         mode,
         writes,
@@ -196,10 +196,13 @@ fn towards(args: &Args, server: &At, asked: &Stop) -> Result<(), Fail> {
                 "an acknowledged write is in the logs of {} of {} members, and survives what a member's memory does: {}",
                 said.acks,
                 said.members.len(),
-                said.survives
+                first_clause(&said.survives)
             ),
             (Mode::Durable, None) => {
-                format!("an acknowledged write survives what the server's memory does: {}", region.sentence)
+                format!(
+                    "an acknowledged write survives what the server's memory does: {}",
+                    first_clause(&region.sentence)
+                )
             }
             (Mode::Erda, _) => {
                 "an acknowledged write is visible, and not yet durable: a failure of the server may take it back"
@@ -314,6 +317,11 @@ fn store_metrics(own: Source, ended: &Arc<AtomicBool>) -> Source {
         page.gauge("remanence_gateway_store_failed", None, help, u64::from(ended.load(Ordering::Acquire)))?;
         own(page)
     })
+}
+
+/// What a sentence says of the medium; how it was found out is what `rem doctor` tells.
+fn first_clause(sentence: &str) -> &str {
+    sentence.split("; ").next().unwrap_or(sentence)
 }
 
 /// What a store is.
