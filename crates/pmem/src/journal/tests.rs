@@ -728,7 +728,7 @@ fn two_torn_records_do_not_make_one_that_is_whole() {
         world.region.cache[0] = first;
         let copied = world.region.cache.clone();
         let before = world.halves.disk.clone();
-        let outcome = log.commit(world, &Work::Lines(vec![0..count]), |lines, into| {
+        let outcome = log.commit(world, &Work::Lines(std::iter::once(0..count).collect()), |lines, into| {
             into.extend_from_slice(&copied[lines.start as usize * LINE..lines.end as usize * LINE]);
             Ok(())
         });
