@@ -7,7 +7,7 @@
 //! * [`shm`]: rings in memory that two processes of one host share.
 //!
 //! Two wrappers go around any of them: [`pcap`] records, [`fault`] makes the network bad. [`route`] says which local
-//! address reaches a peer, [`neighbour`] whether anybody is there, [`wait`] waits, and [`veth`] is a cable between two namespaces to try things on.
+//! address reaches a peer, [`neighbour`] whether anybody is there, [`monitor`] what becomes of an interface, [`wait`] waits, and [`veth`] is a cable between two namespaces to try things on.
 //!
 //! Read first: RFC 768, udp(7), ip(7), and IBA Vol 1 Annex A17 for what RoCEv2 asks of the IP and UDP headers
 //! (the ICRC covers them, see [`SourcePort`] and [`Received::train_index`]).
@@ -17,6 +17,7 @@ mod conformance;
 pub mod fault;
 pub mod host;
 mod link;
+pub mod monitor;
 pub mod neighbour;
 pub mod pcap;
 pub mod route;

@@ -22,6 +22,8 @@ use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{BorrowedFd, OwnedFd, RawFd};
 
+use crate::route::Interface;
+
 /// One datagram that arrived: a UDP payload and what its headers said.
 #[derive(Clone, Copy, Debug)]
 pub struct Received<'a> {
@@ -312,6 +314,13 @@ pub trait Link: Send {
         let _ = group;
     }
 
+    /// From now on these are the interface's addresses: sockets of those that are new are opened, those of others closed, and
+    /// the rest go on. What came of it [`caps`](Self::caps) says: an address that cannot be had is not among its addresses. A
+    /// link that cannot follow leaves everything as it is.
+    fn readdress(&mut self, interfaces: &[Interface]) {
+        let _ = interfaces;
+    }
+
     /// The way for messages and descriptors beside the datagrams, where there is one.
     fn side_channel(&mut self) -> Option<&mut dyn SideChannel> {
         None
@@ -408,6 +417,10 @@ impl<L: Link + ?Sized> Link for Box<L> {
 
     fn leave(&mut self, group: IpAddr) {
         (**self).leave(group);
+    }
+
+    fn readdress(&mut self, interfaces: &[Interface]) {
+        (**self).readdress(interfaces);
     }
 
     fn side_channel(&mut self) -> Option<&mut dyn SideChannel> {

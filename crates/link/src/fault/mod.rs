@@ -21,6 +21,7 @@ use rand_chacha::ChaCha8Rng;
 use rand_core::{RngCore, SeedableRng};
 
 use crate::link::{Event, Link, LinkCaps, LinkStats, Outgoing, Received, WaitFd};
+use crate::route::Interface;
 use crate::sys::event::Timer;
 use queue::Queue;
 
@@ -535,6 +536,12 @@ impl<L: Link> Link for Faulty<L> {
 
     fn leave(&mut self, group: IpAddr) {
         self.inner.leave(group);
+    }
+
+    fn readdress(&mut self, interfaces: &[Interface]) {
+        self.inner.readdress(interfaces);
+        let caps = self.inner.caps();
+        (self.caps.mtu, self.caps.addresses) = (caps.mtu, caps.addresses.clone());
     }
 
     fn path_mtu(&self, src: IpAddr, dst: IpAddr) -> usize {

@@ -17,6 +17,7 @@ use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use crate::link::{Event, Link, LinkCaps, LinkStats, Outgoing, Received, SideChannel, WaitFd};
+use crate::route::Interface;
 use frame::{Frame, Headers};
 use pcapng::Direction;
 
@@ -245,6 +246,10 @@ impl<L: Link> Link for Capture<L> {
 
     fn leave(&mut self, group: IpAddr) {
         self.inner.leave(group);
+    }
+
+    fn readdress(&mut self, interfaces: &[Interface]) {
+        self.inner.readdress(interfaces);
     }
 
     fn path_mtu(&self, src: IpAddr, dst: IpAddr) -> usize {

@@ -45,8 +45,18 @@ pub(super) struct Count {
 
 impl Count {
     pub(super) fn allow(&mut self) {
-        self.allowed = true;
-        self.habit = HABIT;
+        if !self.allowed {
+            self.allowed = true;
+            self.habit = HABIT;
+        }
+    }
+
+    /// From here on every identification is 0.
+    pub(super) fn forbid(&mut self, fd: BorrowedFd<'_>) {
+        if self.peer.is_some() {
+            self.give_up(fd);
+        }
+        self.allowed = false;
     }
 
     pub(super) fn next(&self) -> u16 {

@@ -112,6 +112,8 @@ pub struct UdpLink {
     look_when_idle: bool,
     stats: LinkStats,
     shared: Option<Shared>,
+    /// The addresses have changed since it was opened: what leaves from one that went is lost.
+    has_moved: bool,
 }
 
 /// What a link needs to share its port.
@@ -210,6 +212,7 @@ impl UdpLink {
             look_when_idle: false,
             stats: LinkStats::default(),
             shared,
+            has_moved: false,
         })
     }
 
@@ -218,7 +221,35 @@ impl UdpLink {
     /// # Errors
     /// When the kernel does not say.
     pub fn buffer_sizes(&self) -> io::Result<(usize, usize)> {
-        Ok((self.ports[0].rx.buffer_size()?, self.ports[0].tx.buffer_size()?))
+        let port = self.ports.first().ok_or(io::ErrorKind::AddrNotAvailable)?;
+        Ok((port.rx.buffer_size()?, port.tx.buffer_size()?))
+    }
+
+    /// Opens the sockets of one more address, with the ports of the others.
+    fn add_port(&mut self, interface: &Interface) -> io::Result<()> {
+        let SourcePort::Fixed(src_port) = self.caps.src_port else { unreachable!("`open` chose one") };
+        let rx = rx::Receiver::open(interface.socket_addr(self.caps.port), &self.options)?;
+        let tx = tx::Sender::open(interface.socket_addr(src_port), interface.index, &self.options)?;
+        let port = Port { interface: interface.clone(), rx, tx };
+        if let Some(Shared { sharing, steering }) = &mut self.shared {
+            steering.add(sharing, &port)?;
+        }
+        self.ports.push(port);
+        Ok(())
+    }
+
+    /// After a change of addresses: only where there is one IPv4 address, its sender may be connected.
+    fn count_again(&mut self) {
+        let mut v4 = (0..self.ports.len()).filter(|i| self.ports[*i].interface.addr.is_ipv4());
+        let only = v4.next().filter(|_| self.options.connect && v4.next().is_none());
+        for (index, port) in self.ports.iter_mut().enumerate() {
+            if only == Some(index) {
+                port.tx.may_connect();
+            } else {
+                port.tx.may_not_connect();
+            }
+        }
+        self.counting = only;
     }
 
     /// One receive at one address.
@@ -273,6 +304,9 @@ impl UdpLink {
     /// Tries the port that was busy last, and one other, in turn; the other one less often, while somebody polls in a row.
     fn choose(&mut self) -> [Option<usize>; 2] {
         let count = self.ports.len() + self.groups.count();
+        if count == 0 {
+            return [None, None];
+        }
         if count == 1 {
             return [Some(0), None];
         }
@@ -350,6 +384,10 @@ impl Link for UdpLink {
             ));
         }
         let Some(port) = self.ports.iter_mut().find(|p| p.interface.addr == out.src) else {
+            if self.has_moved {
+                self.stats.tx_failed += 1;
+                return Ok(());
+            }
             return Err(io::Error::new(
                 io::ErrorKind::InvalidInput,
                 format!("{} is none of the link's addresses", out.src),
@@ -498,6 +536,31 @@ impl Link for UdpLink {
     fn leave(&mut self, group: IpAddr) {
         self.groups.leave(group);
         (self.hot, self.other) = (0, 0);
+    }
+
+    fn readdress(&mut self, interfaces: &[Interface]) {
+        let is_among =
+            |port: &Port| interfaces.iter().any(|i| i.socket_addr(0) == port.interface.socket_addr(0));
+        while let Some(index) = self.ports.iter().position(|port| !is_among(port)) {
+            if let Some(Shared { sharing, steering }) = &mut self.shared {
+                steering.remove(sharing, index);
+            }
+            drop(self.ports.remove(index));
+        }
+        for interface in interfaces {
+            match self.ports.iter_mut().find(|port| port.interface.addr == interface.addr) {
+                Some(known) => known.interface = interface.clone(),
+                // What cannot be had now, as another process has the port for itself, is tried again at the next change.
+                None => drop(self.add_port(interface)),
+            }
+        }
+        self.caps.addresses = self.ports.iter().map(|port| port.interface.addr).collect();
+        if let Some(mtu) = self.ports.iter().map(|port| port.interface.mtu).min() {
+            self.caps.mtu = mtu;
+        }
+        (self.hot, self.other, self.look_when_idle) = (0, 0, true);
+        self.count_again();
+        self.has_moved = true;
     }
 
     fn stats(&self) -> LinkStats {

@@ -100,7 +100,26 @@ impl Steering {
         if magic != PROBE_MAGIC[0] && magic != TEST_MAGIC || train.data.len() != PROBE_LEN {
             return false;
         }
-        self.groups[index].hear(seat, magic, train.data)
+        // Of an address that went, nobody waits for any.
+        self.groups.get_mut(index).is_none_or(|group| group.hear(seat, magic, train.data))
+    }
+
+    /// One more address, whose port is to be the last. If another process has it, the timer tries again to get it.
+    pub(super) fn add(&mut self, sharing: &Sharing, port: &Port) -> io::Result<()> {
+        let mut group = Group::new(port.rx.addr());
+        group.attach(sharing, port)?;
+        group.experiment(sharing, port);
+        self.groups.push(group);
+        Ok(())
+    }
+
+    /// An address less. The others see to their sockets themselves.
+    pub(super) fn remove(&mut self, sharing: &Sharing, index: usize) {
+        let group = self.groups.remove(index);
+        let board = sharing.board();
+        if board.shared() {
+            board.withdraw_index(sharing.seat().slot(), group.addr);
+        }
     }
 
     /// Others had to send datagrams on to us: our place, or the program, is not what we think.

@@ -73,7 +73,7 @@ fn open_with_port(interfaces: &[Interface], port: u16, options: &Options) -> io:
 }
 
 impl Sender {
-    fn open(addr: SocketAddr, interface: u32, options: &Options) -> io::Result<Self> {
+    pub(super) fn open(addr: SocketAddr, interface: u32, options: &Options) -> io::Result<Self> {
         let socket = net::udp_socket(addr.ip())?;
         let fd = socket.as_fd();
         if addr.is_ipv4() {
@@ -103,6 +103,11 @@ impl Sender {
     /// It may be connected to who most is sent to: whoever sends asks for [`ident`](Self::ident) each time.
     pub(super) fn may_connect(&mut self) {
         self.count.allow();
+    }
+
+    /// It may not be any more: nobody asks what it counts.
+    pub(super) fn may_not_connect(&mut self) {
+        self.count.forbid(self.socket.as_fd());
     }
 
     /// The identification of the next datagram.

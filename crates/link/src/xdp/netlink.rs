@@ -24,6 +24,11 @@ const NLMSG_ERROR: u16 = 2;
 const NLMSG_DONE: u16 = 3;
 /// Neighbour table notifications.
 const RTMGRP_NEIGH: u32 = 4;
+/// Notifications of interfaces, and of their addresses of either family.
+const INTERFACE_GROUPS: u32 =
+    (libc::RTMGRP_LINK | libc::RTMGRP_IPV4_IFADDR | libc::RTMGRP_IPV6_IFADDR).cast_unsigned();
+/// An interface is up, and what is behind it (a cable, the other end of a pair) is too.
+const IFF_LOWER_UP: u32 = 1 << 16;
 /// Ask the kernel to resolve the neighbour as if it had a packet for it.
 const NTF_USE: u8 = 1;
 /// The gateway of a route, if it is not of the route's own address family.
@@ -35,6 +40,8 @@ const NUD_VALID: u16 = libc::NUD_PERMANENT
     | libc::NUD_PROBE
     | libc::NUD_STALE
     | libc::NUD_DELAY;
+/// News taken at a time.
+const DRAIN_AT_MOST: usize = 4096;
 /// A nested attribute.
 const NLA_F_NESTED: u16 = 1 << 15;
 const IFLA_INFO_KIND: u16 = 1;
@@ -153,6 +160,9 @@ pub(crate) struct Interface {
     pub(crate) mtu: u32,
     pub(crate) mac: Mac,
     pub(crate) up: bool,
+    /// Up, with a carrier.
+    pub(crate) carries: bool,
+    pub(crate) loopback: bool,
     /// Its neighbours have addresses that must be found out.
     pub(crate) asks_neighbours: bool,
     /// `veth`, `bridge`, …; empty for a plain device.
@@ -231,6 +241,8 @@ impl Netlink {
                 .and_then(|mac| mac.try_into().ok())
                 .unwrap_or_default(),
             up: u32_at(body, 8) & libc::IFF_UP.cast_unsigned() != 0,
+            carries: u32_at(body, 8) & IFF_LOWER_UP != 0,
+            loopback: u32_at(body, 8) & libc::IFF_LOOPBACK.cast_unsigned() != 0,
             asks_neighbours: u32_at(body, 8) & (libc::IFF_NOARP | libc::IFF_LOOPBACK).cast_unsigned() == 0,
             kind: String::from_utf8_lossy(kind).trim_end_matches('\0').to_owned(),
         })
@@ -376,6 +388,36 @@ impl NeighbourWatch {
                 }
             }
         }
+    }
+}
+
+/// News of interfaces and their addresses.
+#[derive(Debug)]
+pub(crate) struct InterfaceWatch(Descriptor);
+
+impl InterfaceWatch {
+    pub(crate) fn open() -> io::Result<Self> {
+        sys::netlink(INTERFACE_GROUPS, true).map(Self)
+    }
+
+    pub(crate) fn fd(&self) -> &Descriptor {
+        &self.0
+    }
+
+    /// Takes what there is. That some was lost is no other news than what was not.
+    pub(crate) fn drain(&self) -> io::Result<()> {
+        let mut buffer = [0; 8 << 10];
+        // Whoever changes addresses for ever does not keep us here: what is left makes the descriptor readable.
+        for _ in 0..DRAIN_AT_MOST {
+            match sys::receive(&self.0, &mut buffer) {
+                Ok(_) => {}
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => break,
+                Err(e) if e.raw_os_error() == Some(libc::ENOBUFS) => {}
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                Err(e) => return Err(e),
+            }
+        }
+        Ok(())
     }
 }
 
