@@ -49,7 +49,7 @@ pub enum SourcePort {
 /// What a device is and how large its objects may be.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Config {
-    /// The GID table: our own addresses.
+    /// The GID table: our own addresses. A place may be empty (all zeros): [`Device::set_gid`].
     pub gids: Vec<Gid>,
     /// Numbers for QPs. QP 0 and QP 1 are special and never part of it.
     pub qpns: Range<u32>,
@@ -281,6 +281,13 @@ impl Device {
             gids.resize(usize::from(index) + 1, Gid::default());
         }
         gids[usize::from(index)] = gid.unwrap_or_default();
+    }
+
+    /// The link carries packets of another size from now on: path MTUs that QPs are given are held against it, and it is that
+    /// of QPs made from now on. Those that there are keep theirs, as they agreed on it with their peers; if the link now carries
+    /// less, their packets are lost, and their retries end in an error.
+    pub fn set_mtu(&mut self, mtu: Mtu) {
+        self.shared.config.mtu = mtu;
     }
 
     /// The counters.

@@ -201,6 +201,6 @@ impl Manager {
     /// Where an answer to a message for `id` from `from` leaves from.
     pub(super) fn reply_path(&self, id: u32, from: Gid) -> Path {
         let local = self.conns.get(&id).map(|conn| conn.path.local);
-        Path { local: local.or(self.config.gids.first().copied()).unwrap_or_default(), remote: from }
+        Path { local: local.or(self.config.first_gid()).unwrap_or_default(), remote: from }
     }
 }

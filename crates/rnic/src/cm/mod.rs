@@ -38,7 +38,7 @@ mod types;
 use rand_chacha::ChaCha8Rng;
 use rand_core::{RngCore, SeedableRng};
 use remanence_wire::cm::{Message, Repr};
-use remanence_wire::{Gid, Psn};
+use remanence_wire::{Gid, Mtu, Psn};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use self::conn::Conn;
@@ -119,6 +119,12 @@ impl Manager {
             events: VecDeque::new(),
             stats: Stats::default(),
         }
+    }
+
+    /// The device's addresses and the largest path MTU are others from now on. Connections keep what they have.
+    pub fn set_port(&mut self, gids: &[Gid], max_mtu: Mtu) {
+        self.config.gids = gids.to_vec();
+        self.config.max_mtu = max_mtu;
     }
 
     /// From now on, asks for a service that nobody listens for `knocks` times more before it believes that: five times 10

@@ -162,8 +162,9 @@ impl Manager {
         };
         // On RoCE the GID is the IP address that the REQ came from; if it were another, our QP's packets would go
         // to somebody who never asked.
-        let gids = &self.config.gids;
-        if req.primary.local_gid != from || !(gids.is_empty() || gids.contains(&req.primary.remote_gid)) {
+        let (gids, asked) = (&self.config.gids, req.primary.remote_gid);
+        let is_ours = asked != Gid::default() && gids.contains(&asked);
+        if req.primary.local_gid != from || !(gids.is_empty() || is_ours) {
             return Verdict::Reject(RejReason::INVALID_GID, None);
         }
         let max_mtu = self.config.max_mtu;

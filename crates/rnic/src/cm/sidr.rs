@@ -63,7 +63,7 @@ impl Manager {
         // SIDR_REQ names no GID; where RDMA-CM is used, its header does.
         let local = match &cma {
             Ok(Some((cma, _))) => Gid::from_ip(cma.dst),
-            Ok(None) | Err(_) => self.config.gids.first().copied().unwrap_or_default(),
+            Ok(None) | Err(_) => self.config.first_gid().unwrap_or_default(),
         };
         let path = Path { local, remote: from };
         let (listener, cma) = match (self.listener(req.service_id, local), cma) {

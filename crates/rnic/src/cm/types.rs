@@ -47,7 +47,7 @@ impl CommIdSpace {
 pub struct Config {
     /// Node GUID, which REQ and REP carry; with a communication ID it names a connection for ever.
     pub ca_guid: u64,
-    /// Local GIDs. A REQ for another one is rejected (invalid GID). Empty: anything goes.
+    /// Local GIDs; a place may be empty, all zeros. A REQ for another one is rejected (invalid GID). No places: anything goes.
     pub gids: Vec<Gid>,
     /// Our communication IDs.
     pub comm_ids: CommIdSpace,
@@ -95,6 +95,13 @@ impl Default for Config {
             ack_delay: 15,
             min_rnr_timer: 12,
         }
+    }
+}
+
+impl Config {
+    /// The first local GID; a place of the table may be empty.
+    pub(super) fn first_gid(&self) -> Option<Gid> {
+        self.gids.iter().copied().find(|&gid| gid != Gid::default())
     }
 }
 
