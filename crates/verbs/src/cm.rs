@@ -453,10 +453,10 @@ impl<'a> Cm<'a> {
         if self.handle.lock.is_abandoned() {
             return Err(Error::os("the device was the parent process's", io::ErrorKind::NotConnected.into()));
         }
-        let gids = local.as_ref().map_or(self.handle.config.gids.as_slice(), std::slice::from_ref);
+        let gids = local.map_or_else(|| self.handle.port().addresses().collect(), |gid| vec![gid]);
         let mut entry = None;
         if let Some(seat) = &self.handle.seat {
-            for gid in gids {
+            for gid in &gids {
                 listening.push(seat.listen(service_id.0, Some(gid.to_ip())).map_err(|e| {
                     if e.kind() == io::ErrorKind::AddrInUse {
                         CmError::InUse.into()
@@ -466,7 +466,7 @@ impl<'a> Cm<'a> {
                 })?);
             }
         } else {
-            entry = Some(self.handle.claims.enter(service_id, gids).ok_or(CmError::InUse)?);
+            entry = Some(self.handle.claims.enter(service_id, &gids).ok_or(CmError::InUse)?);
         }
         Ok(Claim { _listening: listening, _entry: entry })
     }

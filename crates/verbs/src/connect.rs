@@ -294,7 +294,7 @@ impl Connection {
         let handle = &qp.pd().inner.handle;
         let remote = Gid::from_ip(peer.ip());
         let local =
-            handle.config.gids.get(usize::from(handle.sgid_index(remote))).copied().unwrap_or_default();
+            handle.port().gids.get(usize::from(handle.sgid_index(remote))).copied().unwrap_or_default();
         to_init(qp, attr)?;
         let path = Path { local, remote };
         let connect = Connect {
@@ -307,7 +307,7 @@ impl Connection {
             retry_count: attr.retry_cnt,
             rnr_retry_count: attr.rnr_retry,
             srq: qp.srq().is_some(),
-            mtu: attr.path_mtu.unwrap_or(handle.config.mtu),
+            mtu: attr.path_mtu.unwrap_or(handle.port().mtu),
             cma_port: Some(CALLER_PORT),
             private_data,
         };

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use remanence_link::fault::FaultControl;
 use remanence_link::host::Seat;
+use remanence_link::monitor::Monitor;
 use remanence_link::{Link, LinkCaps, LinkStats, SourcePort, Thread};
 use remanence_rnic::cm::{self, CommIdSpace};
 use remanence_rnic::{AsyncEvent, Config, Device, Stats};
@@ -24,6 +25,7 @@ use crate::cq::Cq;
 use crate::driver::{Driver, Interest, ProgressStats, Signals, Turn};
 use crate::error::Error;
 use crate::flush::{self, FlushQueue};
+use crate::follow::{self, Port};
 use crate::handover::{Pace, Progress};
 use crate::lock::DeviceLock;
 use crate::memory::RegionMemory;
@@ -38,8 +40,15 @@ use crate::wake::Bell;
 pub enum DeviceEvent {
     /// To an object.
     Affiliated(AsyncEvent),
-    /// The link failed; nothing will be sent or received any more (`IBV_EVENT_DEVICE_FATAL`).
+    /// The link failed, or its interface was removed; nothing will be sent or received any more
+    /// (`IBV_EVENT_DEVICE_FATAL`).
     DeviceFatal(io::ErrorKind),
+    /// Packets can leave again (`IBV_EVENT_PORT_ACTIVE`).
+    PortActive,
+    /// The interface is down (`IBV_EVENT_PORT_ERR`).
+    PortError,
+    /// The table of GIDs is another one (`IBV_EVENT_GID_CHANGE`).
+    GidChange,
 }
 
 /// What the threads of a device share. They hold this part only, so that they do not keep the device open.
@@ -80,6 +89,11 @@ impl Shared {
         Turn::new(driver, &self.clock)
     }
 
+    /// What the port is now.
+    pub(crate) fn port(&self) -> Port {
+        self.signals.port()
+    }
+
     /// As [`turn`](Self::turn), to post.
     pub(crate) fn turn_to_post(&self) -> Turn<'_> {
         let driver = self.lock.lock();
@@ -100,15 +114,26 @@ pub(crate) struct Handle {
     flushes: Arc<FlushQueue>,
     has_progress_thread: bool,
     threads: Mutex<Vec<Thread>>,
+    /// Wakes the thread that follows the interface, where there is one.
+    follower: Option<Arc<Bell>>,
 }
 
 impl Handle {
     /// Which of our addresses reaches a peer: one of its IP version, and its own if it is one of ours.
     pub(crate) fn sgid_index(&self, remote: Gid) -> u8 {
-        let gids = &self.config.gids;
-        let same_version = |gid: &Gid| gid.to_ip().is_ipv4() == remote.to_ip().is_ipv4();
-        let index = gids.iter().position(|&gid| gid == remote).or_else(|| gids.iter().position(same_version));
-        u8::try_from(index.unwrap_or(0)).unwrap_or(0)
+        let port = self.port();
+        let same_version =
+            |&gid: &Gid| gid != Gid::default() && gid.to_ip().is_ipv4() == remote.to_ip().is_ipv4();
+        let similar = || port.gids.iter().position(same_version).and_then(|index| u8::try_from(index).ok());
+        port.index_of(remote).or_else(similar).unwrap_or(0)
+    }
+
+    /// What the port is now; in a forked child, what it was when the device was opened.
+    pub(crate) fn port(&self) -> Port {
+        if self.shared.lock.is_abandoned() {
+            return Port { active: false, gids: self.config.gids.clone().into(), mtu: self.config.mtu };
+        }
+        self.shared.port()
     }
 }
 
@@ -124,7 +149,7 @@ impl fmt::Debug for Handle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Handle")
             .field("kind", &self.caps.kind)
-            .field("gids", &self.config.gids)
+            .field("opened_with", &self.config.gids)
             .finish_non_exhaustive()
     }
 }
@@ -140,6 +165,9 @@ impl Drop for Handle {
         }
         self.shared.stop.store(true, Ordering::Release);
         self.shared.signals.thread.ring();
+        if let Some(follower) = &self.follower {
+            follower.ring();
+        }
         self.flushes.stop();
         // Neither thread ever owns a Handle, so this is not one of them joining itself.
         for thread in self.threads.get_mut().unwrap_or_else(PoisonError::into_inner).drain(..) {
@@ -161,6 +189,9 @@ impl Context {
     /// One sentence that says what to do: the link cannot be opened (no such address or interface, port taken, no
     /// permission), or the operating system refuses a descriptor or a thread.
     pub fn open(options: Options) -> Result<Self, Error> {
+        // Before the addresses are read, so that no change of them is missed.
+        let monitor = options.follow.as_deref().map(Monitor::open).transpose();
+        let monitor = monitor.map_err(|e| Error::os("cannot follow the interface", e))?;
         let Opened { mut link, seat, faults } =
             Options::open_link(options.link, options.faults, options.capture.as_deref())?;
         let clock = Clock::new();
@@ -186,7 +217,11 @@ impl Context {
         let async_events = Arc::new(EventQueue::new());
         async_events.fd()?;
         let flushes = Arc::new(FlushQueue::default());
-        let signals = Signals { thread, async_events, news: Arc::new(AtomicU64::new(0)) };
+        let carries = |monitor: &Monitor| monitor.state().ok().flatten().is_none_or(|state| state.carries);
+        let active = monitor.as_ref().is_none_or(carries);
+        let port = Port { active, gids: config.gids.clone().into(), mtu: config.mtu };
+        let port = Arc::new(Mutex::new(port));
+        let signals = Signals { thread, async_events, news: Arc::new(AtomicU64::new(0)), port };
         let driver = Driver::new(
             Device::new(config.clone()),
             RegionMemory::new(Arc::clone(&flushes)),
@@ -210,6 +245,7 @@ impl Context {
             let (caps, signals) = (caps.clone(), signals.clone());
             move || abandon::heir(&caps, &signals)
         };
+        let follower = monitor.is_some().then(Bell::new).transpose().map_err(os)?.map(Arc::new);
         let shared = Arc::new(Shared {
             lock: DeviceLock::new(driver, heir),
             clock,
@@ -229,12 +265,19 @@ impl Context {
             flushes: Arc::clone(&flushes),
             has_progress_thread,
             threads: Mutex::new(Vec::new()),
+            follower: follower.clone(),
         });
         let mut threads = Vec::new();
         if has_progress_thread {
             let shared = Arc::clone(&shared);
             threads
                 .push(progress::spawn(shared).map_err(|e| Error::os("cannot start the progress thread", e))?);
+        }
+        if let (Some(monitor), Some(bell)) = (monitor, follower) {
+            let thread = follow::spawn(Arc::clone(&shared), monitor, bell, options.mtu);
+            threads.push(
+                thread.map_err(|e| Error::os("cannot start the thread that follows the interface", e))?,
+            );
         }
         *handle.threads.lock().unwrap_or_else(PoisonError::into_inner) = threads;
         let worker = flush::spawn(flushes, move |outcomes| progress::flushed(&shared, outcomes))
@@ -273,7 +316,13 @@ impl Context {
         Cq::new(&self.handle, capacity, channel, user_data)
     }
 
-    /// What the device was opened with: limits, GIDs, MTU.
+    /// What the port is now: state, GID table, largest path MTU.
+    #[must_use]
+    pub fn port(&self) -> Port {
+        self.handle.port()
+    }
+
+    /// What the device was opened with: limits, GIDs, MTU. Of the latter, [`port`](Self::port) says what became.
     #[must_use]
     pub fn config(&self) -> &Config {
         &self.handle.config

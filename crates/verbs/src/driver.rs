@@ -9,7 +9,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use remanence_link::{Link, LinkStats, Outgoing, SideChannel, WaitFd};
@@ -23,6 +23,7 @@ use crate::cm::Connections;
 use crate::company::Company;
 use crate::context::DeviceEvent;
 use crate::error::Error;
+use crate::follow::Port;
 use crate::handover::{Handover, Kick, Outlook, Pace, Plan, Progress, WaiterId};
 use crate::inplace::{self, InPlace};
 use crate::memory::RegionMemory;
@@ -67,7 +68,10 @@ pub(crate) enum Object {
 impl Object {
     fn of(event: &DeviceEvent) -> Option<Self> {
         Some(match *event {
-            DeviceEvent::DeviceFatal(_) => return None,
+            DeviceEvent::DeviceFatal(_)
+            | DeviceEvent::PortActive
+            | DeviceEvent::PortError
+            | DeviceEvent::GidChange => return None,
             DeviceEvent::Affiliated(event) => match event {
                 AsyncEvent::CommEst(qpn)
                 | AsyncEvent::SqDrained(qpn)
@@ -115,6 +119,19 @@ pub(crate) struct Signals {
     pub(crate) async_events: Arc<EventQueue<DeviceEvent>>,
     /// [`Driver::news`] as of the end of the last turn, for those who find the lock taken.
     pub(crate) news: Arc<AtomicU64>,
+    /// What the port is; changed under the device lock.
+    pub(crate) port: Arc<Mutex<Port>>,
+}
+
+impl Signals {
+    pub(crate) fn port(&self) -> Port {
+        // Every change is one assignment.
+        self.port.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    pub(crate) fn set_port(&self, port: Port) {
+        *self.port.lock().unwrap_or_else(PoisonError::into_inner) = port;
+    }
 }
 
 pub(crate) struct Driver {
@@ -343,9 +360,34 @@ impl Driver {
     fn fail(&mut self, error: &io::Error) {
         if !self.failed {
             self.failed = true;
-            self.pushed += 1;
-            self.signals.async_events.push(DeviceEvent::DeviceFatal(error.kind()));
+            self.push_async(DeviceEvent::DeviceFatal(error.kind()));
         }
+    }
+
+    /// What carried the packets is gone.
+    pub(crate) fn lose(&mut self, error: &io::Error) {
+        self.fail(error);
+        self.look_again();
+    }
+
+    /// An event of the device for the consumer.
+    pub(crate) fn push_async(&mut self, event: DeviceEvent) {
+        self.signals.async_events.push(event);
+        self.pushed += 1;
+    }
+
+    pub(crate) fn link(&mut self) -> &mut dyn Link {
+        &mut *self.link
+    }
+
+    pub(crate) const fn signals(&self) -> &Signals {
+        &self.signals
+    }
+
+    /// Whoever sleeps on the link's descriptors is to ask for them again.
+    pub(crate) fn look_again(&mut self) {
+        let kick = self.handover.look_again();
+        self.kick(kick);
     }
 
     /// The process ends: takes what has come, tells the peers of all connections, and closes the link, so that what it
@@ -480,8 +522,7 @@ impl Driver {
             return Err(Error::os("multicast", e));
         }
         // The group's descriptors are new to whoever sleeps on those that there were.
-        let kick = self.handover.look_again();
-        self.kick(kick);
+        self.look_again();
         Ok(())
     }
 

@@ -89,6 +89,9 @@ pub struct Options {
     pub config: Config,
     /// The largest path MTU to offer; the link may carry less.
     pub mtu: Mtu,
+    /// The interface to follow while the device is open: its addresses, its state, its MTU. Without, the device keeps the
+    /// addresses that it was opened with. Only UDP links can have other addresses than those.
+    pub follow: Option<String>,
     /// Who drives the device when no consumer does.
     pub progress: Progress,
     /// Records what is sent and received to a pcapng file, which Wireshark reads as RoCEv2. With faults, it shows what
@@ -135,6 +138,7 @@ impl Options {
             link,
             config: Config::default(),
             mtu: Mtu::B4096,
+            follow: None,
             progress: Progress::default(),
             capture: None,
             faults: None,

@@ -402,7 +402,7 @@ impl Qp {
     /// What a peer needs to know to connect to this QP, at the first GID of the device.
     #[must_use]
     pub fn endpoint(&self) -> QpEndpoint {
-        let gid = self.inner.pd.inner.handle.config.gids.first().copied().unwrap_or_default();
+        let gid = self.inner.pd.inner.handle.port().addresses().next().unwrap_or_default();
         QpEndpoint { gid, qpn: self.inner.qpn, psn: self.inner.first_psn }
     }
 
@@ -413,7 +413,7 @@ impl Qp {
     pub fn connect_to(&self, peer: &QpEndpoint, attr: &ConnectAttr) -> Result<(), VerbError> {
         let rc = self.is_rc();
         let sgid_index = self.inner.pd.inner.handle.sgid_index(peer.gid);
-        let path_mtu = attr.path_mtu.unwrap_or(self.inner.pd.inner.handle.config.mtu);
+        let path_mtu = attr.path_mtu.unwrap_or(self.inner.pd.inner.handle.port().mtu);
         self.modify(&QpAttr { state: Some(QpState::Init), access: Some(attr.access), ..QpAttr::default() })?;
         self.modify(&QpAttr {
             state: Some(QpState::Rtr),
