@@ -106,14 +106,13 @@ fn answer(ctx: &Ctx, port_num: u8, wc: &ibv_wc, grh: &[u8; 40]) -> Result<ibv_ah
         return Ok(attr);
     }
     let way = way(grh).ok_or(libc::EPROTONOSUPPORT)?;
-    let gids = &ctx.context.config().gids;
     // Who sent to a group cannot be answered from the group.
-    let index = gids.iter().position(|&gid| gid == way.destination).ok_or(libc::EINVAL)?;
+    let index = ctx.context.port().index_of(way.destination).ok_or(libc::EINVAL)?;
     attr.is_global = 1;
     attr.grh = ibv_global_route {
         dgid: ibv_gid { raw: way.source.0 },
         flow_label: u32::from_be_bytes([0, grh[1] & 0xf, grh[2], grh[3]]),
-        sgid_index: u8::try_from(index).map_err(|_| libc::EINVAL)?,
+        sgid_index: index,
         hop_limit: way.hop_limit,
         traffic_class: way.traffic_class,
     };

@@ -14,12 +14,25 @@ use crate::context::{Ctx, ctx};
 use crate::errno;
 use crate::sleep::{Event, Sleep};
 
+/// An event of the one port.
+fn of_port(event_type: ibv_event_type) -> ibv_async_event {
+    let mut event = ibv_async_event { event_type, ..ibv_async_event::zeroed() };
+    event.element.port_num = 1;
+    event
+}
+
 /// The C form of an event, which counts as handed out; nothing if its object is gone.
 fn to_c(ctx: &Ctx, event: DeviceEvent) -> Option<ibv_async_event> {
     let mut c = ibv_async_event::zeroed();
-    let DeviceEvent::Affiliated(event) = event else {
-        c.event_type = IBV_EVENT_DEVICE_FATAL;
-        return Some(c);
+    let event = match event {
+        DeviceEvent::Affiliated(event) => event,
+        DeviceEvent::DeviceFatal(_) => {
+            c.event_type = IBV_EVENT_DEVICE_FATAL;
+            return Some(c);
+        }
+        DeviceEvent::PortActive => return Some(of_port(IBV_EVENT_PORT_ACTIVE)),
+        DeviceEvent::PortError => return Some(of_port(IBV_EVENT_PORT_ERR)),
+        DeviceEvent::GidChange => return Some(of_port(IBV_EVENT_GID_CHANGE)),
     };
     let mut table = ctx.table();
     let mut qp = |qpn, event_type| {

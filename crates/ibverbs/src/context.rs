@@ -222,6 +222,7 @@ fn open(device: &'static Device) -> Result<*mut ibv_context, c_int> {
     }
     let mut options = Options::new(link);
     options.mtu = settings.mtu.unwrap_or(options.mtu);
+    options.follow = device.info.interface.clone();
     options.faults = settings.faults;
     options.capture = settings.capture.as_deref().map(capture::file);
     let context = Context::open(options).map_err(|e| {

@@ -106,8 +106,7 @@ impl Device {
     }
 }
 
-/// Entries of a GID table, in use or not.
-pub(crate) const GID_TABLE_LEN: usize = 16;
+pub(crate) use remanence_verbs::GID_TABLE_LEN;
 
 /// Writes a C string, as much of it as fits.
 fn fill(into: &mut [c_char], text: &str) {

@@ -14,6 +14,7 @@ use remanence_link::wait;
 use remanence_rnic::AhAttr;
 
 use crate::context::Ctx;
+use crate::query;
 
 /// How long the kernel waits for the neighbour of an address vector (`rdma_addr_find_l2_eth_by_grh`).
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -41,7 +42,7 @@ pub(crate) fn missing(src: IpAddr, dst: SocketAddr) -> Result<Option<Hop>, c_int
 /// `ETIMEDOUT`: nobody answers; `ENETUNREACH` and `EHOSTUNREACH`: there is no way.
 pub(crate) fn find(ctx: &Ctx, av: &AhAttr) -> Result<(), c_int> {
     let ip = av.dgid.to_ip();
-    let src = ctx.context.config().gids.get(usize::from(av.sgid_index)).map(|gid| gid.to_ip());
+    let src = query::gid(ctx, 1, av.sgid_index.into()).ok().flatten().map(|gid| gid.to_ip());
     let src = src.filter(|src| src.is_ipv4() == ip.is_ipv4() && ctx.device.info.interface.is_some());
     // The engine says what is wrong with a source; nobody needs to be found in shared memory, nor a group.
     let Some(src) = src.filter(|_| !ip.is_multicast()) else { return Ok(()) };

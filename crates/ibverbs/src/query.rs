@@ -181,12 +181,12 @@ pub(crate) fn mbps(ctx: &Ctx) -> u32 {
 }
 
 fn port_attr(ctx: &Ctx) -> ibv_port_attr {
-    let config = ctx.context.config();
+    let port = ctx.context.port();
     let (active_width, active_speed) = width_and_speed(mbps(ctx));
     ibv_port_attr {
-        state: IBV_PORT_ACTIVE,
+        state: if port.active { IBV_PORT_ACTIVE } else { IBV_PORT_DOWN },
         max_mtu: IBV_MTU_4096,
-        active_mtu: config.mtu as ibv_mtu,
+        active_mtu: port.mtu as ibv_mtu,
         gid_tbl_len: GID_TABLE_LEN as c_int,
         port_cap_flags: IBV_PORT_CM_SUP | IBV_PORT_IP_BASED_GIDS,
         max_msg_sz: MAX_MESSAGE,
@@ -194,8 +194,8 @@ fn port_attr(ctx: &Ctx) -> ibv_port_attr {
         max_vl_num: 1,
         active_width,
         active_speed,
-        // LinkUp.
-        phys_state: 5,
+        // LinkUp, or Disabled.
+        phys_state: if port.active { 5 } else { 3 },
         link_layer: IBV_LINK_LAYER_ETHERNET as u8,
         flags: IBV_QPF_GRH_REQUIRED,
         active_speed_ex: active_speed.into(),
@@ -233,7 +233,7 @@ pub(crate) fn gid(ctx: &Ctx, port_num: u32, index: u32) -> Result<Option<Gid>, c
     if port_num != 1 || index >= GID_TABLE_LEN {
         return Err(libc::EINVAL);
     }
-    Ok(ctx.context.config().gids.get(index).copied())
+    Ok(ctx.context.port().gids.get(index).copied().filter(|&gid| gid != Gid::default()))
 }
 
 /// The number of the network interface that has the address of a GID, 0 if none has.
@@ -310,7 +310,9 @@ pub unsafe extern "C" fn _ibv_query_gid_table(
 ) -> isize {
     // SAFETY: the caller's open device.
     let ctx = unsafe { ctx(context) };
-    let gids = &ctx.context.config().gids;
+    let port = ctx.context.port();
+    let gids: Vec<(u32, Gid)> =
+        (0..).zip(port.gids.iter().copied()).filter(|&(_, gid)| gid != Gid::default()).collect();
     if flags != 0 {
         return -(libc::EOPNOTSUPP as isize);
     }
@@ -318,9 +320,9 @@ pub unsafe extern "C" fn _ibv_query_gid_table(
         return -(libc::EINVAL as isize);
     }
     let entries: *mut u8 = entries.cast();
-    for (i, &gid) in (0_u32..).zip(gids) {
+    for (i, &(index, gid)) in gids.iter().enumerate() {
         // SAFETY: an array of the caller, as long as the check above wants.
-        unsafe { write_prefix(&gid_entry(ctx, i, gid), entries.add(i as usize * entry_size), entry_size) };
+        unsafe { write_prefix(&gid_entry(ctx, index, gid), entries.add(i * entry_size), entry_size) };
     }
     gids.len().cast_signed()
 }

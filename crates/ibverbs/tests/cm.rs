@@ -5,6 +5,8 @@ mod common;
 
 use std::fs;
 
+use common::world;
+
 /// Compiles one of the programs and runs it. (Its parts that start it again find our libraries in the environment.)
 fn story(name: &str, source: &str) {
     let dir = common::scratch(name);
@@ -48,4 +50,23 @@ fn programs_may_bring_their_own_qps_and_change_their_channels() {
 #[test]
 fn a_thread_that_is_cancelled_leaves_events_to_others() {
     story("cm_cancel", include_str!("c/cm_cancel.c"));
+}
+
+/// In a network that the program changes while its device is open.
+#[test]
+fn addresses_come_and_go_while_a_device_is_open_and_everyone_is_told() {
+    let dir = common::scratch("cm_addresses");
+    fs::write(dir.join("cm.h"), include_str!("c/cm.h")).expect("written");
+    let program = common::compile(&dir, "cm_addresses", include_str!("c/cm_addresses.c"));
+    let mut command = world::namespace();
+    let script = format!("{} && echo there && exec timeout 240 {}", world::INTERFACE, program.display());
+    command.args(["sh", "-c", &script]).env("LD_LIBRARY_PATH", common::dropin());
+    let output = command.env("REMANENCE_DEVICE", "rem_rv0").output().expect("unshare");
+    let errors = String::from_utf8_lossy(&output.stderr);
+    if output.stdout.starts_with(b"there") {
+        assert!(output.status.success(), "{:?}: {errors}", output.status);
+    } else {
+        println!("skipped: no network namespace: {}", errors.trim());
+    }
+    fs::remove_dir_all(&dir).expect("removed");
 }

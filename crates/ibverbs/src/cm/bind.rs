@@ -119,7 +119,7 @@ fn claim(id: Id, inner: &Inner, at: SocketAddr) -> Result<Vec<Bound>, c_int> {
     for device in devices::all() {
         // The kernel listens where it can.
         let Ok(verbs) = context::of_process(device).map(Verbs) else { continue };
-        for &gid in &verbs.ctx().context.config().gids {
+        for gid in verbs.ctx().context.port().addresses() {
             if is_meant(inner, at, gid.to_ip()) {
                 // What cma.c says where one of the two names no address.
                 let claim = claim_at(verbs, gid).map_err(|e| match e {

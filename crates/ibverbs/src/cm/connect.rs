@@ -95,7 +95,7 @@ fn connect(id: Id, param: &Param) -> Result<(), c_int> {
             retry_count: param.retry_count,
             rnr_retry_count: param.rnr_retry_count,
             srq: param.srq,
-            mtu: context.config().mtu,
+            mtu: context.port().mtu,
             cma_port: Some(src.port()),
             private_data: &param.data,
         };

@@ -43,7 +43,7 @@ pub(super) fn find(ip: IpAddr, scope: u32) -> Option<&'static Device> {
     let known = domains()
         .keys()
         .map(|open| open.ctx())
-        .find(|ctx| fits(ctx.device) && ctx.context.config().gids.contains(&Gid::from_ip(ip)));
+        .find(|ctx| fits(ctx.device) && ctx.context.port().index_of(Gid::from_ip(ip)).is_some());
     if let Some(ctx) = known {
         return Some(ctx.device);
     }
@@ -69,7 +69,7 @@ pub(super) fn stand_in(ip: IpAddr) -> Option<IpAddr> {
 /// The addresses that an open device has.
 fn gids(device: &'static Device) -> Vec<Gid> {
     context::of_process(device)
-        .map(|verbs| Verbs(verbs).ctx().context.config().gids.clone())
+        .map(|verbs| Verbs(verbs).ctx().context.port().addresses().collect())
         .unwrap_or_default()
 }
 

@@ -251,8 +251,7 @@ fn sidr_response(id: Id, status: u8, qpn: Qpn, qkey: Qkey, data: &[u8]) -> Draft
 
 /// Where an address of a device is in its GID table.
 pub(super) fn sgid_index(verbs: Verbs, gid: Gid) -> u8 {
-    let index = verbs.ctx().context.config().gids.iter().position(|&g| g == gid);
-    u8::try_from(index.unwrap_or(0)).unwrap_or(0)
+    verbs.ctx().context.port().index_of(gid).unwrap_or(0)
 }
 
 /// An address vector in C's words.

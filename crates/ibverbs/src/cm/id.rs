@@ -330,7 +330,7 @@ impl Id {
             numb_path: 1,
             pkey: PKEY_BE,
             mtu_selector: EXACTLY,
-            mtu: verbs.ctx().context.config().mtu as u8,
+            mtu: verbs.ctx().context.port().mtu as u8,
             rate_selector: EXACTLY,
             rate: IBV_RATE_10_GBPS as u8,
             packet_life_time_selector: EXACTLY,
