@@ -6,6 +6,7 @@
 
 #[cfg(test)]
 mod tests;
+mod widen;
 
 use std::collections::HashMap;
 use std::io;
@@ -151,7 +152,8 @@ pub struct Claim {
 #[derive(Debug)]
 struct Service {
     route: Route,
-    _claim: Claim,
+    claim: Claim,
+    wide: Option<widen::Wide>,
 }
 
 /// ICMP messages "port unreachable", with proof, that end an attempt to connect. One may be of a peer that restarts, and the
@@ -403,6 +405,33 @@ impl Context {
     }
 }
 
+/// Takes a service at some addresses of a device.
+fn claim_at(
+    seat: Option<&Seat>,
+    claims: &claims::Claims,
+    service_id: ServiceId,
+    gids: &[Gid],
+) -> Result<Claim, Error> {
+    // One process of the host gets the requests for a service at an address, whichever of them the kernel hands
+    // them to.
+    let mut listening = Vec::new();
+    let mut entry = None;
+    if let Some(seat) = seat {
+        for gid in gids {
+            listening.push(seat.listen(service_id.0, Some(gid.to_ip())).map_err(|e| {
+                if e.kind() == io::ErrorKind::AddrInUse {
+                    CmError::InUse.into()
+                } else {
+                    Error::os("cannot listen", e)
+                }
+            })?);
+        }
+    } else {
+        entry = Some(claims.enter(service_id, gids).ok_or(CmError::InUse)?);
+    }
+    Ok(Claim { _listening: listening, _entry: entry })
+}
+
 impl<'a> Cm<'a> {
     pub(crate) fn of(handle: &'a Arc<Handle>) -> Self {
         Self { handle }
@@ -437,7 +466,7 @@ impl<'a> Cm<'a> {
         let mut turn = self.handle.turn();
         let id = turn.cm.manager.listen(listen)?;
         let route = Route::new(events, user_data);
-        turn.cm.listeners.insert(id, Service { route, _claim: claim });
+        turn.cm.listeners.insert(id, Service { route, claim, wide: None });
         Ok(id)
     }
 
@@ -447,28 +476,11 @@ impl<'a> Cm<'a> {
     /// # Errors
     /// Some process of this host has it.
     pub fn claim(self, service_id: ServiceId, local: Option<Gid>) -> Result<Claim, Error> {
-        // One process of the host gets the requests for a service at an address, whichever of them the kernel hands
-        // them to.
-        let mut listening = Vec::new();
         if self.handle.lock.is_abandoned() {
             return Err(Error::os("the device was the parent process's", io::ErrorKind::NotConnected.into()));
         }
         let gids = local.map_or_else(|| self.handle.port().addresses().collect(), |gid| vec![gid]);
-        let mut entry = None;
-        if let Some(seat) = &self.handle.seat {
-            for gid in &gids {
-                listening.push(seat.listen(service_id.0, Some(gid.to_ip())).map_err(|e| {
-                    if e.kind() == io::ErrorKind::AddrInUse {
-                        CmError::InUse.into()
-                    } else {
-                        Error::os("cannot listen", e)
-                    }
-                })?);
-            }
-        } else {
-            entry = Some(self.handle.claims.enter(service_id, &gids).ok_or(CmError::InUse)?);
-        }
-        Ok(Claim { _listening: listening, _entry: entry })
+        claim_at(self.handle.seat.as_ref(), &self.handle.claims, service_id, &gids)
     }
 
     /// [`listen`](Self::listen) to what was claimed before. The claim is given up if that fails.
@@ -500,10 +512,9 @@ impl<'a> Cm<'a> {
     /// Stops listening; undecided requests are rejected.
     pub fn unlisten(self, id: ListenId) {
         let mut turn = self.handle.turn();
-        let service = turn.cm.listeners.remove(&id);
-        turn.cm.manager.unlisten(id);
+        let over = turn.cm.unlisten(id);
         drop(turn);
-        drop(service);
+        drop(over);
     }
 
     /// Asks a peer for a connection for the QP `connect.qpn`. Its state stays the caller's business to the end.
@@ -593,6 +604,16 @@ impl<'a> Cm<'a> {
             let user_data = route.user_data;
             for event in old.take(|event| event.user_data == user_data && event.event.is_some()) {
                 channel.events.push(event);
+            }
+        }
+        let service = turn.cm.listeners.get(&id);
+        let others: Vec<_> = service
+            .and_then(|service| service.wide.as_ref())
+            .map(|wide| wide.others.clone())
+            .unwrap_or_default();
+        for (_, other) in others {
+            if let Some(Service { route, .. }) = turn.cm.listeners.get_mut(&other) {
+                route.events = Arc::clone(&channel.events);
             }
         }
     }

@@ -12,10 +12,14 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use remanence_link::Thread;
+use remanence_link::host::Seat;
 use remanence_link::monitor::{Monitor, State};
+use remanence_link::route::Interface;
 use remanence_link::without_signals;
 use remanence_wire::{Gid, Mtu};
 
+use crate::claims::Claims;
+use crate::cm::Claim;
 use crate::context::{DeviceEvent, Shared};
 use crate::wake::Bell;
 
@@ -65,15 +69,27 @@ fn exchanged(old: &[Gid], addresses: &[Gid]) -> Vec<Gid> {
 }
 
 /// Follows an interface until `bell` is rung with the device's `stop` set. `most`: the largest path MTU to offer.
-pub(crate) fn spawn(shared: Arc<Shared>, monitor: Monitor, bell: Arc<Bell>, most: Mtu) -> io::Result<Thread> {
-    without_signals(|| Thread::spawn(c"remanence-port", move || run(&shared, &monitor, &bell, most)))
+pub(crate) fn spawn(
+    shared: Arc<Shared>,
+    monitor: Monitor,
+    bell: Arc<Bell>,
+    most: Mtu,
+    books: Books,
+) -> io::Result<Thread> {
+    without_signals(|| Thread::spawn(c"remanence-port", move || run(&shared, &monitor, &bell, most, &books)))
 }
 
-fn run(shared: &Shared, monitor: &Monitor, bell: &Bell, most: Mtu) {
+/// Where services are taken: by those that listen at every address, at those that come.
+pub(crate) struct Books {
+    pub(crate) seat: Option<Seat>,
+    pub(crate) claims: Claims,
+}
+
+fn run(shared: &Shared, monitor: &Monitor, bell: &Bell, most: Mtu, books: &Books) {
     let mut fds = Vec::new();
     while !shared.stop.load(Ordering::Acquire) {
         match monitor.state() {
-            Ok(Some(state)) => change(shared, &state, most),
+            Ok(Some(state)) => change(shared, &state, most, books),
             Ok(None) => {
                 remove(shared);
                 return;
@@ -91,32 +107,37 @@ fn run(shared: &Shared, monitor: &Monitor, bell: &Bell, most: Mtu) {
 }
 
 /// Brings the device to what the interface is now, and tells the consumer what changed.
-fn change(shared: &Shared, state: &State, most: Mtu) {
+fn change(shared: &Shared, state: &State, most: Mtu, books: &Books) {
     let mut turn = shared.turn();
     let before = shared.port();
     let mut wanted = state.addresses.clone();
     // More than the table has places for: those that are in it stay.
     wanted.sort_by_key(|interface| before.index_of(Gid::from_ip(interface.addr)).is_none());
     wanted.truncate(GID_TABLE_LEN);
-    turn.readdress(&wanted, most, state.carries);
+    let over = turn.readdress(&wanted, most, state.carries, books);
+    drop(turn);
+    drop(over);
 }
 
 /// The interface is no more: the device is lost, as one of hardware that is pulled out.
 fn remove(shared: &Shared) {
     let mut turn = shared.turn();
-    turn.set_port(Port { active: false, ..shared.port() });
+    let port = Port { active: false, ..shared.port() };
+    turn.set_port(port);
     turn.lose(&io::ErrorKind::NotFound.into());
 }
 
 impl crate::driver::Driver {
-    fn readdress(&mut self, interfaces: &[remanence_link::route::Interface], most: Mtu, active: bool) {
+    fn readdress(&mut self, interfaces: &[Interface], most: Mtu, active: bool, books: &Books) -> Vec<Claim> {
         let link = self.link();
         link.readdress(interfaces);
         let caps = link.caps();
         let addresses: Vec<Gid> = caps.addresses.iter().map(|&address| Gid::from_ip(address)).collect();
         let mtu = most.min(Mtu::fitting(caps.mtu).unwrap_or(Mtu::B256));
         let gids = exchanged(&self.device.config().gids, &addresses);
+        let over = self.cm.readdressed(&gids, books.seat.as_ref(), &books.claims);
         self.set_port(Port { active, gids: gids.into(), mtu });
+        over
     }
 
     /// The port is another one from now on. Who is told of it finds it so.

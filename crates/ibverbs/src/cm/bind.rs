@@ -158,6 +158,9 @@ fn listen(id: Id, backlog: c_int) -> Result<(), c_int> {
     let backlog = if backlog > 0 && backlog < BACKLOG_MAX { backlog } else { BACKLOG_MAX };
     let result = bound.into_iter().try_for_each(|at_one| listen_at(id, at_one, at.port(), backlog as usize));
     let mut inner = id.lock();
+    if result.is_ok() && is_any(at.ip()) {
+        listen_wherever(id, &inner, at, backlog as usize);
+    }
     if let Err(e) = result {
         inner.state = State::Bound;
         for (verbs, listener) in inner.listeners.drain(..) {
@@ -167,6 +170,19 @@ fn listen(id: Id, backlog: c_int) -> Result<(), c_int> {
     }
     id.show_addresses(&inner);
     Ok(())
+}
+
+/// Who listens at every address listens at those that a device is given later, as in the kernel.
+fn listen_wherever(id: Id, inner: &Inner, at: SocketAddr, backlog: usize) {
+    let mut devices: Vec<Verbs> = Vec::new();
+    let (v4, v6) = (is_meant(inner, at, Ipv4Addr::UNSPECIFIED.into()), at.is_ipv6());
+    for &(verbs, listener) in &inner.listeners {
+        if !devices.contains(&verbs) {
+            devices.push(verbs);
+            let listen = Listen { service_id: service(id.ps(), at.port()), local: None, backlog };
+            verbs.ctx().context.cm().widen(listener, &listen, v4, v6);
+        }
+    }
 }
 
 fn listen_at(id: Id, bound: Bound, port: u16, backlog: usize) -> Result<(), c_int> {

@@ -69,8 +69,8 @@ struct connection {
 	struct rdma_cm_id *listener, *client, *server;
 };
 
-/* Connects to a service at an address of this host, and says something. */
-static struct connection connected(const char *ip)
+/* Connects to a service at an address of this host, and says something. The service is that of a listener, or of its own. */
+static struct connection connected_to(const char *ip, struct rdma_cm_id *listener)
 {
 	struct rdma_conn_param param = {.retry_count = 1, .rnr_retry_count = 1};
 	struct ibv_qp_init_attr client_attr = qp_attr(IBV_QPT_RC), server_attr = qp_attr(IBV_QPT_RC);
@@ -81,10 +81,14 @@ static struct connection connected(const char *ip)
 	struct ibv_mr *mr;
 	struct ibv_wc wc;
 
-	OK(rdma_create_id(channel, &c.listener, NULL, RDMA_PS_TCP));
-	OK(rdma_bind_addr(c.listener, SA(to)));
-	OK(rdma_listen(c.listener, 4));
-	to.sin_port = rdma_get_src_port(c.listener);
+	c.listener = NULL;
+	if (!listener) {
+		OK(rdma_create_id(channel, &c.listener, NULL, RDMA_PS_TCP));
+		OK(rdma_bind_addr(c.listener, SA(to)));
+		OK(rdma_listen(c.listener, 4));
+		listener = c.listener;
+	}
+	to.sin_port = rdma_get_src_port(listener);
 	OK(rdma_create_id(channel, &c.client, NULL, RDMA_PS_TCP));
 	OK(rdma_resolve_addr(c.client, SA(from), SA(to), 2000));
 	expect(channel, c.client, RDMA_CM_EVENT_ADDR_RESOLVED, 0);
@@ -93,6 +97,7 @@ static struct connection connected(const char *ip)
 	OK(rdma_create_qp(c.client, NULL, &client_attr));
 	OK(rdma_connect(c.client, &param));
 	event = next(channel, RDMA_CM_EVENT_CONNECT_REQUEST);
+	CHECK(event->listen_id == listener);
 	c.server = event->id;
 	OK(rdma_ack_cm_event(event));
 	OK(rdma_create_qp(c.server, NULL, &server_attr));
@@ -110,13 +115,19 @@ static struct connection connected(const char *ip)
 	return c;
 }
 
+static struct connection connected(const char *ip)
+{
+	return connected_to(ip, NULL);
+}
+
 static void done(struct connection c)
 {
 	rdma_destroy_qp(c.client);
 	rdma_destroy_qp(c.server);
 	OK(rdma_destroy_id(c.client));
 	OK(rdma_destroy_id(c.server));
-	OK(rdma_destroy_id(c.listener));
+	if (c.listener)
+		OK(rdma_destroy_id(c.listener));
 }
 
 static int ready_to_receive(struct ibv_qp *qp, int sgid_index, struct ibv_qp_attr *way)
@@ -132,7 +143,7 @@ static int ready_to_receive(struct ibv_qp *qp, int sgid_index, struct ibv_qp_att
 
 int main(void)
 {
-	struct sockaddr_in first = at("10.77.0.1", 0);
+	struct sockaddr_in first = at("10.77.0.1", 0), anywhere = at("0.0.0.0", 0);
 	struct ibv_qp_init_attr attr = qp_attr(IBV_QPT_RC);
 	struct ibv_qp_attr way = {.qp_state = IBV_QPS_RTR,
 				  .path_mtu = IBV_MTU_1024,
@@ -140,7 +151,7 @@ int main(void)
 				  .ah_attr = {.is_global = 1, .port_num = 1, .grh = {.hop_limit = 64}}};
 	struct connection old, new;
 	struct ibv_context *verbs;
-	struct rdma_cm_id *id;
+	struct rdma_cm_id *id, *wide;
 	int at_first, came;
 	struct ibv_qp *qp;
 	struct ibv_wc wc;
@@ -155,7 +166,10 @@ int main(void)
 	CHECK(port_of(verbs).state == IBV_PORT_ACTIVE && port_of(verbs).phys_state == 5 && at_first == 0);
 	CHECK(port_of(verbs).active_mtu == IBV_MTU_1024);
 	quiet(verbs);
-	old = connected("10.77.0.1");
+	OK(rdma_create_id(channel, &wide, NULL, RDMA_PS_TCP));
+	OK(rdma_bind_addr(wide, SA(anywhere)));
+	OK(rdma_listen(wide, 4));
+	old = connected_to("10.77.0.1", wide);
 
 	/* An address that came later is as good as the first. */
 	shell("ip addr add 10.77.0.2/24 dev rv0");
@@ -163,6 +177,7 @@ int main(void)
 	quiet(verbs);
 	came = index_of(verbs, "10.77.0.2");
 	CHECK(came > 0 && index_of(verbs, "10.77.0.1") == at_first);
+	done(connected_to("10.77.0.2", wide));
 	new = connected("10.77.0.2");
 
 	/* It goes: its connection ends, that of the other address does not; its place is empty, and nobody's. */
@@ -219,6 +234,9 @@ int main(void)
 		until(verbs, IBV_EVENT_GID_CHANGE);
 	CHECK(index_of(verbs, "10.77.0.1") == at_first && index_of(verbs, "10.77.0.3") == came);
 	done(connected("10.77.0.4"));
+	done(connected_to("10.77.0.4", wide));
+	done(connected_to("10.77.0.1", wide));
+	OK(rdma_destroy_id(wide));
 	OK(rdma_post_send(old.client, NULL, "gone", 4, NULL, IBV_SEND_INLINE));
 	CHECK(rdma_get_send_comp(old.client, &wc) == 1);
 	done(old);
