@@ -20,6 +20,7 @@ use remanence_wire::Qpn;
 
 use crate::abi::*;
 use crate::capture;
+use crate::cm;
 use crate::counters;
 use crate::device::{Device, device};
 use crate::errno;
@@ -198,8 +199,8 @@ pub(crate) fn verbs(p: *mut ibv_context) -> *mut verbs_context {
     p.wrapping_byte_sub(offset_of!(verbs_context, context)).cast()
 }
 
-/// Opens a device for this process.
-fn open(device: &'static Device) -> Result<*mut ibv_context, c_int> {
+/// Opens a device for this process. `removed` is called with the interface's number when that is no more.
+fn open(device: &'static Device, removed: Option<fn(u32)>) -> Result<*mut ibv_context, c_int> {
     let settings = settings::get()?;
     let link = match settings.link {
         LinkChoice::Udp => LinkKind::Udp(udp::Options::new(device.addresses())),
@@ -223,6 +224,7 @@ fn open(device: &'static Device) -> Result<*mut ibv_context, c_int> {
     let mut options = Options::new(link);
     options.mtu = settings.mtu.unwrap_or(options.mtu);
     options.follow = device.info.interface.clone();
+    options.removed = removed.map(|tell| (tell, device.info.index));
     options.faults = settings.faults;
     options.capture = settings.capture.as_deref().map(capture::file);
     let context = Context::open(options).map_err(|e| {
@@ -260,7 +262,7 @@ pub(crate) fn of_process(device: &'static Device) -> Result<*mut ibv_context, c_
         if let Some(&(.., p)) = contexts.iter().find(|&&(g, d, _)| (g, d) == (generation, key)) {
             return Ok(ptr::with_exposed_provenance_mut(p));
         }
-        let p = open(device)?;
+        let p = open(device, Some(cm::device_removed))?;
         contexts.retain(|&(g, ..)| g == generation);
         contexts.push((generation, key, p.expose_provenance()));
         Ok(p)
@@ -270,7 +272,7 @@ pub(crate) fn of_process(device: &'static Device) -> Result<*mut ibv_context, c_
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_open_device(p: *mut ibv_device) -> *mut ibv_context {
     // SAFETY: the caller's device.
-    open(unsafe { device(p) }).unwrap_or_else(errno::null_with)
+    open(unsafe { device(p) }, None).unwrap_or_else(errno::null_with)
 }
 
 #[unsafe(no_mangle)]

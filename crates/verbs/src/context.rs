@@ -274,7 +274,8 @@ impl Context {
                 .push(progress::spawn(shared).map_err(|e| Error::os("cannot start the progress thread", e))?);
         }
         if let (Some(monitor), Some(bell)) = (monitor, follower) {
-            let books = follow::Books { seat: handle.seat.clone(), claims: handle.claims.clone() };
+            let (seat, claims) = (handle.seat.clone(), handle.claims.clone());
+            let books = follow::Books { seat, claims, removed: options.removed };
             let thread = follow::spawn(Arc::clone(&shared), monitor, bell, options.mtu, books);
             threads.push(
                 thread.map_err(|e| Error::os("cannot start the thread that follows the interface", e))?,

@@ -79,10 +79,11 @@ pub(crate) fn spawn(
     without_signals(|| Thread::spawn(c"remanence-port", move || run(&shared, &monitor, &bell, most, &books)))
 }
 
-/// Where services are taken: by those that listen at every address, at those that come.
+/// Where services are taken, by those that listen at every address, at those that come; and whom to tell of the end.
 pub(crate) struct Books {
     pub(crate) seat: Option<Seat>,
     pub(crate) claims: Claims,
+    pub(crate) removed: Option<(fn(u32), u32)>,
 }
 
 fn run(shared: &Shared, monitor: &Monitor, bell: &Bell, most: Mtu, books: &Books) {
@@ -92,6 +93,9 @@ fn run(shared: &Shared, monitor: &Monitor, bell: &Bell, most: Mtu, books: &Books
             Ok(Some(state)) => change(shared, &state, most, books),
             Ok(None) => {
                 remove(shared);
+                if let Some((tell, number)) = books.removed {
+                    tell(number);
+                }
                 return;
             }
             // Without descriptors, say: what is known stays, and the next news are another chance.

@@ -92,6 +92,9 @@ pub struct Options {
     /// The interface to follow while the device is open: its addresses, its state, its MTU. Without, the device keeps the
     /// addresses that it was opened with. Only UDP links can have other addresses than those.
     pub follow: Option<String>,
+    /// Called with its number when the interface that is followed was removed, after the events of the device; by a thread of
+    /// the device, which holds no lock.
+    pub removed: Option<(fn(u32), u32)>,
     /// Who drives the device when no consumer does.
     pub progress: Progress,
     /// Records what is sent and received to a pcapng file, which Wireshark reads as RoCEv2. With faults, it shows what
@@ -139,6 +142,7 @@ impl Options {
             config: Config::default(),
             mtu: Mtu::B4096,
             follow: None,
+            removed: None,
             progress: Progress::default(),
             capture: None,
             faults: None,

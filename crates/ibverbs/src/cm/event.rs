@@ -127,6 +127,7 @@ fn local(id: Id) -> Option<Draft> {
         Local::AddrResolved => Draft::new(id, RDMA_CM_EVENT_ADDR_RESOLVED),
         Local::AddrError(status) => Draft::new(id, RDMA_CM_EVENT_ADDR_ERROR).status(status),
         Local::RouteResolved => Draft::new(id, RDMA_CM_EVENT_ROUTE_RESOLVED),
+        Local::DeviceRemoved => Draft::new(id, RDMA_CM_EVENT_DEVICE_REMOVAL),
         Local::Joined(number) => {
             let (ud, status) = multicast::joined(id, number)?;
             let event =

@@ -50,6 +50,7 @@ pub(super) enum Local {
     RouteResolved,
     /// By the number of the group.
     Joined(u64),
+    DeviceRemoved,
 }
 
 /// A port at one address of a device, taken but not listened on.
@@ -465,6 +466,18 @@ impl Registry {
         if let Some(target) = books.targets.get(&token) {
             // It is not freed while it is in the books.
             target.id.tell(&mut target.id.lock(), local);
+        }
+    }
+
+    /// Tells whoever is bound to the device of an interface.
+    pub(super) fn tell_those_at(&self, interface: u32, local: Local) {
+        let books = self.lock();
+        // Under other tokens an identifier hears requests.
+        for id in books.targets.values().filter(|target| target.heard.is_none()).map(|target| target.id) {
+            let mut inner = id.lock();
+            if inner.verbs.is_some_and(|verbs| verbs.ctx().device.info.index == interface) {
+                id.tell(&mut inner, local);
+            }
         }
     }
 

@@ -39,6 +39,12 @@ use std::ffi::c_int;
 
 use crate::errno;
 
+/// The interface of that number was removed, and with it its device: who is bound to it is told, as by the kernel, and is to
+/// destroy what he has there.
+pub(crate) fn device_removed(interface: u32) {
+    id::registry().tell_those_at(interface, id::Local::DeviceRemoved);
+}
+
 /// What these calls answer: 0, or -1 and the reason in `errno`.
 fn answer(result: Result<(), c_int>) -> c_int {
     match result {

@@ -241,8 +241,17 @@ int main(void)
 	CHECK(rdma_get_send_comp(old.client, &wc) == 1);
 	done(old);
 
+	/* Who is bound to no device is not told of its end; who is bound to it, once. */
+	OK(rdma_create_id(channel, &wide, NULL, RDMA_PS_TCP));
+	OK(rdma_bind_addr(wide, SA(anywhere)));
+	OK(rdma_listen(wide, 4));
+	none(channel);
 	shell("ip link del rv0");
 	until(verbs, IBV_EVENT_DEVICE_FATAL);
 	CHECK(port_of(verbs).state == IBV_PORT_DOWN);
+	expect(channel, id, RDMA_CM_EVENT_DEVICE_REMOVAL, 0);
+	none(channel);
+	OK(rdma_destroy_id(wide));
+	OK(rdma_destroy_id(id));
 	return 0;
 }
