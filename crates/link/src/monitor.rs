@@ -58,7 +58,7 @@ impl Monitor {
     /// # Errors
     /// When the kernel gives none any more.
     pub fn drain(&self) -> io::Result<()> {
-        self.watch.drain()
+        self.watch.drain().map(drop)
     }
 
     /// What the interface is now; `None` when it is no more.
@@ -101,4 +101,49 @@ fn is_link_local(addr: IpAddr) -> bool {
 fn can_be_bound(interface: &Interface) -> bool {
     net::udp_socket(interface.addr)
         .is_ok_and(|socket| net::bind(socket.as_fd(), interface.socket_addr(0)).is_ok())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::veth::{End, Veth};
+    use crate::wait;
+
+    #[test]
+    fn news_that_were_lost_do_no_harm() {
+        // More than the kernel keeps for a socket that nobody reads.
+        const MANY: u16 = 4000;
+        let veth = match Veth::new(1500) {
+            Err(e) if e.kind() == io::ErrorKind::PermissionDenied => {
+                println!("SKIPPED: network namespaces need root: {e}");
+                return;
+            }
+            other => other.expect("a veth pair"),
+        };
+        let seen = veth.within(End::Left, || {
+            let monitor = Monitor::open(Veth::INTERFACE)?;
+            let is_told = || wait::poll(&[monitor.wait_fd()], Some(Duration::ZERO));
+            let before = monitor.state()?.expect("it is there");
+            assert!(!is_told()?, "nothing happened yet");
+            let netlink = Netlink::open()?;
+            for n in 0..MANY {
+                let [high, low] = n.to_be_bytes();
+                netlink.add_address(monitor.index, [10, 99, high, low].into(), 32)?;
+            }
+            assert!(is_told()?);
+            assert!(!monitor.watch.drain()?, "they are more than the socket holds");
+            assert!(!is_told()?, "all that is left was taken");
+            let after = monitor.state()?.expect("it is there");
+            netlink.add_address(monitor.index, [10, 98, 0, 1].into(), 32)?;
+            assert!(is_told()?, "it is told of what comes later");
+            assert!(monitor.watch.drain()?);
+            Ok((before, after))
+        });
+        let (before, after) = seen.expect("the kernel does as it is told");
+        assert_eq!((before.carries, before.mtu, before.addresses[0].addr), (true, 1500, End::Left.ipv4()));
+        assert_eq!(after.addresses.len(), before.addresses.len() + usize::from(MANY));
+        assert!(after.addresses.is_sorted_by_key(|interface| interface.addr.is_ipv6()), "IPv4 first");
+    }
 }

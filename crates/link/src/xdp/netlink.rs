@@ -404,20 +404,21 @@ impl InterfaceWatch {
         &self.0
     }
 
-    /// Takes what there is. That some was lost is no other news than what was not.
-    pub(crate) fn drain(&self) -> io::Result<()> {
+    /// Takes what there is; false if some was lost, which to who reads afresh what is true is no other news than the rest.
+    pub(crate) fn drain(&self) -> io::Result<bool> {
         let mut buffer = [0; 8 << 10];
+        let mut all = true;
         // Whoever changes addresses for ever does not keep us here: what is left makes the descriptor readable.
         for _ in 0..DRAIN_AT_MOST {
             match sys::receive(&self.0, &mut buffer) {
                 Ok(_) => {}
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => break,
-                Err(e) if e.raw_os_error() == Some(libc::ENOBUFS) => {}
+                Err(e) if e.raw_os_error() == Some(libc::ENOBUFS) => all = false,
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
                 Err(e) => return Err(e),
             }
         }
-        Ok(())
+        Ok(all)
     }
 }
 
