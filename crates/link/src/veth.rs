@@ -97,6 +97,17 @@ impl Veth {
         if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
     }
 
+    /// Takes the interface at one end down, or up again: the other end then has no carrier, or has one again.
+    ///
+    /// # Errors
+    /// What the kernel says.
+    pub fn set_up(&self, end: End, up: bool) -> io::Result<()> {
+        self.within(end, || {
+            let (netlink, index) = (Netlink::open()?, sys::interface_index(Self::INTERFACE)?);
+            if up { netlink.set_up(index) } else { netlink.set_down(index) }
+        })
+    }
+
     /// Runs `act` in a thread of its own at one end.
     ///
     /// # Errors

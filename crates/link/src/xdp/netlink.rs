@@ -357,6 +357,16 @@ impl Netlink {
     }
 }
 
+impl Netlink {
+    /// Takes an interface down.
+    pub(crate) fn set_down(&self, index: u32) -> io::Result<()> {
+        let mut body = ifinfomsg(index, false);
+        // Of the flags, this one is to change, to what it is not among.
+        body[12..16].copy_from_slice(&libc::IFF_UP.to_ne_bytes());
+        self.ask(Request::new(libc::RTM_NEWLINK, 0, &body), false).map(drop)
+    }
+}
+
 /// News of the neighbour table.
 #[derive(Debug)]
 pub(crate) struct NeighbourWatch(Descriptor);
