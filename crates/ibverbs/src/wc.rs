@@ -1,13 +1,18 @@
 //! Work completions for C.
 
-use remanence_rnic::Wc;
+use remanence_rnic::{Wc, WcStatus};
 
-use crate::abi::{IBV_WC_GRH, IBV_WC_WITH_IMM, IBV_WC_WITH_INV, ibv_wc, ibv_wc_flags, ibv_wc_imm};
+use crate::abi::{
+    IBV_WC_GRH, IBV_WC_RECV, IBV_WC_WITH_IMM, IBV_WC_WITH_INV, ibv_wc, ibv_wc_flags, ibv_wc_imm,
+};
 
-/// What a completion carries besides its data, and which of the flags says so.
+/// What a completion carries besides its data, and which of the flags says so. On Ethernet every packet has a GRH, or the IP
+/// header in its place, so everything that is received says that there was one, as Soft-RoCE's does; only of datagrams it is put
+/// in front of the data.
 #[inline]
 pub(crate) fn flags(wc: &Wc) -> ibv_wc_flags {
-    let grh = if wc.grh { IBV_WC_GRH } else { 0 };
+    let received = wc.status == WcStatus::Success && wc.opcode as u32 & IBV_WC_RECV != 0;
+    let grh = if received { IBV_WC_GRH } else { 0 };
     let imm = if wc.imm.is_some() { IBV_WC_WITH_IMM } else { 0 };
     let inv = if wc.invalidated.is_some() { IBV_WC_WITH_INV } else { 0 };
     grh | imm | inv
@@ -86,17 +91,19 @@ impl Extend<Wc> for Array {
 
 #[cfg(test)]
 mod tests {
-    use remanence_rnic::{WcOpcode, WcStatus};
+    use remanence_rnic::WcOpcode;
     use remanence_wire::{Qpn, Rkey};
 
     use super::*;
-    use crate::abi::{IBV_WC_RECV, IBV_WC_REM_ACCESS_ERR};
+    use crate::abi::IBV_WC_REM_ACCESS_ERR;
 
     #[test]
     fn immediates_are_in_network_order_and_rkeys_in_host_order() {
         let wc = Wc { imm: Some(0x0102_0304), ..Wc::new(WcOpcode::Recv, Qpn::new(0x17)) };
         assert_eq!(imm(&wc), u32::from_be(0x0102_0304));
-        assert_eq!(flags(&wc), IBV_WC_WITH_IMM);
+        assert_eq!(flags(&wc), IBV_WC_GRH | IBV_WC_WITH_IMM);
+        assert_eq!(flags(&Wc { status: WcStatus::WrFlushErr, imm: None, ..wc }), 0);
+        assert_eq!(flags(&Wc::new(WcOpcode::RdmaRead, Qpn::new(0x17))), 0, "nothing was received");
         let wc = Wc { imm: None, invalidated: Some(Rkey(0x0102_0304)), grh: true, ..wc };
         assert_eq!(imm(&wc), 0x0102_0304);
         assert_eq!(flags(&wc), IBV_WC_WITH_INV | IBV_WC_GRH);

@@ -58,7 +58,7 @@ static void fields_are_read_one_by_one(struct side *s, uint32_t flags)
 			EQ(cq->wr_id, 100 + seen);
 			EQ(ibv_wc_read_opcode(cq), IBV_WC_RECV);
 			EQ(ibv_wc_read_byte_len(cq), seen);
-			EQ(ibv_wc_read_wc_flags(cq), IBV_WC_WITH_IMM);
+			EQ(ibv_wc_read_wc_flags(cq), IBV_WC_GRH | IBV_WC_WITH_IMM);
 			EQ(ntohl(ibv_wc_read_imm_data(cq)), 1000 + seen);
 			EQ(ibv_wc_read_qp_num(cq), b->qp_num);
 			EQ(ibv_wc_read_vendor_err(cq), 0);

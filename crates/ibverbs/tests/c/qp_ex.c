@@ -153,7 +153,7 @@ static void windows(struct side *s)
 	EQ(post_recv_at(s, a, 4, 4096, 8), 0);
 	EQ(post_one(b, &wr), 0);
 	expect_two(s->cq, 3, 4, wc);
-	EQ(wc[1].wc_flags, IBV_WC_WITH_INV);
+	EQ(wc[1].wc_flags, IBV_WC_GRH | IBV_WC_WITH_INV);
 	EQ(wc[1].invalidated_rkey, rkey);
 
 	/* Bound again, it is taken away by its owner, and the peer is refused. */
@@ -192,7 +192,7 @@ static void send_inv(struct side *s)
 	ibv_wr_send_inv(qa, rkey);
 	EQ(ibv_wr_complete(qa), 0);
 	expect_two(s->cq, 1, 2, wc);
-	EQ(wc[1].wc_flags, IBV_WC_WITH_INV);
+	EQ(wc[1].wc_flags, IBV_WC_GRH | IBV_WC_WITH_INV);
 	EQ(ibv_destroy_qp(a), 0);
 	EQ(ibv_destroy_qp(b), 0);
 	EQ(ibv_dealloc_mw(mw), 0);

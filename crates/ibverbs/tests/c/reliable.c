@@ -20,7 +20,7 @@ static void sends_and_immediates(enum ibv_qp_type type)
 	EQ(wc[0].qp_num, a->qp_num);
 	EQ(wc[1].opcode, IBV_WC_RECV);
 	EQ(wc[1].byte_len, 5);
-	EQ(wc[1].wc_flags, 0);
+	EQ(wc[1].wc_flags, IBV_WC_GRH);
 	EQ(wc[1].qp_num, b->qp_num);
 	EQ(memcmp(s.buf + 4096, "hello\0", 6), 0);
 
@@ -29,7 +29,7 @@ static void sends_and_immediates(enum ibv_qp_type type)
 	EQ(post_recv_at(&s, b, 2, 4096, 100), 0);
 	EQ(post_one(a, &wr), 0);
 	expect_two(s.cq, 1, 2, wc);
-	EQ(wc[1].wc_flags, IBV_WC_WITH_IMM);
+	EQ(wc[1].wc_flags, IBV_WC_GRH | IBV_WC_WITH_IMM);
 	EQ(ntohl(wc[1].imm_data), 0x01020304);
 
 	memset(s.buf + 8192, 0xee, 16);
