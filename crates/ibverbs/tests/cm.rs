@@ -70,3 +70,22 @@ fn addresses_come_and_go_while_a_device_is_open_and_everyone_is_told() {
     }
     fs::remove_dir_all(&dir).expect("removed");
 }
+
+#[test]
+fn who_calls_rsockets_is_told_once_that_there_are_none() {
+    const SOURCE: &str = r"
+        #include <rdma/rsocket.h>
+        #include <errno.h>
+        int main(void)
+        {
+            int first = rsocket(AF_INET, SOCK_STREAM, 0), e = errno;
+            return first == -1 && e == ENOSYS && rsocket(AF_INET, SOCK_STREAM, 0) == -1 && errno == ENOSYS ? 0 : 1;
+        }";
+    let dir = common::scratch("rsockets");
+    let program = common::compile(&dir, "rsockets", SOURCE);
+    let output = common::program_alone(program).output().expect("it runs");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{:?}: {said}", output.status);
+    assert_eq!(said.matches("rsockets").count(), 1, "{said}");
+    fs::remove_dir_all(&dir).expect("removed");
+}

@@ -1,6 +1,18 @@
 //! The names of rsockets, so that programs that could use them start; nothing is behind them.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use crate::errno;
+
+/// Tells once what a program cannot find out from `ENOSYS`, least of all one under librspreload, which thinks that it has a socket.
+fn say() {
+    static SAID: AtomicBool = AtomicBool::new(false);
+    if !SAID.swap(true, Ordering::Relaxed) {
+        eprintln!(
+            "remanence: rsockets (rsocket(7), librspreload) are not implemented; run the program without librspreload, over TCP"
+        );
+    }
+}
 
 macro_rules! absent {
     ($($name:ident)*) => {
@@ -8,6 +20,7 @@ macro_rules! absent {
             /// rsocket(7), which is not here: -1 and `ENOSYS`, in whatever width the caller takes.
             #[unsafe(no_mangle)]
             pub extern "C" fn $name() -> isize {
+                say();
                 errno::set(libc::ENOSYS);
                 -1
             }
