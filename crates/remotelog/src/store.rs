@@ -9,7 +9,7 @@ use remanence_pmem::layout::Root;
 use crate::error::{Damage, Fault, OpenError, Proof, Refused};
 use crate::format::record::HEADER_LEN;
 use crate::format::root::{Fence, State};
-use crate::format::superblock::{SUPERBLOCK_LEN, Superblock, Uuid};
+use crate::format::superblock::{MAKING, SUPERBLOCK_LEN, Superblock, Uuid};
 use crate::format::{Cursor, DATA_AT, Epoch, Geometry, Mode, ROOT_AT, TAILS, TAILS_AT};
 use crate::walk::{Found, Local, Rules, Source};
 use crate::writer::Grant;
@@ -125,16 +125,20 @@ impl<M: Medium + Clone> Store<M> {
             return Err(OpenError::BadGeometry { size: medium.len(), segment: geometry.segment });
         }
         // Whoever finds a superblock finds a log behind it: the old one goes first, the new one comes last.
-        medium.write(0, &[0; 64]);
-        medium.persist(0..64).map_err(|e| OpenError::medium(&e))?;
+        medium.write(0, MAKING);
+        medium.persist(0..8).map_err(|e| OpenError::medium(&e))?;
         medium.store_u64(TAILS_AT, 0);
         medium.persist(TAILS_AT..TAILS_AT + 8).map_err(|e| OpenError::medium(&e))?;
         let state = State::default();
         let root = Root::format(medium.clone(), ROOT_AT, salt, &state.emit())
             .map_err(|e| OpenError::Medium(e.to_string()))?;
         let superblock = Superblock { uuid, geometry, salt, mode };
-        medium.write(0, &superblock.emit());
-        medium.persist(0..SUPERBLOCK_LEN).map_err(|e| OpenError::medium(&e))?;
+        let page = superblock.emit();
+        for part in [8..page.len(), 0..8] {
+            let place = part.start as u64..part.end as u64;
+            medium.write(place.start, &page[part]);
+            medium.persist(place).map_err(|e| OpenError::medium(&e))?;
+        }
         Ok(Self {
             medium,
             superblock,

@@ -4,11 +4,11 @@
 //! that was acknowledged; and what recovery cut off never comes back, whatever is appended and lost afterwards.
 
 use remanence_pmem::crash_image::{CrashImage, Explorer, Failure, Report};
-use remanence_pmem::{Medium, PersistenceDomain};
+use remanence_pmem::{Image, Medium, PersistenceDomain};
 use remanence_remotelog::format::DATA_AT;
-use remanence_remotelog::format::superblock::Uuid;
+use remanence_remotelog::format::superblock::{self, Uuid};
 use remanence_remotelog::walk::Local;
-use remanence_remotelog::{Epoch, Geometry, Make, Mode, Reader, Store, Updates, Writer};
+use remanence_remotelog::{Epoch, Geometry, Make, Mode, OpenError, Reader, Store, Updates, Writer};
 
 const SEGMENT: u64 = 256;
 const SIZE: u64 = DATA_AT + 4 * SEGMENT;
@@ -144,6 +144,31 @@ fn explore(
         |image| workload(image, carry),
         |crashed, notes| check(crashed, notes, old),
     )
+}
+
+#[test]
+fn a_crash_while_a_log_is_made_leaves_a_log_or_what_is_as_good_as_blank() {
+    for domain in [PersistenceDomain::Adr, PersistenceDomain::Eadr, PersistenceDomain::PageCache] {
+        let (mut blank, mut whole) = (0, 0);
+        explorer(Failure::PowerLoss).run(
+            &CrashImage::new(SIZE, domain),
+            |image| drop(Store::create(image, &make(Mode::Compound)).expect("a fair size")),
+            |crashed, _| match superblock::image(&crashed.bytes()[..4096], SIZE) {
+                Image::Blank => {
+                    blank += 1;
+                    assert_eq!(Store::open(crashed).err(), Some(OpenError::Blank));
+                    Store::create(crashed, &make(Mode::Singleton)).expect("a fair size");
+                    assert_eq!(Store::open(crashed).expect("a log").superblock().mode, Mode::Singleton);
+                }
+                Image::Ours { .. } => {
+                    whole += 1;
+                    assert_eq!(Store::open(crashed).expect("a log").superblock().mode, Mode::Compound);
+                }
+                Image::Foreign => panic!("nobody makes a log of it, and nobody opens it"),
+            },
+        );
+        assert!(blank > 10 && whole > 0, "{blank} {whole}");
+    }
 }
 
 #[test]

@@ -254,6 +254,23 @@ impl Superblock {
         Ok(())
     }
 
+    /// The same where there is none: a crash leaves none, or one, and never one that is damaged.
+    ///
+    /// # Errors
+    /// The medium failed.
+    pub fn make(&self, medium: &impl Medium) -> io::Result<()> {
+        let bytes = self.emit();
+        for at in COPIES.into_iter().rev() {
+            // The first word says that there is one, and is stored atomically.
+            for part in [8..bytes.len(), 0..8] {
+                let place = at + part.start as u64..at + part.end as u64;
+                medium.write(place.start, &bytes[part]);
+                medium.persist(place)?;
+            }
+        }
+        Ok(())
+    }
+
     /// Takes both copies away: there is no store any more.
     ///
     /// # Errors

@@ -15,6 +15,14 @@ use crate::server::{Finding, OpenError, Options, Recovered, Scrubbed, Server, ex
 /// Where it says that a store is being made: a crash meanwhile leaves this, and no superblock.
 const MAKING: u64 = 2048;
 const MAKING_MARK: [u8; 16] = *b"REMERDA making \x01";
+
+/// Whether the mark is there, or the half of it that a crash left of its writing.
+fn is_making(mark: &[u8]) -> bool {
+    let halves = || mark.chunks(8).zip(MAKING_MARK.chunks(8));
+    mark.len() == MAKING_MARK.len()
+        && halves().all(|(found, half)| found == half || found == [0; 8])
+        && halves().any(|(found, half)| found == half)
+}
 /// Behind the store: what exports the region looks there for receive buffers of its own, which no value may imitate.
 const BEHIND: u64 = 4096;
 
@@ -40,7 +48,7 @@ pub(super) fn make_if_blank<M: Medium + Clone>(region: &M, new: &New) -> Result<
     }
     let mut mark = [0; MAKING_MARK.len()];
     Medium::read(region, MAKING, &mut mark);
-    if mark != MAKING_MARK {
+    if !is_making(&mark) {
         let mut start = vec![0; BLANK];
         Medium::read(region, 0, &mut start);
         if start.iter().any(|byte| *byte != 0) {
@@ -115,7 +123,7 @@ pub(super) fn grow<M: Medium + Clone>(region: &M, asked: u64) -> Result<Option<u
 /// [`FileOptions::image`](remanence_pmem::FileOptions::image). One copy of the superblock that is whole makes it a store.
 #[must_use]
 pub fn image(head: &[u8], len: u64) -> Image {
-    let making = || head.get(MAKING as usize..).is_some_and(|rest| rest.starts_with(&MAKING_MARK));
+    let making = || head.get(MAKING as usize..MAKING as usize + MAKING_MARK.len()).is_some_and(is_making);
     match Superblock::of_head(head, len) {
         Ok(found) => Image::Ours { len: found.superblock.geometry.size },
         // All pages of a store may still have been in the journal.
@@ -188,6 +196,9 @@ fn scrub_all(region: &Region, medium: &impl Medium) -> Result<Inspected, Error> 
 
 #[cfg(test)]
 mod tests {
+    use remanence_pmem::PersistenceDomain;
+    use remanence_pmem::crash_image::{CrashImage, Explorer};
+
     use super::*;
     use crate::format::superblock::COPIES;
 
@@ -210,6 +221,31 @@ mod tests {
             head[copy as usize + 40] ^= 1;
         }
         assert_eq!(image(&head, len), Image::Foreign, "it is not to be made anew");
+    }
+
+    #[test]
+    fn a_crash_while_a_store_is_made_leaves_a_store_or_what_may_become_one() {
+        let geometry =
+            Geometry { size: 20 << 10, region_len: 1024, segment_len: 512, heads: 1, grown_from: 0 };
+        let new = New { geometry: Some(geometry), keys: Some(8) };
+        for domain in [PersistenceDomain::Adr, PersistenceDomain::PageCache] {
+            let (mut blank, mut whole) = (0, 0);
+            let len = BLANK as u64 * 4;
+            Explorer { ways_max: 8, samples: 8, ..Explorer::default() }.run(
+                &CrashImage::new(len, domain),
+                |image| assert!(make_if_blank(&image, &new).expect("room")),
+                |crashed, _| {
+                    match image(&crashed.bytes()[..BLANK], len) {
+                        Image::Blank => blank += 1,
+                        Image::Ours { .. } => whole += 1,
+                        Image::Foreign => panic!("nobody makes a store of it, and nobody opens it"),
+                    }
+                    make_if_blank(&crashed, &new).expect("it is as good as blank, or a store");
+                    Server::open(crashed, Options::default()).expect("a store");
+                },
+            );
+            assert!(blank > 20 && whole > 0, "{blank} {whole}");
+        }
     }
 
     #[test]

@@ -126,7 +126,7 @@ pub fn format<M: Medium + Clone>(
     let mut root = Root::format(medium.clone(), ROOT, salt, &payload).map_err(OpenError::layout)?;
     root.store(&payload).map_err(OpenError::layout)?;
     medium.psync().map_err(failed)?;
-    Superblock { geometry: *geometry, salt, uuid }.write(medium, State::Current).map_err(failed)
+    Superblock { geometry: *geometry, salt, uuid }.make(medium).map_err(failed)
 }
 
 /// Where the directory's words lie.

@@ -7,6 +7,8 @@ use super::{Geometry, Mode, ROOT_AT, VERSION, u32_at, u64_at};
 use crate::error::OpenError;
 
 const MAGIC: &[u8; 8] = b"REMLOG\0\0";
+/// In place of it while a log is made: what a crash leaves then is as good as blank. Both are stored atomically.
+pub(crate) const MAKING: &[u8; 8] = b"REMLOG\0m";
 const BYTE_ORDER: u32 = 0x0102_0304;
 
 /// Bytes of the superblock.
@@ -46,7 +48,7 @@ pub fn image(head: &[u8], len: u64) -> Image {
     let page = &head[..head.len().min(SUPERBLOCK_LEN as usize)];
     match recorded_size(page) {
         Some(_) => Image::Ours { len },
-        None if page.iter().all(|byte| *byte == 0) => Image::Blank,
+        None if page.starts_with(MAKING) || page.iter().all(|byte| *byte == 0) => Image::Blank,
         None => Image::Foreign,
     }
 }
@@ -85,7 +87,7 @@ impl Superblock {
         }
         if &page[..8] != MAGIC {
             let swapped = page[..8].iter().rev().eq(MAGIC);
-            let blank = page.iter().all(|byte| *byte == 0);
+            let blank = page.starts_with(MAKING) || page.iter().all(|byte| *byte == 0);
             return Err(match (swapped, blank) {
                 (true, _) => OpenError::OtherByteOrder,
                 (_, true) => OpenError::Blank,

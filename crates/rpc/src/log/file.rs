@@ -2,10 +2,11 @@
 //!
 //! ```text
 //! 0      root record (pmem's, two pages): "RLOG" u32, version u32, word u32, 0 u32, start u64, end u64, tag u64
+//! 7680   a mark, while a log is made
 //! start  the log (pmem's `CountedLog`)
 //! ```
 //! Little-endian. The root record is written when the log behind it is durable, so a crash while a log is made leaves
-//! none.
+//! none. What it leaves has the mark, and is as good as blank.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -22,6 +23,9 @@ const VERSION: u32 = 1;
 /// Tells our root record from others.
 const ROOT_TAG: u64 = 0x7265_6d20_6c6f_6720;
 const RECORD_LEN: usize = 40;
+/// In the last sector of the root record's pages, which that leaves alone. Eight bytes: it is there or not.
+const MAKING: u64 = ROOT_LEN - 512;
+const MAKING_MARK: [u8; 8] = *b"RLOGmake";
 
 /// The word that says how far the log goes.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -144,7 +148,9 @@ impl LogFile {
     pub fn image(head: &[u8], len: u64) -> Image {
         // A root record begins with its tag, in either of its pages.
         let ours = |at: usize| head.get(at..at + 8).is_some_and(|tag| tag == ROOT_TAG.to_le_bytes());
-        if ours(0) || ours(ROOT_LEN as usize / 2) {
+        if head.get(MAKING as usize..).is_some_and(|rest| rest.starts_with(&MAKING_MARK)) {
+            Image::Blank
+        } else if ours(0) || ours(ROOT_LEN as usize / 2) {
             Image::Ours { len }
         } else if head.iter().all(|byte| *byte == 0) {
             Image::Blank
@@ -172,6 +178,8 @@ impl<M: Medium + Clone> LogFile<M> {
         if start >= end {
             return Err(OpenError::Record("the medium is too short for a log"));
         }
+        medium.write(MAKING, &MAKING_MARK);
+        medium.persist(MAKING..MAKING + MAKING_MARK.len() as u64)?;
         // Nobody finds the log that was here while the new one is half there.
         medium.write(0, &[0; 16]);
         medium.write(ROOT_LEN / 2, &[0; 16]);
@@ -192,6 +200,8 @@ impl<M: Medium + Clone> LogFile<M> {
             record.extend_from_slice(&number.to_le_bytes());
         }
         Root::format(medium.clone(), 0, ROOT_TAG, &record)?;
+        medium.write(MAKING, &[0; MAKING_MARK.len()]);
+        medium.persist(MAKING..MAKING + MAKING_MARK.len() as u64)?;
         Ok(Self { medium, word, store, entries: VecDeque::new() })
     }
 
@@ -317,6 +327,27 @@ mod tests {
         assert_eq!(LogFile::image(&head, LEN), Image::Ours { len: LEN });
         assert_eq!(LogFile::image(&vec![b'x'; 5000], 5000), Image::Foreign);
         assert_eq!(LogFile::image(&[], 0), Image::Blank);
+    }
+
+    /// Whoever finds what is left of it makes it again.
+    #[test]
+    fn a_crash_while_a_log_is_made_leaves_a_log_or_what_is_as_good_as_blank() {
+        for domain in [PersistenceDomain::Adr, PersistenceDomain::PageCache] {
+            let (mut blank, mut whole) = (0, 0);
+            Explorer { ways_max: 16, samples: 16, ..Explorer::default() }.run(
+                &CrashImage::new(LEN, domain),
+                |image| drop(LogFile::format(image, Word::RotatingCounter, 2).expect("room")),
+                |crashed, _| match LogFile::image(&crashed.bytes(), LEN) {
+                    Image::Blank => blank += 1,
+                    Image::Ours { .. } => {
+                        LogFile::open(crashed, |_, _| panic!("it is empty")).expect("it is whole");
+                        whole += 1;
+                    }
+                    Image::Foreign => panic!("nobody makes a log of it, and nobody opens it"),
+                },
+            );
+            assert!(blank > 20 && whole > 0, "{blank} {whole}");
+        }
     }
 
     fn payload(n: u64) -> Vec<u8> {
