@@ -2,15 +2,18 @@
 //!
 //! A turn carries out what has been received, sends what that gave, and receives more, until nothing is left to do or the
 //! turn has done its share, so that one busy client does not keep the others waiting. Replies of a pipeline are sent
-//! together, and plain GETs or SETs that follow each other go to the store together. A client that does not read its replies is not read from: what it has sent stays where it is, in the end in
+//! together, and plain GETs that follow each other go to the store together. Commands that change a key are put off: a worker gives
+//! the store what all its connections have changed at once, and only then sends them their replies. A client that does not read its replies is not read from: what it has sent stays where it is, in the end in
 //! the client's own socket.
 
+use std::collections::BTreeMap;
 use std::io::{self, ErrorKind, Read as _, Write as _};
-use std::ops::Range;
-use std::sync::RwLock;
+use std::sync::{PoisonError, RwLock};
 
-use remanence_resp::engine::{Isolation, Joint, Moment, Session, Shared, alike, isolation};
-use remanence_resp::protocol::{Decoder, Limits};
+use remanence_resp::command::Command;
+use remanence_resp::engine::{Isolation, Joins, Moment, Session, Shared, alike, isolation, joins};
+use remanence_resp::joint::{Joint, Piece, Verdict};
+use remanence_resp::protocol::{Decoder, Limits, Run};
 use remanence_resp::store::Store;
 
 use crate::process;
@@ -18,7 +21,7 @@ use crate::stream::Stream;
 
 /// Requests that one turn carries out.
 const REQUESTS: usize = 512;
-/// Plain GETs, or plain SETs, of a pipeline that are carried out together at most.
+/// Plain GETs of a pipeline that are carried out together at most.
 const RUN: usize = 64;
 /// Reads that one turn makes, each of a worker's whole buffer.
 const READS: usize = 4;
@@ -50,8 +53,10 @@ pub(crate) struct Connection {
     hung_up: bool,
     /// How many requests may be carried out together, by how large replies have been.
     run_max: usize,
-    /// Its SETs that were put off: nothing else is done until they are answered.
-    joint: Option<Range<usize>>,
+    /// Commands of its were put off: nothing is sent until the store has taken what they changed.
+    held_back: bool,
+    /// Replies to those that came out otherwise: where the first ones start and end in `output`, and what is to stand there.
+    mended: BTreeMap<usize, (usize, Vec<u8>)>,
     /// Bytes that are counted as its share of what all connections hold.
     held: usize,
 }
@@ -66,8 +71,10 @@ pub(crate) struct Turn<'a, S> {
     pub(crate) output_high: usize,
     /// Bytes that all connections may hold together.
     pub(crate) memory: usize,
-    /// Where plain SETs go, to be written together with those of other connections. `None`: they are carried out now.
-    pub(crate) joint: Option<&'a mut Joint>,
+    /// Where changes go, to be written together with those of other connections.
+    pub(crate) joint: &'a mut Joint,
+    /// The connection's number there.
+    pub(crate) place: usize,
 }
 
 /// How a turn ended.
@@ -77,7 +84,8 @@ pub(crate) enum After {
     Wait,
     /// There is more to do at once.
     Again,
-    /// SETs were put off: when they are written, an [answer](Connection::answer) and another turn are due.
+    /// Commands were put off, or cannot be for lack of room: when those that were are written, an [end](Connection::release) of that
+    /// and another turn are due.
     Joint,
     /// The connection is over.
     Close,
@@ -99,7 +107,8 @@ impl Connection {
             throttled: false,
             hung_up: false,
             run_max: RUN / 4,
-            joint: None,
+            held_back: false,
+            mended: BTreeMap::new(),
             held: 0,
         }
     }
@@ -179,16 +188,39 @@ impl Connection {
         }
     }
 
-    /// Answers the SETs that were put off, if any were.
-    pub(crate) fn answer(&mut self, joint: &Joint, shared: &Shared) {
-        if let Some(some) = self.joint.take() {
-            self.session.answer(some, joint, shared, &mut self.output);
+    /// One of its commands that were put off came out otherwise: what it is answered is found now. It may be put off again.
+    pub(crate) fn mend<S: Store>(
+        &mut self,
+        (piece, verdict): (&Piece, Verdict),
+        store: (&mut S, Option<&mut Joint>),
+        shared: &Shared,
+        moment: Moment,
+    ) {
+        let mut reply = Vec::new();
+        self.session.mend((piece, verdict), store, shared, moment, &mut reply);
+        self.mended.insert(piece.reply.start, (piece.reply.end, reply));
+    }
+
+    /// What was put off has been written: its replies may be sent.
+    pub(crate) fn release(&mut self) {
+        self.held_back = false;
+        let mended = std::mem::take(&mut self.mended);
+        let Some((&first, _)) = mended.first_key_value() else { return };
+        let before = self.output.split_off(first.min(self.output.len()));
+        let mut at = first;
+        for (start, (end, reply)) in mended {
+            // What was wanted for lack of memory is not there any more.
+            let Some(kept) = before.get(at - first..start - first) else { break };
+            self.output.extend_from_slice(kept);
+            self.output.extend_from_slice(&reply);
+            at = end;
         }
+        self.output.extend_from_slice(before.get(at - first..).unwrap_or_default());
     }
 
     /// Does what there is to do.
     pub(crate) fn turn<S: Store>(&mut self, with: &mut Turn<'_, S>) -> After {
-        if self.joint.is_some() {
+        if self.held_back {
             return After::Wait;
         }
         let (mut requests, mut reads) = (0, 0);
@@ -263,37 +295,36 @@ impl Connection {
         let mut count = 0;
         while count < max && !self.session.closing() {
             if self.output.len() - self.sent > with.output_high {
-                return Err(Pause::Throttled);
+                return Err(if self.held_back { Pause::PutOff } else { Pause::Throttled });
             }
             let stranger = self.session.stranger(with.shared);
-            match self.decoder.next_run(stranger, self.run_max.min(max - count), alike) {
+            let together = if self.held_back { 1 } else { self.run_max.min(max - count) };
+            match self.decoder.next_run(stranger, together, alike) {
                 Ok(None) => break,
                 Ok(Some(run)) => {
+                    let joins = match self.session.may_join(with.shared) {
+                        true => joins(&run.request(0)),
+                        false => Joins::Not,
+                    };
+                    let joined = joins == Joins::Writes || joins == Joins::Looks && self.held_back;
+                    if self.held_back && !joined || joined && !with.joint.has_room() {
+                        self.decoder.unread();
+                        return Err(Pause::PutOff);
+                    }
                     let start = *now.get_or_insert_with(process::unix_us);
                     *with.random = next_random(*with.random);
                     let moment = Moment { unix_us: start, random: *with.random };
-                    if let Some(joint) = with.joint.as_deref_mut()
-                        && let Some(some) = self.session.put_off(&run, with.shared, moment, joint)
-                    {
-                        self.joint = Some(some);
-                        return Err(Pause::PutOff);
-                    }
-                    let (owed, held) = (self.output.len(), self.held);
-                    // A poisoned lock protects nothing that could be torn: it only keeps commands apart.
-                    let command = match isolation(&run.request(0)) {
-                        Isolation::Together => {
-                            let _beside =
-                                with.alone.read().unwrap_or_else(std::sync::PoisonError::into_inner);
-                            self.session.execute_run(&run, with.store, with.shared, moment, &mut self.output)
+                    let (owed, held, runs) = (self.output.len(), self.held, run.len());
+                    let command = match joined {
+                        true => {
+                            self.held_back = true;
+                            let store = (&mut *with.store, &mut *with.joint);
+                            let (request, out) = (run.request(0), &mut self.output);
+                            self.session.execute_joined(with.place, &request, store, with.shared, moment, out)
                         }
-                        Isolation::Alone => {
-                            let _alone =
-                                with.alone.write().unwrap_or_else(std::sync::PoisonError::into_inner);
-                            self.session.execute_run(&run, with.store, with.shared, moment, &mut self.output)
-                        }
+                        false => carry_out_run(&mut self.session, &run, with, moment, &mut self.output),
                     };
                     // Replies to requests that are carried out together are in memory together.
-                    let runs = run.len();
                     let each = (self.output.len() - owed) / runs;
                     self.run_max = (with.output_high / (each + 1)).clamp(1, RUN);
                     // The end of one command is the start of the next: one look at the clock for both.
@@ -320,7 +351,7 @@ impl Connection {
                 }
             }
         }
-        Ok(count)
+        if self.held_back { Err(Pause::PutOff) } else { Ok(count) }
     }
 
     /// Sends what waits, as far as the socket takes it.
@@ -357,11 +388,32 @@ impl Connection {
     }
 }
 
+/// Carries out what is not put off.
+fn carry_out_run<S: Store>(
+    session: &mut Session,
+    run: &Run<'_>,
+    with: &mut Turn<'_, S>,
+    moment: Moment,
+    out: &mut Vec<u8>,
+) -> Option<&'static Command> {
+    // A poisoned lock protects nothing that could be torn: it only keeps commands apart.
+    match isolation(&run.request(0)) {
+        Isolation::Together => {
+            let _beside = with.alone.read().unwrap_or_else(PoisonError::into_inner);
+            session.execute_run(run, with.store, with.shared, moment, out)
+        }
+        Isolation::Alone => {
+            let _alone = with.alone.write().unwrap_or_else(PoisonError::into_inner);
+            session.execute_run(run, with.store, with.shared, moment, out)
+        }
+    }
+}
+
 /// Why no more requests are carried out for now.
 enum Pause {
     /// More output waits than may.
     Throttled,
-    /// The last ones were put off.
+    /// Some were put off, and are to be answered first; or there is no room for more of those.
     PutOff,
 }
 

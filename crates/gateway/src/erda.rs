@@ -10,11 +10,13 @@
 use std::fmt::Display;
 
 use remanence_kv::client::{
-    Call, Client, Error, Found, Get, Many, Operation, Peek, Put, RemoteMemory, attend, peek, put_all, run,
+    Call, Change, Client, Error, Found, Get, Many, Operation, Peek, RemoteMemory, attend, peek, put_all, run,
 };
 use remanence_kv::format::KEY_MAX;
 use remanence_kv::proto::{Expect, Inline, Refusal, Reply, Request};
-use remanence_resp::store::{Condition, Fetched, HEAD_LEN, Key, Store, StoreError, StoreLimits, Version};
+use remanence_resp::store::{
+    self, Condition, Fetched, HEAD_LEN, Key, Store, StoreError, StoreLimits, Version,
+};
 use remanence_resp::value::{Head, UnixMs};
 
 /// Keys asked for at a time where all are wanted.
@@ -52,8 +54,9 @@ pub trait Handle {
     /// [`StoreError`]
     fn put(&mut self, name: &[u8], value: &[u8], expect: Expect) -> Result<bool, StoreError>;
 
-    /// Writes several values of different names: one message, one doorbell, one flush.
-    fn put_many(&mut self, pairs: &[(&[u8], &[u8])]) -> Vec<Result<(), StoreError>>;
+    /// Writes and deletes several values of different names: one message, one doorbell, one flush. Of each, what
+    /// [`put`](Self::put) or [`delete`](Self::delete) would say.
+    fn change_many(&mut self, changes: &[NamedChange<'_>]) -> Vec<Result<bool, StoreError>>;
 
     /// Deletes a value if there is one and the condition holds; whether it did.
     ///
@@ -86,6 +89,17 @@ pub trait Handle {
     fn facts(&mut self) -> Vec<(&'static str, String)> {
         Vec::new()
     }
+}
+
+/// A value that is to be written, or deleted, by the store's own name.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct NamedChange<'a> {
+    /// The name.
+    pub name: &'a [u8],
+    /// The value; `None`: there is to be none.
+    pub value: Option<&'a [u8]>,
+    /// On what it depends.
+    pub expect: Expect,
 }
 
 /// An Erda store as Redis' commands see it.
@@ -155,13 +169,25 @@ where
         Ok(output)
     }
 
-    /// Has values written by the server, as far as it is at hand and nobody is in the way.
+    /// Has values written and deleted by the server, as far as it is at hand and nobody is in the way.
     fn put_at_once(&mut self, puts: &[Inline<'_>]) -> Result<Vec<Option<Result<u64, Error>>>, StoreError> {
         self.attend()?;
         let mut done = Vec::with_capacity(puts.len());
         put_all(&mut self.client, &mut self.remote, puts, &mut done)
             .map_err(|error| StoreError::Unavailable(error.to_string()))?;
         Ok(done)
+    }
+
+    /// One change. It is as many, but for what those take to be counted.
+    fn change(&mut self, change: NamedChange<'_>) -> Result<bool, StoreError> {
+        let NamedChange { name, value, expect } = change;
+        let expires = value.map_or(0, |value| self.ends(value));
+        let inline = Inline { key: name, value, expires, expect };
+        let outcome = match self.put_at_once(&[inline])?.pop() {
+            Some(Some(outcome)) => outcome,
+            _ => self.carry_out(&mut Change::new(&inline))?,
+        };
+        changed(&change, outcome)
     }
 
     /// Takes the newest view if the server has told of one: it may wait for everybody to have it.
@@ -211,52 +237,38 @@ where
     }
 
     fn put(&mut self, name: &[u8], value: &[u8], expect: Expect) -> Result<bool, StoreError> {
-        let expires = self.ends(value);
-        let outcome = match self.put_at_once(&[Inline { key: name, value, expires, expect }])?.pop() {
-            Some(Some(outcome)) => outcome,
-            _ => self.carry_out(&mut Put::new(name, value, expires, expect))?,
-        };
-        match outcome {
-            Ok(_) => Ok(true),
-            Err(Error::Refused(Refusal::WrongVersion { .. })) => Ok(false),
-            Err(error) => Err(refused(&error)),
-        }
+        self.change(NamedChange { name, value: Some(value), expect })
     }
 
-    fn put_many(&mut self, pairs: &[(&[u8], &[u8])]) -> Vec<Result<(), StoreError>> {
-        let inline = |&(key, value)| Inline { key, value, expires: self.ends(value), expect: Expect::Any };
-        let puts: Vec<Inline<'_>> = pairs.iter().map(inline).collect();
-        let done = match self.put_at_once(&puts) {
-            Err(error) => return pairs.iter().map(|_| Err(error.clone())).collect(),
+    fn change_many(&mut self, changes: &[NamedChange<'_>]) -> Vec<Result<bool, StoreError>> {
+        let mut inlines = Vec::with_capacity(changes.len());
+        for &NamedChange { name: key, value, expect } in changes {
+            let expires = value.map_or(0, |value| self.ends(value));
+            inlines.push(Inline { key, value, expires, expect });
+        }
+        let done = match self.put_at_once(&inlines) {
+            Err(error) => return changes.iter().map(|_| Err(error.clone())).collect(),
             Ok(done) => done,
         };
-        let left = puts.iter().zip(&done).filter(|(_, done)| done.is_none());
-        let left: Vec<Put> =
-            left.map(|(put, _)| Put::new(put.key, put.value, put.expires, Expect::Any)).collect();
+        let left = inlines.iter().zip(&done).filter(|(_, done)| done.is_none());
+        let left: Vec<Change> = left.map(|(inline, _)| Change::new(inline)).collect();
         let mut rest = match left.is_empty() {
             true => Ok(Vec::new().into_iter()),
             false => self.carry_out(&mut Many::new(left)).map(Vec::into_iter),
         };
-        let one = |done: Option<_>| {
+        let one = |(done, change): (Option<_>, &NamedChange<'_>)| {
             let outcome = match (done, &mut rest) {
                 (Some(outcome), _) => outcome,
                 (None, Ok(rest)) => rest.next().expect("one for each that was left"),
                 (None, Err(error)) => return Err(error.clone()),
             };
-            outcome.map(drop).map_err(|error| refused(&error))
+            changed(change, outcome)
         };
-        done.into_iter().map(one).collect()
+        done.into_iter().zip(changes).map(one).collect()
     }
 
     fn delete(&mut self, name: &[u8], expect: Expect) -> Result<bool, StoreError> {
-        match self.carry_out(&mut Call::delete(name, expect))? {
-            Ok(Reply::Done { version }) => Ok(version > 0),
-            Ok(_) => {
-                Err(StoreError::Unavailable("the server answers a delete with something else".to_owned()))
-            }
-            Err(Error::Refused(Refusal::WrongVersion { .. })) => Ok(false),
-            Err(error) => Err(refused(&error)),
-        }
+        self.change(NamedChange { name, value: None, expect })
     }
 
     fn page(&mut self, cursor: u64, limit: u32) -> Result<(Vec<Vec<u8>>, Option<u64>), StoreError> {
@@ -350,16 +362,14 @@ fn name_in(name: &mut Vec<u8>, key: Key<'_>) -> Result<(), StoreError> {
     Ok(())
 }
 
-/// For each of these keys, where it comes last.
-fn last_of_each<'k>(keys: impl ExactSizeIterator<Item = Key<'k>>) -> Vec<usize> {
-    let mut order: Vec<(Key<'_>, usize)> = keys.enumerate().map(|(n, key)| (key, n)).collect();
-    order.sort_unstable();
-    let mut last = vec![0; order.len()];
-    for same in order.chunk_by(|(a, _), (b, _)| a == b) {
-        let (_, newest) = same[same.len() - 1];
-        same.iter().for_each(|(_, n)| last[*n] = newest);
+/// What came of a change: whether it was made.
+fn changed(change: &NamedChange<'_>, outcome: Result<u64, Error>) -> Result<bool, StoreError> {
+    match outcome {
+        // A deletion without a version found nothing.
+        Ok(version) => Ok(change.value.is_some() || version > 0),
+        Err(Error::Refused(Refusal::WrongVersion { .. })) => Ok(false),
+        Err(error) => Err(refused(&error)),
     }
-    last
 }
 
 const fn expect(condition: Condition) -> Expect {
@@ -453,34 +463,31 @@ impl<H: Handle> Store for Erda<H> {
         }
     }
 
-    fn put_many(&mut self, puts: &[(Key<'_>, &[u8])], done: &mut Vec<Result<(), StoreError>>) {
+    fn change_many(&mut self, changes: &[store::Change<'_>], done: &mut Vec<Result<bool, StoreError>>) {
         let first = done.len();
-        let last = last_of_each(puts.iter().map(|(key, _)| *key));
-        // One key has one unfinished write at a time, and nobody can tell values that were replaced before any was acknowledged
-        // from values that never were: the last one of each key is written, all of those together.
         let (mut names, mut ends) = (Vec::new(), Vec::new());
-        for (n, (key, _)) in puts.iter().enumerate() {
-            let named = if last[n] == n { name_in(&mut self.name, *key) } else { Ok(()) };
-            if last[n] == n && named.is_ok() {
+        for (n, change) in changes.iter().enumerate() {
+            let named = name_in(&mut self.name, change.key);
+            if named.is_ok() {
                 names.extend_from_slice(&self.name);
                 ends.push((n, names.len()));
             }
-            done.push(named);
+            done.push(match (named, change.value) {
+                // No key that long can have been written.
+                (Err(_), None) => Ok(false),
+                (named, _) => named.map(|()| false),
+            });
         }
         let starts = std::iter::once(0).chain(ends.iter().map(|(_, end)| *end));
-        let pairs: Vec<(&[u8], &[u8])> =
-            starts.zip(&ends).map(|(start, (n, end))| (&names[start..*end], puts[*n].1)).collect();
-        for ((n, _), output) in ends.iter().zip(self.handle.put_many(&pairs)) {
+        let named: Vec<NamedChange<'_>> = starts
+            .zip(&ends)
+            .map(|(start, (n, end))| {
+                let store::Change { value, condition, .. } = changes[*n];
+                NamedChange { name: &names[start..*end], value, expect: expect(condition) }
+            })
+            .collect();
+        for ((n, _), output) in ends.iter().zip(self.handle.change_many(&named)) {
             done[first + n] = output;
-        }
-        for n in 0..puts.len() {
-            if last[n] != n {
-                // Had the last one failed alone, the ones before it would stand.
-                done[first + n] = match done[first + last[n]] {
-                    Ok(()) => Ok(()),
-                    Err(_) => self.put(puts[n].0, puts[n].1, Condition::Always).map(drop),
-                };
-            }
         }
     }
 

@@ -13,14 +13,14 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use remanence_kv::client::{Found, Stats};
-use remanence_kv::live::{ConnectOptions, Error, PutOptions, Store};
+use remanence_kv::live::{Change, ConnectOptions, Error, PutOptions, Store};
 use remanence_kv::proto::{Expect, Refusal};
 use remanence_kv::view::Mode;
 use remanence_metrics::{Page, Source};
 use remanence_resp::store::StoreError;
 use remanence_verbs::Context;
 
-use crate::erda::{Erda, Handle, remaining, told};
+use crate::erda::{Erda, Handle, NamedChange, remaining, told};
 
 /// Between two attempts to connect again: the first pause, and the longest.
 const PAUSE: Duration = Duration::from_millis(20);
@@ -369,16 +369,26 @@ impl Handle for Live {
         }
     }
 
-    fn put_many(&mut self, pairs: &[(&[u8], &[u8])]) -> Vec<Result<(), StoreError>> {
+    fn change_many(&mut self, changes: &[NamedChange<'_>]) -> Vec<Result<bool, StoreError>> {
         self.wrote = true;
-        match self.attempt(|store| store.put_each(pairs, Expect::Any, |n| ttl(pairs[n].1))) {
+        let mut all = Vec::with_capacity(changes.len());
+        for &NamedChange { name: key, value, expect } in changes {
+            all.push(Change { key, value, expect, ttl: value.and_then(ttl) });
+        }
+        match self.attempt(|store| store.change_many(&all)) {
             Ok(outcomes) => outcomes
                 .into_iter()
-                .map(|outcome| outcome.map(drop).map_err(|error| self.failed(error).into()))
+                .zip(changes)
+                .map(|(outcome, change)| match outcome.map_err(|error| self.failed(error)) {
+                    // A deletion without a version found nothing.
+                    Ok(version) => Ok(change.value.is_some() || version > 0),
+                    Err(Failed::Condition) => Ok(false),
+                    Err(Failed::Store(error)) => Err(error),
+                })
                 .collect(),
             Err(failed) => {
                 let error = StoreError::from(failed);
-                pairs.iter().map(|_| Err(error.clone())).collect()
+                changes.iter().map(|_| Err(error.clone())).collect()
             }
         }
     }

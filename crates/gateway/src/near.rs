@@ -11,7 +11,7 @@ use remanence_kv::live::{Local, Locals};
 use remanence_kv::proto::Expect;
 use remanence_resp::store::StoreError;
 
-use crate::erda::{Erda, Handle, Parts};
+use crate::erda::{Erda, Handle, NamedChange, Parts};
 
 /// A worker's client.
 pub struct Near {
@@ -90,8 +90,8 @@ impl Handle for Near {
         self.change(|parts| parts.put(name, value, expect))
     }
 
-    fn put_many(&mut self, pairs: &[(&[u8], &[u8])]) -> Vec<Result<(), StoreError>> {
-        let done = self.parts.put_many(pairs);
+    fn change_many(&mut self, changes: &[NamedChange<'_>]) -> Vec<Result<bool, StoreError>> {
+        let done = self.parts.change_many(changes);
         if done.iter().any(Result::is_err) {
             self.begins_anew();
         }

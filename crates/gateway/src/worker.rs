@@ -12,11 +12,12 @@ use std::time::{Duration, Instant};
 
 use mio::event::Event;
 use mio::{Events, Poll, Token};
-use remanence_resp::engine::{Joint, Session, Shared};
+use remanence_resp::engine::{Moment, Session, Shared};
+use remanence_resp::joint::Joint;
 use remanence_resp::store::Store;
 use remanence_resp::sweep::Sweep;
 
-use crate::connection::{After, Connection, Turn};
+use crate::connection::{After, Connection, Turn, next_random};
 use crate::process::{self, Rates};
 use crate::stream::{Listener, Stream};
 use crate::{Options, Stopper};
@@ -32,6 +33,8 @@ const SEATS: usize = 1024;
 const RELAX_US: i64 = 2_000_000;
 const TICK: Duration = Duration::from_millis(100);
 const READ_BUFFER: usize = 64 * 1024;
+/// How often commands are put off whose key others keep changing, before each is carried out by itself.
+const ROUNDS: u32 = 8;
 
 /// What all workers share.
 pub(crate) struct Common {
@@ -85,11 +88,10 @@ pub(crate) struct Worker<S> {
     free: Vec<usize>,
     /// Places that have more to do, whatever their sockets say.
     again: Vec<usize>,
-    /// Plain SETs of several connections, and whose they are.
+    /// What connections have changed and the store has not taken yet, and whose it is: they wait for each other, no longer than one
+    /// round of all that have something to do takes.
     joint: Joint,
     joined: Vec<usize>,
-    /// Several connections have something to do: their SETs wait for each other, and no longer than this takes.
-    crowd: bool,
     buffer: Vec<u8>,
     random: u64,
 }
@@ -114,7 +116,6 @@ impl<S: Store> Worker<S> {
             again: Vec::new(),
             joint: Joint::default(),
             joined: Vec::new(),
-            crowd: false,
             buffer: vec![0; READ_BUFFER],
             random: u64::from_le_bytes(process::random()),
         }
@@ -144,7 +145,6 @@ impl<S: Store> Worker<S> {
                 Err(error) if error.kind() == ErrorKind::Interrupted => continue,
                 Err(error) => panic!("epoll of gateway worker {} failed: {error}", self.number),
             }
-            self.crowd = events.iter().nth(1).is_some() || !self.again.is_empty() || !self.joined.is_empty();
             for event in &events {
                 match event.token() {
                     WAKER => {}
@@ -251,7 +251,8 @@ impl<S: Store> Worker<S> {
                 random: &mut self.random,
                 output_high: common.options.output_high,
                 memory: common.options.memory,
-                joint: self.crowd.then_some(&mut self.joint),
+                joint: &mut self.joint,
+                place,
             }),
             _ => return,
         };
@@ -263,28 +264,38 @@ impl<S: Store> Worker<S> {
         }
     }
 
-    /// Writes the SETs that were put off: one wait of the store for all of them. Then their connections go on. Who left meanwhile
-    /// is not answered; what it asked for is done all the same.
+    /// Writes what was put off: one wait of the store for all of it. Then the connections go on.
     fn write_joint(&mut self) {
         if self.joined.is_empty() {
             return;
         }
         let common = &*self.common;
-        let start = process::unix_us();
-        {
+        for round in 1.. {
             // A poisoned lock protects nothing that could be torn: it only keeps commands apart.
-            let _beside = common.alone.read().unwrap_or_else(PoisonError::into_inner);
-            self.joint.write(&mut self.store, &common.shared);
+            let beside = common.alone.read().unwrap_or_else(PoisonError::into_inner);
+            let left = self.joint.write(&mut self.store, &common.shared);
+            // Who is always too late is carried out by itself.
+            let by_itself = round == ROUNDS;
+            let beside = by_itself.then_some(beside);
+            for (piece, verdict) in left {
+                self.random = next_random(self.random);
+                let moment = Moment { unix_us: process::unix_us(), random: self.random };
+                let joint = (!by_itself).then_some(&mut self.joint);
+                if let Some(Some(connection)) = self.guests.get_mut(piece.owner) {
+                    connection.mend((&piece, verdict), (&mut self.store, joint), &common.shared, moment);
+                }
+            }
+            drop(beside);
+            if self.joint.is_empty() {
+                break;
+            }
         }
-        let took = process::unix_us().saturating_sub(start).max(0) as u64;
-        common.shared.stats.of(Joint::command().id).microseconds.add(took);
         let joined = std::mem::take(&mut self.joined);
         for place in &joined {
             if let Some(Some(connection)) = self.guests.get_mut(*place) {
-                connection.answer(&self.joint, &common.shared);
+                connection.release();
             }
         }
-        self.joint.clear();
         for place in joined {
             self.turn(place);
         }
@@ -363,8 +374,6 @@ impl<S: Store> Worker<S> {
     fn farewell(mut self) {
         self.doors = None;
         self.again.clear();
-        // Nobody waits for anybody any more.
-        self.crowd = false;
         self.write_joint();
         while let Ok(arrival) = self.inbox.try_recv() {
             self.seat(arrival);
@@ -380,13 +389,15 @@ impl<S: Store> Worker<S> {
                         connection.wake(true, true, false);
                     }
                     self.turn(place);
+                    self.write_joint();
                     if let Some(connection) = &mut self.guests[place] {
                         connection.leave();
                     }
                 }
                 // A pipeline that a turn could not finish goes on, to the end of what has been received.
-                while self.again.pop_if(|again| *again == place).is_some() {
+                while !self.joined.is_empty() || self.again.pop_if(|again| *again == place).is_some() {
                     self.turn(place);
+                    self.write_joint();
                 }
                 if self.guests[place].as_ref().is_some_and(|connection| !connection.owes()) {
                     self.leave(place);

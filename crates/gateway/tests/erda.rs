@@ -9,7 +9,7 @@ use remanence_kv::view::Mode;
 use remanence_resp::engine::{Config, Moment, Session, Shared};
 use remanence_resp::memory::MemoryStore;
 use remanence_resp::protocol::{Decoder, Limits};
-use remanence_resp::store::{Condition, Key, Store, StoreError};
+use remanence_resp::store::{Change, Condition, Key, Store, StoreError, Version};
 
 const OPTIONS: Options = Options {
     mode: Mode::Durable,
@@ -140,9 +140,11 @@ fn what_goes_together_is_what_would_have_gone_one_after_the_other() {
     for step in 0..300_u64 {
         let client = &mut erda[step as usize % 3];
         let value = |i: usize| format!("{step}-{i}").repeat(1 + i % 7).into_bytes();
-        // Keys come twice, and one is too long for Erda.
+        // Keys come once, and one is too long for Erda.
         let mut names: Vec<Vec<u8>> =
             (0..1 + random(&mut state) % 12).map(|_| vec![b'k', (random(&mut state) % 8) as u8]).collect();
+        names.sort_unstable();
+        names.dedup();
         if step % 5 == 0 {
             names.insert(names.len() / 2, vec![b'x'; 2000]);
         }
@@ -150,15 +152,35 @@ fn what_goes_together_is_what_would_have_gone_one_after_the_other() {
         let values: Vec<Vec<u8>> = (0..keys.len()).map(value).collect();
         let fits = |key: &Key<'_>| key.name.len() < 1024;
         if step % 2 == 0 {
-            let puts: Vec<(Key<'_>, &[u8])> =
-                keys.iter().copied().zip(values.iter().map(|v| &v[..])).collect();
-            let mut done = Vec::new();
-            client.put_many(&puts, &mut done);
-            assert_eq!(done.len(), puts.len());
-            for ((key, value), done) in puts.iter().zip(done) {
-                assert_eq!(done.is_ok(), fits(key), "{done:?}");
-                if fits(key) {
-                    assert_eq!(memory.put(*key, value, Condition::Always), Ok(true));
+            // Values and deletions, each on a condition that may not hold; versions are those that each store has given.
+            let theirs: Vec<Option<Version>> =
+                keys.iter().map(|key| client.get(*key, &mut Vec::new()).expect("a GET")).collect();
+            let expected: Vec<Option<Version>> =
+                keys.iter().map(|key| memory.get(*key, &mut Vec::new()).expect("a GET")).collect();
+            let kinds: Vec<usize> = keys.iter().map(|_| random(&mut state)).collect();
+            let changes = |seen: &[Option<Version>]| -> Vec<Change<'_>> {
+                let one = |n: usize| {
+                    let value = (!kinds[n].is_multiple_of(3)).then_some(&values[n][..]);
+                    let condition = match (kinds[n] / 3 % 4, seen[n]) {
+                        (0, _) => Condition::Absent,
+                        (1 | 2, Some(version)) => Condition::Is(version),
+                        (1, None) => Condition::Is(Version(1)),
+                        _ => Condition::Always,
+                    };
+                    Change { key: keys[n], value, condition }
+                };
+                (0..keys.len()).map(one).collect()
+            };
+            let (mut done, mut wanted) = (Vec::new(), Vec::new());
+            client.change_many(&changes(&theirs), &mut done);
+            memory.change_many(&changes(&expected), &mut wanted);
+            assert_eq!(done.len(), keys.len());
+            for (n, (done, wanted)) in done.into_iter().zip(wanted).enumerate() {
+                if fits(&keys[n]) || kinds[n].is_multiple_of(3) {
+                    assert_eq!(done, wanted, "step {step}, {n}: {}", kinds[n]);
+                } else {
+                    assert!(matches!(done, Err(StoreError::KeyTooLong { .. })), "{done:?}");
+                    assert_eq!(memory.delete(keys[n], Condition::Always), wanted);
                 }
             }
         }
@@ -177,7 +199,9 @@ fn what_goes_together_is_what_would_have_gone_one_after_the_other() {
     let mut cut_off = cut_off(&local);
     let (key, mut found, mut done) = (Key { space: 0, name: b"a" }, Vec::new(), Vec::new());
     cut_off.get_many(&[key, key], &mut Vec::new(), &mut found);
-    cut_off.put_many(&[(key, b"1"), (key, b"2")], &mut done);
+    let other = Key { space: 0, name: b"b" };
+    let change = |key, value| Change { key, value, condition: Condition::Always };
+    cut_off.change_many(&[change(key, Some(b"1")), change(other, None)], &mut done);
     assert!(
         found.len() == 2
             && found.iter().all(Result::is_err)
@@ -187,34 +211,32 @@ fn what_goes_together_is_what_would_have_gone_one_after_the_other() {
 }
 
 #[test]
-fn values_of_one_key_stay_in_their_order_when_the_pool_is_nearly_full() {
-    // A large value waits for the cleaner, and a small one behind it would have room at once.
+fn what_goes_together_is_there_or_refused_when_the_pool_is_nearly_full() {
+    // A large value waits for the cleaner, and a small one behind it has room at once.
     let geometry = Geometry { size: 64 << 10, region_len: 4096, segment_len: 2048, heads: 1, grown_from: 0 };
     let local = Local::new(&geometry, 16, OPTIONS).expect("a fair geometry");
     let mut client = connect(&local);
     let (mut state, mut refused, mut written) = (3, 0, 0);
     for step in 0..400_u32 {
-        let names: Vec<[u8; 1]> = (0..6).map(|_| [(random(&mut state) % 3) as u8]).collect();
+        let first = random(&mut state) % 9;
+        let names: Vec<[u8; 1]> = (0..6).map(|n| [((first + n) % 9) as u8]).collect();
         let lens = [1900, 40, 1200, 10, 1900, 600];
         let values: Vec<Vec<u8>> = lens
             .iter()
             .map(|len| [&step.to_le_bytes()[..], &vec![7; len + random(&mut state) % 60]].concat())
             .collect();
-        let puts: Vec<(Key<'_>, &[u8])> =
-            names.iter().zip(&values).map(|(name, value)| (Key { space: 0, name }, &value[..])).collect();
+        let condition = Condition::Always;
+        let puts: Vec<Change<'_>> = names
+            .iter()
+            .zip(&values)
+            .map(|(name, value)| Change { key: Key { space: 0, name }, value: Some(value), condition })
+            .collect();
         let mut done = Vec::new();
-        client.put_many(&puts, &mut done);
-        for name in &names {
-            let last = puts.iter().zip(&done).rfind(|((key, _), done)| key.name == name && done.is_ok());
-            let Some(((key, value), _)) = last else { continue };
+        client.change_many(&puts, &mut done);
+        for (put, _) in puts.iter().zip(&done).filter(|(_, done)| done.is_ok()) {
             let mut found = Vec::new();
-            client.get(*key, &mut found).expect("a GET").expect("it was written");
-            assert!(
-                found == *value,
-                "step {step}: {} bytes, and {} were written last",
-                found.len(),
-                value.len()
-            );
+            client.get(put.key, &mut found).expect("a GET").expect("it was written");
+            assert!(Some(&found[..]) == put.value, "step {step}: {} bytes", found.len());
         }
         written += done.iter().filter(|done| done.is_ok()).count();
         refused += done.iter().filter(|done| done.is_err()).count();

@@ -1,4 +1,4 @@
-//! SETs of several connections that are written together: one wait for the medium, and nobody is answered before its end.
+//! Changes of several connections that are written together: one wait for the medium, and nobody is answered before its end.
 //!
 //! The medium is a crash image whose syncs can be held up, and that is crashed, in the harshest way, whenever we like.
 
@@ -16,7 +16,7 @@ use remanence_gateway::erda::{Erda, Parts};
 use remanence_gateway::{Address, Gateway, Options};
 use remanence_kv::Geometry;
 use remanence_kv::client::{Completion, RemoteMemory, Verb};
-use remanence_kv::proto::{Inline, Refusal, Reply, Request, Reserved};
+use remanence_kv::proto::{Changed, Inline, Refusal, Reply, Request};
 use remanence_kv::server::{ClientId, Options as StoreOptions, Server, format};
 use remanence_kv::view::Mode;
 use remanence_pmem::crash_image::{CrashImage, EveryWay, Failure};
@@ -196,12 +196,18 @@ impl RemoteMemory for Reach {
     fn put_all(
         &mut self,
         puts: &[Inline<'_>],
-        done: &mut Vec<Result<Reserved, Refusal>>,
+        done: &mut Vec<Result<Changed, Refusal>>,
     ) -> Result<bool, Self::Error> {
         if !self.disk {
             self.server.lock().expect("nobody panicked").put_all(1, self.id, puts, done);
+            return Ok(true);
         }
-        Ok(!self.disk)
+        let named = self.server.lock().expect("nobody panicked").begin_all(1, self.id, puts, done);
+        if !named.is_empty() {
+            self.medium.psync().expect("memory does not fail");
+            self.server.lock().expect("nobody panicked").end_all(&named);
+        }
+        Ok(true)
     }
 
     fn now(&self) -> u64 {
@@ -320,6 +326,135 @@ fn of_a_crowd_in_memory_one_sync_serves_all() {
 #[test]
 fn of_a_crowd_on_a_disk_one_sync_serves_all() {
     one_sync_for_all(true);
+}
+
+/// Every command that changes a key, on a key that is there, and its reply.
+const CHANGES: &[(&str, &str, &str)] = &[
+    ("SET k x", "SET k y", "+OK\r\n"),
+    ("SET k x", "SET k y XX GET", "$1\r\nx\r\n"),
+    ("SET k x", "SETEX k 100 y", "+OK\r\n"),
+    ("SET k x", "PSETEX k 100000 y", "+OK\r\n"),
+    ("SET k x", "GETSET k y", "$1\r\nx\r\n"),
+    ("SET k x", "GETDEL k", "$1\r\nx\r\n"),
+    ("SET k x", "GETEX k EX 100", "$1\r\nx\r\n"),
+    ("SET k x", "APPEND k y", ":2\r\n"),
+    ("SET k x", "SETRANGE k 2 y", ":3\r\n"),
+    ("SET k x", "DEL k", ":1\r\n"),
+    ("SET k x", "UNLINK k", ":1\r\n"),
+    ("SET k x", "EXPIRE k 100", ":1\r\n"),
+    ("SET k x", "PEXPIRE k 100000", ":1\r\n"),
+    ("SET k x EX 100", "PERSIST k", ":1\r\n"),
+    ("SET k 1", "INCR k", ":2\r\n"),
+    ("SET k 1", "DECR k", ":0\r\n"),
+    ("SET k 1", "INCRBY k 7", ":8\r\n"),
+    ("SET k 1", "DECRBY k 7", ":-6\r\n"),
+    ("SET k 1", "INCRBYFLOAT k 0.5", "$3\r\n1.5\r\n"),
+    ("HSET k f 1", "HSET k g 2", ":1\r\n"),
+    ("HSET k f 1", "HMSET k g 2", "+OK\r\n"),
+    ("HSET k f 1", "HSETNX k g 2", ":1\r\n"),
+    ("HSET k f 1 g 2", "HDEL k f", ":1\r\n"),
+    ("HSET k f 1", "HINCRBY k f 4", ":5\r\n"),
+    ("HSET k f 1", "HINCRBYFLOAT k f 4", "$1\r\n5\r\n"),
+];
+
+fn start(world: &World, path: &Path) -> Gateway {
+    // Nobody else asks for anything: expired keys are not looked for.
+    let options = Options {
+        listen: vec![Address::Unix(path.to_path_buf())],
+        threads: 1,
+        sweep: 0,
+        ..Options::default()
+    };
+    Gateway::start(options, |_| Ok(world.connect())).expect("a gateway")
+}
+
+#[test]
+fn whatever_a_crowd_changes_one_sync_serves_all() {
+    for disk in [false, true] {
+        let world = World::new(disk);
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = dir.path().join("gateway");
+        let gateway = start(&world, &path);
+        let mut first = Client::connect(&path);
+        let mut crowd: Vec<Client> = CHANGES.iter().map(|_| Client::connect(&path)).collect();
+        let of = |line: &str, n: usize| line.replace(" k", &format!(" key{n}")) + "\r\n";
+        first.send("SET first 0\r\n");
+        first.expect("+OK\r\n");
+        for (n, (before, ..)) in CHANGES.iter().enumerate() {
+            first.send(&of(before, n));
+            first.expect(if before.starts_with("SET") {
+                "+OK\r\n"
+            } else if before.ends_with("g 2") {
+                ":2\r\n"
+            } else {
+                ":1\r\n"
+            });
+        }
+        let (at_sync, go_on) = world.hold_up();
+        let counted = world.syncs();
+        first.send("SET first 1\r\n");
+        at_sync.recv_timeout(PATIENCE).expect("it is made durable");
+        for (n, (client, (_, change, _))) in crowd.iter_mut().zip(CHANGES).enumerate() {
+            client.send(&of(change, n));
+        }
+        go_on.send(()).expect("it waits");
+        first.expect("+OK\r\n");
+        at_sync.recv_timeout(PATIENCE).expect("theirs are made durable");
+        assert!(crowd.iter_mut().all(Client::has_no_reply), "their sync is not over");
+        go_on.send(()).expect("it waits");
+        for (client, (_, change, reply)) in crowd.iter_mut().zip(CHANGES) {
+            client.expect(reply);
+            println!("{change}");
+        }
+        assert_eq!(world.syncs() - counted, 2, "one for the first, and one for all others; disk: {disk}");
+        *world.medium.gate.lock().expect("nobody panicked") = None;
+        gateway.stop();
+    }
+}
+
+#[test]
+fn what_one_connection_sends_at_once_shares_a_sync_and_is_answered_in_its_order() {
+    for disk in [false, true] {
+        let world = World::new(disk);
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = dir.path().join("gateway");
+        let gateway = start(&world, &path);
+        let mut client = Client::connect(&path);
+        client.send("MSET a 1 b 2 c 3 d 4\r\n");
+        client.expect("+OK\r\n");
+        let names: Vec<Vec<u8>> = ["a", "b", "c", "d"].map(|name| name.as_bytes().to_vec()).to_vec();
+        world.settle(&names);
+        let counted = world.syncs();
+        let pipeline = [
+            "INCR a",
+            "GET a",
+            "INCR a",
+            "DEL b",
+            "GET b",
+            "SETNX b x",
+            "APPEND c y",
+            "GET d",
+            "STRLEN c",
+            "LPUSH a",
+            "HGET a f",
+        ];
+        client.send(&(pipeline.join("\r\n") + "\r\n"));
+        client.expect(":2\r\n$1\r\n2\r\n:3\r\n:1\r\n$-1\r\n:1\r\n:2\r\n$1\r\n4\r\n:2\r\n");
+        client.expect("-ERR unknown command 'LPUSH', with args beginning with: 'a' \r\n");
+        client.expect("-WRONGTYPE Operation against a key holding the wrong kind of value\r\n");
+        assert_eq!(world.syncs() - counted, 1, "disk: {disk}");
+        // What goes over several keys finds what was sent before it.
+        client.send("SET a 7\r\nDEL c\r\nMGET a b c d\r\nINCR a\r\nDBSIZE\r\n");
+        client.expect("+OK\r\n:1\r\n*4\r\n$1\r\n7\r\n$1\r\nx\r\n$-1\r\n$1\r\n4\r\n:8\r\n:3\r\n");
+        let found = world.after_a_crash(&names);
+        let value =
+            |name: &str| found.get(name.as_bytes()).map(|value| String::from_utf8_lossy(value).into_owned());
+        assert_eq!(
+            ["a", "b", "c", "d"].map(value),
+            ["8", "x", "", "4"].map(|v| (!v.is_empty()).then(|| v.to_owned()))
+        );
+        gateway.stop();
+    }
 }
 
 #[test]

@@ -10,7 +10,7 @@ use remanence_pmem::{Medium as _, PersistenceDomain};
 
 use crate::client::{Client, Completion, RemoteMemory, Verb};
 use crate::format::Geometry;
-use crate::proto::{Inline, Refusal, Reply, Request, Reserved};
+use crate::proto::{Changed, Inline, Refusal, Reply, Request};
 use crate::server::{ClientId, OpenError, Options, Server, format};
 use crate::view::View;
 
@@ -142,7 +142,7 @@ impl RemoteMemory for Reach {
     fn put_all(
         &mut self,
         puts: &[Inline<'_>],
-        done: &mut Vec<Result<Reserved, Refusal>>,
+        done: &mut Vec<Result<Changed, Refusal>>,
     ) -> Result<bool, Self::Error> {
         if self.cut_off {
             return Err("the link is down");

@@ -115,10 +115,15 @@ pub enum Request {
 }
 
 impl Request {
-    /// The value that the server is to write.
+    /// What the server is to write, if it is the server that writes it.
     pub(crate) fn inline(&self) -> Option<Inline<'_>> {
-        let Self::PutInline { key, value, expires, expect } = self else { return None };
-        Some(Inline { key, value, expires: *expires, expect: *expect })
+        match self {
+            Self::PutInline { key, value, expires, expect } => {
+                Some(Inline { key, value: Some(value), expires: *expires, expect: *expect })
+            }
+            Self::Delete { key, expect } => Some(Inline { key, value: None, expires: 0, expect: *expect }),
+            _ => None,
+        }
     }
 
     /// Those of a request that is nothing else.
@@ -165,17 +170,35 @@ pub struct Extent {
     pub len: u32,
 }
 
-/// A value for the server to write.
+/// A value for the server to write, or a deletion.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Inline<'a> {
     /// The key.
     pub key: &'a [u8],
-    /// The value.
-    pub value: &'a [u8],
+    /// The value; `None`: the key is to have none.
+    pub value: Option<&'a [u8]>,
     /// When it ends, in milliseconds of the server's clock; 0: never.
     pub expires: u64,
     /// The condition.
     pub expect: Expect,
+}
+
+/// What became of an [`Inline`].
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Changed {
+    /// The value lies here.
+    Value(Reserved),
+    /// The key has no value since this version; 0: it had none before.
+    Gone(u64),
+}
+
+impl From<Changed> for Reply {
+    fn from(changed: Changed) -> Self {
+        match changed {
+            Changed::Value(place) => Self::Written(place),
+            Changed::Gone(version) => Self::Done { version },
+        }
+    }
 }
 
 /// Room that was handed out.

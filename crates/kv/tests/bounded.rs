@@ -108,7 +108,7 @@ impl<'m> Bench<'m> {
     }
 
     fn put(&mut self, key: u64, value: &[u8], expires: u64) -> Result<(), Refusal> {
-        let put = Inline { key: &key.to_le_bytes(), value, expires, expect: Expect::Any };
+        let put = Inline { key: &key.to_le_bytes(), value: Some(value), expires, expect: Expect::Any };
         let mut done = Vec::new();
         self.server.put_all(self.now, self.client, &[put], &mut done);
         done.pop().expect("one for one").map(drop)

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use common::ops::{
-    Contents, Op, TINY, Workload, chunks, cleaning, contents, dying_clients, every_operation, fair,
+    Contents, Op, TINY, Workload, changes, chunks, cleaning, contents, dying_clients, every_operation, fair,
     for_mode_erda, growing, prepared, resizing, run_all, some, together, works_on,
 };
 use common::*;
@@ -72,6 +72,15 @@ fn values_that_are_written_together_at_every_step() {
     // Line by line, as a journal writes them, and word by word.
     explore(DEFERRED, PersistenceDomain::Adr, &together(), 12);
     explore(ERDA, PersistenceDomain::Adr, &together(), 6);
+}
+
+#[test]
+fn changes_that_come_together_and_those_whose_client_waits_itself() {
+    explore(DURABLE, PersistenceDomain::Adr, &changes(), 8);
+    explore(DURABLE, PersistenceDomain::PageCache, &changes(), 4);
+    explore(DEFERRED, PersistenceDomain::PageCache, &changes(), 4);
+    explore(DEFERRED, PersistenceDomain::Adr, &changes(), 8);
+    explore(ERDA, PersistenceDomain::Adr, &changes(), 4);
 }
 
 #[test]
@@ -364,7 +373,7 @@ fn at_no_sync_could_a_reader_believe_what_is_not_durable() {
         if n % 4 == 1 {
             let keys = [[n % 9], [(n + 3) % 9]];
             let value = [n; 12];
-            let inline = |key| Inline { key, value: &value, expires: 0, expect: Expect::Any };
+            let inline = |key| Inline { key, value: Some(&value), expires: 0, expect: Expect::Any };
             let mut done = Vec::new();
             server.put_all(1, client, &keys.each_ref().map(|key| inline(&key[..])), &mut done);
             assert!(done.iter().all(Result::is_ok), "{done:?}");

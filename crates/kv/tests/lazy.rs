@@ -5,8 +5,8 @@
 mod common;
 
 use common::ops::{
-    Workload, chunks, cleaning, contents, dying_clients, every_operation, fair, for_mode_erda, growing,
-    prepared, resizing, run_all, together, works_on,
+    Workload, chunks, cleaning, contents, dying_clients, every_operation, fair, few_changes, for_mode_erda,
+    growing, prepared, resizing, run_all, together, works_on,
 };
 use common::{DEFERRED, DURABLE, ERDA};
 use remanence_kv::format::{DIRECTORY, RegionKind, RegionWord, Superblock};
@@ -72,6 +72,8 @@ fn values_that_are_written_together_in_every_outcome() {
     explore("together", DURABLE, PersistenceDomain::Adr, &together());
     explore("together", DURABLE, PersistenceDomain::PageCache, &together());
     explore("together", DEFERRED, PersistenceDomain::Adr, &together());
+    explore("changes", DURABLE, PersistenceDomain::Adr, &few_changes());
+    explore("changes", DEFERRED, PersistenceDomain::PageCache, &few_changes());
 }
 
 #[test]

@@ -180,7 +180,12 @@ fn story(ops: &[Op], options: Options) -> (u32, u32) {
                     let lot: Vec<(Vec<u8>, Vec<u8>)> = lot.iter().map(named).collect();
                     let puts: Vec<Inline<'_>> = lot
                         .iter()
-                        .map(|(key, value)| Inline { key, value, expires: 0, expect: Expect::Any })
+                        .map(|(key, value)| Inline {
+                            key,
+                            value: Some(value),
+                            expires: 0,
+                            expect: Expect::Any,
+                        })
                         .collect();
                     let mut done: Vec<_> = lot.iter().zip(client.put_all(&puts)).collect();
                     done.sort_by_key(|(_, version)| version.clone().unwrap_or(0));

@@ -68,7 +68,7 @@ impl Others<'_, '_> {
                 let (bytes, other) = (self.value(), [(random(&mut self.state) % 60) as u8]);
                 let puts = [&[KEY][..], &other].map(|key| Inline {
                     key,
-                    value: &bytes,
+                    value: Some(&bytes),
                     expires: 0,
                     expect: Expect::Any,
                 });
@@ -266,7 +266,7 @@ fn a_look_at_what_rests_tells_what_it_is_with_no_message() {
         assert_eq!(reader.peek(b"a").flatten().map(|(_, value)| value), Some(b"one".to_vec()));
     }
     assert_eq!(reader.client.stats().cached, 1, "the second time over it is one READ");
-    let inline = |value| [Inline { key: b"a", value, expires: 3, expect: Expect::Any }];
+    let inline = |value| [Inline { key: b"a", value: Some(value), expires: 3, expect: Expect::Any }];
     assert!(writer.put_all(&inline(b"two"))[0].is_ok());
     assert_eq!(reader.peek(b"a").flatten().map(|(_, value)| value), Some(b"two".to_vec()), "settled at once");
     for _ in 0..2 {

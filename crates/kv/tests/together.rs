@@ -25,7 +25,7 @@ fn begin_logs(store: &Store<'_>, client: &mut Session<'_, '_>) {
 }
 
 fn inline<'a>(key: &'a [u8], value: &'a [u8]) -> Inline<'a> {
-    Inline { key, value, expires: 0, expect: Expect::Any }
+    Inline { key, value: Some(value), expires: 0, expect: Expect::Any }
 }
 
 /// Entries that are not free, and how many of them are pending.
@@ -481,7 +481,7 @@ fn a_small_value_is_one_message_and_one_wait_where_the_server_writes_it() {
     let together = |value: &[u8]| {
         let puts: Vec<_> = inline
             .iter()
-            .map(|(id, key)| (*id, Inline { key, value, expires: 0, expect: Expect::Any }))
+            .map(|(id, key)| (*id, Inline { key, value: Some(value), expires: 0, expect: Expect::Any }))
             .collect();
         store.server.borrow_mut().put_together(1, &puts)
     };
@@ -500,7 +500,7 @@ fn a_small_value_is_one_message_and_one_wait_where_the_server_writes_it() {
     let conditions = [Expect::Any, Expect::Version(found), Expect::Present, Expect::Any];
     let mixed: Vec<_> = conditions
         .iter()
-        .map(|expect| (client.id, Inline { key: &[203], value: b"mixed", expires: 0, expect: *expect }))
+        .map(|expect| (client.id, Inline { key: &[203], value: Some(b"mixed"), expires: 0, expect: *expect }))
         .collect();
     let replies = store.server.borrow_mut().put_together(1, &mixed);
     assert!(matches!(replies[1], Reply::Refused(Refusal::WrongVersion { .. })), "{replies:?}");
@@ -511,7 +511,7 @@ fn a_small_value_is_one_message_and_one_wait_where_the_server_writes_it() {
     else {
         panic!("room")
     };
-    let twice = Inline { key: &[202], value: b"twice", expires: 0, expect: Expect::Any };
+    let twice = Inline { key: &[202], value: Some(b"twice"), expires: 0, expect: Expect::Any };
     let replies = store.server.borrow_mut().put_together(1, &[(client.id, twice), (other.id, twice)]);
     assert_eq!(replies, vec![Reply::Refused(Refusal::Unfinished); 2]);
     let chunked = vec![3; 40_000];

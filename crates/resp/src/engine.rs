@@ -6,15 +6,14 @@
 //! those are, and a readers-writer lock around `execute` does it.
 
 use std::collections::BTreeMap;
-use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU8, AtomicU16, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-pub use crate::command::Joint;
 use crate::command::{self, Command, Transaction};
-use crate::protocol::{Request, Run, Version, Writer};
+use crate::joint::{Joined, Joint, Piece, Verdict};
+use crate::protocol::{Decoder, Limits, Request, Run, Version, Writer};
 use crate::stats::Stats;
-use crate::store::{Fetched, Key, Store, StoreError};
+use crate::store::{Fetched, Key, Store};
 use crate::value::UnixMs;
 
 /// The version of Redis whose commands and texts these are.
@@ -293,16 +292,39 @@ pub fn isolation(request: &Request<'_>) -> Isolation {
     if alone { Isolation::Alone } else { Isolation::Together }
 }
 
-/// Whether two requests are plain GETs, or plain SETs, which [`Session::execute_run`] carries out together. Each must have the
-/// words of one.
+/// Whether two requests are plain GETs, which [`Session::execute_run`] carries out together. Each must have the words of one.
 #[must_use]
 pub fn alike(first: &Request<'_>, next: &Request<'_>) -> bool {
-    let name: &[u8] = match first.len() {
-        2 => b"GET",
-        3 => b"SET",
-        _ => return false,
-    };
-    [first, next].iter().all(|request| request.word(0).eq_ignore_ascii_case(name))
+    first.len() == 2 && [first, next].iter().all(|request| request.word(0).eq_ignore_ascii_case(b"GET"))
+}
+
+/// What a request is to a [`Joint`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Joins {
+    /// It changes a key, and waits for the store with others.
+    Writes,
+    /// It looks at a key, or at none: carried out so if something before it on its connection was.
+    Looks,
+    /// What is before it is to be answered first.
+    Not,
+}
+
+/// What a request is to a [`Joint`]: commands on one key can be put off, as their keys are all that they depend on.
+#[must_use]
+pub fn joins(request: &Request<'_>) -> Joins {
+    use command::Id;
+    let Some(command) = Command::find(request.word(0)) else { return Joins::Not };
+    let one_key =
+        command.keys[0] == 1 && isolation(request) == Isolation::Together && command.id != Id::Watch;
+    if !command.takes(request.len()) {
+        Joins::Not
+    } else if matches!(command.id, Id::Ping | Id::Echo) || one_key && !command.writes() {
+        Joins::Looks
+    } else if one_key {
+        Joins::Writes
+    } else {
+        Joins::Not
+    }
 }
 
 /// Which replies a connection wants.
@@ -330,7 +352,8 @@ pub struct Session {
     pub(crate) spare: Vec<Vec<u8>>,
     /// Answers of the store to a run of requests.
     pub(crate) fetched: Vec<Fetched>,
-    pub(crate) written: Vec<Result<(), StoreError>>,
+    /// What is carried out has been before, and was counted then.
+    pub(crate) repeating: bool,
 }
 
 impl Session {
@@ -362,7 +385,7 @@ impl Session {
             closing: false,
             spare: Vec::new(),
             fetched: Vec::new(),
-            written: Vec::new(),
+            repeating: false,
         }
     }
 
@@ -375,7 +398,6 @@ impl Session {
     pub fn relax(&mut self) {
         self.spare = Vec::new();
         self.fetched = Vec::new();
-        self.written = Vec::new();
     }
 
     /// What others see of it.
@@ -472,32 +494,60 @@ impl Session {
         Some(command)
     }
 
-    /// Puts plain SETs off, to be written together with those of other connections: where they are in `joint`. `None`: they are
-    /// something else, or `joint` has no room for them, and they are to be carried out now.
-    pub fn put_off(
-        &mut self,
-        run: &Run<'_>,
-        shared: &Shared,
-        moment: Moment,
-        joint: &mut Joint,
-    ) -> Option<Range<usize>> {
-        let first = run.request(0);
-        let plain = first.len() == 3 && alike(&first, &first);
-        if !plain || self.goes_alone(shared) {
-            return None;
-        }
-        let some = joint.add(run, self.space)?;
-        self.peer.last_us.store(moment.unix_us, Ordering::Relaxed);
-        self.peer.last_command.store(Joint::command().id as u16 + 1, Ordering::Relaxed);
-        Some(some)
+    /// Whether requests of this connection can be put off: their replies are simply the commands'.
+    #[must_use]
+    pub fn may_join(&self, shared: &Shared) -> bool {
+        !self.goes_alone(shared)
     }
 
-    /// Answers SETs that were put off, and have been [written](Joint::write) since.
+    /// Carries a request out that [joins](joins) others, as number `owner`, and appends its reply to `out`: it is to be sent when the
+    /// store has [taken](Joint::write) what was changed, and may be another one by then. Which command it was, if it was one.
+    pub fn execute_joined<S: Store>(
+        &mut self,
+        owner: usize,
+        request: &Request<'_>,
+        (store, joint): (&mut S, &mut Joint),
+        shared: &Shared,
+        moment: Moment,
+        out: &mut Vec<u8>,
+    ) -> Option<&'static Command> {
+        let start = out.len();
+        let command = self.execute(request, &mut Joined { store, joint }, shared, moment, out);
+        joint.note(owner, start..out.len(), request);
+        command
+    }
+
+    /// The new reply to a command whose answer did not hold, appended to `out`. One that comes again is put off again; without a
+    /// `joint` it is carried out at once. It is counted once.
     ///
     /// # Panics
-    /// They have not.
-    pub fn answer(&mut self, some: Range<usize>, joint: &Joint, shared: &Shared, out: &mut Vec<u8>) {
-        joint.answer(some, self, shared, out);
+    /// Never: what was carried out can be read again.
+    pub fn mend<S: Store>(
+        &mut self,
+        (piece, verdict): (&Piece, Verdict),
+        (store, joint): (&mut S, Option<&mut Joint>),
+        shared: &Shared,
+        moment: Moment,
+        out: &mut Vec<u8>,
+    ) {
+        if let Verdict::Failed(error) = verdict {
+            command::answer_failure(self, shared, &error.into(), out.len(), out);
+            return;
+        }
+        // It has been within the client's limits.
+        let mut decoder =
+            Decoder::new(Limits { bulk: usize::MAX >> 1, request: usize::MAX >> 1, words: 1 << 30 });
+        decoder.push(&piece.request);
+        let request = decoder.next(false).ok().flatten().expect("a request that was encoded");
+        self.repeating = true;
+        match joint {
+            Some(joint) => {
+                command::dispatch(self, &request, &mut Joined { store, joint }, shared, moment, out);
+                joint.note(piece.owner, piece.reply.clone(), &request);
+            }
+            None => drop(command::dispatch(self, &request, store, shared, moment, out)),
+        }
+        self.repeating = false;
     }
 
     /// Tells the peer that there is no memory for what it wants; the connection is to be closed.

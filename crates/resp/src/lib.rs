@@ -34,6 +34,7 @@ pub mod engine;
 pub mod float80;
 pub mod fuzzing;
 pub mod glob;
+pub mod joint;
 pub mod memory;
 pub mod number;
 pub mod protocol;

@@ -103,12 +103,7 @@ impl Store for MemoryStore {
     }
 
     fn put(&mut self, key: Key<'_>, value: &[u8], condition: Condition) -> Result<bool, StoreError> {
-        if key.name.len() > self.limits.key {
-            return Err(StoreError::KeyTooLong { len: key.name.len(), limit: self.limits.key });
-        }
-        if value.len() > self.limits.value {
-            return Err(StoreError::ValueTooLong { len: value.len(), limit: self.limits.value });
-        }
+        self.limits.check(key, value)?;
         let place = Self::place(key);
         let value = value.into();
         let mut shard = self.shard(place.1);

@@ -46,6 +46,22 @@ pub struct StoreLimits {
     pub value: usize,
 }
 
+impl StoreLimits {
+    /// Whether it can hold this.
+    ///
+    /// # Errors
+    /// [`StoreError::KeyTooLong`], [`StoreError::ValueTooLong`]
+    pub const fn check(&self, key: Key<'_>, value: &[u8]) -> Result<(), StoreError> {
+        if key.name.len() > self.key {
+            return Err(StoreError::KeyTooLong { len: key.name.len(), limit: self.key });
+        }
+        if value.len() > self.value {
+            return Err(StoreError::ValueTooLong { len: value.len(), limit: self.value });
+        }
+        Ok(())
+    }
+}
+
 /// Why a store did not do what it was asked. Nothing has been changed, but by [`StoreError::Unavailable`], after which
 /// nobody knows.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
@@ -78,6 +94,17 @@ pub enum StoreError {
     /// A stored value that this crate did not write.
     #[error("ERR the value of this key was not written by a Redis client: use the store's own")]
     Foreign,
+}
+
+/// A value that is to be written, or deleted.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Change<'a> {
+    /// The key.
+    pub key: Key<'a>,
+    /// Its value; `None`: it is to have none.
+    pub value: Option<&'a [u8]>,
+    /// On what it depends.
+    pub condition: Condition,
 }
 
 /// A value of [`Store::get_many`]: its version, and which bytes of the buffer it is.
@@ -123,11 +150,14 @@ pub trait Store {
         }
     }
 
-    /// Writes several values at once, whatever was there: appends to `done`, in the order of the keys, whether each was
-    /// written. Of a key that is there twice the last value stays.
-    fn put_many(&mut self, puts: &[(Key<'_>, &[u8])], done: &mut Vec<Result<(), StoreError>>) {
-        for (key, value) in puts {
-            done.push(self.put(*key, value, Condition::Always).map(|_| ()));
+    /// Writes and deletes several values at once, of keys that differ, in no order: appends to `done`, in the order of the
+    /// changes, what [`put`](Self::put) or [`delete`](Self::delete) would have returned.
+    fn change_many(&mut self, changes: &[Change<'_>], done: &mut Vec<Result<bool, StoreError>>) {
+        for Change { key, value, condition } in changes {
+            done.push(match value {
+                Some(value) => self.put(*key, value, *condition),
+                None => self.delete(*key, *condition),
+            });
         }
     }
 

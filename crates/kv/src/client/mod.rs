@@ -21,11 +21,11 @@ pub use get::{Found, Get};
 pub use many::Many;
 pub use mux::{Any, Ended, Mux, Output, Step};
 pub use peek::{Peek, peek};
-pub use put::{Call, Put, put_all};
+pub use put::{Call, Change, Put, put_all};
 
 use crate::format::object::object_len;
 use crate::format::{KEY_MAX, UNIT, hash};
-use crate::proto::{Inline, Refusal, Reply, Request, Reserved};
+use crate::proto::{Changed, Inline, Refusal, Reply, Request, Reserved};
 use crate::view::{Link, View};
 use cache::{Cache, Location};
 
@@ -272,7 +272,7 @@ pub trait RemoteMemory {
     fn put_all(
         &mut self,
         puts: &[Inline<'_>],
-        done: &mut Vec<Result<Reserved, Refusal>>,
+        done: &mut Vec<Result<Changed, Refusal>>,
     ) -> Result<bool, Self::Error> {
         let _ = (puts, done);
         Ok(false)

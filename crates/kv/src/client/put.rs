@@ -9,7 +9,7 @@ use std::ops::Range;
 use super::{Client, Completion, Error, Operation, Progress, RemoteMemory, Verb};
 use crate::format::object::{Content, WRITTEN_FROM, crc64, emit, object_len};
 use crate::format::{Chunk, Place};
-use crate::proto::{Expect, Inline, Refusal, Reply, Request, Reserved};
+use crate::proto::{Changed, Expect, Inline, Refusal, Reply, Request, Reserved};
 use crate::view::Mode;
 
 /// Writes a key's value.
@@ -313,9 +313,9 @@ impl Operation for Put {
     }
 }
 
-/// Has the server write values, where it is [at hand](RemoteMemory::put_all), and appends to `done` what became of each: its
-/// version, or why it was not written. `None`: a [`Put`] is to be made of it, as the server is not at hand, or somebody is in
-/// the way, or it takes more than one object. Nothing is promised about the order of puts of one key.
+/// Has the server write and delete values, where it is [at hand](RemoteMemory::put_all), and appends to `done` what became of each:
+/// its version, or why it was not done. `None`: a [`Change`] is to be made of it, as the server is not at hand, or somebody is in
+/// the way, or it takes more than one object. Nothing is promised about the order of changes of one key.
 ///
 /// # Errors
 /// The remote memory cannot be reached any more: nothing that was not acknowledged before was written.
@@ -327,21 +327,22 @@ pub fn put_all<R: RemoteMemory>(
 ) -> Result<(), R::Error> {
     let max = client.view.geometry.object_max();
     let mut written = Vec::with_capacity(puts.len());
-    let fit = |put: &Inline<'_>| object_len(put.key.len(), put.value.len() as u64) <= max;
+    let fit = |put: &Inline<'_>| object_len(put.key.len(), put.value.map_or(0, <[u8]>::len) as u64) <= max;
     if !puts.iter().all(fit) || !remote.put_all(puts, &mut written)? {
         done.extend(puts.iter().map(|_| None));
         return Ok(());
     }
     for (put, written) in puts.iter().zip(written) {
         done.push(match written {
-            Ok(reserved) => {
+            Ok(Changed::Value(reserved)) => {
                 if client.learn(&reserved)
                     && let Ok(hash) = client.hash(put.key)
                 {
-                    client.remember(hash, &reserved, put.key.len(), put.value.len());
+                    client.remember(hash, &reserved, put.key.len(), put.value.map_or(0, <[u8]>::len));
                 }
                 Some(Ok(reserved.version))
             }
+            Ok(Changed::Gone(version)) => Some(Ok(version)),
             Err(Refusal::Unfinished | Refusal::Growing | Refusal::Cleaning | Refusal::Full) => None,
             Err(refusal) => Some(Err(refusal.into())),
         });
@@ -407,5 +408,59 @@ impl Operation for Call {
     fn cancel(&mut self, client: &mut Client) -> Option<Request> {
         client.end(self.id.take());
         None
+    }
+}
+
+/// A value written, or deleted: for several of either kind [together](super::Many). The version comes back; 0 where there was
+/// nothing to delete.
+#[derive(Debug)]
+pub enum Change {
+    /// A value.
+    Put(Put),
+    /// None.
+    Delete(Call),
+}
+
+impl Change {
+    /// Of an [`Inline`].
+    #[must_use]
+    pub fn new(change: &Inline<'_>) -> Self {
+        match change.value {
+            Some(value) => Self::Put(Put::new(change.key, value, change.expires, change.expect)),
+            None => Self::Delete(Call::delete(change.key, change.expect)),
+        }
+    }
+
+    /// Whether a failure from here on leaves the outcome open.
+    #[must_use]
+    pub const fn is_writing(&self) -> bool {
+        match self {
+            Self::Put(put) => put.is_writing(),
+            Self::Delete(call) => call.id.is_some(),
+        }
+    }
+}
+
+impl Operation for Change {
+    type Output = Outcome;
+
+    fn step(&mut self, client: &mut Client, now: u64, completions: Vec<Completion>) -> Progress<Outcome> {
+        match self {
+            Self::Put(put) => put.step(client, now, completions),
+            Self::Delete(call) => match call.step(client, now, completions) {
+                Progress::Post(verbs) => Progress::Post(verbs),
+                Progress::Again => Progress::Again,
+                Progress::Done(Ok(Reply::Done { version })) => Progress::Done(Ok(version)),
+                Progress::Done(Ok(_)) => Progress::Done(Err(Error::Protocol("no answer to a deletion"))),
+                Progress::Done(Err(error)) => Progress::Done(Err(error)),
+            },
+        }
+    }
+
+    fn cancel(&mut self, client: &mut Client) -> Option<Request> {
+        match self {
+            Self::Put(put) => put.cancel(client),
+            Self::Delete(call) => call.cancel(client),
+        }
     }
 }

@@ -16,8 +16,8 @@ use super::wire::{
     ANSWER_HEADER, ANSWER_MAX, ANSWERS_MAX, Answer, Call, Hello, Key, REQUEST_MAX, VERSION, What, emit_keyed,
     emit_words, parse_words,
 };
-use crate::proto::{Inline, Refusal, Reply, Request, Reserved};
-use crate::server::{ClientId, Event, Server};
+use crate::proto::{Changed, Inline, Refusal, Reply, Request};
+use crate::server::{ClientId, Event, Named, Server};
 use crate::view::{Mode, View};
 
 /// Small things that are done in one step: one wait for the medium covers them all.
@@ -205,7 +205,7 @@ impl Host {
         &mut self,
         session: u64,
         puts: &[Inline<'_>],
-        done: &mut Vec<Result<Reserved, Refusal>>,
+        done: &mut Vec<Result<Changed, Refusal>>,
     ) -> Option<()> {
         if !self.open || self.failed || self.locals.of(session).is_none() {
             return None;
@@ -219,6 +219,36 @@ impl Host {
             done.fill(medium);
         }
         Some(())
+    }
+
+    /// Writes values for a client of this process that waits for the medium itself, and says so [then](Self::end_all). `None`: as for
+    /// [`ask`](Self::ask).
+    pub(super) fn begin_all(
+        &mut self,
+        session: u64,
+        puts: &[Inline<'_>],
+        done: &mut Vec<Result<Changed, Refusal>>,
+    ) -> Option<Vec<Named>> {
+        if !self.open || self.failed || self.locals.of(session).is_none() {
+            return None;
+        }
+        let client = self.peers.get(&session).and_then(|peer| peer.client)?;
+        self.calls += 1;
+        let named = self.core.begin_all(self.clock.now(), client, puts, done);
+        let medium = Err(Refusal::Medium);
+        if self.region.failure().is_err() || done.contains(&medium) {
+            self.failed = true;
+            done.fill(medium);
+        }
+        Some(named)
+    }
+
+    /// What was begun is durable, as the client's wait for the medium has ended well; whether the medium stands.
+    pub(super) fn end_all(&mut self, named: &[Named]) -> bool {
+        // Who was cut off meanwhile is told so by whatever he asks next. What he waited for is durable all the same.
+        self.core.end_all(named);
+        self.failed |= self.region.failure().is_err() || self.do_turn(1).is_err();
+        !self.failed
     }
 
     /// Carries a request out. What is read of a page that the medium has lost is zeros, and as good a sign of nothing as any:

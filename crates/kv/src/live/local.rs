@@ -17,7 +17,7 @@ use super::host::{Clock, Host};
 use super::server::lock;
 use super::session::nap;
 use crate::client::{Client, Completion, RemoteMemory, Verb};
-use crate::proto::{Inline, Refusal, Reply, Reserved};
+use crate::proto::{Changed, Inline, Refusal, Reply};
 
 /// How long others may be in the way of an operation.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -166,6 +166,31 @@ impl Local {
     }
 }
 
+impl Local {
+    /// The server writes, and the wait for the disk is ours, with no lock of the host's held.
+    fn put_and_wait(
+        &self,
+        puts: &[Inline<'_>],
+        done: &mut Vec<Result<Changed, Refusal>>,
+    ) -> Result<(), Error> {
+        let named = match lock(&self.host).begin_all(self.session, puts, done) {
+            Some(_) if done.contains(&Err(Refusal::Medium)) => return Err(Refusal::Medium.into()),
+            Some(named) => named,
+            None => return Err(Refusal::Fenced.into()),
+        };
+        if named.is_empty() {
+            return Ok(());
+        }
+        let durable = self.region.psync();
+        let mut host = lock(&self.host);
+        if durable.is_err() {
+            host.fail();
+            return Err(Refusal::Medium.into());
+        }
+        if host.end_all(&named) { Ok(()) } else { Err(Refusal::Medium.into()) }
+    }
+}
+
 impl RemoteMemory for Local {
     type Error = Error;
 
@@ -207,10 +232,10 @@ impl RemoteMemory for Local {
     fn put_all(
         &mut self,
         puts: &[Inline<'_>],
-        done: &mut Vec<Result<Reserved, Refusal>>,
+        done: &mut Vec<Result<Changed, Refusal>>,
     ) -> Result<bool, Error> {
         if self.waits {
-            return Ok(false);
+            return self.put_and_wait(puts, done).map(|()| true);
         }
         match lock(&self.host).put_all(self.session, puts, done) {
             Some(()) if done.contains(&Err(Refusal::Medium)) => Err(Refusal::Medium.into()),

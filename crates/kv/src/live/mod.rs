@@ -68,7 +68,7 @@ pub use salvage::{Salvaged, read_all, salvage};
 pub use server::{Metrics, Server, ServerOptions};
 pub use session::{ConnectOptions, Session};
 pub use stats::StoreStats;
-pub use store::{Page, PutOptions, Store, Version};
+pub use store::{Change, Page, PutOptions, Store, Version};
 
 /// The number of the store's service at a server.
 pub const SERVICE: u16 = 2;

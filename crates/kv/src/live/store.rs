@@ -10,10 +10,8 @@ use super::members::Members;
 use super::road::{RETRY, Road, came_to_nothing, ends};
 use super::wire::{What, emit_words, parse_words};
 use super::{Asked, ConnectOptions, Error, MemberStats, Said, Session, StoreStats};
-use crate::client::{
-    self, Call, Client, Found, Get, Many, Operation, Progress, Put, RemoteMemory as _, attend,
-};
-use crate::proto::{Expect, Refusal, Reply, Request};
+use crate::client::{self, Call, Client, Found, Get, Many, Operation, Progress, RemoteMemory as _, attend};
+use crate::proto::{Expect, Inline, Refusal, Reply, Request};
 use crate::server::Scrubbed;
 use crate::view::View;
 
@@ -40,6 +38,19 @@ impl Default for PutOptions {
     fn default() -> Self {
         Self { expect: Expect::Any, ttl: None }
     }
+}
+
+/// A value that is to be written, or deleted.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Change<'a> {
+    /// The key.
+    pub key: &'a [u8],
+    /// Its value; `None`: it is to have none.
+    pub value: Option<&'a [u8]>,
+    /// On what it depends.
+    pub expect: Expect,
+    /// How long the value lasts; `None`: until it is replaced.
+    pub ttl: Option<Duration>,
 }
 
 /// Some keys, in the order of their fingerprints.
@@ -217,44 +228,42 @@ impl Store {
         pairs: &[(K, V)],
         options: PutOptions,
     ) -> Result<Vec<Result<Version, Error>>, Error> {
-        self.put_each(pairs, options.expect, |_| options.ttl)
+        let PutOptions { expect, ttl } = options;
+        let mut changes = Vec::with_capacity(pairs.len());
+        for (key, value) in pairs {
+            changes.push(Change { key: key.as_ref(), value: Some(value.as_ref()), expect, ttl });
+        }
+        self.change_many(&changes)
     }
 
-    /// The same, of values of which each lasts as long as `ttl` says of its place among the pairs.
+    /// The same, of values and deletions, each on a condition of its own. A deletion's version is 0 where there was nothing.
     ///
     /// # Errors
     /// As [`put_many`](Self::put_many).
-    pub fn put_each<K: AsRef<[u8]>, V: AsRef<[u8]>>(
-        &mut self,
-        pairs: &[(K, V)],
-        expect: Expect,
-        ttl: impl Fn(usize) -> Option<Duration>,
-    ) -> Result<Vec<Result<Version, Error>>, Error> {
-        let mut outcomes: Vec<Option<Result<Version, Error>>> = pairs.iter().map(|_| None).collect();
+    pub fn change_many(&mut self, changes: &[Change<'_>]) -> Result<Vec<Result<Version, Error>>, Error> {
+        let mut outcomes: Vec<Option<Result<Version, Error>>> = changes.iter().map(|_| None).collect();
         let mut lot: Vec<usize> = Vec::new();
         let mut bytes = 0;
         // Two writes of one key in a lot could change places: one waits for room, say, and the other needs less.
         let mut keys = BTreeSet::new();
-        for (n, (key, value)) in pairs.iter().enumerate() {
-            let len = value.as_ref().len();
-            let again = !keys.insert(key.as_ref());
+        for (n, change) in changes.iter().enumerate() {
+            let len = change.value.map_or(0, <[u8]>::len);
+            let again = !keys.insert(change.key);
             if !lot.is_empty() && (again || lot.len() == TOGETHER || bytes + len > TOGETHER_BYTES) {
-                self.put_lot(pairs, expect, &ttl, std::mem::take(&mut lot), &mut outcomes)?;
+                self.change_lot(changes, std::mem::take(&mut lot), &mut outcomes)?;
                 bytes = 0;
-                keys = BTreeSet::from([key.as_ref()]);
+                keys = BTreeSet::from([change.key]);
             }
             lot.push(n);
             bytes += len;
         }
-        self.put_lot(pairs, expect, &ttl, lot, &mut outcomes)?;
+        self.change_lot(changes, lot, &mut outcomes)?;
         Ok(outcomes.into_iter().map(|outcome| outcome.expect("each has one")).collect())
     }
 
-    fn put_lot<K: AsRef<[u8]>, V: AsRef<[u8]>>(
+    fn change_lot(
         &mut self,
-        pairs: &[(K, V)],
-        expect: Expect,
-        ttl: &impl Fn(usize) -> Option<Duration>,
+        changes: &[Change<'_>],
         mut lot: Vec<usize>,
         outcomes: &mut [Option<Result<Version, Error>>],
     ) -> Result<(), Error> {
@@ -268,11 +277,11 @@ impl Store {
                 let milliseconds = u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX);
                 now.saturating_add(milliseconds.max(1))
             };
-            let put = |n: &usize| {
-                let (key, value) = (pairs[*n].0.as_ref(), pairs[*n].1.as_ref());
-                Put::new(key, value, ttl(*n).map_or(0, expires), expect)
+            let one = |n: &usize| {
+                let Change { key, value, expect, ttl } = changes[*n];
+                client::Change::new(&Inline { key, value, expires: ttl.map_or(0, expires), expect })
             };
-            let mut many = Many::new(lot.iter().map(put).collect());
+            let mut many = Many::new(lot.iter().map(one).collect());
             let mut next = Vec::new();
             let mut fenced;
             match self.carry_out(&mut many) {
@@ -301,7 +310,7 @@ impl Store {
                 }
                 Err(error) => {
                     let why = error.reason();
-                    for ((put, done), n) in many.outcomes().zip(&lot) {
+                    for ((change, done), n) in many.outcomes().zip(&lot) {
                         match done {
                             Some(Err(error)) if self.is_replicated() && came_to_nothing(error) => {
                                 next.push(*n)
@@ -311,7 +320,7 @@ impl Store {
                                 outcomes[*n] = Some(Err(Error::Unknown(Box::new(broke))));
                             }
                             Some(outcome) => outcomes[*n] = Some(outcome.clone().map_err(Error::from)),
-                            None if put.is_writing() => {
+                            None if change.is_writing() => {
                                 let broke = Error::Lost(why.clone());
                                 outcomes[*n] = Some(Err(Error::Unknown(Box::new(broke))));
                             }

@@ -38,6 +38,7 @@ pub use mend::{Fate, Finding, Where};
 pub use open::{OpenError, Recovered, extend, format};
 pub use room::Room;
 pub use scan::Scrubbed;
+pub use together::Named;
 
 use crate::format::object::{Content, Object};
 use crate::format::slot::fingerprint;
@@ -220,6 +221,8 @@ pub struct Server<M> {
     /// Of those, the ones that are done and wait for the medium.
     written: BTreeMap<u64, Written>,
     places: BTreeMap<(u8, Offset), u64>,
+    /// Places of what the server has written for a client that has not waited for the medium yet.
+    begun: BTreeMap<(u8, Offset), ClientId>,
     confirmed: BTreeSet<u64>,
     clients: BTreeMap<ClientId, Client>,
     next_client: u64,
@@ -362,6 +365,8 @@ impl<M: Medium + Clone> Server<M> {
     /// The medium failed.
     pub fn disconnected(&mut self, client: ClientId) -> Result<(), Refusal> {
         let Some(gone) = self.clients.remove(&client) else { return Ok(()) };
+        // Whether it waited nobody knows: who meets one of these looks at the object, and waits.
+        self.begun.retain(|_, by| *by != client);
         for version in gone.unfinished {
             self.give_up(version)?;
         }
@@ -396,7 +401,9 @@ impl<M: Medium + Clone> Server<M> {
             (true, _) => Reply::Refused(Refusal::ReadOnly),
             // Each is as much work as may be done at a time.
             (false, Request::Count | Request::Clear { .. }) if together => Reply::Refused(Refusal::Malformed),
-            (false, Request::PutInline { .. }) if written.len() > 0 => written.next().expect("one for each"),
+            (false, Request::PutInline { .. } | Request::Delete { .. }) if written.len() > 0 => {
+                written.next().expect("one for each")
+            }
             (false, request) => self.one(now, client, request),
         };
         let reply = match request {
@@ -447,15 +454,12 @@ impl<M: Medium + Clone> Server<M> {
                 self.round.note(*expires);
                 self.reserve(now, client, key, *len, *expires, *expect).map(Reply::Reserved)
             }
-            Request::PutInline { .. } => {
-                let put = request.inline().expect("it is one");
+            Request::PutInline { .. } | Request::Delete { .. } => {
+                let change = request.inline().expect("it is one");
                 match self.options.inline_max {
-                    0 => self.write_one(now, &put),
-                    _ => return self.put_together(now, &[(client, put)]).pop().expect("one for one"),
+                    0 => self.write_one(now, &change),
+                    _ => return self.put_together(now, &[(client, change)]).pop().expect("one for one"),
                 }
-            }
-            Request::Delete { key, expect } => {
-                self.write(now, key, None, *expect).map(|version| Reply::Done { version })
             }
             Request::Get { key } => self.get(now, key),
             Request::Settle { key } => self.settle_key(now, key),

@@ -243,6 +243,7 @@ impl<M: Medium + Clone> Server<M> {
             leases: Default::default(),
             written: Default::default(),
             places: Default::default(),
+            begun: Default::default(),
             confirmed: Default::default(),
             clients: Default::default(),
             next_client: u64::from(boot) << 32,

@@ -69,7 +69,9 @@ impl<M: Medium + Clone> Server<M> {
                 self.forget(version);
                 Ok(Settling::Settled(entry))
             }
-            // Of the run before: nobody writes there any more.
+            // It is whole, and a wait is under way for it.
+            None if self.begun.contains_key(&(head, new)) => Ok(Settling::Unfinished),
+            // Of the run before, or of a client that has gone: nobody writes there any more.
             None => match self.whole(head, new) {
                 // A client may have written another key's object to room that it had for this one.
                 Ok((bytes, _)) if !self.is_named_by(&entry, &bytes, new) => {
@@ -292,7 +294,11 @@ impl<M: Medium + Clone> Server<M> {
             return Ok(());
         }
         let version = |request: &Request| {
-            let (Request::Put { key, .. } | Request::PutInline { key, .. }) = request else { return None };
+            let (Request::Put { key, .. } | Request::PutInline { key, .. } | Request::Delete { key, .. }) =
+                request
+            else {
+                return None;
+            };
             let entry = self.lookup(key, self.fingerprint(key).ok()?)?;
             let new = entry.slot.word.new_offset().filter(|_| entry.slot.word.is_pending())?;
             self.places.get(&(entry.slot.meta.head(), new)).copied()

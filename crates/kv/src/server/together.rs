@@ -1,9 +1,10 @@
-//! Values that the server writes itself, several at once: for clients in its own process, and small ones for all.
+//! Values that the server writes itself, and deletions, several at once: for clients in its own process, and small ones for all.
 //!
 //! Each object is written and named, and the word that names it stays pending, as if a client were about to write there. One
 //! wait for the medium makes all of them durable, objects and words, in no order among each other: a crash before its end
 //! leaves some pending words, and recovery goes by the checksums of what they name, as after a client that died. Then the words
-//! are settled. Keys that are new take one more wait, for all of them: their entries are prepared before anything is written
+//! are settled. A client in this process may wait itself, with no lock of the server's held ([`Server::begin_all`],
+//! [`Server::end_all`]): clients wait beside each other then, and one sync serves several. Keys that are new take one more wait, for all of them: their entries are prepared before anything is written
 //! (`index.rs`), as those of a batch of reservations are. Readers believe nothing meanwhile: an old version is marked before its successor is named, and of a pending
 //! word they ask, which is answered after the end of this.
 
@@ -15,15 +16,23 @@ use super::index::{Entry, load};
 use super::log::{self, Purpose, Start};
 use super::room::Counted;
 use super::{ClientId, Current, Server};
-use crate::format::object::Content;
-use crate::format::{Hint, Meta, Word};
-use crate::proto::{Expect, Inline, Refusal, Reply, Request, Reserved};
+use crate::format::object::{Content, object_len};
+use crate::format::{Hint, Meta, Offset, Word};
+use crate::proto::{Changed, Expect, Inline, Refusal, Reply, Request, Reserved};
 
-/// A value that is written, and not settled yet.
-struct Named {
+/// A value, or a tombstone, that is written, and not settled yet.
+#[derive(Debug)]
+pub struct Named {
     entry: Entry,
     /// What the entry is to say of it.
     meta: Meta,
+}
+
+impl Named {
+    /// Whose log the new version lies in, and where.
+    fn place(&self) -> (u8, Offset) {
+        (self.meta.head(), self.entry.slot.word.new_offset().expect("it names a new version"))
+    }
 }
 
 impl<M: Medium + Clone> Server<M> {
@@ -35,13 +44,45 @@ impl<M: Medium + Clone> Server<M> {
         now: u64,
         client: ClientId,
         puts: &[Inline<'_>],
-        done: &mut Vec<Result<Reserved, Refusal>>,
+        done: &mut Vec<Result<Changed, Refusal>>,
     ) {
         if let Err(refusal) = self.may_write(client) {
             done.extend(puts.iter().map(|_| Err(refusal.clone())));
             return;
         }
         self.write_all(now, &mut puts.iter(), done);
+    }
+
+    /// The first half of the same, for who waits for the medium himself: all of it is written, and nothing is settled. Until the
+    /// [other half](Self::end_all) those keys are as unfinished as ones that clients write.
+    pub fn begin_all(
+        &mut self,
+        now: u64,
+        client: ClientId,
+        puts: &[Inline<'_>],
+        done: &mut Vec<Result<Changed, Refusal>>,
+    ) -> Vec<Named> {
+        if let Err(refusal) = self.may_write(client) {
+            done.extend(puts.iter().map(|_| Err(refusal.clone())));
+            return Vec::new();
+        }
+        let was_dirty = self.dirty;
+        let named = self.name_all(now, &mut puts.iter(), done);
+        for one in &named {
+            self.begun.insert(one.place(), client);
+        }
+        // Nobody else waits for what that client is about to wait for.
+        self.dirty = if named.is_empty() { self.dirty } else { was_dirty };
+        named
+    }
+
+    /// What was [begun](Self::begin_all) is durable: a wait for the medium has ended that began after that.
+    pub fn end_all(&mut self, named: &[Named]) {
+        for one in named {
+            self.begun.remove(&one.place());
+            self.settle_named(one);
+        }
+        self.stats.written += named.len() as u64;
     }
 
     /// The same for several clients, as replies to their requests. Values that take more than one object are written as well,
@@ -51,7 +92,7 @@ impl<M: Medium + Clone> Server<M> {
         let may: Vec<Result<(), Refusal>> = puts.iter().map(|(client, _)| self.may_write(*client)).collect();
         let mut last: BTreeMap<&[u8], Option<usize>> = BTreeMap::new();
         for (n, (_, put)) in puts.iter().enumerate().filter(|(n, _)| may[*n].is_ok()) {
-            let plain = put.expect == Expect::Any;
+            let plain = put.expect == Expect::Any && put.value.is_some();
             last.entry(put.key)
                 .and_modify(|last| *last = last.filter(|_| plain).map(|_| n))
                 .or_insert(plain.then_some(n));
@@ -70,7 +111,7 @@ impl<M: Medium + Clone> Server<M> {
             may.into_iter().map(|may| may.map_or_else(Reply::Refused, |()| Reply::Ok)).collect();
         for (n, outcome) in written.into_iter().zip(done) {
             replies[n] = match outcome {
-                Ok(place) => Reply::Written(place),
+                Ok(changed) => changed.into(),
                 Err(Refusal::Malformed) => self
                     .write_one(now, &puts[n].1)
                     .unwrap_or_else(|refusal| Reply::Refused(self.wait_for_room(now, refusal))),
@@ -112,18 +153,35 @@ impl<M: Medium + Clone> Server<M> {
         &mut self,
         now: u64,
         puts: &mut (impl Iterator<Item = &'p Inline<'v>> + Clone),
-        done: &mut Vec<Result<Reserved, Refusal>>,
+        done: &mut Vec<Result<Changed, Refusal>>,
     ) {
-        let (first, mut named) = (done.len(), Vec::new());
-        let keys = puts.clone().map(|put| (put.key, put.value.len() as u64, put.expect));
+        let first = done.len();
+        let named = self.name_all(now, puts, done);
+        if self.dirty && self.order().is_err() {
+            done[first..].fill(Err(Refusal::Medium));
+            return;
+        }
+        self.stats.written += named.len() as u64;
+        named.iter().for_each(|one| self.settle_named(one));
+    }
+
+    /// Writes and names all of them, and waits for nothing but the entries of keys that are new.
+    fn name_all<'p, 'v: 'p>(
+        &mut self,
+        now: u64,
+        puts: &mut (impl Iterator<Item = &'p Inline<'v>> + Clone),
+        done: &mut Vec<Result<Changed, Refusal>>,
+    ) -> Vec<Named> {
+        let mut named = Vec::new();
+        let keys = puts.clone().filter_map(|put| Some((put.key, put.value?.len() as u64, put.expect)));
         let Ok(kept) = self.prepare_new(now, keys) else {
             done.extend(puts.map(|_| Err(Refusal::Medium)));
-            return;
+            return named;
         };
         for put in puts {
-            done.push(self.name(now, put).map(|(one, reserved)| {
-                named.push(one);
-                reserved
+            done.push(self.name(now, put).map(|(one, changed)| {
+                named.extend(one);
+                changed
             }));
             match done.last_mut() {
                 Some(Err(Refusal::Unfinished)) => self.stats.unfinished += 1,
@@ -134,12 +192,7 @@ impl<M: Medium + Clone> Server<M> {
             }
         }
         self.release(&kept);
-        if self.dirty && self.order().is_err() {
-            done[first..].fill(Err(Refusal::Medium));
-            return;
-        }
-        self.stats.written += named.len() as u64;
-        named.into_iter().for_each(|one| self.settle_named(&one));
+        named
     }
 
     /// Keeps an entry for each of these keys that has none, if they are several, and waits once for all of them. Returns the
@@ -212,11 +265,12 @@ impl<M: Medium + Clone> Server<M> {
     }
 
     /// Writes an object and names it.
-    fn name(&mut self, now: u64, put: &Inline<'_>) -> Result<(Named, Reserved), Refusal> {
+    fn name(&mut self, now: u64, put: &Inline<'_>) -> Result<(Option<Named>, Changed), Refusal> {
         let fingerprint = self.fingerprint(put.key)?;
         let current = self.settled(now, put.key, fingerprint)?;
         current.check(put.expect)?;
-        let (object, chunks) = self.layout(put.key, put.value.len() as u64)?;
+        let Some(value) = put.value else { return self.name_tombstone(&current, put.key, fingerprint) };
+        let (object, chunks) = self.layout(put.key, value.len() as u64)?;
         if !chunks.is_empty() {
             return Err(Refusal::Malformed);
         }
@@ -227,7 +281,7 @@ impl<M: Medium + Clone> Server<M> {
         let start = |object| Start { fingerprint, object };
         let room = self.log.hand_out(head, object, start, Purpose::Store)?;
         let version = self.next_version();
-        self.put_object(head, room.offset, version, put.expires, put.key, Content::Value(put.value));
+        self.put_object(head, room.offset, version, put.expires, put.key, Content::Value(value));
         let meta = Meta::new(fingerprint, head, Hint::of(object));
         let counted = Counted {
             first: put.key[0],
@@ -238,7 +292,33 @@ impl<M: Medium + Clone> Server<M> {
         };
         let entry = self.point(&current, free, meta, Some(&counted), |word| word.update(room.offset))?;
         let (offset, epoch, at) = (room.offset, room.epoch, room.at);
-        Ok((Named { entry, meta }, Reserved { version, head, offset, epoch, at, extents: Vec::new() }))
+        let place = Reserved { version, head, offset, epoch, at, extents: Vec::new() };
+        Ok((Some(Named { entry, meta }), Changed::Value(place)))
+    }
+
+    /// The same for a deletion. Where there is no room for a tombstone the entry goes, which takes a wait of its own.
+    fn name_tombstone(
+        &mut self,
+        current: &Current,
+        key: &[u8],
+        fingerprint: u64,
+    ) -> Result<(Option<Named>, Changed), Refusal> {
+        if matches!(current, Current::Absent(_)) {
+            return Ok((None, Changed::Gone(0)));
+        }
+        let (head, object) = (self.log.geometry.head_of(fingerprint), object_len(key.len(), 0));
+        let version = self.next_version();
+        let start = |object| Start { fingerprint, object };
+        let room = match self.log.hand_out(head, object, start, Purpose::Delete) {
+            Err(Refusal::Full) => {
+                return self.forget_key(current).map(|()| (None, Changed::Gone(version)));
+            }
+            room => room?,
+        };
+        self.put_object(head, room.offset, version, 0, key, Content::Deleted);
+        let meta = Meta::new(fingerprint, head, Hint::of(object));
+        let entry = self.point(current, None, meta, None, |word| word.update(room.offset))?;
+        Ok((Some(Named { entry, meta }), Changed::Gone(version)))
     }
 
     /// What was named is durable: the word says so.

@@ -166,14 +166,14 @@ impl<M: Medium + Clone> Server<M> {
         if self.log.has_room(head, &mut all) { Ok(()) } else { Err(Refusal::Cleaning) }
     }
 
-    /// The same, of a value, as a reply.
-    pub(super) fn write_one(&mut self, now: u64, put: &Inline<'_>) -> Result<Reply, Refusal> {
-        let value = Some((put.value, put.expires));
-        self.write(now, put.key, value, put.expect).map(|version| Reply::Done { version })
+    /// One change by itself, and its reply.
+    pub(super) fn write_one(&mut self, now: u64, change: &Inline<'_>) -> Result<Reply, Refusal> {
+        let value = change.value.map(|value| (value, change.expires));
+        self.write(now, change.key, value, change.expect).map(|version| Reply::Done { version })
     }
 
     /// A deletion where there is no room for a tombstone: the entry goes.
-    fn forget_key(&mut self, current: &Current) -> Result<(), Refusal> {
+    pub(super) fn forget_key(&mut self, current: &Current) -> Result<(), Refusal> {
         let mut entry = current.entry().expect("there is a value");
         let (meta, new) = (entry.slot.meta, entry.slot.word.new_offset());
         self.recount(meta.fingerprint(), self.counts_as(meta.head(), new).as_ref(), None);

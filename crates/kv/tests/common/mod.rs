@@ -8,10 +8,10 @@ pub(crate) mod world;
 use std::cell::{Cell, RefCell};
 
 use remanence_kv::client::{
-    Call, Client, Completion, Error, Found, Get, Many, Operation, Peek, Put, RemoteMemory, Verb, peek,
-    put_all, run,
+    Call, Change, Client, Completion, Error, Found, Get, Many, Operation, Peek, Put, RemoteMemory, Verb,
+    peek, put_all, run,
 };
-use remanence_kv::proto::{Expect, Inline, Reply, Request, Reserved};
+use remanence_kv::proto::{Changed, Expect, Inline, Reply, Request};
 use remanence_kv::server::{ClientId, Event, Options, Server, format};
 use remanence_kv::view::{Mode, View};
 use remanence_kv::{Geometry, Refusal};
@@ -162,7 +162,7 @@ impl<M: Medium> RemoteMemory for Remote<'_, '_, '_, M> {
     fn put_all(
         &mut self,
         puts: &[Inline<'_>],
-        done: &mut Vec<Result<Reserved, Refusal>>,
+        done: &mut Vec<Result<Changed, Refusal>>,
     ) -> Result<bool, Self::Error> {
         self.store.server.borrow_mut().put_all(self.store.now.get(), self.id, puts, done);
         Ok(true)
@@ -215,9 +215,8 @@ impl<M: Medium> Session<'_, '_, M> {
         let mut done = Vec::new();
         put_all(&mut self.client, &mut remote, puts, &mut done).expect("memory does not fail");
         assert_eq!(done.len(), puts.len());
-        let rest = |(put, done): (&Inline<'_>, Option<_>)| {
-            done.unwrap_or_else(|| self.run(&mut Put::new(put.key, put.value, put.expires, put.expect)))
-        };
+        let rest =
+            |(put, done): (&Inline<'_>, Option<_>)| done.unwrap_or_else(|| self.run(&mut Change::new(put)));
         puts.iter().zip(done).map(rest).collect()
     }
 

@@ -3,7 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use remanence_kv::client::{Many, Put};
-use remanence_kv::proto::{Expect, Inline, Reply, Request};
+use remanence_kv::proto::{Expect, Inline, Refusal, Reply, Request};
+use remanence_kv::server::{ClientId, Named};
 use remanence_kv::{Geometry, Options};
 use remanence_pmem::crash_image::CrashImage;
 use remanence_pmem::{Medium, PersistenceDomain};
@@ -25,6 +26,12 @@ pub(crate) enum Op {
     Batch(Vec<(u8, Vec<u8>)>),
     /// The server writes them, with one wait for the medium.
     Together(Vec<(u8, Vec<u8>)>),
+    /// The same, of values and deletions.
+    Mixed(Vec<(u8, Option<Vec<u8>>)>),
+    /// The server writes them, and the client waits for the medium.
+    Begun(Vec<(u8, Option<Vec<u8>>)>),
+    /// The same, of a client that goes before it has waited; then somebody looks.
+    Left(Vec<(u8, Option<Vec<u8>>)>),
     /// Their requests are at hand together, of clients that each go on alone.
     Apart(Vec<(u8, Vec<u8>)>),
     /// Room is handed out, this much of the object is written, and the client dies.
@@ -51,6 +58,14 @@ impl Op {
             Self::Clear(first) => contents.retain(|key, _| first.is_some_and(|first| key[0] != first)),
             Self::Batch(puts) | Self::Together(puts) | Self::Apart(puts) => {
                 puts.iter().for_each(|(key, value)| drop(contents.insert(vec![*key], value.clone())));
+            }
+            Self::Mixed(changes) | Self::Begun(changes) | Self::Left(changes) => {
+                for (key, value) in changes {
+                    match value {
+                        Some(value) => drop(contents.insert(vec![*key], value.clone())),
+                        None => drop(contents.remove(&vec![*key])),
+                    }
+                }
             }
             Self::Torn(..) | Self::Clean(_) | Self::Resize(_) => {}
             Self::Grow(_) | Self::Step(_) | Self::Grown | Self::Settle => {}
@@ -83,9 +98,38 @@ impl Op {
                     puts.iter().map(|(key, value)| ([*key], &value[..])).collect();
                 let puts: Vec<Inline<'_>> = named
                     .iter()
-                    .map(|(key, value)| Inline { key, value, expires: 0, expect: Expect::Any })
+                    .map(|(key, value)| Inline { key, value: Some(value), expires: 0, expect: Expect::Any })
                     .collect();
                 client.put_all(&puts).into_iter().for_each(|put| assert!(put.is_ok(), "{put:?}"));
+            }
+            Self::Mixed(changes) => {
+                let changes = inlines(changes);
+                client.put_all(&changes).into_iter().for_each(|change| assert!(change.is_ok(), "{change:?}"));
+            }
+            Self::Begun(changes) => {
+                let named = begin(store, client.id, changes);
+                // Whoever comes meanwhile finds them unfinished, and does not wait for them.
+                for (key, _) in changes {
+                    assert_eq!(
+                        client.call(&Request::Delete { key: vec![*key], expect: Expect::Any }),
+                        Reply::Refused(Refusal::Unfinished),
+                        "{key}"
+                    );
+                }
+                store.image.psync().expect("memory does not fail");
+                store.server.borrow_mut().end_all(&named);
+            }
+            Self::Left(changes) => {
+                let id = store.client(0).id;
+                let named = begin(store, id, changes);
+                store.server.borrow_mut().disconnected(id).expect("memory does not fail");
+                for (key, value) in changes {
+                    assert_eq!(client.value(&[*key]).as_ref(), value.as_ref());
+                    let told = client.call(&Request::Get { key: vec![*key] });
+                    assert_eq!(matches!(told, Reply::Value { .. }), value.is_some(), "{told:?}");
+                }
+                // It says so too late.
+                store.server.borrow_mut().end_all(&named);
             }
             Self::Apart(puts) => {
                 let put = |(key, value): &(u8, Vec<u8>)| Request::Put {
@@ -128,6 +172,24 @@ impl Op {
             }
         }
     }
+}
+
+fn inlines(changes: &[(u8, Option<Vec<u8>>)]) -> Vec<Inline<'_>> {
+    let mut inlines = Vec::new();
+    for change in changes {
+        let (key, value) = (std::slice::from_ref(&change.0), change.1.as_deref());
+        inlines.push(Inline { key, value, expires: 0, expect: Expect::Any });
+    }
+    inlines
+}
+
+/// Has the server write them. A deletion of what is not there changes nothing.
+fn begin(store: &Store<'_>, client: ClientId, changes: &[(u8, Option<Vec<u8>>)]) -> Vec<Named> {
+    let mut done = Vec::new();
+    let named = store.server.borrow_mut().begin_all(store.now.get(), client, &inlines(changes), &mut done);
+    assert!(done.iter().all(Result::is_ok), "{done:?}");
+    assert_eq!(named.len(), changes.len());
+    named
 }
 
 /// A client that dies within its WRITE.
@@ -284,6 +346,29 @@ pub(crate) fn together() -> Workload {
         Op::Put(9, value(6, 10)),
     ];
     (some(2, 20), ops)
+}
+
+/// The same with deletions, and with clients that wait themselves.
+pub(crate) fn changes() -> Workload {
+    let ops = vec![
+        Op::Mixed(vec![(1, None), (9, Some(value(2, 6))), (0, Some(value(3, 30)))]),
+        Op::Mixed(vec![(9, None), (1, Some(value(4, 9))), (5, None)]),
+        Op::Begun(vec![(1, Some(value(5, 12))), (0, None), (9, Some(value(6, 30)))]),
+        Op::Begun(vec![(1, None)]),
+        Op::Left(vec![(9, Some(value(7, 8))), (2, None)]),
+        Op::Put(9, value(8, 10)),
+    ];
+    (some(3, 20), ops)
+}
+
+/// The same, with fewer words that may or may not be durable at a time.
+pub(crate) fn few_changes() -> Workload {
+    let ops = vec![
+        Op::Mixed(vec![(1, None), (0, Some(value(3, 9)))]),
+        Op::Begun(vec![(1, Some(value(5, 6))), (0, None)]),
+        Op::Left(vec![(1, None)]),
+    ];
+    (some(2, 8), ops)
 }
 
 pub(crate) fn dying_clients() -> Workload {

@@ -1,22 +1,31 @@
 //! Keys whatever they hold: `db.c`.
 
+use std::collections::BTreeMap;
+
 use super::{Call, Done, NO_SUCH_KEY, NOT_INTEGER, SYNTAX};
 use crate::glob;
 use crate::number::parse_i64;
-use crate::store::{Condition, Store};
+use crate::store::{Change, Condition, Store};
 use crate::value::Head;
 
 impl<S: Store> Call<'_, S> {
     pub(super) fn del(&mut self) -> Done {
-        let mut deleted = 0;
+        // Whatever is there goes, as long as something that has not expired was there when it was looked at.
+        let (mut there, mut done) = (BTreeMap::new(), Vec::new());
         for name in self.request.words(1) {
-            // Whatever is there goes, as long as something that has not expired was there when it was looked at.
-            if let Some((_, version)) = self.head(name)? {
-                let key = self.key_of(name);
-                let gone = self.store.delete(key, Condition::Is(version))?
-                    || self.store.delete(key, Condition::Always)?;
-                deleted += i64::from(gone);
+            if !there.contains_key(&self.key_of(name))
+                && let Some((_, version)) = self.head(name)?
+            {
+                there.insert(self.key_of(name), version);
             }
+        }
+        let delete = |(key, version)| Change { key, value: None, condition: Condition::Is(version) };
+        let deletions: Vec<_> = there.into_iter().map(delete).collect();
+        self.store.change_many(&deletions, &mut done);
+        assert_eq!(done.len(), deletions.len(), "a store answers for each deletion");
+        let mut deleted = 0;
+        for (deletion, done) in deletions.into_iter().zip(done) {
+            deleted += i64::from(done? || self.store.delete(deletion.key, Condition::Always)?);
         }
         self.reply.integer(deleted);
         Ok(())

@@ -8,7 +8,6 @@ mod connection;
 mod expiry;
 mod hashes;
 mod info;
-mod joint;
 mod keys;
 mod run;
 mod scan;
@@ -25,7 +24,6 @@ use crate::protocol::{Request, Writer};
 use crate::store::{Condition, Key, Store, StoreError, Version};
 use crate::value::{Fields, Head, Kind, UnixMs};
 
-pub use joint::Joint;
 pub(crate) use run::dispatch_run;
 pub use table::{COMMANDS, Command, Id};
 pub(crate) use transaction::Transaction;
@@ -165,7 +163,9 @@ pub(crate) fn dispatch<S: Store>(
             let reply = Writer::new(out, session.version);
             let mut call = Call { command, request, store, session, shared, moment, reply };
             let done = call.carry_out();
-            count(shared, command, &done);
+            if !session.repeating {
+                count(shared, command, &done);
+            }
             done.err()
         }
         (found, refusal) => {
@@ -196,7 +196,13 @@ fn count(shared: &Shared, command: &Command, done: &Done) {
 }
 
 /// Takes back what was written of a reply, and answers with the error.
-fn answer_failure(session: &Session, shared: &Shared, failure: &Failure, start: usize, out: &mut Vec<u8>) {
+pub(crate) fn answer_failure(
+    session: &Session,
+    shared: &Shared,
+    failure: &Failure,
+    start: usize,
+    out: &mut Vec<u8>,
+) {
     let text = failure.bytes();
     shared.stats.error(&text);
     out.truncate(start);

@@ -1,10 +1,10 @@
-//! Plain GETs and plain SETs of a pipeline, several at once: the store is asked for all of them together, and each has the
-//! reply, the error and the counts that it would have had alone.
+//! Plain GETs of a pipeline, several at once: the store is asked for all of them together, and each has the reply, the error and
+//! the counts that it would have had alone.
 
-use super::{Call, Command, Done, Failure, Id, answer_failure, count};
+use super::{Call, Command, Done, answer_failure, count};
 use crate::engine::{Moment, Session, Shared};
 use crate::protocol::{Run, Writer};
-use crate::store::{Fetched, Key, Store, StoreError};
+use crate::store::{Fetched, Key, Store};
 use crate::value::{Head, Kind, UnixMs};
 
 /// Carries out a run of requests that are [`alike`](crate::engine::alike).
@@ -16,11 +16,8 @@ pub(crate) fn dispatch_run<S: Store>(
     moment: Moment,
     out: &mut Vec<u8>,
 ) -> &'static Command {
-    let command = Command::find(run.request(0).word(0)).expect("a run is of GET or SET");
-    match command.id {
-        Id::Get => gets(session, run, command, store, shared, moment, out),
-        _ => sets(session, run, command, store, shared, out),
-    }
+    let command = Command::find(run.request(0).word(0)).expect("a run is of GET");
+    gets(session, run, command, store, shared, moment, out);
     command
 }
 
@@ -71,63 +68,6 @@ fn gets<S: Store>(
     count_many(shared, command, hits + misses);
     session.fetched = fetched;
     recycle(session, values);
-}
-
-fn sets<S: Store>(
-    session: &mut Session,
-    run: &Run<'_>,
-    command: &'static Command,
-    store: &mut S,
-    shared: &Shared,
-    out: &mut Vec<u8>,
-) {
-    let mut values = session.spare.pop().unwrap_or_default();
-    values.clear();
-    let mut written = std::mem::take(&mut session.written);
-    let mut ends = Vec::with_capacity(run.len());
-    for request in run.requests() {
-        Head::new(Kind::String).emit(&mut values);
-        values.extend_from_slice(request.word(2));
-        ends.push(values.len());
-    }
-    let space = session.space;
-    let starts = std::iter::once(0).chain(ends.iter().copied());
-    let puts: Vec<(Key<'_>, &[u8])> = run
-        .requests()
-        .zip(starts.zip(&ends))
-        .map(|(request, (start, end))| (Key { space, name: request.word(1) }, &values[start..*end]))
-        .collect();
-    store.put_many(&puts, &mut written);
-    puts.iter().for_each(|(key, _)| shared.wrote(*key));
-    assert_eq!(written.len(), puts.len(), "a store answers for each value");
-    answer_sets(session, command, written.drain(..), shared, out);
-    session.written = written;
-    recycle(session, values);
-}
-
-/// Tells what became of plain SETs, and counts them.
-pub(super) fn answer_sets(
-    session: &mut Session,
-    command: &'static Command,
-    written: impl Iterator<Item = Result<(), StoreError>>,
-    shared: &Shared,
-    out: &mut Vec<u8>,
-) {
-    let mut well = 0;
-    for written in written {
-        let done: Done = written.map_err(Failure::Store);
-        match done {
-            Ok(()) => {
-                well += 1;
-                Writer::new(out, session.version).ok();
-            }
-            Err(ref failure) => {
-                count(shared, command, &done);
-                answer_failure(session, shared, failure, out.len(), out);
-            }
-        }
-    }
-    count_many(shared, command, well);
 }
 
 /// What most GETs find: a string that stays or has not expired, or nothing. `None`: something else.

@@ -1,11 +1,13 @@
 //! Strings: `t_string.c`.
 
+use std::collections::BTreeMap;
+
 use super::{
     Call, Change, Done, Failure, Item, NO_NUMBER, NOT_FLOAT, NOT_INTEGER, OVERFLOW, SYNTAX, wrong_arity,
 };
 use crate::float80::Float80;
 use crate::number::parse_i64;
-use crate::store::{Key, Store};
+use crate::store::{self, Condition, Key, Store};
 use crate::value::{Head, Kind, UnixMs};
 
 const TOO_LONG: &str = "ERR string exceeds maximum allowed size (proto-max-bulk-len)";
@@ -130,14 +132,21 @@ impl<'a, S: Store> Call<'a, S> {
         }
         let starts = std::iter::once(0).chain(ends.iter().copied());
         let names = (1..self.request.len()).step_by(2).map(|index| self.key_of(self.word(index)));
-        let puts: Vec<(Key<'_>, &[u8])> =
+        // Of a key that is there twice the last value stays.
+        let last: BTreeMap<Key<'_>, &[u8]> =
             names.zip(starts.zip(&ends)).map(|(key, (start, end))| (key, &values[start..*end])).collect();
-        self.store.put_many(&puts, &mut written);
+        let condition = Condition::Always;
+        let puts: Vec<_> = last
+            .into_iter()
+            .map(|(key, value)| store::Change { key, value: Some(value), condition })
+            .collect();
+        self.store.change_many(&puts, &mut written);
         assert_eq!(written.len(), puts.len(), "a store answers for each value");
-        puts.iter().for_each(|(key, _)| self.shared.wrote(*key));
+        puts.iter().for_each(|put| self.shared.wrote(put.key));
         self.recycle(values);
         // One that failed is told of, as it was when they were written one by one.
-        Ok(written.into_iter().collect::<Result<(), _>>()?)
+        written.into_iter().collect::<Result<Vec<_>, _>>()?;
+        Ok(())
     }
 
     pub(super) fn msetnx(&mut self) -> Done {

@@ -45,6 +45,12 @@ impl Command {
         Some(&COMMANDS[index])
     }
 
+    /// Whether it may change a key.
+    #[must_use]
+    pub fn writes(&self) -> bool {
+        self.flags.split(' ').any(|flag| flag == "write")
+    }
+
     /// Whether it takes so many words, its name included.
     #[must_use]
     pub const fn takes(&self, words: usize) -> bool {

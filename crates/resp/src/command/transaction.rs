@@ -97,20 +97,14 @@ impl Transaction {
         if queue.refused {
             return Err(REFUSED_BEHIND.into());
         }
-        let words = || request.words(0);
-        let size = 32 + words().map(|word| word.len() + 32).sum::<usize>();
+        let size = 32 + request.words(0).map(|word| word.len() + 32).sum::<usize>();
         if queue.bytes.len().saturating_add(size) > QUEUE_MAX {
             queue.spoilt = true;
             return Err(TOO_LARGE.into());
         }
         // What will be discarded need not be kept.
         if !queue.spoilt {
-            queue.bytes.extend_from_slice(format!("*{}\r\n", request.len()).as_bytes());
-            for word in words() {
-                queue.bytes.extend_from_slice(format!("${}\r\n", word.len()).as_bytes());
-                queue.bytes.extend_from_slice(word);
-                queue.bytes.extend_from_slice(b"\r\n");
-            }
+            request.encode(&mut queue.bytes);
             queue.requests += 1;
         }
         Ok(())

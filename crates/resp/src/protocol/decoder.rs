@@ -133,6 +133,18 @@ impl<'a> Request<'a> {
     }
 }
 
+impl Request<'_> {
+    /// Appends it as a client would send it.
+    pub fn encode(&self, out: &mut Vec<u8>) {
+        out.extend_from_slice(format!("*{}\r\n", self.len()).as_bytes());
+        for word in self.words(0) {
+            out.extend_from_slice(format!("${}\r\n", word.len()).as_bytes());
+            out.extend_from_slice(word);
+            out.extend_from_slice(b"\r\n");
+        }
+    }
+}
+
 /// Requests that came one behind the other, of equally many words each. Never empty.
 #[derive(Clone, Copy, Debug)]
 pub struct Run<'a> {
@@ -174,6 +186,8 @@ pub struct Decoder {
     /// Where the request under way starts in `buffer`, and up to where it has been read.
     start: usize,
     at: usize,
+    /// Where the request that was given last starts.
+    given: usize,
     /// How far the search for the end of the current line has come.
     searched: usize,
     /// Words of the request under way that are still to come.
@@ -209,6 +223,7 @@ impl Decoder {
             buffer: Vec::new(),
             start: 0,
             at: 0,
+            given: 0,
             searched: 0,
             missing: 0,
             bulk: None,
@@ -283,13 +298,11 @@ impl Decoder {
         }
         loop {
             match self.step(stranger) {
-                Ok(Step::Multibulk) => {
+                Ok(step @ (Step::Multibulk | Step::Inline)) => {
+                    self.given = self.start;
                     self.done();
-                    return Ok(Some(Form::Array));
-                }
-                Ok(Step::Inline) => {
-                    self.done();
-                    return Ok(Some(Form::Line));
+                    let array = matches!(step, Step::Multibulk);
+                    return Ok(Some(if array { Form::Array } else { Form::Line }));
                 }
                 Ok(Step::Empty) => self.done(),
                 Ok(Step::Partial) => {
@@ -306,6 +319,13 @@ impl Decoder {
                 }
             }
         }
+    }
+
+    /// What was given last is given again. Nothing may have been [pushed](Self::push) since.
+    pub const fn unread(&mut self) {
+        self.start = self.given;
+        self.at = self.given;
+        self.searched = self.given;
     }
 
     /// As [`next`](Self::next), and up to `max` requests if what has come goes on with more that `alike` finds to be like the

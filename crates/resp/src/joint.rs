@@ -1,0 +1,475 @@
+//! Changes of several commands, of one connection or of many, that the store makes at once.
+//!
+//! A store that waits for a disk, or for another machine, waits once for all that it is given at once. So commands on one key
+//! are carried out on what [`Joined`] shows them: the store, and in front of it what commands before them have changed and
+//! the store has not been given yet. Then all of it is [written](Joint::write), and only then is any of them answered, which is
+//! the caller's part; so is that a connection waits before it goes on to something that is not carried out so.
+//!
+//! A key that was looked at is written on the condition that it still has the version that was found, and a key that was only
+//! looked at is looked at again when the others have been written. If somebody else was faster, the commands on that key, and no others,
+//! are carried out [again](Verdict::Again), in their order: a command has one key, so nothing else can depend on them. Nobody
+//! can tell in which order the changes of different keys are made, or whether one that another has replaced ever was.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use crate::engine::Shared;
+use crate::protocol::Request;
+use crate::store::{Change, Condition, HEAD_LEN, Key, Store, StoreError, StoreLimits, Version};
+
+/// So many keys and commands are put off at most, and bytes of values and requests. What is larger gains nothing by company.
+const KEYS_MAX: usize = 512;
+const PIECES_MAX: usize = 2048;
+const BYTES_MAX: usize = 1 << 20;
+
+/// Versions of values that no store has given: they are told apart from those, and from each other.
+const UNWRITTEN: u64 = 1 << 63;
+
+/// What commands have changed, and the store has not been given yet.
+#[derive(Default, Debug)]
+pub struct Joint {
+    entries: Vec<Entry>,
+    /// By the number of the database, and behind it the name.
+    places: BTreeMap<Box<[u8]>, usize>,
+    /// The name that is looked for: the buffer is kept.
+    sought: Vec<u8>,
+    pieces: Vec<Piece>,
+    bytes: usize,
+    /// The entry that the command under way has looked at.
+    touched: Option<usize>,
+    version: u64,
+}
+
+/// A key.
+#[derive(Debug)]
+struct Entry {
+    /// The number of the database, and behind it the name.
+    name: Box<[u8]>,
+    base: Base,
+    now: Now,
+    /// It was looked at twice, and was not the same.
+    moved: bool,
+    verdict: Verdict,
+}
+
+/// What the store had when a command looked.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Base {
+    /// None has looked: what is there makes no difference.
+    Unseen,
+    Seen(Option<Version>),
+}
+
+/// What the key is to have.
+#[derive(Debug)]
+enum Now {
+    Same,
+    Value(Vec<u8>, Version),
+    Gone,
+}
+
+/// What became of a key.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Verdict {
+    /// What was answered holds.
+    Done,
+    /// Somebody else has changed the key: nothing of it was written.
+    Again,
+    /// The store has not written it, or nobody knows whether it has.
+    Failed(StoreError),
+}
+
+/// A command that was carried out, and waits for the store.
+#[derive(Debug)]
+pub struct Piece {
+    /// Whose it is: the caller's number.
+    pub owner: usize,
+    /// Where its reply stands in that connection's output.
+    pub reply: Range<usize>,
+    /// The request, as a client would send it; empty if it need never be repeated.
+    pub request: Vec<u8>,
+    entry: usize,
+}
+
+impl Entry {
+    fn key(&self) -> Key<'_> {
+        Key { space: self.name[0], name: &self.name[1..] }
+    }
+
+    /// What is to be written, and on which condition; nothing where nothing was changed in the end.
+    fn change(&self) -> Option<Change<'_>> {
+        let value = match (&self.now, self.base) {
+            _ if self.moved => return None,
+            (Now::Same, _) | (Now::Gone, Base::Seen(None)) => return None,
+            (Now::Value(value, _), _) => Some(&value[..]),
+            (Now::Gone, _) => None,
+        };
+        let condition = match self.base {
+            Base::Unseen => Condition::Always,
+            Base::Seen(None) => Condition::Absent,
+            Base::Seen(Some(version)) => Condition::Is(version),
+        };
+        Some(Change { key: self.key(), value, condition })
+    }
+}
+
+impl Joint {
+    /// Whether nothing has been put off.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.entries.is_empty() && self.pieces.is_empty()
+    }
+
+    /// Whether anything more may be put off.
+    #[must_use]
+    pub fn has_room(&self) -> bool {
+        self.entries.len() < KEYS_MAX && self.pieces.len() < PIECES_MAX && self.bytes < BYTES_MAX
+    }
+
+    /// Commands that wait for the store.
+    #[must_use]
+    pub const fn pieces(&self) -> usize {
+        self.pieces.len()
+    }
+
+    /// Has the store write all of it, and returns the commands whose answers do not hold, with the reasons, in the order in which they
+    /// were carried out. Nothing is put off from here on.
+    ///
+    /// # Panics
+    /// The store does not answer for each change.
+    pub fn write<S: Store>(&mut self, store: &mut S, shared: &Shared) -> Vec<(Piece, Verdict)> {
+        let mut done = Vec::new();
+        let changed: Vec<usize> =
+            (0..self.entries.len()).filter(|n| self.entries[*n].change().is_some()).collect();
+        let changes: Vec<Change<'_>> = changed.iter().filter_map(|n| self.entries[*n].change()).collect();
+        if !changes.is_empty() {
+            store.change_many(&changes, &mut done);
+        }
+        assert_eq!(done.len(), changes.len(), "a store answers for each change");
+        let mut verdicts = Vec::with_capacity(done.len());
+        for (change, done) in changes.iter().zip(done) {
+            let unconditional = change.condition == Condition::Always;
+            verdicts.push(match done {
+                // To delete what is not there is no failure.
+                Ok(there) if there || unconditional => Verdict::Done,
+                Ok(_) => Verdict::Again,
+                Err(error) => Verdict::Failed(error),
+            });
+            shared.wrote(change.key);
+        }
+        let any = !changes.is_empty();
+        for (n, verdict) in changed.into_iter().zip(verdicts) {
+            self.entries[n].verdict = verdict;
+        }
+        for entry in &mut self.entries {
+            entry.verify(store, any);
+        }
+        let fine = |piece: &Piece| self.entries[piece.entry].verdict == Verdict::Done;
+        let mut left = Vec::new();
+        if self.entries.iter().any(|entry| entry.verdict != Verdict::Done) {
+            for piece in self.pieces.drain(..).collect::<Vec<_>>() {
+                if !fine(&piece) {
+                    let verdict = self.entries[piece.entry].verdict.clone();
+                    left.push((piece, verdict));
+                }
+            }
+        }
+        self.clear();
+        left
+    }
+
+    fn clear(&mut self) {
+        self.entries.clear();
+        self.places.clear();
+        self.pieces.clear();
+        self.bytes = 0;
+        self.touched = None;
+    }
+
+    /// Notes a command that has just been carried out, if what it answered depends on the store's taking it.
+    pub(crate) fn note(&mut self, owner: usize, reply: Range<usize>, request: &Request<'_>) {
+        let Some(entry) = self.touched.take() else { return };
+        let mut bytes = Vec::new();
+        if self.entries[entry].base != Base::Unseen {
+            request.encode(&mut bytes);
+            self.bytes += bytes.len();
+        }
+        self.pieces.push(Piece { owner, reply, request: bytes, entry });
+    }
+
+    /// The key's entry, if there is one; the command under way has looked at it.
+    fn find(&mut self, key: Key<'_>) -> Option<usize> {
+        self.sought.clear();
+        self.sought.push(key.space);
+        self.sought.extend_from_slice(key.name);
+        let found = self.places.get(&self.sought[..]).copied();
+        self.touched = found.or(self.touched);
+        found
+    }
+
+    /// Adds the key that was [not found](Self::find) just now.
+    fn add(&mut self, base: Base) -> usize {
+        let n = self.entries.len();
+        let name = Box::<[u8]>::from(&self.sought[..]);
+        self.places.insert(name.clone(), n);
+        self.bytes += name.len();
+        let (now, verdict) = (Now::Same, Verdict::Done);
+        self.entries.push(Entry { name, base, now, moved: false, verdict });
+        self.touched = Some(n);
+        n
+    }
+
+    const fn next_version(&mut self) -> Version {
+        self.version += 1;
+        Version(UNWRITTEN | self.version)
+    }
+}
+
+impl Entry {
+    /// Looks again at what was only looked at, if there was something to come before it: `any`.
+    fn verify<S: Store>(&mut self, store: &mut S, any: bool) {
+        if self.moved {
+            self.verdict = Verdict::Again;
+            return;
+        }
+        let Base::Seen(base) = self.base else { return };
+        if any && self.change().is_none() {
+            match store.head(self.key(), &mut Vec::with_capacity(HEAD_LEN)) {
+                Ok(version) if version == base => {}
+                Ok(_) => self.verdict = Verdict::Again,
+                Err(error) => self.verdict = Verdict::Failed(error),
+            }
+        }
+    }
+}
+
+/// A store, and what has been changed in front of it.
+#[derive(Debug)]
+pub struct Joined<'a, S> {
+    pub(crate) store: &'a mut S,
+    pub(crate) joint: &'a mut Joint,
+}
+
+impl<S: Store> Joined<'_, S> {
+    /// What a key has, found by `look` where the store has to be asked; what there is to read of it is put into `value`.
+    fn look(
+        &mut self,
+        key: Key<'_>,
+        value: &mut Vec<u8>,
+        max: usize,
+        look: impl FnOnce(&mut S, Key<'_>, &mut Vec<u8>) -> Result<Option<Version>, StoreError>,
+    ) -> Result<Option<Version>, StoreError> {
+        let Some(n) = self.joint.find(key) else {
+            let version = look(self.store, key, value)?;
+            self.joint.add(Base::Seen(version));
+            return Ok(version);
+        };
+        let entry = &mut self.joint.entries[n];
+        match &entry.now {
+            Now::Value(bytes, version) => {
+                value.extend_from_slice(&bytes[..bytes.len().min(max)]);
+                return Ok(Some(*version));
+            }
+            Now::Gone => return Ok(None),
+            Now::Same => {}
+        }
+        let version = look(self.store, key, value)?;
+        entry.moved |= entry.base != Base::Seen(version);
+        Ok(version)
+    }
+
+    /// The version that a key has, and its entry.
+    fn current(&mut self, key: Key<'_>) -> Result<(usize, Option<Version>), StoreError> {
+        let version = self.look(key, &mut Vec::with_capacity(HEAD_LEN), 0, S::head)?;
+        Ok((self.joint.touched.expect("it was looked at"), version))
+    }
+
+    /// The key's entry, if the condition holds.
+    fn admit(&mut self, key: Key<'_>, condition: Condition) -> Result<Option<usize>, StoreError> {
+        let wanted = match condition {
+            Condition::Always => {
+                let found = self.joint.find(key);
+                return Ok(Some(found.unwrap_or_else(|| self.joint.add(Base::Unseen))));
+            }
+            Condition::Absent => None,
+            Condition::Is(version) => Some(version),
+        };
+        let (n, version) = self.current(key)?;
+        Ok((version == wanted).then_some(n))
+    }
+}
+
+impl<S: Store> Store for Joined<'_, S> {
+    fn limits(&self) -> StoreLimits {
+        self.store.limits()
+    }
+
+    fn get(&mut self, key: Key<'_>, value: &mut Vec<u8>) -> Result<Option<Version>, StoreError> {
+        self.look(key, value, usize::MAX, S::get)
+    }
+
+    fn head(&mut self, key: Key<'_>, head: &mut Vec<u8>) -> Result<Option<Version>, StoreError> {
+        self.look(key, head, HEAD_LEN, S::head)
+    }
+
+    fn put(&mut self, key: Key<'_>, value: &[u8], condition: Condition) -> Result<bool, StoreError> {
+        self.store.limits().check(key, value)?;
+        let Some(n) = self.admit(key, condition)? else { return Ok(false) };
+        let version = self.joint.next_version();
+        self.joint.bytes += value.len();
+        match &mut self.joint.entries[n].now {
+            Now::Value(bytes, last) => {
+                value.clone_into(bytes);
+                *last = version;
+            }
+            now => *now = Now::Value(value.to_vec(), version),
+        }
+        Ok(true)
+    }
+
+    fn delete(&mut self, key: Key<'_>, condition: Condition) -> Result<bool, StoreError> {
+        let (n, version) = self.current(key)?;
+        let holds = match condition {
+            Condition::Always => true,
+            Condition::Absent => version.is_none(),
+            Condition::Is(wanted) => version == Some(wanted),
+        };
+        let gone = holds && version.is_some();
+        if gone {
+            self.joint.entries[n].now = Now::Gone;
+        }
+        Ok(gone)
+    }
+
+    // What goes over many keys is not carried out in front of a store.
+
+    fn scan(
+        &mut self,
+        space: u8,
+        cursor: u64,
+        count: usize,
+        each: &mut dyn FnMut(&[u8], &[u8]),
+    ) -> Result<u64, StoreError> {
+        self.store.scan(space, cursor, count, each)
+    }
+
+    fn sample(&mut self, space: u8, random: u64, name: &mut Vec<u8>) -> Result<bool, StoreError> {
+        self.store.sample(space, random, name)
+    }
+
+    fn count(&mut self, space: u8) -> Result<u64, StoreError> {
+        self.store.count(space)
+    }
+
+    fn clear(&mut self, space: Option<u8>) -> Result<(), StoreError> {
+        self.store.clear(space)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::Config;
+    use crate::memory::MemoryStore;
+
+    const A: Key<'_> = Key { space: 0, name: b"a" };
+    const B: Key<'_> = Key { space: 0, name: b"b" };
+
+    fn value(store: &mut impl Store, key: Key<'_>) -> Option<Vec<u8>> {
+        let mut value = Vec::new();
+        store.get(key, &mut value).unwrap().map(|_| value)
+    }
+
+    /// Carries something out as one command.
+    fn command<T>(
+        joint: &mut Joint,
+        store: &mut MemoryStore,
+        owner: usize,
+        mut command: impl FnMut(&mut Joined<'_, MemoryStore>) -> T,
+    ) -> T {
+        let done = command(&mut Joined { store, joint });
+        let mut decoder = crate::protocol::Decoder::new(crate::protocol::Limits::default());
+        decoder.push(b"PING\r\n");
+        joint.note(owner, 0..0, &decoder.next(false).unwrap().unwrap());
+        done
+    }
+
+    #[test]
+    fn what_was_put_off_is_seen_by_those_that_follow_and_by_nobody_else_before_it_is_written() {
+        let (mut store, mut joint) = (MemoryStore::default(), Joint::default());
+        let shared = Shared::new(Config::default(), 0);
+        store.put(B, b"old", Condition::Always).unwrap();
+        command(&mut joint, &mut store, 1, |joined| {
+            assert!(joined.put(A, b"1", Condition::Absent).unwrap());
+            let version = joined.head(A, &mut Vec::new()).unwrap().unwrap();
+            assert!(!joined.put(A, b"2", Condition::Absent).unwrap());
+            assert!(joined.put(A, b"2", Condition::Is(version)).unwrap());
+            assert!(!joined.put(A, b"3", Condition::Is(version)).unwrap());
+            assert_eq!(value(joined, A).as_deref(), Some(&b"2"[..]));
+        });
+        command(&mut joint, &mut store, 2, |joined| {
+            assert!(joined.delete(B, Condition::Always).unwrap());
+            assert!(!joined.delete(B, Condition::Always).unwrap());
+            assert_eq!(value(joined, B), None);
+        });
+        assert_eq!((value(&mut store, A), value(&mut store, B).as_deref()), (None, Some(&b"old"[..])));
+        assert!(joint.write(&mut store, &shared).is_empty());
+        assert!(joint.is_empty());
+        assert_eq!((value(&mut store, A).as_deref(), value(&mut store, B)), (Some(&b"2"[..]), None));
+    }
+
+    #[test]
+    fn commands_on_a_key_that_somebody_else_has_changed_come_again_and_no_others() {
+        let shared = Shared::new(Config::default(), 0);
+        for (changed, written) in [(A, true), (A, false), (B, true), (B, false)] {
+            let (mut store, mut joint) = (MemoryStore::default(), Joint::default());
+            if written {
+                store.put(changed, b"before", Condition::Always).unwrap();
+            }
+            // One that depends on what it found, one that only looked, one that did neither.
+            let look = |joined: &mut Joined<'_, MemoryStore>| value(joined, A);
+            command(&mut joint, &mut store, 1, look);
+            command(&mut joint, &mut store, 2, |joined| {
+                let version = joined.head(B, &mut Vec::new()).unwrap();
+                let condition = version.map_or(Condition::Absent, Condition::Is);
+                assert!(joined.put(B, b"next", condition).unwrap());
+            });
+            let blind = Key { space: 1, name: b"a" };
+            command(&mut joint, &mut store, 3, |joined| {
+                assert!(joined.put(blind, b"blind", Condition::Always).unwrap());
+            });
+            store.put(changed, b"between", Condition::Always).unwrap();
+            store.put(blind, b"between", Condition::Always).unwrap();
+            let left = joint.write(&mut store, &shared);
+            let owners: Vec<usize> = left.iter().map(|(piece, _)| piece.owner).collect();
+            assert_eq!(owners, [if changed == A { 1 } else { 2 }]);
+            assert!(
+                left.iter()
+                    .all(|(piece, verdict)| { *verdict == Verdict::Again && !piece.request.is_empty() })
+            );
+            let b: &[u8] = if changed == A { b"next" } else { b"between" };
+            assert_eq!(value(&mut store, B).as_deref(), Some(b));
+            assert_eq!(value(&mut store, blind).as_deref(), Some(&b"blind"[..]));
+        }
+    }
+
+    #[test]
+    fn what_came_and_went_is_not_written() {
+        let (mut store, mut joint) = (MemoryStore::default(), Joint::default());
+        let shared = Shared::new(Config::default(), 0);
+        command(&mut joint, &mut store, 1, |joined| {
+            assert!(joined.put(A, b"1", Condition::Absent).unwrap());
+            assert!(joined.delete(A, Condition::Always).unwrap());
+        });
+        assert!(joint.write(&mut store, &shared).is_empty());
+        assert_eq!(store.count(0).unwrap(), 0);
+        // Without a look it has to be deleted: nobody knows what is there.
+        store.put(A, b"there", Condition::Always).unwrap();
+        command(&mut joint, &mut store, 1, |joined| {
+            assert!(joined.put(A, b"1", Condition::Always).unwrap());
+            assert!(joined.delete(A, Condition::Always).unwrap());
+        });
+        assert!(joint.write(&mut store, &shared).is_empty());
+        assert_eq!(value(&mut store, A), None);
+    }
+}

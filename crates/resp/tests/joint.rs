@@ -1,0 +1,241 @@
+//! Commands that are put off, and written together: their replies are those of one after the other, whoever comes between.
+
+use remanence_resp::engine::{Config, Joins, Moment, Session, Shared, joins};
+use remanence_resp::joint::{Joint, Verdict};
+use remanence_resp::memory::MemoryStore;
+use remanence_resp::protocol::{Decoder, Limits};
+use remanence_resp::store::{Change, Condition, Key, Store, StoreError, StoreLimits, Version};
+
+const MOMENT: Moment = Moment { unix_us: 1_000_000, random: 7 };
+
+/// What is done to a key, `k`.
+const COMMANDS: &[&str] = &[
+    "SET k 1",
+    "SET k 2 NX",
+    "SET k 3 XX",
+    "SET k 4 GET",
+    "SETNX k 5",
+    "SETEX k 100 6",
+    "GETSET k 7",
+    "GETDEL k",
+    "APPEND k 8",
+    "INCR k",
+    "INCRBY k 5",
+    "INCRBYFLOAT k 0.25",
+    "DEL k",
+    "UNLINK k",
+    "EXPIRE k 100",
+    "PERSIST k",
+    "SETRANGE k 2 9",
+    "HSET k f 1",
+    "HSET k g 2 h 3",
+    "HDEL k f",
+    "HINCRBY k f 2",
+    "HSETNX k f 4",
+    "GET k",
+    "STRLEN k",
+    "TYPE k",
+    "TTL k",
+    "EXISTS k",
+    "HGETALL k",
+    "HLEN k",
+    "GETRANGE k 0 1",
+    "PING",
+    "ECHO k",
+];
+
+fn random(state: &mut u64) -> usize {
+    *state = state.wrapping_mul(0x5851_F42D_4C95_7F2D).wrapping_add(0x1405_7B7E_F767_814F);
+    (*state >> 33) as usize
+}
+
+fn with_request<T>(line: &str, act: impl FnOnce(&remanence_resp::protocol::Request<'_>) -> T) -> T {
+    let mut decoder = Decoder::new(Limits::default());
+    decoder.push(format!("{line}\r\n").as_bytes());
+    let request = decoder.next(false).expect("a request").expect("all of it");
+    act(&request)
+}
+
+/// Carries a command out on a store.
+fn at_once<S: Store>(session: &mut Session, store: &mut S, shared: &Shared, line: &str) -> Vec<u8> {
+    let mut out = Vec::new();
+    with_request(line, |request| session.execute(request, store, shared, MOMENT, &mut out));
+    out
+}
+
+fn line(state: &mut u64) -> String {
+    let key = ["a", "b", "c"][random(state) % 3];
+    COMMANDS[random(state) % COMMANDS.len()].replace(" k", &format!(" {key}"))
+}
+
+#[test]
+fn whoever_comes_between_the_replies_are_those_of_one_after_the_other() {
+    let shared = Shared::new(Config::default(), 0);
+    let (mut again, mut rounds) = (0, 0);
+    for seed in 0..400 {
+        let mut state = seed;
+        let (mut store, mut model) = (MemoryStore::default(), MemoryStore::default());
+        let mut sessions: Vec<Session> = (0..3).map(|_| Session::open(&shared, "a", "b", 0)).collect();
+        let (mut other, mut joint) = (Session::open(&shared, "a", "b", 0), Joint::default());
+        for _ in 0..4 {
+            let mut replies: Vec<Vec<u8>> = Vec::new();
+            // Something is written in any case: what only looks is looked at again for the sake of that.
+            let first = std::iter::once("SET first 1".to_owned());
+            let lines: Vec<String> =
+                first.chain((0..1 + random(&mut state) % 9).map(|_| line(&mut state))).collect();
+            for (n, line) in lines.iter().enumerate() {
+                let mut out = Vec::new();
+                with_request(line, |request| {
+                    assert_ne!(joins(request), Joins::Not, "{line}");
+                    let owner = n;
+                    let store = (&mut store, &mut joint);
+                    sessions[n % 3].execute_joined(owner, request, store, &shared, MOMENT, &mut out);
+                });
+                replies.push(out);
+                assert!(joint.has_room());
+            }
+            let mut interfere = |store: &mut MemoryStore, model: &mut MemoryStore, state: &mut u64| {
+                for _ in 0..random(state) % 3 {
+                    let line = line(state);
+                    let ours = at_once(&mut other, store, &shared, &line);
+                    assert_eq!(ours, at_once(&mut other, model, &shared, &line));
+                }
+            };
+            interfere(&mut store, &mut model, &mut state);
+            let mut left = joint.write(&mut store, &shared);
+            // What they were answered is what they would have been from here on, one after the other.
+            let mut order: Vec<usize> = (0..lines.len()).collect();
+            let mut turn = 0;
+            while !left.is_empty() {
+                turn += 1;
+                again += left.len();
+                // Those on other keys are done; others may come before these once more.
+                let late: Vec<usize> = left.iter().map(|(piece, _)| piece.owner).collect();
+                for n in order.iter().filter(|n| !late.contains(n)) {
+                    let reply = at_once(&mut sessions[n % 3], &mut model, &shared, &lines[*n]);
+                    assert_eq!(reply, replies[*n], "seed {seed}: {lines:?}, {n}");
+                }
+                order = late;
+                for (piece, verdict) in left {
+                    assert_eq!(verdict, Verdict::Again);
+                    let n = piece.owner;
+                    let joint = (turn < 3).then_some(&mut joint);
+                    replies[n].clear();
+                    let out = &mut replies[n];
+                    sessions[n % 3].mend((&piece, verdict), (&mut store, joint), &shared, MOMENT, out);
+                }
+                if turn < 3 {
+                    with_request("SET first 1", |request| {
+                        let (store, out) = ((&mut store, &mut joint), &mut Vec::new());
+                        sessions[0].execute_joined(usize::MAX, request, store, &shared, MOMENT, out);
+                    });
+                    interfere(&mut store, &mut model, &mut state);
+                }
+                left = joint.write(&mut store, &shared);
+                rounds = rounds.max(turn);
+            }
+            for n in order {
+                let reply = at_once(&mut sessions[n % 3], &mut model, &shared, &lines[n]);
+                assert_eq!(reply, replies[n], "seed {seed}: {lines:?}, {n}");
+            }
+            for name in ["a", "b", "c"] {
+                let key = Key { space: 0, name: name.as_bytes() };
+                let (mut ours, mut theirs) = (Vec::new(), Vec::new());
+                store.get(key, &mut ours).expect("memory does not fail");
+                model.get(key, &mut theirs).expect("memory does not fail");
+                assert_eq!(ours, theirs, "seed {seed}: {lines:?}");
+            }
+        }
+    }
+    assert!(again > 300 && rounds == 3, "{again} again, {rounds} rounds");
+}
+
+#[test]
+fn commands_are_counted_once_though_they_are_carried_out_again() {
+    let shared = Shared::new(Config::default(), 0);
+    let (mut store, mut joint) = (MemoryStore::default(), Joint::default());
+    let mut session = Session::open(&shared, "a", "b", 0);
+    let mut out = Vec::new();
+    with_request("INCR a", |request| {
+        session.execute_joined(0, request, (&mut store, &mut joint), &shared, MOMENT, &mut out);
+    });
+    at_once(&mut session, &mut store, &shared, "SET a 5");
+    let left = joint.write(&mut store, &shared);
+    let (piece, verdict) = left.into_iter().next().expect("somebody was faster");
+    let mut out = Vec::new();
+    session.mend((&piece, verdict), (&mut store, None), &shared, MOMENT, &mut out);
+    assert_eq!(out, b":6\r\n");
+    let calls = |name: &[u8]| {
+        shared.stats.of(remanence_resp::command::Command::find(name).expect("a command").id).calls.get()
+    };
+    assert_eq!((calls(b"incr"), calls(b"set"), shared.stats.commands.get()), (1, 1, 2));
+}
+
+/// A store that has no room, or says nothing at all.
+struct Broken(MemoryStore, StoreError);
+
+impl Store for Broken {
+    fn limits(&self) -> StoreLimits {
+        self.0.limits()
+    }
+    fn get(&mut self, key: Key<'_>, value: &mut Vec<u8>) -> Result<Option<Version>, StoreError> {
+        self.0.get(key, value)
+    }
+    fn put(&mut self, key: Key<'_>, value: &[u8], condition: Condition) -> Result<bool, StoreError> {
+        if key.name == b"lost" { Err(self.1.clone()) } else { self.0.put(key, value, condition) }
+    }
+    fn delete(&mut self, key: Key<'_>, condition: Condition) -> Result<bool, StoreError> {
+        self.0.delete(key, condition)
+    }
+    fn change_many(&mut self, changes: &[Change<'_>], done: &mut Vec<Result<bool, StoreError>>) {
+        for Change { key, value, condition } in changes {
+            done.push(match value {
+                Some(value) => self.put(*key, value, *condition),
+                None => self.delete(*key, *condition),
+            });
+        }
+    }
+    fn scan(&mut self, _: u8, _: u64, _: usize, _: &mut dyn FnMut(&[u8], &[u8])) -> Result<u64, StoreError> {
+        Err(self.1.clone())
+    }
+    fn sample(&mut self, _: u8, _: u64, _: &mut Vec<u8>) -> Result<bool, StoreError> {
+        Err(self.1.clone())
+    }
+    fn count(&mut self, _: u8) -> Result<u64, StoreError> {
+        Err(self.1.clone())
+    }
+    fn clear(&mut self, _: Option<u8>) -> Result<(), StoreError> {
+        Err(self.1.clone())
+    }
+}
+
+#[test]
+fn what_the_store_does_not_take_is_told_to_all_who_saw_it_and_to_nobody_else() {
+    let shared = Shared::new(Config::default(), 0);
+    for error in [StoreError::Full, StoreError::Unavailable("it is away".to_owned())] {
+        let (mut store, mut joint) = (Broken(MemoryStore::default(), error.clone()), Joint::default());
+        let mut session = Session::open(&shared, "a", "b", 0);
+        let lines = ["SET lost 1", "GET lost", "SET kept 2", "INCR kept", "APPEND lost 3", "GET kept"];
+        let mut replies: Vec<Vec<u8>> = Vec::new();
+        for (n, line) in lines.iter().enumerate() {
+            let mut out = Vec::new();
+            with_request(line, |request| {
+                session.execute_joined(n, request, (&mut store, &mut joint), &shared, MOMENT, &mut out);
+            });
+            replies.push(out);
+        }
+        for (piece, verdict) in joint.write(&mut store, &shared) {
+            assert_eq!(verdict, Verdict::Failed(error.clone()));
+            let n = piece.owner;
+            replies[n].clear();
+            let out = &mut replies[n];
+            session.mend((&piece, verdict), (&mut store, Some(&mut joint)), &shared, MOMENT, out);
+        }
+        assert!(joint.is_empty());
+        let failed = format!("-{error}\r\n");
+        let wanted = [&failed, &failed, "+OK\r\n", ":3\r\n", &failed, "$1\r\n3\r\n"];
+        let replies: Vec<String> =
+            replies.into_iter().map(|reply| String::from_utf8(reply).expect("text")).collect();
+        assert_eq!(replies, wanted);
+    }
+}
