@@ -429,3 +429,36 @@ fn no_flipped_bit_of_a_settled_value_or_tombstone_brings_an_older_version_back()
         }
     }
 }
+
+#[test]
+fn keys_whose_values_are_damaged_are_cleared_with_the_others() {
+    let (image, _) = story();
+    drop(Server::open(&image, DURABLE).expect("a store"));
+    for (key, bytes) in settled_objects(&CrashImage::from_bytes(image.bytes(), image.domain())) {
+        for at in bytes.step_by(5) {
+            let what = format!("{key:?}, bit {} of byte {at}", at % 8);
+            for first in [None, Some(key[0])] {
+                let bad = flipped(&image, at, (at % 8) as u32);
+                let (mut server, _) = Server::open(&bad, DURABLE).expect("a store");
+                let client = server.connect();
+                let clear = |server: &mut Server<_>, first| {
+                    let mut cursor = Some(0);
+                    while let Some(at) = cursor {
+                        let reply = server.handle(NOW, client, &Request::Clear { first, cursor: at });
+                        let Reply::Page { next, .. } = reply else { panic!("{what}: {reply:?}") };
+                        cursor = next;
+                    }
+                    match server.handle(NOW, client, &Request::Scan { cursor: 0, limit: 1024 }) {
+                        Reply::Page { keys, next: None } => keys,
+                        other => panic!("{what}: {other:?}"),
+                    }
+                };
+                let others = clear(&mut server, Some(key[0] ^ 1));
+                assert!(others.contains(&key), "{what}: it is none of those: {others:?}");
+                let left = clear(&mut server, first);
+                let gone = |key: &Vec<u8>| first.is_none_or(|first| key[0] == first);
+                assert!(!left.iter().any(gone), "{what}: {left:?}");
+            }
+        }
+    }
+}
