@@ -11,7 +11,7 @@ use std::io::{self, ErrorKind, Read as _, Write as _};
 use std::sync::{PoisonError, RwLock};
 
 use remanence_resp::command::Command;
-use remanence_resp::engine::{Isolation, Joins, Moment, Session, Shared, alike, isolation, joins};
+use remanence_resp::engine::{Isolation, Joins, Long, Moment, Session, Shared, alike, isolation, joins};
 use remanence_resp::joint::{Joint, Piece, Verdict};
 use remanence_resp::protocol::{Decoder, Limits, Run};
 use remanence_resp::store::Store;
@@ -55,6 +55,8 @@ pub(crate) struct Connection {
     run_max: usize,
     /// Commands of its were put off: nothing is sent until the store has taken what they changed.
     held_back: bool,
+    /// A command that goes over all keys, a part each turn.
+    long: Option<Long>,
     /// Replies to those that came out otherwise: where the first ones start and end in `output`, and what is to stand there.
     mended: BTreeMap<usize, (usize, Vec<u8>)>,
     /// Bytes that are counted as its share of what all connections hold.
@@ -108,6 +110,7 @@ impl Connection {
             hung_up: false,
             run_max: RUN / 4,
             held_back: false,
+            long: None,
             mended: BTreeMap::new(),
             held: 0,
         }
@@ -158,7 +161,8 @@ impl Connection {
 
     /// Tells what it holds now.
     fn tell_held(&mut self, shared: &Shared) {
-        let now = self.decoder.capacity() + self.output.capacity() + self.session.queued_bytes();
+        let long = self.long.as_ref().map_or(0, Long::bytes);
+        let now = self.decoder.capacity() + self.output.capacity() + self.session.queued_bytes() + long;
         shared.holds(self.held, now);
         self.held = now;
     }
@@ -247,6 +251,9 @@ impl Connection {
             if self.flush(with.shared).is_err() {
                 return After::Close;
             }
+            if self.long.is_some() {
+                return After::Again;
+            }
             // The end is only read once everything before it has been carried out.
             if self.session.closing() || self.ended {
                 return if self.owes() { After::Wait } else { After::Close };
@@ -293,6 +300,10 @@ impl Connection {
     fn carry_out<S: Store>(&mut self, with: &mut Turn<'_, S>, max: usize) -> Result<usize, Pause> {
         let mut now = None;
         let mut count = 0;
+        if self.long.is_some() && !self.part(with) {
+            // Others are served before it goes on.
+            return Ok(max);
+        }
         while count < max && !self.session.closing() {
             if self.output.len() - self.sent > with.output_high {
                 return Err(if self.held_back { Pause::PutOff } else { Pause::Throttled });
@@ -315,6 +326,17 @@ impl Connection {
                     *with.random = next_random(*with.random);
                     let moment = Moment { unix_us: start, random: *with.random };
                     let (owed, held, runs) = (self.output.len(), self.held, run.len());
+                    self.long = self.session.begin(&run.request(0), with.store, with.shared, moment);
+                    if self.long.is_some() {
+                        match self.part(with) {
+                            true => {
+                                count += 1;
+                                now = None;
+                                continue;
+                            }
+                            false => return Ok(max),
+                        }
+                    }
                     let command = match joined {
                         true => {
                             self.held_back = true;
@@ -352,6 +374,34 @@ impl Connection {
             }
         }
         if self.held_back { Err(Pause::PutOff) } else { Ok(count) }
+    }
+
+    /// Carries out a part of the command that goes over all keys; whether it is over.
+    fn part<S: Store>(&mut self, with: &mut Turn<'_, S>) -> bool {
+        let Some(mut long) = self.long.take() else { return true };
+        let (owed, held, start) = (self.output.len(), self.held, process::unix_us());
+        *with.random = next_random(*with.random);
+        let moment = Moment { unix_us: start, random: *with.random };
+        // A poisoned lock protects nothing that could be torn: it only keeps commands apart.
+        let (alone, beside) = match long.alone() {
+            true => (Some(with.alone.write().unwrap_or_else(PoisonError::into_inner)), None),
+            false => (None, Some(with.alone.read().unwrap_or_else(PoisonError::into_inner))),
+        };
+        let over = self.session.go_on(&mut long, with.store, with.shared, moment, &mut self.output);
+        drop((alone, beside));
+        let took = process::unix_us().saturating_sub(start).max(0) as u64;
+        with.shared.stats.of(long.id()).microseconds.add(took);
+        if !over {
+            self.long = Some(long);
+        }
+        self.tell_held(with.shared);
+        if self.held > held.max(SMALL) && with.shared.client_memory() > with.memory as u64 {
+            self.long = None;
+            self.output.truncate(owed);
+            self.turn_away(with.shared);
+            return true;
+        }
+        over
     }
 
     /// Sends what waits, as far as the socket takes it.

@@ -13,6 +13,7 @@ use remanence_kv::client::{
     Call, Change, Client, Error, Found, Get, Many, Operation, Peek, RemoteMemory, attend, peek, put_all, run,
 };
 use remanence_kv::format::KEY_MAX;
+use remanence_kv::format::slot::FINGERPRINT_BITS;
 use remanence_kv::proto::{Expect, Inline, Refusal, Reply, Request};
 use remanence_resp::store::{
     self, Condition, Fetched, HEAD_LEN, Key, Store, StoreError, StoreLimits, Version,
@@ -318,25 +319,6 @@ impl<H: Handle> Erda<H> {
     fn page(&mut self, cursor: u64, limit: usize) -> Result<(Vec<Vec<u8>>, Option<u64>), StoreError> {
         self.handle.page(cursor, limit.clamp(1, PAGE) as u32)
     }
-
-    /// Shows `each` every key from a cursor on, its database first, until it says that it has enough.
-    fn walk(
-        &mut self,
-        from: u64,
-        mut each: impl FnMut(&mut Self, &[u8]) -> Result<bool, StoreError>,
-    ) -> Result<(), StoreError> {
-        let mut cursor = Some(from);
-        while let Some(at) = cursor {
-            let (keys, next) = self.page(at, PAGE)?;
-            for key in &keys {
-                if each(self, key)? {
-                    return Ok(());
-                }
-            }
-            cursor = next;
-        }
-        Ok(())
-    }
 }
 
 /// How long the store is to keep a value of ours that expires, milliseconds.
@@ -520,7 +502,7 @@ impl<H: Handle> Store for Erda<H> {
                 None => return Ok(0),
                 Some(next) if shown > 0 || page == PAGES => return Ok(next),
                 // A page of other databases' keys: perhaps there are no others.
-                Some(_) if page == 1 && self.count(space)? == 0 => return Ok(0),
+                Some(_) if page == 1 && self.count(space)? == Some(0) => return Ok(0),
                 Some(next) => (cursor, count) = (next, PAGE),
             }
         }
@@ -535,41 +517,19 @@ impl<H: Handle> Store for Erda<H> {
         self.handle.facts()
     }
 
-    fn sample(&mut self, space: u8, random: u64, name: &mut Vec<u8>) -> Result<bool, StoreError> {
-        let mut found = false;
-        if self.count(space)? == 0 {
-            return Ok(false);
-        }
-        for from in [random, 0] {
-            self.walk(from, |_, key| {
-                found = key.first() == Some(&space);
-                if found {
-                    key[1..].clone_into(name);
-                }
-                Ok(found)
-            })?;
-            if found {
-                break;
-            }
-        }
-        Ok(found)
+    fn anywhere(&self, random: u64) -> u64 {
+        // A cursor is a fingerprint.
+        random >> (u64::BITS - FINGERPRINT_BITS)
     }
 
-    fn count(&mut self, space: u8) -> Result<u64, StoreError> {
-        loop {
-            // A store that was opened a moment ago goes through its keys once, a part at each call.
-            let (whole, counts) = self.handle.counts()?;
-            if whole {
-                return Ok(counts.iter().find(|(first, _)| *first == space).map_or(0, |(_, count)| *count));
-            }
-        }
+    fn count(&mut self, space: u8) -> Result<Option<u64>, StoreError> {
+        // A store that was opened a moment ago goes through its keys once, a part at each call.
+        let (whole, counts) = self.handle.counts()?;
+        let count = counts.iter().find(|(first, _)| *first == space).map_or(0, |(_, count)| *count);
+        Ok(whole.then_some(count))
     }
 
-    fn clear(&mut self, space: Option<u8>) -> Result<(), StoreError> {
-        let mut cursor = Some(0);
-        while let Some(at) = cursor {
-            cursor = self.handle.clear(space, at)?;
-        }
-        Ok(())
+    fn clear(&mut self, space: Option<u8>, cursor: u64) -> Result<u64, StoreError> {
+        Ok(self.handle.clear(space, cursor)?.unwrap_or(0))
     }
 }

@@ -391,16 +391,12 @@ impl Store for Fragile {
         self.0.scan(space, cursor, count, each)
     }
 
-    fn sample(&mut self, space: u8, random: u64, name: &mut Vec<u8>) -> Result<bool, StoreError> {
-        self.0.sample(space, random, name)
-    }
-
-    fn count(&mut self, space: u8) -> Result<u64, StoreError> {
+    fn count(&mut self, space: u8) -> Result<Option<u64>, StoreError> {
         self.0.count(space)
     }
 
-    fn clear(&mut self, space: Option<u8>) -> Result<(), StoreError> {
-        self.0.clear(space)
+    fn clear(&mut self, space: Option<u8>, cursor: u64) -> Result<u64, StoreError> {
+        self.0.clear(space, cursor)
     }
 }
 

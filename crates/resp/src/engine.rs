@@ -9,7 +9,8 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU8, AtomicU16, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use crate::command::{self, Command, Transaction};
+pub use crate::command::Long;
+use crate::command::{self, Call, Command, Transaction};
 use crate::joint::{Joined, Joint, Piece, Verdict};
 use crate::protocol::{Decoder, Limits, Request, Run, Version, Writer};
 use crate::stats::Stats;
@@ -492,6 +493,52 @@ impl Session {
         self.peer.last_us.store(moment.unix_us, Ordering::Relaxed);
         self.peer.last_command.store(command.id as u16 + 1, Ordering::Relaxed);
         Some(command)
+    }
+
+    /// The command of a request that goes over all keys, which is then [carried out in parts](Self::go_on). `None`: it is another one,
+    /// or there is something wrong with it, which [`execute`](Self::execute) says.
+    pub fn begin<S: Store>(
+        &mut self,
+        request: &Request<'_>,
+        store: &mut S,
+        shared: &Shared,
+        moment: Moment,
+    ) -> Option<Long> {
+        use command::Id;
+        let command = Command::find(request.word(0))?;
+        let long = matches!(command.id, Id::Keys | Id::RandomKey | Id::DbSize | Id::FlushDb | Id::FlushAll);
+        if !long || !command.takes(request.len()) || self.goes_alone(shared) {
+            return None;
+        }
+        let (mut nothing, version) = (Vec::new(), self.version);
+        let reply = Writer::new(&mut nothing, version);
+        let call = Call { command, request, store, session: self, shared, moment, reply };
+        let long = call.long().ok();
+        self.peer.last_command.store(command.id as u16 + 1, Ordering::Relaxed);
+        long
+    }
+
+    /// Carries a part of it out. With the last one its reply is appended to `out`, and it is over: `true`.
+    pub fn go_on<S: Store>(
+        &mut self,
+        long: &mut Long,
+        store: &mut S,
+        shared: &Shared,
+        moment: Moment,
+        out: &mut Vec<u8>,
+    ) -> bool {
+        let start = out.len();
+        let done = match long.step(store, moment.now(), &mut Writer::new(out, self.version)) {
+            Ok(false) => return false,
+            Ok(true) => Ok(()),
+            Err(failure) => Err(failure),
+        };
+        command::count(shared, long.command, &done);
+        if let Err(failure) = done {
+            command::answer_failure(self, shared, &failure, start, out);
+        }
+        self.peer.last_us.store(moment.unix_us, Ordering::Relaxed);
+        true
     }
 
     /// Whether requests of this connection can be put off: their replies are simply the commands'.

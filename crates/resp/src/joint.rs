@@ -353,16 +353,16 @@ impl<S: Store> Store for Joined<'_, S> {
         self.store.scan(space, cursor, count, each)
     }
 
-    fn sample(&mut self, space: u8, random: u64, name: &mut Vec<u8>) -> Result<bool, StoreError> {
-        self.store.sample(space, random, name)
+    fn anywhere(&self, random: u64) -> u64 {
+        self.store.anywhere(random)
     }
 
-    fn count(&mut self, space: u8) -> Result<u64, StoreError> {
+    fn count(&mut self, space: u8) -> Result<Option<u64>, StoreError> {
         self.store.count(space)
     }
 
-    fn clear(&mut self, space: Option<u8>) -> Result<(), StoreError> {
-        self.store.clear(space)
+    fn clear(&mut self, space: Option<u8>, cursor: u64) -> Result<u64, StoreError> {
+        self.store.clear(space, cursor)
     }
 }
 
@@ -462,7 +462,7 @@ mod tests {
             assert!(joined.delete(A, Condition::Always).unwrap());
         });
         assert!(joint.write(&mut store, &shared).is_empty());
-        assert_eq!(store.count(0).unwrap(), 0);
+        assert_eq!(store.count(0), Ok(Some(0)));
         // Without a look it has to be deleted: nobody knows what is there.
         store.put(A, b"there", Condition::Always).unwrap();
         command(&mut joint, &mut store, 1, |joined| {

@@ -155,38 +155,21 @@ impl Store for MemoryStore {
         Ok(0)
     }
 
-    fn sample(&mut self, space: u8, random: u64, name: &mut Vec<u8>) -> Result<bool, StoreError> {
-        // The first key from a random place on, round to the start.
-        for cursor in [random, 0] {
-            let mut found = false;
-            self.scan(space, cursor, 1, &mut |key, _| {
-                if !found {
-                    key.clone_into(name);
-                    found = true;
-                }
-            })?;
-            if found {
-                return Ok(true);
-            }
-        }
-        Ok(false)
-    }
-
-    fn count(&mut self, space: u8) -> Result<u64, StoreError> {
+    fn count(&mut self, space: u8) -> Result<Option<u64>, StoreError> {
         let count = |shard: &Mutex<Shard>| {
             let shard = shard.lock().unwrap_or_else(PoisonError::into_inner);
             shard.counts.get(&space).copied().unwrap_or(0)
         };
-        Ok(self.shared.iter().map(count).sum())
+        Ok(Some(self.shared.iter().map(count).sum()))
     }
 
-    fn clear(&mut self, space: Option<u8>) -> Result<(), StoreError> {
+    fn clear(&mut self, space: Option<u8>, _: u64) -> Result<u64, StoreError> {
         for shard in &*self.shared {
             let mut shard = shard.lock().unwrap_or_else(PoisonError::into_inner);
             shard.keys.retain(|(at, ..), _| space.is_some_and(|space| space != *at));
             shard.counts.retain(|at, _| space.is_some_and(|space| space != *at));
         }
-        Ok(())
+        Ok(0)
     }
 }
 
@@ -214,8 +197,8 @@ mod tests {
         let mut value = Vec::new();
         store.get(key(b"a"), &mut value).unwrap();
         assert_eq!(value, b"1");
-        assert_eq!(store.count(0).unwrap(), 1);
-        assert_eq!(store.count(1).unwrap(), 0);
+        assert_eq!(store.count(0), Ok(Some(1)));
+        assert_eq!(store.count(1), Ok(Some(0)));
     }
 
     #[test]
@@ -251,7 +234,7 @@ mod tests {
         };
         assert_eq!(put(&mut store, b"12345", b""), Err(StoreError::KeyTooLong { len: 5, limit: 4 }));
         assert_eq!(put(&mut store, b"1", b"12345"), Err(StoreError::ValueTooLong { len: 5, limit: 4 }));
-        assert_eq!(store.count(0), Ok(0));
+        assert_eq!(store.count(0), Ok(Some(0)));
         assert_eq!(put(&mut store, b"1234", b"1234"), Ok(true));
     }
 }

@@ -181,11 +181,10 @@ pub trait Store {
         each: &mut dyn FnMut(&[u8], &[u8]),
     ) -> Result<u64, StoreError>;
 
-    /// Puts the name of some key into `name`, chosen by `random`; whether there is any.
-    ///
-    /// # Errors
-    /// [`StoreError`]
-    fn sample(&mut self, space: u8, random: u64, name: &mut Vec<u8>) -> Result<bool, StoreError>;
+    /// A cursor of [`scan`](Self::scan) somewhere among the keys, chosen by `random`.
+    fn anywhere(&self, random: u64) -> u64 {
+        random
+    }
 
     /// Does what can wait, if anything does: called some ten times a second. What fails here fails the next operation.
     fn rest(&mut self) {}
@@ -196,15 +195,17 @@ pub trait Store {
         Vec::new()
     }
 
-    /// How many keys there are, those that expired and that nobody has noticed included.
+    /// How many keys there are, those that expired and that nobody has noticed included. `None`: some have been counted, and the
+    /// next call counts more.
     ///
     /// # Errors
     /// [`StoreError`]
-    fn count(&mut self, space: u8) -> Result<u64, StoreError>;
+    fn count(&mut self, space: u8) -> Result<Option<u64>, StoreError>;
 
-    /// Deletes every key of one database, or of all.
+    /// Deletes some keys of one database, or of all; the cursor to go on from, or 0 at the end. Going from 0 until 0 deletes every key
+    /// that was there at the start and that nobody has written since.
     ///
     /// # Errors
     /// [`StoreError`]
-    fn clear(&mut self, space: Option<u8>) -> Result<(), StoreError>;
+    fn clear(&mut self, space: Option<u8>, cursor: u64) -> Result<u64, StoreError>;
 }

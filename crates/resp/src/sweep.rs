@@ -88,6 +88,6 @@ mod tests {
         let (mut sweep, stats) = (Sweep::default(), Stats::default());
         let deleted: u64 = (0..60).map(|_| sweep.step(&mut store, &stats, 3, 1000, 10).unwrap()).sum();
         assert_eq!((deleted, stats.expired.get()), (100, 100));
-        assert_eq!((0..3).map(|space| store.count(space).unwrap()).sum::<u64>(), 200);
+        assert_eq!((0..3).map(|space| store.count(space).unwrap().unwrap()).sum::<u64>(), 200);
     }
 }

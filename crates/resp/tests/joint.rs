@@ -198,13 +198,10 @@ impl Store for Broken {
     fn scan(&mut self, _: u8, _: u64, _: usize, _: &mut dyn FnMut(&[u8], &[u8])) -> Result<u64, StoreError> {
         Err(self.1.clone())
     }
-    fn sample(&mut self, _: u8, _: u64, _: &mut Vec<u8>) -> Result<bool, StoreError> {
+    fn count(&mut self, _: u8) -> Result<Option<u64>, StoreError> {
         Err(self.1.clone())
     }
-    fn count(&mut self, _: u8) -> Result<u64, StoreError> {
-        Err(self.1.clone())
-    }
-    fn clear(&mut self, _: Option<u8>) -> Result<(), StoreError> {
+    fn clear(&mut self, _: Option<u8>, _: u64) -> Result<u64, StoreError> {
         Err(self.1.clone())
     }
 }

@@ -2,11 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use super::{Call, Done, NO_SUCH_KEY, NOT_INTEGER, SYNTAX};
-use crate::glob;
+use super::{Call, Done, NO_SUCH_KEY, NOT_INTEGER};
 use crate::number::parse_i64;
 use crate::store::{Change, Condition, Store};
-use crate::value::Head;
 
 impl<S: Store> Call<'_, S> {
     pub(super) fn del(&mut self) -> Done {
@@ -73,73 +71,6 @@ impl<S: Store> Call<'_, S> {
         } else {
             self.reply.ok()
         }
-        Ok(())
-    }
-
-    pub(super) fn keys(&mut self) -> Done {
-        let pattern = self.word(1);
-        let (now, space) = (self.now(), self.session.space);
-        let (mut names, mut cursor) = (Vec::new(), 0);
-        loop {
-            cursor = self.store.scan(space, cursor, 1024, &mut |name, head| {
-                if glob::matches(pattern, name, false)
-                    && Head::parse(head).is_ok_and(|(head, _)| !head.expired(now))
-                {
-                    names.push(name.to_vec());
-                }
-            })?;
-            if cursor == 0 {
-                break;
-            }
-        }
-        // A scan may show a key twice.
-        names.sort_unstable();
-        names.dedup();
-        self.reply.array(names.len());
-        for name in names {
-            self.reply.bulk(&name);
-        }
-        Ok(())
-    }
-
-    pub(super) fn randomkey(&mut self) -> Done {
-        let space = self.session.space;
-        let (mut random, mut name) = (self.moment.random, self.buffer());
-        // A few tries for one that has not expired; then whichever comes, as Redis does.
-        for tries in 0..100 {
-            if !self.store.sample(space, random, &mut name)? {
-                self.reply.null();
-                return Ok(());
-            }
-            let key = crate::store::Key { space, name: &name };
-            let mut head = self.buffer();
-            let there = self.store.head(key, &mut head)?;
-            let live = there.is_some() && Head::parse(&head).is_ok_and(|(head, _)| !head.expired(self.now()));
-            self.recycle(head);
-            if live || tries == 99 {
-                break;
-            }
-            random = random.wrapping_mul(0x5851_F42D_4C95_7F2D).wrapping_add(0x1405_7B7E_F767_814F);
-        }
-        self.reply.bulk(&name);
-        self.recycle(name);
-        Ok(())
-    }
-
-    pub(super) fn dbsize(&mut self) -> Done {
-        let count = self.store.count(self.session.space)?;
-        self.reply.integer(count as i64);
-        Ok(())
-    }
-
-    pub(super) fn flush(&mut self, all: bool) -> Done {
-        match self.request.len() {
-            1 => {}
-            2 if self.is(1, "sync") || self.is(1, "async") => {}
-            _ => return Err(SYNTAX.into()),
-        }
-        self.store.clear((!all).then_some(self.session.space))?;
-        self.reply.ok();
         Ok(())
     }
 

@@ -9,6 +9,7 @@ mod expiry;
 mod hashes;
 mod info;
 mod keys;
+mod long;
 mod run;
 mod scan;
 mod server;
@@ -24,6 +25,7 @@ use crate::protocol::{Request, Writer};
 use crate::store::{Condition, Key, Store, StoreError, Version};
 use crate::value::{Fields, Head, Kind, UnixMs};
 
+pub use long::Long;
 pub(crate) use run::dispatch_run;
 pub use table::{COMMANDS, Command, Id};
 pub(crate) use transaction::Transaction;
@@ -187,7 +189,7 @@ pub(crate) fn dispatch<S: Store>(
     found
 }
 
-fn count(shared: &Shared, command: &Command, done: &Done) {
+pub(crate) fn count(shared: &Shared, command: &Command, done: &Done) {
     shared.stats.commands.add(1);
     shared.stats.of(command.id).calls.add(1);
     if done.is_err() {
@@ -254,7 +256,7 @@ impl<'a, S: Store> Call<'a, S> {
             Id::Client => self.client(),
             Id::Command => self.command(),
             Id::Config => self.config(),
-            Id::DbSize => self.dbsize(),
+            Id::DbSize | Id::FlushAll | Id::FlushDb | Id::Keys | Id::RandomKey => self.run_whole(),
             Id::Decr => self.increment_by(-1),
             Id::DecrBy => self.decrby(),
             Id::Del | Id::Unlink => self.del(),
@@ -265,8 +267,6 @@ impl<'a, S: Store> Call<'a, S> {
             Id::Expire => self.expire(true, false),
             Id::ExpireAt => self.expire(true, true),
             Id::ExpireTime => self.expire_time(true),
-            Id::FlushAll => self.flush(true),
-            Id::FlushDb => self.flush(false),
             Id::Get => self.get(),
             Id::GetDel => self.getdel(),
             Id::GetEx => self.getex(),
@@ -291,7 +291,6 @@ impl<'a, S: Store> Call<'a, S> {
             Id::IncrBy => self.incrby(),
             Id::IncrByFloat => self.incrbyfloat(),
             Id::Info => self.info(),
-            Id::Keys => self.keys(),
             Id::MGet => self.mget(),
             Id::MSet => self.mset(),
             Id::MSetNx => self.msetnx(),
@@ -304,7 +303,6 @@ impl<'a, S: Store> Call<'a, S> {
             Id::PSetEx => self.setex(false),
             Id::PTtl => self.ttl(false),
             Id::Quit => self.quit(),
-            Id::RandomKey => self.randomkey(),
             Id::Rename => self.rename(false),
             Id::RenameNx => self.rename(true),
             Id::Reset => self.reset(),

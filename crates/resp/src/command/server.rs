@@ -148,7 +148,8 @@ impl<S: Store> Call<'_, S> {
         }
         if sections.contains(&Section::Keyspace) {
             for space in 0..self.shared.config.databases.clamp(1, 256) {
-                let count = self.store.count(space as u8)?;
+                // What has not been counted yet is not told.
+                let count = self.store.count(space as u8)?.unwrap_or(0);
                 if count > 0 {
                     told.keys.push((space, count));
                 }
