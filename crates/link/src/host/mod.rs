@@ -32,6 +32,8 @@
 mod backlog;
 pub(crate) mod board;
 mod message;
+mod names;
+mod roster;
 mod rule;
 mod seat;
 mod sharing;

@@ -7,10 +7,12 @@ use std::net::IpAddr;
 use std::ops::Range;
 use std::os::fd::{AsFd, RawFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::board::Board;
 use super::message::{self, HEADER_LEN};
+use super::names::Names;
+use super::roster::{LEASE, Label, Rank, Roster, Viewer, Way};
 use super::{Owner, SLOTS, SteerRule};
 use crate::sys::descriptor::Descriptor;
 use crate::sys::event::{Epoll, Timer};
@@ -31,7 +33,11 @@ pub struct Seat(Arc<Inner>);
 
 struct Inner {
     slot: u8,
+    /// Whoever has the port sends on to this seat, whichever user's he is.
+    counts_everywhere: bool,
     incarnation: u64,
+    /// What was seen of the names of all slots; `None` where the kernel does not say whose a name is.
+    seen: Option<Mutex<Seen>>,
     rule: SteerRule,
     board: RwLock<Arc<Board>>,
     /// The holder of the slot's name. Receives what others send on.
@@ -40,6 +46,40 @@ struct Inner {
     news: Epoll,
     timer: Timer,
     listeners: Mutex<Listeners>,
+}
+
+/// The last look at the names of all slots.
+struct Seen {
+    names: Names,
+    viewer: Viewer,
+    roster: Roster,
+    /// When that look began.
+    since: Instant,
+}
+
+impl Seen {
+    /// Looks, or says that the kernel cannot tell.
+    fn first() -> io::Result<Self> {
+        let (mut names, viewer, since) = (Names::open()?, Viewer::here(), Instant::now());
+        let roster = Roster::look(&mut names, &viewer, None, None)?;
+        Ok(Self { names, viewer, roster, since })
+    }
+
+    /// Looks again. Should the kernel not answer, what was seen last stays, and is asked for again in its time.
+    fn again(&mut self) {
+        self.since = Instant::now();
+        if let Ok(roster) = Roster::look(&mut self.names, &self.viewer, Some(&self.roster), None) {
+            self.roster = roster;
+        }
+    }
+}
+
+/// A slot that was taken, and has no seat yet.
+struct Taken {
+    slot: u8,
+    label: Label,
+    socket: Descriptor,
+    counts_everywhere: bool,
 }
 
 #[derive(Default)]
@@ -80,7 +120,7 @@ const TIMER_TOKEN: u64 = 1;
 const FIRST_LISTENER_TOKEN: u64 = 2;
 
 impl Seat {
-    /// Takes a free slot.
+    /// Takes a slot that is free, or that only somebody has who may not.
     ///
     /// # Errors
     /// `AddrInUse` when all slots are taken, or what the kernel says.
@@ -88,23 +128,36 @@ impl Seat {
         // Starting anywhere, a restarted process rarely gets the numbers that peers still associate with its
         // previous life.
         let first = net::random_u64() as u8;
-        for i in 0..SLOTS {
-            let slot = first.wrapping_add(i as u8);
-            match unix::bind(&slot_name(slot)) {
-                Ok(socket) => return Self::sit(slot, socket, rule),
-                Err(err) if err.kind() == io::ErrorKind::AddrInUse => {}
-                Err(err) => return Err(err),
+        let slots = || (0..SLOTS).map(|i| first.wrapping_add(i as u8));
+        let Ok(mut seen) = Seen::first() else {
+            for slot in slots() {
+                if let Some(socket) = bind(slot, Label::Plain)? {
+                    let taken = Taken { slot, label: Label::Plain, socket, counts_everywhere: true };
+                    return Self::sit(taken, None, rule);
+                }
             }
+            return Err(all_taken());
+        };
+        // Names may change hands while we look for one.
+        for _ in 0..ROUNDS {
+            for rank in Rank::ALL {
+                for slot in slots() {
+                    if seen.roster.offer(&seen.viewer, slot) != Some(rank) {
+                        continue;
+                    }
+                    let Some(taken) = seen.take(slot, rank)? else { continue };
+                    seen.again();
+                    return Self::sit(taken, Some(seen), rule);
+                }
+            }
+            seen.again();
         }
-        Err(io::Error::new(
-            io::ErrorKind::AddrInUse,
-            format!(
-                "all {SLOTS} places for processes on this host are taken; close one that uses the RoCEv2 port"
-            ),
-        ))
+        Err(all_taken())
     }
 
-    fn sit(slot: u8, socket: Descriptor, rule: SteerRule) -> io::Result<Self> {
+    fn sit(taken: Taken, seen: Option<Seen>, rule: SteerRule) -> io::Result<Self> {
+        let Taken { slot, label, socket, counts_everywhere } = taken;
+        let seen = seen.map(Mutex::new);
         let (news, timer) = (Epoll::new()?, Timer::new()?);
         // A full queue at one of the others must not use up what we may have under way to the rest.
         let _ = net::set_option(socket.as_fd(), libc::SOL_SOCKET, libc::SO_SNDBUFFORCE, SEND_BUFFER)
@@ -112,11 +165,32 @@ impl Seat {
         news.add(socket.as_fd(), SLOT_CHANNEL)?;
         news.add(timer.as_fd(), TIMER_TOKEN)?;
         let board = Arc::new(Board::open()?);
-        let incarnation = net::random_u64() | 1;
+        // Who beholds the board finds the name by it.
+        let incarnation = match label {
+            Label::Plain => net::random_u64() | 1,
+            Label::Beside(number) => number,
+        };
         board.take(slot, incarnation);
         let listeners = Mutex::new(Listeners { next_token: FIRST_LISTENER_TOKEN, ..Listeners::default() });
         let board = RwLock::new(board);
-        Ok(Self(Arc::new(Inner { slot, incarnation, rule, board, socket, news, timer, listeners })))
+        Ok(Self(Arc::new(Inner {
+            slot,
+            counts_everywhere,
+            incarnation,
+            seen,
+            rule,
+            board,
+            socket,
+            news,
+            timer,
+            listeners,
+        })))
+    }
+
+    /// Whether processes of other users would send on to this seat. Root's can be told from anybody's; another user's
+    /// are believed in a quarter of all slots, and beyond that have only the addresses whose port is their user's.
+    pub(crate) fn counts_everywhere(&self) -> bool {
+        self.0.counts_everywhere
     }
 
     /// The slot: the top byte of the QP numbers and of the communication ids that this process may give out.
@@ -128,7 +202,11 @@ impl Seat {
     /// Whether a process of this host has the slot to which a QP number belongs.
     #[must_use]
     pub fn is_taken(qpn: u32) -> bool {
-        unix::bind(&slot_name((qpn >> 16) as u8)).is_err()
+        let slot = (qpn >> 16) as u8;
+        match Seen::first() {
+            Ok(seen) => seen.roster.is_held(slot),
+            Err(_) => unix::bind(&Label::Plain.name(slot)).is_err(),
+        }
     }
 
     /// The QP numbers that this process may give out. Never 0, 1 (the special QPs) or 0xFFFFFF (multicast).
@@ -276,11 +354,36 @@ impl Seat {
     }
 
     fn pass_to_slot(&self, slot: u8, train: &Train<'_>, chosen: bool) -> Passed {
-        let passed = self.pass_to(&slot_name(slot), train, chosen);
+        let way = self.way(slot, false);
+        let mut passed = self.pass_by(way, slot, train, chosen);
+        if passed == Passed::NoSuchOwner && matches!(way, Way::To(Label::Beside(_))) {
+            // He died, and somebody may have the slot by another name since. The next look does not show him any more.
+            passed = self.pass_by(self.way(slot, true), slot, train, chosen);
+        }
         if passed == Passed::On {
             self.board().ring(slot);
         }
         passed
+    }
+
+    fn pass_by(&self, way: Way, slot: u8, train: &Train<'_>, chosen: bool) -> Passed {
+        match way {
+            Way::To(label) => self.pass_to(&label.name(slot), train, chosen),
+            Way::Shut => Passed::NoSuchOwner,
+        }
+    }
+
+    /// Where what is for the holder of `slot` goes, by a look that is not older than the lease, or by a new one.
+    fn way(&self, slot: u8, anew: bool) -> Way {
+        let Some(seen) = &self.0.seen else { return Way::To(Label::Plain) };
+        // Nothing under this lock can panic half-way.
+        let mut seen = seen.lock().unwrap_or_else(PoisonError::into_inner);
+        // Whoever takes a plain name uses it at once. That a squatter had it must not be believed for long.
+        let lease = if seen.roster.way(slot) == Way::Shut { LEASE / 10 } else { LEASE };
+        if anew || seen.since.elapsed() >= lease {
+            seen.again();
+        }
+        seen.roster.way(slot)
     }
 
     fn pass_to(&self, name: &Name, train: &Train<'_>, chosen: bool) -> Passed {
@@ -296,12 +399,54 @@ impl Seat {
     /// Erases from the board those who died without leaving. Asks the kernel once per entry, about 2 us each.
     pub(crate) fn bury_the_dead(&self) {
         let board = self.board();
+        let is_free = |slot, label: Label| matches!(unix::is_held(&label.name(slot)), Ok(false));
         for (slot, incarnation) in board.taken() {
-            if slot != self.0.slot && matches!(unix::is_held(&slot_name(slot)), Ok(false)) {
+            if slot != self.0.slot && is_free(slot, Label::Plain) && is_free(slot, Label::Beside(incarnation))
+            {
                 board.leave(slot, incarnation);
             }
         }
     }
+}
+
+impl Seen {
+    /// Takes `slot`, which was offered by `rank`; `None` if somebody else was faster.
+    fn take(&mut self, slot: u8, rank: Rank) -> io::Result<Option<Taken>> {
+        let label = if rank.is_beside() { Label::Beside(net::random_u64() | 1) } else { Label::Plain };
+        let Some(socket) = bind(slot, label)? else { return Ok(None) };
+        // Two who take a slot by different names do not see each other before they have them.
+        let after = Roster::look(&mut self.names, &self.viewer, None, Some((slot, label)))?;
+        if !after.may_stay(slot, rank) {
+            return Ok(None);
+        }
+        if rank.is_beside() {
+            // Until then somebody may send to the plain name what is for us, by what he saw before we came (see `roster`).
+            std::thread::sleep(LEASE);
+        }
+        let counts_everywhere = self.viewer.counts_everywhere(slot, rank);
+        Ok(Some(Taken { slot, label, socket, counts_everywhere }))
+    }
+}
+
+/// A socket by this name of `slot`; `None` if it is taken.
+fn bind(slot: u8, label: Label) -> io::Result<Option<Descriptor>> {
+    match unix::bind(&label.name(slot)) {
+        Ok(socket) => Ok(Some(socket)),
+        Err(err) if err.kind() == io::ErrorKind::AddrInUse => Ok(None),
+        Err(err) => Err(err),
+    }
+}
+
+/// How often all slots are looked through for one that stays free for long enough to be taken.
+const ROUNDS: usize = 3;
+
+fn all_taken() -> io::Error {
+    io::Error::new(
+        io::ErrorKind::AddrInUse,
+        format!(
+            "all {SLOTS} places for processes on this host are taken; close one that uses the RoCEv2 port"
+        ),
+    )
 }
 
 /// What became of a train that was sent on.
@@ -366,8 +511,4 @@ impl fmt::Display for Service {
         write!(f, "service {:#018x}", self.id)?;
         self.addr.map_or(Ok(()), |addr| write!(f, " at {addr}"))
     }
-}
-
-fn slot_name(slot: u8) -> Name {
-    Name::new(&format!("remanence/slot/{slot:02x}"))
 }

@@ -1,0 +1,316 @@
+//! Whose each slot is, where anybody may take any name.
+//!
+//! Any user of the host can bind all the names that a slot can be known by beforehand. So a name alone says nothing; a
+//! name and the user whose socket has it do, and the kernel tells both ([`super::names`]).
+//!
+//! **The plain name** of a slot, `remanence/slot/3f`, is what everybody binds who finds it free. The kernel gives it to
+//! one and to the first, and between two who do not trust each other nothing else can say who was first. **A name
+//! beside it**, `remanence/slot/3f/` and a random number, is for who has a right to the slot although the plain name is
+//! taken; nobody can bind that beforehand.
+//!
+//! Who looks decides, slot by slot, by these rules:
+//!
+//! 1. He trusts root and his own user, whatever their names are. The kernel lets only processes of one user share the
+//!    port of an address, so these are the addresses' own; and root's are root's.
+//! 2. Of all other users (*strangers*, who can be guests) a name counts in the slots that are that user's *home* only: a
+//!    quarter of all, another one for every user ([`is_home`]). The plain name's holder comes first, then who stands
+//!    beside it. If several users stand beside, none of them is believed.
+//! 3. A plain name that a stranger has who is not at home there is squatted: nothing is sent to it.
+//!
+//! So nobody can take a slot from root or from the user who has the port; two users have some 16 slots in common, which
+//! leaves each of them some 48 that the other cannot take; and what is sent on reaches root, one's own user, or who was
+//! first.
+//!
+//! **The lease.** Who sends on uses what he has seen for [`LEASE`], and so may miss a name beside another that is younger. Who
+//! takes such a name therefore lets that time pass before he uses the slot: a datagram for him can only come when
+//! everybody who looks at what he has seen has seen him. With a plain name there is nothing to wait for, since that is
+//! where datagrams go of whose slot nothing else was seen.
+
+use std::io;
+use std::time::Duration;
+
+use super::SLOTS;
+use super::names::Names;
+use crate::sys::unix::{self, Name};
+
+/// How long what was seen may be used. A look takes as long as the host has unix sockets, some 50 us, so that who sends on
+/// without end spends a thousandth of his time on it.
+pub(super) const LEASE: Duration = Duration::from_millis(100);
+
+/// A user whom the user namespace of the one who looks does not have: every such user looks like this one.
+const OVERFLOW: u32 = 65_534;
+
+/// By which of its names the holder of a slot is known.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Label {
+    Plain,
+    Beside(u64),
+}
+
+impl Label {
+    pub(super) fn name(self, slot: u8) -> Name {
+        Name::new(&self.text(slot))
+    }
+
+    fn text(self, slot: u8) -> String {
+        match self {
+            Self::Plain => format!("remanence/slot/{slot:02x}"),
+            Self::Beside(number) => format!("remanence/slot/{slot:02x}/{number:016x}"),
+        }
+    }
+
+    /// The slot whose name `name` is, and which name.
+    fn parse(name: &[u8]) -> Option<(u8, Self)> {
+        let (slot, rest) =
+            std::str::from_utf8(name).ok()?.strip_prefix("remanence/slot/")?.split_at_checked(2)?;
+        let label = match rest.strip_prefix('/') {
+            None => rest.is_empty().then_some(Self::Plain)?,
+            Some(number) => {
+                Self::Beside(u64::from_str_radix(number, 16).ok().filter(|_| number.len() == 16)?)
+            }
+        };
+        let slot = u8::from_str_radix(slot, 16).ok()?;
+        // There are other ways to write a number, and nobody sends to those.
+        (label.text(slot).as_bytes() == name).then_some((slot, label))
+    }
+}
+
+/// Who looks, and how the users that he sees are called outside his user namespace.
+#[derive(Clone, Debug)]
+pub(super) struct Viewer {
+    user: u32,
+    /// Triples of the first user inside, the first outside, and how many follow.
+    map: Vec<[u32; 3]>,
+}
+
+/// What a user is to the one who looks.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Standing {
+    Trusted,
+    Stranger,
+    /// Perhaps root, perhaps a stranger.
+    Unknown,
+}
+
+impl Viewer {
+    /// This process.
+    pub(super) fn here() -> Self {
+        let map = std::fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
+        Self::new(unix::effective_uid(), &map)
+    }
+
+    fn new(user: u32, map: &str) -> Self {
+        let line = |line: &str| {
+            let mut numbers = line.split_ascii_whitespace().map(|number| number.parse().ok());
+            Some([numbers.next()??, numbers.next()??, numbers.next()??])
+        };
+        let map: Vec<_> = map.lines().filter_map(line).collect();
+        Self { user, map: if map.is_empty() { vec![[0, 0, u32::MAX]] } else { map } }
+    }
+
+    /// What `user` is called outside, as the one who has the port may be there.
+    fn outside(&self, user: u32) -> Option<u32> {
+        let inside = |[first, _, count]: &&[u32; 3]| user.checked_sub(*first).is_some_and(|n| n < *count);
+        self.map.iter().find(inside).map(|[first, outside, _]| outside.wrapping_add(user - first))
+    }
+
+    /// Whether all others believe `user`, by the rules above, in `slot`.
+    fn is_home(&self, user: u32, slot: u8) -> bool {
+        is_home(self.outside(user).unwrap_or(OVERFLOW), slot)
+    }
+
+    fn standing(&self, user: u32) -> Standing {
+        match user {
+            0 => Standing::Trusted,
+            user if user == self.user => Standing::Trusted,
+            OVERFLOW if self.outside(user).is_none() => Standing::Unknown,
+            _ => Standing::Stranger,
+        }
+    }
+}
+
+/// Whether `slot` is one of `user`'s own: a quarter of them, another one for each; all are root's. Every process of a host has
+/// to say the same.
+pub(super) fn is_home(user: u32, slot: u8) -> bool {
+    // The finalizer of SplitMix64: neighbours have nothing in common.
+    let mut mixed = u64::from(user) << 8 | u64::from(slot);
+    mixed = (mixed ^ mixed >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+    user == 0 || (mixed ^ mixed >> 31) % 4 == 0
+}
+
+/// Where what is for a slot's holder goes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Way {
+    /// To this name, whether or not somebody was seen there.
+    To(Label),
+    /// Nowhere: the plain name is a squatter's.
+    Shut,
+}
+
+/// How a slot can be taken, the best first.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(super) enum Rank {
+    /// By its plain name, at home.
+    Home,
+    /// Beside a squatter, at home.
+    HomeBeside,
+    /// By its plain name, elsewhere: that counts at the addresses of one's own user only.
+    Away,
+    /// Beside a stranger who may be there, with the same limit; root's counts everywhere.
+    AwayBeside,
+}
+
+impl Rank {
+    pub(super) const ALL: [Self; 4] = [Self::Home, Self::HomeBeside, Self::Away, Self::AwayBeside];
+
+    pub(super) fn is_beside(self) -> bool {
+        matches!(self, Self::HomeBeside | Self::AwayBeside)
+    }
+}
+
+/// What was seen of one slot.
+#[derive(Clone, Copy, Default, Debug)]
+struct Slot {
+    trusted_plain: bool,
+    trusted_beside: Option<u64>,
+    /// A stranger at home, or one who may be root, has the plain name.
+    guest: bool,
+    squatter: bool,
+    unknown: bool,
+    /// Strangers at home, beside the plain name.
+    beside: Option<Beside>,
+    /// Whom the previous look found beside the plain name is still there: trusted, or else at home.
+    stays: Option<(u64, bool)>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Beside {
+    user: u32,
+    number: u64,
+    several: bool,
+}
+
+impl Slot {
+    fn trusted(&self) -> bool {
+        self.trusted_plain || self.trusted_beside.is_some()
+    }
+
+    fn is_empty(&self) -> bool {
+        !self.trusted() && !self.guest && !self.squatter && !self.unknown && self.beside.is_none()
+    }
+
+    fn way(&self) -> Way {
+        let plain = Way::To(Label::Plain);
+        let to = |number| Way::To(Label::Beside(number));
+        // Who was there first stays, as far as who looks can know that.
+        match (self.stays, self.trusted_beside, self.beside) {
+            (Some((number, true)), ..) => to(number),
+            _ if self.trusted_plain => plain,
+            (_, Some(number), _) => to(number),
+            (Some((number, false)), ..) => to(number),
+            _ if self.guest || self.unknown => plain,
+            (.., Some(Beside { number, several: false, .. })) => to(number),
+            (.., Some(_)) => Way::Shut,
+            _ if self.squatter => Way::Shut,
+            _ => plain,
+        }
+    }
+}
+
+/// What one look at the names of all slots showed.
+#[derive(Clone, Debug)]
+pub(super) struct Roster {
+    slots: Box<[Slot; SLOTS]>,
+}
+
+impl Roster {
+    /// One look. `before`: what the previous one showed; `own`: the name that does not count, since it is the looker's.
+    pub(super) fn look(
+        names: &mut Names,
+        viewer: &Viewer,
+        before: Option<&Self>,
+        own: Option<(u8, Label)>,
+    ) -> io::Result<Self> {
+        let mut roster = Self { slots: Box::new([Slot::default(); SLOTS]) };
+        names.each(|name, user| {
+            if let Some((slot, label)) = Label::parse(name).filter(|found| Some(*found) != own) {
+                roster.note(viewer, before, slot, label, user);
+            }
+        })?;
+        Ok(roster)
+    }
+
+    fn note(&mut self, viewer: &Viewer, before: Option<&Self>, at: u8, label: Label, user: u32) {
+        let slot = &mut self.slots[usize::from(at)];
+        let standing = viewer.standing(user);
+        let counts =
+            standing == Standing::Trusted || (standing == Standing::Stranger && viewer.is_home(user, at));
+        match (standing, label) {
+            (Standing::Trusted, Label::Plain) => slot.trusted_plain = true,
+            (Standing::Trusted, Label::Beside(number)) => {
+                slot.trusted_beside = Some(slot.trusted_beside.map_or(number, |other| other.min(number)));
+            }
+            (Standing::Unknown, _) => slot.unknown = true,
+            (Standing::Stranger, Label::Plain) if counts => slot.guest = true,
+            (Standing::Stranger, Label::Plain) => slot.squatter = true,
+            (Standing::Stranger, Label::Beside(number)) if counts => {
+                let new = Beside { user, number, several: false };
+                slot.beside = Some(slot.beside.map_or(new, |old| Beside {
+                    number: old.number.min(number),
+                    several: old.several || old.user != user,
+                    ..old
+                }));
+            }
+            (Standing::Stranger, Label::Beside(_)) => {}
+        }
+        if let Label::Beside(number) = label
+            && counts
+            && before.is_some_and(|before| before.way(at) == Way::To(label))
+        {
+            slot.stays = Some((number, standing == Standing::Trusted));
+        }
+    }
+
+    /// Where what is for `slot` goes.
+    pub(super) fn way(&self, slot: u8) -> Way {
+        self.slots[usize::from(slot)].way()
+    }
+
+    /// Whether anybody at all is there.
+    pub(super) fn is_held(&self, slot: u8) -> bool {
+        !self.slots[usize::from(slot)].is_empty()
+    }
+
+    /// How `viewer` could take `slot`.
+    pub(super) fn offer(&self, viewer: &Viewer, slot: u8) -> Option<Rank> {
+        let seen = &self.slots[usize::from(slot)];
+        let home = viewer.is_home(viewer.user, slot);
+        if seen.trusted() || seen.unknown {
+            return None;
+        }
+        Some(match (home, seen.guest || seen.beside.is_some(), seen.squatter) {
+            (true, false, false) => Rank::Home,
+            (true, false, true) => Rank::HomeBeside,
+            (false, false, false) => Rank::Away,
+            _ => Rank::AwayBeside,
+        })
+    }
+
+    /// Whether who has just taken a name of `slot`, by `rank`, and then looked, may keep it. Of two who meet both go, unless
+    /// one of them had looked before the other came: so they never both stay. (That one of them stays could not be said by
+    /// a rule: who looked first, and saw nobody, is not to be driven out by a smaller number that comes later.)
+    pub(super) fn may_stay(&self, slot: u8, rank: Rank) -> bool {
+        let seen = &self.slots[usize::from(slot)];
+        !seen.trusted()
+            && !seen.unknown
+            && (rank == Rank::AwayBeside || (seen.beside.is_none() && !seen.guest))
+    }
+}
+
+impl Viewer {
+    /// Whether all others believe that `slot` is this process's once it is taken by `rank`.
+    pub(super) fn counts_everywhere(&self, slot: u8, rank: Rank) -> bool {
+        self.outside(self.user) == Some(0) || (rank <= Rank::HomeBeside && self.is_home(self.user, slot))
+    }
+}
