@@ -314,3 +314,156 @@ impl Viewer {
         self.outside(self.user) == Some(0) || (rank <= Rank::HomeBeside && self.is_home(self.user, slot))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ME: u32 = 1000;
+    const SLOT: u8 = 0x3f;
+
+    /// Two users who are at home in the slot, or who are not.
+    fn users(home: bool) -> [u32; 2] {
+        let mut found = (2000..).filter(|&user| is_home(user, SLOT) == home);
+        [(); 2].map(|()| found.next().expect("there are many"))
+    }
+
+    fn viewer() -> Viewer {
+        Viewer::new(ME, "0 0 4294967295")
+    }
+
+    /// What somebody sees who looks at these labels of the slot and their users.
+    fn seen(before: Option<&Roster>, names: &[(Label, u32)]) -> Roster {
+        let mut roster = Roster { slots: Box::new([Slot::default(); SLOTS]) };
+        for (label, user) in names {
+            roster.note(&viewer(), before, SLOT, *label, *user);
+        }
+        assert!((0..=u8::MAX).all(|slot| slot == SLOT || !roster.is_held(slot)));
+        roster
+    }
+
+    fn way(names: &[(Label, u32)]) -> Way {
+        seen(None, names).way(SLOT)
+    }
+
+    const PLAIN: Label = Label::Plain;
+    const ONE: Label = Label::Beside(1);
+    const TWO: Label = Label::Beside(2);
+
+    #[test]
+    fn names_are_read_as_they_are_written_and_no_others_are() {
+        for slot in 0..=u8::MAX {
+            for label in [PLAIN, ONE, Label::Beside(u64::MAX)] {
+                assert_eq!(Label::parse(label.text(slot).as_bytes()), Some((slot, label)));
+            }
+        }
+        let others: [&[u8]; 11] = [
+            b"",
+            b"remanence/slot/",
+            b"remanence/slot/3",
+            b"remanence/slot/3F",
+            b"remanence/slot/+3",
+            b"remanence/slot/3f/",
+            b"remanence/slot/3f/1",
+            b"remanence/slot/3f/+00000000000001a",
+            b"remanence/slot/3f\0",
+            b"remanence/slot/3\xff\xff",
+            b"remanence/slot/3\xc3\xbc",
+        ];
+        for other in others {
+            assert_eq!(Label::parse(other), None, "{other:?}");
+        }
+    }
+
+    #[test]
+    fn everybody_has_slots_that_another_user_has_not() {
+        let home = |user| (0..=u8::MAX).filter(|slot| is_home(user, *slot)).collect::<Vec<_>>();
+        assert_eq!(home(0).len(), SLOTS);
+        let homes: Vec<_> = (1000..1500).chain([65_534]).chain(100_000..100_100).map(home).collect();
+        for (i, one) in homes.iter().enumerate() {
+            assert!((32..=96).contains(&one.len()), "{}", one.len());
+            for other in &homes[i + 1..] {
+                let own = one.iter().filter(|slot| !other.contains(slot)).count();
+                assert!(own >= 16, "one user can take all but {own} of another's");
+            }
+        }
+        // Processes of other versions have to say the same.
+        assert_eq!(home(1000)[..4], [7, 12, 17, 21]);
+    }
+
+    #[test]
+    fn root_and_the_own_user_come_first_then_the_first_guest() {
+        let ([guest, other], [squatter, _]) = (users(true), users(false));
+        assert_eq!(way(&[]), Way::To(PLAIN));
+        for trusted in [0, ME] {
+            for stranger in [guest, squatter] {
+                assert_eq!(way(&[(PLAIN, stranger), (TWO, trusted)]), Way::To(TWO));
+                assert_eq!(way(&[(ONE, stranger), (TWO, trusted), (PLAIN, stranger)]), Way::To(TWO));
+                assert_eq!(way(&[(ONE, stranger), (PLAIN, trusted)]), Way::To(PLAIN));
+            }
+        }
+        assert_eq!(way(&[(PLAIN, guest), (ONE, other)]), Way::To(PLAIN), "who has the plain name came first");
+        assert_eq!(way(&[(PLAIN, squatter)]), Way::Shut);
+        assert_eq!(way(&[(ONE, squatter), (PLAIN, squatter)]), Way::Shut);
+        assert_eq!(way(&[(ONE, squatter), (TWO, guest), (PLAIN, squatter)]), Way::To(TWO));
+        assert_eq!(way(&[(TWO, guest), (ONE, guest)]), Way::To(ONE));
+        assert_eq!(way(&[(ONE, guest), (TWO, other)]), Way::Shut, "either may be lying");
+    }
+
+    #[test]
+    fn who_was_seen_first_beside_a_squatter_stays_until_he_goes() {
+        let ([guest, other], [squatter, _]) = (users(true), users(false));
+        let before = seen(None, &[(PLAIN, squatter), (TWO, guest)]);
+        let stays = |names: &[(Label, u32)]| seen(Some(&before), names).way(SLOT);
+        assert_eq!(stays(&[(PLAIN, squatter), (TWO, guest), (ONE, other)]), Way::To(TWO));
+        assert_eq!(stays(&[(PLAIN, other), (TWO, guest)]), Way::To(TWO));
+        assert_eq!(stays(&[(PLAIN, squatter), (ONE, other)]), Way::To(ONE));
+        assert_eq!(stays(&[(PLAIN, 0), (TWO, guest)]), Way::To(PLAIN), "not against root");
+        assert_eq!(stays(&[(ONE, ME), (TWO, guest)]), Way::To(ONE));
+        let before = seen(None, &[(PLAIN, squatter), (TWO, ME)]);
+        assert_eq!(seen(Some(&before), &[(TWO, ME), (ONE, ME)]).way(SLOT), Way::To(TWO));
+    }
+
+    #[test]
+    fn slots_are_offered_by_how_far_they_count() {
+        let ([guest, other], [squatter, nobody]) = (users(true), users(false));
+        let at = |user, names: &[(Label, u32)]| seen(None, names).offer(&Viewer::new(user, ""), SLOT);
+        for (user, home) in [(0, true), (guest, true), (squatter, false)] {
+            let plain = if home { Rank::Home } else { Rank::Away };
+            let beside = if home { Rank::HomeBeside } else { Rank::AwayBeside };
+            assert_eq!(at(user, &[]), Some(plain));
+            assert_eq!(at(user, &[(PLAIN, nobody)]), Some(beside));
+            assert_eq!(at(user, &[(PLAIN, other)]), Some(Rank::AwayBeside));
+            assert_eq!(at(user, &[(ONE, other)]), Some(Rank::AwayBeside));
+            assert_eq!(at(user, &[(PLAIN, 0)]), None);
+            assert_eq!(at(user, &[(ONE, ME)]), None);
+        }
+        for rank in Rank::ALL {
+            assert!(Viewer::new(0, "").counts_everywhere(SLOT, rank));
+            assert!(!Viewer::new(squatter, "").counts_everywhere(SLOT, rank));
+            assert_eq!(Viewer::new(guest, "").counts_everywhere(SLOT, rank), rank <= Rank::HomeBeside);
+            assert!(!seen(None, &[(ONE, ME)]).may_stay(SLOT, rank));
+            assert!(!seen(None, &[(PLAIN, 0)]).may_stay(SLOT, rank));
+            assert!(seen(None, &[(PLAIN, squatter)]).may_stay(SLOT, rank));
+            assert_eq!(seen(None, &[(ONE, guest)]).may_stay(SLOT, rank), rank == Rank::AwayBeside);
+        }
+    }
+
+    /// In a user namespace users have other numbers than for who has the port, and most of them have none.
+    #[test]
+    fn users_are_judged_by_the_numbers_that_they_have_outside() {
+        let inside = Viewer::new(0, "         0     100000      65534\n");
+        let outside = [0, 7, 65_534].map(|user| inside.outside(user));
+        assert_eq!(outside, [Some(100_000), Some(100_007), None]);
+        let slots = || 0..=u8::MAX;
+        assert!(slots().all(|slot| inside.is_home(0, slot) == is_home(100_000, slot)));
+        assert!(slots().any(|slot| !inside.counts_everywhere(slot, Rank::Home)), "it is not root");
+        // Somebody of whom we do not know whether he is root may have any slot.
+        let mut roster = Roster { slots: Box::new([Slot::default(); SLOTS]) };
+        roster.note(&inside, None, SLOT, ONE, OVERFLOW);
+        assert_eq!((roster.offer(&inside, SLOT), roster.way(SLOT)), (None, Way::To(PLAIN)));
+        // Elsewhere it is a user like others.
+        assert_eq!(viewer().standing(OVERFLOW), Standing::Stranger);
+        assert_eq!(Viewer::new(ME, "garbled\n1 2").outside(ME), Some(ME));
+    }
+}

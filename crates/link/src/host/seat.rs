@@ -512,3 +512,53 @@ impl fmt::Display for Service {
         self.addr.map_or(Ok(()), |addr| write!(f, " at {addr}"))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::veth::{End, Veth};
+
+    /// Each of them took the slot where he saw nobody, the one by this name and the other by that.
+    #[test]
+    fn two_who_race_for_a_slot_never_both_stay() {
+        const SLOT: u8 = 0x3f;
+        let alone = Veth::new(1500).and_then(|veth| veth.enter(End::Left).map(|()| veth));
+        let _alone = match alone {
+            Ok(alone) => alone,
+            Err(err) => return println!("SKIPPED: a network namespace for the test alone needs root: {err}"),
+        };
+        let names = [Label::Plain, Label::Beside(1), Label::Beside(u64::MAX)];
+        for other in names {
+            for rank in Rank::ALL {
+                let mut seen = Seen::first().expect("the kernel says whose names are");
+                assert_eq!(seen.roster.offer(&seen.viewer, SLOT), Some(Rank::Home));
+                let met = bind(SLOT, other).expect("a socket").expect("free");
+                assert!(seen.take(SLOT, rank).expect("a look").is_none(), "{rank:?} beside {other:?}");
+                // Who goes leaves nothing. (A child that another test forks has its descriptors until it executes.)
+                drop(met);
+                let start = Instant::now();
+                let patience = |what| assert!(start.elapsed() < Duration::from_secs(60), "{what}");
+                let taken = loop {
+                    match seen.take(SLOT, rank).expect("a look") {
+                        Some(taken) => break taken,
+                        None => patience("nobody is there"),
+                    }
+                };
+                assert!(Seat::is_taken(u32::from(SLOT) << 16));
+                drop(taken);
+                while Seat::is_taken(u32::from(SLOT) << 16) {
+                    patience("it is free");
+                }
+            }
+        }
+        // And all at once.
+        let claims: Vec<_> = (0..8)
+            .map(|_| std::thread::spawn(|| Seat::claim(SteerRule { cases: Vec::new() }).expect("a seat")))
+            .collect();
+        let seats: Vec<_> = claims.into_iter().map(|claim| claim.join().expect("a seat")).collect();
+        let mut slots: Vec<_> = seats.iter().map(Seat::slot).collect();
+        slots.sort_unstable();
+        slots.dedup();
+        assert_eq!(slots.len(), seats.len());
+    }
+}

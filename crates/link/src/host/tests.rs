@@ -14,11 +14,13 @@ use std::time::{Duration, Instant};
 use rand_chacha::ChaCha8Rng;
 use rand_core::{RngCore, SeedableRng};
 
+use super::roster::is_home;
 use super::rule::{Owner, PROBE_MAGIC, Table};
 use super::{Match, Seat, SteerCase, SteerRule, SteerTo};
 use crate::link::{Link, Outgoing, WaitFd};
 use crate::sys::bpf::MAX_INSNS;
 use crate::sys::net;
+use crate::sys::unix::{self, Name};
 use crate::udp::{Options, ROCE_PORT, UdpLink};
 use crate::veth::{End, Veth};
 
@@ -28,7 +30,13 @@ const PATIENCE: Duration = Duration::from_secs(120);
 /// A user who is not root.
 const NOBODY: u32 = 65_534;
 
+/// And one more.
+const SOMEBODY: u32 = 4711;
+
+/// What a process is to do: share the port, or take the names of all slots.
 const CHILD: &str = "REMANENCE_TEST_CHILD";
+const SHARES: &str = "shares";
+const SQUATS: &str = "squats";
 
 fn rule() -> SteerRule {
     let gsi = Match { offset: 4, width: 4, mask: 0x00FF_FFFF, value: 1 };
@@ -253,8 +261,23 @@ fn what_stands_in_a_closing_socket_is_sent_on() {
 /// Not a test of its own: what the other tests start as a process.
 #[test]
 fn child_process() {
-    if std::env::var_os(CHILD).is_some() {
-        serve();
+    match std::env::var(CHILD).as_deref() {
+        Ok(SQUATS) => squat(),
+        Ok(_) => serve(),
+        Err(_) => {}
+    }
+}
+
+/// Takes the plain name of every slot that is free, and says on request how much was sent there.
+fn squat() {
+    let names = (0..=255).map(|slot| Name::new(&format!("remanence/slot/{slot:02x}")));
+    let squatted: Vec<_> = names.filter_map(|name| unix::bind(&name).ok()).collect();
+    say(&format!("seat {}", squatted.len() - 1));
+    let mut heard = 0;
+    for _ in std::io::stdin().lines() {
+        let mut buffer = [0; 1 << 10];
+        heard += squatted.iter().filter(|socket| unix::recv(socket.as_fd(), &mut buffer).is_ok()).count();
+        say(&format!("heard {heard}"));
     }
 }
 
@@ -341,13 +364,18 @@ impl Process {
 
     /// The same, as another user.
     fn start_as(user: Option<u32>) -> std::io::Result<Self> {
+        Self::start_to(SHARES, user)
+    }
+
+    /// Starts a process that does `what`.
+    fn start_to(what: &str, user: Option<u32>) -> std::io::Result<Self> {
         let mut command = Command::new(std::env::current_exe().expect("the test binary"));
         if let Some(user) = user {
             command.uid(user).gid(user).current_dir("/");
         }
         let mut child = command
             .args(["--exact", "host::tests::child_process", "--nocapture", "--test-threads=1"])
-            .env(CHILD, "1")
+            .env(CHILD, what)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()?;
@@ -511,7 +539,7 @@ struct Alone {
 
 impl Drop for Alone {
     fn drop(&mut self) {
-        for uid in [super::board::path(0), super::board::path(NOBODY)] {
+        for uid in [0, NOBODY, SOMEBODY].map(super::board::path) {
             let _ = uid.and_then(std::fs::remove_file);
         }
     }
@@ -670,6 +698,62 @@ fn another_user_is_a_guest_while_root_has_the_port_and_inherits_it() {
     world.lost(&mut [&mut guest], Duration::from_millis(10));
     b.kill();
     world.until_direct(&mut [&mut guest]);
+}
+
+/// A process of another user that has the plain names of all slots, as far as they are free; or a reason to skip the test.
+fn squatter() -> Option<Process> {
+    let squatter = Process::start_to(SQUATS, Some(NOBODY));
+    squatter.inspect_err(|err| eprintln!("SKIPPED: another user cannot execute the test: {err}")).ok()
+}
+
+#[test]
+fn who_squats_on_all_names_denies_nobody_a_seat_and_hears_nothing() {
+    let Some(_alone) = alone() else { return };
+    let mut a = Process::start();
+    let mut world = World::new();
+    world.round(&mut [&mut a]);
+    let Some(mut squatter) = squatter() else { return };
+    assert_eq!(squatter.slot, 254, "all names but one");
+    // The first one has seen the names before the others came, and is all there is to receive for them at first.
+    let [mut b, mut c] = [(); 2].map(|()| Process::start());
+    world.round(&mut [&mut a, &mut b, &mut c]);
+    world.until_direct(&mut [&mut a, &mut b, &mut c]);
+    b.ask("listen 4660", "listening");
+    let number = world.send(None, |number| to_service(4660, number));
+    assert!(b.hears(number, PATIENCE), "the service is not found");
+    // What is for the dead is not the squatter's either. The one that is left takes it from the same queue.
+    let dead = c.slot;
+    c.kill();
+    a.kill();
+    world.until_direct(&mut [&mut b]);
+    world.send_to_slot(dead);
+    world.round(&mut [&mut b]);
+    assert_eq!(squatter.ask("heard", "heard"), "0");
+    // Whose slot it was is free again, and so are the squatter's.
+    squatter.kill();
+    let mut d = Process::start();
+    world.round(&mut [&mut b, &mut d]);
+}
+
+#[test]
+fn who_squats_on_all_names_denies_no_other_user_a_guests_seat() {
+    let Some(_alone) = alone() else { return };
+    let mut a = Process::start();
+    let Some(mut squatter) = squatter() else { return };
+    let mut world = World::new();
+    world.round(&mut [&mut a]);
+    let mut guests = [(); 2].map(|()| Process::start_as(Some(SOMEBODY)).expect("as the squatter"));
+    for guest in &mut guests {
+        assert!(is_home(SOMEBODY, guest.slot) && !is_home(NOBODY, guest.slot), "{:#x}", guest.slot);
+        world.round(&mut [&mut a, guest]);
+    }
+    assert_ne!(guests[0].slot, guests[1].slot);
+    // And the squatter could be a guest himself, where he is at home.
+    let at_home =
+        (0..=255).find(|slot| is_home(NOBODY, *slot) && *slot != a.slot).expect("a quarter of them");
+    world.send_to_slot(at_home);
+    world.round(&mut [&mut a]);
+    assert_eq!(squatter.ask("heard", "heard"), "1");
 }
 
 #[test]
