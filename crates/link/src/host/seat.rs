@@ -145,9 +145,9 @@ impl Seat {
                     if seen.roster.offer(&seen.viewer, slot) != Some(rank) {
                         continue;
                     }
-                    let Some(taken) = seen.take(slot, rank)? else { continue };
-                    seen.again();
-                    return Self::sit(taken, Some(seen), rule);
+                    if let Some(taken) = seen.take(slot, rank)? {
+                        return Self::sit(taken, Some(seen), rule);
+                    }
                 }
             }
             seen.again();
@@ -374,7 +374,7 @@ impl Seat {
     }
 
     /// Where what is for the holder of `slot` goes, by a look that is not older than the lease, or by a new one.
-    fn way(&self, slot: u8, anew: bool) -> Way {
+    pub(super) fn way(&self, slot: u8, anew: bool) -> Way {
         let Some(seen) = &self.0.seen else { return Way::To(Label::Plain) };
         // Nothing under this lock can panic half-way.
         let mut seen = seen.lock().unwrap_or_else(PoisonError::into_inner);
@@ -415,8 +415,9 @@ impl Seen {
         let label = if rank.is_beside() { Label::Beside(net::random_u64() | 1) } else { Label::Plain };
         let Some(socket) = bind(slot, label)? else { return Ok(None) };
         // Two who take a slot by different names do not see each other before they have them.
-        let after = Roster::look(&mut self.names, &self.viewer, None, Some((slot, label)))?;
-        if !after.may_stay(slot, rank) {
+        self.since = Instant::now();
+        self.roster = Roster::look(&mut self.names, &self.viewer, None, Some((slot, label)))?;
+        if !self.roster.may_stay(slot, rank) {
             return Ok(None);
         }
         if rank.is_beside() {

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use rand_chacha::ChaCha8Rng;
 use rand_core::{RngCore, SeedableRng};
 
-use super::roster::is_home;
+use super::roster::{Label, Way, is_home};
 use super::rule::{Owner, PROBE_MAGIC, Table};
 use super::{Match, Seat, SteerCase, SteerRule, SteerTo};
 use crate::link::{Link, Outgoing, WaitFd};
@@ -733,6 +733,20 @@ fn who_squats_on_all_names_denies_nobody_a_seat_and_hears_nothing() {
     squatter.kill();
     let mut d = Process::start();
     world.round(&mut [&mut b, &mut d]);
+}
+
+/// By what somebody saw just before it was taken, its datagrams would go to the plain name.
+#[test]
+fn a_slot_beside_a_squatter_is_used_when_all_who_send_on_have_seen_it() {
+    let Some(_alone) = alone() else { return };
+    let first = Seat::claim(rule()).expect("a seat");
+    let Some(_squatter) = squatter() else { return };
+    assert_eq!(first.way(0, true), first.way(0, false));
+    let second = Seat::claim(rule()).expect("a seat");
+    let way = first.way(second.slot(), false);
+    assert!(matches!(way, Way::To(Label::Beside(_))), "{way:?}");
+    assert_eq!(way, first.way(second.slot(), true));
+    assert!(first.counts_everywhere() && second.counts_everywhere(), "both are root's");
 }
 
 #[test]
