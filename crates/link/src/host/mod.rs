@@ -11,7 +11,8 @@
 //! 1. **Who is who** is kept by the kernel, not by us. Slot 0x3f belongs to whoever holds the abstract unix name
 //!    `remanence/slot/3f`, a service to whoever holds `remanence/service/…`. Such a name belongs to one network
 //!    namespace, exactly as port 4791 does; taking one is atomic; it is gone when its owner is, SIGKILL included;
-//!    nobody can hold a lock and die, or hold it and be stopped.
+//!    nobody can hold a lock and die, or hold it and be stopped. Any user may take any name, though: [`roster`] says whose
+//!    name counts in which slot, and what becomes of a slot whose name somebody has who may not.
 //! 2. **Delivery**: whoever receives a datagram that is not its own sends it, with its addresses, to the name of its
 //!    owner. This alone makes sharing correct.
 //! 3. **Steering** makes it fast: all processes bind the same port with `SO_REUSEPORT`, and a BPF program picks the
@@ -21,11 +22,15 @@
 //!
 //! Users: the kernel lets only processes of the same user share a port. While root's have it, those of other users are
 //! *guests*: they send for themselves and receive what root's send on, at the price of a second hop. Root does not
-//! accept datagrams from other users, who could forge their senders; it needs the port first.
+//! accept datagrams from other users, who could forge their senders; it needs the port first. A guest has a seat in one of
+//! the slots where its user is at home, a quarter of all: a user's 65th process or so finds none there, and shares only ports
+//! of its own user.
 //!
 //! Limits: A stopped
 //! process keeps its own datagrams waiting, and nobody else's. The detour has room for a few
-//! megabytes and a tenth of a second; beyond that it loses, as a network may.
+//! megabytes and a tenth of a second; beyond that it loses, as a network may. Services are as TCP's ports above 1023: the
+//! first user who listens has them. Where the kernel does not tell whose a name is (before Linux 5.3, without
+//! `CONFIG_UNIX_DIAG`, in a sandbox without netlink), whoever has a name is believed, and all slots can be squatted.
 //!
 //! Read first: unix(7) on abstract names; socket(7), `SO_REUSEPORT` and `SO_ATTACH_REUSEPORT_CBPF`.
 

@@ -33,9 +33,13 @@ use super::SLOTS;
 use super::names::Names;
 use crate::sys::unix::{self, Name};
 
-/// How long what was seen may be used. A look takes as long as the host has unix sockets, some 50 us, so that who sends on
-/// without end spends a thousandth of his time on it.
-pub(super) const LEASE: Duration = Duration::from_millis(100);
+/// How long what was seen may be used, and so how long it takes to open a device on a host where somebody squats. A look takes
+/// some 60 us, and 0.5 us more for each unix socket of the host: who sends on without end spends a thousandth of his time
+/// on it, or a hundredth where there are ten thousand.
+pub(super) const LEASE: Duration = Duration::from_millis(500);
+
+/// How long a slot is believed to be a squatter's. Who takes a plain name uses it at once.
+pub(super) const SHUT_LEASE: Duration = Duration::from_millis(10);
 
 /// A user whom the user namespace of the one who looks does not have: every such user looks like this one.
 const OVERFLOW: u32 = 65_534;

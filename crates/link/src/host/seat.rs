@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use super::board::Board;
 use super::message::{self, HEADER_LEN};
 use super::names::Names;
-use super::roster::{LEASE, Label, Rank, Roster, Viewer, Way};
+use super::roster::{LEASE, Label, Rank, Roster, SHUT_LEASE, Viewer, Way};
 use super::{Owner, SLOTS, SteerRule};
 use crate::sys::descriptor::Descriptor;
 use crate::sys::event::{Epoll, Timer};
@@ -378,8 +378,7 @@ impl Seat {
         let Some(seen) = &self.0.seen else { return Way::To(Label::Plain) };
         // Nothing under this lock can panic half-way.
         let mut seen = seen.lock().unwrap_or_else(PoisonError::into_inner);
-        // Whoever takes a plain name uses it at once. That a squatter had it must not be believed for long.
-        let lease = if seen.roster.way(slot) == Way::Shut { LEASE / 10 } else { LEASE };
+        let lease = if seen.roster.way(slot) == Way::Shut { SHUT_LEASE } else { LEASE };
         if anew || seen.since.elapsed() >= lease {
             seen.again();
         }
