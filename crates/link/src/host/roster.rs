@@ -163,13 +163,16 @@ pub(super) enum Rank {
     Away,
     /// Beside a stranger who may be there, with the same limit; root's counts everywhere.
     AwayBeside,
+    /// Beside somebody of whom we cannot know who he is, with the same limit.
+    Unseen,
 }
 
 impl Rank {
-    pub(super) const ALL: [Self; 4] = [Self::Home, Self::HomeBeside, Self::Away, Self::AwayBeside];
+    pub(super) const ALL: [Self; 5] =
+        [Self::Home, Self::HomeBeside, Self::Away, Self::AwayBeside, Self::Unseen];
 
     pub(super) fn is_beside(self) -> bool {
-        matches!(self, Self::HomeBeside | Self::AwayBeside)
+        !matches!(self, Self::Home | Self::Away)
     }
 }
 
@@ -290,8 +293,11 @@ impl Roster {
     pub(super) fn offer(&self, viewer: &Viewer, slot: u8) -> Option<Rank> {
         let seen = &self.slots[usize::from(slot)];
         let home = viewer.is_home(viewer.user, slot);
-        if seen.trusted() || seen.unknown {
+        if seen.trusted() {
             return None;
+        }
+        if seen.unknown {
+            return Some(Rank::Unseen);
         }
         Some(match (home, seen.guest || seen.beside.is_some(), seen.squatter) {
             (true, false, false) => Rank::Home,
@@ -306,9 +312,8 @@ impl Roster {
     /// a rule: who looked first, and saw nobody, is not to be driven out by a smaller number that comes later.)
     pub(super) fn may_stay(&self, slot: u8, rank: Rank) -> bool {
         let seen = &self.slots[usize::from(slot)];
-        !seen.trusted()
-            && !seen.unknown
-            && (rank == Rank::AwayBeside || (seen.beside.is_none() && !seen.guest))
+        let strangers = seen.guest || seen.beside.is_some();
+        !seen.trusted() && (rank == Rank::Unseen || !seen.unknown) && (rank >= Rank::AwayBeside || !strangers)
     }
 }
 
@@ -462,10 +467,12 @@ mod tests {
         let slots = || 0..=u8::MAX;
         assert!(slots().all(|slot| inside.is_home(0, slot) == is_home(100_000, slot)));
         assert!(slots().any(|slot| !inside.counts_everywhere(slot, Rank::Home)), "it is not root");
-        // Somebody of whom we do not know whether he is root may have any slot.
+        // Somebody of whom we do not know whether he is root may have any slot, as long as there are others.
         let mut roster = Roster { slots: Box::new([Slot::default(); SLOTS]) };
         roster.note(&inside, None, SLOT, ONE, OVERFLOW);
-        assert_eq!((roster.offer(&inside, SLOT), roster.way(SLOT)), (None, Way::To(PLAIN)));
+        assert_eq!((roster.offer(&inside, SLOT), roster.way(SLOT)), (Some(Rank::Unseen), Way::To(PLAIN)));
+        assert!(Rank::ALL.iter().all(|&rank| roster.may_stay(SLOT, rank) == (rank == Rank::Unseen)));
+        assert!(!Viewer::new(ME, "1000 1000 1").counts_everywhere(SLOT, Rank::Unseen));
         // Elsewhere it is a user like others.
         assert_eq!(viewer().standing(OVERFLOW), Standing::Stranger);
         assert_eq!(Viewer::new(ME, "garbled\n1 2").outside(ME), Some(ME));
