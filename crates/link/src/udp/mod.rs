@@ -185,9 +185,10 @@ impl UdpLink {
             .collect();
         let shared = match &options.seat {
             Some(seat) => {
-                if let Some(guest) = ports.iter().find(|port| {
-                    !port.rx.bound() && !(seat.counts_everywhere() && steer::is_sent_on(seat, port))
-                }) {
+                let receives = |port: &Port| {
+                    port.rx.bound() || (seat.counts_everywhere() && steer::is_sent_on(seat, port))
+                };
+                if let Some(guest) = ports.iter().find(|port| !receives(port)) {
                     return Err(guest.rx.taken());
                 }
                 let mut sharing = Sharing::new(seat.clone());
