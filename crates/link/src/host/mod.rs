@@ -24,7 +24,8 @@
 //! *guests*: they send for themselves and receive what root's send on, at the price of a second hop. Root does not
 //! accept datagrams from other users, who could forge their senders; it needs the port first. A guest has a seat in one of
 //! the slots where its user is at home, a quarter of all: a user's 65th process or so finds none there, and shares only ports
-//! of its own user.
+//! of its own user. In a user namespace, as the view of an unprivileged user is one, root cannot be told from others: who is a
+//! guest by that cannot receive.
 //!
 //! Limits: A stopped
 //! process keeps its own datagrams waiting, and nobody else's. The detour has room for a few
