@@ -4,6 +4,8 @@
 mod common;
 
 use std::fs;
+use std::net::UdpSocket;
+use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::process::ExitStatusExt as _;
 use std::path::Path;
 use std::process::Command;
@@ -152,6 +154,35 @@ fn the_view_takes_no_rights_where_user_namespaces_are_allowed() {
     let Some(seen) = seen_by_a_program(&without) else { return };
     let user = text(Command::new("id").arg("-u").output().expect("id").stdout);
     assert!(seen.ends_with(&format!("{user}whole\n")), "{seen}");
+}
+
+/// In a user namespace root looks like anybody, whose datagrams nobody takes: a guest of root's port would hear nothing.
+#[test]
+fn a_guest_of_roots_port_runs_without_a_user_namespace_and_is_told_why() {
+    const WHY: &str = "root's programs have the RoCEv2 port";
+    let (libraries, command) = verbs();
+    fs::set_permissions(libraries.path(), fs::Permissions::from_mode(0o755)).expect("ours");
+    let as_another = || {
+        let mut other = Command::new("setpriv");
+        other.args(["--reuid=4711", "--regid=4711", "--clear-groups", "--"]).arg(command.get_program());
+        other.args(command.get_args()).args(["--device", "lo", "--", "id", "-u"]).current_dir("/");
+        other.envs(command.get_envs().filter_map(|(name, value)| Some((name, value?))));
+        run(&mut other)
+    };
+    let Ok(port) = UdpSocket::bind("[::1]:4791") else {
+        println!("SKIPPED: no IPv6, or somebody has the port there");
+        return;
+    };
+    let said = as_another();
+    if said.status != Some(0) {
+        println!("SKIPPED: no right to become another user: {}", said.stderr);
+        return;
+    }
+    assert!(said.stderr.contains(WHY), "{}", said.stderr);
+    assert_eq!(text(said.stdout), "4711\n");
+    drop(port);
+    let said = as_another();
+    assert!(said.status == Some(0) && !said.stderr.contains(WHY), "{}", said.stderr);
 }
 
 /// For programs that bring a libibverbs of their own under another name.

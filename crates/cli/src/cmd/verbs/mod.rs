@@ -9,6 +9,7 @@ mod devices;
 mod install;
 mod library;
 mod namespace;
+mod port;
 mod view;
 
 use std::ffi::{OsStr, OsString};

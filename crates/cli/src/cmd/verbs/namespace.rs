@@ -24,10 +24,13 @@ pub(super) enum How {
 }
 
 /// Enters one. An unprivileged process first lets a child try: half a user namespace would be worse than none, as the
-/// program would run as nobody in it.
-pub(super) fn enter_checked() -> io::Result<How> {
+/// program would run as nobody in it. `why_no_user`: why it is not to be a user namespace, if there is a reason.
+pub(super) fn enter_checked(why_no_user: impl FnOnce() -> Option<&'static str>) -> io::Result<How> {
     if mounts().is_ok() {
         return Ok(How::Privileged);
+    }
+    if let Some(why) = why_no_user() {
+        return Err(io::Error::other(why));
     }
     let child = Command::new("/proc/self/exe")
         .args(["verbs", "--try-view"])

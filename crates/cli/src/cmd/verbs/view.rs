@@ -19,13 +19,18 @@ use rustix::mount::{MountFlags, UnmountFlags, mount, mount_bind, mount_bind_recu
 use super::counters;
 use super::devices::{Device, GIDS};
 use super::namespace::{self, How};
+use super::port;
 
 const SYS: &str = "/sys/class";
 const DEV: &str = "/dev";
 
 /// Gives this process, and the program that takes its place, the view with these devices. Without it on any error.
 pub(super) fn enter(devices: &[Device]) -> Result<String, String> {
-    let how = namespace::enter_checked().map_err(|why| why.to_string())?;
+    let roots_port = || {
+        let guest = !rustix::process::geteuid().is_root() && port::is_roots(devices);
+        guest.then_some("root's programs have the RoCEv2 port, and would not be known in a user namespace")
+    };
+    let how = namespace::enter_checked(roots_port).map_err(|why| why.to_string())?;
     with(SYS, &["infiniband", "infiniband_verbs"], |root| fill_sys(root, devices))?;
     if let Err(why) = with(DEV, &["infiniband"], |root| fill_dev(root, devices)) {
         let _ = unmount(SYS, UnmountFlags::DETACH);
