@@ -19,7 +19,7 @@
 //!
 //! So nobody can take a slot from root or from the user who has the port; two users have some 16 slots in common, which
 //! leaves each of them some 48 that the other cannot take; and what is sent on reaches root, one's own user, or who was
-//! first.
+//! first. (What is still sent to one who has died goes to whoever takes his plain name, until the next look.)
 //!
 //! **The lease.** Who sends on uses what he has seen for [`LEASE`], and so may miss a name beside another that is younger. Who
 //! takes such a name therefore lets that time pass before he uses the slot: a datagram for him can only come when
@@ -34,8 +34,8 @@ use super::names::Names;
 use crate::sys::unix::{self, Name};
 
 /// How long what was seen may be used, and so how long it takes to open a device on a host where somebody squats. A look takes
-/// some 60 us, and 0.5 us more for each unix socket of the host: who sends on without end spends a thousandth of his time
-/// on it, or a hundredth where there are ten thousand.
+/// some 60 us, and 0.5 us more for each unix socket of the host: who sends on without end spends a ten-thousandth of his
+/// time on it, or a hundredth where there are ten thousand sockets.
 pub(super) const LEASE: Duration = Duration::from_millis(500);
 
 /// How long a slot is believed to be a squatter's. Who takes a plain name uses it at once.

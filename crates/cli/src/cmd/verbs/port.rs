@@ -2,7 +2,6 @@
 //!
 //! While root's processes have it, those of other users receive what root's send on, and believe nobody else. In a user
 //! namespace they would not know root: every user but their own looks the same there.
-#![expect(clippy::host_endian_bytes, reason = "the kernel prints addresses as words of the machine's byte order")]
 
 use std::fs;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -26,6 +25,7 @@ pub(super) fn is_roots(devices: &[Device]) -> bool {
 fn socket(line: &str) -> Option<(IpAddr, u16, u32)> {
     let mut fields = line.split_ascii_whitespace();
     let (addr, port) = fields.nth(1)?.split_once(':')?;
+    // The kernel prints the address as words of the machine's byte order.
     let word = |at: usize| u32::from_str_radix(addr.get(at..at + 8)?, 16).ok().map(u32::to_ne_bytes);
     let addr: IpAddr = match addr.len() {
         8 => Ipv4Addr::from(word(0)?).into(),
@@ -56,7 +56,9 @@ mod tests {
         let line = format!("1: {:024}{last:08X}:0035 {:032}:0000 07 0:0 00:0 0 0 0 9", 0, 0);
         assert_eq!(socket(&line), Some((Ipv6Addr::LOCALHOST.into(), 53, 0)));
         let heading = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode";
-        for other in ["", heading, "1: 0100007F", "1: 0100:12B7 0 0 0 0 0 0", "1: 0100007F:12B7 0 7 0:0 0:0 0"] {
+        for other in
+            ["", heading, "1: 0100007F", "1: 0100:12B7 0 0 0 0 0 0", "1: 0100007F:12B7 0 7 0:0 0:0 0"]
+        {
             assert_eq!(socket(other), None, "{other:?}");
         }
     }
