@@ -83,7 +83,16 @@ fn whoever_comes_between_the_replies_are_those_of_one_after_the_other() {
             let first = std::iter::once("SET first 1".to_owned());
             let lines: Vec<String> =
                 first.chain((0..1 + random(&mut state) % 9).map(|_| line(&mut state))).collect();
+            let mut interfere = |store: &mut MemoryStore, model: &mut MemoryStore, state: &mut u64| {
+                for _ in 0..random(state) % 3 {
+                    let line = line(state);
+                    let ours = at_once(&mut other, store, &shared, &line);
+                    assert_eq!(ours, at_once(&mut other, model, &shared, &line));
+                }
+            };
             for (n, line) in lines.iter().enumerate() {
+                // What comes between two of them comes before all of them in the end.
+                interfere(&mut store, &mut model, &mut state);
                 let mut out = Vec::new();
                 with_request(line, |request| {
                     assert_ne!(joins(request), Joins::Not, "{line}");
@@ -94,13 +103,6 @@ fn whoever_comes_between_the_replies_are_those_of_one_after_the_other() {
                 replies.push(out);
                 assert!(joint.has_room());
             }
-            let mut interfere = |store: &mut MemoryStore, model: &mut MemoryStore, state: &mut u64| {
-                for _ in 0..random(state) % 3 {
-                    let line = line(state);
-                    let ours = at_once(&mut other, store, &shared, &line);
-                    assert_eq!(ours, at_once(&mut other, model, &shared, &line));
-                }
-            };
             interfere(&mut store, &mut model, &mut state);
             let mut left = joint.write(&mut store, &shared);
             // What they were answered is what they would have been from here on, one after the other.
