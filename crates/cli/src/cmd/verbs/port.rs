@@ -42,6 +42,10 @@ fn socket(line: &str) -> Option<(IpAddr, u16, u32)> {
 }
 
 #[cfg(test)]
+#[expect(
+    clippy::host_endian_bytes,
+    reason = "the kernel prints addresses as words of the machine's byte order"
+)]
 mod tests {
     use super::*;
 
