@@ -547,7 +547,7 @@ impl Session {
         !self.goes_alone(shared)
     }
 
-    /// Carries a request out that [joins](joins) others, as number `owner`, and appends its reply to `out`: it is to be sent when the
+    /// Carries a request out that [`joins`] others, as number `owner`, and appends its reply to `out`: it is to be sent when the
     /// store has [taken](Joint::write) what was changed, and may be another one by then. Which command it was, if it was one.
     pub fn execute_joined<S: Store>(
         &mut self,
