@@ -32,6 +32,11 @@ const SEATS: usize = 1024;
 /// Microseconds after which an idle connection gives back its buffers.
 const RELAX_US: i64 = 2_000_000;
 const TICK: Duration = Duration::from_millis(100);
+/// Steps that a sweep makes at a tick, and how long it takes at most, but for the last of them.
+const SWEEPS: usize = 64;
+const SWEEP_TIME: Duration = Duration::from_millis(2);
+/// Places without anything that it passes by.
+const EMPTY: usize = 3;
 const READ_BUFFER: usize = 64 * 1024;
 /// How often commands are put off whose key others keep changing, before each is carried out by itself.
 const ROUNDS: u32 = 8;
@@ -94,6 +99,8 @@ pub(crate) struct Worker<S> {
     joined: Vec<usize>,
     buffer: Vec<u8>,
     random: u64,
+    /// All hashes that are to be folded are others' business just now.
+    folded: bool,
 }
 
 impl<S: Store> Worker<S> {
@@ -118,6 +125,7 @@ impl<S: Store> Worker<S> {
             joined: Vec::new(),
             buffer: vec![0; READ_BUFFER],
             random: u64::from_le_bytes(process::random()),
+            folded: false,
         }
     }
 
@@ -135,7 +143,8 @@ impl<S: Store> Worker<S> {
         let mut events = Events::with_capacity(1024);
         let mut next_tick = Instant::now() + TICK;
         while !self.stopping() {
-            let wait = if self.again.is_empty() && self.joined.is_empty() {
+            let folds = !self.folded && self.common.shared.has_folds();
+            let wait = if self.again.is_empty() && self.joined.is_empty() && !folds {
                 next_tick.saturating_duration_since(Instant::now())
             } else {
                 Duration::ZERO
@@ -159,6 +168,7 @@ impl<S: Store> Worker<S> {
                 self.turn(place);
             }
             self.write_joint();
+            self.fold();
             if Instant::now() >= next_tick {
                 self.tick();
                 next_tick = Instant::now() + TICK;
@@ -301,6 +311,20 @@ impl<S: Store> Worker<S> {
         }
     }
 
+    /// Brings the changes of one large hash into its parts. Others may be at it, and this worker then waits for something else to do.
+    fn fold(&mut self) {
+        self.folded = false;
+        if !self.common.shared.has_folds() {
+            return;
+        }
+        self.random = next_random(self.random);
+        let moment = Moment { unix_us: process::unix_us(), random: self.random };
+        // A poisoned lock protects nothing that could be torn: it only keeps commands apart.
+        let _beside = self.common.alone.read().unwrap_or_else(PoisonError::into_inner);
+        // A store that fails now is asked again when the hash is changed the next time.
+        self.folded = !self.common.shared.fold(&mut self.store, moment).unwrap_or(true);
+    }
+
     fn leave(&mut self, place: usize) {
         let Some(mut connection) = self.guests.get_mut(place).and_then(Option::take) else { return };
         connection.drain(&mut self.buffer);
@@ -354,10 +378,13 @@ impl<S: Store> Worker<S> {
         if options.sweep > 0 {
             let now_ms = process::unix_us().div_euclid(1000);
             let databases = options.config.databases;
-            // A quarter expired means that there is more where that came from; a few rounds, and the next tick.
-            for _ in 0..16 {
+            // Where much has to go there is more of it; a few steps, and the next tick.
+            let (since, mut empty) = (Instant::now(), 0);
+            for _ in 0..SWEEPS {
                 match doors.sweep.step(&mut self.store, &shared.stats, databases, now_ms, options.sweep) {
-                    Ok(deleted) if deleted as usize * 4 >= options.sweep => {}
+                    Ok(swept) if swept.pays() && since.elapsed() < SWEEP_TIME => {}
+                    // Most databases are empty.
+                    Ok(swept) if swept.looked == 0 && empty < EMPTY => empty += 1,
                     // A store that fails now is asked again at the next tick; nothing expired is served meanwhile.
                     Ok(_) | Err(_) => break,
                 }

@@ -21,6 +21,8 @@ use remanence_kv::server::{ClientId, Options as StoreOptions, Server, format};
 use remanence_kv::view::Mode;
 use remanence_pmem::crash_image::{CrashImage, EveryWay, Failure};
 use remanence_pmem::{Medium, PersistenceDomain};
+use remanence_resp::engine::{Config, Moment, Session, Shared};
+use remanence_resp::protocol::{Decoder, Limits};
 use remanence_resp::store::{Key, Store as _};
 
 const GEOMETRY: Geometry =
@@ -133,13 +135,18 @@ impl World {
         (at, go)
     }
 
-    /// What is there after a power failure that keeps nothing but what a sync covers.
-    fn after_a_crash(&self, names: &[Vec<u8>]) -> BTreeMap<Vec<u8>, Vec<u8>> {
+    /// The store after a power failure that keeps nothing but what a sync covers.
+    fn crashed(&self) -> Erda<Parts<Reach>> {
         let image = self.medium.image.crash(Failure::PowerLoss, &mut EveryWay::new());
         let medium = Arc::new(Gated { image, syncs: AtomicUsize::new(0), gate: Mutex::new(None) });
         let (server, _) = Server::open(Arc::clone(&medium), self.options).expect("a crash is no damage");
         let (server, options) = (Arc::new(Mutex::new(server)), self.options);
-        let mut store = Self { medium, server, options, disk: self.disk }.connect();
+        Self { medium, server, options, disk: self.disk }.connect()
+    }
+
+    /// What is there then.
+    fn after_a_crash(&self, names: &[Vec<u8>]) -> BTreeMap<Vec<u8>, Vec<u8>> {
+        let mut store = self.crashed();
         let mut found = BTreeMap::new();
         for name in names {
             let mut value = Vec::new();
@@ -490,4 +497,77 @@ fn the_values_of_an_mset_share_one_sync() {
         }
         gateway.stop();
     }
+}
+
+/// Carries a request out on a store.
+fn at_once(shared: &Shared, store: &mut Erda<Parts<Reach>>, line: &str) -> Vec<u8> {
+    let mut session = Session::open(shared, "a", "b", 0);
+    let (mut out, mut decoder) = (Vec::new(), Decoder::new(Limits::default()));
+    decoder.push(format!("{line}\r\n").as_bytes());
+    let request = decoder.next(false).expect("a request").expect("all of it");
+    session.execute(&request, store, shared, Moment { unix_us: 1, random: 7 }, &mut out);
+    session.close(shared);
+    out
+}
+
+/// What was acknowledged of each field, and what is under way.
+type Known = (BTreeMap<usize, String>, Option<(usize, String)>);
+
+/// Before every sync, of commands and of what brings their changes into the parts, the power could have failed.
+fn a_large_hash_in_a_crash(disk: bool) {
+    const FIELDS: usize = 40;
+    let (world, shared) =
+        (&World::new(disk), &Shared::new(Config { hash_whole: 128, ..Config::default() }, 0));
+    let known: &Mutex<Known> = &Mutex::default();
+    let (at_sync, go_on) = world.hold_up();
+    let checks = &AtomicUsize::new(0);
+    std::thread::scope(|scope| {
+        scope.spawn(move || {
+            while at_sync.recv().is_ok() {
+                let (acknowledged, under_way) = &*known.lock().expect("nobody panicked");
+                let mut store = world.crashed();
+                for n in 0..FIELDS {
+                    let reply = at_once(shared, &mut store, &format!("HGET h f{n}"));
+                    let is = |value: &String| reply == format!("${}\r\n{value}\r\n", value.len()).as_bytes();
+                    let done = under_way.as_ref().is_some_and(|(field, value)| *field == n && is(value));
+                    let kept = acknowledged.get(&n).map_or(reply == b"$-1\r\n", is);
+                    assert!(
+                        done || kept,
+                        "f{n} is {:?}, of {acknowledged:?}",
+                        reply.escape_ascii().to_string()
+                    );
+                }
+                let len = at_once(shared, &mut store, "HLEN h");
+                let all = at_once(shared, &mut store, "HGETALL h");
+                let count =
+                    String::from_utf8_lossy(&len[1..len.len() - 2]).parse::<usize>().expect("a number");
+                assert!(all.starts_with(format!("*{}\r\n", 2 * count).as_bytes()), "{count} fields");
+                checks.fetch_add(1, Ordering::SeqCst);
+                if go_on.send(()).is_err() {
+                    break;
+                }
+            }
+        });
+        let mut store = world.connect();
+        for n in 0..160 {
+            let (field, value) = (n * 7 % FIELDS, format!("value{n}"));
+            known.lock().expect("nobody panicked").1 = Some((field, value.clone()));
+            assert!(at_once(shared, &mut store, &format!("HSET h f{field} {value}")).starts_with(b":"));
+            known.lock().expect("nobody panicked").0.insert(field, value);
+            let moment = Moment { unix_us: 1, random: n as u64 };
+            while shared.fold(&mut store, moment).expect("it is served") {}
+        }
+        *world.medium.gate.lock().expect("nobody panicked") = None;
+    });
+    assert!(checks.load(Ordering::SeqCst) > 200, "{checks:?}");
+}
+
+#[test]
+fn of_a_large_hash_in_memory_nothing_acknowledged_is_lost_in_a_crash() {
+    a_large_hash_in_a_crash(false);
+}
+
+#[test]
+fn of_a_large_hash_on_a_disk_nothing_acknowledged_is_lost_in_a_crash() {
+    a_large_hash_in_a_crash(true);
 }

@@ -5,27 +5,31 @@
 //! Commands on several keys are atomic if nothing runs beside them, which is the caller's part: [`isolation`] says which
 //! those are, and a readers-writer lock around `execute` does it.
 
-use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU8, AtomicU16, AtomicU64, Ordering};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU8, AtomicU16, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 pub use crate::command::Long;
 use crate::command::{self, Call, Command, Transaction};
 use crate::joint::{Joined, Joint, Piece, Verdict};
+use crate::parts;
 use crate::protocol::{Decoder, Limits, Request, Run, Version, Writer};
 use crate::stats::Stats;
-use crate::store::{Fetched, Key, Store};
+use crate::store::{Fetched, Key, Store, StoreError};
 use crate::value::UnixMs;
 
 /// The version of Redis whose commands and texts these are.
 pub const REDIS_VERSION: &str = "7.0.15";
+
+/// Bytes that a hash may have in one value, unless something else is said.
+const HASH_WHOLE: usize = 16 * 1024;
 
 /// What a gateway is told.
 #[derive(Clone, Debug)]
 pub struct Config {
     /// What AUTH must say; without it, everybody is let in.
     pub password: Option<String>,
-    /// How many databases SELECT has, at most 256.
+    /// How many databases SELECT has, at most [`DATABASES_MAX`](crate::parts::DATABASES_MAX).
     pub databases: u16,
     /// The TCP port, for INFO.
     pub port: u16,
@@ -45,6 +49,8 @@ pub struct Config {
     pub durability: String,
     /// What CONFIG GET says of `appendonly` and `appendfsync`: whether acknowledged writes survive the process.
     pub durable: bool,
+    /// Bytes that a hash may have in one value; a larger one is in [parts](crate::parts).
+    pub hash_whole: usize,
     /// Whether there are transactions: nobody writes to the store but this gateway's connections. Without, MULTI is refused,
     /// with all that it is followed by.
     pub transactions: bool,
@@ -64,6 +70,7 @@ impl Default for Config {
             system: String::new(),
             durability: "nothing: values are in this process' memory".to_owned(),
             durable: false,
+            hash_whole: HASH_WHOLE,
             transactions: true,
         }
     }
@@ -207,6 +214,37 @@ pub struct Shared {
     facts: Mutex<Facts>,
     writes: Box<[AtomicU64]>,
     client_memory: AtomicU64,
+    folds: Mutex<Folds>,
+    /// How many hashes wait for that.
+    folds_due: AtomicUsize,
+}
+
+/// Hashes whose changes are many, by the number of the database and behind it the name.
+#[derive(Default, Debug)]
+struct Folds {
+    due: BTreeSet<Vec<u8>>,
+    /// Those that somebody is at.
+    at: BTreeSet<Vec<u8>>,
+    /// Those that are read as a whole by somebody who has been too late before.
+    held: BTreeMap<Vec<u8>, usize>,
+}
+
+/// Keeps a hash from being folded.
+pub(crate) struct Hold<'a> {
+    shared: &'a Shared,
+    name: Vec<u8>,
+}
+
+impl Drop for Hold<'_> {
+    fn drop(&mut self) {
+        let mut folds = self.shared.folds();
+        if let Some(count) = folds.held.get_mut(&self.name) {
+            *count -= 1;
+            if *count == 0 {
+                folds.held.remove(&self.name);
+            }
+        }
+    }
 }
 
 impl Shared {
@@ -222,6 +260,8 @@ impl Shared {
             facts: Mutex::default(),
             writes: (0..WRITES).map(|_| AtomicU64::new(0)).collect(),
             client_memory: AtomicU64::new(0),
+            folds: Mutex::default(),
+            folds_due: AtomicUsize::new(0),
         }
     }
 
@@ -247,6 +287,51 @@ impl Shared {
     /// A number that is another one once this key has been written, by any connection of this gateway.
     pub(crate) fn writes_of(&self, key: Key<'_>) -> u64 {
         self.writes[place_of(key)].load(Ordering::Relaxed)
+    }
+
+    fn folds(&self) -> MutexGuard<'_, Folds> {
+        self.folds.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The changes of a hash are to be [folded](Self::fold).
+    pub(crate) fn fold_later(&self, key: Key<'_>) {
+        let mut folds = self.folds();
+        folds.due.insert(spaced(key));
+        self.folds_due.store(folds.due.len(), Ordering::Relaxed);
+    }
+
+    /// Keeps a hash from being folded as long as the hold lasts. Somebody may be at it already, and others may write to the store.
+    pub(crate) fn hold(&self, key: Key<'_>) -> Hold<'_> {
+        let name = spaced(key);
+        *self.folds().held.entry(name.clone()).or_default() += 1;
+        Hold { shared: self, name }
+    }
+
+    /// Whether there is a hash to be [folded](Self::fold).
+    #[must_use]
+    pub fn has_folds(&self) -> bool {
+        self.folds_due.load(Ordering::Relaxed) > 0
+    }
+
+    /// [Folds](crate::parts) one of the hashes that were changed often; whether there was one that nobody else is at. It changes nothing that
+    /// anybody sees. What fails is done when the hash is changed the next time.
+    ///
+    /// # Errors
+    /// The store's.
+    pub fn fold<S: Store>(&self, store: &mut S, moment: Moment) -> Result<bool, StoreError> {
+        let name = {
+            let mut folds = self.folds();
+            let free = |name: &&Vec<u8>| !folds.at.contains(*name) && !folds.held.contains_key(*name);
+            let Some(name) = folds.due.iter().find(free).cloned() else { return Ok(false) };
+            folds.due.remove(&name);
+            folds.at.insert(name.clone());
+            self.folds_due.store(folds.due.len(), Ordering::Relaxed);
+            name
+        };
+        let key = Key { space: name[0], name: &name[1..] };
+        let folded = parts::fold(store, key, self.config.hash_whole, moment);
+        self.folds().at.remove(&name);
+        folded.map(|()| true)
     }
 
     /// When it started, in microseconds of Unix time.
@@ -326,6 +411,14 @@ pub fn joins(request: &Request<'_>) -> Joins {
     } else {
         Joins::Not
     }
+}
+
+/// The number of the database, and behind it the name.
+fn spaced(key: Key<'_>) -> Vec<u8> {
+    let mut name = Vec::with_capacity(1 + key.name.len());
+    name.push(key.space);
+    name.extend_from_slice(key.name);
+    name
 }
 
 /// Which replies a connection wants.

@@ -5,6 +5,7 @@
 
 use crate::engine::{Config, Moment, Session, Shared};
 use crate::memory::MemoryStore;
+use crate::parts::{Bucket, Root};
 use crate::protocol::{Decoder, Limits, parse_frame};
 use crate::value::{Fields, Head};
 
@@ -62,7 +63,7 @@ pub fn resp(data: &[u8]) {
 
     let password = stranger.then(|| "secret".to_owned());
     // Strings may not grow beyond what a fuzzer's memory holds.
-    let config = Config { password, bulk_max: 1 << 16, ..Config::default() };
+    let config = Config { password, bulk_max: 1 << 16, hash_whole: 64, ..Config::default() };
     let shared = Shared::new(config, 0);
     let mut session = Session::open(&shared, "fuzz:1", "fuzz:2", 0);
     let (mut store, mut decoder, mut out) = (MemoryStore::default(), Decoder::new(small()), Vec::new());
@@ -75,6 +76,7 @@ pub fn resp(data: &[u8]) {
             Ok(Some(request)) => {
                 let moment = Moment { unix_us: clock, random: clock as u64 };
                 session.execute(&request, &mut store, &shared, moment, &mut out);
+                while shared.fold(&mut store, moment).expect("memory does not fail") {}
             }
             Err(error) => session.protocol_error(&error, &shared, &mut out),
         }
@@ -89,6 +91,9 @@ pub fn resp(data: &[u8]) {
 
 /// A value out of a store: read as what it is, or refused.
 pub fn value(data: &[u8]) {
+    if let Ok(bucket) = Bucket::parse(data) {
+        assert!(bucket.owner.len() + bucket.fields.count() <= data.len());
+    }
     let Ok((head, len)) = Head::parse(data) else { return };
     let mut again = Vec::new();
     head.emit(&mut again);
@@ -96,5 +101,9 @@ pub fn value(data: &[u8]) {
     if let Ok(fields) = Fields::parse(&data[len..]) {
         let count = fields.count();
         assert!(fields.index().len() <= count);
+    }
+    if let Ok(root) = Root::parse(&data[len..]) {
+        let changes = root.sealed.chain(root.log).count();
+        assert!(changes <= data.len() && root.place(b"field") < root.buckets);
     }
 }

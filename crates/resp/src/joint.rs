@@ -15,7 +15,7 @@ use std::ops::Range;
 
 use crate::engine::Shared;
 use crate::protocol::Request;
-use crate::store::{Change, Condition, HEAD_LEN, Key, Store, StoreError, StoreLimits, Version};
+use crate::store::{Change, Condition, Fetched, HEAD_LEN, Key, Store, StoreError, StoreLimits, Version};
 
 /// So many keys and commands are put off at most, and bytes of values and requests. What is larger gains nothing by company.
 const KEYS_MAX: usize = 512;
@@ -339,6 +339,18 @@ impl<S: Store> Store for Joined<'_, S> {
             self.joint.entries[n].now = Now::Gone;
         }
         Ok(gone)
+    }
+
+    fn beneath(&mut self, keys: &[Key<'_>], values: &mut Vec<u8>, found: &mut Vec<Fetched>) {
+        self.store.beneath(keys, values, found);
+    }
+
+    fn is_outdated(&mut self, key: Key<'_>) -> bool {
+        let Some(n) = self.joint.find(key) else { return true };
+        let entry = &mut self.joint.entries[n];
+        let bare = matches!(entry.now, Now::Same);
+        entry.moved |= !bare;
+        bare
     }
 
     // What goes over many keys is not carried out in front of a store.

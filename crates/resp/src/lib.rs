@@ -37,6 +37,7 @@ pub mod glob;
 pub mod joint;
 pub mod memory;
 pub mod number;
+pub mod parts;
 pub mod protocol;
 pub mod stats;
 pub mod store;

@@ -150,6 +150,19 @@ pub trait Store {
         }
     }
 
+    /// Reads several values at once that lie beneath a key, as the [buckets](crate::parts) of a hash do: as [`get_many`](Self::get_many), in
+    /// the store itself where something has been changed in front of it.
+    fn beneath(&mut self, keys: &[Key<'_>], values: &mut Vec<u8>, found: &mut Vec<Fetched>) {
+        self.get_many(keys, values, found);
+    }
+
+    /// What was found of a key does not hold any more. Whether the next look finds what there is: `false` where it is hidden by what has
+    /// been changed in front of the store, and the command will be carried out again.
+    fn is_outdated(&mut self, key: Key<'_>) -> bool {
+        let _ = key;
+        true
+    }
+
     /// Writes and deletes several values at once, of keys that differ, in no order: appends to `done`, in the order of the
     /// changes, what [`put`](Self::put) or [`delete`](Self::delete) would have returned.
     fn change_many(&mut self, changes: &[Change<'_>], done: &mut Vec<Result<bool, StoreError>>) {

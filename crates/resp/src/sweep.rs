@@ -1,21 +1,43 @@
 //! Deletes keys whose time has come and that nobody asks for.
 //!
+//! So does it with [parts](crate::parts) of hashes that are gone.
+//!
 //! A key that expired is never served; until somebody asks for it, it takes room. A sweep goes round the store, a few
 //! keys at a time, as often as the caller likes.
 
+use crate::parts::{self, DATABASES_MAX};
 use crate::stats::Stats;
 use crate::store::{Condition, Key, Store, StoreError};
 use crate::value::{Head, UnixMs};
+
+/// What a step came by.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct Swept {
+    /// Keys, or parts of hashes.
+    pub looked: u64,
+    /// Those of them that were to go.
+    pub deleted: u64,
+}
+
+impl Swept {
+    /// Whether there is likely more to delete near by: a quarter or more had to go.
+    #[must_use]
+    pub const fn pays(&self) -> bool {
+        self.deleted > 0 && self.deleted * 4 >= self.looked
+    }
+}
 
 /// Where the round is.
 #[derive(Clone, Debug, Default)]
 pub struct Sweep {
     space: u8,
+    /// The parts of the database's hashes, not its keys.
+    parts: bool,
     cursor: u64,
 }
 
 impl Sweep {
-    /// Looks at about `count` keys and deletes those that expired; how many.
+    /// Looks at about `count` keys and deletes those that expired, or at parts of hashes and deletes those whose hash is gone.
     ///
     /// # Errors
     /// The store's. The next call goes on behind what was not looked at.
@@ -26,27 +48,23 @@ impl Sweep {
         databases: u16,
         now: UnixMs,
         count: usize,
-    ) -> Result<u64, StoreError> {
-        let mut expired = Vec::new();
+    ) -> Result<Swept, StoreError> {
+        if self.parts {
+            let swept = parts::sweep(store, self.space, self.cursor, count);
+            self.go_on(swept.as_ref().map(|(next, _)| *next).ok(), databases);
+            return swept.map(|(_, swept)| swept);
+        }
+        let (mut expired, mut looked) = (Vec::new(), 0);
         let next = store.scan(self.space, self.cursor, count, &mut |name, head| {
+            looked += 1;
             // Values of others are not ours to judge.
             if Head::parse(head).is_ok_and(|(head, _)| head.expired(now)) {
                 expired.push(name.to_vec());
             }
         });
         let space = self.space;
-        match next {
-            Ok(0) => {
-                self.cursor = 0;
-                let last = databases.clamp(1, 256) - 1;
-                self.space = if u16::from(space) >= last { 0 } else { space + 1 };
-            }
-            Ok(next) => self.cursor = next,
-            Err(error) => {
-                self.cursor = self.cursor.wrapping_add(1);
-                return Err(error);
-            }
-        }
+        self.go_on(next.as_ref().ok().copied(), databases);
+        next?;
         let (mut deleted, mut head) = (0, Vec::new());
         for name in &expired {
             let key = Key { space, name };
@@ -60,7 +78,23 @@ impl Sweep {
             }
         }
         stats.expired.add(deleted);
-        Ok(deleted)
+        Ok(Swept { looked, deleted })
+    }
+
+    /// Goes to where the next step begins; nothing: behind what could not be looked at.
+    fn go_on(&mut self, next: Option<u64>, databases: u16) {
+        match next {
+            Some(0) => {
+                self.cursor = 0;
+                self.parts = !self.parts;
+                if !self.parts {
+                    let last = databases.clamp(1, DATABASES_MAX) - 1;
+                    self.space = if u16::from(self.space) >= last { 0 } else { self.space + 1 };
+                }
+            }
+            Some(next) => self.cursor = next,
+            None => self.cursor = self.cursor.wrapping_add(1),
+        }
     }
 }
 
@@ -86,7 +120,8 @@ mod tests {
             put(i % 3, format!("stay{i}"), None);
         }
         let (mut sweep, stats) = (Sweep::default(), Stats::default());
-        let deleted: u64 = (0..60).map(|_| sweep.step(&mut store, &stats, 3, 1000, 10).unwrap()).sum();
+        let deleted: u64 =
+            (0..60).map(|_| sweep.step(&mut store, &stats, 3, 1000, 10).unwrap().deleted).sum();
         assert_eq!((deleted, stats.expired.get()), (100, 100));
         assert_eq!((0..3).map(|space| store.count(space).unwrap().unwrap()).sum::<u64>(), 200);
     }

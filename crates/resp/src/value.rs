@@ -1,25 +1,25 @@
 //! How Redis' values lie in a store that has only bytes.
 //!
 //! ```text
-//! byte 0        1 string, 2 hash; +128 if it expires
+//! byte 0        1 string, 2 hash, 3 hash in parts; +128 if it expires
 //! bytes 1..9    if it expires: when, in milliseconds of Unix time, little-endian
 //! then          string: its bytes
 //!               hash: its fields in the order they came, each as name and value, each as length and bytes;
 //!               lengths in LEB128
 //! ```
 //!
-//! A hash is one value. So one conditional write makes every hash command atomic, against other gateways and crashes
-//! too, one read answers HGETALL, and the two READs of a one-sided GET serve HGET; a hash of many fields on keys of
-//! their own would need transactions for all of that. The price: changing a field rewrites the hash, and a hash cannot
-//! outgrow the store's largest value. Records of benchmarks and sessions have tens of fields and a few KiB, where
-//! rewriting is cheaper than a second round trip; who has millions of fields should use keys.
+//! A hash of a few KiB is one value: so are records of benchmarks and sessions. One read answers HGETALL, the two READs of a
+//! one-sided GET serve HGET, and to write it anew is cheaper than a second round trip. A larger one is in [parts](crate::parts), so that what
+//! a command costs does not depend on how many fields there are.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 use crate::store::{HEAD_LEN, StoreError};
 
 const STRING: u8 = 1;
 const HASH: u8 = 2;
+const PARTS: u8 = 3;
 const EXPIRES: u8 = 0x80;
 
 /// Milliseconds of Unix time.
@@ -32,6 +32,8 @@ pub enum Kind {
     String,
     /// Fields and values.
     Hash,
+    /// The same, in [parts](crate::parts).
+    Parts,
 }
 
 impl Kind {
@@ -40,7 +42,7 @@ impl Kind {
     pub const fn name(self) -> &'static str {
         match self {
             Self::String => "string",
-            Self::Hash => "hash",
+            Self::Hash | Self::Parts => "hash",
         }
     }
 }
@@ -70,6 +72,7 @@ impl Head {
         let kind = match tag & !EXPIRES {
             STRING => Kind::String,
             HASH => Kind::Hash,
+            PARTS => Kind::Parts,
             _ => return Err(StoreError::Foreign),
         };
         if tag & EXPIRES == 0 {
@@ -84,6 +87,7 @@ impl Head {
         let kind = match self.kind {
             Kind::String => STRING,
             Kind::Hash => HASH,
+            Kind::Parts => PARTS,
         };
         match self.expires {
             None => value.push(kind),
@@ -127,6 +131,12 @@ impl<'a> Fields<'a> {
         fields.find(|(field, _)| *field == name).map(|(_, value)| value)
     }
 
+    /// As they lie there.
+    #[must_use]
+    pub const fn bytes(&self) -> &'a [u8] {
+        self.rest
+    }
+
     /// Every field's value by its name, for who looks for many.
     #[must_use]
     pub fn index(self) -> BTreeMap<&'a [u8], &'a [u8]> {
@@ -143,7 +153,8 @@ impl<'a> Iterator for Fields<'a> {
     }
 }
 
-fn take<'a>(rest: &mut &'a [u8]) -> Option<&'a [u8]> {
+/// Bytes behind their length.
+pub(crate) fn take<'a>(rest: &mut &'a [u8]) -> Option<&'a [u8]> {
     let mut len = 0_u64;
     for shift in (0..63).step_by(7) {
         let (&byte, after) = rest.split_first()?;
@@ -158,7 +169,8 @@ fn take<'a>(rest: &mut &'a [u8]) -> Option<&'a [u8]> {
     None
 }
 
-fn put(bytes: &[u8], value: &mut Vec<u8>) {
+/// Appends bytes behind their length.
+pub(crate) fn put(bytes: &[u8], value: &mut Vec<u8>) {
     let mut len = bytes.len();
     while len >= 0x80 {
         value.push(len as u8 | 0x80);
@@ -168,10 +180,13 @@ fn put(bytes: &[u8], value: &mut Vec<u8>) {
     value.extend_from_slice(bytes);
 }
 
+/// A field's name and value.
+type Field<'a> = (&'a [u8], Cow<'a, [u8]>);
+
 /// A hash that is being changed. Fields keep the order in which they first came.
 #[derive(Debug, Default)]
 pub struct Hash<'a> {
-    fields: Vec<Option<(&'a [u8], &'a [u8])>>,
+    fields: Vec<Option<Field<'a>>>,
     index: BTreeMap<&'a [u8], usize>,
 }
 
@@ -181,7 +196,7 @@ impl<'a> Hash<'a> {
     pub fn new(stored: Fields<'a>) -> Self {
         let mut hash = Self::default();
         for (name, value) in stored {
-            hash.set(name, value);
+            hash.set(name, Cow::Borrowed(value));
         }
         hash
     }
@@ -200,13 +215,13 @@ impl<'a> Hash<'a> {
 
     /// The value of a field.
     #[must_use]
-    pub fn get(&self, name: &[u8]) -> Option<&'a [u8]> {
+    pub fn get(&self, name: &[u8]) -> Option<&Cow<'a, [u8]>> {
         let place = *self.index.get(name)?;
-        self.fields[place].map(|(_, value)| value)
+        self.fields[place].as_ref().map(|(_, value)| value)
     }
 
     /// Sets a field; whether it is new.
-    pub fn set(&mut self, name: &'a [u8], value: &'a [u8]) -> bool {
+    pub fn set(&mut self, name: &'a [u8], value: Cow<'a, [u8]>) -> bool {
         let place = *self.index.entry(name).or_insert(self.fields.len());
         match self.fields.get_mut(place) {
             Some(field) => {
@@ -244,7 +259,7 @@ mod tests {
 
     #[test]
     fn heads_survive_and_end_where_the_value_starts() {
-        for kind in [Kind::String, Kind::Hash] {
+        for kind in [Kind::String, Kind::Hash, Kind::Parts] {
             for expires in [None, Some(0), Some(i64::MAX), Some(-1)] {
                 let (head, mut bytes) = (Head { kind, expires }, Vec::new());
                 head.emit(&mut bytes);
@@ -253,7 +268,7 @@ mod tests {
                 assert_eq!(Head::parse(&bytes), Ok((head, len)));
             }
         }
-        for bytes in [&b""[..], &[0], &[3], &[0x81, 1, 2]] {
+        for bytes in [&b""[..], &[0], &[4], &[0x81, 1, 2]] {
             assert!(Head::parse(bytes).is_err());
         }
     }
@@ -269,11 +284,11 @@ mod tests {
     fn fields_keep_their_order_when_changed_and_lose_it_when_they_come_again() {
         let mut hash = Hash::default();
         for (name, value) in [("a", "1"), ("b", "2"), ("c", "3")] {
-            assert!(hash.set(name.as_bytes(), value.as_bytes()));
+            assert!(hash.set(name.as_bytes(), value.as_bytes().into()));
         }
-        assert!(!hash.set(b"a", b"4"));
+        assert!(!hash.set(b"a", b"4"[..].into()));
         assert!(hash.remove(b"b") && !hash.remove(b"b"));
-        assert!(hash.set(b"b", b"5"));
+        assert!(hash.set(b"b", b"5"[..].into()));
         let mut bytes = Vec::new();
         hash.emit(&mut bytes);
         let fields = Fields::parse(&bytes).unwrap();
@@ -289,7 +304,7 @@ mod tests {
             proptest::collection::vec(any::<u8>(), 0..300), proptest::collection::vec(any::<u8>(), 0..300), 0..20)) {
             let mut hash = Hash::default();
             for (name, value) in &pairs {
-                hash.set(name, value);
+                hash.set(name, value.into());
             }
             let mut bytes = Vec::new();
             hash.emit(&mut bytes);

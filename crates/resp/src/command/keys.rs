@@ -4,7 +4,9 @@ use std::collections::BTreeMap;
 
 use super::{Call, Done, NO_SUCH_KEY, NOT_INTEGER};
 use crate::number::parse_i64;
+use crate::parts::DATABASES_MAX;
 use crate::store::{Change, Condition, Store};
+use crate::value::Kind;
 
 impl<S: Store> Call<'_, S> {
     pub(super) fn del(&mut self) -> Done {
@@ -50,6 +52,14 @@ impl<S: Store> Call<'_, S> {
     pub(super) fn rename(&mut self, only_new: bool) -> Done {
         let (from, to) = (self.word(1), self.word(2));
         let Some(item) = self.load(from)? else { return Err(NO_SUCH_KEY.into()) };
+        // Buckets know the name of their key: those of a large hash are written anew.
+        let item = match item.head.kind {
+            Kind::Parts => match self.whole_hash(from)? {
+                Some(item) => item,
+                None => return Err(NO_SUCH_KEY.into()),
+            },
+            _ => item,
+        };
         if from == to {
             if only_new {
                 self.reply.flag(false)
@@ -79,7 +89,7 @@ impl<S: Store> Call<'_, S> {
         if i32::try_from(index).is_err() {
             return Err("ERR value is out of range, value must between -2147483648 and 2147483647".into());
         }
-        let databases = i64::from(self.shared.config.databases.clamp(1, 256));
+        let databases = i64::from(self.shared.config.databases.clamp(1, DATABASES_MAX));
         if !(0..databases).contains(&index) {
             return Err("ERR DB index is out of range".into());
         }

@@ -4,6 +4,7 @@
 
 use super::{Call, Done, SYNTAX};
 use crate::glob;
+use crate::parts::{self, DATABASES_MAX};
 use crate::protocol::Writer;
 use crate::store::Store;
 use crate::value::{Head, UnixMs};
@@ -31,9 +32,10 @@ enum What {
     RandomKey {
         from_start: bool,
     },
-    /// Of one database, or of all.
+    /// Of the databases up to `last`; then the parts of their hashes.
     Flush {
-        space: Option<u8>,
+        last: u8,
+        parts: bool,
     },
     Count,
 }
@@ -98,9 +100,19 @@ impl Long {
                     None => return Ok(false),
                 }
             }
-            What::Flush { space } => {
-                self.cursor = store.clear(*space, self.cursor)?;
+            What::Flush { last, parts } => {
+                self.cursor = match *parts {
+                    false => store.clear(Some(self.space), self.cursor)?,
+                    true if store.count(parts::bucket_space(self.space))? == Some(0) => 0,
+                    // Hashes that are made meanwhile keep their parts.
+                    true => parts::sweep(store, self.space, self.cursor, PART)?.0,
+                };
                 if self.cursor != 0 {
+                    return Ok(false);
+                }
+                *parts = !*parts;
+                if *parts || self.space < *last {
+                    self.space += u8::from(!*parts);
                     return Ok(false);
                 }
                 reply.ok();
@@ -117,7 +129,7 @@ impl Long {
 impl<S: Store> Call<'_, S> {
     /// The command that is called, if it is one of these and nothing is wrong with it.
     pub(crate) fn long(&self) -> Done<Long> {
-        let (space, mut cursor) = (self.session.space, 0);
+        let (mut space, mut cursor) = (self.session.space, 0);
         let what = match self.command.id {
             super::Id::Keys => What::Keys { pattern: self.word(1).to_vec(), names: Vec::new(), bytes: 0 },
             super::Id::RandomKey => {
@@ -131,7 +143,12 @@ impl<S: Store> Call<'_, S> {
                     2 if self.is(1, "sync") || self.is(1, "async") => {}
                     _ => return Err(SYNTAX.into()),
                 }
-                What::Flush { space: (id == super::Id::FlushDb).then_some(space) }
+                let mut last = space;
+                if id == super::Id::FlushAll {
+                    let databases = self.shared.config.databases.clamp(1, DATABASES_MAX);
+                    (space, last) = (0, databases as u8 - 1);
+                }
+                What::Flush { last, parts: false }
             }
         };
         Ok(Long { command: self.command, space, cursor, what })

@@ -21,9 +21,10 @@ use std::borrow::Cow;
 
 use crate::engine::{Moment, Session, Shared};
 use crate::number::parse_i64;
+use crate::parts::{self, Missed};
 use crate::protocol::{Request, Writer};
 use crate::store::{Condition, Key, Store, StoreError, Version};
-use crate::value::{Fields, Head, Kind, UnixMs};
+use crate::value::{Head, Kind, UnixMs};
 
 pub use long::Long;
 pub(crate) use run::dispatch_run;
@@ -38,6 +39,8 @@ pub(crate) const OVERFLOW: &str = "ERR increment or decrement would overflow";
 pub(crate) const NO_NUMBER: &str = "ERR increment would produce NaN or Infinity";
 pub(crate) const NO_SUCH_KEY: &str = "ERR no such key";
 const NOT_AUTHENTICATED: &str = "NOAUTH Authentication required.";
+const LOST: &str =
+    "ERR a part of this hash is lost: rem kv verify says what is damaged, and DEL ends the hash";
 const CONTENDED: &str = "TRYAGAIN other clients keep changing this key: try again";
 
 /// How often a conditional write is tried. Each failure means that somebody else succeeded.
@@ -50,6 +53,17 @@ pub(crate) enum Failure {
     Said(Cow<'static, [u8]>),
     /// The store's.
     Store(StoreError),
+    /// The parts of a hash could not be read. Whoever reads them tries again.
+    Missed(Missed),
+}
+
+impl From<Missed> for Failure {
+    fn from(missed: Missed) -> Self {
+        match missed {
+            Missed::Store(error) => Self::Store(error),
+            missed => Self::Missed(missed),
+        }
+    }
 }
 
 impl From<StoreError> for Failure {
@@ -69,10 +83,17 @@ impl Failure {
         Self::Said(Cow::Owned(text))
     }
 
+    /// Whether the command that was put off will be carried out again, so that this is nobody's answer.
+    const fn comes_again(&self) -> bool {
+        matches!(self, Self::Missed(Missed::Under))
+    }
+
     fn bytes(&self) -> Cow<'_, [u8]> {
         match self {
             Self::Said(text) => Cow::Borrowed(text),
             Self::Store(error) => Cow::Owned(error.to_string().into_bytes()),
+            Self::Missed(Missed::Lost) => Cow::Borrowed(LOST.as_bytes()),
+            Self::Missed(_) => Cow::Borrowed(CONTENDED.as_bytes()),
         }
     }
 }
@@ -108,15 +129,43 @@ impl Item {
     pub(crate) fn string(&self) -> Done<&[u8]> {
         match self.head.kind {
             Kind::String => Ok(self.payload()),
-            Kind::Hash => Err(WRONG_TYPE.into()),
+            Kind::Hash | Kind::Parts => Err(WRONG_TYPE.into()),
         }
     }
+}
 
-    pub(crate) fn fields(&self) -> Done<Fields<'_>> {
-        match self.head.kind {
-            Kind::Hash => Ok(Fields::parse(self.payload())?),
-            Kind::String => Err(WRONG_TYPE.into()),
+/// What was seen of a hash whose parts could not be read.
+#[derive(Default)]
+pub(crate) struct Seen {
+    version: Option<Version>,
+    /// Its key was looked at twice and is the same: a part that is newer is taken as it is.
+    pub(crate) newer: bool,
+}
+
+impl Seen {
+    /// Whether to look again, at what the key has now.
+    pub(crate) fn again<S: Store>(
+        &mut self,
+        store: &mut S,
+        key: Key<'_>,
+        item: Option<&Item>,
+        missed: Missed,
+    ) -> Done {
+        if !store.is_outdated(key) {
+            return Err(Failure::Missed(Missed::Under));
         }
+        let version = item.map(|item| item.version);
+        let same = self.version == version;
+        self.version = version;
+        match missed {
+            // Parts go after their hash has gone: as long as it is there, so are they.
+            Missed::Lost if same => return Err(Missed::Lost.into()),
+            // A batch is in the key's value before it is in any part. Who lost power with a store that promises nothing for that
+            // case may find it otherwise.
+            Missed::Newer => self.newer |= same,
+            _ => {}
+        }
+        Ok(())
     }
 }
 
@@ -192,7 +241,7 @@ pub(crate) fn dispatch<S: Store>(
 pub(crate) fn count(shared: &Shared, command: &Command, done: &Done) {
     shared.stats.commands.add(1);
     shared.stats.of(command.id).calls.add(1);
-    if done.is_err() {
+    if done.as_ref().is_err_and(|failure| !failure.comes_again()) {
         shared.stats.of(command.id).failed.add(1);
     }
 }
@@ -206,7 +255,9 @@ pub(crate) fn answer_failure(
     out: &mut Vec<u8>,
 ) {
     let text = failure.bytes();
-    shared.stats.error(&text);
+    if !failure.comes_again() {
+        shared.stats.error(&text);
+    }
     out.truncate(start);
     Writer::new(out, session.version).error(&text);
 }
@@ -447,17 +498,36 @@ impl<'a, S: Store> Call<'a, S> {
         name: &'a [u8],
         mut change: impl FnMut(Option<&Item>, &mut Vec<u8>) -> Done<(Change, T)>,
     ) -> Done<T> {
+        self.update_over(name, |_, _, item, new| change(item, new))
+    }
+
+    /// The same, where `change` looks at what lies beneath the key, too: it is called again where that was another state.
+    pub(crate) fn update_over<T>(
+        &mut self,
+        name: &'a [u8],
+        mut change: impl FnMut(&mut S, bool, Option<&Item>, &mut Vec<u8>) -> Done<(Change, T)>,
+    ) -> Done<T> {
         let key = self.key_of(name);
+        let mut seen = Seen::default();
         for _ in 0..ATTEMPTS {
             let mut item = self.fetch(key)?;
             let condition = item.as_ref().map_or(Condition::Absent, |item| Condition::Is(item.version));
             let expired = item.take_if(|item| item.head.expired(self.moment.now())).is_some();
             let mut value = self.buffer();
-            let (change, answer) = change(item.as_ref(), &mut value)?;
+            let (change, answer) = match change(self.store, seen.newer, item.as_ref(), &mut value) {
+                Err(Failure::Missed(missed)) => {
+                    seen.again(self.store, key, item.as_ref(), missed)?;
+                    continue;
+                }
+                changed => changed?,
+            };
             let done = match change {
                 Change::Write => {
                     let written = self.store.put(key, &value, condition);
                     self.shared.wrote(key);
+                    if parts::due(&value, self.shared.config.hash_whole) {
+                        self.shared.fold_later(key);
+                    }
                     written?
                 }
                 Change::Delete => self.store.delete(key, condition)?,

@@ -1,15 +1,11 @@
-//! SCAN and HSCAN: a cursor is a place in the order of hashes, of keys in the store and of fields here.
+//! SCAN and HSCAN: a cursor is a place in the order of the keys' hashes in the store, and a bucket of a large hash.
 
+use super::hashes::Shape;
 use super::{Call, Done, Failure, NOT_INTEGER, SYNTAX};
 use crate::glob;
 use crate::number::{parse_cursor, parse_i64};
 use crate::store::Store;
-use crate::value::Head;
-
-/// Hashes of so many fields in so many bytes are answered whole: what Redis keeps as a list and answers whole is no
-/// larger (`hash-max-listpack-entries` 512, `hash-max-listpack-value` 64).
-const SMALL_FIELDS: usize = 512;
-const SMALL_BYTES: usize = 64 * 1024;
+use crate::value::{Fields, Head};
 
 struct Options<'a> {
     count: usize,
@@ -43,42 +39,44 @@ impl<'a, S: Store> Call<'a, S> {
 
     pub(super) fn hscan(&mut self) -> Done {
         let cursor = self.cursor(2)?;
-        let Some(item) = self.load_counted(self.word(1))? else {
+        let options = self.scan_options(3, false);
+        let there = self.look(self.word(1), true, |hash, reply| {
+            let options = options.as_ref().map_err(Failure::clone)?;
+            let mut all = Vec::new();
+            let next = match hash.shape() {
+                // What lies in one value is shown at once, as Redis does with what lies in one list.
+                Shape::Whole(fields) => {
+                    all.extend_from_slice(fields.bytes());
+                    0
+                }
+                // Bucket by bucket: fields move only to buckets that come later. Anything else is a cursor of another hash.
+                Shape::Parts(root) => {
+                    let mut from =
+                        u32::try_from(cursor).ok().filter(|from| *from < root.buckets).unwrap_or(0);
+                    while from < root.buckets && Fields::parse(&all)?.count() < options.count {
+                        from = hash.stretch(&root, from, from + 1, &mut all)?;
+                    }
+                    if from < root.buckets { u64::from(from) } else { 0 }
+                }
+            };
+            let mut shown: Vec<_> = Fields::parse(&all)?.collect();
+            if let Some(pattern) = options.pattern {
+                shown.retain(|(name, _)| glob::matches(pattern, name, false));
+            }
+            reply.array(2);
+            reply.bulk(next.to_string().as_bytes());
+            reply.array(shown.len() * 2);
+            for (name, value) in shown {
+                reply.bulk(name);
+                reply.bulk(value);
+            }
+            Ok(())
+        })?;
+        if there.is_none() {
             self.reply.array(2);
             self.reply.bulk(b"0");
             self.reply.array(0);
-            return Ok(());
-        };
-        let fields = item.fields()?;
-        let options = self.scan_options(3, false)?;
-        let small = item.payload().len() <= SMALL_BYTES && fields.count() <= SMALL_FIELDS;
-        let (next, mut shown) = if small {
-            (0, fields.collect::<Vec<_>>())
-        } else {
-            // Fields in the order of their hashes, from the cursor on: what is written between two calls moves none.
-            let mut rest: Vec<_> =
-                fields.map(|field| (hash(field.0), field)).filter(|(hash, _)| *hash >= cursor).collect();
-            rest.sort_unstable();
-            let mut end = options.count.min(rest.len());
-            // Fields of one hash are shown together.
-            while end > 0 && end < rest.len() && rest[end].0 == rest[end - 1].0 {
-                end += 1;
-            }
-            let next = rest.get(end).map_or(0, |(hash, _)| *hash);
-            rest.truncate(end);
-            (next, rest.into_iter().map(|(_, field)| field).collect())
-        };
-        if let Some(pattern) = options.pattern {
-            shown.retain(|(name, _)| glob::matches(pattern, name, false));
         }
-        self.reply.array(2);
-        self.reply.bulk(next.to_string().as_bytes());
-        self.reply.array(shown.len() * 2);
-        for (name, value) in shown {
-            self.reply.bulk(name);
-            self.reply.bulk(value);
-        }
-        self.release(item);
         Ok(())
     }
 
@@ -108,12 +106,4 @@ impl<'a, S: Store> Call<'a, S> {
         }
         Ok(options)
     }
-}
-
-/// FNV-1a; 1 at least, since 0 is the start.
-fn hash(name: &[u8]) -> u64 {
-    let hash = name.iter().fold(0xCBF2_9CE4_8422_2325_u64, |hash, &byte| {
-        (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01B3)
-    });
-    hash.max(1)
 }

@@ -3,6 +3,7 @@
 use super::info::{self, Section, Told};
 use super::{COMMANDS, Call, Command, Done, wrong_arity};
 use crate::glob;
+use crate::parts::DATABASES_MAX;
 use crate::store::Store;
 
 impl<S: Store> Call<'_, S> {
@@ -147,7 +148,7 @@ impl<S: Store> Call<'_, S> {
             }
         }
         if sections.contains(&Section::Keyspace) {
-            for space in 0..self.shared.config.databases.clamp(1, 256) {
+            for space in 0..self.shared.config.databases.clamp(1, DATABASES_MAX) {
                 // What has not been counted yet is not told.
                 let count = self.store.count(space as u8)?.unwrap_or(0);
                 if count > 0 {

@@ -100,7 +100,7 @@ pub(super) struct Args {
     #[arg(long, value_name = "SIZE", default_value = "512M")]
     value: Size,
     /// Databases that SELECT has
-    #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u16).range(1..=256))]
+    #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u16).range(1..=128))]
     databases: u16,
     /// Places of values that each thread remembers, so that a GET takes one READ
     #[arg(long, value_name = "N", default_value_t = 1 << 20)]

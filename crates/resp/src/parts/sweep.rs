@@ -1,0 +1,84 @@
+//! Deletes buckets that no hash has any more.
+
+use std::collections::BTreeMap;
+
+use super::{Bucket, Id, Root, bucket_space, split};
+use crate::store::{Change, Condition, Key, Store, StoreError};
+use crate::sweep::Swept;
+use crate::value::Kind;
+
+/// Looks at about `count` buckets of a database's hashes, and deletes those whose key is not the hash that they are of; the
+/// cursor to go on from, or 0 at the end, and how many.
+///
+/// # Errors
+/// The store's.
+pub fn sweep<S: Store>(
+    store: &mut S,
+    space: u8,
+    cursor: u64,
+    count: usize,
+) -> Result<(u64, Swept), StoreError> {
+    let mut names = Vec::new();
+    let next = store.scan(bucket_space(space), cursor, count, &mut |name, _| names.push(name.to_vec()))?;
+    let keys: Vec<Key<'_>> = names.iter().map(|name| Key { space: bucket_space(space), name }).collect();
+    let (mut bytes, mut found) = (Vec::new(), Vec::new());
+    store.get_many(&keys, &mut bytes, &mut found);
+    // What the keys of these buckets are: many have one.
+    let mut hashes: BTreeMap<Vec<u8>, Owner> = BTreeMap::new();
+    let mut deletions = Vec::new();
+    for (key, found) in keys.iter().zip(found) {
+        // One that is damaged does not say whose it is.
+        let Ok(Some((version, range))) = found else { continue };
+        // What somebody else has put there is not ours to judge.
+        let Ok(bucket) = Bucket::parse(&bytes[range]) else { continue };
+        let of = match hashes.get(bucket.owner) {
+            Some(of) => *of,
+            None => {
+                let of = what_is(store, Key { space, name: bucket.owner })?;
+                hashes.insert(bucket.owner.to_vec(), of);
+                of
+            }
+        };
+        let gone = match of {
+            Owner::Other => true,
+            Owner::Hash(id) => !key.name.starts_with(&id),
+            Owner::Unknown => false,
+        };
+        if gone {
+            deletions.push(Change { key: *key, value: None, condition: Condition::Is(version) });
+        }
+    }
+    let mut done = Vec::new();
+    if !deletions.is_empty() {
+        store.change_many(&deletions, &mut done);
+    }
+    let mut swept = Swept { looked: names.len() as u64, deleted: 0 };
+    for done in done {
+        swept.deleted += u64::from(done?);
+    }
+    Ok((next, swept))
+}
+
+/// What the key of a bucket has.
+#[derive(Clone, Copy)]
+enum Owner {
+    Hash(Id),
+    /// Something else, or nothing.
+    Other,
+    /// What nobody understands may be of a later version.
+    Unknown,
+}
+
+fn what_is<S: Store>(store: &mut S, key: Key<'_>) -> Result<Owner, StoreError> {
+    let mut value = Vec::new();
+    if store.get(key, &mut value)?.is_none() {
+        return Ok(Owner::Other);
+    }
+    Ok(match split(&value) {
+        Ok((head, payload)) if head.kind == Kind::Parts => {
+            Root::parse(payload).map_or(Owner::Unknown, |root| Owner::Hash(root.id))
+        }
+        Ok(_) => Owner::Other,
+        Err(_) => Owner::Unknown,
+    })
+}
