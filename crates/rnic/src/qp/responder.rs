@@ -493,7 +493,9 @@ impl Qp {
             responder.msn = responder.msn.wrapping_add(1);
         }
         if bth.ack_req && self.init.ty == QpType::Rc {
-            if info.operation == Operation::Write && info.position.ends() && !info.has_immediate() {
+            if !info.position.ends() {
+                responder.riding.asked_within(responder.ack_due);
+            } else if info.operation == Operation::Write && !info.has_immediate() {
                 let waits = responder.riding.asked(now, shared.config.ack_ride, responder.ack_due);
                 shared.stats.acks_deferred += u64::from(waits);
             } else {

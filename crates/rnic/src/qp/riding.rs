@@ -34,6 +34,8 @@ pub(crate) struct Riding {
     overdue: bool,
     /// It is a WRITE's, and nothing else came in or left since.
     silent: bool,
+    /// Nobody asks for it but the middle of the message that is coming in.
+    within: bool,
     /// When it left alone, as long as nothing came in or left since.
     alone: Option<Instant>,
     /// The train that it was to ride with had no room: it leads the next.
@@ -50,6 +52,7 @@ impl Default for Riding {
             until: None,
             overdue: false,
             silent: false,
+            within: false,
             alone: None,
             leads: false,
             row: 0,
@@ -60,9 +63,12 @@ impl Default for Riding {
 }
 
 impl Riding {
-    /// A plain WRITE came to its end, and its sender asks for an ACK; `owed`: something else does already. Says whether the ACK
+    /// A plain WRITE came to its end, and its sender asks for an ACK; `owed`: one is owed already. Says whether the ACK
     /// waits.
     pub(crate) fn asked(&mut self, now: Instant, delay: Duration, owed: bool) -> bool {
+        // The middle of the same WRITE asks for nothing that its end does not: whoever sent all of it has nothing left that our word
+        // would let out. Else no WRITE that is long enough to ask on its way would ever be answered in one train.
+        let owed = owed && !self.within;
         self.hurry();
         self.silent = true;
         // Whoever sends on without waiting for an answer wants to know how far we are.
@@ -70,10 +76,17 @@ impl Riding {
         self.until.is_some()
     }
 
+    /// The middle of a message asks for an ACK, which leaves as soon as it can; `owed`: one is owed already.
+    pub(crate) const fn asked_within(&mut self, owed: bool) {
+        let within = !owed || self.within;
+        self.hurry();
+        self.within = within;
+    }
+
     /// The ACK leaves as soon as it can, or has left, and says nothing of habits.
     pub(crate) const fn hurry(&mut self) {
         (self.until, self.alone) = (None, None);
-        (self.overdue, self.silent, self.leads) = (false, false, false);
+        (self.overdue, self.silent, self.within, self.leads) = (false, false, false, false);
     }
 
     /// Time has passed; says whether that was the end of the wait.
@@ -220,6 +233,24 @@ mod tests {
         }
         riding.asked(at(1000), DELAY, false);
         assert_eq!(riding.deadline(), Some(at(1020)));
+        riding.asked(at(1001), DELAY, true);
+        assert!(!riding.waits());
+    }
+
+    #[test]
+    fn the_middle_of_a_message_does_not_hurry_its_end() {
+        let mut riding = Riding::default();
+        for n in 0..3 {
+            turn(&mut riding, n * 100, 5);
+        }
+        riding.asked_within(false);
+        assert!(!riding.waits(), "whoever is in the middle is told at once");
+        riding.asked_within(true);
+        riding.asked(at(1000), DELAY, true);
+        assert_eq!(riding.deadline(), Some(at(1020)));
+        // The middle of a second message says that its sender did not wait for an answer, and so does its end.
+        riding.asked_within(true);
+        assert!(!riding.waits());
         riding.asked(at(1001), DELAY, true);
         assert!(!riding.waits());
     }
