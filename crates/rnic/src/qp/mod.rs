@@ -226,6 +226,10 @@ impl Qp {
         if self.init.ty != QpType::Rc || self.requester.max_psn == reached {
             return sent;
         }
+        if answers && sent.is_err() && self.rest_leaves_now() {
+            // An ACK between two trains of an answer sends the peer's consumer away from its CQ before it has the answer.
+            return sent;
+        }
         // Behind them, as the shorter packet: so all of it is one train.
         sent.and(self.ride_along(shared, now, batch, answers))
     }

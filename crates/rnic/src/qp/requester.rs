@@ -235,16 +235,31 @@ impl Qp {
         if room >= train || window < 4 * train {
             return false;
         }
+        !self.is_left_within(room)
+    }
+
+    /// Whether all that is left to send leaves now, though not in one train.
+    pub(crate) fn rest_leaves_now(&self) -> bool {
+        self.is_left_within(self.congestion.packets().saturating_sub(self.requester.in_flight()))
+    }
+
+    /// Whether all that is left to send is `room` packets or less.
+    fn is_left_within(&self, room: u32) -> bool {
+        let req = &self.requester;
+        let mut at = req.cursor;
+        if at == self.sq.tail {
+            return true;
+        }
         // Of the WQE at the cursor some may have left. Those behind it have not begun, and know no PSN.
         let first = self.sq.get(at);
         let mut sent = if first.psns == 0 { 0 } else { distance(first.first_psn, req.psn) };
-        let (mut left, mut at) = (room, at);
+        let mut left = room;
         while at != self.sq.tail {
             let rest = packets(self.sq.get(at).len, self.mtu) - std::mem::take(&mut sent);
-            let Some(after) = left.checked_sub(rest) else { return true };
+            let Some(after) = left.checked_sub(rest) else { return false };
             (left, at) = (after, at.wrapping_add(1));
         }
-        false
+        true
     }
 
     fn window_allows(&self) -> bool {

@@ -228,6 +228,8 @@ pub(crate) struct Pair {
     /// Segments of each transmission.
     pub(crate) batches: Vec<usize>,
     pub(crate) max_segments: usize,
+    /// What arrives at the same time is received before anything is sent, as from a socket.
+    pub(crate) at_once: bool,
     wire: BTreeMap<(Instant, u64), Flight>,
     sent: u64,
     rng: ChaCha8Rng,
@@ -274,6 +276,7 @@ impl Pair {
             log: Vec::new(),
             batches: Vec::new(),
             max_segments: 64,
+            at_once: false,
             wire: BTreeMap::new(),
             sent: 0,
             rng: ChaCha8Rng::seed_from_u64(1),
@@ -457,9 +460,12 @@ impl Pair {
             (None, None) => return false,
             (Some(key), _) if deadline.is_none_or(|deadline| key.0 <= deadline) => {
                 self.now = self.now.max(key.0);
-                let flight = self.wire.remove(&key).expect("it was the first");
-                let node = &mut self.nodes[flight.to];
-                node.device.handle_datagram(self.now, &flight.rx, &flight.bytes, &mut node.mem);
+                let mut next = Some(key);
+                while let Some(flight) = next.and_then(|key| self.wire.remove(&key)) {
+                    let node = &mut self.nodes[flight.to];
+                    node.device.handle_datagram(self.now, &flight.rx, &flight.bytes, &mut node.mem);
+                    next = self.wire.keys().next().copied().filter(|next| self.at_once && next.0 == key.0);
+                }
             }
             (_, Some(deadline)) => {
                 self.now = self.now.max(deadline);

@@ -15,14 +15,21 @@ const fn micros(n: u64) -> Duration {
 struct PingPong {
     pair: Pair,
     buffers: [Buffer; 2],
+    /// Of each WRITE, in bytes.
+    len: u32,
     turns: u64,
 }
 
 impl PingPong {
     fn new(config: Config) -> Self {
+        Self::of_len(config, 1)
+    }
+
+    fn of_len(config: Config, len: u32) -> Self {
         let mut pair = Pair::connected_with(config, Mtu::B1024);
-        let buffers = [pair.a().buffer(64, REMOTE, 0), pair.b().buffer(64, REMOTE, 0)];
-        Self { pair, buffers, turns: 0 }
+        let room = 63 + u64::from(len);
+        let buffers = [pair.a().buffer(room, REMOTE, 0), pair.b().buffer(room, REMOTE, 0)];
+        Self { pair, buffers, len, turns: 0 }
     }
 
     /// One WRITE, each way in turn, and `later` until the other side acts; returns the trains and packets that left.
@@ -32,11 +39,12 @@ impl PingPong {
         let (packets, trains) = (self.pair.log.len(), self.pair.batches.len());
         let value = self.turns as u8;
         let [near, far] = [self.buffers[from], self.buffers[1 - from]];
-        self.pair.nodes[from].bytes_mut(&near)[32] = value;
+        let last = self.len as usize - 1;
+        self.pair.nodes[from].bytes_mut(&near)[32 + last] = value;
         let qpn = self.pair.qpns[from];
-        self.pair.nodes[from].post(qpn, self.turns, SendOp::Write(far.remote(0)), &[near.sge(32, 1)]);
+        self.pair.nodes[from].post(qpn, self.turns, SendOp::Write(far.remote(0)), &[near.sge(32, self.len)]);
         self.pair.run_for(self.pair.latency + later);
-        assert_eq!(self.pair.nodes[1 - from].bytes(&far)[0], value, "what arrives is visible at once");
+        assert_eq!(self.pair.nodes[1 - from].bytes(&far)[last], value, "what arrives is visible at once");
         let sent = self.pair.log[packets..].iter().map(|(_, repr)| repr.bth.opcode).collect();
         (self.pair.batches.len() - trains, sent)
     }
@@ -72,6 +80,36 @@ fn programs_that_take_turns_send_one_train_each() {
     assert_eq!(it.completions(), [16, 16]);
     assert!(it.pair.a().device.stats().acks_ridden >= 10);
     assert_eq!(it.pair.a().device.stats().timeouts, 0);
+}
+
+/// WRITEs of many packets ask for ACKs on their way; one that arrives whole is answered as a short one is.
+#[test]
+fn long_writes_are_answered_in_one_go() {
+    // The window lets all of it out, in two trains: what follows the first packet is shorter.
+    let window = WindowLimits { initial: 64, max: 512 };
+    let mut it = PingPong::of_len(Config { window, ..Config::default() }, 64 << 10);
+    it.pair.at_once = true;
+    for _ in 0..12 {
+        it.turn(micros(2));
+    }
+    for _ in 0..20 {
+        let (trains, sent) = it.turn(micros(2));
+        assert_eq!((trains, sent.len()), (2, 65), "{sent:?}");
+        assert_eq!(sent[63..], [Opcode::RcWriteLast, Opcode::RcAck]);
+    }
+    it.pair.run();
+    assert_eq!(it.completions(), [16, 16]);
+
+    // Where the rest is long in coming, what asks for an ACK on the way gets it, and so does the end.
+    let mut sent = 0;
+    it.pair.hook = Some(Box::new(move |_, packet| {
+        sent += u64::from(packet.info().operation == remanence_wire::opcode::Operation::Write);
+        if sent > 48 { Fate::Delay(micros(10)) } else { Fate::Deliver }
+    }));
+    let (_, sent) = it.turn(micros(12));
+    assert_eq!(sent.iter().filter(|&&op| op == Opcode::RcAck).count(), 1, "of the middle");
+    let (_, sent) = it.turn(micros(12));
+    assert_eq!(sent.last(), Some(&Opcode::RcAck), "and the end rides");
 }
 
 #[test]
@@ -176,22 +214,26 @@ fn who_leaves_for_good_acknowledges_what_waits() {
     assert_eq!(it.pair.nodes[last].sends().len(), 1);
 }
 
-/// A stream of requests that fills every train must not hold the ACK back.
+/// A stream of requests that fills every train must not hold the ACK back, where it is more than the window lets out now.
 #[test]
 fn an_ack_that_found_no_room_leads_the_next_train() {
-    let mut pair = Pair::connected_with(Config::default(), Mtu::B1024);
+    let mut it = PingPong::warm(Config::default());
+    let pair = &mut it.pair;
     pair.max_segments = 4;
     let (near, far) = (pair.a().buffer(1 << 20, REMOTE, 1), pair.b().buffer(1 << 20, REMOTE, 0));
-    let qpn = pair.qpns[1];
+    it.completions();
+    it.turn(micros(1));
+    assert_eq!(it.completions(), [0, 1], "its ACK waits");
+    let pair = &mut it.pair;
+    let (qpn, start) = (pair.qpns[1], pair.log.len());
     for n in 0..4 {
         pair.b().post(qpn, n, SendOp::Write(near.remote(0)), &[far.sge(0, 256 << 10)]);
     }
-    pair.run_for(micros(20));
-    pair.post(7, SendOp::Write(far.remote(0)), &[near.sge(0, 8)]);
-    pair.run_for(pair.latency * 2);
-    assert_eq!(pair.a().sends().len(), 1);
+    pair.collect();
+    let ops: Vec<Opcode> = pair.log[start..].iter().map(|(_, repr)| repr.bth.opcode).collect();
+    assert_eq!(ops.iter().position(|&op| op == Opcode::RcAck), Some(2), "{ops:?}");
     pair.run();
-    assert_eq!(pair.b().sends().len(), 4);
+    assert_eq!(it.completions(), [1, 4]);
 }
 
 /// Lost trains and lost ACKs are repaired as ever: every message once, every completion once.
