@@ -142,7 +142,8 @@ pub struct LinkStats {
     pub forwarded: u64,
     /// Datagrams handed on to us by another process of this host.
     pub forwarded_here: u64,
-    /// Datagrams for a process of this host that no longer exists or does not keep up; dropped.
+    /// Datagrams for a process of this host that no longer exists or does not keep up, or of which more came for whoever is
+    /// meant than are handed on; dropped.
     pub undeliverable: u64,
 }
 

@@ -4,7 +4,8 @@
 //! `remanence_link::host`). Packets name the QP. MADs go to QP 1, which everyone has, and are told apart by the
 //! message: a request names the service, which one process listens for; everything else names a communication id of
 //! its receiver. (One thing does not: who gives up on a request that was never answered says so without knowing an id
-//! of the other side, which finds its connection by the sender's. So everyone hears that.) What is for a process that is
+//! of the other side, which finds its connection by the sender's. So everyone who listens hears that; not of too many, as anybody
+//! on the network can say so, and nothing is lost but a little patience.) What is for a process that is
 //! gone is answered by one that is there, as by a connection manager that has forgotten: who disconnects need not wait.
 
 use std::io;

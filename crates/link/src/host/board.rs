@@ -201,6 +201,11 @@ impl Board {
         self.taken().map(|(slot, _)| slot).find(|slot| self.services(*slot).any(|s| s == service))
     }
 
+    /// Whether `slot` says that it listens for anything.
+    pub(crate) fn listens(&self, slot: u8) -> bool {
+        self.services(slot).next().is_some()
+    }
+
     fn services(&self, slot: u8) -> impl Iterator<Item = u64> + '_ {
         (0..MAX_SERVICES)
             .map(move |i| self.word(slot, SERVICES + i).load(Ordering::Acquire))

@@ -35,6 +35,7 @@
 //!
 //! Read first: unix(7) on abstract names; socket(7), `SO_REUSEPORT` and `SO_ATTACH_REUSEPORT_CBPF`.
 
+mod allowance;
 mod backlog;
 pub(crate) mod board;
 mod message;

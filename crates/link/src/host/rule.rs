@@ -43,7 +43,8 @@ pub enum SteerTo {
     SlotOrHeir(u16),
     /// The eight bytes at this offset name a service; the owner listens for it.
     Service(u16),
-    /// It does not say. Every process that shares the port gets it, and knows whether it is meant.
+    /// It does not say, and is about a request to a service. Every process that listens for one gets it, as far as there are
+    /// not too many, and knows whether it is meant.
     Everyone,
 }
 

@@ -5,6 +5,7 @@ use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::allowance::Allowance;
 use super::backlog::Backlog;
 use super::board::Board;
 use super::seat::{Message, News, Passed};
@@ -37,6 +38,8 @@ pub(crate) struct Sharing {
     look: bool,
     /// What could not be sent on yet.
     backlog: Backlog,
+    /// How much more may be said to everyone.
+    allowance: Allowance,
     /// How often the timer is wanted, and when it was last reported.
     period: Duration,
     ticked: Instant,
@@ -64,6 +67,7 @@ impl Sharing {
             bell,
             look: true,
             backlog: Backlog::default(),
+            allowance: Allowance::new(Instant::now()),
             period: Duration::MAX,
             ticked: Instant::now(),
             buffer,
@@ -132,8 +136,14 @@ impl Sharing {
         let Verdict::Of(owner) = verdict else { return mine(stats, *part) };
         let datagrams = part.payloads().count() as u64;
         if owner == Owner::Everyone {
-            // Said once, to whoever can hear it now: it is not worth a place among what waits.
-            for (slot, _) in self.board.taken().filter(|(slot, _)| *slot != self.seat.slot()) {
+            if !self.allowance.take(Instant::now(), datagrams) {
+                stats.undeliverable += datagrams;
+                return mine(stats, *part);
+            }
+            // Said once, to whoever can hear it now: it is not worth a place among what waits. And only to who may have been asked
+            // for something: a process that never listens need not be woken.
+            let others = self.board.taken().map(|(slot, _)| slot).filter(|slot| *slot != self.seat.slot());
+            for slot in others.filter(|slot| self.board.listens(*slot)) {
                 if self.seat.pass_on(Owner::Slot(slot), part) == Passed::On {
                     stats.forwarded += datagrams;
                 }

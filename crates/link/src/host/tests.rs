@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 use rand_chacha::ChaCha8Rng;
 use rand_core::{RngCore, SeedableRng};
 
+use super::allowance::Allowance;
 use super::roster::{Label, Way, is_home};
 use super::rule::{Owner, PROBE_MAGIC, Table};
 use super::{Match, Seat, SteerCase, SteerRule, SteerTo};
@@ -69,6 +70,13 @@ fn to_service(service: u64, number: u32) -> Vec<u8> {
     payload[36..38].copy_from_slice(&[0, 0x10]);
     payload[52..60].copy_from_slice(&service.to_be_bytes());
     payload[60..64].copy_from_slice(&number.to_be_bytes());
+    payload
+}
+
+/// Whoever gives up on a request that was never answered does not know whose it was.
+fn takes_back(number: u32) -> Vec<u8> {
+    let mut payload = to_service(0, number);
+    payload[37] = 0x12;
     payload
 }
 
@@ -771,16 +779,15 @@ fn who_squats_on_all_names_denies_no_other_user_a_guests_seat() {
 }
 
 #[test]
-fn what_names_nobody_reaches_everyone_once() {
+fn what_names_nobody_reaches_everyone_who_listens_once() {
     let Some(_alone) = alone() else { return };
     let [mut a, mut b, mut c] = [(); 3].map(|()| Process::start());
     let mut world = World::new();
+    for (process, service) in [(&mut a, 1), (&mut b, 2), (&mut c, 3)] {
+        process.ask(&format!("listen {service}"), "listening");
+    }
     for _ in 0..16 {
-        let number = world.send(None, |number| {
-            let mut rejection = to_service(0, number);
-            rejection[37] = 0x12;
-            rejection
-        });
+        let number = world.send(None, takes_back);
         for process in [&mut a, &mut b, &mut c] {
             assert!(process.hears(number, PATIENCE), "slot {} did not hear of it", process.slot);
         }
@@ -844,4 +851,39 @@ fn requests_find_the_listener_wherever_they_arrive() {
         let number = world.send(None, |number| to_service(4660, number));
         assert!(b.hears(number, PATIENCE), "the new listener does not get the requests");
     }
+}
+
+#[test]
+fn what_does_not_say_whose_it_is_reaches_who_listens_and_wakes_nobody_else() {
+    let Some(_alone) = alone() else { return };
+    let [mut listener, mut b, mut c] = [(); 3].map(|()| Process::start());
+    let mut world = World::new();
+    listener.ask("listen 4660", "listening");
+    let start = Instant::now();
+    let mut received = Vec::new();
+    for _ in 0..world.peers.len() {
+        let number = world.send(None, takes_back);
+        assert!(listener.hears(number, PATIENCE), "who listens never got {number}");
+        // Twice, so that what had arrived before the first question is there before the second answer.
+        for _ in 0..2 {
+            b.detours();
+            c.detours();
+        }
+        let heard = [&mut b, &mut c].map(|process| process.hears(number, Duration::ZERO));
+        assert_ne!(heard, [true; 2], "one of them at most received it from the network");
+        received.push(heard);
+    }
+    // A flood from somebody whom the kernel's hash brings to a process that does not listen.
+    let at = received.iter().position(|heard| heard.contains(&true));
+    let Some(at) = at else { return eprintln!("skipped: the kernel brings all to the one who listens") };
+    let hit = if received[at][0] { &mut b } else { &mut c };
+    for number in 1000..1400 {
+        world.peers[at].send_to(&takes_back(number), ("127.0.0.1", ROCE_PORT)).expect("sent");
+        assert!(hit.hears(number, PATIENCE), "who received it knows whether it is meant");
+        listener.detours();
+    }
+    listener.detours();
+    let told = listener.got.iter().filter(|number| **number >= 1000).count();
+    let limit = Allowance::within(start.elapsed());
+    assert!(told > 0 && told as u128 <= limit, "{told} of at most {limit}");
 }
