@@ -568,6 +568,36 @@ fn messages_from_elsewhere_change_nothing() {
 }
 
 #[test]
+fn answers_from_elsewhere_change_nothing() {
+    let mut pair = Pair::new();
+    let (id, passive) = pair.request();
+    pair.passive.accept(pair.now, passive, &accept_with(0x22)).unwrap();
+    let rep = Pair::lose(&mut pair.passive);
+    pair.active.handle_mad(pair.now, gid(7), &rep);
+    assert_eq!((pair.active.poll_event(), pair.active.state(id)), (None, Some(State::ReqSent)));
+    // Whoever he is, he has no connection with us.
+    let Message::Rej(rej) = parse(&Pair::lose(&mut pair.active)) else { panic!("not rejected") };
+    assert_eq!(rej.reason, RejReason::INVALID_COMM_ID);
+    pair.active.handle_mad(pair.now, gid(2), &rep);
+    assert!(matches!(pair.active.poll_event(), Some(Event::Response { .. })));
+    pair.active.establish(id, b"").unwrap();
+    let rtu = Pair::lose(&mut pair.active);
+    pair.passive.handle_mad(pair.now, gid(7), &rtu);
+    assert_eq!(pair.passive.state(passive), Some(State::RepSent));
+    pair.passive.handle_mad(pair.now, gid(1), &rtu);
+    assert_eq!(pair.passive.state(passive), Some(State::Established));
+
+    let mut pair = Pair::new();
+    let (id, passive) = pair.request();
+    pair.passive.reject(passive, RejReason::CONSUMER_DEFINED, b"", b"").unwrap();
+    let rej = Pair::lose(&mut pair.passive);
+    pair.active.handle_mad(pair.now, gid(7), &rej);
+    assert_eq!((pair.active.poll_event(), pair.active.state(id)), (None, Some(State::ReqSent)));
+    pair.active.handle_mad(pair.now, gid(2), &rej);
+    assert!(matches!(pair.active.poll_event(), Some(Event::Rejected { .. })));
+}
+
+#[test]
 fn both_may_disconnect_at_once() {
     let mut pair = Pair::new();
     let (active, passive) = pair.establish();
