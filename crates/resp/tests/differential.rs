@@ -958,6 +958,8 @@ fn unwanted_replies_do_not_come() {
         "CLIENT REPLY OFF|PING|CLIENT REPLY ON",
         "CLIENT REPLY SKIP|PING|ECHO a",
         "CLIENT REPLY SKIP|CLIENT REPLY SKIP|PING|ECHO b",
+        "CLIENT REPLY SKIP|RESET|ECHO c",
+        "CLIENT REPLY OFF|PING|RESET",
     ] {
         let request: Vec<u8> = line.split('|').flat_map(|line| encode(&words(line))).collect();
         assert_eq!(show(&ours.reply(&request)), show(&real.reply(&request)), "{line}");

@@ -38,7 +38,10 @@ impl<'a, S: Store> Call<'a, S> {
         self.session.set_version(Version::Resp2);
         self.session.peer.name().clear();
         self.session.authenticated = self.shared.config.password.is_none();
-        self.session.replies = Replies::On;
+        // What was asked to come without a reply does, this being it or not.
+        if self.session.replies != Replies::SkipThis {
+            self.session.replies = Replies::On;
+        }
         self.session.transaction = Transaction::default();
         self.reply.set_version(Version::Resp2);
         self.reply.simple("RESET");
