@@ -199,7 +199,7 @@ impl GoodBut for common::Said {
 }
 
 #[test]
-fn a_store_that_was_cut_within_its_journal_is_refused() {
+fn a_store_whose_journal_was_cut_or_is_gone_is_refused() {
     let mut server = Server::under("/var/tmp", &[]);
     // Small and large values are written in different ways there, and promise the same.
     let large = "v".repeat(20_000);
@@ -218,23 +218,32 @@ fn a_store_that_was_cut_within_its_journal_is_refused() {
         return;
     }
     let cut = server.dir.path().join("cut");
-    for len in [whole - 1, kept + (whole - kept) / 2, kept] {
+    for (len, zeros) in [(whole - 1, false), (kept + (whole - kept) / 2, false), (kept, false), (whole, true)]
+    {
         std::fs::copy(server.file(), &cut).expect("there is room");
-        std::fs::File::options()
-            .write(true)
-            .open(&cut)
-            .and_then(|file| file.set_len(len))
-            .expect("it is cut");
-        let verify = run(rem().args(["kv", "verify"]).arg(&cut));
-        if len == kept {
-            // As its user is told to give it up.
-            verify.good();
-            break;
+        let file = std::fs::File::options().write(true).open(&cut).expect("a file");
+        if zeros {
+            file.set_len(kept).expect("its end is taken away");
         }
-        let refused = format!("was truncated: {len} bytes are left of {whole}");
-        verify.bad(&refused);
-        run(rem().args(["kv", "scrub"]).arg(&cut)).bad(&refused);
-        run(rem().args(["kv", "serve", "--listen", &address().to_string()]).arg(&cut)).bad(&refused);
+        file.set_len(len).expect("it is cut, or zeros are its end");
+        let refused = match len {
+            _ if zeros || len == kept => "is gone".to_owned(),
+            _ => format!("was truncated: {len} bytes are left of {whole}"),
+        };
+        for verb in ["verify", "scrub", "serve"] {
+            let mut command = rem();
+            command.args(["kv", verb]).arg(&cut);
+            if verb == "serve" {
+                command.args(["--listen", &address().to_string()]);
+            }
+            let said = run(&mut command);
+            assert!(said.stderr.contains("`rem kv salvage FILE -o DUMP`"), "{}", said.stderr);
+            said.bad(&refused);
+        }
+        let rescued = server.dir.path().join("rescued");
+        run(&mut kv_file("salvage", &cut, Some(&rescued)))
+            .good_but("its journal is damaged, and what was acknowledged last may be missing");
+        assert!(rescued.exists(), "what is left is in it");
         assert_eq!(std::fs::metadata(&cut).expect("a file").len(), len, "nothing of it was changed");
     }
 }

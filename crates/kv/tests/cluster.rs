@@ -630,6 +630,12 @@ fn a_member_whose_files_were_cut_within_their_journals_is_refused() {
         std::fs::write(&path, &whole[..whole.len() - 1]).expect("a disk");
         let refused = bind().expect_err("a file is not whole").to_string();
         assert!(refused.contains(name) && refused.contains("was truncated"), "{refused}");
+        if name == "image" {
+            let gone = vec![0; whole.len() - common::SIZE as usize];
+            std::fs::write(&path, [&whole[..common::SIZE as usize], &gone].concat()).expect("a disk");
+            let refused = bind().expect_err("nothing is left of its journal").to_string();
+            assert!(refused.contains("is gone") && refused.contains("rem kv salvage"), "{refused}");
+        }
         std::fs::write(&path, &whole).expect("a disk");
         drop(bind().expect("it is whole again"));
     }

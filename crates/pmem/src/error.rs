@@ -1,5 +1,6 @@
 //! What can go wrong when a region is made: one sentence each, which says what to do.
 
+use std::fmt;
 use std::io;
 use std::path::PathBuf;
 
@@ -47,7 +48,7 @@ pub enum Error {
     /// The file is shorter than it was when it got its journal.
     #[error(
         "{path} was truncated: {found} bytes are left of {expected}, and of its journal not enough to be read; restore it \
-         from a replica or a backup (or give up what only the journal has: truncate -s {region} cuts the rest of it off)"
+         from a replica or a backup{way}"
     )]
     JournalCut {
         /// The file.
@@ -56,23 +57,29 @@ pub enum Error {
         expected: u64,
         /// The length that it has.
         found: u64,
-        /// Bytes of the file without the journal.
-        region: u64,
+        /// What can be done else.
+        way: WayOut,
+    },
+    /// The file had a journal, as it says itself, and has none: nothing is left of it, or it was cut off.
+    #[error(
+        "the journal of {path} is gone, which may have had what was acknowledged last: restore the file from a replica or a \
+         backup{way}"
+    )]
+    JournalGone {
+        /// The file.
+        path: PathBuf,
+        /// What can be done else.
+        way: WayOut,
     },
     /// What a journal has is needed, and cannot be read.
-    #[error(
-        "the journal of {path} is damaged, {what}: restore the file from a replica or a backup{}",
-        region.map_or_else(String::new, |region| format!(
-            " (or give up what only the journal has: truncate -s {region} cuts it off)"
-        ))
-    )]
+    #[error("the journal of {path} is damaged, {what}: restore the file from a replica or a backup{way}")]
     JournalDamaged {
         /// The file.
         path: PathBuf,
         /// What is wrong.
         what: String,
-        /// Bytes of the file without the journal, where that is known.
-        region: Option<u64>,
+        /// What can be done else.
+        way: WayOut,
     },
     /// The journal was made by a program that does it otherwise.
     #[error(
@@ -135,7 +142,41 @@ pub enum Error {
     },
 }
 
+/// What can be done with a file whose journal cannot be used, and of which there is no other copy.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum WayOut {
+    /// Nobody knows.
+    Nothing,
+    /// To give up what only the journal has: the file has so many bytes without it.
+    Truncate(u64),
+    /// What its owner says, who has told the file that it has a journal: cut off, it would be missed.
+    Owner(&'static str),
+}
+
+impl fmt::Display for WayOut {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Nothing => Ok(()),
+            Self::Truncate(region) => {
+                write!(f, " (or give up what only the journal has: truncate -s {region} cuts it off)")
+            }
+            Self::Owner(says) => write!(f, ", or {says}"),
+        }
+    }
+}
+
 impl Error {
+    /// The same of a file whose owner says what to do.
+    pub(crate) fn with_way(mut self, says: &'static str) -> Self {
+        if let Self::JournalCut { way, .. }
+        | Self::JournalGone { way, .. }
+        | Self::JournalDamaged { way, .. } = &mut self
+        {
+            *way = WayOut::Owner(says);
+        }
+        self
+    }
+
     pub(crate) fn os(what: impl Into<String>, source: io::Error) -> Self {
         Self::Os { what: what.into(), source }
     }

@@ -13,8 +13,9 @@ use std::path::{Path, PathBuf};
 
 use crate::Error;
 use crate::domain::{self, PersistenceDomain};
+use crate::error::WayOut;
 use crate::flush::{self, Instruction};
-use crate::journal::{self, Journal, Name, Place};
+use crate::journal::{self, JOURNAL_NOTE_LEN, Journal, Name, Note, Place, Sizes};
 use crate::lock::OwnFile;
 use crate::map::{self, Mapping};
 use crate::region::{Kind, Region};
@@ -38,6 +39,8 @@ pub struct FileOptions {
     journal: Journaling,
     only_durable: bool,
     image: Option<fn(&[u8], u64) -> Image>,
+    /// Where the file says that it has a journal, and what its owner says to who misses that.
+    note: Option<(u64, &'static str)>,
     /// Not the machine's own: for tests.
     boot: Option<Name>,
     /// As on a file system where each file has a name: for tests.
@@ -51,6 +54,8 @@ struct Found {
     journal: Option<Place>,
     /// If it is to get a journal: of about that many bytes.
     wanted: Option<u64>,
+    /// Where it says that it has one, and what it says.
+    note: Option<(u64, Note)>,
 }
 
 /// What an existing file has, by its first bytes.
@@ -163,6 +168,17 @@ impl FileOptions {
         self
     }
 
+    /// Has the file say that it has a journal, in [`JOURNAL_NOTE_LEN`](crate::JOURNAL_NOTE_LEN) bytes from `at` on, a line in which its
+    /// owner has nothing: they are a [note](crate::is_journal_note), or zeros, and no part of what makes an image [`Blank`](Image::Blank). A file that says so is
+    /// refused without its journal, also when nothing is left of that; `way` is what that error has its reader do (*or …*). One that was
+    /// to get another journal when its owner was killed gets it when it is opened again. An owner who says this says it always, together with
+    /// [`image`](Self::image): without it, the note is neither looked at nor kept true.
+    #[must_use]
+    pub const fn journal_note(mut self, at: u64, way: &'static str) -> Self {
+        self.note = Some((at, way));
+        self
+    }
+
     #[cfg(test)]
     pub(crate) const fn in_boot(mut self, boot: Name) -> Self {
         self.boot = Some(boot);
@@ -180,7 +196,10 @@ impl FileOptions {
     /// # Errors
     /// One sentence that says what to do: [`Error`].
     pub fn open(&self, path: impl Into<PathBuf>) -> Result<Region, Error> {
-        let path = path.into();
+        self.open_path(path.into()).map_err(|error| self.with_way(error))
+    }
+
+    fn open_path(&self, path: PathBuf) -> Result<Region, Error> {
         if let Some(instruction) = self.write_back.filter(|instruction| !flush::has(*instruction)) {
             return Err(Error::NoInstruction { instruction });
         }
@@ -227,14 +246,19 @@ impl FileOptions {
     /// # Errors
     /// As [`open`](Self::open), and [`InUse`](Error::InUse) while somebody owns it.
     pub fn view(&self, path: impl Into<PathBuf>) -> Result<Region, Error> {
-        let path = path.into();
+        self.view_path(path.into()).map_err(|error| self.with_way(error))
+    }
+
+    fn view_path(&self, path: PathBuf) -> Result<Region, Error> {
         let file = looked_at(&path)?;
-        let len = length_of(&file, &path)?;
-        let place = journal::find(&file, len, &path)?;
-        if place.is_none() {
-            self.is_foreign(&file, len, &path)?;
+        let whole = length_of(&file, &path)?;
+        let place = journal::find(&file, whole, &path)?;
+        let note = self.noted(&file, whole, &path)?;
+        if place.is_none() && !is_moving(note) {
+            self.is_foreign(&file, whole, &path)?;
         }
-        let region = copy_of(file, place.map_or(len, |place| place.region), &path)?;
+        let len = region_len(whole, place, note, &path)?;
+        let region = copy_of(file, len, &path)?;
         if let (Some(place), Some(file)) = (place, region.file()) {
             journal::view(file, place, self.boot()?, &region, &path)?;
         }
@@ -247,22 +271,33 @@ impl FileOptions {
     /// # Errors
     /// The file cannot be opened or read, or somebody owns it.
     pub fn salvage(&self, path: impl Into<PathBuf>) -> Result<(Region, Option<Error>), Error> {
-        let path = path.into();
+        let (region, damage) = self.salvage_path(path.into()).map_err(|error| self.with_way(error))?;
+        Ok((region, damage.map(|error| self.with_way(error))))
+    }
+
+    fn salvage_path(&self, path: PathBuf) -> Result<(Region, Option<Error>), Error> {
         let file = looked_at(&path)?;
         let len = length_of(&file, &path)?;
+        let note = self.noted(&file, len, &path)?;
         let in_front = |part| journal::in_front(part, |at, block| file.read_exact_at(block, at).is_ok());
         let (place, damage) = match journal::find(&file, len, &path) {
             Ok(Some(place)) => (Some(place), None),
+            Ok(None) if is_moving(note) => (None, None),
             Ok(None) => match in_front(self.looked_through(&file, len, &path)?.unwrap_or(0..len)) {
                 Some(place) => (Some(place), Some(journal::cut_short(place, len, &path))),
-                None => (None, None),
+                None => (None, region_len(len, None, note, &path).err()),
             },
             Err(damage @ (Error::JournalDamaged { .. } | Error::JournalVersion { .. })) => {
                 (in_front(0..len).filter(|place| place.file() == len), Some(damage))
             }
             Err(other) => return Err(other),
         };
-        let region = copy_of(file, place.map_or(len, |place| place.region), &path)?;
+        let region = match (place, note) {
+            (Some(place), _) => place.region,
+            (None, Some((_, Note::Has(sizes) | Note::Moves(sizes)))) => len.min(sizes.region),
+            (None, _) => len,
+        };
+        let region = copy_of(file, region, &path)?;
         let lost = match (place, region.file()) {
             (Some(place), Some(file)) => journal::salvage(file, place, self.boot()?, &region, &path)?,
             _ => None,
@@ -276,20 +311,37 @@ impl FileOptions {
         let os = |e| Error::os(path.display().to_string(), e);
         let whole = file.metadata().map_err(os)?.len();
         let mut place = journal::find(file, whole, path)?;
-        let found = place.map_or(whole, |place| place.region);
-        if let Some(asked) =
-            self.create.or(self.expect).filter(|asked| place.is_none() && *asked > 0 && whole > *asked)
+        let mut note = if created {
+            self.note.map(|(at, _)| (at, Note::Nothing))
+        } else {
+            self.noted(file, whole, path)?
+        };
+        // What is there of a journal that was being made is of none that is missing.
+        let moving = place.is_none() && is_moving(note);
+        let mut found = place.map_or(whole, |place| place.region);
+        if let Some(asked) = self
+            .create
+            .or(self.expect)
+            .filter(|asked| place.is_none() && !moving && *asked > 0 && whole > *asked)
         {
             journal::refuse_cut(file, whole, asked, path)?;
         }
         if let Some(expected) = self.expect.filter(|expected| found < *expected && self.create.is_none()) {
             return Err(Error::Truncated { path: path.to_owned(), expected, found });
         }
-        if !created && place.is_none() && self.is_foreign(file, whole, path)? {
+        if !created && place.is_none() && !moving && self.is_foreign(file, whole, path)? {
             return match whole {
                 0 => Err(Error::BadLength { len: 0 }),
-                len => Ok(Found { len, journal: None, wanted: None }),
+                len => Ok(Found { len, journal: None, wanted: None, note: None }),
             };
+        }
+        if place.is_none() {
+            found = region_len(whole, None, note, path)?;
+        }
+        if found < whole && moving {
+            // Of a journal of which a part was made.
+            file.set_len(found).and_then(|()| file.sync_all()).map_err(os)?;
+            step(file);
         }
         let len = self.create.map_or(found, |wanted| wanted.max(found));
         if len == 0 {
@@ -297,15 +349,21 @@ impl FileOptions {
         }
         let mut wanted = match self.journal {
             Journaling::IfMade if created => Some(journal::default_len(len)),
-            Journaling::Off | Journaling::IfMade => None,
             Journaling::Len(len) => Some(len),
+            Journaling::Off | Journaling::IfMade => match note {
+                Some((_, Note::Moves(sizes))) if moving => Some(sizes.journal),
+                _ => None,
+            },
         };
         if let Some(old) = place.filter(|_| len > found) {
             // It stands where the region is to be, and is made anew behind it, if there is room for both.
             let both = len.saturating_add(old.journal());
             map::has_room(file, both).map_err(|e| full(path, both, e))?;
-            journal::remove(file, old, self.boot()?, path)?;
-            (place, wanted) = (None, wanted.or(Some(old.journal())));
+            wanted = wanted.or(Some(old.journal()));
+            let moves = Note::Moves(Sizes { region: len, journal: old.journal() });
+            note = note.map(|(at, _)| (at, moves));
+            journal::remove(file, old, self.boot()?, note, path)?;
+            place = None;
         }
         // An existing file may have holes, whose blocks could be missing just as well.
         let file_len = place.map_or(len, |place| place.file());
@@ -314,6 +372,7 @@ impl FileOptions {
         }
         if found < len {
             file.sync_all().map_err(os)?;
+            step(file);
         }
         if !created {
             match sync_directory_of(path) {
@@ -322,7 +381,24 @@ impl FileOptions {
                 synced => synced.map_err(os)?,
             }
         }
-        Ok(Found { len, journal: place, wanted })
+        Ok(Found { len, journal: place, wanted, note })
+    }
+
+    /// What the file says of its journal, and where; `None`: it is somebody else's, or its owner has no line for that.
+    fn noted(&self, file: &File, len: u64, path: &Path) -> Result<Option<(u64, Note)>, Error> {
+        let Some((at, _)) = self.note else { return Ok(None) };
+        if self.looked_through(file, len, path)?.is_none() {
+            return Ok(None);
+        }
+        let note = Note::read(file, at);
+        Ok(Some((at, note.map_err(|e| Error::os(format!("reading {}", path.display()), e))?)))
+    }
+
+    fn with_way(&self, error: Error) -> Error {
+        match self.note {
+            Some((_, says)) => error.with_way(says),
+            None => error,
+        }
     }
 
     /// Whether a file that has no journal has something else than its opener knows. Refuses one that had a journal.
@@ -364,10 +440,24 @@ impl FileOptions {
             Some(journal) => region.with_journal(journal),
             None => region,
         };
-        Ok(match self.write_back {
+        let region = match self.write_back {
             Some(instruction) => region.with_instruction(instruction),
             None => region,
-        })
+        };
+        if let (Some((at, note)), Some(journal)) = (found.note, region.journal())
+            && at.checked_add(JOURNAL_NOTE_LEN as u64).is_some_and(|end| end <= len)
+        {
+            let has = Note::Has(Sizes { region: len, journal });
+            if note != has {
+                // Through the journal, which sees to it if that fails.
+                region.write(at, &has.encode());
+                region
+                    .persist(at..at + JOURNAL_NOTE_LEN as u64)
+                    .map_err(|e| Error::os(format!("writing {}", path.display()), e))?;
+                region.file().into_iter().for_each(step);
+            }
+        }
+        Ok(region)
     }
 
     fn open_journal(
@@ -382,12 +472,64 @@ impl FileOptions {
         match (found.journal, found.wanted) {
             (Some(place), _) if pages => journal::open(file, place, self.boot()?, signs?, path).map(Some),
             // It was copied to where psync writes no pages.
-            (Some(place), _) => journal::remove(file, place, self.boot()?, path).map(|()| None),
-            (None, Some(len)) if pages => journal::create(file, found.len, len, signs?, path).map(Some),
-            (None, _) => Ok(None),
+            (Some(place), _) => {
+                let note = found.note.filter(|(_, note)| *note != Note::Nothing);
+                let note = note.map(|(at, _)| (at, Note::Nothing));
+                journal::remove(file, place, self.boot()?, note, path).map(|()| None)
+            }
+            (None, Some(len)) if pages => {
+                let moves = Note::Moves(Sizes { region: found.len, journal: len });
+                self.note_without(file, found, moves, path)?;
+                journal::create(file, found.len, len, signs?, path).map(Some)
+            }
+            (None, _) => self.note_without(file, found, Note::Nothing, path).map(|()| None),
+        }
+    }
+
+    /// Has a file without a journal say this of it.
+    fn note_without(&self, file: &File, found: &Found, says: Note, path: &Path) -> Result<(), Error> {
+        match found.note {
+            Some((at, note)) if note != says && at.saturating_add(JOURNAL_NOTE_LEN as u64) <= found.len => {
+                says.write(file, at).map_err(|e| Error::os(format!("writing {}", path.display()), e))?;
+                step(file);
+                Ok(())
+            }
+            _ => Ok(()),
         }
     }
 }
+
+/// Whether the journal of a file that says this, and has none, is being made.
+const fn is_moving(note: Option<(u64, Note)>) -> bool {
+    matches!(note, Some((_, Note::Moves(_))))
+}
+
+/// Bytes of a file that are its region; an error, if it is to have a journal and has none.
+fn region_len(
+    whole: u64,
+    place: Option<Place>,
+    note: Option<(u64, Note)>,
+    path: &Path,
+) -> Result<u64, Error> {
+    match (place, note) {
+        (Some(place), _) => Ok(place.region),
+        (None, Some((_, Note::Has(_)))) => {
+            Err(Error::JournalGone { path: path.to_owned(), way: WayOut::Nothing })
+        }
+        (None, Some((_, Note::Moves(sizes)))) => Ok(whole.min(sizes.region)),
+        (None, _) => Ok(whole),
+    }
+}
+
+/// Between two changes of a file a crash may come: tests look at what each leaves.
+#[cfg(test)]
+pub(crate) fn step(file: &File) {
+    tests::LEFT.with_borrow_mut(|left| left.as_mut().map(|left| left.push(tests::bytes_of(file))));
+}
+
+/// Tests look at what is there then.
+#[cfg(not(test))]
+pub(crate) const fn step(_: &File) {}
 
 /// Whether there is a file; refuses what is none.
 fn is_there(path: &Path) -> Result<bool, Error> {
@@ -483,7 +625,7 @@ fn holder_of(file: &File) -> Option<u32> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use std::cell::RefCell;
 
     use super::*;
@@ -491,6 +633,14 @@ mod tests {
     thread_local! {
         /// Directories that this thread made durable.
         pub(super) static DIRECTORIES: RefCell<Vec<PathBuf>> = const { RefCell::new(Vec::new()) };
+        /// What was there of files between two changes of this thread, if somebody looks.
+        pub(crate) static LEFT: RefCell<Option<Vec<Vec<u8>>>> = const { RefCell::new(None) };
+    }
+
+    pub(super) fn bytes_of(file: &File) -> Vec<u8> {
+        let mut bytes = vec![0; file.metadata().expect("a file").len() as usize];
+        file.read_exact_at(&mut bytes, 0).expect("readable");
+        bytes
     }
 
     #[test]

@@ -53,8 +53,9 @@ mod sigbus;
 mod unnamed;
 
 pub use domain::{Domain, Guarantee, PersistenceDomain, StoreGranularity, Survives};
-pub use error::Error;
+pub use error::{Error, WayOut};
 pub use file::{FileOptions, Image, Journaling};
 pub use guarded::Fault;
+pub use journal::{JOURNAL_NOTE_LEN, is_journal_note};
 pub use medium::{Medium, Ticket};
 pub use region::{Kind, Region};

@@ -2,6 +2,7 @@
 //!
 //! ```text
 //!      0  superblock                   what the store is made of
+//!   1024  note of the journal          whether the store's file has one: the file's own, and no part of the store
 //!   4096  root record (two pages)      which tables there are, how often the store was opened
 //!  11776  superblock, the second copy  in the last sector of the root record's pages, which that leaves alone
 //!  12288  head words, 256 x 8 bytes    how far each head's log has handed out addresses

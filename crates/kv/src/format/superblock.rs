@@ -6,7 +6,7 @@
 
 use std::io;
 
-use remanence_pmem::Medium;
+use remanence_pmem::{JOURNAL_NOTE_LEN, Medium, is_journal_note};
 
 use super::{BadGeometry, Geometry, get_u16, get_u32, get_u64};
 
@@ -24,8 +24,20 @@ pub const GROWN: u32 = 3;
 const MAGIC: u64 = u64::from_le_bytes(*b"REMERDA\x01");
 /// The first format: [`v1`](super::v1).
 const FIRST: u32 = 1;
-/// A medium that begins with zeros for so long is blank.
+/// A medium that begins with zeros for so long is blank, but for what may be noted of its file's journal.
 pub const BLANK: usize = 64 << 10;
+/// Where a store's file says that it has a journal
+/// ([`FileOptions::journal_note`](remanence_pmem::FileOptions::journal_note)): a sector that is nothing else's. It is of the
+/// file and not of the store, so no copy of the store takes it along to another medium.
+pub const JOURNAL_NOTE: u64 = 1024;
+
+/// Whether a medium that begins so has nothing.
+#[must_use]
+pub fn is_blank(start: &[u8]) -> bool {
+    let note = JOURNAL_NOTE as usize..JOURNAL_NOTE as usize + JOURNAL_NOTE_LEN;
+    start.iter().enumerate().all(|(at, byte)| *byte == 0 || note.contains(&at))
+        && start.get(note).is_none_or(is_journal_note)
+}
 
 mod field {
     pub(super) const VERSION: usize = 8;
@@ -233,8 +245,7 @@ impl Superblock {
             [Err(SuperblockError::Missing), Err(SuperblockError::Missing)] => {
                 let mut start = vec![0; BLANK.min(usize::try_from(len).unwrap_or(BLANK))];
                 read(0, &mut start);
-                let blank = start.iter().all(|byte| *byte == 0);
-                Err(if blank { SuperblockError::Missing } else { SuperblockError::Foreign })
+                Err(if is_blank(&start) { SuperblockError::Missing } else { SuperblockError::Foreign })
             }
             [Err(SuperblockError::Missing), Err(second)] => Err(second),
             [Err(first), Err(_)] => Err(first),

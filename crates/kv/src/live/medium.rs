@@ -4,11 +4,11 @@ use std::fs::File;
 use std::io::Read as _;
 use std::path::Path;
 
-use remanence_pmem::{Image, Medium, Region};
+use remanence_pmem::{FileOptions, Image, Medium, Region};
 
 use super::Error;
 use crate::format::slot::{NEIGHBOURHOOD, TableAt};
-use crate::format::superblock::{BLANK, State};
+use crate::format::superblock::{BLANK, JOURNAL_NOTE, State, is_blank};
 use crate::format::{BadGeometry, Geometry, Superblock, SuperblockError};
 use crate::server::{Finding, OpenError, Options, Recovered, Scrubbed, Server, extend, format};
 
@@ -51,7 +51,7 @@ pub(super) fn make_if_blank<M: Medium + Clone>(region: &M, new: &New) -> Result<
     if !is_making(&mark) {
         let mut start = vec![0; BLANK];
         Medium::read(region, 0, &mut start);
-        if start.iter().any(|byte| *byte != 0) {
+        if !is_blank(&start) {
             return Err(Error::SomethingElse);
         }
     }
@@ -119,8 +119,8 @@ pub(super) fn grow<M: Medium + Clone>(region: &M, asked: u64) -> Result<Option<u
     Ok(extend(region, grown.size)?)
 }
 
-/// What a file of this length has that begins so: every opener of a store's file says this to
-/// [`FileOptions::image`](remanence_pmem::FileOptions::image). One copy of the superblock that is whole makes it a store.
+/// What a file of this length has that begins so: every opener of a store's file says this to [`FileOptions::image`], as
+/// [`file_options`] does. One copy of the superblock that is whole makes it a store.
 #[must_use]
 pub fn image(head: &[u8], len: u64) -> Image {
     let making = || head.get(MAKING as usize..MAKING as usize + MAKING_MARK.len()).is_some_and(is_making);
@@ -132,6 +132,14 @@ pub fn image(head: &[u8], len: u64) -> Image {
         // Who opens the store says why it is none.
         Err(_) => Image::Foreign,
     }
+}
+
+/// How every opener of a store's file opens it.
+#[must_use]
+pub fn file_options() -> FileOptions {
+    let way = "read what is left with `rem kv salvage FILE -o DUMP`, which goes into a new store by `rem kv load`; the image of a member \
+               is made anew by the others when its directory is taken away";
+    FileOptions::new().image(image).journal_note(JOURNAL_NOTE, way)
 }
 
 /// Refuses a region that somebody else opened if its file was cut short within its journal: behind the store then lies what is
@@ -256,6 +264,10 @@ mod tests {
         assert_eq!(image(&making, 1 << 20), Image::Foreign);
         making[MAKING as usize..][..MAKING_MARK.len()].copy_from_slice(&MAKING_MARK);
         assert_eq!(image(&making, 1 << 20), Image::Blank);
+        let mut noted = zeros.clone();
+        let note = JOURNAL_NOTE as usize..JOURNAL_NOTE as usize + remanence_pmem::JOURNAL_NOTE_LEN;
+        noted[note.start] = 1;
+        assert_eq!(image(&noted, 1 << 20), Image::Foreign, "that is no note");
         for short in 0..100 {
             assert_eq!(image(&zeros[..short], short as u64), Image::Blank);
         }

@@ -61,7 +61,7 @@ pub use asynch::{AsyncStore, Cancelled, Cancelling, Pending};
 pub use baseline::{BaselineOptions, BaselineServer, BaselineStore};
 pub use error::Error;
 pub use local::{Local, Locals};
-pub use medium::{Inspected, image, inspect, repair};
+pub use medium::{Inspected, file_options, image, inspect, repair};
 pub use member::{Member, MemberMetrics, MemberOptions, MemberStats, Role, Said};
 pub use members::Asked;
 pub use salvage::{Salvaged, read_all, salvage};

@@ -9,14 +9,14 @@ use std::time::Duration;
 use parking_lot::{Mutex, MutexGuard};
 use remanence_persist::Config;
 use remanence_persist::taxonomy::Buffers;
-use remanence_pmem::{FileOptions, PersistenceDomain, Region, StoreGranularity};
+use remanence_pmem::{PersistenceDomain, Region, StoreGranularity};
 use remanence_remote::Token;
 use remanence_remote::ring::Layout;
 use remanence_verbs::Context;
 
 use super::host::Host;
 use super::local::Locals;
-use super::medium::{New, grow, image, make_if_blank, may_grow, refuse_cut_journal};
+use super::medium::{New, file_options, grow, make_if_blank, may_grow, refuse_cut_journal};
 use super::member::Upkeep;
 use super::memory::Memory;
 use super::options::{Common, common_options};
@@ -180,8 +180,7 @@ impl ServerOptions {
         };
         // In mode `erda` what is visible is acknowledged.
         let only_durable = self.mode == Mode::Durable;
-        let mut file =
-            FileOptions::new().journal(self.common.journal).only_durable(only_durable).image(image);
+        let mut file = file_options().journal(self.common.journal).only_durable(only_durable);
         if let Some(domain) = self.common.declared {
             file = file.declare(domain);
         }

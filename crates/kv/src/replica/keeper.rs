@@ -3,14 +3,17 @@
 //! The ledger says how far: a root record of its own, beside the image. An image at `n` has all records below `n`, durably;
 //! it may have any part of those that were being applied when a crash came, which are applied again.
 
-use remanence_pmem::Medium;
+use std::ops::Range;
+
 use remanence_pmem::layout::{LayoutError, ROOT_LEN, Root};
+use remanence_pmem::{JOURNAL_NOTE_LEN, Medium};
 use remanence_remotelog::Epoch;
 use remanence_remotelog::format::superblock::Uuid;
 use remanence_remotelog::store::{Reader, Store};
 use remanence_remotelog::walk::Local;
 
 use super::change::apply;
+use crate::format::superblock::JOURNAL_NOTE;
 use crate::format::{get_u32, get_u64};
 
 /// Bytes of the medium that a ledger needs.
@@ -188,14 +191,12 @@ impl<M: Medium> Keeper<M> {
                 if self.ledger.complete || !fits {
                     return Err("no such part of an image is wanted".into());
                 }
-                let zeros;
-                let bytes = if bytes.is_empty() {
-                    zeros = vec![0; *len as usize];
-                    &zeros
-                } else {
-                    bytes
-                };
-                self.image.write_nt(*at, bytes);
+                let mut bytes = bytes.clone();
+                bytes.resize(*len as usize, 0);
+                if let Some((note, within)) = note_in(*at, *len) {
+                    self.image.read(note, &mut bytes[within]);
+                }
+                self.image.write_nt(*at, &bytes);
                 Ok(Told::Ok)
             }
             Order::End { applied } => {
@@ -213,6 +214,9 @@ impl<M: Medium> Keeper<M> {
                 }
                 let mut bytes = vec![0; *len as usize];
                 self.image.read(*at, &mut bytes);
+                if let Some((_, within)) = note_in(*at, *len) {
+                    bytes[within].fill(0);
+                }
                 Ok(Told::Bytes(bytes))
             }
         }
@@ -252,6 +256,14 @@ impl<M: Medium> Keeper<M> {
         }
         Ok(())
     }
+}
+
+/// Where a part of an image has what its member's file says of its own journal, and where within the part: that is no part of the
+/// store, and another member's file may have no journal.
+fn note_in(at: u64, len: u32) -> Option<(u64, Range<usize>)> {
+    let (from, to) =
+        (JOURNAL_NOTE.max(at), (JOURNAL_NOTE + JOURNAL_NOTE_LEN as u64).min(at + u64::from(len)));
+    (from < to).then(|| (from, (from - at) as usize..(to - at) as usize))
 }
 
 /// An order, and the epoch of who gives it, as they are sent.
@@ -326,6 +338,9 @@ pub fn parse_told(bytes: &[u8]) -> Option<Told> {
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
+    use remanence_pmem::Region;
+    use remanence_remotelog::store::Make;
+    use remanence_remotelog::{Geometry, Mode};
 
     use super::*;
 
@@ -351,6 +366,49 @@ mod tests {
         ];
         for told in all {
             assert_eq!(parse_told(&emit_told(&told)), Some(told));
+        }
+    }
+
+    /// What a member's file says of its own journal would have another member's refused, which has none.
+    #[test]
+    fn what_is_noted_of_a_member_s_journal_stays_with_it() {
+        let epoch = Epoch(1 << 32);
+        let note = JOURNAL_NOTE..JOURNAL_NOTE + JOURNAL_NOTE_LEN as u64;
+        let memory = |name: &str, len| Region::memfd(name, len).expect("memory");
+        let log = Make {
+            mode: Mode::Singleton,
+            geometry: Geometry::for_size(1 << 20).expect("room"),
+            uuid: Uuid([1; 16]),
+            salt: 1,
+        };
+        let mut log = Store::create(memory("log", 1 << 20), &log).expect("a log");
+        log.grant(epoch).expect("nobody else's");
+        let member = |byte| {
+            let image = memory("image", 64 << 10);
+            image.write(0, &vec![byte; 64 << 10]);
+            Keeper::create(image, memory("ledger", LEDGER_LEN)).expect("a ledger")
+        };
+        let (mut from, mut to) = (member(1), member(2));
+        assert_eq!(to.obey(&mut log, epoch, &Order::Begin), Told::Ok);
+        for (at, len) in [(0, 1000), (1000, 50), (1050, 10), (1060, 5000), (6060, 10_000)] {
+            let Told::Bytes(bytes) = from.obey(&mut log, epoch, &Order::Read { at, len }) else {
+                panic!("it is a part of the image")
+            };
+            for (at, byte) in (at..).zip(&bytes) {
+                assert_eq!(*byte, u8::from(!note.contains(&at)), "byte {at}");
+            }
+            // An older member may send its own.
+            for bytes in [vec![1; len as usize], bytes] {
+                let block = Order::Block { at, bytes, len };
+                assert_eq!(to.obey(&mut log, epoch, &block), Told::Ok);
+            }
+        }
+        assert_eq!(to.obey(&mut log, epoch, &Order::Block { at: 0, bytes: vec![], len: 1100 }), Told::Ok);
+        let mut image = vec![0; 16_060];
+        to.image().read(0, &mut image);
+        for (at, byte) in (0..).zip(image) {
+            let sent = u8::from(at >= 1100);
+            assert_eq!(byte, if note.contains(&at) { 2 } else { sent }, "byte {at}");
         }
     }
 

@@ -6,7 +6,7 @@
 //! journals of files that are locked by us.
 //!
 //! Whoever opens the file finds the journal, and replays it unless the page cache is known to have lived since: `log` has the
-//! rule, `cache` what the kernel says.
+//! rule, `cache` what the kernel says; `note` how a journal is missed of which nothing is left.
 //!
 //! What it rests on. Its blocks were written once before, so that writing them changes no metadata. Linux tells of a write that
 //! failed, to each descriptor and by syncfs (since 5.8); an older kernel, a page of the region that another process has mapped while it is recovered, and a
@@ -16,6 +16,7 @@
 mod format;
 mod live;
 mod log;
+mod note;
 mod pending;
 #[cfg(test)]
 mod tests;
@@ -31,7 +32,11 @@ use std::sync::Arc;
 
 pub(crate) use format::{NO_BOOT, Name, Place};
 pub(crate) use live::Journal;
+pub use note::{JOURNAL_NOTE_LEN, is_journal_note};
+pub(crate) use note::{Note, Sizes};
 
+use crate::error::WayOut;
+use crate::file::step;
 use crate::{Error, Region, cache};
 use format::{ALIGN, BLOCK, ENDING, MIN, NoFooter};
 use live::FileDisk;
@@ -86,7 +91,7 @@ pub(crate) fn find(file: &File, len: u64, path: &Path) -> Result<Option<Place>, 
         Ok(_) | Err(NoFooter::Damaged) => Err(Error::JournalDamaged {
             path,
             what: "its last block is not as it was written".into(),
-            region: None,
+            way: WayOut::Nothing,
         }),
     }
 }
@@ -106,7 +111,12 @@ pub(crate) fn refuse_cut(file: &File, len: u64, region: u64, path: &Path) -> Res
 
 /// What is said of a file that has so many bytes, and had more.
 pub(crate) fn cut_short(place: Place, len: u64, path: &Path) -> Error {
-    Error::JournalCut { path: path.to_owned(), expected: place.file(), found: len, region: place.region }
+    Error::JournalCut {
+        path: path.to_owned(),
+        expected: place.file(),
+        found: len,
+        way: WayOut::Truncate(place.region),
+    }
 }
 
 /// The journal whose first block lies in a part of a file, or of a region, as one does of a file that was cut short within its
@@ -129,15 +139,19 @@ pub(crate) fn create(file: &File, region: u64, len: u64, boot: Name, path: &Path
     let os = |e| Error::os(format!("making the journal of {}", path.display()), e);
     // The footer comes last, when what it speaks of is durable. Until then the length says that there is none.
     crate::file::reserve(file, place.footer(), path)?;
+    step(file);
     crate::file::write_zeros(file, region, place.footer(), path)?;
+    step(file);
     let mut disk = disk(file, place).map_err(os)?;
     let log = Log::create(&mut disk, place, boot).map_err(os)?;
     let mut footer = place.encode();
     file.write_all_at(&footer, place.start()).map_err(os)?;
     file.sync_all().map_err(os)?;
+    step(file);
     footer.resize(ENDING as usize, 0);
     file.write_all_at(&footer, place.footer()).map_err(os)?;
     file.sync_all().map_err(os)?;
+    step(file);
     cache::leave_trace(file);
     Ok(Journal::new(log, disk))
 }
@@ -195,16 +209,33 @@ fn refused(bad: Bad, place: Place, path: &Path) -> Error {
     match bad {
         Bad::Os(e) => Error::os(format!("replaying the journal of {}", path.display()), e),
         Bad::Damaged(what) => {
-            Error::JournalDamaged { path: path.to_owned(), what, region: Some(place.region) }
+            Error::JournalDamaged { path: path.to_owned(), what, way: WayOut::Truncate(place.region) }
         }
     }
 }
 
-/// Recovers the region from the journal, and cuts the file behind the region.
-pub(crate) fn remove(file: &File, place: Place, boot: Name, path: &Path) -> Result<(), Error> {
-    let finished = open(file, place, boot, boot, path)?.finish();
-    let cut = finished.and_then(|()| file.set_len(place.region)).and_then(|()| file.sync_all());
-    cut.map_err(|e| Error::os(format!("removing the journal of {}", path.display()), e))
+/// Recovers the region from the journal, and cuts the file behind the region. `note`: what the file says from then on, and where.
+pub(crate) fn remove(
+    file: &File,
+    place: Place,
+    boot: Name,
+    note: Option<(u64, Note)>,
+    path: &Path,
+) -> Result<(), Error> {
+    let journal = open(file, place, boot, boot, path)?;
+    let removed = || -> io::Result<()> {
+        journal.finish()?;
+        // While the journal is there, what the note says of it does not matter.
+        if let Some((at, note)) = note {
+            note.write(file, at)?;
+        }
+        step(file);
+        file.set_len(place.region)?;
+        file.sync_all()?;
+        step(file);
+        Ok(())
+    };
+    removed().map_err(|e| Error::os(format!("removing the journal of {}", path.display()), e))
 }
 
 fn disk(file: &File, place: Place) -> io::Result<FileDisk> {

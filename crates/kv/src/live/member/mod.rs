@@ -35,6 +35,7 @@ use super::options::{Common, common_options};
 use super::server::remove_if_new;
 use super::{Error, Metrics, ServerOptions};
 use crate::format::Geometry;
+use crate::format::superblock::is_blank;
 use crate::replica::keeper::{LEDGER_LEN, emit_told, parse_order};
 use crate::replica::{Keeper, Mirror, Primary};
 use door::Door;
@@ -296,9 +297,9 @@ impl Member {
         let Place::Directory(path) = &options.place;
         let io = |what: &str, e: &std::io::Error| Error::Argument(format!("{what}: {e}"));
         make_directory(path).map_err(|e| io(&path.display().to_string(), &e))?;
-        let mut open = |name: &str, len: u64, look: fn(&[u8], u64) -> Image| -> Result<Region, Error> {
+        let mut open = |name: &str, len: u64, file: FileOptions| -> Result<Region, Error> {
             let path = path.join(name);
-            let mut file = FileOptions::new().journal(options.common.journal).only_durable(true).image(look);
+            let mut file = file.journal(options.common.journal).only_durable(true);
             if let Some(domain) = options.common.declared {
                 file = file.declare(domain);
             }
@@ -309,7 +310,7 @@ impl Member {
             opened.push(region.clone());
             Ok(region)
         };
-        let image = open("image", options.common.size.unwrap_or(256 << 20), medium::image)?;
+        let image = open("image", options.common.size.unwrap_or(256 << 20), medium::file_options())?;
         if let Some(asked) = options.common.size.filter(|asked| *asked > image.len()) {
             return Err(Error::Argument(format!(
                 "the image in {} has {} bytes, and a store on several members does not grow to {asked}: `rem kv dump` it, and \
@@ -318,8 +319,10 @@ impl Member {
                 image.len()
             )));
         }
-        let log = open("log", options.log_len(image.len()), remanence_remotelog::format::superblock::image)?;
-        let ledger = open("ledger", LEDGER_LEN, |_, _| Image::Ours { len: LEDGER_LEN })?;
+        let looked = |look| FileOptions::new().image(look);
+        let log = looked(remanence_remotelog::format::superblock::image);
+        let log = open("log", options.log_len(image.len()), log)?;
+        let ledger = open("ledger", LEDGER_LEN, looked(|_, _| Image::Ours { len: LEDGER_LEN }))?;
         let (keeper, new) = keeper(image, ledger)?;
         let roads = Roads {
             context: context.clone(),
@@ -534,7 +537,7 @@ fn keeper(image: Region, ledger: Region) -> Result<(Keeper<Region>, bool), Error
     let mut start = vec![0; 64 << 10];
     let len = start.len().min(image.len() as usize);
     remanence_pmem::Medium::read(&image, 0, &mut start[..len]);
-    if first.iter().chain(&start).all(|byte| *byte == 0) {
+    if first.iter().all(|byte| *byte == 0) && is_blank(&start) {
         return Ok((Keeper::create(image, ledger).map_err(failed)?, true));
     }
     Ok((Keeper::open(image, ledger).map_err(failed)?, false))

@@ -5,7 +5,9 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use super::super::format::{ALIGN, ENDING, Place};
-use crate::{Error, FileOptions, Image, Journaling, Region, cache};
+use super::super::{JOURNAL_NOTE_LEN, Note, Sizes, is_journal_note};
+use crate::file::tests::LEFT;
+use crate::{Error, FileOptions, Image, Journaling, Region, WayOut, cache};
 
 const LEN: u64 = 300_001;
 const OTHER: [u8; 16] = [0x77; 16];
@@ -192,7 +194,7 @@ fn what_is_no_journal_of_ours_is_left_alone_and_what_was_one_is_refused() {
     };
     let footer = whole.len() - ENDING as usize;
     let refused = with(&|bytes| bytes[footer + 20] ^= 1).expect_err("a damaged footer");
-    assert!(matches!(refused, Error::JournalDamaged { region: None, .. }), "{refused}");
+    assert!(matches!(refused, Error::JournalDamaged { way: WayOut::Nothing, .. }), "{refused}");
     let refused = with(&|bytes| bytes[footer + 8] = 2).expect_err("of a later version");
     assert!(matches!(refused, Error::JournalVersion { version: 2, .. }), "{refused}");
     let refused = with(&|bytes| bytes[LEN.next_multiple_of(ALIGN) as usize + 8192..footer].fill(0));
@@ -214,7 +216,7 @@ fn what_is_no_journal_of_ours_is_left_alone_and_what_was_one_is_refused() {
         for owner in [FileOptions::new().create(LEN), FileOptions::new().expect_len(LEN)] {
             let refused = cut(owner).expect_err("its owner knows its length");
             assert!(
-                matches!(refused, Error::JournalCut { expected, region: LEN, .. } if expected == file_len),
+                matches!(refused, Error::JournalCut { expected, way: WayOut::Truncate(LEN), .. } if expected == file_len),
                 "{refused}"
             );
         }
@@ -485,4 +487,154 @@ fn of_a_damaged_journal_what_is_whole_is_salvaged_and_the_rest_is_said() {
     none[start + 8192..footer].fill(0);
     let (there, said) = salvaged(&none);
     assert!(there == [false; 3] && said.contains("none of its records"), "{there:?}: {said}");
+}
+
+/// Where those of [`noting`] say that they have a journal.
+const NOTE: u64 = 1024;
+
+/// As [`look`], of an owner whose files say that they have a journal.
+fn noting() -> FileOptions {
+    let look = |head: &[u8], len: u64| {
+        let mut head = head.to_vec();
+        let end = head.len().min(NOTE as usize + JOURNAL_NOTE_LEN);
+        if let Some(note) = head.get_mut(NOTE as usize..end).filter(|note| is_journal_note(note)) {
+            note.fill(0);
+        }
+        look(&head, len)
+    };
+    FileOptions::new().image(look).journal_note(NOTE, "ask its owner")
+}
+
+/// A file of ours; `None` where there is no page cache to try it on.
+fn noted(scratch: &Scratch, options: FileOptions) -> Option<Vec<u8>> {
+    let region = scratch.open(options.create(LEN)).expect("a file");
+    region.journal()?;
+    region.write(0, b"ours, and what is kept");
+    region.persist(0..22).expect("a disk");
+    drop(region);
+    Some(fs::read(&scratch.0).expect("readable"))
+}
+
+#[test]
+fn a_journal_of_which_nothing_is_left_is_missed() {
+    let scratch = Scratch::new("gone");
+    let journal = Journaling::Len(1 << 18);
+    let Some(whole) = noted(&scratch, noting().journal(journal)) else { return };
+    let start = LEN.next_multiple_of(ALIGN) as usize;
+    let zeroed = |from: usize, to: usize| {
+        let mut bytes = whole.clone();
+        bytes[from..to].fill(0);
+        bytes
+    };
+    let footer = whole.len() - ENDING as usize;
+    let ways = [
+        ("all of it", zeroed(LEN as usize, whole.len())),
+        ("its head and its footer", [&zeroed(start, start + 8192)[..footer], &[0; ENDING as usize]].concat()),
+        ("cut, with zeros in front", zeroed(LEN as usize, whole.len())[..start + 8192].to_vec()),
+        ("cut off", whole[..LEN as usize].to_vec()),
+        ("cut in its first block", whole[..start + 10].to_vec()),
+    ];
+    for (what, left) in &ways {
+        for options in [noting(), noting().journal(journal), noting().create(2 * LEN), noting().create(LEN)] {
+            fs::write(&scratch.0, left).expect("a disk");
+            for refused in [options.view(&scratch.0), options.open(&scratch.0)] {
+                let is_missed =
+                    matches!(refused, Err(Error::JournalGone { way: WayOut::Owner("ask its owner"), .. }));
+                assert!(is_missed, "{what}: {refused:?}");
+            }
+            assert!(fs::read(&scratch.0).expect("readable") == *left, "{what}: it stays as it was");
+        }
+        let (rest, damage) = noting().salvage(&scratch.0).expect("it can be read");
+        assert!(matches!(damage, Some(Error::JournalGone { .. })), "{what}: {damage:?}");
+        assert_eq!((rest.len(), bytes(&rest, 0, 4)), (LEN, b"ours".to_vec()), "{what}");
+    }
+    let said = noting().open(&scratch.0).expect_err("its journal is gone").to_string();
+    assert!(said.contains("from a replica or a backup, or ask its owner"), "{said}");
+    fs::write(&scratch.0, &whole[..start + 8192]).expect("a disk");
+    let cut = noting().open(&scratch.0).expect_err("its journal was cut");
+    assert!(matches!(cut, Error::JournalCut { way: WayOut::Owner(_), .. }), "{cut}");
+}
+
+#[test]
+fn a_file_that_says_nothing_of_a_journal_is_opened_and_says_it_then() {
+    let scratch = Scratch::new("notes");
+    let older = FileOptions::new().image(look).journal(Journaling::Len(1 << 18));
+    let Some(whole) = noted(&scratch, older) else { return };
+    let note =
+        |scratch: &Scratch| Note::read(&fs::File::open(&scratch.0).expect("a file"), NOTE).expect("readable");
+    assert_eq!(note(&scratch), Note::Nothing);
+    drop(scratch.open(noting()).expect("it is whole"));
+    assert_eq!(note(&scratch), Note::Has(Sizes { region: LEN, journal: 1 << 18 }));
+    // Nobody knows what an older one had.
+    fs::write(&scratch.0, &whole[..LEN as usize]).expect("a disk");
+    assert_eq!(scratch.open(noting()).expect("as it is").journal(), None);
+    // Where no pages are written it has no journal, and says so: it goes on without one elsewhere.
+    fs::write(&scratch.0, &whole).expect("a disk");
+    drop(scratch.open(noting()).expect("it is whole"));
+    let copy = Scratch(Path::new("/dev/shm").join(scratch.0.file_name().expect("a name")));
+    fs::copy(&scratch.0, &copy.0).expect("there is room");
+    assert_eq!(copy.open(noting()).expect("it is whole").journal(), None);
+    assert_eq!(note(&copy), Note::Nothing);
+    fs::copy(&copy.0, &scratch.0).expect("there is room");
+    let again = scratch.open(noting()).expect("it has none");
+    assert_eq!((again.len(), again.journal(), bytes(&again, 0, 4)), (LEN, None, b"ours".to_vec()));
+    // Somebody else's is not written.
+    drop(again);
+    fs::write(&scratch.0, b"theirs").expect("a disk");
+    let theirs = scratch.open(noting().journal(Journaling::Len(1))).expect("its owner says what is wrong");
+    assert_eq!((theirs.len(), theirs.journal()), (6, None));
+}
+
+/// Whoever asked for more room, or for a journal, and was killed at any moment need not ask again for the journal.
+#[test]
+fn a_file_whose_journal_was_being_made_gets_it_when_it_is_opened_again() {
+    let scratch = Scratch::new("moves");
+    let journal = Journaling::Len(1 << 18);
+    let Some(whole) = noted(&scratch, noting().journal(journal)) else { return };
+    let mut bare = whole[..LEN as usize].to_vec();
+    bare[NOTE as usize..][..JOURNAL_NOTE_LEN].fill(0);
+    let longer = Journaling::Len(1 << 20);
+    for (what, before, options, always) in [
+        ("grows", &whole, noting().create(2 * LEN), true),
+        ("grows, and its journal too", &whole, noting().create(2 * LEN).journal(longer), true),
+        ("gets one", &bare, noting().journal(journal), false),
+        ("gets one and grows", &bare, noting().create(2 * LEN).journal(journal), false),
+    ] {
+        fs::write(&scratch.0, before).expect("a disk");
+        LEFT.set(Some(Vec::new()));
+        let done = scratch.open(options.clone()).expect("there is room");
+        let left = LEFT.take().expect("somebody looked");
+        let (len, journal) = (done.len(), done.journal());
+        drop(done);
+        assert!(left.len() >= 5 && journal.is_some(), "{what}: {} steps", left.len());
+        let mut without = 0;
+        for (nth, left) in left.iter().enumerate() {
+            for again in [noting(), options.clone(), noting().create(3 * LEN)] {
+                fs::write(&scratch.0, left).expect("a disk");
+                let viewed = again.view(&scratch.0).expect("nothing is missing");
+                assert_eq!(bytes(&viewed, 0, 22), b"ours, and what is kept", "{what}: {nth}");
+                drop(viewed);
+                let (rest, damage) = noting().salvage(&scratch.0).expect("it can be read");
+                assert!(damage.is_none() && bytes(&rest, 0, 4) == b"ours", "{what}: {nth}: {damage:?}");
+                drop(rest);
+                let opened = scratch.open(again).expect("nothing is missing");
+                assert_eq!(bytes(&opened, 0, 22), b"ours, and what is kept", "{what}: {nth}");
+                assert!([LEN, len, 3 * LEN].contains(&opened.len()), "{what}: {nth}: {} bytes", opened.len());
+                assert!(
+                    bytes(&opened, LEN, (opened.len() - LEN) as usize).iter().all(|byte| *byte == 0),
+                    "{what}: {nth}: something of a journal is in the region"
+                );
+                without += usize::from(opened.journal().is_none());
+                assert!(!always || opened.journal().is_some(), "{what}: {nth}");
+                let (len, journal) = (opened.len(), opened.journal());
+                drop(opened);
+                let same = scratch.open(noting()).expect("it is whole");
+                assert_eq!((same.len(), same.journal()), (len, journal), "{what}: {nth}");
+            }
+            fs::write(&scratch.0, left).expect("a disk");
+            let all = scratch.open(options.clone()).expect("who asks again gets all");
+            assert_eq!((all.len(), all.journal().is_some()), (len, true), "{what}: {nth}");
+        }
+        println!("{what}: {} steps, {without} without a journal", left.len());
+    }
 }
