@@ -21,12 +21,20 @@ use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
 
+#[cfg(test)]
+thread_local! {
+    /// How often this thread gave pages up.
+    pub(crate) static FORGOTTEN: std::cell::Cell<u32> = const { std::cell::Cell::new(0) };
+}
+
 /// `F_GET_RW_HINT` and `F_SET_RW_HINT` of fcntl(2): `F_LINUX_SPECIFIC_BASE` and 11 or 12.
 const F_GET_RW_HINT: c_int = 1024 + 11;
 const F_SET_RW_HINT: c_int = 1024 + 12;
 
 /// `RWH_WRITE_LIFE_NONE`: no life time is known, as somebody said.
 const TRACE: u64 = 1;
+/// `RWH_WRITE_LIFE_NOT_SET`, which a fresh inode has.
+const NO_TRACE: u64 = 0;
 
 /// Whether [`leave_trace`] was called since the kernel has this inode in memory.
 pub(crate) fn has_trace(file: &File) -> bool {
@@ -43,8 +51,34 @@ pub(crate) fn leave_trace(file: &File) {
     unsafe { libc::fcntl(file.as_raw_fd(), F_SET_RW_HINT, &raw const hint) };
 }
 
+/// Takes the trace away: whatever the cache has, nobody relies on it. Without effect where there never is one.
+pub(crate) fn take_trace(file: &File) {
+    let hint = NO_TRACE;
+    // SAFETY: reads a word of ours.
+    unsafe { libc::fcntl(file.as_raw_fd(), F_SET_RW_HINT, &raw const hint) };
+}
+
+/// Has a file without a journal be read as the disk has it from now on, before anybody reads or maps it.
+///
+/// A page that could not be written counts as clean: it would be read, and taken for durable by every sync, until the kernel gives it
+/// up and what is on the disk comes back. So the cache is given up, unless it is known that all of it is written, or was: its last
+/// owner was told of no failure, or he would have taken his trace away, and neither the file nor its file system tells of one.
+pub(crate) fn settle(file: &File, len: u64) -> io::Result<()> {
+    let kept = has_trace(file);
+    // Who is told of a failure and killed has told nobody.
+    take_trace(file);
+    let written = file.sync_all().is_ok() && kept && sync_all_of_system(file).is_ok();
+    if !written {
+        forget(file, 0, len)?;
+    }
+    leave_trace(file);
+    Ok(())
+}
+
 /// Gives up the clean pages of part of a file, so that who reads next has what the disk has. Pages that a process has mapped stay.
 pub(crate) fn forget(file: &File, from: u64, len: u64) -> io::Result<()> {
+    #[cfg(test)]
+    FORGOTTEN.with(|count| count.set(count.get() + 1));
     let number = |n: u64| i64::try_from(n).map_err(|_| io::Error::from_raw_os_error(libc::EFBIG));
     // SAFETY: changes no content.
     match unsafe {

@@ -12,6 +12,7 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use crate::Error;
+use crate::cache;
 use crate::domain::{self, PersistenceDomain};
 use crate::error::WayOut;
 use crate::flush::{self, Instruction};
@@ -468,6 +469,10 @@ impl FileOptions {
         path: &Path,
     ) -> Result<Option<Journal>, Error> {
         let pages = domain == PersistenceDomain::PageCache;
+        let as_on_disk = || {
+            let read = cache::settle(file, found.len);
+            read.map_err(|e| Error::os(format!("opening {}", path.display()), e))
+        };
         let signs = if self.only_durable { Ok(journal::NO_BOOT) } else { self.boot() };
         match (found.journal, found.wanted) {
             (Some(place), _) if pages => journal::open(file, place, self.boot()?, signs?, path).map(Some),
@@ -478,11 +483,17 @@ impl FileOptions {
                 journal::remove(file, place, self.boot()?, note, path).map(|()| None)
             }
             (None, Some(len)) if pages => {
+                as_on_disk()?;
                 let moves = Note::Moves(Sizes { region: found.len, journal: len });
                 self.note_without(file, found, moves, path)?;
                 journal::create(file, found.len, len, signs?, path).map(Some)
             }
-            (None, _) => self.note_without(file, found, Note::Nothing, path).map(|()| None),
+            (None, _) => {
+                if pages {
+                    as_on_disk()?;
+                }
+                self.note_without(file, found, Note::Nothing, path).map(|()| None)
+            }
         }
     }
 
@@ -734,6 +745,31 @@ pub(crate) mod tests {
             assert!(matches!(refused, Err(Error::Exists { .. })), "{refused:?}");
             fs::remove_file(&path).expect("it is there");
         }
+    }
+
+    #[test]
+    fn what_only_the_cache_may_have_is_not_read() {
+        let path = PathBuf::from(format!("/var/tmp/remanence-cache-{}", std::process::id()));
+        let _ = fs::remove_file(&path);
+        let forgets = |options: &FileOptions| {
+            crate::cache::FORGOTTEN.set(0);
+            let region = options.open(&path).expect("a file");
+            (crate::cache::FORGOTTEN.get(), region)
+        };
+        let (_, region) = forgets(&FileOptions::new().create(8192));
+        let file = region.file().expect("a file").try_clone().expect("it is open");
+        let has = region.domain().domain() == PersistenceDomain::PageCache && cache::has_trace(&file);
+        drop(region);
+        if has {
+            assert_eq!(forgets(&FileOptions::new()).0, 0, "all that it has is on the disk");
+            // As after a psync that failed.
+            cache::take_trace(&file);
+            assert_eq!(forgets(&FileOptions::new()).0, 1);
+            assert_eq!(forgets(&FileOptions::new()).0, 0, "it was read from the disk since");
+        } else {
+            println!("/var/tmp is no disk, or its kernel remembers no inode: not tried");
+        }
+        fs::remove_file(&path).expect("it is there");
     }
 
     #[test]

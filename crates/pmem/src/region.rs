@@ -15,6 +15,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
+use crate::cache;
 use crate::copy::{NT_MIN, copy, copy_nt};
 use crate::domain::{self, Domain, PersistenceDomain, StoreGranularity};
 use crate::flush::page::{Pages, Work};
@@ -711,7 +712,11 @@ impl Region {
             return self.0.psyncs.run(|| {
                 match &self.0.sync {
                     Way::Journal(journal) => journal.psync(|lines, into| self.copy_lines(lines, into))?,
-                    Way::Pages(pages) => pages.psync(|work| self.write_pages(work))?,
+                    Way::Pages(pages) => {
+                        let written = pages.psync(|work| self.write_pages(work));
+                        // The next owner must not take for durable what the cache alone has.
+                        written.inspect_err(|_| self.file().into_iter().for_each(cache::take_trace))?;
+                    }
                     Way::Owner => return Err(not_ours()),
                 }
                 self.check_length()?;

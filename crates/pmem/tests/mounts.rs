@@ -220,33 +220,43 @@ fn a_file_system_that_was_shut_down_and_mounted_again_has_what_was_acknowledged(
 fn pages_that_could_not_be_written_for_a_while_are_there_when_the_server_starts_again() {
     in_namespace(
         "pages_that_could_not_be_written_for_a_while_are_there_when_the_server_starts_again",
-        |test| {
-            let mut disk = Disk::new("thin");
-            let thin = disk.scratch.join("thin");
-            fs::create_dir(&thin).expect("a directory");
-            disk.image = thin.join("image");
-            let at = thin.to_str().expect("a name");
-            let made = tool(&["mount", "-t", "tmpfs", "-o", "size=40m", "remanence", at]);
-            // Without a journal of its own, which would give up when it cannot be written.
-            let made = made.and_then(|_| disk.make(24 << 20, &["-b", "4096", "-O", "^has_journal"]));
-            if let Err(e) = made.and_then(|()| disk.mount()) {
-                let _ = tool(&["umount", at]);
-                return println!("skipped: no file system can be made and mounted here: {e}");
-            }
-            let ended = run_thin(test, &disk, &thin);
-            disk.unmount();
-            tool(&["umount", at]).expect("nobody uses it");
-            if let Err(why) = ended {
-                println!("skipped: {why}");
-            }
-        },
+        |test| with_thin(test, Journaling::Len(JOURNAL)),
     );
 }
 
-fn run_thin(test: &str, disk: &Disk, thin: &Path) -> Result<(), String> {
+/// The same of a file that has no journal to bring them back: they were not acknowledged, and nobody may see them.
+#[test]
+fn pages_that_could_not_be_written_are_not_read_by_who_opens_the_file_next() {
+    in_namespace("pages_that_could_not_be_written_are_not_read_by_who_opens_the_file_next", |test| {
+        with_thin(test, Journaling::Off);
+    });
+}
+
+fn with_thin(test: &str, journal: Journaling) {
+    let mut disk = Disk::new(if journal == Journaling::Off { "bare" } else { "thin" });
+    let thin = disk.scratch.join("thin");
+    fs::create_dir(&thin).expect("a directory");
+    disk.image = thin.join("image");
+    let at = thin.to_str().expect("a name");
+    let made = tool(&["mount", "-t", "tmpfs", "-o", "size=40m", "remanence", at]);
+    // Without a journal of its own, which would give up when it cannot be written.
+    let made = made.and_then(|_| disk.make(24 << 20, &["-b", "4096", "-O", "^has_journal"]));
+    if let Err(e) = made.and_then(|()| disk.mount()) {
+        let _ = tool(&["umount", at]);
+        return println!("skipped: no file system can be made and mounted here: {e}");
+    }
+    let ended = run_thin(test, &disk, &thin, journal);
+    disk.unmount();
+    tool(&["umount", at]).expect("nobody uses it");
+    if let Err(why) = ended {
+        println!("skipped: {why}");
+    }
+}
+
+fn run_thin(test: &str, disk: &Disk, thin: &Path, journal: Journaling) -> Result<(), String> {
     // Zeros that were written, so that a page that is written again changes nothing but its block.
     fs::write(disk.file(), vec![0; LEN as usize]).expect("there is room");
-    drop(FileOptions::new().journal(Journaling::Len(JOURNAL)).open(disk.file()).expect("there is room"));
+    drop(FileOptions::new().journal(journal).open(disk.file()).expect("there is room"));
     // Their blocks are given back, and nobody can have any until the other file goes.
     let image = disk.image.to_str().expect("a name");
     for line in tool(&["filefrag", "-v", "-s", disk.file().to_str().expect("a name")])?.lines() {
@@ -279,9 +289,13 @@ fn run_thin(test: &str, disk: &Disk, thin: &Path) -> Result<(), String> {
     fs::remove_file(thin.join("filler")).expect("it is there");
 
     // Who opens it first is told of no error any more; who comes later has what is on the disk.
+    let mut before = None;
     for _ in 0..2 {
         let region = FileOptions::new().open(disk.file()).expect("the disk is well again");
         check(&region, durable, durable + 1);
+        let words: Vec<u64> = (0..WORDS).map(|word| region.load_u64(word * 4096)).collect();
+        let before = before.get_or_insert_with(|| words.clone());
+        assert_eq!(*before, words, "what was seen once is on the disk");
         drop(region);
         disk.unmount();
         disk.mount().expect("it was mounted before");
