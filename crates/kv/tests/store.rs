@@ -5,7 +5,7 @@ mod common;
 use common::*;
 use remanence_kv::client::{Completion, Error, Get, Many, Operation, Progress, Put, Verb};
 use remanence_kv::format::object::{Content, WRITTEN_FROM, crc64, emit};
-use remanence_kv::format::{Chunk, KEY_MAX, Place};
+use remanence_kv::format::{Chunk, KEY_MAX, Place, RegionWord};
 use remanence_kv::proto::{Expect, Reply, Request};
 use remanence_kv::{Geometry, Options, Refusal};
 use remanence_pmem::Medium;
@@ -665,4 +665,35 @@ fn a_page_of_an_all_but_empty_table_is_short_and_says_where_to_go_on() {
     found.sort();
     assert_eq!(found, [b"one".to_vec(), b"two".to_vec()]);
     assert!((8..=16).contains(&pages), "{pages} pages: nobody waits for a whole table");
+}
+
+/// An epoch that came again would make an object of an earlier use of its region whole, and the older of two regions the younger.
+#[test]
+fn a_store_that_has_used_up_its_epochs_is_full_and_is_read() {
+    let image = formatted(SMALL, 64);
+    let word = RegionWord { epoch: u32::MAX - 10, ..RegionWord::FREE };
+    image.write(SMALL.directory(SMALL.regions() - 1), &word.emit().to_le_bytes());
+    let options = Options { clean_by_itself: true, ..DURABLE };
+    let mut written = 0;
+    for round in 0..3 {
+        let store = Store::open(&image, options);
+        let mut client = store.client(0);
+        let refused = loop {
+            let newest = (written > 0).then(|| value(written, 500));
+            assert_eq!(client.value(b"key"), newest, "round {round}");
+            match client.put(b"key", &value(written + 1, 500)) {
+                Ok(_) => written += 1,
+                Err(refused) => break refused,
+            }
+            assert!(written < 100, "ten regions have room for some thirty values");
+        };
+        assert!(matches!(refused, Error::Refused(Refusal::Full)), "{refused:?}");
+        assert!(written > 10, "{written}");
+    }
+    for region in 0..SMALL.regions() {
+        let mut word = [0; 8];
+        image.read(SMALL.directory(region), &mut word);
+        let word = RegionWord::parse(u64::from_le_bytes(word)).expect("as it was stored");
+        assert!(word.epoch == 1 || word.epoch == 0 || word.epoch >= u32::MAX - 10, "{word:?}");
+    }
 }

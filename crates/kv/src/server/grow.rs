@@ -83,7 +83,7 @@ impl<M: Medium + Clone> Server<M> {
         let first = u32::try_from(count).ok().filter(|_| fits).and_then(|count| self.log.run_of_free(count));
         let first = first.ok_or(Refusal::Full)?;
         let words: Vec<(u32, RegionWord)> = (first..first + count as u32)
-            .zip(self.log.epoch + 1..)
+            .zip(self.log.next_epochs(count)?..)
             .map(|(region, epoch)| (region, RegionWord::table(epoch)))
             .collect();
         self.log.set_all(&words)?;

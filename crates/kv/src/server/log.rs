@@ -301,7 +301,7 @@ impl<M: Medium> Log<M> {
             return Err(Refusal::Full);
         }
         let region = *self.free.first().expect("not empty");
-        let word = RegionWord { kind: RegionKind::Log, head, link, epoch: self.epoch + 1 };
+        let word = RegionWord { kind: RegionKind::Log, head, link, epoch: self.next_epochs(1)? };
         self.set(region, word)?;
         self.links.insert((head, link), region);
         let next_link = self.after(link);
@@ -309,6 +309,17 @@ impl<M: Medium> Log<M> {
         state.next_link = next_link;
         state.tail = Some((link, 1));
         Ok((link, 1))
+    }
+
+    /// The epoch of the next of so many regions that are put to use.
+    ///
+    /// An epoch is never used twice: an object is told by it from what an earlier use of the region has left in its place, and of two
+    /// regions the younger by the higher one. So the last of them ends what can be written: the store is full, and what it has is
+    /// read, also by `rem kv dump`, to be loaded into a new one. A store comes there when 2^32 regions have been filled: 64 TiB in the
+    /// smallest one, whose regions have 16 KiB, and 8 PiB in one of 256 MiB.
+    pub(super) fn next_epochs(&self, count: u64) -> Result<u32, Refusal> {
+        let left = u64::from((u32::MAX - 1).saturating_sub(self.epoch));
+        if count > left { Err(Refusal::Full) } else { Ok(self.epoch + 1) }
     }
 
     /// The next object of this head goes to a region of its own, if there is one.
