@@ -462,3 +462,26 @@ fn keys_whose_values_are_damaged_are_cleared_with_the_others() {
         }
     }
 }
+
+#[test]
+fn a_damaged_value_whose_entry_is_lost_as_well_is_an_error_and_no_older_version() {
+    let (image, contents) = story();
+    drop(Server::open(&image, DURABLE).expect("a store"));
+    let copy = || CrashImage::from_bytes(image.bytes(), image.domain());
+    let mut without_entry = 0;
+    for part in parts_of(table(&copy())) {
+        for (key, bytes) in settled_objects(&copy()) {
+            for at in bytes {
+                let bit = (at % 8) as u32;
+                let what = format!("{key:?}, bit {bit} of byte {at}, and {part:?} are zeros");
+                let bad = flipped(&zeroed(&image, part.clone()), at, bit);
+                let (findings, damaged) = looked_through(&bad, &contents, &what);
+                assert_eq!(damaged, std::slice::from_ref(&key), "{what}: {findings:?}");
+                let is_entry =
+                    |found: &Finding| matches!(found.at, Where::Entry(_)) && found.fate == Fate::Lost;
+                without_entry += usize::from(findings.iter().any(is_entry));
+            }
+        }
+    }
+    assert!(without_entry > 1000, "{without_entry}");
+}

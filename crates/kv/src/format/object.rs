@@ -29,6 +29,8 @@ use super::{KEY_MAX, Offset, get_u16, get_u32, get_u64};
 pub const HEADER_LEN: usize = 48;
 /// The part of an object that a client writes starts here.
 pub const WRITTEN_FROM: usize = 8;
+/// Where the epoch of its region is.
+pub(crate) const EPOCH_AT: usize = field::EPOCH;
 /// Bytes of a chunk list before the first chunk.
 pub const LIST_LEN: usize = 8;
 /// Bytes per chunk in the list.

@@ -1,9 +1,13 @@
 //! Entries whose both words are 0. No entry of a [marked](RegionWord::MARKED) table ever is, so a sector or a page of it was lost,
 //! with what the entries named.
 //!
-//! Their objects are still in the logs. Of the keys that may have had such an entry, and have none, the newest object that is whole
-//! gets one: a write that was acknowledged is whole, and one that was deleted has a newer object that says so, as long as
+//! Their objects are still in the logs. Of the keys that may have had such an entry, and have none, the newest object
+//! gets one: a write that was acknowledged is there, and one that was deleted has a newer object that says so, as long as
 //! an older one is there: cleaning frees the regions of a log together. What was never used is marked again.
+//!
+//! The newest may be damaged as well. In mode `durable` it gets the entry all the same, so that the key is an error and no older value: what is not
+//! whole may also be a write that never ended, and nothing is left that would tell. Whose it is, its header and its key say: with the one bit
+//! of them flipped back that makes it whole, or, where there is none such, as they stand there.
 //!
 //! A table of a program that made it of zeros is marked when it is opened: a crash meanwhile leaves it as it was, as the mark of
 //! the table comes last.
@@ -14,10 +18,12 @@ use remanence_pmem::Medium;
 
 use super::index::{Entry, store};
 use super::mend::{Fate, Where, object_at};
-use super::{OpenError, Server};
-use crate::format::object::HEADER_LEN;
+use super::{Mode, OpenError, Server};
+use crate::format::object::{EPOCH_AT, HEADER_LEN, WRITTEN_FROM};
 use crate::format::slot::{NEIGHBOURHOOD, NEVER, SLOT_LEN, TableAt, fingerprint};
-use crate::format::{Hint, Meta, Offset, RegionKind, RegionWord, Slot, UNIT, Word, hash};
+use crate::format::{
+    Header, Hint, Meta, Object, Offset, Place, RegionKind, RegionWord, Slot, UNIT, Word, get_u32, hash,
+};
 
 /// The entries of tables that are zeros.
 #[derive(Debug, Default)]
@@ -48,6 +54,9 @@ impl Zeros {
     }
 }
 
+/// Bytes of the longest object that is looked for behind a flipped bit.
+const MENDED_MAX: u64 = 64 << 10;
+
 /// The newest object of a key.
 struct Newest {
     version: u64,
@@ -56,6 +65,19 @@ struct Newest {
     offset: Offset,
     hint: Hint,
     deleted: bool,
+    /// It is not whole.
+    damaged: bool,
+}
+
+impl Newest {
+    /// Whether this one is newer. Of one version cleaning makes copies, of which a whole one is as good as any.
+    fn is_after(&self, other: &Self) -> bool {
+        match (self.damaged, other.damaged) {
+            (true, _) => self.version > other.version,
+            (false, true) => self.version >= other.version,
+            (false, false) => (self.version, self.epoch) > (other.version, other.epoch),
+        }
+    }
 }
 
 impl<M: Medium + Clone> Server<M> {
@@ -94,7 +116,7 @@ impl<M: Medium + Clone> Server<M> {
         for ((fingerprint, key), newest) in self.newest_of(&lost) {
             let mut others = self.index.candidates(fingerprint).into_iter();
             let has = others.any(|entry| self.key_of(&entry).is_none_or(|of| of == key));
-            if newest.deleted || has {
+            if newest.deleted && !newest.damaged || has {
                 continue;
             }
             let Some((table, index)) = lost.of(fingerprint) else {
@@ -111,7 +133,8 @@ impl<M: Medium + Clone> Server<M> {
             self.medium.pfence().map_err(|e| OpenError::Medium(e.to_string()))?;
             self.index.set_meta(&mut entry, meta);
             self.remember(&entry);
-            self.found(Where::Entry(entry.at()), Some(key), Fate::Mended);
+            let fate = if newest.damaged { Fate::Lost } else { Fate::Mended };
+            self.found(Where::Entry(entry.at()), Some(key), fate);
         }
         // Nothing is to be found out about the others any more.
         self.sync_now()?;
@@ -124,7 +147,7 @@ impl<M: Medium + Clone> Server<M> {
         Ok(self.sync_now()?)
     }
 
-    /// The newest whole object of each key that may have had one of these entries.
+    /// The newest object of each key that may have had one of these entries.
     fn newest_of(&self, lost: &Zeros) -> BTreeMap<(u64, Vec<u8>), Newest> {
         let mut all: BTreeMap<(u64, Vec<u8>), Newest> = BTreeMap::new();
         for (region, word) in self.log.regions.iter().map(|region| region.word).enumerate() {
@@ -134,29 +157,71 @@ impl<M: Medium + Clone> Server<M> {
                 let link = std::iter::once(word.link);
                 let found = object_at(&self.medium, &self.superblock, place, link, &mut 0)
                     .filter(|(known, _)| known.head == word.head && known.header.epoch == word.epoch);
-                let Some((known, bytes)) = found else {
-                    unit += 1;
-                    continue;
+                let (header, key, damaged) = match found {
+                    Some((known, bytes)) => {
+                        let key = bytes[HEADER_LEN..HEADER_LEN + usize::from(known.header.key_len)].to_vec();
+                        (known.header, key, false)
+                    }
+                    None => match self.damaged_at(place, &word) {
+                        Some((header, key)) => (header, key, true),
+                        None => {
+                            unit += 1;
+                            continue;
+                        }
+                    },
                 };
-                let header = known.header;
-                unit += header.len().div_ceil(UNIT) as u32;
-                let key = &bytes[HEADER_LEN..HEADER_LEN + usize::from(header.key_len)];
-                let fingerprint = fingerprint(hash(self.superblock.salt, key));
-                let had = all.get(&(fingerprint, key.to_vec()));
-                let newer = had.is_none_or(|had| (had.version, had.epoch) < (header.version, header.epoch));
-                if newer && lost.of(fingerprint).is_some() {
-                    let newest = Newest {
-                        version: header.version,
-                        epoch: header.epoch,
-                        head: known.head,
-                        offset: known.offset,
-                        hint: if header.chained { Hint::CHAINED } else { Hint::of(header.len()) },
-                        deleted: header.deleted,
-                    };
-                    all.insert((fingerprint, key.to_vec()), newest);
+                // How long one that is damaged is need not be true.
+                unit += if damaged { 1 } else { header.len().div_ceil(UNIT) as u32 };
+                let fingerprint = fingerprint(hash(self.superblock.salt, &key));
+                let newest = Newest {
+                    version: header.version,
+                    epoch: header.epoch,
+                    head: word.head,
+                    offset: self.log.geometry.join(word.link, place.1),
+                    hint: if header.chained { Hint::CHAINED } else { Hint::of(header.len()) },
+                    deleted: header.deleted,
+                    damaged,
+                };
+                let had = all.get(&(fingerprint, key.clone()));
+                if lost.of(fingerprint).is_some() && had.is_none_or(|had| newest.is_after(had)) {
+                    all.insert((fingerprint, key), newest);
                 }
             }
         }
         all
+    }
+
+    /// The header and the key of an object that was written at a unit of a log's region, and is not whole.
+    fn damaged_at(&self, (region, unit): (u32, u32), word: &RegionWord) -> Option<(Header, Vec<u8>)> {
+        let geometry = &self.log.geometry;
+        let at = geometry.region(region) + u64::from(unit) * UNIT;
+        let room = geometry.segment_len - u64::from(unit) * UNIT % geometry.segment_len;
+        let mut head = [0; HEADER_LEN];
+        self.medium.read(at, &mut head);
+        let is_of_region = (get_u32(&head, EPOCH_AT) ^ word.epoch).count_ones() <= 1;
+        // In mode `erda` a key may go back to the version before.
+        if self.options.mode == Mode::Erda
+            || !is_of_region
+            || head[WRITTEN_FROM..].iter().all(|byte| *byte == 0)
+        {
+            return None;
+        }
+        let mut bytes = vec![0; room.min(MENDED_MAX) as usize];
+        self.medium.read(at, &mut bytes);
+        let stands = Header::parse(&bytes).ok();
+        let end = HEADER_LEN + stands.map_or(0, |header| usize::from(header.key_len));
+        let salt = self.superblock.salt;
+        let place =
+            Place { salt, head: word.head, offset: geometry.join(word.link, unit), epoch: word.epoch };
+        for bit in WRITTEN_FROM * 8..end.min(bytes.len()) * 8 {
+            bytes[bit / 8] ^= 1 << (bit % 8);
+            if let Ok(object) = Object::parse(&bytes, &place) {
+                return Some((object.header, object.key.to_vec()));
+            }
+            bytes[bit / 8] ^= 1 << (bit % 8);
+        }
+        let header = stands.filter(|header| header.epoch == word.epoch && header.len() <= room)?;
+        let key = bytes.get(HEADER_LEN..end)?.to_vec();
+        (geometry.head_of(fingerprint(hash(salt, &key))) == word.head).then_some((header, key))
     }
 }
