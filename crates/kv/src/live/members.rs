@@ -77,7 +77,93 @@ struct Asking {
     stale: bool,
 }
 
+/// What a promise is read through.
+trait Witness {
+    /// Which of the members it is of.
+    fn at(&self) -> usize;
+
+    /// Whether its promise is being read.
+    fn is_read(&self) -> bool;
+
+    /// Whether what is being read says nothing to whoever asks now.
+    fn is_stale(&self) -> bool;
+
+    /// Begins to read its promise. Returns whether that is under way.
+    fn post(&mut self) -> bool;
+
+    /// The promise that was begun to be read, if it comes within that time.
+    fn take(&mut self, limit: Duration) -> Came;
+}
+
+/// What members have promised, by their numbers: each counts once.
+type Promises = Vec<(usize, Promise)>;
+
+/// The members that may have to vouch for a primary, and how many must.
+struct Witnesses<'a, D> {
+    doors: &'a mut [D],
+    epoch: Epoch,
+    acks: usize,
+}
+
+impl<D: Witness> Witnesses<'_, D> {
+    /// Takes promises that are being read, until they are enough or that time is over. Who has answered counts in `promises`.
+    fn gather(&mut self, promises: &mut Promises, limit: Duration) -> bool {
+        let begin = Instant::now();
+        loop {
+            let mut late = false;
+            for door in &mut *self.doors {
+                if !door.is_read() || door.is_stale() {
+                    continue;
+                }
+                match door.take(SLICE) {
+                    Came::Promise(promise) => promises.push((door.at(), promise)),
+                    Came::Late => late = true,
+                    Came::Nothing => {}
+                }
+            }
+            if self.are_enough(promises) {
+                return true;
+            }
+            if !late || begin.elapsed() >= limit {
+                return false;
+            }
+        }
+    }
+
+    fn are_enough(&self, promises: &Promises) -> bool {
+        let promises: Vec<Promise> = promises.iter().map(|(_, promise)| *promise).collect();
+        is_current(self.epoch, &promises, self.acks)
+    }
+
+    /// Asks all members that have not answered since the operation began, and one again whose promise does not let the primary
+    /// be believed: it may have been changing. Those that answer late are waited for only if the others are too few. `open` has a door
+    /// take its connection, if one was made since; `asked` counts the READs.
+    fn enough(&mut self, promises: &mut Promises, mut open: impl FnMut(&mut D), asked: &mut u64) -> bool {
+        for _ in 0..2 {
+            let epoch = self.epoch;
+            promises.retain(|(_, promise)| promise.lets(epoch));
+            // What an operation that broke off had begun to read is in the way until it has come, or was silent for too long.
+            for door in self.doors.iter_mut().filter(|door| door.is_stale()) {
+                door.take(LATE);
+            }
+            self.doors.iter_mut().for_each(&mut open);
+            for door in &mut *self.doors {
+                if !door.is_read() && promises.iter().all(|(at, _)| *at != door.at()) {
+                    *asked += u64::from(door.post());
+                }
+            }
+            if self.gather(promises, LATE) || self.gather(promises, SILENT) {
+                // Who has answered is asked first from now on.
+                self.doors.sort_by_key(|door| promises.iter().all(|(at, _)| *at != door.at()));
+                return true;
+            }
+        }
+        false
+    }
+}
+
 /// What has come of a promise that is being read.
+#[derive(Clone, Copy, Debug)]
 enum Came {
     /// Nothing was being read, it was being changed, or the member is gone.
     Nothing,
@@ -98,7 +184,28 @@ impl Door {
         }
     }
 
-    /// Begins to read its promise. Returns whether that is under way.
+    /// Whatever an operation that broke off has begun to read says nothing of what comes after it.
+    fn drop_reading(&mut self) {
+        if let Some(asking) = &mut self.reading {
+            asking.stale = true;
+            self.take(Duration::ZERO);
+        }
+    }
+
+    fn lose(&mut self) {
+        (self.session, self.reading) = (None, None);
+    }
+}
+
+impl Witness for Door {
+    fn at(&self) -> usize {
+        self.at
+    }
+
+    fn is_read(&self) -> bool {
+        self.reading.is_some()
+    }
+
     fn post(&mut self) -> bool {
         debug_assert!(self.reading.is_none(), "member {} is being read already", self.at);
         let Some(session) = &mut self.session else { return false };
@@ -114,7 +221,6 @@ impl Door {
         }
     }
 
-    /// The promise that was begun to be read, if it comes within that time.
     fn take(&mut self, limit: Duration) -> Came {
         let (Some(asking), Some(session)) = (&self.reading, &mut self.session) else { return Came::Nothing };
         let mut bytes = [0; EXPORTED];
@@ -132,21 +238,8 @@ impl Door {
         }
     }
 
-    /// Whether what is being read says nothing to whoever asks now.
     fn is_stale(&self) -> bool {
         self.reading.as_ref().is_some_and(|asking| asking.stale)
-    }
-
-    /// Whatever an operation that broke off has begun to read says nothing of what comes after it.
-    fn drop_reading(&mut self) {
-        if let Some(asking) = &mut self.reading {
-            asking.stale = true;
-            self.take(Duration::ZERO);
-        }
-    }
-
-    fn lose(&mut self) {
-        (self.session, self.reading) = (None, None);
     }
 }
 
@@ -324,58 +417,15 @@ impl Members {
         Ok(self.enough(&mut Vec::new()))
     }
 
-    /// Takes promises that are being read, until they are enough or that time is over. Who has answered counts in `promises`.
-    fn gather(&mut self, promises: &mut Vec<(usize, Promise)>, limit: Duration) -> bool {
-        let begin = Instant::now();
-        loop {
-            let mut late = false;
-            for door in &mut self.doors {
-                if door.reading.is_none() || door.is_stale() {
-                    continue;
-                }
-                match door.take(SLICE) {
-                    Came::Promise(promise) => promises.push((door.at, promise)),
-                    Came::Late => late = true,
-                    Came::Nothing => {}
-                }
-            }
-            if self.are_enough(promises) {
-                return true;
-            }
-            if !late || begin.elapsed() >= limit {
-                return false;
-            }
-        }
+    fn gather(&mut self, promises: &mut Promises, limit: Duration) -> bool {
+        let (epoch, acks) = (self.epoch, self.acks);
+        Witnesses { doors: &mut self.doors, epoch, acks }.gather(promises, limit)
     }
 
-    fn are_enough(&self, promises: &[(usize, Promise)]) -> bool {
-        let promises: Vec<Promise> = promises.iter().map(|(_, promise)| *promise).collect();
-        is_current(self.epoch, &promises, self.acks)
-    }
-
-    /// Asks all members that have not answered since the operation began, and one again whose promise does not let the primary
-    /// be believed: it may have been changing. Those that answer late are waited for only if the others are too few.
-    fn enough(&mut self, promises: &mut Vec<(usize, Promise)>) -> bool {
-        for _ in 0..2 {
-            let epoch = self.epoch;
-            promises.retain(|(_, promise)| promise.lets(epoch));
-            // What an operation that broke off had begun to read is in the way until it has come, or was silent for too long.
-            for door in self.doors.iter_mut().filter(|door| door.is_stale()) {
-                door.take(LATE);
-            }
-            self.doors.iter_mut().for_each(|door| door.open(&self.scout));
-            for door in &mut self.doors {
-                if door.reading.is_none() && promises.iter().all(|(at, _)| *at != door.at) {
-                    self.asked.after += u64::from(door.post());
-                }
-            }
-            if self.gather(promises, LATE) || self.gather(promises, SILENT) {
-                // Who has answered is asked first from now on.
-                self.doors.sort_by_key(|door| promises.iter().all(|(at, _)| *at != door.at));
-                return true;
-            }
-        }
-        false
+    fn enough(&mut self, promises: &mut Promises) -> bool {
+        let (epoch, acks) = (self.epoch, self.acks);
+        let mut witnesses = Witnesses { doors: &mut self.doors, epoch, acks };
+        witnesses.enough(promises, |door| door.open(&self.scout), &mut self.asked.after)
     }
 
     /// What each member says of itself, and why the others do not.
@@ -412,4 +462,121 @@ fn likely<'a>(said: impl Iterator<Item = Option<&'a MemberStats>>) -> Option<usi
 fn same(one: &MemberStats, other: &MemberStats) -> bool {
     let new = remanence_remotelog::format::superblock::Uuid::default();
     one.group == new || other.group == new || one.group == other.group
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::VecDeque;
+
+    use super::*;
+
+    /// A member that answers each READ with what comes next; nothing: it is gone.
+    #[derive(Debug, Default)]
+    struct Scripted {
+        at: usize,
+        answers: VecDeque<Came>,
+        reading: bool,
+        stale: bool,
+    }
+
+    impl Witness for Scripted {
+        fn at(&self) -> usize {
+            self.at
+        }
+
+        fn is_read(&self) -> bool {
+            self.reading
+        }
+
+        fn is_stale(&self) -> bool {
+            self.reading && self.stale
+        }
+
+        fn post(&mut self) -> bool {
+            assert!(!self.reading, "member {} is being read already", self.at);
+            self.reading = !self.answers.is_empty();
+            self.reading
+        }
+
+        fn take(&mut self, _: Duration) -> Came {
+            let came = self.answers.pop_front().unwrap_or(Came::Nothing);
+            if let Came::Late = came {
+                return came;
+            }
+            self.reading = false;
+            if std::mem::take(&mut self.stale) { Came::Nothing } else { came }
+        }
+    }
+
+    const OURS: Epoch = Epoch::new(5, 77);
+
+    fn of(counter: u32, writer: u32) -> Came {
+        let promised = Epoch::new(counter, writer);
+        Came::Promise(Promise { promised, adopted: promised })
+    }
+
+    fn members(answers: &[&[Came]]) -> Vec<Scripted> {
+        let member = |(at, answers): (usize, &&[Came])| Scripted {
+            at,
+            answers: answers.iter().copied().collect(),
+            ..Scripted::default()
+        };
+        answers.iter().enumerate().map(member).collect()
+    }
+
+    /// Whether they are enough for `acks`; how often they were asked; and who is asked first from then on.
+    fn asked(mut doors: Vec<Scripted>, acks: usize, mut promises: Promises) -> (bool, u64, Vec<usize>) {
+        let mut asked = 0;
+        let mut witnesses = Witnesses { doors: &mut doors, epoch: OURS, acks };
+        let enough = witnesses.enough(&mut promises, |_| (), &mut asked);
+        (enough, asked, doors.iter().map(|door| door.at).collect())
+    }
+
+    #[test]
+    fn as_many_members_must_vouch_as_acknowledge_and_each_counts_once() {
+        let (same, later) = (of(5, 77), of(6, 1));
+        let earlier = of(4, 3);
+        for (answers, acks, enough, reads) in [
+            (&[&[same][..], &[same], &[]][..], 2, true, 2),
+            (&[&[same], &[], &[earlier]], 2, true, 2),
+            (&[&[same], &[], &[]], 2, false, 1),
+            (&[&[same], &[later, later], &[]], 2, false, 3),
+            (&[&[same], &[later, later], &[]], 1, true, 2),
+            (&[&[same], &[later, later], &[same]], 2, true, 3),
+            (&[&[same], &[same], &[later, later]], 3, false, 4),
+            (&[&[same], &[same], &[same]], 3, true, 3),
+            // One that had promised nothing yet when it was asked first.
+            (&[&[same], &[Came::Nothing, same], &[]], 2, true, 3),
+            // Late ones are waited for, if the others are too few.
+            (&[&[Came::Late, Came::Late, same], &[same], &[]], 2, true, 2),
+        ] {
+            let (found, asked, _) = asked(members(answers), acks, Vec::new());
+            assert_eq!((found, asked), (enough, reads), "{answers:?}, {acks} of them");
+        }
+        let Came::Promise(blank) = earlier else { unreachable!() };
+        let blank = Came::Promise(Promise { adopted: Epoch::NONE, ..blank });
+        let lost = members(&[&[same], &[blank, blank], &[]]);
+        assert!(!asked(lost, 2, Vec::new()).0, "who lost its disk may have promised anything");
+    }
+
+    #[test]
+    fn who_has_answered_is_not_asked_again_and_is_asked_first_the_next_time() {
+        let Came::Promise(same) = of(5, 77) else { unreachable!() };
+        let Came::Promise(later) = of(6, 1) else { unreachable!() };
+        let all = || members(&[&[], &[of(5, 77)], &[of(5, 77)]]);
+        assert_eq!(asked(all(), 2, vec![(2, same)]), (true, 1, vec![1, 2, 0]));
+        // Its promise let nobody be believed, and was changing.
+        assert_eq!(asked(all(), 2, vec![(2, later)]), (true, 2, vec![1, 2, 0]));
+        assert!(!asked(members(&[&[of(5, 77)], &[], &[]]), 2, vec![(0, same)]).0, "that is one member");
+    }
+
+    #[test]
+    fn what_was_read_for_an_operation_that_is_over_vouches_for_nothing() {
+        let mut doors = members(&[&[of(5, 77)], &[of(5, 77), of(5, 77)], &[]]);
+        (doors[1].reading, doors[1].stale) = (true, true);
+        assert_eq!(asked(doors, 2, Vec::new()), (true, 2, vec![0, 1, 2]));
+        let mut doors = members(&[&[of(5, 77)], &[of(5, 77)], &[]]);
+        (doors[1].reading, doors[1].stale) = (true, true);
+        assert!(!asked(doors, 2, Vec::new()).0, "its answer was to an earlier question");
+    }
 }
