@@ -338,7 +338,10 @@ mod tests {
                 &CrashImage::new(LEN, domain),
                 |image| drop(LogFile::format(image, Word::RotatingCounter, 2).expect("room")),
                 |crashed, _| match LogFile::image(&crashed.bytes(), LEN) {
-                    Image::Blank => blank += 1,
+                    Image::Blank => {
+                        blank += 1;
+                        is_made_anew(crashed);
+                    }
                     Image::Ours { .. } => {
                         LogFile::open(crashed, |_, _| panic!("it is empty")).expect("it is whole");
                         whole += 1;
@@ -348,6 +351,19 @@ mod tests {
             );
             assert!(blank > 20 && whole > 0, "{blank} {whole}");
         }
+    }
+
+    /// What is left of a log that was being made is made one, which keeps what it is given.
+    fn is_made_anew(left: &CrashImage) {
+        let mut log = LogFile::format(left, Word::RotatingRegister, 3).expect("room");
+        log.append(b"kept").expect("room");
+        log.commit().expect("memory does not fail");
+        drop(log);
+        let again = CrashImage::from_bytes(left.bytes(), left.domain());
+        assert!(matches!(LogFile::image(&again.bytes(), LEN), Image::Ours { .. }));
+        let mut found = Vec::new();
+        let log = LogFile::open(&again, |_, bytes| found.push(bytes.to_vec())).expect("it is whole");
+        assert_eq!((log.word(), found), (Word::RotatingRegister, vec![b"kept".to_vec()]));
     }
 
     fn payload(n: u64) -> Vec<u8> {
@@ -404,14 +420,22 @@ mod tests {
                 drop(LogFile::format(image, Word::RotatingCounter, 2).unwrap());
                 image.note(1);
             },
-            |crashed, notes| match LogFile::open(crashed, |_, _| {}) {
-                Ok(log) if log.word() == Word::RotatingCounter => assert_eq!(log.bounds(), (0, 0)),
-                Ok(log) => {
-                    assert!(notes.is_empty(), "the new log was made, and is gone");
-                    assert_eq!(log.read(0).unwrap().1, b"of the old log");
+            |crashed, notes| {
+                let image = LogFile::image(&crashed.bytes(), LEN);
+                assert_ne!(image, Image::Foreign, "nobody makes a log of it, and nobody opens it");
+                match LogFile::open(crashed, |_, _| {}) {
+                    Ok(log) if log.word() == Word::RotatingCounter => assert_eq!(log.bounds(), (0, 0)),
+                    Ok(log) => {
+                        assert!(notes.is_empty(), "the new log was made, and is gone");
+                        assert_eq!(log.read(0).unwrap().1, b"of the old log");
+                    }
+                    Err(OpenError::None) => assert!(notes.is_empty(), "the new log was made, and is gone"),
+                    Err(e) => panic!("{e}"),
                 }
-                Err(OpenError::None) => assert!(notes.is_empty(), "the new log was made, and is gone"),
-                Err(e) => panic!("{e}"),
+                if image == Image::Blank {
+                    assert!(notes.is_empty(), "the new log was made, and is made again");
+                    is_made_anew(crashed);
+                }
             },
         );
         assert!(report.steps > 5, "{report:?}");
