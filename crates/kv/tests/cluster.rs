@@ -339,6 +339,51 @@ fn an_image_that_has_rotted_beside_what_is_served_is_not_sent() {
 }
 
 #[test]
+fn a_scrub_names_the_member_whose_image_is_damaged_and_puts_it_right() {
+    let cluster = Cluster::new(3, |options| calm(options).acks(3));
+    cluster.whole();
+    // One of them is in chunks.
+    let values: [Vec<u8>; 2] = [3000, 200_000].map(|len| {
+        let words = (0..len).flat_map(|n: usize| format!("{len}: {n}; ").into_bytes());
+        words.take(len).collect()
+    });
+    let mut store = cluster.client();
+    for (n, value) in (0..).zip(&values) {
+        put(&mut store, &key(n), value);
+    }
+    store.rest().expect("the writes are confirmed");
+    let primary = cluster.primary();
+    let begin = |value: &[u8]| value[..16].to_vec();
+    let names: Vec<String> = cluster.addrs().iter().map(ToString::to_string).collect();
+    let scrub = |store: &mut Store| {
+        let (mut verified, mut found) = (0, vec![(0, 0); 3]);
+        let mut cursor = Some(0);
+        while let Some(at) = cursor {
+            let (scrubbed, held) = store.scrub_all(at, 100).expect("a scrub");
+            assert_eq!((scrubbed.repaired, scrubbed.lost), (0, 0), "what is served is whole");
+            assert_eq!(held.len(), 3);
+            for (((name, held), member), found) in held.iter().zip(&names).zip(&mut found) {
+                assert_eq!(name, member);
+                *found = (found.0 + held.damaged, found.1 + held.repaired);
+            }
+            (verified, cursor) = (verified + scrubbed.verified, scrubbed.next);
+        }
+        (verified, found)
+    };
+    assert_eq!(scrub(&mut store), (2, vec![(0, 0); 3]), "the images follow, and have what is served");
+    for other in [(primary + 1) % 3, (primary + 2) % 3] {
+        for value in &values {
+            rot(&cluster.dir_of(other), &begin(value));
+        }
+        let mut expected = vec![(0, 0); 3];
+        expected[other] = (2, 2);
+        assert_eq!(scrub(&mut store), (2, expected));
+        assert!(values.iter().all(|value| place_in_image(&cluster.dir_of(other), &begin(value)).is_some()));
+        assert_eq!(scrub(&mut store), (2, vec![(0, 0); 3]), "once is enough");
+    }
+}
+
+#[test]
 fn one_of_three_alone_acknowledges_nothing() {
     let mut cluster = Cluster::new(3, |options| options);
     let primary = cluster.primary();

@@ -425,10 +425,17 @@ impl Host {
     fn scrub(&mut self, body: &[u8]) -> Result<Vec<u8>, String> {
         let [cursor, limit] =
             parse_words(body).ok_or("the call means nothing; use the same release on both sides")?;
-        match self.core.scrub(cursor, limit.clamp(1, SCRUB_MAX) as usize) {
-            Ok(done) => {
+        let limit = limit.clamp(1, SCRUB_MAX) as usize;
+        let scrubbed = match &self.upkeep {
+            Some(upkeep) => upkeep.scrub(&mut self.core, cursor, limit),
+            None => self.core.scrub(cursor, limit).map(|done| (done, Vec::new())),
+        };
+        match scrubbed {
+            Ok((done, held)) => {
                 let next = done.next.unwrap_or(u64::MAX);
-                Ok(emit_words(&[done.verified, done.repaired, done.lost, next]))
+                let mut words = vec![done.verified, done.repaired, done.lost, next, held.len() as u64];
+                words.extend(held.iter().flat_map(|held| [held.damaged, held.repaired]));
+                Ok(emit_words(&words))
             }
             Err(refusal) => {
                 self.failed |= refusal == Refusal::Medium;

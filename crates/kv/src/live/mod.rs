@@ -62,7 +62,7 @@ pub use baseline::{BaselineOptions, BaselineServer, BaselineStore};
 pub use error::Error;
 pub use local::{Local, Locals};
 pub use medium::{Inspected, file_options, image, inspect, repair};
-pub use member::{Member, MemberMetrics, MemberOptions, MemberStats, Role, Said};
+pub use member::{Held, Member, MemberMetrics, MemberOptions, MemberStats, Role, Said};
 pub use members::Asked;
 pub use salvage::{Salvaged, read_all, salvage};
 pub use server::{Metrics, Server, ServerOptions};

@@ -9,7 +9,7 @@ use remanence_verbs::Context;
 use super::members::Members;
 use super::road::{RETRY, Road, came_to_nothing, ends};
 use super::wire::{What, emit_words, parse_words};
-use super::{Asked, ConnectOptions, Error, MemberStats, Said, Session, StoreStats};
+use super::{Asked, ConnectOptions, Error, Held, MemberStats, Said, Session, StoreStats};
 use crate::client::{self, Call, Client, Found, Get, Many, Operation, Progress, RemoteMemory as _, attend};
 use crate::proto::{Expect, Inline, Refusal, Reply, Request};
 use crate::server::Scrubbed;
@@ -442,12 +442,29 @@ impl Store {
     /// # Errors
     /// The server cannot be reached.
     pub fn scrub(&mut self, cursor: u64, limit: u32) -> Result<Scrubbed, Error> {
+        self.scrub_all(cursor, limit).map(|(scrubbed, _)| scrubbed)
+    }
+
+    /// The same, with what it found of the image of each member, in their order, which it compares with what is served and puts right;
+    /// nothing, if the store lies on one server.
+    ///
+    /// # Errors
+    /// The server cannot be reached.
+    pub fn scrub_all(&mut self, cursor: u64, limit: u32) -> Result<(Scrubbed, Vec<(String, Held)>), Error> {
         self.repeat(|store| {
             let said = store.session.ask(What::Scrub, &emit_words(&[cursor, limit.into()]))?;
             let [verified, repaired, lost, next] =
                 parse_words(&said).ok_or(Error::Protocol("no answer to a scrub"))?;
             let next = (next != u64::MAX && next > cursor).then_some(next);
-            Ok(Scrubbed { verified, repaired, lost, next })
+            // Members of an earlier release say nothing of others.
+            let behind = said.get(5 * 8..).unwrap_or_default().chunks_exact(16);
+            let held = behind.filter_map(|words| {
+                let [damaged, repaired] = parse_words(words)?;
+                Some(Held { damaged, repaired })
+            });
+            let names = store.road.primary().map_or(&[][..], |said| &said.members);
+            let held = names.iter().cloned().zip(held).collect();
+            Ok((Scrubbed { verified, repaired, lost, next }, held))
         })
     }
 

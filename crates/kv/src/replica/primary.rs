@@ -350,6 +350,29 @@ impl<L: Member> Primary<L> {
         copies
     }
 
+    /// Members whose images have something else than this in a place, of those that have all that is acknowledged: what is served
+    /// there is settled, and known to be sound. Who is behind, or lacks an image, has a reason that is said elsewhere.
+    pub fn differing(&mut self, at: u64, served: &[u8]) -> Vec<String> {
+        let (epoch, applied) = (self.epoch, &self.applied);
+        let Some(group) = &mut self.group else { return Vec::new() };
+        let acknowledged = group.acknowledged();
+        let follows = |name: &str| applied.get(name).is_some_and(|applied| *applied >= acknowledged);
+        let mut differing = Vec::new();
+        for (name, leg) in group.legs().filter(|(name, _)| follows(name)) {
+            let mut differs = false;
+            for (at, block) in (at..).step_by(BLOCK).zip(served.chunks(BLOCK)) {
+                match leg.order(epoch, &Order::Read { at, len: block.len() as u32 }) {
+                    Ok(Told::Bytes(bytes)) => differs |= bytes != block,
+                    _ => break,
+                }
+            }
+            if differs {
+                differing.push(name.to_owned());
+            }
+        }
+        differing
+    }
+
     fn append(&mut self, record: &[u8]) -> Result<(), LeadError> {
         self.leave_room()?;
         let group = self.group.as_mut().ok_or(LeadError::Deposed)?;

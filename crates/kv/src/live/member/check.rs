@@ -6,6 +6,7 @@
 //! it was written since this member took over; what the image has otherwise is shipped again. Where nobody has a value whole, the
 //! damage is sent, and stays an error that names its key.
 
+use std::collections::BTreeSet;
 use std::ops::Range;
 
 use remanence_pmem::{Medium, Region};
@@ -13,7 +14,7 @@ use remanence_pmem::{Medium, Region};
 use super::Ships;
 use crate::live::memory::Memory;
 use crate::proto::Refusal;
-use crate::server::Server;
+use crate::server::{Scrubbed, Server};
 
 /// Values that are verified between two messages of clients.
 const VALUES: usize = 16;
@@ -55,6 +56,62 @@ impl Images<'_> {
             served == kept
         })
     }
+}
+
+/// What a scrub found of the image of a member.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct Held {
+    /// Places of values that are sound where the store is served, and are damaged there: each is the object of a value, or one of
+    /// its chunks.
+    pub damaged: u64,
+    /// Of those, how many are sound again.
+    pub repaired: u64,
+}
+
+/// Verifies some values from a cursor on, and looks for each that is sound at what the images of `members` have in its place. What is
+/// damaged there is shipped again.
+///
+/// # Errors
+/// Nothing can be shipped any more.
+pub(super) fn scrub(
+    core: &mut Server<Memory>,
+    ships: &Ships,
+    members: &[String],
+    (cursor, limit): (u64, usize),
+) -> Result<(Scrubbed, Vec<Held>), Refusal> {
+    let mut sound = Vec::new();
+    let scrubbed = core.scrub_with(cursor, limit.min(VALUES), |range| sound.push(range))?;
+    let follow = || match ships.with_ship(|primary| primary.catch_up().is_ok()) {
+        true => Ok(()),
+        false => Err(Refusal::Medium),
+    };
+    let differing = |range: &Range<u64>| {
+        let mut names = BTreeSet::new();
+        for piece in pieces(range) {
+            let mut served = vec![0; (piece.end - piece.start) as usize];
+            Medium::read(ships.medium(), piece.start, &mut served);
+            names.extend(ships.with_ship(|primary| primary.differing(piece.start, &served)));
+        }
+        names
+    };
+    let mut held = vec![Held::default(); members.len()];
+    follow()?;
+    for range in sound {
+        let damaged = differing(&range);
+        if damaged.is_empty() {
+            continue;
+        }
+        for piece in pieces(&range) {
+            core.persist(piece)?;
+        }
+        follow()?;
+        let still = differing(&range);
+        for (name, held) in members.iter().zip(&mut held) {
+            held.damaged += u64::from(damaged.contains(name));
+            held.repaired += u64::from(damaged.contains(name) && !still.contains(name));
+        }
+    }
+    Ok((scrubbed, held))
 }
 
 fn pieces(range: &Range<u64>) -> impl Iterator<Item = Range<u64>> + use<> {

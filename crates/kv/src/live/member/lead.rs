@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use remanence_remotelog::format::superblock::Uuid;
 
-use super::check::{Check, Images};
+use super::check::{Check, Held, Images, scrub};
 use super::link::Roads;
 use super::node::Node;
 use super::wire::{MemberStats, Role};
@@ -15,10 +15,11 @@ use super::{MemberOptions, Ships};
 use crate::live::medium::{New, make_if_blank};
 use crate::live::memory::Memory;
 use crate::live::{Error, Server};
+use crate::proto::Refusal;
 use crate::replica::primary::Options as GroupOptions;
 use crate::replica::watch::{Chance, Own, chance};
 use crate::replica::{LeadError, Mirror, Primary, Rebuilding};
-use crate::server::Server as Core;
+use crate::server::{Scrubbed, Server as Core};
 
 /// Places that are remembered to have been asked for.
 const ASKED_MAX: usize = 4096;
@@ -123,6 +124,19 @@ impl Upkeep {
             Rebuilding::Nobody | Rebuilding::Done(_) => None,
         };
         Ok(self.busy)
+    }
+
+    /// Verifies some values, where they are served and in the images of all members.
+    ///
+    /// # Errors
+    /// Nothing can be shipped any more, or as for the scrub of a store that lies on one server.
+    pub(crate) fn scrub(
+        &self,
+        core: &mut Core<Memory>,
+        cursor: u64,
+        limit: usize,
+    ) -> Result<(Scrubbed, Vec<Held>), Refusal> {
+        scrub(core, &self.ships, &self.node.names, (cursor, limit))
     }
 
     /// What other members have, for a value that is damaged here. They are waited for, and nobody is served meanwhile: so who

@@ -7,7 +7,7 @@
 //! ([`link`]); who hears of no primary for a while takes over ([`lead`]). That time decides when somebody tries, and nothing
 //! else: [`crate::replica`] decides who may, by epochs.
 
-mod check;
+pub(crate) mod check;
 mod door;
 mod lead;
 mod leg;
@@ -38,6 +38,7 @@ use crate::format::Geometry;
 use crate::format::superblock::is_blank;
 use crate::replica::keeper::{LEDGER_LEN, emit_told, parse_order};
 use crate::replica::{Keeper, Mirror, Primary};
+pub use check::Held;
 use door::Door;
 pub(super) use lead::Upkeep;
 use leg::LiveLeg;
