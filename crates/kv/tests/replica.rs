@@ -10,6 +10,7 @@ use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::rc::Rc;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use remanence_kv::client::{Call, Client, Completion, Error, Found, Get, Operation, Progress, Put, Verb};
 use remanence_kv::history::{Event, History, Kind, NEVER, State};
@@ -1044,4 +1045,53 @@ fn who_died_within_its_rebuilding_is_sent_all_of_it_again() {
     let [first, .., last] = &world.hosts[..] else { panic!("three") };
     assert_eq!(first.keeper.ledger(), last.keeper.ledger());
     assert!(first.keeper.image().bytes() == last.keeper.image().bytes(), "the images differ");
+}
+
+/// The images are too few for the log to be trimmed, and nobody has checked anything before it has no room any more.
+#[test]
+fn an_image_that_has_to_be_sent_at_once_is_put_right_first() {
+    const UNUSED: u64 = STORE.size - 8;
+    let mut sim = Sim::new(1, 2, 2);
+    sim.lead(0).expect("all are there");
+    let number = sim.next_serving - 1;
+    let mirror = sim.serving[&number].mirror.clone();
+    let mut n = 0;
+    let mut act = |sim: &mut Sim| {
+        n += 1;
+        sim.tick += 1;
+        sim.act(n % 4);
+        assert!(n < 100_000, "nothing has come of that");
+    };
+    while mirror.with_ship(|primary| primary.trimmed()) == 0 {
+        act(&mut sim);
+    }
+    let put_right = Arc::new(AtomicUsize::new(0));
+    let called = Arc::clone(&put_right);
+    mirror.with_ship(|primary| {
+        primary.set_put_right(Box::new(move |fetch| {
+            // Whoever is to get another image still has its own.
+            assert_eq!(fetch(UNUSED, 8), [[0; 8], [0x77; 8]]);
+            called.fetch_add(1, Ordering::Relaxed);
+        }));
+    });
+    // It has its log still, and another disk for its image.
+    {
+        let host = &mut sim.world.borrow_mut().hosts[1];
+        let Host { keeper, ledger, .. } = Host::new(77);
+        keeper.image().write(UNUSED, &[0x77; 8]);
+        (host.keeper, host.ledger) = (keeper, ledger);
+    }
+    mirror.with_ship(Primary::follow).expect("it serves");
+    assert_eq!(
+        mirror.with_ship(|primary| primary.needs_image().map(ToOwned::to_owned)),
+        Some("m1".to_owned())
+    );
+    while mirror.with_ship(|primary| primary.needs_image().is_some()) {
+        assert_eq!(put_right.load(Ordering::Relaxed), 0, "it can wait");
+        act(&mut sim);
+    }
+    assert_eq!(put_right.load(Ordering::Relaxed), 1);
+    mirror.with_ship(Primary::follow).expect("it serves");
+    let world = sim.world.borrow();
+    assert!(world.hosts[0].keeper.image().bytes() == world.hosts[1].keeper.image().bytes());
 }

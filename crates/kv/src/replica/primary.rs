@@ -62,6 +62,11 @@ pub enum Rebuilding {
     Done(String),
 }
 
+/// What the images of members have in a place.
+pub type Fetch<'a> = &'a mut dyn FnMut(u64, u32) -> Vec<Vec<u8>>;
+/// Puts right what is damaged in this member's own image.
+pub type PutRight = Box<dyn FnMut(Fetch<'_>) + Send>;
+
 struct Rebuild {
     name: String,
     /// The image is that of this record, or later: the log keeps it until then.
@@ -82,6 +87,7 @@ pub struct Primary<L> {
     /// Members whose images do not follow, and why.
     behind: BTreeMap<String, String>,
     rebuild: Option<Rebuild>,
+    put_right: Option<PutRight>,
     record_max: usize,
     image_len: u64,
     /// Bytes that were shipped since the log was trimmed, and after how many it is to be.
@@ -125,6 +131,7 @@ impl<L: Member> Primary<L> {
             needs_image: Vec::new(),
             behind: BTreeMap::new(),
             rebuild: None,
+            put_right: None,
             record_max: 0,
             image_len: 0,
             shipped: 0,
@@ -252,6 +259,11 @@ impl<L: Member> Primary<L> {
             }
         }
         Ok(())
+    }
+
+    /// Has this called before an image is sent because the log has no room without, whatever was checked by then.
+    pub fn set_put_right(&mut self, put_right: PutRight) {
+        self.put_right = Some(put_right);
     }
 
     /// Who is to be rebuilt next, unless somebody is being rebuilt: its image is still what it was. Whoever can tell sound values
@@ -391,9 +403,16 @@ impl<L: Member> Primary<L> {
         group.wait(next)?;
         self.follow()?;
         // Too few images for the log to be trimmed: now they cannot wait any more.
-        while self.group.as_ref().is_some_and(Group::is_half_full)
-            && self.rebuild(u64::MAX)? != Rebuilding::Nobody
-        {
+        while self.group.as_ref().is_some_and(Group::is_half_full) {
+            if self.needs_image().is_some()
+                && let Some(mut put_right) = self.put_right.take()
+            {
+                put_right(&mut |at, len| self.copies(at, len));
+                self.put_right = Some(put_right);
+            }
+            if self.rebuild(u64::MAX)? == Rebuilding::Nobody {
+                break;
+            }
             self.follow()?;
         }
         Ok(())

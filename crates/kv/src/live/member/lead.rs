@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use remanence_remotelog::format::superblock::Uuid;
 
-use super::check::{Check, Held, Images, scrub};
+use super::check::{Check, Held, Images, put_right, scrub};
 use super::link::Roads;
 use super::node::Node;
 use super::wire::{MemberStats, Role};
@@ -244,8 +244,13 @@ pub(super) fn lead(
     };
     let trim_after = options.log_len(node.image.len()) / 4;
     let legs = roads.legs(node);
-    let (primary, _) =
+    let (mut primary, _) =
         Primary::lead(legs, node.own_name(), &group_options, trim_after).map_err(|e| sentence(&e))?;
+    let image = node.image.clone();
+    primary.set_put_right(Box::new(move |fetch| {
+        // A medium that fails is found by the next order that changes the image.
+        let _ = put_right(&image, fetch);
+    }));
     let epoch = primary.epoch();
     // Dropped after the server, and all that is left of its medium.
     let (working, _shown) = node.show_image(epoch)?;
