@@ -275,6 +275,8 @@ impl Gateway {
             stopper: stopper.clone(),
             mailboxes,
             alone: Default::default(),
+            turn: Default::default(),
+            contended: Default::default(),
         });
 
         // From here on, a failure must stop the workers that run already: dropping the gateway does.

@@ -7,7 +7,7 @@
 use std::io::ErrorKind;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 use mio::event::Event;
@@ -49,6 +49,10 @@ pub(crate) struct Common {
     pub(crate) mailboxes: Vec<Mailbox>,
     /// Commands on several keys hold it alone, all others together.
     pub(crate) alone: RwLock<()>,
+    /// Whoever has found its keys changed by another worker has it while it writes.
+    pub(crate) turn: Mutex<()>,
+    /// Workers that have it, or wait for it.
+    pub(crate) contended: AtomicUsize,
 }
 
 /// Where a worker gets its connections from.
@@ -280,7 +284,14 @@ impl<S: Store> Worker<S> {
             return;
         }
         let common = &*self.common;
+        let mut turn = None;
         for round in 1.. {
+            // Workers that change the same keys would be in each other's way for ever: from the second round on each has its turn, and
+            // as long as there is one, so have all.
+            if turn.is_none() && (round > 1 || common.contended.load(Ordering::Relaxed) > 0) {
+                common.contended.fetch_add(1, Ordering::Relaxed);
+                turn = Some(common.turn.lock().unwrap_or_else(PoisonError::into_inner));
+            }
             // A poisoned lock protects nothing that could be torn: it only keeps commands apart.
             let beside = common.alone.read().unwrap_or_else(PoisonError::into_inner);
             let left = self.joint.write(&mut self.store, &common.shared);
@@ -300,6 +311,10 @@ impl<S: Store> Worker<S> {
                 break;
             }
         }
+        if turn.is_some() {
+            common.contended.fetch_sub(1, Ordering::Relaxed);
+        }
+        drop(turn);
         let joined = std::mem::take(&mut self.joined);
         for place in &joined {
             if let Some(Some(connection)) = self.guests.get_mut(*place) {
@@ -380,6 +395,9 @@ impl<S: Store> Worker<S> {
             let databases = options.config.databases;
             // Where much has to go there is more of it; a few steps, and the next tick.
             let (since, mut empty) = (Instant::now(), 0);
+            // Parts of large hashes that were deleted: as many as there is time for.
+            while since.elapsed() < SWEEP_TIME && shared.delete_leaving(&mut self.store).unwrap_or(false) {}
+            shared.leaving_is_due();
             for _ in 0..SWEEPS {
                 match doors.sweep.step(&mut self.store, &shared.stats, databases, now_ms, options.sweep) {
                     Ok(swept) if swept.pays() && since.elapsed() < SWEEP_TIME => {}

@@ -49,7 +49,7 @@ pub struct Config {
     pub durability: String,
     /// What CONFIG GET says of `appendonly` and `appendfsync`: whether acknowledged writes survive the process.
     pub durable: bool,
-    /// Bytes that a hash may have in one value; a larger one is in [parts](crate::parts).
+    /// Bytes that a hash may have in one value; a larger one is in [parts].
     pub hash_whole: usize,
     /// Whether there are transactions: nobody writes to the store but this gateway's connections. Without, MULTI is refused,
     /// with all that it is followed by.
@@ -215,6 +215,7 @@ pub struct Shared {
     writes: Box<[AtomicU64]>,
     client_memory: AtomicU64,
     folds: Mutex<Folds>,
+    leaving: Mutex<Leavings>,
     /// How many hashes wait for that.
     folds_due: AtomicUsize,
 }
@@ -228,6 +229,17 @@ struct Folds {
     /// Those that are read as a whole by somebody who has been too late before.
     held: BTreeMap<Vec<u8>, usize>,
 }
+
+/// Parts of hashes that were deleted.
+#[derive(Default, Debug)]
+struct Leavings {
+    /// Perhaps not yet, as what deletes them may wait to be written.
+    new: Vec<parts::Leaving>,
+    due: Vec<parts::Leaving>,
+}
+
+/// So many are noted. What is not is found by a sweep.
+const LEAVING_MAX: usize = 1 << 16;
 
 /// Keeps a hash from being folded.
 pub(crate) struct Hold<'a> {
@@ -261,6 +273,7 @@ impl Shared {
             writes: (0..WRITES).map(|_| AtomicU64::new(0)).collect(),
             client_memory: AtomicU64::new(0),
             folds: Mutex::default(),
+            leaving: Mutex::default(),
             folds_due: AtomicUsize::new(0),
         }
     }
@@ -293,11 +306,43 @@ impl Shared {
         self.folds.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The changes of a hash are to be [folded](Self::fold).
-    pub(crate) fn fold_later(&self, key: Key<'_>) {
+    /// The key has this value now: if it is a hash with many changes, they are to be [folded](Self::fold).
+    pub(crate) fn fold_if_due(&self, key: Key<'_>, value: &[u8]) {
+        if !parts::due(value, self.config.hash_whole) {
+            return;
+        }
         let mut folds = self.folds();
         folds.due.insert(spaced(key));
         self.folds_due.store(folds.due.len(), Ordering::Relaxed);
+    }
+
+    /// The parts of a hash are to go, if it goes in a moment: the payload of its key's value.
+    pub(crate) fn leaves(&self, key: Key<'_>, payload: &[u8]) {
+        let Some(leaving) = parts::Leaving::of(key, payload) else { return };
+        let mut all = self.leaving.lock().unwrap_or_else(PoisonError::into_inner);
+        if all.new.len() + all.due.len() < LEAVING_MAX {
+            all.new.push(leaving);
+        }
+    }
+
+    /// What was noted before this is to be deleted by [`delete_leaving`](Self::delete_leaving): whatever was put off then has been written.
+    pub fn leaving_is_due(&self) {
+        let mut all = self.leaving.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut new = std::mem::take(&mut all.new);
+        all.due.append(&mut new);
+    }
+
+    /// Deletes some parts of hashes that were deleted; whether there were any.
+    ///
+    /// # Errors
+    /// The store's. They are left to a sweep.
+    pub fn delete_leaving<S: Store>(&self, store: &mut S) -> Result<bool, StoreError> {
+        let lock = || self.leaving.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(mut leaving) = lock().due.pop() else { return Ok(false) };
+        if !leaving.step(store)? {
+            lock().due.push(leaving);
+        }
+        Ok(true)
     }
 
     /// Keeps a hash from being folded as long as the hold lasts. Somebody may be at it already, and others may write to the store.
@@ -313,7 +358,7 @@ impl Shared {
         self.folds_due.load(Ordering::Relaxed) > 0
     }
 
-    /// [Folds](crate::parts) one of the hashes that were changed often; whether there was one that nobody else is at. It changes nothing that
+    /// [Folds](crate::parts) one of the hashes that were changed often; whether there was one that nobody else is at or was faster to change. It changes nothing that
     /// anybody sees. What fails is done when the hash is changed the next time.
     ///
     /// # Errors
@@ -330,8 +375,14 @@ impl Shared {
         };
         let key = Key { space: name[0], name: &name[1..] };
         let folded = parts::fold(store, key, self.config.hash_whole, moment);
-        self.folds().at.remove(&name);
-        folded.map(|()| true)
+        let mut folds = self.folds();
+        folds.at.remove(&name);
+        // Somebody has changed it meanwhile: it is still to be done, and not at once.
+        if folded == Ok(false) {
+            folds.due.insert(name);
+            self.folds_due.store(folds.due.len(), Ordering::Relaxed);
+        }
+        folded
     }
 
     /// When it started, in microseconds of Unix time.

@@ -156,6 +156,12 @@ impl Joint {
                 Err(error) => Verdict::Failed(error),
             });
             shared.wrote(change.key);
+            // Before it has landed others find nothing to fold.
+            if verdicts.last() == Some(&Verdict::Done)
+                && let Some(value) = change.value
+            {
+                shared.fold_if_due(change.key, value);
+            }
         }
         let any = !changes.is_empty();
         for (n, verdict) in changed.into_iter().zip(verdicts) {

@@ -1,6 +1,6 @@
 //! Deletes keys whose time has come and that nobody asks for.
 //!
-//! So does it with [parts](crate::parts) of hashes that are gone.
+//! So does it with [parts] of hashes that are gone.
 //!
 //! A key that expired is never served; until somebody asks for it, it takes room. A sweep goes round the store, a few
 //! keys at a time, as often as the caller likes.
@@ -27,6 +27,9 @@ impl Swept {
     }
 }
 
+/// Parts of hashes that are looked at where one key would be.
+const PARTS: usize = 5;
+
 /// Where the round is.
 #[derive(Clone, Debug, Default)]
 pub struct Sweep {
@@ -50,7 +53,8 @@ impl Sweep {
         count: usize,
     ) -> Result<Swept, StoreError> {
         if self.parts {
-            let swept = parts::sweep(store, self.space, self.cursor, count);
+            // There are many of them, and most are looked at in vain.
+            let swept = parts::sweep(store, self.space, self.cursor, count * PARTS);
             self.go_on(swept.as_ref().map(|(next, _)| *next).ok(), databases);
             return swept.map(|(_, swept)| swept);
         }

@@ -18,7 +18,7 @@ use crate::value::{Fields, Hash, Head, Kind, put};
 /// So many fields are looked for one by one; more, through an index.
 const FEW: usize = 8;
 /// Buckets of a hash that are read at a time where all are wanted.
-const STRETCH: u32 = 64;
+pub(super) const STRETCH: u32 = 64;
 
 impl<'a, S: Store> Call<'a, S> {
     pub(super) fn hget(&mut self) -> Done {
@@ -353,15 +353,18 @@ impl<'v, S: Store> View<'v, S> {
                 let mut all = Vec::with_capacity(root.bytes as usize + 2 * root.fields as usize);
                 let mut from = 0;
                 while from < root.buckets {
-                    from = self.stretch(&root, from, root.buckets.min(from + STRETCH), &mut all)?;
+                    let to = root.buckets.min(from + STRETCH);
+                    self.stretch(&root, from, to, &mut all)?;
+                    from = to;
                 }
                 Ok(Cow::Owned(all))
             }
         }
     }
 
-    /// Appends the fields of the buckets from one on up to another, as a whole hash has them; the other.
-    pub(super) fn stretch(&mut self, root: &Root<'_>, from: u32, to: u32, all: &mut Vec<u8>) -> Done<u32> {
+    /// Appends the fields of the buckets from one on up to another, as a whole hash has them; how many.
+    pub(super) fn stretch(&mut self, root: &Root<'_>, from: u32, to: u32, all: &mut Vec<u8>) -> Done<usize> {
+        let mut count = 0;
         let changes: BTreeMap<&[u8], Option<&[u8]>> = root.sealed.chain(root.log).collect();
         let places: Vec<u32> = (from..to).collect();
         buckets(self.store, self.space, root, &places, self.newer, &mut |place, fields| {
@@ -370,6 +373,7 @@ impl<'v, S: Store> View<'v, S> {
                 if !changes.contains_key(name) && (!root.sealing() || root.place(name) == place) {
                     put(name, all);
                     put(value, all);
+                    count += 1;
                 }
             }
         })?;
@@ -379,9 +383,10 @@ impl<'v, S: Store> View<'v, S> {
             {
                 put(name, all);
                 put(value, all);
+                count += 1;
             }
         }
-        Ok(to)
+        Ok(count)
     }
 }
 

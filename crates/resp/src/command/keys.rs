@@ -14,8 +14,12 @@ impl<S: Store> Call<'_, S> {
         let (mut there, mut done) = (BTreeMap::new(), Vec::new());
         for name in self.request.words(1) {
             if !there.contains_key(&self.key_of(name))
-                && let Some((_, version)) = self.head(name)?
+                && let Some((head, version)) = self.head(name)?
             {
+                if head.kind == Kind::Parts {
+                    let item = self.fetch(self.key_of(name))?;
+                    self.leaves(self.key_of(name), item.as_ref());
+                }
                 there.insert(self.key_of(name), version);
             }
         }
@@ -53,12 +57,11 @@ impl<S: Store> Call<'_, S> {
         let (from, to) = (self.word(1), self.word(2));
         let Some(item) = self.load(from)? else { return Err(NO_SUCH_KEY.into()) };
         // Buckets know the name of their key: those of a large hash are written anew.
-        let item = match item.head.kind {
-            Kind::Parts => match self.whole_hash(from)? {
-                Some(item) => item,
-                None => return Err(NO_SUCH_KEY.into()),
-            },
-            _ => item,
+        let item = if item.head.kind == Kind::Parts {
+            self.leaves(self.key_of(from), Some(&item));
+            self.whole_hash(from)?.ok_or(NO_SUCH_KEY)?
+        } else {
+            item
         };
         if from == to {
             if only_new {

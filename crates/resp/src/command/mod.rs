@@ -21,7 +21,7 @@ use std::borrow::Cow;
 
 use crate::engine::{Moment, Session, Shared};
 use crate::number::parse_i64;
-use crate::parts::{self, Missed};
+use crate::parts::Missed;
 use crate::protocol::{Request, Writer};
 use crate::store::{Condition, Key, Store, StoreError, Version};
 use crate::value::{Head, Kind, UnixMs};
@@ -428,9 +428,17 @@ impl<'a, S: Store> Call<'a, S> {
         if !item.head.expired(self.now()) {
             return Ok(Some(item));
         }
+        self.leaves(key, Some(&item));
         self.expire_now(key, item.version)?;
         self.release(item);
         Ok(None)
+    }
+
+    /// Notes the parts of a hash that is about to be deleted.
+    pub(crate) fn leaves(&self, key: Key<'_>, item: Option<&Item>) {
+        if let Some(item) = item.filter(|item| item.head.kind == Kind::Parts) {
+            self.shared.leaves(key, item.payload());
+        }
     }
 
     /// The same, and counts whether it was there.
@@ -455,6 +463,10 @@ impl<'a, S: Store> Call<'a, S> {
             Some(version) => {
                 let (head, _) = Head::parse(&bytes)?;
                 if head.expired(self.now()) {
+                    if head.kind == Kind::Parts {
+                        let item = self.fetch(key)?;
+                        self.leaves(key, item.as_ref());
+                    }
                     self.expire_now(key, version)?;
                     None
                 } else {
@@ -487,6 +499,7 @@ impl<'a, S: Store> Call<'a, S> {
         self.shared.wrote(key);
         let written = written?;
         assert!(written, "a write without a condition was not carried out");
+        self.shared.fold_if_due(key, &value);
         self.recycle(value);
         Ok(())
     }
@@ -525,12 +538,16 @@ impl<'a, S: Store> Call<'a, S> {
                 Change::Write => {
                     let written = self.store.put(key, &value, condition);
                     self.shared.wrote(key);
-                    if parts::due(&value, self.shared.config.hash_whole) {
-                        self.shared.fold_later(key);
+                    let written = written?;
+                    if written {
+                        self.shared.fold_if_due(key, &value);
                     }
-                    written?
+                    written
                 }
-                Change::Delete => self.store.delete(key, condition)?,
+                Change::Delete => {
+                    self.leaves(key, item.as_ref());
+                    self.store.delete(key, condition)?
+                }
                 // What expired goes as it would have on any other look at the key.
                 Change::Keep if expired => match self.store.delete(key, condition) {
                     Ok(_) => true,

@@ -1,6 +1,6 @@
 //! SCAN and HSCAN: a cursor is a place in the order of the keys' hashes in the store, and a bucket of a large hash.
 
-use super::hashes::Shape;
+use super::hashes::{STRETCH, Shape};
 use super::{Call, Done, Failure, NOT_INTEGER, SYNTAX};
 use crate::glob;
 use crate::number::{parse_cursor, parse_i64};
@@ -53,8 +53,14 @@ impl<'a, S: Store> Call<'a, S> {
                 Shape::Parts(root) => {
                     let mut from =
                         u32::try_from(cursor).ok().filter(|from| *from < root.buckets).unwrap_or(0);
-                    while from < root.buckets && Fields::parse(&all)?.count() < options.count {
-                        from = hash.stretch(&root, from, from + 1, &mut all)?;
+                    let mut count = 0;
+                    while from < root.buckets && count < options.count {
+                        // As many buckets as that many fields are in, about.
+                        let left = (options.count - count) as u64;
+                        let left = left.saturating_mul(root.buckets.into()) / root.fields.max(1);
+                        let to = root.buckets.min(from + left.clamp(1, STRETCH.into()) as u32);
+                        count += hash.stretch(&root, from, to, &mut all)?;
+                        from = to;
                     }
                     if from < root.buckets { u64::from(from) } else { 0 }
                 }

@@ -22,42 +22,42 @@ fn lost() -> StoreError {
 }
 
 /// Brings the changes of a hash into its buckets, if there are many, as told by how many bytes a hash may [have](super) in one
-/// value. Where somebody else is at the same, it may leave the rest to him.
+/// value; whether nothing is left to do. Where somebody else has changed the hash meanwhile, it is to be tried again.
 ///
 /// # Errors
 /// The store's. What was not done is done the next time.
-pub fn fold<S: Store>(store: &mut S, key: Key<'_>, whole: usize, moment: Moment) -> Result<(), StoreError> {
+pub fn fold<S: Store>(store: &mut S, key: Key<'_>, whole: usize, moment: Moment) -> Result<bool, StoreError> {
     let mut value = Vec::new();
     // A batch that somebody has left, and one of what has come since.
     for _ in 0..2 {
         value.clear();
-        let Some(version) = store.get(key, &mut value)? else { return Ok(()) };
+        let Some(version) = store.get(key, &mut value)? else { return Ok(true) };
         let (head, payload) = split(&value)?;
         if head.expired(moment.now()) {
-            return Ok(());
+            return Ok(true);
         }
         let sealed = match head.kind {
             Kind::Parts if Root::parse(payload)?.sealing() => true,
-            _ if !due(&value, whole) => return Ok(()),
+            _ if !due(&value, whole) => return Ok(true),
             Kind::Parts => seal(store, key, version, head, &Root::parse(payload)?, whole)?,
             Kind::Hash => divide(store, key, version, head, Fields::parse(payload)?, whole, moment)?,
             Kind::String => false,
         };
         if !sealed {
-            return Ok(());
+            return Ok(false);
         }
         value.clear();
-        let Some(_) = store.get(key, &mut value)? else { return Ok(()) };
+        let Some(_) = store.get(key, &mut value)? else { return Ok(true) };
         let (head, payload) = split(&value)?;
         if head.kind != Kind::Parts {
-            return Ok(());
+            return Ok(true);
         }
         let root = Root::parse(payload)?;
         if root.sealing() && !(apply(store, key, &root)? && finish(store, key, &root.id, root.batch)?) {
-            return Ok(());
+            return Ok(false);
         }
     }
-    Ok(())
+    Ok(true)
 }
 
 /// Makes one value the first batch of a hash in parts; whether it did.

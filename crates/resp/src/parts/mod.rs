@@ -25,9 +25,11 @@
 //! when the key's value was read, but for what the changes hide; one of a newer batch says that the key's value is another by now, and
 //! the reader begins again. So what is read of many buckets is one state of the hash.
 //!
-//! A hash that is deleted, or replaced, leaves its buckets behind. A [sweep](sweep) deletes buckets whose key has no such
+//! A hash that is deleted, or replaced, leaves its buckets behind. Whoever deletes it notes them, and they are deleted soon; what nobody
+//! has noted, as it died before, a [sweep] finds in its time: it deletes buckets whose key has no such
 //! id; an id is never used again, and stands in the key's value before the first bucket is written.
 
+mod collect;
 mod fold;
 mod read;
 mod sweep;
@@ -39,8 +41,10 @@ use siphasher::sip::SipHasher13;
 use crate::store::{Key, StoreError};
 use crate::value::{Fields, Head, Kind, put, take};
 
+pub use collect::{Collected, collect, has_part, is_in_parts, owner_of};
 pub use fold::fold;
 pub(crate) use read::{Missed, buckets};
+pub(crate) use sweep::Leaving;
 pub use sweep::sweep;
 
 /// Spaces of databases are below; those of their hashes' buckets are as far above.
@@ -48,9 +52,9 @@ pub const DATABASES_MAX: u16 = 128;
 
 const BUCKET: u8 = 4;
 const FIXED: usize = 56;
-/// A bucket's fields take about one part in so many of what a whole hash may, and changes that are not folded one in so many.
-const BUCKET_SHARE: u64 = 8;
-const LOG_SHARE: usize = 4;
+/// A bucket's fields take about one part in so many of what a whole hash may. Changes that are not folded take as much as that: to fold
+/// them takes three waits for the medium, so it should not come with every wait of many clients.
+const BUCKET_SHARE: u64 = 32;
 
 /// Names a hash in parts; never used again.
 pub(crate) type Id = [u8; 16];
@@ -283,7 +287,7 @@ pub(crate) fn due(value: &[u8], whole: usize) -> bool {
             let sealed = payload
                 .get(48..FIXED)
                 .map_or(0, |len| u64::from_le_bytes(len.try_into().expect("eight bytes")) as usize);
-            log.saturating_sub(sealed) > whole / LOG_SHARE
+            log.saturating_sub(sealed) > whole
         }
     }
 }
@@ -337,7 +341,7 @@ mod tests {
     #[test]
     fn buckets_have_their_share_and_a_field_at_least() {
         assert_eq!(wanted(0, 0, 1 << 14), 1);
-        assert_eq!(wanted(100_000, 4_000_000, 1 << 14), 1954);
+        assert_eq!(wanted(100_000, 4_000_000, 1 << 14), 7813);
         assert_eq!(wanted(3, 3 << 20, 1 << 14), 3, "a field is not divided");
     }
 }

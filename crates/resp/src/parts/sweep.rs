@@ -2,10 +2,13 @@
 
 use std::collections::BTreeMap;
 
-use super::{Bucket, Id, Root, bucket_space, split};
+use super::{Bucket, BucketName, Id, Root, bucket_key, bucket_name, bucket_space, split};
 use crate::store::{Change, Condition, Key, Store, StoreError};
 use crate::sweep::Swept;
 use crate::value::Kind;
+
+/// Buckets that are deleted at once.
+const TOGETHER: u32 = 128;
 
 /// Looks at about `count` buckets of a database's hashes, and deletes those whose key is not the hash that they are of; the
 /// cursor to go on from, or 0 at the end, and how many.
@@ -57,6 +60,48 @@ pub fn sweep<S: Store>(
         swept.deleted += u64::from(done?);
     }
     Ok((next, swept))
+}
+
+/// Buckets of a hash that was deleted, or will be in a moment.
+#[derive(Clone, Debug)]
+pub(crate) struct Leaving {
+    space: u8,
+    /// The name of the key.
+    owner: Vec<u8>,
+    id: Id,
+    next: u32,
+    buckets: u32,
+}
+
+impl Leaving {
+    /// Of a key whose value this is, behind its head.
+    pub(crate) fn of(key: Key<'_>, payload: &[u8]) -> Option<Self> {
+        let root = Root::parse(payload).ok()?;
+        Some(Self { space: key.space, owner: key.name.to_vec(), id: root.id, next: 0, buckets: root.buckets })
+    }
+
+    /// Deletes some, if the hash has gone; whether none is left to delete.
+    pub(crate) fn step<S: Store>(&mut self, store: &mut S) -> Result<bool, StoreError> {
+        let gone = match what_is(store, Key { space: self.space, name: &self.owner })? {
+            Owner::Other => true,
+            Owner::Hash(id) => id != self.id,
+            Owner::Unknown => false,
+        };
+        if !gone {
+            return Ok(true);
+        }
+        let until = self.buckets.min(self.next.saturating_add(TOGETHER));
+        let names: Vec<BucketName> = (self.next..until).map(|place| bucket_name(&self.id, place)).collect();
+        let delete =
+            |name| Change { key: bucket_key(self.space, name), value: None, condition: Condition::Always };
+        let (deletions, mut done) = (names.iter().map(delete).collect::<Vec<_>>(), Vec::new());
+        store.change_many(&deletions, &mut done);
+        for done in done {
+            done?;
+        }
+        self.next = until;
+        Ok(self.next >= self.buckets)
+    }
 }
 
 /// What the key of a bucket has.

@@ -5,8 +5,9 @@ use std::io::{self, BufWriter, IsTerminal as _, Read as _, Write};
 use std::path::{Path, PathBuf};
 
 use remanence_kv::dump::{MAGIC, Record, Summary, Writer};
-use remanence_kv::live::{Error, read_all};
+use remanence_kv::live::{Error, Store, read_all};
 use remanence_kv::proto::Refusal;
+use remanence_resp::parts::{Collected, collect, has_part, is_in_parts, owner_of};
 use serde_json::json;
 
 use super::{Reach, member, of, server_of, shown, view_file};
@@ -25,7 +26,7 @@ Examples:
   rem kv dump 127.0.0.1 | zstd > users.dump.zst    through a pipe
 
 Of a store that is served, each value is one that was committed, and every key that was there all the time is in it; keys that
-come and go meanwhile may be or not. `rem kv load` writes a dump into a store. It fails if a value is damaged, and names its
+come and go meanwhile may be or not. So it is with the fields of a large hash of a Redis client, which is one value in the dump. `rem kv load` writes a dump into a store. It fails if a value is damaged, and names its
 key; the others are in the dump.")]
 pub(super) struct Args {
     /// A server, or a file
@@ -204,7 +205,17 @@ fn of_server(args: &Args, out: &mut Out) -> Result<Vec<String>, Fail> {
             match store.get(key) {
                 Ok(Some(found)) => {
                     let (version, expires) = (found.version, found.expires);
-                    out.value(&Record { key: key.clone(), version, expires, value: found.value })?;
+                    let value = match whole(&mut store, key, found.value) {
+                        Ok(Found::Value(value)) => value,
+                        Ok(Found::Part | Found::Gone) => continue,
+                        Ok(Found::Lost) | Err(Error::Refused(Refusal::Damaged)) => {
+                            out.unreadable();
+                            damaged.push(shown(key));
+                            continue;
+                        }
+                        Err(error) => return Err(of(&server, &error)),
+                    };
+                    out.value(&Record { key: key.clone(), version, expires, value })?;
                 }
                 // Deleted meanwhile.
                 Ok(None) => {}
@@ -219,4 +230,34 @@ fn of_server(args: &Args, out: &mut Out) -> Result<Vec<String>, Fail> {
     }
     bar.done();
     Ok(damaged)
+}
+
+/// What is dumped of a key that is served.
+enum Found {
+    Value(Vec<u8>),
+    /// Nothing: it is a part of a hash, which is dumped whole.
+    Part,
+    /// Nothing: it was deleted meanwhile.
+    Gone,
+    /// It cannot be read.
+    Lost,
+}
+
+/// A hash of a Redis client that is in parts (docs/gateway.md) becomes one value: its parts are changed one after the other, and
+/// would not belong together in a dump.
+fn whole(store: &mut Store, key: &[u8], value: Vec<u8>) -> Result<Found, Error> {
+    let mut read = |key: &[u8]| -> Result<_, Error> { Ok(store.get(key)?.map(|found| found.value)) };
+    if let Some(owner) = owner_of(key, &value)
+        && read(&owner)?.is_some_and(|owner| has_part(&owner, key))
+    {
+        return Ok(Found::Part);
+    }
+    if !is_in_parts(&value) {
+        return Ok(Found::Value(value));
+    }
+    Ok(match collect(key, read)? {
+        Collected::Value(value) => Found::Value(value),
+        Collected::Gone => Found::Gone,
+        Collected::Lost => Found::Lost,
+    })
 }

@@ -1,0 +1,125 @@
+//! Reads a hash in parts for a copy of the store, as one value.
+//!
+//! Whoever copies a store that is served cannot have a hash stand still, and one that is changed all the time is in one state for
+//! less long than it takes to read. So this reads no state of the hash, but every field that is there all the while, with a value that
+//! it had meanwhile. A field that moves does so to a bucket with a higher number; so who reads buckets in their order comes by it, or it was among the changes
+//! of the key's value, which is read first and last.
+
+use std::collections::BTreeMap;
+
+use super::{Bucket, Root, bucket_name, bucket_space, split};
+use crate::value::{Head, Kind, put};
+
+/// How often one begins again where the hash was replaced by another.
+const ATTEMPTS: usize = 100;
+
+/// What a key has.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Collected {
+    /// This value, which is whole.
+    Value(Vec<u8>),
+    /// None any more.
+    Gone,
+    /// A hash of which a part is lost, or cannot be understood.
+    Lost,
+}
+
+/// The whole value of a key, from a store's own keys, whose first byte is the database: a hash in parts becomes one value, what is whole stays as it is.
+/// `read` reads a key.
+///
+/// # Errors
+/// Those of `read`.
+pub fn collect<E>(
+    key: &[u8],
+    mut read: impl FnMut(&[u8]) -> Result<Option<Vec<u8>>, E>,
+) -> Result<Collected, E> {
+    let Some(space) = key.first() else { return Ok(Collected::Gone) };
+    'again: for _ in 0..ATTEMPTS {
+        let Some(first) = read(key)? else { return Ok(Collected::Gone) };
+        let Some((head, root)) = of(&first) else { return Ok(Collected::Value(first)) };
+        let Some(root) = root else { return Ok(Collected::Lost) };
+        let changes: BTreeMap<&[u8], Option<&[u8]>> = root.sealed.chain(root.log).collect();
+        let mut fields: BTreeMap<Vec<u8>, Vec<u8>> = BTreeMap::new();
+        for (name, value) in &changes {
+            if let Some(value) = value {
+                fields.insert(name.to_vec(), value.to_vec());
+            }
+        }
+        let (mut before, mut buckets) = (root.before, if root.before == 0 { 0 } else { root.buckets });
+        let (mut at, mut lost) = (0, false);
+        loop {
+            while at < buckets {
+                let name = [&[bucket_space(*space)][..], &bucket_name(&root.id, at)].concat();
+                match read(&name)?.as_deref().map(Bucket::parse) {
+                    Some(Ok(bucket)) => {
+                        // What the first look has changed is newer than what is older than its batch.
+                        let older = bucket.batch <= root.batch;
+                        for (name, value) in bucket.fields {
+                            if !(older && changes.contains_key(name)) {
+                                fields.insert(name.to_vec(), value.to_vec());
+                            }
+                        }
+                    }
+                    // One that is new and not there yet: its fields have been where they came from.
+                    None if at >= before => {}
+                    _ => lost = true,
+                }
+                at += 1;
+            }
+            let Some(last) = read(key)? else { return Ok(Collected::Gone) };
+            let Some((_, Some(now))) = of(&last) else { continue 'again };
+            if now.id != root.id {
+                continue 'again;
+            }
+            if lost {
+                return Ok(Collected::Lost);
+            }
+            if now.before > 0 && now.buckets > buckets {
+                (before, buckets) = (now.before, now.buckets);
+                continue;
+            }
+            for (name, value) in now.sealed.chain(now.log) {
+                match value {
+                    Some(value) => drop(fields.insert(name.to_vec(), value.to_vec())),
+                    None => drop(fields.remove(name)),
+                }
+            }
+            let mut value = Vec::new();
+            Head { kind: Kind::Hash, ..head }.emit(&mut value);
+            for (name, bytes) in &fields {
+                put(name, &mut value);
+                put(bytes, &mut value);
+            }
+            return Ok(Collected::Value(value));
+        }
+    }
+    Ok(Collected::Lost)
+}
+
+/// The head and, if it can be read, what is behind it, of a hash in parts.
+fn of(value: &[u8]) -> Option<(Head, Option<Root<'_>>)> {
+    let (head, payload) = split(value).ok().filter(|(head, _)| head.kind == Kind::Parts)?;
+    Some((head, Root::parse(payload).ok()))
+}
+
+/// Whether a value of a store is a hash in parts, which [`collect`] makes one value.
+#[must_use]
+pub fn is_in_parts(value: &[u8]) -> bool {
+    of(value).is_some()
+}
+
+/// The key of the hash that a value of a store is a part of, if it looks like one.
+#[must_use]
+pub fn owner_of(key: &[u8], value: &[u8]) -> Option<Vec<u8>> {
+    let (space, name) = key.split_first()?;
+    let there = *space >= bucket_space(0) && name.len() == size_of::<super::BucketName>();
+    let bucket = there.then(|| Bucket::parse(value).ok())??;
+    Some([&[*space - bucket_space(0)][..], bucket.owner].concat())
+}
+
+/// Whether the value of a hash says that a key is a part of it.
+#[must_use]
+pub fn has_part(value: &[u8], key: &[u8]) -> bool {
+    let Some((_, Some(root))) = of(value) else { return false };
+    key.get(1..).is_some_and(|name| name.starts_with(&root.id))
+}
