@@ -612,18 +612,28 @@ fn a_copy_has_every_field_that_is_there_all_the_while() {
             let (mut store, _) = prepared(&shared, 30, &mut state);
             let is = |value: &[u8]| format!("{:?}", run(&self::shared(WHOLE), &mut wrap(value), "HGETALL h"));
             let (mut steps, mut called) = (0, false);
-            let copy = collect(b"\0h", |key| {
-                if steps == left {
-                    called = true;
-                    for n in 0..many {
-                        run(&shared, &mut store, &format!("HSET h come{n} v f8 changed{n} f1 changed{n}"));
-                        run(&shared, &mut store, &format!("HSET h more{n} v"));
-                        run(&shared, &mut store, "HDEL h f9");
-                        fold(&shared, &mut store, &mut state).expect("memory does not fail");
+            let copy = collect(b"\0h", |keys| {
+                // The last one first: the order means nothing.
+                let mut values = Vec::new();
+                for key in keys.iter().rev() {
+                    if steps == left {
+                        called = true;
+                        for n in 0..many {
+                            run(
+                                &shared,
+                                &mut store,
+                                &format!("HSET h come{n} v f8 changed{n} f1 changed{n}"),
+                            );
+                            run(&shared, &mut store, &format!("HSET h more{n} v"));
+                            run(&shared, &mut store, "HDEL h f9");
+                            fold(&shared, &mut store, &mut state).expect("memory does not fail");
+                        }
                     }
+                    steps += 1;
+                    values.push(read(&mut store, key));
                 }
-                steps += 1;
-                Ok::<_, StoreError>(read(&mut store, key))
+                values.reverse();
+                Ok::<_, StoreError>(values)
             });
             let Ok(Collected::Value(copy)) = copy else { panic!("{copy:?}") };
             assert!(!is_in_parts(&copy), "it is one value");
@@ -679,10 +689,12 @@ fn a_copy_leaves_out_the_parts_of_hashes_and_nothing_that_looks_like_one() {
     // A part that is lost makes no hash with holes.
     let key = Key { space: BUCKETS, name: &names[3] };
     assert!(store.delete(key, Condition::Always).expect("memory does not fail"));
-    let copy = collect(b"\0h", |key| Ok::<_, StoreError>(read(&mut store, key)));
+    let copy =
+        collect(b"\0h", |keys| Ok::<_, StoreError>(keys.iter().map(|key| read(&mut store, key)).collect()));
     assert_eq!(copy, Ok(Collected::Lost));
     run(&shared, &mut store, "DEL h");
-    let copy = collect(b"\0h", |key| Ok::<_, StoreError>(read(&mut store, key)));
+    let copy =
+        collect(b"\0h", |keys| Ok::<_, StoreError>(keys.iter().map(|key| read(&mut store, key)).collect()));
     assert_eq!(copy, Ok(Collected::Gone));
 }
 
@@ -755,4 +767,18 @@ fn a_hash_is_folded_when_what_made_it_large_has_been_written() {
     assert!(shared.has_folds());
     fold(&shared, &mut store, &mut state).expect("memory does not fail");
     assert!(is_in_parts(&read(&mut store, b"\0i").expect("it is there")));
+}
+
+#[test]
+fn a_large_hash_that_came_whole_is_folded_when_somebody_looks_at_it() {
+    let mut store = MemoryStore::default();
+    let elsewhere = shared(usize::MAX);
+    for n in 0..50 {
+        run(&elsewhere, &mut store, &format!("HSET h field{n} value"));
+    }
+    let (shared, mut state) = (shared(WHOLE), 1);
+    assert_eq!(run(&shared, &mut store, "HGET h field7"), b"$5\r\nvalue\r\n");
+    fold(&shared, &mut store, &mut state).expect("memory does not fail");
+    assert!(is_in_parts(&read(&mut store, b"\0h").expect("it is there")));
+    assert_eq!(run(&shared, &mut store, "HGET h field7"), b"$5\r\nvalue\r\n");
 }

@@ -127,6 +127,10 @@ impl<'a, S: Store> Call<'a, S> {
                 self.count_hit(item.is_some());
             }
             let Some(item) = item else { return Ok(None) };
+            // One that came whole from elsewhere, by a dump or an earlier release, is not read so again and again.
+            if item.head.kind == Kind::Hash && attempt == 0 {
+                self.shared.fold_if_due(key, item.bytes());
+            }
             let mut view = View::new(self.store, key.space, Some(&item), seen.newer)?;
             match look(&mut view, &mut self.reply) {
                 Err(Failure::Missed(missed)) => seen.again(self.store, key, Some(&item), missed)?,

@@ -121,6 +121,11 @@ pub(crate) struct Item {
 }
 
 impl Item {
+    /// The value, head and all.
+    pub(crate) fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+
     /// What stands behind the head.
     pub(crate) fn payload(&self) -> &[u8] {
         &self.bytes[self.start..]

@@ -10,6 +10,9 @@ use std::collections::BTreeMap;
 use super::{Bucket, Root, bucket_name, bucket_space, split};
 use crate::value::{Head, Kind, put};
 
+/// Buckets that are read together.
+const TOGETHER: u32 = 64;
+
 /// How often one begins again where the hash was replaced by another.
 const ATTEMPTS: usize = 100;
 
@@ -25,17 +28,18 @@ pub enum Collected {
 }
 
 /// The whole value of a key, from a store's own keys, whose first byte is the database: a hash in parts becomes one value, what is whole stays as it is.
-/// `read` reads a key.
+/// `read` reads keys, in any order.
 ///
 /// # Errors
 /// Those of `read`.
 pub fn collect<E>(
     key: &[u8],
-    mut read: impl FnMut(&[u8]) -> Result<Option<Vec<u8>>, E>,
+    mut read: impl FnMut(&[Vec<u8>]) -> Result<Vec<Option<Vec<u8>>>, E>,
 ) -> Result<Collected, E> {
     let Some(space) = key.first() else { return Ok(Collected::Gone) };
+    let key = [key.to_vec()];
     'again: for _ in 0..ATTEMPTS {
-        let Some(first) = read(key)? else { return Ok(Collected::Gone) };
+        let Some(first) = read(&key)?.pop().flatten() else { return Ok(Collected::Gone) };
         let Some((head, root)) = of(&first) else { return Ok(Collected::Value(first)) };
         let Some(root) = root else { return Ok(Collected::Lost) };
         let changes: BTreeMap<&[u8], Option<&[u8]>> = root.sealed.chain(root.log).collect();
@@ -49,24 +53,29 @@ pub fn collect<E>(
         let (mut at, mut lost) = (0, false);
         loop {
             while at < buckets {
-                let name = [&[bucket_space(*space)][..], &bucket_name(&root.id, at)].concat();
-                match read(&name)?.as_deref().map(Bucket::parse) {
-                    Some(Ok(bucket)) => {
-                        // What the first look has changed is newer than what is older than its batch.
-                        let older = bucket.batch <= root.batch;
-                        for (name, value) in bucket.fields {
-                            if !(older && changes.contains_key(name)) {
-                                fields.insert(name.to_vec(), value.to_vec());
+                // No field moves to a bucket that was there before: those may be read together.
+                let until = if at < before { before.min(at + TOGETHER) } else { at + 1 };
+                let name = |at| [&[bucket_space(*space)][..], &bucket_name(&root.id, at)].concat();
+                let names: Vec<Vec<u8>> = (at..until).map(name).collect();
+                for (at, value) in (at..until).zip(read(&names)?) {
+                    match value.as_deref().map(Bucket::parse) {
+                        Some(Ok(bucket)) => {
+                            // What the first look has changed is newer than what is older than its batch.
+                            let older = bucket.batch <= root.batch;
+                            for (name, value) in bucket.fields {
+                                if !(older && changes.contains_key(name)) {
+                                    fields.insert(name.to_vec(), value.to_vec());
+                                }
                             }
                         }
+                        // One that is new and not there yet: its fields have been where they came from.
+                        None if at >= before => {}
+                        _ => lost = true,
                     }
-                    // One that is new and not there yet: its fields have been where they came from.
-                    None if at >= before => {}
-                    _ => lost = true,
                 }
-                at += 1;
+                at = until;
             }
-            let Some(last) = read(key)? else { return Ok(Collected::Gone) };
+            let Some(last) = read(&key)?.pop().flatten() else { return Ok(Collected::Gone) };
             let Some((_, Some(now))) = of(&last) else { continue 'again };
             if now.id != root.id {
                 continue 'again;
@@ -108,18 +117,24 @@ pub fn is_in_parts(value: &[u8]) -> bool {
     of(value).is_some()
 }
 
+/// The id of the hash whose part a key would be: what it is once, it is for ever.
+#[must_use]
+pub fn id_in(key: &[u8]) -> Option<[u8; 16]> {
+    let name = key.strip_prefix(&[*key.first().filter(|space| **space >= bucket_space(0))?])?;
+    name.first_chunk().filter(|_| name.len() == size_of::<super::BucketName>()).copied()
+}
+
 /// The key of the hash that a value of a store is a part of, if it looks like one.
 #[must_use]
 pub fn owner_of(key: &[u8], value: &[u8]) -> Option<Vec<u8>> {
-    let (space, name) = key.split_first()?;
-    let there = *space >= bucket_space(0) && name.len() == size_of::<super::BucketName>();
-    let bucket = there.then(|| Bucket::parse(value).ok())??;
-    Some([&[*space - bucket_space(0)][..], bucket.owner].concat())
+    id_in(key)?;
+    let owner = Bucket::parse(value).ok()?.owner;
+    Some([&[key[0] - bucket_space(0)][..], owner].concat())
 }
 
 /// Whether the value of a hash says that a key is a part of it.
 #[must_use]
 pub fn has_part(value: &[u8], key: &[u8]) -> bool {
     let Some((_, Some(root))) = of(value) else { return false };
-    key.get(1..).is_some_and(|name| name.starts_with(&root.id))
+    id_in(key) == Some(root.id)
 }

@@ -41,7 +41,7 @@ use siphasher::sip::SipHasher13;
 use crate::store::{Key, StoreError};
 use crate::value::{Fields, Head, Kind, put, take};
 
-pub use collect::{Collected, collect, has_part, is_in_parts, owner_of};
+pub use collect::{Collected, collect, has_part, id_in, is_in_parts, owner_of};
 pub use fold::fold;
 pub(crate) use read::{Missed, buckets};
 pub(crate) use sweep::Leaving;

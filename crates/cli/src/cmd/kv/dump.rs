@@ -1,5 +1,6 @@
 //! `rem kv dump`, and where a dump is written to.
 
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::{self, BufWriter, IsTerminal as _, Read as _, Write};
 use std::path::{Path, PathBuf};
@@ -7,7 +8,7 @@ use std::path::{Path, PathBuf};
 use remanence_kv::dump::{MAGIC, Record, Summary, Writer};
 use remanence_kv::live::{Error, Store, read_all};
 use remanence_kv::proto::Refusal;
-use remanence_resp::parts::{Collected, collect, has_part, is_in_parts, owner_of};
+use remanence_resp::parts::{Collected, collect, has_part, id_in, is_in_parts, owner_of};
 use serde_json::json;
 
 use super::{Reach, member, of, server_of, shown, view_file};
@@ -195,17 +196,21 @@ fn of_server(args: &Args, out: &mut Out) -> Result<Vec<String>, Fail> {
     let mut store = args.reach.connect(&server)?;
     let total = store.stats().map_err(|e| of(&server, &e))?.usage.entries;
     let bar = Bar::items(total, "values", args.json);
-    let mut damaged = Vec::new();
+    let (mut damaged, mut hashes) = (Vec::new(), BTreeSet::new());
     let mut cursor = Some(0);
     while let Some(from) = cursor {
         let page = store.scan(from, PAGE).map_err(|e| of(&server, &e))?;
         for key in &page.keys {
             bar.add(1);
+            // A part of a hash that is known: it is dumped with that.
+            if id_in(key).is_some_and(|id| hashes.contains(&id)) {
+                continue;
+            }
             // One by one: values may be large, and one that is damaged is named.
             match store.get(key) {
                 Ok(Some(found)) => {
                     let (version, expires) = (found.version, found.expires);
-                    let value = match whole(&mut store, key, found.value) {
+                    let value = match whole(&mut store, key, found.value, &mut hashes) {
                         Ok(Found::Value(value)) => value,
                         Ok(Found::Part | Found::Gone) => continue,
                         Ok(Found::Lost) | Err(Error::Refused(Refusal::Damaged)) => {
@@ -244,12 +249,21 @@ enum Found {
 }
 
 /// A hash of a Redis client that is in parts (docs/gateway.md) becomes one value: its parts are changed one after the other, and
-/// would not belong together in a dump.
-fn whole(store: &mut Store, key: &[u8], value: Vec<u8>) -> Result<Found, Error> {
-    let mut read = |key: &[u8]| -> Result<_, Error> { Ok(store.get(key)?.map(|found| found.value)) };
+/// would not belong together in a dump. `hashes` are those that were seen.
+fn whole(
+    store: &mut Store,
+    key: &[u8],
+    value: Vec<u8>,
+    hashes: &mut BTreeSet<[u8; 16]>,
+) -> Result<Found, Error> {
+    let mut read = |keys: &[Vec<u8>]| -> Result<Vec<Option<Vec<u8>>>, Error> {
+        let found = store.get_many(keys)?;
+        Ok(found.into_iter().map(|found| found.map(|found| found.value)).collect())
+    };
     if let Some(owner) = owner_of(key, &value)
-        && read(&owner)?.is_some_and(|owner| has_part(&owner, key))
+        && read(&[owner])?.pop().flatten().is_some_and(|owner| has_part(&owner, key))
     {
+        hashes.extend(id_in(key));
         return Ok(Found::Part);
     }
     if !is_in_parts(&value) {
