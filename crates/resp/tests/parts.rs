@@ -411,6 +411,21 @@ fn parts_go_when_their_hash_has_gone_and_no_others() {
 }
 
 #[test]
+fn a_sweep_leaves_what_others_have_put_where_parts_are() {
+    let mut store = MemoryStore::default();
+    // It is read as a bucket without fields, of a key without a name.
+    let value = [4, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+    for name in [&b""[..], b"a", &[7; 19], &[7; 21]] {
+        store.put(Key { space: BUCKETS, name }, &value, Condition::Always).expect("memory does not fail");
+    }
+    store
+        .put(Key { space: BUCKETS, name: &[7; 20] }, b"text", Condition::Always)
+        .expect("memory does not fail");
+    assert_eq!(sweep(&mut store, 0, 0, 100).expect("memory does not fail").1.deleted, 0);
+    assert_eq!(buckets(&mut store), 5);
+}
+
+#[test]
 fn a_sweep_while_a_hash_is_folded_takes_nothing_of_it() {
     let mut left = 0;
     loop {
@@ -685,6 +700,13 @@ fn a_copy_leaves_out_the_parts_of_hashes_and_nothing_that_looks_like_one() {
         let mut other = key.clone();
         other[3] ^= 1;
         assert!(!has_part(&hash, &other) && !has_part(&value, &key));
+    }
+    // What others have written is copied as it is, whatever it begins with.
+    for other in [&b""[..], &[3], &[3; 20], &[3; 200], &[0x83; 200], &[4; 200], &[3, 0, 0, 0]] {
+        assert!(!is_in_parts(other) && !has_part(other, &[BUCKETS; 21]));
+        assert_eq!(owner_of(&[BUCKETS; 21], other), None);
+        let copy = collect(b"\0x", |_| Ok::<_, StoreError>(vec![Some(other.to_vec())]));
+        assert_eq!(copy, Ok(Collected::Value(other.to_vec())));
     }
     // A part that is lost makes no hash with holes.
     let key = Key { space: BUCKETS, name: &names[3] };

@@ -41,7 +41,6 @@ pub fn collect<E>(
     'again: for _ in 0..ATTEMPTS {
         let Some(first) = read(&key)?.pop().flatten() else { return Ok(Collected::Gone) };
         let Some((head, root)) = of(&first) else { return Ok(Collected::Value(first)) };
-        let Some(root) = root else { return Ok(Collected::Lost) };
         let changes: BTreeMap<&[u8], Option<&[u8]>> = root.sealed.chain(root.log).collect();
         let mut fields: BTreeMap<Vec<u8>, Vec<u8>> = BTreeMap::new();
         for (name, value) in &changes {
@@ -76,7 +75,7 @@ pub fn collect<E>(
                 at = until;
             }
             let Some(last) = read(&key)?.pop().flatten() else { return Ok(Collected::Gone) };
-            let Some((_, Some(now))) = of(&last) else { continue 'again };
+            let Some((_, now)) = of(&last) else { continue 'again };
             if now.id != root.id {
                 continue 'again;
             }
@@ -105,10 +104,10 @@ pub fn collect<E>(
     Ok(Collected::Lost)
 }
 
-/// The head and, if it can be read, what is behind it, of a hash in parts.
-fn of(value: &[u8]) -> Option<(Head, Option<Root<'_>>)> {
+/// What a hash in parts says. Values of others may begin as it does.
+fn of(value: &[u8]) -> Option<(Head, Root<'_>)> {
     let (head, payload) = split(value).ok().filter(|(head, _)| head.kind == Kind::Parts)?;
-    Some((head, Root::parse(payload).ok()))
+    Some((head, Root::parse(payload).ok()?))
 }
 
 /// Whether a value of a store is a hash in parts, which [`collect`] makes one value.
@@ -135,6 +134,5 @@ pub fn owner_of(key: &[u8], value: &[u8]) -> Option<Vec<u8>> {
 /// Whether the value of a hash says that a key is a part of it.
 #[must_use]
 pub fn has_part(value: &[u8], key: &[u8]) -> bool {
-    let Some((_, Some(root))) = of(value) else { return false };
-    id_in(key) == Some(root.id)
+    of(value).is_some_and(|(_, root)| id_in(key) == Some(root.id))
 }

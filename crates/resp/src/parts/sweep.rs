@@ -33,6 +33,9 @@ pub fn sweep<S: Store>(
         // One that is damaged does not say whose it is.
         let Ok(Some((version, range))) = found else { continue };
         // What somebody else has put there is not ours to judge.
+        if key.name.len() != size_of::<BucketName>() {
+            continue;
+        }
         let Ok(bucket) = Bucket::parse(&bytes[range]) else { continue };
         let of = match hashes.get(bucket.owner) {
             Some(of) => *of,
