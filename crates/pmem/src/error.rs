@@ -66,7 +66,7 @@ pub enum Error {
          backup{way}"
     )]
     JournalGone {
-        /// The file.
+        /// The file that says so.
         path: PathBuf,
         /// What can be done else.
         way: WayOut,
@@ -145,7 +145,7 @@ pub enum Error {
 /// What can be done with a file whose journal cannot be used, and of which there is no other copy.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum WayOut {
-    /// Nobody knows.
+    /// Nothing that we could tell: how long the file is without its journal is not known.
     Nothing,
     /// To give up what only the journal has: the file has so many bytes without it.
     Truncate(u64),

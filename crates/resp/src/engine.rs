@@ -358,8 +358,8 @@ impl Shared {
         self.folds_due.load(Ordering::Relaxed) > 0
     }
 
-    /// [Folds](crate::parts) one of the hashes that were changed often; whether there was one that nobody else is at or was faster to change. It changes nothing that
-    /// anybody sees. What fails is done when the hash is changed the next time.
+    /// [Folds](crate::parts) one of the hashes that were changed often; whether there was one that nobody else is at or was
+    /// faster to change. It changes nothing that anybody sees. What fails is done when the hash is changed the next time.
     ///
     /// # Errors
     /// The store's.

@@ -27,8 +27,9 @@ Examples:
   rem kv dump 127.0.0.1 | zstd > users.dump.zst    through a pipe
 
 Of a store that is served, each value is one that was committed, and every key that was there all the time is in it; keys that
-come and go meanwhile may be or not. So it is with the fields of a large hash of a Redis client, which is one value in the dump. `rem kv load` writes a dump into a store. It fails if a value is damaged, and names its
-key; the others are in the dump.")]
+come and go meanwhile may be or not. So it is with the fields of a large hash of a Redis client, which is one value
+in the dump. `rem kv load` writes a dump into a store. It fails if a value is damaged, and names its key; the others
+are in the dump.")]
 pub(super) struct Args {
     /// A server, or a file
     #[arg(value_name = "SERVER|FILE")]
