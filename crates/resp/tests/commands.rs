@@ -1,5 +1,8 @@
 //! What the comparison with a real server cannot show: time that passes when told to, stores that fail, threads that meet.
 
+mod common;
+
+use common::Hooked;
 use remanence_resp::engine::{Config, Isolation, Moment, Session, Shared, isolation};
 use remanence_resp::memory::MemoryStore;
 use remanence_resp::protocol::{Decoder, Frame, Limits, parse_frame};
@@ -143,62 +146,6 @@ fn changes_of_one_key_by_many_threads_are_all_there() {
     assert_eq!(client.run(&shared, "STRLEN log"), format!(":{total}\r\n"));
 }
 
-/// Fails after so many calls.
-struct Failing {
-    store: MemoryStore,
-    left: u32,
-}
-
-impl Failing {
-    fn step(&mut self) -> Result<(), StoreError> {
-        self.left =
-            self.left.checked_sub(1).ok_or_else(|| StoreError::Unavailable("the\r\nlink is down".into()))?;
-        Ok(())
-    }
-}
-
-impl Store for Failing {
-    fn limits(&self) -> StoreLimits {
-        self.store.limits()
-    }
-
-    fn get(&mut self, key: Key<'_>, value: &mut Vec<u8>) -> Result<Option<Version>, StoreError> {
-        self.step()?;
-        self.store.get(key, value)
-    }
-
-    fn put(&mut self, key: Key<'_>, value: &[u8], condition: Condition) -> Result<bool, StoreError> {
-        self.step()?;
-        self.store.put(key, value, condition)
-    }
-
-    fn delete(&mut self, key: Key<'_>, condition: Condition) -> Result<bool, StoreError> {
-        self.step()?;
-        self.store.delete(key, condition)
-    }
-
-    fn scan(
-        &mut self,
-        space: u8,
-        cursor: u64,
-        count: usize,
-        each: &mut dyn FnMut(&[u8], &[u8]),
-    ) -> Result<u64, StoreError> {
-        self.step()?;
-        self.store.scan(space, cursor, count, each)
-    }
-
-    fn count(&mut self, space: u8) -> Result<Option<u64>, StoreError> {
-        self.step()?;
-        self.store.count(space)
-    }
-
-    fn clear(&mut self, space: Option<u8>, cursor: u64) -> Result<u64, StoreError> {
-        self.step()?;
-        self.store.clear(space, cursor)
-    }
-}
-
 /// Whatever the command had written of its reply, at whatever step the store fails.
 #[test]
 fn a_store_that_fails_is_one_error_and_no_half_reply() {
@@ -228,7 +175,10 @@ fn a_store_that_fails_is_one_error_and_no_half_reply() {
             client.run(&shared, "MSET a 1 b 2 c 3");
             client.run(&shared, "HSET h f v");
             store.limits();
-            let mut client = Client::new(&shared, Failing { store: store.clone(), left });
+            let mut client = Client::new(
+                &shared,
+                Hooked { store: store.clone(), left, hook: Some(Box::new(|_| ())), ends: true },
+            );
             let reply = client.run(&shared, line);
             let (frame, len) = parse_frame(reply.as_bytes()).unwrap().unwrap();
             assert_eq!(len, reply.len(), "{line}: {reply:?}");

@@ -1,13 +1,16 @@
 //! Hashes in parts are what hashes are: whatever their size, whoever is at them meanwhile, and wherever somebody stops.
 
+mod common;
+
 use std::collections::{BTreeMap, BTreeSet};
 
+use common::Hooked;
 use remanence_resp::engine::{Config, Moment, Session, Shared};
 use remanence_resp::joint::Joint;
 use remanence_resp::memory::MemoryStore;
 use remanence_resp::parts::{Collected, collect, has_part, is_in_parts, owner_of, sweep};
 use remanence_resp::protocol::{Decoder, Frame, Limits, parse_frame};
-use remanence_resp::store::{Condition, Key, Store, StoreError, StoreLimits, Version};
+use remanence_resp::store::{Condition, Key, Store, StoreError};
 use remanence_resp::sweep::Sweep;
 
 /// So small that a hash of a few fields is in parts, and folded at every other change.
@@ -161,69 +164,6 @@ fn a_hash_in_parts_answers_as_a_whole_one() {
         }
     }
     assert!(parted > 5_000, "{parted}");
-}
-
-/// What happens at a step.
-type Hook<'h> = Box<dyn FnOnce(&mut MemoryStore) + 'h>;
-
-/// A store where something else happens before one of the steps, or that is gone from there on.
-struct Hooked<'h> {
-    store: MemoryStore,
-    left: usize,
-    hook: Option<Hook<'h>>,
-    /// Nothing works once the hook was called.
-    ends: bool,
-}
-
-impl Hooked<'_> {
-    fn step(&mut self) -> Result<(), StoreError> {
-        if self.left == 0
-            && let Some(hook) = self.hook.take()
-        {
-            hook(&mut self.store);
-        }
-        self.left = self.left.saturating_sub(1);
-        match self.ends && self.hook.is_none() {
-            true => Err(StoreError::Unavailable("it has gone".to_owned())),
-            false => Ok(()),
-        }
-    }
-}
-
-impl Store for Hooked<'_> {
-    fn limits(&self) -> StoreLimits {
-        self.store.limits()
-    }
-    fn get(&mut self, key: Key<'_>, value: &mut Vec<u8>) -> Result<Option<Version>, StoreError> {
-        self.step()?;
-        self.store.get(key, value)
-    }
-    fn put(&mut self, key: Key<'_>, value: &[u8], condition: Condition) -> Result<bool, StoreError> {
-        self.step()?;
-        self.store.put(key, value, condition)
-    }
-    fn delete(&mut self, key: Key<'_>, condition: Condition) -> Result<bool, StoreError> {
-        self.step()?;
-        self.store.delete(key, condition)
-    }
-    fn scan(
-        &mut self,
-        space: u8,
-        cursor: u64,
-        count: usize,
-        each: &mut dyn FnMut(&[u8], &[u8]),
-    ) -> Result<u64, StoreError> {
-        self.step()?;
-        self.store.scan(space, cursor, count, each)
-    }
-    fn count(&mut self, space: u8) -> Result<Option<u64>, StoreError> {
-        self.step()?;
-        self.store.count(space)
-    }
-    fn clear(&mut self, space: Option<u8>, cursor: u64) -> Result<u64, StoreError> {
-        self.step()?;
-        self.store.clear(space, cursor)
-    }
 }
 
 /// A hash with some fields, folded or not, and one more change that makes it due; what it has, by HGETALL.
@@ -803,4 +743,63 @@ fn a_large_hash_that_came_whole_is_folded_when_somebody_looks_at_it() {
     fold(&shared, &mut store, &mut state).expect("memory does not fail");
     assert!(is_in_parts(&read(&mut store, b"\0h").expect("it is there")));
     assert_eq!(run(&shared, &mut store, "HGET h field7"), b"$5\r\nvalue\r\n");
+}
+
+/// Native clients of a store may write what they like.
+#[test]
+fn what_says_that_it_is_a_hash_in_parts_and_is_none_ends_nothing() {
+    const EXTREMES: [u64; 9] =
+        [0, 1, 2, 63, 1 << 30, (1 << 30) + 1, u32::MAX as u64, (1 << 48) - 1, u64::MAX];
+    let mut understood = 0;
+    for seed in 0..3000 {
+        let mut state = seed;
+        let mut any = || EXTREMES[random(&mut state) % EXTREMES.len()];
+        let (before, buckets) = (any() as u32, any() as u32);
+        let same = any() < 64;
+        let mut value = vec![3];
+        value.extend([7; 16]);
+        value.extend(any().to_le_bytes());
+        value.extend(before.to_le_bytes());
+        value.extend((if same { before } else { buckets }).to_le_bytes());
+        value.extend(any().to_le_bytes());
+        value.extend(any().to_le_bytes());
+        // A batch of one field, or none, and one change behind it.
+        let sealed = any() < 3;
+        value.extend(u64::from(if sealed { 5_u32 } else { 0 }).to_le_bytes());
+        if sealed {
+            value.extend(b"\x01a\x01\x01v");
+        }
+        value.extend(b"\x02f1\x01\x01v");
+        understood += u64::from(is_in_parts(&value));
+        let shared = shared(usize::from(any() < 3));
+        let mut store = wrap(&value);
+        for line in [
+            "HGETALL h",
+            "HLEN h",
+            "HGET h f1",
+            "HMGET h f1 a zz 1 2 3 4 5 6 7 8 9",
+            "HSCAN h 0 COUNT 1000000",
+            "HSCAN h 1073741823",
+            "HSCAN h 4294967290 COUNT 1000",
+            "HSCAN h 4294967295 COUNT 9223372036854775807",
+            "HSET h new value",
+            "HDEL h f1",
+            "HINCRBY h n 1",
+            "RENAME h h2",
+            "RENAME h2 h",
+            "EXPIRE h 100",
+            "DEL h",
+        ] {
+            let reply = run(&shared, &mut store, line);
+            parse_frame(&reply).expect("a reply").expect("all of it");
+            let _ = shared.fold(&mut store, moment(&mut state));
+            let copy = collect(b"\0h", |keys| {
+                Ok::<_, StoreError>(keys.iter().map(|key| read(&mut store, key)).collect())
+            });
+            assert!(copy.is_ok());
+        }
+        shared.leaving_is_due();
+        while shared.delete_leaving(&mut store).expect("memory does not fail") {}
+    }
+    assert!(understood > 100, "{understood}");
 }

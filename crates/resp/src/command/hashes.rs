@@ -354,7 +354,7 @@ impl<'v, S: Store> View<'v, S> {
         match self.shape {
             Shape::Whole(fields) => Ok(Cow::Borrowed(fields.bytes())),
             Shape::Parts(root) => {
-                let mut all = Vec::with_capacity(root.bytes as usize + 2 * root.fields as usize);
+                let mut all = Vec::new();
                 let mut from = 0;
                 while from < root.buckets {
                     let to = root.buckets.min(from + STRETCH);

@@ -530,7 +530,9 @@ impl<'a, S: Store> Call<'a, S> {
         for _ in 0..ATTEMPTS {
             let mut item = self.fetch(key)?;
             let condition = item.as_ref().map_or(Condition::Absent, |item| Condition::Is(item.version));
-            let expired = item.take_if(|item| item.head.expired(self.moment.now())).is_some();
+            let gone = item.take_if(|item| item.head.expired(self.moment.now()));
+            self.leaves(key, gone.as_ref());
+            let expired = gone.is_some();
             let mut value = self.buffer();
             let (change, answer) = match change(self.store, seen.newer, item.as_ref(), &mut value) {
                 Err(Failure::Missed(missed)) => {

@@ -1,9 +1,9 @@
 //! Reads a hash in parts for a copy of the store, as one value.
 //!
-//! Whoever copies a store that is served cannot have a hash stand still, and one that is changed all the time is in one state for
-//! less long than it takes to read. So this reads no state of the hash, but every field that is there all the while, with a value that
-//! it had meanwhile. A field that moves does so to a bucket with a higher number; so who reads buckets in their order comes by it, or it was among the changes
-//! of the key's value, which is read first and last.
+//! Whoever copies a store that is served cannot have a hash stand still, and one that is changed all the time is in one state
+//! for less long than it takes to read. So this reads no state of the hash, but every field that is there all the while, with
+//! a value that it had meanwhile. A field that moves does so to a bucket with a higher number; so who reads buckets in their
+//! order comes by it, or it was among the changes of the key's value, which is read first and last.
 
 use std::collections::BTreeMap;
 
@@ -27,8 +27,8 @@ pub enum Collected {
     Lost,
 }
 
-/// The whole value of a key, from a store's own keys, whose first byte is the database: a hash in parts becomes one value, what is whole stays as it is.
-/// `read` reads keys, in any order.
+/// The whole value of a key, from a store's own keys, whose first byte is the database: a hash in parts becomes one value,
+/// what is whole stays as it is. `read` reads keys, in any order.
 ///
 /// # Errors
 /// Those of `read`.
@@ -51,7 +51,7 @@ pub fn collect<E>(
         let (mut before, mut buckets) = (root.before, if root.before == 0 { 0 } else { root.buckets });
         let (mut at, mut lost) = (0, false);
         loop {
-            while at < buckets {
+            while at < buckets && !lost {
                 // No field moves to a bucket that was there before: those may be read together.
                 let until = if at < before { before.min(at + TOGETHER) } else { at + 1 };
                 let name = |at| [&[bucket_space(*space)][..], &bucket_name(&root.id, at)].concat();

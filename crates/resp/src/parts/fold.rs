@@ -104,7 +104,9 @@ fn seal<S: Store>(
     root: &Root<'_>,
     whole: usize,
 ) -> Result<bool, StoreError> {
-    let buckets = root.buckets.max(wanted(root.fields, root.bytes, whole));
+    // One more for each change at most: a batch is no longer than what brings it about.
+    let most = root.buckets.saturating_add(u32::try_from(root.log.count()).unwrap_or(u32::MAX));
+    let buckets = root.buckets.max(wanted(root.fields, root.bytes, whole).min(most));
     let sealed = Root { batch: root.batch + 1, buckets, sealed: root.log, log: Changes::default(), ..*root };
     let mut value = Vec::new();
     head.emit(&mut value);

@@ -56,6 +56,10 @@ const FIXED: usize = 56;
 /// them takes three waits for the medium, so it should not come with every wait of many clients.
 const BUCKET_SHARE: u64 = 32;
 
+/// So many buckets a hash has at most, and fewer fields than these.
+const BUCKETS_MAX: u32 = 1 << 30;
+const FIELDS_MAX: u64 = 1 << 48;
+
 /// Names a hash in parts; never used again.
 pub(crate) type Id = [u8; 16];
 
@@ -112,9 +116,12 @@ impl<'a> Root<'a> {
             sealed: Changes::parse(sealed)?,
             log: Changes::parse(log)?,
         };
-        let fair = root.before <= root.buckets
-            && root.buckets > 0
-            && (root.sealing() || root.before == root.buckets);
+        // Who writes to the store beside us may write anything: no loop goes further than what is here allows.
+        let new = root.buckets.checked_sub(root.before).ok_or(StoreError::Foreign)?;
+        let fair = (1..=BUCKETS_MAX).contains(&root.buckets)
+            && (new == 0 || new as usize <= root.sealed.count())
+            && root.batch < u64::MAX
+            && root.fields < FIELDS_MAX;
         if fair { Ok(root) } else { Err(StoreError::Foreign) }
     }
 
@@ -209,7 +216,7 @@ pub(crate) fn put_change(name: &[u8], value: Option<&[u8]>, bytes: &mut Vec<u8>)
     }
 }
 
-/// A bucket.
+/// What lies in a bucket: fields, as of a batch.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Bucket<'a> {
     /// The last batch that is in it.
@@ -260,7 +267,7 @@ fn source(mut place: u32, before: u32) -> u32 {
 /// How many buckets so many fields in so many bytes are to have.
 fn wanted(fields: u64, bytes: u64, whole: usize) -> u32 {
     let each = (whole as u64 / BUCKET_SHARE).max(1);
-    (bytes / each + 1).min(fields).clamp(1, 1 << 30) as u32
+    (bytes / each + 1).min(fields).clamp(1, BUCKETS_MAX.into()) as u32
 }
 
 /// Bytes that a field adds to [`Root::bytes`].
