@@ -124,6 +124,18 @@ fn in_new_thread<T: Send>(act: impl FnOnce() -> io::Result<T> + Send) -> io::Res
     std::thread::scope(|scope| scope.spawn(act).join().expect("the thread does not panic"))
 }
 
+/// Runs `act` in a thread of its own in a new namespace that has nothing but a loopback interface, which is up. The kernel
+/// has no news of its own there, while those of a [`Veth`] (carrier, link-local address, detection of duplicate addresses)
+/// come for seconds after it was made.
+#[cfg(test)]
+pub(crate) fn with_loopback_alone<T: Send>(act: impl FnOnce() -> io::Result<T> + Send) -> io::Result<T> {
+    in_new_thread(|| {
+        drop(new_namespace()?);
+        Netlink::open()?.set_up(sys::interface_index("lo")?)?;
+        act()
+    })
+}
+
 /// Moves the calling thread into a new namespace and returns a hold on that.
 fn new_namespace() -> io::Result<File> {
     // SAFETY: no pointers; only this thread, which ends soon, moves.
