@@ -112,6 +112,26 @@ fn kv_size_measures_every_bar() {
     }
 }
 
+/// Every command against both servers, one client and several; on whatever disk the build is on, as there is no figure to believe.
+#[test]
+fn gateway_measures_every_bar() {
+    if std::process::Command::new("redis-benchmark").arg("--version").output().is_err() {
+        println!("SKIPPED: redis-benchmark is not installed; `apt-get install redis-tools` brings it");
+        return;
+    }
+    let disk = env!("CARGO_TARGET_TMPDIR");
+    let report = bench("gateway", &["--directory", disk], None);
+    assert_eq!(report["skipped"], serde_json::json!([]), "something was left out");
+    assert!(series(&report, "fdatasync", "this disk"), "the disk by itself was not measured");
+    for op in ["SET", "DEL", "HSET of a large hash", "INCR of a new key"] {
+        for who in ["gateway", "Redis, always"] {
+            assert!(series(&report, op, who), "no {op} of {who}");
+        }
+    }
+    let left = std::fs::read_dir(disk).expect("it is there").filter_map(Result::ok);
+    assert!(left.into_iter().all(|file| !file.path().join("gateway").exists()), "a store was left behind");
+}
+
 #[test]
 fn counter_and_copy_engines_measure_every_bar() {
     bench("counter", &[], None);

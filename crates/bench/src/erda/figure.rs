@@ -4,10 +4,10 @@ use std::path::Path;
 
 use remanence_ycsb::workload::Mix;
 
-use super::peers::Shape;
 use super::peerside::{self, Deed, Place};
 use super::{cleaning, table1, title};
 use crate::plot::{self, Axis, Line, Panel};
+use crate::redis::Shape;
 use crate::report::{Report, Row, bytes};
 
 /// Panels beside each other: the paper has four workloads.

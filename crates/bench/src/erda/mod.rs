@@ -6,19 +6,18 @@
 //! all of it. The paper adds 150 ns to each write to emulate NVM; here all schemes write back the same cache lines of the same
 //! memory, and nothing is added for anybody.
 //!
-//! Beside peers ([`peers`]) nothing is declared: our store is what it is on the medium that Redis has too.
+//! Beside peers ([`peerside`]) nothing is declared: our store is what it is on the medium that Redis has too.
 
 pub mod agent;
 mod cleaning;
 pub mod figure;
 pub mod load;
-mod peers;
 mod peerside;
 mod protocol;
 mod server;
 mod stores;
 mod table1;
-mod tcp;
+pub(crate) mod tcp;
 mod verdicts;
 
 use std::collections::BTreeMap;

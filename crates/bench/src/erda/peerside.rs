@@ -12,12 +12,12 @@ use remanence_ycsb::workload::Mix;
 use crate::effort::Effort;
 
 use super::load::{self, Handle};
-use super::peers::{self, Fsync, Process, Shape};
 use super::protocol::{Carrier, Open, Served};
 use super::server::Server;
 use super::tcp::{Memcached, Redis};
 use super::{Bench, Native, agent, connecting, load_of, sound, table1};
 use crate::machine::State;
+use crate::redis::{self, Fsync, Process, Shape};
 use crate::samples::{Key, Metric};
 
 /// Where data lies.
@@ -190,7 +190,7 @@ pub(super) fn run(bench: &mut Bench<'_>) {
             }
         }
     }
-    if peers::find("redis-benchmark").is_none() {
+    if redis::find("redis-benchmark").is_none() {
         bench.skip("redis-benchmark is not installed; `apt-get install redis-tools` brings it".into());
     }
     for round in 0..rounds(effort) {
@@ -220,7 +220,7 @@ fn directory(bench: &mut Bench<'_>, place: Place) -> Option<PathBuf> {
         Place::Tmpfs => PathBuf::from("/dev/shm"),
         Place::Disk => bench.options.dir.clone(),
     };
-    let kind = peers::file_system(&dir).unwrap_or_else(|| "nothing that is known".into());
+    let kind = redis::file_system(&dir).unwrap_or_else(|| "nothing that is known".into());
     if place == Place::Disk && matches!(kind.as_str(), "tmpfs" | "ramfs") {
         bench.skip(format!(
             "{} is {kind} and not on a disk: name another directory with --dir",
@@ -274,17 +274,17 @@ fn start(
             peer._server = Some(server);
             return Ok(peer);
         }
-        Who::Gateway => peers::gateway(&bench.options.program, native.ok_or("there is no store for it")?)?,
+        Who::Gateway => redis::gateway(&bench.options.program, native.ok_or("there is no store for it")?)?,
         Who::GatewayAndStore => {
             // Before anything can fail: it goes with the peer.
             peer._dir = Some(Directory(own.clone()));
-            peers::gateway_and_store(&bench.options.program, own, SIZE)?
+            redis::gateway_and_store(&bench.options.program, own, SIZE)?
         }
         Who::Redis(fsync) => {
             peer._dir = Some(Directory(own.clone()));
-            peers::redis(own, fsync)?
+            redis::redis(own, fsync)?
         }
-        Who::Memcached => peers::memcached()?,
+        Who::Memcached => redis::memcached()?,
     };
     peer.addr = process.addr();
     peer.handles.push(match who {
@@ -320,13 +320,13 @@ fn measure(bench: &mut Bench<'_>, peer: &mut Peer, value: usize) -> Result<(), S
             bench.samples.add(&together(place, deed, who, value), state, state, [rate]);
         }
     }
-    if !who.speaks_resp() || peers::find("redis-benchmark").is_none() {
+    if !who.speaks_resp() || redis::find("redis-benchmark").is_none() {
         return Ok(());
     }
     for shape in Shape::ALL {
         let requests = requests(effort, place, who, shape);
         let (said, state) =
-            steady(bench, || peers::redis_benchmark(peer.addr, shape, value, records, requests))?;
+            steady(bench, || redis::redis_benchmark(peer.addr, shape, value, records, requests))?;
         for one in said {
             let deed = if one.test == "GET" { Deed::Get } else { Deed::Put };
             let key = benchmarked(place, deed, who, shape, value);

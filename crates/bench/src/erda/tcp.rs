@@ -116,7 +116,7 @@ fn number(line: &[u8]) -> Option<i64> {
 }
 
 /// A client of whatever speaks RESP.
-pub(super) struct Redis {
+pub(crate) struct Redis {
     wire: Wire,
     out: Vec<u8>,
     name: &'static str,
@@ -127,7 +127,7 @@ impl Redis {
     ///
     /// # Errors
     /// One sentence.
-    pub(super) fn connect(to: SocketAddr, spin: bool, name: &'static str) -> Result<Self, String> {
+    pub(crate) fn connect(to: SocketAddr, spin: bool, name: &'static str) -> Result<Self, String> {
         let wire = Wire::connect(to, spin).map_err(|e| unreachable_(name, to, &e))?;
         Ok(Self { wire, out: Vec::new(), name })
     }
@@ -167,7 +167,7 @@ impl Redis {
     ///
     /// # Errors
     /// One sentence.
-    pub(super) fn ping(&mut self) -> Result<(), String> {
+    pub(crate) fn ping(&mut self) -> Result<(), String> {
         self.ask(&[b"PING"], None).map(drop)
     }
 }

@@ -7,11 +7,11 @@ use remanence_kv::view::Mode;
 use remanence_ycsb::workload::Mix;
 
 use super::cleaning::Cleaned;
-use super::peers::{Fsync, Shape};
 use super::peerside::{self, Deed, Place, Who};
 use super::protocol::Carrier;
 use super::{Bench, Figure, Part, Series, key, table1, title};
 use crate::claims::{Claim, Verdict, times};
+use crate::redis::{Fsync, Shape};
 use crate::report::{Bar, Sense, figure};
 use crate::samples::{Key, Samples};
 

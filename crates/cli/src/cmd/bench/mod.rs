@@ -6,6 +6,7 @@ mod copy_engine;
 mod counter;
 mod erda;
 mod failover;
+mod gateway;
 mod kv_size;
 mod logserver;
 mod pwrite;
@@ -41,6 +42,8 @@ enum Bench {
     Erda(erda::Args),
     /// How long a store on several members takes no write when its primary is killed, stopped, or its disk hangs
     Failover(failover::Args),
+    /// Commands of Redis clients that change something, on a disk, beside Redis that syncs before it replies
+    Gateway(gateway::Args),
     /// What a store of many keys costs, and for how long one step of its server holds others up
     KvSize(kv_size::Args),
     /// Durable appends by all 72 recipes of paper 004, its figure 2, beside message passing and bare UDP
@@ -91,6 +94,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Fail> {
         Bench::Counter(args) => counter::run(args),
         Bench::Erda(args) => erda::run(args),
         Bench::Failover(args) => failover::run(args),
+        Bench::Gateway(args) => gateway::run(args),
         Bench::KvSize(args) => kv_size::run(args),
         Bench::Remotelog(args) => remotelog::run(args),
         Bench::Logserver(args) => logserver::run(args),

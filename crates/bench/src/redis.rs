@@ -7,23 +7,23 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use super::tcp::Redis;
+use crate::erda::tcp::Redis;
 
 /// How long a server may take until it answers.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// When Redis syncs its log.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub(super) enum Fsync {
+pub(crate) enum Fsync {
     Always,
     EverySecond,
     No,
 }
 
 impl Fsync {
-    pub(super) const ALL: [Self; 3] = [Self::Always, Self::EverySecond, Self::No];
+    pub(crate) const ALL: [Self; 3] = [Self::Always, Self::EverySecond, Self::No];
 
-    pub(super) const fn word(self) -> &'static str {
+    pub(crate) const fn word(self) -> &'static str {
         match self {
             Self::Always => "always",
             Self::EverySecond => "everysec",
@@ -33,7 +33,7 @@ impl Fsync {
 }
 
 /// A server process, which ends when this goes.
-pub(super) struct Process {
+pub(crate) struct Process {
     child: Child,
     addr: SocketAddr,
     /// What it wrote is taken away with it.
@@ -41,7 +41,7 @@ pub(super) struct Process {
 }
 
 impl Process {
-    pub(super) const fn addr(&self) -> SocketAddr {
+    pub(crate) const fn addr(&self) -> SocketAddr {
         self.addr
     }
 }
@@ -57,18 +57,18 @@ impl Drop for Process {
 }
 
 /// Where a program of that name is, as the shell would find it.
-pub(super) fn find(program: &str) -> Option<PathBuf> {
+pub(crate) fn find(program: &str) -> Option<PathBuf> {
     let paths = std::env::var_os("PATH")?;
     std::env::split_paths(&paths).map(|dir| dir.join(program)).find(|path| path.is_file())
 }
 
 /// Where it is, or how to get it.
-pub(super) fn installed(program: &str, package: &str) -> Result<PathBuf, String> {
+pub(crate) fn installed(program: &str, package: &str) -> Result<PathBuf, String> {
     find(program).ok_or_else(|| format!("{program} is not installed; `apt-get install {package}` brings it"))
 }
 
 /// Redis with its log in `dir`, which is made and goes with it.
-pub(super) fn redis(dir: PathBuf, fsync: Fsync) -> Result<Process, String> {
+pub(crate) fn redis(dir: PathBuf, fsync: Fsync) -> Result<Process, String> {
     let program = installed("redis-server", "redis-server")?;
     std::fs::create_dir_all(&dir).map_err(|e| format!("{} cannot be made: {e}", dir.display()))?;
     let port = free_port()?.to_string();
@@ -83,7 +83,7 @@ pub(super) fn redis(dir: PathBuf, fsync: Fsync) -> Result<Process, String> {
 }
 
 /// memcached, which keeps nothing.
-pub(super) fn memcached() -> Result<Process, String> {
+pub(crate) fn memcached() -> Result<Process, String> {
     let program = installed("memcached", "memcached")?;
     let port = free_port()?.to_string();
     let mut command = Command::new(program);
@@ -96,12 +96,12 @@ pub(super) fn memcached() -> Result<Process, String> {
 }
 
 /// Our gateway to a store that is served elsewhere, as its users start it.
-pub(super) fn gateway(program: &Path, store: SocketAddr) -> Result<Process, String> {
+pub(crate) fn gateway(program: &Path, store: SocketAddr) -> Result<Process, String> {
     listening(program, &[&store.to_string()], None)
 }
 
 /// Our gateway with a store of its own in `dir`, which is made.
-pub(super) fn gateway_and_store(program: &Path, dir: PathBuf, size: u64) -> Result<Process, String> {
+pub(crate) fn gateway_and_store(program: &Path, dir: PathBuf, size: u64) -> Result<Process, String> {
     std::fs::create_dir_all(&dir).map_err(|e| format!("{} cannot be made: {e}", dir.display()))?;
     let file = dir.join("store").display().to_string();
     listening(program, &["--store", &file, "--size", &size.to_string()], Some(dir))
@@ -161,49 +161,60 @@ fn free_port() -> Result<u16, String> {
 
 /// How redis-benchmark is run.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub(super) struct Shape {
-    pub(super) clients: u32,
-    pub(super) pipeline: u32,
+pub(crate) struct Shape {
+    pub(crate) clients: u32,
+    pub(crate) pipeline: u32,
 }
 
 impl Shape {
-    pub(super) const ALL: [Self; 4] = [
+    pub(crate) const ALL: [Self; 4] = [
         Self { clients: 1, pipeline: 1 },
         Self { clients: 1, pipeline: 16 },
         Self { clients: 50, pipeline: 1 },
         Self { clients: 50, pipeline: 16 },
     ];
 
-    pub(super) fn words(self) -> String {
+    pub(crate) fn words(self) -> String {
         format!("-c {} -P {}", self.clients, self.pipeline)
     }
 }
 
 /// What it says of one test.
 #[derive(Clone, PartialEq, Debug)]
-pub(super) struct Said {
+pub(crate) struct Said {
     /// `SET` or `GET`.
-    pub(super) test: String,
+    pub(crate) test: String,
     /// Requests a second.
-    pub(super) rate: f64,
+    pub(crate) rate: f64,
     /// Microseconds, 50 and 99 of 100.
-    pub(super) p50_us: f64,
-    pub(super) p99_us: f64,
+    pub(crate) p50_us: f64,
+    pub(crate) p99_us: f64,
 }
 
 /// Runs SET and then GET of `value` bytes over `keys` keys. What took no time that it could tell is left out.
-pub(super) fn redis_benchmark(
+pub(crate) fn redis_benchmark(
     to: SocketAddr,
     shape: Shape,
     value: usize,
     keys: u64,
     requests: u64,
 ) -> Result<Vec<Said>, String> {
+    benchmark(to, shape, keys, requests, &["-t", "set,get", "-d", &value.to_string()])
+}
+
+/// Runs what `tests` says, `requests` of each: options, or one command's words, in which `__rand_int__` is one of `keys` numbers.
+pub(crate) fn benchmark(
+    to: SocketAddr,
+    shape: Shape,
+    keys: u64,
+    requests: u64,
+    tests: &[&str],
+) -> Result<Vec<Said>, String> {
     let program = installed("redis-benchmark", "redis-tools")?;
     let mut command = Command::new(program);
-    command.args(["-h", &to.ip().to_string(), "-p", &to.port().to_string(), "-t", "set,get", "--csv"]);
+    command.args(["-h", &to.ip().to_string(), "-p", &to.port().to_string(), "--csv"]);
     command.args(["-c", &shape.clients.to_string(), "-P", &shape.pipeline.to_string()]);
-    command.args(["-d", &value.to_string(), "-r", &keys.to_string(), "-n", &requests.to_string()]);
+    command.args(["-r", &keys.to_string(), "-n", &requests.to_string()]).args(tests);
     let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn();
     let mut child = child.map_err(|e| format!("redis-benchmark cannot be started: {e}"))?;
     let begin = Instant::now();
@@ -234,7 +245,7 @@ fn parse(line: &str) -> Option<Said> {
 }
 
 /// What file system a directory is on, by the mount table.
-pub(super) fn file_system(dir: &Path) -> Option<String> {
+pub(crate) fn file_system(dir: &Path) -> Option<String> {
     let dir = dir.canonicalize().ok()?;
     let mounts = std::fs::read_to_string("/proc/self/mounts").ok()?;
     let mut best: Option<(usize, String)> = None;

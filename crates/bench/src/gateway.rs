@@ -1,0 +1,441 @@
+//! `rem bench gateway`: commands that change something, on a disk, beside Redis that syncs before it replies.
+//!
+//! Both servers run as their users start them, on the same file system, with redis-benchmark for a client. Each round starts
+//! both with nothing, fills them alike, and gives each command to one and then to the other; who comes first changes from round
+//! to round. What the disk does by itself stands beside them: an append of 4 KiB and an fdatasync, one after the other.
+
+use std::fs::File;
+use std::io::{Read as _, Write as _};
+use std::net::{SocketAddr, TcpStream};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use crate::effort::Effort;
+use crate::machine::Machine;
+use crate::redis::{self, Fsync, Process, Said, Shape};
+use crate::report::{Bar, Kind, Report, Row, Sense};
+
+/// What Redis may be faster by.
+const LIMIT: f64 = 1.5;
+/// Bytes of a value.
+const VALUE: usize = 64;
+/// Bytes of the store's file.
+const STORE: u64 = 1 << 30;
+/// Numbers that commands on new keys draw from: hardly any comes twice.
+const FRESH: u64 = 1_000_000_000_000;
+/// No reply takes longer, unless a server hangs.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// How the bench is run.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// The program whose gateway is measured: this one, or another release.
+    pub program: PathBuf,
+    /// Where both keep what they have: a directory, which is used and left empty.
+    pub directory: PathBuf,
+    /// How much is measured.
+    pub effort: Effort,
+}
+
+/// What a command finds.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Finds {
+    /// Its key, as there is one for each number.
+    Keys,
+    /// The same, and they are made again before each run, which takes some of them away.
+    KeysToDelete,
+    /// No key.
+    Nothing,
+    /// A hash with a field for each number.
+    OneHash,
+}
+
+struct Case {
+    name: &'static str,
+    /// The command's words; `VALUE` is one of 64 bytes.
+    words: &'static [&'static str],
+    finds: Finds,
+    /// What makes the key of a number, or the field.
+    fill: &'static [&'static str],
+}
+
+const NUMBER: &str = "__rand_int__";
+
+const CASES: [Case; 9] = [
+    Case {
+        name: "SET",
+        words: &["SET", "string:__rand_int__", "VALUE"],
+        finds: Finds::Keys,
+        fill: &["SET", "string:__rand_int__", "VALUE"],
+    },
+    Case {
+        name: "SETEX",
+        words: &["SETEX", "string:__rand_int__", "3600", "VALUE"],
+        finds: Finds::Keys,
+        fill: &["SET", "string:__rand_int__", "VALUE"],
+    },
+    Case {
+        name: "INCR",
+        words: &["INCR", "number:__rand_int__"],
+        finds: Finds::Keys,
+        fill: &["SET", "number:__rand_int__", "0"],
+    },
+    Case {
+        name: "HSET",
+        words: &["HSET", "hash:__rand_int__", "field", "VALUE"],
+        finds: Finds::Keys,
+        fill: &["HSET", "hash:__rand_int__", "field", "VALUE"],
+    },
+    Case {
+        name: "DEL",
+        words: &["DEL", "gone:__rand_int__"],
+        finds: Finds::KeysToDelete,
+        fill: &["SET", "gone:__rand_int__", "VALUE"],
+    },
+    Case {
+        name: "HSET of a large hash",
+        words: &["HSET", "large", "field:__rand_int__", "VALUE"],
+        finds: Finds::OneHash,
+        fill: &["HSET", "large", "field:__rand_int__", "VALUE"],
+    },
+    Case {
+        name: "SET of a new key",
+        words: &["SET", "new:__rand_int__", "VALUE"],
+        finds: Finds::Nothing,
+        fill: &[],
+    },
+    Case {
+        name: "INCR of a new key",
+        words: &["INCR", "count:__rand_int__"],
+        finds: Finds::Nothing,
+        fill: &[],
+    },
+    Case {
+        name: "HSET of a new key",
+        words: &["HSET", "fresh:__rand_int__", "field", "VALUE"],
+        finds: Finds::Nothing,
+        fill: &[],
+    },
+];
+
+/// Who is measured.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Who {
+    Gateway,
+    Redis,
+}
+
+impl Who {
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Gateway => "gateway",
+            Self::Redis => "Redis, always",
+        }
+    }
+}
+
+/// How much is measured.
+struct Amount {
+    rounds: u64,
+    /// Numbers that keys are made of.
+    keys: u64,
+    /// Fields of the large hash.
+    fields: u64,
+    /// Clients at once, and requests of all of them together.
+    shapes: Vec<(u32, u64)>,
+}
+
+impl Amount {
+    fn of(effort: Effort) -> Self {
+        Self {
+            rounds: effort.pick(1, 2, 7),
+            keys: effort.pick(100, 5_000, 20_000),
+            fields: effort.pick(1_000, 10_000, 100_000),
+            shapes: effort.pick(
+                vec![(1, 50), (4, 200)],
+                vec![(1, 200), (50, 5_000)],
+                vec![(1, 1_000), (10, 8_000), (50, 30_000)],
+            ),
+        }
+    }
+}
+
+/// One run of one command against one server.
+struct Run {
+    case: usize,
+    clients: u32,
+    who: Who,
+    round: u64,
+    said: Said,
+}
+
+/// Runs it. `progress` is told each step, as (done, of, what).
+///
+/// # Errors
+/// One sentence: a server does not start, or ends, or redis-benchmark gives no figures.
+pub fn run(options: &Options, mut progress: impl FnMut(u64, u64, &str)) -> Result<Report, String> {
+    let amount = Amount::of(options.effort);
+    let steps = amount.rounds * CASES.len() as u64;
+    let most = amount.shapes.iter().map(|(clients, _)| *clients).max().unwrap_or_default();
+    let (mut runs, mut disk, mut skipped) = (Vec::new(), Vec::new(), Vec::new());
+    let missing = ["redis-server", "redis-benchmark"]
+        .iter()
+        .zip(["redis-server", "redis-tools"])
+        .find_map(|(program, package)| redis::installed(program, package).err());
+    match missing {
+        Some(why) => skipped.push(why),
+        None => {
+            for round in 0..amount.rounds {
+                disk.push(fdatasyncs(&options.directory, options.effort)?);
+                let mut servers = [
+                    (Who::Gateway, gateway(options)?),
+                    (Who::Redis, redis::redis(options.directory.join("redis"), Fsync::Always)?),
+                ];
+                // Who comes first has the disk as somebody else left it.
+                if round % 2 == 1 {
+                    servers.reverse();
+                }
+                for (case, what) in CASES.iter().enumerate() {
+                    progress(round * CASES.len() as u64 + case as u64, steps, what.name);
+                    one_case(&amount, round, case, &servers, &mut runs)?;
+                }
+            }
+        }
+    }
+    let kind = redis::file_system(&options.directory).unwrap_or_else(|| "unknown".into());
+    let params = serde_json::json!({
+        "effort": options.effort.word(), "rounds": amount.rounds, "keys": amount.keys, "fields of the large hash": amount.fields,
+        "bytes of a value": VALUE, "file system": kind, "x": words_of_x(),
+        "rate": "p50 is the median of the rounds, p99 the worst of them",
+        "latency": "p50 and p99 as redis-benchmark gives them, of each the median of the rounds",
+        "bars": "the geometric mean of the rounds' ratios",
+    });
+    Ok(Report {
+        bench: "gateway",
+        machine: Machine::here(),
+        params,
+        rows: rows(&runs, &disk),
+        bars: bars(&runs, most),
+        skipped,
+    })
+}
+
+fn words_of_x() -> serde_json::Value {
+    CASES
+        .iter()
+        .map(|case| (case.name.to_owned(), "clients".into()))
+        .collect::<serde_json::Map<_, _>>()
+        .into()
+}
+
+fn gateway(options: &Options) -> Result<Process, String> {
+    redis::gateway_and_store(&options.program, options.directory.join("gateway"), STORE)
+}
+
+fn one_case(
+    amount: &Amount,
+    round: u64,
+    case: usize,
+    servers: &[(Who, Process); 2],
+    runs: &mut Vec<Run>,
+) -> Result<(), String> {
+    let what = &CASES[case];
+    let value = "x".repeat(VALUE);
+    let words: Vec<&str> =
+        what.words.iter().map(|word| if *word == "VALUE" { &value } else { *word }).collect();
+    let space = match what.finds {
+        Finds::Keys | Finds::KeysToDelete => amount.keys,
+        Finds::OneHash => amount.fields,
+        Finds::Nothing => FRESH,
+    };
+    if matches!(what.finds, Finds::Keys | Finds::OneHash) {
+        for (who, server) in servers {
+            fill(server.addr(), what, space, &value).map_err(|e| format!("{}: {e}", who.name()))?;
+        }
+    }
+    for &(clients, requests) in &amount.shapes {
+        for (who, server) in servers {
+            let failed = |e: String| format!("{}, {}: {e}", what.name, who.name());
+            if what.finds == Finds::KeysToDelete {
+                fill(server.addr(), what, space, &value).map_err(failed)?;
+            }
+            let shape = Shape { clients, pipeline: 1 };
+            let said = redis::benchmark(server.addr(), shape, space, requests, &words).map_err(failed)?;
+            let Some(said) = said.into_iter().next() else {
+                return Err(failed("redis-benchmark gave no figures".into()));
+            };
+            runs.push(Run { case, clients, who: *who, round, said });
+        }
+    }
+    Ok(())
+}
+
+/// Gives a server a key, or a field, for each number below `space`, in pipelines.
+fn fill(to: SocketAddr, case: &Case, space: u64, value: &str) -> Result<(), String> {
+    const PIPELINE: u64 = 500;
+    let lost = |e: std::io::Error| format!("the connection broke while it was filled: {e}");
+    let mut stream = TcpStream::connect(to).map_err(lost)?;
+    stream.set_read_timeout(Some(PATIENCE)).map_err(lost)?;
+    let mut numbers = 0..space;
+    loop {
+        let (mut requests, mut asked) = (Vec::new(), 0);
+        for number in numbers.by_ref().take(PIPELINE as usize) {
+            requests.extend_from_slice(format!("*{}\r\n", case.fill.len()).as_bytes());
+            for word in case.fill {
+                let word = if *word == "VALUE" { value } else { word };
+                let word = word.replace(NUMBER, &format!("{number:012}"));
+                requests.extend_from_slice(format!("${}\r\n{word}\r\n", word.len()).as_bytes());
+            }
+            asked += 1;
+        }
+        if asked == 0 {
+            return Ok(());
+        }
+        stream.write_all(&requests).map_err(lost)?;
+        // A line each: `+OK` or a number.
+        let (mut lines, mut replies) = (0, Vec::new());
+        while lines < asked {
+            let mut chunk = [0; 4096];
+            let len = stream.read(&mut chunk).map_err(lost)?;
+            if len == 0 {
+                return Err("the server closed the connection while it was filled".into());
+            }
+            replies.extend_from_slice(&chunk[..len]);
+            lines += chunk[..len].iter().filter(|byte| **byte == b'\n').count();
+        }
+        if let Some(error) = replies.split(|byte| *byte == b'\n').find(|line| line.starts_with(b"-")) {
+            return Err(format!("it was not filled: {}", String::from_utf8_lossy(error).trim()));
+        }
+    }
+}
+
+/// Appends with an fdatasync each, one after the other, a second.
+fn fdatasyncs(directory: &Path, effort: Effort) -> Result<f64, String> {
+    let path = directory.join("appended");
+    let failed = |e: std::io::Error| format!("{}: {e}", path.display());
+    let time = Duration::from_millis(effort.pick(20, 300, 1000));
+    let mut file = File::create(&path).map_err(failed)?;
+    let (begin, mut count) = (Instant::now(), 0_u32);
+    while count == 0 || begin.elapsed() < time {
+        file.write_all(&[0x55; 4096]).and_then(|()| file.sync_data()).map_err(failed)?;
+        count += 1;
+    }
+    let rate = f64::from(count) / begin.elapsed().as_secs_f64();
+    std::fs::remove_file(&path).map_err(failed)?;
+    Ok(rate)
+}
+
+fn median(values: &mut [f64]) -> Option<f64> {
+    values.sort_by(f64::total_cmp);
+    values.get(values.len() / 2).copied()
+}
+
+fn row(
+    op: &str,
+    x: u64,
+    series: &str,
+    of: (&'static str, &'static str),
+    values: (f64, f64),
+    n: usize,
+) -> Row {
+    Row {
+        series: series.to_owned(),
+        op: op.to_owned(),
+        x,
+        metric: of.0,
+        unit: of.1,
+        state: "any",
+        p50: values.0,
+        p99: values.1,
+        n: n as u64,
+        kind: Kind::Live,
+    }
+}
+
+fn rows(runs: &[Run], disk: &[f64]) -> Vec<Row> {
+    let mut rows = Vec::new();
+    let rate = ("rate", "kop/s");
+    let mut all = disk.to_vec();
+    if let Some(p50) = median(&mut all) {
+        rows.push(row("fdatasync", 0, "this disk", rate, (p50 / 1e3, all[0] / 1e3), all.len()));
+    }
+    let clients: std::collections::BTreeSet<u32> = runs.iter().map(|run| run.clients).collect();
+    for (case, what) in CASES.iter().enumerate() {
+        for &clients in &clients {
+            for who in [Who::Gateway, Who::Redis] {
+                let of = runs.iter().filter(|run| (run.case, run.clients, run.who) == (case, clients, who));
+                let figures = |of_one: fn(&Said) -> f64| -> Vec<f64> {
+                    of.clone().map(|run| of_one(&run.said)).collect()
+                };
+                let (mut rates, mut p50s, mut p99s) = (
+                    figures(|said| said.rate / 1e3),
+                    figures(|said| said.p50_us),
+                    figures(|said| said.p99_us),
+                );
+                let (Some(middle), Some(p50), Some(p99)) =
+                    (median(&mut rates), median(&mut p50s), median(&mut p99s))
+                else {
+                    continue;
+                };
+                let (x, n) = (u64::from(clients), rates.len());
+                rows.push(row(what.name, x, who.name(), rate, (middle, rates[0]), n));
+                rows.push(row(what.name, x, who.name(), ("latency", "us"), (p50, p99), n));
+            }
+        }
+    }
+    rows
+}
+
+fn bars(runs: &[Run], clients: u32) -> Vec<Bar> {
+    let of = |case: usize, who: Who, round: u64| {
+        let found = runs
+            .iter()
+            .find(|run| (run.case, run.clients, run.who, run.round) == (case, clients, who, round));
+        found.map(|run| run.said.rate)
+    };
+    let ratio = |case: usize| {
+        let rounds = runs.iter().map(|run| run.round).max()? + 1;
+        let logs: Option<Vec<f64>> = (0..rounds)
+            .map(|round| Some((of(case, Who::Redis, round)? / of(case, Who::Gateway, round)?).ln()))
+            .collect();
+        logs.map(|logs| (logs.iter().sum::<f64>() / logs.len() as f64).exp())
+    };
+    CASES
+        .iter()
+        .enumerate()
+        .map(|(case, what)| {
+            Bar::new(
+                format!("{}, {clients} clients: Redis / gateway", what.name),
+                ratio(case),
+                Sense::AtMost,
+                LIMIT,
+            )
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn run(round: u64, who: Who, rate: f64) -> Run {
+        let said = Said { test: "SET".into(), rate, p50_us: 1.0, p99_us: 2.0 };
+        Run { case: 0, clients: 50, who, round, said }
+    }
+
+    #[test]
+    fn a_bar_is_the_geometric_mean_of_its_rounds_and_lacks_a_value_where_one_side_is_missing() {
+        let mut runs = vec![
+            run(0, Who::Gateway, 100.0),
+            run(0, Who::Redis, 400.0),
+            run(1, Who::Redis, 100.0),
+            run(1, Who::Gateway, 100.0),
+        ];
+        let value = bars(&runs, 50)[0].value.expect("both sides of both rounds");
+        assert!((value - 2.0).abs() < 1e-9, "{value}");
+        assert_eq!(bars(&runs, 50)[1].value, None, "nobody ran it");
+        runs.pop();
+        assert_eq!(bars(&runs, 50)[0].value, None);
+        assert_eq!(bars(&[], 50)[0].value, None);
+    }
+}

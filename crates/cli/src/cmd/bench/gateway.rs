@@ -1,0 +1,42 @@
+//! `rem bench gateway`.
+
+use std::path::PathBuf;
+
+use remanence_bench::gateway::{self, Options};
+
+use super::Common;
+use crate::fail::Fail;
+
+#[derive(clap::Args, Debug)]
+#[command(after_help = "\
+Examples:
+  rem bench gateway --quick
+  rem bench gateway --directory /mnt/disk --json report.json --plot figure.svg
+
+It takes redis-server and redis-benchmark: apt-get install redis-server redis-tools")]
+pub(super) struct Args {
+    #[command(flatten)]
+    common: Common,
+    /// Where the gateway's store and Redis' log lie, on the same disk
+    #[arg(long, value_name = "DIRECTORY", default_value = "/var/tmp")]
+    directory: PathBuf,
+    /// Measures the gateway of another `rem`, to compare releases
+    #[arg(long, value_name = "FILE")]
+    program: Option<PathBuf>,
+}
+
+pub(super) fn run(args: &Args) -> Result<(), Fail> {
+    let own =
+        std::env::current_exe().map_err(|e| Fail::new(format!("this program does not find itself: {e}")))?;
+    let place = tempfile::tempdir_in(&args.directory)
+        .map_err(|e| Fail::new(format!("{}: {e}", args.directory.display())))?;
+    let options = Options {
+        program: args.program.clone().unwrap_or(own),
+        directory: place.path().to_owned(),
+        effort: args.common.effort(),
+    };
+    let (bar, progress) = super::progress();
+    let outcome = gateway::run(&options, progress);
+    bar.finish_and_clear();
+    super::publish(&outcome.map_err(Fail::new)?, &args.common)
+}
