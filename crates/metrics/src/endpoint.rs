@@ -14,12 +14,13 @@ use mio::{Events, Interest, Poll, Token, Waker};
 use crate::http;
 use crate::page::{Pages, Source};
 
-/// Scrapes at a time; whoever comes beyond that is closed.
+/// Scrapes at a time. Whoever comes beyond that takes the place of the one that came first, of those that have not asked yet if
+/// there are such: who only connects keeps nobody out.
 const SCRAPES_MAX: usize = 64;
 /// From a scrape's first byte to its last.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// How often late scrapes are looked for, while there are any.
-const TICK: Duration = Duration::from_secs(1);
+/// How soon the system is asked again that had no descriptor for somebody.
+const AGAIN: Duration = Duration::from_secs(1);
 
 const DOOR: Token = Token(0);
 const WAKER: Token = Token(1);
@@ -132,8 +133,7 @@ impl Host {
     fn run(mut self) {
         let mut events = Events::with_capacity(SCRAPES_MAX + SEATS);
         while !self.stop.load(Ordering::Acquire) {
-            let busy = self.again || self.scrapes.iter().any(Option::is_some);
-            match self.poll.poll(&mut events, busy.then_some(TICK)) {
+            match self.poll.poll(&mut events, self.until()) {
                 Ok(()) => {}
                 Err(error) if error.kind() == ErrorKind::Interrupted => continue,
                 Err(error) => panic!("epoll of the metrics endpoint failed: {error}"),
@@ -150,9 +150,29 @@ impl Host {
             }
             let now = Instant::now();
             for seat in &mut self.scrapes {
-                seat.take_if(|scrape| now.duration_since(scrape.since) > PATIENCE);
+                seat.take_if(|scrape| now.duration_since(scrape.since) >= PATIENCE);
             }
         }
+    }
+
+    /// For how long nothing is to be done, unless somebody has news.
+    fn until(&self) -> Option<Duration> {
+        let first = self.scrapes.iter().flatten().map(|scrape| scrape.since).min();
+        let late = first.map(|since| (since + PATIENCE).saturating_duration_since(Instant::now()));
+        let again = self.again.then_some(AGAIN);
+        late.into_iter().chain(again).min()
+    }
+
+    /// Where a scrape finds its place.
+    fn place(&self) -> usize {
+        let free = self.scrapes.iter().position(Option::is_none);
+        if let Some(free) = free.or((self.scrapes.len() < SCRAPES_MAX).then_some(self.scrapes.len())) {
+            return free;
+        }
+        // Those that have asked are being answered.
+        let order = |scrape: &Scrape| (!scrape.answer.is_empty(), scrape.since);
+        let taken = self.scrapes.iter().flatten().enumerate();
+        taken.min_by_key(|(_, scrape)| order(scrape)).map_or(0, |(place, _)| place)
     }
 
     fn accept(&mut self) {
@@ -172,11 +192,7 @@ impl Host {
     }
 
     fn seat(&mut self, mut stream: TcpStream) {
-        let free = self.scrapes.iter().position(Option::is_none);
-        let place = free.unwrap_or(self.scrapes.len());
-        if place >= SCRAPES_MAX {
-            return;
-        }
+        let place = self.place();
         let interest = Interest::READABLE | Interest::WRITABLE;
         if self.poll.registry().register(&mut stream, Token(SEATS + place), interest).is_err() {
             return;

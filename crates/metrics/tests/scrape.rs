@@ -3,10 +3,14 @@
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
 use std::process::{Command, Stdio};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use remanence_metrics::{Endpoint, Source, Unit, process};
+
+/// A process that is being started has all descriptors of this one until it executes its program: an endpoint that is gone then
+/// answers all the same.
+static STARTING: Mutex<()> = Mutex::new(());
 
 fn endpoint() -> Endpoint {
     endpoint_at("127.0.0.1:0")
@@ -47,6 +51,7 @@ fn another_parser_reads_what_we_write() {
         from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse\n\
         for family in parse(sys.stdin.read()):\n\
         \x20   for s in family.samples: print(family.type, s.name, sorted(s.labels.items()), float(s.value))\n";
+    let starting = STARTING.lock().unwrap_or_else(PoisonError::into_inner);
     let mut python = Command::new("/usr/bin/python3");
     let started = python
         .args(["-c", script])
@@ -54,6 +59,7 @@ fn another_parser_reads_what_we_write() {
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn();
+    drop(starting);
     let Ok(mut child) = started else {
         println!("skipped: no /usr/bin/python3");
         return;
@@ -89,11 +95,18 @@ fn scrapers_that_only_wait_are_bounded_and_hold_nobody_up() {
         stream.write_all(b"GET /metrics HTTP/1.1\r\n").unwrap();
     }
     assert!(get(endpoint.address()).contains("things_total 7\n"));
-    // More than there is room for: whoever came last is closed, without an answer.
-    idle.extend((0..20).map(|_| connect(endpoint.address())));
-    for stream in &mut idle[64..] {
+    // More than there is room for: whoever came first is closed, without an answer, and who asks has one.
+    idle.extend((0..40).map(|_| connect(endpoint.address())));
+    assert!(get(endpoint.address()).contains("things_total 7\n"), "it was kept out");
+    for stream in &mut idle[..36] {
         assert_eq!(stream.read(&mut [0]).unwrap_or(0), 0, "it was answered");
     }
+    // The others may still ask.
+    let mut last = idle.pop().unwrap();
+    last.write_all(b"GET /metrics HTTP/1.1\r\n\r\n").unwrap();
+    let mut text = String::new();
+    last.read_to_string(&mut text).unwrap();
+    assert!(text.contains("things_total 7\n"), "who came later was closed");
     // Who leaves makes room.
     drop(idle);
     let mut stream = connect(endpoint.address());
@@ -112,6 +125,7 @@ fn scrapers_that_only_wait_are_bounded_and_hold_nobody_up() {
 
 #[test]
 fn an_endpoint_that_is_dropped_is_gone() {
+    let _nobody_starts = STARTING.lock().unwrap_or_else(PoisonError::into_inner);
     // An address that nobody else has: a free port of the shared one is soon some other socket's, if only
     // that of the connection that looks for it, which TCP lets meet itself.
     let endpoint = endpoint_at("127.83.67.82:0");
