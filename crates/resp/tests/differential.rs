@@ -781,7 +781,7 @@ fn commands_are_described_as_redis_describes_them() {
         ours.reply(&hello);
         for command in remanence_resp::command::COMMANDS {
             // Of containers we do not list the subcommands.
-            if ["client", "command", "config"].contains(&command.name) {
+            if ["client", "cluster", "command", "config"].contains(&command.name) {
                 continue;
             }
             let request = encode(&words(&format!("COMMAND INFO {}", command.name)));
@@ -914,6 +914,55 @@ fn without_a_password_auth_says_so() {
         "CONFIG",
         "CONFIG NOSUCH",
         "CONFIG GET",
+    ] {
+        let request = encode(&words(line));
+        assert_eq!(show(&ours.reply(&request)), show(&real.reply(&request)), "{line}");
+    }
+}
+
+/// Libraries ask whether there is a cluster: StackExchange.Redis sends CLUSTER NODES by itself. In a transaction the words are looked
+/// at when they are queued.
+#[test]
+fn there_is_no_cluster_as_redis_says_it() {
+    let Some(redis) = Redis::start(&[]) else { return };
+    let (mut real, mut ours) = (redis.connect(), Ours::new(Config::default()));
+    for line in [
+        "CLUSTER",
+        "CLUSTER NODES",
+        "cluster info",
+        "CLUSTER INFO x",
+        "CLUSTER HELP",
+        "CLUSTER HELP x",
+        "CLUSTER NOSUCH",
+        "CLUSTER KEYSLOT",
+        "CLUSTER KEYSLOT a",
+        "CLUSTER COUNT-FAILURE-REPORTS",
+        "CLUSTER FAILOVER",
+        "CLUSTER FAILOVER now",
+        "CLUSTER ADDSLOTS",
+        "CLUSTER ADDSLOTSRANGE 1",
+        "CLUSTER DELSLOTSRANGE 1 2",
+        "CLUSTER SETSLOT 1",
+        "CLUSTER MEET a",
+        "CLUSTER RESET",
+        "CLUSTER RESET a b",
+        "CLUSTER SLAVES",
+        "CLUSTER GETKEYSINSLOT 1",
+        "CLUSTER SLOTS",
+        "CLUSTER SHARDS x",
+        "CLUSTER SET-CONFIG-EPOCH",
+        "CLUSTER LINKS",
+        "CLUSTER MYID",
+        "MULTI",
+        "CLUSTER NOSUCH",
+        "EXEC",
+        "MULTI",
+        "CLUSTER KEYSLOT",
+        "EXEC",
+        "MULTI",
+        "CLUSTER NODES",
+        "EXEC",
+        "SENTINEL masters",
     ] {
         let request = encode(&words(line));
         assert_eq!(show(&ours.reply(&request)), show(&real.reply(&request)), "{line}");

@@ -311,6 +311,7 @@ impl<'a, S: Store> Call<'a, S> {
             Id::Auth => self.auth(),
             Id::Client => self.client(),
             Id::Command => self.command(),
+            Id::Cluster => self.cluster(),
             Id::Config => self.config(),
             Id::DbSize | Id::FlushAll | Id::FlushDb | Id::Keys | Id::RandomKey => self.run_whole(),
             Id::Decr => self.increment_by(-1),

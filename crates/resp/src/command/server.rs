@@ -1,6 +1,7 @@
-//! The server: COMMAND, CONFIG and INFO.
+//! The server: CLUSTER, COMMAND, CONFIG and INFO.
 
 use super::info::{self, Section, Told};
+use super::transaction::wrong_subcommand;
 use super::{COMMANDS, Call, Command, Done, wrong_arity};
 use crate::glob;
 use crate::parts::DATABASES_MAX;
@@ -70,6 +71,12 @@ impl<S: Store> Call<'_, S> {
             _ => return Err(self.unknown_subcommand()),
         }
         Ok(())
+    }
+
+    /// As a Redis says that is no node of a cluster: libraries ask to find out.
+    pub(super) fn cluster(&mut self) -> Done {
+        let wrong = wrong_subcommand(self.command, self.request);
+        Err(wrong.unwrap_or_else(|| "ERR This instance has cluster support disabled".into()))
     }
 
     pub(super) fn config(&mut self) -> Done {

@@ -157,6 +157,7 @@ commands! {
     Append("append", 3, "write denyoom fast", [1, 1, 1], "@write @string @fast", "", [("", 1, 0, 1, "RW insert")], "2.0.0", "string", "Adds bytes to the end of a string");
     Auth("auth", -2, "noscript loading stale fast no_auth allow_busy", [0, 0, 0], "@fast @connection", "", [], "1.0.0", "connection", "Authenticates the connection");
     Client("client", -2, "", [0, 0, 0], "@slow", "", [], "2.4.0", "connection", "Commands about connections");
+    Cluster("cluster", -2, "", [0, 0, 0], "@slow", "", [], "3.0.0", "cluster", "Says that there is no cluster");
     Command("command", -1, "loading stale", [0, 0, 0], "@slow @connection", "nondeterministic_output_order", [], "2.8.13", "server", "Commands about commands");
     Config("config", -2, "", [0, 0, 0], "@slow", "", [], "2.0.0", "server", "Reads the configuration");
     DbSize("dbsize", 1, "readonly fast", [0, 0, 0], "@keyspace @read @fast", "request_policy:all_shards response_policy:agg_sum", [], "1.0.0", "server", "Counts the keys of the database");

@@ -130,6 +130,33 @@ const SUBCOMMANDS: &[(Id, &str, i64)] = &[
     (Id::Client, "reply", 3),
     (Id::Client, "setinfo", 4),
     (Id::Client, "setname", 3),
+    (Id::Cluster, "addslots", -3),
+    (Id::Cluster, "addslotsrange", -4),
+    (Id::Cluster, "bumpepoch", 2),
+    (Id::Cluster, "count-failure-reports", 3),
+    (Id::Cluster, "countkeysinslot", 3),
+    (Id::Cluster, "delslots", -3),
+    (Id::Cluster, "delslotsrange", -4),
+    (Id::Cluster, "failover", -2),
+    (Id::Cluster, "flushslots", 2),
+    (Id::Cluster, "forget", 3),
+    (Id::Cluster, "getkeysinslot", 4),
+    (Id::Cluster, "help", 2),
+    (Id::Cluster, "info", 2),
+    (Id::Cluster, "keyslot", 3),
+    (Id::Cluster, "links", 2),
+    (Id::Cluster, "meet", -4),
+    (Id::Cluster, "myid", 2),
+    (Id::Cluster, "nodes", 2),
+    (Id::Cluster, "replicas", 3),
+    (Id::Cluster, "replicate", 3),
+    (Id::Cluster, "reset", -2),
+    (Id::Cluster, "saveconfig", 2),
+    (Id::Cluster, "set-config-epoch", 3),
+    (Id::Cluster, "setslot", -4),
+    (Id::Cluster, "shards", 2),
+    (Id::Cluster, "slaves", 3),
+    (Id::Cluster, "slots", 2),
     (Id::Command, "count", 2),
     (Id::Command, "docs", -2),
     (Id::Command, "help", 2),
@@ -141,7 +168,7 @@ const SUBCOMMANDS: &[(Id, &str, i64)] = &[
     (Id::Config, "set", -4),
 ];
 
-/// What is wrong with the second word of a request that is to be queued.
+/// What is wrong with the second word of a request, of one that is to be queued above all.
 pub(super) fn wrong_subcommand(command: &Command, request: &Request<'_>) -> Option<Failure> {
     if request.len() < 2 || !SUBCOMMANDS.iter().any(|(id, ..)| *id == command.id) {
         return None;
