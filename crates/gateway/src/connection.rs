@@ -227,8 +227,12 @@ impl Connection {
         if self.held_back {
             return After::Wait;
         }
+        if self.session.peer().killed() {
+            return After::Close;
+        }
         let (mut requests, mut reads) = (0, 0);
         loop {
+            self.take_mail(with);
             requests += match self.carry_out(with, REQUESTS - requests) {
                 Ok(count) => count,
                 Err(Pause::PutOff) => return After::Joint,
@@ -251,7 +255,7 @@ impl Connection {
             if self.flush(with.shared).is_err() {
                 return After::Close;
             }
-            if self.long.is_some() {
+            if self.long.is_some() || self.takes_mail(with.output_high) {
                 return After::Again;
             }
             // The end is only read once everything before it has been carried out.
@@ -271,6 +275,18 @@ impl Connection {
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(_) => return After::Close,
             }
+        }
+    }
+
+    /// Whether there are messages of channels for it, and it is not behind with its replies: behind them they wait.
+    fn takes_mail(&self, output_high: usize) -> bool {
+        self.output.len() - self.sent <= output_high && self.session.has_mail()
+    }
+
+    fn take_mail<S>(&mut self, with: &Turn<'_, S>) {
+        if self.takes_mail(with.output_high) {
+            self.session.take_mail(with.shared, &mut self.output);
+            self.tell_held(with.shared);
         }
     }
 

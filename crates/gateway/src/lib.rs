@@ -248,6 +248,7 @@ impl Gateway {
         let listeners = options.listen.iter().map(Listener::bind).collect::<Result<Vec<_>, _>>()?;
         let addresses: Vec<Address> = listeners.iter().map(Listener::address).collect();
         process::complete(&mut options.config, &addresses);
+        options.config.memory = options.memory as u64;
         let shared = Arc::new(Shared::new(options.config.clone(), process::unix_us()));
         process::refresh(&shared, &mut process::Rates::default());
         let metrics = options.metrics.map(|address| {

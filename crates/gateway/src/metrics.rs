@@ -48,6 +48,11 @@ fn gateway(page: &mut Page<'_>, shared: &Shared) -> fmt::Result {
             "Clients closed as the memory for all was used up.",
             &stats.memory_closed,
         ),
+        (
+            "connections_mail_closed",
+            "Clients closed as they did not read the messages of channels.",
+            &stats.mail_closed,
+        ),
         ("protocol_errors", "Clients closed for what is no request.", &stats.protocol_errors),
         ("throttled", "Times a client was not read, not reading.", &stats.throttled),
         ("keyspace_hits", "Reads of keys that were there.", &stats.hits),

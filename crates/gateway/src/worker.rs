@@ -7,12 +7,12 @@
 use std::io::ErrorKind;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender};
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, Weak};
 use std::time::{Duration, Instant};
 
 use mio::event::Event;
 use mio::{Events, Poll, Token};
-use remanence_resp::engine::{Moment, Session, Shared};
+use remanence_resp::engine::{Bell, Moment, Session, Shared};
 use remanence_resp::joint::Joint;
 use remanence_resp::store::Store;
 use remanence_resp::sweep::Sweep;
@@ -58,13 +58,39 @@ pub(crate) struct Common {
 /// Where a worker gets its connections from.
 pub(crate) struct Mailbox {
     sender: Sender<Arrival>,
+    /// Places of connections that messages have come for, from whatever worker.
+    rung: Mutex<Vec<usize>>,
     /// Connections that it has or has been sent.
     load: AtomicUsize,
 }
 
 impl Mailbox {
     pub(crate) const fn new(sender: Sender<Arrival>) -> Self {
-        Self { sender, load: AtomicUsize::new(0) }
+        Self { sender, rung: Mutex::new(Vec::new()), load: AtomicUsize::new(0) }
+    }
+
+    fn rung(&self) -> MutexGuard<'_, Vec<usize>> {
+        self.rung.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Has a worker look at one of its connections: there are messages for it.
+struct Place {
+    common: Weak<Common>,
+    worker: usize,
+    place: usize,
+}
+
+impl Bell for Place {
+    fn ring(&self) {
+        let Some(common) = self.common.upgrade() else { return };
+        let mut rung = common.mailboxes[self.worker].rung();
+        rung.push(self.place);
+        let first = rung.len() == 1;
+        drop(rung);
+        if first {
+            common.stopper.wake(self.worker);
+        }
     }
 }
 
@@ -168,6 +194,7 @@ impl<S: Store> Worker<S> {
             while let Ok(arrival) = self.inbox.try_recv() {
                 self.seat(arrival);
             }
+            self.answer_bells();
             for place in std::mem::take(&mut self.again) {
                 self.turn(place);
             }
@@ -179,6 +206,12 @@ impl<S: Store> Worker<S> {
             }
         }
         self.farewell();
+    }
+
+    /// Looks at the connections that messages have come for. Whoever has such a place now may be somebody else: no harm is done.
+    fn answer_bells(&mut self) {
+        let rung = std::mem::take(&mut *self.common.mailboxes[self.number].rung());
+        rung.into_iter().for_each(|place| self.turn(place));
     }
 
     fn stopping(&self) -> bool {
@@ -237,8 +270,9 @@ impl<S: Store> Worker<S> {
             self.common.mailboxes[self.number].load.fetch_sub(1, Ordering::Relaxed);
             return;
         }
-        let session =
-            Session::open(&self.common.shared, &arrival.address, &arrival.local, process::unix_us());
+        let bell = Box::new(Place { common: Arc::downgrade(&self.common), worker: self.number, place });
+        let (shared, now) = (&self.common.shared, process::unix_us());
+        let session = Session::open_with_bell(shared, &arrival.address, &arrival.local, now, Some(bell));
         let connection = Connection::new(arrival.stream, session, self.common.options.limits);
         self.guests[place] = Some(Box::new(connection));
         self.turn(place);
@@ -364,7 +398,7 @@ impl<S: Store> Worker<S> {
             if quiet > RELAX_US && quiet < RELAX_US + 3 * TICK.as_micros() as i64 {
                 connection.relax(shared);
             }
-            let idle = idle_us > 0 && quiet > idle_us;
+            let idle = idle_us > 0 && quiet > idle_us && !peer.listens();
             let stalled = connection.stalled_us().is_some_and(|since| now_us - since > stall_us);
             if idle || stalled {
                 shared.stats.idle_closed.add(1);

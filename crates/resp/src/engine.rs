@@ -9,6 +9,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU8, AtomicU16, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+pub use crate::channels::Bell;
+use crate::channels::{Channels, Mail, Subscriptions};
 pub use crate::command::Long;
 use crate::command::{self, Call, Command, Transaction};
 use crate::joint::{Joined, Joint, Piece, Verdict};
@@ -51,6 +53,8 @@ pub struct Config {
     pub durable: bool,
     /// Bytes that a hash may have in one value; a larger one is in [parts].
     pub hash_whole: usize,
+    /// Bytes that all connections may hold together, beyond which messages for those that do not read are not kept.
+    pub memory: u64,
     /// Whether there are transactions: nobody writes to the store but this gateway's connections. Without, MULTI is refused,
     /// with all that it is followed by.
     pub transactions: bool,
@@ -71,6 +75,7 @@ impl Default for Config {
             durability: "nothing: values are in this process' memory".to_owned(),
             durable: false,
             hash_whole: HASH_WHOLE,
+            memory: u64::MAX,
             transactions: true,
         }
     }
@@ -131,6 +136,8 @@ pub struct Peer {
     /// One more than the number of the last command.
     last_command: AtomicU16,
     killed: AtomicBool,
+    /// Channels and patterns that it has subscribed to.
+    subscribed: [AtomicUsize; 2],
 }
 
 impl Peer {
@@ -149,6 +156,18 @@ impl Peer {
     /// Asks for its end; `false`: somebody has before.
     pub(crate) fn kill(&self) -> bool {
         !self.killed.swap(true, Ordering::Relaxed)
+    }
+
+    /// It has subscribed to so many channels and patterns.
+    pub(crate) fn subscribed(&self, channels: usize, patterns: usize) {
+        self.subscribed[0].store(channels, Ordering::Relaxed);
+        self.subscribed[1].store(patterns, Ordering::Relaxed);
+    }
+
+    /// Whether it waits for messages of others: then it may be silent for as long as it likes.
+    #[must_use]
+    pub fn listens(&self) -> bool {
+        self.subscribed.iter().any(|count| count.load(Ordering::Relaxed) > 0)
     }
 
     /// Something was received from it, at so many microseconds of Unix time.
@@ -176,11 +195,14 @@ impl Peer {
         line.extend_from_slice(&self.name());
         line.extend_from_slice(
             format!(
-                " age={} idle={} flags=N db={} sub=0 psub=0 ssub=0 multi=-1 qbuf=0 qbuf-free=0 argv-mem=0 multi-mem=0 \
+                " age={} idle={} flags={} db={} sub={} psub={} ssub=0 multi=-1 qbuf=0 qbuf-free=0 argv-mem=0 multi-mem=0 \
                  rbs=0 rbp=0 obl=0 oll=0 omem=0 tot-mem=0 events=r cmd={last} user=default redir=-1 resp={}\n",
                 seconds(self.opened_us),
                 seconds(self.last_us()),
+                if self.listens() { 'P' } else { 'N' },
                 self.space.load(Ordering::Relaxed),
+                self.subscribed[0].load(Ordering::Relaxed),
+                self.subscribed[1].load(Ordering::Relaxed),
                 self.version.load(Ordering::Relaxed),
             )
             .as_bytes(),
@@ -214,6 +236,7 @@ pub struct Shared {
     facts: Mutex<Facts>,
     writes: Box<[AtomicU64]>,
     client_memory: AtomicU64,
+    pub(crate) channels: Channels,
     folds: Mutex<Folds>,
     leaving: Mutex<Leavings>,
     /// How many hashes wait for that.
@@ -272,6 +295,7 @@ impl Shared {
             facts: Mutex::default(),
             writes: (0..WRITES).map(|_| AtomicU64::new(0)).collect(),
             client_memory: AtomicU64::new(0),
+            channels: Channels::default(),
             folds: Mutex::default(),
             leaving: Mutex::default(),
             folds_due: AtomicUsize::new(0),
@@ -499,6 +523,10 @@ pub struct Session {
     pub(crate) fetched: Vec<Fetched>,
     /// What is carried out has been before, and was counted then.
     pub(crate) repeating: bool,
+    pub(crate) subscriptions: Subscriptions,
+    pub(crate) mail: Arc<Mail>,
+    /// What the command has said comes unasked, whatever replies the connection wants.
+    pub(crate) pushed: bool,
 }
 
 impl Session {
@@ -506,6 +534,18 @@ impl Session {
     /// until [`Self::close`].
     #[must_use]
     pub fn open(shared: &Shared, address: &str, local: &str, now_us: i64) -> Self {
+        Self::open_with_bell(shared, address, local, now_us, None)
+    }
+
+    /// The same for one that is told when there are messages for it, by whoever publishes them.
+    #[must_use]
+    pub fn open_with_bell(
+        shared: &Shared,
+        address: &str,
+        local: &str,
+        now_us: i64,
+        bell: Option<Box<dyn Bell>>,
+    ) -> Self {
         let peer = Arc::new(Peer {
             id: shared.next_id.fetch_add(1, Ordering::Relaxed),
             address: address.to_owned(),
@@ -517,6 +557,7 @@ impl Session {
             last_us: AtomicI64::new(now_us),
             last_command: AtomicU16::new(0),
             killed: AtomicBool::new(false),
+            subscribed: Default::default(),
         });
         shared.peers().insert(peer.id, peer.clone());
         shared.stats.connections.add(1);
@@ -531,11 +572,16 @@ impl Session {
             spare: Vec::new(),
             fetched: Vec::new(),
             repeating: false,
+            subscriptions: Subscriptions::default(),
+            mail: Arc::new(Mail::new(bell)),
+            pushed: false,
         }
     }
 
     /// The connection is gone.
-    pub fn close(self, shared: &Shared) {
+    pub fn close(mut self, shared: &Shared) {
+        shared.channels.leave(&self.peer, &mut self.subscriptions);
+        self.mail.close(shared);
         shared.peers().remove(&self.peer.id);
     }
 
@@ -575,17 +621,37 @@ impl Session {
     pub(crate) fn set_version(&mut self, version: Version) {
         self.version = version;
         self.peer.version.store(version.number() as u8, Ordering::Relaxed);
+        self.mail.set_version(version);
     }
 
     /// Whether each request is to be looked at by itself: its reply is not simply the command's.
     fn goes_alone(&self, shared: &Shared) -> bool {
-        self.replies != Replies::On || self.stranger(shared) || self.transaction.is_open()
+        self.replies != Replies::On
+            || self.stranger(shared)
+            || self.transaction.is_open()
+            || self.only_listens()
     }
 
-    /// Bytes that a transaction keeps until its end.
+    /// Whether it has subscribed to something and speaks RESP2, in which replies cannot be told from messages.
+    pub(crate) fn only_listens(&self) -> bool {
+        self.version == Version::Resp2 && self.subscriptions.count() > 0
+    }
+
+    /// Whether messages wait for it.
+    #[must_use]
+    pub fn has_mail(&self) -> bool {
+        !self.mail.is_empty()
+    }
+
+    /// Appends the messages that wait for it to `out`, which has whole replies.
+    pub fn take_mail(&self, shared: &Shared, out: &mut Vec<u8>) {
+        self.mail.take(shared, out);
+    }
+
+    /// Bytes that a transaction keeps until its end, and subscriptions until theirs.
     #[must_use]
     pub fn queued_bytes(&self) -> usize {
-        self.transaction.bytes()
+        self.transaction.bytes() + self.subscriptions.bytes()
     }
 
     /// Carries a request out and appends the reply to `out`. Which command it was, if it was one; the caller may add
@@ -604,13 +670,17 @@ impl Session {
         if let Some(command) = command {
             self.peer.last_command.store(command.id as u16 + 1, Ordering::Relaxed);
         }
+        let unasked = std::mem::take(&mut self.pushed);
         match self.replies {
             Replies::On => {}
+            Replies::Off | Replies::SkipThis if unasked => {}
             Replies::Off => out.truncate(start),
-            Replies::SkipThis => {
-                out.truncate(start);
-                self.replies = Replies::On;
-            }
+            Replies::SkipThis => out.truncate(start),
+            Replies::SkipNext => {}
+        }
+        match self.replies {
+            Replies::On | Replies::Off => {}
+            Replies::SkipThis => self.replies = Replies::On,
             Replies::SkipNext => self.replies = Replies::SkipThis,
         }
         command

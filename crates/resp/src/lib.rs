@@ -22,13 +22,14 @@
 //! assert_eq!(replies, b"+OK\r\n$5\r\nhello\r\n");
 //! ```
 //!
-//! What is not here: publish and subscribe, scripts, lists, sets, sorted sets, streams, cluster
+//! What is not here: shard channels, scripts, lists, sets, sorted sets, streams, cluster
 //! and replication commands. They are answered as commands that a Redis server does not know.
 //!
 //! Read first: the RESP2 and RESP3 specifications, and Redis' command reference. Texts of errors are Redis 7.0's to the
 //! letter; tests run random commands against a real server beside this one.
 #![forbid(unsafe_code)]
 
+pub mod channels;
 pub mod command;
 pub mod engine;
 pub mod float80;

@@ -77,6 +77,8 @@ pub struct Stats {
     pub stranger_closed: Counter,
     /// Connections closed since the memory for all of them was used up, and they wanted more.
     pub memory_closed: Counter,
+    /// Connections that were closed as they did not read the messages of channels.
+    pub mail_closed: Counter,
     /// Times a connection was not read from, since it did not read its replies.
     pub throttled: Counter,
     by_command: Vec<CommandStats>,
@@ -101,6 +103,7 @@ impl Default for Stats {
             idle_closed: Counter::default(),
             stranger_closed: Counter::default(),
             memory_closed: Counter::default(),
+            mail_closed: Counter::default(),
             throttled: Counter::default(),
             by_command: COMMANDS.iter().map(|_| CommandStats::default()).collect(),
             by_error: Mutex::default(),
@@ -156,6 +159,7 @@ impl Stats {
             &self.idle_closed,
             &self.stranger_closed,
             &self.memory_closed,
+            &self.mail_closed,
             &self.throttled,
         ];
         counters.into_iter().for_each(Counter::reset);

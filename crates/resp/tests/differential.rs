@@ -781,7 +781,7 @@ fn commands_are_described_as_redis_describes_them() {
         ours.reply(&hello);
         for command in remanence_resp::command::COMMANDS {
             // Of containers we do not list the subcommands.
-            if ["client", "cluster", "command", "config"].contains(&command.name) {
+            if ["client", "cluster", "command", "config", "pubsub"].contains(&command.name) {
                 continue;
             }
             let request = encode(&words(&format!("COMMAND INFO {}", command.name)));
@@ -966,6 +966,112 @@ fn there_is_no_cluster_as_redis_says_it() {
     ] {
         let request = encode(&words(line));
         assert_eq!(show(&ours.reply(&request)), show(&real.reply(&request)), "{line}");
+    }
+}
+
+fn frames(mut bytes: &[u8]) -> Vec<Vec<u8>> {
+    let mut frames = Vec::new();
+    while !bytes.is_empty() {
+        let (_, len) = parse_frame(bytes).unwrap().expect("whole frames");
+        let (frame, rest) = bytes.split_at(len);
+        frames.push(frame.to_vec());
+        bytes = rest;
+    }
+    frames
+}
+
+/// What a connection is sent, and in which order: two that listen and one that publishes. Behind each line stands how many replies and
+/// messages the first and the second have of it.
+#[test]
+fn messages_of_channels_come_as_from_redis() {
+    let Some(redis) = Redis::start(&[]) else { return };
+    for version in [2, 3] {
+        let mut real = [redis.connect(), redis.connect()];
+        let first = Ours::new(Config::default());
+        let mut ours = [first.beside(), first];
+        let hello = format!("HELLO {version}");
+        let nosuch = if version == 2 { "GET nosuch" } else { "GET nosuch2" };
+        for (who, line, counts) in [
+            (0, &*hello, [1, 0]),
+            (1, "SET nosuch2 x", [0, 1]),
+            (0, "SUBSCRIBE", [1, 0]),
+            (0, "PUBLISH a", [1, 0]),
+            (1, "PUBLISH a nobody", [0, 1]),
+            (0, "SUBSCRIBE a b a", [3, 0]),
+            (1, "PUBLISH a one", [1, 1]),
+            (1, "PUBLISH c none", [0, 1]),
+            (0, "PSUBSCRIBE a* *b [a-c]", [3, 0]),
+            (1, "PUBLISH a two", [3, 1]),
+            (1, "PUBLISH ab three", [2, 1]),
+            (1, "PUBSUB CHANNELS [a]", [0, 1]),
+            (1, "PUBSUB CHANNELS b*", [0, 1]),
+            (1, "PUBSUB CHANNELS x*", [0, 1]),
+            (1, "PUBSUB CHANNELS x y", [0, 1]),
+            (1, "PUBSUB NUMSUB", [0, 1]),
+            (1, "PUBSUB NUMSUB a b c", [0, 1]),
+            (1, "PUBSUB NUMPAT", [0, 1]),
+            (1, "PUBSUB NUMPAT x", [0, 1]),
+            (1, "PUBSUB", [0, 1]),
+            (1, "PUBSUB WHAT", [0, 1]),
+            (0, "PING", [1, 0]),
+            (0, "PING hello", [1, 0]),
+            (0, "PING hello you", [1, 0]),
+            (0, nosuch, [1, 0]),
+            (0, "nosuch command", [1, 0]),
+            (0, "ECHO x", [1, 0]),
+            (0, "CONFIG RESETSTAT", [1, 0]),
+            (0, "CONFIG NOSUCH", [1, 0]),
+            (0, "PUBSUB NUMPAT", [1, 0]),
+            (0, "PUBSUB WHAT", [1, 0]),
+            (0, "UNSUBSCRIBE z", [1, 0]),
+            (0, "UNSUBSCRIBE a", [1, 0]),
+            (0, "UNSUBSCRIBE", [1, 0]),
+            (1, "PUBLISH b four", [2, 1]),
+            (0, "PUNSUBSCRIBE a* *b", [2, 0]),
+            (0, "PUNSUBSCRIBE", [1, 0]),
+            (0, "PUNSUBSCRIBE", [1, 0]),
+            (0, "UNSUBSCRIBE", [1, 0]),
+            (1, "PUBLISH b five", [0, 1]),
+            (0, "ECHO x", [1, 0]),
+            (0, "MULTI", [1, 0]),
+            (0, "SUBSCRIBE m", [1, 0]),
+            (0, "PUBLISH n x", [1, 0]),
+            (0, "EXEC", [1, 0]),
+            (1, "PUBLISH m six", [1, 1]),
+            (0, "RESET", [1, 0]),
+            (1, "PUBLISH m seven", [0, 1]),
+            (0, "GET nosuch", [1, 0]),
+            (0, "CLIENT REPLY OFF", [0, 0]),
+            (0, "SUBSCRIBE q", [1, 0]),
+            (1, "PUBLISH q eight", [1, 1]),
+            (0, "UNSUBSCRIBE q", [1, 0]),
+            (0, "CLIENT REPLY ON", [1, 0]),
+            (0, "CLIENT REPLY SKIP", [0, 0]),
+            (0, "SUBSCRIBE r", [1, 0]),
+            (0, "UNSUBSCRIBE r", [1, 0]),
+            (0, "ECHO x", [1, 0]),
+            (1, "DEL nosuch2", [0, 1]),
+        ] {
+            let request = encode(&words(line));
+            real[who].stream.write_all(&request).unwrap();
+            let mut got = [Vec::new(), Vec::new()];
+            got[who] = ours[who].reply(&request);
+            for (at, count) in counts.into_iter().enumerate() {
+                let mut expected: Vec<Vec<u8>> = (0..count).map(|_| real[at].read()).collect();
+                ours[at].session.take_mail(&ours[at].shared, &mut got[at]);
+                // What HELLO tells of the connection is another's.
+                if !line.starts_with("HELLO") {
+                    let mut got = frames(&got[at]);
+                    if line.starts_with("PUBLISH") {
+                        // Redis goes over patterns in the order of a hash table.
+                        got.sort();
+                        expected.sort();
+                    }
+                    let text = |frames: &[Vec<u8>]| show(&frames.concat());
+                    assert_eq!(text(&got), text(&expected), "RESP{version}, {line}, connection {at}");
+                }
+            }
+        }
     }
 }
 

@@ -97,6 +97,18 @@ assert info["redis_version"].startswith("7.") and info["connected_clients"] >= 1
 assert "maxclients" in r.config_get("max*") and abs(r.time()[0] - time.time()) < 600
 assert r.command_count() > 50 and r.echo("hello") == "hello"
 
+# Channels, by a thread of the library's own.
+listening, heard = r.pubsub(), []
+listening.subscribe(**{"news": lambda message: heard.append(message["data"])})
+listening.psubscribe(**{"n*": lambda message: heard.append(message["pattern"])})
+for kind in ("subscribe", "psubscribe"):
+    assert listening.get_message(timeout=60)["type"] == kind
+assert r.publish("news", "first") == 2 and r.pubsub_numsub("news") == [("news", 1)] and r.pubsub_channels() == ["news"]
+while len(heard) < 2:
+    listening.get_message(timeout=60)
+assert sorted(heard) == ["first", "n*"], heard
+listening.close()
+
 # Many threads on one pool: a counter loses nothing.
 def work():
     for _ in range(100):

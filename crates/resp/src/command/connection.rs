@@ -15,6 +15,7 @@ const NAME_CHARACTERS: &str = "ERR Client names cannot contain spaces, newlines 
 impl<'a, S: Store> Call<'a, S> {
     pub(super) fn ping(&mut self) -> Done {
         match self.request.len() {
+            1 | 2 if self.ping_as_message() => {}
             1 => self.reply.simple("PONG"),
             2 => self.reply.bulk(self.word(1)),
             _ => return Err(wrong_arity("ping")),
@@ -43,6 +44,7 @@ impl<'a, S: Store> Call<'a, S> {
             self.session.replies = Replies::On;
         }
         self.session.transaction = Transaction::default();
+        self.shared.channels.leave(&self.session.peer, &mut self.session.subscriptions);
         self.reply.set_version(Version::Resp2);
         self.reply.simple("RESET");
         Ok(())
@@ -228,9 +230,9 @@ impl<'a, S: Store> Call<'a, S> {
         let now = self.moment.unix_us;
         let mut lines = Vec::new();
         if self.request.len() == 4 && self.is(2, "type") {
-            if self.client_type(3)? {
-                self.shared.peers().values().for_each(|peer| lines.extend(peer.line(now)));
-            }
+            let kind = self.client_type(3)?;
+            let peers = self.shared.peers();
+            peers.values().filter(|peer| kind.is(peer)).for_each(|peer| lines.extend(peer.line(now)));
         } else if self.request.len() > 3 && self.is(2, "id") {
             for word in self.request.words(3) {
                 let id = parse_i64(word).ok_or("ERR Invalid client ID")?;
@@ -246,13 +248,16 @@ impl<'a, S: Store> Call<'a, S> {
         Ok(())
     }
 
-    /// Whether clients of the named type are ours: they are all `normal`.
-    fn client_type(&self, index: usize) -> Done<bool> {
+    /// The named type of clients.
+    fn client_type(&self, index: usize) -> Done<ClientType> {
         if self.is(index, "normal") {
-            return Ok(true);
+            return Ok(ClientType::Normal);
         }
-        if ["master", "slave", "replica", "pubsub"].iter().any(|kind| self.is(index, kind)) {
-            return Ok(false);
+        if self.is(index, "pubsub") {
+            return Ok(ClientType::Listens);
+        }
+        if ["master", "slave", "replica"].iter().any(|kind| self.is(index, kind)) {
+            return Ok(ClientType::Nobody);
         }
         let mut text = b"ERR Unknown client type '".to_vec();
         text.extend(c_string(self.word(index)));
@@ -305,7 +310,7 @@ impl<'a, S: Store> Call<'a, S> {
         } else if self.is(index, "laddr") {
             filter.local = Some(value);
         } else if self.is(index, "type") {
-            filter.nobody |= !self.client_type(index + 1)?;
+            filter.kind = Some(self.client_type(index + 1)?);
         } else if self.is(index, "user") {
             if value != b"default" {
                 let mut text = b"ERR No such user '".to_vec();
@@ -354,16 +359,36 @@ struct Filter<'a> {
     address: Option<&'a [u8]>,
     local: Option<&'a [u8]>,
     skip_me: bool,
-    nobody: bool,
+    kind: Option<ClientType>,
 }
 
 impl Filter<'_> {
     fn takes(&self, peer: &Peer, me: u64) -> bool {
-        !self.nobody
+        self.kind.is_none_or(|kind| kind.is(peer))
             && self.id.is_none_or(|id| id == peer.id)
             && self.address.is_none_or(|address| address == peer.address.as_bytes())
             && self.local.is_none_or(|local| local == peer.local.as_bytes())
             && !(self.skip_me && peer.id == me)
+    }
+}
+
+/// What CLIENT calls a type.
+#[derive(Clone, Copy)]
+enum ClientType {
+    Normal,
+    /// It has subscribed to something.
+    Listens,
+    /// Other servers, of which there are none.
+    Nobody,
+}
+
+impl ClientType {
+    fn is(self, peer: &Peer) -> bool {
+        match self {
+            Self::Normal => !peer.listens(),
+            Self::Listens => peer.listens(),
+            Self::Nobody => false,
+        }
     }
 }
 

@@ -138,6 +138,7 @@ fn write(section: Section, shared: &Shared, now_us: i64, told: &Told, text: &mut
             line(text, "durability", &config.durability);
         }
         Section::Stats => {
+            let (channels, patterns) = shared.channels.counts();
             line(text, "total_connections_received", stats.connections.get());
             line(text, "total_commands_processed", stats.commands.get());
             line(text, "instantaneous_ops_per_sec", facts.rate);
@@ -151,8 +152,8 @@ fn write(section: Section, shared: &Shared, now_us: i64, told: &Told, text: &mut
             line(text, "evicted_clients", 0);
             line(text, "keyspace_hits", stats.hits.get());
             line(text, "keyspace_misses", stats.misses.get());
-            line(text, "pubsub_channels", 0);
-            line(text, "pubsub_patterns", 0);
+            line(text, "pubsub_channels", channels);
+            line(text, "pubsub_patterns", patterns);
             line(text, "total_error_replies", stats.errors.get());
             line(text, "total_reads_processed", stats.reads.get());
             line(text, "total_writes_processed", stats.writes.get());

@@ -4,6 +4,7 @@
 //! family. A handler writes its reply; if it fails after it began one, what it wrote is taken back and the error stands
 //! alone.
 
+mod channels;
 mod connection;
 mod expiry;
 mod hashes;
@@ -19,6 +20,7 @@ mod transaction;
 
 use std::borrow::Cow;
 
+use crate::channels::Kind as Chosen;
 use crate::engine::{Moment, Session, Shared};
 use crate::number::parse_i64;
 use crate::parts::Missed;
@@ -199,6 +201,7 @@ pub(crate) fn dispatch<S: Store>(
         Some(command) if session.stranger(shared) && !command.open_to_strangers() => {
             Some(NOT_AUTHENTICATED.into())
         }
+        Some(command) if session.only_listens() => channels::refused(session, command, request),
         Some(command) if session.transaction.takes(command.id) => {
             transaction::wrong_subcommand(command, request)
         }
@@ -359,6 +362,10 @@ impl<'a, S: Store> Call<'a, S> {
             Id::Ping => self.ping(),
             Id::PSetEx => self.setex(false),
             Id::PTtl => self.ttl(false),
+            Id::PSubscribe => self.subscribe(Chosen::Pattern),
+            Id::Publish => self.publish(),
+            Id::PubSub => self.pubsub(),
+            Id::PUnsubscribe => self.unsubscribe(Chosen::Pattern),
             Id::Quit => self.quit(),
             Id::Rename => self.rename(false),
             Id::RenameNx => self.rename(true),
@@ -370,9 +377,11 @@ impl<'a, S: Store> Call<'a, S> {
             Id::SetNx => self.setnx(),
             Id::SetRange => self.setrange(),
             Id::StrLen => self.strlen(),
+            Id::Subscribe => self.subscribe(Chosen::Channel),
             Id::Time => self.time(),
             Id::Ttl => self.ttl(true),
             Id::Type => self.kind(),
+            Id::Unsubscribe => self.unsubscribe(Chosen::Channel),
             Id::Unwatch => self.unwatch(),
             Id::Watch => self.watch(),
         }

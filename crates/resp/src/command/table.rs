@@ -209,7 +209,11 @@ commands! {
     PExpireTime("pexpiretime", 2, "readonly fast", [1, 1, 1], "@keyspace @read @fast", "", [("", 1, 0, 1, "RO access")], "7.0.0", "generic", "Says when a key expires, in milliseconds of Unix time");
     Ping("ping", -1, "fast", [0, 0, 0], "@fast @connection", "request_policy:all_shards response_policy:all_succeeded", [], "1.0.0", "connection", "Answers");
     PSetEx("psetex", 4, "write denyoom", [1, 1, 1], "@write @string @slow", "", [("", 1, 0, 1, "OW update")], "2.6.0", "string", "Writes a string with a time to live in milliseconds");
+    PSubscribe("psubscribe", -2, "pubsub noscript loading stale", [0, 0, 0], "@pubsub @slow", "", [], "2.0.0", "pubsub", "Listens to channels whose names match patterns");
     PTtl("pttl", 2, "readonly fast", [1, 1, 1], "@keyspace @read @fast", "nondeterministic_output", [("", 1, 0, 1, "RO access")], "2.6.0", "generic", "Says how many milliseconds a key has left");
+    Publish("publish", 3, "pubsub loading stale fast", [0, 0, 0], "@pubsub @fast", "", [], "2.0.0", "pubsub", "Sends a message to a channel");
+    PubSub("pubsub", -2, "", [0, 0, 0], "@slow", "", [], "2.8.0", "pubsub", "Says who listens to what");
+    PUnsubscribe("punsubscribe", -1, "pubsub noscript loading stale", [0, 0, 0], "@pubsub @slow", "", [], "2.0.0", "pubsub", "Listens to patterns no more");
     Quit("quit", -1, "noscript loading stale fast no_auth allow_busy", [0, 0, 0], "@fast @connection", "", [], "1.0.0", "connection", "Closes the connection");
     RandomKey("randomkey", 1, "readonly", [0, 0, 0], "@keyspace @read @slow", "request_policy:all_shards nondeterministic_output", [], "1.0.0", "generic", "Names some key");
     Rename("rename", 3, "write", [1, 2, 1], "@keyspace @write @slow", "", [("", 1, 0, 1, "RW access delete"), ("", 2, 0, 1, "OW update")], "1.0.0", "generic", "Renames a key");
@@ -222,12 +226,14 @@ commands! {
     SetNx("setnx", 3, "write denyoom fast", [1, 1, 1], "@write @string @fast", "", [("", 1, 0, 1, "OW insert")], "1.0.0", "string", "Writes a string if the key does not exist");
     SetRange("setrange", 4, "write denyoom", [1, 1, 1], "@write @string @slow", "", [("", 1, 0, 1, "RW update")], "2.2.0", "string", "Overwrites a part of a string");
     StrLen("strlen", 2, "readonly fast", [1, 1, 1], "@read @string @fast", "", [("", 1, 0, 1, "RO")], "2.2.0", "string", "Says how long a string is");
+    Subscribe("subscribe", -2, "pubsub noscript loading stale", [0, 0, 0], "@pubsub @slow", "", [], "2.0.0", "pubsub", "Listens to channels");
     Substr("substr", 4, "readonly", [1, 1, 1], "@read @string @slow", "", [("", 1, 0, 1, "RO access")], "1.0.0", "string", "Reads a part of a string");
     Time("time", 1, "loading stale fast", [0, 0, 0], "@fast", "nondeterministic_output", [], "2.6.0", "server", "Says what time it is");
     Touch("touch", -2, "readonly fast", [1, -1, 1], "@keyspace @read @fast", "request_policy:multi_shard response_policy:agg_sum", [("", 1, -1, 1, "RO")], "3.2.1", "generic", "Counts which of the keys exist");
     Ttl("ttl", 2, "readonly fast", [1, 1, 1], "@keyspace @read @fast", "nondeterministic_output", [("", 1, 0, 1, "RO access")], "1.0.0", "generic", "Says how many seconds a key has left");
     Type("type", 2, "readonly fast", [1, 1, 1], "@keyspace @read @fast", "", [("", 1, 0, 1, "RO")], "1.0.0", "generic", "Says what a key holds");
     Unlink("unlink", -2, "write fast", [1, -1, 1], "@keyspace @write @fast", "request_policy:multi_shard response_policy:agg_sum", [("", 1, -1, 1, "RM delete")], "4.0.0", "generic", "Deletes keys");
+    Unsubscribe("unsubscribe", -1, "pubsub noscript loading stale", [0, 0, 0], "@pubsub @slow", "", [], "2.0.0", "pubsub", "Listens to channels no more");
     Unwatch("unwatch", 1, "noscript loading stale fast allow_busy", [0, 0, 0], "@fast @transaction", "", [], "2.2.0", "transactions", "Forgets the watched keys");
     Watch("watch", -2, "noscript loading stale fast allow_busy", [1, -1, 1], "@fast @transaction", "", [("", 1, -1, 1, "RO")], "2.2.0", "transactions", "Has EXEC do nothing if keys change before it");
 }

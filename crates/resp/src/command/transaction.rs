@@ -166,6 +166,10 @@ const SUBCOMMANDS: &[(Id, &str, i64)] = &[
     (Id::Config, "help", 2),
     (Id::Config, "resetstat", 2),
     (Id::Config, "set", -4),
+    (Id::PubSub, "channels", -2),
+    (Id::PubSub, "help", 2),
+    (Id::PubSub, "numpat", 2),
+    (Id::PubSub, "numsub", -2),
 ];
 
 /// What is wrong with the second word of a request, of one that is to be queued above all.
@@ -184,6 +188,15 @@ pub(super) fn wrong_subcommand(command: &Command, request: &Request<'_>) -> Opti
             (!takes).then(|| wrong_arity(&format!("{}|{name}", command.name)))
         }
     }
+}
+
+/// The second word of a request, if it is one of the command's.
+pub(super) fn subcommand(command: &Command, request: &Request<'_>) -> Option<&'static str> {
+    let word = (request.len() > 1).then(|| request.word(1))?;
+    let of = |(id, name, _): &&(Id, &'static str, i64)| {
+        *id == command.id && word.eq_ignore_ascii_case(name.as_bytes())
+    };
+    SUBCOMMANDS.iter().find(of).map(|(_, name, _)| *name)
 }
 
 /// EXEC, whose request is as it must be.

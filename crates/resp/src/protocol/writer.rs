@@ -122,6 +122,14 @@ impl<'a> Writer<'a> {
         }
     }
 
+    /// The head of what comes unasked: so many replies follow. RESP2 has it as an array.
+    pub fn push(&mut self, len: usize) {
+        match self.version {
+            Version::Resp2 => self.array(len),
+            Version::Resp3 => self.number(b'>', len as i64),
+        }
+    }
+
     /// Plain text for people. RESP2 has it as a bulk string.
     pub fn text(&mut self, text: &[u8]) {
         match self.version {

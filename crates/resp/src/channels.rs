@@ -1,0 +1,286 @@
+//! Channels: who has subscribed to what, and the messages that wait for connections to take them.
+//!
+//! A connection is served by one thread, and whoever publishes may be another: a message goes into the receiver's [`Mail`], which
+//! rings its [`Bell`] if there was nothing in it before, and the receiver's thread [takes](Mail::take) all of it at once. Messages of
+//! one publisher come to one receiver in their order. Nothing of it is durable, and nothing leaves the process.
+//!
+//! A receiver that does not read costs [`MAIL_MAX`] bytes and no more: beyond that it is to be closed, as Redis does with its limit
+//! for such clients, and so is one whose mail grows while all connections together have used up their memory
+//! ([`Config::memory`](crate::engine::Config::memory)).
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+use crate::engine::Shared;
+use crate::glob;
+use crate::protocol::{Version, Writer};
+
+/// Bytes of messages that may wait for one connection.
+pub const MAIL_MAX: usize = 32 << 20;
+/// Bytes that may wait whatever the other connections hold.
+const SMALL: usize = 128 << 10;
+/// What a subscription costs beside its name, about.
+const EACH: usize = 512;
+
+/// Tells the thread that serves a connection that there is mail for it.
+pub trait Bell: Send + Sync {
+    /// Has the connection looked at soon. It may have been closed meanwhile.
+    fn ring(&self);
+}
+
+/// The messages that wait for one connection.
+pub(crate) struct Mail {
+    bell: Option<Box<dyn Bell>>,
+    waiting: Mutex<Waiting>,
+}
+
+#[derive(Default)]
+struct Waiting {
+    bytes: Vec<u8>,
+    version: Version,
+    /// It has been closed, or is to be: nothing more is kept for it.
+    over: bool,
+}
+
+impl fmt::Debug for Mail {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Mail").field("bytes", &self.waiting().bytes.len()).finish_non_exhaustive()
+    }
+}
+
+impl Mail {
+    pub(crate) fn new(bell: Option<Box<dyn Bell>>) -> Self {
+        Self { bell, waiting: Mutex::default() }
+    }
+
+    fn waiting(&self) -> MutexGuard<'_, Waiting> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn set_version(&self, version: Version) {
+        self.waiting().version = version;
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.waiting().bytes.is_empty()
+    }
+
+    /// Appends all of it to `out`.
+    pub(crate) fn take(&self, shared: &Shared, out: &mut Vec<u8>) {
+        let bytes = std::mem::take(&mut self.waiting().bytes);
+        shared.holds(bytes.len(), 0);
+        out.extend_from_slice(&bytes);
+    }
+
+    /// The connection is gone.
+    pub(crate) fn close(&self, shared: &Shared) {
+        let mut waiting = self.waiting();
+        waiting.over = true;
+        let bytes = std::mem::take(&mut waiting.bytes);
+        shared.holds(bytes.len(), 0);
+    }
+
+    /// Puts a message in. `false`: it has grown too much, and the connection is to be closed.
+    fn put(&self, shared: &Shared, words: &[&[u8]]) -> bool {
+        let mut waiting = self.waiting();
+        if waiting.over {
+            return true;
+        }
+        let (before, version) = (waiting.bytes.len(), waiting.version);
+        let len = words.iter().map(|word| word.len() + 32).sum::<usize>();
+        let after = before.saturating_add(len);
+        let used_up = shared.client_memory().saturating_add(len as u64) > shared.config.memory;
+        if after > MAIL_MAX || after > SMALL && used_up {
+            waiting.over = true;
+            waiting.bytes = Vec::new();
+            shared.holds(before, 0);
+            return false;
+        }
+        let mut message = Writer::new(&mut waiting.bytes, version);
+        message.push(words.len());
+        words.iter().for_each(|word| message.bulk(word));
+        shared.holds(before, waiting.bytes.len());
+        drop(waiting);
+        if before == 0 {
+            self.ring();
+        }
+        true
+    }
+
+    fn ring(&self) {
+        if let Some(bell) = &self.bell {
+            bell.ring();
+        }
+    }
+}
+
+/// What a connection has subscribed to.
+#[derive(Default, Debug)]
+pub(crate) struct Subscriptions {
+    pub(crate) channels: BTreeSet<Vec<u8>>,
+    pub(crate) patterns: BTreeSet<Vec<u8>>,
+    bytes: usize,
+}
+
+impl Subscriptions {
+    pub(crate) fn count(&self) -> usize {
+        self.channels.len() + self.patterns.len()
+    }
+
+    /// Bytes that it keeps, here and where publishers look.
+    pub(crate) const fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    pub(crate) fn of(&mut self, kind: Kind) -> &mut BTreeSet<Vec<u8>> {
+        match kind {
+            Kind::Channel => &mut self.channels,
+            Kind::Pattern => &mut self.patterns,
+        }
+    }
+}
+
+/// By what messages are chosen.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Kind {
+    /// A channel's name.
+    Channel,
+    /// A pattern of names.
+    Pattern,
+}
+
+/// Receivers, by their connections' numbers.
+type Receivers = BTreeMap<u64, Receiver>;
+/// Receivers, by what they have subscribed to.
+type By = BTreeMap<Vec<u8>, Receivers>;
+
+#[derive(Clone, Debug)]
+struct Receiver {
+    mail: Arc<Mail>,
+    peer: Arc<crate::engine::Peer>,
+}
+
+/// Who has subscribed to what, of all connections.
+#[derive(Default, Debug)]
+pub(crate) struct Channels {
+    table: RwLock<Table>,
+}
+
+#[derive(Default, Debug)]
+struct Table {
+    channels: By,
+    patterns: By,
+}
+
+impl Table {
+    fn of(&mut self, kind: Kind) -> &mut By {
+        match kind {
+            Kind::Channel => &mut self.channels,
+            Kind::Pattern => &mut self.patterns,
+        }
+    }
+}
+
+impl Channels {
+    fn read(&self) -> RwLockReadGuard<'_, Table> {
+        self.table.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn write(&self) -> RwLockWriteGuard<'_, Table> {
+        self.table.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Subscribes a connection, if it has not.
+    pub(crate) fn subscribe(
+        &self,
+        (mail, peer): (&Arc<Mail>, &Arc<crate::engine::Peer>),
+        own: &mut Subscriptions,
+        kind: Kind,
+        name: &[u8],
+    ) {
+        if own.of(kind).insert(name.to_vec()) {
+            own.bytes += 2 * name.len() + EACH;
+            let receiver = Receiver { mail: Arc::clone(mail), peer: Arc::clone(peer) };
+            self.write().of(kind).entry(name.to_vec()).or_default().insert(peer.id, receiver);
+            peer.subscribed(own.channels.len(), own.patterns.len());
+        }
+    }
+
+    /// Takes a subscription back, if there is one.
+    pub(crate) fn unsubscribe(
+        &self,
+        peer: &crate::engine::Peer,
+        own: &mut Subscriptions,
+        kind: Kind,
+        name: &[u8],
+    ) {
+        if own.of(kind).remove(name) {
+            own.bytes -= 2 * name.len() + EACH;
+            let mut table = self.write();
+            let by = table.of(kind);
+            if let Some(receivers) = by.get_mut(name) {
+                receivers.remove(&peer.id);
+                if receivers.is_empty() {
+                    by.remove(name);
+                }
+            }
+            drop(table);
+            peer.subscribed(own.channels.len(), own.patterns.len());
+        }
+    }
+
+    /// Takes all subscriptions back, one after the other.
+    pub(crate) fn leave(&self, peer: &crate::engine::Peer, own: &mut Subscriptions) {
+        for kind in [Kind::Channel, Kind::Pattern] {
+            while let Some(name) = own.of(kind).first().cloned() {
+                self.unsubscribe(peer, own, kind, &name);
+            }
+        }
+    }
+
+    /// Sends a message to whoever has subscribed to the channel, or to patterns that its name matches; how many.
+    pub(crate) fn publish(&self, shared: &Shared, channel: &[u8], message: &[u8]) -> usize {
+        let table = self.read();
+        let mut count = 0;
+        let mut send = |receivers: &Receivers, words: &[&[u8]]| {
+            for receiver in receivers.values() {
+                if !receiver.mail.put(shared, words) && receiver.peer.kill() {
+                    shared.stats.mail_closed.add(1);
+                    receiver.mail.ring();
+                }
+                count += 1;
+            }
+        };
+        if let Some(receivers) = table.channels.get(channel) {
+            send(receivers, &[b"message", channel, message]);
+        }
+        for (pattern, receivers) in &table.patterns {
+            if glob::matches(pattern, channel, false) {
+                send(receivers, &[b"pmessage", pattern, channel, message]);
+            }
+        }
+        count
+    }
+
+    /// Channels that somebody has subscribed to, whose names match.
+    pub(crate) fn names(&self, pattern: Option<&[u8]>) -> Vec<Vec<u8>> {
+        let table = self.read();
+        let names = table.channels.keys();
+        names
+            .filter(|name| pattern.is_none_or(|pattern| glob::matches(pattern, name, false)))
+            .cloned()
+            .collect()
+    }
+
+    /// How many connections have subscribed to a channel.
+    pub(crate) fn receivers(&self, channel: &[u8]) -> usize {
+        self.read().channels.get(channel).map_or(0, BTreeMap::len)
+    }
+
+    /// How many channels, and how many patterns, somebody has subscribed to.
+    pub(crate) fn counts(&self) -> (usize, usize) {
+        let table = self.read();
+        (table.channels.len(), table.patterns.len())
+    }
+}

@@ -1,0 +1,151 @@
+//! Channels by themselves: what is kept for whom, and for how long.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use remanence_resp::channels::{Bell, MAIL_MAX};
+use remanence_resp::engine::{Config, Moment, Session, Shared};
+use remanence_resp::memory::MemoryStore;
+use remanence_resp::protocol::{Decoder, Limits};
+
+struct Count(Arc<AtomicUsize>);
+
+impl Bell for Count {
+    fn ring(&self) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+struct Client {
+    session: Session,
+    rings: Arc<AtomicUsize>,
+}
+
+impl Client {
+    fn new(shared: &Shared) -> Self {
+        let rings = Arc::new(AtomicUsize::new(0));
+        let bell = Box::new(Count(Arc::clone(&rings)));
+        Self { session: Session::open_with_bell(shared, "a", "b", 0, Some(bell)), rings }
+    }
+
+    fn run(&mut self, shared: &Shared, words: &[&[u8]]) -> Vec<u8> {
+        let mut bytes = format!("*{}\r\n", words.len()).into_bytes();
+        for word in words {
+            bytes.extend(format!("${}\r\n", word.len()).into_bytes());
+            bytes.extend_from_slice(word);
+            bytes.extend_from_slice(b"\r\n");
+        }
+        let mut decoder = Decoder::new(Limits::default());
+        decoder.push(&bytes);
+        let request = decoder.next(false).unwrap().unwrap();
+        let (mut out, moment) = (Vec::new(), Moment { unix_us: 0, random: 0 });
+        self.session.execute(&request, &mut MemoryStore::default(), shared, moment, &mut out);
+        out
+    }
+
+    fn rings(&self) -> usize {
+        self.rings.load(Ordering::Relaxed)
+    }
+
+    fn mail(&self, shared: &Shared) -> Vec<u8> {
+        let mut out = Vec::new();
+        self.session.take_mail(shared, &mut out);
+        out
+    }
+}
+
+#[test]
+fn the_bell_rings_for_the_first_message_and_again_when_all_were_taken() {
+    let shared = Shared::new(Config::default(), 0);
+    let (mut listener, mut publisher) = (Client::new(&shared), Client::new(&shared));
+    listener.run(&shared, &[b"SUBSCRIBE", b"c"]);
+    for n in 0..10 {
+        assert_eq!(publisher.run(&shared, &[b"PUBLISH", b"c", &[b'0' + n]]), b":1\r\n");
+    }
+    assert_eq!(listener.rings(), 1, "it is looked at anyway");
+    assert!(shared.client_memory() > 0, "what waits is counted");
+    let mail = String::from_utf8(listener.mail(&shared)).unwrap();
+    let order: Vec<&str> = mail.split("\r\n").skip(6).step_by(7).collect();
+    assert_eq!(order, ["0", "1", "2", "3", "4", "5", "6", "7", "8", "9"], "{mail}");
+    assert_eq!((shared.client_memory(), listener.session.has_mail()), (0, false));
+    publisher.run(&shared, &[b"PUBLISH", b"c", b"x"]);
+    assert_eq!(listener.rings(), 2);
+    // Who goes is sent nothing more, and what waited is kept for nobody.
+    listener.session.close(&shared);
+    assert_eq!(shared.client_memory(), 0);
+    assert_eq!(publisher.run(&shared, &[b"PUBLISH", b"c", b"x"]), b":0\r\n");
+    assert_eq!(publisher.run(&shared, &[b"PUBSUB", b"CHANNELS"]), b"*0\r\n");
+}
+
+#[test]
+fn who_reads_nothing_is_closed_beyond_a_bound() {
+    let shared = Shared::new(Config::default(), 0);
+    let (mut silent, mut publisher) = (Client::new(&shared), Client::new(&shared));
+    silent.run(&shared, &[b"PSUBSCRIBE", b"*"]);
+    let message = vec![b'x'; 1 << 20];
+    let mut sent = 0;
+    while !silent.session.peer().killed() {
+        assert!(sent < MAIL_MAX + message.len(), "nobody ends it");
+        publisher.run(&shared, &[b"PUBLISH", b"c", &message]);
+        sent += message.len();
+        assert!(shared.client_memory() <= MAIL_MAX as u64);
+    }
+    assert!(sent > MAIL_MAX - 2 * message.len(), "it had {sent} bytes only");
+    assert_eq!(
+        (shared.client_memory(), silent.rings()),
+        (0, 2),
+        "nothing is kept for it, and it is to be closed now"
+    );
+    assert_eq!(shared.stats.mail_closed.get(), 1);
+    publisher.run(&shared, &[b"PUBLISH", b"c", &message]);
+    assert_eq!((shared.client_memory(), shared.stats.mail_closed.get()), (0, 1));
+}
+
+#[test]
+fn mail_shares_the_memory_of_all_connections_beyond_a_little_each() {
+    let shared = Shared::new(Config { memory: 1 << 20, ..Config::default() }, 0);
+    let mut publisher = Client::new(&shared);
+    let silent: Vec<Client> = (0..64)
+        .map(|_| {
+            let mut client = Client::new(&shared);
+            client.run(&shared, &[b"SUBSCRIBE", b"c"]);
+            client
+        })
+        .collect();
+    let message = vec![b'x'; 4096];
+    for _ in 0..256 {
+        publisher.run(&shared, &[b"PUBLISH", b"c", &message]);
+    }
+    // A mebibyte for all, or 128 KiB each.
+    assert!(shared.client_memory() <= 64 * (128 << 10), "{}", shared.client_memory());
+    assert!(silent.iter().all(|client| client.session.peer().killed()), "all of them read nothing");
+}
+
+#[test]
+fn subscriptions_count_as_what_a_connection_keeps() {
+    let shared = Shared::new(Config::default(), 0);
+    let mut client = Client::new(&shared);
+    for n in 0_u32..1000 {
+        client.run(&shared, &[b"SUBSCRIBE", &n.to_le_bytes()]);
+        client.run(&shared, &[b"SUBSCRIBE", &n.to_le_bytes()]);
+        client.run(&shared, &[b"PSUBSCRIBE", &n.to_le_bytes()]);
+    }
+    assert!(client.session.queued_bytes() >= 2000 * 100, "{}", client.session.queued_bytes());
+    assert_eq!(client.run(&shared, &[b"RESET"]), b"+RESET\r\n");
+    assert_eq!(client.session.queued_bytes(), 0);
+    assert_eq!(client.run(&shared, &[b"PUBSUB", b"NUMPAT"]), b":0\r\n");
+}
+
+#[test]
+fn client_list_tells_who_listens() {
+    let shared = Shared::new(Config::default(), 0);
+    let (mut listener, mut other) = (Client::new(&shared), Client::new(&shared));
+    listener.run(&shared, &[b"SUBSCRIBE", b"a", b"b"]);
+    listener.run(&shared, &[b"PSUBSCRIBE", b"*"]);
+    let listed = String::from_utf8(other.run(&shared, &[b"CLIENT", b"LIST", b"TYPE", b"pubsub"])).unwrap();
+    assert!(listed.contains(" flags=P db=0 sub=2 psub=1 ") && listed.matches("id=").count() == 1, "{listed}");
+    let others = String::from_utf8(other.run(&shared, &[b"CLIENT", b"LIST", b"TYPE", b"normal"])).unwrap();
+    assert!(others.contains(" flags=N db=0 sub=0 psub=0 ") && others.matches("id=").count() == 1, "{others}");
+    assert_eq!(other.run(&shared, &[b"CLIENT", b"KILL", b"TYPE", b"pubsub"]), b":1\r\n");
+    assert!(listener.session.peer().killed());
+}
