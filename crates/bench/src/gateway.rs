@@ -44,7 +44,7 @@ enum Finds {
     Keys,
     /// The same, and they are made again before each run, which takes some of them away.
     KeysToDelete,
-    /// No key.
+    /// No key: its number is drawn from so many that hardly any comes twice.
     Nothing,
     /// A hash with a field for each number.
     OneHash,

@@ -26,12 +26,9 @@ pub(super) struct Args {
 }
 
 pub(super) fn run(args: &Args) -> Result<(), Fail> {
-    let own =
-        std::env::current_exe().map_err(|e| Fail::new(format!("this program does not find itself: {e}")))?;
-    let place = tempfile::tempdir_in(&args.directory)
-        .map_err(|e| Fail::new(format!("{}: {e}", args.directory.display())))?;
+    let place = super::place_in(&args.directory)?;
     let options = Options {
-        program: args.program.clone().unwrap_or(own),
+        program: super::program(args.program.as_deref())?,
         directory: place.path().to_owned(),
         effort: args.common.effort(),
     };

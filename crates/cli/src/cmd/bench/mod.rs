@@ -15,7 +15,7 @@ mod transport;
 mod urdma;
 mod verbs;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use indicatif::{ProgressBar, ProgressStyle};
 use remanence_bench::claims::{self, Claim};
@@ -126,6 +126,21 @@ pub(crate) struct AgentArgs {
 enum Controller {
     Transport,
     Erda,
+}
+
+/// The program that serves: another release, or this one.
+fn program(other: Option<&Path>) -> Result<PathBuf, Fail> {
+    match other {
+        Some(other) => Ok(other.to_owned()),
+        None => {
+            std::env::current_exe().map_err(|e| Fail::new(format!("this program does not find itself: {e}")))
+        }
+    }
+}
+
+/// A directory of a bench's own, which goes when the bench has ended.
+fn place_in(directory: &Path) -> Result<tempfile::TempDir, Fail> {
+    tempfile::tempdir_in(directory).map_err(|e| Fail::new(format!("{}: {e}", directory.display())))
 }
 
 /// A progress bar, and what a bench tells it: done, of how many, what comes next.
