@@ -4,12 +4,16 @@
 //! rings its [`Bell`] if there was nothing in it before, and the receiver's thread [takes](Mail::take) all of it at once. Messages of
 //! one publisher come to one receiver in their order. Nothing of it is durable, and nothing leaves the process.
 //!
+//! What was sent before a subscription ended comes before the reply that says so (`Call::deliver`): with RESP2 a client could not tell
+//! it from the reply to its next command.
+//!
 //! A receiver that does not read costs [`MAIL_MAX`] bytes and no more: beyond that it is to be closed, as Redis does with its limit
 //! for such clients, and so is one whose mail grows while all connections together have used up their memory
 //! ([`Config::memory`](crate::engine::Config::memory)).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use crate::engine::Shared;
@@ -33,6 +37,8 @@ pub trait Bell: Send + Sync {
 pub(crate) struct Mail {
     bell: Option<Box<dyn Bell>>,
     waiting: Mutex<Waiting>,
+    /// Whether something waits: looked at each time the connection has something to do.
+    some: AtomicBool,
 }
 
 #[derive(Default)]
@@ -51,26 +57,29 @@ impl fmt::Debug for Mail {
 
 impl Mail {
     pub(crate) fn new(bell: Option<Box<dyn Bell>>) -> Self {
-        Self { bell, waiting: Mutex::default() }
+        Self { bell, waiting: Mutex::default(), some: AtomicBool::new(false) }
     }
 
     fn waiting(&self) -> MutexGuard<'_, Waiting> {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// What comes from here on is written in this version.
     pub(crate) fn set_version(&self, version: Version) {
         self.waiting().version = version;
     }
 
     pub(crate) fn is_empty(&self) -> bool {
-        self.waiting().bytes.is_empty()
+        !self.some.load(Ordering::Acquire)
     }
 
-    /// Appends all of it to `out`.
-    pub(crate) fn take(&self, shared: &Shared, out: &mut Vec<u8>) {
-        let bytes = std::mem::take(&mut self.waiting().bytes);
+    /// All of it, in the version that it was written in.
+    pub(crate) fn take(&self, shared: &Shared) -> Vec<u8> {
+        let mut waiting = self.waiting();
+        self.some.store(false, Ordering::Release);
+        let bytes = std::mem::take(&mut waiting.bytes);
         shared.holds(bytes.len(), 0);
-        out.extend_from_slice(&bytes);
+        bytes
     }
 
     /// The connection is gone.
@@ -101,6 +110,7 @@ impl Mail {
         message.push(words.len());
         words.iter().for_each(|word| message.bulk(word));
         shared.holds(before, waiting.bytes.len());
+        self.some.store(true, Ordering::Release);
         drop(waiting);
         if before == 0 {
             self.ring();

@@ -525,6 +525,8 @@ pub struct Session {
     pub(crate) repeating: bool,
     pub(crate) subscriptions: Subscriptions,
     pub(crate) mail: Arc<Mail>,
+    /// EXEC carries its commands out: their replies stand in one array.
+    pub(crate) in_exec: bool,
     /// What the command has said comes unasked, whatever replies the connection wants.
     pub(crate) pushed: bool,
 }
@@ -574,6 +576,7 @@ impl Session {
             repeating: false,
             subscriptions: Subscriptions::default(),
             mail: Arc::new(Mail::new(bell)),
+            in_exec: false,
             pushed: false,
         }
     }
@@ -645,7 +648,7 @@ impl Session {
 
     /// Appends the messages that wait for it to `out`, which has whole replies.
     pub fn take_mail(&self, shared: &Shared, out: &mut Vec<u8>) {
-        self.mail.take(shared, out);
+        out.extend_from_slice(&self.mail.take(shared));
     }
 
     /// Bytes that a transaction keeps until its end, and subscriptions until theirs.

@@ -77,6 +77,46 @@ fn the_bell_rings_for_the_first_message_and_again_when_all_were_taken() {
     assert_eq!(publisher.run(&shared, &[b"PUBSUB", b"CHANNELS"]), b"*0\r\n");
 }
 
+/// A message behind the end of its subscription would be taken for the reply to the next command.
+#[test]
+fn what_was_sent_before_a_subscription_ended_comes_before_its_end() {
+    let shared = Shared::new(Config::default(), 0);
+    let (mut listener, mut publisher) = (Client::new(&shared), Client::new(&shared));
+    let message = b"*3\r\n$7\r\nmessage\r\n$1\r\nc\r\n$1\r\nx\r\n";
+    for end in [&[b"UNSUBSCRIBE" as &[u8], b"c"] as &[&[u8]], &[b"UNSUBSCRIBE"], &[b"RESET"]] {
+        listener.run(&shared, &[b"SUBSCRIBE", b"c"]);
+        publisher.run(&shared, &[b"PUBLISH", b"c", b"x"]);
+        let said = listener.run(&shared, end);
+        assert!(said.starts_with(message), "{}", said.escape_ascii());
+        assert!(said.len() > message.len() && !listener.session.has_mail());
+    }
+    // With RESP3 the version may change meanwhile: what was written in one is not sent behind a reply in the other.
+    listener.run(&shared, &[b"HELLO", b"3"]);
+    listener.run(&shared, &[b"SUBSCRIBE", b"c"]);
+    publisher.run(&shared, &[b"PUBLISH", b"c", b"x"]);
+    let said = listener.run(&shared, &[b"HELLO", b"2"]);
+    assert!(said.starts_with(b">3\r\n$7\r\nmessage\r\n"), "{}", said.escape_ascii());
+    assert!(!listener.session.has_mail());
+    // What EXEC answers is one array, whatever comes meanwhile.
+    listener.run(&shared, &[b"RESET"]);
+    for words in [
+        &[b"MULTI" as &[u8]] as &[&[u8]],
+        &[b"SUBSCRIBE", b"c"],
+        &[b"PUBLISH", b"c", b"x"],
+        &[b"UNSUBSCRIBE"],
+    ] {
+        listener.run(&shared, words);
+    }
+    let said = listener.run(&shared, &[b"EXEC"]);
+    assert!(said.starts_with(b"*3\r\n*3\r\n$9\r\nsubscribe\r\n"), "{}", said.escape_ascii());
+    assert!(
+        said.ends_with(b":1\r\n*3\r\n$11\r\nunsubscribe\r\n$1\r\nc\r\n:0\r\n"),
+        "{}",
+        said.escape_ascii()
+    );
+    assert!(!listener.session.has_mail(), "it would be taken for a reply");
+}
+
 #[test]
 fn who_reads_nothing_is_closed_beyond_a_bound() {
     let shared = Shared::new(Config::default(), 0);

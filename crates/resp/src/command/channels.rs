@@ -31,6 +31,18 @@ pub(super) fn refused(session: &Session, command: &Command, request: &Request<'_
 }
 
 impl<S: Store> Call<'_, S> {
+    /// Appends the messages that have come by now, so that they stand before the reply that is about to be written. Within EXEC, whose
+    /// replies stand in an array, they wait until after it; with RESP2 those are of subscriptions that began in it and have ended, and
+    /// as nothing comes between its commands, there are none.
+    pub(super) fn deliver(&mut self) {
+        if !self.session.in_exec {
+            let mail = self.session.mail.take(self.shared);
+            self.reply.written(&mail);
+        } else if self.reply.version() == Version::Resp2 && self.session.subscriptions.count() == 0 {
+            drop(self.session.mail.take(self.shared));
+        }
+    }
+
     /// One message about a subscription.
     fn tell(&mut self, what: &str, name: Option<&[u8]>) {
         self.reply.push(3);
@@ -67,6 +79,7 @@ impl<S: Store> Call<'_, S> {
         };
         for name in &names {
             self.shared.channels.unsubscribe(&self.session.peer, &mut self.session.subscriptions, kind, name);
+            self.deliver();
             self.tell(what, Some(name));
         }
         if names.is_empty() {

@@ -35,6 +35,8 @@ impl<'a, S: Store> Call<'a, S> {
     }
 
     pub(super) fn reset(&mut self) -> Done {
+        self.shared.channels.leave(&self.session.peer, &mut self.session.subscriptions);
+        self.deliver();
         self.session.set_space(0);
         self.session.set_version(Version::Resp2);
         self.session.peer.name().clear();
@@ -44,7 +46,6 @@ impl<'a, S: Store> Call<'a, S> {
             self.session.replies = Replies::On;
         }
         self.session.transaction = Transaction::default();
-        self.shared.channels.leave(&self.session.peer, &mut self.session.subscriptions);
         self.reply.set_version(Version::Resp2);
         self.reply.simple("RESET");
         Ok(())
@@ -112,6 +113,7 @@ impl<'a, S: Store> Call<'a, S> {
                 .into());
         }
         if let Some(version) = version {
+            self.deliver();
             self.session.set_version(version);
             self.reply.set_version(version);
         }

@@ -237,6 +237,7 @@ fn carry_out<S: Store>(
         Decoder::new(Limits { bulk: usize::MAX >> 1, request: usize::MAX >> 1, words: 1 << 30 });
     decoder.push(&queue.bytes);
     drop(queue);
+    session.in_exec = true;
     while let Ok(Some(request)) = decoder.next(false) {
         let command = Command::find(request.word(0)).expect("it was found when it was queued");
         let start = out.len();
@@ -248,6 +249,7 @@ fn carry_out<S: Store>(
             answer_failure(session, shared, &failure, start, out);
         }
     }
+    session.in_exec = false;
     Ok(())
 }
 

@@ -45,6 +45,11 @@ impl<'a> Writer<'a> {
         self.version
     }
 
+    /// Whole replies that were written elsewhere.
+    pub fn written(&mut self, replies: &[u8]) {
+        self.out.extend_from_slice(replies);
+    }
+
     /// `+OK`.
     pub fn ok(&mut self) {
         self.simple("OK");
