@@ -28,6 +28,12 @@ use crate::wr::{RemoteAddr, Selectivity, SendFlags, SendOp};
 /// At least every so many packets one asks for an ACK, so that the window moves on under a long message.
 const ACK_REQ_INTERVAL: u32 = 16;
 
+/// So many small requests are worth a send of their own: it costs less than they do.
+const TRAIN: u32 = 32;
+
+/// Behind fewer packets in flight than these no request waits to become part of a train.
+const CROWD: u32 = 16;
+
 /// A request that takes a responder resource of the peer, from first sending to last response. A long READ is
 /// several of them, one behind the other.
 #[derive(Clone, Copy, Debug)]
@@ -90,6 +96,8 @@ pub(crate) struct Requester {
     /// The last message that the peer's credits allow (9.7.7); `None` without flow control.
     pub(crate) limit: Option<u32>,
     since_ack_req: u32,
+    /// The WQE before which new requests leave, and wait for no more of them.
+    company_until: u32,
     pub(crate) flush_icrc: FlushIcrc,
 }
 
@@ -97,7 +105,17 @@ impl Requester {
     pub(crate) fn reset(&mut self, psn: Psn, at: u32) {
         let mut outstanding = std::mem::take(&mut self.outstanding);
         outstanding.clear();
-        *self = Self { cursor: at, fresh: at, psn, max_psn: psn, una: psn, outstanding, ..Self::default() };
+        let (cursor, fresh, company_until) = (at, at, at);
+        *self = Self {
+            cursor,
+            fresh,
+            company_until,
+            psn,
+            max_psn: psn,
+            una: psn,
+            outstanding,
+            ..Self::default()
+        };
     }
 
     /// Packets in flight, response packets of READs included.
@@ -139,7 +157,7 @@ impl Qp {
         if self.keepalive.due {
             self.send_probe(batch)?;
         }
-        if self.awaits_room(batch) {
+        if self.awaits_room(batch) || self.awaits_company() {
             return Ok(());
         }
         while self.next_request(shared) == Next::Send {
@@ -149,10 +167,19 @@ impl Qp {
                 Sent::Failed(status) => {
                     self.requester.halt = Some((self.requester.cursor, status));
                     self.settle_halt(shared);
+                    self.ask_for_ack();
                 }
             }
         }
         Ok(())
+    }
+
+    /// Nothing leaves behind the last packet, though it did not ask for an ACK as something was to: it leaves again, and asks.
+    fn ask_for_ack(&mut self) {
+        let req = &self.requester;
+        if req.since_ack_req > 0 && req.psn == req.max_psn && req.in_flight() > 0 {
+            self.seek(req.psn.sub(1));
+        }
     }
 
     /// Whether all that is left to send are WRITEs of which the peer's consumer is not told; also when nothing is.
@@ -238,6 +265,37 @@ impl Qp {
         !self.is_left_within(room)
     }
 
+    /// Whether new requests, all of them small, are left to wait for others: where much is in flight, they leave once they are
+    /// as many as that, or a train, or when an ACK has come that leaves less in flight. A consumer that keeps its queue filled
+    /// posts one for each completion, and each by itself costs a system call here, another one at the peer, and an ACK, which
+    /// brings one completion: the queue never sees two at once again. It is Nagle's rule (RFC 896), with as much waiting as is
+    /// in flight in place of a segment. What it is notorious for, waiting out the delay of an ACK, needs a peer that delays: all
+    /// that is in flight here has asked for ACKs, and only a FLUSH may hold them up for long.
+    fn awaits_company(&mut self) -> bool {
+        let req = &self.requester;
+        let (waiting, in_flight) = (self.sq.tail.wrapping_sub(req.cursor), req.in_flight());
+        // Where a batch ends before the train does, the rest of it does not begin to wait again.
+        let leaves = req.company_until.wrapping_sub(req.cursor).wrapping_sub(1) < waiting;
+        let waits = !leaves
+            && in_flight >= CROWD
+            && waiting < in_flight
+            && self.may_await_company()
+            && !req.outstanding.iter().any(|part| part.flush.is_some());
+        if !waits {
+            self.requester.company_until = self.sq.tail;
+        }
+        waits
+    }
+
+    /// Whether all that is left to send are new requests, small ones, too few to be worth a send, of a QP whose peer answers.
+    pub(crate) fn may_await_company(&self) -> bool {
+        let req = &self.requester;
+        self.init.ty == QpType::Rc
+            && req.cursor == req.fresh
+            && self.sq.tail.wrapping_sub(req.cursor) < TRAIN
+            && self.sq.are_small_from(req.cursor)
+    }
+
     /// Whether all that is left to send leaves now, though not in one train.
     pub(crate) fn rest_leaves_now(&self) -> bool {
         self.is_left_within(self.congestion.packets().saturating_sub(self.requester.in_flight()))
@@ -272,9 +330,7 @@ impl Qp {
         let req = &self.requester;
         match req.limit {
             None => true,
-            Some(limit) => {
-                Psn::new(req.ssn.wrapping_add(1)).diff(Psn::new(limit)) <= 0 || req.in_flight() == 0
-            }
+            Some(limit) => next_message(req.ssn).diff(Psn::new(limit)) <= 0 || req.in_flight() == 0,
         }
     }
 
@@ -573,7 +629,28 @@ impl Qp {
     fn wants_ack(&self, last: bool) -> bool {
         let window = self.congestion.packets();
         let interval = (window / 4).clamp(1, ACK_REQ_INTERVAL);
-        last || self.requester.since_ack_req + 1 >= interval || self.requester.in_flight() + 1 >= window
+        (last && !self.is_followed())
+            || self.requester.since_ack_req + 1 >= interval
+            || self.requester.in_flight() + 1 >= window
+    }
+
+    /// Whether another small message certainly leaves behind the one at the cursor, in this train or the next of this turn, and asks
+    /// for the ACK of both. Where packets come one by one (AF_XDP), each that asks has an ACK of its own, which costs as
+    /// much as the request did.
+    fn is_followed(&self) -> bool {
+        let req = &self.requester;
+        let next = req.cursor.wrapping_add(1);
+        if req.company_until.wrapping_sub(next).wrapping_sub(1) >= self.sq.tail.wrapping_sub(next)
+            || self.state != QpState::Rts
+            || !self.sq.are_small_from(req.cursor)
+        {
+            return false;
+        }
+        let next = self.sq.get(next);
+        let has_credit = req.limit.is_none_or(|limit| next_message(req.ssn).diff(Psn::new(limit)) <= 0);
+        (has_credit || !next.takes_credit())
+            && matches!(next.op, SendOp::Send | SendOp::SendImm(_) | SendOp::Write(_) | SendOp::WriteImm(..))
+            && !next.flags.contains(SendFlags::FENCE)
     }
 
     /// The cursor moves on behind a packet; `next` is the PSN that follows it.
@@ -617,6 +694,11 @@ impl Qp {
         }
         req.cursor = at;
     }
+}
+
+/// Messages are counted in 24 bits, and compared on that circle.
+const fn next_message(ssn: u32) -> Psn {
+    Psn::new(ssn.wrapping_add(1))
 }
 
 const fn part_len(part: &Outstanding) -> u32 {

@@ -22,9 +22,6 @@ use crate::time::Instant;
 use crate::wqe::{RecvQueue, SendQueue};
 use crate::wr::{Data, RecvWr, SendOp, SendWr};
 
-/// So many small requests are worth a send of their own: it costs less than they do.
-const COMPANY: u32 = 32;
-
 impl Device {
     /// Creates a QP in RESET and returns its number.
     pub fn create_qp(&mut self, init: &QpInit) -> Result<Qpn, VerbError> {
@@ -165,13 +162,7 @@ impl Device {
     #[must_use]
     pub fn may_wait(&self, qpn: Qpn) -> bool {
         self.qps.get(qpn).is_some_and(|qp| {
-            let req = &qp.requester;
-            qp.init.ty == QpType::Rc
-                && qp.state == QpState::Rts
-                && req.in_flight() > 0
-                && req.cursor == req.fresh
-                && qp.sq.tail.wrapping_sub(req.cursor) < COMPANY
-                && qp.sq.are_small_from(req.cursor)
+            qp.state == QpState::Rts && qp.requester.in_flight() > 0 && qp.may_await_company()
         })
     }
 

@@ -131,8 +131,10 @@ fn an_ack_that_waits_in_vain_leaves_when_the_delay_is_over() {
 fn a_peer_that_sends_on_is_told_at_once() {
     let mut it = PingPong::warm(Config::default());
     let [near, far] = it.buffers;
+    // One by one: of what leaves together only the last asks.
     for n in 0..2 {
         it.pair.post(100 + n, SendOp::Write(far.remote(0)), &[near.sge(32, 1)]);
+        it.pair.collect();
     }
     it.pair.run_for(it.pair.latency * 2);
     assert_eq!(it.pair.a().sends().iter().filter(|wc| wc.wr_id >= 100).count(), 2);

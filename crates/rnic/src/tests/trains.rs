@@ -112,3 +112,152 @@ fn small_requests_may_wait_for_company_while_an_answer_is_under_way() {
     pair.a().post(uc, 1, small, &[src.sge(0, 8)]);
     assert!(!pair.a().device.may_wait(uc), "nobody answers");
 }
+
+/// As of a consumer that keeps a queue of small requests filled: posts one, and collects.
+fn post_one_by_one(pair: &mut Pair, count: usize, op: SendOp, sge: Sge) -> Vec<usize> {
+    let before = pair.batches.len();
+    for n in 0..count {
+        pair.post(n as u64, op, &[sge]);
+        pair.collect();
+    }
+    pair.batches[before..].to_vec()
+}
+
+/// Consumers of bandwidth post one request for each completion; each by itself would be a send, a receive and an ACK.
+#[test]
+fn a_queue_that_is_refilled_one_by_one_goes_on_in_trains() {
+    let window = WindowLimits { initial: 512, max: 512 };
+    let mut pair = Pair::connected_with(Config { window, ..Config::default() }, Mtu::B1024);
+    let src = pair.a().buffer(4096, REMOTE, 1);
+    let dst = pair.b().buffer(4096, REMOTE, 0);
+    let small = SendOp::Write(dst.remote(0));
+    // Few do not wait; then they leave when they are as many as are in flight, or a train.
+    let sge = src.sge(0, 8);
+    assert_eq!(post_one_by_one(&mut pair, 16, small, sge), [1; 16]);
+    assert_eq!(post_one_by_one(&mut pair, 15, small, sge), []);
+    assert_eq!(post_one_by_one(&mut pair, 1, small, sge), [16]);
+    assert_eq!(post_one_by_one(&mut pair, 31, small, sge), []);
+    assert_eq!(post_one_by_one(&mut pair, 1, small, sge), [32]);
+    assert_eq!(post_one_by_one(&mut pair, 64, small, sge), [32, 32]);
+    // What is large does not wait, nor does what stands before it.
+    assert_eq!(post_one_by_one(&mut pair, 10, small, sge), []);
+    assert_eq!(post_one_by_one(&mut pair, 1, small, src.sge(0, 257)), [10, 1]);
+    // The end of what is in flight lets go of those that wait, with no timer.
+    assert_eq!(post_one_by_one(&mut pair, 5, small, sge), []);
+    pair.run();
+    assert_eq!((pair.a().sends().len(), pair.a().device.stats().timeouts), (144, 0));
+    assert_eq!(*pair.batches.iter().rfind(|&&len| len > 1).unwrap(), 5);
+    // The ACKs may be lost, too.
+    pair.weather(7, 30, 10, 20, 5);
+    for _ in 0..20 {
+        post_one_by_one(&mut pair, 100, small, sge);
+        pair.run();
+        assert_eq!(pair.a().sends().len(), 100);
+    }
+}
+
+/// An answer to a FLUSH takes as long as the medium, and holds up the ACKs of all behind it.
+#[test]
+fn nothing_waits_for_company_behind_a_flush() {
+    let mut pair = Pair::connected();
+    let src = pair.a().buffer(4096, REMOTE, 1);
+    let dst = pair.b().buffer(4096, REMOTE, 0);
+    let flush = SendOp::Flush {
+        remote: dst.remote(0),
+        len: 8,
+        placement: Placement::Persistence,
+        selectivity: Selectivity::Range,
+    };
+    pair.post(0, flush, &[]);
+    pair.collect();
+    let small = SendOp::Write(dst.remote(0));
+    assert_eq!(post_one_by_one(&mut pair, 20, small, src.sge(0, 8)), [1; 20]);
+    pair.run();
+    assert_eq!(pair.a().sends().len(), 21);
+}
+
+/// The packets that `pair` sends next, one a batch: whether each asks for an ACK.
+fn asks(pair: &mut Pair) -> Vec<bool> {
+    pair.max_segments = 1;
+    let before = pair.log.len();
+    pair.collect();
+    pair.log[before..].iter().map(|(_, repr)| repr.bth.ack_req).collect()
+}
+
+/// AF_XDP has no trains: a packet a frame, and an ACK is as dear as a request.
+#[test]
+fn where_packets_leave_one_by_one_a_train_asks_for_one_ack() {
+    let window = WindowLimits { initial: 512, max: 512 };
+    let mut pair = Pair::connected_with(Config { window, ..Config::default() }, Mtu::B1024);
+    pair.at_once = true;
+    let src = pair.a().buffer(4096, REMOTE, 1);
+    let dst = pair.b().buffer(4096, REMOTE, 0);
+    let small = SendOp::Write(dst.remote(0));
+    let last_of = |count: usize, every: usize| -> Vec<bool> {
+        (1..=count).map(|n| n == count || n % every == 0).collect()
+    };
+    for count in [1, 2, 16, 17, 40] {
+        for n in 0..count {
+            pair.post(n as u64, small, &[src.sge(0, 8)]);
+        }
+        assert_eq!(asks(&mut pair), last_of(count, 16));
+        pair.run();
+        assert_eq!(pair.a().sends().len(), count);
+    }
+    // What waited for company, and leaves.
+    post_one_by_one(&mut pair, 63, small, src.sge(0, 8));
+    pair.post(63, small, &[src.sge(0, 8)]);
+    assert_eq!(asks(&mut pair), last_of(32, 16));
+    pair.run();
+    assert_eq!((pair.a().sends().len(), pair.a().device.stats().timeouts), (64, 0));
+}
+
+#[test]
+fn who_is_followed_by_nobody_asks_for_an_ack() {
+    let mut pair = Pair::connected();
+    let [sender, receiver] = pair.qpns;
+    let src = pair.a().buffer(4096, REMOTE, 1);
+    let dst = pair.b().buffer(4096, REMOTE, 0);
+    let small = SendOp::Write(dst.remote(0));
+    let sge = [src.sge(0, 8)];
+    // A fence waits for the answer of a READ.
+    pair.post(0, SendOp::Read(dst.remote(0)), &sge);
+    pair.post(1, small, &sge);
+    pair.a().post_flags(sender, 2, small, &sge, SendFlags::SIGNALED | SendFlags::FENCE);
+    assert_eq!(asks(&mut pair), [true, true]);
+    pair.run();
+    assert_eq!(pair.a().sends().len(), 3);
+    // A READ is a request of its own; so is an atomic.
+    pair.post(0, small, &sge);
+    pair.post(1, SendOp::Read(dst.remote(0)), &sge);
+    assert_eq!(asks(&mut pair), [true, true]);
+    pair.run();
+    assert_eq!(pair.a().sends().len(), 2);
+    // One receive, and the sender knows.
+    pair.b().post_recv(receiver, 0, &[dst.sge(0, 64)]);
+    pair.post(0, SendOp::Send, &sge);
+    pair.run();
+    pair.b().post_recv(receiver, 1, &[dst.sge(0, 64)]);
+    pair.post(1, small, &sge);
+    pair.run();
+    pair.post(2, SendOp::Send, &sge);
+    pair.post(3, SendOp::Send, &sge);
+    assert_eq!(asks(&mut pair), [true], "the second has no credit");
+    pair.b().post_recv(receiver, 2, &[dst.sge(0, 64)]);
+    pair.run();
+    assert_eq!((pair.a().sends().len(), pair.a().device.stats().timeouts), (4, 0));
+}
+
+#[test]
+fn where_the_next_fails_the_last_one_asks_again() {
+    let mut pair = Pair::connected();
+    let src = pair.a().buffer(64, REMOTE, 1);
+    let dst = pair.b().buffer(4096, REMOTE, 0);
+    let small = SendOp::Write(dst.remote(0));
+    pair.post(0, small, &[src.sge(0, 8)]);
+    pair.post(1, small, &[src.sge(60, 8)]);
+    pair.run();
+    let statuses: Vec<_> = pair.a().sends().iter().map(|wc| wc.status).collect();
+    assert_eq!(statuses, [WcStatus::Success, WcStatus::LocProtErr]);
+    assert_eq!(pair.a().device.stats().timeouts, 0);
+}
