@@ -30,7 +30,7 @@ impl Bare {
         let told = Arc::clone(&stop);
         let thread = std::thread::spawn(move || {
             pin(0);
-            let served = server.serve(test, &told);
+            let served = server.serve(test, size, &told);
             (server, served)
         });
         let values = self.client.run(test, size, ms);

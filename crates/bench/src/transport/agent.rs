@@ -102,7 +102,7 @@ impl Agent {
         let mut open = self.open.take().ok_or("nothing is open")?;
         // An AF_XDP path takes its interface when it first knows the size.
         if let Open::BareXdp(bare) = &mut open {
-            bare.prepare(size)?;
+            bare.prepare(test, size)?;
         }
         let stop = Arc::new(AtomicBool::new(false));
         let thread = std::thread::spawn({
@@ -111,8 +111,8 @@ impl Agent {
                 let result = match &mut open {
                     Open::Ours(ours) => ours.serve(test, size, &stop),
                     Open::CAbi(ours) => ours.serve(&stop),
-                    Open::BareUdp(bare) => bare.serve(test, &stop),
-                    Open::BareXdp(bare) => bare.serve(&stop),
+                    Open::BareUdp(bare) => bare.serve(test, size, &stop),
+                    Open::BareXdp(bare) => bare.serve(test, size, &stop),
                 };
                 (open, result)
             }
@@ -139,8 +139,8 @@ impl Agent {
             Open::CAbi(ours) => ours.run(test, size, ms)?,
             Open::BareUdp(bare) => bare.run(test, size, ms)?,
             Open::BareXdp(bare) => {
-                bare.prepare(size)?;
-                bare.run(ms)?
+                bare.prepare(test, size)?;
+                bare.run(test, size, ms)?
             }
         };
         Ok(Reply::Samples(samples))

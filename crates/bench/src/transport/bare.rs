@@ -16,13 +16,38 @@ use super::protocol::Test;
 
 const SERVER_PORT: u16 = 4793;
 const CLIENT_PORT: u16 = 4794;
-/// A packet of the stream: a path MTU of 4096 with BTH and ICRC, so that both streams are cut alike.
-const SEGMENT: usize = 4096 + 16;
-/// Segments of one send, as many as fit a datagram's length.
-const SEGMENTS: usize = 15;
-/// Bytes under way at most, and after how many the receiver says how far it is.
-const WINDOW: u64 = 2 << 20;
-const REPORT_EVERY: u64 = 256 << 10;
+/// What is sent one way: in trains of so many packets of so many bytes, of which the receiver says how far it is, and no
+/// more than a window of them under way.
+#[derive(Clone, Copy)]
+struct Flow {
+    packet: usize,
+    train: usize,
+    window: u64,
+    report_every: u64,
+}
+
+impl Flow {
+    /// Packets of a path MTU of 4096 with BTH and ICRC, so that both streams are cut alike, and as many of them as fit a
+    /// datagram's length.
+    const STREAM: Self = Self { packet: 4096 + 16, train: 15, window: 2 << 20, report_every: 256 << 10 };
+
+    /// Packets of WRITEs of `size` bytes: BTH, RETH and ICRC. The window is that of the WRITEs that are compared.
+    const fn rate(size: u64) -> Self {
+        let packet = 12 + 16 + size as usize + 4;
+        let train = 32;
+        let bytes = (packet * train) as u64;
+        Self { packet, train, window: 4 * bytes, report_every: bytes }
+    }
+
+    const fn of(test: Test, size: u64) -> Self {
+        if matches!(test, Test::Rate) { Self::rate(size) } else { Self::STREAM }
+    }
+
+    const fn bytes(self) -> usize {
+        self.packet * self.train
+    }
+}
+
 /// Silence for this long means that what was under way is lost.
 const LOST_AFTER: Duration = Duration::from_millis(5);
 const SAMPLES_MAX_WAIT: Duration = Duration::from_secs(2);
@@ -51,7 +76,8 @@ impl BareUdp {
         Ok(Self { socket, peer: (peer, theirs).into(), buffer: vec![0x5A; 1 << 16] })
     }
 
-    pub(crate) fn serve(&mut self, test: Test, stop: &AtomicBool) -> Result<(), String> {
+    pub(crate) fn serve(&mut self, test: Test, size: u64, stop: &AtomicBool) -> Result<(), String> {
+        let flow = Flow::of(test, size);
         let (mut received, mut reported) = (0_u64, 0);
         while !stop.load(Ordering::Relaxed) {
             let len = match self.socket.recv_from(&mut self.buffer) {
@@ -67,7 +93,7 @@ impl BareUdp {
                 continue;
             }
             received += len as u64;
-            if received - reported >= REPORT_EVERY {
+            if received - reported >= flow.report_every {
                 reported = received;
                 self.socket.send_to(&received.to_be_bytes(), self.peer).map_err(|e| words(&e))?;
             }
@@ -99,7 +125,7 @@ impl BareUdp {
         let budget = Duration::from_millis(ms);
         // What an earlier run left on the way.
         while self.receive(Duration::ZERO)?.is_some() {}
-        if test == Test::Ping { self.ping(size as usize, budget) } else { self.stream(size, budget) }
+        if test == Test::Ping { self.ping(size as usize, budget) } else { self.stream(test, size, budget) }
     }
 
     fn ping(&mut self, size: usize, budget: Duration) -> Result<Vec<u64>, String> {
@@ -119,22 +145,25 @@ impl BareUdp {
     }
 
     /// One pair: operations of `size` bytes that arrived, and nanoseconds.
-    fn stream(&mut self, size: u64, budget: Duration) -> Result<Vec<u64>, String> {
-        set(&self.socket, libc::SOL_UDP, libc::UDP_SEGMENT, SEGMENT as i32).map_err(|e| words(&e))?;
-        let result = self.windowed(budget);
+    fn stream(&mut self, test: Test, size: u64, budget: Duration) -> Result<Vec<u64>, String> {
+        let flow = Flow::of(test, size);
+        set(&self.socket, libc::SOL_UDP, libc::UDP_SEGMENT, flow.packet as i32).map_err(|e| words(&e))?;
+        let result = self.windowed(flow, budget);
         set(&self.socket, libc::SOL_UDP, libc::UDP_SEGMENT, 0).map_err(|e| words(&e))?;
-        // Headers are no payload: a segment carries 4096 bytes of an operation.
         let (bytes, nanos) = result?;
-        Ok(vec![bytes / SEGMENT as u64 * 4096 / size, nanos])
+        let packets = bytes / flow.packet as u64;
+        // Headers are no payload: a packet of the stream carries 4096 bytes of an operation.
+        let operations = if test == Test::Rate { packets } else { packets * 4096 / size };
+        Ok(vec![operations, nanos])
     }
 
-    fn windowed(&mut self, budget: Duration) -> Result<(u64, u64), String> {
+    fn windowed(&mut self, flow: Flow, budget: Duration) -> Result<(u64, u64), String> {
         let (mut sent, mut arrived, mut base) = (0_u64, 0_u64, 0_u64);
         let begin = Instant::now();
         let mut heard = begin;
         while begin.elapsed() < budget {
-            while sent - base < WINDOW {
-                match self.send_train() {
+            while sent - base < flow.window {
+                match self.send_train(flow) {
                     Ok(bytes) => sent += bytes,
                     Err(e) if e.kind() == io::ErrorKind::WouldBlock => break,
                     Err(e) => return Err(words(&e)),
@@ -162,8 +191,8 @@ impl BareUdp {
         Ok((arrived, begin.elapsed().as_nanos() as u64))
     }
 
-    fn send_train(&self) -> io::Result<u64> {
-        self.socket.send_to(&self.buffer[..SEGMENT * SEGMENTS], self.peer).map(|len| len as u64)
+    fn send_train(&self, flow: Flow) -> io::Result<u64> {
+        self.socket.send_to(&self.buffer[..flow.bytes()], self.peer).map(|len| len as u64)
     }
 }
 
@@ -181,7 +210,7 @@ pub(super) struct BareXdp {
     interface: String,
     address: IpAddr,
     peer: IpAddr,
-    open: Option<(u64, Bare)>,
+    open: Option<(usize, Bare)>,
 }
 
 impl BareXdp {
@@ -189,38 +218,80 @@ impl BareXdp {
         Self { interface: interface.to_owned(), address, peer, open: None }
     }
 
-    /// Takes the interface, with frames of `size`.
-    pub(super) fn prepare(&mut self, size: u64) -> Result<(), String> {
-        if self.open.as_ref().is_none_or(|(of, _)| *of != size) {
+    /// Takes the interface, with frames of the length that the test wants.
+    pub(super) fn prepare(&mut self, test: Test, size: u64) -> Result<(), String> {
+        let len = if test == Test::Rate { Flow::rate(size).packet } else { size as usize };
+        if self.open.as_ref().is_none_or(|(of, _)| *of != len) {
             self.open = None;
             let config = remanence_link::xdp::Config::new(&self.interface);
-            let bare =
-                Bare::open(&config, self.address, self.peer, size as usize).map_err(|e| e.to_string())?;
-            self.open = Some((size, bare));
+            let bare = Bare::open(&config, self.address, self.peer, len).map_err(|e| e.to_string())?;
+            self.open = Some((len, bare));
         }
         Ok(())
     }
 
-    pub(super) fn serve(&mut self, stop: &AtomicBool) -> Result<(), String> {
-        let (_, bare) = self.open.as_mut().ok_or("not prepared")?;
+    fn bare(&mut self) -> Result<&mut Bare, String> {
+        self.open.as_mut().map(|(_, bare)| bare).ok_or_else(|| "not prepared".into())
+    }
+
+    pub(super) fn serve(&mut self, test: Test, size: u64, stop: &AtomicBool) -> Result<(), String> {
+        let bare = self.bare()?;
+        let train = Flow::rate(size).train;
+        let mut received = 0;
         while !stop.load(Ordering::Relaxed) {
-            bare.echo().map_err(|e| e.to_string())?;
+            if test == Test::Rate {
+                received += bare.receive(train);
+                if received >= train {
+                    received -= train;
+                    bare.send(1).map_err(|e| e.to_string())?;
+                }
+            } else {
+                bare.echo().map_err(|e| e.to_string())?;
+            }
         }
         Ok(())
     }
 
-    pub(super) fn run(&mut self, ms: u64) -> Result<Vec<u64>, String> {
-        let (_, bare) = self.open.as_mut().ok_or("not prepared")?;
+    pub(super) fn run(&mut self, test: Test, size: u64, ms: u64) -> Result<Vec<u64>, String> {
+        let bare = self.bare()?;
         let budget = Duration::from_millis(ms);
-        let mut samples = Vec::with_capacity(1 << 14);
-        let begin = Instant::now();
-        let mut start = begin;
-        while start - begin < budget {
-            bare.round_trip().map_err(|e| format!("bare AF_XDP: {e}"))?;
-            let end = Instant::now();
-            samples.push((end - start).as_nanos() as u64);
-            start = end;
-        }
-        Ok(samples)
+        let result =
+            if test == Test::Rate { rate(bare, Flow::rate(size), budget) } else { ping(bare, budget) };
+        result.map_err(|e| format!("bare AF_XDP: {e}"))
     }
+}
+
+fn ping(bare: &mut Bare, budget: Duration) -> io::Result<Vec<u64>> {
+    let mut samples = Vec::with_capacity(1 << 14);
+    let begin = Instant::now();
+    let mut start = begin;
+    while start - begin < budget {
+        bare.round_trip()?;
+        let end = Instant::now();
+        samples.push((end - start).as_nanos() as u64);
+        start = end;
+    }
+    Ok(samples)
+}
+
+/// One pair: packets that arrived, and nanoseconds.
+fn rate(bare: &mut Bare, flow: Flow, budget: Duration) -> io::Result<Vec<u64>> {
+    let trains = flow.window / flow.bytes() as u64;
+    // What an earlier run left on the way.
+    while bare.receive(flow.train) > 0 {}
+    let (mut sent, mut arrived) = (0, 0);
+    let begin = Instant::now();
+    let mut heard = begin;
+    while begin.elapsed() < budget {
+        if sent - arrived < trains {
+            bare.send(flow.train as u32)?;
+            sent += 1;
+        }
+        match bare.receive(1) {
+            0 if heard.elapsed() > SAMPLES_MAX_WAIT => return Err(io::ErrorKind::TimedOut.into()),
+            0 => {}
+            count => (arrived, heard) = (arrived + count as u64, Instant::now()),
+        }
+    }
+    Ok(vec![arrived * flow.train as u64, begin.elapsed().as_nanos() as u64])
 }

@@ -146,7 +146,7 @@ fn sample_peer(
 /// The key under which a test's samples are kept.
 fn key(path: Path, test: Test, size: u64) -> Key {
     let metric = match test {
-        Test::WriteRate => Metric::Rate,
+        Test::WriteRate | Test::Rate => Metric::Rate,
         _ if test.is_burst() => Metric::Throughput,
         _ => Metric::Latency,
     };

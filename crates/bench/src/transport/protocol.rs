@@ -31,6 +31,8 @@ pub(crate) enum Test {
     Ping,
     /// Bare: one way, with the offloads that we use, in a window that the receiver opens. Throughput.
     Stream,
+    /// Bare: one way, packets as long as those of small WRITEs, as many to a system call as we send. Rate.
+    Rate,
     /// Post to completion of one RDMA WRITE. Latency.
     Write,
     /// Post to completion of one RDMA READ. Latency.
@@ -65,7 +67,12 @@ impl Test {
     pub(super) const fn is_burst(self) -> bool {
         matches!(
             self,
-            Self::Stream | Self::WriteStream | Self::ReadStream | Self::SendStream | Self::WriteRate
+            Self::Stream
+                | Self::Rate
+                | Self::WriteStream
+                | Self::ReadStream
+                | Self::SendStream
+                | Self::WriteRate
         )
     }
 
@@ -75,6 +82,7 @@ impl Test {
         match self {
             Self::Ping => "ping",
             Self::Stream => "stream",
+            Self::Rate => "rate",
             Self::Write | Self::WriteStream | Self::WriteRate => "write",
             Self::Read | Self::ReadStream => "read",
             Self::Send | Self::SendStream => "send",

@@ -49,16 +49,23 @@ impl Bare {
         Ok(Self { link, received: vec![0; FRAME], frame })
     }
 
-    fn send(&mut self) -> io::Result<()> {
+    /// Sends so many frames with one call of the kernel, as far as it takes them at once.
+    ///
+    /// # Errors
+    /// `WouldBlock` if there is no room for them; or the kernel refuses.
+    pub fn send(&mut self, count: u32) -> io::Result<()> {
         let socket = &mut self.link.sockets[0];
         let full = || -> io::Error { io::ErrorKind::WouldBlock.into() };
-        let frame: Frame = socket.take().ok_or_else(full)?;
-        socket.bytes(&frame)[..self.frame.len()].copy_from_slice(&self.frame);
-        socket.submit(frame, 0, self.frame.len()).map_err(|_| full())?;
+        for _ in 0..count {
+            let frame: Frame = socket.take().ok_or_else(full)?;
+            socket.bytes(&frame)[..self.frame.len()].copy_from_slice(&self.frame);
+            socket.submit(frame, 0, self.frame.len()).map_err(|_| full())?;
+        }
         socket.push().map(drop)
     }
 
-    fn receive(&mut self, max: usize) -> usize {
+    /// Takes up to `max` frames that have arrived; how many there were.
+    pub fn receive(&mut self, max: usize) -> usize {
         let Self { link, received, .. } = self;
         link.sockets[0].receive(max, |frame| received[..frame.len()].copy_from_slice(frame))
     }
@@ -68,7 +75,7 @@ impl Bare {
     /// # Errors
     /// `TimedOut` when none comes back in a tenth of a second.
     pub fn round_trip(&mut self) -> io::Result<()> {
-        self.send()?;
+        self.send(1)?;
         let mut start = None;
         for spins in 1_u32.. {
             if self.receive(1) > 0 {
@@ -88,7 +95,7 @@ impl Bare {
     /// If the kernel refuses to send.
     pub fn echo(&mut self) -> io::Result<usize> {
         let count = self.receive(BATCH);
-        (0..count).try_for_each(|_| self.send())?;
+        (0..count).try_for_each(|_| self.send(1))?;
         Ok(count)
     }
 }
