@@ -398,7 +398,7 @@ impl Driver {
                 break;
             }
         }
-        self.device.acknowledge_all();
+        self.device.hurry_all();
         self.cm.manager.close_all(now);
         self.pump_cm(now);
         while self.transmit(now) && self.more {}
@@ -604,7 +604,7 @@ impl Driver {
         self.kick(kick);
         match plan {
             Plan::Watch(_) if !self.may_wait(now, fds) => Plan::Again,
-            Plan::Again | Plan::Rest(_) | Plan::Watch(_) => plan,
+            Plan::Again | Plan::Yield | Plan::Rest(_) | Plan::Watch(_) => plan,
         }
     }
 
@@ -717,6 +717,14 @@ impl<'a> Turn<'a> {
     pub(crate) fn waiter_found(&mut self) {
         let now = self.now;
         self.driver.handover.found(now);
+    }
+
+    /// What a QP holds back leaves: it is about to go, or to change its state.
+    pub(crate) fn let_leave(&mut self, qpn: Qpn) {
+        let now = self.now;
+        if self.driver.device.hurry(qpn) {
+            self.driver.transmit(now);
+        }
     }
 
     /// The turn of a consumer that posts; said before each request of a list.

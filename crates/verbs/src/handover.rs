@@ -53,6 +53,8 @@ use std::time::Duration;
 
 use remanence_rnic::Instant;
 
+use self::core_sharing::CoreSharing;
+
 /// How slow this machine is: the times below are those of one on which a poll that finds nothing takes 0.4 us, and are
 /// multiplied by this. On an emulated CPU a poll takes longer than [`GAP_MIN`], and nobody would ever be a poller.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -175,6 +177,8 @@ pub(crate) enum Kick {
 pub(crate) enum Plan {
     /// Takes another turn.
     Again,
+    /// Takes another turn, and before it offers its core to whoever wants it.
+    Yield,
     /// Sleeps on its own event, at most this long.
     Rest(Option<Duration>),
     /// Sleeps on its own event and the link, at most this long.
@@ -325,6 +329,7 @@ pub(crate) struct Handover {
     /// for something, and the answer is as near as if it had asked for it at once after the one before.
     quiet_since: Instant,
     spin: SpinBudget,
+    sharing: CoreSharing,
     /// Whoever watched went to sleep since there was work.
     slept: bool,
 }
@@ -361,6 +366,7 @@ impl Handover {
             worked_at: Instant::ZERO,
             quiet_since: Instant::ZERO,
             spin: SpinBudget::new(pace),
+            sharing: CoreSharing::new(pace),
             slept: false,
         }
     }
@@ -563,8 +569,9 @@ impl Handover {
         // The consumer who will answer may wait for this very core.
         let gives_way = outlook.awaited && self.policy != Progress::Spin;
         if !gives_way && self.looks_again(now, worked, outlook) {
-            return Plan::Again;
+            return self.again(now, worked);
         }
+        self.sharing.sleeps();
         self.thread = Thread::Watching;
         Plan::Watch(self.watch(now, outlook))
     }
@@ -605,6 +612,7 @@ impl Handover {
             self.quiet_since = now;
             self.slept = false;
         }
+        self.sharing.sleeps();
     }
 
     /// A waiter's turn brought what it waits for.
@@ -645,8 +653,9 @@ impl Handover {
         }
         if self.looks_again(now, worked, outlook) {
             self.seat_sleeps = false;
-            return (Plan::Again, kick);
+            return (self.again(now, worked), kick);
         }
+        self.sharing.sleeps();
         self.seat_sleeps = true;
         (Plan::Watch(self.watch(now, outlook)), kick)
     }
@@ -709,6 +718,7 @@ impl Handover {
     }
 
     fn note(&mut self, now: Instant, worked: bool) {
+        self.sharing.looks(now);
         if worked {
             if self.policy != Progress::Sleep {
                 self.spin.learn(now.since(self.quiet_since), self.slept);
@@ -724,6 +734,12 @@ impl Handover {
     /// watcher does not sleep while there is something in the link.
     fn looks_again(&self, now: Instant, worked: bool, outlook: Outlook) -> bool {
         outlook.busy || self.policy == Progress::Spin || self.spins(now) || (worked && self.spin.pays())
+    }
+
+    fn again(&mut self, now: Instant, worked: bool) -> Plan {
+        // Who never sleeps has a core of its own.
+        let shares = !worked && self.policy != Progress::Spin;
+        if shares && self.sharing.offers(now) { Plan::Yield } else { Plan::Again }
     }
 
     fn spins(&self, now: Instant) -> bool {
@@ -751,5 +767,6 @@ impl Watch {
     }
 }
 
+mod core_sharing;
 #[cfg(test)]
 mod tests;

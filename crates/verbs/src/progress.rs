@@ -37,6 +37,7 @@ fn run(shared: &Shared) {
         drop(turn);
         match plan {
             Plan::Again => step_aside(shared),
+            Plan::Yield => std::thread::yield_now(),
             Plan::Rest(limit) => rest(shared, &mut none, limit),
             Plan::Watch(limit) => {
                 shared.signals.thread.sleep(&mut fds, limit);
@@ -200,6 +201,10 @@ impl Waiting {
             self.limit = match plan {
                 Plan::Again => {
                     step_aside(shared);
+                    continue;
+                }
+                Plan::Yield => {
+                    std::thread::yield_now();
                     continue;
                 }
                 Plan::Rest(limit) => {

@@ -99,7 +99,7 @@ impl World {
 
     fn asleep(&self, plan: Plan) -> State {
         match plan {
-            Plan::Again => State::Runnable,
+            Plan::Again | Plan::Yield => State::Runnable,
             Plan::Rest(limit) => State::Asleep { until: limit.map(|limit| self.now + limit), link: None },
             Plan::Watch(limit) => {
                 State::Asleep { until: limit.map(|limit| self.now + limit), link: Some(self.blocked) }
