@@ -171,12 +171,16 @@ impl Device {
         }
     }
 
-    /// Nobody will come back to this device: what is owed an ACK gets it with the next packets, and waits for nothing.
-    pub fn acknowledge_all(&mut self) {
+    /// Nobody will come back to this device: what is owed an ACK gets it with the next packets, and what was posted leaves;
+    /// neither waits for company.
+    pub fn hurry_all(&mut self) {
         let Self { shared, qps, .. } = self;
-        for qp in qps.iter_mut().filter(|qp| qp.responder.ack_deadline().is_some()) {
-            qp.responder.riding.hurry();
-            qp.wants_tx = true;
+        for qp in qps.iter_mut() {
+            if qp.responder.ack_deadline().is_some() {
+                qp.responder.riding.hurry();
+                qp.wants_tx = true;
+            }
+            qp.let_leave();
             shared.settle(qp);
         }
     }

@@ -128,6 +128,7 @@ impl Drop for QpInner {
             if let Some(lane) = &self.lane {
                 driver.in_place.remove_lane(lane);
             }
+            driver.let_leave(self.qpn);
             if driver.device.destroy_qp(self.qpn).is_ok() {
                 driver.forget_async_events(Object::Qp(self.qpn));
                 driver.leave_groups();
@@ -354,6 +355,9 @@ impl Qp {
     pub fn modify(&self, attr: &QpAttr) -> Result<(), VerbError> {
         let mut turn = self.inner.pd.inner.handle.turn();
         let now = turn.now;
+        if attr.state.is_some_and(|to| to != QpState::Rts) {
+            turn.let_leave(self.inner.qpn);
+        }
         turn.device.modify_qp(now, self.inner.qpn, attr)
     }
 
@@ -393,6 +397,7 @@ impl Qp {
     /// It was destroyed before.
     pub fn destroy(&self) -> Result<(), VerbError> {
         let mut turn = self.inner.pd.inner.handle.turn();
+        turn.let_leave(self.inner.qpn);
         turn.device.destroy_qp(self.inner.qpn)?;
         turn.leave_groups();
         turn.forget_async_events(Object::Qp(self.inner.qpn));

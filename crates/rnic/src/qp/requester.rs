@@ -287,6 +287,16 @@ impl Qp {
         waits
     }
 
+    /// What waits for company leaves. Says whether anything does.
+    pub(crate) fn let_leave(&mut self) -> bool {
+        let waits = self.requester.cursor != self.sq.tail && self.may_await_company();
+        if waits {
+            self.requester.company_until = self.sq.tail;
+            self.wants_tx = true;
+        }
+        waits
+    }
+
     /// Whether all that is left to send are new requests, small ones, too few to be worth a send, of a QP whose peer answers.
     pub(crate) fn may_await_company(&self) -> bool {
         let req = &self.requester;

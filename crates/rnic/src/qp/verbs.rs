@@ -166,6 +166,15 @@ impl Device {
         })
     }
 
+    /// Nothing more will be posted to a QP: what waits for company there leaves with the next packets. Says whether anything does.
+    pub fn hurry(&mut self, qpn: Qpn) -> bool {
+        let Self { shared, qps, .. } = self;
+        let Some(qp) = qps.get_mut(qpn) else { return false };
+        let waits = qp.let_leave();
+        shared.settle(qp);
+        waits
+    }
+
     /// Whether a send-queue work request would be accepted behind `ahead` others that are not posted yet: for lists
     /// that go whole or not at all.
     pub fn check_post_send(&self, qpn: Qpn, wr: &SendWr<'_>, ahead: u32) -> Result<(), PostError> {

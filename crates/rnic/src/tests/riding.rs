@@ -202,7 +202,7 @@ fn who_leaves_for_good_acknowledges_what_waits() {
     it.turn(micros(0));
     it.completions();
     let last = ((it.turns - 1) % 2) as usize;
-    it.pair.nodes[1 - last].device.acknowledge_all();
+    it.pair.nodes[1 - last].device.hurry_all();
     it.pair.run_for(it.pair.latency);
     assert_eq!(it.pair.nodes[last].sends().len(), 1);
 

@@ -147,6 +147,15 @@ fn a_queue_that_is_refilled_one_by_one_goes_on_in_trains() {
     pair.run();
     assert_eq!((pair.a().sends().len(), pair.a().device.stats().timeouts), (144, 0));
     assert_eq!(*pair.batches.iter().rfind(|&&len| len > 1).unwrap(), 5);
+    // Whoever posts no more says so.
+    assert_eq!(post_one_by_one(&mut pair, 20, small, sge), [1; 16]);
+    let [sender, _] = pair.qpns;
+    assert!(pair.a().device.hurry(sender));
+    pair.collect();
+    assert_eq!(pair.batches.last(), Some(&4));
+    assert!(!pair.a().device.hurry(sender));
+    pair.run();
+    assert_eq!(pair.a().sends().len(), 20);
     // The ACKs may be lost, too.
     pair.weather(7, 30, 10, 20, 5);
     for _ in 0..20 {
