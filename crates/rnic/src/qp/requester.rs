@@ -96,8 +96,8 @@ pub(crate) struct Requester {
     /// The last message that the peer's credits allow (9.7.7); `None` without flow control.
     pub(crate) limit: Option<u32>,
     since_ack_req: u32,
-    /// The WQE before which new requests leave, and wait for no more of them.
-    company_until: u32,
+    /// The WQE before which new requests wait for no more of them.
+    hurries_until: u32,
     pub(crate) flush_icrc: FlushIcrc,
 }
 
@@ -105,11 +105,11 @@ impl Requester {
     pub(crate) fn reset(&mut self, psn: Psn, at: u32) {
         let mut outstanding = std::mem::take(&mut self.outstanding);
         outstanding.clear();
-        let (cursor, fresh, company_until) = (at, at, at);
+        let (cursor, fresh, hurries_until) = (at, at, at);
         *self = Self {
             cursor,
             fresh,
-            company_until,
+            hurries_until,
             psn,
             max_psn: psn,
             una: psn,
@@ -271,27 +271,22 @@ impl Qp {
     /// brings one completion: the queue never sees two at once again. It is Nagle's rule (RFC 896), with as much waiting as is
     /// in flight in place of a segment. What it is notorious for, waiting out the delay of an ACK, needs a peer that delays: all
     /// that is in flight here has asked for ACKs, and only a FLUSH may hold them up for long.
-    fn awaits_company(&mut self) -> bool {
+    fn awaits_company(&self) -> bool {
         let req = &self.requester;
         let (waiting, in_flight) = (self.sq.tail.wrapping_sub(req.cursor), req.in_flight());
-        // Where a batch ends before the train does, the rest of it does not begin to wait again.
-        let leaves = req.company_until.wrapping_sub(req.cursor).wrapping_sub(1) < waiting;
-        let waits = !leaves
-            && in_flight >= CROWD
+        let hurries = req.hurries_until.wrapping_sub(req.cursor).wrapping_sub(1) < waiting;
+        in_flight >= CROWD
             && waiting < in_flight
+            && !hurries
             && self.may_await_company()
-            && !req.outstanding.iter().any(|part| part.flush.is_some());
-        if !waits {
-            self.requester.company_until = self.sq.tail;
-        }
-        waits
+            && !req.outstanding.iter().any(|part| part.flush.is_some())
     }
 
     /// What waits for company leaves. Says whether anything does.
     pub(crate) fn let_leave(&mut self) -> bool {
         let waits = self.requester.cursor != self.sq.tail && self.may_await_company();
         if waits {
-            self.requester.company_until = self.sq.tail;
+            self.requester.hurries_until = self.sq.tail;
             self.wants_tx = true;
         }
         waits
@@ -650,7 +645,9 @@ impl Qp {
     fn is_followed(&self) -> bool {
         let req = &self.requester;
         let next = req.cursor.wrapping_add(1);
-        if req.company_until.wrapping_sub(next).wrapping_sub(1) >= self.sq.tail.wrapping_sub(next)
+        let is_halted = req.halt.is_some_and(|(at, _)| at == next);
+        if next == self.sq.tail
+            || is_halted
             || self.state != QpState::Rts
             || !self.sq.are_small_from(req.cursor)
         {

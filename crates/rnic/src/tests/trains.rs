@@ -265,6 +265,7 @@ fn where_the_next_fails_the_last_one_asks_again() {
     let small = SendOp::Write(dst.remote(0));
     pair.post(0, small, &[src.sge(0, 8)]);
     pair.post(1, small, &[src.sge(60, 8)]);
+    assert_eq!(asks(&mut pair), [false, true], "and the first of these may be all that a peer has seen");
     pair.run();
     let statuses: Vec<_> = pair.a().sends().iter().map(|wc| wc.status).collect();
     assert_eq!(statuses, [WcStatus::Success, WcStatus::LocProtErr]);
