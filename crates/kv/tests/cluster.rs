@@ -687,6 +687,31 @@ fn a_member_whose_files_were_cut_within_their_journals_is_refused() {
 }
 
 #[test]
+fn a_member_that_is_asked_to_grow_says_that_it_does_not_and_stays_as_it_is() {
+    let dir = tempfile::tempdir_in("/dev/shm").expect("a directory");
+    let at = live::address();
+    let device = Context::open(remanence_verbs::Options::udp(at)).expect("a device");
+    let members = [std::net::SocketAddr::new(at, 7471), std::net::SocketAddr::new(at, 7472)];
+    let bind = |size: u64| {
+        let names = members.iter().map(|addr| (addr.to_string(), *addr)).collect();
+        Member::bind(&device, 7471, MemberOptions::directory(dir.path(), names).size(size))
+    };
+    let files = || {
+        ["image", "ledger", "log"].map(|name| std::fs::read(dir.path().join(name)).expect("it was made once"))
+    };
+    drop(bind(common::SIZE).expect("a new member"));
+    let before = files();
+    let refused = bind(2 * common::SIZE).expect_err("a store on several members does not grow").to_string();
+    let asked = format!("does not grow to {}", 2 * common::SIZE);
+    assert!(refused.contains(&asked) && refused.contains("rem kv dump"), "{refused}");
+    assert!(files() == before, "nothing of it was changed");
+    // None shrinks, as a store on one server does not.
+    for size in [common::SIZE, common::SIZE / 2] {
+        assert!(!bind(size).expect("it is as large as that").is_new());
+    }
+}
+
+#[test]
 fn a_member_of_another_store_is_not_taken_in() {
     let mut cluster = Cluster::new(3, |options| options);
     cluster.whole();
