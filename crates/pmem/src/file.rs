@@ -256,7 +256,7 @@ impl FileOptions {
         let place = journal::find(&file, whole, &path)?;
         let note = self.noted(&file, whole, &path)?;
         if place.is_none() && !is_moving(note) {
-            self.is_foreign(&file, whole, &path)?;
+            self.is_foreign(&file, whole, note, &path)?;
         }
         let len = region_len(whole, place, note, &path)?;
         let region = copy_of(file, len, &path)?;
@@ -284,7 +284,9 @@ impl FileOptions {
         let (place, damage) = match journal::find(&file, len, &path) {
             Ok(Some(place)) => (Some(place), None),
             Ok(None) if is_moving(note) => (None, None),
-            Ok(None) => match in_front(self.looked_through(&file, len, &path)?.unwrap_or(0..len)) {
+            Ok(None) => match in_front(
+                self.looked_through(&file, len, &path)?.map_or(0..len, |unused| with_noted(unused, note)),
+            ) {
                 Some(place) => (Some(place), Some(journal::cut_short(place, len, &path))),
                 None => (None, region_len(len, None, note, &path).err()),
             },
@@ -330,7 +332,7 @@ impl FileOptions {
         if let Some(expected) = self.expect.filter(|expected| found < *expected && self.create.is_none()) {
             return Err(Error::Truncated { path: path.to_owned(), expected, found });
         }
-        if !created && place.is_none() && !moving && self.is_foreign(file, whole, path)? {
+        if !created && place.is_none() && !moving && self.is_foreign(file, whole, note, path)? {
             return match whole {
                 0 => Err(Error::BadLength { len: 0 }),
                 len => Ok(Found { len, journal: None, wanted: None, note: None }),
@@ -403,9 +405,15 @@ impl FileOptions {
     }
 
     /// Whether a file that has no journal has something else than its opener knows. Refuses one that had a journal.
-    fn is_foreign(&self, file: &File, len: u64, path: &Path) -> Result<bool, Error> {
+    fn is_foreign(
+        &self,
+        file: &File,
+        len: u64,
+        note: Option<(u64, Note)>,
+        path: &Path,
+    ) -> Result<bool, Error> {
         let Some(unused) = self.looked_through(file, len, path)? else { return Ok(self.image.is_some()) };
-        match journal::in_front(unused, |at, block| file.read_exact_at(block, at).is_ok()) {
+        match journal::in_front(with_noted(unused, note), |at, block| file.read_exact_at(block, at).is_ok()) {
             Some(place) => Err(journal::cut_short(place, len, path)),
             None => Ok(false),
         }
@@ -507,6 +515,14 @@ impl FileOptions {
             }
             _ => Ok(()),
         }
+    }
+}
+
+/// What may have the beginning of a journal: where its owner has nothing, and where the file itself says that one began.
+fn with_noted(unused: Range<u64>, note: Option<(u64, Note)>) -> Range<u64> {
+    match note {
+        Some((_, Note::Has(sizes))) => unused.start.min(sizes.region)..unused.end,
+        _ => unused,
     }
 }
 

@@ -555,6 +555,28 @@ fn a_journal_of_which_nothing_is_left_is_missed() {
     assert!(matches!(cut, Error::JournalCut { way: WayOut::Owner(_), .. }), "{cut}");
 }
 
+/// Of an owner who says of all of the file that it may be his: a peer's bytes may lie there.
+#[test]
+fn a_journal_of_which_some_is_left_is_found_where_the_file_says_that_it_began() {
+    let scratch = Scratch::new("began");
+    let all = |head: &[u8], len: u64| match look(head, len) {
+        Image::Ours { .. } => Image::Ours { len },
+        other => other,
+    };
+    let options = FileOptions::new().image(all).journal_note(NOTE, "ask its owner");
+    let Some(whole) = noted(&scratch, options.clone().journal(Journaling::Len(1 << 18))) else { return };
+    let start = LEN.next_multiple_of(ALIGN) as usize;
+    for len in [whole.len() - 1, start + (1 << 17), start + 8192] {
+        fs::write(&scratch.0, &whole[..len]).expect("a disk");
+        for refused in [options.view(&scratch.0), options.open(&scratch.0)] {
+            assert!(matches!(refused, Err(Error::JournalCut { .. })), "{len}: {refused:?}");
+        }
+        let (rest, damage) = options.salvage(&scratch.0).expect("it can be read");
+        assert!(matches!(damage, Some(Error::JournalCut { .. })), "{len}: {damage:?}");
+        assert_eq!((rest.len(), bytes(&rest, 0, 4)), (LEN, b"ours".to_vec()), "{len}");
+    }
+}
+
 #[test]
 fn a_file_that_says_nothing_of_a_journal_is_opened_and_says_it_then() {
     let scratch = Scratch::new("notes");
