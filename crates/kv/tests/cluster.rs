@@ -675,11 +675,16 @@ fn a_member_whose_files_were_cut_within_their_journals_is_refused() {
         std::fs::write(&path, &whole[..whole.len() - 1]).expect("a disk");
         let refused = bind().expect_err("a file is not whole").to_string();
         assert!(refused.contains(name) && refused.contains("was truncated"), "{refused}");
-        if name == "image" {
-            let gone = vec![0; whole.len() - common::SIZE as usize];
-            std::fs::write(&path, [&whole[..common::SIZE as usize], &gone].concat()).expect("a disk");
+        std::fs::write(&path, &whole).expect("a disk");
+        let kept = remanence_pmem::FileOptions::new().view(&path).expect("it is whole").len() as usize;
+        let zeros = vec![0; whole.len() - kept];
+        for left in [whole[..kept].to_vec(), [&whole[..kept], &zeros].concat()] {
+            std::fs::write(&path, &left).expect("a disk");
             let refused = bind().expect_err("nothing is left of its journal").to_string();
-            assert!(refused.contains("is gone") && refused.contains("rem kv salvage"), "{refused}");
+            let directory = refused.contains("director") && refused.contains("taken away")
+                || refused.contains("take the directory");
+            assert!(refused.contains(name) && refused.contains("is gone") && directory, "{refused}");
+            assert!(std::fs::read(&path).expect("a file") == left, "{name}: it stays as it was");
         }
         std::fs::write(&path, &whole).expect("a disk");
         drop(bind().expect("it is whole again"));

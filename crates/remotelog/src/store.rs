@@ -3,13 +3,13 @@
 //! No append passes through here: writers put records into the medium from afar, and this looks where they have got to.
 //! What it tells anybody it has made durable first.
 
-use remanence_pmem::Medium;
 use remanence_pmem::layout::Root;
+use remanence_pmem::{JOURNAL_NOTE_LEN, Medium};
 
 use crate::error::{Damage, Fault, OpenError, Proof, Refused};
 use crate::format::record::HEADER_LEN;
 use crate::format::root::{Fence, State};
-use crate::format::superblock::{MAKING, SUPERBLOCK_LEN, Superblock, Uuid};
+use crate::format::superblock::{JOURNAL_NOTE, MAKING, SUPERBLOCK_LEN, Superblock, Uuid};
 use crate::format::{Cursor, DATA_AT, Epoch, Geometry, Mode, ROOT_AT, TAILS, TAILS_AT};
 use crate::walk::{Found, Local, Rules, Source};
 use crate::writer::Grant;
@@ -134,7 +134,9 @@ impl<M: Medium + Clone> Store<M> {
             .map_err(|e| OpenError::Medium(e.to_string()))?;
         let superblock = Superblock { uuid, geometry, salt, mode };
         let page = superblock.emit();
-        for part in [8..page.len(), 0..8] {
+        // What is noted of the file's journal stays: a log that was not told of it would be refused, or would not miss it.
+        let note = JOURNAL_NOTE as usize;
+        for part in [8..note, note + JOURNAL_NOTE_LEN..page.len(), 0..8] {
             let place = part.start as u64..part.end as u64;
             medium.write(place.start, &page[part]);
             medium.persist(place).map_err(|e| OpenError::medium(&e))?;

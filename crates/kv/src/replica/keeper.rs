@@ -6,7 +6,7 @@
 use std::ops::Range;
 
 use remanence_pmem::layout::{LayoutError, ROOT_LEN, Root};
-use remanence_pmem::{JOURNAL_NOTE_LEN, Medium};
+use remanence_pmem::{JOURNAL_NOTE_LEN, Medium, is_journal_note};
 use remanence_remotelog::Epoch;
 use remanence_remotelog::format::superblock::Uuid;
 use remanence_remotelog::store::{Reader, Store};
@@ -18,11 +18,26 @@ use crate::format::{get_u32, get_u64};
 
 /// Bytes of the medium that a ledger needs.
 pub const LEDGER_LEN: u64 = ROOT_LEN;
+/// Where a ledger's file says that it has a journal
+/// ([`FileOptions::journal_note`](remanence_pmem::FileOptions::journal_note)): a sector behind what the root record writes of its
+/// first page, zeros in ledgers that were made before there were notes.
+pub const LEDGER_NOTE: u64 = 1024;
 /// Bytes of an image that are sent at once.
 pub const BLOCK: usize = 16 << 10;
 /// Tells a ledger's root from others'.
 const TAG: u64 = 0x4C45_4447_4552_0001;
 const LEDGER: usize = 32;
+
+// A root record writes a header of 24 bytes and its payload.
+const _: () = assert!(24 + LEDGER as u64 <= LEDGER_NOTE && LEDGER_NOTE + JOURNAL_NOTE_LEN as u64 <= 4096);
+
+/// Whether a medium has no ledger yet: zeros, but for what may be noted of its file's journal.
+#[must_use]
+pub fn is_blank_ledger(bytes: &[u8]) -> bool {
+    let note = LEDGER_NOTE as usize..LEDGER_NOTE as usize + JOURNAL_NOTE_LEN;
+    bytes.iter().enumerate().all(|(at, byte)| *byte == 0 || note.contains(&at))
+        && bytes.get(note).is_none_or(is_journal_note)
+}
 
 /// What the primary wants of a member's image. It is obeyed only while the log is promised to that primary.
 #[derive(Clone, PartialEq, Eq, Debug)]

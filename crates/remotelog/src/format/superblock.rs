@@ -1,7 +1,9 @@
 //! Page 0: what this region is. Written once, as the last step of making a log.
+//!
+//! One line of it is not the log's: the file says there that it has a journal. So a journal of which nothing is left is missed.
 
-use remanence_pmem::Image;
 pub use remanence_pmem::layout::Uuid;
+use remanence_pmem::{FileOptions, Image, JOURNAL_NOTE_LEN, is_journal_note};
 
 use super::{Geometry, Mode, ROOT_AT, VERSION, u32_at, u64_at};
 use crate::error::OpenError;
@@ -13,6 +15,11 @@ const BYTE_ORDER: u32 = 0x0102_0304;
 
 /// Bytes of the superblock.
 pub const SUPERBLOCK_LEN: u64 = ROOT_AT;
+/// Where a log's file says that it has a journal
+/// ([`FileOptions::journal_note`](remanence_pmem::FileOptions::journal_note)): a sector that is nothing else's, of which logs made
+/// before there were notes have zeros. It is of the file and not of the log: whoever makes a log leaves it as it is.
+pub const JOURNAL_NOTE: u64 = 1024;
+const NOTE: std::ops::Range<usize> = JOURNAL_NOTE as usize..JOURNAL_NOTE as usize + JOURNAL_NOTE_LEN;
 
 mod field {
     pub(super) const VERSION: usize = 8;
@@ -25,7 +32,8 @@ mod field {
     pub(super) const CRC: usize = 60;
     pub(super) const END: usize = 64;
 }
-const _: () = assert!(field::END == field::CRC + 4 && field::END as u64 <= SUPERBLOCK_LEN);
+const _: () = assert!(field::END == field::CRC + 4 && field::END <= NOTE.start);
+const _: () = assert!(NOTE.end as u64 <= SUPERBLOCK_LEN);
 
 /// The contents of page 0.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -40,15 +48,29 @@ pub struct Superblock {
     pub mode: Mode,
 }
 
-/// What a file of this length has that begins so: every opener of a log's file says this to
-/// [`FileOptions::image`](remanence_pmem::FileOptions::image). Behind the log may lie what clients write, receive buffers: who
+/// How every opener of a log's file opens it.
+#[must_use]
+pub fn file_options() -> FileOptions {
+    let way = "copy what is left with `rem log salvage FILE -o NEW`; if the log is on several servers, take this one's file away, and the \
+               others fill a new one";
+    FileOptions::new().image(image).journal_note(JOURNAL_NOTE, way)
+}
+
+/// Whether page 0 has no log, and none was being made: zeros, but for what may be noted of the file's journal.
+#[must_use]
+pub(crate) fn is_blank(page: &[u8]) -> bool {
+    page.iter().enumerate().all(|(at, byte)| *byte == 0 || NOTE.contains(&at))
+        && page.get(NOTE).is_none_or(is_journal_note)
+}
+
+/// What a file of this length has that begins so, as [`file_options`] says it. Behind the log may lie what clients write, receive buffers: who
 /// serves it knows how far to look for what is left of a journal.
 #[must_use]
 pub fn image(head: &[u8], len: u64) -> Image {
     let page = &head[..head.len().min(SUPERBLOCK_LEN as usize)];
     match recorded_size(page) {
         Some(_) => Image::Ours { len },
-        None if page.starts_with(MAKING) || page.iter().all(|byte| *byte == 0) => Image::Blank,
+        None if page.starts_with(MAKING) || is_blank(page) => Image::Blank,
         None => Image::Foreign,
     }
 }
@@ -60,7 +82,7 @@ pub fn recorded_size(page: &[u8]) -> Option<u64> {
 }
 
 impl Superblock {
-    /// The bytes to write.
+    /// The bytes to write. Those of the [note](JOURNAL_NOTE) are not the log's: whoever writes them leaves out what is there.
     #[must_use]
     pub fn emit(&self) -> Vec<u8> {
         let mut page = vec![0; SUPERBLOCK_LEN as usize];
@@ -87,7 +109,7 @@ impl Superblock {
         }
         if &page[..8] != MAGIC {
             let swapped = page[..8].iter().rev().eq(MAGIC);
-            let blank = page.starts_with(MAKING) || page.iter().all(|byte| *byte == 0);
+            let blank = page.starts_with(MAKING) || is_blank(page);
             return Err(match (swapped, blank) {
                 (true, _) => OpenError::OtherByteOrder,
                 (_, true) => OpenError::Blank,
@@ -147,6 +169,13 @@ mod tests {
         half_made[7] = b'x';
         assert_eq!(image(&half_made, 1 << 20), Image::Foreign);
         assert_eq!((image(b"", 0), image(b"x", 1)), (Image::Blank, Image::Foreign));
+        for short in 0..NOTE.end {
+            assert_eq!(image(&vec![0; short], short as u64), Image::Blank);
+        }
+        let mut noted = vec![0; 1 << 16];
+        noted[NOTE.start] = 1;
+        assert_eq!(image(&noted, 1 << 20), Image::Foreign, "that is no note");
+        assert_eq!(Superblock::parse(&noted, 1 << 20), Err(OpenError::NotALog));
     }
 
     #[test]

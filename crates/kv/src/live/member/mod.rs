@@ -27,6 +27,7 @@ use remanence_persist::taxonomy::Domain;
 use remanence_pmem::{FileOptions, Image, PersistenceDomain, Region};
 use remanence_remote::Token;
 use remanence_remotelog::Mode as LogMode;
+use remanence_remotelog::format::superblock as log_format;
 use remanence_remotelog::live::{LogServer, New as NewLog};
 use remanence_verbs::Context;
 
@@ -36,7 +37,7 @@ use super::server::remove_if_new;
 use super::{Error, Metrics, ServerOptions};
 use crate::format::Geometry;
 use crate::format::superblock::is_blank;
-use crate::replica::keeper::{LEDGER_LEN, emit_told, parse_order};
+use crate::replica::keeper::{LEDGER_LEN, LEDGER_NOTE, emit_told, is_blank_ledger, parse_order};
 use crate::replica::{Keeper, Mirror, Primary};
 pub use check::Held;
 use door::Door;
@@ -320,10 +321,11 @@ impl Member {
                 image.len()
             )));
         }
-        let looked = |look| FileOptions::new().image(look);
-        let log = looked(remanence_remotelog::format::superblock::image);
+        let way = "take the directory of this member away: the others make it anew";
+        let log = log_format::file_options().journal_note(log_format::JOURNAL_NOTE, way);
         let log = open("log", options.log_len(image.len()), log)?;
-        let ledger = open("ledger", LEDGER_LEN, looked(|_, _| Image::Ours { len: LEDGER_LEN }))?;
+        let ledger = FileOptions::new().image(|_, _| Image::Ours { len: LEDGER_LEN });
+        let ledger = open("ledger", LEDGER_LEN, ledger.journal_note(LEDGER_NOTE, way))?;
         let (keeper, new) = keeper(image, ledger)?;
         let roads = Roads {
             context: context.clone(),
@@ -538,7 +540,7 @@ fn keeper(image: Region, ledger: Region) -> Result<(Keeper<Region>, bool), Error
     let mut start = vec![0; 64 << 10];
     let len = start.len().min(image.len() as usize);
     remanence_pmem::Medium::read(&image, 0, &mut start[..len]);
-    if first.iter().all(|byte| *byte == 0) && is_blank(&start) {
+    if is_blank_ledger(&first) && is_blank(&start) {
         return Ok((Keeper::create(image, ledger).map_err(failed)?, true));
     }
     Ok((Keeper::open(image, ledger).map_err(failed)?, false))
