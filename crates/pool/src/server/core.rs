@@ -71,7 +71,8 @@ pub enum Verdict {
 /// Bounds.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Limits {
-    /// Clients in all.
+    /// Clients that have proved the token. Who proves it when there are as many takes the place of another one, if that is
+    /// fair; see [`Core::gave_way`].
     pub clients: usize,
     /// Clients that have not proved anything yet, and how long one may take.
     pub strangers: Room,
@@ -92,11 +93,6 @@ impl Default for Limits {
     }
 }
 
-/// Why a connection is not taken: [`Limits::clients`].
-#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("the server has as many clients as it takes; try again later")]
-pub struct Crowded;
-
 #[derive(Debug)]
 enum Standing {
     /// Connected.
@@ -111,10 +107,18 @@ enum Standing {
 struct Client {
     address: IpAddr,
     standing: Standing,
+    /// When it last said something.
+    heard: Duration,
     reservations: BTreeMap<ReservationId, Holding>,
     leases: BTreeMap<LeaseId, Holding>,
     /// Requests that wait for [`Core::settle`].
     waiting: usize,
+}
+
+impl Client {
+    fn holds_nothing(&self) -> bool {
+        self.reservations.is_empty() && self.leases.is_empty() && self.waiting == 0
+    }
 }
 
 /// The keys of a reservation or a lease.
@@ -164,6 +168,7 @@ pub struct Core<M> {
     domain: (String, String, bool),
     clients: BTreeMap<ClientId, Client>,
     strangers: Crowd<ClientId>,
+    gave_way: Option<ClientId>,
     waiting: Vec<Waiting>,
     stats: Stats,
 }
@@ -188,6 +193,7 @@ impl<M: Medium> Core<M> {
             domain: (sentence(domain), sentence(survives), durable),
             clients: BTreeMap::new(),
             strangers: Crowd::new(limits.strangers),
+            gave_way: None,
             waiting: Vec::new(),
             stats: Stats::default(),
         }
@@ -230,24 +236,43 @@ impl<M: Medium> Core<M> {
     }
 
     /// Someone connected. Returns who has to go for it, as too many have proved nothing yet: the caller disconnects it.
-    ///
-    /// # Errors
-    /// There are too many clients already.
-    pub fn connected(
-        &mut self,
-        now: Duration,
-        client: ClientId,
-        address: IpAddr,
-    ) -> Result<Option<ClientId>, Crowded> {
-        // Whom strangers keep out is no matter of how many members there are.
-        if self.clients.len() - self.strangers.len() >= self.limits.clients {
-            return Err(Crowded);
-        }
+    pub fn connected(&mut self, now: Duration, client: ClientId, address: IpAddr) -> Option<ClientId> {
+        // How many members there are is asked when it is one.
         let goes = self.strangers.enter(now, client, address);
         let (reservations, leases) = (BTreeMap::new(), BTreeMap::new());
         let standing = Standing::Stranger;
-        self.clients.insert(client, Client { address, standing, reservations, leases, waiting: 0 });
-        Ok(goes)
+        let heard = now;
+        self.clients.insert(client, Client { address, standing, heard, reservations, leases, waiting: 0 });
+        goes
+    }
+
+    /// Who has to go for the one that proved the token last, as there were as many as there may be: the caller
+    /// disconnects it.
+    pub fn gave_way(&mut self) -> Option<ClientId> {
+        self.gave_way.take()
+    }
+
+    /// Makes room for a member from `address`; `false` if nobody has to go for it. Whoever has the token may open as many
+    /// sessions as there are, and do nothing with them. So of the address that has most of them one gives way: the one
+    /// that has been silent for longest of those that hold nothing, and whose next request opens another session; if all
+    /// hold something, the most silent of all, but only for an address that has fewer.
+    fn make_room(&mut self, address: IpAddr) -> bool {
+        let members =
+            || self.clients.iter().filter(|(_, client)| matches!(client.standing, Standing::Member { .. }));
+        if members().count() < self.limits.clients {
+            return true;
+        }
+        let mut count: BTreeMap<IpAddr, usize> = BTreeMap::new();
+        members().for_each(|(_, client)| *count.entry(client.address).or_default() += 1);
+        let most = count.values().max().copied().unwrap_or(0);
+        let mine = count.get(&address).copied().unwrap_or(0);
+        let goes = members()
+            .filter(|(_, client)| count[&client.address] == most)
+            .filter(|(_, client)| client.holds_nothing() || mine + 1 < most)
+            .min_by_key(|(_, client)| (!client.holds_nothing(), client.heard))
+            .map(|(id, _)| *id);
+        self.gave_way = goes;
+        goes.is_some()
     }
 
     /// Whose second QP a connection request is, by its ticket.
@@ -293,6 +318,7 @@ impl<M: Medium> Core<M> {
             return self.hostile("a malformed message");
         };
         let Some(client) = self.clients.get_mut(&from) else { return Verdict::Hostile("nobody") };
+        client.heard = now;
         match (&client.standing, request) {
             (Standing::Stranger, Request::Hello { nonce }) => {
                 self.at_the_door(now, from, number, &Shown::Nonce(nonce), None, random)
@@ -350,6 +376,12 @@ impl<M: Medium> Core<M> {
                 unreachable!("the server has a token, and something was shown")
             }
             auth::Verdict::Admit { token, client: theirs, server: ours, .. } => {
+                let address = client.address;
+                if !self.make_room(address) {
+                    let reason = "the server has as many clients as it takes; try again later";
+                    return refused(Code::TryLater, reason);
+                }
+                let client = self.clients.get_mut(&from).expect("nobody was removed");
                 let proof = Side::Server.prove(&token, &theirs, &ours);
                 let mut ticket = [0; 16];
                 random(&mut ticket);

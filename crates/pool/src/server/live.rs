@@ -316,10 +316,8 @@ impl Shared {
         let mut state = self.lock();
         let id = ClientId(state.next_id);
         let now = state.started.elapsed();
-        match state.core.connected(now, id, incoming.peer()) {
-            Err(crowded) => return incoming.reject(crowded.to_string().as_bytes()),
-            Ok(Some(goes)) => state.remove(goes),
-            Ok(None) => {}
+        if let Some(goes) = state.core.connected(now, id, incoming.peer()) {
+            state.remove(goes);
         }
         state.next_id += 1;
         match Peer::accept(ready, incoming) {
@@ -481,7 +479,11 @@ impl State {
         }
         let now = self.started.elapsed();
         let mut random = |bytes: &mut [u8]| getrandom::fill(bytes).expect("the kernel gives random bytes");
-        match self.core.receive(now, client, &message, &mut random, &mut self.peers) {
+        let verdict = self.core.receive(now, client, &message, &mut random, &mut self.peers);
+        if let Some(goes) = self.core.gave_way() {
+            self.remove(goes);
+        }
+        match verdict {
             Verdict::Reply(reply) => self.send(client, reply),
             Verdict::Later => {}
             Verdict::Last(reply) => {

@@ -2,7 +2,7 @@ use std::collections::BTreeSet;
 
 use remanence_pmem::Region;
 
-use super::core::{ClientId, Core, Crowded, Keys, Limits, Rights, Verdict};
+use super::core::{ClientId, Core, Keys, Limits, Rights, Verdict};
 use crate::auth::{Gate, Room, Side, Token};
 use crate::blob::{BlobName, Digest, State, Version};
 use crate::format::superblock::Uuid;
@@ -95,7 +95,7 @@ impl World {
     }
 
     fn connect(&mut self, id: u64) -> ClientId {
-        self.core.connected(self.now, ClientId(id), [10, 0, 0, id as u8].into()).expect("room");
+        self.core.connected(self.now, ClientId(id), [10, 0, 0, id as u8].into());
         ClientId(id)
     }
 
@@ -207,7 +207,7 @@ fn guesses_that_were_challenged_in_advance_wait_too() {
     let mut world = World::new();
     let many: Vec<_> = (0..10)
         .map(|n| {
-            world.core.connected(world.now, ClientId(n), [10, 0, 0, 1].into()).expect("room");
+            assert_eq!(world.core.connected(world.now, ClientId(n), [10, 0, 0, 1].into()), None);
             assert!(matches!(
                 world.ask(ClientId(n), &Request::Hello { nonce: [1; 32] }),
                 Reply::Challenge { .. }
@@ -374,7 +374,7 @@ fn strangers_who_say_nothing_do_not_shut_out_who_has_the_token() {
     let mut world = World::new();
     for n in 0..2000_u64 {
         let address = if n % 2 == 0 { [10, 0, 0, 9] } else { [10, 1, (n >> 8) as u8, n as u8] };
-        let goes = world.core.connected(world.now, ClientId(n), address.into()).expect("nobody is kept out");
+        let goes = world.core.connected(world.now, ClientId(n), address.into());
         goes.into_iter().for_each(|client| world.core.disconnected(client, &mut world.keys));
         assert!(world.core.clients() <= Limits::default().strangers.most);
     }
@@ -389,17 +389,70 @@ fn crowds_are_bounded_and_strangers_do_not_stay() {
     world.connect(2);
     world.connect(3);
     let connect = |world: &mut World, id| world.core.connected(world.now, ClientId(id), [1, 1, 1, 1].into());
-    assert_eq!(connect(&mut world, 4), Ok(Some(ClientId(2))), "a stranger goes for the next one");
+    assert_eq!(connect(&mut world, 4), Some(ClientId(2)), "a stranger goes for the next one");
     world.core.disconnected(ClientId(2), &mut world.keys);
     world.now += Duration::from_secs(10);
     assert_eq!(world.core.expired(world.now).collect::<Vec<_>>(), [ClientId(3), ClientId(4)]);
     world.core.disconnected(ClientId(3), &mut world.keys);
     world.core.disconnected(ClientId(4), &mut world.keys);
     world.member(5);
-    assert_eq!(connect(&mut world, 6), Err(Crowded), "as many members as there may be");
     world.reserve(member, "a", 1);
     world.reserve(member, "b", 1);
     assert_eq!(code(&world.ask(member, &Request::Scratch { bytes: 1 })), Some(Code::Refused));
+}
+
+fn member_from(world: &mut World, id: u64, address: [u8; 4]) -> Reply {
+    let client = ClientId(id);
+    world.now += Duration::from_secs(1);
+    let goes = world.core.connected(world.now, client, address.into());
+    assert_eq!(goes, None);
+    world.authenticate(client, TOKEN)
+}
+
+/// Whoever has the token may open as many sessions as there are, and keep them.
+#[test]
+fn who_holds_all_places_does_not_shut_out_others_who_have_the_token() {
+    const GREEDY: [u8; 4] = [10, 0, 0, 9];
+    const OTHER: [u8; 4] = [10, 0, 0, 2];
+    let mut world = World::with(Limits { clients: 4, ..Limits::default() });
+    let is_in = |reply: Reply| matches!(reply, Reply::Welcome { .. });
+    for id in 1..=4 {
+        assert!(is_in(member_from(&mut world, id, GREEDY)));
+        assert_eq!(world.core.gave_way(), None, "there is room");
+    }
+    // One works, and one has said something since.
+    world.reserve(ClientId(1), "a", 1);
+    world.now += Duration::from_secs(1);
+    world.ask(ClientId(2), &Request::Ping);
+    let goes = |world: &mut World, goes| {
+        assert_eq!(world.core.gave_way(), Some(ClientId(goes)));
+        assert_eq!(world.core.gave_way(), None, "once");
+        world.core.disconnected(ClientId(goes), &mut world.keys);
+    };
+    assert!(is_in(member_from(&mut world, 5, OTHER)));
+    goes(&mut world, 3);
+    // Its own idle sessions go for more of its own, not those of who has fewer.
+    assert!(is_in(member_from(&mut world, 6, GREEDY)));
+    goes(&mut world, 4);
+    // That it holds something is no way out, where others have less; nor is it a reason to break off what it does for more.
+    world.reserve(ClientId(2), "b", 1);
+    world.reserve(ClientId(6), "c", 1);
+    assert_eq!(code(&member_from(&mut world, 7, GREEDY)), Some(Code::TryLater));
+    assert_eq!(world.core.gave_way(), None);
+    world.core.disconnected(ClientId(7), &mut world.keys);
+    world.ask(ClientId(1), &Request::Ping);
+    assert!(is_in(member_from(&mut world, 8, OTHER)));
+    goes(&mut world, 2);
+    // Now they have two each, and neither breaks off what the other does.
+    world.reserve(ClientId(5), "d", 1);
+    world.reserve(ClientId(8), "e", 1);
+    for address in [GREEDY, OTHER] {
+        assert_eq!(code(&member_from(&mut world, 9, address)), Some(Code::TryLater));
+        world.core.disconnected(ClientId(9), &mut world.keys);
+    }
+    assert!(is_in(member_from(&mut world, 10, [10, 0, 0, 3])), "who has none is let in");
+    goes(&mut world, 6);
+    assert_eq!(world.core.clients(), 4);
 }
 
 #[test]
