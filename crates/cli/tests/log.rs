@@ -289,9 +289,19 @@ fn a_log_that_was_cut_within_its_journal_is_refused() {
         run(rem().args(["log", "serve", "--listen", "127.0.0.1:0"]).arg(server.file())).bad(&refused);
         assert_eq!(file.metadata().expect("a file").len(), len, "nothing of it was changed");
     }
-    // As its user is told to give it up.
-    file.set_len(kept).expect("it is cut");
-    run(rem().args(["log", "verify"]).arg(server.file())).good();
+    // Cut exactly, or nothing but zeros in its place: the file says itself that it had one.
+    let rescued = server.dir.path().join("rescued");
+    for len in [kept, whole] {
+        file.set_len(kept).and_then(|()| file.set_len(len)).expect("it is cut");
+        for verb in [&["log", "verify"][..], &["log", "serve", "--listen", "127.0.0.1:0"]] {
+            run(rem().args(verb).arg(server.file())).bad("rem log salvage FILE -o NEW");
+        }
+        run(rem().args(["log", "salvage", "-o"]).arg(&rescued).arg(server.file()))
+            .bad("the copy has the rest");
+        run(rem().args(["log", "salvage", "-o"]).arg(&rescued).arg(server.file())).bad("is there");
+        run(rem().args(["log", "verify"]).arg(&rescued)).good();
+        std::fs::remove_file(&rescued).expect("it was made");
+    }
 }
 
 #[test]

@@ -3,6 +3,7 @@
 mod append;
 mod bench;
 mod calls;
+mod salvage;
 mod serve;
 mod tail;
 mod trim;
@@ -35,6 +36,8 @@ enum Verb {
     Tail(tail::Args),
     /// Check every record, and say what is safe
     Verify(verify::Args),
+    /// Copy what is left of a file whose journal is damaged or gone
+    Salvage(salvage::Args),
     /// Give up records that were applied, so that their place is free
     Trim(trim::Args),
     /// The log server of paper 001: appends by calls, one server
@@ -49,6 +52,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Fail> {
         Verb::Append(args) => append::run(args),
         Verb::Tail(args) => tail::run(args),
         Verb::Verify(args) => verify::run(args),
+        Verb::Salvage(args) => salvage::run(args),
         Verb::Trim(args) => trim::run(args),
         Verb::Calls(args) => calls::run(args),
         Verb::Bench(args) => bench::run(args),

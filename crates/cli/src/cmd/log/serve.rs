@@ -8,10 +8,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use remanence_persist::Config;
 use remanence_persist::taxonomy::Buffers;
-use remanence_pmem::{FileOptions, PersistenceDomain};
+use remanence_pmem::PersistenceDomain;
 use remanence_remote::{ServerOptions, Token};
 use remanence_remotelog::format::Geometry;
-use remanence_remotelog::format::superblock::image;
+use remanence_remotelog::format::superblock::file_options;
 use remanence_remotelog::live::{LogServer, New};
 use remanence_remotelog::{Mode, OpenError};
 use serde_json::json;
@@ -86,8 +86,7 @@ pub(super) fn run(args: &Args) -> Result<(), Fail> {
     let listen = args.listen.resolve()?;
     args.door.check(listen.ip(), STRANGERS, None)?;
     let context = device::open_at(listen.ip())?;
-    let mut file =
-        FileOptions::new().journal(args::Journal::or_default(args.journal)).only_durable(true).image(image);
+    let mut file = file_options().journal(args::Journal::or_default(args.journal)).only_durable(true);
     if let Some(domain) = args.declare.as_deref().and_then(PersistenceDomain::from_name) {
         file = file.declare(domain);
     }

@@ -2,8 +2,7 @@
 
 use std::path::Path;
 
-use remanence_pmem::FileOptions;
-use remanence_remotelog::format::superblock::{image, recorded_size};
+use remanence_remotelog::format::superblock::{file_options, recorded_size};
 use remanence_remotelog::live::Part;
 use remanence_remotelog::walk::{Ahead, Local, Source};
 use remanence_remotelog::{OpenError, Reader, Status, Store};
@@ -109,7 +108,7 @@ fn of_file(path: &Path) -> Result<(Status, Read), Fail> {
     if std::fs::metadata(path).is_ok_and(|m| m.is_file() && m.len() == 0) {
         return Err(bad(&OpenError::TooShort { len: 0 }));
     }
-    let region = FileOptions::new().image(image).view(path).map_err(|e| bad(&e))?;
+    let region = file_options().view(path).map_err(|e| bad(&e))?;
     let mut page = vec![0; 4096.min(region.len()) as usize];
     region.read(0, &mut page);
     // Receive buffers may lie behind the log.
