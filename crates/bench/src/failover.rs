@@ -2,7 +2,8 @@
 //!
 //! Real processes of this program at its default settings on this host, one client that writes one small value after the
 //! other, and one fault of the primary per round: it is killed, it is stopped (SIGSTOP), its disk answers no more (its file
-//! system, on a loop device, is frozen). What is measured is the time from the fault to the first write that is acknowledged
+//! system, on a loop device, is frozen), its link goes down (each member has a network namespace of its own then, on a cable to a bridge
+//! where the client is). What is measured is the time from the fault to the first write that is acknowledged
 //! after it; of what was under way when the fault came the client is told that nobody knows, which counts as no write.
 
 use std::io::{BufRead as _, BufReader};
@@ -17,6 +18,7 @@ use remanence_kv::live::{ConnectOptions, Error, MemberStats, PutOptions, Role, S
 use remanence_verbs::Context;
 
 use crate::machine::Machine;
+use crate::netns::Star;
 use crate::report::{Bar, Kind, Report, Row, Sense};
 
 /// Members of the store.
@@ -45,16 +47,18 @@ enum Fault {
     Kill,
     Stop,
     Disk,
+    Link,
 }
 
 impl Fault {
-    const ALL: [Self; 3] = [Self::Kill, Self::Stop, Self::Disk];
+    const ALL: [Self; 4] = [Self::Kill, Self::Stop, Self::Disk, Self::Link];
 
     const fn name(self) -> &'static str {
         match self {
             Self::Kill => "killed",
             Self::Stop => "stopped",
             Self::Disk => "with a disk that hangs",
+            Self::Link => "with a link that is down",
         }
     }
 
@@ -62,7 +66,7 @@ impl Fault {
     const fn limit(self) -> f64 {
         match self {
             Self::Kill | Self::Stop => 500.0,
-            Self::Disk => 2000.0,
+            Self::Disk | Self::Link => 2000.0,
         }
     }
 }
@@ -129,16 +133,39 @@ impl From<String> for Failed {
 fn round(options: &Options, fault: Fault) -> Result<Duration, Failed> {
     let disks = match fault {
         Fault::Disk => Some(Disks::new(&options.directory).map_err(Failed::Skip)?),
-        Fault::Kill | Fault::Stop => None,
+        Fault::Kill | Fault::Stop | Fault::Link => None,
     };
-    let measured = Members::start(options)
-        .and_then(|mut members| members.measure(fault, disks.as_ref()).map_err(|e| members.with_why(e)));
-    drop(disks);
+    let star = match fault {
+        Fault::Link => Some(Star::new(MEMBERS).map_err(Failed::Skip)?),
+        Fault::Kill | Fault::Stop | Fault::Disk => None,
+    };
+    let around = Around { disks: disks.as_ref(), star: star.as_ref() };
+    let measured = around.within(|| {
+        let mut members = Members::start(options, around)?;
+        members.measure(fault, around).map_err(|e| members.with_why(e))
+    });
+    drop((disks, star));
     for n in 0..MEMBERS {
         // What is there is this bench's.
         let _ = std::fs::remove_dir_all(options.directory.join(format!("m{n}")));
     }
     Ok(measured?)
+}
+
+/// What members are put into for a fault.
+#[derive(Clone, Copy)]
+struct Around<'a> {
+    disks: Option<&'a Disks>,
+    star: Option<&'a Star>,
+}
+
+impl Around<'_> {
+    /// Where the client is.
+    fn within<T: Send>(self, act: impl FnOnce() -> Result<T, String> + Send) -> Result<T, String> {
+        let Some(star) = self.star else { return act() };
+        let act = || star.enter().and_then(|()| act());
+        std::thread::scope(|scope| scope.spawn(act).join()).map_err(|_| "the bench failed".to_owned())?
+    }
 }
 
 fn run_tool(program: &str, args: &[&str]) -> Result<(), String> {
@@ -221,21 +248,30 @@ impl Drop for Members {
 }
 
 impl Members {
-    fn start(options: &Options) -> Result<Self, String> {
+    fn start(options: &Options, around: Around<'_>) -> Result<Self, String> {
         use std::sync::atomic::AtomicU32;
         static ROUND: AtomicU32 = AtomicU32::new(0);
         let process = std::process::id() % 60_000 + 256;
         let first = 1 + ROUND.fetch_add(1, Ordering::Relaxed) * 4 % 240;
         let ip =
             |n: u32| IpAddr::V4(Ipv4Addr::new(127, (process >> 8) as u8, process as u8, (first + n) as u8));
-        let addrs: Vec<SocketAddr> = (1..=MEMBERS as u32).map(|n| SocketAddr::new(ip(n), 7471)).collect();
-        let context = Context::open(remanence_verbs::Options::udp(ip(0))).map_err(|e| e.to_string())?;
+        let (own, ips): (IpAddr, Vec<IpAddr>) = match around.star {
+            Some(_) => (Star::HUB, (0..MEMBERS).map(Star::end).collect()),
+            None => (ip(0), (1..=MEMBERS as u32).map(ip).collect()),
+        };
+        let addrs: Vec<SocketAddr> = ips.into_iter().map(|ip| SocketAddr::new(ip, 7471)).collect();
+        let context = Context::open(remanence_verbs::Options::udp(own)).map_err(|e| e.to_string())?;
         let mut this = Self { addrs, children: Vec::new(), context, options: options.clone() };
         let list = this.addrs.iter().map(ToString::to_string).collect::<Vec<_>>().join(",");
         for n in 0..MEMBERS {
-            let mut command = Command::new(&options.program);
+            let mut command = match around.star {
+                Some(star) => star.command(n, &options.program.display().to_string()),
+                None => Command::new(&options.program),
+            };
             command.args(["kv", "serve"]).arg(options.directory.join(format!("m{n}")).join("member"));
             command.args(["--listen", &this.addrs[n].to_string(), "--members", &list, "--json"]);
+            // Nobody else is on that network.
+            command.args(around.star.map(|_| "--insecure"));
             command.args(&options.more).stdin(Stdio::null()).stdout(Stdio::piped());
             let _ = std::fs::create_dir_all(options.directory.join(format!("m{n}")));
             let mut child = command.spawn().map_err(|e| format!("{}: {e}", options.program.display()))?;
@@ -282,7 +318,7 @@ impl Members {
         Err("the members do not find together".into())
     }
 
-    fn measure(&mut self, fault: Fault, disks: Option<&Disks>) -> Result<Duration, String> {
+    fn measure(&mut self, fault: Fault, around: Around<'_>) -> Result<Duration, String> {
         let primary = self.whole()?;
         let mut store = self.store()?;
         // When each acknowledged write began and ended.
@@ -323,7 +359,8 @@ impl Members {
                 match fault {
                     Fault::Kill => run_tool("kill", &["-KILL", &pid])?,
                     Fault::Stop => run_tool("kill", &["-STOP", &pid])?,
-                    Fault::Disk => disks.ok_or("no disks")?.freeze(primary)?,
+                    Fault::Disk => around.disks.ok_or("no disks")?.freeze(primary)?,
+                    Fault::Link => around.star.ok_or("no network")?.cut(primary)?,
                 }
                 // What ends while the fault is being made ended before it, perhaps; what begins later did not.
                 let made = Instant::now();
@@ -333,9 +370,9 @@ impl Members {
             // Whoever was stopped goes on, or nobody could end it in order.
             let pid = self.children[primary].id().to_string();
             match fault {
-                Fault::Kill => {}
+                Fault::Kill | Fault::Link => {}
                 Fault::Stop => drop(run_tool("kill", &["-CONT", &pid])),
-                Fault::Disk => disks.into_iter().for_each(Disks::thaw),
+                Fault::Disk => around.disks.into_iter().for_each(Disks::thaw),
             }
             let wrote = writing.join().map_err(|_| "the writer failed".to_owned())?;
             let at = match measured {

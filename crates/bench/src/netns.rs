@@ -1,8 +1,14 @@
 //! Where the two processes of a bench stand: on one host over loopback, or in two network namespaces of our own
-//! that a veth pair joins. The namespaces go away with the value.
+//! that a veth pair joins. Where there are more of them, each is in a namespace of its own, on a cable to a bridge that can be
+//! pulled. The namespaces go away with the value.
 
+use std::fs::File;
+use std::net::{IpAddr, Ipv4Addr};
+use std::os::fd::AsFd as _;
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
+
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
 /// Where client and server run.
 #[derive(Debug)]
@@ -28,8 +34,7 @@ impl Veth {
     /// # Errors
     /// One sentence; most often, that it takes root.
     pub fn new(mtu: u32) -> Result<Self, String> {
-        static NEXT: AtomicU32 = AtomicU32::new(0);
-        let id = format!("rem-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+        let id = id();
         let veth = Self { names: [format!("{id}-s"), format!("{id}-c")] };
         let [server, client] = &veth.names;
         let mtu = mtu.to_string();
@@ -55,6 +60,96 @@ impl Drop for Veth {
             let _ = ip(&["netns", "del", name]);
         }
     }
+}
+
+/// A bridge in a namespace of its own, and cables from it to others; deleted on drop.
+#[derive(Debug)]
+pub struct Star {
+    hub: String,
+    ends: Vec<String>,
+}
+
+impl Star {
+    /// Makes the namespaces, so many at the ends, and what joins them.
+    ///
+    /// # Errors
+    /// One sentence; most often, that it takes root.
+    pub fn new(ends: usize) -> Result<Self, String> {
+        let id = id();
+        let star = Self { hub: format!("{id}-h"), ends: (0..ends).map(|n| format!("{id}-{n}")).collect() };
+        let (hub, interface) = (&star.hub, Veth::INTERFACE);
+        ip(&["netns", "add", hub])?;
+        ip(&["-n", hub, "link", "set", "lo", "up"])?;
+        ip(&["-n", hub, "link", "add", "br0", "type", "bridge"])?;
+        ip(&["-n", hub, "addr", "add", &format!("{}/24", Self::HUB), "dev", "br0"])?;
+        ip(&["-n", hub, "link", "set", "br0", "up"])?;
+        for (n, end) in star.ends.iter().enumerate() {
+            let (port, address) = (port(n), format!("{}/24", Self::end(n)));
+            ip(&["netns", "add", end])?;
+            let peer = ["peer", "name", interface, "netns", end];
+            ip(&[&["-n", hub, "link", "add", &port, "type", "veth"][..], &peer].concat())?;
+            ip(&["-n", hub, "link", "set", &port, "master", "br0", "up"])?;
+            ip(&["-n", end, "link", "set", "lo", "up"])?;
+            ip(&["-n", end, "addr", "add", &address, "dev", interface])?;
+            ip(&["-n", end, "link", "set", interface, "up"])?;
+        }
+        Ok(star)
+    }
+
+    /// The address of the bridge.
+    pub const HUB: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 89, 0, 254));
+
+    /// The address at an end.
+    #[must_use]
+    pub const fn end(n: usize) -> IpAddr {
+        IpAddr::V4(Ipv4Addr::new(10, 89, 0, n as u8 + 1))
+    }
+
+    /// A command that runs `program` at an end.
+    #[must_use]
+    pub fn command(&self, n: usize, program: &str) -> Command {
+        let mut command = Command::new("ip");
+        command.args(["netns", "exec", &self.ends[n], program]);
+        command
+    }
+
+    /// Moves the calling thread to the bridge, for good; the threads and processes that it starts are there, too.
+    ///
+    /// # Errors
+    /// What the kernel says.
+    pub fn enter(&self) -> Result<(), String> {
+        let path = format!("/run/netns/{}", self.hub);
+        let namespace = File::open(&path).map_err(|e| format!("{path}: {e}"))?;
+        move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Network))
+            .map_err(|e| format!("{path}: {e}"))
+    }
+
+    /// Pulls the cable of an end: its interface has no carrier then, and nothing arrives either way.
+    ///
+    /// # Errors
+    /// What `ip` says.
+    pub fn cut(&self, n: usize) -> Result<(), String> {
+        ip(&["-n", &self.hub, "link", "set", &port(n), "down"])
+    }
+}
+
+impl Drop for Star {
+    fn drop(&mut self) {
+        for name in self.ends.iter().chain([&self.hub]) {
+            let _ = ip(&["netns", "del", name]);
+        }
+    }
+}
+
+/// The bridge's end of a cable.
+fn port(n: usize) -> String {
+    format!("port{n}")
+}
+
+/// What the names of namespaces that are made together begin with.
+fn id() -> String {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    format!("rem-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed))
 }
 
 fn ip(args: &[&str]) -> Result<(), String> {

@@ -12,7 +12,7 @@ use crate::fail::Fail;
 #[command(after_help = "\
 Examples:
   rem bench failover --quick
-  sudo rem bench failover --directory /var/tmp      (with hanging disks, which take root)")]
+  sudo rem bench failover --directory /var/tmp      (with hanging disks and links that go down, which take root)")]
 pub(super) struct Args {
     #[command(flatten)]
     common: Common,
