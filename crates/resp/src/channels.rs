@@ -24,6 +24,13 @@ use crate::protocol::{Version, Writer};
 pub const MAIL_MAX: usize = 32 << 20;
 /// Bytes that may wait whatever the other connections hold.
 const SMALL: usize = 128 << 10;
+/// Patterns that one connection may have subscribed to. Whoever publishes matches those of all connections, and nobody subscribes to
+/// anything meanwhile.
+pub const PATTERNS_MAX: usize = 1024;
+/// The same of all connections, each pattern counted once.
+pub const ALL_PATTERNS_MAX: usize = 16 << 10;
+/// Bytes of a pattern.
+pub const PATTERN_LEN_MAX: usize = 4096;
 /// What a subscription costs beside its name, about.
 const EACH: usize = 512;
 
@@ -199,6 +206,31 @@ impl Channels {
 
     fn write(&self) -> RwLockWriteGuard<'_, Table> {
         self.table.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether a connection may subscribe to these patterns besides its own; why not. Of commands that come at one moment each may go
+    /// beyond what all may have by its own patterns.
+    pub(crate) fn admits<'n>(
+        &self,
+        own: &Subscriptions,
+        names: impl Iterator<Item = &'n [u8]>,
+    ) -> Result<(), String> {
+        let mut new = BTreeSet::new();
+        for name in names.filter(|name| !own.patterns.contains(*name)) {
+            if name.len() > PATTERN_LEN_MAX {
+                return Err(format!("ERR a pattern has {PATTERN_LEN_MAX} bytes at most"));
+            }
+            new.insert(name);
+            if own.patterns.len() + new.len() > PATTERNS_MAX {
+                return Err(format!("ERR a connection may subscribe to {PATTERNS_MAX} patterns at most"));
+            }
+        }
+        let table = self.read();
+        let unknown = new.iter().filter(|name| !table.patterns.contains_key(**name)).count();
+        if unknown > 0 && table.patterns.len() + unknown > ALL_PATTERNS_MAX {
+            return Err(format!("ERR all connections may subscribe to {ALL_PATTERNS_MAX} patterns at most"));
+        }
+        Ok(())
     }
 
     /// Subscribes a connection, if it has not.

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use remanence_resp::channels::{Bell, MAIL_MAX};
+use remanence_resp::channels::{ALL_PATTERNS_MAX, Bell, MAIL_MAX, PATTERN_LEN_MAX, PATTERNS_MAX};
 use remanence_resp::engine::{Config, Moment, Session, Shared};
 use remanence_resp::memory::MemoryStore;
 use remanence_resp::protocol::{Decoder, Limits};
@@ -188,4 +188,56 @@ fn client_list_tells_who_listens() {
     assert!(others.contains(" flags=N db=0 sub=0 psub=0 ") && others.matches("id=").count() == 1, "{others}");
     assert_eq!(other.run(&shared, &[b"CLIENT", b"KILL", b"TYPE", b"pubsub"]), b":1\r\n");
     assert!(listener.session.peer().killed());
+}
+
+#[test]
+fn patterns_are_bounded_for_one_connection_and_for_all() {
+    let shared = Shared::new(Config::default(), 0);
+    let subscribe = |client: &mut Client, names: &[String]| {
+        let mut words: Vec<&[u8]> = vec![b"PSUBSCRIBE"];
+        words.extend(names.iter().map(String::as_bytes));
+        client.run(&shared, &words)
+    };
+    let number = |client: &mut Client| client.run(&shared, &[b"PUBSUB", b"NUMPAT"]);
+    let some = |of: usize, from: usize, count: usize| -> Vec<String> {
+        (from..from + count).map(|n| format!("{of} {n} *")).collect()
+    };
+    let (mut other, mut many) = (Client::new(&shared), Client::new(&shared));
+    let said = subscribe(&mut many, &["x".repeat(PATTERN_LEN_MAX + 1)]);
+    assert!(said.starts_with(b"-ERR a pattern has "), "{}", said.escape_ascii());
+    // None of them, where one is too many.
+    let said = subscribe(&mut many, &some(0, 0, PATTERNS_MAX + 1));
+    assert_eq!(
+        said,
+        format!("-ERR a connection may subscribe to {PATTERNS_MAX} patterns at most\r\n").as_bytes()
+    );
+    assert_eq!(number(&mut other), b":0\r\n");
+    // One that comes twice is one.
+    let mut twice = some(0, 0, PATTERNS_MAX);
+    twice.extend(some(0, 0, 2));
+    assert!(subscribe(&mut many, &twice).ends_with(format!(":{PATTERNS_MAX}\r\n").as_bytes()));
+    assert!(subscribe(&mut many, &some(0, 0, 1)).starts_with(b"*3\r\n"), "it has that one");
+    assert!(subscribe(&mut many, &some(0, PATTERNS_MAX, 1)).starts_with(b"-ERR a connection "));
+    // Channels are looked up, and have no such bound.
+    assert!(many.run(&shared, &[b"SUBSCRIBE", b"c"]).starts_with(b"*3\r\n"));
+    let mut clients: Vec<Client> = Vec::new();
+    for of in 1..ALL_PATTERNS_MAX / PATTERNS_MAX {
+        clients.push(Client::new(&shared));
+        let said = subscribe(clients.last_mut().expect("one"), &some(of, 0, PATTERNS_MAX));
+        assert!(said.starts_with(b"*3\r\n"), "{}", said.escape_ascii());
+    }
+    let full = format!(":{ALL_PATTERNS_MAX}\r\n").into_bytes();
+    assert_eq!(number(&mut other), full);
+    let mut late = Client::new(&shared);
+    assert!(subscribe(&mut late, &some(99, 0, 1)).starts_with(b"-ERR all connections may subscribe to "));
+    assert!(subscribe(&mut late, &some(0, 0, 3)).starts_with(b"*3\r\n"), "others have these");
+    assert_eq!(number(&mut other), full);
+    // Who takes one back makes room for another.
+    let taken = some(0, 9, 1);
+    many.run(&shared, &[b"PUNSUBSCRIBE", taken[0].as_bytes()]);
+    assert!(subscribe(&mut late, &some(99, 0, 1)).starts_with(b"*3\r\n"));
+    for client in clients.into_iter().chain([late, many]) {
+        client.session.close(&shared);
+    }
+    assert_eq!(number(&mut other), b":0\r\n");
 }

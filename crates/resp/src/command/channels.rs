@@ -59,6 +59,12 @@ impl<S: Store> Call<'_, S> {
             Kind::Channel => "subscribe",
             Kind::Pattern => "psubscribe",
         };
+        // All of them or none: the replies to some would be taken for what an error is the reply to.
+        if kind == Kind::Pattern {
+            let own = &self.session.subscriptions;
+            let admitted = self.shared.channels.admits(own, self.request.words(1));
+            admitted.map_err(|why| Failure::text(why.into_bytes()))?;
+        }
         for name in self.request.words(1) {
             let own = (&self.session.mail, &self.session.peer);
             self.shared.channels.subscribe(own, &mut self.session.subscriptions, kind, name);
