@@ -157,6 +157,125 @@ fn new_keys_that_come_together_take_two_waits_and_keys_that_are_there_one() {
     assert_eq!((client.value(&[200]).as_deref(), client.value(&[100])), (Some(&b"after"[..]), None));
 }
 
+#[test]
+fn who_waits_himself_waits_for_new_keys_entries_with_no_lock_held() {
+    let image = formatted(ROOMY, 64);
+    let store = Store::open(&image, DEFERRED);
+    let (mut client, mut other) = (store.client(0), store.client(0));
+    begin_logs(&store, &mut client);
+    // Whoever looks settles what was written before: what is pending from here on is what is kept.
+    assert_eq!(store.server.borrow_mut().scrub(0, 100).expect("it works").verified, 8);
+    store.settle_down(&mut [&mut client]);
+    let (all, none) = entries(&image, &store);
+    assert_eq!((all, none), (8, 0));
+    let keys: Vec<[u8; 1]> = (0..9).map(|n| [n]).chain([[200]]).collect();
+    let puts: Vec<Inline<'_>> = keys.iter().map(|key| inline(key, b"value")).collect();
+    let prepare = |id, puts: &[Inline<'_>]| store.server.borrow_mut().prepare_ahead(1, id, puts);
+    let begin = |id, puts: &[Inline<'_>]| {
+        let mut done = Vec::new();
+        let named = store.server.borrow_mut().begin_all(1, id, puts, &mut done);
+        assert!(done.iter().all(Result::is_ok), "{done:?}");
+        named
+    };
+    // One key by itself as well; whoever looks finds nothing.
+    for some in [&puts[..1], &puts] {
+        image.fail_after_psyncs(0);
+        assert_eq!(prepare(client.id, some), Ok(true), "without a wait");
+        assert_eq!(prepare(client.id, some), Ok(true), "who asks again has one entry for a key");
+        let new = some.len().min(9);
+        assert_eq!(entries(&image, &store), (all + new, none + new));
+        assert_eq!(client.call(&Request::Get { key: vec![0] }), Reply::Absent);
+        image.fail_after_psyncs(9);
+        assert_eq!(store.server.borrow_mut().scrub(0, 100).expect("it works").verified, 8);
+        store.step();
+        assert_eq!(entries(&image, &store), (all + new, none + new), "no step gives them back");
+    }
+    // Who writes one of them meanwhile waits for an entry of his own.
+    image.fail_after_psyncs(1);
+    other.put_all(&[inline(&[0], b"other")]).into_iter().for_each(|put| assert!(put.is_err(), "{put:?}"));
+    image.fail_after_psyncs(2);
+    other.put_all(&[inline(&[0], b"other")]).into_iter().for_each(|put| assert!(put.is_ok(), "{put:?}"));
+    image.fail_after_psyncs(1);
+    image.psync().expect("the client's wait");
+    let named = begin(client.id, &puts);
+    assert_eq!((named.len(), entries(&image, &store)), (10, (all + 9, none + 10)), "without a wait");
+    image.fail_after_psyncs(1);
+    image.psync().expect("the client's wait");
+    store.server.borrow_mut().end_all(&named);
+    image.fail_after_psyncs(9);
+    assert_eq!(entries(&image, &store), (all + 9, none));
+    keys.iter().for_each(|key| assert_eq!(other.value(key).as_deref(), Some(&b"value"[..]), "{key:?}"));
+    // Nothing to wait for; nothing for who may not write.
+    assert_eq!(prepare(client.id, &puts), Ok(false));
+    let reader = store.server.borrow_mut().connect_reader();
+    let new = [inline(&[50], b"x"), inline(&[51], b"y")];
+    for nobody in [reader, remanence_kv::server::ClientId(99)] {
+        assert_eq!(prepare(nobody, &new), Ok(false));
+    }
+    assert_eq!(entries(&image, &store), (all + 9, none));
+    // What a client does not come for is free when it is gone, or comes for something else.
+    let gone = store.server.borrow_mut().connect();
+    assert_eq!((prepare(gone, &new), prepare(client.id, &new)), (Ok(true), Ok(true)));
+    assert_eq!(entries(&image, &store), (all + 13, none + 4));
+    store.server.borrow_mut().disconnected(gone).expect("it works");
+    assert_eq!(entries(&image, &store), (all + 11, none + 2));
+    let named = begin(client.id, &puts[..1]);
+    assert_eq!(entries(&image, &store), (all + 9, none + 1));
+    store.server.borrow_mut().end_all(&named);
+    // Who leaves the wait out has the server wait for entries of its own, and this one has to.
+    assert_eq!(prepare(client.id, &new), Ok(true));
+    image.fail_after_psyncs(0);
+    let mut done = Vec::new();
+    store.server.borrow_mut().begin_all(1, client.id, &new, &mut done);
+    assert_eq!(done, [Err(Refusal::Medium), Err(Refusal::Medium)]);
+}
+
+#[test]
+fn entries_move_when_nobody_is_about_to_use_one_that_moves() {
+    let image = formatted(POOL, 64);
+    let store = Store::open(&image, DEFERRED);
+    let (mut client, mut waiting) = (store.client(0), store.client(0));
+    let keys: Vec<[u8; 1]> = (0..20).map(|n| [n]).collect();
+    let puts: Vec<Inline<'_>> = keys.iter().map(|key| inline(key, key)).collect();
+    client.put_all(&puts).into_iter().for_each(|put| assert!(put.is_ok()));
+    let (late, later) = ([inline(&[100], &[100])], [inline(&[101], &[101])]);
+    let prepare = |id, puts: &[Inline<'_>]| store.server.borrow_mut().prepare_ahead(1, id, puts);
+    assert_eq!(prepare(waiting.id, &late), Ok(true));
+    store.server.borrow_mut().resize(128).expect("room");
+    let moved = || store.server.borrow().stats().entries_moved;
+    let before = moved();
+    for _ in 0..8 {
+        store.server.borrow_mut().step(1, 64).expect("it works");
+        client.attend();
+        waiting.attend();
+    }
+    assert_eq!((moved(), store.server.borrow().view().tables.len()), (before, 2), "all have been told");
+    // Others go on meanwhile; nobody else is given a place that he would have to come for.
+    assert_eq!(prepare(client.id, &later), Ok(false));
+    client.put_all(&later).into_iter().for_each(|put| assert!(put.is_ok()));
+    image.psync().expect("it works");
+    let mut done = Vec::new();
+    let named = store.server.borrow_mut().begin_all(1, waiting.id, &late, &mut done);
+    image.psync().expect("it works");
+    store.server.borrow_mut().end_all(&named);
+    store.settle_down(&mut [&mut client, &mut waiting]);
+    let stats = store.server.borrow().stats();
+    assert_eq!((stats.grown, entries(&image, &store)), (1, (22, 0)));
+    for key in keys.iter().chain([&[100], &[101]]) {
+        assert_eq!(client.value(key).as_deref(), Some(&key[..]));
+    }
+    // In the table that they move to a place may be kept.
+    begin_to_move(&store, &mut client, 256);
+    for _ in 0..4 {
+        waiting.attend();
+        store.server.borrow_mut().step(1, 1).expect("it works");
+        client.attend();
+    }
+    assert_eq!(prepare(waiting.id, &[inline(&[102], &[102])]), Ok(true));
+    store.settle_down(&mut [&mut client, &mut waiting]);
+    assert_eq!((store.server.borrow().stats().grown, entries(&image, &store)), (2, (23, 1)));
+}
+
 /// Reserves room for all keys in one message, and writes what is to lie there; who did it says no more.
 fn write_all(store: &Store<'_>, client: &mut Session<'_, '_>, keys: &[[u8; 1]], value: &[u8]) -> Vec<u64> {
     let put = |key: &[u8; 1]| Request::Put {

@@ -221,6 +221,22 @@ impl Host {
         Some(())
     }
 
+    /// Keeps entries for new keys of a client of this process, which waits for the medium itself before it [begins](Self::begin_all);
+    /// whether there is anything to wait for. `None`: as for [`ask`](Self::ask).
+    pub(super) fn prepare_ahead(
+        &mut self,
+        session: u64,
+        puts: &[Inline<'_>],
+    ) -> Option<Result<bool, Refusal>> {
+        if !self.open || self.failed || self.locals.of(session).is_none() {
+            return None;
+        }
+        let client = self.peers.get(&session).and_then(|peer| peer.client)?;
+        let some = self.core.prepare_ahead(self.clock.now(), client, puts);
+        self.failed |= some.is_err() || self.region.failure().is_err();
+        Some(if self.failed { Err(Refusal::Medium) } else { some })
+    }
+
     /// Writes values for a client of this process that waits for the medium itself, and says so [then](Self::end_all). `None`: as for
     /// [`ask`](Self::ask).
     pub(super) fn begin_all(

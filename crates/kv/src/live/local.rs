@@ -173,6 +173,11 @@ impl Local {
         puts: &[Inline<'_>],
         done: &mut Vec<Result<Changed, Refusal>>,
     ) -> Result<(), Error> {
+        // New keys' entries first. While we wait for them as well nobody else has to.
+        let ahead = lock(&self.host).prepare_ahead(self.session, puts);
+        if ahead.ok_or(Refusal::Fenced)?? {
+            self.wait()?;
+        }
         let named = match lock(&self.host).begin_all(self.session, puts, done) {
             Some(_) if done.contains(&Err(Refusal::Medium)) => return Err(Refusal::Medium.into()),
             Some(named) => named,
@@ -181,13 +186,16 @@ impl Local {
         if named.is_empty() {
             return Ok(());
         }
-        let durable = self.region.psync();
-        let mut host = lock(&self.host);
-        if durable.is_err() {
-            host.fail();
-            return Err(Refusal::Medium.into());
-        }
-        if host.end_all(&named) { Ok(()) } else { Err(Refusal::Medium.into()) }
+        self.wait()?;
+        if lock(&self.host).end_all(&named) { Ok(()) } else { Err(Refusal::Medium.into()) }
+    }
+
+    /// Waits for the medium, with no lock of the host's held.
+    fn wait(&self) -> Result<(), Error> {
+        self.region.psync().map_err(|_| {
+            lock(&self.host).fail();
+            Refusal::Medium.into()
+        })
     }
 }
 

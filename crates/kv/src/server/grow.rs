@@ -155,7 +155,8 @@ impl<M: Medium + Clone> Server<M> {
                 self.growth = Growth::Announced(self.new_view(now));
                 Ok(true)
             }
-            Growth::Announced(view) if self.all_have(view) => {
+            // What is kept for a client in the table that is left would not move: nothing more is kept there from here on.
+            Growth::Announced(view) if self.all_have(view) && self.ahead.is_empty() => {
                 self.growth = Growth::Moving(0);
                 Ok(true)
             }

@@ -233,6 +233,8 @@ pub struct Server<M> {
     last_step: u64,
     /// Entries that are kept for keys of requests that are at hand, by fingerprint.
     prepared: BTreeMap<u64, Entry>,
+    /// The same for clients that wait themselves. Nobody else uses these.
+    ahead: BTreeMap<ClientId, together::Ahead>,
     growth: Growth,
     /// What new keys have pushed the growth along by, that it has not done yet.
     pushed: usize,
@@ -367,6 +369,7 @@ impl<M: Medium + Clone> Server<M> {
         let Some(gone) = self.clients.remove(&client) else { return Ok(()) };
         // Whether it waited nobody knows: who meets one of these looks at the object, and waits.
         self.begun.retain(|_, by| *by != client);
+        self.release_ahead(client);
         for version in gone.unfinished {
             self.give_up(version)?;
         }

@@ -251,6 +251,7 @@ impl<M: Medium + Clone> Server<M> {
             view_since: 0,
             last_step: 0,
             prepared: Default::default(),
+            ahead: Default::default(),
             growth,
             pushed: 0,
             cleaned_at: 0,

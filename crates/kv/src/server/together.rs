@@ -4,14 +4,16 @@
 //! wait for the medium makes all of them durable, objects and words, in no order among each other: a crash before its end
 //! leaves some pending words, and recovery goes by the checksums of what they name, as after a client that died. Then the words
 //! are settled. A client in this process may wait itself, with no lock of the server's held ([`Server::begin_all`],
-//! [`Server::end_all`]): clients wait beside each other then, and one sync serves several. Keys that are new take one more wait, for all of them: their entries are prepared before anything is written
-//! (`index.rs`), as those of a batch of reservations are. Readers believe nothing meanwhile: an old version is marked before its successor is named, and of a pending
-//! word they ask, which is answered after the end of this.
+//! [`Server::end_all`]): clients wait beside each other then, and one sync serves several. Keys that are new take one more wait,
+//! for all of them: their entries are prepared before anything is written (`index.rs`), as those of a batch of reservations are;
+//! a client that waits itself does so for these, too ([`Server::prepare_ahead`]). Readers believe nothing meanwhile: an old
+//! version is marked before its successor is named, and of a pending word they ask, which is answered after the end of this.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use remanence_pmem::Medium;
+use remanence_pmem::{Medium, Ticket};
 
+use super::grow::Growth;
 use super::index::{Entry, load};
 use super::log::{self, Purpose, Start};
 use super::room::Counted;
@@ -35,6 +37,20 @@ impl Named {
     }
 }
 
+/// Entries that are kept for a client that waits for the medium itself.
+#[derive(Debug, Default)]
+pub(super) struct Ahead {
+    /// By fingerprint.
+    entries: BTreeMap<u64, Entry>,
+    /// What has to be durable before the client may use them, where that can be told.
+    written: Option<Ticket>,
+}
+
+/// The key, the value's length and the condition, of what is no deletion.
+fn size_of<'v>(put: &Inline<'v>) -> Option<(&'v [u8], u64, Expect)> {
+    Some((put.key, put.value?.len() as u64, put.expect))
+}
+
 impl<M: Medium + Clone> Server<M> {
     /// Writes values for a client, and appends to `done` what became of each, in their order: where it lies, or why not. They
     /// share one wait for the medium, after which what was written is as durable as the mode promises. A value that does not fit
@@ -53,8 +69,54 @@ impl<M: Medium + Clone> Server<M> {
         self.write_all(now, &mut puts.iter(), done);
     }
 
+    /// Keeps an entry for each of these keys that has none, for a client that waits for the medium itself before it
+    /// [writes](Self::begin_all). Returns whether there is anything to wait for. Who else writes one of these keys meanwhile has
+    /// an entry of his own.
+    ///
+    /// # Errors
+    /// The medium failed.
+    pub fn prepare_ahead(
+        &mut self,
+        now: u64,
+        client: ClientId,
+        puts: &[Inline<'_>],
+    ) -> Result<bool, Refusal> {
+        // Entries are about to move, and what is kept in the table that they leave has to be gone by then.
+        if self.may_write(client).is_err() || matches!(self.growth, Growth::Announced(_)) {
+            return Ok(false);
+        }
+        let new = self.all_new(puts.iter().filter_map(size_of));
+        if new.is_empty() {
+            return Ok(false);
+        }
+        self.push_along(now, new.len())?;
+        let mut some = false;
+        for (fingerprint, object) in new {
+            if self.growth.must_catch_up(&self.index) || matches!(self.growth, Growth::Announced(_)) {
+                break;
+            }
+            let Some(entry) = self.keep(fingerprint, object)? else { continue };
+            if let Some(before) = self.ahead.entry(client).or_default().entries.insert(fingerprint, entry) {
+                self.free_kept(before);
+            }
+            some = true;
+        }
+        if let Some(ahead) = self.ahead.get_mut(&client) {
+            ahead.written = self.medium.ticket();
+        }
+        Ok(some)
+    }
+
+    /// A client that is gone comes for none of the entries that were prepared for it.
+    pub(super) fn release_ahead(&mut self, client: ClientId) {
+        let ahead = self.ahead.remove(&client).unwrap_or_default();
+        ahead.entries.into_values().for_each(|entry| self.free_kept(entry));
+    }
+
     /// The first half of the same, for who waits for the medium himself: all of it is written, and nothing is settled. Until the
-    /// [other half](Self::end_all) those keys are as unfinished as ones that clients write.
+    /// [other half](Self::end_all) those keys are as unfinished as ones that clients write. What was
+    /// [prepared](Self::prepare_ahead) for this client is used if a wait for the medium has ended that began after that, and is
+    /// given back in any case.
     pub fn begin_all(
         &mut self,
         now: u64,
@@ -64,10 +126,24 @@ impl<M: Medium + Clone> Server<M> {
     ) -> Vec<Named> {
         if let Err(refusal) = self.may_write(client) {
             done.extend(puts.iter().map(|_| Err(refusal.clone())));
+            self.release_ahead(client);
             return Vec::new();
         }
         let was_dirty = self.dirty;
+        let mut kept = Vec::new();
+        // A wait that was left out, or that began too early, does not count.
+        let written = self.ahead.get(&client).and_then(|ahead| ahead.written);
+        if written.is_some_and(|written| !self.medium.is_covered(written)) {
+            self.release_ahead(client);
+        }
+        for (fingerprint, entry) in self.ahead.remove(&client).unwrap_or_default().entries {
+            if let Some(before) = self.prepared.insert(fingerprint, entry) {
+                self.free_kept(before);
+            }
+            kept.push(fingerprint);
+        }
         let named = self.name_all(now, &mut puts.iter(), done);
+        self.release(&kept);
         for one in &named {
             self.begun.insert(one.place(), client);
         }
@@ -173,8 +249,7 @@ impl<M: Medium + Clone> Server<M> {
         done: &mut Vec<Result<Changed, Refusal>>,
     ) -> Vec<Named> {
         let mut named = Vec::new();
-        let keys = puts.clone().filter_map(|put| Some((put.key, put.value?.len() as u64, put.expect)));
-        let Ok(kept) = self.prepare_new(now, keys) else {
+        let Ok(kept) = self.prepare_new(now, puts.clone().filter_map(size_of)) else {
             done.extend(puts.map(|_| Err(Refusal::Medium)));
             return named;
         };
@@ -208,10 +283,7 @@ impl<M: Medium + Clone> Server<M> {
         if !self.options.defer {
             return Ok(kept);
         }
-        let mut seen = BTreeSet::new();
-        let mut new: Vec<(u64, u64)> =
-            keys.filter_map(|(key, len, expect)| self.is_new(key, len, expect)).collect();
-        new.retain(|(fingerprint, _)| seen.insert(*fingerprint));
+        let new = self.all_new(keys);
         // One is created as well by itself.
         if new.len() < 2 {
             return Ok(kept);
@@ -221,11 +293,7 @@ impl<M: Medium + Clone> Server<M> {
             if self.growth.must_catch_up(&self.index) {
                 break;
             }
-            let table = self.growth.inserts_to(&self.index.tables);
-            let room = self.index.make_room(table, fingerprint).map_err(|e| log::io(&e))?;
-            let Ok(free) = room else { continue };
-            let head = self.log.geometry.head_of(fingerprint);
-            let entry = self.index.prepare(free, Meta::new(fingerprint, head, Hint::of(object)));
+            let Some(entry) = self.keep(fingerprint, object)? else { continue };
             self.prepared.insert(fingerprint, entry);
             kept.push(fingerprint);
         }
@@ -246,6 +314,22 @@ impl<M: Medium + Clone> Server<M> {
         )
     }
 
+    /// Keeps a place for an entry, if one can be had.
+    fn keep(&mut self, fingerprint: u64, object: u64) -> Result<Option<Entry>, Refusal> {
+        let table = self.growth.inserts_to(&self.index.tables);
+        let room = self.index.make_room(table, fingerprint).map_err(|e| log::io(&e))?;
+        let Ok(free) = room else { return Ok(None) };
+        let head = self.log.geometry.head_of(fingerprint);
+        Ok(Some(self.index.prepare(free, Meta::new(fingerprint, head, Hint::of(object)))))
+    }
+
+    /// Those that have no entry, each once: fingerprints, and the objects' lengths.
+    fn all_new<'k>(&self, keys: impl Iterator<Item = (&'k [u8], u64, Expect)>) -> Vec<(u64, u64)> {
+        let mut seen = BTreeSet::new();
+        let new = keys.filter_map(|(key, len, expect)| self.is_new(key, len, expect));
+        new.filter(|(fingerprint, _)| seen.insert(*fingerprint)).collect()
+    }
+
     /// The fingerprint and the object's length, if the key has no entry, and could have one.
     fn is_new(&self, key: &[u8], len: u64, expect: Expect) -> Option<(u64, u64)> {
         let fingerprint = self.fingerprint(key).ok()?;
@@ -258,10 +342,14 @@ impl<M: Medium + Clone> Server<M> {
     /// Gives back what is left of entries that were prepared for these.
     pub(super) fn release(&mut self, kept: &[u64]) {
         for fingerprint in kept {
-            if let Some(mut entry) = self.prepared.remove(fingerprint) {
-                self.index.set_word(&mut entry, Word::FREE);
+            if let Some(entry) = self.prepared.remove(fingerprint) {
+                self.free_kept(entry);
             }
         }
+    }
+
+    fn free_kept(&mut self, mut entry: Entry) {
+        self.index.set_word(&mut entry, Word::FREE);
     }
 
     /// Writes an object and names it.

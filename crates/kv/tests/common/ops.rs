@@ -32,6 +32,8 @@ pub(crate) enum Op {
     Begun(Vec<(u8, Option<Vec<u8>>)>),
     /// The same, of a client that goes before it has waited; then somebody looks.
     Left(Vec<(u8, Option<Vec<u8>>)>),
+    /// Entries are kept for them, of a client that goes before it has waited; meanwhile another writes the first.
+    Ahead(Vec<(u8, Option<Vec<u8>>)>),
     /// Their requests are at hand together, of clients that each go on alone.
     Apart(Vec<(u8, Vec<u8>)>),
     /// Room is handed out, this much of the object is written, and the client dies.
@@ -66,6 +68,9 @@ impl Op {
                         None => drop(contents.remove(&vec![*key])),
                     }
                 }
+            }
+            Self::Ahead(changes) => {
+                drop(contents.insert(vec![changes[0].0], changes[0].1.clone().expect("a value")))
             }
             Self::Torn(..) | Self::Clean(_) | Self::Resize(_) => {}
             Self::Grow(_) | Self::Step(_) | Self::Grown | Self::Settle => {}
@@ -131,6 +136,12 @@ impl Op {
                 // It says so too late.
                 store.server.borrow_mut().end_all(&named);
             }
+            Self::Ahead(changes) => {
+                let id = store.client(0).id;
+                assert!(prepare_ahead(store, id, changes));
+                assert!(client.put(&[changes[0].0], changes[0].1.as_ref().expect("a value")).is_ok());
+                store.server.borrow_mut().disconnected(id).expect("memory does not fail");
+            }
             Self::Apart(puts) => {
                 let put = |(key, value): &(u8, Vec<u8>)| Request::Put {
                     key: vec![*key],
@@ -183,8 +194,17 @@ fn inlines(changes: &[(u8, Option<Vec<u8>>)]) -> Vec<Inline<'_>> {
     inlines
 }
 
-/// Has the server write them. A deletion of what is not there changes nothing.
+/// Whether there are new keys among them, for which entries are kept now.
+fn prepare_ahead(store: &Store<'_>, client: ClientId, changes: &[(u8, Option<Vec<u8>>)]) -> bool {
+    let ahead = store.server.borrow_mut().prepare_ahead(store.now.get(), client, &inlines(changes));
+    ahead.expect("memory does not fail")
+}
+
+/// Has the server write them, as for a client that waits itself. A deletion of what is not there changes nothing.
 fn begin(store: &Store<'_>, client: ClientId, changes: &[(u8, Option<Vec<u8>>)]) -> Vec<Named> {
+    if prepare_ahead(store, client, changes) {
+        store.image.psync().expect("memory does not fail");
+    }
     let mut done = Vec::new();
     let named = store.server.borrow_mut().begin_all(store.now.get(), client, &inlines(changes), &mut done);
     assert!(done.iter().all(Result::is_ok), "{done:?}");
@@ -356,6 +376,8 @@ pub(crate) fn changes() -> Workload {
         Op::Begun(vec![(1, Some(value(5, 12))), (0, None), (9, Some(value(6, 30)))]),
         Op::Begun(vec![(1, None)]),
         Op::Left(vec![(9, Some(value(7, 8))), (2, None)]),
+        Op::Ahead(vec![(6, Some(value(9, 8))), (7, Some(value(10, 8)))]),
+        Op::Left(vec![(5, Some(value(11, 7))), (6, Some(value(12, 9)))]),
         Op::Put(9, value(8, 10)),
     ];
     (some(3, 20), ops)
@@ -367,6 +389,7 @@ pub(crate) fn few_changes() -> Workload {
         Op::Mixed(vec![(1, None), (0, Some(value(3, 9)))]),
         Op::Begun(vec![(1, Some(value(5, 6))), (0, None)]),
         Op::Left(vec![(1, None)]),
+        Op::Begun(vec![(4, Some(value(6, 7))), (3, Some(value(7, 5)))]),
     ];
     (some(2, 8), ops)
 }
@@ -438,6 +461,10 @@ pub(crate) fn growing(before: u8, each: usize) -> Workload {
         let value = |key: u8| value(u64::from(round) << 8 | u64::from(key), 4);
         keys[..each].iter().map(|key| (*key, value(*key))).collect()
     };
+    let begun = |round, keys| {
+        let puts: Vec<(u8, Vec<u8>)> = many(round, keys);
+        Op::Begun(puts.into_iter().map(|(key, value)| (key, Some(value))).collect())
+    };
     let ops = vec![
         // Logs have begun: the next values have no wait for that.
         Op::Together(many(7, [0, 1, 2, 3])),
@@ -449,6 +476,7 @@ pub(crate) fn growing(before: u8, each: usize) -> Workload {
         Op::Together(many(3, [42, 43, 40, 2])),
         Op::Batch(many(4, [1, 42, 44, 45])),
         Op::Delete(42),
+        begun(8, [60, 61, 1, 62]),
         Op::Apart(many(5, [50, 51, 3, 52])),
         Op::Grown,
         Op::Together(many(6, [46, 47, 0, 42])),
