@@ -39,7 +39,7 @@ impl Disk {
         let mut store = Store::create(region.clone(), &make).expect("room");
         let mut writer = Writer::new(store.grant(EPOCH).expect("the first").writer_grant(), EPOCH);
         for (at, bytes) in writer.append(b"a record").expect("room").list() {
-            Medium::write(&region, at, &bytes);
+            Medium::write(&region, at, bytes);
             region.persist(at..at + bytes.len() as u64).expect("a disk");
         }
         drop((store, region));
