@@ -56,23 +56,18 @@ pub(super) fn run(args: &Args) -> Result<(), Fail> {
     }
     copy(&region, &args.output).context(|| format!("{output} cannot be made"))?;
     let records = status.tail.sequence - status.state.head.sequence;
-    let damage = damage.map(|e| e.to_string());
+    let rescued = format!("{} in {output}", ui::count(records as usize, "record"));
+    if damage.is_some() {
+        return Err(bad(&format!(
+            "its journal is damaged or gone, and what was acknowledged last may be missing or older; the copy has the rest: {rescued}"
+        )));
+    }
     if args.json {
-        ui::print_json(&json!({ "records": records, "next": status.tail.sequence, "journal": damage }))?;
+        ui::print_json(&json!({ "records": records, "next": status.tail.sequence }))?;
     } else {
-        let text = format!("{} in {output}", ui::count(records as usize, "record"));
-        ui::line(Mood::Good, "salvaged", text);
-        if let Some(why) = &damage {
-            let text = format!("what was acknowledged last may be missing or older: {why}");
-            ui::line(Mood::Bad, "journal", text);
-        }
+        ui::line(Mood::Good, "salvaged", rescued);
     }
-    match damage {
-        None => Ok(()),
-        Some(_) => Err(bad(
-            &"its journal is damaged, and what was acknowledged last may be missing or older; the copy has the rest",
-        )),
-    }
+    Ok(())
 }
 
 /// All of a region in a file, which then says nothing of a journal, as it has none.
