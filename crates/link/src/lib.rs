@@ -15,7 +15,6 @@
 #[cfg(test)]
 mod conformance;
 pub mod fault;
-pub mod fuzzing;
 pub mod host;
 mod link;
 pub mod monitor;
