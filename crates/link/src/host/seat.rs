@@ -12,13 +12,12 @@ use std::time::{Duration, Instant};
 use super::board::Board;
 use super::message::{self, HEADER_LEN};
 use super::names::Names;
-use super::pairs::{FIRST_INLET, INTRODUCTION, Inlets, Outlets};
 use super::roster::{LEASE, Label, Rank, Roster, SHUT_LEASE, Viewer, Way};
 use super::{Owner, SLOTS, SteerRule};
 use crate::sys::descriptor::Descriptor;
 use crate::sys::event::{Epoll, Timer};
 use crate::sys::net;
-use crate::sys::unix::{self, Arrived, Name};
+use crate::sys::unix::{self, Name};
 use crate::train::Train;
 
 /// The QP number of multicast, which nobody can have.
@@ -47,9 +46,6 @@ struct Inner {
     news: Epoll,
     timer: Timer,
     listeners: Mutex<Listeners>,
-    /// The ends of socket pairs by which this process sends on to others, and they to it.
-    outlets: Mutex<Outlets>,
-    inlets: Mutex<Inlets>,
 }
 
 /// The last look at the names of all slots.
@@ -118,8 +114,8 @@ pub(crate) enum News {
 /// Bytes under way to others, as far as the kernel lets us.
 const SEND_BUFFER: libc::c_int = 8 << 20;
 
-/// The channel of the slot.
-const SLOT_CHANNEL: u64 = 0;
+/// The channel of the slot, for [`Seat::receive`].
+pub(crate) const SLOT_CHANNEL: u64 = 0;
 const TIMER_TOKEN: u64 = 1;
 const FIRST_LISTENER_TOKEN: u64 = 2;
 
@@ -188,8 +184,6 @@ impl Seat {
             news,
             timer,
             listeners,
-            outlets: Mutex::default(),
-            inlets: Mutex::default(),
         })))
     }
 
@@ -296,20 +290,6 @@ impl Seat {
         }))
     }
 
-    /// The channels at which datagrams wait, for [`Seat::receive`].
-    pub(crate) fn channels_with_news(&self) -> Vec<u64> {
-        let channel = |news| match news {
-            News::Timer => None,
-            News::Datagrams(token) => Some(token),
-        };
-        self.news().map(|news| news.filter_map(channel).collect()).unwrap_or_default()
-    }
-
-    fn inlets(&self) -> MutexGuard<'_, Inlets> {
-        // Nothing under this lock can panic half-way.
-        self.0.inlets.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// One message from the channel `token`, if there is one, in `buffer`. `Ok(None)`: empty, or gone meanwhile.
     /// `Some(None)`: a message that is not to be believed.
     pub(crate) fn receive<'b>(
@@ -317,41 +297,25 @@ impl Seat {
         token: u64,
         buffer: &'b mut [u8],
     ) -> io::Result<Option<Option<Message<'b>>>> {
-        let read = |bytes: &'b [u8]| {
-            let chosen = |train| Message { train, chosen: message::is_chosen(bytes) };
-            message::decode(bytes).map(chosen)
+        let received = if token == SLOT_CHANNEL {
+            unix::recv(self.0.socket.as_fd(), buffer)
+        } else {
+            let listeners = self.listeners();
+            let Some((_, socket)) = listeners.by_token.get(&token) else { return Ok(None) };
+            unix::recv(socket.as_fd(), buffer)
         };
-        if token >= FIRST_INLET {
-            // Whoever has its other end was believed when he passed us ours.
-            let received = self.inlets().receive(token, buffer);
-            let buffer: &'b [u8] = buffer;
-            return Ok(received.map(|len| read(&buffer[..len?])));
-        }
-        loop {
-            let received = if token == SLOT_CHANNEL {
-                unix::recv(self.0.socket.as_fd(), buffer)
-            } else {
-                let listeners = self.listeners();
-                let Some((_, socket)) = listeners.by_token.get(&token) else { return Ok(None) };
-                unix::recv(socket.as_fd(), buffer)
-            };
-            match received {
-                // Another user could forge any sender, which the network does not let him do; root could anyway.
-                Ok(Arrived { len, cut: false, uid: Some(uid), descriptor })
-                    if uid == 0 || uid == unix::effective_uid() =>
-                {
-                    if let Some(end) = descriptor.filter(|_| buffer[..len] == *INTRODUCTION) {
-                        self.inlets().admit(end.into(), |end, token| self.0.news.add(end, token));
-                        continue;
-                    }
-                    return Ok(Some(read(&buffer[..len])));
-                }
-                Ok(_) => return Ok(Some(None)),
-                Err(err) if matches!(err.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {
-                    return Ok(None);
-                }
-                Err(err) => return Err(err),
+        match received {
+            // Another user could forge any sender, which the network does not let him do; root could anyway.
+            Ok((len, false, Some(uid))) if uid == 0 || uid == unix::effective_uid() => {
+                let bytes = &buffer[..len];
+                let chosen = |train| Message { train, chosen: message::is_chosen(bytes) };
+                Ok(Some(message::decode(bytes).map(chosen)))
             }
+            Ok(_) => Ok(Some(None)),
+            Err(err) if matches!(err.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {
+                Ok(None)
+            }
+            Err(err) => Err(err),
         }
     }
 
@@ -404,25 +368,9 @@ impl Seat {
 
     fn pass_by(&self, way: Way, slot: u8, train: &Train<'_>, chosen: bool) -> Passed {
         match way {
-            Way::To(label) => self
-                .pass_by_pair(label, slot, train, chosen)
-                .unwrap_or_else(|| self.pass_to(&label.name(slot), train, chosen)),
+            Way::To(label) => self.pass_to(&label.name(slot), train, chosen),
             Way::Shut => Passed::NoSuchOwner,
         }
-    }
-
-    /// Sends a train on by the socket pair with the holder of `slot`, if there is one that he has taken; else offers it.
-    fn pass_by_pair(&self, label: Label, slot: u8, train: &Train<'_>, chosen: bool) -> Option<Passed> {
-        let seen = self.0.seen.as_ref()?.lock().unwrap_or_else(PoisonError::into_inner).roster.holder(slot);
-        let holder = seen.filter(|(seen, _)| *seen == label)?;
-        // Nothing under this lock can panic half-way.
-        let mut outlets = self.0.outlets.lock().unwrap_or_else(PoisonError::into_inner);
-        let passed = outlets.send(slot, holder, &message::encode(train, chosen), train.data);
-        if passed.is_none() {
-            let (from, name) = (self.0.socket.as_fd(), label.name(slot));
-            outlets.introduce(slot, holder, |end| unix::pass_to(from, &name, INTRODUCTION, end));
-        }
-        passed
     }
 
     /// Where what is for the holder of `slot` goes, by a look that is not older than the lease, or by a new one.
