@@ -40,7 +40,7 @@ impl Named {
 /// Entries that are kept for a client that waits for the medium itself.
 #[derive(Debug, Default)]
 pub(super) struct Ahead {
-    /// By fingerprint.
+    /// The entries, by the fingerprint of the key that each is kept for.
     entries: BTreeMap<u64, Entry>,
     /// What has to be durable before the client may use them, where that can be told.
     written: Option<Ticket>,

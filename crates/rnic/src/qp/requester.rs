@@ -269,8 +269,8 @@ impl Qp {
     /// as many as that, or a train, or when an ACK has come that leaves less in flight. A consumer that keeps its queue filled
     /// posts one for each completion, and each by itself costs a system call here, another one at the peer, and an ACK, which
     /// brings one completion: the queue never sees two at once again. It is Nagle's rule (RFC 896), with as much waiting as is
-    /// in flight in place of a segment. What it is notorious for, waiting out the delay of an ACK, needs a peer that delays: all
-    /// that is in flight here has asked for ACKs, and only a FLUSH may hold them up for long.
+    /// in flight in place of a segment. What it is notorious for, waiting out the delay of an ACK, needs a peer that delays: the
+    /// last packet in flight has asked for an ACK here, and only a FLUSH may hold that up for long.
     fn awaits_company(&self) -> bool {
         let req = &self.requester;
         let (waiting, in_flight) = (self.sq.tail.wrapping_sub(req.cursor), req.in_flight());
