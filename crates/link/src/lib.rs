@@ -15,6 +15,7 @@
 #[cfg(test)]
 mod conformance;
 pub mod fault;
+pub mod fuzzing;
 pub mod host;
 mod link;
 pub mod monitor;

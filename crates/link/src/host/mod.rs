@@ -14,7 +14,8 @@
 //!    nobody can hold a lock and die, or hold it and be stopped. Any user may take any name, though: [`roster`] says whose
 //!    name counts in which slot, and what becomes of a slot whose name somebody has who may not.
 //! 2. **Delivery**: whoever receives a datagram that is not its own sends it, with its addresses, to the name of its
-//!    owner. This alone makes sharing correct.
+//!    owner. This alone makes sharing correct. Strangers can keep the queue of a name full, so two who send on to each
+//!    other make a socket pair by it first ([`pairs`]).
 //! 3. **Steering** makes it fast: all processes bind the same port with `SO_REUSEPORT`, and a BPF program picks the
 //!    socket by the same rule. It needs to know which socket of the kernel's array is whose, which [`board`] and the
 //!    steering of the UDP link work out. All they know is a hint: a wrong hint costs a detour, and the detour is what
@@ -39,7 +40,8 @@ mod allowance;
 mod backlog;
 pub(crate) mod board;
 mod message;
-mod names;
+pub(crate) mod names;
+mod pairs;
 mod roster;
 mod rule;
 mod seat;
@@ -49,7 +51,6 @@ mod tests;
 
 pub use rule::{Match, SteerCase, SteerRule, SteerTo};
 pub(crate) use rule::{Owner, PROBE_MAGIC, Table, attach};
-pub(crate) use seat::SLOT_CHANNEL;
 pub use seat::{Listening, Seat};
 pub(crate) use sharing::Sharing;
 

@@ -52,11 +52,12 @@ impl Names {
         Ok(Self { socket: socket.into(), sequence: 0, part: vec![0; PART].into() })
     }
 
-    /// Tells `each` the abstract name of every datagram socket, without its leading zero, and whose it is.
+    /// Tells `each` the abstract name of every datagram socket, without its leading zero, whose it is, and the socket's
+    /// number, which no other socket of this host ever has.
     ///
     /// # Errors
     /// `Unsupported` when the kernel does not say whose a socket is; what it says when it does not answer.
-    pub(super) fn each(&mut self, mut each: impl FnMut(&[u8], u32)) -> io::Result<()> {
+    pub(super) fn each(&mut self, mut each: impl FnMut(&[u8], u32, u64)) -> io::Result<()> {
         // An answer that was not read to its end would be in the way of the next.
         for _ in 0..MAX_PARTS {
             if recv(&self.socket, &mut self.part[..], RecvFlags::empty()).is_err() {
@@ -90,7 +91,11 @@ fn request(sequence: u32) -> [u8; HEADER + 24] {
 }
 
 /// Reads one part of the answer to the request `sequence`; `true`: it was the last.
-pub(super) fn read(mut part: &[u8], sequence: u32, each: &mut impl FnMut(&[u8], u32)) -> io::Result<bool> {
+pub(crate) fn read(
+    mut part: &[u8],
+    sequence: u32,
+    each: &mut impl FnMut(&[u8], u32, u64),
+) -> io::Result<bool> {
     while !part.is_empty() {
         let (kind, of, body, rest) = message(part).ok_or(io::ErrorKind::InvalidData)?;
         part = rest;
@@ -127,7 +132,7 @@ fn aligned(len: usize) -> usize {
 }
 
 /// Reads what is said of one socket.
-fn socket(body: &[u8], each: &mut impl FnMut(&[u8], u32)) -> io::Result<()> {
+fn socket(body: &[u8], each: &mut impl FnMut(&[u8], u32, u64)) -> io::Result<()> {
     let (head, mut attributes) = body.split_at_checked(UNIX_DIAG_MSG).ok_or(io::ErrorKind::InvalidData)?;
     let (mut name, mut user) = (None, None);
     while !attributes.is_empty() {
@@ -144,7 +149,8 @@ fn socket(body: &[u8], each: &mut impl FnMut(&[u8], u32)) -> io::Result<()> {
         && i32::from(head[0]) == libc::AF_UNIX
         && i32::from(head[1]) == libc::SOCK_DGRAM
     {
-        each(name, user.ok_or(io::ErrorKind::Unsupported)?);
+        let number = head.last_chunk().map_or(0, |cookie| u64::from_ne_bytes(*cookie));
+        each(name, user.ok_or(io::ErrorKind::Unsupported)?, number);
     }
     Ok(())
 }
@@ -203,7 +209,7 @@ mod tests {
 
     fn heard(part: &[u8]) -> (io::Result<bool>, Vec<(Vec<u8>, u32)>) {
         let mut names = Vec::new();
-        let last = read(part, SEQUENCE, &mut |name, user| names.push((name.to_vec(), user)));
+        let last = read(part, SEQUENCE, &mut |name, user, _| names.push((name.to_vec(), user)));
         (last, names)
     }
 
@@ -289,14 +295,16 @@ mod tests {
             }
         };
         let text = format!("remanence/test/{:016x}", net::random_u64());
+        let (mut users, mut numbers) = (Vec::new(), Vec::new());
         let mut users = || {
-            let mut users = Vec::new();
-            names.each(|name, user| {
+            users.clear();
+            names.each(|name, user, number| {
                 if name == text.as_bytes() {
-                    users.push(user)
+                    users.push(user);
+                    numbers.push(number);
                 }
             })?;
-            io::Result::Ok(users)
+            io::Result::Ok(users.clone())
         };
         assert!(users().unwrap().is_empty());
         let held = unix::bind(&Name::new(&text)).unwrap();
@@ -309,5 +317,11 @@ mod tests {
         assert_eq!(users().unwrap(), [unix::effective_uid()]);
         drop(held);
         assert!(users().unwrap().is_empty());
+        let _again = unix::bind(&Name::new(&text)).unwrap();
+        assert_eq!(users().unwrap(), [unix::effective_uid()]);
+        // It is another socket by the same name.
+        assert!(
+            matches!(numbers[..], [one, two, three, other] if one == two && two == three && three != other)
+        );
     }
 }

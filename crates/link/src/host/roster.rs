@@ -179,6 +179,8 @@ impl Rank {
 /// What was seen of one slot.
 #[derive(Clone, Copy, Default, Debug)]
 struct Slot {
+    /// The number of the socket that has the plain name.
+    plain: u64,
     trusted_plain: bool,
     trusted_beside: Option<u64>,
     /// A stranger at home, or one who may be root, has the plain name.
@@ -240,9 +242,12 @@ impl Roster {
         own: Option<(u8, Label)>,
     ) -> io::Result<Self> {
         let mut roster = Self { slots: Box::new([Slot::default(); SLOTS]) };
-        names.each(|name, user| {
+        names.each(|name, user, socket| {
             if let Some((slot, label)) = Label::parse(name).filter(|found| Some(*found) != own) {
                 roster.note(viewer, before, slot, label, user);
+                if label == Label::Plain {
+                    roster.slots[usize::from(slot)].plain = socket;
+                }
             }
         })?;
         Ok(roster)
@@ -282,6 +287,17 @@ impl Roster {
     /// Where what is for `slot` goes.
     pub(super) fn way(&self, slot: u8) -> Way {
         self.slots[usize::from(slot)].way()
+    }
+
+    /// The same, with something that tells its holder from whoever has the name afterwards: a name beside the plain one is
+    /// never taken twice.
+    pub(super) fn holder(&self, slot: u8) -> Option<(Label, u64)> {
+        let seen = &self.slots[usize::from(slot)];
+        match seen.way() {
+            Way::To(Label::Plain) => Some((Label::Plain, seen.plain)).filter(|(_, socket)| *socket != 0),
+            Way::To(label) => Some((label, 0)),
+            Way::Shut => None,
+        }
     }
 
     /// Whether anybody at all is there.

@@ -12,12 +12,13 @@ use std::time::{Duration, Instant};
 use super::board::Board;
 use super::message::{self, HEADER_LEN};
 use super::names::Names;
+use super::pairs::{FIRST_INLET, FIRST_OUTLET, Inlets, Outlets};
 use super::roster::{LEASE, Label, Rank, Roster, SHUT_LEASE, Viewer, Way};
 use super::{Owner, SLOTS, SteerRule};
 use crate::sys::descriptor::Descriptor;
 use crate::sys::event::{Epoll, Timer};
 use crate::sys::net;
-use crate::sys::unix::{self, Name};
+use crate::sys::unix::{self, Arrived, Name};
 use crate::train::Train;
 
 /// The QP number of multicast, which nobody can have.
@@ -46,6 +47,9 @@ struct Inner {
     news: Epoll,
     timer: Timer,
     listeners: Mutex<Listeners>,
+    /// The ends of socket pairs by which this process sends on to others, and they to it.
+    outlets: Mutex<Outlets>,
+    inlets: Mutex<Inlets>,
 }
 
 /// The last look at the names of all slots.
@@ -114,8 +118,8 @@ pub(crate) enum News {
 /// Bytes under way to others, as far as the kernel lets us.
 const SEND_BUFFER: libc::c_int = 8 << 20;
 
-/// The channel of the slot, for [`Seat::receive`].
-pub(crate) const SLOT_CHANNEL: u64 = 0;
+/// The channel of the slot.
+const SLOT_CHANNEL: u64 = 0;
 const TIMER_TOKEN: u64 = 1;
 const FIRST_LISTENER_TOKEN: u64 = 2;
 
@@ -184,6 +188,8 @@ impl Seat {
             news,
             timer,
             listeners,
+            outlets: Mutex::default(),
+            inlets: Mutex::default(),
         })))
     }
 
@@ -290,6 +296,25 @@ impl Seat {
         }))
     }
 
+    /// The channels at which datagrams wait, for [`Seat::receive`].
+    pub(crate) fn channels_with_news(&self) -> Vec<u64> {
+        let channel = |news| match news {
+            News::Timer => None,
+            News::Datagrams(token) => Some(token),
+        };
+        self.news().map(|news| news.filter_map(channel).collect()).unwrap_or_default()
+    }
+
+    fn outlets(&self) -> MutexGuard<'_, Outlets> {
+        // Nothing under this lock can panic half-way.
+        self.0.outlets.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn inlets(&self) -> MutexGuard<'_, Inlets> {
+        // Nothing under this lock can panic half-way.
+        self.0.inlets.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// One message from the channel `token`, if there is one, in `buffer`. `Ok(None)`: empty, or gone meanwhile.
     /// `Some(None)`: a message that is not to be believed.
     pub(crate) fn receive<'b>(
@@ -297,6 +322,20 @@ impl Seat {
         token: u64,
         buffer: &'b mut [u8],
     ) -> io::Result<Option<Option<Message<'b>>>> {
+        let read = |bytes: &'b [u8]| {
+            let chosen = |train| Message { train, chosen: message::is_chosen(bytes) };
+            message::decode(bytes).map(chosen)
+        };
+        if token >= FIRST_INLET {
+            // Whoever has its other end was believed when he passed us ours.
+            let received = self.inlets().receive(token, buffer, &self.0.news);
+            let buffer: &'b [u8] = buffer;
+            return Ok(received.map(|len| read(&buffer[..len?])));
+        }
+        if token >= FIRST_OUTLET {
+            self.outlets().end(token, &self.0.news);
+            return Ok(None);
+        }
         let received = if token == SLOT_CHANNEL {
             unix::recv(self.0.socket.as_fd(), buffer)
         } else {
@@ -306,10 +345,13 @@ impl Seat {
         };
         match received {
             // Another user could forge any sender, which the network does not let him do; root could anyway.
-            Ok((len, false, Some(uid))) if uid == 0 || uid == unix::effective_uid() => {
-                let bytes = &buffer[..len];
-                let chosen = |train| Message { train, chosen: message::is_chosen(bytes) };
-                Ok(Some(message::decode(bytes).map(chosen)))
+            Ok(Arrived { len, cut: false, uid: Some(uid), descriptor })
+                if uid == 0 || uid == unix::effective_uid() =>
+            {
+                if let Some(end) = descriptor {
+                    self.inlets().admit(end.into(), &self.0.news);
+                }
+                Ok(Some(read(&buffer[..len])))
             }
             Ok(_) => Ok(Some(None)),
             Err(err) if matches!(err.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {
@@ -368,9 +410,23 @@ impl Seat {
 
     fn pass_by(&self, way: Way, slot: u8, train: &Train<'_>, chosen: bool) -> Passed {
         match way {
-            Way::To(label) => self.pass_to(&label.name(slot), train, chosen),
+            Way::To(label) => self
+                .pass_by_pair(label, slot, train, chosen)
+                .unwrap_or_else(|| self.pass_to(&label.name(slot), train, chosen)),
             Way::Shut => Passed::NoSuchOwner,
         }
+    }
+
+    /// Sends a train on by the socket pair with the holder of `slot`, if there is one that he has taken; else offers one with it.
+    fn pass_by_pair(&self, label: Label, slot: u8, train: &Train<'_>, chosen: bool) -> Option<Passed> {
+        let seen = self.0.seen.as_ref()?.lock().unwrap_or_else(PoisonError::into_inner).roster.holder(slot);
+        let holder = seen.filter(|(seen, _)| *seen == label)?;
+        let (mut outlets, news) = (self.outlets(), &self.0.news);
+        let message = [&message::encode(train, chosen)[..], train.data];
+        outlets.send(slot, holder, message, news).or_else(|| {
+            let (from, name) = (self.0.socket.as_fd(), label.name(slot));
+            outlets.introduce(slot, holder, news, |end| unix::pass_to(from, &name, message, end))
+        })
     }
 
     /// Where what is for the holder of `slot` goes, by a look that is not older than the lease, or by a new one.
@@ -387,12 +443,7 @@ impl Seat {
 
     fn pass_to(&self, name: &Name, train: &Train<'_>, chosen: bool) -> Passed {
         let head: [u8; HEADER_LEN] = message::encode(train, chosen);
-        match unix::send_to(self.0.socket.as_fd(), name, &head, train.data) {
-            Ok(()) => Passed::On,
-            Err(err) if err.raw_os_error() == Some(libc::ECONNREFUSED) => Passed::NoSuchOwner,
-            Err(err) if matches!(err.raw_os_error(), Some(libc::EAGAIN | libc::ENOBUFS)) => Passed::Full,
-            Err(_) => Passed::Lost,
-        }
+        Passed::of(unix::send_to(self.0.socket.as_fd(), name, &head, train.data))
     }
 
     /// Erases from the board those who died without leaving. Asks the kernel once per entry, about 2 us each.
@@ -458,6 +509,18 @@ pub(crate) enum Passed {
     Full,
     /// The kernel does not send it.
     Lost,
+}
+
+impl Passed {
+    /// What the kernel says of a message to a name.
+    pub(super) fn of(sent: io::Result<()>) -> Self {
+        match sent.map_err(|err| err.raw_os_error()) {
+            Ok(()) => Self::On,
+            Err(Some(libc::ECONNREFUSED)) => Self::NoSuchOwner,
+            Err(Some(libc::EAGAIN | libc::ENOBUFS)) => Self::Full,
+            Err(_) => Self::Lost,
+        }
+    }
 }
 
 impl fmt::Debug for Seat {

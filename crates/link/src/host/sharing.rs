@@ -224,14 +224,18 @@ impl Sharing {
         mut sink: impl FnMut(&mut LinkStats, Train<'_>),
     ) -> io::Result<TakenIn> {
         let mut taken = TakenIn::default();
-        let mut left = BATCH;
         let seat = self.seat.clone();
-        for news in seat.news()? {
+        let news: Vec<_> = seat.news()?.collect();
+        let channels = news.iter().filter(|news| **news != News::Timer).count();
+        // Each has its share, so that a stranger who fills one cannot keep the others waiting.
+        let share = (BATCH / channels.max(1)).max(1);
+        for news in news {
             let News::Datagrams(token) = news else {
                 // The timer also fires for the backlog.
                 taken.tick = self.ticked.elapsed() + RETRY_EVERY >= self.period;
                 continue;
             };
+            let mut left = share;
             while left > 0 {
                 let Some(message) = seat.receive(token, &mut self.buffer)? else { break };
                 left -= 1;
@@ -254,8 +258,8 @@ impl Sharing {
                     stats.undeliverable += datagrams;
                 }
             }
+            self.look |= left == 0;
         }
-        self.look |= left == 0;
         if taken.tick {
             self.ticked = Instant::now();
         }

@@ -6,6 +6,8 @@
 use std::io::{BufRead, BufReader, Write};
 use std::net::{SocketAddr, UdpSocket};
 use std::os::fd::{AsFd, AsRawFd};
+use std::os::linux::net::SocketAddrExt as _;
+use std::os::unix::net::{SocketAddr as StdName, UnixDatagram};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
@@ -34,10 +36,11 @@ const NOBODY: u32 = 65_534;
 /// And one more.
 const SOMEBODY: u32 = 4711;
 
-/// What a process is to do: share the port, or take the names of all slots.
+/// What a process is to do: share the port, take the names of all slots, or fill the queues of all who have them.
 const CHILD: &str = "REMANENCE_TEST_CHILD";
 const SHARES: &str = "shares";
 const SQUATS: &str = "squats";
+const FLOODS: &str = "floods";
 
 fn rule() -> SteerRule {
     let gsi = Match { offset: 4, width: 4, mask: 0x00FF_FFFF, value: 1 };
@@ -271,6 +274,7 @@ fn what_stands_in_a_closing_socket_is_sent_on() {
 fn child_process() {
     match std::env::var(CHILD).as_deref() {
         Ok(SQUATS) => squat(),
+        Ok(FLOODS) => flood(),
         Ok(_) => serve(),
         Err(_) => {}
     }
@@ -286,6 +290,26 @@ fn squat() {
         let mut buffer = [0; 1 << 10];
         heard += squatted.iter().filter(|socket| unix::recv(socket.as_fd(), &mut buffer).is_ok()).count();
         say(&format!("heard {heard}"));
+    }
+}
+
+/// Fills the queues of the slots that it is told of: whenever one has room, somebody waits for that.
+fn flood() {
+    say("seat 0");
+    for slot in std::io::stdin().lines() {
+        let slot: u8 = slot.expect("a line").parse().expect("a slot");
+        let name = StdName::from_abstract_name(format!("remanence/slot/{slot:02x}")).expect("a name");
+        for _ in 0..16 {
+            let name = name.clone();
+            std::thread::spawn(move || {
+                let sender = UnixDatagram::unbound().expect("a socket");
+                while sender.send_to_addr(b"a stranger's", &name).is_ok() {}
+            });
+        }
+        let probe = UnixDatagram::unbound().expect("a socket");
+        probe.set_nonblocking(true).expect("a socket");
+        while probe.send_to_addr(b"a stranger's", &name).is_ok() {}
+        say("full");
     }
 }
 
@@ -741,6 +765,39 @@ fn who_squats_on_all_names_denies_nobody_a_seat_and_hears_nothing() {
     squatter.kill();
     let mut d = Process::start();
     world.round(&mut [&mut b, &mut d]);
+}
+
+/// The queue of a seat's name has room for ten messages, and anybody may send there.
+#[test]
+fn who_fills_the_queues_of_all_names_loses_nobody_a_datagram() {
+    let Some(_alone) = alone() else { return };
+    let mut a = Process::start();
+    let guest = |user| Process::start_as(Some(user));
+    let mut early = match guest(NOBODY) {
+        Ok(guest) => guest,
+        Err(err) => return eprintln!("SKIPPED: another user cannot execute the test: {err}"),
+    };
+    let mut world = World::new();
+    world.round(&mut [&mut a, &mut early]);
+    let mut flooder = Process::start_to(FLOODS, Some(SOMEBODY)).expect("as the guest");
+    flooder.ask(&early.slot.to_string(), "full");
+    // What is for guests all takes the way that he fills.
+    for _ in 0..20 {
+        world.round(&mut [&mut a, &mut early]);
+    }
+    // Who is crowded before anything was sent on to him has his own way once one message was let through.
+    let mut late = guest(NOBODY).expect("as before");
+    let next = Process::start();
+    flooder.ask(&late.slot.to_string(), "full");
+    a.kill();
+    let mut a = next;
+    let start = Instant::now();
+    while world.lost(&mut [&mut late, &mut early], Duration::from_millis(100)) > 0 {
+        assert!(start.elapsed() < PATIENCE, "he is still crowded out");
+    }
+    for _ in 0..20 {
+        world.round(&mut [&mut a, &mut early, &mut late]);
+    }
 }
 
 /// By what somebody saw just before it was taken, its datagrams would go to the plain name.

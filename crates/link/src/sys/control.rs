@@ -1,6 +1,7 @@
 //! What travels beside the payload of a send or a receive (cmsg(3)).
 
 use std::mem;
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 use libc::{c_int, c_void};
 
@@ -26,6 +27,15 @@ impl ControlBuf {
 
     pub(crate) fn as_mut_ptr(&mut self) -> *mut c_void {
         self.0.as_mut_ptr().cast()
+    }
+
+    /// Makes a descriptor that is to be passed all there is; returns the length.
+    #[expect(
+        clippy::host_endian_bytes,
+        reason = "control data is in the kernel's own, that is the host's, order"
+    )]
+    pub(crate) fn push_descriptor(&mut self, descriptor: BorrowedFd<'_>) -> usize {
+        self.push(0, libc::SOL_SOCKET, libc::SCM_RIGHTS, &descriptor.as_raw_fd().to_ne_bytes())
     }
 
     /// Appends one item at `at` and returns the offset behind it.
@@ -90,7 +100,7 @@ impl SendControl {
 }
 
 /// What a receive was told beside the payload.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Debug, Default)]
 pub(crate) struct RecvControl {
     /// The payload is a train of datagrams of this size.
     pub(crate) segment_size: Option<usize>,
@@ -100,6 +110,9 @@ pub(crate) struct RecvControl {
     pub(crate) ttl: u8,
     /// Who sent this over a unix socket.
     pub(crate) uid: Option<libc::uid_t>,
+    /// The first descriptor that was passed. The kernel installs all that it has room for, so they have to be closed by
+    /// whoever receives, wanted or not: a stranger could use up all numbers of this process.
+    pub(crate) descriptor: Option<OwnedFd>,
     /// An entry of the error queue.
     pub(crate) error: Option<ExtendedError>,
 }
@@ -119,7 +132,8 @@ impl RecvControl {
     /// Reads the control data behind a message header.
     ///
     /// # Safety
-    /// `msg` was filled by a successful receive and its control buffer is alive.
+    /// `msg` was filled by a successful receive and its control buffer is alive, and it is decoded once: descriptors that
+    /// came with it belong to what is returned.
     pub(crate) unsafe fn decode(msg: &libc::msghdr) -> Self {
         let mut out = Self::default();
         // SAFETY: the caller vouches for `msg`; the CMSG macros stay within `msg_controllen`.
@@ -153,6 +167,13 @@ impl RecvControl {
             // struct ucred { pid, uid, gid }
             (libc::SOL_SOCKET, libc::SCM_CREDENTIALS) => {
                 self.uid = data.get(4..).and_then(int).map(|v| v as libc::uid_t);
+            }
+            (libc::SOL_SOCKET, libc::SCM_RIGHTS) => {
+                for fd in data.chunks(4).filter_map(int) {
+                    // SAFETY: the kernel has just installed it for this receive, and control data is decoded once.
+                    let passed = unsafe { OwnedFd::from_raw_fd(fd) };
+                    self.descriptor.get_or_insert(passed);
+                }
             }
             _ => {}
         }

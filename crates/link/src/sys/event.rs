@@ -20,9 +20,28 @@ impl Epoll {
         Ok(Self(unsafe { OwnedFd::from_raw_fd(fd) }.into()))
     }
 
-    /// Watches `fd` for input. Closing it takes it out.
+    /// Watches `fd` for input. Closing its last copy takes it out; a forked child may have one.
     pub(crate) fn add(&self, fd: BorrowedFd<'_>, token: u64) -> io::Result<()> {
-        let mut event = libc::epoll_event { events: libc::EPOLLIN as u32, u64: token };
+        self.watch(fd, token, libc::EPOLLIN)
+    }
+
+    /// Watches for the end of what `fd` is connected to, and for nothing else.
+    pub(crate) fn add_for_end(&self, fd: BorrowedFd<'_>, token: u64) -> io::Result<()> {
+        // The kernel reports an end, which it calls a hang-up, without being asked for it.
+        self.watch(fd, token, 0)
+    }
+
+    /// Watches `fd` no more.
+    pub(crate) fn remove(&self, fd: BorrowedFd<'_>) {
+        // SAFETY: the kernel reads no event.
+        let ret = unsafe {
+            libc::epoll_ctl(self.0.as_raw_fd(), libc::EPOLL_CTL_DEL, fd.as_raw_fd(), std::ptr::null_mut())
+        };
+        debug_assert_eq!(ret, 0, "it was watched");
+    }
+
+    fn watch(&self, fd: BorrowedFd<'_>, token: u64, events: libc::c_int) -> io::Result<()> {
+        let mut event = libc::epoll_event { events: events as u32, u64: token };
         // SAFETY: the event outlives the call.
         let ret = unsafe {
             libc::epoll_ctl(self.0.as_raw_fd(), libc::EPOLL_CTL_ADD, fd.as_raw_fd(), &raw mut event)

@@ -277,7 +277,7 @@ pub(crate) fn recv_from(fd: BorrowedFd<'_>, buf: &mut [u8]) -> io::Result<(usize
 }
 
 /// What one receive brought, beside the payload.
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 pub(crate) struct RecvMeta {
     /// Bytes in the buffer.
     pub(crate) len: usize,
@@ -315,7 +315,8 @@ fn recv_header(src: &mut RawAddr, iov: &mut libc::iovec, control: *mut c_void) -
 
 fn recv_meta(msg: &libc::msghdr, len: usize, src: &mut RawAddr) -> RecvMeta {
     src.set_len(msg.msg_namelen);
-    // SAFETY: the kernel filled this header, and the control buffer it points to is still alive in the caller.
+    // SAFETY: the kernel filled this header, the control buffer it points to is still alive in the caller, and this is where
+    // it is decoded.
     let control = unsafe { RecvControl::decode(msg) };
     let src = if msg.msg_namelen == 0 { None } else { src.get() };
     RecvMeta { len, src, truncated: msg.msg_flags & libc::MSG_TRUNC != 0, control }
@@ -355,7 +356,8 @@ pub(crate) fn recv_many(
         // SAFETY: i < n <= slots, so both were initialised above.
         let (msg, src) = unsafe { (msgs[i].assume_init_ref(), src[i].assume_init_mut()) };
         let meta = recv_meta(&msg.msg_hdr, msg.msg_len as usize, src);
-        each(meta, &piece[..meta.len.min(chunk)]);
+        let len = meta.len.min(chunk);
+        each(meta, &piece[..len]);
     }
     Ok(n)
 }

@@ -301,9 +301,11 @@ pub(super) fn is_sent_on(seat: &Seat, port: &Port) -> bool {
         port.tx.send_aside(&payload, port.rx.addr());
         let news = [WaitFd { fd: seat.news_fd(), events: libc::POLLIN }];
         let _ = wait::poll(&news, Some(GUEST_PATIENCE / 8));
-        while let Ok(Some(message)) = seat.receive(host::SLOT_CHANNEL, &mut buffer) {
-            if message.is_some_and(|message| message.train.data == payload) {
-                return true;
+        for channel in seat.channels_with_news() {
+            while let Ok(Some(message)) = seat.receive(channel, &mut buffer) {
+                if message.is_some_and(|message| message.train.data == payload) {
+                    return true;
+                }
             }
         }
     }
