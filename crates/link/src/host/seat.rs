@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use super::board::Board;
 use super::message::{self, HEADER_LEN};
 use super::names::Names;
-use super::pairs::{FIRST_INLET, FIRST_OUTLET, Inlets, Outlets};
+use super::pairs::{FIRST_INLET, FIRST_OUTLET, Holder, Inlets, Outlets};
 use super::roster::{LEASE, Label, Rank, Roster, SHUT_LEASE, Viewer, Way};
 use super::{Owner, SLOTS, SteerRule};
 use crate::sys::descriptor::Descriptor;
@@ -410,23 +410,35 @@ impl Seat {
 
     fn pass_by(&self, way: Way, slot: u8, train: &Train<'_>, chosen: bool) -> Passed {
         match way {
-            Way::To(label) => self
-                .pass_by_pair(label, slot, train, chosen)
-                .unwrap_or_else(|| self.pass_to(&label.name(slot), train, chosen)),
+            Way::To(label) => {
+                if let Some(passed) = self.pass_by_pair(label, slot, train, chosen) {
+                    return passed;
+                }
+                let passed = self.pass_to(&label.name(slot), train, chosen);
+                if passed == Passed::On && self.holder(slot).is_none() {
+                    // He came after the last look. A pair is only for one who was seen, and until there is one he can be crowded out.
+                    self.way(slot, true);
+                }
+                passed
+            }
             Way::Shut => Passed::NoSuchOwner,
         }
     }
 
     /// Sends a train on by the socket pair with the holder of `slot`, if there is one that he has taken; else offers one with it.
     fn pass_by_pair(&self, label: Label, slot: u8, train: &Train<'_>, chosen: bool) -> Option<Passed> {
-        let seen = self.0.seen.as_ref()?.lock().unwrap_or_else(PoisonError::into_inner).roster.holder(slot);
-        let holder = seen.filter(|(seen, _)| *seen == label)?;
+        let holder = self.holder(slot).filter(|(seen, _)| *seen == label)?;
         let (mut outlets, news) = (self.outlets(), &self.0.news);
         let message = [&message::encode(train, chosen)[..], train.data];
         outlets.send(slot, holder, message, news).or_else(|| {
             let (from, name) = (self.0.socket.as_fd(), label.name(slot));
             outlets.introduce(slot, holder, news, |end| unix::pass_to(from, &name, message, end))
         })
+    }
+
+    /// Whom the last look showed to have `slot`.
+    fn holder(&self, slot: u8) -> Option<Holder> {
+        self.0.seen.as_ref()?.lock().unwrap_or_else(PoisonError::into_inner).roster.holder(slot)
     }
 
     /// Where what is for the holder of `slot` goes, by a look that is not older than the lease, or by a new one.
@@ -578,18 +590,53 @@ impl fmt::Display for Service {
 
 #[cfg(test)]
 mod tests {
+    use std::net::Ipv4Addr;
+
     use super::*;
     use crate::veth::{End, Veth};
+
+    /// A network namespace for this thread, or the reason why the test is skipped is printed.
+    fn alone() -> Option<Veth> {
+        let alone = Veth::new(1500).and_then(|veth| veth.enter(End::Left).map(|()| veth));
+        alone.map_err(|err| println!("SKIPPED: a network namespace for the test alone needs root: {err}")).ok()
+    }
+
+    /// Until somebody is seen nothing can be sent on to him but by his name, where strangers can crowd him out.
+    #[test]
+    fn who_came_after_the_last_look_is_seen_with_the_first_message() {
+        let Some(_alone) = alone() else { return };
+        let seat = || Seat::claim(SteerRule { cases: Vec::new() }).expect("a seat");
+        let (early, late) = (seat(), seat());
+        let train = Train {
+            src: (Ipv4Addr::LOCALHOST, 49_152).into(),
+            dst_ip: Ipv4Addr::LOCALHOST.into(),
+            ecn: 0,
+            ttl: 64,
+            segment_size: 100,
+            first_index: 0,
+            data: b"data",
+        };
+        assert_eq!(early.holder(late.slot()), None);
+        // By the name; and the second one has a pair's end with it.
+        for _ in 0..2 {
+            assert_eq!(early.pass_to_slot(late.slot(), &train, false), Passed::On);
+            assert!(early.holder(late.slot()).is_some());
+        }
+        let mut buffer = [0; 256];
+        let mut receive = |token| {
+            let message = late.receive(token, &mut buffer).expect("a socket");
+            message.map(|message| message.expect("a train").train.data == b"data")
+        };
+        assert_eq!([(); 3].map(|()| receive(SLOT_CHANNEL)), [Some(true), Some(true), None]);
+        assert_eq!(early.pass_to_slot(late.slot(), &train, false), Passed::On);
+        assert_eq!((receive(SLOT_CHANNEL), receive(FIRST_INLET)), (None, Some(true)));
+    }
 
     /// Each of them took the slot where he saw nobody, the one by this name and the other by that.
     #[test]
     fn two_who_race_for_a_slot_never_both_stay() {
         const SLOT: u8 = 0x3f;
-        let alone = Veth::new(1500).and_then(|veth| veth.enter(End::Left).map(|()| veth));
-        let _alone = match alone {
-            Ok(alone) => alone,
-            Err(err) => return println!("SKIPPED: a network namespace for the test alone needs root: {err}"),
-        };
+        let Some(_alone) = alone() else { return };
         let names = [Label::Plain, Label::Beside(1), Label::Beside(u64::MAX)];
         for other in names {
             for rank in Rank::ALL {
