@@ -269,7 +269,8 @@ pub(crate) fn server_token(given: &Tokens, file: &Path) -> Result<Token, Fail> {
             Ok(tokens.remove(0))
         } else {
             Err(Fail::new(
-                "a server has one token, and the token file holds several; give it a file of its own",
+                "a server has one token, and the token file holds several; give it a file of its own with --token-file (clients take \
+                 theirs from REM_TOKEN_FILE too, which may be where this one came from)",
             ))
         };
     }

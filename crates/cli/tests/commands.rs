@@ -2,6 +2,9 @@
 
 mod common;
 
+use std::os::unix::fs::PermissionsExt as _;
+use std::process::Command;
+
 use common::{rem, run};
 
 #[test]
@@ -81,8 +84,37 @@ fn doctor_says_what_this_machine_guarantees() {
     assert!(said["persistence"][0]["survives"].is_string());
     let table = String::from_utf8(run(rem().arg("doctor")).good()).expect("UTF-8");
     assert!(table.contains("Persistence") && !table.contains('\u{1b}'), "no colours into a pipe:\n{table}");
-    let missing = String::from_utf8(run(rem().args(["doctor", "/does/not/exist"])).good()).expect("UTF-8");
-    assert!(missing.contains("cannot be tried"), "{missing}");
+    let missing = run(rem().args(["doctor", "/does/not/exist"]).arg(dir.path()));
+    let table = String::from_utf8_lossy(&missing.stdout);
+    assert!(table.contains("cannot be tried") && table.contains("Limits"), "the rest is said all the same:\n{table}");
+    assert_eq!(missing.status, Some(1));
+    let sentence = "rem: nothing can be said of /does/not/exist; ";
+    assert!(missing.stderr.starts_with(sentence), "{}", missing.stderr);
+}
+
+/// A client may have several tokens, for several servers.
+#[test]
+fn a_server_has_one_token_wherever_it_comes_from() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let (file, tokens) = (dir.path().join("store"), dir.path().join("tokens"));
+    std::fs::write(&tokens, format!("{}\n{}\n", "a".repeat(40), "b".repeat(40))).expect("written");
+    std::fs::set_permissions(&tokens, std::fs::Permissions::from_mode(0o600)).expect("ours");
+    for server in [&["serve"][..], &["kv", "serve"], &["log", "serve"], &["log", "calls", "serve"]] {
+        let command = |from: &dyn Fn(&mut Command) -> &mut Command| {
+            let mut command = rem();
+            command.args(server).arg(&file).args(["--size", "64M"]);
+            run(from(&mut command))
+        };
+        let said = [
+            command(&|command| command.arg("--token-file").arg(&tokens)),
+            command(&|command| command.env("REM_TOKEN_FILE", &tokens)),
+        ];
+        for said in said {
+            assert_eq!(said.status, Some(1), "{server:?}: {}", said.stderr);
+            assert!(said.stderr.contains("the token file holds several"), "{server:?}: {}", said.stderr);
+            assert!(!file.exists(), "{server:?}: nothing was made");
+        }
+    }
 }
 
 #[test]

@@ -103,7 +103,8 @@ pub(crate) fn run(args: &Args) -> Result<(), Fail> {
             });
             out.insert(section.key.to_owned(), findings.collect());
         }
-        return ui::print_json(&out.into());
+        ui::print_json(&out.into())?;
+        return all_tried(&args.paths, &sections);
     }
     for section in &sections {
         ui::heading(section.title);
@@ -118,7 +119,24 @@ pub(crate) fn run(args: &Args) -> Result<(), Fail> {
         }
     }
     anstream::println!();
-    Ok(())
+    all_tried(&args.paths, &sections)
+}
+
+/// Of a directory that was asked about, nothing said is a failure.
+fn all_tried(asked: &[PathBuf], sections: &[Section]) -> Result<(), Fail> {
+    let untried = |path: &&PathBuf| {
+        let name = path.display().to_string();
+        let mut findings = sections.iter().flat_map(|section| &section.findings);
+        findings.any(|finding| finding.name == name && finding.json.get("error").is_some())
+    };
+    let names: Vec<_> = asked.iter().filter(untried).map(|path| path.display().to_string()).collect();
+    if names.is_empty() {
+        return Ok(());
+    }
+    Err(Fail::new(format!(
+        "nothing can be said of {}; name a directory that is there and that you may write to",
+        names.join(", ")
+    )))
 }
 
 fn explain_all(args: &Args) -> Result<(), Fail> {

@@ -60,11 +60,13 @@ pub(crate) fn run(args: &Args) -> Result<(), Fail> {
     let unserved = |e: remanence_verbs::Error| Fail::new(format!("{} cannot be served: {e}", args.listen));
     let listen = args.listen.resolve()?;
     let port = Port::take(&device::open_at(listen.ip())?, listen.port()).map_err(unserved)?;
+    // A token that is there is looked at before anything is made; one that is not, is made when all else went well.
+    let known = token_file(args).is_none_or(|file| file.exists()).then(|| token(args)).transpose()?;
     let (pool, made) = open_pool(args)?;
     if args.check {
         check(&pool, args.json)?;
     }
-    let (token, token_file) = token(args)?;
+    let (token, token_file) = known.map_or_else(|| token(args), Ok)?;
     let region = pool.medium().clone();
     let (usage, uuid) = (pool.usage(), pool.uuid());
     let options = server::Options { token: token.clone(), limits: Limits::default() };
@@ -151,18 +153,28 @@ fn open_pool(args: &Args) -> Result<(Pool<Region>, bool), Fail> {
     }
 }
 
+/// The file that the token is in; `None` if it was given itself, or is for this run.
+fn token_file(args: &Args) -> Option<PathBuf> {
+    let beside = || {
+        let mut name = args.pool.as_ref()?.as_os_str().to_owned();
+        name.push(".token");
+        Some(PathBuf::from(name))
+    };
+    match &args.tokens.token {
+        Some(_) => None,
+        None => args.tokens.token_file.clone().or_else(beside),
+    }
+}
+
 /// The token, and the file that it is in.
 fn token(args: &Args) -> Result<(remanence_pool::auth::Token, Option<PathBuf>), Fail> {
-    let beside = args.pool.as_ref().map(|pool| {
-        let mut name = pool.as_os_str().to_owned();
-        name.push(".token");
-        PathBuf::from(name)
-    });
-    match (&args.tokens.token, args.tokens.token_file.clone().or(beside)) {
-        (Some(_), _) => Ok((args::server_token(&args.tokens, Path::new(""))?, None)),
-        (None, Some(file)) => Ok((args::server_token(&args.tokens, &file)?, Some(file))),
-        (None, None) => Ok((args::random_token()?, None)),
-    }
+    let file = token_file(args);
+    let token = match (&args.tokens.token, &file) {
+        (Some(_), _) => args::server_token(&args.tokens, Path::new(""))?,
+        (None, Some(file)) => args::server_token(&args.tokens, file)?,
+        (None, None) => args::random_token()?,
+    };
+    Ok((token, file))
 }
 
 /// Compares every blob's digest; a damaged one is named, and the server does not start.

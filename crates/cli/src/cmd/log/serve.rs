@@ -94,8 +94,8 @@ pub(super) fn run(args: &Args) -> Result<(), Fail> {
         fits(args)?;
         file = file.create(args.size.0);
     }
-    let region = file.open(&args.file).map_err(|e| Fail::new(e.to_string()))?;
     let token = args.door.token()?;
+    let region = file.open(&args.file).map_err(|e| Fail::new(e.to_string()))?;
     let mut options =
         ServerOptions::new(&context, region.clone(), listen.port()).serves("a log").sessions(args.clients);
     options = args.door.guard(options, token.as_ref().map(|(token, _)| token));
