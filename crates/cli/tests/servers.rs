@@ -4,9 +4,12 @@ mod common;
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
-use std::process::Stdio;
+use std::io::{BufRead as _, BufReader, ErrorKind};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
 
-use common::{Server, bytes, client, rem, run, run_with_input, signal, write};
+use common::{Said, Server, bytes, client, rem, run, run_with_input, signal, write};
+use remanence_link::veth::{End, Veth};
 
 #[test]
 fn a_file_and_a_stream_are_put_and_got_back() {
@@ -314,5 +317,126 @@ impl Server {
         if self.child.is_none() {
             self.start(&[]);
         }
+    }
+}
+
+/// Processes at both ends of a cable, ended when this goes.
+struct Cable {
+    veth: Veth,
+    processes: Vec<Child>,
+}
+
+impl Drop for Cable {
+    fn drop(&mut self) {
+        for child in &mut self.processes {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+impl Cable {
+    fn new() -> Option<Self> {
+        match Veth::new(1500) {
+            Err(e) if e.kind() == ErrorKind::PermissionDenied => {
+                println!("skipped: network namespaces need root: {e}");
+                None
+            }
+            veth => Some(Self { veth: veth.expect("a veth pair"), processes: Vec::new() }),
+        }
+    }
+
+    /// Starts a process that goes on, and returns its first line.
+    fn start(&mut self, end: End, mut command: Command) -> String {
+        let child = self.veth.within(end, || command.stdout(Stdio::piped()).spawn());
+        let mut child = child.expect("it starts");
+        let mut line = String::new();
+        let mut stdout = BufReader::new(child.stdout.take().expect("piped"));
+        stdout.read_line(&mut line).expect("it says something");
+        child.stdout = Some(stdout.into_inner());
+        self.processes.push(child);
+        line
+    }
+
+    fn run(&self, end: End, command: &mut Command) -> Said {
+        self.veth.within(end, || Ok(run(command))).expect("the namespace is there")
+    }
+
+    fn ip(&self, end: End, line: &str) {
+        let mut command = Command::new("ip");
+        self.run(end, command.args(line.split_whitespace())).good();
+    }
+}
+
+/// A server is opened once, and the network under it is not: addresses go and come, cables are pulled, interfaces are made anew,
+/// and get longer frames.
+#[test]
+fn servers_are_there_again_when_their_address_is() {
+    const PATIENCE: Duration = Duration::from_secs(120);
+    let Some(mut cable) = Cable::new() else { return };
+    let (left, right) = (End::Left, End::Right);
+    let dir = tempfile::tempdir().expect("a directory");
+    let at = |port: u16| format!("{}:{port}", left.ipv4());
+    let own = |args: &[&str]| {
+        let mut command = rem();
+        command.args(args).env_remove("REM_LOCAL").current_dir(dir.path());
+        command
+    };
+    for line in [
+        format!("kv serve store --size 8M --json --insecure --listen {}", at(7001)),
+        format!("serve pool --size 16M --json --token-file token --listen {}", at(7002)),
+        format!("log serve log --size 16M --json --insecure --listen {}", at(7003)),
+    ] {
+        let said = cable.start(left, own(&line.split(' ').collect::<Vec<_>>()));
+        assert!(said.contains("\"ready\""), "{line}: {said}");
+    }
+    // By which a namespace without a name can be told of.
+    let mut sleep = Command::new("sh");
+    sleep.args(["-c", "echo here; exec sleep 1000"]);
+    cable.start(right, sleep);
+    let there = cable.processes.last().expect("started").id();
+    write(dir.path(), "blob", b"x");
+    let all_serve = |cable: &Cable, after: &str| {
+        for line in [
+            format!("kv put {} key {after}", at(7001)),
+            format!("put -s {} --token-file token blob", at(7002)),
+            format!("log append {}", at(7003)),
+        ] {
+            let start = Instant::now();
+            let said = loop {
+                let mut command = own(&line.split(' ').collect::<Vec<_>>());
+                let run = || Ok(run_with_input(&mut command, after.as_bytes()));
+                let said = cable.veth.within(right, run).expect("the namespace is there");
+                // The network takes a moment, and the first client may find it on its way.
+                if said.status == Some(0) || start.elapsed() > PATIENCE {
+                    break said;
+                }
+            };
+            assert_eq!(said.status, Some(0), "{line}: {}", said.stderr);
+        }
+        let mut get = own(&["kv", "get", &at(7001), "key"]);
+        assert_eq!(cable.run(right, &mut get).good(), after.as_bytes());
+    };
+    all_serve(&cable, "start");
+    let address = format!("{}/24 dev {}", left.ipv4(), Veth::INTERFACE);
+    cable.ip(left, &format!("address del {address}"));
+    cable.ip(left, &format!("address add {address}"));
+    all_serve(&cable, "address");
+    cable.veth.set_up(left, false).expect("down");
+    cable.veth.set_up(left, true).expect("up");
+    all_serve(&cable, "cable");
+    // Both ends go.
+    cable.ip(left, &format!("link del {}", Veth::INTERFACE));
+    cable.ip(left, &format!("link add {} type veth peer name new", Veth::INTERFACE));
+    cable.ip(left, &format!("link set new netns {there}"));
+    cable.ip(left, &format!("address add {address}"));
+    cable.ip(left, &format!("link set {} up", Veth::INTERFACE));
+    cable.ip(right, &format!("address add {}/24 dev new", right.ipv4()));
+    cable.ip(right, "link set new up");
+    all_serve(&cable, "interface");
+    for mtu in [9000, 1280] {
+        cable.ip(left, &format!("link set {} mtu {mtu}", Veth::INTERFACE));
+        cable.ip(right, &format!("link set new mtu {mtu}"));
+        all_serve(&cable, &format!("mtu-{mtu}"));
     }
 }

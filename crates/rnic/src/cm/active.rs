@@ -37,6 +37,7 @@ impl Manager {
             rq_psn,
             sq_psn: message::NO_PSN,
             mtu: connect.mtu,
+            has_asked_for_less: false,
             responder_resources: connect.responder_resources,
             initiator_depth: connect.initiator_depth,
             retry_count: connect.retry_count.min(7),

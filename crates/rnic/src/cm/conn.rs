@@ -107,6 +107,8 @@ pub(super) struct Conn {
     /// Where we begin to send.
     pub(super) sq_psn: Psn,
     pub(super) mtu: Mtu,
+    /// Active: the peer took no packets of the path MTU that was asked for first.
+    pub(super) has_asked_for_less: bool,
     pub(super) responder_resources: u8,
     pub(super) initiator_depth: u8,
     pub(super) retry_count: u8,

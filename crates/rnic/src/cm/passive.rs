@@ -220,6 +220,7 @@ impl Manager {
             rq_psn,
             sq_psn: req.starting_psn,
             mtu,
+            has_asked_for_less: false,
             responder_resources: req.initiator_depth,
             initiator_depth: req.responder_resources,
             retry_count: req.retry_count,

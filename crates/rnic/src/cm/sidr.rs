@@ -163,6 +163,7 @@ fn blank(state: State, path: Path, listener: Option<ListenId>, tid: u64, remote_
         rq_psn: message::NO_PSN,
         sq_psn: message::NO_PSN,
         mtu: Mtu::B256,
+        has_asked_for_less: false,
         responder_resources: 0,
         initiator_depth: 0,
         retry_count: 0,

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use remanence_wire::cm::{Drep, Dreq, Rej, RejReason, RejectedMessage};
-use remanence_wire::{Gid, Qpn};
+use remanence_wire::cm::{Drep, Dreq, Message, Rej, RejReason, RejectedMessage, Repr};
+use remanence_wire::{Gid, Mtu, Qpn, mad};
 
 use super::conn::{Conn, State};
 use super::message::{self, Mad, Reject};
@@ -11,6 +11,11 @@ use super::refusals::Question;
 use super::types::{CmError, CommId, Ended, Event, Path};
 use super::{Manager, timing};
 use crate::time::Instant;
+
+/// What a REJ says beside its reason, the Additional Reject Information.
+fn ari(rej: &Rej) -> &[u8] {
+    &rej.info[..usize::from(rej.info_len).min(rej.info.len())]
+}
 
 /// Between the first attempts to find somebody who listens.
 const KNOCK_INTERVAL: Duration = Duration::from_millis(10);
@@ -262,6 +267,9 @@ impl Manager {
         if rej.reason == RejReason::INVALID_SERVICE_ID && self.knocks_again(now, id) {
             return;
         }
+        if rej.reason == RejReason::INVALID_MTU && self.asks_for_less(now, id, rej) {
+            return;
+        }
         match state {
             State::ReqSent
             | State::MraReqRcvd
@@ -315,13 +323,36 @@ impl Manager {
         true
     }
 
+    /// The peer takes no packets as long as ours, and says which path MTU it would take (12.7.12): asks for that one. A REJ that
+    /// names no smaller one is the network's copy of the one that was heeded, and the answer is still to come.
+    fn asks_for_less(&mut self, now: Instant, id: u32, rej: &Rej) -> bool {
+        let conn = self.conns.get_mut(&id).expect("found by the caller");
+        let most = ari(rej).first().and_then(|code| Mtu::from_code(*code));
+        let Some(most) = most.filter(|_| conn.listener.is_none()) else { return false };
+        if most >= conn.mtu {
+            return conn.has_asked_for_less;
+        }
+        let asked = conn.message.as_deref().and_then(|mad| Repr::parse(mad).ok());
+        let Some(Repr { transaction_id, message: Message::Req(mut req) }) = asked else { return false };
+        req.path_mtu = most as u8;
+        let mut mad = [0; mad::LEN];
+        Repr { transaction_id, message: Message::Req(req) }.emit(&mut mad);
+        conn.message = Some(Box::new(mad));
+        (conn.mtu, conn.has_asked_for_less) = (most, true);
+        let again = now + conn.retry_interval;
+        self.set_state(id, State::ReqSent);
+        self.resend(id);
+        self.set_timer(id, again);
+        true
+    }
+
     fn emit_rejected(&mut self, id: u32, rej: &Rej) {
         self.emit(
             id,
             Event::Rejected {
                 id: CommId(id),
                 reason: rej.reason,
-                ari: rej.info[..usize::from(rej.info_len).min(rej.info.len())].into(),
+                ari: ari(rej).into(),
                 private_data: rej.private_data.as_slice().into(),
             },
         );

@@ -2,11 +2,12 @@
 
 use std::time::Duration;
 
-use remanence_wire::cm::{Message, PortSpace, RejReason, Repr, ServiceId, SidrRep};
+use remanence_wire::cm::{Message, PortSpace, RejReason, RejectedMessage, Repr, ServiceId, SidrRep};
 use remanence_wire::{Mtu, Psn, Qkey, Qpn};
 
 use super::pair::{Pair, accept_with, config, connect_to, gid, listen_anywhere, parse};
 use crate::ah::AhAttr;
+use crate::cm::message::{self, Reject};
 use crate::cm::{
     CmError, CommId, CommIdSpace, Config, Connect, Ended, Event, Listen, Manager, Path, SidrReply, State,
     Transport,
@@ -337,15 +338,55 @@ fn a_rep_to_a_request_that_is_over_ends_the_half_open_connection() {
     ));
 }
 
+/// As between hosts of which one has jumbo frames, or a server that was there before its interface had them.
 #[test]
-fn an_mtu_that_does_not_fit_is_rejected_with_the_one_that_does() {
+fn an_mtu_that_does_not_fit_is_rejected_with_the_one_that_does_and_that_is_asked_for() {
     let mut pair = Pair::new();
     pair.passive = Manager::new(Config { max_mtu: Mtu::B512, ..config(2) });
     pair.passive.listen(&listen_anywhere(1)).unwrap();
-    pair.active.connect(pair.now, &connect_to(2, 1, 0x11)).unwrap();
+    let active = pair.active.connect(pair.now, &connect_to(2, 1, 0x11)).unwrap();
+    let first = Pair::lose(&mut pair.active);
+    let mut reject = || {
+        pair.passive.handle_mad(pair.now, gid(1), &first);
+        Pair::lose(&mut pair.passive)
+    };
+    let Ok(Repr { message: Message::Rej(rej), .. }) = Repr::parse(&reject()) else { panic!("no REJ") };
+    assert_eq!((rej.reason, rej.info[0]), (RejReason::INVALID_MTU, Mtu::B512 as u8));
+    // The network may say it twice.
+    for _ in 0..2 {
+        let rej = reject();
+        pair.active.handle_mad(pair.now, gid(2), &rej);
+        assert_eq!(pair.active.poll_event(), None);
+    }
+    // And lose the second REQ, which the timer repeats.
+    Pair::lose(&mut pair.active);
+    assert!(pair.active.poll_transmit().is_none(), "one answer to both");
+    pair.pass(Duration::from_secs(60));
+    let Some(Event::ConnectRequest(request)) = pair.passive.poll_event() else { panic!("no request") };
+    assert_eq!(request.mtu, Mtu::B512);
+    pair.passive.accept(pair.now, request.id, &accept_with(0x22)).unwrap();
     pair.run();
-    let Some(Event::Rejected { reason, ari, .. }) = pair.active.poll_event() else { panic!() };
-    assert_eq!((reason, &ari[..]), (RejReason::INVALID_MTU, &[Mtu::B512 as u8][..]));
+    assert!(matches!(pair.active.poll_event(), Some(Event::Response { id, .. }) if id == active));
+    for (manager, id) in [(&pair.active, active), (&pair.passive, request.id)] {
+        assert_eq!(manager.qp_rtr(id, AhAttr::new(gid(1))).unwrap().path_mtu, Some(Mtu::B512));
+    }
+}
+
+#[test]
+fn a_rejection_for_the_mtu_that_names_none_which_is_smaller_is_final() {
+    for info in [0, 9, Mtu::B1024 as u8, Mtu::B4096 as u8] {
+        let mut pair = Pair::new();
+        let id = pair.active.connect(pair.now, &Connect { mtu: Mtu::B1024, ..connect_to(2, 1, 0x11) }).unwrap();
+        let req = Pair::lose(&mut pair.active);
+        let Ok(Repr { transaction_id, message: Message::Req(req) }) = Repr::parse(&req) else { panic!("no REQ") };
+        let reject = Reject { info: &[info], ..Reject::new(RejectedMessage::Req, RejReason::INVALID_MTU) };
+        let rej = message::rej(transaction_id, 0, req.local_comm_id, &reject).unwrap();
+        pair.active.handle_mad(pair.now, gid(2), &rej);
+        assert!(
+            matches!(pair.active.poll_event(), Some(Event::Rejected { id: of, reason: RejReason::INVALID_MTU, .. }) if of == id)
+        );
+        assert!(pair.active.poll_transmit().is_none());
+    }
 }
 
 #[test]
