@@ -173,8 +173,10 @@ impl<S: Store> Worker<S> {
         let mut events = Events::with_capacity(1024);
         let mut next_tick = Instant::now() + TICK;
         while !self.stopping() {
-            let folds = !self.folded && self.common.shared.has_folds();
-            let wait = if self.again.is_empty() && self.joined.is_empty() && !folds {
+            let shared = &self.common.shared;
+            let rests = self.folded || !shared.has_folds();
+            let wait = if self.again.is_empty() && self.joined.is_empty() && rests && !shared.has_left_channels()
+            {
                 next_tick.saturating_duration_since(Instant::now())
             } else {
                 Duration::ZERO
@@ -200,6 +202,7 @@ impl<S: Store> Worker<S> {
             }
             self.write_joint();
             self.fold();
+            self.common.shared.leave_channels();
             if Instant::now() >= next_tick {
                 self.tick();
                 next_tick = Instant::now() + TICK;

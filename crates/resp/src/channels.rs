@@ -10,10 +10,13 @@
 //! A receiver that does not read costs [`MAIL_MAX`] bytes and no more: beyond that it is to be closed, as Redis does with its limit
 //! for such clients, and so is one whose mail grows while all connections together have used up their memory
 //! ([`Config::memory`](crate::engine::Config::memory)).
+//!
+//! A connection that goes may have millions of subscriptions. From then on it receives nothing and is not counted; what stands of it
+//! in the tables is taken out [in parts](crate::engine::Shared::leave_channels), by whoever serves the others.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use crate::engine::Shared;
@@ -31,6 +34,8 @@ pub const PATTERNS_MAX: usize = 1024;
 pub const ALL_PATTERNS_MAX: usize = 16 << 10;
 /// Bytes of a pattern.
 pub const PATTERN_LEN_MAX: usize = 4096;
+/// Subscriptions of connections that are gone which are taken back at once: some 0.7 us each.
+const LEAVE_AT_ONCE: usize = 1000;
 /// What a subscription costs beside its name, about.
 const EACH: usize = 512;
 
@@ -46,6 +51,15 @@ pub(crate) struct Mail {
     waiting: Mutex<Waiting>,
     /// Whether something waits: looked at each time the connection has something to do.
     some: AtomicBool,
+}
+
+/// What became of a message.
+enum Put {
+    In,
+    /// It has grown too much, and the connection is to be closed.
+    TooMuch,
+    /// It is closed, or is to be.
+    Over,
 }
 
 #[derive(Default)]
@@ -97,11 +111,14 @@ impl Mail {
         shared.holds(bytes.len(), 0);
     }
 
-    /// Puts a message in. `false`: it has grown too much, and the connection is to be closed.
-    fn put(&self, shared: &Shared, words: &[&[u8]]) -> bool {
+    fn is_over(&self) -> bool {
+        self.waiting().over
+    }
+
+    fn put(&self, shared: &Shared, words: &[&[u8]]) -> Put {
         let mut waiting = self.waiting();
         if waiting.over {
-            return true;
+            return Put::Over;
         }
         let (before, version) = (waiting.bytes.len(), waiting.version);
         let len = words.iter().map(|word| word.len() + 32).sum::<usize>();
@@ -111,7 +128,7 @@ impl Mail {
             waiting.over = true;
             waiting.bytes = Vec::new();
             shared.holds(before, 0);
-            return false;
+            return Put::TooMuch;
         }
         let mut message = Writer::new(&mut waiting.bytes, version);
         message.push(words.len());
@@ -122,7 +139,7 @@ impl Mail {
         if before == 0 {
             self.ring();
         }
-        true
+        Put::In
     }
 
     fn ring(&self) {
@@ -182,6 +199,9 @@ struct Receiver {
 #[derive(Default, Debug)]
 pub(crate) struct Channels {
     table: RwLock<Table>,
+    /// What those have left who are gone, by their numbers.
+    left: Mutex<VecDeque<(u64, Subscriptions)>>,
+    left_by: AtomicUsize,
 }
 
 #[derive(Default, Debug)]
@@ -257,19 +277,26 @@ impl Channels {
         kind: Kind,
         name: &[u8],
     ) {
-        if own.of(kind).remove(name) {
-            own.bytes -= 2 * name.len() + EACH;
-            let mut table = self.write();
-            let by = table.of(kind);
-            if let Some(receivers) = by.get_mut(name) {
-                receivers.remove(&peer.id);
-                if receivers.is_empty() {
-                    by.remove(name);
-                }
-            }
-            drop(table);
+        if self.forget(peer.id, own, kind, name) {
             peer.subscribed(own.channels.len(), own.patterns.len());
         }
+    }
+
+    /// Takes a subscription of the connection `id` back, if there is one; whether there was.
+    fn forget(&self, id: u64, own: &mut Subscriptions, kind: Kind, name: &[u8]) -> bool {
+        if !own.of(kind).remove(name) {
+            return false;
+        }
+        own.bytes -= 2 * name.len() + EACH;
+        let mut table = self.write();
+        let by = table.of(kind);
+        if let Some(receivers) = by.get_mut(name) {
+            receivers.remove(&id);
+            if receivers.is_empty() {
+                by.remove(name);
+            }
+        }
+        true
     }
 
     /// Takes all subscriptions back, one after the other.
@@ -281,15 +308,56 @@ impl Channels {
         }
     }
 
+    /// Takes back the subscriptions of a connection that is gone, whose mail has been [closed](Mail::close): those that can be many
+    /// in parts.
+    pub(crate) fn leave_in_parts(&self, shared: &Shared, peer: &crate::engine::Peer, mut own: Subscriptions) {
+        while let Some(pattern) = own.patterns.first().cloned() {
+            self.forget(peer.id, &mut own, Kind::Pattern, &pattern);
+        }
+        if own.channels.len() <= LEAVE_AT_ONCE {
+            return self.leave(peer, &mut own);
+        }
+        shared.holds(0, own.bytes);
+        let mut left = self.left.lock().unwrap_or_else(PoisonError::into_inner);
+        left.push_back((peer.id, own));
+        self.left_by.store(left.len(), Ordering::Release);
+    }
+
+    /// Whether there are any who are gone and have left subscriptions.
+    pub(crate) fn is_left(&self) -> bool {
+        self.left_by.load(Ordering::Acquire) > 0
+    }
+
+    /// Takes some of those back.
+    pub(crate) fn take_back_some(&self, shared: &Shared) {
+        let mut left = self.left.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((id, own)) = left.front_mut() {
+            let before = own.bytes;
+            for _ in 0..LEAVE_AT_ONCE {
+                let Some(name) = own.channels.first().cloned() else { break };
+                self.forget(*id, own, Kind::Channel, &name);
+            }
+            shared.holds(before, own.bytes);
+            if own.channels.is_empty() {
+                left.pop_front();
+                self.left_by.store(left.len(), Ordering::Release);
+            }
+        }
+    }
+
     /// Sends a message to whoever has subscribed to the channel, or to patterns that its name matches; how many.
     pub(crate) fn publish(&self, shared: &Shared, channel: &[u8], message: &[u8]) -> usize {
         let table = self.read();
         let mut count = 0;
         let mut send = |receivers: &Receivers, words: &[&[u8]]| {
             for receiver in receivers.values() {
-                if !receiver.mail.put(shared, words) && receiver.peer.kill() {
-                    shared.stats.mail_closed.add(1);
-                    receiver.mail.ring();
+                match receiver.mail.put(shared, words) {
+                    Put::Over => continue,
+                    Put::TooMuch if receiver.peer.kill() => {
+                        shared.stats.mail_closed.add(1);
+                        receiver.mail.ring();
+                    }
+                    Put::TooMuch | Put::In => {}
                 }
                 count += 1;
             }
@@ -308,19 +376,21 @@ impl Channels {
     /// Channels that somebody has subscribed to, whose names match.
     pub(crate) fn names(&self, pattern: Option<&[u8]>) -> Vec<Vec<u8>> {
         let table = self.read();
-        let names = table.channels.keys();
-        names
-            .filter(|name| pattern.is_none_or(|pattern| glob::matches(pattern, name, false)))
-            .cloned()
-            .collect()
+        let fits = |name: &[u8]| pattern.is_none_or(|pattern| glob::matches(pattern, name, false));
+        let is_there = |receivers: &Receivers| receivers.values().any(|receiver| !receiver.mail.is_over());
+        let channels = table.channels.iter().filter(|(name, receivers)| fits(name) && is_there(receivers));
+        channels.map(|(name, _)| name.clone()).collect()
     }
 
     /// How many connections have subscribed to a channel.
     pub(crate) fn receivers(&self, channel: &[u8]) -> usize {
-        self.read().channels.get(channel).map_or(0, BTreeMap::len)
+        let table = self.read();
+        let receivers = table.channels.get(channel).into_iter().flat_map(BTreeMap::values);
+        receivers.filter(|receiver| !receiver.mail.is_over()).count()
     }
 
-    /// How many channels, and how many patterns, somebody has subscribed to.
+    /// How many channels, and how many patterns, somebody has subscribed to; channels of those who are gone are counted until they are
+    /// taken back.
     pub(crate) fn counts(&self) -> (usize, usize) {
         let table = self.read();
         (table.channels.len(), table.patterns.len())

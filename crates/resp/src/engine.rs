@@ -369,6 +369,19 @@ impl Shared {
         Ok(true)
     }
 
+    /// Whether connections that are gone have left subscriptions, to be taken back by [`leave_channels`](Self::leave_channels).
+    #[must_use]
+    pub fn has_left_channels(&self) -> bool {
+        self.channels.is_left()
+    }
+
+    /// Takes back some of what connections that are gone had subscribed to: less than a millisecond of work.
+    pub fn leave_channels(&self) {
+        if self.channels.is_left() {
+            self.channels.take_back_some(self);
+        }
+    }
+
     /// Keeps a hash from being folded as long as the hold lasts. Somebody may be at it already, and others may write to the store.
     pub(crate) fn hold(&self, key: Key<'_>) -> Hold<'_> {
         let name = spaced(key);
@@ -582,9 +595,9 @@ impl Session {
     }
 
     /// The connection is gone.
-    pub fn close(mut self, shared: &Shared) {
-        shared.channels.leave(&self.peer, &mut self.subscriptions);
+    pub fn close(self, shared: &Shared) {
         self.mail.close(shared);
+        shared.channels.leave_in_parts(shared, &self.peer, self.subscriptions);
         shared.peers().remove(&self.peer.id);
     }
 

@@ -241,3 +241,44 @@ fn patterns_are_bounded_for_one_connection_and_for_all() {
     }
     assert_eq!(number(&mut other), b":0\r\n");
 }
+
+/// However many subscriptions a connection had, its end is short; and from then on it is as if it had none.
+#[test]
+fn a_connection_with_many_subscriptions_goes_in_parts() {
+    let shared = Shared::new(Config::default(), 0);
+    let (mut listener, mut other, mut publisher) =
+        (Client::new(&shared), Client::new(&shared), Client::new(&shared));
+    let names: Vec<String> = (0..4500).map(|n| format!("channel:{n}")).collect();
+    let mut words: Vec<&[u8]> = vec![b"SUBSCRIBE"];
+    words.extend(names.iter().map(String::as_bytes));
+    listener.run(&shared, &words);
+    listener.run(&shared, &[b"PSUBSCRIBE", b"*"]);
+    other.run(&shared, &[b"SUBSCRIBE", b"channel:7"]);
+    assert_eq!(publisher.run(&shared, &[b"PUBLISH", b"channel:7", b"x"]), b":3\r\n");
+    assert!(!shared.has_left_channels());
+    listener.session.close(&shared);
+    other.mail(&shared);
+    assert_eq!(publisher.run(&shared, &[b"PUBLISH", b"channel:7", b"x"]), b":1\r\n");
+    assert_eq!(publisher.run(&shared, &[b"PUBLISH", b"channel:4499", b"x"]), b":0\r\n");
+    let numbers = publisher.run(&shared, &[b"PUBSUB", b"NUMSUB", b"channel:7", b"channel:8"]);
+    assert_eq!(numbers, b"*4\r\n$9\r\nchannel:7\r\n:1\r\n$9\r\nchannel:8\r\n:0\r\n");
+    assert_eq!(publisher.run(&shared, &[b"PUBSUB", b"CHANNELS"]), b"*1\r\n$9\r\nchannel:7\r\n");
+    assert_eq!(publisher.run(&shared, &[b"PUBSUB", b"NUMPAT"]), b":0\r\n");
+    other.mail(&shared);
+    // What is left of it is counted, and goes step by step.
+    let mut held = shared.client_memory();
+    assert!(held > 4500 * 500, "{held}");
+    let mut steps = 0;
+    while shared.has_left_channels() {
+        shared.leave_channels();
+        let now = shared.client_memory();
+        assert!(now < held && held - now < 1_000_000, "{held}, then {now}");
+        (held, steps) = (now, steps + 1);
+    }
+    assert_eq!((steps, held), (5, 0));
+    let said = String::from_utf8(publisher.run(&shared, &[b"INFO", b"stats"])).unwrap();
+    assert!(said.contains("pubsub_channels:1\r\n"), "{said}");
+    shared.leave_channels();
+    other.session.close(&shared);
+    assert!(!shared.has_left_channels(), "a few go at once");
+}
