@@ -31,8 +31,10 @@ const ACK_REQ_INTERVAL: u32 = 16;
 /// So many small requests are worth a send of their own: it costs less than they do.
 const TRAIN: u32 = 32;
 
-/// Behind fewer packets in flight than these no request waits to become part of a train.
+/// Behind fewer requests in flight than these no request waits to become part of a train.
 const CROWD: u32 = 16;
+/// Nor does one if the peer is further than that, in round trips: a request that waits may wait for one. Hosts of a rack are nearer.
+const NEAR_NS: u64 = 200_000;
 
 /// A request that takes a responder resource of the peer, from first sending to last response. A long READ is
 /// several of them, one behind the other.
@@ -265,20 +267,26 @@ impl Qp {
         !self.is_left_within(room)
     }
 
-    /// Whether new requests, all of them small, are left to wait for others: where much is in flight, they leave once they are
-    /// as many as that, or a train, or when an ACK has come that leaves less in flight. A consumer that keeps its queue filled
-    /// posts one for each completion, and each by itself costs a system call here, another one at the peer, and an ACK, which
-    /// brings one completion: the queue never sees two at once again. It is Nagle's rule (RFC 896), with as much waiting as is
-    /// in flight in place of a segment. What it is notorious for, waiting out the delay of an ACK, needs a peer that delays: the
-    /// last packet in flight has asked for an ACK here, and only a FLUSH may hold that up for long.
+    /// Whether new requests, all of them small, are left to wait for others: where many small ones are in flight and nothing else, they
+    /// leave once they are as many as those, or a train, or when an ACK has come that leaves less in flight. A consumer that keeps
+    /// its queue filled posts one for each completion, and each by itself costs a system call here, another one at the peer, and
+    /// an ACK, which brings one completion: the queue never sees two at once again. It is Nagle's rule (RFC 896), with as much
+    /// waiting as is in flight in place of a segment. A request that does not belong to such a queue waits in vain, for a round
+    /// trip at most: so none does behind a large one or a READ, as the message that says that data has been written stands there,
+    /// nor where the peer is [far](NEAR_NS). What the rule is notorious for, waiting out the delay of an ACK, needs a peer that
+    /// delays: the last packet in flight has asked for an ACK here, and only a FLUSH may hold that up for long.
     fn awaits_company(&self) -> bool {
         let req = &self.requester;
-        let (waiting, in_flight) = (self.sq.tail.wrapping_sub(req.cursor), req.in_flight());
+        let (waiting, in_flight) = (self.sq.tail.wrapping_sub(req.cursor), req.cursor.wrapping_sub(self.sq.head));
         let hurries = req.hurries_until.wrapping_sub(req.cursor).wrapping_sub(1) < waiting;
         in_flight >= CROWD
             && waiting < in_flight
             && !hurries
             && self.may_await_company()
+            // A packet each.
+            && in_flight == req.in_flight()
+            && self.sq.are_small_from(self.sq.head)
+            && self.retry.least_rtt_ns().is_some_and(|least| least <= NEAR_NS)
             && !req.outstanding.iter().any(|part| part.flush.is_some())
     }
 

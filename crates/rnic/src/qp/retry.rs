@@ -52,6 +52,8 @@ pub(crate) struct Retry {
     backoff: u32,
     srtt_ns: u64,
     rttvar_ns: u64,
+    /// The shortest round trip that was measured: how far the peer is, whatever waits on the way now and then.
+    least_ns: Option<u64>,
     /// A packet whose acknowledgement is being timed.
     sample: Option<(Psn, Instant)>,
     /// RNR NAKs in a row.
@@ -84,6 +86,11 @@ impl Retry {
 
     pub(crate) const fn rtt_ns(&self) -> u64 {
         self.srtt_ns
+    }
+
+    /// The shortest round trip that was measured, if any was.
+    pub(crate) const fn least_rtt_ns(&self) -> Option<u64> {
+        self.least_ns
     }
 
     /// The timeout before any doubling.
@@ -149,6 +156,7 @@ impl Retry {
     /// RFC 6298, 2.
     fn measured(&mut self, rtt: u64) {
         let rtt = rtt.max(1);
+        self.least_ns = Some(self.least_ns.map_or(rtt, |least| least.min(rtt)));
         if self.srtt_ns == 0 {
             (self.srtt_ns, self.rttvar_ns) = (rtt, rtt / 2);
         } else {

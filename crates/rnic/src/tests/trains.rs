@@ -1,5 +1,7 @@
 //! What leaves together, and what is acknowledged together.
 
+use std::time::Duration;
+
 use remanence_wire::aeth::Aeth;
 use remanence_wire::packet::Packet;
 use remanence_wire::{Mtu, Opcode};
@@ -113,6 +115,17 @@ fn small_requests_may_wait_for_company_while_an_answer_is_under_way() {
     assert!(!pair.a().device.may_wait(uc), "nobody answers");
 }
 
+/// Has each side know how far the other one is.
+fn acquaint(pair: &mut Pair, after: Duration) {
+    let src = pair.a().buffer(8, REMOTE, 1);
+    let dst = pair.b().buffer(8, REMOTE, 0);
+    pair.post(0, SendOp::Write(dst.remote(0)), &[src.sge(0, 8)]);
+    pair.collect();
+    pair.now = pair.now + after;
+    pair.run();
+    assert_eq!(pair.a().sends().len(), 1);
+}
+
 /// As of a consumer that keeps a queue of small requests filled: posts one, and collects.
 fn post_one_by_one(pair: &mut Pair, count: usize, op: SendOp, sge: Sge) -> Vec<usize> {
     let before = pair.batches.len();
@@ -133,6 +146,7 @@ fn a_queue_that_is_refilled_one_by_one_goes_on_in_trains() {
     let small = SendOp::Write(dst.remote(0));
     // Few do not wait; then they leave when they are as many as are in flight, or a train.
     let sge = src.sge(0, 8);
+    acquaint(&mut pair, Duration::ZERO);
     assert_eq!(post_one_by_one(&mut pair, 16, small, sge), [1; 16]);
     assert_eq!(post_one_by_one(&mut pair, 15, small, sge), []);
     assert_eq!(post_one_by_one(&mut pair, 1, small, sge), [16]);
@@ -142,10 +156,13 @@ fn a_queue_that_is_refilled_one_by_one_goes_on_in_trains() {
     // What is large does not wait, nor does what stands before it.
     assert_eq!(post_one_by_one(&mut pair, 10, small, sge), []);
     assert_eq!(post_one_by_one(&mut pair, 1, small, src.sge(0, 257)), [10, 1]);
+    pair.run();
+    assert_eq!(pair.a().sends().len(), 139);
     // The end of what is in flight lets go of those that wait, with no timer.
+    assert_eq!(post_one_by_one(&mut pair, 16, small, sge), [1; 16]);
     assert_eq!(post_one_by_one(&mut pair, 5, small, sge), []);
     pair.run();
-    assert_eq!((pair.a().sends().len(), pair.a().device.stats().timeouts), (144, 0));
+    assert_eq!((pair.a().sends().len(), pair.a().device.stats().timeouts), (21, 0));
     assert_eq!(*pair.batches.iter().rfind(|&&len| len > 1).unwrap(), 5);
     // Whoever posts no more says so.
     assert_eq!(post_one_by_one(&mut pair, 20, small, sge), [1; 16]);
@@ -183,6 +200,56 @@ fn nothing_waits_for_company_behind_a_flush() {
     assert_eq!(post_one_by_one(&mut pair, 20, small, src.sge(0, 8)), [1; 20]);
     pair.run();
     assert_eq!(pair.a().sends().len(), 21);
+}
+
+/// Such a one says that the data before it is there, and is waited for.
+#[test]
+fn nothing_waits_for_company_behind_what_is_large() {
+    let window = WindowLimits { initial: 512, max: 512 };
+    let mut pair = Pair::connected_with(Config { window, ..Config::default() }, Mtu::B1024);
+    acquaint(&mut pair, Duration::ZERO);
+    let src = pair.a().buffer(1 << 16, REMOTE, 1);
+    let dst = pair.b().buffer(1 << 16, REMOTE, 0);
+    let small = SendOp::Write(dst.remote(0));
+    for (op, len) in [(small, 20_000), (SendOp::Read(dst.remote(0)), 1 << 16)] {
+        pair.post(0, op, &[src.sge(0, len)]);
+        pair.collect();
+        assert_eq!(post_one_by_one(&mut pair, 20, small, src.sge(0, 8)), [1; 20]);
+        pair.run();
+        assert_eq!(pair.a().sends().len(), 21);
+    }
+    // Nor behind many of a packet each.
+    for n in 0..20 {
+        pair.post(n, small, &[src.sge(0, 1024)]);
+    }
+    pair.collect();
+    assert_eq!(post_one_by_one(&mut pair, 5, small, src.sge(0, 8)), [1; 5]);
+    pair.run();
+    assert_eq!(pair.a().sends().len(), 25);
+    // What was there before does not count.
+    post_one_by_one(&mut pair, 16, small, src.sge(0, 8));
+    assert_eq!(post_one_by_one(&mut pair, 5, small, src.sge(0, 8)), []);
+    pair.run();
+    assert_eq!(pair.a().sends().len(), 21);
+}
+
+/// It would wait for a round trip, for others that may not come.
+#[test]
+fn nothing_waits_for_company_where_the_peer_is_far_or_nobody_knows() {
+    let mut pair = Pair::connected();
+    let src = pair.a().buffer(8, REMOTE, 1);
+    let dst = pair.b().buffer(8, REMOTE, 0);
+    let small = SendOp::Write(dst.remote(0));
+    let far = Duration::from_micros(201);
+    for (round, after) in [far, far, far / 2, far].into_iter().enumerate() {
+        // Once it was near, whatever stood in the way later.
+        let waits = round == 3;
+        let batches = post_one_by_one(&mut pair, 20, small, src.sge(0, 8));
+        assert_eq!(batches.len(), if waits { 16 } else { 20 }, "{round}");
+        pair.now = pair.now + after;
+        pair.run();
+        assert_eq!(pair.a().sends().len(), 20);
+    }
 }
 
 /// The packets that `pair` sends next, one a batch: whether each asks for an ACK.
