@@ -175,8 +175,8 @@ impl<S: Store> Worker<S> {
         while !self.stopping() {
             let shared = &self.common.shared;
             let rests = self.folded || !shared.has_folds();
-            let wait = if self.again.is_empty() && self.joined.is_empty() && rests && !shared.has_left_channels()
-            {
+            let rests = rests && !shared.has_left_channels() && !self.has_leaving();
+            let wait = if self.again.is_empty() && self.joined.is_empty() && rests {
                 next_tick.saturating_duration_since(Instant::now())
             } else {
                 Duration::ZERO
@@ -203,6 +203,10 @@ impl<S: Store> Worker<S> {
             self.write_joint();
             self.fold();
             self.common.shared.leave_channels();
+            if self.has_leaving() {
+                // A store that fails now is asked again by a sweep.
+                let _ = self.common.shared.delete_leaving(&mut self.store);
+            }
             if Instant::now() >= next_tick {
                 self.tick();
                 next_tick = Instant::now() + TICK;
@@ -419,6 +423,11 @@ impl<S: Store> Worker<S> {
         self.housekeeping();
     }
 
+    /// Whether parts of large hashes that were deleted are to go, and this worker sees to that.
+    fn has_leaving(&self) -> bool {
+        self.doors.is_some() && self.common.shared.has_leaving()
+    }
+
     /// What one worker does for all.
     fn housekeeping(&mut self) {
         let Some(doors) = &mut self.doors else { return };
@@ -432,8 +441,6 @@ impl<S: Store> Worker<S> {
             let databases = options.config.databases;
             // Where much has to go there is more of it; a few steps, and the next tick.
             let (since, mut empty) = (Instant::now(), 0);
-            // Parts of large hashes that were deleted: as many as there is time for.
-            while since.elapsed() < SWEEP_TIME && shared.delete_leaving(&mut self.store).unwrap_or(false) {}
             shared.leaving_is_due();
             for _ in 0..SWEEPS {
                 match doors.sweep.step(&mut self.store, &shared.stats, databases, now_ms, options.sweep) {

@@ -239,6 +239,7 @@ pub struct Shared {
     pub(crate) channels: Channels,
     folds: Mutex<Folds>,
     leaving: Mutex<Leavings>,
+    leaving_due: AtomicBool,
     /// How many hashes wait for that.
     folds_due: AtomicUsize,
 }
@@ -298,6 +299,7 @@ impl Shared {
             channels: Channels::default(),
             folds: Mutex::default(),
             leaving: Mutex::default(),
+            leaving_due: AtomicBool::new(false),
             folds_due: AtomicUsize::new(0),
         }
     }
@@ -354,19 +356,31 @@ impl Shared {
         let mut all = self.leaving.lock().unwrap_or_else(PoisonError::into_inner);
         let mut new = std::mem::take(&mut all.new);
         all.due.append(&mut new);
+        self.leaving_due.store(!all.due.is_empty(), Ordering::Release);
     }
 
-    /// Deletes some parts of hashes that were deleted; whether there were any.
+    /// Whether there is something for [`delete_leaving`](Self::delete_leaving).
+    #[must_use]
+    pub fn has_leaving(&self) -> bool {
+        self.leaving_due.load(Ordering::Acquire)
+    }
+
+    /// Deletes some parts of hashes that were deleted, if there are any: in one wait for the store. To be called as long as there
+    /// [are](Self::has_leaving), and others are served in between: who deletes a large hash wants its room.
     ///
     /// # Errors
     /// The store's. They are left to a sweep.
-    pub fn delete_leaving<S: Store>(&self, store: &mut S) -> Result<bool, StoreError> {
+    pub fn delete_leaving<S: Store>(&self, store: &mut S) -> Result<(), StoreError> {
         let lock = || self.leaving.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(mut leaving) = lock().due.pop() else { return Ok(false) };
-        if !leaving.step(store)? {
-            lock().due.push(leaving);
-        }
-        Ok(true)
+        let next = lock().due.pop();
+        let done = next.map_or(Ok(None), |mut leaving| {
+            let is_over = leaving.step(store)?;
+            Ok((!is_over).then_some(leaving))
+        });
+        let mut all = lock();
+        let done = done.map(|rest| all.due.extend(rest));
+        self.leaving_due.store(!all.due.is_empty(), Ordering::Release);
+        done
     }
 
     /// Whether connections that are gone have left subscriptions, to be taken back by [`leave_channels`](Self::leave_channels).
