@@ -8,9 +8,10 @@
 
 use std::io::{BufRead as _, BufReader};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -39,6 +40,14 @@ pub struct Options {
     pub rounds: usize,
     /// Further arguments of each member.
     pub more: Vec<String>,
+    /// Set by who wants the bench to end: what it has made goes first.
+    pub stop: Arc<AtomicBool>,
+}
+
+impl Options {
+    fn go_on(&self) -> Result<(), String> {
+        if self.stop.load(Ordering::Acquire) { Err("the bench was stopped".to_owned()) } else { Ok(()) }
+    }
 }
 
 /// What happens to the primary.
@@ -82,6 +91,7 @@ pub fn run(options: &Options, mut progress: impl FnMut(u64, u64, &str)) -> Resul
     for fault in Fault::ALL {
         let mut gaps = Vec::new();
         for _ in 0..options.rounds {
+            options.go_on()?;
             progress(done, of, fault.name());
             done += 1;
             match round(options, fault) {
@@ -185,7 +195,9 @@ fn run_tool(program: &str, args: &[&str]) -> Result<(), String> {
 struct Disks {
     images: Vec<PathBuf>,
     mounts: Vec<PathBuf>,
-    frozen: Mutex<Option<usize>>,
+    /// Which of them is frozen, and a process that thaws it when its input ends: when we do, in whatever way. Nothing else would, and
+    /// who waits for a file system cannot be killed.
+    frozen: Mutex<Option<(usize, Child)>>,
 }
 
 impl Disks {
@@ -205,14 +217,20 @@ impl Disks {
     }
 
     fn freeze(&self, n: usize) -> Result<(), String> {
-        run_tool("fsfreeze", &["-f", &self.mounts[n].display().to_string()])?;
-        *self.frozen.lock().expect("one thread") = Some(n);
-        Ok(())
+        let mut guard = Command::new("sh");
+        guard.args(["-c", "read -r _; exec fsfreeze -u \"$0\""]).arg(&self.mounts[n]);
+        // Ctrl-C is for us; it goes when we have gone.
+        let guard = guard.process_group(0).stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
+        let guard = guard.spawn().map_err(|e| format!("sh is needed: {e}"))?;
+        *self.frozen.lock().expect("one thread") = Some((n, guard));
+        run_tool("fsfreeze", &["-f", &self.mounts[n].display().to_string()])
     }
 
     fn thaw(&self) {
-        if let Some(n) = self.frozen.lock().expect("one thread").take() {
+        if let Some((n, mut guard)) = self.frozen.lock().expect("one thread").take() {
             let _ = run_tool("fsfreeze", &["-u", &self.mounts[n].display().to_string()]);
+            drop(guard.stdin.take());
+            let _ = guard.wait();
         }
     }
 }
@@ -270,9 +288,11 @@ impl Members {
             };
             command.args(["kv", "serve"]).arg(options.directory.join(format!("m{n}")).join("member"));
             command.args(["--listen", &this.addrs[n].to_string(), "--members", &list, "--json"]);
+            // Members end when we do, in whatever way.
+            command.arg("--stop-on-eof");
             // Nobody else is on that network.
             command.args(around.star.map(|_| "--insecure"));
-            command.args(&options.more).stdin(Stdio::null()).stdout(Stdio::piped());
+            command.args(&options.more).stdin(Stdio::piped()).stdout(Stdio::piped());
             let _ = std::fs::create_dir_all(options.directory.join(format!("m{n}")));
             let mut child = command.spawn().map_err(|e| format!("{}: {e}", options.program.display()))?;
             let mut lines = BufReader::new(child.stdout.take().expect("piped"));
@@ -302,6 +322,7 @@ impl Members {
         let mut store = self.store()?;
         let begin = Instant::now();
         while begin.elapsed() < PATIENCE {
+            self.options.go_on()?;
             let said: Vec<Option<MemberStats>> =
                 store.members().map_err(|e| e.to_string())?.into_iter().map(|(_, said)| said.ok()).collect();
             let primary =
@@ -324,7 +345,7 @@ impl Members {
         // When each acknowledged write began and ended.
         let (stop, writes) = (AtomicBool::new(false), Mutex::new(Vec::<(Instant, Instant)>::new()));
         std::thread::scope(|scope| {
-            let (stop, writes) = (&stop, &writes);
+            let (stop, writes, options) = (&stop, &writes, &self.options);
             let writing = scope.spawn(move || -> Result<(), String> {
                 for n in 0_u64.. {
                     if stop.load(Ordering::Acquire) {
@@ -349,6 +370,7 @@ impl Members {
                     if begin.elapsed() > PATIENCE || writing.is_finished() {
                         return Err(format!("no writes for {} s", begin.elapsed().as_secs()));
                     }
+                    options.go_on()?;
                     std::thread::sleep(Duration::from_millis(5));
                 }
                 Ok(())
@@ -377,6 +399,7 @@ impl Members {
             let wrote = writing.join().map_err(|_| "the writer failed".to_owned())?;
             let at = match measured {
                 Ok(at) => at,
+                Err(stopped) if options.go_on().is_err() => return Err(stopped),
                 // That is an answer, too.
                 Err(_) if wrote.is_ok() => return Ok(PATIENCE),
                 Err(e) => return Err(format!("{e}: {}", wrote.err().unwrap_or_default())),

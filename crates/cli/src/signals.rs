@@ -29,6 +29,11 @@ impl Stop {
         self.0.load(Ordering::Acquire)
     }
 
+    /// What a signal sets.
+    pub(crate) fn flag(&self) -> Arc<AtomicBool> {
+        Arc::clone(&self.0)
+    }
+
     /// As a signal would.
     pub(crate) fn ask(&self) {
         self.0.store(true, Ordering::Release);

@@ -7,6 +7,7 @@ use remanence_bench::failover::{self, Options};
 
 use super::Common;
 use crate::fail::Fail;
+use crate::signals::Stop;
 
 #[derive(clap::Args, Debug)]
 #[command(after_help = "\
@@ -44,6 +45,7 @@ pub(super) fn run(args: &Args) -> Result<(), Fail> {
             usize::from,
         ),
         more: args.more.clone(),
+        stop: Stop::listen()?.flag(),
     };
     let (bar, progress) = super::progress();
     let outcome = failover::run(&options, progress);
