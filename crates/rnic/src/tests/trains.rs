@@ -186,6 +186,7 @@ fn a_queue_that_is_refilled_one_by_one_goes_on_in_trains() {
 #[test]
 fn nothing_waits_for_company_behind_a_flush() {
     let mut pair = Pair::connected();
+    acquaint(&mut pair, Duration::ZERO);
     let src = pair.a().buffer(4096, REMOTE, 1);
     let dst = pair.b().buffer(4096, REMOTE, 0);
     let flush = SendOp::Flush {
