@@ -14,7 +14,7 @@ use crate::channels::{Channels, Mail, Subscriptions};
 pub use crate::command::Long;
 use crate::command::{self, Call, Command, Transaction};
 use crate::joint::{Joined, Joint, Piece, Verdict};
-use crate::parts;
+use crate::parts::{self, Applied, Folded};
 use crate::protocol::{Decoder, Limits, Request, Run, Version, Writer};
 use crate::stats::Stats;
 use crate::store::{Fetched, Key, Store, StoreError};
@@ -250,6 +250,8 @@ struct Folds {
     due: BTreeSet<Vec<u8>>,
     /// Those that somebody is at.
     at: BTreeSet<Vec<u8>>,
+    /// Batches of those that are due which are in all buckets, and perhaps still in the key's value.
+    applied: BTreeMap<Vec<u8>, Applied>,
     /// Those that are read as a whole by somebody who has been too late before.
     held: BTreeMap<Vec<u8>, usize>,
 }
@@ -409,31 +411,43 @@ impl Shared {
         self.folds_due.load(Ordering::Relaxed) > 0
     }
 
-    /// [Folds](crate::parts) one of the hashes that were changed often; whether there was one that nobody else is at or was
-    /// faster to change. It changes nothing that anybody sees. What fails is done when the hash is changed the next time.
+    /// The batch of this hash that is in all buckets, if there is one.
+    pub(crate) fn applied(&self, key: Key<'_>) -> Option<Applied> {
+        self.folds().applied.get(&spaced(key)).copied()
+    }
+
+    /// Takes a step of [folding](crate::parts) one of the hashes that were changed often; whether there was one that nobody else is at or
+    /// was faster to change. It changes nothing that anybody sees. What fails is done when the hash is changed the next time.
     ///
     /// # Errors
     /// The store's.
     pub fn fold<S: Store>(&self, store: &mut S, moment: Moment) -> Result<bool, StoreError> {
-        let name = {
+        let (name, applied) = {
             let mut folds = self.folds();
             let free = |name: &&Vec<u8>| !folds.at.contains(*name) && !folds.held.contains_key(*name);
             let Some(name) = folds.due.iter().find(free).cloned() else { return Ok(false) };
             folds.due.remove(&name);
             folds.at.insert(name.clone());
             self.folds_due.store(folds.due.len(), Ordering::Relaxed);
-            name
+            let applied = folds.applied.get(&name).copied();
+            (name, applied)
         };
         let key = Key { space: name[0], name: &name[1..] };
-        let folded = parts::fold(store, key, self.config.hash_whole, moment);
+        let folded = parts::fold(store, key, self.config.hash_whole, moment, applied);
         let mut folds = self.folds();
         folds.at.remove(&name);
-        // Somebody has changed it meanwhile: it is still to be done, and not at once.
-        if folded == Ok(false) {
+        match folded {
+            // Whoever changes the hash next has a chance to take the batch out before the next step.
+            Ok(Folded::Applied(applied)) => drop(folds.applied.insert(name.clone(), applied)),
+            Ok(Folded::Late) => {}
+            Ok(Folded::Done | Folded::More) | Err(_) => drop(folds.applied.remove(&name)),
+        }
+        // Where somebody has changed it meanwhile it is still to be done, and not at once.
+        if matches!(folded, Ok(Folded::Applied(_) | Folded::More | Folded::Late)) {
             folds.due.insert(name);
             self.folds_due.store(folds.due.len(), Ordering::Relaxed);
         }
-        folded
+        folded.map(|folded| folded != Folded::Late)
     }
 
     /// When it started, in microseconds of Unix time.

@@ -10,7 +10,7 @@ use remanence_resp::joint::Joint;
 use remanence_resp::memory::MemoryStore;
 use remanence_resp::parts::{Collected, collect, has_part, is_in_parts, owner_of, sweep};
 use remanence_resp::protocol::{Decoder, Frame, Limits, parse_frame};
-use remanence_resp::store::{Condition, Key, Store, StoreError};
+use remanence_resp::store::{Change, Condition, Key, Store, StoreError, StoreLimits, Version};
 use remanence_resp::sweep::Sweep;
 
 /// So small that a hash of a few fields is in parts, and folded at every other change.
@@ -524,6 +524,102 @@ fn threads_that_change_and_fold_one_hash_lose_nothing() {
     assert_eq!(content(&shared, &mut store, "h").len(), 4 * EACH + 51);
 }
 
+/// A store that counts what waits for its medium: each write, and those together once.
+struct Counted {
+    store: MemoryStore,
+    waits: u64,
+}
+
+impl Store for Counted {
+    fn limits(&self) -> StoreLimits {
+        self.store.limits()
+    }
+    fn get(&mut self, key: Key<'_>, value: &mut Vec<u8>) -> Result<Option<Version>, StoreError> {
+        self.store.get(key, value)
+    }
+    fn put(&mut self, key: Key<'_>, value: &[u8], condition: Condition) -> Result<bool, StoreError> {
+        self.waits += 1;
+        self.store.put(key, value, condition)
+    }
+    fn change_many(&mut self, changes: &[Change<'_>], done: &mut Vec<Result<bool, StoreError>>) {
+        self.waits += 1;
+        self.store.change_many(changes, done);
+    }
+    fn delete(&mut self, key: Key<'_>, condition: Condition) -> Result<bool, StoreError> {
+        self.waits += 1;
+        self.store.delete(key, condition)
+    }
+    fn scan(
+        &mut self,
+        space: u8,
+        cursor: u64,
+        count: usize,
+        each: &mut dyn FnMut(&[u8], &[u8]),
+    ) -> Result<u64, StoreError> {
+        self.store.scan(space, cursor, count, each)
+    }
+    fn count(&mut self, space: u8) -> Result<Option<u64>, StoreError> {
+        self.store.count(space)
+    }
+    fn clear(&mut self, space: Option<u8>, cursor: u64) -> Result<u64, StoreError> {
+        self.store.clear(space, cursor)
+    }
+}
+
+/// Commands seal what they have changed, and take out what is in the buckets, with writes that they wait for anyway; and the
+/// buckets of a batch share a wait, however many they are.
+#[test]
+fn a_hash_that_is_changed_all_the_time_is_folded_with_one_wait_for_a_batch() {
+    const FIELDS: usize = 800;
+    let (shared, mut state) = (shared(2048), 1);
+    let mut store = Counted { store: MemoryStore::default(), waits: 0 };
+    let mut model = BTreeMap::new();
+    for n in 0..FIELDS {
+        run(&shared, &mut store, &format!("HSET h field{n} value"));
+        fold(&shared, &mut store, &mut state).expect("memory does not fail");
+        model.insert(n, "value".to_owned());
+    }
+    assert!(buckets(&mut store.store) > 64, "more than are read together");
+    let batch = |store: &mut Counted| {
+        let value = read(&mut store.store, b"\0h").expect("it is there");
+        u64::from_le_bytes(value[17..25].try_into().expect("eight bytes"))
+    };
+    let mut session = Session::open(&shared, "a", "b", 0);
+    let mut joint = Joint::default();
+    let (mut before, mut writes) = (0, 0);
+    for round in 100..500 {
+        if round == 150 {
+            // From here on there are as many buckets as there are to be: new ones would come with a wait of their own.
+            (before, writes, store.waits) = (batch(&mut store), 0, 0);
+        }
+        if round == 350 {
+            let batches = batch(&mut store) - before;
+            assert!(batches > 5, "{batches} batches");
+            assert_eq!(store.waits, writes + batches, "{batches} batches");
+        }
+        for n in 0..10 {
+            let (field, value) = (random(&mut state) % FIELDS, format!("{n}r{round}"));
+            let mut decoder = Decoder::new(Limits::default());
+            decoder.push(format!("HSET h field{field} {value}\r\n").as_bytes());
+            let request = decoder.next(false).expect("a request").expect("all of it");
+            let pair = (&mut store, &mut joint);
+            session.execute_joined(n, &request, pair, &shared, moment(&mut 1), &mut Vec::new());
+            model.insert(field, value);
+        }
+        assert!(joint.write(&mut store, &shared).is_empty());
+        writes += 1;
+        // In the end so seldom that the next batch is large enough before the last one is out.
+        if round < 350 || round % 20 == 0 {
+            shared.fold(&mut store, moment(&mut state)).expect("memory does not fail");
+        }
+    }
+    for (field, value) in model {
+        let reply = run(&shared, &mut store, &format!("HGET h field{field}"));
+        let wanted = format!("${}\r\n{value}\r\n", value.len());
+        assert_eq!(String::from_utf8_lossy(&reply), wanted, "field {field}");
+    }
+}
+
 /// A bucket that is gone, or garbled, is an error, and no hash with holes.
 #[test]
 fn a_part_that_is_lost_is_told() {
@@ -719,6 +815,10 @@ fn a_hash_is_folded_when_what_made_it_large_has_been_written() {
         run(&shared, &mut store, &format!("HSET h other{n} value"));
     }
     let before = buckets(&mut store);
+    // The batch that the commands have made, and then what has come since.
+    for step in ["into the buckets", "out of the key's value"] {
+        assert_eq!(shared.fold(&mut store, moment(&mut state)), Ok(true), "{step}");
+    }
     let mut hook = |store: &mut MemoryStore| drop(run(&self::shared(WHOLE), store, "HSET h between 1"));
     let mut hooked = Hooked { store: store.clone(), left: 1, hook: Some(Box::new(&mut hook)), ends: false };
     assert_eq!(shared.fold(&mut hooked, moment(&mut state)), Ok(false));

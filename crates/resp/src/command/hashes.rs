@@ -8,11 +8,12 @@ use super::{
     ATTEMPTS, CONTENDED, Call, Change, Done, Failure, Item, NO_NUMBER, NOT_FLOAT, OVERFLOW, Seen, WRONG_TYPE,
     wrong_arity,
 };
+use crate::engine::Shared;
 use crate::float80::Float80;
 use crate::number::parse_i64;
 use crate::parts::{Root, buckets, put_change, weight};
 use crate::protocol::Writer;
-use crate::store::Store;
+use crate::store::{Key, Store};
 use crate::value::{Fields, Hash, Head, Kind, put};
 
 /// So many fields are looked for one by one; more, through an index.
@@ -159,7 +160,7 @@ impl<'a, S: Store> Call<'a, S> {
 
     /// Changes a hash, as [`update`](Self::update) does a key.
     fn change_hash<T>(&mut self, mut change: impl FnMut(&mut Edit<'_, 'a, S>) -> Done<(bool, T)>) -> Done<T> {
-        let space = self.session.space;
+        let (space, shared, key) = (self.session.space, self.shared, self.key_of(self.word(1)));
         self.update_over(self.word(1), |store, newer, item, new| {
             let mut edit = Edit::new(View::new(store, space, item, newer)?);
             let (changed, answer) = change(&mut edit)?;
@@ -167,7 +168,7 @@ impl<'a, S: Store> Call<'a, S> {
                 return Ok((Change::Keep, answer));
             }
             let head = item.map_or(Head::new(Kind::Hash), |item| item.head);
-            Ok((edit.finish(head, new), answer))
+            Ok((edit.finish(shared, key, head, new), answer))
         })
     }
 
@@ -470,8 +471,9 @@ impl<'e, 'a: 'e, S: Store> Edit<'e, 'a, S> {
         }
     }
 
-    /// The hash as the key's new value. One that came out empty goes.
-    fn finish(&self, head: Head, new: &mut Vec<u8>) -> Change {
+    /// The hash as the key's new value. One that came out empty goes. In the same write a batch that is in all buckets is taken out, and
+    /// changes that have become many are made one.
+    fn finish(&self, shared: &Shared, key: Key<'_>, head: Head, new: &mut Vec<u8>) -> Change {
         match &self.draft {
             Draft::Whole(hash) if hash.is_empty() => return Change::Delete,
             Draft::Parts { root, .. } if root.fields == 0 => return Change::Delete,
@@ -481,11 +483,14 @@ impl<'e, 'a: 'e, S: Store> Edit<'e, 'a, S> {
             }
             Draft::Parts { root, now, .. } => {
                 head.emit(new);
-                root.emit(new);
-                root.log.emit_others(|name| now.contains_key(name), new);
-                for (name, value) in now {
-                    put_change(name, value.as_deref(), new);
-                }
+                let applied = if root.sealing() { shared.applied(key) } else { None };
+                let root = applied.and_then(|applied| root.without(applied)).unwrap_or(*root);
+                root.emit_changed(new, shared.config.hash_whole, |new| {
+                    root.log.emit_others(|name| now.contains_key(name), new);
+                    for (name, value) in now {
+                        put_change(name, value.as_deref(), new);
+                    }
+                });
             }
         }
         Change::Write

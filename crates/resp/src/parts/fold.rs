@@ -21,43 +21,59 @@ fn lost() -> StoreError {
     StoreError::Unavailable("a part of this hash is lost".to_owned())
 }
 
-/// Brings the changes of a hash into its buckets, if there are many, as told by how many bytes a hash may [have](super) in one
-/// value; whether nothing is left to do. Where somebody else has changed the hash meanwhile, it is to be tried again.
+/// What came of a [step](fold).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Folded {
+    /// Nothing is left to do.
+    Done,
+    /// Something is.
+    More,
+    /// The batch is in all buckets. Who changes the hash next may take it out of the key's value, or the next step does.
+    Applied(Applied),
+    /// Somebody else has changed the hash meanwhile: it is to be tried again.
+    Late,
+}
+
+/// A batch that is in all buckets, of the hash with this id.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Applied {
+    pub(crate) id: Id,
+    pub(crate) batch: u64,
+}
+
+/// Takes one step of bringing the changes of a hash into its buckets, if there are many, as told by how many bytes a hash may
+/// [have](super) in one value. `applied` is what an earlier step has said.
 ///
 /// # Errors
 /// The store's. What was not done is done the next time.
-pub fn fold<S: Store>(store: &mut S, key: Key<'_>, whole: usize, moment: Moment) -> Result<bool, StoreError> {
+pub(crate) fn fold<S: Store>(
+    store: &mut S,
+    key: Key<'_>,
+    whole: usize,
+    moment: Moment,
+    applied: Option<Applied>,
+) -> Result<Folded, StoreError> {
     let mut value = Vec::new();
-    // A batch that somebody has left, and one of what has come since.
-    for _ in 0..2 {
-        value.clear();
-        let Some(version) = store.get(key, &mut value)? else { return Ok(true) };
-        let (head, payload) = split(&value)?;
-        if head.expired(moment.now()) {
-            return Ok(true);
-        }
-        let sealed = match head.kind {
-            Kind::Parts if Root::parse(payload)?.sealing() => true,
-            _ if !due(&value, whole) => return Ok(true),
-            Kind::Parts => seal(store, key, version, head, &Root::parse(payload)?, whole)?,
-            Kind::Hash => divide(store, key, version, head, Fields::parse(payload)?, whole, moment)?,
-            Kind::String => false,
-        };
-        if !sealed {
-            return Ok(false);
-        }
-        value.clear();
-        let Some(_) = store.get(key, &mut value)? else { return Ok(true) };
-        let (head, payload) = split(&value)?;
-        if head.kind != Kind::Parts {
-            return Ok(true);
-        }
-        let root = Root::parse(payload)?;
-        if root.sealing() && !(apply(store, key, &root)? && finish(store, key, &root.id, root.batch)?) {
-            return Ok(false);
-        }
+    let Some(version) = store.get(key, &mut value)? else { return Ok(Folded::Done) };
+    let (head, payload) = split(&value)?;
+    if head.expired(moment.now()) {
+        return Ok(Folded::Done);
     }
-    Ok(true)
+    let done = match head.kind {
+        Kind::Parts if Root::parse(payload)?.sealing() => {
+            let root = Root::parse(payload)?;
+            let this = Applied { id: root.id, batch: root.batch };
+            if applied != Some(this) {
+                return Ok(if apply(store, key, &root)? { Folded::Applied(this) } else { Folded::Late });
+            }
+            finish(store, key, this)?
+        }
+        _ if !due(&value, whole) => return Ok(Folded::Done),
+        Kind::Parts => seal(store, key, version, head, &Root::parse(payload)?, whole)?,
+        Kind::Hash => divide(store, key, version, head, Fields::parse(payload)?, whole, moment)?,
+        Kind::String => return Ok(Folded::Done),
+    };
+    Ok(if done { Folded::More } else { Folded::Late })
 }
 
 /// Makes one value the first batch of a hash in parts; whether it did.
@@ -104,10 +120,7 @@ fn seal<S: Store>(
     root: &Root<'_>,
     whole: usize,
 ) -> Result<bool, StoreError> {
-    // One more for each change at most: a batch is no longer than what brings it about.
-    let most = root.buckets.saturating_add(u32::try_from(root.log.count()).unwrap_or(u32::MAX));
-    let buckets = root.buckets.max(wanted(root.fields, root.bytes, whole).min(most));
-    let sealed = Root { batch: root.batch + 1, buckets, sealed: root.log, log: Changes::default(), ..*root };
+    let sealed = Root { sealed: root.log, log: Changes::default(), ..root.next_batch(root.log, whole) };
     let mut value = Vec::new();
     head.emit(&mut value);
     sealed.emit(&mut value);
@@ -115,7 +128,7 @@ fn seal<S: Store>(
 }
 
 /// Takes a batch out of the key's value, as it is in all buckets; whether it is out.
-fn finish<S: Store>(store: &mut S, key: Key<'_>, id: &Id, batch: u64) -> Result<bool, StoreError> {
+fn finish<S: Store>(store: &mut S, key: Key<'_>, applied: Applied) -> Result<bool, StoreError> {
     let (mut value, mut next) = (Vec::new(), Vec::new());
     for _ in 0..ATTEMPTS {
         value.clear();
@@ -126,14 +139,9 @@ fn finish<S: Store>(store: &mut S, key: Key<'_>, id: &Id, batch: u64) -> Result<
             return Ok(false);
         }
         let root = Root::parse(payload)?;
-        if root.id != *id || root.batch != batch {
-            return Ok(false);
-        }
-        if !root.sealing() {
-            return Ok(true);
-        }
+        let Some(without) = root.without(applied) else { return Ok(!root.sealing()) };
         head.emit(&mut next);
-        Root { before: root.buckets, sealed: Changes::default(), ..root }.emit(&mut next);
+        without.emit(&mut next);
         next.extend_from_slice(root.log.rest);
         if store.put(key, &next, Condition::Is(version))? {
             return Ok(true);
@@ -154,6 +162,7 @@ fn apply<S: Store>(store: &mut S, key: Key<'_>, root: &Root<'_>) -> Result<bool,
     }
     let mut groups = groups.into_iter().peekable();
     let (mut bytes, mut found): (Vec<u8>, Vec<Fetched>) = (Vec::new(), Vec::new());
+    let (mut new, mut old, mut waiting) = (Vec::new(), Vec::new(), 0);
     while groups.peek().is_some() {
         let group: Vec<(u32, Group<'_>)> = groups.by_ref().take(TOGETHER).collect();
         let names: Vec<BucketName> = group.iter().map(|(from, _)| bucket_name(&root.id, *from)).collect();
@@ -163,7 +172,6 @@ fn apply<S: Store>(store: &mut S, key: Key<'_>, root: &Root<'_>) -> Result<bool,
         if root.before > 0 {
             store.beneath(&keys, &mut bytes, &mut found);
         }
-        let (mut new, mut old) = (Vec::new(), Vec::new());
         for (n, (from, group)) in group.iter().enumerate() {
             let before = match found.get(n) {
                 None => None,
@@ -176,15 +184,20 @@ fn apply<S: Store>(store: &mut S, key: Key<'_>, root: &Root<'_>) -> Result<bool,
                 continue;
             }
             for (at, value) in group.divide(key, root, *from, before.map(|(_, bucket)| bucket.fields)) {
+                waiting += value.len();
                 match before {
                     Some((version, _)) if at == *from => old.push((at, value, Condition::Is(version))),
                     _ => new.push((at, value, Condition::Absent)),
                 }
             }
         }
-        write(store, key.space, &root.id, &new)?;
-        if !write(store, key.space, &root.id, &old)? {
-            return Ok(false);
+        // Each of these is a wait for the medium: as many buckets as may be share it.
+        if waiting >= BYTES || groups.peek().is_none() {
+            write(store, key.space, &root.id, &std::mem::take(&mut new))?;
+            if !write(store, key.space, &root.id, &std::mem::take(&mut old))? {
+                return Ok(false);
+            }
+            waiting = 0;
         }
     }
     Ok(true)

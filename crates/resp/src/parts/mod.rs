@@ -19,7 +19,9 @@
 //! says that they are batch *n*, and how many buckets there will be. Then each bucket that they concern is written with the
 //! number of the batch, on the condition that it is still the one that was read: those that are new first, then those they take their fields
 //! from. At last the batch is taken out of the key's value. What a bucket is to have follows from the batch and from what it had; so whoever
-//! finds a sealed batch can finish it, any number can at once, and one who was held up for an hour spoils nothing.
+//! finds a sealed batch can finish it, any number can at once, and one who was held up for an hour spoils nothing. Each of these steps
+//! is a wait for the medium. The command whose change is one too many seals with its own write, and the next one after the buckets takes the
+//! batch out with its own; so all that is left is the wait for the buckets, one for a batch.
 //!
 //! **Who reads** takes the key's value, and then buckets. A bucket of that batch or an older one has what it had
 //! when the key's value was read, but for what the changes hide; one of a newer batch says that the key's value is another by now, and
@@ -42,7 +44,7 @@ use crate::store::{Key, StoreError};
 use crate::value::{Fields, Head, Kind, put, take};
 
 pub use collect::{Collected, collect, has_part, id_in, is_in_parts, owner_of};
-pub use fold::fold;
+pub(crate) use fold::{Applied, Folded, fold};
 pub(crate) use read::{Missed, buckets};
 pub(crate) use sweep::Leaving;
 pub use sweep::sweep;
@@ -53,7 +55,7 @@ pub const DATABASES_MAX: u16 = 128;
 const BUCKET: u8 = 4;
 const FIXED: usize = 56;
 /// A bucket's fields take about one part in so many of what a whole hash may. Changes that are not folded take as much as that: to fold
-/// them takes three waits for the medium, so it should not come with every wait of many clients.
+/// them takes one to three waits for the medium, so it should not come with every wait of many clients.
 const BUCKET_SHARE: u64 = 32;
 
 /// So many buckets a hash has at most, and fewer fields than these.
@@ -132,14 +134,48 @@ impl<'a> Root<'a> {
 
     /// Appends it, but for the changes since.
     pub(crate) fn emit(&self, value: &mut Vec<u8>) {
-        value.extend_from_slice(&self.id);
-        value.extend_from_slice(&self.batch.to_le_bytes());
-        value.extend_from_slice(&self.before.to_le_bytes());
-        value.extend_from_slice(&self.buckets.to_le_bytes());
-        value.extend_from_slice(&self.fields.to_le_bytes());
-        value.extend_from_slice(&self.bytes.to_le_bytes());
-        value.extend_from_slice(&(self.sealed.rest.len() as u64).to_le_bytes());
+        value.extend_from_slice(&self.front(self.sealed.rest.len()));
         value.extend_from_slice(self.sealed.rest);
+    }
+
+    /// What stands before a batch of so many bytes.
+    fn front(&self, sealed: usize) -> [u8; FIXED] {
+        let mut front = [0; FIXED];
+        front[..16].copy_from_slice(&self.id);
+        front[16..24].copy_from_slice(&self.batch.to_le_bytes());
+        front[24..28].copy_from_slice(&self.before.to_le_bytes());
+        front[28..32].copy_from_slice(&self.buckets.to_le_bytes());
+        front[32..40].copy_from_slice(&self.fields.to_le_bytes());
+        front[40..48].copy_from_slice(&self.bytes.to_le_bytes());
+        front[48..].copy_from_slice(&(sealed as u64).to_le_bytes());
+        front
+    }
+
+    /// The same with these changes since, which become the next batch at once if they are many and no other is under way.
+    pub(crate) fn emit_changed(&self, value: &mut Vec<u8>, whole: usize, changes: impl FnOnce(&mut Vec<u8>)) {
+        let start = value.len();
+        self.emit(value);
+        let behind = value.len();
+        changes(value);
+        let log = value.len() - behind;
+        if !self.sealing() && log > whole {
+            let sealed = self.next_batch(Changes { rest: &value[behind..] }, whole).front(log);
+            value[start..behind].copy_from_slice(&sealed);
+        }
+    }
+
+    /// With the number of the batch that these changes are to be, and as many buckets as there are to be then.
+    fn next_batch(&self, changes: Changes<'_>, whole: usize) -> Self {
+        // One more for each change at most: a batch is no longer than what brings it about.
+        let most = self.buckets.saturating_add(u32::try_from(changes.count()).unwrap_or(u32::MAX));
+        let buckets = self.buckets.max(wanted(self.fields, self.bytes, whole).min(most));
+        Self { batch: self.batch + 1, buckets, ..*self }
+    }
+
+    /// Without its batch, if this is the one that is in all buckets.
+    pub(crate) fn without(&self, applied: Applied) -> Option<Self> {
+        let is = self.sealing() && applied == Applied { id: self.id, batch: self.batch };
+        is.then_some(Self { before: self.buckets, sealed: Changes::default(), ..*self })
     }
 
     /// What the changes make of a field: nothing if they leave it as it is, `None` in it if it is gone.
@@ -275,7 +311,7 @@ pub(crate) const fn weight(name: usize, value: usize) -> u64 {
     name as u64 + value as u64
 }
 
-/// Whether the value of a hash is to be [folded](fold): it has become too large to be one, or many changes wait.
+/// Whether the value of a hash is to be [folded](fold): it has become too large to be one, it has a batch, or many changes wait.
 pub(crate) fn due(value: &[u8], whole: usize) -> bool {
     let Ok((head, start)) = Head::parse(value) else { return false };
     let payload = &value[start..];
@@ -294,7 +330,7 @@ pub(crate) fn due(value: &[u8], whole: usize) -> bool {
             let sealed = payload
                 .get(48..FIXED)
                 .map_or(0, |len| u64::from_le_bytes(len.try_into().expect("eight bytes")) as usize);
-            log.saturating_sub(sealed) > whole
+            sealed > 0 || log > whole
         }
     }
 }
