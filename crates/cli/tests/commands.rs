@@ -86,7 +86,10 @@ fn doctor_says_what_this_machine_guarantees() {
     assert!(table.contains("Persistence") && !table.contains('\u{1b}'), "no colours into a pipe:\n{table}");
     let missing = run(rem().args(["doctor", "/does/not/exist"]).arg(dir.path()));
     let table = String::from_utf8_lossy(&missing.stdout);
-    assert!(table.contains("cannot be tried") && table.contains("Limits"), "the rest is said all the same:\n{table}");
+    assert!(
+        table.contains("cannot be tried") && table.contains("Limits"),
+        "the rest is said all the same:\n{table}"
+    );
     assert_eq!(missing.status, Some(1));
     let sentence = "rem: nothing can be said of /does/not/exist; ";
     assert!(missing.stderr.starts_with(sentence), "{}", missing.stderr);

@@ -269,9 +269,11 @@ mod tests {
     fn a_pair_is_used_once_it_was_answered() {
         let mut world = World::new();
         assert_eq!(world.send(FIRST, b"b"), None, "there is none");
-        for (error, told) in
-            [(libc::EAGAIN, Some(Passed::Full)), (libc::ECONNREFUSED, Some(Passed::NoSuchOwner)), (libc::ETOOMANYREFS, None)]
-        {
+        for (error, told) in [
+            (libc::EAGAIN, Some(Passed::Full)),
+            (libc::ECONNREFUSED, Some(Passed::NoSuchOwner)),
+            (libc::ETOOMANYREFS, None),
+        ] {
             let fail = |_: BorrowedFd<'_>| Err(io::Error::from_raw_os_error(error));
             assert_eq!(world.outlets.introduce(SLOT, FIRST, &world.sender, fail), told);
         }

@@ -598,7 +598,9 @@ mod tests {
     /// A network namespace for this thread, or the reason why the test is skipped is printed.
     fn alone() -> Option<Veth> {
         let alone = Veth::new(1500).and_then(|veth| veth.enter(End::Left).map(|()| veth));
-        alone.map_err(|err| println!("SKIPPED: a network namespace for the test alone needs root: {err}")).ok()
+        alone
+            .map_err(|err| println!("SKIPPED: a network namespace for the test alone needs root: {err}"))
+            .ok()
     }
 
     /// Until somebody is seen nothing can be sent on to him but by his name, where strangers can crowd him out.

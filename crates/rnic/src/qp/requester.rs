@@ -277,7 +277,8 @@ impl Qp {
     /// delays: the last packet in flight has asked for an ACK here, and only a FLUSH may hold that up for long.
     fn awaits_company(&self) -> bool {
         let req = &self.requester;
-        let (waiting, in_flight) = (self.sq.tail.wrapping_sub(req.cursor), req.cursor.wrapping_sub(self.sq.head));
+        let (waiting, in_flight) =
+            (self.sq.tail.wrapping_sub(req.cursor), req.cursor.wrapping_sub(self.sq.head));
         let hurries = req.hurries_until.wrapping_sub(req.cursor).wrapping_sub(1) < waiting;
         in_flight >= CROWD
             && waiting < in_flight

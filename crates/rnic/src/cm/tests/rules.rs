@@ -376,9 +376,12 @@ fn an_mtu_that_does_not_fit_is_rejected_with_the_one_that_does_and_that_is_asked
 fn a_rejection_for_the_mtu_that_names_none_which_is_smaller_is_final() {
     for info in [0, 9, Mtu::B1024 as u8, Mtu::B4096 as u8] {
         let mut pair = Pair::new();
-        let id = pair.active.connect(pair.now, &Connect { mtu: Mtu::B1024, ..connect_to(2, 1, 0x11) }).unwrap();
+        let id =
+            pair.active.connect(pair.now, &Connect { mtu: Mtu::B1024, ..connect_to(2, 1, 0x11) }).unwrap();
         let req = Pair::lose(&mut pair.active);
-        let Ok(Repr { transaction_id, message: Message::Req(req) }) = Repr::parse(&req) else { panic!("no REQ") };
+        let Ok(Repr { transaction_id, message: Message::Req(req) }) = Repr::parse(&req) else {
+            panic!("no REQ")
+        };
         let reject = Reject { info: &[info], ..Reject::new(RejectedMessage::Req, RejReason::INVALID_MTU) };
         let rej = message::rej(transaction_id, 0, req.local_comm_id, &reject).unwrap();
         pair.active.handle_mad(pair.now, gid(2), &rej);
