@@ -649,6 +649,52 @@ fn a_dump_brings_everything_back_and_a_broken_file_is_salvaged() {
     run(&mut kv("verify", &[&name])).bad("");
 }
 
+/// Damage that covers the key as well as what is in front of it leaves nothing to name.
+#[test]
+fn a_value_of_which_nobody_can_tell_the_key_is_not_passed_over() {
+    let mut server = Server::new(&["--journal", "off"]);
+    {
+        let mut store = connect(server.addr());
+        for n in 100..200 {
+            let (key, value) = (format!("key{n}"), format!("value{n}"));
+            store.put(key.as_bytes(), value.as_bytes(), Default::default()).expect("room");
+        }
+        store.put(b"key170", b"value170b", Default::default()).expect("room");
+    }
+    server.kill();
+    let store = server.file();
+    let whole = std::fs::read(&store).expect("a store");
+    let erase = |what: &[u8]| {
+        let mut bytes = whole.clone();
+        let at = bytes.windows(what.len()).rposition(|there| there == what).expect("it is there");
+        bytes[at - 24..at + 6].fill(0);
+        std::fs::write(&store, &bytes).expect("written");
+    };
+    erase(b"key150value150");
+    let (file, out) =
+        (server.file().display().to_string(), server.dir.path().join("out").display().to_string());
+    let kv = |verb: &str, more: &[&str]| run(rem().args(["kv", verb]).args(more));
+    let lost = |said: common::Said, count: &str| {
+        assert_eq!(said.status, Some(1), "{}", said.stderr);
+        assert!(said.stderr.contains(count), "{}", said.stderr);
+    };
+    lost(kv("dump", &[&file, "-o", &out]), "1 key is not in the dump");
+    lost(kv("salvage", &[&file, "-o", &out]), "1 value is lost");
+    let said = kv("salvage", &[&file, "-o", &out, "--json"]);
+    let object: Value = serde_json::from_slice(&said.stdout).expect("JSON");
+    assert_eq!((object["values"].as_u64(), object["lost_without_a_name"].as_u64()), (Some(99), Some(1)));
+    server.start(&[]);
+    let at = server.name();
+    for _ in 0..2 {
+        lost(kv("dump", &[&at, "-o", &out]), "1 key is not in the dump");
+        lost(kv("verify", &[&at]), "1 of 100 values is damaged");
+    }
+    server.kill();
+    // The version before is there, and is not what was acknowledged last.
+    erase(b"key170value170b");
+    lost(kv("salvage", &[&file, "-o", &out]), "1 key has an older version in the dump");
+}
+
 #[test]
 fn a_port_that_is_taken_leaves_no_new_file() {
     let server = Server::new(&[]);

@@ -183,6 +183,11 @@ fn what_is_wrong_is_said_in_a_sentence() {
         "{}",
         said.stderr
     );
+    // A copy has the same damage, and does not pass for a whole one.
+    let copy = server.dir.path().join("copy");
+    let said = run(rem().args(["log", "salvage", "-o"]).arg(&copy).arg(server.file()));
+    assert_eq!(said.status, Some(1));
+    assert!(said.stderr.contains(&format!("record {bad} ")) && copy.exists(), "{}", said.stderr);
     server.start(&["--cut", &bad.to_string()]);
     assert_eq!((server.ready["damage"].as_str(), server.ready["next"].as_u64()), (None, Some(bad)));
     run_with_input(rem().args(["log", "append", &name]), b"x\n").good();

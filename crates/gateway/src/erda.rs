@@ -274,7 +274,7 @@ where
 
     fn page(&mut self, cursor: u64, limit: u32) -> Result<(Vec<Vec<u8>>, Option<u64>), StoreError> {
         match self.carry_out(&mut Call::new(Request::Scan { cursor, limit }))? {
-            Ok(Reply::Page { next, keys }) => Ok((keys, next.filter(|next| *next > cursor))),
+            Ok(Reply::Page { next, keys, .. }) => Ok((keys, next.filter(|next| *next > cursor))),
             Ok(_) => Err(StoreError::Unavailable("the server answers a scan with something else".to_owned())),
             Err(error) => Err(refused(&error)),
         }

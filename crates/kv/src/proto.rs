@@ -313,6 +313,8 @@ pub enum Reply {
         next: Option<u64>,
         /// The keys.
         keys: Vec<Vec<u8>>,
+        /// Values beside those, which are damaged so much that nobody can tell their keys.
+        nameless: u32,
     },
     /// How many keys begin with each byte, of those bytes that any key begins with.
     Counts {

@@ -226,7 +226,7 @@ impl AsyncStore {
         self.begin(wish, false, move |output| match output {
             Output::Call(reply) => match reply? {
                 // A page that did not go on would be shown for ever.
-                Reply::Page { next, keys } => Ok(Page { keys, next }),
+                Reply::Page { next, keys, nameless } => Ok(Page { keys, next, nameless }),
                 _ => Err(Error::Protocol("no answer to a scan")),
             },
             _ => Err(Error::Protocol("no answer to a scan")),

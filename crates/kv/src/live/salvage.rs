@@ -101,10 +101,11 @@ pub fn read_all(
     let overlay = Overlay::new(region.clone());
     let (mut server, _) = Server::open(&overlay, Options::default())?;
     let mut named = BTreeSet::new();
-    values(&mut server, now, visit, &mut |key| {
+    let nameless = values(&mut server, now, visit, &mut |key| {
         damaged(Some(key));
         named.insert(key.to_vec());
     })?;
+    (0..nameless).for_each(|_| damaged(None));
     for finding in server.findings().iter().filter(|finding| finding.fate == Fate::Lost) {
         let known = finding.key.as_ref().is_some_and(|key| named.contains(key));
         if !known && matches!(finding.at, Where::Entry(_)) {
@@ -114,19 +115,22 @@ pub fn read_all(
     Ok(())
 }
 
-/// All values that a server finds; returns the keys that it found.
+/// All values that a server finds; returns how many it found of which nobody knows the keys.
 fn values<M: Medium + Clone>(
     server: &mut Server<M>,
     now: u64,
     visit: &mut dyn FnMut(Record) -> Result<(), Error>,
     damaged: &mut dyn FnMut(&[u8]),
-) -> Result<(), Error> {
+) -> Result<u64, Error> {
     let client = server.connect();
-    let mut cursor = Some(0);
+    let (mut cursor, mut without_names) = (Some(0), 0);
     while let Some(from) = cursor {
         let page = server.handle(now, client, &Request::Scan { cursor: from, limit: PAGE });
         let (next, keys) = match page {
-            Reply::Page { next, keys } => (next, keys),
+            Reply::Page { next, keys, nameless } => {
+                without_names += u64::from(nameless);
+                (next, keys)
+            }
             Reply::Refused(refusal) => return Err(refusal.into()),
             _ => return Err(Error::Protocol("a page")),
         };
@@ -140,7 +144,7 @@ fn values<M: Medium + Clone>(
         }
         cursor = next;
     }
-    Ok(())
+    Ok(without_names)
 }
 
 fn by_tables<'a>(
@@ -152,7 +156,7 @@ fn by_tables<'a>(
     let mut salvaged = Salvaged::default();
     let mut lost: BTreeSet<Vec<u8>> = BTreeSet::new();
     let mut has: BTreeSet<Vec<u8>> = BTreeSet::new();
-    values(
+    let without_names = values(
         &mut server,
         now,
         &mut |record| {
@@ -166,18 +170,19 @@ fn by_tables<'a>(
     )?;
     salvaged.findings = server.findings().to_vec();
     let view = server.view();
-    // Places of entries of which nobody knows the key.
-    let mut nameless: Vec<u64> = Vec::new();
+    // Places of entries of which nobody knows the key, and the fingerprints of values of which nobody does.
+    let (mut nameless, mut values): (Vec<u64>, BTreeSet<u64>) = (Vec::new(), BTreeSet::new());
     for finding in salvaged.findings.iter().filter(|finding| finding.fate == Fate::Lost) {
         match (&finding.key, finding.at) {
             (Some(key), _) if !has.contains(key) => {
                 lost.insert(key.clone());
             }
             (None, Where::Entry(at)) => nameless.push(at),
+            (None, Where::Value { fingerprint }) => drop(values.insert(fingerprint)),
             _ => {}
         }
     }
-    if lost.is_empty() && nameless.is_empty() {
+    if lost.is_empty() && nameless.is_empty() && without_names == 0 {
         return Ok(salvaged);
     }
     let superblock = Superblock::read(overlay).map_err(OpenError::from)?.superblock;
@@ -192,7 +197,8 @@ fn by_tables<'a>(
                 (table.slot(home)..table.slot(home + NEIGHBOURHOOD)).contains(at)
             })
         };
-        let unknown = !has.contains(key) && !lost.contains(key) && nameless.iter().any(near);
+        let is_unknown = values.contains(&fingerprint) || nameless.iter().any(near);
+        let unknown = !has.contains(key) && !lost.contains(key) && is_unknown;
         if lost.contains(key) || unknown {
             let before = salvaged.values;
             give(&objects, key, versions, now, &mut salvaged, visit)?;
@@ -201,7 +207,7 @@ fn by_tables<'a>(
         }
     }
     salvaged.lost.extend(lost);
-    salvaged.nameless = nameless.len().saturating_sub(found) as u64;
+    salvaged.nameless = (nameless.len() as u64 + without_names).saturating_sub(found as u64);
     Ok(salvaged)
 }
 

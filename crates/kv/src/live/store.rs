@@ -60,6 +60,8 @@ pub struct Page {
     pub keys: Vec<Vec<u8>>,
     /// Where to go on; `None` at the end.
     pub next: Option<u64>,
+    /// Values beside those of the keys, which are damaged so much that nobody can tell whose they are.
+    pub nameless: u32,
 }
 
 /// A store at a server, for one thread.
@@ -397,7 +399,9 @@ impl Store {
     /// The server cannot be reached.
     pub fn scan(&mut self, cursor: u64, limit: u32) -> Result<Page, Error> {
         self.repeat(|store| match store.look(Call::new(Request::Scan { cursor, limit }))?? {
-            Reply::Page { next, keys } => Ok(Page { keys, next: next.filter(|next| *next > cursor) }),
+            Reply::Page { next, keys, nameless } => {
+                Ok(Page { keys, next: next.filter(|next| *next > cursor), nameless })
+            }
             _ => Err(Error::Protocol("no answer to a scan")),
         })
     }

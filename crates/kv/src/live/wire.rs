@@ -11,7 +11,7 @@
 //! Calls come from strangers: what is parsed here has been checked, and what a session may make the server keep is bounded.
 
 /// The version of all this. Both sides must have the same.
-pub(super) const VERSION: u16 = 5;
+pub(super) const VERSION: u16 = 6;
 /// Bytes before what a call carries.
 pub(super) const CALL_HEADER: usize = 5;
 /// Bytes before what an answer carries.

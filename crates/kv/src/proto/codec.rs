@@ -274,12 +274,13 @@ impl Reply {
                 to.extend(expires.to_le_bytes());
                 put_bytes(to, value);
             }
-            Self::Page { next, keys } => {
+            Self::Page { next, keys, nameless } => {
                 to.push(6);
                 to.push(u8::from(next.is_some()));
                 to.extend(next.unwrap_or(0).to_le_bytes());
                 to.extend((keys.len() as u32).to_le_bytes());
                 keys.iter().for_each(|key| put_bytes(to, key));
+                to.extend(nameless.to_le_bytes());
             }
             Self::View(view) => {
                 to.push(7);
@@ -328,7 +329,7 @@ impl Reply {
             6 => {
                 let (more, next) = (from.u8()?, from.u64()?);
                 let keys = from.many(4, Reader::vec)?;
-                Self::Page { next: (more != 0).then_some(next), keys }
+                Self::Page { next: (more != 0).then_some(next), keys, nameless: from.u32()? }
             }
             7 => Self::View(View::parse(from)?),
             8 if outermost => Self::Batch(from.many(1, |from| Self::parse_from(from, false))?),
@@ -503,8 +504,8 @@ mod tests {
             Reply::Absent,
             Reply::Settled { version: 2 },
             Reply::Value { version: 1, expires: 2, value: b"v".to_vec() },
-            Reply::Page { next: None, keys: vec![b"a".to_vec(), b"b".to_vec()] },
-            Reply::Page { next: Some(0), keys: vec![] },
+            Reply::Page { next: None, keys: vec![b"a".to_vec(), b"b".to_vec()], nameless: 0 },
+            Reply::Page { next: Some(0), keys: vec![], nameless: 7 },
             Reply::Counts { whole: false, counts: vec![] },
             Reply::Counts { whole: true, counts: vec![(0, 1), (255, u64::MAX)] },
             Reply::View(view),

@@ -193,6 +193,10 @@ impl<M: Medium + Clone> Server<M> {
             self.index.set_word(entry, Word::FREE);
             self.dirty = true;
         }
-        Ok(Reply::Page { next: next.filter(|next| *next < 1 << FINGERPRINT_BITS), keys: Vec::new() })
+        Ok(Reply::Page {
+            next: next.filter(|next| *next < 1 << FINGERPRINT_BITS),
+            keys: Vec::new(),
+            nameless: 0,
+        })
     }
 }

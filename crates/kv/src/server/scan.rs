@@ -67,7 +67,17 @@ impl<M: Medium + Clone> Server<M> {
 
     pub(super) fn scan(&mut self, now: u64, cursor: u64, limit: u32) -> Result<Reply, Refusal> {
         let (entries, next) = self.entries_from(cursor, limit.clamp(1, PAGE_MAX) as usize);
-        let mut keys = Vec::with_capacity(entries.len());
+        let (mut keys, mut nameless) = (Vec::with_capacity(entries.len()), 0);
+        // What is damaged is told to those who ask for it, and by a scrub: it has a name, if that can be told.
+        let mut damaged =
+            |server: &mut Self, entry: &Entry, keys: &mut Vec<Vec<u8>>| match server.key_of(entry) {
+                Some(key) => keys.push(key),
+                None => {
+                    nameless += 1;
+                    let at = Where::Value { fingerprint: entry.slot.meta.fingerprint() };
+                    server.found(at, None, Fate::Lost);
+                }
+            };
         for entry in entries {
             let head = entry.slot.meta.head();
             let offset = match self.settle(entry) {
@@ -75,15 +85,14 @@ impl<M: Medium + Clone> Server<M> {
                 Ok(Settling::Gone) => None,
                 Ok(Settling::Unfinished) => entry.slot.word.old_offset(),
                 Err(Refusal::Damaged) => {
-                    keys.extend(self.key_of(&entry));
+                    damaged(self, &entry, &mut keys);
                     continue;
                 }
                 Err(other) => return Err(other),
             };
             let Some(offset) = offset else { continue };
-            // What is damaged is told to those who ask for it, and by a scrub: it has a name, if that can be told.
             let Ok(bytes) = self.object(head, offset) else {
-                keys.extend(self.key_of(&entry));
+                damaged(self, &entry, &mut keys);
                 continue;
             };
             let object = self.parsed(&bytes, head, offset);
@@ -91,7 +100,7 @@ impl<M: Medium + Clone> Server<M> {
                 keys.push(object.key.to_vec());
             }
         }
-        Ok(Reply::Page { next, keys })
+        Ok(Reply::Page { next, keys, nameless })
     }
 
     /// Reads and verifies about `limit` values from a cursor on (0 at first), and repairs what can be repaired.

@@ -15,7 +15,7 @@
 //! conditional write. So every hash command is atomic, against other gateways and crashes too, and waits for the store with all others.
 //! Changes hide what buckets have.
 //!
-//! **Changes are brought into the buckets by [folding](fold)**, when there are many. They are *sealed* first: the key's value
+//! **Changes are brought into the buckets by folding**, when there are many. They are *sealed* first: the key's value
 //! says that they are batch *n*, and how many buckets there will be. Then each bucket that they concern is written with the
 //! number of the batch, on the condition that it is still the one that was read: those that are new first, then those they take their fields
 //! from. At last the batch is taken out of the key's value. What a bucket is to have follows from the batch and from what it had; so whoever

@@ -95,6 +95,9 @@ impl Out {
     }
 }
 
+/// What stands for the key of a value that is damaged so much that it cannot be told.
+pub(super) const NAMELESS: &str = "a key that nobody knows";
+
 /// Refuses a file that is no dump, as it would be gone: the store itself, above all.
 fn check_place(path: &Path) -> Result<(), Fail> {
     if !path.is_file() {
@@ -181,7 +184,7 @@ fn of_file(args: &Args, path: &Path, out: &mut Out) -> Result<Vec<String>, Fail>
                 Error::Argument(sentence)
             })
         },
-        &mut |key| damaged.push(key.map_or_else(|| "a key that nobody knows".to_owned(), shown)),
+        &mut |key| damaged.push(key.map_or_else(|| NAMELESS.to_owned(), shown)),
     );
     bar.done();
     if let Some(fail) = failed {
@@ -201,6 +204,10 @@ fn of_server(args: &Args, out: &mut Out) -> Result<Vec<String>, Fail> {
     let mut cursor = Some(0);
     while let Some(from) = cursor {
         let page = store.scan(from, PAGE).map_err(|e| of(&server, &e))?;
+        for _ in 0..page.nameless {
+            out.unreadable();
+            damaged.push(NAMELESS.to_owned());
+        }
         for key in &page.keys {
             bar.add(1);
             // A part of a hash that is known: it is dumped with that.

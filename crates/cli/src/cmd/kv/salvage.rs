@@ -103,6 +103,14 @@ pub(super) fn run(args: &Args) -> Result<(), Fail> {
             "{}: its journal is damaged, and what was acknowledged last may be missing or older; the dump has the others",
             path.display()
         ))),
+        0 if !salvaged.doubtful.is_empty() && salvaged.without_tables.is_none() => Err(Fail::new(format!(
+            "{}: {} an older version in the dump, as what was written last is lost",
+            path.display(),
+            match salvaged.doubtful.len() {
+                1 => "1 key has".to_owned(),
+                n => format!("{n} keys have"),
+            }
+        ))),
         0 => Ok(()),
         1 => Err(Fail::new(format!("{}: 1 value is lost; the dump has the others", path.display()))),
         n => Err(Fail::new(format!("{}: {n} values are lost; the dump has the others", path.display()))),

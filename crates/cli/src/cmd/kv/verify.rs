@@ -7,6 +7,7 @@ use remanence_kv::proto::Refusal;
 use remanence_kv::server::{Fate, Finding};
 use serde_json::{Value, json};
 
+use super::dump::NAMELESS;
 use super::{Reach, field, member, of, server_of, shown, view_file};
 use crate::fail::Fail;
 use crate::ui::{self, Mood};
@@ -133,6 +134,7 @@ fn of_server(args: &Args) -> Result<(), Fail> {
     let mut cursor = Some(0);
     while let Some(from) = cursor {
         let page = store.scan(from, PAGE).map_err(|e| of(&server, &e))?;
+        damaged.extend((0..page.nameless).map(|_| NAMELESS.to_owned()));
         let found = match store.get_many(&page.keys) {
             Ok(found) => found.into_iter().map(Ok).collect(),
             Err(Error::Refused(Refusal::Damaged)) => one_by_one(&mut store, &page.keys),

@@ -7,8 +7,10 @@ use remanence_pmem::{JOURNAL_NOTE_LEN, Medium, Region};
 use remanence_remotelog::Store;
 use remanence_remotelog::format::superblock::{JOURNAL_NOTE, SUPERBLOCK_LEN, file_options, recorded_size};
 use remanence_remotelog::live::Part;
+use remanence_remotelog::walk::Local;
 use serde_json::json;
 
+use super::verify::{read_all, wrong};
 use crate::fail::{Context as _, Fail};
 use crate::ui::{self, Mood};
 use crate::whole::Whole;
@@ -23,7 +25,7 @@ Examples:
 
 The file is not changed, and needs to be readable only. What can be read of its journal is applied to the copy, which has no journal of
 its own: say `--journal SIZE` when it is served. It fails if something of the journal is damaged or gone, as that had what was
-acknowledged last; the copy has the rest.")]
+acknowledged last, and if a record is damaged; the copy has the rest.")]
 pub(super) struct Args {
     /// The file, which nobody serves
     #[arg(value_name = "FILE")]
@@ -61,6 +63,10 @@ pub(super) fn run(args: &Args) -> Result<(), Fail> {
         return Err(bad(&format!(
             "its journal is damaged or gone, and what was acknowledged last may be missing or older; the copy has the rest: {rescued}"
         )));
+    }
+    let Ok(read) = read_all(&status, &mut Local(log.medium()));
+    if let Some(wrong) = wrong(&status, &read) {
+        return Err(bad(&format!("{wrong}; the copy is as the file in that: {rescued}")));
     }
     if args.json {
         ui::print_json(&json!({ "records": records, "next": status.tail.sequence }))?;

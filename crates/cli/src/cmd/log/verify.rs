@@ -35,15 +35,7 @@ pub(super) fn run(args: &Args) -> Result<(), Fail> {
     let path = Path::new(&args.what);
     let (status, read) = if path.exists() { of_file(path)? } else { of_server(args)? };
     let (first, next) = (status.state.head.sequence, status.tail.sequence);
-    let wrong = match (status.damage, &read.fault) {
-        (Some(damage), _) => Some(damage.to_string()),
-        (None, Some(fault)) => Some(format!(
-            "record {} cannot be read any more ({fault}); records {first} up to it are whole; restart the server to find out \
-             more",
-            first + read.records
-        )),
-        (None, None) => None,
-    };
+    let wrong = wrong(&status, &read);
     if args.json {
         ui::print_json(&json!({
             "whole": wrong.is_none(),
@@ -79,13 +71,27 @@ pub(super) fn run(args: &Args) -> Result<(), Fail> {
     wrong.map_or(Ok(()), |what| Err(Fail::new(format!("{}: {what}", args.what))))
 }
 
-struct Read {
+pub(super) struct Read {
     records: u64,
     bytes: u64,
     fault: Option<remanence_remotelog::error::Fault>,
 }
 
-fn read_all<S: Source>(status: &Status, source: &mut S) -> Result<Read, S::Error> {
+/// What is wrong with a log of which this was read, and what is safe.
+pub(super) fn wrong(status: &Status, read: &Read) -> Option<String> {
+    let first = status.state.head.sequence;
+    match (status.damage, &read.fault) {
+        (Some(damage), _) => Some(damage.to_string()),
+        (None, Some(fault)) => Some(format!(
+            "record {} cannot be read any more ({fault}); records {first} up to it are whole; restart the server to find out \
+             more",
+            first + read.records
+        )),
+        (None, None) => None,
+    }
+}
+
+pub(super) fn read_all<S: Source>(status: &Status, source: &mut S) -> Result<Read, S::Error> {
     let mut reader = Reader::new(status);
     let mut read = Read { records: 0, bytes: 0, fault: None };
     while reader.next_sequence() < status.tail.sequence {
