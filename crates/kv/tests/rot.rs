@@ -449,7 +449,7 @@ fn keys_whose_values_are_damaged_are_cleared_with_the_others() {
                         cursor = next;
                     }
                     match server.handle(NOW, client, &Request::Scan { cursor: 0, limit: 1024 }) {
-                        Reply::Page { keys, next: None } => keys,
+                        Reply::Page { keys, next: None, .. } => keys,
                         other => panic!("{what}: {other:?}"),
                     }
                 };

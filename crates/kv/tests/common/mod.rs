@@ -255,7 +255,7 @@ impl<M: Medium> Session<'_, '_, M> {
     pub(crate) fn keys(&mut self) -> Vec<Vec<u8>> {
         let (mut cursor, mut all) = (0, Vec::new());
         loop {
-            let Reply::Page { next, keys } = self.call(&Request::Scan { cursor, limit: 7 }) else {
+            let Reply::Page { next, keys, .. } = self.call(&Request::Scan { cursor, limit: 7 }) else {
                 panic!("no page")
             };
             all.extend(keys);
