@@ -647,8 +647,10 @@ impl Core {
             } else {
                 self.cq.wait(&mut completions, 256, Some(limit)).map_err(cq)?;
             }
+            // What was put off is put off no longer, and there may be no turn to say so.
+            let waited = std::mem::replace(&mut limit, TICK);
             // Looking whether there is anything to do is nobody's message; what a turn put off is.
-            let metered = meter.filter(|_| !completions.is_empty() || limit < TICK);
+            let metered = meter.filter(|_| !completions.is_empty() || waited < TICK);
             let since = metered.map(|_| Meter::now());
             let mut state = self.lock();
             if let Some((service, look)) = ahead {

@@ -151,3 +151,47 @@ fn calls_that_come_together_are_shown_before_the_first_of_them_is_answered() {
         assert_eq!(next, asked.iter().collect::<Vec<_>>());
     }
 }
+
+/// Ticks of CPU time (a hundredth of a second each) that a thread of this process has used.
+fn cpu_of(thread: &str) -> u64 {
+    let stat = std::fs::read_to_string(format!("/proc/self/task/{thread}/stat")).expect("a thread of ours");
+    let behind_name = stat.rsplit_once(')').expect("a name in parentheses").1;
+    let fields: Vec<&str> = behind_name.split_whitespace().collect();
+    fields[11..13].iter().map(|ticks| ticks.parse::<u64>().expect("a number")).sum()
+}
+
+/// A server that does nothing beside answering was busy for ever from then on, and its host with it.
+#[test]
+fn a_server_whose_session_was_cut_sleeps_again() {
+    let (tell, told) = std::sync::mpsc::channel();
+    let shared: Arc<Mutex<Option<Cutter>>> = Arc::default();
+    let keeps = Arc::clone(&shared);
+    let host = Host::with(
+        LEN,
+        None,
+        |options| options,
+        move |server| {
+            *keeps.lock().expect("no panic") = Some(server.cutter());
+            server.on_call(SERVICE, move |call| {
+                let thread = std::fs::read_link("/proc/thread-self").expect("Linux");
+                let thread = thread.file_name().expect("a number").to_string_lossy().into_owned();
+                tell.send((thread, call.session)).expect("the test waits");
+                Ok(Vec::new())
+            });
+        },
+    );
+    let mut one = session(&host, fixed());
+    one.call(SERVICE, b"").expect("an answer");
+    let (thread, id) = told.recv().expect("it was called");
+    let cutter = shared.lock().expect("no panic").take().expect("a server has one");
+    cutter.cut(id);
+    let begin = Instant::now();
+    while cutter.is_live(id) {
+        assert!(begin.elapsed() < Duration::from_secs(60), "the session goes on");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let before = cpu_of(&thread);
+    std::thread::sleep(Duration::from_secs(1));
+    let used = cpu_of(&thread) - before;
+    assert!(used < 20, "{used} hundredths of a second of CPU in a second in which nobody asks for anything");
+}
