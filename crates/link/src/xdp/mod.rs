@@ -46,8 +46,9 @@ const LARGEST_FRAME: usize = FRAME - HEADROOM;
 const ETHERNET: usize = 14;
 /// Frames handed over in one `recv`.
 const BATCH: usize = 64;
-/// How long a queue that is taken is asked for.
-const LETTING_GO: Duration = Duration::from_millis(500);
+/// How long a queue that is taken is asked for. The kernel gives it back in a work queue, under the lock that network namespaces take
+/// to be torn down, of which a host may have many at once.
+const LETTING_GO: Duration = Duration::from_secs(3);
 /// How many pushes may pass without a look at the neighbour table's news.
 const NEWS_EVERY: u32 = 4096;
 
@@ -497,7 +498,7 @@ impl Link for XdpLink {
 }
 
 /// Binds, and gives a predecessor whose process has just ended the time to let go: the kernel frees a queue some
-/// milliseconds after the last descriptor is closed.
+/// milliseconds after the last descriptor is closed, or more where it is busy.
 fn bind_patiently(socket: &Socket, index: u32, queue: u32, flags: u16) -> io::Result<()> {
     let start = Instant::now();
     loop {
