@@ -161,7 +161,8 @@ impl BareUdp {
         let (mut sent, mut arrived, mut base) = (0_u64, 0_u64, 0_u64);
         let begin = Instant::now();
         let mut heard = begin;
-        while begin.elapsed() < budget {
+        // A burst in which nothing arrives, as the other end has not had the core yet, says nothing of the path.
+        while begin.elapsed() < budget || arrived == 0 && begin.elapsed() < SAMPLES_MAX_WAIT {
             while sent - base < flow.window {
                 match self.send_train(flow) {
                     Ok(bytes) => sent += bytes,
@@ -282,7 +283,8 @@ fn rate(bare: &mut Bare, flow: Flow, budget: Duration) -> io::Result<Vec<u64>> {
     let (mut sent, mut arrived) = (0, 0);
     let begin = Instant::now();
     let mut heard = begin;
-    while begin.elapsed() < budget {
+    // As above: who waits for the first too long is told so below.
+    while begin.elapsed() < budget || arrived == 0 {
         if sent - arrived < trains {
             bare.send(flow.train as u32)?;
             sent += 1;
