@@ -549,7 +549,7 @@ fn a_large_hash_in_a_crash(disk: bool) {
             }
         });
         let mut store = world.connect();
-        for n in 0..160 {
+        for n in 0..240 {
             let (field, value) = (n * 7 % FIELDS, format!("value{n}"));
             known.lock().expect("nobody panicked").1 = Some((field, value.clone()));
             assert!(at_once(shared, &mut store, &format!("HSET h f{field} {value}")).starts_with(b":"));
