@@ -7,7 +7,7 @@ mod common;
 use common::{Host, SIZE, client, context};
 use remanence_kv::format::Place;
 use remanence_kv::format::object::{Content, WRITTEN_FROM, emit};
-use remanence_kv::live::{self, PutOptions, SERVICE, ServerOptions, Store};
+use remanence_kv::live::{self, PROTOCOL_VERSION, PutOptions, SERVICE, ServerOptions, Store};
 use remanence_kv::proto::{Expect, Refusal, Reply, Request, Reserved};
 use remanence_kv::view::View;
 use remanence_persist::plan::{Costs, Request as PlanRequest};
@@ -37,7 +37,7 @@ impl Hostile {
     fn with(host: &Host, tokens: impl IntoIterator<Item = Token>) -> Self {
         let options = Options::default().costs(CostSource::Fixed(Costs::PAPERS)).tokens(tokens);
         let mut session = Session::connect(&context(), host.addr, options).expect("connected");
-        let hello = session.call(SERVICE, &[&[3, 0, 0, 0, 0][..], &5_u16.to_le_bytes()].concat());
+        let hello = session.call(SERVICE, &[&[3, 0, 0, 0, 0][..], &PROTOCOL_VERSION.to_le_bytes()].concat());
         let hello = hello.expect("an answer");
         let Some(Reply::View(view)) = Reply::parse(&hello[12 + 10..]) else { panic!("{hello:?}") };
         Self { session, view }

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use common::{Host, PATIENCE, SIZE, client, context, options};
 use remanence_kv::Geometry;
 use remanence_kv::client::{Completion, RemoteMemory as _, Verb};
-use remanence_kv::live::{Error, PutOptions, SERVICE, ServerOptions, Session, Store};
+use remanence_kv::live::{Error, PROTOCOL_VERSION, PutOptions, SERVICE, ServerOptions, Session, Store};
 use remanence_kv::proto::{Expect, Refusal, Reply, Request};
 use remanence_pmem::FileOptions;
 use remanence_remote::{CostSource, Options};
@@ -162,7 +162,7 @@ fn raw(host: &Host) -> remanence_remote::Session {
     let mut session =
         remanence_remote::Session::connect(&context(), host.addr, Options::default().costs(costs))
             .expect("connected");
-    session.call(SERVICE, &call(3, 0, &5_u16.to_le_bytes())).expect("a Hello");
+    session.call(SERVICE, &call(3, 0, &PROTOCOL_VERSION.to_le_bytes())).expect("a Hello");
     session
 }
 

@@ -69,6 +69,7 @@ pub use server::{Metrics, Server, ServerOptions};
 pub use session::{ConnectOptions, Session};
 pub use stats::StoreStats;
 pub use store::{Change, Page, PutOptions, Store, Version};
+pub use wire::VERSION as PROTOCOL_VERSION;
 
 /// The number of the store's service at a server.
 pub const SERVICE: u16 = 2;

@@ -10,8 +10,8 @@
 //! They let this session alone write there, until the write is settled or given up.
 //! Calls come from strangers: what is parsed here has been checked, and what a session may make the server keep is bounded.
 
-/// The version of all this. Both sides must have the same.
-pub(super) const VERSION: u16 = 6;
+/// The version of what travels in calls. Both sides must have the same.
+pub const VERSION: u16 = 6;
 /// Bytes before what a call carries.
 pub(super) const CALL_HEADER: usize = 5;
 /// Bytes before what an answer carries.
