@@ -114,6 +114,21 @@ pub struct Options {
     pub sweep: usize,
 }
 
+impl Options {
+    /// Worker threads where the store is served in the gateway's own process, and there would be so many beside one elsewhere.
+    #[must_use]
+    pub const fn threads_beside_a_store(elsewhere: usize, on_a_disk: bool) -> usize {
+        match on_a_disk {
+            _ if elsewhere <= 1 => 1,
+            // A sync carries what one worker's connections have changed, and begins when the one before it has ended: more workers write
+            // less at a time, and each waits for the others. The processors that are left are for the disk, the network and who asks.
+            true => elsewhere / 2,
+            // Nothing is waited for: one processor is left to who asks, and to the store's own thread.
+            false => elsewhere - 1,
+        }
+    }
+}
+
 impl Default for Options {
     fn default() -> Self {
         Self {
@@ -358,5 +373,17 @@ impl Gateway {
 impl Drop for Gateway {
     fn drop(&mut self) {
         self.finish(true);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Options;
+
+    #[test]
+    fn beside_a_store_on_a_disk_half_the_processors_have_a_worker_and_in_memory_all_but_one() {
+        let of = |on_a_disk| [1, 2, 3, 4, 8].map(|all| Options::threads_beside_a_store(all, on_a_disk));
+        assert_eq!(of(true), [1, 1, 1, 2, 4]);
+        assert_eq!(of(false), [1, 1, 2, 3, 7]);
     }
 }

@@ -269,6 +269,8 @@ pub(super) struct View<'v, S> {
     shape: Shape<'v>,
     /// Whether parts that are newer than the key's value are taken as they are.
     newer: bool,
+    /// Whether one of the fields that were looked for may have been changed since the batch.
+    logged: bool,
 }
 
 #[derive(Clone, Copy)]
@@ -286,7 +288,7 @@ impl<'v, S: Store> View<'v, S> {
             Some((Kind::Parts, payload)) => Shape::Parts(Root::parse(payload)?),
             Some((Kind::String, _)) => return Err(WRONG_TYPE.into()),
         };
-        Ok(Self { store, space, shape, newer })
+        Ok(Self { store, space, shape, newer, logged: false })
     }
 
     pub(super) const fn shape(&self) -> Shape<'v> {
@@ -325,13 +327,14 @@ impl<'v, S: Store> View<'v, S> {
             true => None,
             false => Some(root.sealed.chain(root.log).collect::<BTreeMap<_, _>>()),
         };
+        self.logged |= changed.is_some();
         // The numbers of those that the changes leave as they are, by bucket and name.
         let mut sought: BTreeMap<u32, BTreeMap<&[u8], Vec<usize>>> = BTreeMap::new();
         let mut values = vec![None; names.len()];
         for (n, name) in names.iter().enumerate() {
             let change = match &changed {
                 Some(changed) => changed.get(name).copied(),
-                None => root.changed(name),
+                None => root.changed(name, &mut self.logged),
             };
             match change {
                 Some(value) => values[n] = value.map(Cow::Borrowed),
@@ -486,7 +489,11 @@ impl<'e, 'a: 'e, S: Store> Edit<'e, 'a, S> {
                 let applied = if root.sealing() { shared.applied(key) } else { None };
                 let root = applied.and_then(|applied| root.without(applied)).unwrap_or(*root);
                 root.emit_changed(new, shared.config.hash_whole, |new| {
-                    root.log.emit_others(|name| now.contains_key(name), new);
+                    // Only what was looked for is changed.
+                    match self.view.logged {
+                        true => root.log.emit_others(|name| now.contains_key(name), new),
+                        false => root.log.emit(new),
+                    }
                     for (name, value) in now {
                         put_change(name, value.as_deref(), new);
                     }

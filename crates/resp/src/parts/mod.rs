@@ -178,9 +178,12 @@ impl<'a> Root<'a> {
         is.then_some(Self { before: self.buckets, sealed: Changes::default(), ..*self })
     }
 
-    /// What the changes make of a field: nothing if they leave it as it is, `None` in it if it is gone.
-    pub(crate) fn changed(&self, name: &[u8]) -> Option<Option<&'a [u8]>> {
-        self.log.find(name).or_else(|| self.sealed.find(name))
+    /// What the changes make of a field: nothing if they leave it as it is, `None` in it if it is gone. Notes in `logged` if it is one of
+    /// those since the batch.
+    pub(crate) fn changed(&self, name: &[u8], logged: &mut bool) -> Option<Option<&'a [u8]>> {
+        let log = self.log.find(name);
+        *logged |= log.is_some();
+        log.or_else(|| self.sealed.find(name))
     }
 
     /// The bucket that a field is in once the batch is done.
@@ -216,6 +219,11 @@ impl<'a> Changes<'a> {
             }
         }
         value.extend_from_slice(kept);
+    }
+
+    /// Appends all of them.
+    pub(crate) fn emit(self, value: &mut Vec<u8>) {
+        value.extend_from_slice(self.rest);
     }
 
     fn find(self, name: &[u8]) -> Option<Option<&'a [u8]>> {

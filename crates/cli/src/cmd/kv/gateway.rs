@@ -64,7 +64,7 @@ pub(super) struct Args {
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:6379")]
     listen: Vec<String>,
     /// Threads, each with a connection to the server [default: one for each
-    /// processor, 8 at most; one less if the store is served here, from memory]
+    /// processor, 8 at most; if the store is served here, one less from memory, and half as many on a disk]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256))]
     threads: Option<u16>,
     /// Serve metrics for Prometheus at http://ADDRESS/metrics, without authentication
@@ -275,9 +275,8 @@ fn beside(args: &Args, file: &Path, asked: &Stop) -> Result<(), Fail> {
         }),
     };
     let mut options = args.options(&store, listen, password);
-    if args.threads.is_none() && !locals.wait_for_a_disk() {
-        // Nothing is waited for: one processor is left to who asks, and to the store's own thread.
-        options.threads = (options.threads - 1).max(1);
+    if args.threads.is_none() {
+        options.threads = Options::threads_beside_a_store(options.threads, locals.wait_for_a_disk());
     }
     let (over, ended) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
     options.more_metrics = Some(store_metrics(server.metrics().source(), &ended));
