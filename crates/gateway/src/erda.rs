@@ -354,11 +354,13 @@ fn changed(change: &NamedChange<'_>, outcome: Result<u64, Error>) -> Result<bool
     }
 }
 
-const fn expect(condition: Condition) -> Expect {
+fn expect(condition: Condition) -> Expect {
     match condition {
         Condition::Always => Expect::Any,
         Condition::Absent => Expect::Absent,
         Condition::Is(Version(version)) => Expect::Version(version),
+        Condition::Freeing(found) => Expect::Freeing(found.map_or(0, |found| found.0)),
+        Condition::Moving(found) => Expect::Moving(found.map_or(0, |found| found.0)),
     }
 }
 

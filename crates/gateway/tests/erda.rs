@@ -254,6 +254,57 @@ fn what_goes_together_is_there_or_refused_when_the_pool_is_nearly_full() {
     assert!(written > 1000, "{written} written, {refused} refused");
 }
 
+/// A removal is noted in a hash's value before it reaches the part that the field is in: the value grows.
+#[test]
+fn a_full_store_is_emptied_field_by_field() {
+    let geometry =
+        Geometry { size: 8 << 20, region_len: 64 << 10, segment_len: 32 << 10, heads: 2, grown_from: 0 };
+    let local = Local::new(&geometry, 64, OPTIONS).expect("a fair geometry");
+    let mut erda = connect(&local);
+    let shared = Shared::new(Config { hash_whole: 2048, ..Config::default() }, 0);
+    let mut session = Session::open(&shared, "a", "b", 0);
+    let mut state = 1;
+    let mut ask = |line: &str| {
+        let mut erda_reply = reply(&mut session, &mut erda, &shared, 1, line);
+        for _ in 0..10_000 {
+            let moment = Moment { unix_us: 1000, random: random(&mut state) as u64 };
+            let more = shared.fold(&mut erda, moment).unwrap_or(true);
+            go_on(&local, &mut erda);
+            if !erda_reply.contains("try again") && !more {
+                break;
+            }
+            if erda_reply.contains("try again") {
+                erda_reply = reply(&mut session, &mut erda, &shared, 1, line);
+            }
+        }
+        erda_reply
+    };
+    let text = "x".repeat(400);
+    let mut fields = 0;
+    let full = loop {
+        let hash = fields % 5;
+        let reply = ask(&format!("HSET hash{hash} field{fields} {text}"));
+        if !reply.starts_with(':') {
+            break reply;
+        }
+        fields += 1;
+    };
+    assert!(full.starts_with("-OOM "), "{full}");
+    assert!(fields > 5000, "{fields}");
+    for field in 0..fields {
+        let hash = field % 5;
+        // What makes something shorter in time has the same right.
+        if field % 500 == 0 {
+            assert_eq!(ask(&format!("EXPIRE hash{hash} 1000")), ":1\r\n", "at {field}");
+        }
+        assert_eq!(ask(&format!("HDEL hash{hash} field{field}")), ":1\r\n", "field {field} of {fields}");
+    }
+    for hash in 0..5 {
+        assert_eq!(ask(&format!("EXISTS hash{hash}")), ":0\r\n");
+    }
+    assert_eq!(ask(&format!("SET more {text}")), "+OK\r\n");
+}
+
 #[test]
 fn scans_go_through_every_key_of_one_database() {
     let local = store();

@@ -22,6 +22,12 @@ pub enum Expect {
     Present,
     /// The key's value has this version: compare and swap.
     Version(u64),
+    /// The same, or that the key has none: 0. And what is written makes it possible to remove something else: where the store is full it
+    /// may take some of the room that is kept from other values.
+    Freeing(u64),
+    /// The same, and what is written lies somewhere else as well, where it is removed next: it may take more of that room, so that what was
+    /// begun comes to its end.
+    Moving(u64),
 }
 
 /// What a client asks for.

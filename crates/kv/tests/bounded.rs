@@ -458,6 +458,52 @@ const MIDDLE: Geometry =
     Geometry { size: 8 << 20, region_len: 128 << 10, segment_len: 32 << 10, heads: 2, grown_from: 0 };
 
 #[test]
+fn what_frees_has_room_in_a_full_store_and_what_cleaning_needs_is_kept_from_it_too() {
+    let medium = plain(&MIDDLE, 4000);
+    let mut bench = Bench::open(&medium, BY_ITSELF);
+    bench.rest();
+    let put = |bench: &mut Bench<'_>, key: u64, len: usize, expect| loop {
+        let key = key.to_le_bytes().to_vec();
+        let put = Request::PutInline { key, value: vec![1; len], expires: 0, expect };
+        match bench.server.handle(bench.now, bench.client, &put) {
+            Reply::Written(place) => break Some(place.version),
+            Reply::Done { version } => break Some(version),
+            Reply::Refused(Refusal::Cleaning | Refusal::Growing) => _ = bench.step(),
+            Reply::Refused(Refusal::Full | Refusal::WrongVersion { .. }) => break None,
+            reply => panic!("{reply:?}"),
+        }
+    };
+    let versions: Vec<u64> = (0..).map_while(|key| put(&mut bench, key, 2000, Expect::Any)).collect();
+    let full = bench.server.usage().room;
+    // Values may grow so that others can go, and new ones may come: not those that do not say so, and not without end.
+    let (mut grown, mut fresh) = (0, 0);
+    for (key, version) in versions.iter().enumerate() {
+        let longer = put(&mut bench, key as u64, 4000, Expect::Version(*version));
+        assert_eq!(longer, None, "it does not say that it frees");
+        match put(&mut bench, key as u64, 4000, Expect::Freeing(*version)) {
+            Some(_) => grown += 1,
+            None => break,
+        }
+        fresh += u64::from(put(&mut bench, 1 << 32 | key as u64, 500, Expect::Freeing(0)).is_some());
+    }
+    let room = bench.server.usage().room;
+    assert!(grown > 0 && fresh > 0, "{full:?}");
+    let all = room.live + room.garbage + room.free;
+    assert!(room.live > full.live && room.live < full.live + all / 32, "{room:?}");
+    // Everybody goes on.
+    for _ in 0..3 {
+        for key in grown as u64 + 1..versions.len() as u64 {
+            assert!(put(&mut bench, key, 2000, Expect::Any).is_some(), "{key}");
+        }
+    }
+    for key in 0..grown as u64 {
+        assert!(matches!(bench.get(key), Reply::Value { value, .. } if value.len() == 4000), "{key}");
+    }
+    let wrong = put(&mut bench, 0, 10, Expect::Freeing(versions[0]));
+    assert_eq!(wrong, None, "it is another version");
+}
+
+#[test]
 fn a_store_that_can_take_no_more_says_so_at_once_and_goes_on_with_all_else() {
     let medium = plain(&MIDDLE, 40_000);
     let mut bench = Bench::open(&medium, BY_ITSELF);

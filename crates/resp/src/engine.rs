@@ -244,6 +244,11 @@ pub struct Shared {
     folds_due: AtomicUsize,
 }
 
+/// Hashes that are remembered because the store had no room for their parts, at most.
+const FULL_MAX: usize = 1024;
+/// Of those, so many are tried again when a change finds no room.
+const FULL_AGAIN: usize = 16;
+
 /// Hashes whose changes are many, by the number of the database and behind it the name.
 #[derive(Default, Debug)]
 struct Folds {
@@ -252,6 +257,8 @@ struct Folds {
     at: BTreeSet<Vec<u8>>,
     /// Batches of those that are due which are in all buckets, and perhaps still in the key's value.
     applied: BTreeMap<Vec<u8>, Applied>,
+    /// Those for whose parts the store had no room.
+    full: BTreeSet<Vec<u8>>,
     /// Those that are read as a whole by somebody who has been too late before.
     held: BTreeMap<Vec<u8>, usize>,
 }
@@ -341,6 +348,17 @@ impl Shared {
         }
         let mut folds = self.folds();
         folds.due.insert(spaced(key));
+        self.folds_due.store(folds.due.len(), Ordering::Relaxed);
+    }
+
+    /// The store had no room for this value of the key: what folding makes room for is needed now.
+    pub(crate) fn has_no_room(&self, key: Key<'_>, value: &[u8]) {
+        self.fold_if_due(key, value);
+        let mut folds = self.folds();
+        for _ in 0..FULL_AGAIN {
+            let Some(name) = folds.full.pop_first() else { break };
+            folds.due.insert(name);
+        }
         self.folds_due.store(folds.due.len(), Ordering::Relaxed);
     }
 
@@ -441,6 +459,9 @@ impl Shared {
             Ok(Folded::Applied(applied)) => drop(folds.applied.insert(name.clone(), applied)),
             Ok(Folded::Late) => {}
             Ok(Folded::Done | Folded::More) | Err(_) => drop(folds.applied.remove(&name)),
+        }
+        if folded == Err(StoreError::Full) && folds.full.len() < FULL_MAX {
+            folds.full.insert(name.clone());
         }
         // Where somebody has changed it meanwhile it is still to be done, and not at once.
         if matches!(folded, Ok(Folded::Applied(_) | Folded::More | Folded::Late)) {
@@ -839,19 +860,40 @@ impl Session {
             command::answer_failure(self, shared, &error.into(), out.len(), out);
             return;
         }
+        match joint {
+            Some(joint) => self.again(piece, &mut Joined { store, joint }, shared, moment, out),
+            None => self.repeat(piece, store, shared, moment, out),
+        }
+    }
+
+    /// Carries out again what was put off.
+    pub(crate) fn again<S: Store + ?Sized>(
+        &mut self,
+        piece: &Piece,
+        joined: &mut Joined<'_, S>,
+        shared: &Shared,
+        moment: Moment,
+        out: &mut Vec<u8>,
+    ) {
+        self.repeat(piece, joined, shared, moment, out);
+        joined.joint.note_again(piece);
+    }
+
+    fn repeat<S: Store>(
+        &mut self,
+        piece: &Piece,
+        store: &mut S,
+        shared: &Shared,
+        moment: Moment,
+        out: &mut Vec<u8>,
+    ) {
         // It has been within the client's limits.
         let mut decoder =
             Decoder::new(Limits { bulk: usize::MAX >> 1, request: usize::MAX >> 1, words: 1 << 30 });
         decoder.push(&piece.request);
         let request = decoder.next(false).ok().flatten().expect("a request that was encoded");
         self.repeating = true;
-        match joint {
-            Some(joint) => {
-                command::dispatch(self, &request, &mut Joined { store, joint }, shared, moment, out);
-                joint.note(piece.owner, piece.reply.clone(), &request);
-            }
-            None => drop(command::dispatch(self, &request, store, shared, moment, out)),
-        }
+        command::dispatch(self, &request, store, shared, moment, out);
         self.repeating = false;
     }
 

@@ -49,6 +49,9 @@ struct Entry {
     now: Now,
     /// It was looked at twice, and was not the same.
     moved: bool,
+    /// How many of its values were [written so that something takes less room](Condition::Freeing), and how many were not.
+    freeing: usize,
+    others: usize,
     verdict: Verdict,
 }
 
@@ -79,6 +82,33 @@ pub enum Verdict {
     Failed(StoreError),
 }
 
+/// Replies that came out otherwise: where the first ones start and end in an output, and what is to stand there.
+#[derive(Default, Debug)]
+pub struct Mended(BTreeMap<usize, (usize, Vec<u8>)>);
+
+impl Mended {
+    /// The new reply to a command. A later one replaces it.
+    pub fn put(&mut self, piece: &Piece, reply: Vec<u8>) {
+        self.0.insert(piece.reply.start, (piece.reply.end, reply));
+    }
+
+    /// Puts them where they belong, and forgets them.
+    pub fn apply(&mut self, output: &mut Vec<u8>) {
+        let mended = std::mem::take(&mut self.0);
+        let Some((&first, _)) = mended.first_key_value() else { return };
+        let before = output.split_off(first.min(output.len()));
+        let mut at = first;
+        for (start, (end, reply)) in mended {
+            // What was wanted for lack of memory is not there any more.
+            let Some(kept) = before.get(at - first..start - first) else { break };
+            output.extend_from_slice(kept);
+            output.extend_from_slice(&reply);
+            at = end;
+        }
+        output.extend_from_slice(before.get(at - first..).unwrap_or_default());
+    }
+}
+
 /// A command that was carried out, and waits for the store.
 #[derive(Debug)]
 pub struct Piece {
@@ -92,6 +122,11 @@ pub struct Piece {
 }
 
 impl Entry {
+    /// Whether some of its values were written so that something takes less room, and others were not, by commands that can be repeated.
+    fn is_mixed(&self) -> bool {
+        self.freeing > 0 && self.others > 0 && self.base != Base::Unseen
+    }
+
     fn key(&self) -> Key<'_> {
         Key { space: self.name[0], name: &self.name[1..] }
     }
@@ -105,6 +140,7 @@ impl Entry {
             (Now::Gone, _) => None,
         };
         let condition = match self.base {
+            Base::Seen(version) if self.freeing > 0 && self.others == 0 => Condition::Freeing(version),
             Base::Unseen => Condition::Always,
             Base::Seen(None) => Condition::Absent,
             Base::Seen(Some(version)) => Condition::Is(version),
@@ -137,7 +173,7 @@ impl Joint {
     ///
     /// # Panics
     /// The store does not answer for each change.
-    pub fn write<S: Store>(&mut self, store: &mut S, shared: &Shared) -> Vec<(Piece, Verdict)> {
+    pub fn write<S: Store + ?Sized>(&mut self, store: &mut S, shared: &Shared) -> Vec<(Piece, Verdict)> {
         let mut done = Vec::new();
         let changed: Vec<usize> =
             (0..self.entries.len()).filter(|n| self.entries[*n].change().is_some()).collect();
@@ -147,15 +183,20 @@ impl Joint {
         }
         assert_eq!(done.len(), changes.len(), "a store answers for each change");
         let mut verdicts = Vec::with_capacity(done.len());
-        for (change, done) in changes.iter().zip(done) {
+        for ((change, n), done) in changes.iter().zip(&changed).zip(done) {
             let unconditional = change.condition == Condition::Always;
             verdicts.push(match done {
                 // To delete what is not there is no failure.
                 Ok(there) if there || unconditional => Verdict::Done,
                 Ok(_) => Verdict::Again,
+                // Those that free are not refused for the others' sake: each by itself.
+                Err(StoreError::Full) if self.entries[*n].is_mixed() => Verdict::Again,
                 Err(error) => Verdict::Failed(error),
             });
             shared.wrote(change.key);
+            if let (Some(Verdict::Failed(StoreError::Full)), Some(value)) = (verdicts.last(), change.value) {
+                shared.has_no_room(change.key, value);
+            }
             // Before it has landed others find nothing to fold.
             if verdicts.last() == Some(&Verdict::Done)
                 && let Some(value) = change.value
@@ -203,6 +244,18 @@ impl Joint {
         self.pieces.push(Piece { owner, reply, request: bytes, entry });
     }
 
+    /// The same of one that was carried out again.
+    pub(crate) fn note_again(&mut self, piece: &Piece) {
+        let Some(entry) = self.touched.take() else { return };
+        self.bytes += piece.request.len();
+        self.pieces.push(Piece {
+            reply: piece.reply.clone(),
+            request: piece.request.clone(),
+            entry,
+            ..*piece
+        });
+    }
+
     /// The key's entry, if there is one; the command under way has looked at it.
     fn find(&mut self, key: Key<'_>) -> Option<usize> {
         self.sought.clear();
@@ -220,7 +273,7 @@ impl Joint {
         self.places.insert(name.clone(), n);
         self.bytes += name.len();
         let (now, verdict) = (Now::Same, Verdict::Done);
-        self.entries.push(Entry { name, base, now, moved: false, verdict });
+        self.entries.push(Entry { name, base, now, moved: false, freeing: 0, others: 0, verdict });
         self.touched = Some(n);
         n
     }
@@ -233,7 +286,7 @@ impl Joint {
 
 impl Entry {
     /// Looks again at what was only looked at, if there was something to come before it: `any`.
-    fn verify<S: Store>(&mut self, store: &mut S, any: bool) {
+    fn verify<S: Store + ?Sized>(&mut self, store: &mut S, any: bool) {
         if self.moved {
             self.verdict = Verdict::Again;
             return;
@@ -251,12 +304,12 @@ impl Entry {
 
 /// A store, and what has been changed in front of it.
 #[derive(Debug)]
-pub struct Joined<'a, S> {
+pub struct Joined<'a, S: ?Sized> {
     pub(crate) store: &'a mut S,
     pub(crate) joint: &'a mut Joint,
 }
 
-impl<S: Store> Joined<'_, S> {
+impl<S: Store + ?Sized> Joined<'_, S> {
     /// What a key has, found by `look` where the store has to be asked; what there is to read of it is put into `value`.
     fn look(
         &mut self,
@@ -299,13 +352,14 @@ impl<S: Store> Joined<'_, S> {
             }
             Condition::Absent => None,
             Condition::Is(version) => Some(version),
+            Condition::Freeing(version) | Condition::Moving(version) => version,
         };
         let (n, version) = self.current(key)?;
         Ok((version == wanted).then_some(n))
     }
 }
 
-impl<S: Store> Store for Joined<'_, S> {
+impl<S: Store + ?Sized> Store for Joined<'_, S> {
     fn limits(&self) -> StoreLimits {
         self.store.limits()
     }
@@ -323,7 +377,12 @@ impl<S: Store> Store for Joined<'_, S> {
         let Some(n) = self.admit(key, condition)? else { return Ok(false) };
         let version = self.joint.next_version();
         self.joint.bytes += value.len();
-        match &mut self.joint.entries[n].now {
+        let entry = &mut self.joint.entries[n];
+        match condition {
+            Condition::Freeing(_) => entry.freeing += 1,
+            _ => entry.others += 1,
+        }
+        match &mut entry.now {
             Now::Value(bytes, last) => {
                 value.clone_into(bytes);
                 *last = version;
@@ -339,6 +398,7 @@ impl<S: Store> Store for Joined<'_, S> {
             Condition::Always => true,
             Condition::Absent => version.is_none(),
             Condition::Is(wanted) => version == Some(wanted),
+            Condition::Freeing(wanted) | Condition::Moving(wanted) => version == wanted,
         };
         let gone = holds && version.is_some();
         if gone {
@@ -469,6 +529,30 @@ mod tests {
             assert_eq!(value(&mut store, B).as_deref(), Some(b));
             assert_eq!(value(&mut store, blind).as_deref(), Some(&b"blind"[..]));
         }
+    }
+
+    #[test]
+    fn what_frees_may_take_kept_room_unless_it_is_written_with_what_does_not() {
+        let (mut store, mut joint) = (MemoryStore::default(), Joint::default());
+        store.put(B, b"there", Condition::Always).unwrap();
+        let version = store.get(B, &mut Vec::new()).unwrap();
+        let put =
+            |joint: &mut Joint, store: &mut MemoryStore, condition: fn(Option<Version>) -> Condition| {
+                command(joint, store, 1, |joined| {
+                    let found = joined.get(B, &mut Vec::new()).unwrap();
+                    assert!(joined.put(B, b"next", condition(found)).unwrap());
+                });
+            };
+        let other = |found: Option<Version>| found.map_or(Condition::Absent, Condition::Is);
+        let conditions = |joint: &Joint| {
+            joint.entries.iter().filter_map(Entry::change).map(|c| c.condition).collect::<Vec<_>>()
+        };
+        put(&mut joint, &mut store, Condition::Freeing);
+        put(&mut joint, &mut store, Condition::Freeing);
+        assert_eq!(conditions(&joint), [Condition::Freeing(version)]);
+        put(&mut joint, &mut store, other);
+        assert_eq!(conditions(&joint), [Condition::Is(version.unwrap())]);
+        assert!(joint.entries[0].is_mixed());
     }
 
     #[test]

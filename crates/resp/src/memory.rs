@@ -73,8 +73,10 @@ impl Condition {
     fn holds(self, present: Option<&Entry>) -> bool {
         match (self, present) {
             (Self::Always, _) => true,
-            (Self::Absent, present) => present.is_none(),
-            (Self::Is(version), present) => present.is_some_and(|entry| entry.version == version.0),
+            (Self::Absent | Self::Freeing(None) | Self::Moving(None), present) => present.is_none(),
+            (Self::Is(version) | Self::Freeing(Some(version)) | Self::Moving(Some(version)), present) => {
+                present.is_some_and(|entry| entry.version == version.0)
+            }
         }
     }
 }

@@ -35,6 +35,11 @@ pub enum Condition {
     Absent,
     /// Only if the value is still this one.
     Is(Version),
+    /// The same, or only if there is none: what is written makes it possible to remove something. A store that is full may have kept some
+    /// room for that.
+    Freeing(Option<Version>),
+    /// The same of what lies somewhere else as well, and is removed there next.
+    Moving(Option<Version>),
 }
 
 /// What a store can hold.

@@ -61,6 +61,8 @@ impl Expect {
             Self::Absent => (1, 0),
             Self::Present => (2, 0),
             Self::Version(version) => (3, version),
+            Self::Freeing(version) => (4, version),
+            Self::Moving(version) => (5, version),
         };
         to.push(tag);
         to.extend(version.to_le_bytes());
@@ -74,6 +76,8 @@ impl Expect {
             1 => Some(Self::Absent),
             2 => Some(Self::Present),
             3 => Some(Self::Version(version)),
+            4 => Some(Self::Freeing(version)),
+            5 => Some(Self::Moving(version)),
             _ => None,
         }
     }

@@ -301,7 +301,9 @@ impl Current {
             Expect::Any => true,
             Expect::Absent => self.version() == 0,
             Expect::Present => self.version() != 0,
-            Expect::Version(version) => self.version() == version,
+            Expect::Version(version) | Expect::Freeing(version) | Expect::Moving(version) => {
+                self.version() == version
+            }
         };
         if holds { Ok(()) } else { Err(Refusal::WrongVersion { found: self.version() }) }
     }

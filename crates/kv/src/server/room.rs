@@ -6,14 +6,16 @@
 //! as recovery found it.
 //!
 //! Nobody can take so much that nothing is left to clean with. A value that makes the live part grow beyond [`Log::most`] is refused
-//! at once; one that is no longer than its key's last one never is, as there is garbage enough for it to be made room for.
+//! at once; one that is no longer than its key's last one never is, as there is garbage enough for it to be made room for. What is
+//! written [so that something can be removed](Expect::Freeing) may have half of what is kept for garbage, and what only
+//! [moves](Expect::Moving) three quarters: neither can keep the other from its end.
 
 use remanence_pmem::Medium;
 
 use super::log::{Log, SPARE};
 use super::{Current, Server};
 use crate::format::{Offset, RegionKind, UNIT, get_u32};
-use crate::proto::Refusal;
+use crate::proto::{Expect, Refusal};
 
 /// A version that stands for a value, and what it takes.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -170,10 +172,22 @@ impl<M: Medium> Log<M> {
     /// The most units that may be live: what is left is what the cleaner copies into, the ends of the logs, and enough garbage that
     /// making room costs little.
     pub(super) fn most(&self) -> u64 {
+        self.most_for(Expect::Any)
+    }
+
+    /// The same for what is written on this condition.
+    fn most_for(&self, expect: Expect) -> u64 {
+        let quarters = match expect {
+            Expect::Freeing(_) => 2,
+            Expect::Moving(_) => 1,
+            _ => 4,
+        };
         let all = self.all();
-        let kept = SPARE as u64 + self.heads.len() as u64 + (all / 16).max(1);
+        let kept = SPARE as u64 + self.heads.len() as u64;
+        let garbage = (all / 16).max(1) * self.units() * quarters / 4;
         // A store of a few regions is used all the same.
-        let most = all.saturating_sub(kept).max(all / 2) * self.units();
+        let most =
+            (all.saturating_sub(kept) * self.units()).saturating_sub(garbage).max(all / 2 * self.units());
         // And of what is put there, as much is padding as is now.
         let (used, padding) = (self.loads.used, self.loads.padding);
         if padding == 0 {
@@ -297,6 +311,7 @@ impl<M: Medium + Clone> Server<M> {
         &self,
         now: u64,
         current: &Current,
+        expect: Expect,
         object: u64,
         chunks: &[u32],
     ) -> Result<(), Refusal> {
@@ -305,7 +320,7 @@ impl<M: Medium + Clone> Server<M> {
         }
         let parts = chunks.iter().copied().map(u64::from).chain([object]);
         let units: u64 = parts.map(|bytes| bytes.div_ceil(UNIT)).sum();
-        let (live, most) = (self.log.loads.live, self.log.most());
+        let (live, most) = (self.log.loads.live, self.log.most_for(expect));
         if live + units <= most {
             return Ok(());
         }

@@ -363,7 +363,7 @@ impl<M: Medium + Clone> Server<M> {
             return Err(Refusal::Malformed);
         }
         let head = self.log.geometry.head_of(fingerprint);
-        self.admit(now, &current, object, &[])?;
+        self.admit(now, &current, put.expect, object, &[])?;
         self.room_for(head, &[], object)?;
         let free = self.entry_for(now, &current, fingerprint)?;
         let start = |object| Start { fingerprint, object };

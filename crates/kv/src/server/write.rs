@@ -36,7 +36,7 @@ impl<M: Medium + Clone> Server<M> {
         current.check(expect)?;
         let (object, chunks) = self.layout(key, len)?;
         let head = self.log.geometry.head_of(fingerprint);
-        self.admit(now, &current, object, &chunks)?;
+        self.admit(now, &current, expect, object, &chunks)?;
         self.room_for(head, &chunks, object)?;
         let free = self.entry_for(now, &current, fingerprint)?;
         // The object last, so that its chunks' starts can name it; both are known only together.
@@ -115,7 +115,7 @@ impl<M: Medium + Clone> Server<M> {
             }
             Some((value, expires)) => {
                 let (object, lens) = self.layout(key, value.len() as u64)?;
-                self.admit(now, &current, object, &lens)?;
+                self.admit(now, &current, expect, object, &lens)?;
                 self.room_for(head, &lens, object)?;
                 let mut chunks = Vec::with_capacity(lens.len());
                 let mut rest = value;

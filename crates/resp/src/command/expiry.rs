@@ -39,7 +39,7 @@ impl<S: Store> Call<'_, S> {
             }
             Head { expires: Some(at), ..item.head }.emit(new);
             new.extend_from_slice(item.payload());
-            Ok((Change::Write, true))
+            Ok((Change::WriteFreeing, true))
         })?;
         self.reply.flag(changed);
         Ok(())
@@ -106,7 +106,7 @@ impl<S: Store> Call<'_, S> {
             Some(item) if item.head.expires.is_some() => {
                 Head::new(item.head.kind).emit(new);
                 new.extend_from_slice(item.payload());
-                Ok((Change::Write, true))
+                Ok((Change::WriteFreeing, true))
             }
             _ => Ok((Change::Keep, false)),
         })?;

@@ -402,6 +402,8 @@ impl<'v, S: Store> View<'v, S> {
 struct Edit<'e, 'a: 'e, S> {
     view: View<'e, S>,
     draft: Draft<'e>,
+    /// Whether a field has been set.
+    sets: bool,
     request: PhantomData<&'e &'a ()>,
 }
 
@@ -422,7 +424,7 @@ impl<'e, 'a: 'e, S: Store> Edit<'e, 'a, S> {
             Shape::Whole(fields) => Draft::Whole(Hash::new(fields)),
             Shape::Parts(root) => Draft::Parts { root, now: BTreeMap::new(), had: BTreeMap::new() },
         };
-        Self { view, draft, request: PhantomData }
+        Self { view, draft, sets: false, request: PhantomData }
     }
 
     /// Looks up what fields have that are asked about, set, or removed: only those may be.
@@ -445,6 +447,7 @@ impl<'e, 'a: 'e, S: Store> Edit<'e, 'a, S> {
 
     /// Sets a field; whether it is new.
     fn set(&mut self, name: &'a [u8], value: Cow<'a, [u8]>) -> bool {
+        self.sets = true;
         match &mut self.draft {
             Draft::Whole(hash) => hash.set(name, value),
             Draft::Parts { root, now, had } => {
@@ -500,6 +503,6 @@ impl<'e, 'a: 'e, S: Store> Edit<'e, 'a, S> {
                 });
             }
         }
-        Change::Write
+        if self.sets { Change::Write } else { Change::WriteFreeing }
     }
 }

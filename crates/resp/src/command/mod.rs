@@ -180,6 +180,8 @@ impl Seen {
 pub(crate) enum Change {
     /// The new value is in the buffer.
     Write,
+    /// The same, and by it something comes to take less room, soon or later.
+    WriteFreeing,
     Delete,
     Keep,
 }
@@ -539,7 +541,8 @@ impl<'a, S: Store> Call<'a, S> {
         let mut seen = Seen::default();
         for _ in 0..ATTEMPTS {
             let mut item = self.fetch(key)?;
-            let condition = item.as_ref().map_or(Condition::Absent, |item| Condition::Is(item.version));
+            let found = item.as_ref().map(|item| item.version);
+            let condition = found.map_or(Condition::Absent, Condition::Is);
             let gone = item.take_if(|item| item.head.expired(self.moment.now()));
             self.leaves(key, gone.as_ref());
             let expired = gone.is_some();
@@ -552,9 +555,16 @@ impl<'a, S: Store> Call<'a, S> {
                 changed => changed?,
             };
             let done = match change {
-                Change::Write => {
+                Change::Write | Change::WriteFreeing => {
+                    let condition = match change {
+                        Change::WriteFreeing => Condition::Freeing(found),
+                        _ => condition,
+                    };
                     let written = self.store.put(key, &value, condition);
                     self.shared.wrote(key);
+                    if written == Err(StoreError::Full) {
+                        self.shared.has_no_room(key, &value);
+                    }
                     let written = written?;
                     if written {
                         self.shared.fold_if_due(key, &value);

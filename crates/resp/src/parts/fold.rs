@@ -108,7 +108,7 @@ fn divide<S: Store>(
     let mut value = Vec::new();
     Head { kind: Kind::Parts, ..head }.emit(&mut value);
     root.emit(&mut value);
-    store.put(key, &value, Condition::Is(version))
+    store.put(key, &value, Condition::Moving(Some(version)))
 }
 
 /// Makes the changes a batch; whether it did.
@@ -124,7 +124,7 @@ fn seal<S: Store>(
     let mut value = Vec::new();
     head.emit(&mut value);
     sealed.emit(&mut value);
-    store.put(key, &value, Condition::Is(version))
+    store.put(key, &value, Condition::Moving(Some(version)))
 }
 
 /// Takes a batch out of the key's value, as it is in all buckets; whether it is out.
@@ -143,7 +143,7 @@ fn finish<S: Store>(store: &mut S, key: Key<'_>, applied: Applied) -> Result<boo
         head.emit(&mut next);
         without.emit(&mut next);
         next.extend_from_slice(root.log.rest);
-        if store.put(key, &next, Condition::Is(version))? {
+        if store.put(key, &next, Condition::Moving(Some(version)))? {
             return Ok(true);
         }
     }
@@ -162,7 +162,7 @@ fn apply<S: Store>(store: &mut S, key: Key<'_>, root: &Root<'_>) -> Result<bool,
     }
     let mut groups = groups.into_iter().peekable();
     let (mut bytes, mut found): (Vec<u8>, Vec<Fetched>) = (Vec::new(), Vec::new());
-    let (mut new, mut old, mut waiting) = (Vec::new(), Vec::new(), 0);
+    let (mut moves, mut waiting) = (Vec::new(), 0);
     while groups.peek().is_some() {
         let group: Vec<(u32, Group<'_>)> = groups.by_ref().take(TOGETHER).collect();
         let names: Vec<BucketName> = group.iter().map(|(from, _)| bucket_name(&root.id, *from)).collect();
@@ -183,24 +183,56 @@ fn apply<S: Store>(store: &mut S, key: Key<'_>, root: &Root<'_>) -> Result<bool,
                 // Somebody has done it; those that are new came first.
                 continue;
             }
+            let mut step = Move::default();
             for (at, value) in group.divide(key, root, *from, before.map(|(_, bucket)| bucket.fields)) {
                 waiting += value.len();
                 match before {
-                    Some((version, _)) if at == *from => old.push((at, value, Condition::Is(version))),
-                    _ => new.push((at, value, Condition::Absent)),
+                    Some((version, _)) if at == *from => {
+                        step.old.push((at, value, Condition::Moving(Some(version))));
+                    }
+                    _ => step.new.push((at, value, Condition::Moving(None))),
                 }
             }
+            moves.push(step);
         }
         // Each of these is a wait for the medium: as many buckets as may be share it.
         if waiting >= BYTES || groups.peek().is_none() {
-            write(store, key.space, &root.id, &std::mem::take(&mut new))?;
-            if !write(store, key.space, &root.id, &std::mem::take(&mut old))? {
+            if !write_all(store, key.space, &root.id, &moves)? {
                 return Ok(false);
             }
+            moves.clear();
             waiting = 0;
         }
     }
     Ok(true)
+}
+
+type Written = (u32, Vec<u8>, Condition);
+
+/// Buckets that are written: those that are new before the one that their fields come from.
+#[derive(Default)]
+struct Move {
+    new: Vec<Written>,
+    old: Vec<Written>,
+}
+
+/// Writes buckets; whether all are as they are to be.
+fn write_all<S: Store>(store: &mut S, space: u8, id: &Id, moves: &[Move]) -> Result<bool, StoreError> {
+    let new: Vec<&Written> = moves.iter().flat_map(|step| &step.new).collect();
+    let old: Vec<&Written> = moves.iter().flat_map(|step| &step.old).collect();
+    match write(store, space, id, &new).and_then(|_| write(store, space, id, &old)) {
+        Err(StoreError::Full) => {}
+        written => return written,
+    }
+    // Where there is no room for all of them beside what they replace there may be some for one after the other: those first by which others
+    // become shorter.
+    let mut all = true;
+    let (dividing, others): (Vec<&Move>, Vec<&Move>) = moves.iter().partition(|step| !step.new.is_empty());
+    for step in dividing.into_iter().chain(others) {
+        write(store, space, id, &step.new.iter().collect::<Vec<_>>())?;
+        all &= write(store, space, id, &step.old.iter().collect::<Vec<_>>())?;
+    }
+    Ok(all)
 }
 
 /// What a batch does to a bucket.
@@ -240,17 +272,12 @@ impl Group<'_> {
 }
 
 /// Writes buckets; whether all are as they are to be. One that is new and there already was written by somebody who does the same.
-fn write<S: Store>(
-    store: &mut S,
-    space: u8,
-    id: &Id,
-    buckets: &[(u32, Vec<u8>, Condition)],
-) -> Result<bool, StoreError> {
+fn write<S: Store>(store: &mut S, space: u8, id: &Id, buckets: &[&Written]) -> Result<bool, StoreError> {
     let mut all = true;
     let mut rest = buckets;
     while !rest.is_empty() {
         let mut bytes = 0;
-        let fits = |(_, value, _): &&(u32, Vec<u8>, Condition)| {
+        let fits = |(_, value, _): &&&Written| {
             bytes += value.len();
             bytes <= BYTES
         };
@@ -269,7 +296,7 @@ fn write<S: Store>(
         let mut done = Vec::new();
         store.change_many(&changes, &mut done);
         for (done, change) in done.into_iter().zip(&changes) {
-            all &= done? || change.condition == Condition::Absent;
+            all &= done? || change.condition == Condition::Moving(None);
         }
     }
     Ok(all)
