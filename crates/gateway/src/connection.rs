@@ -6,13 +6,12 @@
 //! the store what all its connections have changed at once, and only then sends them their replies. A client that does not read its replies is not read from: what it has sent stays where it is, in the end in
 //! the client's own socket.
 
-use std::collections::BTreeMap;
 use std::io::{self, ErrorKind, Read as _, Write as _};
 use std::sync::{PoisonError, RwLock};
 
 use remanence_resp::command::Command;
 use remanence_resp::engine::{Isolation, Joins, Long, Moment, Session, Shared, alike, isolation, joins};
-use remanence_resp::joint::{Joint, Piece, Verdict};
+use remanence_resp::joint::{Joint, Mended, Piece, Verdict};
 use remanence_resp::protocol::{Decoder, Limits, Run};
 use remanence_resp::store::Store;
 
@@ -57,8 +56,8 @@ pub(crate) struct Connection {
     held_back: bool,
     /// A command that goes over all keys, a part each turn.
     long: Option<Long>,
-    /// Replies to those that came out otherwise: where the first ones start and end in `output`, and what is to stand there.
-    mended: BTreeMap<usize, (usize, Vec<u8>)>,
+    /// Replies to those that came out otherwise.
+    mended: Mended,
     /// Bytes that are counted as its share of what all connections hold.
     held: usize,
 }
@@ -111,7 +110,7 @@ impl Connection {
             run_max: RUN / 4,
             held_back: false,
             long: None,
-            mended: BTreeMap::new(),
+            mended: Mended::default(),
             held: 0,
         }
     }
@@ -202,24 +201,13 @@ impl Connection {
     ) {
         let mut reply = Vec::new();
         self.session.mend((piece, verdict), store, shared, moment, &mut reply);
-        self.mended.insert(piece.reply.start, (piece.reply.end, reply));
+        self.mended.put(piece, reply);
     }
 
     /// What was put off has been written: its replies may be sent.
     pub(crate) fn release(&mut self) {
         self.held_back = false;
-        let mended = std::mem::take(&mut self.mended);
-        let Some((&first, _)) = mended.first_key_value() else { return };
-        let before = self.output.split_off(first.min(self.output.len()));
-        let mut at = first;
-        for (start, (end, reply)) in mended {
-            // What was wanted for lack of memory is not there any more.
-            let Some(kept) = before.get(at - first..start - first) else { break };
-            self.output.extend_from_slice(kept);
-            self.output.extend_from_slice(&reply);
-            at = end;
-        }
-        self.output.extend_from_slice(before.get(at - first..).unwrap_or_default());
+        self.mended.apply(&mut self.output);
     }
 
     /// Does what there is to do.

@@ -173,7 +173,7 @@ fn commands_are_counted_once_though_they_are_carried_out_again() {
     assert_eq!((calls(b"incr"), calls(b"set"), shared.stats.commands.get()), (1, 1, 2));
 }
 
-/// A store that has no room, or says nothing at all.
+/// A store that has no room, but for what frees, or says nothing at all.
 struct Broken(MemoryStore, StoreError);
 
 impl Store for Broken {
@@ -184,7 +184,11 @@ impl Store for Broken {
         self.0.get(key, value)
     }
     fn put(&mut self, key: Key<'_>, value: &[u8], condition: Condition) -> Result<bool, StoreError> {
-        if key.name == b"lost" { Err(self.1.clone()) } else { self.0.put(key, value, condition) }
+        if key.name == b"lost" && !matches!(condition, Condition::Freeing(_)) {
+            Err(self.1.clone())
+        } else {
+            self.0.put(key, value, condition)
+        }
     }
     fn delete(&mut self, key: Key<'_>, condition: Condition) -> Result<bool, StoreError> {
         self.0.delete(key, condition)
@@ -236,5 +240,174 @@ fn what_the_store_does_not_take_is_told_to_all_who_saw_it_and_to_nobody_else() {
         let replies: Vec<String> =
             replies.into_iter().map(|reply| String::from_utf8(reply).expect("text")).collect();
         assert_eq!(replies, wanted);
+    }
+}
+
+/// A removal is not refused because it comes with a field that is set, nor is that written because it comes with a removal.
+#[test]
+fn what_frees_is_not_refused_for_the_sake_of_others() {
+    let shared = Shared::new(Config::default(), 0);
+    let (mut store, mut joint) = (Broken(MemoryStore::default(), StoreError::Full), Joint::default());
+    let mut session = Session::open(&shared, "a", "b", 0);
+    at_once(&mut session, &mut store.0, &shared, "HSET lost f 1 g 2 h 3");
+    let lines =
+        ["HDEL lost f", "HSET lost i 4", "HDEL lost g", "SET kept 1", "SET lost2 1", "EXPIRE lost2 1000"];
+    let mut replies: Vec<Vec<u8>> = Vec::new();
+    for (n, line) in lines.iter().enumerate() {
+        let mut out = Vec::new();
+        with_request(line, |request| {
+            session.execute_joined(n, request, (&mut store, &mut joint), &shared, MOMENT, &mut out);
+        });
+        replies.push(out);
+    }
+    for round in 0..3 {
+        for (piece, verdict) in joint.write(&mut store, &shared) {
+            assert!(piece.owner < 3, "the others wrote another key");
+            let joint = (round == 0).then_some(&mut joint);
+            replies[piece.owner].clear();
+            let out = &mut replies[piece.owner];
+            session.mend((&piece, verdict), (&mut store, joint), &shared, MOMENT, out);
+        }
+    }
+    assert!(joint.is_empty());
+    let full = format!("-{}\r\n", StoreError::Full);
+    let wanted = [":1\r\n", &full, ":1\r\n", "+OK\r\n", "+OK\r\n", ":1\r\n"];
+    let replies: Vec<String> =
+        replies.into_iter().map(|reply| String::from_utf8(reply).expect("text")).collect();
+    assert_eq!(replies, wanted);
+    assert_eq!(at_once(&mut session, &mut store.0, &shared, "HGETALL lost"), b"*2\r\n$1\r\nh\r\n$1\r\n3\r\n");
+}
+
+/// A store that counts how often it is waited for. Somebody else increments `a` before each of the first of those times.
+struct Waits {
+    store: MemoryStore,
+    waits: usize,
+    others: usize,
+}
+
+impl Waits {
+    fn wait(&mut self) {
+        self.waits += 1;
+        if self.others > 0 {
+            self.others -= 1;
+            let shared = Shared::new(Config::default(), 0);
+            let mut other = Session::open(&shared, "a", "b", 0);
+            at_once(&mut other, &mut self.store, &shared, "INCR a");
+        }
+    }
+}
+
+impl Store for Waits {
+    fn limits(&self) -> StoreLimits {
+        self.store.limits()
+    }
+    fn get(&mut self, key: Key<'_>, value: &mut Vec<u8>) -> Result<Option<Version>, StoreError> {
+        self.store.get(key, value)
+    }
+    fn put(&mut self, key: Key<'_>, value: &[u8], condition: Condition) -> Result<bool, StoreError> {
+        self.wait();
+        self.store.put(key, value, condition)
+    }
+    fn delete(&mut self, key: Key<'_>, condition: Condition) -> Result<bool, StoreError> {
+        self.wait();
+        self.store.delete(key, condition)
+    }
+    fn change_many(&mut self, changes: &[Change<'_>], done: &mut Vec<Result<bool, StoreError>>) {
+        self.wait();
+        self.store.change_many(changes, done);
+    }
+    fn scan(
+        &mut self,
+        space: u8,
+        cursor: u64,
+        count: usize,
+        each: &mut dyn FnMut(&[u8], &[u8]),
+    ) -> Result<u64, StoreError> {
+        self.store.scan(space, cursor, count, each)
+    }
+    fn count(&mut self, space: u8) -> Result<Option<u64>, StoreError> {
+        self.store.count(space)
+    }
+    fn clear(&mut self, space: Option<u8>, cursor: u64) -> Result<u64, StoreError> {
+        self.store.clear(space, cursor)
+    }
+}
+
+fn transaction(session: &mut Session, store: &mut impl Store, shared: &Shared, lines: &[String]) -> String {
+    assert_eq!(at_once(session, store, shared, "MULTI"), b"+OK\r\n");
+    for line in lines {
+        assert_eq!(at_once(session, store, shared, line), b"+QUEUED\r\n", "{line}");
+    }
+    String::from_utf8(at_once(session, store, shared, "EXEC")).expect("text")
+}
+
+#[test]
+fn a_transaction_waits_once_for_all_that_it_changes() {
+    let shared = Shared::new(Config::default(), 0);
+    let mut store = Waits { store: MemoryStore::default(), waits: 0, others: 0 };
+    let mut session = Session::open(&shared, "a", "b", 0);
+    let mut lines: Vec<String> = (0..300).map(|n| format!("SET key{n} {n}")).collect();
+    lines.extend((0..50).map(|n| format!("INCR key{n}")));
+    lines.extend((0..50).map(|n| format!("HSET hash{n} f {n}")));
+    lines.push("GET key7".to_owned());
+    let reply = transaction(&mut session, &mut store, &shared, &lines);
+    assert!(reply.starts_with("*401\r\n+OK\r\n") && reply.ends_with(":1\r\n$1\r\n8\r\n"), "{reply}");
+    assert_eq!(store.waits, 1);
+    // What is on several keys waits for what was before it, and by itself.
+    lines.insert(20, "MSET one 1 two 2".to_owned());
+    transaction(&mut session, &mut store, &shared, &lines);
+    assert_eq!(store.waits, 1 + 3);
+    // More than are put off at a time.
+    let lines: Vec<String> = (0..5000).map(|n| format!("SET key{n} {n}")).collect();
+    transaction(&mut session, &mut store, &shared, &lines);
+    assert!(store.waits < 4 + 20, "{}", store.waits);
+}
+
+#[test]
+fn a_transaction_answers_as_its_commands_do_one_after_the_other() {
+    let shared = Shared::new(Config::default(), 0);
+    for seed in 0..300 {
+        let mut state = seed;
+        let (mut store, mut model) = (MemoryStore::default(), MemoryStore::default());
+        let mut sessions = [0, 1].map(|_| Session::open(&shared, "a", "b", 0));
+        for _ in 0..5 {
+            let several =
+                ["MSET a 1 b x", "DEL a b", "RENAME a b", "MGET a b c", "DBSIZE", "EXISTS a b", "NONE"];
+            let lines: Vec<String> = (0..random(&mut state) % 20)
+                .map(|_| match random(&mut state) % 5 {
+                    0 => several[random(&mut state) % (several.len() - 1)].to_owned(),
+                    _ => line(&mut state),
+                })
+                .collect();
+            let mut wanted = format!("*{}\r\n", lines.len()).into_bytes();
+            for line in &lines {
+                wanted.extend(at_once(&mut sessions[1], &mut model, &shared, line));
+            }
+            let reply = transaction(&mut sessions[0], &mut store, &shared, &lines);
+            assert_eq!(reply, String::from_utf8_lossy(&wanted), "seed {seed}: {lines:?}");
+        }
+    }
+}
+
+#[test]
+fn a_transaction_that_somebody_beside_the_gateway_comes_between_answers_what_holds() {
+    for others in [1, 2, 5, 40] {
+        let shared = Shared::new(Config::default(), 0);
+        let mut store = Waits { store: MemoryStore::default(), waits: 0, others };
+        let mut session = Session::open(&shared, "a", "b", 0);
+        let lines = ["SET b 1", "INCR a", "APPEND b 2", "INCR a", "GET b", "GET a"];
+        let reply = transaction(&mut session, &mut store, &shared, &lines.map(str::to_owned));
+        let first: usize =
+            reply["*6\r\n+OK\r\n:".len()..].lines().next().expect("a line").parse().expect("a number");
+        let next = first + 1;
+        let wanted = format!(
+            "*6\r\n+OK\r\n:{first}\r\n:2\r\n:{next}\r\n$2\r\n12\r\n${}\r\n{next}\r\n",
+            next.to_string().len()
+        );
+        assert_eq!(reply, wanted);
+        assert!(first > 1, "somebody came between");
+        let last = at_once(&mut session, &mut store.store, &shared, "GET a");
+        let sum = (others - store.others + 2).to_string();
+        assert_eq!(last, format!("${}\r\n{sum}\r\n", sum.len()).into_bytes(), "each was counted once");
     }
 }

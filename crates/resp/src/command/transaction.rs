@@ -1,7 +1,7 @@
 //! MULTI, EXEC, DISCARD, WATCH and UNWATCH: `multi.c`.
 //!
-//! What follows MULTI is looked at, queued, and carried out by EXEC, one command after the other; one that fails there
-//! takes none of the others back. What is wrong with a request when it is queued discards all of them. That nothing runs beside
+//! What follows MULTI is looked at, queued, and carried out by EXEC, one command after the other, on a [`Joint`]: the store is waited for
+//! once for many. A command that fails there takes none of the others back. What is wrong with a request when it is queued discards all of them. That nothing runs beside
 //! EXEC is the caller's part, as for every command on several keys ([`isolation`](crate::engine::isolation)).
 //!
 //! A watched key has changed if its version is another one than at WATCH. Versions do not come again, so a value that was
@@ -12,8 +12,9 @@
 //! ([`Config::transactions`](crate::engine::Config)), *and so is everything behind it until EXEC or DISCARD*: libraries send
 //! a transaction in one go, and what is carried out of one that was refused is carried out again when it is repeated.
 
-use super::{Call, Command, Done, Failure, Id, answer_failure, count, wrong_arity};
-use crate::engine::{Moment, Session, Shared};
+use super::{ATTEMPTS, CONTENDED, Call, Command, Done, Failure, Id, answer_failure, count, wrong_arity};
+use crate::engine::{Joins, Moment, Session, Shared, joins};
+use crate::joint::{Joined, Joint, Mended, Piece, Verdict};
 use crate::protocol::{Decoder, Limits, Request, Writer};
 use crate::store::{Key, Store, Version};
 use crate::value::Head;
@@ -29,6 +30,8 @@ const REFUSED: &str = "ERR transactions are refused here, as others write to thi
 const REFUSED_BEHIND: &str =
     "ERR not carried out: MULTI was refused, and so is what follows it until EXEC or DISCARD";
 
+/// Times that what commands change together is given to the store. What is left then is carried out one by one.
+const ROUNDS: usize = 3;
 /// Bytes of the requests of a transaction at most, as encoded: as many as one request may have.
 const QUEUE_MAX: usize = 1 << 30;
 /// Keys that a connection may watch, and bytes of their names.
@@ -238,19 +241,107 @@ fn carry_out<S: Store>(
     decoder.push(&queue.bytes);
     drop(queue);
     session.in_exec = true;
+    // What they change is given to the store together, but for commands on several keys: each wait is one for all whom EXEC keeps waiting.
+    let mut joint = Joint::default();
     while let Ok(Some(request)) = decoder.next(false) {
         let command = Command::find(request.word(0)).expect("it was found when it was queued");
+        let joined = match joins(&request) {
+            Joins::Writes => true,
+            Joins::Looks => !joint.is_empty(),
+            Joins::Not => false,
+        };
+        if !joint.is_empty() && (!joined || !joint.has_room()) {
+            settle(session, &mut joint, store, shared, moment, out);
+        }
         let start = out.len();
-        let reply = Writer::new(out, session.version);
-        let mut call = Call { command, request: &request, store, session, shared, moment, reply };
-        let done = call.carry_out();
+        let done = match joined {
+            true => {
+                let store = &mut Joined { store: &mut *store as &mut dyn Store, joint: &mut joint };
+                one(session, command, &request, store, shared, moment, out)
+            }
+            false => one(session, command, &request, store, shared, moment, out),
+        };
         count(shared, command, &done);
         if let Err(failure) = done {
             answer_failure(session, shared, &failure, start, out);
         }
+        joint.note(0, start..out.len(), &request);
     }
+    settle(session, &mut joint, store, shared, moment, out);
     session.in_exec = false;
     Ok(())
+}
+
+/// Carries out one of the commands.
+fn one<S: Store>(
+    session: &mut Session,
+    command: &'static Command,
+    request: &Request<'_>,
+    store: &mut S,
+    shared: &Shared,
+    moment: Moment,
+    out: &mut Vec<u8>,
+) -> Done {
+    let reply = Writer::new(out, session.version);
+    Call { command, request, store, session, shared, moment, reply }.carry_out()
+}
+
+/// Has the store write what commands have changed, and answers those anew whose replies do not hold: nobody else of this gateway is
+/// at the store, but others may be.
+fn settle(
+    session: &mut Session,
+    joint: &mut Joint,
+    store: &mut dyn Store,
+    shared: &Shared,
+    moment: Moment,
+    out: &mut Vec<u8>,
+) {
+    let mut mended = Mended::default();
+    for round in 1.. {
+        let left = joint.write(store, shared);
+        if left.is_empty() {
+            break;
+        }
+        for (piece, verdict) in left {
+            let mut reply = Vec::new();
+            match verdict {
+                Verdict::Failed(error) => answer_failure(session, shared, &error.into(), 0, &mut reply),
+                _ if round < ROUNDS => {
+                    let joined = &mut Joined { store: &mut *store, joint: &mut *joint };
+                    session.again(&piece, joined, shared, moment, &mut reply);
+                }
+                _ => by_itself(session, &piece, joint, store, shared, moment, &mut reply),
+            }
+            mended.put(&piece, reply);
+        }
+    }
+    mended.apply(out);
+}
+
+/// Carries a command out again with nothing beside it, until what it changes is written: it was refused or overtaken with others.
+fn by_itself(
+    session: &mut Session,
+    piece: &Piece,
+    joint: &mut Joint,
+    store: &mut dyn Store,
+    shared: &Shared,
+    moment: Moment,
+    reply: &mut Vec<u8>,
+) {
+    let mut failure = CONTENDED.into();
+    for _ in 0..ATTEMPTS {
+        reply.clear();
+        session.again(piece, &mut Joined { store: &mut *store, joint: &mut *joint }, shared, moment, reply);
+        match joint.write(store, shared).pop() {
+            None => return,
+            Some((_, Verdict::Failed(error))) => {
+                failure = error.into();
+                break;
+            }
+            Some(_) => {}
+        }
+    }
+    answer_failure(session, shared, &failure, 0, reply);
 }
 
 /// What EXEC answers that is not carried out for what is wrong with it: the transaction is over.
