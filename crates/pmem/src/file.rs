@@ -16,7 +16,7 @@ use crate::cache;
 use crate::domain::{self, PersistenceDomain};
 use crate::error::WayOut;
 use crate::flush::{self, Instruction};
-use crate::journal::{self, JOURNAL_NOTE_LEN, Journal, Name, Note, Place, Sizes};
+use crate::journal::{self, JOURNAL_NOTE_LEN, Journal, NO_NAME, Name, Note, Place, Sizes};
 use crate::lock::OwnFile;
 use crate::map::{self, Mapping};
 use crate::region::{Kind, Region};
@@ -255,6 +255,7 @@ impl FileOptions {
         let whole = length_of(&file, &path)?;
         let place = journal::find(&file, whole, &path)?;
         let note = self.noted(&file, whole, &path)?;
+        refuse_another(place, note, &path)?;
         if place.is_none() && !is_moving(note) {
             self.is_foreign(&file, whole, note, &path)?;
         }
@@ -282,7 +283,10 @@ impl FileOptions {
         let note = self.noted(&file, len, &path)?;
         let in_front = |part| journal::in_front(part, |at, block| file.read_exact_at(block, at).is_ok());
         let (place, damage) = match journal::find(&file, len, &path) {
-            Ok(Some(place)) => (Some(place), None),
+            Ok(Some(place)) => match refuse_another(Some(place), note, &path) {
+                Ok(()) => (Some(place), None),
+                Err(another) => (None, Some(another)),
+            },
             Ok(None) if is_moving(note) => (None, None),
             Ok(None) => match in_front(
                 self.looked_through(&file, len, &path)?.map_or(0..len, |unused| with_noted(unused, note)),
@@ -319,6 +323,7 @@ impl FileOptions {
         } else {
             self.noted(file, whole, path)?
         };
+        refuse_another(place, note, path)?;
         // What is there of a journal that was being made is of none that is missing.
         let moving = place.is_none() && is_moving(note);
         let mut found = place.map_or(whole, |place| place.region);
@@ -363,7 +368,7 @@ impl FileOptions {
             let both = len.saturating_add(old.journal());
             map::has_room(file, both).map_err(|e| full(path, both, e))?;
             wanted = wanted.or(Some(old.journal()));
-            let moves = Note::Moves(Sizes { region: len, journal: old.journal() });
+            let moves = Note::Moves(Sizes { region: len, journal: old.journal(), name: NO_NAME });
             note = note.map(|(at, _)| (at, moves));
             journal::remove(file, old, self.boot()?, note, path)?;
             place = None;
@@ -453,10 +458,10 @@ impl FileOptions {
             Some(instruction) => region.with_instruction(instruction),
             None => region,
         };
-        if let (Some((at, note)), Some(journal)) = (found.note, region.journal())
+        if let (Some((at, note)), Some((journal, name))) = (found.note, region.journal_and_name())
             && at.checked_add(JOURNAL_NOTE_LEN as u64).is_some_and(|end| end <= len)
         {
-            let has = Note::Has(Sizes { region: len, journal });
+            let has = Note::Has(Sizes { region: len, journal, name });
             if note != has {
                 // Through the journal, which sees to it if that fails.
                 region.write(at, &has.encode());
@@ -492,7 +497,7 @@ impl FileOptions {
             }
             (None, Some(len)) if pages => {
                 as_on_disk()?;
-                let moves = Note::Moves(Sizes { region: found.len, journal: len });
+                let moves = Note::Moves(Sizes { region: found.len, journal: len, name: NO_NAME });
                 self.note_without(file, found, moves, path)?;
                 journal::create(file, found.len, len, signs?, path).map(Some)
             }
@@ -523,6 +528,18 @@ fn with_noted(unused: Range<u64>, note: Option<(u64, Note)>) -> Range<u64> {
     match note {
         Some((_, Note::Has(sizes))) => unused.start.min(sizes.region)..unused.end,
         _ => unused,
+    }
+}
+
+/// Refuses a file with the journal of another one: what that has is not of this file, and what its own had is missing.
+fn refuse_another(place: Option<Place>, note: Option<(u64, Note)>, path: &Path) -> Result<(), Error> {
+    match (place, note) {
+        (Some(place), Some((_, note))) if note.is_of_another(&place) => Err(Error::JournalDamaged {
+            path: path.to_owned(),
+            what: "it is that of another file".into(),
+            way: WayOut::Nothing,
+        }),
+        _ => Ok(()),
     }
 }
 

@@ -20,7 +20,7 @@ use crate::copy::{NT_MIN, copy, copy_nt};
 use crate::domain::{self, Domain, PersistenceDomain, StoreGranularity};
 use crate::flush::page::{Pages, Work};
 use crate::flush::{self, Instruction, LINE};
-use crate::journal::{self, Journal};
+use crate::journal::{self, Journal, Name};
 use crate::lock::OwnFile;
 use crate::map::{self, Mapping};
 use crate::medium::{Medium, Psyncs, Ticket};
@@ -317,6 +317,14 @@ impl Region {
     pub fn journal(&self) -> Option<u64> {
         match &self.0.sync {
             Way::Journal(journal) => Some(journal.len()),
+            Way::Pages(_) | Way::Owner => None,
+        }
+    }
+
+    /// The same, and its name.
+    pub(crate) fn journal_and_name(&self) -> Option<(u64, Name)> {
+        match &self.0.sync {
+            Way::Journal(journal) => Some((journal.len(), journal.name())),
             Way::Pages(_) | Way::Owner => None,
         }
     }

@@ -14,7 +14,7 @@ use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
-use super::format::{self, BLOCK, MARK, Place};
+use super::format::{self, BLOCK, MARK, Name, Place};
 use super::log::{Copy, Disk, Log, Outcome, Part};
 use super::pending::Pending;
 use crate::cache;
@@ -136,6 +136,11 @@ impl Journal {
     /// Bytes in the journal.
     pub(crate) const fn len(&self) -> u64 {
         self.place.journal()
+    }
+
+    /// Its name.
+    pub(crate) const fn name(&self) -> Name {
+        self.place.name
     }
 
     /// Bytes in the file, which nothing may change.

@@ -33,7 +33,7 @@ use std::sync::Arc;
 pub(crate) use format::{NO_BOOT, Name, Place};
 pub(crate) use live::Journal;
 pub use note::{JOURNAL_NOTE_LEN, is_journal_note};
-pub(crate) use note::{Note, Sizes};
+pub(crate) use note::{NO_NAME, Note, Sizes};
 
 use crate::error::WayOut;
 use crate::file::step;

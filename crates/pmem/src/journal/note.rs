@@ -5,12 +5,14 @@
 //! ([`FileOptions::journal_note`](crate::FileOptions::journal_note)), and three things may stand there. *Nothing*: the file has no
 //! journal, or was made before there were notes. *Has*: it has one, and is refused without. *Moves*: its journal is being made, in
 //! place of none or of one that was removed in order, so that a file without one gets it now, and nothing is missing. The line is one of a sector, so that a
-//! crash leaves one of them.
+//! crash leaves one of them. What *has* one says its name, too, so that one that was copied from another file is not taken for it; files that were
+//! written before that say none.
 
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 
+use super::format::{Name, Place};
 use crate::layout::{get_u32, get_u64};
 
 /// Bytes of a note.
@@ -41,7 +43,12 @@ pub(crate) struct Sizes {
     pub(crate) region: u64,
     /// Bytes of the journal, about.
     pub(crate) journal: u64,
+    /// Its name; [`NO_NAME`]: it has none yet, or is not told.
+    pub(crate) name: Name,
 }
+
+/// Of no journal.
+pub(crate) const NO_NAME: Name = [0; 16];
 
 impl Note {
     /// As it stands in the file.
@@ -57,6 +64,7 @@ impl Note {
         bytes[12..16].copy_from_slice(&what.to_le_bytes());
         bytes[16..24].copy_from_slice(&sizes.region.to_le_bytes());
         bytes[24..32].copy_from_slice(&sizes.journal.to_le_bytes());
+        bytes[32..48].copy_from_slice(&sizes.name);
         let crc = crc32fast::hash(&bytes[..CRC]);
         bytes[CRC..].copy_from_slice(&crc.to_le_bytes());
         bytes
@@ -64,7 +72,8 @@ impl Note {
 
     /// What these bytes say.
     pub(crate) fn decode(bytes: &[u8; JOURNAL_NOTE_LEN]) -> Self {
-        let sizes = Sizes { region: get_u64(bytes, 16), journal: get_u64(bytes, 24) };
+        let name = bytes[32..48].try_into().expect("sixteen bytes");
+        let sizes = Sizes { region: get_u64(bytes, 16), journal: get_u64(bytes, 24), name };
         let note = match get_u32(bytes, 12) {
             HAS => Self::Has(sizes),
             MOVES => Self::Moves(sizes),
@@ -80,6 +89,11 @@ impl Note {
             Err(e) if e.kind() == io::ErrorKind::UnexpectedEof => Ok(Self::Nothing),
             read => read.map(|()| Self::decode(&bytes)),
         }
+    }
+
+    /// Whether this journal is another one than it tells of.
+    pub(crate) fn is_of_another(&self, place: &Place) -> bool {
+        matches!(self, Self::Has(sizes) if sizes.name != NO_NAME && sizes.name != place.name)
     }
 
     /// Puts it into a file that has no journal, durably. One that has may still have to be told of writes that failed, by the
@@ -104,7 +118,7 @@ mod tests {
 
     #[test]
     fn a_note_of_which_a_bit_is_flipped_says_nothing() {
-        let sizes = Sizes { region: 300_001, journal: 1 << 18 };
+        let sizes = Sizes { region: 300_001, journal: 1 << 18, name: [3; 16] };
         assert!(is_journal_note(&[0; JOURNAL_NOTE_LEN]) && !is_journal_note(&[0; JOURNAL_NOTE_LEN - 1]));
         for note in [Note::Has(sizes), Note::Moves(sizes)] {
             let mut bytes = note.encode();

@@ -5,7 +5,7 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use super::super::format::{ALIGN, ENDING, Place};
-use super::super::{JOURNAL_NOTE_LEN, Note, Sizes, is_journal_note};
+use super::super::{JOURNAL_NOTE_LEN, NO_NAME, Note, Sizes, is_journal_note};
 use crate::file::tests::LEFT;
 use crate::{Error, FileOptions, Image, Journaling, Region, WayOut, cache};
 
@@ -555,6 +555,44 @@ fn a_journal_of_which_nothing_is_left_is_missed() {
     assert!(matches!(cut, Error::JournalCut { way: WayOut::Owner(_), .. }), "{cut}");
 }
 
+/// As a restore that takes the end of one file and the beginning of another leaves it.
+#[test]
+fn the_journal_of_another_file_is_refused() {
+    let scratch = Scratch::new("another");
+    let journal = Journaling::Len(1 << 18);
+    let Some(one) = noted(&scratch, noting().journal(journal)) else { return };
+    fs::remove_file(&scratch.0).expect("it is there");
+    let Some(other) = noted(&scratch, noting().journal(journal)) else { return };
+    assert_eq!(one.len(), other.len());
+    let mixed = [&one[..LEN as usize], &other[LEN as usize..]].concat();
+    for options in [noting(), noting().journal(journal), noting().create(2 * LEN), noting().create(LEN)] {
+        fs::write(&scratch.0, &mixed).expect("a disk");
+        for refused in [options.view(&scratch.0), options.open(&scratch.0)] {
+            let refused = refused.expect_err("it is of another file").to_string();
+            assert!(
+                refused.contains("is damaged, it is that of another file")
+                    && refused.ends_with("or ask its owner"),
+                "{refused}"
+            );
+        }
+        assert!(fs::read(&scratch.0).expect("readable") == mixed, "it stays as it was");
+    }
+    let (rest, damage) = noting().salvage(&scratch.0).expect("it can be read");
+    assert!(matches!(damage, Some(Error::JournalDamaged { .. })), "{damage:?}");
+    assert_eq!((rest.len(), bytes(&rest, 0, 4)), (LEN, b"ours".to_vec()));
+    drop(rest);
+    // What was written before there were names says none, and says one from then on.
+    let mut older = one.clone();
+    let sizes = Sizes { region: LEN, journal: 1 << 18, name: NO_NAME };
+    older[NOTE as usize..][..JOURNAL_NOTE_LEN].copy_from_slice(&Note::Has(sizes).encode());
+    fs::write(&scratch.0, &older).expect("a disk");
+    let region = noting().open(&scratch.0).expect("it has a journal");
+    assert_eq!(bytes(&region, 0, 4), b"ours");
+    drop(region);
+    let file = fs::File::open(&scratch.0).expect("it is there");
+    assert!(matches!(Note::read(&file, NOTE).expect("readable"), Note::Has(sizes) if sizes.name != NO_NAME));
+}
+
 /// Of an owner who says of all of the file that it may be his: a peer's bytes may lie there.
 #[test]
 fn a_journal_of_which_some_is_left_is_found_where_the_file_says_that_it_began() {
@@ -586,7 +624,9 @@ fn a_file_that_says_nothing_of_a_journal_is_opened_and_says_it_then() {
         |scratch: &Scratch| Note::read(&fs::File::open(&scratch.0).expect("a file"), NOTE).expect("readable");
     assert_eq!(note(&scratch), Note::Nothing);
     drop(scratch.open(noting()).expect("it is whole"));
-    assert_eq!(note(&scratch), Note::Has(Sizes { region: LEN, journal: 1 << 18 }));
+    assert!(
+        matches!(note(&scratch), Note::Has(Sizes { region: LEN, journal, name }) if journal == 1 << 18 && name != NO_NAME)
+    );
     // Nobody knows what an older one had.
     fs::write(&scratch.0, &whole[..LEN as usize]).expect("a disk");
     assert_eq!(scratch.open(noting()).expect("as it is").journal(), None);
