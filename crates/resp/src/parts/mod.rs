@@ -58,6 +58,9 @@ const FIXED: usize = 56;
 /// them takes one to three waits for the medium, so it should not come with every wait of many clients.
 const BUCKET_SHARE: u64 = 32;
 
+/// A hash that has many buckets gets new ones when it wants for more than these.
+const NEW_AT_ONCE: u32 = 64;
+
 /// So many buckets a hash has at most, and fewer fields than these.
 const BUCKETS_MAX: u32 = 1 << 30;
 const FIELDS_MAX: u64 = 1 << 48;
@@ -168,7 +171,10 @@ impl<'a> Root<'a> {
     fn next_batch(&self, changes: Changes<'_>, whole: usize) -> Self {
         // One more for each change at most: a batch is no longer than what brings it about.
         let most = self.buckets.saturating_add(u32::try_from(changes.count()).unwrap_or(u32::MAX));
-        let buckets = self.buckets.max(wanted(self.fields, self.bytes, whole).min(most));
+        let wanted = wanted(self.fields, self.bytes, whole);
+        // New buckets take two waits more than those that are there: several come at a time, and meanwhile all are a little larger.
+        let enough = self.buckets.saturating_add((self.buckets / 16).min(NEW_AT_ONCE));
+        let buckets = if wanted > enough { self.buckets.max(wanted.min(most)) } else { self.buckets };
         Self { batch: self.batch + 1, buckets, ..*self }
     }
 
