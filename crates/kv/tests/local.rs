@@ -15,7 +15,7 @@ use remanence_kv::client::{
     Client, Completion, Error as Failure, Get, Operation, Put, RemoteMemory as _, Verb, attend, run,
 };
 use remanence_kv::live::{Error, Local, Locals, PutOptions, Server, ServerOptions, Store, StoreStats};
-use remanence_kv::proto::{Expect, Refusal};
+use remanence_kv::proto::{Expect, Inline, Refusal};
 
 /// A client that dallies is cut off after this; the others must have been heard of within it on a busy machine too.
 const LEASE: Duration = Duration::from_secs(4);
@@ -120,6 +120,12 @@ fn a_medium_that_fails_a_local_client_ends_the_server() {
     assert!(failed.is_err(), "{failed:?}");
     let ended = serving.thread.take().expect("it runs").join().expect("the server's thread");
     assert!(matches!(ended, Err(Error::Refused(Refusal::Medium))), "{ended:?}");
+    // Whoever comes later is told of the medium, and not of a lease.
+    let late = near.act(Put::new(b"a", b"3", 0, Expect::Any));
+    assert!(matches!(late, Err(Error::Refused(Refusal::Medium))), "{late:?}");
+    let put = Inline { key: b"a", value: Some(b"3"), expires: 0, expect: Expect::Any };
+    let late = near.local.put_all(&[put], &mut Vec::new());
+    assert!(matches!(late, Err(Error::Refused(Refusal::Medium))), "{late:?}");
 }
 
 #[test]

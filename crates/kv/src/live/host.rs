@@ -207,7 +207,11 @@ impl Host {
         puts: &[Inline<'_>],
         done: &mut Vec<Result<Changed, Refusal>>,
     ) -> Option<()> {
-        if !self.open || self.failed || self.locals.of(session).is_none() {
+        if self.failed {
+            done.extend(puts.iter().map(|_| Err(Refusal::Medium)));
+            return Some(());
+        }
+        if !self.open || self.locals.of(session).is_none() {
             return None;
         }
         let client = self.peers.get(&session).and_then(|peer| peer.client)?;
@@ -228,7 +232,10 @@ impl Host {
         session: u64,
         puts: &[Inline<'_>],
     ) -> Option<Result<bool, Refusal>> {
-        if !self.open || self.failed || self.locals.of(session).is_none() {
+        if self.failed {
+            return Some(Err(Refusal::Medium));
+        }
+        if !self.open || self.locals.of(session).is_none() {
             return None;
         }
         let client = self.peers.get(&session).and_then(|peer| peer.client)?;
@@ -245,7 +252,11 @@ impl Host {
         puts: &[Inline<'_>],
         done: &mut Vec<Result<Changed, Refusal>>,
     ) -> Option<Vec<Named>> {
-        if !self.open || self.failed || self.locals.of(session).is_none() {
+        if self.failed {
+            done.extend(puts.iter().map(|_| Err(Refusal::Medium)));
+            return Some(Vec::new());
+        }
+        if !self.open || self.locals.of(session).is_none() {
             return None;
         }
         let client = self.peers.get(&session).and_then(|peer| peer.client)?;
