@@ -566,6 +566,41 @@ impl Store for Counted {
     }
 }
 
+/// New buckets take two waits more than those that are there.
+#[test]
+fn a_growing_hash_gets_new_parts_several_at_a_time() {
+    let (shared, mut state) = (shared(2048), 1);
+    let mut store = MemoryStore::default();
+    let mut fields = 0;
+    let mut set = |store: &mut MemoryStore, state: &mut u64, field: usize| {
+        run(&shared, store, &format!("HSET h field{field} value"));
+        fold(&shared, store, state).expect("memory does not fail");
+    };
+    while fields < 2000 {
+        set(&mut store, &mut state, fields);
+        fields += 1;
+    }
+    let batch = |store: &mut MemoryStore| {
+        let value = read(store, b"\0h").expect("it is there");
+        u64::from_le_bytes(value[17..25].try_into().expect("eight bytes"))
+    };
+    let (first, mut growths, mut last) = (batch(&mut store), 0, buckets(&mut store));
+    for n in 0..5000 {
+        // One in ten is new.
+        let field = if n % 10 == 0 { fields } else { random(&mut state) % fields };
+        fields += usize::from(field == fields);
+        set(&mut store, &mut state, field);
+        let now = buckets(&mut store);
+        growths += u64::from(now != last);
+        last = now;
+    }
+    let batches = batch(&mut store) - first;
+    assert!(
+        batches > 20 && growths > 0 && growths * 3 < batches,
+        "{growths} of {batches} batches had new ones"
+    );
+}
+
 /// Commands seal what they have changed, and take out what is in the buckets, with writes that they wait for anyway; and the
 /// buckets of a batch share a wait, however many they are.
 #[test]
