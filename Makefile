@@ -2,9 +2,10 @@
 #   make demo   builds the release binary and runs the main job on real input
 #   make verbs  builds it and the libraries under unmodified verbs programs
 #   make test   installs what the tests need, then runs every check: this is CI
-# And one for a night:
+# And two for a night:
 #   make soak   what takes hours: many seeds, many kills, every mutation
-.PHONY: demo verbs test soak check deps-demo deps-test
+#   make stress the tests that take real time, 50 times each beside busy loops
+.PHONY: demo verbs test soak stress check deps-demo deps-test
 .DEFAULT_GOAL := help
 
 # Where cargo builds.
@@ -24,7 +25,7 @@ TEST_PACKAGES := $(DEMO_PACKAGES) tshark iproute2 qemu-system-x86 busybox-static
 	$(if $(shell command -v go 2>/dev/null),,golang-go)
 
 help:
-	@sed -n '1,6p' Makefile
+	@sed -n '1,7p' Makefile
 
 demo: deps-demo
 	@echo "==> building rem (release)"
@@ -43,6 +44,9 @@ test: deps-test
 
 soak: deps-test
 	cargo xtask soak
+
+stress: deps-test
+	cargo xtask stress
 
 check:
 	cargo xtask check

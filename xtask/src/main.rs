@@ -39,6 +39,7 @@ fn main() -> ExitCode {
         "dropin" => Some(dropin::run(further.iter().any(|arg| arg == "--release"))),
         "mutate" => Some(mutate::run(&further)),
         "soak" => Some(soak::run(&further)),
+        "stress" => Some(testing::stress(&further)),
         _ => None,
     };
     if let Some(outcome) = outcome {
@@ -58,6 +59,9 @@ fn main() -> ExitCode {
         );
         eprintln!(
             "       cargo xtask soak [--list] [NAME...]: what takes hours: many seeds, many kills, every mutation"
+        );
+        eprintln!(
+            "       cargo xtask stress [RUNS] [PROGRAM...]: the tests that take real time, again and again beside busy loops"
         );
         eprintln!("       cargo xtask check|NAME, where NAME is one of");
         for (name, what, _) in STEPS {

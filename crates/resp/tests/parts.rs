@@ -572,7 +572,7 @@ fn a_growing_hash_gets_new_parts_several_at_a_time() {
     let (shared, mut state) = (shared(2048), 1);
     let mut store = MemoryStore::default();
     let mut fields = 0;
-    let mut set = |store: &mut MemoryStore, state: &mut u64, field: usize| {
+    let set = |store: &mut MemoryStore, state: &mut u64, field: usize| {
         run(&shared, store, &format!("HSET h field{field} value"));
         fold(&shared, store, state).expect("memory does not fail");
     };

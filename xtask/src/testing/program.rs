@@ -1,0 +1,171 @@
+//! A test program: found among what cargo made, run, and what its output says.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::Read as _;
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+use crate::root;
+
+/// After so long a program is ended: it hangs.
+const LIMIT: Duration = Duration::from_secs(15 * 60);
+
+/// A test program that cargo made.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(super) struct Program {
+    /// The package's directory and the target's name: `kv/live`; `kv/lib` is that of the library.
+    pub(super) name: String,
+    pub(super) executable: PathBuf,
+    /// Where cargo runs it.
+    directory: PathBuf,
+}
+
+impl Program {
+    /// The programs among what cargo says of its artifacts, a JSON object in each line.
+    pub(super) fn all(messages: &str) -> Result<Vec<Self>, String> {
+        let mut all = Vec::new();
+        for line in messages.lines().filter(|line| line.contains("compiler-artifact")) {
+            let message: Value = serde_json::from_str(line).map_err(|e| format!("cargo says {line}: {e}"))?;
+            all.extend(Self::of(&message));
+        }
+        all.sort();
+        Ok(all)
+    }
+
+    fn of(message: &Value) -> Option<Self> {
+        let executable = message["executable"].as_str()?.into();
+        if message["profile"]["test"] != true {
+            return None;
+        }
+        let directory = Path::new(message["manifest_path"].as_str()?).parent()?.to_path_buf();
+        let package = directory.file_name()?.to_str()?;
+        let target = match message["target"]["kind"][0].as_str()? {
+            "test" | "bench" | "example" => message["target"]["name"].as_str()?,
+            "bin" => "bin",
+            _ => "lib",
+        };
+        Some(Self { name: format!("{package}/{target}"), executable, directory })
+    }
+
+    #[cfg(test)]
+    pub(super) fn at(name: &str, executable: PathBuf, directory: PathBuf) -> Self {
+        Self { name: name.to_owned(), executable, directory }
+    }
+
+    /// Runs it, or some of its tests.
+    pub(super) fn run(&self, arguments: &[&str], env: &BTreeMap<&str, PathBuf>) -> Result<Outcome, String> {
+        let log = root().join("target/tests").join(self.name.replace('/', "-")).with_extension("log");
+        std::fs::create_dir_all(log.parent().unwrap_or(Path::new(".")))
+            .map_err(|e| format!("{}: {e}", log.display()))?;
+        let file = File::create(&log).map_err(|e| format!("{}: {e}", log.display()))?;
+        let errors = file.try_clone().map_err(|e| format!("{}: {e}", log.display()))?;
+        let start = Instant::now();
+        let mut child = Command::new(&self.executable)
+            .args(arguments)
+            .current_dir(&self.directory)
+            .env("CARGO_MANIFEST_DIR", &self.directory)
+            .envs(env)
+            .stdin(Stdio::null())
+            .stdout(file)
+            .stderr(errors)
+            // What it leaves behind when it hangs is ended with it.
+            .process_group(0)
+            .spawn()
+            .map_err(|e| format!("{}: {e}", self.executable.display()))?;
+        let group = child.id();
+        let (ended, wait) = mpsc::channel::<()>();
+        let guard = std::thread::spawn(move || {
+            let late = wait.recv_timeout(LIMIT) == Err(mpsc::RecvTimeoutError::Timeout);
+            if late {
+                let _ = Command::new("kill").args(["-KILL", "--", &format!("-{group}")]).status();
+            }
+            late
+        });
+        let status = child.wait().map_err(|e| format!("{}: {e}", self.name))?;
+        drop(ended);
+        let late = guard.join().unwrap_or(false);
+        let mut output = Vec::new();
+        File::open(&log)
+            .and_then(|mut file| file.read_to_end(&mut output))
+            .map_err(|e| format!("{}: {e}", log.display()))?;
+        let output = String::from_utf8_lossy(&output).into_owned();
+        let how = match late {
+            true => format!("it did not end within {} minutes", LIMIT.as_secs() / 60),
+            false => status.to_string(),
+        };
+        Ok(Outcome { passed: status.success(), how, took: start.elapsed(), output })
+    }
+}
+
+/// How a run ended.
+#[derive(Debug)]
+pub(super) struct Outcome {
+    pub(super) passed: bool,
+    /// In words.
+    pub(super) how: String,
+    pub(super) took: Duration,
+    pub(super) output: String,
+}
+
+impl Outcome {
+    /// The tests that failed, as the program says; none if it ended otherwise.
+    pub(super) fn failed(&self) -> Vec<&str> {
+        // The last list of names under this heading: before it stands what the tests have printed.
+        let Some((_, list)) = self.output.rsplit_once("\nfailures:\n") else { return Vec::new() };
+        list.lines().map_while(|line| line.strip_prefix("    ")).filter(|name| !name.is_empty()).collect()
+    }
+
+    /// How many tests passed.
+    pub(super) fn tests(&self) -> u64 {
+        let counts = self.output.lines().filter_map(|line| line.strip_prefix("test result: "));
+        let passed = |line: &str| line.split_once(". ")?.1.split_once(" passed")?.0.parse::<u64>().ok();
+        counts.filter_map(passed).sum()
+    }
+
+    /// The end of what it has printed.
+    pub(super) fn tail(&self, bytes: usize) -> &str {
+        let mut start = self.output.len().saturating_sub(bytes);
+        while !self.output.is_char_boundary(start) {
+            start += 1;
+        }
+        &self.output[start..]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn programs_are_named_by_their_packages_and_targets() {
+        let messages = r#"{"reason":"compiler-artifact","manifest_path":"/w/crates/kv/Cargo.toml","target":{"name":"live","kind":["test"]},"profile":{"test":true},"executable":"/t/live-1"}
+{"reason":"compiler-artifact","manifest_path":"/w/crates/kv/Cargo.toml","target":{"name":"remanence_kv","kind":["lib"]},"profile":{"test":true},"executable":"/t/kv-1"}
+{"reason":"compiler-artifact","manifest_path":"/w/crates/kv/Cargo.toml","target":{"name":"remanence_kv","kind":["lib"]},"profile":{"test":false},"executable":null}
+{"reason":"compiler-artifact","manifest_path":"/w/crates/cli/Cargo.toml","target":{"name":"rem","kind":["bin"]},"profile":{"test":false},"executable":"/t/rem"}
+{"reason":"build-finished","success":true}"#;
+        let all = Program::all(messages).expect("it is JSON");
+        let names: Vec<&str> = all.iter().map(|program| &program.name[..]).collect();
+        assert_eq!(names, ["kv/lib", "kv/live"]);
+        assert_eq!(all[1].directory, Path::new("/w/crates/kv"));
+    }
+
+    fn outcome(output: &str) -> Outcome {
+        Outcome { passed: false, how: String::new(), took: Duration::ZERO, output: output.to_owned() }
+    }
+
+    #[test]
+    fn what_failed_is_the_last_list_of_names() {
+        let output = "\nrunning 3 tests\ntest a ... ok\ntest b ... FAILED\n\nfailures:\n\n---- b stdout ----\n\nfailures:\n    no test\n\n\n\
+                      failures:\n    b\n    m::c\n\ntest result: FAILED. 1 passed; 2 failed; 0 ignored; 0 measured; 0 filtered out\n";
+        assert_eq!(outcome(output).failed(), ["b", "m::c"]);
+        assert_eq!(outcome(output).tests(), 1);
+        assert!(outcome("test a ... ok\nit was killed").failed().is_empty());
+        assert_eq!(outcome("äb").tail(2), "b");
+    }
+}
