@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::Read as _;
-use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::mpsc;
@@ -74,16 +73,16 @@ impl Program {
             .stdin(Stdio::null())
             .stdout(file)
             .stderr(errors)
-            // What it leaves behind when it hangs is ended with it.
-            .process_group(0)
             .spawn()
             .map_err(|e| format!("{}: {e}", self.executable.display()))?;
-        let group = child.id();
+        let pid = child.id();
         let (ended, wait) = mpsc::channel::<()>();
         let guard = std::thread::spawn(move || {
             let late = wait.recv_timeout(LIMIT) == Err(mpsc::RecvTimeoutError::Timeout);
             if late {
-                let _ = Command::new("kill").args(["-KILL", "--", &format!("-{group}")]).status();
+                // What it has started hangs as well, perhaps.
+                let all: Vec<String> = with_descendants(pid).iter().map(u32::to_string).collect();
+                let _ = Command::new("kill").arg("-KILL").args(all).status();
             }
             late
         });
@@ -101,6 +100,25 @@ impl Program {
         };
         Ok(Outcome { passed: status.success(), how, took: start.elapsed(), output })
     }
+}
+
+/// A process, and those that it has started, and so on.
+fn with_descendants(pid: u32) -> Vec<u32> {
+    let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+    let processes = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+    let parent = |pid: u32| {
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+        // The name stands in parentheses, and may have any characters.
+        stat.rsplit_once(')')?.1.split_whitespace().nth(1)?.parse::<u32>().ok()
+    };
+    let parents: BTreeMap<u32, u32> = processes.filter_map(|pid| Some((pid, parent(pid)?))).collect();
+    let mut all = vec![pid];
+    let mut next = 0;
+    while let Some(&one) = all.get(next) {
+        all.extend(parents.iter().filter(|(_, parent)| **parent == one).map(|(pid, _)| *pid));
+        next += 1;
+    }
+    all
 }
 
 /// How a run ended.
@@ -153,6 +171,20 @@ mod tests {
         let names: Vec<&str> = all.iter().map(|program| &program.name[..]).collect();
         assert_eq!(names, ["kv/lib", "kv/live"]);
         assert_eq!(all[1].directory, Path::new("/w/crates/kv"));
+    }
+
+    #[test]
+    fn who_hangs_is_ended_with_what_it_has_started() {
+        let mut shell = Command::new("sh").args(["-c", "sleep 100; true"]).spawn().expect("a shell");
+        let mut all = with_descendants(shell.id());
+        while all.len() < 2 {
+            std::thread::yield_now();
+            all = with_descendants(shell.id());
+        }
+        assert_eq!(all[0], shell.id());
+        let words: Vec<String> = all.iter().map(u32::to_string).collect();
+        assert!(Command::new("kill").arg("-KILL").args(words).status().expect("kill").success());
+        assert!(!shell.wait().expect("it ends").success());
     }
 
     fn outcome(output: &str) -> Outcome {
