@@ -439,7 +439,7 @@ impl Shared {
     ///
     /// # Errors
     /// The store's.
-    pub fn fold<S: Store>(&self, store: &mut S, moment: Moment) -> Result<bool, StoreError> {
+    pub fn fold<S: Store + ?Sized>(&self, store: &mut S, moment: Moment) -> Result<bool, StoreError> {
         let (name, applied) = {
             let mut folds = self.folds();
             let free = |name: &&Vec<u8>| !folds.at.contains(*name) && !folds.held.contains_key(*name);

@@ -601,6 +601,29 @@ fn a_growing_hash_gets_new_parts_several_at_a_time() {
     );
 }
 
+/// Nothing folds beside a transaction.
+#[test]
+fn a_hash_that_one_transaction_changes_often_is_folded_within_it() {
+    let (shared, mut store) = (shared(2048), MemoryStore::default());
+    run(&shared, &mut store, "HSET h field0 value");
+    let mut session = Session::open(&shared, "a", "b", 0);
+    let mut ask = |store: &mut MemoryStore, line: &str| {
+        let mut decoder = Decoder::new(Limits::default());
+        decoder.push(format!("{line}\r\n").as_bytes());
+        let request = decoder.next(false).expect("a request").expect("all of it");
+        session.execute(&request, store, &shared, moment(&mut 1), &mut Vec::new());
+    };
+    ask(&mut store, "MULTI");
+    for n in 0..20_000 {
+        ask(&mut store, &format!("HSET h field{} value{n}", n % 5000));
+    }
+    ask(&mut store, "EXEC");
+    let left = read(&mut store, b"\0h").expect("it is there").len();
+    assert!(left < 64 << 10 && buckets(&mut store) > 500, "{left} bytes wait");
+    assert_eq!(run(&shared, &mut store, "HLEN h"), b":5000\r\n");
+    assert_eq!(run(&shared, &mut store, "HGET h field4999"), b"$10\r\nvalue19999\r\n");
+}
+
 /// Commands seal what they have changed, and take out what is in the buckets, with writes that they wait for anyway; and the
 /// buckets of a batch share a wait, however many they are.
 #[test]

@@ -32,6 +32,8 @@ const REFUSED_BEHIND: &str =
 
 /// Times that what commands change together is given to the store. What is left then is carried out one by one.
 const ROUNDS: usize = 3;
+/// Steps in which changes of large hashes are brought into their parts, each time the store has been given something.
+const FOLDS: usize = 2;
 /// Bytes of the requests of a transaction at most, as encoded: as many as one request may have.
 const QUEUE_MAX: usize = 1 << 30;
 /// Keys that a connection may watch, and bytes of their names.
@@ -316,6 +318,12 @@ fn settle(
         }
     }
     mended.apply(out);
+    // Nobody else does it meanwhile, and a hash that is changed by many commands would become ever slower to change.
+    for _ in 0..FOLDS {
+        if !shared.has_folds() || shared.fold(store, moment) != Ok(true) {
+            break;
+        }
+    }
 }
 
 /// Carries a command out again with nothing beside it, until what it changes is written: it was refused or overtaken with others.

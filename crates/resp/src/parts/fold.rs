@@ -46,7 +46,7 @@ pub(crate) struct Applied {
 ///
 /// # Errors
 /// The store's. What was not done is done the next time.
-pub(crate) fn fold<S: Store>(
+pub(crate) fn fold<S: Store + ?Sized>(
     store: &mut S,
     key: Key<'_>,
     whole: usize,
@@ -77,7 +77,7 @@ pub(crate) fn fold<S: Store>(
 }
 
 /// Makes one value the first batch of a hash in parts; whether it did.
-fn divide<S: Store>(
+fn divide<S: Store + ?Sized>(
     store: &mut S,
     key: Key<'_>,
     version: Version,
@@ -112,7 +112,7 @@ fn divide<S: Store>(
 }
 
 /// Makes the changes a batch; whether it did.
-fn seal<S: Store>(
+fn seal<S: Store + ?Sized>(
     store: &mut S,
     key: Key<'_>,
     version: Version,
@@ -128,7 +128,7 @@ fn seal<S: Store>(
 }
 
 /// Takes a batch out of the key's value, as it is in all buckets; whether it is out.
-fn finish<S: Store>(store: &mut S, key: Key<'_>, applied: Applied) -> Result<bool, StoreError> {
+fn finish<S: Store + ?Sized>(store: &mut S, key: Key<'_>, applied: Applied) -> Result<bool, StoreError> {
     let (mut value, mut next) = (Vec::new(), Vec::new());
     for _ in 0..ATTEMPTS {
         value.clear();
@@ -151,7 +151,7 @@ fn finish<S: Store>(store: &mut S, key: Key<'_>, applied: Applied) -> Result<boo
 }
 
 /// Brings a batch into the buckets; whether it is in all of them.
-fn apply<S: Store>(store: &mut S, key: Key<'_>, root: &Root<'_>) -> Result<bool, StoreError> {
+fn apply<S: Store + ?Sized>(store: &mut S, key: Key<'_>, root: &Root<'_>) -> Result<bool, StoreError> {
     let mut groups: BTreeMap<u32, Group<'_>> = BTreeMap::new();
     for (name, value) in root.sealed {
         let from = place(hash(&root.id, name), root.before.max(1));
@@ -217,7 +217,12 @@ struct Move {
 }
 
 /// Writes buckets; whether all are as they are to be.
-fn write_all<S: Store>(store: &mut S, space: u8, id: &Id, moves: &[Move]) -> Result<bool, StoreError> {
+fn write_all<S: Store + ?Sized>(
+    store: &mut S,
+    space: u8,
+    id: &Id,
+    moves: &[Move],
+) -> Result<bool, StoreError> {
     let new: Vec<&Written> = moves.iter().flat_map(|step| &step.new).collect();
     let old: Vec<&Written> = moves.iter().flat_map(|step| &step.old).collect();
     match write(store, space, id, &new).and_then(|_| write(store, space, id, &old)) {
@@ -272,7 +277,12 @@ impl Group<'_> {
 }
 
 /// Writes buckets; whether all are as they are to be. One that is new and there already was written by somebody who does the same.
-fn write<S: Store>(store: &mut S, space: u8, id: &Id, buckets: &[&Written]) -> Result<bool, StoreError> {
+fn write<S: Store + ?Sized>(
+    store: &mut S,
+    space: u8,
+    id: &Id,
+    buckets: &[&Written],
+) -> Result<bool, StoreError> {
     let mut all = true;
     let mut rest = buckets;
     while !rest.is_empty() {
