@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use remanence_link::xdp::probe::Bare;
+use remanence_wire::icrc;
 
 use super::protocol::Test;
 
@@ -39,6 +40,9 @@ impl Flow {
         Self { packet, train, window: 4 * bytes, report_every: bytes }
     }
 
+    /// What a train has of headers and ICRC of each packet.
+    const FRAME: usize = 16;
+
     const fn of(test: Test, size: u64) -> Self {
         if matches!(test, Test::Rate) { Self::rate(size) } else { Self::STREAM }
     }
@@ -57,6 +61,50 @@ pub(crate) struct BareUdp {
     socket: UdpSocket,
     peer: SocketAddr,
     buffer: Vec<u8>,
+    framing: Framing,
+}
+
+/// What RoCEv2 does to packets: an ICRC in each, and payload that is copied from and to the memory of programs.
+struct Framing {
+    flow: icrc::Flow,
+    memory: Vec<u8>,
+    /// Where in it the next payload lies.
+    at: usize,
+}
+
+impl Framing {
+    /// Of what the client sends to the server.
+    fn new(client: SocketAddr, server: SocketAddr) -> Self {
+        let flow = icrc::Flow::new(client.ip(), server.ip(), client.port(), server.port());
+        Self { flow, memory: vec![0x5A; 1 << 20], at: 0 }
+    }
+
+    fn next(&mut self, len: usize) -> &mut [u8] {
+        let at = if self.at + len > self.memory.len() { 0 } else { self.at };
+        self.at = at + len;
+        &mut self.memory[at..at + len]
+    }
+
+    /// Makes packets of this length of what is there.
+    fn seal(&mut self, train: &mut [u8], packet: usize) {
+        for packet in train.chunks_mut(packet) {
+            let (body, crc) = packet.split_at_mut(packet.len() - icrc::LEN);
+            let payload = body.len() - (Flow::FRAME - icrc::LEN);
+            body[Flow::FRAME - icrc::LEN..].copy_from_slice(self.next(payload));
+            crc.copy_from_slice(&icrc::compute(&self.flow, 0, body).to_le_bytes());
+        }
+    }
+
+    /// Takes what came; whether all of it is whole.
+    fn open(&mut self, train: &[u8], packet: usize) -> bool {
+        train.chunks(packet).all(|packet| {
+            let Some((body, crc)) = packet.split_last_chunk::<{ icrc::LEN }>() else { return false };
+            let Some(payload) = body.get(Flow::FRAME - icrc::LEN..) else { return false };
+            let is_whole = icrc::compute(&self.flow, 0, body).to_le_bytes() == *crc;
+            self.next(payload.len()).copy_from_slice(payload);
+            is_whole
+        })
+    }
 }
 
 fn words(e: &io::Error) -> String {
@@ -73,7 +121,9 @@ impl BareUdp {
             let _ = set(&socket, libc::SOL_SOCKET, option, 16 << 20);
         }
         set(&socket, libc::SOL_UDP, libc::UDP_GRO, 1).map_err(|e| words(&e))?;
-        Ok(Self { socket, peer: (peer, theirs).into(), buffer: vec![0x5A; 1 << 16] })
+        let (own, peer) = (SocketAddr::from((address, ours)), SocketAddr::from((peer, theirs)));
+        let framing = if server { Framing::new(peer, own) } else { Framing::new(own, peer) };
+        Ok(Self { socket, peer, buffer: vec![0x5A; 1 << 16], framing })
     }
 
     pub(crate) fn serve(&mut self, test: Test, size: u64, stop: &AtomicBool) -> Result<(), String> {
@@ -91,6 +141,9 @@ impl BareUdp {
             if test == Test::Ping {
                 self.send(len)?;
                 continue;
+            }
+            if test == Test::Framed && !self.framing.open(&self.buffer[..len], flow.packet) {
+                return Err("bare UDP: a packet came that is not as it was sent".into());
             }
             received += len as u64;
             if received - reported >= flow.report_every {
@@ -148,7 +201,9 @@ impl BareUdp {
     fn stream(&mut self, test: Test, size: u64, budget: Duration) -> Result<Vec<u64>, String> {
         let flow = Flow::of(test, size);
         set(&self.socket, libc::SOL_UDP, libc::UDP_SEGMENT, flow.packet as i32).map_err(|e| words(&e))?;
-        let result = self.windowed(flow, budget);
+        // An operation of the framed stream begins with a train of its own.
+        let each = if test == Test::Framed { (size as usize / 4096).max(1) } else { flow.train };
+        let result = self.windowed(flow, each, test == Test::Framed, budget);
         set(&self.socket, libc::SOL_UDP, libc::UDP_SEGMENT, 0).map_err(|e| words(&e))?;
         let (bytes, nanos) = result?;
         let packets = bytes / flow.packet as u64;
@@ -157,15 +212,30 @@ impl BareUdp {
         Ok(vec![operations, nanos])
     }
 
-    fn windowed(&mut self, flow: Flow, budget: Duration) -> Result<(u64, u64), String> {
+    /// Sends trains, as long as they may be, of operations of `each` packets.
+    fn windowed(
+        &mut self,
+        flow: Flow,
+        each: usize,
+        framed: bool,
+        budget: Duration,
+    ) -> Result<(u64, u64), String> {
+        let mut left = each;
         let (mut sent, mut arrived, mut base) = (0_u64, 0_u64, 0_u64);
         let begin = Instant::now();
         let mut heard = begin;
         // A burst in which nothing arrives, as the other end has not had the core yet, says nothing of the path.
         while begin.elapsed() < budget || arrived == 0 && begin.elapsed() < SAMPLES_MAX_WAIT {
             while sent - base < flow.window {
-                match self.send_train(flow) {
-                    Ok(bytes) => sent += bytes,
+                let train = left.min(flow.train);
+                if framed {
+                    self.framing.seal(&mut self.buffer[..train * flow.packet], flow.packet);
+                }
+                match self.send_train(train * flow.packet) {
+                    Ok(bytes) => {
+                        sent += bytes;
+                        left = if left > train { left - train } else { each };
+                    }
                     Err(e) if e.kind() == io::ErrorKind::WouldBlock => break,
                     Err(e) => return Err(words(&e)),
                 }
@@ -192,8 +262,8 @@ impl BareUdp {
         Ok((arrived, begin.elapsed().as_nanos() as u64))
     }
 
-    fn send_train(&self, flow: Flow) -> io::Result<u64> {
-        self.socket.send_to(&self.buffer[..flow.bytes()], self.peer).map(|len| len as u64)
+    fn send_train(&self, bytes: usize) -> io::Result<u64> {
+        self.socket.send_to(&self.buffer[..bytes], self.peer).map(|len| len as u64)
     }
 }
 
@@ -296,4 +366,27 @@ fn rate(bare: &mut Bare, flow: Flow, budget: Duration) -> io::Result<Vec<u64>> {
         }
     }
     Ok(vec![arrived * flow.train as u64, begin.elapsed().as_nanos() as u64])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_framed_is_looked_at_whole() {
+        let [client, server] = [1, 2].map(|port| SocketAddr::from(([127, 0, 0, 1], port)));
+        let (mut from, mut to) = (Framing::new(client, server), Framing::new(client, server));
+        from.memory.iter_mut().zip(0_u32..).for_each(|(byte, n)| *byte = (n / 7) as u8);
+        let packet = Flow::STREAM.packet;
+        let mut train = vec![0; 15 * packet];
+        from.seal(&mut train, packet);
+        assert!(to.open(&train, packet));
+        assert_eq!(to.memory[..15 * 4096], from.memory[..15 * 4096]);
+        for at in [0, 12, packet - 1, 14 * packet + 100] {
+            let mut torn = train.clone();
+            torn[at] ^= 4;
+            assert!(!to.open(&torn, packet), "byte {at}");
+        }
+        assert!(!to.open(&train[..train.len() - 1], packet), "one is cut off");
+    }
 }

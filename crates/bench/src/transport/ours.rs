@@ -176,7 +176,7 @@ impl Ours {
                 },
                 selectivity: Selectivity::Range,
             },
-            Test::Ping | Test::Stream | Test::Rate | Test::PingPong => {
+            Test::Ping | Test::Stream | Test::Framed | Test::Rate | Test::PingPong => {
                 return Err(format!("{test:?} is not one operation"));
             }
         })

@@ -131,7 +131,9 @@ pub(super) fn steps(wanted: &[String]) -> Vec<Step> {
                     [Test::Ping, Test::Rate].into_iter().for_each(&mut add);
                 }
                 Carrier::BareUdp if size <= 4 << 10 => add(Test::Ping),
-                Carrier::BareUdp if size == 64 << 10 => add(Test::Stream),
+                Carrier::BareUdp if size == 64 << 10 => {
+                    [Test::Stream, Test::Framed].into_iter().for_each(&mut add)
+                }
                 Carrier::BareXdp if size <= 64 => add(Test::Ping),
                 Carrier::BareUdp | Carrier::BareXdp | Carrier::UdpServed | Carrier::CAbi => {}
                 Carrier::Udp | Carrier::Xdp | Carrier::Shm => {
@@ -195,6 +197,7 @@ pub(super) fn bars(samples: &Samples, wanted: &[String]) -> Vec<Bar> {
     let write = |path| key(path, Test::Write, 64);
     let stream = |path| key(path, Test::WriteStream, 64 << 10);
     let bare_stream = |path| key(path, Test::Stream, 64 << 10);
+    let framed = |path| key(path, Test::Framed, 64 << 10);
     let ucx = |peer: Peer, test: &str, size, metric| Key {
         op: test.into(),
         x: size,
@@ -267,6 +270,27 @@ pub(super) fn bars(samples: &Samples, wanted: &[String]) -> Vec<Bar> {
                 &bare_stream(Path::BareUdpVeth),
                 Sense::AtLeast,
                 0.6,
+            ),
+        ),
+        // What is between these and 1.0 is ours; what is between those above and these is RoCEv2's.
+        (
+            &["udp-lo"][..],
+            bar(
+                "UDP loopback, 64 KiB WRITE stream / bare packets framed",
+                &stream(Path::UdpLo),
+                &framed(Path::BareUdpLo),
+                Sense::AtLeast,
+                0.7,
+            ),
+        ),
+        (
+            &["udp-veth"][..],
+            bar(
+                "UDP veth, 64 KiB WRITE stream / bare packets framed",
+                &stream(Path::UdpVeth),
+                &framed(Path::BareUdpVeth),
+                Sense::AtLeast,
+                0.7,
             ),
         ),
         (

@@ -31,6 +31,9 @@ pub(crate) enum Test {
     Ping,
     /// Bare: one way, with the offloads that we use, in a window that the receiver opens. Throughput.
     Stream,
+    /// Bare: the same as RoCEv2 has it, and nothing more: an operation in the system calls that its packets take, each packet copied and
+    /// with an ICRC at both ends. The limit of whoever speaks it over a socket. Throughput.
+    Framed,
     /// Bare: one way, packets as long as those of small WRITEs, as many to a system call as we send. Rate.
     Rate,
     /// Post to completion of one RDMA WRITE. Latency.
@@ -68,6 +71,7 @@ impl Test {
         matches!(
             self,
             Self::Stream
+                | Self::Framed
                 | Self::Rate
                 | Self::WriteStream
                 | Self::ReadStream
@@ -82,6 +86,7 @@ impl Test {
         match self {
             Self::Ping => "ping",
             Self::Stream => "stream",
+            Self::Framed => "framed",
             Self::Rate => "rate",
             Self::Write | Self::WriteStream | Self::WriteRate => "write",
             Self::Read | Self::ReadStream => "read",
