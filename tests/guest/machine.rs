@@ -17,6 +17,9 @@ pub(crate) const TAP: &str = "rem0";
 /// Emulated, it is up in some ten seconds on a machine of its own.
 const BOOT_LIMIT: Duration = Duration::from_secs(600);
 
+/// So often it is booted again.
+const BOOTS_AGAIN: u32 = 3;
+
 fn script() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/guest/guest.sh")
 }
@@ -101,6 +104,33 @@ impl Machine {
         ip(&format!("addr add {HOST}/24 dev {TAP}"));
         ip(&format!("-6 addr add {HOST_V6}/64 dev {TAP} nodad"));
         ip(&format!("link set {TAP} mtu 4300 up"));
+        let mut machine = Self::start(limit);
+        let control = SocketAddr::new(IpAddr::V4(GUEST), 7777);
+        let start = Instant::now();
+        let mut again = 0..BOOTS_AGAIN;
+        let stream = loop {
+            match TcpStream::connect_timeout(&control, Duration::from_millis(300)) {
+                Ok(stream) => break stream,
+                // An emulated processor that was kept waiting can be the death of a kernel that boots on it, which says nothing of us.
+                Err(_) if machine.has_panicked() && again.next().is_some() => {
+                    eprintln!(
+                        "the guest's kernel died while it booted, and is booted again: {}",
+                        machine.tail()
+                    );
+                    drop(machine);
+                    machine = Self::start(limit);
+                }
+                Err(_) if start.elapsed() < BOOT_LIMIT => std::thread::sleep(Duration::from_millis(50)),
+                Err(e) => panic!("the guest did not come up ({e}): {}", machine.tail()),
+            }
+        };
+        stream.set_nodelay(true).expect("a socket option");
+        eprintln!("the guest is up after {:.1} s", start.elapsed().as_secs_f64());
+        (machine, stream)
+    }
+
+    /// Starts the emulator.
+    fn start(limit: Duration) -> Self {
         let console = directory().join("console.log");
         let log = File::create(&console).expect("the guest's directory can be written");
         let process = Command::new("timeout")
@@ -113,19 +143,12 @@ impl Machine {
             .stderr(log)
             .spawn()
             .expect("the guest starts");
-        let machine = Self { process, console };
-        let control = SocketAddr::new(IpAddr::V4(GUEST), 7777);
-        let start = Instant::now();
-        let stream = loop {
-            match TcpStream::connect_timeout(&control, Duration::from_millis(300)) {
-                Ok(stream) => break stream,
-                Err(_) if start.elapsed() < BOOT_LIMIT => std::thread::sleep(Duration::from_millis(50)),
-                Err(e) => panic!("the guest did not come up ({e}): {}", machine.tail()),
-            }
-        };
-        stream.set_nodelay(true).expect("a socket option");
-        eprintln!("the guest is up after {:.1} s", start.elapsed().as_secs_f64());
-        (machine, stream)
+        Self { process, console }
+    }
+
+    /// Whether its kernel has given up.
+    fn has_panicked(&self) -> bool {
+        self.tail().contains("Kernel panic - not syncing")
     }
 
     /// The last words on its console.
