@@ -16,7 +16,6 @@ const BANNED: &[(&str, &str)] = &[
     (concat!("FIX", "ME"), "an open question belongs in an issue"),
     (concat!("X", "XX"), "an open question belongs in an issue"),
     (concat!("db", "g!("), "a leftover"),
-    (concat!("#[ig", "nore]"), "an ignored test needs a reason and a command that runs it"),
     (concat!("<<<<", "<<< "), "a merge that was not finished"),
     (concat!(">>>>", ">>> "), "a merge that was not finished"),
     (concat!("/ro", "ot/"), "a machine path"),
@@ -62,6 +61,12 @@ fn inspect(name: &str, text: &str, faults: &mut Vec<String>) {
                 faults.push(format!("{name}:{}: {word:?}: {why}", number + 1));
             }
         }
+        let ignored = line.trim_start().starts_with(concat!("#[ig", "nore"));
+        if ignored && !line.contains("`cargo ") {
+            let number = number + 1;
+            faults
+                .push(format!("{name}:{number}: an ignored test needs a reason and a command that runs it"));
+        }
         if line.ends_with([' ', '\t']) && !name.ends_with(".md") {
             faults.push(format!("{name}:{}: trailing space", number + 1));
         }
@@ -79,5 +84,18 @@ mod tests {
         assert_eq!(faults.len(), 3, "{faults:?}");
         assert!(faults[1].starts_with("a/lib.rs:1:"));
         assert!(faults[2].starts_with("a/lib.rs:2:"));
+    }
+
+    #[test]
+    fn an_ignored_test_says_why_and_how_it_is_run() {
+        let mut faults = Vec::new();
+        for line in [
+            concat!("#[ig", "nore]\n"),
+            concat!("    #[ig", "nore = \"the part of a child process\"]\n"),
+            concat!("#[ig", "nore = \"a child process of `cargo test --test x`\"]\n"),
+        ] {
+            inspect("a/tests/b.rs", line, &mut faults);
+        }
+        assert_eq!(faults.len(), 2, "{faults:?}");
     }
 }

@@ -208,7 +208,7 @@ impl Drop for Member {
 }
 
 #[test]
-#[ignore = "run by every_process_at_a_shared_port_gets_its_copy, as a child process"]
+#[ignore = "a child process of `cargo test -p remanence-verbs --test multicast every_process`"]
 fn the_part_of_the_member() {
     let Ok(part) = std::env::var(PART) else { return };
     let (address, group) = part.split_once(' ').unwrap();

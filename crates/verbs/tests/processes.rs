@@ -52,7 +52,7 @@ impl Drop for Server {
 
 /// Accepts whoever comes, tells the rkey of its memory, and serves until it is killed.
 #[test]
-#[ignore = "the part of a child process"]
+#[ignore = "a child process of `cargo test -p remanence-verbs --test processes`"]
 fn the_part_of_the_server() {
     let Ok(part) = std::env::var(PART) else { return };
     let (address, port) = part.split_once(' ').unwrap();
