@@ -37,6 +37,23 @@ impl Session {
         }
     }
 
+    /// As [`post_read`](Self::post_read), but does not wait for room either: `None` if it did not begin now.
+    ///
+    /// # Errors
+    /// As [`post_read`](Self::post_read).
+    pub fn try_read(&mut self, offset: u64, len: u32) -> Result<Option<Reading>, Error> {
+        self.alive()?;
+        let begun = self.with_port(|requester, _| Ok(requester.read(offset, len)))?;
+        let begun = self.unless_refused(begun)?;
+        Ok(begun.map(|(number, staged)| Reading { number, staged, len }))
+    }
+
+    /// What a READ has brought, when it has: it is finished then.
+    pub fn try_finish_read(&mut self, reading: &Reading) -> Option<Vec<u8>> {
+        let mut bytes = vec![0; reading.len as usize];
+        self.take_read(reading.number, reading.staged, &mut bytes).then_some(bytes)
+    }
+
     /// As [`finish_read`](Self::finish_read), but waits no longer than this. False: it has not come; it may still.
     ///
     /// # Errors

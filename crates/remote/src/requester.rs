@@ -90,6 +90,12 @@ impl Method {
         &self.recipe
     }
 
+    /// By which the server knows it.
+    #[must_use]
+    pub const fn number(&self) -> u16 {
+        self.number
+    }
+
     /// The responder's half.
     #[must_use]
     pub const fn program(&self) -> &Program {

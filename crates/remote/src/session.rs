@@ -182,6 +182,21 @@ impl Plan {
     }
 }
 
+/// A plan whose half the server is to take.
+#[derive(Debug)]
+enum Planning {
+    /// It has, or there is none.
+    Ready(Plan),
+    /// It was not told yet.
+    Telling { plan: Plan, body: Vec<u8> },
+    /// It was, by the call with this number.
+    Told { plan: Plan, number: u64 },
+}
+
+fn refused(why: &impl fmt::Display) -> Refusal {
+    Refusal(format!("the plan cannot be carried out: {why}"))
+}
+
 /// Posts behind one doorbell.
 pub(crate) struct Live<'a> {
     doorbell: Doorbell<'a>,
@@ -212,6 +227,9 @@ pub struct Session {
     prover: Prover,
     costs: Costs,
     plans: Vec<(Request, Option<Op>, Plan)>,
+    planning: Option<(Request, Planning)>,
+    /// The server was asked to apply everything before, by the call with this number.
+    settling: Option<u64>,
     methods: Vec<Arc<Method>>,
     classes: Classes,
     ended: VecDeque<(Ticket, Persistent)>,
@@ -269,6 +287,8 @@ impl Session {
             prover: Prover::default(),
             costs: Costs::PAPERS,
             plans: Vec::new(),
+            planning: None,
+            settling: None,
             methods: Vec::new(),
             classes: Classes::default(),
             ended: VecDeque::new(),
@@ -347,11 +367,7 @@ impl Session {
         if let Some((.., known)) = self.plans.iter().find(|(r, op, _)| r == request && op.is_none()) {
             return Ok(known.clone());
         }
-        let fitting = Request {
-            message_max: request.message_max.min(self.room(request.sizes.len())),
-            ..request.clone()
-        };
-        let found = plan::plan(&mut self.prover, &self.welcome.agreed, &fitting, &self.costs)?;
+        let found = self.cheapest(request)?;
         let plan = self.adopt(found)?;
         self.plans.push((request.clone(), None, plan.clone()));
         Ok(plan)
@@ -400,28 +416,92 @@ impl Session {
 
     /// Tells the server its half of a plan.
     fn adopt(&mut self, plan: plan::Plan) -> Result<Plan, Refusal> {
-        let refuse = |e: String| Refusal(format!("the plan cannot be carried out: {e}"));
+        let mut planning = self.begin_to_adopt(plan)?;
+        loop {
+            if let Some(plan) = self.planned(&mut planning)? {
+                return Ok(plan);
+            }
+            self.wait().map_err(|e| refused(&e))?;
+        }
+    }
+
+    fn begin_to_adopt(&mut self, plan: plan::Plan) -> Result<Planning, Refusal> {
+        let plan = Arc::new(plan);
         if let Some(known) = self.methods.iter().find(|method| *method.recipe() == plan.recipe) {
-            return Ok(Plan { method: Arc::clone(known), plan: Arc::new(plan) });
+            return Ok(Planning::Ready(Plan { method: Arc::clone(known), plan }));
         }
         let number = self.methods.len() as u16;
-        let bare = Method::new(&plan.recipe, number, Vec::new()).map_err(|e| refuse(e.into()))?;
+        let bare = Method::new(&plan.recipe, number, Vec::new()).map_err(|e| refused(&e))?;
         let mut classes = Vec::new();
         if plan.op == Op::WriteImm && !bare.program().parts().is_empty() {
             let entered = self.classes.enter(bare.program());
-            classes =
-                entered.ok_or_else(|| refuse("this session has too many plans with WRITE_IMM".into()))?;
+            classes = entered.ok_or_else(|| refused(&"this session has too many plans with WRITE_IMM"))?;
         }
-        if !bare.program().parts().is_empty() {
-            let mut body = bare.program().emit();
-            body.extend_from_slice(&classes);
-            let reply = self.ask(Kind::Plan, number, &body).map_err(|e| refuse(e.to_string()))?;
-            reply.map_err(|why| refuse(format!("the server refuses its half ({why})")))?;
+        let method = Method::new(&plan.recipe, number, classes.clone()).map_err(|e| refused(&e))?;
+        let plan = Plan { method: Arc::new(method), plan };
+        if bare.program().parts().is_empty() {
+            self.methods.push(Arc::clone(&plan.method));
+            return Ok(Planning::Ready(plan));
         }
-        let method = Method::new(&plan.recipe, number, classes).map_err(|e| refuse(e.into()))?;
-        let method = Arc::new(method);
-        self.methods.push(Arc::clone(&method));
-        Ok(Plan { method, plan: Arc::new(plan) })
+        let mut body = bare.program().emit();
+        body.extend_from_slice(&classes);
+        Ok(Planning::Telling { plan, body })
+    }
+
+    /// The plan, when the server has taken its half of it.
+    ///
+    /// # Errors
+    /// It does not take it, or the session is over.
+    fn planned(&mut self, planning: &mut Planning) -> Result<Option<Plan>, Refusal> {
+        if let Planning::Telling { plan, body } = planning {
+            let number = plan.method.number();
+            match self.try_ask(Kind::Plan, number, body).map_err(|e| refused(&e))? {
+                Some(number) => *planning = Planning::Told { plan: plan.clone(), number },
+                None => return Ok(None),
+            }
+        }
+        match planning {
+            Planning::Ready(plan) => Ok(Some(plan.clone())),
+            Planning::Told { plan, number } => {
+                let Some(reply) = self.requester.reply(*number) else { return Ok(None) };
+                reply.map_err(|why| refused(&format!("the server refuses its half ({why})")))?;
+                self.methods.push(Arc::clone(&plan.method));
+                Ok(Some(plan.clone()))
+            }
+            Planning::Telling { .. } => Ok(None),
+        }
+    }
+
+    /// As [`plan`](Self::plan), but does not wait: `None` until the server has taken its half of the plan. Ask again, with the same
+    /// request, when something has come; another request only when this one was answered.
+    ///
+    /// # Errors
+    /// A sentence that says why there is no method, and what would help.
+    pub fn try_plan(&mut self, request: &Request) -> Result<Option<Plan>, Refusal> {
+        if let Some((.., known)) = self.plans.iter().find(|(r, op, _)| r == request && op.is_none()) {
+            return Ok(Some(known.clone()));
+        }
+        let mut planning = match self.planning.take() {
+            Some((asked, planning)) if asked == *request => planning,
+            _ => {
+                let found = self.cheapest(request)?;
+                self.begin_to_adopt(found)?
+            }
+        };
+        let Some(plan) = self.planned(&mut planning)? else {
+            self.planning = Some((request.clone(), planning));
+            return Ok(None);
+        };
+        self.plans.push((request.clone(), None, plan.clone()));
+        Ok(Some(plan))
+    }
+
+    fn cheapest(&mut self, request: &Request) -> Result<plan::Plan, Refusal> {
+        let fitting = Request {
+            message_max: request.message_max.min(self.room(request.sizes.len())),
+            ..request.clone()
+        };
+        plan::plan(&mut self.prover, &self.welcome.agreed, &fitting, &self.costs)
     }
 
     /// Carries a plan out. `updates[i]` is where in the region, and the bytes. Blocks: spins while that pays, then waits.
@@ -452,21 +532,8 @@ impl Session {
     pub fn submit(&mut self, plan: &Plan, updates: &[(u64, &[u8])]) -> Result<Ticket, Error> {
         self.writes()?;
         loop {
-            self.alive()?;
-            let qp = self.connection.qp().clone();
-            let mut port = Live { doorbell: qp.doorbell(), staging: &self.staging };
-            let result = self.requester.submit(&plan.method, updates, &mut port);
-            let driven = match result {
-                Ok(_) => self.requester.drive(&mut port),
-                Err(_) => Ok(()),
-            };
-            drop(port);
-            self.judge(driven)?;
-            match result {
-                Ok(ticket) => {
-                    self.collect();
-                    return Ok(ticket);
-                }
+            match self.begin_submit(plan, updates)? {
+                Ok(ticket) => return Ok(ticket),
                 Err(refused) => self.make_room(refused)?,
             }
         }
@@ -594,23 +661,113 @@ impl Session {
 
     fn ask(&mut self, kind: Kind, service: u16, body: &[u8]) -> Result<Result<Vec<u8>, String>, Error> {
         let number = loop {
-            self.alive()?;
-            let qp = self.connection.qp().clone();
-            let mut port = Live { doorbell: qp.doorbell(), staging: &self.staging };
-            let asked = self.requester.call(kind, service, body, &mut port);
-            drop(port);
-            match asked {
+            match self.begin_ask(kind, service, body)? {
                 Ok(number) => break number,
                 Err(refused) => self.make_room(refused)?,
             }
         };
-        self.drive()?;
         loop {
             if let Some(reply) = self.requester.reply(number) {
                 return Ok(reply);
             }
             self.wait()?;
         }
+    }
+
+    fn begin_ask(&mut self, kind: Kind, service: u16, body: &[u8]) -> Result<Result<u64, Refused>, Error> {
+        self.alive()?;
+        let qp = self.connection.qp().clone();
+        let mut port = Live { doorbell: qp.doorbell(), staging: &self.staging };
+        let asked = self.requester.call(kind, service, body, &mut port);
+        let driven = if asked.is_ok() { self.requester.drive(&mut port) } else { Ok(()) };
+        drop(port);
+        self.judge(driven)?;
+        self.collect();
+        Ok(asked)
+    }
+
+    fn try_ask(&mut self, kind: Kind, service: u16, body: &[u8]) -> Result<Option<u64>, Error> {
+        let asked = self.begin_ask(kind, service, body)?;
+        self.unless_refused(asked)
+    }
+
+    /// Does what it can, without waiting, for a refused request to succeed later: `None`.
+    pub(crate) fn unless_refused<T>(&mut self, result: Result<T, Refused>) -> Result<Option<T>, Error> {
+        match result {
+            Ok(begun) => return Ok(Some(begun)),
+            Err(Refused::Never(why)) => return Err(Error::Argument(why)),
+            Err(Refused::Busy) => {}
+            Err(Refused::Unapplied) => {
+                self.settling = self.settling.filter(|number| self.requester.reply(*number).is_none());
+                if self.settling.is_none()
+                    && let Ok(number) = self.begin_ask(Kind::Call, SETTLE, &[])?
+                {
+                    self.settling = Some(number);
+                }
+            }
+            Err(Refused::Staging(bytes)) => {
+                if self.requester.is_idle() {
+                    self.exchange_staging(bytes)?;
+                }
+            }
+        }
+        Ok(None)
+    }
+
+    fn exchange_staging(&mut self, bytes: u64) -> Result<(), Error> {
+        let region = Region::anonymous(bytes.next_power_of_two())?;
+        self.staging = self.pd.reg_mr(&region, Access::LOCAL_WRITE)?;
+        self.requester.set_staging(self.staging.len());
+        Ok(())
+    }
+
+    /// As [`submit`](Self::submit), but does not wait: `None` if it did not begin now. Try again when something has come.
+    ///
+    /// # Errors
+    /// As [`persist`](Self::persist).
+    pub fn try_submit(&mut self, plan: &Plan, updates: &[(u64, &[u8])]) -> Result<Option<Ticket>, Error> {
+        self.writes()?;
+        let begun = self.begin_submit(plan, updates)?;
+        self.unless_refused(begun)
+    }
+
+    fn begin_submit(
+        &mut self,
+        plan: &Plan,
+        updates: &[(u64, &[u8])],
+    ) -> Result<Result<Ticket, Refused>, Error> {
+        self.alive()?;
+        let qp = self.connection.qp().clone();
+        let mut port = Live { doorbell: qp.doorbell(), staging: &self.staging };
+        let result = self.requester.submit(&plan.method, updates, &mut port);
+        let driven = if result.is_ok() { self.requester.drive(&mut port) } else { Ok(()) };
+        drop(port);
+        self.judge(driven)?;
+        self.collect();
+        Ok(result)
+    }
+
+    /// Begins to ask the server's application, as [`call`](Self::call) does, and does not wait: the number of the question, or
+    /// `None` if it did not begin now.
+    ///
+    /// # Errors
+    /// As [`call`](Self::call).
+    pub fn try_call(&mut self, service: u16, request: &[u8]) -> Result<Option<u64>, Error> {
+        self.try_ask(Kind::Call, service, request)
+    }
+
+    /// The answer to a question that was [begun](Self::try_call), or the sentence with which the application refused, when it has
+    /// come.
+    pub fn answer(&mut self, question: u64) -> Option<Result<Vec<u8>, String>> {
+        self.take_reply(question)
+    }
+
+    /// Waits until something comes, but no longer than this; that nothing has come is no error.
+    ///
+    /// # Errors
+    /// The session is over.
+    pub fn turn_within(&mut self, limit: Duration) -> Result<(), Error> {
+        self.wait_within(limit)
     }
 
     /// Does what lets a refused request succeed the next time.
@@ -623,10 +780,7 @@ impl Session {
                 while !self.requester.is_idle() {
                     self.wait()?;
                 }
-                let region = Region::anonymous(bytes.next_power_of_two())?;
-                self.staging = self.pd.reg_mr(&region, Access::LOCAL_WRITE)?;
-                self.requester.set_staging(self.staging.len());
-                Ok(())
+                self.exchange_staging(bytes)
             }
         }
     }
