@@ -27,7 +27,7 @@ use remanence_pmem::crash_image::{Choices, CrashImage, EveryWay, Failure, Seeded
 use remanence_pmem::{Medium, PersistenceDomain};
 use remanence_remotelog::format::DATA_AT;
 use remanence_remotelog::format::superblock::Uuid;
-use remanence_remotelog::group::{Leg, LegError};
+use remanence_remotelog::group::{ConnectionLost, Event as LogEvent, ReplicaConnection};
 use remanence_remotelog::proto::{Request as LogRequest, emit_reply, parse_reply};
 use remanence_remotelog::{
     Epoch, Geometry as LogGeometry, Make, Mode, Refused, Status, Store as Log, Updates,
@@ -142,7 +142,7 @@ impl World {
         let host = &mut self.hosts[n];
         let log = &mut host.log;
         if let LogRequest::Grant { epoch } = request
-            && epoch.counter() > log.state().promised.counter()
+            && log.state().promised.may_become(*epoch)
         {
             host.connection += 1;
         }
@@ -173,6 +173,8 @@ struct SimMember {
     connection: u64,
     under_way: VecDeque<Updates>,
     step: usize,
+    calls: VecDeque<LogRequest>,
+    reads: VecDeque<(u64, u32)>,
 }
 
 #[derive(Clone)]
@@ -185,20 +187,30 @@ impl std::fmt::Debug for WorldRef {
 }
 
 impl SimMember {
-    fn connect(world: &Shared, host: usize, member: usize) -> Result<Self, LegError> {
+    fn connect(world: &Shared, host: usize, member: usize) -> Result<Self, ConnectionLost> {
         let w = world.borrow();
         let reached = w.hosts[member].up && !w.cut.contains(&(host, member));
         let (connection, host_life) = (w.hosts[member].connection, life(&w, host));
         drop(w);
         let world = WorldRef(world.clone());
-        let this = Self { world, host, host_life, member, connection, under_way: VecDeque::new(), step: 0 };
-        if reached { Ok(this) } else { Err(LegError::Lost("it is down".into())) }
+        let this = Self {
+            world,
+            host,
+            host_life,
+            member,
+            connection,
+            under_way: VecDeque::new(),
+            step: 0,
+            calls: VecDeque::new(),
+            reads: VecDeque::new(),
+        };
+        if reached { Ok(this) } else { Err(ConnectionLost("it is down".into())) }
     }
 
     fn connected<T>(
         &mut self,
-        act: impl FnOnce(&mut Self, &mut World) -> Result<T, LegError>,
-    ) -> Result<T, LegError> {
+        act: impl FnOnce(&mut Self, &mut World) -> Result<T, ConnectionLost>,
+    ) -> Result<T, ConnectionLost> {
         let world = self.world.clone();
         let world = &mut *world.0.borrow_mut();
         world.misfortune();
@@ -207,7 +219,7 @@ impl SimMember {
         let parted = world.cut.contains(&(self.host, self.member));
         if dead || parted || !member.up || member.connection != self.connection {
             self.under_way.clear();
-            return Err(LegError::Lost("the connection was cut".into()));
+            return Err(ConnectionLost("the connection was cut".into()));
         }
         act(self, world)
     }
@@ -218,60 +230,68 @@ fn life(world: &World, host: usize) -> u64 {
     world.hosts[host].life
 }
 
-impl Leg for SimMember {
-    fn call(&mut self, request: &LogRequest) -> Result<Status, LegError> {
-        let request = LogRequest::parse(&request.emit()).expect("what was written is read");
-        let reply = self.connected(|leg, world| {
-            let reply = world.serve(leg.member, &request);
-            if matches!(request, LogRequest::Grant { .. }) && reply.is_ok() {
-                leg.connection = world.hosts[leg.member].connection;
+impl ReplicaConnection for SimMember {
+    /// Nobody is given up here because of the time that passes.
+    fn now() -> std::time::Duration {
+        std::time::Duration::ZERO
+    }
+
+    fn begin_call(&mut self, request: &LogRequest) -> Result<(), ConnectionLost> {
+        self.calls.push_back(LogRequest::parse(&request.emit()).expect("what was written is read"));
+        Ok(())
+    }
+
+    fn begin_read(&mut self, offset: u64, len: u32) -> Result<(), ConnectionLost> {
+        self.reads.push_back((offset, len));
+        Ok(())
+    }
+
+    fn begin_append(&mut self, updates: Updates, _: &PlanRequest) -> Result<(), ConnectionLost> {
+        self.connected(|member, _| {
+            member.under_way.push_back(updates);
+            Ok(())
+        })
+    }
+
+    fn poll(&mut self) -> Result<Option<LogEvent>, ConnectionLost> {
+        self.connected(|member, world| {
+            if let Some(request) = member.calls.pop_front() {
+                let reply = world.serve(member.member, &request);
+                if matches!(request, LogRequest::Grant { .. }) && reply.is_ok() {
+                    member.connection = world.hosts[member.member].connection;
+                }
+                return Ok(Some(LogEvent::Reply(reply.map(Box::new))));
             }
-            Ok(reply)
-        })?;
-        Ok(reply?)
-    }
-
-    fn read(&mut self, offset: u64, into: &mut [u8]) -> Result<(), LegError> {
-        self.connected(|leg, world| {
-            world.hosts[leg.member].log.medium().read(offset, into);
-            Ok(())
-        })
-    }
-
-    fn submit(&mut self, updates: &Updates, _: &PlanRequest) -> Result<(), LegError> {
-        self.connected(|leg, _| {
-            leg.under_way.push_back(updates.clone());
-            Ok(())
-        })
-    }
-
-    fn poll(&mut self) -> Result<bool, LegError> {
-        self.connected(|leg, world| {
-            let Some(updates) = leg.under_way.front() else { return Ok(false) };
-            let image = world.hosts[leg.member].log.medium();
+            let image = world.hosts[member.member].log.medium();
+            if let Some((offset, len)) = member.reads.pop_front() {
+                let mut bytes = vec![0; len as usize];
+                image.read(offset, &mut bytes);
+                return Ok(Some(LogEvent::Data(bytes)));
+            }
+            let Some(updates) = member.under_way.front() else { return Ok(None) };
             let list = updates.list();
-            let (offset, bytes) = list[leg.step / 2];
-            if leg.step.is_multiple_of(2) {
+            let (offset, bytes) = list[member.step / 2];
+            if member.step.is_multiple_of(2) {
                 image.write(offset, bytes);
             } else {
                 image.persist(offset..offset + bytes.len() as u64).expect("memory");
             }
-            leg.step += 1;
-            let done = leg.step == 2 * list.len();
+            member.step += 1;
+            let done = member.step == 2 * list.len();
             if done {
-                leg.under_way.pop_front();
-                leg.step = 0;
+                member.under_way.pop_front();
+                member.step = 0;
             }
-            Ok(done)
+            Ok(done.then_some(LogEvent::Durable))
         })
     }
 }
 
 impl Member for SimMember {
-    fn order(&mut self, epoch: Epoch, order: &Order) -> Result<Told, LegError> {
+    fn order(&mut self, epoch: Epoch, order: &Order) -> Result<Told, ConnectionLost> {
         let (epoch, order) = parse_order(&emit_order(epoch, order)).expect("what was written is read");
-        self.connected(|leg, world| {
-            let Host { keeper, log, fails, .. } = &mut world.hosts[leg.member];
+        self.connected(|member, world| {
+            let Host { keeper, log, fails, .. } = &mut world.hosts[member.member];
             let told = match fails {
                 true => Told::Refused("the medium failed".into()),
                 false => keeper.obey(log, epoch, &order),
@@ -287,6 +307,12 @@ impl Member for SimMember {
     fn image_len(&self) -> u64 {
         STORE.size
     }
+}
+
+/// Nobody is given up because of the time that a machine takes.
+fn options(acks: usize, writer: u32) -> GroupOptions {
+    let forever = std::time::Duration::MAX;
+    GroupOptions::new(writer, Uuid([9; 16])).acks(Some(acks as u16)).grace(forever).patience(forever)
 }
 
 /// A process that serves, or thinks that it does.
@@ -413,7 +439,7 @@ impl Sim {
         }
     }
 
-    fn legs(&self, host: usize) -> Vec<(String, Result<SimMember, LegError>)> {
+    fn connections(&self, host: usize) -> Vec<(String, Result<SimMember, ConnectionLost>)> {
         let members = self.world.borrow().hosts.len();
         (0..members).map(|n| (format!("m{n}"), SimMember::connect(&self.world, host, n))).collect()
     }
@@ -433,10 +459,10 @@ impl Sim {
     fn try_lead(&mut self, host: usize) -> Result<(), String> {
         let number = self.next_serving;
         self.next_serving += 1;
-        let options =
-            GroupOptions { acks: Some(self.acks as u16), writer: number as u32, group: Uuid([9; 16]) };
+        let options = options(self.acks, number as u32);
         let own = format!("m{host}");
-        let (primary, _) = Primary::lead(self.legs(host), &own, &options, 9000).map_err(|e| e.to_string())?;
+        let (primary, _) =
+            Primary::lead(self.connections(host), &own, &options, 9000).map_err(|e| e.to_string())?;
         let epoch = primary.epoch();
         let mut world = self.world.borrow_mut();
         if !world.hosts[host].up {
@@ -634,7 +660,7 @@ impl Sim {
         }
         let number = numbers[self.world.borrow_mut().choices.pick(numbers.len())];
         let host = self.serving[&number].host;
-        let legs = self.legs(host);
+        let connections = self.connections(host);
         let serving = self.serving.get_mut(&number).expect("it is there");
         if serving.mirror.failed().is_some() {
             // Its clients go on reading for a while.
@@ -648,9 +674,11 @@ impl Sim {
         let world = &self.world;
         let (lost, trimmed) = serving.mirror.with_ship(|p| (p.lost(), p.trimmed()));
         self.stats.trimmed = self.stats.trimmed.max(trimmed);
-        let back = lost.iter().any(|(name, _)| legs.iter().any(|(other, leg)| name == other && leg.is_ok()));
+        let back = lost
+            .iter()
+            .any(|(name, _)| connections.iter().any(|(other, member)| name == other && member.is_ok()));
         if back && !now_failed && world.borrow_mut().one_in(4) {
-            match serving.mirror.with_ship(|primary| primary.reopen(legs)) {
+            match serving.mirror.with_ship(|primary| primary.reopen(connections)) {
                 Ok(_) => {
                     serving.epoch = serving.mirror.with_ship(|primary| primary.epoch());
                     self.stats.reopened += 1;
@@ -1017,7 +1045,7 @@ fn who_died_within_its_rebuilding_is_sent_all_of_it_again() {
     }
     let mirror = sim.serving[&number].mirror.clone();
     let reopen = |sim: &Sim| {
-        mirror.with_ship(|primary| primary.reopen(sim.legs(0))).expect("nobody else was the primary");
+        mirror.with_ship(|primary| primary.reopen(sim.connections(0))).expect("nobody else was the primary");
         mirror.with_ship(Primary::follow).expect("it serves");
     };
     reopen(&sim);

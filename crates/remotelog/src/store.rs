@@ -253,13 +253,14 @@ impl<M: Medium + Clone> Store<M> {
     }
 
     /// Promises the log to a writer: no older one is listened to any more, which the caller has seen to already, so that
-    /// nothing of theirs arrives while or after this looks. The writer is told what is there.
+    /// nothing of theirs arrives while or after this looks. The writer is told what is there. One that has the promise already gets
+    /// it again, on a new connection: nothing of the old one's arrives either.
     ///
     /// # Errors
     /// A newer writer has it, or the medium failed.
     pub fn grant(&mut self, epoch: Epoch) -> Result<Status, Refused> {
         self.alive()?;
-        if epoch.counter() <= self.state.promised.counter() {
+        if !self.state.promised.may_become(epoch) {
             return Err(Refused::Fenced { promised: self.state.promised });
         }
         self.look_closely(true, &mut |_, _| ())?;

@@ -157,6 +157,20 @@ impl Writer {
         Ok(updates)
     }
 
+    /// Keeps the room of a record of so many bytes, as if it had been appended: to find out what fits behind one another.
+    ///
+    /// # Errors
+    /// It does not fit. Nothing has changed then.
+    pub fn reserve(&mut self, payload: usize) -> Result<(), AppendError> {
+        let position = self.place(payload as u64)?;
+        self.end = Cursor {
+            position: position + record_len(payload as u64),
+            sequence: self.end.sequence + 1,
+            ..self.end
+        };
+        Ok(())
+    }
+
     /// Appends a record of an earlier writer, for a server that has missed it.
     ///
     /// # Errors

@@ -1,6 +1,8 @@
 //! Simulated clusters: servers that crash and come back, lose their disks, writers that die and writers that do not know
 //! that they were replaced. One seed replays everything.
 //!
+//! Servers also stop for a while without anybody being told, and writers connect again to those that they have lost.
+//!
 //! Each writer is a thread, but only one moves at a time, and the seed says which: every call, read, submission and look
 //! for a completion is one turn, and between turns servers may crash. An update goes to the medium in the steps of a
 //! compound recipe, one a turn, so a crash or a change of writers finds it half done.
@@ -10,17 +12,19 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use remanence_persist::plan::Request as PlanRequest;
 use remanence_pmem::crash_image::{Choices, CrashImage, Failure, Seeded};
 use remanence_pmem::{Medium, PersistenceDomain};
 use remanence_remotelog::format::DATA_AT;
 use remanence_remotelog::format::superblock::Uuid;
-use remanence_remotelog::group::{LegError, Options};
+use remanence_remotelog::group::{ConnectionLost, Event, Options};
 use remanence_remotelog::proto::{Request, emit_reply, parse_reply};
 use remanence_remotelog::walk::Local;
 use remanence_remotelog::{
-    AppendError, Epoch, Geometry, Group, GroupError, Leg, Make, Mode, Reader, Refused, Status, Store, Updates,
+    AppendError, Epoch, Geometry, Group, GroupError, Make, Mode, Reader, Refused, ReplicaConnection, Status,
+    Store, Updates,
 };
 
 type Image = std::sync::Arc<CrashImage>;
@@ -28,6 +32,8 @@ type Image = std::sync::Arc<CrashImage>;
 struct Server {
     store: Store<Image>,
     up: bool,
+    /// It does nothing for now, and its connections stay.
+    stopped: bool,
     /// Connections of before this are cut.
     connection: u64,
     /// Lost its disk; it may only be lost as often as the group can stand.
@@ -47,7 +53,7 @@ struct World {
     mode: Mode,
     fresh: u64,
     clash: Option<String>,
-    stats: [u64; 4],
+    stats: [u64; 6],
 }
 
 struct Sim {
@@ -66,7 +72,13 @@ fn new_store(world_mode: Mode, uuid: u64) -> Store<Image> {
 impl Sim {
     fn new(seed: u64, servers: usize, writers: usize, mode: Mode, fencing: bool) -> Self {
         let servers = (0..servers as u64)
-            .map(|n| Server { store: new_store(mode, n + 1), up: true, connection: 0, blank: true })
+            .map(|n| Server {
+                store: new_store(mode, n + 1),
+                up: true,
+                stopped: false,
+                connection: 0,
+                blank: true,
+            })
             .collect();
         let world = World {
             servers,
@@ -79,7 +91,7 @@ impl Sim {
             mode,
             fresh: 100,
             clash: None,
-            stats: [0; 4],
+            stats: [0; 6],
         };
         Self { world: Mutex::new(world), moved: Condvar::new() }
     }
@@ -141,6 +153,11 @@ impl World {
         if self.servers[n].up {
             if self.choices.pick(150) == 0 {
                 self.crash(n);
+            } else if self.servers[n].stopped {
+                self.servers[n].stopped = self.choices.pick(40) != 0;
+            } else if self.choices.pick(200) == 0 {
+                self.servers[n].stopped = true;
+                self.stats[4] += 1;
             }
         } else if self.choices.pick(25) == 0 {
             self.restart(n);
@@ -150,7 +167,7 @@ impl World {
     fn crash(&mut self, n: usize) {
         self.stats[0] += 1;
         let server = &mut self.servers[n];
-        server.up = false;
+        (server.up, server.stopped) = (false, false);
         server.connection += 1;
     }
 
@@ -178,7 +195,7 @@ impl World {
         let fencing = self.fencing;
         let server = &mut self.servers[n];
         if let Request::Grant { epoch } = request
-            && epoch.counter() > server.store.state().promised.counter()
+            && server.store.state().promised.may_become(*epoch)
             && fencing
         {
             server.connection += 1;
@@ -202,14 +219,14 @@ impl World {
     }
 }
 
-impl std::fmt::Debug for SimLeg<'_> {
+impl std::fmt::Debug for SimConnection<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "leg of {} to {}", self.who, self.server)
+        write!(f, "connection of {} to {}", self.who, self.server)
     }
 }
 
 /// A connection of a writer to a server.
-struct SimLeg<'a> {
+struct SimConnection<'a> {
     sim: &'a Sim,
     who: usize,
     server: usize,
@@ -217,31 +234,43 @@ struct SimLeg<'a> {
     /// Updates under way and how far the first one has got.
     under_way: VecDeque<Updates>,
     step: usize,
+    /// What was asked, and what is read.
+    calls: VecDeque<Request>,
+    reads: VecDeque<(u64, u32)>,
 }
 
-impl<'a> SimLeg<'a> {
-    fn connect(sim: &'a Sim, who: usize, server: usize) -> Result<Self, LegError> {
+impl<'a> SimConnection<'a> {
+    fn connect(sim: &'a Sim, who: usize, server: usize) -> Result<Self, ConnectionLost> {
         sim.turn(who, |world| {
             let there = &world.servers[server];
             if !there.up {
-                return Err(LegError::Lost("it is down".into()));
+                return Err(ConnectionLost("it is down".into()));
             }
             let connection = there.connection;
-            Ok(Self { sim, who, server, connection, under_way: VecDeque::new(), step: 0 })
+            Ok(Self {
+                sim,
+                who,
+                server,
+                connection,
+                under_way: VecDeque::new(),
+                step: 0,
+                calls: VecDeque::new(),
+                reads: VecDeque::new(),
+            })
         })
     }
 
     /// A turn in which the connection is still there.
     fn connected<T>(
         &mut self,
-        act: impl FnOnce(&mut Self, &mut World) -> Result<T, LegError>,
-    ) -> Result<T, LegError> {
+        act: impl FnOnce(&mut Self, &mut World) -> Result<T, ConnectionLost>,
+    ) -> Result<T, ConnectionLost> {
         let (sim, who) = (self.sim, self.who);
         sim.turn(who, |world| {
             let server = &world.servers[self.server];
             if !server.up || server.connection != self.connection {
                 self.under_way.clear();
-                return Err(LegError::Lost("the connection was cut".into()));
+                return Err(ConnectionLost("the connection was cut".into()));
             }
             act(self, world)
         })
@@ -268,37 +297,55 @@ impl<'a> SimLeg<'a> {
     }
 }
 
-impl Leg for SimLeg<'_> {
-    fn call(&mut self, request: &Request) -> Result<Status, LegError> {
-        let request = Request::parse(&request.emit()).expect("what was written is read");
-        let reply = self.connected(|leg, world| {
-            let reply = world.serve(leg.server, &request);
-            if matches!(request, Request::Grant { .. }) && reply.is_ok() {
-                // Its own connection is the one that is kept.
-                leg.connection = world.servers[leg.server].connection;
-            }
-            Ok(reply)
-        })?;
-        Ok(reply?)
+impl ReplicaConnection for SimConnection<'_> {
+    /// Nobody is given up here because of the time that passes.
+    fn now() -> std::time::Duration {
+        std::time::Duration::ZERO
     }
 
-    fn read(&mut self, offset: u64, into: &mut [u8]) -> Result<(), LegError> {
-        self.connected(|leg, world| {
-            world.servers[leg.server].store.medium().read(offset, into);
-            Ok(())
-        })
+    fn begin_call(&mut self, request: &Request) -> Result<(), ConnectionLost> {
+        assert!(self.calls.is_empty(), "there is one call at a time");
+        self.calls.push_back(Request::parse(&request.emit()).expect("what was written is read"));
+        Ok(())
     }
 
-    fn submit(&mut self, updates: &Updates, plan: &PlanRequest) -> Result<(), LegError> {
+    fn begin_read(&mut self, offset: u64, len: u32) -> Result<(), ConnectionLost> {
+        self.reads.push_back((offset, len));
+        Ok(())
+    }
+
+    fn begin_append(&mut self, updates: Updates, plan: &PlanRequest) -> Result<(), ConnectionLost> {
         assert_eq!(plan.sizes.len(), updates.list().len());
-        self.connected(|leg, _| {
-            leg.under_way.push_back(updates.clone());
+        self.connected(|connection, _| {
+            connection.under_way.push_back(updates);
             Ok(())
         })
     }
 
-    fn poll(&mut self) -> Result<bool, LegError> {
-        self.connected(|leg, world| Ok(leg.progress(world)))
+    fn poll(&mut self) -> Result<Option<Event>, ConnectionLost> {
+        self.connected(|connection, world| {
+            let server = connection.server;
+            if world.servers[server].stopped {
+                return Ok(None);
+            }
+            // A call sees what was written before it, or a part of that: the order between them is the seed's.
+            let called = !connection.calls.is_empty()
+                && (connection.under_way.is_empty() || world.choices.pick(2) == 0);
+            if called && let Some(request) = connection.calls.pop_front() {
+                let reply = world.serve(server, &request);
+                if matches!(request, Request::Grant { .. }) && reply.is_ok() {
+                    // Its own connection is the one that is kept.
+                    connection.connection = world.servers[server].connection;
+                }
+                return Ok(Some(Event::Reply(reply.map(Box::new))));
+            }
+            if let Some((offset, len)) = connection.reads.pop_front() {
+                let mut bytes = vec![0; len as usize];
+                world.servers[server].store.medium().read(offset, &mut bytes);
+                return Ok(Some(Event::Data(bytes)));
+            }
+            Ok(connection.progress(world).then_some(Event::Durable))
+        })
     }
 }
 
@@ -308,11 +355,19 @@ fn payload(seed: u64, who: usize, sequence: u64, attempt: u64) -> Vec<u8> {
     (0..len).map(|_| choices.pick(256) as u8).collect()
 }
 
-fn open<'a>(sim: &'a Sim, who: usize, nonce: u32, acks: u16) -> Result<Group<SimLeg<'a>>, GroupError> {
+/// Nobody is given up because of the time that a machine takes.
+fn options(acks: Option<u16>, writer: u32, group: u8) -> Options {
+    Options::new(writer, Uuid([group; 16])).acks(acks).grace(Duration::MAX).patience(Duration::MAX)
+}
+
+fn open<'a>(sim: &'a Sim, who: usize, nonce: u32, acks: u16) -> Result<Group<SimConnection<'a>>, GroupError> {
     let servers = sim.lock().servers.len();
-    let legs = (0..servers).map(|n| (format!("server {n}"), SimLeg::connect(sim, who, n))).collect();
-    let options = Options { acks: Some(acks), writer: nonce, group: Uuid([who as u8 + 1; 16]) };
-    Group::open(legs, &options).map(|(group, _)| group)
+    let connections =
+        (0..servers).map(|n| (format!("server {n}"), SimConnection::connect(sim, who, n))).collect();
+    // Every other one waits for all that are there, and not only for enough.
+    let grace = if nonce.is_multiple_of(2) { Duration::MAX } else { Duration::ZERO };
+    let options = options(Some(acks), nonce, who as u8 + 1).grace(grace);
+    Group::open(connections, &options).map(|(group, _)| group)
 }
 
 /// Opens the group again and again, appends, trims, dies in the middle.
@@ -334,7 +389,10 @@ fn write(sim: &Sim, who: usize, seed: u64, acks: u16) {
                 }
                 Err(_) => break,
             }
-            let window = sim.turn(who, |world| world.choices.pick(4));
+            let (window, again) = sim.turn(who, |world| (world.choices.pick(4), world.choices.pick(6) == 0));
+            if again {
+                reconnect(sim, who, &mut group);
+            }
             let mut failed = false;
             while sent.len() > window && !failed {
                 failed = group.poll().is_err();
@@ -352,8 +410,20 @@ fn write(sim: &Sim, who: usize, seed: u64, acks: u16) {
     }
 }
 
+/// Connects again to what was lost.
+fn reconnect<'a>(sim: &'a Sim, who: usize, group: &mut Group<SimConnection<'a>>) {
+    for (name, _) in group.lost() {
+        let server = name.trim_start_matches("server ").parse().expect("a number");
+        let connection = SimConnection::connect(sim, who, server);
+        if connection.is_ok() {
+            sim.turn(who, |world| world.stats[5] += 1);
+            group.reconnect(&name, connection);
+        }
+    }
+}
+
 /// Tells the user what is acknowledged.
-fn note(sim: &Sim, who: usize, group: &Group<SimLeg<'_>>, sent: &mut VecDeque<(u64, Vec<u8>)>) {
+fn note(sim: &Sim, who: usize, group: &Group<SimConnection<'_>>, sent: &mut VecDeque<(u64, Vec<u8>)>) {
     let below = group.acknowledged();
     sim.turn(who, |world| {
         while sent.front().is_some_and(|(sequence, _)| *sequence < below) {
@@ -369,7 +439,7 @@ fn note(sim: &Sim, who: usize, group: &Group<SimLeg<'_>>, sent: &mut VecDeque<(u
 }
 
 /// Runs a cluster; how many crashes, lost disks, acknowledgements and cut connections there were, or what went wrong.
-fn run(seed: u64, servers: usize, acks: u16, mode: Mode, fencing: bool) -> Result<[u64; 4], String> {
+fn run(seed: u64, servers: usize, acks: u16, mode: Mode, fencing: bool) -> Result<[u64; 6], String> {
     let writers = 3;
     let sim = Sim::new(seed, servers, writers, mode, fencing);
     std::thread::scope(|scope| {
@@ -385,6 +455,7 @@ fn run(seed: u64, servers: usize, acks: u16, mode: Mode, fencing: bool) -> Resul
     {
         let mut world = sim.lock();
         world.faults = false;
+        world.servers.iter_mut().for_each(|server| server.stopped = false);
         world.alive = vec![true];
         world.turn = 0;
         for n in 0..servers {
@@ -393,7 +464,7 @@ fn run(seed: u64, servers: usize, acks: u16, mode: Mode, fencing: bool) -> Resul
             }
         }
     }
-    let group = (0..3).find_map(|n| open(&sim, 0, 0xffff_0000 + n, acks).ok());
+    let group = (0..3).find_map(|n| open(&sim, 0, 0xffff_0000 + 2 * n, acks).ok());
     let Some(group) = group else {
         return Err(open(&sim, 0, 0xffff_ff00, acks).expect_err("it has failed three times").to_string());
     };
@@ -430,7 +501,7 @@ fn seeds() -> u64 {
 
 #[test]
 fn nothing_acknowledged_is_lost_whoever_crashes_when() {
-    let mut total = [0; 4];
+    let mut total = [0; 6];
     for seed in 0..seeds() {
         for (servers, acks) in [(1, 1), (2, 2), (3, 2), (3, 3)] {
             let mode = if seed % 3 == 0 { Mode::Compound } else { Mode::Singleton };
@@ -441,9 +512,11 @@ fn nothing_acknowledged_is_lost_whoever_crashes_when() {
             total.iter_mut().zip(stats).for_each(|(sum, n)| *sum += n);
         }
     }
-    let [crashes, lost, acknowledged, _] = total;
-    println!("{crashes} crashes, {lost} lost disks, {acknowledged} acknowledgements");
-    assert!(crashes > 100 && lost > 5 && acknowledged > 1000, "{total:?}");
+    let [crashes, lost, acknowledged, _, stopped, again] = total;
+    println!(
+        "{crashes} crashes, {lost} lost disks, {acknowledged} acknowledgements, {stopped} servers stopped, {again} connected again"
+    );
+    assert!(crashes > 100 && lost > 5 && acknowledged > 1000 && stopped > 100 && again > 100, "{total:?}");
 }
 
 #[test]
@@ -463,9 +536,9 @@ fn the_simulation_finds_servers_that_do_not_shut_older_writers_out() {
 fn a_group_is_refused_where_its_servers_do_not_belong_together() {
     let sim = Sim::new(1, 3, 1, Mode::Singleton, true);
     sim.lock().faults = false;
-    let connect = |n| (format!("server {n}"), SimLeg::connect(&sim, 0, n));
-    let options = Options { acks: Some(2), writer: 1, group: Uuid([1; 16]) };
-    let lost = || ("server 2".to_owned(), Err(LegError::Lost("it is down".into())));
+    let connect = |n| (format!("server {n}"), SimConnection::connect(&sim, 0, n));
+    let options = options(Some(2), 1, 1);
+    let lost = || ("server 2".to_owned(), Err(ConnectionLost("it is down".into())));
 
     let made = Group::open(vec![connect(0), connect(1), lost()], &options).map(drop);
     assert!(
@@ -506,9 +579,9 @@ fn a_group_is_refused_where_its_servers_do_not_belong_together() {
 fn an_empty_server_does_not_stand_in_for_one_that_knows() {
     let sim = Sim::new(1, 3, 1, Mode::Singleton, true);
     sim.lock().faults = false;
-    let connect = |n| (format!("server {n}"), SimLeg::connect(&sim, 0, n));
-    let lost = |n: usize| (format!("server {n}"), Err(LegError::Lost("it is down".into())));
-    let options = Options { acks: Some(2), writer: 1, group: Uuid([1; 16]) };
+    let connect = |n| (format!("server {n}"), SimConnection::connect(&sim, 0, n));
+    let lost = |n: usize| (format!("server {n}"), Err(ConnectionLost("it is down".into())));
+    let options = options(Some(2), 1, 1);
     Group::open(vec![connect(0), connect(1), connect(2)], &options).map(drop).expect("it is made");
     let (mut group, _) =
         Group::open(vec![connect(0), connect(1), lost(2)], &options).expect("two are enough");
@@ -527,8 +600,8 @@ fn an_empty_server_does_not_stand_in_for_one_that_knows() {
 fn a_server_that_returns_empty_is_rebuilt_and_has_no_say() {
     let sim = Sim::new(1, 2, 1, Mode::Compound, true);
     sim.lock().faults = false;
-    let options = Options { acks: None, writer: 1, group: Uuid([1; 16]) };
-    let legs = || (0..2).map(|n| (format!("server {n}"), SimLeg::connect(&sim, 0, n))).collect();
+    let options = options(None, 1, 1);
+    let legs = || (0..2).map(|n| (format!("server {n}"), SimConnection::connect(&sim, 0, n))).collect();
     let (mut group, _) = Group::open(legs(), &options).expect("both are there");
     for n in 0..30_u8 {
         group.append(&[n; 20]).expect("room");
@@ -539,8 +612,8 @@ fn a_server_that_returns_empty_is_rebuilt_and_has_no_say() {
     sim.lock().servers[0].store = new_store(Mode::Compound, 77);
     let alone = Group::open(
         vec![
-            ("server 0".into(), SimLeg::connect(&sim, 0, 0)),
-            ("server 1".into(), Err(LegError::Lost("down".into()))),
+            ("server 0".into(), SimConnection::connect(&sim, 0, 0)),
+            ("server 1".into(), Err(ConnectionLost("down".into()))),
         ],
         &options,
     );

@@ -12,11 +12,11 @@ use remanence_persist::recipe::Op;
 use remanence_pmem::{FileOptions, PersistenceDomain, Region};
 use remanence_remote::{CostSource, ServerOptions};
 use remanence_remotelog::format::superblock::Uuid;
-use remanence_remotelog::group::{LegError, Options};
-use remanence_remotelog::live::{LogServer, Method, New, SessionLeg, connect};
+use remanence_remotelog::group::{ConnectionLost, Options};
+use remanence_remotelog::live::{LogServer, Method, New, SessionConnection, connect};
 use remanence_remotelog::proto::Request;
 use remanence_remotelog::walk::{Ahead, Source};
-use remanence_remotelog::{Group, GroupError, Leg, Mode, OpenError, Reader};
+use remanence_remotelog::{Group, GroupError, Mode, OpenError, Reader};
 use remanence_verbs::Context;
 use tempfile::TempDir;
 
@@ -86,7 +86,7 @@ impl Host {
         Self::on(Arc::clone(&self.dir), self.region.clone(), self.mode, self.config)
     }
 
-    fn leg(&self, op: Option<Op>) -> Result<SessionLeg, LegError> {
+    fn connection(&self, op: Option<Op>) -> Result<SessionConnection, ConnectionLost> {
         let options = remanence_remote::Options::default().costs(CostSource::Fixed(Costs::PAPERS));
         connect(&context(), self.addr, options, op.map_or(Method::Cheapest, Method::Op))
     }
@@ -99,7 +99,7 @@ impl Drop for Host {
 }
 
 fn options(writer: u32) -> Options {
-    Options { acks: None, writer, group: Uuid([4; 16]) }
+    Options::new(writer, Uuid([4; 16]))
 }
 
 fn open(
@@ -107,31 +107,31 @@ fn open(
     op: Option<Op>,
     writer: u32,
     acks: Option<u16>,
-) -> Result<Group<SessionLeg>, GroupError> {
-    let legs = hosts.iter().map(|host| (host.addr.to_string(), host.leg(op))).collect();
-    Group::open(legs, &Options { acks, ..options(writer) }).map(|(group, _)| group)
+) -> Result<Group<SessionConnection>, GroupError> {
+    let connections = hosts.iter().map(|host| (host.addr.to_string(), host.connection(op))).collect();
+    Group::open(connections, &Options { acks, ..options(writer) }).map(|(group, _)| group)
 }
 
 fn payload(n: u64) -> Vec<u8> {
     (0..n * 37 % 300).map(|i| (i + n) as u8).collect()
 }
 
-struct Far<'a>(&'a mut SessionLeg);
+struct Far<'a>(&'a mut SessionConnection);
 
 impl Source for Far<'_> {
-    type Error = LegError;
-    fn read(&mut self, offset: u64, into: &mut [u8]) -> Result<(), LegError> {
+    type Error = ConnectionLost;
+    fn read(&mut self, offset: u64, into: &mut [u8]) -> Result<(), ConnectionLost> {
         self.0.read(offset, into)
     }
 }
 
 /// Everything that is there, read from afar.
 fn read_all(host: &Host) -> Vec<Vec<u8>> {
-    let mut leg = host.leg(None).expect("it is there");
-    let status = leg.call(&Request::Status).expect("it answers");
+    let mut connection = host.connection(None).expect("it is there");
+    let status = connection.call(&Request::Status).expect("it answers");
     assert_eq!(status.damage, None);
     let mut reader = Reader::new(&status);
-    let mut ahead = Ahead::new(Far(&mut leg), status.superblock.geometry.size, 8192);
+    let mut ahead = Ahead::new(Far(&mut connection), status.superblock.geometry.size, 8192);
     let mut all = Vec::new();
     while reader.next_sequence() < status.tail.sequence {
         all.push(reader.read(&mut ahead).expect("it is reached").expect("it is whole").1.to_vec());
@@ -161,6 +161,45 @@ fn every_operation_appends_in_both_modes_and_a_restart_finds_all_of_it() {
             let expected: Vec<Vec<u8>> = (0..next).map(payload).collect();
             assert_eq!(read_all(&host), expected, "{mode:?} {config}");
         }
+    }
+}
+
+#[test]
+fn a_writer_that_connects_again_goes_on_in_the_same_epoch() {
+    let host = Host::new(Mode::Singleton, None);
+    let epoch = remanence_remotelog::Epoch::new(7, 1);
+    let mut first = host.connection(None).expect("it is there");
+    first.call(&Request::Grant { epoch }).expect("nobody else has it");
+    let mut again = host.connection(None).expect("it is there");
+    let status = again.call(&Request::Grant { epoch }).expect("it is the same writer");
+    assert_eq!(status.state.promised, epoch);
+    // What the older connection has under way arrives no more.
+    assert!(first.call(&Request::Status).is_err(), "both connections may write");
+    again.call(&Request::Known { epoch, below: 0 }).expect("it has the promise");
+
+    let hosts = [0; 3].map(|_| Host::new(Mode::Singleton, None));
+    let mut group = open(&hosts.iter().collect::<Vec<_>>(), None, 1, Some(2)).expect("all are there");
+    let epoch = group.epoch();
+    for n in 0..50 {
+        if n == 20 {
+            let name = hosts[1].addr.to_string();
+            group.reconnect(&name, Err(ConnectionLost("the cable was pulled".into())));
+            assert_eq!(group.lost().len(), 1);
+        }
+        if n == 40 {
+            group.reconnect(&hosts[1].addr.to_string(), hosts[1].connection(None));
+        }
+        assert_eq!(group.append(&payload(n)), Ok(n));
+        group.wait(n + 1).expect("two are enough");
+    }
+    while !group.machine().behind().is_empty() || group.machine().is_settling() {
+        group.poll().expect("all are there");
+    }
+    assert_eq!((group.lost().len(), group.epoch()), (0, epoch));
+    group.close().expect("all are there");
+    let expected: Vec<Vec<u8>> = (0..50).map(payload).collect();
+    for host in &hosts {
+        assert_eq!(read_all(host), expected);
     }
 }
 
@@ -199,8 +238,9 @@ fn a_group_goes_on_without_one_and_rebuilds_it() {
     let [a, _b, c] = hosts;
     let c = c.restart();
     let b = Host::new(Mode::Singleton, None);
-    let legs = [&a, &b, &c].iter().map(|host| (host.addr.to_string(), host.leg(None))).collect();
-    let (mut group, opened) = Group::open(legs, &options(2)).expect("two of them know");
+    let connections =
+        [&a, &b, &c].iter().map(|host| (host.addr.to_string(), host.connection(None))).collect();
+    let (mut group, opened) = Group::open(connections, &options(2)).expect("two of them know");
     assert_eq!((opened.lost.len(), group.next(), group.quorum()), (0, 20, (2, 3)));
     group.append(&payload(20)).expect("room");
     group.close().expect("all are there");

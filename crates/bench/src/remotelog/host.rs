@@ -12,7 +12,7 @@ use remanence_pmem::{FileOptions, PersistenceDomain};
 use remanence_remote::{CostSource, ServerOptions};
 use remanence_remotelog::format::superblock::Uuid;
 use remanence_remotelog::group::Options;
-use remanence_remotelog::live::{LogServer, New, SessionLeg, connect};
+use remanence_remotelog::live::{LogServer, New, SessionConnection, connect};
 use remanence_remotelog::{Group, Mode};
 use remanence_verbs::Context;
 
@@ -83,13 +83,13 @@ impl Host {
     }
 
     /// Opens its log for writing.
-    pub(super) fn open(&self, method: Method, costs: Costs) -> Result<Group<SessionLeg>, String> {
+    pub(super) fn open(&self, method: Method, costs: Costs) -> Result<Group<SessionConnection>, String> {
         let options = remanence_remote::Options::default()
             .costs(CostSource::Fixed(costs))
             .patience(Duration::from_secs(10));
-        let leg = connect(&context()?, self.addr, options, method).map(SessionLeg::alone);
-        let options = Options { acks: None, writer: 1, group: Uuid([1; 16]) };
-        Group::open(vec![(self.addr.to_string(), leg)], &options)
+        let connection = connect(&context()?, self.addr, options, method);
+        let options = Options::new(1, Uuid([1; 16])).patience(Duration::from_secs(10));
+        Group::open(vec![(self.addr.to_string(), connection)], &options)
             .map(|(group, _)| group)
             .map_err(|e| e.to_string())
     }

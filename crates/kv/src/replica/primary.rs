@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use remanence_remotelog::group::{Leg, LegError, Opened};
+use remanence_remotelog::group::{ConnectionLost, Opened, ReplicaConnection};
 use remanence_remotelog::{Epoch, Group, GroupError};
 
 pub use remanence_remotelog::group::Options;
@@ -14,12 +14,12 @@ use super::keeper::{BLOCK, Order, Told};
 use super::mirror::Ship;
 
 /// The connection to a member: its log, and its image.
-pub trait Member: Leg {
+pub trait Member: ReplicaConnection {
     /// Has it do something with its image.
     ///
     /// # Errors
     /// The member is gone.
-    fn order(&mut self, epoch: Epoch, order: &Order) -> Result<Told, LegError>;
+    fn order(&mut self, epoch: Epoch, order: &Order) -> Result<Told, ConnectionLost>;
 
     /// The longest record that its log takes, bytes.
     fn record_max(&self) -> usize;
@@ -75,9 +75,9 @@ struct Rebuild {
 }
 
 /// The primary's half of replication.
-pub struct Primary<L> {
+pub struct Primary<C> {
     /// `None`: it is the primary no more.
-    group: Option<Group<L>>,
+    group: Option<Group<C>>,
     own: String,
     options: Options,
     epoch: Epoch,
@@ -96,17 +96,17 @@ pub struct Primary<L> {
     trimmed: u64,
 }
 
-impl<L> fmt::Debug for Primary<L> {
+impl<C> fmt::Debug for Primary<C> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Primary").field("own", &self.own).field("epoch", &self.epoch).finish_non_exhaustive()
     }
 }
 
-fn leg<'a, L: Leg>(group: &'a mut Group<L>, name: &str) -> Option<&'a mut L> {
-    group.legs().find(|(other, _)| *other == name).map(|(_, leg)| leg)
+fn member<'a, C: Member>(group: &'a mut Group<C>, name: &str) -> Option<&'a mut C> {
+    group.connections().find(|(other, _)| *other == name).map(|(_, member)| member)
 }
 
-impl<L: Member> Primary<L> {
+impl<C: Member> Primary<C> {
     /// Takes the log over. On return nobody else can ship, and the image of `own` has all that was ever acknowledged: copy
     /// it to a working medium, put a [`Mirror`](super::Mirror) over that, and open the store.
     ///
@@ -116,12 +116,12 @@ impl<L: Member> Primary<L> {
     /// # Errors
     /// Too few members, a faster one, or no image here.
     pub fn lead(
-        legs: Vec<(String, Result<L, LegError>)>,
+        members: Vec<(String, Result<C, ConnectionLost>)>,
         own: &str,
         options: &Options,
         trim_after: u64,
     ) -> Result<(Self, Opened), LeadError> {
-        let (group, opened) = Group::open(legs, options)?;
+        let (group, opened) = Group::open(members, options)?;
         let mut this = Self {
             epoch: group.epoch(),
             group: Some(group),
@@ -141,8 +141,8 @@ impl<L: Member> Primary<L> {
         this.measure();
         let group = this.group.as_mut().expect("opened just now");
         let (next, epoch) = (group.next(), this.epoch);
-        let Some(leg) = leg(group, own) else { return Err(LeadError::NoImage("its log is gone".into())) };
-        match leg.order(epoch, &Order::Apply { below: next }) {
+        let Some(own) = member(group, own) else { return Err(LeadError::NoImage("its log is gone".into())) };
+        match own.order(epoch, &Order::Apply { below: next }) {
             Ok(Told::Applied(below)) if below == next => Ok((this, opened)),
             Ok(Told::Applied(_)) => Err(LeadError::NoImage("it is ahead of the log".into())),
             Ok(Told::NeedsImage) => Err(LeadError::NoImage("records that it lacks were trimmed".into())),
@@ -155,9 +155,9 @@ impl<L: Member> Primary<L> {
     fn measure(&mut self) {
         let Some(group) = &mut self.group else { return };
         let (mut record, mut image) = (usize::MAX, u64::MAX);
-        for (_, leg) in group.legs() {
-            record = record.min(leg.record_max());
-            image = image.min(leg.image_len());
+        for (_, member) in group.connections() {
+            record = record.min(member.record_max());
+            image = image.min(member.image_len());
         }
         (self.record_max, self.image_len) = (record, image);
     }
@@ -167,9 +167,9 @@ impl<L: Member> Primary<L> {
     ///
     /// # Errors
     /// It is the primary no more.
-    pub fn reopen(&mut self, legs: Vec<(String, Result<L, LegError>)>) -> Result<Opened, LeadError> {
+    pub fn reopen(&mut self, members: Vec<(String, Result<C, ConnectionLost>)>) -> Result<Opened, LeadError> {
         let next = self.group.take().map(|group| group.next()).ok_or(LeadError::Deposed)?;
-        let (group, opened) = Group::open(legs, &self.options)?;
+        let (group, opened) = Group::open(members, &self.options)?;
         // Whoever was the primary in between has shipped a record before anything else, and it would be there, or was
         // never acknowledged, and that primary is shut out now.
         if group.next() != next {
@@ -207,6 +207,17 @@ impl<L: Member> Primary<L> {
         self.trimmed
     }
 
+    /// Lets members go on that have not come as far as the others: they are taken in, or copy what they have missed. How many take
+    /// part. Does not wait.
+    ///
+    /// # Errors
+    /// It is the primary no more.
+    pub fn poll(&mut self) -> Result<usize, LeadError> {
+        let group = self.group.as_mut().ok_or(LeadError::Deposed)?;
+        group.poll()?;
+        Ok(group.connections().count())
+    }
+
     /// Has the images follow, and trims the log behind them.
     ///
     /// # Errors
@@ -236,11 +247,11 @@ impl<L: Member> Primary<L> {
         // Who is lost is said to be lost.
         let lost = group.lost();
         self.behind.retain(|name, _| lost.iter().all(|(other, _)| other != name));
-        for (name, leg) in group.legs() {
+        for (name, member) in group.connections() {
             if self.rebuild.as_ref().is_some_and(|rebuild| rebuild.name == name) {
                 continue;
             }
-            match leg.order(epoch, &Order::Apply { below }) {
+            match member.order(epoch, &Order::Apply { below }) {
                 Ok(Told::Applied(applied)) => {
                     self.behind.remove(name);
                     self.applied.insert(name.to_owned(), applied);
@@ -283,13 +294,13 @@ impl<L: Member> Primary<L> {
             let Some(name) = self.needs_image.first().cloned() else { return Ok(Rebuilding::Nobody) };
             let group = self.group.as_mut().ok_or(LeadError::Deposed)?;
             let below = group.acknowledged();
-            let own = leg(group, &self.own).ok_or_else(|| LeadError::NoImage("its log is gone".into()))?;
+            let own = member(group, &self.own).ok_or_else(|| LeadError::NoImage("its log is gone".into()))?;
             let from = match own.order(epoch, &Order::Apply { below }) {
                 Ok(Told::Applied(applied)) => applied,
                 Ok(other) => return Err(LeadError::NoImage(format!("{other:?}"))),
                 Err(error) => return Err(LeadError::NoImage(error.to_string())),
             };
-            let begun = leg(group, &name).map(|leg| leg.order(epoch, &Order::Begin));
+            let begun = member(group, &name).map(|member| member.order(epoch, &Order::Begin));
             if !matches!(begun, Some(Ok(Told::Ok))) {
                 self.needs_image.retain(|other| *other != name);
                 return Ok(Rebuilding::Nobody);
@@ -302,7 +313,8 @@ impl<L: Member> Primary<L> {
             let (name, at, from) = (rebuild.name.clone(), rebuild.at, rebuild.from);
             let group = self.group.as_mut().ok_or(LeadError::Deposed)?;
             if at == self.image_len {
-                let ended = leg(group, &name).map(|leg| leg.order(epoch, &Order::End { applied: from }));
+                let ended =
+                    member(group, &name).map(|member| member.order(epoch, &Order::End { applied: from }));
                 self.rebuild = None;
                 self.needs_image.retain(|other| *other != name);
                 return Ok(match ended {
@@ -314,7 +326,7 @@ impl<L: Member> Primary<L> {
                 });
             }
             let len = (self.image_len - at).min(BLOCK as u64) as u32;
-            let own = leg(group, &self.own).ok_or_else(|| LeadError::NoImage("its log is gone".into()))?;
+            let own = member(group, &self.own).ok_or_else(|| LeadError::NoImage("its log is gone".into()))?;
             let bytes = match own.order(epoch, &Order::Read { at, len }) {
                 Ok(Told::Bytes(bytes)) => bytes,
                 Ok(other) => return Err(LeadError::NoImage(format!("{other:?}"))),
@@ -322,7 +334,7 @@ impl<L: Member> Primary<L> {
             };
             let bytes = if bytes.iter().all(|byte| *byte == 0) { Vec::new() } else { bytes };
             let block = Order::Block { at, bytes, len };
-            if !matches!(leg(group, &name).map(|leg| leg.order(epoch, &block)), Some(Ok(Told::Ok))) {
+            if !matches!(member(group, &name).map(|member| member.order(epoch, &block)), Some(Ok(Told::Ok))) {
                 // Lost again: it begins anew when it comes back.
                 self.rebuild = None;
                 self.needs_image.retain(|other| *other != name);
@@ -345,12 +357,12 @@ impl<L: Member> Primary<L> {
         let epoch = self.epoch;
         let Some(group) = &mut self.group else { return Vec::new() };
         let mut copies = Vec::new();
-        for (_, leg) in group.legs() {
+        for (_, member) in group.connections() {
             let mut copy = Vec::with_capacity(len as usize);
             while (copy.len() as u32) < len {
                 let done = copy.len() as u32;
                 let read = Order::Read { at: at + u64::from(done), len: (len - done).min(BLOCK as u32) };
-                match leg.order(epoch, &read) {
+                match member.order(epoch, &read) {
                     Ok(Told::Bytes(bytes)) if !bytes.is_empty() => copy.extend(bytes),
                     _ => break,
                 }
@@ -370,10 +382,10 @@ impl<L: Member> Primary<L> {
         let acknowledged = group.acknowledged();
         let follows = |name: &str| applied.get(name).is_some_and(|applied| *applied >= acknowledged);
         let mut differing = Vec::new();
-        for (name, leg) in group.legs().filter(|(name, _)| follows(name)) {
+        for (name, member) in group.connections().filter(|(name, _)| follows(name)) {
             let mut differs = false;
             for (at, block) in (at..).step_by(BLOCK).zip(served.chunks(BLOCK)) {
-                match leg.order(epoch, &Order::Read { at, len: block.len() as u32 }) {
+                match member.order(epoch, &Order::Read { at, len: block.len() as u32 }) {
                     Ok(Told::Bytes(bytes)) => differs |= bytes != block,
                     _ => break,
                 }
@@ -433,7 +445,7 @@ impl<L: Member> Primary<L> {
     }
 }
 
-impl<L: Member> Ship for Primary<L> {
+impl<C: Member> Ship for Primary<C> {
     fn ship(&mut self, changes: &Changes) -> Result<(), String> {
         self.ship_all(changes).map_err(|error| {
             self.group = None;

@@ -113,6 +113,12 @@ impl Epoch {
     pub const fn counter(self) -> u32 {
         (self.0 >> 32) as u32
     }
+
+    /// Whether whoever promised this one may promise that one: a later one, or the same to the same writer.
+    #[must_use]
+    pub const fn may_become(self, epoch: Self) -> bool {
+        epoch.counter() > self.counter() || epoch.0 == self.0 && self.counter() > 0
+    }
 }
 
 impl fmt::Display for Epoch {

@@ -1,16 +1,19 @@
 //! A connection to a server of a log.
 
+use std::collections::VecDeque;
 use std::net::SocketAddr;
+use std::sync::LazyLock;
+use std::time::{Duration, Instant};
 
 use remanence_persist::plan::Request as PlanRequest;
 use remanence_persist::recipe::{Op, Recipe};
 use remanence_pmem::Survives;
-use remanence_remote::{Error, Options, Plan, Session};
+use remanence_remote::{Error, Options, Plan, Reading, Session};
 use remanence_verbs::Context;
 
 use super::SERVICE;
 use crate::error::Refused;
-use crate::group::{Leg, LegError};
+use crate::group::{ConnectionLost, Event, ReplicaConnection};
 use crate::proto::{Request, parse_reply};
 use crate::store::Status;
 use crate::writer::Updates;
@@ -18,8 +21,6 @@ use crate::writer::Updates;
 /// How often a server is asked again that is cutting the connection of an older writer: that takes a turn of its serving
 /// thread, which an application may keep busy.
 const ASKED_AGAIN: usize = 10_000;
-/// Looks without a completion after which the processor is offered to others: some tens of microseconds.
-const LOOKS: u32 = 200;
 
 /// How updates are made durable.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -32,17 +33,36 @@ pub enum Method {
     Recipe(Op, Recipe),
 }
 
+/// Why a server does not do what it is asked for.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum CallError {
+    /// It says why.
+    #[error("{0}")]
+    Refused(#[from] Refused),
+    /// It is gone, or never was there.
+    #[error("{0}")]
+    Lost(#[from] ConnectionLost),
+}
+
+/// What was asked for and has not begun, as the session has no room for it now.
+#[derive(Debug)]
+enum Waiting {
+    Call(Vec<u8>),
+    Read(u64, u32),
+    Append(Updates, PlanRequest),
+}
+
 /// A connection.
 #[derive(Debug)]
-pub struct SessionLeg {
+pub struct SessionConnection {
     session: Session,
     method: Method,
     plans: Vec<(PlanRequest, Plan)>,
-    /// Nobody else is waited for: it may block.
-    alone: bool,
-    looks: u32,
-    /// Updates that are durable, and of which that was not said yet.
-    done: usize,
+    waiting: VecDeque<Waiting>,
+    calls: VecDeque<u64>,
+    reads: VecDeque<Reading>,
+    /// Why it is over, if a wait has found that.
+    over: Option<ConnectionLost>,
     survives: Option<Survives>,
 }
 
@@ -55,22 +75,25 @@ pub fn connect(
     to: SocketAddr,
     options: Options,
     method: Method,
-) -> Result<SessionLeg, LegError> {
+) -> Result<SessionConnection, ConnectionLost> {
     let session = Session::connect(context, to, options).map_err(lost)?;
-    Ok(SessionLeg { session, method, plans: Vec::new(), alone: false, looks: 0, done: 0, survives: None })
+    Ok(SessionConnection {
+        session,
+        method,
+        plans: Vec::new(),
+        waiting: VecDeque::new(),
+        calls: VecDeque::new(),
+        reads: VecDeque::new(),
+        over: None,
+        survives: None,
+    })
 }
 
-fn lost(error: Error) -> LegError {
-    LegError::Lost(error.to_string())
+fn lost(error: Error) -> ConnectionLost {
+    ConnectionLost(error.to_string())
 }
 
-impl SessionLeg {
-    /// It is the only one of its group: a look for a completion may wait for it.
-    #[must_use]
-    pub fn alone(self) -> Self {
-        Self { alone: true, ..self }
-    }
-
+impl SessionConnection {
     /// The session under it.
     pub const fn session(&mut self) -> &mut Session {
         &mut self.session
@@ -82,39 +105,11 @@ impl SessionLeg {
         self.survives
     }
 
-    /// The recipe for a record of so many bytes, as text; and whether the server's CPU takes part in it.
+    /// Asks for something, and waits for the answer: the log's status afterwards.
     ///
     /// # Errors
-    /// There is none.
-    pub fn explain(&mut self, plan: &PlanRequest) -> Result<(String, bool), LegError> {
-        let plan = self.plan(plan)?;
-        Ok((plan.recipe.to_string(), plan.recipe.is_two_sided()))
-    }
-
-    /// Of what was asked before the answer is known.
-    fn plan(&mut self, request: &PlanRequest) -> Result<&Plan, LegError> {
-        let known = self.plans.iter().position(|(known, _)| known == request);
-        let at = match known {
-            Some(at) => at,
-            None => self.planned(request)?,
-        };
-        Ok(&self.plans[at].1)
-    }
-
-    fn planned(&mut self, request: &PlanRequest) -> Result<usize, LegError> {
-        let plan = match &self.method {
-            Method::Cheapest => self.session.plan(request),
-            Method::Op(op) => self.session.plan_by(*op, request),
-            Method::Recipe(op, recipe) => self.session.plan_for(*op, recipe.clone(), request),
-        };
-        let plan = plan.map_err(|refusal| LegError::Refused(Refused::Said(refusal.to_string())))?;
-        self.plans.push((request.clone(), plan));
-        Ok(self.plans.len() - 1)
-    }
-}
-
-impl Leg for SessionLeg {
-    fn call(&mut self, request: &Request) -> Result<Status, LegError> {
+    /// The server refuses, or is gone.
+    pub fn call(&mut self, request: &Request) -> Result<Status, CallError> {
         let request = request.emit();
         for _ in 0..ASKED_AGAIN {
             match parse_reply(&self.session.call(SERVICE, &request).map_err(lost)?) {
@@ -125,41 +120,142 @@ impl Leg for SessionLeg {
         Err(Refused::Busy.into())
     }
 
-    fn read(&mut self, offset: u64, into: &mut [u8]) -> Result<(), LegError> {
+    /// Reads from the server's region, and waits for what comes.
+    ///
+    /// # Errors
+    /// The server is gone.
+    pub fn read(&mut self, offset: u64, into: &mut [u8]) -> Result<(), ConnectionLost> {
         self.session.read(offset, into).map_err(lost)
     }
 
-    fn submit(&mut self, updates: &Updates, plan: &PlanRequest) -> Result<(), LegError> {
-        let plan = self.plan(plan)?.clone();
-        updates.with(|list| self.session.submit(&plan, list)).map_err(lost)?;
+    /// The recipe for a record of so many bytes, as text; and whether the server's CPU takes part in it.
+    ///
+    /// # Errors
+    /// There is none.
+    pub fn explain(&mut self, request: &PlanRequest) -> Result<(String, bool), CallError> {
+        let plan = match &self.method {
+            Method::Cheapest => self.session.plan(request),
+            Method::Op(op) => self.session.plan_by(*op, request),
+            Method::Recipe(op, recipe) => self.session.plan_for(*op, recipe.clone(), request),
+        };
+        let plan = plan.map_err(|refusal| Refused::Said(refusal.to_string()))?;
+        Ok((plan.recipe.to_string(), plan.recipe.is_two_sided()))
+    }
+
+    /// Of what was asked before the answer is known. `None`: not yet.
+    fn plan(&mut self, request: &PlanRequest) -> Result<Option<Plan>, ConnectionLost> {
+        if let Some((_, plan)) = self.plans.iter().find(|(known, _)| known == request) {
+            return Ok(Some(plan.clone()));
+        }
+        let plan = match &self.method {
+            Method::Cheapest => self.session.try_plan(request),
+            // Of interest for comparisons only, where nobody else is waited for.
+            Method::Op(op) => self.session.plan_by(*op, request).map(Some),
+            Method::Recipe(op, recipe) => self.session.plan_for(*op, recipe.clone(), request).map(Some),
+        };
+        let plan = plan.map_err(|refusal| ConnectionLost(refusal.to_string()))?;
+        if let Some(plan) = &plan {
+            self.plans.push((request.clone(), plan.clone()));
+        }
+        Ok(plan)
+    }
+
+    /// Begins what waits, as far as there is room.
+    fn begin(&mut self) -> Result<(), ConnectionLost> {
+        while let Some(first) = self.waiting.pop_front() {
+            let begun = match &first {
+                Waiting::Call(request) => self.try_call(request)?,
+                Waiting::Read(offset, len) => self.try_read(*offset, *len)?,
+                Waiting::Append(updates, plan) => self.try_append(updates, plan)?,
+            };
+            if !begun {
+                self.waiting.push_front(first);
+                break;
+            }
+        }
         Ok(())
     }
 
-    fn poll(&mut self) -> Result<bool, LegError> {
-        if self.done > 0 {
-            self.done -= 1;
-            return Ok(true);
+    fn try_call(&mut self, request: &[u8]) -> Result<bool, ConnectionLost> {
+        let number = self.session.try_call(SERVICE, request).map_err(lost)?;
+        self.calls.extend(number);
+        Ok(number.is_some())
+    }
+
+    fn try_read(&mut self, offset: u64, len: u32) -> Result<bool, ConnectionLost> {
+        let reading = self.session.try_read(offset, len).map_err(lost)?;
+        let begun = reading.is_some();
+        self.reads.extend(reading);
+        Ok(begun)
+    }
+
+    fn try_append(&mut self, updates: &Updates, plan: &PlanRequest) -> Result<bool, ConnectionLost> {
+        let Some(plan) = self.plan(plan)? else { return Ok(false) };
+        let ticket = updates.with(|list| self.session.try_submit(&plan, list)).map_err(lost)?;
+        Ok(ticket.is_some())
+    }
+
+    fn alive(&self) -> Result<(), ConnectionLost> {
+        self.over.clone().map_or(Ok(()), Err)
+    }
+}
+
+impl ReplicaConnection for SessionConnection {
+    fn now() -> Duration {
+        static BEGUN: LazyLock<Instant> = LazyLock::new(Instant::now);
+        BEGUN.elapsed()
+    }
+
+    fn begin_call(&mut self, request: &Request) -> Result<(), ConnectionLost> {
+        let request = request.emit();
+        if !self.waiting.is_empty() || !self.try_call(&request)? {
+            self.waiting.push_back(Waiting::Call(request));
         }
+        Ok(())
+    }
+
+    fn begin_read(&mut self, offset: u64, len: u32) -> Result<(), ConnectionLost> {
+        if !self.waiting.is_empty() || !self.try_read(offset, len)? {
+            self.waiting.push_back(Waiting::Read(offset, len));
+        }
+        Ok(())
+    }
+
+    fn begin_append(&mut self, updates: Updates, plan: &PlanRequest) -> Result<(), ConnectionLost> {
+        if !self.waiting.is_empty() || !self.try_append(&updates, plan)? {
+            self.waiting.push_back(Waiting::Append(updates, plan.clone()));
+        }
+        Ok(())
+    }
+
+    fn poll(&mut self) -> Result<Option<Event>, ConnectionLost> {
+        self.alive()?;
         if let Some((_, token)) = self.session.poll().map_err(lost)? {
-            self.looks = 0;
             self.survives = Some(token.survives());
-            return Ok(true);
+            return Ok(Some(Event::Durable));
         }
-        self.looks += 1;
-        if self.looks >= LOOKS {
-            self.looks = 0;
-            if !self.alone {
-                std::thread::yield_now();
-                return Ok(false);
-            }
-            // It gives the processor up while it waits, and notices a server that is silent for too long.
-            let ended = self.session.finish().map_err(lost)?;
-            if let Some((_, token)) = ended.last() {
-                self.survives = Some(token.survives());
-                self.done = ended.len() - 1;
-                return Ok(true);
-            }
+        if let Some(number) = self.calls.front().copied()
+            && let Some(answer) = self.session.answer(number)
+        {
+            self.calls.pop_front();
+            let answer = answer.map_err(|why| lost(Error::Application(why)))?;
+            return Ok(Some(Event::Reply(parse_reply(&answer).map(Box::new))));
         }
-        Ok(false)
+        if let Some(reading) = self.reads.front()
+            && let Some(bytes) = self.session.try_finish_read(reading)
+        {
+            self.reads.pop_front();
+            return Ok(Some(Event::Data(bytes)));
+        }
+        if !self.waiting.is_empty() {
+            self.begin()?;
+        }
+        Ok(None)
+    }
+
+    fn wait(&mut self, limit: Duration) {
+        if let Err(error) = self.session.turn_within(limit) {
+            self.over = Some(lost(error));
+        }
     }
 }

@@ -345,7 +345,7 @@ impl Shared {
             Request::Status => store.status(),
             Request::Grant { epoch } => {
                 let promised = store.state().promised;
-                if epoch.counter() <= promised.counter() {
+                if !promised.may_become(epoch) {
                     return Err(Refused::Fenced { promised });
                 }
                 // Nothing of the writer before may arrive while or after the log is looked at.

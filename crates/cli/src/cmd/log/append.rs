@@ -6,7 +6,7 @@ use std::io::{self, BufRead, BufReader, Write as _};
 use std::path::PathBuf;
 use std::sync::mpsc;
 
-use remanence_remotelog::live::SessionLeg;
+use remanence_remotelog::live::SessionConnection;
 use remanence_remotelog::{AppendError, Group, GroupError};
 use serde_json::json;
 
@@ -103,11 +103,11 @@ pub(super) fn run(args: &Args) -> Result<(), Fail> {
 }
 
 /// By server: the recipe, and which failures a record survives.
-fn explain(group: &mut Group<SessionLeg>) -> Vec<(String, String, String)> {
-    let explained = group.legs().map(|(server, leg)| {
+fn explain(group: &mut Group<SessionConnection>) -> Vec<(String, String, String)> {
+    let explained = group.connections().map(|(server, connection)| {
         let plan = remanence_persist::plan::Request::record(64);
-        let recipe = leg.explain(&plan).map_or_else(|e| e.to_string(), |(recipe, _)| recipe);
-        (server.to_owned(), recipe, leg.session().region().sentence)
+        let recipe = connection.explain(&plan).map_or_else(|e| e.to_string(), |(recipe, _)| recipe);
+        (server.to_owned(), recipe, connection.session().region().sentence)
     });
     explained.collect()
 }
@@ -164,7 +164,7 @@ impl Printer {
 }
 
 fn append(
-    group: &mut Group<SessionLeg>,
+    group: &mut Group<SessionConnection>,
     records: mpsc::Receiver<io::Result<Vec<u8>>>,
     depth: usize,
     out: &mut Printer,

@@ -70,13 +70,13 @@ pub(super) fn run(args: &Args) -> Result<(), Fail> {
     let quorum = group.quorum();
     let plan = remanence_persist::plan::Request::record(args.size.0.next_power_of_two() as u32);
     let recipes: Vec<_> = group
-        .legs()
-        .map(|(server, leg)| {
-            let (recipe, two_sided) = leg.explain(&plan).unwrap_or_else(|e| (e.to_string(), false));
-            let region = leg.session().region();
+        .connections()
+        .map(|(server, connection)| {
+            let (recipe, two_sided) = connection.explain(&plan).unwrap_or_else(|e| (e.to_string(), false));
+            let region = connection.session().region();
             json!({
                 "server": server,
-                "configuration": leg.session().config().to_string(),
+                "configuration": connection.session().config().to_string(),
                 "declared": region.declared,
                 "recipe": recipe,
                 "two_sided": two_sided,

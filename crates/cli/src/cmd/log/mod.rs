@@ -12,9 +12,9 @@ mod verify;
 use std::net::IpAddr;
 
 use remanence_persist::recipe::Op;
-use remanence_remotelog::group::{self, LegError};
-use remanence_remotelog::live::{self, Method, SessionLeg};
-use remanence_remotelog::{Group, Leg, Status};
+use remanence_remotelog::group::{self, ConnectionLost};
+use remanence_remotelog::live::{self, Method, SessionConnection};
+use remanence_remotelog::{Group, Status};
 
 use crate::args::{Server, Tokens};
 use crate::device;
@@ -73,9 +73,12 @@ struct Reach {
 }
 
 impl Reach {
+    const fn patience(&self) -> std::time::Duration {
+        std::time::Duration::from_secs(self.patience)
+    }
+
     fn options(&self) -> Result<remanence_remote::Options, Fail> {
-        let patience = std::time::Duration::from_secs(self.patience);
-        Ok(remanence_remote::Options::default().patience(patience).tokens(self.tokens.load_any()?))
+        Ok(remanence_remote::Options::default().patience(self.patience()).tokens(self.tokens.load_any()?))
     }
 }
 
@@ -103,7 +106,7 @@ impl Write {
     }
 
     /// Opens the log for writing, as its only writer.
-    fn open(&self) -> Result<(Group<SessionLeg>, group::Opened), Fail> {
+    fn open(&self) -> Result<(Group<SessionConnection>, group::Opened), Fail> {
         if self.acks.is_some_and(|acks| usize::from(acks) > self.servers.len()) {
             return Err(Fail::new(format!(
                 "--acks asks for more servers than the {} that were named; name more, or ask for fewer",
@@ -114,13 +117,11 @@ impl Write {
         getrandom::fill(&mut random)
             .map_err(|e| Fail::new(format!("the system gives no random bytes: {e}")))?;
         let (name, writer) = random.split_at(16);
-        let options = group::Options {
-            acks: self.acks,
-            writer: u32::from_le_bytes(writer.try_into().expect("four bytes")),
-            group: remanence_remotelog::format::superblock::Uuid(name.try_into().expect("16 bytes")),
-        };
+        let writer = u32::from_le_bytes(writer.try_into().expect("four bytes"));
+        let name = remanence_remotelog::format::superblock::Uuid(name.try_into().expect("16 bytes"));
+        let options = group::Options::new(writer, name).acks(self.acks).patience(self.reach.patience());
         let reach = self.reach.options()?;
-        let mut legs = Vec::new();
+        let mut connections = Vec::new();
         let mut context = None;
         for server in &self.servers {
             let to = server.resolve()?;
@@ -128,35 +129,34 @@ impl Write {
                 context = Some(device::open_towards(to.ip(), self.reach.local)?);
             }
             let context = context.as_ref().expect("opened just now");
-            let leg = live::connect(context, to, reach.clone(), self.method());
-            let alone = self.servers.len() == 1;
-            legs.push((server.to_string(), leg.map(|leg| if alone { leg.alone() } else { leg })));
+            let connection = live::connect(context, to, reach.clone(), self.method());
+            connections.push((server.to_string(), connection));
         }
-        Group::open(legs, &options).map_err(|e| Fail::new(e.to_string()))
+        Group::open(connections, &options).map_err(|e| Fail::new(e.to_string()))
     }
 }
 
 /// A connection for reading, and how the log is.
-fn look(server: &Server, reach: &Reach) -> Result<(SessionLeg, Status), Fail> {
+fn look(server: &Server, reach: &Reach) -> Result<(SessionConnection, Status), Fail> {
     let to = server.resolve()?;
     let context = device::open_towards(to.ip(), reach.local)?;
-    let mut leg =
+    let mut connection =
         live::connect(&context, to, reach.options()?, Method::Cheapest).map_err(|e| of(server, &e))?;
-    let status = leg.call(&remanence_remotelog::proto::Request::Status).map_err(|e| of(server, &e))?;
-    Ok((leg, status))
+    let status = connection.call(&remanence_remotelog::proto::Request::Status).map_err(|e| of(server, &e))?;
+    Ok((connection, status))
 }
 
-fn of(server: &Server, error: &LegError) -> Fail {
+fn of(server: &Server, error: &dyn std::fmt::Display) -> Fail {
     Fail::new(format!("{server}: {error}"))
 }
 
 /// A server's region, read from afar.
-struct Far<'a>(&'a mut SessionLeg);
+struct Far<'a>(&'a mut SessionConnection);
 
 impl remanence_remotelog::walk::Source for Far<'_> {
-    type Error = LegError;
+    type Error = ConnectionLost;
 
-    fn read(&mut self, offset: u64, into: &mut [u8]) -> Result<(), LegError> {
+    fn read(&mut self, offset: u64, into: &mut [u8]) -> Result<(), ConnectionLost> {
         self.0.read(offset, into)
     }
 }

@@ -3,9 +3,9 @@
 use std::io::{self, Write as _};
 use std::time::Duration;
 
+use remanence_remotelog::Reader;
 use remanence_remotelog::proto::Request;
 use remanence_remotelog::walk::Ahead;
-use remanence_remotelog::{Leg as _, Reader};
 use serde_json::json;
 
 use super::{Far, Reach, WINDOW, look, of};
@@ -43,7 +43,7 @@ const PAUSE: Duration = Duration::from_millis(50);
 
 pub(super) fn run(args: &Args) -> Result<(), Fail> {
     let stop = Stop::listen()?;
-    let (mut leg, mut status) = look(&args.server, &args.reach)?;
+    let (mut connection, mut status) = look(&args.server, &args.reach)?;
     let first = status.state.head.sequence;
     if let Some(from) = args.from {
         if from < first {
@@ -63,7 +63,7 @@ pub(super) fn run(args: &Args) -> Result<(), Fail> {
     let mut out = io::BufWriter::new(io::stdout().lock());
     let unwritten = || "standard output cannot be written".to_owned();
     loop {
-        let mut ahead = Ahead::new(Far(&mut leg), status.superblock.geometry.size, WINDOW);
+        let mut ahead = Ahead::new(Far(&mut connection), status.superblock.geometry.size, WINDOW);
         while reader.next_sequence() < status.tail.sequence && !stop.is_asked() {
             let sequence = reader.next_sequence();
             let Ok((found, payload)) = reader.read(&mut ahead).map_err(|e| of(&args.server, &e))? else {
@@ -96,7 +96,7 @@ pub(super) fn run(args: &Args) -> Result<(), Fail> {
         }
         if seen < status.tail.sequence || args.follow {
             // Trimmed under our eyes, perhaps.
-            status = leg.call(&Request::Status).map_err(|e| of(&args.server, &e))?;
+            status = connection.call(&Request::Status).map_err(|e| of(&args.server, &e))?;
             let first = status.state.head.sequence;
             if first > seen {
                 return Err(Fail::new(format!(

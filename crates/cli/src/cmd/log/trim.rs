@@ -1,6 +1,5 @@
 //! `rem log trim`.
 
-use remanence_remotelog::Leg as _;
 use remanence_remotelog::proto::Request;
 use serde_json::json;
 
@@ -30,9 +29,9 @@ pub(super) struct Args {
 }
 
 pub(super) fn run(args: &Args) -> Result<(), Fail> {
-    let mut legs = Vec::new();
+    let mut connections = Vec::new();
     for server in &args.servers {
-        let (leg, status) = look(server, &args.reach)?;
+        let (connection, status) = look(server, &args.reach)?;
         let (members, named) = (usize::from(status.state.members), args.servers.len());
         if members != named && members != 0 {
             return Err(Fail::new(format!(
@@ -47,11 +46,11 @@ pub(super) fn run(args: &Args) -> Result<(), Fail> {
                 status.tail.sequence, args.below
             )));
         }
-        legs.push((server, leg));
+        connections.push((server, connection));
     }
     let mut told = Vec::new();
-    for (server, leg) in &mut legs {
-        let status = leg.call(&Request::Trim { below: args.below }).map_err(|e| of(server, &e))?;
+    for (server, connection) in &mut connections {
+        let status = connection.call(&Request::Trim { below: args.below }).map_err(|e| of(server, &e))?;
         let used = status.tail.position - status.state.head.position;
         let free = status.superblock.geometry.capacity() - used;
         if !args.json {

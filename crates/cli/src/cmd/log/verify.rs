@@ -130,8 +130,8 @@ fn of_server(args: &Args) -> Result<(Status, Read), Fail> {
     let server: Server = args.what.parse().map_err(|_| {
         Fail::new(format!("{:?} is neither a file nor an address; write a path, or host:port", args.what))
     })?;
-    let (mut leg, status) = look(&server, &args.reach)?;
-    let mut ahead = Ahead::new(Far(&mut leg), status.superblock.geometry.size, WINDOW);
+    let (mut connection, status) = look(&server, &args.reach)?;
+    let mut ahead = Ahead::new(Far(&mut connection), status.superblock.geometry.size, WINDOW);
     let read = read_all(&status, &mut ahead).map_err(|e| of(&server, &e))?;
     Ok((status, read))
 }

@@ -2,13 +2,13 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use remanence_persist::plan::Request as PlanRequest;
-use remanence_remotelog::group::{Leg, LegError};
-use remanence_remotelog::live::SessionLeg;
+use remanence_remotelog::group::{ConnectionLost, Event, ReplicaConnection};
+use remanence_remotelog::live::SessionConnection;
 use remanence_remotelog::proto::Request;
-use remanence_remotelog::{Epoch, Refused, Status, Updates};
+use remanence_remotelog::{Epoch, Updates};
 
 use super::ORDERS;
 use super::node::Node;
@@ -17,14 +17,10 @@ use crate::replica::{Member, Order, Told};
 
 /// Updates of a member that are under way at a time.
 pub(super) const DEPTH: usize = 32;
-/// How long, and how often, this process' own log is asked again while it cuts the connection of an older writer: its serving
-/// thread does that in its next turn, and sleeps until a message comes if nobody calls.
-const CUTTING: Duration = Duration::from_secs(1);
-const ASKED_AGAIN: Duration = Duration::from_micros(500);
 
 /// The connection.
 #[derive(Debug)]
-pub(crate) struct LiveLeg {
+pub(crate) struct MemberConnection {
     node: Arc<Node>,
     to: To,
 }
@@ -32,130 +28,138 @@ pub(crate) struct LiveLeg {
 #[derive(Debug)]
 enum To {
     /// The log of this process: whoever has promised it to somebody else meanwhile is refused there.
-    Own {
-        epoch: Option<Epoch>,
-        under_way: VecDeque<Updates>,
-    },
+    Own(Own),
     Other(Box<Other>),
+}
+
+#[derive(Debug, Default)]
+struct Own {
+    epoch: Option<Epoch>,
+    under_way: VecDeque<Updates>,
+    /// What came of what was done at once.
+    came: VecDeque<Event>,
 }
 
 #[derive(Debug)]
 struct Other {
     who: usize,
     life: u64,
-    leg: SessionLeg,
+    connection: SessionConnection,
     under_way: usize,
-    /// Durable, and not yet said.
-    done: usize,
 }
 
-impl LiveLeg {
-    pub(super) const fn own(node: Arc<Node>) -> Self {
-        Self { node, to: To::Own { epoch: None, under_way: VecDeque::new() } }
+impl MemberConnection {
+    pub(super) fn own(node: Arc<Node>) -> Self {
+        Self { node, to: To::Own(Own::default()) }
     }
 
-    pub(super) fn other(node: Arc<Node>, who: usize, life: u64, leg: SessionLeg) -> Self {
-        Self { node, to: To::Other(Box::new(Other { who, life, leg, under_way: 0, done: 0 })) }
+    pub(super) fn other(node: Arc<Node>, who: usize, life: u64, connection: SessionConnection) -> Self {
+        Self { node, to: To::Other(Box::new(Other { who, life, connection, under_way: 0 })) }
     }
 }
 
 /// A member that is silent is not waited for until its connection breaks.
-fn there(node: &Node, other: &Other) -> Result<(), LegError> {
-    node.gone(other.who, other.life).map_or(Ok(()), |why| Err(LegError::Lost(why)))
+fn there(node: &Node, other: &Other) -> Result<(), ConnectionLost> {
+    node.gone(other.who, other.life).map_or(Ok(()), |why| Err(ConnectionLost(why)))
 }
 
-impl Leg for LiveLeg {
-    fn call(&mut self, request: &Request) -> Result<Status, LegError> {
-        match &mut self.to {
-            To::Own { epoch, .. } => {
-                let begin = Instant::now();
-                while begin.elapsed() < CUTTING {
-                    match self.node.log.call(request) {
-                        Err(Refused::Busy) => std::thread::sleep(ASKED_AGAIN),
-                        reply => {
-                            if let (Request::Grant { epoch: new }, Ok(_)) = (request, &reply) {
-                                *epoch = Some(*new);
-                            }
-                            return Ok(reply?);
-                        }
-                    }
-                }
-                Err(Refused::Busy.into())
-            }
-            To::Other(other) => {
-                there(&self.node, other)?;
-                other.leg.call(request)
-            }
-        }
+impl ReplicaConnection for MemberConnection {
+    fn now() -> Duration {
+        SessionConnection::now()
     }
 
-    fn read(&mut self, offset: u64, into: &mut [u8]) -> Result<(), LegError> {
+    fn begin_call(&mut self, request: &Request) -> Result<(), ConnectionLost> {
         match &mut self.to {
-            To::Own { .. } => {
-                self.node.log.with(|store| remanence_pmem::Medium::read(store.medium(), offset, into));
+            To::Own(own) => {
+                let reply = self.node.log.call(request);
+                if let (Request::Grant { epoch }, Ok(_)) = (request, &reply) {
+                    own.epoch = Some(*epoch);
+                }
+                own.came.push_back(Event::Reply(reply.map(Box::new)));
                 Ok(())
             }
             To::Other(other) => {
                 there(&self.node, other)?;
-                other.leg.read(offset, into)
+                other.under_way += 1;
+                other.connection.begin_call(request)
             }
         }
     }
 
-    fn submit(&mut self, updates: &Updates, plan: &PlanRequest) -> Result<(), LegError> {
+    fn begin_read(&mut self, offset: u64, len: u32) -> Result<(), ConnectionLost> {
+        match &mut self.to {
+            To::Own(own) => {
+                let mut bytes = vec![0; len as usize];
+                self.node.log.with(|store| remanence_pmem::Medium::read(store.medium(), offset, &mut bytes));
+                own.came.push_back(Event::Data(bytes));
+                Ok(())
+            }
+            To::Other(other) => {
+                there(&self.node, other)?;
+                other.under_way += 1;
+                other.connection.begin_read(offset, len)
+            }
+        }
+    }
+
+    fn begin_append(&mut self, updates: Updates, plan: &PlanRequest) -> Result<(), ConnectionLost> {
         match &mut self.to {
             // When the others have it: then all of them work at the same time.
-            To::Own { under_way, .. } => under_way.push_back(updates.clone()),
+            To::Own(own) => {
+                own.under_way.push_back(updates);
+                Ok(())
+            }
             To::Other(other) => {
-                while other.under_way >= DEPTH {
-                    there(&self.node, other)?;
-                    if other.leg.poll()? {
-                        other.under_way -= 1;
-                        other.done += 1;
-                    }
-                }
-                other.leg.submit(updates, plan)?;
                 other.under_way += 1;
+                other.connection.begin_append(updates, plan)
             }
         }
-        Ok(())
     }
 
-    fn poll(&mut self) -> Result<bool, LegError> {
+    fn poll(&mut self) -> Result<Option<Event>, ConnectionLost> {
         match &mut self.to {
-            To::Own { epoch, under_way } => {
-                let Some(updates) = under_way.pop_front() else { return Ok(false) };
-                let epoch = epoch.ok_or_else(|| LegError::Lost("it was promised to nobody".into()))?;
-                self.node.log.update(epoch, &updates)?;
-                Ok(true)
+            To::Own(own) => {
+                if let Some(event) = own.came.pop_front() {
+                    return Ok(Some(event));
+                }
+                let Some(updates) = own.under_way.pop_front() else { return Ok(None) };
+                let epoch = own.epoch.ok_or_else(|| ConnectionLost("it was promised to nobody".into()))?;
+                self.node
+                    .log
+                    .update(epoch, &updates)
+                    .map_err(|refused| ConnectionLost(refused.to_string()))?;
+                Ok(Some(Event::Durable))
             }
             To::Other(other) => {
-                if other.done > 0 {
-                    other.done -= 1;
-                    return Ok(true);
+                let event = other.connection.poll()?;
+                match &event {
+                    Some(_) => other.under_way -= 1,
+                    None if other.under_way > 0 => there(&self.node, other)?,
+                    None => {}
                 }
-                if other.leg.poll()? {
-                    other.under_way -= 1;
-                    return Ok(true);
-                }
-                if other.under_way > 0 {
-                    there(&self.node, other)?;
-                }
-                Ok(false)
+                Ok(event)
             }
+        }
+    }
+
+    fn wait(&mut self, limit: Duration) {
+        match &mut self.to {
+            // Nobody is waited for here.
+            To::Own(_) => std::thread::yield_now(),
+            To::Other(other) => other.connection.wait(limit),
         }
     }
 }
 
-impl Member for LiveLeg {
-    fn order(&mut self, epoch: Epoch, order: &Order) -> Result<Told, LegError> {
+impl Member for MemberConnection {
+    fn order(&mut self, epoch: Epoch, order: &Order) -> Result<Told, ConnectionLost> {
         match &mut self.to {
-            To::Own { .. } => Ok(self.node.obey(epoch, order)),
+            To::Own(_) => Ok(self.node.obey(epoch, order)),
             To::Other(other) => {
                 there(&self.node, other)?;
-                let called = other.leg.session().call(ORDERS, &emit_order(epoch, order));
-                let told = called.map_err(|e| LegError::Lost(e.to_string()))?;
-                parse_told(&told).ok_or_else(|| LegError::Lost("its answer means nothing".into()))
+                let called = other.connection.session().call(ORDERS, &emit_order(epoch, order));
+                let told = called.map_err(|e| ConnectionLost(e.to_string()))?;
+                parse_told(&told).ok_or_else(|| ConnectionLost("its answer means nothing".into()))
             }
         }
     }

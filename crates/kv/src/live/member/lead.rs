@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use remanence_remotelog::format::superblock::Uuid;
 
 use super::check::{Check, Held, Images, put_right, scrub};
+use super::connection::DEPTH;
 use super::link::Roads;
 use super::node::Node;
 use super::wire::{MemberStats, Role};
@@ -41,6 +42,8 @@ pub(crate) struct Upkeep {
     follow: bool,
     /// When all images were asked to follow.
     followed: Instant,
+    /// How many members took part when that was looked at last.
+    part: usize,
     /// The processes that it is connected to.
     lives: Vec<u64>,
     /// Who needs an image gets one that was checked.
@@ -59,28 +62,34 @@ impl Upkeep {
             return Ok(false);
         }
         self.looked = now;
-        let legs = {
+        let connections = {
             let state = &mut *self.node.lock();
             // Whoever was lost may have been taken in already, by connections that were made before.
             let others = (0..self.node.names.len()).filter(|at| *at != self.node.who);
             let wanted = others.into_iter().any(|at| self.node.wants_back(state, at));
-            state.legs.take().filter(|_| wanted || !state.lost.is_empty())
+            state.connections.take().filter(|_| wanted || !state.lost.is_empty())
         };
-        if legs.is_some() || self.node.changed_lives(&self.lives) {
+        if connections.is_some() || self.node.changed_lives(&self.lives) {
             self.lives = self.node.lives();
             self.follow = true;
         }
         // Who was the primary before may have been ending that still.
         self.follow |= now.duration_since(self.followed) >= AGAIN && !self.node.lock().behind.is_empty();
         let promised = self.node.log.with(|store| store.state().promised);
+        // One that has been taken in meanwhile may lack an image.
+        if connections.is_none() && promised == self.node.lock().epoch {
+            let part = self.ships.with_ship(Primary::poll).unwrap_or_default();
+            self.follow |= part > self.part;
+            self.part = part;
+        }
         let follow = std::mem::take(&mut self.follow);
         if follow {
             self.followed = now;
         }
         let checked = self.check.is_done();
         let turned = self.ships.with_ship(|primary| {
-            if let Some(legs) = legs {
-                primary.reopen(legs)?;
+            if let Some(connections) = connections {
+                primary.reopen(connections)?;
             } else if promised != primary.epoch() {
                 return Err(LeadError::Deposed);
             }
@@ -234,18 +243,17 @@ pub(super) fn lead(
     let mut random = [0; 20];
     getrandom::fill(&mut random).map_err(|e| sentence(&format!("the system gives no random bytes: {e}")))?;
     let (writer, group) = random.split_first_chunk().expect("four bytes and sixteen");
-    let group_options = GroupOptions {
-        acks: match options.acks {
-            Some(acks) => Some(acks),
-            None => is_new.then(|| options.acks_of(node.names.len()) as u16),
-        },
-        writer: u32::from_le_bytes(*writer),
-        group: Uuid(group.try_into().expect("sixteen bytes")),
+    let acks = match options.acks {
+        Some(acks) => Some(acks),
+        None => is_new.then(|| options.acks_of(node.names.len()) as u16),
     };
+    let group = Uuid(group.try_into().expect("sixteen bytes"));
+    let group_options =
+        GroupOptions::new(u32::from_le_bytes(*writer), group).acks(acks).depth(DEPTH).grace(node.notice);
     let trim_after = options.log_len(node.image.len()) / 4;
-    let legs = roads.legs(node);
+    let connections = roads.connections(node);
     let (mut primary, _) =
-        Primary::lead(legs, node.own_name(), &group_options, trim_after).map_err(|e| sentence(&e))?;
+        Primary::lead(connections, node.own_name(), &group_options, trim_after).map_err(|e| sentence(&e))?;
     let image = node.image.clone();
     primary.set_put_right(Box::new(move |fetch| {
         // A medium that fails is found by the next order that changes the image.
@@ -264,6 +272,7 @@ pub(super) fn lead(
         busy: true,
         follow: true,
         followed: Instant::now(),
+        part: 0,
         lives: node.lives(),
         check: Check::default(),
     };
@@ -276,7 +285,7 @@ pub(super) fn lead(
         (state.epoch, state.store_port) = (epoch, server.addr().port());
         state.store = Some(server.metrics());
         state.watch.takes_over();
-        state.legs = None;
+        state.connections = None;
         state.lost = ships.with_ship(|primary| primary.lost()).into_iter().map(|(name, _)| name).collect();
     }
     node.notify();

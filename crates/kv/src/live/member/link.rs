@@ -7,12 +7,12 @@ use std::time::Duration;
 
 use remanence_persist::plan::Costs;
 use remanence_remote::{CostSource, Options, Session, Token};
-use remanence_remotelog::group::LegError;
+use remanence_remotelog::group::ConnectionLost;
 use remanence_remotelog::live::{Method, connect};
 use remanence_verbs::Context;
 
-use super::leg::{DEPTH, LiveLeg};
-use super::node::{Legs, Node};
+use super::connection::{DEPTH, MemberConnection};
+use super::node::{Connections, Node};
 use super::wire::{MemberStats, VERSION};
 use super::{BEATS, MEMBERS};
 use crate::live::Error;
@@ -95,14 +95,14 @@ impl Roads {
     }
 
     /// A connection to a member's log.
-    fn leg(&self, node: &Arc<Node>, at: usize) -> Result<LiveLeg, LegError> {
+    fn connection(&self, node: &Arc<Node>, at: usize) -> Result<MemberConnection, ConnectionLost> {
         if at == node.who {
-            return Ok(LiveLeg::own(Arc::clone(node)));
+            return Ok(MemberConnection::own(Arc::clone(node)));
         }
         let (log_port, life) = {
             let state = node.lock();
             let Some(said) = node.recent(&state, at) else {
-                return Err(LegError::Lost(node.absent(&state, at)));
+                return Err(ConnectionLost(node.absent(&state, at)));
             };
             (said.log_port, said.life)
         };
@@ -114,18 +114,26 @@ impl Roads {
             .depth(DEPTH + 1)
             .staging(1 << 20)
             .tokens(self.members.clone());
-        Ok(LiveLeg::other(Arc::clone(node), at, life, connect(&self.context, to, options, Method::Cheapest)?))
+        Ok(MemberConnection::other(
+            Arc::clone(node),
+            at,
+            life,
+            connect(&self.context, to, options, Method::Cheapest)?,
+        ))
     }
 
     /// Connections to all members' logs, made at the same time.
-    pub(super) fn legs(&self, node: &Arc<Node>) -> Legs {
+    pub(super) fn connections(&self, node: &Arc<Node>) -> Connections {
         std::thread::scope(|scope| {
-            let legs: Vec<_> =
-                (0..node.names.len()).map(|at| scope.spawn(move || self.leg(node, at))).collect();
-            let leg = |joined: std::thread::ScopedJoinHandle<'_, Result<LiveLeg, LegError>>| {
-                joined.join().unwrap_or_else(|_| Err(LegError::Lost("connecting to it has failed".into())))
+            let connections: Vec<_> =
+                (0..node.names.len()).map(|at| scope.spawn(move || self.connection(node, at))).collect();
+            let connection = |joined: std::thread::ScopedJoinHandle<
+                '_,
+                Result<MemberConnection, ConnectionLost>,
+            >| {
+                joined.join().unwrap_or_else(|_| Err(ConnectionLost("connecting to it has failed".into())))
             };
-            node.names.iter().cloned().zip(legs.into_iter().map(leg)).collect()
+            node.names.iter().cloned().zip(connections.into_iter().map(connection)).collect()
         })
     }
 
@@ -139,17 +147,21 @@ impl Roads {
             let back = {
                 let state = node.lock();
                 let others = (0..node.names.len()).filter(|at| *at != node.who);
-                state.legs.is_none() && others.into_iter().any(|at| node.wants_back(&state, at))
+                state.connections.is_none() && others.into_iter().any(|at| node.wants_back(&state, at))
             };
             if !back {
                 continue;
             }
             let lives = node.lives();
-            let legs = self.legs(node);
+            let connections = self.connections(node);
             {
                 let state = &mut *node.lock();
-                if legs.iter().enumerate().any(|(at, (_, leg))| leg.is_ok() && node.wants_back(state, at)) {
-                    state.legs = Some(legs);
+                if connections
+                    .iter()
+                    .enumerate()
+                    .any(|(at, (_, connection))| connection.is_ok() && node.wants_back(state, at))
+                {
+                    state.connections = Some(connections);
                 }
             }
             // A member that fails again and again does not hold up clients all the time; one that was started again may do better.

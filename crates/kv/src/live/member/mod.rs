@@ -8,9 +8,9 @@
 //! else: [`crate::replica`] decides who may, by epochs.
 
 pub(crate) mod check;
+mod connection;
 mod door;
 mod lead;
-mod leg;
 mod link;
 mod node;
 pub(crate) mod wire;
@@ -40,16 +40,16 @@ use crate::format::superblock::is_blank;
 use crate::replica::keeper::{LEDGER_LEN, LEDGER_NOTE, emit_told, is_blank_ledger, parse_order};
 use crate::replica::{Keeper, Mirror, Primary};
 pub use check::Held;
+use connection::MemberConnection;
 use door::Door;
 pub(super) use lead::Upkeep;
-use leg::LiveLeg;
 use link::Roads;
 pub(crate) use link::{describe, plain};
 use node::{Node, Parts};
 pub use wire::{MemberStats, Role, Said};
 
 /// The working medium of a primary.
-pub(super) type Ships = Mirror<Region, Primary<LiveLeg>>;
+pub(super) type Ships = Mirror<Region, Primary<MemberConnection>>;
 
 /// Services of a member: what it says of itself at its door, what members tell each other, what a primary wants of an image.
 pub(super) const MEMBERS: u16 = 5;
@@ -516,7 +516,7 @@ fn take_part(
             let state = &mut *node.lock();
             state.becomes(Role::Waiting);
             state.behind.clear();
-            (state.store_port, state.store, state.legs, state.rebuilding) = (0, None, None, None);
+            (state.store_port, state.store, state.connections, state.rebuilding) = (0, None, None, None);
             state.lost.clear();
             if let Err(error) = &led {
                 state.why = error.to_string();

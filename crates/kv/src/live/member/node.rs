@@ -9,19 +9,19 @@ use remanence_pmem::Region;
 use remanence_remotelog::Epoch;
 use remanence_remotelog::format::root::State as LogState;
 use remanence_remotelog::format::superblock::Uuid;
-use remanence_remotelog::group::LegError;
+use remanence_remotelog::group::ConnectionLost;
 use remanence_remotelog::live::{OwnLog, Part};
 use remanence_remotelog::store::Store;
 
-use super::leg::LiveLeg;
+use super::connection::MemberConnection;
 use super::wire::{MemberStats, Role};
 use crate::live::{Error, Metrics};
 use crate::replica::keeper::Ledger;
 use crate::replica::watch::{Leader, Other, Watch};
 use crate::replica::{Keeper, LeadError, Order, Told};
 
-/// Legs of every member, in the members' order, as a group takes them.
-pub(super) type Legs = Vec<(String, Result<LiveLeg, LegError>)>;
+/// A connection to every member, in the members' order, as a group takes them.
+pub(super) type Connections = Vec<(String, Result<MemberConnection, ConnectionLost>)>;
 
 /// What is known of another member.
 #[derive(Clone, Debug, Default)]
@@ -103,7 +103,7 @@ pub(super) struct State {
     /// Members whose images do not follow, and why: of a primary.
     pub(super) behind: Vec<String>,
     /// Connections to all members, for a primary that does without some.
-    pub(super) legs: Option<Legs>,
+    pub(super) connections: Option<Connections>,
     /// An order of the primary is being carried out.
     pub(super) obeying: bool,
     /// It has followed a primary, or was one.
@@ -179,7 +179,7 @@ impl Node {
             image_why: String::new(),
             behind: Vec::new(),
             peers: names.iter().map(|_| Peer::default()).collect(),
-            legs: None,
+            connections: None,
             obeying: false,
             joined: false,
             fatal: None,

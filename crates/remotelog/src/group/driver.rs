@@ -1,0 +1,428 @@
+//! A group for one thread that waits: the machine, a connection to each server, and their clock.
+
+use std::time::Duration;
+
+use remanence_persist::plan::Request as PlanRequest;
+use thiserror::Error;
+
+use super::machine::{Action, Event, Machine, NotTaken};
+use super::{GroupError, Opened, Options};
+use crate::error::AppendError;
+use crate::format::Epoch;
+use crate::format::superblock::Uuid;
+use crate::proto::Request;
+use crate::writer::Updates;
+
+/// Looks at all connections without anything having come, after which the processor is offered to others.
+const LOOKS: u32 = 100;
+/// How long nothing may come before the thread sleeps between two looks.
+const AWAKE: Duration = Duration::from_millis(1);
+/// How long it sleeps at one connection of several, and at the only one.
+const NAP: Duration = Duration::from_micros(200);
+const SLEEP: Duration = Duration::from_millis(100);
+
+/// A server's connection is gone, or never was there. A sentence that says why.
+#[derive(Clone, PartialEq, Eq, Debug, Error)]
+#[error("{0}")]
+pub struct ConnectionLost(pub String);
+
+/// The connection to one server. Nothing here waits but [`wait`](Self::wait); what was begun ends in the order in which it was
+/// begun, calls, READs and updates each for themselves.
+pub trait ReplicaConnection {
+    /// The time since any beginning, by the clock that all connections of a group have.
+    fn now() -> Duration;
+
+    /// Begins to ask for something; the answer is the log's status afterwards. There is one call at a time.
+    ///
+    /// # Errors
+    /// The server is gone.
+    fn begin_call(&mut self, request: &Request) -> Result<(), ConnectionLost>;
+
+    /// Begins to read from the server's region.
+    ///
+    /// # Errors
+    /// The server is gone.
+    fn begin_read(&mut self, offset: u64, len: u32) -> Result<(), ConnectionLost>;
+
+    /// Begins to make updates durable, behind all that were begun before. `plan` is what a planner is asked.
+    ///
+    /// # Errors
+    /// The server is gone, or there is no proven way for it.
+    fn begin_append(&mut self, updates: Updates, plan: &PlanRequest) -> Result<(), ConnectionLost>;
+
+    /// What has come, if anything has.
+    ///
+    /// # Errors
+    /// The server is gone: of what was under way nothing is known.
+    fn poll(&mut self) -> Result<Option<Event>, ConnectionLost>;
+
+    /// Waits until something may have come, for no longer than this; or not at all.
+    fn wait(&mut self, limit: Duration) {
+        let _ = limit;
+    }
+}
+
+fn elapsed<C: ReplicaConnection>(since: Duration) -> Duration {
+    C::now().saturating_sub(since)
+}
+
+/// A log on several servers, open for its one writer.
+#[derive(Debug)]
+pub struct Group<C> {
+    machine: Machine,
+    connections: Vec<Option<C>>,
+    grace: Duration,
+    looks: u32,
+    /// When something has come last.
+    came: Duration,
+    /// At whose connection the thread sleeps next.
+    turn: usize,
+}
+
+impl<C: ReplicaConnection> Group<C> {
+    /// Opens the log on these servers, of which some may be lost already; makes it if all of them are new.
+    ///
+    /// Returns when enough servers take part. Others that are there are waited for until they take part as well, but no longer than
+    /// [`Options::grace`]; after that they go on by themselves whenever the group is polled.
+    ///
+    /// # Errors
+    /// Too few servers, servers that do not belong together, or a writer that was faster.
+    ///
+    /// # Panics
+    /// With no server.
+    pub fn open(
+        connections: Vec<(String, Result<C, ConnectionLost>)>,
+        options: &Options,
+    ) -> Result<(Self, Opened), GroupError> {
+        let (names, connections): (Vec<String>, Vec<_>) = connections.into_iter().unzip();
+        let mut group = Self {
+            machine: Machine::new(names, *options),
+            connections: connections.iter().map(|_| None).collect(),
+            grace: options.grace,
+            looks: 0,
+            came: C::now(),
+            turn: 0,
+        };
+        for (n, connection) in connections.into_iter().enumerate() {
+            group.take(n, connection);
+        }
+        let mut open_since = None;
+        loop {
+            let any = group.turn();
+            if let Some(error) = group.machine.failed() {
+                return Err(error.clone());
+            }
+            if let Some(short) = group.machine.shortage() {
+                return Err(short);
+            }
+            if group.machine.is_open() {
+                let since = *open_since.get_or_insert_with(C::now);
+                if !group.machine.is_settling() || elapsed::<C>(since) >= group.grace {
+                    let opened = group.machine.opened();
+                    return Ok((group, opened));
+                }
+            }
+            group.idle(any);
+        }
+    }
+
+    /// There is a connection again to a server that was lost, or there is none still: it is taken in while the group goes on.
+    pub fn reconnect(&mut self, name: &str, connection: Result<C, ConnectionLost>) {
+        let found = (0..self.connections.len()).find(|n| self.machine.name(*n) == name);
+        if let Some(n) = found {
+            self.take(n, connection);
+        }
+    }
+
+    fn take(&mut self, n: usize, connection: Result<C, ConnectionLost>) {
+        let now = C::now();
+        match connection {
+            Ok(connection) => {
+                self.connections[n] = Some(connection);
+                self.machine.connected(now, n);
+            }
+            Err(why) => {
+                self.connections[n] = None;
+                self.machine.unreachable(now, n, &why.0);
+            }
+        }
+    }
+
+    /// What it decides by.
+    #[must_use]
+    pub const fn machine(&self) -> &Machine {
+        &self.machine
+    }
+
+    /// Its name.
+    #[must_use]
+    pub fn uuid(&self) -> Uuid {
+        self.machine.uuid()
+    }
+
+    /// The epoch of this writer.
+    #[must_use]
+    pub const fn epoch(&self) -> Epoch {
+        self.machine.epoch()
+    }
+
+    /// The number of the next record.
+    #[must_use]
+    pub const fn next(&self) -> u64 {
+        self.machine.next()
+    }
+
+    /// All records below this number are acknowledged.
+    #[must_use]
+    pub const fn acknowledged(&self) -> u64 {
+        self.machine.acknowledged()
+    }
+
+    /// How many servers acknowledge, of how many.
+    #[must_use]
+    pub fn quorum(&self) -> (usize, usize) {
+        self.machine.quorum()
+    }
+
+    /// The servers that do without, and why.
+    #[must_use]
+    pub fn lost(&self) -> Vec<(String, String)> {
+        self.machine.lost()
+    }
+
+    /// Whether the log of some server is more than half full: see [`Machine::is_half_full`].
+    #[must_use]
+    pub fn is_half_full(&self) -> bool {
+        self.machine.is_half_full()
+    }
+
+    /// The connections to servers that take part.
+    pub fn connections(&mut self) -> impl Iterator<Item = (&str, &mut C)> {
+        let machine = &self.machine;
+        let there = self.connections.iter_mut().enumerate();
+        there
+            .filter(|(n, _)| machine.takes_part(*n))
+            .filter_map(|(n, c)| Some((machine.name(n), c.as_mut()?)))
+    }
+
+    /// Begins to append a record; its number. It is acknowledged when [`acknowledged`](Self::acknowledged) is above that,
+    /// and not before: if the group fails first, the record may be found later or not.
+    ///
+    /// # Errors
+    /// It does not fit: nothing was appended. Or too few servers are left: it may be found later or not.
+    pub fn append(&mut self, payload: &[u8]) -> Result<u64, GroupError> {
+        self.append_batch(&[payload]).map(|(sequence, _)| sequence)
+    }
+
+    /// Begins to append the first of these records, as many as fit: the number of the first, and how many.
+    ///
+    /// # Errors
+    /// As for [`append`](Self::append).
+    pub fn append_batch(&mut self, payloads: &[&[u8]]) -> Result<(u64, usize), GroupError> {
+        loop {
+            match self.machine.append_batch(C::now(), payloads) {
+                Ok(taken) => {
+                    self.carry_out();
+                    self.machine.enough()?;
+                    return Ok(taken);
+                }
+                Err(NotTaken::Refused(error)) => {
+                    // What has come says perhaps that a log was trimmed.
+                    if matches!(error, GroupError::Append(AppendError::Full { .. })) {
+                        self.turn();
+                    }
+                    return Err(error);
+                }
+                Err(NotTaken::NotYet) => self.step()?,
+            }
+        }
+    }
+
+    /// Looks what has become durable; [`acknowledged`](Self::acknowledged) is up to date on return. Does not wait.
+    ///
+    /// # Errors
+    /// Too few servers are left.
+    pub fn poll(&mut self) -> Result<u64, GroupError> {
+        self.turn();
+        self.is_alive()?;
+        Ok(self.acknowledged())
+    }
+
+    fn is_alive(&self) -> Result<(), GroupError> {
+        if let Some(error) = self.machine.failed() {
+            return Err(error.clone());
+        }
+        if self.acknowledged() < self.next() { self.machine.enough() } else { Ok(()) }
+    }
+
+    /// Goes on, and waits a little if nothing has come.
+    fn step(&mut self) -> Result<(), GroupError> {
+        let any = self.turn();
+        self.is_alive()?;
+        self.machine.enough()?;
+        self.idle(any);
+        Ok(())
+    }
+
+    /// Waits until all records below that number are acknowledged.
+    ///
+    /// # Errors
+    /// Too few servers are left.
+    pub fn wait(&mut self, below: u64) -> Result<(), GroupError> {
+        loop {
+            let any = self.turn();
+            if self.acknowledged() >= below {
+                return Ok(());
+            }
+            self.is_alive()?;
+            self.idle(any);
+        }
+    }
+
+    /// Gives up the records below that number: they were applied. Returns when as many servers as acknowledge have done so; others
+    /// are waited for no longer than [`Options::grace`], and do so when they have got there.
+    ///
+    /// # Errors
+    /// They are not acknowledged, or too few servers are left.
+    pub fn trim(&mut self, below: u64) -> Result<(), GroupError> {
+        self.machine.trim(C::now(), below)?;
+        let acks = self.quorum().0;
+        let begin = C::now();
+        loop {
+            let any = self.turn();
+            let trimmed = self.machine.trimmed(below);
+            let late = elapsed::<C>(begin) >= self.grace;
+            let all = (0..self.connections.len()).filter(|n| self.machine.takes_part(*n)).count();
+            if trimmed >= acks && (late || trimmed == all) {
+                return Ok(());
+            }
+            self.machine.enough()?;
+            self.is_alive()?;
+            self.idle(any);
+        }
+    }
+
+    /// Waits for everything under way, and has the servers remember what was acknowledged, so that they would notice the
+    /// loss of the last record too.
+    ///
+    /// # Errors
+    /// Too few servers are left.
+    pub fn close(mut self) -> Result<(), GroupError> {
+        self.wait(self.next())?;
+        let begin = C::now();
+        while self.machine.behind().iter().any(|_| elapsed::<C>(begin) < self.grace) {
+            let any = self.turn();
+            self.idle(any);
+        }
+        self.machine.note_known(C::now());
+        while {
+            let any = self.turn();
+            let going = self.machine.is_calling() && elapsed::<C>(begin) < self.grace;
+            if going {
+                self.idle(any);
+            }
+            going
+        } {}
+        Ok(())
+    }
+
+    /// Carries out what is to be done. Whether anything was.
+    fn carry_out(&mut self) -> bool {
+        let mut any = false;
+        while let Some(action) = self.machine.poll_action() {
+            any = true;
+            let (n, done) = match action {
+                Action::Disconnect { server } => {
+                    self.connections[server] = None;
+                    continue;
+                }
+                Action::Call { server, request } => {
+                    (server, self.on(server, |connection| connection.begin_call(&request)))
+                }
+                Action::Read { server, offset, len } => {
+                    (server, self.on(server, |connection| connection.begin_read(offset, len)))
+                }
+                Action::Append { server, updates, plan } => {
+                    (server, self.on(server, |connection| connection.begin_append(*updates, &plan)))
+                }
+            };
+            if let Err(why) = done {
+                self.has_lost(n, why);
+            }
+        }
+        any
+    }
+
+    fn on(
+        &mut self,
+        n: usize,
+        act: impl FnOnce(&mut C) -> Result<(), ConnectionLost>,
+    ) -> Result<(), ConnectionLost> {
+        self.connections[n].as_mut().map_or(Ok(()), act)
+    }
+
+    fn has_lost(&mut self, n: usize, why: ConnectionLost) {
+        self.connections[n] = None;
+        self.machine.handle(C::now(), n, Event::Lost(why.0));
+    }
+
+    /// Does what is to be done, and takes what has come. Whether anything was, or had.
+    fn turn(&mut self) -> bool {
+        let mut any = self.carry_out();
+        for n in 0..self.connections.len() {
+            while let Some(connection) = &mut self.connections[n] {
+                match connection.poll() {
+                    Ok(None) => break,
+                    Ok(Some(event)) => {
+                        any = true;
+                        self.machine.handle(C::now(), n, event);
+                        if self.machine.has_actions() {
+                            self.carry_out();
+                        }
+                    }
+                    Err(why) => {
+                        any = true;
+                        self.has_lost(n, why);
+                    }
+                }
+            }
+        }
+        if let Some(deadline) = self.machine.deadline() {
+            let now = C::now();
+            if now >= deadline {
+                self.machine.timeout(now);
+            }
+        }
+        self.carry_out() || any
+    }
+
+    /// Nothing has come, perhaps: spins, then offers the processor to others, then sleeps a little.
+    fn idle(&mut self, any: bool) {
+        if any {
+            self.looks = 0;
+            return;
+        }
+        self.looks += 1;
+        if self.looks < LOOKS {
+            return;
+        }
+        if self.looks == LOOKS {
+            self.came = C::now();
+        }
+        let up = self.connections.iter().flatten().count();
+        if up > 1 && elapsed::<C>(self.came) < AWAKE {
+            return std::thread::yield_now();
+        }
+        let limit = if up > 1 { NAP } else { SLEEP };
+        let now = C::now();
+        let limit = self.machine.deadline().map_or(limit, |deadline| limit.min(deadline.saturating_sub(now)));
+        let members = self.connections.len();
+        self.turn = (self.turn + 1) % members;
+        for n in (0..members).map(|n| (self.turn + n) % members) {
+            if let Some(connection) = &mut self.connections[n] {
+                connection.wait(limit);
+                return;
+            }
+        }
+    }
+}

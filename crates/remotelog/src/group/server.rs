@@ -1,0 +1,154 @@
+//! What the writer knows of one server, and the records that it keeps for those that are behind.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use remanence_persist::plan::Request as PlanRequest;
+
+use super::copy::Copy;
+use super::machine::Time;
+use crate::proto::Request;
+use crate::store::Status;
+use crate::writer::Writer;
+
+/// Where a server stands.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Step {
+    /// Somebody tries to connect to it.
+    Expected,
+    /// There is no connection.
+    Away,
+    /// It is asked how its log is.
+    Asking,
+    /// It has said so.
+    Known,
+    /// It is asked for its promise.
+    Granting,
+    /// It has given it.
+    Granted,
+    /// What the chosen log does not have is cut off.
+    Cutting,
+    /// It is sent records.
+    Feeding,
+}
+
+#[derive(Debug)]
+pub(super) struct Server {
+    pub(super) name: String,
+    pub(super) step: Step,
+    pub(super) why: String,
+    /// What it said last.
+    pub(super) status: Option<Status>,
+    pub(super) writer: Option<Writer>,
+    /// It has adopted this epoch.
+    pub(super) adopted: bool,
+    /// It has all records below this number durably, and has adopted: what it had before it was lost it has still.
+    pub(super) durable: u64,
+    /// One more than the last record of each update under way.
+    pub(super) in_flight: VecDeque<u64>,
+    /// What the planner was asked last, for updates of so many bytes of records.
+    pub(super) asked: Option<(usize, Arc<PlanRequest>)>,
+    pub(super) call: Option<Request>,
+    /// When something came from it last, or was asked of it while nothing else was.
+    pub(super) sign: Time,
+    /// Since when it has been too busy for the call, and when it is asked again.
+    pub(super) busy: Option<(Time, Time)>,
+    /// The copy of another log that it is fed from.
+    pub(super) copy: Option<Copy>,
+    /// Which servers' copies the READs under way are for, by the copies' numbers.
+    pub(super) reads: VecDeque<(usize, u64)>,
+    /// It is to be asked how its log is.
+    pub(super) look: bool,
+    /// It was asked since a record did not fit.
+    pub(super) looked: bool,
+    /// The next record does not fit.
+    pub(super) full: bool,
+    /// The records below this number are known to be acknowledged: it is to remember that.
+    pub(super) known: Option<u64>,
+    /// How often it has said how its log is.
+    pub(super) replies: u64,
+    pub(super) copied: u64,
+    pub(super) cut: u64,
+}
+
+impl Server {
+    pub(super) fn new(name: String) -> Self {
+        Self {
+            name,
+            step: Step::Expected,
+            why: String::new(),
+            status: None,
+            writer: None,
+            adopted: false,
+            durable: 0,
+            in_flight: VecDeque::new(),
+            asked: None,
+            call: None,
+            sign: Time::ZERO,
+            busy: None,
+            copy: None,
+            reads: VecDeque::new(),
+            look: false,
+            looked: false,
+            full: false,
+            known: None,
+            replies: 0,
+            copied: 0,
+            cut: 0,
+        }
+    }
+
+    pub(super) const fn is_up(&self) -> bool {
+        !matches!(self.step, Step::Expected | Step::Away)
+    }
+
+    /// Something is under way.
+    pub(super) fn is_asked(&self) -> bool {
+        self.busy.is_none_or(|(_, again)| again == Time::MAX)
+            && (self.call.is_some() || !self.in_flight.is_empty() || !self.reads.is_empty())
+    }
+
+    pub(super) fn takes_part(&self) -> bool {
+        self.step == Step::Feeding && self.adopted
+    }
+
+    pub(super) fn first(&self) -> u64 {
+        self.status.as_ref().map_or(0, |status| status.state.head.sequence)
+    }
+
+    /// All records below this number are in its log, whether it has adopted or not.
+    pub(super) fn has(&self) -> u64 {
+        self.writer.as_ref().map_or(0, Writer::durable)
+    }
+
+    pub(super) fn next(&self) -> u64 {
+        self.writer.as_ref().map_or(0, Writer::next)
+    }
+}
+
+/// The records that were appended last.
+#[derive(Debug, Default)]
+pub(super) struct Recent {
+    pub(super) first: u64,
+    pub(super) records: VecDeque<Box<[u8]>>,
+    pub(super) bytes: usize,
+}
+
+impl Recent {
+    pub(super) fn get(&self, sequence: u64) -> Option<&[u8]> {
+        let at = usize::try_from(sequence.checked_sub(self.first)?).ok()?;
+        self.records.get(at).map(|record| &record[..])
+    }
+
+    pub(super) fn push(&mut self, record: &[u8]) {
+        self.bytes += record.len();
+        self.records.push_back(record.into());
+    }
+
+    pub(super) fn pop(&mut self) {
+        if let Some(record) = self.records.pop_front() {
+            self.bytes -= record.len();
+            self.first += 1;
+        }
+    }
+}

@@ -1,0 +1,254 @@
+//! The writer of a log on several servers, step by step: what it does while one of them says nothing, is too small, or comes late.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use remanence_pmem::crash_image::CrashImage;
+use remanence_pmem::{Medium, PersistenceDomain};
+use remanence_remotelog::format::DATA_AT;
+use remanence_remotelog::format::superblock::Uuid;
+use remanence_remotelog::group::{Action, Event, Machine, NotTaken, Options};
+use remanence_remotelog::proto::Request;
+use remanence_remotelog::{AppendError, Geometry, GroupError, Make, Mode, Refused, Store};
+
+const GRACE: Duration = Duration::from_millis(50);
+const PATIENCE: Duration = Duration::from_secs(3);
+
+fn ms(millis: u64) -> Duration {
+    Duration::from_millis(millis)
+}
+
+struct Server {
+    store: Store<Arc<CrashImage>>,
+    /// It does nothing with what is asked of it.
+    silent: bool,
+    waiting: Vec<Action>,
+}
+
+/// Servers, and the writer's side of them.
+struct World {
+    servers: Vec<Server>,
+    machine: Machine,
+    now: Duration,
+}
+
+fn server(n: u8, segments: u64) -> Server {
+    let geometry = Geometry::new(DATA_AT + segments * 512, 512).expect("fair");
+    let image = Arc::new(CrashImage::new(geometry.size, PersistenceDomain::Adr));
+    let make = Make { mode: Mode::Singleton, geometry, uuid: Uuid([n; 16]), salt: n.into() };
+    Server { store: Store::create(image, &make).expect("fair"), silent: false, waiting: Vec::new() }
+}
+
+impl World {
+    fn new(segments: [u64; 3]) -> Self {
+        let servers = (1..).zip(segments).map(|(n, segments)| server(n, segments)).collect();
+        let mut world = Self { servers, machine: machine(1), now: ms(0) };
+        world.connect_all();
+        world
+    }
+
+    fn connect_all(&mut self) {
+        for n in 0..3 {
+            self.machine.connected(self.now, n);
+        }
+        self.run();
+    }
+
+    /// All that is to be done, and all that comes of it, but for what is silent.
+    fn run(&mut self) {
+        loop {
+            while let Some(action) = self.machine.poll_action() {
+                let n = match action {
+                    Action::Call { server, .. }
+                    | Action::Read { server, .. }
+                    | Action::Append { server, .. }
+                    | Action::Disconnect { server } => server,
+                };
+                match action {
+                    Action::Disconnect { .. } => self.servers[n].waiting.clear(),
+                    action => self.servers[n].waiting.push(action),
+                }
+            }
+            let Some(n) = (0..3).find(|n| !self.servers[*n].silent && !self.servers[*n].waiting.is_empty())
+            else {
+                return;
+            };
+            let action = self.servers[n].waiting.remove(0);
+            let event = self.servers[n].does(action);
+            self.machine.handle(self.now, n, event);
+        }
+    }
+
+    fn append(&mut self, payload: &[u8]) -> Result<u64, NotTaken> {
+        let taken = self.machine.append_batch(self.now, &[payload]).map(|(sequence, _)| sequence);
+        self.run();
+        taken
+    }
+
+    fn later(&mut self, time: Duration) {
+        self.now += time;
+        if self.machine.deadline().is_some_and(|deadline| deadline <= self.now) {
+            self.machine.timeout(self.now);
+        }
+        self.run();
+    }
+}
+
+impl Server {
+    fn does(&mut self, action: Action) -> Event {
+        let medium = Arc::clone(self.store.medium());
+        match action {
+            Action::Append { updates, .. } => {
+                for (at, bytes) in updates.list() {
+                    medium.write(at, bytes);
+                    medium.persist(at..at + bytes.len() as u64).expect("memory");
+                }
+                Event::Durable
+            }
+            Action::Read { offset, len, .. } => {
+                let mut bytes = vec![0; len as usize];
+                medium.read(offset, &mut bytes);
+                Event::Data(bytes)
+            }
+            Action::Call { request, .. } => {
+                let reply = match request {
+                    Request::Status => self.store.status(),
+                    Request::Grant { epoch } => self.store.grant(epoch),
+                    Request::Truncate { epoch, sequence } => self.store.truncate(epoch, sequence),
+                    Request::Reset { epoch, sequence, after } => self.store.reset(epoch, sequence, after),
+                    Request::Adopt { epoch, sequence, group, members, acks } => {
+                        self.store.adopt(epoch, sequence, group, members, acks)
+                    }
+                    Request::Trim { below } => self.store.trim(below),
+                    Request::Known { epoch, below } => self.store.note_known(epoch, below),
+                };
+                Event::Reply(reply.map(Box::new))
+            }
+            Action::Disconnect { .. } => unreachable!("it was seen to"),
+        }
+    }
+}
+
+fn machine(writer: u32) -> Machine {
+    let options = Options::new(writer, Uuid([9; 16])).acks(Some(2)).grace(GRACE).patience(PATIENCE);
+    Machine::new((0..3).map(|n| format!("s{n}")), options)
+}
+
+#[test]
+fn a_silent_server_costs_its_vote_and_catches_up_when_it_speaks() {
+    let mut world = World::new([64; 3]);
+    assert!(world.machine.is_open() && world.machine.lost().is_empty());
+    world.servers[2].silent = true;
+    for n in 0..40_u64 {
+        assert_eq!(world.append(&[n as u8; 100]), Ok(n));
+        assert_eq!(world.machine.acknowledged(), n + 1, "record {n} waits for who is silent");
+    }
+    assert!(world.machine.lost().is_empty() && world.machine.behind() == ["s2"]);
+    world.servers[2].silent = false;
+    world.run();
+    assert!(world.machine.behind().is_empty());
+    assert_eq!(world.servers[2].store.status().expect("memory").tail.sequence, 40);
+    // One that stays silent is lost in the end, and only when something is asked of it.
+    world.later(2 * PATIENCE);
+    assert!(world.machine.lost().is_empty());
+    world.servers[2].silent = true;
+    world.append(b"one more").expect("two are enough");
+    world.later(PATIENCE - ms(1));
+    assert!(world.machine.lost().is_empty());
+    world.later(ms(1));
+    assert_eq!(world.machine.lost(), [("s2".to_owned(), "it has not answered for 3 s".to_owned())]);
+}
+
+#[test]
+fn a_group_is_opened_without_who_says_nothing_when_the_others_have_waited_for_it() {
+    let mut world = World::new([64; 3]);
+    world.append(b"one").expect("all are there");
+    world.machine = machine(2);
+    world.servers[0].silent = true;
+    world.connect_all();
+    assert!(!world.machine.is_open());
+    world.later(GRACE - ms(1));
+    assert!(!world.machine.is_open(), "it was given no time to answer");
+    world.later(ms(1));
+    assert!(world.machine.is_open());
+    assert_eq!(world.append(b"two"), Ok(1));
+    assert_eq!(world.machine.acknowledged(), 2);
+    world.servers[0].silent = false;
+    world.run();
+    assert!(world.machine.takes_part(0) && world.machine.behind().is_empty(), "who comes late is taken in");
+    assert_eq!(world.servers[0].store.status().expect("memory").tail.sequence, 2);
+}
+
+#[test]
+fn who_comes_back_in_the_same_epoch_is_given_what_others_have_only() {
+    let mut world = World::new([16384; 3]);
+    let epoch = world.machine.epoch();
+    world.append(b"all have this").expect("all are there");
+    world.machine.handle(world.now, 1, Event::Lost("the cable was pulled".into()));
+    world.run();
+    // More than is kept for servers that are behind.
+    for _ in 0..12_000 {
+        world.append(&[7; 400]).expect("two are enough");
+    }
+    assert_eq!(world.machine.acknowledged(), 12_001);
+    world.machine.connected(world.now, 1);
+    world.run();
+    assert_eq!(world.machine.epoch(), epoch, "nobody else was shut out");
+    assert!(world.machine.takes_part(1) && world.machine.behind().is_empty());
+    let status = world.servers[1].store.status().expect("memory");
+    assert_eq!((status.tail.sequence, status.runs.len(), status.damage), (12_001, 1, None));
+}
+
+#[test]
+fn a_full_log_costs_its_server_s_vote_until_it_is_trimmed() {
+    let mut world = World::new([64, 64, 4]);
+    for n in 0..30_u64 {
+        assert_eq!(world.append(&[n as u8; 200]), Ok(n));
+        assert_eq!(world.machine.acknowledged(), n + 1);
+    }
+    assert_eq!(world.machine.behind(), ["s2"]);
+    world.machine.trim(world.now, 30).expect("they are acknowledged");
+    world.run();
+    assert!(world.machine.behind().is_empty(), "{:?}", world.machine.lost());
+    assert_eq!(world.machine.trimmed(30), 3);
+    // Where the logs of too many are full nothing more is taken.
+    let mut last = Ok(0);
+    for _ in 0..400 {
+        last = world.append(&[1; 200]);
+        if !matches!(last, Ok(_) | Err(NotTaken::NotYet)) {
+            break;
+        }
+    }
+    assert!(
+        matches!(&last, Err(NotTaken::Refused(GroupError::Append(AppendError::Full { .. })))),
+        "{last:?}"
+    );
+    let next = world.machine.next();
+    assert_eq!(world.machine.acknowledged(), next, "and what was taken is acknowledged");
+    // Somebody else has trimmed two of them.
+    for n in 0..2 {
+        world.servers[n].store.trim(next).expect("they are there");
+    }
+    let again = (0..3).map(|_| world.append(&[1; 200])).find(Result::is_ok);
+    assert_eq!(again, Some(Ok(next)));
+}
+
+#[test]
+fn a_writer_that_was_replaced_shuts_nobody_out() {
+    let mut world = World::new([64; 3]);
+    world.append(b"one").expect("all are there");
+    let mut later = machine(2);
+    std::mem::swap(&mut world.machine, &mut later);
+    world.connect_all();
+    assert!(world.machine.is_open());
+    // The earlier one comes again: its epoch is too old for all of them.
+    std::mem::swap(&mut world.machine, &mut later);
+    for n in 0..3 {
+        world.machine.connected(world.now, n);
+    }
+    world.run();
+    let lost = world.machine.lost();
+    let fenced = Refused::Fenced { promised: later.epoch() }.to_string();
+    assert!(lost.len() == 3 && lost.iter().all(|(_, why)| *why == fenced), "{lost:?}");
+    assert!(matches!(world.append(b"never"), Err(NotTaken::Refused(GroupError::TooFew { .. }))));
+}
