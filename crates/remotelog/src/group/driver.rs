@@ -13,6 +13,8 @@ use crate::format::superblock::Uuid;
 use crate::proto::Request;
 use crate::writer::Updates;
 
+/// What is taken from one connection before the others are looked at: whoever copies a whole log holds up nobody.
+const TAKEN: usize = 32;
 /// Looks at all connections without anything having come, after which the processor is offered to others.
 const LOOKS: u32 = 100;
 /// How long nothing may come before the thread sleeps between two looks.
@@ -370,7 +372,8 @@ impl<C: ReplicaConnection> Group<C> {
     fn turn(&mut self) -> bool {
         let mut any = self.carry_out();
         for n in 0..self.connections.len() {
-            while let Some(connection) = &mut self.connections[n] {
+            for _ in 0..TAKEN {
+                let Some(connection) = &mut self.connections[n] else { break };
                 match connection.poll() {
                     Ok(None) => break,
                     Ok(Some(event)) => {

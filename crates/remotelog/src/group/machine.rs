@@ -37,8 +37,8 @@ const BATCH_BYTES: usize = 64 << 10;
 const BATCH: u64 = 256;
 /// Bytes of acknowledged records that are kept for servers that are behind. Who lacks more gets it from another server's log.
 const KEPT_BYTES: usize = 4 << 20;
-/// Bytes of records that are not acknowledged, beyond which no more are taken.
-const UNACKNOWLEDGED_BYTES: usize = 16 << 20;
+/// Bytes of records in all, most of them not acknowledged then, beyond which no more are taken.
+const RECENT_BYTES: usize = 16 << 20;
 /// A server that cuts the connection of an older writer is asked again after this, and for so long.
 const BUSY_AGAIN: Time = Duration::from_micros(500);
 const BUSY_LIMIT: Time = Duration::from_secs(2);
@@ -442,7 +442,7 @@ impl Machine {
                 None => refused(self.too_few(ready.len(), acks)),
             };
         }
-        if self.unacknowledged_bytes() > UNACKNOWLEDGED_BYTES {
+        if self.recent.bytes > RECENT_BYTES {
             return Err(NotTaken::NotYet);
         }
         let mut count = 0;
@@ -519,14 +519,6 @@ impl Machine {
         let counts =
             |server: &&Server| server.status.as_ref().is_some_and(|status| made.new || has_say(status));
         Some(heard.filter(counts).count())
-    }
-
-    fn unacknowledged_bytes(&self) -> usize {
-        if self.recent.bytes <= UNACKNOWLEDGED_BYTES {
-            return 0;
-        }
-        let from = self.acknowledged.saturating_sub(self.recent.first) as usize;
-        self.recent.records.iter().skip(from).map(|record| record.len()).sum()
     }
 
     fn too_few(&self, reached: usize, needed: usize) -> GroupError {

@@ -126,6 +126,9 @@ impl Server {
     }
 }
 
+/// What a record costs beside its payload, bytes.
+const RECORD: usize = 64;
+
 /// The records that were appended last.
 #[derive(Debug, Default)]
 pub(super) struct Recent {
@@ -141,13 +144,13 @@ impl Recent {
     }
 
     pub(super) fn push(&mut self, record: &[u8]) {
-        self.bytes += record.len();
+        self.bytes += record.len() + RECORD;
         self.records.push_back(record.into());
     }
 
     pub(super) fn pop(&mut self) {
         if let Some(record) = self.records.pop_front() {
-            self.bytes -= record.len();
+            self.bytes -= record.len() + RECORD;
             self.first += 1;
         }
     }
