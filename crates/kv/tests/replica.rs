@@ -175,6 +175,7 @@ struct SimMember {
     step: usize,
     calls: VecDeque<LogRequest>,
     reads: VecDeque<(u64, u32)>,
+    order: Option<(Epoch, Order)>,
 }
 
 #[derive(Clone)]
@@ -203,6 +204,7 @@ impl SimMember {
             step: 0,
             calls: VecDeque::new(),
             reads: VecDeque::new(),
+            order: None,
         };
         if reached { Ok(this) } else { Err(ConnectionLost("it is down".into())) }
     }
@@ -298,6 +300,21 @@ impl Member for SimMember {
             };
             Ok(parse_told(&emit_told(&told)).expect("what was written is read"))
         })
+    }
+
+    fn begin_order(&mut self, epoch: Epoch, order: &Order) -> Result<(), ConnectionLost> {
+        assert!(self.order.is_none(), "there is one order at a time");
+        self.order = Some((epoch, order.clone()));
+        Ok(())
+    }
+
+    fn poll_told(&mut self) -> Result<Option<Told>, ConnectionLost> {
+        // It takes its time.
+        if self.world.0.borrow_mut().one_in(2) {
+            return Ok(None);
+        }
+        let Some((epoch, order)) = self.order.take() else { return Ok(None) };
+        self.order(epoch, &order).map(Some)
     }
 
     fn record_max(&self) -> usize {

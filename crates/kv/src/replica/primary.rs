@@ -1,7 +1,7 @@
 //! The one member that serves: it takes the log over, ships changes, trims the log behind the images, and rebuilds members
 //! that have lost theirs.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use remanence_remotelog::group::{ConnectionLost, Opened, ReplicaConnection};
@@ -20,6 +20,19 @@ pub trait Member: ReplicaConnection {
     /// # Errors
     /// The member is gone.
     fn order(&mut self, epoch: Epoch, order: &Order) -> Result<Told, ConnectionLost>;
+
+    /// Begins to have it do something with its image; what it says comes out of [`poll_told`](Self::poll_told). There is one such
+    /// order at a time.
+    ///
+    /// # Errors
+    /// The member is gone.
+    fn begin_order(&mut self, epoch: Epoch, order: &Order) -> Result<(), ConnectionLost>;
+
+    /// What it says to the order that was begun, when it has.
+    ///
+    /// # Errors
+    /// The member is gone.
+    fn poll_told(&mut self) -> Result<Option<Told>, ConnectionLost>;
 
     /// The longest record that its log takes, bytes.
     fn record_max(&self) -> usize;
@@ -86,6 +99,10 @@ pub struct Primary<C> {
     needs_image: Vec<String>,
     /// Members whose images do not follow, and why.
     behind: BTreeMap<String, String>,
+    /// Members that were asked to follow and have not said yet how far they are.
+    asked: BTreeSet<String>,
+    /// The log is to be trimmed when the images have followed.
+    trim: bool,
     rebuild: Option<Rebuild>,
     put_right: Option<PutRight>,
     record_max: usize,
@@ -130,6 +147,8 @@ impl<C: Member> Primary<C> {
             applied: BTreeMap::new(),
             needs_image: Vec::new(),
             behind: BTreeMap::new(),
+            asked: BTreeSet::new(),
+            trim: false,
             rebuild: None,
             put_right: None,
             record_max: 0,
@@ -159,6 +178,8 @@ impl<C: Member> Primary<C> {
             record = record.min(member.record_max());
             image = image.min(member.image_len());
         }
+        // Whoever has not said yet how far its image is may need all that its log has.
+        group.keep_all(0);
         (self.record_max, self.image_len) = (record, image);
     }
 
@@ -178,6 +199,7 @@ impl<C: Member> Primary<C> {
         self.epoch = group.epoch();
         self.group = Some(group);
         self.rebuild = None;
+        self.asked.clear();
         self.measure();
         Ok(opened)
     }
@@ -215,60 +237,135 @@ impl<C: Member> Primary<C> {
     pub fn poll(&mut self) -> Result<usize, LeadError> {
         let group = self.group.as_mut().ok_or(LeadError::Deposed)?;
         group.poll()?;
-        Ok(group.connections().count())
+        let part = group.connections().count();
+        self.take_told()?;
+        if self.trim && self.asked.len() < part {
+            self.trim_behind_images()?;
+        }
+        Ok(part)
     }
 
-    /// Has the images follow, and trims the log behind them.
+    /// Has the images follow, and trims the log behind them. Waits for them.
     ///
     /// # Errors
     /// It is the primary no more.
     pub fn follow(&mut self) -> Result<(), LeadError> {
         self.catch_up()?;
+        let below = self.kept_from()?;
         let group = self.group.as_mut().ok_or(LeadError::Deposed)?;
-        let acks = group.quorum().0;
+        group.trim(below)?;
+        (self.trimmed, self.shipped, self.trim) = (self.trimmed.max(below), 0, false);
+        Ok(())
+    }
+
+    /// From which record on the log is kept: behind it are the images of as many members as acknowledge.
+    fn kept_from(&self) -> Result<u64, LeadError> {
+        let acks = self.group.as_ref().ok_or(LeadError::Deposed)?.quorum().0;
         let mut applied: Vec<u64> = self.applied.values().copied().collect();
         applied.sort_unstable_by_key(|applied| std::cmp::Reverse(*applied));
         let images = applied.get(acks - 1).copied().unwrap_or(0);
-        let below = self.rebuild.as_ref().map_or(images, |rebuild| rebuild.from.min(images));
-        group.trim(below)?;
-        self.trimmed = self.trimmed.max(below);
-        self.shipped = 0;
+        Ok(self.rebuild.as_ref().map_or(images, |rebuild| rebuild.from.min(images)))
+    }
+
+    /// Trims as far as the images are that have said so, whoever has not.
+    fn trim_behind_images(&mut self) -> Result<(), LeadError> {
+        let below = self.kept_from()?;
+        let group = self.group.as_mut().ok_or(LeadError::Deposed)?;
+        if below > self.trimmed {
+            group.begin_trim(below)?;
+            self.trimmed = below;
+        }
+        self.trim = !self.asked.is_empty();
         Ok(())
     }
 
     /// Has the images follow. The log keeps its records: a member that was away needs no image as long as the others' logs have
-    /// what it lacks.
+    /// what it lacks. Waits for all that are there.
     ///
     /// # Errors
     /// It is the primary no more.
     pub fn catch_up(&mut self) -> Result<(), LeadError> {
+        // Who was asked before may say less than is asked for now.
+        self.wait_for_told()?;
+        self.begin_to_catch_up()?;
+        self.wait_for_told()
+    }
+
+    fn wait_for_told(&mut self) -> Result<(), LeadError> {
+        self.take_told()?;
+        while !self.asked.is_empty() {
+            let group = self.group.as_mut().ok_or(LeadError::Deposed)?;
+            group.pause()?;
+            self.take_told()?;
+        }
+        Ok(())
+    }
+
+    /// Asks the images to follow, and does not wait: [`poll`](Self::poll) takes what their members say.
+    ///
+    /// # Errors
+    /// It is the primary no more.
+    pub fn begin_to_catch_up(&mut self) -> Result<(), LeadError> {
         let group = self.group.as_mut().ok_or(LeadError::Deposed)?;
         let (below, epoch) = (group.acknowledged(), self.epoch);
         // Who is lost is said to be lost.
         let lost = group.lost();
         self.behind.retain(|name, _| lost.iter().all(|(other, _)| other != name));
         for (name, member) in group.connections() {
-            if self.rebuild.as_ref().is_some_and(|rebuild| rebuild.name == name) {
+            if self.rebuild.as_ref().is_some_and(|rebuild| rebuild.name == name) || self.asked.contains(name)
+            {
                 continue;
             }
-            match member.order(epoch, &Order::Apply { below }) {
-                Ok(Told::Applied(applied)) => {
-                    self.behind.remove(name);
-                    self.applied.insert(name.to_owned(), applied);
+            // The log's own calls find out whether it is gone.
+            if member.begin_order(epoch, &Order::Apply { below }).is_ok() {
+                self.asked.insert(name.to_owned());
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes what members say that were asked to follow.
+    fn take_told(&mut self) -> Result<(), LeadError> {
+        if self.asked.is_empty() {
+            return Ok(());
+        }
+        let group = self.group.as_mut().ok_or(LeadError::Deposed)?;
+        let mut waiting = BTreeSet::new();
+        let mut kept: Vec<(String, u64)> = Vec::new();
+        for (name, member) in group.connections().filter(|(name, _)| self.asked.contains(*name)) {
+            let name = name.to_owned();
+            let told = match member.poll_told() {
+                Ok(None) => {
+                    waiting.insert(name);
+                    continue;
                 }
-                Ok(Told::NeedsImage) => {
-                    self.behind.remove(name);
-                    self.applied.remove(name);
-                    if !self.needs_image.iter().any(|other| other == name) {
-                        self.needs_image.push(name.to_owned());
+                Ok(Some(told)) => told,
+                Err(_) => continue,
+            };
+            // Its log keeps what its image has still to take, if it takes anything.
+            kept.push((name.clone(), if let Told::Applied(applied) = told { applied } else { u64::MAX }));
+            match told {
+                Told::Applied(applied) => {
+                    self.behind.remove(&name);
+                    self.applied.insert(name, applied);
+                }
+                Told::NeedsImage => {
+                    self.behind.remove(&name);
+                    self.applied.remove(&name);
+                    if !self.needs_image.contains(&name) {
+                        self.needs_image.push(name);
                     }
                 }
                 // It has what it said last, and that durably; nothing more, until somebody sees to it.
-                Ok(Told::Refused(why)) => drop(self.behind.insert(name.to_owned(), why)),
-                // The log's own calls find out whether it is gone.
-                Ok(Told::Bytes(_) | Told::Ok) | Err(_) => {}
+                Told::Refused(why) => drop(self.behind.insert(name, why)),
+                Told::Bytes(_) | Told::Ok => {}
             }
         }
+        for (name, from) in kept {
+            group.keep(&name, from);
+        }
+        // Who does not take part any more says nothing.
+        self.asked = waiting;
         Ok(())
     }
 
@@ -320,6 +417,9 @@ impl<C: Member> Primary<C> {
                 return Ok(match ended {
                     Some(Ok(Told::Ok)) => {
                         self.applied.insert(name.clone(), from);
+                        if let Some(group) = &mut self.group {
+                            group.keep(&name, from);
+                        }
                         Rebuilding::Done(name)
                     }
                     _ => Rebuilding::Nobody,
@@ -439,7 +539,12 @@ impl<C: Member> Primary<C> {
         let next = group.next();
         group.wait(next)?;
         if self.shipped >= self.trim_after {
-            self.follow()?;
+            // The images follow while clients go on.
+            (self.shipped, self.trim) = (0, true);
+            self.begin_to_catch_up()?;
+        }
+        if self.trim {
+            self.poll()?;
         }
         Ok(())
     }

@@ -304,6 +304,41 @@ impl<C: ReplicaConnection> Group<C> {
         }
     }
 
+    /// As [`trim`](Self::trim), but does not wait: the servers do so while the group is polled.
+    ///
+    /// # Errors
+    /// They are not acknowledged.
+    pub fn begin_trim(&mut self, below: u64) -> Result<(), GroupError> {
+        self.machine.trim(C::now(), below)?;
+        self.carry_out();
+        Ok(())
+    }
+
+    /// Has a server keep the records from this number on: see [`Machine::keep`].
+    pub fn keep(&mut self, name: &str, from: u64) {
+        let found = (0..self.connections.len()).find(|n| self.machine.name(*n) == name);
+        if let Some(n) = found {
+            self.machine.keep(C::now(), n, from);
+            self.carry_out();
+        }
+    }
+
+    /// The same for all servers, those included that are not there.
+    pub fn keep_all(&mut self, from: u64) {
+        for n in 0..self.connections.len() {
+            self.machine.keep(C::now(), n, from);
+        }
+        self.carry_out();
+    }
+
+    /// Goes on, and waits a little if nothing has come: for whoever waits for something else that the same connections bring.
+    ///
+    /// # Errors
+    /// Too few servers are left.
+    pub fn pause(&mut self) -> Result<(), GroupError> {
+        self.step()
+    }
+
     /// Waits for everything under way, and has the servers remember what was acknowledged, so that they would notice the
     /// loss of the last record too.
     ///

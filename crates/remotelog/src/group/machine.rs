@@ -381,10 +381,21 @@ impl Machine {
         there.filter_map(|server| server.writer.as_ref()).any(Writer::is_half_full)
     }
 
-    /// How many servers have given up the records below that number.
+    /// How many servers have given up the records below that number, as far as they do not [keep](Self::keep) them.
     #[must_use]
     pub fn trimmed(&self, below: u64) -> usize {
-        self.servers.iter().filter(|server| server.takes_part() && server.first() >= below).count()
+        let there = self.servers.iter().filter(|server| server.takes_part());
+        there.filter(|server| server.first() >= below.min(server.keep)).count()
+    }
+
+    /// Has a server keep the records from this number on, whatever is [trimmed](Self::trim) elsewhere: something there still needs
+    /// them. [`u64::MAX`]: none.
+    pub fn keep(&mut self, now: Time, server: usize, from: u64) {
+        self.now = now;
+        self.servers[server].keep = from;
+        if matches!(self.phase, Phase::Adopting | Phase::Open) {
+            self.ask(server);
+        }
     }
 
     /// Whether a call is under way.
@@ -1057,9 +1068,11 @@ impl Machine {
                 return;
             }
             Request::Adopt { epoch: self.epoch, sequence: writer.next(), group, members, acks }
-        } else if server.first() < self.trim_below.min(has) && (has >= self.trim_below || server.full) {
+        } else if server.first() < self.trim_below.min(has).min(server.keep)
+            && (has >= self.trim_below || server.full)
+        {
             server.look = false;
-            Request::Trim { below: self.trim_below.min(has) }
+            Request::Trim { below: self.trim_below.min(has).min(server.keep) }
         } else if std::mem::take(&mut server.look) {
             Request::Status
         } else if let Some(below) = server.known.take() {

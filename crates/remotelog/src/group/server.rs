@@ -57,6 +57,8 @@ pub(super) struct Server {
     pub(super) copy: Option<Copy>,
     /// Which servers' copies the READs under way are for, by the copies' numbers.
     pub(super) reads: VecDeque<(usize, u64)>,
+    /// Its log keeps the records from this number on, whatever the others give up.
+    pub(super) keep: u64,
     /// It is to be asked how its log is.
     pub(super) look: bool,
     /// It was asked since a record did not fit.
@@ -88,6 +90,7 @@ impl Server {
             busy: None,
             copy: None,
             reads: VecDeque::new(),
+            keep: u64::MAX,
             look: false,
             looked: false,
             full: false,

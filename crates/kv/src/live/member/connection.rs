@@ -38,6 +38,7 @@ struct Own {
     under_way: VecDeque<Updates>,
     /// What came of what was done at once.
     came: VecDeque<Event>,
+    told: Option<Told>,
 }
 
 #[derive(Debug)]
@@ -46,6 +47,16 @@ struct Other {
     life: u64,
     connection: SessionConnection,
     under_way: usize,
+    order: Option<Ordered>,
+}
+
+/// An order that was begun.
+#[derive(Debug)]
+enum Ordered {
+    /// The session had no room for it yet.
+    Waiting(Vec<u8>),
+    /// It is under way, by this number.
+    Asked(u64),
 }
 
 impl MemberConnection {
@@ -54,7 +65,7 @@ impl MemberConnection {
     }
 
     pub(super) fn other(node: Arc<Node>, who: usize, life: u64, connection: SessionConnection) -> Self {
-        Self { node, to: To::Other(Box::new(Other { who, life, connection, under_way: 0 })) }
+        Self { node, to: To::Other(Box::new(Other { who, life, connection, under_way: 0, order: None })) }
     }
 }
 
@@ -160,6 +171,46 @@ impl Member for MemberConnection {
                 let called = other.connection.session().call(ORDERS, &emit_order(epoch, order));
                 let told = called.map_err(|e| ConnectionLost(e.to_string()))?;
                 parse_told(&told).ok_or_else(|| ConnectionLost("its answer means nothing".into()))
+            }
+        }
+    }
+
+    fn begin_order(&mut self, epoch: Epoch, order: &Order) -> Result<(), ConnectionLost> {
+        match &mut self.to {
+            To::Own(own) => own.told = Some(self.node.obey(epoch, order)),
+            To::Other(other) => {
+                there(&self.node, other)?;
+                other.order = Some(Ordered::Waiting(emit_order(epoch, order)));
+                self.poll_told()?;
+            }
+        }
+        Ok(())
+    }
+
+    fn poll_told(&mut self) -> Result<Option<Told>, ConnectionLost> {
+        let other = match &mut self.to {
+            To::Own(own) => return Ok(own.told.take()),
+            To::Other(other) => other,
+        };
+        let lost = |e: remanence_remote::Error| ConnectionLost(e.to_string());
+        let session = other.connection.session();
+        match &other.order {
+            None => Ok(None),
+            Some(Ordered::Waiting(order)) => {
+                if let Some(number) = session.try_call(ORDERS, order).map_err(lost)? {
+                    other.order = Some(Ordered::Asked(number));
+                }
+                Ok(None)
+            }
+            Some(Ordered::Asked(number)) => {
+                let Some(answer) = session.answer(*number) else {
+                    there(&self.node, other)?;
+                    return Ok(None);
+                };
+                other.order = None;
+                let told = answer.map_err(|why| lost(remanence_remote::Error::Application(why)))?;
+                let told = parse_told(&told);
+                Ok(Some(told.ok_or_else(|| ConnectionLost("its answer means nothing".into()))?))
             }
         }
     }

@@ -94,7 +94,7 @@ impl Upkeep {
                 return Err(LeadError::Deposed);
             }
             if follow {
-                primary.catch_up()?;
+                primary.begin_to_catch_up()?;
             }
             let rebuilding = match primary.needs_image() {
                 Some(name) if !checked => {
@@ -103,7 +103,7 @@ impl Upkeep {
                 _ => primary.rebuild(REBUILD)?,
             };
             if matches!(rebuilding, Rebuilding::Done(_)) {
-                primary.catch_up()?;
+                primary.begin_to_catch_up()?;
             }
             let to_check = primary.needs_image().is_some();
             Ok((rebuilding, to_check, primary.lost(), primary.behind(), primary.epoch()))
