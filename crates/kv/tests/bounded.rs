@@ -488,11 +488,16 @@ fn what_frees_has_room_in_a_full_store_and_what_cleaning_needs_is_kept_from_it_t
     }
     let room = bench.server.usage().room;
     assert!(grown > 0 && fresh > 0, "{full:?}");
+    // What changes are moved to finds room where removals, which are changes, find none.
+    let moved = versions.len() - 1;
+    let longer = put(&mut bench, moved as u64, 4000, Expect::Freeing(versions[moved]));
+    assert_eq!(longer, None, "that room is used up");
+    assert!(put(&mut bench, moved as u64, 4000, Expect::Moving(versions[moved])).is_some(), "{room:?}");
     let all = room.live + room.garbage + room.free;
     assert!(room.live > full.live && room.live < full.live + all / 32, "{room:?}");
     // Everybody goes on.
     for _ in 0..3 {
-        for key in grown as u64 + 1..versions.len() as u64 {
+        for key in grown as u64 + 1..moved as u64 {
             assert!(put(&mut bench, key, 2000, Expect::Any).is_some(), "{key}");
         }
     }
