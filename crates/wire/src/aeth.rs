@@ -149,7 +149,7 @@ pub enum Aeth {
     Ack(Credits),
     /// Receiver not ready: no receive WQE; come back after the timer.
     RnrNak(RnrTimer),
-    /// Refused.
+    /// The request with the packet's PSN was refused, for the reason that the code gives.
     Nak(NakCode),
 }
 
@@ -213,7 +213,7 @@ impl<'a> Header<'a> {
 /// An AETH as the engine acts on it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Repr {
-    /// The verdict.
+    /// What the syndrome says of the request: acknowledged, refused, or to be repeated later.
     pub aeth: Aeth,
     /// Messages completed so far, modulo 2^24.
     pub msn: Msn,

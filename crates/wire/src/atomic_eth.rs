@@ -39,13 +39,13 @@ impl<'a> Header<'a> {
         ])
     }
 
-    /// Virtual address.
+    /// The responder's virtual address of the 8 bytes that the atomic works on.
     #[must_use]
     pub const fn va(self) -> u64 {
         self.u64_at(0)
     }
 
-    /// Remote key.
+    /// The key of the memory region or window that holds the operand.
     #[must_use]
     pub const fn rkey(self) -> Rkey {
         Rkey(u32::from_be_bytes([self.0[8], self.0[9], self.0[10], self.0[11]]))
@@ -69,7 +69,7 @@ impl<'a> Header<'a> {
 pub struct Repr {
     /// Virtual address, 8-byte aligned if the request is to be executed.
     pub va: u64,
-    /// Remote key.
+    /// The key of the memory region or window that holds the operand.
     pub rkey: Rkey,
     /// What to store (CmpSwap) or to add (FetchAdd).
     pub swap_or_add: u64,

@@ -63,7 +63,7 @@ impl<'a> Header<'a> {
         self.0[1] & SOLICITED != 0
     }
 
-    /// Migration state.
+    /// The MigReq bit: the sender's path migration state is migrated.
     #[must_use]
     pub const fn mig_req(self) -> bool {
         self.0[1] & MIG_REQ != 0
@@ -81,7 +81,7 @@ impl<'a> Header<'a> {
         self.0[1] & TVER_MASK
     }
 
-    /// Partition key.
+    /// The partition in which the packet is sent.
     #[must_use]
     pub const fn pkey(self) -> Pkey {
         Pkey(u16::from_be_bytes([self.0[2], self.0[3]]))
@@ -99,13 +99,13 @@ impl<'a> Header<'a> {
         self.0[VARIANT_BYTE] & BECN != 0
     }
 
-    /// Destination QP.
+    /// The number of the QP at the receiver that the packet is for.
     #[must_use]
     pub const fn dest_qp(self) -> Qpn {
         Qpn::new(u32::from_be_bytes([0, self.0[5], self.0[6], self.0[7]]))
     }
 
-    /// Acknowledge request.
+    /// AckReq: the requester asks the responder to schedule an acknowledgement for this packet.
     #[must_use]
     pub const fn ack_req(self) -> bool {
         self.0[8] & ACK_REQ != 0
@@ -123,21 +123,21 @@ impl<'a> Header<'a> {
 /// takes it off.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Repr {
-    /// Opcode.
+    /// What the packet carries: transport service, operation, and place in the message.
     pub opcode: Opcode,
-    /// Solicited event.
+    /// The responder's consumer asked to be woken for this message, if it armed its CQ for solicited events.
     pub solicited: bool,
     /// Migration state; kept as received and without effect here.
     pub mig_req: bool,
-    /// Partition key.
+    /// The partition in which the packet is sent.
     pub pkey: Pkey,
     /// Forward explicit congestion notification.
     pub fecn: bool,
     /// Backward explicit congestion notification.
     pub becn: bool,
-    /// Destination QP.
+    /// The number of the QP at the receiver that the packet is for.
     pub dest_qp: Qpn,
-    /// Acknowledge request.
+    /// The requester asks the responder to schedule an acknowledgement for this packet.
     pub ack_req: bool,
     /// Packet sequence number.
     pub psn: Psn,

@@ -24,13 +24,13 @@ impl<'a> Header<'a> {
         Self(bytes)
     }
 
-    /// Queue key.
+    /// The Q_Key, which must be the destination QP's for the packet to be received.
     #[must_use]
     pub const fn qkey(self) -> Qkey {
         Qkey(u32::from_be_bytes([self.0[0], self.0[1], self.0[2], self.0[3]]))
     }
 
-    /// Source QP.
+    /// The number of the QP that sent the datagram.
     #[must_use]
     pub const fn src_qp(self) -> Qpn {
         Qpn::new(u32::from_be_bytes([0, self.0[5], self.0[6], self.0[7]]))

@@ -26,7 +26,7 @@ bitflags! {
     }
 }
 
-/// Selectivity level.
+/// How much of the memory a FLUSH covers.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[repr(u8)]
 pub enum SelectivityLevel {
@@ -34,9 +34,9 @@ pub enum SelectivityLevel {
     Range = 0,
     /// The whole memory region of the RETH's key.
     MemoryRegion = 1,
-    /// Reserved.
+    /// Value 2, to which Annex A19 gives no meaning.
     Reserved2 = 2,
-    /// Reserved.
+    /// Value 3, to which Annex A19 gives no meaning.
     Reserved3 = 3,
 }
 
@@ -55,13 +55,13 @@ impl<'a> Header<'a> {
         u32::from_be_bytes(*self.0)
     }
 
-    /// Placement type.
+    /// Where the data must have come before the FLUSH may be answered.
     #[must_use]
     pub const fn placement(self) -> PlacementType {
         PlacementType::from_bits_retain((self.bits() & PLACEMENT_MASK) as u8)
     }
 
-    /// Selectivity level.
+    /// How much of the memory the FLUSH covers.
     #[must_use]
     pub const fn selectivity(self) -> SelectivityLevel {
         match self.bits() >> SELECTIVITY_SHIFT & 3 {

@@ -29,7 +29,7 @@ pub const ECN_MASK: u8 = 0b11;
 pub struct Repr {
     /// Source address; of the same family as the destination.
     pub src: IpAddr,
-    /// Destination address.
+    /// The address that the packet is sent to.
     pub dst: IpAddr,
     /// TOS or traffic class: DSCP and ECN.
     pub traffic_class: u8,

@@ -29,7 +29,7 @@ const BASE_VERSION: u8 = 1;
 pub struct Header {
     /// Version of this header, 1.
     pub base_version: u8,
-    /// Management class.
+    /// The management class, which decides the format of the data.
     pub class: u8,
     /// Version of the class.
     pub class_version: u8,
@@ -37,7 +37,7 @@ pub struct Header {
     pub method: u8,
     /// Status; zero in requests.
     pub status: u16,
-    /// Class specific.
+    /// Bits that each management class defines for itself.
     pub class_specific: u16,
     /// Relates answers to questions.
     pub transaction_id: u64,

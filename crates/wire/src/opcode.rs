@@ -14,11 +14,11 @@ use crate::{aeth, atomic_ack_eth, atomic_eth, bth, deth, feth, ieth, imm_dt, ret
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[repr(u8)]
 pub enum Transport {
-    /// Reliable connection.
+    /// Reliable connection: one peer, acknowledged, every operation.
     Rc,
-    /// Unreliable connection.
+    /// Unreliable connection: one peer, no acknowledgements, SEND and RDMA WRITE only.
     Uc,
-    /// Unreliable datagram.
+    /// Unreliable datagram: any peer, one packet for each message, SEND only.
     Ud,
     /// Congestion notification, which every transport receives (Annex A17).
     Cnp,
@@ -38,13 +38,13 @@ pub enum Operation {
     ReadResponse,
     /// Acknowledge: ACK, NAK or RNR NAK.
     Acknowledge,
-    /// ATOMIC Acknowledge.
+    /// The answer to CmpSwap and FetchAdd: an acknowledgement with the original value.
     AtomicAcknowledge,
-    /// CmpSwap request.
+    /// Replaces 8 bytes at the responder if they equal a value, and returns what was there.
     CompareSwap,
-    /// FetchAdd request.
+    /// Adds to 8 bytes at the responder, and returns what was there.
     FetchAdd,
-    /// FLUSH request.
+    /// Makes earlier writes visible or persistent at the responder (Annex A19).
     Flush,
     /// ATOMIC WRITE request.
     AtomicWrite,
@@ -84,25 +84,25 @@ impl Position {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[repr(u8)]
 pub enum Layout {
-    /// Nothing.
+    /// No extension header follows the BTH.
     None,
-    /// RETH.
+    /// A RETH alone: the range in the responder's memory.
     Reth,
     /// RETH, ImmDt.
     RethImm,
-    /// ImmDt.
+    /// An ImmDt alone: 4 bytes of immediate data.
     Imm,
-    /// IETH.
+    /// An IETH alone: the rkey to invalidate.
     Ieth,
-    /// AETH.
+    /// An AETH alone: syndrome and MSN.
     Aeth,
     /// AETH, AtomicAckETH.
     AethAtomicAck,
-    /// AtomicETH.
+    /// An AtomicETH alone: address, key and operands of an atomic.
     AtomicEth,
     /// FETH, RETH.
     FethReth,
-    /// DETH.
+    /// A DETH alone: Q_Key and source QP of a datagram.
     Deth,
     /// DETH, ImmDt.
     DethImm,
@@ -150,7 +150,7 @@ pub struct OpcodeInfo {
     pub name: &'static str,
     /// The transport service.
     pub transport: Transport,
-    /// The operation.
+    /// What the packet asks for or answers, whatever its place in the message.
     pub operation: Operation,
     /// Its place in the message.
     pub position: Position,

@@ -22,25 +22,25 @@ pub const OVERHEAD_MAX: usize = HEADER_LEN_MAX + 3 + icrc::LEN;
 /// The extension headers behind a BTH, by value; one variant for each legal combination.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Headers {
-    /// Nothing.
+    /// No extension header follows the BTH.
     None,
-    /// RETH.
+    /// A RETH alone: the range in the responder's memory.
     Reth(reth::Repr),
     /// RETH, ImmDt.
     RethImm(reth::Repr, imm_dt::Repr),
-    /// ImmDt.
+    /// An ImmDt alone: 4 bytes of immediate data.
     Imm(imm_dt::Repr),
-    /// IETH.
+    /// An IETH alone: the rkey to invalidate.
     Ieth(ieth::Repr),
-    /// AETH.
+    /// An AETH alone: syndrome and MSN.
     Aeth(aeth::Repr),
     /// AETH, AtomicAckETH.
     AethAtomicAck(aeth::Repr, atomic_ack_eth::Repr),
-    /// AtomicETH.
+    /// An AtomicETH alone: address, key and operands of an atomic.
     AtomicEth(atomic_eth::Repr),
     /// FETH, RETH.
     FethReth(feth::Repr, reth::Repr),
-    /// DETH.
+    /// A DETH alone: Q_Key and source QP of a datagram.
     Deth(deth::Repr),
     /// DETH, ImmDt.
     DethImm(deth::Repr, imm_dt::Repr),
@@ -224,7 +224,7 @@ impl<'a> Packet<'a> {
         Ok(Self { bytes, opcode, payload_end: bytes.len() - pad - icrc::LEN })
     }
 
-    /// The opcode.
+    /// What the packet carries; `parse` refuses opcodes that the table does not have.
     #[must_use]
     #[inline]
     pub const fn opcode(&self) -> Opcode {
@@ -251,7 +251,7 @@ impl<'a> Packet<'a> {
         bth::Header::of(self.bytes.first_chunk().expect("parse found a BTH"))
     }
 
-    /// BTH.
+    /// The BTH by value, without its pad count.
     #[must_use]
     #[inline]
     pub fn bth(&self) -> bth::Repr {

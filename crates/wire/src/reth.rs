@@ -24,14 +24,14 @@ impl<'a> Header<'a> {
         Self(bytes)
     }
 
-    /// Virtual address.
+    /// The responder's virtual address of the first byte.
     #[must_use]
     pub const fn va(self) -> u64 {
         let b = self.0;
         u64::from_be_bytes([b[0], b[1], b[2], b[3], b[4], b[5], b[6], b[7]])
     }
 
-    /// Remote key.
+    /// The key of the memory region or window that holds the range.
     #[must_use]
     pub const fn rkey(self) -> Rkey {
         Rkey(u32::from_be_bytes([self.0[8], self.0[9], self.0[10], self.0[11]]))
@@ -49,7 +49,7 @@ impl<'a> Header<'a> {
 pub struct Repr {
     /// First virtual address.
     pub va: u64,
-    /// Remote key.
+    /// The key of the memory region or window that holds the range.
     pub rkey: Rkey,
     /// Length of the whole message, in bytes.
     pub dma_len: u32,

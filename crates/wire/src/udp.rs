@@ -14,9 +14,9 @@ pub const ROCE_PORT: u16 = 4791;
 /// A UDP header.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Repr {
-    /// Source port.
+    /// The sender's port, which RoCEv2 uses as entropy for the choice of a path.
     pub src_port: u16,
-    /// Destination port.
+    /// The receiver's port, [`ROCE_PORT`] for RoCEv2.
     pub dst_port: u16,
     /// Bytes of UDP payload.
     pub payload_len: u16,

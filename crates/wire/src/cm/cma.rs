@@ -23,7 +23,7 @@ pub const CMA_HEADER_LEN: usize = 36;
 pub struct CmaHeader {
     /// The connecting side; of the same family as the destination.
     pub src: IpAddr,
-    /// Its port.
+    /// The port that the connecting side names as its own.
     pub src_port: u16,
     /// The listening side. Its port is in the service id.
     pub dst: IpAddr,
@@ -83,9 +83,9 @@ impl CmaHeader {
 pub enum PortSpace {
     /// IP over InfiniBand.
     Ipoib = 0x0002,
-    /// Connections.
+    /// For reliable connections, like `RDMA_PS_TCP`.
     Tcp = 0x0106,
-    /// Datagrams.
+    /// For datagrams, like `RDMA_PS_UDP`: a UD QP is found with SIDR.
     Udp = 0x0111,
     /// Native service ids.
     Ib = 0x013f,

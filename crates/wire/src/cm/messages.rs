@@ -15,13 +15,13 @@ use crate::types::{Gid, Pkey, Qkey, Qpn};
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[repr(u8)]
 pub enum RejectedMessage {
-    /// The REQ.
+    /// The message is about the peer's REQ.
     Req = 0,
-    /// The REP.
+    /// The message is about the peer's REP.
     Rep = 1,
     /// REJ: no message in particular; MRA: the LAP.
     Other = 2,
-    /// Reserved.
+    /// The tables leave this value reserved.
     Reserved = 3,
 }
 
@@ -41,13 +41,13 @@ impl RejectedMessage {
 pub struct Mra {
     /// The sender's name for the connection.
     pub local_comm_id: u32,
-    /// The receiver's.
+    /// The receiver's name for the connection.
     pub remote_comm_id: u32,
     /// The message that arrived.
     pub message: RejectedMessage,
     /// How long the answer may take, 5 bits: 4.096 us * 2^n.
     pub service_timeout: u8,
-    /// Private data.
+    /// Bytes for the peer's consumer, which the CM does not interpret.
     pub private_data: [u8; 222],
 }
 
@@ -76,17 +76,17 @@ impl Mra {
 pub struct Rej {
     /// The sender's name for the connection; zero if it has none.
     pub local_comm_id: u32,
-    /// The receiver's.
+    /// The receiver's name for the connection.
     pub remote_comm_id: u32,
     /// What is refused.
     pub message: RejectedMessage,
     /// Bytes of additional information that count, 7 bits.
     pub info_len: u8,
-    /// Why.
+    /// The reason that the sender gives for the refusal.
     pub reason: RejReason,
     /// Additional reject information.
     pub info: [u8; 72],
-    /// Private data.
+    /// Bytes for the peer's consumer, which the CM does not interpret.
     pub private_data: [u8; Self::PRIVATE_DATA_LEN],
 }
 
@@ -122,7 +122,7 @@ impl Rej {
 pub struct Rep {
     /// The sender's name for the connection.
     pub local_comm_id: u32,
-    /// The receiver's.
+    /// The receiver's name for the connection.
     pub remote_comm_id: u32,
     /// Q_Key (RD only).
     pub local_qkey: Qkey,
@@ -148,7 +148,7 @@ pub struct Rep {
     pub srq: bool,
     /// GUID of the sender's channel adapter.
     pub local_ca_guid: u64,
-    /// Private data.
+    /// Bytes for the peer's consumer, which the CM does not interpret.
     pub private_data: [u8; Self::PRIVATE_DATA_LEN],
 }
 
@@ -200,9 +200,9 @@ impl Rep {
 pub struct Rtu {
     /// The sender's name for the connection.
     pub local_comm_id: u32,
-    /// The receiver's.
+    /// The receiver's name for the connection.
     pub remote_comm_id: u32,
-    /// Private data.
+    /// Bytes for the peer's consumer, which the CM does not interpret.
     pub private_data: [u8; 224],
 }
 
@@ -227,11 +227,11 @@ impl Rtu {
 pub struct Dreq {
     /// The sender's name for the connection.
     pub local_comm_id: u32,
-    /// The receiver's.
+    /// The receiver's name for the connection.
     pub remote_comm_id: u32,
     /// The receiver's QP.
     pub remote_qpn: Qpn,
-    /// Private data.
+    /// Bytes for the peer's consumer, which the CM does not interpret.
     pub private_data: [u8; 220],
 }
 
@@ -258,9 +258,9 @@ impl Dreq {
 pub struct Drep {
     /// The sender's name for the connection.
     pub local_comm_id: u32,
-    /// The receiver's.
+    /// The receiver's name for the connection.
     pub remote_comm_id: u32,
-    /// Private data.
+    /// Bytes for the peer's consumer, which the CM does not interpret.
     pub private_data: [u8; 224],
 }
 
@@ -285,15 +285,15 @@ impl Drep {
 pub struct Lap {
     /// The sender's name for the connection.
     pub local_comm_id: u32,
-    /// The receiver's.
+    /// The receiver's name for the connection.
     pub remote_comm_id: u32,
     /// The receiver's QP.
     pub remote_qpn: Qpn,
     /// How long the receiver's CM may take to answer, 5 bits: 4.096 us * 2^n.
     pub remote_cm_response_timeout: u8,
-    /// The path.
+    /// The alternate path that the sender proposes.
     pub alternate: Path,
-    /// Private data.
+    /// Bytes for the peer's consumer, which the CM does not interpret.
     pub private_data: [u8; 168],
 }
 
@@ -347,15 +347,15 @@ impl Lap {
 pub struct Apr {
     /// The sender's name for the connection.
     pub local_comm_id: u32,
-    /// The receiver's.
+    /// The receiver's name for the connection.
     pub remote_comm_id: u32,
     /// Bytes of additional information that count.
     pub info_len: u8,
     /// Verdict; zero is yes.
     pub status: u8,
-    /// Additional information.
+    /// Details of the verdict, of which `info_len` bytes count.
     pub info: [u8; 72],
-    /// Private data.
+    /// Bytes for the peer's consumer, which the CM does not interpret.
     pub private_data: [u8; 148],
 }
 
@@ -386,11 +386,11 @@ impl Apr {
 pub struct SidrReq {
     /// The sender's name for the question.
     pub request_id: u32,
-    /// Partition.
+    /// The partition in which the sender asks.
     pub pkey: Pkey,
     /// The service asked for.
     pub service_id: ServiceId,
-    /// Private data.
+    /// Bytes for the service, led by a [`CmaHeader`] when the service id belongs to RDMA-CM.
     pub private_data: [u8; Self::PRIVATE_DATA_LEN],
 }
 
@@ -445,15 +445,15 @@ pub struct SidrRep {
     pub status: u8,
     /// Bytes of additional information that count.
     pub info_len: u8,
-    /// The QP.
+    /// The UD QP that serves the service.
     pub qpn: Qpn,
-    /// The service.
+    /// The service that the answer is about.
     pub service_id: ServiceId,
     /// The QP's Q_Key.
     pub qkey: Qkey,
-    /// Additional information.
+    /// Details of the verdict, of which `info_len` bytes count.
     pub info: [u8; 72],
-    /// Private data.
+    /// Bytes for the consumer that asked, which the CM does not interpret.
     pub private_data: [u8; Self::PRIVATE_DATA_LEN],
 }
 

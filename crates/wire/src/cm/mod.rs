@@ -31,7 +31,7 @@ pub enum Message {
     Req(Req),
     /// Asks for patience.
     Mra(Mra),
-    /// Refuses.
+    /// Refuses a request or its answer, with a reason.
     Rej(Rej),
     /// Grants a connection.
     Rep(Rep),
@@ -43,11 +43,11 @@ pub enum Message {
     Drep(Drep),
     /// Asks which UD QP serves a service.
     SidrReq(SidrReq),
-    /// Says which.
+    /// Says which UD QP serves a service, or why none does.
     SidrRep(SidrRep),
     /// Asks for another path. RoCE peers do not migrate paths: we read it to be able to refuse.
     Lap(Lap),
-    /// Answers it.
+    /// Answers a LAP: the path is taken, or why it is not.
     Apr(Apr),
 }
 

@@ -15,11 +15,11 @@ use crate::types::{Gid, Pkey, Qkey, Qpn};
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[repr(u8)]
 pub enum TransportService {
-    /// Reliable connection.
+    /// Reliable connection: messages arrive once and in order, and are acknowledged.
     Rc = 0,
-    /// Unreliable connection.
+    /// Unreliable connection: between two QPs, and without acknowledgements.
     Uc = 1,
-    /// Reliable datagram.
+    /// Reliable datagram, which needs an EE context.
     Rd = 2,
     /// What the extended transport type says.
     Extended = 3,
@@ -40,9 +40,9 @@ pub struct Path {
     pub flow_label: u32,
     /// Static rate, 6 bits.
     pub packet_rate: u8,
-    /// Traffic class.
+    /// Traffic class of the packets' GRH (on RoCEv2, of their IP header).
     pub traffic_class: u8,
-    /// Hop limit.
+    /// Hop limit of the packets' GRH (on RoCEv2, of their IP header).
     pub hop_limit: u8,
     /// Service level, 4 bits.
     pub service_level: u8,
@@ -109,7 +109,7 @@ pub struct Req {
     pub remote_eecn: u32,
     /// How long the receiver's CM may take to answer, 5 bits: 4.096 us * 2^n.
     pub remote_cm_response_timeout: u8,
-    /// The transport.
+    /// The transport service that the connection shall have.
     pub transport_service: TransportService,
     /// The sender supports end-to-end flow control.
     pub end_to_end_flow_control: bool,
@@ -119,7 +119,7 @@ pub struct Req {
     pub local_cm_response_timeout: u8,
     /// Retry count for the receiver's QP, 3 bits.
     pub retry_count: u8,
-    /// Partition.
+    /// The partition in which the connection's packets are sent.
     pub pkey: Pkey,
     /// Path MTU as the verbs encode it, 4 bits; reserved values occur.
     pub path_mtu: u8,
@@ -133,13 +133,13 @@ pub struct Req {
     pub srq: bool,
     /// Extended transport type, 3 bits.
     pub extended_transport_type: u8,
-    /// The path.
+    /// The path that the connection begins with.
     pub primary: Path,
     /// Another path; all zero if there is none.
     pub alternate: Path,
     /// The sender knows suggested alternate paths (SAP).
     pub sap_supported: bool,
-    /// Private data.
+    /// Bytes for the peer's consumer, led by a [`CmaHeader`] when the service id belongs to RDMA-CM.
     pub private_data: [u8; Self::PRIVATE_DATA_LEN],
 }
 

@@ -30,13 +30,13 @@ fn has_products() -> bool {
     std::is_x86_feature_detected!("pclmulqdq") && std::is_x86_feature_detected!("sse4.1")
 }
 
-/// See above.
+/// This CPU has CRC instructions, which `crc32fast` uses.
 #[cfg(target_arch = "aarch64")]
 fn has_products() -> bool {
     std::arch::is_aarch64_feature_detected!("crc")
 }
 
-/// See above.
+/// `crc32fast` has no version for this kind of CPU that does without tables.
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 fn has_products() -> bool {
     false
