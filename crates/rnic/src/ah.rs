@@ -12,7 +12,7 @@ use crate::wr::AhHandle;
 /// The address vector of a QP, an AH or a MAD: `ibv_ah_attr` with its global route.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct AhAttr {
-    /// The peer.
+    /// The GID of the peer that packets go to.
     pub dgid: Gid,
     /// Our own address: an index into the GID table.
     pub sgid_index: u8,

@@ -14,11 +14,11 @@ use crate::wc::Wc;
 /// A live MR, as its lkey names it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct LocalMr {
-    /// The memory.
+    /// The bytes that the MR covers.
     pub span: Span,
     /// Virtual address of the first byte.
     pub base: u64,
-    /// Rights.
+    /// What the MR's registration allows.
     pub access: Access,
 }
 

@@ -69,23 +69,23 @@ pub struct Config {
     pub ack_ride: Duration,
     /// Packets in flight on one QP at most, and at first.
     pub window: WindowLimits,
-    /// PDs.
+    /// Protection domains that may exist at a time.
     pub max_pd: u32,
-    /// MRs.
+    /// Memory regions that may exist at a time.
     pub max_mr: u32,
-    /// MWs.
+    /// Memory windows that may exist at a time.
     pub max_mw: u32,
-    /// AHs.
+    /// Address handles that may exist at a time.
     pub max_ah: u32,
-    /// CQs.
+    /// Completion queues that may exist at a time.
     pub max_cq: u32,
     /// Entries of a CQ.
     pub max_cqe: u32,
-    /// SRQs.
+    /// Shared receive queues that may exist at a time.
     pub max_srq: u32,
     /// WQEs of an SRQ.
     pub max_srq_wr: u32,
-    /// QPs.
+    /// Queue pairs that may exist at a time.
     pub max_qp: u32,
     /// WQEs of a send or receive queue.
     pub max_qp_wr: u32,
@@ -108,7 +108,7 @@ pub struct Config {
 pub struct WindowLimits {
     /// Before anything is known of the path.
     pub initial: u32,
-    /// At most.
+    /// What the window never exceeds, however well the path does.
     pub max: u32,
 }
 
@@ -147,7 +147,7 @@ impl Default for Config {
 /// What the network layers say of a received datagram.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RxMeta {
-    /// Source address.
+    /// The IP address that the datagram came from.
     pub src: IpAddr,
     /// Destination address: one of ours.
     pub dst: IpAddr,
@@ -176,9 +176,9 @@ impl RxMeta {
 /// identification `i` (or as many more as [`Device::set_ident`] said) and DF set, which its ICRC covers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Transmit {
-    /// Source address.
+    /// The IP address to send from.
     pub src: IpAddr,
-    /// Destination address.
+    /// The IP address to send to.
     pub dst: IpAddr,
     /// UDP source port, as [`Config::source_port`] decides.
     pub src_port: u16,
@@ -290,7 +290,7 @@ impl Device {
         self.shared.config.mtu = mtu;
     }
 
-    /// The counters.
+    /// What the device has counted since it was created.
     #[must_use]
     pub const fn stats(&self) -> &Stats {
         &self.shared.stats

@@ -34,7 +34,7 @@ const IOVA: u64 = 0x1_0000;
 const OPEN: RegionId = RegionId(0);
 const READ_ONLY: RegionId = RegionId(1);
 const RECEIVE: RegionId = RegionId(2);
-/// Never registered.
+/// A region that no MR was registered in.
 const CLOSED: RegionId = RegionId(3);
 
 /// Memory that knows what must not happen to it.

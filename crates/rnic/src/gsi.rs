@@ -25,13 +25,13 @@ const QUEUE_MAX: usize = 1024;
 /// A MAD that came to QP 1.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ReceivedMad {
-    /// The sender.
+    /// The GID of the MAD's sender.
     pub from: Gid,
     /// Our address that it was sent to.
     pub to: Gid,
     /// The sender's UDP source port.
     pub src_port: u16,
-    /// The MAD.
+    /// The management datagram itself.
     pub mad: Box<[u8; MAD_LEN]>,
 }
 

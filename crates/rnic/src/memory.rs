@@ -14,7 +14,7 @@ pub struct RegionId(pub u32);
 /// A range of bytes of one region.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Span {
-    /// The region.
+    /// The region that the bytes are in.
     pub region: RegionId,
     /// Bytes from the region's start.
     pub offset: u64,

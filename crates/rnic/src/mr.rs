@@ -23,7 +23,7 @@ pub struct MrAttr {
     pub span: Span,
     /// Virtual address of the first byte; not looked at with [`Access::ZERO_BASED`].
     pub iova: u64,
-    /// Rights.
+    /// What the device and peers may do with the bytes.
     pub access: Access,
 }
 

@@ -19,7 +19,7 @@ const SEGMENTS: usize = 64;
 
 /// A device, its memory, and its QP.
 pub struct Side<M> {
-    /// The engine.
+    /// The engine, which [`Side::transmit`] and [`Side::receive`] drive.
     pub device: Device,
     /// What is registered.
     pub memory: M,
@@ -27,7 +27,7 @@ pub struct Side<M> {
     pub ip: IpAddr,
     /// Of the QP, both ways.
     pub cq: CqHandle,
-    /// The QP.
+    /// The number of the side's one QP.
     pub qpn: Qpn,
     /// All of the memory.
     pub mr: Mr,

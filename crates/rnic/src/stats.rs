@@ -29,7 +29,7 @@ pub enum DropReason {
 }
 
 impl DropReason {
-    /// Every reason.
+    /// Every reason that a packet is dropped for.
     pub const ALL: [Self; 11] = [
         Self::Malformed,
         Self::BadIcrc,
@@ -50,11 +50,11 @@ impl DropReason {
 pub struct Stats {
     /// Datagrams handed in.
     pub rx_packets: u64,
-    /// Their bytes.
+    /// Bytes of UDP payload of the datagrams handed in.
     pub rx_bytes: u64,
     /// Packets handed out.
     pub tx_packets: u64,
-    /// Their bytes.
+    /// Bytes of UDP payload of the packets handed out.
     pub tx_bytes: u64,
     /// Work completions written to CQs.
     pub completions: u64,

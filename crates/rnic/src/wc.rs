@@ -8,7 +8,7 @@ use remanence_wire::{Qpn, Rkey};
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[repr(u32)]
 pub enum WcStatus {
-    /// Done.
+    /// The work request was executed.
     Success = 0,
     /// The posted buffers are too small for an incoming message, or a message is too large to send.
     LocLenErr = 1,
@@ -34,7 +34,7 @@ pub enum WcStatus {
     RetryExcErr = 12,
     /// The peer had no receive buffer within the RNR retry count.
     RnrRetryExcErr = 13,
-    /// Anything else.
+    /// An error that no other status describes.
     GeneralErr = 21,
 }
 
@@ -67,19 +67,19 @@ pub enum WcOpcode {
     Send = 0,
     /// RDMA WRITE, with immediate too.
     RdmaWrite = 1,
-    /// RDMA READ.
+    /// An RDMA READ, whose data has arrived.
     RdmaRead = 2,
-    /// CmpSwap.
+    /// A CmpSwap, whose original value has arrived.
     CompSwap = 3,
-    /// FetchAdd.
+    /// A FetchAdd, whose original value has arrived.
     FetchAdd = 4,
     /// Memory window bound.
     BindMw = 5,
-    /// Local invalidate.
+    /// An invalidation of a local key, which sends nothing.
     LocalInv = 6,
-    /// FLUSH.
+    /// A FLUSH, whose placement the responder has answered for.
     Flush = 8,
-    /// ATOMIC WRITE.
+    /// An ATOMIC WRITE of 8 bytes.
     AtomicWrite = 9,
     /// A message was received.
     Recv = 128,
@@ -94,7 +94,7 @@ pub struct Wc {
     pub wr_id: u64,
     /// How it ended.
     pub status: WcStatus,
-    /// What ended.
+    /// Which operation ended.
     pub opcode: WcOpcode,
     /// Bytes moved: received ones on the receive side, READ or atomic ones on the send side.
     pub byte_len: u32,

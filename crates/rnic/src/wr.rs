@@ -15,14 +15,14 @@ pub struct Sge {
     pub addr: u64,
     /// Length in bytes, 0 to 2^31. (The verbs' "0 means 2^31" is the C ABI's business.)
     pub len: u32,
-    /// The MR.
+    /// The key of the MR that the bytes are in.
     pub lkey: Lkey,
 }
 
 /// A place in a peer's memory: virtual address `addr` under `rkey`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RemoteAddr {
-    /// Virtual address.
+    /// Virtual address of the first byte, as the peer's MR or MW counts.
     pub addr: u64,
     /// The MR or MW.
     pub rkey: Rkey,
@@ -94,7 +94,7 @@ pub struct MwBind {
 pub struct UdDest {
     /// Address handle, of the QP's PD.
     pub ah: AhHandle,
-    /// Destination QP.
+    /// The number of the UD QP at the destination.
     pub qpn: Qpn,
     /// Q_Key to send; with its top bit set the QP's own is sent instead (IBA Vol 1, 10.2.5).
     pub qkey: Qkey,
@@ -119,9 +119,9 @@ pub enum SendOp {
     CompareSwap {
         /// Where, 8-byte aligned.
         remote: RemoteAddr,
-        /// Expected value.
+        /// The value that the peer's 8 bytes must have to be replaced.
         compare: u64,
-        /// New value.
+        /// The value that replaces them.
         swap: u64,
     },
     /// FetchAdd on 8 bytes (RC); the old value lands in the single SGE in host order.
@@ -133,7 +133,7 @@ pub enum SendOp {
     },
     /// FLUSH (RC, Annex A19). Carries no data.
     Flush {
-        /// First address.
+        /// Where the range begins in the peer's memory.
         remote: RemoteAddr,
         /// Bytes; not looked at with [`Selectivity::MemoryRegion`].
         len: u32,
@@ -148,7 +148,7 @@ pub enum SendOp {
     LocalInv(Rkey),
     /// Binds a memory window: type 1 gets a new rkey at once (see `Device::bind_mw`), type 2 the given one.
     BindMw {
-        /// The window.
+        /// The window to bind.
         mw: MwHandle,
         /// Type 2: the rkey to use, whose top 24 bits must be the window's.
         rkey: Rkey,
@@ -164,9 +164,9 @@ pub struct SendWr<'a> {
     pub wr_id: u64,
     /// What to do.
     pub op: SendOp,
-    /// Local data.
+    /// The local memory, or inline bytes, that the operation sends or fills.
     pub data: Data<'a>,
-    /// Flags.
+    /// How the request is completed, ordered and announced.
     pub flags: SendFlags,
     /// Destination, for UD only.
     pub ud: Option<UdDest>,

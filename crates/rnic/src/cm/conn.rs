@@ -29,7 +29,7 @@ pub enum State {
     RepSent,
     /// Passive: the peer asked for patience.
     MraRepRcvd,
-    /// Up.
+    /// Both sides may send, and no end has been asked for.
     Established,
     /// Waits for DREP.
     DreqSent,

@@ -9,7 +9,7 @@ use remanence_wire::{Pkey, Psn, Qkey, Qpn, mad};
 use super::conn::Conn;
 use super::types::{Accept, CmError, Config, Connect, Path, SidrReply, Transport};
 
-/// One MAD.
+/// The bytes of one management datagram.
 pub(super) type Mad = [u8; mad::LEN];
 
 /// Where a QP begins before anybody said where.

@@ -202,7 +202,7 @@ impl Manager {
         }
     }
 
-    /// Counters.
+    /// What the manager has counted since it was created.
     #[must_use]
     pub const fn stats(&self) -> &Stats {
         &self.stats

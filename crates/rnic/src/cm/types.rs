@@ -108,16 +108,16 @@ impl Config {
 /// The transport of a connection.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Transport {
-    /// Reliable connection.
+    /// Two RC QPs: messages arrive once and in order, and are acknowledged.
     Rc,
-    /// Unreliable connection.
+    /// Two UC QPs: nothing is acknowledged or sent again.
     Uc,
 }
 
 /// A service to listen on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Listen {
-    /// The service.
+    /// The service that peers ask for in their requests.
     pub service_id: ServiceId,
     /// Only requests to this GID; `None` is the wildcard, which loses against a listener that names the GID.
     pub local: Option<Gid>,
@@ -131,11 +131,11 @@ pub struct Listen {
 pub struct Connect<'a> {
     /// From where to where.
     pub path: Path,
-    /// The service.
+    /// The service that the peer listens on.
     pub service_id: ServiceId,
     /// RC or UC.
     pub transport: Transport,
-    /// Our QP.
+    /// The number of the QP that we connect.
     pub qpn: Qpn,
     /// READs and atomics that we serve at a time.
     pub responder_resources: u8,
@@ -147,7 +147,7 @@ pub struct Connect<'a> {
     pub rnr_retry_count: u8,
     /// Our QP takes receives from an SRQ.
     pub srq: bool,
-    /// Path MTU.
+    /// The path MTU that we propose.
     pub mtu: Mtu,
     /// RDMA-CM: our port. The private data is then led by the 36-byte header and holds 56 bytes for the
     /// consumer, else 92.
@@ -159,7 +159,7 @@ pub struct Connect<'a> {
 /// What the passive side answers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Accept<'a> {
-    /// Our QP.
+    /// The number of the QP that we connect.
     pub qpn: Qpn,
     /// READs and atomics that we serve at a time.
     pub responder_resources: u8,
@@ -182,7 +182,7 @@ pub struct Request {
     pub listener: ListenId,
     /// From where to where, as we see it.
     pub path: Path,
-    /// The service.
+    /// The service that the peer asks for.
     pub service_id: ServiceId,
     /// RC or UC.
     pub transport: Transport,
@@ -192,13 +192,13 @@ pub struct Request {
     pub responder_resources: u8,
     /// What the peer can serve, and so what we may have outstanding.
     pub initiator_depth: u8,
-    /// Timeout retries.
+    /// Timeout retries that the peer asks of the QPs, 0 to 7.
     pub retry_count: u8,
     /// RNR retries that the peer asks of us.
     pub rnr_retry_count: u8,
     /// The peer's QP uses an SRQ.
     pub srq: bool,
-    /// Path MTU.
+    /// The path MTU that the peer proposes.
     pub mtu: Mtu,
     /// The RDMA-CM header, when the service ID belongs to RDMA-CM.
     pub cma: Option<CmaHeader>,
@@ -209,13 +209,13 @@ pub struct Request {
 /// A service ID resolution request that waits for [`super::Manager::sidr_reply`].
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct SidrRequest {
-    /// The exchange.
+    /// The exchange, as the reply names it.
     pub id: CommId,
     /// Who heard it.
     pub listener: ListenId,
     /// From where to where, as we see it.
     pub path: Path,
-    /// The service.
+    /// The service whose QP the peer asks for.
     pub service_id: ServiceId,
     /// The RDMA-CM header, when the service ID belongs to RDMA-CM.
     pub cma: Option<CmaHeader>,
@@ -258,7 +258,7 @@ pub enum Event {
     /// Active side: the peer accepted. Bring the QP to RTR and RTS (`qp_rtr`, `qp_rts`), then call `establish`,
     /// or `reject`.
     Response {
-        /// The connection.
+        /// The connection, of which we are the active side.
         id: CommId,
         /// The peer's QP.
         remote_qpn: Qpn,
@@ -275,14 +275,14 @@ pub enum Event {
     },
     /// Passive side: the connection is up.
     Established {
-        /// The connection.
+        /// The connection that may now be used.
         id: CommId,
     },
     /// The peer rejected us, or took its request back (reason timeout). The ID is gone.
     Rejected {
         /// The connection that will not be.
         id: CommId,
-        /// Why.
+        /// The reason that the peer gives.
         reason: RejReason,
         /// Additional reject information, such as the MTU that would do.
         ari: Box<[u8]>,
@@ -297,7 +297,7 @@ pub enum Event {
     /// The connection is over: move the QP to the error state. Its number must not be used again before
     /// [`Event::TimewaitExit`].
     Disconnected {
-        /// The connection.
+        /// The connection that is over.
         id: CommId,
         /// How it ended.
         ended: Ended,
@@ -311,7 +311,7 @@ pub enum Event {
     SidrRequest(Box<SidrRequest>),
     /// Active side: the UD QP of a service, or why there is none. The ID is gone.
     SidrResponse {
-        /// The exchange.
+        /// The exchange that this answers.
         id: CommId,
         /// One of the `STATUS_` constants of [`remanence_wire::cm::SidrRep`].
         status: u8,
@@ -367,7 +367,7 @@ pub enum CmError {
 /// Counters of a manager.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Stats {
-    /// MADs received.
+    /// MADs that the manager was given.
     pub received: u64,
     /// MADs handed out for sending.
     pub sent: u64,

@@ -12,11 +12,11 @@ use crate::srq::SrqHandle;
 /// The transport service of a QP, with the verbs' values (`enum ibv_qp_type`).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum QpType {
-    /// Reliable connection.
+    /// Reliable connection: one peer, acknowledged, every operation.
     Rc = 2,
-    /// Unreliable connection.
+    /// Unreliable connection: one peer, no acknowledgements, SEND and RDMA WRITE only.
     Uc = 3,
-    /// Unreliable datagram.
+    /// Unreliable datagram: any peer, one packet for each message, SEND only.
     Ud = 4,
 }
 
@@ -40,7 +40,7 @@ pub struct QpCaps {
 pub struct QpInit {
     /// Its protection domain.
     pub pd: PdHandle,
-    /// Transport service.
+    /// The transport service, which a QP keeps for life.
     pub ty: QpType,
     /// Where sends complete.
     pub send_cq: CqHandle,
@@ -48,7 +48,7 @@ pub struct QpInit {
     pub recv_cq: CqHandle,
     /// Where receives come from, instead of an own receive queue.
     pub srq: Option<SrqHandle>,
-    /// Queue sizes.
+    /// How many WQEs, SGEs and bytes of inline data the queues hold.
     pub caps: QpCaps,
     /// Every send work request is signalled.
     pub sq_sig_all: bool,
@@ -69,7 +69,7 @@ pub struct QpAttr {
     pub access: Option<Access>,
     /// Where the peer is.
     pub av: Option<AhAttr>,
-    /// Path MTU.
+    /// The largest payload of one packet to the peer.
     pub path_mtu: Option<Mtu>,
     /// The peer's QP.
     pub dest_qpn: Option<Qpn>,
@@ -138,7 +138,7 @@ pub struct QpInfo {
     pub init: QpInit,
     /// Its attributes; those never set are `None`.
     pub attr: QpAttr,
-    /// The state.
+    /// The state that the QP is in.
     pub state: QpState,
     /// In SQD: outstanding work is still being finished.
     pub draining: bool,

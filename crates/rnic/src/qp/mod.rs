@@ -1,4 +1,4 @@
-//! Queue pairs.
+//! Queue pairs: their attributes and states, and the requester, completer and responder that work them.
 //!
 //! A QP is a requester (turns WQEs into request packets), a completer (turns responses into completions), and a
 //! responder (executes the peer's requests). They share the connection's identity and path, and nothing else.

@@ -93,7 +93,7 @@ pub(crate) struct Requester {
     /// A WQE that failed here, and how. It completes when those before it have.
     pub(crate) halt: Option<(u32, WcStatus)>,
     pub(crate) outstanding: VecDeque<Outstanding>,
-    /// Messages started.
+    /// Send sequence number: messages started. Only its low 24 bits are compared with credits.
     pub(crate) ssn: u32,
     /// The last message that the peer's credits allow (9.7.7); `None` without flow control.
     pub(crate) limit: Option<u32>,

@@ -55,7 +55,7 @@ pub(crate) struct Refused {
 pub(crate) struct Responder {
     /// The PSN that comes next.
     pub(crate) epsn: Psn,
-    /// Messages completed.
+    /// Message sequence number: requests completed, as AETHs tell the requester.
     pub(crate) msn: u32,
     message: Message,
     /// The request at `epsn` was NAKed (sequence error or RNR): what follows it is dropped until it comes again.
@@ -116,7 +116,7 @@ const PROTECTION_ERROR: Refusal = Refusal::Fatal(NakCode::RemoteOperationalError
 enum Target {
     /// The receive WQE, or nowhere.
     None,
-    /// Registered memory.
+    /// Registered memory, which the request's rkey has opened.
     Place(Place),
     /// A responder resource.
     Resource(Request, u32),

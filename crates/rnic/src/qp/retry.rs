@@ -67,7 +67,7 @@ pub(crate) struct Retry {
 /// What to do at a deadline.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Expired {
-    /// Send again.
+    /// The retransmission timeout is over: send again what is not acknowledged.
     Resend,
     /// The RNR NAK timer is over: go on.
     RnrOver,

@@ -12,7 +12,7 @@ use crate::error::VerbError;
 /// The states, with the verbs' values (`enum ibv_qp_state`).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum QpState {
-    /// Just created.
+    /// The state that a QP is created in: it neither sends nor receives.
     Reset = 0,
     /// Receives may be posted; nothing moves.
     Init = 1,
@@ -29,7 +29,7 @@ pub enum QpState {
 }
 
 impl QpState {
-    /// Every state.
+    /// Every state, in the order of the values.
     pub const ALL: [Self; 7] =
         [Self::Reset, Self::Init, Self::Rtr, Self::Rts, Self::Sqd, Self::Sqe, Self::Err];
 
