@@ -14,7 +14,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Two links that reach each other, and what the suite must know about them.
 pub(crate) struct Pair {
-    /// One end.
+    /// The link at one end: a test sends from it, or from `b`.
     pub(crate) a: Box<dyn Link>,
     /// The other end.
     pub(crate) b: Box<dyn Link>,

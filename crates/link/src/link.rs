@@ -52,7 +52,7 @@ pub struct Outgoing {
     pub src: IpAddr,
     /// The source port, honoured where [`LinkCaps::src_port`] is [`SourcePort::Any`].
     pub src_port: u16,
-    /// The destination.
+    /// The address and port that the datagrams go to.
     pub dst: SocketAddr,
     /// IPv4 TOS or IPv6 traffic class: DSCP and, in the low two bits, ECN.
     pub tos: u8,
@@ -120,7 +120,7 @@ impl LinkCaps {
 /// Counters since the link was opened.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct LinkStats {
-    /// Datagrams received.
+    /// Datagrams that the link received and handed on.
     pub rx_datagrams: u64,
     /// Their payload bytes.
     pub rx_bytes: u64,
@@ -128,7 +128,7 @@ pub struct LinkStats {
     pub rx_batches: u64,
     /// Datagrams cut by a buffer that was too small, or otherwise unusable; dropped.
     pub rx_malformed: u64,
-    /// Datagrams sent.
+    /// Datagrams that the carrier accepted.
     pub tx_datagrams: u64,
     /// Their payload bytes.
     pub tx_bytes: u64,
@@ -167,7 +167,7 @@ impl Quote {
         Self { bytes, len: len as u8 }
     }
 
-    /// The bytes.
+    /// The bytes that are quoted, at most [`Self::MAX`].
     #[must_use]
     pub fn bytes(&self) -> &[u8] {
         &self.bytes[..usize::from(self.len)]
@@ -345,7 +345,7 @@ pub enum SideEvent {
     },
     /// The process at `peer` has ended; nothing more comes from it.
     Gone {
-        /// Its address.
+        /// The address of the process that has ended.
         peer: IpAddr,
     },
 }

@@ -14,7 +14,7 @@ use crate::sys::{interfaces, net};
 pub struct Interface {
     /// The interface's name.
     pub name: String,
-    /// Its index.
+    /// The number that the kernel gives the interface.
     pub index: u32,
     /// One of its addresses; an interface with several appears several times.
     pub addr: IpAddr,
@@ -22,7 +22,7 @@ pub struct Interface {
     pub scope_id: u32,
     /// The largest IP packet it sends in one piece.
     pub mtu: usize,
-    /// Administratively up.
+    /// An administrator has switched the interface on, which says nothing of its carrier.
     pub up: bool,
     /// The loopback interface.
     pub loopback: bool,

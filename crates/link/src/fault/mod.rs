@@ -31,7 +31,7 @@ const MAX_HELD_BYTES: usize = 64 << 20;
 /// What can happen to a datagram in one direction. Rates are probabilities from 0 to 1.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub struct Faults {
-    /// It vanishes.
+    /// The rate at which datagrams are dropped without a trace.
     pub loss: f64,
     /// It comes twice.
     pub duplication: f64,

@@ -97,7 +97,7 @@ enum Standing {
 }
 
 impl Viewer {
-    /// This process.
+    /// A viewer with the effective user and the user namespace of this process.
     pub(super) fn here() -> Self {
         let map = std::fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
         Self::new(unix::effective_uid(), &map)

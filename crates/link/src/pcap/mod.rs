@@ -90,7 +90,7 @@ impl<L: Link> Capture<L> {
         self.recorder.error.as_ref()
     }
 
-    /// Datagrams recorded.
+    /// Datagrams that the capture has recorded so far.
     #[must_use]
     pub fn datagrams(&self) -> u64 {
         self.recorder.datagrams

@@ -75,7 +75,7 @@ pub enum OpenError {
     /// Another process has the address.
     #[error("the shared-memory address {0} belongs to another process; choose another one, or none")]
     AddressTaken(IpAddr),
-    /// Ring size.
+    /// The configured ring size in bytes is not a power of two from 256K to 256M.
     #[error("a ring of {0} bytes is not possible; take a power of two from 256K to 256M")]
     BadRingSize(usize),
     /// Something else failed.
@@ -86,7 +86,7 @@ pub enum OpenError {
 /// Where the next send is being written.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Lent {
-    /// Nowhere yet.
+    /// No buffer has been lent since the last send.
     Nowhere,
     /// In the ring of this peer.
     Ring(usize),

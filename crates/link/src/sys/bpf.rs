@@ -11,7 +11,7 @@ use libc::{c_int, socklen_t};
 
 use super::net::check;
 
-/// One instruction.
+/// One instruction of a classic BPF program, like `struct sock_filter`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Insn {
     pub(crate) code: u16,

@@ -281,7 +281,7 @@ pub(crate) fn recv_from(fd: BorrowedFd<'_>, buf: &mut [u8]) -> io::Result<(usize
 pub(crate) struct RecvMeta {
     /// Bytes in the buffer.
     pub(crate) len: usize,
-    /// The sender.
+    /// The address and port that the datagram came from; `None` if the kernel gave none that we know.
     pub(crate) src: Option<SocketAddr>,
     /// The buffer was too small.
     pub(crate) truncated: bool,

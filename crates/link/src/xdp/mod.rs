@@ -116,7 +116,7 @@ pub enum OpenError {
     /// Ring size or queue list make no sense.
     #[error("{0}")]
     BadConfig(String),
-    /// Not permitted.
+    /// The kernel did not permit what AF_XDP needs.
     #[error(
         "AF_XDP on '{0}' needs root, or the capabilities CAP_NET_ADMIN, CAP_NET_RAW and CAP_BPF; or use UDP"
     )]

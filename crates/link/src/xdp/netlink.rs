@@ -178,7 +178,7 @@ pub(crate) enum Route {
     Via {
         /// Whose MAC address the frame carries.
         hop: IpAddr,
-        /// The interface.
+        /// The index of the interface that the frame leaves by.
         interface: u32,
     },
 }
