@@ -100,7 +100,7 @@ impl<T> EventQueue<T> {
         self.event.get().is_some_and(|event| event.is_open() && wake::is_nonblocking(event.as_fd()))
     }
 
-    /// The descriptor.
+    /// The descriptor that becomes readable with an event.
     pub(crate) fn fd(&self) -> Result<BorrowedFd<'_>, Error> {
         if let Some(event) = self.event.get() {
             return Ok(event.as_fd());
@@ -129,7 +129,7 @@ impl<T> EventQueue<T> {
 /// A completion queue had what its consumer asked to be told of.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct CqEvent {
-    /// The queue.
+    /// The completion queue that the event is of.
     pub cq: CqHandle,
     /// What the queue was created with.
     pub user_data: u64,
@@ -199,7 +199,7 @@ pub struct Awaited<T> {
 /// What a step brought.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Step<T> {
-    /// The event.
+    /// The oldest event that waited.
     Found(T),
     /// There is none, and the consumer wants no waiting: the descriptor is in non-blocking mode.
     Nothing,

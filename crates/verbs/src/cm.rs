@@ -713,7 +713,7 @@ impl<'a> Cm<'a> {
         self.handle.lock.lock().cm.manager.path(id)
     }
 
-    /// Counters.
+    /// What the device's connection manager has counted since it was created.
     #[must_use]
     pub fn stats(self) -> cm::Stats {
         *self.handle.lock.lock().cm.manager.stats()

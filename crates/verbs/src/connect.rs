@@ -52,7 +52,7 @@ impl Listener {
         Ok(Self { handle: Arc::clone(&context.handle), id, events, port })
     }
 
-    /// The port.
+    /// The port that connections are accepted on.
     #[must_use]
     pub fn port(&self) -> u16 {
         self.port
@@ -414,7 +414,7 @@ impl Connection {
         Ok(Cm::of(&self.inner.handle).disconnect(self.inner.id)?)
     }
 
-    /// The QP.
+    /// The connected QP, for what the connection has no method for.
     #[must_use]
     pub fn qp(&self) -> &Qp {
         &self.inner.qp

@@ -86,7 +86,7 @@ impl Cq {
         self.inner.raw
     }
 
-    /// The device.
+    /// The device that the queue belongs to.
     #[must_use]
     pub fn context(&self) -> Context {
         Context { handle: Arc::clone(&self.inner.handle) }

@@ -44,7 +44,7 @@ const LAST_TURNS: usize = 16;
 /// What a blocked consumer waits for, so that it is not woken for anything else.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Interest {
-    /// Completions.
+    /// Work completions in a CQ.
     Completions,
     /// Notifications, asynchronous events, events of connections.
     Events,
@@ -384,7 +384,7 @@ impl Driver {
         &self.signals
     }
 
-    /// Whoever sleeps on the link's descriptors is to ask for them again.
+    /// Each thread that sleeps on the link's descriptors is to ask for them again.
     pub(crate) fn look_again(&mut self) {
         let kick = self.handover.look_again();
         self.kick(kick);
@@ -455,7 +455,7 @@ impl Driver {
         self.pushed += self.cm.pump(now, &mut self.device);
     }
 
-    /// Publishes the news, and wakes whom it concerns.
+    /// Publishes the news, and wakes the threads that it concerns.
     fn tell(&mut self, news: News, me: Option<WaiterId>) {
         let told = std::mem::replace(&mut self.told, news);
         self.signals.news.store(self.news(), Ordering::Release);
@@ -521,7 +521,7 @@ impl Driver {
             let _ = self.device.poll_left_group();
             return Err(Error::os("multicast", e));
         }
-        // The group's descriptors are new to whoever sleeps on those that there were.
+        // The group's descriptors are new to the threads that sleep on those that there were.
         self.look_again();
         Ok(())
     }

@@ -25,7 +25,7 @@ pub enum Error {
     Os {
         /// What was tried.
         what: String,
-        /// Its answer.
+        /// The error that the operating system gave.
         source: Arc<io::Error>,
     },
     /// The connection manager refused.
@@ -37,9 +37,9 @@ pub enum Error {
     /// The peer does not want the connection.
     #[error("{peer} refused the connection: {}", describe(*reason))]
     Rejected {
-        /// The peer.
+        /// The address that refused.
         peer: IpAddr,
-        /// Its reason.
+        /// The reason in the peer's REJ.
         reason: RejReason,
         /// What its consumer says, padded with zeros.
         private_data: Arc<[u8]>,

@@ -108,7 +108,7 @@ const POLL_GAP: Duration = Duration::from_micros(50);
 /// each event, never gets that far: asking for the next notification ends the row.
 const POLLER_AFTER: Duration = Duration::from_micros(100);
 
-/// The strictest that both become, for a consumer that stopped to poll too often: an empty poll takes less than 1 us.
+/// The strictest that both become, for a consumer that stopped polling too often: an empty poll takes less than 1 us.
 /// A row of polls that lasts as long as this makes up for everything.
 const GAP_MIN: Duration = Duration::from_micros(4);
 const POLLER_AFTER_MAX: Duration = Duration::from_millis(100);
@@ -160,15 +160,15 @@ pub enum Progress {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct WaiterId(pub(crate) u32);
 
-/// Whom to wake after the lock is released.
+/// Which thread to wake after the lock is released.
 #[must_use]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Kick {
-    /// Nobody.
+    /// No thread needs to be woken.
     None,
     /// The progress thread.
     Thread,
-    /// A waiter.
+    /// The waiter of this number.
     Waiter(WaiterId),
 }
 
@@ -293,7 +293,7 @@ pub(crate) struct Handover {
     found_on_bench: u32,
     /// Waiters that were warm when they came, and have cooled down since.
     cooled: Vec<WaiterId>,
-    /// It watches.
+    /// The waiter in the seat sleeps while it watches, and does not spin.
     seat_sleeps: bool,
     seated_at: Instant,
     /// What the thread that watches (progress thread or waiter) sleeps on.
@@ -330,7 +330,7 @@ pub(crate) struct Handover {
     quiet_since: Instant,
     spin: SpinBudget,
     sharing: CoreSharing,
-    /// Whoever watched went to sleep since there was work.
+    /// The thread that watched went to sleep since there was work.
     slept: bool,
 }
 
@@ -496,13 +496,13 @@ impl Handover {
         self.seat_sleeps || self.thread == Thread::Watching
     }
 
-    /// The engine changed under the lock: does whoever watches sleep too long, or on too little?
+    /// The engine changed under the lock: does the thread that watches sleep too long, or on too little?
     #[inline]
     pub(crate) fn changed(&mut self, outlook: Outlook) -> Kick {
         if self.watch.misses(outlook) { self.look_again() } else { Kick::None }
     }
 
-    /// What whoever watches sleeps on is not what should be slept on any more.
+    /// What the thread that watches sleeps on is not what should be slept on any more.
     pub(crate) fn look_again(&mut self) -> Kick {
         if !self.is_watched() {
             return Kick::None;
@@ -576,7 +576,7 @@ impl Handover {
         Plan::Watch(self.watch(now, outlook))
     }
 
-    /// A consumer stopped to poll while a peer waited. One that does so again and again, such as one that spins on its
+    /// A consumer stopped polling while a peer waited. One that does so again and again, such as one that spins on its
     /// memory between polls, is no poller: it must poll for longer, and with less between the polls, to be taken for
     /// one; or be seen to poll whenever there is something to take.
     fn distrust(&mut self) {

@@ -214,15 +214,15 @@ impl Drop for Mr {
 /// New memory and rights of an MR: the arguments of [`Pd::reg_mr_at`].
 #[derive(Clone, Copy, Debug)]
 pub struct MrMemory<'a> {
-    /// The memory.
+    /// The region that the MR's bytes are in.
     pub region: &'a Region,
     /// Where in it the MR begins.
     pub offset: u64,
-    /// Bytes.
+    /// How many bytes of the region the MR covers.
     pub len: u64,
     /// Virtual address of the first byte.
     pub iova: u64,
-    /// Rights.
+    /// What the device and peers may do with the bytes.
     pub access: Access,
 }
 
@@ -254,7 +254,7 @@ impl Mw {
         self.rkey
     }
 
-    /// Its type.
+    /// The type, which says who may bind the window and how: 1 by a verb, 2 by a work request.
     #[must_use]
     pub fn ty(&self) -> MwType {
         self.ty

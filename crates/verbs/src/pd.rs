@@ -44,7 +44,7 @@ impl Pd {
         Ok(Self { inner: Arc::new(PdInner { raw, handle: Arc::clone(handle) }) })
     }
 
-    /// The device.
+    /// The device that the PD belongs to.
     #[must_use]
     pub fn context(&self) -> Context {
         Context { handle: Arc::clone(&self.inner.handle) }

@@ -45,17 +45,17 @@ impl Role {
 /// The operations that can be measured.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Operation {
-    /// RDMA WRITE.
+    /// RDMA WRITE into the peer's memory.
     Write,
-    /// RDMA READ.
+    /// RDMA READ of the peer's memory.
     Read,
     /// SEND, one way.
     Send,
-    /// CmpSwap.
+    /// CmpSwap on 8 bytes of the peer's memory.
     CompareSwap,
-    /// FetchAdd.
+    /// FetchAdd on 8 bytes of the peer's memory.
     FetchAdd,
-    /// ATOMIC WRITE.
+    /// ATOMIC WRITE of 8 bytes into the peer's memory.
     AtomicWrite,
     /// FLUSH of the range with placement type global visibility.
     FlushGlobal,
@@ -97,7 +97,7 @@ impl Operation {
 /// What a stream did.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Stream {
-    /// Operations completed.
+    /// Operations that completed with success.
     pub operations: u64,
     /// Bytes moved by them.
     pub bytes: u64,
@@ -173,13 +173,13 @@ impl Client {
         Ok(Self { connection, cq, local, remote, wcs: Vec::with_capacity(64) })
     }
 
-    /// The connection.
+    /// The connection that the measurements are made over.
     #[must_use]
     pub fn connection(&self) -> &Connection {
         &self.connection
     }
 
-    /// Our memory.
+    /// The memory here that operations read from and write to.
     #[must_use]
     pub fn local(&self) -> &Mr {
         &self.local

@@ -22,7 +22,7 @@ use crate::srq::Srq;
 /// What a QP is created with.
 #[derive(Clone, Copy, Debug)]
 pub struct QpOptions<'a> {
-    /// Transport service.
+    /// The transport service, which a QP keeps for life.
     pub ty: QpType,
     /// Where sends complete.
     pub send_cq: &'a Cq,
@@ -30,7 +30,7 @@ pub struct QpOptions<'a> {
     pub recv_cq: &'a Cq,
     /// Where receives come from, instead of an own receive queue.
     pub srq: Option<&'a Srq>,
-    /// Queue sizes.
+    /// How many WQEs, SGEs and bytes of inline data the queues hold.
     pub caps: QpCaps,
     /// Every send work request is signalled.
     pub sq_sig_all: bool,
@@ -49,9 +49,9 @@ impl<'a> QpOptions<'a> {
 /// Where a QP is: what two consumers tell each other to connect their QPs out of band.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct QpEndpoint {
-    /// Address.
+    /// The GID at which the QP's device is reached.
     pub gid: Gid,
-    /// The QP.
+    /// The QP's number.
     pub qpn: Qpn,
     /// The first PSN that it will send.
     pub psn: Psn,
@@ -231,7 +231,7 @@ impl Qp {
         Ok(Self { inner: Arc::new(inner) })
     }
 
-    /// Its number.
+    /// The QP's number, which peers send to.
     #[must_use]
     pub fn qpn(&self) -> Qpn {
         self.inner.qpn

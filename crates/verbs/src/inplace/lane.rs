@@ -7,7 +7,7 @@
 //! * What waits in the engine's CQ is older than what waits here: whoever polls takes that first.
 //! * Before a request goes to the engine, what waits here is moved to the engine's CQ ([`State::spill`]).
 //! * A CQ on which somebody sleeps, or whose consumer asked for notifications, gets all completions from the engine,
-//!   which knows whom to wake.
+//!   which knows which thread to wake.
 //!
 //! Locks are taken in this order: device, CQ. Nothing is waited for under the CQ's.
 

@@ -10,7 +10,7 @@ pub(super) enum Message {
     Ask {
         /// The requester's QP.
         from: Qpn,
-        /// The responder's.
+        /// The responder's QP that is connected to it.
         to: Qpn,
         /// What it reaches for.
         rkey: Rkey,
@@ -21,18 +21,18 @@ pub(super) enum Message {
     Grant {
         /// The requester's QP.
         to: Qpn,
-        /// The responder's.
+        /// The responder's QP that is connected to it.
         from: Qpn,
-        /// Its name.
+        /// The rkey that was asked for.
         rkey: Rkey,
         /// Where in the guard page the grant is, and what stands there while it is valid.
         index: u32,
         generation: u64,
         /// Virtual address of the first byte.
         base: u64,
-        /// Bytes.
+        /// Bytes of memory that are granted.
         len: u64,
-        /// Rights.
+        /// What the memory's key allows a peer to do.
         access: Access,
     },
 }

@@ -57,7 +57,7 @@ const BAD_WEATHER: Plan = Plan { tx: Faults { corruption: 0.02, ..RX }, rx: RX }
 /// Our device, with memory that a guest may reach.
 pub(crate) struct Host {
     pub(crate) carrier: Carrier,
-    /// Our address.
+    /// The address of our device, on the network of the guest.
     pub(crate) address: IpAddr,
     /// Path MTUs to try.
     pub(crate) mtus: [Mtu; 2],
