@@ -1,4 +1,4 @@
-//! Completion queues.
+//! Completion queues: the verbs that create, poll, arm and destroy them.
 
 use std::cell::UnsafeCell;
 use std::ffi::{c_int, c_uint, c_void};

@@ -38,7 +38,7 @@ pub(crate) struct Info {
     pub(crate) interface: Option<String>,
     /// The interface's number, which also is the device's: of all numbers, another process knows this one.
     pub(crate) index: u32,
-    /// Node GUID.
+    /// The GUID of the node, in host order; C programs see it in big-endian order.
     pub(crate) guid: u64,
     pub(crate) loopback: bool,
 }

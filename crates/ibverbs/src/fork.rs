@@ -1,4 +1,4 @@
-//! Forked children.
+//! What becomes of contexts in a forked child.
 //!
 //! A child has the memory of its parent, and none of its threads. So its copies of the parent's contexts are dead: they
 //! are abandoned at once, which closes the descriptors that belong to the parent's devices, and from then on only

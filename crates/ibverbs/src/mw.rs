@@ -1,4 +1,4 @@
-//! Memory windows.
+//! Memory windows: the verbs that allocate, bind and deallocate them.
 
 use std::ffi::{c_int, c_uint};
 

@@ -1,4 +1,4 @@
-//! Queue pairs.
+//! Queue pairs: the verbs that create, modify, query and destroy them.
 
 use std::cell::UnsafeCell;
 use std::ffi::{c_int, c_void};

@@ -38,7 +38,7 @@ impl Turnstile {
         }
     }
 
-    /// Goes out.
+    /// Lets the next thread go in; called by the one that is inside.
     #[inline]
     pub(crate) fn leave(&self) {
         self.taken.store(false, Ordering::Release);

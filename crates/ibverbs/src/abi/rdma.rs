@@ -70,7 +70,7 @@ pub const RDMA_OPTION_IB_PATH: c_int = 1;
 pub struct rdma_ib_addr {
     pub sgid: ibv_gid,
     pub dgid: ibv_gid,
-    /// Big endian.
+    /// The P_Key in big-endian order.
     pub pkey: u16,
 }
 

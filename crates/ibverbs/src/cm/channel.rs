@@ -59,12 +59,12 @@ impl Channel {
         Ok(Self(NonNull::from(Box::leak(Box::new(ChannelObj { c, queue })))))
     }
 
-    /// C's pointer.
+    /// The pointer that the C program has of this channel.
     pub(super) fn c(self) -> *mut rdma_event_channel {
         self.0.as_ptr().cast()
     }
 
-    /// Its queue.
+    /// The queue that the channel's events wait in.
     pub(super) fn queue(self) -> CmChannel {
         self.live().expect("an event channel that was not destroyed")
     }

@@ -212,7 +212,7 @@ impl Id {
         id
     }
 
-    /// C's pointer.
+    /// The pointer that the C program has of this id.
     pub(super) fn c(self) -> *mut rdma_cm_id {
         self.0.as_ptr().cast()
     }

@@ -24,7 +24,7 @@ pub(super) struct Group {
     send_only: bool,
     attached: bool,
     left: bool,
-    /// The program's.
+    /// The pointer that the program gave to be returned with the events.
     context: Context,
     /// Its events handed out, and acknowledged.
     reported: u64,

@@ -20,7 +20,7 @@ impl Sign {
         Self(path)
     }
 
-    /// It listens.
+    /// Whether the server has said that it listens.
     pub(crate) fn is_given(&self) -> bool {
         self.0.exists()
     }
