@@ -126,7 +126,7 @@ pub enum Order {
 /// A responder's configuration.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Config {
-    /// What survives.
+    /// The persistence domain: what survives a loss of power.
     pub domain: Domain,
     /// Arriving data goes to the CPU's cache.
     pub ddio: bool,

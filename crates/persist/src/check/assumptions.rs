@@ -6,7 +6,7 @@ use crate::recipe::Cell;
 /// What falls without an assumption.
 #[derive(Clone, Debug)]
 pub struct Withdrawn {
-    /// The assumption.
+    /// The assumption that is not made.
     pub assumption: Assumption,
     /// The cells that fall, by number in the list that was given.
     pub fall: Vec<(usize, Outcome)>,

@@ -33,9 +33,9 @@ impl Verdict {
 pub struct Counterexample {
     /// The recipe, or the mutant of one.
     pub recipe: Recipe,
-    /// The machine.
+    /// The machine that the recipe was carried out on.
     pub machine: Machine,
-    /// The scenario.
+    /// What the recipe was to do there, and where a crash may come.
     pub scenario: Scenario,
     /// What happens, up to the crash (or up to where nothing happens any more).
     pub events: Vec<Event>,

@@ -42,7 +42,7 @@ pub enum Level {
     Imc = 5,
     /// On the DIMM or the disk.
     Media = 6,
-    /// Overwritten.
+    /// Another atom has overwritten it.
     Gone = 7,
 }
 

@@ -21,9 +21,9 @@ pub struct Entry {
 /// One operation and shape: each recipe in each configuration.
 #[derive(Clone, Debug)]
 pub struct Matrix {
-    /// The operation.
+    /// The operation that carries the updates.
     pub op: Op,
-    /// The shape.
+    /// How many updates there are, and what is asked of their order.
     pub shape: Shape,
     /// The configurations, of both sides.
     pub configs: Vec<Config>,

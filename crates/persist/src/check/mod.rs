@@ -220,9 +220,9 @@ pub enum Event {
     Executed(usize),
     /// An atom has moved.
     Moved {
-        /// Which one.
+        /// The number of the atom that has moved.
         atom: usize,
-        /// How far.
+        /// The level that it has come to.
         to: Level,
     },
 }
@@ -232,7 +232,7 @@ pub enum Event {
 pub enum Fault {
     /// Believed durable, and not recovered.
     Lost {
-        /// Which update.
+        /// The update that is not there after the crash.
         update: Update,
         /// Of which carrying out of the recipe.
         round: u8,
@@ -248,7 +248,7 @@ pub enum Fault {
     },
     /// Accepted, and torn.
     Torn {
-        /// Which update.
+        /// The update of which only a part is there after the crash.
         update: Update,
         /// Of which carrying out of the recipe.
         round: u8,

@@ -9,7 +9,7 @@ use crate::taxonomy::{AtomicSupport, Buffers, FlushSupport, Transport};
 /// What a recipe on a machine comes to.
 #[derive(Clone, Debug)]
 pub enum Outcome {
-    /// It holds.
+    /// No crash that the exploration reaches breaks a promise of the recipe.
     Holds,
     /// It fails, and this is a shortest way.
     Fails(Box<Counterexample>),
@@ -41,9 +41,9 @@ type Key = (Vec<Step>, Vec<Rsp>, (u8, bool, bool, bool), Machine);
 #[derive(Default, Debug)]
 pub struct Prover {
     known: BTreeMap<Key, Outcome>,
-    /// States explored.
+    /// States that the explorations have met, in all.
     pub states: u64,
-    /// Explorations done.
+    /// Explorations that were done because the answer was not known yet.
     pub runs: u64,
     /// Questions that were answered from memory.
     pub reused: u64,

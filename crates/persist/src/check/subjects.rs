@@ -5,12 +5,12 @@ use super::{Machine, Outcome, Prover};
 use crate::recipe::{Op, Recipe, Shape, build, cells, variants};
 use crate::taxonomy::{Config, Transport};
 
-/// One cell.
+/// One recipe on one configuration: a cell of the tables, or one beyond them.
 #[derive(Clone, Debug)]
 pub struct Subject {
-    /// The responder.
+    /// The configuration of the responder.
     pub config: Config,
-    /// The operation.
+    /// The operation that carries the updates.
     pub op: Op,
     /// The recipe, with its shape and source.
     pub recipe: Recipe,

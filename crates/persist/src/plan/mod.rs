@@ -91,7 +91,7 @@ pub enum Considered {
 pub struct Method {
     /// The operation that carries the updates.
     pub op: Op,
-    /// Its recipe.
+    /// The steps that make the updates durable.
     pub recipe: Recipe,
     /// What becomes of it.
     pub considered: Considered,
@@ -100,7 +100,7 @@ pub struct Method {
 /// The plan for a request on a responder.
 #[derive(Clone, Debug)]
 pub struct Plan {
-    /// The responder.
+    /// The configuration of the responder that the plan is for.
     pub config: Config,
     /// What was asked for.
     pub request: Request,

@@ -40,10 +40,10 @@ impl fmt::Display for Update {
 pub struct Set(pub u64);
 
 impl Set {
-    /// No update.
+    /// The empty set.
     pub const NONE: Self = Self(0);
 
-    /// One update.
+    /// The set that has only the given update, whose number must be less than 64.
     #[must_use]
     pub const fn one(update: Update) -> Self {
         Self(1 << update.0)
@@ -163,9 +163,9 @@ pub enum Rsp {
 /// One line of a recipe.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum Step {
-    /// The requester's.
+    /// A step that the requester carries out.
     Rq(Rq),
-    /// The responder's.
+    /// A step that the responder's CPU carries out.
     Rsp(Rsp),
 }
 
@@ -211,16 +211,16 @@ impl fmt::Display for Rsp {
 /// The operation that carries the updates, by which the paper's tables are divided.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum Op {
-    /// RDMA WRITE.
+    /// RDMA WRITE, of which the responder's CPU is not told.
     Write,
     /// RDMA WRITE with immediate.
     WriteImm,
-    /// SEND.
+    /// SEND, into a receive buffer of the responder.
     Send,
 }
 
 impl Op {
-    /// All three.
+    /// All operations, in the order of the paper's tables.
     pub const ALL: [Self; 3] = [Self::Write, Self::WriteImm, Self::Send];
 
     /// The name in tables and machine-readable output.

@@ -66,7 +66,7 @@ pub trait Requester {
 /// What a run that cannot go on waits for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Waiting {
-    /// A completion.
+    /// The completion of a work request that was posted.
     Completion,
     /// The responder's acknowledgement.
     Acknowledgement,

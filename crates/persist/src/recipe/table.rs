@@ -13,7 +13,7 @@ use crate::taxonomy::{Buffers, Config, Domain, Transport};
 pub struct Cell {
     /// The responder's configuration.
     pub config: Config,
-    /// The operation.
+    /// The operation that carries the updates.
     pub op: Op,
     /// [`Shape::SINGLETON`] (table 2) or [`Shape::COMPOUND`] (table 3).
     pub shape: Shape,
