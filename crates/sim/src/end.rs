@@ -180,7 +180,7 @@ pub(crate) struct RecvQueue {
 /// A memory window over the target of an end, for its peer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Window {
-    /// Not bound.
+    /// The window is bound to no memory.
     Free,
     /// The work request is posted.
     Binding { start: usize, len: usize, rkey: Rkey },

@@ -31,7 +31,7 @@ pub(crate) enum AtomicKind {
     FetchAdd {
         add: u64,
     },
-    /// ATOMIC WRITE.
+    /// An ATOMIC WRITE: the word takes the value, whatever it was.
     Store {
         value: u64,
     },

@@ -19,11 +19,11 @@ use crate::rng::{Ppm, Rng};
 /// What the network does to packets.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Faults {
-    /// Packets lost.
+    /// Packets that never arrive.
     pub loss: Ppm,
     /// Packets that come twice.
     pub duplication: Ppm,
-    /// Packets damaged.
+    /// Packets that arrive with bytes changed.
     pub corruption: Ppm,
     /// Packets held back for a long time, so that many others overtake them.
     pub reordering: Ppm,
@@ -76,7 +76,7 @@ Traffic {
     corrupted,
     /// Packets held back.
     reordered,
-    /// Packets marked.
+    /// Packets marked "congestion experienced".
     marked,
     /// Packets to a node that was down.
     undeliverable,

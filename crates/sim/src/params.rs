@@ -59,13 +59,13 @@ pub struct Mix {
     pub send: u32,
     /// WRITE, with immediate too.
     pub write: u32,
-    /// READ.
+    /// The weight of READ.
     pub read: u32,
     /// CmpSwap and FetchAdd.
     pub atomic: u32,
-    /// ATOMIC WRITE.
+    /// The weight of ATOMIC WRITE.
     pub atomic_write: u32,
-    /// FLUSH.
+    /// The weight of FLUSH.
     pub flush: u32,
     /// Memory windows: bind, use, invalidate.
     pub window: u32,
@@ -74,21 +74,21 @@ pub struct Mix {
 /// What one seed does.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Plan {
-    /// Nodes.
+    /// How many nodes the cluster has.
     pub nodes: u32,
-    /// Connections.
+    /// How many connections there are between the nodes.
     pub connections: u32,
     /// Over IPv6.
     pub ipv6: bool,
-    /// Path MTU.
+    /// The path MTU of all QPs.
     pub mtu: Mtu,
     /// The network until it heals.
     pub faults: Faults,
     /// Work requests, over all QPs.
     pub ops: u32,
-    /// Operation mix.
+    /// How often each operation is chosen.
     pub mix: Mix,
-    /// Longest message.
+    /// The most bytes of one message.
     pub message_max: u32,
     /// WQEs of a send queue.
     pub send_depth: u32,
@@ -96,7 +96,7 @@ pub struct Plan {
     pub recv_depth: u32,
     /// Scatter/gather entries.
     pub sges: u32,
-    /// Inline bytes.
+    /// Bytes of inline data that a send WQE may have.
     pub inline: u32,
     /// READs, atomics and flushes outstanding on a QP.
     pub rd_atomic: u8,
@@ -124,9 +124,9 @@ pub struct Plan {
     pub fixed_port: bool,
     /// Beside RC, there are UC and UD QPs.
     pub unreliable: bool,
-    /// Power losses.
+    /// How many times a node loses its power.
     pub crashes: u32,
-    /// Partitions.
+    /// How many times the network is partitioned.
     pub partitions: u32,
     /// End-to-end credits are advertised.
     pub credits: bool,

@@ -39,15 +39,15 @@ Counts {
     ops,
     /// Work completions, receives too.
     completions,
-    /// Messages received.
+    /// Messages that a receive work request took.
     messages,
     /// Atomics that memory carried out.
     atomics,
     /// Persistent FLUSHes after which the worst crash was looked at.
     flushes_checked,
-    /// Power losses.
+    /// Times that a node lost its power.
     crashes,
-    /// Partitions.
+    /// Times that the network was partitioned.
     partitions,
     /// Connections that came back.
     reconnects,
@@ -59,7 +59,7 @@ Counts {
     timeouts,
     /// NAK sequence errors.
     nak_sequence,
-    /// RNR NAKs.
+    /// NAKs "receiver not ready", for want of a receive WQE.
     rnr_nak,
     /// Duplicate requests answered.
     duplicates_answered,
@@ -84,7 +84,7 @@ pub struct Failure {
 /// What became of a seed.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Outcome {
-    /// The seed.
+    /// The seed, which replays the run.
     pub seed: u64,
     /// What the seed made of the parameters.
     pub plan: Plan,

@@ -35,7 +35,7 @@ macro_rules! ensure {
 }
 pub(crate) use ensure;
 
-/// One machine.
+/// One machine: its device, its memory, and what it has connected.
 #[derive(Debug)]
 pub(crate) struct Node {
     pub(crate) addr: IpAddr,
@@ -123,7 +123,7 @@ const HEAL_NANOS: u64 = 30_000_000_000;
 /// Simulated time that a healed cluster may take to finish.
 const DRAIN_NANOS: u64 = 60_000_000_000;
 
-/// The cluster.
+/// The simulated cluster: its nodes, the network between them, and the time.
 #[derive(Debug)]
 pub(crate) struct World<'t> {
     pub(crate) plan: Plan,
