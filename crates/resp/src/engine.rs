@@ -84,7 +84,7 @@ impl Default for Config {
 /// What the outside knows of the process, refreshed now and then.
 #[derive(Clone, Copy, Default, Debug)]
 pub struct Facts {
-    /// Bytes resident.
+    /// Bytes of the process that are resident in memory.
     pub resident: u64,
     /// The most it has been.
     pub resident_peak: u64,
@@ -107,7 +107,7 @@ pub struct Facts {
 pub struct Moment {
     /// Microseconds of Unix time. One command sees one time.
     pub unix_us: i64,
-    /// For RANDOMKEY.
+    /// A random number, by which RANDOMKEY chooses.
     pub random: u64,
 }
 
@@ -122,7 +122,7 @@ impl Moment {
 /// What others see of a connection.
 #[derive(Debug)]
 pub struct Peer {
-    /// Its number.
+    /// The number of the connection, as CLIENT ID tells it.
     pub id: u64,
     /// Where it comes from.
     pub address: String,
@@ -228,7 +228,7 @@ fn place_of(key: Key<'_>) -> usize {
 pub struct Shared {
     /// As it was told.
     pub config: Config,
-    /// Counts.
+    /// What is counted for INFO and for Prometheus.
     pub stats: Stats,
     started_us: i64,
     next_id: AtomicU64,
@@ -438,7 +438,7 @@ impl Shared {
     /// was faster to change. It changes nothing that anybody sees. What fails is done when the hash is changed the next time.
     ///
     /// # Errors
-    /// The store's.
+    /// The error that the store gives.
     pub fn fold<S: Store + ?Sized>(&self, store: &mut S, moment: Moment) -> Result<bool, StoreError> {
         let (name, applied) = {
             let mut folds = self.folds();

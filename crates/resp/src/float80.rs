@@ -17,9 +17,9 @@ const HALF_OF_SMALLEST: i64 = -16446;
 pub enum Float80 {
     /// (-1)^negative * mantissa * 2^exponent; the mantissa has its highest bit set, or is 0.
     Finite {
-        /// The sign.
+        /// Whether the number is below zero, or is a negative zero.
         negative: bool,
-        /// The digits.
+        /// The 64 significant bits.
         mantissa: u64,
         /// The power of two.
         exponent: i64,

@@ -40,7 +40,7 @@ pub struct Joint {
     version: u64,
 }
 
-/// A key.
+/// What is known of one key that the commands looked at.
 #[derive(Debug)]
 struct Entry {
     /// The number of the database, and behind it the name.

@@ -11,7 +11,7 @@ use crate::command::{COMMANDS, Id};
 pub struct Counter(AtomicU64);
 
 impl Counter {
-    /// Adds.
+    /// Adds `amount` to the count.
     pub fn add(&self, amount: u64) {
         self.0.fetch_add(amount, Ordering::Relaxed);
     }
@@ -21,7 +21,7 @@ impl Counter {
         self.0.fetch_sub(amount, Ordering::Relaxed);
     }
 
-    /// The sum.
+    /// What was added so far, less what was taken away.
     pub fn get(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
     }
@@ -51,9 +51,9 @@ pub struct Stats {
     pub connections: Counter,
     /// Connections that were turned away, since there were too many.
     pub rejected_connections: Counter,
-    /// Bytes received.
+    /// Bytes received from clients.
     pub input_bytes: Counter,
-    /// Bytes sent.
+    /// Bytes sent to clients.
     pub output_bytes: Counter,
     /// Reads from sockets.
     pub reads: Counter,
@@ -67,7 +67,7 @@ pub struct Stats {
     pub misses: Counter,
     /// Keys that were deleted since their time had come.
     pub expired: Counter,
-    /// Errors answered.
+    /// Error replies that were sent.
     pub errors: Counter,
     /// Connections closed since they sent what is no request.
     pub protocol_errors: Counter,
@@ -141,7 +141,7 @@ impl Stats {
         self.by_error.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// CONFIG RESETSTAT.
+    /// Sets the counts to zero that CONFIG RESETSTAT resets.
     pub fn reset(&self) {
         let counters = [
             &self.connections,

@@ -16,9 +16,9 @@ pub const HEAD_LEN: usize = 9;
 /// A key. Redis has numbered databases; a store without such a thing can put the number in front of the name.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct Key<'a> {
-    /// The database.
+    /// The number of the database.
     pub space: u8,
-    /// Any bytes.
+    /// The key's name, which may be any bytes.
     pub name: &'a [u8],
 }
 
@@ -104,7 +104,7 @@ pub enum StoreError {
 /// A value that is to be written, or deleted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Change<'a> {
-    /// The key.
+    /// The key whose value is to change.
     pub key: Key<'a>,
     /// Its value; `None`: it is to have none.
     pub value: Option<&'a [u8]>,

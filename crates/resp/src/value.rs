@@ -28,7 +28,7 @@ pub type UnixMs = i64;
 /// What a value is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Kind {
-    /// Bytes.
+    /// A string, which is any bytes.
     String,
     /// Fields and values.
     Hash,
@@ -82,7 +82,7 @@ impl Head {
         Ok((Self { kind, expires: Some(UnixMs::from_le_bytes(*at)) }, HEAD_LEN))
     }
 
-    /// Appends it.
+    /// Appends the head's bytes to a value that is being built.
     pub fn emit(&self, value: &mut Vec<u8>) {
         let kind = match self.kind {
             Kind::String => STRING,

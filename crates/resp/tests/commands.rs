@@ -11,7 +11,7 @@ use remanence_resp::store::{Condition, Key, Store, StoreError, StoreLimits, Vers
 struct Client<S> {
     session: Session,
     store: S,
-    /// Milliseconds.
+    /// Milliseconds of Unix time, which a test moves on.
     now: i64,
 }
 

@@ -53,7 +53,7 @@ const ATTEMPTS: usize = 10_000;
 pub(crate) enum Failure {
     /// The error's text.
     Said(Cow<'static, [u8]>),
-    /// The store's.
+    /// The store's error, which is told to the client.
     Store(StoreError),
     /// The parts of a hash could not be read. Whoever reads them tries again.
     Missed(Missed),

@@ -16,7 +16,7 @@ pub(crate) struct KeySpec {
 /// What is known of a command.
 #[derive(Debug)]
 pub struct Command {
-    /// Which.
+    /// The command that the row describes.
     pub id: Id,
     /// In lower case.
     pub name: &'static str,

@@ -26,7 +26,7 @@ fn lost() -> StoreError {
 pub(crate) enum Folded {
     /// Nothing is left to do.
     Done,
-    /// Something is.
+    /// A further step is to be taken.
     More,
     /// The batch is in all buckets. Who changes the hash next may take it out of the key's value, or the next step does.
     Applied(Applied),

@@ -14,7 +14,7 @@ const TOGETHER: u32 = 128;
 /// cursor to go on from, or 0 at the end, and how many.
 ///
 /// # Errors
-/// The store's.
+/// The error that the store gives.
 pub fn sweep<S: Store>(
     store: &mut S,
     space: u8,

@@ -7,7 +7,7 @@ use crate::number::parse_i64;
 /// How deep replies may be nested.
 const DEPTH_MAX: usize = 32;
 
-/// One reply.
+/// One reply of a server, with the replies nested in it.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Frame {
     /// `+`

@@ -68,7 +68,7 @@ impl<'a> Writer<'a> {
         self.end();
     }
 
-    /// An integer.
+    /// Writes an integer reply, `:` and its decimal digits.
     pub fn integer(&mut self, value: i64) {
         self.number(b':', value);
     }
