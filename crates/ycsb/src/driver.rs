@@ -19,19 +19,19 @@ pub trait Store {
     /// Reads a record's fields, in ascending order; `None` if there is no such record.
     ///
     /// # Errors
-    /// The store's.
+    /// The error that the store gives.
     fn read(&mut self, key: &[u8], fields: Fields) -> Result<Option<Record>, Self::Error>;
 
     /// Replaces fields of a record; whether there was one. A store that cannot tell writes and says that there was.
     ///
     /// # Errors
-    /// The store's.
+    /// The error that the store gives.
     fn update(&mut self, key: &[u8], values: &Record) -> Result<bool, Self::Error>;
 
     /// Writes a new record.
     ///
     /// # Errors
-    /// The store's.
+    /// The error that the store gives.
     fn insert(&mut self, key: &[u8], values: &Record) -> Result<(), Self::Error>;
 
     /// Reads up to `count` records from `start` on, in key order.

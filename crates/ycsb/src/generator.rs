@@ -24,28 +24,28 @@ pub enum Fields {
 pub enum Operation {
     /// Read a record.
     Read {
-        /// Which.
+        /// The number of the record to read.
         record: u64,
         /// What of it.
         fields: Fields,
     },
     /// Replace fields of a record; the others stay as they are.
     Update {
-        /// Which.
+        /// The number of the record to update.
         record: u64,
         /// What is written: the field numbers and their new bytes.
         values: Record,
     },
     /// Write a new record. Its number is to be acknowledged once it has been answered.
     Insert {
-        /// Which.
+        /// The number of the new record.
         record: u64,
         /// All its fields.
         values: Record,
     },
     /// Read records in key order.
     Scan {
-        /// The first.
+        /// The number of the record whose key the scan starts from.
         record: u64,
         /// How many at most.
         count: u64,
@@ -54,7 +54,7 @@ pub enum Operation {
     },
     /// Read a record and then, if that succeeded, update it.
     ReadModifyWrite {
-        /// Which.
+        /// The number of the record to read and update.
         record: u64,
         /// What is read.
         fields: Fields,
@@ -93,7 +93,7 @@ impl Kind {
 }
 
 impl Operation {
-    /// Its kind.
+    /// The kind of operation, under which it is measured.
     #[must_use]
     pub const fn kind(&self) -> Kind {
         match self {
@@ -229,7 +229,7 @@ impl<R: Random> Generator<R> {
         Arc::new(Acknowledged::new(workload.records))
     }
 
-    /// The workload.
+    /// The workload that operations are drawn from.
     #[must_use]
     pub const fn workload(&self) -> &Arc<Workload> {
         &self.workload

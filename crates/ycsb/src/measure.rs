@@ -71,7 +71,7 @@ pub struct Timeline {
 #[derive(Clone, Debug)]
 pub struct Measurements {
     series: BTreeMap<Kind, Series>,
-    /// Over time.
+    /// How many operations ended in each slice of time, and how long they took.
     pub timeline: Timeline,
     /// Nanoseconds on the driver's clock when the first operation started and the last one ended.
     pub span: Option<(u64, u64)>,

@@ -16,20 +16,20 @@ pub trait KeyValue {
     /// Puts the value of `key` into `value`, which is empty; whether there is one.
     ///
     /// # Errors
-    /// The store's.
+    /// The error that the store gives.
     fn get(&mut self, key: &[u8], value: &mut Vec<u8>) -> Result<bool, Self::Error>;
 
     /// Writes a value, new or not.
     ///
     /// # Errors
-    /// The store's.
+    /// The error that the store gives.
     fn put(&mut self, key: &[u8], value: &[u8]) -> Result<(), Self::Error>;
 
     /// Shows `each` up to `count` values of keys from `start` on, in an order that the store has; `None` if it has none,
     /// which makes workload E impossible.
     ///
     /// # Errors
-    /// The store's.
+    /// The error that the store gives.
     fn scan(
         &mut self,
         start: &[u8],
@@ -58,7 +58,7 @@ pub enum PackedError<E> {
     /// A value that no record was packed into.
     #[error("the value of {key:?} is no record of {fields} fields: was the store loaded with this workload?")]
     Damaged {
-        /// Whose.
+        /// The key whose value it is.
         key: String,
         /// How many fields it should have.
         fields: usize,
@@ -74,7 +74,7 @@ impl<K: KeyValue> Packed<K> {
         Self { store, fields, value: Vec::new() }
     }
 
-    /// The store.
+    /// The store that the records are packed into.
     pub const fn store(&mut self) -> &mut K {
         &mut self.store
     }

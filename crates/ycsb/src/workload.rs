@@ -169,7 +169,7 @@ pub enum WorkloadError {
     /// A value of a property that cannot be read.
     #[error("{name} is {value:?}, which is not one of its values")]
     Unknown {
-        /// The property.
+        /// The name of the property.
         name: &'static str,
         /// What it was set to.
         value: String,
@@ -177,7 +177,7 @@ pub enum WorkloadError {
     /// A property that YCSB has and this crate does not.
     #[error("the property {name} is not supported: leave it out")]
     Unsupported {
-        /// The property.
+        /// The name of the property.
         name: String,
     },
     /// Values that do not go together.

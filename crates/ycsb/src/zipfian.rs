@@ -8,7 +8,7 @@
 use crate::fnv::hash64;
 use crate::random::Random;
 
-/// YCSB's skew.
+/// The skew of YCSB's distributions: the exponent of the ranks.
 pub const THETA: f64 = 0.99;
 /// How many ranks [`Scrambled`] draws from, less one.
 pub const SCRAMBLED_ITEMS: u64 = 10_000_000_000;
