@@ -30,7 +30,7 @@ const LATER: u64 = 100;
 
 /// Who reaches an Erda store for one worker. Names are the store's own keys.
 pub trait Handle {
-    /// A value.
+    /// Reads the value of a name; `None` if it has none.
     ///
     /// # Errors
     /// [`StoreError`]
@@ -95,7 +95,7 @@ pub trait Handle {
 /// A value that is to be written, or deleted, by the store's own name.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct NamedChange<'a> {
-    /// The name.
+    /// The key as the store names it.
     pub name: &'a [u8],
     /// The value; `None`: there is to be none.
     pub value: Option<&'a [u8]>,

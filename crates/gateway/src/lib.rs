@@ -89,7 +89,7 @@ pub struct Options {
     pub metrics: Option<SocketAddr>,
     /// More to tell Prometheus, of the store for instance.
     pub more_metrics: Option<Source>,
-    /// Worker threads.
+    /// How many worker threads share the connections.
     pub threads: usize,
     /// Connections at most, and seconds an idle one may last, are in here too.
     pub config: Config,
@@ -155,7 +155,7 @@ pub enum Error {
     /// Text that is no address.
     #[error("{text:?} is no address to listen on ({reason}): give host:port or a path")]
     Address {
-        /// The text.
+        /// The text that was given as an address.
         text: String,
         /// What is wrong with it.
         reason: String,
@@ -163,7 +163,7 @@ pub enum Error {
     /// An address that cannot be had.
     #[error("cannot listen on {address} ({error}): is another server there?")]
     Listen {
-        /// Where.
+        /// The address that was to be listened on.
         address: String,
         /// The system's reason.
         error: io::Error,

@@ -57,7 +57,7 @@ pub(crate) struct Rates {
     bytes_out: u64,
 }
 
-/// Looks again.
+/// Refreshes the facts of the process in `shared`, with the rates since the last look.
 pub(crate) fn refresh(shared: &Shared, rates: &mut Rates) {
     let now = unix_us();
     let stats = &shared.stats;

@@ -19,7 +19,7 @@ pub(crate) enum Listener {
     Unix(UnixListener, Address),
 }
 
-/// A connection.
+/// A connection to one client.
 #[derive(Debug)]
 pub(crate) enum Stream {
     Tcp(TcpStream),

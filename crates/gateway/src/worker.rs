@@ -26,7 +26,7 @@ use crate::{Options, Stopper};
 pub(crate) const WAKER: Token = Token(0);
 /// The listening sockets.
 const DOORS: usize = 1;
-/// Connections.
+/// The first token of a connection; those below are the waker's and the listening sockets'.
 const SEATS: usize = 1024;
 
 /// Microseconds after which an idle connection gives back its buffers.
