@@ -83,7 +83,7 @@ impl Drop for Endpoint {
     }
 }
 
-/// One scrape.
+/// One request that is being received or answered.
 struct Scrape {
     stream: TcpStream,
     since: Instant,

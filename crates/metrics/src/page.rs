@@ -16,16 +16,16 @@ use prometheus_client::registry::Registry;
 pub enum Unit {
     /// Seconds, never milliseconds.
     Seconds,
-    /// Bytes.
+    /// Bytes, never kilobytes.
     Bytes,
 }
 
 /// What a family's value is.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum Number {
-    /// A count.
+    /// A whole number.
     Count(u64),
-    /// An amount.
+    /// A number that may have a fraction.
     Amount(f64),
 }
 

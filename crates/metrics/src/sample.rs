@@ -23,7 +23,7 @@ pub struct Sample {
     pub cpu_user_us: u64,
     /// Microseconds of CPU time in the kernel.
     pub cpu_system_us: u64,
-    /// Threads.
+    /// Threads that the process has.
     pub threads: u64,
     /// Open file descriptors.
     pub open_fds: u64,
@@ -34,7 +34,7 @@ pub struct Sample {
 }
 
 impl Sample {
-    /// Looks.
+    /// Reads what the kernel tells of this process now.
     #[must_use]
     pub fn take() -> Self {
         let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
