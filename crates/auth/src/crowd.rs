@@ -34,7 +34,7 @@ struct Stranger<Id> {
 }
 
 impl<Id: Copy + PartialEq> Crowd<Id> {
-    /// Nobody yet.
+    /// A crowd in which nobody waits.
     #[must_use]
     pub const fn new(room: Room) -> Self {
         Self { room, waiting: VecDeque::new() }

@@ -50,7 +50,7 @@ pub enum BadToken {
     /// Too easy to guess.
     #[error("a token needs at least {MIN_TOKEN} characters; leave it out to have one made")]
     Short,
-    /// Too long.
+    /// The text has more than [`MAX_TOKEN`] characters.
     #[error("a token has at most {MAX_TOKEN} characters")]
     Long,
     /// Would be lost in a terminal or a file.
