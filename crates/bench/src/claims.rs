@@ -43,7 +43,7 @@ impl fmt::Display for Verdict {
     }
 }
 
-/// One claim.
+/// A claim of the paper, and what became of it here.
 #[derive(Clone, Debug, Serialize)]
 pub struct Claim {
     /// What the paper says, and where.
@@ -55,7 +55,7 @@ pub struct Claim {
 }
 
 impl Claim {
-    /// A claim.
+    /// A claim with the verdict on it and what was found.
     #[must_use]
     pub fn new(paper: impl Into<String>, verdict: Verdict, found: impl Into<String>) -> Self {
         Self { paper: paper.into(), verdict, found: found.into() }

@@ -9,9 +9,9 @@ use crate::samples::{Key, Metric};
 pub enum Op {
     /// RDMA WRITE; the latency test looks at the memory for the answer.
     Write,
-    /// RDMA READ.
+    /// RDMA READ, which the requester's side alone measures.
     Read,
-    /// SEND.
+    /// SEND, which the responder receives.
     Send,
 }
 
@@ -33,13 +33,13 @@ impl Op {
 /// One run of a client and its server.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Run {
-    /// The operation.
+    /// The operation that is measured.
     pub op: Op,
     /// Latency or throughput.
     pub metric: Metric,
     /// Bytes of an operation.
     pub size: u64,
-    /// Operations.
+    /// How many operations the client does.
     pub count: u64,
 }
 

@@ -10,7 +10,7 @@ use plotters::style::text_anchor::{HPos, Pos, VPos};
 
 use crate::report::{Report, Row, bytes, figure};
 
-/// One panel.
+/// One panel of a figure: its axes and its curves.
 #[derive(Clone, Debug)]
 pub struct Panel {
     /// What it shows.

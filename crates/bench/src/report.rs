@@ -13,7 +13,7 @@ use crate::machine::Machine;
 pub enum Kind {
     /// Real memory and sockets.
     Live,
-    /// Simulated time.
+    /// The clock of a simulation.
     Simulated,
     /// A model of hardware that is not here.
     Model,
@@ -47,10 +47,10 @@ pub struct Row {
 /// Which side of the limit is good.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 pub enum Sense {
-    /// At most.
+    /// The value must not be above the limit.
     #[serde(rename = "<=")]
     AtMost,
-    /// At least.
+    /// The value must not be below the limit.
     #[serde(rename = ">=")]
     AtLeast,
 }
@@ -58,7 +58,7 @@ pub enum Sense {
 /// What is asked of a figure.
 #[derive(Clone, Debug, Serialize)]
 pub struct Bar {
-    /// In words.
+    /// What is asked, in words.
     pub name: String,
     /// What was found, if the run had what it takes to find it.
     pub value: Option<f64>,
@@ -91,7 +91,7 @@ pub struct Report {
     pub machine: Machine,
     /// How it was run.
     pub params: serde_json::Value,
-    /// Every figure.
+    /// Every figure that was measured.
     pub rows: Vec<Row>,
     /// What was asked of them.
     pub bars: Vec<Bar>,

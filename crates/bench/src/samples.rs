@@ -11,7 +11,7 @@ use crate::report::{Kind, Row};
 /// What one series measured at one point.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct Key {
-    /// The operation.
+    /// The operation's name, such as `write` or `read`.
     pub op: String,
     /// Bytes, threads, ….
     pub x: u64,

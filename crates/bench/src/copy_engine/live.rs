@@ -25,9 +25,9 @@ const ORDER_LEN: u64 = 1024;
 pub(super) enum By {
     /// The caller's own CPU.
     Own,
-    /// A thread.
+    /// A worker thread of the engine.
     Worker,
-    /// Intel's accelerator.
+    /// The Data Streaming Accelerator, a DMA device of Intel's.
     Dsa,
 }
 

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 pub enum Carrier {
     /// UDP over loopback.
     Udp,
-    /// Shared memory.
+    /// Shared memory of one host.
     Shm,
 }
 

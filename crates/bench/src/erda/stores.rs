@@ -65,7 +65,7 @@ pub struct Native {
 }
 
 impl Native {
-    /// Connects.
+    /// Connects to the server at `to`.
     ///
     /// # Errors
     /// The store's sentence.
@@ -73,7 +73,7 @@ impl Native {
         Store::connect(context, to, options.clone()).map(|store| Self { store }).map_err(|e| e.to_string())
     }
 
-    /// The store.
+    /// The store's own client, for what this one has no method for.
     pub const fn store(&mut self) -> &mut Store {
         &mut self.store
     }

@@ -41,14 +41,14 @@ impl Change {
     }
 }
 
-/// Whose bytes.
+/// The design whose bytes are counted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Who {
     /// The paper's design, in the paper's layout.
     Paper,
-    /// Either baseline.
+    /// One of the paper's two baselines, in its layout.
     Baseline(Scheme),
-    /// Ours.
+    /// Our store, in one of its modes.
     Ours(Mode),
 }
 

@@ -126,7 +126,7 @@ impl Redis {
     /// Connects. `name` is what errors call the server.
     ///
     /// # Errors
-    /// One sentence.
+    /// One sentence that says what failed, and at which server.
     pub(crate) fn connect(to: SocketAddr, spin: bool, name: &'static str) -> Result<Self, String> {
         let wire = Wire::connect(to, spin).map_err(|e| unreachable_(name, to, &e))?;
         Ok(Self { wire, out: Vec::new(), name })
@@ -166,7 +166,7 @@ impl Redis {
     /// Whether it answers.
     ///
     /// # Errors
-    /// One sentence.
+    /// One sentence that says what failed, and at which server.
     pub(crate) fn ping(&mut self) -> Result<(), String> {
         self.ask(&[b"PING"], None).map(drop)
     }
@@ -197,10 +197,10 @@ pub(super) struct Memcached {
 }
 
 impl Memcached {
-    /// Connects.
+    /// Connects to the memcached at `to`; `spin`: without sleeping in waits.
     ///
     /// # Errors
-    /// One sentence.
+    /// One sentence that says what failed, and at which server.
     pub(super) fn connect(to: SocketAddr, spin: bool) -> Result<Self, String> {
         let wire = Wire::connect(to, spin).map_err(|e| unreachable_("memcached", to, &e))?;
         Ok(Self { wire, out: Vec::new() })

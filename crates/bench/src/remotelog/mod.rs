@@ -45,7 +45,7 @@ pub struct Options {
 /// One bar of the figure.
 #[derive(Clone, Debug)]
 pub struct Cell {
-    /// The responder.
+    /// The configuration of the responder.
     pub config: Config,
     /// One update or two.
     pub mode: Mode,
@@ -111,7 +111,7 @@ pub fn cells() -> Vec<Cell> {
 /// Runs the bench.
 ///
 /// # Errors
-/// One sentence.
+/// One sentence that says what failed.
 pub fn run(options: &Options, mut progress: impl FnMut(u64, u64, &str)) -> Result<Report, String> {
     let ms = Duration::from_millis;
     let (rounds, burst) = options.effort.pick((1_u64, ms(1)), (2, ms(12)), (9, ms(60)));

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) enum Carrier {
-    /// UDP sockets.
+    /// UDP sockets, whose device is driven by the thread that polls.
     Udp,
     /// UDP sockets, with a thread of the device's own beside whoever polls, as the C libraries have it.
     UdpServed,
@@ -106,9 +106,9 @@ impl Test {
 pub(super) struct Endpoint {
     /// GID as an IP address.
     pub(super) gid: std::net::Ipv6Addr,
-    /// QP number.
+    /// The number of the agent's QP.
     pub(super) qpn: u32,
-    /// First PSN.
+    /// The first PSN that the agent's QP sends.
     pub(super) psn: u32,
     /// Of the memory that the peer may reach.
     pub(super) rkey: u32,
@@ -126,9 +126,9 @@ pub(super) enum Request {
     Open {
         /// What to open.
         carrier: Carrier,
-        /// Our address.
+        /// The address of the agent that opens.
         address: std::net::IpAddr,
-        /// The peer's.
+        /// The address of the other agent.
         peer: std::net::IpAddr,
         /// The network interface.
         interface: String,
@@ -144,11 +144,11 @@ pub(super) enum Request {
         /// With which size.
         size: u64,
     },
-    /// Stop serving.
+    /// Stop serving the peer.
     Stop,
     /// Run a test.
     Run {
-        /// Which.
+        /// The test to run.
         test: Test,
         /// Bytes of an operation.
         size: u64,
