@@ -18,11 +18,11 @@ const DIM: Style = Style::new().dimmed();
 pub(crate) enum Mood {
     /// As it should be.
     Good,
-    /// Worth knowing.
+    /// Nothing is wrong, but the reader should know of it.
     Note,
     /// Not there; nothing is broken.
     Absent,
-    /// Wrong.
+    /// Something is wrong.
     Bad,
 }
 

@@ -48,7 +48,7 @@ impl Server {
         self.child = Some(child);
     }
 
-    /// SIGKILL.
+    /// Ends the server with SIGKILL, and waits until it has ended.
     fn kill(&mut self) {
         if let Some(mut child) = self.child.take() {
             child.kill().expect("it runs");

@@ -68,7 +68,7 @@ impl Members {
         self.children[n] = Some(child);
     }
 
-    /// SIGKILL.
+    /// Ends server `n` with SIGKILL, and waits until it has ended.
     fn kill(&mut self, n: usize) {
         let mut child = self.children[n].take().expect("it runs");
         child.kill().expect("it runs");

@@ -17,7 +17,7 @@ use crate::args::{Server, Tokens};
 use crate::device;
 use crate::fail::Fail;
 
-/// Whom to explain: a configuration, or a server that is asked for its own.
+/// What to explain: a configuration, or a server that is asked for its own.
 #[derive(Clone, Debug)]
 pub(crate) enum Responder {
     /// Of which that is known, and what was not said of it is taken for granted.

@@ -173,7 +173,7 @@ impl Server {
         self.child = Some(child);
     }
 
-    /// SIGKILL.
+    /// Ends the server with SIGKILL, and waits until it has ended.
     pub(crate) fn kill(&mut self) {
         let mut child = self.child.take().expect("it runs");
         child.kill().expect("it runs");

@@ -26,7 +26,7 @@ const HOST: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 /// How long a server may take to recover its pool and say that it is ready.
 const READY: Duration = Duration::from_secs(30);
 
-/// One server.
+/// One server of the cluster: its pool's file, and its process while it runs.
 struct Member {
     pool: PathBuf,
     process: Option<Running>,

@@ -13,7 +13,7 @@ use remanence_link::route::{self, Interface};
 /// Entries of a GID table, used or not.
 pub(super) const GIDS: usize = 16;
 
-/// One device.
+/// A device as `libibverbs` would show it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Device {
     pub(crate) name: String,
