@@ -13,12 +13,12 @@
 
 use std::time::Duration;
 
-/// Who copies.
+/// What copies a message: a CPU or the copy engine.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Way {
     /// The caller, at once.
     Inline,
-    /// The engine.
+    /// The copy engine, while the caller goes on.
     Engine,
 }
 

@@ -23,9 +23,9 @@ use crate::live::Live;
 /// One call's bytes on their way.
 #[derive(Debug)]
 pub struct Job {
-    /// The call.
+    /// The call whose request is copied.
     pub id: RequestId,
-    /// The request.
+    /// The request, which is held until it is copied.
     pub body: Body<Live>,
     /// Bytes of it that are not to be copied: what the service needs for itself.
     pub skip: usize,

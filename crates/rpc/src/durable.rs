@@ -51,7 +51,7 @@ impl Server {
         Self { rpc, region, copier, idle_rounds: 0 }
     }
 
-    /// The endpoint.
+    /// The endpoint that the server answers through.
     #[must_use]
     pub fn rpc(&self) -> &Rpc {
         &self.rpc
@@ -183,7 +183,7 @@ pub struct Client {
 /// Why a write is not acknowledged.
 #[derive(Debug, thiserror::Error)]
 pub enum Fault {
-    /// The endpoint.
+    /// The endpoint failed.
     #[error(transparent)]
     Endpoint(#[from] Error),
     /// There is no memory for messages, or the backlog is full: wait for some of the writes that are under way.
@@ -213,7 +213,7 @@ impl Client {
         Ok(Self { rpc, session, submitted: 0, finished: 0 })
     }
 
-    /// The endpoint.
+    /// The endpoint that the client calls through.
     #[must_use]
     pub fn rpc(&self) -> &Rpc {
         &self.rpc

@@ -61,7 +61,7 @@ pub enum Error {
     OutOfRange {
         /// Where it should go.
         offset: u64,
-        /// Its bytes.
+        /// Bytes that the write has.
         len: u64,
         /// Bytes that are exported.
         region: u64,

@@ -37,9 +37,9 @@ const _: () = assert!(HEADER_LEN == 28 + 4, "the fields above, without gaps");
 /// Where an endpoint is: a UD QP.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Address {
-    /// The host.
+    /// The GID at which the endpoint's host is reached.
     pub gid: Gid,
-    /// The QP.
+    /// The number of the endpoint's UD QP.
     pub qpn: Qpn,
 }
 
@@ -122,7 +122,7 @@ impl Refusal {
 /// What stands behind the header of a packet.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Behind {
-    /// Nothing.
+    /// The header is the whole packet.
     Nothing,
     /// Part of a message, maybe none.
     Payload,
@@ -205,7 +205,7 @@ pub enum Repr {
         session: u32,
         /// The session's key.
         key: u32,
-        /// Why.
+        /// The reason for which there is no session.
         why: Refusal,
     },
     /// The client ends the session.
@@ -236,7 +236,7 @@ pub enum Repr {
         /// The session's key.
         key: u32,
     },
-    /// Yes.
+    /// The answer to a ping: the session is alive.
     Pong {
         /// The client's number.
         session: u32,
@@ -249,7 +249,7 @@ pub enum Repr {
         session: u32,
         /// The session's key.
         key: u32,
-        /// The call.
+        /// The number of the call.
         request: u64,
         /// Of the message.
         packet: u16,
@@ -264,9 +264,9 @@ pub enum Repr {
         session: u32,
         /// The session's key.
         key: u32,
-        /// The call.
+        /// The number of the call.
         request: u64,
-        /// The packet.
+        /// The packet that has come, by its number in the request.
         packet: u16,
         /// Nanoseconds since it came.
         delay: u32,
@@ -277,7 +277,7 @@ pub enum Repr {
         session: u32,
         /// The session's key.
         key: u32,
-        /// The call.
+        /// The number of the call.
         request: u64,
         /// Nanoseconds since that packet came.
         delay: u32,
@@ -288,7 +288,7 @@ pub enum Repr {
         session: u32,
         /// The session's key.
         key: u32,
-        /// The call.
+        /// The number of the call.
         request: u64,
         /// Of the message.
         packet: u16,
@@ -305,9 +305,9 @@ pub enum Repr {
         session: u32,
         /// The session's key.
         key: u32,
-        /// The call.
+        /// The number of the call.
         request: u64,
-        /// The packet.
+        /// The packet that is asked for, by its number in the response.
         packet: u16,
     },
 }

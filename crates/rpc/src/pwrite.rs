@@ -46,7 +46,7 @@ pub enum Method {
 }
 
 impl Method {
-    /// Every method.
+    /// Every method, the volatile baseline first.
     pub const ALL: [Self; 3] = [Self::Write, Self::WriteRead, Self::WriteFlush];
 
     /// The name that options and machine-readable output use.
@@ -113,7 +113,7 @@ impl Export {
         Ok(Self { stop, thread: Some(thread.map_err(Error::Thread)?), port })
     }
 
-    /// Its port.
+    /// The port that the export listens on.
     #[must_use]
     pub fn port(&self) -> u16 {
         self.port

@@ -208,7 +208,7 @@ pub fn observe(method: Method, ddio: bool, seed: u64) -> Seen {
 /// How often it was what.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Tally {
-    /// Writes.
+    /// Writes that were observed.
     pub trials: u64,
     /// Of these, visible when they completed.
     pub visible: u64,

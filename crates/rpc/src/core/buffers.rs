@@ -44,7 +44,7 @@ pub enum Body<B: Buffers> {
     Packet(B::Packet),
     /// It came in several, or receive buffers are short.
     Message {
-        /// The memory.
+        /// The memory that the packets were put together in.
         message: B::Message,
         /// Bytes of the message.
         len: usize,

@@ -33,7 +33,7 @@ const CAPACITY_MIN: u16 = 128;
 /// A packet to send.
 #[derive(Clone, Debug)]
 pub struct Transmit<M> {
-    /// Where to.
+    /// The endpoint that the packet goes to.
     pub to: Address,
     /// Its first bytes.
     pub header: [u8; HEADER_LEN],
@@ -46,7 +46,7 @@ pub struct Transmit<M> {
 /// Counters since the endpoint was made.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Stats {
-    /// Datagrams taken.
+    /// Datagrams that the endpoint was given.
     pub received: u64,
     /// Datagrams handed out.
     pub sent: u64,
@@ -206,7 +206,7 @@ impl<B: Buffers> Endpoint<B> {
         &self.config
     }
 
-    /// Counters.
+    /// What the endpoint has counted since it was made.
     #[must_use]
     pub fn stats(&self) -> &Stats {
         &self.stats

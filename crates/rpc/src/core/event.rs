@@ -89,20 +89,20 @@ pub enum CallError {
     Full,
 }
 
-/// What happened.
+/// What happened at an endpoint, for its caller to act on.
 pub enum Event<B: Buffers> {
     /// Client: the session is up.
     Connected(SessionId),
     /// The session is over; of a client's, every call has been told of before.
     Ended {
-        /// The session.
+        /// The session that is over.
         session: SessionId,
-        /// Why.
+        /// The reason for which it is over.
         why: Ended,
     },
     /// Server: a client has a session.
     Accepted {
-        /// The session.
+        /// The session that the client has.
         session: SessionId,
         /// Where the client is.
         peer: Address,
@@ -122,14 +122,14 @@ pub enum Event<B: Buffers> {
         tag: u64,
         /// How it ended.
         status: Status,
-        /// The response.
+        /// The response; it stays valid for as long as it is held.
         body: Body<B>,
     },
     /// Client: a call has no answer.
     Failed {
         /// The caller's name of the call.
         tag: u64,
-        /// Why.
+        /// The reason for which there is no answer.
         why: Failure,
     },
 }

@@ -74,7 +74,7 @@ impl Nexus {
         Ok(nexus)
     }
 
-    /// The device.
+    /// The device that the endpoints' QPs belong to.
     #[must_use]
     pub fn context(&self) -> &Context {
         &self.shared.context

@@ -49,7 +49,7 @@ impl Client {
         Ok(Self { rpc, session, next: 0, under_way: 0, early: BTreeMap::new() })
     }
 
-    /// The endpoint.
+    /// The endpoint that the client calls through.
     #[must_use]
     pub fn rpc(&self) -> &Rpc {
         &self.rpc

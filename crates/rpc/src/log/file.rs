@@ -39,7 +39,7 @@ pub enum Word {
 }
 
 impl Word {
-    /// Every word.
+    /// Every kind of word.
     pub const ALL: [Self; 3] = [Self::Plain, Self::RotatingCounter, Self::RotatingRegister];
 
     /// The name that options and machine-readable output use.
@@ -78,7 +78,7 @@ pub enum OpenError {
         "the log here is of version {found}, and this program knows version {VERSION}: use the program that made it"
     )]
     Version {
-        /// Its version.
+        /// The version that the log's record names.
         found: u32,
     },
     /// What its record says cannot be.
@@ -248,7 +248,7 @@ impl<M: Medium + Clone> LogFile<M> {
 }
 
 impl<M: Medium> LogFile<M> {
-    /// Its word.
+    /// The kind of word that says how far this log goes.
     #[must_use]
     pub fn word(&self) -> Word {
         self.word

@@ -29,7 +29,7 @@ pub use server::{Options, Server};
 pub const APPEND: u16 = 1;
 /// From where to where there are entries.
 pub const BOUNDS: u16 = 2;
-/// One entry.
+/// The service that reads one entry.
 pub const READ: u16 = 3;
-/// Forget entries.
+/// The service that forgets entries.
 pub const TRIM: u16 = 4;

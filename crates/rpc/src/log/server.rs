@@ -58,7 +58,7 @@ impl Server {
         (self.appends, self.commits)
     }
 
-    /// The endpoint.
+    /// The endpoint that the server answers through.
     #[must_use]
     pub fn rpc(&self) -> &Rpc {
         &self.rpc
