@@ -36,7 +36,7 @@ pub struct Ends {
     pub client: IpAddr,
     /// The number of its QP.
     pub qpn: u32,
-    /// Whom it asks.
+    /// The address and port of the server that the client asks.
     pub server: SocketAddr,
 }
 

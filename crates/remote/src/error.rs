@@ -27,17 +27,17 @@ pub enum Error {
         crate::hello::VERSION
     )]
     OtherVersion {
-        /// The server.
+        /// The address of the server.
         peer: SocketAddr,
-        /// Its version.
+        /// The version of the protocol that the server speaks.
         theirs: u16,
     },
     /// The server refused, and said why.
     #[error("{peer} refused the connection: {why}")]
     Refused {
-        /// The server.
+        /// The address of the server that refused.
         peer: SocketAddr,
-        /// Its sentence.
+        /// The sentence that the server gave.
         why: String,
     },
     /// It asks for a token, and none was given.
@@ -67,9 +67,9 @@ pub enum Error {
         "the server says that it executes {what}, and answers {status}; nothing can be made durable that way: declare \"read\" on its side, or check its RNIC"
     )]
     FlushRefused {
-        /// Which FLUSH.
+        /// The kind of FLUSH that was tried.
         what: &'static str,
-        /// Its answer.
+        /// The status that the FLUSH completed with.
         status: WcStatus,
     },
     /// The server executed FLUSHes for this session, and refuses one.
@@ -77,9 +77,9 @@ pub enum Error {
         "the server executed {what} for this session until now, and answers {status}; what was acknowledged is as safe as before, what was under way may be durable or not, and nothing more can be made durable here: connect again, and declare \"read\" on its side if it goes on refusing"
     )]
     FlushWithdrawn {
-        /// Which FLUSH.
+        /// The kind of FLUSH that was tried.
         what: &'static str,
-        /// Its answer.
+        /// The status that the FLUSH completed with.
         status: WcStatus,
     },
     /// The server tried to execute a FLUSH, and its medium failed.
@@ -87,9 +87,9 @@ pub enum Error {
         "the server's medium failed under {what} ({status}); what was acknowledged is safe if the medium is, what was under way may be durable or not: check its disk, start the server again, and connect again"
     )]
     MediumFailed {
-        /// Which FLUSH.
+        /// The kind of FLUSH that was tried.
         what: &'static str,
-        /// Its answer.
+        /// The status that the FLUSH completed with.
         status: WcStatus,
     },
     /// An argument is wrong; nothing was sent.
@@ -98,9 +98,9 @@ pub enum Error {
     /// A work request failed. Nothing that was under way may be believed durable; it may be, all the same.
     #[error("{what} failed ({status}); what was under way may be durable or not: connect again and look")]
     Completion {
-        /// Which.
+        /// What failed: a kind of work request, or the connection.
         what: &'static str,
-        /// How.
+        /// The status of the completion that told of it.
         status: WcStatus,
     },
     /// The other side ended the connection, or is not there any more. As for [`Completion`](Self::Completion).

@@ -228,11 +228,11 @@ pub(crate) const WELCOME_PROOF: Range<usize> = 68..100;
 /// Memory of the server, as a client names it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Window {
-    /// The key.
+    /// The rkey under which the client reaches the memory.
     pub rkey: u32,
     /// Address of the first byte.
     pub addr: u64,
-    /// Bytes.
+    /// How many bytes may be reached.
     pub len: u64,
 }
 

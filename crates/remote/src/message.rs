@@ -92,7 +92,7 @@ impl Header {
 pub struct Entry {
     /// Where in the region.
     pub offset: u64,
-    /// Bytes.
+    /// How many bytes the update has.
     pub len: u32,
     /// Where its bytes are in the message, if the message brings them.
     pub data: Option<u32>,
@@ -110,7 +110,7 @@ impl Entry {
 /// A whole message, as it was found in a receive buffer.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Parsed<'a> {
-    /// Its header.
+    /// The header that the message begins with.
     pub header: Header,
     /// Its entries, in the order of the updates.
     pub entries: Vec<Entry>,
@@ -185,7 +185,7 @@ impl<'a> Parsed<'a> {
 /// What the server sends.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Answer {
-    /// Why.
+    /// What the answer says of the message.
     pub kind: AnswerKind,
     /// The message that it answers.
     pub number: u64,

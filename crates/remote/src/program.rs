@@ -16,7 +16,7 @@ use crate::codec::{Malformed, Reader};
 pub struct Part {
     /// What it must be.
     pub message: Message,
-    /// At once.
+    /// Steps that are carried out at once.
     pub now: Vec<Rsp>,
     /// Afterwards, at leisure.
     pub later: Vec<Rsp>,

@@ -75,7 +75,7 @@ pub struct Method {
 }
 
 impl Method {
-    /// A method.
+    /// The method that carries out `recipe`; the server knows its plan by `number`.
     ///
     /// # Errors
     /// The recipe is none.
@@ -507,7 +507,7 @@ impl Requester {
     /// are in staging then, until [`release`](Self::release) is called with it.
     ///
     /// # Errors
-    /// Why not.
+    /// [`Refused`]: why nothing was queued.
     pub fn read(&mut self, offset: u64, len: u32) -> Result<(u64, u64), Refused> {
         if offset.checked_add(u64::from(len)).is_none_or(|end| end > self.terms.region.len) {
             return Err(Refused::Never(format!(
@@ -534,7 +534,7 @@ impl Requester {
     /// of the number.
     ///
     /// # Errors
-    /// Why not.
+    /// [`Refused`]: why nothing was queued.
     pub fn write(&mut self, offset: u64, bytes: &[u8], port: &mut impl Port) -> Result<u64, Refused> {
         let len = bytes.len() as u64;
         let end = offset.checked_add(len);
@@ -601,7 +601,7 @@ impl Requester {
     /// [`reply`](Self::reply) with the number that this returns.
     ///
     /// # Errors
-    /// Why not.
+    /// [`Refused`]: why nothing was queued.
     pub fn call(
         &mut self,
         kind: Kind,

@@ -93,13 +93,13 @@ struct Owed {
 /// Counters of a session.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Served {
-    /// Messages received.
+    /// Messages that were received.
     pub messages: u64,
     /// Updates copied to their places.
     pub copies: u64,
     /// Times that the medium was waited for.
     pub psyncs: u64,
-    /// Acknowledgements.
+    /// Acknowledgements that were sent.
     pub acks: u64,
 }
 

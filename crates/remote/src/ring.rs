@@ -177,7 +177,7 @@ pub struct Ring {
     page: u64,
     /// Offset of the first buffer.
     pub first: u64,
-    /// Buffers.
+    /// How many buffers there are.
     pub slots: u16,
     /// Bytes of each.
     pub slot_size: u32,

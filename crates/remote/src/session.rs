@@ -140,9 +140,9 @@ impl Options {
 /// The server's memory, as a session sees it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct RemoteRegion {
-    /// Bytes.
+    /// How many bytes the region has.
     pub len: u64,
-    /// Its key.
+    /// The rkey under which the session reaches the region.
     pub rkey: u32,
     /// Address of its first byte.
     pub addr: u64,

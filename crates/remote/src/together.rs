@@ -26,19 +26,19 @@ pub enum Work<'a> {
     Write {
         /// To where in the region.
         at: u64,
-        /// What.
+        /// The bytes to write.
         bytes: &'a [u8],
     },
     /// A question to the server's application: as [`Session::call`].
     Call {
-        /// Whom.
+        /// The service of the application that is asked.
         service: u16,
         /// What is asked.
         request: &'a [u8],
     },
     /// A recipe: as [`Session::persist`].
     Persist {
-        /// The plan.
+        /// The plan whose recipe is carried out.
         plan: &'a Plan,
         /// Where, and what.
         updates: &'a [(u64, &'a [u8])],

@@ -71,7 +71,7 @@ impl Process {
         None
     }
 
-    /// SIGKILL.
+    /// Ends the process with SIGKILL, and waits until it has ended.
     fn kill(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();

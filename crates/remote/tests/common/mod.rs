@@ -101,7 +101,7 @@ impl Host {
         self.dir.as_ref().expect("it has one").path().join("memory")
     }
 
-    /// Ends it.
+    /// Ends the server's thread, and returns what it counted.
     pub(crate) fn stop(&mut self) -> Stats {
         self.stop.store(true, Ordering::Release);
         let thread = self.thread.take().expect("it runs");
