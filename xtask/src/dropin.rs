@@ -29,7 +29,7 @@ pub(crate) fn link(archive: &Path, out: &Path) -> Result<(), String> {
     run_command(Command::new(root().join("crates/ibverbs/link.sh")).arg(archive).arg(out))
 }
 
-/// cargo's directory.
+/// The directory that cargo builds into.
 fn target() -> PathBuf {
     std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root().join("target"), |dir| root().join(dir))
 }

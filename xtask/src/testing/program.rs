@@ -125,7 +125,7 @@ fn with_descendants(pid: u32) -> Vec<u32> {
 #[derive(Debug)]
 pub(super) struct Outcome {
     pub(super) passed: bool,
-    /// In words.
+    /// How the run ended, in words for the report.
     pub(super) how: String,
     pub(super) took: Duration,
     pub(super) output: String,
