@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 /// Our addresses on the tap.
 pub(crate) const HOST: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 1);
 pub(crate) const HOST_V6: Ipv6Addr = Ipv6Addr::new(0xfd77, 0, 0, 0, 0, 0, 0, 1);
-/// The guest's.
+/// The address of the guest on the tap.
 pub(crate) const GUEST: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 2);
 pub(crate) const TAP: &str = "rem0";
 /// Emulated, it is up in some ten seconds on a machine of its own.

@@ -23,6 +23,9 @@ const BANNED: &[(&str, &str)] = &[
     (concat!("/wo", "rk/"), "a machine path"),
 ];
 
+/// Crates whose doc comments of one or two words are still to be written anew. A crate that is done leaves this list.
+const TERSE_YET: &[&str] = &["crates/kv/", "crates/pmem/", "crates/pool/", "crates/remotelog/"];
+
 /// The sources' files, relative to the root, each with a NUL behind it: what git knows, or would take.
 pub(crate) fn listing() -> Result<String, String> {
     let output = Command::new("git")
@@ -55,6 +58,11 @@ fn inspect(name: &str, text: &str, faults: &mut Vec<String>) {
     if name.ends_with("/lib.rs") && !text.starts_with("//!") {
         faults.push(format!("{name}: a crate opens with what it is for"));
     }
+    if name.ends_with(".rs") && !TERSE_YET.iter().any(|place| name.starts_with(place)) {
+        for number in terse(text) {
+            faults.push(format!("{name}:{number}: a doc comment of one or two words: say it in a sentence"));
+        }
+    }
     for (number, line) in text.lines().enumerate() {
         for (word, why) in BANNED {
             if line.contains(word) {
@@ -73,9 +81,39 @@ fn inspect(name: &str, text: &str, faults: &mut Vec<String>) {
     }
 }
 
+/// The lines, counted from 1, on which a paragraph of a doc comment is one or two words and a full stop. A name of code
+/// (`` `like_this` ``), a link and a manual page's name say where the sentence stands, and may be alone.
+fn terse(text: &str) -> Vec<usize> {
+    let plain = |word: &str| word.chars().all(|c| c.is_ascii_alphanumeric() || "',/_-".contains(c));
+    let short = |said: &str| {
+        let words = said.strip_suffix('.').unwrap_or_default();
+        (1..=2).contains(&words.split_whitespace().count()) && words.split_whitespace().all(plain)
+    };
+    let opens = |before: Option<&str>| before.is_none_or(|said| said.is_empty() || said.starts_with("# "));
+    let said: Vec<Option<&str>> = text.lines().map(doc).collect();
+    let mut found = Vec::new();
+    for (at, line) in said.iter().enumerate() {
+        let before = at.checked_sub(1).and_then(|at| said[at]);
+        let behind = said.get(at + 1).copied().flatten().unwrap_or_default();
+        if line.is_some_and(short) && opens(before) && behind.is_empty() {
+            found.push(at + 1);
+        }
+    }
+    found
+}
+
+/// What a line of a doc comment says; `None` if the line is none.
+fn doc(line: &str) -> Option<&str> {
+    let line = line.trim_start();
+    line.strip_prefix("///")
+        .or_else(|| line.strip_prefix("//!"))
+        .filter(|said| !said.starts_with('/'))
+        .map(str::trim)
+}
+
 #[cfg(test)]
 mod tests {
-    use super::inspect;
+    use super::{inspect, terse};
 
     #[test]
     fn each_rule_reports_its_line() {
@@ -97,5 +135,51 @@ mod tests {
             inspect("a/tests/b.rs", line, &mut faults);
         }
         assert_eq!(faults.len(), 2, "{faults:?}");
+    }
+
+    #[test]
+    fn a_doc_comment_of_one_or_two_words_is_refused() {
+        let text = [
+            "//! Queue pairs.",
+            "",
+            "/// Why.",
+            "/// # Errors",
+            "/// The store's.",
+            "    /// P_Key, Q_Key.",
+            "fn f() {}",
+            "/// Why it failed.",
+            "/// A sentence that goes on, and ends with",
+            "/// its last.",
+            "/// Undoes [`join`](Self::join).",
+            "/// `rdma_listen(3)`.",
+            "/// Whole.",
+            "/// Then more of it.",
+            "//// No doc.",
+            "// Not one.",
+        ];
+        let alone = |line: usize| terse(&format!("{}\nfn f() {{}}\n", text[line - 1]));
+        for line in [1, 3, 5, 6] {
+            assert_eq!(alone(line), [1], "{}", text[line - 1]);
+        }
+        for line in [7, 8, 9, 11, 12, 15, 16] {
+            assert!(alone(line).is_empty(), "{}", text[line - 1]);
+        }
+        // Of a comment of several lines only a paragraph that is alone in its section counts.
+        assert_eq!(terse("/// Reads it all.\n///\n/// # Errors\n/// The store's.\nfn f() {}\n"), [4]);
+        assert_eq!(terse("/// Reads.\n///\n/// # Errors\n/// When the store fails.\nfn f() {}\n"), [1]);
+        assert!(terse(&text[8..10].join("\n")).is_empty());
+        assert!(terse(&text[12..14].join("\n")).is_empty());
+    }
+
+    #[test]
+    fn a_terse_comment_is_reported_where_the_crate_is_done() {
+        let text = "//! What this crate is for.\n\n/// Why.\nfn f() {}\n";
+        let mut faults = Vec::new();
+        inspect("crates/kv/src/a.rs", text, &mut faults);
+        inspect("docs/a.md", text, &mut faults);
+        assert!(faults.is_empty(), "{faults:?}");
+        inspect("crates/wire/src/a.rs", text, &mut faults);
+        assert_eq!(faults.len(), 1, "{faults:?}");
+        assert!(faults[0].starts_with("crates/wire/src/a.rs:3:"), "{faults:?}");
     }
 }

@@ -24,7 +24,7 @@ pub mod door;
 /// A number used once.
 pub type Nonce = [u8; 32];
 
-/// An HMAC-SHA256.
+/// An HMAC-SHA256, which only somebody with the token can make.
 pub type Proof = [u8; 32];
 
 /// Whether something may listen at an address: what asks for neither a token nor a password is for this machine alone, unless

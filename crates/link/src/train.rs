@@ -11,7 +11,7 @@ pub(crate) struct Train<'a> {
     pub(crate) dst_ip: IpAddr,
     pub(crate) ecn: u8,
     pub(crate) ttl: u8,
-    /// Never 0.
+    /// Bytes of each datagram but the last; never 0.
     pub(crate) segment_size: usize,
     /// The position of the first one in the train as it was sent.
     pub(crate) first_index: u16,

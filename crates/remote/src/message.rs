@@ -49,7 +49,7 @@ pub enum Kind {
 pub struct Header {
     /// Of the session.
     pub stamp: u64,
-    /// From 1.
+    /// The number of the message in its session, from 1.
     pub number: u64,
     /// The last message before it that recovery must apply, or 0.
     pub after: u64,

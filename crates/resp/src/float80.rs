@@ -29,7 +29,7 @@ pub enum Float80 {
 }
 
 impl Float80 {
-    /// 0.
+    /// The number 0, with the positive sign.
     pub const ZERO: Self = Self::Finite { negative: false, mantissa: 0, exponent: 0 };
 
     /// Reads what `strtold` reads, all of it: decimal or hexadecimal, with a point and an exponent or without, or

@@ -78,7 +78,7 @@ pub struct Plan {
     pub nodes: u32,
     /// How many connections there are between the nodes.
     pub connections: u32,
-    /// Over IPv6.
+    /// Whether nodes have IPv6 addresses, and not IPv4 ones.
     pub ipv6: bool,
     /// The path MTU of all QPs.
     pub mtu: Mtu,
@@ -94,7 +94,7 @@ pub struct Plan {
     pub send_depth: u32,
     /// WQEs of a receive queue.
     pub recv_depth: u32,
-    /// Scatter/gather entries.
+    /// Scatter/gather entries that a WQE may have.
     pub sges: u32,
     /// Bytes of inline data that a send WQE may have.
     pub inline: u32,

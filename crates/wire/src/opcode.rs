@@ -88,7 +88,7 @@ pub enum Layout {
     None,
     /// A RETH alone: the range in the responder's memory.
     Reth,
-    /// RETH, ImmDt.
+    /// A RETH, then an ImmDt.
     RethImm,
     /// An ImmDt alone: 4 bytes of immediate data.
     Imm,
@@ -96,15 +96,15 @@ pub enum Layout {
     Ieth,
     /// An AETH alone: syndrome and MSN.
     Aeth,
-    /// AETH, AtomicAckETH.
+    /// An AETH, then an AtomicAckETH.
     AethAtomicAck,
     /// An AtomicETH alone: address, key and operands of an atomic.
     AtomicEth,
-    /// FETH, RETH.
+    /// A FETH, then a RETH.
     FethReth,
     /// A DETH alone: Q_Key and source QP of a datagram.
     Deth,
-    /// DETH, ImmDt.
+    /// A DETH, then an ImmDt.
     DethImm,
     /// The 16 reserved bytes of a CNP.
     Cnp,

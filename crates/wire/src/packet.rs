@@ -26,7 +26,7 @@ pub enum Headers {
     None,
     /// A RETH alone: the range in the responder's memory.
     Reth(reth::Repr),
-    /// RETH, ImmDt.
+    /// A RETH, then an ImmDt.
     RethImm(reth::Repr, imm_dt::Repr),
     /// An ImmDt alone: 4 bytes of immediate data.
     Imm(imm_dt::Repr),
@@ -34,15 +34,15 @@ pub enum Headers {
     Ieth(ieth::Repr),
     /// An AETH alone: syndrome and MSN.
     Aeth(aeth::Repr),
-    /// AETH, AtomicAckETH.
+    /// An AETH, then an AtomicAckETH.
     AethAtomicAck(aeth::Repr, atomic_ack_eth::Repr),
     /// An AtomicETH alone: address, key and operands of an atomic.
     AtomicEth(atomic_eth::Repr),
-    /// FETH, RETH.
+    /// A FETH, then a RETH.
     FethReth(feth::Repr, reth::Repr),
     /// A DETH alone: Q_Key and source QP of a datagram.
     Deth(deth::Repr),
-    /// DETH, ImmDt.
+    /// A DETH, then an ImmDt.
     DethImm(deth::Repr, imm_dt::Repr),
     /// The reserved bytes of a CNP.
     Cnp,

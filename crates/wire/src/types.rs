@@ -147,15 +147,15 @@ impl fmt::Display for Gid {
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 #[repr(u8)]
 pub enum Mtu {
-    /// 256 bytes.
+    /// 256 bytes, the least that a path MTU may be.
     B256 = 1,
-    /// 512 bytes.
+    /// Payloads of up to 512 bytes.
     B512 = 2,
     /// 1024 bytes, the largest that fits the usual Ethernet MTU of 1500.
     B1024 = 3,
-    /// 2048 bytes.
+    /// Payloads of up to 2048 bytes.
     B2048 = 4,
-    /// 4096 bytes.
+    /// 4096 bytes, the largest that a path MTU may be.
     B4096 = 5,
 }
 

@@ -161,7 +161,7 @@ pub enum WorkloadError {
     /// A line of a property file that is not `name=value`.
     #[error("line {line} of the workload is {text:?}: write name=value")]
     Line {
-        /// From 1.
+        /// The number of the line, from 1.
         line: usize,
         /// What it says.
         text: String,

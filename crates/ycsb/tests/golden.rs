@@ -11,7 +11,7 @@ use remanence_ycsb::record::Record;
 use remanence_ycsb::workload::{InsertOrder, Length, Mix, Request, Workload};
 use remanence_ycsb::{Fields, Operation, Random};
 
-/// SplitMix64.
+/// Random numbers by SplitMix64, which the reference used too.
 struct Split(u64);
 
 impl Random for Split {

@@ -108,7 +108,7 @@ pub(super) fn together(place: Place, deed: Deed, who: Who, value: usize) -> Key 
     Key { series, metric: Metric::Rate, ..spinning(place, deed, who, value) }
 }
 
-/// redis-benchmark's rate.
+/// The rate that redis-benchmark measured.
 pub(super) fn benchmarked(place: Place, deed: Deed, who: Who, shape: Shape, value: usize) -> Key {
     let op = format!("{} on {}, redis-benchmark {}", deed.word(), place.name(), shape.words());
     Key { op, x: value as u64, series: who.name(), metric: Metric::Rate }

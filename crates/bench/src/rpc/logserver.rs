@@ -16,7 +16,7 @@ use crate::samples::{Key, Metric};
 
 const OP: &str = "append";
 const BARE: &str = "bare UDP round trips, one at a time";
-/// Figure 9's.
+/// Bytes of an entry, as in figure 9 of the paper.
 const SIZES: [u64; 7] = [64, 128, 256, 512, 1024, 2048, 4096];
 const QUICK: [u64; 3] = [64, 512, 4096];
 /// Clients, with eight appends under way each.

@@ -15,7 +15,7 @@ use crate::report::{Bar, Kind, Row, Sense, figure};
 use crate::samples::{Key, Metric};
 
 const OP: &str = "durable write";
-/// Figure 3's.
+/// Bytes of a write, as in figure 3 of the paper.
 const SIZES: [u64; 5] = [64, 128, 256, 512, 1024];
 const RPC: &str = "call";
 const VOLATILE: &str = "call, into the cache";

@@ -276,7 +276,7 @@ fn set(socket: &UdpSocket, level: i32, option: i32, value: i32) -> io::Result<()
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// AF_XDP rings.
+/// AF_XDP rings that carry bare frames, without the engine.
 pub(super) struct BareXdp {
     interface: String,
     address: IpAddr,

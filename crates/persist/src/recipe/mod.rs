@@ -109,9 +109,9 @@ impl fmt::Display for Message {
 pub enum Flush {
     /// An RDMA READ on the same QP.
     Read,
-    /// FLUSH, global visibility.
+    /// A FLUSH with placement type global visibility.
     Global,
-    /// FLUSH, persistence.
+    /// A FLUSH with placement type persistence.
     Persistent,
 }
 

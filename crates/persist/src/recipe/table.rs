@@ -100,7 +100,7 @@ const WW_COMP: &[Step] = steps![Rq Write(a); Rq Write(b); Rq Comp];
 const II_COMP: &[Step] = steps![Rq WriteImm(a); Rq WriteImm(b); Rq Comp];
 const SS_COMP: &[Step] = steps![Rq Send(a, b); Rq Comp];
 
-/// Table 3.
+/// The recipes of the paper's table 3, for the compound of two updates.
 const TABLE_3: [Row; 4] = [
     [
         [Some(W_MESSAGES), Some(I_MESSAGES), Some(SS_FLUSHED)],

@@ -230,7 +230,7 @@ pub struct SidrReply<'a> {
     pub status: u8,
     /// Our UD QP.
     pub qpn: Qpn,
-    /// Its Q_Key.
+    /// The Q_Key of that QP.
     pub qkey: Qkey,
     /// For the peer's consumer, at most 136 bytes.
     pub private_data: &'a [u8],
@@ -317,7 +317,7 @@ pub enum Event {
         status: u8,
         /// The peer's UD QP.
         qpn: Qpn,
-        /// Its Q_Key.
+        /// The Q_Key of that QP.
         qkey: Qkey,
         /// The peer's consumer's data, the whole field of 136 bytes.
         private_data: Box<[u8]>,
