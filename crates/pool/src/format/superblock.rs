@@ -97,6 +97,20 @@ mod tests {
         Superblock { uuid: Uuid(*b"0123456789abcdef"), geometry, salt: 0xDEAD_BEEF_0BAD_CAFE }
     }
 
+    /// Written by the first release of this format.
+    #[test]
+    fn its_bytes_are_those_of_the_format() {
+        let bytes = superblock().emit();
+        let hex: String = bytes[..field::END].iter().map(|byte| format!("{byte:02x}")).collect();
+        assert_eq!(
+            hex,
+            "52454d504f4f4c00010000000403020130313233343536373839616263646566\
+             00001000000000000000010000000000fecaad0befbeadde9c43175a"
+        );
+        assert_eq!(bytes.len(), 4096);
+        assert!(bytes[field::END..].iter().all(|byte| *byte == 0));
+    }
+
     #[test]
     fn what_was_emitted_is_parsed() {
         assert_eq!(Superblock::parse(&superblock().emit(), 1 << 20), Ok(superblock()));

@@ -153,6 +153,20 @@ mod tests {
         Superblock { uuid: Uuid(*b"0123456789abcdef"), geometry, salt: 0xDEAD_BEEF, mode: Mode::Compound }
     }
 
+    /// Written by the first release of this format.
+    #[test]
+    fn its_bytes_are_those_of_the_format() {
+        let bytes = superblock().emit();
+        let hex: String = bytes[..field::END].iter().map(|byte| format!("{byte:02x}")).collect();
+        assert_eq!(
+            hex,
+            "52454d4c4f470000010000000403020130313233343536373839616263646566\
+             00001000000000000010000000000000efbeadde0000000002000000b16d9d1d"
+        );
+        assert_eq!(bytes.len(), 4096);
+        assert!(bytes[field::END..].iter().all(|byte| *byte == 0));
+    }
+
     #[test]
     fn what_was_emitted_is_parsed() {
         assert_eq!(Superblock::parse(&superblock().emit(), 1 << 20), Ok(superblock()));
