@@ -8,7 +8,7 @@
 //!
 //! Code that recovers after a crash is written against [`Medium`], which a [`Region`] implements, and so does
 //! [`crash_image::CrashImage`], where a test decides what a crash leaves behind.
-//! [`layout`] has the checksummed building blocks that on-media formats are made of, and [`engine`] those who copy into
+//! [`image`] tells what lies on a medium, [`layout`] has the checksummed building blocks that on-media formats are made of, and [`engine`] those who copy into
 //! a region while their caller does something else.
 //!
 //! ```
@@ -37,6 +37,7 @@ pub mod dimm;
 pub mod domain;
 pub mod engine;
 pub mod flush;
+pub mod image;
 pub mod layout;
 
 mod cache;
