@@ -125,7 +125,7 @@ impl<M: Medium + Clone> Store<M> {
             return Err(OpenError::BadGeometry { size: medium.len(), segment: geometry.segment });
         }
         // Whoever finds a superblock finds a log behind it: the old one goes first, the new one comes last.
-        medium.write(0, MAKING);
+        medium.write(0, &MAKING);
         medium.persist(0..8).map_err(|e| OpenError::medium(&e))?;
         medium.store_u64(TAILS_AT, 0);
         medium.persist(TAILS_AT..TAILS_AT + 8).map_err(|e| OpenError::medium(&e))?;

@@ -1,24 +1,26 @@
 //! Block 0: what this file is. Written once, as the last step of making a pool.
 
+use remanence_pmem::image::{self, Fault, Format};
 pub use remanence_pmem::layout::Uuid;
 
-use super::{BLOCK, Geometry, VERSION, u32_at, u64_at};
+use super::{BLOCK, Geometry, VERSION};
 use crate::error::OpenError;
 
-const MAGIC: &[u8; 8] = b"REMPOOL\0";
-const BYTE_ORDER: u32 = 0x0102_0304;
+/// What tells a pool from all else.
+pub const FORMAT: Format = Format {
+    magic: *b"REMPOOL\0",
+    making: None,
+    version: VERSION,
+    crc_at: 56,
+    len: BLOCK as usize,
+    note: None,
+};
 
+/// The fields behind those that every format has.
 mod field {
-    pub(super) const VERSION: usize = 8;
-    pub(super) const BYTE_ORDER: usize = 12;
-    pub(super) const UUID: usize = 16;
-    pub(super) const SIZE: usize = 32;
     pub(super) const HALF_LEN: usize = 40;
     pub(super) const SALT: usize = 48;
-    pub(super) const CRC: usize = 56;
-    pub(super) const END: usize = 60;
 }
-const _: () = assert!(field::END <= BLOCK as usize);
 
 /// The contents of block 0.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -35,17 +37,8 @@ impl Superblock {
     /// The block to write.
     #[must_use]
     pub fn emit(&self) -> Vec<u8> {
-        let mut block = vec![0; BLOCK as usize];
-        block[..8].copy_from_slice(MAGIC);
-        block[field::VERSION..][..4].copy_from_slice(&VERSION.to_le_bytes());
-        block[field::BYTE_ORDER..][..4].copy_from_slice(&BYTE_ORDER.to_le_bytes());
-        block[field::UUID..][..16].copy_from_slice(&self.uuid.0);
-        block[field::SIZE..][..8].copy_from_slice(&self.geometry.size.to_le_bytes());
-        block[field::HALF_LEN..][..8].copy_from_slice(&self.geometry.half_len.to_le_bytes());
-        block[field::SALT..][..8].copy_from_slice(&self.salt.to_le_bytes());
-        let crc = crc32fast::hash(&block[..field::CRC]);
-        block[field::CRC..][..4].copy_from_slice(&crc.to_le_bytes());
-        block
+        let own = [self.geometry.half_len, self.salt].map(u64::to_le_bytes).concat();
+        image::emit(&FORMAT, self.uuid, self.geometry.size, &own)
     }
 
     /// Reads block 0 of a file of `file_len` bytes.
@@ -53,44 +46,30 @@ impl Superblock {
     /// # Errors
     /// The file is no pool, another version's pool, damaged, or not as long as it says.
     pub fn parse(block: &[u8], file_len: u64) -> Result<Self, OpenError> {
-        assert_eq!(block.len() as u64, BLOCK, "the superblock is one block");
-        if &block[..8] != MAGIC {
-            let swapped = block[..8].iter().rev().eq(MAGIC);
-            let blank = block.iter().all(|byte| *byte == 0);
-            return Err(match (swapped, blank) {
-                (true, _) => OpenError::OtherByteOrder,
-                (_, true) => OpenError::Blank,
-                _ => OpenError::NotAPool,
-            });
-        }
-        if u32_at(block, field::BYTE_ORDER) == BYTE_ORDER.swap_bytes() {
-            return Err(OpenError::OtherByteOrder);
-        }
-        // The version comes before the checksum: where that lies is the other version's business.
-        let version = u32_at(block, field::VERSION);
-        if version != VERSION {
-            return Err(OpenError::OtherVersion { found: version });
-        }
-        if crc32fast::hash(&block[..field::CRC]) != u32_at(block, field::CRC) {
-            return Err(OpenError::SuperblockDamaged);
-        }
-        let geometry = Geometry::check(u64_at(block, field::SIZE), u64_at(block, field::HALF_LEN))
-            .ok_or(OpenError::SuperblockDamaged)?;
-        match file_len {
-            n if n < geometry.size => Err(OpenError::Truncated { file: n, pool: geometry.size }),
-            n if n > geometry.size => Err(OpenError::Grown { file: n, pool: geometry.size }),
-            _ => Ok(Self {
-                uuid: Uuid(block[field::UUID..][..16].try_into().expect("16 bytes")),
-                geometry,
-                salt: u64_at(block, field::SALT),
-            }),
-        }
+        let parsed = FORMAT.judge(block).and_then(|fields| {
+            let half_len = fields.u64(field::HALF_LEN);
+            let geometry = Geometry::check(fields.size(), half_len).ok_or(Fault::Damaged)?;
+            fields.fill(file_len)?;
+            Ok(Self { uuid: fields.uuid(), geometry, salt: fields.u64(field::SALT) })
+        });
+        parsed.map_err(|fault| match fault {
+            Fault::TooShort => OpenError::TooShort { file: file_len },
+            Fault::Blank | Fault::Making => OpenError::Blank,
+            Fault::Foreign => OpenError::NotAPool,
+            Fault::OtherByteOrder => OpenError::OtherByteOrder,
+            Fault::OtherVersion { found } => OpenError::OtherVersion { found },
+            Fault::Damaged => OpenError::SuperblockDamaged,
+            Fault::Truncated { has, wants } => OpenError::Truncated { file: has, pool: wants },
+            Fault::Grown { has, wants } => OpenError::Grown { file: has, pool: wants },
+        })
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    const END: usize = FORMAT.crc_at + 4;
 
     fn superblock() -> Superblock {
         let geometry = Geometry::for_size(1 << 20).expect("a fair size");
@@ -101,14 +80,14 @@ mod tests {
     #[test]
     fn its_bytes_are_those_of_the_format() {
         let bytes = superblock().emit();
-        let hex: String = bytes[..field::END].iter().map(|byte| format!("{byte:02x}")).collect();
+        let hex: String = bytes[..END].iter().map(|byte| format!("{byte:02x}")).collect();
         assert_eq!(
             hex,
             "52454d504f4f4c00010000000403020130313233343536373839616263646566\
              00001000000000000000010000000000fecaad0befbeadde9c43175a"
         );
         assert_eq!(bytes.len(), 4096);
-        assert!(bytes[field::END..].iter().all(|byte| *byte == 0));
+        assert!(bytes[END..].iter().all(|byte| *byte == 0));
     }
 
     #[test]
@@ -129,7 +108,7 @@ mod tests {
         assert_eq!(parse(&|b| b[8] = 2, 1 << 20), Err(OpenError::OtherVersion { found: 2 }));
         assert_eq!(parse(&|b| b[12..16].reverse(), 1 << 20), Err(OpenError::OtherByteOrder));
         assert_eq!(parse(&|b| b[..8].reverse(), 1 << 20), Err(OpenError::OtherByteOrder));
-        for byte in 16..field::END {
+        for byte in 16..END {
             assert_eq!(
                 parse(&|b| b[byte] ^= 0x10, 1 << 20),
                 Err(OpenError::SuperblockDamaged),

@@ -9,7 +9,7 @@ use thiserror::Error;
 
 use crate::error::OpenError;
 use crate::format::BLOCK;
-use crate::format::superblock::{Superblock, Uuid};
+use crate::format::superblock::{FORMAT, Superblock, Uuid};
 use crate::pool::Pool;
 use crate::recover::recover;
 
@@ -64,7 +64,7 @@ pub fn open_or_make(
     declared: Option<PersistenceDomain>,
 ) -> Result<(Pool<Region>, bool), FileError> {
     let pool_error = |error| FileError::Pool { path: path.to_owned(), error };
-    let mut options = FileOptions::new().image(image);
+    let mut options = FORMAT.file_options(image);
     if let Some(domain) = declared {
         options = options.declare(domain);
     }

@@ -2,16 +2,29 @@
 //!
 //! One line of it is not the log's: the file says there that it has a journal. So a journal of which nothing is left is missed.
 
+use remanence_pmem::image::{self, Fault, Format};
 pub use remanence_pmem::layout::Uuid;
-use remanence_pmem::{FileOptions, Image, JOURNAL_NOTE_LEN, is_journal_note};
+use remanence_pmem::{FileOptions, Image};
 
-use super::{Geometry, Mode, ROOT_AT, VERSION, u32_at, u64_at};
+use super::{Geometry, Mode, ROOT_AT, VERSION};
 use crate::error::OpenError;
 
-const MAGIC: &[u8; 8] = b"REMLOG\0\0";
-/// In place of it while a log is made: what a crash leaves then is as good as blank. Both are stored atomically.
-pub(crate) const MAKING: &[u8; 8] = b"REMLOG\0m";
-const BYTE_ORDER: u32 = 0x0102_0304;
+/// In place of its first bytes while a log is made.
+pub(crate) const MAKING: [u8; 8] = *b"REMLOG\0m";
+
+/// What tells a log from all else.
+pub const FORMAT: Format = Format {
+    magic: *b"REMLOG\0\0",
+    making: Some(MAKING),
+    version: VERSION,
+    crc_at: 60,
+    len: SUPERBLOCK_LEN as usize,
+    note: Some((
+        JOURNAL_NOTE,
+        "copy what is left with `rem log salvage FILE -o NEW`; if the log is on several servers, take this one's file away, and the \
+         others fill a new one",
+    )),
+};
 
 /// Bytes of the superblock.
 pub const SUPERBLOCK_LEN: u64 = ROOT_AT;
@@ -19,21 +32,13 @@ pub const SUPERBLOCK_LEN: u64 = ROOT_AT;
 /// ([`FileOptions::journal_note`](remanence_pmem::FileOptions::journal_note)): a sector that is nothing else's, of which logs made
 /// before there were notes have zeros. It is of the file and not of the log: whoever makes a log leaves it as it is.
 pub const JOURNAL_NOTE: u64 = 1024;
-const NOTE: std::ops::Range<usize> = JOURNAL_NOTE as usize..JOURNAL_NOTE as usize + JOURNAL_NOTE_LEN;
 
+/// The fields behind those that every format has.
 mod field {
-    pub(super) const VERSION: usize = 8;
-    pub(super) const BYTE_ORDER: usize = 12;
-    pub(super) const UUID: usize = 16;
-    pub(super) const SIZE: usize = 32;
     pub(super) const SEGMENT: usize = 40;
     pub(super) const SALT: usize = 48;
     pub(super) const MODE: usize = 56;
-    pub(super) const CRC: usize = 60;
-    pub(super) const END: usize = 64;
 }
-const _: () = assert!(field::END == field::CRC + 4 && field::END <= NOTE.start);
-const _: () = assert!(NOTE.end as u64 <= SUPERBLOCK_LEN);
 
 /// The contents of page 0.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -51,52 +56,29 @@ pub struct Superblock {
 /// How every opener of a log's file opens it.
 #[must_use]
 pub fn file_options() -> FileOptions {
-    let way = "copy what is left with `rem log salvage FILE -o NEW`; if the log is on several servers, take this one's file away, and the \
-               others fill a new one";
-    FileOptions::new().image(image).journal_note(JOURNAL_NOTE, way)
-}
-
-/// Whether page 0 has no log, and none was being made: zeros, but for what may be noted of the file's journal.
-#[must_use]
-pub(crate) fn is_blank(page: &[u8]) -> bool {
-    page.iter().enumerate().all(|(at, byte)| *byte == 0 || NOTE.contains(&at))
-        && page.get(NOTE).is_none_or(is_journal_note)
+    FORMAT.file_options(image)
 }
 
 /// What a file of this length has that begins so, as [`file_options`] says it. Behind the log may lie what clients write, receive buffers: who
 /// serves it knows how far to look for what is left of a journal.
 #[must_use]
 pub fn image(head: &[u8], len: u64) -> Image {
-    let page = &head[..head.len().min(SUPERBLOCK_LEN as usize)];
-    match recorded_size(page) {
-        Some(_) => Image::Ours { len },
-        None if page.starts_with(MAKING) || is_blank(page) => Image::Blank,
-        None => Image::Foreign,
-    }
+    FORMAT.image(head, len)
 }
 
 /// How many bytes a superblock says that its log has, if the page begins like one: it need not be right.
 #[must_use]
 pub fn recorded_size(page: &[u8]) -> Option<u64> {
-    (page.len() >= field::END && page.starts_with(MAGIC)).then(|| u64_at(page, field::SIZE))
+    FORMAT.recorded_size(page)
 }
 
 impl Superblock {
     /// The bytes to write. Those of the [note](JOURNAL_NOTE) are not the log's: whoever writes them leaves out what is there.
     #[must_use]
     pub fn emit(&self) -> Vec<u8> {
-        let mut page = vec![0; SUPERBLOCK_LEN as usize];
-        page[..8].copy_from_slice(MAGIC);
-        page[field::VERSION..][..4].copy_from_slice(&VERSION.to_le_bytes());
-        page[field::BYTE_ORDER..][..4].copy_from_slice(&BYTE_ORDER.to_le_bytes());
-        page[field::UUID..][..16].copy_from_slice(&self.uuid.0);
-        page[field::SIZE..][..8].copy_from_slice(&self.geometry.size.to_le_bytes());
-        page[field::SEGMENT..][..8].copy_from_slice(&self.geometry.segment.to_le_bytes());
-        page[field::SALT..][..8].copy_from_slice(&self.salt.to_le_bytes());
-        page[field::MODE..][..4].copy_from_slice(&self.mode.code().to_le_bytes());
-        let crc = crc32fast::hash(&page[..field::CRC]);
-        page[field::CRC..field::END].copy_from_slice(&crc.to_le_bytes());
-        page
+        let mut own = [self.geometry.segment, self.salt].map(u64::to_le_bytes).concat();
+        own.extend_from_slice(&self.mode.code().to_le_bytes());
+        image::emit(&FORMAT, self.uuid, self.geometry.size, &own)
     }
 
     /// Reads page 0 of a region of so many bytes.
@@ -104,49 +86,32 @@ impl Superblock {
     /// # Errors
     /// The region is too short, no log, another version's log, damaged, or not as long as it says.
     pub fn parse(page: &[u8], len: u64) -> Result<Self, OpenError> {
-        if page.len() < field::END {
-            return Err(OpenError::TooShort { len });
-        }
-        if &page[..8] != MAGIC {
-            let swapped = page[..8].iter().rev().eq(MAGIC);
-            let blank = page.starts_with(MAKING) || is_blank(page);
-            return Err(match (swapped, blank) {
-                (true, _) => OpenError::OtherByteOrder,
-                (_, true) => OpenError::Blank,
-                _ => OpenError::NotALog,
-            });
-        }
-        if u32_at(page, field::BYTE_ORDER) == BYTE_ORDER.swap_bytes() {
-            return Err(OpenError::OtherByteOrder);
-        }
-        // The version comes before the checksum: where that lies is the other version's business.
-        let version = u32_at(page, field::VERSION);
-        if version != VERSION {
-            return Err(OpenError::OtherVersion { found: version });
-        }
-        if crc32fast::hash(&page[..field::CRC]) != u32_at(page, field::CRC) {
-            return Err(OpenError::SuperblockDamaged);
-        }
-        let geometry = Geometry::new(u64_at(page, field::SIZE), u64_at(page, field::SEGMENT));
-        let (Some(geometry), Some(mode)) = (geometry, Mode::from_code(u32_at(page, field::MODE))) else {
-            return Err(OpenError::SuperblockDamaged);
-        };
-        match len {
-            n if n < geometry.size => Err(OpenError::Truncated { len: n, log: geometry.size }),
-            n if n > geometry.size => Err(OpenError::Grown { len: n, log: geometry.size }),
-            _ => Ok(Self {
-                uuid: Uuid(page[field::UUID..][..16].try_into().expect("16 bytes")),
-                geometry,
-                salt: u64_at(page, field::SALT),
-                mode,
-            }),
-        }
+        let parsed = FORMAT.judge(page).and_then(|fields| {
+            let geometry = Geometry::new(fields.size(), fields.u64(field::SEGMENT)).ok_or(Fault::Damaged)?;
+            let mode = Mode::from_code(fields.u32(field::MODE)).ok_or(Fault::Damaged)?;
+            fields.fill(len)?;
+            Ok(Self { uuid: fields.uuid(), geometry, salt: fields.u64(field::SALT), mode })
+        });
+        parsed.map_err(|fault| match fault {
+            Fault::TooShort => OpenError::TooShort { len },
+            Fault::Blank | Fault::Making => OpenError::Blank,
+            Fault::Foreign => OpenError::NotALog,
+            Fault::OtherByteOrder => OpenError::OtherByteOrder,
+            Fault::OtherVersion { found } => OpenError::OtherVersion { found },
+            Fault::Damaged => OpenError::SuperblockDamaged,
+            Fault::Truncated { has, wants } => OpenError::Truncated { len: has, log: wants },
+            Fault::Grown { has, wants } => OpenError::Grown { len: has, log: wants },
+        })
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use remanence_pmem::JOURNAL_NOTE_LEN;
+
     use super::*;
+
+    const END: usize = FORMAT.crc_at + 4;
 
     fn superblock() -> Superblock {
         let geometry = Geometry::new(1 << 20, 4096).expect("fair");
@@ -157,14 +122,14 @@ mod tests {
     #[test]
     fn its_bytes_are_those_of_the_format() {
         let bytes = superblock().emit();
-        let hex: String = bytes[..field::END].iter().map(|byte| format!("{byte:02x}")).collect();
+        let hex: String = bytes[..END].iter().map(|byte| format!("{byte:02x}")).collect();
         assert_eq!(
             hex,
             "52454d4c4f470000010000000403020130313233343536373839616263646566\
              00001000000000000010000000000000efbeadde0000000002000000b16d9d1d"
         );
         assert_eq!(bytes.len(), 4096);
-        assert!(bytes[field::END..].iter().all(|byte| *byte == 0));
+        assert!(bytes[END..].iter().all(|byte| *byte == 0));
     }
 
     #[test]
@@ -183,11 +148,11 @@ mod tests {
         half_made[7] = b'x';
         assert_eq!(image(&half_made, 1 << 20), Image::Foreign);
         assert_eq!((image(b"", 0), image(b"x", 1)), (Image::Blank, Image::Foreign));
-        for short in 0..NOTE.end {
+        for short in 0..JOURNAL_NOTE as usize + JOURNAL_NOTE_LEN {
             assert_eq!(image(&vec![0; short], short as u64), Image::Blank);
         }
         let mut noted = vec![0; 1 << 16];
-        noted[NOTE.start] = 1;
+        noted[JOURNAL_NOTE as usize] = 1;
         assert_eq!(image(&noted, 1 << 20), Image::Foreign, "that is no note");
         assert_eq!(Superblock::parse(&noted, 1 << 20), Err(OpenError::NotALog));
     }
@@ -204,7 +169,7 @@ mod tests {
         assert_eq!(parse(&|p| p.truncate(20), 20), Err(OpenError::TooShort { len: 20 }));
         assert_eq!(parse(&|p| p[8] = 9, 1 << 20), Err(OpenError::OtherVersion { found: 9 }));
         assert_eq!(parse(&|p| p[12..16].reverse(), 1 << 20), Err(OpenError::OtherByteOrder));
-        for byte in 16..field::END {
+        for byte in 16..END {
             assert_eq!(
                 parse(&|p| p[byte] ^= 0x10, 1 << 20),
                 Err(OpenError::SuperblockDamaged),

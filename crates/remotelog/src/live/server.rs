@@ -14,7 +14,7 @@ use thiserror::Error;
 use super::medium::Part;
 use crate::error::{OpenError, Refused};
 use crate::format::root::State;
-use crate::format::superblock::{SUPERBLOCK_LEN, Uuid, is_blank, recorded_size};
+use crate::format::superblock::{FORMAT, SUPERBLOCK_LEN, Uuid, recorded_size};
 use crate::format::{Epoch, Geometry, Mode};
 use crate::proto::{Request, emit_reply};
 use crate::store::{Make, Status, Store};
@@ -207,7 +207,7 @@ impl LogServer {
         let mut page = vec![0; SUPERBLOCK_LEN.min(len) as usize];
         region.read(0, &mut page);
         // All of a log that was never checkpointed may be in its journal.
-        let end = if is_blank(&page) { Some(0) } else { recorded_size(&page) };
+        let end = if FORMAT.is_blank(&page) { Some(0) } else { recorded_size(&page) };
         end.map_or(Ok(()), |end| region.refuse_cut_journal(end..len))?;
         let (store, made) = match recorded_size(&page) {
             Some(log) if log > len && log <= remanence_pmem::Medium::len(region) => {
