@@ -15,8 +15,11 @@ use crate::writer::Updates;
 
 /// What is taken from one connection before the others are looked at: whoever copies a whole log holds up nobody.
 const TAKEN: usize = 32;
-/// Looks at all connections without anything having come, after which the processor is offered to others.
+/// Looks at all connections without anything having come, after which the processor is offered to others, and again after as many:
+/// each time costs two switches of threads, and whoever serves may be spinning as well.
 const LOOKS: u32 = 100;
+/// After so many turns of a wait the clock is read, as something may be due.
+const CLOCK: u32 = 16;
 /// How long nothing may come before the thread sleeps between two looks.
 const AWAKE: Duration = Duration::from_millis(1);
 /// How long it sleeps at one connection of several, and at the only one.
@@ -75,6 +78,8 @@ pub struct Group<C> {
     connections: Vec<Option<C>>,
     grace: Duration,
     looks: u32,
+    /// Turns of waits, of which each has looked at all connections.
+    turns: u32,
     /// When something has come last.
     came: Duration,
     /// At whose connection the thread sleeps next.
@@ -102,6 +107,7 @@ impl<C: ReplicaConnection> Group<C> {
             connections: connections.iter().map(|_| None).collect(),
             grace: options.grace,
             looks: 0,
+            turns: 0,
             came: C::now(),
             turn: 0,
         };
@@ -246,6 +252,7 @@ impl<C: ReplicaConnection> Group<C> {
     /// Too few servers are left.
     pub fn poll(&mut self) -> Result<u64, GroupError> {
         self.turn();
+        self.time_out();
         self.is_alive()?;
         Ok(self.acknowledged())
     }
@@ -425,23 +432,32 @@ impl<C: ReplicaConnection> Group<C> {
                 }
             }
         }
+        self.carry_out() || any
+    }
+
+    /// Does what is due.
+    fn time_out(&mut self) {
         if let Some(deadline) = self.machine.deadline() {
             let now = C::now();
             if now >= deadline {
                 self.machine.timeout(now);
+                self.carry_out();
             }
         }
-        self.carry_out() || any
     }
 
-    /// Nothing has come, perhaps: spins, then offers the processor to others, then sleeps a little.
+    /// Nothing has come, perhaps: spins, offers the processor to others now and then, and in the end sleeps a little.
     fn idle(&mut self, any: bool) {
+        self.turns = self.turns.wrapping_add(1);
+        if self.turns.is_multiple_of(CLOCK) {
+            self.time_out();
+        }
         if any {
             self.looks = 0;
             return;
         }
-        self.looks += 1;
-        if self.looks < LOOKS {
+        self.looks = self.looks.wrapping_add(1);
+        if !self.looks.is_multiple_of(LOOKS) {
             return;
         }
         if self.looks == LOOKS {
@@ -451,6 +467,7 @@ impl<C: ReplicaConnection> Group<C> {
         if up > 1 && elapsed::<C>(self.came) < AWAKE {
             return std::thread::yield_now();
         }
+        self.time_out();
         let limit = if up > 1 { NAP } else { SLEEP };
         let now = C::now();
         let limit = self.machine.deadline().map_or(limit, |deadline| limit.min(deadline.saturating_sub(now)));
