@@ -9,9 +9,10 @@
 //! format of tomorrow must not be taken for one of today that is damaged. The fields count only behind a checksum that
 //! fits, and the length is compared last, by a size that is then known to be what was written.
 //!
-//! **Why a crash while an image is made leaves none or a whole one.** This is the owner's part, as nothing here writes. The magic number is eight bytes at an address that is
-//! a multiple of eight, so a crash leaves the old ones or the new ones. The mark of [making](Format::making) is stored in
-//! its place, durably, before anything else is touched, and the magic number when everything behind it is durable.
+//! **Why a crash while an image is made leaves none or a whole one.** This is the owner's part, as nothing here writes. The
+//! magic number is eight bytes at an address that is a multiple of eight, so a crash leaves the old ones or the new ones. The
+//! mark of [making](Format::making) is stored in its place, durably, before anything else is touched, and the magic number
+//! when everything behind it is durable.
 
 mod superblock;
 

@@ -54,7 +54,7 @@ pub enum Fault {
     OtherByteOrder,
     /// It was written by another version, of which nothing else is known.
     OtherVersion {
-        /// Which.
+        /// The version that the head says.
         found: u32,
     },
     /// The checksum does not fit.

@@ -162,7 +162,7 @@ impl<C: ReplicaConnection> Group<C> {
         &self.machine
     }
 
-    /// Its name.
+    /// The name of the group, which is drawn when it is made.
     #[must_use]
     pub fn uuid(&self) -> Uuid {
         self.machine.uuid()

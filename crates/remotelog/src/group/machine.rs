@@ -48,32 +48,32 @@ const BUSY_LIMIT: Time = Duration::from_secs(2);
 pub enum Action {
     /// Ask for something. There is one call at a time.
     Call {
-        /// The server.
+        /// The server's place among the names that the machine was made with.
         server: usize,
         /// What is asked.
         request: Request,
     },
     /// Read from its region.
     Read {
-        /// The server.
+        /// The server's place among the names that the machine was made with.
         server: usize,
-        /// From where.
+        /// The byte of the region at which it begins.
         offset: u64,
         /// How many bytes.
         len: u32,
     },
     /// Make updates durable, behind all that were begun before.
     Append {
-        /// The server.
+        /// The server's place among the names that the machine was made with.
         server: usize,
-        /// The updates.
+        /// What is written where, in the order in which it must become durable.
         updates: Box<Updates>,
         /// What a planner is asked for them.
         plan: Arc<PlanRequest>,
     },
     /// The connection is of no use any more.
     Disconnect {
-        /// The server.
+        /// The server's place among the names that the machine was made with.
         server: usize,
     },
 }

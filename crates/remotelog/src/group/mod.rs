@@ -117,25 +117,25 @@ pub enum GroupError {
         "another writer (epoch {promised}) has taken the log over; what it found acknowledged it keeps; open it again to go on"
     )]
     Fenced {
-        /// Its epoch.
+        /// The epoch of the later writer.
         promised: Epoch,
     },
     /// A server of another group.
     #[error("{server} holds the log of another group ({theirs}, not {ours}); name only servers of one log")]
     Stranger {
-        /// The server.
+        /// The name by which the server was reached.
         server: String,
-        /// Its group.
+        /// The group that the server's log belongs to.
         theirs: Uuid,
-        /// The others'.
+        /// The group that the other servers' logs belong to.
         ours: Uuid,
     },
     /// One server under two names.
     #[error("{a} and {b} are one and the same log; name each server once")]
     Twice {
-        /// One name.
+        /// The name that was given first.
         a: String,
-        /// The other.
+        /// Another name of the same server.
         b: String,
     },
     /// Another number of servers.

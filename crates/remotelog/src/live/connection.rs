@@ -52,7 +52,7 @@ enum Waiting {
     Append(Updates, PlanRequest),
 }
 
-/// A connection.
+/// A session with a server of a log, on which nothing but [`wait`](ReplicaConnection::wait) waits.
 #[derive(Debug)]
 pub struct SessionConnection {
     session: Session,

@@ -18,7 +18,7 @@ use crate::replica::{Member, Order, Told};
 /// Updates of a member that are under way at a time.
 pub(super) const DEPTH: usize = 32;
 
-/// The connection.
+/// A primary's connection to the log and the image of one member.
 #[derive(Debug)]
 pub(crate) struct MemberConnection {
     node: Arc<Node>,
