@@ -50,8 +50,12 @@ impl Session {
 
     /// What a READ has brought, when it has: it is finished then.
     pub fn try_finish_read(&mut self, reading: &Reading) -> Option<Vec<u8>> {
-        let mut bytes = vec![0; reading.len as usize];
-        self.take_read(reading.number, reading.staged, &mut bytes).then_some(bytes)
+        // Most looks come before it: they cost no memory.
+        self.is_done(reading.number).then(|| {
+            let mut bytes = vec![0; reading.len as usize];
+            self.take_read(reading.number, reading.staged, &mut bytes);
+            bytes
+        })
     }
 
     /// As [`finish_read`](Self::finish_read), but waits no longer than this. False: it has not come; it may still.

@@ -252,3 +252,30 @@ fn a_writer_that_was_replaced_shuts_nobody_out() {
     assert!(lost.len() == 3 && lost.iter().all(|(_, why)| *why == fenced), "{lost:?}");
     assert!(matches!(world.append(b"never"), Err(NotTaken::Refused(GroupError::TooFew { .. }))));
 }
+
+/// A record that one server has is not acknowledged: the writer has it in memory until enough have it.
+#[test]
+fn what_was_sent_to_servers_that_are_lost_is_sent_again() {
+    let mut world = World::new([64; 3]);
+    world.append(b"one").expect("all are there");
+    world.servers.iter_mut().for_each(|server| server.silent = true);
+    world.append(b"two").expect("all are there");
+    let lose = |world: &mut World, n| {
+        world.machine.handle(world.now, n, Event::Lost("the cable was pulled".into()));
+        world.run();
+    };
+    (0..2).for_each(|n| lose(&mut world, n));
+    world.servers.iter_mut().for_each(|server| server.silent = false);
+    world.run();
+    assert_eq!(world.servers[2].store.status().expect("memory").tail.sequence, 2);
+    assert_eq!(world.machine.acknowledged(), 1, "one of them is not enough");
+    lose(&mut world, 2);
+    for n in 0..2 {
+        world.machine.connected(world.now, n);
+        world.run();
+    }
+    assert_eq!(world.machine.acknowledged(), 2, "two of them have it: {:?}", world.machine.lost());
+    for n in 0..2 {
+        assert_eq!(world.servers[n].store.status().expect("memory").tail.sequence, 2);
+    }
+}
