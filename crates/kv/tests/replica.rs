@@ -17,9 +17,7 @@ use remanence_kv::history::{Event, History, Kind, NEVER, State};
 use remanence_kv::proto::{Expect, Reply, Request};
 use remanence_kv::replica::keeper::{LEDGER_LEN, emit_order, emit_told, parse_order, parse_told};
 use remanence_kv::replica::primary::Options as GroupOptions;
-use remanence_kv::replica::{
-    Keeper, LeadError, Member, Mirror, Order, Primary, Promise, Rebuilding, Told, is_current,
-};
+use remanence_kv::replica::{Keeper, LeadError, Member, Mirror, Order, Primary, Promise, Told, is_current};
 use remanence_kv::server::{ClientId, Event as ServerEvent, Server, format};
 use remanence_kv::{Geometry, Options, Refusal};
 use remanence_persist::plan::Request as PlanRequest;
@@ -36,6 +34,8 @@ use remanence_remotelog::{
 const STORE: Geometry =
     Geometry { size: 96 << 10, region_len: 4096, segment_len: 1024, heads: 2, grown_from: 0 };
 const OPTIONS: Options = common::DURABLE;
+/// Bytes of records that a member applies for one order: fewer than there usually are.
+const PORTION: usize = 3000;
 
 type Image = Arc<CrashImage>;
 type Shared = Rc<RefCell<World>>;
@@ -70,7 +70,7 @@ impl Host {
         let make = Make { mode: Mode::Singleton, geometry, uuid: Uuid(uuid), salt: name };
         let log = Log::create(image(geometry.size), &make).expect("fair");
         let ledger = image(LEDGER_LEN);
-        let keeper = Keeper::create(image(STORE.size), ledger.clone()).expect("fair");
+        let keeper = Keeper::create(image(STORE.size), ledger.clone()).expect("fair").portion(PORTION);
         Self { log, ledger, keeper, up: true, connection: 0, life: 0, blank: true, lost: false, fails: false }
     }
 }
@@ -111,6 +111,16 @@ impl World {
         }
     }
 
+    /// A member was sent an image.
+    fn has_image(&mut self, name: &str) {
+        self.rebuilt += 1;
+        let at = name[1..].parse::<usize>().expect("a number");
+        let Host { keeper, log, up, .. } = &self.hosts[at];
+        // The log has all that the image lacks, or it was sent for nothing.
+        let (ledger, head) = (keeper.ledger(), log.state().head.sequence);
+        assert!(!up || ledger.applied >= head, "{name} has an image at {ledger:?}, the log begins at {head}");
+    }
+
     fn restart(&mut self, n: usize) {
         // A member counts as lost until its image has all that the logs have no more. One that only lags does not: that enough
         // others have what it lacks is for the primary to see to.
@@ -133,7 +143,8 @@ impl World {
         host.log = Log::open(crash(host.log.medium())).expect("a crash is no damage");
         assert_eq!(host.log.damage(), None, "a crash is taken for damage");
         host.ledger = crash(&host.ledger);
-        host.keeper = Keeper::open(crash(host.keeper.image()), host.ledger.clone()).expect("a ledger");
+        host.keeper =
+            Keeper::open(crash(host.keeper.image()), host.ledger.clone()).expect("a ledger").portion(PORTION);
         host.up = true;
         self.choices = choices;
     }
@@ -290,18 +301,6 @@ impl ReplicaConnection for SimMember {
 }
 
 impl Member for SimMember {
-    fn order(&mut self, epoch: Epoch, order: &Order) -> Result<Told, ConnectionLost> {
-        let (epoch, order) = parse_order(&emit_order(epoch, order)).expect("what was written is read");
-        self.connected(|member, world| {
-            let Host { keeper, log, fails, .. } = &mut world.hosts[member.member];
-            let told = match fails {
-                true => Told::Refused("the medium failed".into()),
-                false => keeper.obey(log, epoch, &order),
-            };
-            Ok(parse_told(&emit_told(&told)).expect("what was written is read"))
-        })
-    }
-
     fn begin_order(&mut self, epoch: Epoch, order: &Order) -> Result<(), ConnectionLost> {
         assert!(self.order.is_none(), "there is one order at a time");
         self.order = Some((epoch, order.clone()));
@@ -314,7 +313,15 @@ impl Member for SimMember {
             return Ok(None);
         }
         let Some((epoch, order)) = self.order.take() else { return Ok(None) };
-        self.order(epoch, &order).map(Some)
+        let (epoch, order) = parse_order(&emit_order(epoch, &order)).expect("what was written is read");
+        self.connected(|member, world| {
+            let Host { keeper, log, fails, .. } = &mut world.hosts[member.member];
+            let told = match fails {
+                true => Told::Refused("the medium failed".into()),
+                false => keeper.obey(log, epoch, &order),
+            };
+            Ok(Some(parse_told(&emit_told(&told)).expect("what was written is read")))
+        })
     }
 
     fn record_max(&self) -> usize {
@@ -397,6 +404,8 @@ struct Stats {
     /// Operations that were believed by promises read meanwhile.
     along: usize,
     reopened: usize,
+    /// Members that were taken in again in the same epoch.
+    reconnected: usize,
     done: usize,
     trimmed: u64,
 }
@@ -618,12 +627,15 @@ impl Sim {
         self.stats.rebuilt = world.rebuilt;
     }
 
+    /// Has every member that is there rebuilt, and its image follow.
     fn rebuild_all(&mut self, number: u64) {
         let mirror = self.serving[&number].mirror.clone();
-        mirror.with_ship(Primary::follow).expect("it serves");
-        while mirror.with_ship(|primary| primary.rebuild(1 << 20)).expect("it serves") != Rebuilding::Nobody {
-            mirror.with_ship(Primary::follow).expect("it serves");
+        trim(&mirror);
+        while mirror.with_ship(|primary| primary.needs_image().is_some()) {
+            mirror.with_ship(Primary::begin_rebuild).expect("it serves");
+            settle(&mirror);
         }
+        trim(&mirror);
     }
 
     fn turn(&mut self) {
@@ -694,31 +706,34 @@ impl Sim {
         let back = lost
             .iter()
             .any(|(name, _)| connections.iter().any(|(other, member)| name == other && member.is_ok()));
+        // In the same epoch, as whoever does without few members does, or in a new one.
+        let same = world.borrow_mut().one_in(2);
         if back && !now_failed && world.borrow_mut().one_in(4) {
-            match serving.mirror.with_ship(|primary| primary.reopen(connections)) {
-                Ok(_) => {
-                    serving.epoch = serving.mirror.with_ship(|primary| primary.epoch());
-                    self.stats.reopened += 1;
+            let lost: BTreeSet<&String> = lost.iter().map(|(name, _)| name).collect();
+            let reopened = serving.mirror.with_ship(|primary| {
+                if same {
+                    let lost = connections.into_iter().filter(|(name, _)| lost.contains(name));
+                    return lost.into_iter().try_for_each(|(name, member)| primary.reconnect(&name, member));
                 }
-                Err(_) => now_failed = true,
-            }
+                primary.reopen(connections).map(drop)
+            });
+            now_failed |= reopened.is_err();
+            serving.epoch = serving.mirror.with_ship(|primary| primary.epoch());
+            *if same { &mut self.stats.reconnected } else { &mut self.stats.reopened } += 1;
         }
         if !now_failed {
-            let budget = 1 << (12 + world.borrow_mut().choices.pick(5));
-            match serving.mirror.with_ship(|primary| primary.rebuild(budget)) {
-                Ok(Rebuilding::Done(name)) => {
-                    let mut world = world.borrow_mut();
-                    world.rebuilt += 1;
-                    let at = name[1..].parse::<usize>().expect("a number");
-                    let Host { keeper, log, up, .. } = &world.hosts[at];
-                    // The log has all that the image lacks, or it was sent for nothing.
-                    let (ledger, head) = (keeper.ledger(), log.state().head.sequence);
-                    assert!(
-                        !up || ledger.applied >= head,
-                        "{name} has an image at {ledger:?}, the log begins at {head}"
-                    );
+            let turns = 1 + world.borrow_mut().choices.pick(5);
+            let turned = serving.mirror.with_ship(|primary| {
+                if primary.is_idle() && world.borrow_mut().one_in(8) {
+                    primary.follow()?;
                 }
-                Ok(_) | Err(LeadError::NoImage(_)) => {}
+                primary.begin_rebuild()?;
+                (0..turns).try_for_each(|_| primary.poll())?;
+                Ok(primary.take_rebuilt().map(ToOwned::to_owned))
+            });
+            match turned {
+                Ok(Some(name)) => world.borrow_mut().has_image(&name),
+                Ok(None) | Err(LeadError::NoImage(_)) => {}
                 Err(_) => now_failed = true,
             }
         }
@@ -968,6 +983,25 @@ fn forget_running(actor: &mut Actor, histories: &mut BTreeMap<Vec<u8>, History>)
     }
 }
 
+/// Until nothing is under way with any image.
+fn settle(mirror: &Mirror<Image, Primary<SimMember>>) {
+    for _ in 0..10_000 {
+        mirror.with_ship(Primary::poll).expect("it serves");
+        if mirror.with_ship(|primary| primary.is_idle()) {
+            return;
+        }
+    }
+    panic!("the images get nowhere");
+}
+
+/// Has the images follow, and the log trimmed behind them.
+fn trim(mirror: &Mirror<Image, Primary<SimMember>>) {
+    mirror.with_ship(Primary::trim).expect("it serves");
+    settle(mirror);
+    // What the logs were asked to give up then.
+    mirror.with_ship(Primary::poll).expect("it serves");
+}
+
 fn seeds(few: u64) -> std::ops::Range<u64> {
     let Ok(asked) = std::env::var("REMANENCE_KV_SEEDS") else { return 0..few };
     let (from, to) = asked.split_once("..").expect("REMANENCE_KV_SEEDS=from..to");
@@ -997,6 +1031,7 @@ fn sum(few: u64, members: usize, acks: usize) -> Stats {
         sum.disbelieved += stats.disbelieved;
         sum.along += stats.along;
         sum.reopened += stats.reopened;
+        sum.reconnected += stats.reconnected;
         sum.done += stats.done;
         sum.trimmed += stats.trimmed;
     }
@@ -1036,8 +1071,10 @@ fn a_member_whose_image_fails_is_named_until_it_follows_again() {
     sim.lead(0).expect("all are there");
     let number = sim.next_serving - 1;
     let mirror = sim.serving[&number].mirror.clone();
-    let follow =
-        || mirror.with_ship(|primary| primary.follow().map(|()| primary.behind())).expect("it serves");
+    let follow = || {
+        trim(&mirror);
+        mirror.with_ship(|primary| primary.behind())
+    };
     assert_eq!(follow(), []);
     sim.world.borrow_mut().hosts[2].fails = true;
     for n in 0..3000 {
@@ -1063,7 +1100,7 @@ fn who_died_within_its_rebuilding_is_sent_all_of_it_again() {
     let mirror = sim.serving[&number].mirror.clone();
     let reopen = |sim: &Sim| {
         mirror.with_ship(|primary| primary.reopen(sim.connections(0))).expect("nobody else was the primary");
-        mirror.with_ship(Primary::follow).expect("it serves");
+        trim(&mirror);
     };
     reopen(&sim);
     assert!(mirror.with_ship(|primary| primary.trimmed()) > 0, "the log has not all of it any more");
@@ -1073,8 +1110,16 @@ fn who_died_within_its_rebuilding_is_sent_all_of_it_again() {
         *host = Host { connection: host.connection + 1, life: host.life + 1, ..Host::new(77) };
     }
     reopen(&sim);
-    let under_way = mirror.with_ship(|primary| primary.rebuild(STORE.size / 2)).expect("it serves");
-    assert!(matches!(&under_way, Rebuilding::UnderWay { name, .. } if name == "m2"), "{under_way:?}");
+    mirror.with_ship(Primary::begin_rebuild).expect("it serves");
+    let sent = || {
+        mirror.with_ship(Primary::poll).expect("it serves");
+        mirror
+            .with_ship(|primary| primary.rebuilding())
+            .filter(|now| now.name == "m2")
+            .expect("under way")
+            .sent
+    };
+    while sent() < STORE.size / 2 {}
     {
         let host = &mut sim.world.borrow_mut().hosts[2];
         let crash = |image: &Image| Arc::new(image.crash(Failure::PowerLoss, &mut EveryWay::new()));
@@ -1085,7 +1130,6 @@ fn who_died_within_its_rebuilding_is_sent_all_of_it_again() {
     }
     reopen(&sim);
     sim.rebuild_all(number);
-    mirror.with_ship(Primary::follow).expect("it serves");
     let world = sim.world.borrow();
     let [first, .., last] = &world.hosts[..] else { panic!("three") };
     assert_eq!(first.keeper.ledger(), last.keeper.ledger());
@@ -1126,7 +1170,7 @@ fn an_image_that_has_to_be_sent_at_once_is_put_right_first() {
         keeper.image().write(UNUSED, &[0x77; 8]);
         (host.keeper, host.ledger) = (keeper, ledger);
     }
-    mirror.with_ship(Primary::follow).expect("it serves");
+    trim(&mirror);
     assert_eq!(
         mirror.with_ship(|primary| primary.needs_image().map(ToOwned::to_owned)),
         Some("m1".to_owned())
@@ -1136,7 +1180,7 @@ fn an_image_that_has_to_be_sent_at_once_is_put_right_first() {
         act(&mut sim);
     }
     assert_eq!(put_right.load(Ordering::Relaxed), 1);
-    mirror.with_ship(Primary::follow).expect("it serves");
+    trim(&mirror);
     let world = sim.world.borrow();
     assert!(world.hosts[0].keeper.image().bytes() == world.hosts[1].keeper.image().bytes());
 }

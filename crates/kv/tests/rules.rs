@@ -11,13 +11,16 @@ use common::*;
 use remanence_kv::format::object::{Content, crc64, emit};
 use remanence_kv::format::{Chunk, Place};
 use remanence_kv::proto::{Expect, Reply, Request, Reserved};
+use remanence_kv::replica::change::Changes;
 use remanence_kv::replica::keeper::LEDGER_LEN;
 use remanence_kv::replica::{Keeper, Order, Told};
 use remanence_pmem::crash_image::{CrashImage, EveryWay, Failure};
 use remanence_pmem::{Medium, PersistenceDomain};
 use remanence_remotelog::format::DATA_AT;
 use remanence_remotelog::format::superblock::Uuid;
-use remanence_remotelog::{Epoch, Geometry as LogGeometry, Make, Mode as LogMode, Store as Log};
+use remanence_remotelog::{
+    Epoch, Geometry as LogGeometry, Make, Mode as LogMode, Status, Store as Log, Writer,
+};
 
 fn reserve(client: &mut Session<'_, '_>, key: &[u8], len: u64) -> Reserved {
     let put = Request::Put { key: key.to_vec(), len, expires: 0, expect: Expect::Any };
@@ -291,6 +294,48 @@ fn an_image_that_was_begun_and_not_ended_is_none_whatever_the_power_does() {
     assert_eq!(keeper.obey(&mut log, epoch, &block), Told::Ok, "it may go on being sent");
     assert_eq!(keeper.obey(&mut log, epoch, &Order::End { applied: 0 }), Told::Ok);
     assert_eq!(keeper.obey(&mut log, epoch, &Order::Apply { below: 0 }), Told::Applied(0));
+}
+
+/// Appends records that each store a byte at their own number, as a writer's recipe would: up to that number.
+fn append(log: &mut Log<Arc<CrashImage>>, status: &Status, epoch: Epoch, below: u64) {
+    let mut writer = Writer::new(status.writer_grant(), epoch);
+    while writer.next() < below {
+        let mut changes = Changes::default();
+        changes.push(writer.next(), &[writer.next() as u8 + 100]);
+        let records = changes.records(64);
+        let updates = writer.append(&records[0]).expect("room");
+        for (offset, bytes) in updates.list() {
+            log.medium().write(offset, bytes);
+            log.medium().persist(offset..offset + bytes.len() as u64).expect("memory does not fail");
+        }
+    }
+}
+
+#[test]
+fn an_image_follows_a_log_that_was_begun_anew() {
+    let (mut log, image) = (log(), blank(SMALL.size));
+    let mut keeper = Keeper::create(image.clone(), blank(LEDGER_LEN)).expect("fair").portion(1);
+    let epoch = Epoch::new(4, 1);
+    let status = log.grant(epoch).expect("it is the first");
+    append(&mut log, &status, epoch, 3);
+    let apply = |keeper: &mut Keeper<_>, log: &mut _, below| {
+        let mut told = Vec::new();
+        loop {
+            match keeper.obey(log, epoch, &Order::Apply { below }) {
+                Told::Applied(applied) if applied < below => told.push(applied),
+                Told::Applied(applied) => return told.into_iter().chain([applied]).collect::<Vec<_>>(),
+                other => panic!("{other:?}"),
+            }
+        }
+    };
+    assert_eq!(apply(&mut keeper, &mut log, 3), [1, 2, 3], "one record for each order, where it was before");
+    // Its log is made equal to another one, which has trimmed more: what the image has already comes again, further on.
+    let status = log.reset(epoch, 2, epoch).expect("it is promised");
+    append(&mut log, &status, epoch, 5);
+    assert_eq!(apply(&mut keeper, &mut log, 5), [3, 4, 5]);
+    let mut bytes = [0; 5];
+    image.read(0, &mut bytes);
+    assert_eq!(bytes, [100, 101, 102, 103, 104]);
 }
 
 #[test]

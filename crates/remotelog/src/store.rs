@@ -607,6 +607,17 @@ impl Reader {
         self.at.sequence
     }
 
+    /// Whether the log, as it is now, has what this reader would read next where it would look: nothing was trimmed beyond that, and
+    /// the log was not begun anew, which puts what it has behind all that it had.
+    #[must_use]
+    pub fn can_go_on(&self, status: &Status) -> bool {
+        let (head, tail) = (&status.state.head, &status.tail);
+        let at_head = self.at == *head;
+        let behind = head.position < self.at.position && head.sequence < self.at.sequence;
+        let there = self.at.position <= tail.position && self.at.sequence <= tail.sequence;
+        (at_head || behind) && there
+    }
+
     /// Takes a newer status into account: there may be more room.
     pub fn refresh(&mut self, status: &Status) {
         self.rules.limit = status.state.head.position + self.rules.geometry.capacity();

@@ -352,6 +352,14 @@ impl Get {
                 self.over(client, Ok(Some(Found { version, expires, value })))
             }
             (State::Asked, Reply::Absent) => self.over(client, Ok(None)),
+            // The server looks for it elsewhere, or it has grown meanwhile: begin anew after a while.
+            (State::Asked, Reply::Refused(Refusal::Unfinished)) => {
+                client.end(self.id.take());
+                (self.state, self.tries) = (State::Begin, 0);
+                self.queue.clear();
+                self.not_it.clear();
+                Progress::Again
+            }
             (_, Reply::Refused(refusal)) => self.over(client, Err(refusal.into())),
             _ => self.over(client, Err(Error::Protocol("a reply to another request"))),
         }

@@ -452,18 +452,25 @@ impl Host {
     fn scrub(&mut self, body: &[u8]) -> Result<Vec<u8>, String> {
         let [cursor, limit] =
             parse_words(body).ok_or("the call means nothing; use the same release on both sides")?;
+        // Clients of an earlier release do not ask again.
+        let asks_again = body.len() > 16;
         let limit = limit.clamp(1, SCRUB_MAX) as usize;
-        let scrubbed = match &self.upkeep {
+        let scrubbed = match &mut self.upkeep {
             Some(upkeep) => upkeep.scrub(&mut self.core, cursor, limit),
-            None => self.core.scrub(cursor, limit).map(|done| (done, Vec::new())),
+            None => self.core.scrub(cursor, limit).map(|done| Some((done, Vec::new()))),
         };
         match scrubbed {
-            Ok((done, held)) => {
+            Ok(Some((done, held))) => {
                 let next = done.next.unwrap_or(u64::MAX);
                 let mut words = vec![done.verified, done.repaired, done.lost, next, held.len() as u64];
                 words.extend(held.iter().flat_map(|held| [held.damaged, held.repaired]));
                 Ok(emit_words(&words))
             }
+            Ok(None) if asks_again => {
+                self.turns.asked();
+                Ok(emit_words(&[0, 0, 0, cursor, 0]))
+            }
+            Ok(None) => Err("members are being asked; scrub with a client of this release".to_owned()),
             Err(refusal) => {
                 self.failed |= refusal == Refusal::Medium;
                 Err(refusal.to_string())

@@ -456,9 +456,17 @@ impl Store {
     /// The server cannot be reached.
     pub fn scrub_all(&mut self, cursor: u64, limit: u32) -> Result<(Scrubbed, Vec<(String, Held)>), Error> {
         self.repeat(|store| {
-            let said = store.session.ask(What::Scrub, &emit_words(&[cursor, limit.into()]))?;
-            let [verified, repaired, lost, next] =
-                parse_words(&said).ok_or(Error::Protocol("no answer to a scrub"))?;
+            let mut tries = 0;
+            let (said, [verified, repaired, lost, next]) = loop {
+                // The third word: this client asks again while members are being asked.
+                let said = store.session.ask(What::Scrub, &emit_words(&[cursor, limit.into(), 1]))?;
+                let words: [u64; 4] = parse_words(&said).ok_or(Error::Protocol("no answer to a scrub"))?;
+                if words[3] != cursor {
+                    break (said, words);
+                }
+                tries += 1;
+                store.session.again(tries)?;
+            };
             let next = (next != u64::MAX && next > cursor).then_some(next);
             // Members of an earlier release say nothing of others.
             let behind = said.get(5 * 8..).unwrap_or_default().chunks_exact(16);

@@ -24,6 +24,8 @@ pub const LEDGER_LEN: u64 = ROOT_LEN;
 pub const LEDGER_NOTE: u64 = 1024;
 /// Bytes of an image that are sent at once.
 pub const BLOCK: usize = 16 << 10;
+/// Bytes of records that are read and applied for one order, about: other orders are waiting, and the primary's clients where it is its own.
+const PORTION: usize = 4 << 20;
 /// Tells a ledger's root from others'.
 const TAG: u64 = 0x4C45_4447_4552_0001;
 const LEDGER: usize = 32;
@@ -42,7 +44,7 @@ pub fn is_blank_ledger(bytes: &[u8]) -> bool {
 /// What the primary wants of a member's image. It is obeyed only while the log is promised to that primary.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Order {
-    /// Apply the records below this number, which are acknowledged.
+    /// Apply the records below this number, which are acknowledged; a bounded part of them, so it is told again until it has.
     Apply {
         /// The first record that is not applied.
         below: u64,
@@ -148,6 +150,10 @@ pub struct Keeper<M> {
     image: M,
     root: Root<M>,
     ledger: Ledger,
+    /// Where it reads the log on.
+    reader: Option<Reader>,
+    /// Bytes of records that it reads and applies for one order, about.
+    portion: usize,
 }
 
 impl<M: Medium> Keeper<M> {
@@ -158,7 +164,7 @@ impl<M: Medium> Keeper<M> {
     pub fn create(image: M, ledger: M) -> Result<Self, KeeperError> {
         let state = Ledger { applied: 0, complete: true, group: Uuid::default() };
         let root = Root::format(ledger, 0, TAG, &state.emit())?;
-        Ok(Self { image, root, ledger: state })
+        Ok(Self { image, root, ledger: state, reader: None, portion: PORTION })
     }
 
     /// As it was left, after any crash.
@@ -168,7 +174,13 @@ impl<M: Medium> Keeper<M> {
     pub fn open(image: M, ledger: M) -> Result<Self, KeeperError> {
         let (root, payload) = Root::open(ledger, 0, TAG)?;
         let ledger = Ledger::parse(&payload).ok_or(KeeperError::Damaged)?;
-        Ok(Self { image, root, ledger })
+        Ok(Self { image, root, ledger, reader: None, portion: PORTION })
+    }
+
+    /// About so many bytes of records are read and applied for one order, in place of 4 MiB.
+    #[must_use]
+    pub fn portion(self, bytes: usize) -> Self {
+        Self { portion: bytes, ..self }
     }
 
     /// The image.
@@ -251,17 +263,27 @@ impl<M: Medium> Keeper<M> {
         if below > status.tail.sequence {
             return Err(format!("record {} is not there", status.tail.sequence));
         }
-        let mut reader = Reader::new(&status);
-        while reader.next_sequence() < below {
+        // It goes on where it has come to, if that is a place of this log still.
+        let kept = self
+            .reader
+            .take()
+            .filter(|reader| reader.can_go_on(&status) && reader.next_sequence() <= self.ledger.applied);
+        let mut reader = kept.unwrap_or_else(|| Reader::new(&status));
+        reader.refresh(&status);
+        let (mut read, mut applied) = (0, self.ledger.applied);
+        while reader.next_sequence() < below && read < self.portion {
             let Ok(record) = reader.read(&mut Local(log.medium()));
             let (found, payload) = record.map_err(|fault| fault.to_string())?;
-            if found.header.sequence >= self.ledger.applied {
+            read += payload.len();
+            if found.header.sequence >= applied {
                 apply(payload, &self.image).map_err(|e| e.to_string())?;
+                applied = found.header.sequence + 1;
             }
         }
         self.image.psync().map_err(|e| e.to_string())?;
-        self.set(Ledger { applied: below, complete: true, group })?;
-        Ok(Told::Applied(below))
+        self.set(Ledger { applied, complete: true, group })?;
+        self.reader = Some(reader);
+        Ok(Told::Applied(applied))
     }
 
     fn set(&mut self, ledger: Ledger) -> Result<(), String> {

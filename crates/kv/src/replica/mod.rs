@@ -9,8 +9,8 @@
 //! that clients wrote one-sidedly go the same way: the server writes them back before it settles them. Images follow the
 //! log, behind what is acknowledged, and the log is trimmed behind the images.
 //!
-//! Read in this order: [`change`] (what a record says), [`mirror`], [`keeper`] (a member's image), [`primary`] (who takes
-//! over, when the log is trimmed, how a lost member is rebuilt), [`guard`] (why nobody reads from a primary that was
+//! Read in this order: [`change`] (what a record says), [`mirror`], [`keeper`] (a member's image), [`images`] (how they
+//! follow the log, when that is trimmed, how a lost member is rebuilt), [`primary`] (who takes over, and what it waits for), [`guard`] (why nobody reads from a primary that was
 //! replaced). Read first: `docs/erda.md`, section *On several servers*, and `remanence_remotelog::group`.
 //!
 //! ARGUMENT that nothing acknowledged is lost. (1) A reply, and a word that readers believe, comes after the psync that
@@ -28,6 +28,7 @@
 
 pub mod change;
 pub mod guard;
+pub mod images;
 pub mod keeper;
 pub mod mirror;
 pub mod primary;

@@ -1,7 +1,10 @@
 //! The one member that serves: it takes the log over, ships changes, trims the log behind the images, and rebuilds members
 //! that have lost theirs.
+//!
+//! It waits for one thing only: that enough members have what was shipped ([`Ship`]), which is what a psync promises; and where the log
+//! has no room, that enough images have followed for it to be trimmed. Everything else is begun, and goes on whenever the primary is
+//! [polled](Primary::poll): [`Images`](super::images::Images) has its rules.
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use remanence_remotelog::group::{ConnectionLost, Opened, ReplicaConnection};
@@ -10,17 +13,15 @@ use remanence_remotelog::{Epoch, Group, GroupError};
 pub use remanence_remotelog::group::Options;
 
 use super::change::Changes;
-use super::keeper::{BLOCK, Order, Told};
+use super::images::{Copy, Images};
+use super::keeper::{Order, Told};
 use super::mirror::Ship;
+
+/// Orders that are given in one turn, if the answers come at once.
+const ORDERS_A_TURN: usize = 32;
 
 /// The connection to a member: its log, and its image.
 pub trait Member: ReplicaConnection {
-    /// Has it do something with its image.
-    ///
-    /// # Errors
-    /// The member is gone.
-    fn order(&mut self, epoch: Epoch, order: &Order) -> Result<Told, ConnectionLost>;
-
     /// Begins to have it do something with its image; what it says comes out of [`poll_told`](Self::poll_told). There is one such
     /// order at a time.
     ///
@@ -59,68 +60,49 @@ pub enum LeadError {
 
 /// How the rebuilding of a member goes.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Rebuilding {
-    /// Nobody needs it, as far as is known.
-    Nobody,
-    /// So much of this member's image is there.
-    UnderWay {
-        /// The member.
-        name: String,
-        /// Bytes that were sent.
-        sent: u64,
-        /// Bytes in all.
-        of: u64,
-    },
-    /// This member has an image again.
-    Done(String),
+pub struct Rebuilding {
+    /// The member that is being sent an image.
+    pub name: String,
+    /// Bytes of it that are there.
+    pub sent: u64,
+    /// Bytes in all.
+    pub of: u64,
 }
 
-/// What the images of members have in a place.
+/// What the images of members have in a place. Waits for them.
 pub type Fetch<'a> = &'a mut dyn FnMut(u64, u32) -> Vec<Vec<u8>>;
 /// Puts right what is damaged in this member's own image.
 pub type PutRight = Box<dyn FnMut(Fetch<'_>) + Send>;
-
-struct Rebuild {
-    name: String,
-    /// The image is that of this record, or later: the log keeps it until then.
-    from: u64,
-    at: u64,
-}
 
 /// The primary's half of replication.
 pub struct Primary<C> {
     /// `None`: it is the primary no more.
     group: Option<Group<C>>,
-    own: String,
+    /// All members, in the order in which the group has them.
+    names: Vec<String>,
+    own: usize,
     options: Options,
     epoch: Epoch,
-    /// How far the images are, of those that have one.
-    applied: BTreeMap<String, u64>,
-    needs_image: Vec<String>,
-    /// Members whose images do not follow, and why.
-    behind: BTreeMap<String, String>,
-    /// Members that were asked to follow and have not said yet how far they are.
-    asked: BTreeSet<String>,
-    /// The log is to be trimmed when the images have followed.
-    trim: bool,
-    rebuild: Option<Rebuild>,
+    images: Images,
     put_right: Option<PutRight>,
     record_max: usize,
     image_len: u64,
-    /// Bytes that were shipped since the log was trimmed, and after how many it is to be.
+    /// The log is to be trimmed as the images follow.
+    trim: bool,
+    /// Bytes that were shipped since the images were asked to follow, and after how many they are.
     shipped: u64,
     trim_after: u64,
+    /// Records below this number were trimmed.
     trimmed: u64,
+    /// Bytes that were shipped since a change has waited for room, and some log was more than half full all the same.
+    since_room: Option<u64>,
 }
 
 impl<C> fmt::Debug for Primary<C> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Primary").field("own", &self.own).field("epoch", &self.epoch).finish_non_exhaustive()
+        let own = &self.names[self.own];
+        f.debug_struct("Primary").field("own", own).field("epoch", &self.epoch).finish_non_exhaustive()
     }
-}
-
-fn member<'a, C: Member>(group: &'a mut Group<C>, name: &str) -> Option<&'a mut C> {
-    group.connections().find(|(other, _)| *other == name).map(|(_, member)| member)
 }
 
 impl<C: Member> Primary<C> {
@@ -128,7 +110,7 @@ impl<C: Member> Primary<C> {
     /// it to a working medium, put a [`Mirror`](super::Mirror) over that, and open the store.
     ///
     /// `trim_after` is how many bytes are shipped before images and log are brought up to date; a quarter of the log is
-    /// fair.
+    /// fair. The other images are asked how far they are when the primary is [polled](Self::poll).
     ///
     /// # Errors
     /// Too few members, a faster one, or no image here.
@@ -138,36 +120,59 @@ impl<C: Member> Primary<C> {
         options: &Options,
         trim_after: u64,
     ) -> Result<(Self, Opened), LeadError> {
+        let names: Vec<String> = members.iter().map(|(name, _)| name.clone()).collect();
+        let no_image = |why: &str| LeadError::NoImage(why.to_owned());
+        let own = names.iter().position(|name| name == own).ok_or_else(|| no_image("it is no member"))?;
         let (group, opened) = Group::open(members, options)?;
         let mut this = Self {
             epoch: group.epoch(),
+            images: Images::new(names.len(), own, group.quorum().0, 0),
             group: Some(group),
-            own: own.to_owned(),
+            names,
+            own,
             options: *options,
-            applied: BTreeMap::new(),
-            needs_image: Vec::new(),
-            behind: BTreeMap::new(),
-            asked: BTreeSet::new(),
-            trim: false,
-            rebuild: None,
             put_right: None,
             record_max: 0,
             image_len: 0,
+            trim: false,
             shipped: 0,
             trim_after,
             trimmed: 0,
+            since_room: None,
         };
         this.measure();
-        let group = this.group.as_mut().expect("opened just now");
-        let (next, epoch) = (group.next(), this.epoch);
-        let Some(own) = member(group, own) else { return Err(LeadError::NoImage("its log is gone".into())) };
-        match own.order(epoch, &Order::Apply { below: next }) {
-            Ok(Told::Applied(below)) if below == next => Ok((this, opened)),
-            Ok(Told::Applied(_)) => Err(LeadError::NoImage("it is ahead of the log".into())),
-            Ok(Told::NeedsImage) => Err(LeadError::NoImage("records that it lacks were trimmed".into())),
-            Ok(Told::Refused(why)) => Err(LeadError::NoImage(why)),
-            Ok(Told::Bytes(_) | Told::Ok) => Err(LeadError::NoImage("it says what means nothing".into())),
-            Err(error) => Err(LeadError::NoImage(error.to_string())),
+        this.take_own_over()?;
+        Ok((this, opened))
+    }
+
+    /// Waits until this member's image has all that the log has, and no more.
+    fn take_own_over(&mut self) -> Result<(), LeadError> {
+        let epoch = self.epoch;
+        let group = self.group.as_mut().ok_or(LeadError::Deposed)?;
+        let (own, below) = (self.own, group.next());
+        let no_image = |why: String| LeadError::NoImage(why);
+        let lost = |e: ConnectionLost| LeadError::NoImage(e.to_string());
+        loop {
+            let gone = || LeadError::NoImage("its log is gone".into());
+            group
+                .connection(own)
+                .ok_or_else(gone)?
+                .begin_order(epoch, &Order::Apply { below })
+                .map_err(lost)?;
+            let told = loop {
+                match group.connection(own).ok_or_else(gone)?.poll_told().map_err(lost)? {
+                    Some(told) => break told,
+                    None => group.pause()?,
+                }
+            };
+            return match told {
+                Told::Applied(applied) if applied < below => continue,
+                Told::Applied(applied) if applied == below => Ok(()),
+                Told::Applied(_) => Err(no_image("it is ahead of the log".into())),
+                Told::NeedsImage => Err(no_image("records that it lacks were trimmed".into())),
+                Told::Refused(why) => Err(no_image(why)),
+                Told::Bytes(_) | Told::Ok => Err(no_image("it says what means nothing".into())),
+            };
         }
     }
 
@@ -181,10 +186,11 @@ impl<C: Member> Primary<C> {
         // Whoever has not said yet how far its image is may need all that its log has.
         group.keep_all(0);
         (self.record_max, self.image_len) = (record, image);
+        self.images.set_len(image);
     }
 
-    /// Takes members in that came back, by opening the log again: these connections in place of the old ones, all of them.
-    /// What was shipped was acknowledged, so nothing is under way.
+    /// Takes members in that came back, by opening the log again: these connections in place of the old ones, all of them, in the order
+    /// of the first ones. What was shipped was acknowledged, so nothing is under way.
     ///
     /// # Errors
     /// It is the primary no more.
@@ -198,10 +204,23 @@ impl<C: Member> Primary<C> {
         }
         self.epoch = group.epoch();
         self.group = Some(group);
-        self.rebuild = None;
-        self.asked.clear();
+        self.images.begin_anew();
         self.measure();
         Ok(opened)
+    }
+
+    /// There is a connection again to a member that was lost, or none still: it is taken in, in the same epoch, while others are served.
+    ///
+    /// # Errors
+    /// It is the primary no more.
+    pub fn reconnect(&mut self, name: &str, connection: Result<C, ConnectionLost>) -> Result<(), LeadError> {
+        let group = self.group.as_mut().ok_or(LeadError::Deposed)?;
+        if let Some(member) = self.names.iter().position(|other| other == name) {
+            // What was asked on the connection before is answered by nobody.
+            self.images.set_present(member, false);
+            group.reconnect(name, connection);
+        }
+        Ok(())
     }
 
     /// The epoch.
@@ -216,11 +235,22 @@ impl<C: Member> Primary<C> {
         self.group.as_ref().map(Group::lost).unwrap_or_default()
     }
 
+    /// Members to which there is a connection, and which do not take part yet: they get what they have missed.
+    #[must_use]
+    pub fn joining(&self) -> Vec<String> {
+        let Some(group) = &self.group else { return Vec::new() };
+        let lost = group.lost();
+        let joins = |n: &usize| {
+            !group.machine().takes_part(*n) && lost.iter().all(|(name, _)| *name != self.names[*n])
+        };
+        (0..self.names.len()).filter(joins).map(|n| self.names[n].clone()).collect()
+    }
+
     /// Members that are there and whose images do not follow, and why. Their logs have what was acknowledged; the log is trimmed
     /// only behind the images of enough others.
     #[must_use]
     pub fn behind(&self) -> Vec<(String, String)> {
-        self.behind.iter().map(|(name, why)| (name.clone(), why.clone())).collect()
+        self.images.behind().map(|(member, why)| (self.names[member].clone(), why.to_owned())).collect()
     }
 
     /// Records that were trimmed so far.
@@ -229,144 +259,114 @@ impl<C: Member> Primary<C> {
         self.trimmed
     }
 
-    /// Lets members go on that have not come as far as the others: they are taken in, or copy what they have missed. How many take
-    /// part. Does not wait.
+    /// Goes on with whatever was begun: members are taken in, copy what they have missed, follow, are sent an image. Does not wait.
     ///
     /// # Errors
-    /// It is the primary no more.
-    pub fn poll(&mut self) -> Result<usize, LeadError> {
-        let group = self.group.as_mut().ok_or(LeadError::Deposed)?;
-        group.poll()?;
-        let part = group.connections().count();
-        self.take_told()?;
-        if self.trim && self.asked.len() < part {
-            self.trim_behind_images()?;
-        }
-        Ok(part)
+    /// It is the primary no more, or its own image cannot be sent.
+    pub fn poll(&mut self) -> Result<(), LeadError> {
+        self.group.as_mut().ok_or(LeadError::Deposed)?.poll()?;
+        self.settle()
     }
 
-    /// Has the images follow, and trims the log behind them. Waits for them.
+    /// Takes what members say, and gives them their next orders.
+    fn settle(&mut self) -> Result<(), LeadError> {
+        let epoch = self.epoch;
+        let (group, images) = (self.group.as_mut().ok_or(LeadError::Deposed)?, &mut self.images);
+        for n in 0..self.names.len() {
+            if images.set_present(n, group.connection(n).is_some()) {
+                // Whoever comes has perhaps missed what nobody else has been asked for yet.
+                images.follow(group.acknowledged());
+            }
+        }
+        let mut left = ORDERS_A_TURN;
+        while left > 0 {
+            let mut any = false;
+            for n in 0..self.names.len() {
+                if !images.is_asked(n) {
+                    continue;
+                }
+                let told = group.connection(n).map_or(Ok(None), Member::poll_told);
+                match told {
+                    Ok(None) => continue,
+                    Ok(Some(told)) => {
+                        let kept = images.keeps(n);
+                        images.told(n, told);
+                        // Its log keeps what its image has still to take, if it takes anything.
+                        if images.keeps(n) != kept {
+                            group.keep(n, images.keeps(n));
+                        }
+                    }
+                    Err(why) => {
+                        images.set_present(n, false);
+                        group.lose(n, why);
+                    }
+                }
+                any = true;
+            }
+            while let Some((n, order)) = images.poll_order() {
+                any = true;
+                // This member carries out at once what it is told: of records a bounded part, and then clients come first.
+                let own_records = n == self.own && matches!(order, Order::Apply { .. });
+                left = left.saturating_sub(if own_records { ORDERS_A_TURN } else { 1 });
+                if let Some(member) = group.connection(n)
+                    && let Err(why) = member.begin_order(epoch, &order)
+                {
+                    images.set_present(n, false);
+                    group.lose(n, why);
+                }
+            }
+            if !any {
+                break;
+            }
+        }
+        if let Some(why) = images.take_failure() {
+            return Err(LeadError::NoImage(why));
+        }
+        let below = images.trims_to();
+        if self.trim && below > self.trimmed {
+            group.begin_trim(below)?;
+            self.trimmed = below;
+        }
+        self.trim &= images.is_busy();
+        Ok(())
+    }
+
+    /// Asks the images to follow, and does not wait. The log keeps its records: a member that was away needs no image as long as the
+    /// others' logs have what it lacks.
     ///
     /// # Errors
     /// It is the primary no more.
     pub fn follow(&mut self) -> Result<(), LeadError> {
-        self.catch_up()?;
-        let below = self.kept_from()?;
-        let group = self.group.as_mut().ok_or(LeadError::Deposed)?;
-        group.trim(below)?;
-        (self.trimmed, self.shipped, self.trim) = (self.trimmed.max(below), 0, false);
-        Ok(())
+        let group = self.group.as_ref().ok_or(LeadError::Deposed)?;
+        self.images.follow(group.acknowledged());
+        self.settle()
     }
 
-    /// From which record on the log is kept: behind it are the images of as many members as acknowledge.
-    fn kept_from(&self) -> Result<u64, LeadError> {
-        let acks = self.group.as_ref().ok_or(LeadError::Deposed)?.quorum().0;
-        let mut applied: Vec<u64> = self.applied.values().copied().collect();
-        applied.sort_unstable_by_key(|applied| std::cmp::Reverse(*applied));
-        let images = applied.get(acks - 1).copied().unwrap_or(0);
-        Ok(self.rebuild.as_ref().map_or(images, |rebuild| rebuild.from.min(images)))
-    }
-
-    /// Trims as far as the images are that have said so, whoever has not.
-    fn trim_behind_images(&mut self) -> Result<(), LeadError> {
-        let below = self.kept_from()?;
-        let group = self.group.as_mut().ok_or(LeadError::Deposed)?;
-        if below > self.trimmed {
-            group.begin_trim(below)?;
-            self.trimmed = below;
-        }
-        self.trim = !self.asked.is_empty();
-        Ok(())
-    }
-
-    /// Has the images follow. The log keeps its records: a member that was away needs no image as long as the others' logs have
-    /// what it lacks. Waits for all that are there.
+    /// As [`follow`](Self::follow), and has the log trimmed behind them.
     ///
     /// # Errors
     /// It is the primary no more.
-    pub fn catch_up(&mut self) -> Result<(), LeadError> {
-        // Who was asked before may say less than is asked for now.
-        self.wait_for_told()?;
-        self.begin_to_catch_up()?;
-        self.wait_for_told()
+    pub fn trim(&mut self) -> Result<(), LeadError> {
+        (self.shipped, self.trim) = (0, true);
+        self.follow()
     }
 
-    fn wait_for_told(&mut self) -> Result<(), LeadError> {
-        self.take_told()?;
-        while !self.asked.is_empty() {
-            let group = self.group.as_mut().ok_or(LeadError::Deposed)?;
-            group.pause()?;
-            self.take_told()?;
-        }
-        Ok(())
+    /// The number of the first record that is not acknowledged.
+    #[must_use]
+    pub fn acknowledged(&self) -> u64 {
+        self.group.as_ref().map_or(0, Group::acknowledged)
     }
 
-    /// Asks the images to follow, and does not wait: [`poll`](Self::poll) takes what their members say.
-    ///
-    /// # Errors
-    /// It is the primary no more.
-    pub fn begin_to_catch_up(&mut self) -> Result<(), LeadError> {
-        let group = self.group.as_mut().ok_or(LeadError::Deposed)?;
-        let (below, epoch) = (group.acknowledged(), self.epoch);
-        // Who is lost is said to be lost.
-        let lost = group.lost();
-        self.behind.retain(|name, _| lost.iter().all(|(other, _)| other != name));
-        for (name, member) in group.connections() {
-            if self.rebuild.as_ref().is_some_and(|rebuild| rebuild.name == name) || self.asked.contains(name)
-            {
-                continue;
-            }
-            // The log's own calls find out whether it is gone.
-            if member.begin_order(epoch, &Order::Apply { below }).is_ok() {
-                self.asked.insert(name.to_owned());
-            }
-        }
-        Ok(())
+    /// Whether this member's own image has all the records below this number, or says that it does not follow.
+    #[must_use]
+    pub fn own_has_followed(&self, below: u64) -> bool {
+        self.images.own_has_followed(below)
     }
 
-    /// Takes what members say that were asked to follow.
-    fn take_told(&mut self) -> Result<(), LeadError> {
-        if self.asked.is_empty() {
-            return Ok(());
-        }
-        let group = self.group.as_mut().ok_or(LeadError::Deposed)?;
-        let mut waiting = BTreeSet::new();
-        let mut kept: Vec<(String, u64)> = Vec::new();
-        for (name, member) in group.connections().filter(|(name, _)| self.asked.contains(*name)) {
-            let name = name.to_owned();
-            let told = match member.poll_told() {
-                Ok(None) => {
-                    waiting.insert(name);
-                    continue;
-                }
-                Ok(Some(told)) => told,
-                Err(_) => continue,
-            };
-            // Its log keeps what its image has still to take, if it takes anything.
-            kept.push((name.clone(), if let Told::Applied(applied) = told { applied } else { u64::MAX }));
-            match told {
-                Told::Applied(applied) => {
-                    self.behind.remove(&name);
-                    self.applied.insert(name, applied);
-                }
-                Told::NeedsImage => {
-                    self.behind.remove(&name);
-                    self.applied.remove(&name);
-                    if !self.needs_image.contains(&name) {
-                        self.needs_image.push(name);
-                    }
-                }
-                // It has what it said last, and that durably; nothing more, until somebody sees to it.
-                Told::Refused(why) => drop(self.behind.insert(name, why)),
-                Told::Bytes(_) | Told::Ok => {}
-            }
-        }
-        for (name, from) in kept {
-            group.keep(&name, from);
-        }
-        // Who does not take part any more says nothing.
-        self.asked = waiting;
-        Ok(())
+    /// Whether nothing is under way with any image, and nobody is to be asked.
+    #[must_use]
+    pub fn is_idle(&self) -> bool {
+        !self.images.is_busy()
     }
 
     /// Has this called before an image is sent because the log has no room without, whatever was checked by then.
@@ -378,123 +378,53 @@ impl<C: Member> Primary<C> {
     /// from damaged ones puts this member's image right before it is sent.
     #[must_use]
     pub fn needs_image(&self) -> Option<&str> {
-        self.needs_image.first().filter(|_| self.rebuild.is_none()).map(String::as_str)
+        self.images.needs_image().map(|member| &self.names[member][..])
     }
 
-    /// Sends a member that has no image some of it, about `budget` bytes. The store is served meanwhile.
+    /// Begins to send this member's image to whoever [needs one](Self::needs_image), while the store is served.
     ///
     /// # Errors
     /// It is the primary no more, or this member's own image cannot be read.
-    pub fn rebuild(&mut self, budget: u64) -> Result<Rebuilding, LeadError> {
-        let epoch = self.epoch;
-        if self.rebuild.is_none() {
-            let Some(name) = self.needs_image.first().cloned() else { return Ok(Rebuilding::Nobody) };
-            let group = self.group.as_mut().ok_or(LeadError::Deposed)?;
-            let below = group.acknowledged();
-            let own = member(group, &self.own).ok_or_else(|| LeadError::NoImage("its log is gone".into()))?;
-            let from = match own.order(epoch, &Order::Apply { below }) {
-                Ok(Told::Applied(applied)) => applied,
-                Ok(other) => return Err(LeadError::NoImage(format!("{other:?}"))),
-                Err(error) => return Err(LeadError::NoImage(error.to_string())),
-            };
-            let begun = member(group, &name).map(|member| member.order(epoch, &Order::Begin));
-            if !matches!(begun, Some(Ok(Told::Ok))) {
-                self.needs_image.retain(|other| *other != name);
-                return Ok(Rebuilding::Nobody);
-            }
-            self.rebuild = Some(Rebuild { name, from, at: 0 });
-        }
-        let mut sent = 0;
-        while sent < budget {
-            let rebuild = self.rebuild.as_ref().expect("begun");
-            let (name, at, from) = (rebuild.name.clone(), rebuild.at, rebuild.from);
-            let group = self.group.as_mut().ok_or(LeadError::Deposed)?;
-            if at == self.image_len {
-                let ended =
-                    member(group, &name).map(|member| member.order(epoch, &Order::End { applied: from }));
-                self.rebuild = None;
-                self.needs_image.retain(|other| *other != name);
-                return Ok(match ended {
-                    Some(Ok(Told::Ok)) => {
-                        self.applied.insert(name.clone(), from);
-                        if let Some(group) = &mut self.group {
-                            group.keep(&name, from);
-                        }
-                        Rebuilding::Done(name)
-                    }
-                    _ => Rebuilding::Nobody,
-                });
-            }
-            let len = (self.image_len - at).min(BLOCK as u64) as u32;
-            let own = member(group, &self.own).ok_or_else(|| LeadError::NoImage("its log is gone".into()))?;
-            let bytes = match own.order(epoch, &Order::Read { at, len }) {
-                Ok(Told::Bytes(bytes)) => bytes,
-                Ok(other) => return Err(LeadError::NoImage(format!("{other:?}"))),
-                Err(error) => return Err(LeadError::NoImage(error.to_string())),
-            };
-            let bytes = if bytes.iter().all(|byte| *byte == 0) { Vec::new() } else { bytes };
-            let block = Order::Block { at, bytes, len };
-            if !matches!(member(group, &name).map(|member| member.order(epoch, &block)), Some(Ok(Told::Ok))) {
-                // Lost again: it begins anew when it comes back.
-                self.rebuild = None;
-                self.needs_image.retain(|other| *other != name);
-                return Ok(Rebuilding::Nobody);
-            }
-            sent += u64::from(len);
-            self.rebuild.as_mut().expect("begun").at += u64::from(len);
-        }
-        let rebuild = self.rebuild.as_ref().expect("begun");
-        Ok(Rebuilding::UnderWay { name: rebuild.name.clone(), sent: rebuild.at, of: self.image_len })
+    pub fn begin_rebuild(&mut self) -> Result<(), LeadError> {
+        let group = self.group.as_ref().ok_or(LeadError::Deposed)?;
+        self.images.begin_rebuild(group.acknowledged());
+        self.settle()
+    }
+
+    /// Who is being sent an image, and how far that is.
+    #[must_use]
+    pub fn rebuilding(&self) -> Option<Rebuilding> {
+        let (member, sent) = self.images.rebuilding()?;
+        Some(Rebuilding { name: self.names[member].clone(), sent, of: self.image_len })
+    }
+
+    /// A member that was sent all of an image since this was asked last.
+    pub fn take_rebuilt(&mut self) -> Option<&str> {
+        self.images.take_rebuilt().map(|member| &self.names[member][..])
     }
 
     /// What the images of all members that answer have there, this one's included: each as it was at its last record, after all
-    /// were asked to follow. For a value that is damaged here, whose checksum says which of them is sound.
-    pub fn copies(&mut self, at: u64, len: u32) -> Vec<Vec<u8>> {
-        // It waits for who is slow, as whoever has an image follow does; nobody asks unless something is damaged.
-        if self.catch_up().is_err() {
-            return Vec::new();
+    /// were asked to follow. For a value that is damaged here, whose checksum says which of them is sound. `None`: they are being
+    /// asked, so ask again after a while.
+    pub fn copies(&mut self, at: u64, len: u32) -> Option<Vec<Copy>> {
+        let acknowledged = self.acknowledged();
+        let fetched = self.images.fetch(at, len, acknowledged);
+        if fetched.is_none() && self.settle().is_err() {
+            return Some(Vec::new());
         }
-        let epoch = self.epoch;
-        let Some(group) = &mut self.group else { return Vec::new() };
-        let mut copies = Vec::new();
-        for (_, member) in group.connections() {
-            let mut copy = Vec::with_capacity(len as usize);
-            while (copy.len() as u32) < len {
-                let done = copy.len() as u32;
-                let read = Order::Read { at: at + u64::from(done), len: (len - done).min(BLOCK as u32) };
-                match member.order(epoch, &read) {
-                    Ok(Told::Bytes(bytes)) if !bytes.is_empty() => copy.extend(bytes),
-                    _ => break,
-                }
-            }
-            if copy.len() == len as usize {
-                copies.push(copy);
-            }
-        }
-        copies
+        fetched
     }
 
-    /// Members whose images have something else than this in a place, of those that have all that is acknowledged: what is served
-    /// there is settled, and known to be sound. Who is behind, or lacks an image, has a reason that is said elsewhere.
-    pub fn differing(&mut self, at: u64, served: &[u8]) -> Vec<String> {
-        let (epoch, applied) = (self.epoch, &self.applied);
-        let Some(group) = &mut self.group else { return Vec::new() };
-        let acknowledged = group.acknowledged();
-        let follows = |name: &str| applied.get(name).is_some_and(|applied| *applied >= acknowledged);
-        let mut differing = Vec::new();
-        for (name, member) in group.connections().filter(|(name, _)| follows(name)) {
-            let mut differs = false;
-            for (at, block) in (at..).step_by(BLOCK).zip(served.chunks(BLOCK)) {
-                match member.order(epoch, &Order::Read { at, len: block.len() as u32 }) {
-                    Ok(Told::Bytes(bytes)) => differs |= bytes != block,
-                    _ => break,
-                }
-            }
-            if differs {
-                differing.push(name.to_owned());
-            }
-        }
-        differing
+    /// How often a member has begun to take part: what [`copies`](Self::copies) had before may lack one.
+    #[must_use]
+    pub const fn joined(&self) -> u64 {
+        self.images.joined()
+    }
+
+    /// The name of a member.
+    #[must_use]
+    pub fn name(&self, member: usize) -> &str {
+        &self.names[member]
     }
 
     fn append(&mut self, record: &[u8]) -> Result<(), LeadError> {
@@ -505,49 +435,79 @@ impl<C: Member> Primary<C> {
 
     /// Whoever opens the log may have to copy it to a member that has none, where other ends of segments stay free. One that
     /// was full may not fit there, and where that member has to acknowledge it could then never be trimmed again: the store
-    /// would stand still for ever. So half of it stays free.
+    /// would stand still for ever. So half of it stays free, on as many members as acknowledge. Waits for their images, and for nobody
+    /// else's: a member that is slower loses its vote when its log is full.
     fn leave_room(&mut self) -> Result<(), LeadError> {
         let group = self.group.as_mut().ok_or(LeadError::Deposed)?;
-        if !group.is_half_full() {
+        let lately = self.since_room.is_some_and(|shipped| shipped < self.trim_after / 8);
+        if lately || !group.is_half_full() {
             return Ok(());
         }
-        let next = group.next();
-        group.wait(next)?;
-        self.follow()?;
-        // Too few images for the log to be trimmed: now they cannot wait any more.
-        while self.group.as_ref().is_some_and(Group::is_half_full) {
-            if self.needs_image().is_some()
-                && let Some(mut put_right) = self.put_right.take()
-            {
-                put_right(&mut |at, len| self.copies(at, len));
-                self.put_right = Some(put_right);
+        let below = group.next();
+        group.wait(below)?;
+        self.trim()?;
+        let acks = group_of(&mut self.group)?.quorum().0;
+        while self.images.trims_to() < below {
+            if self.images.can_follow() < acks && self.images.rebuilding().is_none() {
+                // Too few images for the log to be trimmed: now they cannot wait any more.
+                if self.images.needs_image().is_none() {
+                    break;
+                }
+                self.send_at_once()?;
             }
-            if self.rebuild(u64::MAX)? == Rebuilding::Nobody {
-                break;
-            }
-            self.follow()?;
+            group_of(&mut self.group)?.pause()?;
+            self.settle()?;
         }
+        while group_of(&mut self.group)?.machine().trimmed(self.trimmed) < acks {
+            group_of(&mut self.group)?.pause()?;
+        }
+        self.since_room = group_of(&mut self.group)?.is_half_full().then_some(0);
         Ok(())
+    }
+
+    /// Puts this member's image right as far as that can be done without the store, which is in the middle of a change, and begins to send
+    /// it.
+    fn send_at_once(&mut self) -> Result<(), LeadError> {
+        if let Some(mut put_right) = self.put_right.take() {
+            put_right(&mut |at, len| self.wait_for_copies(at, len));
+            self.put_right = Some(put_right);
+        }
+        self.begin_rebuild()
+    }
+
+    fn wait_for_copies(&mut self, at: u64, len: u32) -> Vec<Vec<u8>> {
+        loop {
+            if let Some(copies) = self.copies(at, len) {
+                return copies.into_iter().map(|copy| copy.bytes).collect();
+            }
+            let Some(group) = &mut self.group else { return Vec::new() };
+            if group.pause().is_err() {
+                return Vec::new();
+            }
+        }
     }
 
     fn ship_all(&mut self, changes: &Changes) -> Result<(), LeadError> {
         for record in changes.records(self.record_max) {
             self.shipped += record.len() as u64;
+            self.since_room = self.since_room.map(|bytes| bytes + record.len() as u64);
             self.append(&record)?;
         }
-        let group = self.group.as_mut().ok_or(LeadError::Deposed)?;
+        let group = group_of(&mut self.group)?;
         let next = group.next();
         group.wait(next)?;
         if self.shipped >= self.trim_after {
             // The images follow while clients go on.
-            (self.shipped, self.trim) = (0, true);
-            self.begin_to_catch_up()?;
-        }
-        if self.trim {
-            self.poll()?;
+            self.trim()?;
+        } else if self.trim {
+            self.settle()?;
         }
         Ok(())
     }
+}
+
+fn group_of<C>(group: &mut Option<Group<C>>) -> Result<&mut Group<C>, LeadError> {
+    group.as_mut().ok_or(LeadError::Deposed)
 }
 
 impl<C: Member> Ship for Primary<C> {

@@ -398,6 +398,8 @@ impl<M: Medium + Clone> Server<M> {
             // The copy may lie in a region that goes away, too. Its own item is at hand.
             Ok(entry) => self.move_repaired(now, cleaning, entry),
             Err(Refusal::Damaged) => Ok(Moved::Stuck),
+            // Other members are being asked.
+            Err(Refusal::Unfinished) => Ok(Moved::Waiting),
             Err(other) => Err(other),
         }
     }

@@ -101,8 +101,9 @@ const PER_THING: u64 = 16 << 10;
 /// reaches them.
 pub type Revoke = Box<dyn FnMut(&[u64]) + Send>;
 
-/// What others have at the same bytes of their media: each of them that answers, its own.
-pub type Copies = Box<dyn FnMut(u64, u32) -> Vec<Vec<u8>> + Send>;
+/// What others have at the same bytes of their media: each of them that answers, its own. `None`: they are being asked, and whoever
+/// wants to know asks again later.
+pub type Copies = Box<dyn FnMut(u64, u32) -> Option<Vec<Vec<u8>>> + Send>;
 
 /// What the host must do.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -260,6 +261,8 @@ pub struct Server<M> {
     replicated: bool,
     revoke: Option<Revoke>,
     copies: Option<Copies>,
+    /// Values that were repaired by a [`scrub`](Self::scrub) which could not end: from which cursor on, and their fingerprints.
+    scrubbing: (u64, BTreeSet<u64>),
 }
 
 impl<M> fmt::Debug for Server<M> {

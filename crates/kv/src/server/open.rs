@@ -5,6 +5,7 @@
 //! lie before it): a whole object is settled, and otherwise the entry goes back to the version before. Nobody can write any
 //! more: the keys of the last run went with its process.
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::ops::Range;
 
@@ -268,6 +269,7 @@ impl<M: Medium + Clone> Server<M> {
             replicated: false,
             revoke: None,
             copies: None,
+            scrubbing: (0, BTreeSet::new()),
         };
         let mut recovered = server.recover()?;
         let lost = server.findings.iter().filter(|finding| finding.fate == Fate::Lost).count() as u64;

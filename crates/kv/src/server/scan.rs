@@ -106,7 +106,8 @@ impl<M: Medium + Clone> Server<M> {
     /// Reads and verifies about `limit` values from a cursor on (0 at first), and repairs what can be repaired.
     ///
     /// # Errors
-    /// The medium failed.
+    /// [`Refusal::Unfinished`]: other members are being asked for what is damaged here, so scrub from the same cursor again. Or the medium
+    /// failed.
     pub fn scrub(&mut self, cursor: u64, limit: usize) -> Result<Scrubbed, Refusal> {
         self.scrub_with(cursor, limit, |_| {})
     }
@@ -115,7 +116,7 @@ impl<M: Medium + Clone> Server<M> {
     /// its chunks.
     ///
     /// # Errors
-    /// The medium failed.
+    /// As for [`scrub`](Self::scrub).
     pub fn scrub_with(
         &mut self,
         cursor: u64,
@@ -124,6 +125,12 @@ impl<M: Medium + Clone> Server<M> {
     ) -> Result<Scrubbed, Refusal> {
         let (entries, next) = self.entries_from(cursor, limit.max(1));
         let mut scrubbed = Scrubbed { next, ..Scrubbed::default() };
+        // What was repaired when this was begun is whole by now.
+        let (from, mut repaired) = std::mem::take(&mut self.scrubbing);
+        if from != cursor {
+            repaired.clear();
+        }
+        let mut unfinished = false;
         for entry in entries {
             let at = Where::Value { fingerprint: entry.slot.meta.fingerprint() };
             let entry = match self.settle(entry) {
@@ -140,15 +147,25 @@ impl<M: Medium + Clone> Server<M> {
             let before = self.stats.repaired;
             match self.verified(entry) {
                 Ok(entry) => {
-                    let was_whole = self.stats.repaired == before;
+                    let fingerprint = entry.slot.meta.fingerprint();
+                    if self.stats.repaired != before {
+                        repaired.insert(fingerprint);
+                    }
+                    let was_whole = !repaired.contains(&fingerprint);
                     *if was_whole { &mut scrubbed.verified } else { &mut scrubbed.repaired } += 1;
                     self.extents(&entry).into_iter().for_each(&mut sound);
                 }
                 Err(Refusal::Damaged) => scrubbed.lost += 1,
+                // Those behind it are asked for together with it.
+                Err(Refusal::Unfinished) => unfinished = true,
                 Err(other) => return Err(other),
             }
         }
         self.sync()?;
+        if unfinished {
+            self.scrubbing = (cursor, repaired);
+            return Err(Refusal::Unfinished);
+        }
         Ok(scrubbed)
     }
 

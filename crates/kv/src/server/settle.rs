@@ -400,6 +400,9 @@ impl<M: Medium + Clone> Server<M> {
     /// version before is not what the key has, and a tombstone's key has not come back. What may stand in for it is the same
     /// version, which cleaning has copied, or which another member has. Only in mode `erda`, where the loss of power may take
     /// what was settled, the version before counts, as in the paper.
+    ///
+    /// # Errors
+    /// [`Refusal::Damaged`], or [`Refusal::Unfinished`] while other members are being asked; or the medium failed.
     pub(super) fn verified(&mut self, entry: Entry) -> Result<Entry, Refusal> {
         let head = entry.slot.meta.head();
         let word = entry.slot.word;
@@ -407,7 +410,6 @@ impl<M: Medium + Clone> Server<M> {
         if self.is_whole(&entry, new) {
             return Ok(entry);
         }
-        self.stats.damaged += 1;
         let at = Where::Value { fingerprint: entry.slot.meta.fingerprint() };
         let old = word.old_offset().filter(|old| self.is_whole(&entry, *old));
         let copy = old.is_some_and(|old| self.version_at(head, old) == self.version_at(head, new));
@@ -419,6 +421,7 @@ impl<M: Medium + Clone> Server<M> {
         } else {
             (Err(Refusal::Damaged), Fate::Lost)
         };
+        self.stats.damaged += 1;
         self.stats.repaired += u64::from(outcome.is_ok());
         let key = self.key_of(outcome.as_ref().unwrap_or(&entry));
         self.found(at, key, fate);
@@ -439,20 +442,28 @@ impl<M: Medium + Clone> Server<M> {
     }
 
     /// Puts a damaged object right from a member that has it whole, durably. Whether there is one.
+    ///
+    /// # Errors
+    /// [`Refusal::Unfinished`]: members are being asked, so look again later. Or the medium failed.
     fn restore(&mut self, entry: &Entry, offset: Offset) -> Result<bool, Refusal> {
         let Some(mut copies) = self.copies.take() else { return Ok(false) };
         let restored = self.restore_from(entry, offset, &mut copies);
         self.copies = Some(copies);
-        if !restored {
+        if !restored? {
             return Ok(false);
         }
         self.sync_now()?;
         Ok(self.is_whole(entry, offset))
     }
 
-    fn restore_from(&self, entry: &Entry, offset: Offset, copies: &mut super::Copies) -> bool {
+    fn restore_from(
+        &self,
+        entry: &Entry,
+        offset: Offset,
+        copies: &mut super::Copies,
+    ) -> Result<bool, Refusal> {
         let head = entry.slot.meta.head();
-        let Some((at, place)) = self.place(head, offset) else { return false };
+        let Some((at, place)) = self.place(head, offset) else { return Ok(false) };
         let room = self.log.left_in_segment(offset);
         let is_it =
             |bytes: &[u8]| Object::parse(bytes, &place).is_ok() && self.is_named_by(entry, bytes, offset);
@@ -460,7 +471,7 @@ impl<M: Medium + Clone> Server<M> {
         let mut len = (HEADER_LEN as u64 + KEY_MAX as u64).min(room);
         let mut looked = 0;
         let object = loop {
-            let read = copies(at, len as u32);
+            let read = copies(at, len as u32).ok_or(Refusal::Unfinished)?;
             looked = looked.max(len);
             if let Some(mut bytes) = read.iter().find(|bytes| is_it(bytes)).cloned() {
                 let len = Object::split(&bytes).map_or(0, |object| object.header.len());
@@ -473,31 +484,38 @@ impl<M: Medium + Clone> Server<M> {
             };
             match read.iter().filter_map(longer).min() {
                 Some(longer) => len = longer,
-                None => return false,
+                None => return Ok(false),
             }
         };
-        let Ok(Object { header, .. }) = Object::split(&object) else { return false };
+        let Ok(Object { header, .. }) = Object::split(&object) else { return Ok(false) };
         let listed = Object::split(&object).ok().and_then(|object| object.chunks());
         let chunks =
             if header.chained { listed.map_or(Vec::new(), |(_, chunks)| chunks) } else { Vec::new() };
+        let mut unfinished = false;
         for chunk in chunks {
             if self.chunk(head, &chunk).is_ok() {
                 continue;
             }
-            let Some(room) = self.log.locate(head, chunk.offset) else { return false };
+            let Some(room) = self.log.locate(head, chunk.offset) else { return Ok(false) };
             if u64::from(chunk.len) > self.log.left_in_segment(chunk.offset) {
-                return false;
+                return Ok(false);
             }
-            let Some(bytes) =
-                copies(room.at, chunk.len).into_iter().find(|bytes| crc64(&[bytes]) == chunk.crc)
-            else {
-                return false;
+            // All that are damaged are asked for together; what has come is put into its place already.
+            let Some(read) = copies(room.at, chunk.len) else {
+                unfinished = true;
+                continue;
+            };
+            let Some(bytes) = read.into_iter().find(|bytes| crc64(&[bytes]) == chunk.crc) else {
+                return Ok(false);
             };
             self.medium.write_nt(room.at, &bytes);
         }
+        if unfinished {
+            return Err(Refusal::Unfinished);
+        }
         // The mark is the server's, and says nothing of a version that has no successor.
         self.medium.write_nt(at + WRITTEN_FROM as u64, &object[WRITTEN_FROM..]);
-        true
+        Ok(true)
     }
 
     /// The value, read by the server. During a write it is the version before, as a reader would find.

@@ -142,6 +142,15 @@ impl<C: ReplicaConnection> Group<C> {
         }
     }
 
+    /// Somebody else has found the connection to a server to be gone.
+    ///
+    /// # Panics
+    /// There is no such server.
+    pub fn lose(&mut self, server: usize, why: ConnectionLost) {
+        self.has_lost(server, why);
+        self.carry_out();
+    }
+
     fn take(&mut self, n: usize, connection: Result<C, ConnectionLost>) {
         let now = C::now();
         match connection {
@@ -211,6 +220,11 @@ impl<C: ReplicaConnection> Group<C> {
         there
             .filter(|(n, _)| machine.takes_part(*n))
             .filter_map(|(n, c)| Some((machine.name(n), c.as_mut()?)))
+    }
+
+    /// The connection to a server, if that takes part. Servers are counted as they were named when the group was opened.
+    pub fn connection(&mut self, server: usize) -> Option<&mut C> {
+        self.connections.get_mut(server).filter(|_| self.machine.takes_part(server))?.as_mut()
     }
 
     /// Begins to append a record; its number. It is acknowledged when [`acknowledged`](Self::acknowledged) is above that,
@@ -322,12 +336,12 @@ impl<C: ReplicaConnection> Group<C> {
     }
 
     /// Has a server keep the records from this number on: see [`Machine::keep`].
-    pub fn keep(&mut self, name: &str, from: u64) {
-        let found = (0..self.connections.len()).find(|n| self.machine.name(*n) == name);
-        if let Some(n) = found {
-            self.machine.keep(C::now(), n, from);
-            self.carry_out();
-        }
+    ///
+    /// # Panics
+    /// There is no such server.
+    pub fn keep(&mut self, server: usize, from: u64) {
+        self.machine.keep(C::now(), server, from);
+        self.carry_out();
     }
 
     /// The same for all servers, those included that are not there.

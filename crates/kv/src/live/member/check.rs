@@ -9,7 +9,7 @@
 //! That takes its time, between the messages of clients. Where the log has no room left before it has ended, nothing can wait any more, and
 //! the store itself is in the middle of a change: then the image is looked at for itself ([`put_right`]), as a store that nobody serves.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -20,6 +20,7 @@ use super::Ships;
 use crate::live::memory::Memory;
 use crate::live::overlay::Overlay;
 use crate::proto::Refusal;
+use crate::replica::LeadError;
 use crate::replica::primary::Fetch;
 use crate::server::{Options, Scrubbed, Server};
 
@@ -29,6 +30,8 @@ const VALUES: usize = 16;
 const SUSPECTS_MAX: usize = 1024;
 /// Bytes that are compared at a time.
 const PIECE: u64 = 64 << 10;
+/// Pieces for which members are asked at the same time.
+const PIECES: usize = 16;
 
 /// How far the check has come.
 #[derive(Debug)]
@@ -37,11 +40,13 @@ pub(super) struct Check {
     cursor: Option<u64>,
     /// What the image has otherwise than what is served: it is behind there, or damaged.
     suspects: Vec<Range<u64>>,
+    /// The image was asked to have the records below this number before they are looked at again.
+    below: Option<u64>,
 }
 
 impl Default for Check {
     fn default() -> Self {
-        Self { cursor: Some(0), suspects: Vec::new() }
+        Self { cursor: Some(0), suspects: Vec::new(), below: None }
     }
 }
 
@@ -78,34 +83,38 @@ struct Fetched {
 /// The medium failed.
 pub(super) fn put_right(image: &Region, fetch: Fetch<'_>) -> io::Result<()> {
     let fetched = Arc::new(Mutex::new(Fetched::default()));
-    loop {
-        let overlay = Overlay::new(image.clone());
-        // What cannot be checked holds nobody's image up.
-        let Ok((mut server, _)) = Server::open(&overlay, Options::default()) else { return Ok(()) };
-        let asked = Arc::clone(&fetched);
-        server.set_copies(Box::new(move |at, len| {
-            let Fetched { known, wanted } = &mut *asked.lock().unwrap_or_else(PoisonError::into_inner);
-            known.get(&(at, len)).cloned().unwrap_or_else(|| {
-                wanted.insert((at, len));
-                Vec::new()
-            })
-        }));
-        let (mut sound, mut cursor) = (Vec::new(), Some(0));
-        while let Some(from) = cursor {
-            let Ok(scrubbed) = server.scrub_with(from, VALUES, |range| sound.push(range)) else {
-                return Ok(());
-            };
-            cursor = scrubbed.next;
+    let overlay = Overlay::new(image.clone());
+    // What cannot be checked holds nobody's image up.
+    let Ok((mut server, _)) = Server::open(&overlay, Options::default()) else { return Ok(()) };
+    let asked = Arc::clone(&fetched);
+    server.set_copies(Box::new(move |at, len| {
+        let Fetched { known, wanted } = &mut *asked.lock().unwrap_or_else(PoisonError::into_inner);
+        let copies = known.get(&(at, len)).cloned();
+        if copies.is_none() {
+            wanted.insert((at, len));
         }
-        drop(server);
-        let Fetched { mut known, wanted } =
-            std::mem::take(&mut *fetched.lock().unwrap_or_else(PoisonError::into_inner));
-        if wanted.is_empty() {
-            return sound.iter().flat_map(pieces).try_for_each(|piece| take_over(image, &overlay, &piece));
+        copies
+    }));
+    let (mut sound, mut cursor) = (Vec::new(), Some(0));
+    while let Some(from) = cursor {
+        let mut some = Vec::new();
+        let scrubbed = server.scrub_with(from, VALUES, |range| some.push(range));
+        let mut fetched = fetched.lock().unwrap_or_else(PoisonError::into_inner);
+        let wanted = std::mem::take(&mut fetched.wanted);
+        match scrubbed {
+            Ok(scrubbed) => {
+                cursor = scrubbed.next;
+                sound.extend(some);
+                fetched.known.clear();
+            }
+            Err(Refusal::Unfinished) if !wanted.is_empty() => {
+                fetched.known.extend(wanted.into_iter().map(|(at, len)| ((at, len), fetch(at, len))));
+            }
+            Err(_) => return Ok(()),
         }
-        known.extend(wanted.into_iter().map(|(at, len)| ((at, len), fetch(at, len))));
-        fetched.lock().unwrap_or_else(PoisonError::into_inner).known = known;
     }
+    drop(server);
+    sound.iter().flat_map(pieces).try_for_each(|piece| take_over(image, &overlay, &piece))
 }
 
 /// Has an image what a view of it has in a place, durably.
@@ -131,50 +140,113 @@ pub struct Held {
     pub repaired: u64,
 }
 
-/// Verifies some values from a cursor on, and looks for each that is sound at what the images of `members` have in its place. What is
-/// damaged there is shipped again.
-///
-/// # Errors
-/// Nothing can be shipped any more.
-pub(super) fn scrub(
-    core: &mut Server<Memory>,
-    ships: &Ships,
-    members: &[String],
-    (cursor, limit): (u64, usize),
-) -> Result<(Scrubbed, Vec<Held>), Refusal> {
-    let mut sound = Vec::new();
-    let scrubbed = core.scrub_with(cursor, limit.min(VALUES), |range| sound.push(range))?;
-    let follow = || match ships.with_ship(|primary| primary.catch_up().is_ok()) {
-        true => Ok(()),
-        false => Err(Refusal::Medium),
-    };
-    let differing = |range: &Range<u64>| {
-        let mut names = BTreeSet::new();
-        for piece in pieces(range) {
-            let mut served = vec![0; (piece.end - piece.start) as usize];
-            Medium::read(ships.medium(), piece.start, &mut served);
-            names.extend(ships.with_ship(|primary| primary.differing(piece.start, &served)));
+/// A scrub of some values from a cursor on, and of what the images of members have in the place of each that is sound. What is damaged there
+/// is shipped again. Members are asked, and not waited for: it goes on whenever it is asked how far it is.
+#[derive(Debug)]
+pub(super) struct Scrub {
+    /// What was found where the store is served; `None`: not all of it was verified yet.
+    scrubbed: Option<Scrubbed>,
+    /// Parts of what is sound that are still to be compared.
+    pieces: VecDeque<Piece>,
+    /// By range, which members have something else there; and still had when it was shipped again.
+    damaged: BTreeMap<u64, BTreeSet<usize>>,
+    still: BTreeMap<u64, BTreeSet<usize>>,
+}
+
+/// A part of a sound value.
+#[derive(Debug)]
+struct Piece {
+    /// Where the object or the chunk begins that this is a part of.
+    of: u64,
+    range: Range<u64>,
+    /// What is served there, once it is compared with what members have.
+    served: Option<Vec<u8>>,
+    /// It was shipped again.
+    again: bool,
+}
+
+impl Piece {
+    /// Members whose images have something else than what is served, of those that have all that is acknowledged: who is behind, or lacks an
+    /// image, has a reason that is said elsewhere. `None`: they are being asked.
+    fn differing(&mut self, ships: &Ships) -> Option<BTreeSet<usize>> {
+        let (at, len) = (self.range.start, self.range.end - self.range.start);
+        let is_now = || {
+            let mut served = vec![0; len as usize];
+            Medium::read(ships.medium(), at, &mut served);
+            served
+        };
+        let served = self.served.get_or_insert_with(is_now);
+        let copies = ships.with_ship(|primary| primary.copies(at, len as u32))?;
+        // Its place may have another value by now, as the log was cleaned.
+        if is_now() != *served {
+            return Some(BTreeSet::new());
         }
-        names
-    };
-    let mut held = vec![Held::default(); members.len()];
-    follow()?;
-    for range in sound {
-        let damaged = differing(&range);
-        if damaged.is_empty() {
-            continue;
-        }
-        for piece in pieces(&range) {
-            core.persist(piece)?;
-        }
-        follow()?;
-        let still = differing(&range);
-        for (name, held) in members.iter().zip(&mut held) {
-            held.damaged += u64::from(damaged.contains(name));
-            held.repaired += u64::from(damaged.contains(name) && !still.contains(name));
-        }
+        let differ = copies.iter().filter(|copy| copy.follows && copy.bytes != *served);
+        Some(differ.map(|copy| copy.member).collect())
     }
-    Ok((scrubbed, held))
+}
+
+impl Scrub {
+    /// One that has not begun.
+    pub(super) const fn new() -> Self {
+        Self { scrubbed: None, pieces: VecDeque::new(), damaged: BTreeMap::new(), still: BTreeMap::new() }
+    }
+
+    /// Goes on from a cursor on; what it has found in a store of so many members, if it has ended.
+    ///
+    /// # Errors
+    /// Nothing can be shipped any more.
+    pub(super) fn step(
+        &mut self,
+        core: &mut Server<Memory>,
+        ships: &Ships,
+        members: usize,
+        (cursor, limit): (u64, usize),
+    ) -> Result<Option<(Scrubbed, Vec<Held>)>, Refusal> {
+        let scrubbed = match self.scrubbed {
+            Some(scrubbed) => scrubbed,
+            None => {
+                let mut sound = Vec::new();
+                let scrubbed = match core.scrub_with(cursor, limit.min(VALUES), |range| sound.push(range)) {
+                    Err(Refusal::Unfinished) => return Ok(None),
+                    scrubbed => scrubbed?,
+                };
+                self.pieces = sound
+                    .into_iter()
+                    .flat_map(|range| pieces(&range).map(move |piece| (range.start, piece)))
+                    .map(|(of, range)| Piece { of, range, served: None, again: false })
+                    .collect();
+                *self.scrubbed.insert(scrubbed)
+            }
+        };
+        for mut piece in self.pieces.drain(..self.pieces.len().min(PIECES)).collect::<Vec<_>>() {
+            let Some(differing) = piece.differing(ships) else {
+                self.pieces.push_back(piece);
+                continue;
+            };
+            if differing.is_empty() {
+                continue;
+            }
+            let found = if piece.again { &mut self.still } else { &mut self.damaged };
+            found.entry(piece.of).or_default().extend(differing);
+            if !piece.again {
+                core.persist(piece.range.clone())?;
+                self.pieces.push_back(Piece { served: None, again: true, ..piece });
+            }
+        }
+        if !self.pieces.is_empty() {
+            return Ok(None);
+        }
+        let mut held = vec![Held::default(); members];
+        for (of, damaged) in &self.damaged {
+            for member in damaged {
+                held[*member].damaged += 1;
+                let still = self.still.get(of).is_some_and(|still| still.contains(member));
+                held[*member].repaired += u64::from(!still);
+            }
+        }
+        Ok(Some((scrubbed, held)))
+    }
 }
 
 fn pieces(range: &Range<u64>) -> impl Iterator<Item = Range<u64>> + use<> {
@@ -202,15 +274,27 @@ impl Check {
             self.cursor = match core.scrub_with(cursor, VALUES, suspect) {
                 Ok(scrubbed) => scrubbed.next,
                 Err(Refusal::Medium) => return Err(Refusal::Medium),
+                // Other members are being asked.
+                Err(Refusal::Unfinished) => Some(cursor),
                 // What cannot be checked now holds nobody's image up.
                 Err(_) => None,
             };
             return Ok(());
         }
-        let followed = images.ships.with_ship(|primary| primary.catch_up().is_ok());
-        if !followed {
-            return Err(Refusal::Medium);
+        let follows = images.ships.with_ship(|primary| {
+            let below = match self.below {
+                Some(below) => below,
+                None => {
+                    primary.follow()?;
+                    *self.below.insert(primary.acknowledged())
+                }
+            };
+            Ok(primary.own_has_followed(below))
+        });
+        if !follows.map_err(|_: LeadError| Refusal::Medium)? {
+            return Ok(());
         }
+        self.below = None;
         for range in std::mem::take(&mut self.suspects) {
             if !images.is_as_served(&range) {
                 // What is shipped again reaches the image before another member does: records are applied in order.

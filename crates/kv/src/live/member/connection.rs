@@ -163,18 +163,6 @@ impl ReplicaConnection for MemberConnection {
 }
 
 impl Member for MemberConnection {
-    fn order(&mut self, epoch: Epoch, order: &Order) -> Result<Told, ConnectionLost> {
-        match &mut self.to {
-            To::Own(_) => Ok(self.node.obey(epoch, order)),
-            To::Other(other) => {
-                there(&self.node, other)?;
-                let called = other.connection.session().call(ORDERS, &emit_order(epoch, order));
-                let told = called.map_err(|e| ConnectionLost(e.to_string()))?;
-                parse_told(&told).ok_or_else(|| ConnectionLost("its answer means nothing".into()))
-            }
-        }
-    }
-
     fn begin_order(&mut self, epoch: Epoch, order: &Order) -> Result<(), ConnectionLost> {
         match &mut self.to {
             To::Own(own) => own.told = Some(self.node.obey(epoch, order)),

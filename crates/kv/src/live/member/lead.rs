@@ -1,16 +1,16 @@
 //! Taking over, and what a primary's serving thread does besides serving.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use remanence_remotelog::format::superblock::Uuid;
 
-use super::check::{Check, Held, Images, put_right, scrub};
-use super::connection::DEPTH;
+use super::check::{Check, Held, Images, Scrub, put_right};
+use super::connection::{DEPTH, MemberConnection};
 use super::link::Roads;
-use super::node::Node;
+use super::node::{Back, Node};
 use super::wire::{MemberStats, Role};
 use super::{MemberOptions, Ships};
 use crate::live::medium::{New, make_if_blank};
@@ -22,14 +22,17 @@ use crate::replica::watch::{Chance, Own, chance};
 use crate::replica::{LeadError, Mirror, Primary, Rebuilding};
 use crate::server::{Scrubbed, Server as Core};
 
-/// Places that are remembered to have been asked for.
-const ASKED_MAX: usize = 4096;
-/// Bytes of an image that are sent between two messages of clients.
+/// Bytes of what members were found to have that are kept for whoever asks again.
+const KNOWN_MAX: usize = 16 << 20;
+/// Bytes of an image that are sent between two messages of clients, and for how long they wait for that.
 const REBUILD: u64 = 256 << 10;
+const SPENT: Duration = Duration::from_millis(1);
 /// How often a primary looks whom it has lost.
 const LOOK: Duration = Duration::from_millis(50);
 /// An image that does not follow is asked to again after this; and so are members for what they have of a damaged value.
 const AGAIN: Duration = Duration::from_secs(1);
+/// Scrubs that are under way at a time. Whoever began the oldest one begins anew.
+const SCRUBS_MAX: usize = 8;
 
 /// What a primary does between the messages of clients.
 #[derive(Debug)]
@@ -38,16 +41,14 @@ pub(crate) struct Upkeep {
     ships: Ships,
     looked: Instant,
     busy: bool,
-    /// Somebody may lack an image, or be gone: that is to be found out.
-    follow: bool,
     /// When all images were asked to follow.
     followed: Instant,
-    /// How many members took part when that was looked at last.
-    part: usize,
     /// The processes that it is connected to.
     lives: Vec<u64>,
     /// Who needs an image gets one that was checked.
     check: Check,
+    /// Scrubs that were begun, by where and how much, the oldest one first.
+    scrubs: VecDeque<((u64, usize), Scrub)>,
 }
 
 impl Upkeep {
@@ -62,105 +63,122 @@ impl Upkeep {
             return Ok(false);
         }
         self.looked = now;
-        let connections = {
-            let state = &mut *self.node.lock();
-            // Whoever was lost may have been taken in already, by connections that were made before.
-            let others = (0..self.node.names.len()).filter(|at| *at != self.node.who);
-            let wanted = others.into_iter().any(|at| self.node.wants_back(state, at));
-            state.connections.take().filter(|_| wanted || !state.lost.is_empty())
-        };
-        if connections.is_some() || self.node.changed_lives(&self.lives) {
-            self.lives = self.node.lives();
-            self.follow = true;
-        }
-        // Who was the primary before may have been ending that still.
-        self.follow |= now.duration_since(self.followed) >= AGAIN && !self.node.lock().behind.is_empty();
-        let promised = self.node.log.with(|store| store.state().promised);
-        // One that has been taken in meanwhile may lack an image.
-        if connections.is_none() && promised == self.node.lock().epoch {
-            let part = self.ships.with_ship(Primary::poll).unwrap_or_default();
-            self.follow |= part > self.part;
-            self.part = part;
-        }
-        let follow = std::mem::take(&mut self.follow);
-        if follow {
-            self.followed = now;
-        }
-        let checked = self.check.is_done();
-        let turned = self.ships.with_ship(|primary| {
-            if let Some(connections) = connections {
-                primary.reopen(connections)?;
-            } else if promised != primary.epoch() {
-                return Err(LeadError::Deposed);
-            }
-            if follow {
-                primary.begin_to_catch_up()?;
-            }
-            let rebuilding = match primary.needs_image() {
-                Some(name) if !checked => {
-                    Rebuilding::UnderWay { name: name.to_owned(), sent: 0, of: self.node.image.len() }
-                }
-                _ => primary.rebuild(REBUILD)?,
-            };
-            if matches!(rebuilding, Rebuilding::Done(_)) {
-                primary.begin_to_catch_up()?;
-            }
-            let to_check = primary.needs_image().is_some();
-            Ok((rebuilding, to_check, primary.lost(), primary.behind(), primary.epoch()))
-        });
-        let deposed = |why: String| {
+        if let Err(error) = self.take_back(now).and_then(|()| self.go_on(core, now)) {
+            let why = error.to_string();
             self.node.lock().why.clone_from(&why);
-            why
-        };
-        let (rebuilding, to_check, lost, behind, epoch) =
-            turned.map_err(|error: LeadError| deposed(error.to_string()))?;
-        match &rebuilding {
-            Rebuilding::UnderWay { .. } if to_check => {
-                let images = Images { ships: &self.ships, image: &self.node.image };
-                self.check.step(core, &images).map_err(|refusal| deposed(refusal.to_string()))?;
-            }
-            // Sent as it was checked.
-            Rebuilding::UnderWay { .. } => {}
-            Rebuilding::Nobody | Rebuilding::Done(_) => self.check = Check::default(),
+            return Err(why);
         }
-        let state = &mut *self.node.lock();
-        state.epoch = epoch;
-        state.lost = lost.into_iter().map(|(name, _)| name).collect();
-        state.behind = behind.into_iter().map(|(name, why)| format!("{name}: {why}")).collect();
-        self.busy = matches!(rebuilding, Rebuilding::UnderWay { .. } | Rebuilding::Done(_));
-        state.rebuilding = match rebuilding {
-            Rebuilding::UnderWay { name, sent, of } => Some((name, sent, of)),
-            Rebuilding::Nobody | Rebuilding::Done(_) => None,
-        };
         Ok(self.busy)
     }
 
-    /// Verifies some values, where they are served and in the images of all members.
+    /// Takes members in that are there again, and finds out whether the log is promised to somebody else.
+    fn take_back(&mut self, now: Instant) -> Result<(), LeadError> {
+        let back = self.node.lock().back.take();
+        // Whoever was started again has an image to be asked for, or its connection is to be found out to be gone.
+        let mut follow = back.is_some() || self.node.changed_lives(&self.lives);
+        if follow {
+            self.lives = self.node.lives();
+        }
+        // Who was the primary before may have been ending that still.
+        follow |= now.duration_since(self.followed) >= AGAIN && !self.node.lock().behind.is_empty();
+        let promised = self.node.log.with(|store| store.state().promised);
+        self.ships.with_ship(|primary| {
+            if let Some(Back::All(connections)) = back {
+                primary.reopen(connections)?;
+            } else if promised != primary.epoch() {
+                return Err(LeadError::Deposed);
+            } else if let Some(Back::Some(connections)) = back {
+                for (name, connection) in connections {
+                    // Whoever has been taken in meanwhile stays.
+                    if primary.lost().iter().any(|(lost, _)| *lost == name) {
+                        primary.reconnect(&name, connection)?;
+                    }
+                }
+            }
+            if follow { primary.follow() } else { Ok(()) }
+        })?;
+        if follow {
+            self.followed = now;
+        }
+        Ok(())
+    }
+
+    /// Goes on with whatever is under way.
+    fn go_on(&mut self, core: &mut Core<Memory>, now: Instant) -> Result<(), LeadError> {
+        let to_check = self.ships.with_ship(|primary| {
+            primary.poll()?;
+            let wants = primary.needs_image().is_some();
+            if wants && self.check.is_done() {
+                primary.begin_rebuild()?;
+            }
+            Ok::<_, LeadError>(primary.needs_image().map(ToOwned::to_owned))
+        })?;
+        let rebuilding = match to_check {
+            Some(name) => {
+                let images = Images { ships: &self.ships, image: &self.node.image };
+                self.check.step(core, &images).map_err(|_| LeadError::Deposed)?;
+                Some((name, 0, self.node.image.len()))
+            }
+            None => {
+                let rebuilding = self.ships.with_ship(|primary| send_some(primary, now))?;
+                if rebuilding.is_none() {
+                    self.check = Check::default();
+                }
+                rebuilding.map(|Rebuilding { name, sent, of }| (name, sent, of))
+            }
+        };
+        let (lost, joining, behind, epoch) = self
+            .ships
+            .with_ship(|primary| (primary.lost(), primary.joining(), primary.behind(), primary.epoch()));
+        let state = &mut *self.node.lock();
+        state.epoch = epoch;
+        state.lost = lost.into_iter().map(|(name, _)| name).collect();
+        state.joining = joining;
+        state.behind = behind.into_iter().map(|(name, why)| format!("{name}: {why}")).collect();
+        self.busy = rebuilding.is_some();
+        state.rebuilding = rebuilding;
+        Ok(())
+    }
+
+    /// Verifies some values, where they are served and in the images of all members. `None`: that is under way, so ask again.
     ///
     /// # Errors
     /// Nothing can be shipped any more, or as for the scrub of a store that lies on one server.
     pub(crate) fn scrub(
-        &self,
+        &mut self,
         core: &mut Core<Memory>,
         cursor: u64,
         limit: usize,
-    ) -> Result<(Scrubbed, Vec<Held>), Refusal> {
-        scrub(core, &self.ships, &self.node.names, (cursor, limit))
+    ) -> Result<Option<(Scrubbed, Vec<Held>)>, Refusal> {
+        self.ships.with_ship(Primary::poll).map_err(|_| Refusal::Medium)?;
+        let what = (cursor, limit);
+        let begun = self.scrubs.iter().position(|(other, _)| *other == what);
+        let mut scrub =
+            begun.and_then(|at| self.scrubs.remove(at)).map_or_else(Scrub::new, |(_, scrub)| scrub);
+        let found = scrub.step(core, &self.ships, self.node.names.len(), what)?;
+        if found.is_none() {
+            if self.scrubs.len() == SCRUBS_MAX {
+                self.scrubs.pop_front();
+            }
+            self.scrubs.push_back((what, scrub));
+        }
+        Ok(found)
     }
 
-    /// What other members have, for a value that is damaged here. They are waited for, and nobody is served meanwhile: so who
-    /// reads one again and again that no member has whole does not have them asked each time.
+    /// What other members have, for a value that is damaged here.
     pub(crate) fn copies(&self) -> crate::server::Copies {
         let ships = self.ships.clone();
-        let (mut asked, mut asked_in) = (BTreeMap::new(), None);
+        let mut known = Known::default();
         Box::new(move |at, len| {
-            let now = Instant::now();
             ships.with_ship(|primary| {
-                // Others are there than the last time.
-                if asked_in.replace(primary.epoch()) != Some(primary.epoch()) {
-                    asked.clear();
-                }
-                if is_time(&mut asked, (at, len), now) { primary.copies(at, len) } else { Vec::new() }
+                // A failure ends the primary elsewhere.
+                let _ = primary.poll();
+                known.clear_if_joined(primary.joined());
+                let fetch = || {
+                    let copies = primary.copies(at, len)?;
+                    Some(copies.into_iter().map(|copy| copy.bytes).collect())
+                };
+                known.get((at, len), Instant::now(), fetch)
             })
         })
     }
@@ -173,17 +191,62 @@ impl Upkeep {
     }
 }
 
-/// Whether others may be asked for a place: not if they were a moment ago.
-fn is_time(asked: &mut BTreeMap<(u64, u32), Instant>, place: (u64, u32), now: Instant) -> bool {
-    if asked.len() >= ASKED_MAX {
-        asked.clear();
+/// Sends some of an image, if one is being sent, as long as its member answers at once. How far it is.
+fn send_some(
+    primary: &mut Primary<MemberConnection>,
+    begin: Instant,
+) -> Result<Option<Rebuilding>, LeadError> {
+    let Some(before) = primary.rebuilding() else { return Ok(None) };
+    loop {
+        primary.poll()?;
+        let Some(now) = primary.rebuilding() else { return Ok(None) };
+        let sent = now.sent.saturating_sub(before.sent);
+        if now.name != before.name || sent >= REBUILD || begin.elapsed() >= SPENT {
+            return Ok(Some(now));
+        }
+        std::thread::yield_now();
     }
-    let before = asked.get(&place);
-    let is_time = before.is_none_or(|before| now.saturating_duration_since(*before) >= AGAIN);
-    if is_time {
-        asked.insert(place, now);
+}
+
+/// What members were found to have a moment ago: who reads a value again and again that no member has whole does not have them asked each
+/// time.
+#[derive(Default)]
+struct Known {
+    places: BTreeMap<(u64, u32), (Instant, Vec<Vec<u8>>)>,
+    bytes: usize,
+    joined: u64,
+}
+
+impl Known {
+    /// Forgets all of it if a member has come since, who may have what nobody had.
+    fn clear_if_joined(&mut self, joined: u64) {
+        if self.joined != joined {
+            *self = Self { joined, ..Self::default() };
+        }
     }
-    is_time
+
+    fn get(
+        &mut self,
+        place: (u64, u32),
+        now: Instant,
+        fetch: impl FnOnce() -> Option<Vec<Vec<u8>>>,
+    ) -> Option<Vec<Vec<u8>>> {
+        if let Some((since, copies)) = self.places.get(&place)
+            && now.saturating_duration_since(*since) < AGAIN
+        {
+            return Some(copies.clone());
+        }
+        let copies = fetch()?;
+        // At least something, so that places of which nothing came are counted as well.
+        let bytes = copies.iter().map(Vec::len).sum::<usize>().max(64);
+        if self.bytes + bytes > KNOWN_MAX {
+            self.places.clear();
+            self.bytes = 0;
+        }
+        self.bytes += bytes;
+        self.places.insert(place, (now, copies.clone()));
+        Some(copies)
+    }
 }
 
 /// Whether this member may try to take over, when nobody has served for `waited`. `Err`: not now; why, unless it is merely not
@@ -251,7 +314,7 @@ pub(super) fn lead(
     let group_options =
         GroupOptions::new(u32::from_le_bytes(*writer), group).acks(acks).depth(DEPTH).grace(node.notice);
     let trim_after = options.log_len(node.image.len()) / 4;
-    let connections = roads.connections(node);
+    let connections = roads.connections(node, &(0..node.names.len()).collect::<Vec<_>>());
     let (mut primary, _) =
         Primary::lead(connections, node.own_name(), &group_options, trim_after).map_err(|e| sentence(&e))?;
     let image = node.image.clone();
@@ -270,11 +333,10 @@ pub(super) fn lead(
         ships: ships.clone(),
         looked: Instant::now(),
         busy: true,
-        follow: true,
         followed: Instant::now(),
-        part: 0,
         lives: node.lives(),
         check: Check::default(),
+        scrubs: VecDeque::new(),
     };
     let mut server = Server::bind_replicated(&roads.context, options.store(working), memory, upkeep)?;
     {
@@ -285,7 +347,7 @@ pub(super) fn lead(
         (state.epoch, state.store_port) = (epoch, server.addr().port());
         state.store = Some(server.metrics());
         state.watch.takes_over();
-        state.connections = None;
+        state.back = None;
         state.lost = ships.with_ship(|primary| primary.lost()).into_iter().map(|(name, _)| name).collect();
     }
     node.notify();
@@ -311,19 +373,35 @@ pub(super) fn lead(
 
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
+
     use super::*;
 
     #[test]
     fn members_are_not_asked_for_one_place_again_and_again() {
-        let (begin, mut asked) = (Instant::now(), BTreeMap::new());
-        assert!(is_time(&mut asked, (64, 10), begin));
-        assert!(!is_time(&mut asked, (64, 10), begin + AGAIN / 2));
-        assert!(is_time(&mut asked, (64, 20), begin), "what turned out to be longer");
-        assert!(is_time(&mut asked, (64, 10), begin + AGAIN), "one of them may be back");
-        assert!(!is_time(&mut asked, (64, 10), begin + AGAIN), "counted from the last time");
-        for at in 0..2 * ASKED_MAX as u64 {
-            is_time(&mut asked, (at, 1), begin);
-            assert!(asked.len() <= ASKED_MAX);
+        let (begin, mut known, asked) = (Instant::now(), Known::default(), Cell::new(0));
+        let mut get = |place, now| {
+            known.get(place, now, || {
+                asked.set(asked.get() + 1);
+                Some(vec![vec![asked.get() as u8; 10]])
+            })
+        };
+        let first = get((64, 10), begin).expect("asked");
+        assert_eq!(get((64, 10), begin + AGAIN / 2), Some(first), "what was found a moment ago");
+        assert_eq!(asked.get(), 1);
+        get((64, 20), begin);
+        assert_eq!(asked.get(), 2, "what turned out to be longer");
+        get((64, 10), begin + AGAIN);
+        assert_eq!(asked.get(), 3, "one of them may be back");
+        assert_eq!(known.get((64, 30), begin, || None), None);
+        known.clear_if_joined(0);
+        assert!(known.get((64, 20), begin, || None).is_some());
+        known.clear_if_joined(1);
+        assert_eq!(known.get((64, 20), begin, || None), None, "somebody has come who may have it whole");
+        for at in 0..(2 * KNOWN_MAX / 64) as u64 {
+            known.get((at, 1), begin, || Some(Vec::new()));
+            assert!(known.bytes <= KNOWN_MAX && known.places.len() <= KNOWN_MAX / 64);
         }
+        assert_eq!(known.get((64, 30), begin, || None), None, "they are being asked still");
     }
 }

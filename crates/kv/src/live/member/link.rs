@@ -12,7 +12,7 @@ use remanence_remotelog::live::{Method, connect};
 use remanence_verbs::Context;
 
 use super::connection::{DEPTH, MemberConnection};
-use super::node::{Connections, Node};
+use super::node::{Back, Connections, Node};
 use super::wire::{MemberStats, VERSION};
 use super::{BEATS, MEMBERS};
 use crate::live::Error;
@@ -122,47 +122,45 @@ impl Roads {
         ))
     }
 
-    /// Connections to all members' logs, made at the same time.
-    pub(super) fn connections(&self, node: &Arc<Node>) -> Connections {
+    /// Connections to these members' logs, made at the same time.
+    pub(super) fn connections(&self, node: &Arc<Node>, members: &[usize]) -> Connections {
         std::thread::scope(|scope| {
             let connections: Vec<_> =
-                (0..node.names.len()).map(|at| scope.spawn(move || self.connection(node, at))).collect();
+                members.iter().map(|at| scope.spawn(move || self.connection(node, *at))).collect();
             let connection = |joined: std::thread::ScopedJoinHandle<
                 '_,
                 Result<MemberConnection, ConnectionLost>,
             >| {
                 joined.join().unwrap_or_else(|_| Err(ConnectionLost("connecting to it has failed".into())))
             };
-            node.names.iter().cloned().zip(connections.into_iter().map(connection)).collect()
+            let names = members.iter().map(|at| node.names[*at].clone());
+            names.zip(connections.into_iter().map(connection)).collect()
         })
     }
 
-    /// While a primary does without members that are there again: connects to all of them, for its serving thread to take
-    /// over.
+    /// While a primary does without members that are there again: connects to them, for its serving thread to take over.
     pub(super) fn bring_back(&self, node: &Arc<Node>, stop: &AtomicBool) {
         let shortest = (node.notice / 2).min(PAUSE_MAX);
         let mut pause_for = shortest;
         while !stop.load(Ordering::Acquire) && !node.lock().over {
             pause(node, node.interval());
-            let back = {
+            let (away, wanted) = {
                 let state = node.lock();
-                let others = (0..node.names.len()).filter(|at| *at != node.who);
-                state.connections.is_none() && others.into_iter().any(|at| node.wants_back(&state, at))
+                let others = (0..node.names.len()).filter(|at| *at != node.who && state.back.is_none());
+                let away = others.clone().any(|at| node.has_promised_away(&state, at));
+                (away, others.filter(|at| node.wants_back(&state, *at)).collect::<Vec<_>>())
             };
-            if !back {
+            if !away && wanted.is_empty() {
                 continue;
             }
             let lives = node.lives();
-            let connections = self.connections(node);
-            {
-                let state = &mut *node.lock();
-                if connections
-                    .iter()
-                    .enumerate()
-                    .any(|(at, (_, connection))| connection.is_ok() && node.wants_back(state, at))
-                {
-                    state.connections = Some(connections);
-                }
+            let wanted = if away { (0..node.names.len()).collect() } else { wanted };
+            let connections = self.connections(node, &wanted);
+            let reached =
+                |(name, connection): &(String, Result<_, _>)| connection.is_ok() && name != node.own_name();
+            if connections.iter().any(reached) {
+                let back = if away { Back::All(connections) } else { Back::Some(connections) };
+                node.lock().back = Some(back);
             }
             // A member that fails again and again does not hold up clients all the time; one that was started again may do better.
             let begin = std::time::Instant::now();

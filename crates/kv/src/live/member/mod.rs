@@ -516,8 +516,9 @@ fn take_part(
             let state = &mut *node.lock();
             state.becomes(Role::Waiting);
             state.behind.clear();
-            (state.store_port, state.store, state.connections, state.rebuilding) = (0, None, None, None);
+            (state.store_port, state.store, state.back, state.rebuilding) = (0, None, None, None);
             state.lost.clear();
+            state.joining.clear();
             if let Err(error) = &led {
                 state.why = error.to_string();
             }

@@ -23,6 +23,15 @@ use crate::replica::{Keeper, LeadError, Order, Told};
 /// A connection to every member, in the members' order, as a group takes them.
 pub(super) type Connections = Vec<(String, Result<MemberConnection, ConnectionLost>)>;
 
+/// Connections to members that are there again, for a primary that does without them.
+#[derive(Debug)]
+pub(super) enum Back {
+    /// To all of them: some have promised their logs to somebody who did not become the primary, and take nothing more in this epoch.
+    All(Connections),
+    /// To those that it has lost, and in the same epoch.
+    Some(Connections),
+}
+
 /// What is known of another member.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Peer {
@@ -88,7 +97,9 @@ pub(super) struct State {
     /// Of a primary.
     pub(super) store: Option<Metrics>,
     pub(super) epoch: Epoch,
+    /// Members to which a primary has no connection, and those that have one and do not take part yet.
     pub(super) lost: Vec<String>,
+    pub(super) joining: Vec<String>,
     pub(super) rebuilding: Option<(String, u64, u64)>,
     /// When others were heard, and who serves.
     pub(super) watch: Watch,
@@ -102,8 +113,8 @@ pub(super) struct State {
     image_why: String,
     /// Members whose images do not follow, and why: of a primary.
     pub(super) behind: Vec<String>,
-    /// Connections to all members, for a primary that does without some.
-    pub(super) connections: Option<Connections>,
+    /// Connections for a primary that does without some members.
+    pub(super) back: Option<Back>,
     /// An order of the primary is being carried out.
     pub(super) obeying: bool,
     /// It has followed a primary, or was one.
@@ -171,6 +182,7 @@ impl Node {
             store: None,
             epoch: Epoch::NONE,
             lost: Vec::new(),
+            joining: Vec::new(),
             rebuilding: None,
             watch: Watch::new(names.len(), notice, interval(notice) / 2),
             news: 0,
@@ -179,7 +191,7 @@ impl Node {
             image_why: String::new(),
             behind: Vec::new(),
             peers: names.iter().map(|_| Peer::default()).collect(),
-            connections: None,
+            back: None,
             obeying: false,
             joined: false,
             fatal: None,
@@ -363,7 +375,7 @@ impl Node {
             durable: self.image.domain().guarantee().is_durable(),
             sent,
             of,
-            lost: state.lost.clone(),
+            lost: state.lost.iter().chain(&state.joining).cloned().collect(),
             rebuilding,
             why: if state.why.is_empty() { state.image_why.clone() } else { state.why.clone() },
             survives: self.survives.clone(),
@@ -462,13 +474,15 @@ impl Node {
         (answers && state.watch.is_there(at, self.now())).then_some(said)
     }
 
-    /// Whether a primary is to connect to a member anew: it does without it, or that has promised its log to somebody who did
-    /// not become the primary, and takes nothing more.
+    /// Whether a primary is to connect to a member anew that is there: it does without it.
     pub(super) fn wants_back(&self, state: &State, at: usize) -> bool {
-        self.recent(state, at).is_some_and(|said| {
-            let promised = said.role == Role::Waiting && said.epoch.counter() > state.epoch.counter();
-            promised || state.lost.contains(&self.names[at])
-        })
+        self.recent(state, at).is_some() && state.lost.contains(&self.names[at])
+    }
+
+    /// Whether a member has promised its log to somebody who did not become the primary, and takes nothing more.
+    pub(super) fn has_promised_away(&self, state: &State, at: usize) -> bool {
+        let later = |said: &MemberStats| said.epoch.counter() > state.epoch.counter();
+        self.recent(state, at).is_some_and(|said| said.role == Role::Waiting && later(said))
     }
 
     /// Why a member is not there.
