@@ -10,8 +10,8 @@
 //! log, behind what is acknowledged, and the log is trimmed behind the images.
 //!
 //! Read in this order: [`change`] (what a record says), [`mirror`], [`keeper`] (a member's image), [`primary`] (who takes
-//! over, when the log is trimmed, how a lost member is rebuilt), [`guard`] (why nobody reads from a primary that was
-//! replaced). Read first: `docs/erda.md`, section *On several servers*, and `remanence_remotelog::group`.
+//! over, when the log is trimmed, how a lost member is rebuilt), [`takeover`] and [`watch`] (when a member tries to become
+//! the primary), [`guard`] (why nobody reads from a primary that was replaced). Read first: `docs/erda.md`, section *On several servers*, and `remanence_remotelog::group`.
 //!
 //! ARGUMENT that nothing acknowledged is lost. (1) A reply, and a word that readers believe, comes after the psync that
 //! covers what it speaks of (rule 4), hence after `acks` members have the records. No acknowledged record is lost while
@@ -31,9 +31,11 @@ pub mod guard;
 pub mod keeper;
 pub mod mirror;
 pub mod primary;
+pub mod takeover;
 pub mod watch;
 
 pub use guard::{Claim, Promise, is_current, likely_primary};
 pub use keeper::{Keeper, Order, Told};
 pub use mirror::{Mirror, Ship};
 pub use primary::{LeadError, Member, Primary, Rebuilding};
+pub use takeover::{Role, Takeover};
