@@ -9,9 +9,10 @@
 //! that clients wrote one-sidedly go the same way: the server writes them back before it settles them. Images follow the
 //! log, behind what is acknowledged, and the log is trimmed behind the images.
 //!
-//! Read in this order: [`change`] (what a record says), [`mirror`], [`keeper`] (a member's image), [`images`] (how they
-//! follow the log, when that is trimmed, how a lost member is rebuilt), [`primary`] (who takes over, and what it waits for), [`guard`] (why nobody reads from a primary that was
-//! replaced). Read first: `docs/erda.md`, section *On several servers*, and `remanence_remotelog::group`.
+//! Read in this order: [`change`] (what a record says), [`mirror`], [`keeper`] (a member's image), [`images`] (how they follow the log, when
+//! that is trimmed, how a lost member is rebuilt), [`primary`] (who takes over, and what it waits for), [`takeover`] and [`watch`] (when a
+//! member tries to become the primary), [`guard`] (why nobody reads from a primary that was replaced). Read first: `docs/erda.md`, section
+//! *On several servers*, and `remanence_remotelog::group`.
 //!
 //! ARGUMENT that nothing acknowledged is lost. (1) A reply, and a word that readers believe, comes after the psync that
 //! covers what it speaks of (rule 4), hence after `acks` members have the records. No acknowledged record is lost while
@@ -32,9 +33,11 @@ pub mod images;
 pub mod keeper;
 pub mod mirror;
 pub mod primary;
+pub mod takeover;
 pub mod watch;
 
 pub use guard::{Claim, Promise, is_current, likely_primary};
 pub use keeper::{Keeper, Order, Told};
 pub use mirror::{Mirror, Ship};
 pub use primary::{LeadError, Member, Primary, Rebuilding};
+pub use takeover::{Role, Takeover};

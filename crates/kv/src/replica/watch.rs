@@ -1,5 +1,5 @@
-//! When a member takes the primary for lost, and when it is its turn to take over. Pure: time is an argument, counted from
-//! any beginning.
+//! The failure detector of a member: when others were heard, and when the primary is taken for lost. Pure: time is an
+//! argument, counted from any beginning. [`takeover`](super::takeover) decides what follows from it.
 //!
 //! Nothing here decides who *may* be the primary: promises do ([`remanence_remotelog::group`]), so that a wrong suspicion
 //! costs a fail-over and never a value. Therefore the rules may be fast, and have to be calm:
@@ -8,11 +8,12 @@
 //!    not count: who was deaf knows nothing of others' silence.
 //! 2. *Medium.* A primary says how long its own medium has not answered. After [`STALL`] times `notice` it is suspected, however
 //!    well it can be heard: nothing can be written there.
-//! 3. *Agreement.* A member takes over only when as many members as it needs follow nobody either. One that alone does not
-//!    hear the primary changes nothing.
-//! 4. *Turn.* The first of those that are fit goes first, the next half a `notice` later, so that they do not hold each other up.
-//! 5. *Back-off.* A suspicion was wrong if the suspect is heard within [`WINDOW`] times `notice`, and is still the same process.
+//! 3. *Back-off.* A suspicion was wrong if the suspect is heard within [`WINDOW`] times `notice`, and is still the same process.
 //!    Each doubles the time of rules 1 and 2, up to [`DOUBTS`] times; each [`CALM`] without one halves it.
+//!
+//! Silence is measured from beat to beat: members tell each other what they are every [`beat`], and the next moment that
+//! matters ([`Watch::deadline`]) is the one at which a member that is there has missed its next beat. So nothing is due while all are
+//! heard, and a member that was stopped while it waited finds itself late by all that it slept but two beats, whatever `notice` is.
 
 use std::time::Duration;
 
@@ -26,6 +27,12 @@ pub const WINDOW: u32 = 10;
 pub const DOUBTS: u32 = 3;
 /// After so long without a wrong suspicion one of them is forgotten.
 pub const CALM: Duration = Duration::from_secs(60);
+
+/// How often members tell each other what they are, if one that is silent for `notice` is taken for dead.
+#[must_use]
+pub fn beat(notice: Duration) -> Duration {
+    (notice / 8).clamp(Duration::from_millis(20), Duration::from_millis(250))
+}
 
 /// Who serves, as far as is known.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -55,34 +62,37 @@ struct Suspect {
     cause: Cause,
 }
 
+/// When a member was heard last.
+#[derive(Clone, Copy, Debug)]
+struct Heard {
+    last: Duration,
+    /// Not before this member slept, if it did.
+    is_fresh: bool,
+}
+
 /// What a member knows of when others were heard.
 #[derive(Clone, Debug)]
 pub struct Watch {
     notice: Duration,
-    /// How often this member looks, at least.
-    tick: Duration,
-    heard: Vec<Option<Duration>>,
+    heard: Vec<Option<Heard>>,
     leader: Option<(Leader, Duration)>,
     suspect: Option<Suspect>,
     doubts: u32,
     /// When the last suspicion was found to be wrong, or one was forgotten.
     doubted: Duration,
-    looked: Duration,
 }
 
 impl Watch {
-    /// Of so many members, for one that looks every `tick`.
+    /// Of so many members.
     #[must_use]
-    pub fn new(members: usize, notice: Duration, tick: Duration) -> Self {
+    pub fn new(members: usize, notice: Duration) -> Self {
         Self {
             notice,
-            tick,
             heard: vec![None; members],
             leader: None,
             suspect: None,
             doubts: 0,
             doubted: Duration::ZERO,
-            looked: Duration::ZERO,
         }
     }
 
@@ -104,26 +114,40 @@ impl Watch {
         self.leader.map(|(leader, _)| leader)
     }
 
-    /// This member looks: who leads is not any more, if it has been silent for too long. Returns whether that has been found
-    /// now.
-    pub fn look(&mut self, now: Duration) -> bool {
-        let asleep = now.saturating_sub(self.looked).saturating_sub(2 * self.tick);
-        self.looked = now;
-        if !asleep.is_zero() {
-            let later = |heard: &mut Duration| *heard = (*heard + asleep).min(now);
-            self.heard.iter_mut().flatten().for_each(later);
-            self.leader.iter_mut().for_each(|(_, heard)| later(heard));
+    /// This member did not run for so long, until now: nobody was silent for that, and what was said before is old.
+    pub fn forgive(&mut self, asleep: Duration, now: Duration) {
+        let later = |heard: Duration| (heard + asleep).min(now);
+        for heard in self.heard.iter_mut().flatten() {
+            *heard = Heard { last: later(heard.last), is_fresh: false };
         }
+        if let Some((_, heard)) = &mut self.leader {
+            *heard = later(*heard);
+        }
+    }
+
+    /// Who leads is not any more, if it has been silent for too long.
+    pub fn look(&mut self, now: Duration) {
         if self.doubts > 0 && now.saturating_sub(self.doubted) >= CALM {
             (self.doubts, self.doubted) = (self.doubts - 1, now);
         }
-        match self.leader {
-            Some((_, heard)) if now.saturating_sub(heard) >= self.limit() => {
-                self.suspect(Cause::Silence, now);
-                true
-            }
-            _ => false,
+        if self.leader.is_some_and(|(_, heard)| now.saturating_sub(heard) >= self.limit()) {
+            self.suspect(Cause::Silence, now);
         }
+    }
+
+    /// When a member that is there, or the primary, has missed its next beat: the first of these moments that is still to come.
+    #[must_use]
+    pub fn deadline(&self, now: Duration) -> Option<Duration> {
+        let (beat, limit) = (beat(self.notice), self.limit());
+        let missed = |heard: Duration| {
+            let silence = now.saturating_sub(heard);
+            // A beat that is late by less than another one is none that was missed.
+            let beats = (silence.as_nanos() / beat.as_nanos() + 1).max(2);
+            let next = beat.saturating_mul(u32::try_from(beats).unwrap_or(u32::MAX)).min(limit);
+            (silence < limit).then_some(heard + next)
+        };
+        let members = self.heard.iter().flatten().map(|heard| heard.last);
+        members.chain(self.leader.map(|(_, heard)| heard)).filter_map(missed).min()
     }
 
     fn suspect(&mut self, cause: Cause, now: Duration) {
@@ -134,7 +158,7 @@ impl Watch {
 
     /// A process of a member was heard.
     pub fn heard(&mut self, at: usize, life: u64, now: Duration) {
-        self.heard[at] = Some(now);
+        self.heard[at] = Some(Heard { last: now, is_fresh: true });
         self.was_wrong(at, life, Cause::Silence, now);
     }
 
@@ -175,15 +199,21 @@ impl Watch {
         self.leader = self.leader.filter(|(leader, _)| leader.who != at);
     }
 
-    /// Nobody else leads: this member does.
-    pub fn takes_over(&mut self) {
-        self.leader = None;
+    /// This member leads, and nobody of an earlier epoch does.
+    pub fn takes_over(&mut self, epoch: Epoch) {
+        self.leader = self.leader.filter(|(leader, _)| leader.epoch.counter() > epoch.counter());
     }
 
     /// For how long a member was not heard of.
     #[must_use]
     pub fn silence(&self, at: usize, now: Duration) -> Option<Duration> {
-        self.heard[at].map(|heard| now.saturating_sub(heard))
+        self.heard[at].map(|heard| now.saturating_sub(heard.last))
+    }
+
+    /// Whether what a member said last is older than this member's last sleep.
+    #[must_use]
+    pub fn is_old(&self, at: usize) -> bool {
+        self.heard[at].is_some_and(|heard| !heard.is_fresh)
     }
 
     /// Whether a member was heard of lately.
@@ -193,94 +223,11 @@ impl Watch {
     }
 }
 
-/// What another member says of itself that matters for who takes over.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Other {
-    /// It is there, and its medium answers.
-    pub there: bool,
-    /// It follows somebody who serves, or serves.
-    pub follows: bool,
-    /// It is taking over.
-    pub takes_over: bool,
-    /// It could: it has an image.
-    pub is_fit: bool,
-    /// It belongs to a store already.
-    pub belongs: bool,
-}
-
-/// What this member is, as far as it matters.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Own {
-    /// Which of the members.
-    pub who: usize,
-    /// It has never been a member of a store.
-    pub is_new: bool,
-    /// Its image is one.
-    pub has_image: bool,
-    /// How many members acknowledge.
-    pub acks: usize,
-}
-
-/// Whether a member may try to take over.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Chance {
-    /// Now.
-    Now,
-    /// Others are to try first, or do not agree that there is no primary.
-    Later,
-    /// It is new, and others are not: it will be rebuilt.
-    IsNew,
-    /// All are new, and not all are there.
-    NotAll,
-    /// It has no image: it will be rebuilt.
-    NoImage,
-    /// Too few are there.
-    TooFew {
-        /// This one included.
-        there: usize,
-        /// As many are needed.
-        needed: usize,
-    },
-}
-
-/// Whether this member may try to take over, when nobody has served for `waited`; `others` has its own place too.
-#[must_use]
-pub fn chance(own: &Own, others: &[Other], waited: Duration, notice: Duration) -> Chance {
-    let members = others.len();
-    let there: Vec<(usize, &Other)> =
-        others.iter().enumerate().filter(|(at, other)| *at != own.who && other.there).collect();
-    let count = there.len() + 1;
-    if own.is_new && there.iter().any(|(_, other)| other.belongs) {
-        return Chance::IsNew;
-    }
-    if own.is_new && count < members {
-        return Chance::NotAll;
-    }
-    if !own.has_image {
-        return Chance::NoImage;
-    }
-    let needed = own.acks.max(members - own.acks + 1);
-    if count < needed {
-        return Chance::TooFew { there: count, needed };
-    }
-    // It may have promised its log to that one already, and only not heard yet that it serves.
-    if there.iter().any(|(_, other)| other.takes_over) {
-        return Chance::Later;
-    }
-    let agree = there.iter().filter(|(_, other)| !other.follows).count() + 1;
-    if agree < needed {
-        return Chance::Later;
-    }
-    let before = there.iter().filter(|(at, other)| *at < own.who && other.is_fit).count() as u32;
-    if waited < notice / 2 * before { Chance::Later } else { Chance::Now }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     const NOTICE: Duration = Duration::from_millis(200);
-    const TICK: Duration = Duration::from_millis(25);
 
     fn ms(millis: u64) -> Duration {
         Duration::from_millis(millis)
@@ -290,54 +237,79 @@ mod tests {
         Leader { who: 0, epoch: Epoch::new(3, 7), life }
     }
 
-    /// Looks every tick until then. Whether the primary was suspected.
-    fn look(watch: &mut Watch, until: Duration) -> Option<Duration> {
-        let mut found = None;
-        while watch.looked + TICK <= until {
-            let now = watch.looked + TICK;
-            if watch.look(now) {
-                found = found.or(Some(now));
-            }
-        }
-        found
-    }
-
     fn watching() -> Watch {
-        let mut watch = Watch::new(3, NOTICE, TICK);
+        let mut watch = Watch::new(3, NOTICE);
         watch.heard(0, 1, ms(0));
         assert!(watch.leads(leader(1), Duration::ZERO, ms(0)));
         watch
     }
 
+    /// Looks whenever that is due, until then. When the primary was suspected.
+    fn look(watch: &mut Watch, from: Duration, until: Duration) -> Option<Duration> {
+        let mut now = from;
+        while watch.leader().is_some() {
+            now = watch.deadline(now).filter(|next| *next <= until)?;
+            watch.look(now);
+        }
+        Some(now)
+    }
+
     #[test]
     fn a_primary_is_suspected_after_its_notice_and_not_for_the_time_in_which_nobody_listened() {
         let mut watch = watching();
-        assert_eq!(look(&mut watch, ms(1000)), Some(NOTICE));
-        assert!(!watch.is_there(0, ms(1000)));
+        assert_eq!(look(&mut watch, ms(0), ms(1000)), Some(NOTICE));
+        assert!(!watch.is_there(0, ms(200)) && watch.is_there(0, ms(199)));
         let mut watch = watching();
-        assert_eq!(look(&mut watch, ms(100)), None);
-        // Half a second without a look, because the machine was busy.
-        assert!(!watch.look(ms(600)), "a member that did not run takes the primary for dead");
-        assert_eq!(look(&mut watch, ms(1000)), Some(ms(100 + 500 + 50)), "no more than that is forgiven");
+        assert_eq!(look(&mut watch, ms(0), ms(100)), None);
+        // Half a second that was slept.
+        watch.forgive(ms(500), ms(600));
+        watch.look(ms(600));
+        assert!(watch.leader().is_some() && watch.is_there(0, ms(600)) && watch.is_old(0));
+        assert_eq!(look(&mut watch, ms(600), ms(1000)), Some(ms(700)), "no more than that is forgiven");
+        watch.heard(0, 1, ms(710));
+        assert!(!watch.is_old(0));
+        // Nobody was heard in the future.
+        watch.forgive(ms(500), ms(750));
+        assert_eq!(watch.silence(0, ms(800)), Some(ms(50)));
+    }
+
+    #[test]
+    fn nothing_is_due_while_all_are_heard_and_each_beat_that_is_missed_then_is() {
+        let mut watch = watching();
+        for now in (0..1000).step_by(25) {
+            watch.heard(0, 1, ms(now));
+            watch.leads(leader(1), Duration::ZERO, ms(now));
+            assert_eq!(watch.deadline(ms(now)), Some(ms(now + 50)));
+        }
+        watch.heard(1, 1, ms(1000));
+        let due = |now| watch.deadline(ms(now));
+        assert_eq!([due(1000), due(1024)], [Some(ms(1025)); 2], "the third beat of the primary");
+        let mut now = ms(1025);
+        let mut all = Vec::new();
+        while let Some(next) = watch.deadline(now) {
+            assert!(next > now, "{next:?} is due after {now:?}");
+            all.push(next.as_millis());
+            now = next;
+        }
+        assert_eq!(all.last(), Some(&1200), "{all:?}: the last that is heard of anybody");
+        assert!(all.len() <= 16, "{all:?}");
     }
 
     #[test]
     fn a_wrong_suspicion_doubles_the_notice_and_calm_halves_it() {
-        let mut watch = watching();
+        let (mut watch, mut now) = (watching(), ms(0));
         for doubts in 1..=5_u32 {
-            let until = watch.looked + ms(4000);
-            let found = look(&mut watch, until).expect("suspected");
+            now = look(&mut watch, now, now + ms(4000)).expect("suspected") + ms(10);
             let mut late = watch.clone();
-            late.heard(0, 2, found + ms(10));
+            late.heard(0, 2, now);
             assert_eq!(late.limit(), watch.limit(), "a process that was started again is another one");
-            watch.heard(0, 1, found + ms(10));
+            watch.heard(0, 1, now);
             assert_eq!(watch.limit(), NOTICE * (1 << doubts.min(DOUBTS)));
-            watch.leads(leader(1), Duration::ZERO, watch.looked);
+            watch.leads(leader(1), Duration::ZERO, now);
         }
-        let begin = watch.looked;
         for second in 1..=400 {
-            watch.leads(leader(1), Duration::ZERO, begin + ms(1000 * second));
-            watch.look(begin + ms(1000 * second));
+            watch.leads(leader(1), Duration::ZERO, now + ms(1000 * second));
+            watch.look(now + ms(1000 * second));
         }
         assert_eq!(watch.limit(), NOTICE);
     }
@@ -360,28 +332,11 @@ mod tests {
     }
 
     #[test]
-    fn nobody_takes_over_whom_the_others_do_not_follow_in_that() {
-        let own = Own { who: 1, is_new: false, has_image: true, acks: 2 };
-        let there = Other { there: true, is_fit: true, belongs: true, ..Other::default() };
-        let chance = |others: [Other; 3], waited: u64| chance(&own, &others, ms(waited), NOTICE);
-        let (gone, own_place) = (Other::default(), Other::default());
-        assert_eq!(chance([gone, own_place, there], 0), Chance::Now);
-        let follows = Other { follows: true, ..there };
-        assert_eq!(
-            chance([gone, own_place, follows], 9999),
-            Chance::Later,
-            "the other one hears the primary"
-        );
-        assert_eq!(chance([gone, own_place, gone], 9999), Chance::TooFew { there: 1, needed: 2 });
-        assert_eq!(chance([there, own_place, follows], 99), Chance::Later, "it is the turn of the first");
-        assert_eq!(chance([there, own_place, there], 100), Chance::Now);
-        let taking = Other { takes_over: true, ..there };
-        assert_eq!(chance([taking, own_place, there], 9999), Chance::Later);
-        // Two that acknowledge both: a store on two members goes on with neither.
-        let both = Own { who: 0, acks: 2, ..own };
-        assert_eq!(
-            super::chance(&both, &[own_place, gone], ms(9999), NOTICE),
-            Chance::TooFew { there: 1, needed: 2 }
-        );
+    fn who_takes_over_follows_nobody_that_it_has_replaced() {
+        let mut watch = watching();
+        watch.takes_over(Epoch::new(2, 9));
+        assert_eq!(watch.leader(), Some(leader(1)), "that one came later");
+        watch.takes_over(Epoch::new(4, 9));
+        assert_eq!(watch.leader(), None);
     }
 }

@@ -11,14 +11,14 @@ use super::check::{Check, Held, Images, Scrub, put_right};
 use super::connection::{DEPTH, MemberConnection};
 use super::link::Roads;
 use super::node::{Back, Node};
-use super::wire::{MemberStats, Role};
+use super::wire::MemberStats;
 use super::{MemberOptions, Ships};
 use crate::live::medium::{New, make_if_blank};
 use crate::live::memory::Memory;
 use crate::live::{Error, Server};
 use crate::proto::Refusal;
 use crate::replica::primary::Options as GroupOptions;
-use crate::replica::watch::{Chance, Own, chance};
+use crate::replica::takeover::{Input, Obstacle};
 use crate::replica::{LeadError, Mirror, Primary, Rebuilding};
 use crate::server::{Scrubbed, Server as Core};
 
@@ -249,14 +249,10 @@ impl Known {
     }
 }
 
-/// Whether this member may try to take over, when nobody has served for `waited`. `Err`: not now; why, unless it is merely not
-/// its turn.
-pub(super) fn may_lead(node: &Node, options: &MemberOptions, waited: Duration) -> Result<(), String> {
-    let (has_image, is_new, acks) = node.image_state();
-    let members = node.names.len();
-    let acks = if is_new { options.acks_of(members) } else { acks };
+/// Why this member cannot take over, though nobody serves, for whoever looks.
+pub(super) fn explain(node: &Node, obstacle: Obstacle) -> String {
     let state = node.lock();
-    let own = Own { who: node.who, is_new, has_image, acks };
+    let members = node.names.len();
     let missing = || -> String {
         let others = (0..members).filter(|at| *at != node.who && node.recent(&state, *at).is_none());
         // Those that are missing for one reason together.
@@ -274,21 +270,19 @@ pub(super) fn may_lead(node: &Node, options: &MemberOptions, waited: Duration) -
             .collect::<Vec<_>>()
             .join("; ")
     };
-    Err(match chance(&own, &node.others(&state, is_new), waited, node.notice) {
-        Chance::Now => return Ok(()),
-        Chance::Later => String::new(),
-        Chance::IsNew => "this member is new: it is rebuilt by the member that takes over".into(),
-        Chance::NotAll => {
+    match obstacle {
+        Obstacle::IsNew => "this member is new: it is rebuilt by the member that takes over".into(),
+        Obstacle::NotAll => {
             format!("a new store needs all of its {members} members to be made; missing: {}", missing())
         }
-        Chance::NoImage => {
+        Obstacle::NoImage => {
             "the image of this member is incomplete: it is rebuilt by the member that takes over".into()
         }
-        Chance::TooFew { there, needed } => format!(
+        Obstacle::TooFew { there, needed } => format!(
             "{there} of {members} members are there, and {needed} are needed; start the others: {}",
             missing()
         ),
-    })
+    }
 }
 
 /// Takes over, if it can, and serves until it is stopped or somebody else takes over.
@@ -302,7 +296,7 @@ pub(super) fn lead(
     stop: &AtomicBool,
 ) -> Result<(), Error> {
     let sentence = |error: &dyn std::fmt::Display| Error::Argument(error.to_string());
-    let (_, is_new, _) = node.image_state();
+    let is_new = node.seen().is_new();
     let mut random = [0; 20];
     getrandom::fill(&mut random).map_err(|e| sentence(&format!("the system gives no random bytes: {e}")))?;
     let (writer, group) = random.split_first_chunk().expect("four bytes and sixteen");
@@ -341,12 +335,11 @@ pub(super) fn lead(
     let mut server = Server::bind_replicated(&roads.context, options.store(working), memory, upkeep)?;
     {
         let state = &mut *node.lock();
-        state.becomes(Role::Primary);
+        state.happens(node.now(), Input::Leads { epoch });
         state.joined = true;
         state.why.clear();
         (state.epoch, state.store_port) = (epoch, server.addr().port());
         state.store = Some(server.metrics());
-        state.watch.takes_over();
         state.back = None;
         state.lost = ships.with_ship(|primary| primary.lost()).into_iter().map(|(name, _)| name).collect();
     }

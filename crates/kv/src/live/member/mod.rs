@@ -4,8 +4,9 @@
 //! A member serves two things always: its *log*, which other members write, and its *door*, where clients read one-sidedly
 //! whom it has promised that log to, and ask who is the primary. They have tokens of their own, as a client must not be able
 //! to write a log. Who is the primary serves a third, the *store*. Members tell each other all the time what they are
-//! ([`link`]); who hears of no primary for a while takes over ([`lead`]). That time decides when somebody tries, and nothing
-//! else: [`crate::replica`] decides who may, by epochs.
+//! ([`link`]); who hears of no primary for a while takes over ([`lead`]). [`Takeover`](crate::replica::Takeover) decides when
+//! somebody tries: the clock, the lock and the thread that waits for its deadline are here ([`node`], [`take_part`]). The time decides
+//! nothing else: [`crate::replica`] decides who may, by epochs.
 
 pub(crate) mod check;
 mod connection;
@@ -20,6 +21,7 @@ use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::ScopedJoinHandle;
 use std::time::Duration;
 
 use remanence_persist::Config;
@@ -37,7 +39,9 @@ use super::server::remove_if_new;
 use super::{Error, Metrics, ServerOptions};
 use crate::format::Geometry;
 use crate::format::superblock::is_blank;
+pub use crate::replica::Role;
 use crate::replica::keeper::{LEDGER_LEN, LEDGER_NOTE, emit_told, is_blank_ledger, parse_order};
+use crate::replica::takeover::Input;
 use crate::replica::{Keeper, Mirror, Primary};
 pub use check::Held;
 use connection::MemberConnection;
@@ -46,7 +50,7 @@ pub(super) use lead::Upkeep;
 use link::Roads;
 pub(crate) use link::{describe, plain};
 use node::{Node, Parts};
-pub use wire::{MemberStats, Role, Said};
+pub use wire::{MemberStats, Said};
 
 /// The working medium of a primary.
 pub(super) type Ships = Mirror<Region, Primary<MemberConnection>>;
@@ -61,6 +65,8 @@ const SLOTS: u16 = 16;
 const SLOT: u32 = 32 << 10;
 /// The longest record, bytes.
 const RECORD_MAX: u64 = 128 << 10;
+/// How long it may take until somebody who sets the flag that ends a member is heeded: nobody is woken by that.
+const LOOK: Duration = Duration::from_millis(50);
 /// How long a primary may be silent.
 const NOTICE: Duration = Duration::from_millis(200);
 /// Of a log: a fraction of the store, and bounds.
@@ -363,6 +369,7 @@ impl Member {
             log_port: log.addr().port(),
             // Nobody's life is 0.
             life: u64::from_le_bytes(*life) | 1,
+            acks: options.acks_of(options.members.len()),
             survives: log.sentence(),
             notice: options.notice,
         });
@@ -449,87 +456,76 @@ impl Member {
     }
 }
 
-/// Waits for a primary to be gone, and takes over.
+/// Does what this member's [`Takeover`](crate::replica::Takeover) says, and gives it its time.
 fn take_part(
     node: &Arc<Node>,
     roads: &Roads,
     options: &MemberOptions,
     stop: &AtomicBool,
 ) -> Result<(), Error> {
-    // Since when nobody serves, and until when this member lets others try.
-    let (mut since, mut not_before) = (node.now(), node.now());
-    let mut told = Role::TakingOver;
-    let mut trouble = None;
-    let promised = || node.seen().log.promised;
-    let mut last = promised();
-    while !stop.load(Ordering::Acquire) {
-        let (served, role, fatal, all_tried) = {
-            let state = &mut *node.lock();
-            // Who carries an order out has not had the time to listen.
-            if !state.obeying && state.watch.look(node.now()) {
-                state.becomes(Role::Waiting);
+    let ending = &AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let (mut told, mut trouble) = (None, None);
+        let mut leading: Option<ScopedJoinHandle<'_, ()>> = None;
+        let taken_part = loop {
+            if stop.load(Ordering::Acquire) {
+                break Ok(());
             }
-            let tried = |(at, peer): (usize, &node::Peer)| at == node.who || peer.tried;
-            let all_tried = state.peers.iter().enumerate().all(tried);
-            let served = state.watch.leader().is_some() || state.obeying;
-            (served, state.role, state.fatal.clone(), all_tried)
-        };
-        if let Some(why) = fatal {
-            return Err(Error::Argument(why));
-        }
-        // Its image does not follow any more, or does again.
-        let now = node.image_trouble();
-        if role != told || trouble.as_ref().is_some_and(|before| *before != now) {
-            told = role;
-            options.tell(node);
-        }
-        trouble = Some(now);
-        if served {
-            since = node.now();
-            node.lock().why.clear();
-            node.wait(node.interval() / 2);
-            continue;
-        }
-        let now = promised();
-        if now != last {
-            // Somebody is taking over, and has not said so yet.
-            last = now;
-            not_before = node.now() + node.notice;
-        }
-        let may = match all_tried && node.now() >= not_before {
-            true => lead::may_lead(node, options, node.now().saturating_sub(since)),
-            false => Err(String::new()),
-        };
-        if let Err(why) = may {
-            if !why.is_empty() {
-                let changed = std::mem::replace(&mut node.lock().why, why.clone()) != why;
-                if changed {
+            let turn = node.turn(LOOK);
+            if let Some(why) = turn.fatal {
+                break Err(Error::Argument(why));
+            }
+            if let Some(over) = leading.take_if(|leading| leading.is_finished())
+                && let Err(panic) = over.join()
+            {
+                ending.store(true, Ordering::Release);
+                std::panic::resume_unwind(panic);
+            }
+            if turn.is_to_lead {
+                leading = Some(scope.spawn(move || lead(node, roads, options, ending)));
+                told = None;
+                continue;
+            }
+            // Whoever leads tells that itself.
+            if matches!(turn.role, Role::TakingOver | Role::Primary) {
+                continue;
+            }
+            // Its image does not follow any more, or does again.
+            let is_other = trouble.as_ref().is_some_and(|before| *before != turn.trouble);
+            trouble = Some(turn.trouble);
+            if told.replace(turn.role) != Some(turn.role) || is_other {
+                options.tell(node);
+            }
+            if turn.is_served {
+                node.lock().why.clear();
+            } else if let Some(obstacle) = turn.obstacle {
+                let why = lead::explain(node, obstacle);
+                let is_other = std::mem::replace(&mut node.lock().why, why.clone()) != why;
+                if is_other {
                     options.tell(node);
                 }
             }
-            node.wait(node.interval() / 2);
-            continue;
-        }
-        node.becomes(Role::TakingOver);
-        let led = lead::lead(node, roads, options, stop);
-        {
-            let state = &mut *node.lock();
-            state.becomes(Role::Waiting);
-            state.behind.clear();
-            (state.store_port, state.store, state.back, state.rebuilding) = (0, None, None, None);
-            state.lost.clear();
-            state.joining.clear();
-            if let Err(error) = &led {
-                state.why = error.to_string();
-            }
-        }
-        told = Role::TakingOver;
-        last = promised();
-        // Others may have more luck.
-        since = node.now();
-        not_before = since + node.notice / 2;
+        };
+        ending.store(true, Ordering::Release);
+        taken_part
+    })
+}
+
+/// Tries to lead, serves if that comes about, and is one of the others again.
+fn lead(node: &Arc<Node>, roads: &Roads, options: &MemberOptions, ending: &AtomicBool) {
+    let led = lead::lead(node, roads, options, ending);
+    // Whom its log is promised to by now is no news.
+    node.seen();
+    let mut state = node.lock();
+    state.behind.clear();
+    (state.store_port, state.store, state.back, state.rebuilding) = (0, None, None, None);
+    state.lost.clear();
+    state.joining.clear();
+    if let Err(error) = &led {
+        state.why = error.to_string();
     }
-    Ok(())
+    state.happens(node.now(), Input::Ended);
+    node.stir(state);
 }
 
 /// The image and its ledger, new or as they were left.

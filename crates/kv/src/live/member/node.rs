@@ -14,11 +14,12 @@ use remanence_remotelog::live::{OwnLog, Part};
 use remanence_remotelog::store::Store;
 
 use super::connection::MemberConnection;
-use super::wire::{MemberStats, Role};
+use super::wire::MemberStats;
 use crate::live::{Error, Metrics};
 use crate::replica::keeper::Ledger;
-use crate::replica::watch::{Leader, Other, Watch};
-use crate::replica::{Keeper, LeadError, Order, Told};
+use crate::replica::takeover::{Action, Gone, Input, Obstacle, Own};
+use crate::replica::watch::beat;
+use crate::replica::{Keeper, LeadError, Order, Role, Takeover, Told};
 
 /// A connection to every member, in the members' order, as a group takes them.
 pub(super) type Connections = Vec<(String, Result<MemberConnection, ConnectionLost>)>;
@@ -37,8 +38,6 @@ pub(super) enum Back {
 pub(super) struct Peer {
     /// What it said last. Only what can be a member of this store counts.
     pub(super) said: Option<MemberStats>,
-    /// Somebody has tried to reach it.
-    pub(super) tried: bool,
     /// Why it is not there.
     pub(super) why: String,
 }
@@ -61,9 +60,22 @@ fn see(store: &Store<Part>, keeper: &Keeper<Region>) -> Seen {
     }
 }
 
-/// How often members tell each other what they are, if one that is silent for `notice` is taken for dead.
-fn interval(notice: Duration) -> Duration {
-    (notice / 8).clamp(Duration::from_millis(20), Duration::from_millis(250))
+impl Seen {
+    /// It has never been a member of a store.
+    pub(super) fn is_new(&self) -> bool {
+        self.log.group == Uuid::default()
+    }
+
+    /// As far as it matters for who takes over; `acks`: how many acknowledge if the store is yet to be made.
+    fn own(&self, acks: usize, stalled: Duration) -> Own {
+        Own {
+            promised: self.log.promised,
+            is_new: self.is_new(),
+            has_image: self.ledger.complete && self.ledger.applied >= self.log.head.sequence,
+            acks: if self.is_new() { acks } else { self.log.acks.into() },
+            stalled,
+        }
+    }
 }
 
 impl State {
@@ -79,18 +91,38 @@ impl State {
         }
     }
 
-    /// Others are told at once if that is something else than before.
-    pub(super) fn becomes(&mut self, role: Role) {
-        if self.role != role {
-            self.role = role;
-            self.news += 1;
+    /// Something has happened that matters for who takes over. Whoever says so calls [`Node::stir`] afterwards.
+    pub(super) fn happens(&mut self, now: Duration, input: Input) {
+        self.takeover.handle(now, input);
+        self.settle();
+    }
+
+    fn settle(&mut self) {
+        while let Some(action) = self.takeover.poll() {
+            self.is_stirred = true;
+            match action {
+                Action::Become(_) => self.news += 1,
+                Action::Lead => self.is_to_lead = true,
+                Action::Explain(obstacle) => self.obstacle = Some(obstacle),
+            }
         }
+        self.is_stirred |= self.takeover.deadline().is_some_and(|deadline| deadline < self.sleeps_until);
     }
 }
 
 #[derive(Debug)]
 pub(super) struct State {
-    pub(super) role: Role,
+    /// Who is to be the primary, as far as this member is concerned.
+    pub(super) takeover: Takeover,
+    own: Own,
+    /// For how long its medium has not answered.
+    stalled: Duration,
+    /// There is something to do for the thread that takes part.
+    is_stirred: bool,
+    /// That thread does nothing until then by itself.
+    sleeps_until: Duration,
+    is_to_lead: bool,
+    obstacle: Option<Obstacle>,
     /// Why it does not serve, or could not.
     pub(super) why: String,
     pub(super) store_port: u16,
@@ -101,8 +133,6 @@ pub(super) struct State {
     pub(super) lost: Vec<String>,
     pub(super) joining: Vec<String>,
     pub(super) rebuilding: Option<(String, u64, u64)>,
-    /// When others were heard, and who serves.
-    pub(super) watch: Watch,
     pub(super) peers: Vec<Peer>,
     /// Counts what others are to be told at once.
     pub(super) news: u64,
@@ -115,14 +145,27 @@ pub(super) struct State {
     pub(super) behind: Vec<String>,
     /// Connections for a primary that does without some members.
     pub(super) back: Option<Back>,
-    /// An order of the primary is being carried out.
-    pub(super) obeying: bool,
     /// It has followed a primary, or was one.
     pub(super) joined: bool,
     /// What makes it useless to go on.
     pub(super) fatal: Option<String>,
     /// The member ends.
     pub(super) over: bool,
+}
+
+/// What the thread that takes part is to do now.
+#[derive(Debug)]
+pub(super) struct Turn {
+    pub(super) role: Role,
+    /// Somebody else serves.
+    pub(super) is_served: bool,
+    /// It is to try to lead.
+    pub(super) is_to_lead: bool,
+    /// Why it cannot, though nobody serves.
+    pub(super) obstacle: Option<Obstacle>,
+    /// Why the image does not follow; empty if it does.
+    pub(super) trouble: String,
+    pub(super) fatal: Option<String>,
 }
 
 /// While it lives, only the member itself changes its image.
@@ -150,6 +193,8 @@ pub(super) struct Node {
     pub(super) record_max: usize,
     pub(super) log_port: u16,
     life: u64,
+    /// How many acknowledge in a store that is yet to be made.
+    acks: usize,
     pub(super) survives: String,
     /// Who has been silent for so long is taken for dead.
     pub(super) notice: Duration,
@@ -167,16 +212,25 @@ pub(super) struct Parts {
     pub(super) record_max: usize,
     pub(super) log_port: u16,
     pub(super) life: u64,
+    pub(super) acks: usize,
     pub(super) survives: String,
     pub(super) notice: Duration,
 }
 
 impl Node {
     pub(super) fn new(parts: Parts) -> Arc<Self> {
-        let Parts { names, addrs, who, log, keeper, record_max, log_port, life, survives, notice } = parts;
+        let Parts { names, addrs, who, log, keeper, record_max, log_port, life, acks, survives, notice } =
+            parts;
         let seen = log.with(|store| see(store, &keeper));
+        let own = seen.own(acks, Duration::ZERO);
         let state = State {
-            role: Role::Waiting,
+            takeover: Takeover::new(Duration::ZERO, who, names.len(), notice, own),
+            own,
+            stalled: Duration::ZERO,
+            is_stirred: true,
+            sleeps_until: Duration::ZERO,
+            is_to_lead: false,
+            obstacle: None,
             why: String::new(),
             store_port: 0,
             store: None,
@@ -184,7 +238,6 @@ impl Node {
             lost: Vec::new(),
             joining: Vec::new(),
             rebuilding: None,
-            watch: Watch::new(names.len(), notice, interval(notice) / 2),
             news: 0,
             seen,
             working: None,
@@ -192,7 +245,6 @@ impl Node {
             behind: Vec::new(),
             peers: names.iter().map(|_| Peer::default()).collect(),
             back: None,
-            obeying: false,
             joined: false,
             fatal: None,
             over: false,
@@ -209,6 +261,7 @@ impl Node {
             record_max,
             log_port,
             life,
+            acks,
             survives,
             notice,
             begin: Instant::now(),
@@ -227,25 +280,53 @@ impl Node {
         self.changed.notify_all();
     }
 
-    /// Waits for a change, or for that long.
-    pub(super) fn wait(&self, time: Duration) {
-        let state = self.lock();
-        if !state.over {
-            drop(self.changed.wait_timeout(state, time));
+    /// Wakes whoever waits for a change, if there was one.
+    pub(super) fn stir(&self, state: MutexGuard<'_, State>) {
+        let is_stirred = state.is_stirred;
+        drop(state);
+        if is_stirred {
+            self.notify();
         }
     }
 
-    /// Why this member's image does not follow; empty if it does.
-    pub(super) fn image_trouble(&self) -> String {
-        self.lock().image_why.clone()
+    /// Waits until there is something to do for the thread that takes part, or for that long.
+    pub(super) fn turn(&self, longest: Duration) -> Turn {
+        // What the log promises changes without a word.
+        self.seen();
+        let mut state = self.lock();
+        let end = self.now() + longest;
+        loop {
+            let now = self.now();
+            if state.takeover.deadline().is_none_or(|deadline| deadline <= now) {
+                state.takeover.timeout(now);
+                state.settle();
+            }
+            let left = end.saturating_sub(now);
+            if state.is_stirred || state.over || left.is_zero() {
+                break;
+            }
+            let deadline = state.takeover.deadline().map_or(end, |deadline| deadline.min(end));
+            state.sleeps_until = deadline;
+            let left = deadline.saturating_sub(now);
+            state = self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+        (state.is_stirred, state.sleeps_until) = (false, Duration::ZERO);
+        Turn {
+            role: state.takeover.role(),
+            is_served: state.takeover.is_served(),
+            is_to_lead: std::mem::take(&mut state.is_to_lead),
+            obstacle: state.obstacle.take(),
+            trouble: state.image_why.clone(),
+            fatal: state.fatal.clone(),
+        }
     }
 
     /// How often members tell each other what they are.
     pub(super) fn interval(&self) -> Duration {
-        interval(self.notice)
+        beat(self.notice)
     }
 
-    /// The time, for [`Watch`].
+    /// The time, for [`Takeover`]. Who has the lock asks for it: no two see it in another order.
     pub(super) fn now(&self) -> Duration {
         self.begin.elapsed()
     }
@@ -263,22 +344,28 @@ impl Node {
         }
     }
 
-    /// What this member does from now on; others are told at once.
-    pub(super) fn becomes(&self, role: Role) {
-        self.lock().becomes(role);
-        self.notify();
-    }
-
     /// What this member has, without waiting for who works on it.
     pub(super) fn seen(&self) -> Seen {
         let fresh = self
             .log
             .try_with(|store| see(store, &self.keeper.lock().unwrap_or_else(PoisonError::into_inner)));
+        let under_way = self.log.under_way();
         let mut state = self.lock();
+        let now = self.now();
         if let Some(fresh) = fresh {
             state.seen = fresh;
         }
-        state.seen.clone()
+        state.stalled = state.stalled(under_way, now);
+        // In whole beats: or that it still waits would be news whenever somebody looks.
+        let beats = state.stalled.as_nanos() / self.interval().as_nanos();
+        let own = state.seen.own(self.acks, self.interval() * beats as u32);
+        if own != state.own {
+            state.own = own;
+            state.happens(now, Input::Own(own));
+        }
+        let seen = state.seen.clone();
+        self.stir(state);
+        seen
     }
 
     pub(super) fn own_name(&self) -> &str {
@@ -305,7 +392,16 @@ impl Node {
     pub(super) fn obey_other(&self, epoch: Epoch, order: &Order) -> Told {
         // Who only reads changes nothing.
         let changes = !matches!(order, Order::Read { .. });
-        self.carry_out(epoch, order, |node| changes && node.shown.load(Ordering::Acquire))
+        let happens = |input| {
+            let mut state = self.lock();
+            let now = self.now();
+            state.happens(now, input);
+            self.stir(state);
+        };
+        happens(Input::Obeys);
+        let told = self.carry_out(epoch, order, |node| changes && node.shown.load(Ordering::Acquire));
+        happens(Input::Obeyed((!matches!(told, Told::Refused(_))).then_some(epoch)));
+        told
     }
 
     /// Carries an order of this member, which is the primary, out.
@@ -314,7 +410,6 @@ impl Node {
     }
 
     fn carry_out(&self, epoch: Epoch, order: &Order, is_in_use: impl Fn(&Self) -> bool) -> Told {
-        self.lock().obeying = true;
         let told = self.log.with(|store| {
             if is_in_use(self) && store.state().promised == epoch {
                 return Told::Refused("it was the primary, and is ending that".into());
@@ -322,9 +417,8 @@ impl Node {
             let mut keeper = self.keeper.lock().unwrap_or_else(PoisonError::into_inner);
             keeper.obey(store, epoch, order)
         });
-        let now = self.now();
-        let state = &mut *self.lock();
-        state.obeying = false;
+        let mut state = self.lock();
+        let before = state.image_why.clone();
         match &told {
             // Not to whom the log is promised, and that is no trouble of the image.
             Told::Refused(_) if self.log.try_with(|store| store.state().promised != epoch) == Some(true) => {}
@@ -333,31 +427,21 @@ impl Node {
             Told::Applied(_) | Told::Ok => state.image_why.clear(),
             Told::NeedsImage | Told::Bytes(_) => {}
         }
-        if !matches!(told, Told::Refused(_)) {
-            state.watch.ordered(epoch, now);
-        }
+        state.is_stirred |= state.image_why != before;
+        self.stir(state);
         told
-    }
-
-    /// Whether this member's image is one, so that it can take over; whether it has never been a member of a store; and how
-    /// many acknowledge in its store.
-    pub(super) fn image_state(&self) -> (bool, bool, usize) {
-        let Seen { log, ledger, .. } = self.seen();
-        let has_image = ledger.complete && ledger.applied >= log.head.sequence;
-        (has_image, log.group == Uuid::default(), log.acks.into())
     }
 
     /// What this member says of itself.
     pub(super) fn said(&self) -> MemberStats {
         let Seen { log: log_state, name: log, next, ledger } = self.seen();
-        let (under_way, now) = (self.log.under_way(), self.now());
-        let mut state = self.lock();
-        let state = &mut *state;
-        let stalled = state.stalled(under_way, now).as_millis() as u64;
+        let state = self.lock();
+        let stalled = state.stalled.as_millis() as u64;
+        let role = state.takeover.role();
         let (rebuilding, sent, of) = state.rebuilding.clone().unwrap_or_default();
-        let primary = state.role == Role::Primary;
+        let primary = role == Role::Primary;
         MemberStats {
-            role: state.role,
+            role,
             who: self.who as u16,
             members: self.names.clone(),
             acks: log_state.acks,
@@ -425,64 +509,53 @@ impl Node {
             self.names.iter().position(|own| own == name)
         });
         let stranger = self.stranger(&said, own.group, log);
-        let now = self.now();
-        let state = &mut *self.lock();
         let Some(at) = at.filter(|at| *at != self.who) else {
             return;
         };
-        state.peers[at].tried = true;
+        let mut state = self.lock();
+        let now = self.now();
         if let Some(why) = stranger {
             // Who has just come is wrong, and not those who serve already.
             if !state.joined && matches!(said.role, Role::Primary | Role::Follower) {
                 state.fatal.get_or_insert_with(|| why.clone());
+                state.is_stirred = true;
             }
-            state.peers[at].said = None;
-            state.peers[at].why = why;
-            self.notify();
+            state.peers[at] = Peer { said: None, why };
+            state.happens(now, Input::Stranger { at });
+            self.stir(state);
             return;
         }
-        state.watch.heard(at, said.life, now);
-        if said.role == Role::Primary && said.epoch.counter() >= own.promised.counter() {
-            let leader = Leader { who: at, epoch: said.epoch, life: said.life };
-            state.joined |= state.watch.leads(leader, Duration::from_millis(said.stalled), now);
-        } else {
-            // It stopped serving, and says so.
-            state.watch.leads_not(at);
-        }
-        if matches!(state.role, Role::Waiting | Role::Follower) {
-            let follows = state.watch.leader().is_some();
-            state.becomes(if follows { Role::Follower } else { Role::Waiting });
-        }
-        let peer = &mut state.peers[at];
-        peer.why.clear();
-        peer.said = Some(said);
-        self.notify();
+        let statement = said.statement();
+        state.peers[at] = Peer { said: Some(said), why: String::new() };
+        state.happens(now, Input::Heard { at, said: statement });
+        state.joined |= state.takeover.leader().is_some();
+        self.stir(state);
     }
 
     /// A member cannot be reached.
     pub(super) fn missed(&self, at: usize, why: &impl ToString) {
-        let state = &mut *self.lock();
-        state.peers[at].tried = true;
+        let mut state = self.lock();
+        let now = self.now();
         state.peers[at].why = why.to_string();
-        self.notify();
+        state.happens(now, Input::Missed { at });
+        self.stir(state);
     }
 
     /// What a member said lately, if its medium answers.
     pub(super) fn recent<'a>(&self, state: &'a State, at: usize) -> Option<&'a MemberStats> {
-        let said = state.peers[at].said.as_ref()?;
-        let answers = Duration::from_millis(said.stalled) < state.watch.stall();
-        (answers && state.watch.is_there(at, self.now())).then_some(said)
+        state.takeover.recent(at, self.now())?;
+        state.peers[at].said.as_ref()
     }
 
     /// Whether a primary is to connect to a member anew that is there: it does without it.
     pub(super) fn wants_back(&self, state: &State, at: usize) -> bool {
-        self.recent(state, at).is_some() && state.lost.contains(&self.names[at])
+        let is_lost = state.lost.contains(&self.names[at]);
+        state.takeover.wants_back(at, state.epoch, is_lost, self.now())
     }
 
     /// Whether a member has promised its log to somebody who did not become the primary, and takes nothing more.
     pub(super) fn has_promised_away(&self, state: &State, at: usize) -> bool {
-        let later = |said: &MemberStats| said.epoch.counter() > state.epoch.counter();
-        self.recent(state, at).is_some_and(|said| said.role == Role::Waiting && later(said))
+        state.takeover.wants_back(at, state.epoch, false, self.now())
     }
 
     /// Why a member is not there.
@@ -491,53 +564,20 @@ impl Node {
         match &peer.said {
             _ if !peer.why.is_empty() => peer.why.clone(),
             None => "it was not heard of yet".into(),
-            Some(said) if Duration::from_millis(said.stalled) >= state.watch.stall() => {
-                "its medium does not answer".into()
-            }
+            Some(_) if state.takeover.is_stalled(at) => "its medium does not answer".into(),
             Some(_) => "it has been silent".into(),
         }
     }
 
-    /// All members, as far as it matters for who takes over.
-    pub(super) fn others(&self, state: &State, is_new: bool) -> Vec<Other> {
-        let promised = state.seen.log.promised.counter();
-        let other = |at: usize| {
-            let Some(said) = self.recent(state, at) else { return Other::default() };
-            let belongs = said.group != Uuid::default();
-            Other {
-                there: true,
-                follows: match said.role {
-                    Role::Follower => true,
-                    // It does not know yet that it was replaced.
-                    Role::Primary => said.epoch.counter() >= promised,
-                    Role::Waiting | Role::TakingOver => false,
-                },
-                takes_over: said.role == Role::TakingOver,
-                is_fit: said.complete && said.applied >= said.first && (is_new || belongs),
-                belongs,
-            }
-        };
-        (0..self.names.len()).map(other).collect()
-    }
-
-    /// Why a life of a member is over, or taken for over: nothing is waited for then. A member that is slow is not given up as
-    /// fast as a primary is suspected: the others go on without its answer.
+    /// Why a life of a member is over, or taken for over: nothing is waited for then.
     pub(super) fn gone(&self, at: usize, life: u64) -> Option<String> {
-        let now = self.now();
         let state = self.lock();
-        let stall = state.watch.stall();
-        let said = state.peers[at].said.as_ref();
-        if said.is_some_and(|said| said.life != life) {
-            return Some("it was started again".into());
-        }
-        if let Some(said) = said.filter(|said| Duration::from_millis(said.stalled) >= stall) {
-            return Some(format!("its medium has not answered for {} ms", said.stalled));
-        }
-        let limit = (2 * state.watch.limit()).max(Duration::from_secs(1));
-        match state.watch.silence(at, now).filter(|_| said.is_some()) {
-            Some(silence) if silence < limit => None,
-            _ => Some(format!("it has been silent for {} ms", limit.as_millis())),
-        }
+        let gone = state.takeover.gone(at, life, self.now())?;
+        Some(match gone {
+            Gone::StartedAgain => "it was started again".into(),
+            Gone::Stalled(time) => format!("its medium has not answered for {} ms", time.as_millis()),
+            Gone::Silent(time) => format!("it has been silent for {} ms", time.as_millis()),
+        })
     }
 
     /// Other members that are gone, or are there again, since these lives.

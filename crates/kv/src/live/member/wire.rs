@@ -12,13 +12,15 @@
 //! ```
 
 use std::net::SocketAddr;
+use std::time::Duration;
 
 use remanence_remotelog::Epoch;
 use remanence_remotelog::format::superblock::Uuid;
 
 use crate::format::object::crc64;
-use crate::replica::Promise;
 use crate::replica::guard::PROMISE_LEN;
+use crate::replica::takeover::Statement;
+use crate::replica::{Promise, Role};
 
 /// The version of all this.
 pub(super) const VERSION: u16 = 1;
@@ -41,34 +43,6 @@ pub(super) fn export(promise: &Promise) -> [u8; EXPORTED] {
 pub(crate) fn exported(bytes: &[u8; EXPORTED]) -> Option<Promise> {
     let (words, crc) = bytes.split_first_chunk::<PROMISE_LEN>()?;
     (crc == crc64(&[words]).to_le_bytes()).then(|| Promise::parse(words))
-}
-
-/// What a member does.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-#[repr(u8)]
-pub enum Role {
-    /// It waits for a primary, or for enough members to choose one from.
-    #[default]
-    Waiting = 0,
-    /// Its log and its image follow the primary's.
-    Follower = 1,
-    /// It is taking over.
-    TakingOver = 2,
-    /// It serves clients.
-    Primary = 3,
-}
-
-impl Role {
-    /// The word for it.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Waiting => "waiting",
-            Self::Follower => "follower",
-            Self::TakingOver => "taking over",
-            Self::Primary => "primary",
-        }
-    }
 }
 
 /// What a member of a replicated store says of itself.
@@ -172,6 +146,18 @@ impl MemberStats {
     #[must_use]
     pub const fn log_addr(&self, door: SocketAddr) -> SocketAddr {
         SocketAddr::new(door.ip(), self.log_port)
+    }
+
+    /// What matters of this for who takes over.
+    pub(super) fn statement(&self) -> Statement {
+        Statement {
+            role: self.role,
+            epoch: self.epoch,
+            life: self.life,
+            stalled: Duration::from_millis(self.stalled),
+            has_image: self.complete && self.applied >= self.first,
+            belongs: self.group != Uuid::default(),
+        }
     }
 
     pub(crate) fn emit(&self) -> Vec<u8> {
