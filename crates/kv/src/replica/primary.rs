@@ -64,11 +64,11 @@ pub enum Rebuilding {
     Nobody,
     /// So much of this member's image is there.
     UnderWay {
-        /// The member.
+        /// The name of the member that is being rebuilt.
         name: String,
-        /// Bytes that were sent.
+        /// Bytes of the image that were sent.
         sent: u64,
-        /// Bytes in all.
+        /// Bytes that the image has in all.
         of: u64,
     },
     /// This member has an image again.
@@ -204,7 +204,7 @@ impl<C: Member> Primary<C> {
         Ok(opened)
     }
 
-    /// The epoch.
+    /// The epoch under which this primary has the log; a higher one after each [`reopen`](Self::reopen).
     #[must_use]
     pub const fn epoch(&self) -> Epoch {
         self.epoch
