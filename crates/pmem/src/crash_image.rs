@@ -58,14 +58,14 @@ use crate::medium::{Medium, Psyncs, Ticket};
 /// Bytes in a page of the simulated page cache.
 const PAGE: u64 = 4096;
 
-/// What goes wrong.
+/// A failure, by what it takes from the memory.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Failure {
-    /// The process is killed.
+    /// The process is killed, and nothing else ends.
     ProcessCrash,
-    /// The kernel panics.
+    /// The kernel panics, and its page cache is gone.
     OsCrash,
-    /// The power goes.
+    /// The power goes, and with it what was not in the persistence domain.
     PowerLoss,
 }
 
@@ -92,9 +92,9 @@ struct State {
     domain: PersistenceDomain,
     visible: Vec<u8>,
     history: History,
-    /// Steps for [`Explorer`], if it is listening.
+    /// The steps of a workload since recording began, for [`Explorer`] to replay; `None` while nothing is recorded.
     recording: Option<Vec<Step>>,
-    /// How many more psyncs succeed.
+    /// How many more psyncs succeed; `None` if all of them do.
     psyncs_left: Option<u64>,
 }
 
@@ -110,14 +110,14 @@ enum Step {
 }
 
 impl CrashImage {
-    /// Zeros, durable.
+    /// A memory of `len` bytes, all of them zero and durable; nothing has been stored to it yet.
     #[must_use]
     pub fn new(len: u64, domain: PersistenceDomain) -> Self {
         let len = usize::try_from(len).expect("a simulated memory fits a real one");
         Self::from_bytes(vec![0; len], domain)
     }
 
-    /// These bytes, durable.
+    /// A memory that begins with these bytes, all of them durable; nothing has been stored to it yet.
     #[must_use]
     pub fn from_bytes(bytes: Vec<u8>, domain: PersistenceDomain) -> Self {
         let unit = match domain.granularity() {
@@ -131,13 +131,13 @@ impl CrashImage {
         Self { state: Mutex::new(state), psyncs: Psyncs::default() }
     }
 
-    /// The persistence domain.
+    /// The persistence domain that the memory was made with.
     #[must_use]
     pub fn domain(&self) -> PersistenceDomain {
         self.lock().domain
     }
 
-    /// The visible bytes.
+    /// The bytes that are visible now, durable or not.
     #[must_use]
     pub fn bytes(&self) -> Vec<u8> {
         self.lock().visible.clone()

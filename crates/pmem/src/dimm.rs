@@ -47,7 +47,7 @@ const WHOLE: u8 = (1 << LINES) - 1;
 /// A set of interleaved DIMMs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Config {
-    /// How many.
+    /// How many DIMMs share the addresses, stripe by stripe; at least 1.
     pub dimms: u64,
     /// Bytes of a stripe, a multiple of [`BLOCK`].
     pub stripe: u64,
@@ -119,7 +119,7 @@ pub struct Dimms {
 }
 
 impl Dimms {
-    /// Fresh ones.
+    /// DIMMs with empty buffers, all counters at 0 and no block worn.
     ///
     /// # Panics
     /// A configuration without DIMMs or buffer, or with a stripe that tears blocks.
@@ -146,7 +146,7 @@ impl Dimms {
         self.dimms.iter_mut().for_each(Dimm::drain);
     }
 
-    /// All counters, summed up.
+    /// The counters of all DIMMs, summed up.
     #[must_use]
     pub fn counters(&self) -> Counters {
         let mut sum = Counters::default();

@@ -91,7 +91,7 @@ pub enum Placement {
 }
 
 impl Placement {
-    /// Every placement.
+    /// Every placement, in the order in which they are declared.
     pub const ALL: [Self; 3] = [Self::Cached, Self::WriteBack, Self::NonTemporal];
 
     /// The name that options and machine-readable output use.
@@ -190,7 +190,7 @@ pub enum CrashOrder {
 /// How an engine copies.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Options {
-    /// Where stores go first.
+    /// Where the stores of a copy go first.
     pub placement: Placement,
     /// What a crash may leave.
     pub order: CrashOrder,
@@ -247,15 +247,15 @@ pub enum Refusal {
     /// As many copies as the window allows have not been handed back yet.
     #[error("{window} copies are under way, which is the window: take a completion first")]
     WindowFull {
-        /// The window.
+        /// The most copies that may be submitted and not yet handed back, which is what `Options::window` chose.
         window: usize,
     },
     /// The bytes do not fit where they should go.
     #[error("{len} bytes at offset {offset} do not lie in a region of {region}")]
     OutOfRange {
-        /// Where they should go.
+        /// Offset in the region at which they should go.
         offset: u64,
-        /// How many they are.
+        /// How many bytes they are.
         len: u64,
         /// How long the region is.
         region: u64,
@@ -270,9 +270,9 @@ pub enum Refusal {
 /// A copy that was not accepted, with its source.
 #[derive(Debug)]
 pub struct Refused {
-    /// Why.
+    /// The reason for which the engine did not accept the copy.
     pub why: Refusal,
-    /// What was to be copied.
+    /// What was to be copied, for the caller to submit again.
     pub source: Source,
 }
 
@@ -311,7 +311,7 @@ pub enum CopyError {
 /// A copy that has come to its end.
 #[derive(Debug)]
 pub struct Completion {
-    /// Which.
+    /// The ticket that [`submit`](CopyEngine::submit) gave for this copy.
     pub ticket: Ticket,
     /// What was copied, to be used again. Empty after [`CopyError::Died`].
     pub source: Source,
@@ -323,7 +323,7 @@ pub struct Completion {
 ///
 /// One thread at a time uses an engine (its methods want `&mut self`); it may move from thread to thread.
 pub trait CopyEngine<M: Medium = Region>: Send {
-    /// How it copies.
+    /// How the engine copies.
     fn options(&self) -> Options;
 
     /// Hands over one copy: `from` to `to`, starting at `offset`.
@@ -386,7 +386,7 @@ impl Bytes<'_> {
     }
 }
 
-/// Whether the bytes fit.
+/// Refuses bytes that do not fit the region.
 fn check<M: Medium>(len: u64, to: &M, offset: u64) -> Result<(), Refusal> {
     let region = to.len();
     if offset.checked_add(len).is_some_and(|end| end <= region) {

@@ -16,7 +16,7 @@ pub enum Error {
         holder.map_or_else(|| "another process".to_owned(), |pid| format!("process {pid}"))
     )]
     InUse {
-        /// The file.
+        /// The file that is locked.
         path: PathBuf,
         /// The process that holds the lock, where /proc/locks names it.
         holder: Option<u32>,
@@ -24,13 +24,13 @@ pub enum Error {
     /// The file does not exist, and nobody asked to create it.
     #[error("{path} does not exist: create it first, or check the path")]
     Missing {
-        /// The file.
+        /// The path at which no file was found.
         path: PathBuf,
     },
     /// The file exists already, and was to be created anew.
     #[error("{path} exists already: open it instead, or remove it first if it is not needed")]
     Exists {
-        /// The file.
+        /// The path at which there is a file already.
         path: PathBuf,
     },
     /// The file is shorter than what its owner wrote.
@@ -38,7 +38,7 @@ pub enum Error {
         "{path} was truncated: {found} bytes are left of {expected}; restore it from a replica or a backup"
     )]
     Truncated {
-        /// The file.
+        /// The file that is shorter than it was.
         path: PathBuf,
         /// The length that it should have.
         expected: u64,
@@ -51,7 +51,7 @@ pub enum Error {
          from a replica or a backup{way}"
     )]
     JournalCut {
-        /// The file.
+        /// The file that was cut short.
         path: PathBuf,
         /// The length that it should have.
         expected: u64,
@@ -74,9 +74,9 @@ pub enum Error {
     /// What a journal has is needed, and cannot be read.
     #[error("the journal of {path} is damaged, {what}: restore the file from a replica or a backup{way}")]
     JournalDamaged {
-        /// The file.
+        /// The file that ends in the damaged journal.
         path: PathBuf,
-        /// What is wrong.
+        /// What is wrong with the journal.
         what: String,
         /// What can be done else.
         way: WayOut,
@@ -86,15 +86,15 @@ pub enum Error {
         "the journal of {path} is of version {version}, and this program knows 1: open it with the one that made it"
     )]
     JournalVersion {
-        /// The file.
+        /// The file that ends in the journal.
         path: PathBuf,
-        /// Its version.
+        /// The version that the journal's footer names.
         version: u32,
     },
     /// The file system cannot hold the file: found out now, by reserving every block, and not by SIGBUS later.
     #[error("no space for {len} bytes in {path}: free some space, or ask for less")]
     NoSpace {
-        /// The file.
+        /// The file whose blocks could not be reserved.
         path: PathBuf,
         /// The length that was asked for.
         len: u64,
@@ -104,7 +104,7 @@ pub enum Error {
         "{path} is not a regular file: a region needs one (for persistent memory, a file on a DAX mount)"
     )]
     NotAFile {
-        /// The file.
+        /// The path at which there is something else than a regular file.
         path: PathBuf,
     },
     /// A region of no bytes, or one that does not fit the address space.
@@ -121,7 +121,7 @@ pub enum Error {
          leave the declaration out, or put the file on a DAX mount"
     )]
     Declared {
-        /// The region.
+        /// What the domain was declared for: a file, with the medium that it is on.
         what: String,
         /// The domain that was declared.
         declared: PersistenceDomain,
@@ -129,7 +129,7 @@ pub enum Error {
     /// Cache lines were to be written back by an instruction that this CPU does not have.
     #[error("this CPU has no {instruction}: leave the choice out, and the best that it has is taken")]
     NoInstruction {
-        /// The instruction.
+        /// The instruction that was chosen.
         instruction: Instruction,
     },
     /// The operating system refused.
@@ -137,7 +137,7 @@ pub enum Error {
     Os {
         /// What was tried, on what.
         what: String,
-        /// Its answer.
+        /// The error that the system call returned.
         source: io::Error,
     },
 }
@@ -147,7 +147,7 @@ pub enum Error {
 pub enum WayOut {
     /// Nothing that we could tell: how long the file is without its journal is not known.
     Nothing,
-    /// To give up what only the journal has: the file has so many bytes without it.
+    /// What only the journal has can be given up: the file has so many bytes without it.
     Truncate(u64),
     /// What its owner says, who has told the file that it has a journal: cut off, it would be missed.
     Owner(&'static str),

@@ -1,7 +1,7 @@
 //! A file that this process has for itself.
 //!
 //! flock(2) ties a lock to the open file, and frees it with its last descriptor: a killed process holds nobody up. But a
-//! duplicate may outlive the value by a moment that nobody sees. Every child of this process is born with all its
+//! duplicate may exist a moment longer than the value. Every child of this process begins with all its
 //! descriptors, and has them until it executes another program; so a file that was only closed would now and then be found
 //! in use, by a process that has nothing to do with it. It is therefore unlocked before it is closed.
 
@@ -13,7 +13,8 @@ use std::ops::Deref;
 #[derive(Debug)]
 pub(crate) struct OwnFile {
     file: File,
-    /// Which process gives it back: what a forked child drops is its parent's still.
+    /// The process that took the lock and gives it back, which a forked child does not: the lock is its parent's still.
+    /// `None` while the file is not locked.
     locked_by: Option<u32>,
 }
 
@@ -39,7 +40,7 @@ impl OwnFile {
 }
 
 impl From<File> for OwnFile {
-    /// Not locked.
+    /// Takes over an open file without locking it.
     fn from(file: File) -> Self {
         Self { file, locked_by: None }
     }

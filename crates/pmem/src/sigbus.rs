@@ -24,7 +24,8 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering}
 
 use crate::{guarded, map};
 
-/// Regions that can be watched at a time. One more is mapped all the same, and has the default's fate.
+/// Regions that can be watched at a time. One more is mapped all the same, and a page that it loses is not replaced:
+/// the signal goes to the handler that was there before, or kills the process.
 const SLOTS: usize = 1024;
 
 /// A watched mapping. `base` is 0 in a free slot, 1 while its owner fills it.
@@ -40,7 +41,7 @@ const TAKEN: usize = 1;
 static SLOT: [Slot; SLOTS] =
     [const { Slot { base: AtomicUsize::new(0), end: AtomicUsize::new(0), lost: AtomicU64::new(0) } }; SLOTS];
 
-/// Who handled a signal before us.
+/// The handler that a signal had before ours.
 struct Previous {
     installed: AtomicBool,
     action: AtomicPtr<libc::sigaction>,
@@ -58,7 +59,7 @@ pub(crate) struct Watch {
 }
 
 impl Watch {
-    /// Watches these addresses.
+    /// Watches the `len` bytes that are mapped at `base`.
     pub(crate) fn new(base: usize, len: usize) -> Self {
         install(libc::SIGBUS, &BUS);
         let slot = SLOT.iter().position(|slot| {
@@ -72,7 +73,7 @@ impl Watch {
         Self { slot }
     }
 
-    /// Watches nothing.
+    /// A watch without a mapping, for memory that has no file which could lose a page: nothing is ever lost.
     pub(crate) const fn none() -> Self {
         Self { slot: None }
     }
@@ -149,7 +150,7 @@ extern "C" fn on_fault(signal: c_int, info: *mut libc::siginfo_t, context: *mut 
     pass_on(signal, info, context);
 }
 
-/// Does what would have happened without us.
+/// Does with a signal what would have been done without our handler.
 fn pass_on(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
     let previous = if signal == libc::SIGBUS { &BUS } else { &SEGV }.action.load(Ordering::Acquire);
     // SAFETY: set before the handler was installed, never freed; a handler in it has the signature that its flags

@@ -19,12 +19,12 @@ pub use remanence_auth::crowd::{Crowd, Room};
 pub use remanence_auth::door::{ChallengeName, Door, Refusal, Shown, Verdict, name};
 pub use remanence_auth::{BadToken, Fingerprint, Gate, MAX_TOKEN, MIN_TOKEN, Nonce, Proof, Token};
 
-/// Who proves.
+/// The side that proves that it has the token. The proof of one is worth nothing as that of the other.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Side {
-    /// Who connects.
+    /// The client, which connects and proves first.
     Client,
-    /// Who exports a pool.
+    /// The server, which exports a pool and proves itself only to a client that has.
     Server,
 }
 

@@ -16,16 +16,16 @@ pub struct BlobName(Box<str>);
 /// Why a text is no blob name.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
 pub enum BadName {
-    /// Empty.
+    /// The text has no bytes.
     #[error("a blob name may not be empty")]
     Empty,
-    /// Too long.
+    /// The text has more than [`MAX_NAME`] bytes.
     #[error("a blob name may have at most {MAX_NAME} bytes")]
     TooLong,
-    /// Not UTF-8.
+    /// The bytes are no UTF-8.
     #[error("a blob name must be UTF-8")]
     NotUtf8,
-    /// Control characters.
+    /// The text has a control character, which a terminal would obey.
     #[error("a blob name may not hold control characters")]
     Control,
 }
@@ -120,13 +120,13 @@ impl fmt::Debug for Digest {
 
 /// Orders the states of one name on all servers: the larger one is the newer one.
 ///
-/// A writer takes the largest counter that it saw on any server plus one; `writer`, a number drawn once per
-/// client, decides between two that did so at the same time. All servers then end with the same one.
+/// A writer takes the largest counter that it saw on any server plus one; `writer`, which a client counts up from a
+/// number that it drew, decides between two that did so at the same time. All servers then end with the same one.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub struct Version {
     /// Counts the states of this name, from 1.
     pub counter: u64,
-    /// Who wrote it.
+    /// A number that the client which chose the version has for this one change.
     pub writer: u64,
 }
 
@@ -152,9 +152,9 @@ impl fmt::Display for Version {
 pub enum State {
     /// A blob of `len` bytes.
     Live {
-        /// Bytes.
+        /// Bytes of the blob; 0 is a blob too.
         len: u64,
-        /// Their digest.
+        /// The BLAKE3 digest of the blob's bytes.
         digest: Digest,
     },
     /// Deleted; kept, so that a server that was away learns of it and does not bring the blob back.
@@ -164,9 +164,9 @@ pub enum State {
 /// One line of a catalogue listing.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Listing {
-    /// The name.
+    /// The name that the line is about.
     pub name: BlobName,
-    /// Which version.
+    /// The version of the blob or of its deletion.
     pub version: Version,
     /// What it stands for.
     pub state: State,

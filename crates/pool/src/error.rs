@@ -10,15 +10,15 @@ use crate::format::VERSION;
 /// Why a file cannot be opened as a pool.
 #[derive(Clone, PartialEq, Eq, Debug, Error)]
 pub enum OpenError {
-    /// No magic number.
+    /// The file does not begin with a pool's magic number.
     #[error(
         "this is not a pool file; name another file, or remove this one to have a new pool made in its place"
     )]
     NotAPool,
-    /// All zeros.
+    /// The block in which a superblock belongs is all zeros, as where the making of a pool was interrupted.
     #[error("this file holds no pool, only zeros; remove it to have a new pool made in its place")]
     Blank,
-    /// Shorter than a superblock.
+    /// The file is shorter than a superblock.
     #[error(
         "this file has only {file} bytes, too few for a pool; remove it to have a new pool made in its place"
     )]
@@ -26,17 +26,17 @@ pub enum OpenError {
         /// Bytes of the file.
         file: u64,
     },
-    /// Written by a machine, or a program, that swaps bytes.
+    /// The file was written by a machine, or a program, that swaps bytes.
     #[error(
         "this pool was written in the other byte order; copy its blobs over the network from the machine that wrote it"
     )]
     OtherByteOrder,
-    /// Another version of the format.
+    /// The file has another version of the format.
     #[error(
         "this pool has format version {found}, and this program reads version {VERSION}; serve it with the release that made it, and copy its blobs over"
     )]
     OtherVersion {
-        /// The file's version.
+        /// The version that the file names.
         found: u32,
     },
     /// The superblock's checksum is wrong.
@@ -44,7 +44,7 @@ pub enum OpenError {
         "the superblock of this pool is damaged; restore the file from a copy, or make a new pool and bring it up to date from the other servers"
     )]
     SuperblockDamaged,
-    /// The file was cut.
+    /// The file is shorter than its pool, as it was cut.
     #[error(
         "this pool file was truncated: {file} of {pool} bytes are left; restore it from a copy, or make a new pool and bring it up to date from the other servers"
     )]
@@ -54,7 +54,7 @@ pub enum OpenError {
         /// Bytes of the pool.
         pool: u64,
     },
-    /// Something was appended.
+    /// The file is longer than its pool, as something was appended.
     #[error(
         "this pool file has {file} bytes, but the pool in it only {pool}; cut it back with `truncate -s {pool}` if nothing else is meant to be in it"
     )]
@@ -69,12 +69,12 @@ pub enum OpenError {
         "both root blocks of this pool are damaged; restore the file from a copy, or make a new pool and bring it up to date from the other servers"
     )]
     RootDamaged,
-    /// The catalogue contradicts itself.
+    /// The records of the catalogue contradict each other.
     #[error(
         "the catalogue of this pool is damaged ({what}); restore the file from a copy, or make a new pool and bring it up to date from the other servers"
     )]
     CatalogueDamaged {
-        /// How it shows.
+        /// How the damage shows.
         what: String,
     },
     /// A size that no pool can have.
@@ -88,37 +88,37 @@ pub enum OpenError {
 /// Why a pool refuses a request.
 #[derive(Clone, PartialEq, Eq, Debug, Error)]
 pub enum PoolError {
-    /// No room for the data.
+    /// There is no room for the data.
     #[error(
         "the pool is full: {wanted} more bytes were asked for and {free} are free; delete blobs or serve a larger pool"
     )]
     Full {
-        /// Bytes asked for.
+        /// Bytes that were asked for, beyond what the reservation has.
         wanted: u64,
-        /// Bytes free.
+        /// Bytes that are free for data in the whole pool.
         free: u64,
     },
     /// Enough room, but in too many pieces.
     #[error("the pool is too fragmented for a blob of this size; delete blobs or serve a larger pool")]
     Fragmented,
-    /// No room for the record.
+    /// There is no room for the record in the catalogue.
     #[error("the catalogue of the pool is full; delete blobs or serve a larger pool")]
     CatalogueFull,
-    /// No such name.
+    /// The name stands for no blob.
     #[error("there is no blob named \"{0}\"")]
     NoSuchBlob(BlobName),
-    /// A reservation that is not (any more).
+    /// The reservation is not there, or not any more.
     #[error("the reservation is unknown; it was committed, given up, or the server restarted since")]
     NoSuchReservation,
-    /// A lease that is not (any more).
+    /// The lease is not there, or not any more.
     #[error("the read lease is unknown; it was released, or the server restarted since")]
     NoSuchLease,
     /// A commit of more bytes than were reserved.
     #[error("{len} bytes were committed where {reserved} were reserved")]
     TooLong {
-        /// Bytes committed.
+        /// Bytes that the blob was to have.
         len: u64,
-        /// Bytes reserved.
+        /// Bytes that were reserved for it.
         reserved: u64,
     },
     /// A commit before the data was made durable.
@@ -127,7 +127,7 @@ pub enum PoolError {
     /// The last version number was given out.
     #[error("the version numbers of this pool are used up; copy its blobs to a new one")]
     NumbersUsedUp,
-    /// Another writer was faster.
+    /// Another writer's version is higher than that of the commit.
     #[error("a newer version ({current}) of this blob is there already")]
     Superseded {
         /// The version that the pool holds.
@@ -141,7 +141,7 @@ pub enum PoolError {
 }
 
 impl PoolError {
-    /// The medium failed so.
+    /// The error of a pool whose medium failed so.
     #[must_use]
     pub fn medium(error: &io::Error) -> Self {
         Self::Medium(error.to_string())
@@ -149,13 +149,13 @@ impl PoolError {
 }
 
 impl OpenError {
-    /// The medium failed so.
+    /// The error of a pool whose medium failed so.
     #[must_use]
     pub fn medium(error: &io::Error) -> Self {
         Self::Medium(error.to_string())
     }
 
-    /// The catalogue is damaged; it shows so.
+    /// The error of a pool whose catalogue is damaged; `what` says how it shows.
     #[must_use]
     pub fn catalogue(what: impl Into<String>) -> Self {
         Self::CatalogueDamaged { what: what.into() }

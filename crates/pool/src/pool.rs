@@ -1,10 +1,10 @@
 //! The pool: reservations become data, data becomes durable, and a durable record makes it a blob.
 //!
-//! Pure but for the medium under it. One life of a blob:
+//! Pure but for the medium under it. What a blob goes through:
 //!
 //! ```text
 //! reserve ──► [data is written] ──► data_durable ──► commit ──► (overwritten or deleted) ──► blocks free again
-//!    └── abandon: blocks free again                     └─ the frame's psync is the moment of truth
+//!    └── abandon: blocks free again                     └─ the frame's psync decides that it is a blob
 //! ```
 //!
 //! Read first: the crash argument in [`crate::format`]. The other way in, for an existing pool, is
@@ -40,18 +40,18 @@ pub struct LeaseId(pub u64);
 pub enum Change {
     /// The reserved data becomes the blob of that name.
     Put {
-        /// Whose data.
+        /// The reservation that has the data and the blob's name.
         reservation: ReservationId,
         /// The blob's new version.
         version: Version,
-        /// Its length; what was reserved beyond is free again.
+        /// The blob's length in bytes; what was reserved beyond is free again.
         len: u64,
-        /// Its digest.
+        /// The digest of the blob's bytes, as its writer computed it; the pool does not check it here.
         digest: Digest,
     },
     /// The blob of that name goes.
     Delete {
-        /// Which.
+        /// The name of the blob, which need not be known here.
         name: BlobName,
         /// The deletion's version.
         version: Version,
@@ -61,7 +61,7 @@ pub enum Change {
 /// How full a pool is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Usage {
-    /// Blobs.
+    /// How many names stand for a blob; deletions do not count.
     pub blobs: u64,
     /// Bytes of the whole pool.
     pub size: u64,
@@ -76,13 +76,13 @@ pub struct Usage {
 /// A committed blob, with where its bytes lie.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Found {
-    /// Its version.
+    /// The version that was committed last.
     pub version: Version,
-    /// Its length.
+    /// Bytes of the blob.
     pub len: u64,
-    /// Its digest.
+    /// The digest that its writer gave with the commit.
     pub digest: Digest,
-    /// Its blocks; the last one may be used in part.
+    /// The blocks that have the blob's bytes, in their order; the last one may be used in part.
     pub extents: Vec<Extent>,
 }
 
@@ -123,14 +123,14 @@ pub struct Pool<M> {
     root: Root,
     /// Where the next frame goes, from the start of the half.
     log_end: u64,
-    /// The last frame's number.
+    /// The number of the last frame; 0 if none was ever written.
     sequence: u64,
     /// The generation that the next move takes; above any that a frame on the medium has.
     next_generation: u64,
     catalogue: BTreeMap<BlobName, Entry>,
     /// Bytes of all records that a snapshot would hold.
     record_bytes: usize,
-    /// Names in it that stand for a blob.
+    /// How many names of the catalogue stand for a blob.
     blobs: u64,
     alloc: Allocator,
     bodies: BTreeMap<u64, Body>,
@@ -138,7 +138,7 @@ pub struct Pool<M> {
     leases: BTreeMap<LeaseId, u64>,
     /// The version numbers that were promised.
     promises: Promises,
-    /// Numbers bodies, reservations and leases.
+    /// The next body, reservation or lease has this number.
     next_id: u64,
     /// Set when the medium failed: see [`PoolError::Medium`].
     failed: Option<PoolError>,
@@ -153,7 +153,7 @@ pub(crate) struct Recovered<M> {
     pub(crate) sequence: u64,
     pub(crate) next_generation: u64,
     pub(crate) records: BTreeMap<BlobName, Record>,
-    /// Of promised version numbers; `None` in a pool that an earlier release made.
+    /// The ceiling of promised version numbers; `None` in a pool that an earlier release made.
     pub(crate) ceiling: Option<u64>,
 }
 
@@ -240,19 +240,19 @@ impl<M: Medium> Pool<M> {
         self.medium
     }
 
-    /// Which pool this is.
+    /// The UUID of this pool.
     #[must_use]
     pub const fn uuid(&self) -> Uuid {
         self.superblock.uuid
     }
 
-    /// How it is divided.
+    /// How the pool is divided.
     #[must_use]
     pub const fn geometry(&self) -> Geometry {
         self.superblock.geometry
     }
 
-    /// How full it is.
+    /// How full the pool is.
     #[must_use]
     pub fn usage(&self) -> Usage {
         Usage {
@@ -507,7 +507,7 @@ impl<M: Medium> Pool<M> {
         Ok((id, found))
     }
 
-    /// Lets go.
+    /// Gives a lease up: the blocks of a blob that is gone by now are free again with the last lease of it.
     ///
     /// # Errors
     /// No such lease.
@@ -578,7 +578,7 @@ impl<M: Medium> Pool<M> {
     // ---- the medium ----
 
     /// Notes in the root how far the catalogue reaches, so that a later loss of its end cannot pass for a torn
-    /// frame. Worth doing when a server stops in peace; never needed.
+    /// frame. A server that stops in good order does it; a pool whose server was killed is whole without.
     ///
     /// # Errors
     /// The medium failed.
@@ -588,7 +588,7 @@ impl<M: Medium> Pool<M> {
         let last = self.promises.last();
         self.attempt(|this| {
             this.store_root()?;
-            // Who stopped in peace goes on with the next number.
+            // A pool that was closed goes on with the next number, and skips none.
             this.store_ceiling(last)
         })?;
         self.promises.raised(last);

@@ -223,7 +223,7 @@ impl<C: Member> Primary<C> {
         Ok(())
     }
 
-    /// The epoch.
+    /// The epoch under which this primary has the log; a higher one after each [`reopen`](Self::reopen).
     #[must_use]
     pub const fn epoch(&self) -> Epoch {
         self.epoch

@@ -39,9 +39,9 @@ pub fn beat(notice: Duration) -> Duration {
 pub struct Leader {
     /// Which of the members.
     pub who: usize,
-    /// Its epoch.
+    /// The epoch under which it has the log.
     pub epoch: Epoch,
-    /// Its process.
+    /// A number that its process drew, by which one that was started again is told from the one before.
     pub life: u64,
 }
 

@@ -44,11 +44,11 @@ pub type Position = u64;
 /// An entry of a log.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Entry {
-    /// Where it begins.
+    /// The position at which the entry begins.
     pub position: Position,
-    /// Where it ends, and the next begins.
+    /// The position at which it ends, and the next one begins.
     pub end: Position,
-    /// Where its payload is on the medium.
+    /// Offset on the medium of its payload.
     pub payload: u64,
     /// Bytes of payload.
     pub len: u64,
@@ -81,11 +81,11 @@ pub enum LogFault {
          and have room for {least} bytes"
     )]
     Misplaced {
-        /// Its start.
+        /// Offset on the medium at which the area starts.
         start: u64,
-        /// Its end.
+        /// Offset on the medium at which the area ends.
         end: u64,
-        /// The least that is needed.
+        /// Bytes that the area of such a log must have at least.
         least: u64,
     },
     /// Head and tail are none that this log could have written.
@@ -94,9 +94,9 @@ pub enum LogFault {
          damaged"
     )]
     Bounds {
-        /// Bytes trimmed.
+        /// Bytes that were ever trimmed, as the word at the area's start says.
         head: Position,
-        /// Bytes appended.
+        /// Bytes that were ever appended, as the durable word of the tail says.
         tail: Position,
         /// Bytes of the ring.
         ring: u64,
@@ -107,11 +107,11 @@ pub enum LogFault {
          the tail are not; restore them from a replica"
     )]
     Damaged {
-        /// Where.
+        /// The position at which the damaged entry begins.
         at: Position,
         /// Entries before it, which were handed out.
         whole: u64,
-        /// Bytes from there on.
+        /// Bytes from there to the tail.
         lost: u64,
     },
     /// Nobody may trim in the middle of an entry, or what is not committed.
@@ -119,7 +119,7 @@ pub enum LogFault {
         "position {position} is no end of a committed entry of this log, so it cannot be trimmed to there"
     )]
     NotAnEnd {
-        /// Where.
+        /// The position up to which the log was to be trimmed.
         position: Position,
     },
     /// Head or tail could not be set or opened.
@@ -369,7 +369,7 @@ impl<W: DurableWord> CountedLog<W> {
         Some(Found::Entry(entry, bytes.split_off(HEADER as usize)))
     }
 
-    /// Of an entry and its log's tag, its own field left out.
+    /// The checksum of an entry and its log's tag, with the field of the checksum itself left out.
     fn checksum(&self, entry: &[u8]) -> u32 {
         let mut hasher = crc32fast::Hasher::new();
         hasher.update(&self.tag.to_le_bytes());

@@ -9,13 +9,13 @@ use crate::medium::Medium;
 /// How thoroughly to crash.
 #[derive(Clone, Copy, Debug)]
 pub struct Explorer {
-    /// The failure.
+    /// What goes wrong at each step: a process, a kernel or the power.
     pub failure: Failure,
     /// At a step where a crash has no more outcomes than this, all are tried.
     pub ways_max: usize,
     /// Otherwise this many are drawn by seed, besides the first `ways_max`.
     pub samples: usize,
-    /// The seed.
+    /// The seed of the first outcome that is drawn; those after it have the seeds that follow.
     pub seed: u64,
 }
 
@@ -25,18 +25,18 @@ impl Default for Explorer {
     }
 }
 
-/// What was tried.
+/// What an exploration has tried.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Report {
     /// Steps after which the workload was crashed.
     pub steps: usize,
-    /// Of those, steps at which every outcome was tried.
+    /// How many of these steps had every outcome tried.
     pub exhausted: usize,
     /// Different outcomes that were checked.
     pub crashes: usize,
 }
 
-/// What was tried lazily.
+/// What a lazy exploration has tried.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub struct LazyReport {
     /// Steps after which the workload was crashed.
@@ -159,7 +159,7 @@ impl Explorer {
     }
 }
 
-/// Runs the workload once, then comes by at each step of it.
+/// Runs the workload once, then again step by step, and hands the image after each step to `visit`.
 fn each_step(
     start: &CrashImage,
     workload: impl FnOnce(&CrashImage),

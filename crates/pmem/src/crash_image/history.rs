@@ -32,15 +32,16 @@ pub(super) struct History {
     /// Units that were written back since the last fence, and since the last psync.
     asked: Vec<u64>,
     fenced: Vec<u64>,
-    /// Stores so far.
+    /// How many stores were made so far.
     writes: u64,
 }
 
 /// A word of which a crash may leave one of several values.
 #[derive(Clone, Debug)]
 pub(super) struct OpenWord {
+    /// Offset of the word in the memory.
     pub(super) at: u64,
-    /// Oldest first.
+    /// The values that a crash may leave of the word, each once, in the order of the stores that made them.
     pub(super) values: Vec<OpenValue>,
     /// The number of the last store to it, if all of the open ones were longer than one store of the CPU.
     pub(super) write: Option<u64>,

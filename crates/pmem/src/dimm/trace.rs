@@ -12,7 +12,7 @@ use super::Dimms;
 use crate::flush::LINE;
 use crate::medium::Medium;
 
-/// One note.
+/// What the code has done that a DIMM or a clock would notice.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Event {
     /// A line (offset / 64) that had been stored to was written back, or stored past the caches.

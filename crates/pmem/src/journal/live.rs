@@ -68,7 +68,7 @@ impl Disk for FileDisk {
 
 fn mark(through: &File, place: &Place, sequence: u64) -> io::Result<()> {
     let write = || through.write_all_at(&format::mark(&place.name, sequence), place.mark());
-    // The first may be told of the very failure that the mark is about.
+    // The first write may be told of the very failure that the mark is about.
     write().or_else(|_| write())
 }
 
@@ -76,11 +76,11 @@ fn mark(through: &File, place: &Place, sequence: u64) -> io::Result<()> {
 #[derive(Debug)]
 pub(crate) struct Journal {
     pending: Mutex<Pending>,
-    /// Held by who writes.
+    /// Locked by the thread that writes, for as long as it does.
     state: Mutex<State>,
     checkpoint: Arc<Checkpoint>,
     place: Place,
-    /// Whose thread and whose state it is.
+    /// The process that opened the journal: a forked child has neither its thread nor its state.
     process: u32,
 }
 
@@ -109,7 +109,7 @@ enum Phase {
     #[default]
     Idle,
     Running,
-    /// It began when the log said this.
+    /// The sync has ended, with this outcome. The number is what [`Log::checkpoint`] said when it began.
     Ended(u64, io::Result<()>),
 }
 
@@ -133,17 +133,17 @@ impl Journal {
         state.close()
     }
 
-    /// Bytes in the journal.
+    /// Bytes of the journal's head and of its two halves, without the footer behind them.
     pub(crate) const fn len(&self) -> u64 {
         self.place.journal()
     }
 
-    /// Its name.
+    /// Sixteen bytes that tell the journal's blocks from those of all other journals.
     pub(crate) const fn name(&self) -> Name {
         self.place.name
     }
 
-    /// Bytes in the file, which nothing may change.
+    /// Bytes of the file, with the journal at its end; the length must stay as it is.
     pub(crate) const fn file_len(&self) -> u64 {
         self.place.file()
     }
@@ -172,7 +172,7 @@ impl Journal {
         written.inspect_err(|e| {
             state.failed = Some(Failure::of(e));
             let State { log, disk, .. } = &mut *state;
-            // Without it, the next one to open the file may still hear of the failure from the kernel.
+            // Without the mark, the next one to open the file may still hear of the failure from the kernel.
             let _ = disk.mark(log.checkpoint());
         })
     }
@@ -206,14 +206,14 @@ impl Drop for Journal {
         self.checkpoint.wait();
         let Ok(state) = self.state.get_mut() else { return };
         if state.failed.is_none() && self.checkpoint.collect(&mut state.log).is_ok() {
-            // Without it the next to open the file has what this one acknowledged, from the journal.
+            // If that fails, the next one to open the file has what this one acknowledged from the journal.
             let _ = state.close();
         }
     }
 }
 
 impl Checkpoint {
-    /// Begins one in a thread of its own, unless one is under way.
+    /// Begins a sync of the region in a thread of its own, unless one is under way.
     fn start(self: &Arc<Self>, log: &Log, disk: &mut FileDisk) {
         let mut phase = lock(&self.phase);
         if !matches!(*phase, Phase::Idle) {
@@ -226,14 +226,14 @@ impl Checkpoint {
         let work = move || {
             let synced = file.sync_data();
             if synced.is_err() {
-                // Now, and not when the next psync hears of it: the process may end before.
+                // Marked at once, and not when the next psync hears of the failure: the process may end before.
                 let _ = mark(&through, &place, begun);
             }
             shared.end(begun, synced);
         };
         let thread = std::thread::Builder::new().name("remanence-checkpoint".into());
         if thread.spawn(work).is_err() {
-            // No thread can be had: then who is here has to wait.
+            // No thread can be had, so the one that is here does the sync itself.
             self.end(begun, disk.sync().inspect_err(|_| drop(disk.mark(begun))));
         }
     }
@@ -243,7 +243,7 @@ impl Checkpoint {
         self.ended.notify_all();
     }
 
-    /// Waits until none is under way.
+    /// Waits until no sync is under way.
     fn wait(&self) {
         let mut phase = lock(&self.phase);
         while matches!(*phase, Phase::Running) {
@@ -251,7 +251,7 @@ impl Checkpoint {
         }
     }
 
-    /// Tells the log of one that has ended.
+    /// Tells the log of the sync that has ended, if one has.
     fn collect(&self, log: &mut Log) -> io::Result<()> {
         let mut phase = lock(&self.phase);
         if matches!(*phase, Phase::Running) {
@@ -268,7 +268,7 @@ impl Checkpoint {
     }
 }
 
-/// For the locks over plain values that are replaced whole.
+/// Locks a plain value that is replaced whole, so that a thread which died within a change has left no half of one.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -44,7 +44,7 @@ pub struct Log<M> {
     epoch: u64,
     sequence: u64,
     end: u64,
-    /// Up to here records are durable.
+    /// Offset on the medium up to which the records are durable; at most `end`.
     synced: u64,
 }
 
@@ -61,10 +61,10 @@ pub enum LogError {
     },
 }
 
-/// Where a record went.
+/// Where a record was appended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Appended {
-    /// Its number.
+    /// The number of the record, counted from 0 at the start of the area.
     pub sequence: u64,
     /// Where its payload is on the medium.
     pub payload: u64,
@@ -192,7 +192,7 @@ fn read_record(
     valid.then(|| (epoch, bytes.split_off(HEADER_LEN as usize)))
 }
 
-/// Of a record and its log's tag, its own field left out.
+/// The checksum of a record and its log's tag, with the field of the checksum itself left out.
 fn checksum(tag: u64, record: &[u8]) -> u32 {
     let mut hasher = crc32fast::Hasher::new();
     hasher.update(&tag.to_le_bytes());

@@ -11,36 +11,36 @@ use crate::proto::Code;
 /// Why one server is of no use now.
 #[derive(Clone, PartialEq, Eq, Debug, Error)]
 pub enum Why {
-    /// No connection.
+    /// No connection could be made.
     #[error("cannot be reached ({0})")]
     Unreachable(String),
-    /// It stopped answering.
+    /// The server stopped answering.
     #[error("stopped answering; it was killed, its machine is down, or the network is")]
     Silent,
-    /// It ended the connection.
+    /// The server ended the connection.
     #[error("ended the connection; it was stopped")]
     Left,
     /// None of our tokens is its own.
     #[error("has another token; use the one that it printed or keeps in its token file")]
     WrongToken,
-    /// It did not prove that it has the token.
+    /// The server did not prove that it has the token.
     #[error("could not prove that it has the token, so nothing was sent to it; check the address")]
     Impostor,
-    /// It said no.
+    /// The server refused a request.
     #[error("{reason}")]
     Refused {
-        /// Which kind of no.
+        /// The kind of refusal, for programs.
         code: Code,
-        /// Its sentence.
+        /// The sentence that the server gave.
         reason: String,
     },
-    /// It refused an access to its memory, or the operation failed there.
+    /// The server refused an access to its memory, or the operation failed there.
     #[error("failed while data was moved ({0})")]
     Access(String),
-    /// It said something that makes no sense.
+    /// The server said something that makes no sense.
     #[error("answered nonsense; check that it runs the same release")]
     Nonsense,
-    /// What it has is not what was put there.
+    /// What the server has is not what was put there.
     #[error("has other bytes than were put there")]
     Damaged,
     /// Our own side could not go on.
@@ -51,9 +51,9 @@ pub enum Why {
 /// A server that is of no use, and why.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Lost {
-    /// As its user named it.
+    /// The server, as its user named it.
     pub server: String,
-    /// Why.
+    /// The reason for which the server is of no use.
     pub why: Why,
 }
 
@@ -72,14 +72,14 @@ pub(crate) fn list(lost: &[Lost]) -> String {
 /// Why a client's request failed.
 #[derive(Debug, Error)]
 pub enum Error {
-    /// Too few servers.
+    /// Too few of the servers can be used.
     #[error("only {have} of the {need} servers that were asked for can be used: {}", list(lost))]
     TooFew {
-        /// How many there are.
+        /// How many servers can be used.
         have: usize,
-        /// How many are needed.
+        /// How many servers are needed.
         need: usize,
-        /// The others.
+        /// The servers that cannot be used, and why.
         lost: Vec<Lost>,
     },
     /// Fewer than a majority of the servers.
@@ -88,11 +88,11 @@ pub enum Error {
         list(lost)
     )]
     NoMajority {
-        /// How many there are.
+        /// How many servers can be used.
         have: usize,
-        /// Of how many.
+        /// How many servers there are.
         servers: usize,
-        /// How many are needed.
+        /// How many servers are needed.
         need: usize,
         /// Those that cannot be used, and why.
         lost: Vec<Lost>,
@@ -102,16 +102,16 @@ pub enum Error {
         "the newest version of \"{name}\" is on {have} of {servers} servers, of a put that did not end well, and cannot be brought to more ({why}); put the blob again, or delete it"
     )]
     Unsettled {
-        /// The blob.
+        /// The blob whose newest version it is.
         name: BlobName,
-        /// How many have it.
+        /// How many servers have that version.
         have: usize,
-        /// Of how many.
+        /// How many servers there are.
         servers: usize,
-        /// Why not to more.
+        /// The reason for which it cannot be brought to more.
         why: String,
     },
-    /// Others put it all the time.
+    /// Others put the blob each time that it was about to be read.
     #[error("\"{0}\" was put anew each time that it was about to be read; try again")]
     Busy(BlobName),
     /// The blob is gone from fewer servers than the quorum.
@@ -120,11 +120,11 @@ pub enum Error {
         list(lost)
     )]
     NotGone {
-        /// The blob.
+        /// The blob that was to be deleted.
         name: BlobName,
-        /// From how many it is gone.
+        /// From how many servers the blob is gone.
         have: usize,
-        /// From how many it should be.
+        /// From how many servers it should be gone.
         need: usize,
         /// Those that still may have it, and why.
         lost: Vec<Lost>,
@@ -135,22 +135,22 @@ pub enum Error {
         list(lost)
     )]
     NoQuorum {
-        /// The blob.
+        /// The blob that was put.
         name: BlobName,
-        /// On how many it is durable.
+        /// On how many servers the blob is durable.
         have: usize,
-        /// On how many it should be.
+        /// On how many servers it should be durable.
         need: usize,
-        /// The others.
+        /// The servers on which it may not be durable, and why.
         lost: Vec<Lost>,
     },
-    /// No such blob.
+    /// None of the servers has a blob of that name.
     #[error("there is no blob named \"{0}\" on these servers")]
     NotFound(BlobName),
     /// Nobody can give the blob.
     #[error("\"{name}\" cannot be read: {}", list(lost))]
     Unreadable {
-        /// The blob.
+        /// The blob that was to be read.
         name: BlobName,
         /// Who has it, and why that is of no use.
         lost: Vec<Lost>,
@@ -158,7 +158,7 @@ pub enum Error {
     /// The quorum makes no sense.
     #[error("a quorum of {quorum} is not possible with {servers} servers")]
     BadQuorum {
-        /// What was asked for.
+        /// The quorum that was asked for.
         quorum: usize,
         /// How many servers there are.
         servers: usize,
@@ -166,7 +166,7 @@ pub enum Error {
     /// One server was named twice, and would count as two.
     #[error("{one} and {other} are one server, which cannot count as two; name each once")]
     Twice {
-        /// A name of it.
+        /// One of the names that the user gave.
         one: String,
         /// Another name of the same server, as the user gave it.
         other: String,
@@ -176,7 +176,7 @@ pub enum Error {
         "a quorum of {quorum} is no majority of {servers} servers: who reads later could miss what it acknowledged; ask for {need} at least"
     )]
     SmallQuorum {
-        /// What was asked for.
+        /// The quorum that was asked for.
         quorum: usize,
         /// How many servers there are.
         servers: usize,
@@ -186,9 +186,9 @@ pub enum Error {
     /// The source or the destination of the data failed.
     #[error("{what} ({error})")]
     Io {
-        /// What was tried.
+        /// What was tried with it, as the beginning of a sentence.
         what: String,
-        /// What the system said.
+        /// The error of the system call.
         error: io::Error,
     },
     /// The device refused.

@@ -17,18 +17,18 @@ use crate::quorum::Reading;
 /// How often it is begun anew when others put or delete the blob at the same time.
 const ROUNDS: usize = 16;
 
-/// What was read.
+/// What is known of a blob that was read.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Got {
-    /// From which server.
+    /// The server that gave the blob.
     pub server: ServerIndex,
-    /// Which version.
+    /// The version of the blob, as its server named it.
     pub version: Version,
-    /// Its length.
+    /// Bytes of the blob.
     pub len: u64,
     /// Its digest, as it was put and as it was found to be.
     pub digest: Digest,
-    /// How long it took.
+    /// Time from the call to the last byte.
     pub took: Duration,
     /// How many servers said which version they have.
     pub asked: usize,
@@ -45,7 +45,7 @@ pub(super) struct Download {
     pub(super) version: Version,
     len: u64,
     digest: Digest,
-    /// What is not asked for yet.
+    /// Memory of the server that no READ has asked for yet.
     extents: VecDeque<RemoteExtent>,
     unasked: u64,
     /// READs under way, in order: tag, slot, bytes.
@@ -66,7 +66,7 @@ pub struct BlobReader<'a> {
 }
 
 impl BlobReader<'_> {
-    /// The blob's length.
+    /// Bytes of the blob.
     #[must_use]
     pub fn len(&self) -> u64 {
         self.download.len

@@ -33,20 +33,20 @@ pub enum Act {
         slot: u32,
         /// Where in it the piece begins.
         offset: u32,
-        /// Bytes.
+        /// Bytes of the piece.
         len: u32,
-        /// Remote address.
+        /// Address at the server that the piece goes to.
         addr: u64,
-        /// What opens it.
+        /// The rkey that opens the server's memory there.
         rkey: u32,
     },
     /// FLUSH; its completion is [`Leg::flushed`].
     Flush {
-        /// Remote address.
+        /// Address at the server of the first byte to flush.
         addr: u64,
-        /// Bytes.
+        /// How many bytes to flush.
         len: u64,
-        /// What opens it.
+        /// The rkey that opens the server's memory there.
         rkey: u32,
     },
 }
@@ -62,9 +62,9 @@ enum State {
 /// The end of the data.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct End {
-    /// Bytes in all.
+    /// Bytes that the blob has in all.
     pub len: u64,
-    /// Their digest.
+    /// The digest of all these bytes.
     pub digest: Digest,
 }
 
@@ -75,26 +75,26 @@ struct Chunk {
     len: u32,
 }
 
-/// See the module.
+/// A blob on its way to one server: the module says how.
 #[derive(Debug)]
 pub struct Leg {
     state: State,
     reservation: u64,
-    /// Bytes to come, as far as known.
+    /// How many bytes the blob will have, as far as that is known.
     expected: Option<u64>,
-    /// Room not written yet.
+    /// Memory of the server that nothing was written to yet.
     room: VecDeque<RemoteExtent>,
     room_bytes: u64,
     granted: u64,
     /// A request for room is on its way.
     asking: bool,
     next_room: u64,
-    /// Chunks not posted, or not completely.
+    /// Chunks of which no WRITE was posted, or not all.
     unposted: VecDeque<Chunk>,
     unposted_bytes: u64,
     /// WRITEs that have not completed: their slot, and whether it was the chunk's last piece.
     posted: VecDeque<(u32, bool)>,
-    /// Ranges written and not flushed.
+    /// Memory of the server that was written to and not flushed.
     unflushed: Vec<RemoteExtent>,
     unflushed_bytes: u64,
     flushes: u32,
@@ -232,7 +232,7 @@ impl Leg {
             && self.flushes == 0
     }
 
-    /// The commit, once [`Leg::is_ready`].
+    /// Asks for the commit, once the leg [is ready](Leg::is_ready).
     pub fn commit(&mut self, version: Version) -> Act {
         assert!(self.is_ready(), "a commit before the data is durable: {self:?}");
         self.state = State::Committing;

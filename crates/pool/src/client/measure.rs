@@ -9,14 +9,14 @@ use super::link::Happened;
 use super::{Client, Lost, News, ServerIndex, Why};
 use crate::proto::{RemoteExtent, Reply, Request};
 
-/// An operation.
+/// An operation that can be measured.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Op {
     /// A request and its reply, by SEND and RECV: a round trip through the server's program.
     Ping,
     /// RDMA WRITE: visible at the server when it completes.
     Write,
-    /// RDMA READ.
+    /// RDMA READ: its completion brings the bytes.
     Read,
     /// RDMA WRITE, then FLUSH: durable at the server when it completes, if the pool is.
     DurableWrite,

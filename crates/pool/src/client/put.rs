@@ -32,13 +32,13 @@ pub struct Source<'a> {
     pub name: BlobName,
     /// Its length, if known: then its room is reserved at once.
     pub len: Option<u64>,
-    /// Its bytes.
+    /// Gives the blob's bytes, up to its end.
     pub reader: Box<dyn Read + Send + 'a>,
     /// The version it has, if this is a copy; `None` for a new blob, which gets one above all earlier ones.
     pub version: Option<Version>,
 }
 
-/// How to put.
+/// How blobs are put: on which servers, and how many of them must have each.
 #[derive(Clone, Debug)]
 pub struct Upload {
     /// On how many servers a blob must be durable: a majority at least, so that nobody who asks a majority misses it.
@@ -54,37 +54,37 @@ pub enum Event<'a> {
     Sent(u64),
     /// A blob is durable.
     Durable {
-        /// Its name.
+        /// The blob's name on the servers.
         name: &'a BlobName,
-        /// Its version.
+        /// The version that is durable.
         version: Version,
-        /// Its length.
+        /// Bytes of the blob.
         len: u64,
-        /// Its digest.
+        /// The digest of the bytes that were read from the source.
         digest: Digest,
-        /// From the first byte read to the last word of the quorum.
+        /// Time from the first byte read to the last answer of the quorum.
         took: Duration,
-        /// On so many servers.
+        /// On how many servers it is durable.
         copies: usize,
     },
     /// A server is lost; the others go on.
     Lost(&'a Lost),
 }
 
-/// What was done.
+/// What a call of [`Client::put`] has done.
 #[derive(Clone, Debug)]
 pub struct PutReport {
-    /// Blobs.
+    /// Blobs that are durable on as many servers as the quorum asks.
     pub blobs: usize,
-    /// Their bytes.
+    /// Bytes that these blobs have, each counted once.
     pub bytes: u64,
-    /// From the beginning to the end.
+    /// Time from the beginning of the put to its end.
     pub elapsed: Duration,
     /// Blobs that are durable on the quorum but not on every server that was named.
     pub incomplete: usize,
 }
 
-/// From the reading thread.
+/// What the reading thread tells the thread that puts.
 enum Feed {
     Begin { name: BlobName, len: Option<u64>, version: Option<Version>, at: Instant },
     Chunk { slot: u32, len: u32 },
@@ -92,7 +92,7 @@ enum Feed {
     Broken { what: String, error: io::Error },
 }
 
-/// What a tag stands for.
+/// The transfer and the server that a completion or a reply belongs to.
 enum Owed {
     Reply { transfer: u64, server: ServerIndex },
     Written { transfer: u64, server: ServerIndex },
@@ -281,7 +281,7 @@ struct Put<'a> {
     feed: Receiver<Feed>,
     feed_over: bool,
     free: Sender<u32>,
-    /// For each slot, how many legs still need it.
+    /// How many legs still need each slot of the ring.
     users: Vec<u32>,
     transfers: BTreeMap<u64, Transfer>,
     /// The transfer that the reading thread is at.

@@ -22,26 +22,26 @@ use crate::quorum::majority;
 /// Something that a source has newer than the target.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Difference {
-    /// What the source has.
+    /// The name, with the version and the state that the source has.
     pub listing: Listing,
     /// What the target has: [`Version::NONE`] if it never heard of the name.
     pub behind: Version,
     /// The target has an older blob of that name.
     pub stale: bool,
-    /// Which source.
+    /// The server that has it, by its index among the sources.
     pub source: ServerIndex,
 }
 
-/// What was done.
+/// What a call of [`Client::catch_up`] has done.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct SyncReport {
-    /// Blobs copied.
+    /// Blobs that were copied to the target, and are durable there.
     pub copied: usize,
-    /// Their bytes.
+    /// Bytes that these blobs have.
     pub bytes: u64,
-    /// Blobs deleted.
+    /// Blobs that the target had and that were deleted there.
     pub deleted: usize,
-    /// How long it took.
+    /// Time from the call to its end.
     pub elapsed: Duration,
 }
 

@@ -31,20 +31,20 @@ pub const HEADER: usize = field::END;
 pub enum Record {
     /// The name stands for these bytes from now on.
     Put {
-        /// The name.
+        /// The name of the blob.
         name: BlobName,
-        /// Its version.
+        /// The version that this record sets.
         version: Version,
         /// Bytes of the blob.
         len: u64,
-        /// Their digest.
+        /// The digest of the blob's bytes.
         digest: Digest,
         /// Where they lie; the last block may be used in part.
         extents: Vec<Extent>,
     },
     /// The name stands for nothing from now on.
     Delete {
-        /// The name.
+        /// The name that has no blob any more.
         name: BlobName,
         /// The version of the deletion.
         version: Version,
@@ -68,7 +68,7 @@ impl Record {
         }
     }
 
-    /// The version it sets.
+    /// The version that the record sets.
     #[must_use]
     pub const fn version(&self) -> Version {
         match self {
@@ -76,7 +76,7 @@ impl Record {
         }
     }
 
-    /// Bytes in a frame.
+    /// Bytes that the record takes in a frame.
     #[must_use]
     pub fn encoded_len(&self) -> usize {
         let rest = match self {
@@ -172,7 +172,7 @@ pub fn emit(salt: u64, generation: u64, sequence: u64, payload: &[u8]) -> Vec<u8
 /// What lies at a place of a catalogue half.
 #[derive(PartialEq, Eq, Debug)]
 pub struct Frame<'a> {
-    /// Which life of this half it belongs to.
+    /// The generation of the catalogue that the frame belongs to; frames of another generation are leftovers.
     pub generation: u64,
     /// Counts frames over all generations.
     pub sequence: u64,

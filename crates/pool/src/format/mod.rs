@@ -100,14 +100,14 @@ impl Geometry {
 /// One of the two places of the catalogue.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Half {
-    /// Half 0.
+    /// Half 0, which begins at [`CATALOGUE`] and is used first.
     First,
-    /// Half 1.
+    /// Half 1, which lies behind half 0.
     Second,
 }
 
 impl Half {
-    /// The other one.
+    /// The half that this one is not.
     #[must_use]
     pub const fn other(self) -> Self {
         match self {

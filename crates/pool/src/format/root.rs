@@ -22,10 +22,11 @@ pub const LEN: usize = field::END;
 /// Where the two copies lie.
 pub const COPIES: [u64; 2] = [BLOCK, 2 * BLOCK];
 
-/// The root.
+/// The root of a pool: which half of the catalogue counts, and how far it reached at least.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Root {
-    /// Counts the catalogue's moves from half to half, from 1; frames of another generation are old rubbish.
+    /// Counts the catalogue's moves from half to half, from 1; frames of another generation are leftovers and do not
+    /// count.
     pub generation: u64,
     /// The sequence number of a frame that was durable when the root was written: a catalogue that ends before
     /// it is damaged, not torn.
@@ -61,7 +62,7 @@ impl Root {
         })
     }
 
-    /// The copy that counts.
+    /// The copy that counts: the one of the later root, if any is whole.
     #[must_use]
     pub fn choose(copies: [Option<Self>; 2]) -> Option<Self> {
         copies.into_iter().flatten().max_by_key(|root| (root.generation, root.reached))

@@ -25,9 +25,9 @@ mod field {
 /// The contents of block 0.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Superblock {
-    /// Which pool.
+    /// The pool's UUID, drawn when it was made.
     pub uuid: Uuid,
-    /// How it is divided.
+    /// How the file is divided.
     pub geometry: Geometry,
     /// Goes into the checksum of every frame, so that nothing a client may choose can pass for one.
     pub salt: u64,

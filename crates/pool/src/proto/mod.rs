@@ -23,7 +23,7 @@ pub use request::Request;
 /// choose one without asking, so it is told to use this release.
 pub const VERSION: u16 = 2;
 
-/// The longest message.
+/// The most bytes that a message has.
 pub const MAX_MESSAGE: usize = 4096;
 
 /// How many requests of one client may be unanswered.
@@ -40,11 +40,11 @@ const HEADER: usize = 8;
 /// A run of remote memory.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct RemoteExtent {
-    /// Virtual address.
+    /// Address of the first byte, as the server registered it; it is the byte's offset in the pool.
     pub addr: u64,
-    /// Bytes.
+    /// How many bytes the run has.
     pub len: u64,
-    /// What opens it, for this client's QPs alone.
+    /// The rkey that opens the run, for this client's QPs alone.
     pub rkey: u32,
 }
 
@@ -70,7 +70,7 @@ pub enum Purpose {
     Control,
     /// The second QP of the client who was given this ticket, over its authenticated control QP.
     Data {
-        /// The ticket.
+        /// What the server gave its client when it admitted it, over the control QP.
         ticket: [u8; 16],
     },
 }
@@ -117,9 +117,9 @@ impl Purpose {
 /// Why a connection request is not for a pool.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum BadPurpose {
-    /// Some other program's.
+    /// The request is some other program's.
     Stranger,
-    /// A pool client's of another protocol version.
+    /// The request is that of a pool's client of another protocol version.
     OtherVersion(u16),
 }
 

@@ -15,7 +15,7 @@ pub enum Code {
     TryLater = 2,
     /// No such blob, reservation or lease.
     NotFound = 3,
-    /// No room.
+    /// The pool, or its catalogue, has no room for it.
     Full = 4,
     /// A newer version is there.
     Superseded = 5,
@@ -43,7 +43,7 @@ impl Code {
 /// What a server is and how full its pool is.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct PoolInfo {
-    /// Which pool.
+    /// The pool's UUID, drawn when it was made, by which a server that was named twice is found out.
     pub uuid: Uuid,
     /// Bytes of the whole pool.
     pub size: u64,
@@ -51,7 +51,7 @@ pub struct PoolInfo {
     pub capacity: u64,
     /// Bytes of these that are free.
     pub free: u64,
-    /// Blobs.
+    /// How many names stand for a blob; deletions do not count.
     pub blobs: u64,
     /// Frames ever written to the catalogue.
     pub sequence: u64,
@@ -63,88 +63,88 @@ pub struct PoolInfo {
     pub survives: String,
 }
 
-/// A reply.
+/// A server's answer to a request, or its refusal.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Reply {
-    /// To `Hello`.
+    /// Answers `Hello`.
     Challenge {
         /// The server's nonce.
         nonce: Nonce,
-        /// Which token is asked for.
+        /// The fingerprint of the token that is asked for.
         fingerprint: Fingerprint,
     },
-    /// To `Authenticate`: come in.
+    /// Answers `Authenticate`: the client is admitted.
     Welcome {
-        /// That the server has the token too.
+        /// Proves that the server has the token too.
         proof: Proof,
-        /// For the connection request of the data QP.
+        /// What the connection request of the data QP has to show.
         ticket: [u8; 16],
-        /// What this is.
+        /// What the server is, and how full its pool is.
         info: PoolInfo,
     },
-    /// Done; to requests that ask for nothing else.
+    /// Answers requests that ask for nothing but to be carried out.
     Done,
-    /// To `Reserve` and `Scratch`.
+    /// Answers `Reserve` and `Scratch`.
     Reserved {
-        /// Names the reservation.
+        /// The number by which later requests name the reservation.
         reservation: u64,
         /// A version number above all that the server knows and gave out: the first half of choosing the blob's
         /// (`crate::quorum`). Zero for scratch memory.
         ticket: u64,
-        /// Where to write.
+        /// Memory of the server to write to.
         extents: Vec<RemoteExtent>,
     },
-    /// To `Ticket` and `Promise`: what the server gives out from now on is above it, also after a crash.
+    /// Answers `Ticket` and `Promise`: what the server gives out from now on is above the number, also after a crash.
     Promised {
         /// The highest number that it gave out or left behind.
         number: u64,
     },
-    /// To `Extend`, and to `MoreExtents`.
+    /// Answers `Extend` and `MoreExtents`.
     Extents {
-        /// The new ones.
+        /// The extents that are new to the client.
         extents: Vec<RemoteExtent>,
     },
-    /// To `Commit` and `Delete`: durable.
+    /// Answers `Commit` and `Delete`: the change is durable.
     Committed {
         /// The version that is durable now.
         version: Version,
     },
-    /// To `Lookup`.
+    /// Answers `Lookup`.
     Found {
-        /// Names the lease.
+        /// The number by which later requests name the lease.
         lease: u64,
         /// The blob's version.
         version: Version,
-        /// Its length.
+        /// Bytes of the blob.
         len: u64,
-        /// Its digest.
+        /// The digest that its writer gave with the commit.
         digest: Digest,
         /// How many extents it has.
         total: u32,
-        /// The first of them.
+        /// The first extents of the blob, in its order; more are asked for with `MoreExtents`.
         extents: Vec<RemoteExtent>,
     },
-    /// To `List`.
+    /// Answers `List`.
     Page {
-        /// The listings.
+        /// What follows the name that was asked from, in the order of the names.
         listings: Vec<Listing>,
-        /// There are more.
+        /// Whether more names follow.
         more: bool,
     },
-    /// To `Stat`.
+    /// Answers `Stat`.
     Info(PoolInfo),
-    /// To `VersionOf`.
+    /// Answers `VersionOf`.
     IsAt {
-        /// The version.
+        /// The version of the blob or of its deletion; [`Version::NONE`] if the name is unknown.
         version: Version,
-        /// It is a blob, not a deletion and not nothing.
+        /// Whether the name stands for a blob: it was neither deleted nor never there.
         live: bool,
     },
-    /// To anything: no.
+    /// Refuses a request of any kind.
     Refused {
-        /// Why, for the program.
+        /// The kind of refusal, for the client's program.
         code: Code,
-        /// Why, for the person: one sentence.
+        /// The reason, for its user: one sentence.
         reason: String,
     },
 }
@@ -337,7 +337,7 @@ impl Reply {
     /// Reads a message: the number of the request and the reply.
     ///
     /// # Errors
-    /// It is none.
+    /// The bytes are no reply of this protocol.
     pub fn parse(bytes: &[u8]) -> Result<(u32, Self), Malformed> {
         let (kind, number, mut r) = open(bytes)?;
         let reply = match kind {

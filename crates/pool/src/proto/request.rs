@@ -4,70 +4,70 @@ use super::{Malformed, Writer, message, open};
 use crate::auth::{Nonce, Proof};
 use crate::blob::{BlobName, Digest, Version};
 
-/// A request.
+/// What a client asks its server for.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Request {
-    /// The first message.
+    /// The first message of a client.
     Hello {
         /// The client's nonce.
         nonce: Nonce,
     },
-    /// The second one.
+    /// The second message of a client.
     Authenticate {
-        /// That the client has the token.
+        /// Proves that the client has the token.
         proof: Proof,
     },
-    /// Are you there?
+    /// Asks whether the server is there.
     Ping,
     /// Opens a reservation for a blob.
     Reserve {
-        /// Its name.
+        /// The name that the blob shall have.
         name: BlobName,
         /// Room to begin with; zero is allowed.
         bytes: u64,
         /// Where so much is not free, this much will do: a stream does not know what it will need.
         at_least: u64,
     },
-    /// More room for a reservation.
+    /// Asks for more room in a reservation.
     Extend {
-        /// Which.
+        /// The reservation, as `Reserved` named it.
         reservation: u64,
-        /// How much more.
+        /// Bytes of room to add.
         bytes: u64,
-        /// As for `Reserve`.
+        /// Where so much is not free, this much will do, as for `Reserve`.
         at_least: u64,
     },
     /// The data is complete and was flushed with persistence placement; make it the blob.
     Commit {
-        /// Which reservation.
+        /// The reservation, as `Reserved` named it.
         reservation: u64,
         /// The blob's version.
         version: Version,
-        /// Its length.
+        /// Bytes of the blob, not more than are reserved.
         len: u64,
-        /// Its digest.
+        /// The digest of the blob's bytes, which readers compare with what they have read.
         digest: Digest,
     },
     /// Gives a reservation or scratch memory up.
     Abandon {
-        /// Which.
+        /// The reservation, as `Reserved` named it.
         reservation: u64,
     },
     /// Opens a blob for reading.
     Lookup {
-        /// Its name.
+        /// The name of the blob to be read.
         name: BlobName,
     },
     /// The next extents of a blob opened for reading.
     MoreExtents {
-        /// The lease.
+        /// The lease, as `Found` named it.
         lease: u64,
         /// How many are known already.
         from: u32,
     },
-    /// Done with reading.
+    /// Says that reading is over.
     Release {
-        /// The lease.
+        /// The lease, as `Found` named it.
         lease: u64,
     },
     /// A page of the catalogue, in the order of the names, deletions included.
@@ -77,7 +77,7 @@ pub enum Request {
     },
     /// Deletes a blob.
     Delete {
-        /// Its name.
+        /// The name of the blob, which need not be known to the server.
         name: BlobName,
         /// The deletion's version.
         version: Version,
@@ -89,16 +89,16 @@ pub enum Request {
         /// The number to be left behind.
         number: u64,
     },
-    /// How full is the pool, and what is it?
+    /// Asks what the pool is, and how full.
     Stat,
     /// Memory to measure with: never becomes a blob, allows every operation.
     Scratch {
-        /// How much.
+        /// Bytes of memory that are asked for.
         bytes: u64,
     },
     /// The version of a name, deletions included.
     VersionOf {
-        /// The name.
+        /// The name that is asked about; it need not be known to the server.
         name: BlobName,
     },
 }
@@ -196,7 +196,7 @@ impl Request {
     /// Reads a message: its number and the request.
     ///
     /// # Errors
-    /// It is none.
+    /// The bytes are no request of this protocol.
     pub fn parse(bytes: &[u8]) -> Result<(u32, Self), Malformed> {
         let (kind, number, mut r) = open(bytes)?;
         let request = match kind {

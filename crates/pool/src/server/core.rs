@@ -1,4 +1,4 @@
-//! What a server answers, decided without waiting: who may come in, what each client may reach, when a blob counts.
+//! What a server answers, decided without waiting: who is admitted, what each client may reach, when a blob counts.
 //!
 //! The rules, which the tests below hold against it:
 //!
@@ -22,18 +22,18 @@ use crate::format::BLOCK;
 use crate::pool::{Change, LeaseId, Pool, ReservationId};
 use crate::proto::{Code, EXTENTS_PER_MESSAGE, PoolInfo, RemoteExtent, Reply, Request, WINDOW, sentence};
 
-/// Names a client connection.
+/// The number of a client's connection, never used twice.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct ClientId(pub u64);
 
 /// What a key allows.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Rights {
-    /// WRITE and FLUSH: a reservation.
+    /// WRITE and FLUSH: the key is for a reservation.
     Fill,
-    /// READ: a committed blob.
+    /// READ: the key is for a committed blob.
     Read,
-    /// Everything: scratch memory.
+    /// Everything: the key is for scratch memory.
     All,
 }
 
@@ -58,7 +58,7 @@ pub trait Keys {
 /// What to do after a message was received.
 #[derive(PartialEq, Eq, Debug)]
 pub enum Verdict {
-    /// Send this.
+    /// Send this message, which is the reply.
     Reply(Vec<u8>),
     /// The answer comes from [`Core::settle`], which must be called soon.
     Later,
@@ -68,7 +68,7 @@ pub enum Verdict {
     Hostile(&'static str),
 }
 
-/// Bounds.
+/// Bounds of what a server lets its clients have.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Limits {
     /// Clients that have proved the token. Who proves it when there are as many takes the place of another one, if that is
@@ -95,11 +95,11 @@ impl Default for Limits {
 
 #[derive(Debug)]
 enum Standing {
-    /// Connected.
+    /// Has connected, and has said nothing yet.
     Stranger,
     /// Said hello, and was given this challenge.
     Challenged { challenge: ChallengeName },
-    /// Has the token.
+    /// Has proved that it has the token. The ticket is what its second QP shows when it connects.
     Member { ticket: [u8; 16] },
 }
 
@@ -145,11 +145,11 @@ struct Waiting {
 pub struct Stats {
     /// Clients that proved the token.
     pub admitted: u64,
-    /// Wrong tokens.
+    /// Proofs that were wrong, so that their client was refused.
     pub wrong_tokens: u64,
-    /// Blobs committed.
+    /// Blobs that were committed, new versions of old ones among them.
     pub committed: u64,
-    /// Blobs deleted.
+    /// Deletions that were committed, those of names that no blob had among them.
     pub deleted: u64,
     /// Connections ended for what they sent.
     pub hostile: u64,
@@ -199,7 +199,7 @@ impl<M: Medium> Core<M> {
         }
     }
 
-    /// The pool.
+    /// The pool that is served.
     pub const fn pool(&self) -> &Pool<M> {
         &self.pool
     }
@@ -215,7 +215,7 @@ impl<M: Medium> Core<M> {
         self.stats.probed += 1;
     }
 
-    /// The bounds.
+    /// The bounds that this server was made with.
     #[must_use]
     pub const fn limits(&self) -> Limits {
         self.limits
@@ -227,7 +227,7 @@ impl<M: Medium> Core<M> {
         self.clients.len()
     }
 
-    /// Says goodbye to the pool: see [`Pool::close`].
+    /// Closes the pool in good order: see [`Pool::close`].
     ///
     /// # Errors
     /// The medium failed.
@@ -275,7 +275,7 @@ impl<M: Medium> Core<M> {
         goes.is_some()
     }
 
-    /// Whose second QP a connection request is, by its ticket.
+    /// The client that a connection request for a second QP belongs to, by the ticket in the request.
     #[must_use]
     pub fn by_ticket(&self, given: &[u8; 16]) -> Option<ClientId> {
         self.clients.iter().find_map(|(id, client)| match &client.standing {
@@ -520,7 +520,8 @@ impl<M: Medium> Core<M> {
         Verdict::Later
     }
 
-    /// As much as is free, where less than `bytes` is, and that will do.
+    /// How many bytes are taken from the pool: what is free, if that is less than `bytes` and at least `at_least`;
+    /// `bytes` otherwise.
     fn clip(&self, bytes: u64, at_least: u64) -> u64 {
         let free = self.pool.usage().free;
         if free < bytes && free >= at_least { free } else { bytes }
@@ -670,7 +671,7 @@ fn spans<M: Medium>(pool: &Pool<M>, extents: &[Extent]) -> Vec<(u64, u64)> {
     extents.iter().map(|e| (pool.geometry().block(e.start), e.blocks * BLOCK)).collect()
 }
 
-/// A refusal.
+/// A refusal: the code that goes to the client's program, and the sentence that goes to its user.
 struct No {
     code: Code,
     reason: String,

@@ -16,33 +16,33 @@ use crate::recover::recover;
 /// Why a pool file cannot be served.
 #[derive(Debug, Error)]
 pub enum FileError {
-    /// The file, or the mapping of it.
+    /// The file could not be opened or mapped.
     #[error(transparent)]
     Region(#[from] pmem::Error),
-    /// What is in it.
+    /// The file has no pool that can be served.
     #[error("{path}: {error}")]
     Pool {
-        /// The file.
+        /// The file that has no sound pool in it.
         path: PathBuf,
-        /// What is wrong.
+        /// What is wrong with it.
         error: OpenError,
     },
-    /// It is there, of another size than was asked for.
+    /// The file has a pool of another size than was asked for.
     #[error("{path} holds a pool of {found} bytes, not {wanted}; leave --size out to serve it as it is")]
     OtherSize {
-        /// The file.
+        /// The file that the pool is in.
         path: PathBuf,
         /// Bytes of the pool in it.
         found: u64,
-        /// Bytes asked for.
+        /// Bytes that were asked for.
         wanted: u64,
     },
-    /// It is not there and could not be made.
+    /// The file is not there, and could not be made.
     #[error("{path} cannot be made ({error}); check the path and the disk")]
     Make {
-        /// The file.
+        /// The path of the file that could not be made, named or removed.
         path: PathBuf,
-        /// What the system said.
+        /// The error of the system call.
         error: io::Error,
     },
     /// The kernel gave no randomness.

@@ -32,15 +32,15 @@ const TICK: Duration = Duration::from_millis(200);
 /// Send buffers of a client: a reply for each request it may have open, and as many whose completion is late.
 const SENDS: usize = 2 * WINDOW;
 
-/// Send work requests whose completion means nothing but that the peer lives.
+/// The number of send work requests whose completion says only that the peer is there.
 const PROBE: u64 = u64::MAX;
 
 /// How a server is started.
 #[derive(Debug)]
 pub struct Options {
-    /// Who may come in.
+    /// The token that clients have to prove that they have.
     pub token: Token,
-    /// Bounds.
+    /// Bounds of what clients may have.
     pub limits: Limits,
 }
 
@@ -55,7 +55,7 @@ struct Peer {
     keys: HashMap<u32, Mr>,
     heard: Instant,
     probing: bool,
-    /// Goes once its last reply is out.
+    /// Whether the client is disconnected once its last reply is out.
     leaving: bool,
 }
 
@@ -125,7 +125,7 @@ struct Shared {
 
 /// A port that is ours: clients that connect wait until a [`Server`] is started on it.
 ///
-/// Apart from the server, so that a program finds out that the port is taken before it makes a pool.
+/// It is apart from the server, so that a program finds out that the port is taken before it makes a pool.
 pub struct Port {
     context: Context,
     listener: Listener,
@@ -135,7 +135,7 @@ impl Port {
     /// Takes a port of the connection manager; 0 takes one that is free.
     ///
     /// # Errors
-    /// It is taken.
+    /// The port is taken.
     pub fn take(context: &Context, port: u16) -> Result<Self, remanence_verbs::Error> {
         let listener = listen(context, port, Limits::default().strangers.most)?;
         Ok(Self { context: context.clone(), listener })
@@ -499,7 +499,7 @@ impl State {
     fn send(&mut self, client: ClientId, message: Vec<u8>) {
         let Some(peer) = self.peers.by_id.get_mut(&client) else { return };
         peer.unsent.push_back(message);
-        // Who asks and does not take the answers would have us keep them all.
+        // Of a client that asks and does not take the answers, all of them would have to be kept.
         if peer.push().is_err() || peer.unsent.len() > WINDOW {
             self.remove(client);
         }
