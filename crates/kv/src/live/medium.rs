@@ -217,6 +217,7 @@ mod tests {
         assert!(make_if_blank(&region, &New { geometry: None, keys: None }).expect("room"));
         let mut head = vec![0; BLANK];
         Medium::read(&region, 0, &mut head);
+        assert_eq!(head[2048..2064], *b"REMERDA making \x01", "as the first release that marked it did");
         let ours = image(&head, len);
         assert!(matches!(ours, Image::Ours { len: store } if store <= len - BEHIND), "{ours:?}");
         assert_eq!(image(&head, len / 2), Image::Foreign, "its end was cut off");

@@ -329,6 +329,23 @@ mod tests {
         assert_eq!(LogFile::image(&[], 0), Image::Blank);
     }
 
+    /// Written by the first release of this format.
+    #[test]
+    fn its_bytes_are_those_of_the_format() {
+        let image = CrashImage::new(LEN, PersistenceDomain::Adr);
+        drop(LogFile::format(&image, Word::Plain, 7).expect("room"));
+        let head = image.bytes();
+        let hex: String = head[..64].iter().map(|byte| format!("{byte:02x}")).collect();
+        assert_eq!(
+            hex,
+            "20676f6c206d65720100000000000000280000004f4f7a82524c4f4701000000\
+             0100000000000000002000000000000000400000000000000700000000000000"
+        );
+        assert!(head[64..ROOT_LEN as usize].iter().all(|byte| *byte == 0), "the mark is gone");
+        image.write(7680, b"RLOGmake");
+        assert_eq!(LogFile::image(&image.bytes(), LEN), Image::Blank, "whatever else is there");
+    }
+
     /// Whoever finds what is left of it makes it again.
     #[test]
     fn a_crash_while_a_log_is_made_leaves_a_log_or_what_is_as_good_as_blank() {
