@@ -177,7 +177,7 @@ mod tests {
     #[test]
     fn half_a_mark_counts_and_an_image_counts_more_unless_the_mark_ends() {
         let dirt: (usize, &[u8]) = (300, b"of what was being made");
-        for mark in [&MARK.mark[..], &MARK.mark[..8], b"\0\0\0\0\0\0\0\0tnow so "] {
+        for mark in [MARK.mark, &MARK.mark[..8], b"\0\0\0\0\0\0\0\0tnow so "] {
             assert_eq!(SIGNATURE.judge(&head(&[dirt, (64, mark)])), Err(Fault::Making));
             assert_eq!(SIGNATURE.image(&head(&[dirt, (64, mark)]), 9), Image::Blank);
         }
