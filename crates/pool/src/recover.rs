@@ -13,7 +13,7 @@ use crate::format::BLOCK;
 use crate::format::ceiling;
 use crate::format::frame::{ALIGN, Frame, Record};
 use crate::format::root::{self, Root};
-use crate::format::superblock::Superblock;
+use crate::format::superblock::{FORMAT, Superblock};
 use crate::pool::{Pool, Recovered};
 
 /// Opens the pool on `medium` after a clean end or a crash.
@@ -63,9 +63,7 @@ fn read_superblock<M: Medium>(medium: &M) -> Result<Superblock, OpenError> {
     if medium.len() < BLOCK {
         return Err(OpenError::TooShort { file: medium.len() });
     }
-    let mut block = vec![0; BLOCK as usize];
-    medium.read(0, &mut block);
-    Superblock::parse(&block, medium.len())
+    Superblock::parse(&FORMAT.read(medium), medium.len())
 }
 
 struct Log {

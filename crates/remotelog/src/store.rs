@@ -3,13 +3,13 @@
 //! No append passes through here: writers put records into the medium from afar, and this looks where they have got to.
 //! What it tells anybody it has made durable first.
 
+use remanence_pmem::Medium;
 use remanence_pmem::layout::Root;
-use remanence_pmem::{JOURNAL_NOTE_LEN, Medium};
 
 use crate::error::{Damage, Fault, OpenError, Proof, Refused};
 use crate::format::record::HEADER_LEN;
 use crate::format::root::{Fence, State};
-use crate::format::superblock::{JOURNAL_NOTE, MAKING, SUPERBLOCK_LEN, Superblock, Uuid};
+use crate::format::superblock::{FORMAT, Superblock, Uuid};
 use crate::format::{Cursor, DATA_AT, Epoch, Geometry, Mode, ROOT_AT, TAILS, TAILS_AT};
 use crate::walk::{Found, Local, Rules, Source};
 use crate::writer::Grant;
@@ -125,22 +125,15 @@ impl<M: Medium + Clone> Store<M> {
             return Err(OpenError::BadGeometry { size: medium.len(), segment: geometry.segment });
         }
         // Whoever finds a superblock finds a log behind it: the old one goes first, the new one comes last.
-        medium.write(0, &MAKING);
-        medium.persist(0..8).map_err(|e| OpenError::medium(&e))?;
+        FORMAT.signature.begin(&medium).map_err(|e| OpenError::medium(&e))?;
         medium.store_u64(TAILS_AT, 0);
         medium.persist(TAILS_AT..TAILS_AT + 8).map_err(|e| OpenError::medium(&e))?;
         let state = State::default();
         let root = Root::format(medium.clone(), ROOT_AT, salt, &state.emit())
             .map_err(|e| OpenError::Medium(e.to_string()))?;
         let superblock = Superblock { uuid, geometry, salt, mode };
-        let page = superblock.emit();
         // What is noted of the file's journal stays: a log that was not told of it would be refused, or would not miss it.
-        let note = JOURNAL_NOTE as usize;
-        for part in [8..note, note + JOURNAL_NOTE_LEN..page.len(), 0..8] {
-            let place = part.start as u64..part.end as u64;
-            medium.write(place.start, &page[part]);
-            medium.persist(place).map_err(|e| OpenError::medium(&e))?;
-        }
+        FORMAT.make(&medium, &superblock.emit()).map_err(|e| OpenError::medium(&e))?;
         Ok(Self {
             medium,
             superblock,
@@ -574,9 +567,7 @@ fn next<M: Medium>(rules: &Rules, medium: &M, at: &Cursor, payload: &mut Vec<u8>
 /// # Errors
 /// There is no log of this version.
 pub fn read_superblock(medium: &impl Medium) -> Result<Superblock, OpenError> {
-    let mut page = vec![0; SUPERBLOCK_LEN.min(medium.len()) as usize];
-    medium.read(0, &mut page);
-    Superblock::parse(&page, medium.len())
+    Superblock::parse(&FORMAT.read(medium), medium.len())
 }
 
 /// A record and its payload, or what is wrong with it.

@@ -4,6 +4,7 @@ use super::object::{Content, WRITTEN_FROM, chunk_lens, crc64, emit};
 use remanence_pmem::PersistenceDomain;
 use remanence_pmem::crash_image::CrashImage;
 
+use super::superblock::State;
 use super::*;
 
 const PLACE: Place = Place { salt: 7, head: 3, offset: Offset(99), epoch: 5 };
@@ -88,6 +89,37 @@ fn medium(first: &[u8], second: &[u8]) -> CrashImage {
     bytes[..first.len()].copy_from_slice(first);
     bytes[superblock::COPIES[1] as usize..][..second.len()].copy_from_slice(second);
     CrashImage::from_bytes(bytes, PersistenceDomain::Adr)
+}
+
+/// Written by the releases that had these formats.
+#[test]
+fn the_bytes_of_a_superblock_are_those_of_its_format() {
+    let small = Geometry { size: 64 << 10, region_len: 2048, segment_len: 1024, heads: 2, grown_from: 0 };
+    let grown = small.grown_to(128 << 10).expect("room");
+    let middle = "00080000000000000004000000000000fecaad0befbeadde30313233343536373839616263646566";
+    let written = [
+        (State::First, small, "0100000002000000 0000010000000000", "603cbdf7e93012da"),
+        (State::Upgrading, small, "0200000002000100 0000010000000000", "2b15156113a8df61"),
+        (State::Current, small, "0200000002000000 0000010000000000", "8e30920228567e7c"),
+        (State::Current, grown, "0300000002000000 0000020000000000", "000001000000000058b3298fdc7f89db"),
+    ];
+    for (state, geometry, begin, end) in written {
+        let hex = format!("52454d4552444101{begin}{middle}{end}").replace(' ', "");
+        let digits = hex.as_bytes().chunks(2).map(|two| std::str::from_utf8(two).expect("ASCII"));
+        let bytes: Vec<u8> = digits.map(|two| u8::from_str_radix(two, 16).expect("hex")).collect();
+        let superblock = Superblock { geometry, salt: 0xDEAD_BEEF_0BAD_CAFE, uuid: *b"0123456789abcdef" };
+        let found = Superblock::read(&medium(&bytes, if state == State::First { &[] } else { &bytes }));
+        assert_eq!(found, Ok(superblock::Found { superblock, state, whole: [true; 2] }));
+        if state == State::First {
+            continue;
+        }
+        let image = medium(&[0xEE; 128], &[0xEE; 128]);
+        superblock.write(&image, state).expect("memory");
+        for at in superblock::COPIES.map(|at| at as usize) {
+            assert_eq!(image.bytes()[at..at + bytes.len()], bytes, "{state:?}, the copy at {at}");
+            assert_eq!(image.bytes()[at + bytes.len()..at + 128], [0xEE; 128][bytes.len()..]);
+        }
+    }
 }
 
 #[test]

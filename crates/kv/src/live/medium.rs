@@ -4,25 +4,14 @@ use std::fs::File;
 use std::io::Read as _;
 use std::path::Path;
 
-use remanence_pmem::{FileOptions, Image, Medium, Region};
+use remanence_pmem::{Image, Medium, Region};
 
 use super::Error;
 use crate::format::slot::{NEIGHBOURHOOD, TableAt};
-use crate::format::superblock::{BLANK, JOURNAL_NOTE, State, is_blank};
+use crate::format::superblock::{BLANK, FORMAT, State, image};
 use crate::format::{BadGeometry, Geometry, Superblock, SuperblockError};
 use crate::server::{Finding, OpenError, Options, Recovered, Scrubbed, Server, extend, format};
 
-/// Where it says that a store is being made: a crash meanwhile leaves this, and no superblock.
-const MAKING: u64 = 2048;
-const MAKING_MARK: [u8; 16] = *b"REMERDA making \x01";
-
-/// Whether the mark is there, or the half of it that a crash left of its writing.
-fn is_making(mark: &[u8]) -> bool {
-    let halves = || mark.chunks(8).zip(MAKING_MARK.chunks(8));
-    mark.len() == MAKING_MARK.len()
-        && halves().all(|(found, half)| found == half || found == [0; 8])
-        && halves().any(|(found, half)| found == half)
-}
 /// Behind the store: what exports the region looks there for receive buffers of its own, which no value may imitate.
 const BEHIND: u64 = 4096;
 
@@ -42,22 +31,11 @@ pub(super) fn make_if_blank<M: Medium + Clone>(region: &M, new: &New) -> Result<
     }
     match Superblock::read(region) {
         Ok(_) => return Ok(false),
-        // Of a store that was being made there is more than that.
-        Err(SuperblockError::Missing | SuperblockError::Foreign) => {}
+        Err(SuperblockError::Missing) => {}
+        Err(SuperblockError::Foreign) => return Err(Error::SomethingElse),
         Err(other) => return Err(OpenError::from(other).into()),
     }
-    let mut mark = [0; MAKING_MARK.len()];
-    Medium::read(region, MAKING, &mut mark);
-    if !is_making(&mark) {
-        let mut start = vec![0; BLANK];
-        Medium::read(region, 0, &mut start);
-        if !is_blank(&start) {
-            return Err(Error::SomethingElse);
-        }
-    }
-    let failed = |e: std::io::Error| OpenError::Medium(e.to_string());
-    Medium::write(region, MAKING, &MAKING_MARK);
-    Medium::persist(region, MAKING..MAKING + MAKING_MARK.len() as u64).map_err(failed)?;
+    FORMAT.signature.begin(region).map_err(|e| OpenError::Medium(e.to_string()))?;
     let geometry = new.geometry.unwrap_or_else(|| Geometry::for_size(len - BEHIND));
     if geometry.size > len - BEHIND {
         return Err(OpenError::from(BadGeometry("the medium is shorter than the store and 4 KiB")).into());
@@ -119,36 +97,11 @@ pub(super) fn grow<M: Medium + Clone>(region: &M, asked: u64) -> Result<Option<u
     Ok(extend(region, grown.size)?)
 }
 
-/// What a file of this length has that begins so: every opener of a store's file says this to [`FileOptions::image`], as
-/// [`file_options`] does. One copy of the superblock that is whole makes it a store.
-#[must_use]
-pub fn image(head: &[u8], len: u64) -> Image {
-    let making = || head.get(MAKING as usize..MAKING as usize + MAKING_MARK.len()).is_some_and(is_making);
-    match Superblock::of_head(head, len) {
-        Ok(found) => Image::Ours { len: found.superblock.geometry.size },
-        // All pages of a store may still have been in the journal.
-        Err(SuperblockError::Missing) => Image::Blank,
-        Err(SuperblockError::Foreign) if making() => Image::Blank,
-        // Who opens the store says why it is none.
-        Err(_) => Image::Foreign,
-    }
-}
-
-/// How every opener of a store's file opens it.
-#[must_use]
-pub fn file_options() -> FileOptions {
-    let way = "read what is left with `rem kv salvage FILE -o DUMP`, which goes into a new store by `rem kv load`; the image of a member \
-               is made anew by the others when its directory is taken away";
-    FileOptions::new().image(image).journal_note(JOURNAL_NOTE, way)
-}
-
 /// Refuses a region that somebody else opened if its file was cut short within its journal: behind the store then lies what is
 /// left of that.
 pub(super) fn refuse_cut_journal(region: &Region) -> Result<(), Error> {
     let len = Medium::len(region);
-    let mut head = vec![0; (BLANK as u64).min(len) as usize];
-    Medium::read(region, 0, &mut head);
-    match image(&head, len) {
+    match image(&FORMAT.read(region), len) {
         Image::Ours { len: store } => Ok(region.refuse_cut_journal(store..len)?),
         Image::Blank => Ok(region.refuse_cut_journal(0..len)?),
         Image::Foreign => Ok(()),
@@ -208,7 +161,7 @@ mod tests {
     use remanence_pmem::crash_image::{CrashImage, Explorer};
 
     use super::*;
-    use crate::format::superblock::COPIES;
+    use crate::format::superblock::{COPIES, JOURNAL_NOTE};
 
     #[test]
     fn a_file_is_a_store_as_long_as_one_copy_of_its_superblock_is_whole() {
@@ -217,6 +170,7 @@ mod tests {
         assert!(make_if_blank(&region, &New { geometry: None, keys: None }).expect("room"));
         let mut head = vec![0; BLANK];
         Medium::read(&region, 0, &mut head);
+        assert_eq!(head[2048..2064], *b"REMERDA making \x01", "as the first release that marked it did");
         let ours = image(&head, len);
         assert!(matches!(ours, Image::Ours { len: store } if store <= len - BEHIND), "{ours:?}");
         assert_eq!(image(&head, len / 2), Image::Foreign, "its end was cut off");
@@ -262,11 +216,10 @@ mod tests {
         assert_eq!(image(&zeros, 1 << 20), Image::Blank);
         let mut making = vec![b'x'; BLANK];
         assert_eq!(image(&making, 1 << 20), Image::Foreign);
-        making[MAKING as usize..][..MAKING_MARK.len()].copy_from_slice(&MAKING_MARK);
+        making[2048..][..16].copy_from_slice(b"REMERDA making \x01");
         assert_eq!(image(&making, 1 << 20), Image::Blank);
         let mut noted = zeros.clone();
-        let note = JOURNAL_NOTE as usize..JOURNAL_NOTE as usize + remanence_pmem::JOURNAL_NOTE_LEN;
-        noted[note.start] = 1;
+        noted[JOURNAL_NOTE as usize] = 1;
         assert_eq!(image(&noted, 1 << 20), Image::Foreign, "that is no note");
         for short in 0..100 {
             assert_eq!(image(&zeros[..short], short as u64), Image::Blank);

@@ -57,11 +57,12 @@ mod store;
 mod turns;
 mod wire;
 
+pub use crate::format::superblock::{file_options, image};
 pub use asynch::{AsyncStore, Cancelled, Cancelling, Pending};
 pub use baseline::{BaselineOptions, BaselineServer, BaselineStore};
 pub use error::Error;
 pub use local::{Local, Locals};
-pub use medium::{Inspected, file_options, image, inspect, repair};
+pub use medium::{Inspected, inspect, repair};
 pub use member::{Held, Member, MemberMetrics, MemberOptions, MemberStats, Role, Said};
 pub use members::Asked;
 pub use salvage::{Salvaged, read_all, salvage};

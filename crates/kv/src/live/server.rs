@@ -16,12 +16,13 @@ use remanence_verbs::Context;
 
 use super::host::Host;
 use super::local::Locals;
-use super::medium::{New, file_options, grow, make_if_blank, may_grow, refuse_cut_journal};
+use super::medium::{New, grow, make_if_blank, may_grow, refuse_cut_journal};
 use super::member::Upkeep;
 use super::memory::Memory;
 use super::options::{Common, common_options};
 use super::{Error, SERVICE, StoreStats};
 use crate::format::Geometry;
+use crate::format::superblock::file_options;
 use crate::proto::Refusal;
 use crate::server::{Options, Recovered, Server as Core};
 use crate::view::Mode;

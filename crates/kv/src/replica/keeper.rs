@@ -5,8 +5,9 @@
 
 use std::ops::Range;
 
+use remanence_pmem::image::Signature;
 use remanence_pmem::layout::{LayoutError, ROOT_LEN, Root};
-use remanence_pmem::{JOURNAL_NOTE_LEN, Medium, is_journal_note};
+use remanence_pmem::{JOURNAL_NOTE_LEN, Medium};
 use remanence_remotelog::Epoch;
 use remanence_remotelog::format::superblock::Uuid;
 use remanence_remotelog::store::{Reader, Store};
@@ -33,13 +34,16 @@ const LEDGER: usize = 32;
 // A root record writes a header of 24 bytes and its payload.
 const _: () = assert!(24 + LEDGER as u64 <= LEDGER_NOTE && LEDGER_NOTE + JOURNAL_NOTE_LEN as u64 <= 4096);
 
-/// Whether a medium has no ledger yet: zeros, but for what may be noted of its file's journal.
-#[must_use]
-pub fn is_blank_ledger(bytes: &[u8]) -> bool {
-    let note = LEDGER_NOTE as usize..LEDGER_NOTE as usize + JOURNAL_NOTE_LEN;
-    bytes.iter().enumerate().all(|(at, byte)| *byte == 0 || note.contains(&at))
-        && bytes.get(note).is_none_or(is_journal_note)
-}
+/// What to do where the journal of a member's ledger or log is missing.
+pub const ANEW: &str = "take the directory of this member away: the others make it anew";
+/// What tells a ledger from all else. A root record begins with its tag, in either of its slots.
+pub const SIGNATURE: Signature = Signature {
+    magic: TAG.to_le_bytes(),
+    second: Some(LEDGER_LEN / 2),
+    making: None,
+    head: LEDGER_LEN as usize,
+    note: Some((LEDGER_NOTE, ANEW)),
+};
 
 /// What the primary wants of a member's image. It is obeyed only while the log is promised to that primary.
 #[derive(Clone, PartialEq, Eq, Debug)]

@@ -21,7 +21,7 @@ use super::settle::Settling;
 use super::upgrade::upgrade;
 use super::{Options, Server, Stats};
 use crate::format::slot::{NEIGHBOURHOOD, TableAt};
-use crate::format::superblock::{Found, State};
+use crate::format::superblock::{FORMAT, Found, State};
 use crate::format::{
     BadGeometry, Geometry, HEAD_WORDS, HEADS_MAX, HeadWord, Hint, ROOT, RegionKind, RegionWord, Superblock,
     SuperblockError, UNIT, Word, get_u32, get_u64,
@@ -111,7 +111,7 @@ pub fn format<M: Medium + Clone>(
     }
     let failed = |e: std::io::Error| OpenError::medium(&e);
     // Until the end there is no store: a crash leaves none, or all of it.
-    Superblock::erase(medium).map_err(failed)?;
+    FORMAT.erase(medium).map_err(failed)?;
     for head in 0..u64::from(HEADS_MAX) {
         super::index::store(medium, HEAD_WORDS + 8 * head, HeadWord::emit(None));
     }
@@ -127,7 +127,8 @@ pub fn format<M: Medium + Clone>(
     let mut root = Root::format(medium.clone(), ROOT, salt, &payload).map_err(OpenError::layout)?;
     root.store(&payload).map_err(OpenError::layout)?;
     medium.psync().map_err(failed)?;
-    Superblock { geometry: *geometry, salt, uuid }.make(medium).map_err(failed)
+    let superblock = Superblock { geometry: *geometry, salt, uuid };
+    FORMAT.make(medium, &superblock.emit()).map_err(failed)
 }
 
 /// Where the directory's words lie.

@@ -1,19 +1,69 @@
-//! What a medium says at its beginning of what lies on it: one codec for superblocks; those of `pool` and `remotelog` are its.
+//! What a medium says at its beginning of what lies on it: blank, half made, foreign, of another version, damaged, or whole.
 //!
-//! A format is [described as data](Format): its magic number, its version, where the checksum lies, where its file notes a
-//! journal. [`Format::judge`] tells by that what a medium has, and [`Format::file_options`] how its file is opened, so that
-//! the two cannot disagree about what is blank.
+//! A format is described as data. Its [signature](Signature) tells whether a medium is its own: the first eight bytes, the mark that
+//! it has while an image is made, how much of it is zeros if it is blank, where its file notes a journal. A [format](Format) with
+//! a superblock describes that, too: its versions, one copy or two, where the checksum lies. [`Format::judge`] tells by it what
+//! a medium has, and [`Signature::file_options`] how its file is opened, so that the two cannot disagree about what is blank.
 //!
 //! **In which order a head is judged.** The magic number comes first, as nothing else has a meaning without it. The byte
 //! order and the version come before the checksum: where that lies is the business of the version that wrote it, and a
-//! format of tomorrow must not be taken for one of today that is damaged. The fields count only behind a checksum that
+//! format of tomorrow must not be taken for one of today that is damaged. Where there is another copy, a checksum that fits as soon as
+//! the number is a known one says that the number is what is damaged. The fields count only behind a checksum that
 //! fits, and the length is compared last, by a size that is then known to be what was written.
 //!
-//! **Why a crash while an image is made leaves none or a whole one.** This is the owner's part, as nothing here writes. The
-//! magic number is eight bytes at an address that is a multiple of eight, so a crash leaves the old ones or the new ones. The
-//! mark of [making](Format::making) is stored in its place, durably, before anything else is touched, and the magic number
-//! when everything behind it is durable.
+//! **Why a crash while an image is made leaves none or a whole one.** The magic number is eight bytes at an address that is a multiple of
+//! eight, so a crash leaves the old ones or the new ones. The [mark](Signature::begin) of making is stored durably before anything else is
+//! touched, and the magic number when everything behind it is durable ([`Format::make`]). Of two copies each is durable before the other
+//! is touched, the second first: a crash leaves one that is whole, which is the first, or the second, and that is then the newer.
+//!
+//! **What stands on it.** Superblocks: a blob pool's (`pool`), a log's (`remotelog`), a store's with its two copies and three versions (`kv`).
+//! Signatures of media that begin with a [root record](crate::layout::Root): the ledger of a member of a store (`kv`), the persistent log of
+//! `rpc`. What is in that record, its version also, is the record's business: it is written as a whole, many times.
+//!
+//! **What does not, and why.** A *journal* is found from the end of its file, by the file's length (`journal`), and its note is a line in
+//! other formats' heads. The *receive buffers* of `remote` have a big-endian superblock at the end of a region that begins with something
+//! else; they are made anew where it does not fit, so nothing is to be told apart. A pool's *root* and *ceiling* lie behind its superblock
+//! and are checked with its salt: there is nothing there that could be foreign. A *dump* of a store is a stream, which is read from its first
+//! byte to its last.
 
+mod signature;
 mod superblock;
 
-pub use superblock::{Fault, Fields, Format, emit, is_blank};
+pub use signature::{Making, Signature};
+pub use superblock::{Checksum, Fields, Format, Found, Places, Version};
+
+/// Why a medium has no image that can be used.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Fault {
+    /// It begins like an image, and has fewer bytes than the fields of a superblock take.
+    TooShort,
+    /// It has zeros, but for what is noted of its file's journal.
+    Blank,
+    /// A crash came while an image was made: nothing was acknowledged, and one may be made in its place.
+    Making,
+    /// It has something else.
+    Foreign,
+    /// It was written in the other byte order.
+    OtherByteOrder,
+    /// It was written by another version, of which nothing else is known.
+    OtherVersion {
+        /// The version that the head says.
+        found: u32,
+    },
+    /// The checksum does not fit.
+    Damaged,
+    /// The medium is shorter than its image: the end was cut off.
+    Truncated {
+        /// Bytes of the medium.
+        has: u64,
+        /// Bytes of the image.
+        wants: u64,
+    },
+    /// The medium is longer than its image.
+    Grown {
+        /// Bytes of the medium.
+        has: u64,
+        /// Bytes of the image.
+        wants: u64,
+    },
+}

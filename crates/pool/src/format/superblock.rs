@@ -1,6 +1,6 @@
 //! Block 0: what this file is. Written once, as the last step of making a pool.
 
-use remanence_pmem::image::{self, Fault, Format};
+use remanence_pmem::image::{Checksum, Fault, Format, Places, Signature, Version};
 pub use remanence_pmem::layout::Uuid;
 
 use super::{BLOCK, Geometry, VERSION};
@@ -8,12 +8,16 @@ use crate::error::OpenError;
 
 /// What tells a pool from all else.
 pub const FORMAT: Format = Format {
-    magic: *b"REMPOOL\0",
-    making: None,
-    version: VERSION,
-    crc_at: 56,
-    len: BLOCK as usize,
-    note: None,
+    signature: Signature {
+        magic: *b"REMPOOL\0",
+        second: None,
+        making: None,
+        head: BLOCK as usize,
+        note: None,
+    },
+    versions: &[Version { number: VERSION, crc_at: 56, len: BLOCK as usize, twice: false }],
+    places: Places::COMMON,
+    checksum: Checksum::CRC32,
 };
 
 /// The fields behind those that every format has.
@@ -37,8 +41,9 @@ impl Superblock {
     /// The block to write.
     #[must_use]
     pub fn emit(&self) -> Vec<u8> {
-        let own = [self.geometry.half_len, self.salt].map(u64::to_le_bytes).concat();
-        image::emit(&FORMAT, self.uuid, self.geometry.size, &own)
+        let [half_len, salt] = [self.geometry.half_len, self.salt].map(u64::to_le_bytes);
+        let own: [(usize, &[u8]); 2] = [(field::HALF_LEN, &half_len), (field::SALT, &salt)];
+        FORMAT.emit(VERSION, self.uuid, self.geometry.size, &own)
     }
 
     /// Reads block 0 of a file of `file_len` bytes.
@@ -46,7 +51,8 @@ impl Superblock {
     /// # Errors
     /// The file is no pool, another version's pool, damaged, or not as long as it says.
     pub fn parse(block: &[u8], file_len: u64) -> Result<Self, OpenError> {
-        let parsed = FORMAT.judge(block).and_then(|fields| {
+        let parsed = FORMAT.judge(block).and_then(|found| {
+            let fields = found.fields;
             let half_len = fields.u64(field::HALF_LEN);
             let geometry = Geometry::check(fields.size(), half_len).ok_or(Fault::Damaged)?;
             fields.fill(file_len)?;
@@ -69,7 +75,7 @@ impl Superblock {
 mod tests {
     use super::*;
 
-    const END: usize = FORMAT.crc_at + 4;
+    const END: usize = 60;
 
     fn superblock() -> Superblock {
         let geometry = Geometry::for_size(1 << 20).expect("a fair size");

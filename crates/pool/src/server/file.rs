@@ -64,7 +64,7 @@ pub fn open_or_make(
     declared: Option<PersistenceDomain>,
 ) -> Result<(Pool<Region>, bool), FileError> {
     let pool_error = |error| FileError::Pool { path: path.to_owned(), error };
-    let mut options = FORMAT.file_options(image);
+    let mut options = FORMAT.signature.file_options(image);
     if let Some(domain) = declared {
         options = options.declare(domain);
     }

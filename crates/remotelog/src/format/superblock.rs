@@ -2,28 +2,30 @@
 //!
 //! One line of it is not the log's: the file says there that it has a journal. So a journal of which nothing is left is missed.
 
-use remanence_pmem::image::{self, Fault, Format};
+use remanence_pmem::image::{Checksum, Fault, Format, Making, Places, Signature, Version};
 pub use remanence_pmem::layout::Uuid;
 use remanence_pmem::{FileOptions, Image};
 
 use super::{Geometry, Mode, ROOT_AT, VERSION};
 use crate::error::OpenError;
 
-/// Stands in place of the magic number while a log is made.
-pub(crate) const MAKING: [u8; 8] = *b"REMLOG\0m";
-
 /// What tells a log from all else.
 pub const FORMAT: Format = Format {
-    magic: *b"REMLOG\0\0",
-    making: Some(MAKING),
-    version: VERSION,
-    crc_at: 60,
-    len: SUPERBLOCK_LEN as usize,
-    note: Some((
-        JOURNAL_NOTE,
-        "copy what is left with `rem log salvage FILE -o NEW`; if the log is on several servers, take this one's file away, and the \
-         others fill a new one",
-    )),
+    signature: Signature {
+        magic: *b"REMLOG\0\0",
+        second: None,
+        // In place of the magic number, which is then written over it.
+        making: Some(Making { at: 0, mark: b"REMLOG\0m", ends: true }),
+        head: SUPERBLOCK_LEN as usize,
+        note: Some((
+            JOURNAL_NOTE,
+            "copy what is left with `rem log salvage FILE -o NEW`; if the log is on several servers, take this one's file away, and \
+             the others fill a new one",
+        )),
+    },
+    versions: &[Version { number: VERSION, crc_at: 60, len: SUPERBLOCK_LEN as usize, twice: false }],
+    places: Places::COMMON,
+    checksum: Checksum::CRC32,
 };
 
 /// Bytes of the superblock.
@@ -56,7 +58,7 @@ pub struct Superblock {
 /// How every opener of a log's file opens it.
 #[must_use]
 pub fn file_options() -> FileOptions {
-    FORMAT.file_options(image)
+    FORMAT.signature.file_options(image)
 }
 
 /// What a file of this length has that begins so, as [`file_options`] says it. Behind the log may lie what clients write, receive buffers: who
@@ -76,9 +78,11 @@ impl Superblock {
     /// The bytes to write. Those of the [note](JOURNAL_NOTE) are not the log's: whoever writes them leaves out what is there.
     #[must_use]
     pub fn emit(&self) -> Vec<u8> {
-        let mut own = [self.geometry.segment, self.salt].map(u64::to_le_bytes).concat();
-        own.extend_from_slice(&self.mode.code().to_le_bytes());
-        image::emit(&FORMAT, self.uuid, self.geometry.size, &own)
+        let [segment, salt] = [self.geometry.segment, self.salt].map(u64::to_le_bytes);
+        let mode = self.mode.code().to_le_bytes();
+        let own: [(usize, &[u8]); 3] =
+            [(field::SEGMENT, &segment), (field::SALT, &salt), (field::MODE, &mode)];
+        FORMAT.emit(VERSION, self.uuid, self.geometry.size, &own)
     }
 
     /// Reads page 0 of a region of so many bytes.
@@ -86,7 +90,8 @@ impl Superblock {
     /// # Errors
     /// The region is too short, no log, another version's log, damaged, or not as long as it says.
     pub fn parse(page: &[u8], len: u64) -> Result<Self, OpenError> {
-        let parsed = FORMAT.judge(page).and_then(|fields| {
+        let parsed = FORMAT.judge(page).and_then(|found| {
+            let fields = found.fields;
             let geometry = Geometry::new(fields.size(), fields.u64(field::SEGMENT)).ok_or(Fault::Damaged)?;
             let mode = Mode::from_code(fields.u32(field::MODE)).ok_or(Fault::Damaged)?;
             fields.fill(len)?;
@@ -111,7 +116,7 @@ mod tests {
 
     use super::*;
 
-    const END: usize = FORMAT.crc_at + 4;
+    const END: usize = 64;
 
     fn superblock() -> Superblock {
         let geometry = Geometry::new(1 << 20, 4096).expect("fair");

@@ -14,7 +14,7 @@ use thiserror::Error;
 use super::medium::Part;
 use crate::error::{OpenError, Refused};
 use crate::format::root::State;
-use crate::format::superblock::{FORMAT, SUPERBLOCK_LEN, Uuid, recorded_size};
+use crate::format::superblock::{FORMAT, Uuid, recorded_size};
 use crate::format::{Epoch, Geometry, Mode};
 use crate::proto::{Request, emit_reply};
 use crate::store::{Make, Status, Store};
@@ -204,10 +204,9 @@ impl LogServer {
         // What a crash left in receive buffers is applied in here, before the log is looked at.
         let mut server = Server::bind(options)?;
         let len = server.len();
-        let mut page = vec![0; SUPERBLOCK_LEN.min(len) as usize];
-        region.read(0, &mut page);
+        let page = FORMAT.read(region);
         // All of a log that was never checkpointed may be in its journal.
-        let end = if FORMAT.is_blank(&page) { Some(0) } else { recorded_size(&page) };
+        let end = if FORMAT.signature.is_blank(&page) { Some(0) } else { recorded_size(&page) };
         end.map_or(Ok(()), |end| region.refuse_cut_journal(end..len))?;
         let (store, made) = match recorded_size(&page) {
             Some(log) if log > len && log <= remanence_pmem::Medium::len(region) => {

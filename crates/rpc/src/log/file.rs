@@ -15,6 +15,7 @@ use std::io;
 use remanence_pmem::counter::{
     CountedLog, Entry, LogFault, PlainWord, Position, RotatingCounter, RotatingRegister,
 };
+use remanence_pmem::image::{Making, Signature};
 use remanence_pmem::layout::{LayoutError, ROOT_LEN, Root};
 use remanence_pmem::{Image, Medium, Region};
 
@@ -23,9 +24,15 @@ const VERSION: u32 = 1;
 /// Tells our root record from others.
 const ROOT_TAG: u64 = 0x7265_6d20_6c6f_6720;
 const RECORD_LEN: usize = 40;
-/// In the last sector of the root record's pages, which that leaves alone. Eight bytes: it is there or not.
-const MAKING: u64 = ROOT_LEN - 512;
-const MAKING_MARK: [u8; 8] = *b"RLOGmake";
+/// What tells a log from all else. A root record begins with its tag, in either of its pages; the mark is in the last sector of these,
+/// which the record leaves alone.
+const SIGNATURE: Signature = Signature {
+    magic: ROOT_TAG.to_le_bytes(),
+    second: Some(ROOT_LEN / 2),
+    making: Some(Making { at: ROOT_LEN - 512, mark: b"RLOGmake", ends: true }),
+    head: 64 << 10,
+    note: None,
+};
 
 /// The word that says how far the log goes.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -138,33 +145,18 @@ impl<M: Medium> fmt::Debug for LogFile<M> {
     }
 }
 
-/// Bytes of a file that are zeros if nothing is in it yet.
-const BLANK: usize = 64 << 10;
-
 impl LogFile {
     /// What a file has that begins so: who opens it for a log says this to
     /// [`FileOptions::image`](remanence_pmem::FileOptions::image).
     #[must_use]
     pub fn image(head: &[u8], len: u64) -> Image {
-        // A root record begins with its tag, in either of its pages.
-        let ours = |at: usize| head.get(at..at + 8).is_some_and(|tag| tag == ROOT_TAG.to_le_bytes());
-        if head.get(MAKING as usize..).is_some_and(|rest| rest.starts_with(&MAKING_MARK)) {
-            Image::Blank
-        } else if ours(0) || ours(ROOT_LEN as usize / 2) {
-            Image::Ours { len }
-        } else if head.iter().all(|byte| *byte == 0) {
-            Image::Blank
-        } else {
-            Image::Foreign
-        }
+        SIGNATURE.image(head, len)
     }
 
     /// Whether nothing is in it yet: a log is to be made.
     #[must_use]
     pub fn is_blank(region: &Region) -> bool {
-        let mut head = vec![0; (BLANK as u64).min(region.len()) as usize];
-        region.read(0, &mut head);
-        Self::image(&head, region.len()) == Image::Blank
+        Self::image(&SIGNATURE.read(region), region.len()) == Image::Blank
     }
 }
 
@@ -178,8 +170,7 @@ impl<M: Medium + Clone> LogFile<M> {
         if start >= end {
             return Err(OpenError::Record("the medium is too short for a log"));
         }
-        medium.write(MAKING, &MAKING_MARK);
-        medium.persist(MAKING..MAKING + MAKING_MARK.len() as u64)?;
+        SIGNATURE.begin(&medium)?;
         // Nobody finds the log that was here while the new one is half there.
         medium.write(0, &[0; 16]);
         medium.write(ROOT_LEN / 2, &[0; 16]);
@@ -200,8 +191,7 @@ impl<M: Medium + Clone> LogFile<M> {
             record.extend_from_slice(&number.to_le_bytes());
         }
         Root::format(medium.clone(), 0, ROOT_TAG, &record)?;
-        medium.write(MAKING, &[0; MAKING_MARK.len()]);
-        medium.persist(MAKING..MAKING + MAKING_MARK.len() as u64)?;
+        SIGNATURE.end(&medium)?;
         Ok(Self { medium, word, store, entries: VecDeque::new() })
     }
 
@@ -327,6 +317,23 @@ mod tests {
         assert_eq!(LogFile::image(&head, LEN), Image::Ours { len: LEN });
         assert_eq!(LogFile::image(&vec![b'x'; 5000], 5000), Image::Foreign);
         assert_eq!(LogFile::image(&[], 0), Image::Blank);
+    }
+
+    /// Written by the first release of this format.
+    #[test]
+    fn its_bytes_are_those_of_the_format() {
+        let image = CrashImage::new(LEN, PersistenceDomain::Adr);
+        drop(LogFile::format(&image, Word::Plain, 7).expect("room"));
+        let head = image.bytes();
+        let hex: String = head[..64].iter().map(|byte| format!("{byte:02x}")).collect();
+        assert_eq!(
+            hex,
+            "20676f6c206d65720100000000000000280000004f4f7a82524c4f4701000000\
+             0100000000000000002000000000000000400000000000000700000000000000"
+        );
+        assert!(head[64..ROOT_LEN as usize].iter().all(|byte| *byte == 0), "the mark is gone");
+        image.write(7680, b"RLOGmake");
+        assert_eq!(LogFile::image(&image.bytes(), LEN), Image::Blank, "whatever else is there");
     }
 
     /// Whoever finds what is left of it makes it again.

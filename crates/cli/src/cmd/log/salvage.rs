@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use remanence_pmem::{JOURNAL_NOTE_LEN, Medium, Region};
 use remanence_remotelog::Store;
-use remanence_remotelog::format::superblock::{JOURNAL_NOTE, SUPERBLOCK_LEN, file_options, recorded_size};
+use remanence_remotelog::format::superblock::{FORMAT, JOURNAL_NOTE, file_options, recorded_size};
 use remanence_remotelog::live::Part;
 use remanence_remotelog::walk::Local;
 use serde_json::json;
@@ -45,9 +45,7 @@ pub(super) fn run(args: &Args) -> Result<(), Fail> {
         return Err(Fail::new(format!("{output} is there; name a file that is not")));
     }
     let (region, damage) = file_options().salvage(&args.file).map_err(|e| bad(&e))?;
-    let mut page = vec![0; SUPERBLOCK_LEN.min(region.len()) as usize];
-    Medium::read(&region, 0, &mut page);
-    let len = recorded_size(&page).filter(|len| *len <= region.len()).unwrap_or(region.len());
+    let len = recorded_size(&FORMAT.read(&region)).filter(|len| *len <= region.len()).unwrap_or(region.len());
     let mut log = Store::open(Part::new(region.clone(), len)).map_err(|e| bad(&e))?;
     let status = log.status().map_err(|e| bad(&e))?;
     if damage.is_some() && status.state.members > 1 {

@@ -26,21 +26,21 @@ use std::time::Duration;
 
 use remanence_persist::Config;
 use remanence_persist::taxonomy::Domain;
-use remanence_pmem::{FileOptions, Image, PersistenceDomain, Region};
+use remanence_pmem::image::Signature;
+use remanence_pmem::{FileOptions, PersistenceDomain, Region};
 use remanence_remote::Token;
 use remanence_remotelog::Mode as LogMode;
 use remanence_remotelog::format::superblock as log_format;
 use remanence_remotelog::live::{LogServer, New as NewLog};
 use remanence_verbs::Context;
 
-use super::medium;
 use super::options::{Common, common_options};
 use super::server::remove_if_new;
 use super::{Error, Metrics, ServerOptions};
 use crate::format::Geometry;
-use crate::format::superblock::is_blank;
+use crate::format::superblock::{FORMAT as STORE, file_options};
 pub use crate::replica::Role;
-use crate::replica::keeper::{LEDGER_LEN, LEDGER_NOTE, emit_told, is_blank_ledger, parse_order};
+use crate::replica::keeper::{self, LEDGER_LEN, emit_told, parse_order};
 use crate::replica::takeover::Input;
 use crate::replica::{Keeper, Mirror, Primary};
 pub use check::Held;
@@ -318,7 +318,7 @@ impl Member {
             opened.push(region.clone());
             Ok(region)
         };
-        let image = open("image", options.common.size.unwrap_or(256 << 20), medium::file_options())?;
+        let image = open("image", options.common.size.unwrap_or(256 << 20), file_options())?;
         if let Some(asked) = options.common.size.filter(|asked| *asked > image.len()) {
             return Err(Error::Argument(format!(
                 "the image in {} has {} bytes, and a store on several members does not grow to {asked}: `rem kv dump` it, and \
@@ -327,12 +327,11 @@ impl Member {
                 image.len()
             )));
         }
-        let way = "take the directory of this member away: the others make it anew";
-        let log = log_format::file_options().journal_note(log_format::JOURNAL_NOTE, way);
+        let log = log_format::file_options().journal_note(log_format::JOURNAL_NOTE, keeper::ANEW);
         let log = open("log", options.log_len(image.len()), log)?;
-        let ledger = FileOptions::new().image(|_, _| Image::Ours { len: LEDGER_LEN });
-        let ledger = open("ledger", LEDGER_LEN, ledger.journal_note(LEDGER_NOTE, way))?;
-        let (keeper, new) = keeper(image, ledger)?;
+        let ledger = keeper::SIGNATURE.file_options(|head, _| keeper::SIGNATURE.image(head, LEDGER_LEN));
+        let ledger = open("ledger", LEDGER_LEN, ledger)?;
+        let (keeper, new) = made_or_left(image, ledger)?;
         let roads = Roads {
             context: context.clone(),
             clients: options.common.token.clone(),
@@ -529,15 +528,11 @@ fn lead(node: &Arc<Node>, roads: &Roads, options: &MemberOptions, ending: &Atomi
 }
 
 /// The image and its ledger, new or as they were left.
-fn keeper(image: Region, ledger: Region) -> Result<(Keeper<Region>, bool), Error> {
-    let mut first = vec![0; LEDGER_LEN as usize];
-    remanence_pmem::Medium::read(&ledger, 0, &mut first);
-    let failed = |e: crate::replica::keeper::KeeperError| Error::Argument(e.to_string());
+fn made_or_left(image: Region, ledger: Region) -> Result<(Keeper<Region>, bool), Error> {
+    let failed = |e: keeper::KeeperError| Error::Argument(e.to_string());
+    let is_blank = |signature: &Signature, medium| signature.is_blank(&signature.read(medium));
     // Before its first order a member has no record of anything: the image is what a store is before the first record.
-    let mut start = vec![0; 64 << 10];
-    let len = start.len().min(image.len() as usize);
-    remanence_pmem::Medium::read(&image, 0, &mut start[..len]);
-    if is_blank_ledger(&first) && is_blank(&start) {
+    if is_blank(&keeper::SIGNATURE, &ledger) && is_blank(&STORE.signature, &image) {
         return Ok((Keeper::create(image, ledger).map_err(failed)?, true));
     }
     Ok((Keeper::open(image, ledger).map_err(failed)?, false))
