@@ -80,6 +80,56 @@ fn a_primary_that_nobody_hears_or_that_hears_nobody_is_replaced_in_time() {
 }
 
 #[test]
+fn whoever_opens_a_store_for_long_is_waited_for() {
+    for seed in seeds(60) {
+        for members in [3, 5] {
+            let mut world = World::settled(seed, members);
+            world.opens = (300 * MS, 900 * MS);
+            let primary = world.primary().expect("one leads");
+            world.begin(Fault::Kill(primary));
+            world.run(3 * SECOND);
+            assert!(world.primary().is_some(), "seed {seed}, {members}\n{}", world.story());
+            assert_eq!(world.attempts, 2, "seed {seed}, {members}: one tries\n{}", world.story());
+        }
+    }
+}
+
+#[test]
+fn whose_medium_hangs_holds_nobody_up() {
+    for seed in seeds(60) {
+        let mut world = World::settled(seed, 5);
+        let primary = world.primary().expect("one leads");
+        let first = usize::from(primary == 0);
+        world.begin(Fault::Hang(first));
+        world.run(300 * MS);
+        world.begin(Fault::Kill(primary));
+        let without = without(&mut world, 3 * SECOND);
+        assert!(without <= 500, "seed {seed}: {without} ms without a primary\n{}", world.story());
+    }
+}
+
+#[test]
+fn a_primary_that_was_replaced_and_is_back_disturbs_nobody() {
+    for seed in seeds(60) {
+        for members in [3, 5] {
+            let mut world = World::settled(seed, members);
+            let fault = Fault::Split(1 << world.primary().expect("one leads"));
+            let time = (400 + world.choices.pick(500)) as u64 * MS;
+            world.begin(fault);
+            world.run(time);
+            world.end(fault);
+            world.run(3 * SECOND);
+            let story = world.story();
+            assert_eq!(
+                world.attempts, 2,
+                "seed {seed}, {members}: one replaced it, and that is all\n{story}"
+            );
+            assert!(world.is_settled(), "seed {seed}, {members}\n{story}");
+        }
+    }
+}
+
+#[test]
 fn a_member_that_is_cut_off_in_any_way_has_nobody_take_over() {
     for seed in seeds(30) {
         for members in [3, 5] {

@@ -446,14 +446,17 @@ impl Takeover {
         (!self.has_stalled(said) && self.watch.is_there(at, now)).then_some(said)
     }
 
-    /// Whether this member, a primary in that epoch, is to connect to another one anew: it does without it, or that has promised its log to
-    /// somebody who did not become the primary, and takes nothing more. Not when a later primary was heard: to open the log
-    /// again would end that one, too.
+    /// Whether this member, a primary in that epoch, is to connect to another one anew: it does without it, or that has promised
+    /// its log to somebody who did not become the primary, and takes nothing more. Not when anybody says that there is a later
+    /// primary, or is about to be: to open the log again would end that one, too.
     #[must_use]
     pub fn wants_back(&self, at: usize, epoch: Epoch, is_lost: bool, now: Duration) -> bool {
-        let is_promised =
-            |said: &Statement| said.role == Role::Waiting && said.epoch.counter() > epoch.counter();
-        self.watch.leader().is_none() && self.recent(at, now).is_some_and(|said| is_lost || is_promised(said))
+        let is_later = |said: &Statement| said.epoch.counter() > epoch.counter();
+        let was_replaced = (0..self.said.len())
+            .filter_map(|at| self.recent(at, now))
+            .any(|said| is_later(said) && said.role != Role::Waiting);
+        let is_promised = |said: &Statement| said.role == Role::Waiting && is_later(said);
+        !was_replaced && self.recent(at, now).is_some_and(|said| is_lost || is_promised(said))
     }
 
     fn has_stalled(&self, said: &Statement) -> bool {

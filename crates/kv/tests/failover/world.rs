@@ -123,6 +123,8 @@ pub(crate) struct World {
     /// Attempts that came about.
     pub(crate) takeovers: usize,
     pub(crate) attempts: usize,
+    /// How long it takes to open a store.
+    pub(crate) opens: (u64, u64),
     /// Who served in which epoch.
     served: BTreeMap<u64, (usize, u64)>,
     /// The latest epoch in which anybody served.
@@ -172,6 +174,7 @@ impl World {
             faults: Vec::new(),
             takeovers: 0,
             attempts: 0,
+            opens: (2 * MS, 60 * MS),
             served: BTreeMap::new(),
             latest: Epoch::NONE,
             story: Vec::new(),
@@ -538,7 +541,7 @@ impl World {
             Attempt::Grant { epoch } => {
                 let enough = self.grant(&reached, epoch) >= self.needed();
                 if enough {
-                    self.soon((2 * MS, 60 * MS), n, Event::Attempt(Attempt::Open { epoch }));
+                    self.soon(self.opens, n, Event::Attempt(Attempt::Open { epoch }));
                 } else {
                     self.soon((MS, 300 * MS), n, fail);
                 }
