@@ -19,13 +19,17 @@ use remanence_wire::cm::{PortSpace, RejReason, ServiceId};
 
 use crate::channel::EventQueue;
 use crate::cm::{Cm, CmEvent};
-use crate::context::{Context, Handle};
+use crate::context::{Context, Handle, random};
 use crate::driver::Interest;
 use crate::error::Error;
 use crate::qp::{ConnectAttr, Qp};
 
 /// The port that our own REQs name as theirs. Nothing listens there; the header wants a number.
 const CALLER_PORT: u16 = 0;
+
+/// The first of the ports that nobody asks for by their number (RFC 6335), and how many of them are tried.
+const DYNAMIC: u16 = 49152;
+const ATTEMPTS: u32 = 64;
 
 /// Waits on a port for peers that want to connect.
 #[derive(Debug)]
@@ -37,12 +41,25 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// Listens on a port of RDMA-CM's TCP port space, at every address of the device. At most `backlog` requests
-    /// wait for a decision at a time; further peers ask again.
+    /// Listens on a port of RDMA-CM's TCP port space (0: one that is free), at every address of the device. At most
+    /// `backlog` requests wait for a decision at a time; further peers ask again.
     ///
     /// # Errors
     /// Another listener has the port.
     pub fn bind(context: &Context, port: u16, backlog: usize) -> Result<Self, Error> {
+        if port != 0 {
+            return Self::bind_to(context, port, backlog);
+        }
+        let mut attempt = 0;
+        loop {
+            match Self::bind_to(context, DYNAMIC | random() as u16, backlog) {
+                Err(Error::PortInUse(_)) if attempt < ATTEMPTS => attempt += 1,
+                result => return result,
+            }
+        }
+    }
+
+    fn bind_to(context: &Context, port: u16, backlog: usize) -> Result<Self, Error> {
         let events = Arc::new(EventQueue::new());
         let listen = Listen { service_id: ServiceId::new(PortSpace::Tcp, port), local: None, backlog };
         let id = Cm::of(&context.handle).listen_on(&listen, &events, 0).map_err(|e| match e {
