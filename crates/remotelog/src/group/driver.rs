@@ -213,20 +213,31 @@ impl<C: ReplicaConnection> Group<C> {
             .filter_map(|(n, c)| Some((machine.name(n), c.as_mut()?)))
     }
 
-    /// Begins to append a record; its number. It is acknowledged when [`acknowledged`](Self::acknowledged) is above that,
-    /// and not before: if the group fails first, the record may be found later or not.
+    /// Appends a record; its number. When this returns the record is acknowledged: it is durable on as many servers as the group
+    /// was made with.
     ///
     /// # Errors
     /// It does not fit: nothing was appended. Or too few servers are left: it may be found later or not.
     pub fn append(&mut self, payload: &[u8]) -> Result<u64, GroupError> {
-        self.append_batch(&[payload]).map(|(sequence, _)| sequence)
+        let sequence = self.begin_append(payload)?;
+        self.wait(sequence + 1)?;
+        Ok(sequence)
+    }
+
+    /// Begins to append a record; its number. It is acknowledged when [`acknowledged`](Self::acknowledged) is above that, for which
+    /// [`wait`](Self::wait) waits, and not before: if the group fails first, the record may be found later or not.
+    ///
+    /// # Errors
+    /// As for [`append`](Self::append).
+    pub fn begin_append(&mut self, payload: &[u8]) -> Result<u64, GroupError> {
+        self.begin_append_batch(&[payload]).map(|(sequence, _)| sequence)
     }
 
     /// Begins to append the first of these records, as many as fit: the number of the first, and how many.
     ///
     /// # Errors
     /// As for [`append`](Self::append).
-    pub fn append_batch(&mut self, payloads: &[&[u8]]) -> Result<(u64, usize), GroupError> {
+    pub fn begin_append_batch(&mut self, payloads: &[&[u8]]) -> Result<(u64, usize), GroupError> {
         loop {
             match self.machine.append_batch(C::now(), payloads) {
                 Ok(taken) => {
