@@ -310,6 +310,14 @@ impl Session {
         Ok(this)
     }
 
+    /// Connects by a device of its own, at the local address from which the server is reached: see [`connect`](Self::connect).
+    ///
+    /// # Errors
+    /// As [`connect`](Self::connect); or there is no way from here to the server.
+    pub fn connect_to(to: SocketAddr, options: Options) -> Result<Self, Error> {
+        Self::connect(&Context::towards(to.ip())?, to, options)
+    }
+
     /// What both sides rely on.
     #[must_use]
     pub const fn config(&self) -> &Config {

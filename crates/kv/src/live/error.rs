@@ -73,6 +73,12 @@ pub enum Error {
         "the time that it was given is over, and the change was under way: it was made or it was not; read the key to find out"
     )]
     LateUnknown,
+    /// Nobody can tell any more which keys these values had.
+    #[error(
+        "{} damaged so much that nobody can tell whose; have the store scrubbed, and restore it from a copy",
+        if *.0 == 1 { "1 value is".to_owned() } else { format!("{} values are", .0) }
+    )]
+    Nameless(u32),
     /// Who answered is not known to be the primary any more.
     #[error(
         "the member that answered may have been replaced as the primary, so its answer does not count; connect again"
