@@ -30,7 +30,7 @@ pub(crate) fn main() -> Result<(), Box<dyn Error>> {
     client.put_bytes(&name, b"hello, servers", 2)?;
     println!("client: \"{name}\" is durable on two of three servers at least");
 
-    // A stream of unknown length; each server's pool is told of it by the way.
+    // A stream, of which nobody knows beforehand how long it is.
     let stream = Source {
         name: BlobName::new("zeros")?,
         len: None,

@@ -7,7 +7,7 @@
 //! |---|---|---|
 //! | [`verbs`] | RDMA: WRITE, READ, SEND, atomics and FLUSH between registered memories | a completed WRITE is *visible*; a completed FLUSH to persistence is *durable* |
 //! | [`remote`] | updates of a server's memory, made durable by the cheapest method that is proven for that machine | durable; the token says what the update survives |
-//! | [`pool`] | blobs: streams under names, on one server or a majority of several | durable on as many servers as were asked for |
+//! | [`pool`] | blobs: streams under names, on one server or several | durable on as many servers as were asked for, which is a majority at least |
 //! | [`kv`] | a key-value store that clients read without the server's CPU; on one server or several members | durable, in a store of mode durable, which is what is made if nothing is said |
 //! | [`log`] | an append-only log, on one server or several | durable on as many servers as the log was made with |
 //!
@@ -16,9 +16,9 @@
 //! # What an acknowledgement promises
 //!
 //! *Visible*: every observer of the memory sees the bytes. *Durable*: they are in the persistence domain of the memory that they lie in.
-//! Which failures that survives depends on what the server serves: a file on a disk, or persistent memory, survives a crash of the
-//! process, of the system, and a loss of power; a file in `/dev/shm` survives a crash of the process, and no more. Nobody has to
-//! guess: a [`Region`](pmem::Region) says it in a sentence ([`Region::domain`](pmem::Region::domain)), so does every server when it
+//! Which failures that survives depends on what the server serves: what lies in a file on a disk that keeps what it acknowledges, or in
+//! persistent memory, survives a crash of the process, of the system, and a loss of power; what lies in `/dev/shm` survives a crash of
+//! the process, and no more. Nobody has to guess: a [`Region`](pmem::Region) says it in a sentence ([`Region::domain`](pmem::Region::domain)), so does every server when it
 //! starts, and a token of what was made durable has it as data ([`Survives`](pmem::Survives)).
 //!
 //! A call that fails says in its error what is known: that nothing was changed, or that the change was made or was not.
@@ -56,14 +56,18 @@
 //! let device = Context::open(Options::udp("127.0.0.1".parse()?))?;
 //! let mut server = Server::bind(&device, ServerOptions::file(&path).size(4 << 20))?;
 //! let (to, stop) = (server.addr(), AtomicBool::new(false));
-//! std::thread::scope(|scope| -> Result<(), Box<dyn std::error::Error>> {
-//!     let serving = scope.spawn(|| server.run(&stop));
+//! let use_it = || -> Result<(), Box<dyn std::error::Error>> {
 //!     let mut store = Store::connect_to(to, ConnectOptions::default())?;
 //!     store.put(b"remanence", b"what stays", PutOptions::default())?; // durable when it returns
 //!     assert_eq!(store.get(b"remanence")?.ok_or("gone")?.value, b"what stays");
+//!     Ok(())
+//! };
+//! std::thread::scope(|scope| {
+//!     let serving = scope.spawn(|| server.run(&stop));
+//!     let used = use_it();
 //!     stop.store(true, Ordering::Release);
 //!     serving.join().expect("the server's thread")?;
-//!     Ok(())
+//!     used
 //! })?;
 //! # std::fs::remove_file(&path)?;
 //! # Ok(())
