@@ -103,6 +103,68 @@ fn a_get_costs_the_servers_application_nothing() {
 }
 
 #[test]
+fn keys_and_entries_are_iterators_over_all_that_is_there() {
+    let host = Host::new(SIZE, |options| options);
+    let mut store = Store::connect_to(host.addr, common::options()).expect("no address of its own is needed");
+    assert_eq!(store.keys().count(), 0);
+    // More than a page, and every third is deleted again.
+    let pairs: Vec<(String, String)> =
+        (0..900).map(|n| (format!("key{n:03}"), format!("value{n}"))).collect();
+    store.put_many(&pairs, PutOptions::default()).expect("PUTs").into_iter().for_each(|put| {
+        put.expect("a PUT");
+    });
+    for (key, _) in pairs.iter().step_by(3) {
+        store.delete(key.as_bytes(), Expect::Any).expect("a DELETE");
+    }
+    let left = pairs.iter().enumerate().filter(|(n, _)| n % 3 > 0).map(|(_, pair)| pair);
+    let left: Vec<(Vec<u8>, Vec<u8>)> = left.map(|(k, v)| (k.clone().into(), v.clone().into())).collect();
+    let mut keys: Vec<Vec<u8>> = store.keys().collect::<Result<_, _>>().expect("a scan");
+    keys.sort();
+    assert_eq!(keys, left.iter().map(|(key, _)| key.clone()).collect::<Vec<_>>(), "each once");
+    let entries = store.entries().map(|entry| entry.map(|(key, found)| (key, found.value)));
+    let mut entries: Vec<_> = entries.collect::<Result<_, _>>().expect("a scan");
+    entries.sort();
+    assert_eq!(entries, left);
+}
+
+/// One has lost its value, another one its key as well.
+#[test]
+fn what_is_damaged_comes_as_an_error_among_the_others() {
+    let dir = tempfile::tempdir_in("/dev/shm").expect("a directory");
+    let region = FileOptions::new().create(SIZE).open(dir.path().join("store")).expect("a file");
+    let host = Host::of(ServerOptions::region(region.clone()).mode(Mode::Erda));
+    let mut store = client(&host);
+    for n in 0..20 {
+        store.put(format!("key {n:02}").as_bytes(), &[n; 64], PutOptions::default()).expect("a PUT");
+    }
+    store.rest().expect("the writes are confirmed");
+    host.settled();
+    let mut all = vec![0; SIZE as usize];
+    region.read(0, &mut all);
+    let places = |n: u8| {
+        let object = [format!("key {n:02}").into_bytes(), vec![n; 64]].concat();
+        let at = |from: usize| all[from..].windows(object.len()).position(|bytes| bytes == object);
+        at(0).expect("it lies there") as u64
+    };
+    region.write(places(3) + 20, b"rot");
+    region.write(places(5), &[0xee; 64]);
+    let (mut keys, mut nameless) = (0, 0);
+    for key in store.keys() {
+        match key {
+            Ok(_) => keys += 1,
+            Err(Error::Nameless(count)) => nameless += count,
+            Err(other) => panic!("{other}"),
+        }
+    }
+    assert_eq!((keys, nameless), (19, 1));
+    let (good, bad): (Vec<_>, Vec<_>) = store.entries().partition(Result::is_ok);
+    assert_eq!((good.len(), bad.len()), (18, 2));
+    let said: Vec<String> = bad.into_iter().filter_map(Result::err).map(|error| error.to_string()).collect();
+    assert!(said.iter().any(|said| said.contains("damaged on the medium")), "{said:?}");
+    assert!(said.iter().any(|said| said.starts_with("1 value is damaged so much")), "{said:?}");
+}
+
+#[test]
 fn a_store_is_found_again() {
     let dir = tempfile::tempdir().expect("a directory");
     let path = dir.path().join("store");

@@ -39,6 +39,18 @@ fn what_is_put_is_got_back_whatever_its_length() {
 }
 
 #[test]
+fn bytes_are_put_and_got_by_who_names_no_address_of_its_own() {
+    let host = Host::new(16 << 20);
+    let mut client =
+        Client::connect_to(Options::new(vec![host.named()], vec![token()]), 1).expect("it is there");
+    assert_eq!(client.put_bytes(&name("a"), &bytes(1, 700_000), 1).expect("durable").blobs, 1);
+    assert_eq!(client.get_bytes(&name("a")).expect("there"), bytes(1, 700_000));
+    assert!(matches!(client.get_bytes(&name("b")), Err(Error::NotFound(_))));
+    let nobody = Client::connect_to(Options::new(vec![], vec![]), 1).map(drop).expect_err("nobody is named");
+    assert!(matches!(nobody, Error::BadQuorum { servers: 0, .. }), "{nobody}");
+}
+
+#[test]
 fn a_thousand_small_blobs_are_put_side_by_side() {
     let host = Host::new(64 << 20);
     let mut client = host.client();

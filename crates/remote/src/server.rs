@@ -35,6 +35,8 @@ use crate::session::{DESCRIBE, SETTLE};
 
 /// How long the serving thread waits at most before it looks at whether it should stop.
 const TICK: Duration = Duration::from_millis(100);
+/// Connection requests that wait for an answer at most.
+const BACKLOG: usize = 16;
 /// Answers that are not longer go without a buffer.
 const INLINE: usize = 256;
 /// Marks a work request as a receive.
@@ -418,7 +420,7 @@ impl Server {
             (Buffers::Dram, None) => None,
         };
         let data_len = layout.map_or(region.len(), |layout| layout.data_len);
-        let listener = listen(&options.context, options.port)?;
+        let listener = Listener::bind(&options.context, options.port, BACKLOG)?;
         let pd = options.context.alloc_pd()?;
         let each = usize::from(options.slots) * 6 + 32;
         let capacity = (usize::from(options.sessions) * each).min(options.context.config().max_cqe as usize);
@@ -1084,24 +1086,6 @@ impl Link {
                     return;
                 }
             }
-        }
-    }
-}
-
-/// Listens on a port; for port 0 on one of the dynamic range that is free.
-fn listen(context: &Context, port: u16) -> Result<Listener, Error> {
-    const DYNAMIC: u16 = 49152;
-    const BACKLOG: usize = 16;
-    if port != 0 {
-        return Ok(Listener::bind(context, port, BACKLOG)?);
-    }
-    let mut attempt = 0;
-    loop {
-        let mut random = [0; 2];
-        getrandom::fill(&mut random).expect("the kernel gives random bytes");
-        match Listener::bind(context, DYNAMIC | u16::from_be_bytes(random), BACKLOG) {
-            Err(remanence_verbs::Error::PortInUse(_)) if attempt < 64 => attempt += 1,
-            result => return Ok(result?),
         }
     }
 }

@@ -310,6 +310,14 @@ impl Session {
         Ok(this)
     }
 
+    /// Connects by a device of its own, at the local address from which the server is reached: see [`connect`](Self::connect).
+    ///
+    /// # Errors
+    /// As [`connect`](Self::connect); or there is no way from here to the server.
+    pub fn connect_to(to: SocketAddr, options: Options) -> Result<Self, Error> {
+        Self::connect(&Context::towards(to.ip())?, to, options)
+    }
+
     /// What both sides rely on.
     #[must_use]
     pub const fn config(&self) -> &Config {
@@ -787,7 +795,7 @@ impl Session {
 
     /// This client may write.
     pub(crate) fn writes(&self) -> Result<(), Error> {
-        if self.role().may_write() { Ok(()) } else { Err(Error::ReadOnly(self.connection.peer())) }
+        if self.role().may_write() { Ok(()) } else { Err(Error::ReadOnly(self.connection.peer_addr())) }
     }
 
     pub(crate) fn alive(&self) -> Result<(), Error> {
@@ -878,7 +886,7 @@ impl Session {
             }
             if self.watch.as_ref().is_some_and(|watch| (watch.is_over)(quiet)) {
                 self.over = true;
-                return Err(Error::GivenUp(self.connection.peer()));
+                return Err(Error::GivenUp(self.connection.peer_addr()));
             }
         };
         self.take(completions, came.map_err(|e| Error::Verbs(e.into())))
@@ -926,7 +934,7 @@ impl Session {
 
     fn failure(&self, wc: &Wc) -> Error {
         if wc.status == WcStatus::WrFlushErr {
-            return Error::Ended(self.connection.peer());
+            return Error::Ended(self.connection.peer_addr());
         }
         if wc.wr_id & RECEIVE != 0 {
             return Error::Completion { what: "the connection", status: wc.status };
@@ -1055,7 +1063,7 @@ impl Dial<'_> {
         let connection = Connection::start(&qp, self.to, &attr, &hello)?;
         match self.established(&connection)? {
             Ok(true) => Ok((connection, None)),
-            Ok(false) => Err(remanence_verbs::Error::NoAnswer(self.to.ip()).into()),
+            Ok(false) => Err(remanence_verbs::Error::NoAnswer(self.to).into()),
             Err(remanence_verbs::Error::Rejected { private_data, .. })
                 if private_data.iter().any(|b| *b != 0) =>
             {
@@ -1076,7 +1084,7 @@ impl Dial<'_> {
                 answer => return Ok(answer),
             }
             if self.options.watch.as_ref().is_some_and(|watch| (watch.is_over)(begin.elapsed())) {
-                return Err(Error::GivenUp(self.to.ip()));
+                return Err(Error::GivenUp(self.to));
             }
         }
     }

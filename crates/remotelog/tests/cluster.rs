@@ -379,7 +379,7 @@ fn write(sim: &Sim, who: usize, seed: u64, acks: u16) {
         let records = sim.turn(who, |world| world.choices.pick(20));
         for _ in 0..records {
             let bytes = payload(seed, who, group.next(), attempt);
-            match group.append(&bytes) {
+            match group.begin_append(&bytes) {
                 Ok(sequence) => sent.push_back((sequence, bytes)),
                 Err(GroupError::Append(AppendError::Full { .. })) => {
                     let below = group.acknowledged();
@@ -550,7 +550,7 @@ fn a_group_is_refused_where_its_servers_do_not_belong_together() {
     let (mut group, opened) =
         Group::open(vec![connect(0), connect(1), connect(2)], &options).expect("all are there");
     assert_eq!((opened.lost.len(), group.quorum(), group.next()), (0, (2, 3), 0));
-    group.append(b"one").expect("room");
+    group.begin_append(b"one").expect("room");
     group.wait(1).expect("all are there");
     group.close().expect("all are there");
 
@@ -564,13 +564,13 @@ fn a_group_is_refused_where_its_servers_do_not_belong_together() {
     let (mut group, opened) =
         Group::open(vec![connect(0), connect(1), lost()], &options).expect("two are enough");
     assert_eq!((opened.lost.len(), group.next()), (1, 1));
-    group.append(b"two").expect("two are enough");
+    group.begin_append(b"two").expect("two are enough");
     group.wait(2).expect("two are enough");
     // A writer that comes later shuts this one out.
     let (later, opened) =
         Group::open(vec![connect(0), connect(1), connect(2)], &options).expect("all are back");
     assert_eq!((opened.copied, later.next()), (vec![("server 2".to_owned(), 1)], 2));
-    let late = group.append(b"never").and_then(|_| group.wait(3));
+    let late = group.begin_append(b"never").and_then(|_| group.wait(3));
     assert!(matches!(late, Err(GroupError::TooFew { .. })), "{late:?}");
     assert_eq!(group.acknowledged(), 2);
 }
@@ -585,7 +585,7 @@ fn an_empty_server_does_not_stand_in_for_one_that_knows() {
     Group::open(vec![connect(0), connect(1), connect(2)], &options).map(drop).expect("it is made");
     let (mut group, _) =
         Group::open(vec![connect(0), connect(1), lost(2)], &options).expect("two are enough");
-    group.append(b"on 0 and 1").expect("room");
+    group.begin_append(b"on 0 and 1").expect("room");
     group.wait(1).expect("both are there");
     drop(group);
     sim.lock().servers[0].store = new_store(Mode::Singleton, 77);
@@ -604,7 +604,7 @@ fn a_server_that_returns_empty_is_rebuilt_and_has_no_say() {
     let legs = || (0..2).map(|n| (format!("server {n}"), SimConnection::connect(&sim, 0, n))).collect();
     let (mut group, _) = Group::open(legs(), &options).expect("both are there");
     for n in 0..30_u8 {
-        group.append(&[n; 20]).expect("room");
+        group.begin_append(&[n; 20]).expect("room");
         group.wait(u64::from(n) + 1).expect("both are there");
     }
     group.trim(4).expect("they are acknowledged");

@@ -9,13 +9,16 @@ use std::thread::JoinHandle;
 use remanence_persist::Config;
 use remanence_persist::plan::Costs;
 use remanence_persist::recipe::Op;
-use remanence_pmem::{FileOptions, PersistenceDomain, Region};
+use remanence_pmem::{FileOptions, PersistenceDomain, Region, Survives};
 use remanence_remote::{CostSource, ServerOptions};
 use remanence_remotelog::format::superblock::Uuid;
 use remanence_remotelog::group::{ConnectionLost, Options};
-use remanence_remotelog::live::{LogServer, Method, New, SessionConnection, connect};
+use remanence_remotelog::live::{
+    ConnectOptions, Log, LogOptions, LogReader, LogServer, Method, New, ReadError, Record, SessionConnection,
+    connect,
+};
 use remanence_remotelog::proto::Request;
-use remanence_remotelog::walk::{Ahead, Source};
+use remanence_remotelog::walk::Ahead;
 use remanence_remotelog::{Group, GroupError, Mode, OpenError, Reader};
 use remanence_verbs::Context;
 use tempfile::TempDir;
@@ -102,6 +105,10 @@ fn options(writer: u32) -> Options {
     Options::new(writer, Uuid([4; 16]))
 }
 
+fn to() -> ConnectOptions {
+    ConnectOptions::default()
+}
+
 fn open(
     hosts: &[&Host],
     op: Option<Op>,
@@ -116,22 +123,13 @@ fn payload(n: u64) -> Vec<u8> {
     (0..n * 37 % 300).map(|i| (i + n) as u8).collect()
 }
 
-struct Far<'a>(&'a mut SessionConnection);
-
-impl Source for Far<'_> {
-    type Error = ConnectionLost;
-    fn read(&mut self, offset: u64, into: &mut [u8]) -> Result<(), ConnectionLost> {
-        self.0.read(offset, into)
-    }
-}
-
 /// Everything that is there, read from afar.
 fn read_all(host: &Host) -> Vec<Vec<u8>> {
     let mut connection = host.connection(None).expect("it is there");
     let status = connection.call(&Request::Status).expect("it answers");
     assert_eq!(status.damage, None);
     let mut reader = Reader::new(&status);
-    let mut ahead = Ahead::new(Far(&mut connection), status.superblock.geometry.size, 8192);
+    let mut ahead = Ahead::new(&mut connection, status.superblock.geometry.size, 8192);
     let mut all = Vec::new();
     while reader.next_sequence() < status.tail.sequence {
         all.push(reader.read(&mut ahead).expect("it is reached").expect("it is whole").1.to_vec());
@@ -149,7 +147,7 @@ fn every_operation_appends_in_both_modes_and_a_restart_finds_all_of_it() {
                 let mut group = open(&[&host], Some(op), n as u32, None).expect("it opens");
                 assert_eq!(group.next(), next, "{config} {op:?}");
                 for _ in 0..20 {
-                    assert_eq!(group.append(&payload(next)), Ok(next), "{config} {op:?}");
+                    assert_eq!(group.begin_append(&payload(next)), Ok(next), "{config} {op:?}");
                     next += 1;
                     if next % 5 == 0 {
                         group.wait(next).expect("it goes on");
@@ -189,7 +187,7 @@ fn a_writer_that_connects_again_goes_on_in_the_same_epoch() {
         if n == 40 {
             group.reconnect(&hosts[1].addr.to_string(), hosts[1].connection(None));
         }
-        assert_eq!(group.append(&payload(n)), Ok(n));
+        assert_eq!(group.begin_append(&payload(n)), Ok(n));
         group.wait(n + 1).expect("two are enough");
     }
     while !group.machine().behind().is_empty() || group.machine().is_settling() {
@@ -207,12 +205,12 @@ fn a_writer_that_connects_again_goes_on_in_the_same_epoch() {
 fn a_later_writer_cuts_the_earlier_one_off() {
     let host = Host::new(Mode::Singleton, None);
     let mut first = open(&[&host], None, 1, None).expect("it opens");
-    first.append(b"one").expect("room");
+    first.begin_append(b"one").expect("room");
     first.wait(1).expect("it goes on");
     let mut second = open(&[&host], None, 2, None).expect("it opens");
-    let late = first.append(b"never").and_then(|_| first.wait(2));
+    let late = first.begin_append(b"never").and_then(|_| first.wait(2));
     assert!(matches!(late, Err(GroupError::TooFew { .. })), "{late:?}");
-    second.append(b"two").expect("room");
+    second.begin_append(b"two").expect("room");
     second.wait(2).expect("it goes on");
     assert_eq!(read_all(&host), [b"one".to_vec(), b"two".to_vec()]);
 }
@@ -223,12 +221,12 @@ fn a_group_goes_on_without_one_and_rebuilds_it() {
         [Host::new(Mode::Singleton, None), Host::new(Mode::Singleton, None), Host::new(Mode::Compound, None)];
     let mut group = open(&[&hosts[0], &hosts[1], &hosts[2]], None, 1, Some(2)).expect("all are there");
     for n in 0..10 {
-        group.append(&payload(n)).expect("room");
+        group.begin_append(&payload(n)).expect("room");
     }
     group.wait(10).expect("all are there");
     hosts[2].end();
     for n in 10..20 {
-        group.append(&payload(n)).expect("two are enough");
+        group.begin_append(&payload(n)).expect("two are enough");
         group.wait(n + 1).expect("two are enough");
     }
     group.trim(3).expect("they are acknowledged");
@@ -242,12 +240,102 @@ fn a_group_goes_on_without_one_and_rebuilds_it() {
         [&a, &b, &c].iter().map(|host| (host.addr.to_string(), host.connection(None))).collect();
     let (mut group, opened) = Group::open(connections, &options(2)).expect("two of them know");
     assert_eq!((opened.lost.len(), group.next(), group.quorum()), (0, 20, (2, 3)));
-    group.append(&payload(20)).expect("room");
+    group.begin_append(&payload(20)).expect("room");
     group.close().expect("all are there");
     let expected: Vec<Vec<u8>> = (3..=20).map(payload).collect();
     for host in [&a, &b, &c] {
         assert_eq!(read_all(host), expected);
     }
+}
+
+#[test]
+fn an_append_that_returned_is_acknowledged_and_one_that_was_begun_is_not() {
+    let host = Host::new(Mode::Singleton, Some("DMP+DDIO+DRAM"));
+    let mut log = Log::connect_to(&[host.addr], &to()).expect("it opens");
+    assert_eq!((log.acknowledged(), log.survives()), (0, None));
+    assert_eq!(log.append(b"one"), Ok(0));
+    assert_eq!((log.acknowledged(), log.survives()), (1, Some(Survives::EVERYTHING)));
+    assert_eq!(log.begin_append(b"two"), Ok(1));
+    assert_eq!(log.acknowledged(), 1, "nobody has waited for it");
+    log.wait(2).expect("it goes on");
+    assert_eq!(read_all(&host), [b"one".to_vec(), b"two".to_vec()]);
+    let nobody = Log::connect_to(&[], &to()).map(drop).expect_err("nobody is named");
+    assert!(nobody.to_string().contains("name all servers"), "{nobody}");
+}
+
+#[test]
+fn a_reader_goes_on_where_it_ended_and_says_what_was_trimmed_before_it_came() {
+    let host = Host::new(Mode::Singleton, None);
+    let mut log = Log::connect_to(&[host.addr], &to()).expect("it opens");
+    for n in 0..5 {
+        log.begin_append(&payload(n)).expect("room");
+    }
+    log.wait(5).expect("it goes on");
+    let mut reader = LogReader::connect_to(host.addr, &to()).expect("it is there");
+    let mut late = LogReader::connect_to(host.addr, &to()).expect("it is there");
+    let read: Vec<Record> = reader.by_ref().collect::<Result<_, _>>().expect("it is whole");
+    for (record, n) in read.iter().zip(0..) {
+        assert_eq!((record.sequence, record.epoch, &record.payload), (n, log.epoch(), &payload(n)));
+    }
+    assert_eq!((read.len(), reader.next()), (5, None));
+    log.append(b"more").expect("room");
+    let more = reader.next().expect("it is there").expect("it is whole");
+    assert_eq!((more.sequence, &more.payload[..]), (5, &b"more"[..]));
+    // Round the ring: what the other reader is about to read is trimmed, and overwritten.
+    for _ in 0..150 {
+        log.append(&[7; 8000]).expect("room");
+        log.trim(log.next()).expect("it is acknowledged");
+    }
+    let trimmed = late.next().expect("an error").expect_err("it is not there any more");
+    assert_eq!(trimmed, ReadError::Trimmed { from: 0, below: 156 });
+    assert!(trimmed.to_string().contains("records 0 to 155 were trimmed"), "{trimmed}");
+    assert_eq!(late.next(), None, "after an error it is over");
+}
+
+#[test]
+fn a_reader_is_told_what_is_damaged() {
+    let host = Host::new(Mode::Singleton, None);
+    let mut log = Log::connect_to(&[host.addr], &to()).expect("it opens");
+    for n in 0..4 {
+        log.append(&payload(n + 1)).expect("room");
+    }
+    log.close().expect("it goes on");
+    let second = find(&host, &payload(2));
+    host.region.write(second, &[0xff; 4]);
+    let host = host.restart();
+    let mut reader = LogReader::connect_to(host.addr, &to()).expect("it is there");
+    assert_eq!(reader.next().expect("the first").map(|record| record.payload), Ok(payload(1)));
+    let damage = reader.next().expect("an error").expect_err("it is damaged");
+    assert!(matches!(damage, ReadError::Damaged(damage) if damage.sequence == 1), "{damage}");
+}
+
+/// Where some bytes lie.
+fn find(host: &Host, wanted: &[u8]) -> u64 {
+    let mut all = vec![0; 1 << 20];
+    host.region.read(0, &mut all);
+    all.windows(wanted.len()).position(|bytes| bytes == wanted).expect("they are there") as u64
+}
+
+#[test]
+fn a_log_in_a_file_is_made_found_again_and_nothing_is_left_of_one_that_was_refused() {
+    let dir = tempfile::tempdir_in("/dev/shm").expect("a directory");
+    let path = dir.path().join("log");
+    let serve = |options: LogOptions| LogServer::open(&context(), options);
+    let missing = serve(LogOptions::file(&path)).map(drop).expect_err("it is not there").to_string();
+    assert!(missing.contains("does not exist"), "{missing}");
+    let small = serve(LogOptions::file(&path).size(8192)).map(drop).expect_err("too small").to_string();
+    assert!(small.contains("a log needs 16K"), "{small}");
+    assert!(!path.exists(), "nothing was left behind");
+    let made = serve(LogOptions::file(&path).size(1 << 20).segment(16 << 10)).expect("made");
+    let uuid = made.status().expect("a log").superblock.uuid;
+    assert!(made.made());
+    drop(made);
+    let found = serve(LogOptions::file(&path).size(2 << 20)).expect("found");
+    let superblock = found.status().expect("a log").superblock;
+    assert_eq!((found.made(), superblock.uuid, superblock.geometry.segment), (false, uuid, 16 << 10));
+    let taken = serve(LogOptions::file(dir.path().join("other")).size(1 << 20)).expect("made");
+    let other = taken.status().expect("a log").superblock.uuid;
+    assert_ne!(other, uuid, "each is drawn");
 }
 
 #[test]
@@ -268,7 +356,7 @@ fn damage_is_told_to_who_opens_the_log() {
     let host = Host::new(Mode::Singleton, None);
     let mut group = open(&[&host], None, 1, None).expect("it opens");
     for n in 0..6 {
-        group.append(&payload(n + 1)).expect("room");
+        group.begin_append(&payload(n + 1)).expect("room");
         group.wait(n + 1).expect("it goes on");
     }
     group.close().expect("it goes on");
@@ -285,7 +373,7 @@ fn a_medium_that_fails_under_an_append_ends_the_log_and_what_was_acknowledged_is
         let host = Host::new(mode, Some("DMP+DDIO+DRAM+persistent"));
         let mut group = open(&[&host], Some(Op::Write), 1, None).expect("it opens");
         for n in 0..6 {
-            group.append(&payload(n)).expect("room");
+            group.begin_append(&payload(n)).expect("room");
             group.wait(n + 1).expect("it goes on");
         }
         // The end of the file goes, where no record is yet; the server sees it when it touches the place.
@@ -293,7 +381,8 @@ fn a_medium_that_fails_under_an_append_ends_the_log_and_what_was_acknowledged_is
         let cut = |len| std::fs::File::options().write(true).open(&path).and_then(|file| file.set_len(len));
         cut(1 << 19).expect("a file");
         host.region.read(3 << 18, &mut [0]);
-        let late = group.append(&payload(6)).and_then(|_| group.wait(7)).expect_err("it cannot be durable");
+        let late =
+            group.begin_append(&payload(6)).and_then(|_| group.wait(7)).expect_err("it cannot be durable");
         let said = late.to_string();
         for part in ["medium failed under FLUSH", "what was acknowledged is safe if", "may be durable or not"]
         {
@@ -312,7 +401,7 @@ fn a_medium_that_fails_under_an_append_ends_the_log_and_what_was_acknowledged_is
         let mut group = open(&[&host], Some(Op::Write), 3, None).expect("it opens");
         let next = group.next();
         assert!((6..=7).contains(&next), "{next}");
-        group.append(&payload(next)).expect("room");
+        group.begin_append(&payload(next)).expect("room");
         group.wait(next + 1).expect("it goes on");
         group.close().expect("it goes on");
         assert_eq!(read_all(&host), (0..=next).map(payload).collect::<Vec<_>>(), "{mode:?}");

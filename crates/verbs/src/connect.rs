@@ -19,13 +19,17 @@ use remanence_wire::cm::{PortSpace, RejReason, ServiceId};
 
 use crate::channel::EventQueue;
 use crate::cm::{Cm, CmEvent};
-use crate::context::{Context, Handle};
+use crate::context::{Context, Handle, random};
 use crate::driver::Interest;
 use crate::error::Error;
 use crate::qp::{ConnectAttr, Qp};
 
 /// The port that our own REQs name as theirs. Nothing listens there; the header wants a number.
 const CALLER_PORT: u16 = 0;
+
+/// The first of the ports that nobody asks for by their number (RFC 6335), and how many of them are tried.
+const DYNAMIC: u16 = 49152;
+const ATTEMPTS: u32 = 64;
 
 /// Waits on a port for peers that want to connect.
 #[derive(Debug)]
@@ -37,12 +41,25 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// Listens on a port of RDMA-CM's TCP port space, at every address of the device. At most `backlog` requests
-    /// wait for a decision at a time; further peers ask again.
+    /// Listens on a port of RDMA-CM's TCP port space (0: one that is free), at every address of the device. At most
+    /// `backlog` requests wait for a decision at a time; further peers ask again.
     ///
     /// # Errors
     /// Another listener has the port.
     pub fn bind(context: &Context, port: u16, backlog: usize) -> Result<Self, Error> {
+        if port != 0 {
+            return Self::bind_to(context, port, backlog);
+        }
+        let mut attempt = 0;
+        loop {
+            match Self::bind_to(context, DYNAMIC | random() as u16, backlog) {
+                Err(Error::PortInUse(_)) if attempt < ATTEMPTS => attempt += 1,
+                result => return result,
+            }
+        }
+    }
+
+    fn bind_to(context: &Context, port: u16, backlog: usize) -> Result<Self, Error> {
         let events = Arc::new(EventQueue::new());
         let listen = Listen { service_id: ServiceId::new(PortSpace::Tcp, port), local: None, backlog };
         let id = Cm::of(&context.handle).listen_on(&listen, &events, 0).map_err(|e| match e {
@@ -135,7 +152,7 @@ impl Incoming {
     pub fn accept(mut self, qp: &Qp, attr: &ConnectAttr, private_data: &[u8]) -> Result<Connection, Error> {
         let handle = self.handle.take().expect("decided once");
         let (cm, id) = (Cm::of(&handle), self.request.id);
-        let connection = Connection::new(&handle, id, qp, self.request.path, Arc::clone(&self.events));
+        let connection = Connection::new(&handle, id, qp, (self.request.path, 0), Arc::clone(&self.events));
         let depth = Depth::of(attr, &self.request);
         let result = to_init(qp, attr)
             .and_then(|()| {
@@ -244,6 +261,8 @@ struct Inner {
     id: CommId,
     qp: Qp,
     path: Path,
+    /// The port that was connected to; 0 if the peer connected.
+    port: u16,
     events: Arc<EventQueue<CmEvent>>,
     state: Mutex<State>,
 }
@@ -262,10 +281,16 @@ pub struct Connection {
 }
 
 impl Connection {
-    fn new(handle: &Arc<Handle>, id: CommId, qp: &Qp, path: Path, events: Arc<EventQueue<CmEvent>>) -> Self {
+    fn new(
+        handle: &Arc<Handle>,
+        id: CommId,
+        qp: &Qp,
+        (path, port): (Path, u16),
+        events: Arc<EventQueue<CmEvent>>,
+    ) -> Self {
         let state = State { phase: Phase::Connecting, was_up: false, private_data: Box::default() };
         let handle = Arc::clone(handle);
-        let inner = Inner { handle, id, qp: qp.clone(), path, events, state: Mutex::new(state) };
+        let inner = Inner { handle, id, qp: qp.clone(), path, port, events, state: Mutex::new(state) };
         Self { inner: Arc::new(inner) }
     }
 
@@ -283,7 +308,7 @@ impl Connection {
         limit: Option<Duration>,
     ) -> Result<Self, Error> {
         let connection = Self::start(qp, peer, attr, private_data)?;
-        if connection.wait_established(limit)? { Ok(connection) } else { Err(Error::NoAnswer(peer.ip())) }
+        if connection.wait_established(limit)? { Ok(connection) } else { Err(Error::NoAnswer(peer)) }
     }
 
     /// Begins to connect, and returns at once: call [`advance`](Self::advance) when [`fd`](Self::fd) is readable.
@@ -313,7 +338,7 @@ impl Connection {
         };
         let events = Arc::new(EventQueue::new());
         let id = Cm::of(handle).connect_on(&connect, &events, 0, true)?;
-        Ok(Self::new(handle, id, qp, path, events))
+        Ok(Self::new(handle, id, qp, (path, peer.port()), events))
     }
 
     /// Takes what happened since; says how far the connection is.
@@ -322,7 +347,7 @@ impl Connection {
     /// As [`connect`](Self::connect): the connection will not be.
     pub fn advance(&self) -> Result<Phase, Error> {
         if self.inner.events.is_abandoned() {
-            return Err(Error::Disconnected(self.peer()));
+            return Err(Error::Disconnected(self.peer_addr()));
         }
         while let Some(event) = self.inner.events.pop() {
             self.handle_event(event)?;
@@ -352,11 +377,15 @@ impl Connection {
             Event::Disconnected { ended, .. } => self.state().phase = Phase::Ended(ended),
             Event::Rejected { reason, private_data, .. } => {
                 self.state().phase = Phase::Ended(Ended::Remote);
-                return Err(Error::Rejected { peer: self.peer(), reason, private_data: private_data.into() });
+                return Err(Error::Rejected {
+                    peer: self.peer_addr(),
+                    reason,
+                    private_data: private_data.into(),
+                });
             }
             Event::Unreachable { .. } => {
                 self.state().phase = Phase::Ended(Ended::Unanswered);
-                return Err(Error::NoAnswer(self.peer()));
+                return Err(Error::NoAnswer(self.peer_addr()));
             }
             Event::TimewaitExit { .. } => {}
             Event::ConnectRequest(_) | Event::SidrRequest(_) | Event::SidrResponse { .. } => {
@@ -393,7 +422,7 @@ impl Connection {
     /// The connection will not be: the peer rejected, gave up, or did not answer.
     pub fn wait_established(&self, limit: Option<Duration>) -> Result<bool, Error> {
         let done = self.wait_for(limit, |phase| phase != Phase::Connecting)?;
-        if done && !self.state().was_up { Err(Error::Disconnected(self.peer())) } else { Ok(done) }
+        if done && !self.state().was_up { Err(Error::Disconnected(self.peer_addr())) } else { Ok(done) }
     }
 
     /// Waits until the connection is over; `false` if the limit was reached first.
@@ -424,6 +453,12 @@ impl Connection {
     #[must_use]
     pub fn peer(&self) -> IpAddr {
         self.inner.path.remote.to_ip()
+    }
+
+    /// Where the peer is, with the port that was connected to; 0 if it was the peer that connected.
+    #[must_use]
+    pub fn peer_addr(&self) -> SocketAddr {
+        SocketAddr::new(self.peer(), self.inner.port)
     }
 
     /// Where this side is, as the peer sees it.

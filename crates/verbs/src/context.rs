@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::io;
+use std::net::IpAddr;
 use std::ops::Deref;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
@@ -183,6 +184,15 @@ pub struct Context {
 }
 
 impl Context {
+    /// Opens a device at the local address from which `peer` is reached, so that who connects need not know how this host is
+    /// connected.
+    ///
+    /// # Errors
+    /// There is no route to it; or as [`open`](Self::open).
+    pub fn towards(peer: IpAddr) -> Result<Self, Error> {
+        Self::open(Options::towards(peer)?)
+    }
+
     /// Opens a device.
     ///
     /// # Errors

@@ -10,7 +10,7 @@ use remanence_link::pcap::Capture;
 use remanence_link::shm::ShmLink;
 use remanence_link::udp::UdpLink;
 use remanence_link::xdp::XdpLink;
-use remanence_link::{Link, Received, shm, udp, xdp};
+use remanence_link::{Link, Received, route, shm, udp, xdp};
 use remanence_rnic::Config;
 use remanence_wire::Mtu;
 use remanence_wire::icrc::{self, Flow, IpId};
@@ -153,6 +153,17 @@ impl Options {
     #[must_use]
     pub fn udp(address: IpAddr) -> Self {
         Self::new(LinkKind::Udp(udp::Options::new(vec![address])))
+    }
+
+    /// A device on UDP sockets at the local address from which `peer` is reached, as this host's routes say.
+    ///
+    /// # Errors
+    /// There is no route to it.
+    pub fn towards(peer: IpAddr) -> Result<Self, Error> {
+        let route = route::to(peer).map_err(|e| {
+            Error::os(format!("there is no way from here to {peer}; check the address and the network"), e)
+        })?;
+        Ok(Self::udp(route.source))
     }
 
     /// A device on AF_XDP sockets of a network interface.

@@ -10,7 +10,9 @@ use common::{LIMIT, Side, address, address_of, open, socket_addr, wr};
 use remanence_link::{WaitFd, wait};
 use remanence_rnic::cm::{CmError, Event, Listen, Path, SidrReply};
 use remanence_rnic::{QpState, RecvWr, SendOp, WcStatus};
-use remanence_verbs::{CmChannel, ConnectAttr, Connection, Error, Listener, Phase, Progress};
+use remanence_verbs::{
+    CmChannel, ConnectAttr, Connection, Context, Error, Listener, Phase, Progress, QpOptions,
+};
 use remanence_wire::cm::{PortSpace, RejReason, ServiceId, SidrRep};
 use remanence_wire::{Qkey, Qpn};
 
@@ -34,6 +36,26 @@ fn connected() -> (Side, Side, Connection, Connection) {
         (ours, theirs.join().unwrap())
     });
     (client, server, ours, theirs)
+}
+
+#[test]
+fn a_listener_that_names_no_port_gets_one_and_its_client_needs_no_address_of_its_own() {
+    let server = Side::new();
+    let listener = Listener::bind(&server.context, 0, 16).unwrap();
+    let other = Listener::bind(&server.context, 0, 16).unwrap();
+    assert!(listener.port() >= 49152 && listener.port() != other.port());
+    let peer = socket_addr(&server.context, listener.port());
+    let context = Context::towards(peer.ip()).unwrap();
+    assert!(address_of(&context).is_loopback(), "the one from which loopback is reached");
+    let cq = context.create_cq(16, None, 0).unwrap();
+    let qp = context.alloc_pd().unwrap().create_qp(&QpOptions::rc(&cq)).unwrap();
+    thread::scope(|scope| {
+        scope.spawn(|| accept_one(&server, &listener, b"welcome"));
+        let connection = Connection::connect(&qp, peer, &ConnectAttr::default(), b"hello", LIMIT).unwrap();
+        assert_eq!(&connection.private_data()[..8], b"welcome\0");
+    });
+    let nowhere = Context::towards("255.255.255.255".parse().unwrap()).expect_err("no host has it");
+    assert!(nowhere.to_string().starts_with("there is no way from here to"), "{nowhere}");
 }
 
 #[test]
@@ -76,7 +98,10 @@ fn a_peer_that_says_no_is_quoted() {
     thread::scope(|scope| {
         scope.spawn(|| listener.get_request(LIMIT).unwrap().reject(b"not you").unwrap());
         let refused = Connection::connect(&client.qp(), peer, &ConnectAttr::default(), b"", LIMIT);
-        match refused.unwrap_err() {
+        let refused = refused.unwrap_err();
+        let sentence = format!("{peer} refused the connection: the program there said no");
+        assert_eq!((refused.to_string(), format!("{refused:?}")), (sentence.clone(), sentence));
+        match refused {
             Error::Rejected { reason, private_data, .. } => {
                 assert_eq!(reason, RejReason::CONSUMER_DEFINED);
                 assert_eq!(&private_data[..8], b"not you\0");
@@ -96,6 +121,7 @@ fn a_port_where_nobody_listens_and_a_host_where_nobody_is_are_told_apart() {
     let nobody = SocketAddr::new(address(), PORT);
     let error = Connection::connect(&client.qp(), nobody, &attr, b"", LIMIT).unwrap_err();
     assert!(error.to_string().contains("does not answer"), "{error}");
+    assert_eq!(format!("{error:?}"), error.to_string(), "what `main` prints");
 }
 
 #[test]

@@ -162,6 +162,15 @@ impl AsyncStore {
         Self::over(road, session, view, options)
     }
 
+    /// Connects by a device of its own, at the local address from which the server is reached: see [`connect`](Self::connect).
+    ///
+    /// # Errors
+    /// As [`connect`](Self::connect); or there is no way from here to the server.
+    pub fn connect_to(to: SocketAddr, options: ConnectOptions) -> Result<Self, Error> {
+        let context = Context::towards(to.ip()).map_err(remanence_remote::Error::from)?;
+        Self::connect(&context, to, options)
+    }
+
     /// Connects to a store on several [`Member`](super::Member)s, waiting for the one that is the primary, and begins the
     /// thread: see [`Store::connect_members`](super::Store::connect_members). When the primary is lost, what is under way ends
     /// as if a server were, and what is asked for then waits for the next primary.

@@ -7,7 +7,7 @@ use crate::proto::Refusal;
 use crate::server::OpenError;
 
 /// Why a call failed.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 pub enum Error {
     /// The connection failed, or the memory could not be exported.
     #[error(transparent)]
@@ -73,6 +73,12 @@ pub enum Error {
         "the time that it was given is over, and the change was under way: it was made or it was not; read the key to find out"
     )]
     LateUnknown,
+    /// Nobody can tell any more which keys these values had.
+    #[error(
+        "{} damaged so much that nobody can tell whose; have the store scrubbed, and restore it from a copy",
+        if *.0 == 1 { "1 value is".to_owned() } else { format!("{} values are", .0) }
+    )]
+    Nameless(u32),
     /// Who answered is not known to be the primary any more.
     #[error(
         "the member that answered may have been replaced as the primary, so its answer does not count; connect again"
@@ -84,6 +90,13 @@ pub enum Error {
     /// Others were in the way for so many seconds; the text says who.
     #[error("others have been in the way for {0} s: {1}")]
     Waited(u64, &'static str),
+}
+
+/// Debug is the sentence as well: it is what a program prints whose `main` returns the error.
+impl std::fmt::Debug for Error {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        std::fmt::Display::fmt(self, f)
+    }
 }
 
 impl From<client::Error> for Error {

@@ -91,6 +91,15 @@ impl Store {
         Ok(Self::over(road, session, view, options))
     }
 
+    /// Connects by a device of its own, at the local address from which the server is reached: see [`connect`](Self::connect).
+    ///
+    /// # Errors
+    /// As [`connect`](Self::connect); or there is no way from here to the server.
+    pub fn connect_to(to: SocketAddr, options: ConnectOptions) -> Result<Self, Error> {
+        let context = Context::towards(to.ip()).map_err(remanence_remote::Error::from)?;
+        Self::connect(&context, to, options)
+    }
+
     /// Connects to a store on several [`Member`](super::Member)s: to the one that is the primary. Each of them knows all
     /// others, so one that is there is enough. When the primary is lost, the next operation waits for the next one, for as
     /// long as the [patience](ConnectOptions::patience).
@@ -393,7 +402,9 @@ impl Store {
         }
     }
 
-    /// Some keys from a cursor on: 0, or what the last page said. A key that is there all the time is seen once.
+    /// Some keys from a cursor on: 0, or what the last page said. A key that is there all the time is seen once. A page has about
+    /// `limit` keys, or far fewer: it ends where the server has looked long enough, and an empty one is not the end.
+    /// [`keys`](Self::keys) and [`entries`](Self::entries) are iterators over all of them.
     ///
     /// # Errors
     /// The server cannot be reached.

@@ -430,7 +430,7 @@ impl<C: Member> Primary<C> {
     fn append(&mut self, record: &[u8]) -> Result<(), LeadError> {
         self.leave_room()?;
         let group = self.group.as_mut().ok_or(LeadError::Deposed)?;
-        Ok(group.append(record).map(drop)?)
+        Ok(group.begin_append(record).map(drop)?)
     }
 
     /// Whoever opens the log may have to copy it to a member that has none, where other ends of segments stay free. One that

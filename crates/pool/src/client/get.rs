@@ -121,6 +121,19 @@ impl Client {
         self.fetch(name, false, take)
     }
 
+    /// Gets the newest version of a blob, into memory.
+    ///
+    /// # Errors
+    /// As [`get`](Self::get).
+    pub fn get_bytes(&mut self, name: &BlobName) -> Result<Vec<u8>, Error> {
+        let mut bytes = Vec::new();
+        self.get(name, |reader| {
+            bytes.clear();
+            reader.read_to_end(&mut bytes).map(drop)
+        })?;
+        Ok(bytes)
+    }
+
     /// Gets the newest version that the live servers know of, however few they are: it may be older than what was put
     /// last, or of a put that failed.
     ///

@@ -92,6 +92,18 @@ enum News {
 }
 
 impl Client {
+    /// Connects by a device of its own, at the local address from which the first server is reached: see
+    /// [`connect`](Self::connect).
+    ///
+    /// # Errors
+    /// As [`connect`](Self::connect); or there is no way from here to that server.
+    pub fn connect_to(options: Options, need: usize) -> Result<Self, Error> {
+        let Some((_, first)) = options.servers.first() else {
+            return Err(Error::BadQuorum { quorum: need, servers: 0 });
+        };
+        Self::connect(&Context::towards(first.ip())?, options, need)
+    }
+
     /// Connects to all servers of `options`, at least `need` of which must be there.
     ///
     /// # Errors

@@ -141,6 +141,16 @@ impl Client {
         self.put_on(sources, upload, events)
     }
 
+    /// Puts one blob that is in memory. It is durable on `quorum` servers at least when this returns.
+    ///
+    /// # Errors
+    /// As [`put`](Self::put).
+    pub fn put_bytes(&mut self, name: &BlobName, bytes: &[u8], quorum: usize) -> Result<PutReport, Error> {
+        let (len, reader) = (Some(bytes.len() as u64), Box::new(bytes));
+        let source = Source { name: name.clone(), len, reader, version: None };
+        self.put(std::iter::once(Ok(source)), &Upload { quorum, servers: None }, &mut |_| ())
+    }
+
     /// The same with any quorum, for copies, whose versions were chosen long ago.
     pub(super) fn put_on<'a>(
         &mut self,

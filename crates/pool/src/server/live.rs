@@ -137,7 +137,7 @@ impl Port {
     /// # Errors
     /// The port is taken.
     pub fn take(context: &Context, port: u16) -> Result<Self, remanence_verbs::Error> {
-        let listener = listen(context, port, Limits::default().strangers.most)?;
+        let listener = Listener::bind(context, port, Limits::default().strangers.most)?;
         Ok(Self { context: context.clone(), listener })
     }
 
@@ -235,24 +235,6 @@ impl Server {
 impl Drop for Server {
     fn drop(&mut self) {
         self.join();
-    }
-}
-
-/// Listens on a port; for port 0 on one of the dynamic range that is free.
-fn listen(context: &Context, port: u16, backlog: usize) -> Result<Listener, remanence_verbs::Error> {
-    const DYNAMIC: u16 = 49152;
-    if port != 0 {
-        return Listener::bind(context, port, backlog);
-    }
-    let mut attempt = 0;
-    loop {
-        let mut random = [0; 2];
-        getrandom::fill(&mut random).expect("the kernel gives random bytes");
-        let port = DYNAMIC | u16::from_be_bytes(random);
-        match Listener::bind(context, port, backlog) {
-            Err(remanence_verbs::Error::PortInUse(_)) if attempt < 64 => attempt += 1,
-            result => return result,
-        }
     }
 }
 

@@ -27,9 +27,16 @@ const NAP: Duration = Duration::from_micros(200);
 const SLEEP: Duration = Duration::from_millis(100);
 
 /// A server's connection is gone, or never was there. A sentence that says why.
-#[derive(Clone, PartialEq, Eq, Debug, Error)]
+#[derive(Clone, PartialEq, Eq, Error)]
 #[error("{0}")]
 pub struct ConnectionLost(pub String);
+
+/// Debug is the sentence as well: it is what a program prints whose `main` returns the error.
+impl std::fmt::Debug for ConnectionLost {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        std::fmt::Display::fmt(self, f)
+    }
+}
 
 /// The connection to one server. Nothing here waits but [`wait`](Self::wait); what was begun ends in the order in which it was
 /// begun, calls, READs and updates each for themselves.
@@ -227,20 +234,31 @@ impl<C: ReplicaConnection> Group<C> {
         self.connections.get_mut(server).filter(|_| self.machine.takes_part(server))?.as_mut()
     }
 
-    /// Begins to append a record; its number. It is acknowledged when [`acknowledged`](Self::acknowledged) is above that,
-    /// and not before: if the group fails first, the record may be found later or not.
+    /// Appends a record; its number. When this returns the record is acknowledged: it is durable on as many servers as the group
+    /// was made with.
     ///
     /// # Errors
     /// It does not fit: nothing was appended. Or too few servers are left: it may be found later or not.
     pub fn append(&mut self, payload: &[u8]) -> Result<u64, GroupError> {
-        self.append_batch(&[payload]).map(|(sequence, _)| sequence)
+        let sequence = self.begin_append(payload)?;
+        self.wait(sequence + 1)?;
+        Ok(sequence)
+    }
+
+    /// Begins to append a record; its number. It is acknowledged when [`acknowledged`](Self::acknowledged) is above that, for which
+    /// [`wait`](Self::wait) waits, and not before: if the group fails first, the record may be found later or not.
+    ///
+    /// # Errors
+    /// As for [`append`](Self::append).
+    pub fn begin_append(&mut self, payload: &[u8]) -> Result<u64, GroupError> {
+        self.begin_append_batch(&[payload]).map(|(sequence, _)| sequence)
     }
 
     /// Begins to append the first of these records, as many as fit: the number of the first, and how many.
     ///
     /// # Errors
     /// As for [`append`](Self::append).
-    pub fn append_batch(&mut self, payloads: &[&[u8]]) -> Result<(u64, usize), GroupError> {
+    pub fn begin_append_batch(&mut self, payloads: &[&[u8]]) -> Result<(u64, usize), GroupError> {
         loop {
             match self.machine.append_batch(C::now(), payloads) {
                 Ok(taken) => {

@@ -2,26 +2,28 @@
 
 use std::net::SocketAddr;
 use std::ops::{Deref, DerefMut};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 
 use remanence_persist::Config;
-use remanence_pmem::{Medium as _, Region};
+use remanence_pmem::{Journaling, Medium as _, PersistenceDomain, Region};
 use remanence_remote::ring::Recovered;
-use remanence_remote::{Call, Cutter, Server, ServerOptions, Stats};
+use remanence_remote::{Call, Cutter, Server, ServerOptions, Stats, Token};
+use remanence_verbs::Context;
 use thiserror::Error;
 
 use super::medium::Part;
 use crate::error::{OpenError, Refused};
 use crate::format::root::State;
-use crate::format::superblock::{FORMAT, Uuid, recorded_size};
+use crate::format::superblock::{FORMAT, Uuid, file_options, recorded_size};
 use crate::format::{Epoch, Geometry, Mode};
 use crate::proto::{Request, emit_reply};
 use crate::store::{Make, Status, Store};
 use crate::writer::Updates;
 
 /// Why a log is not served.
-#[derive(Debug, Error)]
+#[derive(Error)]
 pub enum ServeError {
     /// The memory cannot be exported to clients.
     #[error(transparent)]
@@ -48,6 +50,13 @@ pub enum ServeError {
     },
 }
 
+/// Debug is the sentence as well: it is what a program prints whose `main` returns the error.
+impl std::fmt::Debug for ServeError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        std::fmt::Display::fmt(self, f)
+    }
+}
+
 /// What a log shall be if there is none yet.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct New {
@@ -57,6 +66,143 @@ pub struct New {
     pub segment: Option<u64>,
     /// Random bytes, for its name and its salt.
     pub random: [u8; 24],
+}
+
+/// Bytes that nobody can foretell.
+pub(super) fn drawn<const N: usize>() -> [u8; N] {
+    let mut random = [0; N];
+    getrandom::fill(&mut random).expect("the kernel gives random bytes");
+    random
+}
+
+/// How a log in a file is served.
+#[derive(Clone, Debug)]
+pub struct LogOptions {
+    path: PathBuf,
+    size: Option<u64>,
+    mode: Mode,
+    segment: Option<u64>,
+    declared: Option<PersistenceDomain>,
+    journal: Journaling,
+    port: u16,
+    clients: u16,
+    token: Option<Token>,
+    readers: Option<Token>,
+    insecure: bool,
+}
+
+impl LogOptions {
+    /// Of a log in a file: on a disk, on a DAX file system, or in shared memory (`/dev/shm`). It is made if the file is not there
+    /// and a [`size`](Self::size) is given.
+    #[must_use]
+    pub fn file(path: impl Into<PathBuf>) -> Self {
+        Self {
+            path: path.into(),
+            size: None,
+            mode: Mode::Singleton,
+            segment: None,
+            declared: None,
+            journal: Journaling::IfMade,
+            port: 0,
+            clients: 16,
+            token: None,
+            readers: None,
+            insecure: false,
+        }
+    }
+
+    /// Bytes of a new file; one that is there keeps its size.
+    #[must_use]
+    pub const fn size(mut self, bytes: u64) -> Self {
+        self.size = Some(bytes);
+        self
+    }
+
+    /// How the end of a new log is found; [`Mode::Singleton`] if nothing is said.
+    #[must_use]
+    pub const fn mode(mut self, mode: Mode) -> Self {
+        self.mode = mode;
+        self
+    }
+
+    /// Bytes of a segment of a new log, and so of the longest record and its header; a sixteenth of the log if nothing is said.
+    #[must_use]
+    pub const fn segment(mut self, bytes: u64) -> Self {
+        self.segment = Some(bytes);
+        self
+    }
+
+    /// Takes the operator's word for the persistence domain of the file, where the machine does not tell.
+    #[must_use]
+    pub const fn declare(mut self, domain: PersistenceDomain) -> Self {
+        self.declared = Some(domain);
+        self
+    }
+
+    /// Whether a log on a disk is made durable by way of a journal; files that are made are, if nothing is said.
+    #[must_use]
+    pub const fn journal(mut self, journal: Journaling) -> Self {
+        self.journal = journal;
+        self
+    }
+
+    /// The port of the connection manager; 0, or nothing said: one that is free.
+    #[must_use]
+    pub const fn port(mut self, port: u16) -> Self {
+        self.port = port;
+        self
+    }
+
+    /// Clients at a time; 16 if nothing is said.
+    #[must_use]
+    pub const fn clients(mut self, count: u16) -> Self {
+        self.clients = count;
+        self
+    }
+
+    /// Admits only clients that prove to have this token. Without one only this machine may reach the server.
+    #[must_use]
+    pub fn token(mut self, token: Token) -> Self {
+        self.token = Some(token);
+        self
+    }
+
+    /// Admits clients that prove to have this token, too: they may read the log, and not write to it.
+    #[must_use]
+    pub fn reader_token(mut self, token: Token) -> Self {
+        self.readers = Some(token);
+        self
+    }
+
+    /// Lets others than this machine reach it without a token: they may read and write the log.
+    #[must_use]
+    pub const fn insecure(mut self) -> Self {
+        self.insecure = true;
+        self
+    }
+
+    fn region(&self) -> Result<Region, remanence_pmem::Error> {
+        let mut file = file_options().journal(self.journal).only_durable(true);
+        if let Some(domain) = self.declared {
+            file = file.declare(domain);
+        }
+        if let Some(size) = self.size.filter(|_| !self.path.exists()) {
+            file = file.create(size);
+        }
+        file.open(&self.path)
+    }
+
+    fn server(self, context: &Context, region: Region) -> ServerOptions {
+        let mut options =
+            ServerOptions::new(context, region, self.port).serves("a log").sessions(self.clients);
+        if let Some(token) = self.token {
+            options = options.token(token);
+        }
+        if let Some(readers) = self.readers {
+            options = options.reader_token(readers);
+        }
+        if self.insecure { options.insecure() } else { options }
+    }
 }
 
 /// A log that is exported.
@@ -196,6 +342,23 @@ impl OwnLog {
 }
 
 impl LogServer {
+    /// Recovers the log in a file, or makes one, and listens at the address of the device. Clients that connect wait until
+    /// [`run`](Self::run).
+    ///
+    /// # Errors
+    /// One sentence that says what to do: another process serves the file, something else is in it, the log is damaged, the port is
+    /// taken.
+    pub fn open(context: &Context, options: LogOptions) -> Result<Self, ServeError> {
+        let region = options.region()?;
+        let new = New { mode: options.mode, segment: options.segment, random: drawn() };
+        Self::bind(options.server(context, region.clone()), &region, &new).inspect_err(|_| {
+            // A file that was made for a log that then could not be had: nobody else has had it, as it is locked by us.
+            if let Some(path) = region.path().filter(|_| region.is_new()) {
+                let _ = std::fs::remove_file(path);
+            }
+        })
+    }
+
     /// Recovers the log in a region, or makes one if the region is blank, and listens.
     ///
     /// # Errors

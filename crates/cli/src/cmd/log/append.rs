@@ -198,7 +198,7 @@ fn append(
             group.poll().map_err(said)?;
         }
         let batch: Vec<&[u8]> = waiting.iter().map(Vec::as_slice).collect();
-        match group.append_batch(&batch) {
+        match group.begin_append_batch(&batch) {
             Ok((_, count)) => drop(waiting.drain(..count)),
             Err(error) => {
                 // What is under way may still become durable, and then counts.

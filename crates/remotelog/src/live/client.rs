@@ -1,0 +1,274 @@
+//! What a user of a log has: one that is open for writing, and one that is read. Both connect by themselves.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use remanence_pmem::Survives;
+use remanence_remote::Token;
+use remanence_verbs::Context;
+
+use super::connection::{CallError, Method, SessionConnection, connect};
+use super::server::drawn;
+use crate::error::{Damage, Refused};
+use crate::format::Epoch;
+use crate::format::superblock::Uuid;
+use crate::group::{self, ConnectionLost, Group, GroupError, Opened};
+use crate::proto::Request;
+use crate::store::{Reader, Status};
+use crate::walk::{Ahead, Source};
+
+/// Bytes that a reader asks for at a time.
+const WINDOW: u64 = 64 << 10;
+/// How often a record is looked for that is not whole, though the server has it: a trim may have overtaken each look.
+const LOOKS: usize = 16;
+
+/// How a log is connected to.
+#[derive(Clone, Debug)]
+pub struct ConnectOptions {
+    remote: remanence_remote::Options,
+    patience: Duration,
+    acks: Option<u16>,
+    method: Method,
+}
+
+impl Default for ConnectOptions {
+    fn default() -> Self {
+        let patience = Duration::from_secs(30);
+        let remote = remanence_remote::Options::default().patience(patience);
+        Self { remote, patience, acks: None, method: Method::Cheapest }
+    }
+}
+
+impl ConnectOptions {
+    /// The tokens of the servers; each of them is asked which one is its own.
+    #[must_use]
+    pub fn tokens(mut self, tokens: impl IntoIterator<Item = Token>) -> Self {
+        self.remote = self.remote.tokens(tokens);
+        self
+    }
+
+    /// How long a server may go without a sign before it is taken for lost; 30 s if nothing is said.
+    #[must_use]
+    pub fn patience(mut self, limit: Duration) -> Self {
+        self.remote = self.remote.patience(limit);
+        self.patience = limit;
+        self
+    }
+
+    /// On how many of the servers a record must be durable before it is acknowledged. That is settled when the log is made on them,
+    /// where it is all of them if nothing is said.
+    #[must_use]
+    pub const fn acks(mut self, servers: u16) -> Self {
+        self.acks = Some(servers);
+        self
+    }
+
+    /// How records are made durable; by the cheapest method that is proven for the server if nothing is said.
+    #[must_use]
+    pub fn method(mut self, method: Method) -> Self {
+        self.method = method;
+        self
+    }
+}
+
+/// A log that is open for its one writer, on one server or on several.
+///
+/// [`append`](Group::append) returns when the record is durable; who has many of them begins them by
+/// [`begin_append`](Group::begin_append), and waits once.
+pub type Log = Group<SessionConnection>;
+
+impl Log {
+    /// Opens the log on these servers for writing, by a device of its own; makes it if all of them are new. Earlier writers are shut
+    /// out. All servers of the log are to be named, lost ones too.
+    ///
+    /// # Errors
+    /// As [`connect`](Self::connect); or there is no way from here to the first server.
+    pub fn connect_to(servers: &[SocketAddr], options: &ConnectOptions) -> Result<Self, GroupError> {
+        let first = servers.first().ok_or_else(nobody)?;
+        let context = Context::towards(first.ip()).map_err(|e| said(&e))?;
+        Self::connect(&context, servers, options)
+    }
+
+    /// The same by a device that is open.
+    ///
+    /// # Errors
+    /// Too few of the servers are there, they do not belong together, or another writer was faster.
+    pub fn connect(
+        context: &Context,
+        servers: &[SocketAddr],
+        options: &ConnectOptions,
+    ) -> Result<Self, GroupError> {
+        if servers.is_empty() {
+            return Err(nobody());
+        }
+        let to = |server: &SocketAddr| {
+            let connection = connect(context, *server, options.remote.clone(), options.method.clone());
+            (server.to_string(), connection)
+        };
+        let group = group::Options::new(u32::from_le_bytes(drawn()), Uuid(drawn()));
+        let group = group.acks(options.acks).patience(options.patience);
+        Self::open(servers.iter().map(to).collect(), &group).map(|(log, _): (Self, Opened)| log)
+    }
+
+    /// Which failures acknowledged records survive, by the tokens of the servers that take part: what all of them survive. `None`
+    /// if this writer has appended nothing yet.
+    pub fn survives(&mut self) -> Option<Survives> {
+        self.connections().filter_map(|(_, connection)| connection.survives()).reduce(Survives::and)
+    }
+}
+
+fn nobody() -> GroupError {
+    Refused::Said("no server was named; name all servers of the log".to_owned()).into()
+}
+
+fn said(error: &dyn std::fmt::Display) -> GroupError {
+    Refused::Said(error.to_string()).into()
+}
+
+/// A record that was read.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Record {
+    /// Its number.
+    pub sequence: u64,
+    /// The writer that appended it.
+    pub epoch: Epoch,
+    /// What was appended.
+    pub payload: Vec<u8>,
+}
+
+/// Why a record is not read.
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ReadError {
+    /// The server is gone, or refuses.
+    #[error(transparent)]
+    Call(#[from] CallError),
+    /// It was given up by whoever had applied it.
+    #[error("records {from} to {} were trimmed before they were read; begin again with {below}", below - 1)]
+    Trimmed {
+        /// The record that was to be read.
+        from: u64,
+        /// The first one that is there.
+        below: u64,
+    },
+    /// It is damaged.
+    #[error(transparent)]
+    Damaged(#[from] Damage),
+    /// The server has it, and what is read in its place is not it.
+    #[error(
+        "record {0} changes while it is read; try again, and check the server's medium if that does not help"
+    )]
+    Unsteady(u64),
+}
+
+/// Debug is the sentence as well: it is what a program prints whose `main` returns the error.
+impl std::fmt::Debug for ReadError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        std::fmt::Display::fmt(self, f)
+    }
+}
+
+impl From<ConnectionLost> for ReadError {
+    fn from(lost: ConnectionLost) -> Self {
+        Self::Call(lost.into())
+    }
+}
+
+/// Reads the records of a server's log from afar, one after the other: an iterator. The server's CPU says how far its log goes, and
+/// takes no part otherwise.
+///
+/// What is read is durable on that server. In a log on several servers the last records may not have been acknowledged yet, and a
+/// later writer may then cut them off. The iterator ends where the log ends now; asked again later, it goes on.
+#[derive(Debug)]
+pub struct LogReader {
+    source: Ahead<SessionConnection>,
+    reader: Reader,
+    status: Status,
+    over: bool,
+}
+
+impl LogReader {
+    /// Begins with the first record that is there, by a device of its own.
+    ///
+    /// # Errors
+    /// As [`connect`](Self::connect); or there is no way from here to the server.
+    pub fn connect_to(server: SocketAddr, options: &ConnectOptions) -> Result<Self, CallError> {
+        let context = Context::towards(server.ip()).map_err(|e| ConnectionLost(e.to_string()))?;
+        Self::connect(&context, server, options)
+    }
+
+    /// The same by a device that is open.
+    ///
+    /// # Errors
+    /// The server is not there, or refuses.
+    pub fn connect(
+        context: &Context,
+        server: SocketAddr,
+        options: &ConnectOptions,
+    ) -> Result<Self, CallError> {
+        let mut connection = connect(context, server, options.remote.clone(), options.method.clone())?;
+        let status = connection.call(&Request::Status)?;
+        let (reader, size) = (Reader::new(&status), status.superblock.geometry.size);
+        Ok(Self { source: Ahead::new(connection, size, WINDOW), reader, status, over: false })
+    }
+
+    /// What the server has said of its log last.
+    #[must_use]
+    pub const fn status(&self) -> &Status {
+        &self.status
+    }
+
+    /// The number of the record that comes next.
+    #[must_use]
+    pub const fn next_sequence(&self) -> u64 {
+        self.reader.next_sequence()
+    }
+
+    fn read(&mut self) -> Result<Option<Record>, ReadError> {
+        let next = self.reader.next_sequence();
+        for _ in 0..LOOKS {
+            if next < self.status.tail.sequence
+                && let Ok((found, payload)) = self.reader.read(&mut self.source)?
+            {
+                let (sequence, epoch) = (found.header.sequence, found.header.epoch);
+                return Ok(Some(Record { sequence, epoch, payload: payload.to_vec() }));
+            }
+            // It is not there yet, or no more, or was overwritten while it was read.
+            self.status = self.source.get_mut().call(&Request::Status)?;
+            self.source.forget();
+            self.reader.refresh(&self.status);
+            let first = self.status.state.head.sequence;
+            if first > next {
+                return Err(ReadError::Trimmed { from: next, below: first });
+            }
+            if let Some(damage) = self.status.damage.filter(|damage| damage.sequence <= next) {
+                return Err(damage.into());
+            }
+            if self.status.tail.sequence <= next {
+                return Ok(None);
+            }
+        }
+        Err(ReadError::Unsteady(next))
+    }
+}
+
+impl Iterator for LogReader {
+    type Item = Result<Record, ReadError>;
+
+    /// The next record; `None` at the end of the log, and after an error.
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.over {
+            return None;
+        }
+        let next = self.read();
+        self.over = next.is_err();
+        next.transpose()
+    }
+}
+
+impl Source for SessionConnection {
+    type Error = ConnectionLost;
+
+    fn read(&mut self, offset: u64, into: &mut [u8]) -> Result<(), ConnectionLost> {
+        Self::read(self, offset, into)
+    }
+}
