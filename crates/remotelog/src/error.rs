@@ -9,13 +9,13 @@ use crate::format::{Epoch, VERSION};
 /// Why a region cannot be opened as a log.
 #[derive(Clone, PartialEq, Eq, Debug, Error)]
 pub enum OpenError {
-    /// No magic number.
+    /// The file does not begin with a log's magic number.
     #[error("this is not a log; name another file, or remove this one to have a new log made in its place")]
     NotALog,
-    /// All zeros.
+    /// The page in which a superblock belongs is all zeros, or that of a log whose making was interrupted.
     #[error("this file holds no log, only zeros; remove it to have a new log made in its place")]
     Blank,
-    /// Shorter than a superblock.
+    /// The file is shorter than a superblock.
     #[error(
         "this file has only {len} bytes, too few for a log; remove it to have a new log made in its place"
     )]
@@ -23,18 +23,18 @@ pub enum OpenError {
         /// Bytes of the region.
         len: u64,
     },
-    /// Written by a machine, or a program, that swaps bytes.
+    /// The log was written by a machine, or a program, that swaps bytes.
     #[error(
         "this log was written in the other byte order; serve it on the machine that wrote it, and copy its records over"
     )]
     OtherByteOrder,
-    /// Another version of the format.
+    /// The file has another version of the format.
     #[error(
         "this log has format version {found}, and this program reads version {VERSION}; nothing was changed: serve it with \
          the release that made it, and copy its records over"
     )]
     OtherVersion {
-        /// The file's version.
+        /// The version that the file names.
         found: u32,
     },
     /// The superblock's checksum is wrong.
@@ -43,7 +43,7 @@ pub enum OpenError {
          copy; if the log has other servers, a new one in its place is rebuilt from them"
     )]
     SuperblockDamaged,
-    /// The file was cut.
+    /// The file is shorter than its log, as it was cut.
     #[error(
         "this log was truncated: {len} of {log} bytes are left; restore the file from a copy; if the log has other servers, a \
          new one in its place is rebuilt from them"
@@ -54,7 +54,7 @@ pub enum OpenError {
         /// Bytes of the log.
         log: u64,
     },
-    /// Something was appended to the file.
+    /// The file is longer than its log, as something was appended.
     #[error(
         "this file has {len} bytes, but the log in it only {log}; cut it back with `truncate -s {log}` if nothing else is \
          meant to be in it"
@@ -79,7 +79,7 @@ pub enum OpenError {
     BadGeometry {
         /// Bytes of the region.
         size: u64,
-        /// Bytes of a segment.
+        /// Bytes that each segment was to have.
         segment: u64,
     },
     /// The medium failed.
@@ -96,22 +96,23 @@ impl OpenError {
 /// What is wrong at the place where a record should be.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
 pub enum Fault {
-    /// Zeros, or the end of its segment.
+    /// There are zeros, or the segment ends there.
     #[error("nothing is there")]
     Nothing,
-    /// The length leads out of the segment.
+    /// The length of the record leads out of the segment.
     #[error("its length is impossible")]
     Length,
-    /// Another number.
+    /// A record with a number above the one that is due is there.
     #[error("another record is there")]
     Sequence,
-    /// Of before a fence, or of an older writer than the record before.
+    /// A record is there that was cut off: its stamp is from before a fence, or its writer is older than that of the
+    /// record before it.
     #[error("a record that was cut off is there")]
     Stale,
-    /// The checksum is wrong.
+    /// The checksum of the record is wrong.
     #[error("its checksum is wrong")]
     Checksum,
-    /// It is whole, but does not end where the tail says.
+    /// The record is whole, but does not end where the tail says.
     #[error("the tail word does not point behind a record")]
     Tail,
 }
@@ -119,19 +120,19 @@ pub enum Fault {
 /// How it is known that the record was whole once.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
 pub enum Proof {
-    /// The tail word.
+    /// The tail word points behind the place, and it is written only when the records before it are durable.
     #[error("the tail word lies behind it")]
     Tail,
-    /// A later record, whose writer had been told so.
+    /// A later record is whole, whose writer had been told that this one is durable.
     #[error("the writer of record {sequence} had been told that it is durable")]
     Later {
-        /// That record.
+        /// The number of that later record.
         sequence: u64,
     },
-    /// The root record.
+    /// The root record says that the log went further: a promise or an acknowledgement was noted in it.
     #[error("the root record says that the log reached {sequence}")]
     Root {
-        /// So far.
+        /// The number that the log had reached: all records below it were there.
         sequence: u64,
     },
 }
@@ -151,7 +152,7 @@ pub struct Damage {
     pub first: u64,
     /// Where it should be, in the region.
     pub offset: u64,
-    /// What is there.
+    /// What is wrong at that place.
     pub fault: Fault,
     /// How it is known that it was whole.
     pub proof: Proof,
@@ -186,7 +187,7 @@ fn safe(first: u64, bad: u64) -> String {
 /// Why a server does not do what a client asks of its log.
 #[derive(Clone, PartialEq, Eq, Debug, Error)]
 pub enum Refused {
-    /// The writer is not the newest.
+    /// The writer is not the one that the log is promised to.
     #[error(
         "a newer writer (epoch {promised}) has taken the log over; nothing that it has not acknowledged was lost: open the \
          log again to write to it"
@@ -195,17 +196,17 @@ pub enum Refused {
         /// The epoch that the server listens to.
         promised: Epoch,
     },
-    /// A record that is not there.
+    /// The log has no record of that number.
     #[error("record {asked} is not in the log, which has {first} to {next} (exclusive)")]
     NotThere {
-        /// The number.
+        /// The number of the record that was asked for.
         asked: u64,
-        /// The first one there.
+        /// The number of the first record in the log.
         first: u64,
-        /// One more than the last.
+        /// One more than the number of the last record in the log.
         next: u64,
     },
-    /// Damage.
+    /// A record is damaged: what was asked for lies behind it, or cannot be done with a damaged log.
     #[error("{0}")]
     Damaged(Damage),
     /// The request makes no sense.
@@ -214,7 +215,7 @@ pub enum Refused {
     /// The connection of an older writer is being cut.
     #[error("the server is cutting the connection of an older writer; ask again")]
     Busy,
-    /// Whatever else the server said.
+    /// The server refused for another reason, in this sentence.
     #[error("{0}")]
     Said(String),
     /// The medium failed; from here on nothing is changed, as nothing can be known to be durable.
@@ -234,24 +235,24 @@ impl Refused {
 /// Why a record was not appended. Nothing was changed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
 pub enum AppendError {
-    /// It will never fit.
+    /// The record is longer than any that the log can have.
     #[error(
         "a record of {len} bytes does not fit into a segment, which takes {max}; split it, or make a log with longer segments"
     )]
     TooLong {
         /// Bytes of payload.
         len: u64,
-        /// The most.
+        /// Bytes of payload that a record of this log can have at most.
         max: u64,
     },
-    /// It does not fit now.
+    /// The log has no room for the record until records are trimmed.
     #[error(
         "the log is full: {needed} bytes are needed and {free} are free; trim records that were applied, or serve a larger log"
     )]
     Full {
-        /// Bytes that it takes.
+        /// Bytes that the record takes, with what stays unused at the end of a segment.
         needed: u64,
-        /// Bytes that are free.
+        /// Bytes that are free in the log.
         free: u64,
     },
 }

@@ -11,7 +11,7 @@ use crate::store::{Run, Status};
 
 /// The most stretches of records that are told; older ones are left out, which costs a rebuild at worst.
 pub const RUNS_MAX: usize = 32;
-/// No request is longer.
+/// The most bytes that a request has.
 pub const REQUEST_MAX: usize = 64;
 /// Bytes of the superblock that mean something.
 const SUPERBLOCK: usize = 64;
@@ -19,58 +19,58 @@ const SUPERBLOCK: usize = 64;
 /// What a client asks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Request {
-    /// How the log is.
+    /// Asks how the log is.
     Status,
-    /// To be its only writer.
+    /// Asks to be the log's only writer.
     Grant {
-        /// Under this epoch.
+        /// The epoch of the new writer.
         epoch: Epoch,
     },
-    /// To cut off the records from that number on.
+    /// Asks to cut off the records from that number on.
     Truncate {
-        /// The writer.
+        /// The epoch of the writer that asks, to which the log must be promised.
         epoch: Epoch,
         /// The first record that goes.
         sequence: u64,
     },
-    /// To begin anew with that number.
+    /// Asks to empty the log, and to go on with that number.
     Reset {
-        /// The writer.
+        /// The epoch of the writer that asks, to which the log must be promised.
         epoch: Epoch,
         /// The number of the next record.
         sequence: u64,
-        /// Who appended the one before it.
+        /// The epoch of the record before that number, which the server does not have.
         after: Epoch,
     },
-    /// To take the log as it is for the one that the group has chosen.
+    /// Asks to take the log as it is for the one that the group has chosen.
     Adopt {
-        /// The writer.
+        /// The epoch of the writer that asks, to which the log must be promised.
         epoch: Epoch,
         /// The number of the next record.
         sequence: u64,
-        /// The group.
+        /// The UUID of the group that the log belongs to from now on.
         group: Uuid,
-        /// Its servers.
+        /// How many servers the group has.
         members: u16,
-        /// How many must acknowledge.
+        /// How many of them must have a record before it is acknowledged.
         acks: u16,
     },
-    /// To give up the records below that number.
+    /// Asks to give up the records below that number.
     Trim {
         /// The first record that stays.
         below: u64,
     },
-    /// To remember that the records below that number were acknowledged.
+    /// Asks to remember that the records below that number were acknowledged.
     Known {
-        /// The writer.
+        /// The epoch of the writer that asks, to which the log must be promised.
         epoch: Epoch,
-        /// One more than the last that was.
+        /// One more than the number of the last record that was acknowledged.
         below: u64,
     },
 }
 
 impl Request {
-    /// The bytes to send.
+    /// The bytes of the request, to be sent.
     #[must_use]
     pub fn emit(&self) -> Vec<u8> {
         let (tag, words): (u8, Vec<u64>) = match *self {
@@ -91,7 +91,7 @@ impl Request {
         out
     }
 
-    /// Reads them.
+    /// Reads the bytes of a request.
     ///
     /// # Errors
     /// They are no request of this protocol.
@@ -172,7 +172,7 @@ pub fn emit_reply(reply: &Result<Status, Refused>) -> Vec<u8> {
 
 const FIXED: usize = 1 + SUPERBLOCK + ROOT_LEN + 32 + DAMAGE;
 
-/// Reads an answer.
+/// Reads the bytes of an answer.
 ///
 /// # Errors
 /// The server's refusal, or that the bytes are none of this protocol.

@@ -17,37 +17,37 @@ use crate::writer::Grant;
 /// What a new log shall be.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Make {
-    /// How its end is found.
+    /// How the end of the log is found.
     pub mode: Mode,
-    /// How it is divided.
+    /// How the region is divided.
     pub geometry: Geometry,
-    /// Its name: draw it.
+    /// The UUID that the log is known by, which the caller draws.
     pub uuid: Uuid,
-    /// What tells its records from others': draw it.
+    /// What tells the log's records from those of others in the same place; the caller draws it.
     pub salt: u64,
 }
 
 /// A stretch of records that one writer appended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Run {
-    /// The writer.
+    /// The epoch of the writer that appended them.
     pub epoch: Epoch,
-    /// Its first record here; the stretch goes to the next one's.
+    /// The number of its first record here; the stretch ends where the next one begins, or at the tail.
     pub from: u64,
 }
 
 /// What a server says of its log.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Status {
-    /// What it is.
+    /// What the log is, as page 0 says it.
     pub superblock: Superblock,
-    /// What the server remembers.
+    /// What the server remembers of the log besides its records.
     pub state: State,
-    /// Where it goes on. All records before it are durable.
+    /// Where the log goes on; all records before it are durable.
     pub tail: Cursor,
-    /// Who appended what is there.
+    /// Who appended what is there: stretches in the order of their numbers.
     pub runs: Vec<Run>,
-    /// What is wrong with it.
+    /// What is damaged of the log; `None` if nothing is, as far as was looked.
     pub damage: Option<Damage>,
 }
 
@@ -172,12 +172,12 @@ impl<M: Medium + Clone> Store<M> {
         Ok(store)
     }
 
-    /// The medium.
+    /// The medium that the log lies on.
     pub const fn medium(&self) -> &M {
         &self.medium
     }
 
-    /// What this log is.
+    /// What the log is, as page 0 says it.
     #[must_use]
     pub const fn superblock(&self) -> &Superblock {
         &self.superblock
@@ -195,7 +195,7 @@ impl<M: Medium + Clone> Store<M> {
         &self.tail
     }
 
-    /// What is wrong with it.
+    /// What is damaged of the log; `None` if nothing is, as far as was looked.
     #[must_use]
     pub const fn damage(&self) -> Option<&Damage> {
         self.damage.as_ref()

@@ -13,13 +13,13 @@ use crate::format::{Cursor, Geometry};
 
 /// Where bytes come from: a medium, or a region that is reached by RDMA READs.
 pub trait Source {
-    /// Why they do not.
+    /// The reason for which no bytes come.
     type Error;
 
     /// Fills `into` with the bytes at an offset of the region.
     ///
     /// # Errors
-    /// They cannot be read.
+    /// The bytes cannot be read.
     fn read(&mut self, offset: u64, into: &mut [u8]) -> Result<(), Self::Error>;
 }
 
@@ -41,9 +41,9 @@ impl<M: Medium> Source for Local<'_, M> {
 pub struct Rules {
     /// How the region is divided.
     pub geometry: Geometry,
-    /// The log's salt.
+    /// What goes into the checksum of the log's records.
     pub salt: u64,
-    /// What was cut off.
+    /// What was cut off, and stays so.
     pub fence: Fence,
     /// No record lies at or behind this position: there the ring meets its head.
     pub limit: u64,
@@ -52,9 +52,9 @@ pub struct Rules {
 /// A record that was found.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Found {
-    /// Where it begins.
+    /// The position at which the record begins.
     pub position: u64,
-    /// Its header.
+    /// The header of the record, which was checked.
     pub header: Header,
     /// Where the log goes on behind it.
     pub after: Cursor,
@@ -204,7 +204,7 @@ impl<S: Source> Ahead<S> {
         self.bytes.clear();
     }
 
-    /// The source.
+    /// The source that is read from, for what else is done with it.
     pub const fn get_mut(&mut self) -> &mut S {
         &mut self.source
     }

@@ -14,9 +14,9 @@ use crate::format::{Cursor, Epoch, Geometry, Mode};
 pub struct Grant {
     /// How the region is divided.
     pub geometry: Geometry,
-    /// The log's salt.
+    /// What goes into the checksum of the log's records.
     pub salt: u64,
-    /// How its end is found.
+    /// How the end of the log is found.
     pub mode: Mode,
     /// Where the tail word is, in the region.
     pub tail_word: u64,
@@ -31,7 +31,7 @@ pub struct Grant {
 pub struct Updates {
     /// Where the records go, in the region.
     pub offset: u64,
-    /// Their bytes.
+    /// The bytes of the records, one behind the other: headers, payloads and padding.
     pub records: Vec<u8>,
     /// The tail word that makes them count, where there is one, and what it shall be.
     pub tail: Option<(u64, [u8; 8])>,
@@ -40,13 +40,13 @@ pub struct Updates {
 }
 
 impl Updates {
-    /// As offsets and bytes.
+    /// The updates as offsets in the region and bytes.
     #[must_use]
     pub fn list(&self) -> Vec<(u64, &[u8])> {
         self.with(<[_]>::to_vec)
     }
 
-    /// As offsets and bytes, for whoever carries them out.
+    /// The same, for a function that carries them out.
     pub fn with<'a, T>(&'a self, carry: impl FnOnce(&[(u64, &'a [u8])]) -> T) -> T {
         let records = (self.offset, &self.records[..]);
         match &self.tail {
@@ -56,7 +56,7 @@ impl Updates {
     }
 }
 
-/// Appends to one log.
+/// The writer of one log.
 #[derive(Clone, Debug)]
 pub struct Writer {
     grant: Grant,
@@ -66,7 +66,7 @@ pub struct Writer {
 }
 
 impl Writer {
-    /// Of a log that was granted to this epoch.
+    /// A writer of a log that was granted to this epoch.
     #[must_use]
     pub const fn new(grant: Grant, epoch: Epoch) -> Self {
         Self { grant, epoch, end: grant.tail, acknowledged: grant.tail.sequence }
@@ -105,7 +105,7 @@ impl Writer {
     /// Whether a record of so many bytes could be appended.
     ///
     /// # Errors
-    /// Why not.
+    /// [`AppendError`]: why it could not.
     pub fn fits(&self, payload: usize) -> Result<(), AppendError> {
         self.place(payload as u64).map(drop)
     }

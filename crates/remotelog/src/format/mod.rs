@@ -15,7 +15,7 @@
 //! place, and a *stamp* that is not lower than the one of the record before it, nor lower than the fence's if the fence lies
 //! before it. Sequence numbers are never reused but for records that were cut off by a crash or by a truncation. After
 //! either, before anybody appends, the root durably has a fence at the first number that may be reused with a stamp higher
-//! than any before, and whoever appends does so with that stamp. So what was cut off stays dead as long as that fence is the
+//! than any before, and whoever appends does so with that stamp. So what was cut off does not count while that fence is the
 //! newest. When it is not any more, the record that was appended first behind it is durable. What was cut off behind that
 //! has a lower stamp than it. What was cut off in its own place is overwritten by it, or lies in the other of the two
 //! places where it could have gone, and both were emptied when the fence was set ([`crate::store::Store::grant`]).
@@ -36,22 +36,22 @@ pub const TAILS_AT: u64 = 12288;
 pub const TAILS: u16 = 512;
 /// Where the segments begin.
 pub const DATA_AT: u64 = 16384;
-/// The shortest segment.
+/// The least bytes that a segment has.
 pub const SEGMENT_MIN: u64 = 256;
-/// The longest segment, so that a record's length always fits 32 bits.
+/// The most bytes that a segment has, so that a record's length always fits 32 bits.
 pub const SEGMENT_MAX: u64 = 1 << 30;
 
 /// How the end of the log is found.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum Mode {
-    /// By looking for the last whole record: an append is one update.
+    /// The end is found by looking for the last whole record: an append is one update.
     Singleton,
-    /// By a word that is written after the record: an append is two updates, in order.
+    /// The end is found by a word that is written after the record: an append is two updates, in order.
     Compound,
 }
 
 impl Mode {
-    /// Both.
+    /// Both modes, the one that needs no tail word first.
     pub const ALL: [Self; 2] = [Self::Singleton, Self::Compound];
 
     /// The word for options and machine-readable output.
@@ -93,10 +93,10 @@ impl std::str::FromStr for Mode {
 pub struct Epoch(pub u64);
 
 impl Epoch {
-    /// Before any writer.
+    /// The epoch before that of any writer.
     pub const NONE: Self = Self(0);
 
-    /// Of a counter and a number drawn by the writer.
+    /// The epoch of a counter and of a number that the writer drew.
     #[must_use]
     pub const fn new(counter: u32, writer: u32) -> Self {
         Self((counter as u64) << 32 | writer as u64)
@@ -108,7 +108,7 @@ impl Epoch {
         self.0 as u32
     }
 
-    /// The counter.
+    /// The counter, which each new writer raises; 0 only before any writer.
     #[must_use]
     pub const fn counter(self) -> u32 {
         (self.0 >> 32) as u32
@@ -189,13 +189,13 @@ impl Geometry {
 /// Where a log goes on: the next record's number and least position, and what the one before it carried.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Cursor {
-    /// Where the last record ends.
+    /// The position at which the last record ends; the next one begins there or with the next segment.
     pub position: u64,
-    /// The next record's number.
+    /// The number of the next record.
     pub sequence: u64,
-    /// The epoch of the record before.
+    /// The epoch of the record before it.
     pub epoch: Epoch,
-    /// The stamp of the record before.
+    /// The stamp of the record before it.
     pub stamp: u32,
 }
 

@@ -1,4 +1,4 @@
-//! One record.
+//! A record of a log: its bytes, and how it is told from other bytes.
 //!
 //! ```text
 //! record, at a multiple of 8:
@@ -30,17 +30,17 @@ pub const fn record_len(payload: u64) -> u64 {
 /// What stands before the payload.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Header {
-    /// Bytes of payload.
+    /// Bytes of payload, without the padding.
     pub length: u32,
-    /// The checksum.
+    /// CRC-32 of the log's salt and of the record without this field.
     pub crc: u32,
-    /// Which record.
+    /// The number of the record in its log, which grows by 1 from record to record.
     pub sequence: u64,
-    /// Who appended it first.
+    /// The epoch of the writer that appended it first.
     pub epoch: Epoch,
-    /// When it was put here.
+    /// The counter of the epoch in which it was put here.
     pub stamp: u32,
-    /// Records before it that were not acknowledged then.
+    /// How many records before it were not acknowledged when it was put here.
     pub pending: u32,
 }
 

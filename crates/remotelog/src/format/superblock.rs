@@ -43,13 +43,13 @@ mod field {
 /// The contents of page 0.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Superblock {
-    /// Which log.
+    /// The UUID of the log, drawn when it was made.
     pub uuid: Uuid,
-    /// How it is divided.
+    /// How the region is divided.
     pub geometry: Geometry,
     /// Goes into the checksum of every record, so that nothing of an earlier log in the same place can pass for one.
     pub salt: u64,
-    /// How its end is found.
+    /// How the end of the log is found.
     pub mode: Mode,
 }
 

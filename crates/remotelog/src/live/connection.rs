@@ -25,21 +25,21 @@ const ASKED_AGAIN: usize = 10_000;
 /// How updates are made durable.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Method {
-    /// By the cheapest recipe that is proven.
+    /// Updates are made durable by the cheapest recipe that is proven.
     Cheapest,
-    /// By the paper's for that operation.
+    /// Updates are made durable by the recipe that the paper has for that operation.
     Op(Op),
-    /// By this one, which is proven first.
+    /// Updates are made durable by this recipe, which is proven first.
     Recipe(Op, Recipe),
 }
 
 /// Why a server does not do what it is asked for.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum CallError {
-    /// It says why.
+    /// The server refused, and said why.
     #[error("{0}")]
     Refused(#[from] Refused),
-    /// It is gone, or never was there.
+    /// The server is gone, or never was there.
     #[error("{0}")]
     Lost(#[from] ConnectionLost),
 }
@@ -61,7 +61,7 @@ pub struct SessionConnection {
     waiting: VecDeque<Waiting>,
     calls: VecDeque<u64>,
     reads: VecDeque<Reading>,
-    /// Why it is over, if a wait has found that.
+    /// Why the session is over, if a wait has found that it is.
     over: Option<ConnectionLost>,
     survives: Option<Survives>,
 }
@@ -94,7 +94,7 @@ fn lost(error: Error) -> ConnectionLost {
 }
 
 impl SessionConnection {
-    /// The session under it.
+    /// The session that the connection uses.
     pub const fn session(&mut self) -> &mut Session {
         &mut self.session
     }
@@ -131,7 +131,7 @@ impl SessionConnection {
     /// The recipe for a record of so many bytes, as text; and whether the server's CPU takes part in it.
     ///
     /// # Errors
-    /// There is none.
+    /// There is no recipe that makes such a record durable there.
     pub fn explain(&mut self, request: &PlanRequest) -> Result<(String, bool), CallError> {
         let plan = match &self.method {
             Method::Cheapest => self.session.plan(request),
@@ -142,14 +142,14 @@ impl SessionConnection {
         Ok((plan.recipe.to_string(), plan.recipe.is_two_sided()))
     }
 
-    /// Of what was asked before the answer is known. `None`: not yet.
+    /// The plan for updates like these, which is kept for the next ones; `None` while it is not known yet.
     fn plan(&mut self, request: &PlanRequest) -> Result<Option<Plan>, ConnectionLost> {
         if let Some((_, plan)) = self.plans.iter().find(|(known, _)| known == request) {
             return Ok(Some(plan.clone()));
         }
         let plan = match &self.method {
             Method::Cheapest => self.session.try_plan(request),
-            // Of interest for comparisons only, where nobody else is waited for.
+            // This waits, which is of no harm: it is for comparisons only, where nobody else is waited for.
             Method::Op(op) => self.session.plan_by(*op, request).map(Some),
             Method::Recipe(op, recipe) => self.session.plan_for(*op, recipe.clone(), request).map(Some),
         };

@@ -23,13 +23,13 @@ use crate::writer::Updates;
 /// Why a log is not served.
 #[derive(Debug, Error)]
 pub enum ServeError {
-    /// The memory cannot be exported.
+    /// The memory cannot be exported to clients.
     #[error(transparent)]
     Remote(#[from] remanence_remote::Error),
-    /// Its file is not whole.
+    /// The file of the log cannot be mapped, or is not whole.
     #[error(transparent)]
     Memory(#[from] remanence_pmem::Error),
-    /// There is no log in it.
+    /// The memory has no log that can be opened.
     #[error(transparent)]
     Open(#[from] OpenError),
     /// The log does not do what was asked.
@@ -43,7 +43,7 @@ pub enum ServeError {
     NoRoom {
         /// Bytes of the log.
         log: u64,
-        /// Bytes that are left.
+        /// Bytes of the region that are left beside the buffers.
         len: u64,
     },
 }
@@ -51,9 +51,9 @@ pub enum ServeError {
 /// What a log shall be if there is none yet.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct New {
-    /// How its end is found.
+    /// How the end of the log is found.
     pub mode: Mode,
-    /// Bytes of a segment; `None` for the usual.
+    /// Bytes of a segment; `None` for what [`Geometry::for_size`](crate::format::Geometry::for_size) chooses.
     pub segment: Option<u64>,
     /// Random bytes, for its name and its salt.
     pub random: [u8; 24],
@@ -81,7 +81,7 @@ type Watch = Box<dyn FnMut(&State) + Send>;
 
 struct Serving {
     store: Store<Part>,
-    /// The session that the log is promised to.
+    /// The session that the log is promised to; `None` until it is asked for.
     writer: Option<u64>,
     watch: Option<Watch>,
 }
@@ -226,19 +226,19 @@ impl LogServer {
         Ok(Self { server, shared, made })
     }
 
-    /// Where clients connect.
+    /// The address that clients connect to.
     #[must_use]
     pub fn addr(&self) -> SocketAddr {
         self.server.addr()
     }
 
-    /// What it is, as far as persistence depends on it.
+    /// What this machine is, as far as persistence depends on it.
     #[must_use]
     pub const fn config(&self) -> &Config {
         self.server.config()
     }
 
-    /// What it is and which failures a record survives, in a sentence.
+    /// One sentence: what this machine is and which failures a record survives.
     #[must_use]
     pub fn sentence(&self) -> String {
         self.server.sentence()
@@ -250,19 +250,19 @@ impl LogServer {
         self.server.summary()
     }
 
-    /// The log was made just now.
+    /// Whether the log was made when this server was bound, as there was none.
     #[must_use]
     pub const fn made(&self) -> bool {
         self.made
     }
 
-    /// What was found in receive buffers.
+    /// What was found in receive buffers, and applied, before the log was recovered.
     #[must_use]
     pub const fn recovered(&self) -> Recovered {
         self.server.recovered()
     }
 
-    /// How the log is.
+    /// How the log is, after a look at how far it has got.
     ///
     /// # Errors
     /// The medium failed.
@@ -287,7 +287,7 @@ impl LogServer {
     /// Answers calls of another service: see [`Server::on_call`](remanence_remote::Server::on_call).
     ///
     /// # Panics
-    /// For the service of logs.
+    /// If `service` is the number of the log's own service.
     pub fn on_call(
         &mut self,
         service: u16,
@@ -361,7 +361,7 @@ impl Shared {
                 }
                 store.grant(epoch)
             }
-            // A session that was not promised the log has no business with what follows.
+            // What follows is for the session only that the log is promised to.
             Request::Truncate { .. }
             | Request::Reset { .. }
             | Request::Adopt { .. }
