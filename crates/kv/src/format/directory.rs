@@ -9,7 +9,7 @@ const HEAD: Code<7> = Code::new(56, 1 << 63 | 0xFFFF_FFFF_FFFF);
 /// What a region is used for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum RegionKind {
-    /// Nothing.
+    /// Nothing: the next log or table that needs a region may have it.
     Free,
     /// A link of a head's log.
     Log,
@@ -28,31 +28,32 @@ pub enum RegionKind {
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RegionWord {
-    /// Its use.
+    /// What the region is used for.
     pub kind: RegionKind,
-    /// Whose log.
+    /// The head whose log it is a link of; 0 where it is no log's.
     pub head: u8,
-    /// Which link of it; of a table, whether it is [`MARKED`](Self::MARKED).
+    /// The number of the link in that log; of a table, whether it is [`MARKED`](Self::MARKED).
     pub link: u16,
-    /// When it was put to use. Every object is bound to it by its checksum.
+    /// The number of its present use, which no other use of any region has; every object is bound to it by its
+    /// checksum. It stays when the region is freed.
     pub epoch: u32,
 }
 
 impl RegionWord {
-    /// Never used.
+    /// The word of a region that was never used.
     pub const FREE: Self = Self { kind: RegionKind::Free, head: 0, link: 0, epoch: 0 };
 
     /// In place of the link, of the first region of a table: no entry of it is zeros, not even one that was
     /// [never](super::slot::NEVER) used. Programs that made tables of zeros ignore it.
     pub const MARKED: u16 = 1;
 
-    /// Part of a table that is marked.
+    /// The word of the first region of a table that is marked.
     #[must_use]
     pub const fn table(epoch: u32) -> Self {
         Self { kind: RegionKind::Table, head: 0, link: Self::MARKED, epoch }
     }
 
-    /// As it is stored.
+    /// The word as it is stored, with its check bits.
     #[must_use]
     pub const fn emit(self) -> u64 {
         let (head, log) = match self.kind {
@@ -63,7 +64,7 @@ impl RegionWord {
         REGION.seal((self.epoch as u64) << 32 | (self.link as u64) << 16 | (head as u64) << 8 | log)
     }
 
-    /// From a stored word; `None` if it is not as it was stored.
+    /// Reads a stored word; `None` if it is not as it was stored.
     #[must_use]
     pub const fn parse(word: u64) -> Option<Self> {
         match Self::check(word) {
@@ -72,7 +73,7 @@ impl RegionWord {
         }
     }
 
-    /// From a stored word, and whether a bit of it was wrong. `None`: more than one.
+    /// Reads a stored word, and says whether a bit of it was wrong. `None`: more than one is.
     #[must_use]
     pub const fn check(word: u64) -> Option<(Self, bool)> {
         let (word, mended) = match REGION.check(word) {
@@ -94,14 +95,14 @@ impl RegionWord {
 /// segment is handed out, so that recovery goes on behind everything that a slow client may have written.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct HeadWord {
-    /// The link.
+    /// The number of the link in the head's log.
     pub link: u16,
-    /// The segment of it.
+    /// The number of the segment in that link, counted from 0.
     pub segment: u32,
 }
 
 impl HeadWord {
-    /// As it is stored; without bit 63 it stands for a log that has nothing.
+    /// The word as it is stored; without bit 63 it stands for a log that has nothing.
     #[must_use]
     pub const fn emit(this: Option<Self>) -> u64 {
         HEAD.seal(match this {
@@ -110,7 +111,7 @@ impl HeadWord {
         })
     }
 
-    /// From a stored word, and whether a bit of it was wrong. `None`: more than one.
+    /// Reads a stored word, and says whether a bit of it was wrong. `None`: more than one is.
     #[must_use]
     pub const fn check(word: u64) -> Option<(Option<Self>, bool)> {
         let (word, mended) = match HEAD.check(word) {

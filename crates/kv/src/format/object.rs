@@ -13,7 +13,7 @@
 //! 48  key, value
 //! ```
 //! Clients write everything behind the mark, with one WRITE. The checksum begins with the place: the store's salt, head,
-//! offset and region epoch. So bytes that were whole somewhere else, or here in an earlier life of the region, are not
+//! offset and region epoch. So bytes that were whole somewhere else, or here in an earlier use of the region, are not
 //! whole here. 64 bits, since a torn object of many MiB passes 32 of them once in four billion times.
 //!
 //! The mark is how a client with a cached location notices, with one READ, that it is stale: the server stores the version
@@ -53,13 +53,13 @@ const CHAINED: u8 = 2;
 /// Where an object lies, which its checksum covers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Place {
-    /// The store's.
+    /// The store's salt, as its superblock has it.
     pub salt: u64,
-    /// Whose log.
+    /// The head whose log the object is in.
     pub head: u8,
-    /// Where in it.
+    /// The place in that log.
     pub offset: Offset,
-    /// The region's.
+    /// The epoch of the region, so of its present use.
     pub epoch: u32,
 }
 
@@ -85,46 +85,46 @@ pub fn crc64(parts: &[&[u8]]) -> u64 {
 /// An extent that holds a part of a value.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Chunk {
-    /// Where, in the log of the same head.
+    /// The place of the chunk in the log of the same head.
     pub offset: Offset,
     /// Bytes of value in it.
     pub len: u32,
-    /// CRC-64/NVME of them.
+    /// CRC-64/NVME of these bytes.
     pub crc: u64,
 }
 
-/// The fixed part.
+/// What stands before an object's key and value.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Header {
-    /// Equal to `version`: superseded.
+    /// Equal to `version` once the server has said that there is or may be a newer one.
     pub mark: u64,
-    /// Its version.
+    /// The version of the value, or of its deletion; never 0.
     pub version: u64,
-    /// When it ends, in milliseconds of the server's clock; 0: never.
+    /// When the value ends, in milliseconds of the server's clock; 0: never.
     pub expires: u64,
-    /// The region's epoch.
+    /// The epoch of the region that it was written for.
     pub epoch: u32,
-    /// Bytes of value, or of the list.
+    /// Bytes of value, or of the list of chunks.
     pub value_len: u32,
-    /// Bytes of key.
+    /// Bytes of key, 1 to [`KEY_MAX`].
     pub key_len: u16,
-    /// It says that there is no value.
+    /// Whether it says that the key has no value.
     pub deleted: bool,
-    /// The value is a list of chunks.
+    /// Whether the value is a list of chunks.
     pub chained: bool,
 }
 
 /// Why bytes are no object.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Flaw {
-    /// It has more bytes than were given: so many.
+    /// The object has more bytes than were given: so many.
     Short(u64),
     /// Lengths or flags mean nothing, or the checksum does not fit: not written, not all of it, or for another place.
     Torn,
 }
 
 impl Header {
-    /// From the first [`HEADER_LEN`] bytes. Nothing is verified but that lengths are possible.
+    /// Reads the first [`HEADER_LEN`] bytes. Nothing is verified but that lengths are possible.
     ///
     /// # Errors
     /// It cannot be the start of an object.
@@ -175,9 +175,9 @@ impl Header {
 /// A whole object.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Object<'a> {
-    /// The fixed part.
+    /// What stands before the key.
     pub header: Header,
-    /// The key.
+    /// The key that the object is of.
     pub key: &'a [u8],
     /// The value, or the list of chunks as it is stored.
     pub value: &'a [u8],
@@ -239,7 +239,7 @@ impl<'a> Object<'a> {
 pub enum Content<'a> {
     /// The key has no value any more.
     Deleted,
-    /// A value.
+    /// A value, which is written behind the key.
     Value(&'a [u8]),
     /// A value that lies in these chunks.
     Chained(&'a [Chunk]),

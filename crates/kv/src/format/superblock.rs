@@ -14,7 +14,7 @@ use super::{BadGeometry, Geometry, get_u16, get_u32, get_u64};
 pub const SUPERBLOCK_LEN: usize = 72;
 /// Bytes that it takes if the store has grown.
 pub const LONGEST: usize = 80;
-/// Where its copies are.
+/// Where the copies of the superblock are.
 pub const COPIES: [u64; 2] = [0, super::HEAD_WORDS - 512];
 /// The format that is written, of a store that has its first size.
 pub const VERSION: u32 = 2;
@@ -57,54 +57,54 @@ mod field {
     }
 }
 
-/// What never changes.
+/// What a store is made of, which changes only when it grows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Superblock {
     /// How the medium is divided.
     pub geometry: Geometry,
     /// Drawn at format: hashes and checksums depend on it, so nothing of an earlier store on this medium is believed.
     pub salt: u64,
-    /// The store's name.
+    /// What the store is known by, drawn at format.
     pub uuid: [u8; 16],
 }
 
 /// How the rest of the store is to be read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum State {
-    /// In format 1, to be upgraded.
+    /// The store has format 1, and is to be upgraded.
     First,
-    /// On the way from there: words have the new offset first, and some have their check bits.
+    /// The store is on the way from there: words have the new offset first, and some have their check bits.
     Upgrading,
-    /// As it is written now.
+    /// The store is as it is written now.
     Current,
 }
 
 /// What was found of a store's superblock.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Found {
-    /// What it says.
+    /// What the copy that counts says.
     pub superblock: Superblock,
-    /// And of the rest.
+    /// How the rest of the store is to be read.
     pub state: State,
-    /// Which of the copies are whole, and say so.
+    /// Which of the copies are whole and say the same.
     pub whole: [bool; 2],
 }
 
 /// Why there is no store.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum SuperblockError {
-    /// Nothing.
+    /// The medium is blank.
     #[error("there is no store on this medium: it is blank")]
     Missing,
-    /// Something else.
+    /// The medium begins with something else.
     #[error(
         "there is no store on this medium, and it is not blank: its first bytes are those of something else"
     )]
     Foreign,
-    /// Made by a later version.
+    /// The store was made by a program of a later version.
     #[error("the store has format {0}, and this program reads formats 1 to 3: use the program that made it")]
     Version(u32),
-    /// The checksums do not fit.
+    /// Neither copy has a checksum that fits.
     #[error(
         "both copies of the store's superblock are damaged: `rem kv salvage` reads what is left, or restore it from a copy"
     )]
@@ -112,9 +112,9 @@ pub enum SuperblockError {
     /// The medium is shorter than the store.
     #[error("the store has {store} bytes and the medium {medium}: its end was cut off")]
     CutOff {
-        /// Of the store.
+        /// Bytes that the store has.
         store: u64,
-        /// Of the medium.
+        /// Bytes that the medium has.
         medium: u64,
     },
     /// The checksum fits and the numbers do not.
@@ -123,7 +123,7 @@ pub enum SuperblockError {
 }
 
 impl Superblock {
-    /// As it is stored.
+    /// The superblock as it is stored.
     #[must_use]
     pub fn emit(&self) -> Vec<u8> {
         self.emit_as(State::Current)
@@ -154,7 +154,7 @@ impl Superblock {
         bytes
     }
 
-    /// From the first bytes of a medium that has `medium` bytes.
+    /// Reads the first bytes of a medium that has `medium` bytes.
     ///
     /// # Errors
     /// There is no store that this program can use; the sentence says why.

@@ -41,7 +41,7 @@ const NEW: u32 = 32;
 const OLD: u32 = 1;
 
 impl Word {
-    /// No entry.
+    /// The word of an entry that names nothing: no key is in it.
     pub const FREE: Self = Self(0);
 
     /// An entry that is about to be free: readers must not believe so yet, recovery may.
@@ -64,7 +64,7 @@ impl Word {
         self.0.count_ones().is_multiple_of(2)
     }
 
-    /// What it may have been before one bit was flipped.
+    /// What it may have been before one bit was flipped: every word that differs in one bit.
     pub fn neighbours(self) -> impl Iterator<Item = Self> {
         (0..64).map(move |bit| Self(self.0 ^ 1 << bit))
     }
@@ -108,7 +108,7 @@ impl Word {
         Self::of(offset.0 as u64 & MASK, self.bits(NEW), PENDING)
     }
 
-    /// The new version is whole and durable.
+    /// The same word, once the new version is whole and durable.
     #[must_use]
     pub const fn settled(self) -> Self {
         Self::of(self.bits(NEW), self.bits(OLD), 0)
