@@ -23,46 +23,46 @@ const HEADER_LEN: usize = 32;
 const VALUE: u8 = 1;
 const END: u8 = 2;
 
-/// A key's value.
+/// A key and its value, as a dump has them.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Record {
-    /// The key.
+    /// The key that the value is of.
     pub key: Vec<u8>,
-    /// Its version in the store that was dumped.
+    /// The version that it had in the store that was dumped.
     pub version: u64,
     /// When it ends, in milliseconds since 1970; 0: never.
     pub expires: u64,
-    /// The value.
+    /// The bytes of the value.
     pub value: Vec<u8>,
 }
 
 /// What a dump has, as its end says.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Summary {
-    /// Values.
+    /// How many values the dump has.
     pub values: u64,
-    /// Bytes of them.
+    /// Bytes that these values have.
     pub bytes: u64,
-    /// Keys whose value could not be read when it was made.
+    /// How many keys had a value that could not be read when the dump was made.
     pub unreadable: u64,
 }
 
 /// Why a stream is no dump, or not all of one.
 #[derive(Debug, thiserror::Error)]
 pub enum DumpError {
-    /// It cannot be read.
+    /// The stream cannot be read.
     #[error("it cannot be read: {0}")]
     Io(#[from] io::Error),
-    /// It begins with something else.
+    /// The stream begins with something else.
     #[error("it is no dump of a store")]
     Foreign,
-    /// A later program made it.
+    /// The dump was made by a program of a later version.
     #[error("it is a dump of version {0}, and this program reads version 1: use the program that made it")]
     Version(u32),
-    /// A checksum does not fit.
+    /// The checksum of a record does not fit.
     #[error("it is damaged: the checksum of record {0} is wrong")]
     Damaged(u64),
-    /// There is no end.
+    /// The stream has no end record.
     #[error("it was cut short: it ends behind {0} whole records")]
     CutShort(u64),
     /// There is something behind the end.
@@ -80,7 +80,7 @@ fn header(kind: u8, key: usize, value: u64, version: u64, expires: u64) -> [u8; 
     bytes
 }
 
-/// Makes a dump.
+/// Makes a dump, value by value.
 #[derive(Debug)]
 pub struct Writer<W> {
     out: W,
@@ -89,10 +89,10 @@ pub struct Writer<W> {
 }
 
 impl<W: Write> Writer<W> {
-    /// Begins one.
+    /// Begins a dump.
     ///
     /// # Errors
-    /// It cannot be written.
+    /// The dump cannot be written.
     pub fn new(mut out: W) -> io::Result<Self> {
         out.write_all(MAGIC)?;
         out.write_all(&VERSION.to_le_bytes())?;
@@ -113,7 +113,7 @@ impl<W: Write> Writer<W> {
     /// Adds a value.
     ///
     /// # Errors
-    /// It cannot be written.
+    /// The dump cannot be written.
     ///
     /// # Panics
     /// A key that no store has.
@@ -130,10 +130,10 @@ impl<W: Write> Writer<W> {
         self.summary.unreadable += 1;
     }
 
-    /// Ends it, and gives back where it went.
+    /// Ends the dump, and gives back where it went.
     ///
     /// # Errors
-    /// It cannot be written.
+    /// The dump cannot be written.
     pub fn end(mut self) -> io::Result<(Summary, W)> {
         let Summary { values, unreadable, .. } = self.summary;
         self.put(header(END, 0, values, unreadable, self.checksums), &[], &[])?;
@@ -152,7 +152,7 @@ pub struct Reader<R> {
 }
 
 impl<R: Read> Reader<R> {
-    /// Of a stream at its beginning.
+    /// A reader of a stream that is at its beginning.
     ///
     /// # Errors
     /// It is no dump that this program reads.

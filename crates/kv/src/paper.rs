@@ -21,21 +21,21 @@ pub const OBJECT_HEADER: usize = 5;
 /// does not change, so an update of the word is a tag of 1 bit and an offset of 31, 4 bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Written {
-    /// To the hash table.
+    /// Bytes that went to the hash table.
     pub metadata: u64,
-    /// To logs, buffers and destination storage.
+    /// Bytes that went to logs, buffers and destination storage.
     pub data: u64,
 }
 
 impl Written {
-    /// All of them.
+    /// Bytes of both kinds together.
     #[must_use]
     pub const fn total(self) -> u64 {
         self.metadata + self.data
     }
 }
 
-/// How large everything is.
+/// How large the parts of a store are.
 #[derive(Clone, Copy, Debug)]
 pub struct Sizes {
     /// Bytes of each key.
@@ -48,7 +48,7 @@ pub struct Sizes {
     pub region: u64,
     /// Bytes of a segment.
     pub segment: u64,
-    /// Heads.
+    /// How many heads there are; each has two regions.
     pub heads: u8,
 }
 
@@ -306,7 +306,7 @@ impl<M: Medium> Paper<M> {
         self.object(head, word.new_offset()).is_none_or(|(found, _)| found == key)
     }
 
-    /// An entry is taken from its key, as at the end of the life of a tombstone.
+    /// Takes the entry away from a key, as when its tombstone is not needed any more.
     pub fn free_entry(&mut self, key: &[u8]) {
         if let Some(index) = self.find(key) {
             self.store_word(index, Word::FREE);
@@ -367,7 +367,7 @@ impl<M: Medium> Paper<M> {
         }
     }
 
-    /// All of it.
+    /// Cleans the log of a head from beginning to end.
     pub fn clean_all(&mut self, head: u8) {
         self.clean(head);
         self.merge();

@@ -11,10 +11,10 @@ use crate::view::View;
 /// The most requests of a batch.
 pub const BATCH_MAX: usize = 256;
 
-/// On what a change depends.
+/// What a change depends on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Expect {
-    /// On nothing.
+    /// The change depends on nothing.
     Any,
     /// The key has no value.
     Absent,
@@ -33,44 +33,44 @@ pub enum Expect {
 /// What a client asks for.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Request {
-    /// Room for a value, which the client then writes itself.
+    /// Asks for room for a value, which the client then writes itself.
     Put {
-        /// The key.
+        /// The key that is to have the value.
         key: Vec<u8>,
-        /// Bytes of value.
+        /// Bytes of the value.
         len: u64,
         /// When it ends, milliseconds of the server's clock; 0: never.
         expires: u64,
-        /// On what it depends.
+        /// The condition of the change.
         expect: Expect,
     },
-    /// A value that the server is to write: clients ask for it where the view [says so](View::inline_max).
+    /// Has the server write a value: clients ask for it where the view [says so](View::inline_max).
     PutInline {
-        /// The key.
+        /// The key that is to have the value.
         key: Vec<u8>,
-        /// The value.
+        /// The bytes of the value.
         value: Vec<u8>,
         /// When it ends, milliseconds of the server's clock; 0: never.
         expires: u64,
-        /// On what it depends.
+        /// The condition of the change.
         expect: Expect,
     },
-    /// The key is to have no value.
+    /// Takes a key's value away.
     Delete {
-        /// The key.
+        /// The key that is to have no value.
         key: Vec<u8>,
-        /// On what it depends.
+        /// The condition of the change.
         expect: Expect,
     },
-    /// The value, from the server. Clients read themselves; this is for those that cannot.
+    /// Asks the server for a value. Clients read themselves; this is for those that cannot.
     Get {
-        /// The key.
+        /// The key whose value is asked for.
         key: Vec<u8>,
     },
-    /// The key's newest whole version is to be durable; the server repairs what it can. Readers ask for it when a checksum
-    /// fails, or when in durable mode an object may not be durable yet.
+    /// Has the server make a key's newest whole version durable; it repairs what it can. Readers ask for it when a
+    /// checksum fails, or when in durable mode an object may not be durable yet.
     Settle {
-        /// The key.
+        /// The key whose newest version is meant.
         key: Vec<u8>,
     },
     /// These writes of the client's own are done: the server may settle them while it has time.
@@ -90,38 +90,39 @@ pub enum Request {
     Renew {
         /// The version that was handed out.
         version: u64,
-        /// Bytes so far.
+        /// Bytes that have been written so far.
         written: u64,
     },
-    /// Keys, in the order of their fingerprints.
+    /// Asks for keys, in the order of their fingerprints.
     Scan {
-        /// From where: 0, or what the last page said.
+        /// Where to begin: 0, or what the last page said.
         cursor: u64,
-        /// How many, about.
+        /// How many keys to look for; a page may have somewhat more, or fewer.
         limit: u32,
     },
-    /// How many keys there are, by their first byte.
+    /// Asks how many keys there are, by their first byte.
     Count,
-    /// Some keys are to have no value, in the order of their fingerprints. Answered with a page of no keys, and where to go on.
+    /// Takes the values of some keys away, in the order of their fingerprints. Answered with a page of no keys, and
+    /// where to go on.
     Clear {
-        /// Those that begin with this byte; all if there is none.
+        /// The first byte of the keys that are meant; `None`: all keys are.
         first: Option<u8>,
-        /// From where: 0, or what the last answer said.
+        /// Where to begin: 0, or what the last answer said.
         cursor: u64,
     },
-    /// The view as it is now.
+    /// Asks for the view as it is now.
     View,
-    /// Nothing that this client has under way uses an older view.
+    /// Says that nothing that this client has under way uses an older view.
     Acknowledge {
-        /// The view's number.
+        /// The number of the oldest view that it uses.
         view: u64,
     },
-    /// Several, which share one wait for the medium. Not in each other.
+    /// Several requests, none of which is a batch, that share one wait for the medium.
     Batch(Vec<Self>),
 }
 
 impl Request {
-    /// What the server is to write, if it is the server that writes it.
+    /// The change, if this is a request that has the server write or delete a value itself.
     pub(crate) fn inline(&self) -> Option<Inline<'_>> {
         match self {
             Self::PutInline { key, value, expires, expect } => {
@@ -132,7 +133,7 @@ impl Request {
         }
     }
 
-    /// Those of a request that is nothing else.
+    /// The changes of a request or of a batch; empty if any request in it is of another kind.
     pub(crate) fn inlines(&self) -> Vec<Inline<'_>> {
         match self {
             Self::Batch(requests) => {
@@ -172,27 +173,27 @@ pub struct Extent {
     pub offset: Offset,
     /// Its place on the medium.
     pub at: u64,
-    /// Bytes of value.
+    /// Bytes of the value that it is for.
     pub len: u32,
 }
 
 /// A value for the server to write, or a deletion.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Inline<'a> {
-    /// The key.
+    /// The key that is to be changed.
     pub key: &'a [u8],
     /// The value; `None`: the key is to have none.
     pub value: Option<&'a [u8]>,
     /// When it ends, in milliseconds of the server's clock; 0: never.
     pub expires: u64,
-    /// The condition.
+    /// What the change depends on.
     pub expect: Expect,
 }
 
 /// What became of an [`Inline`].
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Changed {
-    /// The value lies here.
+    /// The value was written, and lies here.
     Value(Reserved),
     /// The key has no value since this version; 0: it had none before.
     Gone(u64),
@@ -212,15 +213,15 @@ impl From<Changed> for Reply {
 pub struct Reserved {
     /// The version that the object must have; it names the reservation too.
     pub version: u64,
-    /// Whose log.
+    /// The head whose log the place is in.
     pub head: u8,
-    /// Where in it.
+    /// The place in that log.
     pub offset: Offset,
-    /// The region's epoch.
+    /// The epoch of the region, which the object has to name.
     pub epoch: u32,
     /// Where the object starts on the medium.
     pub at: u64,
-    /// Where the value goes, if it does not fit a segment.
+    /// Where the chunks of the value go, if it does not fit a segment; otherwise empty.
     pub extents: Vec<Extent>,
 }
 
@@ -230,7 +231,7 @@ pub enum Refusal {
     /// The condition does not hold.
     #[error("the key has version {found} (0: no value): read it again and decide anew")]
     WrongVersion {
-        /// The version that it has; 0: none.
+        /// The version that the key has; 0: it has no value.
         found: u64,
     },
     /// Somebody's write of this key is under way.
@@ -250,9 +251,9 @@ pub enum Refusal {
     /// The value can never fit.
     #[error("a value of {len} bytes is too large for this pool, which has {pool}")]
     TooLarge {
-        /// Bytes of value.
+        /// Bytes of the value.
         len: u64,
-        /// Bytes of pool.
+        /// Bytes of the whole pool.
         pool: u64,
     },
     /// No key is that long, or empty.
@@ -264,7 +265,7 @@ pub enum Refusal {
     /// The client said something that makes no sense.
     #[error("the request means nothing")]
     Malformed,
-    /// The reservation does not exist (any more), or is another client's.
+    /// The reservation does not exist, or not any more, or is another client's.
     #[error(
         "this client has no such unfinished write: it was finished or abandoned, or its lease was over; write it again if it is still wanted"
     )]
@@ -288,7 +289,7 @@ pub enum Refusal {
 /// What the server answers.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Reply {
-    /// Room for a value.
+    /// There is room for the value, which the client writes now.
     Reserved(Reserved),
     /// The value is written, and lies there.
     Written(Reserved),
@@ -301,41 +302,41 @@ pub enum Reply {
     Absent,
     /// The key's newest version is whole, and in durable mode durable.
     Settled {
-        /// Which that is.
+        /// The version that is whole.
         version: u64,
     },
-    /// The value.
+    /// The key's value, to a client that asked for it.
     Value {
-        /// Its version.
+        /// The version of the value.
         version: u64,
-        /// When it ends; 0: never.
+        /// When it ends, in milliseconds of the server's clock; 0: never.
         expires: u64,
-        /// The value.
+        /// The bytes of the value.
         value: Vec<u8>,
     },
-    /// Keys.
+    /// Keys that a scan has found; none in the answer to [`Request::Clear`].
     Page {
         /// Where to go on; `None` at the end.
         next: Option<u64>,
-        /// The keys.
+        /// The keys, in the order of their fingerprints; those of damaged values are among them.
         keys: Vec<Vec<u8>>,
         /// Values beside those, which are damaged so much that nobody can tell their keys.
         nameless: u32,
     },
     /// How many keys begin with each byte, of those bytes that any key begins with.
     Counts {
-        /// All have been counted. A store that was opened a moment ago is still at it: ask again.
+        /// Whether all have been counted. A store that was opened a moment ago is not done yet: ask again.
         whole: bool,
-        /// Byte and count.
+        /// Each first byte, and how many keys begin with it.
         counts: Vec<(u8, u64)>,
     },
-    /// The view.
+    /// The view of the server as it is now.
     View(View),
     /// Answers to a batch, in order.
     Batch(Vec<Self>),
-    /// As was asked, and there is nothing to say.
+    /// The request was carried out, and there is nothing to say.
     Ok,
-    /// It was not carried out.
+    /// The request was not carried out.
     Refused(Refusal),
 }
 

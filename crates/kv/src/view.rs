@@ -18,9 +18,9 @@ pub enum Mode {
 /// A link of a head's log.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Link {
-    /// Where the region starts.
+    /// The byte of the medium where the region starts.
     pub at: u64,
-    /// Its epoch.
+    /// The epoch that objects in this region have to name.
     pub epoch: u32,
 }
 
@@ -31,25 +31,25 @@ pub struct Link {
 /// uses an older view, and never for a time to pass.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct View {
-    /// Its number.
+    /// The number of the view; each new one of a run has a higher one.
     pub number: u64,
     /// How often the store was opened; what a client has cached belongs to one of them.
     pub boot: u32,
-    /// What an acknowledgement means.
+    /// What the acknowledgement of a PUT means.
     pub mode: Mode,
-    /// The store lies on several servers: the server settles a write, and ships it, before the client may believe that it
-    /// lasts. The memory that clients write to is not what lasts.
+    /// Whether the store lies on several servers: then the server settles a write, and ships it, before the client may
+    /// believe that it lasts. The memory that clients write to is not what lasts.
     pub replicated: bool,
     /// Values of at most so many bytes go to the server with the request, in one message, and it writes them: a round trip
     /// less counts for more than its copy. 0: clients write every value, as in the paper.
     pub inline_max: u32,
     /// How the medium is divided.
     pub geometry: Geometry,
-    /// The store's salt.
+    /// The store's salt, which hashes and checksums depend on.
     pub salt: u64,
     /// The hash table, and while it is resized the one that entries move to.
     pub tables: Vec<TableAt>,
-    /// The links of every head's log.
+    /// The links of every head's log, by the head's ID and the link's number.
     pub links: BTreeMap<(u8, u16), Link>,
 }
 

@@ -84,7 +84,7 @@ impl Expect {
 }
 
 impl Request {
-    /// As bytes.
+    /// The bytes of the request, as [`parse`](Self::parse) reads them.
     #[must_use]
     pub fn emit(&self) -> Vec<u8> {
         let mut bytes = Vec::new();
@@ -159,7 +159,7 @@ impl Request {
         }
     }
 
-    /// From bytes of anybody. `None`: they are no request.
+    /// Reads any bytes. `None`: they are no request.
     #[must_use]
     pub fn parse(bytes: &[u8]) -> Option<Self> {
         let mut from = Reader(bytes);
@@ -249,7 +249,7 @@ impl Refusal {
 }
 
 impl Reply {
-    /// As bytes.
+    /// The bytes of the reply, as [`parse`](Self::parse) reads them.
     #[must_use]
     pub fn emit(&self) -> Vec<u8> {
         let mut bytes = Vec::new();
@@ -315,7 +315,7 @@ impl Reply {
         }
     }
 
-    /// From bytes of anybody. `None`: they are no reply.
+    /// Reads any bytes. `None`: they are no reply.
     #[must_use]
     pub fn parse(bytes: &[u8]) -> Option<Self> {
         let mut from = Reader(bytes);
