@@ -30,9 +30,9 @@ const TRIES_MAX: u64 = 1 << 20;
 pub struct Finding {
     /// The word or the value that was damaged.
     pub at: Where,
-    /// Whose value it concerns, if that is known.
+    /// The key whose value it concerns, if that is known.
     pub key: Option<Vec<u8>>,
-    /// And what became of it.
+    /// What became of it.
     pub fate: Fate,
 }
 
@@ -43,15 +43,15 @@ pub enum Where {
     Superblock(usize),
     /// One of the two slots of the root record.
     Root,
-    /// A head's word.
+    /// The word of this head.
     Head(u16),
-    /// A region's word in the directory.
+    /// The directory's word of this region.
     Region(u32),
     /// An entry: the byte of the medium where it is.
     Entry(u64),
-    /// A value.
+    /// The value of an entry.
     Value {
-        /// The entry's fingerprint.
+        /// The fingerprint of the entry that names it.
         fingerprint: u64,
     },
 }
@@ -88,7 +88,7 @@ impl fmt::Display for Finding {
     }
 }
 
-/// A key for a person.
+/// A key as a person reads it: text, or hexadecimal digits where it is none.
 fn shown(key: &[u8]) -> String {
     match std::str::from_utf8(key) {
         Ok(text) if !text.chars().any(char::is_control) => format!("{text:?}"),

@@ -110,20 +110,20 @@ pub enum Event {
     /// Tell the client that there is a new view. It asks for it, and acknowledges it when nothing that it has under way
     /// is older.
     Notice {
-        /// Whom.
+        /// The client that is to be told.
         client: ClientId,
-        /// The view's number.
+        /// The number of the new view.
         view: u64,
     },
     /// Cut the client off, so that nothing it has sent can reach the memory any more: destroy the QP, or invalidate its
     /// keys. Then call [`Server::disconnected`].
     Fence {
-        /// Whom.
+        /// The client that is to be cut off.
         client: ClientId,
     },
 }
 
-/// What happened so far.
+/// What the server has counted since it was opened.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Stats {
     /// Places that were handed out for values.
@@ -158,21 +158,21 @@ pub struct Stats {
 /// How full the store is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Usage {
-    /// Regions in all.
+    /// How many regions there are.
     pub regions: u32,
-    /// Regions that are free.
+    /// How many regions are free.
     pub regions_free: u32,
-    /// Entries that are in use, those of deleted keys included that cleaning has not come by yet.
+    /// Entries that are in use, those of deleted keys included that cleaning has not taken away yet.
     pub entries: u64,
-    /// Entries in all.
+    /// How many entries there are, free or not.
     pub entries_max: u64,
     /// What keys take, and what they leave.
     pub room: Room,
-    /// Writes under way.
+    /// How many writes are under way.
     pub unfinished: usize,
-    /// A head is being cleaned.
+    /// Whether a head is being cleaned.
     pub cleaning: bool,
-    /// The table is being resized.
+    /// Whether the table is being resized.
     pub growing: bool,
 }
 
@@ -213,12 +213,12 @@ pub struct Server<M> {
     boot: u32,
     index: Index<M>,
     log: Log<M>,
-    /// Versions of this run.
+    /// How many versions this run has given out.
     counter: u64,
     unfinished: BTreeMap<u64, Unfinished>,
     /// When the lease of each is over, and its version: the next one is the first.
     leases: BTreeSet<(u64, u64)>,
-    /// Of those, the ones that are done and wait for the medium.
+    /// Unfinished writes that are done and wait for the medium, by their version.
     written: BTreeMap<u64, Written>,
     places: BTreeMap<(u8, Offset), u64>,
     /// Places of what the server has written for a client that has not waited for the medium yet.
@@ -252,10 +252,10 @@ pub struct Server<M> {
     round: Round,
     /// What steps have cost so far.
     spent: u64,
-    /// Something was written back that no sync covers yet.
+    /// Whether something was written back that no sync covers yet.
     dirty: bool,
     stats: Stats,
-    /// What was found damaged.
+    /// What was found damaged, when the store was opened or later.
     findings: Vec<Finding>,
     replicated: bool,
     revoke: Option<Revoke>,
@@ -272,7 +272,7 @@ impl<M> fmt::Debug for Server<M> {
 enum Current {
     /// No value; the entry, if there is one, names a tombstone or something that expired.
     Absent(Option<Entry>),
-    /// A value.
+    /// The key has a value, of this version.
     Live(Entry, u64),
     /// It had a value or none, and nobody can tell: another may take its place, if nothing is expected of this one.
     Damaged(Entry),
@@ -499,7 +499,7 @@ impl<M: Medium + Clone> Server<M> {
         })
     }
 
-    /// The view as it is now.
+    /// The view that clients are to have now.
     #[must_use]
     pub fn view(&self) -> View {
         View {
