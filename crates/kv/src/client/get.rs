@@ -25,18 +25,18 @@ use crate::view::Mode;
 /// How often a GET begins again before it asks the server.
 const TRIES: u32 = 8;
 
-/// A value.
+/// A value that a key has, as a GET found it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Found {
-    /// Its version.
+    /// The version of the value.
     pub version: u64,
-    /// When it ends; 0: never.
+    /// When the value ends, in milliseconds of the server's clock; 0: never.
     pub expires: u64,
-    /// The value.
+    /// The bytes of the value.
     pub value: Vec<u8>,
 }
 
-/// Reads a key's value.
+/// The operation that reads a key's value.
 #[derive(Debug)]
 pub struct Get {
     key: Vec<u8>,
@@ -70,14 +70,14 @@ struct Fetch {
     slot: Slot,
     offset: Offset,
     place: Place,
-    /// It is the version before.
+    /// Whether it is the version before.
     old: bool,
 }
 
 type Outcome = Result<Option<Found>, Error>;
 
 impl Get {
-    /// Of this key.
+    /// A GET of this key, which has not begun.
     #[must_use]
     pub fn new(key: &[u8]) -> Self {
         Self {

@@ -35,17 +35,17 @@ impl Wait {
 /// Where the completion of one work request is found.
 #[derive(Clone, Copy, Debug)]
 enum Part {
-    /// By itself, at this place of the post.
+    /// In a completion of its own, at this place of the post.
     Own(usize),
-    /// In the shared recipe.
+    /// In the completion of the recipe at this place, which operations share.
     Persist(usize),
-    /// In the shared message at this place of the post, so many requests from `first` on; they are a batch if the operation
-    /// posted one.
+    /// In the reply to the message at this place of the post, which operations share: so many requests from `first` on;
+    /// they are a batch if the operation posted one.
     Shared { at: usize, first: usize, count: usize, batch: bool },
 }
 
 impl<O: Operation> Many<O> {
-    /// These.
+    /// Runs these operations together; none has begun.
     #[must_use]
     pub fn new(operations: Vec<O>) -> Self {
         let done = operations.iter().map(|_| None).collect();

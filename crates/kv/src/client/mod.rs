@@ -32,21 +32,22 @@ use cache::{Cache, Location};
 /// A work request. Places are bytes from the start of the server's medium.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Verb {
-    /// RDMA READ.
+    /// RDMA READ, which brings bytes of the medium.
     Read {
-        /// From where.
+        /// The first byte to read.
         at: u64,
-        /// How many bytes.
+        /// How many bytes to read.
         len: u64,
     },
     /// RDMA WRITE. Complete means visible.
     Write {
-        /// To where.
+        /// The byte at which to begin writing.
         at: u64,
-        /// What.
+        /// The bytes to write.
         bytes: Vec<u8>,
     },
-    /// The persistence recipe of the server's configuration, for all of these, in any order. Complete means durable.
+    /// The persistence recipe of the server's configuration, for all of these, in any order: each a place and the bytes
+    /// that go there. Complete means durable.
     Persist(Vec<(u64, Vec<u8>)>),
     /// A message to the server, and its reply.
     Call(Request),
@@ -57,28 +58,28 @@ pub enum Verb {
 pub enum Completion {
     /// The bytes that were read.
     Read(Vec<u8>),
-    /// Written.
+    /// A WRITE is complete: its bytes are visible.
     Written,
-    /// Durable.
+    /// A recipe is complete: its bytes are durable.
     Persistent,
-    /// The reply.
+    /// The reply to a message.
     Reply(Reply),
 }
 
-/// Where an operation stands.
+/// What an operation wants next.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Progress<T> {
     /// Post these, in this order, on one QP; then step with one completion for each.
     Post(Vec<Verb>),
     /// Somebody else must finish first. Step again, without completions, a little later.
     Again,
-    /// It is over.
+    /// The operation is over, with this.
     Done(T),
 }
 
 /// Something that a client does.
 pub trait Operation {
-    /// What comes out.
+    /// What the operation ends with.
     type Output;
 
     /// Goes on. `now` is the server's clock, milliseconds. The first time, and after [`Progress::Again`], there are no
@@ -102,14 +103,14 @@ pub enum Error {
     Protocol(&'static str),
 }
 
-/// What happened so far.
+/// What the operations of a client have counted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Stats {
     /// Values that were found with one READ.
     pub cached: u64,
     /// Cached locations that turned out to be stale.
     pub stale: u64,
-    /// READs.
+    /// READs that were posted, and loads in their place where the memory is at hand.
     pub reads: u64,
     /// Objects whose checksum failed while their entry was pending: the version before was returned.
     pub fell_back: u64,
@@ -119,7 +120,7 @@ pub struct Stats {
     pub asked: u64,
 }
 
-/// What a client knows.
+/// What a client knows of a server's memory, and of its own operations.
 #[derive(Debug)]
 pub struct Client {
     view: View,
@@ -149,7 +150,7 @@ impl Client {
         }
     }
 
-    /// The view.
+    /// The view of the server that the client goes by.
     #[must_use]
     pub const fn view(&self) -> &View {
         &self.view
@@ -194,7 +195,7 @@ impl Client {
         self.suspects.pop_first().map(|key| Request::Settle { key })
     }
 
-    /// What happened so far.
+    /// What the operations of this client have counted so far.
     #[must_use]
     pub const fn stats(&self) -> Stats {
         self.stats

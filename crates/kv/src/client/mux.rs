@@ -16,22 +16,22 @@ use crate::proto::{Reply, Request};
 /// An operation of any kind.
 #[derive(Debug)]
 pub enum Any {
-    /// A GET.
+    /// The reading of a key's value.
     Get(Get),
-    /// A PUT.
+    /// The writing of a key's value.
     Put(Put),
-    /// A message.
+    /// A message to the server, and its reply.
     Call(Call),
 }
 
 /// What comes out of an [`Any`].
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Output {
-    /// Of a GET.
+    /// What a GET ended with.
     Get(Result<Option<Found>, Error>),
-    /// Of a PUT.
+    /// What a PUT ended with: the version of the value.
     Put(Result<u64, Error>),
-    /// Of a message.
+    /// What a message ended with.
     Call(Result<Reply, Error>),
 }
 
@@ -56,14 +56,14 @@ pub struct Step {
     pub post: Vec<Verb>,
     /// Operations that have ended, by number.
     pub ended: Vec<(u64, Ended)>,
-    /// Some wait for somebody else's to finish.
+    /// Whether some wait for an operation of somebody else to finish.
     pub again: bool,
 }
 
 #[derive(Debug)]
 struct Running {
     operation: Any,
-    /// Something of it has been posted.
+    /// Whether something of it has been posted.
     begun: bool,
     given_up: bool,
     /// It waits for somebody else's to finish, and is asked again when nothing else of this session is under way and the host
@@ -75,7 +75,7 @@ struct Running {
 #[derive(Debug, Default)]
 pub struct Mux {
     running: BTreeMap<u64, Running>,
-    /// Which operation the places of a round are.
+    /// The operation that has each place of the round, by its number.
     order: Vec<u64>,
     waits: Vec<Wait>,
 }
@@ -84,7 +84,7 @@ pub struct Mux {
 const NOBODY: usize = usize::MAX;
 
 impl Mux {
-    /// Nothing is under way.
+    /// A session on which nothing is under way.
     #[must_use]
     pub fn new() -> Self {
         Self::default()

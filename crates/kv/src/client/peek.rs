@@ -15,14 +15,14 @@ use crate::format::{Place, Slot};
 /// What a look at a key found.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Peek {
-    /// A value.
+    /// The key has a value, and its bytes are in the buffer.
     Found {
-        /// Its version.
+        /// The version of the value.
         version: u64,
-        /// Which bytes of the buffer it is.
+        /// The bytes of the buffer that are the value.
         value: Range<usize>,
     },
-    /// It has no value.
+    /// The key has no value.
     Absent,
     /// Only a [`Get`](super::Get) can tell.
     Unknown,
@@ -64,9 +64,9 @@ enum Seen {
     },
     /// A tombstone, or a value whose time has come.
     Gone,
-    /// Another key's.
+    /// The object of another key.
     Other,
-    /// Not whole, or not all of it.
+    /// Bytes that are no whole object, or not all of one.
     Unclear,
 }
 
@@ -93,7 +93,7 @@ impl<R: RemoteMemory> Look<'_, R> {
         self.in_table(table, hash)
     }
 
-    /// [`Peek::Unknown`]: the location is out of date.
+    /// Looks at a cached location. [`Peek::Unknown`]: it is out of date.
     fn at_location(&mut self, location: &Location, at: u64, place: &Place) -> Result<Peek, R::Error> {
         Ok(match self.object(at, location.len, place)? {
             // The mark decides: without it, no newer version had been handed out when it was read.

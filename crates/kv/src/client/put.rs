@@ -12,7 +12,7 @@ use crate::format::{Chunk, Place};
 use crate::proto::{Changed, Expect, Inline, Refusal, Reply, Request, Reserved};
 use crate::view::Mode;
 
-/// Writes a key's value.
+/// The operation that writes a key's value.
 #[derive(Debug)]
 pub struct Put {
     key: Vec<u8>,
@@ -30,7 +30,7 @@ enum State {
     /// Whether the request went out in a batch, behind a confirmation.
     Asked {
         batch: bool,
-        /// With the value, which the server writes.
+        /// Whether the request had the value with it, which the server writes.
         inline: bool,
     },
     Writing(Writing),
@@ -45,14 +45,14 @@ struct Writing {
     reserved: Reserved,
     /// The object, or in chunks what stands for it.
     object: Vec<u8>,
-    /// What is left, the next at the end.
+    /// The rooms that are left to write to, the next one at the end.
     left: Vec<Room>,
-    /// Bytes of a lot.
+    /// How many bytes a lot is to have.
     lot: usize,
     /// Bytes of the lot that is under way, and of those before it.
     posted: usize,
     written: usize,
-    /// When it was posted.
+    /// When the lot that is under way was posted.
     since: u64,
 }
 
@@ -93,7 +93,7 @@ impl Writing {
         lot
     }
 
-    /// The lot has arrived.
+    /// Notes that the lot has arrived, and how large the next one is to be.
     fn arrived(&mut self, now: u64) {
         self.written += self.posted;
         let took = now.saturating_sub(self.since);
@@ -108,7 +108,8 @@ impl Writing {
 type Outcome = Result<u64, Error>;
 
 impl Put {
-    /// Of this key; the version comes back. `expires` is a time of the server's clock in milliseconds, 0 for never.
+    /// A PUT of this key, which has not begun; the version comes back. `expires` is a time of the server's clock in
+    /// milliseconds, 0 for never.
     #[must_use]
     pub fn new(key: &[u8], value: &[u8], expires: u64, expect: Expect) -> Self {
         let (key, value) = (key.to_vec(), value.to_vec());
@@ -248,7 +249,8 @@ impl Put {
         self.done(client, &reserved)
     }
 
-    /// On several servers: what the server says of a write that is whole, to its own knowledge of it.
+    /// Takes the reply to the settling of a write, in a store on several servers: the client knows that the write is
+    /// whole.
     fn settled(&mut self, client: &mut Client, reserved: &Reserved, reply: Reply) -> Progress<Outcome> {
         match reply {
             Reply::Settled { version } if version >= reserved.version => self.done(client, reserved),
@@ -358,7 +360,7 @@ pub struct Call {
 }
 
 impl Call {
-    /// Of this request.
+    /// A message with this request, which has not been sent.
     #[must_use]
     pub const fn new(request: Request) -> Self {
         Self { request, id: None }
@@ -370,7 +372,7 @@ impl Call {
         matches!(self.request, Request::PutInline { .. } | Request::Delete { .. } | Request::Batch(_))
     }
 
-    /// A key is to have no value.
+    /// A message that takes a key's value away.
     #[must_use]
     pub fn delete(key: &[u8], expect: Expect) -> Self {
         Self::new(Request::Delete { key: key.to_vec(), expect })
@@ -415,14 +417,14 @@ impl Operation for Call {
 /// nothing to delete.
 #[derive(Debug)]
 pub enum Change {
-    /// A value.
+    /// The key is to have a value.
     Put(Put),
-    /// None.
+    /// The key is to have no value.
     Delete(Call),
 }
 
 impl Change {
-    /// Of an [`Inline`].
+    /// The operation for an [`Inline`].
     #[must_use]
     pub fn new(change: &Inline<'_>) -> Self {
         match change.value {
