@@ -9,19 +9,19 @@ use crate::server::OpenError;
 /// Why a call failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The connection, or what exports the memory.
+    /// The connection failed, or the memory could not be exported.
     #[error(transparent)]
     Remote(#[from] remanence_remote::Error),
-    /// The memory could not be had.
+    /// The memory could not be opened or made.
     #[error(transparent)]
     Memory(#[from] remanence_pmem::Error),
-    /// There is no store in it, and none can be made.
+    /// The memory has no store that can be opened, and none can be made in it.
     #[error(transparent)]
     Open(#[from] OpenError),
-    /// There is something else in it.
+    /// The memory has something else than a store.
     #[error("there is something else than a store in it; name another file, or remove this one")]
     SomethingElse,
-    /// A store is there, and something else is asked of it.
+    /// The argument does not fit the store that is there; the sentence says why.
     #[error("{0}")]
     Argument(String),
     /// The server refused.
@@ -36,9 +36,9 @@ pub enum Error {
         super::wire::VERSION
     )]
     OtherVersion {
-        /// The server.
+        /// The address of the server.
         peer: SocketAddr,
-        /// Its version.
+        /// The version of the protocol that the server speaks.
         theirs: u16,
     },
     /// The server said something that makes no sense.
@@ -57,18 +57,18 @@ pub enum Error {
         lease.as_millis()
     )]
     Outlasted {
-        /// The lease.
+        /// How long the server lets a write be without a sign of progress.
         lease: std::time::Duration,
-        /// How the connection ended.
+        /// The reason for which the connection ended.
         why: String,
     },
-    /// The change was not begun.
+    /// The connection broke before the change was begun.
     #[error("nothing was changed, as {0}")]
     Lost(String),
     /// An operation did not end within the time that it was given.
     #[error("the time that it was given is over, and nothing was changed; give it more, or try again")]
     Late,
-    /// The same, of a change.
+    /// A change did not end within the time that it was given.
     #[error(
         "the time that it was given is over, and the change was under way: it was made or it was not; read the key to find out"
     )]
@@ -81,7 +81,7 @@ pub enum Error {
     /// No member serves.
     #[error("no member serves the store at the moment: {0}")]
     NoPrimary(String),
-    /// Others were in the way all the time.
+    /// Others were in the way for so many seconds; the text says who.
     #[error("others have been in the way for {0} s: {1}")]
     Waited(u64, &'static str),
 }

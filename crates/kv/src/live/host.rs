@@ -29,13 +29,13 @@ const PREPARED_MAX: usize = 1024;
 /// Values that one call of a scrub reads at most: no other message is served meanwhile.
 const SCRUB_MAX: u64 = 256;
 
-/// A session.
+/// What the host keeps for a session.
 #[derive(Debug)]
 struct Peer {
     client: Option<ClientId>,
-    /// The beginning of its next request.
+    /// The parts that have come of its next request; empty if none have.
     part: Vec<u8>,
-    /// What it has not fetched yet.
+    /// Parts of answers that it has not fetched yet, by the tag of the call.
     rest: BTreeMap<u32, Vec<u8>>,
     heard: Instant,
 }
@@ -43,15 +43,15 @@ struct Peer {
 /// Everything that the serving thread works on.
 pub(super) struct Host {
     pub(super) core: Server<Memory>,
-    /// What clients read.
+    /// The memory that clients read.
     region: Region,
     peers: BTreeMap<u64, Peer>,
     cutter: Cutter,
-    /// What clients may write, if not everything.
+    /// What clients may write; `None`: everything.
     grants: Option<Grants>,
     mode: Mode,
     lease: Duration,
-    /// Bytes of an answer that fit a message.
+    /// How many bytes of an answer fit a message.
     room: usize,
     clock: Clock,
     boot: u32,
@@ -60,15 +60,15 @@ pub(super) struct Host {
     turns: Turns,
     last_probe: Instant,
     to_clean: BTreeSet<u8>,
-    /// Clients have the server write small values.
+    /// Whether clients have the server write small values.
     inline: bool,
     /// Answers to calls that have come, by session and tag: their values were written together.
     written: BTreeMap<(u64, u32), Reply>,
     locals: Lines,
-    /// Serving has not ended.
+    /// Whether serving goes on.
     open: bool,
     failed: bool,
-    /// Of a primary.
+    /// What a primary does for the other members between calls; `None` if the store lies on one server.
     upkeep: Option<Upkeep>,
 }
 
@@ -385,7 +385,7 @@ impl Host {
                 self.failed |= reply == Reply::Refused(Refusal::Medium);
                 let keys = self.keys(session, client, &mut reply);
                 let bytes = reply.emit();
-                // Such an answer is for a reader who was unlucky too often; it goes on by itself.
+                // So long an answer is for a GET that its client could not carry out itself: it is told to try again.
                 let long = bytes.len() > ANSWER_MAX;
                 emit_keyed(&keys, &if long { Reply::Refused(Refusal::Unfinished).emit() } else { bytes })
             }
@@ -480,7 +480,7 @@ impl Host {
         {
             peer.rest.insert(tag, rest);
             let kept = |peer: &Peer| peer.rest.values().map(Vec::len).sum::<usize>();
-            // A client that leaves its answers lying loses the ones before.
+            // A client that does not fetch the rest of its answers loses the earlier ones.
             while peer.rest.len() > ANSWERS_MAX || kept(peer) > 2 * ANSWER_MAX {
                 let other = peer.rest.keys().copied().find(|other| *other != tag);
                 other.and_then(|other| peer.rest.remove(&other));

@@ -22,9 +22,9 @@ use crate::view::View;
 
 /// How long a member may be silent before a client goes on without it.
 const SILENT: Duration = Duration::from_secs(3);
-/// After so long a member is late: others are asked beside it.
+/// A member that says nothing for so long is late: others are asked beside it.
 const LATE: Duration = Duration::from_millis(250);
-/// For so long each of several members is waited for before it is the turn of the next.
+/// Each of several members is waited for that long before it is the turn of the next.
 const SLICE: Duration = Duration::from_micros(500);
 /// Who does not know the members yet waits for so long for all of those that were named, once one has answered.
 const ALL: Duration = Duration::from_millis(200);
@@ -39,10 +39,10 @@ pub(super) struct Members {
     context: Context,
     options: ConnectOptions,
     scout: Scout,
-    /// All of them, in their order.
+    /// The addresses of all members, in their order.
     addrs: Vec<SocketAddr>,
     doors: Vec<Door>,
-    /// Of the primary that it is connected to.
+    /// The epoch of the primary that it is connected to.
     epoch: Epoch,
     acks: usize,
     /// What the primary said when it was connected to, or asked again.
@@ -63,7 +63,7 @@ pub struct Asked {
 /// Where a client reads a member's promise.
 #[derive(Debug)]
 struct Door {
-    /// Which of the members.
+    /// The number of the member, by its place among all.
     at: usize,
     session: Option<remanence_remote::Session>,
     /// A promise that is being read, since when, and whether for an operation that is over: then it says nothing.
@@ -79,7 +79,7 @@ struct Asking {
 
 /// What a promise is read through.
 trait Witness {
-    /// Which of the members it is of.
+    /// The number of the member that it is of.
     fn at(&self) -> usize;
 
     /// Whether its promise is being read.
@@ -168,7 +168,7 @@ enum Came {
     /// Nothing was being read, it was being changed, or the member is gone.
     Nothing,
     Promise(Promise),
-    /// Not yet.
+    /// The promise has not come yet.
     Late,
 }
 
@@ -442,7 +442,7 @@ impl Members {
         self.asked
     }
 
-    /// What the primary said last.
+    /// What the primary said when it was connected to, or asked again.
     pub(super) const fn primary(&self) -> &MemberStats {
         &self.said
     }

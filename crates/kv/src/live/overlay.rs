@@ -9,11 +9,11 @@ use remanence_pmem::{Medium, Region};
 
 const PAGE: u64 = 4096;
 
-/// The view.
+/// A region, and copies of those of its pages that were written through this view.
 #[derive(Debug)]
 pub(super) struct Overlay {
     region: Region,
-    /// Pages that were written.
+    /// The pages that were written, by their number.
     pages: RefCell<BTreeMap<u64, Vec<u8>>>,
 }
 
@@ -27,7 +27,7 @@ impl Overlay {
         assert!(fits, "{len} bytes at offset {offset} do not lie in the region");
     }
 
-    /// The page, as the region has it if nobody has written to it.
+    /// A page as the region has it.
     fn fresh(&self, page: u64) -> Vec<u8> {
         let at = page * PAGE;
         let mut bytes = vec![0; PAGE.min(Medium::len(&self.region) - at) as usize];

@@ -1,4 +1,4 @@
-//! A client that waits.
+//! The client whose calls return when what they do is done.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -28,7 +28,7 @@ pub type Version = u64;
 /// What a PUT may depend on, and when its value ends.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct PutOptions {
-    /// On what it depends: [`Expect::Version`] is compare and swap.
+    /// The condition of the change: [`Expect::Version`] is compare and swap.
     pub expect: Expect,
     /// How long the value lasts; `None`: until it is replaced. Milliseconds count.
     pub ttl: Option<Duration>,
@@ -43,11 +43,11 @@ impl Default for PutOptions {
 /// A value that is to be written, or deleted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Change<'a> {
-    /// The key.
+    /// The key that is to be changed.
     pub key: &'a [u8],
-    /// Its value; `None`: it is to have none.
+    /// The value that the key is to have; `None`: it is to have none.
     pub value: Option<&'a [u8]>,
-    /// On what it depends.
+    /// The condition of the change.
     pub expect: Expect,
     /// How long the value lasts; `None`: until it is replaced.
     pub ttl: Option<Duration>,
@@ -56,7 +56,7 @@ pub struct Change<'a> {
 /// Some keys, in the order of their fingerprints.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Page {
-    /// The keys.
+    /// The keys that were found; those of damaged values are among them.
     pub keys: Vec<Vec<u8>>,
     /// Where to go on; `None` at the end.
     pub next: Option<u64>,
@@ -75,7 +75,7 @@ pub struct Store {
     session: Session,
     road: Road,
     options: ConnectOptions,
-    /// The session is over.
+    /// Whether the session is over.
     broken: bool,
     used: Instant,
     reconnected: u64,
@@ -168,7 +168,7 @@ impl Store {
         &self.client
     }
 
-    /// The connection.
+    /// The connection to the server that is used now.
     pub const fn session(&mut self) -> &mut Session {
         &mut self.session
     }
@@ -524,7 +524,8 @@ impl Store {
     /// There is a session, and this client is up to date with what it was told.
     fn ready(&mut self, since: Instant) -> Result<(), Error> {
         if !self.broken && self.used.elapsed() >= IDLE {
-            // It may have been cut off meanwhile, and who looks first need not wonder what became of a change.
+            // It may have been cut off meanwhile. If that is found before a change is sent, there is no doubt of what
+            // became of it.
             match self.session.noticed() {
                 Ok(view) if view.is_none_or(|view| view <= self.client.view().number) => {}
                 Ok(_) => self.broken = attend(&mut self.client, &mut self.session).is_err(),

@@ -27,9 +27,9 @@ pub(super) const ANSWERS_MAX: usize = 16;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 pub(super) enum What {
-    /// The beginning of a request; the next call goes on with it.
+    /// A part of a request, which the next call goes on with.
     Part = 1,
-    /// More of an answer.
+    /// Asks for more of an answer.
     Rest = 2,
     /// The first call of a session: a version, and the answer is [`Hello`].
     Hello = 3,
@@ -45,7 +45,7 @@ pub(super) enum What {
     Lead = 8,
 }
 
-/// A call.
+/// A call as it travels: what it is for, the tag that its answer is known by, and what belongs to it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Call<'a> {
     pub(super) what: What,
@@ -108,7 +108,7 @@ impl<'a> Answer<'a> {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Hello {
     pub(super) version: u16,
-    /// Milliseconds.
+    /// How long a client may take to finish a write or to acknowledge a view, in milliseconds.
     pub(super) lease: u64,
 }
 
@@ -145,7 +145,7 @@ pub(super) fn emit_keyed(keys: &[Key], reply: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// The inverse.
+/// Reads what [`emit_keyed`] has written: the keys, and the reply behind them. `None`: it is none of that.
 pub(super) fn parse_keyed(bytes: &[u8]) -> Option<(Vec<Key>, &[u8])> {
     let (count, mut rest) = bytes.split_first_chunk()?;
     let mut keys = Vec::new();
@@ -165,7 +165,7 @@ pub(super) fn emit_words(words: &[u64]) -> Vec<u8> {
     words.iter().flat_map(|word| word.to_le_bytes()).collect()
 }
 
-/// The inverse; a later version may have said more.
+/// Reads what [`emit_words`] has written; a later version may have said more.
 pub(super) fn parse_words<const N: usize>(bytes: &[u8]) -> Option<[u64; N]> {
     let mut words = [0; N];
     let mut rest = bytes;
