@@ -33,13 +33,13 @@ pub struct Changes {
 }
 
 impl Changes {
-    /// Whether there are none.
+    /// Whether there are no changes to ship.
     #[must_use]
     pub const fn is_empty(&self) -> bool {
         self.ends.is_empty()
     }
 
-    /// Adds one.
+    /// Adds a change: the bytes that were stored at a place of the medium.
     pub fn push(&mut self, at: u64, bytes: &[u8]) {
         // What was stored and is then written back is said once.
         if let Some((before, from)) = self.last

@@ -51,21 +51,21 @@ pub enum Order {
     Begin,
     /// A part of the image.
     Block {
-        /// Where.
+        /// The byte of the image at which the part begins.
         at: u64,
-        /// What; zeros if it is empty.
+        /// The bytes of the part; empty if they are zeros.
         bytes: Vec<u8>,
         /// How many bytes.
         len: u32,
     },
     /// That was all of it: with the records from this number on it is the store.
     End {
-        /// The number.
+        /// The number of the first record that the image does not have.
         applied: u64,
     },
     /// A part of the image, to be sent to another member.
     Read {
-        /// From where.
+        /// The byte of the image at which the part begins.
         at: u64,
         /// How many bytes.
         len: u32,
@@ -79,11 +79,11 @@ pub enum Told {
     Applied(u64),
     /// The image is another's, incomplete, or too old for what the log still has.
     NeedsImage,
-    /// A part of it.
+    /// The bytes of the part of the image that was asked for.
     Bytes(Vec<u8>),
-    /// Done.
+    /// The order was carried out, and there is nothing to say.
     Ok,
-    /// It was not done. A sentence.
+    /// The order was not carried out, for the reason in this sentence.
     Refused(String),
 }
 
@@ -171,12 +171,12 @@ impl<M: Medium> Keeper<M> {
         Ok(Self { image, root, ledger })
     }
 
-    /// The image.
+    /// The memory that the image is in, as far as it has come.
     pub const fn image(&self) -> &M {
         &self.image
     }
 
-    /// How far it has come.
+    /// How far the image has come.
     #[must_use]
     pub const fn ledger(&self) -> Ledger {
         self.ledger

@@ -64,7 +64,7 @@ pub enum Rebuilding {
     Nobody,
     /// So much of this member's image is there.
     UnderWay {
-        /// The member.
+        /// The name of the member that is being rebuilt.
         name: String,
         /// Bytes that were sent.
         sent: u64,
@@ -204,7 +204,7 @@ impl<C: Member> Primary<C> {
         Ok(opened)
     }
 
-    /// The epoch.
+    /// The epoch under which this primary has the log.
     #[must_use]
     pub const fn epoch(&self) -> Epoch {
         self.epoch

@@ -32,9 +32,9 @@ pub const CALM: Duration = Duration::from_secs(60);
 pub struct Leader {
     /// Which of the members.
     pub who: usize,
-    /// Its epoch.
+    /// The epoch under which it has the log.
     pub epoch: Epoch,
-    /// Its process.
+    /// A number that its process drew, by which one that was started again is told from the one before.
     pub life: u64,
 }
 
@@ -224,7 +224,7 @@ pub struct Own {
 /// Whether a member may try to take over.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Chance {
-    /// Now.
+    /// It may try now.
     Now,
     /// Others are to try first, or do not agree that there is no primary.
     Later,

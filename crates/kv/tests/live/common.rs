@@ -113,7 +113,7 @@ impl Host {
         self.stop()
     }
 
-    /// Ends it.
+    /// Ends the server's thread, and returns what it counted.
     pub(crate) fn stop(&mut self) -> Result<StoreStats, Error> {
         self.stop.store(true, Ordering::Release);
         let thread = self.thread.take().expect("it runs");

@@ -80,7 +80,7 @@ pub(crate) trait Victim {
     /// Rounds between two looks at everything.
     const EPOCH: u64;
 
-    /// For sentences.
+    /// The name of what is tortured, as sentences have it.
     fn name(&self) -> String;
 
     /// It is to be there, and to serve.

@@ -16,7 +16,7 @@ use crate::replica::Promise;
 const SLOTS: u16 = 4;
 const SLOT: u32 = 8 << 10;
 
-/// The door.
+/// The door of a member: memory that clients read, and the server that answers them.
 #[derive(Debug)]
 pub(super) struct Door {
     server: remanence_remote::Server,

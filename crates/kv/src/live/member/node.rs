@@ -124,7 +124,7 @@ impl Drop for Shown<'_> {
     }
 }
 
-/// A member.
+/// What the threads of a member share: its log, its image, and what it knows of the others.
 #[derive(Debug)]
 pub(super) struct Node {
     pub(super) names: Vec<String>,
