@@ -97,12 +97,12 @@ pub enum Input {
     Heard {
         /// Which of them.
         at: usize,
-        /// What.
+        /// What it says.
         said: Statement,
     },
     /// What answers in a member's place is no member of this store.
     Stranger {
-        /// In whose.
+        /// The member in whose place it answers.
         at: usize,
     },
     /// A member could not be reached.

@@ -247,7 +247,7 @@ impl World {
         }
     }
 
-    /// It ends.
+    /// Ends a fault that was begun.
     pub(crate) fn end(&mut self, fault: Fault) {
         if let Some(at) = self.faults.iter().position(|known| *known == fault) {
             self.faults.remove(at);

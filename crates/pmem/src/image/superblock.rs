@@ -34,7 +34,7 @@ pub struct Format {
 /// A version of a format, as far as the codec has to know it.
 #[derive(Clone, Copy, Debug)]
 pub struct Version {
-    /// Its number.
+    /// The number that stands in the superblock.
     pub number: u32,
     /// Where the checksum lies, in bytes from the start of a copy; it covers all before it.
     pub crc_at: usize,
@@ -51,7 +51,7 @@ pub struct Places {
     pub byte_order: Option<usize>,
     /// The name of the image.
     pub uuid: usize,
-    /// Its bytes.
+    /// How many bytes it takes.
     pub size: usize,
 }
 
@@ -63,7 +63,7 @@ impl Places {
 /// A checksum of up to eight bytes.
 #[derive(Clone, Copy, Debug)]
 pub struct Checksum {
-    /// Its bytes.
+    /// How many bytes it takes.
     pub len: usize,
     /// How it is computed.
     pub of: fn(&[u8]) -> u64,

@@ -128,7 +128,7 @@ fn said(error: &dyn std::fmt::Display) -> GroupError {
 /// A record that was read.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Record {
-    /// Its number.
+    /// The record's number in the log.
     pub sequence: u64,
     /// The writer that appended it.
     pub epoch: Epoch,
