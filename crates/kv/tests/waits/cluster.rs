@@ -2,10 +2,8 @@
 //! test each.
 #![allow(clippy::disallowed_types, clippy::disallowed_methods, reason = "real members take real time")]
 
-#[path = "cluster/common.rs"]
 mod common;
-#[path = "live/common.rs"]
-mod live;
+use crate::servers as live;
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

@@ -3,7 +3,7 @@
 //!
 //! `REMANENCE_KV_SEEDS=from..to` takes other seeds. See `common/porcupine.rs` for what this takes.
 
-mod common;
+use crate::common;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

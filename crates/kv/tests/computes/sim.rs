@@ -2,7 +2,7 @@
 //!
 //! `REMANENCE_KV_SEEDS=from..to` runs others than the few of every test run; a failure names its seed.
 
-mod common;
+use crate::common;
 
 use common::world::{CALM, STORM, Weather, World};
 use common::{DEFERRED, DURABLE, ERDA, INLINE, INLINE_LINES, seeds};

@@ -1,6 +1,6 @@
 //! Any sequence of operations, beside a map: the same answers, whatever is cleaned, resized and restarted in between.
 
-mod common;
+use crate::common;
 
 use std::collections::BTreeMap;
 

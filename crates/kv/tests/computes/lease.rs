@@ -1,6 +1,6 @@
 //! The lease of an unfinished write is extended by progress, and by nothing else.
 
-mod common;
+use crate::common;
 
 use common::{DEFERRED, DURABLE, ERDA, SALT, Store, value};
 use remanence_kv::client::{Client, Completion, Put, RemoteMemory, Verb, run};

@@ -1,6 +1,6 @@
 //! Nobody is served during a step of the server, so each does little, however much the store holds. Counted, not timed.
 
-mod common;
+use crate::common;
 
 use std::cell::{Cell, Ref, RefCell};
 use std::collections::BTreeMap;

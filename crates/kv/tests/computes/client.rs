@@ -6,9 +6,8 @@
     reason = "a real server is stopped by its own thread"
 )]
 
-mod common;
-#[path = "live/common.rs"]
-mod live;
+use crate::common;
+use crate::servers as live;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -7,16 +7,11 @@
 
 #![allow(clippy::disallowed_types, clippy::disallowed_methods, reason = "real processes take real time")]
 
-#[path = "torture/board.rs"]
-mod board;
-#[path = "torture/client.rs"]
-mod client;
-#[path = "torture/harness.rs"]
-mod harness;
-#[path = "live/common.rs"]
-mod live;
-#[path = "common/porcupine.rs"]
-mod porcupine;
+pub(crate) mod board;
+pub(crate) mod client;
+pub(crate) mod harness;
+use crate::common::porcupine;
+use crate::servers as live;
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
@@ -90,7 +85,7 @@ impl One {
         };
         let port = self.to.map_or(0, |to| to.port());
         let part = format!("{} {port} {mode} {}", self.at, self.store.display());
-        let mut server = Process::start("be_a_server", part);
+        let mut server = Process::start("torture::be_a_server", part);
         let ready = server.ready().unwrap_or_else(|| panic!("{}: the server does not start", self.name));
         self.to = Some(ready.parse().expect("an address"));
         self.process = Some(server);
@@ -107,6 +102,7 @@ impl One {
 impl Victim for One {
     const CLIENTS: u64 = 3;
     const EPOCH: u64 = 8;
+    const CLIENT: &'static str = "torture::be_a_client";
 
     fn name(&self) -> String {
         self.name.clone()

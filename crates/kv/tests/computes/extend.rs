@@ -1,6 +1,6 @@
 //! A store that grows keeps all it has where it is, uses the new room, and is whole after a crash at any moment of it.
 
-mod common;
+use crate::common;
 
 use common::*;
 use remanence_kv::Geometry;

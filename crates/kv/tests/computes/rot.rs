@@ -1,6 +1,6 @@
 //! Damaged metadata: every bit of it flipped, one by one, and stores of format 1.
 
-mod common;
+use crate::common;
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -57,7 +57,7 @@ fn story() -> (CrashImage, Contents) {
 /// The store of a program that knew format 1 only, with the same story.
 fn first_format() -> CrashImage {
     let mut bytes = vec![0; SMALL.size as usize];
-    for line in include_str!("golden/v1.store").lines() {
+    for line in include_str!("../golden/v1.store").lines() {
         let (at, row) = line.split_once(' ').expect("a place and a row");
         let at = usize::from_str_radix(at, 16).expect("a number");
         for (n, byte) in row.as_bytes().chunks(2).enumerate() {

@@ -2,8 +2,7 @@
 
 #![allow(clippy::disallowed_types, clippy::disallowed_methods, reason = "real servers take real time")]
 
-#[path = "live/common.rs"]
-mod common;
+use crate::servers as common;
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};

@@ -1,8 +1,7 @@
 //! Clients that write where they may not, with keys that are not theirs or not theirs any more, by one-sided WRITEs and by
 //! messages, and clients that ask for everything: nothing of anybody else changes, and everybody else goes on.
 
-#[path = "live/common.rs"]
-mod common;
+use crate::servers as common;
 
 use common::{Host, SIZE, client, context};
 use remanence_kv::format::Place;

@@ -4,7 +4,7 @@
 //!
 //! `REMANENCE_KV_SEEDS=from..to` runs others than the few of every test run; a failure names its seed.
 
-mod common;
+use crate::common;
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};

@@ -4,7 +4,7 @@
 //! The oracle: in durable mode each key has its value of the last acknowledged operation, or that of the one under way. In
 //! mode `erda` it has one that it once had, whole. `REMANENCE_KV_CRASH=n` tries n times as many crashes.
 
-mod common;
+use crate::common;
 
 use std::collections::BTreeSet;
 use std::sync::Arc;

@@ -3,7 +3,7 @@
 //! What the server believes of what a client wrote: an object counts only if it is what the room was handed out for. The bytes
 //! are whole and their checksum fits in each of these; who wrote them was given that very room.
 
-mod common;
+use crate::common;
 
 use std::sync::Arc;
 

@@ -5,8 +5,7 @@
     reason = "tests of what is live have threads and clocks"
 )]
 
-#[path = "live/common.rs"]
-mod common;
+use crate::servers as common;
 
 use std::task::Poll;
 use std::time::Duration;

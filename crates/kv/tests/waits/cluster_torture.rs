@@ -7,16 +7,8 @@
 
 #![allow(clippy::disallowed_types, clippy::disallowed_methods, reason = "real processes take real time")]
 
-#[path = "torture/board.rs"]
-mod board;
-#[path = "torture/client.rs"]
-mod client;
-#[path = "torture/harness.rs"]
-mod harness;
-#[path = "live/common.rs"]
-mod live;
-#[path = "common/porcupine.rs"]
-mod porcupine;
+use crate::servers as live;
+use crate::torture::{client, harness};
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -81,7 +73,7 @@ struct Cluster {
 impl Cluster {
     fn serve(&mut self, n: usize) {
         let part = format!("{} {} {}", self.at[n], self.address(), self.dirs[n].display());
-        let mut member = Process::start("be_a_member", part);
+        let mut member = Process::start("cluster_torture::be_a_member", part);
         assert!(member.ready().is_some(), "member {n} does not start");
         self.members[n] = Some(member);
     }
@@ -131,6 +123,7 @@ impl Cluster {
 impl Victim for Cluster {
     const CLIENTS: u64 = 2;
     const EPOCH: u64 = 6;
+    const CLIENT: &'static str = "cluster_torture::be_a_client";
 
     fn name(&self) -> String {
         format!("{MEMBERS} members, seed {}", self.seed)

@@ -1,8 +1,8 @@
 //! Every outcome of a crash at every step of every operation, of cleaning and of resizing, explored lazily: only what recovery
-//! reads is decided (`remanence_pmem::crash_image::Lazy`). `tests/crash.rs` draws samples of the same outcomes where they are
+//! reads is decided (`remanence_pmem::crash_image::Lazy`). `tests/computes/crash.rs` draws samples of the same outcomes where they are
 //! too many to enumerate, and goes on to work on what it finds.
 
-mod common;
+use crate::common;
 
 use common::ops::{
     Workload, chunks, cleaning, contents, dying_clients, every_operation, fair, few_changes, for_mode_erda,

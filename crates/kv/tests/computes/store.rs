@@ -1,6 +1,6 @@
 //! What a user of the store sees, one idea to a test.
 
-mod common;
+use crate::common;
 
 use common::*;
 use remanence_kv::client::{Completion, Error, Get, Many, Operation, Progress, Put, Verb};

@@ -1,6 +1,6 @@
 //! Values that the server writes together: one wait for the medium for all of them, and what becomes of each.
 
-mod common;
+use crate::common;
 
 use common::*;
 use remanence_kv::format::object::{Content, emit};

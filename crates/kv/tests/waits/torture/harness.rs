@@ -79,6 +79,8 @@ pub(crate) trait Victim {
     const CLIENTS: u64;
     /// Rounds between two looks at everything.
     const EPOCH: u64;
+    /// The test of this program that is a client, in a process of its own.
+    const CLIENT: &'static str;
 
     /// For sentences.
     fn name(&self) -> String;
@@ -113,6 +115,8 @@ pub(crate) struct Story {
     name: String,
     /// By what clients reach whoever is tortured.
     address: String,
+    /// What a client's process is asked for.
+    client: &'static str,
     path: PathBuf,
     board: Board,
     epoch: u64,
@@ -138,7 +142,7 @@ impl Story {
             let seed = self.choices.pick(1 << 30);
             let first = first_write(self.epoch, lane);
             let part = format!("{} {lane} {first} {seed} {}", self.address, self.path.display());
-            self.lives.push(Life { lane, process: Process::start("be_a_client", part), killed: None });
+            self.lives.push(Life { lane, process: Process::start(self.client, part), killed: None });
         }
     }
 
@@ -226,6 +230,7 @@ pub(crate) fn torture<V: Victim>(few: u64, boards: &TempDir, choices: Seeded, vi
         choices,
         name: name.clone(),
         address: victim.address(),
+        client: V::CLIENT,
         path,
         board,
         epoch: 0,

@@ -1,6 +1,6 @@
 //! A look at a key's memory, while others change it between any two loads: what it tells was so at some moment of the look.
 
-mod common;
+use crate::common;
 
 use std::cell::Cell;
 
