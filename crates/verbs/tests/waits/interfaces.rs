@@ -1,6 +1,6 @@
 //! Interfaces that change under open devices, on a cable between two network namespaces.
 
-mod common;
+use crate::common;
 
 use std::io;
 

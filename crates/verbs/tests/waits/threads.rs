@@ -1,6 +1,6 @@
 //! Many threads, many QPs, and objects that go while they are in use.
 
-mod common;
+use crate::common;
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;

@@ -4,12 +4,9 @@
 //! It needs to be root or to have user namespaces, QEMU, and the Debian packages that `make test` installs; where
 //! something is missing it says what, and is skipped. `dumpcap` records all packets; `tshark` must find none malformed.
 
-#[path = "soft_roce/guest.rs"]
 mod guest;
-#[path = "soft_roce/host.rs"]
 mod host;
-#[path = "../../../tests/guest/machine.rs"]
-mod machine;
+use crate::machine;
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -35,7 +32,7 @@ const AT: u64 = 4096;
 
 #[test]
 fn linux_soft_roce_and_we_understand_each_other() {
-    machine::in_a_namespace("linux_soft_roce_and_we_understand_each_other", INSIDE, inside);
+    machine::in_a_namespace("soft_roce::linux_soft_roce_and_we_understand_each_other", INSIDE, inside);
 }
 
 /// In a user namespace everybody is root of something.

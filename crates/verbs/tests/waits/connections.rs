@@ -1,6 +1,6 @@
 //! Connections by the connection manager, blocking and not, made, refused, lost and ended.
 
-mod common;
+use crate::common;
 
 use std::net::SocketAddr;
 use std::os::fd::AsRawFd;

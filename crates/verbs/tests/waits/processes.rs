@@ -2,7 +2,7 @@
 //!
 //! Each test starts this test program again as its child, which plays the part that the environment names.
 
-mod common;
+use crate::common;
 
 use std::io::{BufRead, BufReader};
 use std::net::{IpAddr, SocketAddr, UdpSocket};
@@ -27,7 +27,7 @@ struct Server {
 impl Server {
     fn start(address: IpAddr, port: u16) -> Self {
         let mut child = Command::new(std::env::current_exe().unwrap())
-            .args(["the_part_of_the_server", "--exact", "--ignored", "--nocapture"])
+            .args(["processes::the_part_of_the_server", "--exact", "--ignored", "--nocapture"])
             .env(PART, format!("{address} {port}"))
             .stdout(Stdio::piped())
             .spawn()
@@ -52,7 +52,7 @@ impl Drop for Server {
 
 /// Accepts whoever comes, tells the rkey of its memory, and serves until it is killed.
 #[test]
-#[ignore = "a child process of `cargo test -p remanence-verbs --test processes`"]
+#[ignore = "a child process of `cargo test -p remanence-verbs --test waits processes::`"]
 fn the_part_of_the_server() {
     let Ok(part) = std::env::var(PART) else { return };
     let (address, port) = part.split_once(' ').unwrap();

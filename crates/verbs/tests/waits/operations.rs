@@ -1,6 +1,6 @@
 //! Every operation between two devices over real sockets: the bytes, the completions, and what was not touched.
 
-mod common;
+use crate::common;
 
 use common::{ALL, Pair, Side, address_of, open, pattern, wr};
 use remanence_pmem::{FileOptions, Region};

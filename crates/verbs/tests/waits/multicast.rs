@@ -1,6 +1,6 @@
 //! UD multicast: several QPs, devices and processes of one host, and what is not for them.
 
-mod common;
+use crate::common;
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::{IpAddr, Ipv6Addr};
@@ -182,7 +182,7 @@ struct Member {
 impl Member {
     fn start(address: IpAddr, group: Gid) -> Self {
         let mut child = Command::new(std::env::current_exe().unwrap())
-            .args(["the_part_of_the_member", "--exact", "--ignored", "--nocapture"])
+            .args(["multicast::the_part_of_the_member", "--exact", "--ignored", "--nocapture"])
             .env(PART, format!("{address} {}", group.to_ip()))
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -208,7 +208,7 @@ impl Drop for Member {
 }
 
 #[test]
-#[ignore = "a child process of `cargo test -p remanence-verbs --test multicast every_process`"]
+#[ignore = "a child process of `cargo test -p remanence-verbs --test waits multicast::every_process`"]
 fn the_part_of_the_member() {
     let Ok(part) = std::env::var(PART) else { return };
     let (address, group) = part.split_once(' ').unwrap();

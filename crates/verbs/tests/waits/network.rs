@@ -1,7 +1,7 @@
 //! Bad networks: loss and worse, a full socket, a lost handshake message, a cut and healed cable; and the recording
 //! of it all.
 
-mod common;
+use crate::common;
 
 use std::io;
 use std::net::IpAddr;

@@ -11,7 +11,7 @@ use remanence_rnic::{Access, Data, QpType, RecvWr, RemoteAddr, SendFlags, SendOp
 use remanence_verbs::{ConnectAttr, Context, Cq, LinkKind, Mr, Options, Pd, Qp, QpEndpoint, QpOptions};
 use remanence_wire::{Gid, Mtu, Psn, Qkey};
 
-use crate::guest::{Guest, GuestQp, pattern};
+use super::guest::{Guest, GuestQp, pattern};
 use crate::machine::{HOST, HOST_V6, TAP};
 
 const LEN: u64 = 4 << 20;

@@ -1,7 +1,7 @@
 //! Memory of a peer reached with no packet: the same results as with packets, in the same order, only to those that
 //! may, and not after it was taken back.
 
-mod common;
+use crate::common;
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;

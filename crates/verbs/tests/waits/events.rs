@@ -1,6 +1,6 @@
 //! Notifications: completion channels and asynchronous events, by blocking calls and by their descriptors.
 
-mod common;
+use crate::common;
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::thread;

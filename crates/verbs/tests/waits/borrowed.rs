@@ -1,7 +1,7 @@
 //! Memory of an application, registered where it lies: as `ibv_reg_mr` has it.
 #![expect(unsafe_code, reason = "borrows memory by its address")]
 
-mod common;
+use crate::common;
 
 use common::{ALL, Pair, Side, open, pattern, wr};
 use remanence_pmem::Region;
