@@ -294,6 +294,14 @@ mod tests {
     }
 
     #[test]
+    fn an_executable_says_what_its_tests_are() {
+        let this = std::env::current_exe().expect("this program");
+        let list = Program::at("xtask/waits", this, "/".into()).list().expect("it runs");
+        let own = "testing::program::tests::an_executable_says_what_its_tests_are: test";
+        assert!(list.lines().any(|line| line == own), "{list}");
+    }
+
+    #[test]
     fn a_module_runs_its_own_tests_and_one_that_is_asked_for() {
         let program = Program::at("none/waits", "/bin/echo".into(), "/".into());
         let all =
