@@ -1,6 +1,6 @@
 //! rdma-core's examples: ibv_rc_pingpong and the like. They exchange QP numbers over TCP, and check the data with -c.
 
-use crate::harness::{Place, Row, both, run};
+use super::harness::{Place, Row, both, run};
 
 #[test]
 fn rc_pingpong() {

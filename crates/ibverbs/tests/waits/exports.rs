@@ -1,6 +1,6 @@
 //! What programs may link to: the names and version nodes of Debian's own libraries, which are the oracle.
 
-mod common;
+use crate::common;
 
 use std::collections::BTreeSet;
 use std::path::Path;

@@ -4,10 +4,8 @@
 //! the guest on Debian's libraries, and here on ours: each case once with us as the server and once as the client.
 //! `dumpcap` records all packets; `tshark` must find none malformed. What is missing is said, and skipped.
 
-mod common;
-#[path = "../../../tests/guest/machine.rs"]
-mod machine;
-#[path = "interop/world.rs"]
+use crate::common;
+use crate::machine;
 mod world;
 
 use std::path::PathBuf;
@@ -28,14 +26,18 @@ fn programs_on_our_libraries_and_on_linux_understand_each_other() {
     if std::env::var_os(INSIDE).is_none() {
         common::dropin();
     }
-    machine::in_a_namespace("programs_on_our_libraries_and_on_linux_understand_each_other", INSIDE, inside);
+    machine::in_a_namespace(
+        "interop::programs_on_our_libraries_and_on_linux_understand_each_other",
+        INSIDE,
+        inside,
+    );
 }
 
 /// Where `common::dropin` puts them: it is no more called inside, where cargo has no network.
 fn libraries() -> PathBuf {
     let beside = || {
         let program = std::env::current_exe().expect("this program");
-        program.ancestors().nth(2).expect("target/debug/deps/interop").join("dropin")
+        program.ancestors().nth(2).expect("target/debug/deps/waits").join("dropin")
     };
     std::env::var_os("REMANENCE_TEST_LIB").map_or_else(beside, PathBuf::from)
 }

@@ -1,6 +1,6 @@
 //! qperf, whose server serves one test after another.
 
-use crate::harness::{Place, ROW, Ready, Row, run};
+use super::harness::{Place, ROW, Ready, Row, run};
 
 /// All tests of one kind in one run of the client, against one server. On RoCE it needs -cm1: without rdma_cm it speaks
 /// to LIDs, which there are none of.

@@ -1,6 +1,6 @@
 //! The same programs on a path that loses packets.
 
-use crate::harness::{Place, Row, both, run};
+use super::harness::{Place, Row, both, run};
 
 pub(crate) const LOSS: &[(&str, &str)] = &[("REMANENCE_LOSS", "0.02"), ("REMANENCE_SEED", "7")];
 

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
+use super::harness::{Place, ROW, Ready, Row, run};
 use crate::common;
-use crate::harness::{Place, ROW, Ready, Row, run};
 
 const UCX: Row = Row {
     server: "ucx_perftest -p 13337",

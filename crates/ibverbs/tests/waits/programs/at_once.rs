@@ -1,6 +1,6 @@
 //! Several programs at the same time: pairs that know nothing of each other and share a device, and clients of one server.
 
-use crate::harness::{Place, ROW, Ready, Row, both, run, run_at_once};
+use super::harness::{Place, ROW, Ready, Row, both, run, run_at_once};
 
 #[test]
 fn pairs_share_a_device() {

@@ -1,7 +1,7 @@
 //! The data path as C programs see it: each file of `c/` is compiled against the installed headers and runs on the
 //! drop-in library, with both ends of its connections on the loopback interface. The checks are in C.
 
-mod common;
+use crate::common;
 
 use std::path::Path;
 use std::process::Command;

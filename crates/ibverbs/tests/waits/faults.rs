@@ -1,7 +1,7 @@
 //! Bad input and faults, over the C ABI and with real processes: the errno, completion status or CM event that the
 //! standard libraries would give, no hang, nothing left behind, and nobody else disturbed. Programs: `tests/faults/*.c`.
 
-mod common;
+use crate::common;
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr, UdpSocket};
@@ -296,14 +296,14 @@ fn whatever_is_made_can_be_destroyed_without_a_trace() {
 #[test]
 fn half_open_handshakes_and_a_flood_of_requests_pass() {
     let Some(scene) = Scene::new("flood") else { return };
-    pass(scene, "the_part_of_the_flood", "5000");
+    pass(scene, "faults::the_part_of_the_flood", "5000");
 }
 
 /// Datagrams that are right down to their ICRC, and what is in them is not.
 #[test]
 fn messages_of_a_connection_manager_that_lies_pass() {
     let Some(scene) = Scene::new("liar") else { return };
-    pass(scene, "the_part_of_the_liar", "5000");
+    pass(scene, "faults::the_part_of_the_liar", "5000");
 }
 
 /// A child process has its way with a server, which others reach nonetheless, and which holds nothing of it in the end.
@@ -335,13 +335,13 @@ const PART: &str = "REMANENCE_TEST_FLOOD";
 
 /// Requests for connections that will never be, from an engine of its own that does not listen to answers.
 #[test]
-#[ignore = "a child process of `cargo test -p remanence-ibverbs --test faults half_open_handshakes`"]
+#[ignore = "a child process of `cargo test -p remanence-ibverbs --test waits faults::half_open_handshakes`"]
 fn the_part_of_the_flood() {
     send_requests(|_, _| ());
 }
 
 #[test]
-#[ignore = "a child process of `cargo test -p remanence-ibverbs --test faults messages_of_a_connection_manager`"]
+#[ignore = "a child process of `cargo test -p remanence-ibverbs --test waits faults::messages_of_a_connection_manager`"]
 fn the_part_of_the_liar() {
     const ATTRIBUTE: usize = 16;
     const SERVICE_END: usize = 24 + 16;

@@ -1,6 +1,6 @@
 //! librpma's API, by small programs of ours against Debian's librpma, which knows nothing of us: `tests/rpma/*.c`.
 
-mod common;
+use crate::common;
 
 use std::path::PathBuf;
 

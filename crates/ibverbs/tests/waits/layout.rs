@@ -3,7 +3,7 @@
 //! The headers installed may be older than what we mirror. `RDMA_CORE_INCLUDE=DIR` takes those of another rdma-core, of
 //! version 65 or later, and checks the newest fields too; without it, their places are the numbers at the end.
 
-mod common;
+use crate::common;
 
 use std::collections::BTreeMap;
 use std::mem::{offset_of, size_of};
@@ -274,7 +274,7 @@ fn constants() -> Vec<(String, i128)> {
             .map_or_else(|| text.parse(), |hex| i128::from_str_radix(hex, 16))
             .expect("a number")
     };
-    let source = concat!(include_str!("../src/abi/enums.rs"), include_str!("../src/abi/rdma.rs"));
+    let source = concat!(include_str!("../../src/abi/enums.rs"), include_str!("../../src/abi/rdma.rs"));
     let line = |line: &str| {
         let (name, rest) = line.strip_prefix("pub const ")?.split_once(':')?;
         let value = rest.split_once('=')?.1.trim().trim_end_matches(';');

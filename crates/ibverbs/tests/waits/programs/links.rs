@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-use crate::harness::{Place, ROW, Ready, Row, both, run, run_and};
+use super::harness::{Place, ROW, Ready, Row, both, run, run_and};
 
 const SHM: Row = Row { verbs: Some(&["--link", "shm"]), ..ROW };
 /// The server at an address that its client knows; what travels in shared memory needs no interface that has it.

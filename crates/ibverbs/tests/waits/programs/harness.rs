@@ -56,10 +56,10 @@ pub(crate) enum Ready {
 /// The same command on both sides; the client names the server.
 macro_rules! both {
     ($command:literal) => {
-        $crate::harness::Row {
+        $crate::programs::harness::Row {
             server: $command,
             client: concat!($command, " {server}"),
-            ..$crate::harness::ROW
+            ..$crate::programs::harness::ROW
         }
     };
 }

@@ -2,7 +2,7 @@
 //!
 //! It makes a program slow, so each run is short; one at a time, as most of these programs spin.
 
-mod common;
+use crate::common;
 
 use std::path::Path;
 use std::process::Command;

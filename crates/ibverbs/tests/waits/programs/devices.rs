@@ -1,7 +1,7 @@
 //! What is there: ibv_devices, ibv_devinfo, ibv_asyncwatch.
 
+use super::harness::{Place, ROW, Ready, Row, run};
 use crate::common;
-use crate::harness::{Place, ROW, Ready, Row, run};
 
 const ALONE: Row = Row { ready: Ready::Alone, ..ROW };
 

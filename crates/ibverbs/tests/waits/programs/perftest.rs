@@ -3,7 +3,7 @@
 //! Few iterations each: these runs show that the programs work; `rem bench verbs` measures. With rdma_cm: `rdmacm.rs`.
 //! All sizes (-a) are for bandwidth alone: the latency programs measure the processor's frequency for a second each time.
 
-use crate::harness::{Place, both, run};
+use super::harness::{Place, both, run};
 
 #[test]
 fn write() {

@@ -1,8 +1,8 @@
 //! rdmacm-utils: programs that find each other by address and port through librdmacm.
 
+use super::harness::{Place, ROW, Ready, Row, both, run};
+use super::weather::LOSS;
 use crate::common;
-use crate::harness::{Place, ROW, Ready, Row, both, run};
-use crate::weather::LOSS;
 
 const RPING: Row = Row { server: "rping -s -a {server} -C 20 -V", ready: Ready::Cm, ..ROW };
 const UCMATOSE: Row = Row { server: "ucmatose", ready: Ready::Cm, says: &["return status 0"], ..ROW };

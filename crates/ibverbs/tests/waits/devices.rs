@@ -1,6 +1,6 @@
 //! Programs that look at devices, unmodified, on our libraries; and what a forked child sees.
 
-mod common;
+use crate::common;
 
 use std::ffi::OsStr;
 use std::net::{Ipv6Addr, TcpListener};
@@ -118,7 +118,7 @@ fn run_c_often(times: usize, name: &str, source: &str) {
 #[test]
 fn the_view_of_sys_and_dev_says_what_the_libraries_say() {
     let dir = common::scratch("view");
-    let program = common::compile(&dir, "view", include_str!("c/view.c"));
+    let program = common::compile(&dir, "view", include_str!("../c/view.c"));
     let mut namespace = namespace();
     namespace.args(["sh", "-c", &format!("{INTERFACE} && exec \"$@\""), "sh"]);
     // The other end of that interface's wire gets its address a while later: the view is a snapshot.

@@ -1,7 +1,7 @@
 //! librdmacm as C programs use it: `c/cm_*.c` against the installed headers and our libraries. Each is a story of its
 //! own, and says itself what is wrong.
 
-mod common;
+use crate::common;
 
 use std::fs;
 
@@ -10,7 +10,7 @@ use common::world;
 /// Compiles one of the programs and runs it. (Its parts that start it again find our libraries in the environment.)
 fn story(name: &str, source: &str) {
     let dir = common::scratch(name);
-    fs::write(dir.join("cm.h"), include_str!("c/cm.h")).expect("written");
+    fs::write(dir.join("cm.h"), include_str!("../c/cm.h")).expect("written");
     let program = common::compile(&dir, name, source);
     let output = common::program_alone(program).output().expect("it runs");
     assert!(
@@ -24,40 +24,40 @@ fn story(name: &str, source: &str) {
 
 #[test]
 fn connections_are_made_refused_and_ended_and_everyone_is_told() {
-    story("cm_connect", include_str!("c/cm_connect.c"));
+    story("cm_connect", include_str!("../c/cm_connect.c"));
 }
 
 #[test]
 fn ports_and_addresses_are_given_as_the_kernel_gives_them() {
-    story("cm_bind", include_str!("c/cm_bind.c"));
+    story("cm_bind", include_str!("../c/cm_bind.c"));
 }
 
 #[test]
 fn endpoints_wait_for_what_they_ask() {
-    story("cm_sync", include_str!("c/cm_sync.c"));
+    story("cm_sync", include_str!("../c/cm_sync.c"));
 }
 
 #[test]
 fn datagrams_find_their_service_and_their_group() {
-    story("cm_ud", include_str!("c/cm_ud.c"));
+    story("cm_ud", include_str!("../c/cm_ud.c"));
 }
 
 #[test]
 fn programs_may_bring_their_own_qps_and_change_their_channels() {
-    story("cm_own_qp", include_str!("c/cm_own_qp.c"));
+    story("cm_own_qp", include_str!("../c/cm_own_qp.c"));
 }
 
 #[test]
 fn a_thread_that_is_cancelled_leaves_events_to_others() {
-    story("cm_cancel", include_str!("c/cm_cancel.c"));
+    story("cm_cancel", include_str!("../c/cm_cancel.c"));
 }
 
 /// In a network that the program changes while its device is open.
 #[test]
 fn addresses_come_and_go_while_a_device_is_open_and_everyone_is_told() {
     let dir = common::scratch("cm_addresses");
-    fs::write(dir.join("cm.h"), include_str!("c/cm.h")).expect("written");
-    let program = common::compile(&dir, "cm_addresses", include_str!("c/cm_addresses.c"));
+    fs::write(dir.join("cm.h"), include_str!("../c/cm.h")).expect("written");
+    let program = common::compile(&dir, "cm_addresses", include_str!("../c/cm_addresses.c"));
     let mut command = world::namespace();
     let script = format!("{} && echo there && exec timeout 240 {}", world::INTERFACE, program.display());
     command.args(["sh", "-c", &script]).env("LD_LIBRARY_PATH", common::dropin());

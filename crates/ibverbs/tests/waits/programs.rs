@@ -3,8 +3,6 @@
 //! Read first: `harness.rs`, how two programs meet. Each test runs its table from the first row to the last and then
 //! reports all rows that failed, with what both ends said. One pair runs at a time: most of these programs spin.
 
-#[path = "../common/mod.rs"]
-mod common;
 mod harness;
 
 mod at_once;

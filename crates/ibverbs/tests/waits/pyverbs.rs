@@ -8,7 +8,7 @@
 //! part of this repository. They run in a network of their own, one process per file; a case that crashes or does not end
 //! has failed, and the rest of its file runs in another process.
 
-mod common;
+use crate::common;
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -262,7 +262,7 @@ fn parse(text: &str) -> Ends {
 fn write(ends: &Ends, known: &Ends) -> String {
     let mut text = format!(
         "# rdma-core 44's Python tests on the drop-in libraries, without those of vendors' devices: {}.\n\
-         # Written by crates/ibverbs/tests/pyverbs.rs, which fails when a case ends worse than it says here.\n",
+         # Written by crates/ibverbs/tests/waits/pyverbs.rs, which fails when a case ends worse than it says here.\n",
         counts(ends)
     );
     let mut file = "";
