@@ -1,6 +1,6 @@
 //! What the comparison with a real server cannot show: time that passes when told to, stores that fail, threads that meet.
 
-mod common;
+use crate::common;
 
 use common::Hooked;
 use remanence_resp::engine::{Config, Isolation, Moment, Session, Shared, isolation};

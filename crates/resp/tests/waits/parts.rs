@@ -1,6 +1,6 @@
 //! Hashes in parts are what hashes are: whatever their size, whoever is at them meanwhile, and wherever somebody stops.
 
-mod common;
+use crate::common;
 
 use std::collections::{BTreeMap, BTreeSet};
 
