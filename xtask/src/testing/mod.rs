@@ -39,9 +39,6 @@ const COMPUTES: &[&str] = &[
     "rnic/corpus",
     "rpc/corpus",
     "sim/seeds",
-    "wire/corpus",
-    "wire/golden",
-    "wire/properties",
     "ycsb/distributions",
     "ycsb/golden",
 ];

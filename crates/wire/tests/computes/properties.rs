@@ -1,6 +1,6 @@
 //! Properties of every packet, and what the ICRC catches.
 
-mod common;
+use crate::common;
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 

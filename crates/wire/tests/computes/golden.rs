@@ -1,7 +1,7 @@
 //! Packets that another implementation sent, against ours: what we read must write the same bytes again.
 //! `testdata/README.md` says where each packet comes from.
 
-mod common;
+use crate::common;
 
 use std::collections::BTreeSet;
 
