@@ -39,8 +39,6 @@ const COMPUTES: &[&str] = &[
     "rnic/corpus",
     "rpc/corpus",
     "sim/seeds",
-    "ycsb/distributions",
-    "ycsb/golden",
 ];
 
 /// Where the source of a test program lies, and in which lane: `tests/PROGRAM.rs` if it is an executable by itself, which is in none.
