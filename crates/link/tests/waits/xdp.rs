@@ -174,7 +174,7 @@ fn a_killed_process_leaves_the_interface_free() {
         .within(End::Left, || {
             let itself = std::env::current_exe()?;
             Command::new(itself)
-                .args(["--exact", "holds_the_interface_for_another_test", "--ignored", "--nocapture"])
+                .args(["--exact", "xdp::holds_the_interface_for_another_test", "--ignored", "--nocapture"])
                 .stdin(Stdio::piped())
                 .stdout(Stdio::piped())
                 .spawn()
@@ -191,7 +191,7 @@ fn a_killed_process_leaves_the_interface_free() {
 
 /// Not a test: the child of the one above.
 #[test]
-#[ignore = "a child process of `cargo test -p remanence-link --test xdp a_killed_process`"]
+#[ignore = "a child process of `cargo test -p remanence-link --test waits xdp::a_killed_process`"]
 fn holds_the_interface_for_another_test() {
     let _link = XdpLink::open(&Config::new(Veth::INTERFACE)).unwrap();
     println!("holding");
