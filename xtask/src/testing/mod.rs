@@ -31,8 +31,6 @@ const COMPUTES: &[&str] = &[
     "gateway/corpus",
     "gateway/erda",
     "link/corpus",
-    "pool/crash",
-    "pool/register",
     "remote/corpus",
     "remotelog/corpus",
     "remotelog/crash",
