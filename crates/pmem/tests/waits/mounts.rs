@@ -27,7 +27,10 @@ fn again(through: &[&str], test: &str, role: &str) -> Command {
     let mut words = through.iter().map(|word| (*word).to_owned()).collect::<Vec<_>>();
     words.push(this.to_str().expect("a name").to_owned());
     let mut command = Command::new(&words[0]);
-    command.args(&words[1..]).args(["--exact", test, "--nocapture", "--test-threads=1"]).env(ROLE, role);
+    command
+        .args(&words[1..])
+        .args(["--exact", &format!("mounts::{test}"), "--nocapture", "--test-threads=1"])
+        .env(ROLE, role);
     command
 }
 
@@ -45,7 +48,9 @@ fn in_namespace(test: &str, run: fn(&str)) {
             let output = again(&unshare, test, "test").output().expect("it starts");
             let said = String::from_utf8_lossy(&output.stdout);
             print!("{said}");
-            assert!(output.status.success(), "{said}{}", String::from_utf8_lossy(&output.stderr));
+            // A name that is none's would pass as well.
+            let passed = output.status.success() && said.contains("1 passed");
+            assert!(passed, "{said}{}", String::from_utf8_lossy(&output.stderr));
         }
     }
 }
