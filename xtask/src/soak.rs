@@ -111,7 +111,7 @@ const RUNS: &[Run] = &[
         "rpc-kill",
         "persistent log servers, killed",
         &[("REMANENCE_RPC_KILLS", "50")],
-        test!("rpc", "--test", "logserver"),
+        test!("rpc", "--test", "waits", "logserver::"),
     ),
     run_of(
         "engines",

@@ -1,6 +1,6 @@
 //! Calls that persist, over real sockets.
 
-mod common;
+use crate::common;
 
 use std::path::PathBuf;
 use std::sync::Arc;

@@ -1,6 +1,6 @@
 //! Tokens over real sockets: who has none or another one, or says what somebody else said, gets no session.
 
-mod common;
+use crate::common;
 
 use common::{LIMIT, Server, device, options};
 use remanence_pmem::Region;

@@ -1,6 +1,6 @@
 //! The persistent log server: many clients, and a real process that is killed.
 
-mod common;
+use crate::common;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{BufRead as _, BufReader};
@@ -134,7 +134,7 @@ impl Drop for Killed {
 
 fn start(word: Word, at: IpAddr, path: &Path) -> Killed {
     let mut child = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "be_a_server", "--nocapture", "--test-threads=1"])
+        .args(["--exact", "logserver::be_a_server", "--nocapture", "--test-threads=1"])
         .env(PART, format!("{word} {at} {}", path.display()))
         .stdout(Stdio::piped())
         .spawn()

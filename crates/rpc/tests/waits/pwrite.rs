@@ -1,6 +1,6 @@
 //! One-sided durable writes over real sockets.
 
-mod common;
+use crate::common;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;

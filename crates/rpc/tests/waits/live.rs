@@ -1,6 +1,6 @@
 //! Calls over real sockets.
 
-mod common;
+use crate::common;
 
 use std::collections::BTreeMap;
 use std::time::Duration;
