@@ -44,17 +44,21 @@ fn unshare() -> Command {
 }
 
 /// Runs a test again inside a network namespace of its own, with `mark` in its environment, when the guest can be
-/// had: `inside` is what it does there. Where something is missing it is said, and the test is skipped.
+/// had: `inside` is what it does there. Where something is missing it is said, and the test is skipped. `test` is its name as the program
+/// lists it: one that is none's would pass.
 pub(crate) fn in_a_namespace(test: &str, mark: &str, inside: fn()) {
     if std::env::var_os(mark).is_some() {
         return inside();
     }
+    let program = std::env::current_exe().expect("this program");
+    let list = Command::new(&program).args(["--exact", test, "--list"]).output().expect("it runs");
+    assert!(text(&list.stdout).contains(&format!("{test}: test\n")), "this program has no test {test}");
     if let Err(reason) = possible().and_then(|()| build()) {
         eprintln!("skipped: {reason}");
         return;
     }
     let status = unshare()
-        .arg(std::env::current_exe().expect("this program"))
+        .arg(program)
         .args(["--exact", test, "--nocapture"])
         .env(mark, "1")
         .status()

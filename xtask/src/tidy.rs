@@ -3,7 +3,7 @@
 use std::fs;
 use std::process::Command;
 
-use crate::root;
+use crate::{root, testing};
 
 /// A file longer than this has more than one idea in it.
 const LINES_MAX: usize = 1_200;
@@ -40,6 +40,7 @@ pub(crate) fn run() -> Result<(), String> {
         let Ok(text) = fs::read_to_string(root().join(name)) else { continue };
         inspect(name, &text, &mut faults);
     }
+    faults.extend(testing::strays(&root()));
     if faults.is_empty() { Ok(()) } else { Err(format!("\n  {}", faults.join("\n  "))) }
 }
 

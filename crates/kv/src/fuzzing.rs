@@ -1,4 +1,4 @@
-//! What the fuzz targets do with their bytes; `fuzz/` holds the shells, and `tests/corpus.rs` runs the committed corpus
+//! What the fuzz targets do with their bytes; `fuzz/` holds the shells, and `tests/computes/corpus.rs` runs the committed corpus
 //! through the same functions on every `cargo test`.
 
 use remanence_pmem::crash_image::CrashImage;

@@ -1,4 +1,4 @@
-//! Memory that its owner lends, and takes away when it likes.
+//! Memory that its owner lends, and takes away when it likes. Alone in its program, as it unmaps memory, and forks.
 #![expect(unsafe_code, reason = "maps and unmaps memory under a region")]
 
 use std::ptr;

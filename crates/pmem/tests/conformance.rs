@@ -1,4 +1,4 @@
-//! What every medium owes its users, mounted once per kind of region and on the crash image.
+//! What every medium owes its users, mounted once per kind of region and on the crash image. Alone in its program, which `dax` runs in a guest.
 
 use std::fs;
 use std::path::PathBuf;
@@ -13,7 +13,7 @@ const LEN: u64 = 3 * 4096 + 100;
 struct Scratch(PathBuf);
 
 impl Scratch {
-    /// `dax.rs` runs this program once more, on a file system of its own choice.
+    /// `waits/dax.rs` runs this program once more, on a file system of its own choice.
     fn on_disk() -> Self {
         let chosen = std::env::var_os("REMANENCE_TEST_DIR").map(PathBuf::from);
         Self::within(chosen.unwrap_or_else(|| env!("CARGO_TARGET_TMPDIR").into()))

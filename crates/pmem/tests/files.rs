@@ -1,4 +1,5 @@
-//! Regions over files: what is refused at once, what happens when the file changes under us, what a kill leaves.
+//! Regions over files: what is refused at once, what happens when the file changes under us, what a kill leaves. Alone in its program,
+//! which `dax` runs in a guest.
 
 #![expect(unsafe_code, reason = "one test faults on purpose")]
 

@@ -1,4 +1,5 @@
 //! A copy engine in a child that was forked while copies were under way: it has no thread there, and nobody waits for one.
+//! Alone in its program, as it forks.
 #![expect(unsafe_code, reason = "forks")]
 
 use remanence_pmem::Region;

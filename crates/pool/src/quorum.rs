@@ -1,6 +1,6 @@
 //! Of several servers with one blob, which is right: the client's side of a register on `n` servers, any minority of
 //! which may be away. Pure; `client::put`, `client::get` and `client::resync` carry out what is decided here, and
-//! `tests/register.rs` tries every order of it.
+//! `tests/computes/register.rs` tries every order of it.
 //!
 //! A put goes in three steps ([`Ballot`]):
 //!

@@ -1,4 +1,4 @@
-//! Children that fork without executing, while threads of the parent are in the middle of everything.
+//! Children that fork without executing, while threads of the parent are in the middle of everything. Alone in its program, as it forks.
 #![expect(unsafe_code, reason = "forks")]
 
 mod common;

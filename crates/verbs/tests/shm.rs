@@ -1,11 +1,13 @@
-//! The same tests on shared memory: operations, connections and threads are the same whatever carries the packets.
-#![expect(clippy::duplicate_mod, reason = "each file brings its own view of what the tests share")]
+//! The same tests on shared memory: operations, connections and threads are the same whatever carries the packets. Alone in its program, by
+//! whose name `common` chooses what does.
 
-#[path = "operations.rs"]
+mod common;
+
+#[path = "waits/operations.rs"]
 mod operations;
 
-#[path = "connections.rs"]
+#[path = "waits/connections.rs"]
 mod connections;
 
-#[path = "threads.rs"]
+#[path = "waits/threads.rs"]
 mod threads;

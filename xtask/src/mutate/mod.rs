@@ -175,16 +175,20 @@ impl Tree {
         let mut verdicts = Vec::new();
         let packages: BTreeSet<&str> = tests.iter().map(|test| &test.package[..]).collect();
         for package in packages {
-            let of_it: Vec<&'t Test> = tests.iter().copied().filter(|test| test.package == package).collect();
-            let targets: BTreeSet<&str> = of_it.iter().map(|test| &test.target[..]).collect();
-            let programs = self.build(package, &targets)?;
-            for target in targets {
+            let of_it = tests.iter().copied().filter(|test| test.package == package);
+            // Modules of one executable are run one by one, as `cargo xtask test` does.
+            let mut runs: BTreeMap<(String, &str), Vec<(&'t Test, String)>> = BTreeMap::new();
+            for test in of_it {
+                let (target, name) = test.built(&self.at);
+                runs.entry((target, &test.program)).or_default().push((test, name));
+            }
+            let programs = self.build(package, &runs.keys().map(|(target, _)| &target[..]).collect())?;
+            for ((target, _), tests) in &runs {
                 let program =
                     programs.get(target).ok_or_else(|| format!("{package} has no tests {target}"))?;
-                let of_target: Vec<&'t Test> = of_it.iter().copied().filter(|t| t.target == target).collect();
-                let names: Vec<&str> = of_target.iter().map(|test| &test.path[..]).collect();
+                let names: Vec<&str> = tests.iter().map(|(_, name)| &name[..]).collect();
                 let said = self.run(package, program, &names)?;
-                verdicts.extend(of_target.iter().map(|test| (*test, said.of(&test.path))));
+                verdicts.extend(tests.iter().map(|(test, name)| (*test, said.of(name))));
             }
         }
         Ok(verdicts)

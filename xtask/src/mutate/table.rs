@@ -5,7 +5,7 @@
 //! name = "hole-2-acknowledged-and-gone"
 //! hole = 2                                # of docs/erda.md; optional
 //! does = "a reply leaves before what it speaks of is durable, as in the paper"
-//! tests = ["kv/holes::hole_2_acknowledged_and_gone::ours_does_not"]   # CRATE/TARGET::TEST, `lib` for unit tests
+//! tests = ["kv/holes::hole_2_acknowledged_and_gone::ours_does_not"]   # CRATE/PROGRAM::TEST, `lib` for unit tests
 //!
 //! [[mutation.edit]]
 //! file = "crates/kv/src/server/mod.rs"
@@ -20,6 +20,8 @@ use std::fs;
 use std::path::Path;
 
 use toml::{Table, Value};
+
+use crate::testing;
 
 /// One way to break a rule of the code.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -49,29 +51,36 @@ pub(crate) struct Edit {
 pub(crate) struct Test {
     /// The crate, without the prefix of all.
     pub(crate) package: String,
-    /// The file in `tests`, or `lib`.
-    pub(crate) target: String,
-    /// As the test program names it.
+    /// The file in `tests` or in one of its lanes, or `lib`.
+    pub(crate) program: String,
+    /// The test's name within it.
     pub(crate) path: String,
 }
 
 impl Test {
     fn parse(text: &str) -> Option<Self> {
         let (package, rest) = text.split_once('/')?;
-        let (target, path) = rest.split_once("::")?;
-        let fair = [package, target, path].iter().all(|part| !part.is_empty());
-        fair.then(|| Self { package: package.into(), target: target.into(), path: path.into() })
+        let (program, path) = rest.split_once("::")?;
+        let fair = [package, program, path].iter().all(|part| !part.is_empty());
+        fair.then(|| Self { package: package.into(), program: program.into(), path: path.into() })
+    }
+
+    /// The target that cargo builds for it, and how the test is named there: a module of a lane comes with the others of the lane.
+    pub(crate) fn built(&self, root: &Path) -> (String, String) {
+        match testing::source(&root.join("crates").join(&self.package), &self.program) {
+            (Some(lane), _) => (lane.to_owned(), format!("{}::{}", self.program, self.path)),
+            (None, _) => (self.program.clone(), self.path.clone()),
+        }
     }
 
     /// Whether the source has every name of the path. (A macro may put them together, so no more can be asked of text.)
     fn is_in(&self, root: &Path) -> bool {
         let at = root.join("crates").join(&self.package);
         let mut text = String::new();
-        if self.target == "lib" {
+        if self.program == "lib" {
             read_all(&at.join("src"), &mut text);
         } else {
-            text =
-                fs::read_to_string(at.join("tests").join(format!("{}.rs", self.target))).unwrap_or_default();
+            text = fs::read_to_string(testing::source(&at, &self.program).1).unwrap_or_default();
         }
         self.path.split("::").all(|name| text.contains(name))
     }
@@ -79,7 +88,7 @@ impl Test {
 
 impl std::fmt::Display for Test {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{}/{}::{}", self.package, self.target, self.path)
+        write!(f, "{}/{}::{}", self.package, self.program, self.path)
     }
 }
 
@@ -165,7 +174,7 @@ fn mutation(table: &Table) -> Result<Mutation, String> {
     let tests = table.get("tests").and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default();
     let tests = tests.iter().map(|test| {
         let text = test.as_str().unwrap_or_default();
-        Test::parse(text).ok_or_else(|| format!("{test} is no CRATE/TARGET::TEST"))
+        Test::parse(text).ok_or_else(|| format!("{test} is no CRATE/PROGRAM::TEST"))
     });
     let mutation = Mutation {
         hole: table.get("hole").and_then(Value::as_integer).and_then(|hole| u8::try_from(hole).ok()),

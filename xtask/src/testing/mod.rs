@@ -4,7 +4,7 @@
 //! one package picks other features of shared dependencies than for the workspace, and so builds all of them once more.
 //! Here the build of the tests has made both already, and the tests are told where.
 //!
-//! A program that [only computes](COMPUTES) has the same verdict however often it is asked: a test of it that fails is a failure. The others
+//! A program that [only computes](Lane) has the same verdict however often it is asked: a test of it that fails is a failure. The others
 //! take real time, real sockets and real disks, on machines that others share: a test of theirs that fails is run again, twice, by itself.
 //! It is a failure if it fails again. If it does not it is told last, as [flaky], with what it printed.
 
@@ -18,50 +18,53 @@ use std::process::{Child, Command, Stdio};
 use serde_json::{Value, json};
 
 use self::flaky::Flake;
-use self::program::{Outcome, Program};
+use self::program::{Lane, Outcome, Program};
 use crate::{dropin, root, run as run_command};
 
 const TESTS: [&str; 3] = ["test", "--workspace", "--locked"];
 
-/// Programs in which nothing depends on time, other processes or threads.
+/// The executables whose modules are programs, `tests/LANE/main.rs`, each with what its programs do.
+const LANES: [(&str, Lane); 2] = [("computes", Lane::Computes), ("waits", Lane::Waits)];
+
+/// Programs with an executable of their own in which nothing depends on time, other processes or threads.
 const COMPUTES: &[&str] = &[
     "gateway/corpus",
     "gateway/erda",
-    "kv/baseline",
-    "kv/bounded",
-    "kv/client",
-    "kv/corpus",
-    "kv/crash",
-    "kv/extend",
-    "kv/holes",
-    "kv/lease",
-    "kv/mux",
-    "kv/oracle",
-    "kv/replica",
-    "kv/rot",
-    "kv/rules",
-    "kv/sim",
-    "kv/store",
-    "kv/table1",
-    "kv/together",
     "link/corpus",
-    "pool/crash",
-    "pool/register",
     "remote/corpus",
     "remotelog/corpus",
     "remotelog/crash",
-    "resp/corpus",
-    "resp/joint",
-    "resp/split",
     "rnic/corpus",
     "rpc/corpus",
     "sim/seeds",
-    "wire/corpus",
-    "wire/golden",
-    "wire/properties",
-    "ycsb/distributions",
-    "ycsb/golden",
 ];
+
+/// Where the source of a test program lies, and in which lane: `tests/PROGRAM.rs` if it is an executable by itself, which is in none.
+pub(crate) fn source(package: &Path, program: &str) -> (Option<&'static str>, PathBuf) {
+    let file = format!("{program}.rs");
+    let lanes = LANES.iter().map(|(lane, _)| (Some(*lane), package.join("tests").join(lane).join(&file)));
+    let found = lanes.into_iter().find(|(_, path)| path.is_file());
+    found.unwrap_or_else(|| (None, package.join("tests").join(file)))
+}
+
+/// Files of lanes whose `main.rs` does not name them, so that no one runs their tests.
+pub(crate) fn strays(root: &Path) -> Vec<String> {
+    let entries = |at: &Path| std::fs::read_dir(at).into_iter().flatten().flatten().map(|entry| entry.path());
+    let mut strays = Vec::new();
+    for lane in entries(&root.join("crates"))
+        .flat_map(|package| LANES.map(|(lane, _)| package.join("tests").join(lane)))
+    {
+        let main = std::fs::read_to_string(lane.join("main.rs")).unwrap_or_default();
+        for file in entries(&lane).filter(|file| file.extension().is_some_and(|end| end == "rs")) {
+            let module = file.file_stem().unwrap_or_default().to_string_lossy();
+            let named = main.lines().any(|line| line == format!("mod {module};"));
+            if !named && module != "main" {
+                strays.push(format!("{}: its main.rs has no `mod {module};`", file.display()));
+            }
+        }
+    }
+    strays
+}
 
 /// Runs of a program under `stress`, unless something else is said.
 const STRESS_RUNS: u32 = 50;
@@ -108,11 +111,8 @@ fn judge(program: &Program, first: &Outcome, env: &BTreeMap<&str, PathBuf>) -> R
     let tests = first.failed();
     let names: Vec<Option<&str>> =
         if tests.is_empty() { vec![None] } else { tests.into_iter().map(Some).collect() };
-    let full = |name: Option<&str>| match name {
-        Some(test) => format!("{}::{test}", program.name),
-        None => program.name.clone(),
-    };
-    if COMPUTES.contains(&&program.name[..]) {
+    let full = |name: Option<&str>| name.map_or_else(|| program.name.clone(), |test| program.test(test));
+    if program.lane == Lane::Computes {
         return Ok(Verdict::Failed(names.into_iter().map(full).collect()));
     }
     let (mut failed, mut flakes) = (Vec::new(), Vec::new());
@@ -171,7 +171,7 @@ pub(crate) fn stress(arguments: &[String]) -> Result<(), String> {
     let _busy = Busy::begin()?;
     let mut any = false;
     for program in programs.iter().filter(|program| match names.is_empty() {
-        true => !COMPUTES.contains(&&program.name[..]),
+        true => program.lane != Lane::Computes,
         false => names.contains(&program.name),
     }) {
         let mut failures: BTreeMap<String, u32> = BTreeMap::new();
@@ -233,7 +233,7 @@ fn build() -> Result<(Vec<Program>, BTreeMap<&'static str, PathBuf>), String> {
     }
     let messages = String::from_utf8_lossy(&output.stdout);
     let made = Made::of(&messages)?;
-    let programs = Program::all(&messages)?;
+    let programs = Program::all(&messages, Program::list)?;
     if let Some(name) = COMPUTES.iter().find(|name| !programs.iter().any(|program| program.name == **name)) {
         return Err(format!("{name} is said to compute only, and there is no such test program"));
     }
@@ -325,6 +325,21 @@ mod tests {
             );
         }
         assert!(matches!(verdict(COMPUTES[0], 0), Verdict::Failed(_)), "what computes fails at once");
+    }
+
+    #[test]
+    fn the_source_of_a_program_is_in_a_lane_or_by_itself_and_no_file_of_a_lane_is_forgotten() {
+        let root = std::env::temp_dir().join(format!("xtask-{}-lanes", std::process::id()));
+        let (package, lane) = (root.join("crates/a"), root.join("crates/a/tests/waits"));
+        std::fs::create_dir_all(&lane).expect("a directory");
+        for (name, text) in [("main.rs", "mod live;\n"), ("live.rs", ""), ("forgotten.rs", "")] {
+            std::fs::write(lane.join(name), text).expect("written");
+        }
+        let (found, strays) = ([source(&package, "live"), source(&package, "alone")], strays(&root));
+        std::fs::remove_dir_all(&root).expect("removed");
+        assert_eq!(found, [(Some("waits"), lane.join("live.rs")), (None, package.join("tests/alone.rs"))]);
+        assert_eq!(strays.len(), 1, "{strays:?}");
+        assert!(strays[0].contains("no `mod forgotten;`"), "{strays:?}");
     }
 
     #[test]

@@ -1,4 +1,7 @@
 //! A test program: found among what cargo made, run, and what its output says.
+//!
+//! To link costs more than to compile, so the files of a crate's `tests` are modules of one executable to a lane ([`LANES`]), where nothing
+//! forbids it. Each of these modules is a program as it would be by itself: it has its own name, process, log, budget and verdict.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -10,31 +13,102 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
+use super::{COMPUTES, LANES};
 use crate::root;
 
 /// After so long a program is ended: it hangs.
 const LIMIT: Duration = Duration::from_secs(15 * 60);
 
-/// A test program that cargo made.
+/// A test program: an executable that cargo made, or a module of one.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) struct Program {
-    /// The package's directory and the target's name: `kv/live`; `kv/lib` is that of the library.
+    /// Whether nothing in it depends on time, other processes or threads.
+    pub(super) lane: Lane,
+    /// The package's directory and the module's or the target's name: `kv/live`; `kv/lib` is that of the library.
     pub(super) name: String,
     pub(super) executable: PathBuf,
     /// Where cargo runs it.
     directory: PathBuf,
+    /// Its tests, if it is a module: the executable has those of others too.
+    module: Option<Vec<String>>,
+}
+
+/// What a verdict depends on. What computes runs first.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(super) enum Lane {
+    /// The sources: who fails fails again.
+    Computes,
+    /// Time, sockets, disks and processes, too.
+    Waits,
 }
 
 impl Program {
-    /// The programs among what cargo says of its artifacts, a JSON object in each line.
-    pub(super) fn all(messages: &str) -> Result<Vec<Self>, String> {
+    /// The programs among what cargo says of its artifacts, a JSON object in each line; `list` asks an executable for its tests.
+    ///
+    /// # Errors
+    /// Cargo says something else, or two programs have one name, or a test belongs to none.
+    pub(super) fn all(
+        messages: &str,
+        list: impl Fn(&Self) -> Result<String, String>,
+    ) -> Result<Vec<Self>, String> {
         let mut all = Vec::new();
         for line in messages.lines().filter(|line| line.contains("compiler-artifact")) {
             let message: Value = serde_json::from_str(line).map_err(|e| format!("cargo says {line}: {e}"))?;
-            all.extend(Self::of(&message));
+            let Some(program) = Self::of(&message) else { continue };
+            let is_lane = message["target"]["kind"][0] == "test"
+                && LANES.iter().any(|(name, _)| message["target"]["name"] == *name);
+            match is_lane {
+                true => all.extend(program.modules(&list(&program)?)?),
+                false => all.push(program),
+            }
         }
         all.sort();
-        Ok(all)
+        let mut names: Vec<&String> = all.iter().map(|program| &program.name).collect();
+        names.sort();
+        match names.windows(2).find(|two| two[0] == two[1]) {
+            Some(two) => Err(format!("there are two test programs {}", two[0])),
+            None => Ok(all),
+        }
+    }
+
+    /// Those of a lane's executable, from the list of its tests.
+    fn modules(&self, list: &str) -> Result<Vec<Self>, String> {
+        let mut modules = BTreeMap::<&str, Vec<String>>::new();
+        for test in list.lines().filter_map(|line| line.strip_suffix(": test")) {
+            let (module, _) = test.split_once("::").ok_or_else(|| {
+                format!("{} has the test {test} in no module: it belongs to no program", self.name)
+            })?;
+            modules.entry(module).or_default().push(test.to_owned());
+        }
+        let (package, _) = self.name.split_once('/').unwrap_or((&self.name, ""));
+        let module = |(module, tests)| Self {
+            name: format!("{package}/{module}"),
+            module: Some(tests),
+            ..self.clone()
+        };
+        Ok(modules.into_iter().map(module).collect())
+    }
+
+    /// What its executable says of its tests: `NAME: test` in each line.
+    pub(super) fn list(&self) -> Result<String, String> {
+        let mut list = Command::new(&self.executable);
+        let output = list
+            .args(["--list", "--format", "terse"])
+            .current_dir(&self.directory)
+            .output()
+            .map_err(|e| format!("{list:?}: {e}"))?;
+        match output.status.success() {
+            true => Ok(String::from_utf8_lossy(&output.stdout).into_owned()),
+            false => Err(format!("{list:?}: {}", output.status)),
+        }
+    }
+
+    /// The name of one of its tests among those of all: `kv/live::a`, where a module's executable says `live::a`.
+    pub(super) fn test(&self, name: &str) -> String {
+        match (&self.module, self.name.split_once('/')) {
+            (Some(_), Some((package, _))) => format!("{package}/{name}"),
+            _ => format!("{}::{name}", self.name),
+        }
     }
 
     fn of(message: &Value) -> Option<Self> {
@@ -49,23 +123,32 @@ impl Program {
             "bin" => "bin",
             _ => "lib",
         };
-        Some(Self { name: format!("{package}/{target}"), executable, directory })
+        Some(Self::at(&format!("{package}/{target}"), executable, directory))
     }
 
-    #[cfg(test)]
+    /// An executable by itself, or one whose modules are not known yet.
     pub(super) fn at(name: &str, executable: PathBuf, directory: PathBuf) -> Self {
-        Self { name: name.to_owned(), executable, directory }
+        let target = name.rsplit('/').next().unwrap_or_default();
+        let lane = LANES.iter().find(|(of, _)| *of == target).map(|(_, lane)| *lane);
+        let alone = if COMPUTES.contains(&name) { Lane::Computes } else { Lane::Waits };
+        let lane = lane.unwrap_or(alone);
+        Self { lane, name: name.to_owned(), executable, directory, module: None }
     }
 
-    /// Runs it, or some of its tests.
+    /// Runs all of it, or what the arguments name.
     pub(super) fn run(&self, arguments: &[&str], env: &BTreeMap<&str, PathBuf>) -> Result<Outcome, String> {
         let log = root().join("target/tests").join(self.name.replace('/', "-")).with_extension("log");
         std::fs::create_dir_all(log.parent().unwrap_or(Path::new(".")))
             .map_err(|e| format!("{}: {e}", log.display()))?;
         let file = File::create(&log).map_err(|e| format!("{}: {e}", log.display()))?;
         let errors = file.try_clone().map_err(|e| format!("{}: {e}", log.display()))?;
+        let mut command = Command::new(&self.executable);
+        if let (Some(tests), []) = (&self.module, arguments) {
+            // A module's name by itself is part of others' names, perhaps.
+            command.arg("--exact").args(tests);
+        }
         let start = Instant::now();
-        let mut child = Command::new(&self.executable)
+        let mut child = command
             .args(arguments)
             .current_dir(&self.directory)
             .env("CARGO_MANIFEST_DIR", &self.directory)
@@ -167,10 +250,65 @@ mod tests {
 {"reason":"compiler-artifact","manifest_path":"/w/crates/kv/Cargo.toml","target":{"name":"remanence_kv","kind":["lib"]},"profile":{"test":false},"executable":null}
 {"reason":"compiler-artifact","manifest_path":"/w/crates/cli/Cargo.toml","target":{"name":"rem","kind":["bin"]},"profile":{"test":false},"executable":"/t/rem"}
 {"reason":"build-finished","success":true}"#;
-        let all = Program::all(messages).expect("it is JSON");
+        let all = Program::all(messages, |_| Err("none of them is a lane".to_owned())).expect("it is JSON");
         let names: Vec<&str> = all.iter().map(|program| &program.name[..]).collect();
         assert_eq!(names, ["kv/lib", "kv/live"]);
         assert_eq!(all[1].directory, Path::new("/w/crates/kv"));
+    }
+
+    #[test]
+    fn the_modules_of_a_lane_are_programs_and_what_computes_is_first() {
+        let messages = r#"{"reason":"compiler-artifact","manifest_path":"/w/crates/kv/Cargo.toml","target":{"name":"waits","kind":["test"]},"profile":{"test":true},"executable":"/t/waits-1"}
+{"reason":"compiler-artifact","manifest_path":"/w/crates/kv/Cargo.toml","target":{"name":"alone","kind":["test"]},"profile":{"test":true},"executable":"/t/alone-1"}
+{"reason":"compiler-artifact","manifest_path":"/w/crates/kv/Cargo.toml","target":{"name":"computes","kind":["test"]},"profile":{"test":true},"executable":"/t/computes-1"}
+{"reason":"compiler-artifact","manifest_path":"/w/crates/link/Cargo.toml","target":{"name":"corpus","kind":["test"]},"profile":{"test":true},"executable":"/t/corpus-1"}"#;
+        let list = |program: &Program| {
+            Ok(match &program.name[..] {
+                "kv/waits" => "torture::a: test\ncluster_torture::m::b: test\n\n2 tests, 0 benchmarks\n",
+                "kv/computes" => "sim::a: test\nsim::b: test\n",
+                name => return Err(format!("{name} is no lane")),
+            }
+            .to_owned())
+        };
+        let all = Program::all(messages, list).expect("fair");
+        let names: Vec<(Lane, &str)> = all.iter().map(|program| (program.lane, &program.name[..])).collect();
+        let (computes, waits) = (Lane::Computes, Lane::Waits);
+        let expected = [
+            (computes, "kv/sim"),
+            (computes, "link/corpus"),
+            (waits, "kv/alone"),
+            (waits, "kv/cluster_torture"),
+            (waits, "kv/torture"),
+        ];
+        assert_eq!(names, expected);
+        assert_eq!(all[0].module, Some(vec!["sim::a".to_owned(), "sim::b".to_owned()]));
+        assert_eq!((all[1].module.as_ref(), all[2].module.as_ref()), (None, None));
+        assert_eq!(all[3].executable, Path::new("/t/waits-1"));
+        assert_eq!(all[3].test("cluster_torture::m::b"), "kv/cluster_torture::m::b");
+        assert_eq!(all[2].test("m::b"), "kv/alone::m::b");
+
+        let stray = Program::all(messages, |_| Ok("a: test\n".to_owned()));
+        assert!(stray.expect_err("it would not be run").contains("in no module"));
+        let twice = Program::all(messages, |_| Ok("alone::a: test\n".to_owned()));
+        assert!(twice.expect_err("which one?").contains("two test programs kv/alone"));
+    }
+
+    #[test]
+    fn an_executable_says_what_its_tests_are() {
+        let this = std::env::current_exe().expect("this program");
+        let list = Program::at("xtask/waits", this, "/".into()).list().expect("it runs");
+        let own = "testing::program::tests::an_executable_says_what_its_tests_are: test";
+        assert!(list.lines().any(|line| line == own), "{list}");
+    }
+
+    #[test]
+    fn a_module_runs_its_own_tests_and_one_that_is_asked_for() {
+        let program = Program::at("none/waits", "/bin/echo".into(), "/".into());
+        let all =
+            program.modules("torture::a: test\ntorture::b: test\ncluster_torture::c: test\n").expect("fair");
+        let said = |arguments: &[&str]| all[1].run(arguments, &BTreeMap::new()).expect("echo").output;
+        assert_eq!(said(&[]), "--exact torture::a torture::b\n");
+        assert_eq!(said(&["--exact", "torture::b"]), "--exact torture::b\n");
     }
 
     #[test]

@@ -4,7 +4,7 @@
 //! other structure that grew the beginning. So what we allocate is always the newest, and what a program allocates is
 //! written only as far as it says it is long.
 //!
-//! `tests/layout.rs` holds all of this to the headers, field by field.
+//! `tests/waits/layout.rs` holds all of this to the headers, field by field.
 #![expect(
     missing_docs,
     non_camel_case_types,

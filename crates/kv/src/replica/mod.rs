@@ -20,7 +20,7 @@
 //! `n` and the records from `n` on, for any `n`: records are bytes and their places, in the order in which they were
 //! stored, so applying some of them again ends in the same state. What a prefix of them makes is a medium as a power loss
 //! could have left the primary's, with everything gone that was not written back: recovery is that of a single server, and
-//! `tests/crash.rs` is about it. (3) The log is trimmed below `n` only when `acks` members have durable images at `n` or
+//! `tests/computes/crash.rs` is about it. (3) The log is trimmed below `n` only when `acks` members have durable images at `n` or
 //! later. So if fewer than `acks` members lose their disks, one of these images is left, and all records from its number
 //! on are in the log that is chosen. (4) Images take only records that are acknowledged, so none is ever ahead of the log
 //! that a later primary chooses. The working medium is ahead, and is thrown away.

@@ -1,4 +1,4 @@
-//! The rules of every link, over a veth pair of our own. What is special to AF_XDP is tested in `tests/xdp.rs`.
+//! The rules of every link, over a veth pair of our own. What is special to AF_XDP is tested in `tests/waits/xdp.rs`.
 
 use std::io;
 use std::net::UdpSocket;

@@ -1,5 +1,5 @@
 //! Who may have whose memory: the owner's decision, without a network. What follows from it is in
-//! `tests/in_place.rs`.
+//! `tests/waits/in_place.rs`.
 
 use remanence_rnic::{AhAttr, Config, MrAttr, QpAttr, QpCaps, QpInit};
 use remanence_wire::{Gid, Mtu, Psn};

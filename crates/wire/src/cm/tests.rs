@@ -1,4 +1,4 @@
-//! Layout tests. Byte-exactness against a real conversation is in `tests/golden.rs`.
+//! Layout tests. Byte-exactness against a real conversation is in `tests/computes/golden.rs`.
 
 use super::*;
 use crate::psn::Psn;

@@ -9,7 +9,7 @@
 //! linear: the ICRC that came, xor the ICRC computed with a guessed identification, is the identification's
 //! error, `e(x) * x^(8n + 32) mod P`, where `n` is the number of bytes behind it. `P` has a constant term, so
 //! `x` has an inverse: dividing gives back `e(x)`, which must fit 16 bits. A damaged packet passes with a
-//! chance of 2^-16 in place of 2^-32 (`tests/properties.rs` measures the share of single-bit errors); a
+//! chance of 2^-16 in place of 2^-32 (`tests/computes/properties.rs` measures the share of single-bit errors); a
 //! receiver that sees the IP header passes it in and keeps all 32 bits.
 //!
 //! **Linux' FLUSH** has another ICRC: Soft-RoCE (seen in 6.12, there since FLUSH came in 6.2) takes the headers for

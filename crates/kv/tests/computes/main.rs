@@ -1,0 +1,28 @@
+//! What only computes. Nothing in these modules depends on time, other processes or threads: a test that fails fails again, and fails the run
+//! at once. `cargo xtask test` runs each of them as a program of its own.
+
+#[path = "../common/mod.rs"]
+mod common;
+#[path = "../common/live.rs"]
+mod servers;
+
+mod baseline;
+mod bounded;
+mod client;
+mod corpus;
+mod crash;
+mod extend;
+mod failover;
+mod holes;
+mod lazy;
+mod lease;
+mod mux;
+mod oracle;
+mod peek;
+mod replica;
+mod rot;
+mod rules;
+mod sim;
+mod store;
+mod table1;
+mod together;
