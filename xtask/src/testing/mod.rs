@@ -55,6 +55,7 @@ const COMPUTES: &[&str] = &[
     "resp/split",
     "rnic/corpus",
     "rpc/corpus",
+    "sim/log",
     "sim/seeds",
     "wire/corpus",
     "wire/golden",
