@@ -26,7 +26,7 @@ const EDGES: &[(&str, &[&str])] = &[
     ("remote", &["auth", "wire", "rnic", "pmem", "verbs", "persist"]),
     ("remotelog", &["pmem", "persist", "remote", "rnic", "verbs"]),
     ("rpc", &["auth", "wire", "rnic", "pmem", "verbs", "persist"]),
-    ("sim", &["wire", "rnic", "pmem"]),
+    ("sim", &["wire", "rnic", "pmem", "remotelog"]),
     ("resp", &[]),
     ("metrics", &[]),
     ("gateway", &["resp", "kv", "metrics", "verbs"]),

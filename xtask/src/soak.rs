@@ -37,9 +37,9 @@ macro_rules! test {
 const RUNS: &[Run] = &[
     run_of(
         "log-sim",
-        "16,000 simulated clusters of the remote log",
-        &[("REM_LONG_TESTS", "1")],
-        test!("remotelog", "--test", "cluster"),
+        "50,000 simulated clusters of the remote log",
+        &[("REMANENCE_EFFORT", "night")],
+        test!("sim", "--test", "log"),
     ),
     run_of(
         "log-crash",

@@ -8,7 +8,7 @@
 //!
 //! 1. [`format`](mod@format) — how a log lies in its region, and why a stale record is never taken for one;
 //! 2. [`writer`] — where the next record goes; [`walk`] — how records are found;
-//! 3. [`store`] — the server's half: recovery, promises, truncation, trimming; [`proto`] — how it is asked;
+//! 3. [`store`] — the server's half: recovery, promises, truncation, trimming; [`proto`] — how it is asked; [`serve`] — by whom;
 //! 4. [`group`] — one log on several servers, and why no acknowledged record is lost;
 //! 5. [`live`] — the same on real memory and real connections.
 //!
@@ -21,6 +21,7 @@ pub mod fuzzing;
 pub mod group;
 pub mod live;
 pub mod proto;
+pub mod serve;
 pub mod store;
 pub mod walk;
 pub mod writer;

@@ -9,7 +9,7 @@ use remanence_remotelog::format::DATA_AT;
 use remanence_remotelog::format::superblock::Uuid;
 use remanence_remotelog::group::{Action, Event, Machine, NotTaken, Options};
 use remanence_remotelog::proto::Request;
-use remanence_remotelog::{AppendError, Geometry, GroupError, Make, Mode, Refused, Store};
+use remanence_remotelog::{AppendError, Epoch, Geometry, GroupError, Make, Mode, Refused, Store};
 
 const GRACE: Duration = Duration::from_millis(50);
 const PATIENCE: Duration = Duration::from_secs(3);
@@ -79,6 +79,25 @@ impl World {
         }
     }
 
+    /// Somebody opens the log anew, and reaches these only.
+    fn open(&mut self, machine: Machine, reached: &[usize]) {
+        self.machine = machine;
+        for n in 0..self.machine.quorum().1 {
+            if reached.contains(&n) {
+                self.machine.connected(self.now, n);
+            } else {
+                self.machine.unreachable(self.now, n, "it is down");
+            }
+        }
+        self.run();
+    }
+
+    /// Why it is not open.
+    fn why(&self) -> GroupError {
+        assert!(!self.machine.is_open());
+        self.machine.failed().cloned().or_else(|| self.machine.shortage()).expect("it cannot be opened")
+    }
+
     fn append(&mut self, payload: &[u8]) -> Result<u64, NotTaken> {
         let taken = self.machine.append_batch(self.now, &[payload]).map(|(sequence, _)| sequence);
         self.run();
@@ -130,8 +149,11 @@ impl Server {
 }
 
 fn machine(writer: u32) -> Machine {
-    let options = Options::new(writer, Uuid([9; 16])).acks(Some(2)).grace(GRACE).patience(PATIENCE);
-    Machine::new((0..3).map(|n| format!("s{n}")), options)
+    Machine::new((0..3).map(|n| format!("s{n}")), options(writer))
+}
+
+fn options(writer: u32) -> Options {
+    Options::new(writer, Uuid([9; 16])).acks(Some(2)).grace(GRACE).patience(PATIENCE)
 }
 
 #[test]
@@ -278,4 +300,95 @@ fn what_was_sent_to_servers_that_are_lost_is_sent_again() {
     for n in 0..2 {
         assert_eq!(world.servers[n].store.status().expect("memory").tail.sequence, 2);
     }
+}
+
+/// It has promised this epoch on its new disk, and others count on its having what it had acknowledged.
+#[test]
+fn who_has_lost_its_disk_adopts_when_it_has_what_was_acknowledged() {
+    let mut world = World::new([64; 3]);
+    world.servers[2].silent = true;
+    for n in 0..5 {
+        assert_eq!(world.append(b"0 and 1 have it"), Ok(n));
+    }
+    assert_eq!(world.machine.acknowledged(), 5);
+    world.machine.handle(world.now, 0, Event::Lost("the disk is gone".into()));
+    world.run();
+    world.servers[0] = server(77, 64);
+    // Long ago: nothing of it is in memory any more that 1 would not be asked for.
+    world.servers[1].silent = true;
+    world.machine.connected(world.now, 0);
+    world.run();
+    let held = |world: &mut World| world.servers[0].store.status().expect("memory");
+    let status = held(&mut world);
+    assert!(status.state.adopted == Epoch::NONE || status.tail.sequence >= 5, "{status:?}");
+    world.servers[1].silent = false;
+    world.run();
+    let status = held(&mut world);
+    assert_eq!((status.state.adopted, status.tail.sequence), (world.machine.epoch(), 5));
+}
+
+#[test]
+fn a_group_is_refused_where_its_servers_do_not_belong_together() {
+    let mut world = World::new([64; 3]);
+    world.servers = (1..).zip([64; 3]).map(|(n, segments)| server(n, segments)).collect();
+    world.open(machine(1), &[0, 1]);
+    assert!(matches!(world.why(), GroupError::TooFew { reached: 2, needed: 3, .. }), "a new group needs all");
+    world.open(machine(1), &[0, 1, 2]);
+    assert_eq!((world.machine.quorum(), world.machine.next(), world.machine.lost().len()), ((2, 3), 0, 0));
+    world.append(b"one").expect("all are there");
+
+    world.open(Machine::new(["s0".to_owned(), "s1".to_owned()], options(2)), &[0, 1]);
+    assert!(matches!(world.why(), GroupError::Members { .. }), "{}", world.why());
+    let names = || (0..3).map(|n| format!("s{n}"));
+    world.open(Machine::new(names(), options(2).acks(Some(3))), &[0, 1, 2]);
+    assert!(matches!(world.why(), GroupError::Members { .. }), "{}", world.why());
+    let alone = std::mem::replace(&mut world.servers[1], server(1, 64));
+    world.open(machine(2), &[0, 1, 2]);
+    assert!(matches!(world.why(), GroupError::Twice { .. }), "{}", world.why());
+    world.servers[1] = alone;
+
+    // With one lost the two others go on, from the record that is there.
+    world.open(machine(2), &[0, 1]);
+    assert!(world.machine.is_open());
+    assert_eq!((world.machine.lost().len(), world.machine.next()), (1, 1));
+    world.append(b"two").expect("two are enough");
+    assert_eq!(world.machine.acknowledged(), 2);
+    // One that missed it gets it from whoever opens the log next.
+    world.open(machine(3), &[0, 1, 2]);
+    assert_eq!((world.machine.opened().copied, world.machine.next()), (vec![("s2".to_owned(), 1)], 2));
+}
+
+#[test]
+fn an_empty_server_does_not_stand_in_for_one_that_knows() {
+    let mut world = World::new([64; 3]);
+    world.open(machine(2), &[0, 1]);
+    world.append(b"on 0 and 1").expect("both are there");
+    assert_eq!(world.machine.acknowledged(), 1);
+    world.servers[0] = server(77, 64);
+    // 0 has lost its disk, 1 is away, 2 has never seen the record.
+    world.open(machine(3), &[0, 2]);
+    assert!(matches!(world.why(), GroupError::TooFew { reached: 1, needed: 2, .. }), "{}", world.why());
+    world.open(machine(4), &[0, 1, 2]);
+    assert!(world.machine.is_open(), "1 knows");
+    assert_eq!(world.machine.next(), 1);
+}
+
+#[test]
+fn a_server_that_returns_empty_is_rebuilt_behind_what_was_trimmed() {
+    let mut world = World::new([64; 3]);
+    let epoch = world.machine.epoch();
+    for n in 0..30_u64 {
+        assert_eq!(world.append(&[n as u8; 20]), Ok(n));
+    }
+    world.machine.trim(world.now, 4).expect("they are acknowledged");
+    world.run();
+    world.servers[0] = server(77, 64);
+    // Nothing there says that there was a group: a new one would need all of its servers.
+    world.open(machine(2), &[0]);
+    assert!(matches!(world.why(), GroupError::TooFew { .. }), "{}", world.why());
+    world.open(machine(3), &[0, 1, 2]);
+    assert_eq!(world.machine.opened().copied, [("s0".to_owned(), 26)]);
+    let status = world.servers[0].store.status().expect("memory");
+    assert_eq!((status.state.head.sequence, status.tail.sequence, status.damage), (4, 30, None));
+    assert_eq!(status.tail.epoch, epoch, "copies keep the name of their writer");
 }

@@ -13,9 +13,11 @@
 //! | `workload.rs`, `end.rs` | what consumers post |
 //! | `target.rs`, `check.rs`, `finish.rs` | the oracle |
 //! | `trace.rs`, `report.rs` | what a person gets to see |
+//! | [`cluster`] | clusters of services above the engine: the replicated log |
 #![forbid(unsafe_code)]
 
 mod check;
+pub mod cluster;
 mod connect;
 mod end;
 mod finish;

@@ -154,7 +154,7 @@ impl Outcome {
 }
 
 /// A JSON string.
-fn quoted(text: &str) -> String {
+pub(crate) fn quoted(text: &str) -> String {
     let mut json = String::from("\"");
     for c in text.chars() {
         match c {

@@ -36,6 +36,7 @@ const COMPUTES: &[&str] = &[
     "remotelog/crash",
     "rnic/corpus",
     "rpc/corpus",
+    "sim/log",
     "sim/seeds",
 ];
 

@@ -718,7 +718,13 @@ impl Machine {
         if self.phase == Phase::Adopting {
             let adopted = self.servers.iter().filter(|server| server.takes_part()).count();
             let holds = |server: &Server| server.step == Step::Feeding && server.has() >= self.start;
-            if adopted >= self.acks() {
+            // So many must have a say that whoever opens it next can be promised by enough of them.
+            let next = if self.made.as_ref().is_some_and(|made| made.new) {
+                self.servers.len() - self.acks() + 1
+            } else {
+                0
+            };
+            if adopted >= self.acks().max(next) {
                 self.phase = Phase::Open;
                 self.count();
             } else if !self.servers.iter().any(holds) {
@@ -730,13 +736,11 @@ impl Machine {
         }
     }
 
-    /// Whether the phase may end: there are enough, and whoever has not answered yet was given its time.
-    fn is_due(&mut self, now: Time, waiting: bool) -> bool {
-        let since = *self.enough_since.get_or_insert(now);
+    /// Whether the phase may end: there are enough, since some time perhaps, and whoever has not answered yet was given its time.
+    fn is_due(&mut self, now: Time, waiting: bool, since: Option<Time>) -> bool {
+        let since = since.unwrap_or(now);
         let due = !waiting || now.saturating_sub(since) >= self.options.grace;
-        if due {
-            self.enough_since = None;
-        }
+        self.enough_since = (!due).then_some(since);
         due
     }
 
@@ -751,6 +755,7 @@ impl Machine {
 
     /// Who names the wrong servers shuts nobody out: promises are asked for when enough have said how their logs are.
     fn ask_for_promises(&mut self, now: Time) {
+        let since = self.enough_since.take();
         let waiting = self.servers.iter().any(|server| matches!(server.step, Step::Expected | Step::Asking));
         let told = self.statuses(Step::Known);
         if told.iter().all(Option::is_none) {
@@ -764,11 +769,8 @@ impl Machine {
         let promised = told.iter().flatten().map(|status| status.state.promised.counter()).max();
         let there = told.iter().flatten().count();
         self.made = Some(made);
-        if self.heard().unwrap_or(0) < self.needed() || there < self.acks() {
-            self.enough_since = None;
-            return;
-        }
-        if !self.is_due(now, waiting) {
+        let enough = self.heard().unwrap_or(0) >= self.needed() && there >= self.acks();
+        if !enough || !self.is_due(now, waiting, since) {
             return;
         }
         self.epoch = Epoch::new(promised.unwrap_or(0) + 1, self.options.writer);
@@ -782,6 +784,7 @@ impl Machine {
     }
 
     fn choose(&mut self, now: Time) {
+        let since = self.enough_since.take();
         // Who has not even said how its log is was waited for already.
         let waiting = self.servers.iter().any(|server| server.step == Step::Granting);
         let granted = self.statuses(Step::Granted);
@@ -796,7 +799,7 @@ impl Machine {
         };
         let new = made.new;
         self.made = Some(made);
-        if self.heard().unwrap_or(0) < self.needed() || !self.is_due(now, waiting) {
+        if self.heard().unwrap_or(0) < self.needed() || !self.is_due(now, waiting, since) {
             return;
         }
         let rank = |n: &usize| {
@@ -879,8 +882,10 @@ impl Machine {
 
     fn begin_to_feed(&mut self, n: usize) {
         let (epoch, group) = (self.epoch, self.uuid());
+        let goal = self.start.max(self.acknowledged);
         let server = &mut self.servers[n];
         let status = server.status.as_ref().expect("it has said how its log is");
+        server.goal = goal;
         server.writer = Some(Writer::new(status.writer_grant(), epoch));
         server.adopted = status.state.adopted == epoch && status.state.group == group;
         // It may have lost its disk since it was here.
@@ -908,7 +913,7 @@ impl Machine {
             let server = &self.servers[n];
             let Some(writer) = &server.writer else { return };
             let depth = if writer.mode() == Mode::Compound { 1 } else { self.options.depth };
-            let limit = if server.adopted { self.next } else { self.start };
+            let limit = if server.adopted { self.next } else { server.goal };
             let from = writer.next();
             if server.in_flight.len() >= depth || from >= limit {
                 break;
@@ -1063,10 +1068,8 @@ impl Machine {
             return;
         }
         let has = writer.durable();
-        let request = if !server.adopted {
-            if writer.next() < self.start || !server.in_flight.is_empty() {
-                return;
-            }
+        let lacks = writer.next() < server.goal || !server.in_flight.is_empty();
+        let request = if !server.adopted && !lacks {
             Request::Adopt { epoch: self.epoch, sequence: writer.next(), group, members, acks }
         } else if server.first() < self.trim_below.min(has).min(server.keep)
             && (has >= self.trim_below || server.full)
@@ -1075,6 +1078,8 @@ impl Machine {
             Request::Trim { below: self.trim_below.min(has).min(server.keep) }
         } else if std::mem::take(&mut server.look) {
             Request::Status
+        } else if !server.adopted {
+            return;
         } else if let Some(below) = server.known.take() {
             Request::Known { epoch: self.epoch, below }
         } else {

@@ -19,7 +19,7 @@
 //! writer each (their low half is drawn), and a server promises each counter once, so its stamps only rise.
 //!
 //! A server that came back empty or damaged has no say in 2 and 3, since it may have forgotten what it promised; it is
-//! rebuilt in 4. The number of servers and `acks` are fixed when the group is made, or sets of servers might not meet.
+//! rebuilt in 4. A new group is open when so many have adopted that their promises are enough for the next writer. The number of servers and `acks` are fixed when the group is made, or sets of servers might not meet.
 //!
 //! A server that was away, or slow, is taken in later in the same epoch: it promises the same epoch (again), which cuts off
 //! what this writer still had under way on an older connection, and adopts it only when its log has all of the log that was chosen.

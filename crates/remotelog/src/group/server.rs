@@ -44,6 +44,8 @@ pub(super) struct Server {
     pub(super) adopted: bool,
     /// It has all records below this number durably, and has adopted: what it had before it was lost it has still.
     pub(super) durable: u64,
+    /// It adopts when it has all records below this number: the chosen log, and what was acknowledged when it began to be fed.
+    pub(super) goal: u64,
     /// One more than the last record of each update under way.
     pub(super) in_flight: VecDeque<u64>,
     /// What the planner was asked last, for updates of so many bytes of records.
@@ -83,6 +85,7 @@ impl Server {
             writer: None,
             adopted: false,
             durable: 0,
+            goal: 0,
             in_flight: VecDeque::new(),
             asked: None,
             call: None,

@@ -19,6 +19,7 @@ use crate::format::root::State;
 use crate::format::superblock::{FORMAT, Uuid, file_options, recorded_size};
 use crate::format::{Epoch, Geometry, Mode};
 use crate::proto::{Request, emit_reply};
+use crate::serve::{Holder, Sessions};
 use crate::store::{Make, Status, Store};
 use crate::writer::Updates;
 
@@ -227,9 +228,20 @@ type Watch = Box<dyn FnMut(&State) + Send>;
 
 struct Serving {
     store: Store<Part>,
-    /// The session that the log is promised to; `None` until it is asked for.
-    writer: Option<u64>,
+    holder: Holder,
     watch: Option<Watch>,
+}
+
+struct Cut<'a>(&'a Cutter);
+
+impl Sessions for Cut<'_> {
+    fn is_live(&self, session: u64) -> bool {
+        self.0.is_live(session)
+    }
+
+    fn cut(&mut self, session: u64) {
+        self.0.cut(session);
+    }
 }
 
 impl std::fmt::Debug for Shared {
@@ -321,7 +333,7 @@ impl OwnLog {
     pub fn update(&self, epoch: Epoch, updates: &Updates) -> Result<(), Refused> {
         let state = self.0.lock();
         let promised = state.store.state().promised;
-        if state.writer != Some(OWN) || promised != epoch {
+        if state.holder.session() != Some(OWN) || promised != epoch {
             return Err(Refused::Fenced { promised });
         }
         let medium = state.store.medium();
@@ -381,7 +393,7 @@ impl LogServer {
                 other => (other?, false),
             },
         };
-        let state = Mutex::new(Serving { store, writer: None, watch: None });
+        let state = Mutex::new(Serving { store, holder: Holder::default(), watch: None });
         let shared = Arc::new(Shared { state, cutter: server.cutter(), work: AtomicU64::new(0) });
         let serving = Arc::clone(&shared);
         server.on_call(super::SERVICE, move |call| Ok(serving.serve(call)));
@@ -493,52 +505,14 @@ impl Shared {
     }
 
     fn answer(&self, request: &Request, session: u64) -> Result<Status, Refused> {
-        let state = &mut *self.lock();
-        let reply = self.carry_out(state, request, session);
-        if let Some(watch) = &mut state.watch {
-            watch(state.store.state());
-        }
+        let Serving { store, holder, watch } = &mut *self.lock();
+        let mut tell = |state: &State| {
+            if let Some(watch) = watch {
+                watch(state);
+            }
+        };
+        let reply = holder.answer(store, &mut Cut(&self.cutter), session, request, &mut tell);
+        tell(store.state());
         reply
-    }
-
-    fn carry_out(&self, state: &mut Serving, request: &Request, session: u64) -> Result<Status, Refused> {
-        let Serving { store, writer, watch } = state;
-        match *request {
-            Request::Status => store.status(),
-            Request::Grant { epoch } => {
-                let promised = store.state().promised;
-                if !promised.may_become(epoch) {
-                    return Err(Refused::Fenced { promised });
-                }
-                // Nothing of the writer before may arrive while or after the log is looked at.
-                if let Some(before) =
-                    writer.filter(|before| *before != session && self.cutter.is_live(*before))
-                {
-                    self.cutter.cut(before);
-                    return Err(Refused::Busy);
-                }
-                *writer = Some(session);
-                if let Some(watch) = watch {
-                    watch(&State { promised: epoch, ..*store.state() });
-                }
-                store.grant(epoch)
-            }
-            // What follows is for the session only that the log is promised to.
-            Request::Truncate { .. }
-            | Request::Reset { .. }
-            | Request::Adopt { .. }
-            | Request::Known { .. }
-                if *writer != Some(session) =>
-            {
-                Err(Refused::Fenced { promised: store.state().promised })
-            }
-            Request::Truncate { epoch, sequence } => store.truncate(epoch, sequence),
-            Request::Reset { epoch, sequence, after } => store.reset(epoch, sequence, after),
-            Request::Adopt { epoch, sequence, group, members, acks } => {
-                store.adopt(epoch, sequence, group, members, acks)
-            }
-            Request::Trim { below } => store.trim(below),
-            Request::Known { epoch, below } => store.note_known(epoch, below),
-        }
     }
 }

@@ -1,0 +1,151 @@
+//! What writers were told, and what must be true because of that.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use remanence_remotelog::Epoch;
+
+use super::plan::Plan;
+use crate::report::counters;
+
+counters! {
+/// What the group did, counted.
+Work {
+    /// Times that a writer opened the log.
+    opened,
+    /// Times that one tried in vain: too few servers, or another one was faster.
+    not_opened,
+    /// Records that were appended.
+    appended,
+    /// Those that were acknowledged.
+    acknowledged,
+    /// Times that records were given up.
+    trims,
+    /// Connections that came back to a group that was open.
+    connected_again,
+    /// Times that a server had no room.
+    full,
+    /// Records that a server got from another one's log, or from a later writer.
+    copied,
+    /// Records that a server had and nobody had chosen.
+    cut,
+    /// Groups that were closed in order.
+    closed,
+    /// Connections that a server cut, as another writer came.
+    shut_out,
+}
+}
+
+/// What the run knows, and no process of it.
+#[derive(Debug)]
+pub(crate) struct Oracle {
+    pub(super) plan: Plan,
+    pub(super) seed: u64,
+    pub(super) work: Work,
+    /// What was acknowledged: the content, and by whom.
+    acknowledged: BTreeMap<u64, (Vec<u8>, Epoch)>,
+    /// Who has opened the log, and with which number it went on.
+    opened: BTreeMap<Epoch, u64>,
+    /// All records below this may be gone.
+    pub(super) trimmed: u64,
+    /// Servers that have lost their disk, or never had a say, and do not have all that was acknowledged.
+    pub(super) lost: BTreeSet<usize>,
+    /// How many disks were made.
+    pub(super) made: u64,
+    /// How often each writer may still open the log.
+    pub(super) sessions: Vec<u32>,
+    /// The last writer asks for the logs of these servers to be looked at.
+    pub(super) verify: Option<Vec<usize>>,
+    /// Nothing was missing.
+    pub(super) verified: u32,
+    /// The last writer has come to its end.
+    pub(super) finished: bool,
+    /// What it waits for.
+    pub(super) waits: &'static str,
+    /// From an append to its acknowledgement, in nanoseconds, with the time of the append.
+    pub(super) latencies: Vec<(u64, u64)>,
+}
+
+impl Oracle {
+    pub(super) fn new(seed: u64, plan: &Plan) -> Self {
+        Self {
+            plan: plan.clone(),
+            seed,
+            work: Work::default(),
+            acknowledged: BTreeMap::new(),
+            opened: BTreeMap::new(),
+            trimmed: 0,
+            lost: (0..plan.servers.into()).collect(),
+            made: 0,
+            sessions: vec![plan.sessions; plan.writers.into()],
+            verify: None,
+            verified: 0,
+            finished: false,
+            waits: "it has not come",
+            latencies: Vec::new(),
+        }
+    }
+
+    /// One more than the highest number that was acknowledged.
+    pub(super) fn next(&self) -> u64 {
+        self.acknowledged.last_key_value().map_or(0, |(sequence, _)| sequence + 1)
+    }
+
+    /// What was acknowledged, from a number on.
+    pub(super) fn from(&self, first: u64) -> impl Iterator<Item = (u64, &[u8])> {
+        self.acknowledged.range(first..).map(|(sequence, (bytes, _))| (*sequence, &bytes[..]))
+    }
+
+    /// A writer has opened the log, which goes on with this number.
+    pub(super) fn opens(&mut self, epoch: Epoch, start: u64) -> Result<(), String> {
+        self.work.opened += 1;
+        if self.opened.insert(epoch, start).is_some() {
+            return Err(format!("two writers have opened the log with epoch {epoch}"));
+        }
+        let earlier = |(_, (_, of)): &(&u64, &(Vec<u8>, Epoch))| *of < epoch;
+        match self.acknowledged.iter().rev().find(earlier) {
+            Some((sequence, (_, of))) if *sequence >= start => Err(format!(
+                "epoch {epoch} begins with record {start}, and record {sequence} was acknowledged in epoch {of}"
+            )),
+            _ => Ok(()),
+        }
+    }
+
+    /// A writer is told that a record is acknowledged.
+    pub(super) fn acknowledges(&mut self, epoch: Epoch, sequence: u64, bytes: Vec<u8>) -> Result<(), String> {
+        self.work.acknowledged += 1;
+        if let Some((later, start)) =
+            self.opened.range(epoch..).find(|(of, start)| **of > epoch && **start <= sequence)
+        {
+            return Err(format!(
+                "record {sequence} is acknowledged in epoch {epoch}, and epoch {later} had begun with record {start}"
+            ));
+        }
+        match self.acknowledged.insert(sequence, (bytes.clone(), epoch)) {
+            Some((other, of)) if other != bytes => Err(format!(
+                "record {sequence} was acknowledged with two contents, in epochs {of} and {epoch}"
+            )),
+            _ => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Params;
+    use super::*;
+
+    #[test]
+    fn what_contradicts_an_acknowledgement_is_seen_when_it_happens() {
+        let epoch = |counter| Epoch::new(counter, 1);
+        let mut oracle = Oracle::new(1, &Plan::draw(1, &Params::default()));
+        oracle.opens(epoch(1), 0).expect("the first");
+        oracle.acknowledges(epoch(1), 0, b"a".to_vec()).expect("the first");
+        oracle.opens(epoch(3), 1).expect("it begins behind it");
+        assert!(oracle.opens(epoch(3), 1).is_err(), "twice");
+        assert!(oracle.acknowledges(epoch(1), 1, b"b".to_vec()).is_err(), "too late");
+        oracle.acknowledges(epoch(3), 1, b"c".to_vec()).expect("nobody else has");
+        assert!(oracle.acknowledges(epoch(3), 1, b"d".to_vec()).is_err(), "another content");
+        assert_eq!(oracle.next(), 2);
+        assert!(oracle.opens(epoch(4), 0).is_err(), "it begins before what is acknowledged");
+    }
+}

@@ -1,0 +1,105 @@
+//! What servers have said to a writer, beside its machine: an acknowledgement comes when enough have said so, no sooner and no
+//! later.
+
+use std::collections::VecDeque;
+
+use remanence_remotelog::group::Machine;
+use remanence_remotelog::proto::Request;
+use remanence_remotelog::{Epoch, Status};
+
+#[derive(Clone, Default)]
+struct Server {
+    /// What is asked of it.
+    asked: Option<Request>,
+    /// One more than the last record of each update under way.
+    in_flight: VecDeque<u64>,
+    has: u64,
+    /// It has adopted the epoch, on this connection or before.
+    adopted: bool,
+    /// What it had at most since it adopted, on any connection.
+    ever: u64,
+}
+
+/// What has come from the servers of a group.
+pub(super) struct Tracker {
+    servers: Vec<Server>,
+}
+
+impl Tracker {
+    pub(super) fn new(servers: usize) -> Self {
+        Self { servers: vec![Server::default(); servers] }
+    }
+
+    pub(super) fn connected(&mut self, n: usize) {
+        self.lost(n);
+    }
+
+    pub(super) fn lost(&mut self, n: usize) {
+        let ever = self.servers[n].ever;
+        self.servers[n] = Server { ever, ..Server::default() };
+    }
+
+    pub(super) fn asks(&mut self, n: usize, request: &Request) {
+        self.servers[n].asked = Some(*request);
+    }
+
+    pub(super) fn sends(&mut self, n: usize, below: u64) {
+        self.servers[n].in_flight.push_back(below);
+    }
+
+    pub(super) fn says(&mut self, n: usize, status: &Status, epoch: Epoch) {
+        let server = &mut self.servers[n];
+        match server.asked.take() {
+            Some(Request::Grant { .. }) if status.damage.is_none() => {
+                server.has = status.tail.sequence;
+                server.adopted = status.state.adopted == epoch;
+            }
+            Some(Request::Truncate { sequence, .. } | Request::Reset { sequence, .. }) => {
+                server.has = sequence
+            }
+            Some(Request::Adopt { .. }) => server.adopted = true,
+            _ => {}
+        }
+        server.note();
+    }
+
+    pub(super) fn durable(&mut self, n: usize) {
+        let server = &mut self.servers[n];
+        if let Some(below) = server.in_flight.pop_front() {
+            server.has = server.has.max(below);
+        }
+        server.note();
+    }
+
+    /// Whether the machine acknowledges what it should.
+    pub(super) fn check(&self, machine: &Machine) -> Result<(), String> {
+        let acks = machine.quorum().0;
+        let with_enough = |has: fn(&Server) -> u64| {
+            let mut all: Vec<u64> = self.servers.iter().map(has).collect();
+            all.sort_unstable_by(|a, b| b.cmp(a));
+            all[acks - 1].min(machine.next())
+        };
+        let said = with_enough(|server| if server.adopted { server.has } else { 0 });
+        let ever = with_enough(|server| server.ever);
+        let acknowledged = machine.acknowledged();
+        if acknowledged > ever {
+            return Err(format!(
+                "records below {acknowledged} are acknowledged, and {acks} servers have those below {ever}"
+            ));
+        }
+        if acknowledged < said {
+            return Err(format!(
+                "{acks} servers have the records below {said}, and those below {acknowledged} are acknowledged"
+            ));
+        }
+        Ok(())
+    }
+}
+
+impl Server {
+    fn note(&mut self) {
+        if self.adopted {
+            self.ever = self.ever.max(self.has);
+        }
+    }
+}

@@ -1,0 +1,260 @@
+//! Connections as RC gives them: in order, exactly once, until they are cut.
+//!
+//! A connection has two ends, and each end has its own view of whether it is there: whoever was cut off learns of it later, or when
+//! what it sent has found no answer for as long as an RNIC tries. What had arrived by then is carried out all the same.
+//!
+//! One-sided operations are carried out by the end that they arrive at, without its process, one step at a time: a line of a WRITE,
+//! or a flush. Whatever ends the connection, or the machine, finds them half done. Those behind a flush do not wait for it, and are
+//! answered behind it; only what is one operation is ordered by it.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+
+use remanence_pmem::Medium as _;
+
+use super::disk::Disk;
+
+/// Bytes that are written in one step.
+const LINE: u64 = 64;
+
+/// What is under way from one end to the other.
+#[derive(Debug)]
+pub(super) enum Packet {
+    /// A connection is asked for.
+    Open,
+    /// It is there.
+    Opened,
+    /// A message for the process.
+    Message(Vec<u8>),
+    /// A one-sided operation.
+    Operation(Operation),
+    /// The answer to the oldest one.
+    Answer(Answer),
+}
+
+impl Packet {
+    /// What the hash of a run knows it by.
+    pub(super) const fn code(&self) -> u64 {
+        match self {
+            Self::Open => 1,
+            Self::Opened => 2,
+            Self::Message(_) => 3,
+            Self::Operation(_) => 4,
+            Self::Answer(_) => 5,
+        }
+    }
+}
+
+/// What became of a one-sided operation.
+#[derive(Debug)]
+pub(super) enum Answer {
+    /// What was read.
+    Read(Vec<u8>),
+    /// It is durable.
+    Durable,
+    /// The medium failed.
+    Failed,
+}
+
+/// A one-sided operation on a disk of the other end.
+#[derive(Debug)]
+pub(super) enum Operation {
+    Read {
+        disk: usize,
+        offset: u64,
+        len: u32,
+    },
+    /// Updates that become durable one after the other.
+    Update {
+        disk: usize,
+        updates: Vec<(u64, Vec<u8>)>,
+    },
+}
+
+/// A direction of a connection.
+#[derive(Debug, Default)]
+pub(super) struct Wire {
+    /// When it was sent, and what.
+    pub(super) packets: VecDeque<(u64, Packet)>,
+    /// When the last one arrives at the earliest.
+    pub(super) last: u64,
+}
+
+/// An operation that has arrived.
+#[derive(Debug)]
+struct Running {
+    number: u64,
+    operation: Operation,
+    /// The update that is carried out, and how many bytes of it are written.
+    update: usize,
+    written: u64,
+    flushing: bool,
+    answer: Option<Answer>,
+}
+
+/// What carries one-sided operations out at an end.
+#[derive(Debug, Default)]
+pub(super) struct Responder {
+    running: VecDeque<Running>,
+    number: u64,
+    /// The next step is to come.
+    pub(super) is_stepping: bool,
+}
+
+impl Responder {
+    pub(super) fn take(&mut self, operation: Operation) {
+        self.number += 1;
+        let number = self.number;
+        self.running.push_back(Running {
+            number,
+            operation,
+            update: 0,
+            written: 0,
+            flushing: false,
+            answer: None,
+        });
+    }
+
+    pub(super) fn clear(&mut self) {
+        self.running.clear();
+    }
+
+    pub(super) fn has_steps(&self) -> bool {
+        self.running.iter().any(|running| !running.flushing && running.answer.is_none())
+    }
+
+    /// One step of the first operation that does not wait for a flush: the number of one whose flush begins by that.
+    pub(super) fn step(&mut self, disks: &[Disk]) -> Option<u64> {
+        let running =
+            self.running.iter_mut().find(|running| !running.flushing && running.answer.is_none())?;
+        match &running.operation {
+            Operation::Read { disk, offset, len } => {
+                let mut bytes = vec![0; *len as usize];
+                disks[*disk].read(*offset, &mut bytes);
+                running.answer = Some(Answer::Read(bytes));
+                None
+            }
+            Operation::Update { disk, updates } => {
+                let (offset, bytes) = &updates[running.update];
+                let at = offset + running.written;
+                let end = ((at / LINE + 1) * LINE).min(offset + bytes.len() as u64);
+                let piece = (at - offset) as usize..(end - offset) as usize;
+                disks[*disk].write(at, &bytes[piece]);
+                running.written = end - offset;
+                running.flushing = running.written == bytes.len() as u64;
+                running.flushing.then_some(running.number)
+            }
+        }
+    }
+
+    /// A flush has taken its time: makes durable what it is for, alone or with everything else that was written back.
+    pub(super) fn flush(&mut self, number: u64, disks: &[Disk], alone: bool) {
+        let Some(running) = self.running.iter_mut().find(|running| running.number == number) else { return };
+        let Operation::Update { disk, updates } = &running.operation else { return };
+        let (offset, bytes) = &updates[running.update];
+        let range: Range<u64> = *offset..offset + bytes.len() as u64;
+        let disk = &disks[*disk];
+        let done = if alone { disk.persist_alone(range) } else { disk.persist(range) };
+        (running.flushing, running.written) = (false, 0);
+        running.update += 1;
+        if done.is_err() {
+            running.answer = Some(Answer::Failed);
+        } else if running.update == updates.len() {
+            running.answer = Some(Answer::Durable);
+        }
+    }
+
+    /// The answer to the oldest operation, if it has come.
+    pub(super) fn answer(&mut self) -> Option<Answer> {
+        let answer = self.running.front_mut()?.answer.take()?;
+        self.running.pop_front();
+        Some(answer)
+    }
+}
+
+/// A connection. End 0 is whoever asked for it.
+#[derive(Debug)]
+pub(super) struct Connection {
+    /// Their nodes.
+    pub(super) ends: [usize; 2],
+    /// Whether each takes it for one that is there.
+    pub(super) is_up: [bool; 2],
+    /// From each to the other.
+    pub(super) wires: [Wire; 2],
+    /// What each carries out for the other.
+    pub(super) responders: [Responder; 2],
+}
+
+impl Connection {
+    pub(super) fn new(from: usize, to: usize) -> Self {
+        Self {
+            ends: [from, to],
+            is_up: [true, false],
+            wires: Default::default(),
+            responders: Default::default(),
+        }
+    }
+
+    /// Nothing that this end has sent and that has not arrived ever will, and what it has begun for the other stays half done.
+    pub(super) fn end(&mut self, end: usize) {
+        self.is_up[end] = false;
+        self.wires[end].packets.clear();
+        self.responders[end].clear();
+    }
+
+    /// The end that lies on a node.
+    pub(super) fn end_of(&self, node: usize) -> usize {
+        usize::from(self.ends[0] != node)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use remanence_pmem::PersistenceDomain;
+    use remanence_pmem::crash_image::Failure;
+
+    use super::super::disk::Power;
+    use super::*;
+
+    fn update(updates: &[(u64, &[u8])]) -> Operation {
+        let updates = updates.iter().map(|(at, bytes)| (*at, bytes.to_vec())).collect();
+        Operation::Update { disk: 0, updates }
+    }
+
+    #[test]
+    fn an_update_is_written_line_by_line_and_the_next_one_of_the_operation_waits_for_its_flush() {
+        let power = Power::default();
+        let disks = [Disk::new(256, PersistenceDomain::Adr, &power)];
+        let mut responder = Responder::default();
+        responder.take(update(&[(32, &[1; 64]), (128, &[2; 8])]));
+        assert_eq!(responder.step(&disks), None);
+        let mut bytes = [0; 64];
+        disks[0].read(32, &mut bytes);
+        assert_eq!((bytes[31], bytes[32]), (1, 0), "half of it");
+        let number = responder.step(&disks).expect("all of it is written");
+        assert!(!responder.has_steps() && responder.step(&disks).is_none());
+        responder.flush(number, &disks, true);
+        assert!(responder.answer().is_none());
+        assert_eq!(responder.step(&disks), Some(number));
+        assert_eq!(disks[0].load_u64(128), 0x0202_0202_0202_0202);
+        let left = disks[0].crash(Failure::PowerLoss, 0, &power);
+        left.read(32, &mut bytes);
+        assert_eq!(bytes, [1; 64], "what was flushed is there");
+        responder.flush(number, &disks, true);
+        assert!(matches!(responder.answer(), Some(Answer::Durable)));
+    }
+
+    #[test]
+    fn an_operation_passes_a_flush_and_is_answered_behind_it() {
+        let disks = [Disk::new(256, PersistenceDomain::Adr, &Power::default())];
+        let mut responder = Responder::default();
+        responder.take(update(&[(0, &[1; 8])]));
+        responder.take(Operation::Read { disk: 0, offset: 0, len: 8 });
+        let number = responder.step(&disks).expect("it is short");
+        assert_eq!(responder.step(&disks), None);
+        assert!(responder.answer().is_none(), "the first one is not durable yet");
+        responder.flush(number, &disks, false);
+        assert!(matches!(responder.answer(), Some(Answer::Durable)));
+        assert!(matches!(responder.answer(), Some(Answer::Read(bytes)) if bytes == [1; 8]));
+    }
+}

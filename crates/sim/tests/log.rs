@@ -1,0 +1,178 @@
+//! The replicated log in simulated clusters: seeds, and what the simulator must be able to see.
+//!
+//! `REMANENCE_EFFORT=night` runs twenty times as many seeds as `push`, which is usual. A failure says what replays it.
+
+use remanence_remotelog::Mode;
+use remanence_sim::cluster::log::{Outcome, Params, Plan, Work, run, run_plan};
+use remanence_sim::cluster::{Clock, Counts, Fault, Kind, Speeds, Way};
+
+/// Seeds of a test that has so many when somebody waits for it.
+fn seeds(push: u64) -> u64 {
+    match std::env::var("REMANENCE_EFFORT").as_deref() {
+        Ok("night") => 20 * push,
+        _ => push,
+    }
+}
+
+fn passes(outcome: &Outcome) {
+    assert!(outcome.passed(), "{outcome}");
+}
+
+fn all(from: u64, count: u64, params: &Params) -> (Counts, Work) {
+    let (mut counts, mut work) = (Counts::default(), Work::default());
+    for seed in from..from + seeds(count) {
+        let outcome = run(seed, params);
+        passes(&outcome);
+        counts += outcome.counts;
+        work += outcome.work;
+    }
+    println!("{counts:?}\n{work:?}");
+    (counts, work)
+}
+
+#[test]
+fn seeds_of_two_of_three() {
+    let (counts, work) = all(0, 1000, &Params { quorum: Some((3, 2)), ..Params::default() });
+    // A simulator that no longer does anything passes everything.
+    assert!(
+        work.acknowledged > 15_000 && work.copied > 1500 && work.cut > 400 && work.shut_out > 1000,
+        "{work:?}"
+    );
+    assert!(work.connected_again > 600 && work.trims > 1000 && work.closed > 600, "{work:?}");
+    assert!(counts.pauses > 300 && counts.kills > 300 && counts.power_losses > 1000, "{counts:?}");
+    assert!(
+        counts.power_losses_within > 80 && counts.disks_lost > 40 && counts.media_failed > 500,
+        "{counts:?}"
+    );
+    assert!(counts.slow > 500 && counts.partitions > 200, "{counts:?}");
+}
+
+#[test]
+fn seeds_of_two_of_two() {
+    all(100_000, 400, &Params { quorum: Some((2, 2)), ..Params::default() });
+}
+
+#[test]
+fn seeds_of_other_quorums() {
+    all(200_000, 600, &Params::default());
+}
+
+#[test]
+fn seeds_with_a_tail_word() {
+    all(300_000, 300, &Params { mode: Some(Mode::Compound), ..Params::default() });
+}
+
+#[test]
+fn one_seed_is_one_run() {
+    for seed in 0..20 {
+        let plan = Plan::draw(seed, &Params::default());
+        let (once, again) = (run_plan(seed, &plan, 0), run_plan(seed, &plan, 0));
+        assert_eq!(once, again);
+        assert_eq!(run_plan(seed, &plan, 50).hash, once.hash, "a trace changes nothing");
+    }
+    let hash = |seed| run(seed, &Params::default()).hash;
+    assert_ne!(hash(1), hash(2));
+}
+
+#[test]
+fn servers_that_do_not_shut_older_writers_out_are_found_and_the_plan_is_shrunk() {
+    let params = Params { quorum: Some((3, 2)), fencing: false, ..Params::default() };
+    let failed = (0..2000).map(|seed| run(seed, &params)).find(|outcome| !outcome.passed());
+    let outcome = failed.expect("older writers wrote on and nothing was noticed");
+    let drawn = Plan::draw(outcome.seed, &params);
+    println!("{outcome}");
+    assert!(outcome.plan.faults.len() <= drawn.faults.len());
+    assert_eq!(run_plan(outcome.seed, &outcome.plan, 100), outcome, "what is left replays the failure");
+    assert!(outcome.replay().starts_with(&format!("rem sim --cluster log --seed {}", outcome.seed)));
+}
+
+/// Three servers without chance, of which two are fast; a writer that appends one record at a time.
+fn calm() -> Plan {
+    let mut plan =
+        Plan::draw(0, &Params { quorum: Some((3, 2)), mode: Some(Mode::Singleton), ..Params::default() });
+    plan.segments = vec![400; 3];
+    (plan.writers, plan.sessions, plan.records) = (1, 1, 200);
+    (plan.payload, plan.window, plan.pause, plan.depth) = (40, 1, 100_000, 16);
+    (plan.grace, plan.patience, plan.heals) = (vec![1_000_000; 2], 100_000_000, 60_000_000);
+    plan.speeds = Speeds { links: vec![1_000; 5], jitter: 0, disks: vec![2_000; 5], retry: 20_000_000 };
+    plan.clocks = vec![Clock::default(); 5];
+    plan.faults = Vec::new();
+    plan
+}
+
+fn fault(node: usize, at: u64, lasts: u64, kind: Kind) -> (usize, Fault) {
+    (0, Fault { at, lasts, node, kind, salt: 1 })
+}
+
+const MS: u64 = 1_000_000;
+
+/// What those acknowledgements took at most that were asked for in a time.
+fn slowest(outcome: &Outcome, from: u64, to: u64) -> u64 {
+    let within = outcome.latencies.iter().filter(|(at, _)| (from..to).contains(at));
+    within.map(|(_, took)| *took).max().expect("something was acknowledged then")
+}
+
+#[test]
+fn a_server_that_is_silent_slow_or_full_delays_no_acknowledgement() {
+    let seed = (0..50).find(|seed| run_plan(*seed, &calm(), 0).work.appended > 100).expect("a long session");
+    let healthy = run_plan(seed, &calm(), 0);
+    passes(&healthy);
+    let (begin, end) = (healthy.latencies[0].0, healthy.latencies.last().expect("many").0);
+    let usual = slowest(&healthy, begin, end);
+    let lasts = calm().heals - begin - 1;
+    for (what, kind) in [
+        ("silent", Kind::Pause),
+        ("behind a slow disk", Kind::SlowDisk(2000)),
+        ("behind a slow link", Kind::SlowLink(1000)),
+        ("dead", Kind::Kill),
+        ("without a medium", Kind::MediumFails),
+        ("not heard", Kind::Partition(3, Way::Out)),
+        ("not reached", Kind::Partition(3, Way::In)),
+    ] {
+        let mut plan = calm();
+        plan.faults = vec![fault(2, begin + 1, lasts, kind)];
+        let outcome = run_plan(seed, &plan, 0);
+        passes(&outcome);
+        assert!(outcome.latencies.len() > 50, "{what}: {outcome}");
+        let slowest = slowest(&outcome, begin, end);
+        assert!(slowest <= usual, "{what}: {slowest} ns, and {usual} ns if it is not");
+    }
+    let mut plan = calm();
+    // Those of the others do not fill.
+    plan.segments = vec![400, 400, 4];
+    let outcome = run_plan(seed, &plan, 0);
+    let slowest = slowest(&outcome, begin, end);
+    assert!(
+        slowest <= usual && outcome.latencies.len() > 50,
+        "full: {slowest} ns, and {usual} ns if it is not"
+    );
+}
+
+/// The records that it had acknowledged are on one other server, which then is away while the log is opened.
+#[test]
+fn a_server_that_comes_back_empty_in_the_same_epoch_loses_nothing() {
+    let params = Params { quorum: Some((2, 2)), shrinking: 0, ..Params::default() };
+    let mut rebuilt = 0;
+    for seed in 0..seeds(200) {
+        let mut plan = Plan::draw(seed, &params);
+        (plan.writers, plan.sessions, plan.records) = (1, 1, 40);
+        (plan.payload, plan.segments, plan.heals) = (16, vec![40; 2], 30 * MS);
+        (plan.grace, plan.speeds.retry) = (vec![0; 2], MS / 2);
+        plan.faults = vec![
+            fault(0, 16 * MS + (seed % 200) * 10_000, MS, Kind::DiskLost),
+            fault(1, 17 * MS + (seed % 200) * 10_000, 5 * MS, Kind::Pause),
+            fault(
+                1,
+                23 * MS + (seed % 200) * 10_000,
+                30 * MS - 23 * MS - (seed % 200) * 10_000 % (5 * MS),
+                Kind::PowerLoss,
+            ),
+        ];
+        plan.faults.iter_mut().for_each(|(_, fault)| fault.at = fault.at.min(29 * MS));
+        plan.faults.iter_mut().for_each(|(_, fault)| fault.lasts = fault.lasts.min(30 * MS - fault.at));
+        let outcome = run_plan(seed, &plan, 0);
+        passes(&outcome);
+        rebuilt += outcome.counts.disks_lost;
+    }
+    assert!(rebuilt > 20, "{rebuilt}");
+}
