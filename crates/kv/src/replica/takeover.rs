@@ -299,14 +299,19 @@ impl Takeover {
         late > beat(self.notice) / 2
     }
 
+    fn late(&self, now: Duration) -> Duration {
+        self.deadline.map_or(Duration::ZERO, |deadline| now.saturating_sub(deadline))
+    }
+
     fn wakes(&mut self, now: Duration) {
-        let late = self.deadline.map_or(Duration::ZERO, |deadline| now.saturating_sub(deadline));
+        let late = self.late(now);
         if !self.is_late(late) {
             return;
         }
         self.watch.forgive(late, now);
         if self.listened.is_none_or(|last| now.saturating_sub(last) >= self.notice) {
             self.listened = Some(now);
+            self.watch.forget();
             self.not_before = self.not_before.max(now + 2 * beat(self.notice));
         }
     }
@@ -448,9 +453,12 @@ impl Takeover {
 
     /// Whether this member, a primary in that epoch, is to connect to another one anew: it does without it, or that has promised
     /// its log to somebody who did not become the primary, and takes nothing more. Not when anybody says that there is a later
-    /// primary, or is about to be: to open the log again would end that one, too.
+    /// primary, or is about to be: to open the log again would end that one, too. Therefore not before it has listened, either, if it slept.
     #[must_use]
     pub fn wants_back(&self, at: usize, epoch: Epoch, is_lost: bool, now: Duration) -> bool {
+        if self.is_late(self.late(now)) || now < self.not_before || self.watch.is_old(at) {
+            return false;
+        }
         let is_later = |said: &Statement| said.epoch.counter() > epoch.counter();
         let was_replaced = (0..self.said.len())
             .filter_map(|at| self.recent(at, now))

@@ -114,15 +114,18 @@ impl Watch {
         self.leader.map(|(leader, _)| leader)
     }
 
-    /// This member did not run for so long, until now: nobody was silent for that, and what was said before is old.
+    /// This member did not run for so long, until now: nobody was silent for that.
     pub fn forgive(&mut self, asleep: Duration, now: Duration) {
         let later = |heard: Duration| (heard + asleep).min(now);
-        for heard in self.heard.iter_mut().flatten() {
-            *heard = Heard { last: later(heard.last), is_fresh: false };
-        }
+        self.heard.iter_mut().flatten().for_each(|heard| heard.last = later(heard.last));
         if let Some((_, heard)) = &mut self.leader {
             *heard = later(*heard);
         }
+    }
+
+    /// What was said until now is old, and is to be said again.
+    pub fn forget(&mut self) {
+        self.heard.iter_mut().flatten().for_each(|heard| heard.is_fresh = false);
     }
 
     /// Who leads is not any more, if it has been silent for too long.
@@ -263,6 +266,7 @@ mod tests {
         assert_eq!(look(&mut watch, ms(0), ms(100)), None);
         // Half a second that was slept.
         watch.forgive(ms(500), ms(600));
+        watch.forget();
         watch.look(ms(600));
         assert!(watch.leader().is_some() && watch.is_there(0, ms(600)) && watch.is_old(0));
         assert_eq!(look(&mut watch, ms(600), ms(1000)), Some(ms(700)), "no more than that is forgiven");
