@@ -454,7 +454,18 @@ mod tests {
         }
     }
 
-    /// What lies in the note's place is the file's.
+    #[test]
+    fn what_lies_in_the_note_s_place_stays_when_an_image_is_made() {
+        const LONG: Version = Version { number: 2, crc_at: 44, len: 256, twice: false };
+        let format = Format { versions: &[LONG], ..FORMAT };
+        let image = CrashImage::from_bytes(vec![0xEE; 512], PersistenceDomain::Adr);
+        let bytes = format.emit(2, Uuid([7; 16]), 4096, &[]);
+        format.make(&image, &bytes).expect("memory");
+        let made = image.bytes();
+        assert_eq!((&made[..128], &made[192..256]), (&bytes[..128], &bytes[192..]));
+        assert_eq!((&made[128..192], &made[256..]), (&[0xEE; 64][..], &[0xEE; 256][..]));
+    }
+
     #[test]
     fn a_crash_while_it_is_made_or_replaced_leaves_none_or_one_that_is_whole() {
         for domain in [PersistenceDomain::Adr, PersistenceDomain::PageCache] {
