@@ -39,13 +39,13 @@ const RUNS: &[Run] = &[
         "log-sim",
         "16,000 simulated clusters of the remote log",
         &[("REM_LONG_TESTS", "1")],
-        test!("remotelog", "--test", "cluster"),
+        test!("remotelog", "--test", "waits", "cluster::"),
     ),
     run_of(
         "log-crash",
         "the log's crashes at every persist point",
         &[("REM_LONG_TESTS", "1")],
-        test!("remotelog", "--test", "crash"),
+        test!("remotelog", "--test", "computes", "crash::"),
     ),
     run_of("log-kill", "servers of a log, killed", &[("REM_LONG_TESTS", "1")], test!("cli", "--test", "log")),
     run_of(

@@ -32,8 +32,6 @@ const COMPUTES: &[&str] = &[
     "gateway/erda",
     "link/corpus",
     "remote/corpus",
-    "remotelog/corpus",
-    "remotelog/crash",
     "rnic/corpus",
     "rpc/corpus",
     "sim/seeds",
