@@ -93,7 +93,7 @@ const RUNS: &[Run] = &[
         "gateway-kill",
         "gateways with their stores, killed",
         &[("REMANENCE_ROUNDS", "50")],
-        test!("gateway", "--test", "store"),
+        test!("gateway", "--test", "waits", "store::"),
     ),
     run_of(
         "remote-kill",
