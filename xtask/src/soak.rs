@@ -99,7 +99,7 @@ const RUNS: &[Run] = &[
         "remote-kill",
         "responders of recipes, killed",
         &[("REMANENCE_ROUNDS", "50")],
-        test!("remote", "--test", "processes"),
+        test!("remote", "--test", "waits", "processes::"),
     ),
     run_of(
         "rpc-sim",
