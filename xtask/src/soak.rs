@@ -45,7 +45,7 @@ const RUNS: &[Run] = &[
         "log-crash",
         "the log's crashes at every persist point",
         &[("REM_LONG_TESTS", "1")],
-        test!("remotelog", "--test", "crash"),
+        test!("remotelog", "--test", "computes", "crash::"),
     ),
     run_of("log-kill", "servers of a log, killed", &[("REM_LONG_TESTS", "1")], test!("cli", "--test", "log")),
     run_of(
@@ -93,13 +93,13 @@ const RUNS: &[Run] = &[
         "gateway-kill",
         "gateways with their stores, killed",
         &[("REMANENCE_ROUNDS", "50")],
-        test!("gateway", "--test", "store"),
+        test!("gateway", "--test", "waits", "store::"),
     ),
     run_of(
         "remote-kill",
         "responders of recipes, killed",
         &[("REMANENCE_ROUNDS", "50")],
-        test!("remote", "--test", "processes"),
+        test!("remote", "--test", "waits", "processes::"),
     ),
     run_of(
         "rpc-sim",

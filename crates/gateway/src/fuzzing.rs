@@ -1,4 +1,4 @@
-//! What the fuzz target does with its bytes; `fuzz/` holds the shell, and `tests/corpus.rs` runs the committed corpus through
+//! What the fuzz target does with its bytes; `fuzz/` holds the shell, and `tests/computes/corpus.rs` runs the committed corpus through
 //! the same function on every `cargo test`.
 
 use remanence_kv::Geometry;

@@ -55,7 +55,7 @@ impl Served {
     /// Starts the server; port 0 is one that is free.
     pub(crate) fn start(file: &Path, address: SocketAddr) -> Self {
         let mut child = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "the_server_of_these_tests", "--nocapture", "--test-threads=1"])
+            .args(["--exact", "store::the_server_of_these_tests", "--nocapture", "--test-threads=1"])
             .env(FILE, file)
             .env(ADDRESS, address.to_string())
             .stdin(Stdio::piped())

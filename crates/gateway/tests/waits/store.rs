@@ -2,9 +2,8 @@
 //!
 //! `REMANENCE_ROUNDS=N` kills N times (3 if it is not set).
 
-mod common;
-#[path = "common/store.rs"]
-mod store;
+use crate::common;
+use crate::stores as store;
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

@@ -1,7 +1,7 @@
 //! Unmodified Redis programs and client libraries on the gateway. Each says so and is skipped where it is not installed;
 //! `make test` installs them.
 
-mod common;
+use crate::common;
 
 use std::fs;
 use std::io::Write as _;

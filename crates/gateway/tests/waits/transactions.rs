@@ -1,6 +1,6 @@
 //! Transactions of clients whose connections belong to different threads.
 
-mod common;
+use crate::common;
 
 use common::{Client, bulk, ok, options, start};
 use remanence_gateway::Options;

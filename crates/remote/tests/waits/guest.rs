@@ -4,7 +4,7 @@
 //!
 //! Skipped, with the reason, where QEMU or what the guest is made of cannot be had.
 
-mod common;
+use crate::common;
 
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
@@ -100,7 +100,7 @@ impl Guest {
             .arg(Path::new(env!("CARGO_TARGET_TMPDIR")).join("guest"))
             .arg(image)
             .arg(this)
-            .args(["--exact", "in_the_guest", "--nocapture", "--test-threads=1"])
+            .args(["--exact", "guest::in_the_guest", "--nocapture", "--test-threads=1"])
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::inherit())

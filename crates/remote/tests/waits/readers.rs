@@ -1,6 +1,6 @@
 //! A token for readers over real connections: who has it reads, and whatever it tries else changes nothing.
 
-mod common;
+use crate::common;
 
 use std::time::Duration;
 

@@ -1,6 +1,6 @@
 //! Messages of channels over real sockets and between workers.
 
-mod common;
+use crate::common;
 
 use std::time::{Duration, Instant};
 

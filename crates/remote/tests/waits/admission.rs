@@ -1,6 +1,6 @@
 //! Tokens over real connections: who has none, another one, or somebody else's proof gets neither a session nor a key.
 
-mod common;
+use crate::common;
 
 use std::net::SocketAddr;
 use std::thread::JoinHandle;

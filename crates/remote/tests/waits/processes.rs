@@ -3,7 +3,7 @@
 //!
 //! `REMANENCE_ROUNDS=N` kills N times in each setting (3 if it is not set).
 
-mod common;
+use crate::common;
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::SocketAddr;
@@ -153,7 +153,7 @@ fn start(path: &Path, buffers: &str) -> Served {
     if buffers == "pm" {
         variables.push(("REMANENCE_TEST_BUSY", busy(path).display().to_string()));
     }
-    let mut process = Process::start(again("serve", &variables));
+    let mut process = Process::start(again("processes::serve", &variables));
     let ready = process.next("ready ").expect("the server starts");
     let (addr, recovered) = ready.split_once(' ').expect("two words");
     Served {
@@ -303,7 +303,7 @@ fn a_client_is_killed_and_what_it_was_told_is_there() {
     let mut acknowledged = 0;
     for round in 0..rounds() {
         let mut client =
-            Process::start(again("append", &[("REMANENCE_TEST_APPEND", served.addr.to_string())]));
+            Process::start(again("processes::append", &[("REMANENCE_TEST_APPEND", served.addr.to_string())]));
         for _ in 0..20 + 7 * round {
             let said = client.next("acknowledged ").expect("the server lives");
             acknowledged = said.parse().expect("a number");

@@ -1,6 +1,6 @@
 //! Sessions and servers over loopback: the handshake, every cell's recipes step by step, pipelines, calls, recovery.
 
-mod common;
+use crate::common;
 
 use common::{Host, context, declared, fixed, session};
 use remanence_link::fault::{Faults, Plan};

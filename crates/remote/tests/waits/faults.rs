@@ -1,7 +1,7 @@
 //! Peers that lie, that are of another version, that send nonsense, that ask for what would lose data; and a medium that
 //! fails. Each is refused with a sentence, and hurts nobody else.
 
-mod common;
+use crate::common;
 
 use std::time::Duration;
 

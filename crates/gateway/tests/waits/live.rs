@@ -1,6 +1,6 @@
 //! The gateway's own promises, over real sockets: who waits for whom, what is bounded, what is answered at the end.
 
-mod common;
+use crate::common;
 
 use std::io::{Read as _, Write as _};
 use std::net::{Shutdown, TcpStream};

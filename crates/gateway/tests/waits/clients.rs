@@ -2,7 +2,7 @@
 //! ioredis, node-redis, Lettuce and Jedis, as applications use them. Each test says so and is skipped where its tools are not
 //! installed or the registry cannot be reached.
 
-mod common;
+use crate::common;
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};

@@ -1,6 +1,6 @@
 //! What a server's application costs.
 
-mod common;
+use crate::common;
 
 use std::sync::{Arc, Mutex};
 

@@ -3,11 +3,8 @@
 //! `REMANENCE_ROUNDS=N` runs so many times as many; `REMANENCE_WIDE=1` drops and swaps the steps of the recipes of all
 //! configurations (drops of two updates of any length too), which takes some minutes.
 
-#[path = "stages/memory.rs"]
 mod memory;
-#[path = "stages/overtake.rs"]
 mod overtake;
-#[path = "stages/pair.rs"]
 mod pair;
 
 use std::collections::BTreeMap;

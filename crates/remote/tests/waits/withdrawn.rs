@@ -1,7 +1,7 @@
 //! Servers that executed FLUSHes, and do not any more: by a right that was taken, or since the medium failed. Nothing that is not
 //! durable is acknowledged, what was acknowledged is there, and the next session goes on.
 
-mod common;
+use crate::common;
 
 use std::net::SocketAddr;
 use std::sync::mpsc::{Receiver, Sender, channel};

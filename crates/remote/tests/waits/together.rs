@@ -1,6 +1,6 @@
 //! Several things behind one doorbell, and what a server says without being asked.
 
-mod common;
+use crate::common;
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};

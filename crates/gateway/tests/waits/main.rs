@@ -1,0 +1,16 @@
+//! What waits: for time, sockets, disks and processes. `cargo xtask test` runs each of these modules as a program of its own, in a process of
+//! its own, and asks a test that failed again, by itself.
+
+#[path = "../common/mod.rs"]
+mod common;
+#[path = "../common/store.rs"]
+mod stores;
+
+mod channels;
+mod clients;
+mod joint;
+mod live;
+mod long;
+mod programs;
+mod store;
+mod transactions;
