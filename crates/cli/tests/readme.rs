@@ -37,7 +37,7 @@ done
 /// The first fenced block behind that heading: each line without its comment, and lines that go on put together.
 fn lines(text: &str, heading: &str) -> Vec<String> {
     let (_, behind) = text.split_once(&format!("\n{heading}\n")).expect("the heading is there");
-    let (_, block) = behind.split_once("```\n").expect("a block behind it");
+    let (_, block) = behind.split_once("```sh\n").expect("a block behind it");
     let (block, _) = block.split_once("```").expect("an end of the block");
     let whole = block.replace("\\\n", " ");
     whole.lines().map(|line| line.split(" # ").next().unwrap_or_default().trim().to_owned()).collect()

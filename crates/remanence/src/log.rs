@@ -1,0 +1,38 @@
+//! An append-only log in the memory of one server or of several.
+//!
+//! [`Log`] is one that is open for its one writer. [`append`](Log::append) returns when the record is durable on as many servers as the
+//! log was made with (all of them if nothing is said), and [`Log::survives`] which failures that survives.
+//! [`begin_append`](Log::begin_append) returns at once, and promises nothing until [`wait`](Log::wait) has returned: so many records can
+//! be under way. Who opens the log for writing shuts earlier writers out, and finds every record that any of them had acknowledged.
+//! [`LogReader`] is an iterator over the records of a server.
+//!
+//! ```no_run
+//! use remanence::log::{ConnectOptions, Log, LogReader};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let servers = ["192.0.2.7:7472".parse()?, "192.0.2.8:7472".parse()?, "192.0.2.9:7472".parse()?];
+//! let mut log = Log::connect_to(&servers, &ConnectOptions::default().acks(2))?;
+//! let number = log.append(b"paid 17")?; // durable on two of the three
+//! for amount in 18..100 {
+//!     log.begin_append(format!("paid {amount}").as_bytes())?;
+//! }
+//! log.wait(log.next())?; // and so are all of these
+//! log.trim(number)?; // what was applied needs no place any more
+//! for record in LogReader::connect_to(servers[0], &ConnectOptions::default())? {
+//!     println!("{}", String::from_utf8_lossy(&record?.payload));
+//! }
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! `cargo run -p remanence --example log` has the server too. `docs/remotelog.md` of the repository has the promises, the failures and the
+//! proof.
+
+pub use remanence_auth::Token;
+pub use remanence_remotelog::live::{
+    CallError, ConnectOptions, Log, LogOptions as ServerOptions, LogReader, LogServer as Server, Method,
+    ReadError, Record, ServeError,
+};
+pub use remanence_remotelog::{
+    AppendError, Damage, Epoch, GroupError as Error, Mode, OpenError, Refused, Status,
+};

@@ -1,0 +1,37 @@
+//! The examples do what they say. Each is run as it stands; what it finds otherwise is an error.
+
+#[path = "../examples/kv.rs"]
+mod kv;
+#[path = "../examples/log.rs"]
+mod log;
+#[path = "../examples/pool.rs"]
+mod pool;
+#[path = "../examples/remote.rs"]
+mod remote;
+#[path = "../examples/verbs.rs"]
+mod verbs;
+
+#[test]
+fn the_ping_pong_of_writes_comes_to_its_end() {
+    verbs::main().expect("1000 rounds");
+}
+
+#[test]
+fn a_durable_write_has_its_token() {
+    remote::main().expect("a token");
+}
+
+#[test]
+fn blobs_are_put_and_got() {
+    pool::main().expect("two servers are enough");
+}
+
+#[test]
+fn a_store_is_written_read_and_scanned() {
+    kv::main().expect("what was put is there");
+}
+
+#[test]
+fn a_log_is_appended_to_and_read() {
+    log::main().expect("two servers are enough");
+}
