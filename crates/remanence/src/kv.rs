@@ -27,9 +27,9 @@
 pub use remanence_auth::{Role, Token};
 pub use remanence_kv::client::Found;
 pub use remanence_kv::live::{
-    AsyncStore, Cancelled, Cancelling, Change, ConnectOptions, Entries, Error, Keys, Member, MemberMetrics,
-    MemberOptions, MemberStats, Metrics, Page, Pending, PutOptions, Said, Server, ServerOptions, Store,
-    StoreStats, Version,
+    Asked, AsyncStore, Cancelled, Cancelling, Change, ConnectOptions, Entries, Error, Held, Keys, Local,
+    Locals, Member, MemberMetrics, MemberOptions, MemberStats, Metrics, Page, Pending, PutOptions,
+    Role as MemberRole, Said, Server, ServerOptions, Store, StoreStats, Version,
 };
-pub use remanence_kv::server::{OpenError, Recovered, Scrubbed};
+pub use remanence_kv::server::{OpenError, Recovered, Scrubbed, Stats, Usage};
 pub use remanence_kv::{Expect, Geometry, Mode, Refusal};

@@ -4,7 +4,7 @@
 //! log was made with (all of them if nothing is said), and [`Log::survives`] which failures that survives.
 //! [`begin_append`](Log::begin_append) returns at once, and promises nothing until [`wait`](Log::wait) has returned: so many records can
 //! be under way. Who opens the log for writing shuts earlier writers out, and finds every record that any of them had acknowledged.
-//! [`LogReader`] is an iterator over the records of a server.
+//! [`LogReader`] is an iterator over the records of a server. The methods of a [`Log`] are those of [`Group`].
 //!
 //! ```no_run
 //! use remanence::log::{ConnectOptions, Log, LogReader};
@@ -29,10 +29,11 @@
 //! proof.
 
 pub use remanence_auth::Token;
+pub use remanence_remotelog::group::ConnectionLost;
 pub use remanence_remotelog::live::{
     CallError, ConnectOptions, Log, LogOptions as ServerOptions, LogReader, LogServer as Server, Method,
-    ReadError, Record, ServeError,
+    ReadError, Record, ServeError, SessionConnection,
 };
 pub use remanence_remotelog::{
-    AppendError, Damage, Epoch, GroupError as Error, Mode, OpenError, Refused, Status,
+    AppendError, Damage, Epoch, Group, GroupError as Error, Mode, OpenError, Refused, Status,
 };

@@ -16,6 +16,6 @@
 //! ```
 
 pub use remanence_persist::Config;
-pub use remanence_persist::plan::{Costs, Plan, Refusal, Request};
+pub use remanence_persist::plan::{Costs, Estimate, Plan, Refusal, Request};
 pub use remanence_persist::recipe::{Op, Persistent, Recipe, Shape};
 pub use remanence_persist::taxonomy::{AtomicSupport, Buffers, Domain, FlushSupport, Order, Transport};

@@ -18,7 +18,8 @@
 //! # }
 //! ```
 
+pub use remanence_pmem::layout::Uuid;
 pub use remanence_pmem::{
-    Domain, Error, FileOptions, Guarantee, Journaling, Kind, PersistenceDomain, Region, StoreGranularity,
-    Survives, WayOut,
+    Domain, Error, Fault, FileOptions, Guarantee, Image, Journaling, Kind, Medium, PersistenceDomain, Region,
+    StoreGranularity, Survives, Ticket, WayOut,
 };

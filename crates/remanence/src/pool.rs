@@ -22,13 +22,15 @@
 //!
 //! `cargo run -p remanence --example pool` has the server too, and puts a stream.
 
+pub use remanence_auth::crowd::Room;
 pub use remanence_auth::{BadToken, Token};
 pub use remanence_pool::blob::BadName;
 pub use remanence_pool::client::{
-    BlobReader, Client, Error, Event, Got, Lost, Options as ConnectOptions, PutReport, Source, Upload, Why,
+    BlobReader, Client, Error, Event, Got, Lost, Options as ConnectOptions, PutReport, Source, SyncReport,
+    Upload, Why,
 };
-pub use remanence_pool::proto::PoolInfo;
+pub use remanence_pool::proto::{Code, PoolInfo};
 pub use remanence_pool::server::{
-    FileError, Limits, Options as ServerOptions, Port, Server, in_memory, open_or_make,
+    FileError, Limits, Options as ServerOptions, Port, Server, Stats, in_memory, open_or_make,
 };
 pub use remanence_pool::{BlobName, Digest, Listing, OpenError, Pool, PoolError, State, Version};

@@ -24,7 +24,10 @@ pub use remanence_auth::{Role, Token};
 pub use remanence_persist::plan::{Refusal, Request};
 pub use remanence_persist::recipe::Persistent;
 pub use remanence_pmem::Survives;
+pub use remanence_remote::requester::Broken;
+pub use remanence_remote::responder::{Fault, Served};
+pub use remanence_remote::ring::{Recovered, RingError};
 pub use remanence_remote::{
-    Call, CostSource, Error, Options as ConnectOptions, Plan, RemoteRegion, Server, ServerOptions, Session,
-    Stats, Ticket,
+    Call, CostSource, Cutter, Done, Error, Grants, Options as ConnectOptions, Plan, Reading, RemoteRegion,
+    Server, ServerOptions, Session, Stats, Ticket, Work,
 };

@@ -38,15 +38,17 @@
 //! `cargo run -p remanence --example verbs` is both sides of it; `crates/verbs/examples` of the repository are numbered, each adding
 //! one idea. [`link`] has what carries a device's packets besides UDP sockets, and a network that is bad on purpose.
 
-pub use remanence_rnic::cm::{CmError, Request as ConnectRequest};
+pub use remanence_rnic::cm::{CmError, Ended, Request as ConnectRequest};
 pub use remanence_rnic::{
-    Access, AhAttr, AsyncEvent, CqError, Data, MwBind, MwType, Placement, PlacementSupport, PostError,
-    QpAttr, QpCaps, QpInfo, QpState, QpType, RecvWr, RemoteAddr, Selectivity, SendFlags, SendOp, SendWr, Sge,
-    SrqAttr, UdDest, VerbError, Wc, WcOpcode, WcStatus,
+    Access, AhAttr, AhHandle, AsyncEvent, Config as DeviceConfig, CqError, CqHandle, Data, MwBind, MwHandle,
+    MwType, PdHandle, Placement, PlacementSupport, PostError, QpAttr, QpCaps, QpInfo, QpInit, QpState,
+    QpType, RecvWr, RemoteAddr, Selectivity, SendFlags, SendOp, SendWr, Sge, SrqAttr, SrqHandle,
+    Stats as DeviceStats, UdDest, VerbError, Wc, WcOpcode, WcStatus,
 };
 pub use remanence_verbs::{
     Ah, CompChannel, ConnectAttr, Connection, Context, Cq, CqEvent, DeviceEvent, Doorbell, Error, Incoming,
-    LinkKind, Listener, Mr, MrMemory, Mw, Options, Pd, Phase, Port, Progress, Qp, QpEndpoint, QpOptions, Srq,
+    LinkKind, Listener, Mr, MrMemory, Mw, Options, Pd, Phase, Port, Progress, ProgressStats, Qp, QpEndpoint,
+    QpOptions, Srq,
 };
 pub use remanence_wire::cm::RejReason;
 pub use remanence_wire::{Gid, Lkey, Mtu, Pkey, Psn, Qkey, Qpn, Rkey};
@@ -55,9 +57,9 @@ pub use crate::pmem::Region;
 
 /// What carries the packets of a device, for [`LinkKind`] and [`Options`].
 pub mod link {
-    pub use remanence_link::fault::{FaultControl, Plan as FaultPlan};
+    pub use remanence_link::fault::{FaultControl, FaultStats, Faults, Plan as FaultPlan};
     pub use remanence_link::shm::Config as ShmConfig;
     pub use remanence_link::udp::Options as UdpOptions;
-    pub use remanence_link::xdp::Config as XdpConfig;
-    pub use remanence_link::{Link, LinkCaps, LinkStats};
+    pub use remanence_link::xdp::{Config as XdpConfig, Mode as XdpMode};
+    pub use remanence_link::{LinkCaps, LinkStats};
 }
