@@ -45,7 +45,7 @@ pub const MAX_TOKEN: usize = 256;
 pub struct Token(String);
 
 /// Why a text is no token.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
+#[derive(Clone, Copy, PartialEq, Eq, Error)]
 pub enum BadToken {
     /// Too easy to guess.
     #[error("a token needs at least {MIN_TOKEN} characters; leave it out to have one made")]
@@ -56,6 +56,13 @@ pub enum BadToken {
     /// Would be lost in a terminal or a file.
     #[error("a token has only visible ASCII characters, without spaces")]
     Characters,
+}
+
+/// Debug is the sentence as well: it is what a program prints whose `main` returns the error.
+impl fmt::Debug for BadToken {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
 }
 
 impl Token {

@@ -8,7 +8,7 @@ use crate::domain::PersistenceDomain;
 use crate::flush::Instruction;
 
 /// Why a region could not be made.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 pub enum Error {
     /// Another process, or another region of this one, has the file open as a region.
     #[error(
@@ -140,6 +140,13 @@ pub enum Error {
         /// Its answer.
         source: io::Error,
     },
+}
+
+/// Debug is the sentence as well: it is what a program prints whose `main` returns the error.
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
 }
 
 /// What can be done with a file whose journal cannot be used, and of which there is no other copy.

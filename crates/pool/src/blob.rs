@@ -14,7 +14,7 @@ pub const MAX_NAME: usize = 1023;
 pub struct BlobName(Box<str>);
 
 /// Why a text is no blob name.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
+#[derive(Clone, Copy, PartialEq, Eq, Error)]
 pub enum BadName {
     /// Empty.
     #[error("a blob name may not be empty")]
@@ -28,6 +28,13 @@ pub enum BadName {
     /// Control characters.
     #[error("a blob name may not hold control characters")]
     Control,
+}
+
+/// Debug is the sentence as well: it is what a program prints whose `main` returns the error.
+impl fmt::Debug for BadName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
 }
 
 impl BlobName {

@@ -8,7 +8,7 @@ use crate::blob::{BlobName, Version};
 use crate::format::VERSION;
 
 /// Why a file cannot be opened as a pool.
-#[derive(Clone, PartialEq, Eq, Debug, Error)]
+#[derive(Clone, PartialEq, Eq, Error)]
 pub enum OpenError {
     /// No magic number.
     #[error(
@@ -85,8 +85,15 @@ pub enum OpenError {
     Medium(String),
 }
 
+/// Debug is the sentence as well: it is what a program prints whose `main` returns the error.
+impl std::fmt::Debug for OpenError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        std::fmt::Display::fmt(self, f)
+    }
+}
+
 /// Why a pool refuses a request.
-#[derive(Clone, PartialEq, Eq, Debug, Error)]
+#[derive(Clone, PartialEq, Eq, Error)]
 pub enum PoolError {
     /// No room for the data.
     #[error(
@@ -138,6 +145,13 @@ pub enum PoolError {
         "the medium of the pool failed ({0}) and nothing more can be made durable; check the disk and restart the server"
     )]
     Medium(String),
+}
+
+/// Debug is the sentence as well: it is what a program prints whose `main` returns the error.
+impl std::fmt::Debug for PoolError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        std::fmt::Display::fmt(self, f)
+    }
 }
 
 impl PoolError {

@@ -47,7 +47,7 @@ pub(crate) fn main() -> Result<(), Box<dyn Error>> {
     println!("client: got {:?} with one server gone", String::from_utf8_lossy(&bytes));
     client.delete(&name, 2)?;
     for server in client.live().collect::<Vec<_>>() {
-        let blobs = client.stat(server).map_err(|lost| lost.to_string())?.blobs;
+        let blobs = client.stat(server)?.blobs;
         println!("client: {} has {blobs} blob", client.name(server));
     }
     drop(client);

@@ -1,6 +1,6 @@
 //! What can go wrong, each as one sentence that says what to do.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 
 use remanence_persist::plan::Refusal;
 use remanence_rnic::WcStatus;
@@ -10,7 +10,7 @@ use crate::responder::Fault;
 use crate::ring::RingError;
 
 /// Why a call failed.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 pub enum Error {
     /// Verbs refused something.
     #[error(transparent)]
@@ -53,7 +53,7 @@ pub enum Error {
     Unproven(SocketAddr),
     /// The token is one for readers. Nothing was sent.
     #[error("the token for {0} is one for readers; use the one for writers to change something")]
-    ReadOnly(IpAddr),
+    ReadOnly(SocketAddr),
     /// The two sides cannot rely on anything together, or nothing is proven for what they agree on.
     #[error(transparent)]
     NoRecipe(#[from] Refusal),
@@ -107,7 +107,7 @@ pub enum Error {
     #[error(
         "{0} ended the connection, or died; what was under way may be durable or not: connect again and look"
     )]
-    Ended(IpAddr),
+    Ended(SocketAddr),
     /// The session is over for another reason.
     #[error("{0}; what was under way may be durable or not: connect again and look")]
     Broken(#[from] Broken),
@@ -124,7 +124,7 @@ pub enum Error {
     #[error(
         "{0} is silent, and is waited for no more; what was under way may be durable or not: connect again and look"
     )]
-    GivenUp(IpAddr),
+    GivenUp(SocketAddr),
     /// The application at the server refused a call.
     #[error("the server's application refused: {0}")]
     Application(String),
@@ -137,4 +137,11 @@ pub enum Error {
     /// A client of the server, or its medium.
     #[error(transparent)]
     Session(#[from] Fault),
+}
+
+/// Debug is the sentence as well: it is what a program prints whose `main` returns the error.
+impl std::fmt::Debug for Error {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        std::fmt::Display::fmt(self, f)
+    }
 }

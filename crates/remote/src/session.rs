@@ -795,7 +795,7 @@ impl Session {
 
     /// This client may write.
     pub(crate) fn writes(&self) -> Result<(), Error> {
-        if self.role().may_write() { Ok(()) } else { Err(Error::ReadOnly(self.connection.peer())) }
+        if self.role().may_write() { Ok(()) } else { Err(Error::ReadOnly(self.connection.peer_addr())) }
     }
 
     pub(crate) fn alive(&self) -> Result<(), Error> {
@@ -886,7 +886,7 @@ impl Session {
             }
             if self.watch.as_ref().is_some_and(|watch| (watch.is_over)(quiet)) {
                 self.over = true;
-                return Err(Error::GivenUp(self.connection.peer()));
+                return Err(Error::GivenUp(self.connection.peer_addr()));
             }
         };
         self.take(completions, came.map_err(|e| Error::Verbs(e.into())))
@@ -934,7 +934,7 @@ impl Session {
 
     fn failure(&self, wc: &Wc) -> Error {
         if wc.status == WcStatus::WrFlushErr {
-            return Error::Ended(self.connection.peer());
+            return Error::Ended(self.connection.peer_addr());
         }
         if wc.wr_id & RECEIVE != 0 {
             return Error::Completion { what: "the connection", status: wc.status };
@@ -1063,7 +1063,7 @@ impl Dial<'_> {
         let connection = Connection::start(&qp, self.to, &attr, &hello)?;
         match self.established(&connection)? {
             Ok(true) => Ok((connection, None)),
-            Ok(false) => Err(remanence_verbs::Error::NoAnswer(self.to.ip()).into()),
+            Ok(false) => Err(remanence_verbs::Error::NoAnswer(self.to).into()),
             Err(remanence_verbs::Error::Rejected { private_data, .. })
                 if private_data.iter().any(|b| *b != 0) =>
             {
@@ -1084,7 +1084,7 @@ impl Dial<'_> {
                 answer => return Ok(answer),
             }
             if self.options.watch.as_ref().is_some_and(|watch| (watch.is_over)(begin.elapsed())) {
-                return Err(Error::GivenUp(self.to.ip()));
+                return Err(Error::GivenUp(self.to));
             }
         }
     }

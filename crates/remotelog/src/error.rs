@@ -7,7 +7,7 @@ use thiserror::Error;
 use crate::format::{Epoch, VERSION};
 
 /// Why a region cannot be opened as a log.
-#[derive(Clone, PartialEq, Eq, Debug, Error)]
+#[derive(Clone, PartialEq, Eq, Error)]
 pub enum OpenError {
     /// No magic number.
     #[error("this is not a log; name another file, or remove this one to have a new log made in its place")]
@@ -85,6 +85,13 @@ pub enum OpenError {
     /// The medium failed.
     #[error("the medium of this log failed ({0}); check the disk")]
     Medium(String),
+}
+
+/// Debug is the sentence as well: it is what a program prints whose `main` returns the error.
+impl std::fmt::Debug for OpenError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        std::fmt::Display::fmt(self, f)
+    }
 }
 
 impl OpenError {
@@ -184,7 +191,7 @@ fn safe(first: u64, bad: u64) -> String {
 }
 
 /// Why a server does not do what a client asks of its log.
-#[derive(Clone, PartialEq, Eq, Debug, Error)]
+#[derive(Clone, PartialEq, Eq, Error)]
 pub enum Refused {
     /// The writer is not the newest.
     #[error(
@@ -225,6 +232,13 @@ pub enum Refused {
     Medium(String),
 }
 
+/// Debug is the sentence as well: it is what a program prints whose `main` returns the error.
+impl std::fmt::Debug for Refused {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        std::fmt::Display::fmt(self, f)
+    }
+}
+
 impl Refused {
     pub(crate) fn medium(error: &impl ToString) -> Self {
         Self::Medium(error.to_string())
@@ -232,7 +246,7 @@ impl Refused {
 }
 
 /// Why a record was not appended. Nothing was changed.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
+#[derive(Clone, Copy, PartialEq, Eq, Error)]
 pub enum AppendError {
     /// It will never fit.
     #[error(
@@ -254,4 +268,11 @@ pub enum AppendError {
         /// Bytes that are free.
         free: u64,
     },
+}
+
+/// Debug is the sentence as well: it is what a program prints whose `main` returns the error.
+impl std::fmt::Debug for AppendError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        std::fmt::Display::fmt(self, f)
+    }
 }

@@ -4,7 +4,7 @@
 use thiserror::Error;
 
 /// Why a verb was refused. The C ABI maps each to one `errno`.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
+#[derive(Clone, Copy, PartialEq, Eq, Error)]
 pub enum VerbError {
     /// The handle or QP number names no live object (`EINVAL`).
     #[error("no such {0}")]
@@ -26,8 +26,15 @@ pub enum VerbError {
     InvalidTransition(&'static str),
 }
 
+/// Debug is the sentence as well: it is what a program prints whose `main` returns the error.
+impl std::fmt::Debug for VerbError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        std::fmt::Display::fmt(self, f)
+    }
+}
+
 /// Why a work request was not accepted. Nothing was posted.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
+#[derive(Clone, Copy, PartialEq, Eq, Error)]
 pub enum PostError {
     /// The QP or SRQ does not exist (`EINVAL`).
     #[error("no such QP or SRQ")]
@@ -56,8 +63,15 @@ pub enum PostError {
     InvalidAh,
 }
 
+/// Debug is the sentence as well: it is what a program prints whose `main` returns the error.
+impl std::fmt::Debug for PostError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        std::fmt::Display::fmt(self, f)
+    }
+}
+
 /// The CQ overflowed: completions were lost, and the QPs that use it are going to the error state.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
+#[derive(Clone, Copy, PartialEq, Eq, Error)]
 pub enum CqError {
     /// No such CQ.
     #[error("no such CQ")]
@@ -65,4 +79,11 @@ pub enum CqError {
     /// More completions than the CQ has room for (IBA Vol 1, 11.6.3).
     #[error("the CQ overflowed")]
     Overflow,
+}
+
+/// Debug is the sentence as well: it is what a program prints whose `main` returns the error.
+impl std::fmt::Debug for CqError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        std::fmt::Display::fmt(self, f)
+    }
 }

@@ -152,7 +152,7 @@ impl Incoming {
     pub fn accept(mut self, qp: &Qp, attr: &ConnectAttr, private_data: &[u8]) -> Result<Connection, Error> {
         let handle = self.handle.take().expect("decided once");
         let (cm, id) = (Cm::of(&handle), self.request.id);
-        let connection = Connection::new(&handle, id, qp, self.request.path, Arc::clone(&self.events));
+        let connection = Connection::new(&handle, id, qp, (self.request.path, 0), Arc::clone(&self.events));
         let depth = Depth::of(attr, &self.request);
         let result = to_init(qp, attr)
             .and_then(|()| {
@@ -261,6 +261,8 @@ struct Inner {
     id: CommId,
     qp: Qp,
     path: Path,
+    /// The port that was connected to; 0 if the peer connected.
+    port: u16,
     events: Arc<EventQueue<CmEvent>>,
     state: Mutex<State>,
 }
@@ -279,10 +281,16 @@ pub struct Connection {
 }
 
 impl Connection {
-    fn new(handle: &Arc<Handle>, id: CommId, qp: &Qp, path: Path, events: Arc<EventQueue<CmEvent>>) -> Self {
+    fn new(
+        handle: &Arc<Handle>,
+        id: CommId,
+        qp: &Qp,
+        (path, port): (Path, u16),
+        events: Arc<EventQueue<CmEvent>>,
+    ) -> Self {
         let state = State { phase: Phase::Connecting, was_up: false, private_data: Box::default() };
         let handle = Arc::clone(handle);
-        let inner = Inner { handle, id, qp: qp.clone(), path, events, state: Mutex::new(state) };
+        let inner = Inner { handle, id, qp: qp.clone(), path, port, events, state: Mutex::new(state) };
         Self { inner: Arc::new(inner) }
     }
 
@@ -300,7 +308,7 @@ impl Connection {
         limit: Option<Duration>,
     ) -> Result<Self, Error> {
         let connection = Self::start(qp, peer, attr, private_data)?;
-        if connection.wait_established(limit)? { Ok(connection) } else { Err(Error::NoAnswer(peer.ip())) }
+        if connection.wait_established(limit)? { Ok(connection) } else { Err(Error::NoAnswer(peer)) }
     }
 
     /// Begins to connect, and returns at once: call [`advance`](Self::advance) when [`fd`](Self::fd) is readable.
@@ -330,7 +338,7 @@ impl Connection {
         };
         let events = Arc::new(EventQueue::new());
         let id = Cm::of(handle).connect_on(&connect, &events, 0, true)?;
-        Ok(Self::new(handle, id, qp, path, events))
+        Ok(Self::new(handle, id, qp, (path, peer.port()), events))
     }
 
     /// Takes what happened since; says how far the connection is.
@@ -339,7 +347,7 @@ impl Connection {
     /// As [`connect`](Self::connect): the connection will not be.
     pub fn advance(&self) -> Result<Phase, Error> {
         if self.inner.events.is_abandoned() {
-            return Err(Error::Disconnected(self.peer()));
+            return Err(Error::Disconnected(self.peer_addr()));
         }
         while let Some(event) = self.inner.events.pop() {
             self.handle_event(event)?;
@@ -369,11 +377,15 @@ impl Connection {
             Event::Disconnected { ended, .. } => self.state().phase = Phase::Ended(ended),
             Event::Rejected { reason, private_data, .. } => {
                 self.state().phase = Phase::Ended(Ended::Remote);
-                return Err(Error::Rejected { peer: self.peer(), reason, private_data: private_data.into() });
+                return Err(Error::Rejected {
+                    peer: self.peer_addr(),
+                    reason,
+                    private_data: private_data.into(),
+                });
             }
             Event::Unreachable { .. } => {
                 self.state().phase = Phase::Ended(Ended::Unanswered);
-                return Err(Error::NoAnswer(self.peer()));
+                return Err(Error::NoAnswer(self.peer_addr()));
             }
             Event::TimewaitExit { .. } => {}
             Event::ConnectRequest(_) | Event::SidrRequest(_) | Event::SidrResponse { .. } => {
@@ -410,7 +422,7 @@ impl Connection {
     /// The connection will not be: the peer rejected, gave up, or did not answer.
     pub fn wait_established(&self, limit: Option<Duration>) -> Result<bool, Error> {
         let done = self.wait_for(limit, |phase| phase != Phase::Connecting)?;
-        if done && !self.state().was_up { Err(Error::Disconnected(self.peer())) } else { Ok(done) }
+        if done && !self.state().was_up { Err(Error::Disconnected(self.peer_addr())) } else { Ok(done) }
     }
 
     /// Waits until the connection is over; `false` if the limit was reached first.
@@ -441,6 +453,12 @@ impl Connection {
     #[must_use]
     pub fn peer(&self) -> IpAddr {
         self.inner.path.remote.to_ip()
+    }
+
+    /// Where the peer is, with the port that was connected to; 0 if it was the peer that connected.
+    #[must_use]
+    pub fn peer_addr(&self) -> SocketAddr {
+        SocketAddr::new(self.peer(), self.inner.port)
     }
 
     /// Where this side is, as the peer sees it.

@@ -1,7 +1,7 @@
 //! What this crate's callers can be told. Verbs keep the engine's own errors; what the machine refuses is added.
 
 use std::io;
-use std::net::IpAddr;
+use std::net::SocketAddr;
 use std::sync::Arc;
 
 use remanence_rnic::cm::CmError;
@@ -9,7 +9,7 @@ use remanence_rnic::{CqError, PostError, VerbError, WcStatus};
 use remanence_wire::cm::RejReason;
 
 /// Why a call failed.
-#[derive(Clone, Debug, thiserror::Error)]
+#[derive(Clone, thiserror::Error)]
 pub enum Error {
     /// The engine refused a verb.
     #[error(transparent)]
@@ -35,30 +35,42 @@ pub enum Error {
     #[error("port {0} is taken by another listener on this host: stop it, or choose another port")]
     PortInUse(u16),
     /// The peer does not want the connection.
-    #[error("{peer} refused the connection: {}", describe(*reason))]
+    #[error("{} refused the connection: {}", place(peer), describe(*reason))]
     Rejected {
-        /// The address that refused.
-        peer: IpAddr,
+        /// The address that refused, and the port that was asked for.
+        peer: SocketAddr,
         /// The reason in the peer's REJ.
         reason: RejReason,
         /// What its consumer says, padded with zeros.
         private_data: Arc<[u8]>,
     },
     /// The peer did not answer, or its host says that nothing answers there.
-    #[error("{0} does not answer: check the address, and that the server is running")]
-    NoAnswer(IpAddr),
+    #[error("{} does not answer: check the address, and that the server is running", place(_0))]
+    NoAnswer(SocketAddr),
     /// A work request failed.
     #[error("a work request failed: {0}")]
     Completion(WcStatus),
     /// The connection is over.
-    #[error("the connection to {0} is over")]
-    Disconnected(IpAddr),
+    #[error("the connection to {} is over", place(_0))]
+    Disconnected(SocketAddr),
+}
+
+/// Debug is the sentence as well: it is what a program prints whose `main` returns the error.
+impl std::fmt::Debug for Error {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        std::fmt::Display::fmt(self, f)
+    }
 }
 
 impl Error {
     pub(crate) fn os(what: impl Into<String>, source: io::Error) -> Self {
         Self::Os { what: what.into(), source: Arc::new(source) }
     }
+}
+
+/// A peer, with its port where that is known: of one that connected to us it is not.
+fn place(peer: &SocketAddr) -> String {
+    if peer.port() == 0 { peer.ip().to_string() } else { peer.to_string() }
 }
 
 /// The reasons that a user can do something about, in the user's words.

@@ -207,7 +207,7 @@ impl Client {
             // A dead peer shows as a completion with an error, when the retries are used up; a connection that ended
             // otherwise shows here.
             if idle.is_multiple_of(1 << 20) && matches!(self.connection.advance()?, Phase::Ended(_)) {
-                return Err(Error::Disconnected(self.connection.peer()));
+                return Err(Error::Disconnected(self.connection.peer_addr()));
             }
         }
         match self.wcs.iter().find(|wc| wc.status != WcStatus::Success) {

@@ -98,7 +98,10 @@ fn a_peer_that_says_no_is_quoted() {
     thread::scope(|scope| {
         scope.spawn(|| listener.get_request(LIMIT).unwrap().reject(b"not you").unwrap());
         let refused = Connection::connect(&client.qp(), peer, &ConnectAttr::default(), b"", LIMIT);
-        match refused.unwrap_err() {
+        let refused = refused.unwrap_err();
+        let sentence = format!("{peer} refused the connection: the program there said no");
+        assert_eq!((refused.to_string(), format!("{refused:?}")), (sentence.clone(), sentence));
+        match refused {
             Error::Rejected { reason, private_data, .. } => {
                 assert_eq!(reason, RejReason::CONSUMER_DEFINED);
                 assert_eq!(&private_data[..8], b"not you\0");
@@ -118,6 +121,7 @@ fn a_port_where_nobody_listens_and_a_host_where_nobody_is_are_told_apart() {
     let nobody = SocketAddr::new(address(), PORT);
     let error = Connection::connect(&client.qp(), nobody, &attr, b"", LIMIT).unwrap_err();
     assert!(error.to_string().contains("does not answer"), "{error}");
+    assert_eq!(format!("{error:?}"), error.to_string(), "what `main` prints");
 }
 
 #[test]

@@ -7,7 +7,7 @@ use crate::proto::Refusal;
 use crate::server::OpenError;
 
 /// Why a call failed.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 pub enum Error {
     /// The connection, or what exports the memory.
     #[error(transparent)]
@@ -90,6 +90,13 @@ pub enum Error {
     /// Others were in the way all the time.
     #[error("others have been in the way for {0} s: {1}")]
     Waited(u64, &'static str),
+}
+
+/// Debug is the sentence as well: it is what a program prints whose `main` returns the error.
+impl std::fmt::Debug for Error {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        std::fmt::Display::fmt(self, f)
+    }
 }
 
 impl From<client::Error> for Error {

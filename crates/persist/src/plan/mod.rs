@@ -64,8 +64,15 @@ impl Request {
 }
 
 /// Why there is no plan. The sentence says what to do.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq)]
 pub struct Refusal(pub String);
+
+/// Debug is the sentence as well: it is what a program prints whose `main` returns the error.
+impl fmt::Debug for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
 
 impl fmt::Display for Refusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

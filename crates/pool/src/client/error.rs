@@ -49,12 +49,19 @@ pub enum Why {
 }
 
 /// A server that is of no use, and why.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq)]
 pub struct Lost {
     /// As its user named it.
     pub server: String,
     /// Why.
     pub why: Why,
+}
+
+/// Debug is the sentence as well: it is what a program prints whose `main` returns the error.
+impl fmt::Debug for Lost {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
 }
 
 impl fmt::Display for Lost {
@@ -63,6 +70,8 @@ impl fmt::Display for Lost {
     }
 }
 
+impl std::error::Error for Lost {}
+
 /// Several of them, in one sentence.
 pub(crate) fn list(lost: &[Lost]) -> String {
     let words: Vec<String> = lost.iter().map(Lost::to_string).collect();
@@ -70,7 +79,7 @@ pub(crate) fn list(lost: &[Lost]) -> String {
 }
 
 /// Why a client's request failed.
-#[derive(Debug, Error)]
+#[derive(Error)]
 pub enum Error {
     /// Too few servers.
     #[error("only {have} of the {need} servers that were asked for can be used: {}", list(lost))]
@@ -194,4 +203,11 @@ pub enum Error {
     /// The device refused.
     #[error("the network device cannot be used ({0})")]
     Device(#[from] remanence_verbs::Error),
+}
+
+/// Debug is the sentence as well: it is what a program prints whose `main` returns the error.
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
 }

@@ -14,7 +14,7 @@ use crate::pool::Pool;
 use crate::recover::recover;
 
 /// Why a pool file cannot be served.
-#[derive(Debug, Error)]
+#[derive(Error)]
 pub enum FileError {
     /// The file, or the mapping of it.
     #[error(transparent)]
@@ -48,6 +48,13 @@ pub enum FileError {
     /// The kernel gave no randomness.
     #[error("the system gives no random bytes ({0})")]
     Random(#[from] getrandom::Error),
+}
+
+/// Debug is the sentence as well: it is what a program prints whose `main` returns the error.
+impl std::fmt::Debug for FileError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        std::fmt::Display::fmt(self, f)
+    }
 }
 
 /// Opens the pool in `path`, or makes one of `size` bytes there. Says whether it was made.

@@ -27,9 +27,16 @@ const NAP: Duration = Duration::from_micros(200);
 const SLEEP: Duration = Duration::from_millis(100);
 
 /// A server's connection is gone, or never was there. A sentence that says why.
-#[derive(Clone, PartialEq, Eq, Debug, Error)]
+#[derive(Clone, PartialEq, Eq, Error)]
 #[error("{0}")]
 pub struct ConnectionLost(pub String);
+
+/// Debug is the sentence as well: it is what a program prints whose `main` returns the error.
+impl std::fmt::Debug for ConnectionLost {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        std::fmt::Display::fmt(self, f)
+    }
+}
 
 /// The connection to one server. Nothing here waits but [`wait`](Self::wait); what was begun ends in the order in which it was
 /// begun, calls, READs and updates each for themselves.

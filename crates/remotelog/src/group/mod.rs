@@ -98,7 +98,7 @@ impl Options {
 }
 
 /// Why a group cannot be written to. What was acknowledged is safe in every case.
-#[derive(Clone, PartialEq, Eq, Debug, Error)]
+#[derive(Clone, PartialEq, Eq, Error)]
 pub enum GroupError {
     /// Not enough of them were reached.
     #[error("{}", belong::too_few_sentence(*.reached, *.needed, *.named, why))]
@@ -156,6 +156,13 @@ pub enum GroupError {
     /// A record that cannot be trimmed.
     #[error("{0}")]
     Refused(#[from] Refused),
+}
+
+/// Debug is the sentence as well: it is what a program prints whose `main` returns the error.
+impl std::fmt::Debug for GroupError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        std::fmt::Display::fmt(self, f)
+    }
 }
 
 /// What opening did.

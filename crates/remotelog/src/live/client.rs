@@ -137,7 +137,7 @@ pub struct Record {
 }
 
 /// Why a record is not read.
-#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ReadError {
     /// The server is gone, or refuses.
     #[error(transparent)]
@@ -158,6 +158,13 @@ pub enum ReadError {
         "record {0} changes while it is read; try again, and check the server's medium if that does not help"
     )]
     Unsteady(u64),
+}
+
+/// Debug is the sentence as well: it is what a program prints whose `main` returns the error.
+impl std::fmt::Debug for ReadError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        std::fmt::Display::fmt(self, f)
+    }
 }
 
 impl From<ConnectionLost> for ReadError {

@@ -34,7 +34,7 @@ pub enum Method {
 }
 
 /// Why a server does not do what it is asked for.
-#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 pub enum CallError {
     /// It says why.
     #[error("{0}")]
@@ -42,6 +42,13 @@ pub enum CallError {
     /// It is gone, or never was there.
     #[error("{0}")]
     Lost(#[from] ConnectionLost),
+}
+
+/// Debug is the sentence as well: it is what a program prints whose `main` returns the error.
+impl std::fmt::Debug for CallError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        std::fmt::Display::fmt(self, f)
+    }
 }
 
 /// What was asked for and has not begun, as the session has no room for it now.

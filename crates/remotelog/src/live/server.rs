@@ -23,7 +23,7 @@ use crate::store::{Make, Status, Store};
 use crate::writer::Updates;
 
 /// Why a log is not served.
-#[derive(Debug, Error)]
+#[derive(Error)]
 pub enum ServeError {
     /// The memory cannot be exported.
     #[error(transparent)]
@@ -48,6 +48,13 @@ pub enum ServeError {
         /// Bytes that are left.
         len: u64,
     },
+}
+
+/// Debug is the sentence as well: it is what a program prints whose `main` returns the error.
+impl std::fmt::Debug for ServeError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        std::fmt::Display::fmt(self, f)
+    }
 }
 
 /// What a log shall be if there is none yet.

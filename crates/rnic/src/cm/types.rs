@@ -342,7 +342,7 @@ impl Event {
 }
 
 /// A caller's bad argument, or a limit.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, thiserror::Error)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, thiserror::Error)]
 pub enum CmError {
     /// No such connection: it ended, or never was.
     #[error("no connection has this communication ID")]
@@ -362,6 +362,13 @@ pub enum CmError {
     /// `max_connections` is reached.
     #[error("too many connections")]
     NoResources,
+}
+
+/// Debug is the sentence as well: it is what a program prints whose `main` returns the error.
+impl std::fmt::Debug for CmError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        std::fmt::Display::fmt(self, f)
+    }
 }
 
 /// Counters of a manager.

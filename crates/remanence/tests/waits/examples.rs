@@ -1,14 +1,14 @@
 //! The examples do what they say. Each is run as it stands; what it finds otherwise is an error.
 
-#[path = "../examples/kv.rs"]
+#[path = "../../examples/kv.rs"]
 mod kv;
-#[path = "../examples/log.rs"]
+#[path = "../../examples/log.rs"]
 mod log;
-#[path = "../examples/pool.rs"]
+#[path = "../../examples/pool.rs"]
 mod pool;
-#[path = "../examples/remote.rs"]
+#[path = "../../examples/remote.rs"]
 mod remote;
-#[path = "../examples/verbs.rs"]
+#[path = "../../examples/verbs.rs"]
 mod verbs;
 
 #[test]

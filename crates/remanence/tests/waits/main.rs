@@ -1,0 +1,4 @@
+//! What waits: for time, sockets, disks and processes.
+
+mod errors;
+mod examples;
