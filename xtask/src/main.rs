@@ -29,6 +29,7 @@ const STEPS: &[Step] = &[
     ("fmt", "formatting", || cargo(&["fmt", "--all", "--check"])),
     ("clippy", "lints, crate by crate so that features do not unify", clippy),
     ("doc", "documentation builds without a warning", doc),
+    ("package", "each crate can be packaged, as for a registry", package),
     ("test", "every test, from one build", testing::run),
 ];
 
@@ -100,6 +101,16 @@ fn clippy() -> Result<(), String> {
         cargo(&["clippy", "--quiet", "--locked", "-p", &package, "--all-targets", "--", "-D", "warnings"])?;
     }
     Ok(())
+}
+
+/// Without a lock file, for which the crates would have to be in a registry already. Its warnings, that there is no home page yet, are for
+/// those who publish.
+fn package() -> Result<(), String> {
+    let how = ["--no-verify", "--allow-dirty", "--exclude-lockfile", "--offline"];
+    let mut command = Command::new(env!("CARGO"));
+    command.args(["package", "--workspace", "--exclude", "xtask"]).args(how).current_dir(root());
+    let output = command.output().map_err(|e| format!("{command:?}: {e}"))?;
+    if output.status.success() { Ok(()) } else { Err(String::from_utf8_lossy(&output.stderr).into_owned()) }
 }
 
 fn doc() -> Result<(), String> {
