@@ -23,6 +23,14 @@ pub trait Source {
     fn read(&mut self, offset: u64, into: &mut [u8]) -> Result<(), Self::Error>;
 }
 
+impl<S: Source> Source for &mut S {
+    type Error = S::Error;
+
+    fn read(&mut self, offset: u64, into: &mut [u8]) -> Result<(), S::Error> {
+        S::read(self, offset, into)
+    }
+}
+
 /// A medium as a source, which never fails.
 #[derive(Debug)]
 pub struct Local<'a, M>(pub &'a M);

@@ -18,7 +18,7 @@ use remanence_remotelog::live::{
     connect,
 };
 use remanence_remotelog::proto::Request;
-use remanence_remotelog::walk::{Ahead, Source};
+use remanence_remotelog::walk::Ahead;
 use remanence_remotelog::{Group, GroupError, Mode, OpenError, Reader};
 use remanence_verbs::Context;
 use tempfile::TempDir;
@@ -123,22 +123,13 @@ fn payload(n: u64) -> Vec<u8> {
     (0..n * 37 % 300).map(|i| (i + n) as u8).collect()
 }
 
-struct Far<'a>(&'a mut SessionConnection);
-
-impl Source for Far<'_> {
-    type Error = ConnectionLost;
-    fn read(&mut self, offset: u64, into: &mut [u8]) -> Result<(), ConnectionLost> {
-        self.0.read(offset, into)
-    }
-}
-
 /// Everything that is there, read from afar.
 fn read_all(host: &Host) -> Vec<Vec<u8>> {
     let mut connection = host.connection(None).expect("it is there");
     let status = connection.call(&Request::Status).expect("it answers");
     assert_eq!(status.damage, None);
     let mut reader = Reader::new(&status);
-    let mut ahead = Ahead::new(Far(&mut connection), status.superblock.geometry.size, 8192);
+    let mut ahead = Ahead::new(&mut connection, status.superblock.geometry.size, 8192);
     let mut all = Vec::new();
     while reader.next_sequence() < status.tail.sequence {
         all.push(reader.read(&mut ahead).expect("it is reached").expect("it is whole").1.to_vec());

@@ -12,7 +12,7 @@ mod verify;
 use std::net::IpAddr;
 
 use remanence_persist::recipe::Op;
-use remanence_remotelog::group::{self, ConnectionLost};
+use remanence_remotelog::group;
 use remanence_remotelog::live::{self, Method, SessionConnection};
 use remanence_remotelog::{Group, Status};
 
@@ -148,17 +148,6 @@ fn look(server: &Server, reach: &Reach) -> Result<(SessionConnection, Status), F
 
 fn of(server: &Server, error: &dyn std::fmt::Display) -> Fail {
     Fail::new(format!("{server}: {error}"))
-}
-
-/// A server's region, read from afar.
-struct Far<'a>(&'a mut SessionConnection);
-
-impl remanence_remotelog::walk::Source for Far<'_> {
-    type Error = ConnectionLost;
-
-    fn read(&mut self, offset: u64, into: &mut [u8]) -> Result<(), ConnectionLost> {
-        self.0.read(offset, into)
-    }
 }
 
 /// Bytes that a reader asks for at a time.

@@ -8,7 +8,7 @@ use remanence_remotelog::proto::Request;
 use remanence_remotelog::walk::Ahead;
 use serde_json::json;
 
-use super::{Far, Reach, WINDOW, look, of};
+use super::{Reach, WINDOW, look, of};
 use crate::args::Server;
 use crate::fail::{Context as _, Fail};
 use crate::signals::Stop;
@@ -63,7 +63,7 @@ pub(super) fn run(args: &Args) -> Result<(), Fail> {
     let mut out = io::BufWriter::new(io::stdout().lock());
     let unwritten = || "standard output cannot be written".to_owned();
     loop {
-        let mut ahead = Ahead::new(Far(&mut connection), status.superblock.geometry.size, WINDOW);
+        let mut ahead = Ahead::new(&mut connection, status.superblock.geometry.size, WINDOW);
         while reader.next_sequence() < status.tail.sequence && !stop.is_asked() {
             let sequence = reader.next_sequence();
             let Ok((found, payload)) = reader.read(&mut ahead).map_err(|e| of(&args.server, &e))? else {

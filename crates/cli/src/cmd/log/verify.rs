@@ -8,7 +8,7 @@ use remanence_remotelog::walk::{Ahead, Local, Source};
 use remanence_remotelog::{OpenError, Reader, Status, Store};
 use serde_json::json;
 
-use super::{Far, Reach, WINDOW, look, of};
+use super::{Reach, WINDOW, look, of};
 use crate::args::Server;
 use crate::fail::Fail;
 use crate::ui::{self, Mood};
@@ -131,7 +131,7 @@ fn of_server(args: &Args) -> Result<(Status, Read), Fail> {
         Fail::new(format!("{:?} is neither a file nor an address; write a path, or host:port", args.what))
     })?;
     let (mut connection, status) = look(&server, &args.reach)?;
-    let mut ahead = Ahead::new(Far(&mut connection), status.superblock.geometry.size, WINDOW);
+    let mut ahead = Ahead::new(&mut connection, status.superblock.geometry.size, WINDOW);
     let read = read_all(&status, &mut ahead).map_err(|e| of(&server, &e))?;
     Ok((status, read))
 }
