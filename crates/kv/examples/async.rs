@@ -11,14 +11,10 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use remanence_kv::live::{AsyncStore, Cancelled, ConnectOptions, PutOptions};
-use remanence_verbs::{Context, Options};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let to: SocketAddr = std::env::args().nth(1).ok_or("give the server's address")?.parse()?;
-    let from =
-        if to.ip().is_loopback() { to.ip() } else { std::env::args().nth(2).ok_or("and ours")?.parse()? };
-    let device = Context::open(Options::udp(from))?;
-    let store = AsyncStore::connect(&device, to, ConnectOptions::default())?;
+    let store = AsyncStore::connect_to(to, ConnectOptions::default())?;
     pollster::block_on(conduct(&store))
 }
 

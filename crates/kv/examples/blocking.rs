@@ -9,15 +9,10 @@ use std::net::SocketAddr;
 
 use remanence_kv::live::{ConnectOptions, Error, PutOptions, Store};
 use remanence_kv::{Expect, Refusal};
-use remanence_verbs::{Context, Options};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let to: SocketAddr = std::env::args().nth(1).ok_or("give the server's address")?.parse()?;
-    // A device at the address from which the server is reached.
-    let from =
-        if to.ip().is_loopback() { to.ip() } else { std::env::args().nth(2).ok_or("and ours")?.parse()? };
-    let device = Context::open(Options::udp(from))?;
-    let mut store = Store::connect(&device, to, ConnectOptions::default())?;
+    let mut store = Store::connect_to(to, ConnectOptions::default())?;
 
     // Durable when it returns, in a store of mode durable.
     let version = store.put(b"greeting", b"hello", PutOptions::default())?;
@@ -37,13 +32,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     for outcome in store.put_many(&pairs, PutOptions::default())? {
         outcome?;
     }
-    let mut cursor = Some(0);
-    while let Some(at) = cursor {
-        let page = store.scan(at, 100)?;
-        for key in &page.keys {
-            println!("{}", String::from_utf8_lossy(key));
-        }
-        cursor = page.next;
+    for key in store.keys() {
+        println!("{}", String::from_utf8_lossy(&key?));
     }
     store.delete(b"greeting", Expect::Any)?;
     Ok(())
