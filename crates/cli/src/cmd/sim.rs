@@ -2,6 +2,7 @@
 
 use std::time::Instant;
 
+use remanence_sim::cluster::log;
 use remanence_sim::{Params, run as simulate};
 
 use crate::fail::Fail;
@@ -11,48 +12,141 @@ use crate::ui;
 #[derive(clap::Args, Debug)]
 #[command(after_help = "\
 Examples:
-  rem sim --seed 42              that run, always the same
-  rem sim --seed 0 --count 5000  those runs; the first that fails is told and ends it")]
+  rem sim --seed 42                     that run, always the same
+  rem sim --seed 0 --count 5000         those runs; the first that fails is told and ends it
+  rem sim --cluster log --seeds 0..500  a log on several servers, its writers, and what happens to them")]
 pub(crate) struct Args {
     /// The seed, which decides everything
-    #[arg(long)]
-    seed: u64,
+    #[arg(long, required_unless_present = "seeds")]
+    seed: Option<u64>,
     /// Run so many seeds, from --seed on
     #[arg(long, value_name = "N", default_value_t = 1)]
     count: u64,
-    /// Work requests of each run
+    /// Run the seeds from A on and below B
+    #[arg(long, value_name = "A..B", value_parser = parse_seeds, conflicts_with_all = ["seed", "count"])]
+    seeds: Option<(u64, u64)>,
+    /// What the nodes run
+    #[arg(long, value_enum, default_value_t = Cluster::Engines)]
+    cluster: Cluster,
+    /// Work requests of each run of engines
     #[arg(long, value_name = "N")]
     ops: Option<u32>,
+    /// Of the faults of a log's seed only these, by number; none: not any
+    #[arg(long, value_name = "N,N,...", value_parser = parse_faults)]
+    faults: Option<Faults>,
+    /// How often each writer of a log opens it
+    #[arg(long, value_name = "N")]
+    sessions: Option<u32>,
+    /// Records that a writer of a log appends each time, at most
+    #[arg(long, value_name = "N")]
+    records: Option<u32>,
     /// Print one JSON object for each run
     #[arg(long)]
     json: bool,
 }
 
-pub(crate) fn run(args: &Args) -> Result<(), Fail> {
-    let stop = Stop::listen()?;
-    let mut params = Params::default();
-    if let Some(ops) = args.ops {
-        params.ops = ops;
+#[derive(clap::ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
+enum Cluster {
+    /// Engines and nothing above them
+    Engines,
+    /// A log on several servers
+    Log,
+}
+
+/// Numbers of faults.
+#[derive(Clone, Debug)]
+struct Faults(Vec<usize>);
+
+fn parse_faults(text: &str) -> Result<Faults, String> {
+    if text == "none" {
+        return Ok(Faults(Vec::new()));
     }
+    let numbers = text.split(',').map(|number| number.trim().parse());
+    numbers
+        .collect::<Result<_, _>>()
+        .map(Faults)
+        .map_err(|_| format!("{text:?} are no numbers of faults; write 0,3,5 or none"))
+}
+
+fn parse_seeds(text: &str) -> Result<(u64, u64), String> {
+    let bounds = text.split_once("..").and_then(|(from, to)| Some((from.parse().ok()?, to.parse().ok()?)));
+    bounds.filter(|(from, to)| from < to).ok_or_else(|| format!("{text:?} are no seeds; write 0..500"))
+}
+
+pub(crate) fn run(args: &Args) -> Result<(), Fail> {
+    let of_log = [args.faults.is_some(), args.sessions.is_some(), args.records.is_some()];
+    match args.cluster {
+        Cluster::Engines if of_log.contains(&true) => {
+            Err(Fail::new("--faults, --sessions and --records go with --cluster log"))
+        }
+        Cluster::Engines => {
+            let mut params = Params::default();
+            if let Some(ops) = args.ops {
+                params.ops = ops;
+            }
+            each(args, |seed| {
+                let outcome = simulate(seed, &params);
+                Run {
+                    passed: outcome.passed(),
+                    json: outcome.to_json(),
+                    text: outcome.to_string(),
+                    replay: format!("rem sim --seed {seed}"),
+                }
+            })
+        }
+        Cluster::Log if args.ops.is_some() => Err(Fail::new("--ops goes with engines; a log has --records")),
+        Cluster::Log => each(args, |seed| {
+            let params = log::Params::default();
+            let mut plan = log::Plan::draw(seed, &params);
+            if let Some(Faults(numbers)) = &args.faults {
+                plan.keep(numbers);
+            }
+            plan.sessions = args.sessions.unwrap_or(plan.sessions);
+            plan.records = args.records.unwrap_or(plan.records);
+            let outcome = log::run_shrunk(seed, &plan, &params);
+            Run {
+                passed: outcome.passed(),
+                json: outcome.to_json(),
+                text: outcome.to_string(),
+                replay: outcome.replay(),
+            }
+        }),
+    }
+}
+
+/// What became of a seed.
+struct Run {
+    passed: bool,
+    json: String,
+    text: String,
+    replay: String,
+}
+
+fn each(args: &Args, mut simulate: impl FnMut(u64) -> Run) -> Result<(), Fail> {
+    let stop = Stop::listen()?;
+    let (first, count) = match args.seeds {
+        Some((from, to)) => (from, to - from),
+        None => (args.seed.unwrap_or(0), args.count),
+    };
     let began = Instant::now();
     let mut done = 0;
-    for n in 0..args.count {
-        let seed = args.seed.wrapping_add(n);
-        let outcome = simulate(seed, &params);
+    for n in 0..count {
+        let seed = first.wrapping_add(n);
+        let run = simulate(seed);
         if args.json {
-            anstream::println!("{}", outcome.to_json());
-        } else if args.count == 1 || !outcome.passed() {
-            anstream::println!("{outcome}");
+            anstream::println!("{}", run.json);
+        } else if count == 1 || !run.passed {
+            anstream::println!("{}", run.text);
         }
-        if !outcome.passed() {
-            return Err(Fail::new(format!("seed {seed} failed; `rem sim --seed {seed}` replays it")));
+        if !run.passed {
+            return Err(Fail::new(format!("seed {seed} failed; `{}` replays it", run.replay)));
         }
         done += 1;
         if stop.is_asked() {
             break;
         }
     }
-    if args.count > 1 && !args.json {
+    if count > 1 && !args.json {
         anstream::println!("{} passed in {}", ui::count(done, "seed"), ui::time(began.elapsed()));
     }
     Ok(())
