@@ -25,7 +25,7 @@ pub struct Holder {
 }
 
 impl Holder {
-    /// Its number.
+    /// The number of the session that holds the log; none before one is granted it.
     #[must_use]
     pub const fn session(&self) -> Option<u64> {
         self.session

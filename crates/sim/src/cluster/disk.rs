@@ -32,7 +32,7 @@ impl Power {
         self.lock().goes = Some((syncs, salt));
     }
 
-    /// It stays.
+    /// Takes a loss of power back that was to come.
     pub(super) fn stays(&self) {
         self.lock().goes = None;
     }

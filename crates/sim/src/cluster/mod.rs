@@ -66,7 +66,7 @@ pub(crate) trait Process: Sized {
     /// What is there cannot be started from, which no fault may lead to.
     fn boot(host: &mut Host<'_, Self::Oracle>) -> Result<Self, String>;
 
-    /// Something happened.
+    /// Handles what has happened to this node.
     fn on(&mut self, input: Input, host: &mut Host<'_, Self::Oracle>);
 
     /// When it wants to be told the time, by its own clock.

@@ -175,7 +175,7 @@ impl Responder {
 /// A connection. End 0 is whoever asked for it.
 #[derive(Debug)]
 pub(super) struct Connection {
-    /// Their nodes.
+    /// The nodes at its two ends.
     pub(super) ends: [usize; 2],
     /// Whether each takes it for one that is there.
     pub(super) is_up: [bool; 2],

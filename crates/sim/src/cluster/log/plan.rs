@@ -54,7 +54,7 @@ pub struct Plan {
     pub sessions: u32,
     /// Records that one appends each time, at most.
     pub records: u32,
-    /// Longest record.
+    /// Bytes of the longest record.
     pub payload: u64,
     /// Records that are not acknowledged when the next one is appended, at most.
     pub window: u64,
