@@ -212,10 +212,13 @@ fn send_some(
 /// time.
 #[derive(Default)]
 struct Known {
-    places: BTreeMap<(u64, u32), (Instant, Vec<Vec<u8>>)>,
+    places: BTreeMap<(u64, u32), (Instant, Found)>,
     bytes: usize,
     joined: u64,
 }
+
+/// What each image has in a place.
+type Found = Vec<Vec<u8>>;
 
 impl Known {
     /// Forgets all of it if a member has come since, who may have what nobody had.
@@ -229,8 +232,8 @@ impl Known {
         &mut self,
         place: (u64, u32),
         now: Instant,
-        fetch: impl FnOnce() -> Option<Vec<Vec<u8>>>,
-    ) -> Option<Vec<Vec<u8>>> {
+        fetch: impl FnOnce() -> Option<Found>,
+    ) -> Option<Found> {
         if let Some((since, copies)) = self.places.get(&place)
             && now.saturating_duration_since(*since) < AGAIN
         {

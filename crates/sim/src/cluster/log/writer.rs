@@ -101,7 +101,7 @@ impl Writer {
         let oracle = host.oracle();
         let number = node - usize::from(oracle.plan.servers);
         let is_last = number == usize::from(oracle.plan.writers);
-        let mut rng = Rng::new(oracle.seed, 1000 + (number as u64) << 32 ^ u64::from(life));
+        let mut rng = Rng::new(oracle.seed, ((1000 + number as u64) << 32) ^ u64::from(life));
         let heals = oracle.plan.heals;
         // In the time of the run: it began at zero.
         let after = if is_last { heals } else { rng.below(heals / 2) / (1 + u64::from(life)) };
