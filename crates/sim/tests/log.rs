@@ -148,6 +148,13 @@ fn a_server_that_is_silent_slow_or_full_delays_no_acknowledgement() {
     );
 }
 
+/// Seeds that found something: 688 a server without its disk that was believed, 434 and 501 a group without enough servers that
+/// have a say.
+#[test]
+fn seeds_that_found_something() {
+    [434, 501, 688].map(|seed| passes(&run(seed, &Params::default())));
+}
+
 /// The records that it had acknowledged are on one other server, which then is away while the log is opened.
 #[test]
 fn a_server_that_comes_back_empty_in_the_same_epoch_loses_nothing() {
