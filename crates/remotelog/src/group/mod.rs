@@ -19,12 +19,14 @@
 //! writer each (their low half is drawn), and a server promises each counter once, so its stamps only rise.
 //!
 //! A server that came back empty or damaged has no say in 2 and 3, since it may have forgotten what it promised; it is
-//! rebuilt in 4. A new group is open when so many have adopted that their promises are enough for the next writer. The number of servers and `acks` are fixed when the group is made, or sets of servers might not meet.
+//! rebuilt in 4. A new group is open when so many have adopted that their promises are enough for the next writer. The number of servers
+//! and `acks` are fixed when the group is made, or sets of servers might not meet.
 //!
 //! A server that was away, or slow, is taken in later in the same epoch: it promises the same epoch (again), which cuts off
-//! what this writer still had under way on an older connection, and adopts it only when its log has all of the log that was chosen.
-//! So the claim holds for it as well: what it has adopted in *e* is a beginning of what the writer of *e* appended, and not shorter
-//! than what was chosen for *e*. What it had of *e* already is such a beginning, as a number has one content in an epoch; a later
+//! what this writer still had under way on an older connection, and adopts it only when its log has all of the log that was chosen, and all
+//! that was acknowledged when it began to be fed: it may have had that, have counted for it, and have lost its disk since. So the claim holds
+//! for it as well: what it has adopted in *e* is a beginning of what the writer of *e* appended, and has each record of *e* that it can have
+//! counted for. What it had of *e* already is such a beginning, as a number has one content in an epoch; a later
 //! record of *e* that lies there whole behind a gap is what that place will be written with again.
 //!
 //! [`machine`] has the steps, without a clock or a connection; [`driver`] carries them out on connections, for one thread that waits.
