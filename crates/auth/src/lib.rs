@@ -19,7 +19,7 @@ use sha2::{Digest as _, Sha256};
 use thiserror::Error;
 
 pub mod crowd;
-pub mod door;
+pub mod policy;
 
 /// A number used once.
 pub type Nonce = [u8; 32];

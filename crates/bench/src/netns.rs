@@ -12,7 +12,7 @@ use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
 /// Where client and server run.
 #[derive(Debug)]
-pub enum Place {
+pub enum NetworkPath {
     /// Both on this host, over 127.0.0.1.
     Loopback,
     /// Each in its own network namespace.
@@ -165,7 +165,7 @@ fn ip(args: &[&str]) -> Result<(), String> {
     Err(format!("ip {}: {} (network namespaces take root)", args.join(" "), why.trim()))
 }
 
-impl Place {
+impl NetworkPath {
     /// The address at which the client finds the server.
     #[must_use]
     pub fn server_address(&self) -> String {

@@ -8,18 +8,18 @@ use std::net::TcpListener;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use crate::netns::Place;
+use crate::netns::NetworkPath;
 
 /// A peer program that is installed or not.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Peer {
+pub enum PeerProgram {
     /// `ucx_perftest` with the given `UCX_TLS`.
     Ucx(&'static str),
     /// `fi_pingpong` with the given provider and endpoint type.
     Fabric(&'static str, &'static str),
 }
 
-impl Peer {
+impl PeerProgram {
     /// The series' name in the report.
     #[must_use]
     pub fn series(self) -> String {
@@ -58,14 +58,20 @@ pub struct Figures {
 ///
 /// # Errors
 /// One sentence when a process fails, prints something else, or takes longer than 20 s.
-pub fn run(peer: Peer, test: &str, size: u64, rounds: u64, place: &Place) -> Result<Figures, String> {
+pub fn run(
+    peer: PeerProgram,
+    test: &str,
+    size: u64,
+    rounds: u64,
+    place: &NetworkPath,
+) -> Result<Figures, String> {
     let address = place.server_address();
     let port = free_port()?;
     let (size, rounds, port) = (size.to_string(), rounds.to_string(), port.to_string());
     let command = |core: usize, client: bool| {
         let mut command = place.command(peer.program(), core, client);
         match peer {
-            Peer::Ucx(tls) => {
+            PeerProgram::Ucx(tls) => {
                 command.env("UCX_TLS", tls).env("UCX_WARN_UNUSED_ENV_VARS", "n").args(["-p", &port]);
                 if tls == "tcp" {
                     // Without this it looks at the devices in /sys, which are those of another namespace.
@@ -75,7 +81,7 @@ pub fn run(peer: Peer, test: &str, size: u64, rounds: u64, place: &Place) -> Res
                     command.args([&address, "-t", test, "-s", &size, "-n", &rounds, "-f", "-v"]);
                 }
             }
-            Peer::Fabric(provider, endpoint) => {
+            PeerProgram::Fabric(provider, endpoint) => {
                 command.args(["-p", provider, "-e", endpoint, "-I", &rounds, "-S", &size]);
                 command.args(if client { ["-P", &port] } else { ["-B", &port] });
                 if client {
@@ -111,10 +117,10 @@ pub fn run(peer: Peer, test: &str, size: u64, rounds: u64, place: &Place) -> Res
     }
 }
 
-fn parse(peer: Peer, text: &str) -> Option<Figures> {
+fn parse(peer: PeerProgram, text: &str) -> Option<Figures> {
     match peer {
         // iterations,50%_lat,avg_lat,overall_lat,avg_bw,overall_bw,avg_mr,overall_mr; MiB are 2^20 bytes
-        Peer::Ucx(_) => {
+        PeerProgram::Ucx(_) => {
             // The number of iterations, which comes first, is padded.
             let of_figures = |l: &&str| l.trim_start().starts_with(|c: char| c.is_ascii_digit());
             let line = text.lines().rev().find(of_figures)?;
@@ -123,7 +129,7 @@ fn parse(peer: Peer, text: &str) -> Option<Figures> {
             Some(Figures { half_rtt_us: latency, gbytes_s: bandwidth * 1.048_576e-3 })
         }
         // bytes #sent #ack total time MB/sec usec/xfer Mxfers/sec; MB are 10^6 bytes
-        Peer::Fabric(..) => {
+        PeerProgram::Fabric(..) => {
             let line = text.lines().rev().find(|l| l.contains('='))?;
             let fields: Vec<&str> = line.split_whitespace().collect();
             let figure = |i: usize| fields.get(i).and_then(|f| f.parse::<f64>().ok());
@@ -161,15 +167,15 @@ mod tests {
     #[test]
     fn the_peers_words_are_understood() {
         let ucx = "iterations,50.0_percentile_lat,avg_lat\n200000,0.148,0.146,0.150,417.84,400.00,6845915,6845915\n";
-        let figures = parse(Peer::Ucx("posix"), ucx).unwrap();
+        let figures = parse(PeerProgram::Ucx("posix"), ucx).unwrap();
         assert!((figures.half_rtt_us - 0.150).abs() < 1e-9 && (figures.gbytes_s - 0.4194).abs() < 1e-3);
         let padded = "iterations,50.0_percentile_lat,avg_lat\n   300,0.020,549.483,549.483,1819.89,1819.89,1820,1820\n";
-        let figures = parse(Peer::Ucx("posix"), padded).unwrap();
+        let figures = parse(PeerProgram::Ucx("posix"), padded).unwrap();
         assert!((figures.gbytes_s - 1.908_3).abs() < 1e-3);
         let fabric = "bytes   #sent   #ack     total       time     MB/sec    usec/xfer   Mxfers/sec\n\
                       64      5k      =5k      625k        0.05s     11.82       5.41       0.18\n";
-        let figures = parse(Peer::Fabric("tcp", "msg"), fabric).unwrap();
+        let figures = parse(PeerProgram::Fabric("tcp", "msg"), fabric).unwrap();
         assert!((figures.half_rtt_us - 5.41).abs() < 1e-9 && (figures.gbytes_s - 0.01182).abs() < 1e-9);
-        assert_eq!(parse(Peer::Ucx("tcp"), "no figures"), None);
+        assert_eq!(parse(PeerProgram::Ucx("tcp"), "no figures"), None);
     }
 }

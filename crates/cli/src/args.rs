@@ -205,7 +205,7 @@ impl Tokens {
 
 /// The options that say whom a server lets in that need not have a token.
 #[derive(Clone, Debug, clap::Args)]
-pub(crate) struct Door {
+pub(crate) struct AccessOptions {
     #[command(flatten)]
     tokens: Tokens,
     /// Let other machines in where no token is asked for: without one they may read and write everything, and metrics ask
@@ -214,7 +214,7 @@ pub(crate) struct Door {
     insecure: bool,
 }
 
-impl Door {
+impl AccessOptions {
     /// Everybody may come.
     pub(crate) const fn is_insecure(&self) -> bool {
         self.insecure

@@ -75,13 +75,13 @@ impl Mailbox {
 }
 
 /// Has a worker look at one of its connections: there are messages for it.
-struct Place {
+struct ConnectionWaker {
     common: Weak<Common>,
     worker: usize,
     place: usize,
 }
 
-impl Bell for Place {
+impl Bell for ConnectionWaker {
     fn ring(&self) {
         let Some(common) = self.common.upgrade() else { return };
         let mut rung = common.mailboxes[self.worker].rung();
@@ -277,7 +277,8 @@ impl<S: Store> Worker<S> {
             self.common.mailboxes[self.number].load.fetch_sub(1, Ordering::Relaxed);
             return;
         }
-        let bell = Box::new(Place { common: Arc::downgrade(&self.common), worker: self.number, place });
+        let bell =
+            Box::new(ConnectionWaker { common: Arc::downgrade(&self.common), worker: self.number, place });
         let (shared, now) = (&self.common.shared, process::unix_us());
         let session = Session::open_with_bell(shared, &arrival.address, &arrival.local, now, Some(bell));
         let connection = Connection::new(arrival.stream, session, self.common.options.limits);

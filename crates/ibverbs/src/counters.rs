@@ -30,7 +30,7 @@ const IDLE: Duration = Duration::from_millis(100);
 const LAST_TRIES: u32 = 200;
 
 /// A device of this process whose counters somebody may read.
-struct Shown {
+struct CountedDevice {
     block: *mut verbs_context,
     /// `ports/1`
     port: PathBuf,
@@ -39,11 +39,11 @@ struct Shown {
 }
 
 // SAFETY: the pointer is compared, and followed only while the device is open, as `closed` says.
-unsafe impl Send for Shown {}
+unsafe impl Send for CountedDevice {}
 
 #[derive(Default)]
 struct Board {
-    shown: Vec<Shown>,
+    shown: Vec<CountedDevice>,
     /// Somebody adds, every now and then.
     served: bool,
 }
@@ -92,7 +92,7 @@ enum Added {
     Later,
 }
 
-impl Shown {
+impl CountedDevice {
     /// Adds what is new.
     fn add(&mut self) -> Added {
         // SAFETY: a block that is shown is open, and is not closed while the board is locked, as it is here.
@@ -162,7 +162,7 @@ pub(crate) fn opened(block: *mut verbs_context, device: &str) {
     let Some(port) = port_of(device) else { return };
     let scribe = scribe();
     let mut board = scribe.lock();
-    board.shown.push(Shown { block, port, added: Vec::new() });
+    board.shown.push(CountedDevice { block, port, added: Vec::new() });
     if !board.served {
         let thread = thread::Builder::new().name("counters".into());
         board.served = without_signals(|| thread.spawn(|| scribe.serve())).is_ok();

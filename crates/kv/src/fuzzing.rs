@@ -5,7 +5,7 @@ use remanence_pmem::crash_image::CrashImage;
 use remanence_pmem::{Medium, PersistenceDomain};
 
 use crate::format::object::{Content, WRITTEN_FROM, emit};
-use crate::format::{Geometry, Header, Object, Offset, Place, RegionWord, Slot, Superblock};
+use crate::format::{Geometry, Header, Object, ObjectAddress, Offset, RegionWord, Slot, Superblock};
 use crate::proto::{Expect, Reply, Request, Reserved};
 use crate::server::{ClientId, Event, Options, Server, format};
 
@@ -29,7 +29,7 @@ pub(crate) const GEOMETRY: Geometry =
 pub fn decoders(data: &[u8]) {
     let _ = Superblock::parse(data, 1 << 30);
     let _ = Header::parse(data);
-    let place = Place { salt: SALT, head: 1, offset: Offset(9), epoch: 2 };
+    let place = ObjectAddress { salt: SALT, head: 1, offset: Offset(9), epoch: 2 };
     if let Ok(object) = Object::parse(data, &place) {
         assert!(object.header.len() <= data.len() as u64);
         if let Some((total, chunks)) = object.chunks() {
@@ -260,7 +260,8 @@ pub fn server(data: &[u8]) {
 
 /// Writes an object, or something like it, to what was handed out.
 fn tamper(image: &CrashImage, reserved: &Reserved, key: u8, story: &mut Story<'_>) {
-    let place = Place { salt: SALT, head: reserved.head, offset: reserved.offset, epoch: reserved.epoch };
+    let place =
+        ObjectAddress { salt: SALT, head: reserved.head, offset: reserved.offset, epoch: reserved.epoch };
     let len = usize::from(story.next());
     let object = emit(&place, reserved.version, 0, &[key.max(1)], Content::Value(&vec![key; len]));
     // What a client holds keys for; here never more than it was handed out for, which is 49 bytes at least.

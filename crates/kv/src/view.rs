@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use crate::format::slot::TableAt;
-use crate::format::{Geometry, Offset, Place};
+use crate::format::{Geometry, ObjectAddress, Offset};
 
 /// What the acknowledgement of a PUT means.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -56,10 +56,10 @@ pub struct View {
 impl View {
     /// Where an object lies on the medium, and what its checksum covers. `None`: the view does not know the link.
     #[must_use]
-    pub fn locate(&self, head: u8, offset: Offset) -> Option<(u64, Place)> {
+    pub fn locate(&self, head: u8, offset: Offset) -> Option<(u64, ObjectAddress)> {
         let (link, unit) = self.geometry.split(offset);
         let link = self.links.get(&(head, link))?;
-        let place = Place { salt: self.salt, head, offset, epoch: link.epoch };
+        let place = ObjectAddress { salt: self.salt, head, offset, epoch: link.epoch };
         Some((link.at + u64::from(unit) * crate::format::UNIT, place))
     }
 

@@ -16,7 +16,7 @@ use crate::cache;
 use crate::domain::{self, PersistenceDomain};
 use crate::error::WayOut;
 use crate::flush::{self, Instruction};
-use crate::journal::{self, JOURNAL_NOTE_LEN, Journal, NO_NAME, Name, Note, Place, Sizes};
+use crate::journal::{self, JOURNAL_NOTE_LEN, Journal, JournalLayout, NO_NAME, Name, Note, Sizes};
 use crate::lock::OwnFile;
 use crate::map::{self, Mapping};
 use crate::region::{Kind, Region};
@@ -52,7 +52,7 @@ pub struct FileOptions {
 struct Found {
     /// Bytes of the region.
     len: u64,
-    journal: Option<Place>,
+    journal: Option<JournalLayout>,
     /// If it is to get a journal: of about that many bytes.
     wanted: Option<u64>,
     /// Where it says that it has one, and what it says.
@@ -532,7 +532,7 @@ fn with_noted(unused: Range<u64>, note: Option<(u64, Note)>) -> Range<u64> {
 }
 
 /// Refuses a file with the journal of another one: what that has is not of this file, and what its own had is missing.
-fn refuse_another(place: Option<Place>, note: Option<(u64, Note)>, path: &Path) -> Result<(), Error> {
+fn refuse_another(place: Option<JournalLayout>, note: Option<(u64, Note)>, path: &Path) -> Result<(), Error> {
     match (place, note) {
         (Some(place), Some((_, note))) if note.is_of_another(&place) => Err(Error::JournalDamaged {
             path: path.to_owned(),
@@ -551,7 +551,7 @@ const fn is_moving(note: Option<(u64, Note)>) -> bool {
 /// Bytes of a file that are its region; an error, if it is to have a journal and has none.
 fn region_len(
     whole: u64,
-    place: Option<Place>,
+    place: Option<JournalLayout>,
     note: Option<(u64, Note)>,
     path: &Path,
 ) -> Result<u64, Error> {

@@ -16,7 +16,7 @@
 //! to know.
 
 pub use remanence_auth::crowd::{Crowd, Room};
-pub use remanence_auth::door::{ChallengeName, Door, Refusal, Shown, Verdict, name};
+pub use remanence_auth::policy::{AccessPolicy, ChallengeName, Credential, Refusal, Verdict, name};
 pub use remanence_auth::{BadToken, Fingerprint, Gate, MAX_TOKEN, MIN_TOKEN, Nonce, Proof, Token};
 
 /// The side that proves that it has the token. The proof of one is worth nothing as that of the other.

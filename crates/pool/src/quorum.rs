@@ -21,7 +21,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use crate::blob::Version;
 
 /// A server's place in the list of all that keep a blob.
-pub type Place = usize;
+pub type ServerIndex = usize;
 
 /// How many of `servers` are more than half of them.
 #[must_use]
@@ -33,9 +33,9 @@ pub const fn majority(servers: usize) -> usize {
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Ballot {
     servers: usize,
-    tickets: BTreeMap<Place, u64>,
+    tickets: BTreeMap<ServerIndex, u64>,
     number: Option<u64>,
-    promised: BTreeSet<Place>,
+    promised: BTreeSet<ServerIndex>,
 }
 
 impl Ballot {
@@ -46,7 +46,7 @@ impl Ballot {
     }
 
     /// A server drew this number.
-    pub fn ticket(&mut self, from: Place, number: u64) {
+    pub fn ticket(&mut self, from: ServerIndex, number: u64) {
         match self.number {
             None => drop(self.tickets.insert(from, number)),
             Some(_) => self.promised(from, number),
@@ -55,7 +55,7 @@ impl Ballot {
 
     /// Takes the number, if a majority has drawn: call it when no more draws are expected, or when waiting for them is
     /// over. Returns the servers that have yet to promise it; once only.
-    pub fn choose(&mut self) -> Option<(u64, Vec<Place>)> {
+    pub fn choose(&mut self) -> Option<(u64, Vec<ServerIndex>)> {
         if self.number.is_some() || self.tickets.len() < majority(self.servers) {
             return None;
         }
@@ -69,7 +69,7 @@ impl Ballot {
     }
 
     /// A server gives out only numbers above this one from now on.
-    pub fn promised(&mut self, from: Place, number: u64) {
+    pub fn promised(&mut self, from: ServerIndex, number: u64) {
         if self.number.is_some_and(|chosen| number >= chosen) {
             self.promised.insert(from);
         }
@@ -96,9 +96,9 @@ pub struct Reading {
     /// It is a blob, not a deletion and not nothing.
     pub live: bool,
     /// Who has it.
-    pub holders: Vec<Place>,
+    pub holders: Vec<ServerIndex>,
     /// Who has an older one.
-    pub behind: Vec<Place>,
+    pub behind: Vec<ServerIndex>,
     /// Of how many servers.
     servers: usize,
 }
@@ -107,17 +107,18 @@ impl Reading {
     /// Of `servers` servers, from what some of them say: version, and whether it is a blob. `None` if it is no majority
     /// that speaks.
     #[must_use]
-    pub fn of(servers: usize, said: &[(Place, Version, bool)]) -> Option<Self> {
+    pub fn of(servers: usize, said: &[(ServerIndex, Version, bool)]) -> Option<Self> {
         if said.len() < majority(servers) { None } else { Self::of_any(servers, said) }
     }
 
     /// The same of however few; what it says may be older than what was acknowledged last. `None` if nobody speaks.
     #[must_use]
-    pub fn of_any(servers: usize, said: &[(Place, Version, bool)]) -> Option<Self> {
+    pub fn of_any(servers: usize, said: &[(ServerIndex, Version, bool)]) -> Option<Self> {
         let version = said.iter().map(|(_, version, _)| *version).max()?;
         let (holders, behind) = said.iter().partition::<Vec<_>, _>(|(_, theirs, _)| *theirs == version);
         let live = holders.iter().any(|(_, _, live)| *live);
-        let places = |list: Vec<(Place, Version, bool)>| list.into_iter().map(|(place, ..)| place).collect();
+        let places =
+            |list: Vec<(ServerIndex, Version, bool)>| list.into_iter().map(|(place, ..)| place).collect();
         Some(Self { version, live, holders: places(holders), behind: places(behind), servers })
     }
 

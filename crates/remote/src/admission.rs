@@ -10,7 +10,7 @@
 //! Up to the last step the client is a stranger: it has no QP at the server, no session, and has heard neither of keys nor of
 //! addresses nor of what the server is. *ends* are the client's address and QP and the server's address and port, so that
 //! nobody in between can pass a proof on for a connection of its own. Who is challenged and who is let in, and for how long a
-//! challenge is good, is [`remanence_auth::door`]'s business: a recorded conversation is worth nothing. A client that has a token goes on with nobody who
+//! challenge is good, is [`remanence_auth::policy`]'s business: a recorded conversation is worth nothing. A client that has a token goes on with nobody who
 //! does not prove to have it too, so that an impostor cannot talk it out of it.
 //!
 //! A server may have a second token, for readers. Which of the two a proof was made with decides what its client may do
@@ -21,7 +21,7 @@
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
-use remanence_auth::door::{self, Door, Refusal, Shown};
+use remanence_auth::policy::{self, AccessPolicy, Credential, Refusal};
 use remanence_auth::{Nonce, Proof, Role, Token};
 
 use crate::hello::{Credentials, Hello, Rejection, WELCOME_PROOF};
@@ -57,14 +57,14 @@ impl Ends {
 
 /// What both sides know of one conversation.
 #[derive(Clone, Debug)]
-pub struct Bond {
+pub struct Transcript {
     token: Token,
     client: Nonce,
     server: Nonce,
     ends: Ends,
 }
 
-impl Bond {
+impl Transcript {
     /// The conversation of a client that drew `client` and was challenged with `server`.
     #[must_use]
     pub const fn new(token: Token, client: Nonce, server: Nonce, ends: Ends) -> Self {
@@ -75,7 +75,7 @@ impl Bond {
     #[must_use]
     pub fn answer(&self, hello: &Hello) -> Hello {
         let proof = self.token.prove(CLIENT, &self.bound(&self.ends.bytes(), &hello.declaration()));
-        Hello { credentials: Credentials::Proof { challenge: door::name(&self.server), proof }, ..*hello }
+        Hello { credentials: Credentials::Proof { challenge: policy::name(&self.server), proof }, ..*hello }
     }
 
     fn is_answered(&self, hello: &Hello, proof: &Proof) -> bool {
@@ -117,53 +117,54 @@ fn stripped(bytes: &[u8]) -> &[u8] {
 #[derive(Clone, Debug)]
 pub enum Verdict {
     /// It is heard, and may do so much; with a token, its Welcome is [sealed](Bond::seal).
-    Admit(Role, Option<Bond>),
+    Admit(Role, Option<Transcript>),
     /// It is not.
     Reject(Rejection),
 }
 
 /// The server's side: judges requests.
 pub struct Admission {
-    door: Door,
+    policy: AccessPolicy,
 }
 
 impl Admission {
     /// Without a token everybody is admitted, and may write.
     #[must_use]
     pub fn new(token: Option<Token>) -> Self {
-        Self { door: Door::new(token) }
+        Self { policy: AccessPolicy::new(token) }
     }
 
     /// Who has this token may read.
     #[must_use]
     pub fn readers(self, token: Token) -> Self {
-        Self { door: self.door.readers(token) }
+        Self { policy: self.policy.readers(token) }
     }
 
     /// Proofs that were wrong so far.
     #[must_use]
     pub const fn wrong(&self) -> u64 {
-        self.door.wrong()
+        self.policy.wrong()
     }
 
     /// Judges a request. `now` counts from whenever the caller likes; `fresh` was never drawn before.
     pub fn judge(&mut self, now: Duration, fresh: Nonce, ends: &Ends, hello: &Hello) -> Verdict {
-        let (shown, proof) = match hello.credentials {
-            Credentials::None => (Shown::Nothing, None),
-            Credentials::Nonce(client) => (Shown::Nonce(client), None),
-            Credentials::Proof { challenge, proof } => (Shown::Proof(challenge), Some(proof)),
+        let (credential, proof) = match hello.credentials {
+            Credentials::None => (Credential::Nothing, None),
+            Credentials::Nonce(client) => (Credential::Nonce(client), None),
+            Credentials::Proof { challenge, proof } => (Credential::Proof(challenge), Some(proof)),
         };
-        let bond =
-            |token: &Token, client: &Nonce, server: &Nonce| Bond::new(token.clone(), *client, *server, *ends);
-        let verdict = self.door.judge(now, fresh, ends.client, &shown, |token, client, server| {
+        let bond = |token: &Token, client: &Nonce, server: &Nonce| {
+            Transcript::new(token.clone(), *client, *server, *ends)
+        };
+        let verdict = self.policy.judge(now, fresh, ends.client, &credential, |token, client, server| {
             proof.is_some_and(|proof| bond(token, client, server).is_answered(hello, &proof))
         });
         match verdict {
-            door::Verdict::Open => Verdict::Admit(Role::Writer, None),
-            door::Verdict::Admit { token, role, client, server } => {
+            policy::Verdict::Open => Verdict::Admit(Role::Writer, None),
+            policy::Verdict::Admit { token, role, client, server } => {
                 Verdict::Admit(role, Some(bond(&token, &client, &server)))
             }
-            door::Verdict::Refuse(why) => Verdict::Reject(match why {
+            policy::Verdict::Refuse(why) => Verdict::Reject(match why {
                 Refusal::Challenge(ours) => Rejection::Challenge(ours),
                 Refusal::TokenNeeded => Rejection::TokenNeeded,
                 Refusal::WrongToken => Rejection::WrongToken,
@@ -233,8 +234,8 @@ mod tests {
         Hello { declared: Some(Config::SAFE), credentials: Credentials::Nonce(nonce(u64::MAX)) }
     }
 
-    fn bond(text: &str, theirs: Nonce, ends: Ends) -> Bond {
-        Bond::new(token(text), nonce(u64::MAX), theirs, ends)
+    fn bond(text: &str, theirs: Nonce, ends: Ends) -> Transcript {
+        Transcript::new(token(text), nonce(u64::MAX), theirs, ends)
     }
 
     fn proof_of(hello: &Hello) -> Proof {
@@ -267,7 +268,7 @@ mod tests {
             bad[at] ^= 0x10;
             assert!(!bond.is_sealed(&bad), "byte {at} may be changed on the way");
         }
-        let other = Bond::new(token(OURS), nonce(u64::MAX), theirs, ends(3));
+        let other = Transcript::new(token(OURS), nonce(u64::MAX), theirs, ends(3));
         assert!(!other.is_sealed(&bytes));
     }
 
@@ -322,7 +323,7 @@ mod tests {
         );
         let theirs = world.challenge(NOW, &ends(2));
         let proof = bond(OURS, theirs, ends(2)).answer(&first());
-        let later = world.judge(NOW + door::PATIENCE, &ends(2), &proof);
+        let later = world.judge(NOW + policy::PATIENCE, &ends(2), &proof);
         assert!(matches!(later, Verdict::Reject(Rejection::Sentence(_))), "late");
         // Each of what it is bound to: the address, the QP, the server, what is declared.
         let elsewhere: [fn(&mut Ends, &mut Hello); 5] = [

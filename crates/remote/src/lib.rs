@@ -70,6 +70,6 @@ pub use grants::Grants;
 pub use meter::{Meter, Metered};
 pub use remanence_auth::{Role, Token, may_listen};
 pub use requester::Ticket;
-pub use server::{Call, Cutter, Server, ServerOptions, Stats};
+pub use server::{Call, Server, ServerOptions, SessionControl, Stats};
 pub use session::{Options, Plan, RemoteRegion, Session};
 pub use together::{Done, Work};

@@ -269,7 +269,7 @@ type Turn = Box<dyn FnMut(usize) -> Option<Duration> + Send>;
 /// Reaches sessions of a server, to end one or to tell its client something: from a handler of its calls, which cannot do
 /// it at once as it is called for one of them, or from another thread.
 #[derive(Clone, Debug, Default)]
-pub struct Cutter(Arc<Mutex<Sessions>>);
+pub struct SessionControl(Arc<Mutex<Sessions>>);
 
 #[derive(Debug, Default)]
 struct Sessions {
@@ -279,7 +279,7 @@ struct Sessions {
     ended: u64,
 }
 
-impl Cutter {
+impl SessionControl {
     /// Asks for the end of a session. It has come when [`is_live`](Self::is_live) says so.
     pub fn cut(&self, session: u64) {
         self.lock().cut.insert(session);
@@ -341,7 +341,7 @@ struct Link {
     binds: u32,
 }
 
-struct Peer {
+struct ServedSession {
     /// Which of the server's sessions.
     index: u16,
     responder: Responder,
@@ -349,10 +349,10 @@ struct Peer {
 }
 
 struct State {
-    peers: BTreeMap<Qpn, Peer>,
+    peers: BTreeMap<Qpn, ServedSession>,
     stats: Stats,
     next_id: u64,
-    cutter: Cutter,
+    cutter: SessionControl,
     grants: Grants,
 }
 
@@ -438,7 +438,7 @@ impl Server {
             peers: BTreeMap::new(),
             stats: Stats::default(),
             next_id: 1,
-            cutter: Cutter::default(),
+            cutter: SessionControl::default(),
             grants: Grants::new(&pd, &memory, flush_rights(&config), options.guarded),
         };
         let admission = Admission::new(options.token.clone());
@@ -538,7 +538,7 @@ impl Server {
 
     /// What ends sessions.
     #[must_use]
-    pub fn cutter(&self) -> Cutter {
+    pub fn cutter(&self) -> SessionControl {
         self.core.lock().cutter.clone()
     }
 
@@ -696,7 +696,7 @@ impl Core {
             peer.link.push();
             return;
         }
-        let Peer { responder, link, .. } = peer;
+        let ServedSession { responder, link, .. } = peer;
         let imm = (wc.opcode == WcOpcode::RecvRdmaWithImm).then(|| wc.imm.unwrap_or(0));
         let buffers = link.incoming.region().clone();
         let mut world = Live { link, handlers, core: self };
@@ -716,7 +716,7 @@ impl Core {
         let region = &self.options.region;
         let mut gone = Vec::new();
         for (qpn, peer) in &mut state.peers {
-            let Peer { responder, link, .. } = peer;
+            let ServedSession { responder, link, .. } = peer;
             let buffers = link.incoming.region().clone();
             let result = responder.idle(region, &buffers, &mut Live { link, handlers, core: self });
             peer.link.push();
@@ -734,7 +734,7 @@ impl Core {
         let asked = std::mem::take(&mut state.cutter.lock().notices);
         for (id, body) in asked {
             let Some(peer) = state.peers.values_mut().find(|peer| peer.link.id == id) else { continue };
-            let Peer { responder, link, .. } = peer;
+            let ServedSession { responder, link, .. } = peer;
             // A client that does not look at what it is told needs no more of it.
             if link.unsent.len() < usize::from(self.options.slots) {
                 responder.notice(body, &mut Live { link, handlers, core: self });
@@ -847,7 +847,7 @@ impl Core {
         };
         state.stats.sessions += 1;
         state.cutter.lock().live.insert(id);
-        state.peers.insert(qp.qpn(), Peer { index, responder: Responder::new(terms), link });
+        state.peers.insert(qp.qpn(), ServedSession { index, responder: Responder::new(terms), link });
         Ok(())
     }
 
@@ -908,7 +908,8 @@ impl State {
     fn remove(&mut self, qpn: Qpn, region: &Region) {
         let Some(mut peer) = self.peers.remove(&qpn) else { return };
         let buffers = peer.link.incoming.region().clone();
-        let nobody = &mut Nobody { session: peer.link.id, role: peer.link.role, grants: self.grants.clone() };
+        let nobody =
+            &mut EndedSession { session: peer.link.id, role: peer.link.role, grants: self.grants.clone() };
         let _ = peer.responder.settle(region, &buffers, nobody);
         self.grants.take_all(peer.link.id);
         add(&mut self.stats.served, peer.responder.served());
@@ -931,13 +932,13 @@ impl State {
 }
 
 /// The world of a session that is over.
-struct Nobody {
+struct EndedSession {
     session: u64,
     role: Role,
     grants: Grants,
 }
 
-impl World for Nobody {
+impl World for EndedSession {
     fn send(&mut self, _: Answer) {}
 
     fn repost(&mut self, _: u64) {}
@@ -959,7 +960,7 @@ fn look_ahead(state: &State, completions: &[Wc], service: u16, look: &mut Ahead)
     }
     let (mut before, mut found) = (BTreeMap::<Qpn, u64>::new(), Vec::new());
     for wc in completions.iter().filter(received) {
-        let Some(Peer { responder, link, .. }) = state.peers.get(&wc.qpn) else { continue };
+        let Some(ServedSession { responder, link, .. }) = state.peers.get(&wc.qpn) else { continue };
         let nth = before.entry(wc.qpn).or_default();
         if wc.opcode != WcOpcode::RecvRdmaWithImm
             && let Some((asked, body)) = responder.call_ahead(*nth, wc.byte_len, link.incoming.region())

@@ -19,7 +19,7 @@ use remanence_rnic::{
 };
 use remanence_verbs::{ConnectAttr, Connection, Context, Cq, Doorbell, Mr, Pd, QpOptions};
 
-use crate::admission::{Bond, Ends};
+use crate::admission::{Ends, Transcript};
 use crate::codec::sentence;
 use crate::costs::{self, CostSource};
 use crate::error::Error;
@@ -1034,7 +1034,7 @@ impl Dial<'_> {
             let mut bond = None;
             let (connection, rejection) = self.knock(|qpn| {
                 let ends = Ends { client, qpn, server: to };
-                bond.insert(Bond::new(token.clone(), nonce, challenge, ends)).answer(&hello)
+                bond.insert(Transcript::new(token.clone(), nonce, challenge, ends)).answer(&hello)
             })?;
             match rejection {
                 None if bond.is_some_and(|bond| bond.is_sealed(&connection.private_data())) => {

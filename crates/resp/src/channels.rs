@@ -192,7 +192,7 @@ type By = BTreeMap<Vec<u8>, Receivers>;
 #[derive(Clone, Debug)]
 struct Receiver {
     mail: Arc<Mail>,
-    peer: Arc<crate::engine::Peer>,
+    peer: Arc<crate::engine::ConnectionInfo>,
 }
 
 /// Who has subscribed to what, of all connections.
@@ -256,7 +256,7 @@ impl Channels {
     /// Subscribes a connection, if it has not.
     pub(crate) fn subscribe(
         &self,
-        (mail, peer): (&Arc<Mail>, &Arc<crate::engine::Peer>),
+        (mail, peer): (&Arc<Mail>, &Arc<crate::engine::ConnectionInfo>),
         own: &mut Subscriptions,
         kind: Kind,
         name: &[u8],
@@ -272,7 +272,7 @@ impl Channels {
     /// Takes a subscription back, if there is one.
     pub(crate) fn unsubscribe(
         &self,
-        peer: &crate::engine::Peer,
+        peer: &crate::engine::ConnectionInfo,
         own: &mut Subscriptions,
         kind: Kind,
         name: &[u8],
@@ -300,7 +300,7 @@ impl Channels {
     }
 
     /// Takes all subscriptions back, one after the other.
-    pub(crate) fn leave(&self, peer: &crate::engine::Peer, own: &mut Subscriptions) {
+    pub(crate) fn leave(&self, peer: &crate::engine::ConnectionInfo, own: &mut Subscriptions) {
         for kind in [Kind::Channel, Kind::Pattern] {
             while let Some(name) = own.of(kind).first().cloned() {
                 self.unsubscribe(peer, own, kind, &name);
@@ -310,7 +310,12 @@ impl Channels {
 
     /// Takes back the subscriptions of a connection that is gone, whose mail has been [closed](Mail::close): those that can be many
     /// in parts.
-    pub(crate) fn leave_in_parts(&self, shared: &Shared, peer: &crate::engine::Peer, mut own: Subscriptions) {
+    pub(crate) fn leave_in_parts(
+        &self,
+        shared: &Shared,
+        peer: &crate::engine::ConnectionInfo,
+        mut own: Subscriptions,
+    ) {
         while let Some(pattern) = own.patterns.first().cloned() {
             self.forget(peer.id, &mut own, Kind::Pattern, &pattern);
         }

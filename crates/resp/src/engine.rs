@@ -121,7 +121,7 @@ impl Moment {
 
 /// What others see of a connection.
 #[derive(Debug)]
-pub struct Peer {
+pub struct ConnectionInfo {
     /// The number of the connection, as CLIENT ID tells it.
     pub id: u64,
     /// Where it comes from.
@@ -140,7 +140,7 @@ pub struct Peer {
     subscribed: [AtomicUsize; 2],
 }
 
-impl Peer {
+impl ConnectionInfo {
     /// Microseconds of Unix time when it came.
     #[must_use]
     pub const fn opened_us(&self) -> i64 {
@@ -232,7 +232,7 @@ pub struct Shared {
     pub stats: Stats,
     started_us: i64,
     next_id: AtomicU64,
-    peers: Mutex<BTreeMap<u64, Arc<Peer>>>,
+    peers: Mutex<BTreeMap<u64, Arc<ConnectionInfo>>>,
     facts: Mutex<Facts>,
     writes: Box<[AtomicU64]>,
     client_memory: AtomicU64,
@@ -478,7 +478,7 @@ impl Shared {
     }
 
     /// Every connection, by number.
-    pub fn peers(&self) -> MutexGuard<'_, BTreeMap<u64, Arc<Peer>>> {
+    pub fn peers(&self) -> MutexGuard<'_, BTreeMap<u64, Arc<ConnectionInfo>>> {
         self.peers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -572,7 +572,7 @@ pub(crate) enum Replies {
 /// One connection's state.
 #[derive(Debug)]
 pub struct Session {
-    pub(crate) peer: Arc<Peer>,
+    pub(crate) peer: Arc<ConnectionInfo>,
     pub(crate) version: Version,
     pub(crate) space: u8,
     pub(crate) authenticated: bool,
@@ -610,7 +610,7 @@ impl Session {
         now_us: i64,
         bell: Option<Box<dyn Bell>>,
     ) -> Self {
-        let peer = Arc::new(Peer {
+        let peer = Arc::new(ConnectionInfo {
             id: shared.next_id.fetch_add(1, Ordering::Relaxed),
             address: address.to_owned(),
             local: local.to_owned(),
@@ -658,7 +658,7 @@ impl Session {
 
     /// What others see of it.
     #[must_use]
-    pub const fn peer(&self) -> &Arc<Peer> {
+    pub const fn peer(&self) -> &Arc<ConnectionInfo> {
         &self.peer
     }
 

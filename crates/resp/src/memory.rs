@@ -18,14 +18,14 @@ pub struct MemoryStore {
 
 #[derive(Default, Debug)]
 struct Shard {
-    keys: BTreeMap<Place, Entry>,
+    keys: BTreeMap<FullKey, Entry>,
     counts: BTreeMap<u8, u64>,
     /// The last version given; never taken back.
     version: u64,
 }
 
 /// Space, hash, name.
-type Place = (u8, u64, Box<[u8]>);
+type FullKey = (u8, u64, Box<[u8]>);
 
 #[derive(Debug)]
 struct Entry {
@@ -55,7 +55,7 @@ impl MemoryStore {
         self.shared[index].lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn place(key: Key<'_>) -> Place {
+    fn place(key: Key<'_>) -> FullKey {
         (key.space, hash(key.name), key.name.into())
     }
 }

@@ -22,7 +22,7 @@ pub(crate) const VARIANT_MASK: u32 = !0xff;
 
 /// The place of the first byte of a checked range.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Place {
+pub(crate) struct RegionOffset {
     pub(crate) region: RegionId,
     pub(crate) offset: u64,
 }
@@ -36,7 +36,7 @@ pub(crate) struct MrEntry {
     pub(crate) base: u64,
     pub(crate) len: u64,
     /// Of the first byte.
-    pub(crate) place: Place,
+    pub(crate) place: RegionOffset,
     /// Windows bound to it, which keep it registered.
     pub(crate) windows: u32,
 }
@@ -51,7 +51,7 @@ pub(crate) struct Binding {
     pub(crate) base: u64,
     pub(crate) len: u64,
     /// Of the first byte.
-    pub(crate) place: Place,
+    pub(crate) place: RegionOffset,
     /// Type 2B: the only QP through which the window can be reached.
     pub(crate) qpn: Option<Qpn>,
 }
@@ -79,9 +79,9 @@ fn within(base: u64, span: u64, addr: u64, len: u64) -> Option<u64> {
 }
 
 impl MrEntry {
-    fn at(&self, addr: u64, len: u64) -> Option<Place> {
+    fn at(&self, addr: u64, len: u64) -> Option<RegionOffset> {
         let offset = within(self.base, self.len, addr, len)?;
-        Some(Place { region: self.place.region, offset: self.place.offset + offset })
+        Some(RegionOffset { region: self.place.region, offset: self.place.offset + offset })
     }
 }
 
@@ -203,7 +203,14 @@ impl Keys {
 
     /// Checks a local buffer: `len` bytes at `addr` of the MR `lkey`, in the QP's PD, with the right `need`.
     #[inline]
-    pub(crate) fn local(&self, pd: PdHandle, lkey: Lkey, addr: u64, len: u64, need: Access) -> Option<Place> {
+    pub(crate) fn local(
+        &self,
+        pd: PdHandle,
+        lkey: Lkey,
+        addr: u64,
+        len: u64,
+        need: Access,
+    ) -> Option<RegionOffset> {
         match self.slots.get(self.slot_of(lkey.0))? {
             Some(Entry::Mr(mr)) if mr.key == lkey.0 && mr.pd == pd && mr.access.contains(need) => {
                 mr.at(addr, len)
@@ -222,7 +229,7 @@ impl Keys {
         addr: u64,
         len: u64,
         need: Access,
-    ) -> Option<Place> {
+    ) -> Option<RegionOffset> {
         match self.slots.get(self.slot_of(rkey.0))?.as_ref()? {
             Entry::Mr(mr) => {
                 if mr.key != rkey.0 || mr.pd != pd || !mr.access.contains(need) {
@@ -240,7 +247,7 @@ impl Keys {
                     return None;
                 }
                 let offset = within(binding.base, binding.len, addr, len)?;
-                Some(Place { region: binding.place.region, offset: binding.place.offset + offset })
+                Some(RegionOffset { region: binding.place.region, offset: binding.place.offset + offset })
             }
         }
     }

@@ -8,7 +8,7 @@ use remanence_wire::{Lkey, Rkey};
 use crate::access::{Access, PlacementSupport};
 use crate::device::Device;
 use crate::error::VerbError;
-use crate::keys::{Entry, MrEntry, Place};
+use crate::keys::{Entry, MrEntry, RegionOffset};
 use crate::memory::{Memory, Span};
 use crate::pd::PdHandle;
 
@@ -71,7 +71,7 @@ impl Device {
             return Err(VerbError::NoRoom("MR"));
         }
         let random = self.shared.random();
-        let place = Place { region: attr.span.region, offset: attr.span.offset };
+        let place = RegionOffset { region: attr.span.region, offset: attr.span.offset };
         let entry = |key| {
             Entry::Mr(MrEntry { key, pd, access: attr.access, base, len: attr.span.len, place, windows: 0 })
         };
@@ -103,7 +103,7 @@ impl Device {
             entry.access = attr.access;
             entry.base = base;
             entry.len = attr.span.len;
-            entry.place = Place { region: attr.span.region, offset: attr.span.offset };
+            entry.place = RegionOffset { region: attr.span.region, offset: attr.span.offset };
         }
         if let Some(pd) = pd {
             entry.pd = pd;

@@ -124,7 +124,7 @@ fn story(data: &[u8], token: Option<&Token>) {
                     let Some(transmit) = ends[n].poll_transmit(now) else { break };
                     let mut bytes = transmit.header.to_vec();
                     assert!(Repr::parse(&transmit.header).is_ok(), "our own header: {:?}", transmit.header);
-                    bytes.extend_from_slice(transmit.shown.as_deref().unwrap_or_default());
+                    bytes.extend_from_slice(transmit.credential.as_deref().unwrap_or_default());
                     if let Some((message, range)) = transmit.payload {
                         bytes.extend_from_slice(&message[range]);
                     }

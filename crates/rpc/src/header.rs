@@ -127,7 +127,7 @@ pub enum Behind {
     /// Part of a message, maybe none.
     Payload,
     /// What the sender shows, of so many bytes.
-    Shown(usize),
+    Credential(usize),
 }
 
 /// Bytes that Ask and Challenge show: a nonce.
@@ -480,9 +480,9 @@ impl Repr {
     pub const fn behind(&self) -> Behind {
         match self {
             Self::Request { .. } | Self::Response { .. } => Behind::Payload,
-            Self::Ask { .. } | Self::Challenge { .. } => Behind::Shown(NONCE_LEN),
-            Self::Prove { .. } => Behind::Shown(ANSWER_LEN),
-            Self::Accept { sealed: true, .. } => Behind::Shown(SEAL_LEN),
+            Self::Ask { .. } | Self::Challenge { .. } => Behind::Credential(NONCE_LEN),
+            Self::Prove { .. } => Behind::Credential(ANSWER_LEN),
+            Self::Accept { sealed: true, .. } => Behind::Credential(SEAL_LEN),
             Self::Connect { .. }
             | Self::Accept { sealed: false, .. }
             | Self::Refuse { .. }

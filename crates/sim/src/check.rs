@@ -3,7 +3,7 @@
 use remanence_rnic::{QpType, Wc, WcOpcode, WcStatus};
 use remanence_wire::Qpn;
 
-use crate::end::{Kind, Message, Op, Piece, Place, Window, gap_pattern};
+use crate::end::{AtomicTarget, Kind, Message, Op, Piece, Window, gap_pattern};
 use crate::memory::{AtomicDone, AtomicKind};
 use crate::target::WrongByte;
 use crate::workload::{GRH, wr_id};
@@ -14,7 +14,7 @@ impl World<'_> {
     pub(crate) fn carried_out(&mut self, node: usize, done: &AtomicDone) -> Check {
         self.counts.atomics += 1;
         let offset = done.offset as usize;
-        let expected = |place: Place, index: usize, world: &Self| {
+        let expected = |place: AtomicTarget, index: usize, world: &Self| {
             let end = &world.ends[index];
             end.atomics
                 .front()
@@ -22,11 +22,11 @@ impl World<'_> {
         };
         let index = if done.region == self.nodes[node].shared {
             let here = |index: &usize| self.ends[self.ends[*index].peer].node == node;
-            (0..self.ends.len()).filter(here).find(|&index| expected(Place::Shared, index, self))
+            (0..self.ends.len()).filter(here).find(|&index| expected(AtomicTarget::Shared, index, self))
         } else {
             let of = |end: &crate::end::End| end.node == node && end.target == done.region;
             let peer = self.ends.iter().find(|end| of(end)).map(|end| end.peer);
-            peer.filter(|&index| expected(Place::Target, index, self))
+            peer.filter(|&index| expected(AtomicTarget::Target, index, self))
         };
         let Some(index) = index else {
             return Err(Violation(format!(

@@ -115,7 +115,7 @@ impl Kind {
 
 /// Which memory an atomic goes to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Place {
+pub(crate) enum AtomicTarget {
     /// This end's own target at the peer.
     Target,
     /// The words that all ends share at the peer's node.
@@ -133,7 +133,7 @@ pub(crate) struct Op {
     pub(crate) len: usize,
     /// Where in the target.
     pub(crate) remote: Range<usize>,
-    pub(crate) place: Place,
+    pub(crate) place: AtomicTarget,
     /// The window that it goes through: what that covers, and its rkey.
     pub(crate) window: Option<(Range<usize>, Rkey)>,
     pub(crate) fence: bool,
@@ -220,7 +220,7 @@ pub(crate) struct End {
     pub(crate) oracle: Target,
     pub(crate) ops: VecDeque<Op>,
     /// Atomics that the peer's memory must carry out, in order; the flag says shared words.
-    pub(crate) atomics: VecDeque<(u64, Place, usize, AtomicKind)>,
+    pub(crate) atomics: VecDeque<(u64, AtomicTarget, usize, AtomicKind)>,
     /// Messages that the peer's consumer has not received yet.
     pub(crate) outbox: VecDeque<Message>,
     pub(crate) seq: u64,

@@ -9,7 +9,7 @@ use remanence_rnic::{
 use remanence_wire::{Lkey, Rkey};
 
 use crate::connect::{LOCAL_IOVA, QKEY, RECV_IOVA, SHARED_IOVA, SHARED_WORDS};
-use crate::end::{Kind, Message, Op, Piece, Place, Recv, WORDS, Window, gap_pattern, scatter};
+use crate::end::{AtomicTarget, Kind, Message, Op, Piece, Recv, WORDS, Window, gap_pattern, scatter};
 use crate::memory::AtomicKind;
 use crate::rng::fill;
 use crate::world::{Check, ConnState, Event, Violation, World, trace};
@@ -171,7 +171,7 @@ impl World<'_> {
             len: 0,
             remote: 0..0,
             window: None,
-            place: Place::Target,
+            place: AtomicTarget::Target,
             fence: self.rng.chance(self.plan.fenced),
             old: None,
             barrier: u64::MAX,
@@ -200,7 +200,7 @@ impl World<'_> {
             Kind::Atomic(_) => {
                 op.len = 8;
                 if self.rng.one_in(4) {
-                    op.place = Place::Shared;
+                    op.place = AtomicTarget::Shared;
                     let at = 8 * self.rng.index(SHARED_WORDS);
                     op.remote = at..at + 8;
                 } else {
@@ -286,7 +286,7 @@ impl World<'_> {
             op.kind,
             op.len,
             op.remote,
-            if op.place == Place::Shared { " (shared)" } else { "" },
+            if op.place == AtomicTarget::Shared { " (shared)" } else { "" },
             if op.fence { " fenced" } else { "" },
             if op.signaled { "" } else { " unsignalled" }
         );
@@ -339,10 +339,10 @@ impl World<'_> {
                 end.oracle.post(op.seq, op.remote.start, data);
                 let value = u64::from_le_bytes(data.try_into().expect("8 bytes"));
                 let kind = AtomicKind::Store { value };
-                end.atomics.push_back((op.seq, Place::Target, op.remote.start, kind));
+                end.atomics.push_back((op.seq, AtomicTarget::Target, op.remote.start, kind));
             }
             Kind::Atomic(kind) => {
-                if op.place == Place::Target {
+                if op.place == AtomicTarget::Target {
                     let old = end.oracle.word(op.remote.start);
                     if let AtomicKind::CompareSwap { compare, .. } = kind
                         && self.rng.one_in(2)
@@ -405,14 +405,14 @@ impl World<'_> {
         let peer = &self.ends[end.peer];
         let target = peer.target_mr.expect("the peer's node has power");
         let remote = match (op.place, &op.window) {
-            (Place::Shared, _) => {
+            (AtomicTarget::Shared, _) => {
                 let mr = self.nodes[peer.node].shared_mr.expect("the peer's node has power");
                 RemoteAddr { addr: SHARED_IOVA + op.remote.start as u64, rkey: mr.rkey }
             }
-            (Place::Target, None) => {
+            (AtomicTarget::Target, None) => {
                 RemoteAddr { addr: peer.target_iova + op.remote.start as u64, rkey: target.rkey }
             }
-            (Place::Target, &Some((_, rkey))) => {
+            (AtomicTarget::Target, &Some((_, rkey))) => {
                 RemoteAddr { addr: peer.target_iova + op.remote.start as u64, rkey }
             }
         };

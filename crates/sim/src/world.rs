@@ -263,7 +263,7 @@ impl<'t> World<'t> {
         device.handle_datagram(now, &packet.meta, &packet.payload, &mut node.memory);
         self.trace.hash(self.now ^ (packet.payload.len() as u64) << 48 ^ u64::from(packet.damaged) << 63);
         if self.trace.is_on() {
-            let what = Shown(&packet.payload);
+            let what = PacketLine(&packet.payload);
             trace!(self, "node {index} <- {}{what}", if packet.damaged { "DAMAGED " } else { "" });
         }
         self.network.recycle(packet.payload);
@@ -335,7 +335,7 @@ impl<'t> World<'t> {
             if self.trace.is_on() {
                 for segment in self.buf[..tx.len].chunks(tx.segment_size) {
                     let to = self.nodes.iter().position(|node| node.addr == tx.dst).unwrap_or(usize::MAX);
-                    trace!(self, "node {index} -> node {to} {}", Shown(segment));
+                    trace!(self, "node {index} -> node {to} {}", PacketLine(segment));
                 }
             }
             let (queue, order, at) = (&mut self.queue, &mut self.order, self.now);
@@ -453,9 +453,9 @@ impl<'t> World<'t> {
 }
 
 /// A packet in a trace.
-struct Shown<'a>(&'a [u8]);
+struct PacketLine<'a>(&'a [u8]);
 
-impl fmt::Display for Shown<'_> {
+impl fmt::Display for PacketLine<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         remanence_wire::pretty::Pretty(self.0).fmt(f)
     }

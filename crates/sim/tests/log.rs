@@ -152,7 +152,7 @@ fn a_server_that_is_silent_slow_or_full_delays_no_acknowledgement() {
 /// have a say.
 #[test]
 fn seeds_that_found_something() {
-    [434, 501, 688].map(|seed| passes(&run(seed, &Params::default())));
+    [434, 501, 688].iter().for_each(|seed| passes(&run(*seed, &Params::default())));
 }
 
 /// The records that it had acknowledged are on one other server, which then is away while the log is opened.

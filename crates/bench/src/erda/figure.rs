@@ -4,7 +4,7 @@ use std::path::Path;
 
 use remanence_ycsb::workload::Mix;
 
-use super::peerside::{self, Deed, Place};
+use super::peerside::{self, Action, DataDirectory};
 use super::{cleaning, table1, title};
 use crate::plot::{self, Axis, Line, Panel};
 use crate::redis::Shape;
@@ -198,8 +198,8 @@ fn grouped(report: &Report, groups: &[(String, String, u64)], metric: &str, scal
 }
 
 fn peers(report: &Report, panels: &mut Vec<Panel>) {
-    for place in Place::ALL {
-        for deed in Deed::ALL {
+    for place in DataDirectory::ALL {
+        for deed in Action::ALL {
             let op = format!("{} on {}", deed.word(), place.name());
             let sizes =
                 peerside::SIZES.map(|size| (format!("{} B", bytes(size as u64)), op.clone(), size as u64));
@@ -207,8 +207,8 @@ fn peers(report: &Report, panels: &mut Vec<Panel>) {
             panels.push(panel(format!("{op}, one client that spins"), names, "us", series));
         }
     }
-    for place in Place::ALL {
-        for deed in Deed::ALL {
+    for place in DataDirectory::ALL {
+        for deed in Action::ALL {
             for size in peerside::SIZES {
                 let group = |shape: Shape| {
                     let op =
@@ -294,9 +294,9 @@ mod tests {
                 rows.push(row(change.op(), "Redo Logging", "written", "B", size, 2.0 * size as f64));
             }
         }
-        for place in Place::ALL {
+        for place in DataDirectory::ALL {
             for (deed, size) in
-                Deed::ALL.into_iter().flat_map(|deed| peerside::SIZES.map(|size| (deed, size as u64)))
+                Action::ALL.into_iter().flat_map(|deed| peerside::SIZES.map(|size| (deed, size as u64)))
             {
                 let op = format!("{} on {}", deed.word(), place.name());
                 rows.push(row(&op, "Redis, no", "latency", "us", size, 10.0));

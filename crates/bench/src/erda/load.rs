@@ -17,7 +17,7 @@ use remanence_ycsb::{Generator, Workload};
 const FAILURES_MAX: u32 = 50;
 
 /// A store's client, as this bench uses it.
-pub trait Peer: KeyValue<Error = String> + Send {
+pub trait StoreClient: KeyValue<Error = String> + Send {
     /// Says what it has put off, so that the server has nothing left to do for it.
     ///
     /// # Errors
@@ -28,7 +28,7 @@ pub trait Peer: KeyValue<Error = String> + Send {
 }
 
 /// A store's handle of one thread.
-pub type Handle = Box<dyn Peer>;
+pub type Handle = Box<dyn StoreClient>;
 
 /// When a run ends.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -249,7 +249,7 @@ pub(crate) mod tests {
     #[derive(Clone, Default)]
     pub(crate) struct Shelf(pub(crate) Arc<Mutex<BTreeMap<Vec<u8>, Vec<u8>>>>);
 
-    impl Peer for Shelf {}
+    impl StoreClient for Shelf {}
 
     impl KeyValue for Shelf {
         type Error = String;
@@ -300,7 +300,7 @@ pub(crate) mod tests {
     #[test]
     fn a_store_that_is_gone_ends_the_run_with_its_own_sentence() {
         struct Gone;
-        impl Peer for Gone {}
+        impl StoreClient for Gone {}
         impl KeyValue for Gone {
             type Error = String;
             fn get(&mut self, _: &[u8], _: &mut Vec<u8>) -> Result<bool, String> {

@@ -22,14 +22,14 @@ use crate::samples::{Key, Metric};
 
 /// Where data lies.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub(super) enum Place {
+pub(super) enum DataDirectory {
     /// `/dev/shm`: survives the end of a process.
     Tmpfs,
     /// A file on a disk, synced.
     Disk,
 }
 
-impl Place {
+impl DataDirectory {
     pub(super) const ALL: [Self; 2] = [Self::Tmpfs, Self::Disk];
 
     pub(super) const fn name(self) -> &'static str {
@@ -53,11 +53,11 @@ pub(super) enum Who {
 }
 
 impl Who {
-    fn at(place: Place) -> Vec<Self> {
+    fn at(place: DataDirectory) -> Vec<Self> {
         let mut all = vec![Self::Native(Carrier::Udp), Self::Native(Carrier::Shm)];
         all.extend(Fsync::ALL.map(Self::Redis));
         all.push(Self::GatewayAndStore);
-        if place == Place::Tmpfs {
+        if place == DataDirectory::Tmpfs {
             all.extend([Self::Gateway, Self::Memcached]);
         }
         all
@@ -80,12 +80,12 @@ impl Who {
 
 /// What is done.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Deed {
+pub(super) enum Action {
     Get,
     Put,
 }
 
-impl Deed {
+impl Action {
     pub(super) const ALL: [Self; 2] = [Self::Get, Self::Put];
 
     pub(super) const fn word(self) -> &'static str {
@@ -97,19 +97,19 @@ impl Deed {
 }
 
 /// One client that spins.
-pub(super) fn spinning(place: Place, deed: Deed, who: Who, value: usize) -> Key {
+pub(super) fn spinning(place: DataDirectory, deed: Action, who: Who, value: usize) -> Key {
     let op = format!("{} on {}", deed.word(), place.name());
     Key { op, x: value as u64, series: who.name(), metric: Metric::Latency }
 }
 
 /// Sixteen under one doorbell.
-pub(super) fn together(place: Place, deed: Deed, who: Who, value: usize) -> Key {
+pub(super) fn together(place: DataDirectory, deed: Action, who: Who, value: usize) -> Key {
     let series = format!("{}, 16 together", who.name());
     Key { series, metric: Metric::Rate, ..spinning(place, deed, who, value) }
 }
 
 /// The rate that redis-benchmark measured.
-pub(super) fn benchmarked(place: Place, deed: Deed, who: Who, shape: Shape, value: usize) -> Key {
+pub(super) fn benchmarked(place: DataDirectory, deed: Action, who: Who, shape: Shape, value: usize) -> Key {
     let op = format!("{} on {}, redis-benchmark {}", deed.word(), place.name(), shape.words());
     Key { op, x: value as u64, series: who.name(), metric: Metric::Rate }
 }
@@ -131,13 +131,13 @@ const fn rounds(effort: Effort) -> u64 {
 }
 
 pub(super) fn steps(effort: Effort) -> u64 {
-    let each: usize = Place::ALL.map(|place| Who::at(place).len()).iter().sum();
+    let each: usize = DataDirectory::ALL.map(|place| Who::at(place).len()).iter().sum();
     rounds(effort) * (SIZES.len() * each) as u64
 }
 
 /// How many requests redis-benchmark makes: for a good part of a second, as far as one can know.
-const fn requests(effort: Effort, place: Place, who: Who, shape: Shape) -> u64 {
-    let synced = matches!((place, who), (Place::Disk, Who::Redis(Fsync::Always)));
+const fn requests(effort: Effort, place: DataDirectory, who: Who, shape: Shape) -> u64 {
+    let synced = matches!((place, who), (DataDirectory::Disk, Who::Redis(Fsync::Always)));
     let all = match (synced, shape.clients) {
         (true, 1) => 200,
         (true, _) => 4000,
@@ -153,8 +153,8 @@ const fn requests(effort: Effort, place: Place, who: Who, shape: Shape) -> u64 {
 }
 
 /// A peer that runs.
-struct Peer {
-    place: Place,
+struct RunningPeer {
+    place: DataDirectory,
     who: Who,
     handles: Vec<Handle>,
     /// For operations under one doorbell.
@@ -179,11 +179,13 @@ impl Drop for Directory {
 pub(super) fn run(bench: &mut Bench<'_>) {
     let effort = bench.options.effort;
     let mut all = Vec::new();
-    for place in Place::ALL {
+    for place in DataDirectory::ALL {
         let Some(dir) = directory(bench, place) else { continue };
         for who in Who::at(place) {
-            let native =
-                all.iter().find(|peer: &&Peer| peer.who == Who::Native(Carrier::Udp)).map(|peer| peer.addr);
+            let native = all
+                .iter()
+                .find(|peer: &&RunningPeer| peer.who == Who::Native(Carrier::Udp))
+                .map(|peer| peer.addr);
             match start(bench, place, who, &dir, native) {
                 Ok(peer) => all.push(peer),
                 Err(why) => bench.skip(format!("{} on {}: {why}", who.name(), place.name())),
@@ -215,13 +217,13 @@ pub(super) fn run(bench: &mut Bench<'_>) {
 }
 
 /// Where a place's files go.
-fn directory(bench: &mut Bench<'_>, place: Place) -> Option<PathBuf> {
+fn directory(bench: &mut Bench<'_>, place: DataDirectory) -> Option<PathBuf> {
     let dir = match place {
-        Place::Tmpfs => PathBuf::from("/dev/shm"),
-        Place::Disk => bench.options.dir.clone(),
+        DataDirectory::Tmpfs => PathBuf::from("/dev/shm"),
+        DataDirectory::Disk => bench.options.dir.clone(),
     };
     let kind = redis::file_system(&dir).unwrap_or_else(|| "nothing that is known".into());
-    if place == Place::Disk && matches!(kind.as_str(), "tmpfs" | "ramfs") {
+    if place == DataDirectory::Disk && matches!(kind.as_str(), "tmpfs" | "ramfs") {
         bench.skip(format!(
             "{} is {kind} and not on a disk: name another directory with --dir",
             dir.display()
@@ -233,14 +235,14 @@ fn directory(bench: &mut Bench<'_>, place: Place) -> Option<PathBuf> {
 
 fn start(
     bench: &mut Bench<'_>,
-    place: Place,
+    place: DataDirectory,
     who: Who,
     dir: &Path,
     native: Option<std::net::SocketAddr>,
-) -> Result<Peer, String> {
+) -> Result<RunningPeer, String> {
     bench.stores += 1;
     let own = dir.join(format!("rem-bench-erda-{}-{}", std::process::id(), bench.stores));
-    let mut peer = Peer {
+    let mut peer = RunningPeer {
         place,
         who,
         handles: Vec::new(),
@@ -296,15 +298,15 @@ fn start(
     Ok(peer)
 }
 
-fn measure(bench: &mut Bench<'_>, peer: &mut Peer, value: usize) -> Result<(), String> {
+fn measure(bench: &mut Bench<'_>, peer: &mut RunningPeer, value: usize) -> Result<(), String> {
     let effort = bench.options.effort;
     let (place, who, records) = (peer.place, peer.who, effort.records());
     let load = load_of(Mix::C, value, records, effort.burst());
     load::fill(&load, &mut peer.handles, &AtomicU64::new(0))?;
     peer.handles.iter_mut().try_for_each(|handle| handle.rest())?;
-    for (deed, mix) in Deed::ALL.into_iter().zip([Mix::C, Mix::Update]) {
+    for (deed, mix) in Action::ALL.into_iter().zip([Mix::C, Mix::Update]) {
         // A disk needs more time to show what it is.
-        let slow = place == Place::Disk && deed == Deed::Put && effort == Effort::Full;
+        let slow = place == DataDirectory::Disk && deed == Action::Put && effort == Effort::Full;
         let time = effort.burst() * if slow { 6 } else { 2 };
         let load = load_of(mix, value, records, time);
         let (measured, state) =
@@ -328,7 +330,7 @@ fn measure(bench: &mut Bench<'_>, peer: &mut Peer, value: usize) -> Result<(), S
         let (said, state) =
             steady(bench, || redis::redis_benchmark(peer.addr, shape, value, records, requests))?;
         for one in said {
-            let deed = if one.test == "GET" { Deed::Get } else { Deed::Put };
+            let deed = if one.test == "GET" { Action::Get } else { Action::Put };
             let key = benchmarked(place, deed, who, shape, value);
             bench.samples.add(&key, state, state, [one.rate / 1e6]);
             let latency = Key { metric: Metric::Latency, ..key };
@@ -359,7 +361,7 @@ fn steady<T>(
 /// Millions of operations a second, sixteen keys at a time.
 fn sixteen(
     store: &mut Store,
-    deed: Deed,
+    deed: Action,
     value: usize,
     records: u64,
     time: std::time::Duration,
@@ -377,13 +379,13 @@ fn sixteen(
             .collect();
         next = (next + 16) % records;
         match deed {
-            Deed::Get => {
+            Action::Get => {
                 let found = store.get_many(&keys).map_err(|e| e.to_string())?;
                 if found.iter().any(Option::is_none) {
                     return Err("a GET of sixteen found nothing".into());
                 }
             }
-            Deed::Put => {
+            Action::Put => {
                 let pairs: Vec<(&[u8], &[u8])> = keys.iter().map(|key| (&key[..], &bytes[..])).collect();
                 let outcomes = store.put_many(&pairs, PutOptions::default()).map_err(|e| e.to_string())?;
                 outcomes.into_iter().collect::<Result<Vec<_>, _>>().map_err(|e| e.to_string())?;

@@ -11,7 +11,7 @@ use remanence_kv::live::{BaselineStore, ConnectOptions, PutOptions, Store};
 use remanence_verbs::Context;
 use remanence_ycsb::packed::KeyValue;
 
-use super::load::{Handle, Peer};
+use super::load::{Handle, StoreClient};
 use super::tcp::{Memcached, Redis};
 
 /// A running store, as a user names it.
@@ -79,7 +79,7 @@ impl Native {
     }
 }
 
-impl Peer for Native {
+impl StoreClient for Native {
     fn rest(&mut self) -> Result<(), String> {
         self.store.rest().map_err(|e| e.to_string())
     }
@@ -128,7 +128,7 @@ impl KeyValue for Native {
 
 struct Compared(BaselineStore);
 
-impl Peer for Compared {}
+impl StoreClient for Compared {}
 
 impl KeyValue for Compared {
     type Error = String;

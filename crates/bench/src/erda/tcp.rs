@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use remanence_ycsb::packed::KeyValue;
 
-use super::load::Peer;
+use super::load::StoreClient;
 
 /// How long an answer may take.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -176,7 +176,7 @@ fn unreachable_(name: &str, to: SocketAddr, error: &io::Error) -> String {
     format!("{name} cannot be reached at {to} ({error}); start it, or check the address")
 }
 
-impl Peer for Redis {}
+impl StoreClient for Redis {}
 
 impl KeyValue for Redis {
     type Error = String;
@@ -215,7 +215,7 @@ fn lost(e: io::Error) -> String {
     format!("memcached: the connection is lost ({e})")
 }
 
-impl Peer for Memcached {}
+impl StoreClient for Memcached {}
 
 impl KeyValue for Memcached {
     type Error = String;

@@ -7,7 +7,7 @@ use remanence_kv::view::Mode;
 use remanence_ycsb::workload::Mix;
 
 use super::cleaning::Cleaned;
-use super::peerside::{self, Deed, Place, Who};
+use super::peerside::{self, Action, DataDirectory, Who};
 use super::protocol::Carrier;
 use super::{Bench, Figure, Part, Series, key, table1, title};
 use crate::claims::{Claim, Verdict, times};
@@ -111,30 +111,30 @@ fn peers(bench: &Bench<'_>, bars: &mut Vec<Bar>) {
         let at = |place, deed, who| peerside::spinning(place, deed, who, value);
         let (no, always) = (Who::Redis(Fsync::No), Who::Redis(Fsync::Always));
         for native in natives {
-            let (name, place) = (native.name(), Place::Tmpfs);
+            let (name, place) = (native.name(), DataDirectory::Tmpfs);
             bar(
                 format!("GET latency, {value} B, spinning: {name} / Redis"),
-                &at(place, Deed::Get, native),
-                &at(place, Deed::Get, no),
+                &at(place, Action::Get, native),
+                &at(place, Action::Get, no),
                 Sense::AtMost,
                 0.5,
             );
             bar(
                 format!("durable PUT on a disk, {value} B: Redis always / {name}"),
-                &at(Place::Disk, Deed::Put, always),
-                &at(Place::Disk, Deed::Put, native),
+                &at(DataDirectory::Disk, Action::Put, always),
+                &at(DataDirectory::Disk, Action::Put, native),
                 Sense::AtLeast,
                 10.0,
             );
             bar(
                 format!("PUT on tmpfs, {value} B: {name} / Redis always"),
-                &at(place, Deed::Put, native),
-                &at(place, Deed::Put, always),
+                &at(place, Action::Put, native),
+                &at(place, Action::Put, always),
                 Sense::AtMost,
                 1.0,
             );
         }
-        let get = |who| at(Place::Tmpfs, Deed::Get, who);
+        let get = |who| at(DataDirectory::Tmpfs, Action::Get, who);
         for gateway in [Who::Gateway, Who::GatewayAndStore] {
             let name = gateway.name();
             bar(
@@ -145,7 +145,7 @@ fn peers(bench: &Bench<'_>, bars: &mut Vec<Bar>) {
                 1.0,
             );
             for shape in Shape::ALL {
-                let of = |who| peerside::benchmarked(Place::Tmpfs, Deed::Get, who, shape, value);
+                let of = |who| peerside::benchmarked(DataDirectory::Tmpfs, Action::Get, who, shape, value);
                 bar(
                     format!("GET rate, {value} B, redis-benchmark {}: {name} / Redis", shape.words()),
                     &of(gateway),
@@ -394,7 +394,7 @@ mod tests {
 
     #[test]
     fn a_bar_beside_a_peer_has_a_value_whenever_both_were_measured_and_says_of_which_states() {
-        let at = |who| peerside::spinning(Place::Tmpfs, Deed::Get, who, 64);
+        let at = |who| peerside::spinning(DataDirectory::Tmpfs, Action::Get, who, 64);
         let (ours, redis) = (at(Who::Native(Carrier::Udp)), at(Who::Redis(Fsync::No)));
         let mut samples = Samples::default();
         let bar = |samples: &Samples| beside(samples, "GET".into(), &ours, &redis, Sense::AtMost, 0.5);

@@ -20,8 +20,8 @@ use self::protocol::Test;
 use self::session::Session;
 use crate::effort::Effort;
 use crate::machine::Machine;
-use crate::netns::Place;
-use crate::peers::{self, Peer};
+use crate::netns::NetworkPath;
+use crate::peers::{self, PeerProgram};
 use crate::report::Report;
 use crate::samples::{Key, Metric, Samples};
 
@@ -120,7 +120,7 @@ fn sessions(options: &Options, plan: &[Step], skipped: &mut Vec<String>) -> BTre
 
 fn sample_peer(
     samples: &mut Samples,
-    peer: Peer,
+    peer: PeerProgram,
     test: &'static str,
     size: u64,
     effort: Effort,
@@ -138,7 +138,7 @@ fn sample_peer(
     let op = if test.is_empty() { "pingpong" } else { test }.to_owned();
     let metric = if bandwidth { Metric::Throughput } else { Metric::Latency };
     samples.burst(effort, &Key { op, x: size, series: peer.series(), metric }, || {
-        let figures = peers::run(peer, test, size, rounds, &Place::Loopback)?;
+        let figures = peers::run(peer, test, size, rounds, &NetworkPath::Loopback)?;
         Ok(vec![if bandwidth { figures.gbytes_s } else { figures.half_rtt_us }])
     })
 }

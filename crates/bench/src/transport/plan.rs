@@ -2,8 +2,8 @@
 
 use super::key;
 use super::protocol::{Carrier, Test};
-use crate::netns::{Place, Veth};
-use crate::peers::Peer;
+use crate::netns::{NetworkPath, Veth};
+use crate::peers::PeerProgram;
 use crate::report::{Bar, Sense};
 use crate::samples::{Key, Metric, Samples};
 
@@ -70,14 +70,14 @@ impl Path {
     }
 
     /// Makes the place where it runs.
-    pub(super) fn place(self) -> Result<Place, String> {
+    pub(super) fn place(self) -> Result<NetworkPath, String> {
         match self {
             Self::BareUdpLo | Self::UdpLo | Self::UdpServedLo | Self::CAbiLo | Self::Shm => {
-                Ok(Place::Loopback)
+                Ok(NetworkPath::Loopback)
             }
-            Self::BareUdpVeth | Self::UdpVeth => Veth::new(9000).map(Place::Veth),
+            Self::BareUdpVeth | Self::UdpVeth => Veth::new(9000).map(NetworkPath::Veth),
             // An AF_XDP frame is a page at most.
-            Self::BareXdpVeth | Self::XdpVeth => Veth::new(3000).map(Place::Veth),
+            Self::BareXdpVeth | Self::XdpVeth => Veth::new(3000).map(NetworkPath::Veth),
         }
     }
 }
@@ -157,11 +157,11 @@ pub(super) fn steps(wanted: &[String]) -> Vec<Step> {
 }
 
 /// UCX in shared memory.
-pub(super) const UCX_SHM: Peer = Peer::Ucx("posix,cma");
-const UCX_TCP: Peer = Peer::Ucx("tcp");
+pub(super) const UCX_SHM: PeerProgram = PeerProgram::Ucx("posix,cma");
+const UCX_TCP: PeerProgram = PeerProgram::Ucx("tcp");
 
 /// Which peers to run, on which test and size.
-pub(super) fn peers(wanted: &[String]) -> Vec<(Peer, &'static str, u64)> {
+pub(super) fn peers(wanted: &[String]) -> Vec<(PeerProgram, &'static str, u64)> {
     let mut list = Vec::new();
     let mut add = |peer, test, size| list.push((peer, test, size));
     let on = |path: &str| wanted.is_empty() || wanted.iter().any(|w| w == path);
@@ -171,9 +171,9 @@ pub(super) fn peers(wanted: &[String]) -> Vec<(Peer, &'static str, u64)> {
         {
             add(UCX_TCP, test, size);
         }
-        add(Peer::Fabric("tcp", "msg"), "", 64);
-        add(Peer::Fabric("udp;ofi_rxd", "rdm"), "", 64);
-        add(Peer::Fabric("udp;ofi_rxd", "rdm"), "", 64 << 10);
+        add(PeerProgram::Fabric("tcp", "msg"), "", 64);
+        add(PeerProgram::Fabric("udp;ofi_rxd", "rdm"), "", 64);
+        add(PeerProgram::Fabric("udp;ofi_rxd", "rdm"), "", 64 << 10);
     }
     if on("shm") {
         for (test, size) in
@@ -181,7 +181,7 @@ pub(super) fn peers(wanted: &[String]) -> Vec<(Peer, &'static str, u64)> {
         {
             add(UCX_SHM, test, size);
         }
-        add(Peer::Fabric("shm", "rdm"), "", 64);
+        add(PeerProgram::Fabric("shm", "rdm"), "", 64);
     }
     list
 }
@@ -198,7 +198,7 @@ pub(super) fn bars(samples: &Samples, wanted: &[String]) -> Vec<Bar> {
     let stream = |path| key(path, Test::WriteStream, 64 << 10);
     let bare_stream = |path| key(path, Test::Stream, 64 << 10);
     let framed = |path| key(path, Test::Framed, 64 << 10);
-    let ucx = |peer: Peer, test: &str, size, metric| Key {
+    let ucx = |peer: PeerProgram, test: &str, size, metric| Key {
         op: test.into(),
         x: size,
         series: peer.series(),

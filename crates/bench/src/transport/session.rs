@@ -6,14 +6,14 @@ use std::process::{Child, ChildStdin, ChildStdout, Stdio};
 
 use super::plan::Path;
 use super::protocol::{Reply, Request, Test};
-use crate::netns::Place;
+use crate::netns::NetworkPath;
 
 /// A pair of agents at a place.
 pub(crate) struct Session {
     client: Agent,
     server: Agent,
     /// Dropped last: the namespaces go when the agents are gone.
-    _place: Place,
+    _place: NetworkPath,
 }
 
 struct Agent {
@@ -72,7 +72,7 @@ impl Session {
 impl Agent {
     fn start(
         program: &FilePath,
-        place: &Place,
+        place: &NetworkPath,
         client: bool,
         libraries: Option<&FilePath>,
     ) -> Result<Self, String> {

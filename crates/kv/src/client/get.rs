@@ -18,7 +18,7 @@ use super::cache::Location;
 use super::{Client, Completion, Error, Operation, Progress, Verb};
 use crate::format::object::{HEADER_LEN, Object, crc64};
 use crate::format::slot::{NEIGHBOURHOOD, SLOT_LEN, TableAt, fingerprint};
-use crate::format::{Chunk, Flaw, Offset, Place, Slot};
+use crate::format::{Chunk, Flaw, ObjectAddress, Offset, Slot};
 use crate::proto::{Refusal, Reply, Request};
 use crate::view::Mode;
 
@@ -54,7 +54,7 @@ pub struct Get {
 #[derive(Debug)]
 enum State {
     Begin,
-    Cached(Location, Place),
+    Cached(Location, ObjectAddress),
     Slots { tables: Vec<TableAt>, sure: bool },
     Object(Fetch),
     Chunks { found: Found, chunks: Vec<Chunk>, fetch: Fetch },
@@ -69,7 +69,7 @@ enum State {
 struct Fetch {
     slot: Slot,
     offset: Offset,
-    place: Place,
+    place: ObjectAddress,
     /// Whether it is the version before.
     old: bool,
 }
@@ -152,7 +152,7 @@ impl Get {
         client: &mut Client,
         now: u64,
         location: Location,
-        place: Place,
+        place: ObjectAddress,
         bytes: &[u8],
     ) -> Progress<Outcome> {
         if let Ok(object) = Object::parse(bytes, &place) {

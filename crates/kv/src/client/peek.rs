@@ -10,7 +10,7 @@ use super::cache::Location;
 use super::{Client, RemoteMemory};
 use crate::format::object::{HEADER_LEN, Object};
 use crate::format::slot::{NEIGHBOURHOOD, SLOT_LEN, TableAt, fingerprint};
-use crate::format::{Place, Slot};
+use crate::format::{ObjectAddress, Slot};
 
 /// What a look at a key found.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -94,7 +94,7 @@ impl<R: RemoteMemory> Look<'_, R> {
     }
 
     /// Looks at a cached location. [`Peek::Unknown`]: it is out of date.
-    fn at_location(&mut self, location: &Location, at: u64, place: &Place) -> Result<Peek, R::Error> {
+    fn at_location(&mut self, location: &Location, at: u64, place: &ObjectAddress) -> Result<Peek, R::Error> {
         Ok(match self.object(at, location.len, place)? {
             // The mark decides: without it, no newer version had been handed out when it was read.
             Some((Seen::Value { version, value, .. }, false)) if version == location.version => {
@@ -146,7 +146,7 @@ impl<R: RemoteMemory> Look<'_, R> {
 
     /// The object that begins there, of which so many bytes are looked at, and whether it is superseded. `None`: the memory is
     /// not at hand.
-    fn object(&mut self, at: u64, len: u64, place: &Place) -> Result<Option<(Seen, bool)>, R::Error> {
+    fn object(&mut self, at: u64, len: u64, place: &ObjectAddress) -> Result<Option<(Seen, bool)>, R::Error> {
         self.buffer.resize(self.start + len as usize, 0);
         if !self.remote.load(at, &mut self.buffer[self.start..])? {
             return Ok(None);

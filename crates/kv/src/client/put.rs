@@ -8,7 +8,7 @@ use std::ops::Range;
 
 use super::{Client, Completion, Error, Operation, Progress, RemoteMemory, Verb};
 use crate::format::object::{Content, WRITTEN_FROM, crc64, emit, object_len};
-use crate::format::{Chunk, Place};
+use crate::format::{Chunk, ObjectAddress};
 use crate::proto::{Changed, Expect, Inline, Refusal, Reply, Request, Reserved};
 use crate::view::Mode;
 
@@ -168,7 +168,7 @@ impl Put {
     }
 
     fn write(&mut self, client: &mut Client, now: u64, reserved: Reserved) -> Progress<Outcome> {
-        let place = Place {
+        let place = ObjectAddress {
             salt: client.view.salt,
             head: reserved.head,
             offset: reserved.offset,

@@ -29,7 +29,7 @@ pub mod v1;
 pub mod word;
 
 pub use directory::{HeadWord, RegionKind, RegionWord};
-pub use object::{Chunk, Flaw, Header, Object, Place};
+pub use object::{Chunk, Flaw, Header, Object, ObjectAddress};
 pub use slot::{Hint, Meta, Slot};
 pub use superblock::{Superblock, SuperblockError};
 pub use word::{Offset, Word};

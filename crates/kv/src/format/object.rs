@@ -52,7 +52,7 @@ const CHAINED: u8 = 2;
 
 /// Where an object lies, which its checksum covers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Place {
+pub struct ObjectAddress {
     /// The store's salt, as its superblock has it.
     pub salt: u64,
     /// The head whose log the object is in.
@@ -63,7 +63,7 @@ pub struct Place {
     pub epoch: u32,
 }
 
-impl Place {
+impl ObjectAddress {
     fn bytes(self) -> [u8; 17] {
         let mut bytes = [0; 17];
         bytes[..8].copy_from_slice(&self.salt.to_le_bytes());
@@ -188,7 +188,7 @@ impl<'a> Object<'a> {
     ///
     /// # Errors
     /// There is no whole object, or more bytes are needed to tell.
-    pub fn parse(bytes: &'a [u8], place: &Place) -> Result<Self, Flaw> {
+    pub fn parse(bytes: &'a [u8], place: &ObjectAddress) -> Result<Self, Flaw> {
         let header = Header::parse(bytes)?;
         if header.epoch != place.epoch {
             return Err(Flaw::Torn);
@@ -256,7 +256,7 @@ pub const fn object_len(key: usize, value: u64) -> u64 {
 /// # Panics
 /// A key or a list that no object can have; callers check lengths first.
 #[must_use]
-pub fn emit(place: &Place, version: u64, expires: u64, key: &[u8], content: Content<'_>) -> Vec<u8> {
+pub fn emit(place: &ObjectAddress, version: u64, expires: u64, key: &[u8], content: Content<'_>) -> Vec<u8> {
     assert!((1..=KEY_MAX).contains(&key.len()), "a key of {} bytes", key.len());
     let list;
     let (value, flags) = match content {

@@ -7,7 +7,7 @@ use remanence_pmem::crash_image::CrashImage;
 use super::superblock::State;
 use super::*;
 
-const PLACE: Place = Place { salt: 7, head: 3, offset: Offset(99), epoch: 5 };
+const PLACE: ObjectAddress = ObjectAddress { salt: 7, head: 3, offset: Offset(99), epoch: 5 };
 
 #[test]
 fn an_update_keeps_the_previous_place() {
@@ -165,10 +165,10 @@ fn an_object_is_whole_at_its_place_only() {
     let object = Object::parse(&bytes, &PLACE).expect("whole");
     assert_eq!((object.key, object.value, object.header.version), (&b"key"[..], &b"value"[..], 8));
     let elsewhere = [
-        Place { salt: 8, ..PLACE },
-        Place { head: 4, ..PLACE },
-        Place { offset: Offset(98), ..PLACE },
-        Place { epoch: 6, ..PLACE },
+        ObjectAddress { salt: 8, ..PLACE },
+        ObjectAddress { head: 4, ..PLACE },
+        ObjectAddress { offset: Offset(98), ..PLACE },
+        ObjectAddress { epoch: 6, ..PLACE },
     ];
     for place in elsewhere {
         assert_eq!(Object::parse(&bytes, &place), Err(Flaw::Torn), "{place:?}");
@@ -209,7 +209,7 @@ fn a_list_of_chunks_comes_back() {
 proptest! {
     #[test]
     fn any_bytes_are_parsed_without_a_panic(bytes in prop::collection::vec(any::<u8>(), 0..200), epoch: u32) {
-        let place = Place { epoch, ..PLACE };
+        let place = ObjectAddress { epoch, ..PLACE };
         let _ = Object::parse(&bytes, &place);
         let _ = Superblock::parse(&bytes, u64::MAX);
         let _ = Slot::parse_all(&bytes).count();

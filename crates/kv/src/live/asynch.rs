@@ -37,7 +37,7 @@ use std::time::{Duration, Instant};
 
 use remanence_verbs::Context;
 
-use super::road::{Road, came_to_nothing, ends};
+use super::connector::{Connector, came_to_nothing, ends};
 use super::{ConnectOptions, Error, Page, PutOptions, Session, Version};
 use crate::client::{
     Any, Call, Client, Completion, Ended, Found, Get, Mux, Output, Put, RemoteMemory as _, attend,
@@ -69,7 +69,7 @@ struct Shared {
 #[derive(Default)]
 struct State {
     /// Asked for, and not taken up yet.
-    queue: VecDeque<Errand>,
+    queue: VecDeque<Command>,
     slots: BTreeMap<u64, Slot>,
     next: u64,
     stores: usize,
@@ -78,13 +78,13 @@ struct State {
     keeper: bool,
 }
 
-enum Errand {
-    Begin { number: u64, wish: Wish },
+enum Command {
+    Begin { number: u64, wish: OperationSpec },
     GiveUp(u64),
 }
 
 /// What is asked for. Times to live become times when the operation begins, by the server's clock.
-enum Wish {
+enum OperationSpec {
     Get(Vec<u8>),
     Put { key: Vec<u8>, value: Vec<u8>, options: PutOptions },
     Call(Request),
@@ -158,8 +158,8 @@ impl AsyncStore {
     /// # Errors
     /// As [`Session::connect`]; or the system refuses a thread.
     pub fn connect(context: &Context, to: SocketAddr, options: ConnectOptions) -> Result<Self, Error> {
-        let (road, session, view) = Road::server(context, to, &options)?;
-        Self::over(road, session, view, options)
+        let (connector, session, view) = Connector::server(context, to, &options)?;
+        Self::over(connector, session, view, options)
     }
 
     /// Connects by a device of its own, at the local address from which the server is reached: see [`connect`](Self::connect).
@@ -182,17 +182,22 @@ impl AsyncStore {
         members: &[SocketAddr],
         options: ConnectOptions,
     ) -> Result<Self, Error> {
-        let (road, session, view) = Road::members(context, members, &options)?;
-        Self::over(road, session, view, options)
+        let (connector, session, view) = Connector::members(context, members, &options)?;
+        Self::over(connector, session, view, options)
     }
 
-    fn over(road: Road, session: Session, view: View, options: ConnectOptions) -> Result<Self, Error> {
+    fn over(
+        connector: Connector,
+        session: Session,
+        view: View,
+        options: ConnectOptions,
+    ) -> Result<Self, Error> {
         let client = Client::new(view, options.locations);
         let state = State { stores: 1, ..State::default() };
         let shared =
             Arc::new(Shared { state: Mutex::new(state), work: Condvar::new(), clock: Condvar::new() });
         let theirs = Arc::clone(&shared);
-        let driver = Driver { shared: theirs, road, options, client, session, mux: Mux::new() };
+        let driver = Driver { shared: theirs, connector, options, client, session, mux: Mux::new() };
         std::thread::Builder::new()
             .name("erda".into())
             .spawn(move || driver.run())
@@ -202,7 +207,7 @@ impl AsyncStore {
 
     /// The key's value; `None` if it has none.
     pub fn get(&self, key: &[u8]) -> Pending<Option<Found>> {
-        self.begin(Wish::Get(key.to_vec()), false, |output| match output {
+        self.begin(OperationSpec::Get(key.to_vec()), false, |output| match output {
             Output::Get(found) => Ok(found?),
             _ => Err(Error::Protocol("no answer to a GET")),
         })
@@ -210,7 +215,7 @@ impl AsyncStore {
 
     /// Writes a key's value; its version comes back.
     pub fn put(&self, key: &[u8], value: &[u8], options: PutOptions) -> Pending<Version> {
-        let wish = Wish::Put { key: key.to_vec(), value: value.to_vec(), options };
+        let wish = OperationSpec::Put { key: key.to_vec(), value: value.to_vec(), options };
         self.begin(wish, true, |output| match output {
             Output::Put(version) => Ok(version?),
             _ => Err(Error::Protocol("no answer to a PUT")),
@@ -219,7 +224,7 @@ impl AsyncStore {
 
     /// Takes a key's value away. The version of the deletion comes back; `None` if there was no value.
     pub fn delete(&self, key: &[u8], expect: Expect) -> Pending<Option<Version>> {
-        let wish = Wish::Call(Request::Delete { key: key.to_vec(), expect });
+        let wish = OperationSpec::Call(Request::Delete { key: key.to_vec(), expect });
         self.begin(wish, true, |output| match output {
             Output::Call(reply) => match reply? {
                 Reply::Done { version } => Ok((version > 0).then_some(version)),
@@ -231,7 +236,7 @@ impl AsyncStore {
 
     /// Some keys from a cursor on: 0, or what the last page said.
     pub fn scan(&self, cursor: u64, limit: u32) -> Pending<Page> {
-        let wish = Wish::Call(Request::Scan { cursor, limit });
+        let wish = OperationSpec::Call(Request::Scan { cursor, limit });
         self.begin(wish, false, move |output| match output {
             Output::Call(reply) => match reply? {
                 // A page that did not go on would be shown for ever.
@@ -250,7 +255,7 @@ impl AsyncStore {
 
     fn begin<T>(
         &self,
-        wish: Wish,
+        wish: OperationSpec,
         changes: bool,
         read: impl Fn(Output) -> Result<T, Error> + Send + 'static,
     ) -> Pending<T> {
@@ -261,7 +266,7 @@ impl AsyncStore {
             state.over.then(|| Outcome::Ended(Err(Error::Lost("the client's thread has ended".to_owned()))));
         let slot = Slot { waker: None, outcome, deadline: None, changes, taken: false, orphan: false };
         state.slots.insert(number, slot);
-        state.queue.push_back(Errand::Begin { number, wish });
+        state.queue.push_back(Command::Begin { number, wish });
         drop(state);
         self.shared.work.notify_one();
         let read: Read<T> = Box::new(read);
@@ -321,7 +326,7 @@ impl<T> Pending<T> {
     /// Gives it up, and says what became of it: a future that ends when that is known.
     pub fn cancel(mut self) -> Cancelling<T> {
         self.taken = true;
-        self.shared.lock().queue.push_back(Errand::GiveUp(self.number));
+        self.shared.lock().queue.push_back(Command::GiveUp(self.number));
         self.shared.work.notify_one();
         Cancelling(Self {
             shared: Arc::clone(&self.shared),
@@ -375,7 +380,7 @@ impl<T> Drop for Pending<T> {
             return;
         }
         (slot.orphan, slot.waker, slot.deadline) = (true, None, None);
-        state.queue.push_back(Errand::GiveUp(self.number));
+        state.queue.push_back(Command::GiveUp(self.number));
         drop(state);
         self.shared.work.notify_one();
     }
@@ -412,7 +417,7 @@ fn keep_times(shared: &Shared) {
             let Some(slot) = state.slots.get_mut(&number) else { continue };
             let error = if slot.changes && slot.taken { Error::LateUnknown } else { Error::Late };
             state.settle(number, Outcome::Ended(Err(error)));
-            state.queue.push_back(Errand::GiveUp(number));
+            state.queue.push_back(Command::GiveUp(number));
             shared.work.notify_one();
         }
         let next = state.slots.values().filter_map(|slot| slot.deadline).min();
@@ -429,7 +434,7 @@ fn keep_times(shared: &Shared) {
 /// The thread: the client, its session, and what is under way.
 struct Driver {
     shared: Arc<Shared>,
-    road: Road,
+    connector: Connector,
     options: ConnectOptions,
     client: Client,
     session: Session,
@@ -518,7 +523,7 @@ impl Driver {
                 return Ok(step.again && !self.mux.is_idle());
             }
             // Whatever ends with this round has begun before it.
-            self.road.look_ahead();
+            self.connector.look_ahead();
             completions = self.session.post(step.post)?;
             // What came meanwhile joins the next round, but for those that wait: they come to their turn when this has ended.
             if !step.again {
@@ -533,13 +538,13 @@ impl Driver {
         let mut state = self.shared.lock();
         for errand in std::mem::take(&mut state.queue) {
             match errand {
-                Errand::Begin { number, wish } => {
+                Command::Begin { number, wish } => {
                     if let Some(slot) = state.slots.get_mut(&number) {
                         slot.taken = true;
                     }
                     self.mux.begin(number, wish.operation(now));
                 }
-                Errand::GiveUp(number) => self.mux.give_up(number),
+                Command::GiveUp(number) => self.mux.give_up(number),
             }
         }
     }
@@ -550,8 +555,8 @@ impl Driver {
     /// Who said it is no primary any more.
     fn believe(&mut self, mut ended: Vec<(u64, Ended)>) -> Result<(), Error> {
         let mut over = Ok(());
-        if self.road.is_replicated() && !ended.is_empty() {
-            over = self.road.vouched(&mut self.session);
+        if self.connector.is_replicated() && !ended.is_empty() {
+            over = self.connector.vouched(&mut self.session);
             let state = self.shared.lock();
             for (number, ended) in &mut ended {
                 let changes = state.slots.get(number).is_none_or(|slot| slot.changes);
@@ -603,7 +608,7 @@ impl Driver {
         let mut since = Instant::now();
         let mut pause = Duration::from_millis(1);
         loop {
-            let error = match self.road.dial(&self.options) {
+            let error = match self.connector.dial(&self.options) {
                 Ok((session, view)) => {
                     self.session = session;
                     self.client.adopt(view);
@@ -645,7 +650,7 @@ fn doubt(ended: &Ended, changes: bool, vouched: bool) -> Option<Ended> {
     }
 }
 
-impl Wish {
+impl OperationSpec {
     fn operation(self, now: u64) -> Any {
         match self {
             Self::Get(key) => Any::Get(Get::new(&key)),

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use remanence_pmem::Region;
-use remanence_remote::{Call as Called, Cutter, Role};
+use remanence_remote::{Call as Called, Role, SessionControl};
 
 use super::StoreStats;
 use super::host::Host;
@@ -103,7 +103,7 @@ pub(crate) fn host(data: &[u8]) {
     };
     let (core, _) = Server::open(Memory::Alone(region.clone()), options).expect("a store");
     let lease = Duration::from_secs(1 << 20);
-    let mut host = Host::new(core, region, Cutter::default(), None, lease, SLOT, None);
+    let mut host = Host::new(core, region, SessionControl::default(), None, lease, SLOT, None);
     let mut honest = 0_u64;
     let begin = |host: &mut Host, honest: u64| {
         ask(host, honest, What::Hello, &VERSION.to_le_bytes()).expect("it may begin");

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use remanence_pmem::Region;
-use remanence_remote::{Call as Called, Cutter, Grants, Role};
+use remanence_remote::{Call as Called, Grants, Role, SessionControl};
 
 use super::StoreStats;
 use super::local::{Line, Lines};
@@ -31,7 +31,7 @@ const SCRUB_MAX: u64 = 256;
 
 /// What the host keeps for a session.
 #[derive(Debug)]
-struct Peer {
+struct HostSession {
     client: Option<ClientId>,
     /// The parts that have come of its next request; empty if none have.
     part: Vec<u8>,
@@ -45,8 +45,8 @@ pub(super) struct Host {
     pub(super) core: Server<Memory>,
     /// The memory that clients read.
     region: Region,
-    peers: BTreeMap<u64, Peer>,
-    cutter: Cutter,
+    peers: BTreeMap<u64, HostSession>,
+    cutter: SessionControl,
     /// What clients may write; `None`: everything.
     grants: Option<Grants>,
     mode: Mode,
@@ -95,7 +95,7 @@ impl Host {
     pub(super) fn new(
         mut core: Server<Memory>,
         region: Region,
-        cutter: Cutter,
+        cutter: SessionControl,
         grants: Option<Grants>,
         lease: Duration,
         slot: usize,
@@ -175,7 +175,7 @@ impl Host {
     pub(super) fn admit(&mut self, line: Arc<Line>) -> (u64, Clock, View) {
         let session = self.locals.add(line);
         let client = Some(self.core.connect());
-        let peer = Peer { client, part: Vec::new(), rest: BTreeMap::new(), heard: Instant::now() };
+        let peer = HostSession { client, part: Vec::new(), rest: BTreeMap::new(), heard: Instant::now() };
         self.peers.insert(session, peer);
         (session, self.clock, View { inline_max: 0, ..self.core.view() })
     }
@@ -348,7 +348,8 @@ impl Host {
     /// Answers a call of a session, whose client may do so much.
     pub(super) fn serve(&mut self, session: u64, role: Role, call: &[u8]) -> Result<Vec<u8>, String> {
         let call = Call::parse(call).ok_or("the call means nothing; use the same release on both sides")?;
-        let fresh = || Peer { client: None, part: Vec::new(), rest: BTreeMap::new(), heard: Instant::now() };
+        let fresh =
+            || HostSession { client: None, part: Vec::new(), rest: BTreeMap::new(), heard: Instant::now() };
         let peer = self.peers.entry(session).or_insert_with(fresh);
         peer.heard = Instant::now();
         let body = match call.what {
@@ -486,7 +487,7 @@ impl Host {
             && let Some(peer) = self.peers.get_mut(&session)
         {
             peer.rest.insert(tag, rest);
-            let kept = |peer: &Peer| peer.rest.values().map(Vec::len).sum::<usize>();
+            let kept = |peer: &HostSession| peer.rest.values().map(Vec::len).sum::<usize>();
             // A client that does not fetch the rest of its answers loses the earlier ones.
             while peer.rest.len() > ANSWERS_MAX || kept(peer) > 2 * ANSWER_MAX {
                 let other = peer.rest.keys().copied().find(|other| *other != tag);
@@ -558,7 +559,7 @@ impl Host {
         if now.duration_since(self.last_probe) >= PROBE {
             self.last_probe = now;
             let view = self.core.view().number.to_le_bytes();
-            let is_silent = |session: u64, peer: &Peer| {
+            let is_silent = |session: u64, peer: &HostSession| {
                 self.locals.of(session).is_none() && now.duration_since(peer.heard) >= PROBE
             };
             let silent = self.peers.iter().filter(|(session, peer)| is_silent(**session, peer));

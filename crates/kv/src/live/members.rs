@@ -41,7 +41,7 @@ pub(super) struct Members {
     scout: Scout,
     /// The addresses of all members, in their order.
     addrs: Vec<SocketAddr>,
-    doors: Vec<Door>,
+    readers: Vec<PromiseReader>,
     /// The epoch of the primary that it is connected to.
     epoch: Epoch,
     acks: usize,
@@ -62,7 +62,7 @@ pub struct Asked {
 
 /// Where a client reads a member's promise.
 #[derive(Debug)]
-struct Door {
+struct PromiseReader {
     /// The number of the member, by its place among all.
     at: usize,
     session: Option<remanence_remote::Session>,
@@ -100,7 +100,7 @@ type Promises = Vec<(usize, Promise)>;
 
 /// The members that may have to vouch for a primary, and how many must.
 struct Witnesses<'a, D> {
-    doors: &'a mut [D],
+    readers: &'a mut [D],
     epoch: Epoch,
     acks: usize,
 }
@@ -111,12 +111,12 @@ impl<D: Witness> Witnesses<'_, D> {
         let begin = Instant::now();
         loop {
             let mut late = false;
-            for door in &mut *self.doors {
-                if !door.is_read() || door.is_stale() {
+            for reader in &mut *self.readers {
+                if !reader.is_read() || reader.is_stale() {
                     continue;
                 }
-                match door.take(SLICE) {
-                    Came::Promise(promise) => promises.push((door.at(), promise)),
+                match reader.take(SLICE) {
+                    Came::Promise(promise) => promises.push((reader.at(), promise)),
                     Came::Late => late = true,
                     Came::Nothing => {}
                 }
@@ -143,18 +143,18 @@ impl<D: Witness> Witnesses<'_, D> {
             let epoch = self.epoch;
             promises.retain(|(_, promise)| promise.lets(epoch));
             // What an operation that broke off had begun to read is in the way until it has come, or was silent for too long.
-            for door in self.doors.iter_mut().filter(|door| door.is_stale()) {
-                door.take(LATE);
+            for reader in self.readers.iter_mut().filter(|reader| reader.is_stale()) {
+                reader.take(LATE);
             }
-            self.doors.iter_mut().for_each(&mut open);
-            for door in &mut *self.doors {
-                if !door.is_read() && promises.iter().all(|(at, _)| *at != door.at()) {
-                    *asked += u64::from(door.post());
+            self.readers.iter_mut().for_each(&mut open);
+            for reader in &mut *self.readers {
+                if !reader.is_read() && promises.iter().all(|(at, _)| *at != reader.at()) {
+                    *asked += u64::from(reader.post());
                 }
             }
             if self.gather(promises, LATE) || self.gather(promises, SILENT) {
                 // Who has answered is asked first from now on.
-                self.doors.sort_by_key(|door| promises.iter().all(|(at, _)| *at != door.at()));
+                self.readers.sort_by_key(|reader| promises.iter().all(|(at, _)| *at != reader.at()));
                 return true;
             }
         }
@@ -172,7 +172,7 @@ enum Came {
     Late,
 }
 
-impl Door {
+impl PromiseReader {
     const fn new(at: usize) -> Self {
         Self { at, session: None, reading: None }
     }
@@ -197,7 +197,7 @@ impl Door {
     }
 }
 
-impl Witness for Door {
+impl Witness for PromiseReader {
     fn at(&self) -> usize {
         self.at
     }
@@ -297,13 +297,13 @@ impl Members {
         }
         let said = said.clone();
         let scout = if all == some { scout } else { Scout::new(context, options, &all)? };
-        let doors: Vec<Door> = (0..all.len()).map(Door::new).collect();
+        let readers: Vec<PromiseReader> = (0..all.len()).map(PromiseReader::new).collect();
         Ok(Self {
             context: context.clone(),
             options: options.clone(),
             scout,
             addrs: all,
-            doors,
+            readers,
             epoch: Epoch::NONE,
             acks: 0,
             said,
@@ -336,9 +336,12 @@ impl Members {
         };
         // Whoever was the primary before is probably silent; it is asked again when it answers.
         let before = usize::from(self.said.who);
-        self.doors.iter_mut().filter(|door| at != before && door.at == before).for_each(Door::lose);
+        self.readers
+            .iter_mut()
+            .filter(|reader| at != before && reader.at == before)
+            .for_each(PromiseReader::lose);
         // Connections to the others are made meanwhile.
-        self.doors.iter_mut().for_each(|door| door.open(&self.scout));
+        self.readers.iter_mut().for_each(|reader| reader.open(&self.scout));
         let to = SocketAddr::new(self.addrs[at].ip(), primary.store_port);
         let (lookout, primary) = (self.scout.lookout(), primary.clone());
         let options = self.options.watched(DOUBT, move |_| lookout.is_replaced(&primary));
@@ -356,16 +359,16 @@ impl Members {
 
     /// Waits a little for connections to as many doors as are needed.
     fn open_doors(&mut self) {
-        self.doors.iter_mut().for_each(|door| door.open(&self.scout));
+        self.readers.iter_mut().for_each(|reader| reader.open(&self.scout));
         let closed: Vec<usize> =
-            self.doors.iter().filter(|door| door.session.is_none()).map(|door| door.at).collect();
-        let open = self.doors.len() - closed.len();
+            self.readers.iter().filter(|reader| reader.session.is_none()).map(|reader| reader.at).collect();
+        let open = self.readers.len() - closed.len();
         self.scout.wait_for_connections(
             &closed,
             self.acks.saturating_sub(open),
             SILENT.min(self.options.waits()),
         );
-        self.doors.iter_mut().for_each(|door| door.open(&self.scout));
+        self.readers.iter_mut().for_each(|reader| reader.open(&self.scout));
     }
 
     fn ask(&mut self, session: &mut Session) -> Result<(), Error> {
@@ -381,10 +384,10 @@ impl Members {
 
     /// An operation begins: begins to read the promises of as many members as have to vouch for what it will bring.
     pub(super) fn look_ahead(&mut self) {
-        self.doors.iter_mut().for_each(Door::drop_reading);
+        self.readers.iter_mut().for_each(PromiseReader::drop_reading);
         let mut wanted = self.acks;
-        for door in &mut self.doors {
-            let posted = wanted > 0 && door.reading.is_none() && door.post();
+        for reader in &mut self.readers {
+            let posted = wanted > 0 && reader.reading.is_none() && reader.post();
             wanted -= usize::from(posted);
             self.asked.along += u64::from(posted);
         }
@@ -419,13 +422,13 @@ impl Members {
 
     fn gather(&mut self, promises: &mut Promises, limit: Duration) -> bool {
         let (epoch, acks) = (self.epoch, self.acks);
-        Witnesses { doors: &mut self.doors, epoch, acks }.gather(promises, limit)
+        Witnesses { readers: &mut self.readers, epoch, acks }.gather(promises, limit)
     }
 
     fn enough(&mut self, promises: &mut Promises) -> bool {
         let (epoch, acks) = (self.epoch, self.acks);
-        let mut witnesses = Witnesses { doors: &mut self.doors, epoch, acks };
-        witnesses.enough(promises, |door| door.open(&self.scout), &mut self.asked.after)
+        let mut witnesses = Witnesses { readers: &mut self.readers, epoch, acks };
+        witnesses.enough(promises, |reader| reader.open(&self.scout), &mut self.asked.after)
     }
 
     /// What each member says of itself, and why the others do not.
@@ -525,11 +528,11 @@ mod tests {
     }
 
     /// Whether they are enough for `acks`; how often they were asked; and who is asked first from then on.
-    fn asked(mut doors: Vec<Scripted>, acks: usize, mut promises: Promises) -> (bool, u64, Vec<usize>) {
+    fn asked(mut readers: Vec<Scripted>, acks: usize, mut promises: Promises) -> (bool, u64, Vec<usize>) {
         let mut asked = 0;
-        let mut witnesses = Witnesses { doors: &mut doors, epoch: OURS, acks };
+        let mut witnesses = Witnesses { readers: &mut readers, epoch: OURS, acks };
         let enough = witnesses.enough(&mut promises, |_| (), &mut asked);
-        (enough, asked, doors.iter().map(|door| door.at).collect())
+        (enough, asked, readers.iter().map(|reader| reader.at).collect())
     }
 
     #[test]
@@ -572,11 +575,11 @@ mod tests {
 
     #[test]
     fn what_was_read_for_an_operation_that_is_over_vouches_for_nothing() {
-        let mut doors = members(&[&[of(5, 77)], &[of(5, 77), of(5, 77)], &[]]);
-        (doors[1].reading, doors[1].stale) = (true, true);
-        assert_eq!(asked(doors, 2, Vec::new()), (true, 2, vec![0, 1, 2]));
-        let mut doors = members(&[&[of(5, 77)], &[of(5, 77)], &[]]);
-        (doors[1].reading, doors[1].stale) = (true, true);
-        assert!(!asked(doors, 2, Vec::new()).0, "its answer was to an earlier question");
+        let mut readers = members(&[&[of(5, 77)], &[of(5, 77), of(5, 77)], &[]]);
+        (readers[1].reading, readers[1].stale) = (true, true);
+        assert_eq!(asked(readers, 2, Vec::new()), (true, 2, vec![0, 1, 2]));
+        let mut readers = members(&[&[of(5, 77)], &[of(5, 77)], &[]]);
+        (readers[1].reading, readers[1].stale) = (true, true);
+        assert!(!asked(readers, 2, Vec::new()).0, "its answer was to an earlier question");
     }
 }

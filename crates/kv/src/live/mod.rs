@@ -36,6 +36,7 @@
 
 mod asynch;
 mod baseline;
+mod connector;
 mod error;
 pub(crate) mod fuzzing;
 mod host;
@@ -48,7 +49,6 @@ mod memory;
 mod options;
 mod overlay;
 mod prometheus;
-mod road;
 mod salvage;
 mod scout;
 mod server;

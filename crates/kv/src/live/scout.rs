@@ -113,7 +113,7 @@ impl Scout {
         let shared = Arc::new(Shared { state: Mutex::new(state), changed: Condvar::new() });
         let this = Self(Lookout(Arc::clone(&shared)));
         for (at, to) in members.iter().enumerate() {
-            let errand = Errand {
+            let errand = MemberThread {
                 shared: Arc::clone(&shared),
                 at,
                 to: *to,
@@ -204,7 +204,7 @@ impl Scout {
 }
 
 /// What the thread of one member has: whom it asks, for whom, and over which connection.
-struct Errand {
+struct MemberThread {
     shared: Arc<Shared>,
     at: usize,
     to: SocketAddr,
@@ -215,7 +215,7 @@ struct Errand {
     tried: Option<Instant>,
 }
 
-impl Errand {
+impl MemberThread {
     fn run(mut self) {
         while let Some((asks, connects)) = self.next() {
             if asks {

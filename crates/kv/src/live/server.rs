@@ -35,7 +35,7 @@ const INLINE_MAX: u32 = 8 << 10;
 
 /// Where the store lies.
 #[derive(Clone, Debug)]
-enum Place {
+enum Storage {
     File(PathBuf),
     Region(Region),
 }
@@ -43,7 +43,7 @@ enum Place {
 /// How a server is made.
 #[derive(Clone, Debug)]
 pub struct ServerOptions {
-    place: Place,
+    place: Storage,
     common: Common,
     configuration: Option<Config>,
     ddio: Option<bool>,
@@ -59,16 +59,16 @@ impl ServerOptions {
     /// there and a [`size`](Self::size) is given, or if the file is blank.
     #[must_use]
     pub fn file(path: impl Into<PathBuf>) -> Self {
-        Self::at(Place::File(path.into()))
+        Self::at(Storage::File(path.into()))
     }
 
     /// Of a store in memory that is mapped already; it is made if the memory is blank.
     #[must_use]
     pub const fn region(region: Region) -> Self {
-        Self::at(Place::Region(region))
+        Self::at(Storage::Region(region))
     }
 
-    const fn at(place: Place) -> Self {
+    const fn at(place: Storage) -> Self {
         Self {
             place,
             common: Common::NEW,
@@ -173,11 +173,11 @@ impl ServerOptions {
 
     fn open(&self) -> Result<Region, Error> {
         let path = match &self.place {
-            Place::Region(region) => {
+            Storage::Region(region) => {
                 refuse_cut_journal(region)?;
                 return Ok(region.clone());
             }
-            Place::File(path) => path,
+            Storage::File(path) => path,
         };
         // In mode `erda` what is visible is acknowledged.
         let only_durable = self.mode == Mode::Durable;
@@ -256,7 +256,7 @@ impl Server {
         // Before a file is made.
         options.inlined()?;
         let region = options.open()?;
-        let ours = matches!(options.place, Place::File(_)).then(|| region.clone());
+        let ours = matches!(options.place, Storage::File(_)).then(|| region.clone());
         let new = New { geometry: options.common.geometry, keys: options.common.keys };
         // Of memory that is handed over, the store has what it was made with.
         let asked = options.common.size.filter(|_| ours.is_some());

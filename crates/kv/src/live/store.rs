@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use remanence_verbs::Context;
 
+use super::connector::{Connector, RETRY, came_to_nothing, ends};
 use super::members::Members;
-use super::road::{RETRY, Road, came_to_nothing, ends};
 use super::wire::{What, emit_words, parse_words};
 use super::{Asked, ConnectOptions, Error, Held, MemberStats, Said, Session, StoreStats};
 use crate::client::{self, Call, Client, Found, Get, Many, Operation, Progress, RemoteMemory as _, attend};
@@ -73,7 +73,7 @@ pub struct Page {
 pub struct Store {
     client: Client,
     session: Session,
-    road: Road,
+    connector: Connector,
     options: ConnectOptions,
     /// Whether the session is over.
     broken: bool,
@@ -87,8 +87,8 @@ impl Store {
     /// # Errors
     /// As [`Session::connect`].
     pub fn connect(context: &Context, to: SocketAddr, options: ConnectOptions) -> Result<Self, Error> {
-        let (road, session, view) = Road::server(context, to, &options)?;
-        Ok(Self::over(road, session, view, options))
+        let (connector, session, view) = Connector::server(context, to, &options)?;
+        Ok(Self::over(connector, session, view, options))
     }
 
     /// Connects by a device of its own, at the local address from which the server is reached: see [`connect`](Self::connect).
@@ -114,15 +114,15 @@ impl Store {
         members: &[SocketAddr],
         options: ConnectOptions,
     ) -> Result<Self, Error> {
-        let (road, session, view) = Road::members(context, members, &options)?;
-        Ok(Self::over(road, session, view, options))
+        let (connector, session, view) = Connector::members(context, members, &options)?;
+        Ok(Self::over(connector, session, view, options))
     }
 
-    fn over(road: Road, session: Session, view: View, options: ConnectOptions) -> Self {
+    fn over(connector: Connector, session: Session, view: View, options: ConnectOptions) -> Self {
         Self {
             client: Client::new(view, options.locations),
             session,
-            road,
+            connector,
             options,
             broken: false,
             used: Instant::now(),
@@ -149,19 +149,19 @@ impl Store {
     /// # Errors
     /// Something else listens in a member's place.
     pub fn members(&mut self) -> Result<Vec<(String, Said)>, Error> {
-        self.road.stats()
+        self.connector.stats()
     }
 
     /// What the primary said of itself when it was connected to; `None` if the store lies on one server.
     #[must_use]
     pub fn primary(&self) -> Option<&MemberStats> {
-        self.road.primary()
+        self.connector.primary()
     }
 
     /// How often members were asked whether the primary may be believed; zeros if the store lies on one server.
     #[must_use]
     pub fn asked(&self) -> Asked {
-        self.road.asked()
+        self.connector.asked()
     }
 
     /// The client and its connection, for a host of one's own. Of a store on several members, nobody vouches any more for what
@@ -485,7 +485,7 @@ impl Store {
                 let [damaged, repaired] = parse_words(words)?;
                 Some(Held { damaged, repaired })
             });
-            let names = store.road.primary().map_or(&[][..], |said| &said.members);
+            let names = store.connector.primary().map_or(&[][..], |said| &said.members);
             let held = names.iter().cloned().zip(held).collect();
             Ok((Scrubbed { verified, repaired, lost, next }, held))
         })
@@ -509,7 +509,7 @@ impl Store {
     }
 
     const fn is_replicated(&self) -> bool {
-        self.road.is_replicated()
+        self.connector.is_replicated()
     }
 
     /// Something that may be carried out any number of times.
@@ -555,7 +555,7 @@ impl Store {
             return Err(remanence_remote::Error::Over.into());
         }
         while self.broken {
-            match self.road.dial(&self.options) {
+            match self.connector.dial(&self.options) {
                 Ok((session, view)) => {
                     self.session = session;
                     self.client.adopt(view);
@@ -596,11 +596,11 @@ impl Store {
 
     /// Whether what was read, and what was said, is that of the primary.
     fn vouched(&mut self) -> Result<(), Error> {
-        self.road.vouched(&mut self.session)
+        self.connector.vouched(&mut self.session)
     }
 
     fn carry_out<O: Operation>(&mut self, operation: &mut O) -> Result<O::Output, Error> {
-        self.road.look_ahead();
+        self.connector.look_ahead();
         let mut completions = Vec::new();
         let mut tries = 0;
         let output = loop {

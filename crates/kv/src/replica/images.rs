@@ -22,7 +22,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::keeper::{BLOCK, Order, Told};
+use super::keeper::{BLOCK, ImageReply, Order};
 
 /// Places that are fetched at a time. Whoever wants another one asks again later.
 pub const FETCHES_MAX: usize = 64;
@@ -45,11 +45,11 @@ enum Asked {
     /// To begin, take a block of, or end an image; or, of the primary's own, to give a block.
     Rebuild,
     /// The next part of a place that is fetched.
-    Fetch(Place),
+    Fetch(ByteRange),
 }
 
 /// A place of the medium: where, and how many bytes.
-type Place = (u64, u32);
+type ByteRange = (u64, u32);
 
 #[derive(Clone, Default, Debug)]
 struct Image {
@@ -107,7 +107,7 @@ pub struct Images {
     rebuilt: Option<usize>,
     /// Why the image of the primary itself could not be sent.
     failed: Option<String>,
-    fetches: BTreeMap<Place, Fetch>,
+    fetches: BTreeMap<ByteRange, Fetch>,
     /// How often a member has begun to take part.
     joined: u64,
 }
@@ -233,7 +233,7 @@ impl Images {
     }
 
     /// A member says something to the order that it has under way.
-    pub fn told(&mut self, member: usize, told: Told) {
+    pub fn told(&mut self, member: usize, told: ImageReply) {
         match self.members[member].asked.take() {
             Some(Asked::Apply) => self.told_of_records(member, told),
             Some(Asked::Rebuild) => self.told_of_image(member, told),
@@ -242,20 +242,20 @@ impl Images {
         }
     }
 
-    fn told_of_records(&mut self, at: usize, told: Told) {
+    fn told_of_records(&mut self, at: usize, told: ImageReply) {
         let image = &mut self.members[at];
         match told {
-            Told::Applied(applied) => {
+            ImageReply::Applied(applied) => {
                 image.is_to_follow = applied < self.below;
                 (image.applied, image.needs_image, image.trouble) = (Some(applied), false, None);
             }
-            Told::NeedsImage => {
+            ImageReply::NeedsImage => {
                 image.is_to_follow = false;
                 (image.applied, image.needs_image, image.trouble) = (None, true, None);
             }
             // It has what it said last, and that durably; nothing more, until somebody sees to it.
-            Told::Refused(why) => (image.is_to_follow, image.trouble) = (false, Some(why)),
-            Told::Bytes(_) | Told::Ok => {
+            ImageReply::Refused(why) => (image.is_to_follow, image.trouble) = (false, Some(why)),
+            ImageReply::Bytes(_) | ImageReply::Ok => {
                 image.is_to_follow = false;
                 image.trouble = Some("its answer means nothing".into());
             }
@@ -274,21 +274,21 @@ impl Images {
         }
     }
 
-    fn told_of_image(&mut self, at: usize, told: Told) {
+    fn told_of_image(&mut self, at: usize, told: ImageReply) {
         let Some(rebuild) = &mut self.rebuild else { return };
         let len = (self.len - rebuild.at).min(BLOCK as u64);
         match (&rebuild.step, told) {
-            (Step::Read, Told::Bytes(bytes)) if at == self.own && bytes.len() as u64 == len => {
+            (Step::Read, ImageReply::Bytes(bytes)) if at == self.own && bytes.len() as u64 == len => {
                 rebuild.step = Step::Send(bytes);
             }
-            (Step::Read, Told::Refused(why)) => self.give_up_rebuild(&why),
+            (Step::Read, ImageReply::Refused(why)) => self.give_up_rebuild(&why),
             (Step::Read, _) => self.give_up_rebuild("its answer means nothing"),
-            (Step::Begin, Told::Ok) => rebuild.step = Step::Read,
-            (Step::Send(_), Told::Ok) => {
+            (Step::Begin, ImageReply::Ok) => rebuild.step = Step::Read,
+            (Step::Send(_), ImageReply::Ok) => {
                 rebuild.at += len;
                 rebuild.step = if rebuild.at == self.len { Step::End } else { Step::Read };
             }
-            (Step::End, Told::Ok) => {
+            (Step::End, ImageReply::Ok) => {
                 let image = &mut self.members[at];
                 (image.applied, image.needs_image, image.is_to_follow) = (Some(rebuild.from), false, true);
                 self.rebuilt = Some(at);
@@ -299,7 +299,7 @@ impl Images {
                 let member = &mut self.members[rebuild.member];
                 member.needs_image = false;
                 member.trouble = match told {
-                    Told::Refused(why) => Some(why),
+                    ImageReply::Refused(why) => Some(why),
                     _ => Some("its answer means nothing".into()),
                 };
                 self.rebuild = None;
@@ -312,14 +312,14 @@ impl Images {
         self.failed = Some(why.to_owned());
     }
 
-    fn told_of_place(&mut self, at: usize, place: Place, told: &Told) {
+    fn told_of_place(&mut self, at: usize, place: ByteRange, told: &ImageReply) {
         let Some(fetch) = self.fetches.get_mut(&place).filter(|fetch| fetch.waits_for.contains(&at)) else {
             return;
         };
         let came = fetch.came.entry(at).or_default();
         let left = place.1 as usize - came.len();
         match told {
-            Told::Bytes(bytes) if !bytes.is_empty() && bytes.len() == left.min(BLOCK) => {
+            ImageReply::Bytes(bytes) if !bytes.is_empty() && bytes.len() == left.min(BLOCK) => {
                 came.extend_from_slice(bytes);
                 if came.len() == place.1 as usize {
                     fetch.waits_for.remove(&at);
@@ -493,7 +493,7 @@ mod tests {
     /// Each of these members says to the order that it has that its image is at this record.
     fn all_are_at(images: &mut Images, members: &[usize], applied: u64) {
         orders(images);
-        members.iter().for_each(|member| images.told(*member, Told::Applied(applied)));
+        members.iter().for_each(|member| images.told(*member, ImageReply::Applied(applied)));
     }
 
     #[test]
@@ -502,16 +502,16 @@ mod tests {
         images.follow(10);
         let apply = |below| Order::Apply { below };
         assert_eq!(orders(&mut images), [(0, apply(10)), (1, apply(10)), (2, apply(10))]);
-        images.told(0, Told::Applied(10));
-        images.told(1, Told::Applied(4));
+        images.told(0, ImageReply::Applied(10));
+        images.told(1, ImageReply::Applied(4));
         assert_eq!(orders(&mut images), [(1, apply(10))], "it has applied a part, and goes on");
         assert_eq!(images.trims_to(), 4, "two acknowledge");
-        images.told(1, Told::Applied(10));
+        images.told(1, ImageReply::Applied(10));
         assert_eq!((images.trims_to(), orders(&mut images)), (10, vec![]));
         images.follow(20);
         assert_eq!(orders(&mut images), [(0, apply(20)), (1, apply(20))], "the third has not answered");
         assert_eq!(images.keeps(2), 0, "nobody knows how far it is");
-        images.told(2, Told::Applied(10));
+        images.told(2, ImageReply::Applied(10));
         assert_eq!((images.keeps(2), orders(&mut images)), (10, vec![(2, apply(20))]));
     }
 
@@ -520,7 +520,7 @@ mod tests {
         let mut images = three();
         images.follow(10);
         all_are_at(&mut images, &[0, 1], 10);
-        images.told(2, Told::Refused("its disk is full".into()));
+        images.told(2, ImageReply::Refused("its disk is full".into()));
         assert_eq!(images.behind().collect::<Vec<_>>(), [(2, "its disk is full")]);
         assert_eq!((images.keeps(2), images.can_follow()), (u64::MAX, 2));
         assert!(orders(&mut images).is_empty() && !images.is_busy(), "it is not asked again and again");
@@ -531,13 +531,13 @@ mod tests {
     }
 
     /// Goes on with a rebuilding until the member is to say something, which it does with `told`.
-    fn goes_on(images: &mut Images, told: Told) -> Order {
+    fn goes_on(images: &mut Images, told: ImageReply) -> Order {
         loop {
             let (member, order) = images.poll_order().expect("something is to be done");
             match (member, &order) {
-                (0, Order::Read { len, .. }) => images.told(0, Told::Bytes(vec![7; *len as usize])),
-                (0, Order::Apply { below }) => images.told(0, Told::Applied(*below)),
-                (1, Order::Apply { below }) => images.told(1, Told::Applied(*below)),
+                (0, Order::Read { len, .. }) => images.told(0, ImageReply::Bytes(vec![7; *len as usize])),
+                (0, Order::Apply { below }) => images.told(0, ImageReply::Applied(*below)),
+                (1, Order::Apply { below }) => images.told(1, ImageReply::Applied(*below)),
                 _ => {
                     assert_eq!(member, 2);
                     images.told(2, told);
@@ -552,25 +552,25 @@ mod tests {
         let mut images = three();
         images.follow(10);
         all_are_at(&mut images, &[0, 1], 10);
-        images.told(2, Told::NeedsImage);
+        images.told(2, ImageReply::NeedsImage);
         assert_eq!((images.needs_image(), images.keeps(2)), (Some(2), u64::MAX));
         images.begin_rebuild(12);
         assert_eq!(images.trims_to(), 10, "its image is to follow first");
-        assert_eq!(goes_on(&mut images, Told::Ok), Order::Begin);
+        assert_eq!(goes_on(&mut images, ImageReply::Ok), Order::Begin);
         images.follow(50);
         for (at, len) in [(0, BLOCK), (BLOCK as u64, BLOCK), (2 * BLOCK as u64, 100)] {
             let sent = Order::Block { at, bytes: vec![7; len], len: len as u32 };
-            assert_eq!(goes_on(&mut images, Told::Ok), sent);
+            assert_eq!(goes_on(&mut images, ImageReply::Ok), sent);
             assert_eq!(images.trims_to(), 12, "the others are further, and it is not");
         }
         assert_eq!(images.rebuilding(), Some((2, LEN)));
-        assert_eq!(goes_on(&mut images, Told::Ok), Order::End { applied: 12 });
+        assert_eq!(goes_on(&mut images, ImageReply::Ok), Order::End { applied: 12 });
         assert_eq!(
             (images.take_rebuilt(), images.take_rebuilt(), images.rebuilding()),
             (Some(2), None, None)
         );
         assert_eq!((images.keeps(2), images.needs_image()), (12, None));
-        assert_eq!(goes_on(&mut images, Told::Applied(50)), Order::Apply { below: 50 });
+        assert_eq!(goes_on(&mut images, ImageReply::Applied(50)), Order::Apply { below: 50 });
         assert!(!images.is_busy());
     }
 
@@ -579,16 +579,16 @@ mod tests {
         let mut images = three();
         images.follow(10);
         all_are_at(&mut images, &[0, 1], 10);
-        images.told(2, Told::NeedsImage);
+        images.told(2, ImageReply::NeedsImage);
         images.begin_rebuild(10);
-        assert_eq!(goes_on(&mut images, Told::Ok), Order::Begin);
+        assert_eq!(goes_on(&mut images, ImageReply::Ok), Order::Begin);
         images.set_present(2, false);
         assert_eq!((images.rebuilding(), images.needs_image()), (None, None));
         images.set_present(2, true);
-        assert_eq!(goes_on(&mut images, Told::NeedsImage), Order::Apply { below: 10 });
+        assert_eq!(goes_on(&mut images, ImageReply::NeedsImage), Order::Apply { below: 10 });
         assert_eq!(images.needs_image(), Some(2));
         images.begin_rebuild(10);
-        assert_eq!(goes_on(&mut images, Told::Refused("no".into())), Order::Begin);
+        assert_eq!(goes_on(&mut images, ImageReply::Refused("no".into())), Order::Begin);
         assert_eq!(images.behind().collect::<Vec<_>>(), [(2, "no")], "it is not tried again at once");
         assert_eq!((images.rebuilding(), images.needs_image(), images.take_failure()), (None, None, None));
     }
@@ -598,12 +598,12 @@ mod tests {
         let mut images = three();
         images.follow(10);
         all_are_at(&mut images, &[0, 1], 10);
-        images.told(2, Told::NeedsImage);
+        images.told(2, ImageReply::NeedsImage);
         images.begin_rebuild(10);
         assert_eq!(images.poll_order(), Some((2, Order::Begin)));
-        images.told(2, Told::Ok);
+        images.told(2, ImageReply::Ok);
         assert_eq!(images.poll_order(), Some((0, Order::Read { at: 0, len: BLOCK as u32 })));
-        images.told(0, Told::Refused("the medium failed".into()));
+        images.told(0, ImageReply::Refused("the medium failed".into()));
         assert_eq!(images.take_failure(), Some("the medium failed".into()));
         assert_eq!((images.rebuilding(), images.trims_to()), (None, 10));
     }
@@ -615,16 +615,16 @@ mod tests {
         assert_eq!(images.fetch(64, len, 5), None);
         let first = orders(&mut images);
         assert!(first.iter().all(|(_, order)| *order == Order::Apply { below: 5 }), "{first:?}");
-        images.told(0, Told::Applied(5));
-        images.told(1, Told::NeedsImage);
+        images.told(0, ImageReply::Applied(5));
+        images.told(1, ImageReply::NeedsImage);
         let read = |at, len| Order::Read { at, len };
         assert_eq!(orders(&mut images), [(0, read(64, BLOCK as u32)), (1, read(64, BLOCK as u32))]);
-        images.told(0, Told::Bytes(vec![1; BLOCK]));
-        images.told(1, Told::Bytes(vec![2; BLOCK]));
+        images.told(0, ImageReply::Bytes(vec![1; BLOCK]));
+        images.told(1, ImageReply::Bytes(vec![2; BLOCK]));
         let rest = read(64 + BLOCK as u64, 10);
         assert_eq!(orders(&mut images), [(0, rest.clone()), (1, rest)]);
-        images.told(0, Told::Bytes(vec![1; 10]));
-        images.told(1, Told::Bytes(vec![2; 10]));
+        images.told(0, ImageReply::Bytes(vec![1; 10]));
+        images.told(1, ImageReply::Bytes(vec![2; 10]));
         assert_eq!(images.fetch(64, len, 5), None, "the third has said nothing");
         images.set_present(2, false);
         let copy = |member, follows, byte| Copy { member, follows, bytes: vec![byte; len as usize] };

@@ -80,7 +80,7 @@ pub enum Order {
 
 /// What a member says.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Told {
+pub enum ImageReply {
     /// The image has all records below this number.
     Applied(u64),
     /// The image is another's, incomplete, or too old for what the log still has.
@@ -199,15 +199,19 @@ impl<M: Medium> Keeper<M> {
     }
 
     /// Does what the primary of an epoch wants, beside the member's log.
-    pub fn obey<L: Medium + Clone>(&mut self, log: &mut Store<L>, epoch: Epoch, order: &Order) -> Told {
+    pub fn obey<L: Medium + Clone>(&mut self, log: &mut Store<L>, epoch: Epoch, order: &Order) -> ImageReply {
         let promised = log.state().promised;
         if promised != epoch {
-            return Told::Refused(format!("the log is promised to another primary (epoch {promised})"));
+            return ImageReply::Refused(format!("the log is promised to another primary (epoch {promised})"));
         }
-        self.carry_out(log, order).unwrap_or_else(Told::Refused)
+        self.carry_out(log, order).unwrap_or_else(ImageReply::Refused)
     }
 
-    fn carry_out<L: Medium + Clone>(&mut self, log: &mut Store<L>, order: &Order) -> Result<Told, String> {
+    fn carry_out<L: Medium + Clone>(
+        &mut self,
+        log: &mut Store<L>,
+        order: &Order,
+    ) -> Result<ImageReply, String> {
         let size = self.image.len();
         let inside = |at: u64, len: u32| at.checked_add(len.into()).is_some_and(|end| end <= size);
         match order {
@@ -215,7 +219,7 @@ impl<M: Medium> Keeper<M> {
             Order::Begin => {
                 // Durably worth nothing, before the first byte of it changes.
                 self.set(Ledger { complete: false, ..self.ledger })?;
-                Ok(Told::Ok)
+                Ok(ImageReply::Ok)
             }
             Order::Block { at, bytes, len } => {
                 let fits = inside(*at, *len) && (bytes.is_empty() || bytes.len() == *len as usize);
@@ -228,7 +232,7 @@ impl<M: Medium> Keeper<M> {
                     self.image.read(note, &mut bytes[within]);
                 }
                 self.image.write_nt(*at, &bytes);
-                Ok(Told::Ok)
+                Ok(ImageReply::Ok)
             }
             Order::End { applied } => {
                 if self.ledger.complete {
@@ -237,7 +241,7 @@ impl<M: Medium> Keeper<M> {
                 self.image.psync().map_err(|e| e.to_string())?;
                 let group = log.state().group;
                 self.set(Ledger { applied: *applied, complete: true, group })?;
-                Ok(Told::Ok)
+                Ok(ImageReply::Ok)
             }
             Order::Read { at, len } => {
                 if *len as usize > BLOCK || !inside(*at, *len) {
@@ -248,21 +252,21 @@ impl<M: Medium> Keeper<M> {
                 if let Some((_, within)) = note_in(*at, *len) {
                     bytes[within].fill(0);
                 }
-                Ok(Told::Bytes(bytes))
+                Ok(ImageReply::Bytes(bytes))
             }
         }
     }
 
-    fn apply<L: Medium + Clone>(&mut self, log: &mut Store<L>, below: u64) -> Result<Told, String> {
+    fn apply<L: Medium + Clone>(&mut self, log: &mut Store<L>, below: u64) -> Result<ImageReply, String> {
         let status = log.status().map_err(|e| e.to_string())?;
         let group = status.state.group;
         let fresh = self.ledger.group == Uuid::default() && self.ledger.applied == 0;
         let ours = fresh || self.ledger.group == group;
         if !self.ledger.complete || !ours || self.ledger.applied < status.state.head.sequence {
-            return Ok(Told::NeedsImage);
+            return Ok(ImageReply::NeedsImage);
         }
         if below <= self.ledger.applied {
-            return Ok(Told::Applied(self.ledger.applied));
+            return Ok(ImageReply::Applied(self.ledger.applied));
         }
         if below > status.tail.sequence {
             return Err(format!("record {} is not there", status.tail.sequence));
@@ -287,7 +291,7 @@ impl<M: Medium> Keeper<M> {
         self.image.psync().map_err(|e| e.to_string())?;
         self.set(Ledger { applied, complete: true, group })?;
         self.reader = Some(reader);
-        Ok(Told::Applied(applied))
+        Ok(ImageReply::Applied(applied))
     }
 
     fn set(&mut self, ledger: Ledger) -> Result<(), String> {
@@ -347,13 +351,13 @@ pub fn parse_order(bytes: &[u8]) -> Option<(Epoch, Order)> {
 
 /// What a member says, as it is sent.
 #[must_use]
-pub fn emit_told(told: &Told) -> Vec<u8> {
+pub fn emit_told(told: &ImageReply) -> Vec<u8> {
     let (tag, number, bytes): (u8, u64, &[u8]) = match told {
-        Told::Applied(below) => (0, *below, &[]),
-        Told::NeedsImage => (1, 0, &[]),
-        Told::Bytes(bytes) => (2, 0, bytes),
-        Told::Ok => (3, 0, &[]),
-        Told::Refused(why) => (4, 0, why.as_bytes()),
+        ImageReply::Applied(below) => (0, *below, &[]),
+        ImageReply::NeedsImage => (1, 0, &[]),
+        ImageReply::Bytes(bytes) => (2, 0, bytes),
+        ImageReply::Ok => (3, 0, &[]),
+        ImageReply::Refused(why) => (4, 0, why.as_bytes()),
     };
     let mut out = vec![tag];
     out.extend_from_slice(&number.to_le_bytes());
@@ -363,14 +367,14 @@ pub fn emit_told(told: &Told) -> Vec<u8> {
 
 /// The inverse of [`emit_told`]; `None` for anything else.
 #[must_use]
-pub fn parse_told(bytes: &[u8]) -> Option<Told> {
+pub fn parse_told(bytes: &[u8]) -> Option<ImageReply> {
     let (header, rest) = bytes.split_at_checked(9)?;
     let told = match header[0] {
-        0 => Told::Applied(get_u64(header, 1)),
-        1 => Told::NeedsImage,
-        2 => return Some(Told::Bytes(rest.to_vec())),
-        3 => Told::Ok,
-        4 => return Some(Told::Refused(String::from_utf8_lossy(rest).into_owned())),
+        0 => ImageReply::Applied(get_u64(header, 1)),
+        1 => ImageReply::NeedsImage,
+        2 => return Some(ImageReply::Bytes(rest.to_vec())),
+        3 => ImageReply::Ok,
+        4 => return Some(ImageReply::Refused(String::from_utf8_lossy(rest).into_owned())),
         _ => return None,
     };
     rest.is_empty().then_some(told)
@@ -399,11 +403,11 @@ mod tests {
             assert_eq!(parse_order(&emit_order(Epoch(5), &order)), Some((Epoch(5), order)));
         }
         let all = [
-            Told::Applied(3),
-            Told::NeedsImage,
-            Told::Bytes(vec![4; 9]),
-            Told::Ok,
-            Told::Refused("no".into()),
+            ImageReply::Applied(3),
+            ImageReply::NeedsImage,
+            ImageReply::Bytes(vec![4; 9]),
+            ImageReply::Ok,
+            ImageReply::Refused("no".into()),
         ];
         for told in all {
             assert_eq!(parse_told(&emit_told(&told)), Some(told));
@@ -430,9 +434,9 @@ mod tests {
             Keeper::create(image, memory("ledger", LEDGER_LEN)).expect("a ledger")
         };
         let (mut from, mut to) = (member(1), member(2));
-        assert_eq!(to.obey(&mut log, epoch, &Order::Begin), Told::Ok);
+        assert_eq!(to.obey(&mut log, epoch, &Order::Begin), ImageReply::Ok);
         for (at, len) in [(0, 1000), (1000, 50), (1050, 10), (1060, 5000), (6060, 10_000)] {
-            let Told::Bytes(bytes) = from.obey(&mut log, epoch, &Order::Read { at, len }) else {
+            let ImageReply::Bytes(bytes) = from.obey(&mut log, epoch, &Order::Read { at, len }) else {
                 panic!("it is a part of the image")
             };
             for (at, byte) in (at..).zip(&bytes) {
@@ -441,10 +445,13 @@ mod tests {
             // An older member may send its own.
             for bytes in [vec![1; len as usize], bytes] {
                 let block = Order::Block { at, bytes, len };
-                assert_eq!(to.obey(&mut log, epoch, &block), Told::Ok);
+                assert_eq!(to.obey(&mut log, epoch, &block), ImageReply::Ok);
             }
         }
-        assert_eq!(to.obey(&mut log, epoch, &Order::Block { at: 0, bytes: vec![], len: 1100 }), Told::Ok);
+        assert_eq!(
+            to.obey(&mut log, epoch, &Order::Block { at: 0, bytes: vec![], len: 1100 }),
+            ImageReply::Ok
+        );
         let mut image = vec![0; 16_060];
         to.image().read(0, &mut image);
         for (at, byte) in (0..).zip(image) {

@@ -37,7 +37,7 @@ pub mod takeover;
 pub mod watch;
 
 pub use guard::{Claim, Promise, is_current, likely_primary};
-pub use keeper::{Keeper, Order, Told};
+pub use keeper::{ImageReply, Keeper, Order};
 pub use mirror::{Mirror, Ship};
 pub use primary::{LeadError, Member, Primary, Rebuilding};
 pub use takeover::{Role, Takeover};

@@ -14,7 +14,7 @@ pub use remanence_remotelog::group::Options;
 
 use super::change::Changes;
 use super::images::{Copy, Images};
-use super::keeper::{Order, Told};
+use super::keeper::{ImageReply, Order};
 use super::mirror::Ship;
 
 /// Orders that are given in one turn, if the answers come at once.
@@ -33,7 +33,7 @@ pub trait Member: ReplicaConnection {
     ///
     /// # Errors
     /// The member is gone.
-    fn poll_told(&mut self) -> Result<Option<Told>, ConnectionLost>;
+    fn poll_told(&mut self) -> Result<Option<ImageReply>, ConnectionLost>;
 
     /// The longest record that its log takes, bytes.
     fn record_max(&self) -> usize;
@@ -166,12 +166,12 @@ impl<C: Member> Primary<C> {
                 }
             };
             return match told {
-                Told::Applied(applied) if applied < below => continue,
-                Told::Applied(applied) if applied == below => Ok(()),
-                Told::Applied(_) => Err(no_image("it is ahead of the log".into())),
-                Told::NeedsImage => Err(no_image("records that it lacks were trimmed".into())),
-                Told::Refused(why) => Err(no_image(why)),
-                Told::Bytes(_) | Told::Ok => Err(no_image("it says what means nothing".into())),
+                ImageReply::Applied(applied) if applied < below => continue,
+                ImageReply::Applied(applied) if applied == below => Ok(()),
+                ImageReply::Applied(_) => Err(no_image("it is ahead of the log".into())),
+                ImageReply::NeedsImage => Err(no_image("records that it lacks were trimmed".into())),
+                ImageReply::Refused(why) => Err(no_image(why)),
+                ImageReply::Bytes(_) | ImageReply::Ok => Err(no_image("it says what means nothing".into())),
             };
         }
     }

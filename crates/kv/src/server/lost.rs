@@ -22,7 +22,8 @@ use super::{Mode, OpenError, Server};
 use crate::format::object::{EPOCH_AT, HEADER_LEN, WRITTEN_FROM};
 use crate::format::slot::{NEIGHBOURHOOD, NEVER, SLOT_LEN, TableAt, fingerprint};
 use crate::format::{
-    Header, Hint, Meta, Object, Offset, Place, RegionKind, RegionWord, Slot, UNIT, Word, get_u32, hash,
+    Header, Hint, Meta, Object, ObjectAddress, Offset, RegionKind, RegionWord, Slot, UNIT, Word, get_u32,
+    hash,
 };
 
 /// The entries of tables that are zeros.
@@ -211,8 +212,12 @@ impl<M: Medium + Clone> Server<M> {
         let stands = Header::parse(&bytes).ok();
         let end = HEADER_LEN + stands.map_or(0, |header| usize::from(header.key_len));
         let salt = self.superblock.salt;
-        let place =
-            Place { salt, head: word.head, offset: geometry.join(word.link, unit), epoch: word.epoch };
+        let place = ObjectAddress {
+            salt,
+            head: word.head,
+            offset: geometry.join(word.link, unit),
+            epoch: word.epoch,
+        };
         for bit in WRITTEN_FROM * 8..end.min(bytes.len()) * 8 {
             bytes[bit / 8] ^= 1 << (bit % 8);
             if let Ok(object) = Object::parse(&bytes, &place) {

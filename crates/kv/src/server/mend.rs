@@ -16,7 +16,7 @@ use super::{OpenError, Server};
 use crate::format::object::HEADER_LEN;
 use crate::format::slot::{FINGERPRINT_BITS, NEIGHBOURHOOD, TableAt, fingerprint};
 use crate::format::{
-    Geometry, HEAD_WORDS, HEADS_MAX, HeadWord, Header, Hint, KEY_MAX, Meta, Object, Offset, Place,
+    Geometry, HEAD_WORDS, HEADS_MAX, HeadWord, Header, Hint, KEY_MAX, Meta, Object, ObjectAddress, Offset,
     RegionKind, RegionWord, Slot, Superblock, UNIT, Word, hash,
 };
 
@@ -126,7 +126,7 @@ pub(crate) fn object_at(
     for link in links {
         *tries += 1;
         let offset = geometry.join(link, unit);
-        let place = Place { salt: superblock.salt, head, offset, epoch: header.epoch };
+        let place = ObjectAddress { salt: superblock.salt, head, offset, epoch: header.epoch };
         if Object::parse(&bytes, &place).is_ok() {
             return Some((Known { head, offset, header }, bytes));
         }

@@ -42,7 +42,7 @@ pub use together::Named;
 
 use crate::format::object::{Content, Object};
 use crate::format::slot::fingerprint;
-use crate::format::{Chunk, Flaw, KEY_MAX, Offset, Place, Superblock, hash};
+use crate::format::{Chunk, Flaw, KEY_MAX, ObjectAddress, Offset, Superblock, hash};
 use crate::proto::{BATCH_MAX, Expect, Refusal, Reply, Request};
 use crate::view::{Mode, View};
 use clean::Cleaning;
@@ -583,9 +583,9 @@ impl<M: Medium + Clone> Server<M> {
         u64::from(self.boot) << 40 | self.counter
     }
 
-    fn place(&self, head: u8, offset: Offset) -> Option<(u64, Place)> {
+    fn place(&self, head: u8, offset: Offset) -> Option<(u64, ObjectAddress)> {
         let room = self.log.locate(head, offset)?;
-        Some((room.at, Place { salt: self.superblock.salt, head, offset, epoch: room.epoch }))
+        Some((room.at, ObjectAddress { salt: self.superblock.salt, head, offset, epoch: room.epoch }))
     }
 
     /// The bytes of the whole object at a place.

@@ -14,7 +14,7 @@ use crate::format::object::{HEADER_LEN, Object};
 use crate::format::slot::{Hint, Meta, NEIGHBOURHOOD, SLOT_LEN, TableAt, fingerprint};
 use crate::format::superblock::State;
 use crate::format::{
-    Flaw, HEAD_WORDS, HEADS_MAX, Offset, Place, RegionKind, RegionWord, Superblock, UNIT, hash, v1,
+    Flaw, HEAD_WORDS, HEADS_MAX, ObjectAddress, Offset, RegionKind, RegionWord, Superblock, UNIT, hash, v1,
 };
 
 /// Entries between two waits for the medium.
@@ -131,7 +131,7 @@ fn read(
     let (region, epoch) = *regions.get(&(head, link))?;
     let at = geometry.region(region) + u64::from(unit) * UNIT;
     let room = geometry.segment_len - u64::from(unit) * UNIT % geometry.segment_len;
-    let place = Place { salt: superblock.salt, head, offset, epoch };
+    let place = ObjectAddress { salt: superblock.salt, head, offset, epoch };
     let mut bytes = vec![0; HEADER_LEN];
     medium.read(at, &mut bytes);
     if let Err(Flaw::Short(len)) = Object::parse(&bytes, &place)

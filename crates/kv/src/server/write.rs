@@ -8,7 +8,7 @@ use super::room::Counted;
 use super::settle::Settling;
 use super::{ClientId, Current, Server, Unfinished, log};
 use crate::format::object::{CHUNK_LEN, Content, LIST_LEN, chunk_lens, emit, object_len};
-use crate::format::{Hint, Meta, Offset, Place, Slot, Word};
+use crate::format::{Hint, Meta, ObjectAddress, Offset, Slot, Word};
 use crate::proto::{Expect, Extent, Inline, Refusal, Reply, Reserved};
 use crate::view::Mode;
 
@@ -304,7 +304,7 @@ impl<M: Medium + Clone> Server<M> {
         content: Content<'_>,
     ) {
         self.round.note(expires);
-        let (at, place): (u64, Place) = self.place(head, offset).expect("it was handed out");
+        let (at, place): (u64, ObjectAddress) = self.place(head, offset).expect("it was handed out");
         let bytes = emit(&place, version, expires, key, content);
         // With the mark: the same version may have been here before, and been marked when it was moved away.
         self.medium.write_nt(at, &bytes);

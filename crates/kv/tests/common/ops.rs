@@ -217,7 +217,7 @@ fn torn(store: &Store<'_>, key: u8, value: &[u8], written: usize) {
     let mut dying = store.client(0);
     let put = Request::Put { key: vec![key], len: value.len() as u64, expires: 0, expect: Expect::Any };
     let Reply::Reserved(reserved) = dying.call(&put) else { panic!("room") };
-    let place = remanence_kv::format::Place {
+    let place = remanence_kv::format::ObjectAddress {
         salt: SALT,
         head: reserved.head,
         offset: reserved.offset,

@@ -193,7 +193,7 @@ fn an_address_leaves_only_when_the_entry_that_names_it_is_durable() {
 /// The object of a value that was reserved by hand.
 fn object(reserved: &Reserved, key: &[u8], value: &[u8]) -> Vec<u8> {
     let Reserved { head, offset, epoch, .. } = *reserved;
-    let place = remanence_kv::format::Place { salt: SALT, head, offset, epoch };
+    let place = remanence_kv::format::ObjectAddress { salt: SALT, head, offset, epoch };
     let content = remanence_kv::format::object::Content::Value(value);
     remanence_kv::format::object::emit(&place, reserved.version, 0, key, content)
 }

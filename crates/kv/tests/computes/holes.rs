@@ -11,7 +11,7 @@ use std::sync::Arc;
 use remanence_kv::client::{Client, Completion, Get, Put, RemoteMemory, Verb, run};
 use remanence_kv::format::object::{Content, WRITTEN_FROM, emit};
 use remanence_kv::format::slot::fingerprint;
-use remanence_kv::format::{Place, hash};
+use remanence_kv::format::{ObjectAddress, hash};
 use remanence_kv::paper::{self, Paper, Sizes};
 use remanence_kv::proto::{Expect, Reply, Request};
 use remanence_kv::server::{ClientId, Event, Options, Server, format};
@@ -240,7 +240,8 @@ impl Design for Ours {
             other => panic!("{other:?}"),
         };
         let salt = server.view().salt;
-        let place = Place { salt, head: reserved.head, offset: reserved.offset, epoch: reserved.epoch };
+        let place =
+            ObjectAddress { salt, head: reserved.head, offset: reserved.offset, epoch: reserved.epoch };
         let object = emit(&place, reserved.version, 0, &[key], Content::Value(&bytes(value)));
         let at = reserved.at + WRITTEN_FROM as u64;
         self.busy.insert(client);

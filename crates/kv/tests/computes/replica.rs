@@ -17,7 +17,9 @@ use remanence_kv::history::{Event, History, Kind, NEVER, State};
 use remanence_kv::proto::{Expect, Reply, Request};
 use remanence_kv::replica::keeper::{LEDGER_LEN, emit_order, emit_told, parse_order, parse_told};
 use remanence_kv::replica::primary::Options as GroupOptions;
-use remanence_kv::replica::{Keeper, LeadError, Member, Mirror, Order, Primary, Promise, Told, is_current};
+use remanence_kv::replica::{
+    ImageReply, Keeper, LeadError, Member, Mirror, Order, Primary, Promise, is_current,
+};
 use remanence_kv::server::{ClientId, Event as ServerEvent, Server, format};
 use remanence_kv::{Geometry, Options, Refusal};
 use remanence_persist::plan::Request as PlanRequest;
@@ -307,7 +309,7 @@ impl Member for SimMember {
         Ok(())
     }
 
-    fn poll_told(&mut self) -> Result<Option<Told>, ConnectionLost> {
+    fn poll_told(&mut self) -> Result<Option<ImageReply>, ConnectionLost> {
         // It takes its time.
         if self.world.0.borrow_mut().one_in(2) {
             return Ok(None);
@@ -317,7 +319,7 @@ impl Member for SimMember {
         self.connected(|member, world| {
             let Host { keeper, log, fails, .. } = &mut world.hosts[member.member];
             let told = match fails {
-                true => Told::Refused("the medium failed".into()),
+                true => ImageReply::Refused("the medium failed".into()),
                 false => keeper.obey(log, epoch, &order),
             };
             Ok(Some(parse_told(&emit_told(&told)).expect("what was written is read")))

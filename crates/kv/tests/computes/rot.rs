@@ -11,7 +11,8 @@ use remanence_kv::format::object::{Content, HEADER_LEN, WRITTEN_FROM, emit};
 use remanence_kv::format::slot::{NEIGHBOURHOOD, NEVER, TableAt, fingerprint};
 use remanence_kv::format::superblock::{COPIES, SUPERBLOCK_LEN};
 use remanence_kv::format::{
-    DIRECTORY, HEAD_WORDS, Header, Meta, Place, ROOT, RegionKind, RegionWord, Slot, Superblock, Word, hash,
+    DIRECTORY, HEAD_WORDS, Header, Meta, ObjectAddress, ROOT, RegionKind, RegionWord, Slot, Superblock, Word,
+    hash,
 };
 use remanence_kv::live::{inspect, salvage};
 use remanence_kv::proto::{Expect, Reply, Request};
@@ -248,7 +249,7 @@ fn what_is_left_of_an_earlier_use_of_a_region_is_not_salvaged() {
     for known in [true, false] {
         let image = formatted(SMALL, 16);
         let put = |unit: u32, head: u8, epoch: u32| {
-            let place = Place { salt: SALT, head, offset: SMALL.join(link, unit), epoch };
+            let place = ObjectAddress { salt: SALT, head, offset: SMALL.join(link, unit), epoch };
             let object = emit(&place, u64::from(epoch), 0, &key_of(head), Content::Value(b"value"));
             image.write(SMALL.region(region) + u64::from(unit) * 64, &object);
         };

@@ -9,11 +9,11 @@ use std::sync::Arc;
 
 use common::*;
 use remanence_kv::format::object::{Content, crc64, emit};
-use remanence_kv::format::{Chunk, Place};
+use remanence_kv::format::{Chunk, ObjectAddress};
 use remanence_kv::proto::{Expect, Reply, Request, Reserved};
 use remanence_kv::replica::change::Changes;
 use remanence_kv::replica::keeper::LEDGER_LEN;
-use remanence_kv::replica::{Keeper, Order, Told};
+use remanence_kv::replica::{ImageReply, Keeper, Order};
 use remanence_pmem::crash_image::{CrashImage, EveryWay, Failure};
 use remanence_pmem::{Medium, PersistenceDomain};
 use remanence_remotelog::format::DATA_AT;
@@ -28,8 +28,8 @@ fn reserve(client: &mut Session<'_, '_>, key: &[u8], len: u64) -> Reserved {
     reserved
 }
 
-fn place(reserved: &Reserved) -> Place {
-    Place { salt: SALT, head: reserved.head, offset: reserved.offset, epoch: reserved.epoch }
+fn place(reserved: &Reserved) -> ObjectAddress {
+    ObjectAddress { salt: SALT, head: reserved.head, offset: reserved.offset, epoch: reserved.epoch }
 }
 
 /// `object` comes to lie in the room of a write of `a`, whose client then dies. What `a` has is what it had before.
@@ -283,17 +283,17 @@ fn an_image_that_was_begun_and_not_ended_is_none_whatever_the_power_does() {
     let epoch = Epoch::new(4, 1);
     log.grant(epoch).expect("it is the first");
     // Nothing was trimmed: by its number alone this image would do.
-    assert_eq!(keeper.obey(&mut log, epoch, &Order::Apply { below: 0 }), Told::Applied(0));
-    assert_eq!(keeper.obey(&mut log, epoch, &Order::Begin), Told::Ok);
+    assert_eq!(keeper.obey(&mut log, epoch, &Order::Apply { below: 0 }), ImageReply::Applied(0));
+    assert_eq!(keeper.obey(&mut log, epoch, &Order::Begin), ImageReply::Ok);
     let block = Order::Block { at: 0, bytes: vec![7; 64], len: 64 };
-    assert_eq!(keeper.obey(&mut log, epoch, &block), Told::Ok);
+    assert_eq!(keeper.obey(&mut log, epoch, &block), ImageReply::Ok);
     drop(keeper);
     let mut keeper = Keeper::open(harshest(&image), harshest(&ledger)).expect("a ledger");
     assert!(!keeper.ledger().complete);
-    assert_eq!(keeper.obey(&mut log, epoch, &Order::Apply { below: 0 }), Told::NeedsImage);
-    assert_eq!(keeper.obey(&mut log, epoch, &block), Told::Ok, "it may go on being sent");
-    assert_eq!(keeper.obey(&mut log, epoch, &Order::End { applied: 0 }), Told::Ok);
-    assert_eq!(keeper.obey(&mut log, epoch, &Order::Apply { below: 0 }), Told::Applied(0));
+    assert_eq!(keeper.obey(&mut log, epoch, &Order::Apply { below: 0 }), ImageReply::NeedsImage);
+    assert_eq!(keeper.obey(&mut log, epoch, &block), ImageReply::Ok, "it may go on being sent");
+    assert_eq!(keeper.obey(&mut log, epoch, &Order::End { applied: 0 }), ImageReply::Ok);
+    assert_eq!(keeper.obey(&mut log, epoch, &Order::Apply { below: 0 }), ImageReply::Applied(0));
 }
 
 /// Appends records that each store a byte at their own number, as a writer's recipe would: up to that number.
@@ -322,8 +322,8 @@ fn an_image_follows_a_log_that_was_begun_anew() {
         let mut told = Vec::new();
         loop {
             match keeper.obey(log, epoch, &Order::Apply { below }) {
-                Told::Applied(applied) if applied < below => told.push(applied),
-                Told::Applied(applied) => return told.into_iter().chain([applied]).collect::<Vec<_>>(),
+                ImageReply::Applied(applied) if applied < below => told.push(applied),
+                ImageReply::Applied(applied) => return told.into_iter().chain([applied]).collect::<Vec<_>>(),
                 other => panic!("{other:?}"),
             }
         }
@@ -350,10 +350,10 @@ fn an_image_of_another_store_is_none() {
     };
     let (mut log, mut other) = (of_group(1), of_group(2));
     let mut keeper = Keeper::create(blank(SMALL.size), blank(LEDGER_LEN)).expect("fair");
-    assert_eq!(keeper.obey(&mut log, epoch, &Order::Begin), Told::Ok);
-    assert_eq!(keeper.obey(&mut log, epoch, &Order::End { applied: 0 }), Told::Ok);
-    assert_eq!(keeper.obey(&mut log, epoch, &Order::Apply { below: 0 }), Told::Applied(0));
-    assert_eq!(keeper.obey(&mut other, epoch, &Order::Apply { below: 0 }), Told::NeedsImage);
+    assert_eq!(keeper.obey(&mut log, epoch, &Order::Begin), ImageReply::Ok);
+    assert_eq!(keeper.obey(&mut log, epoch, &Order::End { applied: 0 }), ImageReply::Ok);
+    assert_eq!(keeper.obey(&mut log, epoch, &Order::Apply { below: 0 }), ImageReply::Applied(0));
+    assert_eq!(keeper.obey(&mut other, epoch, &Order::Apply { below: 0 }), ImageReply::NeedsImage);
 }
 
 #[test]
@@ -365,14 +365,17 @@ fn a_member_obeys_only_the_primary_that_its_log_is_promised_to() {
     log.grant(new).expect("it is higher");
     // What would make the image worth nothing.
     let refused = keeper.obey(&mut log, old, &Order::Begin);
-    assert!(matches!(&refused, Told::Refused(why) if why.contains("promised to another")), "{refused:?}");
+    assert!(
+        matches!(&refused, ImageReply::Refused(why) if why.contains("promised to another")),
+        "{refused:?}"
+    );
     assert!(keeper.ledger().complete);
     // Nor does anybody's image change that was not begun anew.
     for order in [Order::Block { at: 0, bytes: vec![7; 64], len: 64 }, Order::End { applied: 9 }] {
         let refused = keeper.obey(&mut log, new, &order);
-        assert!(matches!(refused, Told::Refused(_)), "{order:?}: {refused:?}");
+        assert!(matches!(refused, ImageReply::Refused(_)), "{order:?}: {refused:?}");
     }
-    assert_eq!(keeper.obey(&mut log, new, &Order::Read { at: 0, len: 8 }), Told::Bytes(vec![0; 8]));
-    assert_eq!(keeper.obey(&mut log, new, &Order::Begin), Told::Ok);
+    assert_eq!(keeper.obey(&mut log, new, &Order::Read { at: 0, len: 8 }), ImageReply::Bytes(vec![0; 8]));
+    assert_eq!(keeper.obey(&mut log, new, &Order::Begin), ImageReply::Ok);
     assert!(!keeper.ledger().complete);
 }

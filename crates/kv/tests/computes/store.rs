@@ -5,7 +5,7 @@ use crate::common;
 use common::*;
 use remanence_kv::client::{Completion, Error, Get, Many, Operation, Progress, Put, Verb};
 use remanence_kv::format::object::{Content, WRITTEN_FROM, crc64, emit};
-use remanence_kv::format::{Chunk, KEY_MAX, Place, RegionWord};
+use remanence_kv::format::{Chunk, KEY_MAX, ObjectAddress, RegionWord};
 use remanence_kv::proto::{Expect, Reply, Request};
 use remanence_kv::{Geometry, Options, Refusal};
 use remanence_pmem::Medium;
@@ -251,7 +251,8 @@ fn a_chunk_that_is_torn_is_not_served() {
             parts.push((extent.at, part.to_vec()));
             rest = behind;
         }
-        let place = Place { salt: SALT, head: reserved.head, offset: reserved.offset, epoch: reserved.epoch };
+        let place =
+            ObjectAddress { salt: SALT, head: reserved.head, offset: reserved.offset, epoch: reserved.epoch };
         let object = emit(&place, reserved.version, 0, b"large", Content::Chained(&chunks));
         image.write(reserved.at + WRITTEN_FROM as u64, &object[WRITTEN_FROM..]);
         let (last, others) = parts.split_last().expect("chunks");

@@ -4,7 +4,7 @@ use crate::common;
 
 use common::*;
 use remanence_kv::format::object::{Content, emit};
-use remanence_kv::format::{Place, Slot};
+use remanence_kv::format::{ObjectAddress, Slot};
 use remanence_kv::proto::{Expect, Inline, Reply, Request, Reserved};
 use remanence_kv::{Geometry, Refusal};
 use remanence_pmem::Medium as _;
@@ -291,7 +291,7 @@ fn write_all(store: &Store<'_>, client: &mut Session<'_, '_>, keys: &[[u8; 1]], 
         let Reply::Reserved(Reserved { version, head, offset, epoch, at, .. }) = reply else {
             panic!("room: {reply:?}")
         };
-        let place = Place { salt: SALT, head, offset, epoch };
+        let place = ObjectAddress { salt: SALT, head, offset, epoch };
         let object = emit(&place, version, 0, key, Content::Value(value));
         store.image.write_nt(at + 8, &object[8..]);
         version
@@ -374,7 +374,8 @@ fn what_is_done_is_settled_by_anybodys_wait_that_began_later_or_by_one_of_the_se
     // A client that goes leaves nothing pending.
     image.fail_after_psyncs(9);
     let Reply::Reserved(reserved) = client.call(&put(202)) else { panic!("room") };
-    let place = Place { salt: SALT, head: reserved.head, offset: reserved.offset, epoch: reserved.epoch };
+    let place =
+        ObjectAddress { salt: SALT, head: reserved.head, offset: reserved.offset, epoch: reserved.epoch };
     let object = emit(&place, reserved.version, 0, &[202], Content::Value(b"x"));
     image.write_nt(reserved.at + 8, &object[8..]);
     assert_eq!(client.call(&Request::Confirm { versions: vec![reserved.version] }), Reply::Ok);
@@ -444,7 +445,7 @@ fn requests_that_are_at_hand_share_a_wait_and_whoever_looks_meanwhile_finds_noth
     for (key, len) in [(0, 5), (1, 5), (2, 300)] {
         let asking = if key == 2 { &mut other } else { &mut client };
         let Reserved { version, head, offset, epoch, at, .. } = reserved(asking.call(&put(key, len)));
-        let place = Place { salt: SALT, head, offset, epoch };
+        let place = ObjectAddress { salt: SALT, head, offset, epoch };
         let object = emit(&place, version, 0, &[key], Content::Value(&vec![key; len as usize]));
         image.write_nt(at + 8, &object[8..]);
         versions.push(version);
@@ -530,7 +531,7 @@ fn what_was_prepared_stays_where_it_is_while_the_table_grows() {
         let Reply::Reserved(Reserved { version, head, offset, epoch, at: room, .. }) = *reply else {
             panic!("room: {reply:?}")
         };
-        let place = Place { salt: SALT, head, offset, epoch };
+        let place = ObjectAddress { salt: SALT, head, offset, epoch };
         let object = emit(&place, version, 0, &[key], Content::Value(&value(key)));
         image.write_nt(room + 8, &object[8..]);
         versions.push(version);

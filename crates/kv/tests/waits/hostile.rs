@@ -4,7 +4,7 @@
 use crate::servers as common;
 
 use common::{Host, SIZE, client, context};
-use remanence_kv::format::Place;
+use remanence_kv::format::ObjectAddress;
 use remanence_kv::format::object::{Content, WRITTEN_FROM, emit};
 use remanence_kv::live::{self, PROTOCOL_VERSION, PutOptions, SERVICE, ServerOptions, Store};
 use remanence_kv::proto::{Expect, Refusal, Reply, Request, Reserved};
@@ -66,7 +66,7 @@ impl Hostile {
     /// The object that belongs there, without its mark.
     fn object(&self, reserved: &Reserved, key: &[u8], value: &[u8]) -> Vec<u8> {
         let Reserved { head, offset, epoch, .. } = *reserved;
-        let place = Place { salt: self.view.salt, head, offset, epoch };
+        let place = ObjectAddress { salt: self.view.salt, head, offset, epoch };
         emit(&place, reserved.version, 0, key, Content::Value(value)).split_off(WRITTEN_FROM)
     }
 

@@ -4,12 +4,12 @@ use std::collections::BTreeMap;
 use std::time::Instant;
 
 /// When it is due, and how many were pushed before it.
-type Place = (Instant, u64);
+type DueAt = (Instant, u64);
 
 /// Held datagrams with what belongs to each.
 #[derive(Debug)]
 pub(super) struct Queue<M> {
-    held: BTreeMap<Place, (M, Box<[u8]>)>,
+    held: BTreeMap<DueAt, (M, Box<[u8]>)>,
     pushed: u64,
     bytes: usize,
 }

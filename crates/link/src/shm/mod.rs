@@ -34,7 +34,7 @@ use crate::{
     WaitFd, sys,
 };
 pub use peer::MAX_MESSAGE;
-use peer::{Message, Peer, Trust};
+use peer::{Message, PeerProcess, Trust};
 use ring::{Envelope, MAX_PAYLOAD};
 
 /// Records handed over from one peer before the next one's turn.
@@ -102,7 +102,7 @@ pub struct ShmLink {
     address: IpAddr,
     listener: Descriptor,
     epoll: Descriptor,
-    peers: Vec<Option<Peer>>,
+    peers: Vec<Option<PeerProcess>>,
     /// Whom to send to, by address. A peer that only its own side made is found here too.
     routes: HashMap<IpAddr, usize>,
     /// The peer of the last send.
@@ -198,13 +198,13 @@ impl ShmLink {
         if let Some(&known) = self.routes.get(&to) {
             return Ok(known);
         }
-        let peer = Peer::connect(self.address, to, self.config.ring_size, &self.config.allow_users)?;
+        let peer = PeerProcess::connect(self.address, to, self.config.ring_size, &self.config.allow_users)?;
         let at = self.admit(peer)?;
         self.routes.insert(to, at);
         Ok(at)
     }
 
-    fn admit(&mut self, peer: Peer) -> io::Result<usize> {
+    fn admit(&mut self, peer: PeerProcess) -> io::Result<usize> {
         let at = match self.peers.iter().position(Option::is_none) {
             Some(free) => free,
             None if self.peers.len() < MAX_PEERS => {
@@ -260,7 +260,7 @@ impl ShmLink {
     fn let_in(&mut self) -> io::Result<()> {
         while let Some(socket) = peer::accept(&self.listener)? {
             // A process that may not come, or one too many, finds the socket closed.
-            if let Ok(peer) = Peer::accepted(socket, &self.config.allow_users)
+            if let Ok(peer) = PeerProcess::accepted(socket, &self.config.allow_users)
                 && let Ok(at) = self.admit(peer)
             {
                 // Its first message mostly is there already.
@@ -404,7 +404,9 @@ impl Link for ShmLink {
         if self.lent == Lent::Nowhere {
             let last = self.last;
             let in_place = match self.peers.get_mut(last) {
-                Some(Some(Peer { rings: Some(rings), trust: Trust::Full, .. })) => rings.writer.has_room(),
+                Some(Some(PeerProcess { rings: Some(rings), trust: Trust::Full, .. })) => {
+                    rings.writer.has_room()
+                }
                 _ => false,
             };
             self.lent = if in_place { Lent::Ring(last) } else { Lent::Own };

@@ -93,7 +93,7 @@ pub(super) struct Rings {
 
 /// One peer process.
 #[derive(Debug)]
-pub(super) struct Peer {
+pub(super) struct PeerProcess {
     pub(super) socket: Descriptor,
     pub(super) trust: Trust,
     /// Its address; of a peer that came to us, once it said hello.
@@ -108,7 +108,7 @@ pub(super) struct Peer {
     pub(super) stuck: Option<(Instant, u64)>,
 }
 
-impl Peer {
+impl PeerProcess {
     /// Looks a peer up by address: makes the memory and says hello.
     pub(super) fn connect(own: IpAddr, address: IpAddr, size: usize, others: &[u32]) -> io::Result<Self> {
         let socket = dial(address)?;

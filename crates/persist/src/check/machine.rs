@@ -57,7 +57,7 @@ const ATOMS_MAX: usize = 21;
 
 /// Where an atom goes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Place {
+pub(super) enum Destination {
     /// A word of an update. `round` tells apart what is written by which carrying out of the recipe.
     Update { update: Update, round: u8, word: u8 },
     /// A word of a receive buffer.
@@ -66,7 +66,7 @@ pub(super) enum Place {
 
 #[derive(Clone, Debug)]
 pub(super) struct Atom {
-    pub(super) place: Place,
+    pub(super) place: Destination,
     /// Stored by the CPU; else written by the RNIC.
     pub(super) cpu: bool,
     /// Persistent memory; else it is followed until it is visible.
@@ -226,12 +226,12 @@ pub(super) struct Program {
 
 /// Collects the places and the atoms.
 struct Builder {
-    places: Vec<Place>,
+    places: Vec<Destination>,
     atoms: Vec<Atom>,
 }
 
 impl Builder {
-    fn place(&mut self, place: Place) -> u8 {
+    fn place(&mut self, place: Destination) -> u8 {
         let known = self.places.iter().position(|p| *p == place);
         known.unwrap_or_else(|| {
             self.places.push(place);
@@ -239,7 +239,7 @@ impl Builder {
         }) as u8
     }
 
-    fn atom(&mut self, place: Place, version: u8, cpu: bool, pm: bool, op: u8) -> Atoms {
+    fn atom(&mut self, place: Destination, version: u8, cpu: bool, pm: bool, op: u8) -> Atoms {
         let place_index = self.place(place);
         let same = |a: &&Atom| a.place_index == place_index;
         let older = self.atoms.iter().enumerate().filter(|(_, a)| same(a)).fold(0, |m, (n, _)| m | 1 << n);
@@ -262,7 +262,8 @@ impl Program {
         for round in 0..scenario.rounds {
             let mut row = Vec::new();
             for update in 0..count {
-                let place = |word| Place::Update { update: Update(update), round: round_of(round), word };
+                let place =
+                    |word| Destination::Update { update: Update(update), round: round_of(round), word };
                 row.push(b.place(place(0)));
                 for word in 1..words[usize::from(update)] {
                     b.place(place(word));
@@ -282,7 +283,7 @@ impl Program {
                 let op = postings.len() as u8;
                 let update_atoms = |b: &mut Builder, update: Update| {
                     (0..words.get(usize::from(update.0)).copied().unwrap_or(0)).fold(0, |mask, word| {
-                        let place = Place::Update { update, round: round_of(round), word };
+                        let place = Destination::Update { update, round: round_of(round), word };
                         mask | b.atom(place, version_of(round), false, true, op)
                     })
                 };
@@ -293,7 +294,7 @@ impl Program {
                     let length: u8 = message.data.iter().map(|u| words[usize::from(u.0)]).sum();
                     // A message without data still is something in a buffer; a WRITE_IMM leaves the buffer empty.
                     let atoms = (0..length.max(1)).fold(0, |mask, word| {
-                        mask | b.atom(Place::Buffer { buffer, word }, number + 1, false, in_pm, op)
+                        mask | b.atom(Destination::Buffer { buffer, word }, number + 1, false, in_pm, op)
                     });
                     (number, atoms)
                 };
@@ -412,7 +413,7 @@ impl Program {
                         });
                         let round_place = if scenario.same_place { 0 } else { round };
                         let atoms = (0..self.words[usize::from(update.0)]).fold(0, |mask, word| {
-                            let place = Place::Update { update, round: round_place, word };
+                            let place = Destination::Update { update, round: round_place, word };
                             mask | b.atom(place, round + 1, true, true, 0)
                         });
                         self.stores |= atoms;
@@ -421,11 +422,11 @@ impl Program {
                     Rsp::Flush(target) => {
                         let buffer = received.checked_sub(1).map(|n| n as u8 % self.buffers);
                         let round_place = if scenario.same_place { 0 } else { round };
-                        let here = |place: Place| match (place, target) {
-                            (Place::Update { update, round, .. }, Target::Update(u)) => {
+                        let here = |place: Destination| match (place, target) {
+                            (Destination::Update { update, round, .. }, Target::Update(u)) => {
                                 update == u && round == round_place
                             }
-                            (Place::Buffer { buffer: n, .. }, Target::Buffer) => Some(n) == buffer,
+                            (Destination::Buffer { buffer: n, .. }, Target::Buffer) => Some(n) == buffer,
                             _ => false,
                         };
                         // Stores of later rounds are not there yet; that they are in the mask does no harm.

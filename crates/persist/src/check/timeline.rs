@@ -2,7 +2,7 @@
 
 use std::fmt::{self, Write as _};
 
-use super::machine::{Place, Program, State};
+use super::machine::{Destination, Program, State};
 use super::{Counterexample, Event, Fault, Level};
 use crate::taxonomy::Domain;
 
@@ -287,8 +287,8 @@ impl fmt::Display for Counterexample {
 fn atom_name(program: &Program, n: usize) -> String {
     let nth = |round: u8| if round == 0 { "" } else { "'" };
     match program.atoms[n].place {
-        Place::Update { update, round, word } => format!("{update}{}[{word}]", nth(round)),
-        Place::Buffer { word, .. } => format!("message {}[{word}]", program.message_number(n)),
+        Destination::Update { update, round, word } => format!("{update}{}[{word}]", nth(round)),
+        Destination::Buffer { word, .. } => format!("message {}[{word}]", program.message_number(n)),
     }
 }
 

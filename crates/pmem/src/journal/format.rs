@@ -56,7 +56,7 @@ pub(crate) const NO_BOOT: Name = [0; 16];
 
 /// Where a journal lies.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Place {
+pub(crate) struct JournalLayout {
     /// Bytes of the file that are the region.
     pub(crate) region: u64,
     /// Blocks in each half.
@@ -76,7 +76,7 @@ pub(crate) enum NoFooter {
     Version(u32),
 }
 
-impl Place {
+impl JournalLayout {
     /// A journal of about `len` bytes behind a region.
     pub(crate) fn new(region: u64, len: u64, name: Name) -> Self {
         let len = len.clamp(MIN, MAX).next_multiple_of(ALIGN);
@@ -306,16 +306,16 @@ mod tests {
     #[test]
     fn a_footer_goes_through_its_bytes_and_any_flipped_bit_is_found() {
         for (region, len) in [(1, 0), (5000, MIN), (256 << 20, 64 << 20), (1 << 45, MAX)] {
-            let place = Place::new(region, len, NAME);
+            let place = JournalLayout::new(region, len, NAME);
             assert!(
                 place.file() % ALIGN == ENDING && place.start() >= region && place.journal() >= len.max(MIN)
             );
             let mut bytes = place.encode();
-            assert_eq!(Place::decode(&bytes), Ok(place));
-            assert_eq!(Place::decode(&bytes[..FOOTER - 1]), Err(NoFooter::Foreign));
+            assert_eq!(JournalLayout::decode(&bytes), Ok(place));
+            assert_eq!(JournalLayout::decode(&bytes[..FOOTER - 1]), Err(NoFooter::Foreign));
             for bit in 0..bytes.len() * 8 {
                 bytes[bit / 8] ^= 1 << (bit % 8);
-                let refused = Place::decode(&bytes).expect_err("a bit was flipped");
+                let refused = JournalLayout::decode(&bytes).expect_err("a bit was flipped");
                 let expected = match bit / 8 {
                     0..8 => matches!(refused, NoFooter::Foreign),
                     8..12 => matches!(refused, NoFooter::Version(_)),

@@ -14,7 +14,7 @@ use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
-use super::format::{self, BLOCK, MARK, Name, Place};
+use super::format::{self, BLOCK, JournalLayout, MARK, Name};
 use super::log::{Copy, Disk, Log, Outcome, Part};
 use super::pending::Pending;
 use crate::cache;
@@ -27,7 +27,7 @@ pub(super) struct FileDisk {
     pub(super) file: Arc<File>,
     /// The same, opened with O_DSYNC: a write to it waits for its own bytes and for no other of the file's.
     pub(super) through: Arc<File>,
-    pub(super) place: Place,
+    pub(super) place: JournalLayout,
 }
 
 impl Disk for FileDisk {
@@ -66,7 +66,7 @@ impl Disk for FileDisk {
     }
 }
 
-fn mark(through: &File, place: &Place, sequence: u64) -> io::Result<()> {
+fn mark(through: &File, place: &JournalLayout, sequence: u64) -> io::Result<()> {
     let write = || through.write_all_at(&format::mark(&place.name, sequence), place.mark());
     // The first write may be told of the very failure that the mark is about.
     write().or_else(|_| write())
@@ -79,7 +79,7 @@ pub(crate) struct Journal {
     /// Locked by the thread that writes, for as long as it does.
     state: Mutex<State>,
     checkpoint: Arc<Checkpoint>,
-    place: Place,
+    place: JournalLayout,
     /// The process that opened the journal: a forked child has neither its thread nor its state.
     process: u32,
 }

@@ -44,7 +44,9 @@
 use std::io;
 use std::ops::Range;
 
-use super::format::{self, BLOCK, HEADER, Header, NO_BOOT, Name, Place, blocks_for, bytes_of, put_runs};
+use super::format::{
+    self, BLOCK, HEADER, Header, JournalLayout, NO_BOOT, Name, blocks_for, bytes_of, put_runs,
+};
 
 /// The file under a journal.
 pub(crate) trait Disk {
@@ -137,7 +139,7 @@ pub(crate) struct Recovered {
 /// A journal that is written.
 #[derive(Debug)]
 pub(crate) struct Log {
-    place: Place,
+    place: JournalLayout,
     boot: Name,
     /// The number of the next batch.
     next: u64,
@@ -158,13 +160,13 @@ pub(crate) struct Log {
 
 impl Log {
     /// Starts a journal in halves of zeros: from now on it has a batch that is whole.
-    pub(crate) fn create(disk: &mut impl Disk, place: Place, boot: Name) -> io::Result<Self> {
+    pub(crate) fn create(disk: &mut impl Disk, place: JournalLayout, boot: Name) -> io::Result<Self> {
         let mut log = Self::at(place, boot, 1);
         log.note(disk)?;
         Ok(log)
     }
 
-    fn at(place: Place, boot: Name, next: u64) -> Self {
+    fn at(place: JournalLayout, boot: Name, next: u64) -> Self {
         Self {
             place,
             boot,
@@ -182,7 +184,7 @@ impl Log {
     /// Takes up a journal that somebody left, as the head of this file says.
     pub(crate) fn open(
         disk: &mut impl Disk,
-        place: Place,
+        place: JournalLayout,
         boot: Name,
         cache: Cache,
     ) -> Result<(Self, Recovered), Bad> {
@@ -369,7 +371,7 @@ fn damaged(what: &str) -> Bad {
     Bad::Damaged(what.to_owned())
 }
 
-fn within(place: &Place, (at, bytes): (u64, &[u8])) -> bool {
+fn within(place: &JournalLayout, (at, bytes): (u64, &[u8])) -> bool {
     let end = place.region.next_multiple_of(crate::flush::LINE as u64);
     at < place.region && at + bytes.len() as u64 <= end
 }
@@ -382,13 +384,13 @@ fn read(disk: &mut impl Disk, header: &Header) -> Result<Vec<u8>, Bad> {
 }
 
 /// The last line need not be a whole one.
-fn restore(disk: &mut impl Disk, place: &Place, (at, bytes): (u64, &[u8])) -> io::Result<()> {
+fn restore(disk: &mut impl Disk, place: &JournalLayout, (at, bytes): (u64, &[u8])) -> io::Result<()> {
     let len = (place.region - at).min(bytes.len() as u64);
     disk.restore(at, &bytes[..len as usize])
 }
 
 /// Writes the lines of batches into the region, in order, and makes them durable.
-fn replay(disk: &mut impl Disk, place: &Place, needed: &[Header]) -> Result<u64, Bad> {
+fn replay(disk: &mut impl Disk, place: &JournalLayout, needed: &[Header]) -> Result<u64, Bad> {
     let mut replayed = 0;
     for header in needed.iter().filter(|header| !header.is_note()) {
         let batch = read(disk, header)?;
@@ -403,7 +405,7 @@ fn replay(disk: &mut impl Disk, place: &Place, needed: &[Header]) -> Result<u64,
 
 /// Writes into the region what batches have that are whole, though others that are needed are not: unless the cache lived, which
 /// has all of it.
-pub(crate) fn salvage(disk: &mut impl Disk, place: Place, cache: Cache) -> Result<(), Bad> {
+pub(crate) fn salvage(disk: &mut impl Disk, place: JournalLayout, cache: Cache) -> Result<(), Bad> {
     if cache == Cache::Kept && disk.marked()?.is_none() {
         return Ok(());
     }
@@ -419,7 +421,7 @@ pub(crate) fn salvage(disk: &mut impl Disk, place: Place, cache: Cache) -> Resul
 }
 
 /// All batches that are whole, in the order of their numbers; and the highest number of any, whole or torn.
-fn scan(disk: &mut impl Disk, place: &Place) -> Result<(Vec<Header>, u64), Bad> {
+fn scan(disk: &mut impl Disk, place: &JournalLayout) -> Result<(Vec<Header>, u64), Bad> {
     /// Blocks read at a time.
     const CHUNK: u64 = 64;
     let mut found: Vec<Header> = Vec::new();

@@ -30,7 +30,7 @@ use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::Arc;
 
-pub(crate) use format::{NO_BOOT, Name, Place};
+pub(crate) use format::{JournalLayout, NO_BOOT, Name};
 pub(crate) use live::Journal;
 pub use note::{JOURNAL_NOTE_LEN, is_journal_note};
 pub(crate) use note::{NO_NAME, Note, Sizes};
@@ -75,7 +75,7 @@ fn uuid(path: &str) -> Result<Name, Error> {
 }
 
 /// Where the journal of a file of this length is, if it has one.
-pub(crate) fn find(file: &File, len: u64, path: &Path) -> Result<Option<Place>, Error> {
+pub(crate) fn find(file: &File, len: u64, path: &Path) -> Result<Option<JournalLayout>, Error> {
     if len % ALIGN != ENDING || len < MIN {
         return Ok(None);
     }
@@ -84,7 +84,7 @@ pub(crate) fn find(file: &File, len: u64, path: &Path) -> Result<Option<Place>, 
     file.read_exact_at(bytes, len - ENDING)
         .map_err(|e| Error::os(format!("reading {}", path.display()), e))?;
     let path = path.to_owned();
-    match Place::decode(bytes) {
+    match JournalLayout::decode(bytes) {
         Ok(place) if place.file() == len => Ok(Some(place)),
         Err(NoFooter::Foreign) => Ok(None),
         Err(NoFooter::Version(version)) => Err(Error::JournalVersion { path, version }),
@@ -103,14 +103,14 @@ pub(crate) fn refuse_cut(file: &File, len: u64, region: u64, path: &Path) -> Res
     if len < start + BLOCK || file.read_exact_at(&mut copy, start).is_err() {
         return Ok(());
     }
-    match Place::decode(&copy) {
+    match JournalLayout::decode(&copy) {
         Ok(place) if place.start() == start && place.file() > len => Err(cut_short(place, len, path)),
         _ => Ok(()),
     }
 }
 
 /// What is said of a file that has so many bytes, and had more.
-pub(crate) fn cut_short(place: Place, len: u64, path: &Path) -> Error {
+pub(crate) fn cut_short(place: JournalLayout, len: u64, path: &Path) -> Error {
     Error::JournalCut {
         path: path.to_owned(),
         expected: place.file(),
@@ -121,11 +121,14 @@ pub(crate) fn cut_short(place: Place, len: u64, path: &Path) -> Error {
 
 /// The journal whose first block lies in a part of a file, or of a region, as one does of a file that was cut short within its
 /// journal and then opened whole. `read` reads a block, and says whether it is there.
-pub(crate) fn in_front(part: Range<u64>, mut read: impl FnMut(u64, &mut [u8]) -> bool) -> Option<Place> {
+pub(crate) fn in_front(
+    part: Range<u64>,
+    mut read: impl FnMut(u64, &mut [u8]) -> bool,
+) -> Option<JournalLayout> {
     let mut at = part.start.checked_next_multiple_of(ALIGN)?;
     let mut copy = [0; BLOCK as usize];
     while at < part.end && read(at, &mut copy) {
-        match Place::decode(&copy) {
+        match JournalLayout::decode(&copy) {
             Ok(place) if place.start() == at => return Some(place),
             _ => at += ALIGN,
         }
@@ -135,7 +138,7 @@ pub(crate) fn in_front(part: Range<u64>, mut read: impl FnMut(u64, &mut [u8]) ->
 
 /// Gives a file a journal of about `len` bytes behind a region, which is all that it has, and is reserved.
 pub(crate) fn create(file: &File, region: u64, len: u64, boot: Name, path: &Path) -> Result<Journal, Error> {
-    let place = Place::new(region, len, uuid("/proc/sys/kernel/random/uuid")?);
+    let place = JournalLayout::new(region, len, uuid("/proc/sys/kernel/random/uuid")?);
     let os = |e| Error::os(format!("making the journal of {}", path.display()), e);
     // The footer comes last, when what it speaks of is durable. Until then the length says that there is none.
     crate::file::reserve(file, place.footer(), path)?;
@@ -159,7 +162,7 @@ pub(crate) fn create(file: &File, region: u64, len: u64, boot: Name, path: &Path
 /// Recovers the region from the journal, and goes on with it; its batches are signed with this boot, or with [`NO_BOOT`].
 pub(crate) fn open(
     file: &File,
-    place: Place,
+    place: JournalLayout,
     boot: Name,
     signs: Name,
     path: &Path,
@@ -175,7 +178,13 @@ pub(crate) fn open(
 }
 
 /// Puts into a copy of the region what a recovery would put into the region, and changes nothing of the file.
-pub(crate) fn view(file: &File, place: Place, boot: Name, copy: &Region, path: &Path) -> Result<(), Error> {
+pub(crate) fn view(
+    file: &File,
+    place: JournalLayout,
+    boot: Name,
+    copy: &Region,
+    path: &Path,
+) -> Result<(), Error> {
     Log::open(&mut View::new(file, place, copy), place, boot, cache_of(file))
         .map(drop)
         .map_err(|bad| refused(bad, place, path))
@@ -184,7 +193,7 @@ pub(crate) fn view(file: &File, place: Place, boot: Name, copy: &Region, path: &
 /// The same; if that cannot be done as it should, as far as it can, and says why.
 pub(crate) fn salvage(
     file: &File,
-    place: Place,
+    place: JournalLayout,
     boot: Name,
     copy: &Region,
     path: &Path,
@@ -205,7 +214,7 @@ fn cache_of(file: &File) -> Cache {
     if cache::has_trace(file) { Cache::Kept } else { Cache::Unknown }
 }
 
-fn refused(bad: Bad, place: Place, path: &Path) -> Error {
+fn refused(bad: Bad, place: JournalLayout, path: &Path) -> Error {
     match bad {
         Bad::Os(e) => Error::os(format!("replaying the journal of {}", path.display()), e),
         Bad::Damaged(what) => {
@@ -217,7 +226,7 @@ fn refused(bad: Bad, place: Place, path: &Path) -> Error {
 /// Recovers the region from the journal, and cuts the file behind the region. `note`: what the file says from then on, and where.
 pub(crate) fn remove(
     file: &File,
-    place: Place,
+    place: JournalLayout,
     boot: Name,
     note: Option<(u64, Note)>,
     path: &Path,
@@ -238,7 +247,7 @@ pub(crate) fn remove(
     removed().map_err(|e| Error::os(format!("removing the journal of {}", path.display()), e))
 }
 
-fn disk(file: &File, place: Place) -> io::Result<FileDisk> {
+fn disk(file: &File, place: JournalLayout) -> io::Result<FileDisk> {
     let this = format!("/proc/self/fd/{}", file.as_raw_fd());
     let through = File::options().write(true).custom_flags(libc::O_DSYNC).open(this)?;
     Ok(FileDisk { file: Arc::new(file.try_clone()?), through: Arc::new(through), place })

@@ -12,7 +12,7 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 
-use super::format::{Name, Place};
+use super::format::{JournalLayout, Name};
 use crate::layout::{get_u32, get_u64};
 
 /// Bytes of a note.
@@ -92,7 +92,7 @@ impl Note {
     }
 
     /// Whether this journal is another one than it tells of.
-    pub(crate) fn is_of_another(&self, place: &Place) -> bool {
+    pub(crate) fn is_of_another(&self, place: &JournalLayout) -> bool {
         matches!(self, Self::Has(sizes) if sizes.name != NO_NAME && sizes.name != place.name)
     }
 

@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use std::io;
 use std::ops::{Range, RangeInclusive};
 
-use super::format::{self, BLOCK, Header, MARK, NO_BOOT, Name, Place};
+use super::format::{self, BLOCK, Header, JournalLayout, MARK, NO_BOOT, Name};
 use super::log::{Bad, Cache, Disk, Log, Outcome, Part, Work};
 use super::pending::Pending;
 use crate::flush::LINE;
@@ -363,7 +363,7 @@ impl Disk for World {
 /// A program that writes growing numbers to words, and what it may find there after a crash.
 struct Program {
     world: World,
-    place: Place,
+    place: JournalLayout,
     boot: u8,
     words: Vec<usize>,
     /// The last number written to each word, ever.
@@ -403,7 +403,7 @@ const NAME: Name = *b"of a simulation.";
 impl Program {
     fn new(seed: u64) -> (Self, Log) {
         let mut random = Random(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1);
-        let place = Place::new(REGION as u64, 0, NAME);
+        let place = JournalLayout::new(REGION as u64, 0, NAME);
         let words = (0..WORDS).map(|n| {
             (random.below(REGION / LINE / WORDS) + n / 2 * 2 * (REGION / LINE / WORDS)) * LINE + n % 2 * 8
         });
@@ -758,7 +758,7 @@ fn two_torn_records_do_not_make_one_that_is_whole() {
 
 /// A journal that was gone around several times, in batches of one block, of which the newest needs several, after a power
 /// loss. With all batches that are in it.
-fn used() -> (World, Place, Vec<Header>) {
+fn used() -> (World, JournalLayout, Vec<Header>) {
     let (mut program, mut log) = Program::new(7);
     for n in 0.. {
         program.store();
@@ -799,7 +799,7 @@ fn opened(world: &World, change: impl FnOnce(&mut Vec<u8>)) -> (Vec<u8>, Result<
         known: [0; 3],
     };
     change(&mut world.halves.cache);
-    let place = Place::new(REGION as u64, 0, NAME);
+    let place = JournalLayout::new(REGION as u64, 0, NAME);
     let opened = match Log::open(&mut world, place, [0xBB; 16], Cache::Unknown) {
         Ok((_, recovered)) => Ok(recovered.replayed),
         Err(Bad::Damaged(what)) => Err(what),
@@ -835,7 +835,7 @@ fn damage_to_what_is_needed_is_refused_and_nothing_is_changed() {
 /// Batches that are whole, and lie.
 #[test]
 fn records_that_name_bytes_outside_the_region_are_refused() {
-    let place = Place::new(REGION as u64, 0, NAME);
+    let place = JournalLayout::new(REGION as u64, 0, NAME);
     let lines = (REGION / LINE) as u64;
     for (run, good) in [
         (lines - 1..lines, true),

@@ -4,14 +4,14 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 
-use super::format::{self, BLOCK, MARK, Place};
+use super::format::{self, BLOCK, JournalLayout, MARK};
 use super::log::{Disk, Part};
 use crate::{Region, cache};
 
 #[derive(Debug)]
 pub(super) struct View<'a> {
     file: &'a File,
-    place: Place,
+    place: JournalLayout,
     /// Of the region.
     copy: &'a Region,
     /// Whether the kernel told of something that could not be written, when it was asked.
@@ -19,7 +19,7 @@ pub(super) struct View<'a> {
 }
 
 impl<'a> View<'a> {
-    pub(super) const fn new(file: &'a File, place: Place, copy: &'a Region) -> Self {
+    pub(super) const fn new(file: &'a File, place: JournalLayout, copy: &'a Region) -> Self {
         Self { file, place, copy, failed: None }
     }
 

@@ -9,11 +9,11 @@
 
 mod error;
 mod get;
-pub mod leg;
 mod link;
 pub mod measure;
 mod put;
 mod resync;
+pub mod transfer;
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -32,6 +32,7 @@ use crate::auth::Token;
 use crate::blob::{BlobName, Listing, Version};
 use crate::format::superblock::Uuid;
 use crate::proto::{Code, PoolInfo, Reply, Request};
+pub use crate::quorum::ServerIndex;
 use crate::quorum::{Ballot, Reading, majority};
 
 /// How a client is made.
@@ -57,9 +58,6 @@ impl Options {
         Self { servers, tokens, connect_limit: Duration::from_secs(5), chunk: 512 << 10, chunks: 32 }
     }
 }
-
-/// A server's place in [`Options::servers`].
-pub type ServerIndex = usize;
 
 enum Seat {
     Live(Box<Link>),

@@ -13,8 +13,8 @@ use std::io::{self, Read};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, TryRecvError, channel, sync_channel};
 use std::time::{Duration, Instant};
 
-use super::leg::{Act, End, Leg};
 use super::link::{self, Happened, Tag};
+use super::transfer::{Act, BlobTransfer, End};
 use super::{Client, Error, Lost, News, ServerIndex, Why};
 use crate::blob::{BlobName, Digest, Version};
 use crate::proto::{Code, Reply, Request};
@@ -102,7 +102,7 @@ enum Owed {
 /// A leg, and whether it was given up and only waits for what is under way.
 struct Path {
     server: ServerIndex,
-    leg: Leg,
+    leg: BlobTransfer,
     given_up: bool,
 }
 
@@ -372,7 +372,7 @@ impl Put<'_> {
             told: false,
         };
         for server in self.servers.clone() {
-            let (leg, ask) = Leg::open(transfer.name.clone(), len);
+            let (leg, ask) = BlobTransfer::open(transfer.name.clone(), len);
             let Act::Ask(request) = ask else { unreachable!("a leg opens with a request") };
             match self.ask(id, server, request) {
                 Ok(()) => transfer.paths.push(Path { server, leg, given_up: false }),

@@ -16,7 +16,9 @@ use std::time::Duration;
 use remanence_pmem::Medium;
 
 use crate::alloc::Extent;
-use crate::auth::{self, ChallengeName, Crowd, Door, Nonce, Proof, Refusal, Room, Shown, Side, Token};
+use crate::auth::{
+    self, AccessPolicy, ChallengeName, Credential, Crowd, Nonce, Proof, Refusal, Room, Side, Token,
+};
 use crate::error::PoolError;
 use crate::format::BLOCK;
 use crate::pool::{Change, LeaseId, Pool, ReservationId};
@@ -163,7 +165,7 @@ pub struct Core<M> {
     pool: Pool<M>,
     token: Token,
     limits: Limits,
-    door: Door,
+    policy: AccessPolicy,
     /// The persistence domain's name and sentence, and whether FLUSH makes durable here.
     domain: (String, String, bool),
     clients: BTreeMap<ClientId, Client>,
@@ -187,7 +189,7 @@ impl<M: Medium> Core<M> {
     ) -> Self {
         Self {
             pool,
-            door: Door::new(Some(token.clone())),
+            policy: AccessPolicy::new(Some(token.clone())),
             token,
             limits,
             domain: (sentence(domain), sentence(survives), durable),
@@ -321,11 +323,11 @@ impl<M: Medium> Core<M> {
         client.heard = now;
         match (&client.standing, request) {
             (Standing::Stranger, Request::Hello { nonce }) => {
-                self.at_the_door(now, from, number, &Shown::Nonce(nonce), None, random)
+                self.at_the_door(now, from, number, &Credential::Nonce(nonce), None, random)
             }
             (Standing::Challenged { challenge }, Request::Authenticate { proof }) => {
-                let shown = Shown::Proof(*challenge);
-                self.at_the_door(now, from, number, &shown, Some(proof), random)
+                let credential = Credential::Proof(*challenge);
+                self.at_the_door(now, from, number, &credential, Some(proof), random)
             }
             (Standing::Member { .. }, Request::Hello { .. } | Request::Authenticate { .. }) => {
                 self.hostile("authentication twice")
@@ -343,7 +345,7 @@ impl<M: Medium> Core<M> {
         now: Duration,
         from: ClientId,
         number: u32,
-        shown: &Shown,
+        credential: &Credential,
         proof: Option<Proof>,
         random: &mut impl FnMut(&mut [u8]),
     ) -> Verdict {
@@ -354,7 +356,7 @@ impl<M: Medium> Core<M> {
             proof.is_some_and(|proof| Side::Client.verify(token, theirs, ours, &proof))
         };
         let refused = |code, reason: &str| Verdict::Last(Reply::refused(code, reason).emit(number));
-        match self.door.judge(now, fresh, client.address, shown, right) {
+        match self.policy.judge(now, fresh, client.address, credential, right) {
             auth::Verdict::Refuse(Refusal::Challenge(nonce)) => {
                 client.standing = Standing::Challenged { challenge: auth::name(&nonce) };
                 let fingerprint = self.token.fingerprint();
@@ -373,7 +375,7 @@ impl<M: Medium> Core<M> {
                 refused(Code::TryLater, "the proof of the token came too late; try again")
             }
             auth::Verdict::Refuse(Refusal::TokenNeeded | Refusal::NoToken) | auth::Verdict::Open => {
-                unreachable!("the server has a token, and something was shown")
+                unreachable!("the server has a token, and something was credential")
             }
             auth::Verdict::Admit { token, client: theirs, server: ours, .. } => {
                 let address = client.address;

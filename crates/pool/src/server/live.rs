@@ -44,7 +44,7 @@ pub struct Options {
     pub limits: Limits,
 }
 
-struct Peer {
+struct PoolConnection {
     pd: Pd,
     control: Connection,
     data: Option<Connection>,
@@ -63,7 +63,7 @@ struct Peer {
 struct Peers {
     region: Region,
     support: PlacementSupport,
-    by_id: BTreeMap<ClientId, Peer>,
+    by_id: BTreeMap<ClientId, PoolConnection>,
     by_qpn: HashMap<Qpn, ClientId>,
 }
 
@@ -302,7 +302,7 @@ impl Shared {
             state.remove(goes);
         }
         state.next_id += 1;
-        match Peer::accept(ready, incoming) {
+        match PoolConnection::accept(ready, incoming) {
             Ok(peer) => {
                 state.peers.by_qpn.insert(peer.control.qp().qpn(), id);
                 state.peers.by_id.insert(id, peer);
@@ -363,7 +363,7 @@ impl Ready {
     }
 }
 
-impl Peer {
+impl PoolConnection {
     fn accept(ready: Ready, incoming: Incoming) -> Result<Self, remanence_verbs::Error> {
         let Ready { pd, buffers, qp } = ready;
         // No one-sided access at all on the control QP: a stranger has one.

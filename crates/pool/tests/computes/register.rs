@@ -15,7 +15,7 @@ use std::collections::HashSet;
 
 use remanence_pool::Version;
 use remanence_pool::promise::Promises;
-use remanence_pool::quorum::{Ballot, Place, Reading, majority};
+use remanence_pool::quorum::{Ballot, Reading, ServerIndex, majority};
 
 const SERVERS: usize = 3;
 
@@ -29,7 +29,7 @@ fn count(set: Set) -> usize {
     set.count_ones() as usize
 }
 
-fn has(set: Set, place: Place) -> bool {
+fn has(set: Set, place: ServerIndex) -> bool {
     set >> place & 1 == 1
 }
 
@@ -100,7 +100,7 @@ struct Put {
 enum Get {
     Idle,
     Asking {
-        said: Vec<(Place, Version, bool)>,
+        said: Vec<(ServerIndex, Version, bool)>,
         least: Version,
     },
     /// Copies that may arrive, at any time from here on.
@@ -315,7 +315,7 @@ impl World {
 
     /// As a get, but what it finds it brings to the last server, if that is behind.
     fn step_sync(&self, to: &mut Vec<Self>) {
-        const TARGET: Place = SERVERS - 1;
+        const TARGET: ServerIndex = SERVERS - 1;
         let mut add = |sync: Get, commit: Option<Version>| {
             let mut next = self.clone();
             next.sync = Some(sync);
@@ -343,7 +343,7 @@ impl World {
     }
 
     /// What was said, and what one more server says now.
-    fn asked(&self, said: &[(Place, Version, bool)]) -> Vec<Vec<(Place, Version, bool)>> {
+    fn asked(&self, said: &[(ServerIndex, Version, bool)]) -> Vec<Vec<(ServerIndex, Version, bool)>> {
         let open = (0..SERVERS).filter(|place| said.iter().all(|(from, ..)| from != place));
         open.map(|place| {
             let version = self.servers[place].version;

@@ -12,7 +12,7 @@ use remanence_persist::Config;
 use remanence_persist::plan::Request;
 use remanence_persist::taxonomy::Domain;
 use remanence_pmem::{Guarantee, PersistenceDomain, Region};
-use remanence_remote::admission::{Bond, Ends};
+use remanence_remote::admission::{Ends, Transcript};
 use remanence_remote::hello::{Credentials, Hello, Rejection, Welcome, Window};
 use remanence_remote::{Error, Options, Role, Server, ServerOptions, Session, Token};
 use remanence_rnic::Access;
@@ -112,7 +112,7 @@ fn a_proof_is_neither_replayed_nor_taken_to_another_connection() {
     let (theirs, mut recorded, mut at) = (challenge(&device), asking, None);
     let admitted = knock(&device, host.addr, |ends| {
         at = Some(ends);
-        recorded = Bond::new(token(OURS), nonce, theirs, ends).answer(&asking);
+        recorded = Transcript::new(token(OURS), nonce, theirs, ends).answer(&asking);
         recorded
     });
     drop(admitted.expect("it has the token"));
@@ -125,14 +125,14 @@ fn a_proof_is_neither_replayed_nor_taken_to_another_connection() {
     let ends = at.expect("asked");
     for other in [device, context()] {
         let theirs = challenge(&other);
-        let proof = Bond::new(token(OURS), nonce, theirs, ends).answer(&asking);
+        let proof = Transcript::new(token(OURS), nonce, theirs, ends).answer(&asking);
         assert_eq!(knock(&other, host.addr, |_| proof).map(drop), Err(Rejection::WrongToken));
     }
     // What was declared is part of the proof: nobody on the way weakens it.
     let other = context();
     let theirs = challenge(&other);
     let weaker = knock(&other, host.addr, |ends| {
-        let proof = Bond::new(token(OURS), nonce, theirs, ends).answer(&asking);
+        let proof = Transcript::new(token(OURS), nonce, theirs, ends).answer(&asking);
         Hello { declared: Some(Config::SAFE), ..proof }
     });
     assert_eq!(weaker.map(drop), Err(Rejection::WrongToken));
@@ -215,7 +215,7 @@ fn an_impostor_cannot_talk_a_client_out_of_its_token() {
             };
             welcome(incoming, device, |bytes| {
                 if let Some(guess) = guess {
-                    Bond::new(token(guess), [0; 32], [8; 32], ends).seal(bytes);
+                    Transcript::new(token(guess), [0; 32], [8; 32], ends).seal(bytes);
                 }
             })
         });

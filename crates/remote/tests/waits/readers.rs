@@ -9,7 +9,7 @@ use remanence_persist::plan::Request;
 use remanence_persist::recipe::{Op, Shape, build};
 use remanence_persist::taxonomy::Buffers;
 use remanence_pmem::{FileOptions, PersistenceDomain, Region};
-use remanence_remote::admission::{Bond, Ends};
+use remanence_remote::admission::{Ends, Transcript};
 use remanence_remote::hello::{Credentials, Hello, Rejection, Welcome};
 use remanence_remote::message::{Entry, Header, Kind};
 use remanence_remote::program::Program;
@@ -120,7 +120,7 @@ impl Raw {
             Err(Rejection::Challenge(theirs)) => theirs,
             other => panic!("{:?}", other.map(drop)),
         };
-        let answer = |ends| Bond::new(token(text), nonce, challenge, ends).answer(&asking);
+        let answer = |ends| Transcript::new(token(text), nonce, challenge, ends).answer(&asking);
         let connection = Self::knock(&device, &pd, &cq, host, answer).expect("it has a token");
         let welcome = Welcome::parse(&connection.private_data()).expect("a Welcome");
         let local = Region::anonymous(1 << 16).expect("memory");

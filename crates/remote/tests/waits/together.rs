@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use common::{Host, fixed, session};
 use remanence_persist::plan::Request;
-use remanence_remote::{Cutter, Done, Error, Work};
+use remanence_remote::{Done, Error, SessionControl, Work};
 
 const LEN: u64 = 4 << 20;
 const SERVICE: u16 = 7;
@@ -21,7 +21,7 @@ fn host(turns: &Arc<AtomicU64>) -> Host {
         None,
         |options| options,
         move |server| {
-            let cutter: Cutter = server.cutter();
+            let cutter: SessionControl = server.cutter();
             let asked = Arc::new(Mutex::new(Vec::new()));
             let asking = Arc::clone(&asked);
             server.on_call(SERVICE, move |call| {
@@ -164,7 +164,7 @@ fn cpu_of(thread: &str) -> u64 {
 #[test]
 fn a_server_whose_session_was_cut_sleeps_again() {
     let (tell, told) = std::sync::mpsc::channel();
-    let shared: Arc<Mutex<Option<Cutter>>> = Arc::default();
+    let shared: Arc<Mutex<Option<SessionControl>>> = Arc::default();
     let keeps = Arc::clone(&shared);
     let host = Host::with(
         LEN,

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use remanence_persist::Config;
 use remanence_pmem::{Journaling, Medium as _, PersistenceDomain, Region};
 use remanence_remote::ring::Recovered;
-use remanence_remote::{Call, Cutter, Server, ServerOptions, Stats, Token};
+use remanence_remote::{Call, Server, ServerOptions, SessionControl, Stats, Token};
 use remanence_verbs::Context;
 use thiserror::Error;
 
@@ -219,7 +219,7 @@ const OWN: u64 = 0;
 
 struct Shared {
     state: Mutex<Serving>,
-    cutter: Cutter,
+    cutter: SessionControl,
     /// Counts the beginnings and the ends of work on the log: odd while there is some.
     work: AtomicU64,
 }
@@ -232,7 +232,7 @@ struct Serving {
     watch: Option<Watch>,
 }
 
-struct Cut<'a>(&'a Cutter);
+struct Cut<'a>(&'a SessionControl);
 
 impl Sessions for Cut<'_> {
     fn is_live(&self, session: u64) -> bool {

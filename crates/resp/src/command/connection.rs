@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::expiry::c_string;
 use super::{Call, Done, Failure, SYNTAX, Transaction, wrong_arity};
-use crate::engine::{Peer, REDIS_VERSION, Replies};
+use crate::engine::{ConnectionInfo, REDIS_VERSION, Replies};
 use crate::number::parse_i64;
 use crate::protocol::Version;
 use crate::store::Store;
@@ -284,7 +284,7 @@ impl<'a, S: Store> Call<'a, S> {
         }
         let me = self.session.peer.id;
         let mut killed = 0;
-        let peers: Vec<Arc<Peer>> = self.shared.peers().values().cloned().collect();
+        let peers: Vec<Arc<ConnectionInfo>> = self.shared.peers().values().cloned().collect();
         for peer in peers.iter().filter(|peer| filter.takes(peer, me)) {
             // Who has been told to go, and has not gone yet, is no client any more.
             if peer.id == me {
@@ -365,7 +365,7 @@ struct Filter<'a> {
 }
 
 impl Filter<'_> {
-    fn takes(&self, peer: &Peer, me: u64) -> bool {
+    fn takes(&self, peer: &ConnectionInfo, me: u64) -> bool {
         self.kind.is_none_or(|kind| kind.is(peer))
             && self.id.is_none_or(|id| id == peer.id)
             && self.address.is_none_or(|address| address == peer.address.as_bytes())
@@ -385,7 +385,7 @@ enum ClientType {
 }
 
 impl ClientType {
-    fn is(self, peer: &Peer) -> bool {
+    fn is(self, peer: &ConnectionInfo) -> bool {
         match self {
             Self::Normal => !peer.listens(),
             Self::Listens => peer.listens(),

@@ -56,14 +56,14 @@ impl Section {
 
 /// What the store was asked for.
 #[derive(Debug, Default)]
-pub(super) struct Told {
+pub(super) struct StoreFigures {
     /// Databases with keys, and how many.
     pub(super) keys: Vec<(u16, u64)>,
     pub(super) store: Vec<(&'static str, String)>,
 }
 
 /// The text of the sections, in Redis' order, each once.
-pub(super) fn text(sections: &[Section], shared: &Shared, now_us: i64, told: &Told) -> String {
+pub(super) fn text(sections: &[Section], shared: &Shared, now_us: i64, told: &StoreFigures) -> String {
     let mut text = String::new();
     for (section, ..) in Section::ALL.into_iter().filter(|(section, ..)| sections.contains(section)) {
         if !text.is_empty() {
@@ -79,7 +79,7 @@ fn line(text: &mut String, name: &str, value: impl std::fmt::Display) {
     let _ = write!(text, "{name}:{value}\r\n");
 }
 
-fn write(section: Section, shared: &Shared, now_us: i64, told: &Told, text: &mut String) {
+fn write(section: Section, shared: &Shared, now_us: i64, told: &StoreFigures, text: &mut String) {
     let (config, stats, facts) = (&shared.config, &shared.stats, shared.facts());
     let title = match section {
         Section::Cpu => "CPU",

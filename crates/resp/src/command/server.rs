@@ -1,6 +1,6 @@
 //! The server: CLUSTER, COMMAND, CONFIG and INFO.
 
-use super::info::{self, Section, Told};
+use super::info::{self, Section, StoreFigures};
 use super::transaction::wrong_subcommand;
 use super::{COMMANDS, Call, Command, Done, wrong_arity};
 use crate::glob;
@@ -147,7 +147,7 @@ impl<S: Store> Call<'_, S> {
         if self.request.len() == 1 {
             sections.extend(Section::named(b"default"));
         }
-        let mut told = Told::default();
+        let mut told = StoreFigures::default();
         if sections.contains(&Section::Store) {
             told.store = self.store.facts();
             if told.store.is_empty() {

@@ -19,7 +19,7 @@ use super::{Qp, QpState, QpType, packets};
 use crate::access::Access;
 use crate::async_event::AsyncEvent;
 use crate::device::{MAX_MESSAGE, Shared};
-use crate::keys::Place;
+use crate::keys::RegionOffset;
 use crate::memory::{Memory, Placement};
 use crate::stats::DropReason;
 use crate::time::Instant;
@@ -117,7 +117,7 @@ enum Target {
     /// The receive WQE, or nowhere.
     None,
     /// Registered memory, which the request's rkey has opened.
-    Place(Place),
+    RegionOffset(RegionOffset),
     /// A responder resource.
     Resource(Request, u32),
 }
@@ -353,7 +353,7 @@ impl Qp {
                 if len == 0 {
                     return Ok(Target::None);
                 }
-                Ok(Target::Place(remote(rkey, va, len, Access::REMOTE_WRITE)?))
+                Ok(Target::RegionOffset(remote(rkey, va, len, Access::REMOTE_WRITE)?))
             }
             Operation::ReadRequest => {
                 let reth::Repr { va, rkey, dma_len } = reth_of(packet);
@@ -431,7 +431,7 @@ impl Qp {
                     self.responder.message = Message::Write { va: 0, rkey: Rkey(0), left: 0, total: 0 };
                 }
             }
-            Target::Place(place) => {
+            Target::RegionOffset(place) => {
                 mem.write(place.region, place.offset, payload);
                 if mem.take_fault() {
                     return Err(PROTECTION_ERROR);

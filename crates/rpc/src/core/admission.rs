@@ -13,7 +13,7 @@
 //! again. A Prove that comes after its challenge was used up or forgotten (the server started anew, or its refusal was lost)
 //! makes the client ask anew, as long as its patience lasts.
 
-use remanence_auth::{Nonce, Proof, Token, door};
+use remanence_auth::{Nonce, Proof, Token, policy};
 use remanence_wire::Qpn;
 
 use crate::header::{ANSWER_LEN, Address, Repr};
@@ -22,7 +22,7 @@ const CLIENT: &[u8] = b"remanence rpc 2 client";
 const SERVER: &[u8] = b"remanence rpc 2 server";
 
 /// What both ends know of one attempt.
-pub(super) struct Bond {
+pub(super) struct Transcript {
     pub(super) token: Token,
     pub(super) client: Nonce,
     pub(super) server: Nonce,
@@ -48,14 +48,14 @@ impl Ends {
     }
 }
 
-impl Bond {
+impl Transcript {
     /// What the client shows behind this Prove.
     pub(super) fn answer(&self, prove: &Repr) -> [u8; ANSWER_LEN] {
         let proof = self.token.prove(CLIENT, &self.bound(&self.ends.bytes(), &prove.emit()));
-        let mut shown = [0; ANSWER_LEN];
-        shown[..8].copy_from_slice(&door::name(&self.server));
-        shown[8..].copy_from_slice(&proof);
-        shown
+        let mut credential = [0; ANSWER_LEN];
+        credential[..8].copy_from_slice(&policy::name(&self.server));
+        credential[8..].copy_from_slice(&proof);
+        credential
     }
 
     pub(super) fn is_answered(&self, prove: &Repr, proof: &Proof) -> bool {
@@ -83,7 +83,7 @@ pub(super) enum Attempt {
     /// It waits for the challenge.
     Asking(Nonce),
     /// It waits to be accepted.
-    Proving { bond: Box<Bond>, shown: Box<[u8]> },
+    Proving { bond: Box<Transcript>, credential: Box<[u8]> },
 }
 
 #[cfg(test)]
@@ -95,10 +95,10 @@ mod tests {
     #[test]
     fn a_proof_is_bound_to_all_that_names_the_conversation() {
         let header = Repr::Refuse { session: 1, key: 2, why: Refusal::Full };
-        let bond = |change: fn(&mut Bond)| {
+        let bond = |change: fn(&mut Transcript)| {
             let token = Token::new("correct-horse-battery").expect("a fair token");
             let ends = Ends { client: address(1), server: address(2).qpn };
-            let mut bond = Bond { token, client: [1; 32], server: [2; 32], ends };
+            let mut bond = Transcript { token, client: [1; 32], server: [2; 32], ends };
             change(&mut bond);
             bond
         };
@@ -110,7 +110,7 @@ mod tests {
             !ours.is_answered(&header, &seal) && !ours.is_sealed(&header, proof),
             "each side has its own"
         );
-        let others: [fn(&mut Bond); 6] = [
+        let others: [fn(&mut Transcript); 6] = [
             |bond| bond.token = Token::new("correct-horse-batterz").expect("a fair token"),
             |bond| bond.client[31] ^= 1,
             |bond| bond.server[31] ^= 1,

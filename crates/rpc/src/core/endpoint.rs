@@ -6,11 +6,11 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Range;
 
-use remanence_auth::door::{self, Door, Shown};
+use remanence_auth::policy::{self, AccessPolicy, Credential};
 use remanence_auth::{Nonce, Nonces};
 use remanence_rnic::Instant;
 
-use super::admission::{Attempt, Bond, Ends};
+use super::admission::{Attempt, Ends, Transcript};
 use super::buffers::{Buffers, Packet};
 use super::client::{Client, Outcome, Waiting};
 use super::config::Config;
@@ -38,7 +38,7 @@ pub struct Transmit<M> {
     /// Its first bytes.
     pub header: [u8; HEADER_LEN],
     /// What it shows behind them, while a session is set up; then there is no payload.
-    pub shown: Option<Box<[u8]>>,
+    pub credential: Option<Box<[u8]>>,
     /// What follows: a part of a message.
     pub payload: Option<(M, Range<usize>)>,
 }
@@ -134,7 +134,7 @@ impl<M: Clone> Session<M> {
 struct Control {
     to: Address,
     repr: Repr,
-    shown: Option<Box<[u8]>>,
+    credential: Option<Box<[u8]>>,
 }
 
 /// What a client says of itself when it wants a session.
@@ -169,7 +169,7 @@ pub struct Endpoint<B: Buffers> {
     timers: BTreeSet<(Instant, u32)>,
     draws: Draw,
     nonces: Nonces,
-    door: Door,
+    policy: AccessPolicy,
     generations: u32,
     stats: Stats,
 }
@@ -185,7 +185,7 @@ impl<B: Buffers> Endpoint<B> {
             capacity: config.capacity(),
             draws: Draw(config.seed ^ config.incarnation.rotate_left(32)),
             nonces: Nonces::new(config.secret),
-            door: Door::new(config.token.clone()),
+            policy: AccessPolicy::new(config.token.clone()),
             config,
             sessions: Vec::new(),
             free: Vec::new(),
@@ -349,36 +349,36 @@ impl<B: Buffers> Endpoint<B> {
             self.stats.malformed += 1;
             return;
         };
-        let mut shown = [0; ANSWER_LEN];
+        let mut credential = [0; ANSWER_LEN];
         let behind = datagram.len() - HEADER_LEN;
         let fits = match repr.behind() {
             Behind::Payload => true,
             Behind::Nothing => behind == 0,
-            Behind::Shown(len) => behind == len,
+            Behind::Credential(len) => behind == len,
         };
         if !fits {
             self.stats.malformed += 1;
             return;
         }
-        if let Behind::Shown(len) = repr.behind() {
-            datagram.read(HEADER_LEN, &mut shown[..len]);
+        if let Behind::Credential(len) = repr.behind() {
+            datagram.read(HEADER_LEN, &mut credential[..len]);
         }
         match repr {
             Repr::Connect { session, key, incarnation, capacity, credits } => {
                 let hello = Hello { session, key, incarnation, capacity, credits };
-                self.on_hello(now, from, hello, Shown::Nothing, &repr, &shown);
+                self.on_hello(now, from, hello, Credential::Nothing, &repr, &credential);
             }
             Repr::Ask { session, key } => {
-                let nonce: Nonce = *shown[..NONCE_LEN].first_chunk().expect("as long as a nonce");
+                let nonce: Nonce = *credential[..NONCE_LEN].first_chunk().expect("as long as a nonce");
                 self.on_ask(now, from, session, key, nonce);
             }
             Repr::Prove { session, key, incarnation, capacity, credits } => {
                 let hello = Hello { session, key, incarnation, capacity, credits };
-                let challenge = *shown.first_chunk().expect("as long as a name");
-                self.on_hello(now, from, hello, Shown::Proof(challenge), &repr, &shown);
+                let challenge = *credential.first_chunk().expect("as long as a name");
+                self.on_hello(now, from, hello, Credential::Proof(challenge), &repr, &credential);
             }
             Repr::Challenge { session, key } => {
-                let nonce: Nonce = *shown[..NONCE_LEN].first_chunk().expect("as long as a nonce");
+                let nonce: Nonce = *credential[..NONCE_LEN].first_chunk().expect("as long as a nonce");
                 self.on_challenge(now, from, session, key, nonce);
             }
             Repr::Disconnect { session, key } => {
@@ -415,7 +415,7 @@ impl<B: Buffers> Endpoint<B> {
             }
             Repr::Accept { session, key, drawn, incarnation: _, server, capacity, credits, sealed: _ } => {
                 let ids = (session, key, server, drawn);
-                self.on_accept(now, from, ids, capacity, credits, (&repr, &shown));
+                self.on_accept(now, from, ids, capacity, credits, (&repr, &credential));
             }
             Repr::Refuse { session, key, why } => self.on_refuse(from, session, key, why),
             Repr::Disconnected { session, key } => match self.client_of(from, session, key) {
@@ -488,9 +488,9 @@ impl<B: Buffers> Endpoint<B> {
 
     /// The next packet to send. Sessions take turns, a window each.
     pub fn poll_transmit(&mut self, now: Instant) -> Option<Transmit<B::Message>> {
-        if let Some(Control { to, repr, shown }) = self.control.pop_front() {
+        if let Some(Control { to, repr, credential }) = self.control.pop_front() {
             self.stats.sent += 1;
-            return Some(Transmit { to, header: repr.emit(), shown, payload: None });
+            return Some(Transmit { to, header: repr.emit(), credential, payload: None });
         }
         while let Some(&number) = self.ready.front() {
             let timeout_max = self.config.timeout_max;
@@ -504,7 +504,7 @@ impl<B: Buffers> Endpoint<B> {
                     Half::Client(..) => None,
                     Half::Server(server) => server.poll(now, key, capacity),
                 };
-                packet.map(|(repr, payload)| Transmit { to, header: repr.emit(), shown: None, payload })
+                packet.map(|(repr, payload)| Transmit { to, header: repr.emit(), credential: None, payload })
             });
             if packet.is_none() {
                 self.ready.pop_front();
@@ -530,14 +530,14 @@ impl<B: Buffers> Endpoint<B> {
         self.show(to, repr, None);
     }
 
-    fn show(&mut self, to: Address, repr: Repr, shown: Option<Box<[u8]>>) {
+    fn show(&mut self, to: Address, repr: Repr, credential: Option<Box<[u8]>>) {
         let fits = match repr.behind() {
-            Behind::Shown(len) => shown.as_ref().is_some_and(|shown| shown.len() == len),
-            Behind::Nothing | Behind::Payload => shown.is_none(),
+            Behind::Credential(len) => credential.as_ref().is_some_and(|credential| credential.len() == len),
+            Behind::Nothing | Behind::Payload => credential.is_none(),
         };
-        assert!(fits, "{repr:?} shows {:?}", shown.map(|shown| shown.len()));
+        assert!(fits, "{repr:?} shows {:?}", credential.map(|credential| credential.len()));
         if self.control.len() < CONTROL_MAX {
-            self.control.push_back(Control { to, repr, shown });
+            self.control.push_back(Control { to, repr, credential });
         }
     }
 
@@ -674,23 +674,25 @@ impl<B: Buffers> Endpoint<B> {
     /// A stranger has a token, it says.
     fn on_ask(&mut self, now: Instant, from: Address, session: u32, key: u32, nonce: Nonce) {
         let fresh = self.nonces.draw();
-        let (now, shown) = (now.since(Instant::ZERO), Shown::Nonce(nonce));
-        match self.door.judge(now, fresh, from.gid.to_ip(), &shown, |_, _, _| false) {
-            door::Verdict::Refuse(why) => self.refuse(from, session, key, why),
-            door::Verdict::Open | door::Verdict::Admit { .. } => unreachable!("a nonce proves nothing"),
+        let (now, credential) = (now.since(Instant::ZERO), Credential::Nonce(nonce));
+        match self.policy.judge(now, fresh, from.gid.to_ip(), &credential, |_, _, _| false) {
+            policy::Verdict::Refuse(why) => self.refuse(from, session, key, why),
+            policy::Verdict::Open | policy::Verdict::Admit { .. } => unreachable!("a nonce proves nothing"),
         }
     }
 
-    fn refuse(&mut self, to: Address, session: u32, key: u32, why: door::Refusal) {
+    fn refuse(&mut self, to: Address, session: u32, key: u32, why: policy::Refusal) {
         let why = match why {
-            door::Refusal::Challenge(nonce) => {
+            policy::Refusal::Challenge(nonce) => {
                 return self.show(to, Repr::Challenge { session, key }, Some(nonce.into()));
             }
-            door::Refusal::TokenNeeded => Refusal::TokenNeeded,
-            door::Refusal::WrongToken => Refusal::WrongToken,
-            door::Refusal::NoToken => Refusal::NoToken,
-            door::Refusal::Late => Refusal::Late,
-            door::Refusal::Wait(wait) => Refusal::Wait(u32::try_from(wait.as_secs() + 1).unwrap_or(u32::MAX)),
+            policy::Refusal::TokenNeeded => Refusal::TokenNeeded,
+            policy::Refusal::WrongToken => Refusal::WrongToken,
+            policy::Refusal::NoToken => Refusal::NoToken,
+            policy::Refusal::Late => Refusal::Late,
+            policy::Refusal::Wait(wait) => {
+                Refusal::Wait(u32::try_from(wait.as_secs() + 1).unwrap_or(u32::MAX))
+            }
         };
         self.stats.unadmitted += 1;
         self.say(to, Repr::Refuse { session, key, why });
@@ -702,7 +704,7 @@ impl<B: Buffers> Endpoint<B> {
         now: Instant,
         from: Address,
         hello: Hello,
-        shown: Shown,
+        credential: Credential,
         repr: &Repr,
         bytes: &[u8; ANSWER_LEN],
     ) {
@@ -721,26 +723,26 @@ impl<B: Buffers> Endpoint<B> {
         let proof = bytes.last_chunk().expect("as long as a proof");
         let ends = Ends { client: from, server: self.config.own.qpn };
         let fresh = self.nonces.draw();
-        let verdict = self.door.judge(
+        let verdict = self.policy.judge(
             now.since(Instant::ZERO),
             fresh,
             from.gid.to_ip(),
-            &shown,
+            &credential,
             |token, client, server| {
-                let bond = Bond { token: token.clone(), client: *client, server: *server, ends };
+                let bond = Transcript { token: token.clone(), client: *client, server: *server, ends };
                 bond.is_answered(repr, proof)
             },
         );
         match verdict {
-            door::Verdict::Open => self.on_admitted(now, from, hello, None),
-            door::Verdict::Admit { token, client, server, .. } => {
-                self.on_admitted(now, from, hello, Some(Bond { token, client, server, ends }));
+            policy::Verdict::Open => self.on_admitted(now, from, hello, None),
+            policy::Verdict::Admit { token, client, server, .. } => {
+                self.on_admitted(now, from, hello, Some(Transcript { token, client, server, ends }));
             }
-            door::Verdict::Refuse(why) => self.refuse(from, session, key, why),
+            policy::Verdict::Refuse(why) => self.refuse(from, session, key, why),
         }
     }
 
-    fn on_admitted(&mut self, now: Instant, from: Address, hello: Hello, bond: Option<Bond>) {
+    fn on_admitted(&mut self, now: Instant, from: Address, hello: Hello, bond: Option<Transcript>) {
         let Hello { session, key, incarnation, capacity, credits } = hello;
         let here: Vec<(u64, u32)> = self
             .clients
@@ -821,9 +823,9 @@ impl<B: Buffers> Endpoint<B> {
             return;
         };
         let ends = Ends { client: client.own, server: from.qpn };
-        let bond = Box::new(Bond { token, client: *nonce, server, ends });
-        let shown = bond.answer(&prove(hello)).into();
-        (*attempt, *retry_at) = (Attempt::Proving { bond, shown }, now);
+        let bond = Box::new(Transcript { token, client: *nonce, server, ends });
+        let credential = bond.answer(&prove(hello)).into();
+        (*attempt, *retry_at) = (Attempt::Proving { bond, credential }, now);
         self.on_time(now, session);
     }
 
@@ -866,7 +868,7 @@ impl<B: Buffers> Endpoint<B> {
         (session, key, remote, drawn): (u32, u32, u32, u32),
         capacity: u16,
         credits: u16,
-        (repr, shown): (&Repr, &[u8; ANSWER_LEN]),
+        (repr, credential): (&Repr, &[u8; ANSWER_LEN]),
     ) {
         let ours = self.capacity;
         let Some(found) = self.client_session(from, session, key) else {
@@ -883,7 +885,7 @@ impl<B: Buffers> Endpoint<B> {
             Attempt::Plain => !sealed,
             Attempt::Asking(_) => false,
             Attempt::Proving { bond, .. } => {
-                let seal = shown[..SEAL_LEN].first_chunk().expect("as long as a proof");
+                let seal = credential[..SEAL_LEN].first_chunk().expect("as long as a proof");
                 sealed && bond.is_sealed(repr, seal)
             }
         };
@@ -997,7 +999,7 @@ impl<B: Buffers> Endpoint<B> {
                             (Repr::Connect { session, key, incarnation, capacity, credits }, None)
                         }
                         Attempt::Asking(nonce) => (Repr::Ask { session, key }, Some((*nonce).into())),
-                        Attempt::Proving { shown, .. } => (prove(hello), Some(shown.clone())),
+                        Attempt::Proving { credential, .. } => (prove(hello), Some(credential.clone())),
                     });
                 }
             }
@@ -1031,8 +1033,8 @@ impl<B: Buffers> Endpoint<B> {
             }
         }
         self.stats.timeouts += timeouts;
-        if let Some((repr, shown)) = say {
-            self.show(peer, repr, shown);
+        if let Some((repr, credential)) = say {
+            self.show(peer, repr, credential);
         }
         match over {
             Some(why) => self.end(number, why),

@@ -15,7 +15,7 @@ pub(super) struct Fragment<P> {
 }
 
 /// Where a packet belongs.
-pub(super) struct Place {
+pub(super) struct FragmentPosition {
     /// Which of the message's packets it is, and how many there are.
     pub(super) number: u32,
     pub(super) count: u32,
@@ -25,10 +25,10 @@ pub(super) struct Place {
 
 impl<P: Packet> Fragment<P> {
     /// Where it belongs in a message of which each packet holds `capacity` bytes; `None` if it is not what it says.
-    pub(super) fn place(&self, capacity: u32) -> Option<Place> {
+    pub(super) fn place(&self, capacity: u32) -> Option<FragmentPosition> {
         let (number, count) = (u32::from(self.packet), packets(self.length, capacity));
         let span = range(number, self.length, capacity);
-        (number < count && span.len() == self.datagram.len() - HEADER_LEN).then_some(Place {
+        (number < count && span.len() == self.datagram.len() - HEADER_LEN).then_some(FragmentPosition {
             number,
             count,
             span,
@@ -36,7 +36,7 @@ impl<P: Packet> Fragment<P> {
     }
 }
 
-impl Place {
+impl FragmentPosition {
     /// Its bytes are put where they belong.
     pub(super) fn copy<B: Buffers>(&self, buffers: &mut B, datagram: &B::Packet, to: &mut B::Message) {
         buffers.copy(datagram, HEADER_LEN, self.span.len(), to, self.span.start);

@@ -370,12 +370,13 @@ impl Rpc {
             let Some(dest) = self.handles.get(&packet.to.gid).map(|ah| ah.dest(packet.to.qpn, QKEY)) else {
                 continue;
             };
-            let shown = packet.shown.as_deref().unwrap_or_default();
-            let len = HEADER_LEN + shown.len() + packet.payload.as_ref().map_or(0, |(_, range)| range.len());
+            let credential = packet.credential.as_deref().unwrap_or_default();
+            let len =
+                HEADER_LEN + credential.len() + packet.payload.as_ref().map_or(0, |(_, range)| range.len());
             let posted = if len <= INLINE_MAX {
                 let mut bytes = [0; INLINE_MAX];
                 bytes[..HEADER_LEN].copy_from_slice(&packet.header);
-                bytes[HEADER_LEN..][..shown.len()].copy_from_slice(shown);
+                bytes[HEADER_LEN..][..credential.len()].copy_from_slice(credential);
                 if let Some((message, range)) = &packet.payload {
                     message.read(range.start, &mut bytes[HEADER_LEN..len]);
                 }

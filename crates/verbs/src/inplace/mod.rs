@@ -106,7 +106,7 @@ struct Offer {
 
 /// A peer process.
 #[derive(Debug, Default)]
-struct Peer {
+struct PeerProcess {
     /// Our guard page for it, and what stands in its grants.
     ours: Option<(Region, Vec<Option<Granted>>)>,
     /// Its guard page for us, and our hazards in it that are free.
@@ -120,7 +120,7 @@ pub(crate) struct InPlace {
     possible: bool,
     lanes: HashMap<Qpn, Known>,
     shares: HashMap<Rkey, Share>,
-    peers: HashMap<IpAddr, Peer>,
+    peers: HashMap<IpAddr, PeerProcess>,
     asked: HashMap<(Qpn, Rkey), Instant>,
     generation: u64,
     /// [`Device::qp_changes`] at the last review.

@@ -69,7 +69,7 @@ pub(super) struct Args {
     #[arg(long, value_name = "HOST[:PORT]", default_value = "127.0.0.1")]
     pub(super) listen: args::Server,
     #[command(flatten)]
-    pub(super) door: args::Door,
+    pub(super) door: args::AccessOptions,
     /// Let clients in that have the token of this file, too, to look and to change nothing; it is made if it is not there
     #[arg(long, value_name = "FILE")]
     pub(super) reader_token_file: Option<PathBuf>,

@@ -80,7 +80,7 @@ struct Serve {
     #[arg(long, value_name = "HOST[:PORT]", default_value = "127.0.0.1")]
     listen: args::Server,
     #[command(flatten)]
-    door: args::Door,
+    door: args::AccessOptions,
     /// Take your word for the persistence domain, where the machine does not tell
     #[arg(long, value_name = "DOMAIN", value_parser = ["adr", "eadr", "wsp"])]
     declare: Option<String>,

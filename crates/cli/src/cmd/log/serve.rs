@@ -50,7 +50,7 @@ pub(super) struct Args {
     #[arg(long, value_name = "HOST[:PORT]", default_value = "127.0.0.1")]
     listen: args::Server,
     #[command(flatten)]
-    door: args::Door,
+    door: args::AccessOptions,
     /// Clients at a time
     #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u16).range(1..=256))]
     clients: u16,

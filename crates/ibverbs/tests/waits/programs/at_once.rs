@@ -1,6 +1,6 @@
 //! Several programs at the same time: pairs that know nothing of each other and share a device, and clients of one server.
 
-use super::harness::{Place, ROW, Ready, Row, both, run, run_at_once};
+use super::harness::{ROW, Ready, Row, RunsOn, both, run, run_at_once};
 
 #[test]
 fn pairs_share_a_device() {
@@ -8,7 +8,7 @@ fn pairs_share_a_device() {
         Row { ready: Ready::Tcp(port), ..row }
     }
     run_at_once(
-        Place::Host,
+        RunsOn::Host,
         &[
             at(18601, both!("ibv_rc_pingpong -g 0 -c -n 300 -p 18601")),
             at(18602, both!("ibv_rc_pingpong -g 1 -c -e -n 300 -p 18602")),
@@ -30,7 +30,7 @@ fn pairs_share_a_device() {
 #[test]
 fn clients_share_a_server() {
     run(
-        Place::Host,
+        RunsOn::Host,
         &[
             Row {
                 server: "ucmatose -c 3 -C 20 -S 2000",

@@ -1,6 +1,6 @@
 //! What is there: ibv_devices, ibv_devinfo, ibv_asyncwatch.
 
-use super::harness::{Place, ROW, Ready, Row, run};
+use super::harness::{ROW, Ready, Row, RunsOn, run};
 use crate::common;
 
 const ALONE: Row = Row { ready: Ready::Alone, ..ROW };
@@ -8,7 +8,7 @@ const ALONE: Row = Row { ready: Ready::Alone, ..ROW };
 #[test]
 fn devices_are_listed_and_described() {
     run(
-        Place::Host,
+        RunsOn::Host,
         &[
             Row { client: "ibv_devices", says: &["rem_lo"], ..ALONE },
             Row { client: "ibv_devinfo", says: &["hca_id:\trem_lo", "PORT_ACTIVE", "Ethernet"], ..ALONE },
@@ -31,7 +31,7 @@ fn devices_are_listed_and_described() {
 #[test]
 fn the_addresses_of_an_interface_are_its_gids() {
     run(
-        Place::Wire,
+        RunsOn::Wire,
         &[Row {
             client: "ibv_devinfo -v -d rem_veth0",
             says: &["::ffff:10.88.0.2, RoCE v2", "fd88::2, RoCE v2", "fe80::", "active_mtu:\t\t1024"],
@@ -58,7 +58,7 @@ fn counters_below_sys_count_what_every_process_did() {
 #[test]
 fn asynchronous_events_are_waited_for() {
     run(
-        Place::Host,
+        RunsOn::Host,
         &[Row {
             server: "ibv_asyncwatch -d rem_lo",
             server_says: &["rem_lo: async event FD"],

@@ -95,7 +95,7 @@ const NO_TROUBLE: [&str; 4] = [
 ];
 
 /// Where the two programs are.
-pub(crate) enum Place {
+pub(crate) enum RunsOn {
     /// On one host, over loopback.
     Host,
     /// On two hosts with a wire between them.
@@ -104,13 +104,13 @@ pub(crate) enum Place {
 
 /// Runs all rows of a table, and fails with what went wrong in any of them.
 #[track_caller]
-pub(crate) fn run(place: Place, rows: &[Row]) {
+pub(crate) fn run(place: RunsOn, rows: &[Row]) {
     run_and(place, rows, |_| ());
 }
 
 /// The same, and then looks at what they left behind in the scratch directory.
 #[track_caller]
-pub(crate) fn run_and(place: Place, rows: &[Row], look: impl FnOnce(&Path)) {
+pub(crate) fn run_and(place: RunsOn, rows: &[Row], look: impl FnOnce(&Path)) {
     let _one_at_a_time = one_at_a_time();
     let Some(net) = Net::of(&place) else { return };
     let failures = through(&net, rows);
@@ -120,7 +120,7 @@ pub(crate) fn run_and(place: Place, rows: &[Row], look: impl FnOnce(&Path)) {
 
 /// Runs all rows at the same time.
 #[track_caller]
-pub(crate) fn run_at_once(place: Place, rows: &[Row]) {
+pub(crate) fn run_at_once(place: RunsOn, rows: &[Row]) {
     let _one_at_a_time = one_at_a_time();
     let Some(net) = Net::of(&place) else { return };
     let failures: String = thread::scope(|scope| {
@@ -178,10 +178,10 @@ pub(crate) struct Net {
 
 impl Net {
     /// `None`, and the reason is said, if there can be none here.
-    fn of(place: &Place) -> Option<Self> {
+    fn of(place: &RunsOn) -> Option<Self> {
         match Self::new(place) {
             Ok(net) => Some(net),
-            Err(why) if matches!(place, Place::Wire) => {
+            Err(why) if matches!(place, RunsOn::Wire) => {
                 println!("skipped: no network namespaces ({why})");
                 None
             }
@@ -189,7 +189,7 @@ impl Net {
         }
     }
 
-    fn new(place: &Place) -> Result<Self, String> {
+    fn new(place: &RunsOn) -> Result<Self, String> {
         // Root needs no user namespace, and keeps its rights without one.
         let privileged = Command::new("unshare").args(["--net", "true"]).stderr(Stdio::null()).status();
         let privileged = privileged.is_ok_and(|status| status.success());
@@ -204,7 +204,7 @@ impl Net {
         // Addresses can be used as soon as they are there, without asking whether somebody has them.
         const AT_ONCE: &str = "echo 0 > /proc/sys/net/ipv6/conf/default/accept_dad";
         net.sh(&format!("{AT_ONCE}; ip link set lo up"))?;
-        if let Place::Wire = place {
+        if let RunsOn::Wire = place {
             net.addresses = ["10.88.0.1", "10.88.0.2"];
             let mut unshare = net.enter(net.server.as_ref());
             unshare.args(["unshare", "--net"]);

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-use super::harness::{Place, ROW, Ready, Row, both, run, run_and};
+use super::harness::{ROW, Ready, Row, RunsOn, both, run, run_and};
 
 const SHM: Row = Row { verbs: Some(&["--link", "shm"]), ..ROW };
 /// The server at an address that its client knows; what travels in shared memory needs no interface that has it.
@@ -16,7 +16,7 @@ fn in_shared_memory() {
         Row { verbs: SHM.verbs, ..row }
     }
     run(
-        Place::Host,
+        RunsOn::Host,
         &[
             Row { client: "ibv_devices", says: &["rem_shm"], ready: Ready::Alone, ..SHM },
             shm(both!("ibv_rc_pingpong -g 0 -c")),
@@ -53,7 +53,7 @@ fn on_af_xdp() {
         return println!("skipped: AF_XDP needs root");
     }
     run(
-        Place::Wire,
+        RunsOn::Wire,
         &[
             xdp(both!("ibv_rc_pingpong -d rem_veth0 -g 0 -c")),
             xdp(both!("ibv_rc_pingpong -d rem_veth0 -g 1 -c -e -s 100000 -n 100")),
@@ -77,7 +77,7 @@ fn recorded_and_delayed() {
         Row { verbs: Some(&["--capture", "{scratch}/run.pcapng", "--delay", "1ms"]), ..row }
     }
     run_and(
-        Place::Wire,
+        RunsOn::Wire,
         &[
             slow(both!("ibv_rc_pingpong -d rem_veth0 -g 0 -c -n 100")),
             slow(both!("ibv_srq_pingpong -d rem_veth0 -g 1 -c -n 50 -e")),

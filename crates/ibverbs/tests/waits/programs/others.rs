@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::harness::{Place, ROW, Ready, Row, run};
+use super::harness::{ROW, Ready, Row, RunsOn, run};
 use crate::common;
 
 const UCX: Row = Row {
@@ -25,7 +25,7 @@ fn uct(options: &str) -> Row {
 #[test]
 fn ucx_runs_on_rc_and_on_ud() {
     run(
-        Place::Host,
+        RunsOn::Host,
         &[
             Row { client: "ucx_perftest -p 13337 {server} -t tag_lat -n 100 -w 5 -s 4096", ..UCX },
             Row { client: "ucx_perftest -p 13337 {server} -t stream_bw -n 100 -w 5 -s 100000", ..UCX },
@@ -49,7 +49,7 @@ fn ucx_runs_on_rc_and_on_ud() {
 fn libfabric_runs_messages_and_datagrams() {
     const FI: Row = Row { ready: Ready::Tcp(47592), says: &["bytes"], ..ROW };
     run(
-        Place::Wire,
+        RunsOn::Wire,
         &[
             Row {
                 server: "fi_pingpong -p verbs -e msg -I 50",
@@ -94,7 +94,7 @@ fn open_mpi_runs_over_ucx_and_over_libfabric() {
         &*format!("mpirun --oversubscribe -np 2 {how} /usr/bin/python3 {ring}").leak()
     };
     run(
-        Place::Wire,
+        RunsOn::Wire,
         &[
             Row { client: line("--mca pml ucx --mca osc ucx"), ..MPI },
             Row {
@@ -116,7 +116,7 @@ fn udapl_runs_over_rdma_cm_and_over_sockets() {
         ..ROW
     };
     run(
-        Place::Wire,
+        RunsOn::Wire,
         &[
             Row {
                 server: "dtest -P remanence-cma -B 10 -s",
@@ -144,7 +144,7 @@ fn qemu_moves_a_machine() {
         &*format!("/usr/bin/python3 {program} {{scratch}} {{server}} 4444 {pin}").leak()
     };
     run(
-        Place::Wire,
+        RunsOn::Wire,
         &[
             Row { server: SERVER, client: line("off"), ..QEMU },
             Row { server: SERVER, client: line("on"), ..QEMU },
@@ -164,7 +164,7 @@ const FIO: Row = Row {
 #[test]
 fn fio_writes_and_sends_with_verification() {
     run(
-        Place::Host,
+        RunsOn::Host,
         &[
             Row {
                 server: "fio --thread --name=s --ioengine=rdma --port=5001 --bs=16k --size=2m --iodepth=8 --rw=read",

@@ -3,12 +3,12 @@
 //! Few iterations each: these runs show that the programs work; `rem bench verbs` measures. With rdma_cm: `rdmacm.rs`.
 //! All sizes (-a) are for bandwidth alone: the latency programs measure the processor's frequency for a second each time.
 
-use super::harness::{Place, both, run};
+use super::harness::{RunsOn, both, run};
 
 #[test]
 fn write() {
     run(
-        Place::Host,
+        RunsOn::Host,
         &[
             both!("ib_write_lat -n 200"),
             both!("ib_write_lat -n 5 -s 8388608"),
@@ -28,7 +28,7 @@ fn write() {
 #[test]
 fn read() {
     run(
-        Place::Host,
+        RunsOn::Host,
         &[
             both!("ib_read_lat -n 200"),
             both!("ib_read_lat -n 5 -s 8388608"),
@@ -44,7 +44,7 @@ fn read() {
 #[test]
 fn send() {
     run(
-        Place::Host,
+        RunsOn::Host,
         &[
             both!("ib_send_lat -n 200"),
             both!("ib_send_lat -n 5 -s 8388608"),
@@ -66,7 +66,7 @@ fn send() {
 #[test]
 fn atomics() {
     run(
-        Place::Host,
+        RunsOn::Host,
         &[
             both!("ib_atomic_lat -n 200"),
             both!("ib_atomic_lat -n 100 -A CMP_AND_SWAP -e"),
@@ -80,7 +80,7 @@ fn atomics() {
 #[test]
 fn between_two_hosts() {
     run(
-        Place::Wire,
+        RunsOn::Wire,
         &[
             both!("ib_write_lat -d rem_veth0 -n 200"),
             both!("ib_write_bw -d rem_veth0 -n 200 -b"),

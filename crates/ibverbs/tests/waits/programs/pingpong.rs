@@ -1,11 +1,11 @@
 //! rdma-core's examples: ibv_rc_pingpong and the like. They exchange QP numbers over TCP, and check the data with -c.
 
-use super::harness::{Place, Row, both, run};
+use super::harness::{Row, RunsOn, both, run};
 
 #[test]
 fn rc_pingpong() {
     run(
-        Place::Host,
+        RunsOn::Host,
         &[
             both!("ibv_rc_pingpong -g 0 -c"),
             both!("ibv_rc_pingpong -g 0 -c -e"),
@@ -21,7 +21,7 @@ fn rc_pingpong() {
 #[test]
 fn uc_pingpong() {
     run(
-        Place::Host,
+        RunsOn::Host,
         &[
             both!("ibv_uc_pingpong -g 0 -c"),
             both!("ibv_uc_pingpong -g 0 -c -e -m 2048 -s 9000 -n 200"),
@@ -33,7 +33,7 @@ fn uc_pingpong() {
 #[test]
 fn ud_pingpong() {
     run(
-        Place::Host,
+        RunsOn::Host,
         &[
             both!("ibv_ud_pingpong -g 0 -c"),
             both!("ibv_ud_pingpong -g 0 -c -e"),
@@ -46,7 +46,7 @@ fn ud_pingpong() {
 #[test]
 fn srq_pingpong() {
     run(
-        Place::Host,
+        RunsOn::Host,
         &[
             both!("ibv_srq_pingpong -g 0 -c -n 200"),
             both!("ibv_srq_pingpong -g 0 -c -e -n 100"),
@@ -67,5 +67,5 @@ fn pingpong_between_two_hosts() {
         both!("ibv_ud_pingpong -d rem_veth0 -g 1 -c -s 1024 -e"),
         both!("ibv_srq_pingpong -d rem_veth0 -g 0 -c -n 100"),
     ];
-    run(Place::Wire, WIRE);
+    run(RunsOn::Wire, WIRE);
 }

@@ -1,6 +1,6 @@
 //! qperf, whose server serves one test after another.
 
-use super::harness::{Place, ROW, Ready, Row, run};
+use super::harness::{ROW, Ready, Row, RunsOn, run};
 
 /// All tests of one kind in one run of the client, against one server. On RoCE it needs -cm1: without rdma_cm it speaks
 /// to LIDs, which there are none of.
@@ -9,7 +9,7 @@ const QPERF: Row = Row { server: "qperf", ready: Ready::Tcp(19765), serves_on: t
 #[test]
 fn qperf() {
     run(
-        Place::Host,
+        RunsOn::Host,
         &[
             Row {
                 client: "qperf {server} -cm1 -t 1 rc_lat rc_bw rc_bi_bw",

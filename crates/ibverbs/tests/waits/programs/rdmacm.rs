@@ -1,6 +1,6 @@
 //! rdmacm-utils: programs that find each other by address and port through librdmacm.
 
-use super::harness::{Place, ROW, Ready, Row, both, run};
+use super::harness::{ROW, Ready, Row, RunsOn, both, run};
 use super::weather::LOSS;
 use crate::common;
 
@@ -54,12 +54,12 @@ const UCMATOSE_ROW: Row = Row { client: "ucmatose -s {server}", ..UCMATOSE };
 
 #[test]
 fn rdmacm_utils_on_one_host() {
-    run(Place::Host, ROWS);
+    run(RunsOn::Host, ROWS);
 }
 
 #[test]
 fn rdmacm_utils_between_two_hosts() {
-    run(Place::Wire, ROWS);
+    run(RunsOn::Wire, ROWS);
 }
 
 /// Many connections, all of its options, on a path that loses packets too. It hung once, beside much else; as long a run as
@@ -90,15 +90,15 @@ fn ucmatose_in_all_its_modes() {
     let rounds = std::env::var("REMANENCE_UCMATOSE").ok().and_then(|rounds| rounds.parse().ok()).unwrap_or(1);
     let lossy: Vec<Row> = MODES.iter().map(|row| Row { settings: LOSS, ..*row }).collect();
     for _ in 0..rounds {
-        run(Place::Host, MODES);
-        run(Place::Wire, &lossy);
+        run(RunsOn::Host, MODES);
+        run(RunsOn::Wire, &lossy);
     }
 }
 
 #[test]
 fn multicast_is_received_by_who_joined() {
     run(
-        Place::Wire,
+        RunsOn::Wire,
         &[Row {
             server: "mckey -m 239.1.2.3 -b {server} -C 10",
             client: "mckey -m 239.1.2.3 -b {client} -C 10 -s",
@@ -111,7 +111,7 @@ fn multicast_is_received_by_who_joined() {
 #[test]
 fn perftest_with_rdma_cm() {
     run(
-        Place::Host,
+        RunsOn::Host,
         &[
             Row { ready: Ready::Cm, ..both!("ib_write_lat -n 100 -R") },
             Row { ready: Ready::Cm, ..both!("ib_write_bw -n 100 -R -b") },
@@ -124,7 +124,7 @@ fn perftest_with_rdma_cm() {
         ],
     );
     run(
-        Place::Wire,
+        RunsOn::Wire,
         &[
             Row { ready: Ready::Cm, ..both!("ib_write_bw -d rem_veth0 -n 100 -R -q 2") },
             Row { ready: Ready::Cm, ..both!("ib_send_lat -d rem_veth0 -n 200 -R") },
@@ -140,7 +140,7 @@ fn rping_on_a_path_that_loses_packets() {
         settings: LOSS,
         ..RPING
     };
-    run(Place::Wire, &[row]);
+    run(RunsOn::Wire, &[row]);
 }
 
 /// They are exported so that programs load.

@@ -1,13 +1,13 @@
 //! The same programs on a path that loses packets.
 
-use super::harness::{Place, Row, both, run};
+use super::harness::{Row, RunsOn, both, run};
 
 pub(crate) const LOSS: &[(&str, &str)] = &[("REMANENCE_LOSS", "0.02"), ("REMANENCE_SEED", "7")];
 
 #[test]
 fn reliable_programs_work_on_a_path_that_loses_packets() {
     run(
-        Place::Wire,
+        RunsOn::Wire,
         &[
             Row { settings: LOSS, ..both!("ibv_rc_pingpong -d rem_veth0 -g 0 -c -n 300") },
             Row { settings: LOSS, ..both!("ibv_srq_pingpong -d rem_veth0 -g 0 -c -n 50") },

@@ -311,7 +311,7 @@ impl Check {
 mod tests {
     use super::*;
     use crate::format::object::{Content, emit};
-    use crate::format::{Geometry, Place};
+    use crate::format::{Geometry, ObjectAddress};
     use crate::proto::{Expect, Reply, Request};
     use crate::server::format;
 
@@ -328,7 +328,7 @@ mod tests {
             let (key, value) = ([n], vec![n ^ 0xFF; 3000]);
             let put = Request::Put { key: key.to_vec(), len: 3000, expires: 0, expect: Expect::Any };
             let Reply::Reserved(room) = server.handle(1, client, &put) else { panic!("there is room") };
-            let place = Place { salt: 7, head: room.head, offset: room.offset, epoch: room.epoch };
+            let place = ObjectAddress { salt: 7, head: room.head, offset: room.offset, epoch: room.epoch };
             let object = emit(&place, room.version, 0, &key, Content::Value(&value));
             Medium::write(&region, room.at + 8, &object[8..]);
             let settled = server.handle(1, client, &Request::Settle { key: key.to_vec() });

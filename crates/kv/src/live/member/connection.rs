@@ -13,7 +13,7 @@ use remanence_remotelog::{Epoch, Updates};
 use super::ORDERS;
 use super::node::Node;
 use crate::replica::keeper::{emit_order, parse_told};
-use crate::replica::{Member, Order, Told};
+use crate::replica::{ImageReply, Member, Order};
 
 /// Updates of a member that are under way at a time.
 pub(super) const DEPTH: usize = 32;
@@ -38,7 +38,7 @@ struct Own {
     under_way: VecDeque<Updates>,
     /// What came of what was done at once.
     came: VecDeque<Event>,
-    told: Option<Told>,
+    told: Option<ImageReply>,
 }
 
 #[derive(Debug)]
@@ -175,7 +175,7 @@ impl Member for MemberConnection {
         Ok(())
     }
 
-    fn poll_told(&mut self) -> Result<Option<Told>, ConnectionLost> {
+    fn poll_told(&mut self) -> Result<Option<ImageReply>, ConnectionLost> {
         let other = match &mut self.to {
             To::Own(own) => return Ok(own.told.take()),
             To::Other(other) => other,

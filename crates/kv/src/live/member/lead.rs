@@ -9,7 +9,7 @@ use remanence_remotelog::format::superblock::Uuid;
 
 use super::check::{Check, Held, Images, Scrub, put_right};
 use super::connection::{DEPTH, MemberConnection};
-use super::link::Roads;
+use super::link::MemberConnector;
 use super::node::{Back, Node};
 use super::wire::MemberStats;
 use super::{MemberOptions, Ships};
@@ -294,7 +294,7 @@ pub(super) fn explain(node: &Node, obstacle: Obstacle) -> String {
 /// It could not, or does not any more. A sentence.
 pub(super) fn lead(
     node: &Arc<Node>,
-    roads: &Roads,
+    connector: &MemberConnector,
     options: &MemberOptions,
     stop: &AtomicBool,
 ) -> Result<(), Error> {
@@ -311,7 +311,7 @@ pub(super) fn lead(
     let group_options =
         GroupOptions::new(u32::from_le_bytes(*writer), group).acks(acks).depth(DEPTH).grace(node.notice);
     let trim_after = options.log_len(node.image.len()) / 4;
-    let connections = roads.connections(node, &(0..node.names.len()).collect::<Vec<_>>());
+    let connections = connector.connections(node, &(0..node.names.len()).collect::<Vec<_>>());
     let (mut primary, _) =
         Primary::lead(connections, node.own_name(), &group_options, trim_after).map_err(|e| sentence(&e))?;
     let image = node.image.clone();
@@ -335,7 +335,7 @@ pub(super) fn lead(
         check: Check::default(),
         scrubs: VecDeque::new(),
     };
-    let mut server = Server::bind_replicated(&roads.context, options.store(working), memory, upkeep)?;
+    let mut server = Server::bind_replicated(&connector.context, options.store(working), memory, upkeep)?;
     {
         let state = &mut *node.lock();
         state.happens(node.now(), Input::Leads { epoch });
@@ -350,7 +350,7 @@ pub(super) fn lead(
     options.tell(node);
     let over = AtomicBool::new(false);
     let served = std::thread::scope(|scope| {
-        scope.spawn(|| roads.bring_back(node, &over));
+        scope.spawn(|| connector.bring_back(node, &over));
         let served = server.run(stop);
         over.store(true, std::sync::atomic::Ordering::Release);
         served

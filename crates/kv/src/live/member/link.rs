@@ -22,7 +22,7 @@ const PAUSE_MAX: Duration = Duration::from_secs(10);
 
 /// How a member reaches others.
 #[derive(Clone, Debug)]
-pub(super) struct Roads {
+pub(super) struct MemberConnector {
     pub(super) context: Context,
     /// Of clients, and of members.
     pub(super) clients: Option<Token>,
@@ -48,7 +48,7 @@ pub(crate) fn describe(session: &mut Session, to: SocketAddr) -> Result<MemberSt
     }
 }
 
-impl Roads {
+impl MemberConnector {
     fn beats(&self, node: &Node, at: usize) -> Result<Session, Error> {
         let to = node.addrs[at];
         let patience = node.notice.max(Duration::from_secs(1));

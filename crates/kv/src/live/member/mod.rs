@@ -10,10 +10,10 @@
 
 pub(crate) mod check;
 mod connection;
-mod door;
 mod lead;
 mod link;
 mod node;
+mod promise;
 pub(crate) mod wire;
 
 use std::net::SocketAddr;
@@ -45,11 +45,11 @@ use crate::replica::takeover::Input;
 use crate::replica::{Keeper, Mirror, Primary};
 pub use check::Held;
 use connection::MemberConnection;
-use door::Door;
 pub(super) use lead::Upkeep;
-use link::Roads;
+use link::MemberConnector;
 pub(crate) use link::{describe, plain};
 use node::{Node, Parts};
+use promise::PromiseServer;
 pub use wire::{MemberStats, Said};
 
 /// The working medium of a primary.
@@ -75,7 +75,7 @@ const LOG_MAX: u64 = 1 << 30;
 
 /// Where a member keeps what it has.
 #[derive(Clone, Debug)]
-enum Place {
+enum Storage {
     Directory(PathBuf),
 }
 
@@ -85,7 +85,7 @@ type Teller = Arc<dyn Fn(&MemberStats) + Send + Sync>;
 /// How a member is made.
 #[derive(Clone)]
 pub struct MemberOptions {
-    place: Place,
+    place: Storage,
     members: Vec<(String, SocketAddr)>,
     common: Common,
     log: Option<u64>,
@@ -110,7 +110,7 @@ impl MemberOptions {
     #[must_use]
     pub fn directory(path: impl Into<PathBuf>, members: Vec<(String, SocketAddr)>) -> Self {
         Self {
-            place: Place::Directory(path.into()),
+            place: Storage::Directory(path.into()),
             members,
             common: Common::NEW,
             log: None,
@@ -232,10 +232,10 @@ fn config() -> Config {
 /// A member that is served.
 pub struct Member {
     node: Arc<Node>,
-    roads: Roads,
+    connector: MemberConnector,
     options: MemberOptions,
     log: LogServer,
-    door: Door,
+    door: PromiseServer,
     new: bool,
 }
 
@@ -302,7 +302,7 @@ impl Member {
     ) -> Result<Self, Error> {
         let own = SocketAddr::new(context.link_caps().addresses[0], port);
         let who = options.check(own)?;
-        let Place::Directory(path) = &options.place;
+        let Storage::Directory(path) = &options.place;
         let io = |what: &str, e: &std::io::Error| Error::Argument(format!("{what}: {e}"));
         make_directory(path).map_err(|e| io(&path.display().to_string(), &e))?;
         let mut open = |name: &str, len: u64, file: FileOptions| -> Result<Region, Error> {
@@ -332,7 +332,7 @@ impl Member {
         let ledger = keeper::SIGNATURE.file_options(|head, _| keeper::SIGNATURE.image(head, LEDGER_LEN));
         let ledger = open("ledger", LEDGER_LEN, ledger)?;
         let (keeper, new) = made_or_left(image, ledger)?;
-        let roads = Roads {
+        let connector = MemberConnector {
             context: context.clone(),
             clients: options.common.token.clone(),
             members: options.members_token.clone(),
@@ -356,7 +356,7 @@ impl Member {
         let mut log = LogServer::bind(served, &log, &new_log)
             .map_err(|e| Error::Argument(format!("the log of this member is not served: {e}")))?;
         let payload_max = log.own().with(|store| store.superblock().geometry.payload_max());
-        let mut door = Door::bind(context, port, &options)?;
+        let mut door = PromiseServer::bind(context, port, &options)?;
         door.watch(&log.own());
         let node = Node::new(Parts {
             names: options.members.iter().map(|(name, _)| name.clone()).collect(),
@@ -387,7 +387,7 @@ impl Member {
         });
         let asked = Arc::clone(&node);
         door.on_call(move || asked.said().emit());
-        Ok(Self { node, roads, options, log, door, new })
+        Ok(Self { node, connector, options, log, door, new })
     }
 
     /// Where clients connect.
@@ -425,8 +425,8 @@ impl Member {
     /// # Errors
     /// The device is gone, the log's medium failed, or this is no member of the store that the others serve.
     pub fn run(&mut self, stop: &AtomicBool) -> Result<MemberStats, Error> {
-        let Self { node, roads, options, log, door, .. } = self;
-        let (node, roads, options) = (&*node, &*roads, &*options);
+        let Self { node, connector, options, log, door, .. } = self;
+        let (node, connector, options) = (&*node, &*connector, &*options);
         let over = &AtomicBool::new(false);
         let ran = std::thread::scope(|scope| {
             let serving = scope.spawn(move || {
@@ -442,9 +442,9 @@ impl Member {
                 }
             });
             for at in (0..node.names.len()).filter(|at| *at != node.who) {
-                scope.spawn(move || roads.keep(node, at));
+                scope.spawn(move || connector.keep(node, at));
             }
-            let ran = take_part(node, roads, options, stop);
+            let ran = take_part(node, connector, options, stop);
             node.lock().over = true;
             node.notify();
             over.store(true, Ordering::Release);
@@ -458,7 +458,7 @@ impl Member {
 /// Does what this member's [`Takeover`](crate::replica::Takeover) says, and gives it its time.
 fn take_part(
     node: &Arc<Node>,
-    roads: &Roads,
+    connector: &MemberConnector,
     options: &MemberOptions,
     stop: &AtomicBool,
 ) -> Result<(), Error> {
@@ -481,7 +481,7 @@ fn take_part(
                 std::panic::resume_unwind(panic);
             }
             if turn.is_to_lead {
-                leading = Some(scope.spawn(move || lead(node, roads, options, ending)));
+                leading = Some(scope.spawn(move || lead(node, connector, options, ending)));
                 told = None;
                 continue;
             }
@@ -511,8 +511,8 @@ fn take_part(
 }
 
 /// Tries to lead, serves if that comes about, and is one of the others again.
-fn lead(node: &Arc<Node>, roads: &Roads, options: &MemberOptions, ending: &AtomicBool) {
-    let led = lead::lead(node, roads, options, ending);
+fn lead(node: &Arc<Node>, connector: &MemberConnector, options: &MemberOptions, ending: &AtomicBool) {
+    let led = lead::lead(node, connector, options, ending);
     // Whom its log is promised to by now is no news.
     node.seen();
     let mut state = node.lock();
@@ -545,7 +545,7 @@ mod tests {
     use remanence_verbs::Options;
 
     use super::*;
-    use crate::replica::{Order, Told};
+    use crate::replica::{ImageReply, Order};
 
     #[test]
     fn an_image_that_is_shown_to_clients_follows_nobody_else() {
@@ -561,7 +561,8 @@ mod tests {
         let (ours, theirs) = (Epoch::new(1, 1), Epoch::new(2, 2));
         node.log.call(&Request::Grant { epoch: ours }).expect("nobody has it");
         let (working, shown) = node.show_image(ours).expect("it is ours");
-        let ending = |told: Told| matches!(told, Told::Refused(why) if why.contains("is ending that"));
+        let ending =
+            |told: ImageReply| matches!(told, ImageReply::Refused(why) if why.contains("is ending that"));
         assert!(!ending(node.obey(ours, &Order::Apply { below: 0 })), "its own image follows itself");
         node.log.call(&Request::Grant { epoch: theirs }).expect("a later one");
         for order in [Order::Apply { below: 0 }, Order::Begin] {

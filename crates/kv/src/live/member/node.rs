@@ -19,7 +19,7 @@ use crate::live::{Error, Metrics};
 use crate::replica::keeper::Ledger;
 use crate::replica::takeover::{Action, Gone, Input, Obstacle, Own};
 use crate::replica::watch::beat;
-use crate::replica::{Keeper, LeadError, Order, Role, Takeover, Told};
+use crate::replica::{ImageReply, Keeper, LeadError, Order, Role, Takeover};
 
 /// A connection to every member, in the members' order, as a group takes them.
 pub(super) type Connections = Vec<(String, Result<MemberConnection, ConnectionLost>)>;
@@ -35,7 +35,7 @@ pub(super) enum Back {
 
 /// What is known of another member.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Peer {
+pub(super) struct MemberView {
     /// What it said last. Only what can be a member of this store counts.
     pub(super) said: Option<MemberStats>,
     /// Why it is not there.
@@ -133,7 +133,7 @@ pub(super) struct State {
     pub(super) lost: Vec<String>,
     pub(super) joining: Vec<String>,
     pub(super) rebuilding: Option<(String, u64, u64)>,
-    pub(super) peers: Vec<Peer>,
+    pub(super) peers: Vec<MemberView>,
     /// Counts what others are to be told at once.
     pub(super) news: u64,
     seen: Seen,
@@ -170,9 +170,9 @@ pub(super) struct Turn {
 
 /// While it lives, only the member itself changes its image.
 #[derive(Debug)]
-pub(super) struct Shown<'a>(&'a Node);
+pub(super) struct ImageGuard<'a>(&'a Node);
 
-impl Drop for Shown<'_> {
+impl Drop for ImageGuard<'_> {
     fn drop(&mut self) {
         self.0.shown.store(false, Ordering::Release);
     }
@@ -243,7 +243,7 @@ impl Node {
             working: None,
             image_why: String::new(),
             behind: Vec::new(),
-            peers: names.iter().map(|_| Peer::default()).collect(),
+            peers: names.iter().map(|_| MemberView::default()).collect(),
             back: None,
             joined: false,
             fatal: None,
@@ -377,19 +377,19 @@ impl Node {
     ///
     /// # Errors
     /// The log is promised to somebody else by now, or the kernel gives no memory.
-    pub(super) fn show_image(&self, epoch: Epoch) -> Result<(Region, Shown<'_>), Error> {
+    pub(super) fn show_image(&self, epoch: Epoch) -> Result<(Region, ImageGuard<'_>), Error> {
         self.log.with(|store| {
             if store.state().promised != epoch {
                 return Err(Error::Argument(LeadError::Deposed.to_string()));
             }
             let shown = self.image.private_copy()?;
             self.shown.store(true, Ordering::Relaxed);
-            Ok((shown, Shown(self)))
+            Ok((shown, ImageGuard(self)))
         })
     }
 
     /// Carries an order of another member out, which is the primary.
-    pub(super) fn obey_other(&self, epoch: Epoch, order: &Order) -> Told {
+    pub(super) fn obey_other(&self, epoch: Epoch, order: &Order) -> ImageReply {
         // Who only reads changes nothing.
         let changes = !matches!(order, Order::Read { .. });
         let happens = |input| {
@@ -400,19 +400,19 @@ impl Node {
         };
         happens(Input::Obeys);
         let told = self.carry_out(epoch, order, |node| changes && node.shown.load(Ordering::Acquire));
-        happens(Input::Obeyed((!matches!(told, Told::Refused(_))).then_some(epoch)));
+        happens(Input::Obeyed((!matches!(told, ImageReply::Refused(_))).then_some(epoch)));
         told
     }
 
     /// Carries an order of this member, which is the primary, out.
-    pub(super) fn obey(&self, epoch: Epoch, order: &Order) -> Told {
+    pub(super) fn obey(&self, epoch: Epoch, order: &Order) -> ImageReply {
         self.carry_out(epoch, order, |_| false)
     }
 
-    fn carry_out(&self, epoch: Epoch, order: &Order, is_in_use: impl Fn(&Self) -> bool) -> Told {
+    fn carry_out(&self, epoch: Epoch, order: &Order, is_in_use: impl Fn(&Self) -> bool) -> ImageReply {
         let told = self.log.with(|store| {
             if is_in_use(self) && store.state().promised == epoch {
-                return Told::Refused("it was the primary, and is ending that".into());
+                return ImageReply::Refused("it was the primary, and is ending that".into());
             }
             let mut keeper = self.keeper.lock().unwrap_or_else(PoisonError::into_inner);
             keeper.obey(store, epoch, order)
@@ -421,11 +421,12 @@ impl Node {
         let before = state.image_why.clone();
         match &told {
             // Not to whom the log is promised, and that is no trouble of the image.
-            Told::Refused(_) if self.log.try_with(|store| store.state().promised != epoch) == Some(true) => {}
-            Told::Refused(_) if is_in_use(self) => {}
-            Told::Refused(why) => state.image_why = format!("its image does not follow: {why}"),
-            Told::Applied(_) | Told::Ok => state.image_why.clear(),
-            Told::NeedsImage | Told::Bytes(_) => {}
+            ImageReply::Refused(_)
+                if self.log.try_with(|store| store.state().promised != epoch) == Some(true) => {}
+            ImageReply::Refused(_) if is_in_use(self) => {}
+            ImageReply::Refused(why) => state.image_why = format!("its image does not follow: {why}"),
+            ImageReply::Applied(_) | ImageReply::Ok => state.image_why.clear(),
+            ImageReply::NeedsImage | ImageReply::Bytes(_) => {}
         }
         state.is_stirred |= state.image_why != before;
         self.stir(state);
@@ -520,13 +521,13 @@ impl Node {
                 state.fatal.get_or_insert_with(|| why.clone());
                 state.is_stirred = true;
             }
-            state.peers[at] = Peer { said: None, why };
+            state.peers[at] = MemberView { said: None, why };
             state.happens(now, Input::Stranger { at });
             self.stir(state);
             return;
         }
         let statement = said.statement();
-        state.peers[at] = Peer { said: Some(said), why: String::new() };
+        state.peers[at] = MemberView { said: Some(said), why: String::new() };
         state.happens(now, Input::Heard { at, said: statement });
         state.joined |= state.takeover.leader().is_some();
         self.stir(state);

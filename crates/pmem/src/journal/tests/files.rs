@@ -4,7 +4,7 @@ use std::fs;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
-use super::super::format::{ALIGN, ENDING, Place};
+use super::super::format::{ALIGN, ENDING, JournalLayout};
 use super::super::{JOURNAL_NOTE_LEN, NO_NAME, Note, Sizes, is_journal_note};
 use crate::file::tests::LEFT;
 use crate::{Error, FileOptions, Image, Journaling, Region, WayOut, cache};
@@ -331,8 +331,8 @@ fn a_footers_copy_in_front_is_the_same() {
     let Some(region) = journaled(&scratch) else { return };
     drop(region);
     let bytes = fs::read(&scratch.0).expect("readable");
-    let place = Place::decode(&bytes[bytes.len() - ENDING as usize..]).expect("a footer");
-    assert_eq!(Place::decode(&bytes[place.start() as usize..]), Ok(place));
+    let place = JournalLayout::decode(&bytes[bytes.len() - ENDING as usize..]).expect("a footer");
+    assert_eq!(JournalLayout::decode(&bytes[place.start() as usize..]), Ok(place));
 }
 
 /// Ours begin with a word, and say how long they are.

@@ -79,7 +79,7 @@ pub(super) fn bytes_of(body: &Body<Heap>) -> Vec<u8> {
 /// The bytes that a transmit puts on the wire.
 pub(super) fn datagram(transmit: &Transmit<Arc<Vec<u8>>>) -> Datagram {
     let mut bytes = transmit.header.to_vec();
-    bytes.extend_from_slice(transmit.shown.as_deref().unwrap_or_default());
+    bytes.extend_from_slice(transmit.credential.as_deref().unwrap_or_default());
     if let Some((message, Range { start, end })) = &transmit.payload {
         bytes.extend_from_slice(&message[*start..*end]);
     }

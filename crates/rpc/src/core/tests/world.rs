@@ -116,8 +116,8 @@ impl World {
             .map(|n| Node {
                 address: address(n as u8 + 1),
                 end: {
-                    let shown = if n == servers + clients { Some(OTHER) } else { token };
-                    Endpoint::new(config(draw.next(), 1, address(n as u8 + 1), shown))
+                    let credential = if n == servers + clients { Some(OTHER) } else { token };
+                    Endpoint::new(config(draw.next(), 1, address(n as u8 + 1), credential))
                 },
                 heap: Heap { largest: None, short: draw.percent(20) },
                 incarnation: 1,
@@ -244,10 +244,10 @@ impl World {
         let n = self.draw.below(self.nodes.len() as u64) as usize;
         self.tell(format!("node {n} starts anew"));
         let seed = self.draw.next();
-        let shown = if self.stranger() == Some(n) { Some(OTHER) } else { self.token };
+        let credential = if self.stranger() == Some(n) { Some(OTHER) } else { self.token };
         let node = &mut self.nodes[n];
         node.incarnation += 1;
-        node.end = Endpoint::new(config(seed, node.incarnation, node.address, shown));
+        node.end = Endpoint::new(config(seed, node.incarnation, node.address, credential));
         node.sessions.clear();
         node.later.clear();
         for tag in node.mine.drain(..) {

@@ -27,7 +27,7 @@ pub const MAX_ROOM: u64 = 64 << 20;
 pub enum Act {
     /// Send this request; its reply comes back to the leg.
     Ask(Request),
-    /// WRITE a piece of a chunk; its completion is [`Leg::written`].
+    /// WRITE a piece of a chunk; its completion is [`BlobTransfer::written`].
     Write {
         /// The chunk's place in the ring.
         slot: u32,
@@ -40,7 +40,7 @@ pub enum Act {
         /// The rkey that opens the server's memory there.
         rkey: u32,
     },
-    /// FLUSH; its completion is [`Leg::flushed`].
+    /// FLUSH; its completion is [`BlobTransfer::flushed`].
     Flush {
         /// Address at the server of the first byte to flush.
         addr: u64,
@@ -77,7 +77,7 @@ struct Chunk {
 
 /// A blob on its way to one server: the module says how.
 #[derive(Debug)]
-pub struct Leg {
+pub struct BlobTransfer {
     state: State,
     reservation: u64,
     /// How many bytes the blob will have, as far as that is known.
@@ -101,7 +101,7 @@ pub struct Leg {
     end: Option<End>,
 }
 
-impl Leg {
+impl BlobTransfer {
     /// A leg for a blob of that name; `expected` is its length if it is known.
     #[must_use]
     pub fn open(name: BlobName, expected: Option<u64>) -> (Self, Act) {
@@ -193,7 +193,7 @@ impl Leg {
     }
 
     /// Writes no more: the leg is given up. Returns the slots that it will not need; those of WRITEs under way come
-    /// back by [`Leg::written`].
+    /// back by [`BlobTransfer::written`].
     pub fn stop(&mut self) -> Vec<u32> {
         self.room.clear();
         self.unposted_bytes = 0;
@@ -221,7 +221,7 @@ impl Leg {
         (self.state != State::Opening).then_some(self.reservation)
     }
 
-    /// Whether all data is durable at the server, so that [`Leg::commit`] may follow.
+    /// Whether all data is durable at the server, so that [`BlobTransfer::commit`] may follow.
     #[must_use]
     pub fn is_ready(&self) -> bool {
         self.state == State::Streaming
@@ -350,7 +350,7 @@ mod tests {
 
     #[test]
     fn a_small_blob_is_reserved_written_flushed_and_committed() {
-        let (mut leg, ask) = Leg::open(name(), Some(100));
+        let (mut leg, ask) = BlobTransfer::open(name(), Some(100));
         assert_eq!(ask, Act::Ask(Request::Reserve { name: name(), bytes: 100, at_least: 100 }));
         leg.chunk(3, 100);
         leg.end(End { len: 100, digest: DIGEST });
@@ -376,7 +376,7 @@ mod tests {
 
     #[test]
     fn nothing_is_written_for_an_empty_blob() {
-        let (mut leg, _) = Leg::open(name(), Some(0));
+        let (mut leg, _) = BlobTransfer::open(name(), Some(0));
         leg.end(End { len: 0, digest: DIGEST });
         leg.reserved(1, &[]);
         let mut acts = Vec::new();
@@ -386,7 +386,7 @@ mod tests {
 
     #[test]
     fn the_budget_is_kept_and_the_rest_comes_later() {
-        let (mut leg, _) = Leg::open(name(), Some(3000));
+        let (mut leg, _) = BlobTransfer::open(name(), Some(3000));
         leg.reserved(1, &[extent(0, 4096, 1)]);
         (0..3).for_each(|slot| leg.chunk(slot, 1000));
         let mut acts = Vec::new();
@@ -402,7 +402,7 @@ mod tests {
     #[test]
     fn a_leg_that_is_given_up_gives_every_slot_back_once() {
         for completed_first in [false, true] {
-            let (mut leg, _) = Leg::open(name(), Some(9000));
+            let (mut leg, _) = BlobTransfer::open(name(), Some(9000));
             leg.reserved(1, &[extent(0, 4096, 1)]);
             (0..3).for_each(|slot| leg.chunk(slot, 3000));
             let mut acts = Vec::new();
@@ -433,7 +433,7 @@ mod tests {
             budget in 1_usize..9,
         ) {
             let total: u64 = chunks.iter().map(|c| u64::from(*c)).sum();
-            let (mut leg, first) = Leg::open(name(), known.then_some(total));
+            let (mut leg, first) = BlobTransfer::open(name(), known.then_some(total));
             let (mut asked, mut next_addr, mut rkey, mut opened) = (VecDeque::from([first]), 0_u64, 0, false);
             let mut granted = VecDeque::new();
             let (mut written, mut unflushed) = (0_u64, Vec::new());

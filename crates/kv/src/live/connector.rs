@@ -17,13 +17,13 @@ pub(super) const RETRY: Duration = Duration::from_millis(20);
 
 /// Where the store is.
 #[derive(Debug)]
-pub(super) enum Road {
+pub(super) enum Connector {
     Server(Context, SocketAddr),
     /// At whichever of them is the primary.
     Members(Box<Members>),
 }
 
-impl Road {
+impl Connector {
     /// To one server.
     pub(super) fn server(
         context: &Context,

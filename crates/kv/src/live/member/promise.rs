@@ -18,12 +18,12 @@ const SLOT: u32 = 8 << 10;
 
 /// The door of a member: memory that clients read, and the server that answers them.
 #[derive(Debug)]
-pub(super) struct Door {
+pub(super) struct PromiseServer {
     server: remanence_remote::Server,
     exported: Region,
 }
 
-impl Door {
+impl PromiseServer {
     pub(super) fn bind(context: &Context, port: u16, options: &MemberOptions) -> Result<Self, Error> {
         let exported = Region::anonymous(4096)?;
         let served = remanence_remote::ServerOptions::new(context, exported.clone(), port)

@@ -28,7 +28,7 @@ pub fn name(server: &Nonce) -> ChallengeName {
 
 /// What somebody has to show.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Shown {
+pub enum Credential {
     /// Nothing: it has no token.
     Nothing,
     /// It has a token, and asks for a challenge with a nonce of its own.
@@ -84,7 +84,7 @@ struct Pending {
 
 /// The server's side: judges requests.
 #[derive(Debug)]
-pub struct Door {
+pub struct AccessPolicy {
     /// None: everybody is let in.
     tokens: Vec<(Token, Role)>,
     gate: Gate,
@@ -94,7 +94,7 @@ pub struct Door {
     wrong: u64,
 }
 
-impl Door {
+impl AccessPolicy {
     /// Without a token everybody is let in.
     #[must_use]
     pub fn new(token: Option<Token>) -> Self {
@@ -129,28 +129,28 @@ impl Door {
         now: Duration,
         fresh: Nonce,
         from: IpAddr,
-        shown: &Shown,
+        credential: &Credential,
         mut right: impl FnMut(&Token, &Nonce, &Nonce) -> bool,
     ) -> Verdict {
         if !self.is_guarded() {
-            return match shown {
-                Shown::Nothing => Verdict::Open,
-                Shown::Nonce(_) | Shown::Proof(_) => Verdict::Refuse(Refusal::NoToken),
+            return match credential {
+                Credential::Nothing => Verdict::Open,
+                Credential::Nonce(_) | Credential::Proof(_) => Verdict::Refuse(Refusal::NoToken),
             };
         }
-        if *shown == Shown::Nothing {
+        if *credential == Credential::Nothing {
             return Verdict::Refuse(Refusal::TokenNeeded);
         }
         if let Err(wait) = self.gate.admit(now, from) {
             return Verdict::Refuse(Refusal::Wait(wait));
         }
-        match *shown {
-            Shown::Nothing => unreachable!("seen above"),
-            Shown::Nonce(client) => {
+        match *credential {
+            Credential::Nothing => unreachable!("seen above"),
+            Credential::Nonce(client) => {
                 self.remember(Pending { client, server: fresh, from, since: now });
                 Verdict::Refuse(Refusal::Challenge(fresh))
             }
-            Shown::Proof(challenge) => {
+            Credential::Proof(challenge) => {
                 let Some(Pending { client, server, .. }) = self.take(now, from, challenge) else {
                     return Verdict::Refuse(Refusal::Late);
                 };
@@ -222,30 +222,30 @@ mod tests {
 
     /// A server with a token, and numbers that are used once.
     struct World {
-        door: Door,
+        policy: AccessPolicy,
         drawn: u64,
     }
 
     impl World {
         fn new() -> Self {
-            Self { door: Door::new(Some(token("correct-horse-battery"))), drawn: 0 }
+            Self { policy: AccessPolicy::new(Some(token("correct-horse-battery"))), drawn: 0 }
         }
 
-        fn judge(&mut self, now: Duration, from: IpAddr, shown: Shown, right: bool) -> Verdict {
+        fn judge(&mut self, now: Duration, from: IpAddr, credential: Credential, right: bool) -> Verdict {
             self.drawn += 1;
-            self.door.judge(now, nonce(self.drawn), from, &shown, |_, _, _| right)
+            self.policy.judge(now, nonce(self.drawn), from, &credential, |_, _, _| right)
         }
 
-        fn refused(&mut self, now: Duration, from: IpAddr, shown: Shown, right: bool) -> Refusal {
-            match self.judge(now, from, shown, right) {
+        fn refused(&mut self, now: Duration, from: IpAddr, credential: Credential, right: bool) -> Refusal {
+            match self.judge(now, from, credential, right) {
                 Verdict::Refuse(why) => why,
                 other => panic!("{other:?}"),
             }
         }
 
-        fn challenge(&mut self, now: Duration, from: IpAddr) -> Shown {
-            match self.refused(now, from, Shown::Nonce(THEIRS), false) {
-                Refusal::Challenge(ours) => Shown::Proof(name(&ours)),
+        fn challenge(&mut self, now: Duration, from: IpAddr) -> Credential {
+            match self.refused(now, from, Credential::Nonce(THEIRS), false) {
+                Refusal::Challenge(ours) => Credential::Proof(name(&ours)),
                 other => panic!("{other:?}"),
             }
         }
@@ -255,72 +255,77 @@ mod tests {
     fn a_proof_is_judged_by_the_token_and_the_numbers_of_its_own_conversation() {
         let mut world = World::new();
         let (first, second) = (world.challenge(NOW, address(2)), world.challenge(NOW, address(2)));
-        for (shown, drawn) in [(second, 2), (first, 1)] {
-            let verdict = world.door.judge(NOW, nonce(9), address(2), &shown, |with, client, server| {
-                assert_eq!(
-                    (with.secret(), *client, *server),
-                    ("correct-horse-battery", THEIRS, nonce(drawn))
-                );
-                true
-            });
+        for (credential, drawn) in [(second, 2), (first, 1)] {
+            let verdict =
+                world.policy.judge(NOW, nonce(9), address(2), &credential, |with, client, server| {
+                    assert_eq!(
+                        (with.secret(), *client, *server),
+                        ("correct-horse-battery", THEIRS, nonce(drawn))
+                    );
+                    true
+                });
             let Verdict::Admit { client, server, .. } = verdict else { panic!("{verdict:?}") };
             assert_eq!((client, server), (THEIRS, nonce(drawn)));
         }
-        assert!(world.door.is_guarded() && world.door.wrong() == 0);
+        assert!(world.policy.is_guarded() && world.policy.wrong() == 0);
     }
 
     #[test]
     fn a_challenge_is_good_once_for_a_while_and_for_whom_it_was_given_to() {
         let mut world = World::new();
-        let shown = world.challenge(NOW, address(2));
-        assert!(matches!(world.judge(NOW, address(2), shown, true), Verdict::Admit { .. }));
-        assert_eq!(world.refused(NOW, address(2), shown, true), Refusal::Late, "for the second time");
-        let shown = world.challenge(NOW, address(2));
-        assert_eq!(world.refused(NOW + PATIENCE, address(2), shown, true), Refusal::Late, "too late");
-        let shown = world.challenge(NOW, address(2));
-        assert_eq!(world.refused(NOW, address(3), shown, false), Refusal::Late, "somebody else's");
-        assert_eq!(world.door.wrong(), 0, "it says nothing of who owns it");
+        let credential = world.challenge(NOW, address(2));
+        assert!(matches!(world.judge(NOW, address(2), credential, true), Verdict::Admit { .. }));
+        assert_eq!(world.refused(NOW, address(2), credential, true), Refusal::Late, "for the second time");
+        let credential = world.challenge(NOW, address(2));
+        assert_eq!(world.refused(NOW + PATIENCE, address(2), credential, true), Refusal::Late, "too late");
+        let credential = world.challenge(NOW, address(2));
+        assert_eq!(world.refused(NOW, address(3), credential, false), Refusal::Late, "somebody else's");
+        assert_eq!(world.policy.wrong(), 0, "it says nothing of who owns it");
         assert!(
-            matches!(world.judge(NOW, address(2), shown, true), Verdict::Admit { .. }),
+            matches!(world.judge(NOW, address(2), credential, true), Verdict::Admit { .. }),
             "it is still there"
         );
         // A wrong proof uses it up.
-        let shown = world.challenge(NOW, address(2));
-        assert_eq!(world.refused(NOW, address(2), shown, false), Refusal::WrongToken);
-        assert_eq!(world.refused(NOW, address(2), shown, true), Refusal::Late);
-        assert_eq!(world.door.wrong(), 1);
-        assert_eq!(world.refused(NOW, address(2), Shown::Proof([1; 8]), true), Refusal::Late, "never given");
+        let credential = world.challenge(NOW, address(2));
+        assert_eq!(world.refused(NOW, address(2), credential, false), Refusal::WrongToken);
+        assert_eq!(world.refused(NOW, address(2), credential, true), Refusal::Late);
+        assert_eq!(world.policy.wrong(), 1);
+        assert_eq!(
+            world.refused(NOW, address(2), Credential::Proof([1; 8]), true),
+            Refusal::Late,
+            "never given"
+        );
     }
 
     #[test]
     fn who_shows_nothing_is_told_so_and_a_server_without_a_token_does_not_pretend_to_have_one() {
         let mut world = World::new();
-        assert_eq!(world.refused(NOW, address(2), Shown::Nothing, true), Refusal::TokenNeeded);
-        let mut open = World { door: Door::new(None), drawn: 0 };
-        assert!(matches!(open.judge(NOW, address(2), Shown::Nothing, false), Verdict::Open));
-        assert_eq!(open.refused(NOW, address(2), Shown::Nonce(THEIRS), true), Refusal::NoToken);
-        assert_eq!(open.refused(NOW, address(2), Shown::Proof([0; 8]), true), Refusal::NoToken);
-        assert!(!open.door.is_guarded());
+        assert_eq!(world.refused(NOW, address(2), Credential::Nothing, true), Refusal::TokenNeeded);
+        let mut open = World { policy: AccessPolicy::new(None), drawn: 0 };
+        assert!(matches!(open.judge(NOW, address(2), Credential::Nothing, false), Verdict::Open));
+        assert_eq!(open.refused(NOW, address(2), Credential::Nonce(THEIRS), true), Refusal::NoToken);
+        assert_eq!(open.refused(NOW, address(2), Credential::Proof([0; 8]), true), Refusal::NoToken);
+        assert!(!open.policy.is_guarded());
     }
 
     #[test]
     fn who_guesses_waits_and_others_do_not() {
         let mut world = World::new();
         for n in 0..=Gate::FREE {
-            let shown = world.challenge(NOW, address(2));
-            assert_eq!(world.refused(NOW, address(2), shown, false), Refusal::WrongToken, "{n}");
+            let credential = world.challenge(NOW, address(2));
+            assert_eq!(world.refused(NOW, address(2), credential, false), Refusal::WrongToken, "{n}");
         }
         let second = Duration::from_secs(1);
-        assert_eq!(world.refused(NOW, address(2), Shown::Nonce(THEIRS), true), Refusal::Wait(second));
-        assert_eq!(world.refused(NOW, address(2), Shown::Proof([0; 8]), true), Refusal::Wait(second));
-        assert_eq!(world.refused(NOW, address(2), Shown::Nothing, true), Refusal::TokenNeeded);
-        let shown = world.challenge(NOW, address(3));
-        assert!(matches!(world.judge(NOW, address(3), shown, true), Verdict::Admit { .. }));
+        assert_eq!(world.refused(NOW, address(2), Credential::Nonce(THEIRS), true), Refusal::Wait(second));
+        assert_eq!(world.refused(NOW, address(2), Credential::Proof([0; 8]), true), Refusal::Wait(second));
+        assert_eq!(world.refused(NOW, address(2), Credential::Nothing, true), Refusal::TokenNeeded);
+        let credential = world.challenge(NOW, address(3));
+        assert!(matches!(world.judge(NOW, address(3), credential, true), Verdict::Admit { .. }));
         // Who mistyped, and then did not, begins anew.
-        let shown = world.challenge(NOW + second, address(2));
-        assert!(matches!(world.judge(NOW + second, address(2), shown, true), Verdict::Admit { .. }));
-        let shown = world.challenge(NOW + second, address(2));
-        assert_eq!(world.refused(NOW + second, address(2), shown, false), Refusal::WrongToken);
+        let credential = world.challenge(NOW + second, address(2));
+        assert!(matches!(world.judge(NOW + second, address(2), credential, true), Verdict::Admit { .. }));
+        let credential = world.challenge(NOW + second, address(2));
+        assert_eq!(world.refused(NOW + second, address(2), credential, false), Refusal::WrongToken);
         let _ = world.challenge(NOW + second, address(2));
     }
 
@@ -331,16 +336,16 @@ mod tests {
         for _ in 0..3 * PENDING_MAX {
             let _ = world.challenge(NOW, address(3));
         }
-        assert!(world.door.pending.len() <= PENDING_EACH + 1);
-        assert!(world.door.order.len() <= 2 * PENDING_MAX);
+        assert!(world.policy.pending.len() <= PENDING_EACH + 1);
+        assert!(world.policy.order.len() <= 2 * PENDING_MAX);
         assert!(matches!(world.judge(NOW, address(2), honest, true), Verdict::Admit { .. }));
         for n in 0..3 * PENDING_MAX as u32 {
             let _ = world.challenge(NOW, std::net::Ipv4Addr::from(n).into());
         }
-        assert!(world.door.pending.len() <= PENDING_MAX);
-        assert!(world.door.order.len() <= 2 * PENDING_MAX);
+        assert!(world.policy.pending.len() <= PENDING_MAX);
+        assert!(world.policy.order.len() <= 2 * PENDING_MAX);
         // When all of them are over nothing is left.
         let _ = world.challenge(NOW + PATIENCE, address(2));
-        assert_eq!(world.door.pending.len(), 1);
+        assert_eq!(world.policy.pending.len(), 1);
     }
 }
