@@ -47,7 +47,12 @@ const RUNS: &[Run] = &[
         &[("REM_LONG_TESTS", "1")],
         test!("remotelog", "--test", "computes", "crash::"),
     ),
-    run_of("log-kill", "servers of a log, killed", &[("REM_LONG_TESTS", "1")], test!("cli", "--test", "log")),
+    run_of(
+        "log-kill",
+        "servers of a log, killed",
+        &[("REM_LONG_TESTS", "1")],
+        test!("cli", "--test", "waits", "log::"),
+    ),
     run_of(
         "blobs",
         "every order of puts, gets, catch-ups, crashes and late messages, with gigabytes of states",

@@ -2,7 +2,7 @@
 //!
 //! Every command that listens says so here, of each of its doors, before it makes a file or opens a device: servers of a store
 //! or a log, Redis clients of a gateway, Prometheus. Nothing that asks for neither a token nor a password is reached from
-//! another machine, unless `--insecure` says that this is meant. `tests/doors.rs` has a table of all of them.
+//! another machine, unless `--insecure` says that this is meant. `tests/waits/doors.rs` has a table of all of them.
 
 use std::net::IpAddr;
 

@@ -7,8 +7,10 @@ use std::time::{Duration, Instant};
 use remanence_kv::live::{Error, PutOptions, Store};
 use remanence_verbs::Context;
 
-use super::PATIENCE;
 use super::common::address;
+
+/// How long a test waits for what must come: much longer than it takes.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
 
 /// What a writer knows of its keys: what was acknowledged last, and what may have been written since.
 pub(crate) type Known = BTreeMap<String, (u64, Vec<u64>)>;

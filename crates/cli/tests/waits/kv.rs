@@ -1,8 +1,7 @@
 //! `rem kv` as its users run it: real processes, killed while they work.
 
-mod common;
-#[path = "common/load.rs"]
-mod load;
+use crate::common;
+use crate::load::{self, PATIENCE};
 
 use std::collections::BTreeMap;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
@@ -17,9 +16,6 @@ use common::{Sparse, address, rem, run, run_with_input};
 use remanence_kv::live::{ConnectOptions, Store};
 use serde_json::Value;
 use tempfile::TempDir;
-
-/// How long a test waits for what must come: much longer than it takes.
-const PATIENCE: Duration = Duration::from_secs(120);
 
 /// A server of a store in a file of its own.
 struct Server {

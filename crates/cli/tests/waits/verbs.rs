@@ -1,7 +1,7 @@
 //! `rem verbs` with programs that need no RDMA: what it prepares for them, and that it then is out of the way.
-//! Real verbs programs are run by `crates/ibverbs/tests/programs`.
+//! Real verbs programs are run by `crates/ibverbs/tests/waits/programs`.
 
-mod common;
+use crate::common;
 
 use std::fs;
 use std::net::UdpSocket;

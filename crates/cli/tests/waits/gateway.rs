@@ -1,6 +1,6 @@
 //! `rem kv gateway` over `rem kv serve` as their users run them: Redis' own programs, and a server that is killed.
 
-mod common;
+use crate::common;
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};

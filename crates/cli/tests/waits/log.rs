@@ -1,6 +1,6 @@
 //! `rem log` as its users run it: real processes, killed at random points.
 
-mod common;
+use crate::common;
 
 use std::collections::BTreeMap;
 use std::io::{BufRead as _, BufReader, Read as _};

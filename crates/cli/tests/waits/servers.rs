@@ -1,6 +1,6 @@
 //! Put and get against server processes: what works, and what is said when it does not.
 
-mod common;
+use crate::common;
 
 use std::fs;
 use std::io::{BufRead as _, BufReader, ErrorKind};

@@ -1,6 +1,6 @@
 //! Who may reach what a command listens at: every command that listens, and every door of it.
 
-mod common;
+use crate::common;
 
 use std::io::{BufRead as _, BufReader};
 use std::os::unix::fs::PermissionsExt as _;

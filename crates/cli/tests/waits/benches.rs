@@ -2,7 +2,7 @@
 //! looked at. The bench of the store has its test with its parts (`crates/bench/tests/erda.rs`); `urdma`, which boots a guest, and `failover`,
 //! which freezes file systems, are among the long runs of `make soak`.
 
-mod common;
+use crate::common;
 
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};

@@ -1,6 +1,6 @@
 //! The demo itself, on small input: it tells the truth, and leaves nothing behind.
 
-mod common;
+use crate::common;
 
 use std::fs;
 use std::io::Read as _;

@@ -1,6 +1,6 @@
 //! Commands that need no server: help, doctor, sim, and command lines that make no sense.
 
-mod common;
+use crate::common;
 
 use std::os::unix::fs::PermissionsExt as _;
 use std::process::Command;

@@ -1,8 +1,7 @@
 //! `rem kv` on several members, as its users run it: real processes, killed while they work.
 
-mod common;
-#[path = "common/load.rs"]
-mod load;
+use crate::common;
+use crate::load::{self, PATIENCE};
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::SocketAddr;
@@ -15,9 +14,6 @@ use common::{Said, address, rem, run, run_with_input};
 use remanence_kv::live::{ConnectOptions, Store};
 use serde_json::Value;
 use tempfile::TempDir;
-
-/// How long a test waits for what must come: much longer than it takes.
-const PATIENCE: Duration = Duration::from_secs(120);
 
 /// Members of a store, each a process with an address and a directory of its own.
 struct Members {
