@@ -90,9 +90,15 @@ const RUNS: &[Run] = &[
     ),
     run_of(
         "kv-torture",
-        "stores and members whose processes are killed",
+        "stores whose process is killed",
         &[("REMANENCE_KV_TORTURE", "50")],
         test!("kv", "--test", "waits", "torture::", "--", "--skip", "cluster_torture::"),
+    ),
+    run_of(
+        "kv-members-torture",
+        "members whose processes are killed, with and without their disks",
+        &[("REMANENCE_KV_TORTURE", "50")],
+        test!("kv", "--test", "waits", "cluster_torture::"),
     ),
     run_of(
         "gateway-kill",

@@ -68,6 +68,8 @@ struct Cluster {
     killed: u64,
     /// Of them with all that they had.
     disks: u64,
+    /// A member that lost its disk may not have been rebuilt.
+    lacking: bool,
 }
 
 impl Cluster {
@@ -154,9 +156,11 @@ impl Victim for Cluster {
                 return;
             }
         };
-        if disk {
-            // Fewer disks than acknowledge are lost at a time.
+        if disk || self.lacking {
+            // Fewer disks than acknowledge are lost at a time, and a member counts as lost until it is rebuilt: with another one down
+            // nobody can take over.
             self.whole();
+            self.lacking = false;
         }
         for victim in &victims {
             self.members[*victim] = None;
@@ -165,6 +169,7 @@ impl Victim for Cluster {
         if disk {
             std::fs::remove_dir_all(&self.dirs[victims[0]]).expect("it was there");
             self.disks += 1;
+            self.lacking = true;
         }
         // While enough are left, clients go on.
         if victims.len() == 1 {
@@ -206,6 +211,7 @@ fn nothing_is_lost_or_torn_whichever_member_dies() {
         context: live::context(),
         killed: 0,
         disks: 0,
+        lacking: false,
     };
     harness::torture(3, &boards, Seeded::new(seed), &mut cluster);
 }
