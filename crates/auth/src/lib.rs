@@ -2,7 +2,7 @@
 //!
 //! [`Token::prove`] is an HMAC-SHA256 over a label and what the proof is bound to; [`Token::verify`] compares in constant
 //! time. What a protocol binds its proofs to is the protocol's business: `pool/src/auth.rs`, `remote/src/admission.rs` and
-//! `rpc/src/core/admission.rs`. [`door`] has what they have in common: who is challenged, and who is let in; [`crowd`]
+//! `rpc/src/core/admission.rs`. [`policy`] has what they have in common: who is challenged, and who is let in; [`crowd`]
 //! is for those that let strangers connect first, and ask then.
 //!
 //! What this does not do: RoCEv2 packets are neither encrypted nor authenticated, so who can read and forge packets

@@ -116,7 +116,7 @@ fn stripped(bytes: &[u8]) -> &[u8] {
 /// What becomes of a request.
 #[derive(Clone, Debug)]
 pub enum Verdict {
-    /// It is heard, and may do so much; with a token, its Welcome is [sealed](Bond::seal).
+    /// It is heard, and may do so much; with a token, its Welcome is [sealed](Transcript::seal).
     Admit(Role, Option<Transcript>),
     /// It is not.
     Reject(Rejection),

@@ -193,6 +193,14 @@ impl Context {
         Self::open(Options::towards(peer)?)
     }
 
+    /// The same for several peers, of which some may not be reachable now: see [`Options::towards_any`].
+    ///
+    /// # Errors
+    /// There is no route to any of them; or as [`open`](Self::open).
+    pub fn towards_any(peers: impl IntoIterator<Item = IpAddr>) -> Result<Self, Error> {
+        Self::open(Options::towards_any(peers)?)
+    }
+
     /// Opens a device.
     ///
     /// # Errors

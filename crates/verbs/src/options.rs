@@ -166,6 +166,28 @@ impl Options {
         Ok(Self::udp(route.source))
     }
 
+    /// The same for several peers, of which some may not be reachable now: at the address from which the first is reached that is not this
+    /// host itself, or else the first that is.
+    ///
+    /// # Errors
+    /// There is no route to any of them; or there is no peer.
+    pub fn towards_any(peers: impl IntoIterator<Item = IpAddr>) -> Result<Self, Error> {
+        let none = || Error::os("no peer was named", std::io::ErrorKind::InvalidInput.into());
+        let (mut local, mut failed) = (None, None);
+        for peer in peers {
+            match route::to(peer) {
+                Ok(route) if !route.source.is_loopback() => return Ok(Self::udp(route.source)),
+                Ok(route) => local = local.or(Some(route.source)),
+                Err(_) => failed = failed.or(Some(peer)),
+            }
+        }
+        match (local, failed) {
+            (Some(source), _) => Ok(Self::udp(source)),
+            (None, Some(peer)) => Self::towards(peer),
+            (None, None) => Err(none()),
+        }
+    }
+
     /// A device on AF_XDP sockets of a network interface.
     #[must_use]
     pub fn xdp(interface: &str) -> Self {

@@ -175,6 +175,12 @@ impl Images {
         }
     }
 
+    /// All images were asked to have the records below this number.
+    #[must_use]
+    pub const fn asked_to(&self) -> u64 {
+        self.below
+    }
+
     /// The member that is being sent an image.
     fn receives(&self) -> Option<usize> {
         self.rebuild.as_ref().filter(|rebuild| rebuild.step != Step::Follow).map(|rebuild| rebuild.member)
@@ -246,6 +252,8 @@ impl Images {
         let image = &mut self.members[at];
         match told {
             ImageReply::Applied(applied) => {
+                // No more than it was asked to have.
+                let applied = applied.min(self.below);
                 image.is_to_follow = applied < self.below;
                 (image.applied, image.needs_image, image.trouble) = (Some(applied), false, None);
             }
@@ -388,6 +396,9 @@ impl Images {
         let Some(member) = self.needs_image() else { return };
         if member == self.own {
             return self.give_up_rebuild("it lacks records that were trimmed");
+        }
+        if !self.members[self.own].takes_part {
+            return self.give_up_rebuild("its log is gone");
         }
         let step = if self.own_follows(acknowledged) { Step::Begin } else { Step::Follow };
         self.below = self.below.max(acknowledged);

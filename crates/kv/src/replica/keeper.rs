@@ -268,8 +268,13 @@ impl<M: Medium> Keeper<M> {
         if below <= self.ledger.applied {
             return Ok(ImageReply::Applied(self.ledger.applied));
         }
-        if below > status.tail.sequence {
+        if below > status.tail.sequence && status.damage.is_some() {
             return Err(format!("record {} is not there", status.tail.sequence));
+        }
+        // What its log has not got yet comes: it is told to again.
+        let below = below.min(status.tail.sequence);
+        if below <= self.ledger.applied {
+            return Ok(ImageReply::Applied(self.ledger.applied));
         }
         // It goes on where it has come to, if that is a place of this log still.
         let kept = self

@@ -3,7 +3,7 @@
 //!
 //! It waits for one thing only: that enough members have what was shipped ([`Ship`]), which is what a psync promises; and where the log
 //! has no room, that enough images have followed for it to be trimmed. Everything else is begun, and goes on whenever the primary is
-//! [polled](Primary::poll): [`Images`](super::images::Images) has its rules.
+//! [polled](Primary::poll): [`Images`] has its rules.
 
 use std::fmt;
 
@@ -94,6 +94,8 @@ pub struct Primary<C> {
     trim_after: u64,
     /// Records below this number were trimmed.
     trimmed: u64,
+    /// From which record on each member's log was told to keep what its image has still to take.
+    kept: Vec<u64>,
     /// Bytes that were shipped since a change has waited for room, and some log was more than half full all the same.
     since_room: Option<u64>,
 }
@@ -138,6 +140,7 @@ impl<C: Member> Primary<C> {
             shipped: 0,
             trim_after,
             trimmed: 0,
+            kept: Vec::new(),
             since_room: None,
         };
         this.measure();
@@ -185,6 +188,7 @@ impl<C: Member> Primary<C> {
         }
         // Whoever has not said yet how far its image is may need all that its log has.
         group.keep_all(0);
+        self.kept = vec![0; self.names.len()];
         (self.record_max, self.image_len) = (record, image);
         self.images.set_len(image);
     }
@@ -205,6 +209,7 @@ impl<C: Member> Primary<C> {
         self.epoch = group.epoch();
         self.group = Some(group);
         self.images.begin_anew();
+        self.trimmed = 0;
         self.measure();
         Ok(opened)
     }
@@ -288,14 +293,7 @@ impl<C: Member> Primary<C> {
                 let told = group.connection(n).map_or(Ok(None), Member::poll_told);
                 match told {
                     Ok(None) => continue,
-                    Ok(Some(told)) => {
-                        let kept = images.keeps(n);
-                        images.told(n, told);
-                        // Its log keeps what its image has still to take, if it takes anything.
-                        if images.keeps(n) != kept {
-                            group.keep(n, images.keeps(n));
-                        }
-                    }
+                    Ok(Some(told)) => images.told(n, told),
                     Err(why) => {
                         images.set_present(n, false);
                         group.lose(n, why);
@@ -317,6 +315,13 @@ impl<C: Member> Primary<C> {
             }
             if !any {
                 break;
+            }
+        }
+        // A member's log keeps what its image has still to take, if it takes anything.
+        for (n, kept) in self.kept.iter_mut().enumerate() {
+            if *kept != images.keeps(n) {
+                *kept = images.keeps(n);
+                group.keep(n, *kept);
             }
         }
         if let Some(why) = images.take_failure() {
@@ -349,6 +354,12 @@ impl<C: Member> Primary<C> {
     pub fn trim(&mut self) -> Result<(), LeadError> {
         (self.shipped, self.trim) = (0, true);
         self.follow()
+    }
+
+    /// Whether the images were asked to have all that is acknowledged.
+    #[must_use]
+    pub fn is_followed(&self) -> bool {
+        self.images.asked_to() >= self.acknowledged()
     }
 
     /// The number of the first record that is not acknowledged.
@@ -447,18 +458,20 @@ impl<C: Member> Primary<C> {
         group.wait(below)?;
         self.trim()?;
         let acks = group_of(&mut self.group)?.quorum().0;
-        while self.images.trims_to() < below {
+        let mut follow = true;
+        while follow && self.images.trims_to() < below {
             if self.images.can_follow() < acks && self.images.rebuilding().is_none() {
                 // Too few images for the log to be trimmed: now they cannot wait any more.
-                if self.images.needs_image().is_none() {
-                    break;
+                if self.images.needs_image().is_some() {
+                    self.send_at_once(below)?;
+                } else {
+                    follow = false;
                 }
-                self.send_at_once()?;
             }
             group_of(&mut self.group)?.pause()?;
             self.settle()?;
         }
-        while group_of(&mut self.group)?.machine().trimmed(self.trimmed) < acks {
+        while follow && group_of(&mut self.group)?.machine().trimmed(self.trimmed) < acks {
             group_of(&mut self.group)?.pause()?;
         }
         self.since_room = group_of(&mut self.group)?.is_half_full().then_some(0);
@@ -467,7 +480,12 @@ impl<C: Member> Primary<C> {
 
     /// Puts this member's image right as far as that can be done without the store, which is in the middle of a change, and begins to send
     /// it.
-    fn send_at_once(&mut self) -> Result<(), LeadError> {
+    fn send_at_once(&mut self, below: u64) -> Result<(), LeadError> {
+        // Nothing may be applied to it while it is looked at: all that is acknowledged is in it then, and nothing more comes meanwhile.
+        while !self.images.own_has_followed(below) {
+            group_of(&mut self.group)?.pause()?;
+            self.settle()?;
+        }
         if let Some(mut put_right) = self.put_right.take() {
             put_right(&mut |at, len| self.wait_for_copies(at, len));
             self.put_right = Some(put_right);

@@ -4,7 +4,7 @@
 //! read into it once and written to every server from there. Nothing here has threads of its own but the one that
 //! reads the source of a [`put`](Client::put).
 //!
-//! Read in this order: [`leg`] (pure: what goes to one server next), `link` (one server's connections), `put`, `get`,
+//! Read in this order: [`transfer`] (pure: what goes to one server next), `link` (one server's connections), `put`, `get`,
 //! `resync`.
 
 mod error;
@@ -96,10 +96,11 @@ impl Client {
     /// # Errors
     /// As [`connect`](Self::connect); or there is no way from here to that server.
     pub fn connect_to(options: Options, need: usize) -> Result<Self, Error> {
-        let Some((_, first)) = options.servers.first() else {
+        if options.servers.is_empty() {
             return Err(Error::BadQuorum { quorum: need, servers: 0 });
-        };
-        Self::connect(&Context::towards(first.ip())?, options, need)
+        }
+        let context = Context::towards_any(options.servers.iter().map(|(_, addr)| addr.ip()))?;
+        Self::connect(&context, options, need)
     }
 
     /// Connects to all servers of `options`, at least `need` of which must be there.

@@ -232,7 +232,7 @@ impl BlobTransfer {
             && self.flushes == 0
     }
 
-    /// Asks for the commit, once the leg [is ready](Leg::is_ready).
+    /// Asks for the commit, once the blob [is ready](BlobTransfer::is_ready).
     pub fn commit(&mut self, version: Version) -> Act {
         assert!(self.is_ready(), "a commit before the data is durable: {self:?}");
         self.state = State::Committing;

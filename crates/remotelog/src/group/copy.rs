@@ -37,16 +37,16 @@ pub(super) struct Copy {
     failed: Option<u64>,
 }
 
-/// What was read last.
+/// What was read last, and what before that: where the ring begins again, the record that is looked for lies at its end or at its start, and
+/// neither place can be told without the other.
 #[derive(Debug)]
 struct Window {
-    at: u64,
-    bytes: Vec<u8>,
+    parts: [(u64, Vec<u8>); 2],
     /// Bytes of the region.
     size: u64,
     reading: Option<(u64, u32)>,
-    /// Nothing was taken from it yet.
-    fresh: bool,
+    /// All of it was read since a record could not be.
+    again: bool,
 }
 
 /// These bytes are to be read first.
@@ -57,12 +57,10 @@ impl Source for &Window {
 
     fn read(&mut self, offset: u64, into: &mut [u8]) -> Result<(), Missing> {
         let len = into.len() as u64;
-        let end = self.at + self.bytes.len() as u64;
-        if offset < self.at || offset + len > end {
-            return Err(Missing(offset, len));
-        }
-        let from = (offset - self.at) as usize;
-        into.copy_from_slice(&self.bytes[from..from + into.len()]);
+        let has = |(at, bytes): &&(u64, Vec<u8>)| *at <= offset && offset + len <= *at + bytes.len() as u64;
+        let (at, bytes) = self.parts.iter().find(has).ok_or(Missing(offset, len))?;
+        let from = (offset - at) as usize;
+        into.copy_from_slice(&bytes[from..from + into.len()]);
         Ok(())
     }
 }
@@ -70,7 +68,7 @@ impl Source for &Window {
 impl Copy {
     pub(super) fn new(number: u64, source: usize, status: &Status) -> Self {
         let size = status.superblock.geometry.size;
-        let window = Window { at: 0, bytes: Vec::new(), size, reading: None, fresh: false };
+        let window = Window { parts: [const { (0, Vec::new()) }; 2], size, reading: None, again: false };
         Self { number, source, reader: Reader::new(status), window, record: None, failed: None }
     }
 
@@ -79,7 +77,8 @@ impl Copy {
         if let Some((at, len)) = self.window.reading.take()
             && bytes.len() == len as usize
         {
-            self.window = Window { at, bytes, fresh: true, reading: None, ..self.window };
+            let [last, before] = &mut self.window.parts;
+            *before = std::mem::replace(last, (at, bytes));
         }
     }
 
@@ -107,7 +106,7 @@ impl Copy {
             });
             match read {
                 Ok(Ok(record)) => {
-                    (self.window.fresh, self.failed) = (false, None);
+                    (self.window.again, self.failed) = (false, None);
                     // What comes before it that server has already.
                     if record.0 == sequence {
                         let (_, epoch, payload) = self.record.insert(record);
@@ -115,9 +114,9 @@ impl Copy {
                     }
                 }
                 // It may have been read before the record was there.
-                Ok(Err(_)) if !self.window.fresh => {
-                    self.window.bytes.clear();
-                    self.window.fresh = true;
+                Ok(Err(_)) if !self.window.again => {
+                    self.window.parts.iter_mut().for_each(|(_, bytes)| bytes.clear());
+                    self.window.again = true;
                 }
                 Ok(Err(fault)) => {
                     return match self.failed {
@@ -141,5 +140,65 @@ impl Copy {
     /// It was sent.
     pub(super) fn taken(&mut self) {
         self.record = None;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use remanence_pmem::crash_image::CrashImage;
+    use remanence_pmem::{Medium, PersistenceDomain};
+
+    use super::*;
+    use crate::format::superblock::Uuid;
+    use crate::format::{Geometry, Mode};
+    use crate::store::{Make, Store};
+    use crate::writer::Writer;
+
+    /// The end of the ring has room that is not used, farther from its start than is read at a time.
+    #[test]
+    fn a_log_is_copied_round_the_ring() {
+        let geometry = Geometry::for_size(1 << 20).expect("fair");
+        let image = CrashImage::new(geometry.size, PersistenceDomain::Adr);
+        let make = Make { mode: Mode::Singleton, geometry, uuid: Uuid([1; 16]), salt: 3 };
+        let mut store = Store::create(&image, &make).expect("fair");
+        let epoch = Epoch::new(1, 1);
+        let mut writer = Writer::new(store.grant(epoch).expect("it is the first").writer_grant(), epoch);
+        let payload = |sequence: u64| vec![sequence as u8 | 1; 7000 + sequence as usize % 500];
+        // Twice round.
+        for sequence in 0..300 {
+            let updates = writer.append(&payload(sequence)).expect("room");
+            for (offset, bytes) in updates.list() {
+                image.write(offset, bytes);
+                image.persist(offset..offset + bytes.len() as u64).expect("memory does not fail");
+            }
+            writer.acknowledged(writer.next());
+            if let Some(below) = (sequence + 1).checked_sub(80).filter(|below| below % 10 == 0) {
+                writer.trimmed(store.trim(below).expect("it is there").state.head.position);
+            }
+            let status = store.status().expect("memory does not fail");
+            let (first, next) = (status.state.head.sequence, status.tail.sequence);
+            if sequence % 40 != 39 {
+                continue;
+            }
+            let (mut copy, mut reads) = (Copy::new(1, 0, &status), 0);
+            for wanted in first..next {
+                loop {
+                    match copy.next(wanted, next, &status, 1) {
+                        Next::Record(of, copied) => {
+                            assert_eq!((of, copied), (epoch, &payload(wanted)[..]));
+                            break copy.taken();
+                        }
+                        Next::Read { offset, len } => {
+                            reads += 1;
+                            assert!(reads < 40, "it reads the same again and again");
+                            let mut bytes = vec![0; len as usize];
+                            image.read(offset, &mut bytes);
+                            copy.came(bytes);
+                        }
+                        _ => panic!("record {wanted} is there"),
+                    }
+                }
+            }
+        }
     }
 }

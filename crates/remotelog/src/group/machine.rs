@@ -566,6 +566,8 @@ impl Machine {
 
     fn fail(&mut self, error: GroupError) {
         self.phase = Phase::Failed(error);
+        // Nothing is waited for any more: a deadline of before would be due for ever.
+        self.enough_since = None;
         for n in 0..self.servers.len() {
             if self.servers[n].is_up() {
                 self.lose(n, "the log cannot be written to by this writer");

@@ -153,10 +153,10 @@ pub enum GroupError {
         given: String,
     },
     /// A record that cannot be appended.
-    #[error("{0}")]
+    #[error(transparent)]
     Append(#[from] AppendError),
     /// A record that cannot be trimmed.
-    #[error("{0}")]
+    #[error(transparent)]
     Refused(#[from] Refused),
 }
 

@@ -82,10 +82,10 @@ impl Log {
     /// out. All servers of the log are to be named, lost ones too.
     ///
     /// # Errors
-    /// As [`connect`](Self::connect); or there is no way from here to the first server.
+    /// As [`connect`](Self::connect); or there is no way from here to any of the servers.
     pub fn connect_to(servers: &[SocketAddr], options: &ConnectOptions) -> Result<Self, GroupError> {
-        let first = servers.first().ok_or_else(nobody)?;
-        let context = Context::towards(first.ip()).map_err(|e| said(&e))?;
+        servers.first().ok_or_else(nobody)?;
+        let context = Context::towards_any(servers.iter().map(SocketAddr::ip)).map_err(|e| said(&e))?;
         Self::connect(&context, servers, options)
     }
 

@@ -37,10 +37,10 @@ pub enum Method {
 #[derive(Clone, PartialEq, Eq, thiserror::Error)]
 pub enum CallError {
     /// The server refused, and said why.
-    #[error("{0}")]
+    #[error(transparent)]
     Refused(#[from] Refused),
     /// The server is gone, or never was there.
-    #[error("{0}")]
+    #[error(transparent)]
     Lost(#[from] ConnectionLost),
 }
 

@@ -214,6 +214,9 @@ pub struct LogServer {
     made: bool,
 }
 
+/// What is said to whoever has a reader's token and asks for more than that is for.
+const READER: &str =
+    "this token is for reading; use the writers' token to append, to take the log over, or to trim it";
 /// The session of this process' own requests: those of others count from 1.
 const OWN: u64 = 0;
 
@@ -501,7 +504,12 @@ fn make(region: &Region, len: u64, new: &New) -> Result<Store<Part>, OpenError> 
 
 impl Shared {
     fn serve(&self, call: &Call<'_>) -> Vec<u8> {
-        emit_reply(&Request::parse(call.request).and_then(|request| self.answer(&request, call.session)))
+        emit_reply(&Request::parse(call.request).and_then(|request| match request {
+            Request::Status => self.answer(&request, call.session),
+            // Whoever may only read takes no log over, and gives nothing of it up.
+            _ if !call.role.may_write() => Err(Refused::Said(READER.to_owned())),
+            _ => self.answer(&request, call.session),
+        }))
     }
 
     fn answer(&self, request: &Request, session: u64) -> Result<Status, Refused> {

@@ -10,7 +10,7 @@ use remanence_persist::Config;
 use remanence_persist::plan::Costs;
 use remanence_persist::recipe::Op;
 use remanence_pmem::{FileOptions, PersistenceDomain, Region, Survives};
-use remanence_remote::{CostSource, ServerOptions};
+use remanence_remote::{CostSource, ServerOptions, Token};
 use remanence_remotelog::format::superblock::Uuid;
 use remanence_remotelog::group::{ConnectionLost, Options};
 use remanence_remotelog::live::{
@@ -414,4 +414,37 @@ fn nobody_says_that_others_have_what_only_one_server_had() {
         |named| GroupError::TooFew { reached: 0, needed: 1, named, why: "a: gone".into() }.to_string();
     assert!(too_few(1).contains("a: gone") && too_few(1).contains("lies there alone"), "{}", too_few(1));
     assert!(!too_few(1).contains("others") && too_few(3).contains("safe on the others"), "{}", too_few(3));
+}
+
+/// Ends a server when it is dropped, whatever has failed.
+struct Ends<'a>(&'a AtomicBool);
+
+impl Drop for Ends<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Release);
+    }
+}
+
+#[test]
+fn who_may_only_read_takes_no_log_over() {
+    let dir = tempfile::tempdir_in("/dev/shm").expect("a directory");
+    let token = |text: &str| Token::new(text).expect("long enough");
+    let (writers, readers) = (token("the-token-of-the-writers"), token("the-token-of-the-readers"));
+    let options = LogOptions::file(dir.path().join("log")).size(1 << 20);
+    let options = options.token(writers.clone()).reader_token(readers.clone());
+    let mut server = LogServer::open(&context(), options).expect("made");
+    let (addr, stop) = (server.addr(), AtomicBool::new(false));
+    std::thread::scope(|scope| {
+        let _ends = Ends(&stop);
+        scope.spawn(|| server.run(&stop).expect("it serves"));
+        let mut log = Log::connect_to(&[addr], &to().tokens([writers])).expect("it opens");
+        assert_eq!(log.append(b"one"), Ok(0));
+        let refused = Log::connect_to(&[addr], &to().tokens([readers.clone()]));
+        let refused = refused.map(drop).expect_err("it may only read").to_string();
+        assert!(refused.contains("this token is for reading"), "{refused}");
+        assert_eq!(log.append(b"two"), Ok(1), "nobody has taken it over");
+        let reader = LogReader::connect_to(addr, &to().tokens([readers])).expect("it may read");
+        let read: Vec<Record> = reader.collect::<Result<_, _>>().expect("it is whole");
+        assert_eq!(read.len(), 2);
+    });
 }

@@ -286,3 +286,14 @@ fn a_claimed_port_is_taken_before_anybody_listens_and_events_move_with_their_own
     assert!(connection.wait_established(LIMIT).is_err());
     drop(server.context.cm().claim(service_id, None).expect("the port is free again"));
 }
+
+/// A list of servers of which one cannot be reached, or is this host itself, is no reason to look no further.
+#[test]
+fn a_device_is_opened_towards_whichever_of_several_peers_is_reached() {
+    let local: std::net::IpAddr = "127.0.0.1".parse().expect("an address");
+    // No route leads to an address of this kind.
+    let unreachable: std::net::IpAddr = "255.255.255.255".parse().expect("an address");
+    let opened = Context::towards_any([unreachable, local]).expect("one of them is reached");
+    assert!(opened.link_caps().addresses[0].is_loopback());
+    assert!(Context::towards_any([]).is_err() && Context::towards_any([unreachable]).is_err());
+}

@@ -219,9 +219,11 @@ impl Scrub {
                 *self.scrubbed.insert(scrubbed)
             }
         };
+        // The same ones until they are done: what members said to them waits for whoever asked.
+        let mut waiting = Vec::new();
         for mut piece in self.pieces.drain(..self.pieces.len().min(PIECES)).collect::<Vec<_>>() {
             let Some(differing) = piece.differing(ships) else {
-                self.pieces.push_back(piece);
+                waiting.push(piece);
                 continue;
             };
             if differing.is_empty() {
@@ -231,9 +233,10 @@ impl Scrub {
             found.entry(piece.of).or_default().extend(differing);
             if !piece.again {
                 core.persist(piece.range.clone())?;
-                self.pieces.push_back(Piece { served: None, again: true, ..piece });
+                waiting.push(Piece { served: None, again: true, ..piece });
             }
         }
+        waiting.into_iter().rev().for_each(|piece| self.pieces.push_front(piece));
         if !self.pieces.is_empty() {
             return Ok(None);
         }

@@ -29,7 +29,8 @@ const REBUILD: u64 = 256 << 10;
 const SPENT: Duration = Duration::from_millis(1);
 /// How often a primary looks whom it has lost.
 const LOOK: Duration = Duration::from_millis(50);
-/// An image that does not follow is asked to again after this; and so are members for what they have of a damaged value.
+/// An image that does not follow is asked to again after this; and so are members for what they have of a damaged value. All follow when
+/// nothing was changed for as long.
 const AGAIN: Duration = Duration::from_secs(1);
 /// Scrubs that are under way at a time. Whoever began the oldest one begins anew.
 const SCRUBS_MAX: usize = 8;
@@ -43,6 +44,8 @@ pub(crate) struct Upkeep {
     busy: bool,
     /// When all images were asked to follow.
     followed: Instant,
+    /// What was acknowledged when that was looked at last, and since when that is so.
+    acknowledged: (u64, Instant),
     /// The processes that it is connected to.
     lives: Vec<u64>,
     /// Who needs an image gets one that was checked.
@@ -79,14 +82,23 @@ impl Upkeep {
         if follow {
             self.lives = self.node.lives();
         }
+        // While nobody changes anything the images catch up, so that whoever takes over has little to apply.
+        let (acknowledged, is_followed) =
+            self.ships.with_ship(|primary| (primary.acknowledged(), primary.is_followed()));
+        if self.acknowledged.0 != acknowledged {
+            self.acknowledged = (acknowledged, now);
+        }
+        follow |= !is_followed && now.duration_since(self.acknowledged.1) >= AGAIN;
         // Who was the primary before may have been ending that still.
         follow |= now.duration_since(self.followed) >= AGAIN && !self.node.lock().behind.is_empty();
         let promised = self.node.log.with(|store| store.state().promised);
         self.ships.with_ship(|primary| {
+            // Whoever has this member's promise may serve by now: to open the log again would end that one.
+            if promised != primary.epoch() {
+                return Err(LeadError::Deposed);
+            }
             if let Some(Back::All(connections)) = back {
                 primary.reopen(connections)?;
-            } else if promised != primary.epoch() {
-                return Err(LeadError::Deposed);
             } else if let Some(Back::Some(connections)) = back {
                 for (name, connection) in connections {
                     // Whoever has been taken in meanwhile stays.
@@ -331,6 +343,7 @@ pub(super) fn lead(
         looked: Instant::now(),
         busy: true,
         followed: Instant::now(),
+        acknowledged: (0, Instant::now()),
         lives: node.lives(),
         check: Check::default(),
         scrubs: VecDeque::new(),

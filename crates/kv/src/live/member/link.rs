@@ -159,8 +159,13 @@ impl MemberConnector {
             let reached =
                 |(name, connection): &(String, Result<_, _>)| connection.is_ok() && name != node.own_name();
             if connections.iter().any(reached) {
-                let back = if away { Back::All(connections) } else { Back::Some(connections) };
-                node.lock().back = Some(back);
+                let state = &mut *node.lock();
+                // Connecting takes its time: somebody may have become the primary meanwhile.
+                let mut others = (0..node.names.len()).filter(|at| *at != node.who);
+                let still = others.any(|at| node.has_promised_away(state, at));
+                if !away || still {
+                    state.back = Some(if away { Back::All(connections) } else { Back::Some(connections) });
+                }
             }
             // A member that fails again and again does not hold up clients all the time; one that was started again may do better.
             let begin = std::time::Instant::now();

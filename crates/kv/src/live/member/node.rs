@@ -294,6 +294,7 @@ impl Node {
         // What the log promises changes without a word.
         self.seen();
         let mut state = self.lock();
+        let news = state.news;
         let end = self.now() + longest;
         loop {
             let now = self.now();
@@ -311,6 +312,10 @@ impl Node {
             state = self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
         }
         (state.is_stirred, state.sleeps_until) = (false, Duration::ZERO);
+        if state.news != news {
+            // What a deadline has decided is told to others at once.
+            self.notify();
+        }
         Turn {
             role: state.takeover.role(),
             is_served: state.takeover.is_served(),
