@@ -86,6 +86,8 @@ struct Rebuild {
 
 #[derive(Debug)]
 struct Fetch {
+    /// How often a member had begun to take part when this began: of those that have come since nobody was asked.
+    joined: u64,
     /// The images are to have the records below this number before they are read.
     below: u64,
     /// Members that have not given all of it, and have not been lost since it began.
@@ -431,6 +433,9 @@ impl Images {
     /// All records below `acknowledged` are.
     pub fn fetch(&mut self, at: u64, len: u32, acknowledged: u64) -> Option<Vec<Copy>> {
         let place = (at, len);
+        if self.fetches.get(&place).is_some_and(|fetch| fetch.joined != self.joined) {
+            self.fetches.remove(&place);
+        }
         if let Some(fetch) = self.fetches.get(&place) {
             if !fetch.waits_for.is_empty() {
                 return None;
@@ -452,7 +457,8 @@ impl Images {
         let receives = self.rebuild.as_ref().map(|rebuild| rebuild.member);
         let gives = |at: &usize| self.members[*at].takes_part && receives != Some(*at);
         let waits_for = (0..self.members.len()).filter(gives).collect();
-        self.fetches.insert(place, Fetch { below: acknowledged, waits_for, came: BTreeMap::new() });
+        let joined = self.joined;
+        self.fetches.insert(place, Fetch { joined, below: acknowledged, waits_for, came: BTreeMap::new() });
         self.follow(acknowledged);
         None
     }
@@ -641,6 +647,18 @@ mod tests {
         let copy = |member, follows, byte| Copy { member, follows, bytes: vec![byte; len as usize] };
         assert_eq!(images.fetch(64, len, 5), Some(vec![copy(0, true, 1), copy(1, false, 2)]));
         assert_eq!(images.fetch(LEN, 1, 5), Some(Vec::new()), "there is no such place");
+        // What was found before somebody came who may have it whole counts no more.
+        assert_eq!(images.fetch(64, 1, 5), None);
+        while let Some((member, order)) = images.poll_order() {
+            let reply = match order {
+                Order::Read { len, .. } => ImageReply::Bytes(vec![1; len as usize]),
+                _ => ImageReply::Applied(5),
+            };
+            images.told(member, reply);
+        }
+        images.set_present(2, true);
+        assert_eq!(images.fetch(64, 1, 5), None, "the third is asked as well");
+        assert!(orders(&mut images).iter().any(|(member, _)| *member == 2));
         for at in 0..2 * FETCHES_MAX as u64 {
             assert_eq!(images.fetch(at, 1, 5), None);
             assert!(images.fetches.len() <= FETCHES_MAX);

@@ -253,7 +253,8 @@ fn a_value_that_has_rotted_is_put_right_from_a_member_that_has_it_whole() {
 }
 
 /// Three members with a value, and which of them has been away for so long that it needs an image, and has not come back.
-fn one_needs_an_image(value: &[u8]) -> (Cluster, usize) {
+/// `fillers` are put meanwhile, at least, each so long.
+fn one_needs_an_image(value: &[u8], (fillers, len): (u64, usize)) -> (Cluster, usize) {
     let mut cluster = Cluster::new(3, |options| calm(options).log(1 << 20));
     cluster.whole();
     let mut store = cluster.client();
@@ -275,10 +276,9 @@ fn one_needs_an_image(value: &[u8]) -> (Cluster, usize) {
     let has = cluster.said(away).expect("it runs").next;
     cluster.stop(away);
     let mut store = cluster.client();
-    // More than its primary has at hand for who is behind, beside what the logs have.
-    let filler = vec![1; 60_000];
+    let filler = vec![1; len];
     let mut more = 0..2000;
-    while cluster.said(primary).expect("it serves").first <= has || more.start < 120 {
+    while cluster.said(primary).expect("it serves").first <= has || more.start < fillers {
         let n = more.next().expect("the log is trimmed");
         put(&mut store, &key(n % 7), &filler);
     }
@@ -290,7 +290,8 @@ fn one_needs_an_image(value: &[u8]) -> (Cluster, usize) {
 #[test]
 fn what_is_damaged_is_put_right_from_who_needs_an_image_before_that_one_is_replaced() {
     let value: Vec<u8> = (0..900).flat_map(|n: u32| n.to_le_bytes()).collect();
-    let (mut cluster, away) = one_needs_an_image(&value);
+    // Few, as its image has the value where it was put, and cleaning moves it.
+    let (mut cluster, away) = one_needs_an_image(&value, (0, 4000));
     let others = [(away + 1) % 3, (away + 2) % 3];
     for n in others {
         cluster.stop(n);
@@ -315,7 +316,8 @@ fn what_is_damaged_is_put_right_from_who_needs_an_image_before_that_one_is_repla
 #[test]
 fn an_image_that_has_rotted_beside_what_is_served_is_not_sent() {
     let value: Vec<u8> = (0..900).flat_map(|n: u32| (n ^ 0x5555).to_le_bytes()).collect();
-    let (mut cluster, away) = one_needs_an_image(&value);
+    // More than the primary has at hand for who is behind, beside what the logs have.
+    let (mut cluster, away) = one_needs_an_image(&value, (120, 60_000));
     let primary = cluster.primary();
     // Stored again by this primary, so that what it serves is a page of its own.
     let value: Vec<u8> = value.into_iter().rev().collect();
