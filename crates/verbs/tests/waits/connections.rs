@@ -10,9 +10,7 @@ use common::{LIMIT, Side, address, address_of, open, socket_addr, wr};
 use remanence_link::{WaitFd, wait};
 use remanence_rnic::cm::{CmError, Event, Listen, Path, SidrReply};
 use remanence_rnic::{QpState, RecvWr, SendOp, WcStatus};
-use remanence_verbs::{
-    CmChannel, ConnectAttr, Connection, Context, Error, Listener, Phase, Progress, QpOptions,
-};
+use remanence_verbs::{CmChannel, ConnectAttr, Connection, Error, Listener, Phase, Progress};
 use remanence_wire::cm::{PortSpace, RejReason, ServiceId, SidrRep};
 use remanence_wire::{Qkey, Qpn};
 
@@ -36,26 +34,6 @@ fn connected() -> (Side, Side, Connection, Connection) {
         (ours, theirs.join().unwrap())
     });
     (client, server, ours, theirs)
-}
-
-#[test]
-fn a_listener_that_names_no_port_gets_one_and_its_client_needs_no_address_of_its_own() {
-    let server = Side::new();
-    let listener = Listener::bind(&server.context, 0, 16).unwrap();
-    let other = Listener::bind(&server.context, 0, 16).unwrap();
-    assert!(listener.port() >= 49152 && listener.port() != other.port());
-    let peer = socket_addr(&server.context, listener.port());
-    let context = Context::towards(peer.ip()).unwrap();
-    assert!(address_of(&context).is_loopback(), "the one from which loopback is reached");
-    let cq = context.create_cq(16, None, 0).unwrap();
-    let qp = context.alloc_pd().unwrap().create_qp(&QpOptions::rc(&cq)).unwrap();
-    thread::scope(|scope| {
-        scope.spawn(|| accept_one(&server, &listener, b"welcome"));
-        let connection = Connection::connect(&qp, peer, &ConnectAttr::default(), b"hello", LIMIT).unwrap();
-        assert_eq!(&connection.private_data()[..8], b"welcome\0");
-    });
-    let nowhere = Context::towards("255.255.255.255".parse().unwrap()).expect_err("no host has it");
-    assert!(nowhere.to_string().starts_with("there is no way from here to"), "{nowhere}");
 }
 
 #[test]
@@ -285,15 +263,4 @@ fn a_claimed_port_is_taken_before_anybody_listens_and_events_move_with_their_own
     server.context.cm().reject(request.id, RejReason::CONSUMER_DEFINED, b"").unwrap();
     assert!(connection.wait_established(LIMIT).is_err());
     drop(server.context.cm().claim(service_id, None).expect("the port is free again"));
-}
-
-/// A list of servers of which one cannot be reached, or is this host itself, is no reason to look no further.
-#[test]
-fn a_device_is_opened_towards_whichever_of_several_peers_is_reached() {
-    let local: std::net::IpAddr = "127.0.0.1".parse().expect("an address");
-    // No route leads to an address of this kind.
-    let unreachable: std::net::IpAddr = "255.255.255.255".parse().expect("an address");
-    let opened = Context::towards_any([unreachable, local]).expect("one of them is reached");
-    assert!(opened.link_caps().addresses[0].is_loopback());
-    assert!(Context::towards_any([]).is_err() && Context::towards_any([unreachable]).is_err());
 }

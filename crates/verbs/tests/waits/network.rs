@@ -9,12 +9,12 @@ use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixDatagram;
 use std::thread;
 
-use common::{LIMIT, Pair, Side, address, pattern, socket_addr, wr};
+use common::{LIMIT, Pair, Side, address, address_of, pattern, socket_addr, wr};
 use remanence_link::fault::{Faults, Plan};
 use remanence_link::udp::UdpLink;
 use remanence_link::{Link, LinkCaps, LinkStats, Outgoing, Received, WaitFd, udp};
 use remanence_rnic::{RecvWr, SendOp};
-use remanence_verbs::{ConnectAttr, Connection, Context, LinkKind, Listener, Options};
+use remanence_verbs::{ConnectAttr, Connection, Context, LinkKind, Listener, Options, QpOptions};
 
 #[test]
 fn over_a_bad_network_everything_arrives_once_and_whole() {
@@ -206,4 +206,39 @@ fn the_first_packet_replaces_a_lost_rtu() {
         connection.disconnect().unwrap();
         assert!(connection.wait_ended(LIMIT).unwrap());
     });
+}
+
+#[test]
+fn a_listener_that_names_no_port_gets_one_and_its_client_needs_no_address_of_its_own() {
+    let server = Side::new();
+    let listener = Listener::bind(&server.context, 0, 16).unwrap();
+    let other = Listener::bind(&server.context, 0, 16).unwrap();
+    assert!(listener.port() >= 49152 && listener.port() != other.port());
+    let peer = socket_addr(&server.context, listener.port());
+    let context = Context::towards(peer.ip()).unwrap();
+    assert!(address_of(&context).is_loopback(), "the one from which loopback is reached");
+    let cq = context.create_cq(16, None, 0).unwrap();
+    let qp = context.alloc_pd().unwrap().create_qp(&QpOptions::rc(&cq)).unwrap();
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let incoming = listener.get_request(LIMIT).expect("a request");
+            let connection = incoming.accept(&server.qp(), &ConnectAttr::default(), b"welcome").unwrap();
+            assert!(connection.wait_established(LIMIT).unwrap());
+        });
+        let connection = Connection::connect(&qp, peer, &ConnectAttr::default(), b"hello", LIMIT).unwrap();
+        assert_eq!(&connection.private_data()[..8], b"welcome\0");
+    });
+    let nowhere = Context::towards("255.255.255.255".parse().unwrap()).expect_err("no host has it");
+    assert!(nowhere.to_string().starts_with("there is no way from here to"), "{nowhere}");
+}
+
+/// A list of servers of which one cannot be reached, or is this host itself, is no reason to look no further.
+#[test]
+fn a_device_is_opened_towards_whichever_of_several_peers_is_reached() {
+    let local: std::net::IpAddr = "127.0.0.1".parse().expect("an address");
+    // No route leads to an address of this kind.
+    let unreachable: std::net::IpAddr = "255.255.255.255".parse().expect("an address");
+    let opened = Context::towards_any([unreachable, local]).expect("one of them is reached");
+    assert!(opened.link_caps().addresses[0].is_loopback());
+    assert!(Context::towards_any([]).is_err() && Context::towards_any([unreachable]).is_err());
 }
