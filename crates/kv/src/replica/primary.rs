@@ -432,12 +432,6 @@ impl<C: Member> Primary<C> {
         self.images.joined()
     }
 
-    /// The name of a member.
-    #[must_use]
-    pub fn name(&self, member: usize) -> &str {
-        &self.names[member]
-    }
-
     fn append(&mut self, record: &[u8]) -> Result<(), LeadError> {
         self.leave_room()?;
         let group = self.group.as_mut().ok_or(LeadError::Deposed)?;
@@ -446,8 +440,8 @@ impl<C: Member> Primary<C> {
 
     /// Whoever opens the log may have to copy it to a member that has none, where other ends of segments stay free. One that
     /// was full may not fit there, and where that member has to acknowledge it could then never be trimmed again: the store
-    /// would stand still for ever. So half of it stays free, on as many members as acknowledge. Waits for their images, and for nobody
-    /// else's: a member that is slower loses its vote when its log is full.
+    /// would stand still for ever. So half of it stays free, on as many members as acknowledge. Waits for their images, and for that of
+    /// whoever is being sent one, as the log keeps what it lacks. Any other member that is slower loses its vote when its log is full.
     fn leave_room(&mut self) -> Result<(), LeadError> {
         let group = self.group.as_mut().ok_or(LeadError::Deposed)?;
         let lately = self.since_room.is_some_and(|shipped| shipped < self.trim_after / 8);
