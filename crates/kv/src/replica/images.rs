@@ -530,6 +530,9 @@ mod tests {
         assert_eq!(images.keeps(2), 0, "nobody knows how far it is");
         images.told(2, ImageReply::Applied(10));
         assert_eq!((images.keeps(2), orders(&mut images)), (10, vec![(2, apply(20))]));
+        images.told(0, ImageReply::Applied(u64::MAX));
+        images.told(1, ImageReply::Applied(u64::MAX));
+        assert_eq!(images.trims_to(), 20, "no image counts for more than it was asked to have");
     }
 
     #[test]
