@@ -2,6 +2,6 @@
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
-    remanence_remotelog::fuzzing::decode(bytes);
-    remanence_remotelog::fuzzing::recover(bytes);
+    remanence_coord::log::fuzzing::decode(bytes);
+    remanence_coord::log::fuzzing::recover(bytes);
 });

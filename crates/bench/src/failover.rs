@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use remanence_kv::live::{ConnectOptions, Error, MemberStats, PutOptions, Role, Store};
+use remanence_kv_live::{ConnectOptions, Error, MemberStats, PutOptions, Role, Store};
 use remanence_verbs::Context;
 
 use crate::machine::Machine;

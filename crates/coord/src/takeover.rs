@@ -26,7 +26,7 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use remanence_remotelog::Epoch;
+use crate::log::Epoch;
 
 use super::watch::{Leader, Watch, beat};
 

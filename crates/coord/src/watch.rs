@@ -1,7 +1,7 @@
 //! The failure detector of a member: when others were heard, and when the primary is taken for lost. Pure: time is an
 //! argument, counted from any beginning. [`takeover`](super::takeover) decides what follows from it.
 //!
-//! Nothing here decides who *may* be the primary: promises do ([`remanence_remotelog::group`]), so that a wrong suspicion
+//! Nothing here decides who *may* be the primary: promises do ([`crate::log::group`]), so that a wrong suspicion
 //! costs a fail-over and never a value. Therefore the rules may be fast, and have to be calm:
 //!
 //! 1. *Silence.* A primary that was not heard of for `notice` is suspected. Time in which the member itself did not run does
@@ -17,7 +17,7 @@
 
 use std::time::Duration;
 
-use remanence_remotelog::Epoch;
+use crate::log::Epoch;
 
 /// A medium may be silent for so many times `notice`.
 pub const STALL: u32 = 5;

@@ -13,9 +13,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use remanence_kv::client::{Found, Stats};
-use remanence_kv::live::{Change, ConnectOptions, Error, PutOptions, Store};
 use remanence_kv::proto::{Expect, Refusal};
 use remanence_kv::view::Mode;
+use remanence_kv_live::{Change, ConnectOptions, Error, PutOptions, Store};
 use remanence_metrics::{Page, Source};
 use remanence_resp::store::StoreError;
 use remanence_verbs::Context;

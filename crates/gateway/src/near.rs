@@ -7,8 +7,8 @@
 use std::fmt;
 
 use remanence_kv::client::{Client, Found, Peek};
-use remanence_kv::live::{Local, Locals};
 use remanence_kv::proto::Expect;
+use remanence_kv_live::{Local, Locals};
 use remanence_resp::store::StoreError;
 
 use crate::erda::{Erda, Handle, NamedChange, Parts};
@@ -126,7 +126,7 @@ mod tests {
     use std::sync::atomic::{AtomicBool, Ordering};
     use std::time::{Duration, Instant};
 
-    use remanence_kv::live::{Server, ServerOptions};
+    use remanence_kv_live::{Server, ServerOptions};
     use remanence_verbs::{Context, Options};
 
     use super::*;

@@ -10,7 +10,7 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use remanence_kv::live::{AsyncStore, Cancelled, ConnectOptions, PutOptions};
+use remanence_kv_live::{AsyncStore, Cancelled, ConnectOptions, PutOptions};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let to: SocketAddr = std::env::args().nth(1).ok_or("give the server's address")?.parse()?;

@@ -7,8 +7,8 @@
 
 use std::net::SocketAddr;
 
-use remanence_kv::live::{ConnectOptions, Error, PutOptions, Store};
 use remanence_kv::{Expect, Refusal};
+use remanence_kv_live::{ConnectOptions, Error, PutOptions, Store};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let to: SocketAddr = std::env::args().nth(1).ok_or("give the server's address")?.parse()?;

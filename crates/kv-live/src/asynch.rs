@@ -11,7 +11,7 @@
 //! arrives, and counts. Who wants to know which, asks by [`Pending::cancel`].
 //!
 //! ```
-//! # use remanence_kv::live::{AsyncStore, ConnectOptions, Error, PutOptions};
+//! # use remanence_kv_live::{AsyncStore, ConnectOptions, Error, PutOptions};
 //! # async fn example(context: &remanence_verbs::Context, to: std::net::SocketAddr) -> Result<(), Error> {
 //! let store = AsyncStore::connect(context, to, ConnectOptions::default())?;
 //! // All under way at once, and durable together.
@@ -39,11 +39,11 @@ use remanence_verbs::Context;
 
 use super::connector::{Connector, came_to_nothing, ends};
 use super::{ConnectOptions, Error, Page, PutOptions, Session, Version};
-use crate::client::{
+use remanence_kv::client::{
     Any, Call, Client, Completion, Ended, Found, Get, Mux, Output, Put, RemoteMemory as _, attend,
 };
-use crate::proto::{Expect, Reply, Request};
-use crate::view::View;
+use remanence_kv::proto::{Expect, Reply, Request};
+use remanence_kv::view::View;
 
 /// How often an idle client looks for notices, and tells what its writes would have carried along.
 const REST: Duration = Duration::from_millis(100);
@@ -598,7 +598,7 @@ impl Driver {
             attend(&mut self.client, &mut self.session)?;
         }
         if let Some(confirm) = self.client.poll_confirm() {
-            self.session.post(vec![crate::client::Verb::Call(confirm)])?;
+            self.session.post(vec![remanence_kv::client::Verb::Call(confirm)])?;
         }
         Ok(())
     }

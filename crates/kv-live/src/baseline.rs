@@ -1,4 +1,4 @@
-//! The schemes that Erda is compared with, live: [`crate::baseline`] behind the very connection that Erda has, so that both
+//! The schemes that Erda is compared with, live: [`remanence_kv::baseline`] behind the very connection that Erda has, so that both
 //! pay the same for messages, READs and WRITEs.
 //!
 //! Not a store to keep data in: keys and values have one size each, there is one handshake, and nobody is cut off.
@@ -16,13 +16,13 @@ use remanence_verbs::Context;
 use super::server::{SLOT, SLOTS};
 use super::wire::{Answer, Call, Hello, VERSION, What, emit_keyed};
 use super::{ConnectOptions, Error, SERVICE, Session};
-use crate::Geometry;
-use crate::baseline::{Baseline, ReadAfterWritePut, Scheme, Sizes};
-use crate::client::{self, Client, Operation};
-use crate::format::slot::TableAt;
-use crate::paper::Written;
-use crate::proto::{Expect, Refusal, Reply, Request};
-use crate::view::{Mode, View};
+use remanence_kv::Geometry;
+use remanence_kv::baseline::{Baseline, ReadAfterWritePut, Scheme, Sizes};
+use remanence_kv::client::{self, Client, Operation};
+use remanence_kv::format::slot::TableAt;
+use remanence_kv::paper::Written;
+use remanence_kv::proto::{Expect, Refusal, Reply, Request};
+use remanence_kv::view::{Mode, View};
 
 /// Records that are applied before the next look at messages.
 const BUDGET: usize = 16;
@@ -115,7 +115,7 @@ impl BaselineServer {
                 "the store takes {takes} bytes of memory, and this has {has}"
             )));
         }
-        let failed = |e: std::io::Error| crate::server::OpenError::Medium(e.to_string());
+        let failed = |e: std::io::Error| remanence_kv::server::OpenError::Medium(e.to_string());
         let store = Baseline::format(region.clone(), options.scheme, options.sizes).map_err(failed)?;
         let mut remote =
             ServerOptions::new(context, region, 0).sessions(options.clients).messages(SLOTS, SLOT);
@@ -172,7 +172,7 @@ impl BaselineServer {
     /// The device is gone; the memory failed.
     pub fn run(&mut self, stop: &AtomicBool) -> Result<(), Error> {
         self.remote.run(stop)?;
-        let failed = |e: std::io::Error| crate::server::OpenError::Medium(e.to_string());
+        let failed = |e: std::io::Error| remanence_kv::server::OpenError::Medium(e.to_string());
         lock(&self.store).apply(usize::MAX).map_err(failed)?;
         Ok(())
     }

@@ -8,9 +8,9 @@ use remanence_verbs::Context;
 
 use super::members::Members;
 use super::{Asked, ConnectOptions, Error, MemberStats, Said, Session};
-use crate::client;
-use crate::proto::Refusal;
-use crate::view::View;
+use remanence_kv::client;
+use remanence_kv::proto::Refusal;
+use remanence_kv::view::View;
 
 /// Between two attempts to connect again.
 pub(super) const RETRY: Duration = Duration::from_millis(20);

@@ -2,9 +2,9 @@
 
 use std::net::SocketAddr;
 
-use crate::client;
-use crate::proto::Refusal;
-use crate::server::OpenError;
+use remanence_kv::client;
+use remanence_kv::proto::Refusal;
+use remanence_kv::server::OpenError;
 
 /// Why a call failed.
 #[derive(thiserror::Error)]

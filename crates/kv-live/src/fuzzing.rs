@@ -1,4 +1,4 @@
-//! What the fuzz targets do with the bytes of calls and answers: see [`crate::fuzzing`].
+//! What the fuzz targets do with the bytes of calls and answers, as [`remanence_kv::fuzzing`] does with those of the store's.
 
 use std::time::Duration;
 
@@ -12,9 +12,12 @@ use super::wire::{
     ANSWER_HEADER, ANSWERS_MAX, Answer, Call, Hello, REQUEST_MAX, VERSION, What, emit_keyed, emit_words,
     parse_keyed, parse_words,
 };
-use crate::fuzzing::{GEOMETRY, SALT, Story, value};
-use crate::proto::{Expect, Reply, Request};
-use crate::server::{Event, Options, Server, format};
+use remanence_kv::fuzzing::{Body, GEOMETRY, SALT, Story, value};
+use remanence_kv::proto::{Expect, Reply, Request};
+use remanence_kv::server::{Event, Options, Server, format};
+
+/// Every body, under its target's name.
+pub const BODIES: &[(&str, Body)] = &[("kv_wire", wire), ("kv_host", host)];
 
 /// Bytes of an answer, with its header: little, so that most have several parts.
 const SLOT: usize = 96;
@@ -22,7 +25,7 @@ const SLOT: usize = 96;
 const HONEST: std::ops::Range<u8> = 200..206;
 
 /// Everything that host and session decode of each other: what parses is emitted and parsed again as the same.
-pub(crate) fn wire(data: &[u8]) {
+pub fn wire(data: &[u8]) {
     if let Some(call) = Call::parse(data) {
         assert_eq!(call.emit(), data);
     }
@@ -91,7 +94,7 @@ fn made_up(story: &mut Story<'_>, last: u64) -> Request {
 
 /// Sessions of strangers, one of them a reader's, that call what they like in any order and parts. Nothing panics, what is kept
 /// for them has its bounds, a reader changes nothing, and an honest client's values stay.
-pub(crate) fn host(data: &[u8]) {
+pub fn host(data: &[u8]) {
     let region = Region::anonymous(GEOMETRY.size).expect("memory");
     format(&region, &GEOMETRY, 16, SALT, [0; 16]).expect("fair");
     let options = Options { lease: 1 << 40, unfinished_max: 4, ..Options::default() };

@@ -16,9 +16,9 @@ use super::wire::{
     ANSWER_HEADER, ANSWER_MAX, ANSWERS_MAX, Answer, Call, Hello, Key, REQUEST_MAX, VERSION, What, emit_keyed,
     emit_words, parse_words,
 };
-use crate::proto::{Changed, Inline, Refusal, Reply, Request};
-use crate::server::{ClientId, Event, Named, Server};
-use crate::view::{Mode, View};
+use remanence_kv::proto::{Changed, Inline, Refusal, Reply, Request};
+use remanence_kv::server::{ClientId, Event, Named, Server};
+use remanence_kv::view::{Mode, View};
 
 /// Small things that are done in one step: one wait for the medium covers them all.
 const BUDGET: usize = 64;
@@ -608,10 +608,10 @@ impl Host {
 mod tests {
     use remanence_verbs::{Context, Options};
 
-    use super::super::server::lock;
-    use super::super::{Server, ServerOptions};
     use super::*;
-    use crate::proto::Expect;
+    use crate::server::lock;
+    use crate::{Server, ServerOptions};
+    use remanence_kv::proto::Expect;
 
     fn put(key: u8) -> Request {
         Request::Put { key: vec![key], len: 5, expires: 0, expect: Expect::Any }
@@ -645,7 +645,7 @@ mod tests {
 
     fn reply(answer: &[u8]) -> Reply {
         let answer = Answer::parse(answer).expect("ours").body.to_vec();
-        let (_, reply) = super::super::wire::parse_keyed(&answer).expect("ours");
+        let (_, reply) = crate::wire::parse_keyed(&answer).expect("ours");
         Reply::parse(reply).expect("ours")
     }
 

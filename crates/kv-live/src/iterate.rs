@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::iter::FusedIterator;
 
 use super::{Error, Store};
-use crate::client::Found;
+use remanence_kv::client::Found;
 
 /// The keys of a page: enough that its round trip does not show, few enough that nobody waits for the server to find them.
 const PAGE: u32 = 256;

@@ -1,10 +1,10 @@
 //! The store on real memory and real connections: [`Server`] exports one, [`Store`] is a client that waits, and [`Session`]
-//! is what it, or any other host of the client's [operations](crate::client), reaches a server by.
+//! is what it, or any other host of the client's [operations](remanence_kv::client), reaches a server by.
 //!
 //! ```
 //! use std::sync::atomic::{AtomicBool, Ordering};
 //!
-//! use remanence_kv::live::{ConnectOptions, PutOptions, Server, ServerOptions, Store};
+//! use remanence_kv_live::{ConnectOptions, PutOptions, Server, ServerOptions, Store};
 //! use remanence_verbs::Context;
 //!
 //! # let path = std::env::temp_dir().join(format!("remanence-kv-doc-{}", std::process::id()));
@@ -33,12 +33,13 @@
 //! ```
 //!
 //! `docs/kv.md` has what an acknowledgement promises on which medium.
+#![forbid(unsafe_code)]
 
 mod asynch;
 mod baseline;
 mod connector;
 mod error;
-pub(crate) mod fuzzing;
+pub mod fuzzing;
 mod host;
 mod iterate;
 mod local;
@@ -58,7 +59,6 @@ mod store;
 mod turns;
 mod wire;
 
-pub use crate::format::superblock::{file_options, image};
 pub use asynch::{AsyncStore, Cancelled, Cancelling, Pending};
 pub use baseline::{BaselineOptions, BaselineServer, BaselineStore};
 pub use error::Error;
@@ -67,6 +67,7 @@ pub use local::{Local, Locals};
 pub use medium::{Inspected, inspect, repair};
 pub use member::{Held, Member, MemberMetrics, MemberOptions, MemberStats, Role, Said};
 pub use members::Asked;
+pub use remanence_kv::format::superblock::{file_options, image};
 pub use salvage::{Salvaged, read_all, salvage};
 pub use server::{Metrics, Server, ServerOptions};
 pub use session::{ConnectOptions, Session};

@@ -16,8 +16,8 @@ use super::Error;
 use super::host::{Clock, Host};
 use super::server::lock;
 use super::session::nap;
-use crate::client::{Client, Completion, RemoteMemory, Verb};
-use crate::proto::{Changed, Inline, Refusal, Reply};
+use remanence_kv::client::{Client, Completion, RemoteMemory, Verb};
+use remanence_kv::proto::{Changed, Inline, Refusal, Reply};
 
 /// How long others may be in the way of an operation.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -36,7 +36,7 @@ impl Locals {
         self.region.domain().granularity() == StoreGranularity::Page
     }
 
-    /// A client that keeps so many locations, and what it reaches the store by. [`run`](crate::client::run) carries operations
+    /// A client that keeps so many locations, and what it reaches the store by. [`run`](remanence_kv::client::run) carries operations
     /// out. What can wait is done while the [server runs](super::Server::run); after its end all calls are refused.
     #[must_use]
     pub fn connect(&self, locations: usize) -> (Client, Local) {

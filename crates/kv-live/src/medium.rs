@@ -7,10 +7,10 @@ use std::path::Path;
 use remanence_pmem::{Image, Medium, Region};
 
 use super::Error;
-use crate::format::slot::{NEIGHBOURHOOD, TableAt};
-use crate::format::superblock::{BLANK, FORMAT, State, image};
-use crate::format::{BadGeometry, Geometry, Superblock, SuperblockError};
-use crate::server::{Finding, OpenError, Options, Recovered, Scrubbed, Server, extend, format};
+use remanence_kv::format::slot::{NEIGHBOURHOOD, TableAt};
+use remanence_kv::format::superblock::{BLANK, FORMAT, State, image};
+use remanence_kv::format::{BadGeometry, Geometry, Superblock, SuperblockError};
+use remanence_kv::server::{Finding, OpenError, Options, Recovered, Scrubbed, Server, extend, format};
 
 /// Behind the store: what exports the region looks there for receive buffers of its own, which no value may imitate.
 const BEHIND: u64 = 4096;
@@ -161,7 +161,7 @@ mod tests {
     use remanence_pmem::crash_image::{CrashImage, Explorer};
 
     use super::*;
-    use crate::format::superblock::{COPIES, JOURNAL_NOTE};
+    use remanence_kv::format::superblock::{COPIES, JOURNAL_NOTE};
 
     #[test]
     fn a_file_is_a_store_as_long_as_one_copy_of_its_superblock_is_whole() {

@@ -17,8 +17,8 @@ use super::member::{MemberStats, Role, Said};
 use super::scout::Scout;
 use super::wire::What;
 use super::{ConnectOptions, Error, Session};
-use crate::replica::{Claim, Promise, is_current, likely_primary};
-use crate::view::View;
+use remanence_kv::replica::{Claim, Promise, is_current, likely_primary};
+use remanence_kv::view::View;
 
 /// How long a member may be silent before a client goes on without it.
 const SILENT: Duration = Duration::from_secs(3);

@@ -5,7 +5,7 @@ use std::time::Duration;
 use remanence_pmem::{Journaling, PersistenceDomain};
 use remanence_remote::Token;
 
-use crate::format::Geometry;
+use remanence_kv::format::Geometry;
 
 /// The options of both.
 #[derive(Clone, Debug)]
@@ -107,7 +107,7 @@ macro_rules! common_options {
         }
 
         /// Admits clients that prove to have this token, too. They may look at everything, and change nothing: what they ask
-        /// for is refused ([`Refusal::ReadOnly`](crate::proto::Refusal::ReadOnly)), and their RNIC has no right to. There must
+        /// for is refused ([`Refusal::ReadOnly`](remanence_kv::proto::Refusal::ReadOnly)), and their RNIC has no right to. There must
         /// be a token for the others, and another one.
         #[must_use]
         pub fn reader_token(mut self, token: Token) -> Self {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use remanence_metrics::{Page, Source, Unit};
 
 use super::{MemberMetrics, MemberStats, Metrics, Role, StoreStats};
-use crate::view::Mode;
+use remanence_kv::view::Mode;
 
 impl Metrics {
     /// The server as a source of metrics, for a [`remanence_metrics::Endpoint`].

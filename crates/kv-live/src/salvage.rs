@@ -14,15 +14,13 @@ use remanence_pmem::{Medium, Region};
 
 use super::Error;
 use super::overlay::Overlay;
-use crate::dump::Record;
-use crate::format::object::{HEADER_LEN, Object, crc64};
-use crate::format::slot::{NEIGHBOURHOOD, fingerprint};
-use crate::format::superblock::{COPIES, LONGEST};
-use crate::format::{
-    Geometry, Header, Offset, ROOT, RegionKind, RegionWord, Superblock, UNIT, get_u64, hash,
-};
-use crate::proto::{Refusal, Reply, Request};
-use crate::server::{Fate, Finding, OpenError, Options, Server, Where, object_at};
+use remanence_kv::dump::Record;
+use remanence_kv::format::object::{HEADER_LEN, Object, crc64};
+use remanence_kv::format::slot::{NEIGHBOURHOOD, fingerprint};
+use remanence_kv::format::superblock::{COPIES, LONGEST};
+use remanence_kv::format::{Geometry, Header, Offset, ROOT, RegionKind, RegionWord, Superblock, UNIT, hash};
+use remanence_kv::proto::{Refusal, Reply, Request};
+use remanence_kv::server::{Fate, Finding, OpenError, Options, Server, Where, object_at};
 
 /// Keys asked for at a time.
 const PAGE: u32 = 256;
@@ -360,7 +358,7 @@ fn any_superblock(medium: &Overlay) -> Option<Superblock> {
     for at in [ROOT, ROOT + 4096].into_iter().filter(|at| at + 8 <= len) {
         let mut salt = [0; 8];
         Medium::read(medium, at, &mut salt);
-        let salt = get_u64(&salt, 0);
+        let salt = u64::from_le_bytes(salt);
         if Root::slots(&medium, ROOT, salt).is_empty() {
             continue;
         }

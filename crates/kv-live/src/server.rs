@@ -21,11 +21,11 @@ use super::member::Upkeep;
 use super::memory::Memory;
 use super::options::{Common, common_options};
 use super::{Error, SERVICE, StoreStats};
-use crate::format::Geometry;
-use crate::format::superblock::file_options;
-use crate::proto::Refusal;
-use crate::server::{Options, Recovered, Server as Core};
-use crate::view::Mode;
+use remanence_kv::format::Geometry;
+use remanence_kv::format::superblock::file_options;
+use remanence_kv::proto::Refusal;
+use remanence_kv::server::{Options, Recovered, Server as Core};
+use remanence_kv::view::Mode;
 
 /// Receive buffers of a session, and bytes of each. What does not fit goes in parts.
 pub(super) const SLOTS: u16 = 16;
@@ -291,7 +291,7 @@ impl Server {
         let inlined = options.inlined()?;
         let (region, alone) = (memory.region().clone(), upkeep.is_none());
         // Ours are in DRAM always. What a client has written there is not to be taken for some.
-        let medium = |e: std::io::Error| crate::server::OpenError::Medium(e.to_string());
+        let medium = |e: std::io::Error| remanence_kv::server::OpenError::Medium(e.to_string());
         if matches!(Layout::find(&region), Ok(Some(_)) | Err(_)) {
             Layout::remove(&region).map_err(medium)?;
         }

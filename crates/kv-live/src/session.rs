@@ -13,9 +13,9 @@ use remanence_verbs::Context;
 
 use super::wire::{Answer, CALL_HEADER, Call, Hello, Key, VERSION, What, parse_keyed};
 use super::{Error, SERVICE};
-use crate::client::{Completion, RemoteMemory, Verb};
-use crate::proto::{Reply, Request};
-use crate::view::View;
+use remanence_kv::client::{Completion, RemoteMemory, Verb};
+use remanence_kv::proto::{Reply, Request};
+use remanence_kv::view::View;
 
 /// Updates of a recipe at most.
 const UPDATES_MAX: usize = 64;
@@ -147,7 +147,7 @@ struct Asked {
 }
 
 impl Session {
-    /// Connects to a [`Server`](super::Server) and asks it for the view, with which a [`Client`](crate::Client) begins.
+    /// Connects to a [`Server`](super::Server) and asks it for the view, with which a [`Client`](remanence_kv::Client) begins.
     ///
     /// # Errors
     /// One sentence that says what to do: nobody or something else listens there, it is of another version, it refuses.

@@ -1,7 +1,7 @@
 //! What a server did, and how full its store is.
 
-use crate::server::{Room, Stats, Usage};
-use crate::view::Mode;
+use remanence_kv::server::{Room, Stats, Usage};
+use remanence_kv::view::Mode;
 
 use super::wire::{emit_words, parse_words};
 
@@ -133,7 +133,7 @@ mod tests {
     #[test]
     fn both_ends_may_know_more_than_the_other() {
         let words: Vec<u64> = (1..=(WORDS + MORE) as u64).collect();
-        let bytes = super::super::wire::emit_words(&words);
+        let bytes = crate::wire::emit_words(&words);
         let stats = StoreStats::parse(&bytes).expect("all of it");
         assert_eq!((stats.usage.room.keys, stats.usage.room.left, stats.server.expired), (30, 34, 28));
         let back = StoreStats::parse(&stats.emit()).expect("all of it");

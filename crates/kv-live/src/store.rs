@@ -10,10 +10,12 @@ use super::connector::{Connector, RETRY, came_to_nothing, ends};
 use super::members::Members;
 use super::wire::{What, emit_words, parse_words};
 use super::{Asked, ConnectOptions, Error, Held, MemberStats, Said, Session, StoreStats};
-use crate::client::{self, Call, Client, Found, Get, Many, Operation, Progress, RemoteMemory as _, attend};
-use crate::proto::{Expect, Inline, Refusal, Reply, Request};
-use crate::server::Scrubbed;
-use crate::view::View;
+use remanence_kv::client::{
+    self, Call, Client, Found, Get, Many, Operation, Progress, RemoteMemory as _, attend,
+};
+use remanence_kv::proto::{Expect, Inline, Refusal, Reply, Request};
+use remanence_kv::server::Scrubbed;
+use remanence_kv::view::View;
 
 /// Operations that are carried out together at most, and about how many bytes they may bring: these take one time over a link,
 /// and the lease of each goes on all the while.

@@ -1,4 +1,4 @@
-//! What travels in the calls of a session: requests of [`crate::proto`] and a few of the host's own, in parts where they do
+//! What travels in the calls of a session: requests of [`remanence_kv::proto`] and a few of the host's own, in parts where they do
 //! not fit a message. All integers are little-endian.
 //!
 //! ```text

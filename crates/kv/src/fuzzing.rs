@@ -13,16 +13,13 @@ use crate::server::{ClientId, Event, Options, Server, format};
 pub type Body = fn(&[u8]);
 
 /// Every body, under its target's name.
-pub const BODIES: &[(&str, Body)] = &[
-    ("kv_decoders", decoders),
-    ("kv_medium", medium),
-    ("kv_server", server),
-    ("kv_wire", wire),
-    ("kv_host", host),
-];
+pub const BODIES: &[(&str, Body)] =
+    &[("kv_decoders", decoders), ("kv_medium", medium), ("kv_server", server)];
 
-pub(crate) const SALT: u64 = 11;
-pub(crate) const GEOMETRY: Geometry =
+/// The salt of the stores that the fuzz targets make.
+pub const SALT: u64 = 11;
+/// The geometry of the stores that the fuzz targets make: few small regions, so that everything happens soon.
+pub const GEOMETRY: Geometry =
     Geometry { size: 48 << 10, region_len: 2048, segment_len: 1024, heads: 2, grown_from: 0 };
 
 /// Everything that is decoded from memory or messages of others.
@@ -59,27 +56,20 @@ pub fn decoders(data: &[u8]) {
     }
 }
 
-/// What the live host and its sessions decode of each other.
-pub fn wire(data: &[u8]) {
-    crate::live::fuzzing::wire(data);
-}
-
-/// What sessions say to the live host: a story of calls.
-pub fn host(data: &[u8]) {
-    crate::live::fuzzing::host(data);
-}
-
 /// Takes small numbers off the front; zeros at the end.
-pub(crate) struct Story<'a>(pub(crate) &'a [u8]);
+#[derive(Debug)]
+pub struct Story<'a>(pub &'a [u8]);
 
 impl Story<'_> {
-    pub(crate) fn next(&mut self) -> u8 {
+    /// The next byte.
+    pub fn next(&mut self) -> u8 {
         let Some((first, rest)) = self.0.split_first() else { return 0 };
         self.0 = rest;
         *first
     }
 
-    pub(crate) fn wide(&mut self) -> u64 {
+    /// The next two bytes as one number.
+    pub fn wide(&mut self) -> u64 {
         u64::from(self.next()) << 8 | u64::from(self.next())
     }
 }
@@ -94,7 +84,9 @@ fn options() -> Options {
     Options { lease: 20, unfinished_max: 4, ..Options::default() }
 }
 
-pub(crate) fn value(key: u8) -> Vec<u8> {
+/// The value that a key has in these stories.
+#[must_use]
+pub fn value(key: u8) -> Vec<u8> {
     vec![key; usize::from(key) * 9]
 }
 

@@ -5,8 +5,7 @@
 //! different here and why: the paper's design loses data in nine ways, and a test per way shows that this one does not.
 //!
 //! Pure: the [`server`] works on a [`pmem::Medium`](remanence_pmem::Medium), the [`client`] emits work requests and takes
-//! completions; time is an argument, and nothing waits. [`live`] is the one part that does: their host on real memory and
-//! real connections.
+//! completions; time is an argument, and nothing waits. `remanence_kv_live` has their host on real memory and real connections.
 #![forbid(unsafe_code)]
 
 pub mod baseline;
@@ -14,13 +13,6 @@ pub mod client;
 pub mod dump;
 pub mod format;
 pub mod fuzzing;
-pub mod history;
-#[allow(
-    clippy::disallowed_types,
-    clippy::disallowed_methods,
-    reason = "the one part that waits: it gives the others their time"
-)]
-pub mod live;
 pub mod offline;
 pub mod paper;
 pub mod proto;

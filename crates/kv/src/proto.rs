@@ -134,7 +134,8 @@ impl Request {
     }
 
     /// The changes of a request or of a batch; empty if any request in it is of another kind.
-    pub(crate) fn inlines(&self) -> Vec<Inline<'_>> {
+    #[must_use]
+    pub fn inlines(&self) -> Vec<Inline<'_>> {
         match self {
             Self::Batch(requests) => {
                 requests.iter().map(Self::inline).collect::<Option<_>>().unwrap_or_default()
@@ -342,7 +343,8 @@ pub enum Reply {
 
 impl Reply {
     /// Whether the server has written a value, and made it as durable as its mode promises.
-    pub(crate) fn tells_of_a_value(&self) -> bool {
+    #[must_use]
+    pub fn tells_of_a_value(&self) -> bool {
         match self {
             Self::Written(_) => true,
             Self::Batch(replies) => replies.iter().any(Self::tells_of_a_value),

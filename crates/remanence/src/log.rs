@@ -4,7 +4,8 @@
 //! log was made with (all of them if nothing is said), and [`Log::survives`] which failures that survives.
 //! [`begin_append`](Log::begin_append) returns at once, and promises nothing until [`wait`](Log::wait) has returned: so many records can
 //! be under way. Who opens the log for writing shuts earlier writers out, and finds every record that any of them had acknowledged.
-//! [`LogReader`] is an iterator over the records of a server. The methods of a [`Log`] are those of [`Group`].
+//! [`LogReader`] is an iterator over the records of a server. A [`Log`] is a [`Group`] of connections, which
+//! [`Log::group`] gives.
 //!
 //! ```no_run
 //! use remanence::log::{ConnectOptions, Log, LogReader};
@@ -30,10 +31,10 @@
 
 pub use remanence_auth::Token;
 pub use remanence_remotelog::group::ConnectionLost;
-pub use remanence_remotelog::live::{
-    CallError, ConnectOptions, Log, LogOptions as ServerOptions, LogReader, LogServer as Server, Method,
-    ReadError, Record, ServeError, SessionConnection,
-};
 pub use remanence_remotelog::{
     AppendError, Damage, Epoch, Group, GroupError as Error, Mode, OpenError, Refused, Status,
+};
+pub use remanence_remotelog::{
+    CallError, ConnectOptions, Log, LogOptions as ServerOptions, LogReader, LogServer as Server, Method,
+    ReadError, Record, ServeError, SessionConnection,
 };

@@ -12,7 +12,7 @@ use super::server::drawn;
 use crate::error::{Damage, Refused};
 use crate::format::Epoch;
 use crate::format::superblock::Uuid;
-use crate::group::{self, ConnectionLost, Group, GroupError, Opened};
+use crate::group::{self, ConnectionLost, Group, GroupError};
 use crate::proto::Request;
 use crate::store::{Reader, Status};
 use crate::walk::{Ahead, Source};
@@ -71,11 +71,12 @@ impl ConnectOptions {
     }
 }
 
-/// A log that is open for its one writer, on one server or on several.
+/// A log that is open for its one writer, on one server or on several: a [`Group`] of connections over verbs.
 ///
-/// [`append`](Group::append) returns when the record is durable; who has many of them begins them by
-/// [`begin_append`](Group::begin_append), and waits once.
-pub type Log = Group<SessionConnection>;
+/// [`append`](Self::append) returns when the record is durable; who has many of them begins them by
+/// [`begin_append`](Self::begin_append), and waits once.
+#[derive(Debug)]
+pub struct Log(Group<SessionConnection>);
 
 impl Log {
     /// Opens the log on these servers for writing, by a device of its own; makes it if all of them are new. Earlier writers are shut
@@ -107,13 +108,107 @@ impl Log {
         };
         let group = group::Options::new(u32::from_le_bytes(drawn()), Uuid(drawn()));
         let group = group.acks(options.acks).patience(options.patience);
-        Self::open(servers.iter().map(to).collect(), &group).map(|(log, _): (Self, Opened)| log)
+        Group::open(servers.iter().map(to).collect(), &group).map(|(log, _)| Self(log))
+    }
+
+    /// Appends a record; its number. When this returns the record is acknowledged: it is durable on as many servers as the log was
+    /// made with.
+    ///
+    /// # Errors
+    /// It does not fit: nothing was appended. Or too few servers are left: it may be found later or not.
+    pub fn append(&mut self, payload: &[u8]) -> Result<u64, GroupError> {
+        self.0.append(payload)
+    }
+
+    /// Begins to append a record; its number. It is acknowledged when [`acknowledged`](Self::acknowledged) is above that, for which
+    /// [`wait`](Self::wait) waits, and not before: if the log fails first, the record may be found later or not.
+    ///
+    /// # Errors
+    /// As for [`append`](Self::append).
+    pub fn begin_append(&mut self, payload: &[u8]) -> Result<u64, GroupError> {
+        self.0.begin_append(payload)
+    }
+
+    /// Begins to append the first of these records, as many as fit: the number of the first, and how many.
+    ///
+    /// # Errors
+    /// As for [`append`](Self::append).
+    pub fn begin_append_batch(&mut self, payloads: &[&[u8]]) -> Result<(u64, usize), GroupError> {
+        self.0.begin_append_batch(payloads)
+    }
+
+    /// Looks what has become durable; [`acknowledged`](Self::acknowledged) is up to date on return. Does not wait.
+    ///
+    /// # Errors
+    /// Too few servers are left.
+    pub fn poll(&mut self) -> Result<u64, GroupError> {
+        self.0.poll()
+    }
+
+    /// Waits until all records below that number are acknowledged.
+    ///
+    /// # Errors
+    /// Too few servers are left.
+    pub fn wait(&mut self, below: u64) -> Result<(), GroupError> {
+        self.0.wait(below)
+    }
+
+    /// Gives up the records below that number: they were applied. Returns when as many servers as acknowledge have done so.
+    ///
+    /// # Errors
+    /// They are not acknowledged, or too few servers are left.
+    pub fn trim(&mut self, below: u64) -> Result<(), GroupError> {
+        self.0.trim(below)
+    }
+
+    /// The number of the next record.
+    #[must_use]
+    pub const fn next(&self) -> u64 {
+        self.0.next()
+    }
+
+    /// All records below this number are acknowledged.
+    #[must_use]
+    pub const fn acknowledged(&self) -> u64 {
+        self.0.acknowledged()
+    }
+
+    /// The epoch of this writer.
+    #[must_use]
+    pub const fn epoch(&self) -> Epoch {
+        self.0.epoch()
+    }
+
+    /// How many servers acknowledge, of how many.
+    #[must_use]
+    pub fn quorum(&self) -> (usize, usize) {
+        self.0.quorum()
+    }
+
+    /// The servers that do without, and why.
+    #[must_use]
+    pub fn lost(&self) -> Vec<(String, String)> {
+        self.0.lost()
+    }
+
+    /// The group that this is: its connections, its servers, and what else it can.
+    pub const fn group(&mut self) -> &mut Group<SessionConnection> {
+        &mut self.0
+    }
+
+    /// Waits for everything under way, and has the servers remember what was acknowledged, so that they would notice the
+    /// loss of the last record too.
+    ///
+    /// # Errors
+    /// Too few servers are left.
+    pub fn close(self) -> Result<(), GroupError> {
+        self.0.close()
     }
 
     /// Which failures acknowledged records survive, by the tokens of the servers that take part: what all of them survive. `None`
     /// if this writer has appended nothing yet.
     pub fn survives(&mut self) -> Option<Survives> {
-        self.connections().filter_map(|(_, connection)| connection.survives()).reduce(Survives::and)
+        self.0.connections().filter_map(|(_, connection)| connection.survives()).reduce(Survives::and)
     }
 }
 

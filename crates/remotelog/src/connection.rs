@@ -213,6 +213,10 @@ impl ReplicaConnection for SessionConnection {
         BEGUN.elapsed()
     }
 
+    fn yield_now() {
+        std::thread::yield_now();
+    }
+
     fn begin_call(&mut self, request: &Request) -> Result<(), ConnectionLost> {
         let request = request.emit();
         if !self.waiting.is_empty() || !self.try_call(&request)? {

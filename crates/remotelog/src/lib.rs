@@ -4,30 +4,60 @@
 //! (`remanence_persist`); the server's CPU takes part only where the recipe asks for it. One log may lie on several
 //! servers.
 //!
-//! Read in this order:
+//! What decides is pure and lies in [`remanence_coord::log`], whose head says in which order to read it; its modules are here by
+//! the same names. This is the same on real memory and real connections: [`LogServer`] exports a log, [`Log`] is one that is open
+//! for writing, [`LogReader`] reads one.
 //!
-//! 1. [`format`](mod@format) — how a log lies in its region, and why a stale record is never taken for one;
-//! 2. [`writer`] — where the next record goes; [`walk`] — how records are found;
-//! 3. [`store`] — the server's half: recovery, promises, truncation, trimming; [`proto`] — how it is asked; [`serve`] — by whom;
-//! 4. [`group`] — one log on several servers, and why no acknowledged record is lost;
-//! 5. [`live`] — the same on real memory and real connections.
+//! ```
+//! use std::sync::atomic::{AtomicBool, Ordering};
+//!
+//! use remanence_remotelog::{ConnectOptions, Log, LogOptions, LogReader, LogServer};
+//! use remanence_verbs::{Context, Options};
+//!
+//! # let path = std::env::temp_dir().join(format!("remanence-log-doc-{}", std::process::id()));
+//! let device = Context::open(Options::udp("127.9.6.1".parse()?))?;
+//! let mut server = LogServer::open(&device, LogOptions::file(&path).size(1 << 20))?;
+//! let (to, stop) = (server.addr(), AtomicBool::new(false));
+//! std::thread::scope(|scope| {
+//!     let serving = scope.spawn(|| server.run(&stop));
+//!     let conduct = || -> Result<(), Box<dyn std::error::Error>> {
+//!         let mut log = Log::connect_to(&[to], &ConnectOptions::default())?;
+//!         // Durable when it returns.
+//!         assert_eq!(log.append(b"paid 17")?, 0);
+//!         for record in LogReader::connect_to(to, &ConnectOptions::default())? {
+//!             assert_eq!(record?.payload, b"paid 17");
+//!         }
+//!         Ok(())
+//!     };
+//!     let result = conduct();
+//!     stop.store(true, Ordering::Release);
+//!     serving.join().expect("the server's thread").expect("it served");
+//!     result
+//! })?;
+//! # std::fs::remove_file(&path)?;
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! Appends, reads and whatever else moves records are RDMA into the server's region, by the recipe that its machine needs;
+//! the server's application is asked only for what [`proto`] has.
 //!
 //! Read first: paper 004, section 4.1; `docs/remotelog.md` has the promises and the failures.
 #![forbid(unsafe_code)]
 
-pub mod error;
-pub mod format;
-pub mod fuzzing;
-pub mod group;
-pub mod live;
-pub mod proto;
-pub mod serve;
-pub mod store;
-pub mod walk;
-pub mod writer;
+mod client;
+mod connection;
+mod medium;
+mod server;
 
-pub use error::{AppendError, Damage, OpenError, Refused};
-pub use format::{Cursor, Epoch, Geometry, Mode};
-pub use group::{Group, GroupError, Options, ReplicaConnection};
-pub use store::{Make, Reader, Status, Store};
-pub use writer::{Updates, Writer};
+pub use client::{ConnectOptions, Log, LogReader, ReadError, Record};
+pub use connection::{CallError, Method, SessionConnection, connect};
+pub use medium::Part;
+pub use remanence_coord::log::{
+    AppendError, Cursor, Damage, Epoch, Geometry, Group, GroupError, Make, Mode, OpenError, Options, Reader,
+    Refused, ReplicaConnection, Status, Store, Updates, Writer, error, format, group, proto, serve, store,
+    walk, writer,
+};
+pub use server::{LogOptions, LogServer, New, OwnLog, ServeError};
+
+/// The number of the log's service at a server.
+pub const SERVICE: u16 = 1;

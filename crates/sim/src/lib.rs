@@ -13,6 +13,7 @@
 //! | `workload.rs`, `end.rs` | what consumers post |
 //! | `target.rs`, `check.rs`, `finish.rs` | the oracle |
 //! | `trace.rs`, `report.rs` | what a person gets to see |
+//! | [`history`] | decides whether what concurrent clients saw is linearizable |
 //! | [`cluster`] | clusters of services above the engine: the replicated log |
 #![forbid(unsafe_code)]
 
@@ -21,6 +22,7 @@ pub mod cluster;
 mod connect;
 mod end;
 mod finish;
+pub mod history;
 mod memory;
 mod network;
 mod params;

@@ -2,7 +2,7 @@
 //!
 //! `REMANENCE_EFFORT=night` runs twenty times as many seeds as `push`, which is usual. A failure says what replays it.
 
-use remanence_remotelog::Mode;
+use remanence_coord::log::Mode;
 use remanence_sim::cluster::log::{Outcome, Params, Plan, Work, run, run_plan};
 use remanence_sim::cluster::{Clock, Counts, Fault, Kind, Speeds, Way};
 

@@ -11,8 +11,8 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use remanence_kv::baseline::{Scheme, Sizes};
-use remanence_kv::live::{BaselineOptions, BaselineServer, Server, ServerOptions};
 use remanence_kv::view::Mode;
+use remanence_kv_live::{BaselineOptions, BaselineServer, Server, ServerOptions};
 use remanence_persist::Config;
 use remanence_persist::taxonomy::{Buffers, Domain};
 use remanence_pmem::{FileOptions, PersistenceDomain};

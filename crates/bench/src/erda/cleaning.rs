@@ -166,7 +166,7 @@ impl Bench<'_> {
 /// nanoseconds since the begin.
 fn clean(cleaner: &mut Native, time: Duration, stop: &AtomicBool) -> Result<Vec<(u64, u64)>, String> {
     let begin = Instant::now();
-    let words = |e: remanence_kv::live::Error| e.to_string();
+    let words = |e: remanence_kv_live::Error| e.to_string();
     let mut intervals: Vec<(u64, u64)> = Vec::new();
     let mut since = None;
     while !stop.load(Ordering::Relaxed) {

@@ -34,7 +34,7 @@ use remanence_verbs::Context;
 use remanence_ycsb::measure::Measurements;
 use remanence_ycsb::workload::{Mix, PAPER_002_THREADS, PAPER_002_VALUE_SIZES, Workload};
 
-pub use remanence_kv::live::ConnectOptions;
+pub use remanence_kv_live::ConnectOptions;
 pub use remanence_ycsb as ycsb;
 
 pub use self::protocol::Carrier;

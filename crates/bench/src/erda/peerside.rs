@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::time::Instant;
 
-use remanence_kv::live::{PutOptions, Store};
+use remanence_kv_live::{PutOptions, Store};
 use remanence_verbs::Context;
 use remanence_ycsb::workload::Mix;
 

@@ -7,7 +7,7 @@ use std::str::FromStr;
 use remanence_kv::baseline::Scheme;
 use remanence_kv::format::hash;
 use remanence_kv::format::slot::fingerprint;
-use remanence_kv::live::{BaselineStore, ConnectOptions, PutOptions, Store};
+use remanence_kv_live::{BaselineStore, ConnectOptions, PutOptions, Store};
 use remanence_verbs::Context;
 use remanence_ycsb::packed::KeyValue;
 

@@ -12,11 +12,11 @@ use remanence_pmem::{FileOptions, PersistenceDomain};
 use remanence_remote::{CostSource, ServerOptions};
 use remanence_remotelog::format::superblock::Uuid;
 use remanence_remotelog::group::Options;
-use remanence_remotelog::live::{LogServer, New, SessionConnection, connect};
 use remanence_remotelog::{Group, Mode};
+use remanence_remotelog::{LogServer, New, SessionConnection, connect};
 use remanence_verbs::Context;
 
-pub(super) use remanence_remotelog::live::Method;
+pub(super) use remanence_remotelog::Method;
 
 /// Bytes of the region: at 96 bytes a record it is full after some ten thousand appends.
 const SIZE: u64 = 2 << 20;

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use remanence_kv::live::{Error, PutOptions, Store};
+use remanence_kv_live::{Error, PutOptions, Store};
 use remanence_verbs::Context;
 
 use super::common::address;

@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use common::{Sparse, address, rem, run, run_with_input};
-use remanence_kv::live::{ConnectOptions, Store};
+use remanence_kv_live::{ConnectOptions, Store};
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -576,7 +576,7 @@ fn a_dump_brings_everything_back_and_a_broken_file_is_salvaged() {
     {
         let mut store = connect(one.addr());
         for n in 0..40_u8 {
-            let options = remanence_kv::live::PutOptions {
+            let options = remanence_kv_live::PutOptions {
                 ttl: (n % 8 == 7).then(|| Duration::from_secs(3600)),
                 ..Default::default()
             };

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use common::{Said, address, rem, run, run_with_input};
-use remanence_kv::live::{ConnectOptions, Store};
+use remanence_kv_live::{ConnectOptions, Store};
 use serde_json::Value;
 use tempfile::TempDir;
 

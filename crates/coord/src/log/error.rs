@@ -4,7 +4,7 @@ use std::io;
 
 use thiserror::Error;
 
-use crate::format::{Epoch, VERSION};
+use crate::log::format::{Epoch, VERSION};
 
 /// Why a region cannot be opened as a log.
 #[derive(Clone, PartialEq, Eq, Error)]

@@ -3,13 +3,13 @@
 use remanence_pmem::PersistenceDomain;
 use remanence_pmem::crash_image::CrashImage;
 
-use crate::format::record::{HEADER_LEN, Header, verify};
-use crate::format::root::State;
-use crate::format::superblock::Superblock;
-use crate::proto::{Request, emit_reply, parse_reply};
-use crate::store::{Make, Reader, Store};
-use crate::walk::Local;
-use crate::{Geometry, Mode};
+use crate::log::format::record::{HEADER_LEN, Header, verify};
+use crate::log::format::root::State;
+use crate::log::format::superblock::Superblock;
+use crate::log::proto::{Request, emit_reply, parse_reply};
+use crate::log::store::{Make, Reader, Store};
+use crate::log::walk::Local;
+use crate::log::{Geometry, Mode};
 
 /// Decodes any bytes as everything that is decoded here: nothing panics, and what is accepted is written as it was read.
 pub fn decode(bytes: &[u8]) {
@@ -40,11 +40,11 @@ pub fn recover(bytes: &[u8]) {
         _ => (Mode::Singleton, 512),
     };
     let geometry = Geometry::new(SIZE, segment).expect("fair");
-    let make = Make { mode, geometry, uuid: crate::format::superblock::Uuid([7; 16]), salt: 0 };
+    let make = Make { mode, geometry, uuid: crate::log::format::superblock::Uuid([7; 16]), salt: 0 };
     let image = CrashImage::new(SIZE, PersistenceDomain::Adr);
     drop(Store::create(&image, &make).expect("it is large enough"));
     let mut all = image.bytes();
-    let at = crate::format::TAILS_AT as usize;
+    let at = crate::log::format::TAILS_AT as usize;
     let bytes = bytes.get(1..).unwrap_or_default();
     let len = bytes.len().min(all.len() - at);
     all[at..at + len].copy_from_slice(&bytes[..len]);

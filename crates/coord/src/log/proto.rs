@@ -2,12 +2,12 @@
 //!
 //! Appends need none of it. Every answer that is no refusal is the log's status after what was asked was done.
 
-use crate::error::{Damage, Fault, Proof, Refused};
-use crate::format::record::HEADER_LEN;
-use crate::format::root::{ROOT_LEN, State};
-use crate::format::superblock::{Superblock, Uuid};
-use crate::format::{Cursor, Epoch, u32_at, u64_at};
-use crate::store::{Run, Status};
+use crate::log::error::{Damage, Fault, Proof, Refused};
+use crate::log::format::record::HEADER_LEN;
+use crate::log::format::root::{ROOT_LEN, State};
+use crate::log::format::superblock::{Superblock, Uuid};
+use crate::log::format::{Cursor, Epoch, u32_at, u64_at};
+use crate::log::store::{Run, Status};
 
 /// The most stretches of records that are told; older ones are left out, which costs a rebuild at worst.
 pub const RUNS_MAX: usize = 32;
@@ -263,8 +263,8 @@ fn parse_damage(bytes: &[u8], state: &State) -> Option<Option<Damage>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::format::root::Fence;
-    use crate::format::{Geometry, Mode};
+    use crate::log::format::root::Fence;
+    use crate::log::format::{Geometry, Mode};
 
     fn status() -> Status {
         let geometry = Geometry::new(1 << 20, 4096).expect("fair");

@@ -4,10 +4,10 @@
 
 use remanence_pmem::Medium;
 
-use crate::error::Refused;
-use crate::format::root::State;
-use crate::proto::Request;
-use crate::store::{Status, Store};
+use crate::log::error::Refused;
+use crate::log::format::root::State;
+use crate::log::proto::Request;
+use crate::log::store::{Status, Store};
 
 /// The sessions of a server.
 pub trait Sessions {

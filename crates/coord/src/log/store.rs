@@ -6,13 +6,13 @@
 use remanence_pmem::Medium;
 use remanence_pmem::layout::Root;
 
-use crate::error::{Damage, Fault, OpenError, Proof, Refused};
-use crate::format::record::HEADER_LEN;
-use crate::format::root::{Fence, State};
-use crate::format::superblock::{FORMAT, Superblock, Uuid};
-use crate::format::{Cursor, DATA_AT, Epoch, Geometry, Mode, ROOT_AT, TAILS, TAILS_AT};
-use crate::walk::{Found, Local, Rules, Source};
-use crate::writer::Grant;
+use crate::log::error::{Damage, Fault, OpenError, Proof, Refused};
+use crate::log::format::record::HEADER_LEN;
+use crate::log::format::root::{Fence, State};
+use crate::log::format::superblock::{FORMAT, Superblock, Uuid};
+use crate::log::format::{Cursor, DATA_AT, Epoch, Geometry, Mode, ROOT_AT, TAILS, TAILS_AT};
+use crate::log::walk::{Found, Local, Rules, Source};
+use crate::log::writer::Grant;
 
 /// What a new log shall be.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -6,10 +6,10 @@ use std::convert::Infallible;
 
 use remanence_pmem::Medium;
 
-use crate::error::Fault;
-use crate::format::record::{HEADER_LEN, Header, verify};
-use crate::format::root::Fence;
-use crate::format::{Cursor, Geometry};
+use crate::log::error::Fault;
+use crate::log::format::record::{HEADER_LEN, Header, verify};
+use crate::log::format::root::Fence;
+use crate::log::format::{Cursor, Geometry};
 
 /// Where bytes come from: a medium, or a region that is reached by RDMA READs.
 pub trait Source {

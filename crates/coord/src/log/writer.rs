@@ -5,9 +5,9 @@
 
 use remanence_persist::plan::Request;
 
-use crate::error::AppendError;
-use crate::format::record::{Header, emit, record_len};
-use crate::format::{Cursor, Epoch, Geometry, Mode};
+use crate::log::error::AppendError;
+use crate::log::format::record::{Header, emit, record_len};
+use crate::log::format::{Cursor, Epoch, Geometry, Mode};
 
 /// What a writer must know of a log that a server has granted it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

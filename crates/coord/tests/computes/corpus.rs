@@ -1,6 +1,6 @@
 //! The committed corpus of the fuzz target, through the function that the fuzzer calls.
 
-use remanence_remotelog::fuzzing;
+use remanence_coord::log::fuzzing;
 
 #[test]
 fn the_corpus_is_no_trouble() {

@@ -3,12 +3,12 @@
 //! The oracle: after a crash the log is a beginning of what was appended, in order and byte for byte; it has everything
 //! that was acknowledged; and what recovery cut off never comes back, whatever is appended and lost afterwards.
 
+use remanence_coord::log::format::DATA_AT;
+use remanence_coord::log::format::superblock::{self, Uuid};
+use remanence_coord::log::walk::Local;
+use remanence_coord::log::{Epoch, Geometry, Make, Mode, OpenError, Reader, Store, Updates, Writer};
 use remanence_pmem::crash_image::{CrashImage, Explorer, Failure, Report};
 use remanence_pmem::{Image, Medium, PersistenceDomain};
-use remanence_remotelog::format::DATA_AT;
-use remanence_remotelog::format::superblock::{self, Uuid};
-use remanence_remotelog::walk::Local;
-use remanence_remotelog::{Epoch, Geometry, Make, Mode, OpenError, Reader, Store, Updates, Writer};
 
 const SEGMENT: u64 = 256;
 const SIZE: u64 = DATA_AT + 4 * SEGMENT;

@@ -1,15 +1,15 @@
 //! What is damaged is named, with what is safe; what a crash may leave is not taken for damage.
 
 use proptest::prelude::*;
-use remanence_pmem::crash_image::CrashImage;
-use remanence_pmem::{Medium, PersistenceDomain};
-use remanence_remotelog::error::{Fault, Proof};
-use remanence_remotelog::format::superblock::Uuid;
-use remanence_remotelog::format::{DATA_AT, VERSION};
-use remanence_remotelog::walk::Local;
-use remanence_remotelog::{
+use remanence_coord::log::error::{Fault, Proof};
+use remanence_coord::log::format::superblock::Uuid;
+use remanence_coord::log::format::{DATA_AT, VERSION};
+use remanence_coord::log::walk::Local;
+use remanence_coord::log::{
     AppendError, Epoch, Geometry, Make, Mode, OpenError, Reader, Refused, Store, Updates, Writer,
 };
+use remanence_pmem::crash_image::CrashImage;
+use remanence_pmem::{Medium, PersistenceDomain};
 
 const EPOCH: Epoch = Epoch::new(1, 1);
 

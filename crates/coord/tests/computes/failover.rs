@@ -212,7 +212,7 @@ fn who_slept_while_others_chose_a_primary_follows_it() {
             .find(|n| {
                 !matches!(
                     world.nodes[*n].machine.role(),
-                    remanence_kv::replica::Role::TakingOver | remanence_kv::replica::Role::Primary
+                    remanence_coord::takeover::Role::TakingOver | remanence_coord::takeover::Role::Primary
                 )
             })
             .expect("some");

@@ -3,13 +3,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use remanence_coord::log::format::DATA_AT;
+use remanence_coord::log::format::superblock::Uuid;
+use remanence_coord::log::group::{Action, Event, Machine, NotTaken, Options};
+use remanence_coord::log::proto::Request;
+use remanence_coord::log::{AppendError, Epoch, Geometry, GroupError, Make, Mode, Refused, Store};
 use remanence_pmem::crash_image::CrashImage;
 use remanence_pmem::{Medium, PersistenceDomain};
-use remanence_remotelog::format::DATA_AT;
-use remanence_remotelog::format::superblock::Uuid;
-use remanence_remotelog::group::{Action, Event, Machine, NotTaken, Options};
-use remanence_remotelog::proto::Request;
-use remanence_remotelog::{AppendError, Epoch, Geometry, GroupError, Make, Mode, Refused, Store};
 
 const GRACE: Duration = Duration::from_millis(50);
 const PATIENCE: Duration = Duration::from_secs(3);

@@ -4,4 +4,5 @@
 mod corpus;
 mod crash;
 mod damage;
+mod failover;
 mod machine;

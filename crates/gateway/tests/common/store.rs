@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use remanence_gateway::live::Connector;
-use remanence_kv::live::{ConnectOptions, Server, ServerOptions};
+use remanence_kv_live::{ConnectOptions, Server, ServerOptions};
 use remanence_verbs::Context;
 
 use crate::common::PATIENCE;

@@ -230,7 +230,7 @@ fn a_server_that_is_away_is_an_error_at_once_and_the_gateway_stops_all_the_same(
     let error = remanence_gateway::live::Connector::new(
         &context,
         address,
-        remanence_kv::live::ConnectOptions::default().patience(Duration::from_millis(200)),
+        remanence_kv_live::ConnectOptions::default().patience(Duration::from_millis(200)),
     )
     .connect();
     assert!(error.is_err());

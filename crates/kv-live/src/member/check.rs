@@ -17,12 +17,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 use remanence_pmem::{Medium, Region};
 
 use super::Ships;
-use crate::live::memory::Memory;
-use crate::live::overlay::Overlay;
-use crate::proto::Refusal;
-use crate::replica::LeadError;
-use crate::replica::primary::Fetch;
-use crate::server::{Options, Scrubbed, Server};
+use crate::memory::Memory;
+use crate::overlay::Overlay;
+use remanence_kv::proto::Refusal;
+use remanence_kv::replica::LeadError;
+use remanence_kv::replica::primary::Fetch;
+use remanence_kv::server::{Options, Scrubbed, Server};
 
 /// Values that are verified between two messages of clients.
 const VALUES: usize = 16;
@@ -313,10 +313,10 @@ impl Check {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::format::object::{Content, emit};
-    use crate::format::{Geometry, ObjectAddress};
-    use crate::proto::{Expect, Reply, Request};
-    use crate::server::format;
+    use remanence_kv::format::object::{Content, emit};
+    use remanence_kv::format::{Geometry, ObjectAddress};
+    use remanence_kv::proto::{Expect, Reply, Request};
+    use remanence_kv::server::format;
 
     const LEN: u64 = 1 << 20;
 

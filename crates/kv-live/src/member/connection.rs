@@ -5,15 +5,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use remanence_persist::plan::Request as PlanRequest;
+use remanence_remotelog::SessionConnection;
 use remanence_remotelog::group::{ConnectionLost, Event, ReplicaConnection};
-use remanence_remotelog::live::SessionConnection;
 use remanence_remotelog::proto::Request;
 use remanence_remotelog::{Epoch, Updates};
 
 use super::ORDERS;
 use super::node::Node;
-use crate::replica::keeper::{emit_order, parse_told};
-use crate::replica::{ImageReply, Member, Order};
+use remanence_kv::replica::keeper::{emit_order, parse_told};
+use remanence_kv::replica::{ImageReply, Member, Order};
 
 /// Updates of a member that are under way at a time.
 pub(super) const DEPTH: usize = 32;
@@ -77,6 +77,10 @@ fn there(node: &Node, other: &Other) -> Result<(), ConnectionLost> {
 impl ReplicaConnection for MemberConnection {
     fn now() -> Duration {
         SessionConnection::now()
+    }
+
+    fn yield_now() {
+        SessionConnection::yield_now();
     }
 
     fn begin_call(&mut self, request: &Request) -> Result<(), ConnectionLost> {

@@ -13,14 +13,14 @@ use super::link::MemberConnector;
 use super::node::{Back, Node};
 use super::wire::MemberStats;
 use super::{MemberOptions, Ships};
-use crate::live::medium::{New, make_if_blank};
-use crate::live::memory::Memory;
-use crate::live::{Error, Server};
-use crate::proto::Refusal;
-use crate::replica::primary::Options as GroupOptions;
-use crate::replica::takeover::{Input, Obstacle};
-use crate::replica::{LeadError, Mirror, Primary, Rebuilding};
-use crate::server::{Scrubbed, Server as Core};
+use crate::medium::{New, make_if_blank};
+use crate::memory::Memory;
+use crate::{Error, Server};
+use remanence_coord::takeover::{Input, Obstacle};
+use remanence_kv::proto::Refusal;
+use remanence_kv::replica::primary::Options as GroupOptions;
+use remanence_kv::replica::{LeadError, Mirror, Primary, Rebuilding};
+use remanence_kv::server::{Scrubbed, Server as Core};
 
 /// Bytes of what members were found to have that are kept for whoever asks again.
 const KNOWN_MAX: usize = 16 << 20;
@@ -178,7 +178,7 @@ impl Upkeep {
     }
 
     /// What other members have, for a value that is damaged here.
-    pub(crate) fn copies(&self) -> crate::server::Copies {
+    pub(crate) fn copies(&self) -> remanence_kv::server::Copies {
         let ships = self.ships.clone();
         let mut known = Known::default();
         Box::new(move |at, len| {

@@ -8,14 +8,14 @@ use std::time::Duration;
 use remanence_persist::plan::Costs;
 use remanence_remote::{CostSource, Options, Session, Token};
 use remanence_remotelog::group::ConnectionLost;
-use remanence_remotelog::live::{Method, connect};
+use remanence_remotelog::{Method, connect};
 use remanence_verbs::Context;
 
 use super::connection::{DEPTH, MemberConnection};
 use super::node::{Back, Connections, Node};
 use super::wire::{MemberStats, VERSION};
 use super::{BEATS, MEMBERS};
-use crate::live::Error;
+use crate::Error;
 
 /// How long a member is left alone at most, to which a primary could not connect.
 const PAUSE_MAX: Duration = Duration::from_secs(10);

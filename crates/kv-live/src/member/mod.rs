@@ -4,9 +4,9 @@
 //! A member serves two things always: its *log*, which other members write, and its *door*, where clients read one-sidedly
 //! whom it has promised that log to, and ask who is the primary. They have tokens of their own, as a client must not be able
 //! to write a log. Who is the primary serves a third, the *store*. Members tell each other all the time what they are
-//! ([`link`]); who hears of no primary for a while takes over ([`lead`]). [`Takeover`](crate::replica::Takeover) decides when
+//! ([`link`]); who hears of no primary for a while takes over ([`lead`]). [`Takeover`](remanence_coord::takeover::Takeover) decides when
 //! somebody tries: the clock, the lock and the thread that waits for its deadline are here ([`node`], [`take_part`]). The time decides
-//! nothing else: [`crate::replica`] decides who may, by epochs.
+//! nothing else: [`remanence_kv::replica`] decides who may, by epochs.
 
 pub(crate) mod check;
 mod connection;
@@ -31,18 +31,12 @@ use remanence_pmem::{FileOptions, PersistenceDomain, Region};
 use remanence_remote::Token;
 use remanence_remotelog::Mode as LogMode;
 use remanence_remotelog::format::superblock as log_format;
-use remanence_remotelog::live::{LogServer, New as NewLog};
+use remanence_remotelog::{LogServer, New as NewLog};
 use remanence_verbs::Context;
 
 use super::options::{Common, common_options};
 use super::server::remove_if_new;
 use super::{Error, Metrics, ServerOptions};
-use crate::format::Geometry;
-use crate::format::superblock::{FORMAT as STORE, file_options};
-pub use crate::replica::Role;
-use crate::replica::keeper::{self, LEDGER_LEN, emit_told, parse_order};
-use crate::replica::takeover::Input;
-use crate::replica::{Keeper, Mirror, Primary};
 pub use check::Held;
 use connection::MemberConnection;
 pub(super) use lead::Upkeep;
@@ -50,6 +44,12 @@ use link::MemberConnector;
 pub(crate) use link::{describe, plain};
 use node::{Node, Parts};
 use promise::PromiseServer;
+use remanence_coord::takeover::Input;
+pub use remanence_coord::takeover::Role;
+use remanence_kv::format::Geometry;
+use remanence_kv::format::superblock::{FORMAT as STORE, file_options};
+use remanence_kv::replica::keeper::{self, LEDGER_LEN, emit_told, parse_order};
+use remanence_kv::replica::{Keeper, Mirror, Primary};
 pub use wire::{MemberStats, Said};
 
 /// The working medium of a primary.
@@ -455,7 +455,7 @@ impl Member {
     }
 }
 
-/// Does what this member's [`Takeover`](crate::replica::Takeover) says, and gives it its time.
+/// Does what this member's [`Takeover`](remanence_coord::takeover::Takeover) says, and gives it its time.
 fn take_part(
     node: &Arc<Node>,
     connector: &MemberConnector,
@@ -545,7 +545,7 @@ mod tests {
     use remanence_verbs::Options;
 
     use super::*;
-    use crate::replica::{ImageReply, Order};
+    use remanence_kv::replica::{ImageReply, Order};
 
     #[test]
     fn an_image_that_is_shown_to_clients_follows_nobody_else() {

@@ -10,16 +10,16 @@ use remanence_remotelog::Epoch;
 use remanence_remotelog::format::root::State as LogState;
 use remanence_remotelog::format::superblock::Uuid;
 use remanence_remotelog::group::ConnectionLost;
-use remanence_remotelog::live::{OwnLog, Part};
 use remanence_remotelog::store::Store;
+use remanence_remotelog::{OwnLog, Part};
 
 use super::connection::MemberConnection;
 use super::wire::MemberStats;
-use crate::live::{Error, Metrics};
-use crate::replica::keeper::Ledger;
-use crate::replica::takeover::{Action, Gone, Input, Obstacle, Own};
-use crate::replica::watch::beat;
-use crate::replica::{ImageReply, Keeper, LeadError, Order, Role, Takeover};
+use crate::{Error, Metrics};
+use remanence_coord::takeover::{Action, Gone, Input, Obstacle, Own, Role, Takeover};
+use remanence_coord::watch::beat;
+use remanence_kv::replica::keeper::Ledger;
+use remanence_kv::replica::{ImageReply, Keeper, LeadError, Order};
 
 /// A connection to every member, in the members' order, as a group takes them.
 pub(super) type Connections = Vec<(String, Result<MemberConnection, ConnectionLost>)>;

@@ -4,13 +4,13 @@ use std::net::SocketAddr;
 use std::sync::atomic::AtomicBool;
 
 use remanence_pmem::Region;
-use remanence_remotelog::live::OwnLog;
+use remanence_remotelog::OwnLog;
 use remanence_verbs::Context;
 
 use super::wire::export;
 use super::{MEMBERS, MemberOptions, config};
-use crate::live::Error;
-use crate::replica::Promise;
+use crate::Error;
+use remanence_kv::replica::Promise;
 
 /// Receive buffers of a session, and bytes of each.
 const SLOTS: u16 = 4;

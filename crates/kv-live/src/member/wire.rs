@@ -17,10 +17,10 @@ use std::time::Duration;
 use remanence_remotelog::Epoch;
 use remanence_remotelog::format::superblock::Uuid;
 
-use crate::format::object::crc64;
-use crate::replica::guard::PROMISE_LEN;
-use crate::replica::takeover::Statement;
-use crate::replica::{Promise, Role};
+use remanence_coord::takeover::{Role, Statement};
+use remanence_kv::format::object::crc64;
+use remanence_kv::replica::Promise;
+use remanence_kv::replica::guard::PROMISE_LEN;
 
 /// The version of all this.
 pub(super) const VERSION: u16 = 1;

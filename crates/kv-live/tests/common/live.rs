@@ -9,8 +9,8 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use remanence_kv::live::{ConnectOptions, Error, Metrics, Server, ServerOptions, Store, StoreStats};
 use remanence_kv::server::Recovered;
+use remanence_kv_live::{ConnectOptions, Error, Metrics, Server, ServerOptions, Store, StoreStats};
 use remanence_persist::plan::Costs;
 use remanence_remote::CostSource;
 use remanence_verbs::Context;

@@ -14,10 +14,10 @@ use remanence_kv::format::{
     DIRECTORY, HEAD_WORDS, Header, Meta, ObjectAddress, ROOT, RegionKind, RegionWord, Slot, Superblock, Word,
     hash,
 };
-use remanence_kv::live::{inspect, salvage};
 use remanence_kv::proto::{Expect, Reply, Request};
 use remanence_kv::server::{Fate, Finding, Where};
 use remanence_kv::{Refusal, Server};
+use remanence_kv_live::{inspect, salvage};
 use remanence_pmem::crash_image::{CrashImage, Explorer};
 use remanence_pmem::{Medium as _, PersistenceDomain, Region};
 

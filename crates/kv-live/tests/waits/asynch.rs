@@ -13,8 +13,8 @@ use std::time::Duration;
 use common::{Host, SIZE, context};
 use pollster::block_on;
 use remanence_kv::client::{Completion, RemoteMemory as _, Verb};
-use remanence_kv::live::{AsyncStore, Cancelled, ConnectOptions, Error, PutOptions, Store};
 use remanence_kv::{Expect, Refusal, Reply, Request};
+use remanence_kv_live::{AsyncStore, Cancelled, ConnectOptions, Error, PutOptions, Store};
 
 /// Longer than any loaded machine takes.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -32,7 +32,7 @@ fn connect(host: &Host) -> AsyncStore {
     AsyncStore::connect(&context(), host.addr, options()).expect("a client")
 }
 
-fn put(store: &AsyncStore, key: &[u8], value: &[u8]) -> remanence_kv::live::Pending<u64> {
+fn put(store: &AsyncStore, key: &[u8], value: &[u8]) -> remanence_kv_live::Pending<u64> {
     store.put(key, value, PutOptions::default())
 }
 

@@ -12,8 +12,8 @@ use std::time::{Duration, Instant};
 use common::{Cluster, patient};
 use live::context;
 use pollster::block_on;
-use remanence_kv::live::{AsyncStore, Error, Member, MemberOptions, Pending, PutOptions, Role, Store};
 use remanence_kv::proto::{Expect, Refusal};
+use remanence_kv_live::{AsyncStore, Error, Member, MemberOptions, Pending, PutOptions, Role, Store};
 use remanence_remote::Token;
 use remanence_verbs::Context;
 

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 use harness::{PATIENCE, Process, Story, Victim, asked, client_part, part};
 use remanence_kv::Geometry;
-use remanence_kv::live::{ConnectOptions, Member, MemberOptions, MemberStats, Role, Store};
+use remanence_kv_live::{ConnectOptions, Member, MemberOptions, MemberStats, Role, Store};
 use remanence_pmem::crash_image::{Choices, Seeded};
 use remanence_verbs::Context;
 

@@ -6,9 +6,9 @@ use crate::servers as common;
 use common::{Host, SIZE, client, context};
 use remanence_kv::format::ObjectAddress;
 use remanence_kv::format::object::{Content, WRITTEN_FROM, emit};
-use remanence_kv::live::{self, PROTOCOL_VERSION, PutOptions, SERVICE, ServerOptions, Store};
 use remanence_kv::proto::{Expect, Refusal, Reply, Request, Reserved};
 use remanence_kv::view::View;
+use remanence_kv_live::{Error as StoreError, PROTOCOL_VERSION, PutOptions, SERVICE, ServerOptions, Store};
 use remanence_persist::plan::{Costs, Request as PlanRequest};
 use remanence_persist::recipe::Op;
 use remanence_pmem::{FileOptions, Region};
@@ -340,12 +340,12 @@ fn a_reader_is_a_client_that_looks_and_is_told_why_it_may_not_more() {
             reader.delete(&[3], Expect::Any).map(drop),
         ];
         for said in said {
-            assert!(matches!(said, Err(live::Error::Refused(Refusal::ReadOnly))), "{said:?}");
+            assert!(matches!(said, Err(StoreError::Refused(Refusal::ReadOnly))), "{said:?}");
         }
         let outcomes = reader.put_many(&[(&[3][..], b"a"), (&[4], b"b")], PutOptions::default());
         let outcomes = outcomes.expect("each has its own");
         assert!(
-            outcomes.iter().all(|o| matches!(o, Err(live::Error::Refused(Refusal::ReadOnly)))),
+            outcomes.iter().all(|o| matches!(o, Err(StoreError::Refused(Refusal::ReadOnly)))),
             "{outcomes:?}"
         );
         for said in [reader.compact().map(drop), reader.scrub(0, 10).map(drop)] {

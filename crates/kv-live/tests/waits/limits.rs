@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 use common::{Host, PATIENCE, SIZE, client, context, options};
 use remanence_kv::Geometry;
 use remanence_kv::client::{Completion, RemoteMemory as _, Verb};
-use remanence_kv::live::{Error, PROTOCOL_VERSION, PutOptions, SERVICE, ServerOptions, Session, Store};
 use remanence_kv::proto::{Expect, Refusal, Reply, Request};
+use remanence_kv_live::{Error, PROTOCOL_VERSION, PutOptions, SERVICE, ServerOptions, Session, Store};
 use remanence_pmem::FileOptions;
 use remanence_remote::{CostSource, Options};
 

@@ -9,9 +9,9 @@ use std::time::{Duration, Instant};
 
 use common::{Host, PATIENCE, SIZE, client};
 use remanence_kv::client::{Completion, RemoteMemory as _, Verb};
-use remanence_kv::live::{ConnectOptions, Error, PutOptions, Server, ServerOptions, Store, inspect};
 use remanence_kv::proto::{Expect, Refusal, Reply, Request};
 use remanence_kv::view::Mode;
+use remanence_kv_live::{ConnectOptions, Error, PutOptions, Server, ServerOptions, Store, inspect};
 use remanence_pmem::{FileOptions, Region};
 
 /// Of a server that is to cut somebody off: the others must have been heard of within it on a busy machine too.

@@ -13,8 +13,8 @@ use common::{SIZE, context, options};
 use remanence_kv::client::{
     Client, Completion, Error as Failure, Get, Operation, Put, RemoteMemory as _, Verb, attend, run,
 };
-use remanence_kv::live::{Error, Local, Locals, PutOptions, Server, ServerOptions, Store, StoreStats};
 use remanence_kv::proto::{Expect, Inline, Refusal};
+use remanence_kv_live::{Error, Local, Locals, PutOptions, Server, ServerOptions, Store, StoreStats};
 
 /// A client that dallies is cut off after this; the others must have been heard of within it on a busy machine too.
 const LEASE: Duration = Duration::from_secs(4);

@@ -10,7 +10,7 @@
 pub(crate) mod board;
 pub(crate) mod client;
 pub(crate) mod harness;
-use crate::common::porcupine;
+use crate::checker as porcupine;
 use crate::servers as live;
 
 use std::net::{IpAddr, SocketAddr};
@@ -20,8 +20,8 @@ use std::time::Duration;
 
 use harness::{Process, Story, Victim, asked, client_part, part};
 use remanence_kv::Geometry;
-use remanence_kv::live::{Server, ServerOptions, Store, inspect};
 use remanence_kv::view::Mode;
+use remanence_kv_live::{Server, ServerOptions, Store, inspect};
 use remanence_pmem::FileOptions;
 use remanence_pmem::crash_image::{Choices, Seeded};
 use remanence_verbs::Context;

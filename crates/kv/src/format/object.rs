@@ -207,7 +207,7 @@ impl<'a> Object<'a> {
     ///
     /// # Errors
     /// As [`parse`](Self::parse), of lengths.
-    pub(crate) fn split(bytes: &'a [u8]) -> Result<Self, Flaw> {
+    pub fn split(bytes: &'a [u8]) -> Result<Self, Flaw> {
         let header = Header::parse(bytes)?;
         let Some(object) = usize::try_from(header.len()).ok().and_then(|len| bytes.get(..len)) else {
             return Err(Flaw::Short(header.len()));

@@ -17,8 +17,8 @@
 //! not matter: if it was before, and the primary has replaced the value since, it was the value when it was read. A member that
 //! has lost its disk may have forgotten a promise: it does not count until it has adopted an epoch again.
 
-use remanence_remotelog::Epoch;
-use remanence_remotelog::format::root::State;
+use remanence_coord::log::Epoch;
+use remanence_coord::log::format::root::State;
 
 /// Bytes of a [`Promise`], which is stored in words that are each atomic.
 pub const PROMISE_LEN: usize = 16;

@@ -5,13 +5,13 @@
 
 use std::ops::Range;
 
+use remanence_coord::log::Epoch;
+use remanence_coord::log::format::superblock::Uuid;
+use remanence_coord::log::store::{Reader, Store};
+use remanence_coord::log::walk::Local;
 use remanence_pmem::image::Signature;
 use remanence_pmem::layout::{LayoutError, ROOT_LEN, Root};
 use remanence_pmem::{JOURNAL_NOTE_LEN, Medium};
-use remanence_remotelog::Epoch;
-use remanence_remotelog::format::superblock::Uuid;
-use remanence_remotelog::store::{Reader, Store};
-use remanence_remotelog::walk::Local;
 
 use super::change::apply;
 use crate::format::superblock::JOURNAL_NOTE;
@@ -388,9 +388,9 @@ pub fn parse_told(bytes: &[u8]) -> Option<ImageReply> {
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
+    use remanence_coord::log::store::Make;
+    use remanence_coord::log::{Geometry, Mode};
     use remanence_pmem::Region;
-    use remanence_remotelog::store::Make;
-    use remanence_remotelog::{Geometry, Mode};
 
     use super::*;
 

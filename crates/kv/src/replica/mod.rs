@@ -1,7 +1,7 @@
 //! One store on several servers: the primary ships what it changes, and whoever takes over has everything that anybody was
 //! told.
 //!
-//! Every *member* has a replicated log (`remanence_remotelog`) and an *image* of the medium. One of them, the primary,
+//! Every *member* has a replicated log (`remanence_coord::log`) and an *image* of the medium. One of them, the primary,
 //! has a copy of its image as its *working* medium, opens the store there, and serves. No page is copied before it is written
 //! there, so that nobody waits for as long as a large image takes; and whatever an image gets the working medium has got before. Clients reach the working medium only. What
 //! the server stores passes through a [`Mirror`], and whenever it waits for its medium ([`Medium::psync`]) all that it has
@@ -10,9 +10,9 @@
 //! log, behind what is acknowledged, and the log is trimmed behind the images.
 //!
 //! Read in this order: [`change`] (what a record says), [`mirror`], [`keeper`] (a member's image), [`images`] (how they follow the log, when
-//! that is trimmed, how a lost member is rebuilt), [`primary`] (who takes over, and what it waits for), [`takeover`] and [`watch`] (when a
+//! that is trimmed, how a lost member is rebuilt), [`primary`] (who takes over, and what it waits for), [`takeover`](remanence_coord::takeover) and [`watch`](remanence_coord::watch) (when a
 //! member tries to become the primary), [`guard`] (why nobody reads from a primary that was replaced). Read first: `docs/erda.md`, section
-//! *On several servers*, and `remanence_remotelog::group`.
+//! *On several servers*, and `remanence_coord::log::group`.
 //!
 //! ARGUMENT that nothing acknowledged is lost. (1) A reply, and a word that readers believe, comes after the psync that
 //! covers what it speaks of (rule 4), hence after `acks` members have the records. No acknowledged record is lost while
@@ -33,11 +33,8 @@ pub mod images;
 pub mod keeper;
 pub mod mirror;
 pub mod primary;
-pub mod takeover;
-pub mod watch;
 
 pub use guard::{Claim, Promise, is_current, likely_primary};
 pub use keeper::{ImageReply, Keeper, Order};
 pub use mirror::{Mirror, Ship};
 pub use primary::{LeadError, Member, Primary, Rebuilding};
-pub use takeover::{Role, Takeover};

@@ -7,10 +7,10 @@
 
 use std::fmt;
 
-use remanence_remotelog::group::{ConnectionLost, Opened, ReplicaConnection};
-use remanence_remotelog::{Epoch, Group, GroupError};
+use remanence_coord::log::group::{ConnectionLost, Opened, ReplicaConnection};
+use remanence_coord::log::{Epoch, Group, GroupError};
 
-pub use remanence_remotelog::group::Options;
+pub use remanence_coord::log::group::Options;
 
 use super::change::Changes;
 use super::images::{Copy, Images};

@@ -98,15 +98,18 @@ fn shown(key: &[u8]) -> String {
 
 /// What an object that stands at a byte of a region says of the region and of itself.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Known {
-    pub(crate) head: u8,
-    pub(crate) offset: Offset,
-    pub(crate) header: Header,
+pub struct Known {
+    /// The head in whose log it stands.
+    pub head: u8,
+    /// Where it stands in that log.
+    pub offset: Offset,
+    /// What the object says first.
+    pub header: Header,
 }
 
 /// The object at a unit of a region, if there is one: its checksum says in which link of which head's log. `links` are to be
 /// tried; returns how many were.
-pub(crate) fn object_at(
+pub fn object_at(
     medium: &impl Medium,
     superblock: &Superblock,
     (region, unit): (u32, u32),

@@ -33,8 +33,7 @@ use std::fmt;
 use remanence_pmem::Medium;
 use remanence_pmem::layout::Root;
 
-pub(crate) use mend::object_at;
-pub use mend::{Fate, Finding, Where};
+pub use mend::{Fate, Finding, Known, Where, object_at};
 pub use open::{OpenError, Recovered, extend, format};
 pub use room::Room;
 pub use scan::Scrubbed;

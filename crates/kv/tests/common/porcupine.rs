@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use remanence_kv::history::History;
+use remanence_sim::history::History;
 
 /// A history under its names.
 pub(crate) struct Named {

@@ -5,12 +5,12 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use remanence_kv::client::{Call, Client, Completion, Error, Found, Get, Operation, Progress, Put, Verb};
-use remanence_kv::history::{Event, History, Kind, State};
 use remanence_kv::proto::{Expect, Reply, Request};
 use remanence_kv::server::{ClientId, Event as ServerEvent, Server, format};
 use remanence_kv::{Geometry, Mode, Options, Refusal};
 use remanence_pmem::crash_image::{Choices, CrashImage, Failure, Seeded};
 use remanence_pmem::{Medium, PersistenceDomain};
+use remanence_sim::history::{Event, History, Kind, State};
 
 /// How wild it is.
 #[derive(Clone, Copy, Debug)]

@@ -1,23 +1,11 @@
-//! What a client promises: it says that it uses an older view no more only when that is so, and repeats nothing of which it
-//! does not know whether it happened.
-#![allow(
-    clippy::disallowed_types,
-    clippy::disallowed_methods,
-    reason = "a real server is stopped by its own thread"
-)]
+//! What a client promises: it says that it uses an older view no more only when that is so.
 
 use crate::common;
-use crate::servers as live;
-
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use common::{DURABLE, SMALL, Store as Pure, formatted};
 use remanence_kv::client::{Client, Completion, Get, Operation, Progress, Put, RemoteMemory, Verb, run};
-use remanence_kv::live::{ConnectOptions, Error, PutOptions, Server, ServerOptions, Store};
 use remanence_kv::proto::{Expect, Reply, Request};
 use remanence_kv::view::View;
-use remanence_persist::recipe::Op;
 
 #[test]
 fn a_view_is_acknowledged_only_when_nothing_that_began_before_it_is_under_way() {
@@ -99,47 +87,4 @@ fn a_view_that_comes_while_an_operation_waits_is_acknowledged_at_its_end() {
     let Ok(()) = run(&mut client, &mut newer, &mut Held(Get::new(b"a key"), false));
     assert_eq!(newer.1, [Request::Acknowledge { view: view.number + 1 }]);
     assert_eq!(client.poll_acknowledgement(), None);
-}
-
-#[test]
-fn a_change_whose_end_nobody_knows_is_not_made_again() {
-    let dir = tempfile::tempdir_in("/dev/shm").expect("a directory");
-    let context = live::context();
-    let bind = |port| {
-        let options = ServerOptions::file(dir.path().join("store")).size(live::SIZE).port(port);
-        Server::bind(&context, options.inline_max(0)).expect("a server")
-    };
-    let mut server = bind(0);
-    let addr = server.addr();
-    // As soon as room was handed out, the server answers nobody any more: the value is in a message that it does not read.
-    let stop = Arc::new(AtomicBool::new(false));
-    let (metrics, stopping) = (server.metrics(), Arc::clone(&stop));
-    server.on_round(move || {
-        if metrics.read().server.reserved > 0 {
-            stopping.store(true, Ordering::Release);
-        }
-    });
-    let restarted = AtomicBool::new(false);
-    std::thread::scope(|scope| {
-        let serving = scope.spawn(|| {
-            server.run(&stop).expect("it served");
-            drop(server);
-            // There is one to repeat it at.
-            let mut server = bind(addr.port());
-            server.run(&restarted).expect("it serves")
-        });
-        let options: ConnectOptions = live::options().patience(live::PATIENCE);
-        let mut store = Store::connect(&live::context(), addr, options).expect("connected");
-        store.session().use_method(Some(Op::Send));
-        let put = PutOptions { expect: Expect::Absent, ttl: None };
-        let outcome = store.put(b"key", b"value", put);
-        // Who looks learns it.
-        let found = store.get(b"key");
-        restarted.store(true, Ordering::Release);
-        assert!(matches!(outcome, Err(Error::Unknown(_))), "{outcome:?}");
-        let found = found.expect("the server is there again");
-        assert!(found.is_none_or(|found| found.value == b"value"));
-        let stats = serving.join().expect("the server's thread");
-        assert_eq!(stats.server.reserved, 0, "it was asked again");
-    });
 }

@@ -3,8 +3,6 @@
 
 #[path = "../common/mod.rs"]
 mod common;
-#[path = "../common/live.rs"]
-mod servers;
 
 mod baseline;
 mod bounded;
@@ -12,7 +10,6 @@ mod client;
 mod corpus;
 mod crash;
 mod extend;
-mod failover;
 mod holes;
 mod lazy;
 mod lease;
@@ -20,7 +17,6 @@ mod mux;
 mod oracle;
 mod peek;
 mod replica;
-mod rot;
 mod rules;
 mod sim;
 mod store;

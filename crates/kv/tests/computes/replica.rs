@@ -12,8 +12,14 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use remanence_coord::log::format::DATA_AT;
+use remanence_coord::log::format::superblock::Uuid;
+use remanence_coord::log::group::{ConnectionLost, Event as LogEvent, ReplicaConnection};
+use remanence_coord::log::proto::{Request as LogRequest, emit_reply, parse_reply};
+use remanence_coord::log::{
+    Epoch, Geometry as LogGeometry, Make, Mode, Refused, Status, Store as Log, Updates,
+};
 use remanence_kv::client::{Call, Client, Completion, Error, Found, Get, Operation, Progress, Put, Verb};
-use remanence_kv::history::{Event, History, Kind, NEVER, State};
 use remanence_kv::proto::{Expect, Reply, Request};
 use remanence_kv::replica::keeper::{LEDGER_LEN, emit_order, emit_told, parse_order, parse_told};
 use remanence_kv::replica::primary::Options as GroupOptions;
@@ -25,13 +31,7 @@ use remanence_kv::{Geometry, Options, Refusal};
 use remanence_persist::plan::Request as PlanRequest;
 use remanence_pmem::crash_image::{Choices, CrashImage, EveryWay, Failure, Seeded};
 use remanence_pmem::{Medium, PersistenceDomain};
-use remanence_remotelog::format::DATA_AT;
-use remanence_remotelog::format::superblock::Uuid;
-use remanence_remotelog::group::{ConnectionLost, Event as LogEvent, ReplicaConnection};
-use remanence_remotelog::proto::{Request as LogRequest, emit_reply, parse_reply};
-use remanence_remotelog::{
-    Epoch, Geometry as LogGeometry, Make, Mode, Refused, Status, Store as Log, Updates,
-};
+use remanence_sim::history::{Event, History, Kind, NEVER, State};
 
 const STORE: Geometry =
     Geometry { size: 96 << 10, region_len: 4096, segment_len: 1024, heads: 2, grown_from: 0 };

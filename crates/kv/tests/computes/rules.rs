@@ -8,6 +8,11 @@ use crate::common;
 use std::sync::Arc;
 
 use common::*;
+use remanence_coord::log::format::DATA_AT;
+use remanence_coord::log::format::superblock::Uuid;
+use remanence_coord::log::{
+    Epoch, Geometry as LogGeometry, Make, Mode as LogMode, Status, Store as Log, Writer,
+};
 use remanence_kv::format::object::{Content, crc64, emit};
 use remanence_kv::format::{Chunk, ObjectAddress};
 use remanence_kv::proto::{Expect, Reply, Request, Reserved};
@@ -16,11 +21,6 @@ use remanence_kv::replica::keeper::LEDGER_LEN;
 use remanence_kv::replica::{ImageReply, Keeper, Order};
 use remanence_pmem::crash_image::{CrashImage, EveryWay, Failure};
 use remanence_pmem::{Medium, PersistenceDomain};
-use remanence_remotelog::format::DATA_AT;
-use remanence_remotelog::format::superblock::Uuid;
-use remanence_remotelog::{
-    Epoch, Geometry as LogGeometry, Make, Mode as LogMode, Status, Store as Log, Writer,
-};
 
 fn reserve(client: &mut Session<'_, '_>, key: &[u8], len: u64) -> Reserved {
     let put = Request::Put { key: key.to_vec(), len, expires: 0, expect: Expect::Any };

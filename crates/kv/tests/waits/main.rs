@@ -3,15 +3,5 @@
 
 #[path = "../common/mod.rs"]
 mod common;
-#[path = "../common/live.rs"]
-mod servers;
 
-mod asynch;
-mod cluster;
-mod cluster_torture;
-mod hostile;
-mod limits;
-mod live;
-mod local;
 mod porcupine;
-mod torture;

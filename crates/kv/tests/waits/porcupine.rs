@@ -12,10 +12,10 @@ use common::porcupine::{Named, Porcupine};
 use common::world::{CALM, STORM, Weather, World};
 use common::{DEFERRED, DURABLE, ERDA, INLINE, INLINE_LINES, seeds};
 use remanence_kv::Options;
-use remanence_kv::history::{Event, History, Kind, State};
 use remanence_kv::paper::{self, Paper, Sizes};
 use remanence_pmem::PersistenceDomain;
 use remanence_pmem::crash_image::{Choices, CrashImage, Failure, Seeded};
+use remanence_sim::history::{Event, History, Kind, State};
 
 fn simulated(few: u64) -> Vec<Named> {
     let weathers: [(&str, Weather, Options); 6] = [

@@ -13,12 +13,12 @@ use remanence_pmem::{FileOptions, PersistenceDomain, Region, Survives};
 use remanence_remote::{CostSource, ServerOptions, Token};
 use remanence_remotelog::format::superblock::Uuid;
 use remanence_remotelog::group::{ConnectionLost, Options};
-use remanence_remotelog::live::{
+use remanence_remotelog::proto::Request;
+use remanence_remotelog::walk::Ahead;
+use remanence_remotelog::{
     ConnectOptions, Log, LogOptions, LogReader, LogServer, Method, New, ReadError, Record, SessionConnection,
     connect,
 };
-use remanence_remotelog::proto::Request;
-use remanence_remotelog::walk::Ahead;
 use remanence_remotelog::{Group, GroupError, Mode, OpenError, Reader};
 use remanence_verbs::Context;
 use tempfile::TempDir;

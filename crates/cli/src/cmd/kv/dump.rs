@@ -6,8 +6,8 @@ use std::io::{self, BufWriter, IsTerminal as _, Read as _, Write};
 use std::path::{Path, PathBuf};
 
 use remanence_kv::dump::{MAGIC, Record, Summary, Writer};
-use remanence_kv::live::{Error, Store, read_all};
 use remanence_kv::proto::Refusal;
+use remanence_kv_live::{Error, Store, read_all};
 use remanence_resp::parts::{Collected, collect, has_part, id_in, is_in_parts, owner_of};
 use serde_json::json;
 

@@ -10,8 +10,8 @@ use std::time::Duration;
 use remanence_gateway::live::Connector;
 use remanence_gateway::near::Near;
 use remanence_gateway::{Address, Gateway, Options};
-use remanence_kv::live::{ConnectOptions, ServerOptions};
 use remanence_kv::view::Mode;
+use remanence_kv_live::{ConnectOptions, ServerOptions};
 use remanence_metrics::Source;
 use remanence_resp::engine::Config;
 use remanence_resp::protocol::Limits;
@@ -229,7 +229,7 @@ fn beside(args: &Args, file: &Path, asked: &Stop) -> Result<(), Fail> {
         None => (IpAddr::V4(Ipv4Addr::LOCALHOST), 0),
     };
     let (listen, password) = args.doors(Some(ip))?;
-    let failed = |e: remanence_kv::live::Error| Fail::new(format!("{} is not served: {e}", file.display()));
+    let failed = |e: remanence_kv_live::Error| Fail::new(format!("{} is not served: {e}", file.display()));
     let context = device::open_at(ip)?;
     let tokens = &args.reach.tokens;
     let token = match (&tokens.token, &tokens.token_file, &password) {
@@ -248,7 +248,7 @@ fn beside(args: &Args, file: &Path, asked: &Stop) -> Result<(), Fail> {
         None if args.insecure => options.insecure(),
         None => options,
     };
-    let mut server = remanence_kv::live::Server::bind(&context, options).map_err(failed)?;
+    let mut server = remanence_kv_live::Server::bind(&context, options).map_err(failed)?;
     let locals = server.locals().expect("a store on this server alone");
     let (to, size) = (server.addr(), server.metrics().read().size);
     let store = About {

@@ -3,8 +3,8 @@
 use std::io::{self, Write as _};
 use std::path::PathBuf;
 
-use remanence_kv::live::Error;
 use remanence_kv::proto::Refusal;
+use remanence_kv_live::Error;
 use serde_json::json;
 
 use super::{At, Reach, field, of, record, shown};

@@ -6,8 +6,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use remanence_kv::dump::{Reader, Record};
-use remanence_kv::live::{PutOptions, Store};
 use remanence_kv::proto::Expect;
+use remanence_kv_live::{PutOptions, Store};
 use serde_json::json;
 
 use super::{At, Reach, of, refused};
@@ -146,7 +146,7 @@ fn write(
     for ((key, _), outcome) in lot.iter().zip(outcomes) {
         match outcome {
             Ok(_) => done.written += 1,
-            Err(remanence_kv::live::Error::Refused(remanence_kv::Refusal::WrongVersion { .. }))
+            Err(remanence_kv_live::Error::Refused(remanence_kv::Refusal::WrongVersion { .. }))
                 if args.keep =>
             {
                 done.kept += 1;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
-use remanence_kv::live::{Member, MemberOptions, MemberStats, Role, Said};
+use remanence_kv_live::{Member, MemberOptions, MemberStats, Role, Said};
 use remanence_pmem::PersistenceDomain;
 use serde_json::{Value, json};
 

@@ -22,8 +22,8 @@ use std::path::Path;
 use std::str::FromStr;
 use std::time::Duration;
 
-use remanence_kv::live::{ConnectOptions, Error, Role, Said, Store};
 use remanence_kv::proto::{Expect, Refusal};
+use remanence_kv_live::{ConnectOptions, Error, Role, Said, Store};
 use remanence_verbs::Context;
 use serde_json::{Value, json};
 
@@ -245,12 +245,12 @@ fn record(key: &[u8], found: &remanence_kv::client::Found) -> Value {
 
 /// The region of a file that nobody serves, to look at: the file is not changed.
 fn view_file(path: &Path) -> Result<remanence_pmem::Region, Fail> {
-    remanence_kv::live::file_options().view(path).map_err(|e| Fail::new(e.to_string()))
+    remanence_kv_live::file_options().view(path).map_err(|e| Fail::new(e.to_string()))
 }
 
 /// The region of a file that nobody serves.
 fn open_file(path: &Path) -> Result<remanence_pmem::Region, Fail> {
-    remanence_kv::live::file_options().open(path).map_err(|e| Fail::new(e.to_string()))
+    remanence_kv_live::file_options().open(path).map_err(|e| Fail::new(e.to_string()))
 }
 
 /// Milliseconds since 1970.

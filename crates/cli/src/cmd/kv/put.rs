@@ -6,8 +6,8 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
-use remanence_kv::live::{Error, PutOptions, Store};
 use remanence_kv::proto::Expect;
+use remanence_kv_live::{Error, PutOptions, Store};
 use serde_json::json;
 
 use super::{At, Condition, Reach, field, refused};

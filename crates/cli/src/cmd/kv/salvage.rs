@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use remanence_kv::live::{Error, salvage};
+use remanence_kv_live::{Error, salvage};
 use serde_json::json;
 
 use super::dump::Out;
@@ -34,7 +34,7 @@ pub(super) struct Args {
 pub(super) fn run(args: &Args) -> Result<(), Fail> {
     let path: &Path = &args.file;
     let image = member::directory_of(path).map(|dir| dir.join("image"));
-    let file = remanence_kv::live::file_options();
+    let file = remanence_kv_live::file_options();
     let (region, journal) =
         file.salvage(image.as_deref().unwrap_or(path)).map_err(|e| Fail::new(e.to_string()))?;
     let journal = journal.map(|e| e.to_string());

@@ -2,8 +2,8 @@
 
 use std::io::{self, Write as _};
 
-use remanence_kv::live::Error;
 use remanence_kv::proto::Refusal;
+use remanence_kv_live::Error;
 use serde_json::json;
 
 use super::verify::{Got, one_by_one};

@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use remanence_kv::live::{Held, repair};
 use remanence_kv::server::Scrubbed;
+use remanence_kv_live::{Held, repair};
 use serde_json::json;
 
 use super::{Reach, member, of, open_file, server_of};

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use remanence_kv::live::{Server, ServerOptions};
 use remanence_kv::view::Mode;
+use remanence_kv_live::{Server, ServerOptions};
 use remanence_metrics::{Endpoint, Source};
 use remanence_persist::Config;
 use remanence_pmem::PersistenceDomain;

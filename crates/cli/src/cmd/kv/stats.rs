@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use remanence_kv::live::{Said, StoreStats};
 use remanence_kv::view::Mode;
+use remanence_kv_live::{Said, StoreStats};
 use serde_json::{Value, json};
 
 use super::{At, Reach, member, of};

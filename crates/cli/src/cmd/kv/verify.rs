@@ -2,9 +2,9 @@
 
 use std::path::Path;
 
-use remanence_kv::live::{Error, Store, inspect};
 use remanence_kv::proto::Refusal;
 use remanence_kv::server::{Fate, Finding};
+use remanence_kv_live::{Error, Store, inspect};
 use serde_json::{Value, json};
 
 use super::dump::NAMELESS;

@@ -6,7 +6,7 @@ use std::io::{self, BufRead, BufReader, Write as _};
 use std::path::PathBuf;
 use std::sync::mpsc;
 
-use remanence_remotelog::live::SessionConnection;
+use remanence_remotelog::SessionConnection;
 use remanence_remotelog::{AppendError, Group, GroupError};
 use serde_json::json;
 

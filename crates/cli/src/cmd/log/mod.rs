@@ -13,8 +13,8 @@ use std::net::IpAddr;
 
 use remanence_persist::recipe::Op;
 use remanence_remotelog::group;
-use remanence_remotelog::live::{self, Method, SessionConnection};
 use remanence_remotelog::{Group, Status};
+use remanence_remotelog::{Method, SessionConnection, connect};
 
 use crate::args::{Server, Tokens};
 use crate::device;
@@ -129,7 +129,7 @@ impl Write {
                 context = Some(device::open_towards(to.ip(), self.reach.local)?);
             }
             let context = context.as_ref().expect("opened just now");
-            let connection = live::connect(context, to, reach.clone(), self.method());
+            let connection = connect(context, to, reach.clone(), self.method());
             connections.push((server.to_string(), connection));
         }
         Group::open(connections, &options).map_err(|e| Fail::new(e.to_string()))
@@ -141,7 +141,7 @@ fn look(server: &Server, reach: &Reach) -> Result<(SessionConnection, Status), F
     let to = server.resolve()?;
     let context = device::open_towards(to.ip(), reach.local)?;
     let mut connection =
-        live::connect(&context, to, reach.options()?, Method::Cheapest).map_err(|e| of(server, &e))?;
+        connect(&context, to, reach.options()?, Method::Cheapest).map_err(|e| of(server, &e))?;
     let status = connection.call(&remanence_remotelog::proto::Request::Status).map_err(|e| of(server, &e))?;
     Ok((connection, status))
 }

@@ -4,9 +4,9 @@ use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 
 use remanence_pmem::{JOURNAL_NOTE_LEN, Medium, Region};
+use remanence_remotelog::Part;
 use remanence_remotelog::Store;
 use remanence_remotelog::format::superblock::{FORMAT, JOURNAL_NOTE, file_options, recorded_size};
-use remanence_remotelog::live::Part;
 use remanence_remotelog::walk::Local;
 use serde_json::json;
 

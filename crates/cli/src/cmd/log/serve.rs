@@ -12,7 +12,7 @@ use remanence_pmem::PersistenceDomain;
 use remanence_remote::{ServerOptions, Token};
 use remanence_remotelog::format::Geometry;
 use remanence_remotelog::format::superblock::file_options;
-use remanence_remotelog::live::{LogServer, New};
+use remanence_remotelog::{LogServer, New};
 use remanence_remotelog::{Mode, OpenError};
 use serde_json::json;
 

@@ -2,8 +2,8 @@
 
 use std::path::Path;
 
+use remanence_remotelog::Part;
 use remanence_remotelog::format::superblock::{file_options, recorded_size};
-use remanence_remotelog::live::Part;
 use remanence_remotelog::walk::{Ahead, Local, Source};
 use remanence_remotelog::{OpenError, Reader, Status, Store};
 use serde_json::json;

@@ -18,7 +18,7 @@
 //! than any before, and whoever appends does so with that stamp. So what was cut off does not count while that fence is the
 //! newest. When it is not any more, the record that was appended first behind it is durable. What was cut off behind that
 //! has a lower stamp than it. What was cut off in its own place is overwritten by it, or lies in the other of the two
-//! places where it could have gone, and both were emptied when the fence was set ([`crate::store::Store::grant`]).
+//! places where it could have gone, and both were emptied when the fence was set ([`crate::log::store::Store::grant`]).
 
 pub mod record;
 pub mod root;

@@ -7,7 +7,7 @@ pub use remanence_pmem::layout::Uuid;
 use remanence_pmem::{FileOptions, Image};
 
 use super::{Geometry, Mode, ROOT_AT, VERSION};
-use crate::error::OpenError;
+use crate::log::error::OpenError;
 
 /// What tells a log from all else.
 pub const FORMAT: Format = Format {

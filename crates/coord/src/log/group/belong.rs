@@ -1,9 +1,9 @@
 //! Whether servers belong together, and what is said where they do not.
 
 use super::{GroupError, Options};
-use crate::format::Epoch;
-use crate::format::superblock::Uuid;
-use crate::store::Status;
+use crate::log::format::Epoch;
+use crate::log::format::superblock::Uuid;
+use crate::log::store::Status;
 
 pub(super) fn too_few_sentence(reached: usize, needed: usize, named: usize, why: &str) -> String {
     // Of a log on one server there are no others.

@@ -1,9 +1,9 @@
 //! What a server lacks, read from another one's log.
 
-use crate::error::Fault;
-use crate::format::Epoch;
-use crate::store::{Reader, Status};
-use crate::walk::{Found, Source};
+use crate::log::error::Fault;
+use crate::log::format::Epoch;
+use crate::log::store::{Reader, Status};
+use crate::log::walk::{Found, Source};
 
 /// Bytes that are read at a time.
 const WINDOW: u64 = 256 << 10;
@@ -149,10 +149,10 @@ mod tests {
     use remanence_pmem::{Medium, PersistenceDomain};
 
     use super::*;
-    use crate::format::superblock::Uuid;
-    use crate::format::{Geometry, Mode};
-    use crate::store::{Make, Store};
-    use crate::writer::Writer;
+    use crate::log::format::superblock::Uuid;
+    use crate::log::format::{Geometry, Mode};
+    use crate::log::store::{Make, Store};
+    use crate::log::writer::Writer;
 
     /// The end of the ring has room that is not used, farther from its start than is read at a time.
     #[test]

@@ -7,11 +7,11 @@ use thiserror::Error;
 
 use super::machine::{Action, Event, Machine, NotTaken};
 use super::{GroupError, Opened, Options};
-use crate::error::AppendError;
-use crate::format::Epoch;
-use crate::format::superblock::Uuid;
-use crate::proto::Request;
-use crate::writer::Updates;
+use crate::log::error::AppendError;
+use crate::log::format::Epoch;
+use crate::log::format::superblock::Uuid;
+use crate::log::proto::Request;
+use crate::log::writer::Updates;
 
 /// What is taken from one connection before the others are looked at: whoever copies a whole log holds up nobody.
 const TAKEN: usize = 32;
@@ -67,6 +67,9 @@ pub trait ReplicaConnection {
     /// # Errors
     /// The server is gone: of what was under way nothing is known.
     fn poll(&mut self) -> Result<Option<Event>, ConnectionLost>;
+
+    /// Nothing has come from any of several: offers the processor to others, if that makes sense where this runs.
+    fn yield_now() {}
 
     /// Waits until something may have come, for no longer than this; or not at all.
     fn wait(&mut self, limit: Duration) {
@@ -497,7 +500,7 @@ impl<C: ReplicaConnection> Group<C> {
         }
         let up = self.connections.iter().flatten().count();
         if up > 1 && elapsed::<C>(self.came) < AWAKE {
-            return std::thread::yield_now();
+            return C::yield_now();
         }
         self.time_out();
         let limit = if up > 1 { NAP } else { SLEEP };

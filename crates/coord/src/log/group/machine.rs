@@ -21,12 +21,12 @@ use super::belong::{Made, belong_together, has_say};
 use super::copy::{Copy, Next};
 use super::server::{Recent, Server, Step};
 use super::{GroupError, Opened, Options};
-use crate::error::{AppendError, Refused};
-use crate::format::superblock::Uuid;
-use crate::format::{Cursor, Epoch, Mode};
-use crate::proto::Request;
-use crate::store::{Run, Status};
-use crate::writer::{Updates, Writer};
+use crate::log::error::{AppendError, Refused};
+use crate::log::format::superblock::Uuid;
+use crate::log::format::{Cursor, Epoch, Mode};
+use crate::log::proto::Request;
+use crate::log::store::{Run, Status};
+use crate::log::writer::{Updates, Writer};
 
 /// Time since any beginning, the same for all calls of one machine.
 pub type Time = Duration;

@@ -44,9 +44,9 @@ use thiserror::Error;
 pub use driver::{ConnectionLost, Group, ReplicaConnection};
 pub use machine::{Action, Event, Machine, NotTaken};
 
-use crate::error::{AppendError, Refused};
-use crate::format::Epoch;
-use crate::format::superblock::Uuid;
+use crate::log::error::{AppendError, Refused};
+use crate::log::format::Epoch;
+use crate::log::format::superblock::Uuid;
 
 /// How a group is opened.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

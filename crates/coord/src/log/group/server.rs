@@ -7,9 +7,9 @@ use remanence_persist::plan::Request as PlanRequest;
 
 use super::copy::Copy;
 use super::machine::Time;
-use crate::proto::Request;
-use crate::store::Status;
-use crate::writer::Writer;
+use crate::log::proto::Request;
+use crate::log::store::Status;
+use crate::log::writer::Writer;
 
 /// Where a server stands.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

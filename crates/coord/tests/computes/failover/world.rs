@@ -7,10 +7,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use remanence_kv::replica::takeover::{Action, Input, Own, Statement, Takeover};
-use remanence_kv::replica::{Role, watch};
+use remanence_coord::log::Epoch;
+use remanence_coord::takeover::{Action, Input, Own, Role, Statement, Takeover};
+use remanence_coord::watch;
 use remanence_pmem::crash_image::{Choices, Seeded};
-use remanence_remotelog::Epoch;
 
 pub(crate) const MS: u64 = 1000;
 pub(crate) const SECOND: u64 = 1000 * MS;

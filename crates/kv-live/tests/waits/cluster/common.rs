@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use remanence_kv::live::{
+use remanence_kv_live::{
     ConnectOptions, Error, Member, MemberMetrics, MemberOptions, MemberStats, Role, Store,
 };
 use remanence_verbs::Context;

@@ -9,8 +9,8 @@
 use std::fs::File;
 use std::path::Path;
 
-use remanence_kv::history::{Event, Kind, NEVER, State};
 use remanence_pmem::Region;
+use remanence_sim::history::{Event, Kind, NEVER, State};
 
 /// Lanes of an epoch, one for each life of a client.
 pub(crate) const LANES: u64 = 64;

@@ -3,10 +3,10 @@
 use std::time::Duration;
 
 use remanence_kv::client::Found;
-use remanence_kv::history::State;
-use remanence_kv::live::{ConnectOptions, Error, PutOptions, Store};
 use remanence_kv::proto::{Expect, Refusal};
+use remanence_kv_live::{ConnectOptions, Error, PutOptions, Store};
 use remanence_pmem::crash_image::{Choices, Seeded};
+use remanence_sim::history::State;
 
 use super::board::{Intent, Lane, Outcome};
 use super::live::options;

@@ -8,9 +8,9 @@ use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use remanence_kv::history::{Event, History, Kind, NEVER, State};
-use remanence_kv::live::Store;
+use remanence_kv_live::Store;
 use remanence_pmem::crash_image::{Choices, Seeded};
+use remanence_sim::history::{Event, History, Kind, NEVER, State};
 use tempfile::TempDir;
 
 use super::board::{Board, LANES, Lane};

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use remanence_remotelog::Epoch;
+use remanence_coord::log::Epoch;
 
 use super::plan::Plan;
 use crate::report::counters;

@@ -1,7 +1,7 @@
 //! What a run does: drawn from a seed, and data from then on.
 
+use remanence_coord::log::Mode;
 use remanence_pmem::PersistenceDomain;
-use remanence_remotelog::Mode;
 
 use crate::cluster::fault::{self, Fault, Scene};
 use crate::cluster::shrink::Shrink;

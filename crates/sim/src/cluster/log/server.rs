@@ -2,12 +2,12 @@
 
 use std::collections::BTreeMap;
 
-use remanence_remotelog::format::DATA_AT;
-use remanence_remotelog::format::superblock::Uuid;
-use remanence_remotelog::proto::{Request, emit_reply};
-use remanence_remotelog::serve::{Holder, Sessions};
-use remanence_remotelog::walk::Local;
-use remanence_remotelog::{Geometry, Make, Reader, Store};
+use remanence_coord::log::format::DATA_AT;
+use remanence_coord::log::format::superblock::Uuid;
+use remanence_coord::log::proto::{Request, emit_reply};
+use remanence_coord::log::serve::{Holder, Sessions};
+use remanence_coord::log::walk::Local;
+use remanence_coord::log::{Geometry, Make, Reader, Store};
 
 use super::oracle::Oracle;
 use crate::cluster::Input;

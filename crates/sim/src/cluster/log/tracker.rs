@@ -3,9 +3,9 @@
 
 use std::collections::VecDeque;
 
-use remanence_remotelog::group::Machine;
-use remanence_remotelog::proto::Request;
-use remanence_remotelog::{Epoch, Status};
+use remanence_coord::log::group::Machine;
+use remanence_coord::log::proto::Request;
+use remanence_coord::log::{Epoch, Status};
 
 #[derive(Clone, Default)]
 struct Server {

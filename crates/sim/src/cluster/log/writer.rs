@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use remanence_remotelog::format::superblock::Uuid;
-use remanence_remotelog::group::{Action, Event, Machine, NotTaken, Options};
-use remanence_remotelog::proto::{Request, parse_reply};
-use remanence_remotelog::{AppendError, GroupError};
+use remanence_coord::log::format::superblock::Uuid;
+use remanence_coord::log::group::{Action, Event, Machine, NotTaken, Options};
+use remanence_coord::log::proto::{Request, parse_reply};
+use remanence_coord::log::{AppendError, GroupError};
 
 use super::oracle::Oracle;
 use super::tracker::Tracker;
