@@ -45,7 +45,7 @@ const RUNS: &[Run] = &[
         "log-crash",
         "the log's crashes at every persist point",
         &[("REM_LONG_TESTS", "1")],
-        test!("remotelog", "--test", "computes", "crash::"),
+        test!("coord", "--test", "computes", "crash::"),
     ),
     run_of(
         "log-kill",
@@ -92,13 +92,13 @@ const RUNS: &[Run] = &[
         "kv-torture",
         "stores whose process is killed",
         &[("REMANENCE_KV_TORTURE", "50")],
-        test!("kv", "--test", "waits", "torture::", "--", "--skip", "cluster_torture::"),
+        test!("kv-live", "--test", "waits", "torture::", "--", "--skip", "cluster_torture::"),
     ),
     run_of(
         "kv-members-torture",
         "members whose processes are killed, with and without their disks",
         &[("REMANENCE_KV_TORTURE", "50")],
-        test!("kv", "--test", "waits", "cluster_torture::"),
+        test!("kv-live", "--test", "waits", "cluster_torture::"),
     ),
     run_of(
         "gateway-kill",

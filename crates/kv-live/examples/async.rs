@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! rem kv serve /tmp/store.kv --size 64M &
-//! cargo run --release -p remanence-kv --example async -- 127.0.0.1:7471
+//! cargo run --release -p remanence-kv-live --example async -- 127.0.0.1:7471
 //! ```
 //!
 //! Any executor will do; this is the smallest that there is.

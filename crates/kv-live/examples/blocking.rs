@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! rem kv serve /tmp/store.kv --size 64M &
-//! cargo run --release -p remanence-kv --example blocking -- 127.0.0.1:7471
+//! cargo run --release -p remanence-kv-live --example blocking -- 127.0.0.1:7471
 //! ```
 
 use std::net::SocketAddr;

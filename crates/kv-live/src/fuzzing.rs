@@ -70,19 +70,19 @@ fn request(host: &mut Host, session: u64, request: &Request) -> Reply {
 
 /// A request that a stranger may make up, of keys that are not the honest client's.
 fn made_up(story: &mut Story<'_>, last: u64) -> Request {
-    let key = vec![story.next() % 40 + 1];
-    let expect = match story.next() % 4 {
+    let key = vec![story.byte() % 40 + 1];
+    let expect = match story.byte() % 4 {
         0 => Expect::Absent,
         1 => Expect::Present,
         2 => Expect::Version(story.wide()),
         _ => Expect::Any,
     };
-    match story.next() % 12 {
+    match story.byte() % 12 {
         0 | 1 => Request::Put { key, len: story.wide() % 5000, expires: story.wide(), expect },
-        2 | 3 => Request::PutInline { key, value: value(story.next() % 99), expires: 0, expect },
+        2 | 3 => Request::PutInline { key, value: value(story.byte() % 99), expires: 0, expect },
         4 => Request::Delete { key, expect },
-        5 => Request::Get { key: vec![story.next()] },
-        6 => Request::Settle { key: vec![story.next()] },
+        5 => Request::Get { key: vec![story.byte()] },
+        6 => Request::Settle { key: vec![story.byte()] },
         7 => Request::Confirm { versions: vec![last] },
         8 if key[0] < 8 => Request::Renew { version: last, written: story.wide() },
         8 => Request::Abandon { version: last },
@@ -121,7 +121,7 @@ pub fn host(data: &[u8]) {
     let mut last = 0;
     let mut base = 0;
     while !story.0.is_empty() {
-        let (who, how, tag) = (story.next() % 4, story.next(), u32::from(story.next() % 24));
+        let (who, how, tag) = (story.byte() % 4, story.byte(), u32::from(story.byte() % 24));
         let session = base + 1 + u64::from(who);
         let role = if who == 3 { Role::Reader } else { Role::Writer };
         let requested = made_up(&mut story, last);

@@ -62,7 +62,7 @@ pub struct Story<'a>(pub &'a [u8]);
 
 impl Story<'_> {
     /// The next byte.
-    pub fn next(&mut self) -> u8 {
+    pub fn byte(&mut self) -> u8 {
         let Some((first, rest)) = self.0.split_first() else { return 0 };
         self.0 = rest;
         *first
@@ -70,7 +70,7 @@ impl Story<'_> {
 
     /// The next two bytes as one number.
     pub fn wide(&mut self) -> u64 {
-        u64::from(self.next()) << 8 | u64::from(self.next())
+        u64::from(self.byte()) << 8 | u64::from(self.byte())
     }
 }
 
@@ -108,7 +108,7 @@ pub fn medium(data: &[u8]) {
         let at = story.wide() % GEOMETRY.size;
         let mut byte = [0];
         image.read(at, &mut byte);
-        image.write(at, &[byte[0] ^ story.next()]);
+        image.write(at, &[byte[0] ^ story.byte()]);
     }
     let Ok((mut server, _)) = Server::open(&image, options()) else { return };
     let client = server.connect();
@@ -161,17 +161,17 @@ pub fn server(data: &[u8]) {
         let _ = server.handle(now, honest, &Request::Acknowledge { view });
     };
     while !story.0.is_empty() {
-        let who = clients[usize::from(story.next() & 1)];
-        let key = vec![story.next() % 40 + 1];
-        let expect = match story.next() % 4 {
+        let who = clients[usize::from(story.byte() & 1)];
+        let key = vec![story.byte() % 40 + 1];
+        let expect = match story.byte() % 4 {
             0 => Expect::Absent,
             1 => Expect::Present,
             2 => Expect::Version(story.wide()),
             _ => Expect::Any,
         };
-        let request = match story.next() % 14 {
+        let request = match story.byte() % 14 {
             0..4 => Request::Put { key: key.clone(), len: story.wide() % 5000, expires: 0, expect },
-            4 => Request::PutInline { key, value: value(story.next() % 99), expires: story.wide(), expect },
+            4 => Request::PutInline { key, value: value(story.byte() % 99), expires: story.wide(), expect },
             5 => Request::Delete { key, expect },
             6 => Request::Settle { key },
             7 => Request::Get { key },
@@ -204,27 +204,27 @@ pub fn server(data: &[u8]) {
         if let Reply::Reserved(reserved) = reply {
             given.push((who, reserved, written_key));
         }
-        match story.next() % 8 {
+        match story.byte() % 8 {
             0 => {
-                let budget = usize::from(story.next() % 8);
-                now += u64::from(story.next() % 8);
+                let budget = usize::from(story.byte() % 8);
+                now += u64::from(story.byte() % 8);
                 let _ = server.step(now, budget);
                 acknowledge(&mut server, now);
             }
             1 => {
-                let _ = server.clean(story.next() % 2);
+                let _ = server.clean(story.byte() % 2);
             }
             2 => {
                 let _ = server.resize(16 + story.wide() % 64);
             }
             3 => {
-                let who = usize::from(story.next() & 1);
+                let who = usize::from(story.byte() & 1);
                 given.retain(|(client, ..)| *client != clients[who]);
                 let _ = server.disconnected(clients[who]);
                 clients[who] = server.connect();
             }
             4..7 => {
-                if let Some((_, reserved, key)) = given.get(usize::from(story.next()) % given.len().max(1)) {
+                if let Some((_, reserved, key)) = given.get(usize::from(story.byte()) % given.len().max(1)) {
                     tamper(&image, reserved, *key, &mut story);
                 }
             }
@@ -254,10 +254,10 @@ pub fn server(data: &[u8]) {
 fn tamper(image: &CrashImage, reserved: &Reserved, key: u8, story: &mut Story<'_>) {
     let place =
         ObjectAddress { salt: SALT, head: reserved.head, offset: reserved.offset, epoch: reserved.epoch };
-    let len = usize::from(story.next());
+    let len = usize::from(story.byte());
     let object = emit(&place, reserved.version, 0, &[key.max(1)], Content::Value(&vec![key; len]));
     // What a client holds keys for; here never more than it was handed out for, which is 49 bytes at least.
     let end = object.len().min(49);
-    let from = WRITTEN_FROM + usize::from(story.next()) % 40;
+    let from = WRITTEN_FROM + usize::from(story.byte()) % 40;
     image.write(reserved.at + from as u64, &object[from..end.max(from)]);
 }

@@ -82,10 +82,10 @@ mod tests {
     fn the_known_ones_have_causes() {
         known().expect("the list can be read");
         assert_eq!(parse("").expect("nothing is known"), []);
-        let one = "[[flaky]]\ntest = \"kv/live::a\"\ncause = \"a timer\"\n";
-        assert_eq!(parse(one).expect("one"), [("kv/live::a".to_owned(), "a timer".to_owned())]);
+        let one = "[[flaky]]\ntest = \"kv-live/live::a\"\ncause = \"a timer\"\n";
+        assert_eq!(parse(one).expect("one"), [("kv-live/live::a".to_owned(), "a timer".to_owned())]);
         assert!(
-            parse("[[flaky]]\ntest = \"kv/live::a\"\ncause = \" \"\n")
+            parse("[[flaky]]\ntest = \"kv-live/live::a\"\ncause = \" \"\n")
                 .expect_err("no cause")
                 .contains("no cause")
         );

@@ -103,7 +103,7 @@ impl Program {
         }
     }
 
-    /// The name of one of its tests among those of all: `kv/live::a`, where a module's executable says `live::a`.
+    /// The name of one of its tests among those of all: `kv-live/live::a`, where a module's executable says `live::a`.
     pub(super) fn test(&self, name: &str) -> String {
         match (&self.module, self.name.split_once('/')) {
             (Some(_), Some((package, _))) => format!("{package}/{name}"),

@@ -1,7 +1,7 @@
 //! Who leads a store on several members, in simulated time: members are killed, paused, cut off in one direction or both, their media
 //! hang and their clocks differ, under a seed; and a machine that is merely busy does not have them take over all the time.
 //!
-//! The rules are those of `replica/takeover.rs` and `replica/watch.rs`; `failover/world.rs` has what is modelled around them.
+//! The rules are those of `takeover.rs` and `watch.rs`; `failover/world.rs` has what is modelled around them.
 //! `REMANENCE_KV_SEEDS=from..to` runs other seeds than the few of every test run; a failure names its seed, and the fewest of its faults that fail.
 
 mod world;

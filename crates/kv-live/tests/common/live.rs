@@ -1,6 +1,5 @@
 //! Servers of a test's own, each on a loopback address of its own.
 #![allow(dead_code, reason = "each test program uses a part")]
-#![allow(clippy::disallowed_types, clippy::disallowed_methods, reason = "real servers take real time")]
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::Path;

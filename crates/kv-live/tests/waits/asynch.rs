@@ -1,9 +1,4 @@
 //! The async client, on an executor that is not ours.
-#![allow(
-    clippy::disallowed_types,
-    clippy::disallowed_methods,
-    reason = "tests of what is live have threads and clocks"
-)]
 
 use crate::servers as common;
 

@@ -1,6 +1,5 @@
 //! One store on several members, live: real logs, real connections, in this process. What an acknowledgement promises, one
 //! test each.
-#![allow(clippy::disallowed_types, clippy::disallowed_methods, reason = "real members take real time")]
 
 mod common;
 use crate::servers as live;

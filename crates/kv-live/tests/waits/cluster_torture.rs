@@ -5,8 +5,6 @@
 //! `REMANENCE_KV_TORTURE=rounds` kills so often (3 if it is not set), `REMANENCE_KV_SEED=n` draws another story. What is killed
 //! when does not follow from the seed alone, as the machine has its say.
 
-#![allow(clippy::disallowed_types, clippy::disallowed_methods, reason = "real processes take real time")]
-
 use crate::servers as live;
 use crate::torture::{client, harness};
 

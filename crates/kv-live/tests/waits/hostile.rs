@@ -364,7 +364,6 @@ fn a_reader_is_a_client_that_looks_and_is_told_why_it_may_not_more() {
 
 /// What a window per write costs a PUT: medians with and without, interleaved. Printed, not judged.
 #[test]
-#[expect(clippy::disallowed_types, reason = "it measures")]
 fn measure_what_a_window_per_write_costs() {
     if std::env::var_os("REMANENCE_KV_MEASURE").is_none() {
         println!("REMANENCE_KV_MEASURE=1 measures it");

@@ -1,7 +1,5 @@
 //! Where a live server ends: its clients, their unfinished writes, its pool, its table, its messages, and its medium.
 
-#![allow(clippy::disallowed_types, clippy::disallowed_methods, reason = "real servers take real time")]
-
 use crate::servers as common;
 
 use std::time::{Duration, Instant};

@@ -1,7 +1,5 @@
 //! Real servers and clients over loopback.
 
-#![allow(clippy::disallowed_types, clippy::disallowed_methods, reason = "real servers take real time")]
-
 use crate::servers as common;
 
 use std::sync::atomic::{AtomicBool, Ordering};

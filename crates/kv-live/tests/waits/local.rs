@@ -1,7 +1,5 @@
 //! Clients in the server's own process, beside clients elsewhere.
 
-#![allow(clippy::disallowed_types, clippy::disallowed_methods, reason = "real servers take real time")]
-
 use crate::servers as common;
 
 use std::sync::Arc;

@@ -5,8 +5,6 @@
 //! story, and `REMANENCE_KV_HISTORIES=file` keeps the histories for `tests/porcupine`. What is killed when does not follow
 //! from the seed alone, as the machine has its say.
 
-#![allow(clippy::disallowed_types, clippy::disallowed_methods, reason = "real processes take real time")]
-
 pub(crate) mod board;
 pub(crate) mod client;
 pub(crate) mod harness;

@@ -16,7 +16,7 @@
 //! touched, and the magic number when everything behind it is durable ([`Format::make`]). Of two copies each is durable before the other
 //! is touched, the second first: a crash leaves one that is whole, which is the first, or the second, and that is then the newer.
 //!
-//! **What stands on it.** Superblocks: a blob pool's (`pool`), a log's (`remotelog`), a store's with its two copies and three versions (`kv`).
+//! **What stands on it.** Superblocks: a blob pool's (`pool`), a log's (`coord`), a store's with its two copies and three versions (`kv`).
 //! Signatures of media that begin with a [root record](crate::layout::Root): the ledger of a member of a store (`kv`), the persistent log of
 //! `rpc`. What is in that record, its version also, is the record's business: it is written as a whole, many times.
 //!

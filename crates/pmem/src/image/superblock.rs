@@ -1,6 +1,6 @@
 //! The superblock: a magic number, a version, the fields, and a checksum behind them. Little-endian.
 //!
-//! Formats that are made anew have the fields that all need in the [places](Places::COMMON) that `pool` and `remotelog` have them in:
+//! Formats that are made anew have the fields that all need in the [places](Places::COMMON) that `pool` and `coord` have them in:
 //!
 //! ```text
 //! 0   magic, 8 bytes       16  uuid, 16 bytes      40       fields of the format

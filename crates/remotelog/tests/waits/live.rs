@@ -1,5 +1,4 @@
 //! Real servers in this process, real connections over loopback.
-#![expect(clippy::disallowed_methods, reason = "servers have threads of their own, in tests of what is live")]
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;

@@ -1,6 +1,5 @@
 //! Members of a test's own, all in this process, each with an address and a directory of its own.
 #![allow(dead_code, reason = "each test program uses a part")]
-#![allow(clippy::disallowed_types, clippy::disallowed_methods, reason = "real members take real time")]
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
