@@ -32,7 +32,8 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! `docs/kv.md` has what an acknowledgement promises on which medium.
+//! What decides is pure and lies in [`remanence_kv`], and for members in [`remanence_coord`] as well; here it is given memory,
+//! connections, time and threads. `docs/kv.md` has what an acknowledgement promises on which medium.
 #![forbid(unsafe_code)]
 
 mod asynch;
