@@ -1,4 +1,5 @@
-//! A group for one thread that waits: the machine, a connection to each server, and their clock.
+//! A group for one thread that waits: the machine, a connection to each server, and their clock. Nothing here waits by itself:
+//! [`ReplicaConnection`] does, where a connection is real.
 
 use std::time::Duration;
 
