@@ -122,6 +122,14 @@ pub(crate) fn members() -> Result<Vec<String>, String> {
     Ok(workspace(&metadata).map(|p| text(&p["name"]).to_owned()).collect())
 }
 
+/// The name of the package in a directory of `crates`.
+pub(crate) fn name(directory: &str) -> String {
+    match directory {
+        "remanence" => directory.to_owned(),
+        _ => format!("remanence-{directory}"),
+    }
+}
+
 /// Where cargo builds.
 pub(crate) fn target() -> Result<PathBuf, String> {
     Ok(PathBuf::from(text(&metadata()?["target_directory"])))

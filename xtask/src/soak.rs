@@ -187,3 +187,35 @@ pub(crate) fn run(args: &[String]) -> Result<(), String> {
     }
     if failed.is_empty() { Ok(()) } else { Err(format!("these failed: {}", failed.join(", "))) }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing;
+
+    /// What follows a word among the arguments.
+    fn after<'a>(args: &[&'a str], word: &str) -> Option<&'a str> {
+        args.iter().position(|arg| *arg == word).and_then(|at| args.get(at + 1)).copied()
+    }
+
+    /// A filter that finds nothing passes, as cargo has it: nothing was run, and nobody would know.
+    #[test]
+    fn what_runs_at_night_is_there() {
+        for run in RUNS.iter().filter(|run| run.args[0] == "test") {
+            let package = after(run.args, "-p").expect("a package");
+            let directory = package.strip_prefix("remanence-").unwrap_or(package);
+            let at = root().join("crates").join(directory);
+            let Some(target) = after(run.args, "--test") else { continue };
+            let filter = run.args.iter().find_map(|arg| arg.strip_suffix("::"));
+            let file = match filter {
+                Some(module) => {
+                    let (lane, file) = testing::source(&at, module);
+                    assert_eq!(lane, Some(target), "{}: {module} is in another lane", run.name);
+                    file
+                }
+                None => at.join("tests").join(target).with_extension("rs"),
+            };
+            assert!(file.is_file(), "{}: there is no {}", run.name, file.display());
+        }
+    }
+}

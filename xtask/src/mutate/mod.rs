@@ -197,10 +197,11 @@ impl Tree {
     fn build(&self, package: &str, targets: &BTreeSet<&str>) -> Result<BTreeMap<String, PathBuf>, String> {
         let mut build = Command::new(env!("CARGO"));
         build.args(["test", "--locked", "--no-run", "--message-format=json-render-diagnostics", "-p"]);
-        build.arg(format!("remanence-{package}"));
+        let name = deps::name(package);
+        build.arg(&name);
         // What is built again for each mutation needs no debugger, and is built longer than it runs.
         for setting in ["debug=0", "opt-level=0"] {
-            build.arg("--config").arg(format!("profile.dev.package.remanence-{package}.{setting}"));
+            build.arg("--config").arg(format!("profile.dev.package.{name}.{setting}"));
         }
         for target in targets {
             match *target {

@@ -38,23 +38,36 @@ pub(crate) fn source(package: &Path, program: &str) -> (Option<&'static str>, Pa
     found.unwrap_or_else(|| (None, package.join("tests").join(file)))
 }
 
-/// Files of lanes whose `main.rs` does not name them, so that no one runs their tests.
+fn entries(at: &Path) -> impl Iterator<Item = PathBuf> {
+    std::fs::read_dir(at).into_iter().flatten().flatten().map(|entry| entry.path())
+}
+
+/// Files of lanes that the file of the module above them does not name, so that no one runs their tests.
 pub(crate) fn strays(root: &Path) -> Vec<String> {
-    let entries = |at: &Path| std::fs::read_dir(at).into_iter().flatten().flatten().map(|entry| entry.path());
     let mut strays = Vec::new();
     for lane in entries(&root.join("crates"))
         .flat_map(|package| LANES.map(|(lane, _)| package.join("tests").join(lane)))
     {
-        let main = std::fs::read_to_string(lane.join("main.rs")).unwrap_or_default();
-        for file in entries(&lane).filter(|file| file.extension().is_some_and(|end| end == "rs")) {
-            let module = file.file_stem().unwrap_or_default().to_string_lossy();
-            let named = main.lines().any(|line| line == format!("mod {module};"));
-            if !named && module != "main" {
-                strays.push(format!("{}: its main.rs has no `mod {module};`", file.display()));
-            }
-        }
+        strays_below(&lane, &lane.join("main.rs"), &mut strays);
     }
     strays
+}
+
+/// Those in a directory, whose module is `above`, and in the directories of its modules.
+fn strays_below(directory: &Path, above: &Path, strays: &mut Vec<String>) {
+    let text = std::fs::read_to_string(above).unwrap_or_default();
+    let is_named =
+        |module: &str| text.lines().any(|line| line.trim_start().ends_with(&format!("mod {module};")));
+    for path in entries(directory) {
+        let module = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+        if path.is_dir() {
+            let inside = path.join("mod.rs");
+            let beside = path.with_extension("rs");
+            strays_below(&path, if inside.is_file() { &inside } else { &beside }, strays);
+        } else if path.extension().is_some_and(|end| end == "rs") && path != above && !is_named(&module) {
+            strays.push(format!("{}: {} has no `mod {module};`", path.display(), above.display()));
+        }
+    }
 }
 
 /// Runs of a program under `stress`, unless something else is said.
@@ -74,26 +87,27 @@ pub(crate) fn run() -> Result<(), String> {
             continue;
         }
         println!("    {:28} FAILED, {} after {took:.1} s", program.name, outcome.how);
-        match judge(program, &outcome, &env)? {
-            Verdict::Failed(tests) => {
-                println!("{}", outcome.output);
-                failed.extend(tests);
-            }
-            Verdict::Flaky(some) => flakes.extend(some),
+        let verdict = judge(program, &outcome, &env)?;
+        if !verdict.failed.is_empty() {
+            println!("{}", outcome.output);
         }
+        failed.extend(verdict.failed);
+        flakes.extend(verdict.flakes);
     }
     // Examples in the documentation.
     let documented = run_command(Command::new(env!("CARGO")).args(TESTS).args(["--doc", "--quiet"]));
     failed.extend(documented.err());
-    tell_times(times)?;
+    let told = tell_times(times);
     flaky::report(&flakes)?;
+    told?;
     if failed.is_empty() { Ok(()) } else { Err(format!("these failed: {}", failed.join(", "))) }
 }
 
-/// What became of a program that failed.
-enum Verdict {
-    Failed(Vec<String>),
-    Flaky(Vec<Flake>),
+/// What became of the tests of a program that failed.
+#[derive(Default)]
+struct Verdict {
+    failed: Vec<String>,
+    flakes: Vec<Flake>,
 }
 
 /// Asks the tests that failed again, each twice by itself, if they may: all of the program where it does not say which.
@@ -104,9 +118,9 @@ fn judge(program: &Program, first: &Outcome, env: &BTreeMap<&str, PathBuf>) -> R
         if tests.is_empty() { vec![None] } else { tests.into_iter().map(Some).collect() };
     let full = |name: Option<&str>| name.map_or_else(|| program.name.clone(), |test| program.test(test));
     if program.lane == Lane::Computes {
-        return Ok(Verdict::Failed(names.into_iter().map(full).collect()));
+        return Ok(Verdict { failed: names.into_iter().map(full).collect(), flakes: Vec::new() });
     }
-    let (mut failed, mut flakes) = (Vec::new(), Vec::new());
+    let mut verdict = Verdict::default();
     for name in names {
         let arguments: Vec<&str> = name.map_or_else(Vec::new, |name| vec!["--exact", name]);
         let mut again = (0..2).map(|_| program.run(&arguments, env));
@@ -120,12 +134,12 @@ fn judge(program: &Program, first: &Outcome, env: &BTreeMap<&str, PathBuf>) -> R
         println!("        {test}: {} by itself", if passes { "passes twice" } else { "fails again" });
         if passes {
             let (how, output, load) = (first.how.clone(), first.tail(8 << 10).to_owned(), load.clone());
-            flakes.push(Flake { test, how, output, load });
+            verdict.flakes.push(Flake { test, how, output, load });
         } else {
-            failed.push(test);
+            verdict.failed.push(test);
         }
     }
-    Ok(if failed.is_empty() { Verdict::Flaky(flakes) } else { Verdict::Failed(failed) })
+    Ok(verdict)
 }
 
 /// Says what took longest, and keeps all of it in `target/test-times.json`.
@@ -295,27 +309,37 @@ mod tests {
         (Program::at(name, path, directory.clone()), directory)
     }
 
-    fn verdict(name: &str, fails: u32) -> Verdict {
+    /// The tests that failed for good, and those that did not.
+    fn verdict(name: &str, fails: u32) -> [Vec<String>; 2] {
         let (program, directory) = script(name, fails);
         let env = BTreeMap::new();
         let first = program.run(&[], &env).expect("it is run");
         assert!(!first.passed && first.failed() == ["b"], "{first:?}");
         let verdict = judge(&program, &first, &env).expect("it is run");
         std::fs::remove_dir_all(directory).expect("removed");
-        verdict
+        [verdict.failed, verdict.flakes.into_iter().map(|flake| flake.test).collect()]
     }
 
     #[test]
     fn who_fails_is_asked_again_if_chance_may_have_been_in_it() {
-        assert!(
-            matches!(verdict("none/live", 0), Verdict::Flaky(some) if some.len() == 1 && some[0].test == "none/live::b")
-        );
+        assert_eq!(verdict("none/live", 0), [vec![], vec!["none/live::b".to_owned()]]);
         for fails in [1, 2] {
-            assert!(
-                matches!(verdict("none/again", fails), Verdict::Failed(some) if some == ["none/again::b"])
-            );
+            assert_eq!(verdict("none/again", fails), [vec!["none/again::b".to_owned()], vec![]]);
         }
-        assert!(matches!(verdict(COMPUTES[0], 0), Verdict::Failed(_)), "what computes fails at once");
+        let [failed, flakes] = verdict(COMPUTES[0], 0);
+        assert!(failed.len() == 1 && flakes.is_empty(), "what computes fails at once");
+    }
+
+    #[test]
+    fn a_test_that_passes_by_itself_is_told_beside_one_that_does_not() {
+        let (program, directory) = script("none/both", 2);
+        // The first of the two is asked for twice, and fails both times.
+        let output = "\nfailures:\n    b\n    c\n\n".to_owned();
+        let first = Outcome { passed: false, how: String::new(), took: std::time::Duration::ZERO, output };
+        let verdict = judge(&program, &first, &BTreeMap::new()).expect("it is run");
+        std::fs::remove_dir_all(directory).expect("removed");
+        assert_eq!(verdict.failed, ["none/both::b"]);
+        assert_eq!(verdict.flakes.len(), 1, "and c is not forgotten");
     }
 
     #[test]
@@ -323,14 +347,23 @@ mod tests {
         let root = std::env::temp_dir().join(format!("xtask-{}-lanes", std::process::id()));
         let (package, lane) = (root.join("crates/a"), root.join("crates/a/tests/waits"));
         std::fs::create_dir_all(&lane).expect("a directory");
-        for (name, text) in [("main.rs", "mod live;\n"), ("live.rs", ""), ("forgotten.rs", "")] {
+        std::fs::create_dir_all(lane.join("live")).expect("a directory");
+        for (name, text) in [
+            ("main.rs", "mod live;\n"),
+            ("live.rs", "    pub(crate) mod named;\n"),
+            ("forgotten.rs", ""),
+            ("live/named.rs", ""),
+            ("live/nameless.rs", ""),
+        ] {
             std::fs::write(lane.join(name), text).expect("written");
         }
-        let (found, strays) = ([source(&package, "live"), source(&package, "alone")], strays(&root));
+        let (found, mut strays) = ([source(&package, "live"), source(&package, "alone")], strays(&root));
         std::fs::remove_dir_all(&root).expect("removed");
+        strays.sort();
         assert_eq!(found, [(Some("waits"), lane.join("live.rs")), (None, package.join("tests/alone.rs"))]);
-        assert_eq!(strays.len(), 1, "{strays:?}");
+        assert_eq!(strays.len(), 2, "{strays:?}");
         assert!(strays[0].contains("no `mod forgotten;`"), "{strays:?}");
+        assert!(strays[1].contains("no `mod nameless;`"), "{strays:?}");
     }
 
     #[test]

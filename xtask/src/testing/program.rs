@@ -177,11 +177,25 @@ impl Program {
             .and_then(|mut file| file.read_to_end(&mut output))
             .map_err(|e| format!("{}: {e}", log.display()))?;
         let output = String::from_utf8_lossy(&output).into_owned();
-        let how = match late {
-            true => format!("it did not end within {} minutes", LIMIT.as_secs() / 60),
-            false => status.to_string(),
-        };
-        Ok(Outcome { passed: status.success(), how, took: start.elapsed(), output })
+        let outcome = Outcome { passed: true, how: status.to_string(), took: start.elapsed(), output };
+        // Whoever calls `exit` in a test ends the program with success, and the tests behind it were never run.
+        let asked = self.module.as_ref().filter(|_| arguments.is_empty()).map(|tests| tests.len() as u64);
+        let ended = asked.is_none_or(|asked| outcome.ended() >= asked);
+        Ok(match (late, status.success()) {
+            (true, _) => {
+                let how = format!("it did not end within {} minutes", LIMIT.as_secs() / 60);
+                Outcome { passed: false, how, ..outcome }
+            }
+            (false, true) if !ended => {
+                let how = format!(
+                    "it ended well, and said so of {} tests of {}",
+                    outcome.ended(),
+                    asked.unwrap_or_default()
+                );
+                Outcome { passed: false, how, ..outcome }
+            }
+            (false, passed) => Outcome { passed, ..outcome },
+        })
     }
 }
 
@@ -224,9 +238,21 @@ impl Outcome {
 
     /// How many tests passed.
     pub(super) fn tests(&self) -> u64 {
-        let counts = self.output.lines().filter_map(|line| line.strip_prefix("test result: "));
-        let passed = |line: &str| line.split_once(". ")?.1.split_once(" passed")?.0.parse::<u64>().ok();
-        counts.filter_map(passed).sum()
+        self.count(" passed")
+    }
+
+    /// How many tests passed, or were to be left out.
+    fn ended(&self) -> u64 {
+        self.count(" passed") + self.count(" ignored")
+    }
+
+    /// A number of the last lines of test programs: `test result: ok. 3 passed; 0 failed; 1 ignored; ...`.
+    fn count(&self, what: &str) -> u64 {
+        let results = self.output.lines().filter_map(|line| line.strip_prefix("test result: "));
+        let number = |line: &str| {
+            line.split_once(". ")?.1.split("; ").find_map(|part| part.strip_suffix(what))?.parse::<u64>().ok()
+        };
+        results.filter_map(number).sum()
     }
 
     /// The end of what it has printed.
@@ -306,9 +332,22 @@ mod tests {
         let program = Program::at("none/waits", "/bin/echo".into(), "/".into());
         let all =
             program.modules("torture::a: test\ntorture::b: test\ncluster_torture::c: test\n").expect("fair");
-        let said = |arguments: &[&str]| all[1].run(arguments, &BTreeMap::new()).expect("echo").output;
-        assert_eq!(said(&[]), "--exact torture::a torture::b\n");
-        assert_eq!(said(&["--exact", "torture::b"]), "--exact torture::b\n");
+        let run = |arguments: &[&str]| all[1].run(arguments, &BTreeMap::new()).expect("echo");
+        assert_eq!(run(&[]).output, "--exact torture::a torture::b\n");
+        assert_eq!(run(&["--exact", "torture::b"]).output, "--exact torture::b\n");
+    }
+
+    #[test]
+    fn a_module_that_ends_well_before_its_tests_have_has_not_passed() {
+        let all = |executable: &str| {
+            let program = Program::at("none/waits", executable.into(), "/".into());
+            program.modules("torture::a: test\n").expect("fair").remove(0)
+        };
+        let silent = all("/bin/echo").run(&[], &BTreeMap::new()).expect("echo");
+        assert!(!silent.passed && silent.how.contains("of 0 tests of 1"), "{}", silent.how);
+        assert!(!all("/bin/false").run(&[], &BTreeMap::new()).expect("false").passed);
+        let said = outcome("test result: ok. 2 passed; 0 failed; 1 ignored; 0 measured; 3 filtered out\n");
+        assert_eq!((said.tests(), said.ended()), (2, 3));
     }
 
     #[test]
