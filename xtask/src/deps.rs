@@ -31,6 +31,7 @@ const EDGES: &[(&str, &[&str])] = &[
     ("sim", &["wire", "rnic", "pmem", "coord"]),
     ("resp", &[]),
     ("metrics", &[]),
+    ("effort", &[]),
     ("gateway", &["resp", "kv", "kv-live", "metrics", "verbs"]),
     ("ycsb", &[]),
     (

@@ -34,25 +34,18 @@ macro_rules! test {
     };
 }
 
+/// The most that the tests try: `crates/effort`.
+const NIGHT: &[(&str, &str)] = &[("REMANENCE_EFFORT", "night")];
+
 const RUNS: &[Run] = &[
-    run_of(
-        "log-sim",
-        "50,000 simulated clusters of the remote log",
-        &[("REMANENCE_EFFORT", "night")],
-        test!("sim", "--test", "log"),
-    ),
+    run_of("log-sim", "simulated clusters of the remote log", NIGHT, test!("sim", "--test", "log")),
     run_of(
         "log-crash",
         "the log's crashes at every persist point",
-        &[("REM_LONG_TESTS", "1")],
+        NIGHT,
         test!("coord", "--test", "computes", "crash::"),
     ),
-    run_of(
-        "log-kill",
-        "servers of a log, killed",
-        &[("REM_LONG_TESTS", "1")],
-        test!("cli", "--test", "waits", "log::"),
-    ),
+    run_of("log-kill", "servers of a log, killed", NIGHT, test!("cli", "--test", "waits", "log::")),
     run_of(
         "blobs",
         "every order of puts, gets, catch-ups, crashes and late messages, with gigabytes of states",
@@ -103,39 +96,29 @@ const RUNS: &[Run] = &[
     run_of(
         "gateway-kill",
         "gateways with their stores, killed",
-        &[("REMANENCE_ROUNDS", "50")],
+        NIGHT,
         test!("gateway", "--test", "waits", "store::"),
     ),
     run_of(
         "remote-kill",
         "responders of recipes, killed",
-        &[("REMANENCE_ROUNDS", "50")],
+        NIGHT,
         test!("remote", "--test", "waits", "processes::"),
     ),
-    run_of(
-        "rpc-sim",
-        "5,000 simulated servers and clients of calls",
-        &[("REMANENCE_RPC_SEEDS", "5000")],
-        test!("rpc", "--lib", "world"),
-    ),
+    run_of("rpc-sim", "simulated servers and clients of calls", NIGHT, test!("rpc", "--lib", "world")),
     run_of(
         "rpc-kill",
         "persistent log servers, killed",
-        &[("REMANENCE_RPC_KILLS", "50")],
+        NIGHT,
         test!("rpc", "--test", "waits", "logserver::"),
     ),
     run_of(
         "engines",
         "two million copies by each engine, seen in order",
-        &[("REMANENCE_LONG", "1")],
+        NIGHT,
         test!("pmem", "copies_are_seen_in_order"),
     ),
-    run_of(
-        "ucmatose",
-        "connections in all modes, fifty times",
-        &[("REMANENCE_UCMATOSE", "50")],
-        test!("ibverbs", "ucmatose"),
-    ),
+    run_of("ucmatose", "connections in all modes, fifty times", NIGHT, test!("ibverbs", "ucmatose")),
     run_of(
         "bench-urdma",
         "perftest beside Soft-RoCE in a guest, as short as it gets",

@@ -216,7 +216,7 @@ fn a_log_that_cannot_be_made_leaves_no_file_behind() {
 
 /// Kills the server while lines are appended, again and again; every line whose number was printed must be there.
 fn kill_under_load(place: Option<&str>, more: &[&str], op: Option<&str>) {
-    let rounds = std::env::var("REM_LONG_TESTS").map_or(3, |_| 60);
+    let rounds = remanence_effort::rounds(3, 60);
     let mut server = Server::new(place, more);
     let mut acknowledged: BTreeMap<u64, String> = BTreeMap::new();
     for round in 0..rounds {

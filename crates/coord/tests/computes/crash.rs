@@ -97,7 +97,7 @@ fn check(crashed: &CrashImage, notes: &[u64], old: Epoch) {
 }
 
 fn explorer(failure: Failure) -> Explorer {
-    let long = std::env::var_os("REM_LONG_TESTS").is_some();
+    let long = remanence_effort::Effort::asked() == remanence_effort::Effort::Night;
     Explorer {
         failure,
         ways_max: if long { 4096 } else { 256 },

@@ -1,6 +1,6 @@
 //! The gateway on a live Erda server that is a process of its own, and that is killed.
 //!
-//! `REMANENCE_ROUNDS=N` kills N times (3 if it is not set).
+//! It is killed 3 times, and 50 times with `REMANENCE_EFFORT=night`.
 
 use crate::common;
 use crate::stores as store;
@@ -28,7 +28,7 @@ fn gateway(connector: &Connector, options: Options) -> Gateway {
 }
 
 fn rounds() -> u64 {
-    std::env::var("REMANENCE_ROUNDS").ok().and_then(|text| text.parse().ok()).unwrap_or(3)
+    remanence_effort::rounds(3, 50)
 }
 
 #[test]

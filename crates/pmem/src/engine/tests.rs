@@ -447,7 +447,7 @@ fn an_engine_may_move_from_thread_to_thread() {
 
 #[test]
 fn copies_are_seen_in_order() {
-    let copies = if std::env::var_os("REMANENCE_LONG").is_some() { 2_000_000 } else { 3_000 };
+    let copies = remanence_effort::rounds(3_000, 2_000_000);
     for (name, mut engine) in engines::<Region>(8) {
         for region in [lines(), Region::anonymous(1 << 16).unwrap()] {
             for len in [64, 1024] {

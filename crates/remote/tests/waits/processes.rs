@@ -1,7 +1,7 @@
 //! Real processes: servers and clients that are killed with SIGKILL under load, restarted and looked at. Every acknowledged
 //! update is there, and of ordered ones none without the one before.
 //!
-//! `REMANENCE_ROUNDS=N` kills N times in each setting (3 if it is not set).
+//! They are killed 3 times in each setting, and 50 times with `REMANENCE_EFFORT=night`.
 
 use crate::common;
 
@@ -30,7 +30,7 @@ const FIRST: u64 = 4096;
 const LEN: u64 = 4 << 20;
 
 fn rounds() -> u64 {
-    std::env::var("REMANENCE_ROUNDS").ok().and_then(|text| text.parse().ok()).unwrap_or(3)
+    remanence_effort::rounds(3, 50)
 }
 
 /// Record `n`, of which no part is a part of another one.

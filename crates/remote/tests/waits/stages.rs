@@ -1,6 +1,6 @@
 //! The same recipes that the checker proves, over the real engine, against a responder with explicit volatile stages, with
-//! the power going at any event. A seed that fails is printed; `REMANENCE_SEED=N` runs that one alone, and
-//! `REMANENCE_ROUNDS=N` runs so many times as many; `REMANENCE_WIDE=1` drops and swaps the steps of the recipes of all
+//! the power going at any event. A seed that fails is printed; `REMANENCE_SEED=N` runs that one alone. With
+//! `REMANENCE_EFFORT=night` there are twenty times as many; `REMANENCE_WIDE=1` drops and swaps the steps of the recipes of all
 //! configurations (drops of two updates of any length too), which takes some minutes.
 
 mod memory;
@@ -45,10 +45,10 @@ fn recipes(config: &Config) -> Vec<(Op, Recipe)> {
 
 #[test]
 fn what_is_acknowledged_survives_a_crash_at_any_event_in_every_configuration() {
-    let rounds = from_env("REMANENCE_ROUNDS").unwrap_or(3);
     let only = from_env("REMANENCE_SEED");
+    let rounds = if only.is_some() { 60 } else { remanence_effort::rounds(3, 60) };
     let (mut seed, mut crashes, mut acknowledged, mut events) = (0, 0_u64, 0, 0);
-    for round in 0..rounds {
+    for _ in 0..rounds {
         for config in Config::all() {
             for (op, recipe) in recipes(&config) {
                 seed += 1;
@@ -59,8 +59,7 @@ fn what_is_acknowledged_survives_a_crash_at_any_event_in_every_configuration() {
                 assert_eq!(
                     outcome.verdict,
                     Verdict::Kept,
-                    "seed {seed} (REMANENCE_SEED={seed} REMANENCE_ROUNDS={}): {config}, {} {}: {recipe}",
-                    round + 1,
+                    "seed {seed} (REMANENCE_SEED={seed}): {config}, {} {}: {recipe}",
                     op.name(),
                     recipe.shape,
                 );
@@ -79,7 +78,7 @@ fn what_is_acknowledged_survives_a_crash_at_any_event_in_every_configuration() {
 #[test]
 fn the_papers_cells_as_its_tables_have_them_keep_their_order_over_many_crashes() {
     // A later update that is there without the one before is rare: one crash of some hundred shows it.
-    let rounds = from_env("REMANENCE_ROUNDS").unwrap_or(1);
+    let rounds = remanence_effort::rounds(1, 20);
     let mut tried: BTreeMap<String, u64> = BTreeMap::new();
     for cell in [Transport::Roce, Transport::Iwarp].into_iter().flat_map(cells) {
         // Cells of both transports that say the same of a machine that behaves the same are carried out once.
@@ -129,7 +128,7 @@ const WORD: Shape = Shape { count: 1, ordered: false, word: true };
 fn a_message_that_is_applied_late_never_goes_over_what_came_after_it() {
     // The places of a message are the server's until it has applied it: what is written there by other means waits, and
     // recovery does not apply the message again.
-    let rounds = from_env("REMANENCE_ROUNDS").unwrap_or(3);
+    let rounds = remanence_effort::rounds(3, 60);
     let mut kept = Kept::default();
     for config in Config::all().into_iter().filter(|c| c.buffers == Buffers::Pm) {
         let send = build(&config, Op::Send, WORD);
@@ -144,7 +143,7 @@ fn a_message_that_is_applied_late_never_goes_over_what_came_after_it() {
 
 #[test]
 fn of_two_runs_to_the_same_bytes_the_later_one_stays_where_packets_overtake_each_other() {
-    let rounds = 2 * from_env("REMANENCE_ROUNDS").unwrap_or(1);
+    let rounds = 2 * remanence_effort::rounds(1, 20);
     let mut kept = Kept::default();
     for config in Config::all().into_iter().filter(|c| c.order == Order::Relaxed) {
         for first in Op::ALL {

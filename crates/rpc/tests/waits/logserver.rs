@@ -154,10 +154,9 @@ impl Drop for Gone {
     }
 }
 
-/// `REMANENCE_RPC_KILLS` kills more often.
 #[test]
 fn nothing_acknowledged_is_lost_when_the_server_is_killed() {
-    let kills = std::env::var("REMANENCE_RPC_KILLS").ok().and_then(|n| n.parse().ok()).unwrap_or(2);
+    let kills = remanence_effort::rounds(2, 50);
     for word in Word::ALL {
         // On a disk: behind the page cache, where durable takes a system call.
         let name = format!("remanence-rpc-{}-{word}.log", std::process::id());

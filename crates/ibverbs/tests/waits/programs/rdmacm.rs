@@ -63,7 +63,7 @@ fn rdmacm_utils_between_two_hosts() {
 }
 
 /// Many connections, all of its options, on a path that loses packets too. It hung once, beside much else; as long a run as
-/// then: `REMANENCE_UCMATOSE=50`, the rounds.
+/// then with `REMANENCE_EFFORT=night`.
 #[test]
 fn ucmatose_in_all_its_modes() {
     macro_rules! mode {
@@ -87,7 +87,7 @@ fn ucmatose_in_all_its_modes() {
         mode!("-c 40 -S 0"),
         mode!("-m -c 60 -C 10 -t 32"),
     ];
-    let rounds = std::env::var("REMANENCE_UCMATOSE").ok().and_then(|rounds| rounds.parse().ok()).unwrap_or(1);
+    let rounds = remanence_effort::rounds(1, 50);
     let lossy: Vec<Row> = MODES.iter().map(|row| Row { settings: LOSS, ..*row }).collect();
     for _ in 0..rounds {
         run(RunsOn::Host, MODES);

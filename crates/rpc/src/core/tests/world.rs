@@ -382,12 +382,10 @@ impl World {
     }
 }
 
-/// Seeds from 1; `REMANENCE_RPC_SEEDS` runs more.
 #[test]
 fn every_call_ends_once_and_is_carried_out_at_most_once() {
-    let seeds = std::env::var("REMANENCE_RPC_SEEDS").ok().and_then(|n| n.parse().ok()).unwrap_or(60);
-    for seed in 1..=seeds {
-        eprintln!("seed {seed}");
+    for seed in remanence_effort::seeds(60) {
+        eprintln!("seed {seed}: {}", remanence_effort::replay(seed));
         World::new(seed).run(60);
     }
 }
