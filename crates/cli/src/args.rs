@@ -11,7 +11,7 @@ use remanence_pmem::Journaling;
 use remanence_pool::auth::Token;
 use remanence_pool::proto::DEFAULT_PORT;
 
-use crate::door::{self, Opening};
+use crate::exposure::{self, Endpoint};
 use crate::fail::{Context as _, Fail};
 
 /// A number of bytes: `4096`, `64K`, `1G`; the units are powers of 1024.
@@ -220,7 +220,7 @@ impl AccessOptions {
         self.insecure
     }
 
-    /// Refuses doors that other machines could come in by, unless they are asked for a token or that is meant: before anything
+    /// Refuses endpoints that other machines could reach, unless these are asked for a token or that is meant: before anything
     /// is made. `could` says what they could do.
     pub(crate) fn check(
         &self,
@@ -229,9 +229,9 @@ impl AccessOptions {
         metrics: Option<SocketAddr>,
     ) -> Result<(), Fail> {
         let token = self.tokens.token.is_some() || self.tokens.token_file.is_some();
-        let server = [Opening::server(at, could, token)];
-        let all: Vec<_> = server.into_iter().chain(metrics.map(|at| Opening::metrics(at.ip()))).collect();
-        door::check(&all, self.insecure)
+        let server = [Endpoint::server(at, could, token)];
+        let all: Vec<_> = server.into_iter().chain(metrics.map(|at| Endpoint::metrics(at.ip()))).collect();
+        exposure::check(&all, self.insecure)
     }
 
     /// The token, and the file that it is in. `None` if none was asked for: then this machine may come, or everybody if that

@@ -8,8 +8,9 @@
 mod args;
 mod cmd;
 mod device;
-mod door;
+mod exposure;
 mod fail;
+mod serving;
 mod signals;
 mod ui;
 mod whole;

@@ -1,41 +1,78 @@
 //! Ctrl-C and SIGTERM: the first one asks the command to end well, the second one ends it.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::flag;
+use signal_hook::iterator::Signals;
 
 use crate::fail::{Context as _, Fail};
 
 /// Whether someone asked us to stop.
 #[derive(Clone)]
-pub(crate) struct Stop(Arc<AtomicBool>);
+pub(crate) struct Stop(Arc<Asked>);
+
+struct Asked {
+    /// What a signal sets before anything else.
+    flag: Arc<AtomicBool>,
+    lock: Mutex<()>,
+    changed: Condvar,
+}
 
 impl Stop {
     /// Begins to listen.
     pub(crate) fn listen() -> Result<Self, Fail> {
-        let stop = Arc::new(AtomicBool::new(false));
+        let flag = Arc::new(AtomicBool::new(false));
         for signal in [SIGINT, SIGTERM] {
             // In this order: the shutdown looks at what an earlier signal has set.
-            flag::register_conditional_shutdown(signal, 130, Arc::clone(&stop))
-                .and_then(|_| flag::register(signal, Arc::clone(&stop)))
+            flag::register_conditional_shutdown(signal, 130, Arc::clone(&flag))
+                .and_then(|_| flag::register(signal, Arc::clone(&flag)))
                 .context(|| "signals cannot be received".into())?;
         }
-        Ok(Self(stop))
+        let stop = Self(Arc::new(Asked { flag, lock: Mutex::new(()), changed: Condvar::new() }));
+        let mut signals = Signals::new([SIGINT, SIGTERM]).context(|| "signals cannot be received".into())?;
+        let told = stop.clone();
+        std::thread::Builder::new()
+            .name("signals".into())
+            .spawn(move || signals.forever().for_each(|_| told.ask()))
+            .context(|| "a thread cannot be started".into())?;
+        Ok(stop)
     }
 
     pub(crate) fn is_asked(&self) -> bool {
-        self.0.load(Ordering::Acquire)
+        self.0.flag.load(Ordering::Acquire)
     }
 
     /// What a signal sets.
     pub(crate) fn flag(&self) -> Arc<AtomicBool> {
-        Arc::clone(&self.0)
+        Arc::clone(&self.0.flag)
     }
 
     /// As a signal would.
     pub(crate) fn ask(&self) {
-        self.0.store(true, Ordering::Release);
+        let _whoever_waits_sees_it = self.lock();
+        self.0.flag.store(true, Ordering::Release);
+        self.0.changed.notify_all();
+    }
+
+    /// Returns when someone has asked.
+    pub(crate) fn wait(&self) {
+        let guard = self.lock();
+        let asked = self.0.changed.wait_while(guard, |()| !self.is_asked());
+        drop(asked.unwrap_or_else(PoisonError::into_inner));
+    }
+
+    /// As [`wait`](Self::wait), for so long at most. Whether someone has asked.
+    pub(crate) fn wait_within(&self, limit: Duration) -> bool {
+        let guard = self.lock();
+        let asked = self.0.changed.wait_timeout_while(guard, limit, |()| !self.is_asked());
+        drop(asked.unwrap_or_else(PoisonError::into_inner));
+        self.is_asked()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, ()> {
+        self.0.lock.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

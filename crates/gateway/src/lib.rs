@@ -297,11 +297,11 @@ impl Gateway {
 
         // From here on, a failure must stop the workers that run already: dropping the gateway does.
         let mut gateway = Self { addresses, metrics, shared, stopper, threads: Vec::new(), panicked: false };
-        let mut doors = Some(listeners);
+        let mut first = Some(listeners);
         for (number, ((poll, inbox), store)) in polls.into_iter().zip(inboxes).zip(stores).enumerate() {
             let stopper = gateway.stopper.clone();
             let worker = Worker::new(number, poll, inbox, store, common.clone());
-            let worker = worker.with_doors(doors.take()).map_err(Error::System)?;
+            let worker = worker.with_listeners(first.take()).map_err(Error::System)?;
             let thread = std::thread::Builder::new()
                 .name(format!("gateway-{number}"))
                 .spawn(move || {

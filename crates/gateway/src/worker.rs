@@ -25,7 +25,7 @@ use crate::{Options, Stopper};
 /// Wakes a worker.
 pub(crate) const WAKER: Token = Token(0);
 /// The listening sockets.
-const DOORS: usize = 1;
+const LISTENERS: usize = 1;
 /// The first token of a connection; those below are the waker's and the listening sockets'.
 const SEATS: usize = 1024;
 
@@ -102,7 +102,7 @@ pub(crate) struct Arrival {
 }
 
 #[derive(Default)]
-struct Doors {
+struct Listeners {
     clients: Vec<Listener>,
     /// The system had no descriptor left for a connection that waits: it is asked again at the next tick.
     again: bool,
@@ -118,7 +118,7 @@ pub(crate) struct Worker<S> {
     inbox: Receiver<Arrival>,
     store: S,
     common: Arc<Common>,
-    doors: Option<Doors>,
+    listeners: Option<Listeners>,
     guests: Vec<Option<Box<Connection>>>,
     free: Vec<usize>,
     /// Places that have more to do, whatever their sockets say.
@@ -147,7 +147,7 @@ impl<S: Store> Worker<S> {
             inbox,
             store,
             common,
-            doors: None,
+            listeners: None,
             guests: Vec::new(),
             free: Vec::new(),
             again: Vec::new(),
@@ -160,12 +160,12 @@ impl<S: Store> Worker<S> {
     }
 
     /// Gives the worker the listening sockets, if it is the one that has them.
-    pub(crate) fn with_doors(mut self, doors: Option<Vec<Listener>>) -> std::io::Result<Self> {
-        let Some(mut clients) = doors else { return Ok(self) };
+    pub(crate) fn with_listeners(mut self, listeners: Option<Vec<Listener>>) -> std::io::Result<Self> {
+        let Some(mut clients) = listeners else { return Ok(self) };
         for (index, listener) in clients.iter_mut().enumerate() {
-            listener.register(self.poll.registry(), Token(DOORS + index))?;
+            listener.register(self.poll.registry(), Token(LISTENERS + index))?;
         }
-        self.doors = Some(Doors { clients, ..Doors::default() });
+        self.listeners = Some(Listeners { clients, ..Listeners::default() });
         Ok(self)
     }
 
@@ -189,7 +189,7 @@ impl<S: Store> Worker<S> {
             for event in &events {
                 match event.token() {
                     WAKER => {}
-                    Token(door @ DOORS..SEATS) => self.answer_door(door - DOORS),
+                    Token(nth @ LISTENERS..SEATS) => self.accept(nth - LISTENERS),
                     Token(seat) => self.wake(seat - SEATS, event),
                 }
             }
@@ -225,10 +225,10 @@ impl<S: Store> Worker<S> {
         self.common.stopper.stopping()
     }
 
-    /// Takes every connection that waits at a door.
-    fn answer_door(&mut self, door: usize) {
-        let Some(mut doors) = self.doors.take() else { return };
-        while let Some(listener) = doors.clients.get(door) {
+    /// Takes every connection that waits at a listener.
+    fn accept(&mut self, nth: usize) {
+        let Some(mut listeners) = self.listeners.take() else { return };
+        while let Some(listener) = listeners.clients.get(nth) {
             match listener.accept(self.common.options.keepalive) {
                 Ok((stream, address, local)) => self.deal(Arrival { stream, address, local }),
                 Err(error) if error.kind() == ErrorKind::WouldBlock => break,
@@ -236,12 +236,12 @@ impl<S: Store> Worker<S> {
                 Err(error)
                     if matches!(error.kind(), ErrorKind::ConnectionAborted | ErrorKind::Interrupted) => {}
                 Err(_) => {
-                    doors.again = true;
+                    listeners.again = true;
                     break;
                 }
             }
         }
-        self.doors = Some(doors);
+        self.listeners = Some(listeners);
     }
 
     /// Gives a connection to the worker that has fewest.
@@ -426,16 +426,16 @@ impl<S: Store> Worker<S> {
 
     /// Whether parts of large hashes that were deleted are to go, and this worker sees to that.
     fn has_leaving(&self) -> bool {
-        self.doors.is_some() && self.common.shared.has_leaving()
+        self.listeners.is_some() && self.common.shared.has_leaving()
     }
 
     /// What one worker does for all.
     fn housekeeping(&mut self) {
-        let Some(doors) = &mut self.doors else { return };
+        let Some(listeners) = &mut self.listeners else { return };
         let (options, shared) = (&self.common.options, &self.common.shared);
-        doors.ticks += 1;
-        if doors.ticks.is_multiple_of(10) {
-            process::refresh(shared, &mut doors.rates);
+        listeners.ticks += 1;
+        if listeners.ticks.is_multiple_of(10) {
+            process::refresh(shared, &mut listeners.rates);
         }
         if options.sweep > 0 {
             let now_ms = process::unix_us().div_euclid(1000);
@@ -444,7 +444,7 @@ impl<S: Store> Worker<S> {
             let (since, mut empty) = (Instant::now(), 0);
             shared.leaving_is_due();
             for _ in 0..SWEEPS {
-                match doors.sweep.step(&mut self.store, &shared.stats, databases, now_ms, options.sweep) {
+                match listeners.sweep.step(&mut self.store, &shared.stats, databases, now_ms, options.sweep) {
                     Ok(swept) if swept.pays() && since.elapsed() < SWEEP_TIME => {}
                     // Most databases are empty.
                     Ok(swept) if swept.looked == 0 && empty < EMPTY => empty += 1,
@@ -453,16 +453,16 @@ impl<S: Store> Worker<S> {
                 }
             }
         }
-        if std::mem::take(&mut doors.again) {
-            for door in 0..doors.clients.len() {
-                self.answer_door(door);
+        if std::mem::take(&mut listeners.again) {
+            for nth in 0..listeners.clients.len() {
+                self.accept(nth);
             }
         }
     }
 
     /// Answers what has been received, sends what is owed as long as the grace lasts, and closes everything.
     fn farewell(mut self) {
-        self.doors = None;
+        self.listeners = None;
         self.again.clear();
         self.write_joint();
         while let Ok(arrival) = self.inbox.try_recv() {

@@ -1,6 +1,5 @@
 //! `rem serve`: a memory server.
 
-use std::io::{Read as _, Write as _};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -12,7 +11,8 @@ use serde_json::json;
 
 use crate::args::{self, Size, Tokens};
 use crate::device;
-use crate::fail::{Context as _, Fail};
+use crate::fail::Fail;
+use crate::serving::{print_line, stop_on_eof};
 use crate::signals::Stop;
 use crate::ui::{self, Mood};
 
@@ -213,26 +213,14 @@ fn hint(address: &SocketAddr, token_file: Option<&Path>, secret: &str) {
 /// Until someone asks us to stop.
 fn wait(server: &Server, stop: &Stop, on_eof: bool) -> Result<(), Fail> {
     if on_eof {
-        let stop = stop.clone();
-        std::thread::spawn(move || {
-            let mut sink = [0; 64];
-            while !matches!(std::io::stdin().read(&mut sink), Ok(0) | Err(_)) {}
-            stop.ask();
-        });
+        stop_on_eof(stop);
     }
-    while !stop.is_asked() {
+    while !stop.wait_within(Duration::from_secs(1)) {
         if !server.is_running() {
             return Err(Fail::new(
                 "the server's device failed; look at the network interface, then start it again",
             ));
         }
-        std::thread::sleep(Duration::from_millis(50));
     }
     Ok(())
-}
-
-/// A line for another program, which may be waiting for it behind a pipe.
-fn print_line(line: &str) -> Result<(), Fail> {
-    let mut out = std::io::stdout().lock();
-    writeln!(out, "{line}").and_then(|()| out.flush()).context(|| "standard output cannot be written".into())
 }

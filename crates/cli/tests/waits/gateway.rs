@@ -128,7 +128,7 @@ fn redis_programs_use_a_store_and_its_server_may_be_killed() {
     assert_eq!(redis(at, &["INCR", "count"]), "42");
     assert!(metric(&server.scrape(), "remanence_kv_boots") >= 2.0);
 
-    // YCSB's load finds both doors.
+    // YCSB's load finds both endpoints.
     for store in [listen.clone(), format!("redis://{at}")] {
         let said = run(rem().args(["kv", "bench", &store, "--workload", "a", "--operations", "300"]).args([
             "--records",
@@ -165,11 +165,11 @@ fn a_gateway_with_its_store_in_one_process_may_be_killed_too() {
         ]);
         Serving::start(command.arg(&file).args(["--native", &native, "--metrics", "127.0.0.1:0"]))
     };
-    let door = |gateway: &Serving| -> SocketAddr {
+    let address_of = |gateway: &Serving| -> SocketAddr {
         gateway.ready["addresses"][0].as_str().expect("one").parse().expect("an address")
     };
     let gateway = start();
-    let at = door(&gateway);
+    let at = address_of(&gateway);
     let written: Vec<u32> =
         (0..100).filter(|n| redis(at, &["SET", &format!("key {n}"), &n.to_string()]) == "OK").collect();
     assert_eq!(written.len(), 100);
@@ -179,7 +179,7 @@ fn a_gateway_with_its_store_in_one_process_may_be_killed_too() {
 
     gateway.kill();
     let gateway = start();
-    let at = door(&gateway);
+    let at = address_of(&gateway);
     for n in written {
         assert_eq!(redis(at, &["GET", &format!("key {n}")]), n.to_string(), "an acknowledged write is there");
     }

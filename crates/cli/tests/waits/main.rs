@@ -9,7 +9,7 @@ mod load;
 mod benches;
 mod commands;
 mod demo;
-mod doors;
+mod exposure;
 mod gateway;
 mod kv;
 mod log;

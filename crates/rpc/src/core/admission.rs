@@ -9,7 +9,7 @@
 //! *ends* are the client's address and QP and the server's QP, so that nobody in between can pass a proof on for a session of
 //! its own. The headers have the numbers and the keys of both ends: a proof is good for one session. Each of the packets may be
 //! lost, repeated or late. The client asks again, always with the nonce of this attempt; the server keeps nothing of a stranger
-//! but its challenge ([`remanence_auth::door`]), and says the same Accept again when the Prove of a session that it has comes
+//! but its challenge ([`remanence_auth::policy`]), and says the same Accept again when the Prove of a session that it has comes
 //! again. A Prove that comes after its challenge was used up or forgotten (the server started anew, or its refusal was lost)
 //! makes the client ask anew, as long as its patience lasts.
 

@@ -1,6 +1,5 @@
 //! `rem kv gateway`.
 
-use std::io::{Read as _, Write as _};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -21,8 +20,9 @@ use serde_json::json;
 use super::At;
 use crate::args::{self, Reach, Server, Size};
 use crate::device;
-use crate::door::{self, Opening};
+use crate::exposure::{self, Endpoint};
 use crate::fail::{Context as _, Fail};
+use crate::serving::{print_line, when_asked};
 use crate::signals::Stop;
 use crate::ui::{self, Mood};
 
@@ -167,7 +167,7 @@ pub(super) fn run(args: &Args) -> Result<(), Fail> {
 
 /// Over a server that runs elsewhere.
 fn towards(args: &Args, server: &At, asked: &Stop) -> Result<(), Fail> {
-    let (listen, password) = args.doors(None)?;
+    let (listen, password) = args.endpoints(None)?;
     let to = server.resolve()?;
     let context = device::open_towards(to[0].ip(), args.reach.local)?;
     let patience = Duration::from_secs(args.patience.unwrap_or(10));
@@ -228,14 +228,14 @@ fn beside(args: &Args, file: &Path, asked: &Stop) -> Result<(), Fail> {
         Some(native) => native.resolve().map(|to| (to.ip(), to.port()))?,
         None => (IpAddr::V4(Ipv4Addr::LOCALHOST), 0),
     };
-    let (listen, password) = args.doors(Some(ip))?;
+    let (listen, password) = args.endpoints(Some(ip))?;
     let failed = |e: remanence_kv_live::Error| Fail::new(format!("{} is not served: {e}", file.display()));
     let context = device::open_at(ip)?;
     let tokens = &args.reach.tokens;
     let token = match (&tokens.token, &tokens.token_file, &password) {
         (Some(_), ..) => Some(args::server_token(tokens, Path::new(""))?),
         (None, Some(file), _) => Some(args::server_token(tokens, file)?),
-        // One that nobody has, as nobody asked for this door.
+        // One that nobody has, as nobody asked for this endpoint.
         (None, None, Some(_)) if args.native.is_none() => Some(args::random_token()?),
         (None, None, _) => None,
     };
@@ -336,18 +336,18 @@ struct About {
 }
 
 impl Args {
-    /// Where Redis clients come and with which password, once all doors have been looked at: before anything is made. `native`
+    /// Where Redis clients come and with which password, once all endpoints have been looked at: before anything is made. `native`
     /// is where clients of the store itself come.
-    fn doors(&self, native: Option<IpAddr>) -> Result<(Vec<Address>, Option<String>), Fail> {
+    fn endpoints(&self, native: Option<IpAddr>) -> Result<(Vec<Address>, Option<String>), Fail> {
         let listen: Vec<Address> =
             self.listen.iter().map(|text| Address::parse(text)).collect::<Result<_, _>>().map_err(gateway)?;
         let password = self.password()?;
         let tokens = &self.reach.tokens;
         let token = tokens.token.is_some() || tokens.token_file.is_some();
-        let mut doors: Vec<_> = listen
+        let mut endpoints: Vec<_> = listen
             .iter()
             .filter_map(|address| match address {
-                Address::Tcp(socket) => Some(Opening {
+                Address::Tcp(socket) => Some(Endpoint {
                     at: socket.ip(),
                     could: "read and write the store",
                     guard: Some("a password (--password-file)"),
@@ -365,10 +365,10 @@ impl Args {
                 ));
             }
             let guarded = token || (self.native.is_none() && password.is_some());
-            doors.push(Opening::server(native, "read and write the store", guarded));
+            endpoints.push(Endpoint::server(native, "read and write the store", guarded));
         }
-        doors.extend(self.metrics.map(|at| Opening::metrics(at.ip())));
-        door::check(&doors, self.insecure)?;
+        endpoints.extend(self.metrics.map(|at| Endpoint::metrics(at.ip())));
+        exposure::check(&endpoints, self.insecure)?;
         Ok((listen, password))
     }
 
@@ -434,21 +434,8 @@ fn conduct(args: &Args, asked: &Stop, store: &About, running: Gateway) -> Result
         ui::line(if store.durable { Mood::Good } else { Mood::Note }, "durability", &store.durability);
         ui::remark("\n  Ctrl-C answers what has been received, and stops.");
     }
-    if args.stop_on_eof {
-        let asked = asked.clone();
-        std::thread::spawn(move || {
-            let mut sink = [0; 64];
-            while !matches!(std::io::stdin().read(&mut sink), Ok(0) | Err(_)) {}
-            asked.ask();
-        });
-    }
-    let (stopper, asked) = (running.stopper(), asked.clone());
-    std::thread::spawn(move || {
-        while !asked.is_asked() {
-            std::thread::sleep(Duration::from_millis(20));
-        }
-        stopper.stop();
-    });
+    let stopper = running.stopper();
+    when_asked(asked, args.stop_on_eof, move || stopper.stop());
     let shared = running.shared().clone();
     if !running.wait() {
         return Err(Fail::new(
@@ -482,10 +469,4 @@ impl Args {
         }
         Ok(Some(password.to_owned()))
     }
-}
-
-/// A line for another program, which may be waiting for it behind a pipe.
-fn print_line(line: &str) -> Result<(), Fail> {
-    let mut out = std::io::stdout().lock();
-    writeln!(out, "{line}").and_then(|()| out.flush()).context(|| "standard output cannot be written".into())
 }

@@ -13,6 +13,7 @@ use super::serve;
 use crate::args::{self, Size, Tokens};
 use crate::device;
 use crate::fail::Fail;
+use crate::serving::{print_line, set_when_asked};
 use crate::signals::Stop;
 use crate::ui::{self, Mood};
 
@@ -73,7 +74,7 @@ impl serve::Args {
         if let Some(domain) = self.declare.as_deref().and_then(PersistenceDomain::from_name) {
             options = options.declare(domain);
         }
-        let token = self.door.token()?.map(|(token, _)| token);
+        let token = self.access.token()?.map(|(token, _)| token);
         if let Some(readers) = self.reader_token(token.is_some())? {
             options = options.reader_token(readers);
         }
@@ -94,7 +95,7 @@ impl serve::Args {
                      same; give clients one too (--token-file)",
                 ));
             }
-            (None, None) if self.door.is_insecure() => options.insecure(),
+            (None, None) if self.access.is_insecure() => options.insecure(),
             (None, None) => options,
         };
         Ok(options)
@@ -104,7 +105,7 @@ impl serve::Args {
 pub(super) fn run(args: &serve::Args) -> Result<(), Fail> {
     let asked = Stop::listen()?;
     let listen = args.listen.resolve()?;
-    args.door.check(listen.ip(), serve::STRANGERS, args.metrics)?;
+    args.access.check(listen.ip(), serve::STRANGERS, args.metrics)?;
     let context = device::open_at(listen.ip())?;
     let as_json = args.json;
     let options = args.member()?.on_change(move |said| tell(said, as_json));
@@ -125,7 +126,7 @@ pub(super) fn run(args: &serve::Args) -> Result<(), Fail> {
             "new": member.is_new(),
             "survives": member.sentence(),
         });
-        serve::print_line(&ready.to_string())?;
+        print_line(&ready.to_string())?;
     } else {
         let what = if member.is_new() { "new" } else { "recovered" };
         ui::line(Mood::Good, "member", format!("{} ({what})", args.file.display()));
@@ -144,14 +145,14 @@ pub(super) fn run(args: &serve::Args) -> Result<(), Fail> {
         ui::remark("  Ctrl-C stops this member; the others go on while enough are left.");
     }
     let stop = Arc::new(AtomicBool::new(false));
-    serve::watch(&asked, &stop, args.stop_on_eof);
+    set_when_asked(&asked, args.stop_on_eof, &stop);
     let said = member
         .run(&stop)
         .map_err(|e| Fail::new(format!("{} is served no more: {e}", args.file.display())))?;
     if as_json {
         let mut stopped = object(&said);
         stopped["event"] = "stopped".into();
-        serve::print_line(&stopped.to_string())?;
+        print_line(&stopped.to_string())?;
     } else {
         ui::remark("stopped");
     }
@@ -186,7 +187,7 @@ fn tell(said: &MemberStats, as_json: bool) {
     if as_json {
         let mut changed = object(said);
         changed["event"] = "changed".into();
-        let _ = serve::print_line(&changed.to_string());
+        let _ = print_line(&changed.to_string());
         return;
     }
     let mood = match said.role {

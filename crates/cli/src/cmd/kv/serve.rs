@@ -1,10 +1,9 @@
 //! `rem kv serve`.
 
-use std::io::{Read as _, Write as _};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use remanence_kv::view::Mode;
@@ -17,7 +16,8 @@ use serde_json::json;
 
 use crate::args::{self, Size};
 use crate::device;
-use crate::fail::{Context as _, Fail};
+use crate::fail::Fail;
+use crate::serving::{print_line, set_when_asked};
 use crate::signals::Stop;
 use crate::ui::{self, Mood};
 
@@ -69,7 +69,7 @@ pub(super) struct Args {
     #[arg(long, value_name = "HOST[:PORT]", default_value = "127.0.0.1")]
     pub(super) listen: args::Server,
     #[command(flatten)]
-    pub(super) door: args::AccessOptions,
+    pub(super) access: args::AccessOptions,
     /// Let clients in that have the token of this file, too, to look and to change nothing; it is made if it is not there
     #[arg(long, value_name = "FILE")]
     pub(super) reader_token_file: Option<PathBuf>,
@@ -144,7 +144,7 @@ impl Args {
         }
         match token {
             Some(token) => options.token(token.clone()),
-            None if self.door.is_insecure() => options.insecure(),
+            None if self.access.is_insecure() => options.insecure(),
             None => options,
         }
     }
@@ -178,9 +178,9 @@ pub(super) fn run(args: &Args) -> Result<(), Fail> {
     super::member::refuse(&args.file)?;
     let asked = Stop::listen()?;
     let listen = args.listen.resolve()?;
-    args.door.check(listen.ip(), STRANGERS, args.metrics)?;
+    args.access.check(listen.ip(), STRANGERS, args.metrics)?;
     let context = device::open_at(listen.ip())?;
-    let token = args.door.token()?;
+    let token = args.access.token()?;
     let readers = args.reader_token(token.is_some())?;
     let options = args.options(listen.port(), token.as_ref().map(|(token, _)| token), readers.as_ref());
     let mut server = Server::bind(&context, options)
@@ -309,7 +309,7 @@ pub(super) fn run(args: &Args) -> Result<(), Fail> {
         ui::remark("  Ctrl-C stops the server; the store in the file stays.");
     }
     let stop = Arc::new(AtomicBool::new(false));
-    watch(&asked, &stop, args.stop_on_eof);
+    set_when_asked(&asked, args.stop_on_eof, &stop);
     let stats = server
         .run(&stop)
         .map_err(|e| Fail::new(format!("{} is served no more: {e}", args.file.display())))?;
@@ -325,29 +325,4 @@ pub(super) fn run(args: &Args) -> Result<(), Fail> {
         ));
     }
     Ok(())
-}
-
-/// Stops the server when somebody asks.
-pub(super) fn watch(asked: &Stop, stop: &Arc<AtomicBool>, on_eof: bool) {
-    if on_eof {
-        let asked = asked.clone();
-        std::thread::spawn(move || {
-            let mut sink = [0; 64];
-            while !matches!(std::io::stdin().read(&mut sink), Ok(0) | Err(_)) {}
-            asked.ask();
-        });
-    }
-    let (asked, stop) = (asked.clone(), Arc::clone(stop));
-    std::thread::spawn(move || {
-        while !asked.is_asked() {
-            std::thread::sleep(Duration::from_millis(50));
-        }
-        stop.store(true, Ordering::Release);
-    });
-}
-
-/// A line for another program, which may be waiting for it behind a pipe.
-pub(super) fn print_line(line: &str) -> Result<(), Fail> {
-    let mut out = std::io::stdout().lock();
-    writeln!(out, "{line}").and_then(|()| out.flush()).context(|| "standard output cannot be written".into())
 }

@@ -19,10 +19,10 @@ use remanence_rpc::{Error, Token};
 use serde_json::json;
 
 use super::append::read;
-use super::serve::{print_line, watch};
 use crate::args::{self, Size};
 use crate::device;
 use crate::fail::{Context as _, Fail};
+use crate::serving::{print_line, set_when_asked};
 use crate::signals::Stop;
 use crate::ui::{self, Mood};
 
@@ -80,7 +80,7 @@ struct Serve {
     #[arg(long, value_name = "HOST[:PORT]", default_value = "127.0.0.1")]
     listen: args::Server,
     #[command(flatten)]
-    door: args::AccessOptions,
+    access: args::AccessOptions,
     /// Take your word for the persistence domain, where the machine does not tell
     #[arg(long, value_name = "DOMAIN", value_parser = ["adr", "eadr", "wsp"])]
     declare: Option<String>,
@@ -156,8 +156,8 @@ pub(super) fn run(args: &Args) -> Result<(), Fail> {
 fn serve(args: &Serve) -> Result<(), Fail> {
     let asked = Stop::listen()?;
     let listen = args.listen.resolve()?;
-    args.door.check(listen.ip(), super::serve::STRANGERS, None)?;
-    let token = args.door.token()?;
+    args.access.check(listen.ip(), super::serve::STRANGERS, None)?;
+    let token = args.access.token()?;
     let unserved =
         |e: &dyn std::fmt::Display| Fail::new(format!("{} is not served: {e}", args.file.display()));
     let context = device::open_at(listen.ip())?;
@@ -224,7 +224,7 @@ fn serve(args: &Serve) -> Result<(), Fail> {
     }
     let mut server = Server::new(rpc, log, Options { batch: args.batch.into() });
     let stop = Arc::new(AtomicBool::new(false));
-    watch(&asked, &stop, args.stop_on_eof);
+    set_when_asked(&asked, args.stop_on_eof, &stop);
     let ended = server.run(&stop).map_err(|e| {
         Fail::new(format!(
             "the log is not served any more ({e}); what was acknowledged is safe, look at the disk"

@@ -1,10 +1,9 @@
 //! `rem log serve`.
 
-use std::io::{Read as _, Write as _};
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 
 use remanence_persist::Config;
 use remanence_persist::taxonomy::Buffers;
@@ -18,7 +17,8 @@ use serde_json::json;
 
 use crate::args::{self, Size};
 use crate::device;
-use crate::fail::{Context as _, Fail};
+use crate::fail::Fail;
+use crate::serving::{print_line, set_when_asked};
 use crate::signals::Stop;
 use crate::ui::{self, Mood};
 
@@ -50,7 +50,7 @@ pub(super) struct Args {
     #[arg(long, value_name = "HOST[:PORT]", default_value = "127.0.0.1")]
     listen: args::Server,
     #[command(flatten)]
-    door: args::AccessOptions,
+    access: args::AccessOptions,
     /// Clients at a time
     #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u16).range(1..=256))]
     clients: u16,
@@ -84,7 +84,7 @@ pub(super) const STRANGERS: &str = "read and write the log";
 pub(super) fn run(args: &Args) -> Result<(), Fail> {
     let asked = Stop::listen()?;
     let listen = args.listen.resolve()?;
-    args.door.check(listen.ip(), STRANGERS, None)?;
+    args.access.check(listen.ip(), STRANGERS, None)?;
     let context = device::open_at(listen.ip())?;
     let mut file = file_options().journal(args::Journal::or_default(args.journal)).only_durable(true);
     if let Some(domain) = args.declare.as_deref().and_then(PersistenceDomain::from_name) {
@@ -94,11 +94,11 @@ pub(super) fn run(args: &Args) -> Result<(), Fail> {
         fits(args)?;
         file = file.create(args.size.0);
     }
-    let token = args.door.token()?;
+    let token = args.access.token()?;
     let region = file.open(&args.file).map_err(|e| Fail::new(e.to_string()))?;
     let mut options =
         ServerOptions::new(&context, region.clone(), listen.port()).serves("a log").sessions(args.clients);
-    options = args.door.guard(options, token.as_ref().map(|(token, _)| token));
+    options = args.access.guard(options, token.as_ref().map(|(token, _)| token));
     options = match args.configuration {
         Some(config) => options.declare(config),
         None if args.buffers == "pm" => options.buffers(Buffers::Pm),
@@ -170,7 +170,7 @@ pub(super) fn run(args: &Args) -> Result<(), Fail> {
         ui::remark("  Ctrl-C stops the server; the log in the file stays.");
     }
     let stop = Arc::new(AtomicBool::new(false));
-    watch(&asked, &stop, args.stop_on_eof);
+    set_when_asked(&asked, args.stop_on_eof, &stop);
     let stats = server.run(&stop).map_err(|e| Fail::new(e.to_string()))?;
     if args.json {
         let stopped = json!({
@@ -222,29 +222,4 @@ pub(super) fn tell_token(token: Option<&(Token, Option<&Path>)>, listens: IpAddr
         Some((_, None)) => " --token TOKEN".into(),
         None => String::new(),
     }
-}
-
-/// Stops the server when somebody asks.
-pub(super) fn watch(asked: &Stop, stop: &Arc<AtomicBool>, on_eof: bool) {
-    if on_eof {
-        let asked = asked.clone();
-        std::thread::spawn(move || {
-            let mut sink = [0; 64];
-            while !matches!(std::io::stdin().read(&mut sink), Ok(0) | Err(_)) {}
-            asked.ask();
-        });
-    }
-    let (asked, stop) = (asked.clone(), Arc::clone(stop));
-    std::thread::spawn(move || {
-        while !asked.is_asked() {
-            std::thread::sleep(std::time::Duration::from_millis(50));
-        }
-        stop.store(true, Ordering::Release);
-    });
-}
-
-/// A line for another program, which may be waiting for it behind a pipe.
-pub(super) fn print_line(line: &str) -> Result<(), Fail> {
-    let mut out = std::io::stdout().lock();
-    writeln!(out, "{line}").and_then(|()| out.flush()).context(|| "standard output cannot be written".into())
 }

@@ -1,4 +1,4 @@
-//! Who may reach what a command listens at: every command that listens, and every door of it.
+//! Who may reach what a command listens at: every command that listens, and every endpoint of it.
 
 use crate::common;
 
@@ -14,7 +14,7 @@ use serde_json::Value;
 const ELSEWHERE: &str = "192.0.2.1:0";
 const TOKEN: &str = "correct-horse-battery";
 
-/// The last words of each command, which opens a door at [`ELSEWHERE`]; and what guards that door, if anything does.
+/// The last words of each command, which listens at [`ELSEWHERE`]; and what guards that endpoint, if anything does.
 const DOORS: [(&[&str], Option<[&str; 2]>); 9] = [
     (&["kv", "serve", "FILE", "--listen", ELSEWHERE], Some(["--token", TOKEN])),
     (&["kv", "serve", "FILE", "--listen", "127.0.0.1:0", "--metrics", ELSEWHERE], None),
@@ -86,7 +86,7 @@ fn nothing_that_asks_for_nothing_is_reached_from_other_machines_unless_that_is_s
 }
 
 #[test]
-fn who_keeps_redis_clients_out_does_not_let_others_in_by_the_native_door() {
+fn who_keeps_redis_clients_out_does_not_let_others_in_by_the_native_endpoint() {
     let dir = tempfile::tempdir_in("/dev/shm").expect("a directory");
     let password = write(dir.path(), "password", b"open sesame\n");
     let file = dir.path().join("file");
@@ -106,7 +106,7 @@ fn who_keeps_redis_clients_out_does_not_let_others_in_by_the_native_door() {
     run(&mut gateway(&["--local", "127.0.0.1"])).bad("--local");
     assert!(!file.exists());
 
-    // With a token the door takes that one; without, and unasked for, it takes none.
+    // With a token the endpoint takes that one; without, and unasked for, it takes none.
     for (more, lets_in) in [(&["--native", native.as_str(), "--token", TOKEN] as &[&str], true), (&[], false)]
     {
         let (server, ready) = start(gateway(more).arg("--json"));

@@ -1,8 +1,8 @@
 //! Who may reach what a command listens at.
 //!
-//! Every command that listens says so here, of each of its doors, before it makes a file or opens a device: servers of a store
+//! Every command that listens says so here, of each of its endpoints, before it makes a file or opens a device: servers of a store
 //! or a log, Redis clients of a gateway, Prometheus. Nothing that asks for neither a token nor a password is reached from
-//! another machine, unless `--insecure` says that this is meant. `tests/waits/doors.rs` has a table of all of them.
+//! another machine, unless `--insecure` says that this is meant. `tests/waits/exposure.rs` has a table of all of them.
 
 use std::net::IpAddr;
 
@@ -12,7 +12,7 @@ use crate::fail::Fail;
 
 /// One address that a command listens at.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Opening {
+pub(crate) struct Endpoint {
     /// The address that it listens on; a loopback address is for this machine alone.
     pub(crate) at: IpAddr,
     /// What whoever reaches it could do, after "could".
@@ -23,7 +23,7 @@ pub(crate) struct Opening {
     pub(crate) guarded: bool,
 }
 
-impl Opening {
+impl Endpoint {
     /// Of a server whose clients have a token.
     pub(crate) const fn server(at: IpAddr, could: &'static str, token: bool) -> Self {
         Self { at, could, guard: Some("a token (--token-file)"), guarded: token }
@@ -35,18 +35,18 @@ impl Opening {
     }
 }
 
-/// Refuses a command of which other machines could reach a door that is not guarded, and nobody said that this is meant; and
-/// one that says so of doors that all are guarded, as whoever said it expects others to come in.
-pub(crate) fn check(openings: &[Opening], insecure: bool) -> Result<(), Fail> {
-    let open = |opening: &&Opening| !may_listen(opening.at, opening.guarded, insecure);
-    if let Some(opening) = openings.iter().find(open) {
-        let guard = opening.guard.map(|guard| format!("give it {guard}, ")).unwrap_or_default();
+/// Refuses a command of which other machines could reach an endpoint that is not guarded, and nobody said that this is meant; and
+/// one that says so of endpoints that all are guarded, as whoever said it expects others to come in.
+pub(crate) fn check(endpoints: &[Endpoint], insecure: bool) -> Result<(), Fail> {
+    let open = |endpoint: &&Endpoint| !may_listen(endpoint.at, endpoint.guarded, insecure);
+    if let Some(endpoint) = endpoints.iter().find(open) {
+        let guard = endpoint.guard.map(|guard| format!("give it {guard}, ")).unwrap_or_default();
         return Err(Fail::new(format!(
             "whoever reaches {} could {}: {guard}let it listen on 127.0.0.1, or say that this is meant (--insecure)",
-            opening.at, opening.could
+            endpoint.at, endpoint.could
         )));
     }
-    if insecure && openings.iter().all(|opening| opening.guarded) {
+    if insecure && endpoints.iter().all(|endpoint| endpoint.guarded) {
         return Err(Fail::new(
             "--insecure lets nobody in here, as who connects has to have the token or the password all the same; leave one of \
              them out",

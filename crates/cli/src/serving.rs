@@ -1,0 +1,42 @@
+//! What every command that serves does beside serving: it stops when it is asked to, and says lines to programs that started it.
+
+use std::io::{Read as _, Write as _};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use crate::fail::{Context as _, Fail};
+use crate::signals::Stop;
+
+/// Asks the command to stop when standard input ends, as it does with the program that started this one.
+pub(crate) fn stop_on_eof(asked: &Stop) {
+    let asked = asked.clone();
+    std::thread::spawn(move || {
+        let mut sink = [0; 64];
+        while !matches!(std::io::stdin().read(&mut sink), Ok(0) | Err(_)) {}
+        asked.ask();
+    });
+}
+
+/// Does this when somebody asks the command to stop: a signal, and the end of standard input if that counts.
+pub(crate) fn when_asked(asked: &Stop, on_eof: bool, stop: impl FnOnce() + Send + 'static) {
+    if on_eof {
+        stop_on_eof(asked);
+    }
+    let asked = asked.clone();
+    std::thread::spawn(move || {
+        asked.wait();
+        stop();
+    });
+}
+
+/// Sets what a server looks at when somebody asks the command to stop.
+pub(crate) fn set_when_asked(asked: &Stop, on_eof: bool, stop: &Arc<AtomicBool>) {
+    let stop = Arc::clone(stop);
+    when_asked(asked, on_eof, move || stop.store(true, Ordering::Release));
+}
+
+/// A line for another program, which may be waiting for it behind a pipe.
+pub(crate) fn print_line(line: &str) -> Result<(), Fail> {
+    let mut out = std::io::stdout().lock();
+    writeln!(out, "{line}").and_then(|()| out.flush()).context(|| "standard output cannot be written".into())
+}
