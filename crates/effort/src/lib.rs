@@ -3,7 +3,8 @@
 //!
 //! `REMANENCE_EFFORT=push`, which is usual, tries what somebody waits for: a fixed number of seeds, so that one source has one verdict
 //! on every machine. `REMANENCE_EFFORT=night` gives each simulation ten minutes, and twenty times as many seeds at least.
-//! `REMANENCE_SEEDS=FROM..TO` runs those seeds and no others: it is what a failure asks to be replayed by.
+//! `REMANENCE_SEEDS=FROM..TO` runs those seeds and no others: it is what a failure asks to be replayed by. `REMANENCE_ROUNDS=N` has what
+//! kills or repeats do so as often.
 
 #![forbid(unsafe_code)]
 
@@ -14,6 +15,8 @@ use std::time::{Duration, Instant};
 const EFFORT: &str = "REMANENCE_EFFORT";
 /// What says which seeds are run.
 const SEEDS: &str = "REMANENCE_SEEDS";
+/// What says how often tests kill or repeat.
+const ROUNDS: &str = "REMANENCE_ROUNDS";
 /// How long a simulation goes on at night.
 const NIGHT: Duration = Duration::from_secs(600);
 /// How many times the seeds of a push a night has at least.
@@ -48,15 +51,19 @@ impl Effort {
     }
 }
 
-/// The rounds of a test that kills or repeats: so many for a push, so many for a night.
+/// The rounds of a test that kills or repeats: so many for a push, so many for a night; or as many as the environment asks for.
 ///
 /// # Panics
-/// The environment asks for another effort than these two.
+/// The environment asks for another effort than these two, or for rounds that are no number.
 #[must_use]
 pub fn rounds(push: u64, night: u64) -> u64 {
-    match Effort::asked() {
-        Effort::Push => push,
-        Effort::Night => night,
+    let asked = std::env::var(ROUNDS).ok();
+    match (asked, Effort::asked()) {
+        (Some(asked), _) => {
+            asked.parse().unwrap_or_else(|_| panic!("{ROUNDS} is a number, and not `{asked}`"))
+        }
+        (None, Effort::Push) => push,
+        (None, Effort::Night) => night,
     }
 }
 

@@ -2,7 +2,7 @@
 //! acknowledged is lost, nothing torn is ever served, and each key's history, over all takeovers and rebuilds, is one that a
 //! register could have had.
 //!
-//! `REMANENCE_KV_TORTURE=rounds` kills so often (3 if it is not set), `REMANENCE_KV_SEED=n` draws another story. What is killed
+//! `REMANENCE_ROUNDS=N` kills N times (3 if nothing is said), `REMANENCE_SEED=n` draws another story. What is killed
 //! when does not follow from the seed alone, as the machine has its say.
 
 use crate::servers as live;
@@ -198,7 +198,7 @@ impl Victim for Cluster {
 
 #[test]
 fn nothing_is_lost_or_torn_whichever_member_dies() {
-    let seed = asked("REMANENCE_KV_SEED").unwrap_or(1);
+    let seed = asked("REMANENCE_SEED").unwrap_or(1);
     let (dir, boards) =
         (tempfile::tempdir().expect("a directory"), tempfile::tempdir_in("/dev/shm").expect("a directory"));
     let mut cluster = Cluster {

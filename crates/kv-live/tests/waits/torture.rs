@@ -1,7 +1,7 @@
 //! Real servers and clients, killed with SIGKILL at any moment under load. Nothing acknowledged is lost, nothing torn is ever
 //! served, and each key's history, over all the deaths, is one that a register could have had.
 //!
-//! `REMANENCE_KV_TORTURE=rounds` kills so often in each setting (5 if it is not set), `REMANENCE_KV_SEED=n` draws another
+//! `REMANENCE_ROUNDS=N` kills N times in each setting (5 if nothing is said), `REMANENCE_SEED=n` draws another
 //! story, and `REMANENCE_KV_HISTORIES=file` keeps the histories for `tests/porcupine`. What is killed when does not follow
 //! from the seed alone, as the machine has its say.
 
@@ -156,7 +156,7 @@ fn directory(shared: bool) -> tempfile::TempDir {
 }
 
 fn torture(name: &str, mode: Mode, shared: bool) {
-    let seed = asked("REMANENCE_KV_SEED").unwrap_or(1);
+    let seed = asked("REMANENCE_SEED").unwrap_or(1);
     let (dir, boards) = (directory(shared), directory(true));
     let mut server = One {
         name: format!("{name}, seed {seed}"),
@@ -168,7 +168,7 @@ fn torture(name: &str, mode: Mode, shared: bool) {
         killed: 0,
     };
     harness::torture(5, &boards, Seeded::new(seed), &mut server);
-    assert!(server.killed > 0 || asked("REMANENCE_KV_TORTURE").is_some_and(|rounds| rounds < 3));
+    assert!(server.killed > 0 || remanence_effort::rounds(5, 50) < 3);
 }
 
 #[test]

@@ -270,13 +270,6 @@ impl<M: Medium> Session<'_, '_, M> {
 pub(crate) type Gets = Many<Get>;
 pub(crate) const FULL: Error = Error::Refused(Refusal::Full);
 
-/// The seeds of a run: as many, or those that `REMANENCE_KV_SEEDS=from..to` asks for.
-pub(crate) fn seeds(few: u64) -> std::ops::Range<u64> {
-    let Ok(asked) = std::env::var("REMANENCE_KV_SEEDS") else { return 0..few };
-    let (from, to) = asked.split_once("..").expect("REMANENCE_KV_SEEDS=from..to");
-    from.parse().expect("a number")..to.parse().expect("a number")
-}
-
 /// Bytes that tell of their origin.
 pub(crate) fn value(seed: u64, len: usize) -> Vec<u8> {
     (0..len as u64).map(|n| (seed.wrapping_mul(0x9E37_79B9).wrapping_add(n * 13) >> 3) as u8 | 1).collect()

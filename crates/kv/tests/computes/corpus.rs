@@ -24,8 +24,7 @@ fn the_fuzz_corpus_breaks_no_promise() {
 
 #[test]
 fn random_stories_break_no_promise() {
-    let rounds = std::env::var("REMANENCE_KV_STORIES").ok().and_then(|n| n.parse().ok()).unwrap_or(400);
-    for seed in 0..rounds {
+    for seed in remanence_effort::seeds(400) {
         let mut choices = Seeded::new(seed);
         let len = choices.pick(600);
         let data: Vec<u8> = (0..len).map(|_| choices.pick(256) as u8).collect();

@@ -2,7 +2,7 @@
 //! looked at.
 //!
 //! The oracle: in durable mode each key has its value of the last acknowledged operation, or that of the one under way. In
-//! mode `erda` it has one that it once had, whole. `REMANENCE_KV_CRASH=n` tries n times as many crashes.
+//! mode `erda` it has one that it once had, whole. `REMANENCE_EFFORT=night` tries twenty times as many crashes.
 
 use crate::common;
 
@@ -24,7 +24,7 @@ use remanence_pmem::crash_image::{CrashImage, EveryWay, Explorer, Failure};
 use remanence_pmem::{Medium, PersistenceDomain};
 
 fn factor() -> usize {
-    std::env::var("REMANENCE_KV_CRASH").ok().and_then(|n| n.parse().ok()).unwrap_or(1)
+    remanence_effort::rounds(1, 20) as usize
 }
 
 /// Prepares, then crashes `ops` everywhere.

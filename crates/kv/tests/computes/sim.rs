@@ -1,11 +1,11 @@
 //! Whole clusters under a seed: what clients saw is checked for linearizability, across crashes too.
 //!
-//! `REMANENCE_KV_SEEDS=from..to` runs others than the few of every test run; a failure names its seed.
+//! `REMANENCE_SEEDS=from..to` runs others than the few of every test run; a failure names its seed.
 
 use crate::common;
 
 use common::world::{CALM, STORM, Weather, World};
-use common::{DEFERRED, DURABLE, ERDA, INLINE, INLINE_LINES, seeds};
+use common::{DEFERRED, DURABLE, ERDA, INLINE, INLINE_LINES};
 use remanence_kv::Options;
 use remanence_kv::server::Stats;
 
@@ -17,14 +17,14 @@ struct Sums {
 
 fn run(few: u64, weather: Weather, options: Options) -> Sums {
     let mut sums = Sums { stats: Stats::default(), crashes: 0, kills: 0 };
-    for seed in seeds(few) {
+    for seed in remanence_effort::seeds(few) {
         let story = std::panic::catch_unwind(|| {
             let mut world = World::new(seed, weather, options);
             world.run();
             world
         });
         let world = story.unwrap_or_else(|panic| {
-            eprintln!("seed {seed}: REMANENCE_KV_SEEDS={seed}..{} repeats it", seed + 1);
+            eprintln!("seed {seed}: {} repeats it", remanence_effort::replay(seed));
             std::panic::resume_unwind(panic)
         });
         let stats = world.stats;

@@ -1,7 +1,7 @@
 //! What our checker says of histories is what Porcupine says: of the simulations', of such that were broken on purpose, and
 //! of those of the paper's own design, which cannot be had by a register.
 //!
-//! `REMANENCE_KV_SEEDS=from..to` takes other seeds. See `common/porcupine.rs` for what this takes.
+//! `REMANENCE_ROUNDS=N` takes as many seeds. See `common/porcupine.rs` for what this takes.
 
 use crate::common;
 
@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use common::porcupine::{Named, Porcupine};
 use common::world::{CALM, STORM, Weather, World};
-use common::{DEFERRED, DURABLE, ERDA, INLINE, INLINE_LINES, seeds};
+use common::{DEFERRED, DURABLE, ERDA, INLINE, INLINE_LINES};
 use remanence_kv::Options;
 use remanence_kv::paper::{self, Paper, Sizes};
 use remanence_pmem::PersistenceDomain;
@@ -28,7 +28,7 @@ fn simulated(few: u64) -> Vec<Named> {
     ];
     let mut all = Vec::new();
     for (name, weather, options) in weathers {
-        for seed in seeds(few) {
+        for seed in 0..remanence_effort::rounds(few, 20 * few) {
             let mut world = World::new(seed, weather, options);
             world.run();
             for (part, (key, history)) in world.checked.into_iter().enumerate() {
@@ -194,7 +194,9 @@ fn porcupine_agrees_about_every_history() {
     );
 
     for (what, crash) in [("without a crash", 0), ("with crashes", 60)] {
-        let papers: Vec<Named> = seeds(8).flat_map(|seed| of_the_papers_design(seed, crash)).collect();
+        let papers: Vec<Named> = (0..remanence_effort::rounds(8, 160))
+            .flat_map(|seed| of_the_papers_design(seed, crash))
+            .collect();
         let (could, could_not) = porcupine.agrees(&papers);
         println!("the paper's design, {what}: {could} could have been, {could_not} could not");
         assert!(could_not > papers.len() / 4 || papers.len() < 24, "{what}: its holes show");

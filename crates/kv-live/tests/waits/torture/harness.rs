@@ -219,7 +219,7 @@ impl Story {
 
 /// Tortures somebody for as many rounds as are asked for, or for a few.
 pub(crate) fn torture<V: Victim>(few: u64, boards: &TempDir, choices: Seeded, victim: &mut V) {
-    let rounds = asked("REMANENCE_KV_TORTURE").unwrap_or(few);
+    let rounds = remanence_effort::rounds(few, 50);
     let name = victim.name();
     let second_opinion = Porcupine::build(boards.path());
     let (mut starts, mut left, mut operations, mut doubtful) = (BTreeMap::new(), rounds, 0, 0);
