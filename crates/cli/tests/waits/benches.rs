@@ -102,6 +102,16 @@ fn the_benches_of_calls_measure_every_bar() {
     }
 }
 
+/// With all servers, and with one that is stopped.
+#[test]
+fn quorum_measures_every_bar() {
+    let disk = env!("CARGO_TARGET_TMPDIR");
+    let report = bench("quorum", &["--directory", disk], None);
+    for who in ["server 1 alone", "2 of 3", "2 of 3, the third stopped"] {
+        assert!(series(&report, "append", who), "no append to {who}");
+    }
+}
+
 /// Filled, overwritten, opened again and full.
 #[test]
 fn kv_size_measures_every_bar() {

@@ -10,6 +10,7 @@ mod gateway;
 mod kv_size;
 mod logserver;
 mod pwrite;
+mod quorum;
 mod remotelog;
 mod transport;
 mod urdma;
@@ -46,6 +47,8 @@ enum Bench {
     Gateway(gateway::Args),
     /// What a store of many keys costs, and for how long one step of its server holds others up
     KvSize(kv_size::Args),
+    /// What a durable append to three servers waits for: their quorum, while the third one is stopped as well
+    Quorum(quorum::Args),
     /// Durable appends by all 72 recipes of paper 004, its figure 2, beside message passing and bare UDP
     Remotelog(remotelog::Args),
     /// The persistent log server, by the word that says how long its log is
@@ -96,6 +99,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Fail> {
         Bench::Failover(args) => failover::run(args),
         Bench::Gateway(args) => gateway::run(args),
         Bench::KvSize(args) => kv_size::run(args),
+        Bench::Quorum(args) => quorum::run(args),
         Bench::Remotelog(args) => remotelog::run(args),
         Bench::Logserver(args) => logserver::run(args),
         Bench::Pwrite(args) => pwrite::run(args),
