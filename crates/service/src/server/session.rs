@@ -298,6 +298,17 @@ impl Link {
         self.ring.slots
     }
 
+    /// Bytes of each of them, and of the longest message that can be sent.
+    #[must_use]
+    pub const fn slot_size(&self) -> u32 {
+        self.ring.slot_size
+    }
+
+    /// The session cannot go on: it ends when the service has returned.
+    pub const fn fail(&mut self) {
+        self.failed = true;
+    }
+
     /// Copies message `number` out of its buffer.
     pub fn read(&self, number: u64, bytes: &mut [u8]) {
         self.region().read(self.place_of(number), bytes);
