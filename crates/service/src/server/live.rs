@@ -277,6 +277,14 @@ impl Server {
         })
     }
 
+    /// With other bounds, and another limit for quiet clients, than it was bound with. Of what it had, nothing may be running.
+    #[must_use]
+    pub fn bounded(mut self, bounds: Bounds, quiet: Option<Duration>) -> Self {
+        (self.options.bounds, self.options.quiet) = (bounds, quiet);
+        self.places = Places::new(bounds, self.context.config().max_cqe);
+        self
+    }
+
     /// Where clients connect.
     #[must_use]
     pub fn addr(&self) -> SocketAddr {
@@ -326,7 +334,8 @@ impl Server {
             stop.wakes(self.cq.waker());
             let sessions = Sessions::new();
             let (deadlines, gone) = (Deadlines::default(), Vec::new());
-            Serving { server: self, service, sessions, inbox: &inbox, deadlines, gone }.run(stop)
+            Serving { server: self, service, sessions, inbox: &inbox, deadlines, gone, ended: false }
+                .run(stop)
         })
     }
 
@@ -376,6 +385,8 @@ struct Serving<'a, V: Service> {
     /// Sessions that ended in this turn: until it is over nobody else has their QPs' numbers, which are in completions that
     /// were taken already.
     gone: Vec<Box<Session<V::State>>>,
+    /// A session was ended that somebody asked the end of.
+    ended: bool,
 }
 
 impl<V: Service> Serving<'_, V> {
@@ -455,7 +466,8 @@ impl<V: Service> Serving<'_, V> {
         self.settle();
         self.look_for_quiet();
         let mut turn = self.service.turn(&mut self.sessions, lot);
-        if self.asks() && turn != Turn::End {
+        self.asks();
+        if std::mem::take(&mut self.ended) && turn != Turn::End {
             // Who asked for the end of a session waits to hear of it.
             turn = Turn::After(Duration::ZERO);
         }
@@ -523,8 +535,12 @@ impl<V: Service> Serving<'_, V> {
         session.link.received = number;
         let imm = (wc.opcode == WcOpcode::RecvRdmaWithImm).then(|| wc.imm.unwrap_or(0));
         let result = self.service.message(session, &Message { number, len: wc.byte_len, imm });
-        push(self.service, session);
-        self.close(place, result);
+        // What the service asked for comes before its answer.
+        self.asks();
+        if let Some(session) = &mut self.sessions.all[place as usize] {
+            push(self.service, session);
+            self.close(place, result);
+        }
     }
 
     /// Those that have something to do do it.
@@ -569,7 +585,8 @@ impl<V: Service> Serving<'_, V> {
         if self.deadlines.is_empty() {
             return;
         }
-        let now = Instant::now();
+        // Some come a little early, so that one wake-up does for many.
+        let now = Instant::now() + limit / 8;
         while let Some(id) = self.deadlines.pop_due(now) {
             let Some(&place) = self.sessions.by_id.get(&id) else { continue };
             let Some(session) = &mut self.sessions.all[place as usize] else { continue };
@@ -583,9 +600,8 @@ impl<V: Service> Serving<'_, V> {
         }
     }
 
-    /// Does what other threads and the service asked for. Whether a session was ended.
-    fn asks(&mut self) -> bool {
-        let mut ended = false;
+    /// Does what other threads and the service asked for.
+    fn asks(&mut self) {
         for ask in self.server.control.take() {
             let (Ask::End(id) | Ask::Notice(id, _)) = ask;
             if self.inbox.is_coming() && !self.sessions.by_id.contains_key(&id) {
@@ -595,7 +611,7 @@ impl<V: Service> Serving<'_, V> {
             match ask {
                 Ask::End(_) => {
                     self.end(place);
-                    ended = true;
+                    self.ended = true;
                 }
                 Ask::Notice(_, body) => {
                     self.sessions.touch(place);
@@ -605,7 +621,6 @@ impl<V: Service> Serving<'_, V> {
                 }
             }
         }
-        ended
     }
 
     /// Waits until what was answered has arrived, but not for clients that do not take it.
