@@ -385,6 +385,7 @@ impl Server {
             floor::Options {
                 port: options.port,
                 backlog: BACKLOG,
+                message: options.message,
                 bounds: Bounds { sessions, each, bytes: u64::MAX },
                 quiet: None,
             },

@@ -48,8 +48,13 @@ impl Port {
     /// The port is taken.
     pub fn take(context: &Context, port: u16) -> Result<Self, remanence_verbs::Error> {
         let limits = Limits::default();
-        let options =
-            floor::Options { port, backlog: limits.strangers.most, bounds: bounds(&limits), quiet: None };
+        let options = floor::Options {
+            port,
+            backlog: limits.strangers.most,
+            message: MAX_MESSAGE as u32,
+            bounds: bounds(&limits),
+            quiet: None,
+        };
         let floor = floor::Server::bind(context, options).map_err(verbs)?;
         Ok(Self { context: context.clone(), floor })
     }

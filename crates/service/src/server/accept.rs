@@ -87,6 +87,7 @@ pub struct Workshop<'a> {
     pub(crate) cq: &'a Cq,
     pub(crate) capacity: &'a AtomicU32,
     pub(crate) next_id: &'a AtomicU64,
+    pub(crate) message: u32,
 }
 
 /// The completion queue is made for so many.
@@ -99,7 +100,7 @@ impl Workshop<'_> {
     /// A bound is reached, or the device or the machine has no room.
     pub fn open(&self, mut place: Place, spec: &Spec<'_>) -> Result<Opened, Error> {
         // Whatever all clients do at once, the queue does not overflow.
-        let completions = place.charge(spec.bytes(), spec.completions())?;
+        let completions = place.charge(spec.bytes(self.message), spec.completions())?;
         self.make_room(completions)?;
         let id = SessionId(self.next_id.fetch_add(1, Ordering::Relaxed));
         let caps = spec.caps();

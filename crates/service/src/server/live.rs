@@ -15,7 +15,7 @@ use super::accept::{self, Admit, Arrival, COMPLETIONS, Inbox, Workshop};
 use super::bounds::{Bounds, Places};
 use super::control::{Ask, Control, StopSignal};
 use super::deadlines::Deadlines;
-use super::session::{Link, PROBE, RECEIVE, Session, SessionId};
+use super::session::{PROBE, RECEIVE, SendBuffers, Session, SessionId};
 
 /// Completions that are taken at once.
 const LOT: usize = 256;
@@ -29,6 +29,8 @@ pub struct Options {
     pub port: u16,
     /// Connection requests that wait for an answer at most.
     pub backlog: usize,
+    /// Bytes of a send buffer, and of the longest message that can be sent.
+    pub message: u32,
     /// What its clients may have.
     pub bounds: Bounds,
     /// A client that said nothing for so long is asked whether it is there. `None`: that is left to the device, which does so
@@ -36,7 +38,7 @@ pub struct Options {
     pub quiet: Option<Duration>,
 }
 
-/// A message that has arrived. It is in its buffer until that is [given back](Link::give_back).
+/// A message that has arrived. It is in its buffer until that is [given back](super::Link::give_back).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Message {
     /// Which of its session, from 1.
@@ -334,14 +336,16 @@ impl Server {
             stop.wakes(self.cq.waker());
             let sessions = Sessions::new();
             let (deadlines, gone) = (Deadlines::default(), Vec::new());
-            Serving { server: self, service, sessions, inbox: &inbox, deadlines, gone, ended: false }
+            let buffers = SendBuffers::new(self.pd.clone(), self.options.message);
+            let inbox = &inbox;
+            Serving { server: self, service, sessions, inbox, buffers, deadlines, gone, ended: false }
                 .run(stop)
         })
     }
 
     fn accept<S>(&self, admit: &mut impl Admit<State = S>, inbox: &Inbox<S>, over: &AtomicBool) {
         let Self { pd, cq, capacity, next_id, control, places, .. } = self;
-        let workshop = Workshop { pd, cq, capacity, next_id };
+        let workshop = Workshop { pd, cq, capacity, next_id, message: self.options.message };
         while !over.load(Ordering::Acquire) {
             let Some(incoming) = self.listener.get_request(None) else { continue };
             let made = accept::decide(
@@ -380,6 +384,7 @@ struct Serving<'a, V: Service> {
     service: &'a mut V,
     sessions: Sessions<V::State>,
     inbox: &'a Inbox<V::State>,
+    buffers: SendBuffers,
     /// When to look whether a client is quiet.
     deadlines: Deadlines<SessionId>,
     /// Sessions that ended in this turn: until it is over nobody else has their QPs' numbers, which are in completions that
@@ -473,7 +478,11 @@ impl<V: Service> Serving<'_, V> {
         }
         self.settle();
         self.service.rests(lot);
-        self.gone.clear();
+        for mut session in self.gone.drain(..) {
+            let held = session.link.take_held();
+            drop(session);
+            self.buffers.give_back(held);
+        }
         turn
     }
 
@@ -525,7 +534,7 @@ impl<V: Service> Serving<'_, V> {
             if wc.wr_id == PROBE && !session.link.is_leaving() {
                 self.server.control.counters().probed.fetch_add(1, Ordering::Relaxed);
             }
-            session.link.sent(wc.wr_id);
+            session.link.sent(wc.wr_id, &mut self.buffers);
             return;
         }
         if session.link.is_leaving() {
@@ -538,7 +547,7 @@ impl<V: Service> Serving<'_, V> {
         // What the service asked for comes before its answer.
         self.asks();
         if let Some(session) = &mut self.sessions.all[place as usize] {
-            push(self.service, session);
+            push(self.service, session, &mut self.buffers);
             self.close(place, result);
         }
     }
@@ -549,7 +558,7 @@ impl<V: Service> Serving<'_, V> {
             let Some(session) = &mut self.sessions.all[place as usize] else { continue };
             session.link.touched = false;
             let mut result = self.service.settle(session);
-            push(self.service, session);
+            push(self.service, session, &mut self.buffers);
             if session.link.is_leaving() {
                 session.link.ask_for_news();
             }
@@ -628,7 +637,7 @@ impl<V: Service> Serving<'_, V> {
         let end = Instant::now() + FAREWELL;
         let mut waiting: usize = 0;
         for session in self.sessions.all.iter_mut().flatten() {
-            push(self.service, session);
+            push(self.service, session, &mut self.buffers);
             session.link.leave();
             session.link.ask_for_news();
             waiting += usize::from(session.link.is_sending());
@@ -648,8 +657,8 @@ impl<V: Service> Serving<'_, V> {
                     waiting -= usize::from(was);
                     self.end(place);
                 } else if wc.wr_id & RECEIVE == 0 {
-                    link.sent(wc.wr_id);
-                    push(self.service, session);
+                    link.sent(wc.wr_id, &mut self.buffers);
+                    push(self.service, session, &mut self.buffers);
                     session.link.ask_for_news();
                     waiting -= usize::from(was && !session.link.is_sending());
                 }
@@ -659,8 +668,8 @@ impl<V: Service> Serving<'_, V> {
 }
 
 /// Sends what waits.
-fn push<V: Service>(service: &mut V, session: &mut Session<V::State>) {
+fn push<V: Service>(service: &mut V, session: &mut Session<V::State>, buffers: &mut SendBuffers) {
     if session.link.unsent() > 0 && service.ready(session) {
-        Link::push(&mut session.link);
+        session.link.push(buffers);
     }
 }

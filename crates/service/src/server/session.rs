@@ -5,18 +5,17 @@
 //! messages; how many a client may have under way, its credits, is between the two.
 //!
 //! *Sends.* Short messages go inline, and one of some of them has a completion, so that a full queue is heard of when it is
-//! full no more. Longer ones take one of the session's send buffers. What finds no room waits here, and who lets too much
+//! full no more. Longer ones take a send buffer, of which all sessions share a stock. What finds no room waits here, and who lets too much
 //! wait, as it does not take its answers, is ended.
 //!
 //! Memory that no message touched yet is not there: a silent session costs its objects, and no buffer.
 
 use std::collections::VecDeque;
 use std::net::IpAddr;
-use std::sync::Arc;
 use std::time::Instant;
 
 use remanence_pmem::Region;
-use remanence_rnic::{Access, Data, PostError, QpCaps, RecvWr, RemoteAddr, SendFlags, SendOp, SendWr};
+use remanence_rnic::{Access, Data, PostError, QpCaps, RecvWr, RemoteAddr, SendFlags, SendOp, SendWr, Sge};
 use remanence_verbs::{ConnectAttr, Connection, Mr, Pd, Qp};
 use remanence_wire::Rkey;
 
@@ -49,9 +48,9 @@ pub enum Buffers<'a> {
 pub struct Spec<'a> {
     /// Receive buffers.
     pub slots: u32,
-    /// Bytes of each of them, and of each send buffer.
+    /// Bytes of each of them.
     pub slot_size: u32,
-    /// Send buffers.
+    /// Send buffers that it has at once at most, of those that all sessions share.
     pub sends: u32,
     /// Messages to the client that wait for room at most.
     pub unsent: usize,
@@ -84,15 +83,16 @@ impl Spec<'_> {
         self.max_send_wr() + self.slots + 2
     }
 
-    pub(crate) fn bytes(&self) -> u64 {
+    /// Of memory that is made for it, with send buffers of so many bytes.
+    pub(crate) fn bytes(&self, send: u32) -> u64 {
         let received = if matches!(self.buffers, Buffers::Own) { self.slots } else { 0 };
-        u64::from(received + self.sends) * u64::from(self.slot_size)
+        u64::from(received) * u64::from(self.slot_size) + u64::from(self.sends) * u64::from(send)
     }
 }
 
 #[derive(Debug)]
 struct Ring {
-    mr: Arc<Mr>,
+    mr: Mr,
     slots: u32,
     slot_size: u32,
 }
@@ -122,11 +122,9 @@ pub struct Opened {
 
 #[derive(Debug)]
 struct Outbox {
-    mr: Arc<Mr>,
-    /// Where send buffers begin in it.
-    first: u64,
-    free: Vec<u32>,
-    sends: u32,
+    /// Send buffers that the RNIC may read, in the order of the sends.
+    held: VecDeque<u32>,
+    held_max: usize,
     unsent: VecDeque<Vec<u8>>,
     unsent_max: usize,
     /// One in so many inline messages has a completion.
@@ -134,6 +132,47 @@ struct Outbox {
     inline: u32,
     /// Something was posted that no completion will tell of.
     unheard: bool,
+}
+
+/// The send buffers of all sessions. The one that was free last is used next, as its memory is there: what a server sends to
+/// silent sessions now and then takes no memory for each.
+#[derive(Debug)]
+pub(crate) struct SendBuffers {
+    pd: Pd,
+    size: u32,
+    lots: Vec<Mr>,
+    free: Vec<u32>,
+}
+
+impl SendBuffers {
+    /// So many are made at once.
+    const LOT: u32 = 64;
+
+    pub(crate) const fn new(pd: Pd, size: u32) -> Self {
+        Self { pd, size, lots: Vec::new(), free: Vec::new() }
+    }
+
+    fn take(&mut self) -> Result<u32, super::Error> {
+        if self.free.is_empty() {
+            let first = self.lots.len() as u32 * Self::LOT;
+            let region = Region::anonymous(u64::from(Self::LOT) * u64::from(self.size))?;
+            self.lots.push(self.pd.reg_mr(&region, Access::LOCAL_WRITE)?);
+            self.free.extend((first..first + Self::LOT).rev());
+        }
+        Ok(self.free.pop().expect("there are some now"))
+    }
+
+    fn fill(&self, slot: u32, bytes: &[u8]) -> Sge {
+        let mr = &self.lots[(slot / Self::LOT) as usize];
+        let at = u64::from(slot % Self::LOT) * u64::from(self.size);
+        mr.region().write(at, bytes);
+        mr.sge(at, bytes.len() as u32)
+    }
+
+    /// Those that are free again: nobody reads them any more.
+    pub(crate) fn give_back(&mut self, slots: impl IntoIterator<Item = u32>) {
+        self.free.extend(slots);
+    }
 }
 
 impl Opened {
@@ -144,14 +183,10 @@ impl Opened {
         place: Place,
         spec: &Spec<'_>,
     ) -> Result<Self, super::Error> {
-        let own = Region::anonymous(spec.bytes().max(1))?;
-        let own = Arc::new(pd.reg_mr(&own, Access::LOCAL_WRITE)?);
         let received = u64::from(spec.slots) * u64::from(spec.slot_size);
-        let (mr, first) = match spec.buffers {
-            Buffers::Own => (Arc::clone(&own), received),
-            Buffers::Within(region, at, access) => {
-                (Arc::new(pd.reg_mr_at(region, at, received, 0, access)?), 0)
-            }
+        let mr = match spec.buffers {
+            Buffers::Own => pd.reg_mr(&Region::anonymous(received)?, Access::LOCAL_WRITE)?,
+            Buffers::Within(region, at, access) => pd.reg_mr_at(region, at, received, 0, access)?,
         };
         let ring = Ring { mr, slots: spec.slots, slot_size: spec.slot_size };
         let attr = remanence_rnic::QpAttr {
@@ -165,10 +200,8 @@ impl Opened {
             ring.post(&qp, number).map_err(remanence_verbs::Error::from)?;
         }
         let outbox = Outbox {
-            mr: own,
-            first,
-            free: (0..spec.sends).rev().collect(),
-            sends: spec.sends,
+            held: VecDeque::new(),
+            held_max: spec.sends as usize,
             unsent: VecDeque::new(),
             unsent_max: spec.unsent,
             every: (spec.max_send_wr() / 4).max(1),
@@ -298,7 +331,7 @@ impl Link {
         self.ring.slots
     }
 
-    /// Bytes of each of them, and of the longest message that can be sent.
+    /// Bytes of each of them.
     #[must_use]
     pub const fn slot_size(&self) -> u32 {
         self.ring.slot_size
@@ -320,7 +353,7 @@ impl Link {
         self.failed |= self.ring.post(self.connection.qp(), next).is_err();
     }
 
-    /// Sends a message, which must fit a send buffer. It leaves when the service has returned.
+    /// Sends a message, which must fit a send buffer ([`Options::message`](super::Options::message)). It leaves when the service has returned.
     pub fn send(&mut self, message: Vec<u8>) {
         if !self.leaving {
             self.outbox.unsent.push_back(message);
@@ -349,8 +382,8 @@ impl Link {
 
     /// Something that is to be sent may not have arrived yet.
     pub(crate) fn is_sending(&self) -> bool {
-        let Outbox { free, sends, unsent, unheard, .. } = &self.outbox;
-        *unheard || self.probing || !unsent.is_empty() || free.len() < *sends as usize
+        let Outbox { held, unsent, unheard, .. } = &self.outbox;
+        *unheard || self.probing || !unsent.is_empty() || !held.is_empty()
     }
 
     /// Makes sure that a completion tells when all that was sent has arrived.
@@ -371,17 +404,21 @@ impl Link {
     }
 
     /// A send has completed, and with it all before it.
-    pub(crate) fn sent(&mut self, wr_id: u64) {
+    pub(crate) fn sent(&mut self, wr_id: u64, buffers: &mut SendBuffers) {
         match wr_id {
             PROBE => self.probing = false,
             ROOM => {}
-            slot => self.outbox.free.push(slot as u32),
+            slot => {
+                let oldest = self.outbox.held.pop_front();
+                debug_assert_eq!(oldest.map(u64::from), Some(slot), "sends complete in order");
+                buffers.give_back(oldest);
+            }
         }
     }
 
     /// Sends what waits, as far as there is room.
-    pub(crate) fn push(&mut self) {
-        let Self { connection, outbox, ring, failed, .. } = self;
+    pub(crate) fn push(&mut self, buffers: &mut SendBuffers) {
+        let Self { connection, outbox, failed, .. } = self;
         let qp = connection.qp();
         while let Some(bytes) = outbox.unsent.front() {
             let posted = if bytes.len() <= INLINE {
@@ -393,10 +430,14 @@ impl Link {
                     outbox.unheard = true;
                 })
             } else {
-                let Some(slot) = outbox.free.pop() else { return };
-                let at = outbox.first + u64::from(slot) * u64::from(ring.slot_size);
-                outbox.mr.region().write(at, bytes);
-                let sge = [outbox.mr.sge(at, bytes.len() as u32)];
+                if outbox.held.len() >= outbox.held_max {
+                    return;
+                }
+                let Ok(slot) = buffers.take() else {
+                    *failed = true;
+                    return;
+                };
+                let sge = [buffers.fill(slot, bytes)];
                 let wr = SendWr {
                     wr_id: slot.into(),
                     op: SendOp::Send,
@@ -404,7 +445,12 @@ impl Link {
                     flags: SendFlags::SIGNALED,
                     ud: None,
                 };
-                qp.post_send(&wr).inspect_err(|_| outbox.free.push(slot))
+                let posted = qp.post_send(&wr);
+                match posted {
+                    Ok(()) => outbox.held.push_back(slot),
+                    Err(_) => buffers.give_back([slot]),
+                }
+                posted
             };
             match posted {
                 Ok(()) => drop(outbox.unsent.pop_front()),
@@ -440,6 +486,11 @@ impl Link {
             Err(PostError::QueueFull) => {}
             Err(_) => self.failed = true,
         }
+    }
+
+    /// The send buffers that it has. They are free when its QP is gone.
+    pub(crate) fn take_held(&mut self) -> VecDeque<u32> {
+        std::mem::take(&mut self.outbox.held)
     }
 
     /// Its QPs go to the error state, and the client is told.

@@ -117,7 +117,7 @@ struct Host {
 impl Host {
     fn new(change: impl FnOnce(&mut Options)) -> Self {
         let bounds = Bounds { sessions: 64, each: 64, bytes: 64 << 20 };
-        let mut options = Options { port: 0, backlog: 64, bounds, quiet: None };
+        let mut options = Options { port: 0, backlog: 64, message: SLOT, bounds, quiet: None };
         change(&mut options);
         let server = Server::bind(&context(), options).expect("a server");
         let (addr, control, stop) = (server.addr(), server.control(), Stop::new());
