@@ -103,6 +103,12 @@ impl Control {
         self.0.counters.sessions.fetch_add(1, Ordering::Relaxed);
     }
 
+    /// It began, and could not be connected.
+    pub(crate) fn never_was(&self, session: SessionId) {
+        self.lock().live.remove(&session);
+        self.0.counters.sessions.fetch_sub(1, Ordering::Relaxed);
+    }
+
     pub(crate) fn ended(&self, session: SessionId) {
         self.lock().live.remove(&session);
         self.0.counters.ended.fetch_add(1, Ordering::Release);

@@ -355,7 +355,7 @@ impl Server {
                 &workshop,
                 inbox,
                 |id| control.begun(id),
-                |id| control.ended(id),
+                |id| control.never_was(id),
             );
             if made {
                 control.wake();
