@@ -44,7 +44,7 @@ pub enum Decision<S> {
     /// It is a new session.
     Session {
         /// What [`Workshop::open`] made for it.
-        opened: Opened,
+        opened: Box<Opened>,
         /// What the service keeps for it.
         state: S,
         /// What its client is told, at most 196 bytes.
@@ -98,14 +98,14 @@ impl Workshop<'_> {
     ///
     /// # Errors
     /// A bound is reached, or the device or the machine has no room.
-    pub fn open(&self, mut place: Place, spec: &Spec<'_>) -> Result<Opened, Error> {
+    pub fn open(&self, mut place: Place, spec: &Spec<'_>) -> Result<Box<Opened>, Error> {
         // Whatever all clients do at once, the queue does not overflow.
         let completions = place.charge(spec.bytes(self.message), spec.completions())?;
         self.make_room(completions)?;
         let id = SessionId(self.next_id.fetch_add(1, Ordering::Relaxed));
         let caps = spec.caps();
         let qp = self.pd.create_qp(&QpOptions { caps, ..QpOptions::rc(self.cq) })?;
-        Opened::new(self.pd, qp, id, place, spec)
+        Opened::new(self.pd, qp, id, place, spec).map(Box::new)
     }
 
     /// Doubles the completion queue where it is too small. Only this thread does.
@@ -202,7 +202,7 @@ pub(crate) fn decide<S>(
             begun(id);
             let made = inbox.put(|| {
                 let connection = incoming.accept(&opened.qp, &opened.attr, &welcome)?;
-                let link = opened.into_link(connection, peer, Instant::now());
+                let link = (*opened).into_link(connection, peer, Instant::now());
                 Ok(Arrival::Session(Box::new(Session { state, link })))
             });
             if !made {
