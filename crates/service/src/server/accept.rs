@@ -54,7 +54,7 @@ pub enum Decision<S> {
     Second {
         /// The session that it belongs to.
         session: SessionId,
-        /// Its PD.
+        /// The PD that the QP is made in.
         pd: Pd,
         /// How it is connected.
         attr: ConnectAttr,

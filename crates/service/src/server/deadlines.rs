@@ -18,7 +18,7 @@ impl<K: Ord> Default for Deadlines<K> {
 }
 
 impl<K: Ord> Deadlines<K> {
-    /// Adds one.
+    /// Adds a key that is due at that time.
     pub fn add(&mut self, at: Instant, key: K) {
         self.0.push(Reverse((at, key)));
     }

@@ -43,7 +43,7 @@ pub struct Options {
 pub struct Message {
     /// Which of its session, from 1.
     pub number: u64,
-    /// Its bytes.
+    /// How many bytes it has.
     pub len: u32,
     /// It is a WRITE with this immediate: the buffer has nothing of it.
     pub imm: Option<u32>,
@@ -52,7 +52,7 @@ pub struct Message {
 /// What one turn of the loop found.
 #[derive(Clone, Copy, Debug)]
 pub struct Lot<'a> {
-    /// All completions.
+    /// All completions that were taken in this turn.
     pub completions: &'a [Wc],
     /// Messages among them.
     pub messages: usize,
@@ -161,7 +161,7 @@ pub trait Service {
 /// The sessions of a server. None of its methods searches.
 #[derive(Debug)]
 pub struct Sessions<S> {
-    /// By place.
+    /// The sessions, each at the index of its place.
     all: Vec<Option<Box<Session<S>>>>,
     by_qpn: HashMap<Qpn, u32>,
     by_id: HashMap<SessionId, u32>,

@@ -46,7 +46,7 @@ pub enum Buffers<'a> {
 /// What a session is to have.
 #[derive(Clone, Copy, Debug)]
 pub struct Spec<'a> {
-    /// Receive buffers.
+    /// How many receive buffers it has.
     pub slots: u32,
     /// Bytes of each of them.
     pub slot_size: u32,
@@ -211,7 +211,7 @@ impl Opened {
         Ok(Self { id, ring, outbox, qp, attr: spec.attr, place })
     }
 
-    /// Its number.
+    /// The number of the session.
     #[must_use]
     pub const fn id(&self) -> SessionId {
         self.id
@@ -272,14 +272,14 @@ pub struct Link {
 /// A session as the service has it: what it keeps for it, and the server's part.
 #[derive(Debug)]
 pub struct Session<S> {
-    /// The service's.
+    /// What the service keeps for it.
     pub state: S,
-    /// The server's.
+    /// What the server knows of it.
     pub link: Link,
 }
 
 impl Link {
-    /// Its number.
+    /// The number of the session.
     #[must_use]
     pub const fn id(&self) -> SessionId {
         self.id
@@ -325,7 +325,7 @@ impl Link {
         self.received + 1
     }
 
-    /// Receive buffers.
+    /// How many receive buffers it has.
     #[must_use]
     pub const fn slots(&self) -> u32 {
         self.ring.slots
