@@ -58,6 +58,12 @@ impl<Id: Copy + PartialEq> Crowd<Id> {
         self.waiting.iter().take_while(move |one| now.saturating_sub(one.since) >= patience).map(|one| one.id)
     }
 
+    /// When the time of the first of them is over.
+    #[must_use]
+    pub fn deadline(&self) -> Option<Duration> {
+        self.waiting.front().map(|one| one.since + self.room.patience)
+    }
+
     /// How many wait.
     #[must_use]
     pub fn len(&self) -> usize {
@@ -127,8 +133,10 @@ mod tests {
     fn who_waits_too_long_is_named_and_who_leaves_makes_room() {
         let mut crowd = Crowd::new(ROOM);
         (0..4_u64).for_each(|n| assert_eq!(crowd.enter(at(n), n, address(1)), None));
+        assert_eq!(crowd.deadline(), Some(at(10)));
         assert_eq!(crowd.expired(at(11)).collect::<Vec<_>>(), [0, 1]);
         crowd.leave(0);
+        assert_eq!(crowd.deadline(), Some(at(11)));
         crowd.leave(77);
         assert_eq!(crowd.enter(at(11), 5, address(1)), None);
         assert_eq!(crowd.enter(at(11), 6, address(1)), Some(1));

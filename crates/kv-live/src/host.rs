@@ -24,6 +24,8 @@ use remanence_kv::view::{Mode, View};
 const BUDGET: usize = 64;
 /// A client that has said nothing for so long is told something, to see whether it is there.
 const PROBE: Duration = Duration::from_secs(5);
+/// How often the serving thread looks at least: what clients in this process did, and the members, come without a message.
+const LOOK: Duration = Duration::from_millis(100);
 /// Entries that are kept at most for new keys of calls that have come together.
 const PREPARED_MAX: usize = 1024;
 /// Values that one call of a scrub reads at most: no other message is served meanwhile.
@@ -505,7 +507,7 @@ impl Host {
         if self.failed {
             return None;
         }
-        Some(self.turns.rest(Instant::now(), self.lease / 8))
+        Some(self.turns.rest(Instant::now(), self.lease / 8).min(LOOK))
     }
 
     fn do_turn(&mut self, messages: usize) -> Result<(), Refusal> {

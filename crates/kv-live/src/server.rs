@@ -3,15 +3,14 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use parking_lot::{Mutex, MutexGuard};
 use remanence_persist::Config;
 use remanence_persist::taxonomy::Buffers;
 use remanence_pmem::{PersistenceDomain, Region, StoreGranularity};
-use remanence_remote::Token;
 use remanence_remote::ring::Layout;
+use remanence_remote::{StopSignal, Token};
 use remanence_verbs::Context;
 
 use super::host::Host;
@@ -414,11 +413,11 @@ impl Server {
         self.remote.meter()
     }
 
-    /// Serves until `stop` is set, settles what was written, and ends all sessions.
+    /// Serves until it is [stopped](remanence_remote::Server::run), settles what was written, and ends all sessions.
     ///
     /// # Errors
     /// The device is gone; the medium failed, and nothing more is made durable.
-    pub fn run(&mut self, stop: &AtomicBool) -> Result<StoreStats, Error> {
+    pub fn run<'a>(&mut self, stop: impl Into<StopSignal<'a>>) -> Result<StoreStats, Error> {
         let served = self.remote.run(stop);
         let mut host = lock(&self.host);
         if host.has_failed() {

@@ -21,6 +21,9 @@ pub(crate) fn page_size() -> usize {
     usize::try_from(size).expect("a page has a size")
 }
 
+/// Bytes in a huge page.
+const HUGE: usize = 2 << 20;
+
 fn whole_pages(len: u64) -> Result<usize, Error> {
     let page = page_size() as u64;
     let rounded = len.checked_next_multiple_of(page).filter(|rounded| *rounded <= i64::MAX as u64 && len > 0);
@@ -64,7 +67,8 @@ impl Mapping {
         let mapped = whole_pages(len)?;
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
         let mapping = map(mapped, flags, -1).map_err(|e| Error::os(format!("mapping {len} bytes"), e))?;
-        mapping.advise(libc::MADV_HUGEPAGE);
+        // Small ones lie side by side, and are one to the kernel: with huge pages the first byte of one would be memory for many.
+        mapping.advise(if mapped < HUGE { libc::MADV_NOHUGEPAGE } else { libc::MADV_HUGEPAGE });
         Ok(mapping)
     }
 
@@ -275,5 +279,33 @@ mod tests {
         std::fs::remove_file(&path).expect("removed");
         assert_eq!((refused, taken), (Err(Some(libc::ENOSPC)), 0));
         assert_eq!(fits.map_err(|e| e.raw_os_error()), Ok(1 << 20));
+    }
+
+    /// What the kernel was told of the memory at an address.
+    fn flags(at: usize) -> String {
+        let maps = std::fs::read_to_string("/proc/self/smaps").expect("it is there");
+        let mut inside = false;
+        for line in maps.lines() {
+            let range = line.split(' ').next().and_then(|range| range.split_once('-'));
+            let ends = range.and_then(|(from, to)| {
+                Some((usize::from_str_radix(from, 16).ok()?, usize::from_str_radix(to, 16).ok()?))
+            });
+            if let Some((from, to)) = ends {
+                inside = (from..to).contains(&at);
+            }
+            if inside && let Some(flags) = line.strip_prefix("VmFlags:") {
+                return format!("{flags} ");
+            }
+        }
+        panic!("nothing is mapped there")
+    }
+
+    #[test]
+    fn many_small_mappings_are_not_one_huge_page() {
+        let small = Mapping::anonymous(HUGE as u64 / 8).expect("memory");
+        let large = Mapping::anonymous(HUGE as u64).expect("memory");
+        let (small, large) = (flags(small.base() as usize), flags(large.base() as usize));
+        assert!(small.contains(" nh ") && !small.contains(" hg "), "{small}");
+        assert!(large.contains(" hg ") && !large.contains(" nh "), "{large}");
     }
 }

@@ -26,8 +26,11 @@ pub(crate) fn main() -> Result<(), Box<dyn Error>> {
     let to: Vec<SocketAddr> = servers.iter().map(Server::addr).collect();
     let stops: Vec<AtomicBool> = servers.iter().map(|_| AtomicBool::new(false)).collect();
     thread::scope(|scope| {
-        let serving: Vec<_> =
-            servers.iter_mut().zip(&stops).map(|(server, stop)| scope.spawn(|| server.run(stop))).collect();
+        let serving: Vec<_> = servers
+            .iter_mut()
+            .zip(&stops)
+            .map(|(server, stop)| scope.spawn(move || server.run(stop)))
+            .collect();
         let done = conduct(&to, &stops[2]);
         stops.iter().for_each(|stop| stop.store(true, Ordering::Release));
         for server in serving {

@@ -29,5 +29,5 @@ pub use remanence_remote::responder::{Fault, Served};
 pub use remanence_remote::ring::{Recovered, RingError};
 pub use remanence_remote::{
     Call, CostSource, Done, Error, Grants, Options as ConnectOptions, Plan, Reading, RemoteRegion, Server,
-    ServerOptions, Session, SessionControl, Stats, Ticket, Work,
+    ServerOptions, Session, SessionControl, Stats, Stop, StopSignal, Ticket, Work,
 };

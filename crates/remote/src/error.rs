@@ -139,6 +139,16 @@ pub enum Error {
     Session(#[from] Fault),
 }
 
+impl From<remanence_service::server::Error> for Error {
+    fn from(error: remanence_service::server::Error) -> Self {
+        match error {
+            remanence_service::server::Error::Verbs(error) => Self::Verbs(error),
+            remanence_service::server::Error::Memory(error) => Self::Memory(error),
+            remanence_service::server::Error::Full(full) => Self::Argument(full.to_string()),
+        }
+    }
+}
+
 /// Debug is the sentence as well: it is what a program prints whose `main` returns the error.
 impl std::fmt::Debug for Error {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {

@@ -103,6 +103,15 @@ pub struct Served {
     pub acks: u64,
 }
 
+impl std::ops::AddAssign for Served {
+    fn add_assign(&mut self, one: Self) {
+        self.messages += one.messages;
+        self.copies += one.copies;
+        self.psyncs += one.psyncs;
+        self.acks += one.acks;
+    }
+}
+
 /// The responder's side of one session.
 #[derive(Debug)]
 pub struct Responder {
@@ -137,7 +146,7 @@ impl Responder {
             owed: VecDeque::new(),
             unsynced: false,
             served: Served::default(),
-            buffer: vec![0; terms.ring.slot_size as usize],
+            buffer: Vec::new(),
         }
     }
 
@@ -220,7 +229,11 @@ impl Responder {
             return self.immediate(number, len, imm, memory, buffers, world);
         }
         let mut buffer = std::mem::take(&mut self.buffer);
-        let bytes = (len as usize).min(buffer.len());
+        let bytes = len.min(self.terms.ring.slot_size) as usize;
+        if buffer.len() < bytes {
+            // A session that is silent has none.
+            buffer.resize(bytes, 0);
+        }
         buffers.read(self.terms.ring.buffer(number), &mut buffer[..bytes]);
         let result = self.sent(number, &buffer[..bytes], len, memory, buffers, world);
         self.buffer = buffer;

@@ -4,66 +4,52 @@
 //! one-sided operations need neither, the device serves them. What is decided about a message is decided in
 //! [`crate::responder`].
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::BTreeMap;
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use remanence_auth::{Role, Token, may_listen};
 use remanence_persist::Config;
 use remanence_persist::taxonomy::{Buffers, Domain, FlushSupport, Order};
 use remanence_pmem::Region;
-use remanence_rnic::{
-    Access, Data, PostError, QpCaps, RecvWr, SendFlags, SendOp, SendWr, Wc, WcOpcode, WcStatus,
-};
-use remanence_verbs::{ConnectAttr, Connection, Context, Cq, Incoming, Listener, Mr, Pd, Qp, QpOptions};
-use remanence_wire::Qpn;
+use remanence_rnic::Access;
+use remanence_service::server::{self as floor, Bounds, Control, SessionId, StopSignal};
+use remanence_verbs::{Context, Mr};
 
-use crate::admission::{Admission, Ends, Verdict};
-use crate::codec::clipped;
+use crate::admission::Admission;
 use crate::error::Error;
 use crate::grants::Grants;
-use crate::hello::{Hello, Rejection, SLOT_SIZE_MAX, SLOTS_MAX, Stranger, VERSION, Welcome, Window};
-use crate::message::Answer;
+use crate::hello::{SLOT_SIZE_MAX, SLOTS_MAX};
 use crate::meter::Meter;
-use crate::program::granule_shift;
-use crate::responder::{Responder, Served, Terms, World};
-use crate::ring::{Layout, Recovered, Ring, recover};
-use crate::session::{DESCRIBE, SETTLE};
+use crate::responder::Served;
+use crate::ring::{Layout, Recovered, recover};
+use crate::serving::{Entrance, Serving};
+use crate::session::DESCRIBE;
 
-/// How long the serving thread waits at most before it looks at whether it should stop.
-const TICK: Duration = Duration::from_millis(100);
 /// Connection requests that wait for an answer at most.
 const BACKLOG: usize = 16;
-/// Answers that are not longer go without a buffer.
-const INLINE: usize = 256;
-/// Marks a work request as a receive.
-const RECEIVE: u64 = 1 << 63;
-/// A send whose completion frees no buffer.
-const NOBODY: u64 = u64::MAX >> 1;
-/// One in so many binds of windows has a completion.
-const BINDS: u32 = 8;
 
 /// How a server is made.
 #[derive(Clone, Debug)]
 pub struct ServerOptions {
     context: Context,
-    region: Region,
+    pub(crate) region: Region,
     port: u16,
     declared: Option<Config>,
     ddio: Option<bool>,
     buffers: Buffers,
     sessions: u16,
-    slots: u16,
-    message: u32,
+    each: Option<u16>,
+    pub(crate) slots: u16,
+    pub(crate) message: u32,
     relaxed: bool,
     token: Option<Token>,
     readers: Option<Token>,
     insecure: bool,
     guarded: bool,
-    serves: Option<&'static str>,
+    pub(crate) serves: Option<&'static str>,
 }
 
 impl ServerOptions {
@@ -79,6 +65,7 @@ impl ServerOptions {
             ddio: None,
             buffers: Buffers::Dram,
             sessions: 16,
+            each: None,
             slots: 64,
             message: 4096,
             relaxed: false,
@@ -125,6 +112,13 @@ impl ServerOptions {
     #[must_use]
     pub const fn sessions(mut self, count: u16) -> Self {
         self.sessions = count;
+        self
+    }
+
+    /// Sessions at a time that come from one address. If nothing is said, one address may have all.
+    #[must_use]
+    pub const fn sessions_each(mut self, count: u16) -> Self {
+        self.each = Some(count);
         self
     }
 
@@ -246,7 +240,6 @@ impl ServerOptions {
         Ok(())
     }
 }
-
 /// A call to the application.
 #[derive(Clone, Copy, Debug)]
 pub struct Call<'a> {
@@ -258,58 +251,48 @@ pub struct Call<'a> {
     pub request: &'a [u8],
 }
 
-type Handler = Box<dyn FnMut(&Call<'_>) -> Result<Vec<u8>, String> + Send>;
+pub(crate) type Handler = Box<dyn FnMut(&Call<'_>) -> Result<Vec<u8>, String> + Send>;
 
 /// Sees calls that have come together, before any of them is answered.
-type Ahead = Box<dyn FnMut(&[Call<'_>]) + Send>;
+pub(crate) type Ahead = Box<dyn FnMut(&[Call<'_>]) + Send>;
 
 /// What the serving thread does besides messages: it is told how much arrived, and says how long it can do without.
-type Turn = Box<dyn FnMut(usize) -> Option<Duration> + Send>;
+pub(crate) type TurnWork = Box<dyn FnMut(usize) -> Option<Duration> + Send>;
 
 /// Reaches sessions of a server, to end one or to tell its client something: from a handler of its calls, which cannot do
 /// it at once as it is called for one of them, or from another thread.
 #[derive(Clone, Debug, Default)]
-pub struct SessionControl(Arc<Mutex<Sessions>>);
-
-#[derive(Debug, Default)]
-struct Sessions {
-    live: BTreeSet<u64>,
-    cut: BTreeSet<u64>,
-    notices: Vec<(u64, Vec<u8>)>,
-    ended: u64,
-}
+pub struct SessionControl(Control);
 
 impl SessionControl {
     /// Asks for the end of a session. It has come when [`is_live`](Self::is_live) says so.
     pub fn cut(&self, session: u64) {
-        self.lock().cut.insert(session);
+        self.0.end(SessionId(session));
     }
 
     /// Whether a session goes on. If it does not, everything that it brought is in place, and nothing of it can come any
     /// more: its QP is in the error state.
     #[must_use]
     pub fn is_live(&self, session: u64) -> bool {
-        self.lock().live.contains(&session)
+        self.0.is_live(SessionId(session))
     }
 
     /// How many sessions have ended so far.
     #[must_use]
     pub fn ended(&self) -> u64 {
-        self.lock().ended
+        self.0.counters().ended()
     }
 
-    /// Tells a client something that it did not ask for: [`Session::notice`](crate::Session::notice). It goes out within a
-    /// tenth of a second. Nobody learns whether it arrived; a client that does not look for a long time gets no more, and one
-    /// that is gone is noticed so.
+    /// Tells a client something that it did not ask for: [`Session::notice`](crate::Session::notice). It goes out at once,
+    /// or when the serving thread has done what it is about. Nobody learns whether it arrived; a client that does not look for
+    /// a long time gets no more, and one that is gone is noticed so.
     pub fn notify(&self, session: u64, body: Vec<u8>) {
-        let mut sessions = self.lock();
-        if sessions.live.contains(&session) {
-            sessions.notices.push((session, body));
-        }
+        self.0.notify(SessionId(session), body);
     }
 
-    fn lock(&self) -> MutexGuard<'_, Sessions> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Asks the serving thread for a turn ([`Server::on_turn`]) now.
+    pub fn wake(&self) {
+        self.0.wake();
     }
 }
 
@@ -326,61 +309,36 @@ pub struct Stats {
     pub served: Served,
 }
 
-struct Link {
-    id: u64,
-    role: Role,
-    connection: Connection,
-    /// Receive buffers, DRAM or not.
-    incoming: Mr,
-    ring: Ring,
-    outgoing: Mr,
-    free: Vec<u32>,
-    unsent: VecDeque<Answer>,
-    failed: bool,
-    grants: Grants,
-    binds: u32,
-}
-
-struct ServedSession {
-    /// Which of the server's sessions.
-    index: u16,
-    responder: Responder,
-    link: Link,
-}
-
-struct State {
-    peers: BTreeMap<Qpn, ServedSession>,
-    stats: Stats,
-    next_id: u64,
-    cutter: SessionControl,
-    grants: Grants,
-}
-
-/// All that both threads of a server use.
-struct Core {
-    options: ServerOptions,
-    config: Config,
-    declared: bool,
-    layout: Option<Layout>,
-    data_len: u64,
+/// What both threads of a server use.
+pub(crate) struct Core {
+    pub(crate) options: ServerOptions,
+    pub(crate) config: Config,
+    pub(crate) declared: bool,
+    pub(crate) layout: Option<Layout>,
+    pub(crate) data_len: u64,
     recovered: Recovered,
-    listener: Listener,
-    pd: Pd,
-    cq: Cq,
-    memory: Mr,
+    pub(crate) floor: floor::Server,
+    pub(crate) memory: Mr,
     admission: Mutex<Admission>,
-    begin: Instant,
-    state: Mutex<State>,
+    pub(crate) begin: Instant,
+    pub(crate) grants: Grants,
+}
+
+/// What the application does in a server.
+#[derive(Default)]
+pub(crate) struct Application {
+    pub(crate) handlers: BTreeMap<u16, Handler>,
+    pub(crate) ahead: Option<(u16, Ahead)>,
+    pub(crate) round: Option<Box<dyn FnMut() + Send>>,
+    pub(crate) turn: Option<TurnWork>,
 }
 
 /// The responder: exports a region, serves the responder's steps. Who has a session may read and write the region.
 pub struct Server {
     core: Core,
-    handlers: BTreeMap<u16, Handler>,
-    ahead: Option<(u16, Ahead)>,
-    round: Option<Box<dyn FnMut() + Send>>,
-    turn: Option<Turn>,
+    application: Application,
     meter: Option<Meter>,
+    served: Served,
 }
 
 impl fmt::Debug for Server {
@@ -420,11 +378,19 @@ impl Server {
             (Buffers::Dram, None) => None,
         };
         let data_len = layout.map_or(region.len(), |layout| layout.data_len);
-        let listener = Listener::bind(&options.context, options.port, BACKLOG)?;
-        let pd = options.context.alloc_pd()?;
-        let each = usize::from(options.slots) * 6 + 32;
-        let capacity = (usize::from(options.sessions) * each).min(options.context.config().max_cqe as usize);
-        let cq = options.context.create_cq(capacity as u32, None, 0)?;
+        let sessions = u32::from(options.sessions);
+        let each = options.each.map_or(sessions, u32::from);
+        let floor = floor::Server::bind(
+            &options.context,
+            floor::Options {
+                port: options.port,
+                backlog: BACKLOG,
+                message: options.message,
+                bounds: Bounds { sessions, each, bytes: u64::MAX },
+                quiet: None,
+            },
+        )?;
+        let pd = floor.pd();
         let mut access = Access::LOCAL_WRITE | Access::REMOTE_READ | flush_rights(&config);
         access |= match options.guarded {
             true => Access::MW_BIND,
@@ -434,13 +400,7 @@ impl Server {
             access |= Access::RELAXED_ORDERING;
         }
         let memory = pd.reg_mr_at(region, 0, data_len, 0, access)?;
-        let state = State {
-            peers: BTreeMap::new(),
-            stats: Stats::default(),
-            next_id: 1,
-            cutter: SessionControl::default(),
-            grants: Grants::new(&pd, &memory, flush_rights(&config), options.guarded),
-        };
+        let grants = Grants::new(pd, &memory, flush_rights(&config), options.guarded);
         let admission = Admission::new(options.token.clone());
         let admission = Mutex::new(match options.readers.clone() {
             Some(readers) => admission.readers(readers),
@@ -453,21 +413,19 @@ impl Server {
             layout,
             data_len,
             recovered,
-            listener,
-            pd,
-            cq,
+            floor,
             memory,
             admission,
             begin: Instant::now(),
-            state: Mutex::new(state),
+            grants,
         };
-        Ok(Self { core, handlers: BTreeMap::new(), ahead: None, round: None, turn: None, meter: None })
+        Ok(Self { core, application: Application::default(), meter: None, served: Served::default() })
     }
 
     /// Where clients connect.
     #[must_use]
     pub fn addr(&self) -> SocketAddr {
-        SocketAddr::new(self.core.options.context.link_caps().addresses[0], self.core.listener.port())
+        self.core.floor.addr()
     }
 
     /// What it is.
@@ -517,7 +475,7 @@ impl Server {
         handler: impl FnMut(&Call<'_>) -> Result<Vec<u8>, String> + Send + 'static,
     ) {
         assert!(service < DESCRIBE, "service {service} is the server's own");
-        self.handlers.insert(service, Box::new(handler));
+        self.application.handlers.insert(service, Box::new(handler));
     }
 
     /// Shows the calls of a service that have come together, if they are several, before the first of them is answered: what each
@@ -527,32 +485,32 @@ impl Server {
     /// For the services 65534 and 65535, which are the server's own.
     pub fn on_calls(&mut self, service: u16, look: impl FnMut(&[Call<'_>]) + Send + 'static) {
         assert!(service < DESCRIBE, "service {service} is the server's own");
-        self.ahead = Some((service, Box::new(look)));
+        self.application.ahead = Some((service, Box::new(look)));
     }
 
     /// What sessions of a [guarded](ServerOptions::guarded) server may write.
     #[must_use]
     pub fn grants(&self) -> Grants {
-        self.core.lock().grants.clone()
+        self.core.grants.clone()
     }
 
     /// What ends sessions.
     #[must_use]
     pub fn cutter(&self) -> SessionControl {
-        self.core.lock().cutter.clone()
+        SessionControl(self.core.floor.control())
     }
 
     /// Other work of the serving thread: called again and again, and no message is served meanwhile. This is what a busy
     /// application is to those who need its help; with it the thread never sleeps.
     pub fn on_round(&mut self, work: impl FnMut() + Send + 'static) {
-        self.round = Some(Box::new(work));
+        self.application.round = Some(Box::new(work));
     }
 
     /// What the serving thread does besides messages, unlike [`on_round`](Self::on_round) without keeping a core busy: called
-    /// after each lot of messages with their number, and again when the time has passed that it returned, or a tenth of a
-    /// second. No message is served meanwhile. If it returns `None`, [`run`](Self::run) ends.
+    /// after each lot of messages with their number, when somebody [asks](SessionControl::wake) for it, and again when the time
+    /// has passed that it returned. No message is served meanwhile. If it returns `None`, [`run`](Self::run) ends.
     pub fn on_turn(&mut self, work: impl FnMut(usize) -> Option<Duration> + Send + 'static) {
-        self.turn = Some(Box::new(work));
+        self.application.turn = Some(Box::new(work));
     }
 
     /// From here on counts messages, and the CPU time that they take.
@@ -563,55 +521,32 @@ impl Server {
     /// What happened so far.
     #[must_use]
     pub fn stats(&self) -> Stats {
-        let state = self.core.lock();
-        let mut stats = state.stats;
-        stats.wrong_tokens = self.core.admission().wrong();
-        state.peers.values().for_each(|peer| add(&mut stats.served, peer.responder.served()));
-        stats
+        let control = self.core.floor.control();
+        Stats {
+            sessions: control.counters().sessions(),
+            expelled: control.counters().expelled(),
+            wrong_tokens: self.core.admission().wrong(),
+            served: self.served,
+        }
     }
 
-    /// Serves until `stop` is set, and then ends all sessions.
+    /// Serves until it is stopped: by a [`Stop`](crate::Stop), which it hears of at once, or by a flag, at which it looks ten
+    /// times a second. Then it sends what was answered, and ends all sessions.
     ///
     /// # Errors
     /// The device is gone; the medium failed.
-    pub fn run(&mut self, stop: &AtomicBool) -> Result<Stats, Error> {
-        let mut handlers = std::mem::take(&mut self.handlers);
-        let (mut round, mut turn, mut ahead) = (self.round.take(), self.turn.take(), self.ahead.take());
-        let (this, meter) = (&self.core, self.meter.as_ref());
-        let over = &AtomicBool::new(false);
-        let served = std::thread::scope(|scope| {
-            let accepting =
-                std::thread::Builder::new().name("persist-accept".into()).spawn_scoped(scope, move || {
-                    while !stop.load(Ordering::Acquire) && !over.load(Ordering::Acquire) {
-                        if let Some(incoming) = this.listener.get_request(Some(TICK)) {
-                            // A peer may be refused or fail; the server goes on, and the peer was told.
-                            let _ = this.accept(incoming);
-                        }
-                    }
-                });
-            let started = accepting.map(drop).map_err(|e| {
-                Error::Verbs(remanence_verbs::Error::Os {
-                    what: "a thread cannot be started".into(),
-                    source: Arc::new(e),
-                })
-            });
-            let served = started
-                .and_then(|()| this.serve(stop, &mut handlers, &mut ahead, &mut round, &mut turn, meter));
-            over.store(true, Ordering::Release);
-            served
-        });
-        (self.handlers, self.ahead, self.round, self.turn) = (handlers, ahead, round, turn);
-        let stats = self.stats();
-        let everyone: Vec<Qpn> = self.core.lock().peers.keys().copied().collect();
-        for qpn in everyone {
-            self.core.lock().remove(qpn, &self.core.options.region);
-        }
-        served.map(|()| stats)
+    pub fn run<'a>(&mut self, stop: impl Into<StopSignal<'a>>) -> Result<Stats, Error> {
+        let Self { core, application, meter, served } = self;
+        let mut serving = Serving::new(core, application, meter.as_ref());
+        let result = core.floor.run(&mut serving, &mut Entrance(core), stop.into());
+        *served = serving.served();
+        result?;
+        Ok(self.stats())
     }
 }
 
 impl Core {
-    fn sentence(&self) -> String {
+    pub(crate) fn sentence(&self) -> String {
         let word = if self.declared { "declared" } else { "detected" };
         let ddio = match self.options.ddio {
             None if self.options.declared.is_none() => "; DDIO is assumed on, as it cannot be detected",
@@ -620,473 +555,16 @@ impl Core {
         format!("{}; configuration {} ({word}){ddio}", self.options.region.domain(), self.config)
     }
 
-    /// The state is whole between any two statements that can panic; a poisoned lock is as good as any.
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn admission(&self) -> MutexGuard<'_, Admission> {
+    /// The policy is whole between any two statements that can panic.
+    pub(crate) fn admission(&self) -> MutexGuard<'_, Admission> {
         self.admission.lock().unwrap_or_else(PoisonError::into_inner)
     }
-
-    fn serve(
-        &self,
-        stop: &AtomicBool,
-        handlers: &mut BTreeMap<u16, Handler>,
-        ahead: &mut Option<(u16, Ahead)>,
-        round: &mut Option<Box<dyn FnMut() + Send>>,
-        turn: &mut Option<Turn>,
-        meter: Option<&Meter>,
-    ) -> Result<(), Error> {
-        let mut completions = Vec::new();
-        let mut limit = TICK;
-        while !stop.load(Ordering::Acquire) {
-            completions.clear();
-            let cq = |e: remanence_rnic::CqError| Error::Verbs(e.into());
-            if let Some(work) = round {
-                self.cq.poll(&mut completions, 256).map_err(cq)?;
-                work();
-            } else {
-                self.cq.wait(&mut completions, 256, Some(limit)).map_err(cq)?;
-            }
-            // What was put off is put off no longer, and there may be no turn to say so.
-            let waited = std::mem::replace(&mut limit, TICK);
-            // Looking whether there is anything to do is nobody's message; what a turn put off is.
-            let metered = meter.filter(|_| !completions.is_empty() || waited < TICK);
-            let since = metered.map(|_| Meter::now());
-            let mut state = self.lock();
-            if let Some((service, look)) = ahead {
-                look_ahead(&state, &completions, *service, look);
-            }
-            for wc in &completions {
-                self.completed(&mut state, wc, handlers);
-            }
-            self.idle(&mut state, handlers);
-            if let Some(turn) = turn {
-                drop(state);
-                let Some(longest) = turn(completions.len()) else { return Ok(()) };
-                limit = longest.min(TICK);
-                state = self.lock();
-            }
-            self.notices(&mut state, handlers);
-            if state.cut(&self.options.region) {
-                // Who asked for the end waits to hear of it.
-                limit = Duration::ZERO;
-            }
-            drop(state);
-            if let (Some(meter), Some(since)) = (metered, since) {
-                let received = |wc: &&Wc| wc.status == WcStatus::Success && wc.wr_id & RECEIVE != 0;
-                meter.add(completions.iter().filter(received).count() as u64, since);
-            }
-        }
-        Ok(())
-    }
-
-    fn completed(&self, state: &mut State, wc: &Wc, handlers: &mut BTreeMap<u16, Handler>) {
-        let Some(peer) = state.peers.get_mut(&wc.qpn) else { return };
-        let region = &self.options.region;
-        if wc.status != WcStatus::Success {
-            state.remove(wc.qpn, region);
-            return;
-        }
-        if wc.wr_id & RECEIVE == 0 {
-            if wc.wr_id != NOBODY {
-                peer.link.free.push(wc.wr_id as u32);
-            }
-            peer.link.push();
-            return;
-        }
-        let ServedSession { responder, link, .. } = peer;
-        let imm = (wc.opcode == WcOpcode::RecvRdmaWithImm).then(|| wc.imm.unwrap_or(0));
-        let buffers = link.incoming.region().clone();
-        let mut world = Live { link, handlers, core: self };
-        let mut result = responder.message(wc.byte_len, imm, region, &buffers, &mut world);
-        if result.is_ok() && responder.is_pressed() {
-            result = responder.idle(region, &buffers, &mut world);
-        }
-        if result.is_err() {
-            // What was said last goes out; then the connection ends, and the client learns of it.
-            state.stats.expelled += 1;
-            state.remove(wc.qpn, region);
-        }
-    }
-
-    /// Does what was put off, when nobody waits.
-    fn idle(&self, state: &mut State, handlers: &mut BTreeMap<u16, Handler>) {
-        let region = &self.options.region;
-        let mut gone = Vec::new();
-        for (qpn, peer) in &mut state.peers {
-            let ServedSession { responder, link, .. } = peer;
-            let buffers = link.incoming.region().clone();
-            let result = responder.idle(region, &buffers, &mut Live { link, handlers, core: self });
-            peer.link.push();
-            if result.is_err() || peer.link.failed {
-                gone.push(*qpn);
-            }
-        }
-        for qpn in gone {
-            state.remove(qpn, region);
-        }
-    }
-
-    /// Sends what the application has to say.
-    fn notices(&self, state: &mut State, handlers: &mut BTreeMap<u16, Handler>) {
-        let asked = std::mem::take(&mut state.cutter.lock().notices);
-        for (id, body) in asked {
-            let Some(peer) = state.peers.values_mut().find(|peer| peer.link.id == id) else { continue };
-            let ServedSession { responder, link, .. } = peer;
-            // A client that does not look at what it is told needs no more of it.
-            if link.unsent.len() < usize::from(self.options.slots) {
-                responder.notice(body, &mut Live { link, handlers, core: self });
-            }
-        }
-    }
-
-    fn accept(&self, incoming: Incoming) -> Result<(), Error> {
-        let reject =
-            |incoming: Incoming, why: &str| Ok(incoming.reject(&Rejection::Sentence(why.into()).emit())?);
-        let hello = match Hello::parse(incoming.private_data()) {
-            Ok(hello) => hello,
-            Err(Stranger::Other) => {
-                return reject(incoming, "this is a persistence server, and you are no client of one");
-            }
-            Err(Stranger::Version(theirs)) => {
-                let why = format!(
-                    "it speaks version {VERSION} of the protocol and you speak {theirs}; use the same release"
-                );
-                return reject(incoming, &why);
-            }
-        };
-        let (role, bond) = match self.judge(&incoming, &hello) {
-            Verdict::Admit(role, bond) => (role, bond),
-            Verdict::Reject(rejection) => return Ok(incoming.reject(&rejection.emit())?),
-        };
-        let agreed = match hello.declared.map_or(Ok(self.config), |declared| self.config.agree(&declared)) {
-            Ok(agreed) => agreed,
-            Err(refusal) => return reject(incoming, &refusal.to_string()),
-        };
-        let (index, id) = {
-            let mut state = self.lock();
-            let taken = |n: u16| state.peers.values().any(|peer| peer.index == n);
-            let Some(index) = (0..self.options.sessions).find(|n| !taken(*n)) else {
-                return reject(incoming, "it has as many sessions as it takes; try again later");
-            };
-            state.next_id += 1;
-            (index, state.next_id - 1)
-        };
-        // Memory is registered and a stamp made durable while others are served. The index stays free meanwhile: only
-        // this thread takes one, and whoever had it before is in nobody's hands any more.
-        let (stamp, ring, incoming_mr) = self.buffers(index)?;
-        let outgoing = Region::anonymous(ring.bytes())?;
-        let outgoing = self.pd.reg_mr(&outgoing, Access::LOCAL_WRITE)?;
-        let slots = u32::from(ring.slots);
-        let caps = QpCaps {
-            max_send_wr: 4 * slots + 16,
-            max_recv_wr: slots,
-            max_send_sge: 1,
-            max_recv_sge: 1,
-            max_inline: INLINE as u32,
-        };
-        let qp = self.pd.create_qp(&QpOptions { caps, ..QpOptions::rc(&self.cq) })?;
-        let shift = granule_shift(self.data_len);
-        let terms = Terms {
-            config: agreed,
-            data_len: self.data_len,
-            ring,
-            durable_buffers: self.layout.is_some(),
-            stamp,
-            shift,
-        };
-        let welcome = Welcome {
-            server: self.config,
-            agreed,
-            declared: self.declared,
-            role,
-            guarantee: self.options.region.domain().guarantee(),
-            region: Window { rkey: self.memory.rkey().0, addr: self.memory.addr(), len: self.data_len },
-            buffers: Window { rkey: incoming_mr.rkey().0, addr: incoming_mr.addr(), len: ring.bytes() },
-            slots: ring.slots,
-            slot_size: ring.slot_size,
-            stamp,
-            sentence: self.sentence(),
-        };
-        // Receives are posted before the peer can know of the QP; INIT is the first state that takes them.
-        // What a server has under way itself, which is nothing; its clients have as many FLUSHes and READs as they ask for.
-        let attr = ConnectAttr { max_rd_atomic: 1, ..ConnectAttr::default() };
-        // Whatever key a reader finds out, it is good for nothing else through this QP.
-        let access = if role.may_write() { attr.access } else { Access::REMOTE_READ };
-        let attr = ConnectAttr { access, ..attr };
-        qp.modify(&remanence_rnic::QpAttr {
-            state: Some(remanence_rnic::QpState::Init),
-            access: Some(attr.access),
-            ..remanence_rnic::QpAttr::default()
-        })
-        .map_err(remanence_verbs::Error::from)?;
-        for n in 0..u64::from(ring.slots) {
-            post_recv(&qp, &incoming_mr, &ring, n + 1)?;
-        }
-        let mut welcome = welcome.emit();
-        if let Some(bond) = bond {
-            bond.seal(&mut welcome);
-        }
-        // What arrives from here on finds its session: the serving thread waits for the lock.
-        let mut state = self.lock();
-        let connection = incoming.accept(&qp, &attr, &welcome)?;
-        let link = Link {
-            id,
-            role,
-            connection,
-            incoming: incoming_mr,
-            ring,
-            outgoing,
-            free: (0..slots).collect(),
-            unsent: VecDeque::new(),
-            failed: false,
-            grants: state.grants.clone(),
-            binds: 0,
-        };
-        state.stats.sessions += 1;
-        state.cutter.lock().live.insert(id);
-        state.peers.insert(qp.qpn(), ServedSession { index, responder: Responder::new(terms), link });
-        Ok(())
-    }
-
-    fn judge(&self, incoming: &Incoming, hello: &Hello) -> Verdict {
-        let mut fresh = [0; 32];
-        getrandom::fill(&mut fresh).expect("the kernel gives random bytes");
-        let request = incoming.request();
-        let server = SocketAddr::new(request.path.local.to_ip(), self.listener.port());
-        let ends = Ends { client: incoming.peer(), qpn: request.remote_qpn.value(), server };
-        self.admission().judge(self.begin.elapsed(), fresh, &ends, hello)
-    }
-
-    /// Receive buffers for a session: its stamp is durable when this returns.
-    fn buffers(&self, index: u16) -> Result<(u64, Ring, Mr), Error> {
-        let mut stamp = [0; 8];
-        getrandom::fill(&mut stamp).expect("the kernel gives random bytes");
-        let stamp = u64::from_be_bytes(stamp);
-        if let Some(layout) = &self.layout {
-            let ring = layout.ring(index);
-            ring.begin(&self.options.region, stamp).map_err(crate::responder::Fault::Medium)?;
-            // A READ in place of a FLUSH reads them.
-            let access = Access::LOCAL_WRITE | Access::REMOTE_READ | flush_rights(&self.config);
-            let mr = self.pd.reg_mr_at(&self.options.region, ring.first, ring.bytes(), 0, access)?;
-            return Ok((stamp, ring, mr));
-        }
-        let ring = Ring::volatile(self.options.slots, self.options.message);
-        let region = Region::anonymous(ring.bytes())?;
-        // For this server's RNIC alone: all sessions share a PD, and whoever guesses a key could read what others have sent.
-        Ok((stamp, ring, self.pd.reg_mr(&region, Access::LOCAL_WRITE)?))
-    }
 }
 
-fn add(all: &mut Served, one: Served) {
-    all.messages += one.messages;
-    all.copies += one.copies;
-    all.psyncs += one.psyncs;
-    all.acks += one.acks;
-}
-
-fn flush_rights(config: &Config) -> Access {
+pub(crate) fn flush_rights(config: &Config) -> Access {
     match config.flush {
         FlushSupport::Read => Access::empty(),
         FlushSupport::Global => Access::FLUSH_GLOBAL,
         FlushSupport::Persistent => Access::FLUSH_GLOBAL | Access::FLUSH_PERSISTENT,
-    }
-}
-
-/// The buffer of message `number` is given to the RNIC.
-fn post_recv(qp: &Qp, mr: &Mr, ring: &Ring, number: u64) -> Result<(), Error> {
-    let at = ring.buffer(number) - ring.first;
-    let sge = [mr.sge(at, ring.slot_size)];
-    let posted = qp.post_recv(&RecvWr { wr_id: number | RECEIVE, sges: &sge });
-    Ok(posted.map_err(remanence_verbs::Error::from)?)
-}
-
-impl State {
-    /// A session ends. What it left in its buffers is applied: it may have been told that it is durable.
-    fn remove(&mut self, qpn: Qpn, region: &Region) {
-        let Some(mut peer) = self.peers.remove(&qpn) else { return };
-        let buffers = peer.link.incoming.region().clone();
-        let nobody =
-            &mut EndedSession { session: peer.link.id, role: peer.link.role, grants: self.grants.clone() };
-        let _ = peer.responder.settle(region, &buffers, nobody);
-        self.grants.take_all(peer.link.id);
-        add(&mut self.stats.served, peer.responder.served());
-        let _ = peer.link.connection.disconnect();
-        let mut sessions = self.cutter.lock();
-        sessions.live.remove(&peer.link.id);
-        sessions.cut.remove(&peer.link.id);
-        sessions.ended += 1;
-    }
-
-    /// Ends the sessions whose end was asked for. Returns whether there were any.
-    fn cut(&mut self, region: &Region) -> bool {
-        let asked = std::mem::take(&mut self.cutter.lock().cut);
-        let of = |id| self.peers.iter().find(|(_, peer)| peer.link.id == id).map(|(qpn, _)| *qpn);
-        let gone: Vec<Qpn> = asked.into_iter().filter_map(of).collect();
-        let any = !gone.is_empty();
-        gone.into_iter().for_each(|qpn| self.remove(qpn, region));
-        any
-    }
-}
-
-/// The world of a session that is over.
-struct EndedSession {
-    session: u64,
-    role: Role,
-    grants: Grants,
-}
-
-impl World for EndedSession {
-    fn send(&mut self, _: Answer) {}
-
-    fn repost(&mut self, _: u64) {}
-
-    fn may_write(&mut self, offset: u64, len: u64) -> bool {
-        self.role.may_write() && self.grants.covers(self.session, offset, len)
-    }
-
-    fn call(&mut self, _: u16, _: &[u8]) -> Result<Vec<u8>, String> {
-        Err("the session is over".into())
-    }
-}
-
-/// Shows the calls of a service that are among what has arrived.
-fn look_ahead(state: &State, completions: &[Wc], service: u16, look: &mut Ahead) {
-    let received = |wc: &&Wc| wc.status == WcStatus::Success && wc.wr_id & RECEIVE != 0;
-    if completions.iter().filter(received).count() < 2 {
-        return;
-    }
-    let (mut before, mut found) = (BTreeMap::<Qpn, u64>::new(), Vec::new());
-    for wc in completions.iter().filter(received) {
-        let Some(ServedSession { responder, link, .. }) = state.peers.get(&wc.qpn) else { continue };
-        let nth = before.entry(wc.qpn).or_default();
-        if wc.opcode != WcOpcode::RecvRdmaWithImm
-            && let Some((asked, body)) = responder.call_ahead(*nth, wc.byte_len, link.incoming.region())
-            && asked == service
-        {
-            found.push((link.id, link.role, body));
-        }
-        *nth += 1;
-    }
-    if found.len() >= 2 {
-        let calls =
-            found.iter().map(|(session, role, request)| Call { session: *session, role: *role, request });
-        look(&calls.collect::<Vec<_>>());
-    }
-}
-
-struct Live<'a> {
-    link: &'a mut Link,
-    handlers: &'a mut BTreeMap<u16, Handler>,
-    core: &'a Core,
-}
-
-impl World for Live<'_> {
-    fn send(&mut self, answer: Answer) {
-        self.link.unsent.push_back(answer);
-        self.link.push();
-    }
-
-    fn repost(&mut self, number: u64) {
-        let Link { connection, incoming, ring, failed, .. } = &mut *self.link;
-        // The buffer of this message is the next one in the ring that the RNIC gets.
-        let next = number + u64::from(ring.slots);
-        *failed |= post_recv(connection.qp(), incoming, ring, next).is_err();
-    }
-
-    fn may_write(&mut self, offset: u64, len: u64) -> bool {
-        self.link.role.may_write() && self.link.grants.covers(self.link.id, offset, len)
-    }
-
-    fn call(&mut self, service: u16, request: &[u8]) -> Result<Vec<u8>, String> {
-        match (service, self.handlers.get_mut(&service)) {
-            (SETTLE, _) => Ok(Vec::new()),
-            (DESCRIBE, _) => {
-                let room = self.link.ring.slot_size as usize - crate::message::ANSWER_HEADER;
-                Ok(clipped(&self.core.sentence(), room).to_vec())
-            }
-            (_, Some(handler)) => handler(&Call { session: self.link.id, role: self.link.role, request }),
-            (_, None) => Err(match self.core.options.serves {
-                Some(what) => format!(
-                    "this server is {what}, which has not what is asked for; check the address and the port"
-                ),
-                None => format!("the server has no service {service}"),
-            }),
-        }
-    }
-}
-
-impl Link {
-    /// Binds the windows that were given, as far as there is room. False: not all of them.
-    fn bind(&mut self) -> bool {
-        while let Some(bind) = self.grants.next_bind(self.id) {
-            self.binds = self.binds.wrapping_add(1);
-            // Some of them say when they are done, as nothing else may free the queue.
-            let signaled = self.binds.is_multiple_of(BINDS);
-            let flags = if signaled { SendFlags::SIGNALED } else { SendFlags::empty() };
-            let wr = SendWr { wr_id: NOBODY, op: bind.op, data: Data::Sges(&[]), flags, ud: None };
-            match self.connection.qp().post_send(&wr) {
-                Ok(()) => {}
-                Err(PostError::QueueFull | PostError::InvalidState) => {
-                    self.grants.put_back(self.id, bind);
-                    return false;
-                }
-                Err(_) => {
-                    self.failed = true;
-                    return false;
-                }
-            }
-        }
-        true
-    }
-
-    /// Sends what waits, as far as there is room.
-    fn push(&mut self) {
-        // An answer may carry the key of any of them.
-        if !self.bind() {
-            return;
-        }
-        while let Some(answer) = self.unsent.front() {
-            let bytes = answer.emit();
-            let qp = self.connection.qp();
-            let posted = if bytes.len() <= INLINE {
-                let wr = SendWr {
-                    wr_id: NOBODY,
-                    op: SendOp::Send,
-                    data: Data::Inline(&bytes),
-                    flags: SendFlags::empty(),
-                    ud: None,
-                };
-                qp.post_send(&wr)
-            } else {
-                let Some(slot) = self.free.pop() else { return };
-                let at = u64::from(slot) * u64::from(self.ring.slot_size);
-                self.outgoing.region().write(at, &bytes);
-                let sge = [self.outgoing.sge(at, bytes.len() as u32)];
-                let wr = SendWr {
-                    wr_id: slot.into(),
-                    op: SendOp::Send,
-                    data: Data::Sges(&sge),
-                    flags: SendFlags::SIGNALED,
-                    ud: None,
-                };
-                let posted = qp.post_send(&wr);
-                if posted.is_err() {
-                    self.free.push(slot);
-                }
-                posted
-            };
-            match posted {
-                Ok(()) => drop(self.unsent.pop_front()),
-                // Before the connection is established, and when the queue is full: soon again.
-                Err(PostError::QueueFull | PostError::InvalidState) => return,
-                Err(_) => {
-                    self.failed = true;
-                    return;
-                }
-            }
-        }
     }
 }

@@ -3,13 +3,13 @@
 use std::net::SocketAddr;
 use std::ops::{Deref, DerefMut};
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 
 use remanence_persist::Config;
 use remanence_pmem::{Journaling, Medium as _, PersistenceDomain, Region};
 use remanence_remote::ring::Recovered;
-use remanence_remote::{Call, Server, ServerOptions, SessionControl, Stats, Token};
+use remanence_remote::{Call, Server, ServerOptions, SessionControl, Stats, StopSignal, Token};
 use remanence_verbs::Context;
 use thiserror::Error;
 
@@ -480,11 +480,11 @@ impl LogServer {
         self.server.on_round(work);
     }
 
-    /// Serves until `stop` is set.
+    /// Serves until it is [stopped](remanence_remote::Server::run).
     ///
     /// # Errors
     /// The device is gone; the medium failed.
-    pub fn run(&mut self, stop: &AtomicBool) -> Result<Stats, remanence_remote::Error> {
+    pub fn run<'a>(&mut self, stop: impl Into<StopSignal<'a>>) -> Result<Stats, remanence_remote::Error> {
         self.server.run(stop)
     }
 }

@@ -207,7 +207,7 @@ impl SendQueue {
 
     /// Doubles the ring. Slots depend on the ring's size, so every WQE moves to its new one.
     fn grow(&mut self) {
-        let size = (self.wqes.len() * 2).max(8).min((self.capacity as usize).next_power_of_two());
+        let size = (self.wqes.len() * 2).max(2).min((self.capacity as usize).next_power_of_two());
         let mut wqes = vec![EMPTY_WQE; size];
         let mut sges = vec![EMPTY_SGE; size * self.max_sge as usize];
         let mut inline = vec![0; size * self.max_inline as usize];

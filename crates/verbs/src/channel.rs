@@ -18,7 +18,7 @@ use crate::context::Handle;
 use crate::driver::Interest;
 use crate::error::Error;
 use crate::progress::{Next, Outcome, Waiting};
-use crate::wake::{self, Event};
+use crate::wake::{self, Event, Waker};
 
 /// A queue whose descriptor is readable while it holds something. The descriptor is made when somebody asks for it:
 /// ten thousand connections need not cost ten thousand descriptors.
@@ -27,11 +27,18 @@ pub(crate) struct EventQueue<T> {
     born: u32,
     queue: Mutex<VecDeque<T>>,
     event: OnceLock<Event>,
+    /// Woken with each event.
+    wakes: OnceLock<Waker>,
 }
 
 impl<T> EventQueue<T> {
     pub(crate) fn new() -> Self {
-        Self { born: generation(), queue: Mutex::new(VecDeque::new()), event: OnceLock::new() }
+        Self {
+            born: generation(),
+            queue: Mutex::new(VecDeque::new()),
+            event: OnceLock::new(),
+            wakes: OnceLock::new(),
+        }
     }
 
     /// We are a forked child, and it was our parent's: whoever held its lock is not there to let go of it.
@@ -50,6 +57,21 @@ impl<T> EventQueue<T> {
         {
             event.raise();
         }
+        drop(queue);
+        if let Some(waker) = self.wakes.get() {
+            waker.wake();
+        }
+    }
+
+    /// From now on whoever waits for something else is woken with each event, and once for those that wait already. One
+    /// waker at most: `false` if there is one.
+    pub(crate) fn wake_with(&self, waker: &Waker) -> bool {
+        let set = self.wakes.set(waker.clone()).is_ok();
+        // An event that came meanwhile may have found no waker.
+        if set && !self.is_abandoned() && !self.lock().is_empty() {
+            waker.wake();
+        }
+        set
     }
 
     pub(crate) fn pop(&self) -> Option<T> {

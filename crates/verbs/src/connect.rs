@@ -23,6 +23,7 @@ use crate::context::{Context, Handle, random};
 use crate::driver::Interest;
 use crate::error::Error;
 use crate::qp::{ConnectAttr, Qp};
+use crate::wake::Waker;
 
 /// The port that our own REQs name as theirs. Nothing listens there; the header wants a number.
 const CALLER_PORT: u16 = 0;
@@ -38,6 +39,7 @@ pub struct Listener {
     id: ListenId,
     events: Arc<EventQueue<CmEvent>>,
     port: u16,
+    waker: Waker,
 }
 
 impl Listener {
@@ -66,7 +68,7 @@ impl Listener {
             Error::Cm(CmError::InUse) => Error::PortInUse(port),
             other => other,
         })?;
-        Ok(Self { handle: Arc::clone(&context.handle), id, events, port })
+        Ok(Self { handle: Arc::clone(&context.handle), id, events, port, waker: Waker::new() })
     }
 
     /// The port that connections are accepted on.
@@ -75,12 +77,27 @@ impl Listener {
         self.port
     }
 
-    /// The next request, waiting for it; `None` if the limit was reached first.
+    /// The next request, waiting for it; `None` if the limit was reached first, or if the [waker](Self::waker) was woken.
     #[must_use]
     pub fn get_request(&self, limit: Option<Duration>) -> Option<Incoming> {
         self.handle
-            .wait(limit, Interest::Events, |_| self.events.pop())
+            .wait_or_woken(limit, Interest::Events, &self.waker, || None, |_| self.events.pop().map(Some))
+            .flatten()
             .and_then(|event| self.incoming(event))
+    }
+
+    /// What ends the present [`get_request`](Self::get_request), or else the next one, from any thread: for an orderly stop
+    /// of who would wait without a limit.
+    #[must_use]
+    pub fn waker(&self) -> Waker {
+        self.waker.clone()
+    }
+
+    /// Each new request wakes this too, as one that waits already does now: for a thread that waits for a completion queue
+    /// and asks with [`try_get_request`](Self::try_get_request) when it is woken. The first waker that is given stays the
+    /// only one; `false` if there was one.
+    pub fn wake_with(&self, waker: &Waker) -> bool {
+        self.events.wake_with(waker)
     }
 
     /// The next request if there is one.
@@ -479,6 +496,13 @@ impl Connection {
     /// The operating system refuses a descriptor.
     pub fn fd(&self) -> Result<BorrowedFd<'_>, Error> {
         self.inner.events.fd()
+    }
+
+    /// What happens to the connection wakes this, as what has happened already does now: for a thread that waits for a
+    /// completion queue, and calls [`advance`](Self::advance) when it is woken. The first waker that is given stays the
+    /// only one; `false` if there was one.
+    pub fn wake_with(&self, waker: &Waker) -> bool {
+        self.inner.events.wake_with(waker)
     }
 
     fn state(&self) -> MutexGuard<'_, State> {

@@ -13,6 +13,7 @@ use crate::context::{Context, Handle};
 use crate::driver::{Driver, Interest, Object, Turn};
 use crate::error::Error;
 use crate::inplace::Beside;
+use crate::wake::Waker;
 
 #[derive(Debug)]
 pub(crate) struct CqInner {
@@ -24,6 +25,7 @@ pub(crate) struct CqInner {
     empty_at: AtomicU64,
     /// Completions of operations that needed no engine.
     pub(crate) beside: Arc<Beside>,
+    waker: Waker,
 }
 
 /// A thread that may sleep on a CQ: until it goes, completions take the way that wakes it.
@@ -77,7 +79,8 @@ impl Cq {
         let beside = Arc::new(Beside::default());
         beside.set_capacity(capacity);
         let empty_at = AtomicU64::new(u64::MAX);
-        Ok(Self { inner: Arc::new(CqInner { raw, handle, channel, empty_at, beside }) })
+        let waker = Waker::new();
+        Ok(Self { inner: Arc::new(CqInner { raw, handle, channel, empty_at, beside, waker }) })
     }
 
     /// Names it among the device's CQs (notifications and asynchronous events do).
@@ -198,7 +201,7 @@ impl Cq {
     }
 
     /// As [`poll`](Self::poll), but waits for the first completion: spins as long as that has paid lately, then
-    /// sleeps. 0 if the limit was reached first.
+    /// sleeps. 0 if the limit was reached first, or if the queue's [waker](Self::waker) was woken.
     ///
     /// # Errors
     /// The queue overflowed; completions were lost.
@@ -207,13 +210,25 @@ impl Cq {
             return Err(CqError::NoSuchCq);
         }
         let _sleeper = Sleeper::new(&self.inner.beside);
-        let found = self.inner.handle.wait(limit, Interest::Completions, |driver| {
-            match self.poll_under_lock(driver, out, max) {
+        let inner = &*self.inner;
+        let found = inner.handle.wait_or_woken(
+            limit,
+            Interest::Completions,
+            &inner.waker,
+            || Ok(0),
+            |driver| match self.poll_under_lock(driver, out, max) {
                 Ok(0) => None,
                 result => Some(result),
-            }
-        });
+            },
+        );
         found.unwrap_or(Ok(0))
+    }
+
+    /// What ends the present [`wait`](Self::wait) for this queue, or else the next one, from any thread and at once. Of
+    /// several threads that wait for one queue it ends one wait.
+    #[must_use]
+    pub fn waker(&self) -> Waker {
+        self.inner.waker.clone()
     }
 
     /// Asks for one notification on the queue's channel at the next completion, or only at the next solicited or

@@ -45,6 +45,9 @@
 //!    waiter hands over in [`Handover::waiter_left`]: to another waiter, to the progress thread, or to nobody while the
 //!    progress thread is not parked.
 //!
+//! What a waiter waits for beside the device, a `Waker` of another thread, needs none of this: it raises a flag and rings the
+//! waiter's own bell, and the waiter looks at the flag after it put the bell down to be rung (`wake.rs`).
+//!
 //! So in every state at least one of {someone awake, a bounded lease, a watcher, a kick under way} holds. The test
 //! at the end of this file checks that sentence, after each step, for thousands of random schedules of pollers
 //! that stop at any time, waiters, posts, packets and deadlines.

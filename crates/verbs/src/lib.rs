@@ -55,3 +55,4 @@ pub use options::{LinkKind, Options};
 pub use pd::Pd;
 pub use qp::{ConnectAttr, Doorbell, Qp, QpEndpoint, QpOptions};
 pub use srq::Srq;
+pub use wake::Waker;

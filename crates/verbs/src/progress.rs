@@ -12,7 +12,7 @@ use remanence_rnic::{FlushId, Instant};
 use crate::context::Shared;
 use crate::driver::{Driver, Interest, shorter};
 use crate::handover::{LEASE_LIMIT, Plan, WaiterId};
-use crate::wake::Bell;
+use crate::wake::{Bell, Waker};
 
 /// How long a warm waiter on the bench looks whether it is called before it sleeps.
 const LINGER: Duration = Duration::from_micros(50);
@@ -267,6 +267,26 @@ impl Shared {
                 Next::Sleep => drop(wait::poll(&waiting.fds, waiting.limit)),
             }
         }
+    }
+
+    /// As [`wait`](Self::wait), and `waker` ends it too, or has ended it already: whichever it was, the caller looks again.
+    ///
+    /// `woken` is what the wait then returns. A wake comes before what is there: who is woken is told of it also while more and
+    /// more comes in.
+    pub(crate) fn wait_or_woken<T>(
+        &self,
+        limit: Option<Duration>,
+        interest: Interest,
+        waker: &Waker,
+        woken: impl Fn() -> T,
+        mut ready: impl FnMut(&mut Driver) -> Option<T>,
+    ) -> Option<T> {
+        if self.lock.is_abandoned() {
+            return None;
+        }
+        // Before the first look, and until after the last.
+        let _rings = waker.rings(blocked());
+        self.wait(limit, interest, |driver| if waker.take() { Some(woken()) } else { ready(driver) })
     }
 
     /// Looks at the driver, or changes it in a way that nobody needs to hear of.

@@ -4,9 +4,10 @@
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use remanence_link::{Descriptor, WaitFd, wait};
+use remanence_link::{Descriptor, WaitFd, generation, wait};
 use rustix::event::{EventfdFlags, PollFlags, eventfd};
 
 /// A descriptor for a consumer that is readable while it is raised. Raising it twice is raising it once. The consumer finds
@@ -116,7 +117,8 @@ impl Bell {
 
     /// The sleep is over, or there was none.
     pub(crate) fn get_up(&self) {
-        self.state.store(AWAKE, Ordering::Release);
+        // It reads what the last ring wrote, so that the look that follows sees what every ring was for.
+        self.state.swap(AWAKE, Ordering::AcqRel);
         // One that is being written right now stays readable: the next sleep is none, and finds it here.
         if self.written.swap(false, Ordering::Acquire) {
             drain(&self.fd);
@@ -126,6 +128,78 @@ impl Bell {
     /// What to sleep on.
     pub(crate) fn wait_fd(&self) -> WaitFd {
         WaitFd { fd: self.fd.as_raw_fd(), events: PollFlags::IN.bits().cast_signed() }
+    }
+}
+
+/// Ends the present wait of a thread for something, or else the next one, from any thread: see
+/// [`Cq::waker`](crate::Cq::waker) and [`Listener::waker`](crate::Listener::waker). Clones wake the same waits. It has no
+/// descriptor, and does not keep the device open.
+///
+/// It is a permit: however often it is woken before a wait sees it, that wait ends, and the one after it does not. Whoever
+/// wakes changes first what the waiter is to see.
+#[derive(Clone, Debug)]
+pub struct Waker(Arc<Alarm>);
+
+/// What a waker and the waits that it ends have in common.
+///
+/// A waiter puts its bell here before its first look at `raised`, and looks again after each sleep. A waker raises first,
+/// and rings then: a waiter whose bell was not here yet has still to look; of one whose bell was, the sleep ends that has
+/// begun or is about to. So nothing is lost, and nobody takes the device's lock for it.
+#[derive(Debug)]
+struct Alarm {
+    born: u32,
+    raised: AtomicBool,
+    /// The threads that wait, or are about to.
+    bells: Mutex<Vec<Arc<Bell>>>,
+}
+
+impl Waker {
+    pub(crate) fn new() -> Self {
+        let (raised, bells) = (AtomicBool::new(false), Mutex::new(Vec::with_capacity(1)));
+        Self(Arc::new(Alarm { born: generation(), raised, bells }))
+    }
+
+    /// Ends the present wait, or the next one.
+    pub fn wake(&self) {
+        // In a forked child nobody waits, and a thread of the parent may have held the lock.
+        if self.0.born != generation() || self.0.raised.swap(true, Ordering::AcqRel) {
+            // Whoever raised it rings, or has rung; and it stays raised until a waiter has looked.
+            return;
+        }
+        for bell in &*self.bells() {
+            bell.ring();
+        }
+    }
+
+    /// Whether it was woken since it was last asked. Waits ask this too.
+    pub(crate) fn take(&self) -> bool {
+        self.0.raised.load(Ordering::Acquire) && self.0.raised.swap(false, Ordering::AcqRel)
+    }
+
+    /// From here until the guard goes, a wake rings this bell.
+    pub(crate) fn rings(&self, bell: Arc<Bell>) -> Rings<'_> {
+        self.bells().push(Arc::clone(&bell));
+        Rings { waker: self, bell }
+    }
+
+    /// Each change of the list is one step.
+    fn bells(&self) -> MutexGuard<'_, Vec<Arc<Bell>>> {
+        self.0.bells.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A bell that a waker rings.
+pub(crate) struct Rings<'a> {
+    waker: &'a Waker,
+    bell: Arc<Bell>,
+}
+
+impl Drop for Rings<'_> {
+    fn drop(&mut self) {
+        let mut bells = self.waker.bells();
+        if let Some(at) = bells.iter().position(|bell| Arc::ptr_eq(bell, &self.bell)) {
+            bells.swap_remove(at);
+        }
     }
 }
 
@@ -232,6 +306,65 @@ mod tests {
                 while answered.load(Ordering::Acquire) < round {
                     back.sleep(&mut Vec::new(), None);
                 }
+            }
+        });
+    }
+
+    /// A wait as `progress.rs` has it, with nothing that ends a sleep but the bell: a wake that is lost hangs here.
+    fn wait(waker: &Waker, bell: &Arc<Bell>) {
+        let _rings = waker.rings(Arc::clone(bell));
+        while !waker.take() {
+            bell.sleep(&mut Vec::new(), None);
+        }
+    }
+
+    #[test]
+    fn no_wake_is_lost() {
+        const ROUNDS: u32 = 40_000;
+        let (there, back) = (Waker::new(), Waker::new());
+        let asked = std::sync::atomic::AtomicU32::new(0);
+        let answered = std::sync::atomic::AtomicU32::new(0);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let bell = Arc::new(Bell::new().unwrap());
+                for round in 1..=ROUNDS {
+                    wait(&there, &bell);
+                    assert_eq!(asked.load(Ordering::Relaxed), round, "one wait for each wake");
+                    answered.store(round, Ordering::Relaxed);
+                    back.wake();
+                }
+            });
+            let bell = Arc::new(Bell::new().unwrap());
+            for round in 1..=ROUNDS {
+                for _ in 0..round % 61 * (round % 7) {
+                    std::hint::spin_loop();
+                }
+                asked.store(round, Ordering::Relaxed);
+                there.wake();
+                wait(&back, &bell);
+                assert_eq!(answered.load(Ordering::Relaxed), round);
+            }
+        });
+        assert!(there.bells().is_empty() && back.bells().is_empty());
+    }
+
+    /// Wakers that come at once from several threads: who finds it raised leaves the ringing to the one who raised it.
+    #[test]
+    fn no_wake_of_several_is_lost() {
+        const ROUNDS: u32 = 10_000;
+        let (waker, count) = (Waker::new(), std::sync::atomic::AtomicU32::new(0));
+        std::thread::scope(|scope| {
+            for _ in 0..3 {
+                scope.spawn(|| {
+                    for _ in 0..ROUNDS {
+                        count.fetch_add(1, Ordering::Relaxed);
+                        waker.wake();
+                    }
+                });
+            }
+            let bell = Arc::new(Bell::new().unwrap());
+            while count.load(Ordering::Relaxed) < 3 * ROUNDS {
+                wait(&waker, &bell);
             }
         });
     }

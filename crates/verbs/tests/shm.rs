@@ -11,3 +11,6 @@ mod connections;
 
 #[path = "waits/threads.rs"]
 mod threads;
+
+#[path = "waits/wakers.rs"]
+mod wakers;

@@ -212,11 +212,6 @@ impl<M: Medium> Core<M> {
         self.stats
     }
 
-    /// A quiet client was asked whether it is there, and is.
-    pub fn probed(&mut self) {
-        self.stats.probed += 1;
-    }
-
     /// The bounds that this server was made with.
     #[must_use]
     pub const fn limits(&self) -> Limits {
@@ -277,13 +272,19 @@ impl<M: Medium> Core<M> {
         goes.is_some()
     }
 
-    /// The client that a connection request for a second QP belongs to, by the ticket in the request.
+    /// What a client shows when it connects its second QP, if it has proved the token.
     #[must_use]
-    pub fn by_ticket(&self, given: &[u8; 16]) -> Option<ClientId> {
-        self.clients.iter().find_map(|(id, client)| match &client.standing {
-            Standing::Member { ticket } if ticket == given => Some(*id),
-            _ => None,
-        })
+    pub fn ticket(&self, client: ClientId) -> Option<[u8; 16]> {
+        match self.clients.get(&client)?.standing {
+            Standing::Member { ticket } => Some(ticket),
+            Standing::Stranger | Standing::Challenged { .. } => None,
+        }
+    }
+
+    /// When there is the next stranger whose time is over.
+    #[must_use]
+    pub fn deadline(&self) -> Option<Duration> {
+        self.strangers.deadline()
     }
 
     /// Strangers whose time is over; the caller disconnects them.

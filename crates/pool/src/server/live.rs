@@ -1,39 +1,28 @@
-//! The live half: QPs, registrations and the two threads of a server.
+//! The live half: the pool on the floor of all services (`remanence_service`).
 //!
-//! The *serving* thread waits for completions, hands each message to the [`Core`], and sends what it answers; what
-//! the core wants durable it settles once per round, so that commits of many clients share a wait for the medium.
-//! The *accepting* thread takes connections. One-sided operations need neither: the device serves them.
+//! The *serving* thread hands each message to the [`Core`], and sends what it answers; what the core wants durable it
+//! settles once per turn, so that commits of many clients share a wait for the medium. The *accepting* thread decides about
+//! connections: a client has a session for messages, and a second QP for one-sided operations, which need no thread here.
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::HashMap;
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use remanence_pmem::Region;
-use remanence_rnic::{
-    Access, Data, PlacementSupport, QpCaps, RecvWr, RemoteAddr, SendFlags, SendOp, SendWr, Wc, WcOpcode,
-    WcStatus,
+use remanence_rnic::Access;
+use remanence_service::server::{
+    self as floor, Admit, Bounds, Buffers, Close, Control, Decision, Full, Lot, Message, Place, Refusal,
+    Request, Service, Session, SessionId, Sessions, Spec, Stop, Turn, Workshop,
 };
-use remanence_verbs::{ConnectAttr, Connection, Context, Cq, Incoming, Listener, Mr, Pd, Qp, QpOptions};
-
-use remanence_wire::{Qpn, Rkey};
+use remanence_verbs::{ConnectAttr, Context, Mr, Pd};
 
 use super::core::{ClientId, Core, Keys, Limits, Rights, Stats, Verdict};
 use crate::auth::Token;
 use crate::error::PoolError;
 use crate::pool::Pool;
 use crate::proto::{BadPurpose, MAX_MESSAGE, Purpose, RemoteExtent, VERSION, WINDOW};
-
-/// How long the serving thread waits at most before it looks at its clock and at whether it should stop.
-const TICK: Duration = Duration::from_millis(200);
-
-/// Send buffers of a client: a reply for each request it may have open, and as many whose completion is late.
-const SENDS: usize = 2 * WINDOW;
-
-/// The number of send work requests whose completion says only that the peer is there.
-const PROBE: u64 = u64::MAX;
 
 /// How a server is started.
 #[derive(Debug)]
@@ -44,91 +33,12 @@ pub struct Options {
     pub limits: Limits,
 }
 
-struct PoolConnection {
-    pd: Pd,
-    control: Connection,
-    data: Option<Connection>,
-    /// WINDOW receive buffers, then SENDS send buffers.
-    buffers: Mr,
-    free_sends: Vec<u32>,
-    unsent: VecDeque<Vec<u8>>,
-    keys: HashMap<u32, Mr>,
-    heard: Instant,
-    probing: bool,
-    /// Whether the client is disconnected once its last reply is out.
-    leaving: bool,
-}
-
-/// The memory that clients reach, and the clients that reach it.
-struct Peers {
-    region: Region,
-    support: PlacementSupport,
-    by_id: BTreeMap<ClientId, PoolConnection>,
-    by_qpn: HashMap<Qpn, ClientId>,
-}
-
-impl Keys for Peers {
-    fn open(
-        &mut self,
-        client: ClientId,
-        offset: u64,
-        len: u64,
-        rights: Rights,
-    ) -> Result<RemoteExtent, String> {
-        let peer = self.by_id.get_mut(&client).ok_or("the client is gone")?;
-        let flush = match self.support.contains(PlacementSupport::PERSISTENCE) {
-            true => Access::FLUSH_GLOBAL | Access::FLUSH_PERSISTENT,
-            false => Access::FLUSH_GLOBAL,
-        };
-        let access = match rights {
-            Rights::Read => Access::REMOTE_READ,
-            Rights::Fill => Access::LOCAL_WRITE | Access::REMOTE_WRITE | flush,
-            Rights::All => {
-                Access::LOCAL_WRITE
-                    | Access::REMOTE_WRITE
-                    | Access::REMOTE_READ
-                    | Access::REMOTE_ATOMIC
-                    | flush
-            }
-        };
-        // The address is the offset in the pool: it says nothing of this process's own memory.
-        let mr = peer
-            .pd
-            .reg_mr_at(&self.region, offset, len, offset, access)
-            .map_err(|e| format!("the server cannot register memory ({e})"))?;
-        let rkey = mr.rkey().0;
-        peer.keys.insert(rkey, mr);
-        Ok(RemoteExtent { addr: offset, len, rkey })
-    }
-
-    fn close(&mut self, client: ClientId, extent: RemoteExtent) {
-        if let Some(peer) = self.by_id.get_mut(&client) {
-            peer.keys.remove(&extent.rkey);
-        }
-    }
-}
-
-struct State {
-    core: Core<Region>,
-    peers: Peers,
-    next_id: u64,
-    started: Instant,
-    next_tick: Duration,
-}
-
-struct Shared {
-    state: Mutex<State>,
-    context: Context,
-    cq: Cq,
-    stop: AtomicBool,
-}
-
 /// A port that is ours: clients that connect wait until a [`Server`] is started on it.
 ///
 /// It is apart from the server, so that a program finds out that the port is taken before it makes a pool.
 pub struct Port {
     context: Context,
-    listener: Listener,
+    floor: floor::Server,
 }
 
 impl Port {
@@ -137,22 +47,56 @@ impl Port {
     /// # Errors
     /// The port is taken.
     pub fn take(context: &Context, port: u16) -> Result<Self, remanence_verbs::Error> {
-        let listener = Listener::bind(context, port, Limits::default().strangers.most)?;
-        Ok(Self { context: context.clone(), listener })
+        let limits = Limits::default();
+        let options = floor::Options {
+            port,
+            backlog: limits.strangers.most,
+            message: MAX_MESSAGE as u32,
+            bounds: bounds(&limits),
+            quiet: None,
+        };
+        let floor = floor::Server::bind(context, options).map_err(verbs)?;
+        Ok(Self { context: context.clone(), floor })
     }
 
     /// Where clients connect.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
-        SocketAddr::new(self.context.link_caps().addresses[0], self.listener.port())
+        self.floor.addr()
     }
+}
+
+/// Who has to go for the next stranger goes a moment after that one has come, so there may be more of them than agreed.
+fn bounds(limits: &Limits) -> Bounds {
+    let sessions = u32::try_from(limits.clients + 2 * limits.strangers.most).unwrap_or(u32::MAX);
+    Bounds { sessions, each: sessions, bytes: u64::MAX }
+}
+
+fn verbs(error: floor::Error) -> remanence_verbs::Error {
+    match error {
+        floor::Error::Verbs(error) => error,
+        other => os("message buffers", std::io::Error::other(other)),
+    }
+}
+
+fn os(what: &str, error: std::io::Error) -> remanence_verbs::Error {
+    remanence_verbs::Error::Os { what: what.into(), source: Arc::new(error) }
 }
 
 /// A server that serves until it is dropped or [stopped](Server::stop).
 pub struct Server {
-    shared: Arc<Shared>,
     address: SocketAddr,
-    threads: Vec<JoinHandle<()>>,
+    control: Control,
+    stop: Stop,
+    published: Arc<Mutex<Published>>,
+    thread: Option<JoinHandle<Serving>>,
+}
+
+/// What other threads see of the core.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+struct Published {
+    stats: Stats,
+    clients: usize,
 }
 
 impl Server {
@@ -161,33 +105,40 @@ impl Server {
     /// # Errors
     /// The device has no room.
     pub fn start(port: Port, pool: Pool<Region>, options: Options) -> Result<Self, remanence_verbs::Error> {
-        let address = port.address();
-        let Port { context, listener } = port;
+        let Port { context, floor } = port;
+        let floor = floor.bounded(bounds(&options.limits), Some(options.limits.quiet));
+        let (address, control, stop) = (floor.addr(), floor.control(), Stop::new());
         let region = pool.medium().clone();
         let domain = region.domain();
         let durable = domain.guarantee().is_durable();
-        let support = match durable {
-            true => PlacementSupport::GLOBAL_VISIBILITY | PlacementSupport::PERSISTENCE,
-            false => PlacementSupport::GLOBAL_VISIBILITY,
+        let flush = match durable {
+            true => Access::FLUSH_GLOBAL | Access::FLUSH_PERSISTENT,
+            false => Access::FLUSH_GLOBAL,
         };
         let (name, survives) = (domain.domain().name(), domain.to_string());
         let core = Core::new(pool, options.token, options.limits, name, &survives, durable);
-        let peers = Peers { region, support, by_id: BTreeMap::new(), by_qpn: HashMap::new() };
-        let state = State { core, peers, next_id: 1, started: Instant::now(), next_tick: Duration::ZERO };
-        let capacity = (options.limits.clients * (WINDOW + SENDS + 2)).min(context.config().max_cqe as usize);
-        let shared = Arc::new(Shared {
-            state: Mutex::new(state),
-            context: context.clone(),
-            cq: context.create_cq(capacity as u32, None, 0)?,
-            stop: AtomicBool::new(false),
-        });
-        let serving = Arc::clone(&shared);
-        let accepting = Arc::clone(&shared);
-        let threads = vec![
-            spawn("pool-serve", move || serving.serve())?,
-            spawn("pool-accept", move || accepting.accept(&listener))?,
-        ];
-        Ok(Self { shared, address, threads })
+        let published = Arc::new(Mutex::new(Published::default()));
+        let tickets = Arc::new(Mutex::new(HashMap::new()));
+        let mut entrance = Entrance { context, tickets: Arc::clone(&tickets) };
+        let mut serving = Serving {
+            core,
+            memory: Memory { region, flush },
+            control: control.clone(),
+            tickets,
+            started: Instant::now(),
+            published: Arc::clone(&published),
+            shown: Published::default(),
+            buffer: Vec::with_capacity(MAX_MESSAGE),
+        };
+        let stopping = stop.clone();
+        let serve = move || {
+            // It ends early only when the device does, or if the CQ, which grows with what clients may have, overflows.
+            let _ = floor.run(&mut serving, &mut entrance, (&stopping).into());
+            serving
+        };
+        let thread = std::thread::Builder::new().name("pool-serve".into()).spawn(serve);
+        let thread = Some(thread.map_err(|e| os("a thread cannot be started", e))?);
+        Ok(Self { address, control, stop, published, thread })
     }
 
     /// Where clients connect.
@@ -199,19 +150,19 @@ impl Server {
     /// What happened so far.
     #[must_use]
     pub fn stats(&self) -> Stats {
-        self.shared.lock().core.stats()
+        Stats { probed: self.control.counters().probed(), ..lock(&self.published).stats }
     }
 
     /// Clients that are connected.
     #[must_use]
     pub fn clients(&self) -> usize {
-        self.shared.lock().core.clients()
+        lock(&self.published).clients
     }
 
     /// Whether the serving thread is still there; it ends only when the device does.
     #[must_use]
     pub fn is_running(&self) -> bool {
-        self.threads.iter().all(|thread| !thread.is_finished())
+        self.thread.as_ref().is_some_and(|thread| !thread.is_finished())
     }
 
     /// Stops serving: clients are disconnected, the pool is closed.
@@ -219,299 +170,225 @@ impl Server {
     /// # Errors
     /// The medium failed.
     pub fn stop(mut self) -> Result<(), PoolError> {
-        self.join();
-        let mut state = self.shared.lock();
-        let everyone: Vec<ClientId> = state.peers.by_id.keys().copied().collect();
-        everyone.into_iter().for_each(|client| state.remove(client));
-        state.core.close()
+        match self.join() {
+            Some(mut serving) => serving.core.close(),
+            None => Ok(()),
+        }
     }
 
-    fn join(&mut self) {
-        self.shared.stop.store(true, Ordering::Release);
-        self.threads.drain(..).for_each(|thread| drop(thread.join()));
+    fn join(&mut self) -> Option<Serving> {
+        self.stop.ask();
+        self.thread.take()?.join().ok()
     }
 }
 
 impl Drop for Server {
     fn drop(&mut self) {
-        self.join();
+        let _ = self.join();
     }
 }
 
-fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>, remanence_verbs::Error> {
-    let thread = std::thread::Builder::new().name(name.into()).spawn(run);
-    thread.map_err(|e| remanence_verbs::Error::Os {
-        what: "a thread cannot be started".into(),
-        source: Arc::new(e),
-    })
+/// What is locked is whole between any two statements that can panic.
+fn lock<T>(shared: &Mutex<T>) -> MutexGuard<'_, T> {
+    shared.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl Shared {
-    /// The state is whole between any two statements that can panic; a poisoned lock is as good as any.
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
+/// What a client shows when it connects its second QP; the session that it belongs to, its PD, and whether it has come.
+type Tickets = Arc<Mutex<HashMap<[u8; 16], (SessionId, Pd, bool)>>>;
 
-    fn stopping(&self) -> bool {
-        self.stop.load(Ordering::Acquire)
-    }
-
-    fn serve(&self) {
-        let mut completions = Vec::new();
-        while !self.stopping() {
-            completions.clear();
-            if self.cq.wait(&mut completions, 256, Some(TICK)).is_err() {
-                // The CQ is sized for what clients may have open; only our own mistake overflows it.
-                break;
-            }
-            let mut state = self.lock();
-            for wc in &completions {
-                state.completed(wc);
-            }
-            if state.core.has_waiting() {
-                for (client, message) in state.core.settle() {
-                    state.send(client, message);
-                }
-            }
-            state.tick();
-        }
-    }
-
-    fn accept(&self, listener: &Listener) {
-        while !self.stopping() {
-            let Some(incoming) = listener.get_request(Some(TICK)) else { continue };
-            // What a peer asks for may be refused or fail; the server goes on, and the peer was told.
-            let _ = match Purpose::parse(incoming.private_data()) {
-                Ok(Purpose::Control) => self.accept_control(incoming),
-                Ok(Purpose::Data { ticket }) => self.accept_data(incoming, &ticket),
-                Err(BadPurpose::OtherVersion(theirs)) => incoming.reject(
-                    format!("it speaks version {VERSION} of the pool protocol and you speak {theirs}; use the same release").as_bytes(),
-                ),
-                Err(BadPurpose::Stranger) => incoming.reject(b"this is a memory pool (rem serve pool), and you are no client of one"),
-            };
-        }
-    }
-
-    fn accept_control(&self, incoming: Incoming) -> Result<(), remanence_verbs::Error> {
-        // Registering memory takes its time; nobody who is served waits for it.
-        let ready = Ready::new(&self.context, &self.cq)?;
-        let mut state = self.lock();
-        let id = ClientId(state.next_id);
-        let now = state.started.elapsed();
-        if let Some(goes) = state.core.connected(now, id, incoming.peer()) {
-            state.remove(goes);
-        }
-        state.next_id += 1;
-        match PoolConnection::accept(ready, incoming) {
-            Ok(peer) => {
-                state.peers.by_qpn.insert(peer.control.qp().qpn(), id);
-                state.peers.by_id.insert(id, peer);
-                Ok(())
-            }
-            Err(error) => {
-                state.remove(id);
-                Err(error)
-            }
-        }
-    }
-
-    fn accept_data(&self, incoming: Incoming, ticket: &[u8; 16]) -> Result<(), remanence_verbs::Error> {
-        let mut state = self.lock();
-        let client = state.core.by_ticket(ticket);
-        let Some((id, peer)) = client.and_then(|id| Some((id, state.peers.by_id.get_mut(&id)?))) else {
-            return incoming.reject(b"the ticket is unknown; connect again");
-        };
-        if peer.data.is_some() {
-            return incoming.reject(b"this client has its data connection already");
-        }
-        // The client's own PD: keys of one client open nothing to another one's QPs.
-        let caps = QpCaps { max_send_wr: 1, max_recv_wr: 1, max_send_sge: 1, max_recv_sge: 1, max_inline: 0 };
-        let qp = peer.pd.create_qp(&QpOptions { caps, ..QpOptions::rc(&self.cq) })?;
-        let connection = incoming.accept(&qp, &ConnectAttr::default(), &[])?;
-        peer.data = Some(connection);
-        state.peers.by_qpn.insert(qp.qpn(), id);
-        Ok(())
-    }
+/// Decides about connections, on the accepting thread.
+struct Entrance {
+    context: Context,
+    tickets: Tickets,
 }
 
-/// What a client needs of us before its connection request is answered.
-struct Ready {
+/// What is kept for a client.
+struct State {
+    /// Its own: keys of one client open nothing to another one's QPs.
     pd: Pd,
-    buffers: Mr,
-    qp: Qp,
+    keys: HashMap<u32, Mr>,
+    ticket: Option<[u8; 16]>,
 }
 
-impl Ready {
-    fn new(context: &Context, cq: &Cq) -> Result<Self, remanence_verbs::Error> {
-        let pd = context.alloc_pd()?;
-        let buffers = Region::anonymous(((WINDOW + SENDS) * MAX_MESSAGE) as u64).map_err(|e| {
-            remanence_verbs::Error::Os {
-                what: "message buffers".into(),
-                source: Arc::new(std::io::Error::other(e)),
+impl Admit for Entrance {
+    type State = State;
+
+    fn admit(
+        &mut self,
+        request: &Request<'_>,
+        place: Result<Place, Full>,
+        workshop: &Workshop<'_>,
+    ) -> Result<Decision<State>, Refusal> {
+        let refuse = |why: &str| Refusal(why.as_bytes().to_vec());
+        match Purpose::parse(request.private_data) {
+            Ok(Purpose::Control) => {
+                let place = place
+                    .map_err(|_| refuse("the server has as many clients as it takes; try again later"))?;
+                let spec = Spec {
+                    slots: WINDOW as u32,
+                    slot_size: MAX_MESSAGE as u32,
+                    // A reply for each request that a client may have open, and as many whose completion is late.
+                    sends: 2 * WINDOW as u32,
+                    unsent: WINDOW,
+                    extra: 0,
+                    buffers: Buffers::Own,
+                    // No one-sided access at all on the control QP: a stranger has one.
+                    attr: ConnectAttr { access: Access::empty(), ..ConnectAttr::default() },
+                };
+                let opened = workshop.open(place, &spec)?;
+                let pd = self.context.alloc_pd().map_err(floor::Error::from)?;
+                let state = State { pd, keys: HashMap::new(), ticket: None };
+                Ok(Decision::Session { opened, state, welcome: Vec::new() })
             }
-        })?;
-        let buffers = pd.reg_mr(&buffers, Access::LOCAL_WRITE)?;
-        let caps = QpCaps {
-            max_send_wr: SENDS as u32 + 1,
-            max_recv_wr: WINDOW as u32,
-            max_send_sge: 1,
-            max_recv_sge: 1,
-            max_inline: 0,
-        };
-        let qp = pd.create_qp(&QpOptions { caps, ..QpOptions::rc(cq) })?;
-        Ok(Self { pd, buffers, qp })
-    }
-}
-
-impl PoolConnection {
-    fn accept(ready: Ready, incoming: Incoming) -> Result<Self, remanence_verbs::Error> {
-        let Ready { pd, buffers, qp } = ready;
-        // No one-sided access at all on the control QP: a stranger has one.
-        let attr = ConnectAttr { access: Access::empty(), ..ConnectAttr::default() };
-        let control = incoming.accept(&qp, &attr, &[])?;
-        let peer = Self {
-            pd,
-            control,
-            data: None,
-            buffers,
-            free_sends: (0..SENDS as u32).collect(),
-            unsent: VecDeque::new(),
-            keys: HashMap::new(),
-            heard: Instant::now(),
-            probing: false,
-            leaving: false,
-        };
-        (0..WINDOW as u64).try_for_each(|slot| peer.post_recv(slot))?;
-        Ok(peer)
-    }
-
-    fn qp(&self) -> &Qp {
-        self.control.qp()
-    }
-
-    fn post_recv(&self, slot: u64) -> Result<(), remanence_verbs::Error> {
-        let sge = self.buffers.sge(slot * MAX_MESSAGE as u64, MAX_MESSAGE as u32);
-        Ok(self.qp().post_recv(&RecvWr { wr_id: slot, sges: &[sge] })?)
-    }
-
-    /// Sends what waits, as far as there are buffers.
-    fn push(&mut self) -> Result<(), remanence_verbs::Error> {
-        while let (Some(message), Some(slot)) = (self.unsent.front(), self.free_sends.last()) {
-            let at = (WINDOW as u64 + u64::from(*slot)) * MAX_MESSAGE as u64;
-            self.buffers.region().write(at, message);
-            let sge = self.buffers.sge(at, message.len() as u32);
-            self.qp().post_send(&SendWr {
-                wr_id: u64::from(*slot),
-                op: SendOp::Send,
-                data: Data::Sges(&[sge]),
-                flags: SendFlags::SIGNALED,
-                ud: None,
-            })?;
-            self.unsent.pop_front();
-            self.free_sends.pop();
-        }
-        Ok(())
-    }
-
-    /// A WRITE of no bytes touches nothing and needs no key, and a peer that is gone does not acknowledge it.
-    fn probe(&mut self) -> Result<(), remanence_verbs::Error> {
-        self.probing = true;
-        Ok(self.qp().post_send(&SendWr {
-            wr_id: PROBE,
-            op: SendOp::Write(RemoteAddr { addr: 0, rkey: Rkey(0) }),
-            data: Data::Sges(&[]),
-            flags: SendFlags::SIGNALED,
-            ud: None,
-        })?)
-    }
-}
-
-impl State {
-    fn completed(&mut self, wc: &Wc) {
-        let Some(&client) = self.peers.by_qpn.get(&wc.qpn) else { return };
-        if wc.status != WcStatus::Success {
-            // Flushed, as the client went; or it does not answer any more.
-            return self.remove(client);
-        }
-        let Some(peer) = self.peers.by_id.get_mut(&client) else { return };
-        peer.heard = Instant::now();
-        match wc.opcode {
-            WcOpcode::Recv => self.received(client, wc),
-            _ if wc.wr_id == PROBE => {
-                peer.probing = false;
-                self.core.probed();
-            }
-            _ => {
-                peer.free_sends.push(wc.wr_id as u32);
-                let failed = peer.push().is_err();
-                let done = peer.leaving && peer.free_sends.len() == SENDS;
-                if failed || done {
-                    self.remove(client);
+            Ok(Purpose::Data { ticket }) => match lock(&self.tickets).get_mut(&ticket) {
+                None => Err(refuse("the ticket is unknown; connect again")),
+                Some((_, _, true)) => Err(refuse("this client has its data connection already")),
+                Some((session, pd, has_come)) => {
+                    *has_come = true;
+                    Ok(Decision::Second { session: *session, pd: pd.clone(), attr: ConnectAttr::default() })
                 }
+            },
+            Err(BadPurpose::OtherVersion(theirs)) => Err(refuse(&format!(
+                "it speaks version {VERSION} of the pool protocol and you speak {theirs}; use the same release"
+            ))),
+            Err(BadPurpose::Stranger) => {
+                Err(refuse("this is a memory pool (rem serve pool), and you are no client of one"))
             }
         }
     }
+}
 
-    fn received(&mut self, client: ClientId, wc: &Wc) {
-        let Some(peer) = self.peers.by_id.get_mut(&client) else { return };
-        let mut message = vec![0; wc.byte_len as usize];
-        peer.buffers.region().read(wc.wr_id * MAX_MESSAGE as u64, &mut message);
-        if peer.leaving || peer.post_recv(wc.wr_id).is_err() {
-            return;
+/// The memory that clients reach.
+struct Memory {
+    region: Region,
+    /// The flushes that it can honour.
+    flush: Access,
+}
+
+/// The keys of one client, which is the one that the core is asked about.
+struct ClientKeys<'a> {
+    memory: &'a Memory,
+    state: &'a mut State,
+}
+
+impl Keys for ClientKeys<'_> {
+    fn open(&mut self, _: ClientId, offset: u64, len: u64, rights: Rights) -> Result<RemoteExtent, String> {
+        let fill = Access::LOCAL_WRITE | Access::REMOTE_WRITE | self.memory.flush;
+        let access = match rights {
+            Rights::Read => Access::REMOTE_READ,
+            Rights::Fill => fill,
+            Rights::All => fill | Access::REMOTE_READ | Access::REMOTE_ATOMIC,
+        };
+        // The address is the offset in the pool: it says nothing of this process's own memory.
+        let mr = self.state.pd.reg_mr_at(&self.memory.region, offset, len, offset, access);
+        let mr = mr.map_err(|e| format!("the server cannot register memory ({e})"))?;
+        let rkey = mr.rkey().0;
+        self.state.keys.insert(rkey, mr);
+        Ok(RemoteExtent { addr: offset, len, rkey })
+    }
+
+    fn close(&mut self, _: ClientId, extent: RemoteExtent) {
+        self.state.keys.remove(&extent.rkey);
+    }
+}
+
+/// Serves, on the serving thread.
+struct Serving {
+    core: Core<Region>,
+    memory: Memory,
+    control: Control,
+    tickets: Tickets,
+    started: Instant,
+    published: Arc<Mutex<Published>>,
+    shown: Published,
+    buffer: Vec<u8>,
+}
+
+impl Serving {
+    fn end(&self, client: Option<ClientId>) {
+        if let Some(ClientId(id)) = client {
+            self.control.end(SessionId(id));
         }
+    }
+
+    /// Shows others how far it is, before a client hears of it.
+    fn publish(&mut self) {
+        let now = Published { stats: self.core.stats(), clients: self.core.clients() };
+        if now != self.shown {
+            self.shown = now;
+            *lock(&self.published) = now;
+        }
+    }
+}
+
+impl Service for Serving {
+    type State = State;
+
+    fn began(&mut self, session: &mut Session<State>) {
+        let id = ClientId(session.link.id().0);
+        let goes = self.core.connected(self.started.elapsed(), id, session.link.peer());
+        self.end(goes);
+        self.publish();
+    }
+
+    fn message(&mut self, session: &mut Session<State>, message: &Message) -> Result<(), Close> {
+        let Session { state, link } = session;
+        self.buffer.resize(message.len as usize, 0);
+        link.read(message.number, &mut self.buffer);
+        link.give_back(message.number);
         let now = self.started.elapsed();
+        let client = ClientId(link.id().0);
         let mut random = |bytes: &mut [u8]| getrandom::fill(bytes).expect("the kernel gives random bytes");
-        let verdict = self.core.receive(now, client, &message, &mut random, &mut self.peers);
-        if let Some(goes) = self.core.gave_way() {
-            self.remove(goes);
+        let admitted = self.core.stats().admitted;
+        let mut keys = ClientKeys { memory: &self.memory, state };
+        let verdict = self.core.receive(now, client, &self.buffer, &mut random, &mut keys);
+        let goes = self.core.gave_way();
+        self.end(goes);
+        if self.core.stats().admitted > admitted
+            && let Some(ticket) = self.core.ticket(client)
+        {
+            state.ticket = Some(ticket);
+            lock(&self.tickets).insert(ticket, (link.id(), state.pd.clone(), false));
         }
+        self.publish();
         match verdict {
-            Verdict::Reply(reply) => self.send(client, reply),
+            Verdict::Reply(reply) => link.send(reply),
             Verdict::Later => {}
             Verdict::Last(reply) => {
-                if let Some(peer) = self.peers.by_id.get_mut(&client) {
-                    peer.leaving = true;
+                link.send(reply);
+                link.leave();
+            }
+            Verdict::Hostile(_) => return Err(Close::Expelled),
+        }
+        Ok(())
+    }
+
+    /// Forgets a client: its keys are closed, what it held is free.
+    fn ended(&mut self, session: &mut Session<State>) {
+        let Session { state, link } = session;
+        if let Some(ticket) = state.ticket.take() {
+            lock(&self.tickets).remove(&ticket);
+        }
+        let mut keys = ClientKeys { memory: &self.memory, state };
+        self.core.disconnected(ClientId(link.id().0), &mut keys);
+        self.publish();
+    }
+
+    fn turn(&mut self, sessions: &mut Sessions<State>, _: &Lot<'_>) -> Turn {
+        if self.core.has_waiting() {
+            for (ClientId(id), message) in self.core.settle() {
+                if let Some(session) = sessions.get_mut(SessionId(id)) {
+                    session.link.send(message);
                 }
-                self.send(client, reply);
             }
-            Verdict::Hostile(_) => self.remove(client),
+            self.publish();
         }
-    }
-
-    fn send(&mut self, client: ClientId, message: Vec<u8>) {
-        let Some(peer) = self.peers.by_id.get_mut(&client) else { return };
-        peer.unsent.push_back(message);
-        // Of a client that asks and does not take the answers, all of them would have to be kept.
-        if peer.push().is_err() || peer.unsent.len() > WINDOW {
-            self.remove(client);
-        }
-    }
-
-    /// Forgets a client: its QPs go to the error state, its keys are closed, what it held is free.
-    fn remove(&mut self, client: ClientId) {
-        self.core.disconnected(client, &mut self.peers);
-        if let Some(peer) = self.peers.by_id.remove(&client) {
-            for connection in [Some(&peer.control), peer.data.as_ref()].into_iter().flatten() {
-                self.peers.by_qpn.remove(&connection.qp().qpn());
-                // It may be over already; then there is nothing to end.
-                let _ = connection.disconnect();
-            }
-        }
-    }
-
-    /// Looks for strangers that take too long and for clients that are silently gone.
-    fn tick(&mut self) {
         let now = self.started.elapsed();
-        if now < self.next_tick {
-            return;
-        }
-        self.next_tick = now + TICK;
-        let limit = self.core.limits().quiet;
-        let expired: Vec<ClientId> = self.core.expired(now).collect();
-        let quiet =
-            self.peers.by_id.iter_mut().filter(|(_, peer)| !peer.probing && peer.heard.elapsed() >= limit);
-        let dead: Vec<ClientId> =
-            quiet.filter_map(|(id, peer)| peer.probe().is_err().then_some(*id)).collect();
-        expired.into_iter().chain(dead).for_each(|client| self.remove(client));
+        self.core.expired(now).for_each(|ClientId(id)| self.control.end(SessionId(id)));
+        // Those whose time is over are about to go; the next turn comes at once, and finds the others.
+        self.core.deadline().map_or(Turn::Idle, |at| Turn::After(at.saturating_sub(now).max(SOON)))
     }
 }
+
+/// Strangers whose time is over are gone by then.
+const SOON: Duration = Duration::from_millis(1);

@@ -501,14 +501,14 @@ fn the_catalogue_is_listed_with_deletions_for_who_has_to_catch_up() {
 }
 
 #[test]
-fn a_second_qp_is_let_in_by_its_ticket_only() {
+fn who_has_proved_the_token_has_a_ticket_for_its_second_qp() {
     let mut world = World::new();
-    assert_eq!(world.core.by_ticket(&[9; 16]), None);
+    let stranger = world.connect(7);
+    assert_eq!(world.core.ticket(stranger), None);
     let member = world.member(1);
-    assert_eq!(world.core.by_ticket(&[9; 16]), Some(member), "the ticket is what `random` gave");
-    assert_eq!(world.core.by_ticket(&[8; 16]), None);
+    assert_eq!(world.core.ticket(member), Some([9; 16]), "the ticket is what `random` gave");
     world.core.disconnected(member, &mut world.keys);
-    assert_eq!(world.core.by_ticket(&[9; 16]), None);
+    assert_eq!(world.core.ticket(member), None);
 }
 
 proptest::proptest! {

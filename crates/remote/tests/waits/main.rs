@@ -7,6 +7,7 @@ mod common;
 mod admission;
 mod faults;
 mod guest;
+mod idle;
 mod live;
 mod meter;
 mod processes;

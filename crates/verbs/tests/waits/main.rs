@@ -17,3 +17,4 @@ mod operations;
 mod processes;
 mod soft_roce;
 mod threads;
+mod wakers;

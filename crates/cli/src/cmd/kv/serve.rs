@@ -2,8 +2,6 @@
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use remanence_kv::view::Mode;
@@ -17,7 +15,7 @@ use serde_json::json;
 use crate::args::{self, Size};
 use crate::device;
 use crate::fail::Fail;
-use crate::serving::{print_line, set_when_asked};
+use crate::serving::{print_line, when_asked};
 use crate::signals::Stop;
 use crate::ui::{self, Mood};
 
@@ -308,8 +306,9 @@ pub(super) fn run(args: &Args) -> Result<(), Fail> {
         ui::remark(format!("\n  rem kv put {to} KEY VALUE{with}\n  rem kv get {to} KEY{with}\n"));
         ui::remark("  Ctrl-C stops the server; the store in the file stays.");
     }
-    let stop = Arc::new(AtomicBool::new(false));
-    set_when_asked(&asked, args.stop_on_eof, &stop);
+    let stop = remanence_remote::Stop::new();
+    let stopping = stop.clone();
+    when_asked(&asked, args.stop_on_eof, move || stopping.ask());
     let stats = server
         .run(&stop)
         .map_err(|e| Fail::new(format!("{} is served no more: {e}", args.file.display())))?;

@@ -1,0 +1,104 @@
+//! What silent sessions cost a server: memory, and CPU time.
+
+use crate::common;
+
+use std::io::{BufRead as _, BufReader};
+use std::net::SocketAddr;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use common::{Host, context, fixed};
+use remanence_remote::Session;
+
+const SERVICE: u16 = 7;
+/// Bytes that a session may cost.
+const EACH: u64 = 16 << 10;
+
+/// The process with the clients: only what a test here starts.
+#[test]
+fn clients() {
+    let Ok(to) = std::env::var("REMANENCE_TEST_IDLE") else { return };
+    let (to, count) = to.split_once(' ').expect("an address, and a number");
+    let to: SocketAddr = to.parse().expect("an address");
+    let device = context();
+    let sessions: Vec<Session> = (0..count.parse().expect("a number"))
+        .map(|n| {
+            let mut session = Session::connect(&device, to, fixed()).expect("connected");
+            // Half of them have said something once.
+            if n % 2 == 0 {
+                session.call(SERVICE, b"hello").expect("an answer");
+            }
+            session
+        })
+        .collect();
+    println!("there {}", sessions.len());
+    // Until our parent has seen enough.
+    let _ = std::io::stdin().lines().next();
+}
+
+/// Bytes of this process that are in memory, without what lies in files: its program is no session's.
+fn resident() -> u64 {
+    let rollup = std::fs::read_to_string("/proc/self/smaps_rollup").expect("it is there");
+    let line = rollup.lines().find_map(|line| line.strip_prefix("Anonymous:")).expect("a line");
+    line.trim().trim_end_matches(" kB").parse::<u64>().expect("a number") << 10
+}
+
+/// CPU time of this process.
+fn used() -> Duration {
+    let stat = std::fs::read_to_string("/proc/self/stat").expect("it is there");
+    let fields: Vec<&str> = stat.rsplit_once(')').expect("a name").1.split_whitespace().collect();
+    let ticks: u64 = fields[11..13].iter().map(|field| field.parse::<u64>().expect("a number")).sum();
+    Duration::from_millis(ticks * 10)
+}
+
+/// Serves so many silent sessions for so long: bytes of memory for each, and the part of a core for all.
+fn cost(sessions: u16, time: Duration) -> (u64, f64) {
+    let host = Host::with(
+        1 << 20,
+        None,
+        |options| options.sessions(sessions),
+        |server| server.on_call(SERVICE, |call| Ok(call.request.to_vec())),
+    );
+    // What the first one costs is not the sessions'.
+    Session::connect(&context(), host.addr, fixed())
+        .expect("connected")
+        .call(SERVICE, b"a")
+        .expect("an answer");
+    std::thread::sleep(Duration::from_millis(500));
+    let before = resident();
+    let mut child = Command::new(std::env::current_exe().expect("this test"))
+        .args(["--exact", "idle::clients", "--nocapture"])
+        .env("REMANENCE_TEST_IDLE", format!("{} {sessions}", host.addr))
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("a process");
+    let mut said = BufReader::new(child.stdout.take().expect("a pipe")).lines();
+    let there = format!("there {sessions}");
+    assert!(said.any(|line| line.expect("it speaks").ends_with(&there)), "it does not get so far");
+    let each = resident().saturating_sub(before) / u64::from(sessions);
+    std::thread::sleep(Duration::from_secs(1));
+    let begin = used();
+    std::thread::sleep(time);
+    let share = (used() - begin).as_secs_f64() / time.as_secs_f64();
+    drop(child.stdin.take());
+    assert!(child.wait().expect("it ends").success());
+    println!("{sessions} silent sessions: {each} bytes each, {:.2} % of a core in all", share * 100.0);
+    (each, share)
+}
+
+#[test]
+fn a_silent_session_costs_little_memory() {
+    let (each, _) = cost(1500, Duration::from_millis(100));
+    assert!(each <= EACH, "{each} bytes a session");
+}
+
+#[test]
+#[ignore = "a minute: `cargo test -p remanence-remote --test waits -- --ignored --exact idle::ten_thousand --nocapture`"]
+fn ten_thousand() {
+    let (each, share) = cost(10_000, Duration::from_secs(20));
+    assert!(each <= EACH, "{each} bytes a session");
+    // The server itself does not wake up. What is left is the keepalive of the transport: each client's asks every two seconds,
+    // which is 5,000 requests a second.
+    assert!(share < 0.1, "{share} of a core");
+}

@@ -1,0 +1,288 @@
+//! How other threads reach a server that runs: to end a session, to tell a client something, to stop it all, to count.
+
+use std::collections::HashSet;
+use std::fmt;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use remanence_verbs::Waker;
+
+use super::session::SessionId;
+
+/// What somebody asks of the serving thread.
+pub(crate) enum Ask {
+    /// The end of a session.
+    End(SessionId),
+    /// A notice for its client.
+    Notice(SessionId, Vec<u8>),
+}
+
+/// Reaches the sessions of a server, to end one or to tell its client something: from the service, which cannot do it at
+/// once as it is called for one of them, or from another thread. Clones reach the same server.
+#[derive(Clone, Default)]
+pub struct Control(Arc<Shared>);
+
+#[derive(Default)]
+struct Shared {
+    sessions: Mutex<Sessions>,
+    /// There are asks. The serving thread takes the lock only then.
+    asked: AtomicBool,
+    /// The serving thread sleeps, or is about to: it has to be woken for what is asked.
+    asleep: AtomicBool,
+    waker: Mutex<Option<Waker>>,
+    counters: Counters,
+}
+
+#[derive(Default)]
+struct Sessions {
+    live: HashSet<SessionId>,
+    asks: Vec<Ask>,
+}
+
+impl fmt::Debug for Control {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Control").field("counters", self.counters()).finish_non_exhaustive()
+    }
+}
+
+impl Control {
+    pub(crate) fn wake_with(&self, waker: Waker) {
+        *self.0.waker.lock().unwrap_or_else(PoisonError::into_inner) = Some(waker);
+    }
+
+    /// Asks for the end of a session. It has come when [`is_live`](Self::is_live) says so.
+    pub fn end(&self, session: SessionId) {
+        self.ask(session, Ask::End(session));
+    }
+
+    /// Hands a notice to the service, which sends it to the session's client: at once, if the serving thread has nothing
+    /// else to do. Nothing becomes of it if the session is over.
+    pub fn notify(&self, session: SessionId, body: Vec<u8>) {
+        self.ask(session, Ask::Notice(session, body));
+    }
+
+    /// Whether a session goes on. If it does not, the service has been told of its end, and nothing of it can come any
+    /// more: its QPs are in the error state.
+    #[must_use]
+    pub fn is_live(&self, session: SessionId) -> bool {
+        self.lock().live.contains(&session)
+    }
+
+    /// What the server did so far.
+    #[must_use]
+    pub fn counters(&self) -> &Counters {
+        &self.0.counters
+    }
+
+    /// Wakes the serving thread, for a turn of the service.
+    pub fn wake(&self) {
+        self.0.asked.store(true, Ordering::SeqCst);
+        self.wake_sleeper();
+    }
+
+    fn ask(&self, session: SessionId, ask: Ask) {
+        let mut sessions = self.lock();
+        if sessions.live.contains(&session) {
+            sessions.asks.push(ask);
+            drop(sessions);
+            self.wake();
+        }
+    }
+
+    fn wake_sleeper(&self) {
+        // The serving thread says that it will sleep, and then looks whether it was asked; here it is the other way round.
+        if self.0.asleep.load(Ordering::SeqCst)
+            && let Some(waker) = &*self.0.waker.lock().unwrap_or_else(PoisonError::into_inner)
+        {
+            waker.wake();
+        }
+    }
+
+    pub(crate) fn begun(&self, session: SessionId) {
+        self.lock().live.insert(session);
+        self.0.counters.sessions.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// It began, and could not be connected.
+    pub(crate) fn never_was(&self, session: SessionId) {
+        self.lock().live.remove(&session);
+        self.0.counters.sessions.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn ended(&self, session: SessionId) {
+        self.lock().live.remove(&session);
+        self.0.counters.ended.fetch_add(1, Ordering::Release);
+    }
+
+    /// From here to [`awake`](Self::awake), whoever asks for something wakes the thread. `false`: something is asked already.
+    pub(crate) fn asleep(&self) -> bool {
+        self.0.asleep.store(true, Ordering::SeqCst);
+        !self.0.asked.load(Ordering::SeqCst)
+    }
+
+    pub(crate) fn awake(&self) {
+        self.0.asleep.store(false, Ordering::Relaxed);
+    }
+
+    /// What was asked for since the last time.
+    pub(crate) fn take(&self) -> Vec<Ask> {
+        if !self.0.asked.load(Ordering::Relaxed) || !self.0.asked.swap(false, Ordering::AcqRel) {
+            return Vec::new();
+        }
+        std::mem::take(&mut self.lock().asks)
+    }
+
+    /// Each change is one step.
+    fn lock(&self) -> MutexGuard<'_, Sessions> {
+        self.0.sessions.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// What a server did so far; any thread may read them.
+#[derive(Debug, Default)]
+pub struct Counters {
+    pub(crate) sessions: AtomicU64,
+    pub(crate) ended: AtomicU64,
+    pub(crate) expelled: AtomicU64,
+    pub(crate) refused: AtomicU64,
+    pub(crate) messages: AtomicU64,
+    pub(crate) probed: AtomicU64,
+    pub(crate) rounds: AtomicU64,
+}
+
+impl Counters {
+    /// Sessions that began.
+    #[must_use]
+    pub fn sessions(&self) -> u64 {
+        self.sessions.load(Ordering::Relaxed)
+    }
+
+    /// Sessions that are over. Whoever sees one counted here sees all that the server did for its end.
+    #[must_use]
+    pub fn ended(&self) -> u64 {
+        self.ended.load(Ordering::Acquire)
+    }
+
+    /// Sessions that were ended because their client broke the protocol, or did not take its answers.
+    #[must_use]
+    pub fn expelled(&self) -> u64 {
+        self.expelled.load(Ordering::Relaxed)
+    }
+
+    /// Requests for connections that were refused, for whatever reason: challenges are among them.
+    #[must_use]
+    pub fn refused(&self) -> u64 {
+        self.refused.load(Ordering::Relaxed)
+    }
+
+    /// Messages of clients that were handed to the service.
+    #[must_use]
+    pub fn messages(&self) -> u64 {
+        self.messages.load(Ordering::Relaxed)
+    }
+
+    /// Quiet clients that were asked whether they are there, and were.
+    #[must_use]
+    pub fn probed(&self) -> u64 {
+        self.probed.load(Ordering::Relaxed)
+    }
+
+    /// Turns of the serving thread's loop.
+    #[must_use]
+    pub fn rounds(&self) -> u64 {
+        self.rounds.load(Ordering::Relaxed)
+    }
+}
+
+/// Stops servers at once, from any thread. Clones are the same.
+#[derive(Clone, Default)]
+pub struct Stop(Arc<Stopping>);
+
+#[derive(Default)]
+struct Stopping {
+    asked: AtomicBool,
+    wakers: Mutex<Vec<Waker>>,
+}
+
+impl fmt::Debug for Stop {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Stop").field("asked", &self.is_asked()).finish_non_exhaustive()
+    }
+}
+
+impl Stop {
+    /// Nobody is asked to stop yet.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Asks all that run until this to stop, those that begin later too.
+    pub fn ask(&self) {
+        self.0.asked.store(true, Ordering::SeqCst);
+        self.lock().iter().for_each(Waker::wake);
+    }
+
+    /// Whether somebody asked.
+    #[must_use]
+    pub fn is_asked(&self) -> bool {
+        self.0.asked.load(Ordering::SeqCst)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Vec<Waker>> {
+        self.0.wakers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Until when a server runs.
+#[derive(Clone, Copy, Debug)]
+pub enum StopSignal<'a> {
+    /// Until it is asked to stop. It stops at once, and does not wake up for this meanwhile.
+    Asked(&'a Stop),
+    /// Until this is set. It looks ten times a second, as nothing tells it: a signal handler may set it.
+    Flag(&'a AtomicBool),
+}
+
+impl<'a> From<&'a Stop> for StopSignal<'a> {
+    fn from(stop: &'a Stop) -> Self {
+        Self::Asked(stop)
+    }
+}
+
+impl<'a> From<&'a AtomicBool> for StopSignal<'a> {
+    fn from(flag: &'a AtomicBool) -> Self {
+        Self::Flag(flag)
+    }
+}
+
+impl<'a> From<&'a Arc<AtomicBool>> for StopSignal<'a> {
+    fn from(flag: &'a Arc<AtomicBool>) -> Self {
+        Self::Flag(flag)
+    }
+}
+
+/// How long a server that is stopped by a flag does not look at it at most.
+const LOOK: std::time::Duration = std::time::Duration::from_millis(100);
+
+impl StopSignal<'_> {
+    pub(crate) fn is_asked(&self) -> bool {
+        match self {
+            Self::Asked(stop) => stop.is_asked(),
+            Self::Flag(flag) => flag.load(Ordering::Acquire),
+        }
+    }
+
+    /// From now on the stop wakes this. It may have been asked already.
+    pub(crate) fn wakes(&self, waker: Waker) {
+        if let Self::Asked(stop) = self {
+            stop.lock().push(waker);
+        }
+    }
+
+    pub(crate) const fn look(&self) -> Option<std::time::Duration> {
+        match self {
+            Self::Asked(_) => None,
+            Self::Flag(_) => Some(LOOK),
+        }
+    }
+}

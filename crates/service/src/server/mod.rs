@@ -1,0 +1,47 @@
+//! The server's half: who has a session, what arrives in it, and when to wake up.
+//!
+//! Two threads serve. The *accepting* thread waits for requests, asks the service's [`Admit`] about each, and does what
+//! takes its time: it registers memory, makes a QP, posts its receive buffers. It holds no lock meanwhile that the other
+//! thread takes. The *serving* thread owns all sessions. It sleeps until something completes, a deadline is due, or another
+//! thread wakes it through [`Control`]; it hands each message to the [`Service`], and sends what that answers. No turn of its
+//! loop depends on how many sessions are silent, and a server that nobody asks for anything is never woken.
+//!
+//! Read in this order: [`bounds`] (how much there may be of everything), [`session`] (receive ring, send buffers),
+//! [`accept`], [`live`] (the loop). One-sided operations need none of this: the device serves them.
+
+pub mod accept;
+pub mod bounds;
+mod control;
+mod deadlines;
+pub mod live;
+pub mod session;
+
+use std::fmt;
+
+pub use accept::{Admit, Decision, Refusal, Request, Workshop};
+pub use bounds::{Bounds, Full, Place};
+pub use control::{Control, Counters, Stop, StopSignal};
+pub use deadlines::Deadlines;
+pub use live::{Close, Lot, Message, Options, Server, Service, Sessions, Turn};
+pub use session::{Buffers, Link, Opened, Session, SessionId, Spec};
+
+/// Why a server, or a session of one, cannot be made.
+#[derive(thiserror::Error)]
+pub enum Error {
+    /// Verbs refused something.
+    #[error(transparent)]
+    Verbs(#[from] remanence_verbs::Error),
+    /// There is no memory for message buffers.
+    #[error(transparent)]
+    Memory(#[from] remanence_pmem::Error),
+    /// A bound of the server is reached.
+    #[error(transparent)]
+    Full(#[from] Full),
+}
+
+/// Debug is the sentence as well: it is what a program prints whose `main` returns the error.
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}

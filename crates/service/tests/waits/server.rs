@@ -1,0 +1,433 @@
+//! A server that echoes, and all that its clients may do to it.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use remanence_link::fault::Plan;
+use remanence_pmem::Region;
+use remanence_rnic::{Access, Data, QpCaps, RecvWr, SendFlags, SendOp, SendWr, Wc, WcStatus};
+use remanence_service::server::{
+    Admit, Bounds, Buffers, Close, Control, Decision, Error, Full, Lot, Message, Options, Place, Refusal,
+    Request, Server, Service, Session, SessionId, Sessions, Spec, Stop, Turn, Workshop,
+};
+use remanence_verbs::{ConnectAttr, Connection, Context, Cq, Mr, QpOptions};
+
+const SLOTS: u32 = 8;
+const SLOT: u32 = 1024;
+/// Longer than anything here takes.
+const LONG: Duration = Duration::from_secs(30);
+
+fn address() -> IpAddr {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let process = std::process::id() % 60_000 + 256;
+    let n = NEXT.fetch_add(1, Ordering::Relaxed) % 254 + 1;
+    Ipv4Addr::new(127, (process >> 8) as u8, process as u8, n as u8).into()
+}
+
+fn context() -> Context {
+    Context::open(remanence_verbs::Options::udp(address())).expect("a device on loopback")
+}
+
+/// Lets in who says "echo".
+struct Gate {
+    /// How long the service takes for somebody who says "slow".
+    slow: Duration,
+}
+
+impl Admit for Gate {
+    type State = u64;
+
+    fn admit(
+        &mut self,
+        request: &Request<'_>,
+        place: Result<Place, Full>,
+        workshop: &Workshop<'_>,
+    ) -> Result<Decision<u64>, Refusal> {
+        let place = place.map_err(|full| Refusal(full.to_string().into_bytes()))?;
+        match &request.private_data[..4] {
+            b"echo" => {}
+            b"slow" => std::thread::sleep(self.slow),
+            _ => return Err(Refusal(b"say echo".to_vec())),
+        }
+        let spec = Spec {
+            slots: SLOTS,
+            slot_size: SLOT,
+            sends: 2,
+            unsent: 16,
+            extra: 0,
+            buffers: Buffers::Own,
+            attr: ConnectAttr { access: Access::empty(), ..ConnectAttr::default() },
+        };
+        let opened = match workshop.open(place, &spec) {
+            Ok(opened) => opened,
+            Err(Error::Full(full)) => return Err(Refusal(full.to_string().into_bytes())),
+            Err(other) => panic!("{other}"),
+        };
+        let welcome = opened.id().0.to_be_bytes().to_vec();
+        Ok(Decision::Session { opened, state: 0, welcome })
+    }
+}
+
+/// Echoes what it gets, and ends who says "bad" or "bye".
+#[derive(Default)]
+struct Echo {
+    ended: Vec<(SessionId, u64)>,
+    turns: u64,
+}
+
+impl Service for Echo {
+    type State = u64;
+
+    fn message(&mut self, session: &mut Session<u64>, message: &Message) -> Result<(), Close> {
+        let mut bytes = vec![0; message.len as usize];
+        session.link.read(message.number, &mut bytes);
+        session.link.give_back(message.number);
+        session.state += 1;
+        assert_eq!(session.state, message.number, "each is handed over once, in order");
+        if bytes == b"bad" {
+            return Err(Close::Expelled);
+        }
+        if bytes == b"bye" {
+            session.link.send(b"farewell".to_vec());
+            session.link.leave();
+        }
+        session.link.send(bytes);
+        Ok(())
+    }
+
+    fn ended(&mut self, session: &mut Session<u64>) {
+        self.ended.push((session.link.id(), session.state));
+    }
+
+    fn turn(&mut self, _: &mut Sessions<u64>, _: &Lot<'_>) -> Turn {
+        self.turns += 1;
+        Turn::Idle
+    }
+}
+
+struct Host {
+    addr: SocketAddr,
+    control: Control,
+    stop: Stop,
+    thread: Option<JoinHandle<(Echo, Result<(), Error>)>>,
+}
+
+impl Host {
+    fn new(change: impl FnOnce(&mut Options)) -> Self {
+        let bounds = Bounds { sessions: 64, each: 64, bytes: 64 << 20 };
+        let mut options = Options { port: 0, backlog: 64, message: SLOT, bounds, quiet: None };
+        change(&mut options);
+        let server = Server::bind(&context(), options).expect("a server");
+        let (addr, control, stop) = (server.addr(), server.control(), Stop::new());
+        let stopping = stop.clone();
+        let thread = std::thread::spawn(move || {
+            let mut echo = Echo::default();
+            let result =
+                server.run(&mut echo, &mut Gate { slow: Duration::from_millis(500) }, (&stopping).into());
+            assert_eq!(server.bytes(), 0, "all memory of sessions is given back");
+            (echo, result)
+        });
+        Self { addr, control, stop, thread: Some(thread) }
+    }
+
+    fn bounded(sessions: u32, each: u32, bytes: u64) -> Self {
+        Self::new(|options| options.bounds = Bounds { sessions, each, bytes })
+    }
+
+    fn stop(mut self) -> Echo {
+        self.stop.ask();
+        let (echo, result) = self.thread.take().expect("it runs").join().expect("it does not panic");
+        result.expect("it served");
+        echo
+    }
+
+    fn ends(&self, session: SessionId) {
+        let begin = Instant::now();
+        while self.control.is_live(session) {
+            assert!(begin.elapsed() < LONG, "it goes on");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
+impl Drop for Host {
+    fn drop(&mut self) {
+        self.stop.ask();
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+struct Client {
+    connection: Connection,
+    cq: Cq,
+    mr: Mr,
+    session: SessionId,
+    posted: u64,
+}
+
+impl Client {
+    fn connect(context: &Context, host: &Host, says: &[u8]) -> Result<Self, String> {
+        Self::with(context, host, says, 16)
+    }
+
+    /// With so many receive buffers.
+    fn with(context: &Context, host: &Host, says: &[u8], receives: u64) -> Result<Self, String> {
+        let pd = context.alloc_pd().expect("room");
+        let cq = context.create_cq(256, None, 0).expect("room");
+        let memory = Region::anonymous(17 * u64::from(SLOT)).expect("memory");
+        let mr = pd.reg_mr(&memory, Access::LOCAL_WRITE).expect("registered");
+        let caps =
+            QpCaps { max_send_wr: 128, max_recv_wr: 16, max_send_sge: 1, max_recv_sge: 1, max_inline: 0 };
+        let qp = pd.create_qp(&QpOptions { caps, ..QpOptions::rc(&cq) }).expect("room");
+        let connection = Connection::connect(&qp, host.addr, &ConnectAttr::default(), says, Some(LONG));
+        let connection = connection.map_err(|e| match e {
+            remanence_verbs::Error::Rejected { private_data, .. } => {
+                let words = String::from_utf8_lossy(&private_data);
+                words.trim_end_matches('\0').to_owned()
+            }
+            other => other.to_string(),
+        })?;
+        let welcome = connection.private_data();
+        let session = SessionId(u64::from_be_bytes(welcome[..8].try_into().expect("eight bytes")));
+        let mut client = Self { connection, cq, mr, session, posted: 0 };
+        (0..receives).for_each(|_| client.post());
+        Ok(client)
+    }
+
+    fn post(&mut self) {
+        let sge = self.mr.sge(self.posted % 16 * u64::from(SLOT), SLOT);
+        self.connection.qp().post_recv(&RecvWr { wr_id: self.posted, sges: &[sge] }).expect("room");
+        self.posted += 1;
+    }
+
+    fn send(&self, bytes: &[u8]) {
+        let at = 16 * u64::from(SLOT);
+        self.mr.region().write(at, bytes);
+        let sge = self.mr.sge(at, bytes.len() as u32);
+        let data = Data::Sges(std::slice::from_ref(&sge));
+        let wr = SendWr { wr_id: u64::MAX, op: SendOp::Send, data, flags: SendFlags::SIGNALED, ud: None };
+        let _ = self.connection.qp().post_send(&wr);
+    }
+
+    /// The next message; `None`: the session is over.
+    fn receive(&mut self) -> Option<Vec<u8>> {
+        let begin = Instant::now();
+        loop {
+            let mut found: Vec<Wc> = Vec::new();
+            self.cq.wait(&mut found, 1, Some(Duration::from_secs(1))).expect("it has room");
+            assert!(begin.elapsed() < LONG, "nothing comes");
+            match found.first() {
+                Some(wc) if wc.status != WcStatus::Success => return None,
+                Some(wc) if wc.wr_id != u64::MAX => {
+                    let mut bytes = vec![0; wc.byte_len as usize];
+                    self.mr.region().read(wc.wr_id % 16 * u64::from(SLOT), &mut bytes);
+                    self.post();
+                    return Some(bytes);
+                }
+                _ => {}
+            }
+        }
+    }
+
+    fn echo(&mut self, bytes: &[u8]) {
+        self.send(bytes);
+        assert_eq!(self.receive().as_deref(), Some(bytes));
+    }
+}
+
+#[test]
+fn many_sessions_are_served_in_order_and_none_has_the_number_of_another() {
+    let host = Host::new(|_| ());
+    let device = context();
+    let mut clients: Vec<_> =
+        (0..40).map(|_| Client::connect(&device, &host, b"echo").expect("let in")).collect();
+    for round in 0..30_u32 {
+        for (n, client) in clients.iter_mut().enumerate() {
+            // Short ones go inline, long ones through a buffer; the ring is gone around.
+            let len = if (round as usize + n).is_multiple_of(3) { 900 } else { 8 };
+            client.echo(&vec![(round + n as u32) as u8; len]);
+        }
+    }
+    let mut ids: Vec<_> = clients.iter().map(|client| client.session).collect();
+    drop(clients.split_off(20));
+    ids[20..].iter().for_each(|id| host.ends(*id));
+    let late = Client::connect(&device, &host, b"echo").expect("let in");
+    ids.push(late.session);
+    let mut numbers = ids.clone();
+    numbers.dedup();
+    assert_eq!(numbers, ids, "they go up");
+    assert_eq!(host.control.counters().messages(), 40 * 30);
+    let echo = host.stop();
+    let mut ended: Vec<_> = echo.ended;
+    ended.sort();
+    assert_eq!(ended.len(), 41, "each is ended once");
+    assert!(ended.iter().take(40).all(|(_, messages)| *messages == 30) && ended[40].1 == 0);
+}
+
+#[test]
+fn strangers_and_slow_admission_do_not_make_a_session_wait() {
+    let host = Host::new(|_| ());
+    let mut client = Client::connect(&context(), &host, b"echo").expect("let in");
+    std::thread::scope(|scope| {
+        let strangers: Vec<_> = (0..3)
+            .map(|n| {
+                let host = &host;
+                scope.spawn(move || {
+                    let device = context();
+                    for _ in 0..10 {
+                        let told = Client::connect(&device, host, b"what").map(drop);
+                        assert_eq!(told, Err("say echo".into()));
+                    }
+                    if n == 0 { Client::connect(&device, host, b"slow").map(drop) } else { Ok(()) }
+                })
+            })
+            .collect();
+        // While the gate takes its half a second, this goes on: more round trips than fit behind it.
+        let mut trips = 0_u64;
+        while !strangers.iter().all(std::thread::ScopedJoinHandle::is_finished) {
+            client.echo(b"still here");
+            trips += 1;
+        }
+        assert!(trips > 20, "{trips}");
+        strangers.into_iter().for_each(|thread| thread.join().expect("it does not panic").expect("let in"));
+    });
+    assert_eq!(host.control.counters().refused(), 30);
+}
+
+#[test]
+fn who_does_not_take_its_answers_is_ended_and_nobody_else() {
+    let host = Host::new(|_| ());
+    let device = context();
+    let mut other = Client::connect(&device, &host, b"echo").expect("let in");
+    let deaf = Client::with(&device, &host, b"echo", 0).expect("let in");
+    for _ in 0..100 {
+        deaf.send(&[7; 600]);
+    }
+    host.ends(deaf.session);
+    other.echo(b"not me");
+    assert_eq!(host.control.counters().expelled(), 1);
+}
+
+#[test]
+fn who_breaks_the_protocol_is_expelled_and_who_leaves_gets_its_last_answers() {
+    let host = Host::new(|_| ());
+    let device = context();
+    let mut bad = Client::connect(&device, &host, b"echo").expect("let in");
+    bad.send(b"bad");
+    assert_eq!(bad.receive(), None);
+    host.ends(bad.session);
+    let mut polite = Client::connect(&device, &host, b"echo").expect("let in");
+    polite.send(b"bye");
+    assert_eq!(polite.receive().as_deref(), Some(&b"farewell"[..]));
+    assert_eq!(polite.receive(), None, "nothing is sent after the last words, and the session is over");
+    host.ends(polite.session);
+    assert_eq!(host.control.counters().expelled(), 1);
+}
+
+#[test]
+fn sessions_above_the_bounds_are_told_so_and_one_that_ends_makes_room() {
+    let refused = |full: Full| Err(full.to_string());
+    let connect = |device: &Context, host: &Host| Client::connect(device, host, b"echo");
+    let (here, there) = (context(), context());
+    let host = Host::bounded(3, 2, 64 << 20);
+    let one = connect(&here, &host).expect("let in");
+    let _two = connect(&here, &host).expect("let in");
+    assert_eq!(connect(&here, &host).map(drop), refused(Full::Address));
+    let _three = connect(&there, &host).expect("let in from elsewhere");
+    assert_eq!(connect(&there, &host).map(drop), refused(Full::Sessions));
+    let gone = one.session;
+    drop(one);
+    host.ends(gone);
+    // The place is free when the session's QP is gone, a moment later.
+    let begin = Instant::now();
+    let again = loop {
+        match connect(&there, &host) {
+            Ok(client) => break client,
+            Err(why) => assert!(why == Full::Sessions.to_string() && begin.elapsed() < LONG, "{why}"),
+        }
+    };
+    assert!(again.session > gone);
+    // A session has 8 receive buffers and 2 send buffers of 1 KiB.
+    let host = Host::bounded(64, 64, 25 << 10);
+    let _two = [connect(&here, &host).expect("let in"), connect(&here, &host).expect("let in")];
+    assert_eq!(connect(&here, &host).map(drop), refused(Full::Memory));
+}
+
+#[test]
+fn a_notice_wakes_an_idle_server_and_so_does_the_end_of_a_session() {
+    let host = Host::new(|_| ());
+    let device = context();
+    let mut client = Client::connect(&device, &host, b"echo").expect("let in");
+    let mut other = Client::connect(&device, &host, b"echo").expect("let in");
+    client.echo(b"hello");
+    for n in 0..50_u8 {
+        host.control.notify(client.session, vec![n; 4]);
+        assert_eq!(client.receive(), Some(vec![n; 4]));
+    }
+    host.control.end(client.session);
+    host.ends(client.session);
+    assert_eq!(client.receive(), None);
+    // To who is gone nothing is said.
+    host.control.notify(client.session, b"anybody?".to_vec());
+    other.echo(b"hello");
+    let echo = host.stop();
+    assert_eq!(echo.ended.len(), 2);
+}
+
+#[test]
+fn an_idle_server_does_not_wake_up_and_stops_at_once() {
+    let host = Host::new(|_| ());
+    let device = context();
+    let mut clients: Vec<_> =
+        (0..8).map(|_| Client::connect(&device, &host, b"echo").expect("let in")).collect();
+    clients.iter_mut().for_each(|client| client.echo(b"hello"));
+    // The last session that began may still be taken over.
+    std::thread::sleep(Duration::from_millis(200));
+    let before = host.control.counters().rounds();
+    std::thread::sleep(Duration::from_millis(700));
+    assert_eq!(host.control.counters().rounds(), before, "it woke up for nothing");
+    // Nothing ticks: were it not woken, it would not stop at all.
+    let echo = host.stop();
+    assert_eq!(echo.ended.len(), 8);
+    clients.iter_mut().for_each(|client| assert_eq!(client.receive(), None, "it is told"));
+}
+
+#[test]
+fn what_was_answered_goes_out_before_a_stop() {
+    let host = Host::new(|_| ());
+    let mut client = Client::with(&context(), &host, b"echo", 0).expect("let in");
+    client.send(b"one");
+    client.send(&[5; 700]);
+    let begin = Instant::now();
+    while host.control.counters().messages() < 2 {
+        assert!(begin.elapsed() < LONG);
+        std::thread::yield_now();
+    }
+    // Nothing could be received up to now.
+    let stopping = std::thread::spawn(move || host.stop());
+    (0..2).for_each(|_| client.post());
+    assert_eq!(client.receive().as_deref(), Some(&b"one"[..]));
+    assert_eq!(client.receive(), Some(vec![5; 700]));
+    stopping.join().expect("it stops");
+}
+
+#[test]
+fn a_client_that_dies_is_noticed_and_a_quiet_one_stays() {
+    let host = Host::new(|options| options.quiet = Some(Duration::from_millis(50)));
+    let mut quiet = Client::connect(&context(), &host, b"echo").expect("let in");
+    let plan = Plan::default();
+    let options =
+        remanence_verbs::Options { faults: Some((plan, 1)), ..remanence_verbs::Options::udp(address()) };
+    let device = Context::open(options).expect("a device on loopback");
+    let mut dies = Client::connect(&device, &host, b"echo").expect("let in");
+    dies.echo(b"alive");
+    device.fault_control().expect("it has faults").isolate_all();
+    host.ends(dies.session);
+    assert!(host.control.counters().probed() > 0);
+    quiet.echo(b"still here");
+    assert!(host.control.is_live(quiet.session));
+}
