@@ -70,6 +70,7 @@ pub use error::Error;
 pub use grants::Grants;
 pub use meter::{Meter, Metered};
 pub use remanence_auth::{Role, Token, may_listen};
+pub use remanence_service::client::{Reactor, ReactorWaker, Waiter};
 pub use remanence_service::server::{Stop, StopSignal};
 pub use requester::Ticket;
 pub use server::{Call, Server, ServerOptions, SessionControl, Stats};

@@ -17,7 +17,8 @@ use remanence_pmem::{Guarantee, Region};
 use remanence_rnic::{
     Access, Data, Placement, PostError, QpCaps, RecvWr, SendFlags, SendOp, SendWr, Wc, WcStatus,
 };
-use remanence_verbs::{ConnectAttr, Connection, Context, Cq, Doorbell, Mr, Pd, QpOptions};
+use remanence_service::client::{Endpoint, Reactor};
+use remanence_verbs::{ConnectAttr, Connection, Context, Doorbell, Mr, Pd};
 
 use crate::admission::{Ends, Transcript};
 use crate::codec::sentence;
@@ -220,7 +221,8 @@ pub struct Session {
     requester: Requester,
     welcome: Welcome,
     connection: Connection,
-    cq: Cq,
+    /// Behind the connection, which has the QP too.
+    endpoint: Endpoint,
     pd: Pd,
     staging: Mr,
     incoming: Mr,
@@ -257,9 +259,17 @@ impl Session {
     /// One sentence that says what to do: nobody or something else listens there, it is of another version, it refuses, its
     /// memory may be written in any order and that was not declared, it does not execute the FLUSH that it claims to.
     pub fn connect(context: &Context, to: SocketAddr, options: Options) -> Result<Self, Error> {
-        let pd = context.alloc_pd()?;
-        let cq = context.create_cq(SQ_DEPTH + RQ_DEPTH + 8, None, 0)?;
-        let (connection, welcome) = Dial { pd: &pd, cq: &cq, to, options: &options }.dial()?;
+        Self::connect_on(&Reactor::new(context)?, to, options)
+    }
+
+    /// As [`connect`](Self::connect), on a reactor that other sessions may share: whoever has several of them waits for all of them at
+    /// once ([`Reactor::waiter`]), and looks then at each one, with [`poll`](Self::poll) and its like.
+    ///
+    /// # Errors
+    /// As [`connect`](Self::connect).
+    pub fn connect_on(reactor: &Reactor, to: SocketAddr, options: Options) -> Result<Self, Error> {
+        let pd = reactor.context().alloc_pd()?;
+        let (connection, endpoint, welcome) = Dial { reactor, pd: &pd, to, options: &options }.dial()?;
         agree(to, &welcome, options.declared.as_ref())?;
         let size = u64::from(welcome.slot_size);
         // One more page of staging would do; growing it later costs a registration.
@@ -280,7 +290,7 @@ impl Session {
             requester: Requester::new(terms, SQ_DEPTH, options.depth, staging.len()),
             welcome,
             connection,
-            cq,
+            endpoint,
             pd,
             staging,
             incoming,
@@ -558,7 +568,7 @@ impl Session {
         self.alive()?;
         let mut completions = std::mem::take(&mut self.completions);
         completions.clear();
-        let polled = self.cq.poll(&mut completions, 64);
+        let polled = self.endpoint.poll(&mut completions);
         if polled == Ok(0) {
             // Nothing can go on that could not before: whoever spins is back at the link the sooner.
             self.completions = completions;
@@ -659,6 +669,12 @@ impl Session {
     /// Forgets the key for what begins there.
     pub fn forget_grant(&mut self, offset: u64) {
         self.requester.forget_grant(offset);
+    }
+
+    /// The reactor that the session is on.
+    #[must_use]
+    pub fn reactor(&self) -> &Reactor {
+        self.endpoint.reactor()
     }
 
     /// How long the server may go without a sign.
@@ -875,7 +891,7 @@ impl Session {
         let came = loop {
             let left = self.patience.saturating_sub(begin.elapsed());
             let limit = self.watch.as_ref().map_or(left, |watch| watch.every.min(left));
-            let came = self.cq.wait(&mut completions, 64, Some(limit));
+            let came = self.endpoint.wait(&mut completions, Some(limit));
             let quiet = begin.elapsed();
             if !matches!(came, Ok(0)) || quiet < limit {
                 break came;
@@ -897,7 +913,7 @@ impl Session {
         self.alive()?;
         let mut completions = std::mem::take(&mut self.completions);
         completions.clear();
-        let came = self.cq.wait(&mut completions, 64, Some(limit));
+        let came = self.endpoint.wait(&mut completions, Some(limit));
         self.take(completions, came.map_err(|e| Error::Verbs(e.into())))
     }
 
@@ -1001,20 +1017,20 @@ impl Drop for Session {
 
 /// How a server is talked into a session.
 struct Dial<'a> {
+    reactor: &'a Reactor,
     pd: &'a Pd,
-    cq: &'a Cq,
     to: SocketAddr,
     options: &'a Options,
 }
 
 impl Dial<'_> {
-    fn dial(&self) -> Result<(Connection, Welcome), Error> {
+    fn dial(&self) -> Result<(Connection, Endpoint, Welcome), Error> {
         let to = self.to;
         let hello = Hello { declared: self.options.declared, credentials: Credentials::None };
         if self.options.tokens.is_empty() {
-            let (connection, rejection) = self.knock(|_| hello)?;
+            let (connection, endpoint, rejection) = self.knock(|_| hello)?;
             return match rejection {
-                None => self.welcome(connection),
+                None => self.welcome(connection, endpoint),
                 Some(rejection) => Err(self.refusal(rejection)),
             };
         }
@@ -1022,7 +1038,7 @@ impl Dial<'_> {
             let mut nonce: Nonce = [0; 32];
             getrandom::fill(&mut nonce).expect("the kernel gives random bytes");
             let asking = Hello { credentials: Credentials::Nonce(nonce), ..hello };
-            let (connection, rejection) = self.knock(|_| asking)?;
+            let (connection, endpoint, rejection) = self.knock(|_| asking)?;
             let challenge = match rejection {
                 Some(Rejection::Challenge(challenge)) => challenge,
                 Some(rejection) => return Err(self.refusal(rejection)),
@@ -1030,15 +1046,15 @@ impl Dial<'_> {
                 None => return Err(Error::Unproven(to)),
             };
             let client = connection.local();
-            drop(connection);
+            drop((connection, endpoint));
             let mut bond = None;
-            let (connection, rejection) = self.knock(|qpn| {
+            let (connection, endpoint, rejection) = self.knock(|qpn| {
                 let ends = Ends { client, qpn, server: to };
                 bond.insert(Transcript::new(token.clone(), nonce, challenge, ends)).answer(&hello)
             })?;
             match rejection {
                 None if bond.is_some_and(|bond| bond.is_sealed(&connection.private_data())) => {
-                    return self.welcome(connection);
+                    return self.welcome(connection, endpoint);
                 }
                 None => return Err(Error::Unproven(to)),
                 Some(Rejection::WrongToken) => {}
@@ -1049,7 +1065,10 @@ impl Dial<'_> {
     }
 
     /// Asks for a connection once, with a new QP: it is there, or this is why not.
-    fn knock(&self, hello: impl FnOnce(u32) -> Hello) -> Result<(Connection, Option<Rejection>), Error> {
+    fn knock(
+        &self,
+        hello: impl FnOnce(u32) -> Hello,
+    ) -> Result<(Connection, Endpoint, Option<Rejection>), Error> {
         let caps = QpCaps {
             max_send_wr: SQ_DEPTH,
             max_recv_wr: RQ_DEPTH,
@@ -1057,17 +1076,18 @@ impl Dial<'_> {
             max_recv_sge: 1,
             max_inline: 0,
         };
-        let qp = self.pd.create_qp(&QpOptions { caps, ..QpOptions::rc(self.cq) })?;
+        let endpoint = self.reactor.endpoint(self.pd, caps)?;
+        let qp = endpoint.qp();
         let attr = ConnectAttr { access: Access::empty(), ..ConnectAttr::default() };
         let hello = hello(qp.qpn().value()).emit();
-        let connection = Connection::start(&qp, self.to, &attr, &hello)?;
+        let connection = Connection::start(qp, self.to, &attr, &hello)?;
         match self.established(&connection)? {
-            Ok(true) => Ok((connection, None)),
+            Ok(true) => Ok((connection, endpoint, None)),
             Ok(false) => Err(remanence_verbs::Error::NoAnswer(self.to).into()),
             Err(remanence_verbs::Error::Rejected { private_data, .. })
                 if private_data.iter().any(|b| *b != 0) =>
             {
-                Ok((connection, Some(Rejection::parse(&private_data))))
+                Ok((connection, endpoint, Some(Rejection::parse(&private_data))))
             }
             Err(e) => Err(e.into()),
         }
@@ -1089,12 +1109,16 @@ impl Dial<'_> {
         }
     }
 
-    fn welcome(&self, connection: Connection) -> Result<(Connection, Welcome), Error> {
+    fn welcome(
+        &self,
+        connection: Connection,
+        endpoint: Endpoint,
+    ) -> Result<(Connection, Endpoint, Welcome), Error> {
         let welcome = Welcome::parse(&connection.private_data()).map_err(|stranger| match stranger {
             Stranger::Other => Error::Stranger(self.to),
             Stranger::Version(theirs) => Error::OtherVersion { peer: self.to, theirs },
         })?;
-        Ok((connection, welcome))
+        Ok((connection, endpoint, welcome))
     }
 
     fn refusal(&self, rejection: Rejection) -> Error {

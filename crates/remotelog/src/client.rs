@@ -4,10 +4,10 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use remanence_pmem::Survives;
-use remanence_remote::Token;
+use remanence_remote::{Reactor, Token};
 use remanence_verbs::Context;
 
-use super::connection::{CallError, Method, SessionConnection, connect};
+use super::connection::{CallError, Method, SessionConnection, connect, connect_on};
 use super::server::drawn;
 use crate::error::{Damage, Refused};
 use crate::format::Epoch;
@@ -102,8 +102,9 @@ impl Log {
         if servers.is_empty() {
             return Err(nobody());
         }
+        let reactor = Reactor::new(context).map_err(|e| said(&e))?;
         let to = |server: &SocketAddr| {
-            let connection = connect(context, *server, options.remote.clone(), options.method.clone());
+            let connection = connect_on(&reactor, *server, options.remote.clone(), options.method.clone());
             (server.to_string(), connection)
         };
         let group = group::Options::new(u32::from_le_bytes(drawn()), Uuid(drawn()));

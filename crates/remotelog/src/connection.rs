@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use remanence_persist::plan::Request as PlanRequest;
 use remanence_persist::recipe::{Op, Recipe};
 use remanence_pmem::Survives;
-use remanence_remote::{Error, Options, Plan, Reading, Session};
+use remanence_remote::{Error, Options, Plan, Reactor, Reading, Session, Waiter};
 use remanence_verbs::Context;
 
 use super::SERVICE;
@@ -68,12 +68,12 @@ pub struct SessionConnection {
     waiting: VecDeque<Waiting>,
     calls: VecDeque<u64>,
     reads: VecDeque<Reading>,
-    /// Why the session is over, if a wait has found that it is.
-    over: Option<ConnectionLost>,
+    /// For all connections of the group.
+    waiter: Waiter,
     survives: Option<Survives>,
 }
 
-/// Connects to a server of a log.
+/// Connects to a server of a log that has no others.
 ///
 /// # Errors
 /// One sentence that says what to do.
@@ -83,15 +83,29 @@ pub fn connect(
     options: Options,
     method: Method,
 ) -> Result<SessionConnection, ConnectionLost> {
-    let session = Session::connect(context, to, options).map_err(lost)?;
+    let reactor = Reactor::new(context).map_err(|e| lost(e.into()))?;
+    connect_on(&reactor, to, options, method)
+}
+
+/// Connects to one of the servers of a log, whose connections share a reactor: they are waited for together.
+///
+/// # Errors
+/// One sentence that says what to do.
+pub fn connect_on(
+    reactor: &Reactor,
+    to: SocketAddr,
+    options: Options,
+    method: Method,
+) -> Result<SessionConnection, ConnectionLost> {
+    let session = Session::connect_on(reactor, to, options).map_err(lost)?;
     Ok(SessionConnection {
+        waiter: reactor.waiter(),
         session,
         method,
         plans: Vec::new(),
         waiting: VecDeque::new(),
         calls: VecDeque::new(),
         reads: VecDeque::new(),
-        over: None,
         survives: None,
     })
 }
@@ -201,10 +215,6 @@ impl SessionConnection {
         let ticket = updates.with(|list| self.session.try_submit(&plan, list)).map_err(lost)?;
         Ok(ticket.is_some())
     }
-
-    fn alive(&self) -> Result<(), ConnectionLost> {
-        self.over.clone().map_or(Ok(()), Err)
-    }
 }
 
 impl ReplicaConnection for SessionConnection {
@@ -240,7 +250,6 @@ impl ReplicaConnection for SessionConnection {
     }
 
     fn poll(&mut self) -> Result<Option<Event>, ConnectionLost> {
-        self.alive()?;
         if let Some((_, token)) = self.session.poll().map_err(lost)? {
             self.survives = Some(token.survives());
             return Ok(Some(Event::Durable));
@@ -265,8 +274,11 @@ impl ReplicaConnection for SessionConnection {
     }
 
     fn wait(&mut self, limit: Duration) {
-        if let Err(error) = self.session.turn_within(limit) {
-            self.over = Some(lost(error));
-        }
+        // A queue that is broken says so to each session that looks.
+        let _ = self.waiter.wait(Instant::now().checked_add(limit));
+    }
+
+    fn waits_for(&self, other: &Self) -> bool {
+        self.session.reactor() == other.session.reactor()
     }
 }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use remanence_persist::plan::Request as PlanRequest;
+use remanence_remote::Waiter;
 use remanence_remotelog::SessionConnection;
 use remanence_remotelog::group::{ConnectionLost, Event, ReplicaConnection};
 use remanence_remotelog::proto::Request;
@@ -22,6 +23,8 @@ pub(super) const DEPTH: usize = 32;
 #[derive(Debug)]
 pub(crate) struct MemberConnection {
     node: Arc<Node>,
+    /// For the connections to all members.
+    waiter: Waiter,
     to: To,
 }
 
@@ -60,12 +63,19 @@ enum Ordered {
 }
 
 impl MemberConnection {
-    pub(super) fn own(node: Arc<Node>) -> Self {
-        Self { node, to: To::Own(Own::default()) }
+    pub(super) fn own(node: Arc<Node>, waiter: Waiter) -> Self {
+        Self { node, waiter, to: To::Own(Own::default()) }
     }
 
-    pub(super) fn other(node: Arc<Node>, who: usize, life: u64, connection: SessionConnection) -> Self {
-        Self { node, to: To::Other(Box::new(Other { who, life, connection, under_way: 0, order: None })) }
+    pub(super) fn other(
+        node: Arc<Node>,
+        waiter: Waiter,
+        who: usize,
+        life: u64,
+        connection: SessionConnection,
+    ) -> Self {
+        let other = Other { who, life, connection, under_way: 0, order: None };
+        Self { node, waiter, to: To::Other(Box::new(other)) }
     }
 }
 
@@ -158,18 +168,22 @@ impl ReplicaConnection for MemberConnection {
     }
 
     fn wait(&mut self, limit: Duration) {
-        match &mut self.to {
-            // Nobody is waited for here.
-            To::Own(_) => std::thread::yield_now(),
-            To::Other(other) => other.connection.wait(limit),
-        }
+        // Whether a member is still there is known anew with each beat. This member's own log is never waited for: what is begun
+        // there has come with the next look.
+        let limit = limit.min(self.node.interval());
+        // A queue that is broken says so to each session that looks.
+        let _ = self.waiter.wait(std::time::Instant::now().checked_add(limit));
     }
 }
 
 impl Member for MemberConnection {
     fn begin_order(&mut self, epoch: Epoch, order: &Order) -> Result<(), ConnectionLost> {
         match &mut self.to {
-            To::Own(own) => own.told = Some(self.node.obey(epoch, order)),
+            To::Own(own) => {
+                own.told = Some(self.node.obey(epoch, order));
+                // Nothing else comes of it that would end a wait.
+                self.waiter.reactor().waker().wake();
+            }
             To::Other(other) => {
                 there(&self.node, other)?;
                 other.order = Some(Ordered::Waiting(emit_order(epoch, order)));

@@ -6,9 +6,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use remanence_persist::plan::Costs;
-use remanence_remote::{CostSource, Options, Session, Token};
+use remanence_remote::{CostSource, Options, Reactor, Session, Token};
 use remanence_remotelog::group::ConnectionLost;
-use remanence_remotelog::{Method, connect};
+use remanence_remotelog::{Method, connect_on};
 use remanence_verbs::Context;
 
 use super::connection::{DEPTH, MemberConnection};
@@ -24,6 +24,8 @@ const PAUSE_MAX: Duration = Duration::from_secs(10);
 #[derive(Clone, Debug)]
 pub(super) struct MemberConnector {
     pub(super) context: Context,
+    /// Of the connections that a primary has, which are waited for together.
+    pub(super) reactor: Reactor,
     /// Of clients, and of members.
     pub(super) clients: Option<Token>,
     pub(super) members: Option<Token>,
@@ -97,7 +99,7 @@ impl MemberConnector {
     /// A connection to a member's log.
     fn connection(&self, node: &Arc<Node>, at: usize) -> Result<MemberConnection, ConnectionLost> {
         if at == node.who {
-            return Ok(MemberConnection::own(Arc::clone(node)));
+            return Ok(MemberConnection::own(Arc::clone(node), self.reactor.waiter()));
         }
         let (log_port, life) = {
             let state = node.lock();
@@ -116,9 +118,10 @@ impl MemberConnector {
             .tokens(self.members.clone());
         Ok(MemberConnection::other(
             Arc::clone(node),
+            self.reactor.waiter(),
             at,
             life,
-            connect(&self.context, to, options, Method::Cheapest)?,
+            connect_on(&self.reactor, to, options, Method::Cheapest)?,
         ))
     }
 

@@ -28,7 +28,7 @@ use remanence_persist::Config;
 use remanence_persist::taxonomy::Domain;
 use remanence_pmem::image::Signature;
 use remanence_pmem::{FileOptions, PersistenceDomain, Region};
-use remanence_remote::Token;
+use remanence_remote::{Reactor, Token};
 use remanence_remotelog::Mode as LogMode;
 use remanence_remotelog::format::superblock as log_format;
 use remanence_remotelog::{LogServer, New as NewLog};
@@ -334,6 +334,7 @@ impl Member {
         let (keeper, new) = made_or_left(image, ledger)?;
         let connector = MemberConnector {
             context: context.clone(),
+            reactor: Reactor::new(context).map_err(remanence_remote::Error::from)?,
             clients: options.common.token.clone(),
             members: options.members_token.clone(),
         };

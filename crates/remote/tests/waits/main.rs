@@ -12,6 +12,7 @@ mod live;
 mod meter;
 mod processes;
 mod readers;
+mod shared;
 mod stages;
 mod together;
 mod withdrawn;

@@ -9,14 +9,14 @@ use remanence_persist::Config;
 use remanence_persist::plan::Costs;
 use remanence_persist::recipe::Op;
 use remanence_pmem::{FileOptions, PersistenceDomain, Region, Survives};
-use remanence_remote::{CostSource, ServerOptions, Token};
+use remanence_remote::{CostSource, Reactor, ServerOptions, Token};
 use remanence_remotelog::format::superblock::Uuid;
 use remanence_remotelog::group::{ConnectionLost, Options};
 use remanence_remotelog::proto::Request;
 use remanence_remotelog::walk::Ahead;
 use remanence_remotelog::{
     ConnectOptions, Log, LogOptions, LogReader, LogServer, Method, New, ReadError, Record, SessionConnection,
-    connect,
+    connect_on,
 };
 use remanence_remotelog::{Group, GroupError, Mode, OpenError, Reader};
 use remanence_verbs::Context;
@@ -89,8 +89,13 @@ impl Host {
     }
 
     fn connection(&self, op: Option<Op>) -> Result<SessionConnection, ConnectionLost> {
+        self.connection_on(&Reactor::new(&context()).expect("a reactor"), op)
+    }
+
+    /// One of several that are waited for together.
+    fn connection_on(&self, reactor: &Reactor, op: Option<Op>) -> Result<SessionConnection, ConnectionLost> {
         let options = remanence_remote::Options::default().costs(CostSource::Fixed(Costs::PAPERS));
-        connect(&context(), self.addr, options, op.map_or(Method::Cheapest, Method::Op))
+        connect_on(reactor, self.addr, options, op.map_or(Method::Cheapest, Method::Op))
     }
 }
 
@@ -114,8 +119,9 @@ fn open(
     writer: u32,
     acks: Option<u16>,
 ) -> Result<Group<SessionConnection>, GroupError> {
-    let connections = hosts.iter().map(|host| (host.addr.to_string(), host.connection(op))).collect();
-    Group::open(connections, &Options { acks, ..options(writer) }).map(|(group, _)| group)
+    let reactor = Reactor::new(&context()).expect("a reactor");
+    let connections = hosts.iter().map(|host| (host.addr.to_string(), host.connection_on(&reactor, op)));
+    Group::open(connections.collect(), &Options { acks, ..options(writer) }).map(|(group, _)| group)
 }
 
 fn payload(n: u64) -> Vec<u8> {
@@ -243,6 +249,23 @@ fn a_group_goes_on_without_one_and_rebuilds_it() {
     group.close().expect("all are there");
     let expected: Vec<Vec<u8>> = (3..=20).map(payload).collect();
     for host in [&a, &b, &c] {
+        assert_eq!(read_all(host), expected);
+    }
+}
+
+/// Connections that are not waited for together are looked at again and again: slower, and nothing else.
+#[test]
+fn connections_on_reactors_of_their_own_make_a_group_too() {
+    let hosts = [(); 3].map(|()| Host::new(Mode::Singleton, Some("DMP+DDIO+DRAM")));
+    let connections: Vec<_> =
+        hosts.iter().map(|host| (host.addr.to_string(), host.connection(None))).collect();
+    let (mut group, _) = Group::open(connections, &options(1)).expect("it opens");
+    let expected: Vec<Vec<u8>> = (0..20).map(payload).collect();
+    for payload in &expected {
+        group.append(payload).expect("all of them are there");
+    }
+    group.close().expect("it goes on");
+    for host in &hosts {
         assert_eq!(read_all(host), expected);
     }
 }

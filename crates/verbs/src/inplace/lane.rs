@@ -488,6 +488,9 @@ impl State {
     }
 
     pub(crate) fn remove(&mut self, lane: usize) {
-        self.lanes[lane] = None;
+        if let Some(lane) = self.lanes[lane].take() {
+            // As the engine does with those of a QP that goes: its number may be another's soon.
+            self.done.retain(|wc| wc.qpn != lane.qpn);
+        }
     }
 }

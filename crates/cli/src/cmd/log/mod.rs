@@ -12,9 +12,10 @@ mod verify;
 use std::net::IpAddr;
 
 use remanence_persist::recipe::Op;
+use remanence_remote::Reactor;
 use remanence_remotelog::group;
 use remanence_remotelog::{Group, Status};
-use remanence_remotelog::{Method, SessionConnection, connect};
+use remanence_remotelog::{Method, SessionConnection, connect, connect_on};
 
 use crate::args::{Server, Tokens};
 use crate::device;
@@ -122,14 +123,17 @@ impl Write {
         let options = group::Options::new(writer, name).acks(self.acks).patience(self.reach.patience());
         let reach = self.reach.options()?;
         let mut connections = Vec::new();
-        let mut context = None;
+        let mut reactor = None;
         for server in &self.servers {
             let to = server.resolve()?;
-            if context.is_none() {
-                context = Some(device::open_towards(to.ip(), self.reach.local)?);
-            }
-            let context = context.as_ref().expect("opened just now");
-            let connection = connect(context, to, reach.clone(), self.method());
+            let reactor = match &mut reactor {
+                Some(reactor) => reactor,
+                none => {
+                    let context = device::open_towards(to.ip(), self.reach.local)?;
+                    none.insert(Reactor::new(&context).map_err(|e| Fail::new(e.to_string()))?)
+                }
+            };
+            let connection = connect_on(reactor, to, reach.clone(), self.method());
             connections.push((server.to_string(), connection));
         }
         Group::open(connections, &options).map_err(|e| Fail::new(e.to_string()))

@@ -16,16 +16,13 @@ use crate::log::writer::Updates;
 
 /// What is taken from one connection before the others are looked at: whoever copies a whole log holds up nobody.
 const TAKEN: usize = 32;
-/// Looks at all connections without anything having come, after which the processor is offered to others, and again after as many:
-/// each time costs two switches of threads, and whoever serves may be spinning as well.
+/// Looks at a single connection before the thread waits there: of one server the answer is often there by then, and as long as nobody
+/// else is to be looked at, to look costs less than to wait.
 const LOOKS: u32 = 100;
-/// After so many turns of a wait the clock is read, as something may be due.
+/// After so many turns that do not wait the clock is read, as something may be due.
 const CLOCK: u32 = 16;
-/// How long nothing may come before the thread sleeps between two looks.
-const AWAKE: Duration = Duration::from_millis(1);
-/// How long it sleeps at one connection of several, and at the only one.
-const NAP: Duration = Duration::from_micros(200);
-const SLEEP: Duration = Duration::from_millis(100);
+/// How often connections are looked at that are not waited for together.
+const APART: Duration = Duration::from_millis(1);
 
 /// A server's connection is gone, or never was there. A sentence that says why.
 #[derive(Clone, PartialEq, Eq, Error)]
@@ -39,8 +36,8 @@ impl std::fmt::Debug for ConnectionLost {
     }
 }
 
-/// The connection to one server. Nothing here waits but [`wait`](Self::wait); what was begun ends in the order in which it was
-/// begun, calls, READs and updates each for themselves.
+/// The connection to one server. Nothing here waits but [`wait`](Self::wait), which one connection does for all of its group; what was
+/// begun ends in the order in which it was begun, calls, READs and updates each for themselves.
 pub trait ReplicaConnection {
     /// The time since any beginning, by the clock that all connections of a group have.
     fn now() -> Duration;
@@ -69,12 +66,20 @@ pub trait ReplicaConnection {
     /// The server is gone: of what was under way nothing is known.
     fn poll(&mut self) -> Result<Option<Event>, ConnectionLost>;
 
-    /// Nothing has come from any of several: offers the processor to others, if that makes sense where this runs.
+    /// There is no connection to wait at: offers the processor to others, if that makes sense where this runs.
     fn yield_now() {}
 
-    /// Waits until something may have come, for no longer than this; or not at all.
+    /// Waits until something may have come since it waited last, here or on any connection that it [waits for](Self::waits_for), for
+    /// no longer than this; or not at all.
     fn wait(&mut self, limit: Duration) {
         let _ = limit;
+    }
+
+    /// Whether what comes on another connection ends a [`wait`](Self::wait) here. Those of one group should all be such; where one
+    /// is not, the group looks again and again.
+    fn waits_for(&self, other: &Self) -> bool {
+        let _ = other;
+        true
     }
 }
 
@@ -88,13 +93,10 @@ pub struct Group<C> {
     machine: Machine,
     connections: Vec<Option<C>>,
     grace: Duration,
-    looks: u32,
     /// Turns of waits, of which each has looked at all connections.
     turns: u32,
-    /// When something has come last.
-    came: Duration,
-    /// At whose connection the thread sleeps next.
-    turn: usize,
+    /// Those since something has come.
+    looks: u32,
 }
 
 impl<C: ReplicaConnection> Group<C> {
@@ -117,10 +119,8 @@ impl<C: ReplicaConnection> Group<C> {
             machine: Machine::new(names, *options),
             connections: connections.iter().map(|_| None).collect(),
             grace: options.grace,
-            looks: 0,
             turns: 0,
-            came: C::now(),
-            turn: 0,
+            looks: 0,
         };
         for (n, connection) in connections.into_iter().enumerate() {
             group.take(n, connection);
@@ -141,7 +141,7 @@ impl<C: ReplicaConnection> Group<C> {
                     return Ok((group, opened));
                 }
             }
-            group.idle(any);
+            group.idle(any, open_since.map(|since| since + group.grace));
         }
     }
 
@@ -305,7 +305,7 @@ impl<C: ReplicaConnection> Group<C> {
         let any = self.turn();
         self.is_alive()?;
         self.machine.enough()?;
-        self.idle(any);
+        self.idle(any, None);
         Ok(())
     }
 
@@ -320,7 +320,7 @@ impl<C: ReplicaConnection> Group<C> {
                 return Ok(());
             }
             self.is_alive()?;
-            self.idle(any);
+            self.idle(any, None);
         }
     }
 
@@ -343,7 +343,7 @@ impl<C: ReplicaConnection> Group<C> {
             }
             self.machine.enough()?;
             self.is_alive()?;
-            self.idle(any);
+            self.idle(any, (!late).then_some(begin + self.grace));
         }
     }
 
@@ -374,12 +374,17 @@ impl<C: ReplicaConnection> Group<C> {
         self.carry_out();
     }
 
-    /// Goes on, and waits a little if nothing has come: for whoever waits for something else that the same connections bring.
+    /// Waits until something may have come, and goes on: for whoever waits for something else that the same connections bring, and has
+    /// looked for it since the group last went on.
     ///
     /// # Errors
     /// Too few servers are left.
     pub fn pause(&mut self) -> Result<(), GroupError> {
-        self.step()
+        let any = self.carry_out();
+        self.idle(any, None);
+        self.turn();
+        self.is_alive()?;
+        self.machine.enough()
     }
 
     /// Waits for everything under way, and has the servers remember what was acknowledged, so that they would notice the
@@ -392,14 +397,14 @@ impl<C: ReplicaConnection> Group<C> {
         let begin = C::now();
         while self.machine.behind().iter().any(|_| elapsed::<C>(begin) < self.grace) {
             let any = self.turn();
-            self.idle(any);
+            self.idle(any, Some(begin + self.grace));
         }
         self.machine.note_known(C::now());
         while {
             let any = self.turn();
             let going = self.machine.is_calling() && elapsed::<C>(begin) < self.grace;
             if going {
-                self.idle(any);
+                self.idle(any, Some(begin + self.grace));
             }
             going
         } {}
@@ -471,49 +476,37 @@ impl<C: ReplicaConnection> Group<C> {
         self.carry_out() || any
     }
 
-    /// Does what is due.
-    fn time_out(&mut self) {
-        if let Some(deadline) = self.machine.deadline() {
-            let now = C::now();
-            if now >= deadline {
-                self.machine.timeout(now);
-                self.carry_out();
-            }
+    /// Does what is due. Whether anything was.
+    fn time_out(&mut self) -> bool {
+        let now = C::now();
+        let due = self.machine.deadline().is_some_and(|deadline| now >= deadline);
+        if due {
+            self.machine.timeout(now);
+            self.carry_out();
         }
+        due
     }
 
-    /// Nothing has come, perhaps: spins, offers the processor to others now and then, and in the end sleeps a little.
-    fn idle(&mut self, any: bool) {
+    /// Does what is due. If nothing was, and nothing has come, waits for the first of: something that comes, something that is due,
+    /// and that time. Of a single server, only once it was looked at for a while in vain.
+    fn idle(&mut self, any: bool, until: Option<Duration>) {
         self.turns = self.turns.wrapping_add(1);
-        if self.turns.is_multiple_of(CLOCK) {
-            self.time_out();
-        }
-        if any {
-            self.looks = 0;
-            return;
-        }
-        self.looks = self.looks.wrapping_add(1);
-        if !self.looks.is_multiple_of(LOOKS) {
-            return;
-        }
-        if self.looks == LOOKS {
-            self.came = C::now();
-        }
-        let up = self.connections.iter().flatten().count();
-        if up > 1 && elapsed::<C>(self.came) < AWAKE {
-            return C::yield_now();
-        }
-        self.time_out();
-        let limit = if up > 1 { NAP } else { SLEEP };
-        let now = C::now();
-        let limit = self.machine.deadline().map_or(limit, |deadline| limit.min(deadline.saturating_sub(now)));
-        let members = self.connections.len();
-        self.turn = (self.turn + 1) % members;
-        for n in (0..members).map(|n| (self.turn + n) % members) {
-            if let Some(connection) = &mut self.connections[n] {
-                connection.wait(limit);
-                return;
+        self.looks = if any { 0 } else { self.looks.wrapping_add(1) };
+        let several = self.connections.iter().flatten().nth(1).is_some();
+        if any || !(several || self.looks.is_multiple_of(LOOKS)) {
+            if self.turns.is_multiple_of(CLOCK) {
+                self.time_out();
             }
+            return;
         }
+        if self.time_out() {
+            return;
+        }
+        let first = [self.machine.deadline(), until].into_iter().flatten().min();
+        let limit = first.map_or(Duration::MAX, |first| first.saturating_sub(C::now()));
+        let mut connections = self.connections.iter_mut().flatten();
+        let Some(one) = connections.next() else { return C::yield_now() };
+        let together = connections.all(|other| one.waits_for(other));
+        one.wait(if together { limit } else { limit.min(APART) });
     }
 }

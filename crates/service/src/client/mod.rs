@@ -1,0 +1,18 @@
+//! The client's half: one device, one completion queue, any number of sessions on it.
+//!
+//! A [`Reactor`] has the completion queue. Each session has an [`Endpoint`] there, which is its QP and the completions of
+//! that; whichever thread takes completions out of the queue hands them on to the endpoints that they are of. Nothing here
+//! knows what the sessions say.
+//!
+//! [`Endpoint::poll`] is the base: it takes what has come and does not wait. Two faces lie over it, and both end in the one
+//! wait of `reactor.rs`: a thread waits for one session ([`Endpoint::wait`]), or for any of them, for the first deadline and for
+//! other threads ([`Waiter::wait`]); and a task is woken when its session has something ([`Endpoint::poll_ready`]), while some
+//! thread waits ([`Reactor::in_background`]).
+//!
+//! Read first: `deadlines.rs`, which has no clock, then `reactor.rs`, whose head says who waits and who is woken.
+
+mod deadlines;
+mod reactor;
+
+pub use deadlines::Deadlines;
+pub use reactor::{Background, Came, Canceller, Endpoint, Reactor, ReactorWaker, Waiter};
