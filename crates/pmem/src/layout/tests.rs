@@ -20,6 +20,17 @@ fn payload(number: u64, len: usize) -> Vec<u8> {
     vec![number as u8 + 1; len]
 }
 
+/// Written by the first release of this format.
+#[test]
+fn the_bytes_of_a_root_are_those_of_the_format() {
+    let image = CrashImage::new(ROOT_LEN, PersistenceDomain::Adr);
+    drop(Root::format(&image, 0, TAG, b"abc").unwrap());
+    let hex = |at: usize, len: usize| -> String {
+        image.bytes()[at..at + len].iter().map(|byte| format!("{byte:02x}")).collect()
+    };
+    assert_eq!(hex(0, 28), "ed5eed5e00000000010000000000000003000000c37c7d3a61626300");
+}
+
 #[test]
 fn a_root_is_the_old_record_or_the_new_one_after_any_crash() {
     for domain in DOMAINS {

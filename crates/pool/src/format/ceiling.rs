@@ -53,6 +53,13 @@ fn checksum(bytes: &[u8; LEN], salt: u64) -> u32 {
 mod tests {
     use super::*;
 
+    /// Written by the first release of this format.
+    #[test]
+    fn its_bytes_are_those_of_the_format() {
+        let hex: String = emit(77, 9).iter().map(|byte| format!("{byte:02x}")).collect();
+        assert_eq!(hex, "52454d4345494c004d000000000000001f16b383");
+    }
+
     #[test]
     fn a_changed_bit_makes_it_none() {
         let bytes = emit(77, 9);

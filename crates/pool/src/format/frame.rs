@@ -250,6 +250,15 @@ mod tests {
             })
     }
 
+    /// Written by the first release of this format.
+    #[test]
+    fn its_bytes_are_those_of_the_format() {
+        let bytes = emit(1, 2, 3, b"abc");
+        let hex: String = bytes[..32].iter().map(|byte| format!("{byte:02x}")).collect();
+        assert_eq!(hex, "524341540300000002000000000000000300000000000000db2de5ae61626300");
+        assert_eq!((bytes.len(), &bytes[32..]), (64, &[0; 32][..]));
+    }
+
     proptest! {
         #[test]
         fn what_was_emitted_is_parsed(records in prop::collection::vec(record(), 0..5), flip in any::<prop::sample::Index>()) {

@@ -93,6 +93,14 @@ mod tests {
         }
     }
 
+    /// Written by the first release of this format.
+    #[test]
+    fn its_bytes_are_those_of_the_format() {
+        let bytes = Root { generation: 3, reached: 77, half: Half::Second }.emit(9);
+        let hex: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+        assert_eq!(hex, "52454d524f4f540003000000000000004d00000000000000010000003ad5a748");
+    }
+
     #[test]
     fn the_later_copy_counts() {
         let old = Root { generation: 3, reached: 77, half: Half::Second };

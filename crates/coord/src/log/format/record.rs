@@ -130,7 +130,7 @@ mod tests {
         // The format is fixed: a change of it must change the version.
         let bytes = record(b"abc");
         assert_eq!(bytes.len(), 40);
-        assert_eq!(u32_at(&bytes, 0), 3);
+        assert_eq!((u32_at(&bytes, 0), u32_at(&bytes, 4)), (3, 0xB0A1_36D2));
         assert_eq!(&bytes[8..40], b"\x09\0\0\0\0\0\0\0\x07\0\0\0\x02\0\0\0\x03\0\0\0\x01\0\0\0abc\0\0\0\0\0");
     }
 }
