@@ -2,47 +2,13 @@
 //!
 //! `format/mod.rs` has the argument of what may be taken for a record of the log.
 
-use std::convert::Infallible;
-
-use remanence_pmem::Medium;
+use remanence_pmem::image::Flaw;
+pub use remanence_pmem::image::{Local, Source};
 
 use crate::log::error::Fault;
-use crate::log::format::record::{HEADER_LEN, Header, verify};
+use crate::log::format::record::{FRAMING, HEADER_LEN, Header};
 use crate::log::format::root::Fence;
 use crate::log::format::{Cursor, Geometry};
-
-/// Where bytes come from: a medium, or a region that is reached by RDMA READs.
-pub trait Source {
-    /// The reason for which no bytes come.
-    type Error;
-
-    /// Fills `into` with the bytes at an offset of the region.
-    ///
-    /// # Errors
-    /// The bytes cannot be read.
-    fn read(&mut self, offset: u64, into: &mut [u8]) -> Result<(), Self::Error>;
-}
-
-impl<S: Source> Source for &mut S {
-    type Error = S::Error;
-
-    fn read(&mut self, offset: u64, into: &mut [u8]) -> Result<(), S::Error> {
-        S::read(self, offset, into)
-    }
-}
-
-/// A medium as a source, which never fails.
-#[derive(Debug)]
-pub struct Local<'a, M>(pub &'a M);
-
-impl<M: Medium> Source for Local<'_, M> {
-    type Error = Infallible;
-
-    fn read(&mut self, offset: u64, into: &mut [u8]) -> Result<(), Infallible> {
-        self.0.read(offset, into);
-        Ok(())
-    }
-}
 
 /// What decides whether bytes are a record of the log.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -120,38 +86,29 @@ impl Rules {
         wrong: impl FnOnce(&Header) -> Option<Fault>,
     ) -> Result<Result<Found, Fault>, S::Error> {
         let end = self.geometry.next_segment(position).min(self.limit);
-        if position + HEADER_LEN > end {
-            return Ok(Err(Fault::Nothing));
-        }
         let offset = self.geometry.offset(position);
-        let mut first = [0; HEADER_LEN as usize];
-        source.read(offset, &mut first)?;
-        let header = Header::parse(&first);
-        if header.epoch.counter() == 0 || header.stamp == 0 {
-            return Ok(Err(if first == [0; 32] { Fault::Nothing } else { Fault::Checksum }));
-        }
-        if let Some(fault) = wrong(&header) {
-            return Ok(Err(fault));
-        }
-        if header.record_len() > end - position {
-            return Ok(Err(Fault::Length));
-        }
-        payload.clear();
-        payload.resize(header.record_len() as usize, 0);
-        payload[..first.len()].copy_from_slice(&first);
-        source.read(offset + HEADER_LEN, &mut payload[first.len()..])?;
-        if !verify(payload, self.salt) {
-            return Ok(Err(Fault::Checksum));
-        }
-        payload.copy_within(first.len().., 0);
-        payload.truncate(header.length as usize);
-        let after = Cursor {
-            position: position + header.record_len(),
-            sequence: header.sequence + 1,
-            epoch: header.epoch,
-            stamp: header.stamp,
-        };
-        Ok(Ok(Found { position, header, after }))
+        let room = offset..offset + end.saturating_sub(position);
+        let found = FRAMING.read(Some(self.salt), source, room, payload, |bytes| {
+            let header = Header::parse(bytes);
+            // Nobody appends without an epoch: it is something else.
+            let none = (header.epoch.counter() == 0 || header.stamp == 0).then_some(Fault::Checksum);
+            none.or_else(|| wrong(&header)).map_or(Ok(header), Err)
+        })?;
+        Ok(match found {
+            Ok((header, len)) => {
+                let after = Cursor {
+                    position: position + len,
+                    sequence: header.sequence + 1,
+                    epoch: header.epoch,
+                    stamp: header.stamp,
+                };
+                Ok(Found { position, header, after })
+            }
+            Err(Flaw::Nothing) => Err(Fault::Nothing),
+            Err(Flaw::Wrong(fault)) => Err(fault),
+            Err(Flaw::Length) => Err(Fault::Length),
+            Err(Flaw::Checksum) => Err(Fault::Checksum),
+        })
     }
 
     /// A later record whose writer knew that the one due at `end` was durable: it proves that the log did not end here.

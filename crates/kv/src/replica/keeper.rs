@@ -9,8 +9,7 @@ use remanence_coord::log::Epoch;
 use remanence_coord::log::format::superblock::Uuid;
 use remanence_coord::log::store::{Reader, Store};
 use remanence_coord::log::walk::Local;
-use remanence_pmem::image::Signature;
-use remanence_pmem::layout::{LayoutError, ROOT_LEN, Root};
+use remanence_pmem::image::{ROOT_LEN, Root, RootError, Signature};
 use remanence_pmem::{JOURNAL_NOTE_LEN, Medium};
 
 use super::change::apply;
@@ -139,11 +138,11 @@ pub enum KeeperError {
     Medium(String),
 }
 
-impl From<LayoutError> for KeeperError {
-    fn from(error: LayoutError) -> Self {
+impl From<RootError> for KeeperError {
+    fn from(error: RootError) -> Self {
         match error {
-            LayoutError::Invalid { .. } => Self::Damaged,
-            LayoutError::Medium(e) => Self::Medium(e.to_string()),
+            RootError::Invalid { .. } => Self::Damaged,
+            RootError::Medium(e) => Self::Medium(e.to_string()),
         }
     }
 }
