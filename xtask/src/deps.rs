@@ -14,6 +14,7 @@ const FACADE: &str = "remanence";
 /// Which workspace crates a crate may use, dev-dependencies apart. The table of ARCHITECTURE.md.
 const EDGES: &[(&str, &[&str])] = &[
     ("auth", &[]),
+    ("codec", &[]),
     ("wire", &[]),
     ("pmem", &[]),
     ("link", &[]),
@@ -24,8 +25,8 @@ const EDGES: &[(&str, &[&str])] = &[
     ("kv-live", &["coord", "kv", "metrics", "pmem", "persist", "remote", "remotelog", "verbs"]),
     ("verbs", &["wire", "rnic", "pmem", "link"]),
     ("ibverbs", &["wire", "rnic", "pmem", "link", "verbs"]),
-    ("pool", &["auth", "wire", "rnic", "pmem", "verbs"]),
-    ("remote", &["auth", "wire", "rnic", "pmem", "verbs", "persist"]),
+    ("pool", &["auth", "codec", "wire", "rnic", "pmem", "verbs"]),
+    ("remote", &["auth", "codec", "wire", "rnic", "pmem", "verbs", "persist"]),
     ("remotelog", &["coord", "pmem", "persist", "remote", "verbs"]),
     ("rpc", &["auth", "wire", "rnic", "pmem", "verbs", "persist"]),
     ("sim", &["wire", "rnic", "pmem", "coord"]),

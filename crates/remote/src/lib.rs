@@ -63,12 +63,12 @@ mod session;
 mod together;
 
 pub use ahead::Reading;
-pub use codec::Malformed;
 pub use costs::CostSource;
 pub use error::Error;
 pub use grants::Grants;
 pub use meter::{Meter, Metered};
 pub use remanence_auth::{Role, Token, may_listen};
+pub use remanence_codec::Malformed;
 pub use requester::Ticket;
 pub use server::{Call, Server, ServerOptions, SessionControl, Stats};
 pub use session::{Options, Plan, RemoteRegion, Session};

@@ -11,11 +11,11 @@ use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::sync::Arc;
 
+use remanence_codec::Malformed;
 use remanence_persist::Config;
 use remanence_persist::recipe::{Rsp, Target};
 use remanence_pmem::Medium;
 
-use crate::codec::Malformed;
 use crate::message::{Answer, AnswerKind, Entry, Kind, Parsed};
 use crate::program::{PLACE_BITS, Program};
 use crate::ring::Ring;

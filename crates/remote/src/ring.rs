@@ -19,9 +19,9 @@
 
 use std::io;
 
+use remanence_codec::{Malformed, Reader};
 use remanence_pmem::Medium;
 
-use crate::codec::Reader;
 use crate::message::{Kind, Parsed};
 
 /// The version of what lies there. It is older than that of the handshake.
@@ -122,9 +122,9 @@ impl Layout {
             return Ok(None);
         }
         let mut r = Reader::new(&b[8..36]);
-        let mut fields = || -> Result<_, crate::Malformed> {
-            let (version, sessions, slots, _, slot_size) = (r.u16()?, r.u16()?, r.u16()?, r.u16()?, r.u32()?);
-            Ok((version, Self { sessions, slots, slot_size, data_len: r.u64()? }))
+        let mut fields = || -> Result<_, Malformed> {
+            let (version, sessions, slots, _, slot_size) = (r.u16_be()?, r.u16_be()?, r.u16_be()?, r.u16_be()?, r.u32_be()?);
+            Ok((version, Self { sessions, slots, slot_size, data_len: r.u64_be()? }))
         };
         let (version, layout) = fields().expect("28 bytes are there");
         if version != VERSION {
