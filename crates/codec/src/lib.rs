@@ -118,7 +118,7 @@ impl<'a> Reader<'a> {
     /// Says that what was taken last, or comes next, cannot be.
     ///
     /// # Errors
-    /// Always.
+    /// It always does.
     pub const fn fail<T>(&self) -> Result<T, Malformed> {
         Err(self.malformed())
     }
@@ -225,7 +225,7 @@ impl Writer {
         self.bytes(&[value]);
     }
 
-    /// The message.
+    /// Ends the message, and hands out its bytes.
     ///
     /// # Errors
     /// It would have more bytes than it may.

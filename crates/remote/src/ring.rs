@@ -10,7 +10,8 @@
 //! len - 4096   superblock: magic, version, sessions, slots, slot size, data_len, CRC
 //! ```
 //!
-//! Why a crash at any point is harmless. A message counts if it is whole, carries the stamp of its session, and its number
+//! Why a crash at any point is harmless. Messages are no log of [records](remanence_pmem::image::Records), as each lies where its number says; what
+//! is believed of one is the same. A message counts if it is whole, carries the stamp of its session, and its number
 //! is above the last one applied. That number becomes durable after the effects of the messages up to it, and before a
 //! buffer is given back or the client is told so: what the client writes to the same places by other means comes later,
 //! and no message is applied over it. Messages that recovery must apply name the one before them, so that none is applied

@@ -464,6 +464,29 @@ mod tests {
         }
     }
 
+    /// The ledger that was there before says that the image is whole, which it is no more.
+    #[test]
+    fn an_image_that_was_begun_stays_so_when_a_copy_of_the_ledger_is_damaged() {
+        let epoch = Epoch(1 << 32);
+        let memory = |name: &str, len| Region::memfd(name, len).expect("memory");
+        let log = Make {
+            mode: Mode::Singleton,
+            geometry: Geometry::for_size(1 << 20).expect("room"),
+            uuid: Uuid([1; 16]),
+            salt: 1,
+        };
+        let mut log = Store::create(memory("log", 1 << 20), &log).expect("a log");
+        log.grant(epoch).expect("nobody else's");
+        let (image, ledger) = (memory("image", 64 << 10), memory("ledger", LEDGER_LEN));
+        let mut keeper = Keeper::create(image.clone(), ledger.clone()).expect("a ledger");
+        assert_eq!(keeper.obey(&mut log, epoch, &Order::Begin), ImageReply::Ok);
+        for copy in [0, LEDGER_LEN / 2] {
+            ledger.write(copy + 30, b"rot");
+            let keeper = Keeper::open(image.clone(), ledger.clone()).expect("one copy is whole");
+            assert!(!keeper.ledger().complete, "the copy at {copy} is damaged");
+        }
+    }
+
     proptest! {
         #[test]
         fn any_bytes_do_no_harm(bytes in prop::collection::vec(any::<u8>(), 0..64)) {

@@ -139,17 +139,16 @@ impl Records {
         })
     }
 
-    /// Where a later record lies that proves that the one that is due was durable.
+    /// The header of a later record that proves that the one that is due was durable.
     ///
     /// # Errors
     /// The source fails.
-    pub fn proof<S: Source, O: Order>(&self, order: &O, source: &mut S) -> Result<Option<u64>, S::Error> {
+    pub fn proof<S: Source, O: Order>(&self, order: &O, source: &mut S) -> Result<Option<Vec<u8>>, S::Error> {
         let mut payload = Vec::new();
         for room in order.later() {
-            let at = room.start;
-            let judge = |header: &[u8]| if order.proves(header) { Ok(()) } else { Err(()) };
-            if self.framing.read(Some(self.salt), source, room, &mut payload, judge)?.is_ok() {
-                return Ok(Some(at));
+            let judge = |header: &[u8]| if order.proves(header) { Ok(header.to_vec()) } else { Err(()) };
+            if let Ok((header, _)) = self.framing.read(Some(self.salt), source, room, &mut payload, judge)? {
+                return Ok(Some(header));
             }
         }
         Ok(None)

@@ -403,6 +403,24 @@ mod tests {
         }
     }
 
+    /// A copy that rotted while the record was in use is no copy to fall back on.
+    #[test]
+    fn a_store_goes_over_the_copy_that_is_damaged_first() {
+        for format in [PAGES, HEADERS] {
+            for at in format.at {
+                let image = blank(PersistenceDomain::Adr);
+                store(&format, &image, 1).unwrap();
+                image.write(at + 9, b"rot");
+                image.persist(at..at + 12).unwrap();
+                thorough(Failure::PowerLoss).run(
+                    &image,
+                    |image| store(&format, image, 2).unwrap(),
+                    |crashed, _| assert!(matches!(found(&format, crashed), Ok(Some(1 | 2)))),
+                );
+            }
+        }
+    }
+
     #[test]
     fn a_record_that_was_never_written_is_none_and_a_torn_first_one_is_none() {
         for format in [PAGES, HEADERS] {
