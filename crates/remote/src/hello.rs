@@ -12,7 +12,7 @@ use remanence_persist::Config;
 use remanence_persist::taxonomy::{AtomicSupport, Buffers, Domain, FlushSupport, Order, Transport};
 use remanence_pmem::Guarantee;
 
-use crate::codec::{clipped, sentence};
+use crate::sentence::{clipped, sentence};
 
 /// The version of the protocol. Both sides must have the same. 2 has tokens; receive buffers in persistent memory have a
 /// version of their own.

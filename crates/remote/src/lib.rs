@@ -45,7 +45,6 @@
 
 pub mod admission;
 mod ahead;
-mod codec;
 mod costs;
 mod error;
 #[doc(hidden)]
@@ -58,6 +57,7 @@ pub mod program;
 pub mod requester;
 pub mod responder;
 pub mod ring;
+mod sentence;
 mod server;
 mod session;
 mod together;

@@ -275,7 +275,7 @@ impl Responder {
                 let (kind, body) = match world.call(header.plan, message.body) {
                     Ok(body) if body.len() <= room => (AnswerKind::Reply, body),
                     Ok(_) => (AnswerKind::Refused, b"the server's answer is longer than a message".to_vec()),
-                    Err(why) => (AnswerKind::Refused, crate::codec::clipped(&why, room).to_vec()),
+                    Err(why) => (AnswerKind::Refused, crate::sentence::clipped(&why, room).to_vec()),
                 };
                 self.answer(number, kind, body, world);
             }

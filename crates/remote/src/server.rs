@@ -22,7 +22,6 @@ use remanence_verbs::{ConnectAttr, Connection, Context, Cq, Incoming, Listener, 
 use remanence_wire::Qpn;
 
 use crate::admission::{Admission, Ends, Verdict};
-use crate::codec::clipped;
 use crate::error::Error;
 use crate::grants::Grants;
 use crate::hello::{Hello, Rejection, SLOT_SIZE_MAX, SLOTS_MAX, Stranger, VERSION, Welcome, Window};
@@ -31,6 +30,7 @@ use crate::meter::Meter;
 use crate::program::granule_shift;
 use crate::responder::{Responder, Served, Terms, World};
 use crate::ring::{Layout, Recovered, Ring, recover};
+use crate::sentence::clipped;
 use crate::session::{DESCRIBE, SETTLE};
 
 /// How long the serving thread waits at most before it looks at whether it should stop.

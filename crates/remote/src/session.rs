@@ -20,13 +20,13 @@ use remanence_rnic::{
 use remanence_verbs::{ConnectAttr, Connection, Context, Cq, Doorbell, Mr, Pd, QpOptions};
 
 use crate::admission::{Ends, Transcript};
-use crate::codec::sentence;
 use crate::costs::{self, CostSource};
 use crate::error::Error;
 use crate::hello::{Credentials, Hello, Rejection, SLOTS_MAX, Stranger, Welcome};
 use crate::message::{HEADER, Kind};
 use crate::program::{Classes, granule_shift};
 use crate::requester::{Broken, Method, Port, Refused, Requester, Terms, Ticket};
+use crate::sentence::sentence;
 
 /// Send work requests that a session may have posted.
 const SQ_DEPTH: u32 = 512;

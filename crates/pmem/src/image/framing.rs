@@ -42,6 +42,9 @@ pub enum Flaw<W> {
     Checksum,
 }
 
+/// What a format made of a header, and how many bytes the frame takes; or why it is none.
+pub type Judged<H, W> = Result<(H, u64), Flaw<W>>;
+
 /// Where bytes come from: a medium, bytes in memory, or a region that is reached by RDMA READs.
 pub trait Source {
     /// The reason for which no bytes come.
@@ -154,7 +157,7 @@ impl Framing {
         room: Range<u64>,
         into: &mut Vec<u8>,
         judge: impl FnOnce(&[u8]) -> Result<H, W>,
-    ) -> Result<Result<(H, u64), Flaw<W>>, S::Error> {
+    ) -> Result<Judged<H, W>, S::Error> {
         let mut header = [0; HEADER_MAX];
         let header = &mut header[..self.header];
         let left = room.end.saturating_sub(room.start);

@@ -39,7 +39,7 @@ mod root;
 mod signature;
 mod superblock;
 
-pub use framing::{Flaw, Framing, HEADER_MAX, Local, Source};
+pub use framing::{Flaw, Framing, HEADER_MAX, Judged, Local, Source};
 pub use records::{Order, Record, Records, Standing, Verdict};
 pub use root::{ROOT_LEN, ROOT_PAYLOAD_MAX, Root, RootError, RootFormat};
 pub use signature::{Making, Signature};

@@ -454,7 +454,7 @@ mod tests {
     #[test]
     fn its_bytes_are_those_of_the_format() {
         let image = blank(PersistenceDomain::Adr);
-        drop(Root::format(&image, 0, TAG, b"abc").unwrap());
+        Root::format(&image, 0, TAG, b"abc").unwrap();
         let hex = |at: usize, len: usize| -> String {
             image.bytes()[at..at + len].iter().map(|byte| format!("{byte:02x}")).collect()
         };
