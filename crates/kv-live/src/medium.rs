@@ -101,11 +101,12 @@ pub(super) fn grow<M: Medium + Clone>(region: &M, asked: u64) -> Result<Option<u
 /// left of that.
 pub(super) fn refuse_cut_journal(region: &Region) -> Result<(), Error> {
     let len = Medium::len(region);
-    match image(&FORMAT.read(region), len) {
-        Image::Ours { len: store } => Ok(region.refuse_cut_journal(store..len)?),
-        Image::Blank => Ok(region.refuse_cut_journal(0..len)?),
-        Image::Foreign => Ok(()),
-    }
+    FORMAT.open(region, |head| match image(head, len) {
+        Image::Ours { len: store } => store..len,
+        Image::Blank => 0..len,
+        Image::Foreign => len..len,
+    })?;
+    Ok(())
 }
 
 /// What is found in a store that nobody serves.

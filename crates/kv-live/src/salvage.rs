@@ -9,7 +9,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use remanence_pmem::layout::Root;
+use remanence_pmem::image::Root;
 use remanence_pmem::{Medium, Region};
 
 use super::Error;

@@ -10,6 +10,8 @@
 //! They let this session alone write there, until the write is settled or given up.
 //! Calls come from strangers: what is parsed here has been checked, and what a session may make the server keep is bounded.
 
+use remanence_codec::Reader;
+
 /// The version of what travels in calls. Both sides must have the same.
 pub const VERSION: u16 = 6;
 /// Bytes before what a call carries.
@@ -63,9 +65,8 @@ impl<'a> Call<'a> {
     }
 
     pub(super) fn parse(bytes: &'a [u8]) -> Option<Self> {
-        let (&what, bytes) = bytes.split_first()?;
-        let (tag, body) = bytes.split_first_chunk()?;
-        let what = match what {
+        let mut from = Reader::new(bytes);
+        let what = match from.u8().ok()? {
             1 => What::Part,
             2 => What::Rest,
             3 => What::Hello,
@@ -76,7 +77,7 @@ impl<'a> Call<'a> {
             8 => What::Lead,
             _ => return None,
         };
-        Some(Self { what, tag: u32::from_le_bytes(*tag), body })
+        Some(Self { what, tag: from.u32_le().ok()?, body: from.rest() })
     }
 }
 
@@ -98,9 +99,9 @@ impl<'a> Answer<'a> {
     }
 
     pub(super) fn parse(bytes: &'a [u8]) -> Option<Self> {
-        let (left, bytes) = bytes.split_first_chunk()?;
-        let (clock, body) = bytes.split_first_chunk()?;
-        Some(Self { left: u32::from_le_bytes(*left), clock: u64::from_le_bytes(*clock), body })
+        let mut from = Reader::new(bytes);
+        let (left, clock) = (from.u32_le().ok()?, from.u64_le().ok()?);
+        Some(Self { left, clock, body: from.rest() })
     }
 }
 
@@ -118,9 +119,8 @@ impl Hello {
     }
 
     pub(super) fn parse(bytes: &[u8]) -> Option<(Self, &[u8])> {
-        let (version, bytes) = bytes.split_first_chunk()?;
-        let (lease, rest) = bytes.split_first_chunk()?;
-        Some((Self { version: u16::from_le_bytes(*version), lease: u64::from_le_bytes(*lease) }, rest))
+        let mut from = Reader::new(bytes);
+        Some((Self { version: from.u16_le().ok()?, lease: from.u64_le().ok()? }, from.rest()))
     }
 }
 
@@ -147,17 +147,12 @@ pub(super) fn emit_keyed(keys: &[Key], reply: &[u8]) -> Vec<u8> {
 
 /// Reads what [`emit_keyed`] has written: the keys, and the reply behind them. `None`: it is none of that.
 pub(super) fn parse_keyed(bytes: &[u8]) -> Option<(Vec<Key>, &[u8])> {
-    let (count, mut rest) = bytes.split_first_chunk()?;
-    let mut keys = Vec::new();
-    for _ in 0..u32::from_le_bytes(*count) {
-        let (at, behind) = rest.split_first_chunk()?;
-        let (len, behind) = behind.split_first_chunk()?;
-        let (rkey, behind) = behind.split_first_chunk()?;
-        let (at, len, rkey) = (u64::from_le_bytes(*at), u32::from_le_bytes(*len), u32::from_le_bytes(*rkey));
-        keys.push(Key { at, len, rkey });
-        rest = behind;
-    }
-    Some((keys, rest))
+    let mut from = Reader::new(bytes);
+    let count = from.u32_le().ok()?;
+    let key =
+        |from: &mut Reader<'_>| Ok(Key { at: from.u64_le()?, len: from.u32_le()?, rkey: from.u32_le()? });
+    let keys = from.many(count as usize, 16, key).ok()?;
+    Some((keys, from.rest()))
 }
 
 /// Numbers, one after the other.
@@ -167,11 +162,10 @@ pub(super) fn emit_words(words: &[u64]) -> Vec<u8> {
 
 /// Reads what [`emit_words`] has written; a later version may have said more.
 pub(super) fn parse_words<const N: usize>(bytes: &[u8]) -> Option<[u64; N]> {
+    let mut from = Reader::new(bytes);
     let mut words = [0; N];
-    let mut rest = bytes;
     for word in &mut words {
-        let (head, behind) = rest.split_first_chunk()?;
-        (*word, rest) = (u64::from_le_bytes(*head), behind);
+        *word = from.u64_le().ok()?;
     }
     Some(words)
 }

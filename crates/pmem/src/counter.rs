@@ -135,7 +135,7 @@ pub trait DurableWord: Sized {
     const LEN: u64;
 
     /// Makes a new one at a multiple of 8, with value 0, over whatever was there. Until this returns, a crash may
-    /// leave any mixture of the two: name the place (in a [`Root`](crate::layout::Root), say) afterwards.
+    /// leave any mixture of the two: name the place (in a [`Root`](crate::image::Root), say) afterwards.
     ///
     /// # Errors
     /// [`WordError::Misplaced`]; the medium failed.

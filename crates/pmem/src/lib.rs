@@ -8,7 +8,7 @@
 //!
 //! Code that recovers after a crash is written against [`Medium`], which a [`Region`] implements, and so does
 //! [`crash_image::CrashImage`], where a test decides what a crash leaves behind.
-//! [`image`] tells what lies on a medium, [`layout`] has the checksummed building blocks that on-media formats are made of, and [`engine`] those who copy into
+//! [`image`] tells what lies on a medium, and has the root records and the logs that on-media formats are made of; [`engine`] has those who copy into
 //! a region while their caller does something else.
 //!
 //! ```

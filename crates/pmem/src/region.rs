@@ -330,13 +330,14 @@ impl Region {
     }
 
     /// For an owner that has nothing of its own in `unused`, and did not open the file itself
-    /// ([`FileOptions::image`] does it for those who do): refuses a region whose file was cut short within its journal. Such
+    /// ([`FileOptions::image`] does it for those who do): refuses a region whose file was cut short within its journal. It is asked by
+    /// [`image::Format::open`](crate::image::Format::open), without which such an owner gets no head to look at. Such
     /// a file looks like one without a journal, with what is left of that at the end of its region. Looks at one block each
     /// 64 KiB. A file that was cut in the journal's first block is taken for one whose journal was given up.
     ///
     /// # Errors
     /// [`JournalCut`](Error::JournalCut): what psync promised may have been in what was cut off.
-    pub fn refuse_cut_journal(&self, unused: Range<u64>) -> Result<(), Error> {
+    pub(crate) fn refuse_cut_journal(&self, unused: Range<u64>) -> Result<(), Error> {
         let read = |at: u64, block: &mut [u8]| {
             let there = self.contains(at, block.len() as u64);
             if there {

@@ -69,6 +69,11 @@ pub enum OpenError {
         "both root blocks of this pool are damaged; restore the file from a copy, or make a new pool and bring it up to date from the other servers"
     )]
     RootDamaged,
+    /// Both copies of the ceiling of version numbers are bad.
+    #[error(
+        "this pool cannot tell any more which version numbers it has promised, as both records of that are damaged; restore the file from a copy, or make a new pool and bring it up to date from the other servers"
+    )]
+    CeilingDamaged,
     /// The records of the catalogue contradict each other.
     #[error(
         "the catalogue of this pool is damaged ({what}); restore the file from a copy, or make a new pool and bring it up to date from the other servers"

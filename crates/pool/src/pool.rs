@@ -19,7 +19,7 @@ use crate::blob::{BlobName, Digest, Listing, State, Version};
 use crate::error::{OpenError, PoolError};
 use crate::format::ceiling;
 use crate::format::frame::{self, Record};
-use crate::format::root::{self, Root};
+use crate::format::root::Root;
 use crate::format::superblock::{Superblock, Uuid};
 use crate::format::{BLOCK, Geometry, Half, MAX_EXTENTS};
 use crate::promise::{AHEAD, Promises};
@@ -347,14 +347,8 @@ impl<M: Medium> Pool<M> {
         Ok(self.promises.last())
     }
 
-    /// Writes both copies of the ceiling, the second after the first is durable.
     fn store_ceiling(&self, ceiling: u64) -> std::io::Result<()> {
-        let bytes = ceiling::emit(ceiling, self.superblock.salt);
-        for copy in ceiling::COPIES {
-            self.store(copy, &bytes);
-            self.sync()?;
-        }
-        Ok(())
+        ceiling::store(ceiling, &self.medium, self.superblock.salt)
     }
 
     // ---- commits ----
@@ -639,14 +633,8 @@ impl<M: Medium> Pool<M> {
         self.store(self.superblock.geometry.half(half) + at, &bytes);
     }
 
-    /// Writes both copies of the root, the second after the first is durable.
     pub(crate) fn store_root(&self) -> std::io::Result<()> {
-        let bytes = self.root.emit(self.superblock.salt);
-        for copy in root::COPIES {
-            self.store(copy, &bytes);
-            self.sync()?;
-        }
-        Ok(())
+        self.root.store(&self.medium, self.superblock.salt)
     }
 
     /// Writes bytes and starts their way into the persistence domain; [`Self::sync`] waits for it.

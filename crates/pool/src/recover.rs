@@ -5,14 +5,17 @@
 
 use std::collections::BTreeMap;
 
+use std::ops::Range;
+
 use remanence_pmem::Medium;
+use remanence_pmem::image::{Order, Records, RootError, Standing, Verdict};
 
 use crate::blob::BlobName;
 use crate::error::OpenError;
 use crate::format::BLOCK;
 use crate::format::ceiling;
-use crate::format::frame::{ALIGN, Frame, Record};
-use crate::format::root::{self, Root};
+use crate::format::frame::{self, ALIGN, FRAMING, Header, Record};
+use crate::format::root::Root;
 use crate::format::superblock::{FORMAT, Superblock};
 use crate::pool::{Pool, Recovered};
 
@@ -22,21 +25,21 @@ use crate::pool::{Pool, Recovered};
 /// There is no pool, or another version's, or a damaged one.
 pub fn recover<M: Medium>(medium: M) -> Result<Pool<M>, OpenError> {
     let superblock = read_superblock(&medium)?;
-    let copies = root::COPIES.map(|at| {
-        let mut bytes = [0; root::LEN];
-        medium.read(at, &mut bytes);
-        Root::parse(&bytes, superblock.salt)
-    });
-    let root = Root::choose(copies).ok_or(OpenError::RootDamaged)?;
-    let ceilings = ceiling::COPIES.map(|at| {
-        let mut bytes = [0; ceiling::LEN];
-        medium.read(at, &mut bytes);
-        ceiling::parse(&bytes, superblock.salt)
-    });
-    let ceiling = ceilings.into_iter().flatten().max();
+    let damaged = |what: fn() -> OpenError| {
+        move |error| match error {
+            RootError::Invalid { .. } => what(),
+            RootError::Medium(e) => OpenError::medium(&e),
+        }
+    };
+    let root = Root::open(&medium, superblock.salt).map_err(damaged(|| OpenError::RootDamaged))?;
+    let ceiling = ceiling::open(&medium, superblock.salt).map_err(damaged(|| OpenError::CeilingDamaged))?;
     let mut half = vec![0; superblock.geometry.half_len as usize];
     medium.read(superblock.geometry.half(root.half), &mut half);
     let log = replay(&half, &superblock, &root)?;
+    // Frames behind those that the root speaks of may be visible only, if a process died. Nothing that says that they were there may
+    // be durable before them.
+    let begins = superblock.geometry.half(root.half);
+    medium.persist(begins + log.durable..begins + log.end).map_err(|e| OpenError::medium(&e))?;
 
     // A crash may have left a half-written move to the other half. Its frames must never count, so the next
     // move takes a generation above theirs.
@@ -54,7 +57,7 @@ pub fn recover<M: Medium>(medium: M) -> Result<Pool<M>, OpenError> {
         records: log.records,
         ceiling,
     })?;
-    // Both copies again: one may have been torn, and the next crash may take the other.
+    // From now on a catalogue that ends before the last frame that was found is damaged.
     pool.store_root().map_err(|e| OpenError::medium(&e))?;
     Ok(pool)
 }
@@ -68,50 +71,101 @@ fn read_superblock<M: Medium>(medium: &M) -> Result<Superblock, OpenError> {
 
 struct Log {
     records: BTreeMap<BlobName, Record>,
+    /// Up to here the root says that frames were durable.
+    durable: u64,
     end: u64,
     sequence: u64,
 }
 
-/// Walks the frames from the start of the half that counts, to the first that is not there.
-fn replay(half: &[u8], superblock: &Superblock, root: &Root) -> Result<Log, OpenError> {
-    let mut log = Log { records: BTreeMap::new(), end: 0, sequence: 0 };
-    while let Some(frame) = Frame::parse(superblock.salt, &half[log.end as usize..]) {
-        let first = log.end == 0;
-        if frame.generation != root.generation || (!first && frame.sequence != log.sequence + 1) {
-            break;
+/// The frame that is due in a half of the catalogue. `Records` has the argument; it holds here as a frame is only written
+/// when the one before it is durable.
+struct Due<'a> {
+    root: &'a Root,
+    /// The number of the frame before it, if there is one.
+    last: Option<u64>,
+    /// Where it begins, and where the half ends.
+    room: Range<u64>,
+}
+
+impl Order for Due<'_> {
+    type Header = Header;
+
+    fn places(&self) -> impl Iterator<Item = Range<u64>> {
+        std::iter::once(self.room.clone())
+    }
+
+    fn due(&self, header: &[u8]) -> Result<Header, Standing> {
+        let header = Header::parse(header).ok_or(Standing::Other)?;
+        let other = header.generation != self.root.generation;
+        match self.last {
+            _ if other => Err(Standing::Stale),
+            None => Ok(header),
+            Some(last) if header.sequence == last + 1 => Ok(header),
+            Some(last) if header.sequence <= last => Err(Standing::Stale),
+            Some(_) => Err(Standing::Other),
         }
-        for record in frame.records().ok_or_else(|| OpenError::catalogue("a record means nothing"))? {
+    }
+
+    fn reached(&self) -> bool {
+        self.last.unwrap_or(0) < self.root.reached
+    }
+
+    fn later(&self) -> impl Iterator<Item = Range<u64>> {
+        places(self.room.clone())
+    }
+
+    fn proves(&self, header: &[u8]) -> bool {
+        let later = |header: Header| header.sequence > self.last.unwrap_or(0);
+        Header::parse(header).is_some_and(|header| header.generation == self.root.generation && later(header))
+    }
+}
+
+/// Walks the frames from the start of the half that counts, to the first that is not there.
+fn replay(mut half: &[u8], superblock: &Superblock, root: &Root) -> Result<Log, OpenError> {
+    let frames = Records { framing: FRAMING, salt: superblock.salt };
+    let mut log = Log { records: BTreeMap::new(), durable: 0, end: 0, sequence: 0 };
+    let mut due = Due { root, last: None, room: 0..half.len() as u64 };
+    let mut payload = Vec::new();
+    let verdict = loop {
+        let Ok(verdict) = frames.next(&due, &mut half, &mut payload);
+        let Verdict::Whole(frame) = verdict else { break verdict };
+        for record in
+            frame::records(&payload).ok_or_else(|| OpenError::catalogue("a record means nothing"))?
+        {
             log.records.insert(record.name().clone(), record);
         }
-        log.sequence = frame.sequence;
-        log.end = (log.end + frame.occupies()).min(half.len() as u64);
+        log.sequence = frame.header.sequence;
+        log.end = frame.at + frame.len;
+        if log.sequence <= root.reached {
+            log.durable = log.end;
+        }
+        (due.last, due.room.start) = (Some(log.sequence), log.end);
+    };
+    match verdict {
+        Verdict::Rotted if due.reached() => {
+            let (end, reached) = (log.sequence, root.reached);
+            Err(OpenError::catalogue(format!("it ends at frame {end} and once reached frame {reached}")))
+        }
+        Verdict::Rotted => {
+            let next = log.sequence + 1;
+            Err(OpenError::catalogue(format!("frame {next} is unreadable, later ones are not")))
+        }
+        _ => Ok(log),
     }
-    if log.sequence < root.reached {
-        let (end, reached) = (log.sequence, root.reached);
-        return Err(OpenError::catalogue(format!("it ends at frame {end} and once reached frame {reached}")));
-    }
-    // A frame is written only after the one before it is durable. So whatever ended the walk was the last one,
-    // torn, unless there is a later one of this generation behind it.
-    let later = frames(&half[log.end as usize..], superblock.salt)
-        .any(|frame| frame.generation == root.generation && frame.sequence > log.sequence);
-    if later {
-        return Err(OpenError::catalogue(format!(
-            "frame {} is unreadable, later ones are not",
-            log.sequence + 1
-        )));
-    }
-    Ok(log)
 }
 
-fn newest_generation(half: &[u8], salt: u64) -> u64 {
-    frames(half, salt).map(|frame| frame.generation).max().unwrap_or(0)
+/// Of all whole frames, wherever they begin.
+fn newest_generation(mut half: &[u8], salt: u64) -> u64 {
+    let mut payload = Vec::new();
+    let generations = places(0..half.len() as u64).filter_map(|room| {
+        let judge = |header: &[u8]| Header::parse(header).ok_or(());
+        let Ok(found) = FRAMING.read(Some(salt), &mut half, room, &mut payload, judge);
+        found.ok().map(|(header, _)| header.generation)
+    });
+    generations.max().unwrap_or(0)
 }
 
-/// All whole frames, wherever they begin.
-fn frames(bytes: &[u8], salt: u64) -> impl Iterator<Item = Frame<'_>> {
-    bytes.chunks_exact(ALIGN as usize).enumerate().filter_map(move |(n, chunk)| {
-        // Most chunks are no frame's first, and that shows in the first four bytes.
-        let at = n * ALIGN as usize;
-        Frame::starts(chunk).then(|| Frame::parse(salt, &bytes[at..])).flatten()
-    })
+/// Where frames may begin.
+fn places(within: Range<u64>) -> impl Iterator<Item = Range<u64>> {
+    within.clone().step_by(ALIGN as usize).map(move |at| at..within.end)
 }

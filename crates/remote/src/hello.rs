@@ -7,11 +7,12 @@
 use std::ops::Range;
 
 use remanence_auth::{Nonce, Proof, Role};
+use remanence_codec::{Malformed, Reader};
 use remanence_persist::Config;
 use remanence_persist::taxonomy::{AtomicSupport, Buffers, Domain, FlushSupport, Order, Transport};
 use remanence_pmem::Guarantee;
 
-use crate::codec::{Malformed, Reader, clipped, sentence};
+use crate::sentence::{clipped, sentence};
 
 /// The version of the protocol. Both sides must have the same. 2 has tokens; receive buffers in persistent memory have a
 /// version of their own.
@@ -44,17 +45,15 @@ pub fn config_bits(config: &Config) -> u16 {
         | (config.order as u16) << 9
 }
 
-/// The inverse of [`config_bits`].
-///
-/// # Errors
-/// Bits that it never makes.
-pub fn config_from_bits(bits: u16) -> Result<Config, Malformed> {
+/// The inverse of [`config_bits`]; `None` for bits that it never makes.
+#[must_use]
+pub fn config_from_bits(bits: u16) -> Option<Config> {
     let bit = |n: u16| bits >> n & 1 == 1;
     if bits >> 10 != 0 {
-        return Err(Malformed);
+        return None;
     }
-    Ok(Config {
-        domain: *Domain::ALL.get(usize::from(bits & 7)).ok_or(Malformed)?,
+    Some(Config {
+        domain: *Domain::ALL.get(usize::from(bits & 7))?,
         ddio: bit(3),
         buffers: if bit(4) { Buffers::Pm } else { Buffers::Dram },
         transport: if bit(5) { Transport::Iwarp } else { Transport::Roce },
@@ -62,7 +61,7 @@ pub fn config_from_bits(bits: u16) -> Result<Config, Malformed> {
             0 => FlushSupport::Read,
             1 => FlushSupport::Global,
             2 => FlushSupport::Persistent,
-            _ => return Err(Malformed),
+            _ => return None,
         },
         atomic: if bit(8) { AtomicSupport::Fenced } else { AtomicSupport::Native },
         order: if bit(9) { Order::Relaxed } else { Order::Posted },
@@ -143,35 +142,34 @@ impl Hello {
     pub fn parse(bytes: &[u8]) -> Result<Self, Stranger> {
         let mut r = Reader::new(bytes);
         header(&mut r)?;
-        let other = |Malformed| Stranger::Other;
-        Self::body(&mut r).map_err(other)
+        Self::body(&mut r).map_err(|_| Stranger::Other)
     }
 
     fn body(r: &mut Reader<'_>) -> Result<Self, Malformed> {
-        let (shown, declares, bits) = (r.u8()?, r.u8()?, r.u16()?);
+        let (shown, declares, bits) = (r.u8()?, r.u8()?, r.u16_be()?);
         let declared = match (declares, bits) {
             (0, 0) => None,
-            (1, bits) => Some(config_from_bits(bits)?),
-            _ => return Err(Malformed),
+            (1, bits) => Some(config_from_bits(bits).ok_or(r.malformed())?),
+            _ => return r.fail(),
         };
         let credentials = match shown {
             0 => Credentials::None,
-            1 => Credentials::Nonce(r.bytes()?),
-            2 => Credentials::Proof { challenge: r.bytes()?, proof: r.bytes()? },
-            _ => return Err(Malformed),
+            1 => Credentials::Nonce(r.array()?),
+            2 => Credentials::Proof { challenge: r.array()?, proof: r.array()? },
+            _ => return r.fail(),
         };
         Ok(Self { declared, credentials })
     }
 }
 
 fn header(r: &mut Reader<'_>) -> Result<(), Stranger> {
-    if r.bytes() != Ok(MAGIC) {
+    if r.array() != Ok(MAGIC) {
         return Err(Stranger::Other);
     }
-    match r.u16() {
+    match r.u16_be() {
         Ok(VERSION) => Ok(()),
         Ok(other) => Err(Stranger::Version(other)),
-        Err(Malformed) => Err(Stranger::Other),
+        Err(_) => Err(Stranger::Other),
     }
 }
 
@@ -210,8 +208,8 @@ impl Rejection {
         let mut r = Reader::new(bytes);
         let mut coded = || {
             header(&mut r).ok()?;
-            Some(match r.u16().ok()? {
-                1 => Self::Challenge(r.bytes().ok()?),
+            Some(match r.u16_be().ok()? {
+                1 => Self::Challenge(r.array().ok()?),
                 2 => Self::TokenNeeded,
                 3 => Self::WrongToken,
                 4 => Self::Open,
@@ -301,7 +299,7 @@ impl Welcome {
     pub fn parse(bytes: &[u8]) -> Result<Self, Stranger> {
         let mut r = Reader::new(bytes);
         header(&mut r)?;
-        let this = Self::body(&mut r).map_err(|Malformed| Stranger::Other)?;
+        let this = Self::body(&mut r).map_err(|_| Stranger::Other)?;
         // A ring whose size overflows, buffers without room for a header: nobody of ours says so.
         let ring = u64::from(this.slots) * u64::from(this.slot_size);
         let end = |w: &Window| w.addr.checked_add(w.len).is_some();
@@ -315,18 +313,19 @@ impl Welcome {
     }
 
     fn body(r: &mut Reader<'_>) -> Result<Self, Malformed> {
-        let (declared, role) = match r.u16()? {
+        let (declared, role) = match r.u16_be()? {
             flags @ 0..4 => (flags & 1 != 0, if flags & 2 == 0 { Role::Writer } else { Role::Reader }),
-            _ => return Err(Malformed),
+            _ => return r.fail(),
         };
-        let (server, agreed) = (config_from_bits(r.u16()?)?, config_from_bits(r.u16()?)?);
-        let guarantee = Guarantee::from_bits(r.u16()?).ok_or(Malformed)?;
-        let slots = r.u16()?;
-        let mut window = || Ok(Window { rkey: r.u32()?, addr: r.u64()?, len: r.u64()? });
+        let config = |r: &mut Reader<'_>| config_from_bits(r.u16_be()?).ok_or(r.malformed());
+        let (server, agreed) = (config(r)?, config(r)?);
+        let guarantee = Guarantee::from_bits(r.u16_be()?).ok_or(r.malformed())?;
+        let slots = r.u16_be()?;
+        let mut window = || Ok(Window { rkey: r.u32_be()?, addr: r.u64_be()?, len: r.u64_be()? });
         let (region, buffers) = (window()?, window()?);
-        let (slot_size, stamp) = (r.u32()?, r.u64()?);
+        let (slot_size, stamp) = (r.u32_be()?, r.u64_be()?);
         // Checked by who knows the conversation.
-        r.bytes::<{ WELCOME_PROOF.end - WELCOME_PROOF.start }>()?;
+        r.array::<{ WELCOME_PROOF.end - WELCOME_PROOF.start }>()?;
         let sentence = sentence(r.rest());
         Ok(Self {
             server,
@@ -371,10 +370,10 @@ pub(crate) mod tests {
     #[test]
     fn every_configuration_goes_through_its_bits() {
         for config in Config::all() {
-            assert_eq!(config_from_bits(config_bits(&config)), Ok(config));
+            assert_eq!(config_from_bits(config_bits(&config)), Some(config));
         }
         for bits in [5, 6, 7, 3 << 6, 1 << 10, u16::MAX] {
-            assert_eq!(config_from_bits(bits), Err(Malformed), "{bits:#x}");
+            assert_eq!(config_from_bits(bits), None, "{bits:#x}");
         }
     }
 

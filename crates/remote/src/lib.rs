@@ -45,7 +45,6 @@
 
 pub mod admission;
 mod ahead;
-mod codec;
 mod costs;
 mod error;
 #[doc(hidden)]
@@ -58,18 +57,19 @@ pub mod program;
 pub mod requester;
 pub mod responder;
 pub mod ring;
+mod sentence;
 mod server;
 mod serving;
 mod session;
 mod together;
 
 pub use ahead::Reading;
-pub use codec::Malformed;
 pub use costs::CostSource;
 pub use error::Error;
 pub use grants::Grants;
 pub use meter::{Meter, Metered};
 pub use remanence_auth::{Role, Token, may_listen};
+pub use remanence_codec::Malformed;
 pub use remanence_service::client::{Reactor, ReactorWaker, Waiter};
 pub use remanence_service::server::{Stop, StopSignal};
 pub use requester::Ticket;

@@ -21,9 +21,8 @@
 //!
 //! What the server sends back ([`Answer`]) is never durable and needs no checksum: the network has its own.
 
+use remanence_codec::{Malformed, Reader};
 use remanence_persist::recipe::{Message as Carries, Set, Update};
-
-use crate::codec::{Malformed, Reader};
 
 /// Bytes before the entries.
 pub const HEADER: usize = 40;
@@ -127,41 +126,41 @@ impl<'a> Parsed<'a> {
     /// It is not one, or not whole.
     pub fn read(buffer: &'a [u8]) -> Result<Self, Malformed> {
         let mut r = Reader::new(buffer);
-        let (crc, len) = (r.u32()?, r.u32()?);
-        let whole = buffer.get(..len as usize).filter(|b| b.len() >= HEADER).ok_or(Malformed)?;
+        let (crc, len) = (r.u32_be()?, r.u32_be()?);
+        let whole = buffer.get(..len as usize).filter(|b| b.len() >= HEADER).ok_or(r.malformed())?;
         if crc32fast::hash(&whole[4..]) != crc {
-            return Err(Malformed);
+            return r.fail();
         }
         let mut r = Reader::new(&whole[8..]);
-        let (stamp, number, after) = (r.u64()?, r.u64()?, r.u64()?);
+        let (stamp, number, after) = (r.u64_be()?, r.u64_be()?, r.u64_be()?);
         let kind = match r.u8()? {
             1 => Kind::Update,
             2 => Kind::Call,
             3 => Kind::Plan,
-            _ => return Err(Malformed),
+            _ => return r.fail(),
         };
-        let (flags, part, zero, plan, count) = (r.u8()?, r.u8()?, r.u8()?, r.u16()?, r.u16()?);
+        let (flags, part, zero, plan, count) = (r.u8()?, r.u8()?, r.u8()?, r.u16_be()?, r.u16_be()?);
         if flags > 1 || zero != 0 || count > 64 {
-            return Err(Malformed);
+            return r.fail();
         }
         let mut entries = Vec::with_capacity(count.into());
         let mut at = HEADER as u32 + u32::from(count) * ENTRY as u32;
         for _ in 0..count {
-            let (offset, bytes, brings) = (r.u64()?, r.u32()?, r.u32()?);
+            let (offset, bytes, brings) = (r.u64_be()?, r.u32_be()?, r.u32_be()?);
             let data = match brings {
                 0 => None,
                 1 => {
                     let here = at;
-                    at = at.checked_add(bytes).filter(|end| *end <= len).ok_or(Malformed)?;
+                    at = at.checked_add(bytes).filter(|end| *end <= len).ok_or(r.malformed())?;
                     Some(here)
                 }
-                _ => return Err(Malformed),
+                _ => return r.fail(),
             };
             entries.push(Entry { offset, len: bytes, data });
         }
         let header = Header { stamp, number, after, kind, replay: flags == 1, part, plan, entries: count };
         if kind == Kind::Update && at != len {
-            return Err(Malformed);
+            return r.fail();
         }
         Ok(Self { header, entries, body: r.rest(), len })
     }
@@ -232,19 +231,20 @@ impl Answer {
     /// It is no answer.
     pub fn parse(bytes: &[u8]) -> Result<Self, Malformed> {
         let mut r = Reader::new(bytes);
-        let kind = match r.bytes::<4>()? {
+        let kind = match r.array::<4>()? {
             [1, 0, 0, 0] => AnswerKind::Ack,
             [2, 0, 0, 0] => AnswerKind::Credit,
             [3, 0, 0, 0] => AnswerKind::Reply,
             [4, 0, 0, 0] => AnswerKind::Refused,
             [5, 0, 0, 0] => AnswerKind::Failed,
             [6, 0, 0, 0] => AnswerKind::Notice,
-            _ => return Err(Malformed),
+            _ => return r.fail(),
         };
-        let len = r.u32()?;
-        let (number, reposted) = (r.u64()?, r.u64()?);
+        let len = r.u32_be()?;
+        let (number, reposted) = (r.u64_be()?, r.u64_be()?);
         let body = r.take(len as usize)?.to_vec();
-        if r.rest().is_empty() { Ok(Self { kind, number, reposted, body }) } else { Err(Malformed) }
+        r.end()?;
+        Ok(Self { kind, number, reposted, body })
     }
 }
 
@@ -292,7 +292,7 @@ mod tests {
         for torn in (0..bytes.len()).step_by(8) {
             let mut copy = buffer.clone();
             copy[torn..(torn + 8).min(bytes.len())].iter_mut().for_each(|b| *b ^= 0x40);
-            assert_eq!(Parsed::read(&copy), Err(Malformed), "torn at {torn}");
+            assert!(Parsed::read(&copy).is_err(), "torn at {torn}");
         }
     }
 
@@ -321,7 +321,7 @@ mod tests {
             let answer = Answer { kind: AnswerKind::Reply, number, reposted, body };
             let bytes = answer.emit();
             for cut in 0..bytes.len() {
-                prop_assert_eq!(Answer::parse(&bytes[..cut]), Err(Malformed));
+                prop_assert!(Answer::parse(&bytes[..cut]).is_err());
             }
             prop_assert_eq!(Answer::parse(&bytes), Ok(answer));
         }

@@ -4,12 +4,11 @@
 //! it it is. The server takes no client's word for it: [`Program::check`] refuses steps that would acknowledge what is
 //! not in the domain, or give a receive buffer back before the effect of its message is durable.
 
+use remanence_codec::{Malformed, Reader};
 use remanence_persist::Config;
 use remanence_persist::Recipe;
 use remanence_persist::recipe::{Message, Rsp, Set, Target, Update};
 use remanence_persist::taxonomy::Buffers;
-
-use crate::codec::{Malformed, Reader};
 
 /// What the responder does about one message.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -220,31 +219,32 @@ impl Program {
     /// It is no list of steps.
     pub fn parse(bytes: &[u8]) -> Result<(Self, &[u8]), Malformed> {
         let mut r = Reader::new(bytes);
-        let [count, ordered, replay, 0] = r.bytes::<4>()? else { return Err(Malformed) };
+        let [count, ordered, replay, 0] = r.array::<4>()? else { return r.fail() };
         if ordered > 1 || replay > 1 {
-            return Err(Malformed);
+            return r.fail();
         }
         let mut lists = [Vec::new(), Vec::new()];
         for list in &mut lists {
-            let len = r.u16()?;
+            let len = r.u16_be()?;
             for _ in 0..len {
                 let update = |r: &mut Reader<'_>| match r.u8()? {
                     n @ 0..64 => Ok(Update(n)),
-                    _ => Err(Malformed),
+                    _ => r.fail(),
                 };
                 list.push(match r.u8()? {
-                    1 => Rsp::Receive(Message { notice: Set(r.u64()?), data: Set(r.u64()?) }),
+                    1 => Rsp::Receive(Message { notice: Set(r.u64_be()?), data: Set(r.u64_be()?) }),
                     2 => Rsp::Copy(update(&mut r)?),
                     3 => Rsp::Flush(Target::Update(update(&mut r)?)),
                     4 => Rsp::Flush(Target::Buffer),
                     5 => Rsp::Ack,
                     6 => Rsp::Repost,
-                    _ => return Err(Malformed),
+                    _ => return r.fail(),
                 });
             }
         }
         let [steps, deferred] = lists;
-        let program = Self::of(count, ordered == 1, replay == 1, steps, deferred).map_err(|_| Malformed)?;
+        let program =
+            Self::of(count, ordered == 1, replay == 1, steps, deferred).map_err(|_| r.malformed())?;
         Ok((program, r.rest()))
     }
 }
@@ -376,7 +376,7 @@ mod tests {
         let good =
             Program::compile(&build(&Config::SAFE, Op::Send, Shape::COMPOUND)).expect("a recipe").emit();
         for cut in 0..good.len() {
-            assert_eq!(Program::parse(&good[..cut]), Err(Malformed));
+            assert!(Program::parse(&good[..cut]).is_err());
         }
         for n in 0..good.len() {
             for value in [0, 1, 7, 64, 255] {

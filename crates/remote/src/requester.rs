@@ -793,11 +793,11 @@ impl Requester {
                 }
                 let reply = match answer.kind {
                     AnswerKind::Reply => Ok(answer.body),
-                    _ => Err(crate::codec::sentence(&answer.body)),
+                    _ => Err(crate::sentence::sentence(&answer.body)),
                 };
                 self.replies.push_back((answer.number, reply));
             }
-            AnswerKind::Failed => return Err(Broken::Medium(crate::codec::sentence(&answer.body))),
+            AnswerKind::Failed => return Err(Broken::Medium(crate::sentence::sentence(&answer.body))),
         }
         Ok(())
     }

@@ -10,7 +10,8 @@
 //! len - 4096   superblock: magic, version, sessions, slots, slot size, data_len, CRC
 //! ```
 //!
-//! Why a crash at any point is harmless. A message counts if it is whole, carries the stamp of its session, and its number
+//! Why a crash at any point is harmless. Messages are no log of [records](remanence_pmem::image::Records), as each lies where its number says; what
+//! is believed of one is the same. A message counts if it is whole, carries the stamp of its session, and its number
 //! is above the last one applied. That number becomes durable after the effects of the messages up to it, and before a
 //! buffer is given back or the client is told so: what the client writes to the same places by other means comes later,
 //! and no message is applied over it. Messages that recovery must apply name the one before them, so that none is applied
@@ -19,9 +20,9 @@
 
 use std::io;
 
+use remanence_codec::{Malformed, Reader};
 use remanence_pmem::Medium;
 
-use crate::codec::Reader;
 use crate::message::{Kind, Parsed};
 
 /// The version of what lies there. It is older than that of the handshake.
@@ -65,6 +66,11 @@ pub enum RingError {
         "the receive buffers in this region have format {0}, and this release writes format {VERSION}; start the release that wrote them once, so that it applies what is in them"
     )]
     OtherVersion(u16),
+    /// What says where they are is damaged.
+    #[error(
+        "the receive buffers in this region cannot be found, as their superblock is damaged, and messages in them may have been acknowledged; restore the file from a copy, or clear its last 4096 bytes to give them up"
+    )]
+    Damaged,
     /// The medium failed.
     #[error(
         "the medium failed while messages were applied ({0}); nothing that was not acknowledged is safe; check the disk"
@@ -112,19 +118,25 @@ impl Layout {
     /// What a region says of its receive buffers; `None` if it has none.
     ///
     /// # Errors
-    /// Another version wrote them.
+    /// Another version wrote them, or what says where they are is damaged.
     pub fn find(medium: &impl Medium) -> Result<Option<Self>, RingError> {
         let Some(at) = medium.len().checked_sub(PAGE) else { return Ok(None) };
         let mut b = [0; SUPERBLOCK];
         medium.read(at, &mut b);
         let crc = u32::from_be_bytes([b[36], b[37], b[38], b[39]]);
-        if b[..8] != MAGIC || crc32fast::hash(&b[..36]) != crc {
+        let sum = |b: &[u8]| crc32fast::hash(&b[..36]);
+        if b[..8] == [0; 8] || b[..8] != MAGIC && sum(&[&MAGIC[..], &b[8..36]].concat()) != crc {
             return Ok(None);
         }
+        // It is put there last and taken away first: what is not whole was whole once, and messages may wait behind it.
+        if b[..8] != MAGIC || sum(&b) != crc {
+            return Err(RingError::Damaged);
+        }
         let mut r = Reader::new(&b[8..36]);
-        let mut fields = || -> Result<_, crate::Malformed> {
-            let (version, sessions, slots, _, slot_size) = (r.u16()?, r.u16()?, r.u16()?, r.u16()?, r.u32()?);
-            Ok((version, Self { sessions, slots, slot_size, data_len: r.u64()? }))
+        let mut fields = || -> Result<_, Malformed> {
+            let (version, sessions, slots, _, slot_size) =
+                (r.u16_be()?, r.u16_be()?, r.u16_be()?, r.u16_be()?, r.u32_be()?);
+            Ok((version, Self { sessions, slots, slot_size, data_len: r.u64_be()? }))
         };
         let (version, layout) = fields().expect("28 bytes are there");
         if version != VERSION {
@@ -151,13 +163,18 @@ impl Layout {
         } {
             return Ok(());
         }
-        medium.write(at, &[0; SUPERBLOCK]);
-        medium.persist(at..at + SUPERBLOCK as u64)?;
+        Self::remove(medium)?;
         for n in 0..self.sessions {
             self.ring(n).begin(medium, 0)?;
         }
-        medium.write(at, &self.superblock());
-        medium.persist(at..at + SUPERBLOCK as u64)
+        // The magic number is never torn, and says that the rest is there.
+        let superblock = self.superblock();
+        for part in [8..SUPERBLOCK, 0..8] {
+            let begins = at + part.start as u64;
+            medium.write(begins, &superblock[part.clone()]);
+            medium.persist(begins..at + part.end as u64)?;
+        }
+        Ok(())
     }
 
     /// Takes the receive buffers away again: from now on the whole region is served.
@@ -166,8 +183,11 @@ impl Layout {
     /// The medium failed.
     pub fn remove(medium: &impl Medium) -> io::Result<()> {
         let at = medium.len() - PAGE;
-        medium.write(at, &[0; SUPERBLOCK]);
-        medium.persist(at..at + SUPERBLOCK as u64)
+        for len in [8, SUPERBLOCK] {
+            medium.write(at, &[0; SUPERBLOCK][..len]);
+            medium.persist(at..at + len as u64)?;
+        }
+        Ok(())
     }
 }
 
@@ -285,7 +305,7 @@ pub struct Recovered {
 /// served; to be crashed in is harmless.
 ///
 /// # Errors
-/// Another version wrote them, or the medium failed.
+/// Another version wrote them, they are damaged, or the medium failed.
 pub fn recover(medium: &impl Medium) -> Result<Recovered, RingError> {
     let mut found = Recovered::default();
     if let Some(layout) = Layout::find(medium)? {
@@ -433,6 +453,38 @@ mod tests {
             image.write(LEN - PAGE, &lie.superblock());
             assert_eq!(Layout::find(&image).expect("ours by its checksum"), None, "{lie:?}");
             assert_eq!(recover(&image).expect("nothing there"), Recovered::default());
+        }
+    }
+
+    /// A message was acknowledged when it was in its buffer: buffers that are made anew give it up.
+    #[test]
+    fn a_superblock_that_is_damaged_is_not_taken_for_none() {
+        let image = made();
+        image.write(layout().ring(0).buffer(1), &message(7, 1, 0, 128, b"kept...."));
+        let good = image.bytes();
+        for bit in 0..SUPERBLOCK * 8 {
+            let mut bad = good.clone();
+            bad[(LEN - PAGE) as usize + bit / 8] ^= 1 << (bit % 8);
+            let bad = CrashImage::from_bytes(bad, PersistenceDomain::Adr);
+            assert!(matches!(recover(&bad), Err(RingError::Damaged)), "bit {bit}");
+        }
+        assert_eq!(recover(&image).expect("sound").applied, 1);
+    }
+
+    #[test]
+    fn a_crash_while_buffers_are_made_or_taken_away_is_no_damage() {
+        for domain in [PersistenceDomain::Adr, PersistenceDomain::PageCache] {
+            let other = Layout::at_the_end(LEN, 1, 8, 256).expect("room");
+            let image = CrashImage::new(LEN, domain);
+            layout().format(&image).expect("memory");
+            Explorer::default().run(
+                &image,
+                |image| other.format(image).and_then(|()| Layout::remove(image)).expect("memory"),
+                |crashed, _| {
+                    let found = Layout::find(crashed).expect("a crash is no damage");
+                    assert!(found.is_none_or(|found| found == layout() || found == other), "{found:?}");
+                },
+            );
         }
     }
 

@@ -15,7 +15,7 @@ use remanence_verbs::ConnectAttr;
 use remanence_wire::Qpn;
 
 use crate::admission::{Ends, Verdict};
-use crate::codec::clipped;
+
 use crate::grants::Grants;
 use crate::hello::{Hello, Rejection, Stranger, VERSION, Welcome, Window};
 use crate::message::Answer;
@@ -23,6 +23,7 @@ use crate::meter::Meter;
 use crate::program::granule_shift;
 use crate::responder::{Fault, Responder, Served, Terms, World};
 use crate::ring::Ring;
+use crate::sentence::clipped;
 use crate::server::{Ahead, Application, Call, Core, Handler, flush_rights};
 use crate::session::{DESCRIBE, SETTLE};
 

@@ -21,13 +21,13 @@ use remanence_service::client::{Endpoint, Reactor};
 use remanence_verbs::{ConnectAttr, Connection, Context, Doorbell, Mr, Pd};
 
 use crate::admission::{Ends, Transcript};
-use crate::codec::sentence;
 use crate::costs::{self, CostSource};
 use crate::error::Error;
 use crate::hello::{Credentials, Hello, Rejection, SLOTS_MAX, Stranger, Welcome};
 use crate::message::{HEADER, Kind};
 use crate::program::{Classes, granule_shift};
 use crate::requester::{Broken, Method, Port, Refused, Requester, Terms, Ticket};
+use crate::sentence::sentence;
 
 /// Send work requests that a session may have posted.
 const SQ_DEPTH: u32 = 512;

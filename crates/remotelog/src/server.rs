@@ -382,10 +382,11 @@ impl LogServer {
         // What a crash left in receive buffers is applied in here, before the log is looked at.
         let mut server = Server::bind(options)?;
         let len = server.len();
-        let page = FORMAT.read(region);
         // All of a log that was never checkpointed may be in its journal.
-        let end = if FORMAT.signature.is_blank(&page) { Some(0) } else { recorded_size(&page) };
-        end.map_or(Ok(()), |end| region.refuse_cut_journal(end..len))?;
+        let page = FORMAT.open(region, |page| match recorded_size(page) {
+            _ if FORMAT.signature.is_blank(page) => 0..len,
+            log => log.unwrap_or(len)..len,
+        })?;
         let (store, made) = match recorded_size(&page) {
             Some(log) if log > len && log <= remanence_pmem::Medium::len(region) => {
                 return Err(ServeError::NoRoom { log, len });

@@ -2,6 +2,8 @@
 //!
 //! Appends need none of it. Every answer that is no refusal is the log's status after what was asked was done.
 
+use remanence_codec::{Malformed, Reader};
+
 use crate::log::error::{Damage, Fault, Proof, Refused};
 use crate::log::format::record::HEADER_LEN;
 use crate::log::format::root::{ROOT_LEN, State};
@@ -96,41 +98,42 @@ impl Request {
     /// # Errors
     /// They are no request of this protocol.
     pub fn parse(bytes: &[u8]) -> Result<Self, Refused> {
-        let bad = || {
+        let mut from = Reader::new(bytes);
+        let request = Self::parse_from(&mut from).and_then(|request| from.end().map(|()| request));
+        request.map_err(|_| {
             Refused::Nonsense(format!(
                 "{} bytes, beginning {:02x?}",
                 bytes.len(),
                 &bytes[..bytes.len().min(4)]
             ))
-        };
-        let (tag, rest) = bytes.split_first().ok_or_else(bad)?;
-        let words = [0, 1, 2, 3, 1, 2, 2];
-        let count = match *tag {
-            4 => 5,
-            5 => 1,
-            tag => *words.get(usize::from(tag)).ok_or_else(bad)?,
-        };
-        if rest.len() != count * 8 {
-            return Err(bad());
-        }
-        let word = |n: usize| u64_at(rest, n * 8);
+        })
+    }
+
+    fn parse_from(from: &mut Reader<'_>) -> Result<Self, Malformed> {
+        let tag = from.u8()?;
+        let mut word = || from.u64_le();
         Ok(match tag {
             0 => Self::Status,
-            1 => Self::Grant { epoch: Epoch(word(0)) },
-            2 => Self::Truncate { epoch: Epoch(word(0)), sequence: word(1) },
-            3 if word(1) < 1 << 62 => {
-                Self::Reset { epoch: Epoch(word(0)), sequence: word(1), after: Epoch(word(2)) }
+            1 => Self::Grant { epoch: Epoch(word()?) },
+            2 => Self::Truncate { epoch: Epoch(word()?), sequence: word()? },
+            3 => {
+                let (epoch, sequence, after) = (Epoch(word()?), word()?, Epoch(word()?));
+                if sequence >= 1 << 62 {
+                    return from.fail();
+                }
+                Self::Reset { epoch, sequence, after }
             }
-            4 if word(4) >> 32 == 0 => Self::Adopt {
-                epoch: Epoch(word(0)),
-                sequence: word(1),
-                group: Uuid(rest[16..32].try_into().expect("16 bytes")),
-                members: (word(4) >> 16) as u16,
-                acks: word(4) as u16,
-            },
-            5 => Self::Trim { below: word(0) },
-            6 => Self::Known { epoch: Epoch(word(0)), below: word(1) },
-            _ => return Err(bad()),
+            4 => {
+                let (epoch, sequence) = (Epoch(word()?), word()?);
+                let (group, numbers) = (Uuid(from.array()?), from.u64_le()?);
+                if numbers >> 32 != 0 {
+                    return from.fail();
+                }
+                Self::Adopt { epoch, sequence, group, members: (numbers >> 16) as u16, acks: numbers as u16 }
+            }
+            5 => Self::Trim { below: word()? },
+            6 => Self::Known { epoch: Epoch(word()?), below: word()? },
+            _ => return from.fail(),
         })
     }
 }
@@ -170,47 +173,52 @@ pub fn emit_reply(reply: &Result<Status, Refused>) -> Vec<u8> {
     }
 }
 
-const FIXED: usize = 1 + SUPERBLOCK + ROOT_LEN + 32 + DAMAGE;
-
 /// Reads the bytes of an answer.
 ///
 /// # Errors
 /// The server's refusal, or that the bytes are none of this protocol.
 pub fn parse_reply(bytes: &[u8]) -> Result<Status, Refused> {
-    let bad = || Refused::Nonsense(format!("an answer of {} bytes", bytes.len()));
-    match bytes.first() {
-        Some(0) if bytes.len() >= FIXED && (bytes.len() - FIXED).is_multiple_of(16) => {
-            let size = u64_at(bytes, 1 + 32);
-            let superblock = Superblock::parse(&bytes[1..=SUPERBLOCK], size).map_err(|_| bad())?;
-            let rest = &bytes[1 + SUPERBLOCK..];
-            let state = State::parse(&rest[..ROOT_LEN]).ok_or_else(bad)?;
-            let rest = &rest[ROOT_LEN..];
-            let tail = Cursor {
-                position: u64_at(rest, 0),
-                sequence: u64_at(rest, 8),
-                epoch: Epoch(u64_at(rest, 16)),
-                stamp: u64_at(rest, 24) as u32,
-            };
-            let capacity = superblock.geometry.capacity();
-            let used = tail.position.checked_sub(state.head.position).ok_or_else(bad)?;
-            let records = tail.sequence.checked_sub(state.head.sequence).ok_or_else(bad)?;
-            if used > capacity || records > capacity / HEADER_LEN || !tail.position.is_multiple_of(8) {
-                return Err(bad());
-            }
-            let damage = parse_damage(&rest[32..32 + DAMAGE], &state).ok_or_else(bad)?;
-            let runs = rest[32 + DAMAGE..].chunks_exact(16);
-            let runs: Vec<Run> =
-                runs.map(|r| Run { epoch: Epoch(u64_at(r, 0)), from: u64_at(r, 8) }).collect();
-            if !runs.is_sorted_by(|a, b| a.from < b.from) {
-                return Err(bad());
-            }
-            Ok(Status { superblock, state, tail, runs, damage })
+    let mut from = Reader::new(bytes);
+    let parsed = parse_reply_from(&mut from).and_then(|reply| from.end().map(|()| reply));
+    parsed.unwrap_or_else(|_| Err(Refused::Nonsense(format!("an answer of {} bytes", bytes.len()))))
+}
+
+fn parse_reply_from(from: &mut Reader<'_>) -> Result<Result<Status, Refused>, Malformed> {
+    Ok(match from.u8()? {
+        0 => Ok(parse_status(from)?),
+        1 => Err(Refused::Fenced { promised: Epoch(from.u64_le()?) }),
+        2 => {
+            let said = from.take(from.rest().len())?;
+            Err(Refused::Said(String::from_utf8_lossy(said).into_owned()))
         }
-        Some(1) if bytes.len() == 9 => Err(Refused::Fenced { promised: Epoch(u64_at(bytes, 1)) }),
-        Some(3) if bytes.len() == 1 => Err(Refused::Busy),
-        Some(2) => Err(Refused::Said(String::from_utf8_lossy(&bytes[1..]).into_owned())),
-        _ => Err(bad()),
+        3 => Err(Refused::Busy),
+        _ => return from.fail(),
+    })
+}
+
+fn parse_status(from: &mut Reader<'_>) -> Result<Status, Malformed> {
+    let superblock = from.take(SUPERBLOCK)?;
+    let superblock = Superblock::parse(superblock, u64_at(superblock, 32)).map_err(|_| from.malformed())?;
+    let state = State::parse(from.take(ROOT_LEN)?).ok_or(from.malformed())?;
+    let tail = Cursor {
+        position: from.u64_le()?,
+        sequence: from.u64_le()?,
+        epoch: Epoch(from.u64_le()?),
+        stamp: from.u64_le()? as u32,
+    };
+    let capacity = superblock.geometry.capacity();
+    let used = tail.position.checked_sub(state.head.position).ok_or(from.malformed())?;
+    let records = tail.sequence.checked_sub(state.head.sequence).ok_or(from.malformed())?;
+    if used > capacity || records > capacity / HEADER_LEN || !tail.position.is_multiple_of(8) {
+        return from.fail();
     }
+    let damage = parse_damage(from.take(DAMAGE)?, &state).ok_or(from.malformed())?;
+    let run = |from: &mut Reader<'_>| Ok(Run { epoch: Epoch(from.u64_le()?), from: from.u64_le()? });
+    let runs = from.many(from.rest().len() / 16, 16, run)?;
+    if !runs.is_sorted_by(|a, b| a.from < b.from) {
+        return from.fail();
+    }
+    Ok(Status { superblock, state, tail, runs, damage })
 }
 
 const DAMAGE: usize = 40;

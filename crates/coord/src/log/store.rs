@@ -4,7 +4,7 @@
 //! What it tells anybody it has made durable first.
 
 use remanence_pmem::Medium;
-use remanence_pmem::layout::Root;
+use remanence_pmem::image::{Root, RootError};
 
 use crate::log::error::{Damage, Fault, OpenError, Proof, Refused};
 use crate::log::format::record::HEADER_LEN;
@@ -153,8 +153,8 @@ impl<M: Medium + Clone> Store<M> {
     pub fn open(medium: M) -> Result<Self, OpenError> {
         let superblock = read_superblock(&medium)?;
         let (root, payload) = Root::open(medium.clone(), ROOT_AT, superblock.salt).map_err(|e| match e {
-            remanence_pmem::layout::LayoutError::Invalid { .. } => OpenError::RootDamaged,
-            remanence_pmem::layout::LayoutError::Medium(e) => OpenError::medium(&e),
+            RootError::Invalid { .. } => OpenError::RootDamaged,
+            RootError::Medium(e) => OpenError::medium(&e),
         })?;
         let state = State::parse(&payload).ok_or(OpenError::RootDamaged)?;
         let tail = state.head;

@@ -2,47 +2,15 @@
 //!
 //! `format/mod.rs` has the argument of what may be taken for a record of the log.
 
-use std::convert::Infallible;
+use std::ops::Range;
 
-use remanence_pmem::Medium;
+use remanence_pmem::image::{Flaw, Order, Records, Standing};
+pub use remanence_pmem::image::{Local, Source};
 
 use crate::log::error::Fault;
-use crate::log::format::record::{HEADER_LEN, Header, verify};
+use crate::log::format::record::{FRAMING, HEADER_LEN, Header};
 use crate::log::format::root::Fence;
 use crate::log::format::{Cursor, Geometry};
-
-/// Where bytes come from: a medium, or a region that is reached by RDMA READs.
-pub trait Source {
-    /// The reason for which no bytes come.
-    type Error;
-
-    /// Fills `into` with the bytes at an offset of the region.
-    ///
-    /// # Errors
-    /// The bytes cannot be read.
-    fn read(&mut self, offset: u64, into: &mut [u8]) -> Result<(), Self::Error>;
-}
-
-impl<S: Source> Source for &mut S {
-    type Error = S::Error;
-
-    fn read(&mut self, offset: u64, into: &mut [u8]) -> Result<(), S::Error> {
-        S::read(self, offset, into)
-    }
-}
-
-/// A medium as a source, which never fails.
-#[derive(Debug)]
-pub struct Local<'a, M>(pub &'a M);
-
-impl<M: Medium> Source for Local<'_, M> {
-    type Error = Infallible;
-
-    fn read(&mut self, offset: u64, into: &mut [u8]) -> Result<(), Infallible> {
-        self.0.read(offset, into);
-        Ok(())
-    }
-}
 
 /// What decides whether bytes are a record of the log.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -100,15 +68,29 @@ impl Rules {
         after: &Cursor,
         payload: &mut Vec<u8>,
     ) -> Result<Result<Found, Fault>, S::Error> {
-        let found = self.whole(source, position, payload, |header| {
-            if header.sequence != after.sequence {
-                // A record of an earlier round of the ring is where nothing was appended yet.
-                return Some(if header.sequence < after.sequence { Fault::Nothing } else { Fault::Sequence });
-            }
-            let fenced = header.sequence >= self.fence.sequence && header.stamp < self.fence.stamp;
-            (fenced || header.epoch < after.epoch || header.stamp < after.stamp).then_some(Fault::Stale)
-        })?;
-        Ok(found)
+        self.whole(source, position, payload, |header| self.wrong(header, after))
+    }
+
+    /// What says of a header that it is not that of the record which is due behind `after`.
+    fn wrong(&self, header: &Header, after: &Cursor) -> Option<Fault> {
+        if header.sequence != after.sequence {
+            // A record of an earlier round of the ring is where nothing was appended yet.
+            return Some(if header.sequence < after.sequence { Fault::Nothing } else { Fault::Sequence });
+        }
+        (self.fenced(header) || header.epoch < after.epoch || header.stamp < after.stamp)
+            .then_some(Fault::Stale)
+    }
+
+    /// Whether it was cut off.
+    const fn fenced(&self, header: &Header) -> bool {
+        header.sequence >= self.fence.sequence && header.stamp < self.fence.stamp
+    }
+
+    /// Where a record at a position may lie.
+    fn room(&self, position: u64) -> Range<u64> {
+        let end = self.geometry.next_segment(position).min(self.limit);
+        let offset = self.geometry.offset(position);
+        offset..offset + end.saturating_sub(position)
     }
 
     /// The record at a position, if it is whole and nothing is wrong with its header.
@@ -119,39 +101,28 @@ impl Rules {
         payload: &mut Vec<u8>,
         wrong: impl FnOnce(&Header) -> Option<Fault>,
     ) -> Result<Result<Found, Fault>, S::Error> {
-        let end = self.geometry.next_segment(position).min(self.limit);
-        if position + HEADER_LEN > end {
-            return Ok(Err(Fault::Nothing));
-        }
-        let offset = self.geometry.offset(position);
-        let mut first = [0; HEADER_LEN as usize];
-        source.read(offset, &mut first)?;
-        let header = Header::parse(&first);
-        if header.epoch.counter() == 0 || header.stamp == 0 {
-            return Ok(Err(if first == [0; 32] { Fault::Nothing } else { Fault::Checksum }));
-        }
-        if let Some(fault) = wrong(&header) {
-            return Ok(Err(fault));
-        }
-        if header.record_len() > end - position {
-            return Ok(Err(Fault::Length));
-        }
-        payload.clear();
-        payload.resize(header.record_len() as usize, 0);
-        payload[..first.len()].copy_from_slice(&first);
-        source.read(offset + HEADER_LEN, &mut payload[first.len()..])?;
-        if !verify(payload, self.salt) {
-            return Ok(Err(Fault::Checksum));
-        }
-        payload.copy_within(first.len().., 0);
-        payload.truncate(header.length as usize);
-        let after = Cursor {
-            position: position + header.record_len(),
-            sequence: header.sequence + 1,
-            epoch: header.epoch,
-            stamp: header.stamp,
-        };
-        Ok(Ok(Found { position, header, after }))
+        let room = self.room(position);
+        let found = FRAMING.read(Some(self.salt), source, room, payload, |bytes| {
+            let header = Header::parse(bytes);
+            // Nobody appends without an epoch: it is something else.
+            let none = (header.epoch.counter() == 0 || header.stamp == 0).then_some(Fault::Checksum);
+            none.or_else(|| wrong(&header)).map_or(Ok(header), Err)
+        })?;
+        Ok(match found {
+            Ok((header, len)) => {
+                let after = Cursor {
+                    position: position + len,
+                    sequence: header.sequence + 1,
+                    epoch: header.epoch,
+                    stamp: header.stamp,
+                };
+                Ok(Found { position, header, after })
+            }
+            Err(Flaw::Nothing) => Err(Fault::Nothing),
+            Err(Flaw::Wrong(fault)) => Err(fault),
+            Err(Flaw::Length) => Err(Fault::Length),
+            Err(Flaw::Checksum) => Err(Fault::Checksum),
+        })
     }
 
     /// A later record whose writer knew that the one due at `end` was durable: it proves that the log did not end here.
@@ -161,31 +132,53 @@ impl Rules {
     /// # Errors
     /// The source fails.
     pub fn proof<S: Source>(&self, source: &mut S, end: &Cursor) -> Result<Option<u64>, S::Error> {
-        let mut payload = Vec::new();
-        let mut look = |source: &mut S, position| {
-            let found = self.whole(source, position, &mut payload, |header| {
-                let later = header.sequence > end.sequence
-                    && header.sequence - end.sequence <= self.geometry.capacity() / HEADER_LEN
-                    && header.sequence.saturating_sub(header.pending.into()) > end.sequence
-                    && header.stamp >= end.stamp
-                    && (header.sequence < self.fence.sequence || header.stamp >= self.fence.stamp);
-                (!later).then_some(Fault::Sequence)
-            })?;
-            Ok(found.ok().map(|found| found.header.sequence))
-        };
-        let mut segment = self.geometry.next_segment(end.position);
-        for position in (end.position..segment.min(self.limit)).step_by(8) {
-            if let Some(sequence) = look(source, position)? {
-                return Ok(Some(sequence));
-            }
+        let records = Records { framing: FRAMING, salt: self.salt };
+        let proof = records.proof(&Due { rules: self, end }, source)?;
+        Ok(proof.map(|header| Header::parse(&header).sequence))
+    }
+}
+
+/// The record that is due at the end of what was found.
+struct Due<'a> {
+    rules: &'a Rules,
+    end: &'a Cursor,
+}
+
+impl Order for Due<'_> {
+    type Header = Header;
+
+    fn places(&self) -> impl Iterator<Item = Range<u64>> {
+        let (geometry, here) = (self.rules.geometry, self.end.position);
+        let next = geometry.next_segment(here);
+        let elsewhere = (!here.is_multiple_of(geometry.segment)).then_some(next);
+        std::iter::once(here).chain(elsewhere).map(|position| self.rules.room(position))
+    }
+
+    fn due(&self, header: &[u8]) -> Result<Header, Standing> {
+        let header = Header::parse(header);
+        match self.rules.wrong(&header, self.end) {
+            None => Ok(header),
+            Some(Fault::Nothing | Fault::Stale) => Err(Standing::Stale),
+            Some(_) => Err(Standing::Other),
         }
-        while segment < self.limit {
-            if let Some(sequence) = look(source, segment)? {
-                return Ok(Some(sequence));
-            }
-            segment = self.geometry.next_segment(segment);
-        }
-        Ok(None)
+    }
+
+    fn later(&self) -> impl Iterator<Item = Range<u64>> {
+        let (geometry, limit) = (self.rules.geometry, self.rules.limit);
+        let next = geometry.next_segment(self.end.position);
+        let here = (self.end.position..next.min(limit)).step_by(8);
+        let segments = (next..limit).step_by(geometry.segment as usize);
+        here.chain(segments).map(|position| self.rules.room(position))
+    }
+
+    fn proves(&self, header: &[u8]) -> bool {
+        let (header, end) = (Header::parse(header), self.end);
+        header.epoch.counter() > 0
+            && header.sequence > end.sequence
+            && header.sequence - end.sequence <= self.rules.geometry.capacity() / HEADER_LEN
+            && header.sequence.saturating_sub(header.pending.into()) > end.sequence
+            && header.stamp >= end.stamp.max(1)
+            && !self.rules.fenced(&header)
     }
 }
 

@@ -148,6 +148,25 @@ fn logs_of_another_version_or_that_lost_their_roots_are_refused_with_a_sentence(
     assert_eq!(with(0, b"SQLite format 3"), OpenError::NotALog);
 }
 
+/// Both copies of the root say the same: that of an older state would listen to an older writer again.
+#[test]
+fn a_damaged_copy_of_the_root_takes_no_promise_back() {
+    let (image, _) = log(Mode::Singleton, 256, 4);
+    let (older, newer) = (Epoch::new(50, 1), Epoch::new(51, 2));
+    let mut store = Store::open(&image).expect("sound");
+    store.grant(older).expect("memory");
+    store.grant(newer).expect("memory");
+    drop(store);
+    let good = image.bytes();
+    for copy in [4096, 8192] {
+        let bad = CrashImage::from_bytes(good.clone(), PersistenceDomain::Adr);
+        bad.write(copy + 40, &[0xEE; 8]);
+        let mut store = Store::open(&bad).expect("one copy is whole");
+        assert_eq!(store.state().promised, newer, "the copy at {copy} is damaged");
+        assert!(store.grant(older).is_err());
+    }
+}
+
 #[test]
 fn a_log_takes_what_it_can_and_says_what_it_cannot() {
     let (image, mut writer) = log(Mode::Singleton, 256, 4);

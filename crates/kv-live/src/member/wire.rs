@@ -17,6 +17,7 @@ use std::time::Duration;
 use remanence_remotelog::Epoch;
 use remanence_remotelog::format::superblock::Uuid;
 
+use remanence_codec::Reader;
 use remanence_coord::takeover::{Role, Statement};
 use remanence_kv::format::object::crc64;
 use remanence_kv::replica::Promise;
@@ -111,34 +112,14 @@ fn texts(out: &mut Vec<u8>, all: &[String]) {
     all.iter().for_each(|one| text(out, one));
 }
 
-struct Reader<'a>(&'a [u8]);
+fn read_text(from: &mut Reader<'_>) -> Option<String> {
+    let len = from.u16_le().ok()?;
+    Some(String::from_utf8_lossy(from.take(len.into()).ok()?).into_owned())
+}
 
-impl<'a> Reader<'a> {
-    fn take<const N: usize>(&mut self) -> Option<[u8; N]> {
-        let (head, rest) = self.0.split_first_chunk()?;
-        self.0 = rest;
-        Some(*head)
-    }
-
-    fn u16(&mut self) -> Option<u16> {
-        self.take().map(u16::from_le_bytes)
-    }
-
-    fn u64(&mut self) -> Option<u64> {
-        self.take().map(u64::from_le_bytes)
-    }
-
-    fn text(&mut self) -> Option<String> {
-        let len = self.u16()?;
-        let (head, rest) = self.0.split_at_checked(len.into())?;
-        self.0 = rest;
-        Some(String::from_utf8_lossy(head).into_owned())
-    }
-
-    fn texts(&mut self) -> Option<Vec<String>> {
-        let count = self.u16().filter(|count| *count <= NAMES_MAX)?;
-        (0..count).map(|_| self.text()).collect()
-    }
+fn read_texts(from: &mut Reader<'_>) -> Option<Vec<String>> {
+    let count = from.u16_le().ok().filter(|count| *count <= NAMES_MAX)?;
+    (0..count).map(|_| read_text(from)).collect()
 }
 
 impl MemberStats {
@@ -193,30 +174,34 @@ impl MemberStats {
 
     /// `Err`: another version.
     pub(crate) fn parse(bytes: &[u8]) -> Option<Result<Self, u16>> {
-        let mut from = Reader(bytes);
-        let version = from.u16()?;
+        let mut from = Reader::new(bytes);
+        let version = from.u16_le().ok()?;
         if version != VERSION {
             return Some(Err(version));
         }
-        let role = match from.take::<1>()?[0] {
+        let role = match from.u8().ok()? {
             0 => Role::Waiting,
             1 => Role::Follower,
             2 => Role::TakingOver,
             3 => Role::Primary,
             _ => return None,
         };
-        let (who, acks) = (from.u16()?, from.u16()?);
-        let (life, image, epoch) = (from.u64()?, from.u64()?, Epoch(from.u64()?));
-        let (group, log) = (Uuid(from.take()?), Uuid(from.take()?));
-        let (log_port, store_port) = (from.u16()?, from.u16()?);
-        let (first, next, applied) = (from.u64()?, from.u64()?, from.u64()?);
-        let flags = from.take::<1>()?[0];
-        let (sent, of) = (from.u64()?, from.u64()?);
-        let (members, lost) = (from.texts()?, from.texts()?);
-        let (rebuilding, why, survives) = (from.text()?, from.text()?, from.text()?);
+        let (who, acks) = (from.u16_le().ok()?, from.u16_le().ok()?);
+        let (life, image, epoch) = (from.u64_le().ok()?, from.u64_le().ok()?, Epoch(from.u64_le().ok()?));
+        let (group, log) = (Uuid(from.array().ok()?), Uuid(from.array().ok()?));
+        let (log_port, store_port) = (from.u16_le().ok()?, from.u16_le().ok()?);
+        let (first, next, applied) = (from.u64_le().ok()?, from.u64_le().ok()?, from.u64_le().ok()?);
+        let flags = from.u8().ok()?;
+        let (sent, of) = (from.u64_le().ok()?, from.u64_le().ok()?);
+        let (members, lost) = (read_texts(&mut from)?, read_texts(&mut from)?);
+        let (rebuilding, why, survives) =
+            (read_text(&mut from)?, read_text(&mut from)?, read_text(&mut from)?);
         // A release before this one ends here.
-        let (stalled, behind) =
-            if from.0.is_empty() { (0, Vec::new()) } else { (from.u64()?, from.texts()?) };
+        let (stalled, behind) = if from.rest().is_empty() {
+            (0, Vec::new())
+        } else {
+            (from.u64_le().ok()?, read_texts(&mut from)?)
+        };
         Some(Ok(Self {
             role,
             who,

@@ -45,7 +45,7 @@ pub const HEADS_MAX: u16 = 256;
 /// Where the root record lies.
 pub const ROOT: u64 = 4096;
 /// Where the head words lie.
-pub const HEAD_WORDS: u64 = ROOT + remanence_pmem::layout::ROOT_LEN;
+pub const HEAD_WORDS: u64 = ROOT + remanence_pmem::image::ROOT_LEN;
 /// Where the directory lies.
 pub const DIRECTORY: u64 = HEAD_WORDS + 8 * HEADS_MAX as u64;
 /// The longest key, bytes.

@@ -16,6 +16,10 @@
 //! offset and region epoch. So bytes that were whole somewhere else, or here in an earlier use of the region, are not
 //! whole here. 64 bits, since a torn object of many MiB passes 32 of them once in four billion times.
 //!
+//! Objects are no log of [records](remanence_pmem::image::Records), as clients write them in any order, and the index says where one is due;
+//! so there is no end to be found. The argument there holds for each: the region's epoch is its life, and its version its number; an object that
+//! a *pending* entry names may be torn, and one that was settled was durable, so that it is damaged if it is not whole (`server/open.rs`).
+//!
 //! The mark is how a client with a cached location notices, with one READ, that it is stale: the server stores the version
 //! there before it hands out the address of the next. It needs no reset when memory is used again (another version does
 //! not match) and need not be durable: after a restart no client has a cache.

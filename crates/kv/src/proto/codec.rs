@@ -1,52 +1,34 @@
 //! Requests and replies as bytes. All integers are little-endian; a byte string is a u32 length and the bytes.
 
+use remanence_codec::{Malformed, Reader};
+
 use super::{BATCH_MAX, Expect, Extent, Refusal, Reply, Request, Reserved};
 use crate::format::slot::TableAt;
 use crate::format::{Geometry, Offset};
 use crate::view::{Link, Mode, View};
 
-/// Takes values off the front.
-struct Reader<'a>(&'a [u8]);
+/// A byte string.
+fn bytes(from: &mut Reader<'_>) -> Result<Vec<u8>, Malformed> {
+    let len = from.u32_le()? as usize;
+    Ok(from.take(len)?.to_vec())
+}
 
-impl<'a> Reader<'a> {
-    fn take<const N: usize>(&mut self) -> Option<[u8; N]> {
-        let (head, rest) = self.0.split_first_chunk::<N>()?;
-        self.0 = rest;
-        Some(*head)
-    }
-    fn u8(&mut self) -> Option<u8> {
-        Some(self.take::<1>()?[0])
-    }
-    fn u16(&mut self) -> Option<u16> {
-        self.take().map(u16::from_le_bytes)
-    }
-    fn u32(&mut self) -> Option<u32> {
-        self.take().map(u32::from_le_bytes)
-    }
-    fn u64(&mut self) -> Option<u64> {
-        self.take().map(u64::from_le_bytes)
-    }
-    fn bytes(&mut self) -> Option<&'a [u8]> {
-        let len = self.u32()? as usize;
-        let (head, rest) = self.0.split_at_checked(len)?;
-        self.0 = rest;
-        Some(head)
-    }
-    fn vec(&mut self) -> Option<Vec<u8>> {
-        self.bytes().map(<[u8]>::to_vec)
-    }
-    /// So many items of at least `least` bytes each; a count that the rest cannot hold is refused before anything is
-    /// allocated for it.
-    fn many<T>(&mut self, least: usize, mut item: impl FnMut(&mut Self) -> Option<T>) -> Option<Vec<T>> {
-        let count = self.u32()? as usize;
-        if count > self.0.len() / least {
-            return None;
-        }
-        (0..count).map(|_| item(self)).collect()
-    }
-    fn end<T>(&self, value: T) -> Option<T> {
-        self.0.is_empty().then_some(value)
-    }
+/// So many items of at least `least` bytes each.
+fn many<'a, T>(
+    from: &mut Reader<'a>,
+    least: usize,
+    item: impl FnMut(&mut Reader<'a>) -> Result<T, Malformed>,
+) -> Result<Vec<T>, Malformed> {
+    let count = from.u32_le()? as usize;
+    from.many(count, least, item)
+}
+
+/// All of a message.
+fn whole<T>(bytes: &[u8], parse: impl FnOnce(&mut Reader<'_>) -> Result<T, Malformed>) -> Option<T> {
+    let mut from = Reader::new(bytes);
+    let parsed = parse(&mut from).ok()?;
+    from.end().ok()?;
+    Some(parsed)
 }
 
 fn put_bytes(to: &mut Vec<u8>, bytes: &[u8]) {
@@ -68,17 +50,17 @@ impl Expect {
         to.extend(version.to_le_bytes());
     }
 
-    fn parse(from: &mut Reader<'_>) -> Option<Self> {
+    fn parse(from: &mut Reader<'_>) -> Result<Self, Malformed> {
         let tag = from.u8()?;
-        let version = from.u64()?;
+        let version = from.u64_le()?;
         match tag {
-            0 => Some(Self::Any),
-            1 => Some(Self::Absent),
-            2 => Some(Self::Present),
-            3 => Some(Self::Version(version)),
-            4 => Some(Self::Freeing(version)),
-            5 => Some(Self::Moving(version)),
-            _ => None,
+            0 => Ok(Self::Any),
+            1 => Ok(Self::Absent),
+            2 => Ok(Self::Present),
+            3 => Ok(Self::Version(version)),
+            4 => Ok(Self::Freeing(version)),
+            5 => Ok(Self::Moving(version)),
+            _ => from.fail(),
         }
     }
 }
@@ -162,43 +144,41 @@ impl Request {
     /// Reads any bytes. `None`: they are no request.
     #[must_use]
     pub fn parse(bytes: &[u8]) -> Option<Self> {
-        let mut from = Reader(bytes);
-        let request = Self::parse_from(&mut from, true)?;
-        from.end(request)
+        whole(bytes, |from| Self::parse_from(from, true))
     }
 
-    fn parse_from(from: &mut Reader<'_>, outermost: bool) -> Option<Self> {
-        Some(match from.u8()? {
+    fn parse_from(from: &mut Reader<'_>, outermost: bool) -> Result<Self, Malformed> {
+        Ok(match from.u8()? {
             1 => {
-                let (key, len, expires) = (from.vec()?, from.u64()?, from.u64()?);
+                let (key, len, expires) = (bytes(from)?, from.u64_le()?, from.u64_le()?);
                 Self::Put { key, len, expires, expect: Expect::parse(from)? }
             }
             2 => {
-                let (key, value, expires) = (from.vec()?, from.vec()?, from.u64()?);
+                let (key, value, expires) = (bytes(from)?, bytes(from)?, from.u64_le()?);
                 Self::PutInline { key, value, expires, expect: Expect::parse(from)? }
             }
-            3 => Self::Delete { key: from.vec()?, expect: Expect::parse(from)? },
-            4 => Self::Get { key: from.vec()? },
-            5 => Self::Settle { key: from.vec()? },
-            6 => Self::Confirm { versions: from.many(8, Reader::u64)? },
-            7 => Self::Abandon { version: from.u64()? },
-            8 => Self::Scan { cursor: from.u64()?, limit: from.u32()? },
+            3 => Self::Delete { key: bytes(from)?, expect: Expect::parse(from)? },
+            4 => Self::Get { key: bytes(from)? },
+            5 => Self::Settle { key: bytes(from)? },
+            6 => Self::Confirm { versions: many(from, 8, Reader::u64_le)? },
+            7 => Self::Abandon { version: from.u64_le()? },
+            8 => Self::Scan { cursor: from.u64_le()?, limit: from.u32_le()? },
             9 => Self::View,
-            10 => Self::Acknowledge { view: from.u64()? },
+            10 => Self::Acknowledge { view: from.u64_le()? },
             11 if outermost => {
-                let requests = from.many(1, |from| Self::parse_from(from, false))?;
+                let requests = many(from, 1, |from| Self::parse_from(from, false))?;
                 if requests.len() > BATCH_MAX {
-                    return None;
+                    return from.fail();
                 }
                 Self::Batch(requests)
             }
             12 => Self::Count,
             13 => {
                 let (some, first) = (from.u8()?, from.u8()?);
-                Self::Clear { first: (some != 0).then_some(first), cursor: from.u64()? }
+                Self::Clear { first: (some != 0).then_some(first), cursor: from.u64_le()? }
             }
-            14 => Self::Renew { version: from.u64()?, written: from.u64()? },
-            _ => return None,
+            14 => Self::Renew { version: from.u64_le()?, written: from.u64_le()? },
+            _ => return from.fail(),
         })
     }
 }
@@ -226,9 +206,9 @@ impl Refusal {
         to.extend(u64::to_le_bytes(b));
     }
 
-    fn parse(from: &mut Reader<'_>) -> Option<Self> {
-        let (tag, a, b) = (from.u8()?, from.u64()?, from.u64()?);
-        Some(match tag {
+    fn parse(from: &mut Reader<'_>) -> Result<Self, Malformed> {
+        let (tag, a, b) = (from.u8()?, from.u64_le()?, from.u64_le()?);
+        Ok(match tag {
             0 => Self::WrongVersion { found: a },
             1 => Self::Unfinished,
             2 => Self::Growing,
@@ -243,7 +223,7 @@ impl Refusal {
             11 => Self::Medium,
             12 => Self::ReadOnly,
             13 => Self::Cleaning,
-            _ => return None,
+            _ => return from.fail(),
         })
     }
 }
@@ -318,33 +298,31 @@ impl Reply {
     /// Reads any bytes. `None`: they are no reply.
     #[must_use]
     pub fn parse(bytes: &[u8]) -> Option<Self> {
-        let mut from = Reader(bytes);
-        let reply = Self::parse_from(&mut from, true)?;
-        from.end(reply)
+        whole(bytes, |from| Self::parse_from(from, true))
     }
 
-    fn parse_from(from: &mut Reader<'_>, outermost: bool) -> Option<Self> {
-        Some(match from.u8()? {
+    fn parse_from(from: &mut Reader<'_>, outermost: bool) -> Result<Self, Malformed> {
+        Ok(match from.u8()? {
             1 => Self::Reserved(Reserved::parse(from)?),
-            2 => Self::Done { version: from.u64()? },
+            2 => Self::Done { version: from.u64_le()? },
             3 => Self::Absent,
-            4 => Self::Settled { version: from.u64()? },
-            5 => Self::Value { version: from.u64()?, expires: from.u64()?, value: from.vec()? },
+            4 => Self::Settled { version: from.u64_le()? },
+            5 => Self::Value { version: from.u64_le()?, expires: from.u64_le()?, value: bytes(from)? },
             6 => {
-                let (more, next) = (from.u8()?, from.u64()?);
-                let keys = from.many(4, Reader::vec)?;
-                Self::Page { next: (more != 0).then_some(next), keys, nameless: from.u32()? }
+                let (more, next) = (from.u8()?, from.u64_le()?);
+                let keys = many(from, 4, bytes)?;
+                Self::Page { next: (more != 0).then_some(next), keys, nameless: from.u32_le()? }
             }
             7 => Self::View(View::parse(from)?),
-            8 if outermost => Self::Batch(from.many(1, |from| Self::parse_from(from, false))?),
+            8 if outermost => Self::Batch(many(from, 1, |from| Self::parse_from(from, false))?),
             9 => Self::Ok,
             10 => Self::Refused(Refusal::parse(from)?),
             11 => Self::Written(Reserved::parse(from)?),
             12 => {
                 let whole = from.u8()? != 0;
-                Self::Counts { whole, counts: from.many(9, |from| Some((from.u8()?, from.u64()?)))? }
+                Self::Counts { whole, counts: many(from, 9, |from| Ok((from.u8()?, from.u64_le()?)))? }
             }
-            _ => return None,
+            _ => return from.fail(),
         })
     }
 }
@@ -364,15 +342,15 @@ impl Reserved {
         }
     }
 
-    fn parse(from: &mut Reader<'_>) -> Option<Self> {
-        Some(Self {
-            version: from.u64()?,
+    fn parse(from: &mut Reader<'_>) -> Result<Self, Malformed> {
+        Ok(Self {
+            version: from.u64_le()?,
             head: from.u8()?,
-            offset: Offset(from.u32()?),
-            epoch: from.u32()?,
-            at: from.u64()?,
-            extents: from.many(16, |from| {
-                Some(Extent { offset: Offset(from.u32()?), at: from.u64()?, len: from.u32()? })
+            offset: Offset(from.u32_le()?),
+            epoch: from.u32_le()?,
+            at: from.u64_le()?,
+            extents: many(from, 16, |from| {
+                Ok(Extent { offset: Offset(from.u32_le()?), at: from.u64_le()?, len: from.u32_le()? })
             })?,
         })
     }
@@ -408,42 +386,42 @@ impl View {
         }
     }
 
-    fn parse(from: &mut Reader<'_>) -> Option<Self> {
-        let (number, boot) = (from.u64()?, from.u32()?);
+    fn parse(from: &mut Reader<'_>) -> Result<Self, Malformed> {
+        let (number, boot) = (from.u64_le()?, from.u32_le()?);
         let (mode, replicated) = match from.u8()? {
             0 => (Mode::Erda, false),
             1 => (Mode::Durable, false),
             2 => (Mode::Durable, true),
             3 => (Mode::Erda, true),
-            _ => return None,
+            _ => return from.fail(),
         };
-        let inline_max = from.u32()?;
+        let inline_max = from.u32_le()?;
         let geometry = Geometry {
-            size: from.u64()?,
-            region_len: from.u64()?,
-            segment_len: from.u64()?,
-            heads: from.u16()?,
+            size: from.u64_le()?,
+            region_len: from.u64_le()?,
+            segment_len: from.u64_le()?,
+            heads: from.u16_le()?,
             // Where regions are is said by the links.
             grown_from: 0,
         };
-        geometry.check().ok()?;
-        let salt = from.u64()?;
+        geometry.check().map_err(|_| from.malformed())?;
+        let salt = from.u64_le()?;
         let inside = |at: u64, len: u64| at.checked_add(len).is_some_and(|end| end <= geometry.size);
-        let tables = from.many(16, |from| {
-            let table = TableAt { at: from.u64()?, buckets: from.u64()? };
+        let tables = many(from, 16, |from| {
+            let table = TableAt { at: from.u64_le()?, buckets: from.u64_le()? };
             let fair =
                 (1..1 << 48).contains(&table.buckets) && inside(table.at, TableAt::bytes(table.buckets));
-            fair.then_some(table)
+            if fair { Ok(table) } else { from.fail() }
         })?;
         if tables.is_empty() || tables.len() > 2 {
-            return None;
+            return from.fail();
         }
-        let links = from.many(15, |from| {
-            let (head, link) = (from.u8()?, from.u16()?);
-            let region = Link { at: from.u64()?, epoch: from.u32()? };
-            inside(region.at, geometry.region_len).then_some(((head, link), region))
+        let links = many(from, 15, |from| {
+            let (head, link) = (from.u8()?, from.u16_le()?);
+            let region = Link { at: from.u64_le()?, epoch: from.u32_le()? };
+            if inside(region.at, geometry.region_len) { Ok(((head, link), region)) } else { from.fail() }
         })?;
-        Some(Self {
+        Ok(Self {
             number,
             boot,
             mode,

@@ -9,8 +9,7 @@ use remanence_coord::log::Epoch;
 use remanence_coord::log::format::superblock::Uuid;
 use remanence_coord::log::store::{Reader, Store};
 use remanence_coord::log::walk::Local;
-use remanence_pmem::image::Signature;
-use remanence_pmem::layout::{LayoutError, ROOT_LEN, Root};
+use remanence_pmem::image::{ROOT_LEN, Root, RootError, Signature};
 use remanence_pmem::{JOURNAL_NOTE_LEN, Medium};
 
 use super::change::apply;
@@ -139,11 +138,11 @@ pub enum KeeperError {
     Medium(String),
 }
 
-impl From<LayoutError> for KeeperError {
-    fn from(error: LayoutError) -> Self {
+impl From<RootError> for KeeperError {
+    fn from(error: RootError) -> Self {
         match error {
-            LayoutError::Invalid { .. } => Self::Damaged,
-            LayoutError::Medium(e) => Self::Medium(e.to_string()),
+            RootError::Invalid { .. } => Self::Damaged,
+            RootError::Medium(e) => Self::Medium(e.to_string()),
         }
     }
 }
@@ -462,6 +461,29 @@ mod tests {
         for (at, byte) in (0..).zip(image) {
             let sent = u8::from(at >= 1100);
             assert_eq!(byte, if note.contains(&at) { 2 } else { sent }, "byte {at}");
+        }
+    }
+
+    /// The ledger that was there before says that the image is whole, which it is no more.
+    #[test]
+    fn an_image_that_was_begun_stays_so_when_a_copy_of_the_ledger_is_damaged() {
+        let epoch = Epoch(1 << 32);
+        let memory = |name: &str, len| Region::memfd(name, len).expect("memory");
+        let log = Make {
+            mode: Mode::Singleton,
+            geometry: Geometry::for_size(1 << 20).expect("room"),
+            uuid: Uuid([1; 16]),
+            salt: 1,
+        };
+        let mut log = Store::create(memory("log", 1 << 20), &log).expect("a log");
+        log.grant(epoch).expect("nobody else's");
+        let (image, ledger) = (memory("image", 64 << 10), memory("ledger", LEDGER_LEN));
+        let mut keeper = Keeper::create(image.clone(), ledger.clone()).expect("a ledger");
+        assert_eq!(keeper.obey(&mut log, epoch, &Order::Begin), ImageReply::Ok);
+        for copy in [0, LEDGER_LEN / 2] {
+            ledger.write(copy + 30, b"rot");
+            let keeper = Keeper::open(image.clone(), ledger.clone()).expect("one copy is whole");
+            assert!(!keeper.ledger().complete, "the copy at {copy} is damaged");
         }
     }
 

@@ -7,7 +7,7 @@
 //! regions are free.
 
 use remanence_pmem::Medium;
-use remanence_pmem::layout::LayoutError;
+use remanence_pmem::image::RootError;
 
 use super::Server;
 use super::index::{Entry, Index, clear, filled};
@@ -240,9 +240,9 @@ impl<M: Medium + Clone> Server<M> {
     pub(super) fn store_root(&mut self) -> Result<(), Refusal> {
         let payload = super::open::root_payload(self.boot, &self.index.tables);
         // Twice: should one of its slots be damaged later, the other says the same.
-        (0..2).try_for_each(|_| self.root.store(&payload)).map_err(|error| match error {
-            LayoutError::Medium(e) => io(&e),
-            LayoutError::Invalid { .. } => Refusal::Medium,
+        self.root.store(&payload).map_err(|error| match error {
+            RootError::Medium(e) => io(&e),
+            RootError::Invalid { .. } => Refusal::Medium,
         })
     }
 }

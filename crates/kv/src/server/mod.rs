@@ -31,7 +31,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
 
 use remanence_pmem::Medium;
-use remanence_pmem::layout::Root;
+use remanence_pmem::image::Root;
 
 pub use mend::{Fate, Finding, Known, Where, object_at};
 pub use open::{OpenError, Recovered, extend, format};

@@ -10,7 +10,7 @@ use std::fmt;
 use std::ops::Range;
 
 use remanence_pmem::Medium;
-use remanence_pmem::layout::{LayoutError, Root};
+use remanence_pmem::image::{Root, RootError};
 
 use super::grow::Growth;
 use super::index::{Entry, Index, clear};
@@ -50,10 +50,10 @@ impl OpenError {
         Self::Medium(error.to_string())
     }
 
-    fn layout(error: LayoutError) -> Self {
+    fn root(error: RootError) -> Self {
         match error {
-            LayoutError::Invalid { .. } => Self::Damaged("its root record is not there"),
-            LayoutError::Medium(e) => Self::medium(&e),
+            RootError::Invalid { .. } => Self::Damaged("its root record is not there"),
+            RootError::Medium(e) => Self::medium(&e),
         }
     }
 }
@@ -124,8 +124,7 @@ pub fn format<M: Medium + Clone>(
     let table = TableAt { at: geometry.region(0), buckets };
     clear(medium, table, 0, u64::MAX / 2);
     let payload = root_payload(0, &[table]);
-    let mut root = Root::format(medium.clone(), ROOT, salt, &payload).map_err(OpenError::layout)?;
-    root.store(&payload).map_err(OpenError::layout)?;
+    Root::format(medium.clone(), ROOT, salt, &payload).map_err(OpenError::root)?;
     medium.psync().map_err(failed)?;
     let superblock = Superblock { geometry: *geometry, salt, uuid };
     FORMAT.make(medium, &superblock.emit()).map_err(failed)
@@ -214,15 +213,12 @@ impl<M: Medium + Clone> Server<M> {
             findings.push(mended(Where::Root));
         }
         let (mut root, payload) =
-            Root::open(medium.clone(), ROOT, superblock.salt).map_err(OpenError::layout)?;
+            Root::open(medium.clone(), ROOT, superblock.salt).map_err(OpenError::root)?;
         let (boot, tables) =
             parse_root(&payload, &geometry).ok_or(OpenError::Damaged("its root record means nothing"))?;
         let boot = boot.checked_add(1).ok_or(OpenError::Damaged("it was opened too often"))?;
-        // Before anything else: versions of this run are higher than all before, whatever becomes of it. Twice: should one of
-        // its slots be damaged later, the other says the same.
-        for _ in 0..2 {
-            root.store(&root_payload(boot, &tables)).map_err(OpenError::layout)?;
-        }
+        // Before anything else: versions of this run are higher than all before, whatever becomes of it.
+        root.store(&root_payload(boot, &tables)).map_err(OpenError::root)?;
         let failed = |e: std::io::Error| OpenError::medium(&e);
         if state != State::Current {
             upgrade(&medium, &superblock, state, &tables).map_err(failed)?;

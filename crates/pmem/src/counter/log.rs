@@ -15,25 +15,36 @@
 //! Entries begin on lines of their own. Where a written-back line has to be fetched again (which is what the rotating
 //! words are for), an entry that shared a line with the one before it would pay just that for each append.
 //!
-//! The crash argument. [`commit`](CountedLog::commit) makes the entries durable, and only then the tail that covers
-//! them; a crash leaves the old tail or the new one, and entries below either are whole. What lies behind the tail
-//! is nothing, whole or torn: it will be overwritten. The head moves in the same way, over entries that nobody needs
-//! any more, and space is reused only once the head that frees it is durable. Checksums are therefore not needed to
-//! find the end, as in [`layout::Log`](crate::layout::Log), which pays one durable write for an entry and not two;
-//! they find damage of the medium.
+//! [Its records](crate::image::Records) have the argument; this is what is particular here. [`commit`](CountedLog::commit) makes the
+//! entries durable, and only then the tail that covers them; a crash leaves the old tail or the new one. So each entry below the tail was
+//! durable, and one that is not whole is damaged. What lies behind the tail
+//! is nothing, whole or torn: nobody looks there, and it will be overwritten. The head moves in the same way, over entries that nobody needs
+//! any more, and space is reused only once the head that frees it is durable. A position is never used twice, so nothing of an
+//! earlier lap passes for an entry. The words have no checksum: a tail that is damaged, and names an earlier end of an entry, is believed.
 //!
-//! Which of the two? `layout::Log` is cheaper to append to. This one knows its end at once, keeps its entries intact
-//! where they lie, can commit many in one word, and forgets its oldest.
+//! An append costs two durable writes, where a log that looks for its last record (`remotelog`, `pool`) pays one. For that it knows its
+//! end at once, keeps its entries intact where they lie, can commit many in one word, and forgets its oldest.
 
 use std::io;
 use std::ops::Range;
 
 use super::{DurableWord, PlainWord, Reader, WordError};
 use crate::flush::LINE;
+use crate::image::{Framing, Local, Order, Record, Records, Standing, Verdict};
+use crate::layout::{get_u32, get_u64};
 use crate::medium::Medium;
 
 const HEADER: u64 = 16;
 const SKIP: u32 = u32::MAX;
+const FRAMING: Framing = Framing {
+    header: HEADER as usize,
+    length: Some(0),
+    mark: Some(SKIP),
+    max: SKIP as usize - 1,
+    crc: 4,
+    align: LINE,
+    padding: true,
+};
 const TAIL: u64 = 256;
 const ALIGN: u64 = 256;
 const STEP: u64 = LINE as u64;
@@ -135,7 +146,7 @@ pub enum LogFault {
 pub struct CountedLog<W: DurableWord> {
     medium: W::Medium,
     ring: Range<u64>,
-    tag: u64,
+    records: Records,
     head: PlainWord<W::Medium>,
     tail: W,
     /// Up to here entries were appended; up to the tail they are committed.
@@ -161,9 +172,10 @@ where
     /// [`LogFault::Misplaced`]; the medium failed.
     pub fn format(medium: W::Medium, area: Range<u64>, tag: u64) -> Result<Self, LogFault> {
         let ring = Self::ring(&medium, &area)?;
+        let records = Records { framing: FRAMING, salt: tag };
         let head = PlainWord::format(medium.clone(), area.start)?;
         let tail = W::format(medium.clone(), area.start + TAIL)?;
-        Ok(Self { medium, ring, tag, head, tail, end: 0, failed: false, bytes: Vec::new() })
+        Ok(Self { medium, ring, records, head, tail, end: 0, failed: false, bytes: Vec::new() })
     }
 
     /// Finds a log again, and hands every entry from head to tail to `visit`, oldest first.
@@ -178,10 +190,11 @@ where
         mut visit: impl FnMut(Entry, &[u8]),
     ) -> Result<Self, LogFault> {
         let ring = Self::ring(&medium, &area)?;
+        let records = Records { framing: FRAMING, salt: tag };
         let head = PlainWord::open(medium.clone(), area.start)?;
         let tail = W::open(medium.clone(), area.start + TAIL)?;
         let end = tail.get();
-        let log = Self { medium, ring, tag, head, tail, end, failed: false, bytes: Vec::new() };
+        let log = Self { medium, ring, records, head, tail, end, failed: false, bytes: Vec::new() };
         let (from, len) = (log.head.get(), log.capacity());
         let sound = from.is_multiple_of(STEP) && end.is_multiple_of(STEP) && from <= end && end - from <= len;
         if !sound {
@@ -220,6 +233,34 @@ where
 enum Found {
     Entry(Entry, Vec<u8>),
     Skip(Position),
+}
+
+/// The entry that is due at a position below the tail.
+struct Due {
+    position: Position,
+    /// Where it may lie.
+    room: Range<u64>,
+}
+
+impl Order for Due {
+    /// Whether it is the mark that the log goes on at the start of the ring.
+    type Header = bool;
+
+    fn places(&self) -> impl Iterator<Item = Range<u64>> {
+        std::iter::once(self.room.clone())
+    }
+
+    fn due(&self, header: &[u8]) -> Result<bool, Standing> {
+        match get_u64(header, 8) {
+            found if found == self.position => Ok(get_u32(header, 0) == SKIP),
+            found if found < self.position => Err(Standing::Stale),
+            _ => Err(Standing::Other),
+        }
+    }
+
+    fn reached(&self) -> bool {
+        true
+    }
 }
 
 impl<W: DurableWord> CountedLog<W> {
@@ -327,54 +368,28 @@ impl<W: DurableWord> CountedLog<W> {
     }
 
     fn write_entry(&mut self, position: Position, len: u32, payload: &[u8]) {
-        let mut bytes = std::mem::take(&mut self.bytes);
-        bytes.clear();
-        bytes.extend_from_slice(&len.to_le_bytes());
-        bytes.extend_from_slice(&[0; 4]);
-        bytes.extend_from_slice(&position.to_le_bytes());
-        bytes.extend_from_slice(payload);
-        bytes.resize(bytes.len().next_multiple_of(LINE), 0);
-        let crc = self.checksum(&bytes);
-        bytes[4..8].copy_from_slice(&crc.to_le_bytes());
-        self.medium.write_nt(self.place(position), &bytes);
-        self.bytes = bytes;
+        let mut header = [0; HEADER as usize];
+        header[..4].copy_from_slice(&len.to_le_bytes());
+        header[8..].copy_from_slice(&position.to_le_bytes());
+        self.bytes.clear();
+        self.records.framing.emit(Some(self.records.salt), &header, payload, &mut self.bytes);
+        self.medium.write_nt(self.place(position), &self.bytes);
     }
 
     /// What is at a position, if it is whole and ends at or before `end`.
     fn read_at(&self, position: Position, end: Position) -> Option<Found> {
         let ring = self.capacity();
-        let to_the_end = ring - position % ring;
-        let next_lap = position + to_the_end;
-        let mut header = [0; HEADER as usize];
-        self.medium.read(self.place(position), &mut header);
-        let len = u32::from_le_bytes(header[..4].try_into().expect("four bytes"));
-        let payload = if len == SKIP { 0 } else { u64::from(len) };
-        let needed = (HEADER + payload).next_multiple_of(STEP);
-        let found = u64::from_le_bytes(header[8..].try_into().expect("eight bytes"));
-        if found != position || needed > to_the_end || position + needed > end {
-            return None;
-        }
-        let mut bytes = vec![0; needed as usize];
-        self.medium.read(self.place(position), &mut bytes);
-        let crc = u32::from_le_bytes(bytes[4..8].try_into().expect("four bytes"));
-        if crc != self.checksum(&bytes) || !bytes.starts_with(&header) {
-            return None;
-        }
-        if len == SKIP {
+        let (place, to_the_end) = (self.place(position), ring - position % ring);
+        let due = Due { position, room: place..place + to_the_end.min(end - position) };
+        let mut payload = Vec::new();
+        let Ok(found) = self.records.next(&due, &mut Local(&self.medium), &mut payload);
+        let Verdict::Whole(Record { header: skip, len, .. }) = found else { return None };
+        if skip {
+            let next_lap = position + to_the_end;
             return (next_lap <= end).then_some(Found::Skip(next_lap));
         }
-        bytes.truncate((HEADER + payload) as usize);
-        let place = self.place(position) + HEADER;
-        let entry = Entry { position, end: position + needed, payload: place, len: payload };
-        Some(Found::Entry(entry, bytes.split_off(HEADER as usize)))
-    }
-
-    /// The checksum of an entry and its log's tag, with the field of the checksum itself left out.
-    fn checksum(&self, entry: &[u8]) -> u32 {
-        let mut hasher = crc32fast::Hasher::new();
-        hasher.update(&self.tag.to_le_bytes());
-        hasher.update(&entry[..4]);
-        hasher.update(&entry[8..]);
-        hasher.finalize()
+        let entry =
+            Entry { position, end: position + len, payload: place + HEADER, len: payload.len() as u64 };
+        Some(Found::Entry(entry, payload))
     }
 }

@@ -415,6 +415,28 @@ fn a_log_goes_round_its_ring_for_ever_and_never_beyond() {
     assert!(matches!(refused, LogFault::TooLong { len: 210, ring: 448 }), "{refused}");
 }
 
+/// Written by the first release of this format.
+#[test]
+fn the_bytes_of_entries_are_those_of_the_format() {
+    let image = CrashImage::new(1024, PersistenceDomain::Adr);
+    let mut log = CountedLog::<Plain<'_>>::format(&image, 0..1024, 7).unwrap();
+    let hex = |at: usize| -> String {
+        image.bytes()[at..at + 32].iter().map(|byte| format!("{byte:02x}")).collect()
+    };
+    log.append(b"abc").unwrap();
+    log.append(&[1; 100]).unwrap();
+    log.commit().unwrap();
+    assert_eq!(hex(512), "03000000f8d883bb000000000000000061626300000000000000000000000000");
+    assert!(image.bytes()[544..576].iter().all(|byte| *byte == 0));
+    log.trim(192).unwrap();
+    log.append(&[2; 200]).unwrap();
+    log.commit().unwrap();
+    log.trim(448).unwrap();
+    // This does not fit into what is left of the ring, and goes to its start.
+    log.append(&[3; 50]).unwrap();
+    assert_eq!(hex(960), "ffffffffa9507930c00100000000000000000000000000000000000000000000");
+}
+
 #[test]
 fn damage_below_the_tail_is_told_with_what_is_safe() {
     let image = CrashImage::new(2048, PersistenceDomain::Adr);

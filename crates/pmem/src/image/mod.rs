@@ -16,19 +16,32 @@
 //! touched, and the magic number when everything behind it is durable ([`Format::make`]). Of two copies each is durable before the other
 //! is touched, the second first: a crash leaves one that is whole, which is the first, or the second, and that is then the newer.
 //!
+//! **What changes once there is an image.** What is replaced as a whole has two copies ([`Root`], [`RootFormat`]), and what is appended is a
+//! log of [records](Records). Each describes its bytes as a [framing](Framing), and the argument of what a crash, an earlier life or damage
+//! can leave of it is made once, in `root.rs` and `records.rs`.
+//!
 //! **What stands on it.** Superblocks: a blob pool's (`pool`), a log's (`coord`), a store's with its two copies and three versions (`kv`).
-//! Signatures of media that begin with a [root record](crate::layout::Root): the ledger of a member of a store (`kv`), the persistent log of
-//! `rpc`. What is in that record, its version also, is the record's business: it is written as a whole, many times.
+//! Signatures of media that begin with a root record: the ledger of a member of a store (`kv`), the persistent log of
+//! `rpc`. Roots: those two, a log's (`coord`) and a store's (`kv`), and a pool's root and its ceiling, which have other bytes. Records: a
+//! pool's frames, the entries of a [`CountedLog`](crate::counter::CountedLog), the records of a replicated log (`coord`).
 //!
 //! **What does not, and why.** A *journal* is found from the end of its file, by the file's length (`journal`), and its note is a line in
-//! other formats' heads. The *receive buffers* of `remote` have a big-endian superblock at the end of a region that begins with something
-//! else; they are made anew where it does not fit, so nothing is to be told apart. A pool's *root* and *ceiling* lie behind its superblock
-//! and are checked with its salt: there is nothing there that could be foreign. A *dump* of a store is a stream, which is read from its first
+//! other formats' heads; its batches say where a replay begins, and the newest that is whole is believed, so there is no place where the next
+//! is due. The *receive buffers* of `remote` have a big-endian superblock at the end of a region that begins with something
+//! else, and a message lies in the buffer that its number says: they are a set, of which those count that name a predecessor that was
+//! applied. A *store's objects* (`kv`) are found by its index and not one after the other; an object that the index names is due in its place, with the
+//! region's epoch for its life, and its version for its number. A *dump* of a store is a stream, which is read from its first
 //! byte to its last.
 
+mod framing;
+mod records;
+mod root;
 mod signature;
 mod superblock;
 
+pub use framing::{Flaw, Framing, HEADER_MAX, Judged, Local, Source};
+pub use records::{Order, Record, Records, Standing, Verdict};
+pub use root::{ROOT_LEN, ROOT_PAYLOAD_MAX, Root, RootError, RootFormat};
 pub use signature::{Making, Signature};
 pub use superblock::{Checksum, Fields, Format, Found, Places, Version};
 

@@ -8,7 +8,7 @@ use crate::{FileOptions, Image, JOURNAL_NOTE_LEN, Medium, is_journal_note};
 /// How the media of a format begin.
 #[derive(Clone, Copy, Debug)]
 pub struct Signature {
-    /// The first eight bytes: a magic number, or the tag of a [root record](crate::layout::Root).
+    /// The first eight bytes: a magic number, or the tag of a [root record](super::Root).
     pub magic: [u8; 8],
     /// Where they stand once more, if there are two copies of what they begin: by either of them a medium is ours.
     pub second: Option<u64>,

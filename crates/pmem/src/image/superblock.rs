@@ -9,11 +9,12 @@
 //! ```
 
 use std::io;
+use std::ops::Range;
 
 use super::signature::put;
 use super::{Fault, Signature};
 use crate::layout::{Uuid, get_u32, get_u64};
-use crate::{Image, JOURNAL_NOTE_LEN, Medium};
+use crate::{Image, JOURNAL_NOTE_LEN, Medium, Region};
 
 const VERSION: usize = 8;
 const BYTE_ORDER: u32 = 0x0102_0304;
@@ -277,6 +278,22 @@ impl Format {
             head.get_mut(part).into_iter().for_each(|part| medium.read(at, part));
         }
         if self.signature.is_ours(&head) { head } else { self.signature.read(medium) }
+    }
+
+    /// The head of a region that somebody else opened, as [`read`](Self::read) has it. `unused` is told that head, and says where the
+    /// image has nothing of its own: all of a blank region, what lies behind an image that is whole, nothing of what is foreign. There what
+    /// is left of a journal would lie. Who opens a file by [`Signature::file_options`] need not ask.
+    ///
+    /// # Errors
+    /// The region's file was cut short within its journal: what psync promised may have been in what was cut off.
+    pub fn open(
+        &self,
+        region: &Region,
+        unused: impl FnOnce(&[u8]) -> Range<u64>,
+    ) -> Result<Vec<u8>, crate::Error> {
+        let head = self.read(region);
+        region.refuse_cut_journal(unused(&head))?;
+        Ok(head)
     }
 
     /// Where the copies of such a superblock are, the first last: each is durable before the next is touched.

@@ -6,9 +6,13 @@
 //! on above it.
 //!
 //! The ceiling has a place of its own, 512 bytes into the blocks of the root copies, which earlier releases neither read
-//! nor write. A pool that an earlier release made has none; it is written when the first number is asked for.
+//! nor write. A pool that an earlier release made has none; it is written when the first number is asked for. It is a
+//! [root record](remanence_pmem::image::RootFormat) of its own: one that is damaged is not taken for none.
 
-use super::{BLOCK, u32_at, u64_at};
+use remanence_pmem::Medium;
+use remanence_pmem::image::{Framing, RootError, RootFormat};
+
+use super::{BLOCK, u64_at};
 
 const MAGIC: &[u8; 8] = b"REMCEIL\0";
 
@@ -24,44 +28,71 @@ pub const LEN: usize = field::END;
 /// Where the two copies lie. Another sector than the root's, so that a torn write of one does not take the other.
 pub const COPIES: [u64; 2] = [BLOCK + 512, 2 * BLOCK + 512];
 
-/// One copy. `salt` is the superblock's: a ceiling of another pool is none.
-#[must_use]
-pub fn emit(number: u64, salt: u64) -> [u8; LEN] {
+/// How a ceiling lies in its pool. `salt` is the superblock's: a ceiling of another pool is none.
+const fn lies(salt: u64) -> RootFormat {
+    RootFormat {
+        at: COPIES,
+        magic: *MAGIC,
+        salt: Some(salt),
+        framing: Framing {
+            header: field::END,
+            length: None,
+            mark: None,
+            max: 0,
+            crc: field::CRC,
+            align: 1,
+            padding: true,
+        },
+        newer: &[field::NUMBER],
+        counted: false,
+    }
+}
+
+/// Replaces the ceiling of a pool; durable on return.
+///
+/// # Errors
+/// The medium failed.
+pub fn store(number: u64, medium: &impl Medium, salt: u64) -> std::io::Result<()> {
     let mut bytes = [0; LEN];
     bytes[..8].copy_from_slice(MAGIC);
     bytes[field::NUMBER..][..8].copy_from_slice(&number.to_le_bytes());
-    let crc = checksum(&bytes, salt);
-    bytes[field::CRC..][..4].copy_from_slice(&crc.to_le_bytes());
-    bytes
+    lies(salt).store(medium, &bytes, &[])
 }
 
-/// Reads one copy, if it is whole.
-#[must_use]
-pub fn parse(bytes: &[u8; LEN], salt: u64) -> Option<u64> {
-    let whole = &bytes[..8] == MAGIC && checksum(bytes, salt) == u32_at(bytes, field::CRC);
-    whole.then(|| u64_at(bytes, field::NUMBER))
-}
-
-fn checksum(bytes: &[u8; LEN], salt: u64) -> u32 {
-    let mut crc = crc32fast::Hasher::new();
-    crc.update(&salt.to_le_bytes());
-    crc.update(&bytes[..field::CRC]);
-    crc.finalize()
+/// Reads the ceiling of a pool, and makes sure that both copies have it durably. `None`: there never was one.
+///
+/// # Errors
+/// Both copies are damaged, or the medium failed.
+pub fn open(medium: &impl Medium, salt: u64) -> Result<Option<u64>, RootError> {
+    Ok(lies(salt).open(medium)?.map(|bytes| u64_at(&bytes, field::NUMBER)))
 }
 
 #[cfg(test)]
 mod tests {
+    use remanence_pmem::PersistenceDomain;
+    use remanence_pmem::crash_image::CrashImage;
+
     use super::*;
 
+    /// Written by the first release of this format.
     #[test]
-    fn a_changed_bit_makes_it_none() {
-        let bytes = emit(77, 9);
-        assert_eq!(parse(&bytes, 9), Some(77));
-        assert_eq!(parse(&bytes, 8), None);
-        for bit in 0..LEN * 8 {
-            let mut bad = bytes;
-            bad[bit / 8] ^= 1 << (bit % 8);
-            assert_eq!(parse(&bad, 9), None, "bit {bit}");
+    fn its_bytes_are_those_of_the_format() {
+        let image = CrashImage::new(4 * BLOCK, PersistenceDomain::Adr);
+        assert_eq!(open(&image, 9).expect("memory"), None);
+        store(77, &image, 9).expect("memory");
+        let bytes = image.bytes();
+        for at in COPIES {
+            let hex: String = bytes[at as usize..][..LEN].iter().map(|byte| format!("{byte:02x}")).collect();
+            assert_eq!(hex, "52454d4345494c004d000000000000001f16b383");
         }
+        assert_eq!(open(&image, 9).expect("whole"), Some(77));
+    }
+
+    #[test]
+    fn one_that_is_damaged_is_not_taken_for_none() {
+        let image = CrashImage::new(4 * BLOCK, PersistenceDomain::Adr);
+        store(77, &image, 9).expect("memory");
+        COPIES.iter().for_each(|at| image.write(*at + 9, b"rot"));
+        assert!(open(&image, 9).is_err());
     }
 }

@@ -3,7 +3,9 @@
 //! A frame is a header, one or more records and padding to [`ALIGN`]. Several commits that arrive together share a
 //! frame and its one `psync`; they are durable together or not at all.
 
-use super::{MAX_EXTENTS, u32_at, u64_at};
+use remanence_pmem::image::Framing;
+
+use super::{MAX_EXTENTS, u64_at};
 use crate::alloc::Extent;
 use crate::blob::{BlobName, Digest, MAX_NAME, Version};
 
@@ -145,10 +147,21 @@ fn take<const N: usize>(bytes: &mut &[u8]) -> Option<[u8; N]> {
     Some(*head)
 }
 
+/// How frames are framed. The zeros behind a payload mean nothing.
+pub const FRAMING: Framing = Framing {
+    header: HEADER,
+    length: Some(field::LEN),
+    mark: None,
+    max: MAX_PAYLOAD,
+    crc: field::CRC,
+    align: ALIGN as usize,
+    padding: false,
+};
+
 /// Bytes that a frame with `payload` bytes occupies.
 #[must_use]
 pub const fn frame_len(payload: usize) -> u64 {
-    ((HEADER + payload) as u64).next_multiple_of(ALIGN)
+    FRAMING.len(payload)
 }
 
 /// Builds a frame.
@@ -157,78 +170,45 @@ pub const fn frame_len(payload: usize) -> u64 {
 /// With more than [`MAX_PAYLOAD`] bytes.
 #[must_use]
 pub fn emit(salt: u64, generation: u64, sequence: u64, payload: &[u8]) -> Vec<u8> {
-    assert!(payload.len() <= MAX_PAYLOAD, "a frame of {} bytes", payload.len());
-    let mut bytes = vec![0; frame_len(payload.len()) as usize];
-    bytes[..4].copy_from_slice(&MAGIC.to_le_bytes());
-    bytes[field::LEN..][..4].copy_from_slice(&(payload.len() as u32).to_le_bytes());
-    bytes[field::GENERATION..][..8].copy_from_slice(&generation.to_le_bytes());
-    bytes[field::SEQUENCE..][..8].copy_from_slice(&sequence.to_le_bytes());
-    bytes[HEADER..][..payload.len()].copy_from_slice(payload);
-    let crc = checksum(salt, &bytes[..HEADER + payload.len()]);
-    bytes[field::CRC..][..4].copy_from_slice(&crc.to_le_bytes());
+    let mut header = [0; HEADER];
+    header[..4].copy_from_slice(&MAGIC.to_le_bytes());
+    header[field::LEN..][..4].copy_from_slice(&(payload.len() as u32).to_le_bytes());
+    header[field::GENERATION..][..8].copy_from_slice(&generation.to_le_bytes());
+    header[field::SEQUENCE..][..8].copy_from_slice(&sequence.to_le_bytes());
+    let mut bytes = Vec::with_capacity(frame_len(payload.len()) as usize);
+    FRAMING.emit(Some(salt), &header, payload, &mut bytes);
     bytes
 }
 
-/// What lies at a place of a catalogue half.
-#[derive(PartialEq, Eq, Debug)]
-pub struct Frame<'a> {
+/// What the header of a frame says.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Header {
     /// The generation of the catalogue that the frame belongs to; frames of another generation are leftovers.
     pub generation: u64,
     /// Counts frames over all generations.
     pub sequence: u64,
-    payload: &'a [u8],
 }
 
-impl<'a> Frame<'a> {
-    /// Whether `bytes` begin as a frame does; cheap.
+impl Header {
+    /// Reads one, if a frame begins so.
     #[must_use]
-    pub fn starts(bytes: &[u8]) -> bool {
-        bytes.first_chunk() == Some(&MAGIC.to_le_bytes())
-    }
-
-    /// The frame at the front of `bytes`, if a whole one is there.
-    #[must_use]
-    pub fn parse(salt: u64, bytes: &'a [u8]) -> Option<Self> {
-        if bytes.len() < HEADER || u32_at(bytes, 0) != MAGIC {
-            return None;
-        }
-        let len = u32_at(bytes, field::LEN) as usize;
-        if len > MAX_PAYLOAD || bytes.len() < HEADER + len {
-            return None;
-        }
-        let right = checksum(salt, &bytes[..HEADER + len]) == u32_at(bytes, field::CRC);
-        right.then(|| Self {
+    pub fn parse(bytes: &[u8]) -> Option<Self> {
+        let begins = bytes.len() >= HEADER && bytes.starts_with(&MAGIC.to_le_bytes());
+        begins.then(|| Self {
             generation: u64_at(bytes, field::GENERATION),
             sequence: u64_at(bytes, field::SEQUENCE),
-            payload: &bytes[HEADER..HEADER + len],
         })
-    }
-
-    /// Bytes it occupies.
-    #[must_use]
-    pub const fn occupies(&self) -> u64 {
-        frame_len(self.payload.len())
-    }
-
-    /// Its records; `None` if they mean nothing.
-    #[must_use]
-    pub fn records(&self) -> Option<Vec<Record>> {
-        let mut rest = self.payload;
-        let mut records = Vec::new();
-        while !rest.is_empty() {
-            records.push(Record::parse(&mut rest)?);
-        }
-        Some(records)
     }
 }
 
-/// Over the salt, the header without its checksum field, and the payload.
-fn checksum(salt: u64, frame: &[u8]) -> u32 {
-    let mut crc = crc32fast::Hasher::new();
-    crc.update(&salt.to_le_bytes());
-    crc.update(&frame[..field::CRC]);
-    crc.update(&frame[HEADER..]);
-    crc.finalize()
+/// The records of a frame's payload; `None` if they mean nothing.
+#[must_use]
+pub fn records(mut payload: &[u8]) -> Option<Vec<Record>> {
+    let mut records = Vec::new();
+    while !payload.is_empty() {
+        records.push(Record::parse(&mut payload)?);
+    }
+    Some(records)
 }
 
 #[cfg(test)]
@@ -250,6 +230,23 @@ mod tests {
             })
     }
 
+    /// Written by the first release of this format.
+    #[test]
+    fn its_bytes_are_those_of_the_format() {
+        let bytes = emit(1, 2, 3, b"abc");
+        let hex: String = bytes[..32].iter().map(|byte| format!("{byte:02x}")).collect();
+        assert_eq!(hex, "524341540300000002000000000000000300000000000000db2de5ae61626300");
+        assert_eq!((bytes.len(), &bytes[32..]), (64, &[0; 32][..]));
+    }
+
+    /// The frame at the front of these bytes: its header, its payload, and how many it takes.
+    fn parse(salt: u64, bytes: &[u8]) -> Option<(Header, Vec<u8>, u64)> {
+        let (mut payload, room) = (Vec::new(), 0..bytes.len() as u64);
+        let judge = |header: &[u8]| Header::parse(header).ok_or(());
+        let Ok(found) = FRAMING.read(Some(salt), &mut &*bytes, room, &mut payload, judge);
+        found.ok().map(|(header, len)| (header, payload, len))
+    }
+
     proptest! {
         #[test]
         fn what_was_emitted_is_parsed(records in prop::collection::vec(record(), 0..5), flip in any::<prop::sample::Index>()) {
@@ -257,25 +254,23 @@ mod tests {
             records.iter().for_each(|r| r.emit(&mut payload));
             prop_assert_eq!(payload.len(), records.iter().map(Record::encoded_len).sum::<usize>());
             let mut bytes = emit(1, 2, 3, &payload);
-            let frame = Frame::parse(1, &bytes).expect("whole");
-            prop_assert_eq!((frame.generation, frame.sequence), (2, 3));
-            prop_assert_eq!(frame.occupies(), bytes.len() as u64);
-            prop_assert_eq!(frame.records(), Some(records));
-            prop_assert_eq!(Frame::parse(2, &bytes), None);
+            let header = Header { generation: 2, sequence: 3 };
+            prop_assert_eq!(parse(1, &bytes), Some((header, payload.clone(), bytes.len() as u64)));
+            prop_assert_eq!(super::records(&payload), Some(records));
+            prop_assert_eq!(parse(2, &bytes), None);
             let bit = flip.index((HEADER + payload.len()) * 8);
             bytes[bit / 8] ^= 1 << (bit % 8);
-            prop_assert_eq!(Frame::parse(1, &bytes), None);
+            prop_assert_eq!(parse(1, &bytes), None);
         }
 
         #[test]
         fn bytes_with_a_right_checksum_and_no_meaning_do_no_harm(payload in prop::collection::vec(any::<u8>(), 0..200)) {
-            let bytes = emit(1, 2, 3, &payload);
-            let _ = Frame::parse(1, &bytes).expect("whole").records();
+            let _ = super::records(&payload);
         }
 
         #[test]
         fn any_bytes_do_no_harm(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
-            prop_assert_eq!(Frame::parse(1, &bytes), None);
+            prop_assert_eq!(parse(1, &bytes), None);
         }
     }
 }

@@ -10,11 +10,12 @@
 //!   + 2 half_len   data area: blocks of BLOCK bytes, owned as the catalogue says
 //! ```
 //!
-//! **Why a crash at any point is harmless.** Data goes to blocks that no committed blob names, and is durable before
+//! **Why a crash at any point is harmless.** The frames are [records](remanence_pmem::image::Records), the root and the ceiling are
+//! [root records](remanence_pmem::image::RootFormat), and what a crash or damage can leave of these is argued there. Data goes to blocks that no committed blob names, and is durable before
 //! the frame that names it is written. A frame counts only when its checksum, generation and sequence number fit,
-//! so a torn one is as good as none, and the next one is written only after the last one is durable. When a half is
+//! and the next one is written only after the last one is durable. When a half is
 //! full, the whole catalogue goes to the other half under the next generation, and counts only once the root says
-//! so. The root is written twice, one copy after the other, so one is whole at any time. Blocks that a commit sets
+//! so. Blocks that a commit sets
 //! free are reused only after its frame is durable.
 
 pub mod ceiling;
@@ -115,11 +116,6 @@ impl Half {
             Self::Second => Self::First,
         }
     }
-}
-
-/// Reads a little-endian `u32` at a constant place of a fixed block.
-pub(crate) fn u32_at(bytes: &[u8], at: usize) -> u32 {
-    u32::from_le_bytes(bytes[at..at + 4].try_into().expect("4 bytes"))
 }
 
 /// Reads a little-endian `u64` at a constant place of a fixed block.

@@ -1,10 +1,9 @@
-//! Blocks 1 and 2: which half of the catalogue counts.
-//!
-//! Both copies are written whenever the root changes, the second only after the first is durable. So one of them is
-//! whole after any crash, and neither a torn copy nor one that rots later can bring an old catalogue back: the
-//! larger generation wins.
+//! Blocks 1 and 2: which half of the catalogue counts, as a [root record](remanence_pmem::image::RootFormat) of its own bytes.
 
-use super::{BLOCK, Half, u32_at, u64_at};
+use remanence_pmem::Medium;
+use remanence_pmem::image::{Framing, RootError, RootFormat};
+
+use super::{BLOCK, Half, u64_at};
 
 const MAGIC: &[u8; 8] = b"REMROOT\0";
 
@@ -15,9 +14,6 @@ mod field {
     pub(super) const CRC: usize = 28;
     pub(super) const END: usize = 32;
 }
-
-/// Bytes of a root copy that mean something.
-pub const LEN: usize = field::END;
 
 /// Where the two copies lie.
 pub const COPIES: [u64; 2] = [BLOCK, 2 * BLOCK];
@@ -35,71 +31,95 @@ pub struct Root {
     pub half: Half,
 }
 
+/// How a root lies in its pool. `salt` is the superblock's: a root of another pool is none.
+const fn lies(salt: u64) -> RootFormat {
+    RootFormat {
+        at: COPIES,
+        magic: *MAGIC,
+        salt: Some(salt),
+        framing: Framing {
+            header: field::END,
+            length: None,
+            mark: None,
+            max: 0,
+            crc: field::CRC,
+            align: 1,
+            padding: true,
+        },
+        newer: &[field::GENERATION, field::REACHED],
+        counted: false,
+    }
+}
+
 impl Root {
-    /// One copy. `salt` is the superblock's: a root of another pool is none.
-    #[must_use]
-    pub fn emit(&self, salt: u64) -> [u8; LEN] {
-        let mut bytes = [0; LEN];
+    /// Replaces the root of a pool; durable on return.
+    ///
+    /// # Errors
+    /// The medium failed.
+    pub fn store(&self, medium: &impl Medium, salt: u64) -> std::io::Result<()> {
+        let mut bytes = [0; field::END];
         bytes[..8].copy_from_slice(MAGIC);
         bytes[field::GENERATION..][..8].copy_from_slice(&self.generation.to_le_bytes());
         bytes[field::REACHED..][..8].copy_from_slice(&self.reached.to_le_bytes());
         bytes[field::HALF] = u8::from(self.half == Half::Second);
-        let crc = checksum(&bytes, salt);
-        bytes[field::CRC..][..4].copy_from_slice(&crc.to_le_bytes());
-        bytes
+        lies(salt).store(medium, &bytes, &[])
     }
 
-    /// Reads one copy, if it is whole.
-    #[must_use]
-    pub fn parse(bytes: &[u8; LEN], salt: u64) -> Option<Self> {
-        let whole = &bytes[..8] == MAGIC
-            && checksum(bytes, salt) == u32_at(bytes, field::CRC)
-            && bytes[field::HALF] <= 1;
-        whole.then(|| Self {
-            generation: u64_at(bytes, field::GENERATION),
-            reached: u64_at(bytes, field::REACHED),
+    /// Reads the root of a pool, and makes sure that both copies have it durably.
+    ///
+    /// # Errors
+    /// There is none that is whole, or the medium failed.
+    pub fn open(medium: &impl Medium, salt: u64) -> Result<Self, RootError> {
+        let invalid = RootError::Invalid { offset: COPIES[0] };
+        let bytes = lies(salt).open(medium)?.filter(|bytes| bytes[field::HALF] <= 1).ok_or(invalid)?;
+        Ok(Self {
+            generation: u64_at(&bytes, field::GENERATION),
+            reached: u64_at(&bytes, field::REACHED),
             half: if bytes[field::HALF] == 0 { Half::First } else { Half::Second },
         })
     }
-
-    /// The copy that counts: the one of the later root, if any is whole.
-    #[must_use]
-    pub fn choose(copies: [Option<Self>; 2]) -> Option<Self> {
-        copies.into_iter().flatten().max_by_key(|root| (root.generation, root.reached))
-    }
-}
-
-fn checksum(bytes: &[u8; LEN], salt: u64) -> u32 {
-    let mut crc = crc32fast::Hasher::new();
-    crc.update(&salt.to_le_bytes());
-    crc.update(&bytes[..field::CRC]);
-    crc.finalize()
 }
 
 #[cfg(test)]
 mod tests {
+    use remanence_pmem::PersistenceDomain;
+    use remanence_pmem::crash_image::CrashImage;
+
     use super::*;
 
+    /// Written by the first release of this format.
     #[test]
-    fn a_changed_bit_makes_it_none() {
+    fn its_bytes_are_those_of_the_format() {
+        let image = CrashImage::new(4 * BLOCK, PersistenceDomain::Adr);
         let root = Root { generation: 3, reached: 77, half: Half::Second };
-        let bytes = root.emit(9);
-        assert_eq!(Root::parse(&bytes, 9), Some(root));
-        assert_eq!(Root::parse(&bytes, 8), None);
-        for bit in 0..LEN * 8 {
-            let mut bad = bytes;
-            bad[bit / 8] ^= 1 << (bit % 8);
-            assert_eq!(Root::parse(&bad, 9), None, "bit {bit}");
+        root.store(&image, 9).expect("memory");
+        let bytes = image.bytes();
+        for at in COPIES {
+            let hex: String = bytes[at as usize..][..32].iter().map(|byte| format!("{byte:02x}")).collect();
+            assert_eq!(hex, "52454d524f4f540003000000000000004d00000000000000010000003ad5a748");
         }
+        assert_eq!(Root::open(&image, 9).expect("whole"), root);
+        assert!(Root::open(&image, 8).is_err(), "another pool's");
+        image.write(COPIES[0], &[0; 32]);
+        assert_eq!(Root::open(&image, 9).expect("whole"), root);
+        assert_eq!(image.bytes(), bytes, "it has both again");
     }
 
     #[test]
     fn the_later_copy_counts() {
         let old = Root { generation: 3, reached: 77, half: Half::Second };
-        let new = Root { generation: 4, reached: 78, half: Half::First };
-        assert_eq!(Root::choose([Some(new), Some(old)]), Some(new));
-        assert_eq!(Root::choose([Some(old), Some(new)]), Some(new));
-        assert_eq!(Root::choose([None, Some(old)]), Some(old));
-        assert_eq!(Root::choose([None, None]), None);
+        let medium = |root: Root| {
+            let image = CrashImage::new(4 * BLOCK, PersistenceDomain::Adr);
+            root.store(&image, 9).expect("memory");
+            image
+        };
+        for new in [Root { generation: 4, reached: 5, half: Half::First }, Root { reached: 78, ..old }] {
+            for at in COPIES {
+                let (image, mut copy) = (medium(new), [0; field::END]);
+                medium(old).read(at, &mut copy);
+                image.write(at, &copy);
+                assert_eq!(Root::open(&image, 9).expect("whole"), new);
+            }
+        }
     }
 }

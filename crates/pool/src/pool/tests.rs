@@ -1,4 +1,5 @@
 use super::*;
+use crate::format::root;
 use crate::recover;
 use remanence_pmem::Region;
 
@@ -260,7 +261,7 @@ fn a_move_that_a_crash_cut_off_does_not_count_behind_the_next_one() {
     (0..2 * frame).for_each(|n| put(&mut pool, &long(n), 1, &[]).map(drop).expect("room"));
     pool.close().expect("memory does not fail");
 
-    let mut roots = [[0; root::LEN]; 2];
+    let mut roots = [[0; 32]; 2];
     (0..2).for_each(|n| pool.medium.read(root::COPIES[n], &mut roots[n]));
     let sequence = pool.sequence;
     pool.move_to_other_half(&[record(9999, 1)]).expect("memory does not fail");
@@ -414,4 +415,16 @@ fn a_pool_of_an_earlier_release_gives_numbers_that_no_server_of_its_time_can_hav
     medium.write(crate::format::ceiling::COPIES[0], b"rot");
     let next = recover(medium).expect("a sound pool").ticket().expect("there are many");
     assert_eq!(next, 3 + crate::promise::GAP + 1 + crate::promise::AHEAD + 1);
+}
+
+#[test]
+fn a_pool_whose_ceiling_is_damaged_in_both_copies_is_not_taken_for_one_of_an_earlier_release() {
+    let mut pool = pool();
+    pool.promise(1 << 40).expect("memory does not fail");
+    let medium = pool.into_medium();
+    let copies = crate::format::ceiling::COPIES;
+    medium.write(copies[0] + 8, b"rot");
+    assert!(recover(medium.clone()).expect("one is whole").promise(0).expect("memory") >= 1 << 40);
+    copies.iter().for_each(|copy| medium.write(*copy + 8, b"rot"));
+    assert_eq!(recover(medium).expect_err("it would promise numbers again"), OpenError::CeilingDamaged);
 }

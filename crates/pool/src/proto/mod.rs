@@ -12,8 +12,9 @@ mod codec;
 mod reply;
 mod request;
 
-pub use codec::Malformed;
-use codec::{Reader, Writer};
+use codec::{Put, Take};
+pub use remanence_codec::Malformed;
+use remanence_codec::{Reader, Writer};
 pub use reply::{Code, PoolInfo, Reply, sentence};
 pub use request::Request;
 
@@ -50,13 +51,13 @@ pub struct RemoteExtent {
 
 impl RemoteExtent {
     fn emit(&self, w: &mut Writer) {
-        w.u64(self.addr);
-        w.u64(self.len);
-        w.u32(self.rkey);
+        w.u64_be(self.addr);
+        w.u64_be(self.len);
+        w.u32_be(self.rkey);
     }
 
     fn parse(r: &mut Reader<'_>) -> Result<Self, Malformed> {
-        Ok(Self { addr: r.u64()?, len: r.u64()?, rkey: r.u32()? })
+        Ok(Self { addr: r.u64_be()?, len: r.u64_be()?, rkey: r.u32_be()? })
     }
 }
 
@@ -125,24 +126,23 @@ pub enum BadPurpose {
 
 /// Puts the header before a body.
 fn message(kind: u8, number: u32, body: impl FnOnce(&mut Writer)) -> Vec<u8> {
-    let mut w = Writer(Vec::with_capacity(64));
-    w.u16(VERSION);
+    let mut w = Writer::new(MAX_MESSAGE);
+    w.u16_be(VERSION);
     w.u8(kind);
     w.u8(0);
-    w.u32(number);
+    w.u32_be(number);
     body(&mut w);
-    assert!(w.0.len() <= MAX_MESSAGE, "a message of {} bytes, kind {kind}", w.0.len());
-    w.0
+    w.finish().unwrap_or_else(|long| panic!("kind {kind}: {long}"))
 }
 
 /// Takes the header off: kind, number, body.
 fn open(bytes: &[u8]) -> Result<(u8, u32, Reader<'_>), Malformed> {
     if bytes.len() > MAX_MESSAGE {
-        return Err(Malformed);
+        return Err(Malformed { at: MAX_MESSAGE });
     }
     let mut r = Reader::new(bytes);
-    let (version, kind, zero, number) = (r.u16()?, r.u8()?, r.u8()?, r.u32()?);
-    if version != VERSION || zero != 0 { Err(Malformed) } else { Ok((kind, number, r)) }
+    let (version, kind, zero, number) = (r.u16_be()?, r.u8()?, r.u8()?, r.u32_be()?);
+    if version != VERSION || zero != 0 { r.fail() } else { Ok((kind, number, r)) }
 }
 
 const _: () = assert!(HEADER + 2 + 64 + EXTENTS_PER_MESSAGE * 20 <= MAX_MESSAGE);

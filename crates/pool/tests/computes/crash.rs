@@ -335,3 +335,35 @@ fn after_a_failed_sync_nothing_is_acknowledged_any_more() {
         assert!(names[..acknowledged as usize].iter().all(|n| found.contains_key(*n)), "{good}: {found:?}");
     }
 }
+
+/// What a process that died has left is only visible: a recovery that acts on it, and says durably that it was there, makes it durable.
+#[test]
+fn what_recovery_found_after_the_death_of_a_process_survives_the_loss_of_power() {
+    for domain in [PersistenceDomain::Adr, PersistenceDomain::PageCache] {
+        let image = empty_pool(domain);
+        let before = image.bytes();
+        let mut pool = recover(&image).expect("an empty pool");
+        Op::Put("a", data(1, 5000)).run(&mut pool, false).expect("room");
+        pool.promise(5000).expect("memory does not fail");
+        let area = pool.geometry().data();
+        drop(pool);
+        let left = CrashImage::from_bytes(before.clone(), domain);
+        for (at, (word, old)) in image.bytes().chunks(8).zip(before.chunks(8)).enumerate() {
+            if word != old {
+                left.write(8 * at as u64, word);
+            }
+        }
+        // A client made its data durable before it asked for the commit.
+        left.persist(area..left.len()).expect("memory does not fail");
+        let mut pool = recover(&left).expect("a crash is no damage");
+        let (found, promised) = (contents(&pool), pool.promise(0).expect("memory does not fail"));
+        assert!(found.contains_key("a") && promised >= 5000);
+        drop(pool);
+        for seed in 0..50 {
+            let after = left.crash_seeded(remanence_pmem::crash_image::Failure::PowerLoss, seed);
+            let mut pool = recover(&after).expect("a crash is no damage");
+            assert_eq!(contents(&pool), found, "seed {seed}");
+            assert!(pool.promise(0).expect("memory does not fail") >= promised, "seed {seed}");
+        }
+    }
+}

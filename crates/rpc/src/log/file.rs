@@ -1,7 +1,7 @@
 //! A log in a region, under one of three words.
 //!
 //! ```text
-//! 0      root record (pmem's, two pages): "RLOG" u32, version u32, word u32, 0 u32, start u64, end u64, tag u64
+//! 0      root record (pmem's, twice, a page each): "RLOG" u32, version u32, word u32, 0 u32, start u64, end u64, tag u64
 //! 7680   a mark, while a log is made
 //! start  the log (pmem's `CountedLog`)
 //! ```
@@ -15,8 +15,7 @@ use std::io;
 use remanence_pmem::counter::{
     CountedLog, Entry, LogFault, PlainWord, Position, RotatingCounter, RotatingRegister,
 };
-use remanence_pmem::image::{Making, Signature};
-use remanence_pmem::layout::{LayoutError, ROOT_LEN, Root};
+use remanence_pmem::image::{Making, ROOT_LEN, Root, RootError, Signature};
 use remanence_pmem::{Image, Medium, Region};
 
 const MAGIC: u32 = 0x474f_4c52; // "RLOG"
@@ -99,11 +98,11 @@ pub enum OpenError {
     Medium(#[from] io::Error),
 }
 
-impl From<LayoutError> for OpenError {
-    fn from(error: LayoutError) -> Self {
+impl From<RootError> for OpenError {
+    fn from(error: RootError) -> Self {
         match error {
-            LayoutError::Invalid { .. } => Self::None,
-            LayoutError::Medium(e) => Self::Medium(e),
+            RootError::Invalid { .. } => Self::None,
+            RootError::Medium(e) => Self::Medium(e),
         }
     }
 }
@@ -204,7 +203,12 @@ impl<M: Medium + Clone> LogFile<M> {
         if medium.len() < ROOT_LEN {
             return Err(OpenError::None);
         }
-        let (_, record) = Root::open(medium.clone(), 0, ROOT_TAG)?;
+        let begins = SIGNATURE.judge(&SIGNATURE.read(&medium));
+        let (_, record) =
+            Root::open(medium.clone(), 0, ROOT_TAG).map_err(|error| match OpenError::from(error) {
+                OpenError::None if begins.is_ok() => OpenError::Record("neither of its two copies is whole"),
+                error => error,
+            })?;
         let u32_at =
             |at: usize| record.get(at..at + 4).map_or(0, |b| u32::from_le_bytes(b.try_into().expect("four")));
         let u64_at = |at: usize| {
@@ -331,7 +335,25 @@ mod tests {
             "20676f6c206d65720100000000000000280000004f4f7a82524c4f4701000000\
              0100000000000000002000000000000000400000000000000700000000000000"
         );
-        assert!(head[64..ROOT_LEN as usize].iter().all(|byte| *byte == 0), "the mark is gone");
+        assert!(head[64..4096].iter().all(|byte| *byte == 0));
+        // Early releases wrote the first copy alone, and read whichever has the higher generation.
+        assert_eq!((&head[4096..4104], head[4104], &head[4120..4160]), (&head[..8], 2, &head[24..64]));
+        assert!(head[4160..ROOT_LEN as usize].iter().all(|byte| *byte == 0), "the mark is gone");
+        let mut log = LogFile::open(&image, |_, _| {}).expect("whole");
+        log.append(b"kept").and_then(|_| log.commit()).expect("room");
+        for at in [0, 4096] {
+            let first = CrashImage::from_bytes(image.bytes(), PersistenceDomain::Adr);
+            first.write(at, &[0; 64]);
+            let mut kept = 0;
+            LogFile::open(&first, |_, _| kept += 1).expect("one copy is whole");
+            assert_eq!(kept, 1);
+            first.write(4096 - at + 30, b"rot");
+            drop(LogFile::open(&first, |_, _| {}).expect("the other was made whole again"));
+            first.write(at + 30, b"rot");
+            drop(LogFile::open(&first, |_, _| {}).expect("and again"));
+            [0, 4096].iter().for_each(|at| first.write(at + 30, b"rot"));
+            assert!(matches!(LogFile::open(&first, |_, _| {}), Err(OpenError::Record(_))));
+        }
         image.write(7680, b"RLOGmake");
         assert_eq!(LogFile::image(&image.bytes(), LEN), Image::Blank, "whatever else is there");
     }

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use remanence_remotelog::Part;
-use remanence_remotelog::format::superblock::{file_options, recorded_size};
+use remanence_remotelog::format::superblock::{FORMAT, file_options, recorded_size};
 use remanence_remotelog::walk::{Ahead, Local, Source};
 use remanence_remotelog::{OpenError, Reader, Status, Store};
 use serde_json::json;
@@ -115,11 +115,10 @@ fn of_file(path: &Path) -> Result<(Status, Read), Fail> {
         return Err(bad(&OpenError::TooShort { len: 0 }));
     }
     let region = file_options().view(path).map_err(|e| bad(&e))?;
-    let mut page = vec![0; 4096.min(region.len()) as usize];
-    region.read(0, &mut page);
     // Receive buffers may lie behind the log.
-    let len = recorded_size(&page).filter(|len| *len <= region.len()).unwrap_or(region.len());
-    region.refuse_cut_journal(len..region.len()).map_err(|e| bad(&e))?;
+    let end = |page: &[u8]| recorded_size(page).filter(|len| *len <= region.len()).unwrap_or(region.len());
+    let page = FORMAT.open(&region, |page| end(page)..region.len()).map_err(|e| bad(&e))?;
+    let len = end(&page);
     let mut store = Store::open(Part::new(region, len)).map_err(|e| bad(&e))?;
     let status = store.status().map_err(|e| bad(&e))?;
     let Ok(read) = read_all(&status, &mut Local(store.medium()));

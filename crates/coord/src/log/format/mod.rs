@@ -10,6 +10,9 @@
 //! byte lies. A record that does not fit into the rest of its segment goes to the start of the next one, and nothing marks
 //! that: who reads looks there when it finds nothing here. So an append is one update, at the end of a segment too.
 //!
+//! What a crash, an earlier life or damage leaves of records is argued once, for all logs, at [`remanence_pmem::image::Records`]. What
+//! is this log's own: where its numbers and its stamps come from, that is
+//!
 //! ARGUMENT of why a stale record is never taken for one of the log, after wrap-around, truncation or a crash: a record
 //! counts if it is whole (a checksum that covers the salt of this log), carries the *sequence number* that is due at that
 //! place, and a *stamp* that is not lower than the one of the record before it, nor lower than the fence's if the fence lies

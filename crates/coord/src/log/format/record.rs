@@ -14,17 +14,28 @@
 //! that 17 was whole once. `stamp` differs from the epoch's counter in copies that a later writer made for a server
 //! that had missed them.
 
+use remanence_pmem::image::Framing;
+
 use super::{Epoch, u32_at, u64_at};
 
 /// Bytes before the payload.
 pub const HEADER_LEN: u64 = 32;
 const CRC: usize = 4;
-const SEQUENCE: usize = 8;
+/// How records are framed.
+pub const FRAMING: Framing = Framing {
+    header: HEADER_LEN as usize,
+    length: Some(0),
+    mark: None,
+    max: u32::MAX as usize,
+    crc: CRC,
+    align: 8,
+    padding: true,
+};
 
 /// Bytes that a record takes with so many of payload.
 #[must_use]
 pub const fn record_len(payload: u64) -> u64 {
-    HEADER_LEN + payload.next_multiple_of(8)
+    FRAMING.len(payload as usize)
 }
 
 /// What stands before the payload.
@@ -46,12 +57,15 @@ pub struct Header {
 
 impl Header {
     /// Reads one; any 32 bytes are one, and [`verify`] tells whether they belong to a record.
+    ///
+    /// # Panics
+    /// There are fewer.
     #[must_use]
-    pub fn parse(bytes: &[u8; HEADER_LEN as usize]) -> Self {
+    pub fn parse(bytes: &[u8]) -> Self {
         Self {
             length: u32_at(bytes, 0),
             crc: u32_at(bytes, CRC),
-            sequence: u64_at(bytes, SEQUENCE),
+            sequence: u64_at(bytes, 8),
             epoch: Epoch(u64_at(bytes, 16)),
             stamp: u32_at(bytes, 24),
             pending: u32_at(bytes, 28),
@@ -71,33 +85,19 @@ impl Header {
 /// If the payload has 4 GiB or more.
 pub fn emit(header: &Header, salt: u64, payload: &[u8], out: &mut Vec<u8>) {
     let length = u32::try_from(payload.len()).expect("a payload is shorter than a segment");
-    let start = out.len();
-    out.extend_from_slice(&length.to_le_bytes());
-    out.extend_from_slice(&[0; 4]);
-    out.extend_from_slice(&header.sequence.to_le_bytes());
-    out.extend_from_slice(&header.epoch.0.to_le_bytes());
-    out.extend_from_slice(&header.stamp.to_le_bytes());
-    out.extend_from_slice(&header.pending.to_le_bytes());
-    out.extend_from_slice(payload);
-    out.resize(start + record_len(payload.len() as u64) as usize, 0);
-    let crc = checksum(salt, &out[start..]);
-    out[start + CRC..start + SEQUENCE].copy_from_slice(&crc.to_le_bytes());
+    let mut bytes = [0; HEADER_LEN as usize];
+    bytes[..4].copy_from_slice(&length.to_le_bytes());
+    bytes[8..16].copy_from_slice(&header.sequence.to_le_bytes());
+    bytes[16..24].copy_from_slice(&header.epoch.0.to_le_bytes());
+    bytes[24..28].copy_from_slice(&header.stamp.to_le_bytes());
+    bytes[28..].copy_from_slice(&header.pending.to_le_bytes());
+    FRAMING.emit(Some(salt), &bytes, payload, out);
 }
 
 /// Whether these bytes are a whole record of the log with that salt: its length and its checksum are right.
 #[must_use]
 pub fn verify(record: &[u8], salt: u64) -> bool {
-    record.len() as u64 >= HEADER_LEN
-        && record_len(u64::from(u32_at(record, 0))) == record.len() as u64
-        && checksum(salt, record) == u32_at(record, CRC)
-}
-
-fn checksum(salt: u64, record: &[u8]) -> u32 {
-    let mut hasher = crc32fast::Hasher::new();
-    hasher.update(&salt.to_le_bytes());
-    hasher.update(&record[..CRC]);
-    hasher.update(&record[SEQUENCE..]);
-    hasher.finalize()
+    FRAMING.is_whole(Some(salt), record)
 }
 
 #[cfg(test)]
@@ -130,7 +130,7 @@ mod tests {
         // The format is fixed: a change of it must change the version.
         let bytes = record(b"abc");
         assert_eq!(bytes.len(), 40);
-        assert_eq!(u32_at(&bytes, 0), 3);
+        assert_eq!((u32_at(&bytes, 0), u32_at(&bytes, 4)), (3, 0xB0A1_36D2));
         assert_eq!(&bytes[8..40], b"\x09\0\0\0\0\0\0\0\x07\0\0\0\x02\0\0\0\x03\0\0\0\x01\0\0\0abc\0\0\0\0\0");
     }
 }

@@ -1,4 +1,4 @@
-//! What the server remembers of a log besides its records: a record of `pmem::layout::Root`, replaced as a whole.
+//! What the server remembers of a log besides its records: a [root record](remanence_pmem::image::Root), replaced as a whole.
 
 use super::superblock::Uuid;
 use super::{Cursor, Epoch, TAILS, u32_at, u64_at};
