@@ -19,7 +19,7 @@ use crate::format::root::State;
 use crate::format::superblock::{FORMAT, Uuid, file_options, recorded_size};
 use crate::format::{Epoch, Geometry, Mode};
 use crate::proto::{Request, emit_reply};
-use crate::serve::{Holder, Sessions};
+use crate::serve::{Holder, OWN, Sessions};
 use crate::store::{Make, Status, Store};
 use crate::writer::Updates;
 
@@ -217,8 +217,6 @@ pub struct LogServer {
 /// What is said to whoever has a reader's token and asks for more than that is for.
 const READER: &str =
     "this token is for reading; use the writers' token to append, to take the log over, or to trim it";
-/// The session of this process' own requests: those of others count from 1.
-const OWN: u64 = 0;
 
 struct Shared {
     state: Mutex<Serving>,
