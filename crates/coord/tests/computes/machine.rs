@@ -1,13 +1,19 @@
 //! The writer of a log on several servers, step by step: what it does while one of them says nothing, is too small, or comes late.
 
+use std::io;
+use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use remanence_coord::log::format::DATA_AT;
 use remanence_coord::log::format::superblock::Uuid;
 use remanence_coord::log::group::{Action, Event, Machine, NotTaken, Options};
 use remanence_coord::log::proto::Request;
-use remanence_coord::log::{AppendError, Epoch, Geometry, GroupError, Make, Mode, Refused, Store};
+use remanence_coord::log::walk::Local;
+use remanence_coord::log::{
+    AppendError, Epoch, Geometry, GroupError, Make, Mode, Reader, Refused, Status, Store, Writer,
+};
 use remanence_pmem::crash_image::CrashImage;
 use remanence_pmem::{Medium, PersistenceDomain};
 
@@ -77,6 +83,37 @@ impl World {
             let event = self.servers[n].does(action);
             self.machine.handle(self.now, n, event);
         }
+    }
+
+    /// The next thing that is asked of a silent server after all.
+    fn step(&mut self, n: usize) {
+        let action = self.servers[n].waiting.remove(0);
+        let event = self.servers[n].does(action);
+        self.machine.handle(self.now, n, event);
+        self.run();
+    }
+
+    /// What is asked of a silent server.
+    fn asked(&self, n: usize) -> Vec<Request> {
+        let request = |action: &Action| match action {
+            Action::Call { request, .. } => *request,
+            _ => panic!("{action:?}"),
+        };
+        self.servers[n].waiting.iter().map(request).collect()
+    }
+
+    fn lose(&mut self, n: usize) {
+        self.machine.handle(self.now, n, Event::Lost("the cable was pulled".into()));
+        self.run();
+    }
+
+    fn connect(&mut self, n: usize) {
+        self.machine.connected(self.now, n);
+        self.run();
+    }
+
+    fn status(&mut self, n: usize) -> Status {
+        self.servers[n].store.status().expect("memory")
     }
 
     /// Somebody opens the log anew, and reaches these only.
@@ -318,10 +355,16 @@ fn who_has_lost_its_disk_adopts_when_it_has_what_was_acknowledged() {
     world.servers[1].silent = true;
     world.machine.connected(world.now, 0);
     world.run();
+    // Both others confirm the epoch, and are silent again.
+    world.servers[2].silent = false;
+    world.run();
+    world.servers[2].silent = true;
+    assert_eq!(world.asked(1), [Request::Status]);
+    world.step(1);
     let held = |world: &mut World| world.servers[0].store.status().expect("memory");
     let status = held(&mut world);
     assert!(status.state.adopted == Epoch::NONE || status.tail.sequence >= 5, "{status:?}");
-    world.servers[1].silent = false;
+    world.servers.iter_mut().for_each(|server| server.silent = false);
     world.run();
     let status = held(&mut world);
     assert_eq!((status.state.adopted, status.tail.sequence), (world.machine.epoch(), 5));
@@ -391,4 +434,92 @@ fn a_server_that_returns_empty_is_rebuilt_behind_what_was_trimmed() {
     let status = world.servers[0].store.status().expect("memory");
     assert_eq!((status.state.head.sequence, status.tail.sequence, status.damage), (4, 30, None));
     assert_eq!(status.tail.epoch, epoch, "copies keep the name of their writer");
+}
+
+/// What it had promised to a later writer went with its disk.
+#[test]
+fn who_has_lost_its_disk_does_not_count_for_a_writer_that_was_replaced() {
+    let mut world = World::new([64; 3]);
+    assert_eq!(world.append(b"all have this"), Ok(0));
+    let mut earlier = std::mem::replace(&mut world.machine, machine(2));
+    world.open(machine(2), &[1, 2]);
+    assert!(world.machine.is_open());
+    assert_eq!(world.append(b"1 and 2 have this"), Ok(1));
+    assert_eq!(world.machine.acknowledged(), 2);
+    // The one before hears 0 and, some time after that, the disk that 1 has now.
+    world.servers[1] = server(77, 64);
+    std::mem::swap(&mut world.machine, &mut earlier);
+    world.lose(1);
+    world.lose(2);
+    world.connect(1);
+    let status = world.status(1);
+    assert_eq!((status.state.promised, status.state.adopted), (world.machine.epoch(), Epoch::NONE));
+    assert!(matches!(world.append(b"never"), Err(NotTaken::Refused(GroupError::TooFew { .. }))));
+    assert_eq!(
+        (world.machine.acknowledged(), world.status(1).tail.sequence),
+        (1, 0),
+        "nothing is written there"
+    );
+    // 2 knows.
+    world.connect(2);
+    assert_eq!(world.machine.failed(), Some(&GroupError::Fenced { promised: earlier.epoch() }));
+    // For the later one 1 is made anew.
+    std::mem::swap(&mut world.machine, &mut earlier);
+    world.lose(1);
+    world.connect(1);
+    assert!(!world.machine.takes_part(1), "0 is not there to confirm it");
+    world.connect(0);
+    assert!((0..3).all(|n| world.machine.takes_part(n)), "{:?}", world.machine.lost());
+}
+
+/// Two others have a say, and confirm the epoch: it goes on as before.
+#[test]
+fn who_has_lost_its_disk_is_taken_in_when_the_others_confirm_the_epoch() {
+    let mut world = World::new([64; 3]);
+    assert_eq!(world.append(b"all have this"), Ok(0));
+    world.servers[1] = server(77, 64);
+    world.lose(1);
+    world.servers[2].silent = true;
+    world.connect(1);
+    assert!(!world.machine.takes_part(1) && world.asked(2) == [Request::Status]);
+    assert_eq!(world.status(1).tail.sequence, 0);
+    world.servers[2].silent = false;
+    world.run();
+    assert!(world.machine.takes_part(1), "{:?}", world.machine.lost());
+    // Who keeps its disk keeps its promise, and is taken in by itself.
+    world.lose(2);
+    world.lose(0);
+    world.connect(0);
+    assert!(world.machine.takes_part(0) && world.machine.takes_part(1));
+}
+
+#[test]
+fn promises_are_confirmed_before_anything_is_cut_for_them() {
+    let mut world = World::new([64; 3]);
+    world.open(machine(2), &[0, 1]);
+    assert_eq!(world.append(b"on 0 and 1"), Ok(0));
+    world.servers.iter_mut().for_each(|server| server.silent = true);
+    world.open(machine(3), &[0, 2]);
+    for request in ["Status", "Grant"] {
+        for n in [0, 2] {
+            let asked = world.asked(n);
+            assert!(asked.len() == 1 && format!("{asked:?}").contains(request), "{asked:?}");
+            world.step(n);
+        }
+    }
+    // All have promised, and are asked again.
+    assert_eq!((world.asked(0), world.asked(2)), (vec![Request::Status], vec![Request::Status]));
+    world.step(2);
+    assert_eq!((world.asked(0), world.asked(2)), (vec![Request::Status], Vec::new()));
+    // One has lost its disk in between: who has the say of 2 only has not been promised enough.
+    world.lose(0);
+    world.servers[0] = server(77, 64);
+    world.connect(0);
+    assert_eq!(world.status(2).state.adopted, Epoch::new(1, 1), "nothing was chosen");
+    assert!(matches!(world.why(), GroupError::TooFew { reached: 1, needed: 2, .. }), "{}", world.why());
+    // Another one stands in for it.
+    world.servers.iter_mut().for_each(|server| server.silent = false);
+    world.connect(1);
+    assert!(world.machine.is_open(), "{:?}", world.machine.lost());
+    assert_eq!((world.machine.next(), world.status(0).tail.sequence), (1, 1));
 }
