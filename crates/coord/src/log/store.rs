@@ -303,10 +303,17 @@ impl<M: Medium + Clone> Store<M> {
         self.cut(end, counter)
     }
 
+    /// What it goes on to have adopted when it is cut. One that is damaged may lack records that were acknowledged, and has no say in
+    /// what its group chooses before it adopts again; without damage it could be chosen for the longest log.
+    fn adopted_still(&self) -> Epoch {
+        if self.damage.is_some() && self.state.members > 1 { Epoch::NONE } else { self.state.adopted }
+    }
+
     fn cut(&mut self, end: Cursor, stamp: u32) -> Result<(), Refused> {
         let fence = Fence { sequence: end.sequence, stamp };
         let known = self.state.known.min(end.sequence);
-        self.restart(State { fence, known, ..self.state }, end, true)?;
+        let adopted = self.adopted_still();
+        self.restart(State { adopted, fence, known, ..self.state }, end, true)?;
         self.runs.retain(|run| run.from < end.sequence);
         self.damage = None;
         Ok(())
@@ -324,7 +331,8 @@ impl<M: Medium + Clone> Store<M> {
         let head = Cursor { position, sequence, epoch: after, stamp: 0 };
         let fence = Fence { sequence, stamp: epoch.counter() };
         let known = sequence;
-        self.restart(State { head, fence, known, ..self.state }, head, true)?;
+        let adopted = self.adopted_still();
+        self.restart(State { head, adopted, fence, known, ..self.state }, head, true)?;
         self.runs.clear();
         self.damage = None;
         Ok(self.told())

@@ -493,6 +493,47 @@ fn who_has_lost_its_disk_is_taken_in_when_the_others_confirm_the_epoch() {
     assert!(world.machine.takes_part(0) && world.machine.takes_part(1));
 }
 
+/// It would be chosen for the longest log of the highest epoch.
+#[test]
+fn a_damaged_log_that_was_cut_has_no_say_before_it_adopts_again() {
+    let damaged = || {
+        let mut world = World::new([64; 3]);
+        for n in 0..3 {
+            assert_eq!(world.append(b"all have this record"), Ok(n));
+        }
+        let medium = Arc::clone(world.servers[0].store.medium());
+        let mut bytes = vec![0; medium.len() as usize];
+        medium.read(0, &mut bytes);
+        let first =
+            bytes.windows(20).position(|there| there == b"all have this record").expect("it is there");
+        medium.write(first as u64, b"it");
+        let store = Store::open(medium).expect("all else is whole");
+        world.servers[0].store = store;
+        world
+    };
+    let mut world = damaged();
+    let epoch = Epoch::new(9, 9);
+    let store = &mut world.servers[0].store;
+    let granted = store.grant(epoch).expect("it is higher");
+    assert_eq!(granted.damage.map(|damage| damage.sequence), Some(0));
+    assert_ne!(granted.state.adopted, Epoch::NONE);
+    let cut = store.truncate(epoch, 0).expect("it is promised");
+    assert_eq!((cut.damage, cut.state.adopted, cut.state.members), (None, Epoch::NONE, 3));
+    let mut world = damaged();
+    let store = &mut world.servers[0].store;
+    store.grant(epoch).expect("it is higher");
+    let reset = store.reset(epoch, 2, Epoch::new(1, 1)).expect("it is promised");
+    assert_eq!((reset.damage, reset.state.adopted), (None, Epoch::NONE));
+    // Who was cut by a writer that went no further is not believed.
+    let mut world = damaged();
+    let store = &mut world.servers[0].store;
+    store.grant(epoch).and_then(|_| store.truncate(epoch, 0)).expect("it is promised");
+    world.open(machine(3), &[0, 2]);
+    assert!(matches!(world.why(), GroupError::TooFew { reached: 1, needed: 2, .. }), "{}", world.why());
+    world.open(machine(4), &[0, 1, 2]);
+    assert_eq!((world.machine.next(), world.status(0).tail.sequence), (3, 3));
+}
+
 #[test]
 fn promises_are_confirmed_before_anything_is_cut_for_them() {
     let mut world = World::new([64; 3]);
