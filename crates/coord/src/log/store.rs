@@ -587,6 +587,8 @@ pub struct Reader {
     rules: Rules,
     at: Cursor,
     payload: Vec<u8>,
+    /// Who appended the two records that were read last, the later one first.
+    writers: [Option<Epoch>; 2],
 }
 
 impl Reader {
@@ -597,7 +599,7 @@ impl Reader {
         let head = status.state.head;
         let limit = head.position + geometry.capacity();
         let rules = Rules { geometry, salt: status.superblock.salt, fence: status.state.fence, limit };
-        Self { rules, at: head, payload: Vec::new() }
+        Self { rules, at: head, payload: Vec::new(), writers: [None; 2] }
     }
 
     /// The number of the record that comes next.
@@ -606,15 +608,32 @@ impl Reader {
         self.at.sequence
     }
 
-    /// Whether the log, as it is now, has what this reader would read next where it would look: nothing was trimmed beyond that, and
-    /// the log was not begun anew, which puts what it has behind all that it had.
+    /// Whether the log, as it is now, has what this reader would read next where it would look, behind what it has read: nothing was
+    /// trimmed beyond that, nothing that was read was cut off, and the log was not begun anew, which puts what it has behind all that
+    /// it had.
     #[must_use]
     pub fn can_go_on(&self, status: &Status) -> bool {
         let (head, tail) = (&status.state.head, &status.tail);
         let at_head = self.at == *head;
         let behind = head.position < self.at.position && head.sequence < self.at.sequence;
         let there = self.at.position <= tail.position && self.at.sequence <= tail.sequence;
-        (at_head || behind) && there
+        // A number has one content in an epoch: one record of each writer tells for those before it.
+        let is_by = |back: u64, writer: Option<Epoch>| {
+            let sequence = self.at.sequence.checked_sub(back).filter(|number| *number + 1 >= head.sequence);
+            sequence.is_none_or(|number| status.epoch_of(number) == writer)
+        };
+        let [last, before] = self.writers;
+        let as_read =
+            is_by(1, Some(self.at.epoch)) && (last == before || before.is_none() || is_by(2, before));
+        (at_head || behind && as_read) && there
+    }
+
+    /// Whether the record that was read last is another writer's than the one before it: then the log may have been cut in between,
+    /// and a newer status must say that the reader [can go on](Self::can_go_on).
+    #[must_use]
+    pub fn changed_writer(&self) -> bool {
+        let [last, before] = self.writers;
+        before.is_some() && last != before
     }
 
     /// Takes a newer status into account: there may be more room.
@@ -631,6 +650,7 @@ impl Reader {
         let found = self.rules.next(source, &self.at, &mut self.payload)?;
         Ok(found.map(|found| {
             self.at = found.after;
+            self.writers = [Some(found.header.epoch), self.writers[0]];
             (found, &self.payload[..])
         }))
     }

@@ -534,6 +534,56 @@ fn a_damaged_log_that_was_cut_has_no_say_before_it_adopts_again() {
     assert_eq!((world.machine.next(), world.status(0).tail.sequence), (3, 3));
 }
 
+/// What was read before the cut and what comes after it are not one log.
+#[test]
+fn a_reader_notices_that_what_it_has_read_was_cut_off() {
+    let mut store = server(1, 64).store;
+    let medium = Arc::clone(store.medium());
+    let append = |store: &mut Store<Arc<CrashImage>>, epoch: Epoch, count: u64| {
+        let mut writer = Writer::new(store.grant(epoch).expect("it is the next").writer_grant(), epoch);
+        for _ in 0..count {
+            store.update(&writer.append(&[epoch.counter() as u8; 20]).expect("room")).expect("memory");
+        }
+        store.status().expect("memory")
+    };
+    let (first, second) = (Epoch::new(1, 1), Epoch::new(2, 2));
+    let status = append(&mut store, first, 5);
+    let mut reader = Reader::new(&status);
+    let read = |reader: &mut Reader| {
+        let Ok(read) = reader.read(&mut Local(&medium));
+        read.map(|(found, _)| (found.header.sequence, found.header.epoch))
+    };
+    for n in 0..4 {
+        assert_eq!(read(&mut reader), Ok((n, first)));
+    }
+    let mut beside = reader.clone();
+    store.grant(second).and_then(|_| store.truncate(second, 4)).expect("it is promised");
+    let status = append(&mut store, second, 4);
+    // One that has read nothing of what was cut off goes on.
+    assert!(beside.can_go_on(&status));
+    beside.refresh(&status);
+    assert_eq!(read(&mut beside), Ok((4, second)));
+    assert!(beside.changed_writer() && beside.can_go_on(&status));
+    assert_eq!(read(&mut beside), Ok((5, second)));
+    assert!(!beside.changed_writer());
+    // The records are as long as those that were there: what comes next fits behind what was read.
+    let third = Epoch::new(3, 3);
+    store.grant(third).and_then(|_| store.truncate(third, 5)).expect("it is promised");
+    let status = append(&mut store, third, 4);
+    let mut late = beside.clone();
+    late.refresh(&status);
+    assert_eq!(read(&mut late), Ok((6, third)));
+    assert!(late.changed_writer() && !late.can_go_on(&status), "record 5 is another one now");
+    assert!(!beside.can_go_on(&status));
+    // And where it has become shorter.
+    let fourth = Epoch::new(4, 4);
+    store.grant(fourth).and_then(|_| store.truncate(fourth, 2)).expect("it is promised");
+    assert!(
+        !beside.can_go_on(&store.status().expect("memory"))
+            && !reader.can_go_on(&store.status().expect("memory"))
+    );
+}
+
 #[test]
 fn promises_are_confirmed_before_anything_is_cut_for_them() {
     let mut world = World::new([64; 3]);
