@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 
 use remanence_persist::Config;
-use remanence_pmem::{Journaling, Medium as _, PersistenceDomain, Region};
+use remanence_pmem::{Journaling, PersistenceDomain, Region};
 use remanence_remote::ring::Recovered;
 use remanence_remote::{Call, Server, ServerOptions, SessionControl, Stats, Token};
 use remanence_verbs::Context;
@@ -332,18 +332,12 @@ impl OwnLog {
     /// # Errors
     /// The log is promised to somebody else, and nothing was changed; or the medium failed.
     pub fn update(&self, epoch: Epoch, updates: &Updates) -> Result<(), Refused> {
-        let state = self.0.lock();
+        let mut state = self.0.lock();
         let promised = state.store.state().promised;
         if state.holder.session() != Some(OWN) || promised != epoch {
             return Err(Refused::Fenced { promised });
         }
-        let medium = state.store.medium();
-        for (at, bytes) in updates.list() {
-            medium.write(at, bytes);
-            let persisted = medium.persist(at..at + bytes.len() as u64);
-            persisted.map_err(|e| Refused::Said(format!("the medium failed: {e}")))?;
-        }
-        Ok(())
+        state.store.update(updates)
     }
 
     /// Has somebody watch what the log remembers: told before a promise is made, and after everything that changes it.

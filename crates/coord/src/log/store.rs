@@ -12,7 +12,7 @@ use crate::log::format::root::{Fence, State};
 use crate::log::format::superblock::{FORMAT, Superblock, Uuid};
 use crate::log::format::{Cursor, DATA_AT, Epoch, Geometry, Mode, ROOT_AT, TAILS, TAILS_AT};
 use crate::log::walk::{Found, Local, Rules, Source};
-use crate::log::writer::Grant;
+use crate::log::writer::{Grant, Updates};
 
 /// What a new log shall be.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -400,6 +400,21 @@ impl<M: Medium + Clone> Store<M> {
             self.store(State { known: below, ..self.state })?;
         }
         Ok(self.told())
+    }
+
+    /// Makes updates durable, one after the other, as the recipe of a session would.
+    ///
+    /// # Errors
+    /// The medium failed. What is asked later is answered by that, as nobody knows what is durable then.
+    pub fn update(&mut self, updates: &Updates) -> Result<(), Refused> {
+        self.alive()?;
+        for (at, bytes) in updates.list() {
+            self.medium.write(at, bytes);
+            if let Err(error) = self.medium.persist(at..at + bytes.len() as u64) {
+                return self.fail(&error);
+            }
+        }
+        Ok(())
     }
 
     fn not_there(&self, asked: u64) -> Refused {

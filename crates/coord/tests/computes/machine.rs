@@ -584,6 +584,79 @@ fn a_reader_notices_that_what_it_has_read_was_cut_off() {
     );
 }
 
+/// A sync of a medium that has failed says nothing of what was written before.
+#[test]
+fn an_update_that_did_not_become_durable_is_the_last_one() {
+    let geometry = Geometry::new(DATA_AT + 8 * 512, 512).expect("fair");
+    let medium = Failing {
+        image: Arc::new(CrashImage::new(geometry.size, PersistenceDomain::Adr)),
+        fails: Arc::default(),
+    };
+    let make = Make { mode: Mode::Singleton, geometry, uuid: Uuid([1; 16]), salt: 1 };
+    let mut store = Store::create(medium.clone(), &make).expect("fair");
+    let epoch = Epoch::new(1, 1);
+    let mut writer = Writer::new(store.grant(epoch).expect("it is the first").writer_grant(), epoch);
+    let mut update = |store: &mut Store<Failing>| store.update(&writer.append(b"more").expect("room"));
+    assert_eq!(update(&mut store), Ok(()));
+    medium.fails.store(true, Ordering::Relaxed);
+    assert!(matches!(update(&mut store), Err(Refused::Medium(_))));
+    medium.fails.store(false, Ordering::Relaxed);
+    assert!(matches!(update(&mut store), Err(Refused::Medium(_))));
+    assert!(matches!(store.status(), Err(Refused::Medium(_))));
+}
+
+/// Memory of which syncs fail when that is asked for.
+#[derive(Clone, Debug)]
+struct Failing {
+    image: Arc<CrashImage>,
+    fails: Arc<AtomicBool>,
+}
+
+impl Medium for Failing {
+    fn len(&self) -> u64 {
+        self.image.len()
+    }
+
+    fn read(&self, offset: u64, into: &mut [u8]) {
+        self.image.read(offset, into);
+    }
+
+    fn write(&self, offset: u64, bytes: &[u8]) {
+        self.image.write(offset, bytes);
+    }
+
+    fn load_u64(&self, offset: u64) -> u64 {
+        self.image.load_u64(offset)
+    }
+
+    fn store_u64(&self, offset: u64, value: u64) {
+        self.image.store_u64(offset, value);
+    }
+
+    fn compare_and_swap(&self, offset: u64, compare: u64, swap: u64) -> u64 {
+        self.image.compare_and_swap(offset, compare, swap)
+    }
+
+    fn fetch_add(&self, offset: u64, add: u64) -> u64 {
+        self.image.fetch_add(offset, add)
+    }
+
+    fn pwb(&self, range: Range<u64>) {
+        self.image.pwb(range);
+    }
+
+    fn pfence(&self) -> io::Result<()> {
+        self.image.pfence()
+    }
+
+    fn psync(&self) -> io::Result<()> {
+        if self.fails.load(Ordering::Relaxed) {
+            return Err(io::Error::other("no sync"));
+        }
+        self.image.psync()
+    }
+}
+
 #[test]
 fn promises_are_confirmed_before_anything_is_cut_for_them() {
     let mut world = World::new([64; 3]);
