@@ -128,6 +128,22 @@ fn servers_that_do_not_shut_older_writers_out_are_found_and_the_plan_is_shrunk()
     assert!(outcome.replay().starts_with(&format!("rem sim --cluster log --seed {}", outcome.seed)));
 }
 
+/// What replays a run says which servers it had, if its seed would draw others.
+#[test]
+fn a_line_that_replays_a_run_names_what_the_seed_does_not_draw() {
+    for (seed, quorum, mode) in [(1, (3, 2), Mode::Singleton), (2, (5, 3), Mode::Compound)] {
+        let drawn = Plan::draw(seed, &Params::default());
+        let usual = run_plan(seed, &drawn, 0).replay();
+        assert_eq!(usual, format!("rem sim --cluster log --seed {seed}"));
+        let params = Params { quorum: Some(quorum), mode: Some(mode), ..Params::default() };
+        let line = run_plan(seed, &Plan::draw(seed, &params), 0).replay();
+        let servers = format!(" --servers {} --acks {}", quorum.0, quorum.1);
+        assert_eq!(line.contains(&servers), quorum != (drawn.servers, drawn.acks), "{line}");
+        assert_eq!(line.contains(&format!(" --mode {}", mode.name())), mode != drawn.mode, "{line}");
+        assert!(!line.contains("--faults"), "all that were drawn are there: {line}");
+    }
+}
+
 /// A record that no server has yet is in the writer's memory until enough have it.
 #[test]
 fn a_writer_that_loses_all_connections_in_the_middle_of_an_append_comes_to_its_end() {

@@ -201,8 +201,12 @@ impl Outcome {
     #[must_use]
     pub fn replay(&self) -> String {
         let mut line = format!("rem sim --cluster log --seed {}", self.seed);
-        let drawn = Plan::draw(self.seed, &Params::default());
-        let Plan { faults, sessions, records, .. } = &self.plan;
+        let Plan { faults, sessions, records, servers, acks, mode, .. } = &self.plan;
+        // Who asks for other servers than the seed has drawn gets other faults as well.
+        let default = Plan::draw(self.seed, &Params::default());
+        let quorum = Some((*servers, *acks)).filter(|quorum| *quorum != (default.servers, default.acks));
+        let asked = Some(*mode).filter(|mode| *mode != default.mode);
+        let drawn = Plan::draw(self.seed, &Params { quorum, mode: asked, ..Params::default() });
         if faults.len() < drawn.faults.len() {
             let numbers: Vec<String> = faults.iter().map(|(number, _)| number.to_string()).collect();
             let numbers = if numbers.is_empty() { "none".to_owned() } else { numbers.join(",") };
@@ -210,6 +214,12 @@ impl Outcome {
         }
         if *sessions != drawn.sessions {
             write!(line, " --sessions {sessions}").expect("a string takes all");
+        }
+        if (*servers, *acks) != (default.servers, default.acks) {
+            write!(line, " --servers {servers} --acks {acks}").expect("a string takes all");
+        }
+        if *mode != default.mode {
+            write!(line, " --mode {}", mode.name()).expect("a string takes all");
         }
         if *records != drawn.records {
             write!(line, " --records {records}").expect("a string takes all");
