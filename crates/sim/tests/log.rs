@@ -240,6 +240,7 @@ fn a_server_that_is_silent_slow_or_full_delays_no_acknowledgement() {
 #[test]
 fn seeds_that_found_something() {
     [434, 501, 688].iter().for_each(|seed| passes(&run(*seed, &Params::default())));
+    passes(&run(2943, &Params { mode: Some(Mode::Singleton), ..of(5, 3) }));
 }
 
 /// The records that it had acknowledged are on one other server, which then is away while the log is opened.

@@ -1059,14 +1059,29 @@ impl Machine {
 
     /// A record does not fit: somebody may have trimmed the log, or it is trimmed as far as it may be. False.
     fn is_full(&mut self, n: usize) -> bool {
+        self.servers[n].full = true;
+        let can_be_trimmed = self.trims_to(n) > self.servers[n].first();
         let server = &mut self.servers[n];
-        server.full = true;
         if server.adopted || !server.looked {
             server.look |= !server.looked;
-        } else if server.in_flight.is_empty() && server.call.is_none() {
+        } else if server.in_flight.is_empty() && server.call.is_none() && !can_be_trimmed {
             self.lose(n, "its log has no room for the records that it lacks; give it a larger one");
         }
         false
+    }
+
+    /// The records below this number a server may give up, of those that it has. One that does not take all that it lacks is not
+    /// given what others have given up already: they had been told to by a writer that had it acknowledged.
+    fn trims_to(&self, n: usize) -> u64 {
+        let server = &self.servers[n];
+        let given_up =
+            |other: &Server| other.step == Step::Feeding && other.status.as_ref().is_some_and(has_say);
+        let others = self.servers.iter().filter(|other| given_up(other)).map(Server::first).max();
+        let below = match others {
+            Some(first) if server.full && !server.adopted => self.trim_below.max(first),
+            _ => self.trim_below,
+        };
+        below.min(server.has()).min(server.keep)
     }
 
     fn submit(&mut self, n: usize, updates: Updates) {
@@ -1170,6 +1185,7 @@ impl Machine {
     fn ask(&mut self, n: usize) {
         let made = self.made.as_ref().expect("the log was chosen");
         let (group, acks, members) = (made.group, made.acks, self.servers.len() as u16);
+        let below = self.trims_to(n);
         let server = &mut self.servers[n];
         let (Some(writer), None) = (&server.writer, &server.call) else { return };
         if server.step != Step::Feeding {
@@ -1179,11 +1195,9 @@ impl Machine {
         let lacks = writer.next() < server.goal || !server.in_flight.is_empty();
         let request = if !server.adopted && !lacks {
             Request::Adopt { epoch: self.epoch, sequence: writer.next(), group, members, acks }
-        } else if server.first() < self.trim_below.min(has).min(server.keep)
-            && (has >= self.trim_below || server.full)
-        {
+        } else if server.first() < below && (has >= self.trim_below || server.full) {
             server.look = false;
-            Request::Trim { below: self.trim_below.min(has).min(server.keep) }
+            Request::Trim { below }
         } else if std::mem::take(&mut server.look) {
             Request::Status
         } else if !server.adopted {
