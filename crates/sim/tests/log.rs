@@ -156,6 +156,34 @@ fn a_writer_that_loses_all_connections_in_the_middle_of_an_append_comes_to_its_e
     assert!(cut > 5, "{cut}");
 }
 
+/// The earlier writer hears servers 0 and 1, the later one has the promises of 1 and 2, and what 1 has promised goes with its disk.
+#[test]
+fn a_server_without_its_disk_does_not_count_for_a_writer_that_was_replaced() {
+    let (mut lost, mut replaced) = (0, 0);
+    for seed in 0..seeds(60) {
+        let (earlier, later) = if seed % 2 == 0 { (3, 4) } else { (4, 3) };
+        let mut plan = calm();
+        (plan.writers, plan.records, plan.window) = (2, 5000, 4);
+        plan.speeds = Speeds { links: vec![1_000; 6], jitter: 0, disks: vec![2_000; 6], retry: 2 * MS };
+        (plan.clocks, plan.grace) = (vec![Clock::default(); 6], vec![MS / 2; 3]);
+        let apart =
+            |server, from, to, writer| fault(server, from, to - from, Kind::Partition(writer, Way::Both));
+        plan.faults = vec![
+            apart(1, 15 * MS, 30 * MS, earlier),
+            apart(2, 15 * MS, 45 * MS, earlier),
+            // All make a new log.
+            apart(0, 12 * MS, 45 * MS, later),
+            fault(1, 28 * MS, MS, Kind::DiskLost),
+            apart(1, 28 * MS, 45 * MS, later),
+        ];
+        let outcome = run_plan(seed, &plan, 0);
+        passes(&outcome);
+        lost += outcome.counts.disks_lost;
+        replaced += u64::from(outcome.work.opened > 2);
+    }
+    assert!(lost > 30 && replaced > 10, "{lost} {replaced}");
+}
+
 /// What a writer has sent before it lost its connections arrives when the places that it is for have later records.
 #[test]
 fn what_is_held_up_on_an_older_connection_of_the_same_writer_is_not_listened_to() {
