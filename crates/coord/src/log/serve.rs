@@ -164,6 +164,27 @@ mod tests {
     }
 
     #[test]
+    fn who_knows_the_epoch_and_was_not_promised_the_log_changes_nothing() {
+        let mut served = Served::new();
+        assert_eq!(served.asks(1, 5), Ok(()));
+        let epoch = Epoch::new(5, 1);
+        for request in [
+            Request::Truncate { epoch, sequence: 0 },
+            Request::Adopt { epoch, sequence: 0, group: Uuid([2; 16]), members: 1, acks: 1 },
+            Request::Known { epoch, below: 0 },
+            Request::Reset { epoch, sequence: 3, after: epoch },
+        ] {
+            let Served { store, holder, sessions } = &mut served;
+            let before = *store.state();
+            let mut ask = |session| holder.answer(store, sessions, session, &request, &mut |_| ()).map(drop);
+            assert_eq!(ask(2), Err(Refused::Fenced { promised: epoch }), "{request:?}");
+            assert_eq!(served.store.state(), &before, "{request:?}");
+            let Served { store, holder, sessions } = &mut served;
+            assert!(holder.answer(store, sessions, 1, &request, &mut |_| ()).is_ok(), "{request:?}");
+        }
+    }
+
+    #[test]
     fn a_replaced_writer_that_connects_again_and_again_holds_nobody_up() {
         let mut served = Served::new();
         assert_eq!(served.asks(1, 5), Ok(()));

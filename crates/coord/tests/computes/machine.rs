@@ -584,6 +584,25 @@ fn a_reader_notices_that_what_it_has_read_was_cut_off() {
     );
 }
 
+/// What an earlier writer appended and nobody had acknowledged is longer.
+#[test]
+fn the_log_of_the_highest_epoch_is_chosen_however_short_it_is() {
+    let mut world = World::new([64; 3]);
+    assert_eq!(world.append(b"all have this"), Ok(0));
+    (1..3).for_each(|n| world.servers[n].silent = true);
+    for n in 1..5 {
+        assert_eq!(world.append(b"0 has this, and nobody else"), Ok(n));
+    }
+    assert_eq!((world.machine.acknowledged(), world.status(0).tail.sequence), (1, 5));
+    world.servers.iter_mut().for_each(|server| (server.silent, server.waiting) = (false, Vec::new()));
+    world.open(machine(2), &[1, 2]);
+    assert_eq!(world.append(b"1 and 2 have this"), Ok(1));
+    assert_eq!(world.machine.acknowledged(), 2);
+    world.open(machine(3), &[0, 1]);
+    assert_eq!((world.machine.next(), world.status(0).tail.sequence), (2, 2));
+    assert_eq!(world.machine.opened().cut, [("s0".to_owned(), 4)]);
+}
+
 /// A sync of a medium that has failed says nothing of what was written before.
 #[test]
 fn an_update_that_did_not_become_durable_is_the_last_one() {
