@@ -15,7 +15,7 @@
 //! acknowledged by `acks` servers the disks of `acks - 1` may be lost at a time; a server counts among them until it has adopted
 //! again. Records are safe by the count of servers with a say (`group/mod.rs`): who comes back empty has none. Promises are safe by
 //! this: nothing is cut off, copied or adopted for a writer before *max(acks, n - acks + 1)* of the *n* servers had promised its epoch
-//! and *n - acks + 1* with a say have confirmed that **afterwards** ([`Phase::Confirming`]); and a server without a say gets nothing
+//! and *n - acks + 1* with a say have confirmed that **afterwards** (the phase `Confirming`); and a server without a say gets nothing
 //! before *n - acks + 1* others with one have confirmed the epoch after it was promised by this server ([`Machine::connected`] to it again
 //! included).
 //!
@@ -32,8 +32,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
-use remanence_persist::plan::Request as PlanRequest;
-
+pub use super::action::{Action, Event};
 use super::belong::{Made, belong_together, has_say};
 use super::copy::{Copy, Next};
 use super::server::{Recent, Server, Step};
@@ -59,65 +58,6 @@ const RECENT_BYTES: usize = 16 << 20;
 /// A server that cuts the connection of an older writer is asked again after this, and for so long.
 const BUSY_AGAIN: Time = Duration::from_micros(500);
 const BUSY_LIMIT: Time = Duration::from_secs(2);
-
-/// What the driver is to do on the connection to a server.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Action {
-    /// Ask for something. There is one call at a time.
-    Call {
-        /// The server's place among the names that the machine was made with.
-        server: usize,
-        /// What is asked.
-        request: Request,
-    },
-    /// Read from its region.
-    Read {
-        /// The server's place among the names that the machine was made with.
-        server: usize,
-        /// The byte of the region at which it begins.
-        offset: u64,
-        /// How many bytes.
-        len: u32,
-    },
-    /// Make updates durable, behind all that were begun before.
-    Append {
-        /// The server's place among the names that the machine was made with.
-        server: usize,
-        /// What is written where, in the order in which it must become durable.
-        updates: Box<Updates>,
-        /// What a planner is asked for them.
-        plan: Arc<PlanRequest>,
-    },
-    /// The connection is of no use any more.
-    Disconnect {
-        /// The server's place among the names that the machine was made with.
-        server: usize,
-    },
-}
-
-impl Action {
-    const fn server(&self) -> usize {
-        match *self {
-            Self::Call { server, .. }
-            | Self::Read { server, .. }
-            | Self::Append { server, .. }
-            | Self::Disconnect { server } => server,
-        }
-    }
-}
-
-/// What comes back from a server.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Event {
-    /// The answer to the call.
-    Reply(Result<Box<Status>, Refused>),
-    /// What the oldest READ brought.
-    Data(Vec<u8>),
-    /// The oldest updates are durable.
-    Durable,
-    /// The connection is gone: of what was under way nothing is known. A sentence.
-    Lost(String),
-}
 
 /// How far the group has come.
 #[derive(Clone, PartialEq, Eq, Debug)]
