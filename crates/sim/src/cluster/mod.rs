@@ -1,6 +1,6 @@
 //! Clusters of services: any core with its media, its connections and its clock, under one seed.
 //!
-//! A [`Process`] is a core and what drives it: it is told what happened, acts on its [`Host`], and says when it wants to look at its
+//! A `Process` is a core and what drives it: it is told what happened, acts on its `Host`, and says when it wants to look at its
 //! clock. Everything else is here, and the same for all services: time, connections, one-sided operations, disks, faults.
 //!
 //! | file | what |
