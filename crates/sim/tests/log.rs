@@ -273,11 +273,12 @@ fn a_server_that_is_silent_slow_or_full_delays_no_acknowledgement() {
 }
 
 /// Seeds that found something: 688 a server without its disk that was believed, 434 and 501 a group without enough servers that
-/// have a say, 2943 servers that had no room for what others had trimmed already.
+/// have a say (42 of one of two as well), 2943 servers that had no room for what others had trimmed already.
 #[test]
 fn seeds_that_found_something() {
     [434, 501, 688].iter().for_each(|seed| passes(&run(*seed, &Params::default())));
     passes(&run(2943, &Params { mode: Some(Mode::Singleton), ..of(5, 3) }));
+    passes(&run(42, &of(2, 1)));
 }
 
 /// The records that it had acknowledged are on one other server, which then is away while the log is opened.
