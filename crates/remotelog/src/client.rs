@@ -246,6 +246,14 @@ pub enum ReadError {
         /// The first one that is there.
         below: u64,
     },
+    /// Records that were read are in the log no more: a later writer did not find them, and nobody had been told that they were safe.
+    #[error(
+        "the log was cut, and what was read of it before record {from} is not what is there now; forget what was read, and begin again"
+    )]
+    CutOff {
+        /// The record that was to be read.
+        from: u64,
+    },
     /// It is damaged.
     #[error(transparent)]
     Damaged(#[from] Damage),
@@ -273,7 +281,7 @@ impl From<ConnectionLost> for ReadError {
 /// takes no part otherwise.
 ///
 /// What is read is durable on that server. In a log on several servers the last records may not have been acknowledged yet, and a
-/// later writer may then cut them off. The iterator ends where the log ends now; asked again later, it goes on.
+/// later writer may then cut them off: who has read them is told so by [`ReadError::CutOff`]. The iterator ends where the log ends now; asked again later, it goes on.
 #[derive(Debug)]
 pub struct LogReader {
     source: Ahead<SessionConnection>,
@@ -319,6 +327,21 @@ impl LogReader {
         self.reader.next_sequence()
     }
 
+    /// Asks how the log is by now, and whether it is still the one that was read up to a record.
+    fn look(&mut self, next: u64) -> Result<(), ReadError> {
+        self.status = self.source.get_mut().call(&Request::Status)?;
+        self.source.forget();
+        self.reader.refresh(&self.status);
+        let first = self.status.state.head.sequence;
+        if first > next.max(self.reader.next_sequence()) {
+            return Err(ReadError::Trimmed { from: next, below: first });
+        }
+        if let Some(damage) = self.status.damage.filter(|damage| damage.sequence <= next) {
+            return Err(damage.into());
+        }
+        if self.reader.can_go_on(&self.status) { Ok(()) } else { Err(ReadError::CutOff { from: next }) }
+    }
+
     fn read(&mut self) -> Result<Option<Record>, ReadError> {
         let next = self.reader.next_sequence();
         for _ in 0..LOOKS {
@@ -326,19 +349,15 @@ impl LogReader {
                 && let Ok((found, payload)) = self.reader.read(&mut self.source)?
             {
                 let (sequence, epoch) = (found.header.sequence, found.header.epoch);
-                return Ok(Some(Record { sequence, epoch, payload: payload.to_vec() }));
+                let record = Record { sequence, epoch, payload: payload.to_vec() };
+                // Its writer may have cut off what was read before it.
+                if self.reader.changed_writer() {
+                    self.look(next)?;
+                }
+                return Ok(Some(record));
             }
             // It is not there yet, or no more, or was overwritten while it was read.
-            self.status = self.source.get_mut().call(&Request::Status)?;
-            self.source.forget();
-            self.reader.refresh(&self.status);
-            let first = self.status.state.head.sequence;
-            if first > next {
-                return Err(ReadError::Trimmed { from: next, below: first });
-            }
-            if let Some(damage) = self.status.damage.filter(|damage| damage.sequence <= next) {
-                return Err(damage.into());
-            }
+            self.look(next)?;
             if self.status.tail.sequence <= next {
                 return Ok(None);
             }

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 
 use remanence_persist::Config;
-use remanence_pmem::{Journaling, Medium as _, PersistenceDomain, Region};
+use remanence_pmem::{Journaling, PersistenceDomain, Region};
 use remanence_remote::ring::Recovered;
 use remanence_remote::{Call, Server, ServerOptions, SessionControl, Stats, StopSignal, Token};
 use remanence_verbs::Context;
@@ -19,7 +19,7 @@ use crate::format::root::State;
 use crate::format::superblock::{FORMAT, Uuid, file_options, recorded_size};
 use crate::format::{Epoch, Geometry, Mode};
 use crate::proto::{Request, emit_reply};
-use crate::serve::{Holder, Sessions};
+use crate::serve::{Holder, OWN, Sessions};
 use crate::store::{Make, Status, Store};
 use crate::writer::Updates;
 
@@ -217,8 +217,6 @@ pub struct LogServer {
 /// What is said to whoever has a reader's token and asks for more than that is for.
 const READER: &str =
     "this token is for reading; use the writers' token to append, to take the log over, or to trim it";
-/// The session of this process' own requests: those of others count from 1.
-const OWN: u64 = 0;
 
 struct Shared {
     state: Mutex<Serving>,
@@ -334,18 +332,12 @@ impl OwnLog {
     /// # Errors
     /// The log is promised to somebody else, and nothing was changed; or the medium failed.
     pub fn update(&self, epoch: Epoch, updates: &Updates) -> Result<(), Refused> {
-        let state = self.0.lock();
+        let mut state = self.0.lock();
         let promised = state.store.state().promised;
         if state.holder.session() != Some(OWN) || promised != epoch {
             return Err(Refused::Fenced { promised });
         }
-        let medium = state.store.medium();
-        for (at, bytes) in updates.list() {
-            medium.write(at, bytes);
-            let persisted = medium.persist(at..at + bytes.len() as u64);
-            persisted.map_err(|e| Refused::Said(format!("the medium failed: {e}")))?;
-        }
-        Ok(())
+        state.store.update(updates)
     }
 
     /// Has somebody watch what the log remembers: told before a promise is made, and after everything that changes it.

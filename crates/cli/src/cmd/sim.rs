@@ -2,6 +2,7 @@
 
 use std::time::Instant;
 
+use remanence_remotelog::Mode;
 use remanence_sim::cluster::log;
 use remanence_sim::{Params, run as simulate};
 
@@ -40,6 +41,15 @@ pub(crate) struct Args {
     /// Records that a writer of a log appends each time, at most
     #[arg(long, value_name = "N")]
     records: Option<u32>,
+    /// Servers of a log, in place of as many as its seed draws; --acks goes with it
+    #[arg(long, value_name = "N", requires = "acks", value_parser = clap::value_parser!(u16).range(1..=16))]
+    servers: Option<u16>,
+    /// How many of them must have a record before it is acknowledged
+    #[arg(long, value_name = "N", requires = "servers", value_parser = clap::value_parser!(u16).range(1..=16))]
+    acks: Option<u16>,
+    /// How the ends of a log's records are found: singleton or compound
+    #[arg(long, value_name = "MODE", value_parser = parse_mode)]
+    mode: Option<Mode>,
     /// Print one JSON object for each run
     #[arg(long)]
     json: bool,
@@ -68,17 +78,28 @@ fn parse_faults(text: &str) -> Result<Faults, String> {
         .map_err(|_| format!("{text:?} are no numbers of faults; write 0,3,5 or none"))
 }
 
+fn parse_mode(text: &str) -> Result<Mode, String> {
+    let found = Mode::ALL.into_iter().find(|mode| mode.name() == text);
+    found.ok_or_else(|| format!("{text:?} is no mode of a log; write singleton or compound"))
+}
+
 fn parse_seeds(text: &str) -> Result<(u64, u64), String> {
     let bounds = text.split_once("..").and_then(|(from, to)| Some((from.parse().ok()?, to.parse().ok()?)));
     bounds.filter(|(from, to)| from < to).ok_or_else(|| format!("{text:?} are no seeds; write 0..500"))
 }
 
 pub(crate) fn run(args: &Args) -> Result<(), Fail> {
-    let of_log = [args.faults.is_some(), args.sessions.is_some(), args.records.is_some()];
+    let of_log = [
+        args.faults.is_some(),
+        args.sessions.is_some(),
+        args.records.is_some(),
+        args.servers.is_some(),
+        args.mode.is_some(),
+    ];
     match args.cluster {
-        Cluster::Engines if of_log.contains(&true) => {
-            Err(Fail::new("--faults, --sessions and --records go with --cluster log"))
-        }
+        Cluster::Engines if of_log.contains(&true) => Err(Fail::new(
+            "--faults, --sessions, --records, --servers, --acks and --mode go with --cluster log",
+        )),
         Cluster::Engines => {
             let mut params = Params::default();
             if let Some(ops) = args.ops {
@@ -95,8 +116,12 @@ pub(crate) fn run(args: &Args) -> Result<(), Fail> {
             })
         }
         Cluster::Log if args.ops.is_some() => Err(Fail::new("--ops goes with engines; a log has --records")),
+        Cluster::Log if args.acks > args.servers => {
+            Err(Fail::new("no more servers can acknowledge than there are; --acks is at most --servers"))
+        }
         Cluster::Log => each(args, |seed| {
-            let params = log::Params::default();
+            let quorum = args.servers.zip(args.acks);
+            let params = log::Params { quorum, mode: args.mode, ..log::Params::default() };
             let mut plan = log::Plan::draw(seed, &params);
             if let Some(Faults(numbers)) = &args.faults {
                 plan.keep(numbers);

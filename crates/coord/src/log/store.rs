@@ -12,7 +12,7 @@ use crate::log::format::root::{Fence, State};
 use crate::log::format::superblock::{FORMAT, Superblock, Uuid};
 use crate::log::format::{Cursor, DATA_AT, Epoch, Geometry, Mode, ROOT_AT, TAILS, TAILS_AT};
 use crate::log::walk::{Found, Local, Rules, Source};
-use crate::log::writer::Grant;
+use crate::log::writer::{Grant, Updates};
 
 /// What a new log shall be.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -303,10 +303,17 @@ impl<M: Medium + Clone> Store<M> {
         self.cut(end, counter)
     }
 
+    /// What it goes on to have adopted when it is cut. One that is damaged may lack records that were acknowledged, and has no say in
+    /// what its group chooses before it adopts again; without damage it could be chosen for the longest log.
+    fn adopted_still(&self) -> Epoch {
+        if self.damage.is_some() && self.state.members > 1 { Epoch::NONE } else { self.state.adopted }
+    }
+
     fn cut(&mut self, end: Cursor, stamp: u32) -> Result<(), Refused> {
         let fence = Fence { sequence: end.sequence, stamp };
         let known = self.state.known.min(end.sequence);
-        self.restart(State { fence, known, ..self.state }, end, true)?;
+        let adopted = self.adopted_still();
+        self.restart(State { adopted, fence, known, ..self.state }, end, true)?;
         self.runs.retain(|run| run.from < end.sequence);
         self.damage = None;
         Ok(())
@@ -324,7 +331,8 @@ impl<M: Medium + Clone> Store<M> {
         let head = Cursor { position, sequence, epoch: after, stamp: 0 };
         let fence = Fence { sequence, stamp: epoch.counter() };
         let known = sequence;
-        self.restart(State { head, fence, known, ..self.state }, head, true)?;
+        let adopted = self.adopted_still();
+        self.restart(State { head, adopted, fence, known, ..self.state }, head, true)?;
         self.runs.clear();
         self.damage = None;
         Ok(self.told())
@@ -392,6 +400,21 @@ impl<M: Medium + Clone> Store<M> {
             self.store(State { known: below, ..self.state })?;
         }
         Ok(self.told())
+    }
+
+    /// Makes updates durable, one after the other, as the recipe of a session would.
+    ///
+    /// # Errors
+    /// The medium failed. What is asked later is answered by that, as nobody knows what is durable then.
+    pub fn update(&mut self, updates: &Updates) -> Result<(), Refused> {
+        self.alive()?;
+        for (at, bytes) in updates.list() {
+            self.medium.write(at, bytes);
+            if let Err(error) = self.medium.persist(at..at + bytes.len() as u64) {
+                return self.fail(&error);
+            }
+        }
+        Ok(())
     }
 
     fn not_there(&self, asked: u64) -> Refused {
@@ -579,6 +602,8 @@ pub struct Reader {
     rules: Rules,
     at: Cursor,
     payload: Vec<u8>,
+    /// Who appended the two records that were read last, the later one first.
+    writers: [Option<Epoch>; 2],
 }
 
 impl Reader {
@@ -589,7 +614,7 @@ impl Reader {
         let head = status.state.head;
         let limit = head.position + geometry.capacity();
         let rules = Rules { geometry, salt: status.superblock.salt, fence: status.state.fence, limit };
-        Self { rules, at: head, payload: Vec::new() }
+        Self { rules, at: head, payload: Vec::new(), writers: [None; 2] }
     }
 
     /// The number of the record that comes next.
@@ -598,15 +623,32 @@ impl Reader {
         self.at.sequence
     }
 
-    /// Whether the log, as it is now, has what this reader would read next where it would look: nothing was trimmed beyond that, and
-    /// the log was not begun anew, which puts what it has behind all that it had.
+    /// Whether the log, as it is now, has what this reader would read next where it would look, behind what it has read: nothing was
+    /// trimmed beyond that, nothing that was read was cut off, and the log was not begun anew, which puts what it has behind all that
+    /// it had.
     #[must_use]
     pub fn can_go_on(&self, status: &Status) -> bool {
         let (head, tail) = (&status.state.head, &status.tail);
         let at_head = self.at == *head;
         let behind = head.position < self.at.position && head.sequence < self.at.sequence;
         let there = self.at.position <= tail.position && self.at.sequence <= tail.sequence;
-        (at_head || behind) && there
+        // A number has one content in an epoch: one record of each writer tells for those before it.
+        let is_by = |back: u64, writer: Option<Epoch>| {
+            let sequence = self.at.sequence.checked_sub(back).filter(|number| *number + 1 >= head.sequence);
+            sequence.is_none_or(|number| status.epoch_of(number) == writer)
+        };
+        let [last, before] = self.writers;
+        let as_read =
+            is_by(1, Some(self.at.epoch)) && (last == before || before.is_none() || is_by(2, before));
+        (at_head || behind && as_read) && there
+    }
+
+    /// Whether the record that was read last is another writer's than the one before it: then the log may have been cut in between,
+    /// and a newer status must say that the reader [can go on](Self::can_go_on).
+    #[must_use]
+    pub fn changed_writer(&self) -> bool {
+        let [last, before] = self.writers;
+        before.is_some() && last != before
     }
 
     /// Takes a newer status into account: there may be more room.
@@ -623,6 +665,7 @@ impl Reader {
         let found = self.rules.next(source, &self.at, &mut self.payload)?;
         Ok(found.map(|found| {
             self.at = found.after;
+            self.writers = [Some(found.header.epoch), self.writers[0]];
             (found, &self.payload[..])
         }))
     }

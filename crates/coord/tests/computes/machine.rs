@@ -1,13 +1,19 @@
 //! The writer of a log on several servers, step by step: what it does while one of them says nothing, is too small, or comes late.
 
+use std::io;
+use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use remanence_coord::log::format::DATA_AT;
 use remanence_coord::log::format::superblock::Uuid;
 use remanence_coord::log::group::{Action, Event, Machine, NotTaken, Options};
 use remanence_coord::log::proto::Request;
-use remanence_coord::log::{AppendError, Epoch, Geometry, GroupError, Make, Mode, Refused, Store};
+use remanence_coord::log::walk::Local;
+use remanence_coord::log::{
+    AppendError, Epoch, Geometry, GroupError, Make, Mode, Reader, Refused, Status, Store, Writer,
+};
 use remanence_pmem::crash_image::CrashImage;
 use remanence_pmem::{Medium, PersistenceDomain};
 
@@ -77,6 +83,37 @@ impl World {
             let event = self.servers[n].does(action);
             self.machine.handle(self.now, n, event);
         }
+    }
+
+    /// The next thing that is asked of a silent server after all.
+    fn step(&mut self, n: usize) {
+        let action = self.servers[n].waiting.remove(0);
+        let event = self.servers[n].does(action);
+        self.machine.handle(self.now, n, event);
+        self.run();
+    }
+
+    /// What is asked of a silent server.
+    fn asked(&self, n: usize) -> Vec<Request> {
+        let request = |action: &Action| match action {
+            Action::Call { request, .. } => *request,
+            _ => panic!("{action:?}"),
+        };
+        self.servers[n].waiting.iter().map(request).collect()
+    }
+
+    fn lose(&mut self, n: usize) {
+        self.machine.handle(self.now, n, Event::Lost("the cable was pulled".into()));
+        self.run();
+    }
+
+    fn connect(&mut self, n: usize) {
+        self.machine.connected(self.now, n);
+        self.run();
+    }
+
+    fn status(&mut self, n: usize) -> Status {
+        self.servers[n].store.status().expect("memory")
     }
 
     /// Somebody opens the log anew, and reaches these only.
@@ -318,10 +355,16 @@ fn who_has_lost_its_disk_adopts_when_it_has_what_was_acknowledged() {
     world.servers[1].silent = true;
     world.machine.connected(world.now, 0);
     world.run();
+    // Both others confirm the epoch, and are silent again.
+    world.servers[2].silent = false;
+    world.run();
+    world.servers[2].silent = true;
+    assert_eq!(world.asked(1), [Request::Status]);
+    world.step(1);
     let held = |world: &mut World| world.servers[0].store.status().expect("memory");
     let status = held(&mut world);
     assert!(status.state.adopted == Epoch::NONE || status.tail.sequence >= 5, "{status:?}");
-    world.servers[1].silent = false;
+    world.servers.iter_mut().for_each(|server| server.silent = false);
     world.run();
     let status = held(&mut world);
     assert_eq!((status.state.adopted, status.tail.sequence), (world.machine.epoch(), 5));
@@ -391,4 +434,275 @@ fn a_server_that_returns_empty_is_rebuilt_behind_what_was_trimmed() {
     let status = world.servers[0].store.status().expect("memory");
     assert_eq!((status.state.head.sequence, status.tail.sequence, status.damage), (4, 30, None));
     assert_eq!(status.tail.epoch, epoch, "copies keep the name of their writer");
+}
+
+/// What it had promised to a later writer went with its disk.
+#[test]
+fn who_has_lost_its_disk_does_not_count_for_a_writer_that_was_replaced() {
+    let mut world = World::new([64; 3]);
+    assert_eq!(world.append(b"all have this"), Ok(0));
+    let mut earlier = std::mem::replace(&mut world.machine, machine(2));
+    world.open(machine(2), &[1, 2]);
+    assert!(world.machine.is_open());
+    assert_eq!(world.append(b"1 and 2 have this"), Ok(1));
+    assert_eq!(world.machine.acknowledged(), 2);
+    // The one before hears 0 and, some time after that, the disk that 1 has now.
+    world.servers[1] = server(77, 64);
+    std::mem::swap(&mut world.machine, &mut earlier);
+    world.lose(1);
+    world.lose(2);
+    world.connect(1);
+    let status = world.status(1);
+    assert_eq!((status.state.promised, status.state.adopted), (world.machine.epoch(), Epoch::NONE));
+    assert!(matches!(world.append(b"never"), Err(NotTaken::Refused(GroupError::TooFew { .. }))));
+    assert_eq!(
+        (world.machine.acknowledged(), world.status(1).tail.sequence),
+        (1, 0),
+        "nothing is written there"
+    );
+    // 2 knows.
+    world.connect(2);
+    assert_eq!(world.machine.failed(), Some(&GroupError::Fenced { promised: earlier.epoch() }));
+    // For the later one 1 is made anew.
+    std::mem::swap(&mut world.machine, &mut earlier);
+    world.lose(1);
+    world.connect(1);
+    assert!(!world.machine.takes_part(1), "0 is not there to confirm it");
+    world.connect(0);
+    assert!((0..3).all(|n| world.machine.takes_part(n)), "{:?}", world.machine.lost());
+}
+
+/// Two others have a say, and confirm the epoch: it goes on as before.
+#[test]
+fn who_has_lost_its_disk_is_taken_in_when_the_others_confirm_the_epoch() {
+    let mut world = World::new([64; 3]);
+    assert_eq!(world.append(b"all have this"), Ok(0));
+    world.servers[1] = server(77, 64);
+    world.lose(1);
+    world.servers[2].silent = true;
+    world.connect(1);
+    assert!(!world.machine.takes_part(1) && world.asked(2) == [Request::Status]);
+    assert_eq!(world.status(1).tail.sequence, 0);
+    world.servers[2].silent = false;
+    world.run();
+    assert!(world.machine.takes_part(1), "{:?}", world.machine.lost());
+    // Who keeps its disk keeps its promise, and is taken in by itself.
+    world.lose(2);
+    world.lose(0);
+    world.connect(0);
+    assert!(world.machine.takes_part(0) && world.machine.takes_part(1));
+}
+
+/// It would be chosen for the longest log of the highest epoch.
+#[test]
+fn a_damaged_log_that_was_cut_has_no_say_before_it_adopts_again() {
+    let damaged = || {
+        let mut world = World::new([64; 3]);
+        for n in 0..3 {
+            assert_eq!(world.append(b"all have this record"), Ok(n));
+        }
+        let medium = Arc::clone(world.servers[0].store.medium());
+        let mut bytes = vec![0; medium.len() as usize];
+        medium.read(0, &mut bytes);
+        let first =
+            bytes.windows(20).position(|there| there == b"all have this record").expect("it is there");
+        medium.write(first as u64, b"it");
+        let store = Store::open(medium).expect("all else is whole");
+        world.servers[0].store = store;
+        world
+    };
+    let mut world = damaged();
+    let epoch = Epoch::new(9, 9);
+    let store = &mut world.servers[0].store;
+    let granted = store.grant(epoch).expect("it is higher");
+    assert_eq!(granted.damage.map(|damage| damage.sequence), Some(0));
+    assert_ne!(granted.state.adopted, Epoch::NONE);
+    let cut = store.truncate(epoch, 0).expect("it is promised");
+    assert_eq!((cut.damage, cut.state.adopted, cut.state.members), (None, Epoch::NONE, 3));
+    let mut world = damaged();
+    let store = &mut world.servers[0].store;
+    store.grant(epoch).expect("it is higher");
+    let reset = store.reset(epoch, 2, Epoch::new(1, 1)).expect("it is promised");
+    assert_eq!((reset.damage, reset.state.adopted), (None, Epoch::NONE));
+    // Who was cut by a writer that went no further is not believed.
+    let mut world = damaged();
+    let store = &mut world.servers[0].store;
+    store.grant(epoch).and_then(|_| store.truncate(epoch, 0)).expect("it is promised");
+    world.open(machine(3), &[0, 2]);
+    assert!(matches!(world.why(), GroupError::TooFew { reached: 1, needed: 2, .. }), "{}", world.why());
+    world.open(machine(4), &[0, 1, 2]);
+    assert_eq!((world.machine.next(), world.status(0).tail.sequence), (3, 3));
+}
+
+/// What was read before the cut and what comes after it are not one log.
+#[test]
+fn a_reader_notices_that_what_it_has_read_was_cut_off() {
+    let mut store = server(1, 64).store;
+    let medium = Arc::clone(store.medium());
+    let append = |store: &mut Store<Arc<CrashImage>>, epoch: Epoch, count: u64| {
+        let mut writer = Writer::new(store.grant(epoch).expect("it is the next").writer_grant(), epoch);
+        for _ in 0..count {
+            store.update(&writer.append(&[epoch.counter() as u8; 20]).expect("room")).expect("memory");
+        }
+        store.status().expect("memory")
+    };
+    let (first, second) = (Epoch::new(1, 1), Epoch::new(2, 2));
+    let status = append(&mut store, first, 5);
+    let mut reader = Reader::new(&status);
+    let read = |reader: &mut Reader| {
+        let Ok(read) = reader.read(&mut Local(&medium));
+        read.map(|(found, _)| (found.header.sequence, found.header.epoch))
+    };
+    for n in 0..4 {
+        assert_eq!(read(&mut reader), Ok((n, first)));
+    }
+    let mut beside = reader.clone();
+    store.grant(second).and_then(|_| store.truncate(second, 4)).expect("it is promised");
+    let status = append(&mut store, second, 4);
+    // One that has read nothing of what was cut off goes on.
+    assert!(beside.can_go_on(&status));
+    beside.refresh(&status);
+    assert_eq!(read(&mut beside), Ok((4, second)));
+    assert!(beside.changed_writer() && beside.can_go_on(&status));
+    assert_eq!(read(&mut beside), Ok((5, second)));
+    assert!(!beside.changed_writer());
+    // The records are as long as those that were there: what comes next fits behind what was read.
+    let third = Epoch::new(3, 3);
+    store.grant(third).and_then(|_| store.truncate(third, 5)).expect("it is promised");
+    let status = append(&mut store, third, 4);
+    let mut late = beside.clone();
+    late.refresh(&status);
+    assert_eq!(read(&mut late), Ok((6, third)));
+    assert!(late.changed_writer() && !late.can_go_on(&status), "record 5 is another one now");
+    assert!(!beside.can_go_on(&status));
+    // And where it has become shorter.
+    let fourth = Epoch::new(4, 4);
+    store.grant(fourth).and_then(|_| store.truncate(fourth, 2)).expect("it is promised");
+    assert!(
+        !beside.can_go_on(&store.status().expect("memory"))
+            && !reader.can_go_on(&store.status().expect("memory"))
+    );
+}
+
+/// What an earlier writer appended and nobody had acknowledged is longer.
+#[test]
+fn the_log_of_the_highest_epoch_is_chosen_however_short_it_is() {
+    let mut world = World::new([64; 3]);
+    assert_eq!(world.append(b"all have this"), Ok(0));
+    (1..3).for_each(|n| world.servers[n].silent = true);
+    for n in 1..5 {
+        assert_eq!(world.append(b"0 has this, and nobody else"), Ok(n));
+    }
+    assert_eq!((world.machine.acknowledged(), world.status(0).tail.sequence), (1, 5));
+    world.servers.iter_mut().for_each(|server| (server.silent, server.waiting) = (false, Vec::new()));
+    world.open(machine(2), &[1, 2]);
+    assert_eq!(world.append(b"1 and 2 have this"), Ok(1));
+    assert_eq!(world.machine.acknowledged(), 2);
+    world.open(machine(3), &[0, 1]);
+    assert_eq!((world.machine.next(), world.status(0).tail.sequence), (2, 2));
+    assert_eq!(world.machine.opened().cut, [("s0".to_owned(), 4)]);
+}
+
+/// A sync of a medium that has failed says nothing of what was written before.
+#[test]
+fn an_update_that_did_not_become_durable_is_the_last_one() {
+    let geometry = Geometry::new(DATA_AT + 8 * 512, 512).expect("fair");
+    let medium = Failing {
+        image: Arc::new(CrashImage::new(geometry.size, PersistenceDomain::Adr)),
+        fails: Arc::default(),
+    };
+    let make = Make { mode: Mode::Singleton, geometry, uuid: Uuid([1; 16]), salt: 1 };
+    let mut store = Store::create(medium.clone(), &make).expect("fair");
+    let epoch = Epoch::new(1, 1);
+    let mut writer = Writer::new(store.grant(epoch).expect("it is the first").writer_grant(), epoch);
+    let mut update = |store: &mut Store<Failing>| store.update(&writer.append(b"more").expect("room"));
+    assert_eq!(update(&mut store), Ok(()));
+    medium.fails.store(true, Ordering::Relaxed);
+    assert!(matches!(update(&mut store), Err(Refused::Medium(_))));
+    medium.fails.store(false, Ordering::Relaxed);
+    assert!(matches!(update(&mut store), Err(Refused::Medium(_))));
+    assert!(matches!(store.status(), Err(Refused::Medium(_))));
+}
+
+/// Memory of which syncs fail when that is asked for.
+#[derive(Clone, Debug)]
+struct Failing {
+    image: Arc<CrashImage>,
+    fails: Arc<AtomicBool>,
+}
+
+impl Medium for Failing {
+    fn len(&self) -> u64 {
+        self.image.len()
+    }
+
+    fn read(&self, offset: u64, into: &mut [u8]) {
+        self.image.read(offset, into);
+    }
+
+    fn write(&self, offset: u64, bytes: &[u8]) {
+        self.image.write(offset, bytes);
+    }
+
+    fn load_u64(&self, offset: u64) -> u64 {
+        self.image.load_u64(offset)
+    }
+
+    fn store_u64(&self, offset: u64, value: u64) {
+        self.image.store_u64(offset, value);
+    }
+
+    fn compare_and_swap(&self, offset: u64, compare: u64, swap: u64) -> u64 {
+        self.image.compare_and_swap(offset, compare, swap)
+    }
+
+    fn fetch_add(&self, offset: u64, add: u64) -> u64 {
+        self.image.fetch_add(offset, add)
+    }
+
+    fn pwb(&self, range: Range<u64>) {
+        self.image.pwb(range);
+    }
+
+    fn pfence(&self) -> io::Result<()> {
+        self.image.pfence()
+    }
+
+    fn psync(&self) -> io::Result<()> {
+        if self.fails.load(Ordering::Relaxed) {
+            return Err(io::Error::other("no sync"));
+        }
+        self.image.psync()
+    }
+}
+
+#[test]
+fn promises_are_confirmed_before_anything_is_cut_for_them() {
+    let mut world = World::new([64; 3]);
+    world.open(machine(2), &[0, 1]);
+    assert_eq!(world.append(b"on 0 and 1"), Ok(0));
+    world.servers.iter_mut().for_each(|server| server.silent = true);
+    world.open(machine(3), &[0, 2]);
+    for request in ["Status", "Grant"] {
+        for n in [0, 2] {
+            let asked = world.asked(n);
+            assert!(asked.len() == 1 && format!("{asked:?}").contains(request), "{asked:?}");
+            world.step(n);
+        }
+    }
+    // All have promised, and are asked again.
+    assert_eq!((world.asked(0), world.asked(2)), (vec![Request::Status], vec![Request::Status]));
+    world.step(2);
+    assert_eq!((world.asked(0), world.asked(2)), (vec![Request::Status], Vec::new()));
+    // One has lost its disk in between: who has the say of 2 only has not been promised enough.
+    world.lose(0);
+    world.servers[0] = server(77, 64);
+    world.connect(0);
+    assert_eq!(world.status(2).state.adopted, Epoch::new(1, 1), "nothing was chosen");
+    assert!(matches!(world.why(), GroupError::TooFew { reached: 1, needed: 2, .. }), "{}", world.why());
+    // Another one stands in for it.
+    world.servers.iter_mut().for_each(|server| server.silent = false);
+    world.connect(1);
+    assert!(world.machine.is_open(), "{:?}", world.machine.lost());
+    assert_eq!((world.machine.next(), world.status(0).tail.sequence), (1, 1));
 }

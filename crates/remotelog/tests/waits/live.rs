@@ -4,6 +4,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use remanence_persist::Config;
 use remanence_persist::plan::Costs;
@@ -15,10 +16,10 @@ use remanence_remotelog::group::{ConnectionLost, Options};
 use remanence_remotelog::proto::Request;
 use remanence_remotelog::walk::Ahead;
 use remanence_remotelog::{
-    ConnectOptions, Log, LogOptions, LogReader, LogServer, Method, New, ReadError, Record, SessionConnection,
-    connect_on,
+    CallError, ConnectOptions, Log, LogOptions, LogReader, LogServer, Method, New, ReadError, Record,
+    SessionConnection, connect_on,
 };
-use remanence_remotelog::{Group, GroupError, Mode, OpenError, Reader};
+use remanence_remotelog::{Epoch, Group, GroupError, Mode, OpenError, Reader, Refused};
 use remanence_verbs::Context;
 use tempfile::TempDir;
 
@@ -312,6 +313,52 @@ fn a_reader_goes_on_where_it_ended_and_says_what_was_trimmed_before_it_came() {
     assert_eq!(trimmed, ReadError::Trimmed { from: 0, below: 156 });
     assert!(trimmed.to_string().contains("records 0 to 155 were trimmed"), "{trimmed}");
     assert_eq!(late.next(), None, "after an error it is over");
+}
+
+/// A later writer did not find what some had read: those are told so, and get nothing that comes behind it.
+#[test]
+fn a_reader_is_told_that_what_it_read_was_cut_off() {
+    let host = Host::new(Mode::Singleton, None);
+    let mut log = Log::connect_to(&[host.addr], &to()).expect("it opens");
+    for _ in 0..5 {
+        log.append(&[1; 20]).expect("room");
+    }
+    let reader = |count: usize| {
+        let mut reader = LogReader::connect_to(host.addr, &to()).expect("it is there");
+        let read: Vec<Record> = reader.by_ref().take(count).collect::<Result<_, _>>().expect("it is whole");
+        assert_eq!(read.len(), count);
+        reader
+    };
+    let (mut before, mut behind, mut at_end) = (reader(2), reader(4), reader(5));
+    let mut connection = host.connection(None).expect("it is there");
+    let epoch = Epoch::new(log.epoch().counter() + 1, 9);
+    let mut call = |request: Request| loop {
+        match connection.call(&request) {
+            Err(CallError::Refused(Refused::Busy)) => std::thread::sleep(Duration::from_millis(1)),
+            reply => break reply.expect("it is promised"),
+        }
+    };
+    call(Request::Grant { epoch });
+    call(Request::Truncate { epoch, sequence: 3 });
+    let mut log = Log::connect_to(&[host.addr], &to()).expect("it opens");
+    for _ in 0..5 {
+        log.append(&[2; 20]).expect("room");
+    }
+    let cut = ReadError::CutOff { from: 5 };
+    assert_eq!(at_end.next(), Some(Err(cut)));
+    assert_eq!(at_end.next(), None, "after an error it is over");
+    // What it had read ahead it may hand out still, and nothing behind that.
+    let rest: Vec<_> = behind.by_ref().collect();
+    let (last, whole) = rest.split_last().expect("an error");
+    assert!(whole.iter().all(|read| read.as_ref().is_ok_and(|record| record.payload == [1; 20])), "{rest:?}");
+    assert!(matches!(last, Err(ReadError::CutOff { .. })), "{last:?}");
+    assert!(last.as_ref().is_err_and(|error| error.to_string().contains("the log was cut")));
+    let rest: Vec<_> = before.by_ref().collect();
+    let all = rest.iter().all(Result::is_ok);
+    assert!(
+        all && rest.len() == 6
+            || rest.last().is_some_and(|last| matches!(last, Err(ReadError::CutOff { .. })))
+    );
 }
 
 #[test]

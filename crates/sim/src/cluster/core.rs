@@ -38,6 +38,8 @@ Counts {
     slow,
     /// Times that two nodes did not hear each other.
     partitions,
+    /// Times that what somebody had sent arrived when its connection was lost already.
+    lingered,
     /// Connections that were asked for.
     connections,
     /// Connections that one end was told to be lost.
@@ -298,9 +300,11 @@ impl<O> Core<O> {
     pub(super) fn cut(&mut self, node: NodeId, connection: ConnectionId) {
         let end = self.connections[connection].end_of(node);
         if self.connections[connection].is_up[end] {
-            self.connections[connection].end(end);
+            let now = self.now();
+            self.connections[connection].end(end, now);
             let peer = self.connections[connection].ends[1 - end];
             let at = self.now() + self.spent(node) + self.latency(node, peer);
+            let at = self.connections[connection].after_held(end, at);
             // Word of it may not get through; then the RNIC there gives up some time.
             let blocked = self.blocked[node][peer];
             let at = if blocked > at { at + self.speeds.retry } else { at };
@@ -386,12 +390,14 @@ impl<O> Core<O> {
         if !self.connections[connection].is_up[end] {
             return None;
         }
-        self.connections[connection].end(end);
+        let now = self.now();
+        self.connections[connection].end(end, now);
         self.counts.connections_lost += 1;
         let node = self.connections[connection].ends[end];
         tell!(self, "{} loses connection {connection}: {why}", self.nodes[node].name);
         // The other end notices some time that nothing comes any more.
         let at = self.now() + self.speeds.retry + self.rng.below(self.speeds.retry);
+        let at = self.connections[connection].after_held(end, at);
         self.queue.push(at, Event::Lost { connection, end: 1 - end, why: "nothing has come for too long" });
         Some(Input::Lost { connection, why })
     }
@@ -404,6 +410,11 @@ impl<O> Core<O> {
         let (sender, receiver) = (there.ends[from], there.ends[to]);
         let gives_up = (*sent + self.speeds.retry).max(now);
         let lost = |why| Event::Lost { connection, end: from, why };
+        if from == 0 && there.held > now {
+            let at = there.held;
+            self.queue.push(at, Event::Arrive { connection, from });
+            return None;
+        }
         let until = self.blocked[sender][receiver];
         if until > now {
             // It is sent again and again, until it arrives or the RNIC gives up.
@@ -458,6 +469,18 @@ impl<O> Core<O> {
         }
     }
 
+    /// A client loses its connections, and what it has sent on them arrives then.
+    pub(super) fn linger(&mut self, client: NodeId, until: u64) {
+        for connection in 0..self.connections.len() {
+            let there = &mut self.connections[connection];
+            if there.ends[0] == client && there.is_up[0] {
+                there.held = until;
+                let now = self.now();
+                self.queue.push(now, Event::Lost { connection, end: 0, why: "nothing gets through" });
+            }
+        }
+    }
+
     /// The process of a node is gone, with all that was on its way to or from it and was not there yet.
     pub(super) fn crash(&mut self, node: NodeId, failure: Failure, salt: u64) {
         let state = &mut self.nodes[node];
@@ -473,7 +496,10 @@ impl<O> Core<O> {
         state.is_up = false;
         state.life += 1;
         state.stopped.clear();
-        state.deferred.clear();
+        // Whoever has sent something while it was stopped learns that nobody answers.
+        for event in std::mem::take(&mut state.deferred) {
+            self.queue.push(self.queue.now(), event);
+        }
         (state.busy, state.timer, state.power) = (0, None, Power::default());
         for (n, disk) in state.disks.iter_mut().enumerate() {
             *disk = disk.crash(failure, salt ^ (n as u64) << 56, &state.power);
@@ -485,7 +511,7 @@ impl<O> Core<O> {
                 if there.ends[end] != node || !there.is_up[end] {
                     continue;
                 }
-                there.end(end);
+                there.end(end, now);
                 // A machine that goes on says that there is nobody; one without power says nothing.
                 let soon = if failure == Failure::ProcessCrash { retry / 50 } else { retry };
                 let at = now + soon / 2 + self.rng.below(soon.max(1));

@@ -7,8 +7,17 @@ use std::io;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use remanence_pmem::crash_image::{CrashImage, Failure, Seeded};
+use remanence_pmem::crash_image::{Choices, CrashImage, Failure, Seeded};
 use remanence_pmem::{Medium, PersistenceDomain};
+
+/// Of what is not durable nothing is left.
+struct Least;
+
+impl Choices for Least {
+    fn pick(&mut self, _options: usize) -> usize {
+        0
+    }
+}
 
 /// The power of a node: all of its disks lose it at one moment.
 #[derive(Clone, Debug, Default)]
@@ -89,6 +98,11 @@ impl Disk {
         let left = self.lock().left.take();
         let left = left.unwrap_or_else(|| self.0.image.crash(failure, &mut Seeded::new(salt)));
         Self::of(left, power)
+    }
+
+    /// Another disk with what is durable on this one now, and nothing of what may be.
+    pub(super) fn durable(&self) -> Self {
+        Self::of(self.0.image.crash(Failure::PowerLoss, &mut Least), &Power::default())
     }
 
     /// All syncs fail from now on.

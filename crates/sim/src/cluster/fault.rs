@@ -38,6 +38,8 @@ pub enum Kind {
     SlowLink(u32),
     /// Nothing goes through between it and this node.
     Partition(usize, Way),
+    /// This client loses its connections to all servers, and what it has sent arrives at the end, if the servers still listen to it.
+    Linger(usize),
 }
 
 /// Something that goes wrong for a while.
@@ -78,6 +80,10 @@ impl Fault {
             Kind::SyncFails => format!("one sync of {node} fails, and it is restarted"),
             Kind::SlowDisk(times) => format!("the disk of {node} is {times} times as slow"),
             Kind::SlowLink(times) => format!("the link of {node} is {times} times as slow"),
+            Kind::Linger(client) => {
+                let client = name(client);
+                format!("{client} loses its connections, and what it has sent is held up")
+            }
             Kind::Partition(peer, Way::Both) => format!("{node} and {} do not hear each other", name(peer)),
             Kind::Partition(peer, Way::Out) => format!("{} does not hear {node}", name(peer)),
             Kind::Partition(peer, Way::In) => format!("{node} does not hear {}", name(peer)),
@@ -159,7 +165,11 @@ fn one(rng: &mut Rng, scene: &Scene, weights: &[u64; 10], sum: u64, long: u64) -
         _ => {
             let peer =
                 if scene.clients > 0 { scene.servers + rng.index(scene.clients) } else { rng.index(all) };
-            (server, Kind::Partition(peer, rng.pick(&[Way::Both, Way::Out, Way::In])))
+            if scene.clients > 0 && rng.one_in(3) {
+                (server, Kind::Linger(peer))
+            } else {
+                (server, Kind::Partition(peer, rng.pick(&[Way::Both, Way::Out, Way::In])))
+            }
         }
     };
     // It waits for what the node does.

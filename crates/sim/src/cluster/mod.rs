@@ -1,6 +1,6 @@
 //! Clusters of services: any core with its media, its connections and its clock, under one seed.
 //!
-//! A [`Process`] is a core and what drives it: it is told what happened, acts on its [`Host`], and says when it wants to look at its
+//! A `Process` is a core and what drives it: it is told what happened, acts on its `Host`, and says when it wants to look at its
 //! clock. Everything else is here, and the same for all services: time, connections, one-sided operations, disks, faults.
 //!
 //! | file | what |
@@ -73,11 +73,7 @@ pub(crate) trait Process: Sized {
     fn deadline(&self) -> Option<Duration>;
 
     /// New disks for a node that has lost its own, if the service can stand that now.
-    fn new_disks(
-        core: &mut Core<Self::Oracle>,
-        processes: &[Option<Self>],
-        node: NodeId,
-    ) -> Option<Vec<Disk>>;
+    fn new_disks(core: &mut Core<Self::Oracle>, node: NodeId) -> Option<Vec<Disk>>;
 
     /// Looks at all of them between two events, and whether the run is over.
     fn look(core: &mut Core<Self::Oracle>, processes: &mut [Option<Self>]) -> bool;

@@ -134,9 +134,11 @@ impl<P: Process> Cluster<P> {
             }
             Kind::PowerLossWithin(syncs) => self.core.nodes[node].power.goes_after(syncs, fault.salt),
             Kind::DiskLost => {
-                counts.power_losses += 1;
-                let lost = P::new_disks(&mut self.core, &self.processes, node);
+                let lost = P::new_disks(&mut self.core, node);
                 self.crash(node, Failure::PowerLoss, n);
+                if lost.is_none() {
+                    self.core.counts.power_losses += 1;
+                }
                 if let Some(disks) = lost {
                     self.core.counts.disks_lost += 1;
                     tell!(self.core, "{} has lost its disk", self.core.nodes[node].name);
@@ -158,6 +160,10 @@ impl<P: Process> Cluster<P> {
             Kind::SlowLink(times) => {
                 counts.slow += 1;
                 self.core.nodes[node].slow_link.insert(n, times);
+            }
+            Kind::Linger(client) => {
+                counts.lingered += 1;
+                self.core.linger(client, fault.ends());
             }
             Kind::Partition(peer, way) => {
                 counts.partitions += 1;

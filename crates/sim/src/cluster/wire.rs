@@ -183,6 +183,8 @@ pub(super) struct Connection {
     pub(super) wires: [Wire; 2],
     /// What each carries out for the other.
     pub(super) responders: [Responder; 2],
+    /// What end 0 has sent does not arrive before this time.
+    pub(super) held: u64,
 }
 
 impl Connection {
@@ -192,14 +194,23 @@ impl Connection {
             is_up: [true, false],
             wires: Default::default(),
             responders: Default::default(),
+            held: 0,
         }
     }
 
-    /// Nothing that this end has sent and that has not arrived ever will, and what it has begun for the other stays half done.
-    pub(super) fn end(&mut self, end: usize) {
+    /// Nothing that this end has sent and that has not arrived ever will, unless it is held up; and what it has begun for the other
+    /// stays half done.
+    pub(super) fn end(&mut self, end: usize, now: u64) {
         self.is_up[end] = false;
-        self.wires[end].packets.clear();
+        if end == 1 || self.held <= now {
+            self.wires[end].packets.clear();
+        }
         self.responders[end].clear();
+    }
+
+    /// When the other end learns of the end of this one, if that were at a time and nothing is held up.
+    pub(super) fn after_held(&self, end: usize, at: u64) -> u64 {
+        if end == 0 { at.max(self.held + 1) } else { at }
     }
 
     /// The end that lies on a node.

@@ -10,13 +10,29 @@
 //! equal to the chosen one, adopts the epoch, and is sent what is appended. A record is acknowledged when enough of them have it,
 //! whatever the others do: one that is silent, slow or full, or that copies what it has missed, costs the rest nothing but its
 //! vote. One that comes back is taken in again by the same way, in the same epoch.
+//!
+//! What a lost disk may cost. A disk that is lost takes its server's records, and what it has promised. Of a log whose records are
+//! acknowledged by `acks` servers the disks of `acks - 1` may be lost at a time; a server counts among them until it has adopted
+//! again. Records are safe by the count of servers with a say (`group/mod.rs`): who comes back empty has none. Promises are safe by
+//! this: nothing is cut off, copied or adopted for a writer before *max(acks, n - acks + 1)* of the *n* servers had promised its epoch
+//! and *n - acks + 1* with a say have confirmed that **afterwards** (the phase `Confirming`); and a server without a say gets nothing
+//! before *n - acks + 1* others with one have confirmed the epoch after it was promised by this server ([`Machine::connected`] to it again
+//! included).
+//!
+//! ARGUMENT. Say *x* promised epoch *f*, has lost its disk, and promises *e* < *f*. Only when *f* counts on the first promise is there
+//! anything to lose: *f* has chosen a log without a record of *e*, or has one acknowledged by *x*. Then *x* confirmed *f* with its old
+//! disk, so by then *max(acks, n - acks + 1)* servers had promised *f*: beside *x*, *acks - 1* at least. Take the first *x* that is fed for a
+//! lower epoch. The writer of *e* has heard *n - acks + 1* others, after *x* promised *e*, that is after all this. *acks - 1* and
+//! *n - acks + 1* of *n - 1* servers have one in common: it has promised *f*, and has not forgotten that, as it has a say and *x* is the
+//! first. It does not confirm *e*, and says *f*: the writer of *e* ends. So *x* is not fed. If *x* never confirmed *f* with its old disk,
+//! *f* does not count it, or has its promise anew, which shuts *e* out there. With *acks* = 1 no disk may be lost; all others are asked
+//! then, of which *f* needs all.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
-use remanence_persist::plan::Request as PlanRequest;
-
+pub use super::action::{Action, Event};
 use super::belong::{Made, belong_together, has_say};
 use super::copy::{Copy, Next};
 use super::server::{Recent, Server, Step};
@@ -43,65 +59,6 @@ const RECENT_BYTES: usize = 16 << 20;
 const BUSY_AGAIN: Time = Duration::from_micros(500);
 const BUSY_LIMIT: Time = Duration::from_secs(2);
 
-/// What the driver is to do on the connection to a server.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Action {
-    /// Ask for something. There is one call at a time.
-    Call {
-        /// The server's place among the names that the machine was made with.
-        server: usize,
-        /// What is asked.
-        request: Request,
-    },
-    /// Read from its region.
-    Read {
-        /// The server's place among the names that the machine was made with.
-        server: usize,
-        /// The byte of the region at which it begins.
-        offset: u64,
-        /// How many bytes.
-        len: u32,
-    },
-    /// Make updates durable, behind all that were begun before.
-    Append {
-        /// The server's place among the names that the machine was made with.
-        server: usize,
-        /// What is written where, in the order in which it must become durable.
-        updates: Box<Updates>,
-        /// What a planner is asked for them.
-        plan: Arc<PlanRequest>,
-    },
-    /// The connection is of no use any more.
-    Disconnect {
-        /// The server's place among the names that the machine was made with.
-        server: usize,
-    },
-}
-
-impl Action {
-    const fn server(&self) -> usize {
-        match *self {
-            Self::Call { server, .. }
-            | Self::Read { server, .. }
-            | Self::Append { server, .. }
-            | Self::Disconnect { server } => server,
-        }
-    }
-}
-
-/// What comes back from a server.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Event {
-    /// The answer to the call.
-    Reply(Result<Box<Status>, Refused>),
-    /// What the oldest READ brought.
-    Data(Vec<u8>),
-    /// The oldest updates are durable.
-    Durable,
-    /// The connection is gone: of what was under way nothing is known. A sentence.
-    Lost(String),
-}
-
 /// How far the group has come.
 #[derive(Clone, PartialEq, Eq, Debug)]
 enum Phase {
@@ -109,6 +66,8 @@ enum Phase {
     Asking,
     /// They are asked for their promises.
     Promising,
+    /// Enough have promised, and are asked whether they still do.
+    Confirming,
     /// A log was chosen, and too few have adopted the epoch yet.
     Adopting,
     /// Records can be appended.
@@ -137,6 +96,10 @@ pub struct Machine {
     /// Since when those that have answered are enough for the next phase.
     enough_since: Option<Time>,
     epoch: Epoch,
+    /// How many promises were given so far: what a server has confirmed is compared by this.
+    grants: u64,
+    /// How many there were when the servers were asked whether they still stand by theirs.
+    confirming: u64,
     made: Option<Made>,
     /// Whose log was chosen.
     best: usize,
@@ -167,6 +130,8 @@ impl Machine {
             phase: Phase::Asking,
             enough_since: None,
             epoch: Epoch::NONE,
+            grants: 0,
+            confirming: u64::MAX,
             made: None,
             best: 0,
             start: 0,
@@ -298,7 +263,9 @@ impl Machine {
         self.servers.iter().any(|server| match server.step {
             Step::Expected | Step::Asking | Step::Granting | Step::Cutting => true,
             Step::Feeding => !server.adopted,
-            Step::Away | Step::Known | Step::Granted => false,
+            // What others confirm is what it waits for.
+            Step::Granted => self.servers.iter().any(|other| other.call.is_some()),
+            Step::Away | Step::Known => false,
         })
     }
 
@@ -561,6 +528,7 @@ impl Machine {
         let server = &mut self.servers[n];
         debug_assert!(server.call.is_none(), "one call at a time");
         (server.call, server.busy) = (Some(request), None);
+        server.called = self.grants;
         self.actions.push_back(Action::Call { server: n, request });
     }
 
@@ -649,11 +617,21 @@ impl Machine {
         (server.call, server.busy) = (None, None);
         let status = match reply {
             Ok(status) => status,
-            Err(Refused::Fenced { promised }) if self.phase == Phase::Promising => {
+            Err(Refused::Fenced { promised }) if self.awaits_promises() => {
                 return self.fail(GroupError::Fenced { promised });
             }
             Err(refused) => return self.lose(n, &refused.to_string()),
         };
+        let promised = status.state.promised;
+        if promised > self.epoch && self.epoch != Epoch::NONE && self.awaits_promises() {
+            return self.fail(GroupError::Fenced { promised });
+        }
+        let server = &mut self.servers[n];
+        server.is_on(status.superblock.uuid);
+        if promised == self.epoch {
+            server.confirmed = server.confirmed.max(server.called);
+        }
+        let kept = promised == self.epoch && server.granted > 0;
         if let Some(writer) = &mut server.writer {
             writer.trimmed(status.state.head.position);
         }
@@ -663,14 +641,17 @@ impl Machine {
         match (asked, request) {
             (Step::Asking, _) => {
                 server.step = Step::Known;
+                server.keeps = kept;
                 if !matches!(self.phase, Phase::Asking) {
                     self.admit(n);
                 }
             }
             (Step::Granting, _) => {
                 server.step = Step::Granted;
-                if matches!(self.phase, Phase::Adopting | Phase::Open) {
-                    self.equalise(n);
+                // Who had promised already has not forgotten it since.
+                if !server.keeps {
+                    self.grants += 1;
+                    server.granted = self.grants;
                 }
             }
             (Step::Cutting, _) => self.begin_to_feed(n),
@@ -712,20 +693,20 @@ impl Machine {
             self.ask_for_promises(now);
         }
         if self.phase == Phase::Promising {
-            self.choose(now);
+            self.ask_for_confirmations(now);
+        }
+        if self.phase == Phase::Confirming {
+            self.choose();
         }
         if matches!(self.phase, Phase::Adopting | Phase::Open) {
+            self.take_in();
             self.feed_all();
         }
         if self.phase == Phase::Adopting {
             let adopted = self.servers.iter().filter(|server| server.takes_part()).count();
             let holds = |server: &Server| server.step == Step::Feeding && server.has() >= self.start;
             // So many must have a say that whoever opens it next can be promised by enough of them.
-            let next = if self.made.as_ref().is_some_and(|made| made.new) {
-                self.servers.len() - self.acks() + 1
-            } else {
-                0
-            };
+            let next = if self.is_new() { self.servers.len() - self.acks() + 1 } else { 0 };
             if adopted >= self.acks().max(next) {
                 self.phase = Phase::Open;
                 self.count();
@@ -785,12 +766,14 @@ impl Machine {
         }
     }
 
-    fn choose(&mut self, now: Time) {
+    /// A promise may be forgotten with the disk that it is on: nothing is cut off before those that were given were confirmed.
+    fn ask_for_confirmations(&mut self, now: Time) {
         let since = self.enough_since.take();
         // Who has not even said how its log is was waited for already.
         let waiting = self.servers.iter().any(|server| server.step == Step::Granting);
         let granted = self.statuses(Step::Granted);
-        if granted.iter().all(Option::is_none) {
+        let there = granted.iter().flatten().count();
+        if there == 0 {
             return;
         }
         // Only now does nothing change any more: another writer may have made the group in the meantime.
@@ -799,9 +782,32 @@ impl Machine {
             Err(_) if waiting => return,
             Err(error) => return self.fail(error),
         };
-        let new = made.new;
         self.made = Some(made);
-        if self.heard().unwrap_or(0) < self.needed() || !self.is_due(now, waiting, since) {
+        let enough = self.heard().unwrap_or(0) >= self.needed() && there >= self.acks();
+        if !enough || !self.is_due(now, waiting, since) {
+            return;
+        }
+        self.phase = Phase::Confirming;
+        self.confirming = self.grants;
+        for n in 0..self.servers.len() {
+            if self.servers[n].step == Step::Granted {
+                self.call(n, Request::Status);
+            }
+        }
+    }
+
+    fn is_new(&self) -> bool {
+        self.made.as_ref().is_some_and(|made| made.new)
+    }
+
+    fn choose(&mut self) {
+        let new = self.is_new();
+        let stands_by = |server: &&Server| {
+            server.step == Step::Granted
+                && server.confirmed >= self.confirming
+                && server.status.as_ref().is_some_and(|status| new || has_say(status))
+        };
+        if self.servers.iter().filter(stands_by).count() < self.needed() {
             return;
         }
         let rank = |n: &usize| {
@@ -818,9 +824,49 @@ impl Machine {
         self.recent.first = start;
         self.phase = Phase::Adopting;
         self.begin_to_feed(best);
+    }
+
+    /// Whether somebody's promise is waited for, so that a later writer's is the end of this one.
+    fn awaits_promises(&self) -> bool {
+        match self.phase {
+            Phase::Promising | Phase::Confirming => true,
+            Phase::Adopting | Phase::Open => (0..self.servers.len()).any(|n| self.awaits_confirmation(n)),
+            Phase::Asking | Phase::Failed(_) => false,
+        }
+    }
+
+    /// Whether a server has promised this epoch and may have forgotten a later one with its disk, so that others are to say first
+    /// that there is none.
+    fn awaits_confirmation(&self, n: usize) -> bool {
+        let server = &self.servers[n];
+        let Some(status) = server.status.as_ref().filter(|_| server.step == Step::Granted) else {
+            return false;
+        };
+        if has_say(status) || server.granted <= self.confirming {
+            return false;
+        }
+        let confirm = |m: &usize| *m != n && self.servers[*m].confirms(server.granted);
+        let members = self.servers.len();
+        // Of a log that has each record on one server only, all others.
+        (0..members).filter(confirm).count() < (members - self.acks() + 1).min(members - 1)
+    }
+
+    /// Goes on with those that have promised.
+    fn take_in(&mut self) {
         for n in 0..self.servers.len() {
-            if self.servers[n].step == Step::Granted {
+            if self.servers[n].step != Step::Granted || self.servers[n].call.is_some() {
+                continue;
+            }
+            if !self.awaits_confirmation(n) {
                 self.equalise(n);
+                continue;
+            }
+            let since = self.servers[n].granted;
+            for m in (0..self.servers.len()).filter(|m| *m != n) {
+                let other = &mut self.servers[m];
+                let asked = other.call.is_some() && other.called >= since;
+                let has_say = other.status.as_ref().is_some_and(has_say);
+                other.look |= other.step == Step::Feeding && has_say && !other.confirms(since) && !asked;
             }
         }
     }
@@ -953,14 +999,29 @@ impl Machine {
 
     /// A record does not fit: somebody may have trimmed the log, or it is trimmed as far as it may be. False.
     fn is_full(&mut self, n: usize) -> bool {
+        self.servers[n].full = true;
+        let can_be_trimmed = self.trims_to(n) > self.servers[n].first();
         let server = &mut self.servers[n];
-        server.full = true;
         if server.adopted || !server.looked {
             server.look |= !server.looked;
-        } else if server.in_flight.is_empty() && server.call.is_none() {
+        } else if server.in_flight.is_empty() && server.call.is_none() && !can_be_trimmed {
             self.lose(n, "its log has no room for the records that it lacks; give it a larger one");
         }
         false
+    }
+
+    /// The records below this number a server may give up, of those that it has. One that does not take all that it lacks is not
+    /// given what others have given up already: they had been told to by a writer that had it acknowledged.
+    fn trims_to(&self, n: usize) -> u64 {
+        let server = &self.servers[n];
+        let given_up =
+            |other: &Server| other.step == Step::Feeding && other.status.as_ref().is_some_and(has_say);
+        let others = self.servers.iter().filter(|other| given_up(other)).map(Server::first).max();
+        let below = match others {
+            Some(first) if server.full && !server.adopted => self.trim_below.max(first),
+            _ => self.trim_below,
+        };
+        below.min(server.has()).min(server.keep)
     }
 
     fn submit(&mut self, n: usize, updates: Updates) {
@@ -1064,6 +1125,7 @@ impl Machine {
     fn ask(&mut self, n: usize) {
         let made = self.made.as_ref().expect("the log was chosen");
         let (group, acks, members) = (made.group, made.acks, self.servers.len() as u16);
+        let below = self.trims_to(n);
         let server = &mut self.servers[n];
         let (Some(writer), None) = (&server.writer, &server.call) else { return };
         if server.step != Step::Feeding {
@@ -1073,11 +1135,9 @@ impl Machine {
         let lacks = writer.next() < server.goal || !server.in_flight.is_empty();
         let request = if !server.adopted && !lacks {
             Request::Adopt { epoch: self.epoch, sequence: writer.next(), group, members, acks }
-        } else if server.first() < self.trim_below.min(has).min(server.keep)
-            && (has >= self.trim_below || server.full)
-        {
+        } else if server.first() < below && (has >= self.trim_below || server.full) {
             server.look = false;
-            Request::Trim { below: self.trim_below.min(has).min(server.keep) }
+            Request::Trim { below }
         } else if std::mem::take(&mut server.look) {
             Request::Status
         } else if !server.adopted {

@@ -5,7 +5,7 @@
 //! 1. draws an epoch higher than any promised and has every server that it reaches promise it, which shuts out all earlier
 //!    writers there (their connections are cut first);
 //! 2. needs `members - acks + 1` promises of servers that belong to the group already: every set of so many meets every
-//!    set of `acks`;
+//!    set of `acks`; and has them confirmed, as a promise may be lost with its disk ([`machine`] says why that is enough);
 //! 3. chooses the log of the server that *adopted* the highest epoch, and of those the longest;
 //! 4. makes the others equal to it: cuts off what differs, copies what lacks;
 //! 5. has them adopt its epoch, and appends once `acks` of them have.
@@ -31,6 +31,7 @@
 //!
 //! [`machine`] has the steps, without a clock or a connection; [`driver`] carries them out on connections, for one thread that waits.
 
+mod action;
 mod belong;
 mod copy;
 pub mod driver;

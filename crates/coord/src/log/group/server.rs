@@ -5,8 +5,10 @@ use std::sync::Arc;
 
 use remanence_persist::plan::Request as PlanRequest;
 
+use super::belong::has_say;
 use super::copy::Copy;
 use super::machine::Time;
+use crate::log::format::superblock::Uuid;
 use crate::log::proto::Request;
 use crate::log::store::Status;
 use crate::log::writer::Writer;
@@ -37,6 +39,8 @@ pub(super) struct Server {
     pub(super) name: String,
     pub(super) step: Step,
     pub(super) why: String,
+    /// The name of the disk with which it has answered last.
+    uuid: Option<Uuid>,
     /// What it said last.
     pub(super) status: Option<Status>,
     pub(super) writer: Option<Writer>,
@@ -51,6 +55,14 @@ pub(super) struct Server {
     /// What the planner was asked last, for updates of so many bytes of records.
     pub(super) asked: Option<(usize, Arc<PlanRequest>)>,
     pub(super) call: Option<Request>,
+    /// How many promises had been given to this writer when it was called last.
+    pub(super) called: u64,
+    /// Which promise its own was, of those that were given to this writer; 0: none of this disk.
+    pub(super) granted: u64,
+    /// It has said that it stands by its promise when so many had been given.
+    pub(super) confirmed: u64,
+    /// It had its promise still when it was connected to.
+    pub(super) keeps: bool,
     /// When something came from it last, or was asked of it while nothing else was.
     pub(super) sign: Time,
     /// Since when it has been too busy for the call, and when it is asked again.
@@ -81,6 +93,7 @@ impl Server {
             name,
             step: Step::Expected,
             why: String::new(),
+            uuid: None,
             status: None,
             writer: None,
             adopted: false,
@@ -89,6 +102,10 @@ impl Server {
             in_flight: VecDeque::new(),
             asked: None,
             call: None,
+            called: 0,
+            granted: 0,
+            confirmed: 0,
+            keeps: false,
             sign: Time::ZERO,
             busy: None,
             copy: None,
@@ -102,6 +119,19 @@ impl Server {
             copied: 0,
             cut: 0,
         }
+    }
+
+    /// It answers with this disk. What it promised, and had, on another one is void.
+    pub(super) fn is_on(&mut self, uuid: Uuid) {
+        if self.uuid != Some(uuid) {
+            (self.granted, self.confirmed, self.durable) = (0, 0, 0);
+            self.uuid = Some(uuid);
+        }
+    }
+
+    /// It has a say, and stands by its promise since that promise of another one.
+    pub(super) fn confirms(&self, since: u64) -> bool {
+        self.confirmed >= since && self.status.as_ref().is_some_and(has_say)
     }
 
     pub(super) const fn is_up(&self) -> bool {

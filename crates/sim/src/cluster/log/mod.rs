@@ -8,7 +8,10 @@
 //! - what was acknowledged is on every server that takes part when the last writer has opened the log, and at the end on all,
 //!   byte for byte, unless somebody gave it up;
 //! - no crash is taken for damage;
-//! - when all faults are over, the last writer opens the log, appends, and brings all servers up to date within a bounded time.
+//! - when all faults are over, the sessions of usual writers come to their ends within a bounded time: what they append is
+//!   acknowledged, or they learn that another one has the log;
+//! - and the last writer opens the log, appends, and brings all servers up to date within a bounded time, though it loses all its
+//!   connections in the middle of that.
 
 mod oracle;
 mod plan;
@@ -35,9 +38,12 @@ use oracle::Oracle;
 use server::Server;
 use writer::Writer;
 
-/// Simulated time in which the group must have come to its end when all faults are over: patience, the time of a server that is
-/// busy cutting somebody off, and a good deal more.
+/// Simulated time in which the last writer must have come to its end: patience, the time of a server that is busy cutting somebody
+/// off, and a good deal more.
 const DRAIN: u64 = 20_000_000_000;
+/// Simulated time in which the session of a usual writer must have come to its end when all faults are over: its records and their
+/// pauses, patience, and the time of a server that is busy cutting somebody off.
+const ENDS: u64 = 10_000_000_000;
 
 /// What runs on a node.
 enum Member {
@@ -71,20 +77,19 @@ impl Process for Member {
         }
     }
 
-    /// So many disks may be lost at a time as a record that is acknowledged lies on others beside one. A server counts until it
-    /// has all again that was acknowledged.
-    fn new_disks(core: &mut Core<Oracle>, processes: &[Option<Self>], node: usize) -> Option<Vec<Disk>> {
-        let below = core.oracle.next();
-        core.oracle.lost.retain(|lost| match &processes[*lost] {
-            Some(Self::Server(server)) => !server.has_all(below),
-            _ => true,
-        });
-        let plan = &core.oracle.plan;
-        let others = core.oracle.lost.iter().filter(|lost| **lost != node).count();
-        if node >= usize::from(plan.servers) || others + 1 >= usize::from(plan.acks) {
+    /// So many disks may be lost at a time as a record that is acknowledged lies on others beside one. A server counts among them
+    /// until it has a say again, and so does one that never had one, but for a group of which nobody has one yet.
+    fn new_disks(core: &mut Core<Oracle>, node: usize) -> Option<Vec<Disk>> {
+        let servers = usize::from(core.oracle.plan.servers);
+        if node >= servers {
             return None;
         }
-        core.oracle.lost.insert(node);
+        let without = |n: &usize| !server::has_say(&core.nodes[*n].disks[0]);
+        let lost: Vec<usize> = (0..servers).filter(without).collect();
+        let others = lost.iter().filter(|lost| **lost != node).count();
+        if lost.len() < servers && others + 1 >= usize::from(core.oracle.plan.acks) {
+            return None;
+        }
         Some(vec![server::make(core, node)])
     }
 
@@ -97,6 +102,15 @@ impl Process for Member {
                 }
             }
             core.oracle.verified += 1;
+        }
+        if core.now() > core.oracle.plan.heals + ENDS
+            && let Some(writer) = core.oracle.working.first()
+        {
+            let what = format!(
+                "writer {writer} has not come to an end, and all faults are over since {}",
+                Time(ENDS)
+            );
+            core.wrong(what);
         }
         core.oracle.finished
     }
@@ -155,7 +169,8 @@ pub fn run_plan(seed: u64, plan: &Plan, trace_lines: usize) -> Outcome {
     let faults: Vec<_> = plan.faults.iter().map(|(_, fault)| *fault).collect();
     let mut cluster: Cluster<Member> = Cluster::new(core, &faults);
     // A broken promise of the code is a finding like any other, and has a seed and a story.
-    let panic = catch_unwind(AssertUnwindSafe(|| cluster.run(plan.heals + DRAIN))).err();
+    let limit = plan.heals + DRAIN + if plan.lets_end { ENDS } else { 0 };
+    let panic = catch_unwind(AssertUnwindSafe(|| cluster.run(limit))).err();
     let core = cluster.core;
     let what = match panic {
         Some(panic) => Some(format!("panic: {}", panic_text(&*panic))),
@@ -186,8 +201,12 @@ impl Outcome {
     #[must_use]
     pub fn replay(&self) -> String {
         let mut line = format!("rem sim --cluster log --seed {}", self.seed);
-        let drawn = Plan::draw(self.seed, &Params::default());
-        let Plan { faults, sessions, records, .. } = &self.plan;
+        let Plan { faults, sessions, records, servers, acks, mode, .. } = &self.plan;
+        // Who asks for other servers than the seed has drawn gets other faults as well.
+        let default = Plan::draw(self.seed, &Params::default());
+        let quorum = Some((*servers, *acks)).filter(|quorum| *quorum != (default.servers, default.acks));
+        let asked = Some(*mode).filter(|mode| *mode != default.mode);
+        let drawn = Plan::draw(self.seed, &Params { quorum, mode: asked, ..Params::default() });
         if faults.len() < drawn.faults.len() {
             let numbers: Vec<String> = faults.iter().map(|(number, _)| number.to_string()).collect();
             let numbers = if numbers.is_empty() { "none".to_owned() } else { numbers.join(",") };
@@ -195,6 +214,12 @@ impl Outcome {
         }
         if *sessions != drawn.sessions {
             write!(line, " --sessions {sessions}").expect("a string takes all");
+        }
+        if (*servers, *acks) != (default.servers, default.acks) {
+            write!(line, " --servers {servers} --acks {acks}").expect("a string takes all");
+        }
+        if *mode != default.mode {
+            write!(line, " --mode {}", mode.name()).expect("a string takes all");
         }
         if *records != drawn.records {
             write!(line, " --records {records}").expect("a string takes all");
@@ -267,12 +292,12 @@ impl fmt::Display for Outcome {
         )?;
         writeln!(
             f,
-            "servers  {} records copied, {} cut off, {} connected again, {} writers shut out",
-            work.copied, work.cut, work.connected_again, work.shut_out
+            "servers  {} records copied, {} cut off, {} connected again, {} writers shut out, {} ended by themselves",
+            work.copied, work.cut, work.connected_again, work.shut_out, work.ended
         )?;
         writeln!(
             f,
-            "faults   {} stopped, {} killed, {} without power ({} within something), {} disks lost, {} failed, {} slow, {} partitions",
+            "faults   {} stopped, {} killed, {} without power ({} within something), {} disks lost, {} failed, {} slow, {} partitions, {} held up",
             c.pauses,
             c.kills,
             c.power_losses,
@@ -280,7 +305,8 @@ impl fmt::Display for Outcome {
             c.disks_lost,
             c.media_failed,
             c.slow,
-            c.partitions
+            c.partitions,
+            c.lingered
         )?;
         for sentence in plan.sentences() {
             writeln!(f, "  {sentence}")?;

@@ -32,6 +32,10 @@ Work {
     closed,
     /// Connections that a server cut, as another writer came.
     shut_out,
+    /// Sessions of usual writers that were under way when all faults were over, and came to their ends.
+    ended,
+    /// Times that the last writer lost all connections with an append under way.
+    cut_within,
 }
 }
 
@@ -47,12 +51,12 @@ pub(crate) struct Oracle {
     opened: BTreeMap<Epoch, u64>,
     /// All records below this may be gone.
     pub(super) trimmed: u64,
-    /// Servers that have lost their disk, or never had a say, and do not have all that was acknowledged.
-    pub(super) lost: BTreeSet<usize>,
     /// How many disks were made.
     pub(super) made: u64,
     /// How often each writer may still open the log.
     pub(super) sessions: Vec<u32>,
+    /// Which of the usual writers have the log open, or are opening it.
+    pub(super) working: BTreeSet<usize>,
     /// The last writer asks for the logs of these servers to be looked at.
     pub(super) verify: Option<Vec<usize>>,
     /// Nothing was missing.
@@ -74,20 +78,15 @@ impl Oracle {
             acknowledged: BTreeMap::new(),
             opened: BTreeMap::new(),
             trimmed: 0,
-            lost: (0..plan.servers.into()).collect(),
             made: 0,
             sessions: vec![plan.sessions; plan.writers.into()],
+            working: BTreeSet::new(),
             verify: None,
             verified: 0,
             finished: false,
             waits: "it has not come",
             latencies: Vec::new(),
         }
-    }
-
-    /// One more than the highest number that was acknowledged.
-    pub(super) fn next(&self) -> u64 {
-        self.acknowledged.last_key_value().map_or(0, |(sequence, _)| sequence + 1)
     }
 
     /// What was acknowledged, from a number on.
@@ -102,6 +101,18 @@ impl Oracle {
             return Err(format!("two writers have opened the log with epoch {epoch}"));
         }
         let earlier = |(_, (_, of)): &(&u64, &(Vec<u8>, Epoch))| *of < epoch;
+        // All below its first record was acknowledged when it was opened.
+        let (lower, higher) = (self.opened.range(..epoch).next_back(), self.opened.range(epoch..).nth(1));
+        if let Some((of, from)) = lower.filter(|(_, from)| **from > start) {
+            return Err(format!(
+                "epoch {epoch} begins with record {start}, and epoch {of} with record {from}"
+            ));
+        }
+        if let Some((of, from)) = higher.filter(|(_, from)| **from < start) {
+            return Err(format!(
+                "epoch {of} begins with record {from}, and epoch {epoch} with record {start}"
+            ));
+        }
         match self.acknowledged.iter().rev().find(earlier) {
             Some((sequence, (_, of))) if *sequence >= start => Err(format!(
                 "epoch {epoch} begins with record {start}, and record {sequence} was acknowledged in epoch {of}"
@@ -145,7 +156,10 @@ mod tests {
         assert!(oracle.acknowledges(epoch(1), 1, b"b".to_vec()).is_err(), "too late");
         oracle.acknowledges(epoch(3), 1, b"c".to_vec()).expect("nobody else has");
         assert!(oracle.acknowledges(epoch(3), 1, b"d".to_vec()).is_err(), "another content");
-        assert_eq!(oracle.next(), 2);
         assert!(oracle.opens(epoch(4), 0).is_err(), "it begins before what is acknowledged");
+        let mut oracle = Oracle::new(1, &Plan::draw(1, &Params::default()));
+        oracle.opens(epoch(2), 5).expect("the first");
+        assert!(oracle.opens(epoch(3), 4).is_err(), "it begins before the one before");
+        assert!(oracle.opens(epoch(1), 6).is_err(), "it begins behind the one after");
     }
 }

@@ -70,8 +70,10 @@ pub struct Plan {
     pub speeds: Speeds,
     /// The clock of each node: the servers', the writers', and that of the one who comes last.
     pub clocks: Vec<Clock>,
-    /// When all faults are over, in nanoseconds. The last writer comes then, and no other one opens the log any more.
+    /// When all faults are over, in nanoseconds. No usual writer opens the log any more, and the last one comes.
     pub heals: u64,
+    /// The last writer comes when the usual ones have come to their ends, which they must.
+    pub lets_end: bool,
     /// What goes wrong until then. The number of each is its place among those that the seed has drawn.
     pub faults: Vec<(usize, Fault)>,
 }
@@ -129,6 +131,7 @@ impl Plan {
             },
             clocks: (0..nodes).map(|_| clock(rng)).collect(),
             heals,
+            lets_end: rng.one_in(2),
             faults: (0..).zip(faults).collect(),
         }
     }

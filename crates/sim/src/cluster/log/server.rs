@@ -48,6 +48,12 @@ pub(super) fn make(core: &mut Core<Oracle>, node: usize) -> Disk {
     disk
 }
 
+/// Whether the word of a server with this disk counts: it has adopted an epoch. Nothing happens to the disk.
+pub(super) fn has_say(disk: &Disk) -> bool {
+    Store::open(disk.durable())
+        .is_ok_and(|store| store.state().adopted.counter() > 0 && store.damage().is_none())
+}
+
 impl Server {
     pub(super) fn boot(host: &mut Host<'_, Oracle>) -> Result<Self, String> {
         let store = Store::open(host.disk(0)).map_err(|e| e.to_string())?;
@@ -78,13 +84,11 @@ impl Server {
                 Err(refused) => refused.to_string(),
             }
         ));
+        if let Some(damage) = self.store.damage() {
+            let what = format!("server {} finds damage, and nothing was destroyed: {damage}", host.node());
+            host.core().wrong(what);
+        }
         host.send(connection, emit_reply(&reply));
-    }
-
-    /// Whether it takes part in a group and has all records below a number, as far as it has looked.
-    pub(super) fn has_all(&self, below: u64) -> bool {
-        let state = self.store.state();
-        state.adopted.counter() > 0 && self.store.damage().is_none() && self.store.tail().sequence >= below
     }
 
     /// Looks whether everything that was acknowledged is there, byte for byte.

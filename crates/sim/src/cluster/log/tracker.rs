@@ -3,6 +3,7 @@
 
 use std::collections::VecDeque;
 
+use remanence_coord::log::format::superblock::Uuid;
 use remanence_coord::log::group::Machine;
 use remanence_coord::log::proto::Request;
 use remanence_coord::log::{Epoch, Status};
@@ -16,18 +17,22 @@ struct Server {
     has: u64,
     /// It has adopted the epoch, on this connection or before.
     adopted: bool,
-    /// What it had at most since it adopted, on any connection.
+    /// What it had at most since it adopted, on any connection, with the disk that it has.
     ever: u64,
+    /// The name of that disk.
+    disk: Option<Uuid>,
 }
 
 /// What has come from the servers of a group.
 pub(super) struct Tracker {
     servers: Vec<Server>,
+    /// What enough had at any time.
+    most: u64,
 }
 
 impl Tracker {
     pub(super) fn new(servers: usize) -> Self {
-        Self { servers: vec![Server::default(); servers] }
+        Self { servers: vec![Server::default(); servers], most: 0 }
     }
 
     pub(super) fn connected(&mut self, n: usize) {
@@ -35,8 +40,8 @@ impl Tracker {
     }
 
     pub(super) fn lost(&mut self, n: usize) {
-        let ever = self.servers[n].ever;
-        self.servers[n] = Server { ever, ..Server::default() };
+        let Server { ever, disk, .. } = self.servers[n];
+        self.servers[n] = Server { ever, disk, ..Server::default() };
     }
 
     pub(super) fn asks(&mut self, n: usize, request: &Request) {
@@ -49,6 +54,9 @@ impl Tracker {
 
     pub(super) fn says(&mut self, n: usize, status: &Status, epoch: Epoch) {
         let server = &mut self.servers[n];
+        if server.disk.replace(status.superblock.uuid) != Some(status.superblock.uuid) {
+            server.ever = 0;
+        }
         match server.asked.take() {
             Some(Request::Grant { .. }) if status.damage.is_none() => {
                 server.has = status.tail.sequence;
@@ -72,7 +80,7 @@ impl Tracker {
     }
 
     /// Whether the machine acknowledges what it should.
-    pub(super) fn check(&self, machine: &Machine) -> Result<(), String> {
+    pub(super) fn check(&mut self, machine: &Machine) -> Result<(), String> {
         let acks = machine.quorum().0;
         let with_enough = |has: fn(&Server) -> u64| {
             let mut all: Vec<u64> = self.servers.iter().map(has).collect();
@@ -80,7 +88,8 @@ impl Tracker {
             all[acks - 1].min(machine.next())
         };
         let said = with_enough(|server| if server.adopted { server.has } else { 0 });
-        let ever = with_enough(|server| server.ever);
+        self.most = self.most.max(with_enough(|server| server.ever));
+        let ever = self.most;
         let acknowledged = machine.acknowledged();
         if acknowledged > ever {
             return Err(format!(

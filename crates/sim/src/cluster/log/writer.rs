@@ -72,7 +72,13 @@ struct Session {
     /// Since when too few servers are there.
     short_since: Option<Duration>,
     closing: Option<Closing>,
+    /// All faults are over: what is not acknowledged yet is waited for no longer than it takes.
+    is_due: bool,
+    /// When to look whether they are.
+    due: Duration,
     step: LastStep,
+    /// The last writer still loses its connections in the middle of an append.
+    is_cut: bool,
 }
 
 /// How far the end of a session has come.
@@ -87,7 +93,7 @@ enum Closing {
 enum LastStep {
     /// All that were there when it came are to have all that was acknowledged.
     Settle,
-    /// What is there is looked at, and then trimmed.
+    /// What is there is looked at, and then trimmed, perhaps.
     Verify,
     Append,
     /// All servers are to have everything.
@@ -103,6 +109,7 @@ impl Writer {
         let is_last = number == usize::from(oracle.plan.writers);
         let mut rng = Rng::new(oracle.seed, ((1000 + number as u64) << 32) ^ u64::from(life));
         let heals = oracle.plan.heals;
+        oracle.working.remove(&number);
         // In the time of the run: it began at zero.
         let after = if is_last { heals } else { rng.below(heals / 2) / (1 + u64::from(life)) };
         let begin = host.now() + Duration::from_nanos(after);
@@ -132,7 +139,16 @@ impl Writer {
         let goes_on = session.turn(now, &mut self.rng, self.is_last, host);
         session.go_on(now, host);
         session.check(host);
+        session.lose_all_within(now, host);
+        session.is_due = host.core().now() >= host.known().plan.heals;
+        if session.due <= now {
+            session.due = now + LOOK;
+        }
         if !goes_on {
+            let (number, is_due) = (self.number, session.is_due);
+            if host.oracle().working.remove(&number) && is_due {
+                host.oracle().work.ended += 1;
+            }
             session.links.iter().filter_map(Link::connection).for_each(|connection| host.cut(connection));
             self.state = State::Away(now + Duration::from_nanos(1 + self.rng.exponential(AGAIN)));
             let heals = host.oracle().plan.heals;
@@ -146,8 +162,8 @@ impl Writer {
         let true_time = host.core().now();
         let oracle = host.oracle();
         let plan = &oracle.plan;
-        if self.is_last && true_time < plan.heals {
-            // Its clock is fast.
+        // Its clock is fast; or others are to come to their ends first.
+        if self.is_last && (true_time < plan.heals || plan.lets_end && !oracle.working.is_empty()) {
             self.state = State::Away(now + LOOK / 2);
             return;
         }
@@ -157,6 +173,7 @@ impl Writer {
                 return;
             }
             oracle.sessions[self.number] -= 1;
+            oracle.working.insert(self.number);
         }
         self.nonce += 1;
         let (servers, nonce) = (plan.servers, (self.number as u32 + 1) << 16 | self.nonce);
@@ -165,7 +182,9 @@ impl Writer {
             .depth(plan.depth)
             .grace(Duration::from_nanos(plan.grace[self.number]))
             .patience(Duration::from_nanos(plan.patience));
+        let heals = plan.heals;
         let records = self.rng.below(u64::from(plan.records) + 1) as u32;
+        let is_cut = self.is_last && oracle.work.cut_within == 0 && self.rng.one_in(2);
         let names = plan.names();
         let machine = Machine::new(names.into_iter().take(servers.into()), options);
         let connect = |n| Link::Connecting(host.connect(usize::from(n)));
@@ -182,6 +201,9 @@ impl Writer {
             trimmed: 0,
             short_since: None,
             closing: None,
+            is_due: false,
+            due: now + Duration::from_nanos(heals.saturating_sub(true_time)),
+            is_cut,
             step: LastStep::Settle,
         }));
     }
@@ -203,13 +225,24 @@ impl Session {
             _ => None,
         });
         let appends = self.is_open && self.records > 0 && self.short_since.is_none();
-        let turn = (appends || is_last).then_some(self.next_turn);
+        let waits =
+            self.is_due && self.short_since.is_none() && matches!(self.closing, Some(Closing::Waiting));
+        let turn = (appends || is_last || waits).then_some(self.next_turn);
+        let due = (!is_last && !self.is_due).then_some(self.due);
         let short = self.short_since.filter(|_| !is_last).map(|since| since + ENDURANCE);
         let closing = match self.closing {
             Some(Closing::Noting(until)) => Some(until),
             _ => None,
         };
-        self.machine.deadline().into_iter().chain(reconnects).chain(turn).chain(short).chain(closing).min()
+        self.machine
+            .deadline()
+            .into_iter()
+            .chain(reconnects)
+            .chain(turn)
+            .chain(due)
+            .chain(short)
+            .chain(closing)
+            .min()
     }
 
     /// Hands what has come to the machine.
@@ -343,6 +376,25 @@ impl Session {
         }
     }
 
+    /// Loses all connections when the first append of the last writer is on its way, to no server yet.
+    fn lose_all_within(&mut self, now: Duration, host: &mut Host<'_, Oracle>) {
+        if !self.is_cut || self.step != LastStep::Append || self.sent.is_empty() {
+            return;
+        }
+        self.is_cut = false;
+        host.oracle().work.cut_within += 1;
+        host.tell(format_args!("loses all connections"));
+        for n in 0..self.links.len() {
+            let Link::Up(connection) = self.links[n] else { continue };
+            host.cut(connection);
+            self.links[n] = Link::Down(now + Duration::from_nanos(RECONNECT));
+            self.tracker.lost(n);
+            self.machine.handle(now, n, Event::Lost("all connections are lost".into()));
+        }
+        self.go_on(now, host);
+        self.check(host);
+    }
+
     fn report(&self, checked: Result<(), String>, host: &mut Host<'_, Oracle>) {
         if let Err(what) = checked {
             host.core().wrong(what);
@@ -393,7 +445,14 @@ impl Session {
                 self.closing = Some(Closing::Noting(now + Duration::from_millis(1)));
                 return true;
             }
-            Some(Closing::Waiting) => return true,
+            Some(Closing::Waiting) => {
+                if self.is_due && now >= self.next_turn {
+                    // Where there is no room for it somewhere, it would wait for ever.
+                    self.next_turn = now + LOOK;
+                    self.trim(now, self.machine.acknowledged(), host);
+                }
+                return true;
+            }
             Some(Closing::Noting(until)) => {
                 if self.machine.is_calling() && now < until {
                     return true;
@@ -492,7 +551,10 @@ impl Session {
             }
             LastStep::Verify if host.oracle().verify.is_some() => {}
             LastStep::Verify => {
-                self.trim(now, self.machine.acknowledged(), host);
+                // What is not trimmed is looked at on all servers at the end.
+                if self.machine.is_half_full() || rng.one_in(2) {
+                    self.trim(now, self.machine.acknowledged(), host);
+                }
                 self.records = LAST_RECORDS as u32;
                 self.step = LastStep::Append;
                 self.next_turn = now;
@@ -500,6 +562,10 @@ impl Session {
             LastStep::Append => {
                 host.oracle().waits = "what it appends is to be acknowledged";
                 if self.records > 0 && is_due {
+                    // There may be no room yet.
+                    if self.machine.is_half_full() {
+                        self.trim(now, self.machine.acknowledged(), host);
+                    }
                     let taken = self.append(now, self.records.into(), rng, host);
                     self.records -= taken as u32;
                 }
