@@ -28,7 +28,7 @@ const EDGES: &[(&str, &[&str])] = &[
     ("remote", &["auth", "wire", "rnic", "pmem", "verbs", "persist"]),
     ("remotelog", &["coord", "pmem", "persist", "remote", "verbs"]),
     ("rpc", &["auth", "wire", "rnic", "pmem", "verbs", "persist"]),
-    ("sim", &["wire", "rnic", "pmem", "coord"]),
+    ("sim", &["wire", "rnic", "pmem", "persist", "coord", "kv"]),
     ("resp", &[]),
     ("metrics", &[]),
     ("effort", &[]),

@@ -102,6 +102,8 @@ pub(super) struct Scene {
     pub(super) servers: usize,
     /// Those behind them, which have none.
     pub(super) clients: usize,
+    /// Servers are cut off from each other as well, and not only from clients.
+    pub(super) among_servers: bool,
     /// All faults are over by then.
     pub(super) ends: u64,
 }
@@ -157,8 +159,11 @@ fn one(rng: &mut Rng, scene: &Scene, weights: &[u64; 10], sum: u64, long: u64) -
         7 => (server, Kind::SlowDisk(rng.pick(&[10, 100, 2000]))),
         8 => (any, Kind::SlowLink(rng.pick(&[10, 100, 1000]))),
         _ => {
-            let peer =
-                if scene.clients > 0 { scene.servers + rng.index(scene.clients) } else { rng.index(all) };
+            let peer = if scene.clients > 0 && !scene.among_servers {
+                scene.servers + rng.index(scene.clients)
+            } else {
+                rng.index(all)
+            };
             (server, Kind::Partition(peer, rng.pick(&[Way::Both, Way::Out, Way::In])))
         }
     };
