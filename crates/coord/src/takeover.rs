@@ -259,7 +259,9 @@ impl Takeover {
             Input::Ended => {
                 self.becomes(Role::Waiting);
                 // Others may have more luck.
-                (self.since, self.not_before) = (Some(now), now + self.notice / 2);
+                self.not_before = now + self.notice / 2;
+                // Turns count from there: those that have failed at one moment would try at one moment again.
+                self.since = Some(self.not_before);
             }
         }
         self.decide(now);
@@ -268,10 +270,12 @@ impl Takeover {
     fn heard(&mut self, now: Duration, at: usize, said: Statement) {
         self.tried[at] = true;
         self.watch.heard(at, said.life, now);
-        if said.role == Role::Primary && said.epoch.counter() >= self.own.promised.counter() {
+        let is_later = said.epoch.counter() > self.own.promised.counter();
+        if said.role == Role::Primary && (is_later || said.epoch == self.own.promised) {
             self.watch.leads(Leader { who: at, epoch: said.epoch, life: said.life }, said.stalled, now);
         } else {
-            // It stopped serving, and says so; or was replaced, and does not know it.
+            // It stopped serving, and says so; or was replaced, and does not know it; or has drawn the counter to which this log is promised
+            // for somebody else, and has to draw another one.
             self.watch.leads_not(at);
         }
         self.said[at] = Some(said);
@@ -460,10 +464,12 @@ impl Takeover {
             return false;
         }
         let is_later = |said: &Statement| said.epoch.counter() > epoch.counter();
+        // Of two that were drawn with one counter a log takes nothing of the other.
+        let is_another = |said: &Statement| said.epoch.counter() >= epoch.counter() && said.epoch != epoch;
         let was_replaced = (0..self.said.len())
             .filter_map(|at| self.recent(at, now))
             .any(|said| is_later(said) && said.role != Role::Waiting);
-        let is_promised = |said: &Statement| said.role == Role::Waiting && is_later(said);
+        let is_promised = |said: &Statement| said.role == Role::Waiting && is_another(said);
         !was_replaced && self.recent(at, now).is_some_and(|said| is_lost || is_promised(said))
     }
 
@@ -649,6 +655,41 @@ mod tests {
         assert!(!lost(&member, true), "somebody else serves");
         member.machine.handle(member.now, Input::Ended);
         assert_eq!(member.actions(), [Action::Become(Role::Waiting), Action::Become(Role::Follower)]);
+    }
+
+    /// Found by the simulation: a member that had tried in vain with the counter of the one that came to serve was never taken in again.
+    #[test]
+    fn a_log_that_is_promised_to_another_of_the_same_counter_is_asked_for_a_later_one() {
+        let serves = |counter, writer| Statement { epoch: Epoch::new(counter, writer), ..SERVES };
+        let own = Own { promised: Epoch::new(5, 2), ..OWN };
+        let mut member = Member::new(own, [Some(serves(5, 1)), Some(FOLLOWS)]);
+        member.runs(300);
+        assert!(member.machine.leader().is_none(), "its log takes nothing of that one");
+        assert_ne!(member.machine.role(), Role::TakingOver, "the others follow it");
+        member.said[0] = Some(serves(6, 1));
+        member.runs(20);
+        assert!(member.machine.leader().is_some());
+
+        let mut member = Member::new(OWN, [None, Some(WAITS)]);
+        member.runs(10);
+        let epoch = Epoch::new(5, 1);
+        member.machine.handle(member.now, Input::Own(Own { promised: epoch, ..OWN }));
+        member.machine.handle(member.now, Input::Leads { epoch });
+        let away = |member: &Member| member.machine.wants_back(2, epoch, false, member.now);
+        for (promised, is_away) in [(epoch, false), (Epoch::new(5, 2), true), (Epoch::new(4, 9), false)] {
+            member.said[2] = Some(Statement { epoch: promised, ..WAITS });
+            member.runs(20);
+            assert_eq!(away(&member), is_away, "{promised}");
+        }
+    }
+
+    /// Found by the simulation: two that had failed at one moment failed at one moment again, and again.
+    #[test]
+    fn those_whose_attempts_failed_together_do_not_try_together() {
+        let mut member = Member::new(OWN, [Some(WAITS), Some(WAITS)]);
+        assert!(!member.tries(90) && member.tries(20), "it is the turn of the first, and then its own");
+        member.machine.handle(member.now, Input::Ended);
+        assert!(!member.tries(190) && member.tries(20), "the first is given a time of its own");
     }
 
     #[test]

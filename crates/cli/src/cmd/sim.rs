@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use remanence_remotelog::Mode;
-use remanence_sim::cluster::log;
+use remanence_sim::cluster::{kv, log};
 use remanence_sim::{Params, run as simulate};
 
 use crate::fail::Fail;
@@ -15,7 +15,8 @@ use crate::ui;
 Examples:
   rem sim --seed 42                     that run, always the same
   rem sim --seed 0 --count 5000         those runs; the first that fails is told and ends it
-  rem sim --cluster log --seeds 0..500  a log on several servers, its writers, and what happens to them")]
+  rem sim --cluster log --seeds 0..500  a log on several servers, its writers, and what happens to them
+  rem sim --cluster kv --seeds 0..500   a store on several members, its clients, and what happens to them")]
 pub(crate) struct Args {
     /// The seed, which decides everything
     #[arg(long, required_unless_present = "seeds")]
@@ -32,7 +33,7 @@ pub(crate) struct Args {
     /// Work requests of each run of engines
     #[arg(long, value_name = "N")]
     ops: Option<u32>,
-    /// Of the faults of a log's seed only these, by number; none: not any
+    /// Of the faults of a log's or a store's seed only these, by number; none: not any
     #[arg(long, value_name = "N,N,...", value_parser = parse_faults)]
     faults: Option<Faults>,
     /// How often each writer of a log opens it
@@ -50,6 +51,9 @@ pub(crate) struct Args {
     /// How the ends of a log's records are found: singleton or compound
     #[arg(long, value_name = "MODE", value_parser = parse_mode)]
     mode: Option<Mode>,
+    /// Operations of each client of a store, at most
+    #[arg(long, value_name = "N")]
+    operations: Option<u32>,
     /// Print one JSON object for each run
     #[arg(long)]
     json: bool,
@@ -61,6 +65,8 @@ enum Cluster {
     Engines,
     /// A log on several servers
     Log,
+    /// A key-value store on several members
+    Kv,
 }
 
 /// Numbers of faults.
@@ -88,18 +94,26 @@ fn parse_seeds(text: &str) -> Result<(u64, u64), String> {
     bounds.filter(|(from, to)| from < to).ok_or_else(|| format!("{text:?} are no seeds; write 0..500"))
 }
 
-pub(crate) fn run(args: &Args) -> Result<(), Fail> {
-    let of_log = [
-        args.faults.is_some(),
-        args.sessions.is_some(),
-        args.records.is_some(),
-        args.servers.is_some(),
-        args.mode.is_some(),
+/// Refuses options of other clusters than the one that is run.
+fn check(args: &Args) -> Result<(), Fail> {
+    use Cluster::{Engines, Kv, Log};
+    let given = [
+        ("--ops", args.ops.is_some(), &[Engines][..], "--cluster engines"),
+        ("--faults", args.faults.is_some(), &[Log, Kv], "--cluster log and --cluster kv"),
+        ("--sessions", args.sessions.is_some(), &[Log], "--cluster log"),
+        ("--records", args.records.is_some(), &[Log], "--cluster log"),
+        ("--servers", args.servers.is_some(), &[Log], "--cluster log"),
+        ("--mode", args.mode.is_some(), &[Log], "--cluster log"),
+        ("--operations", args.operations.is_some(), &[Kv], "--cluster kv"),
     ];
+    let strange = given.into_iter().find(|(_, given, of, _)| *given && !of.contains(&args.cluster));
+    strange.map_or(Ok(()), |(option, _, _, with)| Err(Fail::new(format!("{option} goes with {with}"))))
+}
+
+pub(crate) fn run(args: &Args) -> Result<(), Fail> {
+    check(args)?;
+    let faults = args.faults.as_ref().map(|Faults(numbers)| &numbers[..]);
     match args.cluster {
-        Cluster::Engines if of_log.contains(&true) => Err(Fail::new(
-            "--faults, --sessions, --records, --servers, --acks and --mode go with --cluster log",
-        )),
         Cluster::Engines => {
             let mut params = Params::default();
             if let Some(ops) = args.ops {
@@ -115,7 +129,6 @@ pub(crate) fn run(args: &Args) -> Result<(), Fail> {
                 }
             })
         }
-        Cluster::Log if args.ops.is_some() => Err(Fail::new("--ops goes with engines; a log has --records")),
         Cluster::Log if args.acks > args.servers => {
             Err(Fail::new("no more servers can acknowledge than there are; --acks is at most --servers"))
         }
@@ -123,12 +136,23 @@ pub(crate) fn run(args: &Args) -> Result<(), Fail> {
             let quorum = args.servers.zip(args.acks);
             let params = log::Params { quorum, mode: args.mode, ..log::Params::default() };
             let mut plan = log::Plan::draw(seed, &params);
-            if let Some(Faults(numbers)) = &args.faults {
-                plan.keep(numbers);
-            }
+            faults.into_iter().for_each(|numbers| plan.keep(numbers));
             plan.sessions = args.sessions.unwrap_or(plan.sessions);
             plan.records = args.records.unwrap_or(plan.records);
             let outcome = log::run_shrunk(seed, &plan, &params);
+            Run {
+                passed: outcome.passed(),
+                json: outcome.to_json(),
+                text: outcome.to_string(),
+                replay: outcome.replay(),
+            }
+        }),
+        Cluster::Kv => each(args, |seed| {
+            let params = kv::Params::default();
+            let mut plan = kv::Plan::draw(seed, &params);
+            faults.into_iter().for_each(|numbers| plan.keep(numbers));
+            plan.operations = args.operations.unwrap_or(plan.operations);
+            let outcome = kv::run_shrunk(seed, &plan, &params);
             Run {
                 passed: outcome.passed(),
                 json: outcome.to_json(),

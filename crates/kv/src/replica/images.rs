@@ -403,7 +403,10 @@ impl Images {
             return self.give_up_rebuild("its log is gone");
         }
         let step = if self.own_follows(acknowledged) { Step::Begin } else { Step::Follow };
-        self.below = self.below.max(acknowledged);
+        if acknowledged > self.below {
+            // Nobody else asks them to have that if nothing comes behind it.
+            self.follow(acknowledged);
+        }
         self.members[self.own].is_to_follow |= step == Step::Follow;
         // What it has is worth nothing from now on.
         for fetch in self.fetches.values_mut() {
@@ -592,6 +595,20 @@ mod tests {
         assert_eq!((images.keeps(2), images.needs_image()), (12, None));
         assert_eq!(goes_on(&mut images, ImageReply::Applied(50)), Order::Apply { below: 50 });
         assert!(!images.is_busy());
+    }
+
+    /// Found by the simulation: that all had been asked to have the last record was said, and only the primary's own image had been.
+    #[test]
+    fn all_images_follow_to_where_one_is_rebuilt() {
+        let mut images = three();
+        images.follow(10);
+        all_are_at(&mut images, &[0, 1], 10);
+        images.told(2, ImageReply::NeedsImage);
+        images.begin_rebuild(12);
+        while images.is_busy() {
+            goes_on(&mut images, ImageReply::Ok);
+        }
+        assert_eq!((images.asked_to(), images.keeps(0), images.keeps(1)), (12, 12, 12));
     }
 
     #[test]

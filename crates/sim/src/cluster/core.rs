@@ -319,7 +319,13 @@ impl<O> Core<O> {
             Event::Step { connection, end }
             | Event::Flushed { connection, end, .. }
             | Event::Lost { connection, end, .. } => self.connections[connection].ends[end],
-            Event::Timer { node, life } if self.nodes[node].life == life => node,
+            // One that was set before an earlier one, which has come since, is none any more: each would set another one.
+            Event::Timer { node, life }
+                if self.nodes[node].life == life
+                    && self.nodes[node].timer.is_some_and(|at| at <= self.queue.now()) =>
+            {
+                node
+            }
             Event::Timer { .. } | Event::Begin(_) | Event::End(_) => return None,
         };
         if !self.nodes[node].stopped.is_empty() {
@@ -463,6 +469,7 @@ impl<O> Core<O> {
             }
             Packet::Answer(Answer::Read(bytes)) => Some(Input::Read { connection, bytes }),
             Packet::Answer(Answer::Durable) => Some(Input::Durable { connection }),
+            Packet::Answer(Answer::Written) => Some(Input::Written { connection }),
             Packet::Answer(Answer::Failed) => {
                 self.lose(connection, to, "the medium of the other side failed")
             }
@@ -604,6 +611,18 @@ impl<O> Host<'_, O> {
     /// Makes updates of a disk of the other end durable, one after the other.
     pub(crate) fn update(&mut self, connection: ConnectionId, disk: usize, updates: Vec<(u64, Vec<u8>)>) {
         self.core.operate(self.node, connection, Operation::Update { disk, updates });
+    }
+
+    /// Makes bytes of a disk of the other end visible, and no more than that.
+    pub(crate) fn write(&mut self, connection: ConnectionId, disk: usize, offset: u64, bytes: Vec<u8>) {
+        self.core.operate(self.node, connection, Operation::Write { disk, offset, bytes });
+    }
+
+    /// Puts a medium in the place of a disk of this node, as memory that a process has asked for.
+    pub(crate) fn replace_disk(&mut self, n: usize, disk: &Disk) -> Disk {
+        let state = &mut self.core.nodes[self.node];
+        state.disks[n] = disk.crash(Failure::ProcessCrash, 0, &state.power);
+        state.disks[n].clone()
     }
 
     /// Says something for the trace of a run that failed.

@@ -76,6 +76,8 @@ struct State {
     fails: bool,
     fails_once: bool,
     syncs: u64,
+    /// A sync has failed.
+    has_failed: bool,
     /// What was left when the power went.
     left: Option<CrashImage>,
 }
@@ -120,6 +122,11 @@ impl Disk {
         self.lock().syncs
     }
 
+    /// Whether a sync has failed since the machine was started: whatever was stored before may not be durable.
+    pub(crate) fn has_failed(&self) -> bool {
+        self.lock().has_failed
+    }
+
     /// Makes these lines durable and nothing else, as a device does that goes past the caches.
     pub(super) fn persist_alone(&self, range: Range<u64>) -> io::Result<()> {
         self.sync(|image| {
@@ -145,9 +152,11 @@ impl Disk {
         let mut state = self.lock();
         state.syncs += 1;
         if state.left.is_some() {
+            state.has_failed = true;
             return Err(io::Error::other("the power is gone"));
         }
         if state.fails || std::mem::take(&mut state.fails_once) {
+            state.has_failed = true;
             return Err(io::Error::other("the simulated medium failed"));
         }
         sync(image)

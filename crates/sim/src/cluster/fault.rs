@@ -108,6 +108,8 @@ pub(super) struct Scene {
     pub(super) servers: usize,
     /// Those behind them, which have none.
     pub(super) clients: usize,
+    /// Servers are cut off from each other as well, and not only from clients.
+    pub(super) among_servers: bool,
     /// All faults are over by then.
     pub(super) ends: u64,
 }
@@ -163,9 +165,9 @@ fn one(rng: &mut Rng, scene: &Scene, weights: &[u64; 10], sum: u64, long: u64) -
         7 => (server, Kind::SlowDisk(rng.pick(&[10, 100, 2000]))),
         8 => (any, Kind::SlowLink(rng.pick(&[10, 100, 1000]))),
         _ => {
-            let peer =
-                if scene.clients > 0 { scene.servers + rng.index(scene.clients) } else { rng.index(all) };
-            if scene.clients > 0 && rng.one_in(3) {
+            let to_clients = scene.clients > 0 && !scene.among_servers;
+            let peer = if to_clients { scene.servers + rng.index(scene.clients) } else { rng.index(all) };
+            if to_clients && rng.one_in(3) {
                 (server, Kind::Linger(peer))
             } else {
                 (server, Kind::Partition(peer, rng.pick(&[Way::Both, Way::Out, Way::In])))

@@ -12,6 +12,8 @@
 //! | `core.rs` | nodes: what happens to them, whatever runs there |
 //! | `run.rs` | processes on the nodes, and faults that happen to them |
 //! | `shrink.rs` | the least that still fails |
+//! | `task.rs` | code of a process that waits |
+//! | [`kv`] | the replicated key-value store as a service: its members, its clients, and what must be true |
 //! | [`log`] | the replicated log as a service: its servers, its writers, and what must be true |
 //!
 //! A service that comes next needs what `log/` has: a process for each kind of node, what an oracle is told of them, a plan, and a
@@ -20,10 +22,12 @@
 mod core;
 mod disk;
 mod fault;
+pub mod kv;
 pub mod log;
 mod queue;
 mod run;
 mod shrink;
+mod task;
 mod wire;
 
 use std::time::Duration;
@@ -51,6 +55,8 @@ pub(crate) enum Input {
     Read { connection: ConnectionId, bytes: Vec<u8> },
     /// The oldest updates are durable.
     Durable { connection: ConnectionId },
+    /// What the oldest WRITE brought is visible.
+    Written { connection: ConnectionId },
     /// It may be time for something.
     Timer,
 }
@@ -73,7 +79,11 @@ pub(crate) trait Process: Sized {
     fn deadline(&self) -> Option<Duration>;
 
     /// New disks for a node that has lost its own, if the service can stand that now.
-    fn new_disks(core: &mut Core<Self::Oracle>, node: NodeId) -> Option<Vec<Disk>>;
+    fn new_disks(
+        core: &mut Core<Self::Oracle>,
+        processes: &[Option<Self>],
+        node: NodeId,
+    ) -> Option<Vec<Disk>>;
 
     /// Looks at all of them between two events, and whether the run is over.
     fn look(core: &mut Core<Self::Oracle>, processes: &mut [Option<Self>]) -> bool;

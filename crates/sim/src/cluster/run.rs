@@ -134,7 +134,7 @@ impl<P: Process> Cluster<P> {
             }
             Kind::PowerLossWithin(syncs) => self.core.nodes[node].power.goes_after(syncs, fault.salt),
             Kind::DiskLost => {
-                let lost = P::new_disks(&mut self.core, node);
+                let lost = P::new_disks(&mut self.core, &self.processes, node);
                 self.crash(node, Failure::PowerLoss, n);
                 if lost.is_none() {
                     self.core.counts.power_losses += 1;

@@ -52,6 +52,8 @@ pub(super) enum Answer {
     Read(Vec<u8>),
     /// It is durable.
     Durable,
+    /// It is visible.
+    Written,
     /// The medium failed.
     Failed,
 }
@@ -68,6 +70,12 @@ pub(super) enum Operation {
     Update {
         disk: usize,
         updates: Vec<(u64, Vec<u8>)>,
+    },
+    /// Bytes that become visible, and nothing more.
+    Write {
+        disk: usize,
+        offset: u64,
+        bytes: Vec<u8>,
     },
 }
 
@@ -134,13 +142,20 @@ impl Responder {
                 running.answer = Some(Answer::Read(bytes));
                 None
             }
+            Operation::Write { disk, offset, bytes } => {
+                let piece = line_of(*offset, bytes.len(), running.written);
+                disks[*disk].write(offset + running.written, &bytes[piece.clone()]);
+                running.written = piece.end as u64;
+                if piece.end == bytes.len() {
+                    running.answer = Some(Answer::Written);
+                }
+                None
+            }
             Operation::Update { disk, updates } => {
                 let (offset, bytes) = &updates[running.update];
-                let at = offset + running.written;
-                let end = ((at / LINE + 1) * LINE).min(offset + bytes.len() as u64);
-                let piece = (at - offset) as usize..(end - offset) as usize;
-                disks[*disk].write(at, &bytes[piece]);
-                running.written = end - offset;
+                let piece = line_of(*offset, bytes.len(), running.written);
+                disks[*disk].write(offset + running.written, &bytes[piece.clone()]);
+                running.written = piece.end as u64;
                 running.flushing = running.written == bytes.len() as u64;
                 running.flushing.then_some(running.number)
             }
@@ -170,6 +185,13 @@ impl Responder {
         self.running.pop_front();
         Some(answer)
     }
+}
+
+/// The bytes of what is written at `offset` that lie on one line with the first one behind those that are written.
+fn line_of(offset: u64, len: usize, written: u64) -> Range<usize> {
+    let at = offset + written;
+    let end = ((at / LINE + 1) * LINE).min(offset + len as u64);
+    written as usize..(end - offset) as usize
 }
 
 /// A connection. End 0 is whoever asked for it.
@@ -253,6 +275,21 @@ mod tests {
         assert_eq!(bytes, [1; 64], "what was flushed is there");
         responder.flush(number, &disks, true);
         assert!(matches!(responder.answer(), Some(Answer::Durable)));
+    }
+
+    #[test]
+    fn a_write_is_visible_line_by_line_and_durable_at_no_time() {
+        let power = Power::default();
+        let disks = [Disk::new(256, PersistenceDomain::Adr, &power)];
+        let mut responder = Responder::default();
+        responder.take(Operation::Write { disk: 0, offset: 32, bytes: vec![1; 64] });
+        assert_eq!(responder.step(&disks), None);
+        assert!(responder.has_steps() && responder.answer().is_none());
+        assert_eq!((responder.step(&disks), disks[0].syncs()), (None, 0));
+        let mut bytes = [0; 64];
+        disks[0].read(32, &mut bytes);
+        assert_eq!(bytes, [1; 64]);
+        assert!(matches!(responder.answer(), Some(Answer::Written)));
     }
 
     #[test]

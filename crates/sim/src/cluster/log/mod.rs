@@ -79,7 +79,7 @@ impl Process for Member {
 
     /// So many disks may be lost at a time as a record that is acknowledged lies on others beside one. A server counts among them
     /// until it has a say again, and so does one that never had one, but for a group of which nobody has one yet.
-    fn new_disks(core: &mut Core<Oracle>, node: usize) -> Option<Vec<Disk>> {
+    fn new_disks(core: &mut Core<Oracle>, _: &[Option<Self>], node: usize) -> Option<Vec<Disk>> {
         let servers = usize::from(core.oracle.plan.servers);
         if node >= servers {
             return None;

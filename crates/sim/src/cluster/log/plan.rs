@@ -97,7 +97,8 @@ impl Plan {
             ppm: rng.pick(&[0, 50, -50, 5_000, -200_000, 300_000]),
         };
         let grace = |rng: &mut Rng| rng.pick(&[0, 100_000, 2_000_000, 50_000_000]);
-        let scene = Scene { servers: servers.into(), clients: writers.into(), ends: heals };
+        let scene =
+            Scene { servers: servers.into(), clients: writers.into(), among_servers: false, ends: heals };
         let faults = fault::draw(&mut Rng::new(seed, 11), &scene);
         Self {
             servers,

@@ -253,7 +253,8 @@ impl Session {
             | Input::Lost { connection, .. }
             | Input::Message { connection, .. }
             | Input::Read { connection, .. }
-            | Input::Durable { connection } => connection,
+            | Input::Durable { connection }
+            | Input::Written { connection } => connection,
         };
         // What comes on a connection that the machine has given up is dropped.
         let Some(n) = self.links.iter().position(|link| link.connection() == Some(connection)) else {
@@ -293,7 +294,7 @@ impl Session {
                 self.tracker.durable(n);
                 self.machine.handle(now, n, Event::Durable);
             }
-            Input::Timer => {}
+            Input::Written { .. } | Input::Timer => {}
         }
     }
 

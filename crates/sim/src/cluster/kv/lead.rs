@@ -1,0 +1,405 @@
+//! What a member does to become the primary, and as the primary: the code of `kv`'s live members, on the simulated ones.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use remanence_coord::log::format::superblock::Uuid;
+use remanence_coord::takeover::Input;
+use remanence_coord::watch::beat;
+use remanence_kv::proto::Refusal;
+use remanence_kv::replica::primary::Options as GroupOptions;
+use remanence_kv::replica::{LeadError, Mirror, Primary};
+use remanence_kv::server::{ClientId, Event, Server, format};
+use remanence_kv::{Geometry, Options, Reply, Request};
+use remanence_pmem::{Medium as _, PersistenceDomain};
+
+use super::body::{Command, FromClient};
+use super::connection::{Connecting, Connection, World};
+use super::message::{HELLO, LEAD, NOTICE, REQUEST, message};
+use crate::cluster::core::{ConnectionId, blank_disk};
+use crate::cluster::disk::Disk;
+
+/// What all stores are made like.
+pub(super) const STORE: Geometry =
+    Geometry { size: 96 << 10, region_len: 4096, segment_len: 1024, heads: 2, grown_from: 0 };
+/// Entries of its table.
+const BUCKETS: u64 = 24;
+/// Bytes that are shipped before the images are asked to follow and the log is trimmed.
+const TRIM_AFTER: u64 = 9000;
+/// Small things that are done in one step.
+const BUDGET: usize = 64;
+/// How often a primary looks whom it has lost.
+const LOOK: Duration = Duration::from_millis(50);
+/// An image that does not follow is asked to again after this. All follow when nothing was changed for as long.
+const AGAIN: Duration = Duration::from_secs(1);
+/// How long members that were lost are left alone at most.
+const PAUSE_MAX: Duration = Duration::from_secs(10);
+
+type Ships = Mirror<Disk, Primary<Connection>>;
+
+/// What is drawn for one attempt to lead.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Attempt {
+    pub(super) writer: u32,
+    pub(super) group: Uuid,
+    pub(super) salt: u64,
+    pub(super) depth: usize,
+    pub(super) lease: u64,
+}
+
+/// Takes over, if it can, and serves until somebody else takes over.
+///
+/// # Errors
+/// It could not, or does not any more. A sentence.
+pub(super) fn lead(world: &World, attempt: Attempt) -> Result<(), String> {
+    let (members, own, who, notice, acks, is_new) = {
+        let body = world.body.lock();
+        let who = body.who;
+        (body.names.len(), body.names[who].clone(), who, body.notice, body.acks, body.is_new())
+    };
+    let options = GroupOptions::new(attempt.writer, attempt.group)
+        .acks(is_new.then_some(acks as u16))
+        .depth(attempt.depth)
+        .grace(notice);
+    let mut connecting = world.begin_connections(&(0..members).collect::<Vec<_>>());
+    while !connecting.iter_mut().all(Connecting::is_over) {
+        world.wait(Duration::from_millis(20));
+    }
+    let connections = connecting.into_iter().map(Connecting::made).collect();
+    World::is_awake();
+    let (primary, _) =
+        Primary::lead(connections, &own, &options, TRIM_AFTER).map_err(|error| error.to_string())?;
+    let epoch = primary.epoch();
+    world.does(Command::Opened { epoch, start: primary.acknowledged(), again: false });
+    let working = {
+        let mut body = world.body.lock();
+        if body.store.state().promised != epoch {
+            return Err(LeadError::Deposed.to_string());
+        }
+        body.is_shown = true;
+        let mut bytes = vec![0; STORE.size as usize];
+        body.keeper.image().read(0, &mut bytes);
+        let memory = blank_disk(STORE.size, PersistenceDomain::Process);
+        memory.write(0, &bytes);
+        memory
+    };
+    world.does(Command::Show(working));
+    let working = loop {
+        world.wait(Duration::ZERO);
+        let memory = world.body.lock().port.memory.clone();
+        if let Some(memory) = memory {
+            break memory;
+        }
+    };
+    let ships: Ships = Mirror::new(working.clone(), primary);
+    let mut superblock = [0; 8];
+    working.read(0, &mut superblock);
+    if superblock == [0; 8] {
+        format(&ships, &STORE, BUCKETS, attempt.salt, attempt.group.0).map_err(|error| error.to_string())?;
+    }
+    let options = Options { lease: attempt.lease, ..Options::DEFAULT };
+    let (mut core, _) = Server::open(ships.clone(), options).map_err(|error| error.to_string())?;
+    core.set_replicated();
+    {
+        let mut body = world.body.lock();
+        body.happens(Input::Leads { epoch });
+        (body.epoch, body.serves) = (epoch, true);
+        body.lost = lost(&ships, &body.names);
+    }
+    world.does(Command::Count(|work, by| work.led += by, 1));
+    let now = World::now();
+    let lives = world.body.lock().lives();
+    let shortest = (notice / 2).min(PAUSE_MAX);
+    let mut serving = Serving {
+        world,
+        who,
+        core,
+        clients: BTreeMap::new(),
+        upkeep: Upkeep {
+            looked: now,
+            busy: true,
+            followed: now,
+            acknowledged: (0, now),
+            lives,
+            trimmed: 0,
+            bringing: None,
+            shortest,
+            pause: shortest,
+            brings_at: now,
+            was_lost: Vec::new(),
+        },
+        ships,
+        steps_at: now,
+        lease: Duration::from_millis(attempt.lease),
+    };
+    serving.serve()
+}
+
+fn lost(ships: &Ships, names: &[String]) -> Vec<usize> {
+    let lost = ships.with_ship(|primary| primary.lost());
+    (0..names.len()).filter(|at| lost.iter().any(|(name, _)| *name == names[*at])).collect()
+}
+
+/// A store that is served.
+struct Serving<'a> {
+    world: &'a World,
+    who: usize,
+    core: Server<Ships>,
+    ships: Ships,
+    clients: BTreeMap<ConnectionId, ClientId>,
+    upkeep: Upkeep,
+    steps_at: Duration,
+    lease: Duration,
+}
+
+/// Connections that are made to members that are there again.
+struct Bringing {
+    /// To all of them: some have promised their logs to somebody who did not become the primary.
+    all: bool,
+    connecting: Vec<Connecting>,
+}
+
+struct Upkeep {
+    looked: Duration,
+    busy: bool,
+    followed: Duration,
+    acknowledged: (u64, Duration),
+    lives: Vec<u64>,
+    trimmed: u64,
+    bringing: Option<Bringing>,
+    shortest: Duration,
+    pause: Duration,
+    brings_at: Duration,
+    was_lost: Vec<u64>,
+}
+
+impl Serving<'_> {
+    fn serve(&mut self) -> Result<(), String> {
+        loop {
+            World::is_awake();
+            let mut asked = false;
+            loop {
+                let next = self.world.body.lock().port.clients.pop_front();
+                let Some((client, what)) = next else { break };
+                asked = true;
+                self.handle(client, what)?;
+            }
+            let now = World::now();
+            if asked || now >= self.steps_at {
+                let more = self.core.step(now.as_millis() as u64, BUDGET);
+                let more = more.map_err(|refusal| self.why(&refusal.to_string()))?;
+                self.steps_at = now + if more { Duration::from_micros(100) } else { self.lease / 8 };
+            }
+            let turned = self.turn(now);
+            turned.map_err(|error| self.why(&error.to_string()))?;
+            self.events()?;
+            let (epoch, below) = self.ships.with_ship(|primary| (primary.epoch(), primary.acknowledged()));
+            self.world.does(Command::Acknowledged { epoch, below });
+            let now = World::now();
+            let next =
+                if self.upkeep.busy { now + Duration::from_micros(100) } else { self.upkeep.looked + LOOK };
+            self.world.wait(next.min(self.steps_at).saturating_sub(now));
+        }
+    }
+
+    fn why(&self, why: &str) -> String {
+        self.ships.failed().unwrap_or_else(|| why.to_owned())
+    }
+
+    fn handle(&mut self, client: ConnectionId, what: FromClient) -> Result<(), String> {
+        let FromClient::Says(bytes) = what else {
+            if let Some(id) = self.clients.remove(&client) {
+                self.core.disconnected(id).map_err(|refusal| self.why(&refusal.to_string()))?;
+            }
+            return Ok(());
+        };
+        let clock = (World::now().as_millis() as u64).to_le_bytes();
+        let epoch = self.ships.with_ship(|primary| primary.epoch()).0.to_le_bytes();
+        let answer = match (bytes[0], self.clients.get(&client)) {
+            (HELLO, None) => {
+                self.clients.insert(client, self.core.connect());
+                message(HELLO, &[&epoch, &clock, &Reply::View(self.core.view()).emit()])
+            }
+            (LEAD, Some(_)) => message(LEAD, &[&epoch]),
+            (REQUEST, Some(id)) => {
+                let request = Request::parse(&bytes[1..]).ok_or("a request means nothing")?;
+                let reply = self.core.handle(World::now().as_millis() as u64, *id, &request);
+                let has_failed = reply == Reply::Refused(Refusal::Medium);
+                let bytes = message(REQUEST, &[&clock, &reply.emit()]);
+                self.world.does(Command::Answer { client, bytes });
+                return if has_failed { Err(self.why("the medium failed")) } else { Ok(()) };
+            }
+            // It was cut off, and what it has sent had come by then.
+            _ => return Ok(()),
+        };
+        self.world.does(Command::Answer { client, bytes: answer });
+        Ok(())
+    }
+
+    fn events(&mut self) -> Result<(), String> {
+        while let Some(event) = self.core.poll_event() {
+            let of = |id: ClientId| self.clients.iter().find(|(_, other)| **other == id).map(|(at, _)| *at);
+            match event {
+                Event::Notice { client, view } => {
+                    if let Some(client) = of(client) {
+                        let bytes = message(NOTICE, &[&view.to_le_bytes()]);
+                        self.world.does(Command::Answer { client, bytes });
+                    }
+                }
+                // When it has come, its client is gone.
+                Event::Fence { client } => {
+                    if let Some(client) = of(client) {
+                        self.world.does(Command::Count(|work, by| work.fenced += by, 1));
+                        self.world.does(Command::CutClient(client));
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// What a primary does for the other members.
+    fn turn(&mut self, now: Duration) -> Result<(), LeadError> {
+        self.bring_back(now)?;
+        if now.saturating_sub(self.upkeep.looked) < LOOK && !self.upkeep.busy {
+            return Ok(());
+        }
+        self.upkeep.looked = now;
+        let mut follow = self.world.body.lock().changed_lives(&self.upkeep.lives);
+        if follow {
+            self.upkeep.lives = self.world.body.lock().lives();
+        }
+        follow |= self.take_back(now)?;
+        self.go_on(now, follow)
+    }
+
+    /// Whether the images are to follow, and whether it is the primary still.
+    fn take_back(&mut self, now: Duration) -> Result<bool, LeadError> {
+        let upkeep = &mut self.upkeep;
+        let (acknowledged, is_followed, behind, epoch) = self.ships.with_ship(|primary| {
+            (primary.acknowledged(), primary.is_followed(), primary.behind(), primary.epoch())
+        });
+        if upkeep.acknowledged.0 != acknowledged {
+            upkeep.acknowledged = (acknowledged, now);
+        }
+        let mut follow = !is_followed && now.saturating_sub(upkeep.acknowledged.1) >= AGAIN;
+        follow |= now.saturating_sub(upkeep.followed) >= AGAIN && !behind.is_empty();
+        // Whoever has this member's promise may serve by now: to open the log again would end that one.
+        if self.world.body.lock().store.state().promised != epoch {
+            return Err(LeadError::Deposed);
+        }
+        Ok(follow)
+    }
+
+    fn go_on(&mut self, now: Duration, follow: bool) -> Result<(), LeadError> {
+        let (rebuilding, rebuilt, trimmed) = self.ships.with_ship(|primary| {
+            if follow {
+                primary.follow()?;
+            }
+            primary.poll()?;
+            if primary.needs_image().is_some() {
+                primary.begin_rebuild()?;
+            }
+            let rebuilt = primary.take_rebuilt().is_some();
+            Ok::<_, LeadError>((primary.rebuilding().is_some(), rebuilt, primary.trimmed()))
+        })?;
+        let upkeep = &mut self.upkeep;
+        if follow {
+            upkeep.followed = now;
+        }
+        upkeep.busy = rebuilding;
+        if rebuilt {
+            self.world.does(Command::Count(|work, by| work.rebuilt += by, 1));
+        }
+        if trimmed > upkeep.trimmed {
+            let by = trimmed - upkeep.trimmed;
+            upkeep.trimmed = trimmed;
+            self.world.does(Command::Count(|work, by| work.trimmed += by, by));
+        }
+        let (epoch, joining) = self.ships.with_ship(|primary| (primary.epoch(), primary.joining().len()));
+        let mut body = self.world.body.lock();
+        let lost = lost(&self.ships, &body.names);
+        (body.epoch, body.joining, body.lost) = (epoch, joining, lost);
+        Ok(())
+    }
+
+    /// Connects to members that are there again, and takes them in.
+    fn bring_back(&mut self, now: Duration) -> Result<(), LeadError> {
+        if let Some(bringing) = &mut self.upkeep.bringing {
+            if !bringing.connecting.iter_mut().all(Connecting::is_over) {
+                return Ok(());
+            }
+            let Some(Bringing { all, connecting }) = self.upkeep.bringing.take() else { return Ok(()) };
+            let reached = connecting.iter().any(Connecting::is_to_another);
+            // Connecting takes its time: somebody may have become the primary meanwhile.
+            if reached && (!all || self.has_any_promised_away()) {
+                self.take_in(now, all, connecting)?;
+            }
+            self.upkeep.brings_at = now + self.upkeep.pause;
+            self.upkeep.pause = (2 * self.upkeep.pause).min(PAUSE_MAX);
+            if self.world.body.lock().lost.is_empty() {
+                self.upkeep.pause = self.upkeep.shortest;
+            }
+            return Ok(());
+        }
+        let body = self.world.body.lock();
+        if now < self.upkeep.brings_at && !body.changed_lives(&self.upkeep.was_lost) {
+            return Ok(());
+        }
+        let members = body.names.len();
+        let wants = |at: usize, is_lost| body.takeover.wants_back(at, body.epoch, is_lost, body.now);
+        let others: Vec<usize> = (0..members).filter(|at| *at != self.who).collect();
+        let away = others.iter().any(|at| wants(*at, false));
+        let wanted: Vec<usize> = others.into_iter().filter(|at| wants(*at, body.lost.contains(at))).collect();
+        let lives = body.lives();
+        let interval = beat(body.notice);
+        drop(body);
+        if !away && wanted.is_empty() {
+            self.upkeep.brings_at = now + interval;
+            return Ok(());
+        }
+        self.upkeep.was_lost = lives;
+        let wanted = if away { (0..members).collect() } else { wanted };
+        let connecting = self.world.begin_connections(&wanted);
+        self.upkeep.bringing = Some(Bringing { all: away, connecting });
+        Ok(())
+    }
+
+    fn has_any_promised_away(&self) -> bool {
+        let body = self.world.body.lock();
+        let mut others = (0..body.names.len()).filter(|at| *at != body.who);
+        others.any(|at| body.takeover.wants_back(at, body.epoch, false, body.now))
+    }
+
+    fn take_in(&mut self, now: Duration, all: bool, connecting: Vec<Connecting>) -> Result<(), LeadError> {
+        let promised = self.world.body.lock().store.state().promised;
+        let mut reconnected = 0;
+        let epoch = self.ships.with_ship(|primary| {
+            if promised != primary.epoch() {
+                return Err(LeadError::Deposed);
+            }
+            let connections = connecting.into_iter().map(Connecting::made);
+            if all {
+                primary.reopen(connections.collect())?;
+            } else {
+                for (name, connection) in connections {
+                    // Whoever has been taken in meanwhile stays.
+                    if primary.lost().iter().any(|(lost, _)| *lost == name) {
+                        primary.reconnect(&name, connection)?;
+                        reconnected += 1;
+                    }
+                }
+            }
+            primary.follow()?;
+            Ok((primary.epoch(), primary.acknowledged()))
+        })?;
+        self.upkeep.followed = now;
+        self.upkeep.lives = self.world.body.lock().lives();
+        if all {
+            self.world.does(Command::Opened { epoch: epoch.0, start: epoch.1, again: true });
+            self.world.does(Command::Count(|work, by| work.reopened += by, 1));
+        }
+        self.world.does(Command::Count(|work, by| work.reconnected += by, reconnected));
+        Ok(())
+    }
+}

@@ -1,0 +1,152 @@
+//! The replicated key-value store in simulated clusters: seeds, and what the simulator must be able to see.
+//!
+//! A failure says what replays it; `REMANENCE_EFFORT` and `REMANENCE_SEEDS` say how much is tried (`crates/effort`).
+
+use remanence_sim::cluster::kv::{Outcome, Params, Plan, Work, run, run_plan, run_shrunk};
+use remanence_sim::cluster::{Clock, Counts, Fault, Kind, Speeds, Way};
+
+const MS: u64 = 1_000_000;
+
+fn passes(outcome: &Outcome) {
+    assert!(outcome.passed(), "{outcome}");
+}
+
+fn all(count: u64, quorum: Option<(u16, u16)>) -> (Counts, Work) {
+    let params = Params { quorum, ..Params::default() };
+    let (mut counts, mut work) = (Counts::default(), Work::default());
+    for seed in remanence_effort::seeds(count) {
+        let outcome = run(seed, &params);
+        passes(&outcome);
+        counts += outcome.counts;
+        work += outcome.work;
+    }
+    println!("{counts:?}\n{work:?}");
+    (counts, work)
+}
+
+#[test]
+fn seeds_of_two_of_three() {
+    let (counts, work) = all(1000, Some((3, 2)));
+    // A simulator that no longer does anything passes everything.
+    assert!(work.led > 1200 && work.stood_down > 80 && work.reconnected > 800, "{work:?}");
+    assert!(work.rebuilt > 300 && work.trimmed > 40_000 && work.done > 40_000, "{work:?}");
+    assert!(work.unknown > 80 && work.connected > 2000, "{work:?}");
+    assert!(counts.pauses > 300 && counts.kills > 300 && counts.power_losses > 1200, "{counts:?}");
+    assert!(
+        counts.power_losses_within > 80 && counts.disks_lost > 150 && counts.media_failed > 400,
+        "{counts:?}"
+    );
+    assert!(counts.slow > 400 && counts.partitions > 200, "{counts:?}");
+}
+
+#[test]
+fn seeds_of_two_of_two() {
+    all(300, Some((2, 2)));
+}
+
+#[test]
+fn seeds_of_other_quorums() {
+    all(600, None);
+}
+
+#[test]
+fn one_seed_is_one_run() {
+    for seed in 0..6 {
+        let plan = Plan::draw(seed, &Params::default());
+        let (once, again) = (run_plan(seed, &plan, 0), run_plan(seed, &plan, 0));
+        assert_eq!(once, again);
+        assert_eq!(run_plan(seed, &plan, 50).hash, once.hash, "a trace changes nothing");
+    }
+    let hash = |seed| run(seed, &Params::default()).hash;
+    assert_ne!(hash(1), hash(2));
+}
+
+/// Seeds in which images did not follow where one of them was rebuilt, and nothing was changed after that.
+#[test]
+fn seeds_that_found_something() {
+    [3, 15].iter().for_each(|seed| passes(&run(*seed, &Params::default())));
+}
+
+/// Three members and two clients, without chance and without faults.
+fn calm() -> Plan {
+    let mut plan = Plan::draw(0, &Params { quorum: Some((3, 2)), ..Params::default() });
+    (plan.clients, plan.readers, plan.operations, plan.keys) = (2, 0, 60, 3);
+    (plan.pause, plan.notice, plan.lease, plan.depth) = (20 * MS, 200 * MS, 2000, 32);
+    plan.speeds = Speeds { links: vec![1_000; 8], jitter: 0, disks: vec![2_000; 8], retry: 50 * MS };
+    plan.clocks = vec![Clock::default(); 8];
+    plan.heals = 3000 * MS;
+    plan.faults = Vec::new();
+    plan
+}
+
+fn fault(node: usize, at: u64, lasts: u64, kind: Kind) -> (usize, Fault) {
+    (0, Fault { at: at * MS, lasts: lasts * MS, node, kind, salt: 1 })
+}
+
+#[test]
+fn where_nothing_happens_one_member_leads_and_all_is_known() {
+    let outcome = run_plan(7, &calm(), 0);
+    passes(&outcome);
+    let work = outcome.work;
+    assert_eq!((work.led, work.stood_down, work.reconnected, work.rebuilt), (1, 0, 0, 0), "{outcome}");
+    assert_eq!((work.unknown, work.disbelieved, work.fenced), (0, 0, 0), "{outcome}");
+    assert!(work.done > 100, "{outcome}");
+}
+
+/// Who leads at first is the first member, as all of them are there.
+#[test]
+fn a_primary_that_is_stopped_or_cut_off_is_replaced_once_and_disturbs_nobody_when_it_is_back() {
+    let cut = |way| {
+        vec![fault(0, 800, 1200, Kind::Partition(1, way)), fault(0, 800, 1200, Kind::Partition(2, way))]
+    };
+    for (what, faults) in [
+        ("killed", vec![fault(0, 800, 1200, Kind::Kill)]),
+        ("stopped", vec![fault(0, 800, 1200, Kind::Pause)]),
+        ("without power", vec![fault(0, 800, 1200, Kind::PowerLoss)]),
+        ("cut off", cut(Way::Both)),
+        ("not heard", cut(Way::Out)),
+        ("deaf", cut(Way::In)),
+    ] {
+        let outcome = run_plan(7, &Plan { faults, ..calm() }, 0);
+        passes(&outcome);
+        assert_eq!((outcome.work.led, outcome.work.tried), (2, 2), "{what}: {outcome}");
+    }
+}
+
+#[test]
+fn a_member_that_has_lost_its_disk_is_sent_an_image_while_the_store_is_served() {
+    let faults = vec![fault(2, 800, 300, Kind::DiskLost)];
+    let outcome = run_plan(7, &Plan { faults, ..calm() }, 0);
+    passes(&outcome);
+    let work = outcome.work;
+    assert_eq!((work.led, work.rebuilt, outcome.counts.disks_lost), (1, 1, 1), "{outcome}");
+    assert_eq!((work.unknown, work.disbelieved), (0, 0), "{outcome}");
+}
+
+#[test]
+fn clients_that_believe_a_primary_which_was_replaced_are_found_and_the_plan_is_shrunk() {
+    let params = Params { quorum: Some((3, 2)), guarded: false, ..Params::default() };
+    let outcome = (0..40).find_map(|seed| {
+        // The primary is cut off from the other members and not from its clients, of which one comes anew.
+        let mut plan = Plan { guarded: false, clients: 3, readers: 2, ..calm() };
+        plan.speeds.retry = 2000 * MS;
+        plan.faults = vec![
+            fault(1, 300, 100, Kind::SlowDisk(2)),
+            fault(0, 800, 2000, Kind::Partition(1, Way::Both)),
+            fault(0, 800, 2000, Kind::Partition(2, Way::Both)),
+            fault(5, 900, 400, Kind::Kill),
+        ];
+        plan.faults.iter_mut().enumerate().for_each(|(n, fault)| fault.0 = n);
+        Some(run_shrunk(seed, &plan, &params)).filter(|outcome| !outcome.passed())
+    });
+    let outcome = outcome.expect("nobody read anything old, and nothing guards against it");
+    let failure = outcome.failure.as_ref().expect("it failed");
+    assert!(failure.what.contains("no register could have had"), "{outcome}");
+    println!("{outcome}");
+    assert!(
+        outcome.plan.faults.iter().all(|(n, _)| *n != 0),
+        "the slow disk has nothing to do with it: {outcome}"
+    );
+    assert_eq!(run_plan(outcome.seed, &outcome.plan, 100), outcome, "what is left replays the failure");
+    assert!(outcome.replay().starts_with(&format!("rem sim --cluster kv --seed {}", outcome.seed)));
+}
