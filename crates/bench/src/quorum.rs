@@ -55,7 +55,7 @@ pub struct Options {
 enum Series {
     /// A server by itself.
     Alone(usize),
-    /// All three.
+    /// One append after the other to all three servers, while all of them answer.
     All,
     /// All three, of which the last one is stopped.
     Stopped,

@@ -276,7 +276,7 @@ impl AsyncStore {
 
 type Read<T> = Box<dyn Fn(Output) -> Result<T, Error> + Send>;
 
-/// An operation under way: a future of its result. Dropped, the operation is given up; see the [module](self).
+/// An operation under way: a future of its result. Dropped, the operation is given up; see the head of `asynch.rs`.
 #[must_use = "an operation that nobody awaits is given up"]
 pub struct Pending<T> {
     shared: Arc<Shared>,
