@@ -8,10 +8,7 @@ use remanence_sim::cluster::{Clock, Counts, Fault, Kind, Speeds, Way};
 
 /// Seeds of a test that has so many when somebody waits for it.
 fn seeds(push: u64) -> u64 {
-    match std::env::var("REMANENCE_EFFORT").as_deref() {
-        Ok("night") => 20 * push,
-        _ => push,
-    }
+    remanence_effort::rounds(push, 20 * push)
 }
 
 fn passes(outcome: &Outcome) {

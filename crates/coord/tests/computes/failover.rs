@@ -2,7 +2,7 @@
 //! hang and their clocks differ, under a seed; and a machine that is merely busy does not have them take over all the time.
 //!
 //! The rules are those of `takeover.rs` and `watch.rs`; `failover/world.rs` has what is modelled around them.
-//! `REMANENCE_KV_SEEDS=from..to` runs other seeds than the few of every test run; a failure names its seed, and the fewest of its faults that fail.
+//! `REMANENCE_SEEDS=from..to` runs other seeds than the few of every test run; a failure names its seed, and the fewest of its faults that fail.
 
 mod world;
 
@@ -10,12 +10,6 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use remanence_pmem::crash_image::{Choices, Seeded};
 use world::{Fault, MS, SECOND, World, schedule, suffer};
-
-fn seeds(few: u64) -> std::ops::Range<u64> {
-    let Ok(asked) = std::env::var("REMANENCE_KV_SEEDS") else { return 0..few };
-    let (from, to) = asked.split_once("..").expect("REMANENCE_KV_SEEDS=from..to");
-    from.parse().expect("a number")..to.parse().expect("a number")
-}
 
 /// How long nobody could acknowledge a write, within so much time.
 fn without(world: &mut World, time: u64) -> u64 {
@@ -49,7 +43,7 @@ fn worst(happens: impl Fn(usize, usize) -> Fault) -> u64 {
         );
         without
     };
-    seeds(60).flat_map(|seed| [one(seed, 3), one(seed, 5)]).max().expect("some")
+    remanence_effort::seeds(60).flat_map(|seed| [one(seed, 3), one(seed, 5)]).max().expect("some")
 }
 
 #[test]
@@ -80,7 +74,7 @@ fn a_primary_that_nobody_hears_or_that_hears_nobody_is_replaced_in_time() {
 
 #[test]
 fn whoever_opens_a_store_for_long_is_waited_for() {
-    for seed in seeds(60) {
+    for seed in remanence_effort::seeds(60) {
         for members in [3, 5] {
             let mut world = World::settled(seed, members);
             world.opens = (300 * MS, 900 * MS);
@@ -95,7 +89,7 @@ fn whoever_opens_a_store_for_long_is_waited_for() {
 
 #[test]
 fn whose_medium_hangs_holds_nobody_up() {
-    for seed in seeds(60) {
+    for seed in remanence_effort::seeds(60) {
         let mut world = World::settled(seed, 5);
         let primary = world.primary().expect("one leads");
         let first = usize::from(primary == 0);
@@ -109,7 +103,7 @@ fn whose_medium_hangs_holds_nobody_up() {
 
 #[test]
 fn a_primary_that_was_replaced_and_is_back_disturbs_nobody() {
-    for seed in seeds(60) {
+    for seed in remanence_effort::seeds(60) {
         for members in [3, 5] {
             let mut world = World::settled(seed, members);
             let primary = world.primary().expect("one leads");
@@ -134,7 +128,7 @@ fn a_primary_that_was_replaced_and_is_back_disturbs_nobody() {
 
 #[test]
 fn a_member_that_is_cut_off_in_any_way_has_nobody_take_over() {
-    for seed in seeds(30) {
+    for seed in remanence_effort::seeds(30) {
         for members in [3, 5] {
             for kind in 0..6 {
                 let mut world = World::settled(seed, members);
@@ -166,7 +160,7 @@ fn a_member_that_is_cut_off_in_any_way_has_nobody_take_over() {
 
 #[test]
 fn a_member_that_slept_suspects_nobody_and_changes_nothing() {
-    for seed in seeds(60) {
+    for seed in remanence_effort::seeds(60) {
         for members in [3, 5] {
             let mut world = World::settled(seed, members);
             let primary = world.primary().expect("one leads");
@@ -197,7 +191,7 @@ fn a_member_that_slept_suspects_nobody_and_changes_nothing() {
 
 #[test]
 fn who_slept_while_others_chose_a_primary_follows_it() {
-    for seed in seeds(60) {
+    for seed in remanence_effort::seeds(60) {
         let mut world = World::settled(seed, 5);
         let primary = world.primary().expect("one leads");
         let all = others(&mut world, primary);
@@ -299,7 +293,7 @@ fn endures(seed: u64, members: usize, faults: &[(u64, u64, Fault)], within: u64)
 #[test]
 fn after_all_that_can_happen_one_leads_soon_and_goes_on_to() {
     const WITHIN: u64 = 15 * SECOND;
-    for seed in seeds(150) {
+    for seed in remanence_effort::seeds(150) {
         for members in [3, 5] {
             let mut faults = schedule(&mut Seeded::new(seed ^ 0x5eed), members, WITHIN);
             let fails = |faults: &[(u64, u64, Fault)]| {
@@ -316,7 +310,7 @@ fn after_all_that_can_happen_one_leads_soon_and_goes_on_to() {
                 if fails(&fewer) { faults = fewer } else { n += 1 }
             }
             eprintln!("seed {seed}, {members} members, the fewest faults: {faults:?}");
-            eprintln!("REMANENCE_KV_SEEDS={seed}..{} repeats it", seed + 1);
+            eprintln!("{} repeats it", remanence_effort::replay(seed));
             endures(seed, members, &faults, WITHIN);
         }
     }

@@ -2,7 +2,7 @@
 //! their disks and are rebuilt while others serve, primaries are cut off and do not know it, two of them serve at once.
 //! What clients saw is checked for linearizability, per key, over all of that.
 //!
-//! `REMANENCE_KV_SEEDS=from..to` runs others than the few of every test run; a failure names its seed.
+//! `REMANENCE_SEEDS=from..to` runs others than the few of every test run; a failure names its seed.
 
 use crate::common;
 
@@ -1004,12 +1004,6 @@ fn trim(mirror: &Mirror<Image, Primary<SimMember>>) {
     mirror.with_ship(Primary::poll).expect("it serves");
 }
 
-fn seeds(few: u64) -> std::ops::Range<u64> {
-    let Ok(asked) = std::env::var("REMANENCE_KV_SEEDS") else { return 0..few };
-    let (from, to) = asked.split_once("..").expect("REMANENCE_KV_SEEDS=from..to");
-    from.parse().expect("a number")..to.parse().expect("a number")
-}
-
 fn simulate(seed: u64, members: usize, acks: usize, guarded: bool) -> Stats {
     let mut sim = Sim::new(seed, members, acks);
     sim.world.borrow_mut().guarded = guarded;
@@ -1019,10 +1013,10 @@ fn simulate(seed: u64, members: usize, acks: usize, guarded: bool) -> Stats {
 
 fn sum(few: u64, members: usize, acks: usize) -> Stats {
     let mut sum = Stats::default();
-    for seed in seeds(few) {
+    for seed in remanence_effort::seeds(few) {
         let stats = std::panic::catch_unwind(|| simulate(seed, members, acks, true));
         let stats = stats.unwrap_or_else(|panic| {
-            eprintln!("seed {seed}, {acks} of {members}: REMANENCE_KV_SEEDS={seed}..{} repeats it", seed + 1);
+            eprintln!("seed {seed}, {acks} of {members}: {} repeats it", remanence_effort::replay(seed));
             std::panic::resume_unwind(panic)
         });
         sum.crashes += stats.crashes;
