@@ -24,7 +24,7 @@ const LIMIT: Duration = Duration::from_secs(15 * 60);
 pub(super) struct Program {
     /// Whether nothing in it depends on time, other processes or threads.
     pub(super) lane: Lane,
-    /// The package's directory and the module's or the target's name: `kv/live`; `kv/lib` is that of the library.
+    /// The package's directory and the module's or the target's name: `kv-live/live`; `kv-live/lib` is that of the library.
     pub(super) name: String,
     pub(super) executable: PathBuf,
     /// Where cargo runs it.
