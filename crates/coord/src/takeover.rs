@@ -11,7 +11,7 @@
 //!    hear the primary changes nothing.
 //! 2. *Turn.* The first of those that are fit goes first, the next half a `notice` later, so that they do not hold each other up.
 //! 3. *Others try.* Nobody tries while another one that is there is taking over, for a `notice` after its own log was promised to somebody, or
-//!    for half of one after an attempt of its own has failed.
+//!    for half of one after an attempt of its own has failed, from the end of which its turn counts.
 //! 4. *Medium.* Whoever has waited for its own medium for a `notice` leaves it to others: it could promise nothing itself.
 //! 5. *Sleep.* A member that did not run knows nothing of the time in which it did not. It knows that it slept because it is late to its
 //!    own deadline: by more than half a beat is late. The time is forgiven to all ([`Watch::forgive`]), and what they said before is no reason to
