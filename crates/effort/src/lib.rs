@@ -78,6 +78,15 @@ pub fn seeds(push: u64) -> Seeds {
     Seeds::of(asked, Effort::asked(), push)
 }
 
+/// Whether tests run their own seeds, and not some that the environment asks for: those are no measure of what a test meets.
+///
+/// # Panics
+/// The environment asks for seeds that are no range.
+#[must_use]
+pub fn are_all() -> bool {
+    seeds(0).are_all()
+}
+
 /// What makes a test run this seed alone, for its message: `REMANENCE_SEEDS=7..8`.
 #[must_use]
 pub fn replay(seed: u64) -> String {

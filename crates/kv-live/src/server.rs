@@ -9,7 +9,6 @@ use parking_lot::{Mutex, MutexGuard};
 use remanence_persist::Config;
 use remanence_persist::taxonomy::Buffers;
 use remanence_pmem::{PersistenceDomain, Region, StoreGranularity};
-use remanence_remote::ring::Layout;
 use remanence_remote::{StopSignal, Token};
 use remanence_verbs::Context;
 
@@ -289,11 +288,6 @@ impl Server {
     ) -> Result<Self, Error> {
         let inlined = options.inlined()?;
         let (region, alone) = (memory.region().clone(), upkeep.is_none());
-        // Ours are in DRAM always. What a client has written there is not to be taken for some.
-        let medium = |e: std::io::Error| remanence_kv::server::OpenError::Medium(e.to_string());
-        if matches!(Layout::find(&region), Ok(Some(_)) | Err(_)) {
-            Layout::remove(&region).map_err(medium)?;
-        }
         let durable = region.domain().guarantee().is_durable();
         // A wait for the medium is a system call.
         let waits = region.domain().granularity() == StoreGranularity::Page;
@@ -311,6 +305,8 @@ impl Server {
         }
         let mut remote = remanence_remote::ServerOptions::new(context, region.clone(), options.port)
             .serves("a key-value store")
+            // They are in DRAM always. What a client has written there is not to be taken for some.
+            .without_buffers()
             .sessions(options.common.clients)
             .messages(SLOTS, SLOT);
         remote = options.common.door(remote);

@@ -90,6 +90,12 @@ impl Layout {
         Ok(Self { data_len, sessions, slots, slot_size })
     }
 
+    /// Whether a region of so many bytes, of which a service has the first ones, can have receive buffers at its end.
+    #[must_use]
+    pub const fn has_room(len: u64, service: u64) -> bool {
+        len.saturating_sub(service) >= PAGE
+    }
+
     fn session(&self, n: u16) -> u64 {
         self.data_len + u64::from(n) * (PAGE + u64::from(self.slots) * u64::from(self.slot_size))
     }

@@ -49,6 +49,7 @@ pub struct ServerOptions {
     readers: Option<Token>,
     insecure: bool,
     guarded: bool,
+    no_buffers: bool,
     pub(crate) serves: Option<&'static str>,
 }
 
@@ -73,6 +74,7 @@ impl ServerOptions {
             readers: None,
             insecure: false,
             guarded: false,
+            no_buffers: false,
             serves: None,
         }
     }
@@ -159,6 +161,26 @@ impl ServerOptions {
         self
     }
 
+    /// There are no receive buffers in this region and never were: its last bytes are the service's, and are not looked at. Without that,
+    /// what lies there is taken for what a crash left, and applied, if it looks like it.
+    #[must_use]
+    pub const fn without_buffers(mut self) -> Self {
+        self.no_buffers = true;
+        self
+    }
+
+    /// Bytes of the region that are left for the service, from its start.
+    ///
+    /// # Errors
+    /// Receive buffers are to lie in the region, and it is too small for them.
+    pub fn data_len(&self) -> Result<u64, Error> {
+        let len = self.region.len();
+        match self.buffers {
+            Buffers::Pm => Ok(Layout::at_the_end(len, self.sessions, self.slots, self.message)?.data_len),
+            Buffers::Dram => Ok(len),
+        }
+    }
+
     /// Lets clients read the region, and write only what [`Server::grants`] gives them.
     #[must_use]
     pub const fn guarded(mut self) -> Self {
@@ -220,6 +242,9 @@ impl ServerOptions {
                 );
             }
             _ => {}
+        }
+        if self.buffers == Buffers::Pm && self.no_buffers {
+            return argument("receive buffers cannot lie in a region that is said to have none".into());
         }
         // Recovery applies what lies in them, and asks nobody whose it was.
         if self.buffers == Buffers::Pm && (self.guarded || self.readers.is_some()) {
@@ -361,8 +386,10 @@ impl Server {
         options.check()?;
         let (config, declared) = options.detect()?;
         let region = &options.region;
-        let found = Layout::find(region)?;
-        let recovered = recover(region)?;
+        let (found, recovered) = match options.no_buffers {
+            true => (None, Recovered::default()),
+            false => (Layout::find(region)?, recover(region)?),
+        };
         let medium = |e| Error::Ring(crate::ring::RingError::Medium(e));
         let layout = match (config.buffers, found) {
             (Buffers::Pm, _) => {

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 
 use remanence_persist::Config;
 use remanence_pmem::{Journaling, PersistenceDomain, Region};
-use remanence_remote::ring::Recovered;
+use remanence_remote::ring::{Layout, Recovered};
 use remanence_remote::{Call, Server, ServerOptions, SessionControl, Stats, StopSignal, Token};
 use remanence_verbs::Context;
 use thiserror::Error;
@@ -371,6 +371,17 @@ impl LogServer {
     /// # Errors
     /// The region cannot be exported, or holds something else.
     pub fn bind(options: ServerOptions, region: &Region, new: &New) -> Result<Self, ServeError> {
+        // A log that has all of the region has records where receive buffers would be: neither are they to be made there, nor is what
+        // clients have written to be taken for some.
+        let log = recorded_size(&FORMAT.read(region));
+        let (room, whole) = (options.data_len()?, remanence_pmem::Medium::len(region));
+        if let Some(log) = log.filter(|log| *log > room && *log <= whole) {
+            return Err(ServeError::NoRoom { log, len: room });
+        }
+        let options = match log {
+            Some(log) if !Layout::has_room(whole, log) => options.without_buffers(),
+            _ => options,
+        };
         // What a crash left in receive buffers is applied in here, before the log is looked at.
         let mut server = Server::bind(options)?;
         let len = server.len();

@@ -42,7 +42,7 @@ pub(crate) struct Args {
     /// Records that a writer of a log appends each time, at most
     #[arg(long, value_name = "N")]
     records: Option<u32>,
-    /// Servers of a log, in place of as many as its seed draws; --acks goes with it
+    /// Servers of a log or members of a store, in place of as many as its seed draws; --acks goes with it
     #[arg(long, value_name = "N", requires = "acks", value_parser = clap::value_parser!(u16).range(1..=16))]
     servers: Option<u16>,
     /// How many of them must have a record before it is acknowledged
@@ -102,7 +102,7 @@ fn check(args: &Args) -> Result<(), Fail> {
         ("--faults", args.faults.is_some(), &[Log, Kv], "--cluster log and --cluster kv"),
         ("--sessions", args.sessions.is_some(), &[Log], "--cluster log"),
         ("--records", args.records.is_some(), &[Log], "--cluster log"),
-        ("--servers", args.servers.is_some(), &[Log], "--cluster log"),
+        ("--servers", args.servers.is_some(), &[Log, Kv], "--cluster log and --cluster kv"),
         ("--mode", args.mode.is_some(), &[Log], "--cluster log"),
         ("--operations", args.operations.is_some(), &[Kv], "--cluster kv"),
     ];
@@ -112,6 +112,7 @@ fn check(args: &Args) -> Result<(), Fail> {
 
 pub(crate) fn run(args: &Args) -> Result<(), Fail> {
     check(args)?;
+    let quorum = args.servers.zip(args.acks);
     let faults = args.faults.as_ref().map(|Faults(numbers)| &numbers[..]);
     match args.cluster {
         Cluster::Engines => {
@@ -129,11 +130,10 @@ pub(crate) fn run(args: &Args) -> Result<(), Fail> {
                 }
             })
         }
-        Cluster::Log if args.acks > args.servers => {
+        Cluster::Log | Cluster::Kv if args.acks > args.servers => {
             Err(Fail::new("no more servers can acknowledge than there are; --acks is at most --servers"))
         }
         Cluster::Log => each(args, |seed| {
-            let quorum = args.servers.zip(args.acks);
             let params = log::Params { quorum, mode: args.mode, ..log::Params::default() };
             let mut plan = log::Plan::draw(seed, &params);
             faults.into_iter().for_each(|numbers| plan.keep(numbers));
@@ -148,7 +148,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Fail> {
             }
         }),
         Cluster::Kv => each(args, |seed| {
-            let params = kv::Params::default();
+            let params = kv::Params { quorum, ..kv::Params::default() };
             let mut plan = kv::Plan::draw(seed, &params);
             faults.into_iter().for_each(|numbers| plan.keep(numbers));
             plan.operations = args.operations.unwrap_or(plan.operations);

@@ -22,7 +22,9 @@ pub trait Sessions {
 /// The session of the process' own requests: those of others count from 1. It has no end that anybody could see.
 pub const OWN: u64 = 0;
 
-/// So often a lower epoch is refused for the process' own sake before it must ask again to be waited for: it may have given up.
+/// So often a lower epoch is refused for the sake of one that waits, before that one must ask again: it may have given up. Whoever
+/// waits asks every half millisecond; of the process' own session nobody sees the end.
+const REFUSALS: u32 = 256;
 const OWN_REFUSALS: u32 = 16;
 
 /// The session that a log is promised to.
@@ -54,7 +56,7 @@ impl Holder {
         let Some(waiting) = &mut self.waiting else { return false };
         let goes_on = match waiting.session {
             OWN => waiting.refusals < OWN_REFUSALS,
-            other => sessions.is_live(other),
+            other => waiting.refusals < REFUSALS && sessions.is_live(other),
         };
         waiting.refusals += 1;
         goes_on && waiting.session != session && epoch < waiting.epoch
@@ -212,6 +214,17 @@ mod tests {
         served.sessions.0.remove(&3);
         assert_eq!(served.asks(4, 6), Err(Refused::Busy));
         assert_eq!(served.asks(5, 7), Ok(()));
+    }
+
+    /// It was stopped, perhaps, and its connection is there still.
+    #[test]
+    fn who_does_not_ask_again_is_not_waited_for_for_ever() {
+        let mut served = Served::new();
+        assert_eq!(served.asks(1, 5), Ok(()));
+        assert_eq!(served.asks(2, 7), Err(Refused::Busy));
+        served.sessions.0.remove(&1);
+        let refused = (0..1000).take_while(|_| served.asks(3, 6) == Err(Refused::Busy)).count();
+        assert_eq!(refused, REFUSALS as usize);
     }
 
     #[test]

@@ -214,16 +214,20 @@ impl<M: Medium + Clone> Store<M> {
     /// The medium failed.
     pub fn look(&mut self, visit: &mut dyn FnMut(&Found, &[u8])) -> Result<(), Refused> {
         self.alive()?;
-        self.look_closely(false, visit)
-    }
-
-    fn look_closely(&mut self, prove: bool, visit: &mut dyn FnMut(&Found, &[u8])) -> Result<(), Refused> {
         let from = self.tail.position;
         let mut found: Vec<(Found, Vec<u8>)> = Vec::new();
-        self.advance(prove, &mut |record, payload| found.push((*record, payload.to_vec())));
+        self.advance(false, &mut |record, payload| found.push((*record, payload.to_vec())));
         self.sync(from)?;
         found.iter().for_each(|(record, payload)| visit(record, payload));
         Ok(())
+    }
+
+    /// Looks how far the log has got, and makes what is new of it durable. However much that is, nothing of it is kept.
+    fn catch_up(&mut self, prove: bool) -> Result<(), Refused> {
+        self.alive()?;
+        let from = self.tail.position;
+        self.advance(prove, &mut |_, _| ());
+        self.sync(from)
     }
 
     /// What there is to say, after looking.
@@ -231,7 +235,7 @@ impl<M: Medium + Clone> Store<M> {
     /// # Errors
     /// The medium failed.
     pub fn status(&mut self) -> Result<Status, Refused> {
-        self.look(&mut |_, _| ())?;
+        self.catch_up(false)?;
         Ok(self.told())
     }
 
@@ -256,7 +260,7 @@ impl<M: Medium + Clone> Store<M> {
         if !self.state.promised.may_become(epoch) {
             return Err(Refused::Fenced { promised: self.state.promised });
         }
-        self.look_closely(true, &mut |_, _| ())?;
+        self.catch_up(true)?;
         // A record that is damaged must not be cut off by a promise: whoever repairs it decides that.
         let fence = match self.damage {
             Some(_) => self.state.fence,
@@ -281,7 +285,7 @@ impl<M: Medium + Clone> Store<M> {
     /// Another writer has the log, there is no such record, or the medium failed.
     pub fn truncate(&mut self, epoch: Epoch, sequence: u64) -> Result<Status, Refused> {
         self.promised_to(epoch)?;
-        self.look(&mut |_, _| ())?;
+        self.catch_up(false)?;
         let end = self.cursor_at(sequence)?;
         self.cut(end, epoch.counter())?;
         Ok(self.told())
@@ -354,7 +358,7 @@ impl<M: Medium + Clone> Store<M> {
         if members == 0 || acks == 0 || acks > members {
             return Err(Refused::Nonsense(format!("{acks} acknowledgements of {members} servers")));
         }
-        self.look(&mut |_, _| ())?;
+        self.catch_up(false)?;
         if let Some(damage) = self.damage {
             return Err(Refused::Damaged(damage));
         }
@@ -370,7 +374,7 @@ impl<M: Medium + Clone> Store<M> {
     /// # Errors
     /// There are not so many, or the medium failed.
     pub fn trim(&mut self, below: u64) -> Result<Status, Refused> {
-        self.look(&mut |_, _| ())?;
+        self.catch_up(false)?;
         if below <= self.state.head.sequence {
             return Ok(self.told());
         }
@@ -392,7 +396,7 @@ impl<M: Medium + Clone> Store<M> {
     /// Another writer has the log, there are not so many, or the medium failed.
     pub fn note_known(&mut self, epoch: Epoch, below: u64) -> Result<Status, Refused> {
         self.promised_to(epoch)?;
-        self.look(&mut |_, _| ())?;
+        self.catch_up(false)?;
         if below > self.tail.sequence {
             return Err(self.not_there(below));
         }
@@ -635,7 +639,9 @@ impl Reader {
         // A number has one content in an epoch: one record of each writer tells for those before it.
         let is_by = |back: u64, writer: Option<Epoch>| {
             let sequence = self.at.sequence.checked_sub(back).filter(|number| *number + 1 >= head.sequence);
-            sequence.is_none_or(|number| status.epoch_of(number) == writer)
+            // A status from afar has the last runs only: of what is older it says nothing.
+            let by = sequence.and_then(|number| status.epoch_of(number));
+            by.is_none_or(|by| Some(by) == writer)
         };
         let [last, before] = self.writers;
         let as_read =

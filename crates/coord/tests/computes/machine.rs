@@ -9,7 +9,7 @@ use std::time::Duration;
 use remanence_coord::log::format::DATA_AT;
 use remanence_coord::log::format::superblock::Uuid;
 use remanence_coord::log::group::{Action, Event, Machine, NotTaken, Options};
-use remanence_coord::log::proto::Request;
+use remanence_coord::log::proto::{Request, emit_reply, parse_reply};
 use remanence_coord::log::walk::Local;
 use remanence_coord::log::{
     AppendError, Epoch, Geometry, GroupError, Make, Mode, Reader, Refused, Status, Store, Writer,
@@ -534,6 +534,24 @@ fn a_damaged_log_that_was_cut_has_no_say_before_it_adopts_again() {
     assert_eq!((world.machine.next(), world.status(0).tail.sequence), (3, 3));
 }
 
+/// Nothing that is under way would bring an acknowledgement: whoever waits for one must hear that, or nobody connects to the third.
+#[test]
+fn a_server_without_its_disk_and_nobody_who_could_confirm_are_too_few() {
+    let mut world = World::new([64; 3]);
+    assert_eq!(world.append(b"all have this"), Ok(0));
+    (1..3).for_each(|n| world.machine.handle(world.now, n, Event::Lost("the cable was pulled".into())));
+    world.run();
+    world.servers[2] = server(77, 64);
+    world.machine.connected(world.now, 2);
+    world.run();
+    let too_few = world.machine.enough();
+    assert!(matches!(too_few, Err(GroupError::TooFew { reached: 1, needed: 2, .. })), "{too_few:?}");
+    world.machine.connected(world.now, 1);
+    world.run();
+    assert!(world.machine.enough().is_ok() && world.machine.takes_part(2));
+    assert_eq!(world.append(b"and this"), Ok(1));
+}
+
 /// What was read before the cut and what comes after it are not one log.
 #[test]
 fn a_reader_notices_that_what_it_has_read_was_cut_off() {
@@ -582,6 +600,34 @@ fn a_reader_notices_that_what_it_has_read_was_cut_off() {
         !beside.can_go_on(&store.status().expect("memory"))
             && !reader.can_go_on(&store.status().expect("memory"))
     );
+}
+
+/// A status that comes from afar has the last runs only. What is older than those is unknown, and not another log.
+#[test]
+fn a_reader_far_behind_many_writers_goes_on() {
+    let mut store = server(1, 64).store;
+    let medium = Arc::clone(store.medium());
+    let writers = 40;
+    for counter in 1..=writers {
+        let epoch = Epoch::new(counter, 1);
+        let mut writer = Writer::new(store.grant(epoch).expect("it is the next").writer_grant(), epoch);
+        store.update(&writer.append(b"one record each").expect("room")).expect("memory");
+    }
+    let far = |store: &mut Store<Arc<CrashImage>>| {
+        parse_reply(&emit_reply(&Ok(store.status().expect("memory")))).expect("what was written is read")
+    };
+    let status = far(&mut store);
+    assert!(status.runs.len() < writers as usize, "not all are told");
+    let mut reader = Reader::new(&status);
+    for n in 0..u64::from(writers) {
+        let read = reader.read(&mut Local(&medium)).expect("memory").expect("it is there");
+        assert_eq!(read.0.header.sequence, n);
+        assert!(reader.can_go_on(&status), "record {n}");
+    }
+    // Of the last writers it is known.
+    let epoch = Epoch::new(writers + 1, 1);
+    store.grant(epoch).and_then(|_| store.truncate(epoch, u64::from(writers) - 1)).expect("it is promised");
+    assert!(!reader.can_go_on(&far(&mut store)));
 }
 
 /// What an earlier writer appended and nobody had acknowledged is longer.

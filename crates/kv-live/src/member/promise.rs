@@ -29,6 +29,7 @@ impl PromiseServer {
         let served = remanence_remote::ServerOptions::new(context, exported.clone(), port)
             .serves("a member of a key-value store")
             .declare(config())
+            .without_buffers()
             .sessions(options.common.clients + 2 * options.members.len() as u16)
             .messages(SLOTS, SLOT)
             // To be read, and not to be written.

@@ -166,11 +166,12 @@ impl Request {
             9 => Self::View,
             10 => Self::Acknowledge { view: from.u64_le()? },
             11 if outermost => {
-                let requests = many(from, 1, |from| Self::parse_from(from, false))?;
-                if requests.len() > BATCH_MAX {
-                    return from.fail();
-                }
-                Self::Batch(requests)
+                let mut count = 0;
+                Self::Batch(many(from, 1, |from| {
+                    // Each takes more memory than bytes, so that too many are refused before they are read.
+                    count += 1;
+                    if count > BATCH_MAX { from.fail() } else { Self::parse_from(from, false) }
+                })?)
             }
             12 => Self::Count,
             13 => {

@@ -46,6 +46,9 @@ fn run(few: u64, weather: Weather, options: Options) -> Sums {
 #[test]
 fn in_calm_weather_every_history_is_linearizable() {
     let sums = run(30, CALM, Options { clean_by_itself: true, ..DURABLE });
+    if !remanence_effort::are_all() {
+        return;
+    }
     let stats = sums.stats;
     assert!(stats.objects_moved > 100 && stats.grown > 5 && stats.entries_moved > 100, "{stats:?}");
     assert!(stats.regions_freed > 20 && stats.unfinished > 10, "{stats:?}");
@@ -57,6 +60,9 @@ fn in_a_storm_histories_are_durably_linearizable() {
     run(20, STORM, Options { clean_by_itself: true, lease: 60, ..DEFERRED });
     run(20, STORM, Options { clean_by_itself: true, lease: 60, ..INLINE });
     run(20, STORM, Options { clean_by_itself: true, lease: 60, ..INLINE_LINES });
+    if !remanence_effort::are_all() {
+        return;
+    }
     let stats = sums.stats;
     assert!(sums.crashes > 10 && sums.kills > 50, "{} crashes, {} kills", sums.crashes, sums.kills);
     assert!(stats.given_up > 10 && stats.fenced > 5, "{stats:?}");
@@ -65,5 +71,5 @@ fn in_a_storm_histories_are_durably_linearizable() {
 #[test]
 fn mode_erda_is_linearizable_between_crashes_and_never_torn() {
     let sums = run(30, STORM, Options { clean_by_itself: true, lease: 60, ..ERDA });
-    assert!(sums.crashes > 10);
+    assert!(sums.crashes > 10 || !remanence_effort::are_all());
 }

@@ -9,7 +9,9 @@ use std::time::Duration;
 use remanence_persist::Config;
 use remanence_persist::plan::Costs;
 use remanence_persist::recipe::Op;
+use remanence_persist::taxonomy::Buffers;
 use remanence_pmem::{FileOptions, PersistenceDomain, Region, Survives};
+use remanence_remote::ring::Layout;
 use remanence_remote::{CostSource, Reactor, ServerOptions, Token};
 use remanence_remotelog::format::superblock::Uuid;
 use remanence_remotelog::group::{ConnectionLost, Options};
@@ -17,7 +19,7 @@ use remanence_remotelog::proto::Request;
 use remanence_remotelog::walk::Ahead;
 use remanence_remotelog::{
     CallError, ConnectOptions, Log, LogOptions, LogReader, LogServer, Method, New, ReadError, Record,
-    SessionConnection, connect_on,
+    ServeError, SessionConnection, connect_on,
 };
 use remanence_remotelog::{Epoch, Group, GroupError, Mode, OpenError, Reader, Refused};
 use remanence_verbs::Context;
@@ -405,6 +407,30 @@ fn a_log_in_a_file_is_made_found_again_and_nothing_is_left_of_one_that_was_refus
     let taken = serve(LogOptions::file(dir.path().join("other")).size(1 << 20)).expect("made");
     let other = taken.status().expect("a log").superblock.uuid;
     assert_ne!(other, uuid, "each is drawn");
+}
+
+/// Whoever appends chooses what lies where receive buffers would be.
+#[test]
+fn records_at_the_end_of_a_region_are_not_taken_for_receive_buffers() {
+    let dir = tempfile::tempdir_in("/dev/shm").expect("a directory");
+    let region = FileOptions::new().create(1 << 20).open(dir.path().join("log")).expect("a file");
+    let new = New { mode: Mode::Singleton, segment: Some(16 << 10), random: [2; 24] };
+    let options = || ServerOptions::new(&context(), region.clone(), 0).sessions(1).messages(4, 512);
+    drop(LogServer::bind(options(), &region, &new).expect("a log"));
+    Layout::at_the_end(region.len(), 1, 4, 512).expect("room").format(&region).expect("a file");
+    let bytes = || {
+        let mut bytes = vec![0; region.len() as usize];
+        region.read(0, &mut bytes);
+        bytes
+    };
+    let before = bytes();
+    let served = LogServer::bind(options(), &region, &new).expect("its own log");
+    assert!(!served.made());
+    drop(served);
+    // Nor are any made over the records that lie there.
+    let asked = LogServer::bind(options().buffers(Buffers::Pm), &region, &new).map(drop);
+    assert!(matches!(asked, Err(ServeError::NoRoom { .. })), "{asked:?}");
+    assert!(bytes() == before, "what lies in the log stays");
 }
 
 #[test]

@@ -468,8 +468,19 @@ impl Machine {
     /// # Errors
     /// They are not.
     pub fn enough(&self) -> Result<(), GroupError> {
-        let up = self.servers.iter().filter(|server| server.is_up()).count();
+        let up =
+            (0..self.servers.len()).filter(|n| self.servers[*n].is_up() && !self.waits_in_vain(*n)).count();
         if up < self.acks() { Err(self.too_few(up, self.acks())) } else { Ok(()) }
+    }
+
+    /// Whether a server waits for confirmations of so many others that those which are there are too few.
+    fn waits_in_vain(&self, n: usize) -> bool {
+        let could = |m: &usize| {
+            let other = &self.servers[*m];
+            *m != n && other.is_up() && other.status.as_ref().is_none_or(has_say)
+        };
+        let members = self.servers.len();
+        self.awaits_confirmation(n) && (0..members).filter(could).count() < self.confirmations()
     }
 
     fn acks(&self) -> usize {
@@ -846,9 +857,14 @@ impl Machine {
             return false;
         }
         let confirm = |m: &usize| *m != n && self.servers[*m].confirms(server.granted);
+        (0..self.servers.len()).filter(confirm).count() < self.confirmations()
+    }
+
+    /// How many others must confirm the epoch before a server without a say is fed: of a log that has each record on one server only,
+    /// all of them.
+    fn confirmations(&self) -> usize {
         let members = self.servers.len();
-        // Of a log that has each record on one server only, all others.
-        (0..members).filter(confirm).count() < (members - self.acks() + 1).min(members - 1)
+        (members - self.acks() + 1).min(members - 1)
     }
 
     /// Goes on with those that have promised.

@@ -277,6 +277,9 @@ impl Member {
                 body.sessions.insert(connection as u64);
                 let request = Request::parse(rest);
                 let reply = request.and_then(|request| body.answer(connection as u64, &request));
+                if let Some(damage) = body.store.damage() {
+                    host.core().wrong(format!("a crash is taken for damage: {damage}"));
+                }
                 body.sees();
                 host.tell(format_args!(
                     "is asked {:?}: {}",

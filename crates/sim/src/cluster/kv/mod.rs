@@ -232,8 +232,14 @@ impl Outcome {
     #[must_use]
     pub fn replay(&self) -> String {
         let mut line = format!("rem sim --cluster kv --seed {}", self.seed);
-        let drawn = Plan::draw(self.seed, &Params::default());
-        let Plan { faults, operations, .. } = &self.plan;
+        let Plan { faults, operations, members, acks, .. } = &self.plan;
+        // Who asks for other members than the seed has drawn gets other faults as well.
+        let default = Plan::draw(self.seed, &Params::default());
+        let quorum = Some((*members, *acks)).filter(|quorum| *quorum != (default.members, default.acks));
+        let drawn = Plan::draw(self.seed, &Params { quorum, ..Params::default() });
+        if let Some((members, acks)) = quorum {
+            write!(line, " --servers {members} --acks {acks}").expect("a string takes all");
+        }
         if faults.len() < drawn.faults.len() {
             let numbers: Vec<String> = faults.iter().map(|(number, _)| number.to_string()).collect();
             let numbers = if numbers.is_empty() { "none".to_owned() } else { numbers.join(",") };

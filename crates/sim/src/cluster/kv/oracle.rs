@@ -38,8 +38,6 @@ Work {
     connected,
     /// Clients that a primary cut off.
     fenced,
-    /// Objects that were cleaned.
-    cleaned,
 }
 }
 
@@ -173,7 +171,9 @@ impl Oracle {
 
     /// A member has taken the log over, which goes on with this number; or has opened it again, as the primary that it was.
     pub(super) fn opens(&mut self, epoch: Epoch, start: u64, again: bool) -> Result<(), String> {
-        if self.opened.insert(epoch, start).is_some() {
+        // Records are told apart by the counter alone.
+        let is_twice = self.opened.keys().any(|other| other.counter() == epoch.counter());
+        if self.opened.insert(epoch, start).is_some() || is_twice {
             return Err(format!("two members have taken the log over with epoch {epoch}"));
         }
         if again {
