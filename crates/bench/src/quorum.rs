@@ -26,8 +26,8 @@ use crate::samples::{Key, Metric, Samples};
 const SERVERS: usize = 3;
 /// How many of them acknowledge.
 const ACKS: u16 = 2;
-/// Bytes of a record's payload.
-const PAYLOAD: usize = 64;
+/// Bytes of a record's payload: the first one has the bars.
+const PAYLOADS: [usize; 2] = [64, 4096];
 /// Appends before a burst counts: for what is made on demand, and for learning who drives.
 const WARM: u32 = 50;
 /// Nothing here takes longer, unless it hangs.
@@ -65,13 +65,13 @@ impl Series {
     const ALL: [Self; SERVERS + 2] =
         [Self::Alone(0), Self::Alone(1), Self::Alone(2), Self::All, Self::Stopped];
 
-    fn key(self) -> Key {
+    fn key(self, payload: usize) -> Key {
         let series = match self {
             Self::Alone(n) => format!("server {} alone", n + 1),
             Self::All => format!("{ACKS} of {SERVERS}"),
             Self::Stopped => format!("{ACKS} of {SERVERS}, the third stopped"),
         };
-        Key { op: "append".into(), x: PAYLOAD as u64, series, metric: Metric::Latency }
+        Key { op: "append".into(), x: payload as u64, series, metric: Metric::Latency }
     }
 }
 
@@ -91,36 +91,38 @@ pub fn run(options: &Options, mut progress: impl FnMut(u64, u64, &str)) -> Resul
     }
     let mut all = open(&context, together, ACKS)?;
     let mut samples = Samples::default();
-    let total = rounds * Series::ALL.len() as u64;
+    let cells: Vec<(usize, Series)> =
+        PAYLOADS.into_iter().flat_map(|payload| Series::ALL.map(|series| (payload, series))).collect();
+    let total = rounds * cells.len() as u64;
     let mut round = 0;
     while Effort::another(round, rounds, || bars(&samples).iter().any(|bar| bar.value.is_none())) {
-        for n in 0..Series::ALL.len() {
+        for n in 0..cells.len() {
             if options.stop.load(Ordering::Acquire) {
                 return Err("the bench was stopped".to_owned());
             }
             // Another one is first each round.
-            let series = Series::ALL[(n + round as usize) % Series::ALL.len()];
-            let key = series.key();
-            progress(round * Series::ALL.len() as u64 + n as u64, total, &key.series);
+            let (payload, series) = cells[(n + round as usize) % cells.len()];
+            let key = series.key(payload);
+            progress(round * cells.len() as u64 + n as u64, total, &key.series);
             match series {
                 Series::Alone(n) => {
-                    samples.burst(options.effort, &key, || append(&mut alone[n], burst))?;
+                    samples.burst(options.effort, &key, || append(&mut alone[n], payload, burst))?;
                 }
                 Series::All => {
                     caught_up(&mut all)?;
-                    samples.burst(options.effort, &key, || append(&mut all, burst))?;
+                    samples.burst(options.effort, &key, || append(&mut all, payload, burst))?;
                 }
                 Series::Stopped => {
                     caught_up(&mut all)?;
                     let _stopped = Paused::new(&servers.children[SERVERS + 2])?;
-                    samples.burst(options.effort, &key, || append(&mut all, burst))?;
+                    samples.burst(options.effort, &key, || append(&mut all, payload, burst))?;
                 }
             }
         }
         round += 1;
     }
     let params = serde_json::json!({
-        "payload": PAYLOAD, "servers": SERVERS, "acks": ACKS, "effort": options.effort.word(), "rounds": round,
+        "payloads": PAYLOADS, "servers": SERVERS, "acks": ACKS, "effort": options.effort.word(), "rounds": round,
         "burst_ms": burst.as_millis() as u64, "arguments": options.more, "dropped_bursts": samples.dropped,
         "survives": servers.survives,
     });
@@ -138,7 +140,7 @@ pub fn run(options: &Options, mut progress: impl FnMut(u64, u64, &str)) -> Resul
 /// The servers by themselves, the fastest first, as far as they were measured.
 fn by_speed(samples: &Samples) -> Vec<Key> {
     let mut alone: Vec<(f64, Key)> = (0..SERVERS)
-        .map(|n| Series::Alone(n).key())
+        .map(|n| Series::Alone(n).key(PAYLOADS[0]))
         .filter_map(|key| Some((samples.median(&key)?, key)))
         .collect();
     alone.sort_by(|a, b| a.0.total_cmp(&b.0));
@@ -149,9 +151,11 @@ fn bars(samples: &Samples) -> Vec<Bar> {
     let fastest = by_speed(samples);
     let second = fastest.get(1);
     let bar = |series: Series| {
-        let value = second.and_then(|second| samples.ratio(&series.key(), second));
-        let name =
-            format!("durable append, {}, p50 / that of the second-fastest server alone", series.key().series);
+        let value = second.and_then(|second| samples.ratio(&series.key(PAYLOADS[0]), second));
+        let name = format!(
+            "durable append, {}, p50 / that of the second-fastest server alone",
+            series.key(PAYLOADS[0]).series
+        );
         Bar::new(name, value, Sense::AtMost, LIMIT)
     };
     vec![bar(Series::Stopped), bar(Series::All)]
@@ -182,17 +186,18 @@ fn caught_up(group: &mut Group<SessionConnection>) -> Result<(), String> {
 }
 
 /// Appends for a while; microseconds each.
-fn append(group: &mut Group<SessionConnection>, burst: Duration) -> Result<Vec<f64>, String> {
+fn append(group: &mut Group<SessionConnection>, payload: usize, burst: Duration) -> Result<Vec<f64>, String> {
     let said = |e: GroupError| e.to_string();
-    let record = [0x5a; PAYLOAD];
+    let record = vec![0x5a; payload];
     let mut values = Vec::with_capacity(4096);
     let mut warm = WARM;
     let mut begin = Instant::now();
+    let entered = begin;
     while begin.elapsed() < burst || values.is_empty() {
         let start = Instant::now();
         match group.append(&record) {
             Ok(_) => {}
-            Err(GroupError::Append(AppendError::Full { .. })) => {
+            Err(GroupError::Append(AppendError::Full { .. })) if start.duration_since(entered) < PATIENCE => {
                 let below = group.acknowledged();
                 group.begin_trim(below).map_err(said)?;
                 group.pause().map_err(said)?;
@@ -311,7 +316,7 @@ mod tests {
     fn a_quorum_is_compared_with_the_second_fastest_server() {
         let mut samples = Samples::default();
         let mut add = |series: Series, value: f64| {
-            samples.add(&series.key(), State::Near, State::Near, [value; 100]);
+            samples.add(&series.key(PAYLOADS[0]), State::Near, State::Near, [value; 100]);
         };
         add(Series::Alone(0), 30.0);
         add(Series::Alone(1), 10.0);

@@ -79,7 +79,8 @@ fn seeds_of_three_of_five() {
 fn seeds_of_one_of_two() {
     let met = all(500_000, 300, &of(2, 1));
     is_active(&met, 300);
-    copies(&met, 300);
+    // One has each record, so that the other one is rarely behind when a log is opened.
+    assert!(met.1.copied > seeds(50) && met.1.cut > seeds(75), "{met:?}");
 }
 
 #[test]
