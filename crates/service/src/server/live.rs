@@ -140,7 +140,8 @@ pub trait Service {
         session.link.send(body);
     }
 
-    /// A session is over; its QPs are about to be in the error state.
+    /// A session is over: its QPs are in the error state, and everything that had arrived until then was handed over, unless
+    /// the service itself had closed it.
     fn ended(&mut self, session: &mut Session<Self::State>) {
         let _ = session;
     }
@@ -338,8 +339,7 @@ impl Server {
             let (deadlines, gone) = (Deadlines::default(), Vec::new());
             let buffers = SendBuffers::new(self.pd.clone(), self.options.message);
             let inbox = &inbox;
-            Serving { server: self, service, sessions, inbox, buffers, deadlines, gone, ended: false }
-                .run(stop)
+            Serving { server: self, service, sessions, inbox, buffers, deadlines, gone }.run(stop)
         })
     }
 
@@ -390,8 +390,6 @@ struct Serving<'a, V: Service> {
     /// Sessions that ended in this turn: until it is over nobody else has their QPs' numbers, which are in completions that
     /// were taken already.
     gone: Vec<Box<Session<V::State>>>,
-    /// A session was ended that somebody asked the end of.
-    ended: bool,
 }
 
 impl<V: Service> Serving<'_, V> {
@@ -470,12 +468,8 @@ impl<V: Service> Serving<'_, V> {
         }
         self.settle();
         self.look_for_quiet();
-        let mut turn = self.service.turn(&mut self.sessions, lot);
+        let turn = self.service.turn(&mut self.sessions, lot);
         self.asks();
-        if std::mem::take(&mut self.ended) && turn != Turn::End {
-            // Who asked for the end of a session waits to hear of it.
-            turn = Turn::After(Duration::ZERO);
-        }
         self.settle();
         self.service.rests(lot);
         for mut session in self.gone.drain(..) {
@@ -522,8 +516,11 @@ impl<V: Service> Serving<'_, V> {
         }
         let Some(place) = place else { return };
         if wc.status != WcStatus::Success {
-            // Flushed, as the client went; or it does not answer any more.
-            return self.end(place);
+            let of_messages =
+                self.sessions.all[place as usize].as_ref().is_some_and(|it| it.link.qp().qpn() == wc.qpn);
+            // Flushed, as the client went or the session was cut; or the client does not answer any more. The QP is in the
+            // error state, and what had arrived in it came before this.
+            return if of_messages { self.end(place) } else { self.cut(place) };
         }
         self.sessions.touch(place);
         let Some(session) = &mut self.sessions.all[place as usize] else { return };
@@ -557,33 +554,52 @@ impl<V: Service> Serving<'_, V> {
         while let Some(place) = self.sessions.touched.pop() {
             let Some(session) = &mut self.sessions.all[place as usize] else { continue };
             session.link.touched = false;
-            let mut result = self.service.settle(session);
+            let result = self.service.settle(session);
             push(self.service, session, &mut self.buffers);
             if session.link.is_leaving() {
                 session.link.ask_for_news();
             }
             if session.link.is_drowning() {
-                result = Err(Close::Expelled);
+                self.expel(place);
             } else if session.link.has_failed() || session.link.has_left() {
-                result = result.and(Err(Close::Ended));
+                self.cut(place);
             }
             self.close(place, result);
         }
     }
 
+    /// The service wants no more of a session.
     fn close(&mut self, place: u32, result: Result<(), Close>) {
-        if let Err(why) = result {
-            if why == Close::Expelled {
-                self.server.control.counters().expelled.fetch_add(1, Ordering::Relaxed);
-            }
+        let Err(why) = result else { return };
+        let Some(session) = &mut self.sessions.all[place as usize] else { return };
+        session.link.leave();
+        match why {
+            Close::Expelled => self.expel(place),
+            Close::Ended => self.cut(place),
+        }
+    }
+
+    fn expel(&mut self, place: u32) {
+        let Some(session) = &self.sessions.all[place as usize] else { return };
+        if !session.link.is_cut() {
+            self.server.control.counters().expelled.fetch_add(1, Ordering::Relaxed);
+        }
+        self.cut(place);
+    }
+
+    /// Nothing more can arrive in a session from now on. It ends when what has arrived was handed over: the client may have
+    /// been told that it is durable.
+    fn cut(&mut self, place: u32) {
+        let Some(session) = &mut self.sessions.all[place as usize] else { return };
+        if !session.link.cut() {
             self.end(place);
         }
     }
 
     fn end(&mut self, place: u32) {
         let Some(mut session) = self.sessions.remove(place) else { return };
-        self.service.ended(&mut session);
         session.link.disconnect();
+        self.service.ended(&mut session);
         self.server.control.ended(session.link.id());
         self.gone.push(session);
     }
@@ -618,10 +634,7 @@ impl<V: Service> Serving<'_, V> {
             }
             let Some(&place) = self.sessions.by_id.get(&id) else { continue };
             match ask {
-                Ask::End(_) => {
-                    self.end(place);
-                    self.ended = true;
-                }
+                Ask::End(_) => self.cut(place),
                 Ask::Notice(_, body) => {
                     self.sessions.touch(place);
                     if let Some(session) = &mut self.sessions.all[place as usize] {
@@ -669,7 +682,7 @@ impl<V: Service> Serving<'_, V> {
 
 /// Sends what waits.
 fn push<V: Service>(service: &mut V, session: &mut Session<V::State>, buffers: &mut SendBuffers) {
-    if session.link.unsent() > 0 && service.ready(session) {
+    if session.link.unsent() > 0 && !session.link.is_cut() && service.ready(session) {
         session.link.push(buffers);
     }
 }

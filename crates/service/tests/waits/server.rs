@@ -2,12 +2,13 @@
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Barrier};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use remanence_link::fault::Plan;
 use remanence_pmem::Region;
-use remanence_rnic::{Access, Data, QpCaps, RecvWr, SendFlags, SendOp, SendWr, Wc, WcStatus};
+use remanence_rnic::{Access, Data, QpCaps, QpState, RecvWr, SendFlags, SendOp, SendWr, Wc, WcStatus};
 use remanence_service::server::{
     Admit, Bounds, Buffers, Close, Control, Decision, Error, Full, Lot, Message, Options, Place, Refusal,
     Request, Server, Service, Session, SessionId, Sessions, Spec, Stop, Turn, Workshop,
@@ -70,9 +71,10 @@ impl Admit for Gate {
     }
 }
 
-/// Echoes what it gets, and ends who says "bad" or "bye".
-#[derive(Default)]
+/// Echoes what it gets, and ends who says "bad" or "bye". The buffers of those that say "keep" it keeps, and who says "hold"
+/// stops it between two waits at the barrier.
 struct Echo {
+    hold: Arc<Barrier>,
     ended: Vec<(SessionId, u64)>,
     turns: u64,
 }
@@ -83,11 +85,18 @@ impl Service for Echo {
     fn message(&mut self, session: &mut Session<u64>, message: &Message) -> Result<(), Close> {
         let mut bytes = vec![0; message.len as usize];
         session.link.read(message.number, &mut bytes);
-        session.link.give_back(message.number);
         session.state += 1;
         assert_eq!(session.state, message.number, "each is handed over once, in order");
+        if bytes == b"keep" {
+            return Ok(());
+        }
+        session.link.give_back(message.number);
         if bytes == b"bad" {
             return Err(Close::Expelled);
+        }
+        if bytes == b"hold" {
+            self.hold.wait();
+            self.hold.wait();
         }
         if bytes == b"bye" {
             session.link.send(b"farewell".to_vec());
@@ -98,6 +107,8 @@ impl Service for Echo {
     }
 
     fn ended(&mut self, session: &mut Session<u64>) {
+        let state = session.link.qp().query().expect("it is there").state;
+        assert_eq!(state, QpState::Err, "something could still arrive, and be acknowledged");
         self.ended.push((session.link.id(), session.state));
     }
 
@@ -111,6 +122,7 @@ struct Host {
     addr: SocketAddr,
     control: Control,
     stop: Stop,
+    hold: Arc<Barrier>,
     thread: Option<JoinHandle<(Echo, Result<(), Error>)>>,
 }
 
@@ -122,14 +134,15 @@ impl Host {
         let server = Server::bind(&context(), options).expect("a server");
         let (addr, control, stop) = (server.addr(), server.control(), Stop::new());
         let stopping = stop.clone();
+        let hold = Arc::new(Barrier::new(2));
+        let mut echo = Echo { hold: Arc::clone(&hold), ended: Vec::new(), turns: 0 };
         let thread = std::thread::spawn(move || {
-            let mut echo = Echo::default();
             let result =
                 server.run(&mut echo, &mut Gate { slow: Duration::from_millis(500) }, (&stopping).into());
             assert_eq!(server.bytes(), 0, "all memory of sessions is given back");
             (echo, result)
         });
-        Self { addr, control, stop, thread: Some(thread) }
+        Self { addr, control, stop, hold, thread: Some(thread) }
     }
 
     fn bounded(sessions: u32, each: u32, bytes: u64) -> Self {
@@ -213,16 +226,23 @@ impl Client {
         let _ = self.connection.qp().post_send(&wr);
     }
 
-    /// The next message; `None`: the session is over.
-    fn receive(&mut self) -> Option<Vec<u8>> {
+    /// The next completion.
+    fn completion(&self) -> Wc {
         let begin = Instant::now();
-        loop {
-            let mut found: Vec<Wc> = Vec::new();
+        let mut found = Vec::new();
+        while found.is_empty() {
             self.cq.wait(&mut found, 1, Some(Duration::from_secs(1))).expect("it has room");
             assert!(begin.elapsed() < LONG, "nothing comes");
-            match found.first() {
-                Some(wc) if wc.status != WcStatus::Success => return None,
-                Some(wc) if wc.wr_id != u64::MAX => {
+        }
+        found[0]
+    }
+
+    /// The next message; `None`: the session is over.
+    fn receive(&mut self) -> Option<Vec<u8>> {
+        loop {
+            match self.completion() {
+                wc if wc.status != WcStatus::Success => return None,
+                wc if wc.wr_id != u64::MAX => {
                     let mut bytes = vec![0; wc.byte_len as usize];
                     self.mr.region().read(wc.wr_id % 16 * u64::from(SLOT), &mut bytes);
                     self.post();
@@ -376,6 +396,27 @@ fn a_notice_wakes_an_idle_server_and_so_does_the_end_of_a_session() {
     other.echo(b"hello");
     let echo = host.stop();
     assert_eq!(echo.ended.len(), 2);
+}
+
+/// Its client may know that it is durable.
+#[test]
+fn what_has_arrived_is_handed_over_before_a_session_that_is_cut_has_ended() {
+    let host = Host::new(|_| ());
+    let device = context();
+    let cut = Client::connect(&device, &host, b"echo").expect("let in");
+    let other = Client::connect(&device, &host, b"echo").expect("let in");
+    other.send(b"hold");
+    host.hold.wait();
+    for _ in 0..SLOTS {
+        cut.send(b"keep");
+        let wc = cut.completion();
+        assert_eq!((wc.wr_id, wc.status), (u64::MAX, WcStatus::Success), "it is acknowledged");
+    }
+    // All receive buffers are used, and nothing is under way to the client: no work request of the session is flushed.
+    host.control.end(cut.session);
+    host.hold.wait();
+    host.ends(cut.session);
+    assert!(host.stop().ended.contains(&(cut.session, SLOTS.into())));
 }
 
 #[test]
