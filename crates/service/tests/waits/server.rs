@@ -1,12 +1,14 @@
 //! A server that echoes, and all that its clients may do to it.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Barrier};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use remanence_link::fault::Plan;
+use remanence_link::{WaitFd, wait};
 use remanence_pmem::Region;
 use remanence_rnic::{Access, Data, QpCaps, QpState, RecvWr, SendFlags, SendOp, SendWr, Wc, WcStatus};
 use remanence_service::server::{
@@ -17,6 +19,7 @@ use remanence_verbs::{ConnectAttr, Connection, Context, Cq, Mr, QpOptions};
 
 const SLOTS: u32 = 8;
 const SLOT: u32 = 1024;
+const POLLIN: i16 = 1;
 /// Longer than anything here takes.
 const LONG: Duration = Duration::from_secs(30);
 
@@ -417,6 +420,30 @@ fn what_has_arrived_is_handed_over_before_a_session_that_is_cut_has_ended() {
     host.hold.wait();
     host.ends(cut.session);
     assert!(host.stop().ended.contains(&(cut.session, SLOTS.into())));
+}
+
+/// It was admitted, and never said that it knows: its place was lost for ever.
+#[test]
+fn a_client_that_goes_before_its_connection_is_up_leaves_its_place() {
+    let host = Host::bounded(1, 1, 64 << 20);
+    let device = context();
+    let pd = device.alloc_pd().expect("room");
+    let cq = device.create_cq(16, None, 0).expect("room");
+    let caps = QpCaps { max_send_wr: 1, max_recv_wr: 1, max_send_sge: 1, max_recv_sge: 1, max_inline: 0 };
+    let qp = pd.create_qp(&QpOptions { caps, ..QpOptions::rc(&cq) }).expect("room");
+    let connection = Connection::start(&qp, host.addr, &ConnectAttr::default(), b"echo").expect("asked");
+    let begin = Instant::now();
+    let fd = connection.fd().expect("a descriptor");
+    let is_readable = || {
+        let fd = WaitFd { fd: fd.as_raw_fd(), events: POLLIN };
+        wait::poll(&[fd], Some(Duration::from_millis(1))).expect("looked")
+    };
+    while !is_readable() {
+        assert!(begin.elapsed() < LONG, "it is not let in");
+    }
+    drop(connection);
+    host.ends(SessionId(1));
+    assert_eq!(host.stop().ended, [(SessionId(1), 0)]);
 }
 
 #[test]
