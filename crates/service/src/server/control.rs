@@ -27,6 +27,8 @@ struct Shared {
     sessions: Mutex<Sessions>,
     /// There are asks. The serving thread takes the lock only then.
     asked: AtomicBool,
+    /// Somebody wants a turn, which begins with taking this.
+    woken: AtomicBool,
     /// The serving thread sleeps, or is about to: it has to be woken for what is asked.
     asleep: AtomicBool,
     waker: Mutex<Option<Waker>>,
@@ -74,9 +76,9 @@ impl Control {
         &self.0.counters
     }
 
-    /// Wakes the serving thread, for a turn of the service.
+    /// Wakes the serving thread, for a turn of the service that begins after this.
     pub fn wake(&self) {
-        self.0.asked.store(true, Ordering::SeqCst);
+        self.0.woken.store(true, Ordering::SeqCst);
         self.wake_sleeper();
     }
 
@@ -85,7 +87,8 @@ impl Control {
         if sessions.live.contains(&session) {
             sessions.asks.push(ask);
             drop(sessions);
-            self.wake();
+            self.0.asked.store(true, Ordering::SeqCst);
+            self.wake_sleeper();
         }
     }
 
@@ -117,7 +120,14 @@ impl Control {
     /// From here to [`awake`](Self::awake), whoever asks for something wakes the thread. `false`: something is asked already.
     pub(crate) fn asleep(&self) -> bool {
         self.0.asleep.store(true, Ordering::SeqCst);
-        !self.0.asked.load(Ordering::SeqCst)
+        !self.0.asked.load(Ordering::SeqCst) && !self.0.woken.load(Ordering::SeqCst)
+    }
+
+    /// A turn begins: it sees all that was changed before it was wanted. Who wants one from now on gets the next.
+    pub(crate) fn turns(&self) {
+        if self.0.woken.load(Ordering::Relaxed) {
+            self.0.woken.swap(false, Ordering::AcqRel);
+        }
     }
 
     pub(crate) fn awake(&self) {

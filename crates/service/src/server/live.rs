@@ -454,6 +454,7 @@ impl<V: Service> Serving<'_, V> {
 
     /// One turn of the loop.
     fn turn(&mut self, lot: &Lot<'_>) -> Turn {
+        self.server.control.turns();
         let counters = self.server.control.counters();
         counters.rounds.fetch_add(1, Ordering::Relaxed);
         if lot.messages > 0 {

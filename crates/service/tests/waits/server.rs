@@ -78,6 +78,8 @@ impl Admit for Gate {
 /// stops it between two waits at the barrier.
 struct Echo {
     hold: Arc<Barrier>,
+    /// The first turn wants another one.
+    again: Option<Control>,
     ended: Vec<(SessionId, u64)>,
     turns: u64,
 }
@@ -117,6 +119,9 @@ impl Service for Echo {
 
     fn turn(&mut self, _: &mut Sessions<u64>, _: &Lot<'_>) -> Turn {
         self.turns += 1;
+        if let Some(control) = self.again.take() {
+            control.wake();
+        }
         Turn::Idle
     }
 }
@@ -138,7 +143,8 @@ impl Host {
         let (addr, control, stop) = (server.addr(), server.control(), Stop::new());
         let stopping = stop.clone();
         let hold = Arc::new(Barrier::new(2));
-        let mut echo = Echo { hold: Arc::clone(&hold), ended: Vec::new(), turns: 0 };
+        let mut echo =
+            Echo { hold: Arc::clone(&hold), again: Some(server.control()), ended: Vec::new(), turns: 0 };
         let thread = std::thread::spawn(move || {
             let result =
                 server.run(&mut echo, &mut Gate { slow: Duration::from_millis(500) }, (&stopping).into());
@@ -420,6 +426,21 @@ fn what_has_arrived_is_handed_over_before_a_session_that_is_cut_has_ended() {
     host.hold.wait();
     host.ends(cut.session);
     assert!(host.stop().ended.contains(&(cut.session, SLOTS.into())));
+}
+
+#[test]
+fn who_wants_a_turn_while_one_ends_gets_the_next() {
+    let host = Host::new(|_| ());
+    // Nothing else happens in this server.
+    host.control.wake();
+    let begin = Instant::now();
+    while host.control.counters().rounds() < 2 {
+        assert!(begin.elapsed() < LONG, "it sleeps");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    std::thread::sleep(Duration::from_millis(100));
+    // A wake that finds it between two sleeps may end both.
+    assert!((2..=4).contains(&host.stop().turns));
 }
 
 /// It was admitted, and never said that it knows: its place was lost for ever.
