@@ -323,23 +323,33 @@ impl Server {
         admit: &mut (impl Admit<State = V::State> + Send),
         stop: StopSignal<'_>,
     ) -> Result<(), Error> {
-        let inbox = Inbox::new();
+        let inbox = &Inbox::new();
         let over = AtomicBool::new(false);
         std::thread::scope(|scope| {
-            let accepting = || self.accept(admit, &inbox, &over);
+            let accepting = || self.accept(admit, inbox, &over);
             let started = std::thread::Builder::new().name("accept".into()).spawn_scoped(scope, accepting);
-            started.map_err(|e| remanence_verbs::Error::Os {
-                what: "a thread cannot be started".into(),
-                source: Arc::new(e),
-            })?;
+            let accepting = started.map_err(|e| os("a thread cannot be started", e))?;
             // Also if the service panics: nobody else would end the thread.
-            let _over = Over { over: &over, listener: &self.listener };
+            let over = Over { over: &over, listener: &self.listener };
             stop.wakes(self.cq.waker());
             let sessions = Sessions::new();
             let (deadlines, gone) = (Deadlines::default(), Vec::new());
             let buffers = SendBuffers::new(self.pd.clone(), self.options.message);
-            let inbox = &inbox;
-            Serving { server: self, service, sessions, inbox, buffers, deadlines, gone }.run(stop)
+            let mut serving = Serving { server: self, service, sessions, inbox, buffers, deadlines, gone };
+            let served = serving.run(stop);
+            drop(over);
+            if served.is_ok() {
+                serving.farewell();
+            }
+            serving.end_all();
+            // Whom it is about to let in is a client as well, and is told that this is over.
+            let accepted = accepting.join();
+            serving.take_in(true);
+            serving.end_all();
+            if let Err(panic) = accepted {
+                std::panic::resume_unwind(panic);
+            }
+            served
         })
     }
 
@@ -364,6 +374,10 @@ impl Server {
             }
         }
     }
+}
+
+fn os(what: &str, source: std::io::Error) -> Error {
+    remanence_verbs::Error::Os { what: what.into(), source: Arc::new(source) }.into()
 }
 
 /// Ends the accepting thread.
@@ -393,33 +407,27 @@ struct Serving<'a, V: Service> {
 }
 
 impl<V: Service> Serving<'_, V> {
-    fn run(mut self, stop: StopSignal<'_>) -> Result<(), Error> {
+    fn run(&mut self, stop: StopSignal<'_>) -> Result<(), Error> {
         let mut completions = Vec::with_capacity(LOT);
         let mut turn_at = None;
-        let served = loop {
-            if stop.is_asked() {
-                break Ok(());
-            }
+        while !stop.is_asked() {
             completions.clear();
-            if let Err(e) = self.next(&mut completions, turn_at, stop) {
-                break Err(e);
-            }
+            self.next(&mut completions, turn_at, stop)?;
             let due = turn_at.is_some_and(|at| at <= Instant::now());
             let messages = completions.iter().filter(|wc| is_message(wc)).count();
             match self.turn(&Lot { completions: &completions, messages, due }) {
                 Turn::Idle => turn_at = None,
                 Turn::After(time) => turn_at = Instant::now().checked_add(time),
-                Turn::End => break Ok(()),
+                Turn::End => break,
             }
-        };
-        if served.is_ok() {
-            self.farewell(&mut completions);
         }
-        self.take_in(true);
+        Ok(())
+    }
+
+    fn end_all(&mut self) {
         for place in 0..self.sessions.all.len() as u32 {
             self.end(place);
         }
-        served
     }
 
     /// Waits for something to do.
@@ -647,7 +655,8 @@ impl<V: Service> Serving<'_, V> {
     }
 
     /// Waits until what was answered has arrived, but not for clients that do not take it.
-    fn farewell(&mut self, completions: &mut Vec<Wc>) {
+    fn farewell(&mut self) {
+        let mut completions = Vec::with_capacity(LOT);
         let end = Instant::now() + FAREWELL;
         let mut waiting: usize = 0;
         for session in self.sessions.all.iter_mut().flatten() {
@@ -659,10 +668,10 @@ impl<V: Service> Serving<'_, V> {
         while waiting > 0 {
             let left = end.saturating_duration_since(Instant::now());
             completions.clear();
-            if left.is_zero() || self.server.cq.wait(completions, LOT, Some(left)).is_err() {
+            if left.is_zero() || self.server.cq.wait(&mut completions, LOT, Some(left)).is_err() {
                 return;
             }
-            for wc in &*completions {
+            for wc in &completions {
                 let Some(&place) = self.sessions.by_qpn.get(&wc.qpn) else { continue };
                 let Some(session) = &mut self.sessions.all[place as usize] else { continue };
                 let link = &mut session.link;

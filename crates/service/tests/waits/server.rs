@@ -38,6 +38,8 @@ fn context() -> Context {
 struct Gate {
     /// How long the service takes for somebody who says "slow".
     slow: Duration,
+    /// Who says "hold" stops it between two waits here.
+    hold: Arc<Barrier>,
 }
 
 impl Admit for Gate {
@@ -53,6 +55,10 @@ impl Admit for Gate {
         match &request.private_data[..4] {
             b"echo" => {}
             b"slow" => std::thread::sleep(self.slow),
+            b"hold" => {
+                self.hold.wait();
+                self.hold.wait();
+            }
             _ => return Err(Refusal(b"say echo".to_vec())),
         }
         let spec = Spec {
@@ -146,8 +152,8 @@ impl Host {
         let mut echo =
             Echo { hold: Arc::clone(&hold), again: Some(server.control()), ended: Vec::new(), turns: 0 };
         let thread = std::thread::spawn(move || {
-            let result =
-                server.run(&mut echo, &mut Gate { slow: Duration::from_millis(500) }, (&stopping).into());
+            let mut gate = Gate { slow: Duration::from_millis(500), hold: Arc::clone(&echo.hold) };
+            let result = server.run(&mut echo, &mut gate, (&stopping).into());
             assert_eq!(server.bytes(), 0, "all memory of sessions is given back");
             (echo, result)
         });
@@ -198,6 +204,10 @@ impl Client {
 
     /// With so many receive buffers.
     fn with(context: &Context, host: &Host, says: &[u8], receives: u64) -> Result<Self, String> {
+        Self::to(context, host.addr, says, receives)
+    }
+
+    fn to(context: &Context, addr: SocketAddr, says: &[u8], receives: u64) -> Result<Self, String> {
         let pd = context.alloc_pd().expect("room");
         let cq = context.create_cq(256, None, 0).expect("room");
         let memory = Region::anonymous(17 * u64::from(SLOT)).expect("memory");
@@ -205,7 +215,7 @@ impl Client {
         let caps =
             QpCaps { max_send_wr: 128, max_recv_wr: 16, max_send_sge: 1, max_recv_sge: 1, max_inline: 0 };
         let qp = pd.create_qp(&QpOptions { caps, ..QpOptions::rc(&cq) }).expect("room");
-        let connection = Connection::connect(&qp, host.addr, &ConnectAttr::default(), says, Some(LONG));
+        let connection = Connection::connect(&qp, addr, &ConnectAttr::default(), says, Some(LONG));
         let connection = connection.map_err(|e| match e {
             remanence_verbs::Error::Rejected { private_data, .. } => {
                 let words = String::from_utf8_lossy(&private_data);
@@ -426,6 +436,24 @@ fn what_has_arrived_is_handed_over_before_a_session_that_is_cut_has_ended() {
     host.hold.wait();
     host.ends(cut.session);
     assert!(host.stop().ended.contains(&(cut.session, SLOTS.into())));
+}
+
+/// The thread that serves had looked for it before it was there.
+#[test]
+fn who_is_let_in_while_a_server_stops_is_a_session_that_ends() {
+    let host = Host::new(|_| ());
+    let (addr, hold) = (host.addr, Arc::clone(&host.hold));
+    let client =
+        std::thread::spawn(move || Client::to(&context(), addr, b"hold", 1).map(|mut it| it.receive()));
+    hold.wait();
+    host.stop.ask();
+    std::thread::sleep(Duration::from_millis(100));
+    hold.wait();
+    let control = host.control.clone();
+    assert_eq!(host.stop().ended, [(SessionId(1), 0)]);
+    assert_eq!((control.is_live(SessionId(1)), control.counters().ended()), (false, 1));
+    // It may be over before it was up.
+    assert!(matches!(client.join().expect("it does not panic"), Ok(None) | Err(_)));
 }
 
 #[test]
