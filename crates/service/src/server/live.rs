@@ -316,7 +316,7 @@ impl Server {
     /// goes out, and all sessions end.
     ///
     /// # Errors
-    /// The device is gone, or there is no thread.
+    /// The device is gone, there is no thread, or the one that admits has panicked.
     pub fn run<V: Service>(
         &self,
         service: &mut V,
@@ -330,14 +330,14 @@ impl Server {
             let started = std::thread::Builder::new().name("accept".into()).spawn_scoped(scope, accepting);
             let accepting = started.map_err(|e| os("a thread cannot be started", e))?;
             // Also if the service panics: nobody else would end the thread.
-            let over = Over { over: &over, listener: &self.listener };
+            let stopped = Over { over: &over, wakes: || self.listener.waker().wake() };
             stop.wakes(self.cq.waker());
             let sessions = Sessions::new();
             let (deadlines, gone) = (Deadlines::default(), Vec::new());
             let buffers = SendBuffers::new(self.pd.clone(), self.options.message);
             let mut serving = Serving { server: self, service, sessions, inbox, buffers, deadlines, gone };
-            let served = serving.run(stop);
-            drop(over);
+            let served = serving.run(stop, &over);
+            drop(stopped);
             if served.is_ok() {
                 serving.farewell();
             }
@@ -346,15 +346,17 @@ impl Server {
             let accepted = accepting.join();
             serving.take_in(true);
             serving.end_all();
-            if let Err(panic) = accepted {
-                std::panic::resume_unwind(panic);
-            }
-            served
+            let panicked = |_| {
+                os("nobody is let in any more", std::io::Error::other("the service's admission panicked"))
+            };
+            served.and(accepted.map_err(panicked))
         })
     }
 
     fn accept<S>(&self, admit: &mut impl Admit<State = S>, inbox: &Inbox<S>, over: &AtomicBool) {
         let Self { pd, cq, capacity, next_id, control, places, .. } = self;
+        // If the service panics: a server that lets nobody in would not be noticed.
+        let _over = Over { over, wakes: || control.wake() };
         let workshop = Workshop { pd, cq, capacity, next_id, message: self.options.message };
         while !over.load(Ordering::Acquire) {
             let Some(incoming) = self.listener.get_request(None) else { continue };
@@ -380,16 +382,16 @@ fn os(what: &str, source: std::io::Error) -> Error {
     remanence_verbs::Error::Os { what: what.into(), source: Arc::new(source) }.into()
 }
 
-/// Ends the accepting thread.
-struct Over<'a> {
+/// Ends the other thread, however this one ends.
+struct Over<'a, F: FnMut()> {
     over: &'a AtomicBool,
-    listener: &'a Listener,
+    wakes: F,
 }
 
-impl Drop for Over<'_> {
+impl<F: FnMut()> Drop for Over<'_, F> {
     fn drop(&mut self) {
         self.over.store(true, Ordering::Release);
-        self.listener.waker().wake();
+        (self.wakes)();
     }
 }
 
@@ -407,10 +409,10 @@ struct Serving<'a, V: Service> {
 }
 
 impl<V: Service> Serving<'_, V> {
-    fn run(&mut self, stop: StopSignal<'_>) -> Result<(), Error> {
+    fn run(&mut self, stop: StopSignal<'_>, over: &AtomicBool) -> Result<(), Error> {
         let mut completions = Vec::with_capacity(LOT);
         let mut turn_at = None;
-        while !stop.is_asked() {
+        while !stop.is_asked() && !over.load(Ordering::Acquire) {
             completions.clear();
             self.next(&mut completions, turn_at, stop)?;
             let due = turn_at.is_some_and(|at| at <= Instant::now());

@@ -59,6 +59,7 @@ impl Admit for Gate {
                 self.hold.wait();
                 self.hold.wait();
             }
+            b"fail" => panic!("the gate has failed"),
             _ => return Err(Refusal(b"say echo".to_vec())),
         }
         let spec = Spec {
@@ -454,6 +455,21 @@ fn who_is_let_in_while_a_server_stops_is_a_session_that_ends() {
     assert_eq!((control.is_live(SessionId(1)), control.counters().ended()), (false, 1));
     // It may be over before it was up.
     assert!(matches!(client.join().expect("it does not panic"), Ok(None) | Err(_)));
+}
+
+/// Its clients would have been served, and nobody let in, for ever.
+#[test]
+fn a_server_whose_admission_panics_ends_and_says_so() {
+    let mut host = Host::new(|_| ());
+    let device = context();
+    let mut client = Client::connect(&device, &host, b"echo").expect("let in");
+    Client::connect(&device, &host, b"fail").map(drop).expect_err("it is refused");
+    assert_eq!(client.receive(), None, "it is told");
+    let (echo, result) =
+        host.thread.take().expect("it ran").join().expect("the thread that serves does not panic");
+    assert_eq!(echo.ended, [(client.session, 0)]);
+    let why = result.expect_err("it failed").to_string();
+    assert!(why.contains("admission panicked"), "{why}");
 }
 
 #[test]
