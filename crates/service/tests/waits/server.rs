@@ -15,7 +15,7 @@ use remanence_service::server::{
     Admit, Bounds, Buffers, Close, Control, Decision, Error, Full, Lot, Message, Options, Place, Refusal,
     Request, Server, Service, Session, SessionId, Sessions, Spec, Stop, Turn, Workshop,
 };
-use remanence_verbs::{ConnectAttr, Connection, Context, Cq, Mr, QpOptions};
+use remanence_verbs::{ConnectAttr, Connection, Context, Cq, Mr, Pd, QpOptions};
 
 const SLOTS: u32 = 8;
 const SLOT: u32 = 1024;
@@ -40,6 +40,10 @@ struct Gate {
     slow: Duration,
     /// Who says "hold" stops it between two waits here.
     hold: Arc<Barrier>,
+    /// Where second QPs are made.
+    pd: Pd,
+    /// Second QPs that were not connected.
+    lost: Vec<SessionId>,
 }
 
 impl Admit for Gate {
@@ -52,12 +56,20 @@ impl Admit for Gate {
         workshop: &Workshop<'_>,
     ) -> Result<Decision<u64>, Refusal> {
         let place = place.map_err(|full| Refusal(full.to_string().into_bytes()))?;
+        if let Some(session) = self.lost.first() {
+            return Err(Refusal(format!("{} has lost {}", session.0, self.lost.len()).into_bytes()));
+        }
         match &request.private_data[..4] {
             b"echo" => {}
             b"slow" => std::thread::sleep(self.slow),
             b"hold" => {
                 self.hold.wait();
                 self.hold.wait();
+            }
+            b"more" => {
+                let pd = self.pd.clone();
+                let attr = ConnectAttr::default();
+                return Ok(Decision::Second { session: SessionId(1), pd, attr });
             }
             b"fail" => panic!("the gate has failed"),
             _ => return Err(Refusal(b"say echo".to_vec())),
@@ -78,6 +90,10 @@ impl Admit for Gate {
         };
         let welcome = opened.id().0.to_be_bytes().to_vec();
         Ok(Decision::Session { opened, state: 0, welcome })
+    }
+
+    fn not_connected(&mut self, session: SessionId) {
+        self.lost.push(session);
     }
 }
 
@@ -143,17 +159,22 @@ struct Host {
 
 impl Host {
     fn new(change: impl FnOnce(&mut Options)) -> Self {
+        Self::on(&context(), change)
+    }
+
+    fn on(device: &Context, change: impl FnOnce(&mut Options)) -> Self {
         let bounds = Bounds { sessions: 64, each: 64, bytes: 64 << 20 };
         let mut options = Options { port: 0, backlog: 64, message: SLOT, bounds, quiet: None };
         change(&mut options);
-        let server = Server::bind(&context(), options).expect("a server");
+        let server = Server::bind(device, options).expect("a server");
         let (addr, control, stop) = (server.addr(), server.control(), Stop::new());
         let stopping = stop.clone();
         let hold = Arc::new(Barrier::new(2));
         let mut echo =
             Echo { hold: Arc::clone(&hold), again: Some(server.control()), ended: Vec::new(), turns: 0 };
         let thread = std::thread::spawn(move || {
-            let mut gate = Gate { slow: Duration::from_millis(500), hold: Arc::clone(&echo.hold) };
+            let (slow, hold) = (Duration::from_millis(500), Arc::clone(&echo.hold));
+            let mut gate = Gate { slow, hold, pd: server.pd().clone(), lost: Vec::new() };
             let result = server.run(&mut echo, &mut gate, (&stopping).into());
             assert_eq!(server.bytes(), 0, "all memory of sessions is given back");
             (echo, result)
@@ -455,6 +476,19 @@ fn who_is_let_in_while_a_server_stops_is_a_session_that_ends() {
     assert_eq!((control.is_live(SessionId(1)), control.counters().ended()), (false, 1));
     // It may be over before it was up.
     assert!(matches!(client.join().expect("it does not panic"), Ok(None) | Err(_)));
+}
+
+#[test]
+fn who_decided_for_a_second_qp_hears_that_it_was_not_connected() {
+    let mut options = remanence_verbs::Options::udp(address());
+    options.config.max_qp = 1;
+    let host = Host::on(&Context::open(options).expect("a device on loopback"), |_| ());
+    let device = context();
+    let mut client = Client::connect(&device, &host, b"echo").expect("let in");
+    let none = Client::connect(&device, &host, b"more").map(drop);
+    assert!(none.is_err(), "the device has no room for it");
+    assert_eq!(Client::connect(&device, &host, b"what").map(drop), Err("1 has lost 1".into()));
+    client.echo(b"still here");
 }
 
 /// Its clients would have been served, and nobody let in, for ever.
