@@ -21,6 +21,8 @@ use super::session::{PROBE, RECEIVE, SendBuffers, Session, SessionId};
 const LOT: usize = 256;
 /// How long a server that stops waits at most until what it has answered has arrived.
 const FAREWELL: Duration = Duration::from_millis(500);
+/// Nobody is asked more often whether it is there.
+const QUIET_LEAST: Duration = Duration::from_millis(1);
 
 /// How a server is made.
 #[derive(Clone, Copy, Debug)]
@@ -33,9 +35,15 @@ pub struct Options {
     pub message: u32,
     /// What its clients may have.
     pub bounds: Bounds,
-    /// A client that said nothing for so long is asked whether it is there. `None`: that is left to the device, which does so
-    /// too.
+    /// A client that said nothing for so long, which is a millisecond at least, is asked whether it is there. `None`: that is
+    /// left to the device, which does so too.
     pub quiet: Option<Duration>,
+}
+
+impl Options {
+    fn quiet(&self) -> Option<Duration> {
+        self.quiet.map(|limit| limit.max(QUIET_LEAST))
+    }
 }
 
 /// A message that has arrived. It is in its buffer until that is [given back](super::Link::give_back).
@@ -331,7 +339,7 @@ impl Server {
             let accepting = started.map_err(|e| os("a thread cannot be started", e))?;
             // Also if the service panics: nobody else would end the thread.
             let stopped = Over { over: &over, wakes: || self.listener.waker().wake() };
-            stop.wakes(self.cq.waker());
+            let _wakes = stop.wakes(self.cq.waker());
             let sessions = Sessions::new();
             let (deadlines, gone) = (Deadlines::default(), Vec::new());
             let buffers = SendBuffers::new(self.pd.clone(), self.options.message);
@@ -498,7 +506,7 @@ impl<V: Service> Serving<'_, V> {
                 Arrival::Session(session) => {
                     let (id, begin) = (session.link.id(), session.link.heard);
                     let place = self.sessions.insert(session);
-                    if let Some(limit) = self.server.options.quiet {
+                    if let Some(limit) = self.server.options.quiet() {
                         self.deadlines.add(begin + limit, id);
                     }
                     self.sessions.touch(place);
@@ -617,7 +625,7 @@ impl<V: Service> Serving<'_, V> {
 
     /// Asks those whether they are there that have been quiet.
     fn look_for_quiet(&mut self) {
-        let Some(limit) = self.server.options.quiet else { return };
+        let Some(limit) = self.server.options.quiet() else { return };
         if self.deadlines.is_empty() {
             return;
         }

@@ -491,6 +491,32 @@ fn who_decided_for_a_second_qp_hears_that_it_was_not_connected() {
     client.echo(b"still here");
 }
 
+#[test]
+fn a_limit_of_no_time_for_quiet_clients_lets_the_others_be_served() {
+    let host = Host::new(|options| options.quiet = Some(Duration::ZERO));
+    let device = context();
+    let _quiet = Client::connect(&device, &host, b"echo").expect("let in");
+    let mut client = Client::connect(&device, &host, b"echo").expect("let in");
+    client.echo(b"hello");
+}
+
+#[test]
+fn a_stop_remembers_those_servers_only_that_run() {
+    let stop = Stop::new();
+    let bounds = Bounds { sessions: 1, each: 1, bytes: 64 << 20 };
+    let options = Options { port: 0, backlog: 1, message: SLOT, bounds, quiet: None };
+    let server = Server::bind(&context(), options).expect("a server");
+    stop.ask();
+    for _ in 0..3 {
+        let hold = Arc::new(Barrier::new(2));
+        let mut gate =
+            Gate { slow: Duration::ZERO, hold: Arc::clone(&hold), pd: server.pd().clone(), lost: Vec::new() };
+        let mut echo = Echo { hold, again: None, ended: Vec::new(), turns: 0 };
+        server.run(&mut echo, &mut gate, (&stop).into()).expect("it ends at once");
+    }
+    assert_eq!(format!("{stop:?}"), "Stop { asked: true, servers: 0 }");
+}
+
 /// Its clients would have been served, and nobody let in, for ever.
 #[test]
 fn a_server_whose_admission_panics_ends_and_says_so() {
