@@ -119,6 +119,8 @@ struct Route {
     /// The QP shall be in the error state when the connection is over: what is outstanding is then flushed at once,
     /// not when its retries are used up.
     flush: bool,
+    /// The peer asked for it.
+    passive: bool,
     /// How often the network said that nobody has the peer's port open while we asked.
     refused: u8,
     /// It said so since the peer was last asked whether it is there.
@@ -134,9 +136,19 @@ impl Route {
             user_data,
             qpn: None,
             flush: false,
+            passive: false,
             refused: 0,
             closed: false,
             undecided: false,
+        }
+    }
+
+    /// The connection is over.
+    fn flush(&self, now: Instant, device: &mut Device) {
+        if let Some(qpn) = self.qpn.filter(|_| self.flush) {
+            // The QP may be gone.
+            let attr = QpAttr { state: Some(QpState::Err), ..QpAttr::default() };
+            let _ = device.modify_qp(now, qpn, &attr);
         }
     }
 }
@@ -243,7 +255,8 @@ impl Connections {
             Event::ConnectRequest(request) => {
                 let route = self.listener(request.listener);
                 if let Some(route) = &route {
-                    self.routes.insert(request.id, Route { undecided: self.quiet, ..route.clone() });
+                    let route = Route { undecided: self.quiet, passive: true, ..route.clone() };
+                    self.routes.insert(request.id, route);
                 }
                 (route, None)
             }
@@ -255,17 +268,19 @@ impl Connections {
             }
             Event::Disconnected { id, .. } => {
                 let route = self.routes.get(id).cloned();
-                if let Some(qpn) = route.as_ref().filter(|route| route.flush).and_then(|route| route.qpn) {
-                    // The QP may be gone.
-                    let attr = QpAttr { state: Some(QpState::Err), ..QpAttr::default() };
-                    let _ = device.modify_qp(now, qpn, &attr);
-                }
+                route.as_ref().inspect(|route| route.flush(now, device));
                 (route, None)
             }
-            Event::Rejected { id, .. }
-            | Event::Unreachable { id }
-            | Event::TimewaitExit { id }
-            | Event::SidrResponse { id, .. } => (self.routes.get(id).cloned(), Some(*id)),
+            // It was accepted, and its QP waits in RTS: nobody else would tell its consumer that nothing comes of it. Who
+            // asked has a QP that is not connected yet, and may ask somebody else for it.
+            Event::Rejected { id, .. } | Event::Unreachable { id } => {
+                let route = self.routes.get(id).cloned();
+                route.as_ref().filter(|route| route.passive).inspect(|route| route.flush(now, device));
+                (route, Some(*id))
+            }
+            Event::TimewaitExit { id } | Event::SidrResponse { id, .. } => {
+                (self.routes.get(id).cloned(), Some(*id))
+            }
         };
         if let Some(id) = gone {
             self.forget(id);

@@ -240,14 +240,10 @@ impl Admit for Entrance {
                 let state = State { pd, keys: HashMap::new(), ticket: None };
                 Ok(Decision::Session { opened, state, welcome: Vec::new() })
             }
-            Ok(Purpose::Data { ticket }) => match lock(&self.tickets).get_mut(&ticket) {
-                None => Err(refuse("the ticket is unknown; connect again")),
-                Some((_, _, true)) => Err(refuse("this client has its data connection already")),
-                Some((session, pd, has_come)) => {
-                    *has_come = true;
-                    Ok(Decision::Second { session: *session, pd: pd.clone(), attr: ConnectAttr::default() })
-                }
-            },
+            Ok(Purpose::Data { ticket }) => {
+                let (session, pd) = redeem(&self.tickets, ticket).map_err(refuse)?;
+                Ok(Decision::Second { session, pd, attr: ConnectAttr::default() })
+            }
             Err(BadPurpose::OtherVersion(theirs)) => Err(refuse(&format!(
                 "it speaks version {VERSION} of the pool protocol and you speak {theirs}; use the same release"
             ))),
@@ -255,6 +251,29 @@ impl Admit for Entrance {
                 Err(refuse("this is a memory pool (rem serve pool), and you are no client of one"))
             }
         }
+    }
+
+    fn not_connected(&mut self, session: SessionId) {
+        give_back(&self.tickets, session);
+    }
+}
+
+/// Who shows a ticket has the session's data connection, once.
+fn redeem(tickets: &Tickets, ticket: [u8; 16]) -> Result<(SessionId, Pd), &'static str> {
+    match lock(tickets).get_mut(&ticket) {
+        None => Err("the ticket is unknown; connect again"),
+        Some((_, _, true)) => Err("this client has its data connection already"),
+        Some((session, pd, has_come)) => {
+            *has_come = true;
+            Ok((*session, pd.clone()))
+        }
+    }
+}
+
+/// Nothing came of it.
+fn give_back(tickets: &Tickets, of: SessionId) {
+    for (session, _, has_come) in lock(tickets).values_mut() {
+        *has_come &= *session != of;
     }
 }
 
@@ -392,3 +411,28 @@ impl Service for Serving {
 
 /// Strangers whose time is over are gone by then.
 const SOON: Duration = Duration::from_millis(1);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_ticket_is_good_again_when_nothing_came_of_its_connection() {
+        let device = remanence_verbs::Options::udp([127, 0, 0, 1].into());
+        let context = Context::open(device).expect("a device on loopback");
+        let (one, other) = ([1; 16], [2; 16]);
+        let tickets = Tickets::default();
+        for (ticket, id) in [(one, 1), (other, 2)] {
+            let pd = context.alloc_pd().expect("room");
+            lock(&tickets).insert(ticket, (SessionId(id), pd, false));
+        }
+        let shows = |ticket| redeem(&tickets, ticket).map(|(session, _)| session);
+        assert!(shows([3; 16]).is_err());
+        assert_eq!((shows(one), shows(other)), (Ok(SessionId(1)), Ok(SessionId(2))));
+        assert!(shows(one).is_err(), "it has its connection");
+        let mut entrance = Entrance { context, tickets: Arc::clone(&tickets) };
+        entrance.not_connected(SessionId(1));
+        assert_eq!(shows(one), Ok(SessionId(1)));
+        assert!(shows(other).is_err(), "another one's is not touched");
+    }
+}

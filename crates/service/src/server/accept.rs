@@ -78,6 +78,11 @@ pub trait Admit {
         place: Result<Place, Full>,
         workshop: &Workshop<'_>,
     ) -> Result<Decision<Self::State>, Refusal>;
+
+    /// The [second](Decision::Second) QP of a session could not be connected, and its client may ask for it again.
+    fn not_connected(&mut self, session: SessionId) {
+        let _ = session;
+    }
 }
 
 /// Makes what a session needs.
@@ -213,10 +218,13 @@ pub(crate) fn decide<S>(
         Ok(Decision::Second { session, pd, attr }) => {
             let caps =
                 QpCaps { max_send_wr: 1, max_recv_wr: 1, max_send_sge: 1, max_recv_sge: 1, max_inline: 0 };
-            let Ok(qp) = pd.create_qp(&QpOptions { caps, ..QpOptions::rc(workshop.cq) }) else {
-                return false;
-            };
-            inbox.put(|| Ok(Arrival::Second(session, incoming.accept(&qp, &attr, &[])?)))
+            let made = pd.create_qp(&QpOptions { caps, ..QpOptions::rc(workshop.cq) }).is_ok_and(|qp| {
+                inbox.put(|| Ok(Arrival::Second(session, incoming.accept(&qp, &attr, &[])?)))
+            });
+            if !made {
+                admit.not_connected(session);
+            }
+            made
         }
     }
 }

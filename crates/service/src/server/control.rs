@@ -1,6 +1,6 @@
 //! How other threads reach a server that runs: to end a session, to tell a client something, to stop it all, to count.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -27,6 +27,8 @@ struct Shared {
     sessions: Mutex<Sessions>,
     /// There are asks. The serving thread takes the lock only then.
     asked: AtomicBool,
+    /// Somebody wants a turn, which begins with taking this.
+    woken: AtomicBool,
     /// The serving thread sleeps, or is about to: it has to be woken for what is asked.
     asleep: AtomicBool,
     waker: Mutex<Option<Waker>>,
@@ -74,9 +76,9 @@ impl Control {
         &self.0.counters
     }
 
-    /// Wakes the serving thread, for a turn of the service.
+    /// Wakes the serving thread, for a turn of the service that begins after this.
     pub fn wake(&self) {
-        self.0.asked.store(true, Ordering::SeqCst);
+        self.0.woken.store(true, Ordering::SeqCst);
         self.wake_sleeper();
     }
 
@@ -85,7 +87,8 @@ impl Control {
         if sessions.live.contains(&session) {
             sessions.asks.push(ask);
             drop(sessions);
-            self.wake();
+            self.0.asked.store(true, Ordering::SeqCst);
+            self.wake_sleeper();
         }
     }
 
@@ -117,7 +120,14 @@ impl Control {
     /// From here to [`awake`](Self::awake), whoever asks for something wakes the thread. `false`: something is asked already.
     pub(crate) fn asleep(&self) -> bool {
         self.0.asleep.store(true, Ordering::SeqCst);
-        !self.0.asked.load(Ordering::SeqCst)
+        !self.0.asked.load(Ordering::SeqCst) && !self.0.woken.load(Ordering::SeqCst)
+    }
+
+    /// A turn begins: it sees all that was changed before it was wanted. Who wants one from now on gets the next.
+    pub(crate) fn turns(&self) {
+        if self.0.woken.load(Ordering::Relaxed) {
+            self.0.woken.swap(false, Ordering::AcqRel);
+        }
     }
 
     pub(crate) fn awake(&self) {
@@ -201,12 +211,30 @@ pub struct Stop(Arc<Stopping>);
 #[derive(Default)]
 struct Stopping {
     asked: AtomicBool,
-    wakers: Mutex<Vec<Waker>>,
+    wakers: Mutex<Wakers>,
+}
+
+#[derive(Default)]
+struct Wakers {
+    next: u64,
+    all: BTreeMap<u64, Waker>,
+}
+
+/// While this is there, a stop wakes a server.
+pub(crate) struct Wakes<'a>(Option<(&'a Stop, u64)>);
+
+impl Drop for Wakes<'_> {
+    fn drop(&mut self) {
+        if let Some((stop, number)) = self.0 {
+            stop.lock().all.remove(&number);
+        }
+    }
 }
 
 impl fmt::Debug for Stop {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Stop").field("asked", &self.is_asked()).finish_non_exhaustive()
+        let servers = self.lock().all.len();
+        f.debug_struct("Stop").field("asked", &self.is_asked()).field("servers", &servers).finish()
     }
 }
 
@@ -220,7 +248,7 @@ impl Stop {
     /// Asks all that run until this to stop, those that begin later too.
     pub fn ask(&self) {
         self.0.asked.store(true, Ordering::SeqCst);
-        self.lock().iter().for_each(Waker::wake);
+        self.lock().all.values().for_each(Waker::wake);
     }
 
     /// Whether somebody asked.
@@ -229,7 +257,7 @@ impl Stop {
         self.0.asked.load(Ordering::SeqCst)
     }
 
-    fn lock(&self) -> MutexGuard<'_, Vec<Waker>> {
+    fn lock(&self) -> MutexGuard<'_, Wakers> {
         self.0.wakers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -264,7 +292,7 @@ impl<'a> From<&'a Arc<AtomicBool>> for StopSignal<'a> {
 /// How long a server that is stopped by a flag does not look at it at most.
 const LOOK: std::time::Duration = std::time::Duration::from_millis(100);
 
-impl StopSignal<'_> {
+impl<'a> StopSignal<'a> {
     pub(crate) fn is_asked(&self) -> bool {
         match self {
             Self::Asked(stop) => stop.is_asked(),
@@ -272,11 +300,14 @@ impl StopSignal<'_> {
         }
     }
 
-    /// From now on the stop wakes this. It may have been asked already.
-    pub(crate) fn wakes(&self, waker: Waker) {
-        if let Self::Asked(stop) = self {
-            stop.lock().push(waker);
-        }
+    /// From now on the stop wakes this, as long as what is returned is there. It may have been asked already.
+    pub(crate) fn wakes(&self, waker: Waker) -> Wakes<'a> {
+        let Self::Asked(stop) = *self else { return Wakes(None) };
+        let mut wakers = stop.lock();
+        let number = wakers.next;
+        wakers.next += 1;
+        wakers.all.insert(number, waker);
+        Wakes(Some((stop, number)))
     }
 
     pub(crate) const fn look(&self) -> Option<std::time::Duration> {

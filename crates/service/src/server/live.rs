@@ -21,6 +21,8 @@ use super::session::{PROBE, RECEIVE, SendBuffers, Session, SessionId};
 const LOT: usize = 256;
 /// How long a server that stops waits at most until what it has answered has arrived.
 const FAREWELL: Duration = Duration::from_millis(500);
+/// Nobody is asked more often whether it is there.
+const QUIET_LEAST: Duration = Duration::from_millis(1);
 
 /// How a server is made.
 #[derive(Clone, Copy, Debug)]
@@ -33,9 +35,15 @@ pub struct Options {
     pub message: u32,
     /// What its clients may have.
     pub bounds: Bounds,
-    /// A client that said nothing for so long is asked whether it is there. `None`: that is left to the device, which does so
-    /// too.
+    /// A client that said nothing for so long, which is a millisecond at least, is asked whether it is there. `None`: that is
+    /// left to the device, which does so too.
     pub quiet: Option<Duration>,
+}
+
+impl Options {
+    fn quiet(&self) -> Option<Duration> {
+        self.quiet.map(|limit| limit.max(QUIET_LEAST))
+    }
 }
 
 /// A message that has arrived. It is in its buffer until that is [given back](super::Link::give_back).
@@ -140,7 +148,8 @@ pub trait Service {
         session.link.send(body);
     }
 
-    /// A session is over; its QPs are about to be in the error state.
+    /// A session is over: its QPs are in the error state, and everything that had arrived until then was handed over, unless
+    /// the service itself had closed it.
     fn ended(&mut self, session: &mut Session<Self::State>) {
         let _ = session;
     }
@@ -315,36 +324,47 @@ impl Server {
     /// goes out, and all sessions end.
     ///
     /// # Errors
-    /// The device is gone, or there is no thread.
+    /// The device is gone, there is no thread, or the one that admits has panicked.
     pub fn run<V: Service>(
         &self,
         service: &mut V,
         admit: &mut (impl Admit<State = V::State> + Send),
         stop: StopSignal<'_>,
     ) -> Result<(), Error> {
-        let inbox = Inbox::new();
+        let inbox = &Inbox::new();
         let over = AtomicBool::new(false);
         std::thread::scope(|scope| {
-            let accepting = || self.accept(admit, &inbox, &over);
+            let accepting = || self.accept(admit, inbox, &over);
             let started = std::thread::Builder::new().name("accept".into()).spawn_scoped(scope, accepting);
-            started.map_err(|e| remanence_verbs::Error::Os {
-                what: "a thread cannot be started".into(),
-                source: Arc::new(e),
-            })?;
+            let accepting = started.map_err(|e| os("a thread cannot be started", e))?;
             // Also if the service panics: nobody else would end the thread.
-            let _over = Over { over: &over, listener: &self.listener };
-            stop.wakes(self.cq.waker());
+            let stopped = Over { over: &over, wakes: || self.listener.waker().wake() };
+            let _wakes = stop.wakes(self.cq.waker());
             let sessions = Sessions::new();
             let (deadlines, gone) = (Deadlines::default(), Vec::new());
             let buffers = SendBuffers::new(self.pd.clone(), self.options.message);
-            let inbox = &inbox;
-            Serving { server: self, service, sessions, inbox, buffers, deadlines, gone, ended: false }
-                .run(stop)
+            let mut serving = Serving { server: self, service, sessions, inbox, buffers, deadlines, gone };
+            let served = serving.run(stop, &over);
+            drop(stopped);
+            if served.is_ok() {
+                serving.farewell();
+            }
+            serving.end_all();
+            // Whom it is about to let in is a client as well, and is told that this is over.
+            let accepted = accepting.join();
+            serving.take_in(true);
+            serving.end_all();
+            let panicked = |_| {
+                os("nobody is let in any more", std::io::Error::other("the service's admission panicked"))
+            };
+            served.and(accepted.map_err(panicked))
         })
     }
 
     fn accept<S>(&self, admit: &mut impl Admit<State = S>, inbox: &Inbox<S>, over: &AtomicBool) {
         let Self { pd, cq, capacity, next_id, control, places, .. } = self;
+        // If the service panics: a server that lets nobody in would not be noticed.
+        let _over = Over { over, wakes: || control.wake() };
         let workshop = Workshop { pd, cq, capacity, next_id, message: self.options.message };
         while !over.load(Ordering::Acquire) {
             let Some(incoming) = self.listener.get_request(None) else { continue };
@@ -366,16 +386,20 @@ impl Server {
     }
 }
 
-/// Ends the accepting thread.
-struct Over<'a> {
-    over: &'a AtomicBool,
-    listener: &'a Listener,
+fn os(what: &str, source: std::io::Error) -> Error {
+    remanence_verbs::Error::Os { what: what.into(), source: Arc::new(source) }.into()
 }
 
-impl Drop for Over<'_> {
+/// Ends the other thread, however this one ends.
+struct Over<'a, F: FnMut()> {
+    over: &'a AtomicBool,
+    wakes: F,
+}
+
+impl<F: FnMut()> Drop for Over<'_, F> {
     fn drop(&mut self) {
         self.over.store(true, Ordering::Release);
-        self.listener.waker().wake();
+        (self.wakes)();
     }
 }
 
@@ -390,38 +414,30 @@ struct Serving<'a, V: Service> {
     /// Sessions that ended in this turn: until it is over nobody else has their QPs' numbers, which are in completions that
     /// were taken already.
     gone: Vec<Box<Session<V::State>>>,
-    /// A session was ended that somebody asked the end of.
-    ended: bool,
 }
 
 impl<V: Service> Serving<'_, V> {
-    fn run(mut self, stop: StopSignal<'_>) -> Result<(), Error> {
+    fn run(&mut self, stop: StopSignal<'_>, over: &AtomicBool) -> Result<(), Error> {
         let mut completions = Vec::with_capacity(LOT);
         let mut turn_at = None;
-        let served = loop {
-            if stop.is_asked() {
-                break Ok(());
-            }
+        while !stop.is_asked() && !over.load(Ordering::Acquire) {
             completions.clear();
-            if let Err(e) = self.next(&mut completions, turn_at, stop) {
-                break Err(e);
-            }
+            self.next(&mut completions, turn_at, stop)?;
             let due = turn_at.is_some_and(|at| at <= Instant::now());
             let messages = completions.iter().filter(|wc| is_message(wc)).count();
             match self.turn(&Lot { completions: &completions, messages, due }) {
                 Turn::Idle => turn_at = None,
                 Turn::After(time) => turn_at = Instant::now().checked_add(time),
-                Turn::End => break Ok(()),
+                Turn::End => break,
             }
-        };
-        if served.is_ok() {
-            self.farewell(&mut completions);
         }
-        self.take_in(true);
+        Ok(())
+    }
+
+    fn end_all(&mut self) {
         for place in 0..self.sessions.all.len() as u32 {
             self.end(place);
         }
-        served
     }
 
     /// Waits for something to do.
@@ -456,6 +472,7 @@ impl<V: Service> Serving<'_, V> {
 
     /// One turn of the loop.
     fn turn(&mut self, lot: &Lot<'_>) -> Turn {
+        self.server.control.turns();
         let counters = self.server.control.counters();
         counters.rounds.fetch_add(1, Ordering::Relaxed);
         if lot.messages > 0 {
@@ -470,12 +487,8 @@ impl<V: Service> Serving<'_, V> {
         }
         self.settle();
         self.look_for_quiet();
-        let mut turn = self.service.turn(&mut self.sessions, lot);
+        let turn = self.service.turn(&mut self.sessions, lot);
         self.asks();
-        if std::mem::take(&mut self.ended) && turn != Turn::End {
-            // Who asked for the end of a session waits to hear of it.
-            turn = Turn::After(Duration::ZERO);
-        }
         self.settle();
         self.service.rests(lot);
         for mut session in self.gone.drain(..) {
@@ -493,7 +506,7 @@ impl<V: Service> Serving<'_, V> {
                 Arrival::Session(session) => {
                     let (id, begin) = (session.link.id(), session.link.heard);
                     let place = self.sessions.insert(session);
-                    if let Some(limit) = self.server.options.quiet {
+                    if let Some(limit) = self.server.options.quiet() {
                         self.deadlines.add(begin + limit, id);
                     }
                     self.sessions.touch(place);
@@ -522,8 +535,11 @@ impl<V: Service> Serving<'_, V> {
         }
         let Some(place) = place else { return };
         if wc.status != WcStatus::Success {
-            // Flushed, as the client went; or it does not answer any more.
-            return self.end(place);
+            let of_messages =
+                self.sessions.all[place as usize].as_ref().is_some_and(|it| it.link.qp().qpn() == wc.qpn);
+            // Flushed, as the client went or the session was cut; or the client does not answer any more. The QP is in the
+            // error state, and what had arrived in it came before this.
+            return if of_messages { self.end(place) } else { self.cut(place) };
         }
         self.sessions.touch(place);
         let Some(session) = &mut self.sessions.all[place as usize] else { return };
@@ -557,40 +573,59 @@ impl<V: Service> Serving<'_, V> {
         while let Some(place) = self.sessions.touched.pop() {
             let Some(session) = &mut self.sessions.all[place as usize] else { continue };
             session.link.touched = false;
-            let mut result = self.service.settle(session);
+            let result = self.service.settle(session);
             push(self.service, session, &mut self.buffers);
             if session.link.is_leaving() {
                 session.link.ask_for_news();
             }
             if session.link.is_drowning() {
-                result = Err(Close::Expelled);
+                self.expel(place);
             } else if session.link.has_failed() || session.link.has_left() {
-                result = result.and(Err(Close::Ended));
+                self.cut(place);
             }
             self.close(place, result);
         }
     }
 
+    /// The service wants no more of a session.
     fn close(&mut self, place: u32, result: Result<(), Close>) {
-        if let Err(why) = result {
-            if why == Close::Expelled {
-                self.server.control.counters().expelled.fetch_add(1, Ordering::Relaxed);
-            }
+        let Err(why) = result else { return };
+        let Some(session) = &mut self.sessions.all[place as usize] else { return };
+        session.link.leave();
+        match why {
+            Close::Expelled => self.expel(place),
+            Close::Ended => self.cut(place),
+        }
+    }
+
+    fn expel(&mut self, place: u32) {
+        let Some(session) = &self.sessions.all[place as usize] else { return };
+        if !session.link.is_cut() {
+            self.server.control.counters().expelled.fetch_add(1, Ordering::Relaxed);
+        }
+        self.cut(place);
+    }
+
+    /// Nothing more can arrive in a session from now on. It ends when what has arrived was handed over: the client may have
+    /// been told that it is durable.
+    fn cut(&mut self, place: u32) {
+        let Some(session) = &mut self.sessions.all[place as usize] else { return };
+        if !session.link.cut() {
             self.end(place);
         }
     }
 
     fn end(&mut self, place: u32) {
         let Some(mut session) = self.sessions.remove(place) else { return };
-        self.service.ended(&mut session);
         session.link.disconnect();
+        self.service.ended(&mut session);
         self.server.control.ended(session.link.id());
         self.gone.push(session);
     }
 
     /// Asks those whether they are there that have been quiet.
     fn look_for_quiet(&mut self) {
-        let Some(limit) = self.server.options.quiet else { return };
+        let Some(limit) = self.server.options.quiet() else { return };
         if self.deadlines.is_empty() {
             return;
         }
@@ -618,10 +653,7 @@ impl<V: Service> Serving<'_, V> {
             }
             let Some(&place) = self.sessions.by_id.get(&id) else { continue };
             match ask {
-                Ask::End(_) => {
-                    self.end(place);
-                    self.ended = true;
-                }
+                Ask::End(_) => self.cut(place),
                 Ask::Notice(_, body) => {
                     self.sessions.touch(place);
                     if let Some(session) = &mut self.sessions.all[place as usize] {
@@ -633,7 +665,8 @@ impl<V: Service> Serving<'_, V> {
     }
 
     /// Waits until what was answered has arrived, but not for clients that do not take it.
-    fn farewell(&mut self, completions: &mut Vec<Wc>) {
+    fn farewell(&mut self) {
+        let mut completions = Vec::with_capacity(LOT);
         let end = Instant::now() + FAREWELL;
         let mut waiting: usize = 0;
         for session in self.sessions.all.iter_mut().flatten() {
@@ -645,10 +678,10 @@ impl<V: Service> Serving<'_, V> {
         while waiting > 0 {
             let left = end.saturating_duration_since(Instant::now());
             completions.clear();
-            if left.is_zero() || self.server.cq.wait(completions, LOT, Some(left)).is_err() {
+            if left.is_zero() || self.server.cq.wait(&mut completions, LOT, Some(left)).is_err() {
                 return;
             }
-            for wc in &*completions {
+            for wc in &completions {
                 let Some(&place) = self.sessions.by_qpn.get(&wc.qpn) else { continue };
                 let Some(session) = &mut self.sessions.all[place as usize] else { continue };
                 let link = &mut session.link;
@@ -669,7 +702,7 @@ impl<V: Service> Serving<'_, V> {
 
 /// Sends what waits.
 fn push<V: Service>(service: &mut V, session: &mut Session<V::State>, buffers: &mut SendBuffers) {
-    if session.link.unsent() > 0 && service.ready(session) {
+    if session.link.unsent() > 0 && !session.link.is_cut() && service.ready(session) {
         session.link.push(buffers);
     }
 }

@@ -29,6 +29,8 @@ pub(crate) const RECEIVE: u64 = 1 << 63;
 pub(crate) const ROOM: u64 = 1 << 62;
 /// Marks the question whether the client is there.
 pub(crate) const PROBE: u64 = 1 << 61;
+/// Marks what is posted to be flushed.
+const LAST: u64 = 1 << 60;
 
 /// Names a session: never another one, before or after.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -242,6 +244,7 @@ impl Opened {
             touched: false,
             failed: false,
             leaving: false,
+            cut: false,
             probing: false,
             heard: now,
             place,
@@ -263,6 +266,7 @@ pub struct Link {
     pub(crate) touched: bool,
     failed: bool,
     leaving: bool,
+    cut: bool,
     pub(crate) probing: bool,
     pub(crate) heard: Instant,
     /// The last to go.
@@ -467,17 +471,10 @@ impl Link {
     /// A WRITE of no bytes touches nothing and needs no key, and a peer that is gone does not acknowledge it. It completes
     /// after all that was sent before it.
     pub(crate) fn probe(&mut self) {
-        if self.probing {
+        if self.probing || self.cut {
             return;
         }
-        let wr = SendWr {
-            wr_id: PROBE,
-            op: SendOp::Write(RemoteAddr { addr: 0, rkey: Rkey(0) }),
-            data: Data::Sges(&[]),
-            flags: SendFlags::SIGNALED,
-            ud: None,
-        };
-        match self.connection.qp().post_send(&wr) {
+        match self.post_nothing(PROBE) {
             Ok(()) => {
                 self.probing = true;
                 self.outbox.unheard = false;
@@ -486,6 +483,33 @@ impl Link {
             Err(PostError::QueueFull) => {}
             Err(_) => self.failed = true,
         }
+    }
+
+    fn post_nothing(&self, wr_id: u64) -> Result<(), PostError> {
+        let wr = SendWr {
+            wr_id,
+            op: SendOp::Write(RemoteAddr { addr: 0, rkey: Rkey(0) }),
+            data: Data::Sges(&[]),
+            flags: SendFlags::SIGNALED,
+            ud: None,
+        };
+        self.connection.qp().post_send(&wr)
+    }
+
+    /// Nothing more arrives, and nothing is sent. Behind the completions of what has arrived comes one of something that was
+    /// flushed; `false`: there will be none.
+    pub(crate) fn cut(&mut self) -> bool {
+        if std::mem::replace(&mut self.cut, true) {
+            return true;
+        }
+        self.disconnect();
+        // The client may have used all receive buffers, and nothing be under way to it: then this alone is flushed. Where it
+        // finds no room, what takes the room is.
+        matches!(self.post_nothing(LAST), Ok(()) | Err(PostError::QueueFull))
+    }
+
+    pub(crate) const fn is_cut(&self) -> bool {
+        self.cut
     }
 
     /// The send buffers that it has. They are free when its QP is gone.

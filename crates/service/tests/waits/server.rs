@@ -1,21 +1,25 @@
 //! A server that echoes, and all that its clients may do to it.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Barrier};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use remanence_link::fault::Plan;
+use remanence_link::{WaitFd, wait};
 use remanence_pmem::Region;
-use remanence_rnic::{Access, Data, QpCaps, RecvWr, SendFlags, SendOp, SendWr, Wc, WcStatus};
+use remanence_rnic::{Access, Data, QpCaps, QpState, RecvWr, SendFlags, SendOp, SendWr, Wc, WcStatus};
 use remanence_service::server::{
     Admit, Bounds, Buffers, Close, Control, Decision, Error, Full, Lot, Message, Options, Place, Refusal,
     Request, Server, Service, Session, SessionId, Sessions, Spec, Stop, Turn, Workshop,
 };
-use remanence_verbs::{ConnectAttr, Connection, Context, Cq, Mr, QpOptions};
+use remanence_verbs::{ConnectAttr, Connection, Context, Cq, Mr, Pd, QpOptions};
 
 const SLOTS: u32 = 8;
 const SLOT: u32 = 1024;
+const POLLIN: i16 = 1;
 /// Longer than anything here takes.
 const LONG: Duration = Duration::from_secs(30);
 
@@ -34,6 +38,12 @@ fn context() -> Context {
 struct Gate {
     /// How long the service takes for somebody who says "slow".
     slow: Duration,
+    /// Who says "hold" stops it between two waits here.
+    hold: Arc<Barrier>,
+    /// Where second QPs are made.
+    pd: Pd,
+    /// Second QPs that were not connected.
+    lost: Vec<SessionId>,
 }
 
 impl Admit for Gate {
@@ -46,9 +56,22 @@ impl Admit for Gate {
         workshop: &Workshop<'_>,
     ) -> Result<Decision<u64>, Refusal> {
         let place = place.map_err(|full| Refusal(full.to_string().into_bytes()))?;
+        if let Some(session) = self.lost.first() {
+            return Err(Refusal(format!("{} has lost {}", session.0, self.lost.len()).into_bytes()));
+        }
         match &request.private_data[..4] {
             b"echo" => {}
             b"slow" => std::thread::sleep(self.slow),
+            b"hold" => {
+                self.hold.wait();
+                self.hold.wait();
+            }
+            b"more" => {
+                let pd = self.pd.clone();
+                let attr = ConnectAttr::default();
+                return Ok(Decision::Second { session: SessionId(1), pd, attr });
+            }
+            b"fail" => panic!("the gate has failed"),
             _ => return Err(Refusal(b"say echo".to_vec())),
         }
         let spec = Spec {
@@ -68,11 +91,18 @@ impl Admit for Gate {
         let welcome = opened.id().0.to_be_bytes().to_vec();
         Ok(Decision::Session { opened, state: 0, welcome })
     }
+
+    fn not_connected(&mut self, session: SessionId) {
+        self.lost.push(session);
+    }
 }
 
-/// Echoes what it gets, and ends who says "bad" or "bye".
-#[derive(Default)]
+/// Echoes what it gets, and ends who says "bad" or "bye". The buffers of those that say "keep" it keeps, and who says "hold"
+/// stops it between two waits at the barrier.
 struct Echo {
+    hold: Arc<Barrier>,
+    /// The first turn wants another one.
+    again: Option<Control>,
     ended: Vec<(SessionId, u64)>,
     turns: u64,
 }
@@ -83,11 +113,18 @@ impl Service for Echo {
     fn message(&mut self, session: &mut Session<u64>, message: &Message) -> Result<(), Close> {
         let mut bytes = vec![0; message.len as usize];
         session.link.read(message.number, &mut bytes);
-        session.link.give_back(message.number);
         session.state += 1;
         assert_eq!(session.state, message.number, "each is handed over once, in order");
+        if bytes == b"keep" {
+            return Ok(());
+        }
+        session.link.give_back(message.number);
         if bytes == b"bad" {
             return Err(Close::Expelled);
+        }
+        if bytes == b"hold" {
+            self.hold.wait();
+            self.hold.wait();
         }
         if bytes == b"bye" {
             session.link.send(b"farewell".to_vec());
@@ -98,11 +135,16 @@ impl Service for Echo {
     }
 
     fn ended(&mut self, session: &mut Session<u64>) {
+        let state = session.link.qp().query().expect("it is there").state;
+        assert_eq!(state, QpState::Err, "something could still arrive, and be acknowledged");
         self.ended.push((session.link.id(), session.state));
     }
 
     fn turn(&mut self, _: &mut Sessions<u64>, _: &Lot<'_>) -> Turn {
         self.turns += 1;
+        if let Some(control) = self.again.take() {
+            control.wake();
+        }
         Turn::Idle
     }
 }
@@ -111,25 +153,33 @@ struct Host {
     addr: SocketAddr,
     control: Control,
     stop: Stop,
+    hold: Arc<Barrier>,
     thread: Option<JoinHandle<(Echo, Result<(), Error>)>>,
 }
 
 impl Host {
     fn new(change: impl FnOnce(&mut Options)) -> Self {
+        Self::on(&context(), change)
+    }
+
+    fn on(device: &Context, change: impl FnOnce(&mut Options)) -> Self {
         let bounds = Bounds { sessions: 64, each: 64, bytes: 64 << 20 };
         let mut options = Options { port: 0, backlog: 64, message: SLOT, bounds, quiet: None };
         change(&mut options);
-        let server = Server::bind(&context(), options).expect("a server");
+        let server = Server::bind(device, options).expect("a server");
         let (addr, control, stop) = (server.addr(), server.control(), Stop::new());
         let stopping = stop.clone();
+        let hold = Arc::new(Barrier::new(2));
+        let mut echo =
+            Echo { hold: Arc::clone(&hold), again: Some(server.control()), ended: Vec::new(), turns: 0 };
         let thread = std::thread::spawn(move || {
-            let mut echo = Echo::default();
-            let result =
-                server.run(&mut echo, &mut Gate { slow: Duration::from_millis(500) }, (&stopping).into());
+            let (slow, hold) = (Duration::from_millis(500), Arc::clone(&echo.hold));
+            let mut gate = Gate { slow, hold, pd: server.pd().clone(), lost: Vec::new() };
+            let result = server.run(&mut echo, &mut gate, (&stopping).into());
             assert_eq!(server.bytes(), 0, "all memory of sessions is given back");
             (echo, result)
         });
-        Self { addr, control, stop, thread: Some(thread) }
+        Self { addr, control, stop, hold, thread: Some(thread) }
     }
 
     fn bounded(sessions: u32, each: u32, bytes: u64) -> Self {
@@ -176,6 +226,10 @@ impl Client {
 
     /// With so many receive buffers.
     fn with(context: &Context, host: &Host, says: &[u8], receives: u64) -> Result<Self, String> {
+        Self::to(context, host.addr, says, receives)
+    }
+
+    fn to(context: &Context, addr: SocketAddr, says: &[u8], receives: u64) -> Result<Self, String> {
         let pd = context.alloc_pd().expect("room");
         let cq = context.create_cq(256, None, 0).expect("room");
         let memory = Region::anonymous(17 * u64::from(SLOT)).expect("memory");
@@ -183,7 +237,7 @@ impl Client {
         let caps =
             QpCaps { max_send_wr: 128, max_recv_wr: 16, max_send_sge: 1, max_recv_sge: 1, max_inline: 0 };
         let qp = pd.create_qp(&QpOptions { caps, ..QpOptions::rc(&cq) }).expect("room");
-        let connection = Connection::connect(&qp, host.addr, &ConnectAttr::default(), says, Some(LONG));
+        let connection = Connection::connect(&qp, addr, &ConnectAttr::default(), says, Some(LONG));
         let connection = connection.map_err(|e| match e {
             remanence_verbs::Error::Rejected { private_data, .. } => {
                 let words = String::from_utf8_lossy(&private_data);
@@ -213,16 +267,23 @@ impl Client {
         let _ = self.connection.qp().post_send(&wr);
     }
 
-    /// The next message; `None`: the session is over.
-    fn receive(&mut self) -> Option<Vec<u8>> {
+    /// The next completion.
+    fn completion(&self) -> Wc {
         let begin = Instant::now();
-        loop {
-            let mut found: Vec<Wc> = Vec::new();
+        let mut found = Vec::new();
+        while found.is_empty() {
             self.cq.wait(&mut found, 1, Some(Duration::from_secs(1))).expect("it has room");
             assert!(begin.elapsed() < LONG, "nothing comes");
-            match found.first() {
-                Some(wc) if wc.status != WcStatus::Success => return None,
-                Some(wc) if wc.wr_id != u64::MAX => {
+        }
+        found[0]
+    }
+
+    /// The next message; `None`: the session is over.
+    fn receive(&mut self) -> Option<Vec<u8>> {
+        loop {
+            match self.completion() {
+                wc if wc.status != WcStatus::Success => return None,
+                wc if wc.wr_id != u64::MAX => {
                     let mut bytes = vec![0; wc.byte_len as usize];
                     self.mr.region().read(wc.wr_id % 16 * u64::from(SLOT), &mut bytes);
                     self.post();
@@ -376,6 +437,138 @@ fn a_notice_wakes_an_idle_server_and_so_does_the_end_of_a_session() {
     other.echo(b"hello");
     let echo = host.stop();
     assert_eq!(echo.ended.len(), 2);
+}
+
+/// Its client may know that it is durable.
+#[test]
+fn what_has_arrived_is_handed_over_before_a_session_that_is_cut_has_ended() {
+    let host = Host::new(|_| ());
+    let device = context();
+    let cut = Client::connect(&device, &host, b"echo").expect("let in");
+    let other = Client::connect(&device, &host, b"echo").expect("let in");
+    other.send(b"hold");
+    host.hold.wait();
+    for _ in 0..SLOTS {
+        cut.send(b"keep");
+        let wc = cut.completion();
+        assert_eq!((wc.wr_id, wc.status), (u64::MAX, WcStatus::Success), "it is acknowledged");
+    }
+    // All receive buffers are used, and nothing is under way to the client: no work request of the session is flushed.
+    host.control.end(cut.session);
+    host.hold.wait();
+    host.ends(cut.session);
+    assert!(host.stop().ended.contains(&(cut.session, SLOTS.into())));
+}
+
+/// The thread that serves had looked for it before it was there.
+#[test]
+fn who_is_let_in_while_a_server_stops_is_a_session_that_ends() {
+    let host = Host::new(|_| ());
+    let (addr, hold) = (host.addr, Arc::clone(&host.hold));
+    let client =
+        std::thread::spawn(move || Client::to(&context(), addr, b"hold", 1).map(|mut it| it.receive()));
+    hold.wait();
+    host.stop.ask();
+    std::thread::sleep(Duration::from_millis(100));
+    hold.wait();
+    let control = host.control.clone();
+    assert_eq!(host.stop().ended, [(SessionId(1), 0)]);
+    assert_eq!((control.is_live(SessionId(1)), control.counters().ended()), (false, 1));
+    // It may be over before it was up.
+    assert!(matches!(client.join().expect("it does not panic"), Ok(None) | Err(_)));
+}
+
+#[test]
+fn who_decided_for_a_second_qp_hears_that_it_was_not_connected() {
+    let mut options = remanence_verbs::Options::udp(address());
+    options.config.max_qp = 1;
+    let host = Host::on(&Context::open(options).expect("a device on loopback"), |_| ());
+    let device = context();
+    let mut client = Client::connect(&device, &host, b"echo").expect("let in");
+    let none = Client::connect(&device, &host, b"more").map(drop);
+    assert!(none.is_err(), "the device has no room for it");
+    assert_eq!(Client::connect(&device, &host, b"what").map(drop), Err("1 has lost 1".into()));
+    client.echo(b"still here");
+}
+
+#[test]
+fn a_limit_of_no_time_for_quiet_clients_lets_the_others_be_served() {
+    let host = Host::new(|options| options.quiet = Some(Duration::ZERO));
+    let device = context();
+    let _quiet = Client::connect(&device, &host, b"echo").expect("let in");
+    let mut client = Client::connect(&device, &host, b"echo").expect("let in");
+    client.echo(b"hello");
+}
+
+#[test]
+fn a_stop_remembers_those_servers_only_that_run() {
+    let stop = Stop::new();
+    let bounds = Bounds { sessions: 1, each: 1, bytes: 64 << 20 };
+    let options = Options { port: 0, backlog: 1, message: SLOT, bounds, quiet: None };
+    let server = Server::bind(&context(), options).expect("a server");
+    stop.ask();
+    for _ in 0..3 {
+        let hold = Arc::new(Barrier::new(2));
+        let mut gate =
+            Gate { slow: Duration::ZERO, hold: Arc::clone(&hold), pd: server.pd().clone(), lost: Vec::new() };
+        let mut echo = Echo { hold, again: None, ended: Vec::new(), turns: 0 };
+        server.run(&mut echo, &mut gate, (&stop).into()).expect("it ends at once");
+    }
+    assert_eq!(format!("{stop:?}"), "Stop { asked: true, servers: 0 }");
+}
+
+/// Its clients would have been served, and nobody let in, for ever.
+#[test]
+fn a_server_whose_admission_panics_ends_and_says_so() {
+    let mut host = Host::new(|_| ());
+    let device = context();
+    let mut client = Client::connect(&device, &host, b"echo").expect("let in");
+    Client::connect(&device, &host, b"fail").map(drop).expect_err("it is refused");
+    assert_eq!(client.receive(), None, "it is told");
+    let (echo, result) =
+        host.thread.take().expect("it ran").join().expect("the thread that serves does not panic");
+    assert_eq!(echo.ended, [(client.session, 0)]);
+    let why = result.expect_err("it failed").to_string();
+    assert!(why.contains("admission panicked"), "{why}");
+}
+
+#[test]
+fn who_wants_a_turn_while_one_ends_gets_the_next() {
+    let host = Host::new(|_| ());
+    // Nothing else happens in this server.
+    host.control.wake();
+    let begin = Instant::now();
+    while host.control.counters().rounds() < 2 {
+        assert!(begin.elapsed() < LONG, "it sleeps");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    std::thread::sleep(Duration::from_millis(100));
+    // A wake that finds it between two sleeps may end both.
+    assert!((2..=4).contains(&host.stop().turns));
+}
+
+/// It was admitted, and never said that it knows: its place was lost for ever.
+#[test]
+fn a_client_that_goes_before_its_connection_is_up_leaves_its_place() {
+    let host = Host::bounded(1, 1, 64 << 20);
+    let device = context();
+    let pd = device.alloc_pd().expect("room");
+    let cq = device.create_cq(16, None, 0).expect("room");
+    let caps = QpCaps { max_send_wr: 1, max_recv_wr: 1, max_send_sge: 1, max_recv_sge: 1, max_inline: 0 };
+    let qp = pd.create_qp(&QpOptions { caps, ..QpOptions::rc(&cq) }).expect("room");
+    let connection = Connection::start(&qp, host.addr, &ConnectAttr::default(), b"echo").expect("asked");
+    let begin = Instant::now();
+    let fd = connection.fd().expect("a descriptor");
+    let is_readable = || {
+        let fd = WaitFd { fd: fd.as_raw_fd(), events: POLLIN };
+        wait::poll(&[fd], Some(Duration::from_millis(1))).expect("looked")
+    };
+    while !is_readable() {
+        assert!(begin.elapsed() < LONG, "it is not let in");
+    }
+    drop(connection);
+    host.ends(SessionId(1));
+    assert_eq!(host.stop().ended, [(SessionId(1), 0)]);
 }
 
 #[test]
