@@ -177,12 +177,12 @@ impl State {
                 std::mem::take(&mut slot.is_cancelled).then_some(Came::Woken)
             }
             Wants::Any { seen, .. } => {
-                let now = Seen { news: self.news, wakes: self.wakes };
-                let before = std::mem::replace(*seen, now);
-                if before.wakes != now.wakes {
+                // A wake does not tell of the news that came with it: they end the next wait.
+                if std::mem::replace(&mut seen.wakes, self.wakes) != self.wakes {
                     return Some(Came::Woken);
                 }
-                (before.news != now.news).then_some(Came::Something)
+                let before = std::mem::replace(&mut seen.news, self.news);
+                (before != self.news).then_some(Came::Something)
             }
         }
     }
