@@ -43,8 +43,8 @@ impl Session {
     /// As [`post_read`](Self::post_read).
     pub fn try_read(&mut self, offset: u64, len: u32) -> Result<Option<Reading>, Error> {
         self.alive()?;
-        let begun = self.with_port(|requester, _| Ok(requester.read(offset, len)))?;
-        let begun = self.unless_refused(begun)?;
+        let begun =
+            self.unless_refused(|this| this.with_port(|requester, _| Ok(requester.read(offset, len))))?;
         Ok(begun.map(|(number, staged)| Reading { number, staged, len }))
     }
 

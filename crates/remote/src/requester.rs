@@ -283,6 +283,13 @@ impl Requester {
         self.active.is_empty() && self.waiting.is_empty() && self.done == self.posted
     }
 
+    /// Whether a part of staging is taken for longer than something is under way: what a READ has brought lies there until
+    /// [`release`](Self::release).
+    #[must_use]
+    pub fn holds_staging(&self) -> bool {
+        self.chunks.iter().any(|chunk| chunk.until.is_none())
+    }
+
     /// Staging was exchanged for one of this size.
     ///
     /// # Panics

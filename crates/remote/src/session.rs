@@ -711,31 +711,38 @@ impl Session {
     }
 
     fn try_ask(&mut self, kind: Kind, service: u16, body: &[u8]) -> Result<Option<u64>, Error> {
-        let asked = self.begin_ask(kind, service, body)?;
-        self.unless_refused(asked)
+        self.unless_refused(|this| this.begin_ask(kind, service, body))
     }
 
-    /// Does what it can, without waiting, for a refused request to succeed later: `None`.
-    pub(crate) fn unless_refused<T>(&mut self, result: Result<T, Refused>) -> Result<Option<T>, Error> {
-        match result {
-            Ok(begun) => return Ok(Some(begun)),
-            Err(Refused::Never(why)) => return Err(Error::Argument(why)),
-            Err(Refused::Busy) => {}
-            Err(Refused::Unapplied) => {
-                self.settling = self.settling.filter(|number| self.requester.reply(*number).is_none());
-                if self.settling.is_none()
-                    && let Ok(number) = self.begin_ask(Kind::Call, SETTLE, &[])?
-                {
-                    self.settling = Some(number);
+    /// Begins something, and does all that lets it begin for which nobody has to wait. `None`: something is under way, or was brought
+    /// by a READ and not taken yet, after which it can begin. So whoever then sleeps until something comes does not sleep for ever.
+    pub(crate) fn unless_refused<T>(
+        &mut self,
+        mut begin: impl FnMut(&mut Self) -> Result<Result<T, Refused>, Error>,
+    ) -> Result<Option<T>, Error> {
+        loop {
+            match begin(self)? {
+                Ok(begun) => return Ok(Some(begun)),
+                Err(Refused::Never(why)) => return Err(Error::Argument(why)),
+                Err(Refused::Busy) => return Ok(None),
+                Err(Refused::Unapplied) => {
+                    self.settling = self.settling.filter(|number| self.requester.reply(*number).is_none());
+                    if self.settling.is_none()
+                        && let Ok(number) = self.begin_ask(Kind::Call, SETTLE, &[])?
+                    {
+                        self.settling = Some(number);
+                    }
+                    return Ok(None);
                 }
-            }
-            Err(Refused::Staging(bytes)) => {
-                if self.requester.is_idle() {
+                Err(Refused::Staging(bytes)) => {
+                    // What a READ has brought lies in the present one.
+                    if !self.requester.is_idle() || self.requester.holds_staging() {
+                        return Ok(None);
+                    }
                     self.exchange_staging(bytes)?;
                 }
             }
         }
-        Ok(None)
     }
 
     fn exchange_staging(&mut self, bytes: u64) -> Result<(), Error> {
@@ -751,8 +758,7 @@ impl Session {
     /// As [`persist`](Self::persist).
     pub fn try_submit(&mut self, plan: &Plan, updates: &[(u64, &[u8])]) -> Result<Option<Ticket>, Error> {
         self.writes()?;
-        let begun = self.begin_submit(plan, updates)?;
-        self.unless_refused(begun)
+        self.unless_refused(|this| this.begin_submit(plan, updates))
     }
 
     fn begin_submit(

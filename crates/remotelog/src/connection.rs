@@ -181,6 +181,28 @@ impl SessionConnection {
         Ok(plan)
     }
 
+    /// What has come, if anything has.
+    fn take(&mut self) -> Result<Option<Event>, ConnectionLost> {
+        if let Some((_, token)) = self.session.poll().map_err(lost)? {
+            self.survives = Some(token.survives());
+            return Ok(Some(Event::Durable));
+        }
+        if let Some(number) = self.calls.front().copied()
+            && let Some(answer) = self.session.answer(number)
+        {
+            self.calls.pop_front();
+            let answer = answer.map_err(|why| lost(Error::Application(why)))?;
+            return Ok(Some(Event::Reply(parse_reply(&answer).map(Box::new))));
+        }
+        if let Some(reading) = self.reads.front()
+            && let Some(bytes) = self.session.try_finish_read(reading)
+        {
+            self.reads.pop_front();
+            return Ok(Some(Event::Data(bytes)));
+        }
+        Ok(None)
+    }
+
     /// Begins what waits, as far as there is room.
     fn begin(&mut self) -> Result<(), ConnectionLost> {
         while let Some(first) = self.waiting.pop_front() {
@@ -250,27 +272,13 @@ impl ReplicaConnection for SessionConnection {
     }
 
     fn poll(&mut self) -> Result<Option<Event>, ConnectionLost> {
-        if let Some((_, token)) = self.session.poll().map_err(lost)? {
-            self.survives = Some(token.survives());
-            return Ok(Some(Event::Durable));
+        let came = self.take()?;
+        if came.is_some() || self.waiting.is_empty() {
+            return Ok(came);
         }
-        if let Some(number) = self.calls.front().copied()
-            && let Some(answer) = self.session.answer(number)
-        {
-            self.calls.pop_front();
-            let answer = answer.map_err(|why| lost(Error::Application(why)))?;
-            return Ok(Some(Event::Reply(parse_reply(&answer).map(Box::new))));
-        }
-        if let Some(reading) = self.reads.front()
-            && let Some(bytes) = self.session.try_finish_read(reading)
-        {
-            self.reads.pop_front();
-            return Ok(Some(Event::Data(bytes)));
-        }
-        if !self.waiting.is_empty() {
-            self.begin()?;
-        }
-        Ok(None)
+        self.begin()?;
+        // Where a plan was waited for, other things may have come meanwhile.
+        self.take()
     }
 
     fn wait(&mut self, limit: Duration) {

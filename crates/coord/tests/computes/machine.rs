@@ -24,7 +24,7 @@ fn ms(millis: u64) -> Duration {
     Duration::from_millis(millis)
 }
 
-struct Server {
+pub(crate) struct Server {
     store: Store<Arc<CrashImage>>,
     /// It does nothing with what is asked of it.
     silent: bool,
@@ -38,7 +38,7 @@ struct World {
     now: Duration,
 }
 
-fn server(n: u8, segments: u64) -> Server {
+pub(crate) fn server(n: u8, segments: u64) -> Server {
     let geometry = Geometry::new(DATA_AT + segments * 512, 512).expect("fair");
     let image = Arc::new(CrashImage::new(geometry.size, PersistenceDomain::Adr));
     let make = Make { mode: Mode::Singleton, geometry, uuid: Uuid([n; 16]), salt: n.into() };
@@ -151,7 +151,7 @@ impl World {
 }
 
 impl Server {
-    fn does(&mut self, action: Action) -> Event {
+    pub(crate) fn does(&mut self, action: Action) -> Event {
         let medium = Arc::clone(self.store.medium());
         match action {
             Action::Append { updates, .. } => {

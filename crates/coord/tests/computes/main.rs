@@ -4,5 +4,6 @@
 mod corpus;
 mod crash;
 mod damage;
+mod driver;
 mod failover;
 mod machine;

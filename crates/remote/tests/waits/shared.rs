@@ -3,6 +3,7 @@
 use crate::common;
 
 use std::thread;
+use std::time::Duration;
 
 use common::{Host, context, fixed};
 use remanence_persist::plan::Request;
@@ -92,4 +93,29 @@ fn threads_may_share_a_reactor() {
             });
         }
     });
+}
+
+/// What is too long for staging begins at once where nothing is under way, as nothing would come after which to try again; but not while
+/// something lies there that a READ has brought.
+#[test]
+fn staging_is_exchanged_at_once_and_not_under_what_a_read_has_brought() {
+    let host = Host::file(4 << 20, |o| o);
+    host.region.write(4096, &[9; 64]);
+    let options = fixed().staging(1 << 16);
+    let mut session = Session::connect(&context(), host.addr, options).expect("connected");
+    let long = vec![5; 1 << 20];
+    let plan = session.plan(&Request::record(long.len() as u32)).expect("a plan");
+    let reading = session.post_read(4096, 64).expect("room");
+    // The answer comes behind what was read.
+    session.settle().expect("it is there");
+    for _ in 0..20 {
+        assert_eq!(session.try_submit(&plan, &[(1 << 20, &long)]).expect("it is there"), None);
+        session.turn_within(Duration::from_millis(1)).expect("it is there");
+    }
+    let mut back = [0; 64];
+    session.finish_read(reading, &mut back).expect("it is there");
+    assert_eq!(back, [9; 64]);
+    let ticket = session.try_submit(&plan, &[(1 << 20, &long)]).expect("it is there");
+    assert!(ticket.is_some(), "nobody else would say that it can begin");
+    assert_eq!(session.next_ended().expect("it is there").map(|(ended, _)| ended), ticket);
 }

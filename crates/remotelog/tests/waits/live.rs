@@ -4,7 +4,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use remanence_persist::Config;
 use remanence_persist::plan::Costs;
@@ -14,7 +14,7 @@ use remanence_pmem::{FileOptions, PersistenceDomain, Region, Survives};
 use remanence_remote::ring::Layout;
 use remanence_remote::{CostSource, Reactor, ServerOptions, Token};
 use remanence_remotelog::format::superblock::Uuid;
-use remanence_remotelog::group::{ConnectionLost, Options};
+use remanence_remotelog::group::{Action, ConnectionLost, Machine, Options, ReplicaConnection};
 use remanence_remotelog::proto::Request;
 use remanence_remotelog::walk::Ahead;
 use remanence_remotelog::{
@@ -59,6 +59,25 @@ impl Host {
     }
 
     fn on(dir: Arc<TempDir>, region: Region, mode: Mode, config: Option<Config>) -> Self {
+        Self::with_segments(16 << 10, dir, region, mode, config)
+    }
+
+    /// With room for records of so many bytes.
+    fn for_records_of(bytes: u64, config: &str) -> Self {
+        let dir = Arc::new(tempfile::tempdir_in("/dev/shm").expect("a directory"));
+        let file = FileOptions::new().create(16 * bytes).declare(PersistenceDomain::Adr);
+        let region = file.open(dir.path().join("log")).expect("a file");
+        let config = config.parse().expect("a configuration");
+        Self::with_segments(2 * bytes, dir, region, Mode::Singleton, Some(config))
+    }
+
+    fn with_segments(
+        segment: u64,
+        dir: Arc<TempDir>,
+        region: Region,
+        mode: Mode,
+        config: Option<Config>,
+    ) -> Self {
         let mut options = ServerOptions::new(&context(), region.clone(), 0).sessions(8).messages(16, 4096);
         if let Some(config) = config {
             options = options.declare(config);
@@ -68,7 +87,7 @@ impl Host {
         random[8..12].copy_from_slice(&address().to_string().len().to_le_bytes()[..4]);
         static NEXT: AtomicU32 = AtomicU32::new(1);
         random[4..8].copy_from_slice(&NEXT.fetch_add(1, Ordering::Relaxed).to_le_bytes());
-        let new = New { mode, segment: Some(16 << 10), random };
+        let new = New { mode, segment: Some(segment), random };
         let mut server = LogServer::bind(options, &region, &new).expect("a server");
         let (addr, stop) = (server.addr(), Arc::new(AtomicBool::new(false)));
         let stopping = Arc::clone(&stop);
@@ -542,4 +561,42 @@ fn who_may_only_read_takes_no_log_over() {
         let read: Vec<Record> = reader.collect::<Result<_, _>>().expect("it is whole");
         assert_eq!(read.len(), 2);
     });
+}
+
+/// Its plan is told to the server first, and then staging is exchanged for it: nothing is under way when it begins at last. By one
+/// connection, as what comes to others of the group would have it begin by chance.
+#[test]
+fn a_first_record_that_is_longer_than_staging_needs_nothing_else_to_come() {
+    const LEN: usize = 2 << 20;
+    const LIMIT: Duration = Duration::from_secs(3);
+    let host = Host::for_records_of(LEN as u64, "DMP+DDIO+DRAM");
+    let mut connection = host.connection(None).expect("it is there");
+    let mut machine = Machine::new(["one".to_owned()], options(1));
+    machine.connected(Duration::ZERO, 0);
+    let mut left = Some(vec![7; LEN]);
+    while left.is_some() || machine.acknowledged() == 0 {
+        if let Some(record) = left.take_if(|_| machine.is_open()) {
+            machine.append_batch(Duration::ZERO, &[&record]).expect("room");
+        }
+        let mut any = false;
+        while let Some(action) = machine.poll_action() {
+            any = true;
+            match action {
+                Action::Call { request, .. } => connection.begin_call(&request),
+                Action::Read { offset, len, .. } => connection.begin_read(offset, len),
+                Action::Append { updates, plan, .. } => connection.begin_append(*updates, &plan),
+                Action::Disconnect { .. } => panic!("{:?}", machine.lost()),
+            }
+            .expect("it is there");
+        }
+        while let Some(event) = connection.poll().expect("it is there") {
+            any = true;
+            machine.handle(Duration::ZERO, 0, event);
+        }
+        if !any {
+            let begin = Instant::now();
+            connection.wait(LIMIT);
+            assert!(begin.elapsed() < LIMIT, "it sleeps though nothing is under way");
+        }
+    }
 }

@@ -75,6 +75,8 @@ struct State {
     deadlines: Deadlines<usize, Instant>,
     /// Sessions so far: a place may have been another one's.
     births: u64,
+    /// Nothing comes out of the queue any more. Whoever looks is told why.
+    is_broken: bool,
 }
 
 /// A session, as the reactor knows it.
@@ -166,6 +168,12 @@ impl State {
         }
     }
 
+    /// The queue is broken: no task is woken any more by what comes, so all of them are now.
+    fn break_up(&mut self, tasks: &mut Tasks) {
+        self.is_broken = true;
+        tasks.extend(self.slots.iter_mut().flatten().filter_map(|slot| slot.task.take()));
+    }
+
     /// Whether a wait is over.
     fn look(&mut self, wants: &mut Wants<'_>) -> Option<Came> {
         match wants {
@@ -177,12 +185,12 @@ impl State {
                 std::mem::take(&mut slot.is_cancelled).then_some(Came::Woken)
             }
             Wants::Any { seen, .. } => {
-                let now = Seen { news: self.news, wakes: self.wakes };
-                let before = std::mem::replace(*seen, now);
-                if before.wakes != now.wakes {
+                // A wake does not tell of the news that came with it: they end the next wait.
+                if std::mem::replace(&mut seen.wakes, self.wakes) != self.wakes {
                     return Some(Came::Woken);
                 }
-                (before.news != now.news).then_some(Came::Something)
+                let before = std::mem::replace(&mut seen.news, self.news);
+                (before != self.news).then_some(Came::Something)
             }
         }
     }
@@ -253,6 +261,9 @@ impl Inner {
             state = led.end();
             state.sort(qpn, out, from, &mut tasks);
             let some = out.len() > from;
+            if came.is_err() {
+                state.break_up(&mut tasks);
+            }
             self.tell(&state);
             state = self.wake(state, &mut tasks);
             came?;
@@ -383,7 +394,7 @@ impl Reactor {
         let stop = Arc::new(AtomicBool::new(false));
         let (mut waiter, asked, waker) = (self.waiter(), Arc::clone(&stop), self.waker());
         let thread = std::thread::Builder::new().name("remanence-reactor".into()).spawn(move || {
-            // A queue that is broken says so to every session that looks.
+            // A queue that is broken wakes every task, and says so to every session that looks.
             while !asked.load(Ordering::Acquire) && waiter.wait(None).is_ok() {}
         })?;
         Ok(Background { stop, waker, thread: Some(thread) })
@@ -500,10 +511,16 @@ impl Endpoint {
             return Ok(n);
         }
         let from = out.len();
-        if inner.cq.poll(out, BATCH)? == 0 {
-            return Ok(0);
-        }
         let mut tasks = Tasks::new();
+        match inner.cq.poll(out, BATCH) {
+            Ok(0) => return Ok(0),
+            Ok(_) => {}
+            Err(error) => {
+                state.break_up(&mut tasks);
+                drop(inner.wake(state, &mut tasks));
+                return Err(error);
+            }
+        }
         if state.sort(Some(self.qp().qpn()), out, from, &mut tasks) {
             inner.tell(&state);
             drop(inner.wake(state, &mut tasks));
@@ -541,12 +558,13 @@ impl Endpoint {
         std::mem::take(&mut self.reactor.inner.lock().slot(self.at).is_due)
     }
 
-    /// For a task: ready when there is something to [poll](Self::poll) for, or the deadline has passed. Until then the task is
-    /// woken by whichever thread waits; if there is none, [`Reactor::in_background`] is one.
+    /// For a task: ready when there is something to [poll](Self::poll) for, be it that the queue is broken, or the deadline has
+    /// passed. Until then the task is woken by whichever thread waits; if there is none, [`Reactor::in_background`] is one.
     pub fn poll_ready(&self, task: &Task<'_>) -> Poll<()> {
         let mut state = self.reactor.inner.lock();
+        let is_broken = state.is_broken;
         let slot = state.slot(self.at);
-        if !slot.inbox.is_empty() || slot.is_due {
+        if is_broken || !slot.inbox.is_empty() || slot.is_due {
             return Poll::Ready(());
         }
         if slot.task.as_ref().is_none_or(|known| !known.will_wake(task.waker())) {
@@ -596,5 +614,52 @@ impl Canceller {
         slot.is_cancelled = true;
         state.news += 1;
         inner.stir(state);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv4Addr;
+    use std::sync::atomic::AtomicU32;
+    use std::task::Wake;
+
+    use remanence_verbs::Options;
+
+    use super::*;
+
+    /// Counts how often its task was woken.
+    #[derive(Default)]
+    struct Woken(AtomicU32);
+
+    impl Wake for Woken {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    #[test]
+    fn tasks_are_woken_when_the_queue_breaks_and_ready_from_then_on() {
+        let process = std::process::id() % 60_000 + 256;
+        let address = Ipv4Addr::new(127, (process >> 8) as u8, process as u8, 1);
+        let context = Context::open(Options::udp(address.into())).expect("a device on this host");
+        let (reactor, pd) = (Reactor::new(&context).unwrap(), context.alloc_pd().unwrap());
+        let caps = QpCaps { max_send_wr: 1, max_recv_wr: 1, max_send_sge: 1, max_recv_sge: 1, max_inline: 0 };
+        let mut endpoints = [(); 2].map(|()| reactor.endpoint(&pd, caps).unwrap());
+        let woken = [(); 2].map(|()| Arc::<Woken>::default());
+        let ready = |endpoint: &Endpoint, woken: &Arc<Woken>| {
+            endpoint.poll_ready(&Task::from_waker(&Arc::clone(woken).into()))
+        };
+        for (endpoint, woken) in endpoints.iter().zip(&woken) {
+            assert_eq!(ready(endpoint, woken), Poll::Pending);
+        }
+        // The queue goes when no QP uses it.
+        endpoints.iter_mut().for_each(|endpoint| drop(endpoint.qp.take()));
+        reactor.inner.cq.destroy().unwrap();
+        assert_eq!(reactor.waiter().wait(None), Err(CqError::NoSuchCq));
+        for (endpoint, woken) in endpoints.iter().zip(&woken) {
+            assert_eq!(woken.0.load(Ordering::Relaxed), 1);
+            assert_eq!(ready(endpoint, woken), Poll::Ready(()));
+            assert_eq!(endpoint.poll(&mut Vec::new()), Err(CqError::NoSuchCq));
+        }
     }
 }

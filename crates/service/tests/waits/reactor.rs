@@ -184,6 +184,20 @@ fn what_nobody_takes_is_told_of_once() {
 }
 
 #[test]
+fn a_wake_does_not_eat_the_news_that_came_with_it() {
+    let (client, peer) = (Client::new(), Peer::new());
+    let session = client.session(&peer, CAPS);
+    let (mut waiter, mut other) = (client.reactor.waiter(), client.reactor.waiter());
+    client.write(&session, 1, SendOp::Write(peer.mr.remote(0)));
+    assert_eq!(other.wait(None), Ok(Came::Something), "it lies in the session's inbox now");
+    client.reactor.waker().wake();
+    assert_eq!(waiter.wait(None), Ok(Came::Woken));
+    assert_eq!(waiter.wait(Some(Instant::now())), Ok(Came::Something));
+    assert_eq!(waiter.wait(Some(Instant::now())), Ok(Came::Nothing));
+    assert_eq!(session.ids(), [1]);
+}
+
+#[test]
 fn what_fails_is_one_sessions_and_goes_with_it() {
     let (client, peer) = (Client::new(), Peer::new());
     let (bad, good) = (client.session(&peer, CAPS), client.session(&peer, CAPS));

@@ -97,6 +97,8 @@ pub struct Group<C> {
     turns: u32,
     /// Those since something has come.
     looks: u32,
+    /// Something was done, or had come, since all connections were last looked at in vain: there may be more.
+    went_on: bool,
 }
 
 impl<C: ReplicaConnection> Group<C> {
@@ -121,6 +123,7 @@ impl<C: ReplicaConnection> Group<C> {
             grace: options.grace,
             turns: 0,
             looks: 0,
+            went_on: false,
         };
         for (n, connection) in connections.into_iter().enumerate() {
             group.take(n, connection);
@@ -380,8 +383,9 @@ impl<C: ReplicaConnection> Group<C> {
     /// # Errors
     /// Too few servers are left.
     pub fn pause(&mut self) -> Result<(), GroupError> {
-        let any = self.carry_out();
-        self.idle(any, None);
+        self.carry_out();
+        // What the last turn began, and what it left, ends no wait.
+        self.idle(self.went_on, None);
         self.turn();
         self.is_alive()?;
         self.machine.enough()
@@ -435,6 +439,7 @@ impl<C: ReplicaConnection> Group<C> {
                 self.has_lost(n, why);
             }
         }
+        self.went_on |= any;
         any
     }
 
@@ -473,7 +478,8 @@ impl<C: ReplicaConnection> Group<C> {
                 }
             }
         }
-        self.carry_out() || any
+        self.went_on = self.carry_out() || any;
+        self.went_on
     }
 
     /// Does what is due. Whether anything was.

@@ -1,0 +1,86 @@
+//! A group whose servers answer at once, as a member's own log does: what came of what was begun lies there and wakes nobody.
+
+use std::cell::Cell;
+use std::collections::VecDeque;
+use std::rc::Rc;
+use std::time::Duration;
+
+use remanence_coord::log::Updates;
+use remanence_coord::log::format::superblock::Uuid;
+use remanence_coord::log::group::{Action, ConnectionLost, Event, Group, Options, ReplicaConnection};
+use remanence_coord::log::proto::Request;
+use remanence_persist::plan::Request as PlanRequest;
+
+use crate::machine::{Server, server};
+
+/// A server, and what it has answered.
+struct AtOnce {
+    server: Server,
+    came: VecDeque<Event>,
+    /// Answers that lie at any server, and how often the group would have slept nevertheless.
+    there: Rc<Cell<usize>>,
+    slept: Rc<Cell<usize>>,
+}
+
+impl AtOnce {
+    fn does(&mut self, action: Action) -> Result<(), ConnectionLost> {
+        let event = self.server.does(action);
+        self.came.push_back(event);
+        self.there.set(self.there.get() + 1);
+        Ok(())
+    }
+}
+
+impl ReplicaConnection for AtOnce {
+    fn now() -> Duration {
+        Duration::ZERO
+    }
+
+    fn begin_call(&mut self, request: &Request) -> Result<(), ConnectionLost> {
+        self.does(Action::Call { server: 0, request: *request })
+    }
+
+    fn begin_read(&mut self, offset: u64, len: u32) -> Result<(), ConnectionLost> {
+        self.does(Action::Read { server: 0, offset, len })
+    }
+
+    fn begin_append(&mut self, updates: Updates, plan: &PlanRequest) -> Result<(), ConnectionLost> {
+        self.does(Action::Append { server: 0, updates: updates.into(), plan: plan.clone().into() })
+    }
+
+    fn poll(&mut self) -> Result<Option<Event>, ConnectionLost> {
+        let event = self.came.pop_front();
+        self.there.set(self.there.get() - usize::from(event.is_some()));
+        Ok(event)
+    }
+
+    fn wait(&mut self, _: Duration) {
+        self.slept.set(self.slept.get() + usize::from(self.there.get() > 0));
+    }
+}
+
+#[test]
+fn a_pause_does_not_sleep_on_what_a_turn_began_or_left() {
+    let (there, slept) = (Rc::default(), Rc::default());
+    let connections = (1..=2).map(|n| {
+        let (there, slept) = (Rc::clone(&there), Rc::clone(&slept));
+        let connection = AtOnce { server: server(n, 256), came: VecDeque::new(), there, slept };
+        (format!("s{n}"), Ok(connection))
+    });
+    // More than is taken of one server in a turn, and more than is under way at a time.
+    let options = Options::new(1, Uuid([9; 16])).acks(Some(2)).depth(50);
+    let (mut group, _) = Group::open(connections.collect(), &options).expect("both are there");
+    for _ in 0..3 {
+        for n in 0..80_u8 {
+            group.begin_append(&[n; 40]).expect("room");
+        }
+        for _ in 0..100 {
+            group.pause().expect("both are there");
+        }
+        assert_eq!(group.acknowledged(), group.next());
+        assert_eq!((there.get(), slept.get()), (0, 0), "it slept while something was there");
+        // A turn of another caller, who looks for something else.
+        group.begin_append(b"one").expect("room");
+        group.poll().expect("both are there");
+    }
+}
