@@ -234,6 +234,20 @@ impl Writer {
     }
 }
 
+/// A peer's text, as far as it may be shown: no terminal is told what to do by it, and the zeros that pad its field are not
+/// part of it.
+#[must_use]
+pub fn printable(bytes: &[u8]) -> String {
+    let text = String::from_utf8_lossy(bytes);
+    text.trim_end_matches('\0').chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
+}
+
+/// As much of a text as fits so many bytes.
+#[must_use]
+pub fn clipped(text: &str, max: usize) -> &str {
+    &text[..text.floor_char_boundary(max)]
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
@@ -288,6 +302,13 @@ mod tests {
         assert_eq!(reader.many(usize::MAX, 0, Reader::u8), Err(Malformed { at: 0 }));
         assert_eq!(reader.many(5, 2, Reader::u16_be), Err(Malformed { at: 0 }));
         assert_eq!(reader.many(4, 2, Reader::u16_be), Ok(vec![0; 4]));
+    }
+
+    #[test]
+    fn a_text_is_clipped_at_a_character_and_tells_no_terminal_what_to_do() {
+        assert_eq!((clipped("a\u{e9}", 2), clipped("abc", 10), clipped("", 0)), ("a", "abc", ""));
+        assert_eq!(printable(b"no\x1b[2Jw\xc2\x9bay\r\n\x7f\0\0"), "no [2Jw ay   ");
+        assert_eq!(printable(b"\xff ok \0 \xc3\xa9"), "\u{fffd} ok   \u{e9}");
     }
 
     proptest! {

@@ -7,12 +7,10 @@
 use std::ops::Range;
 
 use remanence_auth::{Nonce, Proof, Role};
-use remanence_codec::{Malformed, Reader};
+use remanence_codec::{Malformed, Reader, clipped, printable};
 use remanence_persist::Config;
 use remanence_persist::taxonomy::{AtomicSupport, Buffers, Domain, FlushSupport, Order, Transport};
 use remanence_pmem::Guarantee;
-
-use crate::sentence::{clipped, sentence};
 
 /// The version of the protocol. Both sides must have the same. 2 has tokens; receive buffers in persistent memory have a
 /// version of their own.
@@ -193,7 +191,7 @@ impl Rejection {
     #[must_use]
     pub fn emit(&self) -> Vec<u8> {
         let (kind, nonce): (u16, &[u8]) = match self {
-            Self::Sentence(why) => return clipped(why, REJ_MAX).to_vec(),
+            Self::Sentence(why) => return clipped(why, REJ_MAX).into(),
             Self::Challenge(nonce) => (1, nonce),
             Self::TokenNeeded => (2, &[]),
             Self::WrongToken => (3, &[]),
@@ -216,7 +214,7 @@ impl Rejection {
                 _ => return None,
             })
         };
-        coded().unwrap_or_else(|| Self::Sentence(sentence(bytes)))
+        coded().unwrap_or_else(|| Self::Sentence(printable(bytes)))
     }
 }
 
@@ -288,7 +286,7 @@ impl Welcome {
         assert_eq!(b.len(), WELCOME_PROOF.start);
         b.resize(WELCOME_PROOF.end, 0);
         let room = REP_MAX - b.len();
-        b.extend_from_slice(clipped(&self.sentence, room));
+        b.extend_from_slice(clipped(&self.sentence, room).as_bytes());
         b
     }
 
@@ -326,7 +324,7 @@ impl Welcome {
         let (slot_size, stamp) = (r.u32_be()?, r.u64_be()?);
         // Checked by who knows the conversation.
         r.array::<{ WELCOME_PROOF.end - WELCOME_PROOF.start }>()?;
-        let sentence = sentence(r.rest());
+        let sentence = printable(r.rest());
         Ok(Self {
             server,
             agreed,

@@ -57,7 +57,6 @@ pub mod program;
 pub mod requester;
 pub mod responder;
 pub mod ring;
-mod sentence;
 mod server;
 mod serving;
 mod session;

@@ -11,6 +11,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::task::Poll;
 
+use remanence_codec::printable;
 use remanence_persist::recipe::{self, Flush, Persistent, Recipe, Rq, Run, Script};
 use remanence_persist::taxonomy::{Buffers, Domain, Order};
 use remanence_persist::{Config, Shape};
@@ -800,11 +801,11 @@ impl Requester {
                 }
                 let reply = match answer.kind {
                     AnswerKind::Reply => Ok(answer.body),
-                    _ => Err(crate::sentence::sentence(&answer.body)),
+                    _ => Err(printable(&answer.body)),
                 };
                 self.replies.push_back((answer.number, reply));
             }
-            AnswerKind::Failed => return Err(Broken::Medium(crate::sentence::sentence(&answer.body))),
+            AnswerKind::Failed => return Err(Broken::Medium(printable(&answer.body))),
         }
         Ok(())
     }

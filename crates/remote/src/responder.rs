@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::sync::Arc;
 
-use remanence_codec::Malformed;
+use remanence_codec::{Malformed, clipped};
 use remanence_persist::Config;
 use remanence_persist::recipe::{Rsp, Target};
 use remanence_pmem::Medium;
@@ -288,7 +288,7 @@ impl Responder {
                 let (kind, body) = match world.call(header.plan, message.body) {
                     Ok(body) if body.len() <= room => (AnswerKind::Reply, body),
                     Ok(_) => (AnswerKind::Refused, b"the server's answer is longer than a message".to_vec()),
-                    Err(why) => (AnswerKind::Refused, crate::sentence::clipped(&why, room).to_vec()),
+                    Err(why) => (AnswerKind::Refused, clipped(&why, room).into()),
                 };
                 self.answer(number, kind, body, world);
             }

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 
 use remanence_auth::Role;
+use remanence_codec::clipped;
 use remanence_pmem::Region;
 use remanence_rnic::{Access, Data, PostError, SendFlags, SendWr, WcOpcode};
 use remanence_service::server::{
@@ -15,7 +16,6 @@ use remanence_verbs::ConnectAttr;
 use remanence_wire::Qpn;
 
 use crate::admission::{Ends, Verdict};
-
 use crate::grants::Grants;
 use crate::hello::{Hello, Rejection, Stranger, VERSION, Welcome, Window};
 use crate::message::Answer;
@@ -23,7 +23,6 @@ use crate::meter::Meter;
 use crate::program::granule_shift;
 use crate::responder::{Fault, Responder, Served, Terms, World};
 use crate::ring::Ring;
-use crate::sentence::clipped;
 use crate::server::{Ahead, Application, Call, Core, Handler, flush_rights};
 use crate::session::{DESCRIBE, SETTLE};
 
@@ -335,7 +334,7 @@ impl World for Live<'_> {
             (SETTLE, _) => Ok(Vec::new()),
             (DESCRIBE, _) => {
                 let room = self.link.slot_size() as usize - crate::message::ANSWER_HEADER;
-                Ok(clipped(&self.core.sentence(), room).to_vec())
+                Ok(clipped(&self.core.sentence(), room).into())
             }
             (_, Some(handler)) => handler(&Call { session: self.link.id().0, role: self.role, request }),
             (_, None) => Err(match self.core.options.serves {

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use remanence_auth::{Nonce, Role, Token};
+use remanence_codec::printable;
 use remanence_persist::Config;
 use remanence_persist::check::{Machine, Prover};
 use remanence_persist::plan::{self, Costs, Refusal, Request};
@@ -27,7 +28,6 @@ use crate::hello::{Credentials, Hello, Rejection, SLOTS_MAX, Stranger, Welcome};
 use crate::message::{HEADER, Kind};
 use crate::program::{Classes, granule_shift};
 use crate::requester::{Broken, Method, Port, Refused, Requester, Terms, Ticket};
-use crate::sentence::sentence;
 
 /// Send work requests that a session may have posted.
 const SQ_DEPTH: u32 = 512;
@@ -316,7 +316,7 @@ impl Session {
             this.prove_flush()?;
             this.costs = costs::of(&mut this, to, options.costs)?;
         }
-        this.welcome.sentence = sentence(&this.call(DESCRIBE, &[])?);
+        this.welcome.sentence = printable(&this.call(DESCRIBE, &[])?);
         Ok(this)
     }
 

@@ -2,7 +2,7 @@
 //!
 //! Appends need none of it. Every answer that is no refusal is the log's status after what was asked was done.
 
-use remanence_codec::{Malformed, Reader};
+use remanence_codec::{Malformed, Reader, printable};
 
 use crate::log::error::{Damage, Fault, Proof, Refused};
 use crate::log::format::record::HEADER_LEN;
@@ -187,10 +187,7 @@ fn parse_reply_from(from: &mut Reader<'_>) -> Result<Result<Status, Refused>, Ma
     Ok(match from.u8()? {
         0 => Ok(parse_status(from)?),
         1 => Err(Refused::Fenced { promised: Epoch(from.u64_le()?) }),
-        2 => {
-            let said = from.take(from.rest().len())?;
-            Err(Refused::Said(String::from_utf8_lossy(said).into_owned()))
-        }
+        2 => Err(Refused::Said(printable(from.take(from.rest().len())?))),
         3 => Err(Refused::Busy),
         _ => return from.fail(),
     })
@@ -328,6 +325,8 @@ mod tests {
             parse_reply(&emit_reply(&Err(Refused::Nonsense("x".into())))),
             Err(Refused::Said(Refused::Nonsense("x".into()).to_string()))
         );
+        // No terminal is told what to do by a server.
+        assert_eq!(parse_reply(b"\x02go\x1b[2J\n"), Err(Refused::Said("go [2J ".into())));
     }
 
     #[test]

@@ -1,5 +1,7 @@
 //! What a server answers.
 
+use remanence_codec::{clipped, printable};
+
 use super::{
     EXTENTS_PER_MESSAGE, MAX_MESSAGE, Malformed, Put, Reader, RemoteExtent, Take, Writer, message, open,
 };
@@ -239,11 +241,7 @@ const MAX_TEXT: usize = 2000;
 /// A text that may travel and be printed: without control characters, and not too long.
 #[must_use]
 pub fn sentence(text: &str) -> String {
-    let mut text: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
-    while text.len() > MAX_TEXT {
-        text.pop();
-    }
-    text
+    clipped(&printable(text.as_bytes()), MAX_TEXT).to_owned()
 }
 
 impl Reply {
