@@ -56,6 +56,12 @@ pub enum Error {
     /// Something else listens there.
     #[error("what listens at {0} exports no memory for one-sided writes")]
     NotAnExport(SocketAddr),
+    /// The exporter lets nobody in, and said why.
+    #[error("{0} refused the connection: {1}")]
+    Refused(SocketAddr, String),
+    /// An export has as many writers as it may.
+    #[error(transparent)]
+    Full(#[from] remanence_service::server::Full),
     /// The write does not fit.
     #[error("{len} bytes at offset {offset} do not lie in the {region} bytes that are exported")]
     OutOfRange {
@@ -71,4 +77,14 @@ pub enum Error {
         "the exported memory cannot be flushed ({0}): use a file, on persistent memory if it shall survive power loss"
     )]
     NoFlush(Guarantee),
+}
+
+impl From<remanence_service::server::Error> for Error {
+    fn from(error: remanence_service::server::Error) -> Self {
+        match error {
+            remanence_service::server::Error::Verbs(error) => Self::Device(error),
+            remanence_service::server::Error::Memory(error) => Self::Memory(error),
+            remanence_service::server::Error::Full(full) => Self::Full(full),
+        }
+    }
 }

@@ -7,8 +7,10 @@ use std::path::PathBuf;
 
 use common::{LIMIT, address, device};
 use remanence_pmem::{FileOptions, PersistenceDomain, Region};
+use remanence_rnic::{Data, SendFlags, SendOp, SendWr};
 use remanence_rpc::pwrite::{Error, Export, Method, Writer};
-use remanence_verbs::{Context, Listener};
+use remanence_service::client::Reactor;
+use remanence_verbs::{ConnectAttr, Connection, Context, Listener, Phase, QpOptions};
 
 const LEN: u64 = 1 << 20;
 const PORT: u16 = 7501;
@@ -125,6 +127,19 @@ fn bad_places_and_peers_are_refused_with_a_sentence() {
     }
     writer.write(Method::Write, LEN - 1, &[5]).unwrap();
     assert!(matches!(Export::start(&there, PORT, &region), Err(Error::Device(_))), "the port is taken");
+    // Who has something to say is no writer.
+    let pd = here.alloc_pd().unwrap();
+    let cq = here.create_cq(4, None, 0).unwrap();
+    let qp = pd.create_qp(&QpOptions::rc(&cq)).unwrap();
+    let connection = Connection::connect(&qp, at(&there), &ConnectAttr::default(), b"", Some(LIMIT)).unwrap();
+    let (op, flags) = (SendOp::Send, SendFlags::empty());
+    qp.post_send(&SendWr { wr_id: 0, op, data: Data::Inline(b"hello"), flags, ud: None }).unwrap();
+    let begin = std::time::Instant::now();
+    while !matches!(connection.advance(), Ok(Phase::Ended(_)) | Err(_)) {
+        assert!(begin.elapsed() < LIMIT, "it has a session still");
+        std::thread::yield_now();
+    }
+    writer.write(Method::Write, LEN - 1, &[6]).unwrap();
     // The exporter goes: what is under way fails, and is not said to be there.
     drop(export);
     let failed = (0..1000).find_map(|_| writer.write(Method::WriteRead, 0, &[1]).err());
@@ -137,9 +152,9 @@ fn bad_places_and_peers_are_refused_with_a_sentence() {
         std::thread::spawn(move || {
             let pd = other.alloc_pd().unwrap();
             let cq = other.create_cq(4, None, 0).unwrap();
-            let qp = pd.create_qp(&remanence_verbs::QpOptions::rc(&cq)).unwrap();
+            let qp = pd.create_qp(&QpOptions::rc(&cq)).unwrap();
             let incoming = listener.get_request(Some(LIMIT)).unwrap();
-            incoming.accept(&qp, &remanence_verbs::ConnectAttr::default(), b"HTTP/1.1 400").unwrap()
+            incoming.accept(&qp, &ConnectAttr::default(), b"HTTP/1.1 400").unwrap()
         })
     };
     let refused = Writer::connect(&here, at(&other), 1, 64, LIMIT);
@@ -147,4 +162,40 @@ fn bad_places_and_peers_are_refused_with_a_sentence() {
     drop(accepting.join().unwrap());
     let nobody = SocketAddr::new(address(), PORT);
     assert!(Writer::connect(&here, nobody, 1, 64, std::time::Duration::from_millis(200)).is_err());
+}
+
+#[test]
+fn an_export_has_so_many_writers_of_an_address_and_one_that_goes_makes_room() {
+    let region = Region::anonymous(LEN).unwrap();
+    let (there, here) = (device(), device());
+    let export = Export::start(&there, 0, &region).unwrap();
+    let at = SocketAddr::new(at(&there).ip(), export.port());
+    // All of them on one completion queue.
+    let reactor = Reactor::new(&here).unwrap();
+    let connect = || Writer::connect_on(&reactor, at, 2, 64, LIMIT);
+    let mut writers: Vec<_> = (0..128).map(|n| connect().unwrap_or_else(|e| panic!("{n}: {e}"))).collect();
+    let refused = connect();
+    assert!(
+        matches!(&refused, Err(Error::Refused(_, why)) if why.contains("sessions of your address")),
+        "{refused:?}"
+    );
+    for (n, writer) in (0..128).zip(&mut writers) {
+        writer.submit(Method::WriteRead, u64::from(n) * 8, &[n; 8]).unwrap();
+    }
+    // In another order than they were submitted in.
+    for (n, writer) in (0..128).zip(&mut writers).rev() {
+        assert_eq!(writer.wait().unwrap(), 1);
+        assert_eq!(bytes(&region, u64::from(n) * 8, 8), [n; 8]);
+    }
+    drop(writers.pop());
+    // The server hears of the end some time later.
+    let begin = std::time::Instant::now();
+    let mut again = loop {
+        match connect() {
+            Err(Error::Refused(..)) => assert!(begin.elapsed() < LIMIT, "no room again"),
+            other => break other.unwrap(),
+        }
+    };
+    again.write(Method::WriteRead, LEN - 8, &[200; 8]).unwrap();
+    assert_eq!(bytes(&region, LEN - 8, 8), [200; 8]);
 }
