@@ -12,6 +12,7 @@ use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use remanence_codec::{Malformed, Reader, printable};
 use remanence_pmem::engine::{CopyError, Promise};
 use remanence_pmem::{Guarantee, Region, Survives};
 
@@ -203,6 +204,12 @@ pub enum Fault {
     Nonsense,
 }
 
+impl From<Malformed> for Fault {
+    fn from(_: Malformed) -> Self {
+        Self::Nonsense
+    }
+}
+
 impl Client {
     /// A session with a server. (It is set up with the first call.)
     ///
@@ -226,13 +233,11 @@ impl Client {
     /// There is no answer, or one that makes no sense.
     pub fn describe(&mut self) -> Result<(u64, Guarantee, Promise), Fault> {
         let bytes = self.call(DESCRIBE, &[])?;
-        let (Some(len), Some(bits)) = (bytes.first_chunk(), bytes.get(8..10)) else {
-            return Err(Fault::Nonsense);
-        };
-        let guarantee =
-            Guarantee::from_bits(u16::from_be_bytes([bits[0], bits[1]])).ok_or(Fault::Nonsense)?;
-        let promise = if bytes.get(10) == Some(&1) { Promise::Synced } else { Promise::Visible };
-        Ok((u64::from_be_bytes(*len), guarantee, promise))
+        let mut r = Reader::new(&bytes);
+        let (len, guarantee) = (r.u64_be()?, Guarantee::from_bits(r.u16_be()?).ok_or(Fault::Nonsense)?);
+        let promise = if r.bool()? { Promise::Synced } else { Promise::Visible };
+        r.end()?;
+        Ok((len, guarantee, promise))
     }
 
     /// Bytes of the server's memory.
@@ -329,6 +334,6 @@ pub(crate) fn refusal(status: Status, body: &Body<Live>) -> Fault {
     Fault::Refused(match status {
         Status::NoService => "it does not serve this".into(),
         Status::Overloaded => "it has no room for the message now".into(),
-        Status::Refused | Status::Done => String::from_utf8_lossy(&body.to_vec()).into_owned(),
+        Status::Refused | Status::Done => printable(&body.to_vec()),
     })
 }

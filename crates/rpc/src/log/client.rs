@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use remanence_codec::Reader;
 use remanence_pmem::counter::Position;
 
 use super::{APPEND, BOUNDS, READ, TRIM};
@@ -130,10 +131,10 @@ impl Client {
     /// There is no answer, or it makes no sense.
     pub fn bounds(&mut self) -> Result<(Position, Position), Fault> {
         let bytes = self.call(BOUNDS, &[])?;
-        let (Some(head), Some(tail)) = (bytes.first_chunk(), bytes.last_chunk()) else {
-            return Err(Fault::Nonsense);
-        };
-        Ok((u64::from_be_bytes(*head), u64::from_be_bytes(*tail)))
+        let mut r = Reader::new(&bytes);
+        let bounds = (r.u64_be()?, r.u64_be()?);
+        r.end()?;
+        Ok(bounds)
     }
 
     /// The entry that begins at a position, and where the next one does.
@@ -141,9 +142,10 @@ impl Client {
     /// # Errors
     /// There is none, or no answer.
     pub fn read(&mut self, position: Position) -> Result<(Vec<u8>, Position), Fault> {
-        let mut bytes = self.call(READ, &position.to_be_bytes())?;
-        let end = *bytes.first_chunk().ok_or(Fault::Nonsense)?;
-        Ok((bytes.split_off(8), u64::from_be_bytes(end)))
+        let bytes = self.call(READ, &position.to_be_bytes())?;
+        let mut r = Reader::new(&bytes);
+        let end = r.u64_be()?;
+        Ok((r.rest().to_vec(), end))
     }
 
     /// Forgets the entries before a position.
@@ -176,10 +178,7 @@ fn outcome(event: &Event<crate::live::Live>) -> Option<Appended> {
     match event {
         Event::Response { tag, status, body } => {
             let outcome = match status {
-                Status::Done => match body.to_vec().first_chunk() {
-                    Some(position) => Ok(u64::from_be_bytes(*position)),
-                    None => Err(Fault::Nonsense.to_string()),
-                },
+                Status::Done => Reader::new(&body.to_vec()).u64_be().map_err(|_| Fault::Nonsense.to_string()),
                 _ => Err(refusal(*status, body).to_string()),
             };
             Some(Appended { number: *tag, outcome })

@@ -106,10 +106,8 @@ impl Server {
         for (id, entry) in self.appended.drain(..) {
             match &result {
                 Ok(()) => {
-                    let mut answer = [0; 16];
-                    answer[..8].copy_from_slice(&entry.position.to_be_bytes());
-                    answer[8..].copy_from_slice(&entry.end.to_be_bytes());
-                    self.rpc.respond_with(id, Status::Done, &answer);
+                    let answer = [entry.position, entry.end].map(u64::to_be_bytes);
+                    self.rpc.respond_with(id, Status::Done, answer.as_flattened());
                 }
                 Err(why) => {
                     self.rpc.respond_with(id, Status::Refused, why.to_string().as_bytes());
@@ -152,9 +150,8 @@ impl Server {
             }
             BOUNDS => {
                 let (head, tail) = self.log.bounds();
-                let mut answer = head.to_be_bytes().to_vec();
-                answer.extend_from_slice(&tail.to_be_bytes());
-                self.rpc.respond_with(id, Status::Done, &answer);
+                let answer = [head, tail].map(u64::to_be_bytes);
+                self.rpc.respond_with(id, Status::Done, answer.as_flattened());
             }
             READ => match position().map(|position| self.log.read(position)) {
                 Some(Some((entry, bytes))) => {

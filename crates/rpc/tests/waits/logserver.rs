@@ -14,8 +14,9 @@ use std::time::Duration;
 use common::{LIMIT, PORT, address, device, options};
 use remanence_pmem::{FileOptions, Region};
 use remanence_rpc::durable::Fault;
+use remanence_rpc::header::Status;
 use remanence_rpc::live::Nexus;
-use remanence_rpc::log::{Client, LogFile, Options, Server, Word};
+use remanence_rpc::log::{APPEND, BOUNDS, Client, LogFile, Options, READ, Server, TRIM, Word};
 use remanence_verbs::{Context, Options as Device};
 
 const LEN: u64 = 8 << 20;
@@ -88,17 +89,37 @@ fn what_is_appended_is_read_and_trimmed() {
             assert_eq!(client.bounds().unwrap().0, positions[100]);
             assert!(matches!(client.read(positions[99]), Err(Fault::Refused(_))));
             assert!(matches!(client.trim(positions[200] + 8), Err(Fault::Refused(_))), "no entry ends there");
+            let bounds = client.bounds().unwrap();
+            answers_are_big_endian(&here, at, last, bounds.1);
             let refused = client.append(&vec![0; LEN as usize / 2]);
             assert!(matches!(&refused, Err(Fault::Lost(why)) if why.contains("does not fit")), "{refused:?}");
             stop.store(true, Ordering::Relaxed);
             serving.join().unwrap().unwrap();
         });
         let (appends, commits) = server.counts();
-        assert_eq!(appends, 301);
+        assert_eq!(appends, 302);
         if batch == 1 {
-            assert_eq!(commits, 301, "each on its own, as in the paper");
+            assert_eq!(commits, 302, "each on its own, as in the paper");
         }
     }
+}
+
+/// The bytes that answers always had; `last` is the entry "the last", and `end` the end of the log.
+fn answers_are_big_endian(here: &Context, at: SocketAddr, last: u64, end: u64) {
+    let nexus = Nexus::new(here).unwrap();
+    let to = nexus.resolve(at, 0, LIMIT).unwrap();
+    let mut rpc = nexus.create(&options()).unwrap();
+    let session = rpc.connect_and_wait(to, |_| {}).unwrap();
+    let mut call = |service, request: &[u8]| {
+        let (status, body) = rpc.call_and_wait(session, service, request, |_| {}).unwrap();
+        assert_eq!(status, Status::Done);
+        body.to_vec()
+    };
+    assert_eq!(call(READ, &last.to_be_bytes()), [&end.to_be_bytes()[..], b"the last"].concat());
+    let appended = call(APPEND, b"");
+    let bounds = call(BOUNDS, b"");
+    assert_eq!(appended, [end.to_be_bytes().as_slice(), &bounds[8..]].concat());
+    assert_eq!(call(TRIM, &bounds[..8]), b"");
 }
 
 /// Not a test by itself: the process that [`nothing_acknowledged_is_lost_when_the_server_is_killed`] kills.
