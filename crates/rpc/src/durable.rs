@@ -9,12 +9,12 @@
 //! refused, and the server ends: of what it acknowledged before nothing is taken back.
 
 use std::io;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use remanence_codec::{Malformed, Reader, printable};
 use remanence_pmem::engine::{CopyError, Promise};
 use remanence_pmem::{Guarantee, Region, Survives};
+use remanence_service::server::StopSignal;
 
 use crate::copier::{Copier, Job, fatal};
 use crate::core::buffers::Body;
@@ -31,8 +31,6 @@ pub const DESCRIBE: u16 = 3;
 
 /// Bytes in front of the data of a WRITE.
 pub const WRITE_HEAD: usize = 8;
-/// How long the event loop sleeps at most before it looks whether it shall end.
-const LOOK: Duration = Duration::from_millis(20);
 /// Rounds of an event loop with a copy under way and nothing to do, before it lets others have the core.
 const ROUNDS: u32 = 64;
 
@@ -64,24 +62,27 @@ impl Server {
         self.copier.promise().survives(self.region.domain().guarantee())
     }
 
-    /// Serves until it shall stop.
+    /// Serves until it is stopped: by a [`Stop`](crate::Stop), which it hears of at once, or by a flag, at which it looks ten
+    /// times a second.
     ///
     /// # Errors
     /// The endpoint does not work any more, or the medium failed.
-    pub fn run(&mut self, stop: &AtomicBool) -> io::Result<()> {
-        while !stop.load(Ordering::Relaxed) {
-            self.turn()?;
+    pub fn run<'a>(&mut self, stop: impl Into<StopSignal<'a>>) -> io::Result<()> {
+        let stop = stop.into();
+        let _wakes = stop.wakes(self.rpc.waker());
+        while !stop.is_asked() {
+            self.turn(stop.look())?;
         }
         Ok(())
     }
 
-    /// One round of the event loop.
+    /// One round of the event loop. It sleeps so long at most.
     ///
     /// # Errors
     /// The endpoint does not work any more, or the medium failed.
-    pub fn turn(&mut self) -> io::Result<()> {
-        let limit = if self.copier.is_idle() { LOOK } else { Duration::ZERO };
-        let event = self.rpc.poll(Some(limit)).map_err(io::Error::other)?;
+    pub fn turn(&mut self, limit: Option<Duration>) -> io::Result<()> {
+        let limit = if self.copier.is_idle() { limit } else { Some(Duration::ZERO) };
+        let event = self.rpc.poll(limit).map_err(io::Error::other)?;
         let mut worked = event.is_some();
         if let Some(Event::Request { id, service, body }) = event {
             self.serve(id, service, body);

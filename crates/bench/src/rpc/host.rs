@@ -22,6 +22,8 @@ use crate::machine::pin;
 pub(super) const MEMORY: u64 = 64 << 20;
 const RPC_PORT: u16 = 7510;
 const EXPORT_PORT: u16 = 7511;
+/// How long a server sleeps at most before another one may have its turn.
+const LOOK: Duration = Duration::from_millis(20);
 const LIMIT: Duration = Duration::from_secs(10);
 /// Copies that an engine may have ahead (more gain nothing: paper 001, 5.4).
 const WINDOW: usize = 8;
@@ -240,8 +242,8 @@ fn serve(modes: &Modes, context: &Context, services: &mut [Service]) -> Result<(
                 }
             }
             endpoint => match services.get_mut(endpoint) {
-                Some(Service::Durable(server)) => server.turn().map_err(words)?,
-                Some(Service::Log(server)) => server.turn().map_err(words)?,
+                Some(Service::Durable(server)) => server.turn(Some(LOOK)).map_err(words)?,
+                Some(Service::Log(server)) => server.turn(Some(LOOK)).map_err(words)?,
                 None => return Err(format!("there is no endpoint {endpoint}")),
             },
         }

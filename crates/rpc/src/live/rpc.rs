@@ -9,7 +9,7 @@ use remanence_rnic::{
     Access, AhAttr, Data, Instant, PostError, QpCaps, QpType, RecvWr, SendFlags, SendOp, SendWr, Wc,
     WcOpcode, WcStatus,
 };
-use remanence_verbs::{Ah, Context, Cq, Mr, Pd, Qp, QpOptions};
+use remanence_verbs::{Ah, Context, Cq, Mr, Pd, Qp, QpOptions, Waker};
 use remanence_wire::Gid;
 
 use super::Error;
@@ -221,7 +221,7 @@ impl Rpc {
     }
 
     /// The event loop: sends and receives until something happened for the consumer, and returns it; `None` when the
-    /// limit is reached. With no limit, or a long one, it spins as long as that has paid lately, then sleeps; with a
+    /// limit is reached, or when somebody [woke](Self::waker) it. With no limit, or a long one, it spins as long as that has paid lately, then sleeps; with a
     /// limit of zero it looks once, and leaves nothing unsent that may leave.
     ///
     /// # Errors
@@ -239,7 +239,7 @@ impl Rpc {
             let mut wcs = std::mem::take(&mut self.wcs);
             let found = self.cq.poll(&mut wcs, BATCH);
             self.wcs = wcs;
-            let mut worked = found? > 0;
+            let (mut worked, mut woken) = (found? > 0, false);
             let now = self.now();
             if !worked {
                 let due = self.end.poll_timeout();
@@ -259,18 +259,24 @@ impl Rpc {
                 let mut wcs = std::mem::take(&mut self.wcs);
                 let found = self.cq.wait(&mut wcs, BATCH, until.map(|until| until.since(now)));
                 self.wcs = wcs;
-                found?;
+                woken = found? == 0 && until.is_none_or(|until| until > self.now());
             }
             self.complete()?;
             self.post_receives()?;
             if let Some(event) = self.end.poll_event() {
                 return Ok(Some(event));
             }
-            if end.is_some_and(|end| end <= self.now()) {
+            if woken || end.is_some_and(|end| end <= self.now()) {
                 self.transmit()?;
                 return Ok(None);
             }
         }
+    }
+
+    /// What ends the present sleep of [`poll`](Self::poll), or else its next one, from any thread.
+    #[must_use]
+    pub fn waker(&self) -> Waker {
+        self.cq.waker()
     }
 
     /// Sends what may leave now, such as the last words of a server that ends. [`poll`](Self::poll) does it by itself.

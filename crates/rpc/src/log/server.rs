@@ -1,11 +1,11 @@
 //! Serves one log: appends of many clients, several to a commit.
 
 use std::io;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use remanence_pmem::Region;
 use remanence_pmem::counter::{Entry, LogFault};
+use remanence_service::server::StopSignal;
 
 use super::sharing::Sharing;
 use super::{APPEND, BOUNDS, LogFile, READ, TRIM};
@@ -13,9 +13,6 @@ use crate::core::buffers::Body;
 use crate::core::event::{Event, RequestId};
 use crate::header::Status;
 use crate::live::{Live, Rpc};
-
-/// How long the event loop sleeps at most before it looks whether it shall end.
-const LOOK: Duration = Duration::from_millis(20);
 
 /// How a log is served.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -64,27 +61,28 @@ impl Server {
         &self.rpc
     }
 
-    /// Serves until it shall stop.
+    /// Serves until it is stopped: by a [`Stop`](crate::Stop), which it hears of at once, or by a flag, at which it looks ten
+    /// times a second.
     ///
     /// # Errors
     /// The endpoint does not work any more, or the medium failed.
-    pub fn run(&mut self, stop: &AtomicBool) -> io::Result<()> {
-        while !stop.load(Ordering::Relaxed) {
-            self.turn()?;
+    pub fn run<'a>(&mut self, stop: impl Into<StopSignal<'a>>) -> io::Result<()> {
+        let stop = stop.into();
+        let _wakes = stop.wakes(self.rpc.waker());
+        while !stop.is_asked() {
+            self.turn(stop.look())?;
         }
         Ok(())
     }
 
-    /// One round of the event loop.
+    /// One round of the event loop. It sleeps so long at most.
     ///
     /// # Errors
     /// The endpoint does not work any more, or the medium failed.
-    pub fn turn(&mut self) -> io::Result<()> {
+    pub fn turn(&mut self, limit: Option<Duration>) -> io::Result<()> {
         // What came with others is served without waiting for it: that is what an append costs.
         let (before, appends) = (self.rpc.has_event().then(Instant::now), self.appends);
-        if let Some(Event::Request { id, service, body }) =
-            self.rpc.poll(Some(LOOK)).map_err(io::Error::other)?
-        {
+        if let Some(Event::Request { id, service, body }) = self.rpc.poll(limit).map_err(io::Error::other)? {
             self.serve(id, service, &body)?;
         }
         if let Some(before) = before.filter(|_| self.appends > appends) {

@@ -3,13 +3,12 @@
 use crate::common;
 
 use std::path::PathBuf;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 
 use common::{LIMIT, PORT, device, options, socket_addr};
 use remanence_pmem::engine::{Options as Engine, Placement, Promise};
 use remanence_pmem::{FileOptions, PersistenceDomain, Region};
+use remanence_rpc::Stop;
 use remanence_rpc::copier::Copier;
 use remanence_rpc::durable::{Client, Fault, Server};
 use remanence_rpc::live::Nexus;
@@ -19,7 +18,7 @@ const LEN: u64 = 1 << 20;
 
 /// A server in a thread.
 struct Serving {
-    stop: Arc<AtomicBool>,
+    stop: Stop,
     thread: Option<JoinHandle<std::io::Result<()>>>,
 }
 
@@ -28,8 +27,8 @@ impl Serving {
         let nexus = Nexus::serve(context, PORT).unwrap();
         let rpc = nexus.create(&options()).unwrap();
         let mut server = Server::new(rpc, region.clone(), copier);
-        let stop = Arc::new(AtomicBool::new(false));
-        let told = Arc::clone(&stop);
+        let stop = Stop::new();
+        let told = stop.clone();
         let thread = std::thread::spawn(move || {
             let _nexus = nexus;
             server.run(&told)
@@ -38,14 +37,14 @@ impl Serving {
     }
 
     fn end(mut self) -> std::io::Result<()> {
-        self.stop.store(true, Ordering::Relaxed);
+        self.stop.ask();
         self.thread.take().unwrap().join().unwrap()
     }
 }
 
 impl Drop for Serving {
     fn drop(&mut self) {
-        self.stop.store(true, Ordering::Relaxed);
+        self.stop.ask();
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }

@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use common::{LIMIT, PORT, address, device, options};
 use remanence_pmem::{FileOptions, Region};
+use remanence_rpc::Stop;
 use remanence_rpc::durable::Fault;
 use remanence_rpc::header::Status;
 use remanence_rpc::live::Nexus;
@@ -49,7 +50,7 @@ fn what_is_appended_is_read_and_trimmed() {
         let nexus = Nexus::serve(&there, PORT).unwrap();
         let log = LogFile::format(Region::anonymous(LEN).unwrap(), word, 7).unwrap();
         let mut server = Server::new(nexus.create(&options()).unwrap(), log, Options { batch });
-        let stop = AtomicBool::new(false);
+        let stop = Stop::new();
         std::thread::scope(|scope| {
             let serving = scope.spawn(|| server.run(&stop));
             let at = common::socket_addr(&there);
@@ -93,7 +94,8 @@ fn what_is_appended_is_read_and_trimmed() {
             answers_are_big_endian(&here, at, last, bounds.1);
             let refused = client.append(&vec![0; LEN as usize / 2]);
             assert!(matches!(&refused, Err(Fault::Lost(why)) if why.contains("does not fit")), "{refused:?}");
-            stop.store(true, Ordering::Relaxed);
+            // Nobody calls any more: it sleeps, until this wakes it.
+            stop.ask();
             serving.join().unwrap().unwrap();
         });
         let (appends, commits) = server.counts();
@@ -139,7 +141,7 @@ fn be_a_server() {
     let nexus = Nexus::serve(&context, PORT).unwrap();
     let mut server = Server::new(nexus.create(&options()).unwrap(), log, Options::default());
     println!("\nready");
-    server.run(&AtomicBool::new(false)).unwrap();
+    server.run(&Stop::new()).unwrap();
 }
 
 /// Ends the process that it holds, however its holder ends.

@@ -220,8 +220,14 @@ struct Wakers {
     all: BTreeMap<u64, Waker>,
 }
 
-/// While this is there, a stop wakes a server.
-pub(crate) struct Wakes<'a>(Option<(&'a Stop, u64)>);
+/// While this is there, a stop wakes a server: see [`StopSignal::wakes`].
+pub struct Wakes<'a>(Option<(&'a Stop, u64)>);
+
+impl fmt::Debug for Wakes<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Wakes").field(&self.0.map(|(_, number)| number)).finish()
+    }
+}
 
 impl Drop for Wakes<'_> {
     fn drop(&mut self) {
@@ -293,7 +299,9 @@ impl<'a> From<&'a Arc<AtomicBool>> for StopSignal<'a> {
 const LOOK: std::time::Duration = std::time::Duration::from_millis(100);
 
 impl<'a> StopSignal<'a> {
-    pub(crate) fn is_asked(&self) -> bool {
+    /// Whether the server is to stop.
+    #[must_use]
+    pub fn is_asked(&self) -> bool {
         match self {
             Self::Asked(stop) => stop.is_asked(),
             Self::Flag(flag) => flag.load(Ordering::Acquire),
@@ -301,7 +309,8 @@ impl<'a> StopSignal<'a> {
     }
 
     /// From now on the stop wakes this, as long as what is returned is there. It may have been asked already.
-    pub(crate) fn wakes(&self, waker: Waker) -> Wakes<'a> {
+    #[must_use]
+    pub fn wakes(&self, waker: Waker) -> Wakes<'a> {
         let Self::Asked(stop) = *self else { return Wakes(None) };
         let mut wakers = stop.lock();
         let number = wakers.next;
@@ -310,7 +319,9 @@ impl<'a> StopSignal<'a> {
         Wakes(Some((stop, number)))
     }
 
-    pub(crate) const fn look(&self) -> Option<std::time::Duration> {
+    /// How long a server may sleep before it looks again whether it is to stop. `None`: until it is woken.
+    #[must_use]
+    pub const fn look(&self) -> Option<std::time::Duration> {
         match self {
             Self::Asked(_) => None,
             Self::Flag(_) => Some(LOOK),

@@ -4,8 +4,6 @@
 use std::io::{self, BufReader, Write as _};
 use std::net::IpAddr;
 use std::path::PathBuf;
-use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use remanence_pmem::{FileOptions, PersistenceDomain};
@@ -22,7 +20,7 @@ use super::append::read;
 use crate::args::{self, Size};
 use crate::device;
 use crate::fail::{Context as _, Fail};
-use crate::serving::{print_line, set_when_asked};
+use crate::serving::{print_line, when_asked};
 use crate::signals::Stop;
 use crate::ui::{self, Mood};
 
@@ -223,8 +221,9 @@ fn serve(args: &Serve) -> Result<(), Fail> {
         ui::remark("  Ctrl-C stops the server; the log in the file stays.");
     }
     let mut server = Server::new(rpc, log, Options { batch: args.batch.into() });
-    let stop = Arc::new(AtomicBool::new(false));
-    set_when_asked(&asked, args.stop_on_eof, &stop);
+    let stop = remanence_rpc::Stop::new();
+    let stopping = stop.clone();
+    when_asked(&asked, args.stop_on_eof, move || stopping.ask());
     let ended = server.run(&stop).map_err(|e| {
         Fail::new(format!(
             "the log is not served any more ({e}); what was acknowledged is safe, look at the disk"
