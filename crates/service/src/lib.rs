@@ -5,4 +5,7 @@
 #![forbid(unsafe_code)]
 
 pub mod client;
+mod deadlines;
 pub mod server;
+
+pub use deadlines::Deadlines;

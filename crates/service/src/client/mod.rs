@@ -9,10 +9,8 @@
 //! other threads ([`Waiter::wait`]); and a task is woken when its session has something ([`Endpoint::poll_ready`]), while some
 //! thread waits ([`Reactor::in_background`]).
 //!
-//! Read first: `deadlines.rs`, which has no clock, then `reactor.rs`, whose head says who waits and who is woken.
+//! Read first: `reactor.rs`, whose head says who waits and who is woken.
 
-mod deadlines;
 mod reactor;
 
-pub use deadlines::Deadlines;
 pub use reactor::{Background, Came, Canceller, Endpoint, Reactor, ReactorWaker, Waiter};

@@ -25,7 +25,7 @@ use remanence_rnic::{CqError, QpCaps, Wc};
 use remanence_verbs::{Context, Cq, Error, Pd, Qp, QpOptions, Waker};
 use remanence_wire::Qpn;
 
-use super::Deadlines;
+use crate::Deadlines;
 
 /// Completions that are taken out of the queue at a time.
 const BATCH: usize = 64;

@@ -14,12 +14,13 @@ use super::Error;
 use super::accept::{self, Admit, Arrival, COMPLETIONS, Inbox, Workshop};
 use super::bounds::{Bounds, Places};
 use super::control::{Ask, Control, StopSignal};
-use super::deadlines::Deadlines;
 use super::session::{PROBE, RECEIVE, SendBuffers, Session, SessionId};
+use crate::Deadlines;
 
 /// Completions that are taken at once.
 const LOT: usize = 256;
-/// How long a server that stops waits at most until what it has answered has arrived.
+/// How long a server that stops waits at most until what it has answered has arrived; and then until its device has said what
+/// else arrived.
 const FAREWELL: Duration = Duration::from_millis(500);
 /// Nobody is asked more often whether it is there.
 const QUIET_LEAST: Duration = Duration::from_millis(1);
@@ -321,7 +322,7 @@ impl Server {
     }
 
     /// Serves on this thread, and admits on another one, until it is stopped or the service says so. Then what was answered
-    /// goes out, and all sessions end.
+    /// goes out, and all sessions end. What has arrived in them until then is handed over, and not answered any more.
     ///
     /// # Errors
     /// The device is gone, there is no thread, or the one that admits has panicked.
@@ -343,7 +344,8 @@ impl Server {
             let sessions = Sessions::new();
             let (deadlines, gone) = (Deadlines::default(), Vec::new());
             let buffers = SendBuffers::new(self.pd.clone(), self.options.message);
-            let mut serving = Serving { server: self, service, sessions, inbox, buffers, deadlines, gone };
+            let mut serving =
+                Serving { server: self, service, sessions, inbox, buffers, deadlines, gone, stops: false };
             let served = serving.run(stop, &over);
             drop(stopped);
             if served.is_ok() {
@@ -353,6 +355,9 @@ impl Server {
             // Whom it is about to let in is a client as well, and is told that this is over.
             let accepted = accepting.join();
             serving.take_in(true);
+            if served.is_ok() {
+                serving.farewell();
+            }
             serving.end_all();
             let panicked = |_| {
                 os("nobody is let in any more", std::io::Error::other("the service's admission panicked"))
@@ -410,10 +415,12 @@ struct Serving<'a, V: Service> {
     inbox: &'a Inbox<V::State>,
     buffers: SendBuffers,
     /// When to look whether a client is quiet.
-    deadlines: Deadlines<SessionId>,
+    deadlines: Deadlines<SessionId, Instant>,
     /// Sessions that ended in this turn: until it is over nobody else has their QPs' numbers, which are in completions that
     /// were taken already.
     gone: Vec<Box<Session<V::State>>>,
+    /// It says farewell.
+    stops: bool,
 }
 
 impl<V: Service> Serving<'_, V> {
@@ -435,9 +442,7 @@ impl<V: Service> Serving<'_, V> {
     }
 
     fn end_all(&mut self) {
-        for place in 0..self.sessions.all.len() as u32 {
-            self.end(place);
-        }
+        (0..self.sessions.all.len() as u32).for_each(|place| self.end(place));
     }
 
     /// Waits for something to do.
@@ -454,7 +459,7 @@ impl<V: Service> Serving<'_, V> {
             self.service.work();
             return Ok(());
         }
-        let next = [turn_at, self.deadlines.next()].into_iter().flatten().min();
+        let next = [turn_at, self.deadlines.first()].into_iter().flatten().min();
         let left = next.map(|at| at.saturating_duration_since(Instant::now()));
         let limit = [left, stop.look()].into_iter().flatten().min();
         if limit == Some(Duration::ZERO) {
@@ -473,11 +478,7 @@ impl<V: Service> Serving<'_, V> {
     /// One turn of the loop.
     fn turn(&mut self, lot: &Lot<'_>) -> Turn {
         self.server.control.turns();
-        let counters = self.server.control.counters();
-        counters.rounds.fetch_add(1, Ordering::Relaxed);
-        if lot.messages > 0 {
-            counters.messages.fetch_add(lot.messages as u64, Ordering::Relaxed);
-        }
+        self.server.control.counters().rounds.fetch_add(1, Ordering::Relaxed);
         if self.inbox.is_coming() {
             self.take_in(false);
         }
@@ -507,11 +508,12 @@ impl<V: Service> Serving<'_, V> {
                     let (id, begin) = (session.link.id(), session.link.heard);
                     let place = self.sessions.insert(session);
                     if let Some(limit) = self.server.options.quiet() {
-                        self.deadlines.add(begin + limit, id);
+                        self.deadlines.set(id, Some(begin + limit));
                     }
                     self.sessions.touch(place);
                     if let Some(session) = &mut self.sessions.all[place as usize] {
                         self.service.began(session);
+                        session.link.leaving |= self.stops;
                     }
                 }
                 Arrival::Second(id, connection) => {
@@ -553,11 +555,12 @@ impl<V: Service> Serving<'_, V> {
             session.link.sent(wc.wr_id, &mut self.buffers);
             return;
         }
-        if session.link.is_leaving() {
+        if session.link.is_closed() {
             return;
         }
         let number = wc.wr_id & !RECEIVE;
         session.link.received = number;
+        self.server.control.counters().messages.fetch_add(1, Ordering::Relaxed);
         let imm = (wc.opcode == WcOpcode::RecvRdmaWithImm).then(|| wc.imm.unwrap_or(0));
         let result = self.service.message(session, &Message { number, len: wc.byte_len, imm });
         // What the service asked for comes before its answer.
@@ -617,6 +620,7 @@ impl<V: Service> Serving<'_, V> {
 
     fn end(&mut self, place: u32) {
         let Some(mut session) = self.sessions.remove(place) else { return };
+        self.deadlines.set(session.link.id(), None);
         session.link.disconnect();
         self.service.ended(&mut session);
         self.server.control.ended(session.link.id());
@@ -626,9 +630,6 @@ impl<V: Service> Serving<'_, V> {
     /// Asks those whether they are there that have been quiet.
     fn look_for_quiet(&mut self) {
         let Some(limit) = self.server.options.quiet() else { return };
-        if self.deadlines.is_empty() {
-            return;
-        }
         // Some come a little early, so that one wake-up does for many.
         let now = Instant::now() + limit / 8;
         while let Some(id) = self.deadlines.pop_due(now) {
@@ -640,7 +641,7 @@ impl<V: Service> Serving<'_, V> {
                 link.probe();
                 next = now + limit;
             }
-            self.deadlines.add(next, id);
+            self.deadlines.set(id, Some(next));
         }
     }
 
@@ -664,37 +665,37 @@ impl<V: Service> Serving<'_, V> {
         }
     }
 
-    /// Waits until what was answered has arrived, but not for clients that do not take it.
+    /// Ends all sessions, each when what was answered has arrived. What has arrived in it until then is handed over: its client may have
+    /// been told that it is durable.
     fn farewell(&mut self) {
-        let mut completions = Vec::with_capacity(LOT);
-        let end = Instant::now() + FAREWELL;
-        let mut waiting: usize = 0;
-        for session in self.sessions.all.iter_mut().flatten() {
-            push(self.service, session, &mut self.buffers);
-            session.link.leave();
-            session.link.ask_for_news();
-            waiting += usize::from(session.link.is_sending());
+        self.stops = true;
+        for place in 0..self.sessions.all.len() as u32 {
+            self.sessions.touch(place);
+            if let Some(session) = &mut self.sessions.all[place as usize] {
+                session.link.leaving = true;
+            }
         }
-        while waiting > 0 {
+        self.drain(false);
+        // What its clients do not take is not waited for, but what they have brought is in the queue.
+        (0..self.sessions.all.len() as u32).for_each(|place| self.cut(place));
+        self.drain(true);
+    }
+
+    /// Hands over what comes until all sessions have ended, or the time is over: `again`, it begins anew whenever something has come.
+    fn drain(&mut self, again: bool) {
+        let mut completions = Vec::with_capacity(LOT);
+        let mut end = Instant::now() + FAREWELL;
+        self.settle();
+        while !self.sessions.is_empty() {
             let left = end.saturating_duration_since(Instant::now());
             completions.clear();
             if left.is_zero() || self.server.cq.wait(&mut completions, LOT, Some(left)).is_err() {
                 return;
             }
-            for wc in &completions {
-                let Some(&place) = self.sessions.by_qpn.get(&wc.qpn) else { continue };
-                let Some(session) = &mut self.sessions.all[place as usize] else { continue };
-                let link = &mut session.link;
-                let was = link.is_sending();
-                if wc.status != WcStatus::Success {
-                    waiting -= usize::from(was);
-                    self.end(place);
-                } else if wc.wr_id & RECEIVE == 0 {
-                    link.sent(wc.wr_id, &mut self.buffers);
-                    push(self.service, session, &mut self.buffers);
-                    session.link.ask_for_news();
-                    waiting -= usize::from(was && !session.link.is_sending());
-                }
+            completions.iter().for_each(|wc| self.completed(wc));
+            self.settle();
+            if again && !completions.is_empty() {
+                end = Instant::now() + FAREWELL;
             }
         }
     }

@@ -12,7 +12,6 @@
 pub mod accept;
 pub mod bounds;
 mod control;
-mod deadlines;
 pub mod live;
 pub mod session;
 
@@ -21,7 +20,6 @@ use std::fmt;
 pub use accept::{Admit, Decision, Refusal, Request, Workshop};
 pub use bounds::{Bounds, Full, Place};
 pub use control::{Control, Counters, Stop, StopSignal, Wakes};
-pub use deadlines::Deadlines;
 pub use live::{Close, Lot, Message, Options, Server, Service, Sessions, Turn};
 pub use session::{Buffers, Link, Opened, Session, SessionId, Spec};
 

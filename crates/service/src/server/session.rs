@@ -244,6 +244,7 @@ impl Opened {
             touched: false,
             failed: false,
             leaving: false,
+            closed: false,
             cut: false,
             probing: false,
             heard: now,
@@ -265,7 +266,10 @@ pub struct Link {
     /// It is in the list of those that have something to do.
     pub(crate) touched: bool,
     failed: bool,
-    leaving: bool,
+    /// It ends when all that was sent has arrived, and nothing more is sent.
+    pub(crate) leaving: bool,
+    /// The service has closed it, and is handed nothing more of it.
+    closed: bool,
     cut: bool,
     pub(crate) probing: bool,
     pub(crate) heard: Instant,
@@ -372,7 +376,11 @@ impl Link {
 
     /// Ends the session when all that was sent has arrived. Nothing that comes meanwhile is handed over.
     pub const fn leave(&mut self) {
-        self.leaving = true;
+        (self.leaving, self.closed) = (true, true);
+    }
+
+    pub(crate) const fn is_closed(&self) -> bool {
+        self.closed
     }
 
     pub(crate) const fn is_leaving(&self) -> bool {

@@ -460,6 +460,28 @@ fn what_has_arrived_is_handed_over_before_a_session_that_is_cut_has_ended() {
     assert!(host.stop().ended.contains(&(cut.session, SLOTS.into())));
 }
 
+#[test]
+fn what_has_arrived_when_a_server_stops_is_handed_over_and_not_answered() {
+    let host = Host::new(|_| ());
+    let device = context();
+    let mut late = Client::connect(&device, &host, b"echo").expect("let in");
+    let other = Client::connect(&device, &host, b"echo").expect("let in");
+    other.send(b"hold");
+    host.hold.wait();
+    for n in 0..3 {
+        late.send(&[n; 8]);
+        let wc = late.completion();
+        assert_eq!((wc.wr_id, wc.status), (u64::MAX, WcStatus::Success), "it is acknowledged");
+    }
+    // It does not look at its queue again before it stops.
+    host.stop.ask();
+    host.hold.wait();
+    let (late_one, other_one) = ((late.session, 3), (other.session, 1));
+    let ended = host.stop().ended;
+    assert!(ended.len() == 2 && ended.contains(&late_one) && ended.contains(&other_one), "{ended:?}");
+    assert_eq!(late.receive(), None);
+}
+
 /// The thread that serves had looked for it before it was there.
 #[test]
 fn who_is_let_in_while_a_server_stops_is_a_session_that_ends() {
