@@ -99,18 +99,16 @@ impl Purpose {
     /// # Errors
     /// It is not a pool client's; or it is, of another version.
     pub fn parse(bytes: &[u8]) -> Result<Self, BadPurpose> {
-        let bytes = bytes.first_chunk::<{ Self::LEN }>().ok_or(BadPurpose::Stranger)?;
-        if bytes[..4] != Self::MAGIC {
+        let mut r = Reader::new(bytes);
+        if r.array()? != Self::MAGIC {
             return Err(BadPurpose::Stranger);
         }
-        match u16::from_be_bytes([bytes[4], bytes[5]]) {
-            VERSION => {}
-            other => return Err(BadPurpose::OtherVersion(other)),
-        }
-        match bytes[6..8] {
-            [0, 0] => Ok(Self::Control),
-            [0, 1] => Ok(Self::Data { ticket: bytes[8..].try_into().expect("16 of 24 bytes") }),
-            _ => Err(BadPurpose::Stranger),
+        let (version, kind, ticket) = (r.u16_be()?, r.u16_be()?, r.array()?);
+        match (version, kind) {
+            (VERSION, 0) => Ok(Self::Control),
+            (VERSION, 1) => Ok(Self::Data { ticket }),
+            (VERSION, _) => Err(BadPurpose::Stranger),
+            (other, _) => Err(BadPurpose::OtherVersion(other)),
         }
     }
 }
@@ -122,6 +120,12 @@ pub enum BadPurpose {
     Stranger,
     /// The request is that of a pool's client of another protocol version.
     OtherVersion(u16),
+}
+
+impl From<Malformed> for BadPurpose {
+    fn from(_: Malformed) -> Self {
+        Self::Stranger
+    }
 }
 
 /// Puts the header before a body.
@@ -160,6 +164,11 @@ mod tests {
             let mut padded = purpose.emit().to_vec();
             padded.resize(56, 0);
             assert_eq!(Purpose::parse(&padded), Ok(purpose));
+        }
+        let data = Purpose::Data { ticket: [9; 16] }.emit();
+        assert_eq!(data[..], [b"RPOL", &VERSION.to_be_bytes()[..], &[0, 1], &[9; 16]].concat());
+        for len in 0..Purpose::LEN {
+            assert_eq!(Purpose::parse(&data[..len]), Err(BadPurpose::Stranger), "{len}");
         }
         assert_eq!(Purpose::parse(&[0; 56]), Err(BadPurpose::Stranger));
         assert_eq!(Purpose::parse(b"RPOL"), Err(BadPurpose::Stranger));
