@@ -293,6 +293,24 @@ fn a_full_log_costs_its_server_s_vote_until_it_is_trimmed() {
 }
 
 #[test]
+fn who_was_asked_for_a_confirmation_was_not_asked_for_room() {
+    let mut world = World::new([4, 4, 64]);
+    for n in 0..8 {
+        assert_eq!(world.append(&[1; 200]), Ok(n), "two fill a segment");
+    }
+    // Its disk is lost: the others confirm the epoch, and say how their logs are with that.
+    world.servers[2] = server(77, 64);
+    world.lose(2);
+    world.connect(2);
+    assert!(world.machine.takes_part(2), "{:?}", world.machine.lost());
+    for n in 0..2 {
+        world.servers[n].store.trim(8).expect("they are there");
+    }
+    assert_eq!(world.append(&[1; 200]), Err(NotTaken::NotYet), "they have room, and are asked");
+    assert_eq!(world.append(&[1; 200]), Ok(8));
+}
+
+#[test]
 fn a_writer_that_was_replaced_shuts_nobody_out() {
     let mut world = World::new([64; 3]);
     world.append(b"one").expect("all are there");
