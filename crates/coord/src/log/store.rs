@@ -492,13 +492,7 @@ impl<M: Medium + Clone> Store<M> {
 
     /// Whether the log ends here because somebody has destroyed a record, or the tail word, and how that is known. A word that says that
     /// the log ends earlier is found out as a lost record is: by a later one whose writer knew that this was not the end.
-    fn is_damage(
-        &self,
-        rules: &Rules,
-        fault: Option<Fault>,
-        compound: bool,
-        prove: bool,
-    ) -> Option<Damage> {
+    fn is_damage(&self, rules: &Rules, fault: Option<Fault>, compound: bool, prove: bool) -> Option<Damage> {
         let end = &self.tail;
         let reached = self.state.fence.sequence.max(self.state.known);
         let proof = if fault.is_some() && compound {
