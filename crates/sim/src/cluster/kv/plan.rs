@@ -93,6 +93,7 @@ impl Plan {
             Scene { servers: members.into(), clients: clients.into(), among_servers: true, ends: heals };
         let mut faults = fault::draw(&mut Rng::new(seed, 31), &scene);
         faults.extend(isolations(&mut Rng::new(seed, 32), &scene));
+        faults.extend(hangs(&mut Rng::new(seed, 33), &scene));
         Self {
             members,
             acks,
@@ -162,6 +163,17 @@ fn isolations(rng: &mut Rng, scene: &Scene) -> Vec<Fault> {
         }
     }
     faults
+}
+
+/// Times in which the disks of a member do not answer: for less than a primary may be silent, or for longer than anybody waits.
+fn hangs(rng: &mut Rng, scene: &Scene) -> Vec<Fault> {
+    let one = |rng: &mut Rng| {
+        let at = rng.below(scene.ends - 1);
+        let lasts = (1 + rng.exponential(scene.ends / 3)).min(scene.ends - at);
+        Fault { at, lasts, node: rng.index(scene.servers), kind: Kind::Hangs, salt: 0 }
+    };
+    let count = rng.pick(&[0, 0, 1, 3]);
+    (0..count).map(|_| one(rng)).collect()
 }
 
 impl Shrink for Plan {
