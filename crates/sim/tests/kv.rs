@@ -28,7 +28,12 @@ fn all(count: u64, quorum: Option<(u16, u16)>) {
         runs += 1;
     }
     println!("{runs} runs\n{counts:?}\n{work:?}");
-    if are_all {
+    if are_all && quorum == Some((1, 1)) {
+        assert!(
+            counts.power_losses > runs / 2 && work.trimmed > 20 * runs && work.done > 20 * runs,
+            "{work:?}"
+        );
+    } else if are_all {
         is_active(&counts, &work, runs);
         // Of two members that both acknowledge, neither can go on while the other one is promised away.
         assert!(work.reopened > 0 || quorum == Some((2, 2)), "{work:?}");
@@ -61,6 +66,12 @@ fn seeds_of_two_of_three() {
 #[test]
 fn seeds_of_two_of_two() {
     all(300, Some((2, 2)));
+}
+
+/// A store with a log, and nobody beside it.
+#[test]
+fn seeds_of_one_member() {
+    all(100, Some((1, 1)));
 }
 
 #[test]
@@ -306,6 +317,18 @@ fn a_member_that_has_lost_its_disk_is_sent_an_image_while_the_store_is_served() 
     let work = outcome.work;
     assert_eq!((work.led, work.rebuilt, outcome.counts.disks_lost), (1, 1, 1), "{outcome}");
     assert_eq!((work.unknown, work.disbelieved), (0, 0), "{outcome}");
+}
+
+/// In the middle of the copy it loses its power: what had come of it is worth nothing.
+#[test]
+fn who_dies_within_its_rebuilding_is_sent_all_of_it_again() {
+    let dies = |_, choices: &mut Seeded| {
+        let within = Kind::PowerLossWithin(choices.pick(40) as u64);
+        vec![fault(2, 1500, 300, Kind::DiskLost), fault(2, 1801, 200, within)]
+    };
+    for (Work { led, rebuilt, .. }, _) in suffer(8, JITTER, dies) {
+        assert!(led == 1 && (1..=2).contains(&rebuilt), "{led} led, {rebuilt} images were sent");
+    }
 }
 
 #[test]

@@ -86,6 +86,8 @@ pub(super) enum Command {
         epoch: Epoch,
         below: u64,
     },
+    /// The primary of that epoch has looked at its image, and may send it.
+    LookedAt(Epoch),
     Count(fn(&mut Work, u64), u64),
 }
 

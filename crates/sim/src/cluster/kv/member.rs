@@ -12,7 +12,7 @@ use remanence_coord::watch::beat;
 use remanence_kv::format::superblock::FORMAT as STORE_FORMAT;
 use remanence_kv::replica::guard::PROMISE_LEN;
 use remanence_kv::replica::keeper::{LEDGER_LEN, SIGNATURE, emit_told, parse_order};
-use remanence_kv::replica::{ImageReply, Keeper};
+use remanence_kv::replica::{ImageReply, Keeper, Order};
 use remanence_pmem::PersistenceDomain;
 use remanence_pmem::crash_image::Failure;
 
@@ -332,6 +332,9 @@ impl Member {
             }
             ORDER => {
                 let (epoch, order) = parse_order(rest).expect("what was written is read");
+                if order == Order::Begin && !host.oracle().looked_at.remove(&epoch.writer()) {
+                    host.core().wrong("an image is sent that nobody has looked at".into());
+                }
                 let told = body.obey_other(epoch, &order);
                 body.sees();
                 match &told {
@@ -415,6 +418,7 @@ impl Member {
             salt: self.rng.u64(),
             depth: plan.depth,
             lease: plan.lease,
+            check: Duration::from_millis(plan.check),
         };
         let shared = self.body.clone();
         {
@@ -521,6 +525,9 @@ impl Member {
                 Command::Acknowledged { epoch, below } => {
                     let checked = host.oracle().acknowledges(epoch, below);
                     checked.unwrap_or_else(|what| host.core().wrong(what));
+                }
+                Command::LookedAt(epoch) => {
+                    host.oracle().looked_at.insert(epoch.writer());
                 }
                 Command::Count(count, by) => count(&mut host.oracle().work, by),
             }

@@ -26,6 +26,8 @@ Work {
     reopened,
     /// Members that were sent an image.
     rebuilt,
+    /// Times that one had to look at its image at once, as the log has no room without sending it.
+    put_right,
     /// Records that were trimmed.
     trimmed,
     /// Operations that clients began.
@@ -63,6 +65,8 @@ pub(crate) struct Oracle {
     pub(super) now: u64,
     done_at: Option<u64>,
     pub(super) still: u64,
+    /// Primaries that have looked at the image which they send next, by the writers of their epochs.
+    pub(super) looked_at: BTreeSet<u32>,
     /// How many disks were made.
     pub(super) made: u64,
     /// Operations that each client may still begin.
@@ -116,6 +120,7 @@ impl Oracle {
             now: 0,
             done_at: None,
             still: 0,
+            looked_at: BTreeSet::new(),
             made: 0,
             operations: vec![plan.operations; plan.clients.into()],
             running: BTreeMap::new(),

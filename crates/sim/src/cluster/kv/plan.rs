@@ -58,6 +58,8 @@ pub struct Plan {
     pub notice: u64,
     /// Milliseconds that a client may take to finish what it has begun.
     pub lease: u64,
+    /// Milliseconds for which an image is looked at before it is sent.
+    pub check: u64,
     /// Updates that a member has under way at a time.
     pub depth: usize,
     /// Bytes of records that a member applies for one order, about.
@@ -115,6 +117,7 @@ impl Plan {
             keys: rng.pick(&[1, 3, 10]),
             notice: rng.pick(&[160, 200, 200, 400]) * MS,
             lease: rng.pick(&[100, 500, 2000]),
+            check: Rng::new(seed, 34).pick(&[0, 50, 3000]),
             depth: rng.pick(&[1, 4, 32]),
             portion: rng.pick(&[1000, 3000, 4 << 20]),
             speeds: Speeds {
