@@ -231,7 +231,9 @@ impl Tree {
     fn run(&self, package: &str, program: &Path, names: &[&str], seeds: Option<u64>) -> Result<Said, String> {
         let mut command = Command::new(program);
         command.arg("--exact").args(names).current_dir(self.at.join("crates").join(package));
-        seeds.into_iter().for_each(|seeds| drop(command.env("REMANENCE_SEEDS", format!("0..{seeds}"))));
+        if let Some(seeds) = seeds {
+            command.env("REMANENCE_SEEDS", format!("0..{seeds}"));
+        }
         // A group of its own, so that whatever it starts can be ended with it.
         command.process_group(0).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let failed = |e: std::io::Error| format!("{}: {e}", program.display());
