@@ -11,7 +11,7 @@
 //!    hear the primary changes nothing.
 //! 2. *Turn.* The first of those that are fit goes first, the next half a `notice` later, so that they do not hold each other up.
 //! 3. *Others try.* Nobody tries while another one that is there is taking over, for a `notice` after its own log was promised to somebody, or
-//!    for half of one after an attempt of its own has failed, from the end of which its turn counts.
+//!    for half of one after an attempt of its own has failed. From the end of that its turn counts.
 //! 4. *Medium.* Whoever has waited for its own medium for a `notice` leaves it to others: it could promise nothing itself.
 //! 5. *Sleep.* A member that did not run knows nothing of the time in which it did not. It knows that it slept because it is late to its
 //!    own deadline: by more than half a beat is late. The time is forgiven to all ([`Watch::forgive`]), and what they said before is no reason to
@@ -189,7 +189,7 @@ pub struct Takeover {
     /// Orders that are being carried out, and since when.
     obeying: usize,
     obeys_since: Duration,
-    /// Since when nobody serves.
+    /// From when turns count, if nobody serves.
     since: Option<Duration>,
     /// Until then others may try.
     not_before: Duration,
@@ -234,6 +234,7 @@ impl Takeover {
                 if is_other && !self.leads() {
                     // Somebody is taking over, and has not said so yet.
                     self.not_before = self.not_before.max(now + self.notice);
+                    self.since = None;
                 }
             }
             Input::Obeys => {
@@ -260,8 +261,7 @@ impl Takeover {
                 self.becomes(Role::Waiting);
                 // Others may have more luck.
                 self.not_before = now + self.notice / 2;
-                // Turns count from there: those that have failed at one moment would try at one moment again.
-                self.since = Some(self.not_before);
+                self.since = None;
             }
         }
         self.decide(now);
@@ -338,7 +338,8 @@ impl Takeover {
             self.since = None;
             return;
         }
-        let since = *self.since.get_or_insert(now);
+        // Turns count from when others had their time: those that have promised, or failed, at one moment would try at one moment, too.
+        let since = *self.since.get_or_insert(now.max(self.not_before));
         if now < self.not_before || !self.tried.iter().all(|tried| *tried) {
             return;
         }
@@ -625,7 +626,7 @@ mod tests {
         let mut member = Member::new(OWN, [Some(SERVES), Some(WAITS)]);
         member.runs(300);
         member.machine.handle(member.now, Input::Own(Own { promised: Epoch::new(4, 1), ..OWN }));
-        assert!(!member.tries(190) && member.tries(20), "somebody had a promise, and nothing came of it");
+        assert!(!member.tries(290) && member.tries(20), "somebody had a promise, and nothing came of it");
         member.machine.handle(member.now, Input::Own(Own { promised: Epoch::new(5, 1), ..OWN }));
         member.said[0] = None;
         member.runs(300);
@@ -690,6 +691,22 @@ mod tests {
         assert!(!member.tries(90) && member.tries(20), "it is the turn of the first, and then its own");
         member.machine.handle(member.now, Input::Ended);
         assert!(!member.tries(190) && member.tries(20), "the first is given a time of its own");
+    }
+
+    #[test]
+    fn those_that_promised_together_do_not_try_together() {
+        for served in [false, true] {
+            let first = if served { SERVES } else { WAITS };
+            let mut member = Member::new(OWN, [Some(first), Some(WAITS)]);
+            member.runs(50);
+            // Somebody asks all of them for their promises, and dies; whom they followed ends soon after.
+            let promised = Epoch::new(4, 9);
+            member.machine.handle(member.now, Input::Own(Own { promised, ..OWN }));
+            member.runs(30);
+            let waits = Statement { epoch: promised, ..WAITS };
+            member.said = [Some(waits), None, Some(waits)];
+            assert!(!member.tries(260) && member.tries(20), "the first is given a time of its own");
+        }
     }
 
     #[test]

@@ -1,35 +1,36 @@
 //! The replicated log in simulated clusters: seeds, and what the simulator must be able to see.
 //!
-//! `REMANENCE_EFFORT=night` runs twenty times as many seeds as `push`, which is usual. A failure says what replays it.
+//! A failure says what replays it; `REMANENCE_EFFORT` and `REMANENCE_SEEDS` say how much is tried (`crates/effort`).
 
 use remanence_coord::log::Mode;
 use remanence_sim::cluster::log::{Outcome, Params, Plan, Work, run, run_plan};
 use remanence_sim::cluster::{Clock, Counts, Fault, Kind, Speeds, Way};
 
-/// Seeds of a test that has so many when somebody waits for it.
-fn seeds(push: u64) -> u64 {
-    remanence_effort::rounds(push, 20 * push)
-}
-
 fn passes(outcome: &Outcome) {
     assert!(outcome.passed(), "{outcome}");
 }
 
-fn all(from: u64, count: u64, params: &Params) -> (Counts, Work) {
-    let (mut counts, mut work) = (Counts::default(), Work::default());
-    for seed in from..from + seeds(count) {
+/// What so many runs did, if they are the test's own: then they must have met so much.
+type Met = Option<(Counts, Work, u64)>;
+
+fn all(count: u64, params: &Params) -> Met {
+    let (mut counts, mut work, mut runs) = (Counts::default(), Work::default(), 0);
+    let seeds = remanence_effort::seeds(count);
+    let are_all = seeds.are_all();
+    for seed in seeds {
         let outcome = run(seed, params);
         passes(&outcome);
         counts += outcome.counts;
         work += outcome.work;
+        runs += 1;
     }
-    println!("{counts:?}\n{work:?}");
-    (counts, work)
+    println!("{runs} runs\n{counts:?}\n{work:?}");
+    are_all.then_some((counts, work, runs))
 }
 
 /// A simulator that no longer does anything passes everything: what so many seeds must have met together, of any group.
-fn is_active((counts, work): &(Counts, Work), count: u64) {
-    let runs = seeds(count);
+fn is_active(met: &Met) {
+    let Some((counts, work, runs)) = met else { return };
     assert!(work.acknowledged > 12 * runs && work.opened > 2 * runs && work.shut_out > runs / 2, "{work:?}");
     assert!(work.trims > runs / 2 && work.closed > runs / 2 && work.connected_again > runs / 2, "{work:?}");
     // Half of the runs let the usual writers come to their ends, and in half of them the last one loses all connections.
@@ -44,8 +45,8 @@ fn is_active((counts, work): &(Counts, Work), count: u64) {
 }
 
 /// Of a group that has others' logs to copy and to cut.
-fn copies((_, work): &(Counts, Work), count: u64) {
-    let runs = seeds(count);
+fn copies(met: &Met) {
+    let Some((_, work, runs)) = met else { return };
     assert!(work.copied > runs / 4 && work.cut > runs / 4, "{work:?}");
 }
 
@@ -55,51 +56,51 @@ fn of(servers: u16, acks: u16) -> Params {
 
 #[test]
 fn seeds_of_two_of_three() {
-    let met = all(0, 1000, &of(3, 2));
-    is_active(&met, 1000);
-    copies(&met, 1000);
+    let met = all(1000, &of(3, 2));
+    is_active(&met);
+    copies(&met);
 }
 
 #[test]
 fn seeds_of_two_of_two() {
-    let met = all(100_000, 400, &of(2, 2));
-    is_active(&met, 400);
+    let met = all(400, &of(2, 2));
+    is_active(&met);
     // Neither can go on without the other: there is hardly ever something to cut.
-    assert!(met.1.copied > seeds(400), "{met:?}");
+    assert!(met.is_none_or(|(_, work, runs)| work.copied > runs));
 }
 
 #[test]
 fn seeds_of_three_of_five() {
-    let met = all(400_000, 300, &of(5, 3));
-    is_active(&met, 300);
-    copies(&met, 300);
+    let met = all(300, &of(5, 3));
+    is_active(&met);
+    copies(&met);
 }
 
 #[test]
 fn seeds_of_one_of_two() {
-    let met = all(500_000, 300, &of(2, 1));
-    is_active(&met, 300);
+    let met = all(300, &of(2, 1));
+    is_active(&met);
     // One has each record, so that the other one is rarely behind when a log is opened.
-    assert!(met.1.copied > seeds(50) && met.1.cut > seeds(75), "{met:?}");
+    assert!(met.is_none_or(|(_, work, runs)| work.copied > runs / 6 && work.cut > runs / 4));
 }
 
 #[test]
 fn seeds_of_one_server() {
-    is_active(&all(600_000, 300, &of(1, 1)), 300);
+    is_active(&all(300, &of(1, 1)));
 }
 
 #[test]
 fn seeds_of_other_quorums() {
-    let met = all(200_000, 600, &Params::default());
-    is_active(&met, 600);
-    copies(&met, 600);
+    let met = all(600, &Params::default());
+    is_active(&met);
+    copies(&met);
 }
 
 #[test]
 fn seeds_with_a_tail_word() {
-    let met = all(300_000, 300, &Params { mode: Some(Mode::Compound), ..Params::default() });
-    is_active(&met, 300);
-    copies(&met, 300);
+    let met = all(300, &Params { mode: Some(Mode::Compound), ..Params::default() });
+    is_active(&met);
+    copies(&met);
 }
 
 #[test]
@@ -158,7 +159,7 @@ fn a_writer_that_loses_all_connections_in_the_middle_of_an_append_comes_to_its_e
 #[test]
 fn a_server_without_its_disk_does_not_count_for_a_writer_that_was_replaced() {
     let (mut lost, mut replaced) = (0, 0);
-    for seed in 0..seeds(60) {
+    for seed in remanence_effort::seeds(60) {
         let (earlier, later) = if seed % 2 == 0 { (3, 4) } else { (4, 3) };
         let mut plan = calm();
         (plan.writers, plan.records, plan.window) = (2, 5000, 4);
@@ -284,7 +285,7 @@ fn seeds_that_found_something() {
 fn a_server_that_comes_back_empty_in_the_same_epoch_loses_nothing() {
     let params = Params { quorum: Some((2, 2)), shrinking: 0, ..Params::default() };
     let mut rebuilt = 0;
-    for seed in 0..seeds(200) {
+    for seed in remanence_effort::seeds(200) {
         let mut plan = Plan::draw(seed, &params);
         (plan.writers, plan.sessions, plan.records) = (1, 1, 40);
         (plan.payload, plan.segments, plan.heals) = (16, vec![40; 2], 30 * MS);

@@ -19,7 +19,7 @@ use serde_json::Value;
 use crate::{deps, root, tidy};
 use table::{Mutation, Test};
 
-/// Test programs that take longer have stopped for good. They take seconds.
+/// Test programs that take longer have stopped for good. They take seconds, and simulations with many seeds minutes.
 const LIMIT: Duration = Duration::from_secs(900);
 
 const USAGE: &str =
@@ -64,21 +64,22 @@ fn round(chosen: &[&Mutation]) -> Result<(), String> {
     let tree = Tree::lay_out()?;
     let tests: BTreeSet<&Test> = chosen.iter().flat_map(|m| &m.tests).collect();
     println!("as it is: {} tests", tests.len());
-    let verdicts = tree.try_out(&tests)?;
+    let verdicts = tree.try_out(&tests, None)?;
     if let Some((test, verdict)) = verdicts.iter().find(|(_, verdict)| !matches!(verdict, Verdict::Passed)) {
         return Err(format!("{test} does not pass without any mutation: {verdict:?}"));
     }
     let mut unlike = Vec::new();
     for mutation in chosen {
         let start = Instant::now();
-        let outcome = match tree.with(mutation, || tree.try_out(&mutation.tests.iter().collect())) {
-            Ok(outcome) => outcome,
-            Err(why) => {
-                println!("fails   {why}");
-                unlike.push(why);
-                continue;
-            }
-        };
+        let outcome =
+            match tree.with(mutation, || tree.try_out(&mutation.tests.iter().collect(), mutation.seeds)) {
+                Ok(outcome) => outcome,
+                Err(why) => {
+                    println!("fails   {why}");
+                    unlike.push(why);
+                    continue;
+                }
+            };
         let took = start.elapsed().as_secs_f64();
         let passed: Vec<&Test> =
             outcome.iter().filter(|(_, v)| matches!(v, Verdict::Passed)).map(|(test, _)| *test).collect();
@@ -170,8 +171,12 @@ impl Tree {
         outcome
     }
 
-    /// Builds these tests and runs them.
-    fn try_out<'t>(&self, tests: &BTreeSet<&'t Test>) -> Result<Vec<(&'t Test, Verdict)>, String> {
+    /// Builds these tests and runs them, with so many seeds if that is said.
+    fn try_out<'t>(
+        &self,
+        tests: &BTreeSet<&'t Test>,
+        seeds: Option<u64>,
+    ) -> Result<Vec<(&'t Test, Verdict)>, String> {
         let mut verdicts = Vec::new();
         let packages: BTreeSet<&str> = tests.iter().map(|test| &test.package[..]).collect();
         for package in packages {
@@ -187,7 +192,7 @@ impl Tree {
                 let program =
                     programs.get(target).ok_or_else(|| format!("{package} has no tests {target}"))?;
                 let names: Vec<&str> = tests.iter().map(|(_, name)| &name[..]).collect();
-                let said = self.run(package, program, &names)?;
+                let said = self.run(package, program, &names, seeds)?;
                 verdicts.extend(tests.iter().map(|(test, name)| (*test, said.of(name))));
             }
         }
@@ -223,9 +228,12 @@ impl Tree {
         Ok(programs(&String::from_utf8_lossy(&output.stdout)))
     }
 
-    fn run(&self, package: &str, program: &Path, names: &[&str]) -> Result<Said, String> {
+    fn run(&self, package: &str, program: &Path, names: &[&str], seeds: Option<u64>) -> Result<Said, String> {
         let mut command = Command::new(program);
         command.arg("--exact").args(names).current_dir(self.at.join("crates").join(package));
+        if let Some(seeds) = seeds {
+            command.env("REMANENCE_SEEDS", format!("0..{seeds}"));
+        }
         // A group of its own, so that whatever it starts can be ended with it.
         command.process_group(0).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let failed = |e: std::io::Error| format!("{}: {e}", program.display());

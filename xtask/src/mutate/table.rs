@@ -6,6 +6,7 @@
 //! hole = 2                                # of docs/erda.md; optional
 //! does = "a reply leaves before what it speaks of is durable, as in the paper"
 //! tests = ["kv/holes::hole_2_acknowledged_and_gone::ours_does_not"]   # CRATE/PROGRAM::TEST, `lib` for unit tests
+//! seeds = 10000                           # of each simulation among the tests, until one fails; optional: as many as for a push
 //!
 //! [[mutation.edit]]
 //! file = "crates/kv/src/server/mod.rs"
@@ -23,6 +24,9 @@ use toml::{Table, Value};
 
 use crate::testing;
 
+/// So many mutations of `coord` name a test of the simulator at least.
+const SIMULATED: usize = 40;
+
 /// One way to break a rule of the code.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Mutation {
@@ -33,6 +37,8 @@ pub(crate) struct Mutation {
     pub(crate) does: String,
     pub(crate) edits: Vec<Edit>,
     pub(crate) tests: Vec<Test>,
+    /// How many seeds simulations try until one of them notices, if more than usual.
+    pub(crate) seeds: Option<u64>,
     /// Why no test fails.
     pub(crate) lives: Option<String>,
 }
@@ -164,7 +170,7 @@ fn parse(text: &str) -> Result<Vec<Mutation>, String> {
 fn mutation(table: &Table) -> Result<Mutation, String> {
     let name = string(table, "name")?;
     let named = |why: String| format!("{name}: {why}");
-    let known = ["name", "hole", "does", "tests", "lives", "edit"];
+    let known = ["name", "hole", "does", "tests", "seeds", "lives", "edit"];
     if let Some(key) = table.keys().find(|key| !known.contains(&&key[..])) {
         return Err(named(format!("`{key}` means nothing here")));
     }
@@ -181,6 +187,7 @@ fn mutation(table: &Table) -> Result<Mutation, String> {
         does: string(table, "does").map_err(named)?,
         edits: edits.collect::<Result<_, String>>().map_err(named)?,
         tests: tests.collect::<Result<_, String>>().map_err(named)?,
+        seeds: table.get("seeds").and_then(Value::as_integer).and_then(|seeds| u64::try_from(seeds).ok()),
         lives: table.get("lives").and_then(Value::as_str).map(str::to_owned),
         name: name.clone(),
     };
@@ -215,6 +222,16 @@ pub(crate) fn faults(all: &[Mutation], root: &Path) -> Vec<String> {
         let missing = mutation.tests.iter().filter(|test| !test.is_in(root));
         faults.extend(missing.map(|test| format!("{name}: there is no test {test}")));
     }
+    // The simulator is to find a defect in any rule of `coord` (issue 14).
+    let simulated = |m: &&Mutation| {
+        m.lives.is_none()
+            && m.edits.iter().all(|edit| edit.file.starts_with("crates/coord/src"))
+            && m.tests.iter().any(|test| test.package == "sim")
+    };
+    let count = all.iter().filter(simulated).count();
+    if count < SIMULATED {
+        faults.push(format!("the simulator finds {count} mutations of coord, and not {SIMULATED}"));
+    }
     let opens = |hole: u8| all.iter().any(|m| m.hole == Some(hole) && m.lives.is_none());
     faults.extend((1..=9).filter(|hole| !opens(*hole)).map(|hole| format!("no mutation opens hole {hole}")));
     faults
@@ -228,6 +245,7 @@ mod tests {
         [[mutation]]
         name = 'a'
         hole = 3
+        seeds = 9000
         does = 'something else'
         tests = ['kv/holes::hole_3::ours', 'kv/lib::x']
         [[mutation.edit]]
@@ -240,8 +258,8 @@ mod tests {
     fn a_mutation_is_read_and_applied_once_and_only_where_it_fits() {
         let all = parse(ONE).expect("fair");
         assert_eq!(
-            (all.len(), all[0].hole, all[0].tests[0].to_string()),
-            (1, Some(3), "kv/holes::hole_3::ours".into())
+            (all.len(), all[0].hole, all[0].seeds, all[0].tests[0].to_string()),
+            (1, Some(3), Some(9000), "kv/holes::hole_3::ours".into())
         );
         let edit = &all[0].edits[0];
         assert_eq!(edit.apply("no one is"), Ok("no two is".to_owned()));

@@ -486,19 +486,20 @@ impl<M: Medium + Clone> Store<M> {
             }
         };
         if prove || limit.is_some() {
-            self.damage = self.is_damage(&rules, fault, limit.is_some());
+            self.damage = self.is_damage(&rules, fault, limit.is_some(), prove);
         }
     }
 
-    /// Whether the log ends here because somebody has destroyed a record, and how that is known.
-    fn is_damage(&self, rules: &Rules, fault: Option<Fault>, compound: bool) -> Option<Damage> {
+    /// Whether the log ends here because somebody has destroyed a record, or the tail word, and how that is known. A word that says that
+    /// the log ends earlier is found out as a lost record is: by a later one whose writer knew that this was not the end.
+    fn is_damage(&self, rules: &Rules, fault: Option<Fault>, compound: bool, prove: bool) -> Option<Damage> {
         let end = &self.tail;
         let reached = self.state.fence.sequence.max(self.state.known);
         let proof = if fault.is_some() && compound {
             Some(Proof::Tail)
         } else if reached > end.sequence {
             Some(Proof::Root { sequence: reached })
-        } else if fault.is_none() {
+        } else if !prove {
             None
         } else {
             let Ok(later) = rules.proof(&mut Local(&self.medium), end);

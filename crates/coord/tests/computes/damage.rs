@@ -117,6 +117,31 @@ fn the_loss_of_the_last_record_is_noticed_where_it_can_be() {
     assert_eq!(Store::open(&image).expect("open").damage().map(|d| d.sequence), Some(3));
 }
 
+/// What it cannot know is whether the last update was there: it may have been acknowledged, or cut short.
+#[test]
+fn a_tail_word_that_says_less_than_it_did_is_noticed() {
+    let (image, mut writer) = log(Mode::Compound, 4096, 4);
+    let ends: Vec<(u64, u64)> = (0..6)
+        .map(|n| {
+            let updates = writer.append(&[n; 40]).expect("room");
+            carry_out(&image, &updates);
+            writer.acknowledged(writer.next());
+            let (word, bytes) = updates.tail.expect("there is a word");
+            (word, u64::from_le_bytes(bytes))
+        })
+        .collect();
+    for (n, (word, end)) in ends.into_iter().enumerate() {
+        image.write(word, &end.to_le_bytes());
+        let found = Store::open(&image).expect("the rest can be read").damage().map(|damage| {
+            assert_eq!(damage.fault, Fault::Tail);
+            (damage.sequence, damage.proof)
+        });
+        let (next, later) = (n as u64 + 1, n as u64 + 2);
+        let expected = (next < 5).then_some((next, Proof::Later { sequence: later }));
+        assert_eq!(found, expected, "{next} records by the word");
+    }
+}
+
 #[test]
 fn half_a_record_is_the_end_of_the_log() {
     let (image, mut writer) = log(Mode::Singleton, 4096, 4);

@@ -54,7 +54,7 @@ impl World {
     }
 
     fn connect_all(&mut self) {
-        for n in 0..3 {
+        for n in 0..self.servers.len() {
             self.machine.connected(self.now, n);
         }
         self.run();
@@ -75,10 +75,8 @@ impl World {
                     action => self.servers[n].waiting.push(action),
                 }
             }
-            let Some(n) = (0..3).find(|n| !self.servers[*n].silent && !self.servers[*n].waiting.is_empty())
-            else {
-                return;
-            };
+            let is_ready = |server: &Server| !server.silent && !server.waiting.is_empty();
+            let Some(n) = self.servers.iter().position(is_ready) else { return };
             let action = self.servers[n].waiting.remove(0);
             let event = self.servers[n].does(action);
             self.machine.handle(self.now, n, event);
@@ -293,6 +291,24 @@ fn a_full_log_costs_its_server_s_vote_until_it_is_trimmed() {
 }
 
 #[test]
+fn who_was_asked_for_a_confirmation_was_not_asked_for_room() {
+    let mut world = World::new([4, 4, 64]);
+    for n in 0..8 {
+        assert_eq!(world.append(&[1; 200]), Ok(n), "two fill a segment");
+    }
+    // Its disk is lost: the others confirm the epoch, and say how their logs are with that.
+    world.servers[2] = server(77, 64);
+    world.lose(2);
+    world.connect(2);
+    assert!(world.machine.takes_part(2), "{:?}", world.machine.lost());
+    for n in 0..2 {
+        world.servers[n].store.trim(8).expect("they are there");
+    }
+    assert_eq!(world.append(&[1; 200]), Err(NotTaken::NotYet), "they have room, and are asked");
+    assert_eq!(world.append(&[1; 200]), Ok(8));
+}
+
+#[test]
 fn a_writer_that_was_replaced_shuts_nobody_out() {
     let mut world = World::new([64; 3]);
     world.append(b"one").expect("all are there");
@@ -470,6 +486,53 @@ fn who_has_lost_its_disk_does_not_count_for_a_writer_that_was_replaced() {
     assert!(!world.machine.takes_part(1), "0 is not there to confirm it");
     world.connect(0);
     assert!((0..3).all(|n| world.machine.takes_part(n)), "{:?}", world.machine.lost());
+}
+
+/// Of five servers that three acknowledge two may lose their disks, and with them what they had promised.
+#[test]
+fn who_has_lost_its_disk_confirms_nothing_for_another_one() {
+    let five = |writer| Machine::new((0..5).map(|n| format!("s{n}")), options(writer).acks(Some(3)));
+    let servers = (1..=5).map(|n| server(n, 64)).collect();
+    let mut world = World { servers, machine: five(1), now: ms(0) };
+    world.connect_all();
+    assert_eq!(world.append(b"all have this"), Ok(0));
+    let mut earlier = std::mem::replace(&mut world.machine, five(2));
+    world.open(five(2), &[2, 3, 4]);
+    assert_eq!(world.append(b"2, 3 and 4 have this"), Ok(1));
+    assert_eq!(world.machine.acknowledged(), 2);
+    // The one before hears all but 2, which has promised its log to the later one and has not forgotten it.
+    (world.servers[3], world.servers[4]) = (server(77, 64), server(78, 64));
+    std::mem::swap(&mut world.machine, &mut earlier);
+    (2..5).for_each(|n| world.lose(n));
+    (3..5).for_each(|n| world.connect(n));
+    assert!(!world.machine.takes_part(3) && !world.machine.takes_part(4));
+    assert!(matches!(world.append(b"never"), Err(NotTaken::Refused(GroupError::TooFew { .. }))));
+    assert_eq!((world.machine.acknowledged(), world.status(3).tail.sequence), (1, 0));
+}
+
+/// What it has below the place where the others begin was never chosen, and its own image would take that.
+#[test]
+fn a_log_with_other_records_below_the_place_where_the_others_begin_is_begun_anew() {
+    let mut world = World::new([64; 3]);
+    (0..2).for_each(|n| world.servers[n].silent = true);
+    for n in 0..10 {
+        assert_eq!(world.append(b"2 has this"), Ok(n));
+    }
+    for server in &mut world.servers[..2] {
+        server.silent = false;
+        server.waiting.clear();
+    }
+    world.open(machine(2), &[0, 1]);
+    for n in 0..10 {
+        assert_eq!(world.append(b"0 and 1 have this"), Ok(n));
+    }
+    world.machine.trim(world.now, 10).expect("they are acknowledged");
+    world.run();
+    assert_eq!((world.status(0).state.head.sequence, world.status(2).tail.sequence), (10, 10));
+    world.machine.keep(world.now, 2, 0);
+    world.connect(2);
+    assert!(world.machine.takes_part(2), "{:?}", world.machine.lost());
+    assert_eq!(world.status(2).state.head.sequence, 10);
 }
 
 /// Two others have a say, and confirm the epoch: it goes on as before.

@@ -5,5 +5,4 @@ mod corpus;
 mod crash;
 mod damage;
 mod driver;
-mod failover;
 mod machine;

@@ -34,6 +34,8 @@ Counts {
     disks_lost,
     /// Disks that failed, for good or once.
     media_failed,
+    /// Times that disks did not answer.
+    hung,
     /// Times that a disk or a link was slow.
     slow,
     /// Times that two nodes did not hear each other.
@@ -101,6 +103,9 @@ pub(super) struct Node {
     /// Which faults make its disks and its link slow, and how much.
     pub(super) slow_disk: BTreeMap<usize, u32>,
     pub(super) slow_link: BTreeMap<usize, u32>,
+    /// Which faults keep its disks from answering, and since when; what they will have done then.
+    pub(super) hangs: BTreeMap<usize, u64>,
+    held: Vec<Event>,
     /// The fault that has taken it down.
     pub(super) down_by: Option<usize>,
     /// Its process does something until then.
@@ -170,6 +175,8 @@ impl<O> Core<O> {
             disks: Vec::new(),
             slow_disk: BTreeMap::new(),
             slow_link: BTreeMap::new(),
+            hangs: BTreeMap::new(),
+            held: Vec::new(),
             down_by: None,
             busy: 0,
             synced: 0,
@@ -347,6 +354,10 @@ impl<O> Core<O> {
                 self.answer(connection, end);
                 return None;
             }
+            Event::Flushed { .. } if !self.nodes[node].hangs.is_empty() => {
+                self.nodes[node].held.push(event);
+                return None;
+            }
             Event::Flushed { connection, end, number } => {
                 if !self.connections[connection].is_up[end] {
                     return None;
@@ -508,6 +519,8 @@ impl<O> Core<O> {
             self.queue.push(self.queue.now(), event);
         }
         (state.busy, state.timer, state.power) = (0, None, Power::default());
+        state.hangs.clear();
+        state.held.clear();
         for (n, disk) in state.disks.iter_mut().enumerate() {
             *disk = disk.crash(failure, salt ^ (n as u64) << 56, &state.power);
         }
@@ -524,6 +537,20 @@ impl<O> Core<O> {
                 let at = now + soon / 2 + self.rng.below(soon.max(1));
                 self.queue.push(at, Event::Lost { connection, end: 1 - end, why: "the other side is gone" });
             }
+        }
+    }
+
+    /// The disks of a node answer again, as far as this fault is concerned; its process is to go on.
+    pub(super) fn answers(&mut self, node: NodeId, fault: usize) {
+        let now = self.queue.now();
+        let state = &mut self.nodes[node];
+        if state.hangs.remove(&fault).is_none() || !state.hangs.is_empty() {
+            return;
+        }
+        state.timer = Some(now);
+        let timer = Event::Timer { node, life: state.life };
+        for event in std::mem::take(&mut state.held).into_iter().chain([timer]) {
+            self.queue.push(now, event);
         }
     }
 
@@ -576,6 +603,13 @@ impl<O> Host<'_, O> {
     /// What only the simulator knows, the time included.
     pub(crate) const fn core(&mut self) -> &mut Core<O> {
         self.core
+    }
+
+    /// For how long the disks of this node have not answered. A process that asks them for anything now does not say so to anybody.
+    pub(crate) fn hangs(&self) -> Option<Duration> {
+        let state = &self.core.nodes[self.node];
+        let since = state.hangs.values().copied().min()?;
+        Some(self.now().saturating_sub(state.clock.local(since)))
     }
 
     /// A disk of this node.

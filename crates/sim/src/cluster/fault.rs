@@ -32,6 +32,8 @@ pub enum Kind {
     MediumFails,
     /// One sync fails.
     SyncFails,
+    /// Its disks answer nothing, and what they were asked for is done at the end.
+    Hangs,
     /// Its disks take so many times as long.
     SlowDisk(u32),
     /// What it sends and is sent takes so many times as long.
@@ -78,6 +80,7 @@ impl Fault {
             Kind::DiskLost => format!("{node} loses its power and its disk"),
             Kind::MediumFails => format!("the disk of {node} fails"),
             Kind::SyncFails => format!("one sync of {node} fails, and it is restarted"),
+            Kind::Hangs => format!("the disk of {node} does not answer"),
             Kind::SlowDisk(times) => format!("the disk of {node} is {times} times as slow"),
             Kind::SlowLink(times) => format!("the link of {node} is {times} times as slow"),
             Kind::Linger(client) => {

@@ -153,6 +153,11 @@ impl<P: Process> Cluster<P> {
                 counts.media_failed += 1;
                 self.core.nodes[node].disks.iter().for_each(super::disk::Disk::fail_once);
             }
+            Kind::Hangs => {
+                counts.hung += 1;
+                let now = self.core.now();
+                self.core.nodes[node].hangs.insert(n, now);
+            }
             Kind::SlowDisk(times) => {
                 counts.slow += 1;
                 self.core.nodes[node].slow_disk.insert(n, times);
@@ -189,6 +194,7 @@ impl<P: Process> Cluster<P> {
             Kind::MediumFails | Kind::SyncFails if self.core.nodes[node].is_up => {
                 self.crash(node, Failure::PowerLoss, n);
             }
+            Kind::Hangs => self.core.answers(node, n),
             Kind::SlowDisk(_) => drop(self.core.nodes[node].slow_disk.remove(&n)),
             Kind::SlowLink(_) => drop(self.core.nodes[node].slow_link.remove(&n)),
             _ => {}

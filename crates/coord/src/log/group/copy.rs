@@ -145,6 +145,8 @@ impl Copy {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use remanence_pmem::crash_image::CrashImage;
     use remanence_pmem::{Medium, PersistenceDomain};
 
@@ -154,24 +156,77 @@ mod tests {
     use crate::log::store::{Make, Store};
     use crate::log::writer::Writer;
 
+    const EPOCH: Epoch = Epoch::new(1, 1);
+
+    /// An empty log of so many bytes.
+    fn log(size: u64) -> (Store<Arc<CrashImage>>, Writer) {
+        let geometry = Geometry::for_size(size).expect("fair");
+        let image = Arc::new(CrashImage::new(geometry.size, PersistenceDomain::Adr));
+        let make = Make { mode: Mode::Singleton, geometry, uuid: Uuid([1; 16]), salt: 3 };
+        let mut store = Store::create(image, &make).expect("fair");
+        let writer = Writer::new(store.grant(EPOCH).expect("it is the first").writer_grant(), EPOCH);
+        (store, writer)
+    }
+
+    fn append(store: &Store<Arc<CrashImage>>, writer: &mut Writer, payload: &[u8]) {
+        for (offset, bytes) in writer.append(payload).expect("room").list() {
+            store.medium().write(offset, bytes);
+            store.medium().persist(offset..offset + bytes.len() as u64).expect("memory does not fail");
+        }
+        writer.acknowledged(writer.next());
+    }
+
+    /// The payload of a record of a server that has all below `has`, and how many READs that took; none if it is not to be had.
+    fn copied(
+        copy: &mut Copy,
+        store: &Store<Arc<CrashImage>>,
+        wanted: u64,
+        has: u64,
+        status: &Status,
+    ) -> (Option<Vec<u8>>, u32) {
+        let mut reads = 0;
+        loop {
+            match copy.next(wanted, has, status, 1) {
+                Next::Record(epoch, payload) => {
+                    assert_eq!(epoch, EPOCH);
+                    let payload = payload.to_vec();
+                    copy.taken();
+                    return (Some(payload), reads);
+                }
+                Next::Read { offset, len } => {
+                    reads += 1;
+                    assert!(reads < 40, "it reads the same again and again");
+                    let mut bytes = vec![0; len as usize];
+                    store.medium().read(offset, &mut bytes);
+                    copy.came(bytes);
+                }
+                Next::Gone => return (None, reads),
+                Next::Wait | Next::Look | Next::Fault(_) => panic!("record {wanted} is there"),
+            }
+        }
+    }
+
+    /// Else a server that has not got so far would be given up, as what nobody has yet does not look like a record.
+    #[test]
+    fn nothing_is_copied_that_a_server_may_not_have_durably() {
+        let (mut store, mut writer) = log(1 << 16);
+        (0..3).for_each(|n| append(&store, &mut writer, &[n; 40]));
+        let status = store.status().expect("memory does not fail");
+        let mut copy = Copy::new(1, 0, &status);
+        for (wanted, there) in [(0, true), (1, true), (2, false)] {
+            let (payload, _) = copied(&mut copy, &store, wanted, 2, &status);
+            assert_eq!(payload.is_some(), there, "{wanted}");
+        }
+    }
+
     /// The end of the ring has room that is not used, farther from its start than is read at a time.
     #[test]
     fn a_log_is_copied_round_the_ring() {
-        let geometry = Geometry::for_size(1 << 20).expect("fair");
-        let image = CrashImage::new(geometry.size, PersistenceDomain::Adr);
-        let make = Make { mode: Mode::Singleton, geometry, uuid: Uuid([1; 16]), salt: 3 };
-        let mut store = Store::create(&image, &make).expect("fair");
-        let epoch = Epoch::new(1, 1);
-        let mut writer = Writer::new(store.grant(epoch).expect("it is the first").writer_grant(), epoch);
+        let (mut store, mut writer) = log(1 << 20);
         let payload = |sequence: u64| vec![sequence as u8 | 1; 7000 + sequence as usize % 500];
         // Twice round.
         for sequence in 0..300 {
-            let updates = writer.append(&payload(sequence)).expect("room");
-            for (offset, bytes) in updates.list() {
-                image.write(offset, bytes);
-                image.persist(offset..offset + bytes.len() as u64).expect("memory does not fail");
-            }
-            writer.acknowledged(writer.next());
+            append(&store, &mut writer, &payload(sequence));
             if let Some(below) = (sequence + 1).checked_sub(80).filter(|below| below % 10 == 0) {
                 writer.trimmed(store.trim(below).expect("it is there").state.head.position);
             }
@@ -182,23 +237,11 @@ mod tests {
             }
             let (mut copy, mut reads) = (Copy::new(1, 0, &status), 0);
             for wanted in first..next {
-                loop {
-                    match copy.next(wanted, next, &status, 1) {
-                        Next::Record(of, copied) => {
-                            assert_eq!((of, copied), (epoch, &payload(wanted)[..]));
-                            break copy.taken();
-                        }
-                        Next::Read { offset, len } => {
-                            reads += 1;
-                            assert!(reads < 40, "it reads the same again and again");
-                            let mut bytes = vec![0; len as usize];
-                            image.read(offset, &mut bytes);
-                            copy.came(bytes);
-                        }
-                        _ => panic!("record {wanted} is there"),
-                    }
-                }
+                let (found, took) = copied(&mut copy, &store, wanted, next, &status);
+                assert_eq!(found, Some(payload(wanted)));
+                reads += took;
             }
+            assert!(reads < 40, "the same is read for many records");
         }
     }
 }

@@ -35,7 +35,7 @@ use std::time::Duration;
 pub use super::action::{Action, Event};
 use super::belong::{Made, belong_together, has_say};
 use super::copy::{Copy, Next};
-use super::server::{Recent, Server, Step};
+use super::server::{Recent, Room, Server, Step};
 use super::{GroupError, Opened, Options};
 use crate::log::error::{AppendError, Refused};
 use crate::log::format::superblock::Uuid;
@@ -403,10 +403,11 @@ impl Machine {
             match writer.fits(first) {
                 Ok(()) => ready.push(writer.clone()),
                 Err(error) => {
-                    // Somebody else may have trimmed it: it is asked once for each attempt.
-                    full = full.or(Some((server.looked, error)));
-                    server.look |= !server.looked;
-                    server.looked = false;
+                    let is_told = server.is_short();
+                    full = full.or(Some((is_told, error)));
+                    if is_told {
+                        server.room = Room::Unknown;
+                    }
                 }
             }
         }
@@ -561,7 +562,7 @@ impl Machine {
         server.why = why.to_owned();
         (server.writer, server.asked, server.call, server.busy) = (None, None, None, None);
         (server.copy, server.known) = (None, None);
-        (server.look, server.looked, server.full, server.adopted) = (false, false, false, false);
+        (server.look, server.room, server.full, server.adopted) = (false, Room::Unknown, false, false);
         server.in_flight.clear();
         server.reads.clear();
         self.actions.retain(|action| action.server() != n);
@@ -671,7 +672,7 @@ impl Machine {
                 server.durable = server.has();
                 self.count();
             }
-            (Step::Feeding, Request::Status) => server.looked = true,
+            (Step::Feeding, Request::Status) if server.room == Room::Asked => server.room = Room::Told,
             (Step::Feeding, Request::Trim { .. }) => server.full = false,
             _ => {}
         }
@@ -1018,9 +1019,13 @@ impl Machine {
         self.servers[n].full = true;
         let can_be_trimmed = self.trims_to(n) > self.servers[n].first();
         let server = &mut self.servers[n];
-        if server.adopted || !server.looked {
-            server.look |= !server.looked;
-        } else if server.in_flight.is_empty() && server.call.is_none() && !can_be_trimmed {
+        let is_told = server.is_short();
+        if is_told
+            && !server.adopted
+            && server.in_flight.is_empty()
+            && server.call.is_none()
+            && !can_be_trimmed
+        {
             self.lose(n, "its log has no room for the records that it lacks; give it a larger one");
         }
         false
@@ -1155,6 +1160,9 @@ impl Machine {
             server.look = false;
             Request::Trim { below }
         } else if std::mem::take(&mut server.look) {
+            if server.room == Room::Wanted {
+                server.room = Room::Asked;
+            }
             Request::Status
         } else if !server.adopted {
             return;

@@ -34,6 +34,17 @@ pub(super) enum Step {
     Feeding,
 }
 
+/// Somebody else may have trimmed a log in which a record does not fit: it is asked once for each attempt.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Room {
+    Unknown,
+    /// It is to be asked.
+    Wanted,
+    Asked,
+    /// It has answered that.
+    Told,
+}
+
 #[derive(Debug)]
 pub(super) struct Server {
     pub(super) name: String,
@@ -75,8 +86,8 @@ pub(super) struct Server {
     pub(super) keep: u64,
     /// It is to be asked how its log is.
     pub(super) look: bool,
-    /// It was asked since a record did not fit.
-    pub(super) looked: bool,
+    /// What is known of its room since a record did not fit.
+    pub(super) room: Room,
     /// The next record does not fit.
     pub(super) full: bool,
     /// The records below this number are known to be acknowledged: it is to remember that.
@@ -112,13 +123,21 @@ impl Server {
             reads: VecDeque::new(),
             keep: u64::MAX,
             look: false,
-            looked: false,
+            room: Room::Unknown,
             full: false,
             known: None,
             replies: 0,
             copied: 0,
             cut: 0,
         }
+    }
+
+    /// A record does not fit. Whether it has said so since it was last asked for its room; else it will be asked.
+    pub(super) fn is_short(&mut self) -> bool {
+        if matches!(self.room, Room::Unknown | Room::Wanted) {
+            (self.room, self.look) = (Room::Wanted, true);
+        }
+        self.room == Room::Told
     }
 
     /// It answers with this disk. What it promised, and had, on another one is void.

@@ -86,6 +86,8 @@ pub(super) enum Command {
         epoch: Epoch,
         below: u64,
     },
+    /// The primary of that epoch has looked at its image, and may send it.
+    LookedAt(Epoch),
     Count(fn(&mut Work, u64), u64),
 }
 
@@ -122,6 +124,8 @@ pub(super) struct Body {
     pub(super) is_shown: bool,
     pub(super) takeover: Takeover,
     own: Own,
+    /// For how long its disks have not answered.
+    pub(super) stalled: Duration,
     pub(super) said: Vec<Option<Said>>,
     /// As a primary: its epoch, and the members that it does without.
     pub(super) epoch: Epoch,
@@ -167,14 +171,14 @@ fn is_new(store: &Store<Disk>) -> bool {
     store.state().group == Uuid::default()
 }
 
-fn own(store: &Store<Disk>, keeper: &Keeper<Disk>, acks: usize) -> Own {
+fn own(store: &Store<Disk>, keeper: &Keeper<Disk>, acks: usize, stalled: Duration) -> Own {
     let (state, ledger) = (store.state(), keeper.ledger());
     Own {
         promised: state.promised,
         is_new: is_new(store),
         has_image: ledger.complete && ledger.applied >= state.head.sequence,
         acks: if is_new(store) { acks } else { state.acks.into() },
-        stalled: Duration::ZERO,
+        stalled,
     }
 }
 
@@ -194,12 +198,13 @@ pub(super) struct Parts {
 impl Body {
     pub(super) fn new(parts: Parts) -> Self {
         let Parts { who, names, notice, acks, life, now, store, keeper, promise } = parts;
-        let own = own(&store, &keeper, acks);
+        let own = own(&store, &keeper, acks, Duration::ZERO);
         promise.write(0, &Promise::of(store.state()).emit());
         Self {
             takeover: Takeover::new(now, who, names.len(), notice, own),
             said: names.iter().map(|_| None).collect(),
             own,
+            stalled: Duration::ZERO,
             who,
             names,
             notice,
@@ -232,7 +237,7 @@ impl Body {
 
     /// What its log promises and its image has may have changed.
     pub(super) fn sees(&mut self) {
-        let own = own(&self.store, &self.keeper, self.acks);
+        let own = own(&self.store, &self.keeper, self.acks, self.stalled);
         if own != self.own {
             self.own = own;
             self.happens(Input::Own(own));
@@ -246,7 +251,7 @@ impl Body {
             role,
             epoch: if role == Role::Primary { self.epoch } else { state.promised },
             life: self.life,
-            stalled: Duration::ZERO,
+            stalled: self.stalled,
             has_image: ledger.complete && ledger.applied >= state.head.sequence,
             belongs: !self.is_new(),
         };

@@ -45,6 +45,7 @@ pub(super) struct Attempt {
     pub(super) salt: u64,
     pub(super) depth: usize,
     pub(super) lease: u64,
+    pub(super) check: Duration,
 }
 
 /// Takes over, if it can, and serves until somebody else takes over.
@@ -91,6 +92,14 @@ pub(super) fn lead(world: &World, attempt: Attempt) -> Result<(), String> {
             break memory;
         }
     };
+    let mut primary = primary;
+    let looks = world.clone();
+    primary.set_put_right(Box::new(move |fetch| {
+        // Where nothing rots the others' copies differ from none.
+        fetch(0, 8);
+        looks.does(Command::Count(|work, by| work.put_right += by, 1));
+        looks.does(Command::LookedAt(epoch));
+    }));
     let ships: Ships = Mirror::new(working.clone(), primary);
     let mut superblock = [0; 8];
     working.read(0, &mut superblock);
@@ -128,6 +137,8 @@ pub(super) fn lead(world: &World, attempt: Attempt) -> Result<(), String> {
             shortest,
             pause: shortest,
             brings_at: now,
+            check: attempt.check,
+            checks_until: None,
             was_lost: Vec::new(),
         },
         ships,
@@ -172,6 +183,9 @@ struct Upkeep {
     shortest: Duration,
     pause: Duration,
     brings_at: Duration,
+    /// How long it looks at its image before it sends it, and until when it does.
+    check: Duration,
+    checks_until: Option<Duration>,
     was_lost: Vec<u64>,
 }
 
@@ -300,12 +314,19 @@ impl Serving<'_> {
     }
 
     fn go_on(&mut self, now: Duration, follow: bool) -> Result<(), LeadError> {
+        let wants = self.ships.with_ship(|primary| primary.needs_image().is_some());
+        self.upkeep.checks_until = wants.then(|| self.upkeep.checks_until.unwrap_or(now + self.upkeep.check));
+        let is_checked = self.upkeep.checks_until.take_if(|until| *until <= now).is_some();
+        if is_checked {
+            let epoch = self.ships.with_ship(|primary| primary.epoch());
+            self.world.does(Command::LookedAt(epoch));
+        }
         let (rebuilding, rebuilt, trimmed) = self.ships.with_ship(|primary| {
             if follow {
                 primary.follow()?;
             }
             primary.poll()?;
-            if primary.needs_image().is_some() {
+            if is_checked {
                 primary.begin_rebuild()?;
             }
             let rebuilt = primary.take_rebuilt().is_some();

@@ -1,6 +1,6 @@
 //! A member: its log, its image and its place among the others, and the code that it runs while it is the primary.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
 use remanence_coord::log::format::DATA_AT;
@@ -12,7 +12,7 @@ use remanence_coord::watch::beat;
 use remanence_kv::format::superblock::FORMAT as STORE_FORMAT;
 use remanence_kv::replica::guard::PROMISE_LEN;
 use remanence_kv::replica::keeper::{LEDGER_LEN, SIGNATURE, emit_told, parse_order};
-use remanence_kv::replica::{ImageReply, Keeper};
+use remanence_kv::replica::{ImageReply, Keeper, Order};
 use remanence_pmem::PersistenceDomain;
 use remanence_pmem::crash_image::Failure;
 
@@ -73,8 +73,11 @@ pub(super) struct Member {
     /// Clients that are connected to it as a primary.
     clients: BTreeSet<ConnectionId>,
     leading: Option<Task<Result<(), String>>>,
+    role: Role,
     /// Others are to be told what it is at once.
     has_news: bool,
+    /// What has come while its disks do not answer, and is done when they do.
+    held: VecDeque<Input>,
     /// Its log's medium has failed: it is no member any more.
     is_over: bool,
 }
@@ -142,7 +145,9 @@ impl Member {
             numbers: BTreeMap::new(),
             clients: BTreeSet::new(),
             leading: None,
+            role: Role::Waiting,
             has_news: false,
+            held: VecDeque::new(),
             is_over: false,
         })
     }
@@ -157,7 +162,7 @@ impl Member {
             Talk::Down(at) | Talk::Up(_, at) => Some(at),
             Talk::Connecting(_) | Talk::Asked(_) => None,
         });
-        let code = self.leading.as_ref().map(|_| body.port.wakes);
+        let code = self.leading.as_ref().filter(|_| body.stalled.is_zero()).map(|_| body.port.wakes);
         body.takeover.deadline().into_iter().chain(talks).chain(code).min()
     }
 
@@ -165,13 +170,41 @@ impl Member {
         if self.is_over {
             return;
         }
-        self.body.lock().now = host.now();
+        let hangs = host.hangs();
+        {
+            let mut body = self.body.lock();
+            (body.now, body.stalled) = (host.now(), hangs.unwrap_or_default());
+        }
+        if hangs.is_some() {
+            return self.talk_only(input, host);
+        }
+        for held in std::mem::take(&mut self.held) {
+            self.take(held, host);
+        }
         self.take(input, host);
         self.go_on(host);
         if host.disk(LOG_DISK).has_failed() {
             host.tell(format_args!("ends: its log's medium has failed"));
             self.end(host);
         }
+    }
+
+    /// Its disks do not answer: whatever may need them waits, and others are told for how long.
+    fn talk_only(&mut self, input: Input, host: &mut Host<'_, Oracle>) {
+        let is_of_talk = |connection| self.talks.iter().any(|talk| talk.connection() == Some(connection));
+        let goes_on = match &input {
+            Input::Timer => true,
+            Input::Message { connection, bytes } => is_of_talk(*connection) || matches!(bytes[0], BEAT | ASK),
+            Input::Connected { connection } | Input::Lost { connection, .. } => is_of_talk(*connection),
+            Input::Read { .. } | Input::Written { .. } | Input::Durable { .. } => false,
+        };
+        if goes_on {
+            self.take(input, host);
+        } else {
+            self.held.push_back(input);
+        }
+        self.decide(host);
+        self.talk(host);
     }
 
     /// It is no member any more: nothing of it goes on.
@@ -299,6 +332,9 @@ impl Member {
             }
             ORDER => {
                 let (epoch, order) = parse_order(rest).expect("what was written is read");
+                if order == Order::Begin && !host.oracle().looked_at.remove(&epoch.writer()) {
+                    host.core().wrong("an image is sent that nobody has looked at".into());
+                }
                 let told = body.obey_other(epoch, &order);
                 body.sees();
                 match &told {
@@ -352,6 +388,9 @@ impl Member {
             any = true;
             match action {
                 Action::Become(role) => {
+                    let before = std::mem::replace(&mut self.role, role);
+                    host.oracle().work.doubted +=
+                        u64::from((before, role) == (Role::Follower, Role::Waiting));
                     host.tell(format_args!("is {}", role.name()));
                     self.has_news = true;
                 }
@@ -379,6 +418,7 @@ impl Member {
             salt: self.rng.u64(),
             depth: plan.depth,
             lease: plan.lease,
+            check: Duration::from_millis(plan.check),
         };
         let shared = self.body.clone();
         {
@@ -485,6 +525,9 @@ impl Member {
                 Command::Acknowledged { epoch, below } => {
                     let checked = host.oracle().acknowledges(epoch, below);
                     checked.unwrap_or_else(|what| host.core().wrong(what));
+                }
+                Command::LookedAt(epoch) => {
+                    host.oracle().looked_at.insert(epoch.writer());
                 }
                 Command::Count(count, by) => count(&mut host.oracle().work, by),
             }

@@ -13,8 +13,8 @@
 //!   are the same byte for byte, within a bounded time.
 //!
 //! What is modelled in place of `kv`'s live part: sessions, messages and what members tell each other (`member.rs`), what a primary does for
-//! the others between requests (`lead.rs`), and when a client believes what it has got (`client.rs`). A disk hangs for no longer than it is
-//! slow, and a whole node waits for it.
+//! the others between requests (`lead.rs`), and when a client believes what it has got (`client.rs`). A whole node waits for
+//! a disk that is slow; where one does not answer at all, the member goes on to talk to the others, and says so.
 //!
 //! [`Holder`]: remanence_coord::log::serve::Holder
 //! [`Keeper`]: remanence_kv::replica::Keeper
@@ -114,6 +114,7 @@ impl Process for Node {
     }
 
     fn look(core: &mut Core<Oracle>, processes: &mut [Option<Self>]) -> bool {
+        core.oracle.now = core.now();
         if core.oracle.verify && core.now() >= core.oracle.next_look {
             core.oracle.next_look = core.now() + LOOK;
             match settled(core, processes) {
@@ -163,6 +164,8 @@ pub struct Outcome {
     pub work: Work,
     /// Simulated time, in nanoseconds.
     pub nanos: u64,
+    /// The longest time in which no operation came to its end, before all faults were over.
+    pub still: u64,
     /// Of everything that happened: two runs of a seed are the same if these are.
     pub hash: u64,
     /// What went wrong, if anything.
@@ -208,7 +211,7 @@ pub fn run_plan(seed: u64, plan: &Plan, trace_lines: usize) -> Outcome {
         None => core.what_is_wrong().cloned().or_else(|| core.oracle.judge().err()),
     };
     let (counts, nanos, hash) = (core.counts, core.now(), core.trace.value());
-    let Oracle { work, finished, waits, .. } = &core.oracle;
+    let Oracle { work, finished, waits, still, .. } = &core.oracle;
     let what = what.map(|what| {
         if *finished || !what.contains("come to an end") {
             what
@@ -216,9 +219,9 @@ pub fn run_plan(seed: u64, plan: &Plan, trace_lines: usize) -> Outcome {
             format!("{what}; the last client: {waits}")
         }
     });
-    let work = *work;
+    let (work, still) = (*work, *still);
     let failure = what.map(|what| Failure { what, trace: cluster.core.trace.into_lines() });
-    Outcome { seed, plan: plan.clone(), counts, work, nanos, hash, failure }
+    Outcome { seed, plan: plan.clone(), counts, work, nanos, still, hash, failure }
 }
 
 impl Outcome {
@@ -314,13 +317,14 @@ impl fmt::Display for Outcome {
         )?;
         writeln!(
             f,
-            "faults   {} stopped, {} killed, {} without power ({} within something), {} disks lost, {} failed, {} slow, {} partitions",
+            "faults   {} stopped, {} killed, {} without power ({} within something), {} disks lost, {} failed, {} hung, {} slow, {} partitions",
             c.pauses,
             c.kills,
             c.power_losses,
             c.power_losses_within,
             c.disks_lost,
             c.media_failed,
+            c.hung,
             c.slow,
             c.partitions
         )?;

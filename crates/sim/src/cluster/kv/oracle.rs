@@ -18,12 +18,16 @@ Work {
     led,
     /// Times that one that had taken over ended that.
     stood_down,
+    /// Times that one that followed a primary followed nobody any more.
+    doubted,
     /// Members that a primary connected to again, in the same epoch.
     reconnected,
     /// Times that a primary opened the log again.
     reopened,
     /// Members that were sent an image.
     rebuilt,
+    /// Times that one had to look at its image at once, as the log has no room without sending it.
+    put_right,
     /// Records that were trimmed.
     trimmed,
     /// Operations that clients began.
@@ -57,6 +61,12 @@ pub(crate) struct Oracle {
     acknowledged: BTreeMap<Epoch, u64>,
     /// Members that have lost their disks, or never had a say, and do not have all that was acknowledged.
     pub(super) lost: BTreeSet<usize>,
+    /// The time; when an operation came to its end last, and the longest time between two that did.
+    pub(super) now: u64,
+    done_at: Option<u64>,
+    pub(super) still: u64,
+    /// Primaries that have looked at the image which they send next, by the writers of their epochs.
+    pub(super) looked_at: BTreeSet<u32>,
     /// How many disks were made.
     pub(super) made: u64,
     /// Operations that each client may still begin.
@@ -107,6 +117,10 @@ impl Oracle {
             opened: BTreeMap::new(),
             acknowledged: BTreeMap::new(),
             lost: (0..plan.members.into()).collect(),
+            now: 0,
+            done_at: None,
+            still: 0,
+            looked_at: BTreeSet::new(),
             made: 0,
             operations: vec![plan.operations; plan.clients.into()],
             running: BTreeMap::new(),
@@ -159,6 +173,10 @@ impl Oracle {
         self.histories.entry(key.to_vec()).or_default().events.push(event);
         if is_known {
             self.work.done += 1;
+            if self.now < self.plan.heals {
+                let last = self.done_at.replace(self.now).unwrap_or(self.now);
+                self.still = self.still.max(self.now - last);
+            }
         } else {
             self.work.unknown += 1;
         }

@@ -58,6 +58,8 @@ pub struct Plan {
     pub notice: u64,
     /// Milliseconds that a client may take to finish what it has begun.
     pub lease: u64,
+    /// Milliseconds for which an image is looked at before it is sent.
+    pub check: u64,
     /// Updates that a member has under way at a time.
     pub depth: usize,
     /// Bytes of records that a member applies for one order, about.
@@ -93,6 +95,7 @@ impl Plan {
             Scene { servers: members.into(), clients: clients.into(), among_servers: true, ends: heals };
         let mut faults = fault::draw(&mut Rng::new(seed, 31), &scene);
         faults.extend(isolations(&mut Rng::new(seed, 32), &scene));
+        faults.extend(hangs(&mut Rng::new(seed, 33), &scene));
         Self {
             members,
             acks,
@@ -114,6 +117,7 @@ impl Plan {
             keys: rng.pick(&[1, 3, 10]),
             notice: rng.pick(&[160, 200, 200, 400]) * MS,
             lease: rng.pick(&[100, 500, 2000]),
+            check: Rng::new(seed, 34).pick(&[0, 50, 3000]),
             depth: rng.pick(&[1, 4, 32]),
             portion: rng.pick(&[1000, 3000, 4 << 20]),
             speeds: Speeds {
@@ -162,6 +166,17 @@ fn isolations(rng: &mut Rng, scene: &Scene) -> Vec<Fault> {
         }
     }
     faults
+}
+
+/// Times in which the disks of a member do not answer: for less than a primary may be silent, or for longer than anybody waits.
+fn hangs(rng: &mut Rng, scene: &Scene) -> Vec<Fault> {
+    let one = |rng: &mut Rng| {
+        let at = rng.below(scene.ends - 1);
+        let lasts = (1 + rng.exponential(scene.ends / 3)).min(scene.ends - at);
+        Fault { at, lasts, node: rng.index(scene.servers), kind: Kind::Hangs, salt: 0 }
+    };
+    let count = rng.pick(&[0, 0, 1, 3]);
+    (0..count).map(|_| one(rng)).collect()
 }
 
 impl Shrink for Plan {

@@ -577,6 +577,10 @@ impl Session {
             }
             LastStep::CatchUp => {
                 host.oracle().waits = "all servers are to take part and to have everything";
+                if !all && is_due && self.machine.is_half_full() {
+                    // What others have room for, as it lies at other places there, may be too much for one of them.
+                    self.trim(now, self.machine.acknowledged(), host);
+                }
                 if all {
                     host.oracle().verify = Some(servers.collect());
                     self.step = LastStep::VerifyAgain;
