@@ -37,7 +37,6 @@
 #![forbid(unsafe_code)]
 
 mod asynch;
-mod baseline;
 mod connector;
 mod error;
 pub mod fuzzing;
@@ -61,7 +60,6 @@ mod turns;
 mod wire;
 
 pub use asynch::{AsyncStore, Cancelled, Cancelling, Pending};
-pub use baseline::{BaselineOptions, BaselineServer, BaselineStore};
 pub use error::Error;
 pub use iterate::{Entries, Keys};
 pub use local::{Local, Locals};

@@ -319,6 +319,10 @@ impl Server {
         if options.guarded {
             remote = remote.guarded();
         }
+        if options.mode == Mode::Erda {
+            // The paper's flow (3.3): a request comes by WRITE with immediate, with its client's number.
+            remote = remote.calls_by_immediate();
+        }
         let mut remote = remanence_remote::Server::bind(remote)?;
         let grants = options.guarded.then(|| remote.grants());
         let slot = SLOT as usize - remanence_remote::message::ANSWER_HEADER;

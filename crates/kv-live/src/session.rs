@@ -15,7 +15,7 @@ use super::wire::{Answer, CALL_HEADER, Call, Hello, Key, VERSION, What, parse_ke
 use super::{Error, SERVICE};
 use remanence_kv::client::{Completion, RemoteMemory, Verb};
 use remanence_kv::proto::{Reply, Request};
-use remanence_kv::view::View;
+use remanence_kv::view::{Mode, View};
 
 /// Updates of a recipe at most.
 const UPDATES_MAX: usize = 64;
@@ -135,6 +135,7 @@ pub struct Session {
     /// What data survives for which the server has waited.
     synced: Survives,
     noticed: Option<u64>,
+    by_immediate: bool,
     /// Since when others are in the way.
     waiting: Instant,
 }
@@ -168,6 +169,7 @@ impl Session {
             method: None,
             survives: None,
             noticed: None,
+            by_immediate: false,
             waiting: Instant::now(),
         };
         let said = match this.ask(What::Hello, &VERSION.to_le_bytes()) {
@@ -180,7 +182,10 @@ impl Session {
         }
         this.lease = Duration::from_millis(hello.lease);
         match Reply::parse(view) {
-            Some(Reply::View(view)) if fits(&view, this.remote.region().len) => Ok((this, view)),
+            Some(Reply::View(view)) if fits(&view, this.remote.region().len) => {
+                this.by_immediate = view.mode == Mode::Erda && this.remote.call_by_immediate()?;
+                Ok((this, view))
+            }
             _ => Err(Error::Protocol("its view is none")),
         }
     }
@@ -195,6 +200,13 @@ impl Session {
     #[must_use]
     pub const fn role(&self) -> Role {
         self.remote.role()
+    }
+
+    /// Whether requests go by WRITE with immediate, which has this client's number in it: the paper's flow. They do at a server of mode
+    /// [`Mode::Erda`], unless it is an older one, and for a client that may write.
+    #[must_use]
+    pub const fn calls_by_immediate(&self) -> bool {
+        self.by_immediate
     }
 
     /// The server's memory, and what it promises.

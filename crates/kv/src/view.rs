@@ -9,7 +9,9 @@ use crate::format::{Geometry, ObjectAddress, Offset};
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Mode {
     /// As in the paper: an update is atomic, and visible when it is acknowledged. A failure of the server may take it back,
-    /// and a reader may have seen it before.
+    /// and a reader may have seen it before. Requests come by WRITE with immediate, in which the client's number is; the server
+    /// answers with the address, and the client WRITEs the object there. The acknowledgement is the end of that WRITE, and nobody
+    /// makes the object durable for it.
     Erda,
     /// An acknowledged update survives what the server's persistence domain survives, and so does whatever was read.
     Durable,

@@ -41,6 +41,15 @@ pub(crate) struct Bind {
     pub(crate) op: SendOp,
 }
 
+/// A window and its key, which is good when this work request has been executed, and through its QP alone.
+pub(crate) fn window(pd: &Pd, bind: MwBind) -> Option<(Mw, Rkey, SendOp)> {
+    let mw = pd.alloc_mw(MwType::Type2).ok()?;
+    // Another low byte than it was made with, so that the key of before the bind reaches nothing.
+    let rkey = Rkey(mw.rkey().0 ^ 1);
+    let op = SendOp::BindMw { mw: mw.raw(), rkey, bind };
+    Some((mw, rkey, op))
+}
+
 impl Grants {
     pub(crate) fn new(pd: &Pd, memory: &Mr, flush: Access, guarded: bool) -> Self {
         let book = Book {
@@ -69,13 +78,10 @@ impl Grants {
         if !book.guarded || len == 0 || book.whose.contains_key(&offset) {
             return None;
         }
-        let mw = book.pd.alloc_mw(MwType::Type2).ok()?;
-        // Another low byte than it was made with, so that the key of before the bind reaches nothing.
-        let rkey = Rkey(mw.rkey().0 ^ 1);
         let (mr, base) = book.memory;
-        let bind = MwBind { mr, addr: base + offset, len, access: book.rights };
+        let (mw, rkey, op) = window(&book.pd, MwBind { mr, addr: base + offset, len, access: book.rights })?;
         let held = book.sessions.entry(session).or_default();
-        held.binds.push_back(Bind { offset, op: SendOp::BindMw { mw: mw.raw(), rkey, bind } });
+        held.binds.push_back(Bind { offset, op });
         held.windows.insert(offset, (len, mw));
         book.whose.insert(offset, session);
         book.given += 1;

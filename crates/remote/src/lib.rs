@@ -51,6 +51,7 @@ mod error;
 pub mod fuzzing;
 mod grants;
 pub mod hello;
+mod immediates;
 pub mod message;
 mod meter;
 pub mod program;

@@ -20,6 +20,11 @@
 //! ```
 //!
 //! What the server sends back ([`Answer`]) is never durable and needs no checksum: the network has its own.
+//!
+//! *Calls by immediate.* A client that asked for it ([`BY_IMMEDIATE`]) brings its calls by WRITE with immediate: the same message is
+//! written into the receive buffer that it would be received into, the next one of the session's own, and the immediate is the
+//! client's number ([`Immediates`]). What arrives is believed as little as a SEND: length, checksum, stamp and number must fit, or the
+//! session is over.
 
 use remanence_codec::{Malformed, Reader};
 use remanence_persist::recipe::{Message as Carries, Set, Update};
@@ -30,6 +35,40 @@ pub const HEADER: usize = 40;
 pub const ENTRY: usize = 16;
 /// Bytes before an answer's body.
 pub const ANSWER_HEADER: usize = 24;
+/// The service of the call that asks whether calls may come by WRITE with immediate from then on. The answer has an [`Immediates`]; a
+/// server that takes none, an older one too, refuses, and calls go on by SEND.
+pub const BY_IMMEDIATE: u16 = u16::MAX - 2;
+
+/// With what a session brings its calls by WRITE with immediate: u32 number, u32 key.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Immediates {
+    /// The client's number, which is the immediate of each of its calls.
+    pub number: u32,
+    /// A key to the session's receive buffers, which is good through its QP alone.
+    pub rkey: u32,
+}
+
+impl Immediates {
+    /// The body of the answer.
+    #[must_use]
+    pub fn emit(&self) -> [u8; 8] {
+        let mut bytes = [0; 8];
+        bytes[..4].copy_from_slice(&self.number.to_be_bytes());
+        bytes[4..].copy_from_slice(&self.rkey.to_be_bytes());
+        bytes
+    }
+
+    /// Reads the body of an answer.
+    ///
+    /// # Errors
+    /// It is none.
+    pub fn parse(bytes: &[u8]) -> Result<Self, Malformed> {
+        let mut r = Reader::new(bytes);
+        let this = Self { number: r.u32_be()?, rkey: r.u32_be()? };
+        r.end()?;
+        Ok(this)
+    }
+}
 
 /// What a message to the server is for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -19,7 +19,7 @@ use remanence_rnic::{Placement, PostError, RemoteAddr, Selectivity, SendFlags, S
 use remanence_wire::Rkey;
 
 use crate::hello::Window;
-use crate::message::{Answer, AnswerKind, ENTRY, Entry, HEADER, Header, Kind};
+use crate::message::{Answer, AnswerKind, ENTRY, Entry, HEADER, Header, Immediates, Kind};
 use crate::program::{PLACE_BITS, Program};
 
 /// Bytes at the start of staging where READs that stand in for FLUSHes put what nobody looks at.
@@ -222,6 +222,8 @@ pub struct Requester {
     notices: VecDeque<Vec<u8>>,
     /// Keys for bytes that the region's key does not let this session write: by the first byte, how many, and the key.
     grants: BTreeMap<u64, (u64, u32)>,
+    /// Calls go by WRITE with immediate.
+    immediates: Option<Immediates>,
     /// Places that the server will write when it applies a message.
     unapplied: VecDeque<(u64, u64, u64)>,
     staging: u64,
@@ -257,6 +259,7 @@ impl Requester {
             replies: VecDeque::new(),
             notices: VecDeque::new(),
             grants: BTreeMap::new(),
+            immediates: None,
             unapplied: VecDeque::new(),
             staging,
             head: SCRATCH,
@@ -641,18 +644,23 @@ impl Requester {
             entries: 0,
         };
         port.stage(at, &header.emit(body.len() as u32, &hash));
+        let op = match self.immediates {
+            Some(ours) if kind == Kind::Call => {
+                let addr = self.terms.buffers.addr.wrapping_add(self.buffer_of(header.number));
+                SendOp::WriteImm(RemoteAddr { addr, rkey: Rkey(ours.rkey) }, ours.number)
+            }
+            _ => SendOp::Send,
+        };
         let flags = SendFlags::SIGNALED;
-        let last = self.enqueue(Queued {
-            op: SendOp::Send,
-            at,
-            len: len as u32,
-            flags,
-            message: true,
-            what: "a call",
-        });
+        let last = self.enqueue(Queued { op, at, len: len as u32, flags, message: true, what: "a call" });
         self.free(ticket, last);
         self.expected_replies.push_back(header.number);
         Ok(header.number)
+    }
+
+    /// From now on calls go by WRITE with immediate, into the buffers that they would be received into.
+    pub const fn call_by_immediate(&mut self, ours: Immediates) {
+        self.immediates = Some(ours);
     }
 
     /// The oldest notice of the server's application that nobody has taken yet.
@@ -669,6 +677,11 @@ impl Requester {
     fn number(&mut self) -> u64 {
         self.numbered += 1;
         self.numbered
+    }
+
+    /// Where a message is received, from the beginning of the session's receive buffers.
+    fn buffer_of(&self, number: u64) -> u64 {
+        (number - 1) % u64::from(self.terms.slots) * u64::from(self.terms.slot_size)
     }
 
     fn remote(&self, offset: u64) -> RemoteAddr {
@@ -899,7 +912,7 @@ impl<P: Port> View<'_, P> {
         }
         // What lies in a buffer that is not persistent is worth nothing by itself: no recipe flushes it, and no client may.
         if terms.config.buffers == Buffers::Pm {
-            let slot = (number - 1) % u64::from(terms.slots) * u64::from(terms.slot_size);
+            let slot = self.requester.buffer_of(number);
             self.job.unflushed.push((terms.buffers.addr.wrapping_add(slot), len.into(), terms.buffers.rkey));
         }
         self.enqueue(SendOp::Send, send.at, len, SendFlags::empty(), true, "a SEND");

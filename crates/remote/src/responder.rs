@@ -16,7 +16,7 @@ use remanence_persist::Config;
 use remanence_persist::recipe::{Rsp, Target};
 use remanence_pmem::Medium;
 
-use crate::message::{Answer, AnswerKind, Entry, Kind, Parsed};
+use crate::message::{Answer, AnswerKind, BY_IMMEDIATE, Entry, Immediates, Kind, Parsed};
 use crate::program::{PLACE_BITS, Program};
 use crate::ring::Ring;
 
@@ -32,6 +32,14 @@ pub trait World {
     fn may_write(&mut self, offset: u64, len: u64) -> bool {
         let _ = (offset, len);
         true
+    }
+
+    /// Lets the session's client, and nobody else, write the session's receive buffers: [`Immediates`]. Once a session at most.
+    ///
+    /// # Errors
+    /// A sentence for the client, whose calls go on by SEND.
+    fn immediates(&mut self) -> Result<Immediates, String> {
+        Err("this server takes calls by SEND".to_owned())
     }
 
     /// Asks the application.
@@ -122,6 +130,8 @@ pub struct Responder {
     plans: BTreeMap<u16, Arc<Program>>,
     /// Which part of which plan an immediate's number stands for.
     classes: BTreeMap<u8, (u16, u8)>,
+    /// Calls come by WRITE with immediate, and every immediate is this client's number.
+    immediates: Option<Immediates>,
     owed: VecDeque<Owed>,
     /// Write-backs were asked for and not waited for.
     unsynced: bool,
@@ -143,6 +153,7 @@ impl Responder {
             announced: 0,
             plans: BTreeMap::new(),
             classes: BTreeMap::new(),
+            immediates: None,
             owed: VecDeque::new(),
             unsynced: false,
             served: Served::default(),
@@ -190,6 +201,12 @@ impl Responder {
         result
     }
 
+    /// Whether a message is in its receive buffer: it came by SEND, or as a call with this client's number.
+    #[must_use]
+    pub fn is_in_its_buffer(&self, imm: Option<u32>) -> bool {
+        imm.is_none_or(|imm| self.immediates.is_some_and(|ours| ours.number == imm))
+    }
+
     /// What a call asks of which service: a message that has arrived as the `nth` (from 0) of those that were not served yet.
     /// `None` is said of whatever else it is.
     #[must_use]
@@ -225,8 +242,14 @@ impl Responder {
         }
         self.received = number;
         self.served.messages += 1;
-        if let Some(imm) = imm {
-            return self.immediate(number, len, imm, memory, buffers, world);
+        match imm {
+            Some(imm) if self.immediates.is_none() => {
+                return self.immediate(number, len, imm, memory, buffers, world);
+            }
+            imm if !self.is_in_its_buffer(imm) => {
+                return Err(Fault::Peer("an immediate is another client's number"));
+            }
+            _ => {}
         }
         let mut buffer = std::mem::take(&mut self.buffer);
         let bytes = len.min(self.terms.ring.slot_size) as usize;
@@ -235,7 +258,13 @@ impl Responder {
             buffer.resize(bytes, 0);
         }
         buffers.read(self.terms.ring.buffer(number), &mut buffer[..bytes]);
-        let result = self.sent(number, &buffer[..bytes], len, memory, buffers, world);
+        let message = Parsed::read(&buffer[..bytes]).map_err(Fault::from);
+        let result = message.and_then(|message| match message.header.kind {
+            Kind::Update | Kind::Plan if imm.is_some() => {
+                Err(Fault::Peer("an immediate comes with what is no call"))
+            }
+            _ => self.sent(number, &message, len, memory, buffers, world),
+        });
         self.buffer = buffer;
         result
     }
@@ -243,13 +272,12 @@ impl Responder {
     fn sent<M: Medium, B: Medium>(
         &mut self,
         number: u64,
-        buffer: &[u8],
+        message: &Parsed<'_>,
         len: u32,
         memory: &M,
         buffers: &B,
         world: &mut impl World,
     ) -> Result<(), Fault> {
-        let message = Parsed::read(buffer)?;
         let header = message.header;
         if message.len != len || header.stamp != self.terms.stamp || header.number != number {
             return Err(Fault::Peer("a message is not the one that was due"));
@@ -281,6 +309,13 @@ impl Responder {
                 let kind = if refused.is_some() { AnswerKind::Refused } else { AnswerKind::Reply };
                 self.answer(number, kind, refused.unwrap_or_default().into(), world);
             }
+            Kind::Call if header.plan == BY_IMMEDIATE => {
+                let (kind, body) = match self.take_immediates(world) {
+                    Ok(ours) => (AnswerKind::Reply, ours.emit().to_vec()),
+                    Err(why) => (AnswerKind::Refused, why.into_bytes()),
+                };
+                self.answer(number, kind, body, world);
+            }
             Kind::Call => {
                 // What the client sent before is in its place when the application looks.
                 self.settle(memory, buffers, world)?;
@@ -304,6 +339,16 @@ impl Responder {
         world.send(Answer { kind, number, reposted: number, body });
     }
 
+    fn take_immediates(&mut self, world: &mut impl World) -> Result<Immediates, String> {
+        if !self.classes.is_empty() {
+            return Err("immediates of this session say where updates are".to_owned());
+        }
+        if self.immediates.is_none() {
+            self.immediates = Some(world.immediates()?);
+        }
+        Ok(self.immediates.expect("taken above"))
+    }
+
     fn plan(&mut self, number: u16, body: &[u8]) -> Result<Option<&'static str>, Fault> {
         let (program, classes) = Program::parse(body)?;
         if self.plans.len() >= PLANS_MAX || self.plans.contains_key(&number) {
@@ -315,6 +360,9 @@ impl Responder {
         }
         if let Err(why) = program.check(&self.terms.config) {
             return Ok(Some(why));
+        }
+        if !classes.is_empty() && self.immediates.is_some() {
+            return Ok(Some("the immediates of this session are its client's number"));
         }
         self.insert_plan(number, program, classes);
         Ok(None)
@@ -520,3 +568,6 @@ impl Responder {
         self.owed.len() * 2 >= usize::from(self.terms.ring.slots)
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -22,11 +22,11 @@ use crate::admission::Admission;
 use crate::error::Error;
 use crate::grants::Grants;
 use crate::hello::{SLOT_SIZE_MAX, SLOTS_MAX};
+use crate::message::BY_IMMEDIATE;
 use crate::meter::Meter;
 use crate::responder::Served;
 use crate::ring::{Layout, Recovered, recover};
 use crate::serving::{Entrance, Serving};
-use crate::session::DESCRIBE;
 
 /// Connection requests that wait for an answer at most.
 const BACKLOG: usize = 16;
@@ -50,6 +50,7 @@ pub struct ServerOptions {
     insecure: bool,
     guarded: bool,
     no_buffers: bool,
+    pub(crate) immediates: bool,
     pub(crate) serves: Option<&'static str>,
 }
 
@@ -75,6 +76,7 @@ impl ServerOptions {
             insecure: false,
             guarded: false,
             no_buffers: false,
+            immediates: false,
             serves: None,
         }
     }
@@ -169,6 +171,14 @@ impl ServerOptions {
         self
     }
 
+    /// Lets a client that asks for it ([`Session::call_by_immediate`](crate::Session::call_by_immediate)) bring its calls by WRITE
+    /// with immediate, into receive buffers of its own session, which nobody else can write. Others call by SEND as ever.
+    #[must_use]
+    pub const fn calls_by_immediate(mut self) -> Self {
+        self.immediates = true;
+        self
+    }
+
     /// Bytes of the region that are left for the service, from its start.
     ///
     /// # Errors
@@ -245,6 +255,13 @@ impl ServerOptions {
         }
         if self.buffers == Buffers::Pm && self.no_buffers {
             return argument("receive buffers cannot lie in a region that is said to have none".into());
+        }
+        if self.buffers == Buffers::Pm && self.immediates {
+            return argument(
+                "recovery applies what lies in persistent receive buffers, so no client may write there; keep them in DRAM where \
+                 calls come by WRITE with immediate"
+                    .into(),
+            );
         }
         // Recovery applies what lies in them, and asks nobody whose it was.
         if self.buffers == Buffers::Pm && (self.guarded || self.readers.is_some()) {
@@ -495,13 +512,13 @@ impl Server {
     /// its session did before.
     ///
     /// # Panics
-    /// For the services 65534 and 65535, which are the server's own.
+    /// For the services from 65533 on, which are the server's own.
     pub fn on_call(
         &mut self,
         service: u16,
         handler: impl FnMut(&Call<'_>) -> Result<Vec<u8>, String> + Send + 'static,
     ) {
-        assert!(service < DESCRIBE, "service {service} is the server's own");
+        assert!(service < BY_IMMEDIATE, "service {service} is the server's own");
         self.application.handlers.insert(service, Box::new(handler));
     }
 
@@ -509,9 +526,9 @@ impl Server {
     /// would wait for alone can be done for all of them. Not every call is shown, and one that is may never be made.
     ///
     /// # Panics
-    /// For the services 65534 and 65535, which are the server's own.
+    /// For the services from 65533 on, which are the server's own.
     pub fn on_calls(&mut self, service: u16, look: impl FnMut(&[Call<'_>]) + Send + 'static) {
-        assert!(service < DESCRIBE, "service {service} is the server's own");
+        assert!(service < BY_IMMEDIATE, "service {service} is the server's own");
         self.application.ahead = Some((service, Box::new(look)));
     }
 

@@ -7,18 +7,18 @@ use std::net::SocketAddr;
 use remanence_auth::Role;
 use remanence_codec::clipped;
 use remanence_pmem::Region;
-use remanence_rnic::{Access, Data, PostError, SendFlags, SendWr, WcOpcode};
+use remanence_rnic::{Access, Data, MwBind, PostError, SendFlags, SendWr, WcOpcode};
 use remanence_service::server::{
     Admit, Buffers, Close, Decision, Error as FloorError, Full, Link, Lot, Message, Place, Refusal, Request,
     Service, Session, SessionId, Sessions, Spec, Turn, Workshop,
 };
-use remanence_verbs::ConnectAttr;
+use remanence_verbs::{ConnectAttr, Mw};
 use remanence_wire::Qpn;
 
 use crate::admission::{Ends, Verdict};
-use crate::grants::Grants;
+use crate::grants::{Grants, window};
 use crate::hello::{Hello, Rejection, Stranger, VERSION, Welcome, Window};
-use crate::message::Answer;
+use crate::message::{Answer, Immediates};
 use crate::meter::Meter;
 use crate::program::granule_shift;
 use crate::responder::{Fault, Responder, Served, Terms, World};
@@ -36,6 +36,8 @@ pub(crate) struct State {
     role: Role,
     responder: Responder,
     binds: u32,
+    /// By which its client writes its receive buffers; it goes before they do.
+    window: Option<Mw>,
 }
 
 /// Decides who gets a session, on the accepting thread.
@@ -80,7 +82,10 @@ impl Admit for Entrance<'_> {
                 let access = Access::LOCAL_WRITE | Access::REMOTE_READ | flush_rights(&core.config);
                 (ring, Buffers::Within(&core.options.region, ring.first, access))
             }
-            None => (Ring::volatile(core.options.slots, core.options.message), Buffers::Own),
+            None => {
+                let buffers = if core.options.immediates { Buffers::Bindable } else { Buffers::Own };
+                (Ring::volatile(core.options.slots, core.options.message), buffers)
+            }
         };
         // What a server has under way itself, which is nothing; its clients have as many FLUSHes and READs as they ask for.
         let attr = ConnectAttr { max_rd_atomic: 1, ..ConnectAttr::default() };
@@ -127,7 +132,7 @@ impl Admit for Entrance<'_> {
         if let Some(bond) = bond {
             bond.seal(&mut welcome);
         }
-        let state = State { role, responder: Responder::new(terms), binds: 0 };
+        let state = State { role, responder: Responder::new(terms), binds: 0, window: None };
         Ok(Decision::Session { opened, state, welcome })
     }
 }
@@ -168,9 +173,10 @@ impl<'a> Serving<'a> {
         session: &mut Session<State>,
         act: impl FnOnce(&mut Responder, &Region, &Region, &mut Live<'_>) -> T,
     ) -> T {
-        let Session { state: State { role, responder, .. }, link } = session;
+        let Session { state: State { role, responder, window, .. }, link } = session;
         let buffers = link.region().clone();
-        let mut world = Live { role: *role, link, handlers: &mut self.application.handlers, core: self.core };
+        let handlers = &mut self.application.handlers;
+        let mut world = Live { role: *role, link, window, handlers, core: self.core };
         act(responder, &self.core.options.region, &buffers, &mut world)
     }
 }
@@ -273,7 +279,8 @@ fn look_ahead(sessions: &Sessions<State>, lot: &Lot<'_>, service: u16, look: &mu
     for wc in lot.received() {
         let Some(Session { state, link }) = sessions.of_qp(wc.qpn) else { continue };
         let nth = before.entry(wc.qpn).or_default();
-        if wc.opcode != WcOpcode::RecvRdmaWithImm
+        let imm = (wc.opcode == WcOpcode::RecvRdmaWithImm).then(|| wc.imm.unwrap_or(0));
+        if state.responder.is_in_its_buffer(imm)
             && let Some((asked, body)) = state.responder.call_ahead(*nth, wc.byte_len, link.region())
             && asked == service
         {
@@ -312,6 +319,7 @@ impl World for EndedSession<'_> {
 struct Live<'a> {
     role: Role,
     link: &'a mut Link,
+    window: &'a mut Option<Mw>,
     handlers: &'a mut BTreeMap<u16, Handler>,
     core: &'a Core,
 }
@@ -327,6 +335,25 @@ impl World for Live<'_> {
 
     fn may_write(&mut self, offset: u64, len: u64) -> bool {
         self.role.may_write() && self.core.grants.covers(self.link.id().0, offset, len)
+    }
+
+    /// A memory window over its own buffers, which is bound in front of the answer that carries the key.
+    fn immediates(&mut self) -> Result<Immediates, String> {
+        if !self.core.options.immediates || !self.role.may_write() {
+            return Err("this server takes your calls by SEND".to_owned());
+        }
+        let buffers = self.link.buffers();
+        let len = u64::from(self.link.slots()) * u64::from(self.link.slot_size());
+        let bind = MwBind { mr: buffers.lkey(), addr: buffers.addr(), len, access: Access::REMOTE_WRITE };
+        let made = window(self.core.floor.pd(), bind).and_then(|(mw, rkey, op)| {
+            let wr =
+                SendWr { wr_id: Link::OWN, op, data: Data::Sges(&[]), flags: SendFlags::SIGNALED, ud: None };
+            self.link.qp().post_send(&wr).is_ok().then_some((mw, rkey))
+        });
+        let (mw, rkey) = made.ok_or("the device has no memory window left; calls go on by SEND")?;
+        *self.window = Some(mw);
+        // As many sessions as that are never there at once.
+        Ok(Immediates { number: self.link.id().0 as u32, rkey: rkey.0 })
     }
 
     fn call(&mut self, service: u16, request: &[u8]) -> Result<Vec<u8>, String> {

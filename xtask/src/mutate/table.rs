@@ -5,7 +5,7 @@
 //! name = "hole-2-acknowledged-and-gone"
 //! hole = 2                                # of docs/erda.md; optional
 //! does = "a reply leaves before what it speaks of is durable, as in the paper"
-//! tests = ["kv/holes::hole_2_acknowledged_and_gone::ours_does_not"]   # CRATE/PROGRAM::TEST, `lib` for unit tests
+//! tests = ["erda-paper/holes::hole_2_acknowledged_and_gone::ours_does_not"]   # CRATE/PROGRAM::TEST, `lib` for unit tests
 //! seeds = 10000                           # of each simulation among the tests, until one fails; optional: as many as for a push
 //!
 //! [[mutation.edit]]

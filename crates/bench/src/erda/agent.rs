@@ -10,15 +10,16 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use remanence_kv::baseline::{Scheme, Sizes};
+use remanence_erda_paper::baseline::{Scheme, Sizes};
 use remanence_kv::view::Mode;
-use remanence_kv_live::{BaselineOptions, BaselineServer, Server, ServerOptions};
+use remanence_kv_live::{Server, ServerOptions};
 use remanence_persist::Config;
 use remanence_persist::taxonomy::{Buffers, Domain};
 use remanence_pmem::{FileOptions, PersistenceDomain};
 use remanence_remote::Meter;
 use remanence_verbs::{Context, Options};
 
+use super::baseline::{BaselineOptions, BaselineServer};
 use super::protocol::{Carrier, Cost, Open, Reply, Request, Served};
 
 /// Clients of one server at a time: 16 threads, and who cleans.
@@ -165,13 +166,13 @@ impl Running {
         }
         let region = memory.open(&open.file).map_err(words)?;
         region.populate();
-        let mut server = BaselineServer::bind(&context, region, &options).map_err(words)?;
+        let mut server = BaselineServer::bind(&context, region, &options)?;
         if open.busy_us > 0 {
             server.on_round(work(open.busy_us));
         }
         let (addr, meter) = (server.addr(), server.meter());
         let stopping = Arc::clone(&stop);
-        let thread = serve(move || server.run(&stopping).map_err(words))?;
+        let thread = serve(move || server.run(&stopping))?;
         Ok((Self { addr, meter, stop, thread: Some(thread), _file: file }, String::new()))
     }
 

@@ -9,6 +9,7 @@
 //! Beside peers ([`peerside`]) nothing is declared: our store is what it is on the medium that Redis has too.
 
 pub mod agent;
+mod baseline;
 mod cleaning;
 pub mod figure;
 pub mod load;
@@ -27,7 +28,7 @@ use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::time::{Duration, Instant};
 
-use remanence_kv::baseline::Scheme;
+use remanence_erda_paper::baseline::Scheme;
 use remanence_persist::plan::Costs;
 use remanence_remote::CostSource;
 use remanence_verbs::Context;
@@ -53,6 +54,8 @@ use crate::samples::{Key, Metric, Samples};
 const VALUE: usize = 1024;
 /// How long a busy application works before it looks at its messages.
 const WORK_US: u64 = 50;
+/// How long a server may go without a sign.
+const PATIENCE: Duration = Duration::from_secs(20);
 /// A quick run begins nothing new after this.
 const QUICK: Duration = Duration::from_secs(240);
 
@@ -130,7 +133,7 @@ pub struct Options {
 /// What is compared.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) enum Series {
-    /// Erda as in the paper: a GET is two READs.
+    /// Erda as in the paper: a GET is two READs, and a PUT a request by WRITE with immediate, the address back, and a WRITE.
     TwoReads,
     /// With the client's location cache: a GET of what it has seen is one READ.
     Erda,
@@ -301,6 +304,8 @@ pub fn run(
         "burst_ms": effort.burst().as_millis() as u64,
         "records": effort.records(),
         "carrier": options.carrier,
+        "flow": "a PUT of Erda: the request by WRITE with immediate, which has the client's number; the address back by SEND; the \
+                 object by WRITE. Durable, and beside peers: the request by SEND, and a recipe for the object",
         "threads_value": VALUE,
         "busy_us": WORK_US,
         "parts": parts.iter().map(|part| part.name()).collect::<Vec<_>>(),
@@ -537,16 +542,22 @@ fn load_of(mix: Mix, value: usize, records: u64, time: Duration) -> Load {
 fn connecting(locations: usize) -> ConnectOptions {
     // What recipes cost is not asked of each server anew.
     let options = ConnectOptions::default().costs(CostSource::Fixed(Costs::PAPERS));
-    options.patience(Duration::from_secs(20)).locations(locations)
+    options.patience(PATIENCE).locations(locations)
 }
 
 fn connect(device: &Context, series: Series, to: SocketAddr) -> Result<Handle, String> {
-    let options = connecting(series.locations());
+    let plain =
+        || remanence_remote::Options::default().costs(CostSource::Fixed(Costs::PAPERS)).patience(PATIENCE);
     match series {
         Series::TwoReads | Series::Erda | Series::Durable => {
-            Ok(Box::new(Native::connect(device, to, &options)?))
+            let mut native = Native::connect(device, to, &connecting(series.locations()))?;
+            // The paper's figures are figures of the paper's flow, or none.
+            if native.store().session().calls_by_immediate() != (series != Series::Durable) {
+                return Err(format!("{}: not the message flow that it is to have", series.name()));
+            }
+            Ok(Box::new(native))
         }
-        Series::Redo => stores::baseline(device, to, Scheme::RedoLogging, &options),
-        Series::ReadAfterWrite => stores::baseline(device, to, Scheme::ReadAfterWrite, &options),
+        Series::Redo => stores::baseline(device, to, Scheme::RedoLogging, plain()),
+        Series::ReadAfterWrite => stores::baseline(device, to, Scheme::ReadAfterWrite, plain()),
     }
 }

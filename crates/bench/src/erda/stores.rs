@@ -4,13 +4,14 @@ use std::fmt;
 use std::net::SocketAddr;
 use std::str::FromStr;
 
-use remanence_kv::baseline::Scheme;
+use remanence_erda_paper::baseline::Scheme;
 use remanence_kv::format::hash;
 use remanence_kv::format::slot::fingerprint;
-use remanence_kv_live::{BaselineStore, ConnectOptions, PutOptions, Store};
+use remanence_kv_live::{ConnectOptions, PutOptions, Store};
 use remanence_verbs::Context;
 use remanence_ycsb::packed::KeyValue;
 
+use super::baseline::BaselineStore;
 use super::load::{Handle, StoreClient};
 use super::tcp::{Memcached, Redis};
 
@@ -134,12 +135,11 @@ impl KeyValue for Compared {
     type Error = String;
 
     fn get(&mut self, key: &[u8], value: &mut Vec<u8>) -> Result<bool, String> {
-        let found = self.0.get(key).map_err(|e| e.to_string())?;
-        Ok(found.map(|found| *value = found).is_some())
+        Ok(self.0.get(key)?.map(|found| *value = found).is_some())
     }
 
     fn put(&mut self, key: &[u8], value: &[u8]) -> Result<(), String> {
-        self.0.put(key, value).map_err(|e| e.to_string())
+        self.0.put(key, value)
     }
 }
 
@@ -148,10 +148,9 @@ pub(super) fn baseline(
     context: &Context,
     to: SocketAddr,
     scheme: Scheme,
-    options: &ConnectOptions,
+    options: remanence_remote::Options,
 ) -> Result<Handle, String> {
-    let store = BaselineStore::connect(context, to, scheme, options).map_err(|e| e.to_string())?;
-    Ok(Box::new(Compared(store)))
+    Ok(Box::new(Compared(BaselineStore::connect(context, to, scheme, options)?)))
 }
 
 /// Clients of a store that is not ours, one for each thread. They spin if each can have a core beside the server's.

@@ -6,8 +6,8 @@
 
 use std::ops::Range;
 
-use remanence_kv::baseline::{self, Baseline, Scheme};
-use remanence_kv::paper::{self, Paper};
+use remanence_erda_paper::baseline::{self, Baseline, Scheme};
+use remanence_erda_paper::paper::{self, Paper};
 use remanence_kv::proto::{Expect, Reply, Request};
 use remanence_kv::server::{Options, format};
 use remanence_kv::view::Mode;

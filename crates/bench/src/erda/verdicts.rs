@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use remanence_kv::baseline::Scheme;
+use remanence_erda_paper::baseline::Scheme;
 use remanence_kv::view::Mode;
 use remanence_ycsb::workload::Mix;
 

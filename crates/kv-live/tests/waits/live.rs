@@ -72,6 +72,40 @@ fn a_small_value_is_one_message() {
     assert!(!dir.path().join("store").exists(), "nothing was made");
 }
 
+/// The paper's flow: the request by WRITE with immediate, the address back, and the object by WRITE. A client that does not ask for it
+/// is served as well.
+#[test]
+fn in_mode_erda_nothing_is_sent_but_the_servers_answers() {
+    let puts = |mode: Mode| {
+        let host = Host::new(SIZE, |options| options.mode(mode).inline_max(0));
+        let device = common::context();
+        let mut store = Store::connect(&device, host.addr, common::options()).expect("connected");
+        let before = device.stats();
+        let calls = host.metrics().calls;
+        for n in 0..200_u32 {
+            // Also one that takes several messages.
+            let key = vec![n as u8; if n == 100 { 200 } else { 3 }];
+            store.put(&key, &n.to_le_bytes(), PutOptions::default()).expect("a PUT");
+        }
+        let keys: Vec<Vec<u8>> = (0..200_u16).map(|n| [&n.to_le_bytes()[..], &[7; 200]].concat()).collect();
+        let pairs: Vec<(&[u8], &[u8])> = keys.iter().map(|key| (&key[..], &b"a value"[..])).collect();
+        let all = store.put_many(&pairs, PutOptions::default()).expect("PUTs");
+        assert!(all.iter().all(Result::is_ok));
+        assert!(store.delete(&[5; 3], Expect::Any).expect("a DELETE").is_some());
+        assert_eq!(
+            store.get(&[9; 3]).expect("a GET").map(|found| found.value),
+            Some(9_u32.to_le_bytes().into())
+        );
+        assert_eq!(store.get_many(&keys).expect("GETs").iter().flatten().count(), 200);
+        let after = device.stats();
+        assert!(host.metrics().calls - calls > 200 && after.receives - before.receives > 200);
+        (after.sends - before.sends, store.session().calls_by_immediate())
+    };
+    assert_eq!(puts(Mode::Erda), (0, true));
+    let (sends, by_immediate) = puts(Mode::Durable);
+    assert!(sends > 200 && !by_immediate);
+}
+
 #[test]
 fn a_get_costs_the_servers_application_nothing() {
     let host = Host::new(SIZE, |options| options);

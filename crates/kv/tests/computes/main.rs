@@ -4,13 +4,11 @@
 #[path = "../common/mod.rs"]
 mod common;
 
-mod baseline;
 mod bounded;
 mod client;
 mod corpus;
 mod crash;
 mod extend;
-mod holes;
 mod lazy;
 mod lease;
 mod mux;
@@ -20,5 +18,4 @@ mod replica;
 mod rules;
 mod sim;
 mod store;
-mod table1;
 mod together;

@@ -8,6 +8,7 @@ mod admission;
 mod faults;
 mod guest;
 mod idle;
+mod immediates;
 mod live;
 mod meter;
 mod processes;

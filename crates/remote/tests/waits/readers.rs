@@ -20,16 +20,16 @@ use remanence_rnic::{
 use remanence_verbs::{ConnectAttr, Connection, Context, Cq, Mr, Pd, QpOptions};
 use remanence_wire::Rkey;
 
-const LIMIT: Option<Duration> = Some(Duration::from_secs(60));
-const WRITERS: &str = "writers-writers-writers";
-const READERS: &str = "readers-readers-readers";
-const SERVICE: u16 = 3;
+pub(crate) const LIMIT: Option<Duration> = Some(Duration::from_secs(60));
+pub(crate) const WRITERS: &str = "writers-writers-writers";
+pub(crate) const READERS: &str = "readers-readers-readers";
+pub(crate) const SERVICE: u16 = 3;
 
 fn token(text: &str) -> Token {
     Token::new(text).expect("a fair token")
 }
 
-fn with(text: &str) -> Options {
+pub(crate) fn with(text: &str) -> Options {
     fixed().tokens([token(text)])
 }
 
@@ -88,11 +88,12 @@ fn readers_have_a_token_of_their_own_and_no_say_in_what_recovery_applies() {
         let region = FileOptions::new().create(1 << 20).open(dir.path().join("memory")).expect("a file");
         Server::bind(change(ServerOptions::new(&context(), region, 0)))
     };
-    let refused: [(&str, Change); 4] = [
+    let refused: [(&str, Change); 5] = [
         ("one for writers", |o| o.reader_token(token(READERS))),
         ("another one", |o| o.token(token(READERS)).reader_token(token(READERS))),
         ("in DRAM", |o| o.token(token(WRITERS)).reader_token(token(READERS)).buffers(Buffers::Pm)),
         ("in DRAM", |o| o.guarded().buffers(Buffers::Pm)),
+        ("in DRAM", |o| o.calls_by_immediate().buffers(Buffers::Pm)),
     ];
     for (why, change) in refused {
         let e = bind(change).expect_err(why);
@@ -102,16 +103,16 @@ fn readers_have_a_token_of_their_own_and_no_say_in_what_recovery_applies() {
 }
 
 /// A client that does all by hand, and heeds nothing.
-struct Raw {
-    connection: Connection,
-    welcome: Welcome,
-    cq: Cq,
-    local: Mr,
+pub(crate) struct Raw {
+    pub(crate) connection: Connection,
+    pub(crate) welcome: Welcome,
+    pub(crate) cq: Cq,
+    pub(crate) local: Mr,
     _pd: Pd,
 }
 
 impl Raw {
-    fn connect(host: &Host, text: &str) -> Self {
+    pub(crate) fn connect(host: &Host, text: &str) -> Self {
         let device = context();
         let nonce = [9; 32];
         let asking = Hello { declared: None, credentials: Credentials::Nonce(nonce) };
@@ -152,7 +153,7 @@ impl Raw {
     }
 
     /// Posts one work request with 8 bytes, and waits for its end.
-    fn post(&self, op: SendOp, bytes: &[u8]) -> WcStatus {
+    pub(crate) fn post(&self, op: SendOp, bytes: &[u8]) -> WcStatus {
         self.local.region().write(0, bytes);
         let sge = [self.local.sge(0, bytes.len() as u32)];
         let data = Data::Sges(if bytes.is_empty() { &[] } else { &sge });

@@ -41,6 +41,8 @@ pub struct SessionId(pub u64);
 pub enum Buffers<'a> {
     /// In memory that is made for them, which nobody reaches from elsewhere.
     Own,
+    /// The same, of which the service may bind memory windows: a key to a session's buffers that is good through its QP alone.
+    Bindable,
     /// In a region of the service's, from an offset on, registered with these rights.
     Within(&'a Region, u64, Access),
 }
@@ -87,7 +89,7 @@ impl Spec<'_> {
 
     /// Of memory that is made for it, with send buffers of so many bytes.
     pub(crate) fn bytes(&self, send: u32) -> u64 {
-        let received = if matches!(self.buffers, Buffers::Own) { self.slots } else { 0 };
+        let received = if matches!(self.buffers, Buffers::Own | Buffers::Bindable) { self.slots } else { 0 };
         u64::from(received) * u64::from(self.slot_size) + u64::from(self.sends) * u64::from(send)
     }
 }
@@ -188,6 +190,9 @@ impl Opened {
         let received = u64::from(spec.slots) * u64::from(spec.slot_size);
         let mr = match spec.buffers {
             Buffers::Own => pd.reg_mr(&Region::anonymous(received)?, Access::LOCAL_WRITE)?,
+            Buffers::Bindable => {
+                pd.reg_mr(&Region::anonymous(received)?, Access::LOCAL_WRITE | Access::MW_BIND)?
+            }
             Buffers::Within(region, at, access) => pd.reg_mr_at(region, at, received, 0, access)?,
         };
         let ring = Ring { mr, slots: spec.slots, slot_size: spec.slot_size };
@@ -314,6 +319,12 @@ impl Link {
 
     /// The number of work requests that a service posts on its own.
     pub const OWN: u64 = ROOM;
+
+    /// Its receive buffers, as they are registered.
+    #[must_use]
+    pub const fn buffers(&self) -> &Mr {
+        &self.ring.mr
+    }
 
     /// The memory that its receive buffers lie in.
     #[must_use]

@@ -3,8 +3,8 @@
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 
+use remanence_erda_paper::baseline::{Baseline, ReadAfterWritePut, Scheme, Sizes};
 use remanence_kv::Geometry;
-use remanence_kv::baseline::{Baseline, ReadAfterWritePut, Scheme, Sizes};
 use remanence_kv::client::{Call, Client, Completion, RemoteMemory, Verb, run};
 use remanence_kv::proto::{Expect, Reply, Request};
 use remanence_kv::view::{Mode, View};

@@ -8,11 +8,11 @@ use std::ops::Range;
 use std::rc::Rc;
 use std::sync::Arc;
 
+use remanence_erda_paper::paper::{self, Paper, Sizes};
 use remanence_kv::client::{Client, Completion, Get, Put, RemoteMemory, Verb, run};
 use remanence_kv::format::object::{Content, WRITTEN_FROM, emit};
 use remanence_kv::format::slot::fingerprint;
 use remanence_kv::format::{ObjectAddress, hash};
-use remanence_kv::paper::{self, Paper, Sizes};
 use remanence_kv::proto::{Expect, Reply, Request};
 use remanence_kv::server::{ClientId, Event, Options, Server, format};
 use remanence_kv::{Geometry, Mode};

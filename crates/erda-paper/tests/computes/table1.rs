@@ -6,9 +6,9 @@
 use std::cell::Cell;
 use std::ops::Range;
 
+use remanence_erda_paper::baseline::{self, Baseline, Scheme};
+use remanence_erda_paper::paper::{self, Paper};
 use remanence_kv::Server;
-use remanence_kv::baseline::{self, Baseline, Scheme};
-use remanence_kv::paper::{self, Paper};
 use remanence_kv::proto::{Expect, Reply, Request};
 use remanence_kv::server::{Options, format};
 use remanence_kv::{Geometry, Mode};

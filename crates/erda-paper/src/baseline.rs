@@ -19,12 +19,13 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
+use remanence_kv::client::{Client, Completion, Error, Operation, Progress, Verb};
+use remanence_kv::format::Offset;
+use remanence_kv::proto::{Expect, Refusal, Reply, Request, Reserved};
 use remanence_pmem::Medium;
 
-use crate::client::{Client, Completion, Error, Operation, Progress, Verb};
-use crate::format::{Offset, get_u32};
+use crate::get_u32;
 use crate::paper::Written;
-use crate::proto::{Refusal, Reply, Request, Reserved};
 
 /// Which of the two.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -364,7 +365,7 @@ impl Operation for ReadAfterWritePut {
         if !self.asked {
             self.asked = true;
             let (key, len) = (self.key.clone(), self.value.len() as u64);
-            let expect = crate::proto::Expect::Any;
+            let expect = Expect::Any;
             return Progress::Post(vec![Verb::Call(Request::Put { key, len, expires: 0, expect })]);
         }
         match completions.pop() {

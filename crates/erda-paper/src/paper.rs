@@ -10,9 +10,10 @@
 //! object      delete tag u8, CRC-32 u32, key, value
 //! ```
 
+use remanence_kv::format::{Offset, Word};
 use remanence_pmem::Medium;
 
-use crate::format::{Offset, Word, get_u32};
+use crate::get_u32;
 
 /// Bytes of an object before its key: a tag of one bit, which takes a byte, and the checksum.
 pub const OBJECT_HEADER: usize = 5;
