@@ -309,7 +309,7 @@ impl Server {
             .without_buffers()
             .sessions(options.common.clients)
             .messages(SLOTS, SLOT);
-        remote = options.common.door(remote);
+        remote = options.common.with_access(remote);
         if let Some(config) = options.configuration {
             remote = remote.declare(Config { buffers: Buffers::Dram, ..config });
         }

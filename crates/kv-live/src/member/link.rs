@@ -36,7 +36,7 @@ pub(crate) fn plain(patience: Duration) -> Options {
     Options::default().patience(patience).staging(64 << 10).costs(CostSource::Fixed(Costs::PAPERS))
 }
 
-/// Asks a member's door what it says of itself.
+/// Asks a member, as clients do, what it says of itself.
 pub(crate) fn describe(session: &mut Session, to: SocketAddr) -> Result<MemberStats, Error> {
     let said = match session.call(MEMBERS, &[]) {
         Err(remanence_remote::Error::Application(_)) => return Err(Error::Stranger(to)),
@@ -55,11 +55,11 @@ impl MemberConnector {
         let to = node.addrs[at];
         let patience = node.notice.max(Duration::from_secs(1));
         let options = plain(patience).tokens(self.clients.clone());
-        let mut door = Session::connect(&self.context, to, options)?;
-        let said = describe(&mut door, to)?;
+        let mut asking = Session::connect(&self.context, to, options)?;
+        let said = describe(&mut asking, to)?;
         let log = SocketAddr::new(to.ip(), said.log_port);
         node.heard(Some(at), said);
-        drop(door);
+        drop(asking);
         let options = plain(patience).tokens(self.members.clone());
         Ok(Session::connect(&self.context, log, options)?)
     }

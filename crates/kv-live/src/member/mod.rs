@@ -1,7 +1,7 @@
-//! A member of a store on several servers, live: its log, its image, its door for clients, and while it is the primary the
-//! store.
+//! A member of a store on several servers, live: its log, its image, what clients read of it, and while it is the primary
+//! the store.
 //!
-//! A member serves two things always: its *log*, which other members write, and its *door*, where clients read one-sidedly
+//! A member serves two things always: its *log*, which other members write, and its *promises*, where clients read one-sidedly
 //! whom it has promised that log to, and ask who is the primary. They have tokens of their own, as a client must not be able
 //! to write a log. Who is the primary serves a third, the *store*. Members tell each other all the time what they are
 //! ([`link`]); who hears of no primary for a while takes over ([`lead`]). [`Takeover`](remanence_coord::takeover::Takeover) decides when
@@ -55,7 +55,7 @@ pub use wire::{MemberStats, Said};
 /// The working medium of a primary.
 pub(super) type Ships = Mirror<Region, Primary<MemberConnection>>;
 
-/// Services of a member: what it says of itself at its door, what members tell each other, what a primary wants of an image.
+/// Services of a member: what it tells clients of itself, what members tell each other, what a primary wants of an image.
 pub(super) const MEMBERS: u16 = 5;
 const BEATS: u16 = 6;
 const ORDERS: u16 = 7;
@@ -224,7 +224,7 @@ impl MemberOptions {
     }
 }
 
-/// Memory of the process: what a door exports, and what a primary works on.
+/// Memory of the process: what a member exports to clients, and what a primary works on.
 fn config() -> Config {
     Config::software(Domain::Process)
 }
@@ -235,7 +235,7 @@ pub struct Member {
     connector: MemberConnector,
     options: MemberOptions,
     log: LogServer,
-    door: PromiseServer,
+    promises: PromiseServer,
     new: bool,
 }
 
@@ -357,8 +357,8 @@ impl Member {
         let mut log = LogServer::bind(served, &log, &new_log)
             .map_err(|e| Error::Argument(format!("the log of this member is not served: {e}")))?;
         let payload_max = log.own().with(|store| store.superblock().geometry.payload_max());
-        let mut door = PromiseServer::bind(context, port, &options)?;
-        door.watch(&log.own());
+        let mut promises = PromiseServer::bind(context, port, &options)?;
+        promises.watch(&log.own());
         let node = Node::new(Parts {
             names: options.members.iter().map(|(name, _)| name.clone()).collect(),
             addrs: options.members.iter().map(|(_, addr)| *addr).collect(),
@@ -387,14 +387,14 @@ impl Member {
             Ok(hearing.said().emit())
         });
         let asked = Arc::clone(&node);
-        door.on_call(move || asked.said().emit());
-        Ok(Self { node, connector, options, log, door, new })
+        promises.on_call(move || asked.said().emit());
+        Ok(Self { node, connector, options, log, promises, new })
     }
 
     /// Where clients connect.
     #[must_use]
     pub fn addr(&self) -> SocketAddr {
-        self.door.addr()
+        self.promises.addr()
     }
 
     /// It has never been a member before.
@@ -426,7 +426,7 @@ impl Member {
     /// # Errors
     /// The device is gone, the log's medium failed, or this is no member of the store that the others serve.
     pub fn run(&mut self, stop: &AtomicBool) -> Result<MemberStats, Error> {
-        let Self { node, connector, options, log, door, .. } = self;
+        let Self { node, connector, options, log, promises, .. } = self;
         let (node, connector, options) = (&*node, &*connector, &*options);
         let over = &AtomicBool::new(false);
         let ran = std::thread::scope(|scope| {
@@ -438,7 +438,7 @@ impl Member {
                 }
             });
             let opening = scope.spawn(move || {
-                if let Err(error) = door.run(over) {
+                if let Err(error) = promises.run(over) {
                     node.lock().fatal.get_or_insert_with(|| error.to_string());
                 }
             });

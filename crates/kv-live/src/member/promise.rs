@@ -16,7 +16,7 @@ use remanence_kv::replica::Promise;
 const SLOTS: u16 = 4;
 const SLOT: u32 = 8 << 10;
 
-/// The door of a member: memory that clients read, and the server that answers them.
+/// Where clients come to a member: memory that they read, and the server that answers them.
 #[derive(Debug)]
 pub(super) struct PromiseServer {
     server: remanence_remote::Server,
@@ -34,7 +34,7 @@ impl PromiseServer {
             .messages(SLOTS, SLOT)
             // To be read, and not to be written.
             .guarded();
-        Ok(Self { server: remanence_remote::Server::bind(options.common.door(served))?, exported })
+        Ok(Self { server: remanence_remote::Server::bind(options.common.with_access(served))?, exported })
     }
 
     pub(super) fn addr(&self) -> SocketAddr {
