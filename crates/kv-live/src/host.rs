@@ -24,8 +24,6 @@ use remanence_kv::view::{Mode, View};
 const BUDGET: usize = 64;
 /// A client that has said nothing for so long is told something, to see whether it is there.
 const PROBE: Duration = Duration::from_secs(5);
-/// How often the serving thread looks at least: what clients in this process did, and the members, come without a message.
-const LOOK: Duration = Duration::from_millis(100);
 /// Entries that are kept at most for new keys of calls that have come together.
 const PREPARED_MAX: usize = 1024;
 /// Values that one call of a scrub reads at most: no other message is served meanwhile.
@@ -61,6 +59,8 @@ pub(super) struct Host {
     ended: u64,
     turns: Turns,
     last_probe: Instant,
+    /// When the serving thread has its next turn by itself; `None`: never.
+    next_turn: Option<Instant>,
     to_clean: BTreeSet<u8>,
     /// Whether clients have the server write small values.
     inline: bool,
@@ -127,6 +127,7 @@ impl Host {
             ended: 0,
             turns: Turns::new(now),
             last_probe: now,
+            next_turn: None,
             to_clean: BTreeSet::new(),
             inline: view.inline_max > 0,
             written: BTreeMap::new(),
@@ -169,8 +170,22 @@ impl Host {
     }
 
     /// The medium failed a client of this process.
-    pub(super) const fn fail(&mut self) {
+    pub(super) fn fail(&mut self) {
         self.failed = true;
+        self.stir();
+    }
+
+    /// The serving thread, which may sleep, does what a client of this process has left for it.
+    fn stir(&mut self) {
+        let now = Instant::now();
+        let Some(at) = now.checked_add(if self.failed { Duration::ZERO } else { self.rest(now) }) else {
+            return;
+        };
+        // The core counts in milliseconds.
+        if self.next_turn.is_none_or(|next| at + Duration::from_millis(1) < next) {
+            self.next_turn = Some(at);
+            self.cutter.wake();
+        }
     }
 
     /// A client of this process: its session, the clock and the view.
@@ -199,6 +214,7 @@ impl Host {
             view.inline_max = 0;
         }
         self.failed |= reply == Reply::Refused(Refusal::Medium) || self.do_turn(1).is_err();
+        self.stir();
         Some(reply)
     }
 
@@ -224,6 +240,7 @@ impl Host {
             self.failed = true;
             done.fill(medium);
         }
+        self.stir();
         Some(())
     }
 
@@ -243,6 +260,7 @@ impl Host {
         let client = self.peers.get(&session).and_then(|peer| peer.client)?;
         let some = self.core.prepare_ahead(self.clock.now(), client, puts);
         self.failed |= some.is_err() || self.region.failure().is_err();
+        self.stir();
         Some(if self.failed { Err(Refusal::Medium) } else { some })
     }
 
@@ -269,6 +287,7 @@ impl Host {
             self.failed = true;
             done.fill(medium);
         }
+        self.stir();
         Some(named)
     }
 
@@ -277,6 +296,7 @@ impl Host {
         // Who was cut off meanwhile is told so by whatever he asks next. What he waited for is durable all the same.
         self.core.end_all(named);
         self.failed |= self.region.failure().is_err() || self.do_turn(1).is_err();
+        self.stir();
         !self.failed
     }
 
@@ -294,6 +314,7 @@ impl Host {
         {
             self.failed |= self.core.disconnected(client).is_err();
             self.turns.asked();
+            self.stir();
         }
     }
 
@@ -499,7 +520,7 @@ impl Host {
         Answer { left, clock: self.clock.now(), body: &bytes }.emit()
     }
 
-    /// Does what can wait. Returns how long it may wait again; `None`: the medium failed.
+    /// Does what can wait. Returns how long it may wait again, if nobody wakes the serving thread; `None`: the medium failed.
     pub(super) fn turn(&mut self, messages: usize) -> Option<Duration> {
         self.core.release_prepared();
         self.written.clear();
@@ -507,7 +528,24 @@ impl Host {
         if self.failed {
             return None;
         }
-        Some(self.turns.rest(Instant::now(), self.lease / 8).min(LOOK))
+        let now = Instant::now();
+        let rest = self.rest(now);
+        self.next_turn = now.checked_add(rest);
+        Some(rest)
+    }
+
+    /// How long there is nothing to do, if nobody asks for anything.
+    fn rest(&self, now: Instant) -> Duration {
+        let soon = self.turns.rest(now, Duration::MAX);
+        if soon < Duration::MAX {
+            return soon;
+        }
+        let core = self.core.deadline().map(|at| Duration::from_millis(at.saturating_sub(self.clock.now())));
+        let is_probed = self.peers.len() > self.locals.len();
+        let probe = is_probed.then(|| (self.last_probe + PROBE).saturating_duration_since(now));
+        let upkeep = self.upkeep.as_ref().map(|upkeep| upkeep.next(now));
+        let next = [core, probe, upkeep].into_iter().flatten().min();
+        self.turns.rest(now, next.unwrap_or(Duration::MAX))
     }
 
     fn do_turn(&mut self, messages: usize) -> Result<(), Refusal> {
@@ -649,6 +687,52 @@ mod tests {
         let answer = Answer::parse(answer).expect("ours").body.to_vec();
         let (_, reply) = crate::wire::parse_keyed(&answer).expect("ours");
         Reply::parse(reply).expect("ours")
+    }
+
+    /// Has turns as the serving thread has them, until there is none by itself.
+    fn until_it_sleeps(host: &mut Host) {
+        let begin = Instant::now();
+        loop {
+            match host.turn(0).expect("the medium works") {
+                Duration::MAX => return,
+                rest => std::thread::sleep(rest),
+            }
+            assert!(begin.elapsed() < Duration::from_secs(120), "it is woken for ever: {host:?}");
+        }
+    }
+
+    #[test]
+    fn nobody_wakes_a_server_but_who_wants_something() {
+        let context =
+            Context::open(Options::udp("127.9.42.3".parse().expect("an address"))).expect("a device");
+        let region = Region::anonymous(8 << 20).expect("memory");
+        let process = remanence_persist::Config::software(remanence_persist::taxonomy::Domain::Process);
+        let options = ServerOptions::region(region).configuration(process);
+        let server = Server::bind(&context, options).expect("a server");
+        let locals = server.locals().expect("alone");
+        until_it_sleeps(&mut lock(&locals.host));
+        assert!(lock(&locals.host).next_turn.is_none());
+        // A client in this process sends no message: what it leaves to be done ends the sleep.
+        let (_, mut local) = locals.connect(16);
+        let request = put(1);
+        remanence_kv::client::RemoteMemory::post(&mut local, vec![remanence_kv::client::Verb::Call(request)])
+            .expect("an answer");
+        assert!(lock(&locals.host).next_turn.is_some(), "nobody looks at what it began");
+        drop(local);
+        until_it_sleeps(&mut lock(&locals.host));
+        // One that is elsewhere is asked whether it is there.
+        let hello = call(What::Hello, &VERSION.to_le_bytes());
+        let mut host = lock(&locals.host);
+        host.serve(1, Role::Writer, &hello).expect("it begins");
+        let begin = Instant::now();
+        let rest = loop {
+            match host.turn(0).expect("the medium works") {
+                rest if rest > Duration::from_secs(1) => break rest,
+                rest => std::thread::sleep(rest),
+            }
+            assert!(begin.elapsed() < Duration::from_secs(120), "it is woken for ever: {host:?}");
+        };
+        assert!(rest <= PROBE);
     }
 
     #[test]

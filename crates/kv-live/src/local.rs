@@ -104,6 +104,10 @@ impl Lines {
         session
     }
 
+    pub(super) fn len(&self) -> usize {
+        self.lines.len()
+    }
+
     pub(super) fn of(&self, session: u64) -> Option<&Line> {
         self.lines.get(&session).map(|line| &**line)
     }

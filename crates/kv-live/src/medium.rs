@@ -31,7 +31,7 @@ pub(super) fn make_if_blank<M: Medium + Clone>(region: &M, new: &New) -> Result<
     }
     match Superblock::read(region) {
         Ok(_) => return Ok(false),
-        Err(SuperblockError::Missing) => {}
+        Err(SuperblockError::Missing | SuperblockError::Unfinished) => {}
         Err(SuperblockError::Foreign) => return Err(Error::SomethingElse),
         Err(other) => return Err(OpenError::from(other).into()),
     }

@@ -2,7 +2,7 @@
 //!
 //! `replica/guard.rs` has the argument. What a client reads from a primary, and every reply, counts only if the promises of
 //! `acks` members let that primary be believed that were read after the operation began; each is one READ of 24 bytes at the
-//! member's door. They are posted before the first work request of the operation ([`Members::look_ahead`]) and taken when its
+//! member. They are posted before the first work request of the operation ([`Members::look_ahead`]) and taken when its
 //! last one has come ([`Members::vouched`]), so that nobody waits for them in addition.
 
 use std::net::{SocketAddr, ToSocketAddrs};
@@ -136,8 +136,8 @@ impl<D: Witness> Witnesses<'_, D> {
     }
 
     /// Asks all members that have not answered since the operation began, and one again whose promise does not let the primary
-    /// be believed: it may have been changing. Those that answer late are waited for only if the others are too few. `open` has a door
-    /// take its connection, if one was made since; `asked` counts the READs.
+    /// be believed: it may have been changing. Those that answer late are waited for only if the others are too few. `open` has a
+    /// reader take its connection, if one was made since; `asked` counts the READs.
     fn enough(&mut self, promises: &mut Promises, mut open: impl FnMut(&mut D), asked: &mut u64) -> bool {
         for _ in 0..2 {
             let epoch = self.epoch;
@@ -347,7 +347,7 @@ impl Members {
         let options = self.options.watched(DOUBT, move |_| lookout.is_replaced(&primary));
         let (mut session, view) = Session::connect(&self.context, to, &options)?;
         self.ask(&mut session)?;
-        self.open_doors();
+        self.open_readers();
         if !self.vouched(&mut session)? {
             return Err(Error::NoPrimary(format!(
                 "{} serves, and too few of the other members say that it may",
@@ -357,8 +357,8 @@ impl Members {
         Ok((session, view))
     }
 
-    /// Waits a little for connections to as many doors as are needed.
-    fn open_doors(&mut self) {
+    /// Waits a little for connections to as many members as are needed.
+    fn open_readers(&mut self) {
         self.readers.iter_mut().for_each(|reader| reader.open(&self.scout));
         let closed: Vec<usize> =
             self.readers.iter().filter(|reader| reader.session.is_none()).map(|reader| reader.at).collect();
@@ -416,7 +416,7 @@ impl Members {
             }
         }
         // A member is there again that was not.
-        self.open_doors();
+        self.open_readers();
         Ok(self.enough(&mut Vec::new()))
     }
 

@@ -38,8 +38,8 @@ impl Common {
         insecure: false,
     };
 
-    /// With what is said here of who may come.
-    pub(super) fn door(
+    /// With what is said here of who may come, for the access policy of a server.
+    pub(super) fn with_access(
         &self,
         mut options: remanence_remote::ServerOptions,
     ) -> remanence_remote::ServerOptions {

@@ -1,6 +1,6 @@
 //! Asks the members of a store who is the primary, beside whatever a client waits for.
 //!
-//! A thread for each member, so that one that is silent holds nobody up: it keeps a connection to the member's door, asks when
+//! A thread for each member, so that one that is silent holds nobody up: it keeps a connection to the member, asks when
 //! somebody wants to know, and makes the connections over which a client reads promises. What it hears decides whom a client
 //! tries, and nothing else: whether that one may be believed the promises say.
 

@@ -309,7 +309,7 @@ impl Server {
             .without_buffers()
             .sessions(options.common.clients)
             .messages(SLOTS, SLOT);
-        remote = options.common.door(remote);
+        remote = options.common.with_access(remote);
         if let Some(config) = options.configuration {
             remote = remote.declare(Config { buffers: Buffers::Dram, ..config });
         }
@@ -395,6 +395,11 @@ impl Server {
         Metrics(Arc::clone(&self.host))
     }
 
+    /// Reaches the serving thread.
+    pub(super) fn control(&self) -> remanence_remote::SessionControl {
+        self.remote.cutter()
+    }
+
     /// Clients in this process, which reach the store with no message. `None`: it is one of several members, and what is
     /// written here must reach the others.
     #[must_use]
@@ -418,6 +423,8 @@ impl Server {
     /// # Errors
     /// The device is gone; the medium failed, and nothing more is made durable.
     pub fn run<'a>(&mut self, stop: impl Into<StopSignal<'a>>) -> Result<StoreStats, Error> {
+        // What recovery has left, and clients of this process before this, waits for nobody's message.
+        self.remote.cutter().wake();
         let served = self.remote.run(stop);
         let mut host = lock(&self.host);
         if host.has_failed() {

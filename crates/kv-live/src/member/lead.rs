@@ -2,14 +2,15 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use remanence_remotelog::format::superblock::Uuid;
 
+use super::arrivals::Arrivals;
 use super::check::{Check, Held, Images, Scrub, put_right};
 use super::connection::{DEPTH, MemberConnection};
-use super::link::MemberConnector;
+use super::link::{Connecting, MemberConnector};
 use super::node::{Back, Node};
 use super::wire::MemberStats;
 use super::{MemberOptions, Ships};
@@ -27,8 +28,6 @@ const KNOWN_MAX: usize = 16 << 20;
 /// Bytes of an image that are sent between two messages of clients, and for how long they wait for that.
 const REBUILD: u64 = 256 << 10;
 const SPENT: Duration = Duration::from_millis(1);
-/// How often a primary looks whom it has lost.
-const LOOK: Duration = Duration::from_millis(50);
 /// An image that does not follow is asked to again after this; and so are members for what they have of a damaged value. All follow when
 /// nothing was changed for as long.
 const AGAIN: Duration = Duration::from_secs(1);
@@ -40,14 +39,17 @@ const SCRUBS_MAX: usize = 8;
 pub(crate) struct Upkeep {
     node: Arc<Node>,
     ships: Ships,
-    looked: Instant,
+    arrivals: Arc<Arrivals>,
+    /// There is more to do at once.
     busy: bool,
+    /// As it was when the members were looked at: how many there is a connection to, and how many take part.
+    present: (usize, usize),
     /// When all images were asked to follow.
     followed: Instant,
     /// What was acknowledged when that was looked at last, and since when that is so.
     acknowledged: (u64, Instant),
-    /// The processes that it is connected to.
-    lives: Vec<u64>,
+    /// Some images do not follow.
+    is_behind: bool,
     /// Who needs an image gets one that was checked.
     check: Check,
     /// Scrubs that were begun, by where and how much, the oldest one first.
@@ -55,56 +57,75 @@ pub(crate) struct Upkeep {
 }
 
 impl Upkeep {
-    /// Takes members in that are back, and rebuilds who has no image. Returns whether there is more to do at once.
+    /// Takes members in that are back, and rebuilds who has no image. Returns whether there is more to do at once. Most turns do
+    /// nothing: there is something to do when the node [says so](Node::wake_primary), when a time has come, when the number of members
+    /// is another, and when something may have come that is expected.
     ///
     /// # Errors
     /// It is the primary no more. A sentence.
     pub(crate) fn turn(&mut self, core: &mut Core<Memory>) -> Result<bool, String> {
         let now = Instant::now();
-        let due = now.duration_since(self.looked) >= LOOK;
-        if !due && !self.busy {
+        let (acknowledged, present, expects) =
+            self.ships.with_ship(|primary| (primary.acknowledged(), primary.present(), primary.expects()));
+        if self.acknowledged.0 != acknowledged {
+            self.acknowledged = (acknowledged, now);
+        }
+        let asked =
+            self.node.take_wake() || self.present != present || expects && !self.arrivals.is_awaited();
+        if !asked && !self.busy && !self.next(now).is_zero() {
             return Ok(false);
         }
-        self.looked = now;
+        // Whatever comes from here on is not seen by what follows.
+        let waiter = self.arrivals.waiter();
         if let Err(error) = self.take_back(now).and_then(|()| self.go_on(core, now)) {
             let why = error.to_string();
             self.node.lock().why.clone_from(&why);
             return Err(why);
         }
+        let (present, expects) = self.ships.with_ship(|primary| (primary.present(), primary.expects()));
+        self.present = present;
+        if expects {
+            self.arrivals.wait_for(waiter);
+        }
         Ok(self.busy)
+    }
+
+    /// How long there is nothing to do, if nobody says that there is.
+    pub(crate) fn next(&self, now: Instant) -> Duration {
+        let (is_followed, rests) = self.ships.with_ship(|primary| (primary.is_followed(), primary.rests()));
+        let again = |since: Instant| (since + AGAIN).saturating_duration_since(now);
+        let follows = (!is_followed).then(|| again(self.acknowledged.1.max(self.followed)));
+        let behind = self.is_behind.then(|| again(self.followed));
+        [follows, behind, Some(rests)].into_iter().flatten().min().unwrap_or(Duration::MAX)
     }
 
     /// Takes members in that are there again, and finds out whether the log is promised to somebody else.
     fn take_back(&mut self, now: Instant) -> Result<(), LeadError> {
-        let back = self.node.lock().back.take();
+        let Back { all, some } = self.node.take_back();
         // Whoever was started again has an image to be asked for, or its connection is to be found out to be gone.
-        let mut follow = back.is_some() || self.node.changed_lives(&self.lives);
+        let mut follow = all.is_some() || !some.is_empty() || self.node.changed_lives();
         if follow {
-            self.lives = self.node.lives();
+            self.node.know_lives();
         }
         // While nobody changes anything the images catch up, so that whoever takes over has little to apply.
-        let (acknowledged, is_followed) =
-            self.ships.with_ship(|primary| (primary.acknowledged(), primary.is_followed()));
-        if self.acknowledged.0 != acknowledged {
-            self.acknowledged = (acknowledged, now);
-        }
-        follow |= !is_followed && now.duration_since(self.acknowledged.1) >= AGAIN;
+        let is_followed = self.ships.with_ship(|primary| primary.is_followed());
+        let (changed, followed) = (self.acknowledged.1.max(self.followed), self.followed);
+        follow |= !is_followed && now.saturating_duration_since(changed) >= AGAIN;
         // Who was the primary before may have been ending that still.
-        follow |= now.duration_since(self.followed) >= AGAIN && !self.node.lock().behind.is_empty();
+        follow |= self.is_behind && now.saturating_duration_since(followed) >= AGAIN;
         let promised = self.node.log.with(|store| store.state().promised);
         self.ships.with_ship(|primary| {
             // Whoever has this member's promise may serve by now: to open the log again would end that one.
             if promised != primary.epoch() {
                 return Err(LeadError::Deposed);
             }
-            if let Some(Back::All(connections)) = back {
+            if let Some(connections) = all {
                 primary.reopen(connections)?;
-            } else if let Some(Back::Some(connections)) = back {
-                for (name, connection) in connections {
-                    // Whoever has been taken in meanwhile stays.
-                    if primary.lost().iter().any(|(lost, _)| *lost == name) {
-                        primary.reconnect(&name, connection)?;
-                    }
+            }
+            for (name, connection) in some {
+                // Whoever has been taken in meanwhile stays.
+                if primary.lost().iter().any(|(lost, _)| *lost == name) {
+                    primary.reconnect(&name, Ok(connection))?;
                 }
             }
             if follow { primary.follow() } else { Ok(()) }
@@ -142,13 +163,20 @@ impl Upkeep {
         let (lost, joining, behind, epoch) = self
             .ships
             .with_ship(|primary| (primary.lost(), primary.joining(), primary.behind(), primary.epoch()));
-        let state = &mut *self.node.lock();
+        self.is_behind = !behind.is_empty();
+        let mut guard = self.node.lock();
+        let state = &mut *guard;
+        let lost: Vec<String> = lost.into_iter().map(|(name, _)| name).collect();
+        let is_other = state.lost != lost || state.epoch != epoch;
         state.epoch = epoch;
-        state.lost = lost.into_iter().map(|(name, _)| name).collect();
+        state.lost = lost;
         state.joining = joining;
         state.behind = behind.into_iter().map(|(name, why)| format!("{name}: {why}")).collect();
         self.busy = rebuilding.is_some();
         state.rebuilding = rebuilding;
+        if is_other {
+            self.node.stir_returns(guard);
+        }
         Ok(())
     }
 
@@ -300,6 +328,22 @@ pub(super) fn explain(node: &Node, obstacle: Obstacle) -> String {
     }
 }
 
+/// What the threads beside a primary's serving thread are ended by, however that one ends.
+struct Beside<'a> {
+    node: &'a Node,
+    arrivals: &'a Arrivals,
+    over: Arc<AtomicBool>,
+}
+
+impl Drop for Beside<'_> {
+    fn drop(&mut self) {
+        self.over.store(true, Ordering::Release);
+        self.node.serves(None);
+        self.node.stir_returns(self.node.lock());
+        self.arrivals.end();
+    }
+}
+
 /// Takes over, if it can, and serves until it is stopped or somebody else takes over.
 ///
 /// # Errors
@@ -310,6 +354,25 @@ pub(super) fn lead(
     options: &MemberOptions,
     stop: &AtomicBool,
 ) -> Result<(), Error> {
+    let arrivals = Arc::new(Arrivals::new(&connector.reactor));
+    std::thread::scope(|scope| {
+        let over = Arc::new(AtomicBool::new(false));
+        let _beside = Beside { node, arrivals: &arrivals, over: Arc::clone(&over) };
+        let mut connecting = Connecting::new(scope, connector, node, over);
+        let primary = take_over(node, &mut connecting, options)?;
+        serve(node, connector, options, (primary, &arrivals), stop, || {
+            scope.spawn(move || connecting.bring_back());
+            scope.spawn(|| arrivals.run(node));
+        })
+    })
+}
+
+/// Has the log promised to this member, and its image take what the log has more.
+fn take_over(
+    node: &Arc<Node>,
+    connecting: &mut Connecting<'_, '_>,
+    options: &MemberOptions,
+) -> Result<Primary<MemberConnection>, Error> {
     let sentence = |error: &dyn std::fmt::Display| Error::Argument(error.to_string());
     let is_new = node.seen().is_new();
     let mut random = [0; 20];
@@ -323,28 +386,43 @@ pub(super) fn lead(
     let group_options =
         GroupOptions::new(u32::from_le_bytes(*writer), group).acks(acks).depth(DEPTH).grace(node.notice);
     let trim_after = options.log_len(node.image.len()) / 4;
-    let connections = connector.connections(node, &(0..node.names.len()).collect::<Vec<_>>());
     let (mut primary, _) =
-        Primary::lead(connections, node.own_name(), &group_options, trim_after).map_err(|e| sentence(&e))?;
+        Primary::lead(connecting.all_members(), node.own_name(), &group_options, trim_after)
+            .map_err(|e| sentence(&e))?;
     let image = node.image.clone();
     primary.set_put_right(Box::new(move |fetch| {
         // A medium that fails is found by the next order that changes the image.
         let _ = put_right(&image, fetch);
     }));
+    Ok(primary)
+}
+
+/// Serves the store, with `beside` begun, until it is stopped or this is the primary no more.
+fn serve(
+    node: &Arc<Node>,
+    connector: &MemberConnector,
+    options: &MemberOptions,
+    (primary, arrivals): (Primary<MemberConnection>, &Arc<Arrivals>),
+    stop: &AtomicBool,
+    beside: impl FnOnce(),
+) -> Result<(), Error> {
     let epoch = primary.epoch();
     // Dropped after the server, and all that is left of its medium.
     let (working, _shown) = node.show_image(epoch)?;
     let ships: Ships = Mirror::new(working.clone(), primary);
     let memory = Memory::Replicated(ships.clone());
     make_if_blank(&memory, &New { geometry: options.common.geometry, keys: options.common.keys })?;
+    let now = Instant::now();
+    node.know_lives();
     let upkeep = Upkeep {
         node: Arc::clone(node),
         ships: ships.clone(),
-        looked: Instant::now(),
+        arrivals: Arc::clone(arrivals),
         busy: true,
-        followed: Instant::now(),
-        acknowledged: (0, Instant::now()),
-        lives: node.lives(),
+        present: (0, 0),
+        followed: now,
+        acknowledged: (0, now),
+        is_behind: false,
         check: Check::default(),
         scrubs: VecDeque::new(),
     };
@@ -356,21 +434,16 @@ pub(super) fn lead(
         state.why.clear();
         (state.epoch, state.store_port) = (epoch, server.addr().port());
         state.store = Some(server.metrics());
-        state.back = None;
+        state.back = Back::default();
         state.lost = ships.with_ship(|primary| primary.lost()).into_iter().map(|(name, _)| name).collect();
     }
+    node.serves(Some(server.control()));
     node.notify();
     options.tell(node);
-    let over = AtomicBool::new(false);
-    let served = std::thread::scope(|scope| {
-        scope.spawn(|| connector.bring_back(node, &over));
-        let served = server.run(stop);
-        over.store(true, std::sync::atomic::Ordering::Release);
-        served
-    });
+    beside();
+    let served = server.run(stop);
     drop(server);
-    let failed = ships.failed();
-    match (served, failed) {
+    match (served, ships.failed()) {
         (Err(_), Some(why)) => Err(Error::Argument(why)),
         (Err(error), None) => {
             let why = node.lock().why.clone();

@@ -1,9 +1,13 @@
 //! What members tell each other all the time: a thread for each other member, so that none waits for another's silence.
 
+use std::collections::BTreeSet;
 use std::net::SocketAddr;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread::Scope;
+use std::time::{Duration, Instant};
 
 use remanence_persist::plan::Costs;
 use remanence_remote::{CostSource, Options, Reactor, Session, Token};
@@ -12,7 +16,7 @@ use remanence_remotelog::{Method, connect_on};
 use remanence_verbs::Context;
 
 use super::connection::{DEPTH, MemberConnection};
-use super::node::{Back, Connections, Node};
+use super::node::{Connections, Node};
 use super::wire::{MemberStats, VERSION};
 use super::{BEATS, MEMBERS};
 use crate::Error;
@@ -36,7 +40,7 @@ pub(crate) fn plain(patience: Duration) -> Options {
     Options::default().patience(patience).staging(64 << 10).costs(CostSource::Fixed(Costs::PAPERS))
 }
 
-/// Asks a member's door what it says of itself.
+/// Asks a member, as clients do, what it says of itself.
 pub(crate) fn describe(session: &mut Session, to: SocketAddr) -> Result<MemberStats, Error> {
     let said = match session.call(MEMBERS, &[]) {
         Err(remanence_remote::Error::Application(_)) => return Err(Error::Stranger(to)),
@@ -55,11 +59,11 @@ impl MemberConnector {
         let to = node.addrs[at];
         let patience = node.notice.max(Duration::from_secs(1));
         let options = plain(patience).tokens(self.clients.clone());
-        let mut door = Session::connect(&self.context, to, options)?;
-        let said = describe(&mut door, to)?;
+        let mut asking = Session::connect(&self.context, to, options)?;
+        let said = describe(&mut asking, to)?;
         let log = SocketAddr::new(to.ip(), said.log_port);
         node.heard(Some(at), said);
-        drop(door);
+        drop(asking);
         let options = plain(patience).tokens(self.members.clone());
         Ok(Session::connect(&self.context, log, options)?)
     }
@@ -96,8 +100,13 @@ impl MemberConnector {
         }
     }
 
-    /// A connection to a member's log.
-    fn connection(&self, node: &Arc<Node>, at: usize) -> Result<MemberConnection, ConnectionLost> {
+    /// A connection to a member's log, as long as it is wanted.
+    fn connection(
+        &self,
+        node: &Arc<Node>,
+        at: usize,
+        over: &Arc<AtomicBool>,
+    ) -> Result<MemberConnection, ConnectionLost> {
         if at == node.who {
             return Ok(MemberConnection::own(Arc::clone(node), self.reactor.waiter()));
         }
@@ -111,86 +120,243 @@ impl MemberConnector {
         let to = SocketAddr::new(node.addrs[at].ip(), log_port);
         // The links find out whether it is there; a call may take as long as its medium.
         let watching = Arc::clone(node);
+        let (connected, over) = (Arc::new(AtomicBool::new(false)), Arc::clone(over));
+        let (is_connected, until) = (Arc::clone(&connected), Instant::now() + limit(node));
         let options = plain(5 * node.notice + Duration::from_secs(10))
-            .give_up(node.interval(), move |_| watching.gone(at, life).is_some())
+            .give_up(node.interval(), move |_| {
+                let is_late = || !is_connected.load(Ordering::Acquire) && Instant::now() >= until;
+                let is_wanted = !over.load(Ordering::Acquire) && !watching.lock().over;
+                !is_wanted || watching.gone(at, life).is_some() || is_late()
+            })
             .depth(DEPTH + 1)
             .staging(1 << 20)
             .tokens(self.members.clone());
-        Ok(MemberConnection::other(
-            Arc::clone(node),
-            self.reactor.waiter(),
-            at,
-            life,
-            connect_on(&self.reactor, to, options, Method::Cheapest)?,
-        ))
+        let connection = connect_on(&self.reactor, to, options, Method::Cheapest)?;
+        connected.store(true, Ordering::Release);
+        Ok(MemberConnection::other(Arc::clone(node), self.reactor.waiter(), at, life, connection))
+    }
+}
+
+/// How long it may take to connect to a member: one whose medium does not answer is taken for gone after about as long.
+fn limit(node: &Node) -> Duration {
+    5 * node.notice + Duration::from_secs(1)
+}
+
+/// What came of connecting to a member.
+type Made = (usize, Result<MemberConnection, ConnectionLost>);
+
+/// Connects to the logs of members beside whatever else is done, for whoever leads or is about to: a thread for each connection, so that
+/// none waits for another one, and nobody for all of them.
+pub(super) struct Connecting<'scope, 'env> {
+    scope: &'scope Scope<'scope, 'env>,
+    connector: &'env MemberConnector,
+    node: &'env Arc<Node>,
+    /// Nobody wants any of them any more.
+    over: Arc<AtomicBool>,
+    to: Sender<Made>,
+    from: Receiver<Made>,
+    under_way: BTreeSet<usize>,
+}
+
+/// Connections to all members, for a group that is opened.
+struct Round {
+    made: Vec<Option<Result<MemberConnection, ConnectionLost>>>,
+    /// How many connections are enough, and how long the others are waited for then.
+    enough: usize,
+    grace: Duration,
+    since: Option<Instant>,
+}
+
+impl Round {
+    fn new(node: &Node) -> Self {
+        let (members, own) = (node.names.len(), node.seen());
+        let acks = usize::from(own.log.acks);
+        // A new store takes all of them.
+        let enough = if own.is_new() { members } else { acks.max(members + 1 - acks.min(members)) };
+        Self::of(members, enough, node.notice)
     }
 
-    /// Connections to these members' logs, made at the same time.
-    pub(super) fn connections(&self, node: &Arc<Node>, members: &[usize]) -> Connections {
-        std::thread::scope(|scope| {
-            let connections: Vec<_> =
-                members.iter().map(|at| scope.spawn(move || self.connection(node, *at))).collect();
-            let connection = |joined: std::thread::ScopedJoinHandle<
-                '_,
-                Result<MemberConnection, ConnectionLost>,
-            >| {
-                joined.join().unwrap_or_else(|_| Err(ConnectionLost("connecting to it has failed".into())))
-            };
-            let names = members.iter().map(|at| node.names[*at].clone());
-            names.zip(connections.into_iter().map(connection)).collect()
-        })
+    fn of(members: usize, enough: usize, grace: Duration) -> Self {
+        Self { made: (0..members).map(|_| None).collect(), enough, grace, since: None }
+    }
+
+    fn take(&mut self, (at, made): Made) {
+        self.made[at] = Some(made);
+        let there = self.made.iter().flatten().filter(|made| made.is_ok()).count();
+        if there >= self.enough {
+            self.since.get_or_insert_with(Instant::now);
+        }
+    }
+
+    /// When the rest is waited for no longer; `None`: until it is known of all what came of them.
+    fn end(&self) -> Option<Instant> {
+        if self.made.iter().all(Option::is_some) {
+            return Some(Instant::now());
+        }
+        self.since.map(|since| since + self.grace)
+    }
+
+    fn connections(self, node: &Node) -> Connections {
+        let late = || Err(ConnectionLost("connecting to it takes its time".into()));
+        let made = self.made.into_iter().map(|made| made.unwrap_or_else(late));
+        node.names.iter().cloned().zip(made).collect()
+    }
+}
+
+impl<'scope, 'env> Connecting<'scope, 'env> {
+    pub(super) fn new(
+        scope: &'scope Scope<'scope, 'env>,
+        connector: &'env MemberConnector,
+        node: &'env Arc<Node>,
+        over: Arc<AtomicBool>,
+    ) -> Self {
+        let (to, from) = channel();
+        Self { scope, connector, node, over, to, from, under_way: BTreeSet::new() }
+    }
+
+    fn begin(&mut self, at: usize) {
+        if !self.under_way.insert(at) {
+            return;
+        }
+        let (connector, node, over, to) =
+            (self.connector, self.node, Arc::clone(&self.over), self.to.clone());
+        self.scope.spawn(move || {
+            let connecting = AssertUnwindSafe(|| connector.connection(node, at, &over));
+            let made = catch_unwind(connecting)
+                .unwrap_or_else(|_| Err(ConnectionLost("connecting to it has failed".into())));
+            // If nobody is there to take it any more, nobody wants it.
+            let _ = to.send((at, made));
+            node.stir_returns(node.lock());
+        });
+    }
+
+    fn taken(&mut self, until: Option<Instant>) -> Option<Made> {
+        let left = until.map(|until| until.saturating_duration_since(Instant::now()));
+        let made = match left {
+            Some(left) => self.from.recv_timeout(left).ok(),
+            None => self.from.recv().ok(),
+        }?;
+        self.under_way.remove(&made.0);
+        Some(made)
+    }
+
+    /// Connections to all members; those that take longer than enough others are made all the same, for [later](Self::bring_back).
+    pub(super) fn all_members(&mut self) -> Connections {
+        let mut round = Round::new(self.node);
+        (0..self.node.names.len()).for_each(|at| self.begin(at));
+        while let Some(made) = self.taken(round.end()) {
+            round.take(made);
+        }
+        round.connections(self.node)
     }
 
     /// While a primary does without members that are there again: connects to them, for its serving thread to take over.
-    pub(super) fn bring_back(&self, node: &Arc<Node>, stop: &AtomicBool) {
+    pub(super) fn bring_back(mut self) {
+        let node = self.node;
         let shortest = (node.notice / 2).min(PAUSE_MAX);
-        let mut pause_for = shortest;
-        while !stop.load(Ordering::Acquire) && !node.lock().over {
-            pause(node, node.interval());
-            let (away, wanted) = {
-                let state = node.lock();
-                let others = (0..node.names.len()).filter(|at| *at != node.who && state.back.is_none());
-                let away = others.clone().any(|at| node.has_promised_away(&state, at));
-                (away, others.filter(|at| node.wants_back(&state, *at)).collect::<Vec<_>>())
-            };
-            if !away && wanted.is_empty() {
-                continue;
+        let (mut pause, mut again, mut lives) = (shortest, Instant::now(), node.lives());
+        let (mut known, mut until) = (0, None);
+        let mut round: Option<Round> = None;
+        loop {
+            known = node.wait_for_returns(known, until);
+            if self.over.load(Ordering::Acquire) {
+                return;
             }
-            let lives = node.lives();
-            let wanted = if away { (0..node.names.len()).collect() } else { wanted };
-            let connections = self.connections(node, &wanted);
-            let reached =
-                |(name, connection): &(String, Result<_, _>)| connection.is_ok() && name != node.own_name();
-            if connections.iter().any(reached) {
-                let state = &mut *node.lock();
-                // Connecting takes its time: somebody may have become the primary meanwhile.
-                let mut others = (0..node.names.len()).filter(|at| *at != node.who);
-                let still = others.any(|at| node.has_promised_away(state, at));
-                if !away || still {
-                    state.back = Some(if away { Back::All(connections) } else { Back::Some(connections) });
+            while let Some((at, made)) = self.taken(Some(Instant::now())) {
+                match (&mut round, made) {
+                    (Some(round), made) => round.take((at, made)),
+                    (None, Ok(connection)) => {
+                        node.lock().back.some.push((node.names[at].clone(), connection));
+                        node.wake_primary();
+                    }
+                    (None, Err(_)) => {}
                 }
             }
+            let now = Instant::now();
+            if let Some(all) = round.take_if(|round| round.end().is_some_and(|end| end <= now)) {
+                self.open_anew(all.connections(node));
+            }
+            if let Some(round) = &round {
+                until = round.end();
+                continue;
+            }
+            let (away, wanted, is_whole) = {
+                let state = node.lock();
+                let pending = state.back.all.is_some();
+                let others = (0..node.names.len()).filter(|at| *at != node.who && !pending);
+                let away = others.clone().any(|at| node.has_promised_away(&state, at));
+                let wanted = others.filter(|at| node.wants_back(&state, *at) && !self.under_way.contains(at));
+                (away, wanted.collect::<Vec<_>>(), state.lost.is_empty())
+            };
+            if is_whole {
+                pause = shortest;
+            }
             // A member that fails again and again does not hold up clients all the time; one that was started again may do better.
-            let begin = std::time::Instant::now();
-            while begin.elapsed() < pause_for && !node.changed_lives(&lives) && !stop.load(Ordering::Acquire)
-            {
-                pause(node, node.interval());
+            until = (away || !wanted.is_empty()).then_some(again);
+            if until.is_none() || now < again && lives == node.lives() {
+                continue;
             }
-            pause_for = (2 * pause_for).min(PAUSE_MAX);
-            if node.lock().lost.is_empty() {
-                pause_for = shortest;
+            (lives, again, until) = (node.lives(), now + pause, None);
+            pause = (2 * pause).min(PAUSE_MAX);
+            if away {
+                round = Some(Round::new(node));
+                (0..node.names.len()).for_each(|at| self.begin(at));
+            } else {
+                wanted.into_iter().for_each(|at| self.begin(at));
             }
+        }
+    }
+
+    /// Gives the primary connections to all members, if that is still what it needs.
+    fn open_anew(&self, connections: Connections) {
+        let node = self.node;
+        let mut state = node.lock();
+        // Connecting takes its time: somebody may have become the primary meanwhile.
+        let still = (0..node.names.len()).any(|at| at != node.who && node.has_promised_away(&state, at));
+        if still && connections.iter().any(|(name, made)| made.is_ok() && name != node.own_name()) {
+            state.back.all = Some(connections);
+            drop(state);
+            node.wake_primary();
         }
     }
 }
 
-/// Between two looks: a change of the node does not end it, or members would talk without end.
-fn pause(node: &Node, time: Duration) {
-    let begin = std::time::Instant::now();
-    while let Some(left) = time.checked_sub(begin.elapsed()).filter(|left| !left.is_zero()) {
-        if node.lock().over {
-            return;
+#[cfg(test)]
+mod tests {
+    use remanence_verbs::Options;
+
+    use super::*;
+    use crate::{Member, MemberOptions};
+
+    #[test]
+    fn who_is_connected_to_late_is_waited_for_only_until_enough_are_there() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let [a, b, c, d] = std::process::id().to_be_bytes();
+        let ip = std::net::Ipv4Addr::new(127, (a ^ b) | 8, c, d.clamp(1, 254));
+        let context = Context::open(Options::udp(ip.into())).expect("a device");
+        let names = [7471, 7472, 7473].map(|port| SocketAddr::new(ip.into(), port));
+        let names = names.map(|addr| (addr.to_string(), addr)).to_vec();
+        let options = MemberOptions::directory(directory.path(), names).size(2 << 20);
+        let member = Member::bind(&context, 7471, options).expect("a member");
+        let (node, reactor) = (member.node(), Reactor::new(&context).expect("room"));
+        let made = || Ok(MemberConnection::own(Arc::clone(node), reactor.waiter()));
+        let lost = || Err(ConnectionLost("it is away".into()));
+        let grace = Duration::from_secs(3600);
+        // What came of all is known.
+        let mut round = Round::of(3, 2, grace);
+        for (at, made) in [(0, made()), (2, lost())] {
+            round.take((at, made));
+            assert_eq!(round.end(), None, "one of two that are needed is there");
         }
-        std::thread::sleep(left.min(Duration::from_millis(20)));
+        round.take((1, lost()));
+        assert!(round.end().is_some_and(|end| end <= Instant::now()), "there is nothing more to wait for");
+        // One is late.
+        let mut round = Round::of(3, 2, grace);
+        round.take((0, made()));
+        assert_eq!(round.end(), None);
+        round.take((2, made()));
+        assert!(round.end().is_some_and(|end| end <= Instant::now() + grace));
+        let late: Vec<bool> = round.connections(node).into_iter().map(|(_, made)| made.is_err()).collect();
+        assert_eq!(late, [false, true, false]);
     }
 }

@@ -1,13 +1,14 @@
-//! A member of a store on several servers, live: its log, its image, its door for clients, and while it is the primary the
-//! store.
+//! A member of a store on several servers, live: its log, its image, what clients read of it, and while it is the primary
+//! the store.
 //!
-//! A member serves two things always: its *log*, which other members write, and its *door*, where clients read one-sidedly
+//! A member serves two things always: its *log*, which other members write, and its *promises*, where clients read one-sidedly
 //! whom it has promised that log to, and ask who is the primary. They have tokens of their own, as a client must not be able
 //! to write a log. Who is the primary serves a third, the *store*. Members tell each other all the time what they are
 //! ([`link`]); who hears of no primary for a while takes over ([`lead`]). [`Takeover`](remanence_coord::takeover::Takeover) decides when
 //! somebody tries: the clock, the lock and the thread that waits for its deadline are here ([`node`], [`take_part`]). The time decides
 //! nothing else: [`remanence_kv::replica`] decides who may, by epochs.
 
+mod arrivals;
 pub(crate) mod check;
 mod connection;
 mod lead;
@@ -42,7 +43,7 @@ use connection::MemberConnection;
 pub(super) use lead::Upkeep;
 use link::MemberConnector;
 pub(crate) use link::{describe, plain};
-use node::{Node, Parts};
+use node::{Back, Node, Parts};
 use promise::PromiseServer;
 use remanence_coord::takeover::Input;
 pub use remanence_coord::takeover::Role;
@@ -55,7 +56,7 @@ pub use wire::{MemberStats, Said};
 /// The working medium of a primary.
 pub(super) type Ships = Mirror<Region, Primary<MemberConnection>>;
 
-/// Services of a member: what it says of itself at its door, what members tell each other, what a primary wants of an image.
+/// Services of a member: what it tells clients of itself, what members tell each other, what a primary wants of an image.
 pub(super) const MEMBERS: u16 = 5;
 const BEATS: u16 = 6;
 const ORDERS: u16 = 7;
@@ -224,7 +225,7 @@ impl MemberOptions {
     }
 }
 
-/// Memory of the process: what a door exports, and what a primary works on.
+/// Memory of the process: what a member exports to clients, and what a primary works on.
 fn config() -> Config {
     Config::software(Domain::Process)
 }
@@ -235,7 +236,7 @@ pub struct Member {
     connector: MemberConnector,
     options: MemberOptions,
     log: LogServer,
-    door: PromiseServer,
+    promises: PromiseServer,
     new: bool,
 }
 
@@ -357,8 +358,7 @@ impl Member {
         let mut log = LogServer::bind(served, &log, &new_log)
             .map_err(|e| Error::Argument(format!("the log of this member is not served: {e}")))?;
         let payload_max = log.own().with(|store| store.superblock().geometry.payload_max());
-        let mut door = PromiseServer::bind(context, port, &options)?;
-        door.watch(&log.own());
+        let mut promises = PromiseServer::bind(context, port, &options)?;
         let node = Node::new(Parts {
             names: options.members.iter().map(|(name, _)| name.clone()).collect(),
             addrs: options.members.iter().map(|(_, addr)| *addr).collect(),
@@ -373,6 +373,7 @@ impl Member {
             survives: log.sentence(),
             notice: options.notice,
         });
+        promises.watch(&log.own(), &node);
         let obeying = Arc::clone(&node);
         log.on_call(ORDERS, move |call| {
             let (epoch, order) = parse_order(call.request).ok_or("the order means nothing")?;
@@ -387,14 +388,14 @@ impl Member {
             Ok(hearing.said().emit())
         });
         let asked = Arc::clone(&node);
-        door.on_call(move || asked.said().emit());
-        Ok(Self { node, connector, options, log, door, new })
+        promises.on_call(move || asked.said().emit());
+        Ok(Self { node, connector, options, log, promises, new })
     }
 
     /// Where clients connect.
     #[must_use]
     pub fn addr(&self) -> SocketAddr {
-        self.door.addr()
+        self.promises.addr()
     }
 
     /// It has never been a member before.
@@ -415,6 +416,11 @@ impl Member {
         self.node.image.domain().summary()
     }
 
+    #[cfg(test)]
+    const fn node(&self) -> &Arc<Node> {
+        &self.node
+    }
+
     /// What it is, for other threads.
     #[must_use]
     pub fn metrics(&self) -> MemberMetrics {
@@ -426,30 +432,33 @@ impl Member {
     /// # Errors
     /// The device is gone, the log's medium failed, or this is no member of the store that the others serve.
     pub fn run(&mut self, stop: &AtomicBool) -> Result<MemberStats, Error> {
-        let Self { node, connector, options, log, door, .. } = self;
+        let Self { node, connector, options, log, promises, .. } = self;
         let (node, connector, options) = (&*node, &*connector, &*options);
         let over = &AtomicBool::new(false);
         let ran = std::thread::scope(|scope| {
-            let serving = scope.spawn(move || {
-                let served = log.run(over);
+            let mut threads = vec![scope.spawn(move || {
+                let _noticed = node.noticed("the thread that serves this member's log");
                 // Without its log it is no member.
-                if let Err(error) = &served {
-                    node.lock().fatal.get_or_insert_with(|| error.to_string());
+                if let Err(error) = log.run(over) {
+                    node.give_up(&error);
                 }
-            });
-            let opening = scope.spawn(move || {
-                if let Err(error) = door.run(over) {
-                    node.lock().fatal.get_or_insert_with(|| error.to_string());
+            })];
+            threads.push(scope.spawn(move || {
+                let _noticed = node.noticed("the thread that serves this member's promises");
+                if let Err(error) = promises.run(over) {
+                    node.give_up(&error);
                 }
-            });
+            }));
             for at in (0..node.names.len()).filter(|at| *at != node.who) {
-                scope.spawn(move || connector.keep(node, at));
+                threads.push(scope.spawn(move || {
+                    let _noticed = node.noticed("the thread that talks to another member");
+                    connector.keep(node, at);
+                }));
             }
             let ran = take_part(node, connector, options, stop);
-            node.lock().over = true;
-            node.notify();
             over.store(true, Ordering::Release);
-            drop((serving.join(), opening.join()));
+            // Why one of them has panicked the member says itself.
+            threads.into_iter().for_each(|thread| drop(thread.join()));
             ran
         });
         ran.map(|()| node.said())
@@ -475,14 +484,13 @@ fn take_part(
             if let Some(why) = turn.fatal {
                 break Err(Error::Argument(why));
             }
-            if let Some(over) = leading.take_if(|leading| leading.is_finished())
-                && let Err(panic) = over.join()
-            {
-                ending.store(true, Ordering::Release);
-                std::panic::resume_unwind(panic);
-            }
+            // If it has panicked, that is why this member ends.
+            leading.take_if(|leading| leading.is_finished()).map(ScopedJoinHandle::join);
             if turn.is_to_lead {
-                leading = Some(scope.spawn(move || lead(node, connector, options, ending)));
+                leading = Some(scope.spawn(move || {
+                    let _noticed = node.noticed("the thread that serves the store");
+                    lead(node, connector, options, ending);
+                }));
                 told = None;
                 continue;
             }
@@ -507,6 +515,9 @@ fn take_part(
             }
         };
         ending.store(true, Ordering::Release);
+        node.lock().over = true;
+        node.notify();
+        leading.map(ScopedJoinHandle::join);
         taken_part
     })
 }
@@ -518,7 +529,7 @@ fn lead(node: &Arc<Node>, connector: &MemberConnector, options: &MemberOptions, 
     node.seen();
     let mut state = node.lock();
     state.behind.clear();
-    (state.store_port, state.store, state.back, state.rebuilding) = (0, None, None, None);
+    (state.store_port, state.store, state.back, state.rebuilding) = (0, None, Back::default(), None);
     state.lost.clear();
     state.joining.clear();
     if let Err(error) = &led {
@@ -572,6 +583,36 @@ mod tests {
         drop((working, shown));
         assert!(!ending(node.obey_other(theirs, &Order::Apply { below: 0 })));
         assert!(node.show_image(ours).is_err(), "whoever was replaced shows nothing any more");
+    }
+
+    #[test]
+    fn a_member_whose_log_is_served_no_more_ends_with_a_sentence() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let [a, b, c, d] = std::process::id().to_be_bytes();
+        let ip = |net| std::net::Ipv4Addr::new(127, (a ^ b) | net, c, d.clamp(1, 254));
+        let context = Context::open(Options::udp(ip(32).into())).expect("a device");
+        let own = SocketAddr::new(ip(32).into(), 7471);
+        let names = [own, SocketAddr::new(ip(32).into(), 7472)].map(|addr| (addr.to_string(), addr)).to_vec();
+        let options = MemberOptions::directory(directory.path(), names).size(2 << 20);
+        let mut member = Member::bind(&context, own.port(), options).expect("a member");
+        let (service, stop) = (99, AtomicBool::new(false));
+        member.log.on_call(service, |_| panic!("a defect"));
+        let log = SocketAddr::new(own.ip(), member.node.log_port);
+        let ended = std::thread::scope(|scope| {
+            let running = scope.spawn(|| member.run(&stop));
+            let client = Context::open(Options::udp(ip(16).into())).expect("a device");
+            let options = link::plain(Duration::from_secs(5));
+            let mut session = remanence_remote::Session::connect(&client, log, options).expect("it serves");
+            session.call(service, &[]).expect_err("nobody answers that");
+            let begin = std::time::Instant::now();
+            while !running.is_finished() && begin.elapsed() < Duration::from_secs(120) {
+                std::thread::sleep(LOOK);
+            }
+            stop.store(true, Ordering::Release);
+            running.join().expect("the member itself does not panic")
+        });
+        let sentence = ended.expect_err("its log is gone").to_string();
+        assert!(sentence.contains("serves this member's log has panicked"), "{sentence}");
     }
 
     #[test]

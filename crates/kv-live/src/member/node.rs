@@ -6,6 +6,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use remanence_pmem::Region;
+use remanence_remote::SessionControl;
 use remanence_remotelog::Epoch;
 use remanence_remotelog::format::root::State as LogState;
 use remanence_remotelog::format::superblock::Uuid;
@@ -25,12 +26,12 @@ use remanence_kv::replica::{ImageReply, Keeper, LeadError, Order};
 pub(super) type Connections = Vec<(String, Result<MemberConnection, ConnectionLost>)>;
 
 /// Connections to members that are there again, for a primary that does without them.
-#[derive(Debug)]
-pub(super) enum Back {
+#[derive(Debug, Default)]
+pub(super) struct Back {
     /// To all of them: some have promised their logs to somebody who did not become the primary, and take nothing more in this epoch.
-    All(Connections),
+    pub(super) all: Option<Connections>,
     /// To those that it has lost, and in the same epoch.
-    Some(Connections),
+    pub(super) some: Vec<(String, MemberConnection)>,
 }
 
 /// What is known of another member.
@@ -144,7 +145,11 @@ pub(super) struct State {
     /// Members whose images do not follow, and why: of a primary.
     pub(super) behind: Vec<String>,
     /// Connections for a primary that does without some members.
-    pub(super) back: Option<Back>,
+    pub(super) back: Back,
+    /// Of a primary: the processes that it is connected to; 0 for those that are gone.
+    lives: Vec<u64>,
+    /// Counts what the thread that connects to members is to look at.
+    returns: u64,
     /// It has followed a primary, or was one.
     pub(super) joined: bool,
     /// What makes it useless to go on.
@@ -201,6 +206,10 @@ pub(super) struct Node {
     begin: Instant,
     state: Mutex<State>,
     changed: Condvar,
+    /// Reaches the serving thread of the store that this member serves.
+    store: Mutex<Option<SessionControl>>,
+    /// There is something to do for that thread which no client has asked for.
+    woken: AtomicBool,
 }
 
 pub(super) struct Parts {
@@ -244,7 +253,9 @@ impl Node {
             image_why: String::new(),
             behind: Vec::new(),
             peers: names.iter().map(|_| MemberView::default()).collect(),
-            back: None,
+            back: Back::default(),
+            lives: vec![0; names.len()],
+            returns: 0,
             joined: false,
             fatal: None,
             over: false,
@@ -267,7 +278,84 @@ impl Node {
             begin: Instant::now(),
             state: Mutex::new(state),
             changed: Condvar::new(),
+            store: Mutex::new(None),
+            woken: AtomicBool::new(false),
         })
+    }
+
+    /// This member serves the store from now on, by a thread that is reached so, or serves it no more.
+    pub(super) fn serves(&self, store: Option<SessionControl>) {
+        *self.store.lock().unwrap_or_else(PoisonError::into_inner) = store;
+        self.wake_primary();
+    }
+
+    /// Wakes the thread that serves the store, if there is one: something has happened that it is to look at. Whoever calls it may hold any
+    /// lock of this node.
+    pub(super) fn wake_primary(&self) {
+        self.woken.store(true, Ordering::Release);
+        if let Some(store) = &*self.store.lock().unwrap_or_else(PoisonError::into_inner) {
+            store.wake();
+        }
+    }
+
+    /// Whether somebody has woken the thread that serves the store since this was asked last.
+    pub(super) fn take_wake(&self) -> bool {
+        self.woken.load(Ordering::Relaxed) && self.woken.swap(false, Ordering::AcqRel)
+    }
+
+    /// There is something for the thread that connects to members.
+    pub(super) fn stir_returns(&self, mut state: MutexGuard<'_, State>) {
+        state.returns += 1;
+        drop(state);
+        self.notify();
+    }
+
+    /// Waits until there is something for the thread that connects to members, beyond this, or until then. Returns what there is.
+    pub(super) fn wait_for_returns(&self, known: u64, until: Option<Instant>) -> u64 {
+        let mut state = self.lock();
+        loop {
+            let left = until.map(|until| until.saturating_duration_since(Instant::now()));
+            if state.returns != known || left.is_some_and(|left| left.is_zero()) {
+                return state.returns;
+            }
+            state = match left {
+                Some(left) => {
+                    self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0
+                }
+                None => self.changed.wait(state).unwrap_or_else(PoisonError::into_inner),
+            };
+        }
+    }
+
+    /// Something was heard of a member, or nothing was: a primary looks, and so does whoever connects to members for it.
+    fn look_for_primary(&self, mut state: MutexGuard<'_, State>, at: usize) {
+        let is_primary = state.takeover.role() == Role::Primary;
+        if is_primary && self.has_changed(&state, at) {
+            self.wake_primary();
+        }
+        if is_primary && (self.wants_back(&state, at) || self.has_promised_away(&state, at)) {
+            state.returns += 1;
+            state.is_stirred = true;
+        }
+        self.stir(state);
+    }
+
+    /// Connections to members that are there again.
+    pub(super) fn take_back(&self) -> Back {
+        std::mem::take(&mut self.lock().back)
+    }
+
+    /// Has a thread of this member end it with a sentence if that panics, as nobody else would notice.
+    pub(super) const fn noticed(&self, what: &'static str) -> Noticed<'_> {
+        Noticed { node: self, what }
+    }
+
+    /// It is useless to go on, and this is why.
+    pub(super) fn give_up(&self, why: &impl ToString) {
+        let mut state = self.lock();
+        state.fatal.get_or_insert_with(|| why.to_string());
+        state.is_stirred = true;
+        self.stir(state);
     }
 
     /// The state is whole between any two statements that can panic.
@@ -295,6 +383,12 @@ impl Node {
         self.seen();
         let mut state = self.lock();
         let news = state.news;
+        // Who is silent for too long says so to nobody.
+        if state.takeover.role() == Role::Primary
+            && (0..self.names.len()).any(|at| self.has_changed(&state, at))
+        {
+            self.wake_primary();
+        }
         let end = self.now() + longest;
         loop {
             let now = self.now();
@@ -528,14 +622,14 @@ impl Node {
             }
             state.peers[at] = MemberView { said: None, why };
             state.happens(now, Input::Stranger { at });
-            self.stir(state);
+            self.look_for_primary(state, at);
             return;
         }
         let statement = said.statement();
         state.peers[at] = MemberView { said: Some(said), why: String::new() };
         state.happens(now, Input::Heard { at, said: statement });
         state.joined |= state.takeover.leader().is_some();
-        self.stir(state);
+        self.look_for_primary(state, at);
     }
 
     /// A member cannot be reached.
@@ -544,7 +638,7 @@ impl Node {
         let now = self.now();
         state.peers[at].why = why.to_string();
         state.happens(now, Input::Missed { at });
-        self.stir(state);
+        self.look_for_primary(state, at);
     }
 
     /// What a member said lately, if its medium answers.
@@ -577,7 +671,10 @@ impl Node {
 
     /// Why a life of a member is over, or taken for over: nothing is waited for then.
     pub(super) fn gone(&self, at: usize, life: u64) -> Option<String> {
-        let state = self.lock();
+        self.is_gone(&self.lock(), at, life)
+    }
+
+    fn is_gone(&self, state: &State, at: usize, life: u64) -> Option<String> {
         let gone = state.takeover.gone(at, life, self.now())?;
         Some(match gone {
             Gone::StartedAgain => "it was started again".into(),
@@ -586,10 +683,22 @@ impl Node {
         })
     }
 
-    /// Other members that are gone, or are there again, since these lives.
-    pub(super) fn changed_lives(&self, lives: &[u64]) -> bool {
-        let others = (0..lives.len()).filter(|at| *at != self.who && lives[*at] != 0);
-        others.into_iter().any(|at| self.gone(at, lives[at]).is_some())
+    /// Whether a member that a primary is connected to is gone, or was started again.
+    fn has_changed(&self, state: &State, at: usize) -> bool {
+        let life = state.lives[at];
+        at != self.who && life != 0 && self.is_gone(state, at, life).is_some()
+    }
+
+    /// The same, of any.
+    pub(super) fn changed_lives(&self) -> bool {
+        let state = self.lock();
+        (0..self.names.len()).any(|at| self.has_changed(&state, at))
+    }
+
+    /// A primary has seen which members are there now.
+    pub(super) fn know_lives(&self) {
+        let lives = self.lives();
+        self.lock().lives = lives;
     }
 
     /// The lives of all that were heard of lately; 0 for the others.
@@ -597,5 +706,22 @@ impl Node {
         let state = self.lock();
         let life = |at| self.recent(&state, at).map_or(0, |said| said.life);
         (0..self.names.len()).map(life).collect()
+    }
+}
+
+/// See [`Node::noticed`].
+pub(super) struct Noticed<'a> {
+    node: &'a Node,
+    what: &'static str,
+}
+
+impl Drop for Noticed<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.node.give_up(&format!(
+                "{} has panicked, which is an error of this program: start the member again, and report what it printed",
+                self.what
+            ));
+        }
     }
 }

@@ -1,12 +1,14 @@
 //! Where clients come first: whom this member has promised its log to, for one-sided READs, and what it says of itself.
 
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use remanence_pmem::Region;
 use remanence_remotelog::OwnLog;
 use remanence_verbs::Context;
 
+use super::node::Node;
 use super::wire::export;
 use super::{MEMBERS, MemberOptions, config};
 use crate::Error;
@@ -16,7 +18,7 @@ use remanence_kv::replica::Promise;
 const SLOTS: u16 = 4;
 const SLOT: u32 = 8 << 10;
 
-/// The door of a member: memory that clients read, and the server that answers them.
+/// Where clients come to a member: memory that they read, and the server that answers them.
 #[derive(Debug)]
 pub(super) struct PromiseServer {
     server: remanence_remote::Server,
@@ -34,21 +36,27 @@ impl PromiseServer {
             .messages(SLOTS, SLOT)
             // To be read, and not to be written.
             .guarded();
-        Ok(Self { server: remanence_remote::Server::bind(options.common.door(served))?, exported })
+        Ok(Self { server: remanence_remote::Server::bind(options.common.with_access(served))?, exported })
     }
 
     pub(super) fn addr(&self) -> SocketAddr {
         self.server.addr()
     }
 
-    /// Exports what the log promises, before it promises it.
-    pub(super) fn watch(&self, log: &OwnLog) {
-        let exported = self.exported.clone();
+    /// Exports what the log promises, before it promises it, and tells a primary if that is another promise.
+    pub(super) fn watch(&self, log: &OwnLog, node: &Arc<Node>) {
+        let (exported, node, mut promised) = (self.exported.clone(), Arc::downgrade(node), None);
         log.watch(move |state| {
             let bytes = export(&Promise::of(state));
             for (n, word) in bytes.chunks_exact(8).enumerate() {
                 let word = u64::from_le_bytes(word.try_into().expect("eight bytes"));
                 exported.store_u64(8 * n as u64, word.to_le());
+            }
+            // It looks when the log can be looked at, which is when the promise is made.
+            if promised.replace(state.promised) != Some(state.promised)
+                && let Some(node) = node.upgrade()
+            {
+                node.wake_primary();
             }
         });
     }

@@ -1,7 +1,7 @@
 //! What members tell each other, and clients, besides the log's and the store's own calls. Little-endian.
 //!
 //! ```text
-//! promise   u64 promised, u64 adopted, u64 CRC-64 of both: at the start of what a member's door exports, read one-sidedly
+//! promise   u64 promised, u64 adopted, u64 CRC-64 of both: at the start of what a member exports to clients, read one-sidedly
 //! text      u16 bytes, the bytes
 //! said      u16 version, u8 role, u16 who, u16 acks (0: not made yet), u64 life, u64 bytes of the image, u64 epoch, 16 group,
 //!           16 name of the log, u16 log's port, u16 store's port, u64 first record, u64 next record, u64 applied, u8 flags
@@ -123,10 +123,10 @@ fn read_texts(from: &mut Reader<'_>) -> Option<Vec<String>> {
 }
 
 impl MemberStats {
-    /// Where the other members reach the log of a member whose door is there.
+    /// Where the other members reach the log of a member whose clients come there.
     #[must_use]
-    pub const fn log_addr(&self, door: SocketAddr) -> SocketAddr {
-        SocketAddr::new(door.ip(), self.log_port)
+    pub const fn log_addr(&self, member: SocketAddr) -> SocketAddr {
+        SocketAddr::new(member.ip(), self.log_port)
     }
 
     /// What matters of this for who takes over.
@@ -282,7 +282,7 @@ mod tests {
         let new = Promise { promised: Epoch::new(3, 1), adopted: Epoch::new(3, 1) };
         let (before, after) = (export(&Promise { adopted: Epoch::NONE, ..new }), export(&new));
         assert_eq!(exported(&after), Some(new));
-        assert_eq!(exported(&[0; EXPORTED]), None, "a door that has exported nothing yet promises nothing");
+        assert_eq!(exported(&[0; EXPORTED]), None, "a member that has exported nothing yet promises nothing");
         // Whoever has lost its disk has adopted nothing, and must not seem to have promised nothing as well.
         let mut torn = after;
         torn[..8].fill(0);

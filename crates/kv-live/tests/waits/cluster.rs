@@ -539,14 +539,14 @@ fn a_client_has_no_way_to_a_log_and_no_right_to_what_it_was_not_given() {
     let refused = to_log(clients.clone()).expect_err("a client has no business there");
     assert!(refused.to_string().contains("another token"), "{refused}");
     to_log(members).expect("a member has");
-    // What a door exports is to be read.
+    // What a member exports is to be read.
     let options = remanence_remote::Options::default().tokens([clients]);
-    let mut door =
+    let mut reading =
         remanence_remote::Session::connect(&context(), cluster.addrs()[0], options).expect("connected");
     let mut promise = [0; 24];
-    door.read(0, &mut promise).expect("it is for that");
+    reading.read(0, &mut promise).expect("it is for that");
     let forged = [7; 24];
-    let written = door.together(&[remanence_remote::Work::Write { at: 0, bytes: &forged }]);
+    let written = reading.together(&[remanence_remote::Work::Write { at: 0, bytes: &forged }]);
     assert!(written.is_err(), "a client writes what it likes");
     assert_eq!(store.get(b"key").expect("a GET").expect("it is there").value, b"value");
 }

@@ -102,6 +102,11 @@ pub enum SuperblockError {
     /// The medium is blank.
     #[error("there is no store on this medium: it is blank")]
     Missing,
+    /// A crash came while a store was made: there is none, and one may be made in its place.
+    #[error(
+        "the store on this medium was not made to its end, and nothing was stored in it: serve it to have it made again, or remove it"
+    )]
+    Unfinished,
     /// The medium begins with something else.
     #[error(
         "there is no store on this medium, and it is not blank: its first bytes are those of something else"
@@ -135,7 +140,7 @@ pub fn image(head: &[u8], len: u64) -> Image {
     match Superblock::of_head(head, len) {
         Ok(found) => Image::Ours { len: found.superblock.geometry.size },
         // All pages of a store may still have been in the journal.
-        Err(SuperblockError::Missing) => Image::Blank,
+        Err(SuperblockError::Missing | SuperblockError::Unfinished) => Image::Blank,
         // Who opens the store says why it is none.
         Err(_) => Image::Foreign,
     }
@@ -196,7 +201,8 @@ impl Superblock {
     /// As for [`parse`](Self::parse).
     pub fn of_head(head: &[u8], medium: u64) -> Result<Found, SuperblockError> {
         let found = FORMAT.judge(head).map_err(|fault| match fault {
-            Fault::Blank | Fault::Making => SuperblockError::Missing,
+            Fault::Blank => SuperblockError::Missing,
+            Fault::Making => SuperblockError::Unfinished,
             Fault::TooShort | Fault::Foreign | Fault::OtherByteOrder => SuperblockError::Foreign,
             Fault::OtherVersion { found } => SuperblockError::Version(found),
             Fault::Damaged | Fault::Truncated { .. } | Fault::Grown { .. } => SuperblockError::Damaged,

@@ -74,6 +74,9 @@ fn a_superblock_says_what_is_wrong_with_it() {
     let good = superblock.emit();
     assert_eq!(Superblock::parse(&good, 1 << 20), Ok(superblock));
     assert_eq!(Superblock::parse(&[0; 4096], 1 << 20), Err(SuperblockError::Missing));
+    let mut half_made = vec![7; 4096];
+    half_made[2048..][..16].copy_from_slice(b"REMERDA making \x01");
+    assert_eq!(Superblock::parse(&half_made, 1 << 20), Err(SuperblockError::Unfinished));
     let short = SuperblockError::CutOff { store: 1 << 20, medium: 9 };
     assert_eq!(Superblock::parse(&good, 9), Err(short));
     for at in 8..good.len() {

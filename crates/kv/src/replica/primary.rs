@@ -6,6 +6,7 @@
 //! [polled](Primary::poll): [`Images`] has its rules.
 
 use std::fmt;
+use std::time::Duration;
 
 use remanence_coord::log::group::{ConnectionLost, Opened, ReplicaConnection};
 use remanence_coord::log::{Epoch, Group, GroupError};
@@ -378,6 +379,26 @@ impl<C: Member> Primary<C> {
     #[must_use]
     pub fn is_idle(&self) -> bool {
         !self.images.is_busy()
+    }
+
+    /// How many members there is a connection to, and how many take part.
+    #[must_use]
+    pub fn present(&self) -> (usize, usize) {
+        self.group.as_ref().map_or((0, 0), Group::present)
+    }
+
+    /// Whether something is expected of a connection for which nobody waits, so that the primary is to be [polled](Self::poll) when
+    /// it comes: of a member that is taken in, or of an image. What else is under way is looked for by whatever is shipped next.
+    #[must_use]
+    pub fn expects(&self) -> bool {
+        let (connected, part) = self.present();
+        connected > part || self.images.is_busy()
+    }
+
+    /// How long nothing is due, if nothing comes. What is due is done when the primary is [polled](Self::poll).
+    #[must_use]
+    pub fn rests(&self) -> Duration {
+        self.group.as_ref().map_or(Duration::MAX, Group::rests)
     }
 
     /// Has this called before an image is sent because the log has no room without, whatever was checked by then.

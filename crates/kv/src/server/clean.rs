@@ -186,7 +186,7 @@ impl<M: Medium + Clone> Server<M> {
         Ok(true)
     }
 
-    fn needs_cleaning(&self) -> bool {
+    pub(super) fn needs_cleaning(&self) -> bool {
         self.wants_room || self.log.free.len() < self.low()
     }
 

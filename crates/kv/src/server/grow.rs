@@ -239,7 +239,6 @@ impl<M: Medium + Clone> Server<M> {
     /// Stores which tables there are.
     pub(super) fn store_root(&mut self) -> Result<(), Refusal> {
         let payload = super::open::root_payload(self.boot, &self.index.tables);
-        // Twice: should one of its slots be damaged later, the other says the same.
         self.root.store(&payload).map_err(|error| match error {
             RootError::Medium(e) => io(&e),
             RootError::Invalid { .. } => Refusal::Medium,

@@ -539,6 +539,27 @@ impl<M: Medium + Clone> Server<M> {
         Ok(growing || cleaning || going_round || !self.confirmed.is_empty())
     }
 
+    /// When [`step`](Self::step) has something to do at the latest, if nobody asks for anything before; `None`: never. The time is past
+    /// only if no step has been taken since.
+    #[must_use]
+    pub fn deadline(&self) -> Option<u64> {
+        let (lease, goes) = (self.options.lease, |client: &Client| !client.fencing);
+        let mut leases = self.leases.iter().filter(|(_, version)| {
+            let client =
+                self.unfinished.get(version).and_then(|unfinished| self.clients.get(&unfinished.client));
+            client.is_some_and(goes)
+        });
+        let leases = leases.next().map(|(until, _)| *until);
+        let late = self.clients.values().filter(|client| goes(client) && client.view < self.view);
+        let views = late.map(|client| self.view_since.max(client.renewed).saturating_add(lease)).min();
+        // These wait for clients, whose leases are over by then, and for entries that may find a place now.
+        let waits = self.cleaning.is_some() || !self.growth.is_idle();
+        let waits = waits.then(|| self.last_step.saturating_add((lease / 8).max(1)));
+        let cleans = self.cleaning.is_none() && self.options.clean_by_itself && self.needs_cleaning();
+        let cleans = cleans.then(|| self.cleaned_at.saturating_add(lease));
+        [leases, views, self.settles_at(), waits, cleans, self.round.next()].into_iter().flatten().min()
+    }
+
     /// How many small things steps have done so far: objects that they looked at, and for each 16 KiB that they copied or cleared
     /// one more. Each stands for microseconds, and nobody is served during a step.
     #[must_use]

@@ -5,8 +5,8 @@
 //! been there: a change of one that was counted changes the count, and the round will see the others as they are by then. From its
 //! end on the counts are kept, and nobody counts.
 //!
-//! A key that expired is absent to everybody without that. Until the round or cleaning comes by, it takes an entry and room. Rounds go
-//! on as long as anything is there that will expire.
+//! A key that expired is absent to everybody without that. Until the round or cleaning comes by, it takes an entry and room. A round
+//! begins when the first that was met of those that will expire has.
 
 use remanence_pmem::Medium;
 
@@ -24,6 +24,8 @@ const COUNTED: usize = 256;
 const CLEARED: usize = 1024;
 /// Entries that a step looks at. The first round of a large store on a disk reads what nobody has read yet.
 const LOOKED: usize = 16;
+/// A round goes on after so many milliseconds where nothing else is a reason for a step.
+const PACE: u64 = 100;
 
 pub(super) struct Round {
     /// It has been at every fingerprint below this.
@@ -31,15 +33,15 @@ pub(super) struct Round {
     /// One has been everywhere: the counts are those of the whole store.
     whole: bool,
     counts: [u64; 256],
-    /// Something that will expire was met in this round, or written since it began.
-    ends: bool,
+    /// The first that will expire of what was met in this round, or written since it began.
+    ends: u64,
     /// When it went on last.
     last: u64,
 }
 
 impl Round {
     pub(super) const fn new() -> Self {
-        Self { at: 0, whole: false, counts: [0; 256], ends: true, last: 0 }
+        Self { at: 0, whole: false, counts: [0; 256], ends: 0, last: 0 }
     }
 
     /// The counts are those of the whole store.
@@ -54,7 +56,19 @@ impl Round {
 
     /// Something was written that will expire.
     pub(super) const fn note(&mut self, expires: u64) {
-        self.ends |= expires != 0;
+        if expires != 0 && expires < self.ends {
+            self.ends = expires;
+        }
+    }
+
+    /// When it goes on, if ever.
+    pub(super) fn next(&self) -> Option<u64> {
+        let goes_on = self.last.saturating_add(PACE);
+        match (self.whole, self.at) {
+            (true, 0) => (self.ends != u64::MAX).then(|| self.ends.max(goes_on)),
+            (true, _) => Some(goes_on),
+            (false, _) => Some(self.last),
+        }
     }
 }
 
@@ -100,13 +114,13 @@ impl<M: Medium + Clone> Server<M> {
 
     /// Goes on, if there is a reason to; returns whether there is more to do at once.
     pub(super) fn go_round(&mut self, now: u64, budget: usize) -> bool {
-        let over = self.round.at == 0 && !self.round.ends;
+        let over = self.round.at == 0 && now < self.round.ends;
         if self.round.whole && (over || now <= self.round.last) {
             return false;
         }
         self.round.last = now;
         if self.round.at == 0 {
-            self.round.ends = false;
+            self.round.ends = u64::MAX;
         }
         let (looked, expired) = self.look_round(now, budget.min(LOOKED));
         // Where a quarter has expired there is more.
@@ -120,8 +134,10 @@ impl<M: Medium + Clone> Server<M> {
         for entry in entries {
             let (head, offset) = (entry.slot.meta.head(), entry.slot.word.new_offset());
             let found = offset.and_then(|offset| self.header(head, offset));
-            if let Some((header, _)) = found
-                && !entry.slot.word.is_pending()
+            if entry.slot.word.is_pending() {
+                // By then it is known what became of it.
+                self.round.note(now.saturating_add(self.options.lease));
+            } else if let Some((header, _)) = found
                 && header.expires != 0
             {
                 // A flipped bit is no reason to take a value away.
@@ -131,7 +147,7 @@ impl<M: Medium + Clone> Server<M> {
                     expired += 1;
                     continue;
                 }
-                self.round.ends = true;
+                self.round.note(header.expires);
             }
             if !self.round.whole
                 && let Some(counted) = self.counts_as(head, offset)

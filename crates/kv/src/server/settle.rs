@@ -266,6 +266,11 @@ impl<M: Medium + Clone> Server<M> {
         Ok(())
     }
 
+    /// When writes that are done are settled at the latest.
+    pub(super) fn settles_at(&self) -> Option<u64> {
+        self.written.values().map(|written| written.since.saturating_add(SETTLE_WITHIN)).min()
+    }
+
     /// Whether writes are done and not settled, so that [`step`](Self::step) is wanted soon.
     #[must_use]
     pub fn is_settling(&self) -> bool {

@@ -202,6 +202,55 @@ fn a_lease_is_extended_so_often_as_there_is_something_to_write() {
     });
 }
 
+/// Steps whenever one is due, and only then. Returns when nothing is.
+fn until_nothing_is_due(store: &Store<'_, Region>) {
+    for _ in 0..1000 {
+        let now = store.now.get();
+        let Some(at) = store.server.borrow().deadline() else { return };
+        assert!(at > now, "a step at {now} has left what was due at {at}");
+        store.now.set(at);
+        store.step();
+    }
+    panic!("something is due for ever");
+}
+
+#[test]
+fn nothing_is_due_but_what_was_promised_to_be_over_by_then() {
+    with_store(DURABLE, |store| {
+        // The first round counts what is there.
+        while store.step() {}
+        assert_eq!(store.server.borrow().deadline(), None, "a store that nobody uses");
+        let mut client = store.client(0);
+        client.put(b"for ever", b"value").expect("room");
+        until_nothing_is_due(store);
+        // A key that expires, in a round of its own.
+        let begin = store.now.get();
+        let put = |expires: u64| {
+            let (key, value) = (expires.to_string().into_bytes(), vec![1]);
+            Request::PutInline { key, value, expires, expect: Expect::Any }
+        };
+        for after in [5000, 9000] {
+            let reply = client.call(&put(begin + after));
+            assert!(!matches!(reply, Reply::Refused(_)), "{reply:?}");
+        }
+        store.step();
+        assert_eq!(store.server.borrow().deadline(), Some(begin + 5000));
+        until_nothing_is_due(store);
+        assert_eq!(store.server.borrow().stats().expired, 2);
+        assert!((begin + 9000..begin + 9000 + 60_000).contains(&store.now.get()));
+        // A write that does not end, and whose client is not gone yet when it is told.
+        let put = Request::Put { key: b"key".to_vec(), len: 1 << 20, expires: 0, expect: Expect::Any };
+        let Reply::Reserved(_) = client.call(&put) else { panic!("room") };
+        let lease = store.now.get() + DURABLE.lease;
+        assert_eq!(store.server.borrow().deadline(), Some(lease));
+        until_nothing_is_due(store);
+        assert_eq!(store.now.get(), lease);
+        assert_eq!(store.events(), [Event::Fence { client: client.id }]);
+        store.server.borrow_mut().disconnected(client.id).expect("memory does not fail");
+        assert_eq!(store.server.borrow().deadline(), None);
+    });
+}
+
 #[test]
 fn nobody_extends_the_lease_of_another_and_no_reader_any() {
     with_store(DURABLE, |store| {

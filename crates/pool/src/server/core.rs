@@ -324,11 +324,11 @@ impl<M: Medium> Core<M> {
         client.heard = now;
         match (&client.standing, request) {
             (Standing::Stranger, Request::Hello { nonce }) => {
-                self.at_the_door(now, from, number, &Credential::Nonce(nonce), None, random)
+                self.take_credential(now, from, number, &Credential::Nonce(nonce), None, random)
             }
             (Standing::Challenged { challenge }, Request::Authenticate { proof }) => {
                 let credential = Credential::Proof(*challenge);
-                self.at_the_door(now, from, number, &credential, Some(proof), random)
+                self.take_credential(now, from, number, &credential, Some(proof), random)
             }
             (Standing::Member { .. }, Request::Hello { .. } | Request::Authenticate { .. }) => {
                 self.hostile("authentication twice")
@@ -341,7 +341,7 @@ impl<M: Medium> Core<M> {
     }
 
     /// Somebody who has proved nothing yet says hello, or answers its challenge.
-    fn at_the_door(
+    fn take_credential(
         &mut self,
         now: Duration,
         from: ClientId,

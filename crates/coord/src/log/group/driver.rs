@@ -227,6 +227,19 @@ impl<C: ReplicaConnection> Group<C> {
         self.machine.is_half_full()
     }
 
+    /// How many servers there is a connection to, and how many take part.
+    #[must_use]
+    pub fn present(&self) -> (usize, usize) {
+        let part = (0..self.connections.len()).filter(|n| self.machine.takes_part(*n)).count();
+        (self.connections.iter().flatten().count(), part)
+    }
+
+    /// How long nothing is due, if nothing comes: see [`Machine::deadline`].
+    #[must_use]
+    pub fn rests(&self) -> Duration {
+        self.machine.deadline().map_or(Duration::MAX, |deadline| deadline.saturating_sub(C::now()))
+    }
+
     /// The connections to servers that take part.
     pub fn connections(&mut self) -> impl Iterator<Item = (&str, &mut C)> {
         let machine = &self.machine;

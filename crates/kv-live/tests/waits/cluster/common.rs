@@ -17,7 +17,7 @@ use tempfile::TempDir;
 use super::live::{PATIENCE, address, context, options};
 
 pub(crate) const SIZE: u64 = 4 << 20;
-/// The members' doors: at addresses of their own, so at the same port.
+/// Where clients reach the members: at addresses of their own, so at the same port.
 const PORT: u16 = 7471;
 
 type Change = fn(MemberOptions) -> MemberOptions;
