@@ -182,6 +182,24 @@ fn many_writers_of_few_keys_wait_for_cleaning_and_find_no_store_full() {
     }
 }
 
+/// The server takes no room back before every client has acknowledged its view, or its lease is over, which is longer than this test
+/// waits.
+#[test]
+fn a_client_that_nobody_asks_for_anything_keeps_nobody_waiting() {
+    let host = Host::new(2 << 20, |options| options.lease(Duration::from_secs(120)));
+    let idle = connect(&host);
+    block_on(put(&idle, b"a", b"1")).expect("it is written");
+    let mut busy = Store::connect(&context(), host.addr, options()).expect("a client");
+    for round in 0..15_u32 {
+        for n in 0..64 {
+            let key = u32::to_le_bytes(n + round % 3);
+            busy.put(&key, &[round as u8; 4000], PutOptions::default()).expect("there is room, or will be");
+        }
+    }
+    assert!(host.metrics().server.regions_freed > 0);
+    assert_eq!(block_on(idle.get(b"a")).expect("a server").expect("it is there").value, b"1");
+}
+
 #[test]
 fn what_is_asked_for_last_is_carried_out_though_the_store_is_dropped() {
     let host = host();
