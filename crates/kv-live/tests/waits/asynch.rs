@@ -70,6 +70,22 @@ fn many_operations_are_under_way_together_and_share_messages() {
         cursor = page.next;
     }
     assert_eq!((seen, store.under_way()), (399, 0));
+    // The same, by who fetches the pages.
+    let (mut all, mut scan, mut entries) = (Vec::new(), store.keys(), store.entries());
+    while let Some(key) = block_on(scan.next()) {
+        all.push(key.expect("a page"));
+    }
+    let mut values = Vec::new();
+    while let Some(entry) = block_on(entries.next()) {
+        let (key, found) = entry.expect("its value");
+        assert_eq!(found.value, key);
+        values.push(key);
+    }
+    all.sort();
+    values.sort();
+    let mut expected = keys[1..].to_vec();
+    expected.sort();
+    assert_eq!((&all, &values), (&expected, &expected));
 }
 
 #[test]
