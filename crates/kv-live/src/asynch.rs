@@ -3,6 +3,8 @@
 //! A thread of the store's own carries operations out; it knows of no executor, and an executor need not know of it. What is
 //! asked for while something is under way goes out together when that has come back: READs under one doorbell, messages as
 //! one, values that are to be durable under one flush. So a thousand PUTs at a time cost a few flushes and not a thousand.
+//! The thread carries one task out on the reactor of all its sessions: what the server sends, a time that is over and what is
+//! asked for end the one wait. What can only block, to connect say, is done beside it.
 //!
 //! An operation begins when its method is called, not when its future is first polled: call many, then await them.
 //!
@@ -31,21 +33,24 @@ use std::future::Future;
 use std::marker::PhantomData;
 use std::net::SocketAddr;
 use std::pin::Pin;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::pin::pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context as Task, Poll, Waker};
 use std::time::{Duration, Instant};
 
+use remanence_remote::{Deadlines, Face, Timer, elsewhere};
 use remanence_verbs::Context;
 
 use super::connector::{Connector, came_to_nothing, ends};
+use super::members::{LATE, Promises};
 use super::{ConnectOptions, Error, Page, PutOptions, Session, Version};
 use remanence_kv::client::{
-    Any, Call, Client, Completion, Ended, Found, Get, Mux, Output, Put, RemoteMemory as _, attend,
+    Any, Call, Client, Completion, Ended, Found, Get, Mux, Output, Put, RemoteMemory as _, Verb,
 };
 use remanence_kv::proto::{Expect, Reply, Request};
 use remanence_kv::view::View;
 
-/// How often an idle client looks for notices, and tells what its writes would have carried along.
+/// A client that has been idle for so long tells what its writes would have carried along.
 const REST: Duration = Duration::from_millis(100);
 /// The longest pause before something is asked again that waits for others; they may wait for what this client says then.
 const WAIT_MAX: Duration = Duration::from_millis(2);
@@ -60,10 +65,6 @@ pub struct AsyncStore {
 /// What futures and the thread share.
 struct Shared {
     state: Mutex<State>,
-    /// The thread waits here for something to do.
-    work: Condvar,
-    /// The keeper of times waits here.
-    clock: Condvar,
 }
 
 #[derive(Default)]
@@ -75,7 +76,11 @@ struct State {
     stores: usize,
     /// The thread has ended.
     over: bool,
-    keeper: bool,
+    /// The thread's task, while it waits for something to be asked for.
+    idle: Option<Waker>,
+    /// Operations that must have ended by a time, and the thread's task, which keeps these.
+    deadlines: Deadlines<u64, Instant>,
+    clock: Option<Waker>,
 }
 
 enum Command {
@@ -93,7 +98,6 @@ enum OperationSpec {
 struct Slot {
     waker: Option<Waker>,
     outcome: Option<Outcome>,
-    deadline: Option<Instant>,
     /// Whether it changes something.
     changes: bool,
     /// The thread has taken it up.
@@ -114,17 +118,62 @@ impl Shared {
         // No step leaves it half changed.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
+
+    /// Asks the thread for something.
+    fn command(&self, mut state: MutexGuard<'_, State>, command: Command) {
+        state.queue.push_back(command);
+        self.tell(state);
+    }
+
+    /// Something has changed that an idle thread has to look at.
+    fn tell(&self, mut state: MutexGuard<'_, State>) {
+        let idle = state.idle.take();
+        drop(state);
+        idle.into_iter().for_each(Waker::wake);
+    }
+
+    /// Ends what is late. What it was told to do is given up by the thread, whenever that comes round to it. The task is woken when
+    /// the next one is late.
+    fn keep_times(&self, timer: &mut Timer, task: &Task<'_>) {
+        loop {
+            let mut state = self.lock();
+            if state.deadlines.first().is_some() {
+                let now = Instant::now();
+                while let Some(number) = state.deadlines.pop_due(now) {
+                    let Some(slot) = state.slots.get(&number) else { continue };
+                    let error = if slot.changes && slot.taken { Error::LateUnknown } else { Error::Late };
+                    state.settle(number, Outcome::Ended(Err(error)));
+                    self.command(state, Command::GiveUp(number));
+                    state = self.lock();
+                }
+            }
+            let first = state.deadlines.first();
+            wakes(&mut state.clock, task);
+            drop(state);
+            timer.set(first);
+            if timer.poll_over(task).is_pending() {
+                return;
+            }
+        }
+    }
+}
+
+/// The task is woken by whoever takes this.
+fn wakes(known: &mut Option<Waker>, task: &Task<'_>) {
+    if known.as_ref().is_none_or(|known| !known.will_wake(task.waker())) {
+        *known = Some(task.waker().clone());
+    }
 }
 
 impl State {
     /// An operation has an outcome, for whoever still wants it.
     fn settle(&mut self, number: u64, outcome: Outcome) {
         let Some(slot) = self.slots.get_mut(&number) else { return };
+        self.deadlines.set(number, None);
         if slot.orphan {
             self.slots.remove(&number);
         } else if slot.outcome.is_none() {
             slot.outcome = Some(outcome);
-            slot.deadline = None;
             if let Some(waker) = slot.waker.take() {
                 waker.wake();
             }
@@ -147,8 +196,9 @@ impl Clone for AsyncStore {
 
 impl Drop for AsyncStore {
     fn drop(&mut self) {
-        self.shared.lock().stores -= 1;
-        self.shared.work.notify_all();
+        let mut state = self.shared.lock();
+        state.stores -= 1;
+        self.shared.tell(state);
     }
 }
 
@@ -194,13 +244,18 @@ impl AsyncStore {
     ) -> Result<Self, Error> {
         let client = Client::new(view, options.locations);
         let state = State { stores: 1, ..State::default() };
-        let shared =
-            Arc::new(Shared { state: Mutex::new(state), work: Condvar::new(), clock: Condvar::new() });
-        let theirs = Arc::clone(&shared);
-        let driver = Driver { shared: theirs, connector, options, client, session, mux: Mux::new() };
+        let shared = Arc::new(Shared { state: Mutex::new(state) });
+        let driver = Driver {
+            shared: Arc::clone(&shared),
+            options,
+            client,
+            timer: session.reactor().timer(),
+            path: Some(Box::new(Path { connector, session })),
+            mux: Mux::new(),
+        };
         std::thread::Builder::new()
             .name("erda".into())
-            .spawn(move || driver.run())
+            .spawn(move || run(driver))
             .map_err(|e| Error::Argument(format!("the system refuses a thread: {e}")))?;
         Ok(Self { shared })
     }
@@ -234,13 +289,16 @@ impl AsyncStore {
         })
     }
 
-    /// Some keys from a cursor on: 0, or what the last page said.
+    /// Some keys from a cursor on: 0, or what the last page said. [`keys`](Self::keys) and [`entries`](Self::entries) go over all of
+    /// them.
     pub fn scan(&self, cursor: u64, limit: u32) -> Pending<Page> {
         let wish = OperationSpec::Call(Request::Scan { cursor, limit });
         self.begin(wish, false, move |output| match output {
             Output::Call(reply) => match reply? {
                 // A page that did not go on would be shown for ever.
-                Reply::Page { next, keys, nameless } => Ok(Page { keys, next, nameless }),
+                Reply::Page { next, keys, nameless } => {
+                    Ok(Page { keys, next: next.filter(|next| *next > cursor), nameless })
+                }
                 _ => Err(Error::Protocol("no answer to a scan")),
             },
             _ => Err(Error::Protocol("no answer to a scan")),
@@ -264,11 +322,9 @@ impl AsyncStore {
         state.next += 1;
         let outcome =
             state.over.then(|| Outcome::Ended(Err(Error::Lost("the client's thread has ended".to_owned()))));
-        let slot = Slot { waker: None, outcome, deadline: None, changes, taken: false, orphan: false };
+        let slot = Slot { waker: None, outcome, changes, taken: false, orphan: false };
         state.slots.insert(number, slot);
-        state.queue.push_back(Command::Begin { number, wish });
-        drop(state);
-        self.shared.work.notify_one();
+        self.shared.command(state, Command::Begin { number, wish });
         let read: Read<T> = Box::new(read);
         Pending { shared: Arc::clone(&self.shared), number, read, taken: false, kind: PhantomData }
     }
@@ -307,27 +363,22 @@ impl<T> Pending<T> {
     /// [`Error::Late`] or [`Error::LateUnknown`].
     pub fn within(self, time: Duration) -> Self {
         let mut state = self.shared.lock();
-        if let Some(slot) = state.slots.get_mut(&self.number)
-            && slot.outcome.is_none()
-        {
-            slot.deadline = Some(Instant::now() + time);
-            if !std::mem::replace(&mut state.keeper, true) {
-                let shared = Arc::clone(&self.shared);
-                let keeper = std::thread::Builder::new().name("erda-times".into());
-                // Without one, times are not kept, and operations end by the patience of the session.
-                state.keeper = keeper.spawn(move || keep_times(&shared)).is_ok();
-            }
-            self.shared.clock.notify_all();
+        let is_open = state.slots.get(&self.number).is_some_and(|slot| slot.outcome.is_none());
+        // A time that never comes is none.
+        if is_open && state.deadlines.set(self.number, Instant::now().checked_add(time)) {
+            let clock = state.clock.take();
+            drop(state);
+            clock.into_iter().for_each(Waker::wake);
+        } else {
+            drop(state);
         }
-        drop(state);
         self
     }
 
     /// Gives it up, and says what became of it: a future that ends when that is known.
     pub fn cancel(mut self) -> Cancelling<T> {
         self.taken = true;
-        self.shared.lock().queue.push_back(Command::GiveUp(self.number));
-        self.shared.work.notify_one();
+        self.shared.command(self.shared.lock(), Command::GiveUp(self.number));
         Cancelling(Self {
             shared: Arc::clone(&self.shared),
             number: self.number,
@@ -379,10 +430,9 @@ impl<T> Drop for Pending<T> {
             state.slots.remove(&self.number);
             return;
         }
-        (slot.orphan, slot.waker, slot.deadline) = (true, None, None);
-        state.queue.push_back(Command::GiveUp(self.number));
-        drop(state);
-        self.shared.work.notify_one();
+        (slot.orphan, slot.waker) = (true, None);
+        state.deadlines.set(self.number, None);
+        self.shared.command(state, Command::GiveUp(self.number));
     }
 }
 
@@ -402,43 +452,22 @@ impl<T> Future for Cancelling<T> {
     }
 }
 
-/// Ends what is late. What it was told to do is given up by the thread, whenever that comes round to it.
-fn keep_times(shared: &Shared) {
-    let mut state = shared.lock();
-    while !state.over {
-        let now = Instant::now();
-        let late: Vec<u64> = state
-            .slots
-            .iter()
-            .filter(|(_, slot)| slot.deadline.is_some_and(|deadline| deadline <= now))
-            .map(|(number, _)| *number)
-            .collect();
-        for number in late {
-            let Some(slot) = state.slots.get_mut(&number) else { continue };
-            let error = if slot.changes && slot.taken { Error::LateUnknown } else { Error::Late };
-            state.settle(number, Outcome::Ended(Err(error)));
-            state.queue.push_back(Command::GiveUp(number));
-            shared.work.notify_one();
-        }
-        let next = state.slots.values().filter_map(|slot| slot.deadline).min();
-        state = match next {
-            None => shared.clock.wait(state).unwrap_or_else(PoisonError::into_inner),
-            Some(next) => {
-                let left = next.saturating_duration_since(Instant::now());
-                shared.clock.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0
-            }
-        };
-    }
-}
-
-/// The thread: the client, its session, and what is under way.
+/// The thread's task: the client, its session, and what is under way.
 struct Driver {
     shared: Arc<Shared>,
-    connector: Connector,
     options: ConnectOptions,
     client: Client,
-    session: Session,
+    /// What is reached, but while something that blocks is done with it.
+    path: Option<Box<Path>>,
+    /// For whatever ends if nothing comes.
+    timer: Timer,
     mux: Mux,
+}
+
+/// Where the store is, and the session with it.
+struct Path {
+    connector: Connector,
+    session: Session,
 }
 
 /// Whatever ends the thread, nobody waits for ever.
@@ -455,23 +484,64 @@ impl Drop for Farewell {
             let error = if unknown { Error::Unknown(Box::new(gone)) } else { gone };
             state.settle(number, Outcome::Ended(Err(error)));
         }
-        self.0.clock.notify_all();
     }
 }
 
+/// What the thread does: it keeps the times of the operations, and carries the task of the driver out.
+fn run(mut driver: Driver) {
+    let shared = Arc::clone(&driver.shared);
+    let _farewell = Farewell(Arc::clone(&shared));
+    let reactor = driver.path().session.reactor().clone();
+    let mut times = reactor.timer();
+    let mut work = pin!(driver.run());
+    reactor.block_on(std::future::poll_fn(|task| {
+        shared.keep_times(&mut times, task);
+        work.as_mut().poll(task)
+    }));
+}
+
 impl Driver {
-    fn run(mut self) {
-        let _farewell = Farewell(Arc::clone(&self.shared));
+    fn path(&mut self) -> &mut Path {
+        self.path.as_mut().expect("it is only away while this waits for that")
+    }
+
+    /// Does what blocks with what is reached.
+    async fn beside<T: Send + 'static>(&mut self, act: impl FnOnce(&mut Path) -> T + Send + 'static) -> T {
+        let mut path = self.path.take().expect("one thing is done with it at a time");
+        let (path, done) = elsewhere(move || {
+            let done = act(&mut path);
+            (path, done)
+        })
+        .await;
+        self.path = Some(path);
+        done
+    }
+
+    async fn post(&mut self, verbs: Vec<Verb>) -> Result<Vec<Completion>, Error> {
+        self.path().session.post_as(Face::Task, verbs).await
+    }
+
+    /// Takes the newest view, and says what there is to say.
+    async fn attend(&mut self) -> Result<(), Error> {
+        let attention = self.client.attention();
+        let done = self.post(attention).await?;
+        if let Some(acknowledge) = self.client.attended(done) {
+            self.post(vec![acknowledge]).await?;
+        }
+        Ok(())
+    }
+
+    async fn run(&mut self) {
         let mut waiting_since: Option<Instant> = None;
         let mut pause = Duration::ZERO;
-        while self.take_up(pause) {
-            match self.turn() {
+        while self.take_up(pause).await {
+            match self.turn().await {
                 Ok(false) => (waiting_since, pause) = (None, Duration::ZERO),
                 // Somebody else must go on first, and may wait for our acknowledgement.
                 Ok(true) => {
                     let since = *waiting_since.get_or_insert_with(Instant::now);
                     pause = (pause * 2).clamp(Duration::from_micros(50), WAIT_MAX);
-                    let attended = attend(&mut self.client, &mut self.session);
+                    let attended = self.attend().await;
                     if since.elapsed() >= self.options.waits() {
                         waiting_since = None;
                         self.end_all(&Error::Waited(
@@ -481,12 +551,12 @@ impl Driver {
                     }
                     if let Err(error) = attended {
                         self.end_all(&error);
-                        self.connect_again();
+                        self.connect_again().await;
                     }
                 }
                 Err(error) => {
                     self.end_all(&error);
-                    self.connect_again();
+                    self.connect_again().await;
                 }
             }
         }
@@ -494,37 +564,52 @@ impl Driver {
 
     /// Takes up what was asked for; waits for that if there is nothing else to do, for a pause if there is only something to
     /// wait for. Returns whether to go on.
-    fn take_up(&mut self, pause: Duration) -> bool {
-        let shared = Arc::clone(&self.shared);
-        let mut state = shared.lock();
-        if state.queue.is_empty() && (self.mux.is_idle() || !pause.is_zero()) {
-            if state.stores == 0 && self.mux.is_idle() {
+    async fn take_up(&mut self, pause: Duration) -> bool {
+        let is_idle = self.mux.is_idle();
+        if is_idle || !pause.is_zero() {
+            let limit = if is_idle { self.client.has_confirm().then_some(REST) } else { Some(pause) };
+            self.timer.set(limit.map(|limit| Instant::now() + limit));
+            let Self { shared, path, timer, .. } = self;
+            let path = path.as_mut().expect("nothing is done with it");
+            let goes_on = std::future::poll_fn(|task| {
+                let mut state = shared.lock();
+                if !state.queue.is_empty() {
+                    return Poll::Ready(true);
+                }
+                if is_idle && state.stores == 0 {
+                    return Poll::Ready(false);
+                }
+                wakes(&mut state.idle, task);
+                drop(state);
+                // An idle client hears of views, and that its connection is gone.
+                let came = is_idle && path.session.poll_ready(task).is_ready();
+                if came || timer.poll_over(task).is_ready() { Poll::Ready(true) } else { Poll::Pending }
+            });
+            if !goes_on.await {
                 return false;
             }
-            let limit = if self.mux.is_idle() { REST } else { pause };
-            state = shared.work.wait_timeout(state, limit).unwrap_or_else(PoisonError::into_inner).0;
         }
-        drop(state);
         self.join();
         true
     }
 
     /// One round. Returns whether something waits for others.
-    fn turn(&mut self) -> Result<bool, Error> {
+    async fn turn(&mut self) -> Result<bool, Error> {
         if self.mux.is_idle() {
-            self.rest()?;
+            self.rest().await?;
             return Ok(false);
         }
         let mut completions: Vec<Completion> = Vec::new();
         loop {
-            let step = self.mux.step(&mut self.client, self.session.now(), &completions);
-            self.believe(step.ended)?;
+            let now = self.path().session.now();
+            let step = self.mux.step(&mut self.client, now, &completions);
+            self.believe(step.ended).await?;
             if step.post.is_empty() {
                 return Ok(step.again && !self.mux.is_idle());
             }
             // Whatever ends with this round has begun before it.
-            self.connector.look_ahead();
-            completions = self.session.post(step.post)?;
+            self.path().connector.look_ahead();
+            completions = self.post(step.post).await?;
             // What came meanwhile joins the next round, but for those that wait: they come to their turn when this has ended.
             if !step.again {
                 self.join();
@@ -534,8 +619,9 @@ impl Driver {
 
     /// Takes up what has been asked for.
     fn join(&mut self) {
-        let now = self.session.now();
+        let now = self.path().session.now();
         let mut state = self.shared.lock();
+        state.idle = None;
         for errand in std::mem::take(&mut state.queue) {
             match errand {
                 Command::Begin { number, wish } => {
@@ -553,10 +639,10 @@ impl Driver {
     ///
     /// # Errors
     /// Who said it is no primary any more.
-    fn believe(&mut self, mut ended: Vec<(u64, Ended)>) -> Result<(), Error> {
+    async fn believe(&mut self, mut ended: Vec<(u64, Ended)>) -> Result<(), Error> {
         let mut over = Ok(());
-        if self.connector.is_replicated() && !ended.is_empty() {
-            over = self.connector.vouched(&mut self.session);
+        if !ended.is_empty() && self.path().connector.is_replicated() {
+            over = self.vouched().await;
             let state = self.shared.lock();
             for (number, ended) in &mut ended {
                 let changes = state.slots.get(number).is_none_or(|slot| slot.changes);
@@ -568,6 +654,31 @@ impl Driver {
         }
         self.tell(ended, over.as_ref().err().map(Error::reason).as_deref());
         over
+    }
+
+    /// Whether what was read, and what was said, is that of the primary. Mostly what was read along with it says so; else members are
+    /// asked, which blocks.
+    async fn vouched(&mut self) -> Result<(), Error> {
+        let mut promises = Promises::new();
+        let mut late = None;
+        let Self { path, timer, .. } = self;
+        let connector = &mut path.as_mut().expect("nothing is done with it").connector;
+        let is_enough = std::future::poll_fn(|task| {
+            let enough = connector.glance(&mut promises, task);
+            if enough.is_none() {
+                // Mostly they are there already, and no time is needed.
+                timer.set(Some(*late.get_or_insert_with(|| Instant::now() + LATE)));
+                if timer.poll_over(task).is_pending() {
+                    return Poll::Pending;
+                }
+            }
+            Poll::Ready(enough == Some(true))
+        })
+        .await;
+        if is_enough {
+            return Ok(());
+        }
+        self.beside(|path| path.connector.vouched_by(&mut path.session, promises)).await
     }
 
     fn tell(&self, ended: Vec<(u64, Ended)>, broke: Option<&str>) {
@@ -593,24 +704,29 @@ impl Driver {
     }
 
     /// Nothing else is there to do.
-    fn rest(&mut self) -> Result<(), Error> {
-        if self.session.noticed()?.is_some_and(|view| view > self.client.view().number) {
-            attend(&mut self.client, &mut self.session)?;
+    async fn rest(&mut self) -> Result<(), Error> {
+        if self.path().session.noticed()?.is_some_and(|view| view > self.client.view().number) {
+            self.attend().await?;
         }
         if let Some(confirm) = self.client.poll_confirm() {
-            self.session.post(vec![remanence_kv::client::Verb::Call(confirm)])?;
+            self.post(vec![Verb::Call(confirm)]).await?;
         }
         Ok(())
     }
 
     /// Until there is a connection again; what is asked for meanwhile is told when the patience is over.
-    fn connect_again(&mut self) {
+    async fn connect_again(&mut self) {
         let mut since = Instant::now();
         let mut pause = Duration::from_millis(1);
         loop {
-            let error = match self.connector.dial(&self.options) {
-                Ok((session, view)) => {
-                    self.session = session;
+            let options = self.options.clone();
+            let dialled = self.beside(move |path| {
+                let (session, view) = path.connector.dial(&options)?;
+                path.session = session;
+                Ok::<_, Error>(view)
+            });
+            let error = match dialled.await {
+                Ok(view) => {
                     self.client.adopt(view);
                     return;
                 }
@@ -624,8 +740,9 @@ impl Driver {
                 self.end_all(&error);
                 since = Instant::now();
             }
-            let state = self.shared.lock();
-            drop(self.shared.work.wait_timeout(state, pause));
+            let Self { timer, .. } = self;
+            timer.set(Some(Instant::now() + pause));
+            std::future::poll_fn(|task| timer.poll_over(task)).await;
             pause = (pause * 2).min(PAUSE_MAX);
         }
     }

@@ -2,11 +2,14 @@
 //! what comes of an operation.
 
 use std::net::SocketAddr;
+use std::task::Context as Task;
 use std::time::{Duration, Instant};
 
+use remanence_remote::Reactor;
 use remanence_verbs::Context;
 
-use super::members::Members;
+use super::members::{Members, Promises};
+use super::session::reactor;
 use super::{Asked, ConnectOptions, Error, MemberStats, Said, Session};
 use remanence_kv::client;
 use remanence_kv::proto::Refusal;
@@ -15,10 +18,10 @@ use remanence_kv::view::View;
 /// Between two attempts to connect again.
 pub(super) const RETRY: Duration = Duration::from_millis(20);
 
-/// Where the store is.
+/// Where the store is, and the reactor for all sessions of its client.
 #[derive(Debug)]
 pub(super) enum Connector {
-    Server(Context, SocketAddr),
+    Server(Reactor, SocketAddr),
     /// At whichever of them is the primary.
     Members(Box<Members>),
 }
@@ -30,8 +33,9 @@ impl Connector {
         to: SocketAddr,
         options: &ConnectOptions,
     ) -> Result<(Self, Session, View), Error> {
-        let (session, view) = Session::connect(context, to, options)?;
-        Ok((Self::Server(context.clone(), to), session, view))
+        let reactor = reactor(context)?;
+        let (session, view) = Session::connect_on(&reactor, to, options)?;
+        Ok((Self::Server(reactor, to), session, view))
     }
 
     /// To the primary of these members. If there is none at the moment, waits for one as long as the patience lasts.
@@ -41,8 +45,9 @@ impl Connector {
         options: &ConnectOptions,
     ) -> Result<(Self, Session, View), Error> {
         let begin = Instant::now();
+        let reactor = reactor(context)?;
         loop {
-            let outcome = Members::find(context, members, options).and_then(|mut members| {
+            let outcome = Members::find(&reactor, members, options).and_then(|mut members| {
                 let (session, view) = members.connect()?;
                 Ok((Self::Members(Box::new(members)), session, view))
             });
@@ -58,7 +63,7 @@ impl Connector {
 
     pub(super) fn dial(&mut self, options: &ConnectOptions) -> Result<(Session, View), Error> {
         match self {
-            Self::Server(context, to) => Session::connect(context, *to, options),
+            Self::Server(reactor, to) => Session::connect_on(reactor, *to, options),
             Self::Members(members) => members.connect(),
         }
     }
@@ -80,11 +85,27 @@ impl Connector {
     /// # Errors
     /// It is not known to be, or the session is over.
     pub(super) fn vouched(&mut self, session: &mut Session) -> Result<(), Error> {
+        self.vouched_by(session, Promises::new())
+    }
+
+    /// The same, where some promises have been taken already.
+    ///
+    /// # Errors
+    /// As [`vouched`](Self::vouched).
+    pub(super) fn vouched_by(&mut self, session: &mut Session, promises: Promises) -> Result<(), Error> {
         let vouched = match self {
-            Self::Members(members) => members.vouched(session)?,
+            Self::Members(members) => members.vouched(session, promises)?,
             Self::Server(..) => true,
         };
         if vouched { Ok(()) } else { Err(Error::Deposed) }
+    }
+
+    /// Whether the promises that were read along are enough, for a task; `None` if some of them may still come.
+    pub(super) fn glance(&mut self, promises: &mut Promises, task: &Task<'_>) -> Option<bool> {
+        match self {
+            Self::Members(members) => members.glance(promises, task),
+            Self::Server(..) => Some(true),
+        }
     }
 
     pub(super) fn stats(&mut self) -> Result<Vec<(String, Said)>, Error> {

@@ -61,7 +61,7 @@ mod wire;
 
 pub use asynch::{AsyncStore, Cancelled, Cancelling, Pending};
 pub use error::Error;
-pub use iterate::{Entries, Keys};
+pub use iterate::{AsyncEntries, AsyncKeys, Entries, Keys};
 pub use local::{Local, Locals};
 pub use medium::{Inspected, inspect, repair};
 pub use member::{Held, Member, MemberMetrics, MemberOptions, MemberStats, Role, Said};

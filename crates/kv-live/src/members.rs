@@ -8,9 +8,10 @@
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::time::{Duration, Instant};
 
-use remanence_remote::Reading;
+use std::task::Context as Task;
+
+use remanence_remote::{Reactor, Reading, Waiter};
 use remanence_remotelog::Epoch;
-use remanence_verbs::Context;
 
 use super::member::wire::{EXPORTED, exported};
 use super::member::{MemberStats, Role, Said};
@@ -23,9 +24,7 @@ use remanence_kv::view::View;
 /// How long a member may be silent before a client goes on without it.
 const SILENT: Duration = Duration::from_secs(3);
 /// A member that says nothing for so long is late: others are asked beside it.
-const LATE: Duration = Duration::from_millis(250);
-/// Each of several members is waited for that long before it is the turn of the next.
-const SLICE: Duration = Duration::from_micros(500);
+pub(super) const LATE: Duration = Duration::from_millis(250);
 /// Who does not know the members yet waits for so long for all of those that were named, once one has answered.
 const ALL: Duration = Duration::from_millis(200);
 /// A primary that is silent for so long may have been replaced, and the others are asked; and again after this.
@@ -36,7 +35,8 @@ const FIND: Duration = Duration::from_secs(1);
 /// The members of a store, as a client reaches them.
 #[derive(Debug)]
 pub(super) struct Members {
-    context: Context,
+    /// For any of the members, and the primary, whose sessions are on one reactor.
+    waiter: Waiter,
     options: ConnectOptions,
     scout: Scout,
     /// The addresses of all members, in their order.
@@ -96,38 +96,44 @@ trait Witness {
 }
 
 /// What members have promised, by their numbers: each counts once.
-type Promises = Vec<(usize, Promise)>;
+pub(super) type Promises = Vec<(usize, Promise)>;
 
 /// The members that may have to vouch for a primary, and how many must.
 struct Witnesses<'a, D> {
     readers: &'a mut [D],
     epoch: Epoch,
     acks: usize,
+    /// Waits until something has come from any of them, or until then.
+    wait: &'a mut dyn FnMut(Instant),
 }
 
 impl<D: Witness> Witnesses<'_, D> {
     /// Takes promises that are being read, until they are enough or that time is over. Who has answered counts in `promises`.
     fn gather(&mut self, promises: &mut Promises, limit: Duration) -> bool {
-        let begin = Instant::now();
+        let end = Instant::now() + limit;
         loop {
-            let mut late = false;
-            for reader in &mut *self.readers {
-                if !reader.is_read() || reader.is_stale() {
-                    continue;
-                }
-                match reader.take(SLICE) {
-                    Came::Promise(promise) => promises.push((reader.at(), promise)),
-                    Came::Late => late = true,
-                    Came::Nothing => {}
-                }
-            }
-            if self.are_enough(promises) {
-                return true;
-            }
-            if !late || begin.elapsed() >= limit {
-                return false;
+            match self.collect(promises) {
+                None if Instant::now() < end => (self.wait)(end),
+                enough => return enough == Some(true),
             }
         }
+    }
+
+    /// Takes promises that have come. Whether they are enough; `None` if they are not, and some may still come.
+    fn collect(&mut self, promises: &mut Promises) -> Option<bool> {
+        let mut late = false;
+        for reader in &mut *self.readers {
+            if !reader.is_read() || reader.is_stale() {
+                continue;
+            }
+            match reader.take(Duration::ZERO) {
+                Came::Promise(promise) => promises.push((reader.at(), promise)),
+                Came::Late => late = true,
+                Came::Nothing => {}
+            }
+        }
+        let enough = self.are_enough(promises);
+        (enough || !late).then_some(enough)
     }
 
     fn are_enough(&self, promises: &Promises) -> bool {
@@ -249,11 +255,11 @@ impl Members {
     /// # Errors
     /// None of them is there, they belong to different stores, or they ask for another token.
     pub(super) fn find(
-        context: &Context,
+        reactor: &Reactor,
         some: &[SocketAddr],
         options: &ConnectOptions,
     ) -> Result<Self, Error> {
-        let scout = Scout::new(context, options, some)?;
+        let scout = Scout::new(reactor, options, some)?;
         let begin = Instant::now();
         // Who does not answer as fast as the others is probably not there.
         let answered =
@@ -296,10 +302,10 @@ impl Members {
             )));
         }
         let said = said.clone();
-        let scout = if all == some { scout } else { Scout::new(context, options, &all)? };
+        let scout = if all == some { scout } else { Scout::new(reactor, options, &all)? };
         let readers: Vec<PromiseReader> = (0..all.len()).map(PromiseReader::new).collect();
         Ok(Self {
-            context: context.clone(),
+            waiter: reactor.waiter(),
             options: options.clone(),
             scout,
             addrs: all,
@@ -345,10 +351,10 @@ impl Members {
         let to = SocketAddr::new(self.addrs[at].ip(), primary.store_port);
         let (lookout, primary) = (self.scout.lookout(), primary.clone());
         let options = self.options.watched(DOUBT, move |_| lookout.is_replaced(&primary));
-        let (mut session, view) = Session::connect(&self.context, to, &options)?;
+        let (mut session, view) = Session::connect_on(self.waiter.reactor(), to, &options)?;
         self.ask(&mut session)?;
         self.open_readers();
-        if !self.vouched(&mut session)? {
+        if !self.vouched(&mut session, Vec::new())? {
             return Err(Error::NoPrimary(format!(
                 "{} serves, and too few of the other members say that it may",
                 self.said.members.get(usize::from(self.said.who)).map_or("a member", String::as_str)
@@ -393,13 +399,32 @@ impl Members {
         }
     }
 
+    /// Whether the promises that were read along with an operation are enough, for a task, which is woken when another one has
+    /// come; `None` if some of them may still come.
+    pub(super) fn glance(&mut self, promises: &mut Promises, task: &Task<'_>) -> Option<bool> {
+        let (epoch, acks) = (self.epoch, self.acks);
+        loop {
+            let mut witnesses = Witnesses { readers: &mut self.readers, epoch, acks, wait: &mut |_| () };
+            let enough = witnesses.collect(promises);
+            // Each of them is to wake the task.
+            let mut is_ready = false;
+            for reader in self.readers.iter_mut().filter(|reader| reader.is_read() && !reader.is_stale()) {
+                if let Some(session) = &mut reader.session {
+                    is_ready |= session.poll_ready(task).is_ready();
+                }
+            }
+            if enough.is_some() || !is_ready {
+                return enough;
+            }
+        }
+    }
+
     /// Whether what was read from this primary since [`look_ahead`](Self::look_ahead), and what it has said since, may be
-    /// believed.
+    /// believed. Some promises may have been taken already.
     ///
     /// # Errors
     /// It does not answer any more.
-    pub(super) fn vouched(&mut self, session: &mut Session) -> Result<bool, Error> {
-        let mut promises = Vec::with_capacity(self.acks);
+    pub(super) fn vouched(&mut self, session: &mut Session, mut promises: Promises) -> Result<bool, Error> {
         // Those that were read along with the operation are enough, mostly.
         if self.gather(&mut promises, LATE) || self.enough(&mut promises) {
             return Ok(true);
@@ -422,12 +447,19 @@ impl Members {
 
     fn gather(&mut self, promises: &mut Promises, limit: Duration) -> bool {
         let (epoch, acks) = (self.epoch, self.acks);
-        Witnesses { readers: &mut self.readers, epoch, acks }.gather(promises, limit)
+        let wait = &mut |end| {
+            let _ = self.waiter.wait(Some(end));
+        };
+        Witnesses { readers: &mut self.readers, epoch, acks, wait }.gather(promises, limit)
     }
 
     fn enough(&mut self, promises: &mut Promises) -> bool {
         let (epoch, acks) = (self.epoch, self.acks);
-        let mut witnesses = Witnesses { readers: &mut self.readers, epoch, acks };
+        // A queue that is broken says so to each session that looks.
+        let wait = &mut |end| {
+            let _ = self.waiter.wait(Some(end));
+        };
+        let mut witnesses = Witnesses { readers: &mut self.readers, epoch, acks, wait };
         witnesses.enough(promises, |reader| reader.open(&self.scout), &mut self.asked.after)
     }
 
@@ -530,7 +562,7 @@ mod tests {
     /// Whether they are enough for `acks`; how often they were asked; and who is asked first from then on.
     fn asked(mut readers: Vec<Scripted>, acks: usize, mut promises: Promises) -> (bool, u64, Vec<usize>) {
         let mut asked = 0;
-        let mut witnesses = Witnesses { readers: &mut readers, epoch: OURS, acks };
+        let mut witnesses = Witnesses { readers: &mut readers, epoch: OURS, acks, wait: &mut |_| () };
         let enough = witnesses.enough(&mut promises, |_| (), &mut asked);
         (enough, asked, readers.iter().map(|reader| reader.at).collect())
     }

@@ -8,8 +8,7 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use remanence_remote::Session;
-use remanence_verbs::Context;
+use remanence_remote::{Reactor, Session};
 
 use super::member::{MemberStats, Role, describe, plain};
 use super::{ConnectOptions, Error};
@@ -101,7 +100,7 @@ impl Scout {
     /// # Errors
     /// The system refuses a thread.
     pub(super) fn new(
-        context: &Context,
+        reactor: &Reactor,
         options: &ConnectOptions,
         members: &[SocketAddr],
     ) -> Result<Self, Error> {
@@ -117,7 +116,7 @@ impl Scout {
                 shared: Arc::clone(&shared),
                 at,
                 to: *to,
-                context: context.clone(),
+                reactor: reactor.clone(),
                 options: options.clone(),
                 session: None,
                 tried: None,
@@ -208,7 +207,8 @@ struct MemberThread {
     shared: Arc<Shared>,
     at: usize,
     to: SocketAddr,
-    context: Context,
+    /// The client's, for connections that are its own.
+    reactor: Reactor,
     options: ConnectOptions,
     session: Option<Session>,
     /// When the last attempt failed.
@@ -256,12 +256,17 @@ impl MemberThread {
         }
     }
 
-    fn dial(&mut self) -> Option<Session> {
+    fn dial(&mut self, own: bool) -> Option<Session> {
         let quick = self.options.door(plain(SILENT.min(self.options.waits())));
         // Nobody waits for it who is gone.
         let shared = Arc::clone(&self.shared);
         let quick = quick.give_up(AGAIN * 5, move |_| shared.lock().over);
-        match Session::connect(&self.context, self.to, quick) {
+        // Who waits here is not in the way of the client's own sessions.
+        let session = match own {
+            true => Session::connect(self.reactor.context(), self.to, quick),
+            false => Session::connect_on(&self.reactor, self.to, quick),
+        };
+        match session {
             Ok(session) => {
                 self.tried = None;
                 Some(session)
@@ -286,7 +291,7 @@ impl MemberThread {
     fn ask(&mut self) {
         let asked = Instant::now();
         if self.session.is_none() {
-            self.session = self.dial();
+            self.session = self.dial(true);
         }
         let Some(session) = &mut self.session else { return };
         match describe(session, self.to) {
@@ -309,7 +314,7 @@ impl MemberThread {
     }
 
     fn connect(&mut self) {
-        if let Some(session) = self.dial() {
+        if let Some(session) = self.dial(false) {
             let mut state = self.shared.lock();
             let heard = &mut state.members[self.at];
             (heard.spare, heard.wanted) = (Some(session), false);

@@ -8,7 +8,11 @@ use remanence_persist::Config;
 use remanence_persist::plan::Request as PlanRequest;
 use remanence_persist::recipe::Op;
 use remanence_pmem::Survives;
-use remanence_remote::{CostSource, Done, Options, Plan, RemoteRegion, Role, Token, Work};
+use std::task::{Context as Task, Poll};
+
+use remanence_remote::{
+    CostSource, Done, Face, Options, Plan, Reactor, RemoteRegion, Role, Token, Work, at_once,
+};
 use remanence_verbs::Context;
 
 use super::wire::{Answer, CALL_HEADER, Call, Hello, Key, VERSION, What, parse_keyed};
@@ -120,6 +124,11 @@ impl ConnectOptions {
     }
 }
 
+/// A reactor for the sessions of a client.
+pub(super) fn reactor(context: &Context) -> Result<Reactor, Error> {
+    Ok(Reactor::new(context).map_err(remanence_remote::Error::from)?)
+}
+
 /// One connection to one server: the memory and the server that the client's operations reach. Dropped, it disconnects.
 #[derive(Debug)]
 pub struct Session {
@@ -157,7 +166,19 @@ impl Session {
         to: SocketAddr,
         options: &ConnectOptions,
     ) -> Result<(Self, View), Error> {
-        let remote = remanence_remote::Session::connect(context, to, options.remote.clone())?;
+        Self::connect_on(&reactor(context)?, to, options)
+    }
+
+    /// As [`connect`](Self::connect), on a reactor that other sessions may share.
+    ///
+    /// # Errors
+    /// As [`connect`](Self::connect).
+    pub fn connect_on(
+        reactor: &Reactor,
+        to: SocketAddr,
+        options: &ConnectOptions,
+    ) -> Result<(Self, View), Error> {
+        let remote = remanence_remote::Session::connect_on(reactor, to, options.remote.clone())?;
         let mut this = Self {
             synced: remote.region().guarantee.after_psync,
             remote,
@@ -239,7 +260,7 @@ impl Session {
     /// # Errors
     /// There is none.
     pub fn explain(&mut self, count: usize, len: u32) -> Result<(String, bool), Error> {
-        let plan = self.plan(count, len)?;
+        let plan = at_once(self.plan(Face::Thread, count, len))?;
         Ok((plan.recipe.to_string(), plan.recipe.is_two_sided()))
     }
 
@@ -275,7 +296,17 @@ impl Session {
             calls.iter().map(|request| Work::Call { service: SERVICE, request }).collect();
         let last = self.remote.together(&works)?.pop();
         let Some(Done::Reply(answer)) = last else { return Err(Error::Protocol("no answer")) };
-        self.answered(tag, answer)
+        at_once(self.answered(Face::Thread, tag, answer))
+    }
+
+    /// The reactor that the session is on.
+    pub(super) fn reactor(&self) -> &Reactor {
+        self.remote.reactor()
+    }
+
+    /// For a task: ready when something has come.
+    pub(super) fn poll_ready(&mut self, task: &Task<'_>) -> Poll<()> {
+        self.remote.poll_ready(task)
     }
 
     /// A call, in as many messages as it takes.
@@ -294,7 +325,12 @@ impl Session {
     }
 
     /// The whole answer, of which this is the first part.
-    fn answered(&mut self, tag: u32, first: Result<Vec<u8>, String>) -> Result<Vec<u8>, Error> {
+    async fn answered(
+        &mut self,
+        face: Face,
+        tag: u32,
+        first: Result<Vec<u8>, String>,
+    ) -> Result<Vec<u8>, Error> {
         let mut next = first;
         let mut all = Vec::new();
         loop {
@@ -311,7 +347,8 @@ impl Session {
             if answer.body.is_empty() {
                 return Err(Error::Protocol("an answer has no end"));
             }
-            next = Ok(self.remote.call(SERVICE, &Call { what: What::Rest, tag, body: &[] }.emit())?);
+            let rest = Call { what: What::Rest, tag, body: &[] }.emit();
+            next = Ok(self.remote.call_as(face, SERVICE, &rest).await?);
         }
     }
 
@@ -329,7 +366,7 @@ impl Session {
     }
 
     /// The plan for so many updates, of which the largest has so many bytes.
-    fn plan(&mut self, count: usize, largest: u32) -> Result<Plan, Error> {
+    async fn plan(&mut self, face: Face, count: usize, largest: u32) -> Result<Plan, Error> {
         // Not one for each size: they differ in what they cost, and where a message becomes too large.
         let size = largest.next_power_of_two().max(64);
         if let Some(plan) = self.plans.get(&(count, size)) {
@@ -344,8 +381,8 @@ impl Session {
             ..PlanRequest::record(size)
         };
         let plan = match self.method {
-            Some(op) => self.remote.plan_by(op, &request),
-            None => self.remote.plan(&request),
+            Some(op) => self.remote.plan_by_as(face, op, &request).await,
+            None => self.remote.plan_as(face, &request).await,
         };
         let plan = plan.map_err(remanence_remote::Error::from)?;
         if plan.recipe.replay {
@@ -390,10 +427,9 @@ enum Whose {
     Part,
 }
 
-impl RemoteMemory for Session {
-    type Error = Error;
-
-    fn post(&mut self, verbs: Vec<Verb>) -> Result<Vec<Completion>, Error> {
+impl Session {
+    /// Posts these, and waits for them as it says: see [`RemoteMemory::post`].
+    pub(super) async fn post_as(&mut self, face: Face, verbs: Vec<Verb>) -> Result<Vec<Completion>, Error> {
         // What the works borrow from.
         let mut calls = Vec::new();
         let mut asked = Vec::new();
@@ -407,7 +443,7 @@ impl RemoteMemory for Session {
                 Verb::Persist(updates) => {
                     for run in runs(updates) {
                         let largest = run.iter().map(|(_, bytes)| bytes.len()).max().unwrap_or(1);
-                        let plan = self.plan(run.len(), largest as u32)?;
+                        let plan = self.plan(face, run.len(), largest as u32).await?;
                         let list: Vec<(u64, &[u8])> =
                             run.iter().map(|(at, bytes)| (*at, bytes.as_slice())).collect();
                         plans.push((n, plan, list));
@@ -451,7 +487,8 @@ impl RemoteMemory for Session {
             }
         }
         let begin = Instant::now();
-        let done = self.remote.together(&works).map_err(|error| self.ended(error.into(), &verbs, begin))?;
+        let done = self.remote.together_as(face, &works).await;
+        let done = done.map_err(|error| self.ended(error.into(), &verbs, begin))?;
         let mut done: Vec<Option<Done>> = done.into_iter().map(Some).collect();
         drop(works);
         // They were for one write.
@@ -473,7 +510,7 @@ impl RemoteMemory for Session {
             let Some(Done::Reply(answer)) = done[asked.work].take() else {
                 return Err(Error::Protocol("no answer"));
             };
-            let bytes = self.answered(asked.tag, answer)?;
+            let bytes = self.answered(face, asked.tag, answer).await?;
             let (keys, reply) = parse_keyed(&bytes).ok_or(Error::Protocol("a reply is none"))?;
             for Key { at, len, rkey } in keys {
                 self.remote.grant(at, len.into(), rkey);
@@ -494,6 +531,14 @@ impl RemoteMemory for Session {
         }
         self.collect_notices();
         Ok(completions)
+    }
+}
+
+impl RemoteMemory for Session {
+    type Error = Error;
+
+    fn post(&mut self, verbs: Vec<Verb>) -> Result<Vec<Completion>, Error> {
+        at_once(self.post_as(Face::Thread, verbs))
     }
 
     fn now(&self) -> u64 {

@@ -8,6 +8,7 @@ use remanence_verbs::Context;
 
 use super::connector::{Connector, RETRY, came_to_nothing, ends};
 use super::members::Members;
+use super::session::reactor;
 use super::wire::{What, emit_words, parse_words};
 use super::{Asked, ConnectOptions, Error, Held, MemberStats, Said, Session, StoreStats};
 use remanence_kv::client::{
@@ -142,7 +143,7 @@ impl Store {
         members: &[SocketAddr],
         options: &ConnectOptions,
     ) -> Result<Vec<(String, Said)>, Error> {
-        Members::find(context, members, options)?.stats()
+        Members::find(&reactor(context)?, members, options)?.stats()
     }
 
     /// What each member of the store says of itself, in their order, or why it does not; empty if the store lies on one

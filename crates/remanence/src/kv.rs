@@ -29,7 +29,7 @@ pub use remanence_kv::client::Found;
 pub use remanence_kv::server::{OpenError, Recovered, Scrubbed, Stats, Usage};
 pub use remanence_kv::{Expect, Geometry, Mode, Refusal};
 pub use remanence_kv_live::{
-    Asked, AsyncStore, Cancelled, Cancelling, Change, ConnectOptions, Entries, Error, Held, Keys, Local,
-    Locals, Member, MemberMetrics, MemberOptions, MemberStats, Metrics, Page, Pending, PutOptions,
-    Role as MemberRole, Said, Server, ServerOptions, Store, StoreStats, Version,
+    Asked, AsyncEntries, AsyncKeys, AsyncStore, Cancelled, Cancelling, Change, ConnectOptions, Entries,
+    Error, Held, Keys, Local, Locals, Member, MemberMetrics, MemberOptions, MemberStats, Metrics, Page,
+    Pending, PutOptions, Role as MemberRole, Said, Server, ServerOptions, Store, StoreStats, Version,
 };

@@ -2,6 +2,8 @@
 
 use std::time::{Duration, Instant};
 
+use remanence_service::client::{Face, at_once};
+
 use crate::error::Error;
 use crate::session::Session;
 
@@ -32,7 +34,7 @@ impl Session {
             let begun = self.with_port(|requester, _| Ok(requester.read(offset, len)))?;
             match begun {
                 Ok((number, staged)) => return Ok(Reading { number, staged, len }),
-                Err(refused) => self.make_room(refused)?,
+                Err(refused) => at_once(self.make_room(Face::Thread, refused))?,
             }
         }
     }

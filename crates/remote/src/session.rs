@@ -1,13 +1,16 @@
 //! A client's session: connect, plan, make updates durable.
 
+mod dial;
+
 use std::collections::VecDeque;
 use std::fmt;
 use std::net::SocketAddr;
 use std::ops::Deref;
 use std::sync::Arc;
+use std::task::{Context as Task, Poll};
 use std::time::{Duration, Instant};
 
-use remanence_auth::{Nonce, Role, Token};
+use remanence_auth::{Role, Token};
 use remanence_codec::printable;
 use remanence_persist::Config;
 use remanence_persist::check::{Machine, Prover};
@@ -15,19 +18,17 @@ use remanence_persist::plan::{self, Costs, Refusal, Request};
 use remanence_persist::recipe::{Op, Persistent, Recipe, build};
 use remanence_persist::taxonomy::{FlushSupport, Order};
 use remanence_pmem::{Guarantee, Region};
-use remanence_rnic::{
-    Access, Data, Placement, PostError, QpCaps, RecvWr, SendFlags, SendOp, SendWr, Wc, WcStatus,
-};
-use remanence_service::client::{Endpoint, Reactor};
-use remanence_verbs::{ConnectAttr, Connection, Context, Doorbell, Mr, Pd};
+use remanence_rnic::{Access, Data, Placement, PostError, RecvWr, SendFlags, SendOp, SendWr, Wc, WcStatus};
+use remanence_service::client::{Endpoint, Face, Reactor, at_once};
+use remanence_verbs::{Connection, Context, Doorbell, Mr, Pd};
 
-use crate::admission::{Ends, Transcript};
 use crate::costs::{self, CostSource};
 use crate::error::Error;
-use crate::hello::{Credentials, Hello, Rejection, SLOTS_MAX, Stranger, Welcome};
+use crate::hello::{SLOTS_MAX, Welcome};
 use crate::message::{HEADER, Kind};
 use crate::program::{Classes, granule_shift};
 use crate::requester::{Broken, Method, Port, Refused, Requester, Terms, Ticket};
+use dial::Dial;
 
 /// Send work requests that a session may have posted.
 const SQ_DEPTH: u32 = 512;
@@ -217,6 +218,11 @@ impl Port for Live<'_> {
 }
 
 /// One connection to one responder, on which updates are made durable. Dropped, it disconnects.
+///
+/// What waits does so as a thread; the same for a task has a name that ends in `_as` and is told to wait as [`Face::Task`]. The task is
+/// woken by whichever thread waits for the reactor: its own ([`Reactor::block_on`]), or one in the background
+/// ([`Reactor::in_background`]). A future that is dropped before its end leaves behind what it has begun, which may still take effect: the
+/// session is to be dropped then, too.
 pub struct Session {
     requester: Requester,
     welcome: Welcome,
@@ -238,6 +244,9 @@ pub struct Session {
     completions: Vec<Wc>,
     patience: Duration,
     watch: Option<Watch>,
+    /// Since when a task waits for something to come, and the deadline that the endpoint has for that.
+    waits_since: Option<Instant>,
+    deadline: Option<Instant>,
     /// The server has executed the FLUSH that both rely on.
     flushes: bool,
     over: bool,
@@ -305,6 +314,8 @@ impl Session {
             completions: Vec::new(),
             patience: options.patience,
             watch: options.watch.clone(),
+            waits_since: None,
+            deadline: None,
             flushes: false,
             over: false,
         };
@@ -382,11 +393,19 @@ impl Session {
     /// # Errors
     /// A sentence that says why there is no method, and what would help.
     pub fn plan(&mut self, request: &Request) -> Result<Plan, Refusal> {
+        at_once(self.plan_as(Face::Thread, request))
+    }
+
+    /// As [`plan`](Self::plan), for whoever waits as it says.
+    ///
+    /// # Errors
+    /// As [`plan`](Self::plan).
+    pub async fn plan_as(&mut self, face: Face, request: &Request) -> Result<Plan, Refusal> {
         if let Some((.., known)) = self.plans.iter().find(|(r, op, _)| r == request && op.is_none()) {
             return Ok(known.clone());
         }
         let found = self.cheapest(request)?;
-        let plan = self.adopt(found)?;
+        let plan = self.adopt(face, found).await?;
         self.plans.push((request.clone(), None, plan.clone()));
         Ok(plan)
     }
@@ -396,12 +415,20 @@ impl Session {
     /// # Errors
     /// It does not hold here, or the update does not fit into a message.
     pub fn plan_by(&mut self, op: Op, request: &Request) -> Result<Plan, Refusal> {
+        at_once(self.plan_by_as(Face::Thread, op, request))
+    }
+
+    /// As [`plan_by`](Self::plan_by), for whoever waits as it says.
+    ///
+    /// # Errors
+    /// As [`plan_by`](Self::plan_by).
+    pub async fn plan_by_as(&mut self, face: Face, op: Op, request: &Request) -> Result<Plan, Refusal> {
         if let Some((.., known)) = self.plans.iter().find(|(r, o, _)| r == request && *o == Some(op)) {
             return Ok(known.clone());
         }
         let config = self.welcome.agreed;
         let recipe = build(&config, op, request.shape());
-        let plan = self.plan_for(op, recipe, request)?;
+        let plan = self.plan_for_as(face, op, recipe, request).await?;
         self.plans.push((request.clone(), Some(op), plan.clone()));
         Ok(plan)
     }
@@ -411,6 +438,16 @@ impl Session {
     /// # Errors
     /// It does not: the sentence says what is lost. Or the updates do not fit into a message.
     pub fn plan_for(&mut self, op: Op, recipe: Recipe, request: &Request) -> Result<Plan, Refusal> {
+        at_once(self.plan_for_as(Face::Thread, op, recipe, request))
+    }
+
+    async fn plan_for_as(
+        &mut self,
+        face: Face,
+        op: Op,
+        recipe: Recipe,
+        request: &Request,
+    ) -> Result<Plan, Refusal> {
         let config = self.welcome.agreed;
         // As in the planner: from three updates on a recipe repeats itself, and so does its proof.
         if recipe.shape.count <= 3 {
@@ -429,17 +466,18 @@ impl Session {
             }
         }
         let estimate = self.costs.estimate(&recipe, &request.sizes, &config);
-        self.adopt(plan::Plan { config, request: request.clone(), op, recipe, estimate, others: Vec::new() })
+        let request = request.clone();
+        self.adopt(face, plan::Plan { config, request, op, recipe, estimate, others: Vec::new() }).await
     }
 
     /// Tells the server its half of a plan.
-    fn adopt(&mut self, plan: plan::Plan) -> Result<Plan, Refusal> {
+    async fn adopt(&mut self, face: Face, plan: plan::Plan) -> Result<Plan, Refusal> {
         let mut planning = self.begin_to_adopt(plan)?;
         loop {
             if let Some(plan) = self.planned(&mut planning)? {
                 return Ok(plan);
             }
-            self.wait().map_err(|e| refused(&e))?;
+            self.came(face).await.map_err(|e| refused(&e))?;
         }
     }
 
@@ -528,12 +566,25 @@ impl Session {
     /// Nothing may be believed durable; but for [`Error::Argument`] the session is over, and what was under way may be
     /// durable or not.
     pub fn persist(&mut self, plan: &Plan, updates: &[(u64, &[u8])]) -> Result<Persistent, Error> {
-        let ticket = self.submit(plan, updates)?;
+        at_once(self.persist_as(Face::Thread, plan, updates))
+    }
+
+    /// As [`persist`](Self::persist), for whoever waits as it says.
+    ///
+    /// # Errors
+    /// As [`persist`](Self::persist).
+    pub async fn persist_as(
+        &mut self,
+        face: Face,
+        plan: &Plan,
+        updates: &[(u64, &[u8])],
+    ) -> Result<Persistent, Error> {
+        let ticket = self.submit_as(face, plan, updates).await?;
         loop {
-            if let Some(at) = self.ended.iter().position(|(other, _)| *other == ticket) {
-                return Ok(self.ended.remove(at).expect("found just now").1);
+            if let Some(persistent) = self.take_ended(ticket) {
+                return Ok(persistent);
             }
-            self.wait()?;
+            self.came(face).await?;
         }
     }
 
@@ -548,11 +599,20 @@ impl Session {
     /// # Errors
     /// As [`persist`](Self::persist).
     pub fn submit(&mut self, plan: &Plan, updates: &[(u64, &[u8])]) -> Result<Ticket, Error> {
+        at_once(self.submit_as(Face::Thread, plan, updates))
+    }
+
+    async fn submit_as(
+        &mut self,
+        face: Face,
+        plan: &Plan,
+        updates: &[(u64, &[u8])],
+    ) -> Result<Ticket, Error> {
         self.writes()?;
         loop {
             match self.begin_submit(plan, updates)? {
                 Ok(ticket) => return Ok(ticket),
-                Err(refused) => self.make_room(refused)?,
+                Err(refused) => self.make_room(face, refused).await?,
             }
         }
     }
@@ -611,6 +671,14 @@ impl Session {
     /// # Errors
     /// As [`persist`](Self::persist).
     pub fn read(&mut self, offset: u64, into: &mut [u8]) -> Result<(), Error> {
+        at_once(self.read_as(Face::Thread, offset, into))
+    }
+
+    /// As [`read`](Self::read), for whoever waits as it says.
+    ///
+    /// # Errors
+    /// As [`read`](Self::read).
+    pub async fn read_as(&mut self, face: Face, offset: u64, into: &mut [u8]) -> Result<(), Error> {
         let chunk = (self.staging.len() / 4).min(1 << 20) as usize;
         for (n, part) in into.chunks_mut(chunk).enumerate() {
             let at = offset.wrapping_add((n * chunk) as u64);
@@ -618,12 +686,12 @@ impl Session {
                 self.alive()?;
                 match self.requester.read(at, part.len() as u32) {
                     Ok(read) => break read,
-                    Err(refused) => self.make_room(refused)?,
+                    Err(refused) => self.make_room(face, refused).await?,
                 }
             };
             self.drive()?;
             while !self.requester.is_done(number) {
-                self.wait()?;
+                self.came(face).await?;
             }
             self.staging.region().read(staged, part);
             self.requester.release(number);
@@ -637,7 +705,26 @@ impl Session {
     /// [`Error::Application`] if it refuses; [`Error::Argument`] if the request is too long for a message; else the session is
     /// over.
     pub fn call(&mut self, service: u16, request: &[u8]) -> Result<Vec<u8>, Error> {
-        self.ask(Kind::Call, service, request)?.map_err(Error::Application)
+        at_once(self.call_as(Face::Thread, service, request))
+    }
+
+    /// As [`call`](Self::call), for whoever waits as it says.
+    ///
+    /// # Errors
+    /// As [`call`](Self::call).
+    pub async fn call_as(&mut self, face: Face, service: u16, request: &[u8]) -> Result<Vec<u8>, Error> {
+        let number = loop {
+            match self.begin_ask(Kind::Call, service, request)? {
+                Ok(number) => break number,
+                Err(refused) => self.make_room(face, refused).await?,
+            }
+        };
+        loop {
+            if let Some(reply) = self.requester.reply(number) {
+                return reply.map_err(Error::Application);
+            }
+            self.came(face).await?;
+        }
     }
 
     /// Waits until the server has applied every message: what is durable in its receive buffers is in its place then.
@@ -681,21 +768,6 @@ impl Session {
     #[must_use]
     pub const fn patience(&self) -> Duration {
         self.patience
-    }
-
-    fn ask(&mut self, kind: Kind, service: u16, body: &[u8]) -> Result<Result<Vec<u8>, String>, Error> {
-        let number = loop {
-            match self.begin_ask(kind, service, body)? {
-                Ok(number) => break number,
-                Err(refused) => self.make_room(refused)?,
-            }
-        };
-        loop {
-            if let Some(reply) = self.requester.reply(number) {
-                return Ok(reply);
-            }
-            self.wait()?;
-        }
     }
 
     fn begin_ask(&mut self, kind: Kind, service: u16, body: &[u8]) -> Result<Result<u64, Refused>, Error> {
@@ -801,14 +873,15 @@ impl Session {
     }
 
     /// Does what lets a refused request succeed the next time.
-    pub(crate) fn make_room(&mut self, refused: Refused) -> Result<(), Error> {
+    pub(crate) async fn make_room(&mut self, face: Face, refused: Refused) -> Result<(), Error> {
         match refused {
             Refused::Never(why) => Err(Error::Argument(why)),
-            Refused::Busy => self.wait(),
-            Refused::Unapplied => self.settle(),
+            Refused::Busy => self.came(face).await,
+            // To ask may need room itself.
+            Refused::Unapplied => Box::pin(self.call_as(face, SETTLE, &[])).await.map(drop),
             Refused::Staging(bytes) => {
                 while !self.requester.is_idle() {
-                    self.wait()?;
+                    self.came(face).await?;
                 }
                 self.exchange_staging(bytes)
             }
@@ -888,7 +961,68 @@ impl Session {
         }
     }
 
-    /// Waits for anything to come, and lets runs go on.
+    /// Waits for anything to come, and lets runs go on: by itself, or as a task.
+    pub(crate) async fn came(&mut self, face: Face) -> Result<(), Error> {
+        match face {
+            Face::Thread => self.wait(),
+            Face::Task => std::future::poll_fn(|task| self.poll_came(task)).await,
+        }
+    }
+
+    fn poll_came(&mut self, task: &Task<'_>) -> Poll<Result<(), Error>> {
+        self.alive()?;
+        let since = *self.waits_since.get_or_insert_with(Instant::now);
+        while self.endpoint.poll_ready(task).is_ready() {
+            if self.endpoint.take_due() {
+                self.deadline = None;
+            }
+            let mut completions = std::mem::take(&mut self.completions);
+            completions.clear();
+            let came = self.endpoint.poll(&mut completions);
+            if came != Ok(0) {
+                self.waits_since = None;
+                return Poll::Ready(self.take(completions, came.map_err(|e| Error::Verbs(e.into()))));
+            }
+            self.completions = completions;
+        }
+        // A deadline that comes too early is not moved before it is over: mostly there is an answer first.
+        if self.deadline.is_none() {
+            let quiet = since.elapsed();
+            if let Some(error) = self.is_of_no_use(quiet) {
+                self.waits_since = None;
+                return Poll::Ready(Err(error));
+            }
+            let left = self.patience.saturating_sub(quiet);
+            let next = self.watch.as_ref().map_or(left, |watch| watch.every.min(left));
+            self.deadline = Instant::now().checked_add(next);
+            self.endpoint.set_deadline(self.deadline);
+        }
+        Poll::Pending
+    }
+
+    /// For a task: ready when something has come, for [`poll`](Self::poll). For how long nothing does is nothing to it.
+    pub fn poll_ready(&mut self, task: &Task<'_>) -> Poll<()> {
+        if self.endpoint.take_due() {
+            self.deadline = None;
+        }
+        self.endpoint.poll_ready(task)
+    }
+
+    /// Nothing has come for so long: the patience is over, or whoever looks says that it is of no use to go on. Then the session is
+    /// over.
+    fn is_of_no_use(&mut self, quiet: Duration) -> Option<Error> {
+        let error = if quiet >= self.patience {
+            Error::Silent(self.patience.as_secs())
+        } else if self.watch.as_ref().is_some_and(|watch| quiet >= watch.every && (watch.is_over)(quiet)) {
+            Error::GivenUp(self.connection.peer_addr())
+        } else {
+            return None;
+        };
+        self.over = true;
+        Some(error)
+    }
+
+    /// As [`came`](Self::came), of a thread.
     pub(crate) fn wait(&mut self) -> Result<(), Error> {
         self.alive()?;
         let mut completions = std::mem::take(&mut self.completions);
@@ -902,13 +1036,8 @@ impl Session {
             if !matches!(came, Ok(0)) || quiet < limit {
                 break came;
             }
-            if quiet >= self.patience {
-                self.over = true;
-                return Err(Error::Silent(self.patience.as_secs()));
-            }
-            if self.watch.as_ref().is_some_and(|watch| (watch.is_over)(quiet)) {
-                self.over = true;
-                return Err(Error::GivenUp(self.connection.peer_addr()));
+            if let Some(error) = self.is_of_no_use(quiet) {
+                return Err(error);
             }
         };
         self.take(completions, came.map_err(|e| Error::Verbs(e.into())))
@@ -1018,124 +1147,6 @@ impl Drop for Session {
     fn drop(&mut self) {
         // The server is told; nobody waits for its answer.
         let _ = self.connection.disconnect();
-    }
-}
-
-/// How a server is talked into a session.
-struct Dial<'a> {
-    reactor: &'a Reactor,
-    pd: &'a Pd,
-    to: SocketAddr,
-    options: &'a Options,
-}
-
-impl Dial<'_> {
-    fn dial(&self) -> Result<(Connection, Endpoint, Welcome), Error> {
-        let to = self.to;
-        let hello = Hello { declared: self.options.declared, credentials: Credentials::None };
-        if self.options.tokens.is_empty() {
-            let (connection, endpoint, rejection) = self.knock(|_| hello)?;
-            return match rejection {
-                None => self.welcome(connection, endpoint),
-                Some(rejection) => Err(self.refusal(rejection)),
-            };
-        }
-        for token in &self.options.tokens {
-            let mut nonce: Nonce = [0; 32];
-            getrandom::fill(&mut nonce).expect("the kernel gives random bytes");
-            let asking = Hello { credentials: Credentials::Nonce(nonce), ..hello };
-            let (connection, endpoint, rejection) = self.knock(|_| asking)?;
-            let challenge = match rejection {
-                Some(Rejection::Challenge(challenge)) => challenge,
-                Some(rejection) => return Err(self.refusal(rejection)),
-                // Whoever welcomes us without a proof of ours has none of its own.
-                None => return Err(Error::Unproven(to)),
-            };
-            let client = connection.local();
-            drop((connection, endpoint));
-            let mut bond = None;
-            let (connection, endpoint, rejection) = self.knock(|qpn| {
-                let ends = Ends { client, qpn, server: to };
-                bond.insert(Transcript::new(token.clone(), nonce, challenge, ends)).answer(&hello)
-            })?;
-            match rejection {
-                None if bond.is_some_and(|bond| bond.is_sealed(&connection.private_data())) => {
-                    return self.welcome(connection, endpoint);
-                }
-                None => return Err(Error::Unproven(to)),
-                Some(Rejection::WrongToken) => {}
-                Some(rejection) => return Err(self.refusal(rejection)),
-            }
-        }
-        Err(Error::WrongToken(to))
-    }
-
-    /// Asks for a connection once, with a new QP: it is there, or this is why not.
-    fn knock(
-        &self,
-        hello: impl FnOnce(u32) -> Hello,
-    ) -> Result<(Connection, Endpoint, Option<Rejection>), Error> {
-        let caps = QpCaps {
-            max_send_wr: SQ_DEPTH,
-            max_recv_wr: RQ_DEPTH,
-            max_send_sge: 1,
-            max_recv_sge: 1,
-            max_inline: 0,
-        };
-        let endpoint = self.reactor.endpoint(self.pd, caps)?;
-        let qp = endpoint.qp();
-        let attr = ConnectAttr { access: Access::empty(), ..ConnectAttr::default() };
-        let hello = hello(qp.qpn().value()).emit();
-        let connection = Connection::start(qp, self.to, &attr, &hello)?;
-        match self.established(&connection)? {
-            Ok(true) => Ok((connection, endpoint, None)),
-            Ok(false) => Err(remanence_verbs::Error::NoAnswer(self.to).into()),
-            Err(remanence_verbs::Error::Rejected { private_data, .. })
-                if private_data.iter().any(|b| *b != 0) =>
-            {
-                Ok((connection, endpoint, Some(Rejection::parse(&private_data))))
-            }
-            Err(e) => Err(e.into()),
-        }
-    }
-
-    /// Waits for the server's answer, as long as that is of use.
-    fn established(&self, connection: &Connection) -> Result<Result<bool, remanence_verbs::Error>, Error> {
-        let begin = Instant::now();
-        loop {
-            let left = self.options.patience.saturating_sub(begin.elapsed());
-            let limit = self.options.watch.as_ref().map_or(left, |watch| watch.every.min(left));
-            match connection.wait_established(Some(limit)) {
-                Ok(false) if begin.elapsed() < self.options.patience => {}
-                answer => return Ok(answer),
-            }
-            if self.options.watch.as_ref().is_some_and(|watch| (watch.is_over)(begin.elapsed())) {
-                return Err(Error::GivenUp(self.to));
-            }
-        }
-    }
-
-    fn welcome(
-        &self,
-        connection: Connection,
-        endpoint: Endpoint,
-    ) -> Result<(Connection, Endpoint, Welcome), Error> {
-        let welcome = Welcome::parse(&connection.private_data()).map_err(|stranger| match stranger {
-            Stranger::Other => Error::Stranger(self.to),
-            Stranger::Version(theirs) => Error::OtherVersion { peer: self.to, theirs },
-        })?;
-        Ok((connection, endpoint, welcome))
-    }
-
-    fn refusal(&self, rejection: Rejection) -> Error {
-        match rejection {
-            Rejection::Sentence(why) => Error::Refused { peer: self.to, why },
-            Rejection::TokenNeeded => Error::TokenNeeded(self.to),
-            Rejection::WrongToken => Error::WrongToken(self.to),
-            Rejection::Open => Error::Unproven(self.to),
-            // Nobody asked for one.
-            Rejection::Challenge(_) => Error::Stranger(self.to),
-        }
     }
 }
 

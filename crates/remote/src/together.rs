@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 
 use remanence_persist::recipe::Persistent;
+use remanence_service::client::{Face, at_once};
 
 use crate::error::Error;
 use crate::message::Kind;
@@ -84,6 +85,14 @@ impl Session {
     /// [`Error::Argument`] if one of them can never be carried out, when others may have been; else the session is over, and
     /// each may have taken effect or not.
     pub fn together(&mut self, work: &[Work<'_>]) -> Result<Vec<Done>, Error> {
+        at_once(self.together_as(Face::Thread, work))
+    }
+
+    /// As [`together`](Self::together), for whoever waits as it says.
+    ///
+    /// # Errors
+    /// As [`together`](Self::together).
+    pub async fn together_as(&mut self, face: Face, work: &[Work<'_>]) -> Result<Vec<Done>, Error> {
         if work.iter().any(|work| matches!(work, Work::Write { .. } | Work::Persist { .. })) {
             self.writes()?;
         }
@@ -109,10 +118,10 @@ impl Session {
                 }
                 // What has come has made room, and perhaps nothing more will come.
                 Some(Refused::Busy | Refused::Staging(_)) if freed => {}
-                Some(Refused::Staging(_)) if !flying.is_empty() => self.wait()?,
-                Some(other) => self.make_room(other)?,
+                Some(Refused::Staging(_)) if !flying.is_empty() => self.came(face).await?,
+                Some(other) => self.make_room(face, other).await?,
                 None if flying.is_empty() => break,
-                None => self.wait()?,
+                None => self.came(face).await?,
             }
             self.harvest(&mut flying, &mut done);
         }

@@ -70,6 +70,22 @@ fn many_operations_are_under_way_together_and_share_messages() {
         cursor = page.next;
     }
     assert_eq!((seen, store.under_way()), (399, 0));
+    // The same, by who fetches the pages.
+    let (mut all, mut scan, mut entries) = (Vec::new(), store.keys(), store.entries());
+    while let Some(key) = block_on(scan.next()) {
+        all.push(key.expect("a page"));
+    }
+    let mut values = Vec::new();
+    while let Some(entry) = block_on(entries.next()) {
+        let (key, found) = entry.expect("its value");
+        assert_eq!(found.value, key);
+        values.push(key);
+    }
+    all.sort();
+    values.sort();
+    let mut expected = keys[1..].to_vec();
+    expected.sort();
+    assert_eq!((&all, &values), (&expected, &expected));
 }
 
 #[test]
@@ -180,6 +196,24 @@ fn many_writers_of_few_keys_wait_for_cleaning_and_find_no_store_full() {
         }
         assert!(host.metrics().server.regions_freed > 0);
     }
+}
+
+/// The server takes no room back before every client has acknowledged its view, or its lease is over, which is longer than this test
+/// waits.
+#[test]
+fn a_client_that_nobody_asks_for_anything_keeps_nobody_waiting() {
+    let host = Host::new(2 << 20, |options| options.lease(Duration::from_secs(120)));
+    let idle = connect(&host);
+    block_on(put(&idle, b"a", b"1")).expect("it is written");
+    let mut busy = Store::connect(&context(), host.addr, options()).expect("a client");
+    for round in 0..15_u32 {
+        for n in 0..64 {
+            let key = u32::to_le_bytes(n + round % 3);
+            busy.put(&key, &[round as u8; 4000], PutOptions::default()).expect("there is room, or will be");
+        }
+    }
+    assert!(host.metrics().server.regions_freed > 0);
+    assert_eq!(block_on(idle.get(b"a")).expect("a server").expect("it is there").value, b"1");
 }
 
 #[test]

@@ -190,6 +190,30 @@ impl Client {
         (!versions.is_empty()).then_some(Request::Confirm { versions })
     }
 
+    /// Whether there are writes to tell of: [`poll_confirm`](Self::poll_confirm).
+    #[must_use]
+    pub const fn has_confirm(&self) -> bool {
+        !self.confirm.is_empty()
+    }
+
+    /// What [`attend`] posts first: it asks for the newest view, and says what there is to say.
+    pub fn attention(&mut self) -> Vec<Verb> {
+        let mut verbs = vec![Verb::Call(Request::View)];
+        verbs.extend(self.poll_confirm().map(Verb::Call));
+        verbs.extend(self.poll_report().map(Verb::Call));
+        verbs
+    }
+
+    /// Takes what came of [`attention`](Self::attention), and says what is to be posted then.
+    pub fn attended(&mut self, completions: Vec<Completion>) -> Option<Verb> {
+        for completion in completions {
+            if let Completion::Reply(Reply::View(view)) = completion {
+                self.adopt(view);
+            }
+        }
+        self.poll_acknowledgement().map(Verb::Call)
+    }
+
     /// A key whose newest object was found incomplete: the server is to look at it (4.2). Nobody has to wait for that.
     pub fn poll_report(&mut self) -> Option<Request> {
         self.suspects.pop_first().map(|key| Request::Settle { key })
@@ -300,16 +324,9 @@ pub trait RemoteMemory {
 /// # Errors
 /// The remote memory cannot be reached any more.
 pub fn attend<R: RemoteMemory>(client: &mut Client, remote: &mut R) -> Result<(), R::Error> {
-    let mut verbs = vec![Verb::Call(Request::View)];
-    verbs.extend(client.poll_confirm().map(Verb::Call));
-    verbs.extend(client.poll_report().map(Verb::Call));
-    for completion in remote.post(verbs)? {
-        if let Completion::Reply(Reply::View(view)) = completion {
-            client.adopt(view);
-        }
-    }
-    if let Some(acknowledge) = client.poll_acknowledgement() {
-        remote.post(vec![Verb::Call(acknowledge)])?;
+    let done = remote.post(client.attention())?;
+    if let Some(acknowledge) = client.attended(done) {
+        remote.post(vec![acknowledge])?;
     }
     Ok(())
 }

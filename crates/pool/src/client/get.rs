@@ -393,7 +393,7 @@ impl Download {
 
     fn wait_for(&self, client: &mut Client, tag: Tag) -> Result<(), Lost> {
         loop {
-            match client.next_news(Some(Duration::from_millis(100))) {
+            match client.next_news() {
                 Some(News::From(_, Happened::Completed(done))) if done == tag => return Ok(()),
                 Some(News::Lost(server)) if server == self.server => return Err(client.why_lost(server)),
                 Some(_) | None => {}

@@ -1,7 +1,8 @@
 //! One server, as a client sees it: two connections, numbered requests, work in flight.
 //!
 //! The control QP carries requests and replies; it never waits behind a FLUSH, so a server that does not answer there
-//! is gone, and not just busy. While anything is outstanding a silent server is asked for a sign of life.
+//! is gone, and not just busy. While anything is outstanding a silent server is asked for a sign of life, by a deadline of
+//! its session on the reactor.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::net::SocketAddr;
@@ -12,8 +13,9 @@ use remanence_rnic::{
     Access, Data, Placement, QpCaps, RecvWr, RemoteAddr, Selectivity, SendFlags, SendOp, SendWr, Sge, Wc,
     WcOpcode, WcStatus,
 };
-use remanence_verbs::{ConnectAttr, Connection, Cq, Error as VerbsError, Mr, Pd, Qp, QpOptions};
-use remanence_wire::{Qpn, Rkey};
+use remanence_service::client::{Endpoint, Reactor};
+use remanence_verbs::{ConnectAttr, Connection, Error as VerbsError, Mr, Pd, Qp};
+use remanence_wire::Rkey;
 
 use super::error::Why;
 use crate::auth::{Side, Token};
@@ -46,8 +48,8 @@ pub(super) enum Happened {
 pub(super) struct Link {
     pub(super) name: String,
     pub(super) info: PoolInfo,
-    control: Connection,
-    data: Option<Connection>,
+    control: Half,
+    data: Option<Half>,
     /// WINDOW receive buffers, then SENDS send buffers.
     buffers: Mr,
     free_sends: Vec<u32>,
@@ -57,7 +59,47 @@ pub(super) struct Link {
     /// Work requests on the data QP, in the order in which they will complete.
     in_flight: VecDeque<Tag>,
     heard: Instant,
+    /// A deadline is set at which somebody looks whether it is silent.
+    watched: bool,
     pinged: bool,
+    completions: Vec<Wc>,
+}
+
+/// A connected QP. The connection goes first, as it has the QP too.
+struct Half {
+    connection: Connection,
+    endpoint: Endpoint,
+}
+
+impl Half {
+    fn qp(&self) -> &Qp {
+        self.endpoint.qp()
+    }
+}
+
+/// What links are opened with.
+#[derive(Clone, Copy)]
+pub(super) struct Desk<'a> {
+    pub(super) reactor: &'a Reactor,
+    pub(super) pd: &'a Pd,
+    pub(super) tokens: &'a [Token],
+    /// How long a server may take to answer, each time.
+    pub(super) limit: Duration,
+}
+
+impl Desk<'_> {
+    fn connect(
+        &self,
+        address: SocketAddr,
+        caps: QpCaps,
+        attr: &ConnectAttr,
+        purpose: &Purpose,
+    ) -> Result<Half, Why> {
+        let endpoint = self.reactor.endpoint(self.pd, caps).map_err(local)?;
+        let connection = Connection::connect(endpoint.qp(), address, attr, &purpose.emit(), Some(self.limit))
+            .map_err(refusal)?;
+        Ok(Half { connection, endpoint })
+    }
 }
 
 /// The tag of requests whose replies nobody waits for.
@@ -65,32 +107,6 @@ const NOBODY: Tag = u64::MAX;
 
 fn local(error: impl std::fmt::Display) -> Why {
     Why::Local(error.to_string())
-}
-
-/// Connects a control QP: the part that may take long, and runs beside that of other servers.
-fn dial(pd: &Pd, cq: &Cq, address: SocketAddr, limit: Duration) -> Result<Dialled, Why> {
-    let caps = QpCaps {
-        max_send_wr: SENDS as u32,
-        max_recv_wr: WINDOW as u32,
-        max_send_sge: 1,
-        max_recv_sge: 1,
-        max_inline: 0,
-    };
-    let qp = pd.create_qp(&QpOptions { caps, ..QpOptions::rc(cq) }).map_err(local)?;
-    let region = Region::anonymous(((WINDOW + SENDS) * MAX_MESSAGE) as u64).map_err(local)?;
-    let buffers = pd.reg_mr(&region, Access::LOCAL_WRITE).map_err(local)?;
-    // REMOTE_WRITE lets the server ask a quiet client whether it is there, by a WRITE of no bytes; no MR of ours has it.
-    // Three retries: with the CM's timeout of half a second a dead server is noticed after about two.
-    let attr = ConnectAttr { access: Access::REMOTE_WRITE, retry_cnt: 3, ..ConnectAttr::default() };
-    let control =
-        Connection::connect(&qp, address, &attr, &Purpose::Control.emit(), Some(limit)).map_err(refusal)?;
-    Ok(Dialled { control, buffers })
-}
-
-/// A connected control QP, and its message buffers.
-struct Dialled {
-    control: Connection,
-    buffers: Mr,
 }
 
 /// A rejection carries the server's own sentence.
@@ -106,38 +122,47 @@ fn refusal(error: VerbsError) -> Why {
 }
 
 impl Link {
-    /// Proves the token both ways, then connects the data QP.
-    fn open(
-        (name, address): &(String, SocketAddr),
-        dialled: Dialled,
-        desk: &mut Desk<'_>,
-        tokens: &[Token],
-        limit: Duration,
-    ) -> Result<Self, Why> {
+    /// Connects the control QP, proves the token both ways, then connects the data QP.
+    fn open(desk: Desk<'_>, (name, address): &(String, SocketAddr)) -> Result<Self, Why> {
+        let caps = QpCaps {
+            max_send_wr: SENDS as u32,
+            max_recv_wr: WINDOW as u32,
+            max_send_sge: 1,
+            max_recv_sge: 1,
+            max_inline: 0,
+        };
+        let region = Region::anonymous(((WINDOW + SENDS) * MAX_MESSAGE) as u64).map_err(local)?;
+        let buffers = desk.pd.reg_mr(&region, Access::LOCAL_WRITE).map_err(local)?;
+        // REMOTE_WRITE lets the server ask a quiet client whether it is there, by a WRITE of no bytes; no MR of ours has it.
+        // Three retries: with the CM's timeout of half a second a dead server is noticed after about two.
+        let attr = ConnectAttr { access: Access::REMOTE_WRITE, retry_cnt: 3, ..ConnectAttr::default() };
         let mut this = Self {
             name: name.clone(),
             info: PoolInfo::unknown(),
-            control: dialled.control,
+            control: desk.connect(*address, caps, &attr, &Purpose::Control)?,
             data: None,
-            buffers: dialled.buffers,
+            buffers,
             free_sends: (0..SENDS as u32).collect(),
             next_number: 1,
             unanswered: BTreeMap::new(),
             unsent: VecDeque::new(),
             in_flight: VecDeque::new(),
             heard: Instant::now(),
+            watched: false,
             pinged: false,
+            completions: Vec::new(),
         };
         (0..WINDOW as u64).try_for_each(|slot| this.post_recv(slot)).map_err(local)?;
         let mut nonce = [0; 32];
         getrandom::fill(&mut nonce).map_err(local)?;
-        let (theirs, fingerprint) = match this.converse(desk, Request::Hello { nonce }, limit)? {
+        let (theirs, fingerprint) = match this.converse(Request::Hello { nonce }, desk.limit)? {
             Reply::Challenge { nonce, fingerprint } => (nonce, fingerprint),
             other => return Err(unexpected(other)),
         };
-        let token = tokens.iter().find(|token| token.fingerprint() == fingerprint).ok_or(Why::WrongToken)?;
+        let token =
+            desk.tokens.iter().find(|token| token.fingerprint() == fingerprint).ok_or(Why::WrongToken)?;
         let proof = Side::Client.prove(token, &nonce, &theirs);
-        let (proof, ticket, info) = match this.converse(desk, Request::Authenticate { proof }, limit)? {
+        let (proof, ticket, info) = match this.converse(Request::Authenticate { proof }, desk.limit)? {
             Reply::Welcome { proof, ticket, info } => (proof, ticket, info),
             other => return Err(unexpected(other)),
         };
@@ -145,57 +170,60 @@ impl Link {
             return Err(Why::Impostor);
         }
         this.info = info;
-        let caps = QpCaps {
-            max_send_wr: DATA_DEPTH as u32,
-            max_recv_wr: 1,
-            max_send_sge: 1,
-            max_recv_sge: 1,
-            max_inline: 0,
-        };
-        let qp = desk.pd.create_qp(&QpOptions { caps, ..QpOptions::rc(desk.cq) }).map_err(local)?;
+        let caps = QpCaps { max_send_wr: DATA_DEPTH as u32, max_recv_wr: 1, ..caps };
         let attr =
             ConnectAttr { access: Access::empty(), max_rd_atomic: RD_ATOMIC, ..ConnectAttr::default() };
-        let purpose = Purpose::Data { ticket }.emit();
-        this.data = Some(Connection::connect(&qp, *address, &attr, &purpose, Some(limit)).map_err(refusal)?);
+        this.data = Some(desk.connect(*address, caps, &attr, &Purpose::Data { ticket })?);
         this.heard = Instant::now();
         Ok(this)
     }
 
-    /// Sends a request and waits for its reply; completions of other links are kept for them.
-    fn converse(&mut self, desk: &mut Desk<'_>, request: Request, limit: Duration) -> Result<Reply, Why> {
+    /// Sends a request and waits for its reply.
+    fn converse(&mut self, request: Request, limit: Duration) -> Result<Reply, Why> {
         let end = Instant::now() + limit;
         self.ask(request, 0)?;
-        let mut completions = Vec::new();
+        let mut happened = Vec::new();
         loop {
             let left = end.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 return Err(Why::Silent);
             }
-            completions.clear();
-            desk.cq.wait(&mut completions, 16, Some(left)).map_err(local)?;
-            let mut answer = None;
-            for wc in &completions {
-                if !self.owns(wc.qpn) {
-                    desk.stray.push(*wc);
-                } else if let Some(Happened::Replied(0, reply)) = self.completed(wc)? {
-                    answer = Some(reply);
-                }
-            }
-            if let Some(reply) = answer {
+            self.completions.clear();
+            self.control.endpoint.wait(&mut self.completions, Some(left)).map_err(local)?;
+            self.take(&mut happened)?;
+            if let Some(Happened::Replied(0, reply)) = happened.pop() {
                 return Ok(reply);
             }
         }
     }
 
-    /// Whether a completion is of one of this link's QPs.
-    pub(super) fn owns(&self, qpn: Qpn) -> bool {
-        self.control.qp().qpn() == qpn || self.data.as_ref().is_some_and(|data| data.qp().qpn() == qpn)
+    /// Takes what has completed on the link, and asks a server that is silent for a sign of life. What happened before the link
+    /// failed is told as well.
+    pub(super) fn look(&mut self, happened: &mut Vec<Happened>) -> Result<(), Why> {
+        self.completions.clear();
+        for half in [Some(&self.control), self.data.as_ref()].into_iter().flatten() {
+            half.endpoint.take(&mut self.completions);
+        }
+        self.take(happened)?;
+        if self.control.endpoint.take_due() { self.due() } else { Ok(()) }
+    }
+
+    fn take(&mut self, happened: &mut Vec<Happened>) -> Result<(), Why> {
+        let completions = std::mem::take(&mut self.completions);
+        let outcome = completions.iter().try_for_each(|wc| {
+            happened.extend(self.completed(wc)?);
+            Ok(())
+        });
+        self.completions = completions;
+        outcome
     }
 
     /// Sends a request, or keeps it until the server may be asked.
     pub(super) fn ask(&mut self, request: Request, tag: Tag) -> Result<(), Why> {
         self.unsent.push_back((request, tag));
-        self.push()
+        self.push()?;
+        self.watch();
+        Ok(())
     }
 
     /// As [`Link::ask`], when the reply does not matter.
@@ -239,7 +267,7 @@ impl Link {
     }
 
     /// Whether the server has something to do for us.
-    pub(super) fn is_busy(&self) -> bool {
+    fn is_busy(&self) -> bool {
         !self.unanswered.is_empty() || !self.in_flight.is_empty() || !self.unsent.is_empty()
     }
 
@@ -269,6 +297,7 @@ impl Link {
         let wr = SendWr { wr_id: 0, op, data: Data::Sges(sges), flags: SendFlags::SIGNALED, ud: None };
         self.data_qp().post_send(&wr).map_err(local)?;
         self.in_flight.push_back(tag);
+        self.watch();
         Ok(())
     }
 
@@ -277,7 +306,7 @@ impl Link {
     }
 
     /// Takes a completion of one of this link's QPs.
-    pub(super) fn completed(&mut self, wc: &Wc) -> Result<Option<Happened>, Why> {
+    fn completed(&mut self, wc: &Wc) -> Result<Option<Happened>, Why> {
         match wc.status {
             WcStatus::Success => {}
             WcStatus::RetryExcErr | WcStatus::RnrRetryExcErr => return Err(Why::Silent),
@@ -302,19 +331,36 @@ impl Link {
         self.push()?;
         if tag == NOBODY {
             self.pinged = false;
+            self.watch();
             return Ok(None);
         }
         Ok(Some(Happened::Replied(tag, reply)))
     }
 
+    /// While the server has something to do for us, somebody looks in time whether it is silent. The deadline is not moved at
+    /// each sign of life, but when it is over.
+    fn watch(&mut self) {
+        if self.is_busy() && !self.watched && !self.pinged {
+            self.watched = true;
+            self.control.endpoint.set_deadline(Some(Instant::now() + SILENCE));
+        }
+    }
+
     /// Asks a silent server for a sign of life. The acknowledgement of the SEND is one already; the reply only shows
     /// that it is not stuck.
-    pub(super) fn tick(&mut self) -> Result<(), Why> {
-        if self.is_busy() && !self.pinged && self.heard.elapsed() >= SILENCE {
-            self.pinged = true;
-            self.tell(Request::Ping)?;
+    fn due(&mut self) -> Result<(), Why> {
+        self.watched = false;
+        if !self.is_busy() || self.pinged {
+            return Ok(());
         }
-        Ok(())
+        let end = self.heard + SILENCE;
+        if Instant::now() < end {
+            self.watched = true;
+            self.control.endpoint.set_deadline(Some(end));
+            return Ok(());
+        }
+        self.pinged = true;
+        self.tell(Request::Ping)
     }
 }
 
@@ -330,51 +376,17 @@ pub(super) fn unexpected(reply: Reply) -> Why {
 /// The connection manager is told on the way out; nobody waits for its answer.
 impl Drop for Link {
     fn drop(&mut self) {
-        for connection in [Some(&self.control), self.data.as_ref()].into_iter().flatten() {
-            let _ = connection.disconnect();
+        for half in [Some(&self.control), self.data.as_ref()].into_iter().flatten() {
+            let _ = half.connection.disconnect();
         }
     }
 }
 
-/// What links are opened with.
-struct Desk<'a> {
-    pd: &'a Pd,
-    cq: &'a Cq,
-    /// Completions that arrived while another link was being opened.
-    stray: Vec<Wc>,
-}
-
-/// Opens links to several servers at once: each is dialled by a thread of its own, as one that does not answer takes
-/// seconds.
-pub(super) fn open_all(
-    pd: &Pd,
-    cq: &Cq,
-    servers: &[(String, SocketAddr)],
-    tokens: &[Token],
-    limit: Duration,
-) -> Vec<Result<Link, Why>> {
-    let dialled: Vec<Result<Dialled, Why>> = std::thread::scope(|scope| {
-        let dial_one = |address: &SocketAddr| {
-            let address = *address;
-            scope.spawn(move || dial(pd, cq, address, limit))
-        };
-        let dials: Vec<_> = servers.iter().map(|(_, address)| dial_one(address)).collect();
-        dials.into_iter().map(|dial| dial.join().unwrap_or_else(|_| Err(local("a thread died")))).collect()
-    });
-    let mut desk = Desk { pd, cq, stray: Vec::new() };
-    let mut links: Vec<Result<Link, Why>> = Vec::new();
-    for (dialled, server) in dialled.into_iter().zip(servers) {
-        links.push(dialled.and_then(|dialled| Link::open(server, dialled, &mut desk, tokens, limit)));
-    }
-    for wc in desk.stray {
-        for link in &mut links {
-            if let Ok(open) = link
-                && open.owns(wc.qpn)
-                && let Err(why) = open.completed(&wc)
-            {
-                *link = Err(why);
-            }
-        }
-    }
-    links
+/// Opens links to several servers at once: each by a thread of its own, as one that does not answer takes seconds.
+pub(super) fn open_all(desk: Desk<'_>, servers: &[(String, SocketAddr)]) -> Vec<Result<Link, Why>> {
+    std::thread::scope(|scope| {
+        let opening: Vec<_> =
+            servers.iter().map(|server| scope.spawn(move || Link::open(desk, server))).collect();
+        opening.into_iter().map(|one| one.join().unwrap_or_else(|_| Err(local("a thread died")))).collect()
+    })
 }

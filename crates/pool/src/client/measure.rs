@@ -189,7 +189,7 @@ impl Scratch<'_> {
 
     fn wait_for(&mut self, tag: u64) -> Result<(), Lost> {
         loop {
-            match self.client.next_news(Some(Duration::from_millis(100))) {
+            match self.client.next_news() {
                 Some(News::From(_, Happened::Completed(done))) if done == tag => return Ok(()),
                 Some(News::Lost(server)) if server == self.server => {
                     return Err(self.client.why_lost(server));

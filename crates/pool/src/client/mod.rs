@@ -1,8 +1,9 @@
 //! Puts blobs on servers and gets them back.
 //!
 //! A [`Client`] has a link to each server and a ring of registered memory that all of them share: a chunk of data is
-//! read into it once and written to every server from there. Nothing here has threads of its own but the one that
-//! reads the source of a [`put`](Client::put).
+//! read into it once and written to every server from there. All links are on one reactor: their servers are waited for
+//! together, and for nothing else. Nothing here has threads of its own but the one that reads the source of a
+//! [`put`](Client::put), which wakes who waits.
 //!
 //! Read in this order: [`transfer`] (pure: what goes to one server next), `link` (one server's connections), `put`, `get`,
 //! `resync`.
@@ -19,12 +20,13 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use remanence_pmem::Region;
-use remanence_rnic::{Access, Wc};
-use remanence_verbs::{Context, Cq, Mr};
+use remanence_rnic::Access;
+use remanence_service::client::{Came, Reactor, Waiter};
+use remanence_verbs::{Context, Mr};
 
 pub use error::{Error, Lost, Why};
 pub use get::{BlobReader, Got};
-use link::{Happened, Link, Tag};
+use link::{Desk, Happened, Link, Tag};
 pub use put::{Event, PutReport, Source, Upload};
 pub use resync::{Difference, SyncReport, differences};
 
@@ -67,7 +69,8 @@ enum Seat {
 /// Connections to some servers.
 pub struct Client {
     seats: Vec<Seat>,
-    cq: Cq,
+    /// For any of the servers.
+    waiter: Waiter,
     ring: Mr,
     options: Options,
     /// For further connections.
@@ -75,7 +78,7 @@ pub struct Client {
     /// Decides between puts that took one number.
     writer: u64,
     next_tag: Tag,
-    completions: Vec<Wc>,
+    happened: Vec<Happened>,
     /// What happened and was not looked at yet.
     news: std::collections::VecDeque<News>,
 }
@@ -114,27 +117,30 @@ impl Client {
             return Err(Error::BadQuorum { quorum: need, servers });
         }
         check_names(&options.servers)?;
-        // Both QPs of each server, all their queues.
-        let cq = context.create_cq((servers * 256) as u32, None, 0)?;
+        let reactor = Reactor::new(context)?;
+        // Made before the links: it is told of whatever comes on them.
+        let waiter = reactor.waiter();
         let region = Region::anonymous(u64::from(options.chunk) * u64::from(options.chunks))
             .map_err(|e| device("the ring of chunks", e))?;
         let ring = pd.reg_mr(&region, Access::LOCAL_WRITE)?;
         let mut writer = [0; 8];
         getrandom::fill(&mut writer).map_err(|e| device("random bytes", e))?;
-        let links = link::open_all(&pd, &cq, &options.servers, &options.tokens, options.connect_limit);
+        let Options { tokens, connect_limit: limit, .. } = &options;
+        let desk = Desk { reactor: &reactor, pd: &pd, tokens, limit: *limit };
+        let links = link::open_all(desk, &options.servers);
         let seats = links.into_iter().zip(&options.servers).map(|(link, (name, _))| match link {
             Ok(link) => Seat::Live(Box::new(link)),
             Err(why) => Seat::Lost(Lost { server: name.clone(), why }),
         });
         let this = Self {
             seats: seats.collect(),
-            cq,
+            waiter,
             ring,
             options,
             context: context.clone(),
             writer: u64::from_le_bytes(writer),
             next_tag: 1,
-            completions: Vec::new(),
+            happened: Vec::new(),
             news: std::collections::VecDeque::new(),
         };
         this.check_pools()?;
@@ -328,7 +334,7 @@ impl Client {
         let tag = self.tag();
         self.ask(server, request, tag)?;
         loop {
-            match self.next_news(Some(Duration::from_millis(100))) {
+            match self.next_news() {
                 Some(News::From(from, Happened::Replied(number, reply)))
                     if (from, number) == (server, tag) =>
                 {
@@ -398,34 +404,25 @@ impl Client {
         self.lose(server, link::unexpected(reply))
     }
 
-    /// The next thing that happened, waiting up to `limit` for it.
-    fn next_news(&mut self, limit: Option<Duration>) -> Option<News> {
-        if self.news.is_empty() {
-            self.completions.clear();
-            let mut completions = std::mem::take(&mut self.completions);
-            let waited = match limit {
-                Some(limit) => self.cq.wait(&mut completions, 256, Some(limit)),
-                None => self.cq.poll(&mut completions, 256),
-            };
-            // The CQ is sized for everything that can be outstanding.
-            waited.expect("the CQ holds all completions");
-            for wc in &completions {
-                self.completed(wc);
-            }
-            self.completions = completions;
-            for server in 0..self.seats.len() {
-                let _ = self.on(server, Link::tick);
+    /// The next thing that happened, which is waited for; `None` if another thread ended the wait.
+    fn next_news(&mut self) -> Option<News> {
+        while self.news.is_empty() {
+            let came = self.waiter.wait(None).expect("the queue holds all completions");
+            (0..self.seats.len()).for_each(|server| self.look(server));
+            if came == Came::Woken {
+                break;
             }
         }
         self.news.pop_front()
     }
 
-    fn completed(&mut self, wc: &Wc) {
-        let owner = self.seats.iter().position(|seat| matches!(seat, Seat::Live(link) if link.owns(wc.qpn)));
-        // A QP that was lost has completions under way still.
-        let Some(server) = owner else { return };
-        if let Ok(Some(happened)) = self.on(server, |link| link.completed(wc)) {
-            self.news.push_back(News::From(server, happened));
+    /// Takes what has come on a server's link.
+    fn look(&mut self, server: ServerIndex) {
+        let Seat::Live(link) = &mut self.seats[server] else { return };
+        let looked = link.look(&mut self.happened);
+        self.news.extend(self.happened.drain(..).map(|happened| News::From(server, happened)));
+        if let Err(why) = looked {
+            self.lose(server, why);
         }
     }
 }

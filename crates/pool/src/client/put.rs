@@ -10,8 +10,10 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::io::{self, Read};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, TryRecvError, channel, sync_channel};
+use std::sync::mpsc::{Receiver, Sender, SyncSender, TryRecvError, channel, sync_channel};
 use std::time::{Duration, Instant};
+
+use remanence_service::client::ReactorWaker;
 
 use super::link::{self, Happened, Tag};
 use super::transfer::{Act, BlobTransfer, End};
@@ -169,11 +171,14 @@ impl Client {
         let chunk = self.options.chunk;
         let ring = self.ring.region().clone();
         let ring_offset = self.ring.offset();
+        let waker = self.waiter.reactor().waker();
         std::thread::scope(|scope| {
             scope.spawn(move || {
                 let place = |slot: u32| ring_offset + u64::from(slot) * u64::from(chunk);
                 let fill = |slot: u32, at: u32, bytes: &[u8]| ring.write(place(slot) + u64::from(at), bytes);
-                read_all(sources, chunk, &feed_tx, &free_rx, fill);
+                // However it ends, whoever waits for what is read finds that out.
+                let feeder = Feeder { feed: Some(feed_tx), waker };
+                read_all(sources, chunk, &feeder, &free_rx, fill);
             });
             // Dropping the loop's ends of the channels ends the reading thread.
             let put = Put {
@@ -197,11 +202,33 @@ impl Client {
     }
 }
 
+/// Where the reading thread puts what it has read.
+struct Feeder {
+    feed: Option<SyncSender<Feed>>,
+    waker: ReactorWaker,
+}
+
+impl Feeder {
+    /// Hands it to the thread that puts, and wakes that; `false` if nobody listens any more.
+    fn send(&self, feed: Feed) -> bool {
+        let sent = self.feed.as_ref().is_some_and(|to| to.send(feed).is_ok());
+        self.waker.wake();
+        sent
+    }
+}
+
+impl Drop for Feeder {
+    fn drop(&mut self) {
+        drop(self.feed.take());
+        self.waker.wake();
+    }
+}
+
 /// The reading thread. Ends when the sources do, or when nobody listens any more.
 fn read_all<'a>(
     sources: impl Iterator<Item = Result<Source<'a>, (String, io::Error)>>,
     chunk: u32,
-    feed: &SyncSender<Feed>,
+    feed: &Feeder,
     free: &Receiver<u32>,
     fill: impl Fn(u32, u32, &[u8]),
 ) {
@@ -215,7 +242,7 @@ fn read_all<'a>(
             Ok(true) => {}
             Ok(false) => return,
             Err((what, error)) => {
-                let _ = feed.send(Feed::Broken { what, error });
+                feed.send(Feed::Broken { what, error });
                 return;
             }
         }
@@ -226,14 +253,14 @@ fn read_all<'a>(
 fn read_one(
     mut source: Source<'_>,
     chunk: u32,
-    feed: &SyncSender<Feed>,
+    feed: &Feeder,
     free: &Receiver<u32>,
     fill: impl Fn(u32, u32, &[u8]),
     gulp: &mut [u8],
 ) -> io::Result<bool> {
     let begin =
         Feed::Begin { name: source.name, len: source.len, version: source.version, at: Instant::now() };
-    if feed.send(begin).is_err() {
+    if !feed.send(begin) {
         return Ok(false);
     }
     let (mut hasher, mut len, mut over) = (Digest::hasher(), 0, false);
@@ -260,12 +287,12 @@ fn read_one(
             }
         }
         len += u64::from(at);
-        if feed.send(Feed::Chunk { slot, len: at }).is_err() {
+        if !feed.send(Feed::Chunk { slot, len: at }) {
             return Ok(false);
         }
     }
     let end = End { len, digest: hasher.finish() };
-    Ok(feed.send(Feed::End(end)).is_ok())
+    Ok(feed.send(Feed::End(end)))
 }
 
 /// Reads until the buffer is full or the source ends: a pipe gives little at a time.
@@ -313,12 +340,16 @@ impl Put<'_> {
                     Err(TryRecvError::Disconnected) => self.feed_over = true,
                 }
             }
+            let was_full = self.transfers.len() >= OPEN;
             self.step();
             self.finish(events)?;
             if self.feed_over && self.transfers.is_empty() {
                 return Ok(self.report);
             }
-            self.wait(events)?;
+            // What the source had when there was no room is taken before anything is waited for: nobody tells of it again.
+            if !(was_full && self.transfers.len() < OPEN) {
+                self.wait(events);
+            }
         }
     }
 
@@ -517,30 +548,13 @@ impl Put<'_> {
     }
 
     /// Waits for something to happen, on the links or at the source.
-    fn wait(&mut self, events: &mut dyn FnMut(Event<'_>)) -> Result<(), Error> {
-        let busy = self.client.live().any(|s| self.client.link(s).is_some_and(link::Link::is_busy));
-        if busy {
-            // The source may have something before the servers do; a millisecond bounds what it waits.
-            let limit = if self.feed_over { 100 } else { 1 };
-            let mut news = self.client.next_news(Some(Duration::from_millis(limit)));
-            while let Some(what) = news {
-                self.happened(what, events);
-                // What is there already; then there is room for more.
-                news = self.client.news.pop_front();
-            }
-            return Ok(());
-        }
-        while let Some(what) = self.client.next_news(None) {
+    fn wait(&mut self, events: &mut dyn FnMut(Event<'_>)) {
+        let mut news = self.client.next_news();
+        while let Some(what) = news {
             self.happened(what, events);
+            // What is there already; then there is room for more.
+            news = self.client.news.pop_front();
         }
-        if !self.feed_over && self.transfers.len() < OPEN {
-            match self.feed.recv_timeout(Duration::from_millis(50)) {
-                Ok(feed) => self.fed(feed, events)?,
-                Err(RecvTimeoutError::Timeout) => {}
-                Err(RecvTimeoutError::Disconnected) => self.feed_over = true,
-            }
-        }
-        Ok(())
     }
 
     fn happened(&mut self, news: News, events: &mut dyn FnMut(Event<'_>)) {

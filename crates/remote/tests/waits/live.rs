@@ -2,6 +2,10 @@
 
 use crate::common;
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::time::Duration;
+
 use common::{Host, context, declared, fixed, session};
 use remanence_link::fault::{Faults, Plan};
 use remanence_persist::Config;
@@ -9,7 +13,7 @@ use remanence_persist::plan::{Costs, Request};
 use remanence_persist::recipe::Op;
 use remanence_persist::taxonomy::{Buffers, Domain};
 use remanence_pmem::{PersistenceDomain, Survives};
-use remanence_remote::{CostSource, Error, Options, Session};
+use remanence_remote::{CostSource, Done, Error, Face, Options, Reactor, Session, Work};
 use remanence_verbs::Context;
 
 fn fill(seed: u64, len: usize) -> Vec<u8> {
@@ -300,6 +304,57 @@ fn a_session_and_a_server_may_move_to_another_thread() {
     fn moves<T: Send>() {}
     moves::<Session>();
     moves::<remanence_remote::Server>();
+}
+
+#[test]
+fn a_task_waits_for_what_a_thread_would_and_gives_a_silent_server_up() {
+    let (release, held) = std::sync::mpsc::channel::<()>();
+    let host = Host::with(
+        1 << 20,
+        None,
+        |o| o,
+        |server| {
+            server.on_call(7, |call| Ok(call.request.to_vec()));
+            server.on_call(8, move |_| {
+                held.recv().expect("the test lets it go on");
+                Ok(Vec::new())
+            });
+        },
+    );
+    let looks = Arc::new(AtomicU32::new(0));
+    let looked = Arc::clone(&looks);
+    // Whoever looks finds that the server is of no use from the third time on, but for as long as it answers.
+    let silent = Arc::new(AtomicBool::new(false));
+    let is_silent = Arc::clone(&silent);
+    let options = fixed().give_up(Duration::from_millis(1), move |_| {
+        is_silent.load(Ordering::Relaxed) && looked.fetch_add(1, Ordering::Relaxed) == 2
+    });
+    let reactor = Reactor::new(&context()).expect("a device");
+    let mut session = Session::connect_on(&reactor, host.addr, options).expect("connected");
+    let mut other = Session::connect_on(&reactor, host.addr, fixed()).expect("connected");
+    reactor.block_on(async {
+        let task = Face::Task;
+        let plan = session.plan_as(task, &Request::append(64)).await.expect("a plan");
+        for n in 1..40_u64 {
+            let updates: [(u64, &[u8]); 2] = [(n * 64, &[n as u8; 64]), (0, &n.to_le_bytes())];
+            let token = session.persist_as(task, &plan, &updates).await.expect("it is there");
+            assert_eq!(token.updates(), 2);
+            let mut back = [0; 64];
+            other.read_as(task, n * 64, &mut back).await.expect("it is there");
+            assert_eq!(back, [n as u8; 64]);
+            assert_eq!(other.call_as(task, 7, &[n as u8]).await.expect("answered"), [n as u8]);
+        }
+        let work = [Work::Read { at: 64, len: 600 << 10 }, Work::Call { service: 7, request: b"both" }];
+        let done = other.together_as(task, &work).await.expect("both end");
+        assert!(matches!(&done[..], [Done::Read(bytes), Done::Reply(Ok(reply))]
+            if bytes[..64] == [1; 64] && reply == b"both"));
+        silent.store(true, Ordering::Relaxed);
+        let error = session.call_as(task, 8, &[]).await.expect_err("nobody answers");
+        assert!(matches!(error, Error::GivenUp(_)), "{error}");
+        assert!(matches!(session.call_as(task, 7, &[]).await, Err(Error::Over)));
+    });
+    assert_eq!(looks.load(Ordering::Relaxed), 3);
+    release.send(()).expect("it is held");
 }
 
 #[test]

@@ -6,11 +6,14 @@
 //!
 //! [`Endpoint::poll`] is the base: it takes what has come and does not wait. Two faces lie over it, and both end in the one
 //! wait of `reactor.rs`: a thread waits for one session ([`Endpoint::wait`]), or for any of them, for the first deadline and for
-//! other threads ([`Waiter::wait`]); and a task is woken when its session has something ([`Endpoint::poll_ready`]), while some
-//! thread waits ([`Reactor::in_background`]).
+//! other threads ([`Waiter::wait`]); and a task is woken when its session has something ([`Endpoint::poll_ready`]), or its
+//! [`Timer`] is over, while some thread waits ([`Reactor::in_background`], or the task's own: [`Reactor::block_on`]). What waits for
+//! more than one thing is written once for both: `faces.rs`.
 //!
 //! Read first: `reactor.rs`, whose head says who waits and who is woken.
 
+mod faces;
 mod reactor;
 
-pub use reactor::{Background, Came, Canceller, Endpoint, Reactor, ReactorWaker, Waiter};
+pub use faces::{Face, at_once, elsewhere};
+pub use reactor::{Background, Came, Canceller, Endpoint, Reactor, ReactorWaker, Timer, Waiter};

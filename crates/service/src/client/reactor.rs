@@ -15,9 +15,10 @@
 
 use std::collections::HashMap;
 use std::io;
+use std::pin::pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
-use std::task::{Context as Task, Poll};
+use std::task::{Context as Task, Poll, Wake};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -71,18 +72,19 @@ struct State {
     news: u64,
     /// Counts the wakes of waiters.
     wakes: u64,
-    /// Of the sessions, by their places.
+    /// Of the sessions and the timers, by their places.
     deadlines: Deadlines<usize, Instant>,
-    /// Sessions so far: a place may have been another one's.
+    /// Sessions and timers so far: a place may have been another one's.
     births: u64,
     /// Nothing comes out of the queue any more. Whoever looks is told why.
     is_broken: bool,
 }
 
-/// A session, as the reactor knows it.
+/// A session or a timer, as the reactor knows it.
 #[derive(Debug)]
 struct Slot {
-    qpn: Qpn,
+    /// A timer has none.
+    qpn: Option<Qpn>,
     born: u64,
     inbox: Vec<Wc>,
     is_due: bool,
@@ -103,8 +105,17 @@ pub enum Came {
 
 /// What a wait is for.
 enum Wants<'a> {
-    Session { at: usize, qpn: Qpn, out: &'a mut Vec<Wc> },
-    Any { seen: &'a mut Seen, batch: &'a mut Vec<Wc> },
+    Session {
+        at: usize,
+        qpn: Qpn,
+        out: &'a mut Vec<Wc>,
+    },
+    /// `goes_on`: also when nothing comes out of the queue any more.
+    Any {
+        seen: &'a mut Seen,
+        batch: &'a mut Vec<Wc>,
+        goes_on: bool,
+    },
 }
 
 /// What a waiter was told of.
@@ -115,6 +126,22 @@ struct Seen {
 }
 
 impl State {
+    /// A place for one that begins; and who it is, as the place may have been another one's.
+    fn enter(&mut self, qpn: Option<Qpn>) -> (usize, u64) {
+        self.births += 1;
+        let born = self.births;
+        let at = self.slots.iter().position(Option::is_none).unwrap_or_else(|| {
+            self.slots.push(None);
+            self.slots.len() - 1
+        });
+        if let Some(qpn) = qpn {
+            self.by_qpn.insert(qpn, at);
+        }
+        self.slots[at] =
+            Some(Slot { qpn, born, inbox: Vec::new(), is_due: false, is_cancelled: false, task: None });
+        (at, born)
+    }
+
     fn slot(&mut self, at: usize) -> &mut Slot {
         self.slots[at].as_mut().expect("a session has its place as long as its endpoint")
     }
@@ -238,7 +265,8 @@ impl Inner {
                 }
                 limit = Some(until - now);
             }
-            if state.is_led {
+            let needs_no_queue = state.is_broken && matches!(wants, Wants::Any { goes_on: true, .. });
+            if state.is_led || needs_no_queue {
                 state.followers += 1;
                 state = match limit {
                     None => self.changed.wait(state).unwrap_or_else(PoisonError::into_inner),
@@ -350,24 +378,36 @@ impl Reactor {
             state.capacity = capacity.max(needed);
         }
         let qp = pd.create_qp(&QpOptions { caps, ..QpOptions::rc(&inner.cq) })?;
-        (state.needed, state.births) = (needed, state.births + 1);
-        let slot = Slot {
-            qpn: qp.qpn(),
-            born: state.births,
-            inbox: Vec::new(),
-            is_due: false,
-            is_cancelled: false,
-            task: None,
-        };
-        let born = slot.born;
-        let at = state.slots.iter().position(Option::is_none).unwrap_or_else(|| {
-            state.slots.push(None);
-            state.slots.len() - 1
-        });
-        state.by_qpn.insert(slot.qpn, at);
-        state.slots[at] = Some(slot);
+        state.needed = needed;
+        let (at, born) = state.enter(Some(qp.qpn()));
         drop(state);
-        Ok(Endpoint { reactor: self.clone(), qp: Some(qp), at, born, share })
+        let place = Place { reactor: self.clone(), at, born };
+        Ok(Endpoint { qp: Some(qp), place, share })
+    }
+
+    /// A deadline that is no session's, for a task.
+    #[must_use]
+    pub fn timer(&self) -> Timer {
+        let (at, born) = self.inner.lock().enter(None);
+        Timer { place: Place { reactor: self.clone(), at, born }, due: None }
+    }
+
+    /// Carries out in this thread what a task would: polls it when it is woken, and waits for the sessions meanwhile. Whatever it
+    /// waits for on this reactor goes on, and what other threads wake it for, also when nothing comes out of the queue any more,
+    /// which the sessions say then.
+    pub fn block_on<T>(&self, task: impl Future<Output = T>) -> T {
+        let mut waiter = self.waiter();
+        let woken = Arc::new(Woken { is: AtomicBool::new(true), waker: self.waker() });
+        let waker = std::task::Waker::from(Arc::clone(&woken));
+        let (mut task, mut goes_on) = (pin!(task), false);
+        loop {
+            while woken.is.swap(false, Ordering::AcqRel) {
+                if let Poll::Ready(output) = task.as_mut().poll(&mut Task::from_waker(&waker)) {
+                    return output;
+                }
+            }
+            goes_on |= waiter.wait_on(None, goes_on).is_err();
+        }
     }
 
     /// For a thread that waits for any of the sessions.
@@ -394,8 +434,11 @@ impl Reactor {
         let stop = Arc::new(AtomicBool::new(false));
         let (mut waiter, asked, waker) = (self.waiter(), Arc::clone(&stop), self.waker());
         let thread = std::thread::Builder::new().name("remanence-reactor".into()).spawn(move || {
-            // A queue that is broken wakes every task, and says so to every session that looks.
-            while !asked.load(Ordering::Acquire) && waiter.wait(None).is_ok() {}
+            // A queue that is broken wakes every task, and says so to every session that looks. Timers go on.
+            let mut goes_on = false;
+            while !asked.load(Ordering::Acquire) {
+                goes_on |= waiter.wait_on(None, goes_on).is_err();
+            }
         })?;
         Ok(Background { stop, waker, thread: Some(thread) })
     }
@@ -446,6 +489,25 @@ impl Inner {
     }
 }
 
+/// Wakes the task of [`Reactor::block_on`].
+struct Woken {
+    is: AtomicBool,
+    waker: ReactorWaker,
+}
+
+impl Wake for Woken {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        // Who was woken and did not look yet is not told twice.
+        if !self.is.swap(true, Ordering::AcqRel) {
+            self.waker.wake();
+        }
+    }
+}
+
 /// Waits for any session of a reactor. It remembers what it has told its thread of, so each thread has its own.
 #[derive(Debug)]
 pub struct Waiter {
@@ -468,8 +530,93 @@ impl Waiter {
     /// # Errors
     /// The queue overflowed, or its device is gone.
     pub fn wait(&mut self, end: Option<Instant>) -> Result<Came, CqError> {
+        self.wait_on(end, false)
+    }
+
+    fn wait_on(&mut self, end: Option<Instant>, goes_on: bool) -> Result<Came, CqError> {
         let Self { reactor, seen, batch } = self;
-        reactor.inner.wait(Wants::Any { seen, batch }, end)
+        reactor.inner.wait(Wants::Any { seen, batch, goes_on }, end)
+    }
+}
+
+/// Where the reactor knows a session or a timer. Dropped, it gives that up.
+#[derive(Debug)]
+struct Place {
+    reactor: Reactor,
+    at: usize,
+    born: u64,
+}
+
+impl Place {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.reactor.inner.lock()
+    }
+
+    fn set_deadline(&self, at: Option<Instant>) {
+        let mut state = self.lock();
+        state.slot(self.at).is_due = false;
+        if state.deadlines.set(self.at, at) {
+            // Who sleeps until a later one looks again.
+            state.news += 1;
+            self.reactor.inner.stir(state);
+        }
+    }
+
+    fn take_due(&self) -> bool {
+        std::mem::take(&mut self.lock().slot(self.at).is_due)
+    }
+}
+
+impl Slot {
+    /// The task is woken by what comes next.
+    fn waits(&mut self, task: &Task<'_>) -> Poll<()> {
+        if self.task.as_ref().is_none_or(|known| !known.will_wake(task.waker())) {
+            self.task = Some(task.waker().clone());
+        }
+        Poll::Pending
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let mut state = self.lock();
+        state.deadlines.set(self.at, None);
+        if let Some(slot) = state.slots[self.at].take()
+            && let Some(qpn) = slot.qpn
+            // A number that another session has by now is that one's.
+            && state.by_qpn.get(&qpn) == Some(&self.at)
+        {
+            state.by_qpn.remove(&qpn);
+        }
+    }
+}
+
+/// A deadline for a task, on a reactor: see [`Reactor::timer`].
+#[derive(Debug)]
+pub struct Timer {
+    place: Place,
+    due: Option<Instant>,
+}
+
+impl Timer {
+    /// When it is over; `None`: never. To say the same again costs nothing.
+    pub fn set(&mut self, at: Option<Instant>) {
+        if self.due != at {
+            self.due = at;
+            self.place.set_deadline(at);
+        }
+    }
+
+    /// Ready once when its time is over, as far as a thread that waits has seen; it has to be set again then. Until then the task
+    /// is woken by that thread.
+    pub fn poll_over(&mut self, task: &Task<'_>) -> Poll<()> {
+        let mut state = self.place.lock();
+        let slot = state.slot(self.place.at);
+        if std::mem::take(&mut slot.is_due) {
+            self.due = None;
+            return Poll::Ready(());
+        }
+        slot.waits(task)
     }
 }
 
@@ -477,11 +624,9 @@ impl Waiter {
 /// clone of the QP any more.
 #[derive(Debug)]
 pub struct Endpoint {
-    reactor: Reactor,
     /// `None` when it goes.
     qp: Option<Qp>,
-    at: usize,
-    born: u64,
+    place: Place,
     share: u32,
 }
 
@@ -489,7 +634,7 @@ impl Endpoint {
     /// The reactor that the session is on.
     #[must_use]
     pub fn reactor(&self) -> &Reactor {
-        &self.reactor
+        &self.place.reactor
     }
 
     /// The QP, which the session connects and posts to.
@@ -498,15 +643,21 @@ impl Endpoint {
         self.qp.as_ref().expect("it is there until the endpoint goes")
     }
 
+    /// Moves the completions that lie in the session's inbox to `out`, and says how many: for whoever was told of them by a
+    /// [`Waiter`], or as a task.
+    pub fn take(&self, out: &mut Vec<Wc>) -> usize {
+        self.place.lock().take(self.place.at, out)
+    }
+
     /// Moves the completions that have come to `out`, and says how many. If there are none, and nobody waits for them, this thread
     /// serves the device once and looks again.
     ///
     /// # Errors
     /// The queue overflowed, or its device is gone.
     pub fn poll(&self, out: &mut Vec<Wc>) -> Result<usize, CqError> {
-        let inner = &*self.reactor.inner;
+        let inner = &*self.reactor().inner;
         let mut state = inner.lock();
-        let n = state.take(self.at, out);
+        let n = state.take(self.place.at, out);
         if n > 0 || state.is_led {
             return Ok(n);
         }
@@ -536,47 +687,35 @@ impl Endpoint {
     pub fn wait(&self, out: &mut Vec<Wc>, limit: Option<Duration>) -> Result<usize, CqError> {
         let from = out.len();
         let end = limit.and_then(|limit| Instant::now().checked_add(limit));
-        let wants = Wants::Session { at: self.at, qpn: self.qp().qpn(), out };
-        self.reactor.inner.wait(wants, end)?;
+        let wants = Wants::Session { at: self.place.at, qpn: self.qp().qpn(), out };
+        self.reactor().inner.wait(wants, end)?;
         Ok(out.len() - from)
     }
 
     /// By when something is to have come for this session, for whoever waits for any of them.
     pub fn set_deadline(&self, at: Option<Instant>) {
-        let inner = &*self.reactor.inner;
-        let mut state = inner.lock();
-        state.slot(self.at).is_due = false;
-        if state.deadlines.set(self.at, at) {
-            // Who sleeps until a later one looks again.
-            state.news += 1;
-            inner.stir(state);
-        }
+        self.place.set_deadline(at);
     }
 
     /// Whether its deadline has passed, as far as a thread that waits has seen. It is so once.
     pub fn take_due(&self) -> bool {
-        std::mem::take(&mut self.reactor.inner.lock().slot(self.at).is_due)
+        self.place.take_due()
     }
 
     /// For a task: ready when there is something to [poll](Self::poll) for, be it that the queue is broken, or the deadline has
     /// passed. Until then the task is woken by whichever thread waits; if there is none, [`Reactor::in_background`] is one.
     pub fn poll_ready(&self, task: &Task<'_>) -> Poll<()> {
-        let mut state = self.reactor.inner.lock();
+        let mut state = self.place.lock();
         let is_broken = state.is_broken;
-        let slot = state.slot(self.at);
-        if is_broken || !slot.inbox.is_empty() || slot.is_due {
-            return Poll::Ready(());
-        }
-        if slot.task.as_ref().is_none_or(|known| !known.will_wake(task.waker())) {
-            slot.task = Some(task.waker().clone());
-        }
-        Poll::Pending
+        let slot = state.slot(self.place.at);
+        if is_broken || !slot.inbox.is_empty() || slot.is_due { Poll::Ready(()) } else { slot.waits(task) }
     }
 
     /// What ends the present or the next [`wait`](Self::wait) of this session with nothing, from any thread.
     #[must_use]
     pub fn canceller(&self) -> Canceller {
-        Canceller { inner: Arc::downgrade(&self.reactor.inner), at: self.at, born: self.born }
+        let Place { reactor, at, born } = &self.place;
+        Canceller { inner: Arc::downgrade(&reactor.inner), at: *at, born: *born }
     }
 }
 
@@ -584,16 +723,7 @@ impl Drop for Endpoint {
     fn drop(&mut self) {
         // What the QP has in the queue goes with it.
         drop(self.qp.take());
-        let inner = &self.reactor.inner;
-        let mut state = inner.lock();
-        state.deadlines.set(self.at, None);
-        if let Some(slot) = state.slots[self.at].take() {
-            // A number that another session has by now is that one's.
-            if state.by_qpn.get(&slot.qpn) == Some(&self.at) {
-                state.by_qpn.remove(&slot.qpn);
-            }
-        }
-        state.needed -= self.share;
+        self.place.lock().needed -= self.share;
     }
 }
 
@@ -621,7 +751,6 @@ impl Canceller {
 mod tests {
     use std::net::Ipv4Addr;
     use std::sync::atomic::AtomicU32;
-    use std::task::Wake;
 
     use remanence_verbs::Options;
 
@@ -661,5 +790,12 @@ mod tests {
             assert_eq!(ready(endpoint, woken), Poll::Ready(()));
             assert_eq!(endpoint.poll(&mut Vec::new()), Err(CqError::NoSuchCq));
         }
+        // Who carries a task out goes on: times end, and other threads wake it.
+        reactor.block_on(async {
+            let mut timer = reactor.timer();
+            timer.set(Some(Instant::now() + Duration::from_millis(1)));
+            std::future::poll_fn(|task| timer.poll_over(task)).await;
+            super::super::elsewhere(|| ()).await;
+        });
     }
 }

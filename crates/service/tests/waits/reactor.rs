@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use remanence_pmem::Region;
 use remanence_rnic::{Access, Data, QpCaps, SendFlags, SendOp, SendWr, Wc, WcStatus};
-use remanence_service::client::{Came, Endpoint, Reactor};
+use remanence_service::client::{Came, Endpoint, Reactor, elsewhere};
 use remanence_verbs::{ConnectAttr, Context, Cq, Mr, Options, Pd, Qp, QpOptions};
 
 const CAPS: QpCaps =
@@ -370,4 +370,47 @@ fn tasks_are_woken_by_the_thread_in_the_background() {
     });
     drop(background);
     assert_eq!(taken.load(Ordering::Relaxed), 600);
+}
+
+#[test]
+fn one_thread_carries_a_task_out_whatever_it_waits_for() {
+    let (client, peer) = (Client::new(), Peer::new());
+    let session = client.session(&peer, CAPS);
+    let reactor = client.reactor.clone();
+    let done = reactor.block_on(async {
+        // A completion.
+        client.write(&session, 1, SendOp::Write(peer.mr.remote(0)));
+        poll_fn(|task| session.endpoint.poll_ready(task)).await;
+        let mut wcs = Vec::new();
+        assert_eq!((session.endpoint.take(&mut wcs), wcs[0].wr_id), (1, 1));
+        // A time, of which the session hears nothing.
+        let mut timer = reactor.timer();
+        let begin = Instant::now();
+        timer.set(Some(begin + Duration::from_millis(3)));
+        poll_fn(|task| timer.poll_over(task)).await;
+        assert!(begin.elapsed() >= Duration::from_millis(3));
+        assert!(poll_fn(|task| Poll::Ready(timer.poll_over(task).is_pending())).await, "it is over once");
+        // Another thread, which ends long after the task waits, or before.
+        let mut sum = 0;
+        for n in 0..50_u64 {
+            sum += elsewhere(move || {
+                thread::sleep(Duration::from_micros(n % 3 * 100));
+                n
+            })
+            .await;
+        }
+        // A timer is no session.
+        assert_eq!(reactor.sessions(), 1);
+        sum
+    });
+    assert_eq!(done, 49 * 50 / 2);
+}
+
+#[test]
+fn what_panics_elsewhere_panics_in_its_task() {
+    let reactor = Client::new().reactor;
+    let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+        reactor.block_on(elsewhere(|| panic!("as it should")));
+    }));
+    assert_eq!(outcome.unwrap_err().downcast_ref(), Some(&"as it should"));
 }
