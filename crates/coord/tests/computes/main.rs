@@ -7,3 +7,4 @@ mod damage;
 mod driver;
 mod failover;
 mod machine;
+mod replicated;
