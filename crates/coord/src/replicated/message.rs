@@ -81,7 +81,7 @@ impl fmt::Display for Refusal {
 }
 
 impl Request {
-    /// Its bytes.
+    /// The bytes of the request.
     #[must_use]
     pub fn emit(&self) -> Vec<u8> {
         let mut out = Writer::new(usize::MAX);
@@ -115,7 +115,7 @@ impl Request {
 }
 
 impl Reply {
-    /// Its bytes. A sentence that is too long is cut.
+    /// The bytes of the answer. A sentence that is too long is cut.
     #[must_use]
     pub fn emit(&self) -> Vec<u8> {
         let mut out = Writer::new(usize::MAX);

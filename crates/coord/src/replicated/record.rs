@@ -25,7 +25,7 @@ pub enum Record<'a> {
         /// How many sessions there may be.
         keep: u32,
     },
-    /// A command.
+    /// A command of a session.
     Command {
         /// Of which session.
         session: u64,
@@ -40,13 +40,13 @@ pub enum Record<'a> {
         part: u32,
         /// Of how many.
         parts: u32,
-        /// Its bytes.
+        /// What it carries of the snapshot.
         bytes: &'a [u8],
     },
 }
 
 impl<'a> Record<'a> {
-    /// Its bytes.
+    /// The bytes of the record.
     #[must_use]
     pub fn emit(&self) -> Vec<u8> {
         let mut out = Writer::new(usize::MAX);

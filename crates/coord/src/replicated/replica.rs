@@ -186,7 +186,7 @@ impl<S: StateMachine> Replica<S> {
 
     /// What was to be read has come; `None`: the server is lost.
     pub fn came(&mut self, number: u64, bytes: Option<Vec<u8>>) {
-        if !self.reading.is_some_and(|(of, _)| of == number) {
+        if self.reading.is_none_or(|(of, _)| of != number) {
             return;
         }
         self.reading = None;
