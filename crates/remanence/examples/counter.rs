@@ -76,6 +76,7 @@ pub(crate) fn main() -> Result<(), Box<dyn Error>> {
             println!("client: after 100 commands the counter is {}", count(&mut client, 100)?);
             // The host goes; another one takes the log over, and has all that was answered.
             stop_first.ask();
+            first.join().expect("the host's thread")?;
             let second = scope.spawn(move || second.run(stop_second));
             println!("client: after 100 more at another host it is {}", count(&mut client, 100)?);
             // A log server goes, which nobody waits for.
@@ -87,7 +88,6 @@ pub(crate) fn main() -> Result<(), Box<dyn Error>> {
             if value == 300 { Ok(()) } else { Err(format!("300 were added, and it is {value}").into()) }
         })();
         stops.iter().for_each(Stop::ask);
-        first.join().expect("the host's thread")?;
         for server in serving {
             server.join().expect("a server's thread")?;
         }
