@@ -39,6 +39,12 @@ const NIGHT: &[(&str, &str)] = &[("REMANENCE_EFFORT", "night")];
 
 const RUNS: &[Run] = &[
     run_of("log-sim", "simulated clusters of the remote log", NIGHT, test!("sim", "--test", "log")),
+    run_of(
+        "replicated",
+        "simulated clusters of a replicated service",
+        NIGHT,
+        test!("sim", "--test", "replicated"),
+    ),
     run_of("kv-cluster", "simulated clusters of the replicated store", NIGHT, test!("sim", "--test", "kv")),
     run_of(
         "log-crash",

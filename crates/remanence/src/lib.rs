@@ -1,6 +1,6 @@
 //! Durable remote memory, entirely in userspace: what a program that uses Remanence needs, in one place.
 //!
-//! There is a software RNIC that speaks RoCEv2 on any Linux machine, without RDMA hardware and without privileges; on it, four
+//! There is a software RNIC that speaks RoCEv2 on any Linux machine, without RDMA hardware and without privileges; on it, five
 //! services that say *durable* only when data is in the server's persistence domain. Each is a module here:
 //!
 //! | module | what it is | when a call returns |
@@ -10,6 +10,7 @@
 //! | [`pool`] | blobs: streams under names, on one server or several | durable on as many servers as were asked for, which is a majority at least |
 //! | [`kv`] | a key-value store that clients read without the server's CPU; on one server or several members | durable, in a store of mode durable, which is what is made if nothing is said |
 //! | [`log`] | an append-only log, on one server or several | durable on as many servers as the log was made with |
+//! | [`replicated`] | a service of your own: any state machine, on the servers of a log | carried out once, and durable on as many servers |
 //!
 //! [`pmem`] has the memory that is served, and [`persist`] what plans and tokens say.
 //!
@@ -40,6 +41,7 @@
 //! cargo run -p remanence --example pool       # a blob put and got
 //! cargo run -p remanence --example kv         # put, get, scan
 //! cargo run -p remanence --example log        # append and read
+//! cargo run -p remanence --example counter    # a service of fifty lines, and what becomes of it when its host is gone
 //! ```
 //!
 //! Clients need no address of their own: `connect_to` takes the local address from which the server is reached. Who has many
@@ -86,12 +88,18 @@
 #[doc = include_str!("../../../README.md")]
 struct Readme;
 
+/// And so are those of the page about services.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/services.md")]
+struct Services;
+
 pub mod kv;
 pub mod log;
 pub mod persist;
 pub mod pmem;
 pub mod pool;
 pub mod remote;
+pub mod replicated;
 pub mod verbs;
 
 pub use remanence_auth::{BadToken, Role, Token};

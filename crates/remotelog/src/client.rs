@@ -25,10 +25,10 @@ const LOOKS: usize = 16;
 /// How a log is connected to.
 #[derive(Clone, Debug)]
 pub struct ConnectOptions {
-    remote: remanence_remote::Options,
-    patience: Duration,
+    pub(crate) remote: remanence_remote::Options,
+    pub(crate) patience: Duration,
     acks: Option<u16>,
-    method: Method,
+    pub(crate) method: Method,
 }
 
 impl Default for ConnectOptions {
@@ -76,7 +76,7 @@ impl ConnectOptions {
 /// [`append`](Self::append) returns when the record is durable; who has many of them begins them by
 /// [`begin_append`](Self::begin_append), and waits once.
 #[derive(Debug)]
-pub struct Log(Group<SessionConnection>);
+pub struct Log(pub(crate) Group<SessionConnection>);
 
 impl Log {
     /// Opens the log on these servers for writing, by a device of its own; makes it if all of them are new. Earlier writers are shut

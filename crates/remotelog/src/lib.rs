@@ -6,7 +6,7 @@
 //!
 //! What decides is pure and lies in [`remanence_coord::log`], whose head says in which order to read it; its modules are here by
 //! the same names. This is the same on real memory and real connections: [`LogServer`] exports a log, [`Log`] is one that is open
-//! for writing, [`LogReader`] reads one.
+//! for writing, [`LogReader`] reads one. [`replicated`] makes a service of a state machine over it.
 //!
 //! ```
 //! use std::sync::atomic::{AtomicBool, Ordering};
@@ -47,6 +47,7 @@
 mod client;
 mod connection;
 mod medium;
+pub mod replicated;
 mod server;
 
 pub use client::{ConnectOptions, Log, LogReader, ReadError, Record};

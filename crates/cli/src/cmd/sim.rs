@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use remanence_remotelog::Mode;
-use remanence_sim::cluster::{kv, log};
+use remanence_sim::cluster::{kv, log, replicated};
 use remanence_sim::{Params, run as simulate};
 
 use crate::fail::Fail;
@@ -16,7 +16,8 @@ Examples:
   rem sim --seed 42                     that run, always the same
   rem sim --seed 0 --count 5000         those runs; the first that fails is told and ends it
   rem sim --cluster log --seeds 0..500  a log on several servers, its writers, and what happens to them
-  rem sim --cluster kv --seeds 0..500   a store on several members, its clients, and what happens to them")]
+  rem sim --cluster kv --seeds 0..500   a store on several members, its clients, and what happens to them
+  rem sim --cluster replicated --seeds 0..500  a replicated service: a log's servers, hosts and clients")]
 pub(crate) struct Args {
     /// The seed, which decides everything
     #[arg(long, required_unless_present = "seeds")]
@@ -33,7 +34,7 @@ pub(crate) struct Args {
     /// Work requests of each run of engines
     #[arg(long, value_name = "N")]
     ops: Option<u32>,
-    /// Of the faults of a log's or a store's seed only these, by number; none: not any
+    /// Of the faults of a cluster's seed only these, by number; none: not any
     #[arg(long, value_name = "N,N,...", value_parser = parse_faults)]
     faults: Option<Faults>,
     /// How often each writer of a log opens it
@@ -42,7 +43,7 @@ pub(crate) struct Args {
     /// Records that a writer of a log appends each time, at most
     #[arg(long, value_name = "N")]
     records: Option<u32>,
-    /// Servers of a log or members of a store, in place of as many as its seed draws; --acks goes with it
+    /// Servers of a log (also that of a service) or members of a store, in place of as many as its seed draws; --acks goes with it
     #[arg(long, value_name = "N", requires = "acks", value_parser = clap::value_parser!(u16).range(1..=16))]
     servers: Option<u16>,
     /// How many of them must have a record before it is acknowledged
@@ -51,7 +52,7 @@ pub(crate) struct Args {
     /// How the ends of a log's records are found: singleton or compound
     #[arg(long, value_name = "MODE", value_parser = parse_mode)]
     mode: Option<Mode>,
-    /// Operations of each client of a store, at most
+    /// Operations of each client of a store or a service, at most
     #[arg(long, value_name = "N")]
     operations: Option<u32>,
     /// Print one JSON object for each run
@@ -67,6 +68,8 @@ enum Cluster {
     Log,
     /// A key-value store on several members
     Kv,
+    /// A replicated service, on the servers of a log
+    Replicated,
 }
 
 /// Numbers of faults.
@@ -96,15 +99,15 @@ fn parse_seeds(text: &str) -> Result<(u64, u64), String> {
 
 /// Refuses options of other clusters than the one that is run.
 fn check(args: &Args) -> Result<(), Fail> {
-    use Cluster::{Engines, Kv, Log};
+    use Cluster::{Engines, Kv, Log, Replicated};
     let given = [
         ("--ops", args.ops.is_some(), &[Engines][..], "--cluster engines"),
-        ("--faults", args.faults.is_some(), &[Log, Kv], "--cluster log and --cluster kv"),
+        ("--faults", args.faults.is_some(), &[Log, Kv, Replicated], "--cluster log, kv and replicated"),
         ("--sessions", args.sessions.is_some(), &[Log], "--cluster log"),
         ("--records", args.records.is_some(), &[Log], "--cluster log"),
-        ("--servers", args.servers.is_some(), &[Log, Kv], "--cluster log and --cluster kv"),
+        ("--servers", args.servers.is_some(), &[Log, Kv, Replicated], "--cluster log, kv and replicated"),
         ("--mode", args.mode.is_some(), &[Log], "--cluster log"),
-        ("--operations", args.operations.is_some(), &[Kv], "--cluster kv"),
+        ("--operations", args.operations.is_some(), &[Kv, Replicated], "--cluster kv and replicated"),
     ];
     let strange = given.into_iter().find(|(_, given, of, _)| *given && !of.contains(&args.cluster));
     strange.map_or(Ok(()), |(option, _, _, with)| Err(Fail::new(format!("{option} goes with {with}"))))
@@ -130,7 +133,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Fail> {
                 }
             })
         }
-        Cluster::Log | Cluster::Kv if args.acks > args.servers => {
+        Cluster::Log | Cluster::Kv | Cluster::Replicated if args.acks > args.servers => {
             Err(Fail::new("no more servers can acknowledge than there are; --acks is at most --servers"))
         }
         Cluster::Log => each(args, |seed| {
@@ -153,6 +156,19 @@ pub(crate) fn run(args: &Args) -> Result<(), Fail> {
             faults.into_iter().for_each(|numbers| plan.keep(numbers));
             plan.operations = args.operations.unwrap_or(plan.operations);
             let outcome = kv::run_shrunk(seed, &plan, &params);
+            Run {
+                passed: outcome.passed(),
+                json: outcome.to_json(),
+                text: outcome.to_string(),
+                replay: outcome.replay(),
+            }
+        }),
+        Cluster::Replicated => each(args, |seed| {
+            let params = replicated::Params { quorum, ..replicated::Params::default() };
+            let mut plan = replicated::Plan::draw(seed, &params);
+            faults.into_iter().for_each(|numbers| plan.keep(numbers));
+            plan.operations = args.operations.unwrap_or(plan.operations);
+            let outcome = replicated::run_shrunk(seed, &plan, &params);
             Run {
                 passed: outcome.passed(),
                 json: outcome.to_json(),

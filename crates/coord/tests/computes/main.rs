@@ -6,3 +6,4 @@ mod crash;
 mod damage;
 mod driver;
 mod machine;
+mod replicated;

@@ -1,5 +1,7 @@
 //! The examples do what they say. Each is run as it stands; what it finds otherwise is an error.
 
+#[path = "../../examples/counter.rs"]
+mod counter;
 #[path = "../../examples/kv.rs"]
 mod kv;
 #[path = "../../examples/log.rs"]
@@ -34,4 +36,9 @@ fn a_store_is_written_read_and_scanned() {
 #[test]
 fn a_log_is_appended_to_and_read() {
     log::main().expect("two servers are enough");
+}
+
+#[test]
+fn a_counter_goes_on_when_its_host_is_gone() {
+    counter::main().expect("nothing is lost, and nothing is counted twice");
 }

@@ -15,6 +15,7 @@
 //! | `task.rs` | code of a process that waits |
 //! | [`kv`] | the replicated key-value store as a service: its members, its clients, and what must be true |
 //! | [`log`] | the replicated log as a service: its servers, its writers, and what must be true |
+//! | [`replicated`] | a replicated service over that log: its hosts, its clients, and what must be true |
 //!
 //! A service that comes next needs what `log/` has: a process for each kind of node, what an oracle is told of them, a plan, and a
 //! check at the end.
@@ -25,6 +26,7 @@ mod fault;
 pub mod kv;
 pub mod log;
 mod queue;
+pub mod replicated;
 mod run;
 mod shrink;
 mod task;

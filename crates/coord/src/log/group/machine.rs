@@ -339,6 +339,12 @@ impl Machine {
         self.servers[server].takes_part()
     }
 
+    /// What a server said last of its log, whether it takes part or not.
+    #[must_use]
+    pub fn status(&self, server: usize) -> Option<&Status> {
+        self.servers[server].status.as_ref()
+    }
+
     /// Whether the log of some server that takes part is more than half full. A log that is copied to another server lies at
     /// other places there, and what stays free at the ends of segments differs: whoever keeps half of it free can always have
     /// it copied.

@@ -36,6 +36,7 @@ mod belong;
 mod copy;
 pub mod driver;
 pub mod machine;
+pub mod replay;
 mod server;
 
 use std::time::Duration;
@@ -44,6 +45,7 @@ use thiserror::Error;
 
 pub use driver::{ConnectionLost, Group, ReplicaConnection};
 pub use machine::{Action, Event, Machine, NotTaken};
+pub use replay::{Replay, Replayed};
 
 use crate::log::error::{AppendError, Refused};
 use crate::log::format::Epoch;

@@ -15,7 +15,7 @@
 
 mod oracle;
 mod plan;
-mod server;
+pub(super) mod server;
 mod tracker;
 mod writer;
 
@@ -77,20 +77,9 @@ impl Process for Member {
         }
     }
 
-    /// So many disks may be lost at a time as a record that is acknowledged lies on others beside one. A server counts among them
-    /// until it has a say again, and so does one that never had one, but for a group of which nobody has one yet.
     fn new_disks(core: &mut Core<Oracle>, _: &[Option<Self>], node: usize) -> Option<Vec<Disk>> {
-        let servers = usize::from(core.oracle.plan.servers);
-        if node >= servers {
-            return None;
-        }
-        let without = |n: &usize| !server::has_say(&core.nodes[*n].disks[0]);
-        let lost: Vec<usize> = (0..servers).filter(without).collect();
-        let others = lost.iter().filter(|lost| **lost != node).count();
-        if lost.len() < servers && others + 1 >= usize::from(core.oracle.plan.acks) {
-            return None;
-        }
-        Some(vec![server::make(core, node)])
+        let quorum = (core.oracle.plan.servers, core.oracle.plan.acks);
+        server::new_disks(core, node, quorum)
     }
 
     fn look(core: &mut Core<Oracle>, processes: &mut [Option<Self>]) -> bool {

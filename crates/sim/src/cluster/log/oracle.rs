@@ -2,9 +2,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use remanence_coord::log::Epoch;
+use remanence_coord::log::{Epoch, Make};
+use remanence_pmem::PersistenceDomain;
 
 use super::plan::Plan;
+use super::server::{Serves, new_log};
 use crate::report::counters;
 
 counters! {
@@ -139,6 +141,22 @@ impl Oracle {
             )),
             _ => Ok(()),
         }
+    }
+}
+
+impl Serves for Oracle {
+    fn make(&mut self, node: usize) -> (Make, PersistenceDomain) {
+        self.made += 1;
+        let plan = &self.plan;
+        (new_log(self.made, self.seed, plan.mode, plan.segment, plan.segments[node]), plan.domain)
+    }
+
+    fn is_fencing(&self) -> bool {
+        self.plan.fencing
+    }
+
+    fn has_shut_out(&mut self) {
+        self.work.shut_out += 1;
     }
 }
 

@@ -1,4 +1,4 @@
-//! A server of the log: its store on the node's disk, and whom it listens to.
+//! A server of the log: its store on the node's disk, and whom it listens to. It is the same in every cluster of which a log is a part.
 
 use std::collections::BTreeMap;
 
@@ -7,55 +7,89 @@ use remanence_coord::log::format::superblock::Uuid;
 use remanence_coord::log::proto::{Request, emit_reply};
 use remanence_coord::log::serve::{Holder, Sessions};
 use remanence_coord::log::walk::Local;
-use remanence_coord::log::{Geometry, Make, Reader, Store};
+use remanence_coord::log::{Geometry, Make, Mode, Reader, Store};
+use remanence_pmem::PersistenceDomain;
 
 use super::oracle::Oracle;
 use crate::cluster::Input;
 use crate::cluster::core::{Core, Host, blank_disk};
 use crate::cluster::disk::Disk;
 
-pub(super) struct Server {
+/// What the oracle of a cluster has that is served logs.
+pub(in crate::cluster) trait Serves {
+    /// The log of a new disk of a server, and where what is flushed is safe. No two are the same.
+    fn make(&mut self, node: usize) -> (Make, PersistenceDomain);
+
+    /// Whether servers shut older writers out.
+    fn is_fencing(&self) -> bool;
+
+    /// A server has cut a connection off, as another writer came.
+    fn has_shut_out(&mut self);
+}
+
+/// The log with this number among those of a run, of so many segments.
+pub(in crate::cluster) fn new_log(made: u64, seed: u64, mode: Mode, segment: u64, segments: u64) -> Make {
+    let geometry = Geometry::new(DATA_AT + segments * segment, segment).expect("a fair geometry");
+    let mut name = [0; 16];
+    name[..8].copy_from_slice(&made.to_le_bytes());
+    Make { mode, geometry, uuid: Uuid(name), salt: made ^ seed << 8 }
+}
+
+pub(in crate::cluster) struct Server {
     store: Store<Disk>,
     holder: Holder,
 }
 
 /// The connections of a server as sessions.
-struct Connections<'a, 'b>(&'a mut Host<'b, Oracle>);
+struct Connections<'a, 'b, O>(&'a mut Host<'b, O>);
 
-impl Sessions for Connections<'_, '_> {
+impl<O: Serves> Sessions for Connections<'_, '_, O> {
     fn is_live(&self, session: u64) -> bool {
-        self.0.known().plan.fencing && self.0.is_live(session as usize)
+        self.0.known().is_fencing() && self.0.is_live(session as usize)
     }
 
     fn cut(&mut self, session: u64) {
         self.0.tell(format_args!("cuts connection {session}"));
         self.0.cut(session as usize);
-        self.0.core().oracle.work.shut_out += 1;
+        self.0.oracle().has_shut_out();
     }
 }
 
 /// A disk with an empty log.
-pub(super) fn make(core: &mut Core<Oracle>, node: usize) -> Disk {
-    core.oracle.made += 1;
-    let (plan, made) = (&core.oracle.plan, core.oracle.made);
-    let geometry =
-        Geometry::new(DATA_AT + plan.segments[node] * plan.segment, plan.segment).expect("a fair geometry");
-    let mut name = [0; 16];
-    name[..8].copy_from_slice(&made.to_le_bytes());
-    let make = Make { mode: plan.mode, geometry, uuid: Uuid(name), salt: made ^ core.oracle.seed << 8 };
-    let disk = blank_disk(geometry.size, plan.domain);
+pub(in crate::cluster) fn make<O: Serves>(core: &mut Core<O>, node: usize) -> Disk {
+    let (make, domain) = core.oracle.make(node);
+    let disk = blank_disk(make.geometry.size, domain);
     Store::create(disk.clone(), &make).expect("a new disk is healthy");
     disk
 }
 
+/// New disks for a server that has lost its own. So many may be lost at a time as a record that is acknowledged lies on others beside one. A
+/// server counts among them until it has a say again, and so does one that never had one, but for a group of which nobody has one yet.
+pub(in crate::cluster) fn new_disks<O: Serves>(
+    core: &mut Core<O>,
+    node: usize,
+    (servers, acks): (u16, u16),
+) -> Option<Vec<Disk>> {
+    if node >= servers.into() {
+        return None;
+    }
+    let without = |n: &usize| !has_say(&core.nodes[*n].disks[0]);
+    let lost: Vec<usize> = (0..servers.into()).filter(without).collect();
+    let others = lost.iter().filter(|lost| **lost != node).count();
+    if lost.len() < servers.into() && others + 1 >= usize::from(acks) {
+        return None;
+    }
+    Some(vec![make(core, node)])
+}
+
 /// Whether the word of a server with this disk counts: it has adopted an epoch. Nothing happens to the disk.
-pub(super) fn has_say(disk: &Disk) -> bool {
+fn has_say(disk: &Disk) -> bool {
     Store::open(disk.durable())
         .is_ok_and(|store| store.state().adopted.counter() > 0 && store.damage().is_none())
 }
 
 impl Server {
-    pub(super) fn boot(host: &mut Host<'_, Oracle>) -> Result<Self, String> {
+    pub(in crate::cluster) fn boot<O>(host: &mut Host<'_, O>) -> Result<Self, String> {
         let store = Store::open(host.disk(0)).map_err(|e| e.to_string())?;
         match store.damage() {
             Some(damage) => Err(format!("a crash is taken for damage: {damage}")),
@@ -63,7 +97,7 @@ impl Server {
         }
     }
 
-    pub(super) fn on(&mut self, input: Input, host: &mut Host<'_, Oracle>) {
+    pub(in crate::cluster) fn on<O: Serves>(&mut self, input: Input, host: &mut Host<'_, O>) {
         let Input::Message { connection, bytes } = input else { return };
         let request = Request::parse(&bytes);
         let reply = request.and_then(|request| {
