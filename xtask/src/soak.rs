@@ -52,6 +52,12 @@ const RUNS: &[Run] = &[
         NIGHT,
         test!("coord", "--test", "computes", "crash::"),
     ),
+    run_of(
+        "takeover",
+        "simulated members that take over",
+        NIGHT,
+        test!("coord", "--test", "computes", "failover::"),
+    ),
     run_of("log-kill", "servers of a log, killed", NIGHT, test!("cli", "--test", "waits", "log::")),
     run_of(
         "blobs",
@@ -170,12 +176,28 @@ pub(crate) fn run(args: &[String]) -> Result<(), String> {
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
     use super::*;
     use crate::testing;
 
     /// What follows a word among the arguments.
     fn after<'a>(args: &[&'a str], word: &str) -> Option<&'a str> {
         args.iter().position(|arg| *arg == word).and_then(|at| args.get(at + 1)).copied()
+    }
+
+    /// Whether a package has a module or a function whose name begins so.
+    fn is_named(package: &Path, filter: &str) -> bool {
+        std::fs::read_dir(package).into_iter().flatten().flatten().map(|entry| entry.path()).any(|path| {
+            let text = || std::fs::read_to_string(&path).unwrap_or_default();
+            let names = |line: &str| {
+                let item = line.trim_start();
+                ["fn ", "mod "]
+                    .iter()
+                    .any(|what| item.strip_prefix(what).is_some_and(|name| name.starts_with(filter)))
+            };
+            if path.is_dir() { is_named(&path, filter) } else { text().lines().any(names) }
+        })
     }
 
     /// A filter that finds nothing passes, as cargo has it: nothing was run, and nobody would know.
@@ -185,7 +207,11 @@ mod tests {
             let package = after(run.args, "-p").expect("a package");
             let directory = package.strip_prefix("remanence-").unwrap_or(package);
             let at = root().join("crates").join(directory);
-            let Some(target) = after(run.args, "--test") else { continue };
+            let Some(target) = after(run.args, "--test") else {
+                let filter = run.args.last().expect("a filter");
+                assert!(is_named(&at, filter), "{}: no test of {package} is named after {filter}", run.name);
+                continue;
+            };
             let filter = run.args.iter().find_map(|arg| arg.strip_suffix("::"));
             let file = match filter {
                 Some(module) => {

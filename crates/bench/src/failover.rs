@@ -6,7 +6,7 @@
 //! where the client is). What is measured is the time from the fault to the first write that is acknowledged
 //! after it; of what was under way when the fault came the client is told that nobody knows, which counts as no write.
 
-use std::io::{BufRead as _, BufReader};
+use std::io::BufRead as _;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
@@ -20,6 +20,7 @@ use remanence_verbs::Context;
 
 use crate::machine::Machine;
 use crate::netns::Star;
+use crate::process::Server;
 use crate::report::{Bar, Kind, Report, Row, Sense};
 
 /// Members of the store.
@@ -249,20 +250,9 @@ impl Drop for Disks {
 
 struct Members {
     addrs: Vec<SocketAddr>,
-    children: Vec<Child>,
+    processes: Vec<Server>,
     context: Context,
     options: Options,
-}
-
-impl Drop for Members {
-    fn drop(&mut self) {
-        for child in &mut self.children {
-            let _ = child.kill();
-        }
-        for child in &mut self.children {
-            let _ = child.wait();
-        }
-    }
 }
 
 impl Members {
@@ -279,7 +269,7 @@ impl Members {
         };
         let addrs: Vec<SocketAddr> = ips.into_iter().map(|ip| SocketAddr::new(ip, 7471)).collect();
         let context = Context::open(remanence_verbs::Options::udp(own)).map_err(|e| e.to_string())?;
-        let mut this = Self { addrs, children: Vec::new(), context, options: options.clone() };
+        let mut this = Self { addrs, processes: Vec::new(), context, options: options.clone() };
         let list = this.addrs.iter().map(ToString::to_string).collect::<Vec<_>>().join(",");
         for n in 0..MEMBERS {
             let mut command = match around.star {
@@ -287,21 +277,12 @@ impl Members {
                 None => Command::new(&options.program),
             };
             command.args(["kv", "serve"]).arg(options.directory.join(format!("m{n}")).join("member"));
-            command.args(["--listen", &this.addrs[n].to_string(), "--members", &list, "--json"]);
-            // Members end when we do, in whatever way.
-            command.arg("--stop-on-eof");
+            command.args(["--listen", &this.addrs[n].to_string(), "--members", &list]);
             // Nobody else is on that network.
-            command.args(around.star.map(|_| "--insecure"));
-            command.args(&options.more).stdin(Stdio::piped()).stdout(Stdio::piped());
+            command.args(around.star.map(|_| "--insecure")).args(&options.more);
             let _ = std::fs::create_dir_all(options.directory.join(format!("m{n}")));
-            let mut child = command.spawn().map_err(|e| format!("{}: {e}", options.program.display()))?;
-            let mut lines = BufReader::new(child.stdout.take().expect("piped"));
-            this.children.push(child);
-            let mut line = String::new();
-            lines.read_line(&mut line).map_err(|e| e.to_string())?;
-            if line.is_empty() {
-                return Err("a member does not start; it says above why".into());
-            }
+            let (process, _, lines) = Server::start(command)?;
+            this.processes.push(process);
             // It says whatever changes, and somebody must read it.
             std::thread::spawn(move || lines.lines().map_while(Result::ok).for_each(drop));
         }
@@ -309,7 +290,7 @@ impl Members {
     }
 
     fn with_why(&self, error: String) -> String {
-        format!("{error} ({} members with {:?})", self.children.len(), self.options.more)
+        format!("{error} ({} members with {:?})", self.processes.len(), self.options.more)
     }
 
     fn store(&self) -> Result<Store, String> {
@@ -376,7 +357,7 @@ impl Members {
                 Ok(())
             };
             let measured = goes_on(Instant::now()).and_then(|()| {
-                let pid = self.children[primary].id().to_string();
+                let pid = self.processes[primary].id().to_string();
                 let at = Instant::now();
                 match fault {
                     Fault::Kill => run_tool("kill", &["-KILL", &pid])?,
@@ -390,7 +371,7 @@ impl Members {
             });
             stop.store(true, Ordering::Release);
             // Whoever was stopped goes on, or nobody could end it in order.
-            let pid = self.children[primary].id().to_string();
+            let pid = self.processes[primary].id().to_string();
             match fault {
                 Fault::Kill | Fault::Link => {}
                 Fault::Stop => drop(run_tool("kill", &["-CONT", &pid])),

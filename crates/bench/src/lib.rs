@@ -18,6 +18,7 @@ pub mod netns;
 pub mod peers;
 pub mod perftest;
 pub mod plot;
+mod process;
 pub mod quorum;
 mod redis;
 pub mod remotelog;

@@ -5,10 +5,9 @@
 //! second-fastest, which is what a quorum of two can be compared with; then one append after the other is made to all three, while all
 //! of them answer, and while the third one is stopped (SIGSTOP). All of it is interleaved, in another order each round.
 
-use std::io::{BufRead as _, BufReader};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -19,6 +18,7 @@ use remanence_verbs::Context;
 
 use crate::effort::Effort;
 use crate::machine::Machine;
+use crate::process::Server;
 use crate::report::{Bar, Report, Sense};
 use crate::samples::{Key, Metric, Samples};
 
@@ -114,7 +114,7 @@ pub fn run(options: &Options, mut progress: impl FnMut(u64, u64, &str)) -> Resul
                 }
                 Series::Stopped => {
                     caught_up(&mut all)?;
-                    let _stopped = Paused::new(&servers.children[SERVERS + 2])?;
+                    let _stopped = Paused::new(&servers.processes[SERVERS + 2])?;
                     samples.burst(options.effort, &key, || append(&mut all, payload, burst))?;
                 }
             }
@@ -224,8 +224,8 @@ fn append(group: &mut Group<SessionConnection>, payload: usize, burst: Duration)
 struct Paused(String);
 
 impl Paused {
-    fn new(child: &Child) -> Result<Self, String> {
-        let this = Self(child.id().to_string());
+    fn new(server: &Server) -> Result<Self, String> {
+        let this = Self(server.id().to_string());
         this.signal("-STOP").map(|()| this)
     }
 
@@ -250,19 +250,14 @@ impl Drop for Paused {
 struct Servers {
     own: IpAddr,
     addrs: Vec<SocketAddr>,
-    children: Vec<Child>,
+    processes: Vec<Server>,
     survives: String,
     files: Vec<PathBuf>,
 }
 
 impl Drop for Servers {
     fn drop(&mut self) {
-        for child in &mut self.children {
-            let _ = child.kill();
-        }
-        for child in &mut self.children {
-            let _ = child.wait();
-        }
+        self.processes.clear();
         for file in &self.files {
             let _ = std::fs::remove_file(file);
         }
@@ -276,7 +271,7 @@ impl Servers {
         let mut this = Self {
             own: ip(1),
             addrs: Vec::new(),
-            children: Vec::new(),
+            processes: Vec::new(),
             survives: String::new(),
             files: Vec::new(),
         };
@@ -290,16 +285,9 @@ impl Servers {
 
     fn serve(&mut self, options: &Options, at: IpAddr, file: &Path) -> Result<(), String> {
         let mut command = Command::new(&options.program);
-        command.args(["log", "serve"]).arg(file).args(["--listen", &at.to_string(), "--json"]);
-        // Servers end when we do, in whatever way.
-        command.arg("--stop-on-eof").args(&options.more).stdin(Stdio::piped()).stdout(Stdio::piped());
-        let mut child = command.spawn().map_err(|e| format!("{}: {e}", options.program.display()))?;
-        let mut line = String::new();
-        let read = BufReader::new(child.stdout.take().expect("piped")).read_line(&mut line);
-        self.children.push(child);
-        read.map_err(|e| e.to_string())?;
-        let ready: serde_json::Value =
-            serde_json::from_str(&line).map_err(|_| "a server does not start; it says above why")?;
+        command.args(["log", "serve"]).arg(file).args(["--listen", &at.to_string()]).args(&options.more);
+        let (process, ready, _) = Server::start(command)?;
+        self.processes.push(process);
         let address = ready["address"].as_str().and_then(|text| text.parse().ok());
         self.addrs.push(address.ok_or("a server does not say where it is")?);
         self.survives = ready["survives"].as_str().unwrap_or_default().to_owned();

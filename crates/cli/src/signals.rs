@@ -1,8 +1,8 @@
-//! Ctrl-C and SIGTERM: the first one asks the command to end well, the second one ends it.
+//! Ctrl-C and SIGTERM: the first one asks the command to end well, the second one ends it, with the status that a shell says of
+//! who was killed by it.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
 
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::flag;
@@ -24,10 +24,11 @@ struct Asked {
 impl Stop {
     /// Begins to listen.
     pub(crate) fn listen() -> Result<Self, Fail> {
-        let flag = Arc::new(AtomicBool::new(false));
+        let (flag, signalled) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
         for signal in [SIGINT, SIGTERM] {
-            // In this order: the shutdown looks at what an earlier signal has set.
-            flag::register_conditional_shutdown(signal, 130, Arc::clone(&flag))
+            // In this order: the shutdown looks at what an earlier signal has set. Who was asked in another way ends well.
+            flag::register_conditional_shutdown(signal, 128 + signal, Arc::clone(&signalled))
+                .and_then(|_| flag::register(signal, Arc::clone(&signalled)))
                 .and_then(|_| flag::register(signal, Arc::clone(&flag)))
                 .context(|| "signals cannot be received".into())?;
         }
@@ -62,14 +63,6 @@ impl Stop {
         let guard = self.lock();
         let asked = self.0.changed.wait_while(guard, |()| !self.is_asked());
         drop(asked.unwrap_or_else(PoisonError::into_inner));
-    }
-
-    /// As [`wait`](Self::wait), for so long at most. Whether someone has asked.
-    pub(crate) fn wait_within(&self, limit: Duration) -> bool {
-        let guard = self.lock();
-        let asked = self.0.changed.wait_timeout_while(guard, limit, |()| !self.is_asked());
-        drop(asked.unwrap_or_else(PoisonError::into_inner));
-        self.is_asked()
     }
 
     fn lock(&self) -> MutexGuard<'_, ()> {

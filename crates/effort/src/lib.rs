@@ -8,8 +8,12 @@
 
 #![forbid(unsafe_code)]
 
+mod corpus;
+
 use std::ops::Range;
 use std::time::{Duration, Instant};
+
+pub use corpus::{corpus, replay_corpora};
 
 /// What says how much is tried.
 const EFFORT: &str = "REMANENCE_EFFORT";

@@ -1,8 +1,5 @@
 //! The committed fuzzing corpus, through the same bodies as the fuzzer.
 
-use std::fs;
-use std::path::Path;
-
 use rand_chacha::ChaCha8Rng;
 use rand_core::{RngCore as _, SeedableRng as _};
 use remanence_link::fuzzing::BODIES;
@@ -10,15 +7,9 @@ use remanence_link::fuzzing::BODIES;
 /// As it is, and with a few bytes changed.
 #[test]
 fn every_body_takes_its_corpus_and_what_is_almost_its_corpus() {
-    let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus");
     let mut random = ChaCha8Rng::seed_from_u64(5);
     for (name, body) in BODIES {
-        let mut files: Vec<_> =
-            fs::read_dir(corpus.join(name)).unwrap().map(|entry| entry.unwrap().path()).collect();
-        assert!(!files.is_empty(), "{name} has no corpus");
-        files.sort();
-        for file in files {
-            let bytes = fs::read(&file).unwrap();
+        for (_, bytes) in remanence_effort::corpus(name) {
             body(&bytes);
             for _ in 0..2_000 {
                 let mut changed = bytes.clone();

@@ -19,6 +19,9 @@ use crate::format::root::Root;
 use crate::format::superblock::{FORMAT, Superblock};
 use crate::pool::{Pool, Recovered};
 
+/// So many moves there never were: who forges a generation makes none overflow.
+const GENERATION_MAX: u64 = 1 << 63;
+
 /// Opens the pool on `medium` after a clean end or a crash.
 ///
 /// # Errors
@@ -36,16 +39,18 @@ pub fn recover<M: Medium>(medium: M) -> Result<Pool<M>, OpenError> {
     let mut half = vec![0; superblock.geometry.half_len as usize];
     medium.read(superblock.geometry.half(root.half), &mut half);
     let log = replay(&half, &superblock, &root)?;
-    // Frames behind those that the root speaks of may be visible only, if a process died. Nothing that says that they were there may
-    // be durable before them.
+    // If a process died frames may be visible only. Nothing that says that they were there may be durable before them.
     let begins = superblock.geometry.half(root.half);
-    medium.persist(begins + log.durable..begins + log.end).map_err(|e| OpenError::medium(&e))?;
+    medium.persist(begins..begins + log.end).map_err(|e| OpenError::medium(&e))?;
 
     // A crash may have left a half-written move to the other half. Its frames must never count, so the next
     // move takes a generation above theirs.
     let mut newest = root.generation.max(newest_generation(&half, superblock.salt));
     medium.read(superblock.geometry.half(root.half.other()), &mut half);
     newest = newest.max(newest_generation(&half, superblock.salt));
+    if newest >= GENERATION_MAX {
+        return Err(OpenError::RootDamaged);
+    }
 
     let pool = Pool::assemble(Recovered {
         medium,
@@ -71,8 +76,6 @@ fn read_superblock<M: Medium>(medium: &M) -> Result<Superblock, OpenError> {
 
 struct Log {
     records: BTreeMap<BlobName, Record>,
-    /// Up to here the root says that frames were durable.
-    durable: u64,
     end: u64,
     sequence: u64,
 }
@@ -100,7 +103,7 @@ impl Order for Due<'_> {
         match self.last {
             _ if other => Err(Standing::Stale),
             None => Ok(header),
-            Some(last) if header.sequence == last + 1 => Ok(header),
+            Some(last) if header.sequence.checked_sub(1) == Some(last) => Ok(header),
             Some(last) if header.sequence <= last => Err(Standing::Stale),
             Some(_) => Err(Standing::Other),
         }
@@ -123,7 +126,7 @@ impl Order for Due<'_> {
 /// Walks the frames from the start of the half that counts, to the first that is not there.
 fn replay(mut half: &[u8], superblock: &Superblock, root: &Root) -> Result<Log, OpenError> {
     let frames = Records { framing: FRAMING, salt: superblock.salt };
-    let mut log = Log { records: BTreeMap::new(), durable: 0, end: 0, sequence: 0 };
+    let mut log = Log { records: BTreeMap::new(), end: 0, sequence: 0 };
     let mut due = Due { root, last: None, room: 0..half.len() as u64 };
     let mut payload = Vec::new();
     let verdict = loop {
@@ -136,9 +139,6 @@ fn replay(mut half: &[u8], superblock: &Superblock, root: &Root) -> Result<Log, 
         }
         log.sequence = frame.header.sequence;
         log.end = frame.at + frame.len;
-        if log.sequence <= root.reached {
-            log.durable = log.end;
-        }
         (due.last, due.room.start) = (Some(log.sequence), log.end);
     };
     match verdict {

@@ -26,6 +26,7 @@
 
 pub use remanence_auth::{Role, Token};
 pub use remanence_kv::client::Found;
+pub use remanence_kv::format::BadGeometry;
 pub use remanence_kv::server::{OpenError, Recovered, Scrubbed, Stats, Usage};
 pub use remanence_kv::{Expect, Geometry, Mode, Refusal};
 pub use remanence_kv_live::{

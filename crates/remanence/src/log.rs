@@ -35,6 +35,6 @@ pub use remanence_remotelog::{
     AppendError, Damage, Epoch, Group, GroupError as Error, Mode, OpenError, Refused, Status,
 };
 pub use remanence_remotelog::{
-    CallError, ConnectOptions, Log, LogOptions as ServerOptions, LogReader, LogServer as Server, Method,
-    ReadError, Record, ServeError, SessionConnection,
+    CallError, ConnectOptions, Log, LogOptions as ServerOptions, LogReader, LogServer as Server, Method, New,
+    OwnLog, ReadError, Record, ServeError, SessionConnection,
 };

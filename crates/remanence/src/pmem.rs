@@ -18,6 +18,7 @@
 //! # }
 //! ```
 
+pub use remanence_pmem::flush::Instruction;
 pub use remanence_pmem::layout::Uuid;
 pub use remanence_pmem::{
     Domain, Error, Fault, FileOptions, Guarantee, Image, Journaling, Kind, Medium, PersistenceDomain, Region,

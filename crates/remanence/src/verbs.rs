@@ -61,5 +61,5 @@ pub mod link {
     pub use remanence_link::shm::Config as ShmConfig;
     pub use remanence_link::udp::Options as UdpOptions;
     pub use remanence_link::xdp::{Config as XdpConfig, Mode as XdpMode};
-    pub use remanence_link::{LinkCaps, LinkStats};
+    pub use remanence_link::{Event, Link, LinkCaps, LinkStats, Outgoing, Received, WaitFd};
 }

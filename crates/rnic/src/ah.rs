@@ -79,9 +79,4 @@ impl Device {
         self.release_pd(ah.pd);
         Ok(())
     }
-
-    /// What an address handle was created with.
-    pub fn query_ah(&self, ah: AhHandle) -> Result<AhAttr, VerbError> {
-        self.shared.ahs.get(ah.0).map(|ah| ah.av.attr).ok_or(VerbError::NoSuchObject("AH"))
-    }
 }

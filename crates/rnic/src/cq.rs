@@ -91,11 +91,6 @@ impl Device {
         Ok(())
     }
 
-    /// The capacity of a CQ.
-    pub fn query_cq(&self, cq: CqHandle) -> Result<u32, VerbError> {
-        self.shared.cqs.get(cq.0).map(|cq| cq.capacity).ok_or(VerbError::NoSuchObject("CQ"))
-    }
-
     /// Destroys a CQ that no QP uses. Its pending notification vanishes.
     pub fn destroy_cq(&mut self, cq: CqHandle) -> Result<(), VerbError> {
         match self.shared.cqs.get(cq.0) {

@@ -37,7 +37,7 @@ impl Shared {
         if let Some(deadline) = qp.retry.deadline() {
             self.agenda.timers.arm(qp.slot, &mut qp.timer, deadline);
         }
-        if let Some(deadline) = qp.keepalive.deadline() {
+        if let Some(deadline) = qp.keepalive.deadline((qp.requester.max_psn, qp.responder.epsn)) {
             self.agenda.timers.arm(qp.slot, &mut qp.timer, deadline);
         }
         if let Some(deadline) = qp.responder.ack_deadline() {

@@ -17,13 +17,6 @@ pub const PROTOCOL_UDP: u8 = 17;
 const DONT_FRAGMENT: u16 = 0x4000;
 const FRAGMENT: u16 = 0x3fff;
 
-/// The ECN codepoint *congestion experienced*, in the low bits of the traffic class (RFC 3168).
-pub const ECN_CE: u8 = 0b11;
-/// The ECN codepoint *ECN-capable transport (0)*.
-pub const ECN_ECT0: u8 = 0b10;
-/// The two ECN bits of a traffic class.
-pub const ECN_MASK: u8 = 0b11;
-
 /// An IP header in front of UDP.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Repr {

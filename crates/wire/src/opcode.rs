@@ -231,12 +231,6 @@ impl OpcodeInfo {
         at
     }
 
-    /// Whether this is a request, which a responder takes; otherwise a response or a CNP.
-    #[must_use]
-    pub const fn is_request(&self) -> bool {
-        !self.is_response() && !matches!(self.operation, Operation::Cnp)
-    }
-
     /// Whether this is a response, which a requester takes.
     #[must_use]
     pub const fn is_response(&self) -> bool {
@@ -250,12 +244,6 @@ impl OpcodeInfo {
     #[must_use]
     pub const fn has_immediate(&self) -> bool {
         self.imm_dt != 0
-    }
-
-    /// Whether the packet invalidates a key at the responder.
-    #[must_use]
-    pub const fn has_invalidate(&self) -> bool {
-        self.ieth != 0
     }
 
     /// Whether the last packet of such a message takes a receive WQE at the responder: every SEND, and an

@@ -179,19 +179,16 @@ impl Program {
         let output = String::from_utf8_lossy(&output).into_owned();
         let outcome = Outcome { passed: true, how: status.to_string(), took: start.elapsed(), output };
         // Whoever calls `exit` in a test ends the program with success, and the tests behind it were never run.
-        let asked = self.module.as_ref().filter(|_| arguments.is_empty()).map(|tests| tests.len() as u64);
-        let ended = asked.is_none_or(|asked| outcome.ended() >= asked);
+        let listed = self.module.as_ref().filter(|_| arguments.is_empty()).map(|tests| tests.len() as u64);
+        let asked = listed.unwrap_or_else(|| outcome.begun());
+        let ended = outcome.ended() >= asked;
         Ok(match (late, status.success()) {
             (true, _) => {
                 let how = format!("it did not end within {} minutes", LIMIT.as_secs() / 60);
                 Outcome { passed: false, how, ..outcome }
             }
             (false, true) if !ended => {
-                let how = format!(
-                    "it ended well, and said so of {} tests of {}",
-                    outcome.ended(),
-                    asked.unwrap_or_default()
-                );
+                let how = format!("it ended well, and said so of {} tests of {asked}", outcome.ended());
                 Outcome { passed: false, how, ..outcome }
             }
             (false, passed) => Outcome { passed, ..outcome },
@@ -244,6 +241,13 @@ impl Outcome {
     /// How many tests passed, or were to be left out.
     fn ended(&self) -> u64 {
         self.count(" passed") + self.count(" ignored")
+    }
+
+    /// How many it said it would run. What it started may have said so as well, but later.
+    fn begun(&self) -> u64 {
+        let numbers =
+            self.output.lines().filter_map(|line| line.strip_prefix("running ")?.split_once(" test"));
+        numbers.filter_map(|(number, _)| number.parse().ok()).next().unwrap_or(0)
     }
 
     /// A number of the last lines of test programs: `test result: ok. 3 passed; 0 failed; 1 ignored; ...`.
@@ -348,6 +352,18 @@ mod tests {
         assert!(!all("/bin/false").run(&[], &BTreeMap::new()).expect("false").passed);
         let said = outcome("test result: ok. 2 passed; 0 failed; 1 ignored; 0 measured; 3 filtered out\n");
         assert_eq!((said.tests(), said.ended()), (2, 3));
+    }
+
+    #[test]
+    fn an_executable_that_ends_well_within_its_tests_has_not_passed() {
+        let run = |says: &str| {
+            let program = Program::at("none/alone", "/bin/echo".into(), "/".into());
+            program.run(&[says], &BTreeMap::new()).expect("echo")
+        };
+        let left = run("\nrunning 2 tests\ntest a ... ok");
+        assert!(!left.passed && left.how.contains("of 0 tests of 2"), "{}", left.how);
+        assert!(run("\nrunning 1 test\ntest a ... ok\n\ntest result: ok. 1 passed; 0 failed; 0 ignored; 0 measured").passed);
+        assert!(run("no test has said a word").passed, "it has no harness");
     }
 
     #[test]

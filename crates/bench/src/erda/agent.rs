@@ -1,7 +1,6 @@
 //! A server process of the bench, which does what its controller says on standard input: so that a server's CPU time is its
 //! own process's, and clients' is not in it.
 
-use std::io::{BufRead as _, Write as _};
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -21,6 +20,7 @@ use remanence_verbs::{Context, Options};
 
 use super::baseline::{BaselineOptions, BaselineServer};
 use super::protocol::{Carrier, Cost, Open, Reply, Request, Served};
+use crate::process::answer;
 
 /// Clients of one server at a time: 16 threads, and who cleans.
 const CLIENTS: u16 = 24;
@@ -30,20 +30,7 @@ const RECORDS: u64 = 1024;
 /// Serves one controller on standard input and output until it closes them.
 pub fn main() -> ExitCode {
     let mut open: Option<Running> = None;
-    for line in std::io::stdin().lock().lines() {
-        let Ok(line) = line else { return ExitCode::FAILURE };
-        let reply = match serde_json::from_str(&line) {
-            Ok(request) => handle(request, &mut open).unwrap_or_else(Reply::Failed),
-            Err(e) => Reply::Failed(format!("not a request: {e}")),
-        };
-        let mut text = serde_json::to_string(&reply).expect("a reply is plain data");
-        text.push('\n');
-        let mut out = std::io::stdout().lock();
-        if out.write_all(text.as_bytes()).and_then(|()| out.flush()).is_err() {
-            return ExitCode::FAILURE;
-        }
-    }
-    ExitCode::SUCCESS
+    answer(|request| handle(request, &mut open))
 }
 
 fn handle(request: Request, running: &mut Option<Running>) -> Result<Reply, String> {

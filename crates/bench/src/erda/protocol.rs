@@ -92,7 +92,6 @@ pub(crate) enum Reply {
     Opened { addr: SocketAddr, sentence: String },
     Cost(Cost),
     Closed,
-    Failed(String),
 }
 
 #[cfg(test)]

@@ -1,6 +1,5 @@
 //! One end of the transport bench: a process that does what the controller says.
 
-use std::io::{BufRead, Write};
 use std::net::IpAddr;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -11,6 +10,7 @@ use super::bare::{BareUdp, BareXdp};
 use super::cabi::CAbi;
 use super::ours::Ours;
 use super::protocol::{Carrier, Endpoint, Reply, Request, Test};
+use crate::process::answer;
 
 /// What is open. Everything that measures is behind one lock-free hand-over: the serving thread owns it while it
 /// serves, and gives it back.
@@ -32,20 +32,7 @@ struct Agent {
 /// Serves one controller on standard input and output until it closes them.
 pub fn main() -> ExitCode {
     let mut agent = Agent::default();
-    for line in std::io::stdin().lock().lines() {
-        let Ok(line) = line else { return ExitCode::FAILURE };
-        let reply = match serde_json::from_str::<Request>(&line) {
-            Ok(request) => agent.handle(request).unwrap_or_else(Reply::Failed),
-            Err(e) => Reply::Failed(format!("not a request: {e}")),
-        };
-        let mut text = serde_json::to_string(&reply).expect("a reply is plain data");
-        text.push('\n');
-        let mut out = std::io::stdout().lock();
-        if out.write_all(text.as_bytes()).and_then(|()| out.flush()).is_err() {
-            return ExitCode::FAILURE;
-        }
-    }
-    ExitCode::SUCCESS
+    answer(|request| agent.handle(request))
 }
 
 impl Agent {

@@ -167,6 +167,4 @@ pub(super) enum Reply {
     Ok,
     /// Nanoseconds of each operation, or for a burst one pair of operations and nanoseconds.
     Samples(Vec<u64>),
-    /// It did not work, in one sentence.
-    Failed(String),
 }

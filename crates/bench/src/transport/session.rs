@@ -1,12 +1,11 @@
 //! The controller's hold on a pair of agents.
 
-use std::io::{BufRead, BufReader, Write};
 use std::path::Path as FilePath;
-use std::process::{Child, ChildStdin, ChildStdout, Stdio};
 
 use super::plan::Path;
 use super::protocol::{Reply, Request, Test};
 use crate::netns::NetworkPath;
+use crate::process;
 
 /// A pair of agents at a place.
 pub(crate) struct Session {
@@ -16,19 +15,15 @@ pub(crate) struct Session {
     _place: NetworkPath,
 }
 
-struct Agent {
-    process: Child,
-    requests: Option<ChildStdin>,
-    replies: BufReader<ChildStdout>,
-}
+type Agent = process::Agent<Request, Reply>;
 
 impl Session {
     /// Starts both agents and connects them; `libraries` is where those find ours that go through the C ABI.
     pub(crate) fn open(program: &FilePath, path: Path, libraries: Option<&FilePath>) -> Result<Self, String> {
         let place = path.place()?;
         let mut session = Self {
-            client: Agent::start(program, &place, true, libraries)?,
-            server: Agent::start(program, &place, false, libraries)?,
+            client: start(program, &place, true, libraries)?,
+            server: start(program, &place, false, libraries)?,
             _place: place,
         };
         let parse = |address: String| address.parse().map_err(|e| format!("{address}: {e}"));
@@ -69,58 +64,18 @@ impl Session {
     }
 }
 
-impl Agent {
-    fn start(
-        program: &FilePath,
-        place: &NetworkPath,
-        client: bool,
-        libraries: Option<&FilePath>,
-    ) -> Result<Self, String> {
-        let program = program.to_str().ok_or("the program's path is not UTF-8")?;
-        let mut process = place
-            .command(program, usize::from(client), client)
-            .envs(libraries.map(|directory| ("REMANENCE_LIB", directory)))
-            // Loopback is a device beside others only if it is named.
-            .envs(libraries.map(|_| ("REMANENCE_DEVICE", place.interface())))
-            .arg("bench-agent")
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .map_err(|e| format!("cannot start {program}: {e}"))?;
-        let requests = process.stdin.take();
-        let replies = BufReader::new(process.stdout.take().ok_or("no standard output")?);
-        Ok(Self { process, requests, replies })
-    }
-
-    fn ask(&mut self, request: &Request) -> Result<Reply, String> {
-        let mut line = serde_json::to_string(request).expect("a request is plain data");
-        line.push('\n');
-        let requests = self.requests.as_mut().ok_or("the agent is gone")?;
-        requests.write_all(line.as_bytes()).map_err(|e| format!("the agent is gone: {e}"))?;
-        line.clear();
-        if self.replies.read_line(&mut line).map_err(|e| e.to_string())? == 0 {
-            return Err("the agent ended".into());
-        }
-        match serde_json::from_str(&line).map_err(|e| format!("{e}: {line}"))? {
-            Reply::Failed(why) => Err(why),
-            reply => Ok(reply),
-        }
-    }
-}
-
-impl Drop for Agent {
-    fn drop(&mut self) {
-        // Closing its input ends it; a process that does not hear is ended.
-        drop(self.requests.take());
-        for _ in 0..100 {
-            if let Ok(Some(_)) = self.process.try_wait() {
-                return;
-            }
-            std::thread::sleep(std::time::Duration::from_millis(5));
-        }
-        let _ = self.process.kill();
-        let _ = self.process.wait();
-    }
+fn start(
+    program: &FilePath,
+    place: &NetworkPath,
+    client: bool,
+    libraries: Option<&FilePath>,
+) -> Result<Agent, String> {
+    let program = program.to_str().ok_or("the program's path is not UTF-8")?;
+    let mut command = place.command(program, usize::from(client), client);
+    command.envs(libraries.map(|directory| ("REMANENCE_LIB", directory)));
+    // Loopback is a device beside others only if it is named.
+    command.envs(libraries.map(|_| ("REMANENCE_DEVICE", place.interface())));
+    Agent::start(command.arg("bench-agent"))
 }
 
 fn unexpected(reply: &Reply) -> String {

@@ -2,7 +2,8 @@
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use remanence_pmem::{PersistenceDomain, Region};
 use remanence_pool::server::{self, Limits, Port, Server};
@@ -70,7 +71,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Fail> {
     let region = pool.medium().clone();
     let (usage, uuid) = (pool.usage(), pool.uuid());
     let options = server::Options { token: token.clone(), limits: Limits::default() };
-    let server = Server::start(port, pool, options).map_err(unserved)?;
+    let mut server = Server::start(port, pool, options).map_err(unserved)?;
     let address = server.address();
     let domain = region.domain();
     if args.json {
@@ -117,7 +118,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Fail> {
         ui::line(mood, "durability", domain.summary());
         hint(&address, token_file.as_deref(), token.secret());
     }
-    let running = wait(&server, &stop, args.stop_on_eof);
+    let running = wait(&mut server, &stop, args.stop_on_eof);
     let stats = server.stats();
     let closed = server.stop();
     if args.json {
@@ -210,17 +211,23 @@ fn hint(address: &SocketAddr, token_file: Option<&Path>, secret: &str) {
     ui::remark("  Ctrl-C stops the server; a pool in a file stays.");
 }
 
-/// Until someone asks us to stop.
-fn wait(server: &Server, stop: &Stop, on_eof: bool) -> Result<(), Fail> {
+/// Until someone asks us to stop, or the server ends by itself.
+fn wait(server: &mut Server, stop: &Stop, on_eof: bool) -> Result<(), Fail> {
     if on_eof {
         stop_on_eof(stop);
     }
-    while !stop.wait_within(Duration::from_secs(1)) {
-        if !server.is_running() {
-            return Err(Fail::new(
-                "the server's device failed; look at the network interface, then start it again",
-            ));
+    let failed = Arc::new(AtomicBool::new(false));
+    let (ended, asked, tell) = (server.take_ended(), stop.clone(), Arc::clone(&failed));
+    std::thread::spawn(move || {
+        ended.map(|ended| ended.recv());
+        tell.store(true, Ordering::Release);
+        asked.ask();
+    });
+    stop.wait();
+    match failed.load(Ordering::Acquire) {
+        true => {
+            Err(Fail::new("the server's device failed; look at the network interface, then start it again"))
         }
+        false => Ok(()),
     }
-    Ok(())
 }

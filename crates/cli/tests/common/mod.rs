@@ -155,21 +155,9 @@ impl Server {
     }
 
     pub(crate) fn start(&mut self, more: &[&str]) {
-        let mut command = self.command();
-        command.args(more).stdout(Stdio::piped()).stderr(Stdio::piped());
-        let mut child = command.spawn().expect("rem starts");
-        let mut line = String::new();
-        let stdout = child.stdout.take().expect("piped");
-        let mut lines = BufReader::new(stdout);
-        lines.read_line(&mut line).expect("it says something");
-        if line.is_empty() {
-            let mut why = String::new();
-            child.stderr.take().expect("piped").read_to_string(&mut why).expect("UTF-8");
-            panic!("the server did not start: {why}");
-        }
-        self.ready = serde_json::from_str(&line).expect("JSON");
+        let (child, ready) = start(self.command().args(more).stdin(Stdio::null()).stderr(Stdio::piped()));
+        self.ready = ready;
         assert_eq!(self.ready["event"], "ready");
-        child.stdout = Some(lines.into_inner());
         self.child = Some(child);
     }
 
@@ -201,6 +189,21 @@ impl Drop for Server {
             let _ = child.wait();
         }
     }
+}
+
+/// Starts a server, which says in a line of JSON that it is ready.
+pub(crate) fn start(command: &mut Command) -> (Child, Value) {
+    let mut child = command.stdout(Stdio::piped()).spawn().expect("rem starts");
+    let mut line = String::new();
+    let mut lines = BufReader::new(child.stdout.take().expect("piped"));
+    lines.read_line(&mut line).expect("it says something");
+    child.stdout = Some(lines.into_inner());
+    if line.is_empty() {
+        let mut why = String::new();
+        child.stderr.take().map(|mut said| said.read_to_string(&mut why));
+        panic!("the server did not start: {why}");
+    }
+    (child, serde_json::from_str(&line).expect("JSON"))
 }
 
 /// A command for several servers, with all their tokens.

@@ -2,13 +2,11 @@
 
 use crate::common;
 
-use std::io::{BufRead as _, BufReader};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command};
 
-use common::{address, rem, run, write};
-use serde_json::Value;
+use common::{address, rem, run, start, write};
 
 /// An address that no machine has (RFC 5737), and that others could reach if one had it.
 const ELSEWHERE: &str = "192.0.2.1:0";
@@ -44,15 +42,6 @@ impl Drop for Running {
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
-}
-
-/// A server, and what it says when it is ready.
-fn start(command: &mut Command) -> (Running, Value) {
-    let mut server = Running(command.stdout(Stdio::piped()).spawn().expect("rem starts"));
-    let mut line = String::new();
-    BufReader::new(server.0.stdout.as_mut().expect("piped")).read_line(&mut line).expect("a line");
-    let ready = serde_json::from_str(&line).expect("JSON, or see what it said above");
-    (server, ready)
 }
 
 fn command(dir: &Path, words: &[&str]) -> Command {
@@ -110,6 +99,7 @@ fn who_keeps_redis_clients_out_does_not_let_others_in_by_the_native_endpoint() {
     for (more, lets_in) in [(&["--native", native.as_str(), "--token", TOKEN] as &[&str], true), (&[], false)]
     {
         let (server, ready) = start(gateway(more).arg("--json"));
+        let server = Running(server);
         let at = ready["server"].as_str().expect("an address").to_owned();
         let get = |more: &[&str]| run(rem().args(["kv", "stats", &at]).args(more)).status;
         assert_eq!(get(&["--token", TOKEN]), Some(u8::from(!lets_in).into()), "{more:?}");

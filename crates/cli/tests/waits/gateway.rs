@@ -2,13 +2,13 @@
 
 use crate::common;
 
-use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use common::{address, rem, run};
+use common::{address, rem, run, start};
 use serde_json::Value;
 
 /// How long a test waits for what must come: much longer than it takes.
@@ -22,10 +22,7 @@ struct Serving {
 
 impl Serving {
     fn start(command: &mut Command) -> Self {
-        let mut child = command.arg("--json").stdout(Stdio::piped()).spawn().expect("rem starts");
-        let mut line = String::new();
-        BufReader::new(child.stdout.as_mut().expect("piped")).read_line(&mut line).expect("a line");
-        let ready = serde_json::from_str(&line).expect("JSON, or see what it said above");
+        let (child, ready) = start(command.arg("--json"));
         Self { child, ready }
     }
 

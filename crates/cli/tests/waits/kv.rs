@@ -4,7 +4,7 @@ use crate::common;
 use crate::load::{self, PATIENCE};
 
 use std::collections::BTreeMap;
-use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::io::{BufRead as _, BufReader, Write as _};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
@@ -12,7 +12,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use common::{Sparse, address, rem, run, run_with_input};
+use common::{Sparse, address, rem, run, run_with_input, start};
 use remanence_kv_live::{ConnectOptions, Store};
 use serde_json::Value;
 use tempfile::TempDir;
@@ -51,15 +51,8 @@ impl Server {
                 command.args([option, value]);
             }
         }
-        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("rem starts");
-        let mut line = String::new();
-        BufReader::new(child.stdout.as_mut().expect("piped")).read_line(&mut line).expect("a line");
-        if line.is_empty() {
-            let mut said = String::new();
-            let _ = child.stderr.take().expect("piped").read_to_string(&mut said);
-            panic!("the server did not start: {said}");
-        }
-        self.ready = serde_json::from_str(&line).expect("JSON");
+        let (child, ready) = start(command.stderr(Stdio::piped()));
+        self.ready = ready;
         self.child = Some(child);
     }
 
@@ -539,11 +532,7 @@ fn who_has_the_token_for_readers_looks_and_changes_nothing() {
     // Redis' clients behind that token are told so in Redis' words.
     let mut command = rem();
     command.args(["kv", "gateway", &server.name(), "--listen", "127.0.0.1:0", "--json", "--stop-on-eof"]);
-    let mut gateway =
-        command.args(reader).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("rem starts");
-    let mut line = String::new();
-    BufReader::new(gateway.stdout.as_mut().expect("piped")).read_line(&mut line).expect("a line");
-    let ready: Value = serde_json::from_str(&line).expect("JSON, or see what it said above");
+    let (mut gateway, ready) = start(command.args(reader).stdin(Stdio::piped()));
     assert_eq!(ready["access"].as_str(), Some("read-only"));
     let at: SocketAddr = ready["addresses"][0].as_str().expect("one").parse().expect("an address");
     let mut stream = std::net::TcpStream::connect(at).expect("it listens");

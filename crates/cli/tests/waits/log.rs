@@ -3,12 +3,12 @@
 use crate::common;
 
 use std::collections::BTreeMap;
-use std::io::{BufRead as _, BufReader, Read as _};
+use std::io::{BufRead as _, BufReader};
 use std::net::Ipv4Addr;
 use std::path::PathBuf;
 use std::process::{Child, Stdio};
 
-use common::{Sparse, address, rem, run, run_with_input};
+use common::{Said, Sparse, address, rem, run, run_with_input, start};
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -36,15 +36,8 @@ impl Server {
         let mut command = rem();
         command.args(["log", "serve"]).arg(self.file());
         command.args(["--listen", &self.address.to_string(), "--json", "--size", "2M"]).args(more);
-        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("rem starts");
-        let mut line = String::new();
-        BufReader::new(child.stdout.as_mut().expect("piped")).read_line(&mut line).expect("a line");
-        if line.is_empty() {
-            let mut said = String::new();
-            let _ = child.stderr.take().expect("piped").read_to_string(&mut said);
-            panic!("the server did not start: {said}");
-        }
-        self.ready = serde_json::from_str(&line).expect("JSON");
+        let (child, ready) = start(command.stderr(Stdio::piped()));
+        self.ready = ready;
         self.child = Some(child);
     }
 
@@ -394,11 +387,7 @@ fn the_log_server_of_calls_appends_prints_trims_and_recovers() {
         let mut command = rem();
         command.args(["log", "calls", "serve"]).arg(&file).args(["--listen", &at, "--size", "1M"]);
         command.args(["--word", "rotating-counter", "--json"]);
-        let mut child = command.stdout(Stdio::piped()).spawn().expect("rem starts");
-        let mut line = String::new();
-        BufReader::new(child.stdout.as_mut().expect("piped")).read_line(&mut line).expect("a line");
-        let ready: Value = serde_json::from_str(&line).expect("JSON");
-        (child, ready)
+        start(&mut command)
     };
     let kill = |mut child: Child| {
         child.kill().expect("it runs");
@@ -440,11 +429,7 @@ fn the_log_server_of_calls_hears_nobody_without_its_token() {
     let mut command = rem();
     command.args(["log", "calls", "serve"]).arg(&file).args(["--listen", &at, "--size", "1M", "--json"]);
     command.args(["--stop-on-eof", "--token-file"]).arg(&token);
-    let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("rem starts");
-    let mut out = BufReader::new(child.stdout.take().expect("piped"));
-    let mut line = String::new();
-    out.read_line(&mut line).expect("a line");
-    let ready: Value = serde_json::from_str(&line).expect("JSON");
+    let (mut child, ready) = start(command.stdin(Stdio::piped()));
     assert_eq!(ready["token_file"], token.to_str().expect("UTF-8"));
     let append =
         |more: &[&str]| run_with_input(rem().args(["log", "calls", "append", &at]).args(more), b"mine\n");
@@ -460,9 +445,6 @@ fn the_log_server_of_calls_hears_nobody_without_its_token() {
     tail(&[]).bad("asks for a token");
     run(rem().args(["log", "calls", "trim", &at, "0"])).bad("asks for a token");
     drop(child.stdin.take());
-    line.clear();
-    out.read_line(&mut line).expect("a line");
-    assert!(child.wait().expect("it ends").success());
-    let stopped: Value = serde_json::from_str(&line).expect("JSON");
-    assert_eq!((&stopped["appends"], &stopped["refused"]), (&1.into(), &5.into()), "{line}");
+    let stopped = Said::of(child.wait_with_output().expect("it ends")).json();
+    assert_eq!((&stopped["appends"], &stopped["refused"]), (&1.into(), &5.into()), "{stopped}");
 }

@@ -10,7 +10,7 @@ use std::process::{Child, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use common::{Said, address, rem, run, run_with_input};
+use common::{Said, address, rem, run, run_with_input, start};
 use remanence_kv_live::{ConnectOptions, Store};
 use serde_json::Value;
 use tempfile::TempDir;
@@ -49,16 +49,9 @@ impl Members {
         command.args(["--listen", &self.addrs[n].to_string(), "--members", &self.list(), "--json"]);
         // Long enough that nobody is cut off because the machine is busy.
         command.args(["--size", "4M", "--lease", "30000", "--notice", "3000"]).args(&self.more);
-        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("rem starts");
-        let mut lines = BufReader::new(child.stdout.take().expect("piped"));
-        let mut line = String::new();
-        lines.read_line(&mut line).expect("a line");
-        if line.is_empty() {
-            let mut said = String::new();
-            let _ = child.stderr.take().expect("piped").read_to_string(&mut said);
-            panic!("the member did not start: {said}");
-        }
-        self.ready[n] = serde_json::from_str(&line).expect("JSON");
+        let (mut child, ready) = start(command.stderr(Stdio::piped()));
+        self.ready[n] = ready;
+        let lines = BufReader::new(child.stdout.take().expect("piped"));
         // It says whatever changes, and somebody must read it.
         std::thread::spawn(move || lines.lines().map_while(Result::ok).for_each(drop));
         self.children[n] = Some(child);
@@ -181,10 +174,7 @@ impl Gateway {
         ]);
         // Commands wait for the next primary.
         command.args(["--threads", "1", "--hold", "100000", "--patience", "100"]);
-        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("rem starts");
-        let mut line = String::new();
-        BufReader::new(child.stdout.as_mut().expect("piped")).read_line(&mut line).expect("a line");
-        let ready: Value = serde_json::from_str(&line).expect("JSON, or see what it said above");
+        let (child, ready) = start(command.stdin(Stdio::piped()));
         assert!(ready["durability"].as_str().is_some_and(|said| said.contains("of 3 members")), "{ready}");
         let at: SocketAddr = ready["addresses"][0].as_str().expect("one").parse().expect("an address");
         let stream = std::net::TcpStream::connect(at).expect("it listens");

@@ -67,6 +67,13 @@ fn a_server_says_that_it_is_ready_and_stops_when_asked() {
     server.start(&["--check"]);
     assert_eq!((&server.ready["made"], &server.ready["blobs"]), (&false.into(), &1.into()));
     assert_eq!(run(server.client("get").arg("a")).good(), b"kept");
+    server.stop();
+    // It stops as its input has ended: the first signal is no second wish, which would end it at once.
+    server.start(&["--stop-on-eof"]);
+    let mut child = server.child.take().expect("it runs");
+    signal(&child, "-TERM");
+    assert!(child.wait().expect("it ends").success());
+    server.start(&[]);
     fs::set_permissions(server.token_file(), fs::Permissions::from_mode(0o644)).expect("changed");
     server.stop();
     run(&mut server.command()).bad("others may read the token file");

@@ -4,7 +4,6 @@ use std::collections::HashSet;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 use super::{Choices, CrashImage, EveryWay, Failure, Lazy, Seeded, Step};
-use crate::medium::Medium;
 
 /// How thoroughly to crash.
 #[derive(Clone, Copy, Debug)]
@@ -203,11 +202,5 @@ impl CrashImage {
     #[must_use]
     pub fn crash_seeded(&self, failure: Failure, seed: u64) -> Self {
         self.crash(failure, &mut Seeded::new(seed))
-    }
-
-    /// Whether two images show the same bytes.
-    #[must_use]
-    pub fn same_bytes(&self, other: &Self) -> bool {
-        self.len() == other.len() && self.bytes() == other.bytes()
     }
 }

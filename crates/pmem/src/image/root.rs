@@ -34,6 +34,8 @@ use crate::medium::Medium;
 const PAGE: u64 = 4096;
 const GENERATION: usize = 8;
 const HEADER: usize = 24;
+/// So many writes there never were: who forges a count makes none overflow.
+const GENERATION_MAX: u64 = 1 << 63;
 
 /// Bytes that a root record in two pages takes on its medium.
 pub const ROOT_LEN: u64 = 2 * PAGE;
@@ -92,6 +94,33 @@ impl RootFormat {
             },
             newer: &[GENERATION],
             counted: true,
+        }
+    }
+
+    /// One that has all in a header of `len` bytes, which ends in its checksum; which of two copies is newer it says in words of its own.
+    #[must_use]
+    pub const fn header(
+        at: [u64; 2],
+        magic: [u8; 8],
+        salt: u64,
+        len: usize,
+        newer: &'static [usize],
+    ) -> Self {
+        Self {
+            at,
+            magic,
+            salt: Some(salt),
+            framing: Framing {
+                header: len,
+                length: None,
+                mark: None,
+                max: 0,
+                crc: len - 4,
+                align: 1,
+                padding: true,
+            },
+            newer,
+            counted: false,
         }
     }
 
@@ -170,7 +199,9 @@ impl RootFormat {
             let room = at..medium.len().min(at + self.framing.len(self.framing.max));
             let judge = |header: &[u8]| {
                 copy.extend_from_slice(header);
-                header.starts_with(&self.magic).then_some(()).ok_or(())
+                (header.starts_with(&self.magic) && self.generation(header) < GENERATION_MAX)
+                    .then_some(())
+                    .ok_or(())
             };
             let Ok(found) = self.framing.read(self.salt, &mut Local(medium), room, &mut payload, judge);
             copy.extend_from_slice(&payload);
@@ -278,14 +309,7 @@ mod tests {
     const TAG: u64 = 0x5eed_5eed;
     const PAGES: RootFormat = RootFormat::pages(0, TAG);
     /// As a format has it that keeps all in its header and has words of its own for which copy is newer.
-    const HEADERS: RootFormat = RootFormat {
-        at: [64, 1024],
-        magic: *b"REMTEST\0",
-        salt: Some(9),
-        framing: Framing { header: 32, length: None, mark: None, max: 0, crc: 28, align: 1, padding: true },
-        newer: &[8, 16],
-        counted: false,
-    };
+    const HEADERS: RootFormat = RootFormat::header([64, 1024], *b"REMTEST\0", 9, 32, &[8, 16]);
     const DOMAINS: [PersistenceDomain; 3] =
         [PersistenceDomain::Adr, PersistenceDomain::PageCache, PersistenceDomain::Eadr];
 
@@ -368,6 +392,23 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn a_count_that_nobody_reached_is_damage() {
+        let image = blank(PersistenceDomain::Adr);
+        let forge = |generation: u64, at: u64| {
+            let (mut header, mut copy) = ([0; HEADER], Vec::new());
+            header[..8].copy_from_slice(&PAGES.magic);
+            header[GENERATION..][..8].copy_from_slice(&generation.to_le_bytes());
+            PAGES.framing.emit(None, &header, &[], &mut copy);
+            image.write(at, &copy);
+        };
+        PAGES.at.iter().for_each(|at| forge(u64::MAX, *at));
+        assert!(matches!(PAGES.open(&image), Err(RootError::Invalid { .. })));
+        forge(GENERATION_MAX - 1, PAGES.at[0]);
+        assert!(PAGES.open(&image).unwrap().is_some(), "the one before it may be copied");
+        store(&PAGES, &image, 1).unwrap();
     }
 
     /// Of a record that was acknowledged no damaged bit leads back to the one before it.

@@ -10,7 +10,7 @@
 //! [root record](remanence_pmem::image::RootFormat) of its own: one that is damaged is not taken for none.
 
 use remanence_pmem::Medium;
-use remanence_pmem::image::{Framing, RootError, RootFormat};
+use remanence_pmem::image::{RootError, RootFormat};
 
 use super::{BLOCK, u64_at};
 
@@ -18,7 +18,7 @@ const MAGIC: &[u8; 8] = b"REMCEIL\0";
 
 mod field {
     pub(super) const NUMBER: usize = 8;
-    pub(super) const CRC: usize = 16;
+    // The checksum.
     pub(super) const END: usize = 20;
 }
 
@@ -30,22 +30,7 @@ pub const COPIES: [u64; 2] = [BLOCK + 512, 2 * BLOCK + 512];
 
 /// How a ceiling lies in its pool. `salt` is the superblock's: a ceiling of another pool is none.
 const fn lies(salt: u64) -> RootFormat {
-    RootFormat {
-        at: COPIES,
-        magic: *MAGIC,
-        salt: Some(salt),
-        framing: Framing {
-            header: field::END,
-            length: None,
-            mark: None,
-            max: 0,
-            crc: field::CRC,
-            align: 1,
-            padding: true,
-        },
-        newer: &[field::NUMBER],
-        counted: false,
-    }
+    RootFormat::header(COPIES, *MAGIC, salt, field::END, &[field::NUMBER])
 }
 
 /// Replaces the ceiling of a pool; durable on return.

@@ -1,7 +1,7 @@
 //! Blocks 1 and 2: which half of the catalogue counts, as a [root record](remanence_pmem::image::RootFormat) of its own bytes.
 
 use remanence_pmem::Medium;
-use remanence_pmem::image::{Framing, RootError, RootFormat};
+use remanence_pmem::image::{RootError, RootFormat};
 
 use super::{BLOCK, Half, u64_at};
 
@@ -11,7 +11,7 @@ mod field {
     pub(super) const GENERATION: usize = 8;
     pub(super) const REACHED: usize = 16;
     pub(super) const HALF: usize = 24;
-    pub(super) const CRC: usize = 28;
+    // The checksum.
     pub(super) const END: usize = 32;
 }
 
@@ -33,22 +33,7 @@ pub struct Root {
 
 /// How a root lies in its pool. `salt` is the superblock's: a root of another pool is none.
 const fn lies(salt: u64) -> RootFormat {
-    RootFormat {
-        at: COPIES,
-        magic: *MAGIC,
-        salt: Some(salt),
-        framing: Framing {
-            header: field::END,
-            length: None,
-            mark: None,
-            max: 0,
-            crc: field::CRC,
-            align: 1,
-            padding: true,
-        },
-        newer: &[field::GENERATION, field::REACHED],
-        counted: false,
-    }
+    RootFormat::header(COPIES, *MAGIC, salt, field::END, &[field::GENERATION, field::REACHED])
 }
 
 impl Root {

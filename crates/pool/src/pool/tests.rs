@@ -345,6 +345,15 @@ fn both_roots_damaged_is_an_error_and_not_an_empty_pool() {
 }
 
 #[test]
+fn a_generation_that_nobody_reached_is_damage() {
+    let pool = pool();
+    let (root, salt) = (root::Root { generation: u64::MAX, ..pool.root }, pool.superblock.salt);
+    let medium = pool.into_medium();
+    root.store(&medium, salt).expect("memory does not fail");
+    assert_eq!(recover(medium).expect_err("damaged"), OpenError::RootDamaged);
+}
+
+#[test]
 fn blobs_that_share_blocks_are_damage() {
     let mut pool = pool();
     put(&mut pool, "a", 1, &bytes(1, 5000)).expect("room");

@@ -6,6 +6,7 @@
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
+use std::sync::mpsc::{self, Receiver};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -89,6 +90,7 @@ pub struct Server {
     control: Control,
     stop: Stop,
     published: Arc<Mutex<Published>>,
+    ended: Option<Receiver<()>>,
     thread: Option<JoinHandle<Serving>>,
 }
 
@@ -131,14 +133,16 @@ impl Server {
             buffer: Vec::with_capacity(MAX_MESSAGE),
         };
         let stopping = stop.clone();
+        let (serves, ended) = mpsc::channel();
         let serve = move || {
+            let _serves = serves;
             // It ends early only when the device does, or if the CQ, which grows with what clients may have, overflows.
             let _ = floor.run(&mut serving, &mut entrance, (&stopping).into());
             serving
         };
         let thread = std::thread::Builder::new().name("pool-serve".into()).spawn(serve);
         let thread = Some(thread.map_err(|e| os("a thread cannot be started", e))?);
-        Ok(Self { address, control, stop, published, thread })
+        Ok(Self { address, control, stop, published, ended: Some(ended), thread })
     }
 
     /// Where clients connect.
@@ -159,10 +163,10 @@ impl Server {
         lock(&self.published).clients
     }
 
-    /// Whether the serving thread is still there; it ends only when the device does.
-    #[must_use]
-    pub fn is_running(&self) -> bool {
-        self.thread.as_ref().is_some_and(|thread| !thread.is_finished())
+    /// The end of the serving thread is that of this channel, on which nothing comes. It ends by itself only when the device
+    /// does. `None`: somebody has taken it.
+    pub fn take_ended(&mut self) -> Option<Receiver<()>> {
+        self.ended.take()
     }
 
     /// Stops serving: clients are disconnected, the pool is closed.

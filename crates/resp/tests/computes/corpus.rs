@@ -1,23 +1,12 @@
 //! The committed fuzzing corpus, through the same bodies as the fuzzer.
 
-use std::fs;
-use std::path::Path;
-
 use rand_chacha::ChaCha8Rng;
 use rand_core::{RngCore as _, SeedableRng as _};
 use remanence_resp::fuzzing::BODIES;
 
 #[test]
 fn every_body_takes_its_corpus() {
-    let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus");
-    for (name, body) in BODIES {
-        let files: Vec<_> =
-            fs::read_dir(corpus.join(name)).unwrap().map(|entry| entry.unwrap().path()).collect();
-        assert!(!files.is_empty(), "{name} has no corpus");
-        for file in files {
-            body(&fs::read(&file).unwrap());
-        }
-    }
+    remanence_effort::replay_corpora(BODIES);
 }
 
 /// The corpus with bytes changed, dropped, doubled and spliced: what a fuzzer begins with. `REMANENCE_RESP_MUTANTS` sets
@@ -26,14 +15,11 @@ fn every_body_takes_its_corpus() {
 fn every_body_takes_what_is_almost_its_corpus() {
     let mutants =
         std::env::var("REMANENCE_RESP_MUTANTS").ok().and_then(|text| text.parse().ok()).unwrap_or(100);
-    let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus");
     let mut random = ChaCha8Rng::seed_from_u64(11);
     let mut below = move |bound: usize| (random.next_u64() % bound.max(1) as u64) as usize;
     for (name, body) in BODIES {
-        let mut paths: Vec<_> =
-            fs::read_dir(corpus.join(name)).unwrap().map(|entry| entry.unwrap().path()).collect();
-        paths.sort();
-        let files: Vec<Vec<u8>> = paths.iter().map(|path| fs::read(path).unwrap()).collect();
+        let files: Vec<Vec<u8>> =
+            remanence_effort::corpus(name).into_iter().map(|(_, bytes)| bytes).collect();
         for file in &files {
             for _ in 0..mutants {
                 let mut bytes = file.clone();

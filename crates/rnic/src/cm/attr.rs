@@ -1,7 +1,5 @@
 //! The QP attributes that a connection has agreed on: what `rdma_init_qp_attr` gives.
 
-use remanence_wire::Qkey;
-
 use super::Manager;
 use super::conn::{Conn, State};
 use super::types::{CmError, CommId, Transport};
@@ -15,12 +13,6 @@ impl Manager {
     #[must_use]
     pub fn qp_init(access: Access) -> QpAttr {
         QpAttr { state: Some(QpState::Init), access: Some(access), ..QpAttr::default() }
-    }
-
-    /// RESET to INIT of a UD QP.
-    #[must_use]
-    pub fn qp_init_ud(qkey: Qkey) -> QpAttr {
-        QpAttr { state: Some(QpState::Init), qkey: Some(qkey), ..QpAttr::default() }
     }
 
     /// INIT to RTR: on the passive side before `accept` (change `max_dest_rd_atomic` to what will be accepted, if

@@ -300,7 +300,8 @@ impl Qp {
             }
         }
         let asks = matches!(self.state, QpState::Rts | QpState::Sqd);
-        if let Some(silence) = self.keepalive.expire(now, asks) {
+        let progress = (self.requester.max_psn, self.responder.epsn);
+        if let Some(silence) = self.keepalive.expire(now, asks, progress) {
             shared.silences.push_back((self.qpn, silence));
         }
         self.wants_tx |= self.keepalive.due;

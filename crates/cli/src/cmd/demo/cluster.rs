@@ -69,12 +69,12 @@ impl Cluster {
         let mut signals = Signals::new([SIGINT, SIGTERM]).context(|| "signals cannot be received".into())?;
         let ours = Arc::clone(&inner);
         std::thread::spawn(move || {
-            if signals.forever().next().is_some() {
+            if let Some(signal) = signals.forever().next() {
                 // Not given back: nothing may be started after this.
                 let mut inner = lock(&ours);
                 inner.clear_away();
                 anstream::eprintln!("\nrem: interrupted; the demo's servers and files are gone");
-                std::process::exit(130);
+                std::process::exit(128 + signal);
             }
         });
         Ok(Self { inner, device: device::open_at(HOST)? })
