@@ -344,7 +344,7 @@ mod tests {
     #[test]
     fn a_module_that_ends_well_before_its_tests_have_has_not_passed() {
         let all = |executable: &str| {
-            let program = Program::at("none/waits", executable.into(), "/".into());
+            let program = Program::at("none/early", executable.into(), "/".into());
             program.modules("torture::a: test\n").expect("fair").remove(0)
         };
         let silent = all("/bin/echo").run(&[], &BTreeMap::new()).expect("echo");
