@@ -736,6 +736,28 @@ mod tests {
     }
 
     #[test]
+    fn a_page_that_a_client_of_this_process_finds_lost_ends_the_server() {
+        const SIZE: u64 = 8 << 20;
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = dir.path().join("store");
+        let context =
+            Context::open(Options::udp("127.9.42.4".parse().expect("an address"))).expect("a device");
+        let region = remanence_pmem::FileOptions::new().create(SIZE).open(&path).expect("a file");
+        let server = Server::bind(&context, ServerOptions::region(region)).expect("a server");
+        let locals = server.locals().expect("alone");
+        until_it_sleeps(&mut lock(&locals.host));
+        let (_, mut local) = locals.connect(16);
+        let file = std::fs::File::options().write(true).open(&path).expect("it is there");
+        file.set_len(SIZE - 4096).expect("cut");
+        // It sends no message, and who only reads asks the server for nothing.
+        let lost = remanence_kv::client::RemoteMemory::load(&mut local, SIZE - 8, &mut [0; 8]);
+        lost.expect_err("there is nothing any more");
+        let mut host = lock(&locals.host);
+        assert!(host.next_turn.is_some_and(|at| at <= Instant::now()), "nobody wakes the server");
+        assert_eq!(host.turn(0), None, "it serves on");
+    }
+
+    #[test]
     fn values_of_calls_that_come_together_are_written_before_the_first_is_answered() {
         let Some((_dir, server)) = on_a_disk("127.9.42.2") else { return };
         let locals = server.locals().expect("alone");

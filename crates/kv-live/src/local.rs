@@ -151,7 +151,7 @@ impl Local {
         self.check(at, into.len() as u64)?;
         self.region.read(at, into);
         // A page that was lost reads as zeros.
-        self.region.failure().map_err(|_| Refusal::Medium)?;
+        self.region.failure().map_err(|_| self.failed())?;
         self.line.counts()
     }
 
@@ -162,11 +162,13 @@ impl Local {
         }
         let durable = self.region.psync();
         drop(open);
-        durable.map_err(|_| {
-            // The server has not asked for anything that this failed in, and would go on serving.
-            lock(&self.host).fail();
-            Refusal::Medium.into()
-        })
+        durable.map_err(|_| self.failed().into())
+    }
+
+    /// The medium failed us. The server has not asked for anything that this failed in, and would go on serving.
+    fn failed(&self) -> Refusal {
+        lock(&self.host).fail();
+        Refusal::Medium
     }
 }
 
@@ -196,10 +198,7 @@ impl Local {
 
     /// Waits for the medium, with no lock of the host's held.
     fn wait(&self) -> Result<(), Error> {
-        self.region.psync().map_err(|_| {
-            lock(&self.host).fail();
-            Refusal::Medium.into()
-        })
+        self.region.psync().map_err(|_| self.failed().into())
     }
 }
 
