@@ -455,13 +455,29 @@ impl Member {
                     connector.keep(node, at);
                 }));
             }
+            let ends = Ends { node, flag: over };
             let ran = take_part(node, connector, options, stop);
-            over.store(true, Ordering::Release);
+            drop(ends);
             // Why one of them has panicked the member says itself.
             threads.into_iter().for_each(|thread| drop(thread.join()));
             ran
         });
         ran.map(|()| node.said())
+    }
+}
+
+/// What ends the other threads, also if this one panics, which somebody else's function may do that it calls: else the member would
+/// neither go on nor end.
+struct Ends<'a> {
+    node: &'a Node,
+    flag: &'a AtomicBool,
+}
+
+impl Drop for Ends<'_> {
+    fn drop(&mut self) {
+        self.flag.store(true, Ordering::Release);
+        self.node.lock().over = true;
+        self.node.notify();
     }
 }
 
@@ -474,6 +490,7 @@ fn take_part(
 ) -> Result<(), Error> {
     let ending = &AtomicBool::new(false);
     std::thread::scope(|scope| {
+        let ends = Ends { node, flag: ending };
         let (mut told, mut trouble) = (None, None);
         let mut leading: Option<ScopedJoinHandle<'_, ()>> = None;
         let taken_part = loop {
@@ -514,9 +531,7 @@ fn take_part(
                 }
             }
         };
-        ending.store(true, Ordering::Release);
-        node.lock().over = true;
-        node.notify();
+        drop(ends);
         leading.map(ScopedJoinHandle::join);
         taken_part
     })
@@ -613,6 +628,28 @@ mod tests {
         });
         let sentence = ended.expect_err("its log is gone").to_string();
         assert!(sentence.contains("serves this member's log has panicked"), "{sentence}");
+    }
+
+    #[test]
+    fn a_member_ends_when_whoever_is_told_of_its_part_panics() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let [a, b, c, d] = std::process::id().to_be_bytes();
+        let ip = std::net::Ipv4Addr::new(127, (a ^ b) | 128, c, d.clamp(1, 254));
+        let context = Context::open(Options::udp(ip.into())).expect("a device");
+        let names = [7471, 7472].map(|port| SocketAddr::new(ip.into(), port));
+        let names = names.map(|addr| (addr.to_string(), addr)).to_vec();
+        let options = MemberOptions::directory(directory.path(), names).size(2 << 20);
+        let options = options.on_change(|_| panic!("nobody reads the output any more"));
+        let mut member = Member::bind(&context, 7471, options).expect("a member");
+        let (ended, end) = std::sync::mpsc::channel();
+        let running = std::thread::spawn(move || {
+            let _ended: std::sync::mpsc::Sender<()> = ended;
+            member.run(&AtomicBool::new(false))
+        });
+        // Else it would be there for ever, with nobody who takes part.
+        let end = end.recv_timeout(Duration::from_secs(120));
+        assert_eq!(end, Err(std::sync::mpsc::RecvTimeoutError::Disconnected), "it is there for ever");
+        running.join().expect_err("it has panicked");
     }
 
     #[test]
