@@ -19,8 +19,8 @@ use crate::format::root::Root;
 use crate::format::superblock::{FORMAT, Superblock};
 use crate::pool::{Pool, Recovered};
 
-/// So many moves there never were: who forges a generation makes none overflow.
-const GENERATION_MAX: u64 = 1 << 63;
+/// So many moves there never were, nor frames: who forges a count makes none overflow.
+const COUNT_MAX: u64 = 1 << 63;
 
 /// Opens the pool on `medium` after a clean end or a crash.
 ///
@@ -48,7 +48,7 @@ pub fn recover<M: Medium>(medium: M) -> Result<Pool<M>, OpenError> {
     let mut newest = root.generation.max(newest_generation(&half, superblock.salt));
     medium.read(superblock.geometry.half(root.half.other()), &mut half);
     newest = newest.max(newest_generation(&half, superblock.salt));
-    if newest >= GENERATION_MAX {
+    if newest >= COUNT_MAX {
         return Err(OpenError::RootDamaged);
     }
 
@@ -136,6 +136,9 @@ fn replay(mut half: &[u8], superblock: &Superblock, root: &Root) -> Result<Log, 
             frame::records(&payload).ok_or_else(|| OpenError::catalogue("a record means nothing"))?
         {
             log.records.insert(record.name().clone(), record);
+        }
+        if frame.header.sequence >= COUNT_MAX {
+            return Err(OpenError::catalogue("a frame has a number that nobody reached"));
         }
         log.sequence = frame.header.sequence;
         log.end = frame.at + frame.len;

@@ -354,6 +354,19 @@ fn a_generation_that_nobody_reached_is_damage() {
 }
 
 #[test]
+fn a_frame_that_nobody_reached_is_damage() {
+    for sequence in [1 << 63, u64::MAX - 1, u64::MAX] {
+        let pool = pool();
+        let begins = pool.superblock.geometry.half(pool.root.half);
+        let frame = frame::emit(pool.superblock.salt, pool.root.generation, sequence, &[]);
+        let medium = pool.into_medium();
+        medium.write(begins, &frame);
+        let refused = recover(medium).expect_err("damaged");
+        assert!(matches!(refused, OpenError::CatalogueDamaged { .. }), "{sequence:#x}: {refused:?}");
+    }
+}
+
+#[test]
 fn blobs_that_share_blocks_are_damage() {
     let mut pool = pool();
     put(&mut pool, "a", 1, &bytes(1, 5000)).expect("room");
