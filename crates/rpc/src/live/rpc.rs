@@ -221,8 +221,9 @@ impl Rpc {
     }
 
     /// The event loop: sends and receives until something happened for the consumer, and returns it; `None` when the
-    /// limit is reached, or when somebody [woke](Self::waker) it. With no limit, or a long one, it spins as long as that has paid lately, then sleeps; with a
-    /// limit of zero it looks once, and leaves nothing unsent that may leave.
+    /// limit is reached, or when somebody [woke](Self::waker) it, and with no limit now and then for no reason. With no limit, or a
+    /// long one, it spins as long as that has paid lately, then sleeps; with a limit of zero it looks once, and leaves nothing unsent
+    /// that may leave.
     ///
     /// # Errors
     /// The endpoint does not work any more.
@@ -259,7 +260,8 @@ impl Rpc {
                 let mut wcs = std::mem::take(&mut self.wcs);
                 let found = self.cq.wait(&mut wcs, BATCH, until.map(|until| until.since(now)));
                 self.wcs = wcs;
-                woken = found? == 0 && until.is_none_or(|until| until > self.now());
+                // Who was woken just when a time of the protocol's came is to look as well. With a limit that has time.
+                woken = found? == 0 && (end.is_none() || until.is_none_or(|until| until > self.now()));
             }
             self.complete()?;
             self.post_receives()?;

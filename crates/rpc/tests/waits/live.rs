@@ -9,9 +9,10 @@ use common::{LIMIT, Server, device, options};
 use remanence_link::fault::{Faults, Plan};
 use remanence_rpc::core::config::Config;
 use remanence_rpc::core::event::{Ended, Event, Failure};
-use remanence_rpc::header::Status;
+use remanence_rpc::header::{Address, Status};
 use remanence_rpc::live::{Error, Nexus, Options, Rpc};
 use remanence_verbs::{Context, Options as Device};
+use remanence_wire::Qpn;
 
 fn content(tag: u64, len: usize) -> Vec<u8> {
     (0..len).map(|i| (i as u64).wrapping_mul(tag.wrapping_mul(2) + 1).to_le_bytes()[0]).collect()
@@ -145,6 +146,17 @@ fn a_server_that_is_gone_is_noticed() {
     let failed = rpc.poll(Some(LIMIT)).unwrap();
     assert!(matches!(failed, Some(Event::Failed { tag: 9, why: Failure::Ended(_) })), "{failed:?}");
     assert!(matches!(rpc.poll(Some(LIMIT)).unwrap(), Some(Event::Ended { .. })));
+}
+
+#[test]
+fn a_poll_with_no_limit_comes_back_from_every_sleep() {
+    let here = device();
+    // The protocol asks again, until it gives up; each time may be that of a wake as well, of which there is only one.
+    let config = Config { patience: Duration::from_secs(3), ..Config::default() };
+    let mut rpc = Nexus::new(&here).unwrap().create(&Options { config, ..options() }).unwrap();
+    let nobody = Address { qpn: Qpn::new(0x00AB_CDEF), ..rpc.address() };
+    rpc.connect(nobody).unwrap();
+    assert!(rpc.poll(None).unwrap().is_none(), "it slept until it knew that nobody is there");
 }
 
 #[test]
