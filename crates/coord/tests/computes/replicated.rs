@@ -14,7 +14,7 @@ const UNTIL: Duration = Duration::from_secs(10);
 
 /// Adds the bytes of commands up; its snapshots are long, so that they have several parts.
 #[derive(Default, PartialEq, Eq, Debug)]
-struct Sum(u64);
+pub(crate) struct Sum(u64);
 
 impl StateMachine for Sum {
     fn apply(&mut self, command: &[u8]) -> Vec<u8> {

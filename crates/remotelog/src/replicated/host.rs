@@ -10,8 +10,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use remanence_coord::log::group::{Machine, NotTaken};
-use remanence_coord::replicated::{Log, Replica, Reply, Request, StateMachine};
+use remanence_coord::replicated::{Replica, Reply, Request, StateMachine};
 use remanence_persist::Config;
 use remanence_persist::taxonomy::Domain;
 use remanence_pmem::Region;
@@ -210,7 +209,7 @@ impl<S: StateMachine + Send + 'static> Host<S> {
                 .map_err(GroupError::from)?;
         }
         let mut hosting = Hosting {
-            log: Driven(log),
+            log,
             replica: Replica::new(self.options.limits),
             patience: self.options.log.patience,
             tokens: 0,
@@ -234,28 +233,10 @@ fn lock<T>(hosting: &Mutex<T>) -> MutexGuard<'_, T> {
     hosting.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The group, as a replica needs it.
-#[derive(Debug)]
-struct Driven(Group<SessionConnection>);
-
-impl Log for Driven {
-    fn machine(&self) -> &Machine {
-        self.0.machine()
-    }
-
-    fn append(&mut self, _: Duration, record: &[u8]) -> Result<u64, NotTaken> {
-        self.0.begin_append(record).map_err(NotTaken::Refused)
-    }
-
-    fn trim(&mut self, _: Duration, below: u64) -> Result<(), GroupError> {
-        self.0.begin_trim(below)
-    }
-}
-
 /// A host that has the log.
 #[derive(Debug)]
 struct Hosting<S> {
-    log: Driven,
+    log: Group<SessionConnection>,
     replica: Replica<S>,
     patience: Duration,
     tokens: u64,
@@ -277,15 +258,15 @@ impl<S: StateMachine> Hosting<S> {
                 return Ok(());
             }
             let Some(read) = self.replica.poll_read() else {
-                self.log.0.pause()?;
+                self.log.pause()?;
                 continue;
             };
             let mut bytes = vec![0; read.len as usize];
-            let done = self.log.0.connection(read.server).map(|server| server.read(read.offset, &mut bytes));
+            let done = self.log.connection(read.server).map(|server| server.read(read.offset, &mut bytes));
             let came = match done {
                 Some(Ok(())) => Some(bytes),
                 Some(Err(why)) => {
-                    self.log.0.lose(read.server, why);
+                    self.log.lose(read.server, why);
                     None
                 }
                 None => None,
@@ -332,7 +313,7 @@ impl<S: StateMachine> Hosting<S> {
             if !answers.is_empty() {
                 return answers;
             }
-            if self.log.0.pause().is_err() {
+            if self.log.pause().is_err() {
                 // Nothing more can come of it: as when its time is over.
                 self.replica.advance(Duration::MAX, &mut self.log);
             }
@@ -344,13 +325,13 @@ impl<S: StateMachine> Hosting<S> {
         for (name, connection) in self.found.try_iter() {
             self.sought.remove(&name);
             if connection.is_ok() {
-                self.log.0.reconnect(&name, connection);
+                self.log.reconnect(&name, connection);
             }
         }
         // What is wrong the replica sees, too.
-        let _ = self.log.0.poll();
+        let _ = self.log.poll();
         self.replica.advance(SessionConnection::now(), &mut self.log);
-        for (name, _) in self.log.0.lost() {
+        for (name, _) in self.log.lost() {
             if self.sought.insert(name.clone()) {
                 let _ = self.lost.send(name);
             }
