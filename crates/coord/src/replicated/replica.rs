@@ -344,50 +344,64 @@ impl<S: StateMachine> Replica<S> {
             snapshot.records = Some((first, sequence + 1));
         }
         while let Some(asked) = self.queue.front() {
-            if asked.until <= now {
-                // It is refused as late.
-                return;
+            let (token, until) = (asked.token, asked.until);
+            if until <= now {
+                self.queue.pop_front();
+                self.answers.push_back((token, Reply::Refused(Refusal::Late)));
+                continue;
             }
-            let (record, session) = match &asked.request {
-                Request::Open => (Record::Open { keep: self.limits.sessions }, None),
-                Request::Command { session, number, command } => (
-                    Record::Command { session: *session, number: *number, command },
-                    Some((*session, *number)),
-                ),
+            let session = match &asked.request {
+                Request::Open => None,
+                Request::Command { session, number, .. } => Some((*session, *number)),
             };
             let known = session.map_or(Known::New, |(session, number)| self.state.look(session, number));
-            let (token, until) = (asked.token, asked.until);
-            let reply = match known {
-                Known::New => match log.append(now, &record.emit()) {
-                    Ok(sequence) => {
-                        let record = record.emit();
-                        self.since += record_len(record.len() as u64);
-                        self.state.apply(sequence, &record).expect("what was written is read");
-                        let reply = session.map_or(Reply::Opened(sequence), |(session, number)| {
-                            match self.state.look(session, number) {
-                                Known::Done(_, reply) => Reply::Done(reply.to_vec()),
-                                _ => Reply::Refused(Refusal::Expired),
-                            }
-                        });
-                        Err((sequence, reply))
+            // A host that was replaced and does not know it has not heard of a session either, and what it has applied and nobody has
+            // acknowledged may be void. So a refusal is as good as what is acknowledged behind it: a record of no effect.
+            let refusal = match known {
+                Known::New => None,
+                Known::Done(record, reply) => {
+                    let reply = Reply::Done(reply.to_vec());
+                    self.queue.pop_front();
+                    self.waiting.push_back(Waiting { token, until, record, reply });
+                    continue;
+                }
+                Known::Stale => Some(Refusal::Stale),
+                Known::Expired => Some(Refusal::Expired),
+            };
+            let record = match &asked.request {
+                Request::Open => Record::Open { keep: self.limits.sessions },
+                Request::Command { session, number, command } => {
+                    let command = if refusal.is_none() { &command[..] } else { &[] };
+                    Record::Command { session: *session, number: *number, command }
+                }
+            };
+            let record = record.emit();
+            let reply = match log.append(now, &record) {
+                Ok(sequence) => {
+                    self.since += record_len(record.len() as u64);
+                    self.state.apply(sequence, &record).expect("what was written is read");
+                    let applied = || match session {
+                        None => Reply::Opened(sequence),
+                        Some((session, number)) => match self.state.look(session, number) {
+                            Known::Done(_, reply) => Reply::Done(reply.to_vec()),
+                            _ => Reply::Refused(Refusal::Expired),
+                        },
+                    };
+                    Err((sequence, refusal.map_or_else(applied, Reply::Refused)))
+                }
+                Err(NotTaken::NotYet) => return,
+                Err(NotTaken::Refused(GroupError::Append(AppendError::Full { .. }))) => {
+                    // There will be room.
+                    if self.snapshot.is_some() {
+                        self.is_full = true;
+                        return;
                     }
-                    Err(NotTaken::NotYet) => return,
-                    Err(NotTaken::Refused(GroupError::Append(AppendError::Full { .. }))) => {
-                        // There will be room.
-                        if self.snapshot.is_some() {
-                            self.is_full = true;
-                            return;
-                        }
-                        Ok(Refusal::Full)
-                    }
-                    Err(NotTaken::Refused(GroupError::Append(AppendError::TooLong { max, .. }))) => {
-                        Ok(Refusal::TooLong(max.saturating_sub(COMMAND_HEADER)))
-                    }
-                    Err(NotTaken::Refused(error)) => Ok(Refusal::TooFew(error.to_string())),
-                },
-                Known::Done(record, reply) => Err((record, Reply::Done(reply.to_vec()))),
-                Known::Stale => Ok(Refusal::Stale),
-                Known::Expired => Ok(Refusal::Expired),
+                    Ok(Refusal::Full)
+                }
+                Err(NotTaken::Refused(GroupError::Append(AppendError::TooLong { max, .. }))) => {
+                    Ok(Refusal::TooLong(max.saturating_sub(COMMAND_HEADER)))
+                }
+                Err(NotTaken::Refused(error)) => Ok(Refusal::TooFew(error.to_string())),
             };
             self.queue.pop_front();
             match reply {

@@ -283,6 +283,32 @@ fn a_host_that_was_replaced_says_so_and_answers_nothing_more() {
     );
 }
 
+/// One that does not know that it was replaced has not heard of what was begun since.
+#[test]
+fn nobody_is_told_that_a_session_has_ended_before_that_is_acknowledged() {
+    let mut world = World::new(64);
+    let (first, other) = (world.open(), world.open());
+    assert_eq!(world.add(first, 2, 5), sum(5));
+    world.silent = vec![1, 2];
+    let unheard = world.begin(command(77, 1, 5));
+    let stale = world.begin(command(first, 1, 5));
+    world.begin(Request::Open);
+    let evicted = world.begin(command(other, 1, 5));
+    assert_eq!(world.answers(), [], "it may have been replaced, and what it has applied may be void");
+    world.silent.clear();
+    world.run();
+    let answers = world.answers();
+    for (token, refusal) in
+        [(unheard, Refusal::Expired), (stale, Refusal::Stale), (evicted, Refusal::Expired)]
+    {
+        assert!(answers.contains(&(token, Reply::Refused(refusal))), "{answers:?}");
+    }
+    assert_eq!(world.replica.state().machine(), &Sum(5));
+    world.take_over(&[0, 1]);
+    assert_eq!(world.replica.state().machine(), &Sum(5), "it is a record of no effect");
+    assert_eq!(world.add(first, 3, 1), sum(6));
+}
+
 #[test]
 fn what_waits_is_bounded_and_what_does_not_fit_is_refused() {
     let mut world = World::new(12);
