@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::message::{Refusal, Reply, Request};
 use super::record::{COMMAND_HEADER, PART_HEADER, Record};
-use super::sessions::{Known, State};
+use super::sessions::{Known, State, parts};
 use super::{Limits, StateMachine};
 use crate::log::format::record::record_len;
 use crate::log::group::{Group, Machine, NotTaken, Replay, Replayed, ReplicaConnection};
@@ -237,6 +237,11 @@ impl<S: StateMachine> Replica<S> {
         }
         if matches!(self.phase, Phase::Reading(_)) {
             self.read(now, log.machine());
+            // A server may have all that lies before a whole snapshot, and need the room for the next one.
+            if let Some((first, _)) = self.state.last_snapshot().filter(|_| self.is_serving()) {
+                // It is told again when the next one is whole.
+                let _ = log.trim(now, first);
+            }
         }
         if self.is_serving() {
             self.trim(now, log);
@@ -291,10 +296,16 @@ impl<S: StateMachine> Replica<S> {
                     return self.end(Refused::Said(why).into());
                 }
                 Replayed::Done if self.state.is_whole() => {
-                    // What lies before a snapshot that an earlier host had appended whole was not given up, perhaps.
-                    self.snapshot = self.state.last_snapshot().map(|records| Snapshot {
-                        parts: VecDeque::new(),
-                        records: Some(records),
+                    // What lies before a snapshot that an earlier host had appended whole was not given up, perhaps. One that it had not
+                    // appended to its end is.
+                    let unfinished = self.state.take_unfinished();
+                    if unfinished.is_some() {
+                        self.since = 0;
+                    }
+                    let whole = self.state.last_snapshot().map(|(first, end)| (first, end, VecDeque::new()));
+                    self.snapshot = unfinished.or(whole).map(|(first, end, parts)| Snapshot {
+                        parts,
+                        records: Some((first, end)),
                         is_trimmed: false,
                     });
                     self.phase = Phase::Serving;
@@ -336,6 +347,11 @@ impl<S: StateMachine> Replica<S> {
                 Err(NotTaken::Refused(GroupError::Append(AppendError::Full { .. }))) => {
                     self.is_full = true;
                     return self.refuse_all(&Refusal::Full);
+                }
+                Err(NotTaken::Refused(GroupError::Append(AppendError::TooLong { .. }))) => {
+                    // A server with shorter segments has come: it is split anew.
+                    (self.snapshot, self.since) = (None, u64::MAX >> 1);
+                    return self.begin_snapshot(log.machine());
                 }
                 Err(_) => return,
             };
@@ -431,9 +447,7 @@ impl<S: StateMachine> Replica<S> {
         }
         let bytes = self.state.snapshot();
         let len = payload.min(PART).saturating_sub(PART_HEADER).max(1) as usize;
-        let parts = bytes.len().div_ceil(len) as u32;
-        let emit = |(part, bytes): (u32, &[u8])| Record::Part { part, parts, bytes }.emit();
-        let parts = (0..).zip(bytes.chunks(len)).map(emit).collect();
+        let parts = parts(&bytes, len);
         self.since = 0;
         self.snapshot = Some(Snapshot { parts, records: None, is_trimmed: false });
     }
