@@ -29,6 +29,9 @@ const LOOK: Duration = Duration::from_secs(1);
 /// How long a server of the log may say nothing, if nothing is said of that.
 const PATIENCE: Duration = Duration::from_secs(3);
 
+/// Buffers for messages of each client, where their length is said: it has one command after the other.
+const MESSAGES: u16 = 8;
+
 /// How a host is made.
 #[derive(Clone, Debug)]
 pub struct HostOptions {
@@ -36,6 +39,7 @@ pub struct HostOptions {
     limits: Limits,
     port: u16,
     clients: Option<u16>,
+    messages: Option<u32>,
     token: Option<Token>,
     insecure: bool,
 }
@@ -47,6 +51,7 @@ impl Default for HostOptions {
             limits: Limits::default(),
             port: 0,
             clients: None,
+            messages: None,
             token: None,
             insecure: false,
         }
@@ -95,6 +100,14 @@ impl HostOptions {
     #[must_use]
     pub const fn clients(mut self, count: u16) -> Self {
         self.clients = Some(count);
+        self
+    }
+
+    /// Bytes of a message, from 512 to 1 MiB in steps of 64; 4,096 if nothing is said. A command has 57 less at most, and an answer 25. All hosts of a
+    /// service should have the same: an answer that does not fit reaches nobody, though its command was carried out.
+    #[must_use]
+    pub const fn messages(mut self, bytes: u32) -> Self {
+        self.messages = Some(bytes);
         self
     }
 
@@ -158,6 +171,9 @@ impl<S: StateMachine + Send + 'static> Host<S> {
             .sessions(options.clients.unwrap_or(16))
             .without_buffers()
             .guarded();
+        if let Some(bytes) = options.messages {
+            served = served.messages(MESSAGES, bytes);
+        }
         if let Some(token) = &options.token {
             served = served.token(token.clone());
         }
