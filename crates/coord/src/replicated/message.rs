@@ -51,7 +51,7 @@ pub enum Refusal {
     Expired,
     /// A later command of the session was applied already.
     Stale,
-    /// No record of the log can be that long: bytes that one can have at most.
+    /// No record of the log can be that long, or no message to the host: bytes that a command can have at most.
     TooLong(u64),
     /// Too few servers are there. A sentence.
     TooFew(String),
@@ -72,7 +72,10 @@ impl fmt::Display for Refusal {
             }
             Self::Stale => write!(f, "a later command of this session was carried out already"),
             Self::TooLong(max) => {
-                write!(f, "a command can have {max} bytes at most in this log; make one with longer segments")
+                write!(
+                    f,
+                    "a command can have {max} bytes at most here; serve logs with longer segments, or hosts with longer messages"
+                )
             }
             Self::TooFew(why) => write!(f, "nothing can be made durable now: {why}"),
             Self::Replaced(epoch) => write!(f, "another host has taken over (epoch {epoch}); ask that one"),

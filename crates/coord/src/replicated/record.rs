@@ -7,8 +7,9 @@
 //! | 3 | a part of a snapshot | which part, of how many, `u32` each; its bytes |
 //!
 //! The parts of a snapshot follow each other in the log with nothing in between, and are the state that the records before the first of them
-//! lead to. One that has not all of its parts, as its host ended within it, is passed over, and is never what a log begins with: the records
-//! before a snapshot are given up only when its last part is acknowledged.
+//! lead to. One that has not all of its parts, as its host ended within it, is never what a log begins with: the records
+//! before a snapshot are given up only when its last part is acknowledged. The next host appends the parts that it lacks, if they are those of its
+//! own state, before anything else; if not, it is passed over.
 
 use remanence_codec::{Malformed, Reader, Writer};
 

@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use super::message::{Refusal, Reply, Request};
 use super::record::{COMMAND_HEADER, PART_HEADER, Record};
-use super::sessions::{Known, State};
+use super::sessions::{Known, State, parts};
 use super::{Limits, StateMachine};
 use crate::log::format::record::record_len;
-use crate::log::group::{Machine, NotTaken, Replay, Replayed};
+use crate::log::group::{Group, Machine, NotTaken, Replay, Replayed, ReplicaConnection};
 use crate::log::{AppendError, GroupError, Refused};
 
 /// Bytes of a snapshot that one record carries at most.
@@ -44,6 +44,25 @@ impl Log for Machine {
 
     fn trim(&mut self, now: Duration, below: u64) -> Result<(), GroupError> {
         Self::trim(self, now, below)
+    }
+}
+
+impl<C: ReplicaConnection> Log for Group<C> {
+    fn machine(&self) -> &Machine {
+        self.machine()
+    }
+
+    fn append(&mut self, _: Duration, record: &[u8]) -> Result<u64, NotTaken> {
+        let next = self.next();
+        match self.begin_append(record) {
+            // It was taken, and servers were found to be gone when it was sent: a later host may find it, and so it counts.
+            Err(_) if self.next() > next => Ok(next),
+            taken => taken.map_err(NotTaken::Refused),
+        }
+    }
+
+    fn trim(&mut self, _: Duration, below: u64) -> Result<(), GroupError> {
+        self.begin_trim(below)
     }
 }
 
@@ -218,6 +237,11 @@ impl<S: StateMachine> Replica<S> {
         }
         if matches!(self.phase, Phase::Reading(_)) {
             self.read(now, log.machine());
+            // A server may have all that lies before a whole snapshot, and need the room for the next one.
+            if let Some((first, _)) = self.state.last_snapshot().filter(|_| self.is_serving()) {
+                // It is told again when the next one is whole.
+                let _ = log.trim(now, first);
+            }
         }
         if self.is_serving() {
             self.trim(now, log);
@@ -272,10 +296,16 @@ impl<S: StateMachine> Replica<S> {
                     return self.end(Refused::Said(why).into());
                 }
                 Replayed::Done if self.state.is_whole() => {
-                    // What lies before a snapshot that an earlier host had appended whole was not given up, perhaps.
-                    self.snapshot = self.state.last_snapshot().map(|records| Snapshot {
-                        parts: VecDeque::new(),
-                        records: Some(records),
+                    // What lies before a snapshot that an earlier host had appended whole was not given up, perhaps. One that it had not
+                    // appended to its end is.
+                    let unfinished = self.state.take_unfinished();
+                    if unfinished.is_some() {
+                        self.since = 0;
+                    }
+                    let whole = self.state.last_snapshot().map(|(first, end)| (first, end, VecDeque::new()));
+                    self.snapshot = unfinished.or(whole).map(|(first, end, parts)| Snapshot {
+                        parts,
+                        records: Some((first, end)),
                         is_trimmed: false,
                     });
                     self.phase = Phase::Serving;
@@ -318,6 +348,11 @@ impl<S: StateMachine> Replica<S> {
                     self.is_full = true;
                     return self.refuse_all(&Refusal::Full);
                 }
+                Err(NotTaken::Refused(GroupError::Append(AppendError::TooLong { .. }))) => {
+                    // A server with shorter segments has come: it is split anew.
+                    (self.snapshot, self.since) = (None, u64::MAX >> 1);
+                    return self.begin_snapshot(log.machine());
+                }
                 Err(_) => return,
             };
             snapshot.parts.pop_front();
@@ -325,50 +360,64 @@ impl<S: StateMachine> Replica<S> {
             snapshot.records = Some((first, sequence + 1));
         }
         while let Some(asked) = self.queue.front() {
-            if asked.until <= now {
-                // It is refused as late.
-                return;
+            let (token, until) = (asked.token, asked.until);
+            if until <= now {
+                self.queue.pop_front();
+                self.answers.push_back((token, Reply::Refused(Refusal::Late)));
+                continue;
             }
-            let (record, session) = match &asked.request {
-                Request::Open => (Record::Open { keep: self.limits.sessions }, None),
-                Request::Command { session, number, command } => (
-                    Record::Command { session: *session, number: *number, command },
-                    Some((*session, *number)),
-                ),
+            let session = match &asked.request {
+                Request::Open => None,
+                Request::Command { session, number, .. } => Some((*session, *number)),
             };
             let known = session.map_or(Known::New, |(session, number)| self.state.look(session, number));
-            let (token, until) = (asked.token, asked.until);
-            let reply = match known {
-                Known::New => match log.append(now, &record.emit()) {
-                    Ok(sequence) => {
-                        let record = record.emit();
-                        self.since += record_len(record.len() as u64);
-                        self.state.apply(sequence, &record).expect("what was written is read");
-                        let reply = session.map_or(Reply::Opened(sequence), |(session, number)| {
-                            match self.state.look(session, number) {
-                                Known::Done(_, reply) => Reply::Done(reply.to_vec()),
-                                _ => Reply::Refused(Refusal::Expired),
-                            }
-                        });
-                        Err((sequence, reply))
+            // A host that was replaced and does not know it has not heard of a session either, and what it has applied and nobody has
+            // acknowledged may be void. So a refusal is as good as what is acknowledged behind it: a record of no effect.
+            let refusal = match known {
+                Known::New => None,
+                Known::Done(record, reply) => {
+                    let reply = Reply::Done(reply.to_vec());
+                    self.queue.pop_front();
+                    self.waiting.push_back(Waiting { token, until, record, reply });
+                    continue;
+                }
+                Known::Stale => Some(Refusal::Stale),
+                Known::Expired => Some(Refusal::Expired),
+            };
+            let record = match &asked.request {
+                Request::Open => Record::Open { keep: self.limits.sessions },
+                Request::Command { session, number, command } => {
+                    let command = if refusal.is_none() { &command[..] } else { &[] };
+                    Record::Command { session: *session, number: *number, command }
+                }
+            };
+            let record = record.emit();
+            let reply = match log.append(now, &record) {
+                Ok(sequence) => {
+                    self.since += record_len(record.len() as u64);
+                    self.state.apply(sequence, &record).expect("what was written is read");
+                    let applied = || match session {
+                        None => Reply::Opened(sequence),
+                        Some((session, number)) => match self.state.look(session, number) {
+                            Known::Done(_, reply) => Reply::Done(reply.to_vec()),
+                            _ => Reply::Refused(Refusal::Expired),
+                        },
+                    };
+                    Err((sequence, refusal.map_or_else(applied, Reply::Refused)))
+                }
+                Err(NotTaken::NotYet) => return,
+                Err(NotTaken::Refused(GroupError::Append(AppendError::Full { .. }))) => {
+                    // There will be room.
+                    if self.snapshot.is_some() {
+                        self.is_full = true;
+                        return;
                     }
-                    Err(NotTaken::NotYet) => return,
-                    Err(NotTaken::Refused(GroupError::Append(AppendError::Full { .. }))) => {
-                        // There will be room.
-                        if self.snapshot.is_some() {
-                            self.is_full = true;
-                            return;
-                        }
-                        Ok(Refusal::Full)
-                    }
-                    Err(NotTaken::Refused(GroupError::Append(AppendError::TooLong { max, .. }))) => {
-                        Ok(Refusal::TooLong(max.saturating_sub(COMMAND_HEADER)))
-                    }
-                    Err(NotTaken::Refused(error)) => Ok(Refusal::TooFew(error.to_string())),
-                },
-                Known::Done(record, reply) => Err((record, Reply::Done(reply.to_vec()))),
-                Known::Stale => Ok(Refusal::Stale),
-                Known::Expired => Ok(Refusal::Expired),
+                    Ok(Refusal::Full)
+                }
+                Err(NotTaken::Refused(GroupError::Append(AppendError::TooLong { max, .. }))) => {
+                    Ok(Refusal::TooLong(max.saturating_sub(COMMAND_HEADER)))
+                }
+                Err(NotTaken::Refused(error)) => Ok(Refusal::TooFew(error.to_string())),
             };
             self.queue.pop_front();
             match reply {
@@ -398,9 +447,7 @@ impl<S: StateMachine> Replica<S> {
         }
         let bytes = self.state.snapshot();
         let len = payload.min(PART).saturating_sub(PART_HEADER).max(1) as usize;
-        let parts = bytes.len().div_ceil(len) as u32;
-        let emit = |(part, bytes): (u32, &[u8])| Record::Part { part, parts, bytes }.emit();
-        let parts = (0..).zip(bytes.chunks(len)).map(emit).collect();
+        let parts = parts(&bytes, len);
         self.since = 0;
         self.snapshot = Some(Snapshot { parts, records: None, is_trimmed: false });
     }

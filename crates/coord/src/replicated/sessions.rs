@@ -5,7 +5,7 @@
 //! the log decides and no clock, so that all hosts agree. Who comes with a session that is gone is told so, and nothing is applied: it
 //! may be that the command was.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 
 use remanence_codec::{Malformed, Reader, Writer};
 
@@ -49,8 +49,25 @@ pub struct State<S> {
     parts: Vec<u8>,
     /// Which part comes next, and of how many; none if there is a state.
     missing: Option<(u32, Option<u32>)>,
-    /// The snapshot that was passed over last, whole or not: its first record, how many of its parts were there, and of how many.
-    passed: Option<(u64, u32, u32)>,
+    /// The snapshot that is being passed over, and the last one that was whole: its first record, and one more than its last.
+    passing: Option<Passed>,
+    passed: Option<(u64, u64)>,
+}
+
+/// A snapshot that the log has, as far as it was read.
+#[derive(Debug)]
+struct Passed {
+    first: u64,
+    there: u32,
+    parts: u32,
+    bytes: Vec<u8>,
+}
+
+/// A snapshot in parts of so many bytes at most.
+pub(super) fn parts(snapshot: &[u8], len: usize) -> VecDeque<Vec<u8>> {
+    let parts = snapshot.len().div_ceil(len) as u32;
+    let emit = |(part, bytes): (u32, &[u8])| Record::Part { part, parts, bytes }.emit();
+    (0..).zip(snapshot.chunks(len)).map(emit).collect()
 }
 
 impl<S: StateMachine> State<S> {
@@ -81,9 +98,24 @@ impl<S: StateMachine> State<S> {
 
     /// The records of the last whole snapshot behind the one that the log begins with: the first, and one more than the last.
     #[must_use]
-    pub fn last_snapshot(&self) -> Option<(u64, u64)> {
-        let whole = self.passed.filter(|(_, there, parts)| there == parts);
-        whole.map(|(first, there, _)| (first, first + u64::from(there)))
+    pub const fn last_snapshot(&self) -> Option<(u64, u64)> {
+        self.passed
+    }
+
+    /// If the log ends within a snapshot of this state: the first record of that, one more than its last, and the parts that it lacks. Whoever
+    /// appends them makes it whole. To begin anew each time would fill the log where hosts end within their snapshots again and again.
+    pub fn take_unfinished(&mut self) -> Option<(u64, u64, VecDeque<Vec<u8>>)> {
+        let Passed { first, there, parts: of, bytes } = self.passing.take()?;
+        let snapshot = self.snapshot();
+        // All but the last part are of one length.
+        let len = bytes.len() / there as usize;
+        if len == 0 || !snapshot.starts_with(&bytes) {
+            return None;
+        }
+        let mut missing = parts(&snapshot, len);
+        let is_of_it = missing.len() == of as usize && bytes.len() == len * there as usize;
+        missing.drain(..(there as usize).min(missing.len()));
+        is_of_it.then_some((first, first + u64::from(there), missing))
     }
 
     /// Whether the command is to be appended.
@@ -103,20 +135,17 @@ impl<S: StateMachine> State<S> {
     /// It is not a record of this service, or not one that can be here.
     pub fn apply(&mut self, at: u64, record: &[u8]) -> Result<(), Malformed> {
         let record = Record::parse(record)?;
+        if !matches!(record, Record::Part { .. }) {
+            self.passing = None;
+        }
         match (self.missing, record) {
             (Some(expected), Record::Part { part, parts, bytes }) => {
                 self.put_together(expected, part, parts, bytes)
             }
             (Some(_), _) => Err(Malformed { at: 0 }),
             // What it says is known.
-            (None, Record::Part { part, parts, .. }) => {
-                let follows = |(first, there, of): &(u64, u32, u32)| {
-                    *first + u64::from(*there) == at && (*there, *of) == (part, parts)
-                };
-                let first = self.passed.filter(follows).map_or(at, |(first, ..)| first);
-                if at - first == part.into() {
-                    self.passed = Some((first, part + 1, parts));
-                }
+            (None, Record::Part { part, parts, bytes }) => {
+                self.pass(at, part, parts, bytes);
                 Ok(())
             }
             (None, Record::Open { keep }) => {
@@ -135,6 +164,22 @@ impl<S: StateMachine> State<S> {
                 }
                 Ok(())
             }
+        }
+    }
+
+    fn pass(&mut self, at: u64, part: u32, parts: u32, bytes: &[u8]) {
+        let follows = |passing: &Passed| {
+            passing.first + u64::from(passing.there) == at && (passing.there, passing.parts) == (part, parts)
+        };
+        let begun = self.passing.take().filter(follows);
+        let anew = || (part == 0).then(|| Passed { first: at, there: 0, parts, bytes: Vec::new() });
+        let Some(mut passing) = begun.or_else(anew) else { return };
+        passing.there += 1;
+        passing.bytes.extend_from_slice(bytes);
+        if passing.there == parts {
+            self.passed = Some((passing.first, at + 1));
+        } else {
+            self.passing = Some(passing);
         }
     }
 
@@ -254,6 +299,35 @@ mod tests {
     }
 
     #[test]
+    fn a_snapshot_with_which_the_log_ends_is_known_as_far_as_it_is_there() {
+        let mut state = State::<Sum>::at(0);
+        apply(&mut state, 0, Record::Open { keep: 2 });
+        apply(&mut state, 1, add(0, 1, &[5]));
+        let bytes = state.snapshot();
+        let records = Vec::from(parts(&bytes, 10));
+        assert!(records.len() > 3 && !bytes.len().is_multiple_of(10));
+        let appended = |state: &mut State<Sum>, records: &[Vec<u8>]| {
+            for (at, record) in (2..).zip(records) {
+                state.apply(at, record).expect("it is one");
+            }
+        };
+        for there in 1..records.len() {
+            appended(&mut state, &records[..there]);
+            let missing = records.iter().skip(there).cloned().collect();
+            assert_eq!(state.take_unfinished(), Some((2, 2 + there as u64, missing)));
+            assert_eq!(state.take_unfinished(), None);
+        }
+        // One of something else, and one behind which something was done.
+        let mut other = bytes.clone();
+        other[15] ^= 1;
+        appended(&mut state, &[parts(&other, 10)[0].clone(), parts(&other, 10)[1].clone()]);
+        assert_eq!(state.take_unfinished(), None);
+        appended(&mut state, &[records[0].clone()]);
+        apply(&mut state, 3, add(0, 2, &[5]));
+        assert_eq!(state.take_unfinished(), None);
+    }
+
+    #[test]
     fn a_log_begins_with_a_whole_snapshot_and_passes_others_over() {
         let mut state = State::<Sum>::at(0);
         apply(&mut state, 0, Record::Open { keep: 2 });
@@ -268,7 +342,7 @@ mod tests {
         apply(&mut state, 5, Record::Part { part: 0, parts: 2, bytes: one });
         apply(&mut state, 6, add(0, 1, &[5]));
         apply(&mut state, 7, Record::Part { part: 1, parts: 2, bytes: two });
-        assert!(state.last_snapshot().is_none_or(|(first, _)| first == 3), "the rest of it does not follow");
+        assert_eq!(state.last_snapshot(), Some((3, 5)), "the rest of it does not follow");
         let mut later = State::<Sum>::at(2);
         assert!(!later.is_whole());
         apply(&mut later, 2, Record::Part { part: 0, parts: 2, bytes: one });

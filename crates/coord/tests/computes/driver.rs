@@ -9,9 +9,12 @@ use remanence_coord::log::Updates;
 use remanence_coord::log::format::superblock::Uuid;
 use remanence_coord::log::group::{Action, ConnectionLost, Event, Group, Options, ReplicaConnection};
 use remanence_coord::log::proto::Request;
+use remanence_coord::replicated::sessions::Known;
+use remanence_coord::replicated::{Limits, Replica, Reply, Request as Asked};
 use remanence_persist::plan::Request as PlanRequest;
 
 use crate::machine::{Server, server};
+use crate::replicated::Sum;
 
 /// A server, and what it has answered.
 struct AtOnce {
@@ -20,6 +23,8 @@ struct AtOnce {
     /// Answers that lie at any server, and how often the group would have slept nevertheless.
     there: Rc<Cell<usize>>,
     slept: Rc<Cell<usize>>,
+    /// It is found to be gone when something is sent next.
+    is_gone: Rc<Cell<bool>>,
 }
 
 impl AtOnce {
@@ -45,6 +50,9 @@ impl ReplicaConnection for AtOnce {
     }
 
     fn begin_append(&mut self, updates: Updates, plan: &PlanRequest) -> Result<(), ConnectionLost> {
+        if self.is_gone.get() {
+            return Err(ConnectionLost("it is gone".into()));
+        }
         self.does(Action::Append { server: 0, updates: updates.into(), plan: plan.clone().into() })
     }
 
@@ -64,7 +72,8 @@ fn a_pause_does_not_sleep_on_what_a_turn_began_or_left() {
     let (there, slept) = (Rc::default(), Rc::default());
     let connections = (1..=2).map(|n| {
         let (there, slept) = (Rc::clone(&there), Rc::clone(&slept));
-        let connection = AtOnce { server: server(n, 256), came: VecDeque::new(), there, slept };
+        let is_gone = Rc::default();
+        let connection = AtOnce { server: server(n, 256), came: VecDeque::new(), there, slept, is_gone };
         (format!("s{n}"), Ok(connection))
     });
     // More than is taken of one server in a turn, and more than is under way at a time.
@@ -83,4 +92,36 @@ fn a_pause_does_not_sleep_on_what_a_turn_began_or_left() {
         group.begin_append(b"one").expect("room");
         group.poll().expect("both are there");
     }
+}
+
+/// Else the client is told that nothing was changed, and a later host finds the record; and this one, if its servers come back, goes on
+/// without it.
+#[test]
+fn a_command_that_was_taken_when_its_servers_were_found_to_be_gone_counts() {
+    let is_gone = Rc::new(Cell::new(false));
+    let connections = (1..=2).map(|n| {
+        let (there, slept, is_gone) = (Rc::default(), Rc::default(), Rc::clone(&is_gone));
+        let connection = AtOnce { server: server(n, 256), came: VecDeque::new(), there, slept, is_gone };
+        (format!("s{n}"), Ok(connection))
+    });
+    let options = Options::new(1, Uuid([9; 16])).acks(Some(2));
+    let (mut group, _) = Group::open(connections.collect(), &options).expect("both are there");
+    let mut replica = Replica::<Sum>::new(Limits::default());
+    let until = Duration::from_secs(1);
+    replica.submit(1, until, Asked::Open);
+    let session = loop {
+        replica.advance(Duration::ZERO, &mut group);
+        match replica.poll_answer() {
+            Some((1, Reply::Opened(session))) => break session,
+            Some(other) => panic!("{other:?}"),
+            None => group.pause().expect("both are there"),
+        }
+    };
+    is_gone.set(true);
+    replica.submit(2, until, Asked::Command { session, number: 1, command: vec![5] });
+    replica.advance(Duration::ZERO, &mut group);
+    assert_eq!((replica.poll_answer(), group.next()), (None, session + 2), "nothing is known of it yet");
+    assert!(matches!(replica.state().look(session, 1), Known::Done(record, _) if record == session + 1));
+    replica.advance(until, &mut group);
+    assert!(matches!(replica.poll_answer(), Some((2, Reply::Unknown(_)))));
 }

@@ -14,7 +14,7 @@ const UNTIL: Duration = Duration::from_secs(10);
 
 /// Adds the bytes of commands up; its snapshots are long, so that they have several parts.
 #[derive(Default, PartialEq, Eq, Debug)]
-struct Sum(u64);
+pub(crate) struct Sum(u64);
 
 impl StateMachine for Sum {
     fn apply(&mut self, command: &[u8]) -> Vec<u8> {
@@ -37,6 +37,8 @@ impl StateMachine for Sum {
 struct World {
     servers: Vec<Server>,
     silent: Vec<usize>,
+    /// Records that servers still get.
+    appends: usize,
     machine: Machine,
     replica: Replica<Sum>,
     waiting: Vec<Action>,
@@ -59,6 +61,7 @@ impl World {
         let mut world = Self {
             servers: (1..=3).map(|n| server(n, segments)).collect(),
             silent: Vec::new(),
+            appends: usize::MAX,
             machine: machine(1),
             replica: Replica::new(limits()),
             waiting: Vec::new(),
@@ -90,7 +93,8 @@ impl World {
         | Action::Read { server, .. }
         | Action::Append { server, .. }
         | Action::Disconnect { server }) = action;
-        self.silent.contains(server)
+        let is_append = matches!(action, Action::Append { .. });
+        self.silent.contains(server) || is_append && self.appends == 0
     }
 
     /// Everything that can happen happens, but for what is asked of silent servers.
@@ -117,6 +121,7 @@ impl World {
             else {
                 unreachable!("they were left out")
             };
+            self.appends -= usize::from(matches!(action, Action::Append { .. }));
             let event = self.servers[server].does(action);
             self.machine.handle(self.now, server, event);
         }
@@ -253,6 +258,25 @@ fn a_snapshot_whose_host_has_ended_before_it_was_trimmed_is_trimmed_by_the_next_
 }
 
 #[test]
+fn hosts_that_end_within_their_snapshots_do_not_fill_the_log() {
+    let mut world = World::new(40);
+    let session = world.open();
+    let number = 400;
+    for number in 1..number {
+        // Each host has all servers append one record: a command, or a part of a snapshot.
+        world.appends = 3;
+        world.take_over(&[0, 1, 2]);
+        world.begin(command(session, number, 1));
+        world.answers();
+    }
+    world.appends = usize::MAX;
+    world.take_over(&[0, 1, 2]);
+    let reply = world.add(session, number, 0);
+    assert!(matches!(reply, Reply::Done(_)), "{reply:?}");
+    assert!(world.machine.status(1).expect("it takes part").state.head.sequence > 100);
+}
+
+#[test]
 fn a_host_that_was_replaced_says_so_and_answers_nothing_more() {
     let mut world = World::new(64);
     let session = world.open();
@@ -281,6 +305,32 @@ fn a_host_that_was_replaced_says_so_and_answers_nothing_more() {
     assert!(
         matches!(world.add(session, 3, 5), Reply::Refused(Refusal::Replaced(epoch)) if epoch.counter() == later)
     );
+}
+
+/// One that does not know that it was replaced has not heard of what was begun since.
+#[test]
+fn nobody_is_told_that_a_session_has_ended_before_that_is_acknowledged() {
+    let mut world = World::new(64);
+    let (first, other) = (world.open(), world.open());
+    assert_eq!(world.add(first, 2, 5), sum(5));
+    world.silent = vec![1, 2];
+    let unheard = world.begin(command(77, 1, 5));
+    let stale = world.begin(command(first, 1, 5));
+    world.begin(Request::Open);
+    let evicted = world.begin(command(other, 1, 5));
+    assert_eq!(world.answers(), [], "it may have been replaced, and what it has applied may be void");
+    world.silent.clear();
+    world.run();
+    let answers = world.answers();
+    for (token, refusal) in
+        [(unheard, Refusal::Expired), (stale, Refusal::Stale), (evicted, Refusal::Expired)]
+    {
+        assert!(answers.contains(&(token, Reply::Refused(refusal))), "{answers:?}");
+    }
+    assert_eq!(world.replica.state().machine(), &Sum(5));
+    world.take_over(&[0, 1]);
+    assert_eq!(world.replica.state().machine(), &Sum(5), "it is a record of no effect");
+    assert_eq!(world.add(first, 3, 1), sum(6));
 }
 
 #[test]

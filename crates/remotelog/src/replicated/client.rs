@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
+use remanence_coord::replicated::record::COMMAND_HEADER;
 use remanence_remote::{Session, Token};
 use remanence_verbs::Context;
 
@@ -177,6 +178,11 @@ impl Client {
                 none.insert(session.map_err(|e| e.to_string())?)
             }
         };
+        // What is too long for a message will not be shorter for being sent again.
+        if request.len() > connection.call_max() {
+            let max = connection.call_max().saturating_sub(COMMAND_HEADER as usize);
+            return Ok(Reply::Refused(Refusal::TooLong(max as u64)));
+        }
         let reply = connection.call(SERVICE, request).map_err(|e| e.to_string())?;
         Reply::parse(&reply).map_err(|e| e.to_string())
     }

@@ -10,8 +10,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use remanence_coord::log::group::{Machine, NotTaken};
-use remanence_coord::replicated::{Log, Replica, Reply, Request, StateMachine};
+use remanence_coord::replicated::{Replica, Reply, Request, StateMachine};
 use remanence_persist::Config;
 use remanence_persist::taxonomy::Domain;
 use remanence_pmem::Region;
@@ -30,6 +29,9 @@ const LOOK: Duration = Duration::from_secs(1);
 /// How long a server of the log may say nothing, if nothing is said of that.
 const PATIENCE: Duration = Duration::from_secs(3);
 
+/// Buffers for messages of each client, where their length is said: it has one command after the other.
+const MESSAGES: u16 = 8;
+
 /// How a host is made.
 #[derive(Clone, Debug)]
 pub struct HostOptions {
@@ -37,6 +39,7 @@ pub struct HostOptions {
     limits: Limits,
     port: u16,
     clients: Option<u16>,
+    messages: Option<u32>,
     token: Option<Token>,
     insecure: bool,
 }
@@ -48,6 +51,7 @@ impl Default for HostOptions {
             limits: Limits::default(),
             port: 0,
             clients: None,
+            messages: None,
             token: None,
             insecure: false,
         }
@@ -96,6 +100,14 @@ impl HostOptions {
     #[must_use]
     pub const fn clients(mut self, count: u16) -> Self {
         self.clients = Some(count);
+        self
+    }
+
+    /// Bytes of a message, from 512 to 1 MiB in steps of 64; 4,096 if nothing is said. A command has 57 less at most, and an answer 25. All hosts of a
+    /// service should have the same: an answer that does not fit reaches nobody, though its command was carried out.
+    #[must_use]
+    pub const fn messages(mut self, bytes: u32) -> Self {
+        self.messages = Some(bytes);
         self
     }
 
@@ -159,6 +171,9 @@ impl<S: StateMachine + Send + 'static> Host<S> {
             .sessions(options.clients.unwrap_or(16))
             .without_buffers()
             .guarded();
+        if let Some(bytes) = options.messages {
+            served = served.messages(MESSAGES, bytes);
+        }
         if let Some(token) = &options.token {
             served = served.token(token.clone());
         }
@@ -210,7 +225,7 @@ impl<S: StateMachine + Send + 'static> Host<S> {
                 .map_err(GroupError::from)?;
         }
         let mut hosting = Hosting {
-            log: Driven(log),
+            log,
             replica: Replica::new(self.options.limits),
             patience: self.options.log.patience,
             tokens: 0,
@@ -234,28 +249,10 @@ fn lock<T>(hosting: &Mutex<T>) -> MutexGuard<'_, T> {
     hosting.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The group, as a replica needs it.
-#[derive(Debug)]
-struct Driven(Group<SessionConnection>);
-
-impl Log for Driven {
-    fn machine(&self) -> &Machine {
-        self.0.machine()
-    }
-
-    fn append(&mut self, _: Duration, record: &[u8]) -> Result<u64, NotTaken> {
-        self.0.begin_append(record).map_err(NotTaken::Refused)
-    }
-
-    fn trim(&mut self, _: Duration, below: u64) -> Result<(), GroupError> {
-        self.0.begin_trim(below)
-    }
-}
-
 /// A host that has the log.
 #[derive(Debug)]
 struct Hosting<S> {
-    log: Driven,
+    log: Group<SessionConnection>,
     replica: Replica<S>,
     patience: Duration,
     tokens: u64,
@@ -277,15 +274,15 @@ impl<S: StateMachine> Hosting<S> {
                 return Ok(());
             }
             let Some(read) = self.replica.poll_read() else {
-                self.log.0.pause()?;
+                self.log.pause()?;
                 continue;
             };
             let mut bytes = vec![0; read.len as usize];
-            let done = self.log.0.connection(read.server).map(|server| server.read(read.offset, &mut bytes));
+            let done = self.log.connection(read.server).map(|server| server.read(read.offset, &mut bytes));
             let came = match done {
                 Some(Ok(())) => Some(bytes),
                 Some(Err(why)) => {
-                    self.log.0.lose(read.server, why);
+                    self.log.lose(read.server, why);
                     None
                 }
                 None => None,
@@ -332,7 +329,7 @@ impl<S: StateMachine> Hosting<S> {
             if !answers.is_empty() {
                 return answers;
             }
-            if self.log.0.pause().is_err() {
+            if self.log.pause().is_err() {
                 // Nothing more can come of it: as when its time is over.
                 self.replica.advance(Duration::MAX, &mut self.log);
             }
@@ -344,13 +341,13 @@ impl<S: StateMachine> Hosting<S> {
         for (name, connection) in self.found.try_iter() {
             self.sought.remove(&name);
             if connection.is_ok() {
-                self.log.0.reconnect(&name, connection);
+                self.log.reconnect(&name, connection);
             }
         }
         // What is wrong the replica sees, too.
-        let _ = self.log.0.poll();
+        let _ = self.log.poll();
         self.replica.advance(SessionConnection::now(), &mut self.log);
-        for (name, _) in self.log.0.lost() {
+        for (name, _) in self.log.lost() {
             if self.sought.insert(name.clone()) {
                 let _ = self.lost.send(name);
             }

@@ -3,3 +3,4 @@
 
 mod journal;
 mod live;
+mod replicated;
