@@ -142,8 +142,9 @@ impl Shared {
                 while let Some(number) = state.deadlines.pop_due(now) {
                     let Some(slot) = state.slots.get(&number) else { continue };
                     let error = if slot.changes && slot.taken { Error::LateUnknown } else { Error::Late };
-                    state.settle(number, Outcome::Ended(Err(error)));
+                    let waker = state.settle(number, Outcome::Ended(Err(error)));
                     self.command(state, Command::GiveUp(number));
+                    waker.into_iter().for_each(Waker::wake);
                     state = self.lock();
                 }
             }
@@ -166,18 +167,19 @@ fn wakes(known: &mut Option<Waker>, task: &Task<'_>) {
 }
 
 impl State {
-    /// An operation has an outcome, for whoever still wants it.
-    fn settle(&mut self, number: u64, outcome: Outcome) {
-        let Some(slot) = self.slots.get_mut(&number) else { return };
+    /// An operation has an outcome, for whoever still wants it: this is to wake that one once the lock is open, as it may poll at once.
+    #[must_use]
+    fn settle(&mut self, number: u64, outcome: Outcome) -> Option<Waker> {
+        let slot = self.slots.get_mut(&number)?;
         self.deadlines.set(number, None);
         if slot.orphan {
             self.slots.remove(&number);
-        } else if slot.outcome.is_none() {
-            slot.outcome = Some(outcome);
-            if let Some(waker) = slot.waker.take() {
-                waker.wake();
-            }
+            return None;
         }
+        if slot.outcome.is_none() {
+            slot.outcome = Some(outcome);
+        }
+        slot.waker.take()
     }
 }
 
@@ -478,12 +480,15 @@ impl Drop for Farewell {
         let mut state = self.0.lock();
         state.over = true;
         let open: Vec<u64> = state.slots.keys().copied().collect();
+        let mut wakers = Vec::new();
         for number in open {
             let unknown = state.slots.get(&number).is_some_and(|slot| slot.changes && slot.taken);
             let gone = Error::Lost("the client's thread has ended".to_owned());
             let error = if unknown { Error::Unknown(Box::new(gone)) } else { gone };
-            state.settle(number, Outcome::Ended(Err(error)));
+            wakers.extend(state.settle(number, Outcome::Ended(Err(error))));
         }
+        drop(state);
+        wakers.into_iter().for_each(Waker::wake);
     }
 }
 
@@ -686,6 +691,7 @@ impl Driver {
             return;
         }
         let lost = || Error::Lost(broke.unwrap_or("the connection is gone").to_owned());
+        let mut wakers = Vec::new();
         let mut state = self.shared.lock();
         for (number, ended) in ended {
             let outcome = match ended {
@@ -694,8 +700,10 @@ impl Driver {
                 Ended::Lost => Outcome::Ended(Err(lost())),
                 Ended::Unknown => Outcome::Ended(Err(Error::Unknown(Box::new(lost())))),
             };
-            state.settle(number, outcome);
+            wakers.extend(state.settle(number, outcome));
         }
+        drop(state);
+        wakers.into_iter().for_each(Waker::wake);
     }
 
     fn end_all(&mut self, why: &Error) {
@@ -780,5 +788,39 @@ impl OperationSpec {
             }
             Self::Call(request) => Any::Call(Call::new(request)),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU32, Ordering};
+    use std::task::Wake;
+
+    use super::*;
+
+    /// A task that is polled by whoever wakes it, as some executors do.
+    struct PolledAtOnce {
+        shared: Arc<Shared>,
+        polls: AtomicU32,
+    }
+
+    impl Wake for PolledAtOnce {
+        fn wake(self: Arc<Self>) {
+            assert!(self.shared.state.try_lock().is_ok(), "a poll would wait for whoever wakes");
+            self.polls.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    #[test]
+    fn who_is_woken_may_poll_at_once() {
+        let shared = Arc::new(Shared { state: Mutex::default() });
+        let task = Arc::new(PolledAtOnce { shared: Arc::clone(&shared), polls: AtomicU32::new(0) });
+        for number in 0..3 {
+            let waker = Some(Arc::clone(&task).into());
+            let slot = Slot { waker, outcome: None, changes: false, taken: false, orphan: false };
+            shared.lock().slots.insert(number, slot);
+        }
+        drop(Farewell(shared));
+        assert_eq!(task.polls.load(Ordering::Relaxed), 3);
     }
 }

@@ -203,8 +203,9 @@ impl SessionConnection {
         Ok(None)
     }
 
-    /// Begins what waits, as far as there is room.
-    fn begin(&mut self) -> Result<(), ConnectionLost> {
+    /// Begins what waits, as far as there is room. Whether there is something new to be taken for it: something was begun, or waited for.
+    fn begin(&mut self) -> Result<bool, ConnectionLost> {
+        let before = (self.waiting.len(), self.plans.len());
         while let Some(first) = self.waiting.pop_front() {
             let begun = match &first {
                 Waiting::Call(request) => self.try_call(request)?,
@@ -216,7 +217,7 @@ impl SessionConnection {
                 break;
             }
         }
-        Ok(())
+        Ok((self.waiting.len(), self.plans.len()) != before)
     }
 
     fn try_call(&mut self, request: &[u8]) -> Result<bool, ConnectionLost> {
@@ -236,6 +237,22 @@ impl SessionConnection {
         let Some(plan) = self.plan(plan)? else { return Ok(false) };
         let ticket = updates.with(|list| self.session.try_submit(&plan, list)).map_err(lost)?;
         Ok(ticket.is_some())
+    }
+}
+
+/// What has come next, if anything has: `take` says so, and `begin` begins what waits and says whether to look again. Where it ends in
+/// nothing, `begin` has seen all that was taken: else what lets something begin might be taken and forgotten, and with nothing under way
+/// nobody would be woken.
+fn next<S, T, E>(
+    of: &mut S,
+    take: impl Fn(&mut S) -> Result<Option<T>, E>,
+    begin: impl Fn(&mut S) -> Result<bool, E>,
+) -> Result<Option<T>, E> {
+    loop {
+        let came = take(of)?;
+        if came.is_some() || !begin(of)? {
+            return Ok(came);
+        }
     }
 }
 
@@ -272,13 +289,7 @@ impl ReplicaConnection for SessionConnection {
     }
 
     fn poll(&mut self) -> Result<Option<Event>, ConnectionLost> {
-        let came = self.take()?;
-        if came.is_some() || self.waiting.is_empty() {
-            return Ok(came);
-        }
-        self.begin()?;
-        // Where a plan was waited for, other things may have come meanwhile.
-        self.take()
+        next(self, Self::take, Self::begin)
     }
 
     fn wait(&mut self, limit: Duration) {
@@ -288,5 +299,42 @@ impl ReplicaConnection for SessionConnection {
 
     fn waits_for(&self, other: &Self) -> bool {
         self.session.reactor() == other.session.reactor()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A session where one thing is under way, after which another one can begin.
+    #[derive(Default)]
+    struct Scripted {
+        looks: u32,
+        /// The look at which the first one has come: it brings nothing that anybody is told of.
+        comes_at: u32,
+        came: bool,
+        begun: bool,
+    }
+
+    #[test]
+    fn what_can_begin_was_begun_or_its_cause_ends_the_next_wait() {
+        for comes_at in 1..5 {
+            let mut session = Scripted { comes_at, ..Scripted::default() };
+            let take = |session: &mut Scripted| {
+                session.looks += 1;
+                session.came |= session.looks == session.comes_at;
+                Ok::<Option<()>, ()>(None)
+            };
+            let begin = |session: &mut Scripted| {
+                let begins = session.came && !session.begun;
+                session.begun |= begins;
+                Ok(begins)
+            };
+            while !session.came {
+                assert_eq!(next(&mut session, take, begin), Ok(None));
+                // What was not taken yet ends the wait that follows.
+                assert_eq!(session.begun, session.came, "it has come at look {comes_at}");
+            }
+        }
     }
 }

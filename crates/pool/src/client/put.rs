@@ -108,6 +108,13 @@ struct Path {
     given_up: bool,
 }
 
+impl Path {
+    /// It waits for the answer to its commit.
+    fn is_committing(&self) -> bool {
+        !self.given_up && self.leg.is_committing()
+    }
+}
+
 struct Transfer {
     name: BlobName,
     paths: Vec<Path>,
@@ -609,13 +616,14 @@ impl Put<'_> {
                 self.drained(id, server);
             }
             Reply::Extents { extents } => path.leg.extended(&extents),
-            Reply::Committed { version } => {
+            // Who says so before it was asked for counts for nothing.
+            Reply::Committed { version } if path.is_committing() => {
                 path.leg.committed(version);
                 self.complete(id, server);
             }
             // Somebody put a newer one at the same time. The server has what comes after ours, durably: nobody who asks
             // it will see what was there before, so this is as good as done.
-            Reply::Refused { code: Code::Superseded, .. } => {
+            Reply::Refused { code: Code::Superseded, .. } if path.is_committing() => {
                 let reservation = path.leg.reservation();
                 self.complete(id, server);
                 if let Some(reservation) = reservation {

@@ -132,6 +132,12 @@ impl BlobTransfer {
         self.state != State::Opening
     }
 
+    /// Whether its commit was asked for, and nothing else is.
+    #[must_use]
+    pub fn is_committing(&self) -> bool {
+        self.state == State::Committing
+    }
+
     /// The durable version, once it is.
     #[must_use]
     pub const fn done(&self) -> Option<Version> {
@@ -158,8 +164,9 @@ impl BlobTransfer {
     pub fn extended(&mut self, extents: &[RemoteExtent]) {
         self.asking = false;
         for extent in extents {
-            self.room_bytes += extent.len;
-            self.granted += extent.len;
+            // Whatever a server says that it gave.
+            self.room_bytes = self.room_bytes.saturating_add(extent.len);
+            self.granted = self.granted.saturating_add(extent.len);
             self.room.push_back(*extent);
         }
     }
@@ -365,11 +372,11 @@ mod tests {
         assert_eq!(leg.written(), Some(3));
         assert!(!leg.is_ready(), "written is not durable");
         leg.flushed();
-        assert!(leg.is_ready());
+        assert!(leg.is_ready() && !leg.is_committing());
         let version = Version { counter: 5, writer: 2 };
         let commit = Request::Commit { reservation: 9, version, len: 100, digest: DIGEST };
         assert_eq!(leg.commit(version), Act::Ask(commit));
-        assert_eq!((leg.done(), leg.is_ready()), (None, false));
+        assert_eq!((leg.done(), leg.is_ready(), leg.is_committing()), (None, false, true));
         leg.committed(version);
         assert_eq!(leg.done(), Some(version));
     }

@@ -43,7 +43,7 @@ const HEADER: usize = 8;
 pub struct RemoteExtent {
     /// Address of the first byte, as the server registered it; it is the byte's offset in the pool.
     pub addr: u64,
-    /// How many bytes the run has.
+    /// How many bytes the run has: not none, and it does not go beyond the last address.
     pub len: u64,
     /// The rkey that opens the run, for this client's QPs alone.
     pub rkey: u32,
@@ -57,7 +57,9 @@ impl RemoteExtent {
     }
 
     fn parse(r: &mut Reader<'_>) -> Result<Self, Malformed> {
-        Ok(Self { addr: r.u64_be()?, len: r.u64_be()?, rkey: r.u32_be()? })
+        let run = Self { addr: r.u64_be()?, len: r.u64_be()?, rkey: r.u32_be()? };
+        // A READ of no bytes would be taken for the end of the blob.
+        if run.len == 0 || run.addr.checked_add(run.len).is_none() { r.fail() } else { Ok(run) }
     }
 }
 

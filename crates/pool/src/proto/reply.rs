@@ -409,8 +409,9 @@ mod tests {
     fn reply() -> impl Strategy<Value = Reply> {
         let n = any::<u64>;
         let extents = || {
-            let extent =
-                (n(), n(), any::<u32>()).prop_map(|(addr, len, rkey)| RemoteExtent { addr, len, rkey });
+            let half = u64::MAX / 2;
+            let extent = (0..=half, 1..=half, any::<u32>());
+            let extent = extent.prop_map(|(addr, len, rkey)| RemoteExtent { addr, len, rkey });
             prop::collection::vec(extent, 0..EXTENTS_PER_MESSAGE + 1)
         };
         prop_oneof![
@@ -463,6 +464,16 @@ mod tests {
         fn any_bytes_do_no_harm(bytes in prop::collection::vec(any::<u8>(), 0..300), kind in 60_u8..80) {
             let _ = Reply::parse(&bytes);
             let _ = Reply::parse(&message(kind, 1, |w| w.bytes(&bytes)));
+        }
+    }
+
+    #[test]
+    fn a_run_of_no_bytes_or_beyond_the_last_address_is_none() {
+        for (addr, len, fair) in
+            [(0, 1, true), (8, 0, false), (8, u64::MAX - 8, true), (8, u64::MAX - 7, false)]
+        {
+            let reply = Reply::Extents { extents: vec![RemoteExtent { addr, len, rkey: 1 }] };
+            assert_eq!(Reply::parse(&reply.emit(7)).is_ok(), fair, "{len} bytes at {addr}");
         }
     }
 

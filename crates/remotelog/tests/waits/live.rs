@@ -4,7 +4,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use remanence_persist::Config;
 use remanence_persist::plan::Costs;
@@ -268,6 +268,10 @@ fn a_group_goes_on_without_one_and_rebuilds_it() {
     let (mut group, opened) = Group::open(connections, &options(2)).expect("two of them know");
     assert_eq!((opened.lost.len(), group.next(), group.quorum()), (0, 20, (2, 3)));
     group.begin_append(&payload(20)).expect("room");
+    // The third one, too, however long that takes.
+    while !group.machine().behind().is_empty() || group.machine().is_settling() {
+        group.poll().expect("all are there");
+    }
     group.close().expect("all are there");
     let expected: Vec<Vec<u8>> = (3..=20).map(payload).collect();
     for host in [&a, &b, &c] {
@@ -568,7 +572,6 @@ fn who_may_only_read_takes_no_log_over() {
 #[test]
 fn a_first_record_that_is_longer_than_staging_needs_nothing_else_to_come() {
     const LEN: usize = 2 << 20;
-    const LIMIT: Duration = Duration::from_secs(3);
     let host = Host::for_records_of(LEN as u64, "DMP+DDIO+DRAM");
     let mut connection = host.connection(None).expect("it is there");
     let mut machine = Machine::new(["one".to_owned()], options(1));
@@ -594,9 +597,8 @@ fn a_first_record_that_is_longer_than_staging_needs_nothing_else_to_come() {
             machine.handle(Duration::ZERO, 0, event);
         }
         if !any {
-            let begin = Instant::now();
-            connection.wait(LIMIT);
-            assert!(begin.elapsed() < LIMIT, "it sleeps though nothing is under way");
+            // For ever, if nothing is under way.
+            connection.wait(Duration::MAX);
         }
     }
 }

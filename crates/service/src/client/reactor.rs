@@ -252,6 +252,7 @@ impl Inner {
                 Wants::Any { .. } => state.deadlines.first(),
             };
             let mut limit = None;
+            let needs_no_queue = state.is_broken && matches!(wants, Wants::Any { goes_on: true, .. });
             if let Some(until) = [due, end].into_iter().flatten().min() {
                 let now = Instant::now();
                 if due.is_some_and(|due| due <= now) {
@@ -260,12 +261,12 @@ impl Inner {
                     state = self.wake(state, &mut tasks);
                     continue;
                 }
-                if until <= now {
+                // Of a queue that is broken also who does not wait is told.
+                if until <= now && (!state.is_broken || needs_no_queue) {
                     return Ok(Came::Nothing);
                 }
-                limit = Some(until - now);
+                limit = Some(until.saturating_duration_since(now));
             }
-            let needs_no_queue = state.is_broken && matches!(wants, Wants::Any { goes_on: true, .. });
             if state.is_led || needs_no_queue {
                 state.followers += 1;
                 state = match limit {
@@ -785,6 +786,7 @@ mod tests {
         endpoints.iter_mut().for_each(|endpoint| drop(endpoint.qp.take()));
         reactor.inner.cq.destroy().unwrap();
         assert_eq!(reactor.waiter().wait(None), Err(CqError::NoSuchCq));
+        assert_eq!(reactor.waiter().wait(Some(Instant::now())), Err(CqError::NoSuchCq), "nor for no time");
         for (endpoint, woken) in endpoints.iter().zip(&woken) {
             assert_eq!(woken.0.load(Ordering::Relaxed), 1);
             assert_eq!(ready(endpoint, woken), Poll::Ready(()));
