@@ -52,12 +52,6 @@ const RUNS: &[Run] = &[
         NIGHT,
         test!("coord", "--test", "computes", "crash::"),
     ),
-    run_of(
-        "takeover",
-        "simulated members that take over",
-        NIGHT,
-        test!("coord", "--test", "computes", "failover::"),
-    ),
     run_of("log-kill", "servers of a log, killed", NIGHT, test!("cli", "--test", "waits", "log::")),
     run_of(
         "blobs",
