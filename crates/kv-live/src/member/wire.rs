@@ -17,7 +17,7 @@ use std::time::Duration;
 use remanence_remotelog::Epoch;
 use remanence_remotelog::format::superblock::Uuid;
 
-use remanence_codec::Reader;
+use remanence_codec::{Reader, printable};
 use remanence_coord::takeover::{Role, Statement};
 use remanence_kv::format::object::crc64;
 use remanence_kv::replica::Promise;
@@ -114,7 +114,7 @@ fn texts(out: &mut Vec<u8>, all: &[String]) {
 
 fn read_text(from: &mut Reader<'_>) -> Option<String> {
     let len = from.u16_le().ok()?;
-    Some(String::from_utf8_lossy(from.take(len.into()).ok()?).into_owned())
+    Some(printable(from.take(len.into()).ok()?))
 }
 
 fn read_texts(from: &mut Reader<'_>) -> Option<Vec<String>> {
@@ -275,6 +275,13 @@ mod tests {
         let cut = |len: &usize| *len != before;
         assert!((0..bytes.len()).filter(cut).all(|len| MemberStats::parse(&bytes[..len]).is_none()));
         assert_eq!(MemberStats::parse(&[9, 0]), Some(Err(9)), "another version says which");
+    }
+
+    #[test]
+    fn what_a_member_says_tells_no_terminal_what_to_do() {
+        let hostile = MemberStats { why: "its disk\x1b[2J is full\r".into(), ..some() };
+        let said = MemberStats { why: "its disk [2J is full ".into(), ..some() };
+        assert_eq!(MemberStats::parse(&hostile.emit()), Some(Ok(said)));
     }
 
     #[test]

@@ -5,6 +5,7 @@
 
 use std::ops::Range;
 
+use remanence_codec::printable;
 use remanence_coord::log::Epoch;
 use remanence_coord::log::format::superblock::Uuid;
 use remanence_coord::log::store::{Reader, Store};
@@ -378,7 +379,7 @@ pub fn parse_told(bytes: &[u8]) -> Option<ImageReply> {
         1 => ImageReply::NeedsImage,
         2 => return Some(ImageReply::Bytes(rest.to_vec())),
         3 => ImageReply::Ok,
-        4 => return Some(ImageReply::Refused(String::from_utf8_lossy(rest).into_owned())),
+        4 => return Some(ImageReply::Refused(printable(rest))),
         _ => return None,
     };
     rest.is_empty().then_some(told)
@@ -416,6 +417,8 @@ mod tests {
         for told in all {
             assert_eq!(parse_told(&emit_told(&told)), Some(told));
         }
+        let hostile = ImageReply::Refused("no\x1b[2J".into());
+        assert_eq!(parse_told(&emit_told(&hostile)), Some(ImageReply::Refused("no [2J".into())));
     }
 
     /// What a member's file says of its own journal would have another member's refused, which has none.
