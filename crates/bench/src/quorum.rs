@@ -12,6 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use remanence_remote::Reactor;
 use remanence_remotelog::format::superblock::Uuid;
 use remanence_remotelog::{AppendError, Group, GroupError, Method, SessionConnection, connect, group};
 use remanence_verbs::Context;
@@ -163,8 +164,9 @@ fn bars(samples: &Samples) -> Vec<Bar> {
 
 fn open(context: &Context, servers: &[SocketAddr], acks: u16) -> Result<Group<SessionConnection>, String> {
     let remote = remanence_remote::Options::default().patience(PATIENCE);
+    let reactor = Reactor::new(context).map_err(|e| e.to_string())?;
     let to = |server: &SocketAddr| {
-        (server.to_string(), connect(context, *server, remote.clone(), Method::Cheapest))
+        (server.to_string(), connect(&reactor, *server, remote.clone(), Method::Cheapest))
     };
     let mut name = [1; 16];
     name[..4].copy_from_slice(&std::process::id().to_le_bytes());

@@ -7,7 +7,7 @@ use remanence_pmem::Survives;
 use remanence_remote::{Reactor, Token};
 use remanence_verbs::Context;
 
-use super::connection::{CallError, Method, SessionConnection, connect, connect_on};
+use super::connection::{self, CallError, Method, SessionConnection};
 use super::server::drawn;
 use crate::error::{Damage, Refused};
 use crate::format::Epoch;
@@ -104,7 +104,8 @@ impl Log {
         }
         let reactor = Reactor::new(context).map_err(|e| said(&e))?;
         let to = |server: &SocketAddr| {
-            let connection = connect_on(&reactor, *server, options.remote.clone(), options.method.clone());
+            let connection =
+                connection::connect(&reactor, *server, options.remote.clone(), options.method.clone());
             (server.to_string(), connection)
         };
         let group = group::Options::new(u32::from_le_bytes(drawn()), Uuid(drawn()));
@@ -309,7 +310,9 @@ impl LogReader {
         server: SocketAddr,
         options: &ConnectOptions,
     ) -> Result<Self, CallError> {
-        let mut connection = connect(context, server, options.remote.clone(), options.method.clone())?;
+        let reactor = Reactor::new(context).map_err(|e| ConnectionLost(e.to_string()))?;
+        let mut connection =
+            connection::connect(&reactor, server, options.remote.clone(), options.method.clone())?;
         let status = connection.call(&Request::Status)?;
         let (reader, size) = (Reader::new(&status), status.superblock.geometry.size);
         Ok(Self { source: Ahead::new(connection, size, WINDOW), reader, status, over: false })

@@ -73,25 +73,12 @@ pub struct SessionConnection {
     survives: Option<Survives>,
 }
 
-/// Connects to a server of a log that has no others.
+/// Connects to a server of a log. The connections of a group have one reactor, by which they are waited for together:
+/// [`Group::open`](crate::Group::open) refuses others.
 ///
 /// # Errors
 /// One sentence that says what to do.
 pub fn connect(
-    context: &Context,
-    to: SocketAddr,
-    options: Options,
-    method: Method,
-) -> Result<SessionConnection, ConnectionLost> {
-    let reactor = Reactor::new(context).map_err(|e| lost(e.into()))?;
-    connect_on(&reactor, to, options, method)
-}
-
-/// Connects to one of the servers of a log, whose connections share a reactor: they are waited for together.
-///
-/// # Errors
-/// One sentence that says what to do.
-pub fn connect_on(
     reactor: &Reactor,
     to: SocketAddr,
     options: Options,

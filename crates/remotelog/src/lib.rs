@@ -51,7 +51,7 @@ pub mod replicated;
 mod server;
 
 pub use client::{ConnectOptions, Log, LogReader, ReadError, Record};
-pub use connection::{CallError, Method, SessionConnection, connect, connect_on};
+pub use connection::{CallError, Method, SessionConnection, connect};
 pub use medium::Part;
 pub use remanence_coord::log::{
     AppendError, Cursor, Damage, Epoch, Geometry, Group, GroupError, Make, Mode, OpenError, Options, Reader,

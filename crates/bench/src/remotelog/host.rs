@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use remanence_persist::Config;
 use remanence_persist::plan::Costs;
 use remanence_pmem::{FileOptions, PersistenceDomain};
-use remanence_remote::{CostSource, ServerOptions};
+use remanence_remote::{CostSource, Reactor, ServerOptions};
 use remanence_remotelog::format::superblock::Uuid;
 use remanence_remotelog::group::Options;
 use remanence_remotelog::{Group, Mode};
@@ -84,10 +84,11 @@ impl Host {
 
     /// Opens its log for writing.
     pub(super) fn open(&self, method: Method, costs: Costs) -> Result<Group<SessionConnection>, String> {
+        let reactor = Reactor::new(&context()?).map_err(|e| e.to_string())?;
         let options = remanence_remote::Options::default()
             .costs(CostSource::Fixed(costs))
             .patience(Duration::from_secs(10));
-        let connection = connect(&context()?, self.addr, options, method);
+        let connection = connect(&reactor, self.addr, options, method);
         let options = Options::new(1, Uuid([1; 16])).patience(Duration::from_secs(10));
         Group::open(vec![(self.addr.to_string(), connection)], &options)
             .map(|(group, _)| group)

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use remanence_persist::plan::Costs;
 use remanence_remote::{CostSource, Options, Reactor, Session, Token};
 use remanence_remotelog::group::ConnectionLost;
-use remanence_remotelog::{Method, connect_on};
+use remanence_remotelog::{Method, connect};
 use remanence_verbs::Context;
 
 use super::connection::{DEPTH, MemberConnection};
@@ -131,7 +131,7 @@ impl MemberConnector {
             .depth(DEPTH + 1)
             .staging(1 << 20)
             .tokens(self.members.clone());
-        let connection = connect_on(&self.reactor, to, options, Method::Cheapest)?;
+        let connection = connect(&self.reactor, to, options, Method::Cheapest)?;
         connected.store(true, Ordering::Release);
         Ok(MemberConnection::other(Arc::clone(node), self.reactor.waiter(), at, life, connection))
     }

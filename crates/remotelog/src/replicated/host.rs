@@ -19,7 +19,7 @@ use remanence_verbs::Context;
 
 use super::{Limits, SERVICE};
 use crate::client::{ConnectOptions, Log as OpenLog};
-use crate::connection::{SessionConnection, connect_on};
+use crate::connection::{SessionConnection, connect};
 use crate::error::Refused;
 use crate::group::{ConnectionLost, Group, GroupError, ReplicaConnection};
 
@@ -369,7 +369,7 @@ impl Seeker {
         while let Ok(name) = again.recv() {
             let (remote, method) = (self.options.remote.clone(), self.options.method.clone());
             let connection = match name.parse() {
-                Ok(server) => connect_on(&self.reactor, server, remote, method),
+                Ok(server) => connect(&self.reactor, server, remote, method),
                 Err(_) => Err(ConnectionLost("it has no address".to_owned())),
             };
             let is_lost = connection.is_err();

@@ -19,7 +19,7 @@ use remanence_remotelog::proto::Request;
 use remanence_remotelog::walk::Ahead;
 use remanence_remotelog::{
     CallError, ConnectOptions, Log, LogOptions, LogReader, LogServer, Method, New, ReadError, Record,
-    ServeError, SessionConnection, connect_on,
+    ServeError, SessionConnection, connect,
 };
 use remanence_remotelog::{Epoch, Group, GroupError, Mode, OpenError, Reader, Refused};
 use remanence_verbs::Context;
@@ -117,7 +117,7 @@ impl Host {
     /// One of several that are waited for together.
     fn connection_on(&self, reactor: &Reactor, op: Option<Op>) -> Result<SessionConnection, ConnectionLost> {
         let options = remanence_remote::Options::default().costs(CostSource::Fixed(Costs::PAPERS));
-        connect_on(reactor, self.addr, options, op.map_or(Method::Cheapest, Method::Op))
+        connect(reactor, self.addr, options, op.map_or(Method::Cheapest, Method::Op))
     }
 }
 

@@ -15,7 +15,7 @@ use remanence_persist::recipe::Op;
 use remanence_remote::Reactor;
 use remanence_remotelog::group;
 use remanence_remotelog::{Group, Status};
-use remanence_remotelog::{Method, SessionConnection, connect, connect_on};
+use remanence_remotelog::{Method, SessionConnection, connect};
 
 use crate::args::{Server, Tokens};
 use crate::device;
@@ -133,7 +133,7 @@ impl Write {
                     none.insert(Reactor::new(&context).map_err(|e| Fail::new(e.to_string()))?)
                 }
             };
-            let connection = connect_on(reactor, to, reach.clone(), self.method());
+            let connection = connect(reactor, to, reach.clone(), self.method());
             connections.push((server.to_string(), connection));
         }
         Group::open(connections, &options).map_err(|e| Fail::new(e.to_string()))
@@ -144,8 +144,9 @@ impl Write {
 fn look(server: &Server, reach: &Reach) -> Result<(SessionConnection, Status), Fail> {
     let to = server.resolve()?;
     let context = device::open_towards(to.ip(), reach.local)?;
+    let reactor = Reactor::new(&context).map_err(|e| Fail::new(e.to_string()))?;
     let mut connection =
-        connect(&context, to, reach.options()?, Method::Cheapest).map_err(|e| of(server, &e))?;
+        connect(&reactor, to, reach.options()?, Method::Cheapest).map_err(|e| of(server, &e))?;
     let status = connection.call(&remanence_remotelog::proto::Request::Status).map_err(|e| of(server, &e))?;
     Ok((connection, status))
 }

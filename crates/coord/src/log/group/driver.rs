@@ -21,8 +21,8 @@ const TAKEN: usize = 32;
 const LOOKS: u32 = 100;
 /// After so many turns that do not wait the clock is read, as something may be due.
 const CLOCK: u32 = 16;
-/// How often connections are looked at that are not waited for together.
-const APART: Duration = Duration::from_millis(1);
+/// Said of a connection that cannot be waited for together with those that there are.
+const APART: &str = "its connection is on another reactor than those to the other servers of its log";
 
 /// A server's connection is gone, or never was there. A sentence that says why.
 #[derive(Clone, PartialEq, Eq, Error)]
@@ -75,8 +75,8 @@ pub trait ReplicaConnection {
         let _ = limit;
     }
 
-    /// Whether what comes on another connection ends a [`wait`](Self::wait) here. Those of one group should all be such; where one
-    /// is not, the group looks again and again.
+    /// Whether what comes on another connection ends a [`wait`](Self::wait) here. Those of one group must all be such: the group
+    /// takes no others.
     fn waits_for(&self, other: &Self) -> bool {
         let _ = other;
         true
@@ -167,7 +167,15 @@ impl<C: ReplicaConnection> Group<C> {
 
     fn take(&mut self, n: usize, connection: Result<C, ConnectionLost>) {
         let now = C::now();
+        let others = self.connections.iter().enumerate().filter(|(other, _)| *other != n);
+        let apart = |connection: &C| {
+            others.filter_map(|(_, other)| other.as_ref()).any(|other| !other.waits_for(connection))
+        };
         match connection {
+            Ok(connection) if apart(&connection) => {
+                self.connections[n] = None;
+                self.machine.unreachable(now, n, APART);
+            }
             Ok(connection) => {
                 self.connections[n] = Some(connection);
                 self.machine.connected(now, n);
@@ -523,9 +531,9 @@ impl<C: ReplicaConnection> Group<C> {
         }
         let first = [self.machine.deadline(), until].into_iter().flatten().min();
         let limit = first.map_or(Duration::MAX, |first| first.saturating_sub(C::now()));
-        let mut connections = self.connections.iter_mut().flatten();
-        let Some(one) = connections.next() else { return C::yield_now() };
-        let together = connections.all(|other| one.waits_for(other));
-        one.wait(if together { limit } else { limit.min(APART) });
+        match self.connections.iter_mut().flatten().next() {
+            Some(one) => one.wait(limit),
+            None => C::yield_now(),
+        }
     }
 }
