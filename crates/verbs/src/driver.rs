@@ -152,6 +152,8 @@ pub(crate) struct Driver {
     more: bool,
     /// The last turn received several datagrams at once.
     crowded: bool,
+    /// The last turn received something.
+    came: bool,
     /// Bytes that came and left in this turn.
     moved: usize,
     /// Posts and sends since somebody looked at what came in.
@@ -196,6 +198,7 @@ impl Driver {
             full: false,
             more: false,
             crowded: false,
+            came: false,
             moved: 0,
             unseen: 0,
             armed: false,
@@ -250,7 +253,7 @@ impl Driver {
     }
 
     fn receive(&mut self, now: Instant) -> bool {
-        self.crowded = false;
+        (self.crowded, self.came) = (false, false);
         self.unseen = 0;
         if self.failed {
             return false;
@@ -275,14 +278,15 @@ impl Driver {
         });
         let beside = self.in_place.is_possible() && inplace::side_events(self);
         self.crowded = matches!(received, Ok(2..));
-        match received {
+        self.came = match received {
             Ok(n) => n > 0 || beside,
             Err(e) => {
                 self.fail(&e);
                 // That is news, which must be told.
                 true
             }
-        }
+        };
+        self.came
     }
 
     /// Memory in place, and the way to its other users.
@@ -418,6 +422,7 @@ impl Driver {
             deadline,
             blocked: self.full && !self.failed,
             busy: self.more || self.crowded,
+            came: self.came,
             awaited: false,
         }
     }

@@ -197,6 +197,8 @@ pub(crate) struct Outlook {
     pub(crate) blocked: bool,
     /// The last turn left something undone, or took so much at once that more is likely to be there already.
     pub(crate) busy: bool,
+    /// The last turn received something, and did not only what was due.
+    pub(crate) came: bool,
     /// The last turn brought something that a consumer is expected to answer at once.
     pub(crate) awaited: bool,
 }
@@ -283,6 +285,40 @@ impl SpinBudget {
     }
 }
 
+/// The silences after something was posted, and the others, are learned from apart. Whoever has asked several peers at once waits for
+/// long for the first answer, say while it is written to a disk, and not for the others: what is found by spinning for those says
+/// nothing about the first one.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Spin {
+    after_post: SpinBudget,
+    otherwise: SpinBudget,
+    /// Something was posted since the last work.
+    asked: bool,
+}
+
+impl Spin {
+    fn new(pace: Pace) -> Self {
+        Self { after_post: SpinBudget::new(pace), otherwise: SpinBudget::new(pace), asked: false }
+    }
+
+    fn budget(&self) -> &SpinBudget {
+        if self.asked { &self.after_post } else { &self.otherwise }
+    }
+
+    fn pays(&self) -> bool {
+        self.budget().pays()
+    }
+
+    fn covers(&self, silence: Duration) -> bool {
+        self.budget().covers(silence)
+    }
+
+    fn learn(&mut self, silence: Duration, slept: bool) {
+        let budget = if self.asked { &mut self.after_post } else { &mut self.otherwise };
+        budget.learn(silence, slept);
+    }
+}
+
 /// See the head of the file. Lives under the device lock.
 #[derive(Debug)]
 pub(crate) struct Handover {
@@ -331,10 +367,12 @@ pub(crate) struct Handover {
     /// Since when there is silence: the last work, or the beginning of the wait that goes on. Who begins to wait has asked
     /// for something, and the answer is as near as if it had asked for it at once after the one before.
     quiet_since: Instant,
-    spin: SpinBudget,
+    spin: Spin,
     sharing: CoreSharing,
     /// The thread that watched went to sleep since there was work.
     slept: bool,
+    /// A turn has found nothing since there was work.
+    looked: bool,
 }
 
 impl Handover {
@@ -368,9 +406,10 @@ impl Handover {
             lease: pace.of(LEASE_MIN),
             worked_at: Instant::ZERO,
             quiet_since: Instant::ZERO,
-            spin: SpinBudget::new(pace),
+            spin: Spin::new(pace),
             sharing: CoreSharing::new(pace),
             slept: false,
+            looked: false,
         }
     }
 
@@ -406,6 +445,7 @@ impl Handover {
     /// it is in one.
     #[inline]
     pub(crate) fn posted(&mut self, now: Instant) -> bool {
+        self.spin.asked = true;
         self.posting = self.polled_at.is_some_and(|last| now.since(last) <= self.gap);
         if self.posting {
             self.polled_at = Some(now);
@@ -542,7 +582,7 @@ impl Handover {
         }
         self.planned_at = now;
         self.thread = Thread::Awake;
-        self.note(now, worked);
+        self.note(now, worked, outlook.came);
         if self.seat.is_some() {
             return self.leave_it_to_the_waiter(now);
         }
@@ -613,14 +653,14 @@ impl Handover {
     pub(crate) fn waiter_came(&mut self, now: Instant) {
         if self.seat.is_none() {
             self.quiet_since = now;
-            self.slept = false;
+            (self.slept, self.looked) = (false, false);
         }
         self.sharing.sleeps();
     }
 
     /// A waiter's turn brought what it waits for.
     pub(crate) fn found(&mut self, now: Instant) {
-        self.note(now, true);
+        self.note(now, true, true);
     }
 
     /// A waiter took a turn that did not bring what it waits for. `warm`: the last wait of its thread did not end in vain.
@@ -632,7 +672,7 @@ impl Handover {
         worked: bool,
         outlook: Outlook,
     ) -> (Plan, Kick) {
-        self.note(now, worked);
+        self.note(now, worked, outlook.came);
         let mut kick = Kick::None;
         let warm = warm && !self.cooled.contains(&id);
         match self.seat {
@@ -720,13 +760,20 @@ impl Handover {
         self.seat.filter(|_| self.seat_sleeps).into_iter().chain(self.bench.iter().map(|&(id, _)| id))
     }
 
-    fn note(&mut self, now: Instant, worked: bool) {
+    /// `came`: what was done came from outside. For what was due nobody need have spun: that it would be was known.
+    fn note(&mut self, now: Instant, worked: bool, came: bool) {
         self.sharing.looks(now);
         if worked {
-            if self.policy != Progress::Sleep {
+            self.worked_at = now;
+        }
+        // What was there at the first look after the work before was not waited for, however long that work took.
+        let waited = self.slept || self.looked;
+        self.looked = !came;
+        if came {
+            if waited && self.policy != Progress::Sleep {
                 self.spin.learn(now.since(self.quiet_since), self.slept);
             }
-            self.worked_at = now;
+            self.spin.asked = false;
             self.quiet_since = now;
             self.slept = false;
         }

@@ -34,6 +34,8 @@ struct World {
     handover: Handover,
     /// Packets that wait in the link.
     packets: u32,
+    /// The last turn took some.
+    came: bool,
     deadline: Option<Instant>,
     /// A packet of ours waits for room, and whether there is room by now.
     blocked: bool,
@@ -52,6 +54,7 @@ impl World {
             now: Instant::from_nanos(1_000_000_000),
             handover: Handover::new(policy, Pace::ONE),
             packets: 0,
+            came: false,
             deadline: None,
             blocked: false,
             room: false,
@@ -65,14 +68,21 @@ impl World {
     }
 
     fn outlook(&self) -> Outlook {
-        Outlook { deadline: self.deadline, blocked: self.blocked, busy: self.packets > 1, awaited: false }
+        Outlook {
+            deadline: self.deadline,
+            blocked: self.blocked,
+            busy: self.packets > 1,
+            came: self.came,
+            awaited: false,
+        }
     }
 
     /// One turn of {receive, engine, transmit}.
     fn turn(&mut self) -> bool {
         let due = self.deadline.is_some_and(|deadline| deadline <= self.now);
         let sent = self.blocked && self.room;
-        let worked = self.packets > 0 || due || sent;
+        self.came = self.packets > 0;
+        let worked = self.came || due || sent;
         self.packets = 0;
         if due {
             self.deadline = None;
@@ -688,6 +698,77 @@ fn who_has_just_asked_spins_however_long_ago_the_last_answer_was() {
             world.now = world.now + Duration::from_micros(100);
         }
     }
+}
+
+/// Looks of a waiter, 1 us each, until it sleeps, or for so long. Returns how many.
+fn looks(world: &mut World, most: u32) -> u32 {
+    for n in 0..most {
+        world.run_waiter(0, false);
+        if world.waiters[0] != State::Runnable {
+            return n;
+        }
+        world.now = world.now + Duration::from_micros(1);
+    }
+    most
+}
+
+/// It is awake, as a packet has come.
+fn packet(world: &mut World) {
+    world.packets = 1;
+    world.waiters[0] = State::Runnable;
+}
+
+/// A server whose flush worker answers: a request is two packets, or one and a timer, and then there is silence while it is flushed.
+#[test]
+fn what_was_there_at_the_next_look_and_what_was_due_reward_no_spinning() {
+    for is_due in [false, true] {
+        let mut world = World::new(Progress::Adaptive);
+        world.waiters[0] = State::Runnable;
+        world.handover.waiter_came(world.now);
+        let mut spun = 0;
+        for round in 0..200 {
+            packet(&mut world);
+            world.run_waiter(0, false);
+            // So long does it take to write what it brings.
+            world.now = world.now + Duration::from_micros(9);
+            if is_due {
+                let looked = looks(&mut world, 8);
+                world.now = world.now + Duration::from_micros(u64::from(8 - looked));
+                world.deadline = Some(world.now);
+                world.waiters[0] = State::Runnable;
+            } else {
+                packet(&mut world);
+            }
+            world.run_waiter(0, false);
+            let looked = looks(&mut world, 200);
+            spun += if round < 100 { 0 } else { looked };
+            world.now = world.now + Duration::from_micros(120);
+        }
+        assert!(spun < 400, "{spun} looks in 100 rounds");
+    }
+}
+
+/// A writer that waits for two disks at once: the first answer takes long, and the other one comes soon after.
+#[test]
+fn silences_after_a_post_are_learned_from_apart() {
+    let mut world = World::new(Progress::Adaptive);
+    let (mut first, mut second) = (0, 0);
+    for round in 0..200 {
+        let _ = world.handover.posted(world.now);
+        for (silence, spun) in [(100, &mut first), (10, &mut second)] {
+            world.waiters[0] = State::Runnable;
+            world.handover.waiter_came(world.now);
+            let looked = looks(&mut world, silence);
+            *spun += if round < 100 { 0 } else { looked };
+            world.now = world.now + Duration::from_micros(u64::from(silence - looked));
+            packet(&mut world);
+            world.turn();
+            world.handover.found(world.now);
+            world.run_waiter(0, true);
+        }
+    }
+    assert!(first < 400, "{first} looks for what takes 100 us, in 100 rounds");
+    assert_eq!(second, 1000, "looks for what takes 10 us");
 }
 
 /// Polls every microsecond for so long.
