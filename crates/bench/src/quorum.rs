@@ -4,12 +4,17 @@
 //! default settings, on files in one directory, reached over loopback. Appends to each server alone say which one is the
 //! second-fastest, which is what a quorum of two can be compared with; then one append after the other is made to all three, while all
 //! of them answer, and while the third one is stopped (SIGSTOP). All of it is interleaved, in another order each round.
+//!
+//! The servers share one disk here, as they would not elsewhere. What that costs is measured bare, in the same run: the same bytes
+//! written and synced to one file, and to two files at once.
 
+use std::fs::{File, OpenOptions};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 
 use remanence_remote::Reactor;
@@ -60,17 +65,28 @@ enum Series {
     All,
     /// All three, of which the last one is stopped.
     Stopped,
+    /// So many files, written and synced at once, with no server.
+    Bare(usize),
 }
 
 impl Series {
-    const ALL: [Self; SERVERS + 2] =
-        [Self::Alone(0), Self::Alone(1), Self::Alone(2), Self::All, Self::Stopped];
+    const ALL: [Self; SERVERS + 4] = [
+        Self::Alone(0),
+        Self::Alone(1),
+        Self::Alone(2),
+        Self::All,
+        Self::Stopped,
+        Self::Bare(1),
+        Self::Bare(2),
+    ];
 
     fn key(self, payload: usize) -> Key {
         let series = match self {
             Self::Alone(n) => format!("server {} alone", n + 1),
             Self::All => format!("{ACKS} of {SERVERS}"),
             Self::Stopped => format!("{ACKS} of {SERVERS}, the third stopped"),
+            Self::Bare(1) => "bare, one file".to_owned(),
+            Self::Bare(n) => format!("bare, {n} files at once"),
         };
         Key { op: "append".into(), x: payload as u64, series, metric: Metric::Latency }
     }
@@ -91,6 +107,9 @@ pub fn run(options: &Options, mut progress: impl FnMut(u64, u64, &str)) -> Resul
         alone.push(open(&context, std::slice::from_ref(addr), 1)?);
     }
     let mut all = open(&context, together, ACKS)?;
+    let mut bare = (0..ACKS)
+        .map(|n| Bare::new(&options.directory.join(format!("bare{n}"))))
+        .collect::<Result<Vec<_>, _>>()?;
     let mut samples = Samples::default();
     let cells: Vec<(usize, Series)> =
         PAYLOADS.into_iter().flat_map(|payload| Series::ALL.map(|series| (payload, series))).collect();
@@ -117,6 +136,9 @@ pub fn run(options: &Options, mut progress: impl FnMut(u64, u64, &str)) -> Resul
                     caught_up(&mut all)?;
                     let _stopped = Paused::new(&servers.processes[SERVERS + 2])?;
                     samples.burst(options.effort, &key, || append(&mut all, payload, burst))?;
+                }
+                Series::Bare(n) => {
+                    samples.burst(options.effort, &key, || write_at_once(&mut bare[..n], burst))?;
                 }
             }
         }
@@ -159,7 +181,17 @@ fn bars(samples: &Samples) -> Vec<Bar> {
         );
         Bar::new(name, value, Sense::AtMost, LIMIT)
     };
-    vec![bar(Series::Stopped), bar(Series::All)]
+    let median = |series: Series| samples.median(&series.key(PAYLOADS[0]));
+    // What a second disk would have spared it.
+    let shared = (|| {
+        let second = samples.median(second?)? + median(Series::Bare(2))? - median(Series::Bare(1))?;
+        Some(median(Series::Stopped)? / second)
+    })();
+    let name = format!(
+        "the same, {}, less what bare files at once cost more than one",
+        Series::Stopped.key(PAYLOADS[0]).series
+    );
+    vec![bar(Series::Stopped), bar(Series::All), Bar::new(name, shared, Sense::AtMost, LIMIT)]
 }
 
 fn open(context: &Context, servers: &[SocketAddr], acks: u16) -> Result<Group<SessionConnection>, String> {
@@ -220,6 +252,78 @@ fn append(group: &mut Group<SessionConnection>, payload: usize, burst: Duration)
         }
     }
     Ok(values)
+}
+
+/// Bytes of a file that is written bare, and of each write to it.
+const BARE: u64 = 8 << 20;
+const BARE_WRITE: u64 = 4096;
+
+/// A file that was written before, so that writing it anew is no matter of blocks. Dropped, it is removed.
+struct Bare {
+    file: File,
+    path: PathBuf,
+    at: u64,
+}
+
+impl Bare {
+    fn new(path: &Path) -> Result<Self, String> {
+        let said = |e: std::io::Error| format!("{}: {e}", path.display());
+        std::fs::write(path, vec![1; BARE as usize]).map_err(said)?;
+        File::open(path).and_then(|file| file.sync_all()).map_err(said)?;
+        let file = OpenOptions::new().write(true).custom_flags(libc::O_DSYNC).open(path).map_err(said)?;
+        Ok(Self { file, path: path.to_owned(), at: 0 })
+    }
+
+    fn write(&mut self) -> Result<(), String> {
+        self.file.write_all_at(&[2; BARE_WRITE as usize], self.at).map_err(|e| e.to_string())?;
+        self.at = (self.at + BARE_WRITE) % BARE;
+        Ok(())
+    }
+}
+
+impl Drop for Bare {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.path);
+    }
+}
+
+/// Writes to all of them at once, again and again for a while; microseconds until the last one is synced.
+fn write_at_once(files: &mut [Bare], burst: Duration) -> Result<Vec<f64>, String> {
+    let (first, others) = files.split_first_mut().ok_or("a file at least")?;
+    let round = Barrier::new(others.len() + 1);
+    let goes_on = AtomicBool::new(true);
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = others
+            .iter_mut()
+            .map(|file| {
+                scope.spawn(|| {
+                    let mut result = Ok(());
+                    loop {
+                        round.wait();
+                        if !goes_on.load(Ordering::Acquire) {
+                            return result;
+                        }
+                        result = result.and(file.write());
+                        round.wait();
+                    }
+                })
+            })
+            .collect();
+        let (begin, mut values, mut result) = (Instant::now(), Vec::new(), Ok(()));
+        while begin.elapsed() < burst && result.is_ok() {
+            let start = Instant::now();
+            round.wait();
+            result = first.write();
+            round.wait();
+            values.push(start.elapsed().as_nanos() as f64 / 1e3);
+        }
+        goes_on.store(false, Ordering::Release);
+        round.wait();
+        for thread in threads {
+            result = result.and(thread.join().map_err(|_| "a thread that writes has panicked".to_owned())?);
+        }
+        result.map(|()| values)
+    })
 }
 
 /// A process that is stopped, and goes on when this goes.
@@ -313,8 +417,11 @@ mod tests {
         add(Series::Alone(2), 20.0);
         add(Series::Stopped, 24.0);
         add(Series::All, 28.0);
-        let [stopped, all] = &bars(&samples)[..] else { panic!("two bars") };
+        add(Series::Bare(1), 40.0);
+        add(Series::Bare(2), 44.0);
+        let [stopped, all, shared] = &bars(&samples)[..] else { panic!("three bars") };
         assert!(stopped.holds && !all.holds);
+        assert!(shared.value.is_some_and(|value| (value - 1.0).abs() < 0.01), "{shared:?}");
         assert!(stopped.value.is_some_and(|value| (value - 1.2).abs() < 0.01), "{stopped:?}");
     }
 

@@ -9,7 +9,6 @@ use remanence_persist::plan::Request as PlanRequest;
 use remanence_persist::recipe::{Op, Recipe};
 use remanence_pmem::Survives;
 use remanence_remote::{Error, Options, Plan, Reactor, Reading, Session, Waiter};
-use remanence_verbs::Context;
 
 use super::SERVICE;
 use crate::error::Refused;
