@@ -33,7 +33,6 @@ mod memory;
 mod mr;
 mod options;
 mod pd;
-pub mod perf;
 mod progress;
 mod qp;
 mod share;
