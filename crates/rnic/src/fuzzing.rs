@@ -309,7 +309,7 @@ impl World {
                 Headers::AtomicEth(atomic_eth::Repr { va, rkey, swap_or_add: 1, compare: 0 })
             }
             Layout::FethReth => {
-                let feth = feth::Repr::parse(feth::Header::of(&[0, 0, 0, tape.byte()]));
+                let feth = feth::Repr::parse(&[0, 0, 0, tape.byte()]);
                 Headers::FethReth(feth, reth)
             }
             Layout::Deth => Headers::Deth(deth),

@@ -186,30 +186,6 @@ impl Aeth {
     }
 }
 
-/// A view of an AETH.
-#[derive(Clone, Copy, Debug)]
-pub struct Header<'a>(&'a [u8; LEN]);
-
-impl<'a> Header<'a> {
-    /// The view of exactly an AETH's bytes.
-    #[must_use]
-    pub const fn of(bytes: &'a [u8; LEN]) -> Self {
-        Self(bytes)
-    }
-
-    /// The syndrome byte.
-    #[must_use]
-    pub const fn syndrome(self) -> u8 {
-        self.0[0]
-    }
-
-    /// Message sequence number.
-    #[must_use]
-    pub const fn msn(self) -> Msn {
-        Msn::new(u32::from_be_bytes([0, self.0[1], self.0[2], self.0[3]]))
-    }
-}
-
 /// An AETH as the engine acts on it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Repr {
@@ -220,14 +196,14 @@ pub struct Repr {
 }
 
 impl Repr {
-    /// Reads a view.
+    /// Reads the header.
     ///
     /// # Errors
     /// When the syndrome is reserved.
     #[inline]
-    pub fn parse(header: Header<'_>) -> Result<Self, Error> {
-        let aeth = Aeth::from_u8(header.syndrome()).ok_or(Error::Syndrome(header.syndrome()))?;
-        Ok(Self { aeth, msn: header.msn() })
+    pub fn parse(bytes: &[u8; LEN]) -> Result<Self, Error> {
+        let aeth = Aeth::from_u8(bytes[0]).ok_or(Error::Syndrome(bytes[0]))?;
+        Ok(Self { aeth, msn: Msn::new(u32::from_be_bytes([0, bytes[1], bytes[2], bytes[3]])) })
     }
 
     /// Writes the header.
@@ -260,8 +236,8 @@ mod tests {
         let mut bytes = [0xee; LEN];
         repr.emit(&mut bytes);
         assert_eq!(bytes, [0x21, 0x0a, 0x0b, 0x0c]);
-        assert_eq!(Repr::parse(Header::of(&bytes)), Ok(repr));
-        assert_eq!(Repr::parse(Header::of(&[0x40, 0, 0, 0])), Err(Error::Syndrome(0x40)));
+        assert_eq!(Repr::parse(&bytes), Ok(repr));
+        assert_eq!(Repr::parse(&[0x40, 0, 0, 0]), Err(Error::Syndrome(0x40)));
     }
 
     #[test]

@@ -5,24 +5,6 @@
 /// Bytes of an AtomicAckETH.
 pub const LEN: usize = 8;
 
-/// A view of an AtomicAckETH.
-#[derive(Clone, Copy, Debug)]
-pub struct Header<'a>(&'a [u8; LEN]);
-
-impl<'a> Header<'a> {
-    /// The view of exactly an AtomicAckETH's bytes.
-    #[must_use]
-    pub const fn of(bytes: &'a [u8; LEN]) -> Self {
-        Self(bytes)
-    }
-
-    /// Original remote data.
-    #[must_use]
-    pub const fn original(self) -> u64 {
-        u64::from_be_bytes(*self.0)
-    }
-}
-
 /// An AtomicAckETH as the engine acts on it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Repr {
@@ -31,10 +13,10 @@ pub struct Repr {
 }
 
 impl Repr {
-    /// Reads a view.
+    /// Reads the header.
     #[must_use]
-    pub const fn parse(header: Header<'_>) -> Self {
-        Self { original: header.original() }
+    pub const fn parse(bytes: &[u8; LEN]) -> Self {
+        Self { original: u64::from_be_bytes(*bytes) }
     }
 
     /// Writes the header.
@@ -52,6 +34,6 @@ mod tests {
         let mut bytes = [0; LEN];
         Repr { original: 0x0102_0304_0506_0708 }.emit(&mut bytes);
         assert_eq!(bytes, [1, 2, 3, 4, 5, 6, 7, 8]);
-        assert_eq!(Repr::parse(Header::of(&bytes)).original, 0x0102_0304_0506_0708);
+        assert_eq!(Repr::parse(&bytes).original, 0x0102_0304_0506_0708);
     }
 }

@@ -14,56 +14,6 @@ use crate::types::Rkey;
 /// Bytes of an AtomicETH.
 pub const LEN: usize = 28;
 
-/// A view of an AtomicETH.
-#[derive(Clone, Copy, Debug)]
-pub struct Header<'a>(&'a [u8; LEN]);
-
-impl<'a> Header<'a> {
-    /// The view of exactly an AtomicETH's bytes.
-    #[must_use]
-    pub const fn of(bytes: &'a [u8; LEN]) -> Self {
-        Self(bytes)
-    }
-
-    const fn u64_at(self, at: usize) -> u64 {
-        let b = self.0;
-        u64::from_be_bytes([
-            b[at],
-            b[at + 1],
-            b[at + 2],
-            b[at + 3],
-            b[at + 4],
-            b[at + 5],
-            b[at + 6],
-            b[at + 7],
-        ])
-    }
-
-    /// The responder's virtual address of the 8 bytes that the atomic works on.
-    #[must_use]
-    pub const fn va(self) -> u64 {
-        self.u64_at(0)
-    }
-
-    /// The key of the memory region or window that holds the operand.
-    #[must_use]
-    pub const fn rkey(self) -> Rkey {
-        Rkey(u32::from_be_bytes([self.0[8], self.0[9], self.0[10], self.0[11]]))
-    }
-
-    /// What to store (CmpSwap) or to add (FetchAdd).
-    #[must_use]
-    pub const fn swap_or_add(self) -> u64 {
-        self.u64_at(12)
-    }
-
-    /// What to compare with (CmpSwap).
-    #[must_use]
-    pub const fn compare(self) -> u64 {
-        self.u64_at(20)
-    }
-}
-
 /// An AtomicETH as the engine acts on it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Repr {
@@ -78,14 +28,15 @@ pub struct Repr {
 }
 
 impl Repr {
-    /// Reads a view.
+    /// Reads the header.
     #[must_use]
-    pub const fn parse(header: Header<'_>) -> Self {
+    pub const fn parse(bytes: &[u8; LEN]) -> Self {
+        let b = bytes;
         Self {
-            va: header.va(),
-            rkey: header.rkey(),
-            swap_or_add: header.swap_or_add(),
-            compare: header.compare(),
+            va: u64::from_be_bytes([b[0], b[1], b[2], b[3], b[4], b[5], b[6], b[7]]),
+            rkey: Rkey(u32::from_be_bytes([b[8], b[9], b[10], b[11]])),
+            swap_or_add: u64::from_be_bytes([b[12], b[13], b[14], b[15], b[16], b[17], b[18], b[19]]),
+            compare: u64::from_be_bytes([b[20], b[21], b[22], b[23], b[24], b[25], b[26], b[27]]),
         }
     }
 
@@ -110,6 +61,6 @@ mod tests {
         assert_eq!(bytes[..12], [0, 0, 0, 0, 0, 0, 0, 8, 0, 0, 0, 9]);
         assert_eq!(bytes[12..20], [1, 2, 3, 4, 5, 6, 7, 8]);
         assert_eq!(bytes[20..], [255, 255, 255, 255, 255, 255, 255, 254]);
-        assert_eq!(Repr::parse(Header::of(&bytes)), repr);
+        assert_eq!(Repr::parse(&bytes), repr);
     }
 }

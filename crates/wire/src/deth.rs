@@ -13,30 +13,6 @@ use crate::types::{Qkey, Qpn};
 /// Bytes of a DETH.
 pub const LEN: usize = 8;
 
-/// A view of a DETH.
-#[derive(Clone, Copy, Debug)]
-pub struct Header<'a>(&'a [u8; LEN]);
-
-impl<'a> Header<'a> {
-    /// The view of exactly a DETH's bytes.
-    #[must_use]
-    pub const fn of(bytes: &'a [u8; LEN]) -> Self {
-        Self(bytes)
-    }
-
-    /// The Q_Key, which must be the destination QP's for the packet to be received.
-    #[must_use]
-    pub const fn qkey(self) -> Qkey {
-        Qkey(u32::from_be_bytes([self.0[0], self.0[1], self.0[2], self.0[3]]))
-    }
-
-    /// The number of the QP that sent the datagram.
-    #[must_use]
-    pub const fn src_qp(self) -> Qpn {
-        Qpn::new(u32::from_be_bytes([0, self.0[5], self.0[6], self.0[7]]))
-    }
-}
-
 /// A DETH as the engine acts on it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Repr {
@@ -47,10 +23,14 @@ pub struct Repr {
 }
 
 impl Repr {
-    /// Reads a view.
+    /// Reads the header.
     #[must_use]
-    pub const fn parse(header: Header<'_>) -> Self {
-        Self { qkey: header.qkey(), src_qp: header.src_qp() }
+    pub const fn parse(bytes: &[u8; LEN]) -> Self {
+        let b = bytes;
+        Self {
+            qkey: Qkey(u32::from_be_bytes([b[0], b[1], b[2], b[3]])),
+            src_qp: Qpn::new(u32::from_be_bytes([0, b[5], b[6], b[7]])),
+        }
     }
 
     /// Writes the header.
@@ -70,6 +50,6 @@ mod tests {
         let mut bytes = [0xee; LEN];
         repr.emit(&mut bytes);
         assert_eq!(bytes, [0x80, 0x01, 0, 0, 0, 0x12, 0x34, 0x56]);
-        assert_eq!(Repr::parse(Header::of(&bytes)), repr);
+        assert_eq!(Repr::parse(&bytes), repr);
     }
 }

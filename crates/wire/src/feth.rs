@@ -40,39 +40,6 @@ pub enum SelectivityLevel {
     Reserved3 = 3,
 }
 
-/// A view of a FETH.
-#[derive(Clone, Copy, Debug)]
-pub struct Header<'a>(&'a [u8; LEN]);
-
-impl<'a> Header<'a> {
-    /// The view of exactly a FETH's bytes.
-    #[must_use]
-    pub const fn of(bytes: &'a [u8; LEN]) -> Self {
-        Self(bytes)
-    }
-
-    const fn bits(self) -> u32 {
-        u32::from_be_bytes(*self.0)
-    }
-
-    /// Where the data must have come before the FLUSH may be answered.
-    #[must_use]
-    pub const fn placement(self) -> PlacementType {
-        PlacementType::from_bits_retain((self.bits() & PLACEMENT_MASK) as u8)
-    }
-
-    /// How much of the memory the FLUSH covers.
-    #[must_use]
-    pub const fn selectivity(self) -> SelectivityLevel {
-        match self.bits() >> SELECTIVITY_SHIFT & 3 {
-            0 => SelectivityLevel::Range,
-            1 => SelectivityLevel::MemoryRegion,
-            2 => SelectivityLevel::Reserved2,
-            _ => SelectivityLevel::Reserved3,
-        }
-    }
-}
-
 /// A FETH as the engine acts on it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Repr {
@@ -83,10 +50,17 @@ pub struct Repr {
 }
 
 impl Repr {
-    /// Reads a view.
+    /// Reads the header.
     #[must_use]
-    pub const fn parse(header: Header<'_>) -> Self {
-        Self { placement: header.placement(), selectivity: header.selectivity() }
+    pub const fn parse(bytes: &[u8; LEN]) -> Self {
+        let bits = u32::from_be_bytes(*bytes);
+        let selectivity = match bits >> SELECTIVITY_SHIFT & 3 {
+            0 => SelectivityLevel::Range,
+            1 => SelectivityLevel::MemoryRegion,
+            2 => SelectivityLevel::Reserved2,
+            _ => SelectivityLevel::Reserved3,
+        };
+        Self { placement: PlacementType::from_bits_retain((bits & PLACEMENT_MASK) as u8), selectivity }
     }
 
     /// Writes the header.
@@ -108,14 +82,14 @@ mod tests {
         let mut bytes = [0xee; LEN];
         repr.emit(&mut bytes);
         assert_eq!(bytes, [0, 0, 0, 0x12]);
-        assert_eq!(Repr::parse(Header::of(&bytes)), repr);
+        assert_eq!(Repr::parse(&bytes), repr);
     }
 
     #[test]
     fn all_64_values_survive_a_round_trip() {
         for value in 0..64 {
             let mut bytes = [0; LEN];
-            Repr::parse(Header::of(&[0, 0, 0, value])).emit(&mut bytes);
+            Repr::parse(&[0, 0, 0, value]).emit(&mut bytes);
             assert_eq!(bytes, [0, 0, 0, value]);
         }
     }

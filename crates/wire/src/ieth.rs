@@ -7,24 +7,6 @@ use crate::types::Rkey;
 /// Bytes of an IETH.
 pub const LEN: usize = 4;
 
-/// A view of an IETH.
-#[derive(Clone, Copy, Debug)]
-pub struct Header<'a>(&'a [u8; LEN]);
-
-impl<'a> Header<'a> {
-    /// The view of exactly an IETH's bytes.
-    #[must_use]
-    pub const fn of(bytes: &'a [u8; LEN]) -> Self {
-        Self(bytes)
-    }
-
-    /// The key to invalidate.
-    #[must_use]
-    pub const fn rkey(self) -> Rkey {
-        Rkey(u32::from_be_bytes(*self.0))
-    }
-}
-
 /// An IETH as the engine acts on it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Repr {
@@ -33,10 +15,10 @@ pub struct Repr {
 }
 
 impl Repr {
-    /// Reads a view.
+    /// Reads the header.
     #[must_use]
-    pub const fn parse(header: Header<'_>) -> Self {
-        Self { rkey: header.rkey() }
+    pub const fn parse(bytes: &[u8; LEN]) -> Self {
+        Self { rkey: Rkey(u32::from_be_bytes(*bytes)) }
     }
 
     /// Writes the header.
@@ -54,6 +36,6 @@ mod tests {
         let mut bytes = [0; LEN];
         Repr { rkey: Rkey(0x0102_0304) }.emit(&mut bytes);
         assert_eq!(bytes, [1, 2, 3, 4]);
-        assert_eq!(Repr::parse(Header::of(&bytes)).rkey, Rkey(0x0102_0304));
+        assert_eq!(Repr::parse(&bytes).rkey, Rkey(0x0102_0304));
     }
 }

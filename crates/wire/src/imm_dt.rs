@@ -6,24 +6,6 @@
 /// Bytes of an ImmDt.
 pub const LEN: usize = 4;
 
-/// A view of an ImmDt.
-#[derive(Clone, Copy, Debug)]
-pub struct Header<'a>(&'a [u8; LEN]);
-
-impl<'a> Header<'a> {
-    /// The view of exactly an ImmDt's bytes.
-    #[must_use]
-    pub const fn of(bytes: &'a [u8; LEN]) -> Self {
-        Self(bytes)
-    }
-
-    /// The immediate, in host order.
-    #[must_use]
-    pub const fn imm(self) -> u32 {
-        u32::from_be_bytes(*self.0)
-    }
-}
-
 /// An ImmDt as the engine acts on it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Repr {
@@ -32,10 +14,10 @@ pub struct Repr {
 }
 
 impl Repr {
-    /// Reads a view.
+    /// Reads the header.
     #[must_use]
-    pub const fn parse(header: Header<'_>) -> Self {
-        Self { imm: header.imm() }
+    pub const fn parse(bytes: &[u8; LEN]) -> Self {
+        Self { imm: u32::from_be_bytes(*bytes) }
     }
 
     /// Writes the header.
@@ -53,6 +35,6 @@ mod tests {
         let mut bytes = [0; LEN];
         Repr { imm: 0x0102_0304 }.emit(&mut bytes);
         assert_eq!(bytes, [1, 2, 3, 4]);
-        assert_eq!(Repr::parse(Header::of(&bytes)).imm, 0x0102_0304);
+        assert_eq!(Repr::parse(&bytes).imm, 0x0102_0304);
     }
 }

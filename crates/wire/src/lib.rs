@@ -1,8 +1,8 @@
 //! RoCEv2 and IBTA packet formats: what is on the wire, and nothing of what it means to a QP.
 //!
 //! Read first: IBA Vol 1 chapter 9 (transport layer) and Annex A17 (RoCEv2). Untrusted bytes stop here: a
-//! *view* may look at any bytes ever received and never panics; a *repr* holds only what the engine acts on,
-//! and parsing it is the single gate.
+//! *view* ([`packet::Packet`], [`bth::Header`]) may look at any bytes ever received and never panics; a *repr* holds only what
+//! the engine acts on, and parsing it is the single gate.
 //!
 //! From the outside in: [`ip`] and [`udp`] hold a [`packet`]; its first byte is an [`opcode`], whose table says
 //! which of [`deth`], [`reth`], [`atomic_eth`], [`aeth`], [`atomic_ack_eth`], [`imm_dt`], [`ieth`] and [`feth`]

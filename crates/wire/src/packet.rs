@@ -276,59 +276,56 @@ impl<'a> Packet<'a> {
     #[must_use]
     #[inline]
     pub fn deth(&self) -> Option<deth::Repr> {
-        self.header(self.info().deth).map(|bytes| deth::Repr::parse(deth::Header::of(bytes)))
+        self.header(self.info().deth).map(deth::Repr::parse)
     }
 
     /// RETH, if the opcode has one.
     #[must_use]
     #[inline]
     pub fn reth(&self) -> Option<reth::Repr> {
-        self.header(self.info().reth).map(|bytes| reth::Repr::parse(reth::Header::of(bytes)))
+        self.header(self.info().reth).map(reth::Repr::parse)
     }
 
     /// AETH, if the opcode has one.
     #[must_use]
     #[inline]
     pub fn aeth(&self) -> Option<aeth::Repr> {
-        let header = self.header(self.info().aeth).map(aeth::Header::of)?;
-        aeth::Repr::parse(header).ok()
+        aeth::Repr::parse(self.header(self.info().aeth)?).ok()
     }
 
     /// AtomicETH, if the opcode has one.
     #[must_use]
     #[inline]
     pub fn atomic_eth(&self) -> Option<atomic_eth::Repr> {
-        let header = self.header(self.info().atomic_eth).map(atomic_eth::Header::of)?;
-        Some(atomic_eth::Repr::parse(header))
+        self.header(self.info().atomic_eth).map(atomic_eth::Repr::parse)
     }
 
     /// AtomicAckETH, if the opcode has one.
     #[must_use]
     #[inline]
     pub fn atomic_ack(&self) -> Option<atomic_ack_eth::Repr> {
-        let header = self.header(self.info().atomic_ack_eth).map(atomic_ack_eth::Header::of)?;
-        Some(atomic_ack_eth::Repr::parse(header))
+        self.header(self.info().atomic_ack_eth).map(atomic_ack_eth::Repr::parse)
     }
 
     /// ImmDt, if the opcode has one.
     #[must_use]
     #[inline]
     pub fn imm(&self) -> Option<imm_dt::Repr> {
-        self.header(self.info().imm_dt).map(|bytes| imm_dt::Repr::parse(imm_dt::Header::of(bytes)))
+        self.header(self.info().imm_dt).map(imm_dt::Repr::parse)
     }
 
     /// IETH, if the opcode has one.
     #[must_use]
     #[inline]
     pub fn ieth(&self) -> Option<ieth::Repr> {
-        self.header(self.info().ieth).map(|bytes| ieth::Repr::parse(ieth::Header::of(bytes)))
+        self.header(self.info().ieth).map(ieth::Repr::parse)
     }
 
     /// FETH, if the opcode has one.
     #[must_use]
     #[inline]
     pub fn feth(&self) -> Option<feth::Repr> {
-        self.header(self.info().feth).map(|bytes| feth::Repr::parse(feth::Header::of(bytes)))
+        self.header(self.info().feth).map(feth::Repr::parse)
     }
 
     /// The payload without pad.

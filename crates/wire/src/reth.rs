@@ -13,37 +13,6 @@ use crate::types::Rkey;
 /// Bytes of a RETH.
 pub const LEN: usize = 16;
 
-/// A view of a RETH.
-#[derive(Clone, Copy, Debug)]
-pub struct Header<'a>(&'a [u8; LEN]);
-
-impl<'a> Header<'a> {
-    /// The view of exactly a RETH's bytes.
-    #[must_use]
-    pub const fn of(bytes: &'a [u8; LEN]) -> Self {
-        Self(bytes)
-    }
-
-    /// The responder's virtual address of the first byte.
-    #[must_use]
-    pub const fn va(self) -> u64 {
-        let b = self.0;
-        u64::from_be_bytes([b[0], b[1], b[2], b[3], b[4], b[5], b[6], b[7]])
-    }
-
-    /// The key of the memory region or window that holds the range.
-    #[must_use]
-    pub const fn rkey(self) -> Rkey {
-        Rkey(u32::from_be_bytes([self.0[8], self.0[9], self.0[10], self.0[11]]))
-    }
-
-    /// Length of the whole message, in bytes.
-    #[must_use]
-    pub const fn dma_len(self) -> u32 {
-        u32::from_be_bytes([self.0[12], self.0[13], self.0[14], self.0[15]])
-    }
-}
-
 /// A RETH as the engine acts on it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Repr {
@@ -56,10 +25,15 @@ pub struct Repr {
 }
 
 impl Repr {
-    /// Reads a view.
+    /// Reads the header.
     #[must_use]
-    pub const fn parse(header: Header<'_>) -> Self {
-        Self { va: header.va(), rkey: header.rkey(), dma_len: header.dma_len() }
+    pub const fn parse(bytes: &[u8; LEN]) -> Self {
+        let b = bytes;
+        Self {
+            va: u64::from_be_bytes([b[0], b[1], b[2], b[3], b[4], b[5], b[6], b[7]]),
+            rkey: Rkey(u32::from_be_bytes([b[8], b[9], b[10], b[11]])),
+            dma_len: u32::from_be_bytes([b[12], b[13], b[14], b[15]]),
+        }
     }
 
     /// Writes the header.
@@ -81,6 +55,6 @@ mod tests {
         let mut bytes = [0xee; LEN];
         repr.emit(&mut bytes);
         assert_eq!(bytes, [1, 2, 3, 4, 5, 6, 7, 8, 0x11, 0x12, 0x13, 0x14, 0x80, 0, 0, 0]);
-        assert_eq!(Repr::parse(Header::of(&bytes)), repr);
+        assert_eq!(Repr::parse(&bytes), repr);
     }
 }
