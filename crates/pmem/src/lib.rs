@@ -39,6 +39,7 @@ pub mod engine;
 pub mod flush;
 pub mod image;
 pub mod layout;
+pub mod watched;
 
 mod cache;
 mod copy;

@@ -21,6 +21,7 @@ use remanence_kv::format::{Word, hash};
 use remanence_kv::proto::{Expect, Inline, Reply, Request, Reserved};
 use remanence_kv::server::Server;
 use remanence_pmem::crash_image::{CrashImage, EveryWay, Explorer, Failure};
+use remanence_pmem::watched::{Watch, Watched};
 use remanence_pmem::{Medium, PersistenceDomain};
 
 fn factor() -> usize {
@@ -235,7 +236,8 @@ fn a_deletion_without_room_for_a_tombstone_is_durable_when_it_is_seen() {
     let image = Arc::new(CrashImage::new(TINY.size, PersistenceDomain::Adr));
     remanence_kv::server::format(&image, &TINY, 64, SALT, [7; 16]).expect("fair");
     let peeking = Peeking { image: image.clone(), believed: Arc::default(), misses: true };
-    let (mut server, _) = Server::open(peeking, DURABLE).expect("a store");
+    let (mut server, _) =
+        Server::open(Watched { medium: image.clone(), watch: peeking }, DURABLE).expect("a store");
     let client = server.connect();
     let put =
         |n: u8| Request::PutInline { key: vec![n], value: vec![n; 150], expires: 0, expect: Expect::Any };
@@ -315,37 +317,10 @@ impl Peeking {
     }
 }
 
-impl Medium for Peeking {
-    fn len(&self) -> u64 {
-        self.image.len()
-    }
-    fn read(&self, offset: u64, into: &mut [u8]) {
-        self.image.read(offset, into);
-    }
-    fn write(&self, offset: u64, bytes: &[u8]) {
-        self.image.write(offset, bytes);
-    }
-    fn load_u64(&self, offset: u64) -> u64 {
-        self.image.load_u64(offset)
-    }
-    fn store_u64(&self, offset: u64, value: u64) {
-        self.image.store_u64(offset, value);
-    }
-    fn compare_and_swap(&self, offset: u64, compare: u64, swap: u64) -> u64 {
-        self.image.compare_and_swap(offset, compare, swap)
-    }
-    fn fetch_add(&self, offset: u64, add: u64) -> u64 {
-        self.image.fetch_add(offset, add)
-    }
-    fn pwb(&self, range: std::ops::Range<u64>) {
-        self.image.pwb(range);
-    }
-    fn pfence(&self) -> std::io::Result<()> {
-        self.image.pfence()
-    }
+impl Watch for Peeking {
     fn psync(&self) -> std::io::Result<()> {
         self.look();
-        self.image.psync()
+        Ok(())
     }
 }
 
@@ -354,7 +329,8 @@ fn at_no_sync_could_a_reader_believe_what_is_not_durable() {
     let image = Arc::new(CrashImage::new(TINY.size, PersistenceDomain::Adr));
     remanence_kv::server::format(&image, &TINY, 64, SALT, [7; 16]).expect("fair");
     let peeking = Peeking { image: image.clone(), believed: Arc::default(), misses: false };
-    let (mut server, _) = Server::open(peeking.clone(), DURABLE).expect("a store");
+    let (mut server, _) =
+        Server::open(Watched { medium: image.clone(), watch: peeking.clone() }, DURABLE).expect("a store");
     let client = server.connect();
     for n in 0..60u8 {
         let key = vec![n % 9];

@@ -7,6 +7,7 @@ use super::dsa::soft::{Build, Target};
 use super::order::{Stress, stress};
 use super::*;
 use crate::crash_image::{CrashImage, Explorer, Failure, Seeded};
+use crate::watched::{Watch, Watched};
 use crate::{FileOptions, PersistenceDomain};
 
 type Image = Arc<CrashImage>;
@@ -239,48 +240,20 @@ fn dropping_an_engine_carries_out_what_was_submitted() {
     }
 }
 
-/// A medium under which the copying thread panics.
+/// What the copying thread panics at.
 #[derive(Clone)]
-struct Mine(Image, u64);
+struct Mine(u64);
 
-impl Medium for Mine {
-    fn len(&self) -> u64 {
-        self.0.len()
-    }
-    fn read(&self, offset: u64, into: &mut [u8]) {
-        self.0.read(offset, into);
-    }
-    fn write(&self, offset: u64, bytes: &[u8]) {
-        assert!(offset < self.1, "the mine at {offset}");
-        self.0.write(offset, bytes);
-    }
-    fn load_u64(&self, offset: u64) -> u64 {
-        self.0.load_u64(offset)
-    }
-    fn store_u64(&self, offset: u64, value: u64) {
-        self.0.store_u64(offset, value);
-    }
-    fn compare_and_swap(&self, offset: u64, compare: u64, swap: u64) -> u64 {
-        self.0.compare_and_swap(offset, compare, swap)
-    }
-    fn fetch_add(&self, offset: u64, add: u64) -> u64 {
-        self.0.fetch_add(offset, add)
-    }
-    fn pwb(&self, range: std::ops::Range<u64>) {
-        self.0.pwb(range);
-    }
-    fn pfence(&self) -> io::Result<()> {
-        self.0.pfence()
-    }
-    fn psync(&self) -> io::Result<()> {
-        self.0.psync()
+impl Watch for Mine {
+    fn store(&self, range: std::ops::Range<u64>) {
+        assert!(range.start < self.0, "the mine at {}", range.start);
     }
 }
 
 #[test]
 fn nobody_waits_for_a_thread_that_died() {
     for order in [CrashOrder::Prefix, CrashOrder::Any] {
-        let memory = Mine(image(1024), 128);
+        let memory = Watched { medium: image(1024), watch: Mine(128) };
         let mut engine = Worker::new(Options::new().crash_order(order)).unwrap();
         let mut accepted = 0;
         for number in 0..4 {
