@@ -168,8 +168,8 @@ enum Count {
 
 /// A link over a bad network.
 #[derive(Debug)]
-pub struct Faulty<L: Link> {
-    inner: L,
+pub struct Faulty<L: Link + ?Sized> {
+    inner: Box<L>,
     caps: LinkCaps,
     control: FaultControl,
     seen_changes: u64,
@@ -209,12 +209,12 @@ struct Fate {
     after: Duration,
 }
 
-impl<L: Link> Faulty<L> {
+impl<L: Link + ?Sized> Faulty<L> {
     /// Puts `inner` on a bad network.
     ///
     /// # Errors
     /// When the kernel has no timer for us.
-    pub fn new(inner: L, plan: Plan, seed: u64) -> io::Result<Self> {
+    pub fn new(inner: Box<L>, plan: Plan, seed: u64) -> io::Result<Self> {
         let control = FaultControl::default();
         control.set(plan);
         let caps = inner.caps().clone();
@@ -244,11 +244,6 @@ impl<L: Link> Faulty<L> {
     #[must_use]
     pub fn control(&self) -> FaultControl {
         self.control.clone()
-    }
-
-    /// The link underneath.
-    pub fn inner(&self) -> &L {
-        &self.inner
     }
 
     fn look_at_setting(&mut self) {
@@ -311,7 +306,7 @@ impl<L: Link> Faulty<L> {
 
 /// What was sent before the link closes is on its way, as on any network: a held ACK must not die with its sender. It
 /// leaves early, as nobody is left to wait for its time.
-impl<L: Link> Drop for Faulty<L> {
+impl<L: Link + ?Sized> Drop for Faulty<L> {
     fn drop(&mut self) {
         const LONGER_THAN_ANY_DELAY: Duration = Duration::from_secs(86_400);
         let _ = self.release_tx(Instant::now() + LONGER_THAN_ANY_DELAY);
@@ -384,7 +379,7 @@ fn invert_bit(payload: &mut [u8], bit: u64) {
     }
 }
 
-impl<L: Link> Link for Faulty<L> {
+impl<L: Link + ?Sized> Link for Faulty<L> {
     fn caps(&self) -> &LinkCaps {
         &self.caps
     }

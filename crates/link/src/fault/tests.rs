@@ -100,7 +100,7 @@ fn numbers(got: &[Vec<u8>]) -> Vec<u32> {
 }
 
 fn faulty(plan: Plan, seed: u64) -> Faulty<Mirror> {
-    Faulty::new(Mirror::new(), plan, seed).expect("a timer")
+    Faulty::new(Box::new(Mirror::new()), plan, seed).expect("a timer")
 }
 
 fn both_ways(faults: Faults) -> [Plan; 2] {
@@ -112,7 +112,7 @@ fn without_faults_it_conforms() {
     let open = || {
         let options = Options { port: 0, ..Options::new(vec![Ipv4Addr::LOCALHOST.into()]) };
         let link = UdpLink::open(&options).expect("a socket on loopback");
-        Box::new(Faulty::new(link, Plan::default(), 1).expect("a timer"))
+        Box::new(Faulty::new(Box::new(link), Plan::default(), 1).expect("a timer"))
     };
     conformance::all(|| Pair { a: open(), b: open(), lossy: true, sees_ecn: true });
 }
@@ -121,8 +121,10 @@ fn without_faults_it_conforms() {
 fn with_a_delay_nothing_is_lost_and_waiting_ends_in_time() {
     for plan in both_ways(Faults { delay: Duration::from_millis(3), ..Faults::default() }) {
         let options = Options { port: 0, ..Options::new(vec![Ipv4Addr::LOCALHOST.into()]) };
-        let mut a = Faulty::new(UdpLink::open(&options).expect("a socket"), plan, 1).expect("a timer");
-        let mut b = Faulty::new(UdpLink::open(&options).expect("a socket"), plan, 2).expect("a timer");
+        let mut a =
+            Faulty::new(Box::new(UdpLink::open(&options).expect("a socket")), plan, 1).expect("a timer");
+        let mut b =
+            Faulty::new(Box::new(UdpLink::open(&options).expect("a socket")), plan, 2).expect("a timer");
         for i in 0..20 {
             let payload = pattern(i, 1000);
             send(&mut a, &b, &payload, 1000);
@@ -142,7 +144,7 @@ fn what_is_held_back_when_the_link_closes_still_arrives() {
     let faults = Faults { delay: Duration::from_secs(600), ..Faults::default() };
     let options = Options { port: 0, ..Options::new(vec![Ipv4Addr::LOCALHOST.into()]) };
     let plan = Plan { tx: faults, rx: Faults::NONE };
-    let mut a = Faulty::new(UdpLink::open(&options).expect("a socket"), plan, 1).expect("a timer");
+    let mut a = Faulty::new(Box::new(UdpLink::open(&options).expect("a socket")), plan, 1).expect("a timer");
     let mut b = UdpLink::open(&options).expect("a socket");
     send(&mut a, &b, &pattern(1, 100), 100);
     send(&mut a, &b, &pattern(2, 100), 100);
@@ -194,7 +196,7 @@ fn corruption_inverts_exactly_one_bit() {
 #[test]
 fn a_carrier_that_guarantees_its_bytes_loses_what_it_would_damage() {
     for plan in both_ways(Faults { corruption: 0.5, ..Faults::default() }) {
-        let mut mirror = Mirror::new();
+        let mut mirror = Box::new(Mirror::new());
         mirror.caps.reliable_bytes = true;
         let mut link = Faulty::new(mirror, plan, 5).expect("a timer");
         let got = exchange(&mut link, 1000);

@@ -31,8 +31,8 @@ const BUFFER: usize = 256 << 10;
 pub type IpIdOf = fn(&Received<'_>) -> Option<u16>;
 
 /// A link whose datagrams are recorded.
-pub struct Capture<L> {
-    inner: L,
+pub struct Capture<L: ?Sized> {
+    inner: Box<L>,
     recorder: Recorder,
 }
 
@@ -47,12 +47,12 @@ struct Recorder {
     datagrams: u64,
 }
 
-impl<L: Link> Capture<L> {
+impl<L: Link + ?Sized> Capture<L> {
     /// Records into a new file.
     ///
     /// # Errors
     /// When the file cannot be made.
-    pub fn create(inner: L, path: &Path) -> io::Result<Self> {
+    pub fn create(inner: Box<L>, path: &Path) -> io::Result<Self> {
         let file = std::fs::File::create(path).map_err(|err| {
             io::Error::new(err.kind(), format!("cannot record to {}: {err}", path.display()))
         })?;
@@ -60,7 +60,7 @@ impl<L: Link> Capture<L> {
     }
 
     /// Records into `out`. Nothing else needs to buffer it.
-    pub fn new(inner: L, out: Box<dyn Write + Send>) -> Self {
+    pub fn new(inner: Box<L>, out: Box<dyn Write + Send>) -> Self {
         let caps = inner.caps();
         let mut pending = Vec::with_capacity(BUFFER);
         pcapng::begin(&mut pending, caps.kind);
@@ -95,14 +95,9 @@ impl<L: Link> Capture<L> {
     pub fn datagrams(&self) -> u64 {
         self.recorder.datagrams
     }
-
-    /// The link underneath.
-    pub fn inner(&self) -> &L {
-        &self.inner
-    }
 }
 
-impl<L: fmt::Debug> fmt::Debug for Capture<L> {
+impl<L: fmt::Debug + ?Sized> fmt::Debug for Capture<L> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Capture")
             .field("inner", &self.inner)
@@ -170,7 +165,7 @@ fn now() -> u64 {
     u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
 }
 
-impl<L: Link> Link for Capture<L> {
+impl<L: Link + ?Sized> Link for Capture<L> {
     fn caps(&self) -> &LinkCaps {
         self.inner.caps()
     }

@@ -46,8 +46,8 @@ fn udp(addr: &str, port: u16) -> UdpLink {
 #[test]
 fn a_recorded_link_conforms() {
     conformance::all(|| Pair {
-        a: Box::new(Capture::new(udp("127.0.0.1", 0), Box::new(std::io::sink()))),
-        b: Box::new(Capture::new(udp("127.0.0.1", 0), Box::new(std::io::sink()))),
+        a: Box::new(Capture::new(Box::new(udp("127.0.0.1", 0)), Box::new(std::io::sink()))),
+        b: Box::new(Capture::new(Box::new(udp("127.0.0.1", 0)), Box::new(std::io::sink()))),
         lossy: true,
         sees_ecn: true,
     });
@@ -55,7 +55,7 @@ fn a_recorded_link_conforms() {
 
 #[test]
 fn a_full_disk_ends_the_recording_and_not_the_link() {
-    let mut a = Capture::new(udp("127.0.0.1", 0), Box::new(FullDisk));
+    let mut a = Capture::new(Box::new(udp("127.0.0.1", 0)), Box::new(FullDisk));
     let mut b = udp("127.0.0.1", 0);
     for _ in 0..3 {
         conformance::send(&mut a, &b, b"goes on", 64);
@@ -68,7 +68,7 @@ fn a_full_disk_ends_the_recording_and_not_the_link() {
 #[test]
 fn the_headers_are_those_of_the_wire() {
     let tape = Tape::default();
-    let mut a = Capture::new(udp("127.0.0.1", 0), Box::new(tape.clone()));
+    let mut a = Capture::new(Box::new(udp("127.0.0.1", 0)), Box::new(tape.clone()));
     let b = udp("127.0.0.1", 0);
     a.tx_buffer().expect("room")[..150].fill(0x5A);
     let out = Outgoing { tos: 2, ttl: 9, ..outgoing(&a, &b, 150, 100) };
@@ -117,7 +117,7 @@ fn wireshark_opens_it_as_rocev2() {
         let path: PathBuf =
             std::env::temp_dir().join(format!("remanence-{}-{}.pcapng", std::process::id(), addr.len()));
         // Any port may receive; the capture says 4791, as it would in life.
-        let mut a = Capture::create(udp(addr, 0), &path).expect("a temporary file");
+        let mut a = Capture::create(Box::new(udp(addr, 0)), &path).expect("a temporary file");
         a.recorder.port = crate::udp::ROCE_PORT;
         let mut b = udp(addr, 0);
         for (_, bytes) in &packets {
