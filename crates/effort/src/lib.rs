@@ -4,13 +4,15 @@
 //! `REMANENCE_EFFORT=push`, which is usual, tries what somebody waits for: a fixed number of seeds, so that one source has one verdict
 //! on every machine. `REMANENCE_EFFORT=night` gives each simulation ten minutes, and twenty times as many seeds at least.
 //! `REMANENCE_SEEDS=FROM..TO` runs those seeds and no others: it is what a failure asks to be replayed by. `REMANENCE_ROUNDS=N` has what
-//! kills or repeats do so as often.
+//! kills or repeats do so as often. Beside that here is what live tests of many crates need: an [address] of their own.
 
 #![forbid(unsafe_code)]
 
 mod corpus;
 
+use std::net::{IpAddr, Ipv4Addr};
 use std::ops::Range;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 pub use corpus::{corpus, replay_corpora};
@@ -89,6 +91,14 @@ pub fn seeds(push: u64) -> Seeds {
 #[must_use]
 pub fn are_all() -> bool {
     seeds(0).are_all()
+}
+
+/// An address of 127/8 that no other test of this or another process uses at the moment.
+pub fn address() -> IpAddr {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let process = std::process::id() % 60_000 + 256;
+    let n = NEXT.fetch_add(1, Ordering::Relaxed) % 254 + 1;
+    Ipv4Addr::new(127, (process >> 8) as u8, process as u8, n as u8).into()
 }
 
 /// What makes a test run this seed alone, for its message: `REMANENCE_SEEDS=7..8`.

@@ -1,13 +1,14 @@
 //! Servers of a test's own, each on a loopback address of its own.
 #![allow(dead_code, reason = "each test program uses a part")]
 
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+pub(crate) use remanence_effort::address;
 use remanence_kv::server::Recovered;
 use remanence_kv_live::{ConnectOptions, Error, Metrics, Server, ServerOptions, Store, StoreStats};
 use remanence_persist::plan::Costs;
@@ -19,14 +20,6 @@ pub(crate) const SIZE: u64 = 4 << 20;
 
 /// How long a test waits for what must come: much longer than it takes.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
-
-/// An address of 127/8 that no other test of this or another process uses at the moment.
-pub(crate) fn address() -> IpAddr {
-    static NEXT: AtomicU32 = AtomicU32::new(0);
-    let process = std::process::id() % 60_000 + 256;
-    let n = NEXT.fetch_add(1, Ordering::Relaxed) % 254 + 1;
-    Ipv4Addr::new(127, (process >> 8) as u8, process as u8, n as u8).into()
-}
 
 pub(crate) fn context() -> Context {
     Context::open(remanence_verbs::Options::udp(address())).expect("a device on loopback")

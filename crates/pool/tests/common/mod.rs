@@ -2,9 +2,9 @@
 #![allow(dead_code, reason = "each test program uses a part")]
 
 use std::io::Cursor;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::net::{IpAddr, SocketAddr};
 
+use remanence_effort::address;
 use remanence_pmem::Region;
 use remanence_pool::auth::Token;
 use remanence_pool::client::{Client, Error, Event, Options, PutReport, Source, Upload};
@@ -47,14 +47,6 @@ pub(crate) fn put_with(
     events: &mut dyn FnMut(Event<'_>),
 ) -> Result<PutReport, Error> {
     client.put(sources.into_iter().map(Ok), &Upload { quorum, servers: None }, events)
-}
-
-/// An address of 127/8 that no other test of this or another process uses at the moment.
-fn address() -> IpAddr {
-    static NEXT: AtomicU32 = AtomicU32::new(0);
-    let process = std::process::id() % 60_000 + 256;
-    let n = NEXT.fetch_add(1, Ordering::Relaxed) % 254 + 1;
-    Ipv4Addr::new(127, (process >> 8) as u8, process as u8, n as u8).into()
 }
 
 fn open(address: IpAddr) -> Context {

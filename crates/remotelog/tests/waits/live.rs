@@ -1,11 +1,12 @@
 //! Real servers in this process, real connections over loopback.
 
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use remanence_effort::address;
 use remanence_persist::Config;
 use remanence_persist::plan::Costs;
 use remanence_persist::recipe::Op;
@@ -24,14 +25,6 @@ use remanence_remotelog::{
 use remanence_remotelog::{Epoch, Group, GroupError, Mode, OpenError, Reader, Refused};
 use remanence_verbs::Context;
 use tempfile::TempDir;
-
-/// An address of 127/8 that no other test of this or another process uses at the moment.
-fn address() -> IpAddr {
-    static NEXT: AtomicU32 = AtomicU32::new(0);
-    let process = std::process::id() % 60_000 + 256;
-    let n = NEXT.fetch_add(1, Ordering::Relaxed) % 254 + 1;
-    Ipv4Addr::new(127, (process >> 8) as u8, process as u8, n as u8).into()
-}
 
 fn context() -> Context {
     Context::open(remanence_verbs::Options::udp(address())).expect("a device on loopback")

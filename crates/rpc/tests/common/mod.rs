@@ -1,12 +1,13 @@
 //! What the tests share: devices at loopback addresses of their own, and a server in a thread.
 #![allow(dead_code, reason = "each test file uses a part")]
 
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+pub(crate) use remanence_effort::address;
 use remanence_rpc::core::config::Config;
 use remanence_rpc::core::event::Event;
 use remanence_rpc::header::Status;
@@ -16,14 +17,6 @@ use remanence_verbs::{Context, Options as Device};
 /// No test waits longer for anything; none passes or fails by the clock before it.
 pub(crate) const LIMIT: Duration = Duration::from_secs(60);
 pub(crate) const PORT: u16 = 7500;
-
-/// An address of 127/8 that no other test of this or another process uses at the moment.
-pub(crate) fn address() -> IpAddr {
-    static NEXT: AtomicU32 = AtomicU32::new(0);
-    let process = std::process::id() % 60_000 + 256;
-    let n = NEXT.fetch_add(1, Ordering::Relaxed) % 254 + 1;
-    Ipv4Addr::new(127, (process >> 8) as u8, process as u8, n as u8).into()
-}
 
 pub(crate) fn device() -> Context {
     Context::open(Device::udp(address())).expect("a device on the loopback interface")

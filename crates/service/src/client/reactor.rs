@@ -750,7 +750,6 @@ impl Canceller {
 
 #[cfg(test)]
 mod tests {
-    use std::net::Ipv4Addr;
     use std::sync::atomic::AtomicU32;
 
     use remanence_verbs::Options;
@@ -769,9 +768,8 @@ mod tests {
 
     #[test]
     fn tasks_are_woken_when_the_queue_breaks_and_ready_from_then_on() {
-        let process = std::process::id() % 60_000 + 256;
-        let address = Ipv4Addr::new(127, (process >> 8) as u8, process as u8, 1);
-        let context = Context::open(Options::udp(address.into())).expect("a device on this host");
+        let context =
+            Context::open(Options::udp(remanence_effort::address())).expect("a device on this host");
         let (reactor, pd) = (Reactor::new(&context).unwrap(), context.alloc_pd().unwrap());
         let caps = QpCaps { max_send_wr: 1, max_recv_wr: 1, max_send_sge: 1, max_recv_sge: 1, max_inline: 0 };
         let mut endpoints = [(); 2].map(|()| reactor.endpoint(&pd, caps).unwrap());

@@ -2,7 +2,6 @@
 //! is judged by the clock.
 
 use std::future::poll_fn;
-use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::task::{Poll, Wake};
@@ -18,11 +17,7 @@ const CAPS: QpCaps =
     QpCaps { max_send_wr: 64, max_recv_wr: 1, max_send_sge: 1, max_recv_sge: 1, max_inline: 0 };
 
 fn device() -> Context {
-    static NEXT: AtomicU32 = AtomicU32::new(1);
-    let process = std::process::id() % 60_000 + 256;
-    let host = NEXT.fetch_add(1, Ordering::Relaxed) % 254 + 1;
-    let address: IpAddr = Ipv4Addr::new(127, (process >> 8) as u8, process as u8, host as u8).into();
-    Context::open(Options::udp(address)).expect("a device on this host")
+    Context::open(Options::udp(remanence_effort::address())).expect("a device on this host")
 }
 
 /// A device that answers, and the memory that it lends.

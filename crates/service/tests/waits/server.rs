@@ -1,12 +1,12 @@
 //! A server that echoes, and all that its clients may do to it.
 
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::SocketAddr;
 use std::os::fd::AsRawFd;
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Barrier};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use remanence_effort::address;
 use remanence_link::fault::Plan;
 use remanence_link::{WaitFd, wait};
 use remanence_pmem::Region;
@@ -22,13 +22,6 @@ const SLOT: u32 = 1024;
 const POLLIN: i16 = 1;
 /// Longer than anything here takes.
 const LONG: Duration = Duration::from_secs(30);
-
-fn address() -> IpAddr {
-    static NEXT: AtomicU32 = AtomicU32::new(0);
-    let process = std::process::id() % 60_000 + 256;
-    let n = NEXT.fetch_add(1, Ordering::Relaxed) % 254 + 1;
-    Ipv4Addr::new(127, (process >> 8) as u8, process as u8, n as u8).into()
-}
 
 fn context() -> Context {
     Context::open(remanence_verbs::Options::udp(address())).expect("a device on loopback")

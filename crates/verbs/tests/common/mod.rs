@@ -1,10 +1,10 @@
 //! What the tests share: devices at loopback addresses of their own, and pairs of connected QPs.
 #![allow(dead_code, reason = "each test file uses a part")]
 
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
+pub(crate) use remanence_effort::address;
 use remanence_pmem::Region;
 use remanence_rnic::{Access, Data, SendFlags, SendOp, SendWr, Sge, Wc, WcStatus};
 use remanence_verbs::{ConnectAttr, Context, Cq, Mr, Options, Pd, Progress, Qp, QpOptions};
@@ -18,14 +18,6 @@ pub(crate) const ALL: Access = Access::LOCAL_WRITE
     .union(Access::REMOTE_ATOMIC)
     .union(Access::MW_BIND)
     .union(Access::FLUSH_GLOBAL);
-
-/// An address of 127/8 that no other test of this or another process uses at the moment.
-pub(crate) fn address() -> IpAddr {
-    static NEXT: AtomicU32 = AtomicU32::new(0);
-    let process = std::process::id() % 60_000 + 256;
-    let n = NEXT.fetch_add(1, Ordering::Relaxed) % 254 + 1;
-    Ipv4Addr::new(127, (process >> 8) as u8, process as u8, n as u8).into()
-}
 
 /// A device at an address of its own. On UDP; on shared memory in the test program that is named so.
 pub(crate) fn open(progress: Progress) -> Context {
