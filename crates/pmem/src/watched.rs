@@ -26,7 +26,7 @@ pub trait Watch {
     }
 }
 
-/// The medium.
+/// A medium of which each step is told to somebody before it is made.
 #[derive(Clone, Debug)]
 pub struct Watched<M, W> {
     /// What is beneath. Whoever uses it directly is not watched.
