@@ -3,11 +3,14 @@
 mod common;
 
 use std::io::Read as _;
+use std::pin::pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
 use common::{Host, bytes, name, put, put_with, source, token};
 use remanence_pool::auth::Token;
-use remanence_pool::client::{Client, Error, Event, Options, Source, Upload, Why, measure::Op};
+use remanence_pool::client::{AsyncClient, Client, Error, Event, Options, Source, Upload, Why, measure::Op};
 use remanence_pool::server::Limits;
 use remanence_pool::{BlobName, Digest, State};
 
@@ -418,4 +421,112 @@ fn an_upload_of_nothing_is_done_at_once() {
     assert!(
         matches!(get(&mut client, "nothing"), Err(Error::NotFound(n)) if n == BlobName::new("nothing").expect("fair"))
     );
+}
+
+/// Waits for a future, as any executor would.
+fn wait<T>(future: impl Future<Output = T>) -> T {
+    struct Parked(std::thread::Thread);
+    impl Wake for Parked {
+        fn wake(self: Arc<Self>) {
+            self.0.unpark();
+        }
+    }
+    let (waker, mut future) = (Arc::new(Parked(std::thread::current())).into(), pin!(future));
+    loop {
+        match future.as_mut().poll(&mut Context::from_waker(&waker)) {
+            Poll::Ready(output) => return output,
+            Poll::Pending => std::thread::park(),
+        }
+    }
+}
+
+fn async_client(hosts: &[&Host]) -> AsyncClient {
+    let options = Options::new(hosts.iter().map(|host| host.named()).collect(), vec![token()]);
+    wait(AsyncClient::connect_to(options, hosts.len())).expect("all are there")
+}
+
+#[test]
+fn tasks_and_threads_share_a_client_with_futures() {
+    let hosts = [Host::new(16 << 20), Host::new(16 << 20)];
+    let client = async_client(&[&hosts[0], &hosts[1]]);
+    std::thread::scope(|scope| {
+        for t in 0..4_usize {
+            let client = client.clone();
+            scope.spawn(move || {
+                for n in 0..5 {
+                    let (text, data) = (format!("{t}-{n}"), bytes(n as u64, 1000 * t + n));
+                    wait(client.put_bytes(&name(&text), data.clone(), 2)).expect("durable");
+                    assert_eq!(wait(client.get_bytes(&name(&text))).expect("there"), data);
+                }
+            });
+        }
+    });
+    let many = (0..50).map(|n| source(&format!("many-{n}"), bytes(n, 100))).collect();
+    let report = wait(client.put(many, Upload { quorum: 2, servers: None })).expect("durable");
+    assert_eq!((report.blobs, report.bytes), (50, 5000));
+    assert_eq!(wait(client.list(1)).expect("there").len(), 70);
+    assert_eq!(wait(client.delete(&name("0-0"), 2)).expect("there"), 2);
+    let gone = wait(client.get_bytes(&name("0-0")));
+    assert!(matches!(gone, Err(Error::NotFound(_))), "{gone:?}");
+    assert_eq!(
+        (wait(client.stat(0)).expect("there").blobs, wait(client.lost()).expect("there")),
+        (69, vec![])
+    );
+}
+
+/// A slow source that never ends, and says when it is read, and when nobody wants it any more.
+struct Endless(std::sync::mpsc::Sender<bool>);
+
+impl std::io::Read for Endless {
+    fn read(&mut self, into: &mut [u8]) -> std::io::Result<usize> {
+        let _ = self.0.send(true);
+        std::thread::sleep(Duration::from_millis(1));
+        Ok(into.len().min(1000))
+    }
+}
+
+impl Drop for Endless {
+    fn drop(&mut self) {
+        let _ = self.0.send(false);
+    }
+}
+
+#[test]
+fn a_put_whose_future_is_dropped_ends_and_the_next_one_is_served() {
+    let host = Host::new(16 << 20);
+    let client = async_client(&[&host]);
+    let (read, is_read) = std::sync::mpsc::channel();
+    let endless = Source { len: None, reader: Box::new(Endless(read)), ..source("endless", Vec::new()) };
+    let mut put = Box::pin(client.put(vec![endless], Upload { quorum: 1, servers: None }));
+    let never = name("never");
+    let mut queued = Box::pin(client.put_bytes(&never, b"never".to_vec(), 1));
+    let mut noop = Context::from_waker(Waker::noop());
+    assert!(put.as_mut().poll(&mut noop).is_pending() && queued.as_mut().poll(&mut noop).is_pending());
+    assert!(is_read.recv().expect("it is read"));
+    drop((queued, put));
+    assert!(is_read.iter().any(|read| !read), "nobody reads it any more");
+    // It has its turn when the other one has ended, which has given back what it had reserved.
+    wait(client.put_bytes(&name("next"), bytes(1, 10 << 20), 1)).expect("durable");
+    let names: Vec<String> =
+        wait(client.list(0)).expect("there").iter().map(|listing| listing.name.to_string()).collect();
+    assert_eq!(names, ["next"]);
+}
+
+#[test]
+fn who_waits_for_servers_that_stop_is_told() {
+    let mut hosts = [Host::new(16 << 20), Host::new(16 << 20), Host::new(16 << 20)];
+    let client = async_client(&[&hosts[0], &hosts[1], &hosts[2]]);
+    wait(client.put_bytes(&name("one"), b"one".to_vec(), 2)).expect("durable");
+    let (read, is_read) = std::sync::mpsc::channel();
+    let endless = Source { len: None, reader: Box::new(Endless(read)), ..source("endless", Vec::new()) };
+    let mut put = pin!(client.put(vec![endless], Upload { quorum: 2, servers: None }));
+    assert!(put.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+    assert!(is_read.recv().expect("it is read"));
+    for host in &mut hosts[1..] {
+        host.take().stop().expect("it ends well");
+    }
+    let lost = wait(put);
+    assert!(matches!(lost, Err(Error::NoQuorum { .. })), "{lost:?}");
+    let few = wait(client.get_bytes(&name("one")));
+    assert!(matches!(few, Err(Error::NoMajority { .. })), "{few:?}");
 }

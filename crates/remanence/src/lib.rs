@@ -41,6 +41,7 @@
 //! cargo run -p remanence --example pool       # a blob put and got
 //! cargo run -p remanence --example kv         # put, get, scan
 //! cargo run -p remanence --example log        # append and read
+//! cargo run -p remanence --example futures    # the log and the counter, with futures for any executor
 //! cargo run -p remanence --example counter    # a service of fifty lines, and what becomes of it when its host is gone
 //! ```
 //!

@@ -26,7 +26,23 @@
 //! # }
 //! ```
 //!
-//! `cargo run -p remanence --example log` has the server too. `docs/remotelog.md` of the repository has the promises, the failures and the
+//! [`AsyncLog`] is the same with futures, for any executor, any number of tasks and threads:
+//!
+//! ```no_run
+//! use remanence::log::{AsyncLog, ConnectOptions};
+//!
+//! # async fn use_it() -> Result<(), Box<dyn std::error::Error>> {
+//! let servers = ["192.0.2.7:7472".parse()?, "192.0.2.8:7472".parse()?, "192.0.2.9:7472".parse()?];
+//! let log = AsyncLog::connect_to(&servers, &ConnectOptions::default().acks(2)).await?;
+//! let appends: Vec<_> = (17..100).map(|amount| log.append(format!("paid {amount}").as_bytes())).collect();
+//! for append in appends {
+//!     append.await?; // durable on two of the three
+//! }
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! `cargo run -p remanence --example log` has the server too, and `--example futures` the same with futures. `docs/remotelog.md` of the repository has the promises, the failures and the
 //! proof.
 
 pub use remanence_auth::Token;
@@ -35,6 +51,6 @@ pub use remanence_remotelog::{
     AppendError, Damage, Epoch, Group, GroupError as Error, Mode, OpenError, Refused, Status,
 };
 pub use remanence_remotelog::{
-    CallError, ConnectOptions, Log, LogOptions as ServerOptions, LogReader, LogServer as Server, Method, New,
-    OwnLog, ReadError, Record, ServeError, SessionConnection,
+    AsyncLog, AsyncLogReader, CallError, ConnectOptions, Log, LogOptions as ServerOptions, LogReader,
+    LogServer as Server, Method, New, OwnLog, Pending, ReadError, Record, ServeError, SessionConnection,
 };

@@ -20,14 +20,26 @@
 //! # }
 //! ```
 //!
+//! [`AsyncClient`] is the same with futures, for any executor:
+//!
+//! ```no_run
+//! # use remanence::pool::{AsyncClient, BlobName, ConnectOptions, Error};
+//! # async fn use_it(options: ConnectOptions, name: BlobName) -> Result<(), Error> {
+//! let client = AsyncClient::connect_to(options, 2).await?;
+//! client.put_bytes(&name, b"hello", 2).await?;
+//! assert_eq!(client.get_bytes(&name).await?, b"hello");
+//! # Ok(())
+//! # }
+//! ```
+//!
 //! `cargo run -p remanence --example pool` has the server too, and puts a stream.
 
 pub use remanence_auth::crowd::Room;
 pub use remanence_auth::{BadToken, Token};
 pub use remanence_pool::blob::BadName;
 pub use remanence_pool::client::{
-    BlobReader, Client, Error, Event, Got, Lost, Options as ConnectOptions, PutReport, Source, SyncReport,
-    Upload, Why,
+    AsyncClient, BlobReader, Client, Error, Event, Got, Lost, Options as ConnectOptions, PutReport, Source,
+    SyncReport, Upload, Why,
 };
 pub use remanence_pool::proto::{Code, PoolInfo};
 pub use remanence_pool::server::{

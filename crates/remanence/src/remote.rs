@@ -28,7 +28,7 @@ pub use remanence_remote::requester::Broken;
 pub use remanence_remote::responder::{Fault, Served};
 pub use remanence_remote::ring::{Recovered, RingError};
 pub use remanence_remote::{
-    Call, CostSource, Done, Error, Face, Grants, Meter, Metered, Options as ConnectOptions, Plan, Reactor,
-    Reading, RemoteRegion, Server, ServerOptions, Session, SessionControl, Stats, Stop, StopSignal, Ticket,
-    Work,
+    Background, Call, CostSource, Done, Error, Face, Grants, Meter, Metered, Options as ConnectOptions, Plan,
+    Reactor, Reading, RemoteRegion, Server, ServerOptions, Session, SessionControl, Stats, Stop, StopSignal,
+    Ticket, Timer, Work,
 };

@@ -71,7 +71,9 @@ pub use meter::{Meter, Metered};
 pub use remanence_auth::{Role, Token, may_listen};
 pub use remanence_codec::Malformed;
 pub use remanence_service::Deadlines;
-pub use remanence_service::client::{Face, Reactor, ReactorWaker, Timer, Waiter, at_once, elsewhere};
+pub use remanence_service::client::{
+    Background, Face, Reactor, ReactorWaker, Timer, Turns, Waiter, at_once, elsewhere,
+};
 pub use remanence_service::server::{Stop, StopSignal};
 pub use requester::Ticket;
 pub use server::{Call, Server, ServerOptions, SessionControl, Stats};

@@ -961,8 +961,12 @@ impl Session {
         }
     }
 
-    /// Waits for anything to come, and lets runs go on: by itself, or as a task.
-    pub(crate) async fn came(&mut self, face: Face) -> Result<(), Error> {
+    /// Waits for anything to come, and lets runs go on: for whoever has begun something, and looks then what became of it. A future that
+    /// is dropped leaves nothing behind.
+    ///
+    /// # Errors
+    /// The session is over; it is also when the server was silent for as long as the [patience](Options::patience) allows.
+    pub async fn came(&mut self, face: Face) -> Result<(), Error> {
         match face {
             Face::Thread => self.wait(),
             Face::Task => std::future::poll_fn(|task| self.poll_came(task)).await,

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use remanence_pmem::Survives;
-use remanence_remote::{Reactor, Token};
+use remanence_remote::{Face, Reactor, Token, at_once};
 use remanence_verbs::Context;
 
 use super::connection::{self, CallError, Method, SessionConnection};
@@ -12,10 +12,10 @@ use super::server::drawn;
 use crate::error::{Damage, Refused};
 use crate::format::Epoch;
 use crate::format::superblock::Uuid;
-use crate::group::{self, ConnectionLost, Group, GroupError};
+use crate::group::{self, ConnectionLost, Event, Group, GroupError, ReplicaConnection as _};
 use crate::proto::Request;
 use crate::store::{Reader, Status};
-use crate::walk::{Ahead, Source};
+use crate::walk::{Missing, Source, Window};
 
 /// Bytes that a reader asks for at a time.
 const WINDOW: u64 = 64 << 10;
@@ -69,6 +69,12 @@ impl ConnectOptions {
         self.method = method;
         self
     }
+
+    /// How a writer opens the log, with what it draws.
+    pub(crate) fn group(&self) -> group::Options {
+        let group = group::Options::new(u32::from_le_bytes(drawn()), Uuid(drawn()));
+        group.acks(self.acks).patience(self.patience)
+    }
 }
 
 /// A log that is open for its one writer, on one server or on several: a [`Group`] of connections over verbs.
@@ -108,9 +114,7 @@ impl Log {
                 connection::connect(&reactor, *server, options.remote.clone(), options.method.clone());
             (server.to_string(), connection)
         };
-        let group = group::Options::new(u32::from_le_bytes(drawn()), Uuid(drawn()));
-        let group = group.acks(options.acks).patience(options.patience);
-        Group::open(servers.iter().map(to).collect(), &group).map(|(log, _)| Self(log))
+        Group::open(servers.iter().map(to).collect(), &options.group()).map(|(log, _)| Self(log))
     }
 
     /// Appends a record; its number. When this returns the record is acknowledged: it is durable on as many servers as the log was
@@ -214,11 +218,11 @@ impl Log {
     }
 }
 
-fn nobody() -> GroupError {
+pub(crate) fn nobody() -> GroupError {
     Refused::Said("no server was named; name all servers of the log".to_owned()).into()
 }
 
-fn said(error: &dyn std::fmt::Display) -> GroupError {
+pub(crate) fn said(error: &dyn std::fmt::Display) -> GroupError {
     Refused::Said(error.to_string()).into()
 }
 
@@ -285,9 +289,15 @@ impl From<ConnectionLost> for ReadError {
 /// later writer may then cut them off: who has read them is told so by [`ReadError::CutOff`]. The iterator ends where the log ends now; asked again later, it goes on.
 #[derive(Debug)]
 pub struct LogReader {
-    source: Ahead<SessionConnection>,
+    connection: SessionConnection,
+    window: Window,
     reader: Reader,
     status: Status,
+    /// What is being read; nothing: the status is asked for, if anything is under way.
+    missing: Option<Missing>,
+    /// A record that was read, and may have been cut off since; and whether the status is newer.
+    kept: Option<Record>,
+    is_newer: bool,
     over: bool,
 }
 
@@ -311,11 +321,21 @@ impl LogReader {
         options: &ConnectOptions,
     ) -> Result<Self, CallError> {
         let reactor = Reactor::new(context).map_err(|e| ConnectionLost(e.to_string()))?;
+        Self::connect_on(&reactor, server, options)
+    }
+
+    pub(crate) fn connect_on(
+        reactor: &Reactor,
+        server: SocketAddr,
+        options: &ConnectOptions,
+    ) -> Result<Self, CallError> {
         let mut connection =
-            connection::connect(&reactor, server, options.remote.clone(), options.method.clone())?;
+            connection::connect(reactor, server, options.remote.clone(), options.method.clone())?;
         let status = connection.call(&Request::Status)?;
-        let (reader, size) = (Reader::new(&status), status.superblock.geometry.size);
-        Ok(Self { source: Ahead::new(connection, size, WINDOW), reader, status, over: false })
+        let window = Window::new(status.superblock.geometry.size, WINDOW);
+        let reader = Reader::new(&status);
+        let (missing, kept) = (None, None);
+        Ok(Self { connection, window, reader, status, missing, kept, is_newer: false, over: false })
     }
 
     /// What the server has said of its log last.
@@ -327,14 +347,38 @@ impl LogReader {
     /// The number of the record that comes next.
     #[must_use]
     pub const fn next_sequence(&self) -> u64 {
-        self.reader.next_sequence()
+        match &self.kept {
+            Some(record) => record.sequence,
+            None => self.reader.next_sequence(),
+        }
     }
 
-    /// Asks how the log is by now, and whether it is still the one that was read up to a record.
-    fn look(&mut self, next: u64) -> Result<(), ReadError> {
-        self.status = self.source.get_mut().call(&Request::Status)?;
-        self.source.forget();
-        self.reader.refresh(&self.status);
+    /// Waits for what was asked for, be it by a future that was dropped since.
+    async fn asked(&mut self, face: Face) -> Result<(), ReadError> {
+        match (self.connection.came(face).await?, self.missing.take()) {
+            (Event::Data(bytes), Some(missing)) => self.window.came(missing.offset, bytes),
+            (Event::Reply(status), None) => {
+                self.status = *status.map_err(CallError::from)?;
+                self.is_newer = true;
+                self.window.forget();
+                self.reader.refresh(&self.status);
+            }
+            _ => {
+                let why = "the server answers what it was not asked; use the same release on both sides";
+                return Err(ConnectionLost(why.to_owned()).into());
+            }
+        }
+        Ok(())
+    }
+
+    /// Asks how the log is by now.
+    async fn look(&mut self, face: Face) -> Result<(), ReadError> {
+        self.connection.begin_call(&Request::Status)?;
+        self.asked(face).await
+    }
+
+    /// Whether the log, as it was said to be last, is still the one that was read up to a record.
+    fn judge(&self, next: u64) -> Result<(), ReadError> {
         let first = self.status.state.head.sequence;
         if first > next.max(self.reader.next_sequence()) {
             return Err(ReadError::Trimmed { from: next, below: first });
@@ -345,27 +389,63 @@ impl LogReader {
         if self.reader.can_go_on(&self.status) { Ok(()) } else { Err(ReadError::CutOff { from: next }) }
     }
 
-    fn read(&mut self) -> Result<Option<Record>, ReadError> {
-        let next = self.reader.next_sequence();
+    /// The next record, if it is whole where it is looked for.
+    async fn record(&mut self, face: Face) -> Result<Option<Record>, ReadError> {
+        loop {
+            let missing = match self.reader.read(&mut &self.window) {
+                Ok(read) => {
+                    self.is_newer = false;
+                    return Ok(read.ok().map(|(found, payload)| {
+                        let (sequence, epoch) = (found.header.sequence, found.header.epoch);
+                        Record { sequence, epoch, payload: payload.to_vec() }
+                    }));
+                }
+                Err(missing) => missing,
+            };
+            self.connection.begin_read(missing.offset, missing.len)?;
+            self.missing = Some(missing);
+            self.asked(face).await?;
+        }
+    }
+
+    /// Where it waits it may be given up: what it has found is kept, and what it has begun is taken by the next one.
+    async fn read(&mut self, face: Face) -> Result<Option<Record>, ReadError> {
+        while !self.connection.is_idle() {
+            self.asked(face).await?;
+        }
+        let next = self.next_sequence();
         for _ in 0..LOOKS {
-            if next < self.status.tail.sequence
-                && let Ok((found, payload)) = self.reader.read(&mut self.source)?
-            {
-                let (sequence, epoch) = (found.header.sequence, found.header.epoch);
-                let record = Record { sequence, epoch, payload: payload.to_vec() };
+            if self.kept.is_none() && next < self.status.tail.sequence {
+                self.kept = self.record(face).await?;
+            }
+            if self.kept.is_some() {
                 // Its writer may have cut off what was read before it.
                 if self.reader.changed_writer() {
-                    self.look(next)?;
+                    if !self.is_newer {
+                        self.look(face).await?;
+                    }
+                    self.judge(next)?;
                 }
-                return Ok(Some(record));
+                return Ok(self.kept.take());
             }
             // It is not there yet, or no more, or was overwritten while it was read.
-            self.look(next)?;
+            self.look(face).await?;
+            self.judge(next)?;
             if self.status.tail.sequence <= next {
                 return Ok(None);
             }
         }
         Err(ReadError::Unsteady(next))
+    }
+
+    /// The next record, for whoever waits as it says.
+    pub(crate) async fn next_as(&mut self, face: Face) -> Option<Result<Record, ReadError>> {
+        if self.over {
+            return None;
+        }
+        let next = self.read(face).await;
+        self.over = next.is_err();
+        next.transpose()
     }
 }
 
@@ -374,12 +454,7 @@ impl Iterator for LogReader {
 
     /// The next record; `None` at the end of the log, and after an error.
     fn next(&mut self) -> Option<Self::Item> {
-        if self.over {
-            return None;
-        }
-        let next = self.read();
-        self.over = next.is_err();
-        next.transpose()
+        at_once(self.next_as(Face::Thread))
     }
 }
 

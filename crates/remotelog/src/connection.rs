@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use remanence_persist::plan::Request as PlanRequest;
 use remanence_persist::recipe::{Op, Recipe};
 use remanence_pmem::Survives;
-use remanence_remote::{Error, Options, Plan, Reactor, Reading, Session, Waiter};
+use remanence_remote::{Error, Face, Options, Plan, Reactor, Reading, Session, Waiter};
 
 use super::SERVICE;
 use crate::error::Refused;
@@ -133,6 +133,21 @@ impl SessionConnection {
     /// The server is gone.
     pub fn read(&mut self, offset: u64, into: &mut [u8]) -> Result<(), ConnectionLost> {
         self.session.read(offset, into).map_err(lost)
+    }
+
+    /// Whether all that was begun has ended.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.waiting.is_empty() && self.calls.is_empty() && self.reads.is_empty()
+    }
+
+    /// Waits for what comes next of what was begun. A future that is dropped leaves it to the next one.
+    pub(crate) async fn came(&mut self, face: Face) -> Result<Event, ConnectionLost> {
+        loop {
+            if let Some(event) = self.poll()? {
+                return Ok(event);
+            }
+            self.session.came(face).await.map_err(lost)?;
+        }
     }
 
     /// The recipe for a record of so many bytes, as text; and whether the server's CPU takes part in it.

@@ -6,7 +6,7 @@
 //!
 //! What decides is pure and lies in [`remanence_coord::log`], whose head says in which order to read it; its modules are here by
 //! the same names. This is the same on real memory and real connections: [`LogServer`] exports a log, [`Log`] is one that is open
-//! for writing, [`LogReader`] reads one. [`replicated`] makes a service of a state machine over it.
+//! for writing, [`LogReader`] reads one; [`AsyncLog`] and [`AsyncLogReader`] are the same with futures. [`replicated`] makes a service of a state machine over it.
 //!
 //! ```
 //! use std::sync::atomic::{AtomicBool, Ordering};
@@ -44,12 +44,14 @@
 //! Read first: paper 004, section 4.1; `docs/remotelog.md` has the promises and the failures.
 #![forbid(unsafe_code)]
 
+mod asynch;
 mod client;
 mod connection;
 mod medium;
 pub mod replicated;
 mod server;
 
+pub use asynch::{AsyncLog, AsyncLogReader, Pending};
 pub use client::{ConnectOptions, Log, LogReader, ReadError, Record};
 pub use connection::{CallError, Method, SessionConnection, connect};
 pub use medium::Part;

@@ -235,3 +235,60 @@ impl<S: Source> Source for Ahead<S> {
         Ok(())
     }
 }
+
+/// What was read of a log from afar, for whoever walks it and does not wait: what is missing is said, and read by somebody who can.
+///
+/// It has what was read last, and what before that: where the ring begins again, the record that is looked for lies at its end or at its
+/// start, and neither place can be told without the other.
+#[derive(Debug)]
+pub struct Window {
+    parts: [(u64, Vec<u8>); 2],
+    /// Bytes of the region.
+    size: u64,
+    /// Bytes that are read at a time.
+    ahead: u64,
+}
+
+/// These bytes are to be read first.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Missing {
+    /// The byte of the region at which they begin.
+    pub offset: u64,
+    /// How many bytes.
+    pub len: u32,
+}
+
+impl Window {
+    /// Of a region of `size` bytes, of which `ahead` are read at a time, or more where a record has more.
+    #[must_use]
+    pub const fn new(size: u64, ahead: u64) -> Self {
+        Self { parts: [const { (0, Vec::new()) }; 2], size, ahead }
+    }
+
+    /// What was missing was read.
+    pub fn came(&mut self, offset: u64, bytes: Vec<u8>) {
+        let [last, before] = &mut self.parts;
+        *before = std::mem::replace(last, (offset, bytes));
+    }
+
+    /// Forgets what was read, as it may have changed since.
+    pub fn forget(&mut self) {
+        self.parts.iter_mut().for_each(|(_, bytes)| bytes.clear());
+    }
+}
+
+impl Source for &Window {
+    type Error = Missing;
+
+    fn read(&mut self, offset: u64, into: &mut [u8]) -> Result<(), Missing> {
+        let len = into.len() as u64;
+        let has = |(at, bytes): &&(u64, Vec<u8>)| *at <= offset && offset + len <= *at + bytes.len() as u64;
+        let Some((at, bytes)) = self.parts.iter().find(has) else {
+            let len = len.max(self.ahead).min(self.size - offset) as u32;
+            return Err(Missing { offset, len });
+        };
+        let from = (offset - at) as usize;
+        into.copy_from_slice(&bytes[from..from + into.len()]);
+        Ok(())
+    }
+}

@@ -5,9 +5,12 @@
 //! together, and for nothing else. Nothing here has threads of its own but the one that reads the source of a
 //! [`put`](Client::put), which wakes who waits.
 //!
+//! An [`AsyncClient`] is the same with futures.
+//!
 //! Read in this order: [`transfer`] (pure: what goes to one server next), `link` (one server's connections), `put`, `get`,
 //! `resync`.
 
+mod asynch;
 mod error;
 mod get;
 mod link;
@@ -24,6 +27,7 @@ use remanence_rnic::Access;
 use remanence_service::client::{Came, Reactor, Waiter};
 use remanence_verbs::{Context, Mr};
 
+pub use asynch::AsyncClient;
 pub use error::{Error, Lost, Why};
 pub use get::{BlobReader, Got};
 use link::{Desk, Happened, Link, Tag};

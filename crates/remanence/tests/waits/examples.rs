@@ -2,6 +2,8 @@
 
 #[path = "../../examples/counter.rs"]
 mod counter;
+#[path = "../../examples/futures.rs"]
+mod futures;
 #[path = "../../examples/kv.rs"]
 mod kv;
 #[path = "../../examples/log.rs"]
@@ -41,4 +43,9 @@ fn a_log_is_appended_to_and_read() {
 #[test]
 fn a_counter_goes_on_when_its_host_is_gone() {
     counter::main().expect("nothing is lost, and nothing is counted twice");
+}
+
+#[test]
+fn futures_append_and_count() {
+    futures::main().expect("each is carried out once");
 }

@@ -1,10 +1,14 @@
 //! A client of a replicated service: it finds the host that has the log, and sends a command again until it is answered.
+//!
+//! What it does is written once, for a thread that waits ([`Client`]) and for a task ([`AsyncClient`]). Where it waits it may be given up:
+//! a connection on which something is under way goes with it.
 
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use remanence_coord::replicated::record::COMMAND_HEADER;
-use remanence_remote::{Session, Token};
+use remanence_remote::{Background, Face, Reactor, Session, Token, Turns, at_once, elsewhere};
 use remanence_verbs::Context;
 
 use super::{Refusal, Reply, Request, SERVICE};
@@ -69,7 +73,7 @@ impl std::fmt::Debug for ClientError {
 /// A client of a replicated service.
 #[derive(Debug)]
 pub struct Client {
-    context: Context,
+    reactor: Reactor,
     hosts: Vec<SocketAddr>,
     options: ClientOptions,
     /// The host that is asked, and the connection to it.
@@ -86,25 +90,31 @@ impl Client {
     /// # Errors
     /// No host is named, or there is no way from here to any of them.
     pub fn connect_to(hosts: &[SocketAddr], options: ClientOptions) -> Result<Self, ClientError> {
-        let context = Context::towards_any(hosts.iter().map(SocketAddr::ip));
-        let context = context.map_err(|e| ClientError::Nobody(e.to_string()))?;
-        Self::connect(&context, hosts, options)
+        Self::connect(&towards(hosts)?, hosts, options)
     }
 
     /// The same by a device that is open.
     ///
     /// # Errors
-    /// No host is named.
+    /// No host is named, or the device has no room.
     pub fn connect(
         context: &Context,
         hosts: &[SocketAddr],
         options: ClientOptions,
     ) -> Result<Self, ClientError> {
+        Self::connect_on(&Reactor::new(context).map_err(nobody)?, hosts, options)
+    }
+
+    fn connect_on(
+        reactor: &Reactor,
+        hosts: &[SocketAddr],
+        options: ClientOptions,
+    ) -> Result<Self, ClientError> {
         if hosts.is_empty() {
-            return Err(ClientError::Nobody("no host was named; name all that may have the service".into()));
+            return Err(nobody("no host was named; name all that may have the service"));
         }
-        let (context, hosts) = (context.clone(), hosts.to_vec());
-        Ok(Self { context, hosts, options, at: 0, connection: None, session: None, number: 0 })
+        let (reactor, hosts) = (reactor.clone(), hosts.to_vec());
+        Ok(Self { reactor, hosts, options, at: 0, connection: None, session: None, number: 0 })
     }
 
     /// Has a command carried out once, by whichever host has the service; what it was answered. When this returns, the command and its
@@ -113,10 +123,14 @@ impl Client {
     /// # Errors
     /// It was not carried out; or nothing is known.
     pub fn call(&mut self, command: &[u8]) -> Result<Vec<u8>, ClientError> {
+        at_once(self.call_as(Face::Thread, command))
+    }
+
+    async fn call_as(&mut self, face: Face, command: &[u8]) -> Result<Vec<u8>, ClientError> {
         let until = Instant::now() + self.options.patience;
         let session = match self.session {
             Some(session) => session,
-            None => match self.ask(until, &Request::Open)? {
+            None => match self.ask(face, until, &Request::Open).await? {
                 Reply::Opened(session) => *self.session.insert(session),
                 other => {
                     return Err(ClientError::Unknown(format!("a session was asked for, and {other:?} came")));
@@ -125,7 +139,7 @@ impl Client {
         };
         self.number += 1;
         let request = Request::Command { session, number: self.number, command: command.to_vec() };
-        match self.ask(until, &request)? {
+        match self.ask(face, until, &request).await? {
             Reply::Done(answer) => Ok(answer),
             Reply::Refused(Refusal::Expired) => {
                 // An earlier attempt may have been the last thing that the session did.
@@ -138,11 +152,11 @@ impl Client {
     }
 
     /// Asks one host after the other, until one says something that no other would say differently.
-    fn ask(&mut self, until: Instant, request: &Request) -> Result<Reply, ClientError> {
+    async fn ask(&mut self, face: Face, until: Instant, request: &Request) -> Result<Reply, ClientError> {
         let bytes = request.emit();
         let mut attempts = 0;
         loop {
-            let why = match self.ask_once(&bytes) {
+            let why = match self.ask_once(face, &bytes).await {
                 Ok(Reply::Unknown(why)) => why,
                 Ok(Reply::Refused(refusal)) => match refusal {
                     Refusal::Expired | Refusal::Stale | Refusal::TooLong(_) => {
@@ -164,26 +178,111 @@ impl Client {
                 return Err(ClientError::Unknown(why));
             }
             if attempts % self.hosts.len() == 0 {
-                std::thread::sleep(AGAIN.min(until.saturating_duration_since(Instant::now())));
+                self.rest(face, AGAIN.min(until.saturating_duration_since(Instant::now()))).await;
             }
         }
     }
 
-    fn ask_once(&mut self, request: &[u8]) -> Result<Reply, String> {
-        let connection = match &mut self.connection {
+    async fn ask_once(&mut self, face: Face, request: &[u8]) -> Result<Reply, String> {
+        // It comes back when nothing is under way on it.
+        let mut connection = match self.connection.take() {
             Some(connection) => connection,
-            none => {
-                let options = self.options.remote.clone().patience(SILENT.min(self.options.patience));
-                let session = Session::connect(&self.context, self.hosts[self.at], options);
-                none.insert(session.map_err(|e| e.to_string())?)
-            }
+            None => self.dial(face).await?,
         };
         // What is too long for a message will not be shorter for being sent again.
         if request.len() > connection.call_max() {
             let max = connection.call_max().saturating_sub(COMMAND_HEADER as usize);
+            self.connection = Some(connection);
             return Ok(Reply::Refused(Refusal::TooLong(max as u64)));
         }
-        let reply = connection.call(SERVICE, request).map_err(|e| e.to_string())?;
+        let reply = connection.call_as(face, SERVICE, request).await.map_err(|e| e.to_string())?;
+        self.connection = Some(connection);
         Reply::parse(&reply).map_err(|e| e.to_string())
+    }
+
+    async fn dial(&self, face: Face) -> Result<Session, String> {
+        let options = self.options.remote.clone().patience(SILENT.min(self.options.patience));
+        let (reactor, host) = (self.reactor.clone(), self.hosts[self.at]);
+        let dial = move || Session::connect_on(&reactor, host, options).map_err(|e| e.to_string());
+        match face {
+            Face::Thread => dial(),
+            Face::Task => elsewhere(dial).await,
+        }
+    }
+
+    async fn rest(&self, face: Face, time: Duration) {
+        match face {
+            Face::Thread => std::thread::sleep(time),
+            Face::Task => drop(self.reactor.within(time, std::future::pending::<()>()).await),
+        }
+    }
+}
+
+fn nobody(why: impl std::fmt::Display) -> ClientError {
+    ClientError::Nobody(why.to_string())
+}
+
+fn towards(hosts: &[SocketAddr]) -> Result<Context, ClientError> {
+    Context::towards_any(hosts.iter().map(SocketAddr::ip)).map_err(nobody)
+}
+
+/// A client of a replicated service, for programs that do not wait: a future for each command, for any executor. Clones are the same client.
+///
+/// A client has one command after the other: those of several tasks are sent in the order in which their futures were first polled. Who
+/// wants commands to be under way at the same time has a client for each, on one reactor.
+///
+/// **Nobody has to await a future.** A command whose future is dropped was carried out or not, and will not be from the next command of this
+/// client on; one whose turn had not come is never sent. [`Reactor::within`] is a time limit.
+///
+/// ```no_run
+/// # use remanence_remotelog::replicated::{AsyncClient, ClientError, ClientOptions};
+/// # async fn example(hosts: [std::net::SocketAddr; 2]) -> Result<(), ClientError> {
+/// let client = AsyncClient::connect_to(&hosts, ClientOptions::default())?;
+/// let answer = client.call(b"add 1").await?; // carried out once, and durable
+/// # drop(answer);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug)]
+pub struct AsyncClient {
+    turns: Turns<Client>,
+    /// Behind the client, whose session it waits for.
+    _background: Option<Arc<Background>>,
+}
+
+impl AsyncClient {
+    /// Of the service that one of these hosts serves, by a device of its own, with a thread of its own that waits for it. Nobody is asked
+    /// yet.
+    ///
+    /// # Errors
+    /// No host is named, or there is no way from here to any of them; or the system refuses a thread.
+    pub fn connect_to(hosts: &[SocketAddr], options: ClientOptions) -> Result<Self, ClientError> {
+        let reactor = Reactor::new(&towards(hosts)?).map_err(nobody)?;
+        let this = Self::connect(&reactor, hosts, options)?;
+        Ok(Self { _background: Some(Arc::new(reactor.in_background().map_err(nobody)?)), ..this })
+    }
+
+    /// The same on a reactor that others may share. It goes on while some thread waits for that: [`Reactor::in_background`], or
+    /// [`Reactor::block_on`].
+    ///
+    /// # Errors
+    /// No host is named.
+    pub fn connect(
+        reactor: &Reactor,
+        hosts: &[SocketAddr],
+        options: ClientOptions,
+    ) -> Result<Self, ClientError> {
+        let turns = Turns::new(Client::connect_on(reactor, hosts, options)?);
+        Ok(Self { turns, _background: None })
+    }
+
+    /// Has a command carried out once, by whichever host has the service; what it was answered. When the future ends, the command and its
+    /// answer are durable on as many servers as the service's log was made with. It begins when it is first polled, and its patience when its
+    /// turn has come.
+    ///
+    /// # Errors
+    /// It was not carried out; or nothing is known.
+    pub async fn call(&self, command: &[u8]) -> Result<Vec<u8>, ClientError> {
+        self.turns.turn().await.call_as(Face::Task, command).await
     }
 }

@@ -1,5 +1,5 @@
 //! A replicated service on real memory and connections: [`Host`] serves a [`StateMachine`] whose commands are records of a log on several
-//! servers, [`Client`] has them carried out.
+//! servers, [`Client`] and [`AsyncClient`] have them carried out.
 //!
 //! A host is the log's one writer. Several may be ready: the one that runs last shuts the others out, and has everything that any of
 //! them had acknowledged. A client knows the addresses of all of them, and goes on with another one where one is gone or was replaced; a command that
@@ -8,7 +8,7 @@
 mod client;
 mod host;
 
-pub use client::{Client, ClientError, ClientOptions};
+pub use client::{AsyncClient, Client, ClientError, ClientOptions};
 pub use host::{Host, HostError, HostOptions};
 pub use remanence_codec::Malformed;
 pub use remanence_coord::replicated::{Limits, Refusal, Reply, Request, StateMachine};

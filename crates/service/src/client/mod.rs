@@ -10,10 +10,14 @@
 //! [`Timer`] is over, while some thread waits ([`Reactor::in_background`], or the task's own: [`Reactor::block_on`]). What waits for
 //! more than one thing is written once for both: `faces.rs`.
 //!
+//! Where a client can do one thing at a time, its tasks take turns: `turns.rs`.
+//!
 //! Read first: `reactor.rs`, whose head says who waits and who is woken.
 
 mod faces;
 mod reactor;
+mod turns;
 
 pub use faces::{Face, at_once, elsewhere};
 pub use reactor::{Background, Came, Canceller, Endpoint, Reactor, ReactorWaker, Timer, Waiter};
+pub use turns::{Turn, Turns};

@@ -393,6 +393,18 @@ impl Reactor {
         Timer { place: Place { reactor: self.clone(), at, born }, due: None }
     }
 
+    /// A future that takes no longer than this: what it came to, or `None` when the time was over first; then it was dropped.
+    pub async fn within<T>(&self, time: Duration, future: impl Future<Output = T>) -> Option<T> {
+        let mut timer = self.timer();
+        timer.set(Instant::now().checked_add(time));
+        let mut future = pin!(future);
+        std::future::poll_fn(|task| match future.as_mut().poll(task) {
+            Poll::Ready(output) => Poll::Ready(Some(output)),
+            Poll::Pending => timer.poll_over(task).map(|()| None),
+        })
+        .await
+    }
+
     /// Carries out in this thread what a task would: polls it when it is woken, and waits for the sessions meanwhile. Whatever it
     /// waits for on this reactor goes on, and what other threads wake it for, also when nothing comes out of the queue any more,
     /// which the sessions say then.
@@ -457,7 +469,9 @@ impl Drop for Background {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Release);
         self.waker.wake();
-        if let Some(thread) = self.thread.take() {
+        // It may be dropped by a task that its own thread has polled.
+        let thread = self.thread.take().filter(|thread| thread.thread().id() != std::thread::current().id());
+        if let Some(thread) = thread {
             // A panic of its has been printed.
             let _ = thread.join();
         }

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use remanence_pmem::Region;
 use remanence_rnic::{Access, Data, QpCaps, SendFlags, SendOp, SendWr, Wc, WcStatus};
-use remanence_service::client::{Came, Endpoint, Reactor, elsewhere};
+use remanence_service::client::{Background, Came, Endpoint, Reactor, elsewhere};
 use remanence_verbs::{ConnectAttr, Context, Cq, Mr, Options, Pd, Qp, QpOptions};
 
 const CAPS: QpCaps =
@@ -408,4 +408,40 @@ fn what_panics_elsewhere_panics_in_its_task() {
         reactor.block_on(elsewhere(|| panic!("as it should")));
     }));
     assert_eq!(outcome.unwrap_err().downcast_ref(), Some(&"as it should"));
+}
+
+#[test]
+fn a_future_takes_no_longer_than_it_may() {
+    let client = Client::new();
+    let reactor = client.reactor.clone();
+    reactor.block_on(async {
+        assert_eq!(reactor.within(Duration::MAX, async { 7 }).await, Some(7));
+        assert_eq!(reactor.within(Duration::ZERO, async { 7 }).await, Some(7), "it is asked first");
+        let begin = Instant::now();
+        let late = reactor.within(Duration::from_millis(3), std::future::pending::<()>()).await;
+        assert!(late.is_none() && begin.elapsed() >= Duration::from_millis(3));
+    });
+}
+
+/// A task that is polled by whoever wakes it, and drops the thread that does.
+struct LetsGo(std::sync::Mutex<Option<Background>>, std::sync::mpsc::Sender<()>);
+
+impl Wake for LetsGo {
+    fn wake(self: Arc<Self>) {
+        drop(self.0.lock().unwrap().take());
+        self.1.send(()).unwrap();
+    }
+}
+
+#[test]
+fn the_thread_in_the_background_may_be_dropped_by_what_it_wakes() {
+    let client = Client::new();
+    let (done, ended) = std::sync::mpsc::channel();
+    let background = client.reactor.in_background().unwrap();
+    let task = Arc::new(LetsGo(std::sync::Mutex::new(Some(background)), done)).into();
+    let mut timer = client.reactor.timer();
+    let pending = timer.poll_over(&std::task::Context::from_waker(&task));
+    assert_eq!(pending, Poll::Pending);
+    timer.set(Some(Instant::now()));
+    ended.recv().unwrap();
 }

@@ -3,7 +3,7 @@
 use crate::log::error::Fault;
 use crate::log::format::Epoch;
 use crate::log::store::{Reader, Status};
-use crate::log::walk::{Found, Source};
+use crate::log::walk::{Found, Missing, Window};
 
 /// Bytes that are read at a time.
 const WINDOW: u64 = 256 << 10;
@@ -31,60 +31,35 @@ pub(super) struct Copy {
     pub(super) source: usize,
     reader: Reader,
     window: Window,
+    /// What of it is under way.
+    reading: Option<Missing>,
+    /// All of it was read since a record could not be.
+    again: bool,
     /// Of the record that was read last, if it was not taken.
     record: Option<(u64, Epoch, Vec<u8>)>,
     /// How often the server had said how its log is when a record could not be read.
     failed: Option<u64>,
 }
 
-/// What was read last, and what before that: where the ring begins again, the record that is looked for lies at its end or at its start, and
-/// neither place can be told without the other.
-#[derive(Debug)]
-struct Window {
-    parts: [(u64, Vec<u8>); 2],
-    /// Bytes of the region.
-    size: u64,
-    reading: Option<(u64, u32)>,
-    /// All of it was read since a record could not be.
-    again: bool,
-}
-
-/// These bytes are to be read first.
-struct Missing(u64, u64);
-
-impl Source for &Window {
-    type Error = Missing;
-
-    fn read(&mut self, offset: u64, into: &mut [u8]) -> Result<(), Missing> {
-        let len = into.len() as u64;
-        let has = |(at, bytes): &&(u64, Vec<u8>)| *at <= offset && offset + len <= *at + bytes.len() as u64;
-        let (at, bytes) = self.parts.iter().find(has).ok_or(Missing(offset, len))?;
-        let from = (offset - at) as usize;
-        into.copy_from_slice(&bytes[from..from + into.len()]);
-        Ok(())
-    }
-}
-
 impl Copy {
     pub(super) fn new(number: u64, source: usize, status: &Status) -> Self {
-        let size = status.superblock.geometry.size;
-        let window = Window { parts: [const { (0, Vec::new()) }; 2], size, reading: None, again: false };
-        Self { number, source, reader: Reader::new(status), window, record: None, failed: None }
+        let window = Window::new(status.superblock.geometry.size, WINDOW);
+        let reader = Reader::new(status);
+        Self { number, source, reader, window, reading: None, again: false, record: None, failed: None }
     }
 
     /// What was asked for last has come.
     pub(super) fn came(&mut self, bytes: Vec<u8>) {
-        if let Some((at, len)) = self.window.reading.take()
+        if let Some(Missing { offset, len }) = self.reading.take()
             && bytes.len() == len as usize
         {
-            let [last, before] = &mut self.window.parts;
-            *before = std::mem::replace(last, (at, bytes));
+            self.window.came(offset, bytes);
         }
     }
 
     /// The record with that number, or what has to be done for it, if the server has all records below `has`.
     pub(super) fn next(&mut self, sequence: u64, has: u64, status: &Status, replies: u64) -> Next<'_> {
-        if self.window.reading.is_some() {
+        if self.reading.is_some() {
             return Next::Wait;
         }
         if self.record.as_ref().is_some_and(|(number, ..)| *number == sequence) {
@@ -106,7 +81,7 @@ impl Copy {
             });
             match read {
                 Ok(Ok(record)) => {
-                    (self.window.again, self.failed) = (false, None);
+                    (self.again, self.failed) = (false, None);
                     // What comes before it that server has already.
                     if record.0 == sequence {
                         let (_, epoch, payload) = self.record.insert(record);
@@ -114,9 +89,9 @@ impl Copy {
                     }
                 }
                 // It may have been read before the record was there.
-                Ok(Err(_)) if !self.window.again => {
-                    self.window.parts.iter_mut().for_each(|(_, bytes)| bytes.clear());
-                    self.window.again = true;
+                Ok(Err(_)) if !self.again => {
+                    self.window.forget();
+                    self.again = true;
                 }
                 Ok(Err(fault)) => {
                     return match self.failed {
@@ -128,10 +103,9 @@ impl Copy {
                         }
                     };
                 }
-                Err(Missing(offset, len)) => {
-                    let len = len.max(WINDOW).min(self.window.size - offset) as u32;
-                    self.window.reading = Some((offset, len));
-                    return Next::Read { offset, len };
+                Err(missing) => {
+                    self.reading = Some(missing);
+                    return Next::Read { offset: missing.offset, len: missing.len };
                 }
             }
         }

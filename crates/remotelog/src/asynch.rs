@@ -1,0 +1,801 @@
+//! A log for programs that do not wait: futures, for any executor.
+//!
+//! Nothing here has a task of its own. What servers send, and a time that is over, wake the log in whichever thread waits for its reactor:
+//! that thread goes on with the log there and then, and wakes the tasks whose futures have ended. So does whoever asks for something. The
+//! one that has the log is never waited for: who finds it busy says that there is more to do, and goes away.
+//!
+//! An operation begins when its method is called, and not when its future is first polled: begin many, then await them.
+//!
+//! **Nobody has to await a future.** An append whose future is dropped may be found in the log or not, as one under which the log failed:
+//! if it is on its way it arrives, and if there was no room for it yet it never goes. All others stay as they are, and in their order.
+//! [`Reactor::within`] is a time limit for any of them.
+//!
+//! ```no_run
+//! # use remanence_remotelog::{AsyncLog, AsyncLogReader, ConnectOptions};
+//! # async fn example(servers: [std::net::SocketAddr; 3]) -> Result<(), Box<dyn std::error::Error>> {
+//! let log = AsyncLog::connect_to(&servers, &ConnectOptions::default().acks(2)).await?;
+//! // All under way at once, each durable on two of the three when its future ends.
+//! let appends: Vec<_> = (17..100).map(|amount| log.append(format!("paid {amount}").as_bytes())).collect();
+//! for append in appends {
+//!     println!("record {} is durable", append.await?);
+//! }
+//! // In its place in the log, and durable when the wait has ended.
+//! let number = log.begin_append(b"paid 100").await?;
+//! log.wait(number + 1).await?;
+//! log.trim(number).await?;
+//! log.close().await?;
+//! let mut reader = AsyncLogReader::connect_to(servers[0], &ConnectOptions::default()).await?;
+//! while let Some(record) = reader.next().await {
+//!     println!("{}", String::from_utf8_lossy(&record?.payload));
+//! }
+//! # Ok(())
+//! # }
+//! ```
+
+use std::collections::{BTreeMap, VecDeque};
+use std::fmt;
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, Ordering, fence};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
+use std::task::{Context as Task, Poll, Wake, Waker};
+use std::time::{Duration, Instant};
+
+use remanence_pmem::Survives;
+use remanence_remote::{Background, Face, Reactor, Timer, elsewhere};
+use remanence_verbs::Context;
+
+use crate::client::{ConnectOptions, LogReader, ReadError, Record, nobody, said};
+use crate::connection::{CallError, SessionConnection, connect};
+use crate::format::Epoch;
+use crate::group::{Action, ConnectionLost, Event, GroupError, Machine, NotTaken, ReplicaConnection as _};
+use crate::store::Status;
+
+/// What is taken from one connection before the others are looked at: whoever copies a whole log holds up nobody.
+const TAKEN: usize = 32;
+/// Records that are taken at a time at most.
+const BATCH: usize = 256;
+/// After so many futures those are forgotten that nobody waits for any more.
+const FORGET: u64 = 1024;
+
+/// A log that is open for its one writer, on one server or on several, for any number of tasks and threads. Clones are the same log, whose
+/// connections end with the last of them and of their futures.
+#[derive(Clone)]
+pub struct AsyncLog {
+    shared: Arc<Shared>,
+    /// Behind the log, whose sessions it waits for.
+    _background: Option<Arc<Background>>,
+}
+
+impl fmt::Debug for AsyncLog {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("AsyncLog").field("said", &self.shared.front().said).finish_non_exhaustive()
+    }
+}
+
+/// What tasks and whoever goes on with the log share.
+struct Shared {
+    front: Mutex<Front>,
+    /// Somebody goes on with it.
+    state: Mutex<State>,
+    /// There is something to do that was not looked at yet.
+    stirred: AtomicBool,
+    waker: Waker,
+}
+
+/// What nobody holds while anything else is done: who is woken may ask for something at once.
+#[derive(Default)]
+struct Front {
+    asked: VecDeque<(Wanted, Weak<Answer>)>,
+    said: Said,
+}
+
+/// What is known of the log.
+#[derive(Clone, Debug, Default)]
+struct Said {
+    next: u64,
+    acknowledged: u64,
+    epoch: Option<Epoch>,
+    quorum: (usize, usize),
+    lost: Vec<(String, String)>,
+    survives: Option<Survives>,
+}
+
+/// What is asked for.
+enum Wanted {
+    /// A record, whose future ends when it is durable, or else when it has its number.
+    Append { payload: Vec<u8>, durable: bool },
+    /// All records below this number are to be acknowledged.
+    Acknowledged(u64),
+    /// They are to be given up.
+    Trim(u64),
+    /// Everything before is to be acknowledged, and remembered.
+    Close,
+    /// The log is to be open.
+    Open,
+}
+
+/// What became of what was asked for, and who is to be told.
+#[derive(Default)]
+struct Answer(Mutex<Told>);
+
+#[derive(Default)]
+struct Told {
+    outcome: Option<Outcome>,
+    waker: Option<Waker>,
+}
+
+type Outcome = Result<u64, GroupError>;
+
+impl Answer {
+    fn lock(&self) -> MutexGuard<'_, Told> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Gives it to whoever waits, who may go on there and then.
+    fn give(&self, outcome: Outcome) {
+        let mut told = self.lock();
+        told.outcome = Some(outcome);
+        let waker = told.waker.take();
+        drop(told);
+        waker.into_iter().for_each(Waker::wake);
+    }
+}
+
+/// Goes on with the log in the thread that wakes this.
+struct Stir(Weak<Shared>);
+
+impl Wake for Stir {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        if let Some(shared) = self.0.upgrade() {
+            shared.go_on();
+        }
+    }
+}
+
+impl Shared {
+    fn front(&self) -> MutexGuard<'_, Front> {
+        // No step leaves it half changed.
+        self.front.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// There is something to do. Does it, if nobody is at it, who would see that there is more.
+    fn go_on(&self) {
+        self.stirred.store(true, Ordering::Release);
+        loop {
+            // Either who is at it sees what was stored, or this one that nobody is at it.
+            fence(Ordering::SeqCst);
+            if !self.stirred.load(Ordering::Acquire) {
+                return;
+            }
+            let mut state = match self.state.try_lock() {
+                Ok(state) => state,
+                Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+                Err(TryLockError::WouldBlock) => return,
+            };
+            self.stirred.store(false, Ordering::Release);
+            fence(Ordering::SeqCst);
+            let asked = std::mem::take(&mut self.front().asked);
+            state.go_on(asked, &Task::from_waker(&self.waker));
+            let (ended, said) = (std::mem::take(&mut state.ended), state.said());
+            self.front().said = said;
+            drop(state);
+            ended.into_iter().for_each(|(answer, outcome)| answer.give(outcome));
+        }
+    }
+}
+
+impl AsyncLog {
+    /// Opens the log on these servers for writing, by a device of its own, with a thread of its own that waits for it: see
+    /// [`connect`](Self::connect).
+    ///
+    /// # Errors
+    /// As [`connect`](Self::connect); or there is no way from here to any of the servers, or the system refuses a thread.
+    pub async fn connect_to(servers: &[SocketAddr], options: &ConnectOptions) -> Result<Self, GroupError> {
+        servers.first().ok_or_else(nobody)?;
+        let context = Context::towards_any(servers.iter().map(SocketAddr::ip)).map_err(|e| said(&e))?;
+        let reactor = Reactor::new(&context).map_err(|e| said(&e))?;
+        let background = reactor.in_background().map_err(|e| said(&e))?;
+        Self::open(&reactor, servers, options, Some(Arc::new(background))).await
+    }
+
+    /// Opens the log on these servers for writing; makes it if all of them are new. Earlier writers are shut out. All servers of the log are
+    /// to be named, lost ones too. It goes on while some thread waits for the reactor: [`Reactor::in_background`], or
+    /// [`Reactor::block_on`].
+    ///
+    /// # Errors
+    /// Too few of the servers are there, they do not belong together, or another writer was faster.
+    pub async fn connect(
+        reactor: &Reactor,
+        servers: &[SocketAddr],
+        options: &ConnectOptions,
+    ) -> Result<Self, GroupError> {
+        servers.first().ok_or_else(nobody)?;
+        Self::open(reactor, servers, options, None).await
+    }
+
+    async fn open(
+        reactor: &Reactor,
+        servers: &[SocketAddr],
+        options: &ConnectOptions,
+        background: Option<Arc<Background>>,
+    ) -> Result<Self, GroupError> {
+        let (on, to, by) = (reactor.clone(), servers.to_vec(), options.clone());
+        let connections = elsewhere(move || connect_all(&on, &to, &by)).await;
+        let state = State::new(servers, connections, options, reactor.timer());
+        let shared = Arc::new_cyclic(|shared| Shared {
+            front: Mutex::default(),
+            state: Mutex::new(state),
+            stirred: AtomicBool::new(false),
+            waker: Waker::from(Arc::new(Stir(Weak::clone(shared)))),
+        });
+        let log = Self { shared, _background: background };
+        log.ask::<()>(Wanted::Open).await?;
+        Ok(log)
+    }
+
+    /// Appends a record; its number. When the future ends the record is acknowledged: it is durable on as many servers as the log was made
+    /// with. One that is dropped may be found later or not.
+    ///
+    /// # Errors
+    /// It does not fit: nothing was appended. Or too few servers are left: it may be found later or not.
+    pub fn append(&self, payload: &[u8]) -> Pending<u64> {
+        self.ask(Wanted::Append { payload: payload.to_vec(), durable: true })
+    }
+
+    /// Begins to append a record; its number. When the future ends the record has its place in the log, and is not durable:
+    /// [`wait`](Self::wait) waits for that.
+    ///
+    /// # Errors
+    /// As for [`append`](Self::append).
+    pub fn begin_append(&self, payload: &[u8]) -> Pending<u64> {
+        self.ask(Wanted::Append { payload: payload.to_vec(), durable: false })
+    }
+
+    /// Waits until all records below that number are acknowledged.
+    ///
+    /// # Errors
+    /// Too few servers are left.
+    pub fn wait(&self, below: u64) -> Pending<()> {
+        self.ask(Wanted::Acknowledged(below))
+    }
+
+    /// Gives up the records below that number: they were applied. The future ends when as many servers as acknowledge have done so; if it is
+    /// dropped they do so all the same.
+    ///
+    /// # Errors
+    /// They are not acknowledged, or too few servers are left.
+    pub fn trim(&self, below: u64) -> Pending<()> {
+        self.ask(Wanted::Trim(below))
+    }
+
+    /// Waits for everything that was asked for before, and has the servers remember what was acknowledged, so that they would notice the
+    /// loss of the last record too. Clones of this can go on; the log is theirs.
+    ///
+    /// # Errors
+    /// Too few servers are left.
+    pub fn close(self) -> Pending<()> {
+        self.ask(Wanted::Close)
+    }
+
+    /// The number of the next record, as far as this has gone on.
+    #[must_use]
+    pub fn next(&self) -> u64 {
+        self.shared.front().said.next
+    }
+
+    /// All records below this number are acknowledged.
+    #[must_use]
+    pub fn acknowledged(&self) -> u64 {
+        self.shared.front().said.acknowledged
+    }
+
+    /// The epoch of this writer.
+    #[must_use]
+    pub fn epoch(&self) -> Epoch {
+        self.shared.front().said.epoch.unwrap_or(Epoch::NONE)
+    }
+
+    /// How many servers acknowledge, of how many.
+    #[must_use]
+    pub fn quorum(&self) -> (usize, usize) {
+        self.shared.front().said.quorum
+    }
+
+    /// The servers that do without, and why.
+    #[must_use]
+    pub fn lost(&self) -> Vec<(String, String)> {
+        self.shared.front().said.lost.clone()
+    }
+
+    /// Which failures acknowledged records survive, by the tokens of the servers that take part: what all of them survive. `None`
+    /// if this writer has appended nothing yet.
+    #[must_use]
+    pub fn survives(&self) -> Option<Survives> {
+        self.shared.front().said.survives
+    }
+
+    fn ask<T: Output>(&self, wanted: Wanted) -> Pending<T> {
+        let answer = Arc::default();
+        self.shared.front().asked.push_back((wanted, Arc::downgrade(&answer)));
+        self.shared.go_on();
+        Pending { answer, read: T::of, _log: self.clone() }
+    }
+}
+
+/// What a future of a log ends with.
+trait Output {
+    fn of(number: u64) -> Self;
+}
+
+impl Output for u64 {
+    fn of(number: u64) -> Self {
+        number
+    }
+}
+
+impl Output for () {
+    fn of(_: u64) {}
+}
+
+/// Something that was asked of a log: a future of what became of it. Dropped, nobody is told; see [`AsyncLog`]'s methods for what that
+/// means.
+#[must_use = "without it nobody knows what became of it"]
+pub struct Pending<T> {
+    answer: Arc<Answer>,
+    read: fn(u64) -> T,
+    /// It goes on as long as somebody waits.
+    _log: AsyncLog,
+}
+
+impl<T> fmt::Debug for Pending<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Pending").finish_non_exhaustive()
+    }
+}
+
+impl<T> Future for Pending<T> {
+    type Output = Result<T, GroupError>;
+
+    fn poll(self: Pin<&mut Self>, task: &mut Task<'_>) -> Poll<Self::Output> {
+        let mut told = self.answer.lock();
+        match told.outcome.take() {
+            Some(outcome) => Poll::Ready(outcome.map(self.read)),
+            None => {
+                told.waker = Some(task.waker().clone());
+                Poll::Pending
+            }
+        }
+    }
+}
+
+/// Connects to all of them at once: one that does not answer takes its time.
+fn connect_all(
+    reactor: &Reactor,
+    servers: &[SocketAddr],
+    options: &ConnectOptions,
+) -> Vec<Result<SessionConnection, ConnectionLost>> {
+    let to = |server| connect(reactor, server, options.remote.clone(), options.method.clone());
+    std::thread::scope(|scope| {
+        let all: Vec<_> = servers.iter().map(|server| scope.spawn(move || to(*server))).collect();
+        let died = || ConnectionLost("the thread that connected to it has died".to_owned());
+        all.into_iter().map(|one| one.join().unwrap_or_else(|_| Err(died()))).collect()
+    })
+}
+
+/// The log's machine, its connections, and what is waited for.
+struct State {
+    machine: Machine,
+    connections: Vec<Option<SessionConnection>>,
+    grace: Duration,
+    begun: Instant,
+    timer: Timer,
+    /// For when the timer is set.
+    alarm: Option<Instant>,
+    opening: Option<Opening>,
+    /// Records that have no number yet, in their order.
+    appends: VecDeque<(Vec<u8>, bool, Weak<Answer>)>,
+    /// By the number below which records must be acknowledged, and by the order in which that was asked for.
+    waits: BTreeMap<(u64, u64), (u64, Weak<Answer>)>,
+    waited: u64,
+    trims: Vec<Trim>,
+    closings: Vec<Closing>,
+    /// What is to be given once the log is free, and what is known of it was said.
+    ended: Vec<(Arc<Answer>, Outcome)>,
+}
+
+struct Opening {
+    /// Since when it is open, and waits for those that are slower.
+    since: Option<Duration>,
+    answer: Weak<Answer>,
+}
+
+struct Trim {
+    below: u64,
+    since: Duration,
+    answer: Weak<Answer>,
+}
+
+struct Closing {
+    below: u64,
+    /// Since when all was acknowledged that was asked for, and whether servers are told so.
+    since: Option<Duration>,
+    told: bool,
+    answer: Weak<Answer>,
+}
+
+impl State {
+    fn new(
+        servers: &[SocketAddr],
+        connections: Vec<Result<SessionConnection, ConnectionLost>>,
+        options: &ConnectOptions,
+        timer: Timer,
+    ) -> Self {
+        let group = options.group();
+        let mut machine = Machine::new(servers.iter().map(SocketAddr::to_string), group);
+        let taken = connections.into_iter().enumerate().map(|(n, connection)| match connection {
+            Ok(connection) => {
+                machine.connected(Duration::ZERO, n);
+                Some(connection)
+            }
+            Err(why) => {
+                machine.unreachable(Duration::ZERO, n, &why.0);
+                None
+            }
+        });
+        let connections = taken.collect();
+        Self {
+            machine,
+            connections,
+            grace: group.grace,
+            begun: Instant::now(),
+            timer,
+            alarm: None,
+            opening: None,
+            appends: VecDeque::new(),
+            waits: BTreeMap::new(),
+            waited: 0,
+            trims: Vec::new(),
+            closings: Vec::new(),
+            ended: Vec::new(),
+        }
+    }
+
+    fn now(&self) -> Duration {
+        self.begun.elapsed()
+    }
+
+    fn said(&self) -> Said {
+        let there = self.connections.iter().enumerate().filter(|(n, _)| self.machine.takes_part(*n));
+        Said {
+            next: self.machine.next(),
+            acknowledged: self.machine.acknowledged(),
+            epoch: Some(self.machine.epoch()),
+            quorum: self.machine.quorum(),
+            lost: self.machine.lost(),
+            survives: there.filter_map(|(_, one)| one.as_ref()?.survives()).reduce(Survives::and),
+        }
+    }
+
+    /// Takes up what was asked for, and does all that can be done now. Whatever lets it go on then wakes the task.
+    fn go_on(&mut self, asked: VecDeque<(Wanted, Weak<Answer>)>, task: &Task<'_>) {
+        asked.into_iter().for_each(|(wanted, answer)| self.take_up(wanted, answer));
+        loop {
+            let any = self.turn();
+            self.settle();
+            // Of what has come some may lie where no task is woken for it.
+            if !any && !self.machine.has_actions() && self.rests(task) {
+                return;
+            }
+        }
+    }
+
+    fn take_up(&mut self, wanted: Wanted, answer: Weak<Answer>) {
+        match wanted {
+            Wanted::Open => self.opening = Some(Opening { since: None, answer }),
+            Wanted::Append { payload, durable } => self.appends.push_back((payload, durable, answer)),
+            Wanted::Acknowledged(below) => self.waits(below, 0, answer),
+            Wanted::Trim(below) => match self.machine.trim(self.now(), below) {
+                Ok(()) => self.trims.push(Trim { below, since: self.now(), answer }),
+                Err(error) => self.end(&answer, Err(error)),
+            },
+            Wanted::Close => {
+                let below = self.machine.next() + self.appends.len() as u64;
+                self.closings.push(Closing { below, since: None, told: false, answer });
+            }
+        }
+    }
+
+    fn waits(&mut self, below: u64, number: u64, answer: Weak<Answer>) {
+        self.waited += 1;
+        if self.waited.is_multiple_of(FORGET) {
+            self.waits.retain(|_, (_, answer)| answer.strong_count() > 0);
+        }
+        self.waits.insert((below, self.waited), (number, answer));
+    }
+
+    fn end(&mut self, answer: &Weak<Answer>, outcome: Outcome) {
+        self.ended.extend(answer.upgrade().map(|answer| (answer, outcome)));
+    }
+
+    /// Does what is to be done and what is due, and takes what has come. Whether anything had.
+    fn turn(&mut self) -> bool {
+        let now = self.now();
+        if self.machine.deadline().is_some_and(|deadline| now >= deadline) {
+            self.machine.timeout(now);
+        }
+        self.carry_out();
+        let mut any = false;
+        for n in 0..self.connections.len() {
+            for _ in 0..TAKEN {
+                let Some(connection) = &mut self.connections[n] else { break };
+                match connection.poll() {
+                    Ok(None) => break,
+                    Ok(Some(event)) => self.machine.handle(self.begun.elapsed(), n, event),
+                    Err(why) => self.has_lost(n, why),
+                }
+                any = true;
+                self.carry_out();
+            }
+        }
+        any
+    }
+
+    fn carry_out(&mut self) {
+        while let Some(action) = self.machine.poll_action() {
+            let (server, done) = match action {
+                Action::Disconnect { server } => {
+                    self.connections[server] = None;
+                    continue;
+                }
+                Action::Call { server, request } => {
+                    (server, self.connections[server].as_mut().map(|one| one.begin_call(&request)))
+                }
+                Action::Read { server, offset, len } => {
+                    (server, self.connections[server].as_mut().map(|one| one.begin_read(offset, len)))
+                }
+                Action::Append { server, updates, plan } => {
+                    (server, self.connections[server].as_mut().map(|one| one.begin_append(*updates, &plan)))
+                }
+            };
+            if let Some(Err(why)) = done {
+                self.has_lost(server, why);
+            }
+        }
+    }
+
+    fn has_lost(&mut self, n: usize, why: ConnectionLost) {
+        self.connections[n] = None;
+        self.machine.handle(self.begun.elapsed(), n, Event::Lost(why.0));
+    }
+
+    /// Ends what has come to its end.
+    fn settle(&mut self) {
+        if !self.opens() {
+            return;
+        }
+        self.append();
+        let acknowledged = self.machine.acknowledged();
+        while let Some(entry) = self.waits.first_entry()
+            && entry.key().0 <= acknowledged
+        {
+            let (number, answer) = entry.remove();
+            self.end(&answer, Ok(number));
+        }
+        self.trims();
+        self.close();
+        if self.is_waited_for()
+            && let Err(error) = self.is_alive()
+        {
+            self.fail(&error);
+        }
+    }
+
+    /// Whether it is open.
+    fn opens(&mut self) -> bool {
+        let (now, grace) = (self.now(), self.grace);
+        let Some(opening) = &mut self.opening else {
+            return self.machine.is_open() || self.machine.failed().is_some();
+        };
+        let result = if let Some(error) = self.machine.failed() {
+            Err(error.clone())
+        } else if let Some(short) = self.machine.shortage() {
+            Err(short)
+        } else if self.machine.is_open() {
+            let since = *opening.since.get_or_insert(now);
+            if self.machine.is_settling() && now.saturating_sub(since) < grace {
+                return false;
+            }
+            Ok(0)
+        } else {
+            return false;
+        };
+        let answer = Weak::clone(&opening.answer);
+        self.opening = None;
+        self.end(&answer, result);
+        true
+    }
+
+    /// Gives records their numbers, as far as they are taken: as many together as have been asked for.
+    fn append(&mut self) {
+        // Nobody waits for these, and they are not on their way.
+        self.appends.retain(|(_, _, answer)| answer.strong_count() > 0);
+        let mut most = BATCH;
+        while !self.appends.is_empty() {
+            let some: Vec<&[u8]> = self.appends.iter().take(most).map(|(payload, ..)| &payload[..]).collect();
+            let count = match self.machine.append_batch(self.now(), &some) {
+                Ok((_, count)) => count,
+                Err(NotTaken::NotYet) => return,
+                // It may be the fault of any of them.
+                Err(NotTaken::Refused(_)) if some.len() > 1 => {
+                    most = 1;
+                    continue;
+                }
+                Err(NotTaken::Refused(error)) => {
+                    let (_, _, answer) = self.appends.pop_front().expect("it was refused");
+                    self.end(&answer, Err(error));
+                    continue;
+                }
+            };
+            let first = self.machine.next() - count as u64;
+            for number in first..self.machine.next() {
+                let (_, durable, answer) = self.appends.pop_front().expect("it was taken");
+                if durable {
+                    self.waits(number + 1, number, answer);
+                } else {
+                    self.end(&answer, Ok(number));
+                }
+            }
+        }
+    }
+
+    fn trims(&mut self) {
+        let acks = self.machine.quorum().0;
+        let all = (0..self.connections.len()).filter(|n| self.machine.takes_part(*n)).count();
+        for trim in std::mem::take(&mut self.trims) {
+            let trimmed = self.machine.trimmed(trim.below);
+            let late = self.now().saturating_sub(trim.since) >= self.grace;
+            if trimmed >= acks && (late || trimmed == all) {
+                self.end(&trim.answer, Ok(0));
+            } else {
+                self.trims.push(trim);
+            }
+        }
+    }
+
+    fn close(&mut self) {
+        for mut closing in std::mem::take(&mut self.closings) {
+            let (now, acknowledged) = (self.now(), self.machine.acknowledged());
+            // Not each record that waited was taken.
+            let all = self.appends.is_empty() && acknowledged >= self.machine.next();
+            if closing.since.is_none() && (all || acknowledged >= closing.below) {
+                closing.since = Some(now);
+            }
+            let Some(since) = closing.since else {
+                self.closings.push(closing);
+                continue;
+            };
+            let late = now.saturating_sub(since) >= self.grace;
+            if !closing.told && (late || self.machine.behind().is_empty()) {
+                closing.told = true;
+                self.machine.note_known(now);
+            }
+            if closing.told && (late || !self.machine.is_calling()) {
+                self.end(&closing.answer, Ok(0));
+            } else {
+                self.closings.push(closing);
+            }
+        }
+    }
+
+    fn is_waited_for(&self) -> bool {
+        !(self.appends.is_empty()
+            && self.waits.is_empty()
+            && self.trims.is_empty()
+            && self.closings.is_empty())
+    }
+
+    fn is_alive(&self) -> Result<(), GroupError> {
+        self.machine.failed().map_or_else(|| self.machine.enough(), |error| Err(error.clone()))
+    }
+
+    /// Nothing that is waited for will come.
+    fn fail(&mut self, error: &GroupError) {
+        let appends = std::mem::take(&mut self.appends).into_iter().map(|(_, _, answer)| answer);
+        let waits = std::mem::take(&mut self.waits).into_values().map(|(_, answer)| answer);
+        let trims = std::mem::take(&mut self.trims).into_iter().map(|trim| trim.answer);
+        let closings = std::mem::take(&mut self.closings).into_iter().map(|closing| closing.answer);
+        let all: Vec<_> = appends.chain(waits).chain(trims).chain(closings).collect();
+        all.iter().for_each(|answer| self.end(answer, Err(error.clone())));
+    }
+
+    /// Whether nothing is to be done before the task is woken.
+    fn rests(&mut self, task: &Task<'_>) -> bool {
+        let opening = self.opening.as_ref().and_then(|opening| opening.since);
+        let trims = self.trims.iter().map(|trim| trim.since);
+        let closings = self.closings.iter().filter_map(|closing| closing.since);
+        let graces = opening
+            .into_iter()
+            .chain(trims)
+            .chain(closings)
+            .filter_map(|since| since.checked_add(self.grace));
+        let now = self.now();
+        let first = self.machine.deadline().into_iter().chain(graces.filter(|end| *end > now)).min();
+        let first = first.and_then(|first| self.begun.checked_add(first));
+        // One that comes too early is not moved before it is over: mostly there is an answer first.
+        if let Some(first) = first
+            && self.alarm.is_none_or(|alarm| first < alarm)
+        {
+            self.alarm = Some(first);
+            self.timer.set(self.alarm);
+        }
+        if self.timer.poll_over(task).is_ready() {
+            self.alarm = None;
+            return false;
+        }
+        // Each of them is asked, so that each wakes the task.
+        let mut rests = true;
+        for one in self.connections.iter_mut().flatten() {
+            rests &= one.session().poll_ready(task).is_pending();
+        }
+        rests
+    }
+}
+
+/// Reads the records of a server's log from afar, one after the other: see [`LogReader`], which is the same for a thread that waits.
+#[derive(Debug)]
+pub struct AsyncLogReader {
+    reader: LogReader,
+    /// Behind the session, which it waits for.
+    _background: Option<Background>,
+}
+
+impl AsyncLogReader {
+    /// Begins with the first record that is there, by a device of its own, with a thread of its own that waits for it.
+    ///
+    /// # Errors
+    /// As [`connect`](Self::connect); or there is no way from here to the server, or the system refuses a thread.
+    pub async fn connect_to(server: SocketAddr, options: &ConnectOptions) -> Result<Self, CallError> {
+        let local = |e: &dyn fmt::Display| ConnectionLost(e.to_string());
+        let context = Context::towards(server.ip()).map_err(|e| local(&e))?;
+        let reactor = Reactor::new(&context).map_err(|e| local(&e))?;
+        let background = reactor.in_background().map_err(|e| local(&e))?;
+        Ok(Self { _background: Some(background), ..Self::connect(&reactor, server, options).await? })
+    }
+
+    /// Begins with the first record that is there. It goes on while some thread waits for the reactor.
+    ///
+    /// # Errors
+    /// The server is not there, or refuses.
+    pub async fn connect(
+        reactor: &Reactor,
+        server: SocketAddr,
+        options: &ConnectOptions,
+    ) -> Result<Self, CallError> {
+        let (on, by) = (reactor.clone(), options.clone());
+        let reader = elsewhere(move || LogReader::connect_on(&on, server, &by)).await?;
+        Ok(Self { reader, _background: None })
+    }
+
+    /// The next record; `None` at the end of the log as it is now, and after an error. Asked again later, it goes on. A future that is dropped
+    /// takes no record away: the next one gives it.
+    pub async fn next(&mut self) -> Option<Result<Record, ReadError>> {
+        self.reader.next_as(Face::Task).await
+    }
+
+    /// What the server has said of its log last.
+    #[must_use]
+    pub const fn status(&self) -> &Status {
+        self.reader.status()
+    }
+
+    /// The number of the record that comes next.
+    #[must_use]
+    pub const fn next_sequence(&self) -> u64 {
+        self.reader.next_sequence()
+    }
+}
