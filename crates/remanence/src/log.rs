@@ -36,5 +36,5 @@ pub use remanence_remotelog::{
 };
 pub use remanence_remotelog::{
     CallError, ConnectOptions, Log, LogOptions as ServerOptions, LogReader, LogServer as Server, Method, New,
-    OwnLog, ReadError, Record, ServeError, SessionConnection,
+    OwnLog, ReadError, Record, ServeError, SessionConnection, Stop,
 };

@@ -15,7 +15,7 @@ use remanence_persist::Config;
 use remanence_persist::taxonomy::{Buffers, Domain, FlushSupport, Order};
 use remanence_pmem::Region;
 use remanence_rnic::Access;
-use remanence_service::server::{self as floor, Bounds, Control, SessionId, StopSignal};
+use remanence_service::server::{self as floor, Bounds, Control, SessionId, Stop};
 use remanence_verbs::{Context, Mr};
 
 use crate::admission::Admission;
@@ -574,15 +574,14 @@ impl Server {
         }
     }
 
-    /// Serves until it is stopped: by a [`Stop`](crate::Stop), which it hears of at once, or by a flag, at which it looks ten
-    /// times a second. Then it sends what was answered, and ends all sessions.
+    /// Serves until it is stopped, which it hears of at once. Then it sends what was answered, and ends all sessions.
     ///
     /// # Errors
     /// The device is gone; the medium failed.
-    pub fn run<'a>(&mut self, stop: impl Into<StopSignal<'a>>) -> Result<Stats, Error> {
+    pub fn run(&mut self, stop: &Stop) -> Result<Stats, Error> {
         let Self { core, application, meter, served } = self;
         let mut serving = Serving::new(core, application, meter.as_ref());
-        let result = core.floor.run(&mut serving, &mut Entrance(core), stop.into());
+        let result = core.floor.run(&mut serving, &mut Entrance(core), stop);
         *served = serving.served();
         result?;
         Ok(self.stats())

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use remanence_remote::Stop;
 use remanence_remotelog::format::superblock::Uuid;
 
 use super::arrivals::Arrivals;
@@ -352,7 +353,7 @@ pub(super) fn lead(
     node: &Arc<Node>,
     connector: &MemberConnector,
     options: &MemberOptions,
-    stop: &AtomicBool,
+    stop: &Stop,
 ) -> Result<(), Error> {
     let arrivals = Arc::new(Arrivals::new(&connector.reactor));
     std::thread::scope(|scope| {
@@ -361,8 +362,10 @@ pub(super) fn lead(
         let mut connecting = Connecting::new(scope, connector, node, over);
         let primary = take_over(node, &mut connecting, options)?;
         serve(node, connector, options, (primary, &arrivals), stop, || {
-            scope.spawn(move || connecting.bring_back());
-            scope.spawn(|| arrivals.run(node));
+            scope.spawn(move || {
+                node.watched("the thread that connects to other members", || connecting.bring_back());
+            });
+            scope.spawn(|| node.watched("the thread that waits for other members", || arrivals.run(node)));
         })
     })
 }
@@ -403,7 +406,7 @@ fn serve(
     connector: &MemberConnector,
     options: &MemberOptions,
     (primary, arrivals): (Primary<MemberConnection>, &Arc<Arrivals>),
-    stop: &AtomicBool,
+    stop: &Stop,
     beside: impl FnOnce(),
 ) -> Result<(), Error> {
     let epoch = primary.epoch();

@@ -3,13 +3,12 @@
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::Path;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use remanence_kv::server::Recovered;
-use remanence_kv_live::{ConnectOptions, Error, Metrics, Server, ServerOptions, Store, StoreStats};
+use remanence_kv_live::{ConnectOptions, Error, Metrics, Server, ServerOptions, Stop, Store, StoreStats};
 use remanence_persist::plan::Costs;
 use remanence_remote::CostSource;
 use remanence_verbs::Context;
@@ -37,7 +36,7 @@ pub(crate) struct Host {
     pub(crate) addr: SocketAddr,
     pub(crate) recovered: Recovered,
     metrics: Metrics,
-    stop: Arc<AtomicBool>,
+    stop: Stop,
     thread: Option<JoinHandle<Result<StoreStats, Error>>>,
     _dir: Option<TempDir>,
 }
@@ -74,8 +73,8 @@ impl Host {
 
     fn run(mut server: Server) -> Self {
         let (addr, metrics, recovered) = (server.addr(), server.metrics(), *server.recovered());
-        let stop = Arc::new(AtomicBool::new(false));
-        let stopping = Arc::clone(&stop);
+        let stop = Stop::new();
+        let stopping = stop.clone();
         let thread = Some(std::thread::spawn(move || server.run(&stopping)));
         Self { addr, recovered, metrics, stop, thread, _dir: None }
     }
@@ -114,7 +113,7 @@ impl Host {
 
     /// Ends the server's thread, and returns what it counted.
     pub(crate) fn stop(&mut self) -> Result<StoreStats, Error> {
-        self.stop.store(true, Ordering::Release);
+        self.stop.ask();
         let thread = self.thread.take().expect("it runs");
         thread.join().expect("the server's thread")
     }
@@ -122,7 +121,7 @@ impl Host {
 
 impl Drop for Host {
     fn drop(&mut self) {
-        self.stop.store(true, Ordering::Release);
+        self.stop.ask();
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }

@@ -14,7 +14,7 @@ use remanence_coord::replicated::{Replica, Reply, Request, StateMachine};
 use remanence_persist::Config;
 use remanence_persist::taxonomy::Domain;
 use remanence_pmem::Region;
-use remanence_remote::{Reactor, Server, ServerOptions, SessionControl, Stats, StopSignal, Token};
+use remanence_remote::{Reactor, Server, ServerOptions, SessionControl, Stats, Stop, Token};
 use remanence_verbs::Context;
 
 use super::{Limits, SERVICE};
@@ -208,7 +208,7 @@ impl<S: StateMachine + Send + 'static> Host<S> {
     ///
     /// # Errors
     /// Too few of the log's servers are there, it is not the log of such a service, or another host has taken over. The device is gone.
-    pub fn run<'a>(&mut self, stop: impl Into<StopSignal<'a>>) -> Result<Stats, HostError> {
+    pub fn run(&mut self, stop: &Stop) -> Result<Stats, HostError> {
         let mut log = OpenLog::connect(&self.context, &self.logs, &self.options.log)?.0;
         let first = log.connections().next();
         let reactor = first.map(|(_, connection)| connection.session().reactor().clone());
