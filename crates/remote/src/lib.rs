@@ -72,6 +72,6 @@ pub use remanence_service::Deadlines;
 pub use remanence_service::client::{Face, Reactor, ReactorWaker, Timer, Waiter, at_once, elsewhere};
 pub use remanence_service::server::Stop;
 pub use requester::Ticket;
-pub use server::{Call, Server, ServerOptions, SessionControl, Stats};
+pub use server::{Call, Server, ServerOptions, SessionControl, Stats, Unanswered};
 pub use session::{Options, Plan, RemoteRegion, Session};
 pub use together::{Done, Work};
