@@ -69,6 +69,12 @@ impl ConnectOptions {
         self.method = method;
         self
     }
+
+    /// How the group of the servers is opened, by a writer that is drawn anew.
+    pub(crate) fn group(&self) -> group::Options {
+        let group = group::Options::new(u32::from_le_bytes(drawn()), Uuid(drawn()));
+        group.acks(self.acks).patience(self.patience)
+    }
 }
 
 /// A log that is open for its one writer, on one server or on several: a [`Group`] of connections over verbs.
@@ -108,9 +114,7 @@ impl Log {
                 connection::connect(&reactor, *server, options.remote.clone(), options.method.clone());
             (server.to_string(), connection)
         };
-        let group = group::Options::new(u32::from_le_bytes(drawn()), Uuid(drawn()));
-        let group = group.acks(options.acks).patience(options.patience);
-        Group::open(servers.iter().map(to).collect(), &group).map(|(log, _)| Self(log))
+        Group::open(servers.iter().map(to).collect(), &options.group()).map(|(log, _)| Self(log))
     }
 
     /// Appends a record; its number. When this returns the record is acknowledged: it is durable on as many servers as the log was
