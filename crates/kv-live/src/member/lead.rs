@@ -85,7 +85,8 @@ impl Upkeep {
         }
         let (present, expects) = self.ships.with_ship(|primary| (primary.present(), primary.expects()));
         self.present = present;
-        if expects {
+        // A connection that breaks while nobody writes says so there, and to nobody else.
+        if expects || now.saturating_duration_since(self.acknowledged.1) >= AGAIN {
             self.arrivals.wait_for(waiter);
         }
         Ok(self.busy)
@@ -97,7 +98,8 @@ impl Upkeep {
         let again = |since: Instant| (since + AGAIN).saturating_duration_since(now);
         let follows = (!is_followed).then(|| again(self.acknowledged.1.max(self.followed)));
         let behind = self.is_behind.then(|| again(self.followed));
-        [follows, behind, Some(rests)].into_iter().flatten().min().unwrap_or(Duration::MAX)
+        let quiet = (!self.arrivals.is_awaited()).then(|| again(self.acknowledged.1));
+        [follows, behind, quiet, Some(rests)].into_iter().flatten().min().unwrap_or(Duration::MAX)
     }
 
     /// Takes members in that are there again, and finds out whether the log is promised to somebody else.

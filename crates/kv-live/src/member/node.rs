@@ -783,6 +783,65 @@ mod tests {
         assert!(sentence.starts_with("the thread of a test has panicked"), "{sentence}");
     }
 
+    /// Waits until that is so, however long that takes.
+    fn until(what: &str, mut is_so: impl FnMut() -> bool) {
+        let begin = Instant::now();
+        while !is_so() {
+            assert!(begin.elapsed() < Duration::from_secs(120), "{what}");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    #[test]
+    fn a_connection_that_breaks_while_nobody_writes_is_made_again() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let [a, b, c, d] = std::process::id().to_be_bytes();
+        let ip = |n: u8| Ipv4Addr::new(127, (a ^ b) | 1, c ^ n, d.clamp(1, 254));
+        let addrs = [1, 2].map(|n| SocketAddr::new(ip(n << 6).into(), 7471));
+        let names = addrs.map(|addr| (addr.to_string(), addr)).to_vec();
+        let members = addrs.map(|addr| {
+            let context = Context::open(Options::udp(addr.ip())).expect("a device");
+            let path = directory.path().join(addr.ip().to_string());
+            let options = MemberOptions::directory(path, names.clone()).size(2 << 20);
+            // Nobody is taken for dead, however busy the machine is.
+            Member::bind(&context, addr.port(), options.notice(Duration::from_secs(20))).expect("a member")
+        });
+        let nodes = members.each_ref().map(|member| Arc::clone(member.node()));
+        let stop = Stop::new();
+        std::thread::scope(|scope| {
+            for mut member in members {
+                let stop = &stop;
+                scope.spawn(move || member.run(stop).map(drop));
+            }
+            let ends = stop.clone();
+            let _ends = Ends(&ends);
+            let primary = |node: &&Arc<Node>| node.lock().takeover.role() == Role::Primary;
+            let leads = || nodes.iter().find(primary);
+            until("nobody leads", || leads().is_some());
+            let leader = leads().expect("one does");
+            let other = nodes.iter().find(|node| node.who != leader.who).expect("there are two");
+            let is_whole = || {
+                let state = leader.lock();
+                state.lost.is_empty() && state.joining.is_empty() && state.rebuilding.is_none()
+            };
+            until("the other one takes no part", || is_whole() && !other.seen().is_new());
+            let before = leader.lock().returns;
+            // Whoever asks for the promise that a session has cuts that one off.
+            let epoch = other.seen().log.promised;
+            let _ = other.log.call(&Request::Grant { epoch });
+            until("the other one is lost for good", || leader.lock().returns != before && is_whole());
+        });
+    }
+
+    /// Ends the members, also if the test fails.
+    struct Ends<'a>(&'a Stop);
+
+    impl Drop for Ends<'_> {
+        fn drop(&mut self) {
+            self.0.ask();
+        }
+    }
+
     #[test]
     fn who_takes_part_sees_a_promise_and_a_stop_without_looking_for_them() {
         let directory = tempfile::tempdir().expect("a directory");
