@@ -1,8 +1,6 @@
 //! What every command that serves does beside serving: it stops when it is asked to, and says lines to programs that started it.
 
 use std::io::{Read as _, Write as _};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::fail::{Context as _, Fail};
 use crate::signals::Stop;
@@ -27,12 +25,6 @@ pub(crate) fn when_asked(asked: &Stop, on_eof: bool, stop: impl FnOnce() + Send 
         asked.wait();
         stop();
     });
-}
-
-/// Sets what a server looks at when somebody asks the command to stop.
-pub(crate) fn set_when_asked(asked: &Stop, on_eof: bool, stop: &Arc<AtomicBool>) {
-    let stop = Arc::clone(stop);
-    when_asked(asked, on_eof, move || stop.store(true, Ordering::Release));
 }
 
 /// A line for another program, which may be waiting for it behind a pipe.

@@ -488,7 +488,7 @@ impl Takeover {
     /// fast as a primary is suspected: the others go on without its answer.
     #[must_use]
     pub fn gone(&self, at: usize, life: u64, now: Duration) -> Option<Gone> {
-        let limit = (2 * self.watch.limit()).max(Duration::from_secs(1));
+        let limit = self.endurance();
         let Some(said) = &self.said[at] else { return Some(Gone::Silent(limit)) };
         if said.life != life {
             return Some(Gone::StartedAgain);
@@ -498,6 +498,16 @@ impl Takeover {
         }
         let is_silent = self.watch.silence(at, now).is_none_or(|silence| silence >= limit);
         is_silent.then_some(Gone::Silent(limit))
+    }
+
+    /// When a member that says nothing more from now on is [gone](Self::gone) by its silence; `None`: it was never heard of.
+    #[must_use]
+    pub fn gives_up(&self, at: usize, now: Duration) -> Option<Duration> {
+        self.watch.silence(at, now).map(|silence| now + self.endurance().saturating_sub(silence))
+    }
+
+    fn endurance(&self) -> Duration {
+        (2 * self.watch.limit()).max(Duration::from_secs(1))
     }
 }
 
@@ -808,6 +818,8 @@ mod tests {
         let gone = |member: &Member, at, life, after| member.machine.gone(at, life, member.now + ms(after));
         assert_eq!(gone(&member, 0, 1, 999), None);
         assert_eq!(gone(&member, 0, 1, 1000), Some(Gone::Silent(ms(1000))));
+        assert_eq!(member.machine.gives_up(0, member.now + ms(300)), Some(member.now + ms(1000)));
+        assert_eq!(member.machine.gives_up(2, member.now), None);
         assert_eq!(gone(&member, 0, 2, 0), Some(Gone::StartedAgain));
         assert_eq!(gone(&member, 2, 1, 0), Some(Gone::Silent(ms(1000))), "it was never heard of");
         member.said[0] = Some(Statement { stalled: ms(1000), ..FOLLOWS });

@@ -122,11 +122,9 @@ impl Handle for Near {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-    use std::sync::atomic::{AtomicBool, Ordering};
     use std::time::{Duration, Instant};
 
-    use remanence_kv_live::{Server, ServerOptions};
+    use remanence_kv_live::{Server, ServerOptions, Stop};
     use remanence_verbs::{Context, Options};
 
     use super::*;
@@ -142,8 +140,8 @@ mod tests {
         let options = ServerOptions::file(memory.path().join("store")).size(8 << 20).lease(lease);
         let mut server = Server::bind(&context, options).expect("a server");
         let locals = server.locals().expect("alone");
-        let over = Arc::new(AtomicBool::new(false));
-        let stop = Arc::clone(&over);
+        let over = Stop::new();
+        let stop = over.clone();
         let serving = std::thread::spawn(move || server.run(&stop));
         let new = || {
             let (client, local) = locals.connect(16);
@@ -187,7 +185,7 @@ mod tests {
         near.rest();
         assert!(!near.parts.remote().is_cut_off(), "who rests begins anew, too");
         drop(near);
-        over.store(true, Ordering::Release);
+        over.ask();
         serving.join().expect("the server's thread").expect("it served");
     }
 }

@@ -2,15 +2,13 @@
 //! is what it, or any other host of the client's [operations](remanence_kv::client), reaches a server by.
 //!
 //! ```
-//! use std::sync::atomic::{AtomicBool, Ordering};
-//!
-//! use remanence_kv_live::{ConnectOptions, PutOptions, Server, ServerOptions, Store};
+//! use remanence_kv_live::{ConnectOptions, PutOptions, Server, ServerOptions, Stop, Store};
 //! use remanence_verbs::Context;
 //!
 //! # let path = std::env::temp_dir().join(format!("remanence-kv-doc-{}", std::process::id()));
 //! let device = |ip: &str| Context::open(remanence_verbs::Options::udp(ip.parse().expect("an address")));
 //! let mut server = Server::bind(&device("127.9.7.1")?, ServerOptions::file(&path).size(4 << 20))?;
-//! let (to, stop) = (server.addr(), AtomicBool::new(false));
+//! let (to, stop) = (server.addr(), Stop::new());
 //! let client = device("127.9.7.2")?;
 //! std::thread::scope(|scope| {
 //!     let serving = scope.spawn(|| server.run(&stop));
@@ -24,7 +22,7 @@
 //!         Ok(())
 //!     };
 //!     let result = conduct();
-//!     stop.store(true, Ordering::Release);
+//!     stop.ask();
 //!     serving.join().expect("the server's thread").expect("it served");
 //!     result
 //! })?;
@@ -67,6 +65,7 @@ pub use medium::{Inspected, inspect, repair};
 pub use member::{Held, Member, MemberMetrics, MemberOptions, MemberStats, Role, Said};
 pub use members::Asked;
 pub use remanence_kv::format::superblock::{file_options, image};
+pub use remanence_remote::Stop;
 pub use salvage::{Salvaged, read_all, salvage};
 pub use server::{Metrics, Server, ServerOptions};
 pub use session::{ConnectOptions, Session};

@@ -260,11 +260,9 @@ impl Members {
         options: &ConnectOptions,
     ) -> Result<Self, Error> {
         let scout = Scout::new(reactor, options, some)?;
-        let begin = Instant::now();
         // Who does not answer as fast as the others is probably not there.
-        let answered =
-            |said: &[Option<&MemberStats>]| said.iter().any(Option::is_some) && begin.elapsed() >= ALL;
-        let described = scout.ask(SILENT.min(options.waits()), answered)?;
+        let answered = |said: &[Option<&MemberStats>]| said.iter().any(Option::is_some);
+        let described = scout.ask(SILENT.min(options.waits()), ALL, answered)?;
         let mut known: Option<(SocketAddr, &MemberStats)> = None;
         for (to, said) in some.iter().zip(&described) {
             let Ok(said) = said else { continue };
@@ -323,7 +321,7 @@ impl Members {
     /// There is none, or not enough members vouch for it.
     pub(super) fn connect(&mut self) -> Result<(Session, View), Error> {
         let enough = |said: &[Option<&MemberStats>]| likely(said.iter().copied()).is_some();
-        let described = self.scout.ask(FIND.min(self.options.waits()), enough)?;
+        let described = self.scout.ask(FIND.min(self.options.waits()), Duration::ZERO, enough)?;
         let primary = likely(described.iter().map(|said| said.as_ref().ok()));
         let primary = primary.and_then(|at| Some((at, described[at].as_ref().ok()?)));
         let Some((at, primary)) = primary else {
@@ -468,7 +466,7 @@ impl Members {
     /// # Errors
     /// One is none of the protocol.
     pub(super) fn stats(&mut self) -> Result<Vec<(String, Said)>, Error> {
-        let described = self.scout.ask(SILENT.min(self.options.waits()), |_| false)?;
+        let described = self.scout.ask(SILENT.min(self.options.waits()), Duration::ZERO, |_| false)?;
         Ok(self.said.members.iter().cloned().zip(described).collect())
     }
 

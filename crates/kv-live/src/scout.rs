@@ -134,15 +134,16 @@ impl Scout {
         self.0.clone()
     }
 
-    /// Asks all members, and waits until `is_enough` says so of what has been answered since, or all have answered or failed,
-    /// or for that long. What each of them says, or why it does not.
+    /// Asks all members, and waits until `is_enough` says so of what has been answered since, at the earliest `after` a while, or all have
+    /// answered or failed, or for that long. What each of them says, or why it does not.
     ///
     /// # Errors
     /// Something else listens in a member's place.
     pub(super) fn ask(
         &self,
         limit: Duration,
-        mut is_enough: impl FnMut(&[Option<&MemberStats>]) -> bool,
+        after: Duration,
+        is_enough: impl Fn(&[Option<&MemberStats>]) -> bool,
     ) -> Result<Vec<Result<MemberStats, String>>, Error> {
         let Lookout(shared) = &self.0;
         let begin = Instant::now();
@@ -159,17 +160,17 @@ impl Scout {
             let said: Vec<Option<MemberStats>> = state.members.iter().map(fresh).collect();
             let failed = |heard: &Heard| heard.failed.as_ref().is_some_and(|(_, when)| *when >= begin);
             let all = said.iter().zip(&state.members).all(|(said, heard)| said.is_some() || failed(heard));
-            let left = limit.saturating_sub(begin.elapsed());
-            if all || left.is_zero() || is_enough(&said.iter().map(Option::as_ref).collect::<Vec<_>>()) {
+            let waited = begin.elapsed();
+            let counts = is_enough(&said.iter().map(Option::as_ref).collect::<Vec<_>>());
+            if all || waited >= limit || counts && waited >= after {
                 let why = |heard: &Heard| {
                     heard.failed.as_ref().map_or_else(|| "it is silent".to_owned(), |(why, _)| why.clone())
                 };
                 let each = said.into_iter().zip(&state.members);
                 return Ok(each.map(|(said, heard)| said.ok_or_else(|| why(heard))).collect());
             }
-            // Somebody who has waited for a while may find that enough which was not so at first.
-            let step = left.min(AGAIN);
-            state = shared.changed.wait_timeout(state, step).unwrap_or_else(PoisonError::into_inner).0;
+            let left = if counts { after.min(limit) } else { limit } - waited;
+            state = shared.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
         }
     }
 
@@ -245,19 +246,16 @@ impl MemberThread {
             if (asks || connects) && rest.is_zero() {
                 return Some((asks && asked.is_zero(), connects));
             }
-            let waits = self.shared.changed.wait_timeout(
-                state,
-                match asks || connects {
-                    true => rest.max(Duration::from_millis(1)),
-                    false => Duration::from_secs(3600),
-                },
-            );
-            state = waits.unwrap_or_else(PoisonError::into_inner).0;
+            state = if asks || connects {
+                self.shared.changed.wait_timeout(state, rest).unwrap_or_else(PoisonError::into_inner).0
+            } else {
+                self.shared.changed.wait(state).unwrap_or_else(PoisonError::into_inner)
+            };
         }
     }
 
     fn dial(&mut self, own: bool) -> Option<Session> {
-        let quick = self.options.door(plain(SILENT.min(self.options.waits())));
+        let quick = self.options.to_member(plain(SILENT.min(self.options.waits())));
         // Nobody waits for it who is gone.
         let shared = Arc::clone(&self.shared);
         let quick = quick.give_up(AGAIN * 5, move |_| shared.lock().over);

@@ -9,7 +9,7 @@ use parking_lot::{Mutex, MutexGuard};
 use remanence_persist::Config;
 use remanence_persist::taxonomy::Buffers;
 use remanence_pmem::{PersistenceDomain, Region, StoreGranularity};
-use remanence_remote::{StopSignal, Token};
+use remanence_remote::{Stop, Token};
 use remanence_verbs::Context;
 
 use super::host::Host;
@@ -422,7 +422,7 @@ impl Server {
     ///
     /// # Errors
     /// The device is gone; the medium failed, and nothing more is made durable.
-    pub fn run<'a>(&mut self, stop: impl Into<StopSignal<'a>>) -> Result<StoreStats, Error> {
+    pub fn run(&mut self, stop: &Stop) -> Result<StoreStats, Error> {
         // What recovery has left, and clients of this process before this, waits for nobody's message.
         self.remote.cutter().wake();
         let served = self.remote.run(stop);

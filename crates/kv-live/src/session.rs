@@ -112,8 +112,8 @@ impl ConnectOptions {
         Self { remote: self.remote.clone().give_up(every, is_over), ..self.clone() }
     }
 
-    /// Options of a connection to a member's door, from others, with the tokens of this.
-    pub(super) fn door(&self, plain: Options) -> Options {
+    /// These options of a connection to where a member answers clients, with the tokens of this.
+    pub(super) fn to_member(&self, plain: Options) -> Options {
         plain.tokens(self.tokens.clone())
     }
 

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
-use common::{Host, bytes, name, put, put_with, source, token};
+use common::{Hangs, Host, bytes, name, put, put_with, source, token};
 use remanence_pool::auth::Token;
 use remanence_pool::client::{AsyncClient, Client, Error, Event, Options, Source, Upload, Why, measure::Op};
 use remanence_pool::server::Limits;
@@ -105,6 +105,19 @@ fn a_wrong_token_is_said_and_opens_nothing() {
     let ring = vec![Token::new("this-is-not-the-one").expect("fair"), token()];
     Client::connect(&host.context(), Options::new(vec![host.named()], ring), 1).map(drop).expect("open");
     assert_eq!(host.server().stats().admitted, 1);
+}
+
+#[test]
+fn a_server_whose_program_hangs_while_its_device_answers_is_given_up() {
+    let (hangs, host) = (Hangs::new(), Host::new(1 << 20));
+    let answer_limit = Duration::from_millis(300);
+    let options = Options { answer_limit, ..Options::new(vec![hangs.named()], vec![token()]) };
+    let mut client = Client::connect(&host.context(), options, 1).expect("it lets clients in");
+    // Else this would wait for ever.
+    let error = put(&mut client, "a", bytes(1, 1000), 1).expect_err("nobody answers");
+    assert!(error.to_string().contains("has not answered for 0.3 s"), "{error}");
+    assert_eq!(client.lost()[0].why, Why::Stuck(answer_limit));
+    assert!(client.stat(0).is_err(), "nor is it asked again");
 }
 
 #[test]

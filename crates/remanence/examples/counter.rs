@@ -10,8 +10,7 @@ use std::net::SocketAddr;
 use std::thread;
 
 use remanence::log::{Server, ServerOptions};
-use remanence::remote::Stop;
-use remanence::replicated::{Client, ClientOptions, Host, HostOptions, Malformed, StateMachine};
+use remanence::replicated::{Client, ClientOptions, Host, HostOptions, Malformed, StateMachine, Stop};
 use remanence::verbs::{Context, Options};
 
 /// A number that commands add to; each is answered with what it has become.

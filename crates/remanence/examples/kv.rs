@@ -6,10 +6,9 @@
 
 use std::error::Error;
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
-use remanence::kv::{self, ConnectOptions, Expect, PutOptions, Refusal, Server, ServerOptions, Store};
+use remanence::kv::{self, ConnectOptions, Expect, PutOptions, Refusal, Server, ServerOptions, Stop, Store};
 use remanence::verbs::{Context, Options};
 
 pub(crate) fn main() -> Result<(), Box<dyn Error>> {
@@ -18,11 +17,11 @@ pub(crate) fn main() -> Result<(), Box<dyn Error>> {
     let device = Context::open(Options::udp("127.0.0.1".parse()?))?;
     let mut server = Server::bind(&device, ServerOptions::file(&file).size(8 << 20))?;
     println!("server: {} at {}: {}", file.display(), server.addr(), server.summary());
-    let (to, stop) = (server.addr(), AtomicBool::new(false));
+    let (to, stop) = (server.addr(), Stop::new());
     thread::scope(|scope| {
         let serving = scope.spawn(|| server.run(&stop));
         let done = conduct(to);
-        stop.store(true, Ordering::Release);
+        stop.ask();
         serving.join().expect("the server's thread")?;
         done
     })

@@ -7,10 +7,9 @@
 
 use std::error::Error;
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
-use remanence::log::{ConnectOptions, Log, LogReader, Server, ServerOptions};
+use remanence::log::{ConnectOptions, Log, LogReader, Server, ServerOptions, Stop};
 use remanence::verbs::{Context, Options};
 
 pub(crate) fn main() -> Result<(), Box<dyn Error>> {
@@ -24,7 +23,7 @@ pub(crate) fn main() -> Result<(), Box<dyn Error>> {
         servers.push(server);
     }
     let to: Vec<SocketAddr> = servers.iter().map(Server::addr).collect();
-    let stops: Vec<AtomicBool> = servers.iter().map(|_| AtomicBool::new(false)).collect();
+    let stops: Vec<Stop> = servers.iter().map(|_| Stop::new()).collect();
     thread::scope(|scope| {
         let serving: Vec<_> = servers
             .iter_mut()
@@ -32,7 +31,7 @@ pub(crate) fn main() -> Result<(), Box<dyn Error>> {
             .map(|(server, stop)| scope.spawn(move || server.run(stop)))
             .collect();
         let done = conduct(&to, &stops[2]);
-        stops.iter().for_each(|stop| stop.store(true, Ordering::Release));
+        stops.iter().for_each(Stop::ask);
         for server in serving {
             server.join().expect("a server's thread")?;
         }
@@ -40,7 +39,7 @@ pub(crate) fn main() -> Result<(), Box<dyn Error>> {
     })
 }
 
-fn conduct(to: &[SocketAddr], third: &AtomicBool) -> Result<(), Box<dyn Error>> {
+fn conduct(to: &[SocketAddr], third: &Stop) -> Result<(), Box<dyn Error>> {
     // Two of the three have a record when it is acknowledged: any one of them may be lost.
     let mut log = Log::connect_to(to, &ConnectOptions::default().acks(2))?;
     let number = log.append(b"paid 17")?;
@@ -55,7 +54,7 @@ fn conduct(to: &[SocketAddr], third: &AtomicBool) -> Result<(), Box<dyn Error>> 
     println!("client: all below {} are durable", log.acknowledged());
 
     // One server goes. The others are enough.
-    third.store(true, Ordering::Release);
+    third.ask();
     let number = log.append(b"paid 100")?;
     println!("client: record {number} is durable on the two that are left");
     log.close()?;

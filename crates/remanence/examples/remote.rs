@@ -6,11 +6,10 @@
 
 use std::error::Error;
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 use remanence::pmem::FileOptions;
-use remanence::remote::{ConnectOptions, Request, Server, ServerOptions, Session};
+use remanence::remote::{ConnectOptions, Request, Server, ServerOptions, Session, Stop};
 use remanence::verbs::{Context, Options};
 
 const RECORD: &[u8] = b"not lost any more";
@@ -22,11 +21,11 @@ pub(crate) fn main() -> Result<(), Box<dyn Error>> {
     let device = Context::open(Options::udp("127.0.0.1".parse()?))?;
     let mut server = Server::bind(ServerOptions::new(&device, region.clone(), 0))?;
     println!("server: {} at {}: {}", file.display(), server.addr(), server.sentence());
-    let (to, stop) = (server.addr(), AtomicBool::new(false));
+    let (to, stop) = (server.addr(), Stop::new());
     thread::scope(|scope| {
         let serving = scope.spawn(|| server.run(&stop));
         let done = write(to);
-        stop.store(true, Ordering::Release);
+        stop.ask();
         serving.join().expect("the server's thread")?;
         done
     })?;

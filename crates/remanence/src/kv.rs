@@ -32,5 +32,5 @@ pub use remanence_kv::{Expect, Geometry, Mode, Refusal};
 pub use remanence_kv_live::{
     Asked, AsyncEntries, AsyncKeys, AsyncStore, Cancelled, Cancelling, Change, ConnectOptions, Entries,
     Error, Held, Keys, Local, Locals, Member, MemberMetrics, MemberOptions, MemberStats, Metrics, Page,
-    Pending, PutOptions, Role as MemberRole, Said, Server, ServerOptions, Store, StoreStats, Version,
+    Pending, PutOptions, Role as MemberRole, Said, Server, ServerOptions, Stop, Store, StoreStats, Version,
 };

@@ -49,16 +49,14 @@
 //! connections opens one device ([`verbs::Context`]) and connects all of them by it.
 //!
 //! ```
-//! use std::sync::atomic::{AtomicBool, Ordering};
-//!
-//! use remanence::kv::{ConnectOptions, PutOptions, Server, ServerOptions, Store};
+//! use remanence::kv::{ConnectOptions, PutOptions, Server, ServerOptions, Stop, Store};
 //! use remanence::verbs::{Context, Options};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! # let path = std::env::temp_dir().join(format!("remanence-facade-doc-{}", std::process::id()));
 //! let device = Context::open(Options::udp("127.0.0.1".parse()?))?;
 //! let mut server = Server::bind(&device, ServerOptions::file(&path).size(4 << 20))?;
-//! let (to, stop) = (server.addr(), AtomicBool::new(false));
+//! let (to, stop) = (server.addr(), Stop::new());
 //! let use_it = || -> Result<(), Box<dyn std::error::Error>> {
 //!     let mut store = Store::connect_to(to, ConnectOptions::default())?;
 //!     store.put(b"remanence", b"what stays", PutOptions::default())?; // durable when it returns
@@ -68,7 +66,7 @@
 //! std::thread::scope(|scope| {
 //!     let serving = scope.spawn(|| server.run(&stop));
 //!     let used = use_it();
-//!     stop.store(true, Ordering::Release);
+//!     stop.ask();
 //!     serving.join().expect("the server's thread")?;
 //!     used
 //! })?;

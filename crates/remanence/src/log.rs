@@ -53,4 +53,5 @@ pub use remanence_remotelog::{
 pub use remanence_remotelog::{
     AsyncLog, AsyncLogReader, CallError, ConnectOptions, Log, LogOptions as ServerOptions, LogReader,
     LogServer as Server, Method, New, OwnLog, Pending, ReadError, Record, ServeError, SessionConnection,
+    Stop,
 };

@@ -29,6 +29,6 @@ pub use remanence_remote::responder::{Fault, Served};
 pub use remanence_remote::ring::{Recovered, RingError};
 pub use remanence_remote::{
     Background, Call, CostSource, Done, Error, Face, Grants, Meter, Metered, Options as ConnectOptions, Plan,
-    Reactor, Reading, RemoteRegion, Server, ServerOptions, Session, SessionControl, Stats, Stop, StopSignal,
-    Ticket, Timer, Work,
+    Reactor, Reading, RemoteRegion, Server, ServerOptions, Session, SessionControl, Stats, Stop, Ticket,
+    Timer, Work,
 };

@@ -9,6 +9,7 @@
 //! `cargo run -p remanence --example counter` has it all in one process; `docs/services.md` of the repository walks through it.
 
 pub use remanence_auth::Token;
+pub use remanence_remote::Stop;
 pub use remanence_remotelog::replicated::{
     AsyncClient, Client, ClientError, ClientOptions, Host, HostError, HostOptions, Limits, Malformed,
     Refusal, StateMachine,

@@ -9,7 +9,7 @@ use remanence_pmem::crash_image::CrashImage;
 use remanence_pmem::{Medium, PersistenceDomain};
 
 use crate::hello::{Hello, Rejection, Welcome};
-use crate::message::{Answer, HEADER, Parsed};
+use crate::message::{Answer, BY_IMMEDIATE, HEADER, Immediates, Parsed};
 use crate::program::Program;
 use crate::responder::{Responder, Terms, World};
 use crate::ring::{Layout, PAGE, Ring, recover};
@@ -96,11 +96,16 @@ impl Medium for Guarded {
     }
 }
 
+/// What a client is told that may call by immediate.
+const OURS: Immediates = Immediates { number: 77, rkey: 1 };
+
 /// Counts what the responder gives back.
 #[derive(Default)]
 struct Counted {
     reposted: u64,
     answers: u64,
+    /// Calls that are answered later.
+    later: Vec<u64>,
 }
 
 impl World for Counted {
@@ -116,6 +121,16 @@ impl World for Counted {
 
     fn call(&mut self, _: u16, request: &[u8]) -> Result<Vec<u8>, String> {
         if request.len().is_multiple_of(2) { Ok(request.to_vec()) } else { Err("odd".into()) }
+    }
+
+    fn call_later(&mut self, number: u64, service: u16, _: &[u8]) -> bool {
+        let is_later = service == 3;
+        self.later.extend(is_later.then_some(number));
+        is_later
+    }
+
+    fn immediates(&mut self) -> Result<Immediates, String> {
+        Ok(OURS)
     }
 }
 
@@ -145,14 +160,21 @@ pub fn responder(bytes: &[u8]) {
             message[8..16].copy_from_slice(&5_u64.to_be_bytes());
             message[16..24].copy_from_slice(&number.to_be_bytes());
             message[32..35].copy_from_slice(&[kind % 4, flags % 2, part % 8]);
-            message[37] = plan % 4;
+            let plan = if plan == u8::MAX { BY_IMMEDIATE } else { u16::from(plan % 4) };
+            message[36..38].copy_from_slice(&plan.to_be_bytes());
             message[39] = entries % 8;
             message.extend_from_slice(body);
             let crc = crc32fast::hash(&message[4..]);
             message[..4].copy_from_slice(&crc.to_be_bytes());
             buffers.write(ring.buffer(number), &message);
-            responder.message(message.len() as u32, None, &memory, &buffers, &mut world)
+            let imm = (how % 8 == 1).then_some(OURS.number);
+            responder.message(message.len() as u32, imm, &memory, &buffers, &mut world)
         };
+        if how >= 128 {
+            // The last one first.
+            let answered = world.later.pop();
+            answered.into_iter().for_each(|number| responder.answered(number, Ok(vec![how]), &mut world));
+        }
         if result.is_err() || responder.idle(&memory, &buffers, &mut world).is_err() {
             break;
         }

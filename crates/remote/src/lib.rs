@@ -5,18 +5,16 @@
 //! recipe mints a [`Persistent`](remanence_persist::Persistent), which says what the update survives.
 //!
 //! ```
-//! use std::sync::atomic::{AtomicBool, Ordering};
-//!
 //! use remanence_persist::plan::Request;
 //! use remanence_pmem::FileOptions;
-//! use remanence_remote::{Options, Server, ServerOptions, Session};
+//! use remanence_remote::{Options, Server, ServerOptions, Session, Stop};
 //! use remanence_verbs::Context;
 //!
 //! # let path = std::env::temp_dir().join(format!("remanence-remote-doc-{}", std::process::id()));
 //! let device = |ip: &str| Context::open(remanence_verbs::Options::udp(ip.parse().expect("an address")));
 //! let region = FileOptions::new().create(1 << 20).open(&path)?;
 //! let mut server = Server::bind(ServerOptions::new(&device("127.9.8.1")?, region, 0))?;
-//! let (to, stop) = (server.addr(), AtomicBool::new(false));
+//! let (to, stop) = (server.addr(), Stop::new());
 //! let client = device("127.9.8.2")?;
 //! std::thread::scope(|scope| {
 //!     let serving = scope.spawn(|| server.run(&stop));
@@ -30,7 +28,7 @@
 //!         Ok(())
 //!     };
 //!     let result = conduct();
-//!     stop.store(true, Ordering::Release);
+//!     stop.ask();
 //!     serving.join().expect("the server's thread").expect("it served");
 //!     result
 //! })?;
@@ -74,8 +72,8 @@ pub use remanence_service::Deadlines;
 pub use remanence_service::client::{
     Background, Face, Reactor, ReactorWaker, Timer, Turns, Waiter, at_once, elsewhere,
 };
-pub use remanence_service::server::{Stop, StopSignal};
+pub use remanence_service::server::Stop;
 pub use requester::Ticket;
-pub use server::{Call, Server, ServerOptions, SessionControl, Stats};
+pub use server::{Call, Server, ServerOptions, SessionControl, Stats, Unanswered};
 pub use session::{Options, Plan, RemoteRegion, Session};
 pub use together::{Done, Work};

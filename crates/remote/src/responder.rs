@@ -47,6 +47,12 @@ pub trait World {
     /// # Errors
     /// Its sentence, for the client.
     fn call(&mut self, service: u16, request: &[u8]) -> Result<Vec<u8>, String>;
+
+    /// Asks the application where that answers later, by [`Responder::answered`] with this number; `false`: it answers at once.
+    fn call_later(&mut self, number: u64, service: u16, request: &[u8]) -> bool {
+        let _ = (number, service, request);
+        false
+    }
 }
 
 /// Why a session is over.
@@ -120,6 +126,9 @@ impl std::ops::AddAssign for Served {
     }
 }
 
+/// What a call is answered.
+type Told = (AnswerKind, Vec<u8>);
+
 /// The responder's side of one session.
 #[derive(Debug)]
 pub struct Responder {
@@ -133,6 +142,8 @@ pub struct Responder {
     /// Calls come by WRITE with immediate, and every immediate is this client's number.
     immediates: Option<Immediates>,
     owed: VecDeque<Owed>,
+    /// Calls that are answered later, and those behind them, whose answers are told in their order.
+    unanswered: VecDeque<(u64, Option<Told>)>,
     /// Write-backs were asked for and not waited for.
     unsynced: bool,
     served: Served,
@@ -155,6 +166,7 @@ impl Responder {
             classes: BTreeMap::new(),
             immediates: None,
             owed: VecDeque::new(),
+            unanswered: VecDeque::new(),
             unsynced: false,
             served: Served::default(),
             buffer: Vec::new(),
@@ -319,24 +331,63 @@ impl Responder {
             Kind::Call => {
                 // What the client sent before is in its place when the application looks.
                 self.settle(memory, buffers, world)?;
-                let room = self.terms.ring.slot_size as usize - crate::message::ANSWER_HEADER;
-                let (kind, body) = match world.call(header.plan, message.body) {
-                    Ok(body) if body.len() <= room => (AnswerKind::Reply, body),
-                    Ok(_) => (AnswerKind::Refused, b"the server's answer is longer than a message".to_vec()),
-                    Err(why) => (AnswerKind::Refused, clipped(&why, room).into()),
-                };
-                self.answer(number, kind, body, world);
+                // Who is told of no buffers while it waits for answers has not more calls under way than there are.
+                if self.unanswered.len() >= 2 * usize::from(self.terms.ring.slots) {
+                    return Err(Fault::Peer("more calls than receive buffers are under way"));
+                }
+                if world.call_later(number, header.plan, message.body) {
+                    self.give_back(number, world);
+                    self.unanswered.push_back((number, None));
+                } else {
+                    let (kind, body) = self.reply(world.call(header.plan, message.body));
+                    self.answer(number, kind, body, world);
+                }
             }
         }
         Ok(())
     }
 
-    /// Answers a call: its buffer is given back at once, and the answer says so.
-    fn answer(&mut self, number: u64, kind: AnswerKind, body: Vec<u8>, world: &mut impl World) {
+    fn reply(&self, answer: Result<Vec<u8>, String>) -> Told {
+        let room = self.terms.ring.slot_size as usize - crate::message::ANSWER_HEADER;
+        match answer {
+            Ok(body) if body.len() <= room => (AnswerKind::Reply, body),
+            Ok(_) => (AnswerKind::Refused, b"the server's answer is longer than a message".to_vec()),
+            Err(why) => (AnswerKind::Refused, clipped(&why, room).into()),
+        }
+    }
+
+    fn give_back(&mut self, number: u64, world: &mut impl World) {
         world.repost(number);
         self.reposted = number;
-        self.announced = number;
-        world.send(Answer { kind, number, reposted: number, body });
+    }
+
+    /// Answers a call: its buffer is given back at once, and the answer says so. Answers are told in the order of the calls.
+    fn answer(&mut self, number: u64, kind: AnswerKind, body: Vec<u8>, world: &mut impl World) {
+        self.give_back(number, world);
+        if self.unanswered.is_empty() {
+            self.tell(number, kind, body, world);
+        } else {
+            self.unanswered.push_back((number, Some((kind, body))));
+        }
+    }
+
+    /// The application's answer to a call that it answers later. Nothing becomes of it if that was answered already.
+    pub fn answered(&mut self, number: u64, answer: Result<Vec<u8>, String>, world: &mut impl World) {
+        let answer = self.reply(answer);
+        let mut open = self.unanswered.iter_mut().filter(|(_, answer)| answer.is_none());
+        if let Some((_, none)) = open.find(|(of, _)| *of == number) {
+            *none = Some(answer);
+        }
+        while let Some((number, answer)) = self.unanswered.pop_front() {
+            let Some((kind, body)) = answer else { return self.unanswered.push_front((number, None)) };
+            self.tell(number, kind, body, world);
+        }
+    }
+
+    /// The client may use the buffers of all that it was answered.
+    fn tell(&mut self, number: u64, kind: AnswerKind, body: Vec<u8>, world: &mut impl World) {
+        self.announced = self.announced.max(number);
+        world.send(Answer { kind, number, reposted: self.announced, body });
     }
 
     fn take_immediates(&mut self, world: &mut impl World) -> Result<Immediates, String> {
@@ -548,7 +599,8 @@ impl Responder {
             self.failed(self.received, e, world);
         }
         result?;
-        if self.reposted - self.announced >= u64::from(self.terms.ring.slots).div_ceil(4) {
+        let gives_back = self.reposted - self.announced >= u64::from(self.terms.ring.slots).div_ceil(4);
+        if gives_back && self.unanswered.is_empty() {
             self.announced = self.reposted;
             let (number, reposted) = (self.received, self.reposted);
             world.send(Answer { kind: AnswerKind::Credit, number, reposted, body: Vec::new() });

@@ -15,7 +15,7 @@ use remanence_persist::Config;
 use remanence_persist::taxonomy::{Buffers, Domain, FlushSupport, Order};
 use remanence_pmem::Region;
 use remanence_rnic::Access;
-use remanence_service::server::{self as floor, Bounds, Control, SessionId, StopSignal};
+use remanence_service::server::{self as floor, Bounds, Control, SessionId, Stop};
 use remanence_verbs::{Context, Mr};
 
 use crate::admission::Admission;
@@ -293,7 +293,64 @@ pub struct Call<'a> {
     pub request: &'a [u8],
 }
 
-pub(crate) type Handler = Box<dyn FnMut(&Call<'_>) -> Result<Vec<u8>, String> + Send>;
+/// A call that is answered by [`SessionControl::answer`], once.
+#[derive(Debug)]
+#[must_use = "its client waits for the answer"]
+pub struct Unanswered {
+    pub(crate) session: u64,
+    pub(crate) number: u64,
+    pub(crate) answer_max: usize,
+}
+
+impl Unanswered {
+    /// Bytes that the answer can have.
+    #[must_use]
+    pub const fn answer_max(&self) -> usize {
+        self.answer_max
+    }
+}
+
+type Now = Box<dyn FnMut(&Call<'_>) -> Result<Vec<u8>, String> + Send>;
+type Later = Box<dyn FnMut(&Call<'_>, Unanswered) + Send>;
+
+/// What answers the calls of a service.
+pub(crate) enum Handler {
+    Now(Now),
+    Later(Later),
+}
+
+/// What another thread, or a handler, has the serving thread tell a client. The floor carries it as bytes.
+pub(crate) enum Word {
+    Notice(Vec<u8>),
+    /// To the call in the message with this number.
+    Answer(u64, Result<Vec<u8>, String>),
+}
+
+impl Word {
+    fn emit(self) -> Vec<u8> {
+        let (kind, number, body) = match self {
+            Self::Notice(body) => (0, 0, body),
+            Self::Answer(number, Ok(body)) => (1, number, body),
+            Self::Answer(number, Err(why)) => (2, number, why.into_bytes()),
+        };
+        let mut bytes = body;
+        bytes.extend_from_slice(&u64::to_le_bytes(number));
+        bytes.push(kind);
+        bytes
+    }
+
+    pub(crate) fn parse(mut bytes: Vec<u8>) -> Option<Self> {
+        let kind = bytes.pop()?;
+        let (_, number) = bytes.split_last_chunk()?;
+        let number = u64::from_le_bytes(*number);
+        bytes.truncate(bytes.len() - size_of::<u64>());
+        match kind {
+            0 => Some(Self::Notice(bytes)),
+            1 => Some(Self::Answer(number, Ok(bytes))),
+            _ => String::from_utf8(bytes).ok().map(|why| Self::Answer(number, Err(why))),
+        }
+    }
+}
 
 /// Sees calls that have come together, before any of them is answered.
 pub(crate) type Ahead = Box<dyn FnMut(&[Call<'_>]) + Send>;
@@ -329,7 +386,13 @@ impl SessionControl {
     /// or when the serving thread has done what it is about. Nobody learns whether it arrived; a client that does not look for
     /// a long time gets no more, and one that is gone is noticed so.
     pub fn notify(&self, session: u64, body: Vec<u8>) {
-        self.0.notify(SessionId(session), body);
+        self.0.notify(SessionId(session), Word::Notice(body).emit());
+    }
+
+    /// Answers a call that was not answered [at once](Server::on_call_later), or refuses it with a sentence. Nothing becomes of it if its
+    /// session is over.
+    pub fn answer(&self, call: Unanswered, answer: Result<Vec<u8>, String>) {
+        self.0.notify(SessionId(call.session), Word::Answer(call.number, answer).emit());
     }
 
     /// Asks the serving thread for a turn ([`Server::on_turn`]) now.
@@ -519,7 +582,21 @@ impl Server {
         handler: impl FnMut(&Call<'_>) -> Result<Vec<u8>, String> + Send + 'static,
     ) {
         assert!(service < BY_IMMEDIATE, "service {service} is the server's own");
-        self.application.handlers.insert(service, Box::new(handler));
+        self.application.handlers.insert(service, Handler::Now(Box::new(handler)));
+    }
+
+    /// As [`on_call`](Self::on_call) for what cannot be answered at once: it is later, by [`SessionControl::answer`], and other clients are
+    /// served meanwhile. A client is told its answers in the order of its calls.
+    ///
+    /// # Panics
+    /// For the services from 65533 on, which are the server's own.
+    pub fn on_call_later(
+        &mut self,
+        service: u16,
+        handler: impl FnMut(&Call<'_>, Unanswered) + Send + 'static,
+    ) {
+        assert!(service < BY_IMMEDIATE, "service {service} is the server's own");
+        self.application.handlers.insert(service, Handler::Later(Box::new(handler)));
     }
 
     /// Shows the calls of a service that have come together, if they are several, before the first of them is answered: what each
@@ -574,15 +651,14 @@ impl Server {
         }
     }
 
-    /// Serves until it is stopped: by a [`Stop`](crate::Stop), which it hears of at once, or by a flag, at which it looks ten
-    /// times a second. Then it sends what was answered, and ends all sessions.
+    /// Serves until it is stopped, which it hears of at once. Then it sends what was answered, and ends all sessions.
     ///
     /// # Errors
     /// The device is gone; the medium failed.
-    pub fn run<'a>(&mut self, stop: impl Into<StopSignal<'a>>) -> Result<Stats, Error> {
+    pub fn run(&mut self, stop: &Stop) -> Result<Stats, Error> {
         let Self { core, application, meter, served } = self;
         let mut serving = Serving::new(core, application, meter.as_ref());
-        let result = core.floor.run(&mut serving, &mut Entrance(core), stop.into());
+        let result = core.floor.run(&mut serving, &mut Entrance(core), stop);
         *served = serving.served();
         result?;
         Ok(self.stats())

@@ -23,7 +23,7 @@ use crate::meter::Meter;
 use crate::program::granule_shift;
 use crate::responder::{Fault, Responder, Served, Terms, World};
 use crate::ring::Ring;
-use crate::server::{Ahead, Application, Call, Core, Handler, flush_rights};
+use crate::server::{Ahead, Application, Call, Core, Handler, Unanswered, Word, flush_rights};
 use crate::session::{DESCRIBE, SETTLE};
 
 /// Work requests of a session that bind windows, at most.
@@ -243,10 +243,16 @@ impl Service for Serving<'_> {
         true
     }
 
-    fn notice(&mut self, session: &mut Session<State>, body: Vec<u8>) {
-        // A client that does not look at what it is told needs no more of it.
-        if session.link.unsent() < session.link.slots() as usize {
-            self.respond(session, |responder, _, _, world| responder.notice(body, world));
+    fn notice(&mut self, session: &mut Session<State>, word: Vec<u8>) {
+        match Word::parse(word) {
+            // A client that does not look at what it is told needs no more of it.
+            Some(Word::Notice(body)) if session.link.unsent() < session.link.slots() as usize => {
+                self.respond(session, |responder, _, _, world| responder.notice(body, world));
+            }
+            Some(Word::Answer(number, answer)) => {
+                self.respond(session, |responder, _, _, world| responder.answered(number, answer, world));
+            }
+            _ => {}
         }
     }
 
@@ -324,6 +330,12 @@ struct Live<'a> {
     core: &'a Core,
 }
 
+impl Live<'_> {
+    fn answer_max(&self) -> usize {
+        self.link.slot_size() as usize - crate::message::ANSWER_HEADER
+    }
+}
+
 impl World for Live<'_> {
     fn send(&mut self, answer: Answer) {
         self.link.send(answer.emit());
@@ -356,15 +368,21 @@ impl World for Live<'_> {
         Ok(Immediates { number: self.link.id().0 as u32, rkey: rkey.0 })
     }
 
+    fn call_later(&mut self, number: u64, service: u16, request: &[u8]) -> bool {
+        let (session, answer_max) = (self.link.id().0, self.answer_max());
+        let Some(Handler::Later(handler)) = self.handlers.get_mut(&service) else { return false };
+        handler(&Call { session, role: self.role, request }, Unanswered { session, number, answer_max });
+        true
+    }
+
     fn call(&mut self, service: u16, request: &[u8]) -> Result<Vec<u8>, String> {
         match (service, self.handlers.get_mut(&service)) {
             (SETTLE, _) => Ok(Vec::new()),
-            (DESCRIBE, _) => {
-                let room = self.link.slot_size() as usize - crate::message::ANSWER_HEADER;
-                Ok(clipped(&self.core.sentence(), room).into())
+            (DESCRIBE, _) => Ok(clipped(&self.core.sentence(), self.answer_max()).into()),
+            (_, Some(Handler::Now(handler))) => {
+                handler(&Call { session: self.link.id().0, role: self.role, request })
             }
-            (_, Some(handler)) => handler(&Call { session: self.link.id().0, role: self.role, request }),
-            (_, None) => Err(match self.core.options.serves {
+            (_, Some(Handler::Later(_)) | None) => Err(match self.core.options.serves {
                 Some(what) => format!(
                     "this server is {what}, which has not what is asked for; check the address and the port"
                 ),

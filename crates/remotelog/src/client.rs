@@ -70,7 +70,7 @@ impl ConnectOptions {
         self
     }
 
-    /// How a writer opens the log, with what it draws.
+    /// How the group of the servers is opened, by a writer that is drawn anew.
     pub(crate) fn group(&self) -> group::Options {
         let group = group::Options::new(u32::from_le_bytes(drawn()), Uuid(drawn()));
         group.acks(self.acks).patience(self.patience)

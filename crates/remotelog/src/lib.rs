@@ -9,15 +9,13 @@
 //! for writing, [`LogReader`] reads one; [`AsyncLog`] and [`AsyncLogReader`] are the same with futures. [`replicated`] makes a service of a state machine over it.
 //!
 //! ```
-//! use std::sync::atomic::{AtomicBool, Ordering};
-//!
-//! use remanence_remotelog::{ConnectOptions, Log, LogOptions, LogReader, LogServer};
+//! use remanence_remotelog::{ConnectOptions, Log, LogOptions, LogReader, LogServer, Stop};
 //! use remanence_verbs::{Context, Options};
 //!
 //! # let path = std::env::temp_dir().join(format!("remanence-log-doc-{}", std::process::id()));
 //! let device = Context::open(Options::udp("127.9.6.1".parse()?))?;
 //! let mut server = LogServer::open(&device, LogOptions::file(&path).size(1 << 20))?;
-//! let (to, stop) = (server.addr(), AtomicBool::new(false));
+//! let (to, stop) = (server.addr(), Stop::new());
 //! std::thread::scope(|scope| {
 //!     let serving = scope.spawn(|| server.run(&stop));
 //!     let conduct = || -> Result<(), Box<dyn std::error::Error>> {
@@ -30,7 +28,7 @@
 //!         Ok(())
 //!     };
 //!     let result = conduct();
-//!     stop.store(true, Ordering::Release);
+//!     stop.ask();
 //!     serving.join().expect("the server's thread").expect("it served");
 //!     result
 //! })?;
@@ -60,6 +58,7 @@ pub use remanence_coord::log::{
     Refused, ReplicaConnection, Status, Store, Updates, Writer, error, format, group, proto, serve, store,
     walk, writer,
 };
+pub use remanence_remote::Stop;
 pub use server::{LogOptions, LogServer, New, OwnLog, ServeError};
 
 /// The number of the log's service at a server.

@@ -4,12 +4,12 @@ use std::net::SocketAddr;
 use std::ops::{Deref, DerefMut};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
 
 use remanence_persist::Config;
 use remanence_pmem::{Journaling, PersistenceDomain, Region};
 use remanence_remote::ring::{Layout, Recovered};
-use remanence_remote::{Call, Server, ServerOptions, SessionControl, Stats, StopSignal, Token};
+use remanence_remote::{Call, Server, ServerOptions, SessionControl, Stats, Stop, Token};
 use remanence_verbs::Context;
 use thiserror::Error;
 
@@ -223,6 +223,8 @@ struct Shared {
     cutter: SessionControl,
     /// Counts the beginnings and the ends of work on the log: odd while there is some.
     work: AtomicU64,
+    /// Called when somebody was answered, with nothing locked.
+    answered: OnceLock<Box<dyn Fn() + Send + Sync>>,
 }
 
 type Watch = Box<dyn FnMut(&State) + Send>;
@@ -346,6 +348,11 @@ impl OwnLog {
         watch(state.store.state());
         state.watch = Some(Box::new(watch));
     }
+
+    /// Calls somebody, who may look at the log, whenever it was asked for something and may have changed. The first who says so is called.
+    pub fn when_answered(&self, call: impl Fn() + Send + Sync + 'static) {
+        let _ = self.0.answered.set(Box::new(call));
+    }
 }
 
 impl LogServer {
@@ -401,7 +408,12 @@ impl LogServer {
             },
         };
         let state = Mutex::new(Serving { store, holder: Holder::default(), watch: None });
-        let shared = Arc::new(Shared { state, cutter: server.cutter(), work: AtomicU64::new(0) });
+        let shared = Arc::new(Shared {
+            state,
+            cutter: server.cutter(),
+            work: AtomicU64::new(0),
+            answered: OnceLock::new(),
+        });
         let serving = Arc::clone(&shared);
         server.on_call(super::SERVICE, move |call| Ok(serving.serve(call)));
         Ok(Self { server, shared, made })
@@ -488,7 +500,7 @@ impl LogServer {
     ///
     /// # Errors
     /// The device is gone; the medium failed.
-    pub fn run<'a>(&mut self, stop: impl Into<StopSignal<'a>>) -> Result<Stats, remanence_remote::Error> {
+    pub fn run(&mut self, stop: &Stop) -> Result<Stats, remanence_remote::Error> {
         self.server.run(stop)
     }
 }
@@ -517,7 +529,8 @@ impl Shared {
     }
 
     fn answer(&self, request: &Request, session: u64) -> Result<Status, Refused> {
-        let Serving { store, holder, watch } = &mut *self.lock();
+        let mut working = self.lock();
+        let Serving { store, holder, watch } = &mut *working;
         let mut tell = |state: &State| {
             if let Some(watch) = watch {
                 watch(state);
@@ -525,6 +538,10 @@ impl Shared {
         };
         let reply = holder.answer(store, &mut Cut(&self.cutter), session, request, &mut tell);
         tell(store.state());
+        drop(working);
+        if let Some(answered) = self.answered.get() {
+            answered();
+        }
         reply
     }
 }

@@ -14,7 +14,7 @@ use std::time::Duration;
 use remanence_codec::{Malformed, Reader, printable};
 use remanence_pmem::engine::{CopyError, Promise};
 use remanence_pmem::{Guarantee, Region, Survives};
-use remanence_service::server::StopSignal;
+use remanence_service::server::Stop;
 
 use crate::copier::{Copier, Job, fatal};
 use crate::core::buffers::Body;
@@ -62,16 +62,15 @@ impl Server {
         self.copier.promise().survives(self.region.domain().guarantee())
     }
 
-    /// Serves until it is stopped: by a [`Stop`](crate::Stop), which it hears of at once, or by a flag, at which it looks ten
-    /// times a second.
+    /// Serves until it is stopped, which it hears of at once.
     ///
     /// # Errors
     /// The endpoint does not work any more, or the medium failed.
-    pub fn run<'a>(&mut self, stop: impl Into<StopSignal<'a>>) -> io::Result<()> {
-        let stop = stop.into();
-        let _wakes = stop.wakes(self.rpc.waker());
+    pub fn run(&mut self, stop: &Stop) -> io::Result<()> {
+        let waker = self.rpc.waker();
+        let _wakes = stop.wakes(move || waker.wake());
         while !stop.is_asked() {
-            self.turn(stop.look())?;
+            self.turn(None)?;
         }
         Ok(())
     }

@@ -32,4 +32,4 @@ pub mod visibility;
 
 pub use error::Error;
 pub use remanence_auth::Token;
-pub use remanence_service::server::{Stop, StopSignal};
+pub use remanence_service::server::Stop;

@@ -130,7 +130,7 @@ impl Export {
         let stopping = stop.clone();
         let serve = move || {
             // It ends early only when the device does.
-            let _ = server.run(&mut OneSided, &mut Everybody { attr, welcome }, (&stopping).into());
+            let _ = server.run(&mut OneSided, &mut Everybody { attr, welcome }, &stopping);
             drop(mr);
         };
         let thread = std::thread::Builder::new().name("remanence-export".into()).spawn(serve);

@@ -4,8 +4,7 @@
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -15,7 +14,7 @@ use remanence_kv_live::{Server, ServerOptions};
 use remanence_persist::Config;
 use remanence_persist::taxonomy::{Buffers, Domain};
 use remanence_pmem::{FileOptions, PersistenceDomain};
-use remanence_remote::Meter;
+use remanence_remote::{Meter, Stop};
 use remanence_verbs::{Context, Options};
 
 use super::baseline::{BaselineOptions, BaselineServer};
@@ -106,7 +105,7 @@ fn work(us: u64) -> impl FnMut() + Send + 'static {
 struct Running {
     addr: SocketAddr,
     meter: Meter,
-    stop: Arc<AtomicBool>,
+    stop: Stop,
     thread: Option<JoinHandle<Result<(), String>>>,
     _file: File,
 }
@@ -129,7 +128,7 @@ impl Running {
         let context = device(open.carrier)?;
         let _ = std::fs::remove_file(&open.file);
         let file = File(open.file.clone());
-        let stop = Arc::new(AtomicBool::new(false));
+        let stop = Stop::new();
         let scheme = match open.served {
             Served::Erda { durable } => return Self::erda(&context, open, durable, file, stop),
             Served::RedoLogging => Scheme::RedoLogging,
@@ -158,7 +157,7 @@ impl Running {
             server.on_round(work(open.busy_us));
         }
         let (addr, meter) = (server.addr(), server.meter());
-        let stopping = Arc::clone(&stop);
+        let stopping = stop.clone();
         let thread = serve(move || server.run(&stopping))?;
         Ok((Self { addr, meter, stop, thread: Some(thread), _file: file }, String::new()))
     }
@@ -168,7 +167,7 @@ impl Running {
         open: &Open,
         durable: bool,
         file: File,
-        stop: Arc<AtomicBool>,
+        stop: Stop,
     ) -> Result<(Self, String), String> {
         let options = |place: ServerOptions| {
             let place = place.mode(if durable { Mode::Durable } else { Mode::Erda }).clients(CLIENTS);
@@ -188,13 +187,13 @@ impl Running {
             server.on_round(work(open.busy_us));
         }
         let (addr, meter, sentence) = (server.addr(), server.meter(), server.sentence());
-        let stopping = Arc::clone(&stop);
+        let stopping = stop.clone();
         let thread = serve(move || server.run(&stopping).map(drop).map_err(words))?;
         Ok((Self { addr, meter, stop, thread: Some(thread), _file: file }, sentence))
     }
 
     fn end(mut self) -> Result<(), String> {
-        self.stop.store(true, Ordering::Release);
+        self.stop.ask();
         let served = self.thread.take().map(JoinHandle::join);
         match served {
             Some(Ok(result)) => result,
@@ -205,7 +204,7 @@ impl Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        self.stop.store(true, Ordering::Release);
+        self.stop.ask();
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }

@@ -4,7 +4,6 @@
 //! Not a store to keep data in: keys and values have one size each, and nobody is cut off.
 
 use std::net::SocketAddr;
-use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -16,7 +15,7 @@ use remanence_kv::proto::{Expect, Refusal, Reply, Request};
 use remanence_kv::view::{Mode, View};
 use remanence_persist::Config;
 use remanence_pmem::Region;
-use remanence_remote::{Done, Meter, Options, ServerOptions, Session, Work};
+use remanence_remote::{Done, Meter, Options, ServerOptions, Session, Stop, Work};
 use remanence_verbs::Context;
 
 /// The number of the service, and how messages are received: as at a server of Erda.
@@ -117,8 +116,8 @@ impl BaselineServer {
         self.remote.meter()
     }
 
-    /// Serves until `stop` is set, and applies what is left.
-    pub(super) fn run(&mut self, stop: &AtomicBool) -> Result<(), String> {
+    /// Serves until it is asked to stop, and applies what is left.
+    pub(super) fn run(&mut self, stop: &Stop) -> Result<(), String> {
         self.remote.run(stop).map_err(words)?;
         lock(&self.store).apply(usize::MAX).map(drop).map_err(words)
     }

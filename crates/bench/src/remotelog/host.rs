@@ -1,15 +1,14 @@
 //! A responder of one configuration, in this process.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use remanence_persist::Config;
 use remanence_persist::plan::Costs;
 use remanence_pmem::{FileOptions, PersistenceDomain};
-use remanence_remote::{CostSource, Reactor, ServerOptions};
+use remanence_remote::{CostSource, Reactor, ServerOptions, Stop};
 use remanence_remotelog::format::superblock::Uuid;
 use remanence_remotelog::group::Options;
 use remanence_remotelog::{Group, Mode};
@@ -23,7 +22,7 @@ const SIZE: u64 = 2 << 20;
 
 pub(super) struct Host {
     addr: SocketAddr,
-    stop: Arc<AtomicBool>,
+    stop: Stop,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -73,8 +72,8 @@ impl Host {
                 }
             });
         }
-        let (addr, stop) = (server.addr(), Arc::new(AtomicBool::new(false)));
-        let stopping = Arc::clone(&stop);
+        let (addr, stop) = (server.addr(), Stop::new());
+        let stopping = stop.clone();
         let thread = std::thread::spawn(move || {
             // The client learns of it; there is nobody else to tell.
             let _ = server.run(&stopping);
@@ -97,7 +96,7 @@ impl Host {
 
     /// Asks it to end; it does so by and by.
     pub(super) fn end(&self) {
-        self.stop.store(true, Ordering::Release);
+        self.stop.ask();
     }
 }
 

@@ -181,7 +181,6 @@ fn nobody_waits_to_hear_that_a_result_has_no_place() {
 
 #[test]
 fn doctor_asks_a_live_server_what_both_can_rely_on() {
-    use std::sync::atomic::{AtomicBool, Ordering};
     let dir = tempfile::tempdir().expect("a directory");
     let region =
         remanence_pmem::FileOptions::new().create(1 << 20).open(dir.path().join("m")).expect("a file");
@@ -189,12 +188,12 @@ fn doctor_asks_a_live_server_what_both_can_rely_on() {
     let device = remanence_verbs::Context::open(options).expect("a device");
     let options = remanence_remote::ServerOptions::new(&device, region, 0);
     let mut server = remanence_remote::Server::bind(options).expect("a server");
-    let (to, stop) = (server.addr().to_string(), AtomicBool::new(false));
+    let (to, stop) = (server.addr().to_string(), remanence_remote::Stop::new());
     std::thread::scope(|scope| {
         scope.spawn(|| server.run(&stop).expect("it serves"));
         let ask = ["doctor", "--explain", "--responder", &to];
         let (told, said) = (run(rem().args(ask)), run(rem().args(ask).arg("--json")));
-        stop.store(true, Ordering::Release);
+        stop.ask();
         let told = String::from_utf8(told.good()).expect("UTF-8");
         for wanted in
             ["DDIO is assumed on", "page-cache+DDIO+DRAM+persistent", "survives", "costs were measured"]

@@ -36,6 +36,13 @@ pub enum Reply {
     Refused(Refusal),
     /// The command may have been applied, or may still be: ask again with the same number. A sentence that says why.
     Unknown(String),
+    /// The command was applied once, and is durable; but its answer does not fit into a message.
+    Oversized {
+        /// Bytes of the answer.
+        len: u64,
+        /// Bytes that an answer can have here.
+        max: u64,
+    },
 }
 
 /// Why nothing was done.
@@ -118,6 +125,18 @@ impl Request {
 }
 
 impl Reply {
+    /// The bytes of the answer, of which there are so many at most.
+    #[must_use]
+    pub fn emit_within(&self, max: usize) -> Vec<u8> {
+        match self {
+            Self::Done(answer) if answer.len() >= max => {
+                let (len, max) = (answer.len() as u64, max.saturating_sub(1) as u64);
+                Self::Oversized { len, max }.emit()
+            }
+            reply => reply.emit(),
+        }
+    }
+
     /// The bytes of the answer. A sentence that is too long is cut.
     #[must_use]
     pub fn emit(&self) -> Vec<u8> {
@@ -134,6 +153,11 @@ impl Reply {
             Self::Unknown(why) => {
                 out.u8(3);
                 out.bytes(clipped(why));
+            }
+            Self::Oversized { len, max } => {
+                out.u8(5);
+                out.u64_le(*len);
+                out.u64_le(*max);
             }
             Self::Refused(refusal) => {
                 out.u8(4);
@@ -185,6 +209,7 @@ impl Reply {
                 8 => Refusal::Replaced(Epoch(reader.u64_le()?)),
                 _ => return reader.fail(),
             }),
+            5 => Self::Oversized { len: reader.u64_le()?, max: reader.u64_le()? },
             _ => return reader.fail(),
         };
         reader.end().map(|()| reply)
@@ -215,7 +240,8 @@ mod tests {
             Refusal::TooFew("one is away".into()),
             Refusal::Replaced(Epoch::new(4, 2)),
         ];
-        let others = [Reply::Opened(5), Reply::Done(vec![1, 2]), Reply::Unknown("why".into())];
+        let oversized = Reply::Oversized { len: 5000, max: 4071 };
+        let others = [Reply::Opened(5), Reply::Done(vec![1, 2]), Reply::Unknown("why".into()), oversized];
         for reply in refusals.map(Reply::Refused).into_iter().chain(others) {
             assert_eq!(Reply::parse(&reply.emit()), Ok(reply));
         }
@@ -225,6 +251,9 @@ mod tests {
         for bytes in [&[][..], &[9], &[1, 0], &[4], &[4, 9], &[4, 1, 0]] {
             assert!(Reply::parse(bytes).is_err(), "{bytes:?}");
         }
+        let answer = Reply::Done(vec![7; 99]);
+        assert_eq!(answer.emit_within(100), answer.emit());
+        assert_eq!(answer.emit_within(99), Reply::Oversized { len: 99, max: 98 }.emit());
         let long = Reply::Unknown("ä".repeat(1000));
         assert!(long.emit().len() <= SENTENCE + 1);
     }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::message::{Refusal, Reply, Request};
 use super::record::{COMMAND_HEADER, PART_HEADER, Record};
-use super::sessions::{Known, State, parts};
+use super::sessions::{Known, NotApplied, State, parts};
 use super::{Limits, StateMachine};
 use crate::log::format::record::record_len;
 use crate::log::group::{Group, Machine, NotTaken, Replay, Replayed, ReplicaConnection};
@@ -53,12 +53,8 @@ impl<C: ReplicaConnection> Log for Group<C> {
     }
 
     fn append(&mut self, _: Duration, record: &[u8]) -> Result<u64, NotTaken> {
-        let next = self.next();
-        match self.begin_append(record) {
-            // It was taken, and servers were found to be gone when it was sent: a later host may find it, and so it counts.
-            Err(_) if self.next() > next => Ok(next),
-            taken => taken.map_err(NotTaken::Refused),
-        }
+        // What was taken counts, though servers may have been found to be gone when it was sent: a later host may find it.
+        self.try_append(record)
     }
 
     fn trim(&mut self, _: Duration, below: u64) -> Result<(), GroupError> {
@@ -278,10 +274,8 @@ impl<S: StateMachine> Replica<S> {
                 Replayed::Anew(first) => (self.state, self.since) = (State::at(first), 0),
                 Replayed::Record(sequence, record) => {
                     self.since += record_len(record.len() as u64);
-                    if let Err(malformed) = self.state.apply(sequence, &record) {
-                        let why =
-                            format!("record {sequence} of the log is not one of this service: {malformed}");
-                        return self.end(Refused::Said(why).into());
+                    if let Err(why) = self.state.apply(sequence, &record) {
+                        return self.end(not_applied(sequence, &why));
                     }
                 }
                 Replayed::Read { server, offset, len } => {
@@ -395,7 +389,12 @@ impl<S: StateMachine> Replica<S> {
             let reply = match log.append(now, &record) {
                 Ok(sequence) => {
                     self.since += record_len(record.len() as u64);
-                    self.state.apply(sequence, &record).expect("what was written is read");
+                    if let Err(why) = self.state.apply(sequence, &record) {
+                        let ended = not_applied(sequence, &why);
+                        self.queue.pop_front();
+                        self.answers.push_back((token, Reply::Unknown(ended.to_string())));
+                        return self.end(ended);
+                    }
                     let applied = || match session {
                         None => Reply::Opened(sequence),
                         Some((session, number)) => match self.state.look(session, number) {
@@ -484,7 +483,8 @@ impl<S: StateMachine> Replica<S> {
         });
     }
 
-    /// What is not begun is refused where it cannot be: it is over, or too few servers are there.
+    /// What is not begun is refused where it cannot be: it is over, or too few servers are there. Of what is begun nothing is known then, and
+    /// nobody waits for what may never come: who asks again is answered when it has.
     fn refuse(&mut self, machine: &Machine) {
         let refusal = match &self.phase {
             Phase::Ended(GroupError::Fenced { promised }) => Refusal::Replaced(*promised),
@@ -498,6 +498,9 @@ impl<S: StateMachine> Replica<S> {
                 Ok(()) => return,
             },
         };
+        for waiting in self.waiting.drain(..) {
+            self.answers.push_back((waiting.token, Reply::Unknown(refusal.to_string())));
+        }
         self.refuse_all(&refusal);
     }
 
@@ -506,6 +509,11 @@ impl<S: StateMachine> Replica<S> {
             self.answers.push_back((asked.token, Reply::Refused(refusal.clone())));
         }
     }
+}
+
+/// The end of a host that cannot apply a record: no other host of the same release could.
+fn not_applied(sequence: u64, why: &NotApplied) -> GroupError {
+    Refused::Said(format!("record {sequence} of the log {why}")).into()
 }
 
 /// Why the writer will never acknowledge anything more: it has failed; or it has not enough servers, and one of them has promised a later

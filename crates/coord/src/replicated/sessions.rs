@@ -5,7 +5,9 @@
 //! the log decides and no clock, so that all hosts agree. Who comes with a session that is gone is told so, and nothing is applied: it
 //! may be that the command was.
 
+use std::any::Any;
 use std::collections::{BTreeMap, VecDeque};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use remanence_codec::{Malformed, Reader, Writer};
 
@@ -38,6 +40,34 @@ pub enum Known<'a> {
     Stale,
     /// There is no such session.
     Expired,
+}
+
+/// Why a record is not applied.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum NotApplied {
+    /// It is not a record of this service, or not one that can be here.
+    #[error("is not one of this service: {0}")]
+    Malformed(#[from] Malformed),
+    /// [`StateMachine::apply`] has panicked.
+    #[error(
+        "cannot be carried out: the service panicked at command {number} of session {session} ({why}); nothing that was answered is lost, \
+         and a host goes on whose release carries that command out"
+    )]
+    Panicked {
+        /// The session whose command it is.
+        session: u64,
+        /// Which of its commands.
+        number: u64,
+        /// What the panic said.
+        why: String,
+    },
+}
+
+/// What a panic said.
+fn said(panic: &(dyn Any + Send)) -> String {
+    let text =
+        panic.downcast_ref::<&str>().copied().or_else(|| panic.downcast_ref::<String>().map(String::as_str));
+    text.unwrap_or("it gave no reason").to_owned()
 }
 
 /// The state of a service: that of its machine, and its sessions.
@@ -132,17 +162,17 @@ impl<S: StateMachine> State<S> {
     /// Applies the record with this number.
     ///
     /// # Errors
-    /// It is not a record of this service, or not one that can be here.
-    pub fn apply(&mut self, at: u64, record: &[u8]) -> Result<(), Malformed> {
+    /// It is not a record of this service, or not one that can be here. Or the service has panicked: what it had is of no use any more.
+    pub fn apply(&mut self, at: u64, record: &[u8]) -> Result<(), NotApplied> {
         let record = Record::parse(record)?;
         if !matches!(record, Record::Part { .. }) {
             self.passing = None;
         }
         match (self.missing, record) {
             (Some(expected), Record::Part { part, parts, bytes }) => {
-                self.put_together(expected, part, parts, bytes)
+                Ok(self.put_together(expected, part, parts, bytes)?)
             }
-            (Some(_), _) => Err(Malformed { at: 0 }),
+            (Some(_), _) => Err(Malformed { at: 0 }.into()),
             // What it says is known.
             (None, Record::Part { part, parts, bytes }) => {
                 self.pass(at, part, parts, bytes);
@@ -159,7 +189,8 @@ impl<S: StateMachine> State<S> {
             }
             (None, Record::Command { session, number, command }) => {
                 if self.look(session, number) == Known::New {
-                    let reply = self.machine.apply(command);
+                    let reply = catch_unwind(AssertUnwindSafe(|| self.machine.apply(command)))
+                        .map_err(|why| NotApplied::Panicked { session, number, why: said(&*why) })?;
                     self.sessions.insert(session, Session { number, record: at, reply });
                 }
                 Ok(())

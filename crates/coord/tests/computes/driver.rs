@@ -7,7 +7,9 @@ use std::time::Duration;
 
 use remanence_coord::log::Updates;
 use remanence_coord::log::format::superblock::Uuid;
-use remanence_coord::log::group::{Action, ConnectionLost, Event, Group, Options, ReplicaConnection};
+use remanence_coord::log::group::{
+    Action, ConnectionLost, Event, Group, NotTaken, Options, ReplicaConnection,
+};
 use remanence_coord::log::proto::Request;
 use remanence_coord::replicated::sessions::Known;
 use remanence_coord::replicated::{Limits, Replica, Reply, Request as Asked};
@@ -120,8 +122,36 @@ fn a_command_that_was_taken_when_its_servers_were_found_to_be_gone_counts() {
     is_gone.set(true);
     replica.submit(2, until, Asked::Command { session, number: 1, command: vec![5] });
     replica.advance(Duration::ZERO, &mut group);
-    assert_eq!((replica.poll_answer(), group.next()), (None, session + 2), "nothing is known of it yet");
+    assert!(matches!(replica.poll_answer(), Some((2, Reply::Unknown(_)))), "nobody waits for who is gone");
+    assert_eq!(group.next(), session + 2);
     assert!(matches!(replica.state().look(session, 1), Known::Done(record, _) if record == session + 1));
-    replica.advance(until, &mut group);
-    assert!(matches!(replica.poll_answer(), Some((2, Reply::Unknown(_)))));
+}
+
+/// The servers of a log come one after the other, and nobody waits.
+#[test]
+fn a_group_that_is_begun_opens_when_enough_have_come_and_takes_no_record_before() {
+    let names = ["s1", "s2", "s3"].map(ToOwned::to_owned);
+    let connect = |n: u8| {
+        let (there, slept, is_gone) = (Rc::default(), Rc::default(), Rc::default());
+        AtOnce { server: server(n, 256), came: VecDeque::new(), there, slept, is_gone }
+    };
+    let options = Options::new(1, Uuid([9; 16])).acks(Some(2));
+    let mut group = Group::begin(names.to_vec(), &options);
+    let go_on = |group: &mut Group<AtOnce>| {
+        while group.poll().is_ok() && group.goes_on() {}
+        (group.machine().is_open(), group.machine().shortage().is_some())
+    };
+    assert_eq!(go_on(&mut group), (false, false), "it is not known yet whether they are there");
+    assert_eq!(group.try_append(b"early"), Err(NotTaken::NotYet));
+    group.reconnect_to(0, Ok(connect(1)));
+    group.reconnect_to(1, Err(ConnectionLost("it is away".into())));
+    assert_eq!(go_on(&mut group), (false, false));
+    group.reconnect_to(2, Err(ConnectionLost("it is away".into())));
+    assert_eq!(go_on(&mut group), (false, true), "a new log needs all of them");
+    group.reconnect_to(1, Ok(connect(2)));
+    group.reconnect_to(2, Ok(connect(3)));
+    assert_eq!(go_on(&mut group), (true, false));
+    assert_eq!(group.try_append(b"one"), Ok(0));
+    go_on(&mut group);
+    assert_eq!((group.acknowledged(), group.next()), (1, 1));
 }

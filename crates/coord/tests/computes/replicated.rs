@@ -11,6 +11,8 @@ use remanence_coord::replicated::{Limits, Refusal, Replica, Reply, Request, Stat
 use crate::machine::{Server, server};
 
 const UNTIL: Duration = Duration::from_secs(10);
+/// At which the service panics.
+const POISON: u8 = 0xEE;
 
 /// Adds the bytes of commands up; its snapshots are long, so that they have several parts.
 #[derive(Default, PartialEq, Eq, Debug)]
@@ -18,6 +20,7 @@ pub(crate) struct Sum(u64);
 
 impl StateMachine for Sum {
     fn apply(&mut self, command: &[u8]) -> Vec<u8> {
+        assert!(!command.contains(&POISON), "it has no answer to that");
         self.0 += command.iter().map(|byte| u64::from(*byte)).sum::<u64>();
         self.0.to_le_bytes().to_vec()
     }
@@ -198,6 +201,43 @@ fn nothing_is_answered_before_it_is_acknowledged() {
 }
 
 #[test]
+fn a_command_at_which_the_service_panics_ends_each_host_with_a_sentence_that_names_it() {
+    let mut world = World::new(64);
+    let session = world.open();
+    assert_eq!(world.add(session, 1, 5), sum(5));
+    let Reply::Unknown(why) = world.add(session, 2, POISON) else { panic!("it is in the log by then") };
+    let named = format!(
+        "record 2 of the log cannot be carried out: the service panicked at command 2 of session {session}"
+    );
+    assert!(why.starts_with(&named) && why.contains("(it has no answer to that)"), "{why}");
+    let ended = |world: &World| world.replica.ended().map(ToString::to_string);
+    assert_eq!(ended(&world).as_ref(), Some(&why));
+    assert_eq!(world.add(session, 3, 5), Reply::Refused(Refusal::TooFew(why.clone())));
+    world.take_over(&[0, 1, 2]);
+    assert_eq!(ended(&world), Some(why), "a host of the same release has the same log");
+}
+
+#[test]
+fn who_waits_is_told_as_soon_as_too_few_servers_are_there() {
+    let mut world = World::new(64);
+    let session = world.open();
+    world.silent = vec![1, 2];
+    let begun = world.begin(command(session, 1, 5));
+    assert_eq!(world.answers(), []);
+    for server in [1, 2] {
+        world.machine.handle(world.now, server, Event::Lost("it is down".into()));
+    }
+    world.run();
+    assert!(matches!(&world.answers()[..], [(of, Reply::Unknown(_))] if *of == begun));
+    assert!(matches!(world.add(session, 2, 5), Reply::Refused(Refusal::TooFew(_))), "nor is anything begun");
+    world.silent.clear();
+    world.waiting.clear();
+    [1, 2].into_iter().for_each(|server| world.machine.connected(world.now, server));
+    world.run();
+    assert_eq!(world.add(session, 1, 5), sum(5), "nothing is lost, and it is applied once");
+}
+
+#[test]
 fn what_no_host_has_acknowledged_a_later_one_may_not_know() {
     let mut world = World::new(64);
     let session = world.open();
@@ -293,12 +333,13 @@ fn a_host_that_was_replaced_says_so_and_answers_nothing_more() {
         world.servers[n].does(Action::Call { server: n, request });
     }
     world.run();
-    assert_eq!(world.answers(), [], "it may come back");
+    assert!(matches!(&world.answers()[..], [(of, Reply::Unknown(_))] if *of == under_way));
+    assert!(world.replica.ended().is_none(), "they may come back");
     let short = world.add(session, 2, 5);
     assert!(matches!(short, Reply::Refused(Refusal::TooFew(_))), "{short:?}");
     world.machine.connected(world.now, 1);
     world.run();
-    assert!(matches!(&world.answers()[..], [(of, Reply::Unknown(_))] if *of == under_way));
+    assert_eq!(world.answers(), []);
     assert!(
         matches!(world.replica.ended(), Some(GroupError::Fenced { promised }) if promised.counter() == later)
     );

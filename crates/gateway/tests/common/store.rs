@@ -4,12 +4,10 @@ use std::io::{BufRead as _, BufReader, Read as _};
 use std::net::SocketAddr;
 use std::path::Path;
 use std::process::{Child, ChildStdin, Command, Stdio};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use remanence_gateway::live::Connector;
-use remanence_kv_live::{ConnectOptions, Server, ServerOptions};
+use remanence_kv_live::{ConnectOptions, Server, ServerOptions, Stop};
 use remanence_verbs::Context;
 
 use crate::common::PATIENCE;
@@ -35,11 +33,11 @@ pub(crate) fn serve() {
         }
         std::thread::sleep(Duration::from_millis(20));
     };
-    let stop = Arc::new(AtomicBool::new(false));
-    let asked = Arc::clone(&stop);
+    let stop = Stop::new();
+    let asked = stop.clone();
     std::thread::spawn(move || {
         let _ = std::io::stdin().read_to_end(&mut Vec::new());
-        asked.store(true, Ordering::Release);
+        asked.ask();
     });
     println!("ready {}", server.addr());
     server.run(&stop).unwrap();

@@ -1,8 +1,9 @@
 //! What comes from other members while a primary's serving thread waits for its clients.
 //!
 //! That thread waits at the store's own completion queue, and what members answer comes into the one of the [`Reactor`]. Where an answer
-//! is expected that nothing else waits for, a thread waits there instead and wakes the serving thread. It waits for what has come since
-//! the serving thread began to look, so nothing is missed in between; and nobody waits while nothing is expected.
+//! is expected that nothing else waits for, or nothing was written for a while, so that only a connection that breaks would say so, a thread
+//! waits there instead and wakes the serving thread. It waits for what has come since the serving thread began to look, so nothing is
+//! missed in between. While clients write nobody waits here beside the serving thread, which is the faster for it.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 

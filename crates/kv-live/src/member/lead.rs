@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use remanence_remote::Stop;
 use remanence_remotelog::format::superblock::Uuid;
 
 use super::arrivals::Arrivals;
@@ -84,7 +85,8 @@ impl Upkeep {
         }
         let (present, expects) = self.ships.with_ship(|primary| (primary.present(), primary.expects()));
         self.present = present;
-        if expects {
+        // A connection that breaks while nobody writes says so there, and to nobody else.
+        if expects || now.saturating_duration_since(self.acknowledged.1) >= AGAIN {
             self.arrivals.wait_for(waiter);
         }
         Ok(self.busy)
@@ -96,7 +98,8 @@ impl Upkeep {
         let again = |since: Instant| (since + AGAIN).saturating_duration_since(now);
         let follows = (!is_followed).then(|| again(self.acknowledged.1.max(self.followed)));
         let behind = self.is_behind.then(|| again(self.followed));
-        [follows, behind, Some(rests)].into_iter().flatten().min().unwrap_or(Duration::MAX)
+        let quiet = (!self.arrivals.is_awaited()).then(|| again(self.acknowledged.1));
+        [follows, behind, quiet, Some(rests)].into_iter().flatten().min().unwrap_or(Duration::MAX)
     }
 
     /// Takes members in that are there again, and finds out whether the log is promised to somebody else.
@@ -352,7 +355,7 @@ pub(super) fn lead(
     node: &Arc<Node>,
     connector: &MemberConnector,
     options: &MemberOptions,
-    stop: &AtomicBool,
+    stop: &Stop,
 ) -> Result<(), Error> {
     let arrivals = Arc::new(Arrivals::new(&connector.reactor));
     std::thread::scope(|scope| {
@@ -361,8 +364,10 @@ pub(super) fn lead(
         let mut connecting = Connecting::new(scope, connector, node, over);
         let primary = take_over(node, &mut connecting, options)?;
         serve(node, connector, options, (primary, &arrivals), stop, || {
-            scope.spawn(move || connecting.bring_back());
-            scope.spawn(|| arrivals.run(node));
+            scope.spawn(move || {
+                node.watched("the thread that connects to other members", || connecting.bring_back());
+            });
+            scope.spawn(|| node.watched("the thread that waits for other members", || arrivals.run(node)));
         })
     })
 }
@@ -403,7 +408,7 @@ fn serve(
     connector: &MemberConnector,
     options: &MemberOptions,
     (primary, arrivals): (Primary<MemberConnection>, &Arc<Arrivals>),
-    stop: &AtomicBool,
+    stop: &Stop,
     beside: impl FnOnce(),
 ) -> Result<(), Error> {
     let epoch = primary.epoch();

@@ -21,7 +21,6 @@ use std::net::SocketAddr;
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::ScopedJoinHandle;
 use std::time::Duration;
 
@@ -29,7 +28,7 @@ use remanence_persist::Config;
 use remanence_persist::taxonomy::Domain;
 use remanence_pmem::image::Signature;
 use remanence_pmem::{FileOptions, PersistenceDomain, Region};
-use remanence_remote::{Reactor, Token};
+use remanence_remote::{Reactor, Stop, Token};
 use remanence_remotelog::Mode as LogMode;
 use remanence_remotelog::format::superblock as log_format;
 use remanence_remotelog::{LogServer, New as NewLog};
@@ -66,8 +65,6 @@ const SLOTS: u16 = 16;
 const SLOT: u32 = 32 << 10;
 /// The longest record, bytes.
 const RECORD_MAX: u64 = 128 << 10;
-/// How long it may take until somebody who sets the flag that ends a member is heeded: nobody is woken by that.
-const LOOK: Duration = Duration::from_millis(50);
 /// How long a primary may be silent.
 const NOTICE: Duration = Duration::from_millis(200);
 /// Of a log: a fraction of the store, and bounds.
@@ -427,14 +424,14 @@ impl Member {
         MemberMetrics(Arc::clone(&self.node))
     }
 
-    /// Is a member until `stop` is set.
+    /// Is a member until it is asked to stop, which it hears of at once.
     ///
     /// # Errors
     /// The device is gone, the log's medium failed, or this is no member of the store that the others serve.
-    pub fn run(&mut self, stop: &AtomicBool) -> Result<MemberStats, Error> {
+    pub fn run(&mut self, stop: &Stop) -> Result<MemberStats, Error> {
         let Self { node, connector, options, log, promises, .. } = self;
         let (node, connector, options) = (&*node, &*connector, &*options);
-        let over = &AtomicBool::new(false);
+        let over = &Stop::new();
         let ran = std::thread::scope(|scope| {
             let mut threads = vec![scope.spawn(move || {
                 let _noticed = node.noticed("the thread that serves this member's log");
@@ -455,7 +452,7 @@ impl Member {
                     connector.keep(node, at);
                 }));
             }
-            let ends = Ends { node, flag: over };
+            let ends = Ends { node, stop: over };
             let ran = take_part(node, connector, options, stop);
             drop(ends);
             // Why one of them has panicked the member says itself.
@@ -470,12 +467,12 @@ impl Member {
 /// neither go on nor end.
 struct Ends<'a> {
     node: &'a Node,
-    flag: &'a AtomicBool,
+    stop: &'a Stop,
 }
 
 impl Drop for Ends<'_> {
     fn drop(&mut self) {
-        self.flag.store(true, Ordering::Release);
+        self.stop.ask();
         self.node.lock().over = true;
         self.node.notify();
     }
@@ -486,18 +483,20 @@ fn take_part(
     node: &Arc<Node>,
     connector: &MemberConnector,
     options: &MemberOptions,
-    stop: &AtomicBool,
+    stop: &Stop,
 ) -> Result<(), Error> {
-    let ending = &AtomicBool::new(false);
+    let ending = &Stop::new();
+    let waking = Arc::clone(node);
+    let _wakes = stop.wakes(move || waking.stir_part());
     std::thread::scope(|scope| {
-        let ends = Ends { node, flag: ending };
+        let ends = Ends { node, stop: ending };
         let (mut told, mut trouble) = (None, None);
         let mut leading: Option<ScopedJoinHandle<'_, ()>> = None;
         let taken_part = loop {
-            if stop.load(Ordering::Acquire) {
+            if stop.is_asked() {
                 break Ok(());
             }
-            let turn = node.turn(LOOK);
+            let turn = node.turn();
             if let Some(why) = turn.fatal {
                 break Err(Error::Argument(why));
             }
@@ -538,7 +537,7 @@ fn take_part(
 }
 
 /// Tries to lead, serves if that comes about, and is one of the others again.
-fn lead(node: &Arc<Node>, connector: &MemberConnector, options: &MemberOptions, ending: &AtomicBool) {
+fn lead(node: &Arc<Node>, connector: &MemberConnector, options: &MemberOptions, ending: &Stop) {
     let led = lead::lead(node, connector, options, ending);
     // Whom its log is promised to by now is no news.
     node.seen();
@@ -610,7 +609,7 @@ mod tests {
         let names = [own, SocketAddr::new(ip(32).into(), 7472)].map(|addr| (addr.to_string(), addr)).to_vec();
         let options = MemberOptions::directory(directory.path(), names).size(2 << 20);
         let mut member = Member::bind(&context, own.port(), options).expect("a member");
-        let (service, stop) = (99, AtomicBool::new(false));
+        let (service, stop) = (99, Stop::new());
         member.log.on_call(service, |_| panic!("a defect"));
         let log = SocketAddr::new(own.ip(), member.node.log_port);
         let ended = std::thread::scope(|scope| {
@@ -621,9 +620,9 @@ mod tests {
             session.call(service, &[]).expect_err("nobody answers that");
             let begin = std::time::Instant::now();
             while !running.is_finished() && begin.elapsed() < Duration::from_secs(120) {
-                std::thread::sleep(LOOK);
+                std::thread::sleep(Duration::from_millis(50));
             }
-            stop.store(true, Ordering::Release);
+            stop.ask();
             running.join().expect("the member itself does not panic")
         });
         let sentence = ended.expect_err("its log is gone").to_string();
@@ -644,7 +643,7 @@ mod tests {
         let (ended, end) = std::sync::mpsc::channel();
         let running = std::thread::spawn(move || {
             let _ended: std::sync::mpsc::Sender<()> = ended;
-            member.run(&AtomicBool::new(false))
+            member.run(&Stop::new())
         });
         // Else it would be there for ever, with nobody who takes part.
         let end = end.recv_timeout(Duration::from_secs(120));

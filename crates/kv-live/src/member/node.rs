@@ -1,6 +1,7 @@
 //! What all threads of a member share: its log and its image, what it knows of the others, and what it is at the moment.
 
 use std::net::SocketAddr;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -350,6 +351,15 @@ impl Node {
         Noticed { node: self, what }
     }
 
+    /// Does what a thread beside the serving one is for. If that panics the member ends [with a sentence](Self::noticed), and so does the
+    /// thread, as who begins such threads waits for all of them.
+    pub(super) fn watched(&self, what: &'static str, act: impl FnOnce()) {
+        let _ = catch_unwind(AssertUnwindSafe(|| {
+            let _noticed = self.noticed(what);
+            act();
+        }));
+    }
+
     /// It is useless to go on, and this is why.
     pub(super) fn give_up(&self, why: &impl ToString) {
         let mut state = self.lock();
@@ -377,33 +387,44 @@ impl Node {
         }
     }
 
-    /// Waits until there is something to do for the thread that takes part, or for that long.
-    pub(super) fn turn(&self, longest: Duration) -> Turn {
-        // What the log promises changes without a word.
-        self.seen();
+    /// There is something to do for the thread that takes part, or to be looked at.
+    pub(super) fn stir_part(&self) {
+        let mut state = self.lock();
+        state.is_stirred = true;
+        self.stir(state);
+    }
+
+    /// Waits until there is something to do for the thread that takes part.
+    pub(super) fn turn(&self) -> Turn {
         let mut state = self.lock();
         let news = state.news;
-        // Who is silent for too long says so to nobody.
-        if state.takeover.role() == Role::Primary
-            && (0..self.names.len()).any(|at| self.has_changed(&state, at))
-        {
-            self.wake_primary();
-        }
-        let end = self.now() + longest;
         loop {
             let now = self.now();
-            if state.takeover.deadline().is_none_or(|deadline| deadline <= now) {
+            if state.takeover.deadline().is_some_and(|deadline| deadline <= now) {
                 state.takeover.timeout(now);
                 state.settle();
             }
-            let left = end.saturating_sub(now);
-            if state.is_stirred || state.over || left.is_zero() {
+            if state.is_stirred || state.over {
                 break;
             }
-            let deadline = state.takeover.deadline().map_or(end, |deadline| deadline.min(end));
-            state.sleeps_until = deadline;
-            let left = deadline.saturating_sub(now);
-            state = self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+            // Who is silent for too long says so to nobody.
+            let gone = match state.takeover.role() {
+                Role::Primary if (0..self.names.len()).any(|at| self.has_changed(&state, at)) => {
+                    self.wake_primary();
+                    None
+                }
+                Role::Primary => self.next_gone(&state, now),
+                _ => None,
+            };
+            let deadline = [state.takeover.deadline(), gone].into_iter().flatten().min();
+            state.sleeps_until = deadline.unwrap_or(Duration::MAX);
+            state = match deadline {
+                Some(deadline) => {
+                    let left = deadline.saturating_sub(now);
+                    self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0
+                }
+                None => self.changed.wait(state).unwrap_or_else(PoisonError::into_inner),
+            };
         }
         (state.is_stirred, state.sleeps_until) = (false, Duration::ZERO);
         if state.news != news {
@@ -689,6 +710,12 @@ impl Node {
         at != self.who && life != 0 && self.is_gone(state, at, life).is_some()
     }
 
+    /// When the first of the members that a primary is connected to has been silent for too long.
+    fn next_gone(&self, state: &State, now: Duration) -> Option<Duration> {
+        let others = (0..self.names.len()).filter(|at| *at != self.who && state.lives[*at] != 0);
+        others.filter_map(|at| state.takeover.gives_up(at, now)).min()
+    }
+
     /// The same, of any.
     pub(super) fn changed_lives(&self) -> bool {
         let state = self.lock();
@@ -723,5 +750,128 @@ impl Drop for Noticed<'_> {
                 self.what
             ));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{Ipv4Addr, SocketAddr};
+
+    use remanence_remote::Stop;
+    use remanence_remotelog::proto::Request;
+    use remanence_verbs::{Context, Options};
+
+    use super::super::{Member, MemberOptions, take_part};
+    use super::*;
+
+    #[test]
+    fn a_member_ends_with_a_sentence_if_a_thread_beside_the_serving_one_panics() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let [a, b, c, d] = std::process::id().to_be_bytes();
+        let ip = Ipv4Addr::new(127, (a ^ b) | 2, c, d.clamp(1, 254));
+        let context = Context::open(Options::udp(ip.into())).expect("a device");
+        let names = [7471, 7472].map(|port| SocketAddr::new(ip.into(), port));
+        let names = names.map(|addr| (addr.to_string(), addr)).to_vec();
+        let options = MemberOptions::directory(directory.path(), names).size(2 << 20);
+        let member = Member::bind(&context, 7471, options.clone()).expect("a member");
+        let node = member.node();
+        std::thread::scope(|scope| {
+            scope.spawn(|| node.watched("the thread of a test", || panic!("a defect")));
+        });
+        let ended = take_part(node, &member.connector, &options, &Stop::new());
+        let sentence = ended.expect_err("nobody else would notice").to_string();
+        assert!(sentence.starts_with("the thread of a test has panicked"), "{sentence}");
+    }
+
+    /// Waits until that is so, however long that takes.
+    fn until(what: &str, mut is_so: impl FnMut() -> bool) {
+        let begin = Instant::now();
+        while !is_so() {
+            assert!(begin.elapsed() < Duration::from_secs(120), "{what}");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    #[test]
+    fn a_connection_that_breaks_while_nobody_writes_is_made_again() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let [a, b, c, d] = std::process::id().to_be_bytes();
+        let ip = |n: u8| Ipv4Addr::new(127, (a ^ b) | 1, c ^ n, d.clamp(1, 254));
+        let addrs = [1, 2].map(|n| SocketAddr::new(ip(n << 6).into(), 7471));
+        let names = addrs.map(|addr| (addr.to_string(), addr)).to_vec();
+        let members = addrs.map(|addr| {
+            let context = Context::open(Options::udp(addr.ip())).expect("a device");
+            let path = directory.path().join(addr.ip().to_string());
+            let options = MemberOptions::directory(path, names.clone()).size(2 << 20);
+            // Nobody is taken for dead, however busy the machine is.
+            Member::bind(&context, addr.port(), options.notice(Duration::from_secs(20))).expect("a member")
+        });
+        let nodes = members.each_ref().map(|member| Arc::clone(member.node()));
+        let stop = Stop::new();
+        std::thread::scope(|scope| {
+            for mut member in members {
+                let stop = &stop;
+                scope.spawn(move || member.run(stop).map(drop));
+            }
+            let ends = stop.clone();
+            let _ends = Ends(&ends);
+            let primary = |node: &&Arc<Node>| node.lock().takeover.role() == Role::Primary;
+            let leads = || nodes.iter().find(primary);
+            until("nobody leads", || leads().is_some());
+            let leader = leads().expect("one does");
+            let other = nodes.iter().find(|node| node.who != leader.who).expect("there are two");
+            let is_whole = || {
+                let state = leader.lock();
+                state.lost.is_empty() && state.joining.is_empty() && state.rebuilding.is_none()
+            };
+            until("the other one takes no part", || is_whole() && !other.seen().is_new());
+            let before = leader.lock().returns;
+            // Whoever asks for the promise that a session has cuts that one off.
+            let epoch = other.seen().log.promised;
+            let _ = other.log.call(&Request::Grant { epoch });
+            until("the other one is lost for good", || leader.lock().returns != before && is_whole());
+        });
+    }
+
+    /// Ends the members, also if the test fails.
+    struct Ends<'a>(&'a Stop);
+
+    impl Drop for Ends<'_> {
+        fn drop(&mut self) {
+            self.0.ask();
+        }
+    }
+
+    #[test]
+    fn who_takes_part_sees_a_promise_and_a_stop_without_looking_for_them() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let [a, b, c, d] = std::process::id().to_be_bytes();
+        let ip = Ipv4Addr::new(127, (a ^ b) | 4, c, d.clamp(1, 254));
+        let context = Context::open(Options::udp(ip.into())).expect("a device");
+        let names = [7471, 7472].map(|port| SocketAddr::new(ip.into(), port));
+        let names = names.map(|addr| (addr.to_string(), addr)).to_vec();
+        // Nothing is due within the test.
+        let options = MemberOptions::directory(directory.path(), names).size(2 << 20);
+        let options = options.notice(Duration::from_secs(36_000));
+        let member = Member::bind(&context, 7471, options.clone()).expect("a member");
+        let node = Arc::clone(member.node());
+        let epoch = Epoch::new(5, 1);
+        node.log.call(&Request::Grant { epoch }).expect("nobody has it");
+        assert_eq!(node.lock().own.promised, epoch, "it was told when the log had answered");
+        let stop = Stop::new();
+        let (ended, end) = std::sync::mpsc::channel();
+        let (asked, waits) = (stop.clone(), Arc::clone(&node));
+        let running = std::thread::spawn(move || {
+            let ran = take_part(&node, &member.connector, &options, &asked);
+            ended.send(ran).expect("it is waited for");
+        });
+        // What it set is seen when it sleeps.
+        while waits.lock().sleeps_until.is_zero() {
+            std::thread::yield_now();
+        }
+        stop.ask();
+        let ran = end.recv_timeout(Duration::from_secs(120)).expect("it ends when it is asked to");
+        ran.expect("it ends well");
+        running.join().expect("it does not panic");
     }
 }

@@ -2,9 +2,9 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 
 use remanence_pmem::Region;
+use remanence_remote::Stop;
 use remanence_remotelog::OwnLog;
 use remanence_verbs::Context;
 
@@ -43,8 +43,15 @@ impl PromiseServer {
         self.server.addr()
     }
 
-    /// Exports what the log promises, before it promises it, and tells a primary if that is another promise.
+    /// Exports what the log promises, before it promises it, and tells a primary if that is another promise. What this member has is
+    /// looked at whenever the log was asked for something.
     pub(super) fn watch(&self, log: &OwnLog, node: &Arc<Node>) {
+        let asked = Arc::downgrade(node);
+        log.when_answered(move || {
+            if let Some(node) = asked.upgrade() {
+                node.seen();
+            }
+        });
         let (exported, node, mut promised) = (self.exported.clone(), Arc::downgrade(node), None);
         log.watch(move |state| {
             let bytes = export(&Promise::of(state));
@@ -66,7 +73,7 @@ impl PromiseServer {
         self.server.on_call(MEMBERS, move |_| Ok(said()));
     }
 
-    pub(super) fn run(&mut self, stop: &AtomicBool) -> Result<(), Error> {
+    pub(super) fn run(&mut self, stop: &Stop) -> Result<(), Error> {
         self.server.run(stop)?;
         Ok(())
     }

@@ -3,14 +3,12 @@
 
 use std::net::SocketAddr;
 use std::path::Path;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 pub(crate) use remanence_effort::address;
 use remanence_kv::server::Recovered;
-use remanence_kv_live::{ConnectOptions, Error, Metrics, Server, ServerOptions, Store, StoreStats};
+use remanence_kv_live::{ConnectOptions, Error, Metrics, Server, ServerOptions, Stop, Store, StoreStats};
 use remanence_persist::plan::Costs;
 use remanence_remote::CostSource;
 use remanence_verbs::Context;
@@ -30,7 +28,7 @@ pub(crate) struct Host {
     pub(crate) addr: SocketAddr,
     pub(crate) recovered: Recovered,
     metrics: Metrics,
-    stop: Arc<AtomicBool>,
+    stop: Stop,
     thread: Option<JoinHandle<Result<StoreStats, Error>>>,
     _dir: Option<TempDir>,
 }
@@ -67,8 +65,8 @@ impl Host {
 
     fn run(mut server: Server) -> Self {
         let (addr, metrics, recovered) = (server.addr(), server.metrics(), *server.recovered());
-        let stop = Arc::new(AtomicBool::new(false));
-        let stopping = Arc::clone(&stop);
+        let stop = Stop::new();
+        let stopping = stop.clone();
         let thread = Some(std::thread::spawn(move || server.run(&stopping)));
         Self { addr, recovered, metrics, stop, thread, _dir: None }
     }
@@ -107,7 +105,7 @@ impl Host {
 
     /// Ends the server's thread, and returns what it counted.
     pub(crate) fn stop(&mut self) -> Result<StoreStats, Error> {
-        self.stop.store(true, Ordering::Release);
+        self.stop.ask();
         let thread = self.thread.take().expect("it runs");
         thread.join().expect("the server's thread")
     }
@@ -115,7 +113,7 @@ impl Host {
 
 impl Drop for Host {
     fn drop(&mut self) {
-        self.stop.store(true, Ordering::Release);
+        self.stop.ask();
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }

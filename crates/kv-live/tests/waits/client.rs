@@ -2,11 +2,8 @@
 
 use crate::servers as live;
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-
 use remanence_kv::proto::Expect;
-use remanence_kv_live::{ConnectOptions, Error, PutOptions, Server, ServerOptions, Store};
+use remanence_kv_live::{ConnectOptions, Error, PutOptions, Server, ServerOptions, Stop, Store};
 use remanence_persist::recipe::Op;
 
 #[test]
@@ -20,14 +17,14 @@ fn a_change_whose_end_nobody_knows_is_not_made_again() {
     let mut server = bind(0);
     let addr = server.addr();
     // As soon as room was handed out, the server answers nobody any more: the value is in a message that it does not read.
-    let stop = Arc::new(AtomicBool::new(false));
-    let (metrics, stopping) = (server.metrics(), Arc::clone(&stop));
+    let stop = Stop::new();
+    let (metrics, stopping) = (server.metrics(), stop.clone());
     server.on_round(move || {
         if metrics.read().server.reserved > 0 {
-            stopping.store(true, Ordering::Release);
+            stopping.ask();
         }
     });
-    let restarted = AtomicBool::new(false);
+    let restarted = Stop::new();
     std::thread::scope(|scope| {
         let serving = scope.spawn(|| {
             server.run(&stop).expect("it served");
@@ -43,7 +40,7 @@ fn a_change_whose_end_nobody_knows_is_not_made_again() {
         let outcome = store.put(b"key", b"value", put);
         // Who looks learns it.
         let found = store.get(b"key");
-        restarted.store(true, Ordering::Release);
+        restarted.ask();
         assert!(matches!(outcome, Err(Error::Unknown(_))), "{outcome:?}");
         let found = found.expect("the server is there again");
         assert!(found.is_none_or(|found| found.value == b"value"));

@@ -12,7 +12,7 @@ use common::{Cluster, patient};
 use live::context;
 use pollster::block_on;
 use remanence_kv::proto::{Expect, Refusal};
-use remanence_kv_live::{AsyncStore, Error, Member, MemberOptions, Pending, PutOptions, Role, Store};
+use remanence_kv_live::{AsyncStore, Error, Member, MemberOptions, Pending, PutOptions, Role, Stop, Store};
 use remanence_remote::Token;
 use remanence_verbs::Context;
 
@@ -642,7 +642,7 @@ fn what_cannot_be_a_member_is_told_why() {
     assert!(bound(&[own]).contains("2 to 16 members"));
     // A third one, of which those two do not know.
     let mut third = Member::bind(&device, 7471, options(&[a, b, own])).expect("a list is fair by itself");
-    let why = third.run(&AtomicBool::new(false)).expect_err("the others have another list").to_string();
+    let why = third.run(&Stop::new()).expect_err("the others have another list").to_string();
     assert!(why.contains("start all of them with the same list"), "{why}");
     let why = Store::connect_members(&context(), &[own, a], live::options().patience(Duration::from_secs(2)))
         .expect_err("it is no member")

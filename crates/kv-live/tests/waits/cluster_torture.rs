@@ -10,12 +10,11 @@ use crate::torture::{client, harness};
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use harness::{PATIENCE, Process, Story, Victim, asked, client_part, part};
 use remanence_kv::Geometry;
-use remanence_kv_live::{ConnectOptions, Member, MemberOptions, MemberStats, Role, Store};
+use remanence_kv_live::{ConnectOptions, Member, MemberOptions, MemberStats, Role, Stop, Store};
 use remanence_pmem::crash_image::{Choices, Seeded};
 use remanence_verbs::Context;
 
@@ -46,7 +45,7 @@ fn be_a_member() {
         .lease(Duration::from_secs(2));
     let mut member = Member::bind(&context, at.port(), options).expect("a member");
     println!("\nready {}", member.addr());
-    member.run(&AtomicBool::new(false)).expect("it is a member");
+    member.run(&Stop::new()).expect("it is a member");
 }
 
 /// Not a test by itself: a client that is killed.

@@ -2,14 +2,13 @@
 
 use crate::servers as common;
 
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use common::{Host, PATIENCE, SIZE, client};
 use remanence_kv::client::{Completion, RemoteMemory as _, Verb};
 use remanence_kv::proto::{Expect, Refusal, Reply, Request};
 use remanence_kv::view::Mode;
-use remanence_kv_live::{ConnectOptions, Error, PutOptions, Server, ServerOptions, Store, inspect};
+use remanence_kv_live::{ConnectOptions, Error, PutOptions, Server, ServerOptions, Stop, Store, inspect};
 use remanence_pmem::{FileOptions, Region};
 
 /// Of a server that is to cut somebody off: the others must have been heard of within it on a busy machine too.
@@ -531,11 +530,11 @@ fn another_service_is_told_from_a_store() {
     let region = FileOptions::new().create(SIZE).open(dir.path().join("memory")).expect("a file");
     let options = remanence_remote::ServerOptions::new(&common::context(), region, 0);
     let mut server = remanence_remote::Server::bind(options).expect("a server");
-    let (addr, stop) = (server.addr(), AtomicBool::new(false));
+    let (addr, stop) = (server.addr(), Stop::new());
     std::thread::scope(|scope| {
         scope.spawn(|| server.run(&stop));
         let outcome = Store::connect(&common::context(), addr, common::options());
-        stop.store(true, Ordering::Release);
+        stop.ask();
         let error = outcome.expect_err("it serves no store");
         assert!(matches!(error, Error::Stranger(at) if at == addr), "{error}");
     });

@@ -2,7 +2,6 @@
 
 use crate::servers as common;
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -12,7 +11,7 @@ use remanence_kv::client::{
     Client, Completion, Error as Failure, Get, Operation, Put, RemoteMemory as _, Verb, attend, run,
 };
 use remanence_kv::proto::{Expect, Inline, Refusal};
-use remanence_kv_live::{Error, Local, Locals, PutOptions, Server, ServerOptions, Store, StoreStats};
+use remanence_kv_live::{Error, Local, Locals, PutOptions, Server, ServerOptions, Stop, Store, StoreStats};
 
 /// A client that dallies is cut off after this; the others must have been heard of within it on a busy machine too.
 const LEASE: Duration = Duration::from_secs(4);
@@ -20,7 +19,7 @@ const LEASE: Duration = Duration::from_secs(4);
 struct Serving {
     locals: Locals,
     addr: std::net::SocketAddr,
-    stop: Arc<AtomicBool>,
+    stop: Stop,
     thread: Option<JoinHandle<Result<StoreStats, Error>>>,
     dir: tempfile::TempDir,
 }
@@ -30,9 +29,8 @@ impl Serving {
         let dir = tempfile::tempdir().expect("a directory");
         let options = ServerOptions::file(dir.path().join("store")).size(SIZE).lease(LEASE);
         let mut server = Server::bind(&context(), options).expect("a server");
-        let (locals, addr, stop) =
-            (server.locals().expect("alone"), server.addr(), Arc::new(AtomicBool::new(false)));
-        let stopping = Arc::clone(&stop);
+        let (locals, addr, stop) = (server.locals().expect("alone"), server.addr(), Stop::new());
+        let stopping = stop.clone();
         let thread = Some(std::thread::spawn(move || server.run(&stopping)));
         Self { locals, addr, stop, thread, dir }
     }
@@ -42,7 +40,7 @@ impl Serving {
     }
 
     fn end(&mut self) -> Result<StoreStats, Error> {
-        self.stop.store(true, Ordering::Release);
+        self.stop.ask();
         self.thread.take().expect("it runs").join().expect("the server's thread")
     }
 }

@@ -13,13 +13,12 @@ use crate::servers as live;
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
-use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use harness::{Process, Story, Victim, asked, client_part, part};
 use remanence_kv::Geometry;
 use remanence_kv::view::Mode;
-use remanence_kv_live::{Server, ServerOptions, Store, inspect};
+use remanence_kv_live::{Server, ServerOptions, Stop, Store, inspect};
 use remanence_pmem::FileOptions;
 use remanence_pmem::crash_image::{Choices, Seeded};
 use remanence_verbs::Context;
@@ -50,7 +49,7 @@ fn be_a_server() {
     let options = if by_room { options.inline_max(0) } else { options };
     let mut server = Server::bind(&context, options).expect("a server");
     println!("\nready {}", server.addr());
-    server.run(&AtomicBool::new(false)).expect("it serves");
+    server.run(&Stop::new()).expect("it serves");
 }
 
 /// Not a test by itself: a client that is killed.

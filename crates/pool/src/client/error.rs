@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::io;
+use std::time::Duration;
 
 use thiserror::Error;
 
@@ -17,6 +18,12 @@ pub enum Why {
     /// The server stopped answering.
     #[error("stopped answering; it was killed, its machine is down, or the network is")]
     Silent,
+    /// The server's device goes on, and its program has not answered for so long.
+    #[error(
+        "has not answered for {} s, though its device does; it was stopped, or its disk does not answer: look at it there, or start it again",
+        .0.as_secs_f32()
+    )]
+    Stuck(Duration),
     /// The server ended the connection.
     #[error("ended the connection; it was stopped")]
     Left,

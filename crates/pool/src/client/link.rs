@@ -59,6 +59,11 @@ pub(super) struct Link {
     /// Work requests on the data QP, in the order in which they will complete.
     in_flight: VecDeque<Tag>,
     heard: Instant,
+    /// When its program answered last, or began to owe an answer, and how long it may take for the next one.
+    answered: Instant,
+    answer_limit: Duration,
+    /// That was over when somebody looked, who may not have looked for long: what has come lies in the queue then.
+    late: bool,
     /// A deadline is set at which somebody looks whether it is silent.
     watched: bool,
     pinged: bool,
@@ -83,8 +88,9 @@ pub(super) struct Desk<'a> {
     pub(super) reactor: &'a Reactor,
     pub(super) pd: &'a Pd,
     pub(super) tokens: &'a [Token],
-    /// How long a server may take to answer, each time.
+    /// How long a server may take to answer while it is connected to, each time; and from then on.
     pub(super) limit: Duration,
+    pub(super) answer_limit: Duration,
 }
 
 impl Desk<'_> {
@@ -148,6 +154,9 @@ impl Link {
             unsent: VecDeque::new(),
             in_flight: VecDeque::new(),
             heard: Instant::now(),
+            answered: Instant::now(),
+            answer_limit: desk.answer_limit,
+            late: false,
             watched: false,
             pinged: false,
             completions: Vec::new(),
@@ -222,7 +231,7 @@ impl Link {
     pub(super) fn ask(&mut self, request: Request, tag: Tag) -> Result<(), Why> {
         self.unsent.push_back((request, tag));
         self.push()?;
-        self.watch();
+        self.watch(Instant::now());
         Ok(())
     }
 
@@ -251,6 +260,9 @@ impl Link {
             };
             self.control.qp().post_send(&wr).map_err(local)?;
             self.free_sends.pop();
+            if self.unanswered.is_empty() {
+                (self.answered, self.late) = (Instant::now(), false);
+            }
             self.unanswered.insert(number, tag);
         }
         Ok(())
@@ -297,7 +309,7 @@ impl Link {
         let wr = SendWr { wr_id: 0, op, data: Data::Sges(sges), flags: SendFlags::SIGNALED, ud: None };
         self.data_qp().post_send(&wr).map_err(local)?;
         self.in_flight.push_back(tag);
-        self.watch();
+        self.watch(Instant::now());
         Ok(())
     }
 
@@ -328,39 +340,49 @@ impl Link {
         self.post_recv(wc.wr_id).map_err(local)?;
         let (number, reply) = Reply::parse(&message).map_err(|_| Why::Nonsense)?;
         let tag = self.unanswered.remove(&number).ok_or(Why::Nonsense)?;
+        (self.answered, self.late) = (self.heard, false);
         self.push()?;
         if tag == NOBODY {
-            self.pinged = false;
-            self.watch();
+            (self.pinged, self.watched) = (false, false);
+            self.watch(self.heard);
             return Ok(None);
         }
         Ok(Some(Happened::Replied(tag, reply)))
     }
 
-    /// While the server has something to do for us, somebody looks in time whether it is silent. The deadline is not moved at
-    /// each sign of life, but when it is over.
-    fn watch(&mut self) {
-        if self.is_busy() && !self.watched && !self.pinged {
-            self.watched = true;
-            self.control.endpoint.set_deadline(Some(Instant::now() + SILENCE));
+    /// While the server has something to do for us, somebody looks in time whether it has been silent since then, or has left something
+    /// unanswered for too long. The deadline is not moved at each sign of life, but when it is over.
+    fn watch(&mut self, since: Instant) {
+        if self.watched {
+            return;
+        }
+        let silence = (self.is_busy() && !self.pinged && !self.late).then(|| since + SILENCE);
+        let limit = || if self.late { Instant::now() + SILENCE } else { self.answered + self.answer_limit };
+        let answer = (!self.unanswered.is_empty()).then(limit);
+        let first = [silence, answer].into_iter().flatten().min();
+        self.watched = first.is_some();
+        if self.watched {
+            self.control.endpoint.set_deadline(first);
         }
     }
 
-    /// Asks a silent server for a sign of life. The acknowledgement of the SEND is one already; the reply only shows
-    /// that it is not stuck.
+    /// Asks a silent server for a sign of life. The acknowledgement of the SEND is one already, of its device; the reply shows that its
+    /// program is not stuck, and it is given up if nothing is answered in time.
     fn due(&mut self) -> Result<(), Why> {
         self.watched = false;
-        if !self.is_busy() || self.pinged {
-            return Ok(());
+        let now = Instant::now();
+        if !self.unanswered.is_empty() && now >= self.answered + self.answer_limit {
+            if self.late {
+                return Err(Why::Stuck(self.answer_limit));
+            }
+            self.late = true;
         }
-        let end = self.heard + SILENCE;
-        if Instant::now() < end {
-            self.watched = true;
-            self.control.endpoint.set_deadline(Some(end));
-            return Ok(());
+        if self.is_busy() && !self.pinged && now >= self.heard + SILENCE {
+            self.pinged = true;
+            self.tell(Request::Ping)?;
         }
-        self.pinged = true;
-        self.tell(Request::Ping)
+        self.watch(self.heard);
+        Ok(())
     }
 }
 

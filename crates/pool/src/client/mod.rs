@@ -50,6 +50,8 @@ pub struct Options {
     pub tokens: Vec<Token>,
     /// How long a server may take to answer a connection request.
     pub connect_limit: Duration,
+    /// How long its program may leave a request unanswered, which waits for its disk at most, before it is given up.
+    pub answer_limit: Duration,
     /// Bytes of a chunk.
     pub chunk: u32,
     /// Chunks in the ring.
@@ -57,11 +59,12 @@ pub struct Options {
 }
 
 impl Options {
-    /// Servers and tokens, and what suits most programs: 16 MiB in flight in chunks of 512 KiB, which is small enough
-    /// for a core's L2 cache and large enough that a chunk's bookkeeping does not show.
+    /// Servers and tokens, and what suits most programs: 5 s to connect and 30 s for each answer; 16 MiB in flight in chunks of 512 KiB,
+    /// which is small enough for a core's L2 cache and large enough that a chunk's bookkeeping does not show.
     #[must_use]
     pub fn new(servers: Vec<(String, SocketAddr)>, tokens: Vec<Token>) -> Self {
-        Self { servers, tokens, connect_limit: Duration::from_secs(5), chunk: 512 << 10, chunks: 32 }
+        let (connect_limit, answer_limit) = (Duration::from_secs(5), Duration::from_secs(30));
+        Self { servers, tokens, connect_limit, answer_limit, chunk: 512 << 10, chunks: 32 }
     }
 }
 
@@ -129,8 +132,8 @@ impl Client {
         let ring = pd.reg_mr(&region, Access::LOCAL_WRITE)?;
         let mut writer = [0; 8];
         getrandom::fill(&mut writer).map_err(|e| device("random bytes", e))?;
-        let Options { tokens, connect_limit: limit, .. } = &options;
-        let desk = Desk { reactor: &reactor, pd: &pd, tokens, limit: *limit };
+        let Options { tokens, connect_limit: limit, answer_limit, .. } = &options;
+        let desk = Desk { reactor: &reactor, pd: &pd, tokens, limit: *limit, answer_limit: *answer_limit };
         let links = link::open_all(desk, &options.servers);
         let seats = links.into_iter().zip(&options.servers).map(|(link, (name, _))| match link {
             Ok(link) => Seat::Live(Box::new(link)),

@@ -137,7 +137,7 @@ impl Server {
         let serve = move || {
             let _serves = serves;
             // It ends early only when the device does, or if the CQ, which grows with what clients may have, overflows.
-            let _ = floor.run(&mut serving, &mut entrance, (&stopping).into());
+            let _ = floor.run(&mut serving, &mut entrance, &stopping);
             serving
         };
         let thread = std::thread::Builder::new().name("pool-serve".into()).spawn(serve);

@@ -3,15 +3,20 @@
 
 use std::io::Cursor;
 use std::net::{IpAddr, SocketAddr};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread::JoinHandle;
+use std::time::Duration;
 
 use remanence_effort::address;
 use remanence_pmem::Region;
-use remanence_pool::auth::Token;
+use remanence_pool::auth::{Side, Token};
 use remanence_pool::client::{Client, Error, Event, Options, PutReport, Source, Upload};
 use remanence_pool::format::{BLOCK, Geometry};
+use remanence_pool::proto::{MAX_MESSAGE, PoolInfo, Reply, Request};
 use remanence_pool::server::{self, Limits, Port, Server};
 use remanence_pool::{BlobName, Pool};
-use remanence_verbs::{Context, Options as DeviceOptions};
+use remanence_rnic::{Access, Data, QpCaps, RecvWr, SendFlags, SendOp, SendWr, WcOpcode};
+use remanence_verbs::{ConnectAttr, Context, Listener, Options as DeviceOptions, QpOptions};
 
 pub(crate) fn token() -> Token {
     Token::new("the-token-of-the-live-tests").expect("fair")
@@ -150,4 +155,85 @@ impl Host {
         region.read(at, &mut byte);
         region.write(at, &[byte[0] ^ 1]);
     }
+}
+
+/// A server whose program lets one client in and does nothing more, while its device goes on: as one whose thread waits for a disk.
+pub(crate) struct Hangs {
+    at: SocketAddr,
+    end: Sender<()>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Hangs {
+    pub(crate) fn new() -> Self {
+        let at = SocketAddr::new(address(), PORT);
+        let context = open(at.ip());
+        let listener = Listener::bind(&context, PORT, 4).expect("free");
+        let (end, ended) = channel();
+        let thread = std::thread::spawn(move || hang(&context, &listener, &ended));
+        Self { at, end, thread: Some(thread) }
+    }
+
+    pub(crate) fn named(&self) -> (String, SocketAddr) {
+        (self.at.to_string(), self.at)
+    }
+}
+
+impl Drop for Hangs {
+    fn drop(&mut self) {
+        let _ = self.end.send(());
+        let ended = self.thread.take().expect("it goes once").join();
+        assert!(ended.is_ok() || std::thread::panicking(), "the server that hangs has panicked");
+    }
+}
+
+fn hang(context: &Context, listener: &Listener, ended: &Receiver<()>) {
+    const RECEIVES: u64 = 32;
+    let limit = Some(Duration::from_secs(120));
+    let (pd, cq) = (context.alloc_pd().expect("room"), context.create_cq(256, None, 0).expect("room"));
+    let len = (RECEIVES + 1) * MAX_MESSAGE as u64;
+    let mr = pd.reg_mr(&Region::anonymous(len).expect("memory"), Access::LOCAL_WRITE).expect("room");
+    let caps = QpCaps { max_send_wr: 8, max_recv_wr: 32, max_send_sge: 1, max_recv_sge: 1, max_inline: 0 };
+    let new = || pd.create_qp(&QpOptions { caps, ..QpOptions::rc(&cq) }).expect("room");
+    let (control, data, attr) = (new(), new(), ConnectAttr { max_rd_atomic: 16, ..ConnectAttr::default() });
+    let incoming = listener.get_request(limit).expect("a client comes");
+    let _control = incoming.accept(&control, &attr, b"").expect("it waits");
+    for slot in 0..RECEIVES {
+        let sge = mr.sge(slot * MAX_MESSAGE as u64, MAX_MESSAGE as u32);
+        control.post_recv(&RecvWr { wr_id: slot, sges: &[sge] }).expect("room");
+    }
+    let (ours, mut theirs) = ([3; 32], [0; 32]);
+    let mut completions = Vec::new();
+    'greeting: loop {
+        completions.clear();
+        cq.wait(&mut completions, 16, limit).expect("it holds all");
+        for wc in completions.iter().filter(|wc| wc.opcode == WcOpcode::Recv) {
+            let mut bytes = vec![0; wc.byte_len as usize];
+            mr.region().read(wc.wr_id * MAX_MESSAGE as u64, &mut bytes);
+            let (number, request) = Request::parse(&bytes).expect("a client of ours");
+            let reply = match request {
+                Request::Hello { nonce } => {
+                    theirs = nonce;
+                    Reply::Challenge { nonce: ours, fingerprint: token().fingerprint() }
+                }
+                Request::Authenticate { .. } => {
+                    let proof = Side::Server.prove(&token(), &theirs, &ours);
+                    Reply::Welcome { proof, ticket: [7; 16], info: PoolInfo::unknown() }
+                }
+                other => panic!("{other:?}"),
+            };
+            let (is_last, message) = (matches!(reply, Reply::Welcome { .. }), reply.emit(number));
+            mr.region().write(RECEIVES * MAX_MESSAGE as u64, &message);
+            let sge = mr.sge(RECEIVES * MAX_MESSAGE as u64, message.len() as u32);
+            let (op, data) = (SendOp::Send, Data::Sges(&[sge]));
+            let wr = SendWr { wr_id: 99, op, data, flags: SendFlags::SIGNALED, ud: None };
+            control.post_send(&wr).expect("room");
+            if is_last {
+                break 'greeting;
+            }
+        }
+    }
+    let incoming = listener.get_request(limit).expect("it was let in");
+    let _data = incoming.accept(&data, &attr, b"").expect("it waits");
+    let _ = ended.recv();
 }

@@ -18,6 +18,8 @@ const STAMP: u64 = 0x0102_0304_0506_0708;
 const BUFFERS: u64 = 1 << 32;
 const OURS: Immediates = Immediates { number: 0x0A0B_0C0D, rkey: 0x51 };
 const SERVICE: u16 = 3;
+/// One whose calls are answered later.
+const LATER: u16 = 4;
 
 /// A message as it leaves the requester.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -50,6 +52,8 @@ struct Echo {
     asked: Vec<Vec<u8>>,
     answers: Vec<Answer>,
     opened: u32,
+    /// Calls that are answered later.
+    later: Vec<u64>,
 }
 
 impl World for Echo {
@@ -67,6 +71,11 @@ impl World for Echo {
     fn call(&mut self, _: u16, request: &[u8]) -> Result<Vec<u8>, String> {
         self.asked.push(request.to_vec());
         Ok(request.to_vec())
+    }
+
+    fn call_later(&mut self, number: u64, service: u16, _: &[u8]) -> bool {
+        self.later.extend((service == LATER).then_some(number));
+        service == LATER
     }
 }
 
@@ -164,6 +173,51 @@ impl Pair {
         }
         assert_eq!(self.world.asked.len(), asked, "{why}");
     }
+}
+
+#[test]
+fn what_is_answered_later_is_told_in_the_order_of_the_calls() {
+    let mut pair = Pair::new();
+    for (service, body) in [(LATER, b"a"), (SERVICE, b"b"), (LATER, b"c")] {
+        let posted = pair.call(service, body);
+        pair.land(&posted);
+        pair.announce(posted.bytes.len() as u32, None).expect("a call");
+    }
+    let mut answered = |number, body: &[u8]| {
+        pair.responder.answered(number, Ok(body.to_vec()), &mut pair.world);
+        let told: Vec<Answer> = pair.world.answers.drain(..).collect();
+        told.iter().for_each(|answer| pair.requester.received(&answer.emit()).expect("it waits for it"));
+        told.into_iter().map(|answer| (answer.number, answer.body, answer.reposted)).collect::<Vec<_>>()
+    };
+    assert_eq!(answered(3, b"C"), [], "the first one waits still");
+    let all = [(1, b"A".to_vec(), 1), (2, b"b".to_vec(), 2), (3, b"C".to_vec(), 3)];
+    assert_eq!(answered(1, b"A"), all);
+    assert_eq!(answered(1, b"again"), [], "it was answered");
+    assert_eq!(pair.world.later, [1, 3]);
+}
+
+#[test]
+fn who_waits_for_all_answers_is_given_no_buffers_for_further_calls() {
+    let mut pair = Pair::new();
+    for _ in 0..SLOTS {
+        let posted = pair.call(LATER, b"a");
+        pair.land(&posted);
+        pair.announce(posted.bytes.len() as u32, None).expect("a call");
+        pair.responder.idle(&pair.memory, &pair.buffers, &mut pair.world).expect("it goes on");
+    }
+    assert_eq!(pair.world.answers, []);
+    pair.responder.answered(1, Ok(Vec::new()), &mut pair.world);
+    assert_eq!(pair.world.answers.pop().expect("the first one").reposted, 1);
+    // Who writes all the same may not fill the memory.
+    let refused = (0..2 * SLOTS).find_map(|_| {
+        let number = pair.responder.received + 1;
+        let (kind, plan, entries, after) = (Kind::Call, LATER, 0, 0);
+        let header = Header { stamp: STAMP, number, after, kind, replay: false, part: 0, plan, entries };
+        let message = header.emit(0, &crc32fast::Hasher::new());
+        pair.buffers.write(pair.responder.terms.ring.buffer(number), &message);
+        pair.announce(message.len() as u32, None).err()
+    });
+    assert!(matches!(refused, Some(Fault::Peer(_))), "{refused:?}");
 }
 
 #[test]

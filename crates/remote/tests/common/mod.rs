@@ -3,15 +3,14 @@
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread::JoinHandle;
 
 use remanence_persist::Config;
 use remanence_persist::plan::Costs;
 use remanence_persist::taxonomy::Domain;
 use remanence_pmem::{FileOptions, PersistenceDomain, Region};
-use remanence_remote::{CostSource, Error, Options, Server, ServerOptions, Session, Stats};
+use remanence_remote::{CostSource, Error, Options, Server, ServerOptions, Session, Stats, Stop};
 use remanence_verbs::Context;
 use tempfile::TempDir;
 
@@ -31,7 +30,7 @@ pub(crate) fn context() -> Context {
 pub(crate) struct Host {
     pub(crate) addr: SocketAddr,
     pub(crate) region: Region,
-    stop: Arc<AtomicBool>,
+    stop: Stop,
     thread: Option<JoinHandle<Result<Stats, Error>>>,
     dir: Option<TempDir>,
 }
@@ -90,8 +89,8 @@ impl Host {
         let options = change(ServerOptions::new(&context(), region.clone(), 0));
         let mut server = Server::bind(options).expect("a server");
         prepare(&mut server);
-        let (addr, stop) = (server.addr(), Arc::new(AtomicBool::new(false)));
-        let stopping = Arc::clone(&stop);
+        let (addr, stop) = (server.addr(), Stop::new());
+        let stopping = stop.clone();
         let thread = Some(std::thread::spawn(move || server.run(&stopping)));
         Self { addr, region, stop, thread, dir: Some(dir) }
     }
@@ -103,7 +102,7 @@ impl Host {
 
     /// Ends the server's thread, and returns what it counted.
     pub(crate) fn stop(&mut self) -> Stats {
-        self.stop.store(true, Ordering::Release);
+        self.stop.ask();
         let thread = self.thread.take().expect("it runs");
         thread.join().expect("the server's thread").expect("it served")
     }
@@ -111,7 +110,7 @@ impl Host {
 
 impl Drop for Host {
     fn drop(&mut self) {
-        self.stop.store(true, Ordering::Release);
+        self.stop.ask();
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }

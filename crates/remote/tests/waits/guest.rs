@@ -9,7 +9,6 @@ use crate::common;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
@@ -18,7 +17,7 @@ use remanence_persist::plan::Request;
 use remanence_persist::recipe::Op;
 use remanence_persist::taxonomy::Buffers;
 use remanence_pmem::{FileOptions, Journaling};
-use remanence_remote::{Server, ServerOptions, Session};
+use remanence_remote::{Server, ServerOptions, Session, Stop};
 
 const RECORD: u64 = 256;
 /// Runs under way at a time. Nothing is promised of the order between them, so that each says where it is in a page of its own:
@@ -48,7 +47,7 @@ fn in_the_guest() {
     let options =
         ServerOptions::new(&context(), region, 0).buffers(Buffers::Pm).sessions(2).messages(16, 2048);
     let mut server = Server::bind(options).expect("a server");
-    let (to, stop, applied) = (server.addr(), AtomicBool::new(false), server.recovered().applied);
+    let (to, stop, applied) = (server.addr(), Stop::new(), server.recovered().applied);
     println!("serves {}", server.sentence());
     std::thread::scope(|scope| {
         scope.spawn(|| server.run(&stop).expect("it serves"));
@@ -80,7 +79,7 @@ fn in_the_guest() {
             }
         }
         session.finish().expect("the server lives");
-        stop.store(true, Ordering::Release);
+        stop.ask();
     });
     println!("ends");
 }

@@ -9,7 +9,6 @@ use std::io::{BufRead, BufReader, Write};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Stdio};
-use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use common::{address, context, fixed};
@@ -20,7 +19,7 @@ use remanence_persist::recipe::Op;
 use remanence_persist::taxonomy::Buffers;
 use remanence_pmem::FileOptions;
 use remanence_remote::ring::Layout;
-use remanence_remote::{Error, Plan, Server, ServerOptions, Session};
+use remanence_remote::{Error, Plan, Server, ServerOptions, Session, Stop};
 use remanence_verbs::Context;
 
 const RECORD: u64 = 256;
@@ -111,7 +110,7 @@ fn serve() {
     }
     println!("ready {} {}", server.addr(), server.recovered().applied);
     std::io::stdout().flush().expect("a pipe");
-    server.run(&AtomicBool::new(false)).expect("it serves");
+    server.run(&Stop::new()).expect("it serves");
 }
 
 /// A client process that appends, and says what was acknowledged: only what `append` starts.

@@ -58,6 +58,17 @@ pub enum ClientError {
     /// The command may have been carried out. It will not be from the next command of this client on.
     #[error("the command may have been carried out or not: {0}")]
     Unknown(String),
+    /// The command was carried out, and its answer does not fit into a message of the host.
+    #[error(
+        "the command was carried out, and its answer has {len} bytes where {max} fit into a message; give all hosts longer messages, or have \
+         the service answer less"
+    )]
+    Oversized {
+        /// Bytes of the answer.
+        len: u64,
+        /// Bytes that an answer can have.
+        max: u64,
+    },
     /// No host was named, or there is no way to any.
     #[error("{0}")]
     Nobody(String),
@@ -141,6 +152,7 @@ impl Client {
         let request = Request::Command { session, number: self.number, command: command.to_vec() };
         match self.ask(face, until, &request).await? {
             Reply::Done(answer) => Ok(answer),
+            Reply::Oversized { len, max } => Err(ClientError::Oversized { len, max }),
             Reply::Refused(Refusal::Expired) => {
                 // An earlier attempt may have been the last thing that the session did.
                 self.session = None;

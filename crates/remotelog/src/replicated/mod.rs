@@ -14,4 +14,4 @@ pub use remanence_codec::Malformed;
 pub use remanence_coord::replicated::{Limits, Refusal, Reply, Request, StateMachine};
 
 /// The number of a replicated service at its host.
-const SERVICE: u16 = 2;
+pub const SERVICE: u16 = 2;

@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -20,7 +20,7 @@ use remanence_remotelog::proto::Request;
 use remanence_remotelog::walk::Ahead;
 use remanence_remotelog::{
     CallError, ConnectOptions, Log, LogOptions, LogReader, LogServer, Method, New, ReadError, Record,
-    ServeError, SessionConnection, connect,
+    ServeError, SessionConnection, Stop, connect,
 };
 use remanence_remotelog::{Epoch, Group, GroupError, Mode, OpenError, Reader, Refused};
 use remanence_verbs::Context;
@@ -33,7 +33,7 @@ fn context() -> Context {
 struct Host {
     addr: SocketAddr,
     region: Region,
-    stop: Arc<AtomicBool>,
+    stop: Stop,
     thread: Option<JoinHandle<()>>,
     dir: Arc<TempDir>,
     mode: Mode,
@@ -82,8 +82,8 @@ impl Host {
         random[4..8].copy_from_slice(&NEXT.fetch_add(1, Ordering::Relaxed).to_le_bytes());
         let new = New { mode, segment: Some(segment), random };
         let mut server = LogServer::bind(options, &region, &new).expect("a server");
-        let (addr, stop) = (server.addr(), Arc::new(AtomicBool::new(false)));
-        let stopping = Arc::clone(&stop);
+        let (addr, stop) = (server.addr(), Stop::new());
+        let stopping = stop.clone();
         let thread = Some(std::thread::spawn(move || {
             server.run(&stopping).expect("it serves");
         }));
@@ -91,7 +91,7 @@ impl Host {
     }
 
     fn end(&mut self) {
-        self.stop.store(true, Ordering::Release);
+        self.stop.ask();
         if let Some(thread) = self.thread.take() {
             thread.join().expect("it ends well");
         }
@@ -528,11 +528,11 @@ fn nobody_says_that_others_have_what_only_one_server_had() {
 }
 
 /// Ends a server when it is dropped, whatever has failed.
-struct Ends<'a>(&'a AtomicBool);
+struct Ends<'a>(&'a Stop);
 
 impl Drop for Ends<'_> {
     fn drop(&mut self) {
-        self.0.store(true, Ordering::Release);
+        self.0.ask();
     }
 }
 
@@ -544,7 +544,7 @@ fn who_may_only_read_takes_no_log_over() {
     let options = LogOptions::file(dir.path().join("log")).size(1 << 20);
     let options = options.token(writers.clone()).reader_token(readers.clone());
     let mut server = LogServer::open(&context(), options).expect("made");
-    let (addr, stop) = (server.addr(), AtomicBool::new(false));
+    let (addr, stop) = (server.addr(), Stop::new());
     std::thread::scope(|scope| {
         let _ends = Ends(&stop);
         scope.spawn(|| server.run(&stop).expect("it serves"));

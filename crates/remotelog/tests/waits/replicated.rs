@@ -2,24 +2,33 @@
 
 use std::error::Error;
 use std::future::poll_fn;
+use std::net::SocketAddr;
+use std::path::Path;
+use std::sync::mpsc::channel;
 use std::task::Poll;
 use std::thread;
 use std::time::Duration;
 
-use remanence_remote::{Reactor, Stop};
+use remanence_remote::{Reactor, Session, Stop};
 use remanence_remotelog::replicated::{
-    AsyncClient, Client, ClientError, ClientOptions, Host, HostOptions, Malformed, Refusal, StateMachine,
+    AsyncClient, Client, ClientError, ClientOptions, Host, HostOptions, Malformed, Refusal, Reply, Request,
+    SERVICE, StateMachine,
 };
 use remanence_remotelog::{LogOptions, LogServer};
 use remanence_verbs::{Context, Options};
 
-/// Answers with the command.
+/// Longer than any test goes on.
+const FOR_EVER: Duration = Duration::from_secs(36_000);
+/// At which an answer is longer than a message.
+const LONG: u8 = 0xFE;
+
+/// Answers with the command, or at length.
 #[derive(Default)]
 struct Echo;
 
 impl StateMachine for Echo {
     fn apply(&mut self, command: &[u8]) -> Vec<u8> {
-        command.to_vec()
+        if command == [LONG] { vec![LONG; 5000] } else { command.to_vec() }
     }
 
     fn snapshot(&self) -> Vec<u8> {
@@ -182,4 +191,116 @@ fn who_waits_for_a_host_that_never_comes_is_told_and_the_next_one_has_its_turn()
     }
     let nobody = AsyncClient::connect(&reactor, &[], options).expect_err("nobody is named");
     assert!(nobody.to_string().contains("name all that may have the service"), "{nobody}");
+}
+
+#[test]
+fn of_an_answer_that_no_message_takes_it_is_said_at_once_that_its_command_was_carried_out() {
+    with_host(HostOptions::default(), |client| {
+        let oversized = client.call(&[LONG]);
+        assert_eq!(oversized, Err(ClientError::Oversized { len: 5000, max: 4071 }));
+        assert_eq!(client.call(&[7; 4039])?, [7; 4039], "and it goes on");
+        Ok(())
+    });
+}
+
+#[test]
+fn a_host_that_opens_its_log_hears_a_stop() {
+    let directory = tempfile::tempdir_in("/dev/shm").expect("a directory");
+    let device = Context::open(Options::udp("127.0.0.1".parse().expect("one"))).expect("a device");
+    let log = LogOptions::file(directory.path().join("log")).size(4 << 20);
+    // Nobody serves it: who connects waits.
+    let server = LogServer::open(&device, log).expect("a server");
+    let options = HostOptions::default().patience(FOR_EVER);
+    let mut host = Host::<Echo>::bind(&device, &[server.addr()], options).expect("a host");
+    let (stop, (ended, end)) = (Stop::new(), channel());
+    let asked = stop.clone();
+    let hosting = thread::spawn(move || ended.send(host.run(&asked).map(drop)).expect("it is waited for"));
+    stop.ask();
+    let ran = end.recv_timeout(Duration::from_secs(120)).expect("it ends when it is asked to");
+    ran.expect("it ends well");
+    hosting.join().expect("it does not panic");
+}
+
+/// Counts its commands.
+#[derive(Default)]
+struct Counter(u8);
+
+impl StateMachine for Counter {
+    fn apply(&mut self, _: &[u8]) -> Vec<u8> {
+        self.0 += 1;
+        vec![self.0]
+    }
+
+    fn snapshot(&self) -> Vec<u8> {
+        vec![self.0]
+    }
+
+    fn restore(snapshot: &[u8]) -> Result<Self, Malformed> {
+        snapshot.first().copied().map(Self).ok_or(Malformed { at: 0 })
+    }
+}
+
+#[test]
+fn clients_hear_at_once_that_too_few_servers_are_there_and_go_on_when_they_are_back() {
+    let directory = tempfile::tempdir_in("/dev/shm").expect("a directory");
+    let device = Context::open(Options::udp("127.0.0.1".parse().expect("one"))).expect("a device");
+    let open = |path: &Path, port| {
+        let log = LogOptions::file(path).size(4 << 20).port(port);
+        LogServer::open(&device, log).expect("a server")
+    };
+    let paths = [0, 1, 2].map(|n| directory.path().join(format!("log{n}")));
+    let servers = paths.each_ref().map(|path| open(path, 0));
+    let logs = servers.each_ref().map(LogServer::addr);
+    // A host that waited for its servers would do so for hours.
+    let options = HostOptions::default().acks(2).patience(FOR_EVER);
+    let mut host = Host::<Counter>::bind(&device, &logs, options).expect("a host");
+    let address = host.addr();
+    let (stop, stops) = (Stop::new(), [(); 3].map(|()| Stop::new()));
+    let again = Stop::new();
+    let (open, again) = (&open, &again);
+    let served = thread::scope(|scope| {
+        let running = servers
+            .into_iter()
+            .zip(&stops)
+            .map(|(mut server, stop)| scope.spawn(move || server.run(stop).map(drop)));
+        let mut running: Vec<_> = running.collect();
+        let hosting = scope.spawn(|| host.run(&stop).map(drop));
+        let ask = |request: &Request| ask(&device, address, request);
+        let mut conduct = || -> Result<(), Box<dyn Error>> {
+            let Reply::Opened(session) = ask(&Request::Open)? else { return Err("no session".into()) };
+            let command = |number| Request::Command { session, number, command: Vec::new() };
+            assert_eq!(ask(&command(1))?, Reply::Done(vec![1]));
+            for (stop, server) in stops[1..].iter().zip(running.drain(1..)) {
+                stop.ask();
+                server.join().expect("a server's thread")?;
+            }
+            for _ in 0..3 {
+                let told = ask(&command(2))?;
+                let is_told = matches!(told, Reply::Unknown(_) | Reply::Refused(Refusal::TooFew(_)));
+                assert!(is_told, "{told:?}");
+            }
+            for (path, log) in paths[1..].iter().zip(&logs[1..]) {
+                let mut server = open(path, log.port());
+                scope.spawn(move || server.run(again).map(drop));
+            }
+            while ask(&command(2))? != Reply::Done(vec![2]) {
+                thread::yield_now();
+            }
+            Ok(())
+        };
+        let done = conduct();
+        stop.ask();
+        let hosted = hosting.join();
+        stops.iter().chain([again]).for_each(Stop::ask);
+        hosted.expect("the host's thread").expect("it serves");
+        done
+    });
+    served.expect("all are told");
+}
+
+/// What a host says, in a session of its own.
+fn ask(device: &Context, host: SocketAddr, request: &Request) -> Result<Reply, Box<dyn Error>> {
+    let options = remanence_remote::Options::default().patience(Duration::from_secs(120));
+    let mut session = Session::connect(device, host, options)?;
+    Ok(Reply::parse(&session.call(SERVICE, &request.emit())?)?)
 }

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use remanence_pmem::Region;
 use remanence_pmem::counter::{Entry, LogFault};
-use remanence_service::server::StopSignal;
+use remanence_service::server::Stop;
 
 use super::sharing::Sharing;
 use super::{APPEND, BOUNDS, LogFile, READ, TRIM};
@@ -61,16 +61,15 @@ impl Server {
         &self.rpc
     }
 
-    /// Serves until it is stopped: by a [`Stop`](crate::Stop), which it hears of at once, or by a flag, at which it looks ten
-    /// times a second.
+    /// Serves until it is stopped, which it hears of at once.
     ///
     /// # Errors
     /// The endpoint does not work any more, or the medium failed.
-    pub fn run<'a>(&mut self, stop: impl Into<StopSignal<'a>>) -> io::Result<()> {
-        let stop = stop.into();
-        let _wakes = stop.wakes(self.rpc.waker());
+    pub fn run(&mut self, stop: &Stop) -> io::Result<()> {
+        let waker = self.rpc.waker();
+        let _wakes = stop.wakes(move || waker.wake());
         while !stop.is_asked() {
-            self.turn(stop.look())?;
+            self.turn(None)?;
         }
         Ok(())
     }

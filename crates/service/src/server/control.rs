@@ -204,36 +204,35 @@ impl Counters {
     }
 }
 
-/// Stops servers at once, from any thread. Clones are the same.
+/// Stops servers at once, from any thread. Clones are the same. A signal handler may not ask, as that takes a lock: a thread that waits for
+/// signals does.
 #[derive(Clone, Default)]
 pub struct Stop(Arc<Stopping>);
 
 #[derive(Default)]
 struct Stopping {
     asked: AtomicBool,
-    wakers: Mutex<Wakers>,
+    wakes: Mutex<Registered>,
 }
 
 #[derive(Default)]
-struct Wakers {
+struct Registered {
     next: u64,
-    all: BTreeMap<u64, Waker>,
+    all: BTreeMap<u64, Box<dyn Fn() + Send + Sync>>,
 }
 
-/// While this is there, a stop wakes a server: see [`StopSignal::wakes`].
-pub struct Wakes<'a>(Option<(&'a Stop, u64)>);
+/// While this is there, a stop wakes somebody: see [`Stop::wakes`].
+pub struct Wakes<'a>(&'a Stop, u64);
 
 impl fmt::Debug for Wakes<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Wakes").field(&self.0.map(|(_, number)| number)).finish()
+        f.debug_tuple("Wakes").field(&self.1).finish()
     }
 }
 
 impl Drop for Wakes<'_> {
     fn drop(&mut self) {
-        if let Some((stop, number)) = self.0 {
-            stop.lock().all.remove(&number);
-        }
+        self.0.lock().all.remove(&self.1);
     }
 }
 
@@ -254,7 +253,7 @@ impl Stop {
     /// Asks all that run until this to stop, those that begin later too.
     pub fn ask(&self) {
         self.0.asked.store(true, Ordering::SeqCst);
-        self.lock().all.values().for_each(Waker::wake);
+        self.lock().all.values().for_each(|wake| wake());
     }
 
     /// Whether somebody asked.
@@ -263,68 +262,18 @@ impl Stop {
         self.0.asked.load(Ordering::SeqCst)
     }
 
-    fn lock(&self) -> MutexGuard<'_, Wakers> {
-        self.0.wakers.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-/// Until when a server runs.
-#[derive(Clone, Copy, Debug)]
-pub enum StopSignal<'a> {
-    /// Until it is asked to stop. It stops at once, and does not wake up for this meanwhile.
-    Asked(&'a Stop),
-    /// Until this is set. It looks ten times a second, as nothing tells it: a signal handler may set it.
-    Flag(&'a AtomicBool),
-}
-
-impl<'a> From<&'a Stop> for StopSignal<'a> {
-    fn from(stop: &'a Stop) -> Self {
-        Self::Asked(stop)
-    }
-}
-
-impl<'a> From<&'a AtomicBool> for StopSignal<'a> {
-    fn from(flag: &'a AtomicBool) -> Self {
-        Self::Flag(flag)
-    }
-}
-
-impl<'a> From<&'a Arc<AtomicBool>> for StopSignal<'a> {
-    fn from(flag: &'a Arc<AtomicBool>) -> Self {
-        Self::Flag(flag)
-    }
-}
-
-/// How long a server that is stopped by a flag does not look at it at most.
-const LOOK: std::time::Duration = std::time::Duration::from_millis(100);
-
-impl<'a> StopSignal<'a> {
-    /// Whether the server is to stop.
-    #[must_use]
-    pub fn is_asked(&self) -> bool {
-        match self {
-            Self::Asked(stop) => stop.is_asked(),
-            Self::Flag(flag) => flag.load(Ordering::Acquire),
-        }
+    /// From now on whoever asks calls this, as long as what is returned is there. It may have been asked already: who is to sleep until it is
+    /// looks behind this call. What is called may not reach for the stop itself.
+    pub fn wakes(&self, wake: impl Fn() + Send + Sync + 'static) -> Wakes<'_> {
+        let mut wakes = self.lock();
+        let number = wakes.next;
+        wakes.next += 1;
+        wakes.all.insert(number, Box::new(wake));
+        Wakes(self, number)
     }
 
-    /// From now on the stop wakes this, as long as what is returned is there. It may have been asked already.
-    #[must_use]
-    pub fn wakes(&self, waker: Waker) -> Wakes<'a> {
-        let Self::Asked(stop) = *self else { return Wakes(None) };
-        let mut wakers = stop.lock();
-        let number = wakers.next;
-        wakers.next += 1;
-        wakers.all.insert(number, waker);
-        Wakes(Some((stop, number)))
-    }
-
-    /// How long a server may sleep before it looks again whether it is to stop. `None`: until it is woken.
-    #[must_use]
-    pub const fn look(&self) -> Option<std::time::Duration> {
-        match self {
-            Self::Asked(_) => None,
-            Self::Flag(_) => Some(LOOK),
-        }
+    /// Each change is one step.
+    fn lock(&self) -> MutexGuard<'_, Registered> {
+        self.0.wakes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

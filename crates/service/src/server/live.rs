@@ -13,7 +13,7 @@ use remanence_wire::Qpn;
 use super::Error;
 use super::accept::{self, Admit, Arrival, COMPLETIONS, Inbox, Workshop};
 use super::bounds::{Bounds, Places};
-use super::control::{Ask, Control, StopSignal};
+use super::control::{Ask, Control, Stop};
 use super::session::{PROBE, RECEIVE, SendBuffers, Session, SessionId};
 use crate::Deadlines;
 
@@ -330,7 +330,7 @@ impl Server {
         &self,
         service: &mut V,
         admit: &mut (impl Admit<State = V::State> + Send),
-        stop: StopSignal<'_>,
+        stop: &Stop,
     ) -> Result<(), Error> {
         let inbox = &Inbox::new();
         let over = AtomicBool::new(false);
@@ -340,7 +340,8 @@ impl Server {
             let accepting = started.map_err(|e| os("a thread cannot be started", e))?;
             // Also if the service panics: nobody else would end the thread.
             let stopped = Over { over: &over, wakes: || self.listener.waker().wake() };
-            let _wakes = stop.wakes(self.cq.waker());
+            let waker = self.cq.waker();
+            let _wakes = stop.wakes(move || waker.wake());
             let sessions = Sessions::new();
             let (deadlines, gone) = (Deadlines::default(), Vec::new());
             let buffers = SendBuffers::new(self.pd.clone(), self.options.message);
@@ -424,12 +425,12 @@ struct Serving<'a, V: Service> {
 }
 
 impl<V: Service> Serving<'_, V> {
-    fn run(&mut self, stop: StopSignal<'_>, over: &AtomicBool) -> Result<(), Error> {
+    fn run(&mut self, stop: &Stop, over: &AtomicBool) -> Result<(), Error> {
         let mut completions = Vec::with_capacity(LOT);
         let mut turn_at = None;
         while !stop.is_asked() && !over.load(Ordering::Acquire) {
             completions.clear();
-            self.next(&mut completions, turn_at, stop)?;
+            self.next(&mut completions, turn_at)?;
             let due = turn_at.is_some_and(|at| at <= Instant::now());
             let messages = completions.iter().filter(|wc| is_message(wc)).count();
             match self.turn(&Lot { completions: &completions, messages, due }) {
@@ -446,12 +447,7 @@ impl<V: Service> Serving<'_, V> {
     }
 
     /// Waits for something to do.
-    fn next(
-        &mut self,
-        out: &mut Vec<Wc>,
-        turn_at: Option<Instant>,
-        stop: StopSignal<'_>,
-    ) -> Result<(), Error> {
+    fn next(&mut self, out: &mut Vec<Wc>, turn_at: Option<Instant>) -> Result<(), Error> {
         let Server { cq, control, .. } = self.server;
         let failed = |e: remanence_rnic::CqError| Error::Verbs(e.into());
         if self.service.is_busy() {
@@ -460,8 +456,7 @@ impl<V: Service> Serving<'_, V> {
             return Ok(());
         }
         let next = [turn_at, self.deadlines.first()].into_iter().flatten().min();
-        let left = next.map(|at| at.saturating_duration_since(Instant::now()));
-        let limit = [left, stop.look()].into_iter().flatten().min();
+        let limit = next.map(|at| at.saturating_duration_since(Instant::now()));
         if limit == Some(Duration::ZERO) {
             cq.poll(out, LOT).map_err(failed)?;
         } else if control.asleep() {

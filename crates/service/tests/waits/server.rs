@@ -168,7 +168,7 @@ impl Host {
         let thread = std::thread::spawn(move || {
             let (slow, hold) = (Duration::from_millis(500), Arc::clone(&echo.hold));
             let mut gate = Gate { slow, hold, pd: server.pd().clone(), lost: Vec::new() };
-            let result = server.run(&mut echo, &mut gate, (&stopping).into());
+            let result = server.run(&mut echo, &mut gate, &stopping);
             assert_eq!(server.bytes(), 0, "all memory of sessions is given back");
             (echo, result)
         });
@@ -527,7 +527,7 @@ fn a_stop_remembers_those_servers_only_that_run() {
         let mut gate =
             Gate { slow: Duration::ZERO, hold: Arc::clone(&hold), pd: server.pd().clone(), lost: Vec::new() };
         let mut echo = Echo { hold, again: None, ended: Vec::new(), turns: 0 };
-        server.run(&mut echo, &mut gate, (&stop).into()).expect("it ends at once");
+        server.run(&mut echo, &mut gate, &stop).expect("it ends at once");
     }
     assert_eq!(format!("{stop:?}"), "Stop { asked: true, servers: 0 }");
 }

@@ -278,14 +278,14 @@ fn beside(args: &Args, file: &Path, asked: &Stop) -> Result<(), Fail> {
     if args.threads.is_none() {
         options.threads = Options::threads_beside_a_store(options.threads, locals.wait_for_a_disk());
     }
-    let (over, ended) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
+    let (over, ended) = (remanence_kv_live::Stop::new(), Arc::new(AtomicBool::new(false)));
     options.more_metrics = Some(store_metrics(server.metrics().source(), &ended));
-    let (stop, end, asked_too) = (Arc::clone(&over), Arc::clone(&ended), asked.clone());
+    let (stop, end, asked_too) = (over.clone(), Arc::clone(&ended), asked.clone());
     let serving = std::thread::Builder::new()
         .name("store".into())
         .spawn(move || {
             let served = server.run(&stop);
-            if !stop.load(Ordering::Acquire) {
+            if !stop.is_asked() {
                 // The medium failed. Nothing is written any more, and nobody is to take this for a gateway that serves.
                 end.store(true, Ordering::Release);
                 asked_too.ask();
@@ -303,7 +303,7 @@ fn beside(args: &Args, file: &Path, asked: &Stop) -> Result<(), Fail> {
         false => failed(e),
     };
     // After the last command: what was written is settled.
-    over.store(true, Ordering::Release);
+    over.ask();
     let served = serving.join().map_err(|_| Fail::new("the store's thread panicked; report what it said"))?;
     conducted.and(served.map(drop).map_err(failed))
 }

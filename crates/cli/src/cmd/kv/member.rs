@@ -1,8 +1,6 @@
 //! `rem kv serve --members`: one of several servers of a store.
 
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use remanence_kv_live::{Member, MemberOptions, MemberStats, Role, Said};
@@ -13,7 +11,7 @@ use super::serve;
 use crate::args::{self, Size, Tokens};
 use crate::device;
 use crate::fail::Fail;
-use crate::serving::{print_line, set_when_asked};
+use crate::serving::{print_line, when_asked};
 use crate::signals::Stop;
 use crate::ui::{self, Mood};
 
@@ -144,8 +142,9 @@ pub(super) fn run(args: &serve::Args) -> Result<(), Fail> {
         ));
         ui::remark("  Ctrl-C stops this member; the others go on while enough are left.");
     }
-    let stop = Arc::new(AtomicBool::new(false));
-    set_when_asked(&asked, args.stop_on_eof, &stop);
+    let stop = remanence_kv_live::Stop::new();
+    let stopping = stop.clone();
+    when_asked(&asked, args.stop_on_eof, move || stopping.ask());
     let said = member
         .run(&stop)
         .map_err(|e| Fail::new(format!("{} is served no more: {e}", args.file.display())))?;

@@ -102,6 +102,24 @@ pub struct Group<C> {
 }
 
 impl<C: ReplicaConnection> Group<C> {
+    /// Begins to open the log on these servers, to all of which somebody is connecting: [`reconnect_to`](Self::reconnect_to) says what came
+    /// of that. Nothing waits. The log is open when the [machine](Machine::is_open) says so, for which the group is polled; and it will not be if
+    /// that [has failed](Machine::failed), or [has too few](Machine::shortage) of them.
+    ///
+    /// # Panics
+    /// With no server.
+    #[must_use]
+    pub fn begin(names: Vec<String>, options: &Options) -> Self {
+        Self {
+            connections: names.iter().map(|_| None).collect(),
+            machine: Machine::new(names, *options),
+            grace: options.grace,
+            turns: 0,
+            looks: 0,
+            went_on: false,
+        }
+    }
+
     /// Opens the log on these servers, of which some may be lost already; makes it if all of them are new.
     ///
     /// Returns when enough servers take part. Others that are there are waited for until they take part as well, but no longer than
@@ -117,14 +135,7 @@ impl<C: ReplicaConnection> Group<C> {
         options: &Options,
     ) -> Result<(Self, Opened), GroupError> {
         let (names, connections): (Vec<String>, Vec<_>) = connections.into_iter().unzip();
-        let mut group = Self {
-            machine: Machine::new(names, *options),
-            connections: connections.iter().map(|_| None).collect(),
-            grace: options.grace,
-            turns: 0,
-            looks: 0,
-            went_on: false,
-        };
+        let mut group = Self::begin(names, options);
         for (n, connection) in connections.into_iter().enumerate() {
             group.take(n, connection);
         }
@@ -154,6 +165,14 @@ impl<C: ReplicaConnection> Group<C> {
         if let Some(n) = found {
             self.take(n, connection);
         }
+    }
+
+    /// The same of the server in this place among those that were named.
+    ///
+    /// # Panics
+    /// There is no such server.
+    pub fn reconnect_to(&mut self, server: usize, connection: Result<C, ConnectionLost>) {
+        self.take(server, connection);
     }
 
     /// Somebody else has found the connection to a server to be gone.
@@ -304,6 +323,26 @@ impl<C: ReplicaConnection> Group<C> {
                 Err(NotTaken::NotYet) => self.step()?,
             }
         }
+    }
+
+    /// Appends a record, if that need not wait; its number. It counts once it was taken, though servers may be found to be gone when it is sent.
+    ///
+    /// # Errors
+    /// Nothing was appended.
+    pub fn try_append(&mut self, payload: &[u8]) -> Result<u64, NotTaken> {
+        let taken = self.machine.append_batch(C::now(), &[payload]);
+        if matches!(taken, Err(NotTaken::Refused(GroupError::Append(AppendError::Full { .. })))) {
+            // What has come says perhaps that a log was trimmed.
+            self.turn();
+        }
+        self.carry_out();
+        taken.map(|(sequence, _)| sequence)
+    }
+
+    /// Whether there may be more than the last look took, or something to be looked at that it began: who would sleep looks again first.
+    #[must_use]
+    pub const fn goes_on(&self) -> bool {
+        self.went_on
     }
 
     /// Looks what has become durable; [`acknowledged`](Self::acknowledged) is up to date on return. Does not wait.

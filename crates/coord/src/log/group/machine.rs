@@ -333,6 +333,12 @@ impl Machine {
         &self.servers[server].name
     }
 
+    /// Whether there is a connection to a server.
+    #[must_use]
+    pub fn is_there(&self, server: usize) -> bool {
+        self.servers[server].is_up()
+    }
+
     /// Whether a server takes part: it has adopted the epoch, and is there.
     #[must_use]
     pub fn takes_part(&self, server: usize) -> bool {

@@ -3,13 +3,11 @@
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use remanence_kv_live::{
-    ConnectOptions, Error, Member, MemberMetrics, MemberOptions, MemberStats, Role, Store,
+    ConnectOptions, Error, Member, MemberMetrics, MemberOptions, MemberStats, Role, Stop, Store,
 };
 use remanence_verbs::Context;
 use tempfile::TempDir;
@@ -31,7 +29,7 @@ pub(crate) struct Host {
 
 struct Running {
     metrics: MemberMetrics,
-    stop: Arc<AtomicBool>,
+    stop: Stop,
     thread: JoinHandle<Result<MemberStats, Error>>,
 }
 
@@ -78,8 +76,8 @@ impl Cluster {
         let context =
             Context::open(remanence_verbs::Options::udp(self.hosts[n].addr.ip())).expect("a device");
         let mut member = Member::bind(&context, PORT, options).expect("a member");
-        let (metrics, stop) = (member.metrics(), Arc::new(AtomicBool::new(false)));
-        let stopping = Arc::clone(&stop);
+        let (metrics, stop) = (member.metrics(), Stop::new());
+        let stopping = stop.clone();
         let thread = std::thread::spawn(move || member.run(&stopping));
         self.hosts[n].running = Some(Running { metrics, stop, thread });
     }
@@ -87,7 +85,7 @@ impl Cluster {
     /// Ends a member.
     pub(crate) fn stop(&mut self, n: usize) {
         let running = self.hosts[n].running.take().expect("it runs");
-        running.stop.store(true, Ordering::Release);
+        running.stop.ask();
         running.thread.join().expect("the member's thread").expect("it ends well");
     }
 
@@ -183,7 +181,7 @@ impl Drop for Cluster {
     fn drop(&mut self) {
         for host in &self.hosts {
             if let Some(running) = &host.running {
-                running.stop.store(true, Ordering::Release);
+                running.stop.ask();
             }
         }
         for host in &mut self.hosts {
