@@ -4,6 +4,8 @@
 //! that thread goes on with the log there and then, and wakes the tasks whose futures have ended. So does whoever asks for something. The
 //! one that has the log is never waited for: who finds it busy says that there is more to do, and goes away.
 //!
+//! A server that is lost is connected to again, by a thread of its own, and is taken in while the log goes on: it gets what it lacks.
+//!
 //! An operation begins when its method is called, and not when its future is first polled: begin many, then await them.
 //!
 //! **Nobody has to await a future.** An append whose future is dropped may be found in the log or not, as one under which the log failed:
@@ -41,6 +43,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
 use std::task::{Context as Task, Poll, Wake, Waker};
 use std::time::{Duration, Instant};
 
+use remanence_persist::plan::Request as PlanRequest;
 use remanence_pmem::Survives;
 use remanence_remote::{Background, Face, Reactor, Timer, elsewhere};
 use remanence_verbs::Context;
@@ -48,7 +51,9 @@ use remanence_verbs::Context;
 use crate::client::{ConnectOptions, LogReader, ReadError, Record, nobody, said};
 use crate::connection::{CallError, SessionConnection, connect};
 use crate::format::Epoch;
-use crate::group::{Action, ConnectionLost, Event, GroupError, Machine, NotTaken, ReplicaConnection as _};
+use crate::group::{
+    Action, ConnectionLost, Event, GroupError, Machine, NotTaken, Opened, ReplicaConnection as _,
+};
 use crate::store::Status;
 
 /// What is taken from one connection before the others are looked at: whoever copies a whole log holds up nobody.
@@ -57,6 +62,8 @@ const TAKEN: usize = 32;
 const BATCH: usize = 256;
 /// After so many futures those are forgotten that nobody waits for any more.
 const FORGET: u64 = 1024;
+/// How long a server is left alone after it was connected to, or could not be.
+const PAUSE: Duration = Duration::from_secs(1);
 
 /// A log that is open for its one writer, on one server or on several, for any number of tasks and threads. Clones are the same log, whose
 /// connections end with the last of them and of their futures.
@@ -98,6 +105,7 @@ struct Said {
     epoch: Option<Epoch>,
     quorum: (usize, usize),
     lost: Vec<(String, String)>,
+    behind: Vec<String>,
     survives: Option<Survives>,
 }
 
@@ -109,6 +117,8 @@ enum Wanted {
     Acknowledged(u64),
     /// They are to be given up.
     Trim(u64),
+    /// Every server that is there is to have all records.
+    CaughtUp,
     /// Everything before is to be acknowledged, and remembered.
     Close,
     /// The log is to be open.
@@ -163,6 +173,10 @@ impl Shared {
         self.front.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// There is something to do. Does it, if nobody is at it, who would see that there is more.
     fn go_on(&self) {
         self.stirred.store(true, Ordering::Release);
@@ -180,7 +194,7 @@ impl Shared {
             self.stirred.store(false, Ordering::Release);
             fence(Ordering::SeqCst);
             let asked = std::mem::take(&mut self.front().asked);
-            state.go_on(asked, &Task::from_waker(&self.waker));
+            state.go_on(asked, &mut Task::from_waker(&self.waker));
             let (ended, said) = (std::mem::take(&mut state.ended), state.said());
             self.front().said = said;
             drop(state);
@@ -226,7 +240,7 @@ impl AsyncLog {
     ) -> Result<Self, GroupError> {
         let (on, to, by) = (reactor.clone(), servers.to_vec(), options.clone());
         let connections = elsewhere(move || connect_all(&on, &to, &by)).await;
-        let state = State::new(servers, connections, options, reactor.timer());
+        let state = State::new(reactor, servers, connections, options);
         let shared = Arc::new_cyclic(|shared| Shared {
             front: Mutex::default(),
             state: Mutex::new(state),
@@ -273,6 +287,15 @@ impl AsyncLog {
         self.ask(Wanted::Trim(below))
     }
 
+    /// Waits until every server that is there has all records, however long it takes to give them to one that lacked some. One that is lost
+    /// meanwhile is not waited for.
+    ///
+    /// # Errors
+    /// Too few servers are left.
+    pub fn caught_up(&self) -> Pending<()> {
+        self.ask(Wanted::CaughtUp)
+    }
+
     /// Waits for everything that was asked for before, and has the servers remember what was acknowledged, so that they would notice the
     /// loss of the last record too. Clones of this can go on; the log is theirs.
     ///
@@ -310,6 +333,37 @@ impl AsyncLog {
     #[must_use]
     pub fn lost(&self) -> Vec<(String, String)> {
         self.shared.front().said.lost.clone()
+    }
+
+    /// The servers that are there and have not got all records yet: they get them while this goes on.
+    #[must_use]
+    pub fn behind(&self) -> Vec<String> {
+        self.shared.front().said.behind.clone()
+    }
+
+    /// What opening the log has done so far: a server that is [behind](Self::behind) is still being given what it lacked.
+    #[must_use]
+    pub fn opened(&self) -> Opened {
+        self.shared.state().machine.opened()
+    }
+
+    /// By server that takes part: how a record is made durable there, and which failures it survives, as sentences.
+    #[must_use]
+    pub fn recipes(&self) -> Vec<(String, String, String)> {
+        let mut state = self.shared.state();
+        let State { machine, connections, .. } = &mut *state;
+        let part = connections.iter_mut().enumerate().filter(|(n, _)| machine.takes_part(*n));
+        let recipe = |(n, one): (usize, &mut Option<SessionConnection>)| {
+            let one = one.as_mut()?;
+            let recipe = one.explain(&PlanRequest::record(64));
+            let recipe = recipe.map_or_else(|why| why.to_string(), |(recipe, _)| recipe);
+            Some((machine.name(n).to_owned(), recipe, one.session().region().sentence))
+        };
+        let recipes = part.filter_map(recipe).collect();
+        drop(state);
+        // What came meanwhile found the log taken.
+        self.shared.go_on();
+        recipes
     }
 
     /// Which failures acknowledged records survive, by the tokens of the servers that take part: what all of them survive. `None`
@@ -391,6 +445,10 @@ fn connect_all(
 struct State {
     machine: Machine,
     connections: Vec<Option<SessionConnection>>,
+    links: Vec<Link>,
+    servers: Vec<SocketAddr>,
+    options: ConnectOptions,
+    reactor: Reactor,
     grace: Duration,
     begun: Instant,
     timer: Timer,
@@ -403,10 +461,22 @@ struct State {
     waits: BTreeMap<(u64, u64), (u64, Weak<Answer>)>,
     waited: u64,
     trims: Vec<Trim>,
+    catching_up: Vec<Weak<Answer>>,
     closings: Vec<Closing>,
     /// What is to be given once the log is free, and what is known of it was said.
     ended: Vec<(Arc<Answer>, Outcome)>,
 }
+
+/// A server, as far as it is connected to.
+enum Link {
+    /// It is not connected to again before that, should it be lost.
+    Rests(Instant),
+    /// Somebody connects to it.
+    Connecting(Pin<Box<dyn Future<Output = Made> + Send>>),
+}
+
+/// What came of connecting to a server.
+type Made = Result<SessionConnection, ConnectionLost>;
 
 struct Opening {
     /// Since when it is open, and waits for those that are slower.
@@ -430,39 +500,81 @@ struct Closing {
 
 impl State {
     fn new(
+        reactor: &Reactor,
         servers: &[SocketAddr],
-        connections: Vec<Result<SessionConnection, ConnectionLost>>,
+        connections: Vec<Made>,
         options: &ConnectOptions,
-        timer: Timer,
     ) -> Self {
-        let group = options.group();
-        let mut machine = Machine::new(servers.iter().map(SocketAddr::to_string), group);
-        let taken = connections.into_iter().enumerate().map(|(n, connection)| match connection {
-            Ok(connection) => {
-                machine.connected(Duration::ZERO, n);
-                Some(connection)
-            }
-            Err(why) => {
-                machine.unreachable(Duration::ZERO, n, &why.0);
-                None
-            }
-        });
-        let connections = taken.collect();
-        Self {
-            machine,
-            connections,
+        let (group, begun) = (options.group(), Instant::now());
+        let mut this = Self {
+            machine: Machine::new(servers.iter().map(SocketAddr::to_string), group),
+            connections: servers.iter().map(|_| None).collect(),
+            links: servers.iter().map(|_| Link::Rests(begun + PAUSE)).collect(),
+            servers: servers.to_vec(),
+            options: options.clone(),
+            reactor: reactor.clone(),
             grace: group.grace,
-            begun: Instant::now(),
-            timer,
+            begun,
+            timer: reactor.timer(),
             alarm: None,
             opening: None,
             appends: VecDeque::new(),
             waits: BTreeMap::new(),
             waited: 0,
             trims: Vec::new(),
+            catching_up: Vec::new(),
             closings: Vec::new(),
             ended: Vec::new(),
+        };
+        for (n, connection) in connections.into_iter().enumerate() {
+            this.take(n, connection);
         }
+        this
+    }
+
+    /// There is a connection to a server, or none to be had.
+    fn take(&mut self, n: usize, made: Made) {
+        let now = self.now();
+        match made {
+            Ok(connection) => {
+                self.connections[n] = Some(connection);
+                self.machine.connected(now, n);
+            }
+            Err(why) => {
+                self.connections[n] = None;
+                self.machine.unreachable(now, n, &why.0);
+            }
+        }
+    }
+
+    /// Connects again to servers that were lost. Whether one of them was connected to, or cannot be; and until when others are left alone.
+    fn bring_back(&mut self, task: &mut Task<'_>) -> (bool, Option<Instant>) {
+        let (mut any, mut next) = (false, None);
+        if !self.machine.is_open() || self.machine.failed().is_some() {
+            return (any, next);
+        }
+        let now = Instant::now();
+        for n in 0..self.servers.len() {
+            if let Link::Rests(until) = self.links[n]
+                && !self.machine.is_there(n)
+            {
+                if now < until {
+                    next = [next, Some(until)].into_iter().flatten().min();
+                    continue;
+                }
+                let (reactor, to, by) = (self.reactor.clone(), self.servers[n], self.options.clone());
+                let connecting = move || connect(&reactor, to, by.remote, by.method);
+                self.links[n] = Link::Connecting(Box::pin(elsewhere(connecting)));
+            }
+            if let Link::Connecting(connecting) = &mut self.links[n]
+                && let Poll::Ready(made) = connecting.as_mut().poll(task)
+            {
+                self.links[n] = Link::Rests(Instant::now() + PAUSE);
+                self.take(n, made);
+                any = true;
+            }
+        }
+        (any, next)
     }
 
     fn now(&self) -> Duration {
@@ -477,12 +589,13 @@ impl State {
             epoch: Some(self.machine.epoch()),
             quorum: self.machine.quorum(),
             lost: self.machine.lost(),
+            behind: self.machine.behind().into_iter().map(ToOwned::to_owned).collect(),
             survives: there.filter_map(|(_, one)| one.as_ref()?.survives()).reduce(Survives::and),
         }
     }
 
     /// Takes up what was asked for, and does all that can be done now. Whatever lets it go on then wakes the task.
-    fn go_on(&mut self, asked: VecDeque<(Wanted, Weak<Answer>)>, task: &Task<'_>) {
+    fn go_on(&mut self, asked: VecDeque<(Wanted, Weak<Answer>)>, task: &mut Task<'_>) {
         asked.into_iter().for_each(|(wanted, answer)| self.take_up(wanted, answer));
         loop {
             let any = self.turn();
@@ -503,6 +616,7 @@ impl State {
                 Ok(()) => self.trims.push(Trim { below, since: self.now(), answer }),
                 Err(error) => self.end(&answer, Err(error)),
             },
+            Wanted::CaughtUp => self.catching_up.push(answer),
             Wanted::Close => {
                 let below = self.machine.next() + self.appends.len() as u64;
                 self.closings.push(Closing { below, since: None, told: false, answer });
@@ -587,6 +701,11 @@ impl State {
             self.end(&answer, Ok(number));
         }
         self.trims();
+        if !self.catching_up.is_empty() && self.machine.behind().is_empty() && !self.machine.is_settling() {
+            for answer in std::mem::take(&mut self.catching_up) {
+                self.end(&answer, Ok(0));
+            }
+        }
         self.close();
         if self.is_waited_for()
             && let Err(error) = self.is_alive()
@@ -696,6 +815,7 @@ impl State {
         !(self.appends.is_empty()
             && self.waits.is_empty()
             && self.trims.is_empty()
+            && self.catching_up.is_empty()
             && self.closings.is_empty())
     }
 
@@ -709,12 +829,17 @@ impl State {
         let waits = std::mem::take(&mut self.waits).into_values().map(|(_, answer)| answer);
         let trims = std::mem::take(&mut self.trims).into_iter().map(|trim| trim.answer);
         let closings = std::mem::take(&mut self.closings).into_iter().map(|closing| closing.answer);
-        let all: Vec<_> = appends.chain(waits).chain(trims).chain(closings).collect();
+        let catching_up = std::mem::take(&mut self.catching_up);
+        let all: Vec<_> = appends.chain(waits).chain(trims).chain(catching_up).chain(closings).collect();
         all.iter().for_each(|answer| self.end(answer, Err(error.clone())));
     }
 
     /// Whether nothing is to be done before the task is woken.
-    fn rests(&mut self, task: &Task<'_>) -> bool {
+    fn rests(&mut self, task: &mut Task<'_>) -> bool {
+        let (any, back) = self.bring_back(task);
+        if any {
+            return false;
+        }
         let opening = self.opening.as_ref().and_then(|opening| opening.since);
         let trims = self.trims.iter().map(|trim| trim.since);
         let closings = self.closings.iter().filter_map(|closing| closing.since);
@@ -726,6 +851,7 @@ impl State {
         let now = self.now();
         let first = self.machine.deadline().into_iter().chain(graces.filter(|end| *end > now)).min();
         let first = first.and_then(|first| self.begun.checked_add(first));
+        let first = [first, back].into_iter().flatten().min();
         // One that comes too early is not moved before it is over: mostly there is an answer first.
         if let Some(first) = first
             && self.alarm.is_none_or(|alarm| first < alarm)

@@ -137,6 +137,14 @@ fn three_servers_go_on_without_one_and_it_is_brought_up_to_date() {
             tail(server, &[]).iter().map(|r| r["text"].as_str().unwrap_or_default().into()).collect();
         assert_eq!(texts, ["a", "b", "c", "d", "e"]);
     }
+    // A disk is lost and replaced: one line is enough for its server to get all that it lacks.
+    let lines: String = (5..20_000).map(|n| format!("{n}\n")).collect();
+    assert_eq!(append(lines.as_bytes(), &[]).json()["next"].as_u64(), Some(20_000));
+    servers[2].kill();
+    std::fs::remove_file(servers[2].file()).expect("its log");
+    servers[2].start(&[]);
+    assert_eq!(append(b"one\n", &[]).json()["next"].as_u64(), Some(20_001));
+    assert_eq!(tail(&servers[2], &[]).len(), 20_001);
     let one = servers[0].name();
     run_with_input(rem().args(["log", "append", &one]), b"x\n").bad("name them all");
 }

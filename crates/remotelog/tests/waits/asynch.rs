@@ -30,20 +30,34 @@ struct Server {
     addr: SocketAddr,
     stop: Arc<Stop>,
     thread: Option<JoinHandle<()>>,
-    _directory: TempDir,
+    directory: TempDir,
 }
 
 impl Server {
     fn new() -> Self {
         let directory = tempfile::tempdir_in("/dev/shm").expect("a directory");
-        let log = LogOptions::file(directory.path().join("log")).size(1 << 20);
-        let mut server = LogServer::open(&device(), log).expect("a server");
+        Self::on(directory, &device(), 0)
+    }
+
+    fn on(directory: TempDir, device: &Context, port: u16) -> Self {
+        let log = LogOptions::file(directory.path().join("log")).size(1 << 20).port(port);
+        let mut server = LogServer::open(device, log).expect("a server");
         let (addr, stop) = (server.addr(), Arc::new(Stop::new()));
         let asked = Arc::clone(&stop);
         let thread = thread::spawn(move || {
-            server.run(&*asked).expect("it serves");
+            server.run(&asked).expect("it serves");
         });
-        Self { addr, stop, thread: Some(thread), _directory: directory }
+        Self { addr, stop, thread: Some(thread), directory }
+    }
+
+    /// Begins again where it was, on an empty disk or on its own.
+    fn start_again(&mut self, is_empty: bool) {
+        let directory = std::mem::replace(&mut self.directory, tempfile::tempdir().expect("a directory"));
+        if is_empty {
+            std::fs::remove_file(directory.path().join("log")).expect("its log");
+        }
+        let device = Context::open(Options::udp(self.addr.ip())).expect("its address");
+        *self = Self::on(directory, &device, self.addr.port());
     }
 
     fn end(&mut self) {
@@ -256,6 +270,31 @@ fn who_waits_when_the_servers_go_is_told() {
     assert!(matches!(refused, Err(GroupError::TooFew { .. })), "{refused:?}");
     let nobody = parked(AsyncLog::connect_to(&[], &to())).expect_err("nobody is named");
     assert!(nobody.to_string().contains("name all servers"), "{nobody}");
+}
+
+#[test]
+fn each_server_in_turn_is_started_again_and_the_writer_goes_on() {
+    let mut servers = [(); 3].map(|()| Server::new());
+    let log = parked(AsyncLog::connect_to(&addresses(&servers), &to().acks(2))).expect("it opens");
+    assert_eq!(parked(log.append(&payload(0))), Ok(0));
+    for (turn, server) in servers.iter_mut().enumerate() {
+        server.end();
+        while log.lost().is_empty() {
+            thread::yield_now();
+        }
+        let next = 1 + turn as u64;
+        assert_eq!(parked(log.append(&payload(next))), Ok(next), "two are enough");
+        // One of them comes back with nothing. Nobody does anything for it but what is behind the log.
+        server.start_again(turn == 1);
+        while !log.lost().is_empty() {
+            thread::yield_now();
+        }
+        parked(log.caught_up()).expect("it gets what it lacked");
+        let records = server.read();
+        assert!(records.iter().map(|record| record.sequence).eq(0..=next), "server {turn}: {records:?}");
+    }
+    assert!(log.behind().is_empty() && log.opened().lost.is_empty());
+    assert_eq!(log.recipes().len(), 3);
 }
 
 #[test]

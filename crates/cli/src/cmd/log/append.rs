@@ -1,13 +1,12 @@
 //! `rem log append`.
 
-use std::collections::VecDeque;
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Write as _};
 use std::path::PathBuf;
 use std::sync::mpsc;
 
-use remanence_remotelog::SessionConnection;
-use remanence_remotelog::{AppendError, Group, GroupError};
+use remanence_remote::Reactor;
+use remanence_remotelog::{AsyncLog, GroupError};
 use serde_json::json;
 
 use super::Write;
@@ -21,7 +20,8 @@ Examples:
   rem log append a,b,c --acks 2 < orders.txt
   rem log append 127.0.0.1 --file photo.jpg --whole
 
-Each line is a record. Its number is printed when it is durable on --acks servers, and not before. To write to a log
+Each line is a record. Its number is printed when it is durable on --acks servers, and not before. A server that is lost
+is connected to again meanwhile; at the end, those that are there are waited for until they have all of the log. To write to a log
 shuts its earlier writer out.")]
 pub(super) struct Args {
     #[command(flatten)]
@@ -50,27 +50,15 @@ pub(super) fn run(args: &Args) -> Result<(), Fail> {
         )),
         None => Box::new(BufReader::new(io::stdin())),
     };
-    let (mut group, opened) = args.write.open()?;
-    for (server, why) in &opened.lost {
-        anstream::eprintln!("rem: {server}: {why}; going on with the rest");
-    }
-    for (server, count) in &opened.copied {
-        anstream::eprintln!(
-            "rem: {server} lacked {}, and has got them",
-            ui::count(*count as usize, "record")
-        );
-    }
-    for (server, count) in &opened.cut {
-        let records = ui::count(*count as usize, "record");
-        anstream::eprintln!("rem: {server} had {records} that had never been acknowledged; they are cut off");
-    }
-    let first = group.next();
+    let (log, reactor, _background) = args.write.open_in_background()?;
+    say_what_opening_did(&log);
+    let first = log.next();
     let mut out = Printer { quiet: args.json, printed: first };
-    let appended = append(&mut group, read(input, args.whole), usize::from(args.depth), &mut out);
-    let (last, quorum) = (group.acknowledged(), group.quorum());
-    let recipe = explain(&mut group);
-    let lost = group.lost();
-    let closed = appended.and_then(|()| group.close().map_err(|e| Fail::new(e.to_string())));
+    let appended = append(&log, &reactor, read(input, args.whole), args.depth, &mut out);
+    let (last, quorum) = (log.acknowledged(), log.quorum());
+    let recipe = log.recipes();
+    let closed = appended.and_then(|()| close(&log, &reactor));
+    let lost = log.lost();
     // What was acknowledged is said in any case.
     let told = if args.json {
         let survives: Vec<_> = recipe.iter().map(|(server, recipe, survives)| json!({ "server": server, "recipe": recipe, "survives": survives })).collect();
@@ -102,14 +90,35 @@ pub(super) fn run(args: &Args) -> Result<(), Fail> {
     closed.and(told)
 }
 
-/// By server: the recipe, and which failures a record survives.
-fn explain(group: &mut Group<SessionConnection>) -> Vec<(String, String, String)> {
-    let explained = group.connections().map(|(server, connection)| {
-        let plan = remanence_persist::plan::Request::record(64);
-        let recipe = connection.explain(&plan).map_or_else(|e| e.to_string(), |(recipe, _)| recipe);
-        (server.to_owned(), recipe, connection.session().region().sentence)
-    });
-    explained.collect()
+/// Each server that is not as it should be, and what becomes of it.
+fn say_what_opening_did(log: &AsyncLog) {
+    let (opened, behind) = (log.opened(), log.behind());
+    for (server, why) in &opened.lost {
+        anstream::eprintln!("rem: {server}: {why}; going on with the rest");
+    }
+    for (server, count) in opened.copied.iter().filter(|(server, _)| !behind.contains(server)) {
+        let records = ui::count(*count as usize, "record");
+        anstream::eprintln!("rem: {server} lacked {records}, and has got them");
+    }
+    for server in &behind {
+        anstream::eprintln!("rem: {server} lacks records, and is given them meanwhile");
+    }
+    for (server, count) in &opened.cut {
+        let records = ui::count(*count as usize, "record");
+        anstream::eprintln!("rem: {server} had {records} that had never been acknowledged; they are cut off");
+    }
+}
+
+/// Ends when each server that is there has the whole log: who is stopped before has lost nothing that was acknowledged, and leaves those
+/// servers to a later writer.
+fn close(log: &AsyncLog, reactor: &Reactor) -> Result<(), Fail> {
+    let said = |e: GroupError| Fail::new(e.to_string());
+    let behind = log.behind();
+    if !behind.is_empty() {
+        anstream::eprintln!("rem: waiting until {} have what they lacked", behind.join(", "));
+        reactor.block_on(log.caught_up()).map_err(said)?;
+    }
+    reactor.block_on(log.clone().close()).map_err(said)
 }
 
 /// Records from a thread of its own, so that waiting for input and waiting for servers do not hold each other up.
@@ -163,60 +172,41 @@ impl Printer {
     }
 }
 
+/// Has the records appended, so many under way at once, and prints their numbers as they become durable.
 fn append(
-    group: &mut Group<SessionConnection>,
+    log: &AsyncLog,
+    reactor: &Reactor,
     records: mpsc::Receiver<io::Result<Vec<u8>>>,
-    depth: usize,
+    depth: u16,
     out: &mut Printer,
 ) -> Result<(), Fail> {
-    let mut waiting: VecDeque<Vec<u8>> = VecDeque::new();
-    let mut over = false;
-    let said = |e: GroupError| Fail::new(e.to_string());
-    loop {
-        // As much as there is, and if there is nothing: first what is under way, then the next record.
-        while !over && waiting.len() < depth {
-            let next = match records.try_recv() {
-                Ok(next) => Some(next),
-                Err(mpsc::TryRecvError::Disconnected) => None,
-                Err(mpsc::TryRecvError::Empty) if !waiting.is_empty() => break,
-                Err(mpsc::TryRecvError::Empty) => {
-                    let next = group.next();
-                    group.wait(next).map_err(said)?;
-                    out.up_to(group.acknowledged())?;
-                    records.recv().ok()
-                }
+    let (begun, numbers) = mpsc::channel();
+    let (give, free) = mpsc::channel();
+    (0..depth).try_for_each(|_| give.send(())).expect("they are waited for below");
+    let (to, on) = (log.clone(), reactor.clone());
+    // Who waits for input is not waited for: what fails meanwhile ends this.
+    std::thread::spawn(move || {
+        for record in records {
+            // One that is refused is the last: none that comes behind it gets its place.
+            let number = match record.context(|| "the input cannot be read".into()) {
+                Ok(_) if free.recv().is_err() => return,
+                Ok(record) => on
+                    .block_on(to.begin_append(&record))
+                    .map_err(|e| Fail::new(format!("record {} is not appended: {e}", to.next()))),
+                Err(unread) => Err(unread),
             };
-            match next {
-                Some(record) => waiting.push_back(record.context(|| "the input cannot be read".into())?),
-                None => over = true,
+            let is_over = number.is_err();
+            if begun.send(number).is_err() || is_over {
+                return;
             }
         }
-        if waiting.is_empty() {
-            break;
-        }
-        while group.next() - group.acknowledged() >= depth as u64 {
-            group.poll().map_err(said)?;
-        }
-        let batch: Vec<&[u8]> = waiting.iter().map(Vec::as_slice).collect();
-        match group.begin_append_batch(&batch) {
-            Ok((_, count)) => drop(waiting.drain(..count)),
-            Err(error) => {
-                // What is under way may still become durable, and then counts.
-                if matches!(error, GroupError::Append(AppendError::Full { .. } | AppendError::TooLong { .. }))
-                {
-                    let next = group.next();
-                    let _ = group.wait(next);
-                }
-                out.up_to(group.acknowledged())?;
-                return Err(Fail::new(format!("record {} is not appended: {error}", group.next())));
-            }
-        }
-        let polled = group.poll().map_err(said);
-        out.up_to(group.acknowledged())?;
-        polled?;
+    });
+    for number in numbers {
+        let waited = reactor.block_on(log.wait(number? + 1));
+        out.up_to(log.acknowledged())?;
+        waited.map_err(|e| Fail::new(e.to_string()))?;
+        // Who reads the input may have come to its end.
+        let _ = give.send(());
     }
-    let next = group.next();
-    let waited = group.wait(next).map_err(said);
-    out.up_to(group.acknowledged())?;
-    waited
+    Ok(())
 }

@@ -12,10 +12,10 @@ mod verify;
 use std::net::IpAddr;
 
 use remanence_persist::recipe::Op;
-use remanence_remote::Reactor;
-use remanence_remotelog::group;
-use remanence_remotelog::{Group, Status};
-use remanence_remotelog::{Method, SessionConnection, connect};
+use remanence_remote::{Background, Reactor};
+use remanence_remotelog::{
+    AsyncLog, ConnectOptions, Group, Method, SessionConnection, Status, connect, group,
+};
 
 use crate::args::{Server, Tokens};
 use crate::device;
@@ -106,14 +106,38 @@ impl Write {
         op.map_or(Method::Cheapest, Method::Op)
     }
 
-    /// Opens the log for writing, as its only writer.
-    fn open(&self) -> Result<(Group<SessionConnection>, group::Opened), Fail> {
+    /// What is asked for cannot be.
+    fn check(&self) -> Result<(), Fail> {
         if self.acks.is_some_and(|acks| usize::from(acks) > self.servers.len()) {
             return Err(Fail::new(format!(
                 "--acks asks for more servers than the {} that were named; name more, or ask for fewer",
                 self.servers.len()
             )));
         }
+        Ok(())
+    }
+
+    /// Opens the log for writing, as its only writer. It goes on as long as the last is there, whoever waits for the reactor.
+    fn open_in_background(&self) -> Result<(AsyncLog, Reactor, Background), Fail> {
+        self.check()?;
+        let servers = self.servers.iter().map(Server::resolve).collect::<Result<Vec<_>, _>>()?;
+        let first = servers.first().ok_or_else(|| Fail::new("name a server at least"))?;
+        let context = device::open_towards(first.ip(), self.reach.local)?;
+        let said = |e: &dyn std::fmt::Display| Fail::new(e.to_string());
+        let reactor = Reactor::new(&context).map_err(|e| said(&e))?;
+        let background = reactor.in_background().map_err(|e| said(&e))?;
+        let mut options = ConnectOptions::default().patience(self.reach.patience()).method(self.method());
+        options = options.tokens(self.reach.tokens.load_any()?);
+        if let Some(acks) = self.acks {
+            options = options.acks(acks);
+        }
+        let log = reactor.block_on(AsyncLog::connect(&reactor, &servers, &options)).map_err(|e| said(&e))?;
+        Ok((log, reactor, background))
+    }
+
+    /// Opens the log for writing, as its only writer, by the thread that writes.
+    fn open(&self) -> Result<(Group<SessionConnection>, group::Opened), Fail> {
+        self.check()?;
         let mut random = [0; 20];
         getrandom::fill(&mut random)
             .map_err(|e| Fail::new(format!("the system gives no random bytes: {e}")))?;
