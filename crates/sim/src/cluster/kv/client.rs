@@ -155,7 +155,7 @@ impl Client {
     pub(super) fn boot(host: &mut Host<'_, Oracle>) -> Self {
         let (node, life) = (host.node(), host.life());
         let plan = &host.known().plan;
-        let members = usize::from(plan.members);
+        let members = usize::from(plan.servers);
         let number = node - members;
         let is_last = number == usize::from(plan.clients);
         let mut rng = Rng::new(host.known().seed, (3000 + number as u64) << 32 ^ u64::from(life));
