@@ -7,6 +7,7 @@
 //! |---|---|
 //! | `queue.rs` | simulated time, and clocks that show another one |
 //! | `wire.rs` | connections as RC gives them, and one-sided operations step by step |
+//! | `link.rs` | a connection that is made again and again |
 //! | `disk.rs` | media that lose their power in the middle of something, or fail |
 //! | `fault.rs` | what goes wrong, as data |
 //! | `core.rs` | nodes: what happens to them, whatever runs there |
@@ -22,6 +23,7 @@ mod core;
 mod disk;
 mod fault;
 pub mod kv;
+mod link;
 pub mod log;
 mod queue;
 pub mod replicated;
@@ -63,6 +65,21 @@ pub(crate) enum Input {
     Written { connection: ConnectionId },
     /// It may be time for something.
     Timer,
+}
+
+impl Input {
+    /// The connection of which something has come.
+    const fn connection(&self) -> Option<ConnectionId> {
+        match self {
+            Self::Connected { connection }
+            | Self::Lost { connection, .. }
+            | Self::Message { connection, .. }
+            | Self::Read { connection, .. }
+            | Self::Durable { connection }
+            | Self::Written { connection } => Some(*connection),
+            Self::Timer => None,
+        }
+    }
 }
 
 /// What is handed to whatever runs on a node.

@@ -224,15 +224,7 @@ impl Member {
     }
 
     fn take(&mut self, input: Input, host: &mut Host<'_, Oracle>) {
-        let connection = match input {
-            Input::Timer => return,
-            Input::Connected { connection }
-            | Input::Lost { connection, .. }
-            | Input::Message { connection, .. }
-            | Input::Read { connection, .. }
-            | Input::Written { connection }
-            | Input::Durable { connection } => connection,
-        };
+        let Some(connection) = input.connection() else { return };
         if let Some(at) = self.talks.iter().position(|talk| talk.connection() == Some(connection)) {
             return self.hears(at, connection, input);
         }
