@@ -56,7 +56,6 @@ mod server;
 mod session;
 mod stats;
 mod store;
-mod turns;
 mod wire;
 
 pub use asynch::{AsyncStore, Cancelled, Cancelling, Pending};

@@ -662,8 +662,7 @@ impl Client {
             }
             (Err(error), kind) => {
                 host.tell(format_args!("is refused {}: {error}", described(kind)));
-                let trace = !came_to_nothing(&error);
-                let over = matches!(error, Error::Refused(Refusal::Medium | Refusal::Fenced));
+                let (trace, over) = (!error.came_to_nothing(), error.ends_session());
                 if let (Some(kind), true) = (kind, trace) {
                     host.oracle().record(&running.key, client, kind, running.invoked, false);
                 }
@@ -682,13 +681,6 @@ impl Client {
 
 fn described(kind: Option<Kind>) -> String {
     kind.map_or_else(|| "a GET".to_owned(), |kind| format!("{kind:?}"))
-}
-
-/// Whether a change that was refused so has left no trace: it was refused before there was room for it.
-const fn came_to_nothing(error: &Error) -> bool {
-    use Refusal::{BadKey, Full, TooLarge, TooMany, WrongVersion};
-    let Error::Refused(refusal) = error else { return false };
-    matches!(refusal, WrongVersion { .. } | Full | TooLarge { .. } | TooMany | BadKey)
 }
 
 fn map<T>(

@@ -12,9 +12,9 @@
 //! - when all faults are over, a client reads and writes all keys, one member serves and all others take part and follow it, and all images
 //!   are the same byte for byte, within a bounded time.
 //!
-//! What is modelled in place of `kv`'s live part: sessions, messages and what members tell each other (`member.rs`), what a primary does for
-//! the others between requests (`lead.rs`), and when a client believes what it has got (`client.rs`). A whole node waits for
-//! a disk that is slow; where one does not answer at all, the member goes on to talk to the others, and says so.
+//! What is modelled in place of `kv`'s live part: sessions, messages and what members tell each other (`member.rs`), how a primary carries out
+//! what it is to do between requests (`lead.rs`; what that is, `kv` decides), and when a client believes what it has got (`client.rs`). A
+//! whole node waits for a disk that is slow; where one does not answer at all, the member goes on to talk to the others, and says so.
 //!
 //! [`Holder`]: remanence_coord::log::serve::Holder
 //! [`Keeper`]: remanence_kv::replica::Keeper
